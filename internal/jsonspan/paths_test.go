@@ -1,0 +1,127 @@
+package jsonspan
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"testing"
+)
+
+func find(paths *Paths, text string) (found []string, err error) {
+	err = paths.Find([]byte(text), func(path int, v Value) {
+		found = append(found, fmt.Sprintf("%d=%s", path, text[v.Start:v.End]))
+	})
+	return found, err
+}
+
+func TestFind(t *testing.T) {
+	envelope := []string{"id", "method", "params.name", "params", "result.tools.*.name", "result.tools.*.tags.*"}
+	for _, test := range []struct {
+		name, text string
+		want       []string
+		err        error
+	}{
+		{"values in the order in which they end", `{"id":1,"method":"m","params":{"x":[1],"name":"n"}}`, []string{`0=1`, `1="m"`, `2="n"`, `3={"x":[1],"name":"n"}`}, nil},
+		{"elements", `{"result":{"tools":[{"name":"a"},{"tags":["x",[2]],"name":"b"},7]}}`, []string{`4="a"`, `5="x"`, `5=[2]`, `4="b"`}, nil},
+		{"members under a star", `{"result":{"tools":{"k":{"name":"a"}}}}`, []string{`4="a"`}, nil},
+		{"literals to the byte", `{"id":12345678901234567890.00}`, []string{`0=12345678901234567890.00`}, nil},
+		{"keys by what they stand for", `{"\u0069d":"1","ID":2,"id ":3}`, []string{`0="1"`}, nil},
+		{"not the same key further in", `{"a":{"id":1,"method":2},"id":3}`, []string{`0=3`}, nil},
+		{"another kind of value on the way", `{"params":["name"],"result":{"tools":"name"}}`, []string{`3=["name"]`}, nil},
+		{"nothing", `[{"id":1}]`, nil, nil},
+		{"a repeated key", `{"id":1,"x":0,"id":2}`, []string{`0=1`}, ErrDuplicate},
+		{"a key repeated by its escape", `{"id":1,"i\u0064":2}`, []string{`0=1`}, ErrDuplicate},
+		{"a repeated key nobody named", `{"x":1,"x":2,"id":3}`, []string{`0=3`}, nil},
+		{"the same key in two elements", `{"result":{"tools":[{"name":1},{"name":2}]}}`, []string{`4=1`, `4=2`}, nil},
+		{"a text cut short", `{"id":1,"method":"m`, []string{`0=1`}, io.ErrUnexpectedEOF},
+		{"a broken text", `{"id":1,}`, []string{`0=1`}, ErrSyntax},
+		{"a broken text where nobody looks", `{"id":1,"x":[{]}`, []string{`0=1`}, ErrSyntax},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := find(CompilePaths(envelope...), test.text)
+			if !reflect.DeepEqual(got, test.want) || !errors.Is(err, test.err) {
+				t.Errorf("got %q, %v\nwant %q, %v", got, err, test.want, test.err)
+			}
+		})
+	}
+}
+
+func TestCompilePathsRefuses(t *testing.T) {
+	for _, paths := range [][]string{{""}, {"a."}, {"a", "a"}, {"a.*", "a.b"}, {"a.b", "a.*"}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%q was compiled", paths)
+				}
+			}()
+			CompilePaths(paths...)
+		}()
+	}
+}
+
+func TestSplice(t *testing.T) {
+	src := []byte(`{"a":1,"b":[2,3]}`)
+	var out bytes.Buffer
+	err := Splice(&out, src, []Edit{{5, 6, []byte(`"x"`)}, {12, 12, []byte("0,")}, {14, 16, []byte("4]")}})
+	if want := `{"a":"x","b":[0,2,4]}`; err != nil || out.String() != want {
+		t.Errorf("got %s, %v, want %s", out.String(), err, want)
+	}
+	out.Reset()
+	if err := Splice(&out, src, nil); err != nil || !bytes.Equal(out.Bytes(), src) {
+		t.Errorf("without edits: %s, %v", out.String(), err)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("edits out of order were made")
+		}
+	}()
+	_ = Splice(io.Discard, src, []Edit{{5, 6, nil}, {0, 1, nil}})
+}
+
+func decode(t *testing.T, text []byte) (v any) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%q: %v", text, err)
+	}
+	return v
+}
+
+// What is spliced is replaced, and everything around it means what it meant.
+func FuzzSplice(f *testing.F) {
+	for _, text := range texts {
+		f.Add([]byte(text))
+	}
+	f.Add([]byte(`{"x":{"a":[1,{"a":2}],"b":3},"a":"y"}`))
+	paths := CompilePaths("a", "x.a")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var edits []Edit
+		err := paths.Find(text, func(_ int, v Value) {
+			edits = append(edits, Edit{v.Start, v.End, []byte(`"replaced"`)})
+		})
+		if err != nil {
+			return
+		}
+		var out bytes.Buffer
+		if err := Splice(&out, text, edits); err != nil {
+			t.Fatal(err)
+		}
+		before, after := decode(t, text), decode(t, out.Bytes())
+		if top, ok := before.(map[string]any); ok {
+			for _, m := range []any{top, top["x"]} {
+				if m, ok := m.(map[string]any); ok {
+					if _, ok := m["a"]; ok {
+						m["a"] = "replaced"
+					}
+				}
+			}
+		}
+		if !reflect.DeepEqual(before, after) {
+			t.Fatalf("made %q of %q", out.Bytes(), text)
+		}
+	})
+}

@@ -1,0 +1,290 @@
+package jsonspan
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// texts are JSON and nearly JSON: the table of the scanner and the seeds of its
+// fuzz tests.
+var texts = []string{
+	``, ` `, `null`, `true`, `false`, `0`, `-0`, `1`, `-1.5e+10`, `12345678901234567890`, `1E400`, `1.0`,
+	`""`, `"a"`, `[]`, `{}`, `[1,2,3]`, `{"a":1}`, "\t[ 1 , \n\"x\" ,\r{ \"k\" : null } ] ",
+	`{"a":{"b":[{"c":"d"}]},"e":"f"}`, `[[[[]]]]`, `{"":""}`, `{"a":1,"a":2}`,
+	`"\"\\\/\b\f\n\r\t"`, `"\u0041\u00e9\u4e2d"`, `"\ud83d\ude00"`, `"\ud83d"`, `"\ude00"`, `"\ud83d\ud83d\ude00"`, `"\ud83dx"`, `"\ud83d\n"`, `"\ud83d\u0041"`,
+	`"héllo, 世界 😀"`, "\"\xff\"", "\"\xe4\xb8\"", "\"\xf0\x9f\x98\"", "\"\xed\xa0\x80\"", "\"\xc0\xaf\xe0\x80\x80\xf5\x80\x80\x80\"", "\"\x7f\"",
+	`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat("x", 100) + `"}]}}`,
+	strings.Repeat("世界", 40), `"` + strings.Repeat("世界", 40) + `"`, `"` + strings.Repeat("😀", 40) + `"`, `"` + strings.Repeat("éü", 40) + `"`, `"` + strings.Repeat("aé世😀", 40) + `"`,
+	// not JSON
+	`nul`, `nulll`, `tru`, `True`, `+1`, `01`, `1.`, `.5`, `1e`, `1e+`, `-`, `--1`, `1 2`, `[1,]`, `[,1]`, `[1 2]`, `{"a"}`, `{"a":}`, `{"a":1,}`, `{,}`, `{a:1}`, `{1:1}`,
+	`[`, `{`, `]`, `}`, `[}`, `{]`, `"`, `"\`, `"\x"`, `"\u12"`, `"\u12g4"`, `"\ud83d\u12"`, `"\ud83d\`, "\"\n\"", "\"\x00\"", "\xef\xbb\xbf{}", `{"a":1}}`, `[]]`, `'a'`, `{"a":1}x`, "[1]\x00",
+}
+
+// scan feeds text to a scanner in pieces of the given size and returns the
+// scanner's events, one per line, and its verdict.
+func scan(text []byte, piece int) (string, error) {
+	var s Scanner
+	var out strings.Builder
+	for rest := text; ; {
+		switch k := s.Next(); k {
+		case Invalid:
+			return out.String(), s.Err()
+		case Done:
+			return out.String(), nil
+		case More:
+			if len(rest) == 0 {
+				s.Finish()
+				continue
+			}
+			n := min(piece, len(rest))
+			s.Feed(rest[:n])
+			rest = rest[n:]
+		default:
+			start, end := s.Span()
+			fmt.Fprintf(&out, "%d at %d: %q", k, s.Depth(), text[start:end])
+			if k == String || k == Key {
+				fmt.Fprintf(&out, " %d characters", s.Chars())
+			}
+			out.WriteByte('\n')
+		}
+	}
+}
+
+func TestScannerAcceptsWhatEncodingJSONAccepts(t *testing.T) {
+	for _, text := range texts {
+		if _, err := scan([]byte(text), len(text)+1); (err == nil) != json.Valid([]byte(text)) {
+			t.Errorf("%q: %v, encoding/json says %v", text, err, json.Valid([]byte(text)))
+		}
+	}
+}
+
+func TestScannerReportsTheSameInAnyDivision(t *testing.T) {
+	for _, text := range texts {
+		want, wantErr := scan([]byte(text), len(text)+1)
+		for piece := 1; piece <= min(len(text), 17); piece++ {
+			got, gotErr := scan([]byte(text), piece)
+			if fmt.Sprint(gotErr) != fmt.Sprint(wantErr) {
+				t.Errorf("%q in pieces of %d: %v, in one: %v", text, piece, gotErr, wantErr)
+			}
+			if got != want {
+				t.Errorf("%q in pieces of %d:\n%s\nin one:\n%s", text, piece, got, want)
+			}
+		}
+	}
+}
+
+func TestScannerReportsTokens(t *testing.T) {
+	got, err := scan([]byte(` {"a" : [1, "h\u00e9", true,{}], "b":null}`), 3)
+	want := fmt.Sprintf(`%d at 0: "{"
+%d at 1: "\"a\"" 1 characters
+%d at 1: "["
+%d at 2: "1"
+%d at 2: "\"h\\u00e9\"" 2 characters
+%d at 2: "true"
+%d at 2: "{"
+%d at 2: "}"
+%d at 1: "]"
+%d at 1: "\"b\"" 1 characters
+%d at 1: "null"
+%d at 0: "}"
+`, BeginObject, Key, BeginArray, Number, String, True, BeginObject, EndObject, EndArray, Key, Null, EndObject)
+	if err != nil || got != want {
+		t.Errorf("got %v\n%s\nwant\n%s", err, got, want)
+	}
+}
+
+func TestScannerErrors(t *testing.T) {
+	deep := strings.Repeat("[", DefaultMaxDepth)
+	for _, test := range []struct {
+		name, text string
+		err        error
+		offset     int64
+	}{
+		{"a text cut short", `{"a":`, io.ErrUnexpectedEOF, 5},
+		{"an empty text", ``, io.ErrUnexpectedEOF, 0},
+		{"a wrong byte", `[1,x]`, ErrSyntax, 3},
+		{"a control character in a string", "[\"a\nb\"]", ErrSyntax, 3},
+		{"more after the end", `{} {`, ErrSyntax, 3},
+		{"one level too deep", deep + "[", ErrDepth, DefaultMaxDepth},
+		{"just deep enough", deep + strings.Repeat("]", DefaultMaxDepth), nil, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := scan([]byte(test.text), 4)
+			if !errors.Is(err, test.err) {
+				t.Fatalf("got %v, want %v", err, test.err)
+			}
+			var e *Error
+			if errors.As(err, &e) && e.Offset != test.offset {
+				t.Errorf("at %d, want %d", e.Offset, test.offset)
+			}
+		})
+	}
+}
+
+func TestReportLeavesOutButValidates(t *testing.T) {
+	run := func(text string) (kinds []Kind) {
+		var s Scanner
+		s.Report(1, 4)
+		s.Feed([]byte(text))
+		s.Finish()
+		for {
+			k := s.Next()
+			kinds = append(kinds, k)
+			if k == Done || k == Invalid {
+				return kinds
+			}
+		}
+	}
+	got := run(`{"a":["abcd","abcde",[1]],"b":"x"}`)
+	want := []Kind{BeginObject, Key, BeginArray, String, EndArray, Key, String, EndObject, Done}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := run(`{"a":[[1,]]}`); got[len(got)-1] != Invalid {
+		t.Errorf("an error where nothing is reported went unseen: %v", got)
+	}
+}
+
+func TestGapIsWhiteSpaceThatCounts(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		head, tail  string
+		ok          bool
+		start, last int64 // the span of the token after the gap
+	}{
+		{"between tokens", `[`, `"a"]`, true, 6, 9},
+		{"after a number", `[1`, `,2]`, true, 8, 9},
+		{"inside a string", `["a`, `b"]`, false, 0, 0},
+		{"inside a literal", `[tr`, `ue]`, false, 0, 0},
+		{"inside a number that cannot end there", `[1.`, `5]`, false, 0, 0},
+		{"inside a number that can end there", `[1`, `5]`, false, 0, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var s Scanner
+			s.Feed([]byte(test.head))
+			for s.Next() != More {
+			}
+			s.Gap(5)
+			s.Feed([]byte(test.tail))
+			s.Finish()
+			var start, end int64
+			k := s.Next()
+			for ; k != Done && k != Invalid; k = s.Next() {
+				if k == String || k == Number {
+					start, end = s.Span()
+				}
+			}
+			if (k == Done) != test.ok {
+				t.Fatalf("got %v, %v", k, s.Err())
+			}
+			if start != test.start && test.ok || end != test.last && test.ok {
+				t.Errorf("token at %d-%d, want %d-%d", start, end, test.start, test.last)
+			}
+		})
+	}
+}
+
+func TestBoundNeverSplitsACharacter(t *testing.T) {
+	body := `aé世😀\n\u00e9\ud83d\ude00\ud83dz\ude00` + "\xff\xe4\xb8z"
+	text := []byte(`"` + body + `"`)
+	bounds := map[int64]int{}
+	for i, chars := 0, 0; i <= len(body); chars++ {
+		bounds[int64(i)+1] = chars
+		if i == len(body) {
+			break
+		}
+		i += Advance([]byte(body)[i:], 1)
+	}
+	for piece := 1; piece < len(text); piece++ {
+		var s Scanner
+		for rest := text; len(rest) > 0; {
+			n := min(piece, len(rest))
+			s.Feed(rest[:n])
+			rest = rest[n:]
+			if s.Next() == More && s.InString() {
+				if chars, ok := bounds[s.Bound()]; !ok || chars != s.Chars() {
+					t.Fatalf("pieces of %d: %d characters before byte %d, want one of %v", piece, s.Chars(), s.Bound(), bounds)
+				}
+			}
+		}
+	}
+}
+
+// decoded is the text a string literal stands for, by encoding/json.
+func decoded(t *testing.T, literal []byte) string {
+	t.Helper()
+	var s string
+	if err := json.Unmarshal(literal, &s); err != nil {
+		t.Fatalf("%q: %v", literal, err)
+	}
+	return s
+}
+
+func checkStrings(t *testing.T, text []byte) {
+	t.Helper()
+	var s Scanner
+	s.MaxDepth = 10000 // that of encoding/json
+	s.Feed(text)
+	s.Finish()
+	for {
+		k := s.Next()
+		switch k {
+		case Done, Invalid:
+			return
+		case String, Key:
+			start, end := s.Span()
+			body, want := text[start+1:end-1], ""
+			if !json.Valid(text[start:end]) {
+				t.Fatalf("%q is not a string", text[start:end])
+			}
+			want = decoded(t, text[start:end])
+			chars := utf8.RuneCountInString(want)
+			if s.Chars() != chars || Count(body) != chars {
+				t.Fatalf("%q: %d characters by the scanner, %d counted, want %d", body, s.Chars(), Count(body), chars)
+			}
+			if got := string(AppendText(nil, body)); got != want {
+				t.Fatalf("%q: text %q, want %q", body, got, want)
+			}
+			if bytes.IndexByte(body, '\\') >= 0 && !TextIs(body, want) {
+				t.Fatalf("%q is not %q", body, want)
+			}
+			half := chars / 2
+			n := Advance(body, half)
+			if Count(body[:n]) != half || Count(body[n:]) != chars-half {
+				t.Fatalf("%q: half of %d characters is %q", body, chars, body[:n])
+			}
+		}
+	}
+}
+
+func TestCharactersAreThoseOfEncodingJSON(t *testing.T) {
+	for _, text := range texts {
+		checkStrings(t, []byte(text))
+	}
+}
+
+func FuzzScanner(f *testing.F) {
+	for i, text := range texts {
+		f.Add([]byte(text), uint8(i))
+	}
+	f.Fuzz(func(t *testing.T, text []byte, piece uint8) {
+		whole, err := scan(text, len(text)+1)
+		if errors.Is(err, ErrDepth) {
+			return
+		}
+		if (err == nil) != json.Valid(text) {
+			t.Fatalf("%q: %v, encoding/json says %v", text, err, json.Valid(text))
+		}
+		pieces, err2 := scan(text, int(piece)+1)
+		if whole != pieces || fmt.Sprint(err) != fmt.Sprint(err2) {
+			t.Fatalf("%q in pieces of %d: %v\n%s\nin one: %v\n%s", text, int(piece)+1, err2, pieces, err, whole)
+		}
+		checkStrings(t, text)
+	})
+}

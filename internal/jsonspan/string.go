@@ -1,0 +1,438 @@
+package jsonspan
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// maxChar is the most bytes one character takes in JSON: two \uXXXX escapes.
+const maxChar = 12
+
+const (
+	eachByte = 0x0101010101010101
+	highBits = 0x80 * eachByte
+)
+
+// special returns a word whose lowest set bit marks the first byte of w that is
+// not plain ASCII text: a quote, a backslash, a control character or a byte of
+// 0x80 and more. Bits above that one mean nothing.
+func special(w uint64) uint64 {
+	return ((w - 0x20*eachByte) |
+		((w ^ '"'*eachByte) - eachByte) |
+		((w ^ '\\'*eachByte) - eachByte) |
+		w) & highBits
+}
+
+// plain returns how many bytes at the beginning of b are plain ASCII text.
+func plain(b []byte) int {
+	n := 0
+	for len(b)-n >= 32 {
+		p := b[n : n+32 : n+32]
+		m0 := special(binary.LittleEndian.Uint64(p[0:8]))
+		m1 := special(binary.LittleEndian.Uint64(p[8:16]))
+		m2 := special(binary.LittleEndian.Uint64(p[16:24]))
+		m3 := special(binary.LittleEndian.Uint64(p[24:32]))
+		if m0|m1|m2|m3 != 0 {
+			switch {
+			case m0 != 0:
+				return n + bits.TrailingZeros64(m0)>>3
+			case m1 != 0:
+				return n + 8 + bits.TrailingZeros64(m1)>>3
+			case m2 != 0:
+				return n + 16 + bits.TrailingZeros64(m2)>>3
+			}
+			return n + 24 + bits.TrailingZeros64(m3)>>3
+		}
+		n += 32
+	}
+	for len(b)-n >= 8 {
+		if m := special(binary.LittleEndian.Uint64(b[n:])); m != 0 {
+			return n + bits.TrailingZeros64(m)>>3
+		}
+		n += 8
+	}
+	for n < len(b) && b[n] >= 0x20 && b[n] < 0x80 && b[n] != '"' && b[n] != '\\' {
+		n++
+	}
+	return n
+}
+
+// escaped reads plain ASCII text mixed with two-byte escapes, such as source
+// code is, from the beginning of b. It returns how many bytes it could read and
+// how many characters they are. Where the escapes stand is found for all 64
+// bytes at once: finding one after the other would mean one mispredicted branch
+// for each.
+func escaped(b *[64]byte) (n, chars int) {
+	var backslashes, quotes, others uint64
+	for i := 0; i < 64; i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		backslashes |= gather(^((w^'\\'*eachByte)+0x7F*eachByte)) << i
+		quotes |= gather(^((w^'"'*eachByte)+0x7F*eachByte)) << i
+		others |= gather((w-0x20*eachByte)|w) << i
+	}
+	// A backslash after a backslash that is an escape is none itself.
+	starts := backslashes
+	if starts&(starts<<1) != 0 {
+		starts = 0
+		for rest := backslashes; rest != 0; {
+			first := rest & -rest
+			starts |= first
+			rest &^= first | first<<1
+		}
+	}
+	// Up to the end of the string, to what is no plain text, or to an escape
+	// that the next bytes complete.
+	stop := others | quotes&^(starts<<1) | starts&(1<<63)
+	n = bits.TrailingZeros64(stop)
+	starts &= 1<<n - 1
+	for rest := starts; rest != 0; rest &= rest - 1 {
+		at := bits.TrailingZeros64(rest)
+		if !shortEscape[b[(at+1)&63]] {
+			n = at
+			starts &= 1<<n - 1
+			break
+		}
+	}
+	return n, n - bits.OnesCount64(starts)
+}
+
+// gather collects the high bit of each byte of w.
+func gather(w uint64) uint64 {
+	return (w & highBits) * 0x0002040810204081 >> 56
+}
+
+// wide counts the valid non-ASCII characters at the beginning of b and returns
+// how many bytes they take. It stops early near the end of b.
+func wide(b []byte) (chars, n int) {
+	for len(b)-n >= 8 {
+		w := binary.LittleEndian.Uint64(b[n:])
+		switch lead := byte(w); {
+		case lead < 0xC2:
+			return chars, n
+		case lead < 0xE0:
+			if w&0xC000 != 0x8000 {
+				return chars, n
+			}
+			chars, n = chars+1, n+2
+		case lead < 0xF0:
+			if w&0xC0C000 != 0x808000 || !threeBytes(w) {
+				return chars, n
+			}
+			chars, n = chars+1, n+3
+			if w >>= 24; w&0xC0C0F0 == 0x8080E0 && threeBytes(w) {
+				chars, n = chars+1, n+3
+			}
+		default:
+			if w&0xC0C0C000 != 0x80808000 || !fourBytes(w) {
+				return chars, n
+			}
+			chars, n = chars+1, n+4
+			if w >>= 32; w&0xC0C0C0F8 == 0x808080F0 && fourBytes(w) {
+				chars, n = chars+1, n+4
+			}
+		}
+	}
+	return chars, n
+}
+
+// threeBytes reports whether a three-byte form is neither overlong nor a
+// surrogate, by its lead and one bit of its second byte.
+func threeBytes(w uint64) bool {
+	v := w & 0x200F
+	return v != 0x0000 && v != 0x200D
+}
+
+// fourBytes reports whether a four-byte form is neither overlong nor beyond
+// U+10FFFF, by its lead and two bits of its second byte.
+func fourBytes(w uint64) bool {
+	lead, second := w&0x0F, w&0x3000
+	return 0 < lead && lead < 4 || lead == 0 && second != 0 || lead == 4 && second == 0
+}
+
+const (
+	incomplete = -1 // more bytes are needed
+	malformed  = -2 // not an escape JSON knows
+)
+
+// charLen returns how many bytes the character at the beginning of b takes,
+// incomplete or malformed. b begins with a backslash or a byte of 0x80 or more.
+func charLen(b []byte) int {
+	if b[0] != '\\' {
+		if !utf8.FullRune(b) {
+			return incomplete
+		}
+		_, n := utf8.DecodeRune(b)
+		return n
+	}
+	if len(b) == 1 {
+		return incomplete
+	}
+	if b[1] != 'u' {
+		if shortEscape[b[1]] {
+			return 2
+		}
+		return malformed
+	}
+	r, n := hex4(b)
+	if n != 6 {
+		return n
+	}
+	if r < 0xD800 || r >= 0xDC00 {
+		return 6
+	}
+	// A high surrogate: it is a character with the low surrogate that follows,
+	// or one of its own.
+	switch {
+	case len(b) == 6:
+		return incomplete
+	case b[6] != '\\':
+		return 6
+	case len(b) == 7:
+		return incomplete
+	case b[7] != 'u':
+		return 6
+	}
+	low, n := hex4(b[6:])
+	switch {
+	case n == incomplete:
+		return incomplete
+	case n == 6 && 0xDC00 <= low && low < 0xE000:
+		return 12
+	}
+	return 6
+}
+
+var shortEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
+// hex4 reads an escape of the form \uXXXX and returns its value and 6,
+// incomplete or malformed.
+func hex4(b []byte) (r rune, n int) {
+	for i := 2; i < 6; i++ {
+		if i == len(b) {
+			return 0, incomplete
+		}
+		d := hexDigit(b[i])
+		if d < 0 {
+			return 0, malformed
+		}
+		r = r<<4 | d
+	}
+	return r, 6
+}
+
+func hexDigit(c byte) rune {
+	switch {
+	case '0' <= c && c <= '9':
+		return rune(c - '0')
+	case 'a' <= c && c <= 'f':
+		return rune(c - 'a' + 10)
+	case 'A' <= c && c <= 'F':
+		return rune(c - 'A' + 10)
+	}
+	return -1
+}
+
+// readString reads on inside a string or key, at buf[i].
+func (s *Scanner) readString(i int) Kind {
+	buf, chars := s.buf, s.chars
+	for s.npart > 0 {
+		// A character began in the piece before. Complete it in s.part.
+		had := s.npart
+		filled := had + copy(s.part[had:], buf[i:])
+		switch n := charLen(s.part[:filled]); {
+		case n == incomplete:
+			// Only possible if the piece is used up: maxChar bytes are enough.
+			s.npart = filled
+			s.pos = len(buf)
+			return More
+		case n == malformed:
+			return s.fail(ErrSyntax, int(s.bound-s.base))
+		case n < had:
+			// Less than what was kept: a lone surrogate or an invalid byte. The
+			// rest of what was kept begins another character.
+			s.npart = copy(s.part[:], s.part[n:had])
+			chars++
+			s.chars, s.bound = chars, s.bound+int64(n)
+		default:
+			s.npart = 0
+			chars++
+			i += n - had
+		}
+	}
+	for {
+		n := plain(buf[i:])
+		i += n
+		chars += n
+		if i == len(buf) {
+			return s.suspend(i, chars)
+		}
+		c := buf[i]
+		switch {
+		case c == '"':
+			s.chars, s.bound = chars, s.base+int64(i)
+			if s.state == inKey {
+				return s.endKey(i + 1)
+			}
+			return s.ended(i+1, String)
+		case c == '\\':
+			if len(buf)-i >= 64 {
+				if n, k := escaped((*[64]byte)(buf[i:])); n > 0 {
+					i += n
+					chars += k
+					continue
+				}
+			}
+		case c < 0x20:
+			return s.fail(ErrSyntax, i)
+		default:
+			if k, n := wide(buf[i:]); n > 0 {
+				i += n
+				chars += k
+				continue
+			}
+		}
+		switch n := charLen(buf[i:]); n {
+		case incomplete:
+			s.npart = copy(s.part[:], buf[i:])
+			s.suspend(i, chars)
+			s.pos = len(buf)
+			return More
+		case malformed:
+			return s.fail(ErrSyntax, i)
+		default:
+			i += n
+			chars++
+		}
+	}
+}
+
+// endKey notes that a key ends before buf[i], and takes the colon along.
+func (s *Scanner) endKey(i int) Kind {
+	s.end = s.base + int64(i)
+	s.state = wantColon
+	if i < len(s.buf) && s.buf[i] == ':' {
+		s.state = wantValue
+		i++
+	}
+	s.pos = i
+	return Key
+}
+
+// suspend leaves a string unfinished, complete up to buf[i].
+func (s *Scanner) suspend(i, chars int) Kind {
+	s.chars, s.bound = chars, s.base+int64(i)
+	s.pos = i
+	return More
+}
+
+// Advance returns how many bytes the first n characters of body take, or all of
+// it if it has fewer. body is what stands between the quotes of a string that a
+// [Scanner] accepted, or the rest of it from a character on.
+func Advance(body []byte, n int) int {
+	i := 0
+	for n > 0 && i < len(body) {
+		p := plain(body[i:min(len(body), i+n)])
+		i += p
+		n -= p
+		if n == 0 || i == len(body) {
+			break
+		}
+		i += finalCharLen(body[i:])
+		n--
+	}
+	return i
+}
+
+// Count returns how many characters body has.
+func Count(body []byte) int {
+	i, chars := 0, 0
+	for i < len(body) {
+		p := plain(body[i:])
+		i += p
+		chars += p
+		if i == len(body) {
+			break
+		}
+		if k, n := wide(body[i:]); n > 0 {
+			i += n
+			chars += k
+			continue
+		}
+		i += finalCharLen(body[i:])
+		chars++
+	}
+	return chars
+}
+
+// finalCharLen is charLen where no more bytes will come.
+func finalCharLen(b []byte) int {
+	n := charLen(b)
+	switch {
+	case n > 0:
+		return n
+	case b[0] == '\\' && len(b) >= 6: // a lone high surrogate, at or near the end
+		return 6
+	}
+	return 1
+}
+
+// AppendText appends to dst the text that body stands for, as encoding/json
+// decodes it: U+FFFD for lone surrogates and for bytes that are not UTF-8.
+func AppendText(dst, body []byte) []byte {
+	for i := 0; i < len(body); {
+		if p := plain(body[i:]); p > 0 {
+			dst = append(dst, body[i:i+p]...)
+			i += p
+			continue
+		}
+		n := finalCharLen(body[i:])
+		dst = appendChar(dst, body[i:i+n])
+		i += n
+	}
+	return dst
+}
+
+func appendChar(dst, b []byte) []byte {
+	if b[0] != '\\' {
+		r, _ := utf8.DecodeRune(b)
+		return utf8.AppendRune(dst, r)
+	}
+	switch len(b) {
+	case 2:
+		c := b[1]
+		switch c {
+		case 'b':
+			c = '\b'
+		case 'f':
+			c = '\f'
+		case 'n':
+			c = '\n'
+		case 'r':
+			c = '\r'
+		case 't':
+			c = '\t'
+		}
+		return append(dst, c)
+	case maxChar:
+		high, _ := hex4(b)
+		low, _ := hex4(b[6:])
+		return utf8.AppendRune(dst, utf16.DecodeRune(high, low))
+	}
+	r, _ := hex4(b)
+	return utf8.AppendRune(dst, r) // which puts U+FFFD for a lone surrogate
+}
+
+// TextIs reports whether body stands for text.
+func TextIs(body []byte, text string) bool {
+	if bytes.IndexByte(body, '\\') < 0 {
+		return string(body) == text
+	}
+	if len(body) > maxChar*len(text) {
+		return false
+	}
+	var room [64]byte
+	return string(AppendText(room[:0], body)) == text
+}
