@@ -1,0 +1,141 @@
+// Package mask shortens huge strings in tool results to head + marker + tail.
+//
+// What a tool returns is an observation, and in JSON-RPC it stands in result and
+// error.data. There every string of more than [Policy.MaxChars] characters keeps
+// its beginning and its end; what stood between them is replaced by a marker
+// that says how much there was. Nothing else changes by a byte: the texts are
+// spliced, not decoded and encoded again (see package jsonspan).
+//
+// A [Masker] works as bytes arrive. Its memory is bounded by the policy, not by
+// the text: of a string that is being cut it keeps no more than its end.
+package mask
+
+import (
+	"bytes"
+	"strconv"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// The defaults of the contract.
+const (
+	DefaultMaxChars  = 4000
+	DefaultHeadChars = 2000
+	DefaultTailChars = 2000
+)
+
+// A Policy says which strings are masked and what is left of them.
+type Policy struct {
+	// Strings of more characters are masked.
+	MaxChars int
+
+	// How many characters are kept of the beginning and of the end. Together
+	// they are at most MaxChars.
+	HeadChars, TailChars int
+
+	// KeepMedia leaves the data of image and audio content and the blob of
+	// resources whole: half an image is an error, not a shorter image.
+	KeepMedia bool
+
+	// Texts of more bytes pass as they are, and up to that many bytes are held
+	// back to find out. 0 masks texts of any length as they stream.
+	Limit int
+
+	// Save, if set, is given the body of every masked string, as it stood
+	// between its quotes, and returns a handle for the marker, or "" if it did
+	// not keep it. It must not hold on to body.
+	Save func(body []byte) (handle string)
+
+	// Bodies of more bytes are not offered to Save.
+	SaveLimit int
+}
+
+// Stats counts what was masked.
+type Stats struct {
+	Strings int // strings cut
+	Chars   int // characters taken out of them
+}
+
+func (s *Stats) add(chars int) {
+	s.Strings++
+	s.Chars += chars
+}
+
+// The marker, in JSON: its line breaks are escapes of two bytes there.
+const (
+	markerOriginal = `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=`
+	markerHead     = ` head=`
+	markerTail     = ` tail=`
+	markerHandle   = ` id=`
+	markerEnd      = `] ...\n`
+
+	handlePrefix = "obs_"
+
+	// maxMarker is more than any marker has characters.
+	maxMarker = 256
+)
+
+func appendMarker(dst []byte, original, head, tail int, handle string) []byte {
+	dst = append(dst, markerOriginal...)
+	dst = strconv.AppendInt(dst, int64(original), 10)
+	dst = append(dst, markerHead...)
+	dst = strconv.AppendInt(dst, int64(head), 10)
+	dst = append(dst, markerTail...)
+	dst = strconv.AppendInt(dst, int64(tail), 10)
+	if handle != "" {
+		dst = append(dst, markerHandle...)
+		dst = append(dst, handle...)
+	}
+	return append(dst, markerEnd...)
+}
+
+// masked reports whether the body of a string of so many characters already is
+// head + marker + tail within this policy: it was masked on an earlier hop, and
+// masking it again would only destroy the marker.
+func (p *Policy) masked(body []byte, chars int) bool {
+	if chars > p.MaxChars+maxMarker {
+		return false
+	}
+	for from := 0; ; {
+		at := bytes.Index(body[from:], []byte(markerOriginal))
+		if at < 0 {
+			return false
+		}
+		at += from
+		from = at + len(markerOriginal)
+		original, head, tail, end, ok := parseMarker(body, at)
+		if !ok || head+tail > p.MaxChars || original <= head+tail {
+			continue
+		}
+		// The arithmetic first, so that a body full of markers is not counted
+		// once for each.
+		const escapes = 2 // the line breaks, which are two bytes each
+		if head+(end-at-escapes)+tail == chars &&
+			jsonspan.Count(body[:at]) == head && jsonspan.Count(body[end:]) == tail {
+			return true
+		}
+	}
+}
+
+// parseMarker reads the marker at body[at:] and returns where it ends.
+func parseMarker(body []byte, at int) (original, head, tail, end int, ok bool) {
+	rest := body[at:]
+	number := func(before string) (n int) {
+		after, found := bytes.CutPrefix(rest, []byte(before))
+		digits := 0
+		for digits < len(after) && digits < 18 && '0' <= after[digits] && after[digits] <= '9' {
+			n = n*10 + int(after[digits]-'0')
+			digits++
+		}
+		ok = ok && found && digits > 0
+		rest = after[digits:]
+		return n
+	}
+	ok = true
+	original, head, tail = number(markerOriginal), number(markerHead), number(markerTail)
+	if after, found := bytes.CutPrefix(rest, []byte(markerHandle+handlePrefix)); found {
+		rest = bytes.TrimLeft(after, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+	}
+	rest, found := bytes.CutPrefix(rest, []byte(markerEnd))
+	return original, head, tail, len(body) - len(rest), ok && found
+}

@@ -1,0 +1,608 @@
+package mask
+
+import (
+	"bytes"
+	"io"
+	"slices"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+const (
+	// block is how much is read at a time: small enough to stay in the
+	// processor's cache, large enough for the rest not to matter.
+	block = 16 << 10
+
+	// window is how much of a text is held back before any of it is written. A
+	// text that turns out broken before that passes untouched.
+	window = 64 << 10
+
+	// holdLimit bounds what is held back of a text that cannot be judged yet,
+	// because jsonrpc stands behind result or type behind data.
+	holdLimit = 128 << 20
+)
+
+// A Masker masks JSON texts as they arrive and writes them to its destination:
+// JSON-RPC messages or arrays of them. All other texts pass unchanged, and so do
+// those that cannot be rewritten safely: texts that are not JSON, nested deeper
+// than jsonspan allows, or whose envelope repeats a key. If that comes to light
+// late in a long text, what has been written by then stays masked and the rest
+// passes as it is; nothing ever gets lost but what a marker stands for.
+type Masker struct {
+	policy Policy
+	dst    io.Writer
+	scan   jsonspan.Scanner
+
+	hold      bytes.Buffer // what has arrived and is not yet written
+	base      int64        // offset in the text of the first byte held
+	begun     bool         // the text has had its first byte
+	committed bool         // some of the text has been written
+	verbatim  bool         // the rest of the text passes as it is
+
+	batch   bool    // the text is an array of messages
+	msg     message // the message being read
+	objects []object
+	cuts    []cut        // in held strings, not yet made
+	marks   []checkpoint // in the string that begins at marked
+	marked  int64
+	eliding bool         // its head is written, its middle is being dropped
+
+	stats   Stats
+	edits   []jsonspan.Edit // for release
+	markers []byte          // for release
+}
+
+// A message is a JSON-RPC message, as far as it has been read.
+type message struct {
+	open     bool
+	start    int64
+	depth    int    // of its members
+	jsonrpc  bool   // it says "jsonrpc": "2.0"
+	seen     uint16 // members it has had
+	member   member // the one being read
+	maskable bool   // it is an observation
+}
+
+type member uint8
+
+const (
+	otherMember member = iota
+	memberJSONRPC
+	memberID
+	memberMethod
+	memberParams
+	memberResult
+	memberError
+	memberData // of error
+)
+
+var memberNames = [...]string{
+	memberJSONRPC: "jsonrpc",
+	memberID:      "id",
+	memberMethod:  "method",
+	memberParams:  "params",
+	memberResult:  "result",
+	memberError:   "error",
+}
+
+// An object inside an observation, looked at to tell media from text.
+type object struct {
+	depth   int // of its members
+	member  objectMember
+	typed   bool // its type is known
+	media   bool // and is image or audio
+	located bool // it has a uri: a resource
+	data    int64
+	blob    int64 // where a cut waits to be confirmed, or 0
+}
+
+type objectMember uint8
+
+const (
+	anyMember objectMember = iota
+	typeMember
+	dataMember
+	uriMember
+	blobMember
+)
+
+// A cut takes the middle out of a string that is still held.
+type cut struct {
+	start, end int64 // of the string, with its quotes
+	head, tail int64 // where the head ends and where the tail begins
+	chars      int
+	waiting    bool // for the rest of the object to tell what the string is
+}
+
+// A checkpoint is a place between two characters of a string.
+type checkpoint struct {
+	offset int64
+	chars  int
+}
+
+// NewMasker returns a Masker that writes to dst.
+func NewMasker(dst io.Writer, policy Policy) *Masker {
+	m := new(Masker)
+	m.Reset(dst, policy)
+	return m
+}
+
+// Reset makes m as good as new, but for the memory it has.
+func (m *Masker) Reset(dst io.Writer, policy Policy) {
+	m.dst, m.policy, m.stats = dst, policy, Stats{}
+	m.next()
+}
+
+// next prepares for another text.
+func (m *Masker) next() {
+	m.scan.Reset()
+	m.scan.Report(1, m.policy.MaxChars)
+	m.hold.Reset()
+	m.base = 0
+	m.begun, m.committed, m.verbatim, m.batch, m.eliding = false, false, false, false, false
+	m.msg = message{}
+	m.objects, m.cuts, m.marks, m.marked = m.objects[:0], m.cuts[:0], m.marks[:0], -1
+}
+
+// Stats returns what has been masked and written since Reset.
+func (m *Masker) Stats() Stats { return m.stats }
+
+// Write takes the next bytes of the text. It fails only if the destination does.
+func (m *Masker) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		b := rest[:min(len(rest), block)]
+		rest = rest[len(b):]
+		if err := m.read(b); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+// Gap takes bytes that are carried along with the text but are none of it: the
+// framing of an event stream. They stay where they are. To the text they are
+// white space.
+func (m *Masker) Gap(p []byte) error {
+	if m.verbatim || !m.begun {
+		_, err := m.dst.Write(p)
+		return err
+	}
+	m.hold.Write(p)
+	m.scan.Gap(len(p))
+	return m.tokens()
+}
+
+// End says that the text is complete and writes what is left of it. The next
+// Write begins another text.
+func (m *Masker) End() error {
+	m.scan.Finish()
+	err := m.tokens()
+	m.next()
+	return err
+}
+
+// Abort says that the text will not be completed and writes what is held of it
+// as it arrived.
+func (m *Masker) Abort() error {
+	err := m.giveUp()
+	m.next()
+	return err
+}
+
+func (m *Masker) read(b []byte) error {
+	if m.verbatim {
+		_, err := m.dst.Write(b)
+		return err
+	}
+	m.begun = true
+	m.hold.Write(b)
+	m.scan.Feed(b)
+	return m.tokens()
+}
+
+// tokens follows the text as far as it has arrived.
+func (m *Masker) tokens() error {
+	if m.verbatim {
+		return nil
+	}
+	for {
+		k := m.scan.Next()
+		safe := true
+		switch k {
+		case jsonspan.More:
+			return m.settle()
+		case jsonspan.Done:
+			return m.release(m.base + int64(m.hold.Len()))
+		case jsonspan.Invalid:
+			safe = false
+		case jsonspan.Key:
+			safe = m.key()
+		case jsonspan.String:
+			if err := m.str(); err != nil {
+				return err
+			}
+		case jsonspan.BeginArray:
+			m.batch = m.batch || m.scan.Depth() == 0
+		case jsonspan.BeginObject:
+			m.beginObject()
+		case jsonspan.EndObject:
+			m.endObject()
+		}
+		if !safe {
+			return m.giveUp()
+		}
+	}
+}
+
+func (m *Masker) beginObject() {
+	depth := m.scan.Depth()
+	switch {
+	case !m.msg.open && (depth == 0 || m.batch && depth == 1):
+		start, _ := m.scan.Span()
+		m.msg = message{open: true, start: start, depth: depth + 1}
+		m.scan.Report(m.msg.depth, m.policy.MaxChars)
+	case m.msg.maskable && m.policy.KeepMedia:
+		m.objects = append(m.objects, object{depth: depth + 1})
+	}
+}
+
+func (m *Masker) endObject() {
+	if n := len(m.objects); n > 0 && m.objects[n-1].depth == m.scan.Depth()+1 {
+		o := m.objects[n-1]
+		m.objects = m.objects[:n-1]
+		m.resolve(&o.data, o.media)
+		m.resolve(&o.blob, o.located)
+	}
+	if !m.msg.open || m.scan.Depth() != m.msg.depth-1 {
+		return
+	}
+	if !m.msg.jsonrpc {
+		// Not a message after all: its strings stay.
+		for len(m.cuts) > 0 && m.cuts[len(m.cuts)-1].start >= m.msg.start {
+			m.cuts = m.cuts[:len(m.cuts)-1]
+		}
+	}
+	m.msg = message{}
+	m.scan.Report(1, m.policy.MaxChars)
+}
+
+// key notes which member follows. It returns false if the envelope repeats one.
+func (m *Masker) key() (safe bool) {
+	depth := m.scan.Depth()
+	name := m.text()
+	switch {
+	case !m.msg.open:
+		return true
+	case depth == m.msg.depth:
+		m.msg.member, m.msg.maskable = otherMember, false
+		for i := memberJSONRPC; int(i) < len(memberNames); i++ {
+			if jsonspan.TextIs(name, memberNames[i]) {
+				m.msg.member = i
+				break
+			}
+		}
+		m.msg.maskable = m.msg.member == memberResult
+		return m.first(m.msg.member)
+	case depth == m.msg.depth+1 && m.msg.member == memberError:
+		m.msg.maskable = jsonspan.TextIs(name, "data")
+		if m.msg.maskable {
+			return m.first(memberData)
+		}
+	}
+	if n := len(m.objects); n > 0 && m.objects[n-1].depth == depth {
+		o := &m.objects[n-1]
+		o.member = anyMember
+		switch {
+		case jsonspan.TextIs(name, "type"):
+			o.member = typeMember
+		case jsonspan.TextIs(name, "data"):
+			o.member = dataMember
+		case jsonspan.TextIs(name, "uri"):
+			o.member = uriMember
+		case jsonspan.TextIs(name, "blob"):
+			o.member = blobMember
+		}
+	}
+	return true
+}
+
+// first reports whether the message has this member for the first time, and
+// chooses what the scanner reports inside it.
+func (m *Masker) first(is member) bool {
+	switch {
+	case m.msg.maskable && m.policy.KeepMedia:
+		m.scan.ReportAll()
+	case is == memberError || is == memberData:
+		m.scan.Report(m.msg.depth+1, m.policy.MaxChars)
+	default:
+		m.scan.Report(m.msg.depth, m.policy.MaxChars)
+	}
+	if is == otherMember {
+		return true
+	}
+	seen := uint16(1) << is
+	repeated := m.msg.seen&seen != 0
+	m.msg.seen |= seen
+	return !repeated
+}
+
+// str handles a string value that is complete.
+func (m *Masker) str() error {
+	depth := m.scan.Depth()
+	if depth == m.msg.depth && m.msg.member == memberJSONRPC {
+		m.msg.jsonrpc = jsonspan.TextIs(m.text(), "2.0")
+		return nil
+	}
+	if !m.msg.maskable {
+		return nil
+	}
+	if m.eliding {
+		return m.elided()
+	}
+	keep, waiting := m.media()
+	start, end := m.scan.Span()
+	if chars := m.scan.Chars(); chars > m.policy.MaxChars && !keep {
+		if body := m.bytes(start+1, end-1); !m.policy.masked(body, chars) {
+			m.cuts = append(m.cuts, cut{
+				start: start, end: end, chars: chars, waiting: waiting != nil,
+				head: start + 1 + int64(jsonspan.Advance(body, m.policy.HeadChars)),
+				tail: m.tailStart(),
+			})
+			if waiting != nil {
+				*waiting = start
+			}
+		}
+	}
+	if o := m.object(); o != nil {
+		switch o.member {
+		case typeMember:
+			o.typed = true
+			o.media = jsonspan.TextIs(m.text(), "image") || jsonspan.TextIs(m.text(), "audio")
+			m.resolve(&o.data, o.media)
+		case uriMember:
+			o.located = true
+			m.resolve(&o.blob, true)
+		}
+	}
+	return nil
+}
+
+// object returns the object that the latest string is a member of, if objects
+// are looked at.
+func (m *Masker) object() *object {
+	if n := len(m.objects); n > 0 && m.objects[n-1].depth == m.scan.Depth() {
+		return &m.objects[n-1]
+	}
+	return nil
+}
+
+// media tells whether the latest string is media to be kept, and where to note
+// the cut if that is not known yet.
+func (m *Masker) media() (keep bool, waiting *int64) {
+	o := m.object()
+	switch {
+	case o == nil:
+	case o.member == dataMember && o.typed:
+		return o.media, nil
+	case o.member == dataMember:
+		return false, &o.data
+	case o.member == blobMember && o.located:
+		return true, nil
+	case o.member == blobMember:
+		return false, &o.blob
+	}
+	return false, nil
+}
+
+// resolve decides about the cut that waits at *start.
+func (m *Masker) resolve(start *int64, keep bool) {
+	if *start == 0 {
+		return
+	}
+	for i := range m.cuts {
+		if m.cuts[i].start == *start {
+			m.cuts[i].waiting = false
+			if keep {
+				m.cuts = append(m.cuts[:i], m.cuts[i+1:]...)
+			}
+			break
+		}
+	}
+	*start = 0
+}
+
+// bytes returns what is held from one offset of the text to another.
+func (m *Masker) bytes(start, end int64) []byte {
+	return m.hold.Bytes()[start-m.base : end-m.base]
+}
+
+// text returns what stands between the quotes of the latest string or key if it
+// is short enough to be any name of ours.
+func (m *Masker) text() []byte {
+	start, end := m.scan.Span()
+	if end-start > longestName || start < m.base {
+		return nil
+	}
+	return m.bytes(start+1, end-1)
+}
+
+// longestName is what the longest name takes if all of it is escaped.
+const longestName int64 = 2 + 12*int64(len("jsonrpc"))
+
+// tailStart returns where the tail of the latest string begins.
+func (m *Masker) tailStart() int64 {
+	start, _ := m.scan.Span()
+	from := checkpoint{start + 1, 0}
+	skip := m.scan.Chars() - m.policy.TailChars
+	if m.marked == start {
+		for _, mark := range m.marks {
+			if mark.chars > skip {
+				break
+			}
+			from = mark
+		}
+	}
+	return from.offset + int64(jsonspan.Advance(m.bytes(from.offset, m.scan.Bound()), skip-from.chars))
+}
+
+// mark notes how far the string being read has come.
+func (m *Masker) mark() {
+	if start, _ := m.scan.Span(); m.marked != start {
+		m.marked, m.marks = start, m.marks[:0]
+	}
+	m.marks = append(m.marks, checkpoint{m.scan.Bound(), m.scan.Chars()})
+}
+
+// settle writes what can be written of what has arrived.
+func (m *Masker) settle() error {
+	inside := m.scan.InString() && m.msg.maskable
+	if inside {
+		m.mark()
+	}
+	switch {
+	case m.policy.Limit > 0 && m.hold.Len() > m.policy.Limit:
+		return m.giveUp()
+	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window:
+		return nil
+	case m.eliding:
+		m.dropMiddle()
+		return nil
+	case inside && m.certain():
+		return m.elide()
+	}
+	if err := m.release(m.floor()); err != nil {
+		return err
+	}
+	if m.hold.Len() > holdLimit {
+		return m.giveUp()
+	}
+	return nil
+}
+
+// certain reports whether the string being read will be masked whatever follows,
+// and nothing before it is undecided.
+func (m *Masker) certain() bool {
+	start, end := m.scan.Span()
+	keep, waiting := m.media()
+	return !keep && waiting == nil && m.floor() == start &&
+		m.scan.Chars() > m.policy.MaxChars+maxMarker &&
+		(m.policy.Save == nil || end-start > int64(m.policy.SaveLimit))
+}
+
+// floor returns up to where the text can be written: up to the first byte that
+// something still to come may change or that is yet to be looked at.
+func (m *Masker) floor() int64 {
+	floor := m.base + int64(m.hold.Len())
+	if m.scan.InToken() {
+		start, end := m.scan.Span()
+		keep, _ := m.media()
+		if long := end-start > longestName; !long || m.scan.InString() && m.msg.maskable && !keep {
+			floor = start
+		}
+	}
+	if m.msg.open && !m.msg.jsonrpc {
+		floor = min(floor, m.msg.start)
+	}
+	for i := range m.cuts {
+		if m.cuts[i].waiting {
+			return min(floor, m.cuts[i].start)
+		}
+	}
+	return floor
+}
+
+// release writes the text up to an offset with the cuts made in it.
+func (m *Masker) release(upto int64) error {
+	n := int(upto - m.base)
+	if n == 0 {
+		return nil
+	}
+	m.edits, m.markers = m.edits[:0], m.markers[:0]
+	done := 0
+	for _, c := range m.cuts {
+		if c.end > upto {
+			break
+		}
+		done++
+		from := len(m.markers)
+		m.markers = appendMarker(m.markers, c.chars, m.policy.HeadChars, m.policy.TailChars, m.save(c))
+		m.edits = append(m.edits, jsonspan.Edit{
+			Start: int(c.head - m.base), End: int(c.tail - m.base), New: m.markers[from:len(m.markers):len(m.markers)],
+		})
+		m.stats.add(c.chars - m.policy.HeadChars - m.policy.TailChars)
+	}
+	m.cuts = m.cuts[:copy(m.cuts, m.cuts[done:])]
+	m.committed = true
+	err := jsonspan.Splice(m.dst, m.hold.Bytes()[:n], m.edits)
+	m.hold.Next(n)
+	m.base = upto
+	return err
+}
+
+func (m *Masker) save(c cut) (handle string) {
+	if m.policy.Save == nil || c.end-c.start-2 > int64(m.policy.SaveLimit) {
+		return ""
+	}
+	return m.policy.Save(m.bytes(c.start+1, c.end-1))
+}
+
+// elide writes the head of the string being read.
+func (m *Masker) elide() error {
+	start, _ := m.scan.Span()
+	head := checkpoint{chars: m.policy.HeadChars}
+	head.offset = start + 1 + int64(jsonspan.Advance(m.bytes(start+1, m.scan.Bound()), head.chars))
+	m.eliding = true
+	err := m.release(head.offset)
+	// The first checkpoint is always where the bytes held begin.
+	before := 0
+	for before < len(m.marks) && m.marks[before].chars <= head.chars {
+		before++
+	}
+	m.marks = slices.Replace(m.marks, 0, before, head)
+	m.dropMiddle()
+	return err
+}
+
+// dropMiddle forgets what will not be part of the tail.
+func (m *Masker) dropMiddle() {
+	skip := m.scan.Chars() - m.policy.TailChars
+	last := 0
+	for last+1 < len(m.marks) && m.marks[last+1].chars <= skip {
+		last++
+	}
+	m.marks = m.marks[:copy(m.marks, m.marks[last:])]
+	m.hold.Next(int(m.marks[0].offset - m.base))
+	m.base = m.marks[0].offset
+}
+
+// elided puts the marker and leaves the tail of a string whose middle was
+// dropped.
+func (m *Masker) elided() error {
+	chars := m.scan.Chars()
+	tail := m.tailStart()
+	m.hold.Next(int(tail - m.base))
+	m.base = tail
+	m.eliding = false
+	m.stats.add(chars - m.policy.HeadChars - m.policy.TailChars)
+	m.markers = appendMarker(m.markers[:0], chars, m.policy.HeadChars, m.policy.TailChars, "")
+	_, err := m.dst.Write(m.markers)
+	return err
+}
+
+// giveUp lets the text pass from here on as it is.
+func (m *Masker) giveUp() error {
+	m.verbatim = true
+	if m.eliding {
+		if err := m.elided(); err != nil {
+			return err
+		}
+	}
+	m.cuts = m.cuts[:0]
+	return m.release(m.base + int64(m.hold.Len()))
+}
+
+// maxPooled is the most memory a Masker may keep between two uses.
+const maxPooled = 4 * window
+
+// Oversized reports whether m has grown too large to be kept for another use.
+func (m *Masker) Oversized() bool { return m.hold.Cap() > maxPooled }
