@@ -1,0 +1,111 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestStoreReturnsWhatWasPut(t *testing.T) {
+	s := New(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+	original := []byte("as it was\x00\xff")
+	if !s.Put("alice", "h", original) {
+		t.Fatal("not kept")
+	}
+	original[0] = 'X'
+	if got, ok := s.Get("alice", "h"); !ok || string(got) != "as it was\x00\xff" {
+		t.Errorf("got %q, %v", got, ok)
+	}
+	for _, k := range [][2]string{{"bob", "h"}, {"", "h"}, {"alice", "g"}} {
+		if _, ok := s.Get(k[0], k[1]); ok {
+			t.Errorf("%q got what alice was given, by %q", k[0], k[1])
+		}
+	}
+}
+
+func TestStoreIsBounded(t *testing.T) {
+	have := func(s *Store, n int) (kept string) {
+		for i := range n {
+			if _, ok := s.Get("", fmt.Sprint(i)); ok {
+				kept += fmt.Sprint(i)
+			}
+		}
+		return kept
+	}
+	s := New(Limits{Entries: 3, Bytes: 1000, TTL: time.Minute})
+	for i := range 5 {
+		s.Put("", fmt.Sprint(i), []byte("x"))
+	}
+	if got := have(s, 5); got != "234" {
+		t.Errorf("of 5 entries kept %s", got)
+	}
+	s = New(Limits{Entries: 100, Bytes: 25, TTL: time.Minute})
+	for i := range 5 {
+		s.Put("", fmt.Sprint(i), bytes.Repeat([]byte("x"), 10))
+	}
+	s.Put("", "3", bytes.Repeat([]byte("x"), 10)) // renewed, not counted twice
+	s.Put("", "5", bytes.Repeat([]byte("x"), 10))
+	if got := have(s, 6); got != "35" || s.bytes != 20 {
+		t.Errorf("of 6 entries kept %s, %d bytes", got, s.bytes)
+	}
+	if s.Put("", "huge", make([]byte, 26)) || have(s, 6) != "35" {
+		t.Error("what is larger than the store was kept, or cost what is in it")
+	}
+}
+
+func TestStoreForgetsAfterItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+		s.Put("", "a", []byte("a"))
+		s.Put("", "b", []byte("b"))
+		time.Sleep(40 * time.Second)
+		s.Put("", "a", []byte("a")) // a repeated call renews
+		time.Sleep(40 * time.Second)
+		if _, ok := s.Get("", "b"); ok {
+			t.Error("b outlived its time")
+		}
+		if _, ok := s.Get("", "a"); !ok {
+			t.Error("a was not renewed")
+		}
+		time.Sleep(20 * time.Second)
+		if _, ok := s.Get("", "a"); ok || s.bytes != 0 {
+			t.Error("a outlived its time")
+		}
+	})
+}
+
+func TestStoreIsSafeForConcurrentUse(t *testing.T) {
+	s := New(Limits{Entries: 50, Bytes: 500, TTL: time.Minute})
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 1000 {
+				h := fmt.Sprint(i % 100)
+				s.Put(fmt.Sprint(g), h, []byte(h))
+				if got, ok := s.Get(fmt.Sprint(g), h); ok && string(got) != h {
+					t.Errorf("got %q for %q", got, h)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s.bytes > 500 || s.entries.Len() > 50 {
+		t.Errorf("grew to %d bytes, %d entries", s.bytes, s.entries.Len())
+	}
+}
+
+func TestHandle(t *testing.T) {
+	form := regexp.MustCompile(`^obs_[A-Za-z0-9]{22}$`)
+	seen := map[string]bool{}
+	for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")}, {nil, []byte("ab")}} {
+		h := Handle("obs_", parts...)
+		if !form.MatchString(h) || seen[h] || h != Handle("obs_", parts...) {
+			t.Errorf("%q: %q", parts, h)
+		}
+		seen[h] = true
+	}
+}
