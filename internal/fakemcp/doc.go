@@ -1,0 +1,13 @@
+// Package fakemcp is an MCP server for tests and for the demo.
+//
+// [Stub] is the obedient fixture of the acceptance checks: the client says in
+// the request how the upstream shall behave (a huge result, a slow one, a body
+// cut off by a TCP reset) and reads back what the upstream saw.
+//
+// [Server] is a small but honest MCP server over Streamable HTTP, with tools
+// whose results are worth masking and pruning.
+//
+// The package reads and writes JSON-RPC with encoding/json alone. A fixture that
+// shared the project's own parsers would share their faults, and then no test
+// could see them.
+package fakemcp
