@@ -1,0 +1,8 @@
+// Package modules plugs every module of this project into Caddy. It is the
+// package that xcaddy builds: one blank import per module, nothing else.
+package modules
+
+import (
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+)

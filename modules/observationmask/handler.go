@@ -1,0 +1,286 @@
+// Package observationmask keeps huge tool results out of an agent's context: the
+// HTTP handler http.handlers.observation_mask.
+package observationmask
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler masks observations: in the JSON-RPC responses of an MCP server, every
+// huge string of result and error.data becomes head + marker + tail. The marker
+// says how long the string was. Everything else passes to the byte, and what is
+// not JSON-RPC passes untouched.
+//
+// It works on JSON (application/json and any +json) and on event streams, event
+// by event, as they arrive and in memory that does not grow with the response.
+// Responses of a Content-Encoding it knows (gzip, zstd, br) are decoded; put
+// encode in front of it to compress what is left. A response that cannot be
+// rewritten safely passes as it is.
+//
+// In the access log, mcp_server, mcp_method and mcp_tool say what was called,
+// mcp_masked_strings and mcp_masked_chars what was taken out of the answer. The
+// same is counted in the metrics caddy_mcp_masked_strings_total and
+// caddy_mcp_masked_chars_total, by server.
+//
+// Unless an enclosing mcp_gateway has set them, these placeholders are set from
+// the request once a response to it begins:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.mcp.server}` | The name of the MCP server, from the configuration
+// `{http.mcp.method}` | The JSON-RPC method
+// `{http.mcp.tool}` | The name of the tool, prompt or other thing called by name
+type Handler struct {
+	// Strings of more characters (Unicode code points) are masked. 0 or less
+	// turns the handler off. Default: 4000
+	MaxChars *int `json:"max_chars,omitempty"`
+
+	// How many characters of the beginning are kept. Default: 2000, or half of
+	// max_chars if that is less.
+	HeadChars *int `json:"head_chars,omitempty"`
+
+	// How many characters of the end are kept. Default: 2000, or half of
+	// max_chars if that is less.
+	TailChars *int `json:"tail_chars,omitempty"`
+
+	// Responses, and single events of an event stream, of more bytes than this
+	// pass unmasked. Where the length is not announced, up to this much is held
+	// in memory to find out. Default: no limit; responses are masked as they
+	// stream.
+	BufferLimit int `json:"buffer_limit,omitempty"`
+
+	// Leave the data of image and audio content and the blob of resources whole:
+	// model APIs refuse half an image. Default: false
+	KeepMedia bool `json:"keep_media,omitempty"`
+
+	// Keep the originals of masked strings for a while, and name in the marker
+	// the handle under which they can be recovered. Default: not kept
+	Recover *Recover `json:"recover,omitempty"`
+
+	// Results of these tools are never masked: patterns of the form server::tool,
+	// in which * stands for any characters. Default: none
+	Exempt []string `json:"exempt,omitempty"`
+
+	// The name of the MCP server behind this handler: the server of exempt, of
+	// the metrics and of the access log. Default: that of the enclosing
+	// mcp_gateway, or none
+	Server string `json:"server,omitempty"`
+
+	policy mask.Policy
+	exempt []mcp.Pattern
+	store  *store.Store
+	logger *zap.Logger
+}
+
+// Recover bounds the store of originals. It is shared by all handlers with the
+// same bounds and outlives configuration reloads.
+type Recover struct {
+	// How long an original is kept after it was last seen. Default: 1h
+	TTL caddy.Duration `json:"ttl,omitempty"`
+
+	// How many originals are kept. Default: 1000
+	MaxEntries int `json:"max_entries,omitempty"`
+
+	// How many bytes they may take together. A string of more than an eighth of
+	// that is masked without a handle. Default: 64 MiB
+	MaxBytes int64 `json:"max_bytes,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.observation_mask",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	h.policy = mask.Policy{MaxChars: mask.DefaultMaxChars, KeepMedia: h.KeepMedia}
+	if h.MaxChars != nil {
+		h.policy.MaxChars = *h.MaxChars
+	}
+	h.policy.HeadChars = sideChars(h.HeadChars, mask.DefaultHeadChars, h.policy.MaxChars)
+	h.policy.TailChars = sideChars(h.TailChars, mask.DefaultTailChars, h.policy.MaxChars)
+	for _, s := range h.Exempt {
+		pattern, err := mcp.ParsePattern(s)
+		if err != nil {
+			return fmt.Errorf("exempt: %w", err)
+		}
+		h.exempt = append(h.exempt, pattern)
+	}
+	if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
+	if h.Recover != nil {
+		h.Recover.setDefaults()
+		if err := h.Recover.validate(); err != nil {
+			return err
+		}
+		value, _, err := stores.LoadOrNew(h.Recover.limits(), h.Recover.open)
+		if err != nil {
+			return err
+		}
+		h.store = value.(*pooledStore).Store
+		h.policy.SaveLimit = int(h.Recover.MaxBytes / 8)
+	}
+	return nil
+}
+
+// sideChars is how much is kept of one side of a string.
+func sideChars(configured *int, fallback, maxChars int) int {
+	if configured != nil {
+		return *configured
+	}
+	return min(fallback, max(maxChars, 0)/2)
+}
+
+// Validate ensures that the configuration makes sense.
+func (h *Handler) Validate() error {
+	p := h.policy
+	switch {
+	case p.HeadChars < 0:
+		return fmt.Errorf("head_chars: %d is negative", p.HeadChars)
+	case p.TailChars < 0:
+		return fmt.Errorf("tail_chars: %d is negative", p.TailChars)
+	case p.MaxChars > 0 && p.HeadChars+p.TailChars > p.MaxChars:
+		return fmt.Errorf("head_chars + tail_chars: %d + %d exceed max_chars %d", p.HeadChars, p.TailChars, p.MaxChars)
+	case h.BufferLimit < 0:
+		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
+	}
+	return nil
+}
+
+// ServeHTTP masks the response of the next handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if h.policy.MaxChars <= 0 || r.Method == http.MethodHead {
+		return next.ServeHTTP(w, r)
+	}
+	call := newCall(h.Server, r)
+	mw := &responseWriter{
+		ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
+		handler:               h,
+		request:               r,
+		call:                  call,
+	}
+	// reverse_proxy panics when one side dies in mid-body. That passes through
+	// here, and what has arrived by then goes out before it.
+	defer mw.report()
+	defer mw.abort()
+	if err := next.ServeHTTP(mw, call.watch(identity(r))); err != nil {
+		return err
+	}
+	mw.finish()
+	return nil
+}
+
+// identity returns r without Accept-Encoding. Go's transport then asks for gzip
+// on its own account and decodes it, and encode in front still knows what the
+// client accepts.
+func identity(r *http.Request) *http.Request {
+	if r.Header.Get("Accept-Encoding") == "" {
+		return r
+	}
+	r2 := new(http.Request)
+	*r2 = *r
+	r2.Header = r.Header.Clone()
+	r2.Header.Del("Accept-Encoding")
+	return r2
+}
+
+// exempted reports whether the results of this call are never masked.
+func (h *Handler) exempted(server, tool string) bool {
+	for _, pattern := range h.exempt {
+		if pattern.Match(server, tool) {
+			return true
+		}
+	}
+	return false
+}
+
+// saver returns what keeps originals for the client of r.
+func (h *Handler) saver(r *http.Request) func([]byte) string {
+	if h.store == nil {
+		return nil
+	}
+	owner := client(r)
+	return func(body []byte) string {
+		handle := store.Handle("obs_", []byte(owner), body)
+		if !h.store.Put(owner, handle, body) {
+			return ""
+		}
+		return handle
+	}
+}
+
+// Cleanup releases the store.
+func (h *Handler) Cleanup() error {
+	if h.store == nil {
+		return nil
+	}
+	_, err := stores.Delete(h.Recover.limits())
+	return err
+}
+
+// stores holds the stores of originals in use, by their limits.
+var stores = caddy.NewUsagePool()
+
+type pooledStore struct{ *store.Store }
+
+// Destruct is all there is to do: a store is memory.
+func (pooledStore) Destruct() error { return nil }
+
+func (r *Recover) limits() store.Limits {
+	return store.Limits{Entries: r.MaxEntries, Bytes: r.MaxBytes, TTL: time.Duration(r.TTL)}
+}
+
+func (r *Recover) open() (caddy.Destructor, error) {
+	return &pooledStore{store.New(r.limits())}, nil
+}
+
+func (r *Recover) setDefaults() {
+	if r.TTL == 0 {
+		r.TTL = caddy.Duration(time.Hour)
+	}
+	if r.MaxEntries == 0 {
+		r.MaxEntries = 1000
+	}
+	if r.MaxBytes == 0 {
+		r.MaxBytes = 64 << 20
+	}
+}
+
+func (r *Recover) validate() error {
+	switch {
+	case r.TTL < 0:
+		return fmt.Errorf("recover ttl: %s is negative", time.Duration(r.TTL))
+	case r.MaxEntries < 0:
+		return fmt.Errorf("recover max_entries: %d is negative", r.MaxEntries)
+	case r.MaxBytes < 0:
+		return fmt.Errorf("recover max_bytes: %d is negative", r.MaxBytes)
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)
