@@ -16,14 +16,14 @@ const (
 	highBits = 0x80 * eachByte
 )
 
-// special returns a word whose lowest set bit marks the first byte of w that is
-// not plain ASCII text: a quote, a backslash, a control character or a byte of
-// 0x80 and more. Bits above that one mean nothing.
+// special returns a word in which the lowest of the high bits that is set marks
+// the first byte of w that is not plain ASCII text: a quote, a backslash, a control
+// character or a byte of 0x80 and more. The other bits mean nothing.
+//
+// With its second bit flipped, a quote comes right behind the control characters,
+// and one subtraction finds both.
 func special(w uint64) uint64 {
-	return ((w - 0x20*eachByte) |
-		((w ^ '"'*eachByte) - eachByte) |
-		((w ^ '\\'*eachByte) - eachByte) |
-		w) & highBits
+	return ((w ^ 0x02*eachByte) - 0x21*eachByte) | ((w ^ '\\'*eachByte) - eachByte) | w
 }
 
 // plain returns how many bytes at the beginning of b are plain ASCII text.
@@ -35,21 +35,13 @@ func plain(b []byte) int {
 		m1 := special(binary.LittleEndian.Uint64(p[8:16]))
 		m2 := special(binary.LittleEndian.Uint64(p[16:24]))
 		m3 := special(binary.LittleEndian.Uint64(p[24:32]))
-		if m0|m1|m2|m3 != 0 {
-			switch {
-			case m0 != 0:
-				return n + bits.TrailingZeros64(m0)>>3
-			case m1 != 0:
-				return n + 8 + bits.TrailingZeros64(m1)>>3
-			case m2 != 0:
-				return n + 16 + bits.TrailingZeros64(m2)>>3
-			}
-			return n + 24 + bits.TrailingZeros64(m3)>>3
+		if (m0|m1|m2|m3)&highBits != 0 {
+			break
 		}
 		n += 32
 	}
 	for len(b)-n >= 8 {
-		if m := special(binary.LittleEndian.Uint64(b[n:])); m != 0 {
+		if m := special(binary.LittleEndian.Uint64(b[n:])) & highBits; m != 0 {
 			return n + bits.TrailingZeros64(m)>>3
 		}
 		n += 8
@@ -60,18 +52,24 @@ func plain(b []byte) int {
 	return n
 }
 
-// escaped reads plain ASCII text mixed with two-byte escapes, such as source
-// code is, from the beginning of b. It returns how many bytes it could read and
-// how many characters they are. Where the escapes stand is found for all 64
-// bytes at once: finding one after the other would mean one mispredicted branch
-// for each.
+// escaped reads plain ASCII text mixed with escapes, such as source code is, from
+// the beginning of b. It returns how many bytes it could read and how many
+// characters they are. Where the escapes stand is found for all 64 bytes at once:
+// finding one after the other would mean one mispredicted branch for each.
 func escaped(b *[64]byte) (n, chars int) {
 	var backslashes, quotes, others uint64
 	for i := 0; i < 64; i += 8 {
 		w := binary.LittleEndian.Uint64(b[i:])
-		backslashes |= gather(^((w^'\\'*eachByte)+0x7F*eachByte)) << i
-		quotes |= gather(^((w^'"'*eachByte)+0x7F*eachByte)) << i
-		others |= gather((w-0x20*eachByte)|w) << i
+		backslashes |= gather(^((w ^ '\\'*eachByte) + 0x7F*eachByte)) << i
+		quotes |= gather(^((w ^ '"'*eachByte) + 0x7F*eachByte)) << i
+		others |= (w - 0x20*eachByte) | w
+	}
+	stop := uint64(0)
+	if others&highBits != 0 { // rare, so which ones they are is found out only now
+		for i := 0; i < 64; i += 8 {
+			w := binary.LittleEndian.Uint64(b[i:])
+			stop |= gather((w-0x20*eachByte)|w) << i
+		}
 	}
 	// A backslash after a backslash that is an escape is none itself.
 	starts := backslashes
@@ -85,18 +83,26 @@ func escaped(b *[64]byte) (n, chars int) {
 	}
 	// Up to the end of the string, to what is no plain text, or to an escape
 	// that the next bytes complete.
-	stop := others | quotes&^(starts<<1) | starts&(1<<63)
+	stop |= quotes&^(starts<<1) | starts&(1<<63)
 	n = bits.TrailingZeros64(stop)
 	starts &= 1<<n - 1
+	long := 0
 	for rest := starts; rest != 0; rest &= rest - 1 {
 		at := bits.TrailingZeros64(rest)
-		if !shortEscape[b[(at+1)&63]] {
-			n = at
-			starts &= 1<<n - 1
-			break
+		if shortEscape[b[(at+1)&63]] {
+			continue
 		}
+		if b[(at+1)&63] == 'u' && at+6 <= n {
+			if r, size := hex4(b[at : at+6]); size == 6 && !utf16.IsSurrogate(r) {
+				long++
+				continue
+			}
+		}
+		n = at
+		starts &= 1<<n - 1
+		break
 	}
-	return n, n - bits.OnesCount64(starts)
+	return n, n - bits.OnesCount64(starts) - 4*long
 }
 
 // gather collects the high bit of each byte of w.
@@ -118,13 +124,14 @@ func wide(b []byte) (chars, n int) {
 			}
 			chars, n = chars+1, n+2
 		case lead < 0xF0:
+			if w&0xC0C0F0_C0C0F0 == 0x8080E0_8080E0 && plainLeads(w) {
+				chars, n = chars+2, n+6
+				continue
+			}
 			if w&0xC0C000 != 0x808000 || !threeBytes(w) {
 				return chars, n
 			}
 			chars, n = chars+1, n+3
-			if w >>= 24; w&0xC0C0F0 == 0x8080E0 && threeBytes(w) {
-				chars, n = chars+1, n+3
-			}
 		default:
 			if w&0xC0C0C000 != 0x80808000 || !fourBytes(w) {
 				return chars, n
@@ -136,6 +143,13 @@ func wide(b []byte) (chars, n int) {
 		}
 	}
 	return chars, n
+}
+
+// plainLeads reports whether two three-byte forms have leads of E1 to EC, with
+// which they can be neither overlong nor surrogates: most of all CJK text.
+func plainLeads(w uint64) bool {
+	low := w & 0x00000F_00000F
+	return ((low-0x000001_000001)|(low+0x000003_000003))&0x0000F0_0000F0 == 0
 }
 
 // threeBytes reports whether a three-byte form is neither overlong nor a
@@ -214,26 +228,25 @@ func hex4(b []byte) (r rune, n int) {
 		if i == len(b) {
 			return 0, incomplete
 		}
-		d := hexDigit(b[i])
-		if d < 0 {
+		d := hexDigit[b[i]]
+		if d == 0 {
 			return 0, malformed
 		}
-		r = r<<4 | d
+		r = r<<4 | rune(d-1)
 	}
 	return r, 6
 }
 
-func hexDigit(c byte) rune {
-	switch {
-	case '0' <= c && c <= '9':
-		return rune(c - '0')
-	case 'a' <= c && c <= 'f':
-		return rune(c - 'a' + 10)
-	case 'A' <= c && c <= 'F':
-		return rune(c - 'A' + 10)
+// hexDigit has the value of each hexadecimal digit, plus one.
+var hexDigit = func() (table [256]uint8) {
+	for i, c := range "0123456789abcdef" {
+		table[c] = uint8(i + 1)
 	}
-	return -1
-}
+	for i, c := range "ABCDEF" {
+		table[c] = uint8(i + 11)
+	}
+	return table
+}()
 
 // readString reads on inside a string or key, at buf[i].
 func (s *Scanner) readString(i int) Kind {
@@ -339,6 +352,12 @@ func Advance(body []byte, n int) int {
 		n -= p
 		if n == 0 || i == len(body) {
 			break
+		}
+		// A wide character has at least two bytes, so these are at most n.
+		if chars, size := wide(body[i:min(len(body), i+2*n)]); size > 0 {
+			i += size
+			n -= chars
+			continue
 		}
 		i += finalCharLen(body[i:])
 		n--

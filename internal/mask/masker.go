@@ -45,11 +45,12 @@ type Masker struct {
 	cuts    []cut        // in held strings, not yet made
 	marks   []checkpoint // in the string that begins at marked
 	marked  int64
-	eliding bool         // its head is written, its middle is being dropped
+	eliding bool // its head is written, its middle is being dropped
 
 	stats   Stats
 	edits   []jsonspan.Edit // for release
 	markers []byte          // for release
+	name    []byte          // for text
 }
 
 // A message is a JSON-RPC message, as far as it has been read.
@@ -76,13 +77,13 @@ const (
 	memberData // of error
 )
 
-var memberNames = [...]string{
-	memberJSONRPC: "jsonrpc",
-	memberID:      "id",
-	memberMethod:  "method",
-	memberParams:  "params",
-	memberResult:  "result",
-	memberError:   "error",
+var memberOf = map[string]member{
+	"jsonrpc": memberJSONRPC,
+	"id":      memberID,
+	"method":  memberMethod,
+	"params":  memberParams,
+	"result":  memberResult,
+	"error":   memberError,
 }
 
 // An object inside an observation, looked at to tell media from text.
@@ -136,11 +137,11 @@ func (m *Masker) Reset(dst io.Writer, policy Policy) {
 // next prepares for another text.
 func (m *Masker) next() {
 	m.scan.Reset()
-	m.scan.Report(1, m.policy.MaxChars)
 	m.hold.Reset()
 	m.base = 0
 	m.begun, m.committed, m.verbatim, m.batch, m.eliding = false, false, false, false, false
 	m.msg = message{}
+	m.focus()
 	m.objects, m.cuts, m.marks, m.marked = m.objects[:0], m.cuts[:0], m.marks[:0], -1
 }
 
@@ -150,9 +151,19 @@ func (m *Masker) Stats() Stats { return m.stats }
 // Write takes the next bytes of the text. It fails only if the destination does.
 func (m *Masker) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
-		b := rest[:min(len(rest), block)]
-		rest = rest[len(b):]
-		if err := m.read(b); err != nil {
+		var err error
+		switch {
+		case m.verbatim:
+			_, err = m.dst.Write(rest)
+			rest = nil
+		case m.eliding:
+			rest, err = m.pass(rest)
+		default:
+			b := rest[:min(len(rest), block)]
+			rest = rest[len(b):]
+			err = m.read(b)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}
@@ -169,14 +180,16 @@ func (m *Masker) Gap(p []byte) error {
 	}
 	m.hold.Write(p)
 	m.scan.Gap(len(p))
-	return m.tokens()
+	return m.follow(m.scan.Next())
 }
 
 // End says that the text is complete and writes what is left of it. The next
 // Write begins another text.
-func (m *Masker) End() error {
-	m.scan.Finish()
-	err := m.tokens()
+func (m *Masker) End() (err error) {
+	if !m.verbatim {
+		m.scan.Finish()
+		err = m.follow(m.scan.Next())
+	}
 	m.next()
 	return err
 }
@@ -190,23 +203,15 @@ func (m *Masker) Abort() error {
 }
 
 func (m *Masker) read(b []byte) error {
-	if m.verbatim {
-		_, err := m.dst.Write(b)
-		return err
-	}
 	m.begun = true
 	m.hold.Write(b)
 	m.scan.Feed(b)
-	return m.tokens()
+	return m.follow(m.scan.Next())
 }
 
-// tokens follows the text as far as it has arrived.
-func (m *Masker) tokens() error {
-	if m.verbatim {
-		return nil
-	}
-	for {
-		k := m.scan.Next()
+// follow follows the text from one token on as far as it has arrived.
+func (m *Masker) follow(k jsonspan.Kind) error {
+	for ; ; k = m.scan.Next() {
 		safe := true
 		switch k {
 		case jsonspan.More:
@@ -240,7 +245,7 @@ func (m *Masker) beginObject() {
 	case !m.msg.open && (depth == 0 || m.batch && depth == 1):
 		start, _ := m.scan.Span()
 		m.msg = message{open: true, start: start, depth: depth + 1}
-		m.scan.Report(m.msg.depth, m.policy.MaxChars)
+		m.focus()
 	case m.msg.maskable && m.policy.KeepMedia:
 		m.objects = append(m.objects, object{depth: depth + 1})
 	}
@@ -263,7 +268,20 @@ func (m *Masker) endObject() {
 		}
 	}
 	m.msg = message{}
-	m.scan.Report(1, m.policy.MaxChars)
+	m.focus()
+}
+
+// focus has the scanner report what matters here and pass over the rest.
+func (m *Masker) focus() {
+	depth := max(m.msg.depth, 1)
+	switch {
+	case m.msg.maskable && m.policy.KeepMedia:
+		m.scan.ReportAll()
+		return
+	case m.msg.member == memberError:
+		depth++ // its data is an observation, its other members are not
+	}
+	m.scan.Report(depth, m.policy.MaxChars)
 }
 
 // key notes which member follows. It returns false if the envelope repeats one.
@@ -274,49 +292,37 @@ func (m *Masker) key() (safe bool) {
 	case !m.msg.open:
 		return true
 	case depth == m.msg.depth:
-		m.msg.member, m.msg.maskable = otherMember, false
-		for i := memberJSONRPC; int(i) < len(memberNames); i++ {
-			if jsonspan.TextIs(name, memberNames[i]) {
-				m.msg.member = i
-				break
-			}
-		}
+		m.msg.member = memberOf[string(name)]
 		m.msg.maskable = m.msg.member == memberResult
+		m.focus()
 		return m.first(m.msg.member)
 	case depth == m.msg.depth+1 && m.msg.member == memberError:
-		m.msg.maskable = jsonspan.TextIs(name, "data")
+		m.msg.maskable = string(name) == "data"
+		m.focus()
 		if m.msg.maskable {
 			return m.first(memberData)
 		}
 	}
 	if n := len(m.objects); n > 0 && m.objects[n-1].depth == depth {
 		o := &m.objects[n-1]
-		o.member = anyMember
-		switch {
-		case jsonspan.TextIs(name, "type"):
+		switch string(name) {
+		case "type":
 			o.member = typeMember
-		case jsonspan.TextIs(name, "data"):
+		case "data":
 			o.member = dataMember
-		case jsonspan.TextIs(name, "uri"):
+		case "uri":
 			o.member = uriMember
-		case jsonspan.TextIs(name, "blob"):
+		case "blob":
 			o.member = blobMember
+		default:
+			o.member = anyMember
 		}
 	}
 	return true
 }
 
-// first reports whether the message has this member for the first time, and
-// chooses what the scanner reports inside it.
+// first reports whether the message has this member for the first time.
 func (m *Masker) first(is member) bool {
-	switch {
-	case m.msg.maskable && m.policy.KeepMedia:
-		m.scan.ReportAll()
-	case is == memberError || is == memberData:
-		m.scan.Report(m.msg.depth+1, m.policy.MaxChars)
-	default:
-		m.scan.Report(m.msg.depth, m.policy.MaxChars)
-	}
 	if is == otherMember {
 		return true
 	}
@@ -330,7 +336,7 @@ func (m *Masker) first(is member) bool {
 func (m *Masker) str() error {
 	depth := m.scan.Depth()
 	if depth == m.msg.depth && m.msg.member == memberJSONRPC {
-		m.msg.jsonrpc = jsonspan.TextIs(m.text(), "2.0")
+		m.msg.jsonrpc = string(m.text()) == "2.0"
 		return nil
 	}
 	if !m.msg.maskable {
@@ -357,7 +363,8 @@ func (m *Masker) str() error {
 		switch o.member {
 		case typeMember:
 			o.typed = true
-			o.media = jsonspan.TextIs(m.text(), "image") || jsonspan.TextIs(m.text(), "audio")
+			kind := string(m.text())
+			o.media = kind == "image" || kind == "audio"
 			m.resolve(&o.data, o.media)
 		case uriMember:
 			o.located = true
@@ -416,14 +423,19 @@ func (m *Masker) bytes(start, end int64) []byte {
 	return m.hold.Bytes()[start-m.base : end-m.base]
 }
 
-// text returns what stands between the quotes of the latest string or key if it
-// is short enough to be any name of ours.
+// text returns what the latest string or key stands for if it is short enough to
+// be any name of ours.
 func (m *Masker) text() []byte {
 	start, end := m.scan.Span()
 	if end-start > longestName || start < m.base {
 		return nil
 	}
-	return m.bytes(start+1, end-1)
+	body := m.bytes(start+1, end-1)
+	if bytes.IndexByte(body, '\\') < 0 {
+		return body
+	}
+	m.name = jsonspan.AppendText(m.name[:0], body)
+	return m.name
 }
 
 // longestName is what the longest name takes if all of it is escaped.
@@ -463,9 +475,6 @@ func (m *Masker) settle() error {
 	case m.policy.Limit > 0 && m.hold.Len() > m.policy.Limit:
 		return m.giveUp()
 	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window:
-		return nil
-	case m.eliding:
-		m.dropMiddle()
 		return nil
 	case inside && m.certain():
 		return m.elide()
@@ -559,20 +568,49 @@ func (m *Masker) elide() error {
 		before++
 	}
 	m.marks = slices.Replace(m.marks, 0, before, head)
-	m.dropMiddle()
+	m.keepTail(nil)
 	return err
 }
 
-// dropMiddle forgets what will not be part of the tail.
-func (m *Masker) dropMiddle() {
+// step is how much is read at a time of a string whose middle is being dropped.
+// What is kept of it is the tail and less than a step before that.
+const step = 4 << 10
+
+// pass reads on in a string whose middle is being dropped. Of p, nothing but what
+// may become the tail is held. It returns what comes after the string.
+func (m *Masker) pass(p []byte) (rest []byte, err error) {
+	for n := 0; n < len(p); {
+		b := p[n:min(len(p), n+step)]
+		n += len(b)
+		m.scan.Feed(b)
+		if k := m.scan.Next(); k != jsonspan.More {
+			m.keepTail(p[:n])
+			return p[n:], m.follow(k)
+		}
+		m.mark()
+	}
+	m.keepTail(p)
+	return nil, nil
+}
+
+// keepTail forgets what can no longer become the tail of the string being read,
+// of what is held and of p, which follows it.
+func (m *Masker) keepTail(p []byte) {
 	skip := m.scan.Chars() - m.policy.TailChars
 	last := 0
 	for last+1 < len(m.marks) && m.marks[last+1].chars <= skip {
 		last++
 	}
 	m.marks = m.marks[:copy(m.marks, m.marks[last:])]
-	m.hold.Next(int(m.marks[0].offset - m.base))
+	drop := int(m.marks[0].offset - m.base)
 	m.base = m.marks[0].offset
+	if held := m.hold.Len(); drop > held {
+		m.hold.Reset()
+		p = p[drop-held:]
+	} else {
+		m.hold.Next(drop)
+	}
+	m.hold.Write(p)
 }
 
 // elided puts the marker and leaves the tail of a string whose middle was

@@ -320,6 +320,59 @@ func TestMemoryDoesNotGrowWithTheText(t *testing.T) {
 	}
 }
 
+func TestNothingIsHeldLongerThanNeeded(t *testing.T) {
+	p := contract
+	p.KeepMedia = true
+	long := repeat("x", 200000)
+	for _, test := range []struct{ name, text string }{
+		{"data that turned out to be text", `{"jsonrpc":"2.0","result":[{"data":"` + long + `"},`},
+		{"a blob that turned out to be no resource", `{"jsonrpc":"2.0","result":[{"blob":"` + long + `"},`},
+		{"an image after its type", `{"jsonrpc":"2.0","result":[{"type":"image","data":"` + long},
+		{"a request", `{"jsonrpc":"2.0","params":{"text":"` + long},
+		{"a message whose jsonrpc came late", `{"result":"` + long + `","jsonrpc":"2.0",`},
+		{"an array between its messages", `[{"result":"` + long + `"},`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := NewMasker(io.Discard, p)
+			m.Write([]byte(test.text))
+			if m.hold.Len() > 100 {
+				t.Errorf("%d bytes held", m.hold.Len())
+			}
+		})
+	}
+}
+
+// Masking as the text streams gives what masking it as a whole does.
+func TestStreamingMakesNoDifference(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	streamed := Policy{MaxChars: 200, HeadChars: 20, TailChars: 30, KeepMedia: true}
+	whole := streamed
+	whole.Limit = 1 << 30
+	document := func() string {
+		var items []string
+		for range 1 + random.IntN(8) {
+			text := quote(repeat([]string{"x", "é漢", "😀\n"}[random.IntN(3)], 1<<random.IntN(17)))
+			items = append(items, []string{
+				text, `{"type":"image","data":` + text + `}`, `{"data":` + text + `,"x":` + text + `,"type":"audio"}`,
+				`{"type":"text","data":` + text + `}`, `{"blob":` + text + `,"y":[` + text + `]}`, `{"blob":` + text + `,"uri":"u"}`,
+			}[random.IntN(6)])
+		}
+		result := "[" + strings.Join(items, ",") + "]"
+		return []string{response(result), `{"result":` + result + `,"jsonrpc":"2.0"}`, `{"result":` + result + `}`, `{"error":{"data":` + result + `},"jsonrpc":"2.0"}`}[random.IntN(4)]
+	}
+	for range 150 {
+		text := document()
+		if random.IntN(2) == 0 {
+			text = "[" + text + "," + document() + "," + document() + "]"
+		}
+		want, wantStats := apply(t, whole, text, len(text))
+		got, stats := apply(t, streamed, text, 1+random.IntN(40000))
+		if got != want || stats != wantStats {
+			t.Fatalf("streamed %+v, as a whole %+v of %.300s", stats, wantStats, text)
+		}
+	}
+}
+
 func TestBrokenOffInTheMiddle(t *testing.T) {
 	p := Policy{MaxChars: 100, HeadChars: 10, TailChars: 10}
 	for _, test := range []struct {
