@@ -59,10 +59,11 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	seen := map[string]bool{}
 	for d.NextBlock(0) {
 		name := d.Val()
-		if seen[name] && name != "exempt" {
-			return d.Errf("%s is given twice", name)
+		if name != "exempt" { // patterns may stand on several lines
+			if err := once(d, seen); err != nil {
+				return err
+			}
 		}
-		seen[name] = true
 		switch name {
 		case "max_chars":
 			if err := parseChars(d, &h.MaxChars); err != nil {
@@ -118,7 +119,11 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 	if on {
 		h.Recover = recovery
 	}
+	seen := map[string]bool{}
 	for d.NextBlock(1) {
+		if err := once(d, seen); err != nil {
+			return err
+		}
 		switch name := d.Val(); name {
 		case "ttl":
 			var arg string
@@ -144,6 +149,15 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 			return d.Errf("unknown subdirective of recover: %s", name)
 		}
 	}
+	return nil
+}
+
+// once refuses a subdirective that has been seen already.
+func once(d *caddyfile.Dispenser, seen map[string]bool) error {
+	if seen[d.Val()] {
+		return d.Errf("%s is given twice", d.Val())
+	}
+	seen[d.Val()] = true
 	return nil
 }
 

@@ -20,74 +20,78 @@ const (
 	clientPlaceholder = "http.mcp.client"
 )
 
-// A call is what a request asks of an MCP server.
+// A call is what a request asks of an MCP server. Finding that out is left until
+// somebody asks: a log, a placeholder, exempt.
 type call struct {
-	server string
-	repl   *caddy.Replacer
-	body   *watchedBody // nil if a gateway has read the request already
-
-	once         sync.Once
+	server       string
+	told         bool // by an enclosing gateway:
 	method, tool string
+	body         watchedBody // else
 }
 
-func newCall(server string, r *http.Request) *call {
-	c := &call{server: server}
-	c.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+// begin notes what is known of the call before it is made.
+func (c *call) begin(server string, r *http.Request) {
+	c.server = server
+	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if repl == nil {
+		return
+	}
 	if c.server == "" {
-		c.server = placeholder(c.repl, serverPlaceholder)
+		c.server, _ = repl.GetString(serverPlaceholder)
 	}
-	if c.method = placeholder(c.repl, methodPlaceholder); c.method != "" {
-		c.tool = placeholder(c.repl, toolPlaceholder)
-		c.once.Do(func() {})
+	if c.method, _ = repl.GetString(methodPlaceholder); c.method != "" {
+		c.tool, _ = repl.GetString(toolPlaceholder)
+		c.told = true
+		return
 	}
-	return c
+	repl.Map(c.placeholder)
+}
+
+func (c *call) placeholder(key string) (any, bool) {
+	switch key {
+	case serverPlaceholder:
+		return c.server, true
+	case methodPlaceholder:
+		method, _ := c.read()
+		return method, true
+	case toolPlaceholder:
+		_, tool := c.read()
+		return tool, true
+	}
+	return nil, false
 }
 
 // client is whom a response goes to: who the gateway or Caddy's authentication
 // says it is, or nobody in particular.
 func client(r *http.Request) string {
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if id := placeholder(repl, clientPlaceholder); id != "" {
-		return id
-	}
-	return placeholder(repl, "http.auth.user.id")
-}
-
-func placeholder(repl *caddy.Replacer, name string) string {
 	if repl == nil {
 		return ""
 	}
-	value, _ := repl.GetString(name)
-	return value
-}
-
-// watch returns r with a body that tells what is being called as it is read. The
-// body is not read ahead: that would cost streaming and latency.
-func (c *call) watch(r *http.Request) *http.Request {
-	if c.method != "" || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
-		return r
+	if id, _ := repl.GetString(clientPlaceholder); id != "" {
+		return id
 	}
-	c.body = &watchedBody{ReadCloser: r.Body}
-	r2 := new(http.Request)
-	*r2 = *r
-	r2.Body = c.body
-	return r2
+	id, _ := repl.GetString("http.auth.user.id")
+	return id
 }
 
-// read finds out what is being called, as far as the body has been read. It is
-// called when a response begins, and by then it has: a server that answers has
-// heard the question.
-func (c *call) read() {
-	c.once.Do(func() {
-		if c.body != nil {
-			c.method, c.tool = c.body.envelope()
-		}
-		if c.repl != nil && c.method != "" {
-			c.repl.Set(serverPlaceholder, c.server)
-			c.repl.Set(methodPlaceholder, c.method)
-			c.repl.Set(toolPlaceholder, c.tool)
-		}
-	})
+// watch returns the body of r, made to remember what is read of it. It is not
+// read ahead: that would cost streaming and latency.
+func (c *call) watch(r *http.Request) io.ReadCloser {
+	if c.told || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
+		return r.Body
+	}
+	c.body.ReadCloser = r.Body
+	return &c.body
+}
+
+// read tells what is being called, as far as the body has been read. When a
+// response begins it has been: a server that answers has heard the question.
+func (c *call) read() (method, tool string) {
+	if c.told {
+		return c.method, c.tool
+	}
+	return c.body.envelope()
 }
 
 // watchLimit is how much of a request is looked at. Clients put the name before

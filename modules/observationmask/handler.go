@@ -5,6 +5,7 @@ package observationmask
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -36,8 +37,8 @@ func init() {
 // same is counted in the metrics caddy_mcp_masked_strings_total and
 // caddy_mcp_masked_chars_total, by server.
 //
-// Unless an enclosing mcp_gateway has set them, these placeholders are set from
-// the request once a response to it begins:
+// Unless an enclosing mcp_gateway has set them, these placeholders tell what the
+// request asks for, as far as it has been read: all of it, once a response begins.
 //
 // Placeholder | Description
 // ------------|-------------
@@ -158,7 +159,7 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("head_chars: %d is negative", p.HeadChars)
 	case p.TailChars < 0:
 		return fmt.Errorf("tail_chars: %d is negative", p.TailChars)
-	case p.MaxChars > 0 && p.HeadChars+p.TailChars > p.MaxChars:
+	case p.MaxChars > 0 && p.HeadChars > p.MaxChars-p.TailChars: // not their sum, which may wrap around
 		return fmt.Errorf("head_chars + tail_chars: %d + %d exceed max_chars %d", p.HeadChars, p.TailChars, p.MaxChars)
 	case h.BufferLimit < 0:
 		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
@@ -171,46 +172,46 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if h.policy.MaxChars <= 0 || r.Method == http.MethodHead {
 		return next.ServeHTTP(w, r)
 	}
-	call := newCall(h.Server, r)
 	mw := &responseWriter{
-		ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
+		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		handler:               h,
 		request:               r,
-		call:                  call,
+	}
+	mw.call.begin(h.Server, r)
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+		extra.Add(zap.Inline(mw))
 	}
 	// reverse_proxy panics when one side dies in mid-body. That passes through
 	// here, and what has arrived by then goes out before it.
-	defer mw.report()
 	defer mw.abort()
-	if err := next.ServeHTTP(mw, call.watch(identity(r))); err != nil {
+	if err := next.ServeHTTP(mw, forwarded(r, &mw.call)); err != nil {
 		return err
 	}
 	mw.finish()
 	return nil
 }
 
-// identity returns r without Accept-Encoding. Go's transport then asks for gzip
-// on its own account and decodes it, and encode in front still knows what the
-// client accepts.
-func identity(r *http.Request) *http.Request {
-	if r.Header.Get("Accept-Encoding") == "" {
-		return r
-	}
+// forwarded returns r as the next handler is to see it: with its call watched,
+// and without Accept-Encoding. Go's transport then asks for gzip on its own
+// account and decodes it, and encode in front still knows what the client takes.
+func forwarded(r *http.Request, call *call) *http.Request {
 	r2 := new(http.Request)
 	*r2 = *r
-	r2.Header = r.Header.Clone()
-	r2.Header.Del("Accept-Encoding")
+	r2.Body = call.watch(r)
+	if r.Header.Get("Accept-Encoding") != "" {
+		r2.Header = r.Header.Clone()
+		r2.Header.Del("Accept-Encoding")
+	}
 	return r2
 }
 
-// exempted reports whether the results of this call are never masked.
-func (h *Handler) exempted(server, tool string) bool {
-	for _, pattern := range h.exempt {
-		if pattern.Match(server, tool) {
-			return true
-		}
+// exempted reports whether the results of a call are never masked.
+func (h *Handler) exempted(call *call) bool {
+	if len(h.exempt) == 0 {
+		return false
 	}
-	return false
+	_, tool := call.read()
+	return slices.ContainsFunc(h.exempt, func(p mcp.Pattern) bool { return p.Match(call.server, tool) })
 }
 
 // saver returns what keeps originals for the client of r.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
@@ -22,10 +23,10 @@ const holdOutput = 1 << 20
 
 // A responseWriter masks a response as it is written.
 type responseWriter struct {
-	*caddyhttp.ResponseWriterWrapper
+	caddyhttp.ResponseWriterWrapper
 	handler *Handler
 	request *http.Request
-	call    *call
+	call    call
 
 	status int  // 0 until WriteHeader
 	sent   bool // the header has been sent on
@@ -55,7 +56,6 @@ func (w *responseWriter) WriteHeader(status int) {
 		return
 	}
 	w.status = status
-	w.call.read()
 	if !w.begin() {
 		w.sent = true
 		w.ResponseWriter.WriteHeader(status)
@@ -77,7 +77,7 @@ func (w *responseWriter) begin() bool {
 	case !isJSON && !w.stream,
 		w.status == http.StatusSwitchingProtocols, w.status == http.StatusNoContent,
 		w.status == http.StatusNotModified, w.status == http.StatusPartialContent,
-		w.handler.exempted(w.call.server, w.call.tool):
+		w.handler.exempted(&w.call):
 		return false
 	}
 	policy := w.handler.policy
@@ -253,7 +253,13 @@ func (w *responseWriter) finish() {
 	_ = w.state.masker.End()
 	w.count()
 	if !w.sent {
-		_ = w.send(w.masked.Strings > 0 || w.body != nil, w.state.out.Len())
+		length := w.state.out.Len()
+		for name := range w.Header() {
+			if strings.HasPrefix(name, http.TrailerPrefix) {
+				length = unknown // a body of a stated length has no trailers
+			}
+		}
+		_ = w.send(w.masked.Strings > 0 || w.body != nil, length)
 	}
 	w.release()
 }
@@ -295,30 +301,27 @@ func (w *responseWriter) count() {
 	w.masked = now
 }
 
-// report puts what was called and masked into the access log.
-func (w *responseWriter) report() {
-	w.call.read() // if there was no response, not even an error of the upstream's
-	extra, ok := w.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if !ok {
-		return
-	}
-	for _, field := range []zap.Field{
-		zap.String("mcp_server", w.call.server),
-		zap.String("mcp_method", w.call.method),
-		zap.String("mcp_tool", w.call.tool),
-	} {
-		if field.String != "" {
-			extra.Set(field)
+// MarshalLogObject puts what was called and masked into the access log, when it
+// is written.
+func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	if !w.call.told { // else a gateway logs it
+		method, tool := w.call.read()
+		for _, field := range [][2]string{{"mcp_server", w.call.server}, {"mcp_method", method}, {"mcp_tool", tool}} {
+			if field[1] != "" {
+				enc.AddString(field[0], field[1])
+			}
 		}
 	}
 	if w.masked.Strings > 0 {
-		extra.Set(zap.Int("mcp_masked_strings", w.masked.Strings))
-		extra.Set(zap.Int("mcp_masked_chars", w.masked.Chars))
+		enc.AddInt("mcp_masked_strings", w.masked.Strings)
+		enc.AddInt("mcp_masked_chars", w.masked.Chars)
 	}
+	return nil
 }
 
 // Interface guards
 var (
-	_ http.ResponseWriter = (*responseWriter)(nil)
-	_ io.ReaderFrom       = (*responseWriter)(nil)
+	_ http.ResponseWriter     = (*responseWriter)(nil)
+	_ io.ReaderFrom           = (*responseWriter)(nil)
+	_ zapcore.ObjectMarshaler = (*responseWriter)(nil)
 )

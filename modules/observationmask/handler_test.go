@@ -1,0 +1,545 @@
+package observationmask
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/andybalholm/brotli"
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"go.uber.org/goleak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Caddy and its certificate cache start these once, for good.
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
+		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
+		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
+}
+
+// provision provisions a handler from its JSON configuration.
+func provision(t *testing.T, config string) *Handler {
+	t.Helper()
+	h := new(Handler)
+	if err := json.Unmarshal([]byte(config), h); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := newContext(t)
+	t.Cleanup(cancel)
+	if err := h.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Cleanup(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func newContext(t *testing.T) (caddy.Context, context.CancelFunc) {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return caddy.NewContext(ctx)
+}
+
+// front serves h in front of next, with the context that Caddy's server makes.
+func front(t *testing.T, h *Handler, next caddyhttp.Handler) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+		if err := h.ServeHTTP(w, r, next); err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server
+}
+
+// proxy serves h in front of a real reverse_proxy to upstream.
+func proxy(t *testing.T, h *Handler, upstream http.Handler) *httptest.Server {
+	t.Helper()
+	up := httptest.NewServer(upstream)
+	t.Cleanup(up.Close)
+	rp := &reverseproxy.Handler{Upstreams: reverseproxy.UpstreamPool{{Dial: up.Listener.Addr().String()}}}
+	ctx, cancel := newContext(t)
+	t.Cleanup(cancel)
+	if err := rp.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = rp.Cleanup() })
+	return front(t, h, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		return rp.ServeHTTP(w, r, nil)
+	}))
+}
+
+const request = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read","arguments":{}}}`
+
+// post sends a request with a transport that decodes nothing, and returns the
+// response and its body.
+func post(t *testing.T, server *httptest.Server, header ...string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequest(http.MethodPost, server.URL, strings.NewReader(request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	transport := &http.Transport{DisableCompression: true}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, string(body)
+}
+
+func message(text string) string {
+	b, _ := json.Marshal(text)
+	return `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":` + string(b) + `}]}}`
+}
+
+// answer serves a body as JSON.
+func answer(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		w.Header().Set("ETag", `"raw"`)
+		w.Header().Set("Last-Modified", "Sun, 15 Nov 2026 00:00:00 GMT")
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+func isMasked(body string) bool { return strings.Contains(body, "[KIMI_PROXY_OBSERVATION_MASKED ") }
+
+// O14
+func TestHeadersTellTheTruth(t *testing.T) {
+	long, short := message(strings.Repeat("x", 10000)), message("short")
+	many := `{"jsonrpc":"2.0","result":[` + strings.Repeat(`"short",`, 50000) + `""]}`
+	h := provision(t, `{}`)
+	response, body := post(t, proxy(t, h, answer(long)))
+	if !isMasked(body) || response.ContentLength != int64(len(body)) || response.Header.Get("ETag") != "" {
+		t.Errorf("masked: %d bytes, %v", len(body), response.Header)
+	}
+	if response.Header.Get("Last-Modified") == "" {
+		t.Error("masked: lost a header that does not describe the body")
+	}
+	for _, text := range []string{short, many} {
+		response, body = post(t, proxy(t, h, answer(text)))
+		if body != text || response.ContentLength != int64(len(text)) || response.Header.Get("ETag") != `"raw"` {
+			t.Errorf("untouched: %d bytes, %v", len(body), response.Header)
+		}
+	}
+}
+
+// O15
+func TestAnyUpstreamEncoding(t *testing.T) {
+	text := message(strings.Repeat("x", 100000))
+	encode := map[string]func(io.Writer) io.WriteCloser{
+		"gzip": func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"br":   func(w io.Writer) io.WriteCloser { return brotli.NewWriter(w) },
+		"zstd": func(w io.Writer) io.WriteCloser { z, _ := zstd.NewWriter(w); return z },
+	}
+	h := provision(t, `{}`)
+	for encoding, open := range encode {
+		t.Run(encoding, func(t *testing.T) {
+			var encoded bytes.Buffer
+			w := open(&encoded)
+			_, _ = io.WriteString(w, text)
+			_ = w.Close()
+			server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Encoding", encoding)
+				answer(encoded.String())(w, r)
+			}))
+			for _, accept := range []string{"", "gzip, br, zstd", "identity"} {
+				response, body := post(t, server, "Accept-Encoding", accept)
+				if !isMasked(body) || !json.Valid([]byte(body)) || response.Header.Get("Content-Encoding") != "" || len(body) > 5000 {
+					t.Errorf("accepting %q: got %d bytes %.100q, %v", accept, len(body), body, response.Header)
+				}
+			}
+		})
+		t.Run(encoding+" event stream", func(t *testing.T) {
+			// Each event must come out before the next goes in.
+			next := make(chan bool)
+			server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				w.Header().Set("Content-Encoding", encoding)
+				enc := open(w)
+				for range 3 {
+					_, _ = io.WriteString(enc, "event: message\ndata: "+text+"\n\n")
+					_ = enc.(interface{ Flush() error }).Flush()
+					_ = http.NewResponseController(w).Flush()
+					<-next
+				}
+				_ = enc.Close()
+			}))
+			response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			events := 0
+			for b := make([]byte, 64<<10); ; {
+				n, err := response.Body.Read(b)
+				if bytes.HasSuffix(b[:n], []byte("\n\n")) {
+					events++
+					next <- true
+				}
+				if err == io.EOF {
+					break
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if events != 3 {
+				t.Errorf("%d events", events)
+			}
+		})
+	}
+	t.Run("broken", func(t *testing.T) {
+		server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "br")
+			answer("this is no brotli, and must not look like a complete answer")(w, r)
+		}))
+		response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
+		if err == nil {
+			_, err = io.ReadAll(response.Body)
+			response.Body.Close()
+		}
+		if err == nil {
+			t.Error("a broken body looked complete")
+		}
+	})
+	t.Run("unknown", func(t *testing.T) {
+		server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "exi")
+			answer(text)(w, r)
+		}))
+		if response, body := post(t, server); body != text || response.Header.Get("Content-Encoding") != "exi" {
+			t.Error("changed")
+		}
+	})
+}
+
+func TestIOCopyIsMasked(t *testing.T) {
+	text := message(strings.Repeat("x", 100000))
+	server := front(t, provision(t, `{}`), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Content-Type", "application/json")
+		_, err := io.Copy(w, onlyReader{strings.NewReader(text)})
+		return err
+	}))
+	if _, body := post(t, server); !isMasked(body) || !json.Valid([]byte(body)) {
+		t.Errorf("got %.100q", body)
+	}
+	server = front(t, provision(t, `{}`), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Content-Type", "text/plain")
+		_, err := io.Copy(w, onlyReader{strings.NewReader(text)})
+		return err
+	}))
+	if _, body := post(t, server); body != text {
+		t.Errorf("text/plain: got %.100q", body)
+	}
+}
+
+// onlyReader has no WriteTo, so that io.Copy looks for ReadFrom.
+type onlyReader struct{ io.Reader }
+
+// reverse_proxy flushes each write of an event stream. Other handlers may not.
+func TestEventsAreSentOnAsTheyAreComplete(t *testing.T) {
+	next := make(chan bool)
+	server := front(t, provision(t, `{}`), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 3 {
+			_, _ = io.WriteString(w, "data: "+message("x")+"\n\n")
+			<-next
+		}
+		return nil
+	}))
+	response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		if lines.Text() == "" {
+			next <- true // only now the next event is written
+		}
+	}
+}
+
+func TestTrailersStayTrailers(t *testing.T) {
+	text := message(strings.Repeat("x", 10000))
+	server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Trailer", "X-Checksum")
+		_, _ = io.WriteString(w, text)
+		w.Header().Set("X-Checksum", "abc")
+	}))
+	response, body := post(t, server)
+	if !isMasked(body) || response.Header.Get("X-Checksum") != "" || response.Trailer.Get("X-Checksum") != "abc" {
+		t.Errorf("header %v, trailer %v", response.Header, response.Trailer)
+	}
+}
+
+// A text may break off before anything was sent, or in the middle of a string
+// that is being cut. The client must notice either way.
+func TestAnUpstreamThatDiesInMidBody(t *testing.T) {
+	for _, size := range []int{1000, 500000, 5000000} {
+		for _, chunked := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d chunked=%v", size, chunked), func(t *testing.T) {
+				server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Content-Type", "application/json")
+					text := message(strings.Repeat("x", size))
+					if !chunked {
+						w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+					}
+					_, _ = io.WriteString(w, text[:len(text)/2])
+					_ = http.NewResponseController(w).Flush()
+					panic(http.ErrAbortHandler)
+				}))
+				response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
+				if err != nil {
+					return
+				}
+				defer response.Body.Close()
+				if body, err := io.ReadAll(response.Body); err == nil {
+					t.Errorf("half a body looked complete: %d bytes", len(body))
+				}
+			})
+		}
+	}
+}
+
+// O23
+func TestRecover(t *testing.T) {
+	text := strings.Repeat("aé\n😀\"", 5000)
+	h := provision(t, `{"recover":{"ttl":"1m"},"server":"s"}`)
+	server := proxy(t, h, answer(message(text)))
+	_, first := post(t, server)
+	_, second := post(t, server)
+	if first != second {
+		t.Error("the same result was masked differently: a prompt cache would miss")
+	}
+	id := regexp.MustCompile(` id=(obs_[A-Za-z0-9]{22})\] `).FindStringSubmatch(first)
+	if id == nil {
+		t.Fatalf("no handle in %.3000q", first)
+	}
+	literal, _ := json.Marshal(text)
+	got, ok := h.store.Get("", id[1])
+	if !ok || string(got) != string(literal[1:len(literal)-1]) {
+		t.Errorf("recovered %d bytes, want %d", len(got), len(literal)-2)
+	}
+	if _, ok := h.store.Get("somebody else", id[1]); ok {
+		t.Error("another client's handle was honoured")
+	}
+
+	// A reload: the new configuration is provisioned before the old one goes.
+	again := provision(t, `{"recover":{"ttl":"1m"}}`)
+	if again.store != h.store {
+		t.Error("the store did not outlive a reload")
+	}
+	other := provision(t, `{"recover":{"ttl":"2m"}}`)
+	if other.store == h.store {
+		t.Error("a store is shared across limits")
+	}
+
+	// What is too large is masked without a handle.
+	h = provision(t, `{"recover":{"max_bytes":100000}}`)
+	if _, body := post(t, proxy(t, h, answer(message(text)))); !isMasked(body) || strings.Contains(body, " id=obs_") {
+		t.Errorf("got %.3000q", body)
+	}
+}
+
+func TestHandlesAreBoundToTheClient(t *testing.T) {
+	h := provision(t, `{"recover":{}}`)
+	ids := map[string]string{}
+	for _, user := range []string{"alice", "bob"} {
+		next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			answer(message(strings.Repeat("x", 10000)))(w, r)
+			return nil
+		})
+		recorder := httptest.NewRecorder()
+		repl := caddy.NewReplacer()
+		repl.Set("http.auth.user.id", user)
+		r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
+		if err := h.ServeHTTP(recorder, r, next); err != nil {
+			t.Fatal(err)
+		}
+		id := regexp.MustCompile(`obs_[A-Za-z0-9]{22}`).FindString(recorder.Body.String())
+		if _, ok := h.store.Get(user, id); !ok {
+			t.Errorf("%s cannot recover %q", user, id)
+		}
+		ids[user] = id
+	}
+	if ids["alice"] == ids["bob"] {
+		t.Error("two clients share a handle")
+	}
+	if _, ok := h.store.Get("bob", ids["alice"]); ok {
+		t.Error("bob recovered what alice was given")
+	}
+}
+
+// O24
+func TestExempt(t *testing.T) {
+	text := message(strings.Repeat("x", 10000))
+	for _, test := range []struct {
+		config string
+		masked bool
+	}{
+		{`{"server":"fs","exempt":["fs::read"]}`, false},
+		{`{"server":"fs","exempt":["other::*","fs::re*"]}`, false},
+		{`{"exempt":["*::read"]}`, false},
+		{`{"server":"fs","exempt":["fs::write"]}`, true},
+		{`{"server":"fs","exempt":["other::read"]}`, true},
+	} {
+		_, body := post(t, proxy(t, provision(t, test.config), answer(text)))
+		if isMasked(body) != test.masked {
+			t.Errorf("%s: masked %v", test.config, !test.masked)
+		}
+	}
+}
+
+func TestCallIsReadFromTheRequest(t *testing.T) {
+	for _, test := range []struct{ name, body, method, tool string }{
+		{"name first", request, "tools/call", "read"},
+		{"the order of the TypeScript SDK", `{"method":"tools/call","params":{"name":"a\u0062","arguments":{"name":"no"}},"jsonrpc":"2.0","id":1}`, "tools/call", "ab"},
+		{"long arguments after the name", `{"method":"tools/call","params":{"name":"x","arguments":"` + strings.Repeat("y", 2*watchLimit) + `"}}`, "tools/call", "x"},
+		{"no name", `{"method":"ping"}`, "ping", ""},
+		{"no call", `[1,2]`, "", ""},
+		{"a repeated key", `{"method":"a","method":"b"}`, "", ""},
+		{"not JSON", `{"method":"a",}`, "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := &watchedBody{ReadCloser: io.NopCloser(strings.NewReader(test.body))}
+			if read, err := io.ReadAll(b); err != nil || string(read) != test.body {
+				t.Fatalf("the body was changed: %v", err)
+			}
+			if method, tool := b.envelope(); method != test.method || tool != test.tool {
+				t.Errorf("got %q, %q", method, tool)
+			}
+		})
+	}
+}
+
+// One memory for many: what one response leaves behind must not show in another.
+func TestResponsesDoNotMix(t *testing.T) {
+	server := proxy(t, provision(t, `{"keep_media":true}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := strconv.Atoi(r.URL.Query().Get("n"))
+		text := message(fmt.Sprintf("%06d", n) + strings.Repeat(string(rune('a'+n%26)), n))
+		if n%3 == 0 {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: "+text+"\n\n")
+			return
+		}
+		if n%7 == 0 {
+			text = text[:len(text)/2] // not JSON
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, text)
+	}))
+	client := server.Client()
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 60 {
+				n := (g*61+i)*131%30000 + 1
+				response, err := client.Post(fmt.Sprint(server.URL, "?n=", n), "application/json", strings.NewReader(request))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				body, _ := io.ReadAll(response.Body)
+				response.Body.Close()
+				letters := strings.Count(string(body), strings.Repeat(string(rune('a'+n%26)), 30))
+				if !strings.Contains(string(body), fmt.Sprintf("%06d", n)) || n > 100 && letters == 0 {
+					t.Errorf("n=%d: got %.200q", n, body)
+				}
+				if n > 4000 && n%7 != 0 && !isMasked(string(body)) {
+					t.Errorf("n=%d: not masked", n)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// 64 MiB through the whole handler and reverse_proxy.
+func TestMemoryDoesNotGrowWithTheResponse(t *testing.T) {
+	const size = 64 << 20
+	piece := strings.Repeat("x", 1<<20)
+	var server *httptest.Server
+	peak := uint64(0)
+	server = proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":"`)
+		var before, now runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for range size / len(piece) {
+			_, _ = io.WriteString(w, piece)
+			runtime.ReadMemStats(&now)
+			peak = max(peak, now.TotalAlloc-before.TotalAlloc)
+		}
+		_, _ = io.WriteString(w, `"}`)
+	}))
+	_, body := post(t, server)
+	if want := "original_chars=" + strconv.Itoa(size); !strings.Contains(body, want) {
+		t.Fatalf("no %s in %.3000q", want, body)
+	}
+	if limit := uint64(8 << 20); peak > limit { // most of it net/http's, under the race detector
+		t.Errorf("allocated %d bytes for a response of %d, more than %d", peak, size, limit)
+	}
+}
+
+func TestConfigurationDefaults(t *testing.T) {
+	for config, want := range map[string][3]int{
+		`{}`:                               {4000, 2000, 2000},
+		`{"max_chars":1000}`:               {1000, 500, 500},
+		`{"max_chars":10000}`:              {10000, 2000, 2000},
+		`{"max_chars":100,"head_chars":0}`: {100, 0, 50},
+		`{"max_chars":100,"tail_chars":100,"head_chars":0}`: {100, 0, 100},
+		`{"max_chars":0}`: {0, 0, 0},
+	} {
+		p := provision(t, config).policy
+		if got := [3]int{p.MaxChars, p.HeadChars, p.TailChars}; got != want {
+			t.Errorf("%s: got %v, want %v", config, got, want)
+		}
+	}
+	h := provision(t, `{"recover":{}}`)
+	if got, want := h.Recover.limits(), (store.Limits{Entries: 1000, Bytes: 64 << 20, TTL: 3600e9}); got != want {
+		t.Errorf("recover: got %+v, want %+v", got, want)
+	}
+}
