@@ -1,0 +1,203 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// binary returns the path of the Caddy that xcaddy built.
+func binary(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../bin/caddy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("there is no built binary (%v); run: make -f xcaddy.mk build", err)
+	}
+	return path
+}
+
+// caddy prepares the built binary to run at the root of the project, with a home
+// of its own.
+func caddy(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), binary(t), args...)
+	cmd.Dir = "../.."
+	home := t.TempDir()
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
+	return cmd
+}
+
+func TestBinaryHasTheModules(t *testing.T) {
+	out, err := caddy(t, "list-modules").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	modules := strings.Fields(string(out))
+	for _, module := range []string{"http.handlers.observation_mask", "http.handlers.mcp_sample"} {
+		if !slices.Contains(modules, module) {
+			t.Errorf("%s is missing", module)
+		}
+	}
+}
+
+func TestBinaryValidates(t *testing.T) {
+	for _, file := range shipped(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			path, err := filepath.Abs(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := caddy(t, "validate", "--config", path, "--adapter", "caddyfile").CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "Valid configuration") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+	t.Run("O11 refuses head and tail that exceed max", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "Caddyfile")
+		if err := os.WriteFile(file, []byte(site(freeAddress(t), "observation_mask 4000 3000 3000")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := caddy(t, "validate", "--config", file).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "head_chars + tail_chars") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+// running is a Caddy process that serves.
+type running struct {
+	*exec.Cmd
+	address string // in place of 8080
+	output  bytes.Buffer
+	exited  chan struct{}
+	err     error // once it has exited
+}
+
+// run serves a shipped Caddyfile at other ports and returns once it does.
+func run(t *testing.T, file string, env ...string) *running {
+	t.Helper()
+	caddyfile, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved, addresses := elsewhere(t, string(caddyfile))
+	config := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(config, []byte(withAdmin(moved, freeAddress(t))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	// Caddy says that it serves as it does to `caddy start`: it calls here and
+	// repeats what it was given as input.
+	ready := listen(t)
+	const word = "serving"
+	r := &running{Cmd: caddy(t, "run", "--config", config, "--pingback", ready.Addr().String()), address: addresses[":8080"], exited: make(chan struct{})}
+	r.Env = append(r.Env, env...)
+	r.Stdin = strings.NewReader(word)
+	r.Stderr = &r.output
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		r.err = r.Wait()
+		close(r.exited)
+		ready.Close() // who waits for it need not wait any longer
+	}()
+	t.Cleanup(func() {
+		_ = r.Process.Kill()
+		<-r.exited
+	})
+
+	_ = ready.SetDeadline(time.Now().Add(patience))
+	conn, err := ready.Accept()
+	if err != nil {
+		_ = r.Process.Kill()
+		<-r.exited
+		t.Fatalf("does not serve: %v\n%s", r.err, &r.output)
+	}
+	defer conn.Close()
+	if said, err := io.ReadAll(conn); err != nil || string(said) != word {
+		t.Fatalf("said %q: %v", said, err)
+	}
+	return r
+}
+
+// stop ends the process as an operator would and returns what it has logged.
+func (r *running) stop(t *testing.T) string {
+	t.Helper()
+	if err := r.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, r.exited, "the end of the process")
+	if r.err != nil {
+		t.Errorf("exited: %v\n%s", r.err, &r.output)
+	}
+	return r.output.String()
+}
+
+func TestBinaryServes(t *testing.T) {
+	caddy := run(t, "../../Caddyfile")
+	callReadLog(t, caddy.address)
+	logged := caddy.stop(t)
+	if !strings.Contains(logged, `"mcp_masked_chars":`) {
+		t.Errorf("no mcp_masked_chars in the log:\n%s", logged)
+	}
+}
+
+// TestBinaryLogs runs the example of A34 with each of its settings.
+func TestBinaryLogs(t *testing.T) {
+	const access = "handled request"
+	tests := []struct {
+		name string
+		env  []string
+		json bool // every line
+		logs bool // access
+	}{
+		{"A34 json", nil, true, true},
+		{"A34 console", []string{"LOG_FORMAT=console"}, false, true},
+		{"A34 level ERROR", []string{"LOG_LEVEL=ERROR"}, true, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			caddy := run(t, "../../caddyfile_examples/logging.Caddyfile", tt.env...)
+			callReadLog(t, caddy.address)
+			logged := caddy.stop(t)
+			if got := strings.Contains(logged, access); got != tt.logs {
+				t.Errorf("access logged: %t\n%s", got, logged)
+			}
+			for line := range strings.Lines(logged) {
+				if !strings.Contains(line, access) && !tt.json {
+					continue // what is logged before the configuration is read has its own format
+				}
+				var entry struct {
+					Time    float64 `json:"ts"`
+					Level   string  `json:"level"`
+					Logger  string  `json:"logger"` // lines of the process itself have none
+					Message string  `json:"msg"`
+				}
+				err := json.Unmarshal([]byte(line), &entry)
+				isJSON := err == nil && entry.Time > 0 && entry.Level != "" && entry.Message != ""
+				if isJSON != tt.json {
+					t.Errorf("JSON: %t: %s", isJSON, line)
+				}
+				if !strings.Contains(line, access) {
+					continue
+				}
+				if !strings.Contains(line, "http.log.access") || isJSON && entry.Logger == "" || !strings.Contains(line, `"mcp_masked_chars"`) {
+					t.Errorf("no logger or no mcp_masked_chars: %s", line)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,97 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+)
+
+// shipped returns the Caddyfiles a user is given: the one at the root and every
+// example.
+func shipped(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../../caddyfile_examples/*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	return append(files, "../../Caddyfile")
+}
+
+// elsewhere moves the ports of a shipped Caddyfile, 8080 and those that follow, to
+// free ones and returns what address each became.
+func elsewhere(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
+	t.Helper()
+	addresses = map[string]string{}
+	moved = regexp.MustCompile(`:80[89]\d\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
+		if addresses[port] == "" {
+			addresses[port] = freeAddress(t)
+		}
+		return strings.TrimPrefix(addresses[port], "127.0.0.1")
+	})
+	if addresses[":8080"] == "" {
+		t.Fatal("nothing is served at port 8080")
+	}
+	return moved, addresses
+}
+
+// callReadLog asks for 2000 lines of log and wants what the sample server says of
+// them, masked.
+func callReadLog(t *testing.T, address string) {
+	t.Helper()
+	call := rpc("tools/call", `{"name":"read_log","arguments":{"lines":2000}}`)
+	text := toolText(t, post(t, "http://"+upstream(t, fakemcp.NewServer()), call).body)
+	want := text[:2000] + fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=2000 tail=2000] ...\n", len(text)) + text[len(text)-2000:]
+
+	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
+	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+		got := post(t, "http://"+address+"/mcp", call, "Accept: "+accept).body
+		data := strings.TrimPrefix(got, "event: message\ndata: ")
+		same(t, handle.ReplaceAllString(toolText(t, data), "]"), want)
+	}
+}
+
+// toolText is the text of the result of a tool call.
+func toolText(t *testing.T, message string) string {
+	t.Helper()
+	var response struct {
+		Result struct {
+			Content []struct{ Text string }
+		}
+	}
+	if err := json.Unmarshal([]byte(message), &response); err != nil || len(response.Result.Content) != 1 {
+		t.Fatalf("%v: %.300s", err, message)
+	}
+	return response.Result.Content[0].Text
+}
+
+func TestShippedCaddyfiles(t *testing.T) {
+	for _, file := range shipped(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			caddyfile, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt(caddyfile, map[string]any{"filename": file})
+			if err != nil || len(warnings) > 0 {
+				t.Fatalf("adapt: %v %v", err, warnings)
+			}
+			moved, addresses := elsewhere(t, string(caddyfile))
+			load(t, moved)
+			callReadLog(t, addresses[":8080"])
+			if strings.Contains(string(caddyfile), "metrics /metrics") {
+				metrics := send(t, client, "GET", "http://"+addresses[":8082"]+"/metrics", "").body
+				if !strings.Contains(metrics, "caddy_mcp_masked_chars_total{server=\"sample\"} ") {
+					t.Errorf("no masked characters in the metrics:\n%s", metrics)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,132 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+)
+
+// metric reads one sample at Caddy's own endpoint.
+func metric(t *testing.T, name, server string) float64 {
+	t.Helper()
+	res := open(t, client, "GET", "http://"+adminAddress+"/metrics", "")
+	lines := bufio.NewScanner(res.Body)
+	for lines.Scan() {
+		value, ok := strings.CutPrefix(lines.Text(), name+`{server="`+server+`"} `)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return 0
+}
+
+func TestMetrics(t *testing.T) {
+	stub := upstream(t, new(fakemcp.Stub))
+	for server, options := range map[string]string{"metered": block("", "metrics") + "\n", "": ""} {
+		t.Run("server "+strconv.Quote(server), func(t *testing.T) {
+			address := freeAddress(t)
+			config := options + site(address, mask("server "+strconv.Quote(server)), proxy(stub))
+			load(t, config)
+			strings0 := metric(t, "caddy_mcp_masked_strings_total", server)
+			chars0 := metric(t, "caddy_mcp_masked_chars_total", server)
+			count := func(strings, chars float64) {
+				t.Helper()
+				if got := metric(t, "caddy_mcp_masked_strings_total", server) - strings0; got != strings {
+					t.Errorf("%v strings masked, want %v", got, strings)
+				}
+				if got := metric(t, "caddy_mcp_masked_chars_total", server) - chars0; got != chars {
+					t.Errorf("%v characters masked, want %v", got, chars)
+				}
+			}
+
+			long := `"` + strings.Repeat("A", 5000) + `"`
+			post(t, "http://"+address, raw(result("["+long+","+long+"]")))
+			count(2, 2000)
+			post(t, "http://"+address, raw(result(`"short"`)))
+			count(2, 2000)
+			post(t, "http://"+address, rpc("sse", `{"n":1,"size":4001}`))
+			count(3, 2001)
+
+			load(t, config+site(freeAddress(t), "respond x")) // counts outlive a reload
+			count(3, 2001)
+			post(t, "http://"+address, raw(result(long)))
+			count(4, 3001)
+		})
+	}
+}
+
+func TestAccessLog(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "access.log")
+	url := serve(t, block("log", "output file "+file, "format json"),
+		mask("server sample"), proxy(upstream(t, fakemcp.NewServer())))
+
+	const secret = "geheim"
+	type fields struct {
+		Server  *string `json:"mcp_server"`
+		Method  *string `json:"mcp_method"`
+		Tool    *string `json:"mcp_tool"`
+		Strings *int    `json:"mcp_masked_strings"`
+		Chars   *int    `json:"mcp_masked_chars"`
+	}
+	tests := []struct {
+		name    string
+		request string
+		accept  string
+		want    fields
+	}{
+		{"a masked call", rpc("tools/call", `{"name":"echo","arguments":{"text":`+quote(strings.Repeat(secret, 1000))+`}}`), "",
+			fields{new("sample"), new("tools/call"), new("echo"), new(1), new(2000)}},
+		{"a masked call answered by an event", rpc("tools/call", `{"name":"echo","arguments":{"text":`+quote(strings.Repeat(secret, 1000))+`}}`), "text/event-stream",
+			fields{new("sample"), new("tools/call"), new("echo"), new(1), new(2000)}},
+		{"a call that is not masked", rpc("tools/call", `{"arguments":{"text":`+quote(secret)+`},"name":"echo"}`), "",
+			fields{new("sample"), new("tools/call"), new("echo"), nil, nil}},
+		{"a request without a name", rpc("tools/list", `{}`), "", fields{Server: new("sample"), Method: new("tools/list")}},
+		{"no JSON-RPC", "x", "", fields{Server: new("sample")}},
+	}
+	// One connection: a response begins only after the line of the one before has
+	// been written.
+	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}, Timeout: patience}
+	for _, tt := range tests {
+		send(t, client, "POST", url, tt.request, "Accept: "+tt.accept)
+	}
+	send(t, client, "GET", url, "")
+
+	log, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(log), secret) {
+		t.Error("arguments or results are in the log")
+	}
+	lines := strings.Split(string(log), "\n")
+	if len(lines) < len(tests) {
+		t.Fatalf("%d lines:\n%s", len(lines), log)
+	}
+	for i, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got fields
+			if err := json.Unmarshal([]byte(lines[i]), &got); err != nil {
+				t.Fatal(err)
+			}
+			want, _ := json.Marshal(tt.want)
+			if has, _ := json.Marshal(got); string(has) != string(want) {
+				t.Errorf("logged %s\nwant %s", has, want)
+			}
+		})
+	}
+}
