@@ -4,50 +4,67 @@
 #	make -f xcaddy.mk test    everything that must pass
 #	make -f xcaddy.mk help    the other targets
 
-CADDY_VERSION := $(shell go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2)
-MODULE        := github.com/caddy-mcp-gateway/caddy-mcp-gateway
-CADDY         := bin/caddy
-SOURCES       := $(shell git ls-files -co --exclude-standard -- '*.go' go.mod go.sum 2>/dev/null || find . -name '*.go' -o -name 'go.*')
+MODULE := github.com/caddy-mcp-gateway/caddy-mcp-gateway
+CADDY  := bin/caddy
 
 # The same flags for xcaddy and for `go test`, so that both share one build
-# cache and a fresh machine compiles Caddy once. No -trimpath: xcaddy's default
-# would split the cache, and Caddy's test harness refuses to run with it.
+# cache and a fresh machine compiles Caddy once. No -trimpath, which is xcaddy's
+# default: it would split the cache, and Caddy's test harness does not run with it.
 TAGS := nobadger,nomysql,nopgx
 export CGO_ENABLED := 0
 export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
-GOTEST   := go test -tags $(TAGS)
+GO_FILES := $(shell find . -name '*.go' -not -path '*/node_modules/*')
+GO_TEST  := go test -tags $(TAGS)
 FUZZTIME ?= 60s
 
-.PHONY: help run build test race fuzz bench lint clean
+# The official MCP SDK and reference server, for the tests that talk to them.
+PEERS := internal/integration/peers
+
 .DEFAULT_GOAL := help
+.PHONY: help run build test race fuzz bench lint clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 10
 
 run: build ## build if needed, then serve the Caddyfile
 	$(CADDY) run --config Caddyfile
 
-build: $(CADDY) ## build bin/caddy with xcaddy
+build: $(CADDY) ## build bin/caddy
 
-# go.sum pins every dependency, so after the download nothing needs the network:
-# with the proxy off, nobody is asked for versions of this module, which a
-# registry that does not know it would refuse.
-$(CADDY): $(SOURCES)
+# go.sum pins every dependency, so after the download nothing needs the network.
+# With the proxy off nobody is asked for versions of this module, which a registry
+# that does not know it would refuse.
+$(CADDY): $(filter-out %_test.go,$(GO_FILES)) go.mod go.sum xcaddy.mk
 	go mod download
-	GOPROXY=off GOSUMDB=off go tool xcaddy build $(CADDY_VERSION) \
+	GOPROXY=off GOSUMDB=off go tool xcaddy build \
+		$$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) \
 		--with $(MODULE)/modules --replace $(MODULE)=. --output $(CADDY)
 
-test: build ## run every test, the built binary included
-	$(GOTEST) ./...
+test: build $(PEERS)/node_modules ## run every test, those of the built binary included
+	$(GO_TEST) ./...
 
-race: build ## run every test under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GOTEST) -race ./...
+race: build $(PEERS)/node_modules ## the same under the race detector, which needs a C compiler
+	CGO_ENABLED=1 $(GO_TEST) -race ./...
+
+$(PEERS)/node_modules: $(PEERS)/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --no-audit --no-fund --prefix $(PEERS) && touch $@; \
+	else echo "npm not found: the tests against the official MCP SDK will be skipped"; fi
+
+fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each
+	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z]+' internal modules | sort | \
+	while IFS=: read -r file func; do \
+		echo "== $$file $${func#func }"; \
+		$(GO_TEST) ./$${file%/*} -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) || exit 1; \
+	done
+
+bench: build ## throughput and memory, as ratios to named baselines
+	go run ./internal/bench -caddy $(CADDY)
 
 lint: ## gofmt, go vet, staticcheck
-	@test -z "$$(gofmt -l $$(git ls-files -co --exclude-standard -- '*.go'))" || { gofmt -d $$(git ls-files -co --exclude-standard -- '*.go'); exit 1; }
+	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }
 	go vet -tags $(TAGS) ./...
 	go tool staticcheck -tags $(TAGS) ./...
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin $(PEERS)/node_modules

@@ -1,0 +1,400 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	connections = 16
+	rounds      = 6 // in which each site has a turn
+	toolsCall   = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_log","arguments":{"lines":2000}}}`
+)
+
+// The sites of the gateway.
+const (
+	plain = iota
+	masked
+)
+
+func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
+	var loads []string
+	for _, path := range []string{"/1KB", "/100KB", "/5MB"} {
+		if chosen.MatchString("proxy" + path) {
+			loads = append(loads, path)
+		}
+	}
+	memory := chosen.MatchString("proxy/memory")
+	if len(loads) == 0 && !memory {
+		return nil
+	}
+	up, err := startUpstream()
+	if err != nil {
+		return err
+	}
+	defer up.server.Close()
+	if len(loads) > 0 {
+		if err := reportLoads(ctx, loads, caddy, up, budget); err != nil {
+			return err
+		}
+	}
+	if memory {
+		return reportMemory(ctx, caddy, up)
+	}
+	return nil
+}
+
+func reportLoads(ctx context.Context, paths []string, caddy string, up *upstream, budget time.Duration) error {
+	gw, err := startGateway(ctx, caddy, up.addr)
+	if err != nil {
+		return err
+	}
+	defer gw.stop()
+	fmt.Printf("\n%-41s %7s %7s %13s %18s %18s %18s\n", fmt.Sprintf("calls/s, %d connections", connections),
+		"plain", "masked", "masked/plain", "plain p50, p99 ms", "masked p50, p99", "caddy CPU ms/call")
+	for _, path := range paths {
+		if err := compare(ctx, gw, up, path, budget/(2*rounds)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
+	fmt.Println("The last column is the processor time of caddy alone: plain, masked.")
+	return nil
+}
+
+// compare lets the two sites answer the same calls in turns and prints a row.
+func compare(ctx context.Context, gw *gateway, up *upstream, path string, turn time.Duration) error {
+	var sites [2]struct {
+		rates     []float64
+		latencies []time.Duration
+		cpu       time.Duration
+	}
+	var ratios []float64
+	for i := range sites { // a first turn opens connections and fills pools
+		if err := check(ctx, gw.urls[i]+path, up.answers[path][i]); err != nil {
+			return err
+		}
+		if _, _, err := load(ctx, gw.urls[i]+path, len(up.answers[path][i]), turn/4); err != nil {
+			return err
+		}
+	}
+	for round := range rounds {
+		for i := range sites {
+			site, before := &sites[i], gw.cpuTime()
+			latencies, elapsed, err := load(ctx, gw.urls[i]+path, len(up.answers[path][i]), turn)
+			if err != nil {
+				return err
+			}
+			site.rates = append(site.rates, float64(len(latencies))/elapsed.Seconds())
+			site.latencies = append(site.latencies, latencies...)
+			site.cpu += gw.cpuTime() - before
+		}
+		ratios = append(ratios, sites[masked].rates[round]/sites[plain].rates[round])
+	}
+
+	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	var latency, cpu [2]string
+	for i, site := range sites {
+		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(quantile(site.latencies, .5)), ms(quantile(site.latencies, .99)))
+		cpu[i] = "n/a"
+		if site.cpu > 0 {
+			cpu[i] = fmt.Sprintf("%.3f", ms(site.cpu)/float64(len(site.latencies)))
+		}
+	}
+	fmt.Printf("%-41s %7.0f %7.0f %12.2fx %18s %18s %18s\n", "proxy"+path,
+		quantile(sites[plain].rates, .5), quantile(sites[masked].rates, .5), quantile(ratios, .5),
+		latency[plain], latency[masked], cpu[plain]+", "+cpu[masked])
+	return nil
+}
+
+// quantile returns the value that the share q of values does not exceed.
+func quantile[T float64 | time.Duration](values []T, q float64) T {
+	return slices.Sorted(slices.Values(values))[int(q*float64(len(values)-1))]
+}
+
+// reportMemory gives each time a fresh process, whose peak nothing else has
+// raised, one huge answer to pass on.
+func reportMemory(ctx context.Context, caddy string, up *upstream) error {
+	fmt.Printf("\n%-41s %10s %10s %10s\n", "memory of caddy (VmHWM), MiB", "before", "peak", "growth")
+	for _, c := range []struct {
+		name, query string
+		site        int
+	}{
+		{"64MiB,plain,content-length", "", plain},
+		{"64MiB,masked,content-length", "", masked},
+		{"64MiB,masked,chunked", "?chunked", masked},
+	} {
+		before, peak, err := peakMemory(ctx, caddy, up, c.query, c.site)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		figures := fmt.Sprintf("%10.1f %10.1f %10.1f", before, peak, peak-before)
+		if peak == 0 {
+			figures = fmt.Sprintf("%10s %10s %10s", "n/a", "n/a", "n/a")
+		}
+		fmt.Printf("%-41s %s\n", "proxy/memory/"+c.name, figures)
+	}
+	return nil
+}
+
+func peakMemory(ctx context.Context, caddy string, up *upstream, query string, site int) (before, peak float64, err error) {
+	gw, err := startGateway(ctx, caddy, up.addr)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer gw.stop()
+	// What the first call of all takes is not what a huge one takes.
+	if err := check(ctx, gw.urls[site]+"/100KB", up.answers["/100KB"][site]); err != nil {
+		return 0, 0, err
+	}
+	before = gw.peakMiB()
+	err = check(ctx, gw.urls[site]+"/64MiB"+query, up.answers["/64MiB"][site])
+	return before, gw.peakMiB(), err
+}
+
+// An upstream is an MCP server with one answer for each path.
+type upstream struct {
+	server  *http.Server
+	addr    string
+	answers map[string][2][]byte // of each site
+}
+
+func startUpstream() (*upstream, error) {
+	up := &upstream{answers: map[string][2][]byte{}}
+	for path, size := range map[string]int{"/1KB": 1000, "/100KB": 100_000, "/5MB": 5_000_000, "/64MiB": 64 << 20} {
+		body := response(text("An observation of no consequence, with nothing to escape. ")(size), false)
+		short, err := masker(policy)(body)
+		if err != nil {
+			return nil, err
+		}
+		up.answers[path] = [2][]byte{plain: body, masked: short}
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	up.addr, up.server = listener.Addr().String(), &http.Server{Handler: up}
+	go func() { _ = up.server.Serve(listener) }() // until it is closed
+	return up, nil
+}
+
+func (up *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	body := up.answers[r.URL.Path][plain]
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.RawQuery != "chunked" {
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	}
+	_, _ = w.Write(body)
+}
+
+var client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
+	MaxIdleConnsPerHost: connections,
+	DisableCompression:  true, // so that both sites ask the upstream for the same
+	ReadBufferSize:      64 << 10,
+}}
+
+// call makes one call, writes the answer to dst and returns its length.
+func call(ctx context.Context, url string, dst io.Writer, buf []byte) (int64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(toolsCall))
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return 0, errors.New(resp.Status)
+	}
+	return io.CopyBuffer(dst, resp.Body, buf)
+}
+
+// check makes one call and compares the answer to the byte.
+func check(ctx context.Context, url string, want []byte) error {
+	var got bytes.Buffer
+	if _, err := call(ctx, url, &got, nil); err != nil {
+		return err
+	}
+	if !bytes.Equal(got.Bytes(), want) {
+		return fmt.Errorf("an answer of %d bytes is not the one of %d bytes expected", got.Len(), len(want))
+	}
+	return nil
+}
+
+// load makes calls on all connections until the time is over. It returns how long
+// each took, and all of them together.
+func load(ctx context.Context, url string, want int, d time.Duration) (latencies []time.Duration, elapsed time.Duration, err error) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range connections {
+		wg.Go(func() {
+			sink := struct{ io.Writer }{io.Discard} // without its ReadFrom, which reads 8 KiB at a time
+			buf := make([]byte, 64<<10)
+			var own []time.Duration
+			var failure error
+			for failure == nil && (len(own) == 0 || time.Since(start) < d) {
+				begin := time.Now()
+				n, err := call(ctx, url, sink, buf)
+				own = append(own, time.Since(begin))
+				if failure = err; err == nil && n != int64(want) {
+					failure = fmt.Errorf("an answer of %d bytes, not %d", n, want)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			latencies, err = append(latencies, own...), cmp.Or(err, failure) // one stands for all
+		})
+	}
+	wg.Wait()
+	return latencies, time.Since(start), err
+}
+
+// A gateway is a running Caddy with two sites.
+type gateway struct {
+	urls [2]string
+	pid  int
+	stop func() // waits until it has
+}
+
+const caddyfile = `{
+	admin off
+	persist_config off
+	grace_period 1s
+	log {
+		level ERROR
+	}
+}
+http://:%[1]d {
+	bind 127.0.0.1
+	reverse_proxy %[3]s
+}
+http://:%[2]d {
+	bind 127.0.0.1
+	observation_mask
+	reverse_proxy %[3]s
+}
+`
+
+func startGateway(ctx context.Context, caddy, upstream string) (*gateway, error) {
+	ports, err := freePorts()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "bench-caddy-")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var output bytes.Buffer
+	cmd := exec.CommandContext(ctx, caddy, "run", "--adapter", "caddyfile", "--config", "-")
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(caddyfile, ports[plain], ports[masked], upstream))
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 5 * time.Second // then it is killed
+	if err := cmd.Start(); err != nil {
+		cancel()
+		_ = os.RemoveAll(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
+		}
+		return nil, err
+	}
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		cancel() // also if it ended by itself
+		close(exited)
+	}()
+	gw := &gateway{pid: cmd.Process.Pid, stop: func() {
+		client.CloseIdleConnections()
+		cancel()
+		<-exited
+		_ = os.RemoveAll(dir)
+	}}
+	for site, port := range ports {
+		gw.urls[site] = fmt.Sprintf("http://127.0.0.1:%d", port)
+		if err := await(ctx, port); err != nil {
+			gw.stop()
+			return nil, fmt.Errorf("start %s: %w\n%s", caddy, err, output.Bytes())
+		}
+	}
+	return gw, nil
+}
+
+// freePorts returns ports that were free a moment ago.
+func freePorts() (ports [2]int, err error) {
+	for i := range ports {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return ports, err
+		}
+		defer listener.Close() // not before both are found, or they may be one
+		ports[i] = listener.Addr().(*net.TCPAddr).Port
+	}
+	return ports, nil
+}
+
+// await waits until the port is served.
+func await(ctx context.Context, port int) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for {
+		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// proc returns a file that Linux keeps about the gateway, elsewhere nothing.
+func (gw *gateway) proc(name string) string {
+	content, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(gw.pid), name))
+	return string(content)
+}
+
+// cpuTime returns the processor time the gateway has taken, or 0 if unknown.
+func (gw *gateway) cpuTime() time.Duration {
+	stat := gw.proc("stat")
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // behind its name
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * time.Second / 100 // Linux counts hundredths
+}
+
+// peakMiB returns the most memory the gateway has had, or 0 if unknown.
+func (gw *gateway) peakMiB() float64 {
+	_, after, _ := strings.Cut(gw.proc("status"), "VmHWM:")
+	kib, _, _ := strings.Cut(strings.TrimSpace(after), " ")
+	n, _ := strconv.ParseFloat(kib, 64)
+	return n / 1024
+}
