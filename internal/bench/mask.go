@@ -26,6 +26,7 @@ var policy = mask.Policy{
 	MaxChars:  mask.DefaultMaxChars,
 	HeadChars: mask.DefaultHeadChars,
 	TailChars: mask.DefaultTailChars,
+	Reply:     func() bool { return true }, // as observation_mask finds out
 }
 
 func reportMask(ctx context.Context, chosen *regexp.Regexp, budget time.Duration) error {

@@ -79,7 +79,8 @@ func TestBinaryValidates(t *testing.T) {
 // running is a Caddy process that serves.
 type running struct {
 	*exec.Cmd
-	address string // in place of 8080
+	address string            // in place of 8080
+	moved   map[string]string // where each port of the file went, and the admin API
 	output  bytes.Buffer
 	exited  chan struct{}
 	err     error // once it has exited
@@ -93,8 +94,9 @@ func run(t *testing.T, file string, env ...string) *running {
 		t.Fatal(err)
 	}
 	moved, addresses := elsewhere(t, string(caddyfile))
+	addresses[":2019"] = freeAddress(t)
 	config := filepath.Join(t.TempDir(), "Caddyfile")
-	if err := os.WriteFile(config, []byte(withAdmin(moved, freeAddress(t))), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(withAdmin(moved, addresses[":2019"])), 0o600); err != nil {
 		t.Fatal(err)
 	}
 
@@ -102,7 +104,7 @@ func run(t *testing.T, file string, env ...string) *running {
 	// repeats what it was given as input.
 	ready := listen(t)
 	const word = "serving"
-	r := &running{Cmd: caddy(t, "run", "--config", config, "--pingback", ready.Addr().String()), address: addresses[":8080"], exited: make(chan struct{})}
+	r := &running{Cmd: caddy(t, "run", "--config", config, "--pingback", ready.Addr().String()), address: addresses[":8080"], moved: addresses, exited: make(chan struct{})}
 	r.Env = append(r.Env, env...)
 	r.Stdin = strings.NewReader(word)
 	r.Stderr = &r.output

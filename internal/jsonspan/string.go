@@ -291,12 +291,18 @@ func (s *Scanner) readString(i int) Kind {
 			}
 			return s.ended(i+1, String)
 		case c == '\\':
-			if len(buf)-i >= 64 {
-				if n, k := escaped((*[64]byte)(buf[i:])); n > 0 {
-					i += n
-					chars += k
-					continue
+			// Where there is an escape, others are near.
+			read := i
+			for len(buf)-i >= 64 {
+				n, k := escaped((*[64]byte)(buf[i:]))
+				i += n
+				chars += k
+				if n < 60 || n-k < 2 {
+					break
 				}
+			}
+			if i > read {
+				continue
 			}
 		case c < 0x20:
 			return s.fail(ErrSyntax, i)

@@ -41,6 +41,11 @@ type Policy struct {
 	// back to find out. 0 masks texts of any length as they stream.
 	Limit int
 
+	// Reply, if set, tells whether the text answers a JSON-RPC request. It is
+	// asked about long texts that have a result and have not said jsonrpc yet:
+	// those that answer one are then taken for JSON-RPC, the others are held.
+	Reply func() bool
+
 	// Save, if set, is given the body of every masked string, as it stood
 	// between its quotes, and returns a handle for the marker, or "" if it did
 	// not keep it. It must not hold on to body.

@@ -17,8 +17,13 @@ const (
 	// text that turns out broken before that passes untouched.
 	window = 64 << 10
 
-	// holdLimit bounds what is held back of a text that cannot be judged yet,
-	// because jsonrpc stands behind result or type behind data.
+	// assumeAfter is how much is held back in the hope of jsonrpc behind result,
+	// where the TypeScript SDK writes it. After that, what answers a JSON-RPC
+	// request is taken for JSON-RPC.
+	assumeAfter = 1 << 20
+
+	// holdLimit bounds what is held back of a text that cannot be judged yet:
+	// jsonrpc behind result in what answers no request, or type behind data.
 	holdLimit = 128 << 20
 )
 
@@ -476,7 +481,9 @@ func (m *Masker) settle() error {
 		return m.giveUp()
 	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window:
 		return nil
-	case inside && m.certain():
+	}
+	m.assume()
+	if inside && m.certain() {
 		return m.elide()
 	}
 	if err := m.release(m.floor()); err != nil {
@@ -486,6 +493,13 @@ func (m *Masker) settle() error {
 		return m.giveUp()
 	}
 	return nil
+}
+
+// assume takes a long answer to a JSON-RPC request for what it must be.
+func (m *Masker) assume() {
+	if m.msg.maskable && !m.msg.jsonrpc && m.hold.Len() > assumeAfter && m.policy.Reply != nil {
+		m.msg.jsonrpc = m.policy.Reply()
+	}
 }
 
 // certain reports whether the string being read will be masked whatever follows,

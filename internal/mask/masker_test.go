@@ -373,6 +373,30 @@ func TestStreamingMakesNoDifference(t *testing.T) {
 	}
 }
 
+func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
+	for _, reply := range []bool{false, true} {
+		p := contract
+		p.Reply = func() bool { return reply }
+		var out bytes.Buffer
+		m := NewMasker(&out, p)
+		m.Write([]byte(`{"result":{"content":[{"text":"` + repeat("x", 2*assumeAfter)))
+		if held := m.hold.Len(); (held < window) != reply {
+			t.Errorf("reply %v: %d bytes held", reply, held)
+		}
+		m.Write([]byte(repeat("x", 1000) + `"}]},"jsonrpc":"2.0","id":1}`))
+		if err := m.End(); err != nil || m.Stats().Strings != 1 || !json.Valid(out.Bytes()) {
+			t.Errorf("reply %v: %+v, %v", reply, m.Stats(), err)
+		}
+	}
+	// A shorter one is read to its end first.
+	p := contract
+	p.Reply = func() bool { return true }
+	text := `{"result":"` + repeat("x", assumeAfter-1000) + `"}`
+	if got, _ := apply(t, p, text, 1000); got != text {
+		t.Error("a text without jsonrpc was changed")
+	}
+}
+
 func TestBrokenOffInTheMiddle(t *testing.T) {
 	p := Policy{MaxChars: 100, HeadChars: 10, TailChars: 10}
 	for _, test := range []struct {

@@ -23,10 +23,15 @@ const (
 // A call is what a request asks of an MCP server. Finding that out is left until
 // somebody asks: a log, a placeholder, exempt.
 type call struct {
-	server       string
-	told         bool // by an enclosing gateway:
-	method, tool string
-	body         watchedBody // else
+	server string
+	told   bool        // an enclosing gateway has read the request already
+	asked  envelope    // what it found, if told
+	body   watchedBody // where to look, if not
+}
+
+// An envelope is what a JSON-RPC request says of itself.
+type envelope struct {
+	jsonrpc, method, name string
 }
 
 // begin notes what is known of the call before it is made.
@@ -39,9 +44,9 @@ func (c *call) begin(server string, r *http.Request) {
 	if c.server == "" {
 		c.server, _ = repl.GetString(serverPlaceholder)
 	}
-	if c.method, _ = repl.GetString(methodPlaceholder); c.method != "" {
-		c.tool, _ = repl.GetString(toolPlaceholder)
-		c.told = true
+	if method, _ := repl.GetString(methodPlaceholder); method != "" {
+		tool, _ := repl.GetString(toolPlaceholder)
+		c.told, c.asked = true, envelope{"2.0", method, tool}
 		return
 	}
 	repl.Map(c.placeholder)
@@ -52,11 +57,9 @@ func (c *call) placeholder(key string) (any, bool) {
 	case serverPlaceholder:
 		return c.server, true
 	case methodPlaceholder:
-		method, _ := c.read()
-		return method, true
+		return c.read().method, true
 	case toolPlaceholder:
-		_, tool := c.read()
-		return tool, true
+		return c.read().name, true
 	}
 	return nil, false
 }
@@ -87,11 +90,17 @@ func (c *call) watch(r *http.Request) io.ReadCloser {
 
 // read tells what is being called, as far as the body has been read. When a
 // response begins it has been: a server that answers has heard the question.
-func (c *call) read() (method, tool string) {
+func (c *call) read() envelope {
 	if c.told {
-		return c.method, c.tool
+		return c.asked
 	}
 	return c.body.envelope()
+}
+
+// isRPC reports whether the request is JSON-RPC.
+func (c *call) isRPC() bool {
+	asked := c.read()
+	return asked.jsonrpc == "2.0" && asked.method != ""
 }
 
 // watchLimit is how much of a request is looked at. Clients put the name before
@@ -115,26 +124,21 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-var envelopePaths = jsonspan.CompilePaths("method", "params.name")
+var envelopePaths = jsonspan.CompilePaths("jsonrpc", "method", "params.name")
 
-// envelope returns the method and the name in params of the request, or nothing
-// if it is not a JSON-RPC request or is ambiguous.
-func (b *watchedBody) envelope() (method, name string) {
+// envelope returns what the request says of itself, or nothing if it is not a
+// JSON-RPC request or is ambiguous.
+func (b *watchedBody) envelope() (e envelope) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	fields := [...]*string{&e.jsonrpc, &e.method, &e.name}
 	err := envelopePaths.Find(b.seen, func(path int, v jsonspan.Value) {
-		if v.Kind != jsonspan.String {
-			return
-		}
-		text := string(jsonspan.AppendText(nil, v.Body(b.seen)))
-		if path == 0 {
-			method = text
-		} else {
-			name = text
+		if v.Kind == jsonspan.String {
+			*fields[path] = string(jsonspan.AppendText(nil, v.Body(b.seen)))
 		}
 	})
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return "", ""
+		return envelope{}
 	}
-	return method, name
+	return e
 }

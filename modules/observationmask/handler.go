@@ -178,9 +178,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		request:               r,
 	}
 	mw.call.begin(h.Server, r)
-	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-		extra.Add(zap.Inline(mw))
-	}
+	mw.joinLog()
 	// reverse_proxy panics when one side dies in mid-body. That passes through
 	// here, and what has arrived by then goes out before it.
 	defer mw.abort()
@@ -210,7 +208,7 @@ func (h *Handler) exempted(call *call) bool {
 	if len(h.exempt) == 0 {
 		return false
 	}
-	_, tool := call.read()
+	tool := call.read().name
 	return slices.ContainsFunc(h.exempt, func(p mcp.Pattern) bool { return p.Match(call.server, tool) })
 }
 

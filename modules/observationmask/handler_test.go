@@ -447,8 +447,8 @@ func TestCallIsReadFromTheRequest(t *testing.T) {
 			if read, err := io.ReadAll(b); err != nil || string(read) != test.body {
 				t.Fatalf("the body was changed: %v", err)
 			}
-			if method, tool := b.envelope(); method != test.method || tool != test.tool {
-				t.Errorf("got %q, %q", method, tool)
+			if got := b.envelope(); got.method != test.method || got.name != test.tool {
+				t.Errorf("got %+v", got)
 			}
 		})
 	}
@@ -496,15 +496,24 @@ func TestResponsesDoNotMix(t *testing.T) {
 	wg.Wait()
 }
 
-// 64 MiB through the whole handler and reverse_proxy.
+// 64 MiB through the whole handler and reverse_proxy, in both orders.
 func TestMemoryDoesNotGrowWithTheResponse(t *testing.T) {
+	for name, envelope := range map[string][2]string{
+		"jsonrpc first": {`{"jsonrpc":"2.0","id":1,"result":"`, `"}`},
+		"result first":  {`{"result":"`, `","jsonrpc":"2.0","id":1}`},
+	} {
+		t.Run(name, func(t *testing.T) { masked64MiB(t, envelope[0], envelope[1]) })
+	}
+}
+
+func masked64MiB(t *testing.T, begin, end string) {
 	const size = 64 << 20
 	piece := strings.Repeat("x", 1<<20)
 	var server *httptest.Server
 	peak := uint64(0)
 	server = proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":"`)
+		_, _ = io.WriteString(w, begin)
 		var before, now runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
@@ -513,7 +522,7 @@ func TestMemoryDoesNotGrowWithTheResponse(t *testing.T) {
 			runtime.ReadMemStats(&now)
 			peak = max(peak, now.TotalAlloc-before.TotalAlloc)
 		}
-		_, _ = io.WriteString(w, `"}`)
+		_, _ = io.WriteString(w, end)
 	}))
 	_, body := post(t, server)
 	if want := "original_chars=" + strconv.Itoa(size); !strings.Contains(body, want) {

@@ -81,14 +81,17 @@ func (w *responseWriter) begin() bool {
 		return false
 	}
 	policy := w.handler.policy
+	policy.Reply = w.call.isRPC
 	policy.Save = w.handler.saver(w.request)
 	policy.Limit = w.handler.BufferLimit
 	encoding := header.Get("Content-Encoding")
-	if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil && encoding == "" && policy.Limit > 0 {
-		if length > int64(policy.Limit) {
-			return false
+	if policy.Limit > 0 && encoding == "" {
+		if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil {
+			if length > int64(policy.Limit) {
+				return false
+			}
+			policy.Limit = 0 // it is known to be short enough
 		}
-		policy.Limit = 0 // it is known to be short enough
 	}
 	if encoding == "" || encoding == "identity" {
 		w.in = maskedBody{w}
@@ -301,12 +304,21 @@ func (w *responseWriter) count() {
 	w.masked = now
 }
 
+// joinLog has the access log, if there is one, ask MarshalLogObject.
+func (w *responseWriter) joinLog() {
+	ctx := w.request.Context()
+	extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if server, is := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && is && server.Logs != nil {
+		extra.Add(zap.Inline(w))
+	}
+}
+
 // MarshalLogObject puts what was called and masked into the access log, when it
 // is written.
 func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if !w.call.told { // else a gateway logs it
-		method, tool := w.call.read()
-		for _, field := range [][2]string{{"mcp_server", w.call.server}, {"mcp_method", method}, {"mcp_tool", tool}} {
+		asked := w.call.read()
+		for _, field := range [][2]string{{"mcp_server", w.call.server}, {"mcp_method", asked.method}, {"mcp_tool", asked.name}} {
 			if field[1] != "" {
 				enc.AddString(field[0], field[1])
 			}
