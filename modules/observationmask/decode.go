@@ -1,7 +1,6 @@
 package observationmask
 
 import (
-	"errors"
 	"io"
 	"iter"
 	"strings"
@@ -91,9 +90,4 @@ func (d *decoder) Close() error {
 }
 
 // Stop gives up a body that will not be completed.
-func (d *decoder) Stop() {
-	d.stop()
-	if d.err == nil {
-		d.err = errors.New("stopped")
-	}
-}
+func (d *decoder) Stop() { d.stop() }

@@ -84,7 +84,7 @@ func (w *responseWriter) begin() bool {
 	policy.Reply = w.call.isRPC
 	policy.Save = w.handler.saver(w.request)
 	policy.Limit = w.handler.BufferLimit
-	encoding := header.Get("Content-Encoding")
+	encoding := strings.Join(header.Values("Content-Encoding"), ",")
 	if policy.Limit > 0 && encoding == "" {
 		if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil {
 			if length > int64(policy.Limit) {
