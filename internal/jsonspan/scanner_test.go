@@ -174,11 +174,16 @@ func TestGapIsWhiteSpaceThatCounts(t *testing.T) {
 			s.Feed([]byte(test.tail))
 			s.Finish()
 			var start, end int64
+			values := 0
 			k := s.Next()
 			for ; k != Done && k != Invalid; k = s.Next() {
 				if k == String || k == Number {
 					start, end = s.Span()
+					values++
 				}
+			}
+			if test.ok && values != strings.Count(test.head+test.tail, ",")+1 {
+				t.Errorf("%d values reported", values)
 			}
 			if (k == Done) != test.ok {
 				t.Fatalf("got %v, %v", k, s.Err())
@@ -266,6 +271,33 @@ func checkStrings(t *testing.T, text []byte) {
 func TestCharactersAreThoseOfEncodingJSON(t *testing.T) {
 	for _, text := range texts {
 		checkStrings(t, []byte(text))
+	}
+}
+
+// Long strings are read in words and blocks. Whatever stands anywhere in one must
+// be seen there as it would be alone.
+func TestSpecialCharactersAtEveryPlaceOfALongString(t *testing.T) {
+	for name, around := range map[string]string{
+		"plain":   strings.Repeat("abcdefghij", 20),
+		"escaped": strings.Repeat(`abc\n\"d\u00e9\\`, 12),
+		"wide":    strings.Repeat("漢字é😀", 20),
+	} {
+		for _, special := range []string{
+			"\n", "\x00", "\x1f", "\x7f", `"`, `\`, `\x`, `\n`, `\"`, `\\`, `\u0041`, `\u00`, `\u004g`, `\ud83d`, `\ud83d\ude00`, `\ude00`,
+			"é", "漢", "😀", "\uFFFD", "\xff", "\x80", "\xe4\xb8", "\xe4a\x80", "\xe4\xb8a", "\xf0\x9fa\x80", "\xed\xa0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xc1\xbf",
+		} {
+			for at := 0; at <= len(around); at++ {
+				text := []byte(`"` + around[:at] + special + around[at:] + `"`)
+				whole, err := scan(text, len(text))
+				if (err == nil) != json.Valid(text) {
+					t.Fatalf("%s, %q at %d: %v, encoding/json says %v", name, special, at, err, json.Valid(text))
+				}
+				if pieces, err2 := scan(text, 1+at%70); pieces != whole || fmt.Sprint(err) != fmt.Sprint(err2) {
+					t.Fatalf("%s, %q at %d: in pieces %v, in one %v", name, special, at, err2, err)
+				}
+				checkStrings(t, text)
+			}
+		}
 	}
 }
 

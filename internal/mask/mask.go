@@ -113,10 +113,9 @@ func (p *Policy) masked(body []byte, chars int) bool {
 			continue
 		}
 		// The arithmetic first, so that a body full of markers is not counted
-		// once for each.
+		// once for each. With the sum and the head, the tail is right as well.
 		const escapes = 2 // the line breaks, which are two bytes each
-		if head+(end-at-escapes)+tail == chars &&
-			jsonspan.Count(body[:at]) == head && jsonspan.Count(body[end:]) == tail {
+		if head+(end-at-escapes)+tail == chars && jsonspan.Count(body[:at]) == head {
 			return true
 		}
 	}

@@ -21,11 +21,12 @@ const (
 	// where the TypeScript SDK writes it. After that, what answers a JSON-RPC
 	// request is taken for JSON-RPC.
 	assumeAfter = 1 << 20
-
-	// holdLimit bounds what is held back of a text that cannot be judged yet:
-	// jsonrpc behind result in what answers no request, or type behind data.
-	holdLimit = 128 << 20
 )
+
+// holdLimit bounds what is held back of a text that cannot be judged yet: jsonrpc
+// behind result in what answers no request, or type behind data. It is a variable
+// for the tests.
+var holdLimit = 128 << 20
 
 // A Masker masks JSON texts as they arrive and writes them to its destination:
 // JSON-RPC messages or arrays of them. All other texts pass unchanged, and so do

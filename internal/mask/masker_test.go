@@ -145,6 +145,8 @@ func TestOnlyObservationsChange(t *testing.T) {
 		{"no JSON-RPC: jsonrpc further in", `{"a":{"jsonrpc":"2.0","result":LONG}}`, `{"a":{"jsonrpc":"2.0","result":LONG}}`},
 		{"a case of its own", `{"jsonrpc":"2.0","Result":LONG}`, `{"jsonrpc":"2.0","Result":LONG}`},
 		{"a repeated result", `{"jsonrpc":"2.0","result":LONG,"result":LONG}`, `{"jsonrpc":"2.0","result":LONG,"result":LONG}`},
+		{"a repeated id", `{"jsonrpc":"2.0","id":1,"result":LONG,"id":2}`, `{"jsonrpc":"2.0","id":1,"result":LONG,"id":2}`},
+		{"a repeated method", `{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`, `{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`},
 		{"a repeated error.data", `{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`, `{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`},
 		{"a repeated key further in", `{"jsonrpc":"2.0","result":{"a":LONG,"a":LONG}}`, `{"jsonrpc":"2.0","result":{"a":CUT,"a":CUT}}`},
 		{"cut short", `{"jsonrpc":"2.0","result":LONG`, `{"jsonrpc":"2.0","result":LONG`},
@@ -197,6 +199,15 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 			}
 		}
 	}
+	// Also in the middle of a long text, where strings are cut before they end.
+	once, _ := apply(t, contract, response("["+strings.Repeat(quote(repeat("é", 100000))+",", 20)+"0]"), 1<<20)
+	long := strings.Replace(once, "[", "["+strings.Repeat(`"short",`, 20000), 1)
+	for _, piece := range []int{100, 1000, 4050} {
+		if twice, stats := apply(t, contract, long, piece); twice != long || stats.Strings != 0 {
+			t.Errorf("in pieces of %d: masked again %d", piece, stats.Strings)
+		}
+	}
+
 	marker := func(original, head, tail int) string {
 		return string(appendMarker(nil, original, head, tail, "obs_0123456789abcdef"))
 	}
@@ -210,6 +221,7 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 		{"a marker that counts wrong", repeat("x", 6) + marker(1000, 5, 5) + repeat("x", 5), true},
 		{"a marker that took nothing out", repeat("x", 50) + marker(100, 50, 50) + repeat("x", 50), true},
 		{"a marker inside a longer text", repeat("x", 200) + marker(1000, 5, 5) + repeat("x", 5), true},
+		{"a marker with a handle of any length", repeat("x", 5) + strings.Replace(marker(1000, 5, 5), "obs_", "obs_"+repeat("x", 5000), 1) + repeat("x", 5), true},
 		{"a marker in the head of a masked text", repeat("x", 5) + marker(1000, 5, 5) + repeat("x", 5) + marker(1000, 5+len(marker(1000, 5, 5))-2+5, 5) + repeat("x", 5), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -369,6 +381,26 @@ func TestStreamingMakesNoDifference(t *testing.T) {
 		got, stats := apply(t, streamed, text, 1+random.IntN(40000))
 		if got != want || stats != wantStats {
 			t.Fatalf("streamed %+v, as a whole %+v of %.300s", stats, wantStats, text)
+		}
+	}
+}
+
+func TestWhatCannotBeJudgedIsHeldUpToALimit(t *testing.T) {
+	defer func(limit int) { holdLimit = limit }(holdLimit)
+	holdLimit = 1 << 20
+	p := contract
+	p.KeepMedia = true
+	long := repeat("x", 3<<20)
+	for _, text := range []string{`{"result":"` + long + `","jsonrpc":"2.0"}`, response(`{"data":"` + long + `","type":"image"}`), response(`{"data":"` + long + `"}`)} {
+		var out bytes.Buffer
+		m := NewMasker(&out, p)
+		m.Write([]byte(text[:2<<20]))
+		if m.hold.Len() > holdLimit+block {
+			t.Errorf("%d bytes held", m.hold.Len())
+		}
+		m.Write([]byte(text[2<<20:]))
+		if err := m.End(); err != nil || out.String() != text {
+			t.Errorf("%.40s was changed, %v", text, err)
 		}
 	}
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Limits bound what a [Store] keeps. When a limit is met, the oldest go first.
+// Limits bound what a [Store] keeps; all are positive. When a limit is met, the
+// oldest go first.
 type Limits struct {
 	Entries int
 	Bytes   int64
@@ -42,7 +43,7 @@ type entry struct {
 // New returns an empty Store.
 func New(limits Limits) *Store {
 	s := &Store{limits: limits}
-	s.entries, _ = simplelru.NewLRU(max(limits.Entries, 1), func(_ key, e entry) {
+	s.entries, _ = simplelru.NewLRU(limits.Entries, func(_ key, e entry) {
 		s.bytes -= int64(len(e.original))
 	})
 	return s
@@ -53,7 +54,7 @@ func New(limits Limits) *Store {
 // store is not kept.
 func (s *Store) Put(owner, handle string, original []byte) bool {
 	size := int64(len(original))
-	if size > s.limits.Bytes || s.limits.Entries < 1 {
+	if size > s.limits.Bytes {
 		return false
 	}
 	s.mu.Lock()

@@ -75,6 +75,11 @@ func TestStoreForgetsAfterItsTime(t *testing.T) {
 		if _, ok := s.Get("", "a"); ok || s.bytes != 0 {
 			t.Error("a outlived its time")
 		}
+		s.Put("", "c", []byte("c"))
+		time.Sleep(2 * time.Minute)
+		if s.Put("", "d", []byte("d")); s.bytes != 1 {
+			t.Error("memory is kept for what outlived its time")
+		}
 	})
 }
 

@@ -315,31 +315,111 @@ func TestTrailersStayTrailers(t *testing.T) {
 }
 
 // A text may break off before anything was sent, or in the middle of a string
-// that is being cut. The client must notice either way.
+// that is being cut. The client gets what arrived, and notices that it broke off.
 func TestAnUpstreamThatDiesInMidBody(t *testing.T) {
-	for _, size := range []int{1000, 500000, 5000000} {
-		for _, chunked := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d chunked=%v", size, chunked), func(t *testing.T) {
+	for _, size := range []int{1000, 50000, 500000, 5000000} {
+		for _, how := range []string{"length", "chunked", "gzip"} {
+			t.Run(fmt.Sprint(size, " ", how), func(t *testing.T) {
+				text := message(strings.Repeat("x", size))
 				server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Content-Type", "application/json")
-					text := message(strings.Repeat("x", size))
-					if !chunked {
+					var out io.Writer = w
+					switch how {
+					case "length":
 						w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+					case "gzip":
+						w.Header().Set("Content-Encoding", "x-gzip") // which Go's transport leaves alone
+						z := gzip.NewWriter(w)
+						defer z.Flush()
+						out = z
 					}
-					_, _ = io.WriteString(w, text[:len(text)/2])
+					_, _ = io.WriteString(out, text[:len(text)/2])
+					if z, ok := out.(*gzip.Writer); ok {
+						_ = z.Flush()
+					}
 					_ = http.NewResponseController(w).Flush()
 					panic(http.ErrAbortHandler)
 				}))
 				response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
 				if err != nil {
-					return
+					t.Fatal(err)
 				}
 				defer response.Body.Close()
-				if body, err := io.ReadAll(response.Body); err == nil {
+				body, err := io.ReadAll(response.Body)
+				if err == nil {
 					t.Errorf("half a body looked complete: %d bytes", len(body))
+				}
+				if size <= 50000 && string(body) != text[:len(text)/2] {
+					t.Errorf("got %d bytes of the %d that arrived", len(body), len(text)/2)
+				}
+				if size > 500000 && !isMasked(string(body)) {
+					t.Errorf("got %d bytes, not masked", len(body))
 				}
 			})
 		}
+	}
+}
+
+// An enclosing gateway has read the request already.
+func TestAGatewayTellsWhatIsCalled(t *testing.T) {
+	h := provision(t, `{"exempt":["fs::read_*"]}`)
+	for tool, masked := range map[string]bool{"read_file": false, "write_file": true} {
+		repl := caddy.NewReplacer()
+		repl.Set("http.mcp.server", "fs")
+		repl.Set("http.mcp.method", "tools/call")
+		repl.Set("http.mcp.tool", tool)
+		recorder := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)) // which says read
+		r = caddyhttp.PrepareRequest(r, repl, recorder, new(caddyhttp.Server))
+		err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			answer(message(strings.Repeat("x", 10000)))(w, r)
+			return nil
+		}))
+		if err != nil || isMasked(recorder.Body.String()) != masked {
+			t.Errorf("%s: masked %v, %v", tool, !masked, err)
+		}
+	}
+}
+
+func TestPlaceholdersTellWhatIsCalled(t *testing.T) {
+	h := provision(t, `{"server":"fs"}`)
+	repl := caddy.NewReplacer()
+	recorder := httptest.NewRecorder()
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
+	err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		answer(message("x"))(w, r)
+		return nil
+	}))
+	got := repl.ReplaceAll("{http.mcp.server} {http.mcp.method} {http.mcp.tool}", "")
+	if want := "fs tools/call read"; err != nil || got != want {
+		t.Errorf("got %q, want %q, %v", got, want, err)
+	}
+}
+
+func TestPartialContentIsNotMasked(t *testing.T) {
+	text := message(strings.Repeat("x", 10000))
+	server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = io.WriteString(w, text)
+	}))
+	if _, body := post(t, server); body != text {
+		t.Error("changed")
+	}
+}
+
+func TestTheFirstStatusCounts(t *testing.T) {
+	recorder := httptest.NewRecorder()
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), caddy.NewReplacer(), recorder, new(caddyhttp.Server))
+	err := provision(t, `{}`).ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		_, err := io.WriteString(w, message(strings.Repeat("x", 10000)))
+		w.WriteHeader(http.StatusOK)
+		return err
+	}))
+	if err != nil || recorder.Code != http.StatusBadRequest || !isMasked(recorder.Body.String()) {
+		t.Errorf("%d, %v", recorder.Code, err)
 	}
 }
 
@@ -374,6 +454,21 @@ func TestRecover(t *testing.T) {
 	other := provision(t, `{"recover":{"ttl":"2m"}}`)
 	if other.store == h.store {
 		t.Error("a store is shared across limits")
+	}
+
+	// What is no longer configured is forgotten.
+	gone := new(Handler)
+	gone.Recover = &Recover{TTL: 1}
+	ctx, cancel := newContext(t)
+	defer cancel()
+	if err := gone.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	if _, open := stores.References(gone.Recover.limits()); open {
+		t.Error("a store outlived its last handler")
 	}
 
 	// What is too large is masked without a handle.
