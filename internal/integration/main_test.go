@@ -179,6 +179,7 @@ func request(t *testing.T, ctx context.Context, method, url, message string, hea
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Close = strings.Contains(url, adminAddress) // a reload closes kept connections
 	req.Header.Set("Content-Type", "application/json")
 	for _, header := range headers {
 		if name, value, _ := strings.Cut(header, ": "); value != "" {

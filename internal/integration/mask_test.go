@@ -429,7 +429,7 @@ func TestHandles(t *testing.T) {
 		}
 	})
 	t.Run("O23 none for what is too large to keep", func(t *testing.T) {
-		url := serve(t, mask(block("recover", "max_bytes 8KiB")), proxy(upstream(t, new(fakemcp.Stub))))
+		url := serve(t, mask(block("recover", "max_bytes 36KiB")), proxy(upstream(t, new(fakemcp.Stub))))
 		same(t, post(t, url, rpc("big", `{"n":5000}`)).body, result(`"`+cut("A", 5000, 2000, 2000)+`"`))
 	})
 }

@@ -66,6 +66,9 @@ func (s *Stats) add(chars int) {
 	s.Chars += chars
 }
 
+// HandlePrefix begins every handle. A marker with any other is not taken for one.
+const HandlePrefix = "obs_"
+
 // The marker, in JSON: its line breaks are escapes of two bytes there.
 const (
 	markerOriginal = `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=`
@@ -73,8 +76,6 @@ const (
 	markerTail     = ` tail=`
 	markerHandle   = ` id=`
 	markerEnd      = `] ...\n`
-
-	handlePrefix = "obs_"
 
 	// maxMarker is more than any marker has characters.
 	maxMarker = 256
@@ -101,6 +102,7 @@ func (p *Policy) masked(body []byte, chars int) bool {
 	if chars > p.MaxChars+maxMarker {
 		return false
 	}
+	before, counted := 0, 0 // so many characters before body[counted:]
 	for from := 0; ; {
 		at := bytes.Index(body[from:], []byte(markerOriginal))
 		if at < 0 {
@@ -112,10 +114,13 @@ func (p *Policy) masked(body []byte, chars int) bool {
 		if !ok || head+tail > p.MaxChars || original <= head+tail {
 			continue
 		}
-		// The arithmetic first, so that a body full of markers is not counted
-		// once for each. With the sum and the head, the tail is right as well.
+		// With the sum and the head, the tail is right as well.
 		const escapes = 2 // the line breaks, which are two bytes each
-		if head+(end-at-escapes)+tail == chars && jsonspan.Count(body[:at]) == head {
+		if head+(end-at-escapes)+tail != chars {
+			continue
+		}
+		before, counted = before+jsonspan.Count(body[counted:at]), at
+		if before == head {
 			return true
 		}
 	}
@@ -137,7 +142,7 @@ func parseMarker(body []byte, at int) (original, head, tail, end int, ok bool) {
 	}
 	ok = true
 	original, head, tail = number(markerOriginal), number(markerHead), number(markerTail)
-	if after, found := bytes.CutPrefix(rest, []byte(markerHandle+handlePrefix)); found {
+	if after, found := bytes.CutPrefix(rest, []byte(markerHandle+HandlePrefix)); found {
 		rest = bytes.TrimLeft(after, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 	}
 	rest, found := bytes.CutPrefix(rest, []byte(markerEnd))

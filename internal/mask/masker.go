@@ -13,20 +13,23 @@ const (
 	// processor's cache, large enough for the rest not to matter.
 	block = 16 << 10
 
-	// window is how much of a text is held back before any of it is written. A
-	// text that turns out broken before that passes untouched.
-	window = 64 << 10
-
 	// assumeAfter is how much is held back in the hope of jsonrpc behind result,
 	// where the TypeScript SDK writes it. After that, what answers a JSON-RPC
 	// request is taken for JSON-RPC.
 	assumeAfter = 1 << 20
 )
 
-// holdLimit bounds what is held back of a text that cannot be judged yet: jsonrpc
-// behind result in what answers no request, or type behind data. It is a variable
-// for the tests.
-var holdLimit = 128 << 20
+// Variables for the tests.
+var (
+	// window is how much of a text is held back before any of it is written. A
+	// text that turns out broken before that passes untouched.
+	window = 64 << 10
+
+	// holdLimit bounds what is held back because of strings that cannot be judged
+	// yet: with jsonrpc behind result in what answers no request, or type behind
+	// data.
+	holdLimit = 128 << 20
+)
 
 // A Masker masks JSON texts as they arrive and writes them to its destination:
 // JSON-RPC messages or arrays of them. All other texts pass unchanged, and so do
@@ -64,7 +67,8 @@ type message struct {
 	open     bool
 	start    int64
 	depth    int    // of its members
-	jsonrpc  bool   // it says "jsonrpc": "2.0"
+	jsonrpc  bool   // it says "jsonrpc": "2.0", or must be assumed to
+	asked    bool   // whether it must
 	seen     uint16 // members it has had
 	member   member // the one being read
 	maskable bool   // it is an observation
@@ -150,6 +154,9 @@ func (m *Masker) next() {
 	m.focus()
 	m.objects, m.cuts, m.marks, m.marked = m.objects[:0], m.cuts[:0], m.marks[:0], -1
 }
+
+// Verbatim reports whether the rest of the text passes as it is, whatever it is.
+func (m *Masker) Verbatim() bool { return m.verbatim }
 
 // Stats returns what has been masked and written since Reset.
 func (m *Masker) Stats() Stats { return m.stats }
@@ -349,21 +356,11 @@ func (m *Masker) str() error {
 		return nil
 	}
 	if m.eliding {
-		return m.elided()
-	}
-	keep, waiting := m.media()
-	start, end := m.scan.Span()
-	if chars := m.scan.Chars(); chars > m.policy.MaxChars && !keep {
-		if body := m.bytes(start+1, end-1); !m.policy.masked(body, chars) {
-			m.cuts = append(m.cuts, cut{
-				start: start, end: end, chars: chars, waiting: waiting != nil,
-				head: start + 1 + int64(jsonspan.Advance(body, m.policy.HeadChars)),
-				tail: m.tailStart(),
-			})
-			if waiting != nil {
-				*waiting = start
-			}
+		if err := m.elided(); err != nil {
+			return err
 		}
+	} else {
+		m.cut()
 	}
 	if o := m.object(); o != nil {
 		switch o.member {
@@ -378,6 +375,28 @@ func (m *Masker) str() error {
 		}
 	}
 	return nil
+}
+
+// cut notes that the latest string is to be cut, if it is.
+func (m *Masker) cut() {
+	chars := m.scan.Chars()
+	keep, waiting := m.media()
+	if chars <= m.policy.MaxChars || keep {
+		return
+	}
+	start, end := m.scan.Span()
+	body := m.bytes(start+1, end-1)
+	if m.policy.masked(body, chars) {
+		return
+	}
+	m.cuts = append(m.cuts, cut{
+		start: start, end: end, chars: chars, waiting: waiting != nil,
+		head: start + 1 + int64(jsonspan.Advance(body, m.policy.HeadChars)),
+		tail: m.tailStart(),
+	})
+	if waiting != nil {
+		*waiting = start
+	}
 }
 
 // object returns the object that the latest string is a member of, if objects
@@ -412,11 +431,11 @@ func (m *Masker) resolve(start *int64, keep bool) {
 	if *start == 0 {
 		return
 	}
-	for i := range m.cuts {
+	for i := len(m.cuts) - 1; i >= 0; i-- { // it is among the latest
 		if m.cuts[i].start == *start {
 			m.cuts[i].waiting = false
 			if keep {
-				m.cuts = append(m.cuts[:i], m.cuts[i+1:]...)
+				m.cuts = slices.Delete(m.cuts, i, i+1)
 			}
 			break
 		}
@@ -468,6 +487,9 @@ func (m *Masker) mark() {
 	if start, _ := m.scan.Span(); m.marked != start {
 		m.marked, m.marks = start, m.marks[:0]
 	}
+	if n := len(m.marks); n > 0 && m.scan.Bound()-m.marks[n-1].offset < step/4 {
+		return // the text comes in small pieces
+	}
 	m.marks = append(m.marks, checkpoint{m.scan.Bound(), m.scan.Chars()})
 }
 
@@ -498,7 +520,8 @@ func (m *Masker) settle() error {
 
 // assume takes a long answer to a JSON-RPC request for what it must be.
 func (m *Masker) assume() {
-	if m.msg.maskable && !m.msg.jsonrpc && m.hold.Len() > assumeAfter && m.policy.Reply != nil {
+	if m.msg.maskable && !m.msg.jsonrpc && !m.msg.asked && m.hold.Len() > assumeAfter && m.policy.Reply != nil {
+		m.msg.asked = true
 		m.msg.jsonrpc = m.policy.Reply()
 	}
 }
@@ -508,9 +531,9 @@ func (m *Masker) assume() {
 func (m *Masker) certain() bool {
 	start, end := m.scan.Span()
 	keep, waiting := m.media()
-	return !keep && waiting == nil && m.floor() == start &&
-		m.scan.Chars() > m.policy.MaxChars+maxMarker &&
-		(m.policy.Save == nil || end-start > int64(m.policy.SaveLimit))
+	return m.msg.jsonrpc && !keep && waiting == nil && m.floor() == start &&
+		m.scan.Chars()-maxMarker > m.policy.MaxChars &&
+		(m.policy.Save == nil || end-start-1 > int64(m.policy.SaveLimit))
 }
 
 // floor returns up to where the text can be written: up to the first byte that
@@ -524,11 +547,9 @@ func (m *Masker) floor() int64 {
 			floor = start
 		}
 	}
-	if m.msg.open && !m.msg.jsonrpc {
-		floor = min(floor, m.msg.start)
-	}
 	for i := range m.cuts {
-		if m.cuts[i].waiting {
+		undecided := m.msg.open && !m.msg.jsonrpc && m.cuts[i].start >= m.msg.start
+		if undecided || m.cuts[i].waiting {
 			return min(floor, m.cuts[i].start)
 		}
 	}
@@ -655,7 +676,7 @@ func (m *Masker) giveUp() error {
 }
 
 // maxPooled is the most memory a Masker may keep between two uses.
-const maxPooled = 4 * window
+const maxPooled = 256 << 10
 
 // Oversized reports whether m has grown too large to be kept for another use.
 func (m *Masker) Oversized() bool { return m.hold.Cap() > maxPooled }

@@ -310,6 +310,20 @@ func TestSave(t *testing.T) {
 	}
 }
 
+func TestSteadyStateAllocatesNothing(t *testing.T) {
+	m := new(Masker)
+	text := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + repeat("x", 500000) + `"},{"data":"` + repeat("y", 10000) + `","type":"image"}]}}`)
+	p := contract
+	p.KeepMedia = true
+	if n := testing.AllocsPerRun(20, func() {
+		m.Reset(io.Discard, p)
+		_, _ = m.Write(text)
+		_ = m.End()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func TestMemoryDoesNotGrowWithTheText(t *testing.T) {
 	m := NewMasker(io.Discard, contract)
 	write := func(s string) {
@@ -341,6 +355,7 @@ func TestNothingIsHeldLongerThanNeeded(t *testing.T) {
 		{"a blob that turned out to be no resource", `{"jsonrpc":"2.0","result":[{"blob":"` + long + `"},`},
 		{"an image after its type", `{"jsonrpc":"2.0","result":[{"type":"image","data":"` + long},
 		{"a request", `{"jsonrpc":"2.0","params":{"text":"` + long},
+		{"a text that has no jsonrpc, and nothing to cut", `{"items":["short","` + repeat("short\",\"", 50000)},
 		{"a message whose jsonrpc came late", `{"result":"` + long + `","jsonrpc":"2.0",`},
 		{"an array between its messages", `[{"result":"` + long + `"},`},
 	} {
@@ -354,31 +369,41 @@ func TestNothingIsHeldLongerThanNeeded(t *testing.T) {
 	}
 }
 
-// Masking as the text streams gives what masking it as a whole does.
+// Masking as the text streams gives what masking it as a whole does. The small
+// window makes it stream from the first bytes on.
 func TestStreamingMakesNoDifference(t *testing.T) {
+	defer func(size int) { window = size }(window)
+	for _, test := range []struct{ window, longest, documents int }{{100, 13, 600}, {64 << 10, 17, 60}} {
+		window = test.window
+		checkStreaming(t, test.longest, test.documents)
+	}
+}
+
+func checkStreaming(t *testing.T, longest, documents int) {
 	random := rand.New(rand.NewPCG(3, 4))
-	streamed := Policy{MaxChars: 200, HeadChars: 20, TailChars: 30, KeepMedia: true}
+	streamed := Policy{MaxChars: 200, HeadChars: 20, TailChars: 30, KeepMedia: true, SaveLimit: 1 << (longest - 2)}
+	streamed.Save = func(body []byte) string { return fmt.Sprint("obs_", len(body)) }
 	whole := streamed
 	whole.Limit = 1 << 30
 	document := func() string {
 		var items []string
 		for range 1 + random.IntN(8) {
-			text := quote(repeat([]string{"x", "é漢", "😀\n"}[random.IntN(3)], 1<<random.IntN(17)))
+			text := quote(repeat([]string{"x", "é漢", "😀\n"}[random.IntN(3)], 1<<random.IntN(longest)))
 			items = append(items, []string{
-				text, `{"type":"image","data":` + text + `}`, `{"data":` + text + `,"x":` + text + `,"type":"audio"}`,
+				text, `{"uri":` + text + `,"blob":` + text + `}`, `{"type":` + text + `,"data":` + text + `}`, `{"type":"image","data":` + text + `}`, `{"data":` + text + `,"x":` + text + `,"type":"audio"}`,
 				`{"type":"text","data":` + text + `}`, `{"blob":` + text + `,"y":[` + text + `]}`, `{"blob":` + text + `,"uri":"u"}`,
-			}[random.IntN(6)])
+			}[random.IntN(8)])
 		}
 		result := "[" + strings.Join(items, ",") + "]"
 		return []string{response(result), `{"result":` + result + `,"jsonrpc":"2.0"}`, `{"result":` + result + `}`, `{"error":{"data":` + result + `},"jsonrpc":"2.0"}`}[random.IntN(4)]
 	}
-	for range 150 {
+	for range documents {
 		text := document()
 		if random.IntN(2) == 0 {
 			text = "[" + text + "," + document() + "," + document() + "]"
 		}
 		want, wantStats := apply(t, whole, text, len(text))
-		got, stats := apply(t, streamed, text, 1+random.IntN(40000))
+		got, stats := apply(t, streamed, text, 1+random.IntN(1<<random.IntN(longest)))
 		if got != want || stats != wantStats {
 			t.Fatalf("streamed %+v, as a whole %+v of %.300s", stats, wantStats, text)
 		}
@@ -418,6 +443,14 @@ func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
 		m.Write([]byte(repeat("x", 1000) + `"}]},"jsonrpc":"2.0","id":1}`))
 		if err := m.End(); err != nil || m.Stats().Strings != 1 || !json.Valid(out.Bytes()) {
 			t.Errorf("reply %v: %+v, %v", reply, m.Stats(), err)
+		}
+	}
+	// Or it says otherwise when it is too late.
+	for _, rest := range []string{`","jsonrpc":"1.0","pad":"` + repeat("y", 100000) + `"}`, `","jsonrpc":"2.0","jsonrpc":"2.0"}`, `"}`, `",}`} {
+		p := contract
+		p.Reply = func() bool { return true }
+		if got, stats := apply(t, p, `{"result":"`+repeat("x", 2*assumeAfter)+rest, 1000); stats.Strings != 1 || !strings.HasSuffix(got, rest) {
+			t.Errorf("%.30s: %+v", rest, stats)
 		}
 	}
 	// A shorter one is read to its end first.

@@ -27,13 +27,15 @@ const (
 // zero value is ready for use.
 //
 // As the standard has it, lines end with LF, CR or CRLF, in any mixture, and one
-// space after the colon belongs to the framing. A byte order mark is taken for
-// part of the first field's name.
+// space after the colon belongs to the framing. So does a byte order mark at the
+// beginning of the stream.
 type Scanner struct {
 	buf   []byte
 	state state
 	name  int  // in state inName: how much of "data" the line has so far
 	cr    bool // the byte before was a CR: an LF now is part of that line end
+	bom   int  // how much of a byte order mark there was, or all of it
+	lf    int  // where the next LF is in buf, or its length; -1 if not known
 }
 
 type state uint8
@@ -46,11 +48,14 @@ const (
 	atEnd                 // after the empty line that ends an event
 )
 
-const dataField = "data"
+const (
+	dataField     = "data"
+	byteOrderMark = "\xEF\xBB\xBF"
+)
 
 // Feed gives s the next bytes of the stream, which must stay as they are until
 // Next returns [More].
-func (s *Scanner) Feed(p []byte) { s.buf = p }
+func (s *Scanner) Feed(p []byte) { s.buf, s.lf = p, -1 }
 
 // Next returns what comes next, and its bytes.
 func (s *Scanner) Next() (Kind, []byte) {
@@ -60,6 +65,13 @@ func (s *Scanner) Next() (Kind, []byte) {
 	}
 	if len(s.buf) == 0 {
 		return More, nil
+	}
+	if s.bom < len(byteOrderMark) {
+		if s.buf[0] == byteOrderMark[s.bom] {
+			s.bom++
+			return Frame, s.take(1)
+		}
+		s.bom = len(byteOrderMark)
 	}
 	if s.cr {
 		s.cr = false
@@ -76,7 +88,7 @@ func (s *Scanner) Next() (Kind, []byte) {
 			return Frame, s.take(1)
 		}
 	}
-	n := lineLen(s.buf)
+	n := s.lineLen()
 	switch {
 	case n == 0:
 		s.state = inName
@@ -103,7 +115,7 @@ func (s *Scanner) field() (Kind, []byte) {
 	case name == len(dataField) && s.buf[0] == ':':
 		s.state = inPrefix
 		return Frame, s.take(1)
-	case name == 0 && lineLen(s.buf[:1]) == 0:
+	case name == 0 && (s.buf[0] == '\n' || s.buf[0] == '\r'):
 		s.state = atEnd
 		return Frame, s.lineEnd()
 	}
@@ -129,16 +141,20 @@ func (s *Scanner) lineEnd() []byte {
 func (s *Scanner) take(n int) []byte {
 	p := s.buf[:n]
 	s.buf = s.buf[n:]
+	s.lf = max(s.lf-n, -1)
 	return p
 }
 
-// lineLen returns how many bytes come before the end of the line.
-func lineLen(p []byte) int {
-	if n := bytes.IndexByte(p, '\n'); n >= 0 {
-		p = p[:n]
+// lineLen returns how many bytes come before the end of the line. Where the next
+// LF is it finds out only once, lest lines that end with CR each look for it.
+func (s *Scanner) lineLen() int {
+	if s.lf < 0 {
+		if s.lf = bytes.IndexByte(s.buf, '\n'); s.lf < 0 {
+			s.lf = len(s.buf)
+		}
 	}
-	if n := bytes.IndexByte(p, '\r'); n >= 0 {
-		p = p[:n]
+	if n := bytes.IndexByte(s.buf[:s.lf], '\r'); n >= 0 {
+		return n
 	}
-	return len(p)
+	return s.lf
 }

@@ -58,6 +58,9 @@ func TestScanner(t *testing.T) {
 		{"comments", ": ping\n\n:\n\ndata: x\n\n", []string{"", "", "x"}},
 		{"names that only begin like data", "dat: 1\ndatabase: 2\nd\ndata\n data: 3\nDATA: 4\n\n", []string{""}},
 		{"a colon in the data", "data: data: x\n\n", []string{"data: x"}},
+		{"a byte order mark", "\uFEFFdata: x\n\n", []string{"x"}},
+		{"half a byte order mark", "\xef\xbbdata: x\n\n", []string{"x"}},
+		{"a byte order mark elsewhere", "\n\uFEFFdata: x\n\n", []string{"", ""}},
 		{"an unfinished event", "data: x\n", nil},
 		{"nothing", "", nil},
 	} {
@@ -75,8 +78,26 @@ func TestScanner(t *testing.T) {
 	}
 }
 
+// Lines that end with CR must not each look for an LF to the end of the bytes.
+func BenchmarkCRLines(b *testing.B) {
+	stream := []byte(strings.Repeat("a\r", 256<<10))
+	b.SetBytes(int64(len(stream)))
+	for b.Loop() {
+		var s Scanner
+		s.Feed(stream)
+		for kind, _ := s.Next(); kind != More; kind, _ = s.Next() {
+		}
+	}
+}
+
 // parse is the algorithm of the standard, line by line.
 func parse(stream string) (events []string) {
+	for _, b := range []byte("\uFEFF") { // or what there is of it: nothing else begins like that
+		if stream == "" || stream[0] != b {
+			break
+		}
+		stream = stream[1:]
+	}
 	stream = strings.ReplaceAll(strings.ReplaceAll(stream, "\r\n", "\n"), "\r", "\n")
 	lines := strings.Split(stream, "\n")
 	var data []string

@@ -66,15 +66,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 		switch name {
 		case "max_chars":
-			if err := parseChars(d, &h.MaxChars); err != nil {
+			if err := parseNumber(d, &h.MaxChars); err != nil {
 				return err
 			}
 		case "head_chars":
-			if err := parseChars(d, &h.HeadChars); err != nil {
+			if err := parseNumber(d, &h.HeadChars); err != nil {
 				return err
 			}
 		case "tail_chars":
-			if err := parseChars(d, &h.TailChars); err != nil {
+			if err := parseNumber(d, &h.TailChars); err != nil {
 				return err
 			}
 		case "buffer_limit":
@@ -134,16 +134,25 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 			if err != nil {
 				return d.Errf("recover ttl: %v", err)
 			}
+			if ttl == 0 {
+				return d.Errf("recover ttl: 0 keeps nothing")
+			}
 			recovery.TTL = caddy.Duration(ttl)
 		case "max_entries":
 			var entries *int
-			if err := parseChars(d, &entries); err != nil {
+			if err := parseNumber(d, &entries); err != nil {
 				return err
+			}
+			if *entries == 0 {
+				return d.Errf("recover max_entries: 0 keeps nothing")
 			}
 			recovery.MaxEntries = *entries
 		case "max_bytes":
 			if recovery.MaxBytes, err = parseSize(d); err != nil {
 				return err
+			}
+			if recovery.MaxBytes == 0 {
+				return d.Errf("recover max_bytes: 0 keeps nothing")
 			}
 		default:
 			return d.Errf("unknown subdirective of recover: %s", name)
@@ -161,8 +170,8 @@ func once(d *caddyfile.Dispenser, seen map[string]bool) error {
 	return nil
 }
 
-// parseChars reads the one argument of a subdirective that takes a number.
-func parseChars(d *caddyfile.Dispenser, field **int) error {
+// parseNumber reads the one argument of a subdirective that takes a number.
+func parseNumber(d *caddyfile.Dispenser, field **int) error {
 	name := d.Val()
 	var arg string
 	if !d.AllArgs(&arg) {

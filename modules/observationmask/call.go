@@ -24,7 +24,8 @@ const (
 // somebody asks: a log, a placeholder, exempt.
 type call struct {
 	server string
-	told   bool        // an enclosing gateway has read the request already
+	known  bool        // to a handler in front of this one, which logs it
+	told   bool        // that handler is a gateway, and has read the request already
 	asked  envelope    // what it found, if told
 	body   watchedBody // where to look, if not
 }
@@ -44,12 +45,14 @@ func (c *call) begin(server string, r *http.Request) {
 	if c.server == "" {
 		c.server, _ = repl.GetString(serverPlaceholder)
 	}
-	if method, _ := repl.GetString(methodPlaceholder); method != "" {
+	var method string
+	if method, c.known = repl.GetString(methodPlaceholder); method != "" {
 		tool, _ := repl.GetString(toolPlaceholder)
 		c.told, c.asked = true, envelope{"2.0", method, tool}
-		return
 	}
-	repl.Map(c.placeholder)
+	if !c.known {
+		repl.Map(c.placeholder)
+	}
 }
 
 func (c *call) placeholder(key string) (any, bool) {
@@ -126,6 +129,10 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 
 var envelopePaths = jsonspan.CompilePaths("jsonrpc", "method", "params.name")
 
+// longestName is the longest that names may be to end up in logs. The protocol
+// allows 128 characters.
+const longestName = 1 << 10
+
 // envelope returns what the request says of itself, or nothing if it is not a
 // JSON-RPC request or is ambiguous.
 func (b *watchedBody) envelope() (e envelope) {
@@ -133,7 +140,7 @@ func (b *watchedBody) envelope() (e envelope) {
 	defer b.mu.Unlock()
 	fields := [...]*string{&e.jsonrpc, &e.method, &e.name}
 	err := envelopePaths.Find(b.seen, func(path int, v jsonspan.Value) {
-		if v.Kind == jsonspan.String {
+		if v.Kind == jsonspan.String && v.End-v.Start <= longestName {
 			*fields[path] = string(jsonspan.AppendText(nil, v.Body(b.seen)))
 		}
 	})

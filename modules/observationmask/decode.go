@@ -10,14 +10,15 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// A decoder decodes a body as it is written. Upstreams are not asked for any
-// encoding, but some use one all the same.
+// A decoder decodes a body as it is written. Go's transport asks for gzip and
+// decodes it, but some upstreams use what nobody asked for.
 //
 // Decoders read, and a response is written: so the reading side is a coroutine
 // that is resumed with each write and runs until it wants more. It is never
 // running when Write, Close or Stop is not.
 type decoder struct {
 	in     []byte // written, and not yet read
+	begun  bool
 	closed bool
 	err    error
 
@@ -76,14 +77,19 @@ func (d *decoder) Read(p []byte) (int, error) {
 // Write decodes p as far as it goes.
 func (d *decoder) Write(p []byte) (int, error) {
 	d.in = p
+	d.begun = d.begun || len(p) > 0
 	if _, running := d.resume(); running || d.err == nil {
-		return len(p), nil // what follows the end of an encoded body is dropped
+		return len(p), nil
 	}
 	return 0, d.err
 }
 
-// Close says that the body is complete.
+// Close says that the body is complete. An empty one is, in any encoding.
 func (d *decoder) Close() error {
+	if !d.begun {
+		d.stop()
+		return nil
+	}
 	d.closed = true
 	d.resume()
 	return d.err

@@ -130,7 +130,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	if h.Recover != nil {
 		h.Recover.setDefaults()
-		if err := h.Recover.validate(); err != nil {
+		if err := h.Recover.validate(h.policy.MaxChars); err != nil {
 			return err
 		}
 		value, _, err := stores.LoadOrNew(h.Recover.limits(), h.Recover.open)
@@ -138,7 +138,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 		h.store = value.(*pooledStore).Store
-		h.policy.SaveLimit = int(h.Recover.MaxBytes / 8)
+		h.policy.SaveLimit = h.Recover.largest()
 	}
 	return nil
 }
@@ -219,7 +219,7 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	}
 	owner := client(r)
 	return func(body []byte) string {
-		handle := store.Handle("obs_", []byte(owner), body)
+		handle := store.Handle(mask.HandlePrefix, []byte(owner), body)
 		if !h.store.Put(owner, handle, body) {
 			return ""
 		}
@@ -264,7 +264,10 @@ func (r *Recover) setDefaults() {
 	}
 }
 
-func (r *Recover) validate() error {
+// largest is how many bytes one original may have.
+func (r *Recover) largest() int { return int(r.MaxBytes / 8) }
+
+func (r *Recover) validate(maxChars int) error {
 	switch {
 	case r.TTL < 0:
 		return fmt.Errorf("recover ttl: %s is negative", time.Duration(r.TTL))
@@ -272,6 +275,8 @@ func (r *Recover) validate() error {
 		return fmt.Errorf("recover max_entries: %d is negative", r.MaxEntries)
 	case r.MaxBytes < 0:
 		return fmt.Errorf("recover max_bytes: %d is negative", r.MaxBytes)
+	case r.largest() <= maxChars:
+		return fmt.Errorf("recover max_bytes: with %d nothing is kept, as an original may take an eighth of it and has more than max_chars %d", r.MaxBytes, maxChars)
 	}
 	return nil
 }

@@ -229,6 +229,18 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 			}
 		})
 	}
+	t.Run("empty", func(t *testing.T) {
+		for _, encoding := range []string{"gzip", "br", "zstd"} {
+			server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				w.Header().Set("Content-Encoding", encoding)
+				w.WriteHeader(http.StatusAccepted)
+			}))
+			if response, body := post(t, server); response.StatusCode != http.StatusAccepted || body != "" {
+				t.Errorf("%s: %d %q", encoding, response.StatusCode, body)
+			}
+		}
+	})
 	t.Run("broken", func(t *testing.T) {
 		server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Encoding", "br")
@@ -296,6 +308,48 @@ func TestEventsAreSentOnAsTheyAreComplete(t *testing.T) {
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
 		if lines.Text() == "" {
 			next <- true // only now the next event is written
+		}
+	}
+}
+
+// A stream of JSON texts is no JSON text: from the second on it is not held back.
+func TestOtherStreamsAreNotHeldBack(t *testing.T) {
+	next := make(chan bool, 1)
+	next <- true // the first alone might be all there is
+	server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		for range 4 {
+			_, _ = io.WriteString(w, `{"kind":"event"}`+"\n")
+			_ = http.NewResponseController(w).Flush()
+			<-next
+		}
+	}))
+	response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	n := 0
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); n++ {
+		if n > 0 {
+			next <- true
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d lines", n)
+	}
+}
+
+// O14
+func TestWhatPassesAnywayKeepsItsHeaders(t *testing.T) {
+	for name, test := range map[string]struct{ config, text string }{
+		"not JSON":       {`{}`, "x" + strings.Repeat("y", 3<<20)},
+		"over the limit": {`{"buffer_limit":2000000}`, message(strings.Repeat("x", 3<<20))},
+	} {
+		text := test.text
+		response, body := post(t, proxy(t, provision(t, test.config), answer(text)))
+		if body != text || response.ContentLength != int64(len(text)) || response.Header.Get("ETag") == "" {
+			t.Errorf("%s: %v", name, response.Header)
 		}
 	}
 }

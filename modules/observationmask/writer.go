@@ -158,10 +158,22 @@ func (w *responseWriter) FlushError() error {
 type maskedBody struct{ w *responseWriter }
 
 func (b maskedBody) Write(p []byte) (int, error) {
-	if b.w.stream {
-		return b.w.writeEvents(p)
+	w := b.w
+	if w.stream {
+		return w.writeEvents(p)
 	}
-	return b.w.state.masker.Write(p)
+	n, err := w.state.masker.Write(p)
+	if err == nil && !w.sent && w.state.masker.Verbatim() {
+		// Not a JSON text after all. It may be a stream of some other kind.
+		err = w.send(w.changed(), unknown)
+	}
+	return n, err
+}
+
+// changed reports whether the body is another than the one that was written, as
+// far as it is known.
+func (w *responseWriter) changed() bool {
+	return w.body != nil || w.state.masker.Stats().Strings > 0
 }
 
 // writeEvents masks the data of events, each a JSON text of its own. It sends
@@ -205,7 +217,8 @@ func (o output) Write(p []byte) (int, error) {
 	if w.state.out.Len()+len(p) <= holdOutput {
 		return w.state.out.Write(p)
 	}
-	if err := w.send(true, unknown); err != nil {
+	// What is still to come may be changed, unless it is known to pass.
+	if err := w.send(w.changed() || !w.state.masker.Verbatim(), unknown); err != nil {
 		return 0, err
 	}
 	return w.ResponseWriter.Write(p)
@@ -262,7 +275,7 @@ func (w *responseWriter) finish() {
 				length = unknown // a body of a stated length has no trailers
 			}
 		}
-		_ = w.send(w.masked.Strings > 0 || w.body != nil, length)
+		_ = w.send(w.changed(), length)
 	}
 	w.release()
 }
@@ -279,7 +292,7 @@ func (w *responseWriter) abort() {
 	_ = w.state.masker.Abort()
 	w.count()
 	if !w.sent {
-		_ = w.send(w.masked.Strings > 0 || w.body != nil, unknown)
+		_ = w.send(w.changed(), unknown)
 	}
 	_ = w.FlushError()
 	w.release()
@@ -316,7 +329,7 @@ func (w *responseWriter) joinLog() {
 // MarshalLogObject puts what was called and masked into the access log, when it
 // is written.
 func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
-	if !w.call.told { // else a gateway logs it
+	if !w.call.known { // else it is logged already
 		asked := w.call.read()
 		for _, field := range [][2]string{{"mcp_server", w.call.server}, {"mcp_method", asked.method}, {"mcp_tool", asked.name}} {
 			if field[1] != "" {
