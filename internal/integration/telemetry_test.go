@@ -130,3 +130,24 @@ func TestAccessLog(t *testing.T) {
 		})
 	}
 }
+
+// Two masks on the way of one request write one line about it, and each field once.
+func TestAccessLogOfChainedMasks(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "access.log")
+	url := serve(t, block("log", "output file "+file, "format json"),
+		block("route", mask("server outer"), mask("server inner"), proxy(upstream(t, fakemcp.NewServer()))))
+	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}, Timeout: patience}
+	for range 2 { // the second begins after the line of the first has been written
+		send(t, client, "POST", url, rpc("tools/call", `{"name":"read_log"}`))
+	}
+	log, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(log), "\n")
+	for _, field := range []string{`"mcp_server":"outer"`, `"mcp_method":`, `"mcp_tool":`, `"mcp_masked_strings":1`, `"mcp_masked_chars":`} {
+		if strings.Count(line, field) != 1 || strings.Contains(line, "inner") {
+			t.Errorf("%s in %s", field, line)
+		}
+	}
+}
