@@ -19,7 +19,7 @@ const (
 	assumeAfter = 1 << 20
 )
 
-// Variables for the tests.
+// Variables only so that tests can make them small.
 var (
 	// window is how much of a text is held back before any of it is written. A
 	// text that turns out broken before that passes untouched.
@@ -68,7 +68,7 @@ type message struct {
 	start    int64
 	depth    int    // of its members
 	jsonrpc  bool   // it says "jsonrpc": "2.0", or must be assumed to
-	asked    bool   // whether it must
+	asked    bool   // Policy.Reply has been asked whether it must
 	seen     uint16 // members it has had
 	member   member // the one being read
 	maskable bool   // it is an observation

@@ -533,6 +533,12 @@ func TestRecover(t *testing.T) {
 }
 
 func TestHandlesAreBoundToTheClient(t *testing.T) {
+	for _, placeholder := range []string{"http.auth.user.id", "http.mcp.client"} {
+		t.Run(placeholder, func(t *testing.T) { checkHandlesBoundBy(t, placeholder) })
+	}
+}
+
+func checkHandlesBoundBy(t *testing.T, placeholder string) {
 	h := provision(t, `{"recover":{}}`)
 	ids := map[string]string{}
 	for _, user := range []string{"alice", "bob"} {
@@ -542,7 +548,7 @@ func TestHandlesAreBoundToTheClient(t *testing.T) {
 		})
 		recorder := httptest.NewRecorder()
 		repl := caddy.NewReplacer()
-		repl.Set("http.auth.user.id", user)
+		repl.Set(placeholder, user)
 		r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
 		if err := h.ServeHTTP(recorder, r, next); err != nil {
 			t.Fatal(err)
