@@ -7,6 +7,8 @@
 // [Server] is a small but honest MCP server over Streamable HTTP, with tools
 // whose results are worth masking and pruning.
 //
+// [Chat] stands in for a model API, recording requests and answering "ok".
+//
 // The package reads and writes JSON-RPC with encoding/json alone. A fixture that
 // shared the project's own parsers would share their faults, and then no test
 // could see them.

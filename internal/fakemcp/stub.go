@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -58,12 +59,10 @@ type Stub struct {
 	// Set it before the first request. Default: false.
 	ResultFirst bool
 
-	mu    sync.Mutex
-	last  Request
-	count int
+	recorder
 }
 
-// Request is a request as the Stub received it.
+// Request is a request as a fixture received it.
 type Request struct {
 	Method string `json:"method"`
 	Path   string `json:"path"`
@@ -75,34 +74,79 @@ type Request struct {
 	Body string `json:"body"`
 }
 
+// recorder remembers what a fixture received. Requests to its own two paths,
+// /__last and /__count, are neither recorded nor counted.
+type recorder struct {
+	mu    sync.Mutex
+	kept  []Request // in the order of arrival
+	size  int       // of the kept bodies
+	count int
+}
+
+// maxKeptBytes bounds the kept bodies; the latest is kept whatever its size.
+const maxKeptBytes = 64 << 20
+
 // Last returns the latest request, or the zero Request before the first.
-func (s *Stub) Last() Request {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	last := s.last
+func (rec *recorder) Last() Request {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if len(rec.kept) == 0 {
+		return Request{}
+	}
+	last := rec.kept[len(rec.kept)-1]
 	last.Headers = last.Headers.Clone()
 	return last
 }
 
 // Count returns how many requests were received.
-func (s *Stub) Count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.count
+func (rec *recorder) Count() int {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	return rec.count
+}
+
+// tell answers at the two paths and reports whether the request was for one.
+func (rec *recorder) tell(w http.ResponseWriter, r *http.Request) bool {
+	switch r.URL.Path {
+	case "/__last":
+		writeJSON(w, http.StatusOK, encode(rec.Last()))
+	case "/__count":
+		_, _ = fmt.Fprint(w, rec.Count())
+	default:
+		return false
+	}
+	return true
+}
+
+// record remembers the request, forgets the oldest of more than keep, and
+// returns the body. A body that breaks off is recorded as far as it came.
+func (rec *recorder) record(r *http.Request, keep int) []byte {
+	body, _ := io.ReadAll(r.Body)
+	headers := r.Header.Clone()
+	headers.Set("Host", r.Host)
+	if len(r.TransferEncoding) > 0 {
+		headers["Transfer-Encoding"] = r.TransferEncoding
+	}
+
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	rec.count++
+	rec.kept = append(rec.kept, Request{Method: r.Method, Path: r.URL.Path, Headers: headers, Body: string(body)})
+	rec.size += len(body)
+	for len(rec.kept) > keep || len(rec.kept) > 1 && rec.size > maxKeptBytes {
+		rec.size -= len(rec.kept[0].Body)
+		rec.kept = slices.Delete(rec.kept, 0, 1)
+	}
+	return body
 }
 
 // ServeHTTP answers as the request asks.
 func (s *Stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch r.URL.Path {
-	case "/__last":
-		writeJSON(w, http.StatusOK, encode(s.Last()))
-		return
-	case "/__count":
-		_, _ = fmt.Fprint(w, s.Count())
+	if s.tell(w, r) {
 		return
 	}
 
-	body := s.record(r)
+	body := s.record(r, 1)
 	var m message
 	if err := json.Unmarshal(body, &m); err != nil {
 		failure := &rpcError{Code: codeParseError, Message: "parse error: " + err.Error()}
@@ -112,23 +156,6 @@ func (s *Stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if failure := s.obey(w, r, m); failure != nil {
 		writeJSON(w, http.StatusOK, encode(reply{JSONRPC: "2.0", ID: m.ID, Error: failure}))
 	}
-}
-
-// record remembers the request and returns its body. A body that breaks off is
-// recorded as far as it came.
-func (s *Stub) record(r *http.Request) []byte {
-	body, _ := io.ReadAll(r.Body)
-	headers := r.Header.Clone()
-	headers.Set("Host", r.Host)
-	if len(r.TransferEncoding) > 0 {
-		headers["Transfer-Encoding"] = r.TransferEncoding
-	}
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = Request{Method: r.Method, Path: r.URL.Path, Headers: headers, Body: string(body)}
-	s.count++
-	return body
 }
 
 // obey answers m, or returns the error to answer with.
