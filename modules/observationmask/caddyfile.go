@@ -7,7 +7,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/dustin/go-humanize"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
 )
 
 func init() {
@@ -60,31 +61,31 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	for d.NextBlock(0) {
 		name := d.Val()
 		if name != "exempt" { // patterns may stand on several lines
-			if err := once(d, seen); err != nil {
+			if err := subdirective.Once(d, seen); err != nil {
 				return err
 			}
 		}
 		switch name {
 		case "max_chars":
-			if err := parseNumber(d, &h.MaxChars); err != nil {
+			if err := subdirective.Number(d, &h.MaxChars); err != nil {
 				return err
 			}
 		case "head_chars":
-			if err := parseNumber(d, &h.HeadChars); err != nil {
+			if err := subdirective.Number(d, &h.HeadChars); err != nil {
 				return err
 			}
 		case "tail_chars":
-			if err := parseNumber(d, &h.TailChars); err != nil {
+			if err := subdirective.Number(d, &h.TailChars); err != nil {
 				return err
 			}
 		case "buffer_limit":
-			size, err := parseSize(d)
+			size, err := subdirective.Size(d)
 			if err != nil {
 				return err
 			}
 			h.BufferLimit = int(size)
 		case "keep_media":
-			on, err := parseSwitch(d)
+			on, err := subdirective.Switch(d)
 			if err != nil {
 				return err
 			}
@@ -111,7 +112,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
-	on, err := parseSwitch(d)
+	on, err := subdirective.Switch(d)
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 	}
 	seen := map[string]bool{}
 	for d.NextBlock(1) {
-		if err := once(d, seen); err != nil {
+		if err := subdirective.Once(d, seen); err != nil {
 			return err
 		}
 		switch name := d.Val(); name {
@@ -140,7 +141,7 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 			recovery.TTL = caddy.Duration(ttl)
 		case "max_entries":
 			var entries *int
-			if err := parseNumber(d, &entries); err != nil {
+			if err := subdirective.Number(d, &entries); err != nil {
 				return err
 			}
 			if *entries == 0 {
@@ -148,7 +149,7 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 			}
 			recovery.MaxEntries = *entries
 		case "max_bytes":
-			if recovery.MaxBytes, err = parseSize(d); err != nil {
+			if recovery.MaxBytes, err = subdirective.Size(d); err != nil {
 				return err
 			}
 			if recovery.MaxBytes == 0 {
@@ -159,59 +160,6 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 		}
 	}
 	return nil
-}
-
-// once refuses a subdirective that has been seen already.
-func once(d *caddyfile.Dispenser, seen map[string]bool) error {
-	if seen[d.Val()] {
-		return d.Errf("%s is given twice", d.Val())
-	}
-	seen[d.Val()] = true
-	return nil
-}
-
-// parseNumber reads the one argument of a subdirective that takes a number.
-func parseNumber(d *caddyfile.Dispenser, field **int) error {
-	name := d.Val()
-	var arg string
-	if !d.AllArgs(&arg) {
-		return d.ArgErr()
-	}
-	if *field != nil {
-		return d.Errf("%s is given twice", name)
-	}
-	n, err := strconv.Atoi(arg)
-	if err != nil {
-		return d.Errf("%s: %q is not a whole number", name, arg)
-	}
-	*field = &n
-	return nil
-}
-
-func parseSize(d *caddyfile.Dispenser) (int64, error) {
-	name := d.Val()
-	var arg string
-	if !d.AllArgs(&arg) {
-		return 0, d.ArgErr()
-	}
-	size, err := humanize.ParseBytes(arg)
-	if err != nil || size > 1<<40 {
-		return 0, d.Errf("%s: %q is not a size", name, arg)
-	}
-	return int64(size), nil
-}
-
-// parseSwitch reads on, off or nothing, which means on.
-func parseSwitch(d *caddyfile.Dispenser) (bool, error) {
-	name := d.Val()
-	args := d.RemainingArgs()
-	switch {
-	case len(args) == 0, len(args) == 1 && args[0] == "on":
-		return true, nil
-	case len(args) == 1 && args[0] == "off":
-		return false, nil
-	}
-	return false, d.Errf("%s is on or off, not %q", name, args)
 }
 
 // Interface guard

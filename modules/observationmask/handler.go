@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
 func init() {
@@ -125,7 +126,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 		h.exempt = append(h.exempt, pattern)
 	}
-	if err := registerMetrics(ctx.GetMetricsRegistry()); err != nil {
+	if err := telemetry.Register(ctx, maskedStrings, maskedChars); err != nil {
 		return err
 	}
 	if h.Recover != nil {
@@ -178,7 +179,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		request:               r,
 	}
 	mw.call.begin(h.Server, r)
-	mw.joinLog()
+	telemetry.JoinAccessLog(r, mw)
 	// reverse_proxy panics when one side dies in mid-body. That passes through
 	// here, and what has arrived by then goes out before it.
 	defer mw.abort()

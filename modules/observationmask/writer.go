@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
@@ -31,9 +32,9 @@ type responseWriter struct {
 	status int  // 0 until WriteHeader
 	sent   bool // the header has been sent on
 	state  *maskState
-	in     io.Writer // takes the body; nil if it passes as it is
-	body   *decoder  // in, if the body is encoded
-	stream bool      // the body is an event stream
+	in     io.Writer         // takes the body; nil if it passes as it is
+	body   *httpbody.Decoder // in, if the body is encoded
+	stream bool              // the body is an event stream
 	masked mask.Stats
 }
 
@@ -71,10 +72,10 @@ func (w *responseWriter) WriteHeader(status int) {
 // begin prepares to mask the body and reports whether it is to be masked.
 func (w *responseWriter) begin() bool {
 	header := w.Header()
-	var isJSON bool
-	isJSON, w.stream = mediaType(header.Get("Content-Type"))
+	media := httpbody.TypeOf(header.Get("Content-Type"))
+	w.stream = media == httpbody.EventStream
 	switch {
-	case !isJSON && !w.stream,
+	case media == httpbody.Other,
 		w.status == http.StatusSwitchingProtocols, w.status == http.StatusNoContent,
 		w.status == http.StatusNotModified, w.status == http.StatusPartialContent,
 		w.handler.exempted(&w.call):
@@ -84,7 +85,7 @@ func (w *responseWriter) begin() bool {
 	policy.Reply = w.call.isRPC
 	policy.Save = w.handler.saver(w.request)
 	policy.Limit = w.handler.BufferLimit
-	encoding := strings.Join(header.Values("Content-Encoding"), ",")
+	encoding := httpbody.Encoding(header)
 	if policy.Limit > 0 && encoding == "" {
 		if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil {
 			if length > int64(policy.Limit) {
@@ -93,9 +94,9 @@ func (w *responseWriter) begin() bool {
 			policy.Limit = 0 // it is known to be short enough
 		}
 	}
-	if encoding == "" || encoding == "identity" {
+	if encoding == "" {
 		w.in = maskedBody{w}
-	} else if w.body = newDecoder(encoding, maskedBody{w}); w.body != nil {
+	} else if w.body = httpbody.NewDecoder(encoding, maskedBody{w}); w.body != nil {
 		w.in = w.body
 	} else {
 		w.handler.logger.Warn("response not masked: unknown content encoding",
@@ -107,16 +108,6 @@ func (w *responseWriter) begin() bool {
 	w.state.events = sse.Scanner{}
 	w.state.out.Reset()
 	return true
-}
-
-// mediaType tells JSON and event streams from everything else.
-func mediaType(contentType string) (isJSON, stream bool) {
-	media, _, _ := strings.Cut(contentType, ";")
-	media = strings.ToLower(strings.TrimSpace(media))
-	if media == "text/event-stream" {
-		return false, true
-	}
-	return media == "application/json" || strings.HasSuffix(media, "+json"), false
 }
 
 // Write takes the next bytes of the body.
@@ -231,12 +222,9 @@ const unknown = -1
 // header says of it is put right.
 func (w *responseWriter) send(changed bool, length int) error {
 	if changed {
-		header := w.Header()
-		for _, name := range describesBody {
-			header.Del(name)
-		}
+		httpbody.DropDescription(w.Header())
 		if length != unknown {
-			header.Set("Content-Length", strconv.Itoa(length))
+			w.Header().Set("Content-Length", strconv.Itoa(length))
 		}
 	}
 	w.sent = true
@@ -247,12 +235,6 @@ func (w *responseWriter) send(changed bool, length int) error {
 	_, err := w.ResponseWriter.Write(w.state.out.Bytes())
 	w.state.out.Reset()
 	return err
-}
-
-// describesBody lists the headers that are wrong for a body that was changed.
-var describesBody = []string{
-	"Content-Length", "Content-Encoding", "Etag",
-	"Content-Md5", "Digest", "Content-Digest", "Repr-Digest",
 }
 
 // finish completes the response. If the client has left, nobody needs to know.
@@ -315,15 +297,6 @@ func (w *responseWriter) count() {
 		maskedChars.WithLabelValues(w.call.server).Add(float64(now.Chars - w.masked.Chars))
 	}
 	w.masked = now
-}
-
-// joinLog has the access log, if there is one, ask MarshalLogObject.
-func (w *responseWriter) joinLog() {
-	ctx := w.request.Context()
-	extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if server, is := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && is && server.Logs != nil {
-		extra.Add(zap.Inline(w))
-	}
 }
 
 // MarshalLogObject puts what was called and masked into the access log, when it

@@ -1,0 +1,56 @@
+// Package httpbody knows how HTTP messages carry a body: what the headers say of
+// it, and how it is encoded.
+package httpbody
+
+import (
+	"net/http"
+	"strings"
+)
+
+// A MediaType is what a body is, as far as it matters here.
+type MediaType uint8
+
+const (
+	// Other is everything else.
+	Other MediaType = iota
+	// JSON is application/json and every type whose name ends with +json.
+	JSON
+	// EventStream is text/event-stream.
+	EventStream
+)
+
+// TypeOf reads a Content-Type.
+func TypeOf(contentType string) MediaType {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	switch {
+	case media == "text/event-stream":
+		return EventStream
+	case media == "application/json", strings.HasSuffix(media, "+json"):
+		return JSON
+	}
+	return Other
+}
+
+// Encoding returns the Content-Encoding of a message, or nothing if its body is
+// as it is.
+func Encoding(header http.Header) string {
+	encoding := strings.Join(header.Values("Content-Encoding"), ",")
+	if strings.EqualFold(encoding, "identity") {
+		return ""
+	}
+	return encoding
+}
+
+// DropDescription removes what is wrong for a body that was changed: its length,
+// its encoding, its digests and its tag.
+func DropDescription(header http.Header) {
+	for _, name := range description {
+		delete(header, name)
+	}
+}
+
+var description = []string{
+	"Content-Length", "Content-Encoding", "Etag",
+	"Content-Md5", "Digest", "Content-Digest", "Repr-Digest",
+}

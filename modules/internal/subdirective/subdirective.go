@@ -1,0 +1,64 @@
+// Package subdirective reads what the blocks of our directives have in common, so
+// that all of them take it alike and refuse it in the same words.
+package subdirective
+
+import (
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/dustin/go-humanize"
+)
+
+// Once refuses a subdirective that has been seen already.
+func Once(d *caddyfile.Dispenser, seen map[string]bool) error {
+	if seen[d.Val()] {
+		return d.Errf("%s is given twice", d.Val())
+	}
+	seen[d.Val()] = true
+	return nil
+}
+
+// Number reads the one argument of a subdirective that takes a number.
+func Number(d *caddyfile.Dispenser, field **int) error {
+	name := d.Val()
+	var arg string
+	if !d.AllArgs(&arg) {
+		return d.ArgErr()
+	}
+	if *field != nil {
+		return d.Errf("%s is given twice", name)
+	}
+	n, err := strconv.Atoi(arg)
+	if err != nil {
+		return d.Errf("%s: %q is not a whole number", name, arg)
+	}
+	*field = &n
+	return nil
+}
+
+// Size reads the one argument of a subdirective that takes a size.
+func Size(d *caddyfile.Dispenser) (int64, error) {
+	name := d.Val()
+	var arg string
+	if !d.AllArgs(&arg) {
+		return 0, d.ArgErr()
+	}
+	size, err := humanize.ParseBytes(arg)
+	if err != nil || size > 1<<40 {
+		return 0, d.Errf("%s: %q is not a size", name, arg)
+	}
+	return int64(size), nil
+}
+
+// Switch reads on, off or nothing, which means on.
+func Switch(d *caddyfile.Dispenser) (bool, error) {
+	name := d.Val()
+	args := d.RemainingArgs()
+	switch {
+	case len(args) == 0, len(args) == 1 && args[0] == "on":
+		return true, nil
+	case len(args) == 1 && args[0] == "off":
+		return false, nil
+	}
+	return false, d.Errf("%s is on or off, not %q", name, args)
+}

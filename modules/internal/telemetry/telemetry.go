@@ -1,0 +1,46 @@
+// Package telemetry is how the modules report to Caddy's metrics and access log.
+package telemetry
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// NewCounter returns a counter of this project. Counters live as long as the
+// process, so that counts survive reloads.
+func NewCounter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "caddy",
+		Subsystem: "mcp",
+		Name:      name,
+		Help:      help,
+	}, labels)
+}
+
+// Register makes collectors part of the metrics of a configuration. Each
+// configuration has a registry of its own.
+func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
+	for _, c := range collectors {
+		var already prometheus.AlreadyRegisteredError
+		if err := ctx.GetMetricsRegistry().Register(c); err != nil && !errors.As(err, &already) {
+			return err
+		}
+	}
+	return nil
+}
+
+// JoinAccessLog has the access log, if there is one, ask for fields when it is
+// written.
+func JoinAccessLog(r *http.Request, fields zapcore.ObjectMarshaler) {
+	ctx := r.Context()
+	extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if server, is := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && is && server.Logs != nil {
+		extra.Add(zap.Inline(fields))
+	}
+}
