@@ -31,6 +31,7 @@ type edge struct {
 type Value struct {
 	Kind       Kind // String, Number, True, False, Null, BeginObject or BeginArray
 	Start, End int
+	Chars      int // of a string: how many characters it has
 }
 
 // Body returns what stands between the quotes of a string in data.
@@ -140,13 +141,13 @@ func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
 				f := frames[len(frames)-1]
 				frames = frames[:len(frames)-1]
 				if f.node.path >= 0 {
-					found(f.node.path, Value{begin(k), f.start, int(end)})
+					found(f.node.path, Value{Kind: begin(k), Start: f.start, End: int(end)})
 				}
 			}
 			next()
 		default:
 			if at != nil && at.path >= 0 {
-				found(at.path, Value{k, int(start), int(end)})
+				found(at.path, Value{k, int(start), int(end), s.Chars()})
 			}
 			next()
 		}

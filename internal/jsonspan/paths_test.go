@@ -81,6 +81,33 @@ func TestSplice(t *testing.T) {
 	_ = Splice(io.Discard, src, []Edit{{5, 6, nil}, {0, 1, nil}})
 }
 
+// A Reader gives what Splice writes, in pieces of any size.
+func TestReader(t *testing.T) {
+	src := []byte(`{"a":1,"b":[2,3]}`)
+	edits := []Edit{{5, 6, []byte(`"x"`)}, {12, 12, []byte("0,")}, {12, 13, nil}, {14, 16, []byte("4]")}}
+	const want = `{"a":"x","b":[0,,4]}`
+	for size := range len(want) + 2 {
+		r := NewReader(src, edits)
+		if r.Len() != len(want) {
+			t.Fatalf("length %d, want %d", r.Len(), len(want))
+		}
+		got, err := make([]byte, 0, 4*len(want)), error(nil)
+		for n := 0; err == nil; got = got[:len(got)+n] {
+			n, err = r.Read(got[len(got) : len(got)+size+1])
+		}
+		if string(got) != want || err != io.EOF || r.Len() != 0 {
+			t.Errorf("read %q by %d, %v, %d left", got, size+1, err, r.Len())
+		}
+	}
+	r := NewReader(src, edits)
+	var head [7]byte
+	_, _ = io.ReadFull(r, head[:])
+	var rest bytes.Buffer
+	if n, err := r.WriteTo(&rest); string(head[:])+rest.String() != want || n != int64(rest.Len()) || err != nil {
+		t.Errorf("read %q, then wrote %q: %d, %v", head, &rest, n, err)
+	}
+}
+
 func decode(t *testing.T, text []byte) (v any) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(text))

@@ -27,10 +27,12 @@ func ParsePattern(s string) (Pattern, error) {
 
 // Match reports whether p selects this tool of this server.
 func (p Pattern) Match(server, tool string) bool {
-	return glob(p.server, server) && glob(p.tool, tool)
+	return MatchName(p.server, server) && MatchName(p.tool, tool)
 }
 
-func glob(pattern, s string) bool {
+// MatchName reports whether a name fits a pattern, in which * stands for any run
+// of characters, none included.
+func MatchName(pattern, s string) bool {
 	head, rest, star := strings.Cut(pattern, "*")
 	if !star {
 		return s == pattern
