@@ -6,7 +6,8 @@
 //
 // A [Scanner] makes one validating pass and works on whole buffers as well as
 // on bytes as they arrive, in any division; its memory does not grow with the
-// text. [Paths] is the pass for those who know where their values stand.
+// text. [Paths] is the pass for those who know where their values stand: Find in
+// a text that is there as a whole, Watch in one that passes by.
 //
 // # What is promised
 //
@@ -20,8 +21,8 @@
 //     surrogate pair is one. A lone surrogate is one, and so is each byte that
 //     is not part of valid UTF-8: where encoding/json would put U+FFFD. No
 //     offset given out for a character ever lies inside one.
-//   - No allocation per token or per byte, no recursion, no reflection. Time is
-//     linear in the text.
+//   - No allocation per token or per byte, no reflection, no recursion but as deep
+//     as a path is long. Time is linear in the text.
 //
 // A text is read only once, front to back, so what a [Scanner] reports before it
 // meets an error is no proof that the rest is well-formed. Callers that must not

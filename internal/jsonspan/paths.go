@@ -1,8 +1,8 @@
 package jsonspan
 
 import (
+	"bytes"
 	"fmt"
-	"math"
 	"strings"
 )
 
@@ -19,7 +19,7 @@ type node struct {
 	each *node // every element of an array, every member of an object
 }
 
-// maxKeys is how many keys of one object paths may name: a bit each in frame.seen.
+// maxKeys is how many keys of one object paths may name: a bit each in finder.object.
 const maxKeys = 64
 
 type edge struct {
@@ -31,7 +31,8 @@ type edge struct {
 type Value struct {
 	Kind       Kind // String, Number, True, False, Null, BeginObject or BeginArray
 	Start, End int
-	Chars      int // of a string: how many characters it has
+	Chars      int  // of a string: how many characters it has
+	Numbered   bool // of a string: it has characters spelled by their numbers, as \u0065
 }
 
 // Body returns what stands between the quotes of a string in data.
@@ -76,87 +77,19 @@ func (n *node) grow(path, key string) *node {
 	return to
 }
 
-// A frame is an open container on the way of some path.
-type frame struct {
-	node  *node
-	start int
-	seen  uint64 // which of node.keys this object has had
-}
-
-// Find reads data and calls found for each value that stands at one of the
-// paths, with the index of that path, in the order in which the values end.
-//
-// An object that repeats a key which a path names is refused with [ErrDuplicate]:
-// two readers of it could disagree about what it says. A text cut short gives
-// io.ErrUnexpectedEOF after what was found in it. So until Find returns nil the
-// values found are those of a text that may yet turn out to be invalid.
-func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
-	var s Scanner
-	s.Feed(data)
-	s.Finish()
-	var room [8]frame
-	frames := room[:0]
-	at := &p.root // where the next value stands, nil if nobody asks
-	next := func() {
-		at = nil
-		if len(frames) > 0 {
-			at = frames[len(frames)-1].node.each
+// index returns which of the keys of n this is, or -1.
+func (n *node) index(key []byte) int {
+	for i := range n.keys {
+		if string(key) == n.keys[i].key {
+			return i
 		}
 	}
-	for {
-		k := s.Next()
-		start, end := s.Span()
-		switch k {
-		case Done:
-			return nil
-		case Invalid:
-			return s.Err()
-		case Key:
-			top := &frames[len(frames)-1]
-			next()
-			for i, e := range top.node.keys {
-				if !TextIs(data[start+1:end-1], e.key) {
-					continue
-				}
-				if top.seen&(1<<i) != 0 {
-					return &Error{Offset: start, Err: ErrDuplicate}
-				}
-				top.seen |= 1 << i
-				at = e.to
-				break
+	if len(n.keys) > 0 && bytes.IndexByte(key, '\\') >= 0 {
+		for i := range n.keys {
+			if TextIs(key, n.keys[i].key) {
+				return i
 			}
-		case BeginObject, BeginArray:
-			if at == nil {
-				s.Report(s.Depth(), math.MaxInt) // straight to its end
-				continue
-			}
-			frames = append(frames, frame{node: at, start: int(start)})
-			next()
-			if at == nil && (k == BeginArray || len(frames[len(frames)-1].node.keys) == 0) {
-				s.Report(s.Depth(), math.MaxInt)
-			}
-		case EndObject, EndArray:
-			s.ReportAll()
-			if len(frames) > s.Depth() {
-				f := frames[len(frames)-1]
-				frames = frames[:len(frames)-1]
-				if f.node.path >= 0 {
-					found(f.node.path, Value{Kind: begin(k), Start: f.start, End: int(end)})
-				}
-			}
-			next()
-		default:
-			if at != nil && at.path >= 0 {
-				found(at.path, Value{k, int(start), int(end), s.Chars()})
-			}
-			next()
 		}
 	}
-}
-
-func begin(end Kind) Kind {
-	if end == EndObject {
-		return BeginObject
-	}
-	return BeginArray
+	return -1
 }

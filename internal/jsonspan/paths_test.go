@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -116,6 +117,89 @@ func decode(t *testing.T, text []byte) (v any) {
 		t.Fatalf("%q: %v", text, err)
 	}
 	return v
+}
+
+// Find accepts what encoding/json accepts, wherever its paths lead, but for
+// repeated keys.
+func FuzzFind(f *testing.F) {
+	for _, text := range texts {
+		f.Add([]byte(text))
+	}
+	f.Add([]byte(`{"a":{"b":[1,"\u0061",true,{"c":null}],"d":-0.5e-3},"e":[{"f":"\\ud83d\\ude00"}]}`))
+	all := []*Paths{CompilePaths("a"), CompilePaths("a.b.*.c", "e.*.f"), CompilePaths("*"), CompilePaths("*.*.*")}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for i, paths := range all {
+			err := paths.Find(text, func(_ int, v Value) {
+				if v.Kind == String && (v.Chars != Count(v.Body(text)) || v.Numbered != numbered(v.Body(text))) {
+					t.Errorf("%s: %d characters, numbered %t", text[v.Start:v.End], v.Chars, v.Numbered)
+				}
+				if !json.Valid(text[v.Start:v.End]) {
+					t.Errorf("found %q", text[v.Start:v.End])
+				}
+			})
+			if errors.Is(err, ErrDuplicate) || errors.Is(err, ErrDepth) {
+				continue
+			}
+			if (err == nil) != json.Valid(text) {
+				t.Errorf("paths %d: %v", i, err)
+			}
+		}
+	})
+}
+
+func numbered(body []byte) bool {
+	for len(body) > 0 {
+		i := bytes.IndexByte(body, '\\')
+		if i < 0 {
+			break
+		}
+		if body[i+1] == 'u' {
+			return true
+		}
+		body = body[i+2:]
+	}
+	return false
+}
+
+// A Watcher finds what Find finds, if that has no more than 256 bytes and is no
+// container, in pieces of any size.
+func FuzzWatcher(f *testing.F) {
+	for _, text := range texts {
+		f.Add([]byte(text), 1)
+	}
+	long := strings.Repeat("x", maxWatched)
+	for size := 1; size < 8; size++ {
+		f.Add([]byte(`{"a":{"b":[1.5,"\u0061",true,{"c":null},12,"`+long+`"],"`+long+`":1,"d":-0.5e-3},"\u0065":[{"f":"\\ud83d"}]}`), size)
+	}
+	paths := CompilePaths("a.b.*", "a.d", "a.b.*.c", "e.*.f")
+	f.Fuzz(func(t *testing.T, text []byte, size int) {
+		var want, got []string
+		err := paths.Find(text, func(path int, v Value) {
+			if v.Kind != BeginObject && v.Kind != BeginArray && v.End-v.Start <= maxWatched {
+				want = append(want, fmt.Sprint(path, v.Kind, string(text[v.Start:v.End])))
+			}
+		})
+		if err != nil || size < 1 {
+			return
+		}
+		w := paths.Watch(func(path int, k Kind, literal []byte) {
+			if len(literal) <= maxWatched {
+				got = append(got, fmt.Sprint(path, k, string(literal)))
+			}
+		})
+		for range 2 {
+			got = nil
+			for rest := text; len(rest) > 0; {
+				n := min(size, len(rest))
+				_, _ = w.Write(rest[:n])
+				rest = rest[n:]
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("got %q\nwant %q", got, want)
+			}
+			w.Reset()
+		}
+	})
 }
 
 // What is spliced is replaced, and everything around it means what it meant.

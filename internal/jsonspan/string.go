@@ -29,6 +29,12 @@ func special(w uint64) uint64 {
 // plain returns how many bytes at the beginning of b are plain ASCII text.
 func plain(b []byte) int {
 	n := 0
+	if len(b) >= 8 { // most strings are short
+		if m := special(binary.LittleEndian.Uint64(b)) & highBits; m != 0 {
+			return bits.TrailingZeros64(m) >> 3
+		}
+		n = 8
+	}
 	for len(b)-n >= 32 {
 		p := b[n : n+32 : n+32]
 		m0 := special(binary.LittleEndian.Uint64(p[0:8]))
@@ -54,9 +60,10 @@ func plain(b []byte) int {
 
 // escaped reads plain ASCII text mixed with escapes, such as source code is, from
 // the beginning of b. It returns how many bytes it could read and how many
-// characters they are. Where the escapes stand is found for all 64 bytes at once:
-// finding one after the other would mean one mispredicted branch for each.
-func escaped(b *[64]byte) (n, chars int) {
+// characters they are, and how many of them are spelled by their number. Where the
+// escapes stand is found for all 64 bytes at once: finding one after the other
+// would mean one mispredicted branch for each.
+func escaped(b *[64]byte) (n, chars, long int) {
 	var backslashes, quotes, others uint64
 	for i := 0; i < 64; i += 8 {
 		w := binary.LittleEndian.Uint64(b[i:])
@@ -86,7 +93,6 @@ func escaped(b *[64]byte) (n, chars int) {
 	stop |= quotes&^(starts<<1) | starts&(1<<63)
 	n = bits.TrailingZeros64(stop)
 	starts &= 1<<n - 1
-	long := 0
 	for rest := starts; rest != 0; rest &= rest - 1 {
 		at := bits.TrailingZeros64(rest)
 		if shortEscape[b[(at+1)&63]] {
@@ -102,7 +108,7 @@ func escaped(b *[64]byte) (n, chars int) {
 		starts &= 1<<n - 1
 		break
 	}
-	return n, n - bits.OnesCount64(starts) - 4*long
+	return n, n - bits.OnesCount64(starts) - 4*long, long
 }
 
 // gather collects the high bit of each byte of w.
@@ -275,28 +281,65 @@ func (s *Scanner) readString(i int) Kind {
 			i += n - had
 		}
 	}
+	i, chars, _, stopped := readText(buf, i, chars)
+	switch stopped {
+	case atQuote:
+		s.chars, s.bound = chars, s.base+int64(i)
+		if s.state == inKey {
+			return s.endKey(i + 1)
+		}
+		return s.ended(i+1, String)
+	case atEnd:
+		return s.suspend(i, chars)
+	case inChar:
+		s.npart = copy(s.part[:], buf[i:])
+		s.suspend(i, chars)
+		s.pos = len(buf)
+		return More
+	}
+	return s.fail(ErrSyntax, i)
+}
+
+// stop is why [readText] came to an end.
+type stop uint8
+
+const (
+	atQuote stop = iota
+	atEnd        // of the bytes
+	inChar       // in a character that more bytes may complete
+	atFault      // at what no string has
+)
+
+// readText reads the characters of a string at buf[i] and adds them to chars. It
+// returns where it stopped, and why, and whether there are characters spelled by
+// their number.
+func readText(buf []byte, i, chars int) (int, int, bool, stop) {
+	numbered := false
 	for {
 		n := plain(buf[i:])
 		i += n
 		chars += n
 		if i == len(buf) {
-			return s.suspend(i, chars)
+			return i, chars, numbered, atEnd
 		}
 		c := buf[i]
 		switch {
 		case c == '"':
-			s.chars, s.bound = chars, s.base+int64(i)
-			if s.state == inKey {
-				return s.endKey(i + 1)
-			}
-			return s.ended(i+1, String)
+			return i, chars, numbered, atQuote
 		case c == '\\':
-			// Where there is an escape, others are near.
+			// An escape stands alone, as at the end of a line of text, ...
+			if i+10 <= len(buf) && shortEscape[buf[i+1]] && special(binary.LittleEndian.Uint64(buf[i+2:]))&highBits == 0 {
+				i += 10
+				chars += 9
+				continue
+			}
+			// ... or others are near, as in source code.
 			read := i
 			for len(buf)-i >= 64 {
-				n, k := escaped((*[64]byte)(buf[i:]))
+				n, k, long := escaped((*[64]byte)(buf[i:]))
 				i += n
 				chars += k
+				numbered = numbered || long > 0
 				if n < 60 || n-k < 2 {
 					break
 				}
@@ -305,7 +348,7 @@ func (s *Scanner) readString(i int) Kind {
 				continue
 			}
 		case c < 0x20:
-			return s.fail(ErrSyntax, i)
+			return i, chars, numbered, atFault
 		default:
 			if k, n := wide(buf[i:]); n > 0 {
 				i += n
@@ -315,13 +358,11 @@ func (s *Scanner) readString(i int) Kind {
 		}
 		switch n := charLen(buf[i:]); n {
 		case incomplete:
-			s.npart = copy(s.part[:], buf[i:])
-			s.suspend(i, chars)
-			s.pos = len(buf)
-			return More
+			return i, chars, numbered, inChar
 		case malformed:
-			return s.fail(ErrSyntax, i)
+			return i, chars, numbered, atFault
 		default:
+			numbered = numbered || c == '\\' && n > 2
 			i += n
 			chars++
 		}
