@@ -2,7 +2,8 @@
 //
 //	go run ./internal/bench [-run regexp] [-seconds n] [-caddy bin/caddy]
 //
-// mask/… compares package mask with decoding, cutting and encoding the message.
+// mask/… compares package mask with decoding, cutting and encoding the message,
+// conversation/… package chat with decoding, editing and encoding the request.
 // proxy/… compares observation_mask + reverse_proxy with reverse_proxy alone, in
 // the built binary. Speeds depend on the machine and on what else it is doing, so
 // the figures to look at are the ratios: the contestants of a case take turns
@@ -49,6 +50,9 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 		runtime.Version(), runtime.GOOS, runtime.GOARCH, cpuModel(), runtime.GOMAXPROCS(0))
 	if err := reportMask(ctx, chosen, budget); err != nil {
 		return fmt.Errorf("mask: %w", err)
+	}
+	if err := reportConversation(ctx, chosen, budget); err != nil {
+		return fmt.Errorf("conversation: %w", err)
 	}
 	if err := reportProxy(ctx, chosen, caddy, 4*budget); err != nil {
 		return fmt.Errorf("proxy: %w", err)

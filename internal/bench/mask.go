@@ -34,12 +34,7 @@ func reportMask(ctx context.Context, chosen *regexp.Regexp, budget time.Duration
 	if err != nil {
 		return err
 	}
-	// sonic.ConfigDefault but for the numbers. Unlike the others, it lets control
-	// characters in strings pass.
-	fast, sonicName := sonic.Config{UseNumber: true}.Froze(), "sonic"
-	if sonic.APIKind == sonic.UseStdJSON {
-		sonicName = "sonic=std" // it has no code of its own for this machine
-	}
+	fast, sonicName := sonicJSON()
 	titled := false
 	for _, c := range maskCases(source) {
 		for _, size := range []struct {
@@ -51,26 +46,47 @@ func reportMask(ctx context.Context, chosen *regexp.Regexp, budget time.Duration
 				continue
 			}
 			if !titled {
-				fmt.Printf("\n%-41s %7s %14s %9s %17s %12s %10s %6s\n", "GB/s, best round",
-					"mask", "encoding/json", sonicName, "vs encoding/json", "vs "+sonicName, "allocs/op", "B/op")
+				printTitle("mask", sonicName)
 				titled = true
 			}
 			ours := policy
 			ours.KeepMedia = c.keepMedia
 			contestants := []contestant{masker(ours), recode(decode, json.Marshal), recode(fast.Unmarshal, fast.Marshal)}
-			body := response(c.result(size.bytes), c.resultFirst)
-			if err := agree(contestants, body); err != nil {
+			if err := reportCase(ctx, name, contestants, response(c.result(size.bytes), c.resultFirst), budget); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			speeds, err := measure(ctx, contestants, body, budget)
-			if err != nil {
-				return err
-			}
-			allocs, bytes := allocations(contestants[0], body)
-			fmt.Printf("%-41s %7.2f %14.3f %9.3f %16.1fx %11.1fx %10.1f %6.0f\n", name,
-				speeds[0], speeds[1], speeds[2], speeds[0]/speeds[1], speeds[0]/speeds[2], allocs, bytes)
 		}
 	}
+	return nil
+}
+
+// sonicJSON is sonic.ConfigDefault but for the numbers. Unlike the others, it lets
+// control characters in strings pass.
+func sonicJSON() (sonic.API, string) {
+	name := "sonic"
+	if sonic.APIKind == sonic.UseStdJSON {
+		name = "sonic=std" // it has no code of its own for this machine
+	}
+	return sonic.Config{UseNumber: true}.Froze(), name
+}
+
+func printTitle(ours, sonicName string) {
+	fmt.Printf("\n%-41s %7s %14s %9s %17s %12s %10s %7s\n", "GB/s, best round",
+		ours, "encoding/json", sonicName, "vs encoding/json", "vs "+sonicName, "allocs/op", "B/op")
+}
+
+// reportCase lets the contestants do the same work in turns and prints a row.
+func reportCase(ctx context.Context, name string, contestants []contestant, body []byte, budget time.Duration) error {
+	if err := agree(contestants, body); err != nil {
+		return err
+	}
+	speeds, err := measure(ctx, contestants, body, budget)
+	if err != nil {
+		return err
+	}
+	allocs, bytes := allocations(contestants[0], body)
+	fmt.Printf("%-41s %7.2f %14.3f %9.3f %16.1fx %11.1fx %10.1f %7.0f\n", name,
+		speeds[0], speeds[1], speeds[2], speeds[0]/speeds[1], speeds[0]/speeds[2], allocs, bytes)
 	return nil
 }
 
@@ -140,7 +156,7 @@ func response(result []byte, resultFirst bool) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"result":%s}`, result)
 }
 
-// A contestant masks a response. What it returns is good until its next turn.
+// A contestant masks a body. What it returns is good until its next turn.
 type contestant func(body []byte) ([]byte, error)
 
 func masker(policy mask.Policy) contestant {
@@ -233,7 +249,7 @@ func agree(contestants []contestant, body []byte) error {
 			return err
 		}
 		if messages = append(messages, message); !reflect.DeepEqual(message, messages[0]) {
-			return fmt.Errorf("contestant %d does not agree with package mask", i)
+			return fmt.Errorf("contestant %d does not agree with the first", i)
 		}
 	}
 	return nil

@@ -1,0 +1,140 @@
+package chat
+
+import (
+	"bytes"
+	"flag"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// run masks a body and returns what is sent in its place.
+func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
+	t.Helper()
+	var c Conversation
+	if err := c.Parse(body); err != nil {
+		return body, Plan{}, err
+	}
+	plan := c.Mask(&p)
+	var out bytes.Buffer
+	if err := jsonspan.Splice(&out, body, plan.Edits); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes(), plan, nil
+}
+
+var generated = flag.Uint64("conversations", 2_000, "how many conversations of each format to generate for each test")
+
+// generate runs a test with many conversations and policies.
+func generate(t *testing.T, test func(t *testing.T, r *rand.Rand, body []byte, p Policy)) {
+	for _, format := range formats {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			for seed := range *generated {
+				r := rand.New(rand.NewPCG(seed, 1))
+				body, p := conversation(r, format), policy(r)
+				test(t, r, body, p)
+				if t.Failed() {
+					t.Fatalf("seed %d, policy %+v\n%.2000s", seed, p, body)
+				}
+			}
+		})
+	}
+}
+
+// What is masked is what the reference masks, and nothing else has changed. So
+// messages keep their number and order, and calls their ids and arguments.
+func TestSameAsReference(t *testing.T) {
+	generate(t, func(t *testing.T, _ *rand.Rand, body []byte, p Policy) { compare(t, body, p) })
+}
+
+func compare(t *testing.T, body []byte, p Policy) {
+	want, results, broken, ok := reference(body, p)
+	got, plan, err := run(t, body, p)
+	if (err == nil) != ok {
+		t.Errorf("%v, want ok %t", err, ok)
+		return
+	}
+	if !ok {
+		return
+	}
+	if plan.Results != results || plan.Broken != broken {
+		t.Errorf("%d results masked, broken %t, want %d, %t", plan.Results, plan.Broken, results, broken)
+	}
+	if !reflect.DeepEqual(referenceDecode(got), referenceDecode(want)) {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
+// clearing makes a policy one whose boundary moves only if it pays.
+func clearing(r *rand.Rand, p Policy) Policy {
+	p.ClearAtLeast = one(r, []int{0, 1, 10, 50, 200, ClearAuto})
+	p.ReadPrice, p.WritePrice = DefaultReadPrice, DefaultWritePrice
+	return p
+}
+
+// T28: what has been masked is masked the same way again, by the same policy. How
+// much a step clears can be seen again only where placeholders tell it.
+func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
+	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
+		if p.template().uses[originalChars] > 0 {
+			p = clearing(r, p)
+		}
+		once, _, err := run(t, body, p)
+		if err != nil {
+			return
+		}
+		twice, plan, err := run(t, once, p)
+		if err != nil || plan.Results > 0 || !bytes.Equal(once, twice) {
+			t.Errorf("clear at least %d: %d results masked the second time, %v", p.ClearAtLeast, plan.Results, err)
+		}
+	})
+}
+
+// T34: until the boundary moves, a conversation of one turn more is sent as the
+// one before, to the byte, and what has been added.
+func TestPrefixStaysBetweenSteps(t *testing.T) {
+	steps, stays := 0, 0
+	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
+		p = clearing(r, p)
+		var whole Conversation
+		if p.WindowTurns <= 0 || whole.Parse(body) != nil {
+			return
+		}
+		ends := []int{}
+		for _, turn := range whole.turns {
+			ends = append(ends, int(turn.end))
+		}
+		var before []byte
+		var boundary int
+		for i, end := range ends {
+			const rest = "]}"
+			var c Conversation
+			if err := c.Parse(append(body[:end:end], rest...)); err != nil {
+				t.Fatal(err)
+			}
+			turns := i + 1
+			out, plan, _ := run(t, c.body, p)
+			out = out[:len(out)-len(rest)]
+			now, _ := c.fold(&p)
+			if now.step == turns {
+				steps++
+			} else {
+				stays++
+			}
+			if moved := now.boundary != boundary; moved != (now.step == turns && turns > 0 && now.boundary > 0) {
+				t.Errorf("after %d turns the boundary is at %d, before it was at %d, and the step %d", turns, now.boundary, boundary, now.step)
+			}
+			if now.boundary > max(turns-p.WindowTurns, 0) || now.boundary%max(p.StepTurns, 1) != 0 {
+				t.Errorf("after %d turns the boundary is at %d", turns, now.boundary)
+			}
+			if stays := bytes.HasPrefix(out, before); !stays && (now.step != turns || !plan.Broken && !c.list.spoke) || stays && plan.Broken {
+				t.Errorf("turn %d, last step %d, broken %t: sent before\n%.2000s\nsent now\n%.2000s", turns, now.step, plan.Broken, before, out)
+			}
+			before, boundary = out, now.boundary
+		}
+	})
+	t.Cleanup(func() { t.Logf("%d steps, %d turns without one", steps, stays) })
+}

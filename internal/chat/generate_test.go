@@ -1,0 +1,793 @@
+package chat
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// formats are those that conversation knows.
+var formats = []string{"chat", "anthropic", "responses"}
+
+// conversation returns the raw JSON of a request in one of the formats. It is valid
+// JSON without repeated members, but about 3 % of them are not a conversation.
+func conversation(r *rand.Rand, format string) []byte {
+	g := &generator{
+		Rand:    r,
+		format:  format,
+		repeats: r.IntN(20) == 0,
+		blanks:  []int{0, 0, 5, 40}[r.IntN(4)],
+		escapes: []int{0, 3, 20}[r.IntN(3)],
+		shuffle: r.IntN(2) == 0,
+	}
+	return g.write(nil, g.body())
+}
+
+// policy returns a policy without ClearAtLeast.
+func policy(r *rand.Rand) Policy {
+	p := Policy{
+		WindowTurns:     r.IntN(7),
+		KeepErrors:      r.IntN(3) > 0,
+		KeepLastPerTool: max(0, r.IntN(6)-2),
+		MinChars:        []int{0, 0, 20, 200}[r.IntN(4)],
+		StepTurns:       1 + r.IntN(5),
+	}
+	for r.IntN(4) == 0 {
+		p.ExcludeTools = append(p.ExcludeTools, one(r, []string{"fast_*", "*read*", "exec", "inconnu", "*é", "a*b*c", "mcp__*__run", "nothing"}))
+	}
+	if r.IntN(3) == 0 {
+		p.Template = must(ParseTemplate(one(r, generatedTemplates)))
+	}
+	return p
+}
+
+// generatedTemplates are the custom templates that policies use and that results
+// may be renderings of. None has a digit beside {original_chars}.
+var generatedTemplates = []string{
+	"[gone: {tool_call_id}]",
+	"{tool_name}/{tool_call_id}: {original_chars} \"chars\" élidés\n\t\\",
+	"({original_chars}) {tool_call_id} {tool_call_id}",
+	"<{tool_name}> … 🔧",
+	"{original_chars}",
+	"masked",
+}
+
+// generatedErrors look like errors, each by one rule.
+var generatedErrors = []string{
+	"Traceback (most recent call last):\n  File \"x.py\", line 1",
+	"java.lang.NullPointerException",
+	"the request: TIMEOUT after 30s",
+	"C:\\timeout",
+	"http connect_error",
+	"dial tcp: Connection Refused",
+	"Error: no such file",
+	"error",
+	"errors found: 0",
+	" \t ERROR 7",
+	"\terror",
+	"ok\nerror: y",
+	"ok\r\n  \tError",
+	"ok\rerror",
+	"\n\n error",
+	"é…\nError",
+	`{"error":null}`,
+	`{"error":{"code":1,"error":2}}`,
+	" \r\n\t{\"a\":[1,2,{\"b\":\"c\"}],\"error\":false}\n",
+	`{"status":"error"}`,
+	`{"a":{"status":"ok"},"status":"ERROR"}`,
+	`{"\u0065rror":1}`,
+	`{"s\u0074atus":"\u0045rror"}`,
+	`{"a":1e400,"error":12345678901234567890}`,
+	`{"a":"error"`,
+	`{"error":1} and more`,
+	`["error",`,
+	`{"a":NaN,"b":"error"}`,
+	"{\"a\":\"a\ttab\",\"error\":1}",
+	"{\n error: 1 }",
+	`[] {"error":1}`,
+}
+
+// generatedNearErrors do not look like errors.
+var generatedNearErrors = []string{
+	"terror",
+	"an error occurred",
+	"ok\nan Error",
+	"\timeout",
+	"a\timeout b",
+	"\traceback",
+	"time out",
+	"connection  refused",
+	"connect error",
+	"exceptio",
+	"ok\ferror",
+	"ok\berror",
+	"ok\verror",
+	"ok\u2028error",
+	"\u00a0error",
+	"ok\n\u00a0error",
+	"\ufefferror",
+	"\x00error",
+	"ok\\nerror",
+	"\\nerror",
+	"erro\u0301r",
+	"\nerr\nor",
+	`"error"`,
+	`"error": true`,
+	`see {"error":1}`,
+	`{"data":{"error":1}}`,
+	`{"Error":1,"ERROR":2}`,
+	`{"errors":[]}`,
+	`{" error":1}`,
+	`{"Status":"error"}`,
+	`{"status":"error "}`,
+	`{"status":["error"]}`,
+	`{"status":{"status":"error"}}`,
+	`{"a":"error"}`,
+	`{"a":"\nerror"}`,
+	`{"a":"x\nerror: y","status":"ok"}`,
+	`["error"]`,
+	`[{"error":1},{"status":"error"}]`,
+	`{"a":1e400,"b":-0.0E-7}`,
+	`{"n":12345678901234567890,"status":"ok"}`,
+	`{"a":"terror"`,
+	`{"a":"an error"`,
+	`{error: 1}`,
+	`{'error': 1}`,
+	`{"error`,
+	`{"\u0065rror":`,
+	"{",
+	"[1,2,",
+	"\u00a0{\"error\":1}",
+	"\f{\"error\":1}",
+	"\ufeff{\"error\":1}",
+	"{}",
+	" [ ] ",
+}
+
+// A tree to be written is made of these, of []any and of strings.
+type (
+	generatedObject []generatedMember
+	generatedMember struct {
+		key   string
+		value any
+	}
+	generatedLiteral string // as it is
+)
+
+const generatedNull = generatedLiteral("null")
+
+// generatedAbsent is the value of a member that is not there.
+type generatedAbsent struct{}
+
+type generator struct {
+	*rand.Rand
+	format  string
+	repeats bool // ids are used again
+	blanks  int  // percent of the places for white space that have some
+	escapes int  // percent of the strings that have needless escapes
+	shuffle bool // members have any order
+
+	items []any
+	calls []generatedCall
+	late  []generatedCall // without a result so far
+	next  int
+}
+
+type generatedCall struct {
+	id   string
+	tool string // inconnu if there is no name
+	wire [2]any // the id and name to write
+}
+
+func one[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
+
+// percent is true that often.
+func (g *generator) percent(n int) bool { return g.IntN(100) < n }
+
+// body returns a whole request.
+func (g *generator) body() any {
+	turns := g.IntN(31)
+	if g.percent(40) {
+		turns = g.IntN(9)
+	}
+	g.chatter(60)
+	for range turns {
+		g.chatter(25)
+		g.turn()
+		g.chatter(10)
+	}
+	if g.percent(15) {
+		g.say("assistant")
+	}
+
+	list, other := "messages", "input"
+	if g.format == "responses" {
+		list, other = other, list
+	}
+	var value any = g.items
+	if g.items == nil {
+		value = []any{}
+	}
+	body := generatedObject{{"model", "gpt-" + g.words(1)}}
+	if g.percent(3) { // not a conversation
+		switch g.IntN(6) {
+		case 0:
+			return value
+		case 1:
+			value = one(g.Rand, []any{generatedNull, "text", generatedLiteral("1e400"), generatedObject{{"0", value}}})
+		case 2:
+			value = generatedAbsent{}
+		case 3:
+			body = append(body, generatedMember{other, []any{}})
+		default:
+			at := g.IntN(len(g.items) + 1)
+			list := append([]any{}, g.items[:at]...)
+			list = append(list, one(g.Rand, []any{generatedNull, "text", generatedLiteral("7"), []any{}}))
+			value = append(list, g.items[at:]...)
+		}
+	} else if g.percent(5) { // which is no list, and therefore does not matter
+		body = append(body, generatedMember{other, one(g.Rand, []any{generatedNull, "text", generatedObject{}})})
+	}
+	body = append(body, generatedMember{list, value})
+	if g.percent(30) {
+		body = append(body, generatedMember{"tools", []any{generatedObject{
+			{"type", "function"},
+			{"function", generatedObject{
+				{"name", g.tool()},
+				{"parameters", generatedObject{{"z", g.any(3)}, {"a", g.any(3)}, {"messages", []any{generatedLiteral("1")}}}},
+			}},
+		}}})
+	}
+	if g.percent(20) {
+		body = append(body, generatedMember{"response_format", generatedObject{{"type", "json_schema"}, {"json_schema", g.any(4)}}})
+	}
+	if g.percent(20) {
+		body = append(body, generatedMember{"stream", generatedLiteral("true")}, generatedMember{"temperature", g.number()})
+	}
+	return append(body, g.vendor()...)
+}
+
+// chatter adds messages of anyone, that often.
+func (g *generator) chatter(percent int) {
+	for g.percent(percent) {
+		g.say(one(g.Rand, []string{"user", "user", "system", "assistant", "assistant", "developer"}))
+		percent /= 2
+	}
+}
+
+// say adds a message without calls.
+func (g *generator) say(role string) {
+	m := generatedObject{{"role", role}}
+	if g.format == "responses" && g.percent(15) {
+		g.items = append(g.items, generatedObject{{"type", one(g.Rand, []string{"reasoning", "web_search_call", "item_reference"})}, {"summary", g.any(2)}})
+		return
+	}
+	switch {
+	case g.percent(3):
+		m[0].value = one(g.Rand, []any{generatedNull, generatedLiteral("5"), generatedAbsent{}, []any{"user"}})
+	case g.format == "responses" && g.percent(50):
+		m = append(m, generatedMember{"type", "message"})
+	}
+	var content any = g.words(12)
+	switch {
+	case g.percent(25):
+		kind := map[string]string{"chat": "text", "anthropic": "text", "responses": "input_text"}[g.format]
+		content = []any{generatedObject{{"type", kind}, {"text", g.words(8)}}, generatedObject{{"type", "image_url"}, {"image_url", g.any(2)}}}
+	case g.percent(5):
+		content = one(g.Rand, []any{generatedNull, generatedAbsent{}, "", []any{}, []any{generatedNull, "x"}})
+	}
+	m = append(m, generatedMember{"content", content})
+	if g.format != "responses" && g.percent(10) { // no calls, or not where they count
+		m = append(m, generatedMember{"tool_calls", one(g.Rand, []any{
+			generatedNull, []any{}, "x", generatedObject{}, []any{generatedNull, "x", generatedObject{}},
+			[]any{generatedObject{{"id", ""}, {"function", generatedObject{{"name", "exec"}}}}},
+			[]any{generatedObject{{"id", generatedLiteral("1")}}},
+		})})
+	}
+	g.items = append(g.items, append(m, g.vendor()...))
+}
+
+// turn adds calls and, mostly, their results.
+func (g *generator) turn() {
+	calls := []generatedCall{g.call()}
+	for g.percent(30) && len(calls) < 5 {
+		calls = append(calls, g.call())
+	}
+	var results []generatedCall
+	answer := func(c generatedCall) {
+		switch {
+		case g.percent(4):
+			g.late = append(g.late, c)
+		case g.percent(2): // never
+		case g.percent(3):
+			results = append(results, c, c)
+		default:
+			results = append(results, c)
+		}
+	}
+
+	if g.percent(2) { // before its call
+		g.answers([]generatedCall{calls[0]})
+	}
+	switch g.format {
+	case "responses":
+		for i, c := range calls {
+			if i > 0 && g.percent(10) {
+				g.say("assistant")
+			}
+			if i > 0 && g.percent(10) {
+				g.items = append(g.items, generatedObject{{"type", "reasoning"}, {"id", "rs_1"}})
+			}
+			g.items = append(g.items, append(generatedObject{
+				{"type", "function_call"}, {"call_id", c.wire[0]}, {"name", c.wire[1]}, {"id", g.id()},
+				{"arguments", `{"path":"a\\b","n":1.0}`},
+			}, g.vendor()...))
+			if i > 0 && g.percent(5) { // the next call is of another turn
+				g.answers([]generatedCall{calls[i-1]})
+			}
+		}
+	case "anthropic":
+		g.items = append(g.items, g.assistant(nil, calls))
+	default:
+		var blocks []generatedCall
+		if g.percent(3) { // both formats in one
+			blocks = append(blocks, generatedCall{id: g.id(), tool: "exec"})
+			blocks[0].wire = [2]any{blocks[0].id, "exec"}
+			answer(blocks[0])
+		}
+		g.items = append(g.items, g.assistant(calls, blocks))
+	}
+	for _, c := range calls {
+		answer(c)
+	}
+	for g.percent(4) { // an orphan, or a result without an id
+		c := generatedCall{id: g.id(), tool: "inconnu"}
+		c.wire[0] = one(g.Rand, []any{c.id, "", generatedNull, generatedLiteral("3"), generatedAbsent{}, []any{}})
+		results = append(results, c)
+	}
+	for len(g.late) > 0 && g.percent(30) {
+		results = append(results, g.late[0])
+		g.late = g.late[1:]
+	}
+	if g.percent(20) {
+		g.Shuffle(len(results), func(i, j int) { results[i], results[j] = results[j], results[i] })
+	}
+	g.answers(results)
+}
+
+// assistant returns a message with tool_calls and with tool_use blocks.
+func (g *generator) assistant(calls, blocks []generatedCall) any {
+	role := "assistant"
+	if g.percent(2) {
+		role = one(g.Rand, []string{"user", "Assistant", "tool", "system"}) // whose calls do not count
+	}
+	m := generatedObject{{"role", role}}
+	if len(calls) > 0 {
+		var list []any
+		for _, c := range calls {
+			var function any = generatedObject{{"name", c.wire[1]}, {"arguments", "{\"path\":\"a\\\\b\",\"é\":\"\\u00e9\"}"}}
+			if _, absent := c.wire[1].(generatedAbsent); absent && g.percent(50) {
+				function = one(g.Rand, []any{generatedNull, generatedAbsent{}, "exec", []any{}})
+			}
+			list = append(list, append(generatedObject{{"id", c.wire[0]}, {"type", "function"}, {"function", function}}, g.vendor()...))
+			if g.percent(2) {
+				list = append(list, one(g.Rand, []any{generatedNull, "x", []any{}}))
+			}
+		}
+		m = append(m, generatedMember{"tool_calls", list})
+	}
+	if len(blocks) == 0 {
+		content := one(g.Rand, []any{generatedNull, "", g.words(10), generatedAbsent{}})
+		return append(append(m, generatedMember{"content", content}), g.vendor()...)
+	}
+	var content []any
+	if g.percent(50) {
+		content = append(content, generatedObject{{"type", "text"}, {"text", g.words(6)}})
+	}
+	for _, c := range blocks {
+		content = append(content, append(generatedObject{
+			{"type", "tool_use"}, {"id", c.wire[0]}, {"name", c.wire[1]}, {"input", g.any(3)},
+		}, g.vendor()...))
+		if g.percent(3) {
+			content = append(content, one(g.Rand, []any{
+				generatedNull, "x", generatedObject{},
+				generatedObject{{"type", "server_tool_use"}, {"id", "srv"}, {"name", "web_search"}},
+				generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]}, {"content", "of an assistant: does not count"}},
+			}))
+		}
+	}
+	return append(append(m, generatedMember{"content", content}), g.vendor()...)
+}
+
+// answers adds the results of calls.
+func (g *generator) answers(calls []generatedCall) {
+	var blocks []any
+	flush := func() {
+		if blocks == nil {
+			return
+		}
+		if g.percent(15) {
+			blocks = append(blocks, generatedObject{{"type", "text"}, {"text", g.words(5)}})
+		}
+		role := "user"
+		if g.percent(1) {
+			role = "system" // whose results do not count
+		}
+		g.items = append(g.items, append(generatedObject{{"role", role}, {"content", blocks}}, g.vendor()...))
+		blocks = nil
+	}
+	for _, c := range calls {
+		switch {
+		case g.format == "responses":
+			g.items = append(g.items, append(generatedObject{
+				{"type", "function_call_output"}, {"call_id", c.wire[0]}, {"output", g.content(c)},
+			}, g.vendor()...))
+		case g.format == "anthropic" && !g.percent(1), g.percent(1):
+			block := generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]}, {"content", g.content(c)}}
+			if g.percent(15) {
+				block = append(block, generatedMember{"is_error", one(g.Rand, []any{
+					generatedLiteral("true"), generatedLiteral("true"), generatedLiteral("false"), generatedNull, "true", generatedLiteral("1"),
+				})})
+			}
+			if g.percent(10) {
+				block = append(block, generatedMember{"cache_control", generatedObject{{"type", "ephemeral"}}})
+			}
+			blocks = append(blocks, append(block, g.vendor()...))
+			if g.percent(2) {
+				blocks = append(blocks, one(g.Rand, []any{generatedNull, "x", []any{}, generatedObject{}}))
+			}
+			if g.percent(15) {
+				flush()
+			}
+		default:
+			flush()
+			m := generatedObject{{"role", "tool"}, {"tool_call_id", c.wire[0]}, {"content", g.content(c)}}
+			if g.percent(20) {
+				m = append(m, generatedMember{"name", g.tool()})
+			}
+			if g.percent(3) {
+				m = append(m, generatedMember{"is_error", generatedLiteral("true")}) // means nothing here
+			}
+			g.items = append(g.items, append(m, g.vendor()...))
+		}
+	}
+	flush()
+}
+
+// call returns a call, mostly a new one.
+func (g *generator) call() generatedCall {
+	if g.repeats && len(g.calls) > 0 && g.percent(30) {
+		c := one(g.Rand, g.calls)
+		if g.percent(50) {
+			c.tool = g.tool()
+			c.wire[1] = c.tool
+		}
+		return c
+	}
+	c := generatedCall{id: g.id(), tool: g.tool()}
+	c.wire = [2]any{c.id, c.tool}
+	if g.percent(5) {
+		c.tool = "inconnu"
+		c.wire[1] = one(g.Rand, []any{"", generatedNull, generatedLiteral("4"), generatedAbsent{}, []any{"exec"}})
+	}
+	if g.percent(4) {
+		c.wire[0] = one(g.Rand, []any{"", generatedNull, generatedLiteral("4"), generatedAbsent{}, []any{"call_1"}})
+	} else {
+		g.calls = append(g.calls, c)
+	}
+	return c
+}
+
+// id returns an id that there has not been.
+func (g *generator) id() string {
+	g.next++
+	form := "call_%d"
+	if g.percent(30) {
+		form = one(g.Rand, []string{"toolu_é%d", "id\"%d", "{tool_name}%d", "🔧%d", "a/b\\%d", "%d", "functions.exec:%d", "\n%d\x7f", " %d"})
+	}
+	return fmt.Sprintf(form, g.next)
+}
+
+func (g *generator) tool() string {
+	return one(g.Rand, []string{"fast_read_file", "fast_read_file", "exec", "search", "read", "lire_é", "mcp__files__run", "a\"b\\c", "abc", "{original_chars}", "🔧"})
+}
+
+// content returns the content of a result.
+func (g *generator) content(c generatedCall) any {
+	kind := map[string]string{"chat": "text", "anthropic": "text", "responses": "input_text"}[g.format]
+	block := func(text any) generatedObject {
+		b := generatedObject{{"type", kind}, {"text", text}}
+		if g.percent(10) {
+			b = append(b, generatedMember{"cache_control", generatedObject{{"type", "ephemeral"}, {"text", "not this"}}})
+		}
+		return b
+	}
+	list := func(n int) []any {
+		list := []any{}
+		for range n {
+			list = append(list, block(g.text(c)))
+		}
+		return list
+	}
+	switch n := g.IntN(100); {
+	case n < 76:
+		return g.text(c)
+	case n < 82:
+		return list(1)
+	case n < 90:
+		return list(2 + g.IntN(3))
+	case n < 95: // lists that cannot be masked
+		l := list(g.IntN(3))
+		at := g.IntN(len(l) + 1)
+		odd := one(g.Rand, []any{
+			generatedObject{{"type", "image"}, {"source", generatedObject{{"type", "base64"}, {"data", "AAAA"}}}},
+			generatedObject{{"type", "image"}, {"text", "x"}},
+			generatedObject{{"type", kind}},
+			generatedObject{{"text", "x"}},
+			generatedObject{{"type", "output_text"}, {"text", "x"}},
+			generatedObject{{"type", strings.ToUpper(kind)}, {"text", "x"}},
+			block(generatedNull), block([]any{"x"}), block(generatedLiteral("1")),
+			generatedNull, "x", []any{}, generatedLiteral("1"),
+		})
+		return append(append(append([]any{}, l[:at]...), odd), l[at:]...)
+	case n < 96:
+		return []any{}
+	default:
+		return one(g.Rand, []any{
+			generatedNull, generatedAbsent{}, generatedLiteral("12"), generatedLiteral("true"),
+			generatedObject{{"type", kind}, {"text", g.text(c)}}, generatedObject{},
+		})
+	}
+}
+
+// text returns the text of a result.
+func (g *generator) text(c generatedCall) string {
+	switch n := g.IntN(100); {
+	case n < 30:
+		return g.words(5)
+	case n < 50:
+		return g.words(80)
+	case n < 52:
+		return strings.Repeat(one(g.Rand, []string{"A", "é", "🔧", "\n", "\"", "\\", "\x00"}), g.IntN(1500))
+	case n < 55: // around the limits of MinChars
+		return strings.Repeat(one(g.Rand, []string{"A", "é", "🔧"}), one(g.Rand, []int{1, 19, 20, 21, 199, 200, 201}))
+	case n < 60:
+		return ""
+	case n < 70:
+		s := one(g.Rand, generatedErrors)
+		if g.percent(10) {
+			s = s + "\n" + g.words(10)
+		}
+		return s
+	case n < 85:
+		s := one(g.Rand, generatedNearErrors)
+		if g.percent(10) {
+			s = g.words(10) + s
+		}
+		return s
+	case n < 88:
+		return "…"
+	}
+
+	// A placeholder, or nearly.
+	template := referenceTemplate
+	if g.percent(40) {
+		template = one(g.Rand, generatedTemplates)
+	}
+	id, tool, chars := c.id, c.tool, one(g.Rand, []string{"0", "7", "1000", "007", "123456789012"})
+	if g.percent(40) {
+		switch g.IntN(5) {
+		case 0:
+			id += "0"
+		case 1:
+			tool = g.tool()
+		case 2:
+			chars = one(g.Rand, []string{"", "-1", "1e3", "1234567890123", "１", " 1", "{original_chars}"})
+		case 3:
+			template += " "
+		case 4:
+			template = "\n" + template
+		}
+	}
+	return strings.NewReplacer("{tool_call_id}", id, "{tool_name}", tool, "{original_chars}", chars).Replace(template)
+}
+
+// words returns some text of at most that many words.
+func (g *generator) words(n int) string {
+	var b strings.Builder
+	for range g.IntN(n + 1) {
+		b.WriteString(one(g.Rand, []string{
+			"a", "line", "résultat", "l’outil", "日本", "🔧", "<b>&amp;</b>", "\"quoted\"", "back\\slash", "/path/to", "{tool_name}",
+			"terrors", "\u2028", "\x7f", "e\u0301", "12345", "}", "]", ",", "\\u0041", "\\\"", "func f() {", "\x01", "\ufffd", "𝄞",
+		}))
+		b.WriteString(one(g.Rand, []string{" ", " ", " ", "\n", "\t", "\r\n", ""}))
+	}
+	return b.String()
+}
+
+// vendor returns members that mean nothing, mostly none.
+func (g *generator) vendor() generatedObject {
+	var members generatedObject
+	for _, key := range []string{"x_vendor", "Content", "ROLE", "é\"", "", "contents", "prompt_cache_key"} {
+		if g.percent(2) {
+			members = append(members, generatedMember{key, g.any(3)})
+		}
+	}
+	return members
+}
+
+// any returns some value, nested at most that deep.
+func (g *generator) any(depth int) any {
+	switch n := g.IntN(7); {
+	case n == 0:
+		return generatedNull
+	case n == 1:
+		return generatedLiteral(one(g.Rand, []string{"true", "false"}))
+	case n == 2:
+		return g.number()
+	case n == 3 || depth == 0:
+		return g.words(4)
+	case n == 4:
+		list := []any{}
+		for range g.IntN(4) {
+			list = append(list, g.any(depth-1))
+		}
+		return list
+	default:
+		o := generatedObject{}
+		for _, key := range []string{"z", "role", "content", "tool_call_id", "messages", "a/b", "é"} {
+			if g.percent(30) {
+				o = append(o, generatedMember{key, g.any(depth - 1)})
+			}
+		}
+		return o
+	}
+}
+
+func (g *generator) number() generatedLiteral {
+	return generatedLiteral(one(g.Rand, []string{"0", "-0", "1.0", "1e400", "-1E-400", "12345678901234567890", "0.1000", "3.141592653589793238462643"}))
+}
+
+// write appends a value as JSON.
+func (g *generator) write(dst []byte, v any) []byte {
+	dst = g.blank(dst)
+	switch v := v.(type) {
+	case generatedLiteral:
+		dst = append(dst, v...)
+	case string:
+		dst = g.writeString(dst, v, g.percent(g.escapes))
+	case []any:
+		dst = append(dst, '[')
+		for i, e := range v {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = g.write(dst, e)
+		}
+		if len(v) == 0 {
+			dst = g.blank(dst)
+		}
+		dst = append(dst, ']')
+	case generatedObject:
+		var members generatedObject
+		seen := map[string]bool{}
+		for _, m := range v {
+			if seen[m.key] {
+				panic("repeated member " + m.key)
+			}
+			seen[m.key] = true
+			if _, absent := m.value.(generatedAbsent); !absent {
+				members = append(members, m)
+			}
+		}
+		if g.shuffle {
+			g.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })
+		}
+		dst = append(dst, '{')
+		for i, m := range members {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = g.blank(dst)
+			dst = g.writeString(dst, m.key, g.escapes > 0 && g.IntN(200) == 0)
+			dst = append(g.blank(dst), ':')
+			dst = g.write(dst, m.value)
+		}
+		if len(members) == 0 {
+			dst = g.blank(dst)
+		}
+		dst = append(dst, '}')
+	default:
+		panic(fmt.Sprintf("cannot write a %T", v))
+	}
+	return g.blank(dst)
+}
+
+// blank appends white space, sometimes.
+func (g *generator) blank(dst []byte) []byte {
+	if g.blanks > 0 && g.percent(g.blanks) {
+		dst = append(dst, one(g.Rand, []string{" ", " ", "\n", "\t", "\r\n", "\n    "})...)
+	}
+	return dst
+}
+
+// shortEscapes are those of two characters.
+var shortEscapes = map[rune]string{'"': `\"`, '\\': `\\`, '\n': `\n`, '\r': `\r`, '\t': `\t`, '\b': `\b`, '\f': `\f`, '/': `\/`}
+
+// writeString appends a string, with escapes that are not needed if needless.
+func (g *generator) writeString(dst []byte, s string, needless bool) []byte {
+	often := one(g.Rand, []int{5, 30, 100})
+	lone := one(g.Rand, []rune{0xfffd, 0xd83d, 0xdd27}) // half of a pair is read as U+FFFD
+	dst = append(dst, '"')
+	for _, r := range s {
+		escape := needless && g.percent(often)
+		needed := r < ' ' || r == '"' || r == '\\'
+		if !escape && !needed {
+			dst = utf8.AppendRune(dst, r)
+			continue
+		}
+		if short, isShort := shortEscapes[r]; isShort && (!escape || g.percent(50)) {
+			dst = append(dst, short...)
+			continue
+		}
+		form := one(g.Rand, []string{`\u%04x`, `\u%04X`})
+		switch high, low := utf16.EncodeRune(r); {
+		case r > 0xffff:
+			dst = fmt.Appendf(dst, form+form, high, low)
+		case r == 0xfffd:
+			dst = fmt.Appendf(dst, form, lone)
+		default:
+			dst = fmt.Appendf(dst, form, r)
+		}
+	}
+	return append(dst, '"')
+}
+
+// TestGenerate makes sure that conversations are what tests need.
+func TestGenerate(t *testing.T) {
+	const seeds = 2000
+	for _, format := range formats {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			var masks, breaks, refused, identical, results int
+			var size int
+			for seed := range uint64(seeds) {
+				body := conversation(rand.New(rand.NewPCG(seed, 0)), format)
+				if seed%20 == 0 && string(conversation(rand.New(rand.NewPCG(seed, 0)), format)) != string(body) {
+					t.Fatalf("seed %d gives two conversations", seed)
+				}
+				if !json.Valid(body) {
+					t.Fatalf("seed %d: not JSON: %s", seed, body)
+				}
+				size += len(body)
+				p := policy(rand.New(rand.NewPCG(seed, 1)))
+				out, masked, broken, ok := reference(body, p)
+				switch {
+				case !ok:
+					refused++
+					continue
+				case masked == 0:
+					identical++
+				default:
+					masks++
+				}
+				results += masked
+				if broken {
+					breaks++
+				}
+				// What has been masked stays masked.
+				if _, again, _, _ := reference(out, p); again != 0 {
+					t.Fatalf("seed %d: masks %d results again", seed, again)
+				}
+			}
+			t.Logf("%d masked (%d results), %d broken, %d refused, %d unchanged, %d bytes each", masks, results, breaks, refused, identical, size/seeds)
+			if masks < 200 || breaks < 50 || refused < 20 || identical < 100 {
+				t.Error("too few of a kind")
+			}
+		})
+	}
+}

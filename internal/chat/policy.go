@@ -1,0 +1,276 @@
+package chat
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A Policy says which tool results are masked.
+type Policy struct {
+	// WindowTurns is how many of the last turns keep their results. With 0 or
+	// less nothing is masked at all.
+	WindowTurns int
+
+	// KeepErrors leaves results alone that look like errors.
+	KeepErrors bool
+
+	// KeepLastPerTool is how many results of each tool, counted from the end, are
+	// kept beside those of the window. 0 or less: none.
+	KeepLastPerTool int
+
+	// MinChars is how many characters a result must have to be masked.
+	MinChars int
+
+	// ExcludeTools are patterns of the names of tools whose results are never
+	// masked; * stands for any characters.
+	ExcludeTools []string
+
+	// StepTurns makes the boundary a multiple of it. 1 or less: any turn.
+	StepTurns int
+
+	// ClearAtLeast is how many tokens a step must mask, or [ClearAuto] for as
+	// many as make it cheapest at the prices of ReadPrice and WritePrice.
+	ClearAtLeast int
+
+	// ReadPrice and WritePrice are what a token costs that the provider has in
+	// its cache, and one that it has not, in any unit.
+	ReadPrice, WritePrice float64
+
+	// Template is what stands in the place of a result. Without one it is
+	// [DefaultTemplate].
+	Template Template
+}
+
+// ClearAuto makes [Policy.ClearAtLeast] follow from the prices.
+const ClearAuto = -1
+
+// The prices of a provider that asks a tenth for what it has in its cache, and a
+// quarter more for what it has to put there.
+const (
+	DefaultReadPrice  = 0.1
+	DefaultWritePrice = 1.25
+)
+
+// DefaultWindowTurns is what an agent usually still works with.
+const DefaultWindowTurns = 8
+
+// charsPerToken turns characters into tokens where only their order of magnitude
+// matters.
+const charsPerToken = 4
+
+func (p *Policy) template() *Template {
+	if p.Template.parts == nil {
+		return &DefaultTemplate
+	}
+	return &p.Template
+}
+
+// excludes reports whether results of this tool are never masked.
+func (p *Policy) excludes(tool []byte) bool {
+	return len(p.ExcludeTools) > 0 && slices.ContainsFunc(p.ExcludeTools, func(pattern string) bool {
+		return mcp.MatchName(pattern, string(tool))
+	})
+}
+
+// payingTokens returns how many tokens a step must mask to be worth it, with
+// window tokens behind the boundary, which the provider has to read again, and
+// growth tokens added per turn. It is where the price of reading again, spread
+// over the turns up to the next step, equals that of carrying along what could be
+// masked.
+func (p *Policy) payingTokens(window, growth float64) float64 {
+	if p.ClearAtLeast != ClearAuto {
+		return float64(p.ClearAtLeast)
+	}
+	return math.Sqrt(2 * window * growth * (p.WritePrice - p.ReadPrice) / p.ReadPrice)
+}
+
+// A Template is what stands in the place of a masked result.
+type Template struct {
+	source string
+	parts  []part
+	uses   [originalChars + 1]int // how often each variable stands in it
+	bytes  int                    // of what stands around the variables, in JSON
+	chars  int                    // of the same
+}
+
+// A part of a template is a variable or text.
+type part struct {
+	variable variable
+	text     string
+	spelling string // how the text stands between the quotes of JSON
+}
+
+type variable uint8
+
+const (
+	none variable = iota
+	toolCallID
+	toolName
+	originalChars
+)
+
+var variables = map[string]variable{
+	"tool_call_id":   toolCallID,
+	"tool_name":      toolName,
+	"original_chars": originalChars,
+}
+
+// DefaultTemplate is the text of the contract.
+var DefaultTemplate = must(ParseTemplate("[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"))
+
+// unknownTool is the name of a tool whose name is not known.
+var unknownTool = []byte("inconnu")
+
+func must(t Template, err error) Template {
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// ParseTemplate reads a template with the variables {tool_call_id}, {tool_name}
+// and {original_chars}.
+func ParseTemplate(source string) (Template, error) {
+	if source == "" {
+		return Template{}, errors.New("is empty")
+	}
+	t := Template{source: source}
+	for rest := source; rest != ""; {
+		brace := strings.IndexAny(rest, "{}")
+		if brace < 0 {
+			brace = len(rest)
+		}
+		if brace > 0 {
+			text := strings.ToValidUTF8(rest[:brace], "\uFFFD")
+			p := part{text: text, spelling: spelling(text)}
+			t.parts = append(t.parts, p)
+			t.bytes += len(p.spelling)
+			t.chars += utf8.RuneCountInString(text)
+			rest = rest[brace:]
+			continue
+		}
+		name, after, closed := strings.Cut(rest[1:], "}")
+		if rest[0] == '}' || !closed || strings.Contains(name, "{") {
+			return Template{}, fmt.Errorf("%q has an unbalanced brace", source)
+		}
+		v, known := variables[name]
+		if !known {
+			return Template{}, fmt.Errorf("unknown variable {%s}; there are {tool_call_id}, {tool_name} and {original_chars}", name)
+		}
+		t.parts = append(t.parts, part{variable: v})
+		t.uses[v]++
+		rest = after
+	}
+	return t, nil
+}
+
+// String returns what the template was made from.
+func (t Template) String() string { return t.source }
+
+// NamesCall reports whether the template says which call it stands for.
+func (t Template) NamesCall() bool { return t.uses[toolCallID] > 0 }
+
+// spelling returns how text is written between the quotes of JSON.
+func spelling(text string) string {
+	var b []byte
+	for _, r := range text {
+		b = appendSpelling(b, r)
+	}
+	return string(b)
+}
+
+func appendSpelling(dst []byte, r rune) []byte {
+	switch r {
+	case '"', '\\':
+		return append(dst, '\\', byte(r))
+	case '\n':
+		return append(dst, '\\', 'n')
+	case '\r':
+		return append(dst, '\\', 'r')
+	case '\t':
+		return append(dst, '\\', 't')
+	}
+	if r < ' ' {
+		return fmt.Appendf(dst, `\u%04x`, r)
+	}
+	return utf8.AppendRune(dst, r)
+}
+
+// A filling is what the variables of a template stand for in one place. The texts
+// are as they stand between the quotes of JSON.
+type filling struct {
+	id, tool           []byte
+	idChars, toolChars int
+	chars              int
+}
+
+// append appends the template with its variables filled in.
+func (t *Template) append(dst []byte, f filling) []byte {
+	for _, p := range t.parts {
+		switch p.variable {
+		case none:
+			dst = append(dst, p.spelling...)
+		case toolCallID:
+			dst = append(dst, f.id...)
+		case toolName:
+			dst = append(dst, f.tool...)
+		case originalChars:
+			dst = strconv.AppendInt(dst, int64(f.chars), 10)
+		}
+	}
+	return dst
+}
+
+// size returns how many bytes and characters append appends.
+func (t *Template) size(f filling) (bytes, chars int) {
+	digits := 1
+	for n := f.chars; n >= 10; n /= 10 {
+		digits++
+	}
+	bytes = t.bytes + t.uses[toolCallID]*len(f.id) + t.uses[toolName]*len(f.tool) + t.uses[originalChars]*digits
+	chars = t.chars + t.uses[toolCallID]*f.idChars + t.uses[toolName]*f.toolChars + t.uses[originalChars]*digits
+	return bytes, chars
+}
+
+// maxDigits is how many digits a number of characters may have to be believed.
+const maxDigits = 12
+
+// match reports whether text is the template, filled in for this call, and what
+// it then says of the length of the original; 0 if it says nothing.
+func (t *Template) match(text, id, tool []byte) (chars int, ok bool) {
+	for _, p := range t.parts {
+		switch p.variable {
+		case none:
+			if len(text) < len(p.text) || string(text[:len(p.text)]) != p.text {
+				return 0, false
+			}
+			text = text[len(p.text):]
+		case toolCallID:
+			if text, ok = bytes.CutPrefix(text, id); !ok {
+				return 0, false
+			}
+		case toolName:
+			if text, ok = bytes.CutPrefix(text, tool); !ok {
+				return 0, false
+			}
+		case originalChars:
+			n := 0
+			for chars = 0; n < len(text) && n < maxDigits && '0' <= text[n] && text[n] <= '9'; n++ {
+				chars = 10*chars + int(text[n]-'0')
+			}
+			if n == 0 {
+				return 0, false
+			}
+			text = text[n:]
+		}
+	}
+	return chars, len(text) == 0
+}
