@@ -54,11 +54,16 @@ func Size(d *caddyfile.Dispenser) (int64, error) {
 func Switch(d *caddyfile.Dispenser) (bool, error) {
 	name := d.Val()
 	args := d.RemainingArgs()
-	switch {
-	case len(args) == 0, len(args) == 1 && args[0] == "on":
+	if len(args) == 0 {
 		return true, nil
-	case len(args) == 1 && args[0] == "off":
-		return false, nil
+	}
+	if len(args) == 1 {
+		switch args[0] {
+		case "on", "true":
+			return true, nil
+		case "off", "false":
+			return false, nil
+		}
 	}
 	return false, d.Errf("%s is on or off, not %q", name, args)
 }

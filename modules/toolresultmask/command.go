@@ -1,0 +1,206 @@
+package toolresultmask
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/dustin/go-humanize"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  "mask-conversation",
+		Usage: "[--config <path> [--adapter <name>]] [--route <name>] < request.json",
+		Short: "Shows what tool_result_mask makes of a request to a model",
+		Long: `
+Reads the body of a request to a model on standard input, masks old tool results
+as the tool_result_mask of a configuration would, and prints what would be sent.
+What was masked, and what that saves, is printed on standard error.
+
+The configuration is the Caddyfile in the current directory unless --config names
+another. If there is none, it is that of an empty tool_result_mask. With several
+tool_result_mask, --route chooses the one that has this route.`,
+		Flags: func() *flag.FlagSet {
+			flags := flag.NewFlagSet("mask-conversation", flag.ExitOnError)
+			flags.String("config", "", "Configuration file")
+			flags.String("adapter", "", "Name of config adapter")
+			flags.String("route", "", "The route of the tool_result_mask to use")
+			return flags
+		}(),
+		Func: maskConversation,
+	})
+}
+
+func maskConversation(flags caddycmd.Flags) (int, error) {
+	handler, err := configured(flags.String("config"), flags.String("adapter"), flags.String("route"))
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	body, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("read request: %w", err)
+	}
+	if err := handler.show(body, os.Stdout, os.Stderr); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	return caddy.ExitCodeSuccess, nil
+}
+
+// configured returns the handler of a configuration that has the given route.
+func configured(file, adapter, route string) (*Handler, error) {
+	found := [][]byte{[]byte(`{}`)}
+	config, file, err := load(file, adapter)
+	if err != nil {
+		return nil, err
+	}
+	if config != nil {
+		var root any
+		if err := json.Unmarshal(config, &root); err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		found = handlers(root, nil)
+	}
+	var chosen []*Handler
+	for _, raw := range found {
+		handler := new(Handler)
+		if err := caddy.StrictUnmarshalJSON(raw, handler); err != nil {
+			return nil, fmt.Errorf("tool_result_mask: %w", err)
+		}
+		if route == "" || handler.Route == route {
+			chosen = append(chosen, handler)
+		}
+	}
+	if len(chosen) != 1 {
+		return nil, fmt.Errorf("%s has %d tool_result_mask with the route %q; --route chooses one", file, len(chosen), route)
+	}
+	if err := chosen[0].compile(); err != nil {
+		return nil, err
+	}
+	return chosen[0], chosen[0].Validate()
+}
+
+// load reads a configuration as other commands of Caddy do, but without talking.
+// Without a file it is the Caddyfile in the current directory, if there is one.
+func load(file, adapter string) (config []byte, from string, err error) {
+	from = cmp.Or(file, "Caddyfile")
+	config, err = os.ReadFile(from)
+	switch {
+	case file == "" && errors.Is(err, fs.ErrNotExist):
+		return nil, from, nil
+	case err != nil:
+		return nil, from, err
+	case adapter == "" && filepath.Ext(from) == ".json":
+		return config, from, nil
+	}
+	adapter = cmp.Or(adapter, "caddyfile")
+	adapt := caddyconfig.GetAdapter(adapter)
+	if adapt == nil {
+		return nil, from, fmt.Errorf("unknown config adapter %q", adapter)
+	}
+	config, _, err = adapt.Adapt(config, map[string]any{"filename": from})
+	return config, from, err
+}
+
+// handlers appends the configurations of this handler, wherever they stand.
+func handlers(config any, found [][]byte) [][]byte {
+	switch value := config.(type) {
+	case []any:
+		for _, element := range value {
+			found = handlers(element, found)
+		}
+	case map[string]any:
+		if value["handler"] == "tool_result_mask" {
+			delete(value, "handler")
+			raw, _ := json.Marshal(value) // it has been unmarshalled
+			return append(found, raw)
+		}
+		for _, name := range slices.Sorted(maps.Keys(value)) {
+			found = handlers(value[name], found)
+		}
+	}
+	return found
+}
+
+// show writes what would be sent, and what was done to it.
+func (h *Handler) show(body []byte, sent, told io.Writer) error {
+	var c chat.Conversation
+	err := c.Parse(body)
+	if err != nil {
+		if _, err := sent.Write(body); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(told, "not masked: %v\n", err)
+		return err
+	}
+	plan := c.Mask(&h.policy)
+	var out bytes.Buffer
+	if err := jsonspan.Splice(&out, body, plan.Edits); err != nil {
+		return err
+	}
+	length := out.Len()
+	if _, err := out.WriteTo(sent); err != nil {
+		return err
+	}
+	return h.table(&c, plan, len(body), length, told)
+}
+
+// printable is a name that a terminal can take.
+func printable(name string) string {
+	if quoted := strconv.Quote(name); quoted != `"`+name+`"` {
+		return quoted
+	}
+	return name
+}
+
+// table writes what was masked, by tool.
+func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int, told io.Writer) error {
+	type row struct {
+		tool                           string
+		results, masked, chars, hidden int
+	}
+	rows := map[string]*row{}
+	for r := range c.Results(&h.policy) {
+		tool := cmp.Or(r.Tool, "(unknown)")
+		if rows[tool] == nil {
+			rows[tool] = &row{tool: tool}
+		}
+		rows[tool].results++
+		rows[tool].chars += r.Chars
+		if r.Masked {
+			rows[tool].masked++
+			rows[tool].hidden += r.Chars
+		}
+	}
+	comma := func(n int) string { return humanize.Comma(int64(n)) }
+	w := tabwriter.NewWriter(told, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "tool\tresults\tmasked\tcharacters\thidden\n")
+	for _, r := range slices.SortedFunc(maps.Values(rows), func(a, b *row) int {
+		return cmp.Or(cmp.Compare(b.hidden, a.hidden), cmp.Compare(a.tool, b.tool))
+	}) {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", printable(r.tool), r.results, r.masked, comma(r.chars), comma(r.hidden))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(told, "%d turns, the first %d of them old: %d results masked, %s characters saved (about %s tokens), %s of %s bytes sent\n",
+		plan.Turns, plan.Boundary, plan.Results, comma(plan.Saved), comma(plan.Saved/4), comma(after), comma(before))
+	return err
+}

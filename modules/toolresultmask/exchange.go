@@ -1,0 +1,327 @@
+package toolresultmask
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// An exchange is a request to a model and the answer to it. The request is masked
+// before it is sent on; the answer is written through, and its usage is read.
+type exchange struct {
+	caddyhttp.ResponseWriterWrapper
+	handler *Handler
+	plan    chat.Plan // what was done to the request
+	passed  reason    // why nothing could be done
+
+	answered bool
+	usage    *chat.UsageReader
+	body     io.Writer         // takes the answer, or nil
+	decoder  *httpbody.Decoder // body, if the answer is encoded
+	told     chat.Usage
+}
+
+// A reason is why a request passes as it is: a label of metrics.
+type reason string
+
+const (
+	tooLarge    reason = "too_large"
+	unreadable  reason = "unreadable" // broken off, or refused by another handler
+	badEncoding reason = "encoding"
+	invalidJSON reason = "invalid_json"
+	repeatedKey reason = "repeated_key"
+	otherShape  reason = "shape"
+)
+
+// mask returns r as it is to be sent on.
+func (x *exchange) mask(r *http.Request) *http.Request {
+	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
+		return r
+	}
+	limit := x.handler.BufferLimit
+	if r.ContentLength > limit {
+		x.pass(tooLarge, nil)
+		return r
+	}
+	raw, err := readBody(r, limit)
+	switch {
+	case err != nil:
+		x.pass(unreadable, err)
+		return withBody(r, io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body)
+	case int64(len(raw)) > limit:
+		x.pass(tooLarge, nil)
+		return withBody(r, io.MultiReader(bytes.NewReader(raw), r.Body), r.Body)
+	}
+	r2 := withBody(r, bytes.NewReader(raw), r.Body)
+	r2.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
+
+	text, err := decoded(raw, httpbody.Encoding(r.Header), limit)
+	if err != nil {
+		x.pass(badEncoding, err)
+		return r2
+	}
+	edits := x.decide(text)
+	if len(edits) == 0 {
+		return r2
+	}
+	masked := func() *jsonspan.Reader { return jsonspan.NewReader(text, edits) }
+	r2.Body = body{masked(), r.Body}
+	r2.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(masked()), nil }
+	r2.ContentLength = int64(masked().Len())
+	r2.TransferEncoding = nil
+	r2.Header = r.Header.Clone()
+	httpbody.DropDescription(r2.Header)
+	r2.Header.Set("Content-Length", strconv.FormatInt(r2.ContentLength, 10))
+	return r2
+}
+
+// decide returns what to change in a conversation.
+func (x *exchange) decide(text []byte) []jsonspan.Edit {
+	c := conversations.Get().(*chat.Conversation)
+	defer func() {
+		if !c.Oversized() {
+			c.Release()
+			conversations.Put(c)
+		}
+	}()
+	if err := c.Parse(text); err != nil {
+		x.pass(whyNot(err), err)
+		return nil
+	}
+	x.plan = c.Mask(&x.handler.policy)
+	if x.plan.Results > 0 {
+		maskedResults.WithLabelValues().Add(float64(x.plan.Results))
+		savedChars.WithLabelValues().Add(float64(max(x.plan.Saved, 0)))
+	}
+	if x.plan.Broken {
+		prefixBreaks.WithLabelValues().Inc()
+	}
+	return x.plan.Edits
+}
+
+var conversations = sync.Pool{New: func() any { return new(chat.Conversation) }}
+
+// whyNot tells what is wrong with a body that is no conversation.
+func whyNot(err error) reason {
+	switch {
+	case errors.Is(err, chat.ErrShape):
+		return otherShape
+	case errors.Is(err, jsonspan.ErrDuplicate):
+		return repeatedKey
+	}
+	return invalidJSON
+}
+
+// pass notes that nothing can be done about the request.
+func (x *exchange) pass(why reason, err error) {
+	x.passed = why
+	passedConversations.WithLabelValues(string(why)).Inc()
+	if c := x.handler.logger.Check(zapcore.DebugLevel, "request not masked"); c != nil {
+		c.Write(zap.String("reason", string(why)), zap.Error(err))
+	}
+}
+
+// readBody reads a body of at most limit bytes, or one byte more of a longer one.
+func readBody(r *http.Request, limit int64) ([]byte, error) {
+	// Memory for what is announced is taken only when some of it has come.
+	const trust = 1 << 20
+	announced := limit
+	if r.ContentLength >= 0 {
+		announced = r.ContentLength
+	}
+	raw := make([]byte, 0, min(announced, trust)+1) // the one byte more has the end of the body in it
+	for int64(len(raw)) <= limit {
+		if len(raw) == cap(raw) {
+			larger := min(2*int64(cap(raw)), limit+1)
+			if r.ContentLength >= 0 {
+				larger = r.ContentLength + 1
+			}
+			raw = append(make([]byte, 0, larger), raw...)
+		}
+		n, err := r.Body.Read(raw[len(raw):cap(raw)])
+		raw = raw[:len(raw)+n]
+		if err == io.EOF {
+			return raw, nil
+		}
+		if err != nil {
+			return raw, err
+		}
+	}
+	return raw, nil
+}
+
+// decoded returns a body without its encoding, if it has one.
+func decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
+	if encoding == "" {
+		return raw, nil
+	}
+	r, err := httpbody.NewReader(encoding, bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return nil, fmt.Errorf("unknown content encoding %q", encoding)
+	}
+	defer r.Close()
+	text, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = errors.New("too large")
+	}
+	return text, err
+}
+
+// withBody returns r with another body.
+func withBody(r *http.Request, content io.Reader, closer io.Closer) *http.Request {
+	r2 := new(http.Request)
+	*r2 = *r
+	r2.Body = body{content, closer}
+	return r2
+}
+
+// A body closes the one that it stands for.
+type body struct {
+	io.Reader
+	io.Closer
+}
+
+// broken is a body where it breaks off.
+type broken struct{ err error }
+
+func (b broken) Read([]byte) (int, error) { return 0, b.err }
+
+// WriteHeader looks at what the answer is.
+func (x *exchange) WriteHeader(status int) {
+	if !x.answered && (status >= 200 || status == http.StatusSwitchingProtocols) {
+		x.answered = true
+		x.observe()
+	}
+	x.ResponseWriter.WriteHeader(status)
+}
+
+// observe prepares to read the usage.
+func (x *exchange) observe() {
+	media := httpbody.TypeOf(x.Header().Get("Content-Type"))
+	if media == httpbody.Other {
+		return
+	}
+	x.usage = chat.NewUsageReader(media == httpbody.EventStream)
+	x.body = &bounded{x.usage, maxObserved}
+	if encoding := httpbody.Encoding(x.Header()); encoding != "" {
+		if x.decoder = httpbody.NewDecoder(encoding, x.body); x.decoder == nil {
+			x.body = nil
+			return
+		}
+		x.body = x.decoder
+	}
+}
+
+// Write passes the next bytes of the answer on before it looks at them.
+func (x *exchange) Write(p []byte) (int, error) {
+	if !x.answered {
+		x.WriteHeader(http.StatusOK)
+	}
+	n, err := x.ResponseWriter.Write(p)
+	if x.body != nil {
+		if _, err := x.body.Write(p[:n]); err != nil {
+			x.body = nil
+		}
+	}
+	return n, err
+}
+
+// ReadFrom keeps io.Copy from finding the ReadFrom of the writer below, which
+// would pass the answer by.
+func (x *exchange) ReadFrom(r io.Reader) (int64, error) {
+	if !x.answered {
+		x.WriteHeader(http.StatusOK)
+	}
+	if x.body == nil {
+		return x.ResponseWriterWrapper.ReadFrom(r)
+	}
+	return io.Copy(struct{ io.Writer }{x}, r)
+}
+
+// maxObserved is how much of an answer is looked at: a bomb is none.
+const maxObserved = 64 << 20
+
+// bounded fails when more than left bytes are written.
+type bounded struct {
+	io.Writer
+	left int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.left -= len(p); b.left < 0 {
+		return 0, io.ErrShortWrite
+	}
+	return b.Writer.Write(p)
+}
+
+// finish counts what the answer has told.
+func (x *exchange) finish() {
+	if x.decoder != nil {
+		_ = x.decoder.Close() // an answer that broke off has told what it has told
+	}
+	if x.usage == nil {
+		return
+	}
+	x.told = x.usage.Usage()
+	for _, tokens := range x.tokens() {
+		if tokens.n > 0 {
+			usageTokens.WithLabelValues(x.handler.Route, tokens.kind).Add(float64(tokens.n))
+		}
+	}
+}
+
+type tokens struct {
+	kind string
+	n    int
+}
+
+func (x *exchange) tokens() [4]tokens {
+	return [...]tokens{
+		{"input", x.told.Input}, {"cached", x.told.Cached}, {"cache_write", x.told.CacheWrite}, {"output", x.told.Output},
+	}
+}
+
+// MarshalLogObject puts what was done, and what it has cost, into the access log.
+func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	if x.passed != "" {
+		enc.AddString("mcp_conversation_passed", string(x.passed))
+	}
+	if x.plan.Turns > 0 {
+		enc.AddInt("mcp_turns", x.plan.Turns)
+	}
+	if x.plan.Results > 0 {
+		enc.AddInt("mcp_tool_results_masked", x.plan.Results)
+		enc.AddInt("mcp_tool_result_chars_saved", x.plan.Saved)
+	}
+	if x.plan.Broken {
+		enc.AddBool("mcp_prompt_prefix_break", true)
+	}
+	for _, tokens := range x.tokens() {
+		if tokens.n > 0 {
+			enc.AddInt("mcp_usage_"+tokens.kind, tokens.n)
+		}
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter     = (*exchange)(nil)
+	_ io.ReaderFrom           = (*exchange)(nil)
+	_ zapcore.ObjectMarshaler = (*exchange)(nil)
+)

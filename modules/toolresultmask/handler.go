@@ -1,0 +1,239 @@
+// Package toolresultmask keeps old tool results out of the conversations that
+// agents send to models: the HTTP handler http.handlers.tool_result_mask.
+package toolresultmask
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler masks old tool results in the requests an agent sends to a model: the
+// results of all turns but the last ones become short placeholders. A turn is a
+// message of the model that calls tools. Calls, ids, the number and order of
+// messages and every other byte of the request stay as they are.
+//
+// It knows the formats of OpenAI's chat completions and responses and of
+// Anthropic's messages, and tells them by the body of the request. Whatever else
+// is posted passes as it is: no JSON, another shape, too large, an encoding it
+// does not know. It never answers with an error of its own.
+//
+// Providers bill what they have in their cache at a tenth, and remember prompts by
+// their beginning. A window that moves with every turn changes the beginning with
+// every turn, and may cost more than it saves. With step_turns or clear_at_least
+// it moves seldom, and in between everything that was sent before is sent again to
+// the byte.
+//
+// Answers are passed on untouched and at once. What they say of the tokens used is
+// read in passing, and counted in the metric caddy_mcp_usage_tokens_total by route
+// and type. caddy_mcp_tool_results_masked_total,
+// caddy_mcp_tool_result_chars_saved_total and caddy_mcp_prompt_prefix_breaks_total
+// count what was done to requests, caddy_mcp_conversations_passed_total by reason
+// those it could do nothing about. The access log has the same for each request.
+type Handler struct {
+	// Whether the handler does anything. Default: true
+	Enabled *bool `json:"enabled,omitempty"`
+
+	// How many of the last turns keep their results. 0 or less masks nothing.
+	// Default: 8
+	WindowTurns *int `json:"window_turns,omitempty"`
+
+	// Leave old results alone that look like errors: they mention a traceback, an
+	// exception, a timeout or a failed connection, have a line that begins with
+	// "error", or are JSON with an "error". Default: true
+	KeepErrors *bool `json:"keep_errors,omitempty"`
+
+	// How many of the last results of each tool are kept, however old. 0 or less:
+	// none. Default: 0
+	KeepLastKPerTool int `json:"keep_last_k_per_tool,omitempty"`
+
+	// What stands in the place of a result, with the variables {tool_call_id},
+	// {tool_name} and {original_chars}. Default: "[Observation masquée: résultat
+	// d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name},
+	// chars={original_chars})]"
+	PlaceholderTemplate string `json:"placeholder_template,omitempty"`
+
+	// Move the boundary between old and new only by multiples of so many turns.
+	// Default: 1
+	StepTurns int `json:"step_turns,omitempty"`
+
+	// Move it only if that masks at least so many tokens, estimated as four
+	// characters each, or "auto" for as many as make it cheapest at the
+	// cache_prices. Default: 0
+	ClearAtLeast Tokens `json:"clear_at_least,omitempty"`
+
+	// What a token of a prompt costs. Default: 0.1 from the cache, 1.25 to it
+	CachePrices *CachePrices `json:"cache_prices,omitempty"`
+
+	// Results of fewer characters are never masked. Default: 0
+	MinMaskChars int `json:"min_mask_chars,omitempty"`
+
+	// Results of these tools are never masked: names, in which * stands for any
+	// characters. Default: none
+	ExcludeTools []string `json:"exclude_tools,omitempty"`
+
+	// Requests of more bytes pass as they are; so much of each request is held in
+	// memory. Default: 32 MiB
+	BufferLimit int64 `json:"buffer_limit,omitempty"`
+
+	// The name of this route to a model in the metrics of usage. Default: none
+	Route string `json:"route,omitempty"`
+
+	policy chat.Policy
+	logger *zap.Logger
+}
+
+// Tokens is a number of tokens, or "auto".
+type Tokens int
+
+// CachePrices are the prices of tokens relative to each other, in any unit.
+type CachePrices struct {
+	// Of one that the provider has in its cache. Default: 0.1
+	Read float64 `json:"read,omitempty"`
+
+	// Of one that it has not. Default: 1.25
+	Write float64 `json:"write,omitempty"`
+}
+
+const auto = "auto"
+
+// MarshalJSON writes a number or "auto".
+func (t Tokens) MarshalJSON() ([]byte, error) {
+	if t == chat.ClearAuto {
+		return json.Marshal(auto)
+	}
+	return json.Marshal(int(t))
+}
+
+// UnmarshalJSON reads a number or "auto".
+func (t *Tokens) UnmarshalJSON(data []byte) error {
+	if string(data) == `"`+auto+`"` {
+		*t = chat.ClearAuto
+		return nil
+	}
+	var n int
+	if err := json.Unmarshal(data, &n); err != nil || n < 0 {
+		return fmt.Errorf("clear_at_least: %s is neither a number of tokens nor %q", data, auto)
+	}
+	*t = Tokens(n)
+	return nil
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.tool_result_mask",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	if err := h.compile(); err != nil {
+		return err
+	}
+	if !h.policy.Template.NamesCall() {
+		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
+			zap.String("placeholder_template", h.policy.Template.String()))
+	}
+	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, usageTokens)
+}
+
+// compile makes the policy of the configuration.
+func (h *Handler) compile() error {
+	h.policy = chat.Policy{
+		WindowTurns:     chat.DefaultWindowTurns,
+		KeepErrors:      h.KeepErrors == nil || *h.KeepErrors,
+		KeepLastPerTool: h.KeepLastKPerTool,
+		MinChars:        h.MinMaskChars,
+		ExcludeTools:    h.ExcludeTools,
+		StepTurns:       h.StepTurns,
+		ClearAtLeast:    int(h.ClearAtLeast),
+		ReadPrice:       chat.DefaultReadPrice,
+		WritePrice:      chat.DefaultWritePrice,
+		Template:        chat.DefaultTemplate,
+	}
+	if h.WindowTurns != nil {
+		h.policy.WindowTurns = *h.WindowTurns
+	}
+	if prices := h.CachePrices; prices != nil && prices.Read != 0 {
+		h.policy.ReadPrice = prices.Read
+	}
+	if prices := h.CachePrices; prices != nil && prices.Write != 0 {
+		h.policy.WritePrice = prices.Write
+	}
+	if h.PlaceholderTemplate != "" {
+		template, err := chat.ParseTemplate(h.PlaceholderTemplate)
+		if err != nil {
+			return fmt.Errorf("placeholder_template: %w", err)
+		}
+		h.policy.Template = template
+	}
+	if h.BufferLimit == 0 {
+		h.BufferLimit = 32 << 20
+	}
+	return nil
+}
+
+// Validate ensures that the configuration makes sense.
+func (h *Handler) Validate() error {
+	switch p := h.policy; {
+	case h.StepTurns < 0:
+		return fmt.Errorf("step_turns: %d is negative", h.StepTurns)
+	case h.MinMaskChars < 0:
+		return fmt.Errorf("min_mask_chars: %d is negative", h.MinMaskChars)
+	case h.BufferLimit < 0:
+		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
+	case p.ReadPrice < 0 || p.WritePrice < 0:
+		return fmt.Errorf("cache_prices: %g and %g, but prices are positive", p.ReadPrice, p.WritePrice)
+	case p.ReadPrice >= p.WritePrice:
+		return fmt.Errorf("cache_prices: reading at %g is no cheaper than writing at %g, so there is nothing to gain", p.ReadPrice, p.WritePrice)
+	}
+	for _, name := range h.ExcludeTools {
+		if name == "" {
+			return fmt.Errorf("exclude_tools: a name is empty")
+		}
+	}
+	return nil
+}
+
+// ServeHTTP masks the request and passes the answer on.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if h.Enabled != nil && !*h.Enabled || r.Method != http.MethodPost || !postsJSON(r) {
+		return next.ServeHTTP(w, r)
+	}
+	x := &exchange{
+		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
+		handler:               h,
+	}
+	telemetry.JoinAccessLog(r, x)
+	// Also when reverse_proxy panics because one side has died in mid-body.
+	defer x.finish()
+	return next.ServeHTTP(x, x.mask(r))
+}
+
+// postsJSON reports whether the body of r may be JSON. One without a type may.
+func postsJSON(r *http.Request) bool {
+	contentType := r.Header.Get("Content-Type")
+	return contentType == "" || httpbody.TypeOf(contentType) == httpbody.JSON
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)
