@@ -22,10 +22,10 @@ FUZZTIME ?= 60s
 PEERS := internal/integration/peers
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race fuzz bench lint clean
+.PHONY: help run build test race fuzz bench bench-cache lint clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 10
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 13
 
 run: build ## build if needed, then serve the Caddyfile
 	$(CADDY) run --config Caddyfile
@@ -64,6 +64,9 @@ fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each
 
 bench: build ## throughput and memory, as ratios to named baselines
 	go run ./internal/bench -caddy $(CADDY)
+
+bench-cache: ## what masking costs where prompts are cached, simulated; flags in CACHEFLAGS
+	go run ./internal/bench/cache $(CACHEFLAGS)
 
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }
