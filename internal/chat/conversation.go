@@ -22,6 +22,7 @@ type Conversation struct {
 	texts   []value // of the results
 	ids     symbols // of calls and results
 	names   symbols // of tools
+	spelled []value // how each of these is spelled
 	decoded []byte  // what symbols with escapes stand for
 
 	// While it is read.
@@ -59,7 +60,6 @@ type turn struct {
 type call struct {
 	id   int32 // a symbol
 	tool int32 // a symbol, or noSymbol
-	name value
 }
 
 // A result is what a tool has answered.
@@ -232,14 +232,17 @@ func (c *Conversation) reset() {
 	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
 	c.ids.reset()
 	c.names.reset()
-	c.decoded = c.decoded[:0]
+	c.spelled, c.decoded = c.spelled[:0], c.decoded[:0]
 	c.list = list{}
 	c.nextMessage()
 }
 
 func (c *Conversation) nextMessage() {
-	m := &c.message
-	*m = message{calls: m.calls[:0], uses: m.uses[:0], results: m.results[:0], texts: int32(len(c.texts))}
+	m := &c.message // not replaced as a whole: there are thousands
+	m.role, m.kind, m.toolCalls = noWord, noWord, 0
+	m.content, m.id, m.name = value{}, value{}, value{}
+	m.calls, m.uses, m.results = m.calls[:0], m.uses[:0], m.results[:0]
+	m.texts = int32(len(c.texts))
 	c.nextBlock()
 }
 
@@ -422,7 +425,7 @@ func (c *Conversation) word(v value) word {
 		return noWord
 	}
 	body := c.text(v)
-	if bytes.IndexByte(body, '\\') >= 0 {
+	if v.escaped(body) {
 		c.scratch = jsonspan.AppendText(c.scratch[:0], body)
 		body = c.scratch
 	}
@@ -452,6 +455,12 @@ func (c *Conversation) word(v value) word {
 // text returns what stands between the quotes of a string.
 func (c *Conversation) text(v value) []byte { return c.body[v.start+1 : v.end-1] }
 
+// escaped reports whether a string has escapes. One of as many characters as bytes
+// has none.
+func (v value) escaped(body []byte) bool {
+	return int(v.chars) != len(body) && bytes.IndexByte(body, '\\') >= 0
+}
+
 // hasText reports whether v is a string and not empty.
 func (c *Conversation) hasText(v value) bool {
 	return v.kind == jsonspan.String && v.end-v.start > 2
@@ -462,14 +471,17 @@ func (c *Conversation) call(id, name value) call {
 	tool := int32(noSymbol)
 	if c.hasText(name) {
 		tool = c.names.number(c.decode(name))
+		if int(tool) == len(c.spelled) {
+			c.spelled = append(c.spelled, name)
+		}
 	}
-	return call{c.ids.number(c.decode(id)), tool, name}
+	return call{c.ids.number(c.decode(id)), tool}
 }
 
 // decode returns what a string stands for. It is good until the next reset.
 func (c *Conversation) decode(v value) []byte {
 	body := c.text(v)
-	if bytes.IndexByte(body, '\\') < 0 {
+	if !v.escaped(body) {
 		return body
 	}
 	start := len(c.decoded)

@@ -33,7 +33,6 @@ type state struct {
 type known struct {
 	turn int32 // the last that uses it, or noTurn
 	tool int32 // a symbol, or noSymbol
-	call int32 // the one that named the tool
 	kept bool  // by KeepLastPerTool
 }
 
@@ -257,12 +256,11 @@ func (c *Conversation) learn(t int) {
 	if t+1 < len(c.turns) {
 		end = c.turns[t+1].calls
 	}
-	for i := c.turns[t].calls; i < end; i++ {
-		call := &c.calls[i]
+	for _, call := range c.calls[c.turns[t].calls:end] {
 		id := &c.known[call.id]
 		id.turn = int32(t)
 		if call.tool != noSymbol {
-			id.tool, id.call = call.tool, i
+			id.tool = call.tool
 		}
 	}
 }
@@ -360,7 +358,7 @@ func (c *Conversation) filling(r *result) filling {
 	id := c.idOf(r)
 	f := filling{id: c.text(r.id), idChars: int(r.id.chars), tool: unknownTool, toolChars: len(unknownTool), chars: r.chars}
 	if id.tool != noSymbol {
-		name := c.calls[id.call].name
+		name := c.spelled[id.tool]
 		f.tool, f.toolChars = c.text(name), int(name.chars)
 	}
 	return f

@@ -1,0 +1,66 @@
+package chat
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// T18, T19: a text is an error wherever the word stands in it, in whatever case and
+// spelling, if and only if the reference says so.
+func TestErrorsAtEveryPlace(t *testing.T) {
+	texts := append(append([]string{}, generatedErrors...), generatedNearErrors...)
+	found := 0
+	for _, text := range texts {
+		for before := range 24 {
+			for _, filler := range []string{"x", " ", "\n", "\t", "\\", "é"} {
+				for _, after := range []int{0, 1, 9} {
+					whole := strings.Repeat(filler, before) + text + strings.Repeat(".", after)
+					want := referenceError(whole)
+					if want {
+						found++
+					}
+					for _, variant := range []string{whole, strings.ToUpper(whole)} {
+						want := referenceError(variant)
+						for _, spelled := range []string{plainly(variant), byNumber(variant)} {
+							if got := judgedError(t, spelled); got != want {
+								t.Fatalf("%q, spelled %s: error %t, want %t", variant, spelled, got, want)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no errors among the texts")
+	}
+}
+
+// judgedError is what this package says of a string, spelled as JSON.
+func judgedError(t *testing.T, spelled string) bool {
+	t.Helper()
+	var c Conversation
+	body := `{"messages":[{"role":"tool","tool_call_id":"a","content":` + spelled + `}]}`
+	if err := c.Parse([]byte(body)); err != nil || len(c.results) != 1 {
+		t.Fatalf("%s: %v", body, err)
+	}
+	return c.looksLikeError(&c.results[0])
+}
+
+func plainly(text string) string {
+	spelled, _ := json.Marshal(text)
+	return string(spelled)
+}
+
+func byNumber(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r > 0xFFFF {
+			return plainly(text)
+		}
+		fmt.Fprintf(&b, `\u%04X`, r)
+	}
+	return `"` + b.String() + `"`
+}

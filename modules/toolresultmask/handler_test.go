@@ -1,0 +1,336 @@
+package toolresultmask
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/klauspost/compress/gzip"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// provision provisions a handler from its JSON configuration.
+func provision(t *testing.T, config string) *Handler {
+	t.Helper()
+	h := new(Handler)
+	if err := caddy.StrictUnmarshalJSON([]byte(config), h); err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	if err := h.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// turns is a conversation in which a tool has answered with each of the contents.
+func turns(contents ...string) string {
+	var messages []string
+	for i, content := range contents {
+		messages = append(messages,
+			fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{}"}}]}`, i),
+			fmt.Sprintf(`{"role":"tool","tool_call_id":"call_%d","content":"%s"}`, i, content))
+	}
+	return `{"messages":[` + strings.Join(messages, ",") + `]}`
+}
+
+const placeholder = "[Observation masquée: résultat d’outil ancien (tool_call_id=call_0, outil=read, chars=4)]"
+
+// seen is what the next handler has seen of a request.
+type seen struct {
+	body, again string // as it was read, and as GetBody has it
+	err         error  // of reading it
+	length      int64
+	header      http.Header
+}
+
+// through sends a request through h and returns what came out on either side.
+func through(t *testing.T, h *Handler, r *http.Request, answer func(http.ResponseWriter)) (s seen, w *httptest.ResponseRecorder) {
+	t.Helper()
+	w = httptest.NewRecorder()
+	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		body, err := io.ReadAll(r.Body)
+		s = seen{body: string(body), err: err, length: r.ContentLength, header: r.Header}
+		if r.GetBody != nil {
+			again, err := r.GetBody()
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(again)
+			s.again = string(body)
+		}
+		if answer != nil {
+			answer(w)
+		}
+		return nil
+	})
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+	if err := h.ServeHTTP(w, r, next); err != nil {
+		t.Fatal(err)
+	}
+	return s, w
+}
+
+func post(body string) *http.Request {
+	r := httptest.NewRequest("POST", "/v1/chat/completions", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	return r
+}
+
+func TestRequestIsMasked(t *testing.T) {
+	h := provision(t, `{"window_turns":1}`)
+	for _, contentType := range []string{"application/json", "application/json; charset=utf-8", "application/vnd.x+json", ""} {
+		r := post(turns("AAAA", "BBBB"))
+		r.Header.Set("Content-Type", contentType)
+		got, _ := through(t, h, r, nil)
+		if want := turns(placeholder, "BBBB"); got.body != want || got.length != int64(len(want)) || got.header.Get("Content-Length") != fmt.Sprint(len(want)) {
+			t.Errorf("%q: sent %d %s", contentType, got.length, got.body)
+		}
+		// A transport may have to send it again.
+		if got.again != got.body {
+			t.Errorf("%q: again %s", contentType, got.again)
+		}
+	}
+}
+
+func TestRequestPasses(t *testing.T) {
+	body := turns("AAAA", "BBBB")
+	for _, test := range []struct {
+		name, config string
+		change       func(*http.Request)
+	}{
+		{"T2 disabled", `{"window_turns":1,"enabled":false}`, nil},
+		{"T3 without a window", `{"window_turns":0}`, nil},
+		{"T3 with less than none", `{"window_turns":-1}`, nil},
+		{"T29 another method", `{"window_turns":1}`, func(r *http.Request) { r.Method = "PUT" }},
+		{"T29 another type", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }},
+		{"T24 over the limit", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), nil},
+		{"T24 over the limit, and not announced", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), func(r *http.Request) { r.ContentLength = -1 }},
+		{"T24 an encoding that it is not in", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }},
+		{"T24 an encoding that nobody knows", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Encoding", "rot13") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := post(body)
+			if test.change != nil {
+				test.change(r)
+			}
+			header, length := r.Header.Clone(), r.ContentLength
+			got, _ := through(t, provision(t, test.config), r, nil)
+			if got.body != body || got.length != length || fmt.Sprint(got.header) != fmt.Sprint(header) {
+				t.Errorf("sent %d %s %v", got.length, got.body, got.header)
+			}
+		})
+	}
+	t.Run("exactly as long as the limit", func(t *testing.T) {
+		got, _ := through(t, provision(t, fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body))), post(body), nil)
+		if got.body == body {
+			t.Error("not masked")
+		}
+	})
+}
+
+// T24: of a request that breaks off, what has come passes, and where it broke off is
+// where it breaks off for the next handler.
+func TestRequestThatBreaksOff(t *testing.T) {
+	broke := errors.New("connection reset")
+	h := provision(t, `{"window_turns":1}`)
+	body := turns("AAAA", "BBBB")
+	for _, length := range []int64{int64(len(body)) + 1, -1} {
+		r := post("")
+		r.Body = io.NopCloser(io.MultiReader(iotest.OneByteReader(strings.NewReader(body)), iotest.ErrReader(broke)))
+		r.ContentLength = length
+		before := count(passedConversations, string(unreadable))
+		got, _ := through(t, h, r, nil)
+		if got.body != body || !errors.Is(got.err, broke) || got.length != length {
+			t.Errorf("sent %d %s, %v", got.length, got.body, got.err)
+		}
+		if n := count(passedConversations, string(unreadable)) - before; n != 1 {
+			t.Errorf("counted %v times", n)
+		}
+	}
+}
+
+// A client that announces much and sends little must not make us take memory for it.
+func TestAnnouncedLengthIsNotTrusted(t *testing.T) {
+	r := post("")
+	r.Body = io.NopCloser(io.MultiReader(strings.NewReader("{"), iotest.ErrReader(io.ErrUnexpectedEOF)))
+	r.ContentLength = 1 << 30
+	raw, err := readBody(r, 1<<31)
+	if string(raw) != "{" || err != io.ErrUnexpectedEOF || cap(raw) > 2<<20 {
+		t.Errorf("read %q in %d bytes, %v", raw, cap(raw), err)
+	}
+}
+
+func TestReadBodyOfAnySize(t *testing.T) {
+	whole := strings.Repeat("0123456789abcdef", 3<<16) // 3 MiB
+	for _, size := range []int{0, 1, 1<<20 - 1, 1 << 20, 1<<20 + 1, 1<<20 + 2, 2<<20 + 1, 3 << 20} {
+		for _, announced := range []bool{true, false} {
+			r := post(whole[:size])
+			if !announced {
+				r.ContentLength = -1
+			}
+			if raw, err := readBody(r, 3<<20); string(raw) != whole[:size] || err != nil {
+				t.Errorf("%d bytes, announced %t: read %d, %v", size, announced, len(raw), err)
+			}
+		}
+	}
+	r := post(whole)
+	r.ContentLength = -1
+	if raw, err := readBody(r, 2<<20); len(raw) != 2<<20+1 || err != nil {
+		t.Errorf("read %d bytes beyond a limit of 2 MiB, %v", len(raw), err)
+	}
+	if rest, _ := io.ReadAll(r.Body); len(rest) != 1<<20-1 {
+		t.Errorf("%d bytes left", len(rest))
+	}
+}
+
+const chatAnswer = `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":7}}}`
+
+// count is what a counter has counted.
+func count(c *prometheus.CounterVec, labels ...string) float64 {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(c.WithLabelValues(labels...))
+	families, _ := registry.Gather()
+	return families[0].Metric[0].Counter.GetValue()
+}
+
+// used returns what is counted of a route, as a text.
+func used(route string) string {
+	var out []string
+	for _, kind := range []string{"input", "cached", "cache_write", "output"} {
+		out = append(out, fmt.Sprint(count(usageTokens, route, kind)))
+	}
+	return strings.Join(out, " ")
+}
+
+// T26, T38: the answer passes as it is, however it is written, and its usage is read.
+func TestAnswer(t *testing.T) {
+	var compressed bytes.Buffer
+	zw := gzip.NewWriter(&compressed)
+	_, _ = zw.Write([]byte(chatAnswer))
+	_ = zw.Close()
+	for _, test := range []struct {
+		name                  string
+		contentType, encoding string
+		body, want            string
+		write                 func(http.ResponseWriter, string)
+	}{
+		{"written at once", "application/json", "", chatAnswer, "10 7 0 2", nil},
+		{"byte by byte", "application/json", "", chatAnswer, "10 7 0 2", func(w http.ResponseWriter, body string) {
+			for i := range len(body) {
+				_, _ = io.WriteString(w, body[i:i+1])
+			}
+		}},
+		{"by io.Copy", "application/json", "", chatAnswer, "10 7 0 2", func(w http.ResponseWriter, body string) {
+			_, _ = io.Copy(w, strings.NewReader(body))
+		}},
+		{"with a status", "application/json", "", chatAnswer, "10 7 0 2", func(w http.ResponseWriter, body string) {
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, body)
+		}},
+		{"compressed", "application/json", "gzip", compressed.String(), "10 7 0 2", nil},
+		{"compressed and cut short", "application/json", "gzip", compressed.String()[:30], "0 0 0 0", nil},
+		{"as something it is not", "application/json", "br", chatAnswer, "0 0 0 0", nil},
+		{"as nobody knows what", "application/json", "rot13", chatAnswer, "0 0 0 0", nil},
+		{"events", "text/event-stream", "", "data: " + chatAnswer + "\n\ndata: [DONE]\n\n", "10 7 0 2", nil},
+		{"no JSON", "text/html", "", "<html>", "0 0 0 0", nil},
+		{"nothing", "", "", "", "0 0 0 0", func(http.ResponseWriter, string) {}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := provision(t, `{"window_turns":0,"route":"`+test.name+`"}`)
+			_, w := through(t, h, post("{}"), func(w http.ResponseWriter) {
+				for name, value := range map[string]string{"Content-Type": test.contentType, "Content-Encoding": test.encoding} {
+					if value != "" {
+						w.Header().Set(name, value)
+					}
+				}
+				if test.write != nil {
+					test.write(w, test.body)
+					return
+				}
+				_, _ = io.WriteString(w, test.body)
+			})
+			if w.Body.String() != test.body {
+				t.Errorf("answered %q", w.Body)
+			}
+			if got := used(test.name); got != test.want {
+				t.Errorf("used %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// reverse_proxy panics when an answer breaks off. What has been told by then counts,
+// and nothing is left behind: goleak watches over the decoder.
+func TestAnswerThatBreaksOff(t *testing.T) {
+	h := provision(t, `{"route":"broken"}`)
+	defer func() {
+		if p := recover(); p != http.ErrAbortHandler {
+			t.Errorf("panic %v", p)
+		}
+		if got := used("broken"); got != "10 7 0 2" {
+			t.Errorf("used %s", got)
+		}
+	}()
+	through(t, h, post("{}"), func(w http.ResponseWriter) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Encoding", "gzip")
+		zw := gzip.NewWriter(w)
+		_, _ = io.WriteString(zw, "data: "+chatAnswer+"\n\n")
+		_ = zw.Flush()
+		panic(http.ErrAbortHandler)
+	})
+}
+
+// An answer that grows without end when it is decoded is looked at only so far.
+func TestAnswerThatIsABomb(t *testing.T) {
+	var bomb bytes.Buffer
+	zw, _ := gzip.NewWriterLevel(&bomb, gzip.BestCompression)
+	_, _ = zw.Write([]byte(`{"a":"`))
+	for range 2 * maxObserved >> 20 {
+		_, _ = zw.Write(bytes.Repeat([]byte("A"), 1<<20))
+	}
+	_, _ = zw.Write([]byte(`",` + chatAnswer[1:]))
+	_ = zw.Close()
+	h := provision(t, `{"route":"bomb"}`)
+	_, w := through(t, h, post("{}"), func(w http.ResponseWriter) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(bomb.Bytes())
+	})
+	if !bytes.Equal(w.Body.Bytes(), bomb.Bytes()) {
+		t.Error("the answer was changed")
+	}
+	if got := used("bomb"); got != "0 0 0 0" {
+		t.Errorf("used %s", got)
+	}
+}
+
+func TestClearAtLeastAsJSON(t *testing.T) {
+	for _, text := range []string{`{"clear_at_least":"auto"}`, `{"clear_at_least":2000}`, `{}`} {
+		h := provision(t, text)
+		if out, err := json.Marshal(Handler{ClearAtLeast: h.ClearAtLeast}); string(out) != text || err != nil {
+			t.Errorf("%s became %s, %v", text, out, err)
+		}
+	}
+}
