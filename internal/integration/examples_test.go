@@ -18,7 +18,7 @@ import (
 // example.
 func shipped(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob("../../caddyfile_examples/*")
+	files, err := filepath.Glob("../../caddyfile_examples/*.Caddyfile")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no examples: %v", err)
 	}
@@ -58,6 +58,24 @@ func callReadLog(t *testing.T, address string) {
 	}
 }
 
+// sendConversation sends the sample conversation to the model and wants a good part
+// of it to stay behind. What stands in the place of the model says what reached it.
+func sendConversation(t *testing.T, address string) {
+	t.Helper()
+	conversation, err := os.ReadFile("../../caddyfile_examples/conversation.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := post(t, "http://"+address+"/v1/chat/completions", string(conversation)).body
+	var reached int
+	if _, err := fmt.Sscanf(got, "%d bytes have reached the model", &reached); err != nil {
+		t.Fatalf("%v: %q", err, got)
+	}
+	if reached < 1000 || reached > len(conversation)*2/3 {
+		t.Errorf("%d bytes of %d have reached the model", reached, len(conversation))
+	}
+}
+
 // toolText is the text of the result of a tool call.
 func toolText(t *testing.T, message string) string {
 	t.Helper()
@@ -85,7 +103,12 @@ func TestShippedCaddyfiles(t *testing.T) {
 			}
 			moved, addresses := elsewhere(t, string(caddyfile))
 			load(t, moved)
-			callReadLog(t, addresses[":8080"])
+			if strings.Contains(string(caddyfile), "\tmcp_sample\n") {
+				callReadLog(t, addresses[":8080"])
+			}
+			if strings.Contains(string(caddyfile), "\ttool_result_mask ") {
+				sendConversation(t, addresses[":8080"])
+			}
 			if strings.Contains(string(caddyfile), "metrics /metrics") {
 				metrics := send(t, client, "GET", "http://"+addresses[":8082"]+"/metrics", "").body
 				if !strings.Contains(metrics, "caddy_mcp_masked_chars_total{server=\"sample\"} ") {

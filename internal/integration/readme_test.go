@@ -23,7 +23,7 @@ func TestReadmeCalls(t *testing.T) {
 		script.WriteString(block[1] + "echo; echo '" + end + "'\n")
 		want = append(want, block[2])
 	}
-	if len(want) != 3 {
+	if len(want) != 5 {
 		t.Fatalf("%d commands with their output in the README", len(want))
 	}
 
@@ -31,11 +31,15 @@ func TestReadmeCalls(t *testing.T) {
 	calls := script.String()
 	for port, address := range served.moved {
 		calls = strings.ReplaceAll(calls, "127.0.0.1"+port, address)
-		if port != ":2019" { // the function of the README takes the others as numbers
-			calls = strings.ReplaceAll(calls, "ask "+port[1:], "ask "+address[strings.LastIndex(address, ":")+1:])
+		if port != ":2019" { // the functions of the README take the others as numbers
+			for _, function := range []string{"ask ", "tell "} {
+				calls = strings.ReplaceAll(calls, function+port[1:], function+address[strings.LastIndex(address, ":")+1:])
+			}
 		}
 	}
-	out, err := exec.CommandContext(t.Context(), "bash", "-c", calls).CombinedOutput()
+	shell := exec.CommandContext(t.Context(), "bash", "-c", calls)
+	shell.Dir = "../.."
+	out, err := shell.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
