@@ -1,0 +1,73 @@
+package chat
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"testing"
+	"unicode/utf8"
+)
+
+// FuzzConversation takes anything for a conversation and any policy. What comes out
+// is JSON if and only if what went in is, is what the reference makes of it, and
+// does not change when it is masked again.
+func FuzzConversation(f *testing.F) {
+	for seed := range uint64(30) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		for _, format := range formats {
+			f.Add(conversation(r, format), seed)
+		}
+	}
+	for _, body := range []string{
+		``, `{}`, `[]`, `{"messages":[]}`, `{"messages":[1]}`, `{"messages":{},"input":[]}`, `{"messages":[],"input":[]}`,
+		`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"x"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`,
+		`{"input":[{"type":"function_call","call_id":"a"},{"type":"function_call_output","call_id":"a","output":[{"type":"input_text","text":"x"}]},{"type":"function_call","call_id":"b"}]}`,
+	} {
+		f.Add([]byte(body), uint64(0))
+	}
+	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
+		p := policy(rand.New(rand.NewPCG(seed, 3)))
+		out, _, err := run(t, body, p)
+		if json.Valid(out) != json.Valid(body) {
+			t.Fatalf("made %q", out)
+		}
+		if err != nil || !utf8.Valid(body) || lone(body) || repeatsKeys(json.NewDecoder(bytes.NewReader(body))) {
+			return // two readers may disagree about it
+		}
+		compare(t, body, p)
+		if again, plan, err := run(t, out, p); err != nil || plan.Results > 0 || !bytes.Equal(again, out) {
+			t.Errorf("masked again: %d results, %v", plan.Results, err)
+		}
+	})
+}
+
+// lone reports whether there may be surrogates of pairs in a text.
+func lone(body []byte) bool {
+	return bytes.Contains(bytes.ToLower(body), []byte(`\ud`))
+}
+
+// repeatsKeys reports whether some object has a key twice.
+func repeatsKeys(d *json.Decoder) bool {
+	token, err := d.Token()
+	if err != nil {
+		return true
+	}
+	keys := map[string]bool{}
+	for open, _ := token.(json.Delim); open != 0 && d.More(); {
+		if open == '{' {
+			key, _ := d.Token()
+			name, _ := key.(string)
+			if keys[name] {
+				return true
+			}
+			keys[name] = true
+		}
+		if repeatsKeys(d) {
+			return true
+		}
+	}
+	if _, container := token.(json.Delim); container {
+		_, err = d.Token()
+	}
+	return err != nil
+}
