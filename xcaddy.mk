@@ -59,7 +59,7 @@ fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each
 	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z]+' internal modules | sort | \
 	while IFS=: read -r file func; do \
 		echo "== $$file $${func#func }"; \
-		$(GO_TEST) ./$${file%/*} -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) || exit 1; \
+		$(GO_TEST) ./$${file%/*} -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x || exit 1; \
 	done
 
 bench: build ## throughput and memory, as ratios to named baselines

@@ -23,7 +23,7 @@ func TestErrorsAtEveryPlace(t *testing.T) {
 					}
 					for _, variant := range []string{whole, strings.ToUpper(whole)} {
 						want := referenceError(variant)
-						for _, spelled := range []string{plainly(variant), byNumber(variant)} {
+						for _, spelled := range []string{plainly(variant), byNumber(variant), blanksByNumber(variant)} {
 							if got := judgedError(t, spelled); got != want {
 								t.Fatalf("%q, spelled %s: error %t, want %t", variant, spelled, got, want)
 							}
@@ -63,4 +63,10 @@ func byNumber(text string) string {
 		fmt.Fprintf(&b, `\u%04X`, r)
 	}
 	return `"` + b.String() + `"`
+}
+
+// blanksByNumber spells only what stands between words by number.
+func blanksByNumber(text string) string {
+	blanks := strings.NewReplacer("\n", `\u000a`, "\r", `\u000D`, "\t", `\u0009`, " ", `\u0020`, `"`, `\u0022`, `\`, `\\`, "\x00", `\u0000`, "\v", `\u000b`, "\f", `\f`, "\b", `\b`)
+	return `"` + blanks.Replace(text) + `"`
 }

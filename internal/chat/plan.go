@@ -319,7 +319,7 @@ func (c *Conversation) judge(r *result, id *known, p *Policy) judgment {
 }
 
 // original returns how many characters a result had before it was masked, and
-// whether it is.
+// whether it is. If it is and does not say, it had none.
 func (c *Conversation) original(r *result, id *known, p *Policy) (chars int, already bool) {
 	body := c.text(c.texts[r.texts])
 	t := p.template()
@@ -328,7 +328,7 @@ func (c *Conversation) original(r *result, id *known, p *Policy) (chars int, alr
 		t = &DefaultTemplate
 		chars, already = c.standsFor(t, body, r, id)
 	}
-	if !already || t.uses[originalChars] == 0 {
+	if !already {
 		chars = r.chars
 	}
 	return chars, already

@@ -50,6 +50,23 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// The limit on depth counts the containers that paths lead through, too.
+func TestFindAtTheLimitOfDepth(t *testing.T) {
+	paths := CompilePaths("a.*.b")
+	for _, test := range []struct {
+		open, close string
+		deep        int
+	}{{`{"a":[{"b":`, `}]}`, 3}, {`{"x":`, `}`, 1}, {``, ``, 0}} {
+		for depth, want := range map[int]error{DefaultMaxDepth: nil, DefaultMaxDepth + 1: ErrDepth} {
+			n := depth - test.deep
+			_, err := find(paths, test.open+strings.Repeat("[", n)+strings.Repeat("]", n)+test.close)
+			if !errors.Is(err, want) {
+				t.Errorf("%d in %s: %v, want %v", depth, test.open, err, want)
+			}
+		}
+	}
+}
+
 func TestCompilePathsRefuses(t *testing.T) {
 	for _, paths := range [][]string{{""}, {"a."}, {"a", "a"}, {"a.*", "a.b"}, {"a.b", "a.*"}} {
 		func() {
@@ -183,9 +200,7 @@ func FuzzWatcher(f *testing.F) {
 			return
 		}
 		w := paths.Watch(func(path int, k Kind, literal []byte) {
-			if len(literal) <= maxWatched {
-				got = append(got, fmt.Sprint(path, k, string(literal)))
-			}
+			got = append(got, fmt.Sprint(path, k, string(literal)))
 		})
 		for range 2 {
 			got = nil

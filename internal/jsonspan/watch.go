@@ -31,7 +31,7 @@ func (p *Paths) Watch(found func(path int, k Kind, literal []byte)) *Watcher {
 func (w *Watcher) Reset() {
 	w.scanner.Reset()
 	w.nodes, w.at = w.nodes[:0], &w.paths.root
-	w.read, w.token, w.long = 0, w.token[:0], false
+	w.read, w.token = 0, w.token[:0]
 }
 
 // Write takes the next piece of the text. It never fails: a text that is no JSON
@@ -75,7 +75,7 @@ func (w *Watcher) Write(piece []byte) (int, error) {
 			}
 			w.next()
 		}
-		w.token, w.long = w.token[:0], false
+		w.token = w.token[:0]
 	}
 }
 
@@ -97,11 +97,11 @@ func (w *Watcher) Gap(n int) {
 // if they are too many.
 func (w *Watcher) literal(piece []byte) []byte {
 	start, end := w.scanner.Span()
-	if start >= w.read {
-		return piece[start-w.read : end-w.read]
-	}
-	if w.long || int(end-start) > maxWatched {
+	switch {
+	case end-start > maxWatched:
 		return nil
+	case start >= w.read:
+		return piece[start-w.read : end-w.read]
 	}
 	w.token = append(w.token, piece[:end-w.read]...)
 	return w.token
@@ -114,7 +114,5 @@ func (w *Watcher) keep(piece []byte) {
 	}
 	start, _ := w.scanner.Span()
 	part := piece[max(start-w.read, 0):]
-	if w.long = w.long || len(w.token)+len(part) > maxWatched; !w.long {
-		w.token = append(w.token, part...)
-	}
+	w.token = append(w.token, part[:min(len(part), maxWatched-len(w.token))]...)
 }

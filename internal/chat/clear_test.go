@@ -1,0 +1,193 @@
+package chat
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// A toolTurn is a turn of one call and its result.
+type toolTurn struct{ tool, content string }
+
+func grown(turns []toolTurn) string {
+	var messages []string
+	for i, turn := range turns {
+		messages = append(messages, fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"call_%02d","function":{"name":%q}}]}`, i, turn.tool))
+		messages = append(messages, fmt.Sprintf(`{"role":"tool","tool_call_id":"call_%02d","content":%q}`, i, turn.content))
+	}
+	return `{"messages":[` + strings.Join(messages, ",") + `]}`
+}
+
+// boundaries is where the boundary is after each turn.
+func boundaries(t *testing.T, turns []toolTurn, p Policy) (after []int) {
+	t.Helper()
+	for n := range turns {
+		_, plan, err := run(t, []byte(grown(turns[:n+1])), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after = append(after, plan.Boundary)
+	}
+	return after
+}
+
+// T32, T33: the boundary moves by steps, and when a step masks enough.
+func TestBoundary(t *testing.T) {
+	read := toolTurn{"read", strings.Repeat("x", 400)} // 100 tokens
+	tiny := toolTurn{"read", "ok"}
+	failed := toolTurn{"read", "error: " + strings.Repeat("x", 400)}
+	todo := toolTurn{"todo", strings.Repeat("x", 400)}
+	list := func(turns ...toolTurn) []toolTurn { return turns }
+	of := func(n int, turn toolTurn) (turns []toolTurn) {
+		for range n {
+			turns = append(turns, turn)
+		}
+		return turns
+	}
+	for _, test := range []struct {
+		name  string
+		turns []toolTurn
+		p     Policy
+		want  []int
+	}{
+		{"slides", of(6, read), Policy{WindowTurns: 2}, []int{0, 0, 1, 2, 3, 4}},
+		{"by steps", of(9, read), Policy{WindowTurns: 2, StepTurns: 3}, []int{0, 0, 0, 0, 3, 3, 3, 6, 6}},
+		{"by a step as long as the window", of(8, read), Policy{WindowTurns: 4, StepTurns: 4}, []int{0, 0, 0, 0, 0, 0, 0, 4}},
+		{"when it pays", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 250}, []int{0, 0, 0, 0, 3, 3, 3, 6, 6}},
+		{"when it pays exactly", of(7, read), Policy{WindowTurns: 2, ClearAtLeast: 200}, []int{0, 0, 0, 2, 2, 4, 4}},
+		{"by steps that pay", of(9, read), Policy{WindowTurns: 2, StepTurns: 2, ClearAtLeast: 250}, []int{0, 0, 0, 0, 0, 4, 4, 4, 4}},
+		{"short results pay nothing", append(of(3, tiny), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, MinChars: 100}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
+		{"errors that are kept pay nothing", append(of(3, failed), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepErrors: true}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
+		{"errors that are not kept pay", of(5, failed), Policy{WindowTurns: 1, ClearAtLeast: 200}, []int{0, 0, 2, 2, 4}},
+		{"excluded tools pay nothing", list(todo, todo, todo, read, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200, ExcludeTools: []string{"to*"}}, []int{0, 0, 0, 0, 0, 5}},
+		{"the last of a tool pay nothing until they are", list(todo, read, read, read, read, todo, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepLastPerTool: 1},
+			// The todo of the first turn is free from the sixth turn on.
+			[]int{0, 0, 0, 3, 3, 5, 5, 7}},
+		{"enough that it never comes", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 1000}, []int{0, 0, 0, 0, 0, 0, 0, 0, 0}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := boundaries(t, test.turns, test.p); !reflect.DeepEqual(got, test.want) {
+				t.Errorf("boundary after each turn %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// T33 auto: √(2·P·G·(w−r)/r), with P tokens inside the window and G added per turn.
+func TestBoundaryThatPaysForItself(t *testing.T) {
+	const window, r, w = 3, 0.1, 1.25
+	var turns []toolTurn
+	for i := range 60 {
+		turns = append(turns, toolTurn{"read", strings.Repeat("x", 200+(i*7919)%3000)})
+	}
+	tokens := func(from, to int) float64 { // of the text of these turns
+		text := grown(turns[from:to])
+		return float64(len(text)-len(`{"messages":[]}`)) / 4
+	}
+	var want []int
+	boundary, steps := 0, 0
+	for n := 1; n <= len(turns); n++ {
+		if next := n - window; next > boundary {
+			freed := 0.0
+			for _, turn := range turns[boundary:next] {
+				freed += float64(len(turn.content)) / 4
+			}
+			p, g := tokens(next, n), tokens(0, n)/float64(n)
+			if freed >= math.Sqrt(2*p*g*(w-r)/r) {
+				boundary = next
+				steps++
+			}
+		}
+		want = append(want, boundary)
+	}
+	if steps < 3 {
+		t.Fatalf("%d steps", steps)
+	}
+	p := Policy{WindowTurns: window, ClearAtLeast: ClearAuto, ReadPrice: r, WritePrice: w}
+	if got := boundaries(t, turns, p); !reflect.DeepEqual(got, want) {
+		t.Errorf("boundary after each turn\n%v, want\n%v", got, want)
+	}
+
+	// What has been masked on the way here does not make it cheaper.
+	for n := range turns {
+		once, _, _ := run(t, []byte(grown(turns[:n+1])), p)
+		if _, plan, _ := run(t, once, p); plan.Boundary != want[n] || plan.Results > 0 {
+			t.Errorf("after %d turns, masked before: boundary %d, want %d, and %d results", n+1, plan.Boundary, want[n], plan.Results)
+		}
+	}
+}
+
+// T16: what is inside the content of a tool message is no result, whatever it says.
+func TestContentThatIsNoText(t *testing.T) {
+	for _, content := range []string{
+		`[{"type":"text","text":"x"}]`,
+		`[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"x"}]}]`,
+		`[{"type":"tool_result","tool_use_id":"a","content":"x"}]`,
+		`{"type":"text","text":"x","content":{"text":{"type":"text","text":"x"}}}`,
+		`null`, `1`, `true`, `[]`, `{}`,
+	} {
+		body := `{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":` + content +
+			`},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
+		if out, _, err := run(t, []byte(body), Policy{WindowTurns: 1}); string(out) != body || err != nil {
+			t.Errorf("%s became %s, %v", content, out, err)
+		}
+	}
+}
+
+// T10, T13: what stands in the place of a result.
+func TestTemplate(t *testing.T) {
+	for _, test := range []struct{ template, want string }{
+		{"<{tool_call_id}|{tool_name}|{original_chars}>", "<call_00|re\\\"ad|9>"},
+		{"{original_chars}{original_chars}", "99"},
+		{"quote \" backslash \\ line\nend\ttab\x01", `quote \" backslash \\ line\nend\ttab\u0001`},
+		{"nothing at all", "nothing at all"},
+		{"not UTF-8: \xff", "not UTF-8: \uFFFD"},
+	} {
+		template, err := ParseTemplate(test.template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		turns := []toolTurn{{`re"ad`, "some text"}, {"read", "x"}}
+		out, plan, _ := run(t, []byte(grown(turns)), Policy{WindowTurns: 1, Template: template})
+		want := strings.Replace(grown(turns), `"some text"`, `"`+test.want+`"`, 1)
+		if string(out) != want {
+			t.Errorf("%q: got %s\nwant %s", test.template, out, want)
+		}
+		if plan.Results != 1 || plan.Chars != 9 || plan.Saved != 9-len([]rune(unquoted(t, test.want))) {
+			t.Errorf("%q: %+v", test.template, plan)
+		}
+	}
+	for _, template := range []string{"", "{foo}", "{", "}", "a { b", "{tool_name", "tool_name}", "{{tool_name}}", "{Tool_Name}", "{ tool_name }", "{}"} {
+		if _, err := ParseTemplate(template); err == nil {
+			t.Errorf("%q was taken", template)
+		}
+	}
+}
+
+func unquoted(t *testing.T, spelled string) string {
+	t.Helper()
+	text, ok := referenceDecode([]byte(`"` + spelled + `"`)).(string)
+	if !ok {
+		t.Fatalf("%s is no string", spelled)
+	}
+	return text
+}
+
+// Allocations do not grow with the body: the edits and their texts, and that is all.
+func TestAllocations(t *testing.T) {
+	for _, size := range []int{300_000, 3_000_000} {
+		body := longConversation(size, "some line of a log\\n")
+		var c Conversation
+		p := Policy{WindowTurns: 8, KeepErrors: true}
+		if n := testing.AllocsPerRun(5, func() {
+			if c.Parse(body) != nil || c.Mask(&p).Results != 992 {
+				t.Fatal("not masked")
+			}
+			c.Release()
+		}); n > 3 {
+			t.Errorf("%v allocations for %d bytes", n, size)
+		}
+	}
+}
