@@ -136,6 +136,32 @@ func TestContentThatIsNoText(t *testing.T) {
 	}
 }
 
+// What is said after the results of a turn changes nothing about them.
+func TestBoundaryStaysWhenPeopleTalk(t *testing.T) {
+	p := Policy{WindowTurns: 8, ClearAtLeast: ClearAuto, MinChars: 800, ReadPrice: DefaultReadPrice, WritePrice: DefaultWritePrice}
+	var turns []toolTurn
+	for range 50 {
+		turns = append(turns, toolTurn{"read", strings.Repeat("x", 3000)})
+		body := grown(turns)
+		talk := `,{"role":"assistant","content":"Done."},{"role":"user","content":"` + strings.Repeat("y", 18_000) + `"}]}`
+		_, before, _ := run(t, []byte(body), p)
+		_, after, _ := run(t, []byte(strings.TrimSuffix(body, "]}")+talk), p)
+		if after.Boundary != before.Boundary || after.Results != before.Results || after.Broken {
+			t.Fatalf("after %d turns: %+v, then %+v", len(turns), before, after)
+		}
+	}
+}
+
+// A name that is repeated in the place of each of many results must not be long.
+func TestPlaceholdersAreShort(t *testing.T) {
+	body := `{"messages":[{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"` + strings.Repeat("n", 200_000) + `"}}]}` +
+		strings.Repeat(`,{"role":"tool","tool_call_id":"a","content":""}`, 5000) + `,{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
+	out, plan, err := run(t, []byte(body), Policy{WindowTurns: 1})
+	if err != nil || plan.Results != 5000 || len(out) > 3*len(body) {
+		t.Errorf("%d results masked, %d bytes of %d, %v", plan.Results, len(out), len(body), err)
+	}
+}
+
 // T10, T13: what stands in the place of a result.
 func TestTemplate(t *testing.T) {
 	for _, test := range []struct{ template, want string }{
@@ -143,6 +169,7 @@ func TestTemplate(t *testing.T) {
 		{"{original_chars}{original_chars}", "99"},
 		{"quote \" backslash \\ line\nend\ttab\x01", `quote \" backslash \\ line\nend\ttab\u0001`},
 		{"nothing at all", "nothing at all"},
+		{"{original_chars}0{tool_call_id}", "90call_00"},
 		{"not UTF-8: \xff", "not UTF-8: \uFFFD"},
 	} {
 		template, err := ParseTemplate(test.template)
@@ -154,6 +181,9 @@ func TestTemplate(t *testing.T) {
 		want := strings.Replace(grown(turns), `"some text"`, `"`+test.want+`"`, 1)
 		if string(out) != want {
 			t.Errorf("%q: got %s\nwant %s", test.template, out, want)
+		}
+		if again, plan, _ := run(t, out, Policy{WindowTurns: 1, Template: template}); plan.Results != 0 || string(again) != string(out) {
+			t.Errorf("%q: masked again: %s", test.template, again)
 		}
 		if plan.Results != 1 || plan.Chars != 9 || plan.Saved != 9-len([]rune(unquoted(t, test.want))) {
 			t.Errorf("%q: %+v", test.template, plan)

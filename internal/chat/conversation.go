@@ -45,8 +45,9 @@ type value struct {
 	numbered          bool
 }
 
-// maxBody is what the numbers of a value can tell.
-const maxBody = math.MaxInt32
+// MaxBody is how many bytes a request may have: what the numbers of a value can
+// tell.
+const MaxBody = math.MaxInt32
 
 // A turn is what the model asks for at once, and what follows up to the next turn.
 type turn struct {
@@ -194,6 +195,7 @@ const (
 	toolResult
 	functionCall
 	functionCallOutput
+	otherOutput // of another kind of call
 )
 
 // Parse reads the body of a request, which must stay as it is while c is used.
@@ -202,7 +204,7 @@ const (
 func (c *Conversation) Parse(body []byte) error {
 	c.reset()
 	c.body = body
-	if len(body) > maxBody {
+	if len(body) > MaxBody {
 		return ErrShape
 	}
 	if c.found == nil {
@@ -211,7 +213,8 @@ func (c *Conversation) Parse(body []byte) error {
 	if err := paths.Find(body, c.found); err != nil {
 		return err
 	}
-	if c.list.strange || (c.list.messages == jsonspan.BeginArray) == (c.list.input == jsonspan.BeginArray) {
+	if c.list.strange || c.list.messages == jsonspan.BeginObject || c.list.input == jsonspan.BeginObject ||
+		(c.list.messages == jsonspan.BeginArray) == (c.list.input == jsonspan.BeginArray) {
 		return ErrShape
 	}
 	return nil
@@ -225,7 +228,10 @@ func (c *Conversation) Release() {
 
 // Oversized reports whether c has grown so much that it is better not kept.
 func (c *Conversation) Oversized() bool {
-	return cap(c.results) > 1<<14 || cap(c.calls) > 1<<14 || cap(c.texts) > 1<<14 || cap(c.scratch) > 1<<20
+	m := &c.message
+	things := cap(c.turns) + cap(c.calls) + cap(c.results) + cap(c.texts) + cap(c.spelled) + cap(c.known) + cap(c.tools) +
+		cap(m.calls) + cap(m.uses) + cap(m.results) + c.ids.cap() + c.names.cap()
+	return things > 1<<16 || cap(c.decoded)+cap(c.scratch) > 1<<20
 }
 
 func (c *Conversation) reset() {
@@ -353,10 +359,13 @@ func (c *Conversation) endMessage(v value) {
 		c.texts = c.texts[:m.texts]
 		c.block = block{texts: m.texts, strange: true} // a list is none of its results, even of texts
 		c.results = append(c.results, c.result(m.id, m.content))
+		c.endTurn(v)
 	case user:
-		c.results = append(c.results, m.results...)
+		if len(m.results) > 0 {
+			c.results = append(c.results, m.results...)
+			c.endTurn(v)
+		}
 	}
-	c.endTurn(v)
 	c.nextMessage()
 }
 
@@ -374,16 +383,17 @@ func (c *Conversation) endItem(v value) {
 		c.list.spoke = !c.list.open
 		if c.hasText(m.id) {
 			c.calls = append(c.calls, c.call(m.id, m.name))
+			c.endTurn(v)
 		}
 	case m.kind == functionCallOutput:
 		c.list.open = false
 		c.results = append(c.results, c.result(m.id, c.block.content))
+		c.endTurn(v)
 	case m.role == assistant:
 		c.list.spoke = true
-	case m.role != noWord:
+	case m.role != noWord, m.kind == otherOutput:
 		c.list.open = false
 	}
-	c.endTurn(v)
 	c.nextMessage()
 }
 
@@ -407,12 +417,13 @@ func (c *Conversation) result(id, content value) result {
 }
 
 func (c *Conversation) beginTurn(v value) {
-	c.turns = append(c.turns, turn{start: v.start, calls: int32(len(c.calls)), results: int32(len(c.results))})
+	c.turns = append(c.turns, turn{start: v.start, end: v.end, calls: int32(len(c.calls)), results: int32(len(c.results))})
 	c.list.spoke = false
 }
 
-// endTurn notes that the last turn reaches at least to the end of v. It is not
-// where the next one begins: that is not yet known when the last turn is the last.
+// endTurn notes that the last turn reaches at least to the end of v. What people
+// say after its results is none of it: it comes later, and must not undo what was
+// decided when the results came.
 func (c *Conversation) endTurn(v value) {
 	if n := len(c.turns); n > 0 {
 		c.turns[n-1].end = v.end
@@ -449,6 +460,9 @@ func (c *Conversation) word(v value) word {
 	case "function_call_output":
 		return functionCallOutput
 	}
+	if bytes.HasSuffix(body, []byte("_output")) {
+		return otherOutput
+	}
 	return otherWord
 }
 
@@ -466,10 +480,14 @@ func (c *Conversation) hasText(v value) bool {
 	return v.kind == jsonspan.String && v.end-v.start > 2
 }
 
+// maxName is how many characters the name of a tool may have. Providers allow 64 to
+// 128; a longer one, repeated in the place of each result, would be no placeholder.
+const maxName = 256
+
 // call makes a call, whose tool may have no name.
 func (c *Conversation) call(id, name value) call {
 	tool := int32(noSymbol)
-	if c.hasText(name) {
+	if c.hasText(name) && name.chars <= maxName {
 		tool = c.names.number(c.decode(name))
 		if int(tool) == len(c.spelled) {
 			c.spelled = append(c.spelled, name)

@@ -3,6 +3,7 @@ package chat
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math/bits"
 	"strings"
 	"unicode/utf8"
@@ -64,10 +65,10 @@ func (c *Conversation) saysError(text []byte) bool {
 		says = says || path == 0 ||
 			v.Kind == jsonspan.String && strings.EqualFold(string(jsonspan.AppendText(nil, v.Body(text))), "error")
 	})
-	if err != nil { // it was no JSON after all
+	if err != nil && !errors.Is(err, jsonspan.ErrDuplicate) { // it was no JSON after all
 		return bytes.Contains(text, []byte(`"error"`))
 	}
-	return says
+	return says || err != nil // who says it twice may mean the one or the other
 }
 
 // looksLikeJSON reports whether a text begins as an object or a list.
@@ -267,6 +268,9 @@ func spellsLetters(body []byte) bool {
 		i := bytes.Index(body, []byte(`\u00`))
 		if i < 0 {
 			return false
+		}
+		if i+6 > len(body) { // of an escaped backslash, and then the text ends
+			return true
 		}
 		switch body[i+4] {
 		case '4', '5', '6', '7', '0': // letters, underscore and brackets; line ends and tab

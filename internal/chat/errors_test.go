@@ -38,6 +38,25 @@ func TestErrorsAtEveryPlace(t *testing.T) {
 	}
 }
 
+func TestErrorsThatAreOddlySpelled(t *testing.T) {
+	for spelled, want := range map[string]bool{
+		`"\u00e9 \\u00"`:                        false,
+		`"\u00e9 \\u002"`:                       false,
+		`"\u00e9 \\u0065rror"`:                  false,
+		`"\u00e9 \\\u0065rror"`:                 false,
+		`"\u00e9 \n\u0065rror"`:                 true,
+		`"\\\u0074imeout"`:                      true,
+		`"\ud83d\u0065xception"`:                true,
+		`"{\"status\":1,\"status\":\"ERROR\"}"`: true, // who knows
+		`"{\"error\":1,\"error\":2}"`:           true,
+		`"\u007b\"error\":1}"`:                  true,
+	} {
+		if got := judgedError(t, spelled); got != want {
+			t.Errorf("%s: error %t, want %t", spelled, got, want)
+		}
+	}
+}
+
 // judgedError is what this package says of a string, spelled as JSON.
 func judgedError(t *testing.T, spelled string) bool {
 	t.Helper()

@@ -25,6 +25,7 @@ func FuzzConversation(f *testing.F) {
 	} {
 		f.Add([]byte(body), uint64(0))
 	}
+	f.Add([]byte(`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"\u00e9 \\u00"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`), uint64(3))
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
 		p := policy(rand.New(rand.NewPCG(seed, 3)))
 		out, _, err := run(t, body, p)
@@ -37,6 +38,27 @@ func FuzzConversation(f *testing.F) {
 		compare(t, body, p)
 		if again, plan, err := run(t, out, p); err != nil || plan.Results > 0 || !bytes.Equal(again, out) {
 			t.Errorf("masked again: %d results, %v", plan.Results, err)
+		}
+	})
+}
+
+// FuzzUsage takes anything for an answer, in pieces of any size.
+func FuzzUsage(f *testing.F) {
+	f.Add([]byte("data: {\"usage\": {\"prompt_tokens\": 12\ndata: }}\n\n"), 3, true)
+	f.Add([]byte(`{"usage":{"input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`), 5, false)
+	f.Fuzz(func(t *testing.T, answer []byte, size int, stream bool) {
+		if size < 1 {
+			return
+		}
+		whole, pieces := NewUsageReader(stream), NewUsageReader(stream)
+		_, _ = whole.Write(answer)
+		for rest := answer; len(rest) > 0; {
+			n := min(size, len(rest))
+			_, _ = pieces.Write(rest[:n])
+			rest = rest[n:]
+		}
+		if whole.Usage() != pieces.Usage() {
+			t.Errorf("%+v as a whole, %+v by %d bytes", whole.Usage(), pieces.Usage(), size)
 		}
 	})
 }

@@ -246,31 +246,50 @@ const maxDigits = 12
 // match reports whether text is the template, filled in for this call, and what
 // it then says of the length of the original; 0 if it says nothing.
 func (t *Template) match(text, id, tool []byte) (chars int, ok bool) {
+	if t.uses[originalChars] == 0 {
+		return 0, t.is(text, id, tool, nil)
+	}
+	// The number is where the first one stands, however many digits it has.
+	at := text
 	for _, p := range t.parts {
-		switch p.variable {
-		case none:
-			if len(text) < len(p.text) || string(text[:len(p.text)]) != p.text {
-				return 0, false
-			}
-			text = text[len(p.text):]
-		case toolCallID:
-			if text, ok = bytes.CutPrefix(text, id); !ok {
-				return 0, false
-			}
-		case toolName:
-			if text, ok = bytes.CutPrefix(text, tool); !ok {
-				return 0, false
-			}
-		case originalChars:
-			n := 0
-			for chars = 0; n < len(text) && n < maxDigits && '0' <= text[n] && text[n] <= '9'; n++ {
-				chars = 10*chars + int(text[n]-'0')
-			}
-			if n == 0 {
-				return 0, false
-			}
-			text = text[n:]
+		if p.variable == originalChars {
+			break
+		}
+		if at, ok = p.cut(at, id, tool, nil); !ok {
+			return 0, false
 		}
 	}
-	return chars, len(text) == 0
+	for n := 1; n <= min(len(at), maxDigits) && '0' <= at[n-1] && at[n-1] <= '9'; n++ {
+		chars = 10*chars + int(at[n-1]-'0')
+		if t.is(text, id, tool, at[:n]) {
+			return chars, true
+		}
+	}
+	return 0, false
+}
+
+// is reports whether text is the template with these values.
+func (t *Template) is(text, id, tool, digits []byte) (ok bool) {
+	for _, p := range t.parts {
+		if text, ok = p.cut(text, id, tool, digits); !ok {
+			return false
+		}
+	}
+	return len(text) == 0
+}
+
+// cut returns what comes after the part, if text begins with it.
+func (p *part) cut(text, id, tool, digits []byte) ([]byte, bool) {
+	switch p.variable {
+	case toolCallID:
+		return bytes.CutPrefix(text, id)
+	case toolName:
+		return bytes.CutPrefix(text, tool)
+	case originalChars:
+		return bytes.CutPrefix(text, digits)
+	}
+	if len(text) < len(p.text) || string(text[:len(p.text)]) != p.text {
+		return nil, false
+	}
+	return text[len(p.text):], true
 }

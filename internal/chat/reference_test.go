@@ -32,7 +32,9 @@ func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) 
 	}
 	messages, hasMessages := root["messages"].([]any)
 	input, hasInput := root["input"].([]any)
-	if hasMessages == hasInput {
+	_, isObject = root["messages"].(map[string]any)
+	_, isObject2 := root["input"].(map[string]any)
+	if hasMessages == hasInput || isObject || isObject2 {
 		return body, 0, false, false
 	}
 	for _, item := range slices.Concat(messages, input) {
@@ -132,12 +134,12 @@ func referenceMessages(messages []any) referenceConversation {
 			for _, e := range elements {
 				if call, isObject := e.(map[string]any); isObject {
 					function, _ := call["function"].(map[string]any)
-					calls = append(calls, referenceCall{id: referenceText(call["id"]), name: referenceText(function["name"])})
+					calls = append(calls, referenceCall{id: referenceText(call["id"]), name: referenceName(function["name"])})
 				}
 			}
 			for _, b := range blocks {
 				if block, isObject := b.(map[string]any); isObject && block["type"] == "tool_use" {
-					calls = append(calls, referenceCall{id: referenceText(block["id"]), name: referenceText(block["name"])})
+					calls = append(calls, referenceCall{id: referenceText(block["id"]), name: referenceName(block["name"])})
 				}
 			}
 			calls = slices.DeleteFunc(calls, func(call referenceCall) bool { return call.id == "" })
@@ -184,7 +186,7 @@ func referenceInput(input []any) referenceConversation {
 					open = true
 				}
 				c.calls = append(c.calls, referenceCall{
-					item: i, turn: len(c.turns) - 1, id: id, name: referenceText(item["name"]),
+					item: i, turn: len(c.turns) - 1, id: id, name: referenceName(item["name"]),
 				})
 			}
 			c.answered = !open // a call without an id among others is one of them
@@ -195,11 +197,19 @@ func referenceInput(input []any) referenceConversation {
 			})
 		case role == "assistant":
 			c.answered = true
-		case hasRole:
+		case hasRole, strings.HasSuffix(referenceText(item["type"]), "_output"):
 			open = false
 		}
 	}
 	return c
+}
+
+// referenceName returns the name of a tool, if it is one.
+func referenceName(v any) string {
+	if name := referenceText(v); utf8.RuneCountInString(name) <= 256 {
+		return name
+	}
+	return ""
 }
 
 // referenceText returns a string, or nothing if v is none.

@@ -47,6 +47,9 @@ func (s *symbols) grow() {
 	}
 }
 
+// cap returns how many texts and slots there is room for.
+func (s *symbols) cap() int { return cap(s.texts) + cap(s.slots) }
+
 // reset forgets all texts and keeps the room for others.
 func (s *symbols) reset() {
 	clear(s.texts)

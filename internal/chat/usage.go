@@ -29,14 +29,14 @@ type UsageReader struct {
 type figure uint8
 
 const (
-	promptTokens     figure = iota // with those from the cache
-	promptCached                   //
-	completionTokens               //
-	inputTokens                    // with those from the cache, or without: see Usage
-	inputCached                    //
-	cacheRead                      //
-	cacheWrite                     //
-	outputTokens                   //
+	promptTokens figure = iota // those from the cache included
+	promptCached
+	completionTokens
+	inputTokens // those from the cache included, or not: see Usage
+	inputCached
+	cacheRead
+	cacheWrite
+	outputTokens
 	figures
 )
 

@@ -27,6 +27,7 @@ func TestUsage(t *testing.T) {
 			Usage{Input: 1000, Cached: 800, Output: 20}},
 		{"a stream of responses", true, "event: response.completed\ndata: {\"type\":\"response.completed\",\ndata: \"response\":{\"usage\":{\"input_tokens\":1000,\"input_tokens_details\":{\"cached_tokens\":800},\"output_tokens\":20}}}\n\n",
 			Usage{Input: 1000, Cached: 800, Output: 20}},
+		{"events of several lines", true, "data: {\"usage\": {\"prompt_tokens\": 12\ndata: ,\"completion_tokens\":\ndata: 3\ndata: }}\n\n", Usage{Input: 12, Output: 3}},
 		{"figures that are none", false, `{"usage":{"prompt_tokens":"10","completion_tokens":-1,"input_tokens":1.5,"output_tokens":99999999999999999999}}`, Usage{}},
 		{"usage elsewhere", false, `{"data":{"usage":{"prompt_tokens":10}},"usage":[{"prompt_tokens":10}]}`, Usage{}},
 		{"no JSON", false, `<html>`, Usage{}},

@@ -100,6 +100,8 @@ func (w *Watcher) literal(piece []byte) []byte {
 	switch {
 	case end-start > maxWatched:
 		return nil
+	case end <= w.read: // a number that a gap has ended
+		return w.token
 	case start >= w.read:
 		return piece[start-w.read : end-w.read]
 	}

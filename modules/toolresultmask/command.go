@@ -88,8 +88,13 @@ func configured(file, adapter, route string) (*Handler, error) {
 			chosen = append(chosen, handler)
 		}
 	}
-	if len(chosen) != 1 {
-		return nil, fmt.Errorf("%s has %d tool_result_mask with the route %q; --route chooses one", file, len(chosen), route)
+	switch {
+	case len(found) == 0:
+		return nil, fmt.Errorf("%s has no tool_result_mask", file)
+	case len(chosen) == 0:
+		return nil, fmt.Errorf("%s has no tool_result_mask with the route %q", file, route)
+	case len(chosen) > 1:
+		return nil, fmt.Errorf("%s has %d tool_result_mask to choose from; --route names one", file, len(chosen))
 	}
 	if err := chosen[0].compile(); err != nil {
 		return nil, err
@@ -142,12 +147,18 @@ func handlers(config any, found [][]byte) [][]byte {
 // show writes what would be sent, and what was done to it.
 func (h *Handler) show(body []byte, sent, told io.Writer) error {
 	var c chat.Conversation
-	err := c.Parse(body)
+	var err error
+	switch {
+	case h.Enabled != nil && !*h.Enabled:
+		err = errors.New("enabled is off")
+	case int64(len(body)) > h.BufferLimit:
+		err = errors.New("larger than buffer_limit")
+	default:
+		err = c.Parse(body)
+	}
 	if err != nil {
-		if _, err := sent.Write(body); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintf(told, "not masked: %v\n", err)
+		fmt.Fprintf(told, "not masked: %v\n", err)
+		_, err = sent.Write(body)
 		return err
 	}
 	plan := c.Mask(&h.policy)

@@ -23,14 +23,27 @@ import (
 type exchange struct {
 	caddyhttp.ResponseWriterWrapper
 	handler *Handler
-	plan    chat.Plan // what was done to the request
-	passed  reason    // why nothing could be done
+	masked  masked
+	passed  reason // why nothing could be done
 
 	answered bool
 	usage    *chat.UsageReader
 	body     io.Writer         // takes the answer, or nil
 	decoder  *httpbody.Decoder // body, if the answer is encoded
 	told     chat.Usage
+}
+
+// masked is what was done to a request.
+type masked struct {
+	turns, results, saved int
+	broken                bool
+}
+
+// add adds what another handler has done to the same request.
+func (m *masked) add(other masked) {
+	m.results += other.results
+	m.saved += other.saved
+	m.broken = m.broken || other.broken
 }
 
 // A reason is why a request passes as it is: a label of metrics.
@@ -45,46 +58,55 @@ const (
 	otherShape  reason = "shape"
 )
 
-// mask returns r as it is to be sent on.
-func (x *exchange) mask(r *http.Request) *http.Request {
+// mask makes r what is to be sent on. It is r itself that changes, for whoever
+// deals with it when the next handlers have failed has nothing else.
+func (x *exchange) mask(r *http.Request) {
 	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
-		return r
+		return
 	}
 	limit := x.handler.BufferLimit
 	if r.ContentLength > limit {
 		x.pass(tooLarge, nil)
-		return r
+		return
 	}
 	raw, err := readBody(r, limit)
 	switch {
 	case err != nil:
 		x.pass(unreadable, err)
-		return withBody(r, io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body)
+		r.Body = body{io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body}
+		return
 	case int64(len(raw)) > limit:
 		x.pass(tooLarge, nil)
-		return withBody(r, io.MultiReader(bytes.NewReader(raw), r.Body), r.Body)
+		r.Body = body{io.MultiReader(bytes.NewReader(raw), r.Body), r.Body}
+		return
 	}
-	r2 := withBody(r, bytes.NewReader(raw), r.Body)
-	r2.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
+	setBody(r, func() io.Reader { return bytes.NewReader(raw) })
 
 	text, err := decoded(raw, httpbody.Encoding(r.Header), limit)
-	if err != nil {
+	switch {
+	case err == errTooLarge:
+		x.pass(tooLarge, err)
+		return
+	case err != nil:
 		x.pass(badEncoding, err)
-		return r2
+		return
 	}
 	edits := x.decide(text)
 	if len(edits) == 0 {
-		return r2
+		return
 	}
-	masked := func() *jsonspan.Reader { return jsonspan.NewReader(text, edits) }
-	r2.Body = body{masked(), r.Body}
-	r2.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(masked()), nil }
-	r2.ContentLength = int64(masked().Len())
-	r2.TransferEncoding = nil
-	r2.Header = r.Header.Clone()
-	httpbody.DropDescription(r2.Header)
-	r2.Header.Set("Content-Length", strconv.FormatInt(r2.ContentLength, 10))
-	return r2
+	setBody(r, func() io.Reader { return jsonspan.NewReader(text, edits) })
+	r.ContentLength = int64(jsonspan.NewReader(text, edits).Len())
+	r.TransferEncoding = nil
+	httpbody.DropDescription(r.Header)
+	httpbody.DropDescription(r.Trailer)
+	r.Header.Set("Content-Length", strconv.FormatInt(r.ContentLength, 10))
+}
+
+// setBody gives r a body that can be read again by those who know how.
+func setBody(r *http.Request, content func() io.Reader) {
+	r.Body = body{content(), r.Body}
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(content()), nil }
 }
 
 // decide returns what to change in a conversation.
@@ -100,15 +122,16 @@ func (x *exchange) decide(text []byte) []jsonspan.Edit {
 		x.pass(whyNot(err), err)
 		return nil
 	}
-	x.plan = c.Mask(&x.handler.policy)
-	if x.plan.Results > 0 {
-		maskedResults.WithLabelValues().Add(float64(x.plan.Results))
-		savedChars.WithLabelValues().Add(float64(max(x.plan.Saved, 0)))
+	plan := c.Mask(&x.handler.policy)
+	x.masked = masked{plan.Turns, plan.Results, plan.Saved, plan.Broken}
+	if plan.Results > 0 {
+		maskedResults.WithLabelValues().Add(float64(plan.Results))
+		savedChars.WithLabelValues().Add(float64(max(plan.Saved, 0)))
 	}
-	if x.plan.Broken {
+	if plan.Broken {
 		prefixBreaks.WithLabelValues().Inc()
 	}
-	return x.plan.Edits
+	return plan.Edits
 }
 
 var conversations = sync.Pool{New: func() any { return new(chat.Conversation) }}
@@ -145,10 +168,7 @@ func readBody(r *http.Request, limit int64) ([]byte, error) {
 	for int64(len(raw)) <= limit {
 		if len(raw) == cap(raw) {
 			larger := min(2*int64(cap(raw)), limit+1)
-			if r.ContentLength >= 0 {
-				larger = r.ContentLength + 1
-			}
-			raw = append(make([]byte, 0, larger), raw...)
+			raw = append(make([]byte, 0, max(larger, r.ContentLength+1)), raw...)
 		}
 		n, err := r.Body.Read(raw[len(raw):cap(raw)])
 		raw = raw[:len(raw)+n]
@@ -177,18 +197,12 @@ func decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
 	defer r.Close()
 	text, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(text)) > limit {
-		err = errors.New("too large")
+		err = errTooLarge
 	}
 	return text, err
 }
 
-// withBody returns r with another body.
-func withBody(r *http.Request, content io.Reader, closer io.Closer) *http.Request {
-	r2 := new(http.Request)
-	*r2 = *r
-	r2.Body = body{content, closer}
-	return r2
-}
+var errTooLarge = errors.New("larger than the limit when decoded")
 
 // A body closes the one that it stands for.
 type body struct {
@@ -203,15 +217,18 @@ func (b broken) Read([]byte) (int, error) { return 0, b.err }
 
 // WriteHeader looks at what the answer is.
 func (x *exchange) WriteHeader(status int) {
-	if !x.answered && (status >= 200 || status == http.StatusSwitchingProtocols) {
-		x.answered = true
+	if status >= 200 || status == http.StatusSwitchingProtocols {
 		x.observe()
 	}
 	x.ResponseWriter.WriteHeader(status)
 }
 
-// observe prepares to read the usage.
+// observe prepares to read the usage, once the header of the answer is known.
 func (x *exchange) observe() {
+	if x.answered {
+		return
+	}
+	x.answered = true
 	media := httpbody.TypeOf(x.Header().Get("Content-Type"))
 	if media == httpbody.Other {
 		return
@@ -229,9 +246,7 @@ func (x *exchange) observe() {
 
 // Write passes the next bytes of the answer on before it looks at them.
 func (x *exchange) Write(p []byte) (int, error) {
-	if !x.answered {
-		x.WriteHeader(http.StatusOK)
-	}
+	x.observe()
 	n, err := x.ResponseWriter.Write(p)
 	if x.body != nil {
 		if _, err := x.body.Write(p[:n]); err != nil {
@@ -244,9 +259,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 // ReadFrom keeps io.Copy from finding the ReadFrom of the writer below, which
 // would pass the answer by.
 func (x *exchange) ReadFrom(r io.Reader) (int64, error) {
-	if !x.answered {
-		x.WriteHeader(http.StatusOK)
-	}
+	x.observe()
 	if x.body == nil {
 		return x.ResponseWriterWrapper.ReadFrom(r)
 	}
@@ -301,14 +314,14 @@ func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if x.passed != "" {
 		enc.AddString("mcp_conversation_passed", string(x.passed))
 	}
-	if x.plan.Turns > 0 {
-		enc.AddInt("mcp_turns", x.plan.Turns)
+	if x.masked.turns > 0 {
+		enc.AddInt("mcp_turns", x.masked.turns)
 	}
-	if x.plan.Results > 0 {
-		enc.AddInt("mcp_tool_results_masked", x.plan.Results)
-		enc.AddInt("mcp_tool_result_chars_saved", x.plan.Saved)
+	if x.masked.results > 0 {
+		enc.AddInt("mcp_tool_results_masked", x.masked.results)
+		enc.AddInt("mcp_tool_result_chars_saved", x.masked.saved)
 	}
-	if x.plan.Broken {
+	if x.masked.broken {
 		enc.AddBool("mcp_prompt_prefix_break", true)
 	}
 	for _, tokens := range x.tokens() {

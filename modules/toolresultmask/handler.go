@@ -51,8 +51,9 @@ type Handler struct {
 	WindowTurns *int `json:"window_turns,omitempty"`
 
 	// Leave old results alone that look like errors: they mention a traceback, an
-	// exception, a timeout or a failed connection, have a line that begins with
-	// "error", or are JSON with an "error". Default: true
+	// exception, a timeout, connect_error or a refused connection, have a line
+	// that begins with "error", are JSON with a key "error" or the status "error",
+	// or say is_error. Default: true
 	KeepErrors *bool `json:"keep_errors,omitempty"`
 
 	// How many of the last results of each tool are kept, however old. 0 or less:
@@ -145,7 +146,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.compile(); err != nil {
 		return err
 	}
-	if !h.policy.Template.NamesCall() {
+	if h.PlaceholderTemplate != "" && !h.policy.Template.NamesCall() {
 		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
 			zap.String("placeholder_template", h.policy.Template.String()))
 	}
@@ -164,7 +165,6 @@ func (h *Handler) compile() error {
 		ClearAtLeast:    int(h.ClearAtLeast),
 		ReadPrice:       chat.DefaultReadPrice,
 		WritePrice:      chat.DefaultWritePrice,
-		Template:        chat.DefaultTemplate,
 	}
 	if h.WindowTurns != nil {
 		h.policy.WindowTurns = *h.WindowTurns
@@ -197,6 +197,8 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("min_mask_chars: %d is negative", h.MinMaskChars)
 	case h.BufferLimit < 0:
 		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
+	case h.BufferLimit > chat.MaxBody:
+		return fmt.Errorf("buffer_limit: %d is more than %d, the largest request that can be masked", h.BufferLimit, chat.MaxBody)
 	case p.ReadPrice < 0 || p.WritePrice < 0:
 		return fmt.Errorf("cache_prices: %g and %g, but prices are positive", p.ReadPrice, p.WritePrice)
 	case p.ReadPrice >= p.WritePrice:
@@ -219,11 +221,23 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		handler:               h,
 	}
+	x.mask(r)
+	if outer, ok := caddyhttp.GetVar(r.Context(), exchangeVar).(*exchange); ok {
+		// There is one of us in front. It watches the answer, and the log is its.
+		outer.masked.add(x.masked)
+		return next.ServeHTTP(w, r)
+	}
+	caddyhttp.SetVar(r.Context(), exchangeVar, x)
 	telemetry.JoinAccessLog(r, x)
-	// Also when reverse_proxy panics because one side has died in mid-body.
-	defer x.finish()
-	return next.ServeHTTP(x, x.mask(r))
+	defer func() { // also when reverse_proxy panics because one side has died in mid-body
+		caddyhttp.SetVar(r.Context(), exchangeVar, nil)
+		x.finish()
+	}()
+	return next.ServeHTTP(x, r)
 }
+
+// exchangeVar is the variable of a request that has its exchange.
+const exchangeVar = "tool_result_mask.exchange"
 
 // postsJSON reports whether the body of r may be JSON. One without a type may.
 func postsJSON(r *http.Request) bool {

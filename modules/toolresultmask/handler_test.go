@@ -149,6 +149,21 @@ func TestRequestPasses(t *testing.T) {
 	})
 }
 
+// Who deals with a request when the next handlers have failed has the one that they
+// were given: masked, and with a body.
+func TestRequestIsStillThereAfterAnError(t *testing.T) {
+	for _, body := range []string{turns("AAAA", "BBBB"), turns("AAAA")} {
+		failure := errors.New("no upstream")
+		w := httptest.NewRecorder()
+		r := caddyhttp.PrepareRequest(post(body), caddy.NewReplacer(), w, new(caddyhttp.Server))
+		err := provision(t, `{"window_turns":1}`).ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return failure }))
+		left, _ := io.ReadAll(r.Body)
+		if want := strings.Replace(body, `"AAAA"},{`, `"`+placeholder+`"},{`, 1); err != failure || string(left) != want || r.ContentLength != int64(len(want)) {
+			t.Errorf("%v, %d %s", err, r.ContentLength, left)
+		}
+	}
+}
+
 // T24: of a request that breaks off, what has come passes, and where it broke off is
 // where it breaks off for the next handler.
 func TestRequestThatBreaksOff(t *testing.T) {
@@ -195,6 +210,11 @@ func TestReadBodyOfAnySize(t *testing.T) {
 		}
 	}
 	r := post(whole)
+	r.ContentLength = 5 // somebody has replaced the body
+	if raw, err := readBody(r, 3<<20); string(raw) != whole || err != nil {
+		t.Errorf("read %d bytes, %v", len(raw), err)
+	}
+	r = post(whole)
 	r.ContentLength = -1
 	if raw, err := readBody(r, 2<<20); len(raw) != 2<<20+1 || err != nil {
 		t.Errorf("read %d bytes beyond a limit of 2 MiB, %v", len(raw), err)

@@ -4,7 +4,7 @@ import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetr
 
 var (
 	maskedResults       = telemetry.NewCounter("tool_results_masked_total", "Old tool results sent to a model as placeholders.")
-	savedChars          = telemetry.NewCounter("tool_result_chars_saved_total", "Characters by which requests to models became shorter.")
+	savedChars          = telemetry.NewCounter("tool_result_chars_saved_total", "Characters by which requests to models became shorter; those that became longer count as none.")
 	prefixBreaks        = telemetry.NewCounter("prompt_prefix_breaks_total", "Requests whose beginning differs from that of the turn before.")
 	passedConversations = telemetry.NewCounter("conversations_passed_total", "Requests that could not be masked and passed as they were.", "reason")
 	usageTokens         = telemetry.NewCounter("usage_tokens_total", "Tokens that models have told to have used: input, of these cached and cache_write, and output.", "route", "type")
