@@ -63,6 +63,50 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		{"recover with a duplicate ttl", mask(block("recover", "ttl 1h", "ttl 2h")), "ttl is given twice"},
 		{"recover with duplicate max_entries", mask(block("recover", "max_entries 1", "max_entries 2")), "max_entries is given twice"},
 		{"recover with duplicate max_bytes", mask(block("recover", "max_bytes 1MiB", "max_bytes 2MiB")), "max_bytes is given twice"},
+		{"T13 a template with an unknown variable", conversationMask("placeholder_template {foo}"), "placeholder_template: unknown variable {foo}"},
+		{"T13 a template with a brace that is not closed", conversationMask(`placeholder_template "{tool_call_id"`), "placeholder_template: "},
+		{"T13 a template with a brace that was not opened", conversationMask(`placeholder_template "tool_call_id}"`), "placeholder_template: "},
+		{"T13 a template with a brace in braces", conversationMask(`placeholder_template "{{tool_call_id}}"`), "placeholder_template: "},
+		{"T13 an empty template", conversationMask(`placeholder_template ""`), "placeholder_template is empty"},
+		{"T13 no template", conversationMask("placeholder_template"), "after 'placeholder_template'"},
+		{"T13 a template without quotes", conversationMask("placeholder_template gone for good"), "wrong argument count"},
+		{"T3 window_turns that is no number", conversationMask("window_turns many"), `window_turns: "many" is not a whole number`},
+		{"T3 window_turns without a value", conversationMask("window_turns"), "after 'window_turns'"},
+		{"T3 window_turns twice", conversationMask("window_turns 1", "window_turns 2"), "window_turns is given twice"},
+		{"T2 enabled that is neither on nor off", conversationMask("enabled maybe"), "enabled is on or off"},
+		{"T2 enabled twice", conversationMask("enabled", "enabled off"), "enabled is given twice"},
+		{"T17 keep_errors that is neither on nor off", conversationMask("keep_errors 1"), "keep_errors is on or off"},
+		{"T17 keep_errors twice", conversationMask("keep_errors on", "keep_errors on"), "keep_errors is given twice"},
+		{"T20 keep_last_k_per_tool that is no number", conversationMask("keep_last_k_per_tool all"), `keep_last_k_per_tool: "all" is not a whole number`},
+		{"T20 keep_last_k_per_tool twice", conversationMask("keep_last_k_per_tool 1", "keep_last_k_per_tool 1"), "keep_last_k_per_tool is given twice"},
+		{"T32 negative step_turns", conversationMask("step_turns -1"), "step_turns: -1 is negative"},
+		{"T32 step_turns of nothing", conversationMask("step_turns 0"), "step_turns: 0"},
+		{"T32 step_turns that is no number", conversationMask("step_turns 1.5"), `step_turns: "1.5" is not a whole number`},
+		{"T33 negative clear_at_least", conversationMask("clear_at_least -1"), `clear_at_least: "-1" is neither`},
+		{"T33 clear_at_least that is another word", conversationMask("clear_at_least most"), `clear_at_least: "most" is neither`},
+		{"T33 clear_at_least without a value", conversationMask("clear_at_least"), "after 'clear_at_least'"},
+		{"T33 clear_at_least twice", conversationMask("clear_at_least 1", "clear_at_least auto"), "clear_at_least is given twice"},
+		{"T33 one of the cache_prices", conversationMask("cache_prices 0.1"), "wrong argument count"},
+		{"T33 three cache_prices", conversationMask("cache_prices 0.1 1.25 2"), "wrong argument count"},
+		{"T33 cache_prices that are no numbers", conversationMask("cache_prices 0.1 dear"), `cache_prices: "dear" is not a price`},
+		{"T33 cache_prices that are no finite numbers", conversationMask("cache_prices NaN Inf"), `cache_prices: "NaN" is not a price`},
+		{"T33 cache_prices of nothing", conversationMask("cache_prices 0 1"), `cache_prices: "0" is not a price`},
+		{"T33 negative cache_prices", conversationMask("cache_prices 0.1 -1"), `cache_prices: "-1" is not a price`},
+		{"T33 a cache that saves nothing", conversationMask("cache_prices 1 1"), "cache_prices: reading at 1 is no cheaper than writing at 1"},
+		{"T33 a cache that costs more", conversationMask("clear_at_least auto", "cache_prices 2 1"), "cache_prices: "},
+		{"T35 negative min_mask_chars", conversationMask("min_mask_chars -1"), "min_mask_chars: -1 is negative"},
+		{"T35 min_mask_chars that is no number", conversationMask("min_mask_chars few"), `min_mask_chars: "few" is not a whole number`},
+		{"T37 exclude_tools of nothing", conversationMask("exclude_tools"), "after 'exclude_tools'"},
+		{"T37 exclude_tools of no name", conversationMask(`exclude_tools read ""`), "exclude_tools: a name is empty"},
+		{"tool_result_mask with a buffer_limit that is no size", conversationMask("buffer_limit huge"), `buffer_limit: "huge" is not a size`},
+		{"tool_result_mask with a buffer_limit that is negative", conversationMask("buffer_limit -1MiB"), `buffer_limit: "-1MiB" is not a size`},
+		{"tool_result_mask with a buffer_limit of nothing", conversationMask("buffer_limit 0"), "buffer_limit: 0"},
+		{"T38 a route without a name", conversationMask("route"), "after 'route'"},
+		{"T38 a route with two names", conversationMask("route a b"), "wrong argument count"},
+		{"T38 a route twice", conversationMask("route a", "route a"), "route is given twice"},
+		{"tool_result_mask with an argument", "tool_result_mask off", "wrong argument count"},
+		{"tool_result_mask with an unknown subdirective", conversationMask("windows_turns 8"), "unknown subdirective windows_turns"},
+		{"tool_result_mask with a block in its block", conversationMask(block("exclude_tools read", "grep")), "unknown subdirective"},
 		{"mcp_sample with an argument", "mcp_sample read_log", "wrong argument count"},
 		{"mcp_sample with a block", block("mcp_sample", "lines 10"), "unrecognized mcp_sample subdirective 'lines'"},
 	}
@@ -81,21 +125,37 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 
 // TestBadJSONIsRefused has what a Caddyfile cannot say.
 func TestBadJSONIsRefused(t *testing.T) {
+	const observations, conversations = "observation_mask", "tool_result_mask"
 	tests := []struct {
-		name, member, want string
+		name, handler, member, want string
 	}{
-		{"a negative buffer_limit", `"buffer_limit":-1`, "buffer_limit: -1 is negative"},
-		{"recover with negative max_bytes", `"recover":{"max_bytes":-1}`, "recover max_bytes: -1 is negative"},
-		{"recover with a negative ttl", `"recover":{"ttl":"-1h"}`, "recover ttl: -1h0m0s is negative"},
-		{"an unknown field", `"max_char":4000`, `unknown field "max_char"`},
-		{"an unknown field of recover", `"recover":{"size":1}`, `unknown field "size"`},
-		{"max_chars that is no number", `"max_chars":"4000"`, "max_chars"},
+		{"a negative buffer_limit", observations, `"buffer_limit":-1`, "buffer_limit: -1 is negative"},
+		{"recover with negative max_bytes", observations, `"recover":{"max_bytes":-1}`, "recover max_bytes: -1 is negative"},
+		{"recover with a negative ttl", observations, `"recover":{"ttl":"-1h"}`, "recover ttl: -1h0m0s is negative"},
+		{"an unknown field", observations, `"max_char":4000`, `unknown field "max_char"`},
+		{"an unknown field of recover", observations, `"recover":{"size":1}`, `unknown field "size"`},
+		{"max_chars that is no number", observations, `"max_chars":"4000"`, "max_chars"},
+		{"a negative buffer_limit of conversations", conversations, `"buffer_limit":-1`, "buffer_limit: -1 is negative"},
+		{"T13 an unknown variable", conversations, `"placeholder_template":"{foo}"`, "placeholder_template: unknown variable {foo}"},
+		{"T2 enabled that is a word", conversations, `"enabled":"on"`, "enabled"},
+		{"T3 window_turns that is no whole number", conversations, `"window_turns":1.5`, "window_turns"},
+		{"T32 negative step_turns", conversations, `"step_turns":-1`, "step_turns: -1 is negative"},
+		{"T33 negative clear_at_least", conversations, `"clear_at_least":-1`, "clear_at_least: -1 is neither"},
+		{"T33 clear_at_least that is another word", conversations, `"clear_at_least":"Auto"`, `clear_at_least: "Auto" is neither`},
+		{"T33 clear_at_least that is no whole number", conversations, `"clear_at_least":1e99`, "clear_at_least: "},
+		{"T33 negative prices", conversations, `"cache_prices":{"read":-1,"write":-0.5}`, "cache_prices: "},
+		{"T33 reading at more than the default of writing", conversations, `"cache_prices":{"read":1.5}`, "cache_prices: reading at 1.5 is no cheaper than writing at 1.25"},
+		{"T33 writing at less than the default of reading", conversations, `"cache_prices":{"write":0.1}`, "cache_prices: reading at 0.1 is no cheaper than writing at 0.1"},
+		{"T33 an unknown price", conversations, `"cache_prices":{"hit":0.1}`, `unknown field "hit"`},
+		{"T35 negative min_mask_chars", conversations, `"min_mask_chars":-1`, "min_mask_chars: -1 is negative"},
+		{"T37 a tool without a name", conversations, `"exclude_tools":["read",""]`, "exclude_tools: a name is empty"},
+		{"an unknown field of conversations", conversations, `"window":8`, `unknown field "window"`},
 	}
 	load(t, "")
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			config := `{"admin":{"listen":"` + adminAddress + `"},"apps":{"http":{"servers":{"s":{"listen":["` + freeAddress(t) +
-				`"],"routes":[{"handle":[{"handler":"observation_mask",` + tt.member + `}]}]}}}}}`
+				`"],"routes":[{"handle":[{"handler":"` + tt.handler + `",` + tt.member + `}]}]}}}}}`
 			refused(t, "application/json", config, tt.want)
 		})
 	}

@@ -11,14 +11,17 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	caddycore "github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddytest"
 
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
@@ -42,6 +45,7 @@ func TestMain(m *testing.M) {
 		defer os.RemoveAll(home)
 		os.Setenv("XDG_CONFIG_HOME", home)
 		os.Setenv("XDG_DATA_HOME", home)
+		caddycore.ConfigAutosavePath = filepath.Join(home, "autosave.json") // which was set before
 
 		// Its fixed port would be shared with any other caddytest on the machine.
 		l, err := net.Listen("tcp", "localhost:0")
@@ -100,12 +104,20 @@ func withAdmin(caddyfile, address string) string {
 	return caddyfile[:at] + option + caddyfile[at+len("{\n"):]
 }
 
-// freeAddress returns a loopback address that nobody listens on.
+// freeAddress returns a loopback address that nobody listens on. Its port is below
+// those that systems give to connections on their way out: one of these might take
+// it before the test does.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l := listen(t)
-	defer l.Close()
-	return l.Addr().String()
+	for range 1000 {
+		address := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))
+		if l, err := net.Listen("tcp", address); err == nil {
+			l.Close()
+			return address
+		}
+	}
+	t.Fatal("no free address")
+	return ""
 }
 
 func listen(t *testing.T) *net.TCPListener {

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -13,26 +12,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 )
 
-// metric reads one sample at Caddy's own endpoint.
-func metric(t *testing.T, name, server string) float64 {
+// metrics reads the samples of this project at Caddy's own endpoint, by their name
+// without what all of them begin with: masked_chars_total{server="sample"}.
+func metrics(t *testing.T) map[string]float64 {
 	t.Helper()
-	res := open(t, client, "GET", "http://"+adminAddress+"/metrics", "")
-	lines := bufio.NewScanner(res.Body)
-	for lines.Scan() {
-		value, ok := strings.CutPrefix(lines.Text(), name+`{server="`+server+`"} `)
+	samples := map[string]float64{}
+	for line := range strings.Lines(send(t, client, "GET", "http://"+adminAddress+"/metrics", "").body) {
+		sample, ok := strings.CutPrefix(line, "caddy_mcp_")
 		if !ok {
 			continue
 		}
-		n, err := strconv.ParseFloat(value, 64)
+		space := strings.LastIndexByte(sample, ' ')
+		n, err := strconv.ParseFloat(strings.TrimSpace(sample[space+1:]), 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n
+		samples[sample[:space]] = n
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
+	return samples
+}
+
+// growth returns what tells by how much samples have grown since, if they have.
+func growth(t *testing.T) func() map[string]float64 {
+	t.Helper()
+	before := metrics(t)
+	return func() map[string]float64 {
+		t.Helper()
+		grown := metrics(t)
+		for sample := range grown {
+			if grown[sample] -= before[sample]; grown[sample] == 0 {
+				delete(grown, sample)
+			}
+		}
+		return grown
 	}
-	return 0
 }
 
 func TestMetrics(t *testing.T) {
@@ -42,14 +55,14 @@ func TestMetrics(t *testing.T) {
 			address := freeAddress(t)
 			config := options + site(address, mask("server "+strconv.Quote(server)), proxy(stub))
 			load(t, config)
-			strings0 := metric(t, "caddy_mcp_masked_strings_total", server)
-			chars0 := metric(t, "caddy_mcp_masked_chars_total", server)
+			grown := growth(t)
 			count := func(strings, chars float64) {
 				t.Helper()
-				if got := metric(t, "caddy_mcp_masked_strings_total", server) - strings0; got != strings {
+				label := "{server=" + strconv.Quote(server) + "}"
+				if got := grown()["masked_strings_total"+label]; got != strings {
 					t.Errorf("%v strings masked, want %v", got, strings)
 				}
-				if got := metric(t, "caddy_mcp_masked_chars_total", server) - chars0; got != chars {
+				if got := grown()["masked_chars_total"+label]; got != chars {
 					t.Errorf("%v characters masked, want %v", got, chars)
 				}
 			}
