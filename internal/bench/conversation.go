@@ -14,9 +14,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// toolTurns is how many turns the conversations have.
-const toolTurns = 1000
-
 // reportConversation compares masking old tool results by package chat with
 // decoding the request, editing it as the contract says, and encoding it.
 func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.Duration) error {
@@ -47,7 +44,7 @@ func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.
 				titled = true
 			}
 			contestants := []contestant{conversationMasker(), reedit(decode, json.Marshal), reedit(fast.Unmarshal, fast.Marshal)}
-			if err := reportCase(ctx, name, contestants, conversation(size.bytes, c.text), budget); err != nil {
+			if err := reportCase(ctx, name, contestants, conversation(1000, size.bytes, c.text), budget); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
@@ -55,15 +52,15 @@ func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.
 	return nil
 }
 
-// conversation is a request of a thousand turns and about size bytes, as an agent
-// would send it: each turn calls a tool and gets some lines back.
-func conversation(size int, lines []string) []byte {
+// conversation is a request of so many turns and about size bytes, as an agent would
+// send it: each turn calls a tool and gets some lines back.
+func conversation(turns, size int, lines []string) []byte {
 	body := []byte(`{"model":"sample","stream":true,"messages":[{"role":"system","content":"You are a careful engineer."},{"role":"user","content":"Find out why the build fails."}`)
 	next := 0
-	for turn := range toolTurns {
+	for turn := range turns {
 		body = fmt.Appendf(body, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read_file","arguments":"{\"path\":\"%d.go\"}"}}]}`, turn, turn)
 		body = fmt.Appendf(body, `,{"role":"tool","tool_call_id":"call_%d","content":"`, turn)
-		for first := true; first || len(body) < size/toolTurns*(turn+1); first = false {
+		for first := true; first || len(body) < size/turns*(turn+1); first = false {
 			body = append(body, asJavaScript(lines[next%len(lines)])...)
 			next++
 		}

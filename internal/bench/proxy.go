@@ -27,6 +27,9 @@ const (
 	toolsCall   = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_log","arguments":{"lines":2000}}}`
 )
 
+// conversationPath is where requests are long and answers are short.
+const conversationPath = "/conversation/"
+
 // The sites of the gateway.
 const (
 	plain = iota
@@ -35,7 +38,7 @@ const (
 
 func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	var loads []string
-	for _, path := range []string{"/1KB", "/100KB", "/5MB"} {
+	for _, path := range []string{"/1KB", "/100KB", "/5MB", conversationPath + "200KB", conversationPath + "2MB"} {
 		if chosen.MatchString("proxy" + path) {
 			loads = append(loads, path)
 		}
@@ -73,6 +76,7 @@ func reportLoads(ctx context.Context, paths []string, caddy string, up *upstream
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
+	fmt.Println("In conversation/… the request is of that size, in 60 turns, and the upstream says how much of it has come.")
 	fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
 	fmt.Println("The last column is the processor time of caddy alone: plain, masked.")
 	return nil
@@ -87,10 +91,10 @@ func compare(ctx context.Context, gw *gateway, up *upstream, path string, slice 
 	}
 	var ratios []float64
 	for i := range sites { // a first turn opens connections and fills pools
-		if err := check(ctx, gw.urls[i]+path, up.answers[path][i]); err != nil {
+		if err := check(ctx, gw.urls[i]+path, up.requests[path], up.answers[path][i]); err != nil {
 			return err
 		}
-		if _, _, err := load(ctx, gw.urls[i]+path, len(up.answers[path][i]), 4*slice); err != nil {
+		if _, _, err := load(ctx, gw.urls[i]+path, up.requests[path], len(up.answers[path][i]), 4*slice); err != nil {
 			return err
 		}
 	}
@@ -98,7 +102,7 @@ func compare(ctx context.Context, gw *gateway, up *upstream, path string, slice 
 		for turn := range sites {
 			i := (turn + round) % len(sites) // who goes first changes, too
 			site, before := &sites[i], gw.cpuTime()
-			latencies, elapsed, err := load(ctx, gw.urls[i]+path, len(up.answers[path][i]), slice)
+			latencies, elapsed, err := load(ctx, gw.urls[i]+path, up.requests[path], len(up.answers[path][i]), slice)
 			if err != nil {
 				return err
 			}
@@ -162,23 +166,24 @@ func peakMemory(ctx context.Context, caddy string, up *upstream, path string, si
 	}
 	defer gw.stop()
 	// What the first call of all takes is not what a huge one takes.
-	if err := check(ctx, gw.urls[site]+"/100KB", up.answers["/100KB"][site]); err != nil {
+	if err := check(ctx, gw.urls[site]+"/100KB", up.requests["/100KB"], up.answers["/100KB"][site]); err != nil {
 		return 0, 0, err
 	}
 	before = gw.peakMiB()
-	err = check(ctx, gw.urls[site]+path, up.answers[path][site])
+	err = check(ctx, gw.urls[site]+path, up.requests[path], up.answers[path][site])
 	return before, gw.peakMiB(), err
 }
 
-// An upstream is an MCP server with one answer for each path.
+// An upstream is an MCP server, and a model, with one answer for each path.
 type upstream struct {
-	server  *http.Server
-	addr    string
-	answers map[string][2][]byte // of each site
+	server   *http.Server
+	addr     string
+	requests map[string][]byte
+	answers  map[string][2][]byte // of each site
 }
 
 func startUpstream() (*upstream, error) {
-	up := &upstream{answers: map[string][2][]byte{}}
+	up := &upstream{requests: map[string][]byte{}, answers: map[string][2][]byte{}}
 	for path, size := range map[string]int{
 		"/1KB": 1000, "/100KB": 100_000, "/5MB": 5_000_000,
 		"/64MiB": 64 << 20, "/64MiB?chunked": 64 << 20, "/64MiB?result-first": 64 << 20,
@@ -189,7 +194,17 @@ func startUpstream() (*upstream, error) {
 		if err != nil {
 			return nil, err
 		}
+		up.requests[path] = []byte(toolsCall)
 		up.answers[path] = [2][]byte{plain: body, masked: short}
+	}
+	for name, size := range map[string]int{"200KB": 200_000, "2MB": 2_000_000} {
+		body := conversation(60, size, logLines())
+		short, err := conversationMasker()(body)
+		if err != nil {
+			return nil, err
+		}
+		up.requests[conversationPath+name] = body
+		up.answers[conversationPath+name] = [2][]byte{plain: received(len(body)), masked: received(len(short))}
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -200,9 +215,15 @@ func startUpstream() (*upstream, error) {
 	return up, nil
 }
 
+// received is what a model says that has got so many bytes.
+func received(n int) []byte { return fmt.Appendf(nil, `{"bytes":%d}`, n) }
+
 func (up *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	_, _ = io.Copy(io.Discard, r.Body)
+	n, _ := io.Copy(io.Discard, r.Body)
 	body := up.answers[r.URL.RequestURI()][plain]
+	if strings.HasPrefix(r.URL.Path, conversationPath) {
+		body = received(int(n))
+	}
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.RawQuery != "chunked" {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
@@ -217,8 +238,8 @@ var client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 }}
 
 // call makes one call, writes the answer to dst and returns its length.
-func call(ctx context.Context, url string, dst io.Writer, buf []byte) (int64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(toolsCall))
+func call(ctx context.Context, url string, request []byte, dst io.Writer, buf []byte) (int64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(request))
 	if err != nil {
 		return 0, err
 	}
@@ -236,9 +257,9 @@ func call(ctx context.Context, url string, dst io.Writer, buf []byte) (int64, er
 }
 
 // check makes one call and compares the answer to the byte.
-func check(ctx context.Context, url string, want []byte) error {
+func check(ctx context.Context, url string, request, want []byte) error {
 	var got bytes.Buffer
-	if _, err := call(ctx, url, &got, nil); err != nil {
+	if _, err := call(ctx, url, request, &got, nil); err != nil {
 		return err
 	}
 	if !bytes.Equal(got.Bytes(), want) {
@@ -249,7 +270,7 @@ func check(ctx context.Context, url string, want []byte) error {
 
 // load makes calls on all connections until the time is over. It returns how long
 // each took, and all of them together.
-func load(ctx context.Context, url string, want int, d time.Duration) (latencies []time.Duration, elapsed time.Duration, err error) {
+func load(ctx context.Context, url string, request []byte, want int, d time.Duration) (latencies []time.Duration, elapsed time.Duration, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	start := time.Now()
@@ -261,7 +282,7 @@ func load(ctx context.Context, url string, want int, d time.Duration) (latencies
 			var failure error
 			for failure == nil && (len(own) == 0 || time.Since(start) < d) {
 				begin := time.Now()
-				n, err := call(ctx, url, sink, buf)
+				n, err := call(ctx, url, request, sink, buf)
 				own = append(own, time.Since(begin))
 				if failure = err; err == nil && n != int64(want) {
 					failure = fmt.Errorf("an answer of %d bytes, not %d", n, want)
@@ -297,6 +318,7 @@ http://:%[1]d {
 }
 http://:%[2]d {
 	bind 127.0.0.1
+	tool_result_mask /conversation/*
 	observation_mask
 	reverse_proxy %[3]s
 }
