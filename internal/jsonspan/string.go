@@ -41,10 +41,16 @@ func plain(b []byte) int {
 		m1 := special(binary.LittleEndian.Uint64(p[8:16]))
 		m2 := special(binary.LittleEndian.Uint64(p[16:24]))
 		m3 := special(binary.LittleEndian.Uint64(p[24:32]))
-		if (m0|m1|m2|m3)&highBits != 0 {
-			break
+		if (m0|m1|m2|m3)&highBits == 0 {
+			n += 32
+			continue
 		}
-		n += 32
+		for _, m := range [...]uint64{m0, m1, m2, m3} {
+			if m &= highBits; m != 0 {
+				return n + bits.TrailingZeros64(m)>>3
+			}
+			n += 8
+		}
 	}
 	for len(b)-n >= 8 {
 		if m := special(binary.LittleEndian.Uint64(b[n:])) & highBits; m != 0 {
