@@ -25,7 +25,7 @@ func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
 	return out.Bytes(), plan, nil
 }
 
-var generated = flag.Uint64("conversations", 2_000, "how many conversations of each format to generate for each test")
+var generated = flag.Uint64("conversations", 1_000, "how many conversations of each format to generate for each test")
 
 // generate runs a test with many conversations and policies.
 func generate(t *testing.T, test func(t *testing.T, r *rand.Rand, body []byte, p Policy)) {

@@ -273,7 +273,7 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		m.toolCalls = v.kind
 
 	case inToolCall:
-		if c.hasText(b.id) {
+		if b.id.isText() {
 			m.calls = append(m.calls, c.call(b.id, b.name))
 		}
 		c.nextBlock()
@@ -326,7 +326,7 @@ func (c *Conversation) endPart(kind word) {
 func (c *Conversation) endBlock() {
 	m, b := &c.message, &c.block
 	switch {
-	case b.kind == toolUse && c.hasText(b.id):
+	case b.kind == toolUse && b.id.isText():
 		m.uses = append(m.uses, c.call(b.id, b.name))
 	case b.kind == toolResult:
 		m.results = append(m.results, c.result(b.useID, b.content))
@@ -347,6 +347,9 @@ func (c *Conversation) endMessage(v value) {
 	if m.content.kind != jsonspan.BeginArray {
 		m.uses, m.results = m.uses[:0], m.results[:0]
 	}
+	if m.role != user || len(m.results) == 0 {
+		c.texts = c.texts[:m.texts] // whatever they are of, it is no result
+	}
 	switch m.role {
 	case assistant:
 		c.list.spoke = true
@@ -354,9 +357,7 @@ func (c *Conversation) endMessage(v value) {
 			c.beginTurn(v)
 			c.calls = append(append(c.calls, m.calls...), m.uses...)
 		}
-		c.texts = c.texts[:m.texts]
 	case tool:
-		c.texts = c.texts[:m.texts]
 		c.block = block{texts: m.texts, strange: true} // a list is none of its results, even of texts
 		c.results = append(c.results, c.result(m.id, m.content))
 		c.endTurn(v)
@@ -376,12 +377,12 @@ func (c *Conversation) endItem(v value) {
 	}
 	switch {
 	case m.kind == functionCall:
-		if !c.list.open && c.hasText(m.id) {
+		if !c.list.open && m.id.isText() {
 			c.beginTurn(v)
 			c.list.open = true
 		}
 		c.list.spoke = !c.list.open
-		if c.hasText(m.id) {
+		if m.id.isText() {
 			c.calls = append(c.calls, c.call(m.id, m.name))
 			c.endTurn(v)
 		}
@@ -401,7 +402,7 @@ func (c *Conversation) endItem(v value) {
 // texts at all.
 func (c *Conversation) result(id, content value) result {
 	r := result{id: id, symbol: noSymbol, texts: c.block.texts, failed: c.block.failed}
-	if c.hasText(id) {
+	if id.isText() {
 		r.symbol = c.ids.number(c.decode(id))
 	}
 	if content.kind == jsonspan.String {
@@ -475,8 +476,8 @@ func (v value) escaped(body []byte) bool {
 	return int(v.chars) != len(body) && bytes.IndexByte(body, '\\') >= 0
 }
 
-// hasText reports whether v is a string and not empty.
-func (c *Conversation) hasText(v value) bool {
+// isText reports whether v is a string and not empty.
+func (v value) isText() bool {
 	return v.kind == jsonspan.String && v.end-v.start > 2
 }
 
@@ -487,7 +488,7 @@ const maxName = 256
 // call makes a call, whose tool may have no name.
 func (c *Conversation) call(id, name value) call {
 	tool := int32(noSymbol)
-	if c.hasText(name) && name.chars <= maxName {
+	if name.isText() && name.chars <= maxName {
 		tool = c.names.number(c.decode(name))
 		if int(tool) == len(c.spelled) {
 			c.spelled = append(c.spelled, name)

@@ -53,13 +53,13 @@ func (c *Conversation) textLooksLikeError(t value) bool {
 	case !looksLikeJSON(body), !mentioned && !bytes.Contains(body, []byte(`\\u`)):
 		return false
 	}
-	return c.saysError(jsonspan.AppendText(nil, body))
+	return saysError(jsonspan.AppendText(nil, body))
 }
 
 var errorMembers = jsonspan.CompilePaths("error", "status")
 
 // saysError reports whether a text that looks like JSON says that it is an error.
-func (c *Conversation) saysError(text []byte) bool {
+func saysError(text []byte) bool {
 	says := false
 	err := errorMembers.Find(text, func(path int, v jsonspan.Value) {
 		says = says || path == 0 ||

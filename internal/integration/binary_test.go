@@ -44,7 +44,7 @@ func TestBinaryHasTheModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	modules := strings.Fields(string(out))
-	for _, module := range []string{"http.handlers.observation_mask", "http.handlers.mcp_sample"} {
+	for _, module := range []string{"http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample"} {
 		if !slices.Contains(modules, module) {
 			t.Errorf("%s is missing", module)
 		}

@@ -13,8 +13,7 @@ type Watcher struct {
 	nodes   []*node // those of the open containers that paths lead through
 	at      *node   // where the next value stands, nil if nobody asks
 	read    int64   // where the piece being read begins
-	token   []byte  // what came before it of an unfinished token
-	long    bool    // of which more came than is kept
+	token   []byte  // what came before it of an unfinished token, as far as it is kept
 }
 
 const maxWatched = 256
