@@ -1,0 +1,147 @@
+package httpbody
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestTypeOf(t *testing.T) {
+	for contentType, want := range map[string]MediaType{
+		"application/json":                  JSON,
+		" Application/JSON ; charset=utf-8": JSON,
+		"application/vnd.x+json":            JSON,
+		"text/event-stream":                 EventStream,
+		"text/event-stream;charset=utf-8":   EventStream,
+		"application/jsonl":                 Other,
+		"text/plain":                        Other,
+		"":                                  Other,
+	} {
+		if got := TypeOf(contentType); got != want {
+			t.Errorf("%q is %d, want %d", contentType, got, want)
+		}
+	}
+}
+
+func TestEncoding(t *testing.T) {
+	for _, test := range []struct {
+		values []string
+		want   string
+	}{{nil, ""}, {[]string{"identity"}, ""}, {[]string{"Identity"}, ""}, {[]string{"gzip"}, "gzip"}, {[]string{"gzip", "br"}, "gzip,br"}} {
+		if got := Encoding(http.Header{"Content-Encoding": test.values}); got != test.want {
+			t.Errorf("%q is %q, want %q", test.values, got, test.want)
+		}
+	}
+}
+
+func TestDropDescription(t *testing.T) {
+	header := http.Header{}
+	for _, name := range []string{"Content-Length", "Content-Encoding", "ETag", "Content-MD5", "Digest", "Content-Digest", "Repr-Digest", "Content-Type"} {
+		header.Set(name, "x")
+	}
+	if DropDescription(header); len(header) != 1 || header.Get("Content-Type") == "" {
+		t.Errorf("left %v", header)
+	}
+	DropDescription(nil)
+}
+
+// encoded has a text in all encodings.
+func encoded(t *testing.T, text string) map[string][]byte {
+	t.Helper()
+	out := map[string][]byte{}
+	for name, open := range map[string]func(io.Writer) io.WriteCloser{
+		"gzip":   func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"X-GZip": func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"br":     func(w io.Writer) io.WriteCloser { return brotli.NewWriter(w) },
+		"zstd": func(w io.Writer) io.WriteCloser {
+			zw, err := zstd.NewWriter(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return zw
+		},
+	} {
+		var b bytes.Buffer
+		w := open(&b)
+		if _, err := io.WriteString(w, text); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		out[name] = b.Bytes()
+	}
+	return out
+}
+
+// What is read and what is written is decoded alike, in pieces of any size.
+func TestDecoding(t *testing.T) {
+	text := strings.Repeat("some text, ", 10_000)
+	for encoding, body := range encoded(t, text) {
+		r, err := NewReader(encoding, bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); string(got) != text || err != nil {
+			t.Errorf("%s: read %d bytes, %v", encoding, len(got), err)
+		}
+		r.Close()
+		for _, size := range []int{1, 7, len(body)} {
+			var got bytes.Buffer
+			d := NewDecoder(encoding, &got)
+			for rest := body; len(rest) > 0; {
+				n := min(size, len(rest))
+				if _, err := d.Write(rest[:n]); err != nil {
+					t.Fatalf("%s by %d: %v", encoding, size, err)
+				}
+				rest = rest[n:]
+			}
+			if err := d.Close(); got.String() != text || err != nil {
+				t.Errorf("%s by %d: wrote %d bytes, %v", encoding, size, got.Len(), err)
+			}
+		}
+	}
+}
+
+// A body that is cut short, broken or given up leaves nothing running: goleak sees to
+// that.
+func TestDecodingThatEndsEarly(t *testing.T) {
+	for encoding, body := range encoded(t, strings.Repeat("some text, ", 10_000)) {
+		d := NewDecoder(encoding, io.Discard)
+		_, _ = d.Write(body[:len(body)/2])
+		if err := d.Close(); err == nil {
+			t.Errorf("%s: half a body was taken for a whole one", encoding)
+		}
+
+		d = NewDecoder(encoding, io.Discard)
+		_, _ = d.Write(body[:len(body)/2])
+		d.Stop()
+
+		d = NewDecoder(encoding, io.Discard)
+		if err := d.Close(); err != nil {
+			t.Errorf("%s: an empty body: %v", encoding, err)
+		}
+
+		d = NewDecoder(encoding, io.Discard)
+		_, err := d.Write([]byte("this is not encoded at all"))
+		if err = errors.Join(err, d.Close()); err == nil {
+			t.Errorf("%s: plain text was decoded", encoding)
+		}
+	}
+	if d := NewDecoder("rot13", io.Discard); d != nil {
+		t.Error("an unknown encoding has a decoder")
+	}
+	if r, err := NewReader("rot13", strings.NewReader("")); r != nil || err != nil {
+		t.Errorf("an unknown encoding has a reader: %v, %v", r, err)
+	}
+}
