@@ -76,10 +76,11 @@ func clearing(r *rand.Rand, p Policy) Policy {
 }
 
 // T28: what has been masked is masked the same way again, by the same policy. How
-// much a step clears can be seen again only where placeholders tell it.
+// much a step clears can be seen again only where placeholders tell it, and are
+// recognised when they come: not if the name in them is that of a later call.
 func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
-		if p.template().uses[originalChars] > 0 {
+		if p.template().uses[originalChars] > 0 && !renamesCalls(body) {
 			p = clearing(r, p)
 		}
 		once, _, err := run(t, body, p)
@@ -91,6 +92,20 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 			t.Errorf("clear at least %d: %d results masked the second time, %v", p.ClearAtLeast, plan.Results, err)
 		}
 	})
+}
+
+// renamesCalls reports whether an id is used for calls of several tools.
+func renamesCalls(body []byte) bool {
+	var c Conversation
+	_ = c.Parse(body)
+	tools := map[int32]int32{}
+	for _, call := range c.calls {
+		if tool, used := tools[call.id]; used && tool != call.tool {
+			return true
+		}
+		tools[call.id] = call.tool
+	}
+	return false
 }
 
 // T34: until the boundary moves, a conversation that has grown is sent as it was

@@ -73,10 +73,9 @@ type result struct {
 	chars   int   // of all its texts
 	failed  bool  // it says itself that it is an error
 	verdict verdict
-	old     bool // enough to be masked
-	before  bool // it was so before the boundary moved
-	masked  bool
-	loose   bool // it is none of the last of its tool any more
+	loose   bool  // it is none of the last of its tool any more
+	shown   shown // what is sent of it
+	before  shown // what was sent of it before the boundary moved
 }
 
 const noSymbol = -1

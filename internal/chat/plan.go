@@ -53,7 +53,7 @@ var more = []byte("…")
 // decides the same. The plan is good as long as the body is.
 func (c *Conversation) Mask(p *Policy) Plan {
 	for i := range c.results {
-		c.results[i].masked, c.results[i].before = false, false
+		c.results[i].shown = itself
 	}
 	plan := Plan{Turns: len(c.turns)}
 	if p.WindowTurns <= 0 {
@@ -70,24 +70,19 @@ func (c *Conversation) Mask(p *Policy) Plan {
 	sent := 0
 	if now.step == len(c.turns) && !c.list.spoke {
 		sent = int(c.turns[now.step-1].results)
-		c.age(before, p)
+		c.choose(before, p)
 		for i := range sent {
-			c.results[i].before = c.results[i].old
+			c.results[i].before = c.results[i].shown
 		}
 	}
-	c.age(now, p)
+	c.choose(now, p)
 	size, texts := 0, 0
 	for i := range c.results {
 		r := &c.results[i]
-		changed := i < sent && r.old != r.before
-		if !r.old && !changed || c.judge(r, c.idOf(r), p) != mask {
+		plan.Broken = plan.Broken || i < sent && r.shown != r.before
+		if r.shown == itself {
 			continue
 		}
-		plan.Broken = plan.Broken || changed
-		if !r.old {
-			continue
-		}
-		r.masked = true
 		bytes, chars := p.template().size(c.filling(r))
 		size += bytes
 		texts += int(r.n)
@@ -101,9 +96,9 @@ func (c *Conversation) Mask(p *Policy) Plan {
 	return plan
 }
 
-// age finds out which results are old in a state. What has come after its step
-// does not matter: it is as it was when the boundary moved there.
-func (c *Conversation) age(s state, p *Policy) {
+// choose decides what is shown of each result in a state. What has come after its
+// step does not matter: it is as it was when the boundary moved there.
+func (c *Conversation) choose(s state, p *Policy) {
 	c.forget(p)
 	for t := range s.step {
 		c.learn(t)
@@ -114,10 +109,24 @@ func (c *Conversation) age(s state, p *Policy) {
 	}
 	for i := range c.results {
 		r := &c.results[i]
-		id := c.idOf(r)
-		r.old = i < end && id != nil && int(id.turn) < s.boundary && !id.kept
+		r.shown = itself
+		if id := c.idOf(r); i < end && id != nil && int(id.turn) < s.boundary && !id.kept && c.judge(r, id, p) == mask {
+			r.shown = placeholder
+			if p.template().uses[toolName] > 0 {
+				r.shown += shown(id.tool - noSymbol)
+			}
+		}
 	}
 }
+
+// shown is what is sent of a result: itself, or a placeholder. If that names the
+// tool, each tool has its own.
+type shown int32
+
+const (
+	itself shown = iota
+	placeholder
+)
 
 // fold goes through the turns and moves the boundary where it can and may. It
 // returns where it is, and where it was before. What it decides about a turn
@@ -371,15 +380,15 @@ func (c *Conversation) edits(p *Policy, size, texts int) []jsonspan.Edit {
 	room := make([]byte, 0, size)
 	for i := range c.results {
 		r := &c.results[i]
-		if !r.masked {
+		if r.shown == itself {
 			continue
 		}
 		start := len(room)
 		room = p.template().append(room, c.filling(r))
-		placeholder := room[start:]
+		text := room[start:]
 		for _, t := range c.texts[r.texts : r.texts+r.n] {
-			edits = append(edits, jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: placeholder})
-			placeholder = more
+			edits = append(edits, jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: text})
+			text = more
 		}
 	}
 	return edits
@@ -404,7 +413,7 @@ func (c *Conversation) Results(p *Policy) iter.Seq[Result] {
 			if id == nil {
 				continue
 			}
-			r := Result{Chars: c.results[i].chars, Masked: c.results[i].masked}
+			r := Result{Chars: c.results[i].chars, Masked: c.results[i].shown != itself}
 			if id.tool != noSymbol {
 				r.Tool = string(c.names.texts[id.tool])
 			}

@@ -67,9 +67,7 @@ func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) 
 	if now.step > 0 && now.step == len(c.turns) && !c.answered {
 		earlier := c.choose(p, before.boundary, before.step)
 		for i, r := range c.results {
-			_, was := earlier[i]
-			_, is := placeholders[i]
-			if was != is && r.item < c.turns[now.step-1] {
+			if earlier[i] != placeholders[i] && r.item < c.turns[now.step-1] {
 				broken = true
 			}
 		}
