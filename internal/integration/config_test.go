@@ -163,7 +163,7 @@ func TestBadJSONIsRefused(t *testing.T) {
 
 func refused(t *testing.T, contentType, config, want string) {
 	t.Helper()
-	got := post(t, "http://"+adminAddress+"/load", config, "Content-Type: "+contentType)
+	got := admin(t, "POST", "/load", config, "Content-Type: "+contentType)
 	if got.StatusCode != http.StatusBadRequest {
 		t.Fatalf("loaded: %d %s", got.StatusCode, got.body)
 	}

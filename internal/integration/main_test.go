@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -66,9 +67,30 @@ func TestMain(m *testing.M) {
 // load makes Caddy run a Caddyfile, whose admin API becomes that of caddytest.
 func load(t *testing.T, caddyfile string) {
 	t.Helper()
-	caddytest.NewTester(t).InitServer(withAdmin(caddyfile, adminAddress), "caddyfile")
-	if t.Failed() {
-		t.FailNow()
+	boot.Do(func() { caddytest.NewTester(t).InitServer(withAdmin("", adminAddress), "caddyfile") })
+	caddyfile = withAdmin(caddyfile, adminAddress)
+	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
+		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
+	}
+}
+
+var boot sync.Once // Caddy
+
+// admin asks Caddy's admin API. Each configuration has a server of its own for it,
+// and while one takes the place of the other, a request may be lost.
+func admin(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		res, err := client.Do(request(t, t.Context(), method, "http://"+adminAddress+path, body, headers...))
+		if err != nil && time.Now().Before(deadline) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		return answer{res, string(body)}
 	}
 }
 
@@ -104,15 +126,21 @@ func withAdmin(caddyfile, address string) string {
 	return caddyfile[:at] + option + caddyfile[at+len("{\n"):]
 }
 
+var given = map[string]bool{}
+
 // freeAddress returns a loopback address that nobody listens on. Its port is below
 // those that systems give to connections on their way out: one of these might take
-// it before the test does.
+// it before the test does. No two are the same.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	for range 1000 {
 		address := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))
+		if given[address] {
+			continue
+		}
 		if l, err := net.Listen("tcp", address); err == nil {
 			l.Close()
+			given[address] = true
 			return address
 		}
 	}

@@ -17,7 +17,7 @@ import (
 func metrics(t *testing.T) map[string]float64 {
 	t.Helper()
 	samples := map[string]float64{}
-	for line := range strings.Lines(send(t, client, "GET", "http://"+adminAddress+"/metrics", "").body) {
+	for line := range strings.Lines(admin(t, "GET", "/metrics", "").body) {
 		sample, ok := strings.CutPrefix(line, "caddy_mcp_")
 		if !ok {
 			continue
