@@ -18,7 +18,7 @@ GO_FILES := $(shell find . -name '*.go' -not -path '*/node_modules/*')
 GO_TEST  := go test -tags $(TAGS)
 FUZZTIME ?= 60s
 
-# The official MCP SDK and reference server, for the tests that talk to them.
+# The official SDKs of MCP and of models, for the tests that talk to them.
 PEERS := internal/integration/peers
 
 .DEFAULT_GOAL := help
@@ -53,7 +53,7 @@ race: build $(PEERS)/node_modules ## the same under the race detector, which nee
 
 $(PEERS)/node_modules: $(PEERS)/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --no-audit --no-fund --prefix $(PEERS) && touch $@; \
-	else echo "npm not found: the tests against the official MCP SDK will be skipped"; fi
+	else echo "npm not found: the tests against the official SDKs will be skipped"; fi
 
 fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each
 	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z]+' internal modules | sort | \

@@ -237,10 +237,10 @@ func (a *account) pays(boundary, turns int) bool {
 	}
 	tokens := func(from int) float64 { // from a turn to the end of the last one
 		chars := int(a.c.turns[turns-1].end-a.c.turns[from].start) + a.shift - a.c.turns[from].shift
-		return float64(max(chars, 0)) / charsPerToken
+		return float64(max(chars, 0)) / CharsPerToken
 	}
 	need := a.policy.payingTokens(tokens(boundary), tokens(0)/float64(turns))
-	if float64(a.chars)/charsPerToken < need {
+	if float64(a.chars)/CharsPerToken < need {
 		return false
 	}
 	a.chars = 0

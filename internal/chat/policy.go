@@ -62,9 +62,9 @@ const (
 // DefaultWindowTurns is what an agent usually still works with.
 const DefaultWindowTurns = 8
 
-// charsPerToken turns characters into tokens where only their order of magnitude
+// CharsPerToken turns characters into tokens where only their order of magnitude
 // matters.
-const charsPerToken = 4
+const CharsPerToken = 4
 
 func (p *Policy) template() *Template {
 	if p.Template.parts == nil {

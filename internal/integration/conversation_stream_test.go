@@ -3,7 +3,6 @@ package integration
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,15 +30,6 @@ import (
 func unannounced(req *http.Request) *http.Request {
 	req.ContentLength = -1
 	return req
-}
-
-// oneByOne returns a client with one connection: a request is answered only after
-// everything about the one before has been counted and logged.
-func oneByOne(t *testing.T) *http.Client {
-	t.Helper()
-	transport := &http.Transport{DisableCompression: true, MaxConnsPerHost: 1}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: patience}
 }
 
 // TestUnmaskable has bodies that cannot be masked. They must arrive as they would
@@ -815,25 +805,9 @@ func TestConversationLog(t *testing.T) {
 	}
 	for i, tt := range tests {
 		t.Run("T38 "+tt.name, func(t *testing.T) {
-			var got fields
-			if err := json.Unmarshal([]byte(lines[i]), &got); err != nil {
-				t.Fatal(err)
-			}
-			want, _ := json.Marshal(tt.want)
-			if has, _ := json.Marshal(got); string(has) != string(want) {
-				t.Errorf("logged %s\nwant %s", has, want)
-			}
+			logged(t, lines[i], tt.want)
 		})
 	}
-}
-
-func linesOf(t *testing.T, file string) []string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
 // Two masks on the way of one request write one line about it, and each field once.

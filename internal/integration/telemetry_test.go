@@ -111,36 +111,53 @@ func TestAccessLog(t *testing.T) {
 		{"a request without a name", rpc("tools/list", `{}`), "", fields{Server: new("sample"), Method: new("tools/list")}},
 		{"no JSON-RPC", "x", "", fields{Server: new("sample")}},
 	}
-	// One connection: a response begins only after the line of the one before has
-	// been written.
-	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}, Timeout: patience}
+	client := oneByOne(t)
 	for _, tt := range tests {
 		send(t, client, "POST", url, tt.request, "Accept: "+tt.accept)
 	}
 	send(t, client, "GET", url, "")
 
-	log, err := os.ReadFile(file)
+	lines := linesOf(t, file)
+	if strings.Contains(strings.Join(lines, "\n"), secret) {
+		t.Error("arguments or results are in the log")
+	}
+	if len(lines) < len(tests) {
+		t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	for i, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) { logged(t, lines[i], tt.want) })
+	}
+}
+
+// oneByOne returns a client with one connection: a request is answered only after
+// everything about the one before has been counted and logged.
+func oneByOne(t *testing.T) *http.Client {
+	t.Helper()
+	transport := &http.Transport{DisableCompression: true, MaxConnsPerHost: 1}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: patience}
+}
+
+func linesOf(t *testing.T, file string) []string {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(string(log), secret) {
-		t.Error("arguments or results are in the log")
+	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+}
+
+// logged compares a line of the access log with the fields it should have, nil for
+// one that it should not.
+func logged[T any](t *testing.T, line string, want T) {
+	t.Helper()
+	var got T
+	if err := json.Unmarshal([]byte(line), &got); err != nil {
+		t.Fatal(err)
 	}
-	lines := strings.Split(string(log), "\n")
-	if len(lines) < len(tests) {
-		t.Fatalf("%d lines:\n%s", len(lines), log)
-	}
-	for i, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var got fields
-			if err := json.Unmarshal([]byte(lines[i]), &got); err != nil {
-				t.Fatal(err)
-			}
-			want, _ := json.Marshal(tt.want)
-			if has, _ := json.Marshal(got); string(has) != string(want) {
-				t.Errorf("logged %s\nwant %s", has, want)
-			}
-		})
+	wanted, _ := json.Marshal(want)
+	if has, _ := json.Marshal(got); string(has) != string(wanted) {
+		t.Errorf("logged %s\nwant %s", has, wanted)
 	}
 }
 
@@ -149,15 +166,11 @@ func TestAccessLogOfChainedMasks(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+file, "format json"),
 		block("route", mask("server outer"), mask("server inner"), proxy(upstream(t, fakemcp.NewServer()))))
-	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}, Timeout: patience}
+	client := oneByOne(t)
 	for range 2 { // the second begins after the line of the first has been written
 		send(t, client, "POST", url, rpc("tools/call", `{"name":"read_log"}`))
 	}
-	log, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	line, _, _ := strings.Cut(string(log), "\n")
+	line := linesOf(t, file)[0]
 	for _, field := range []string{`"mcp_server":"outer"`, `"mcp_method":`, `"mcp_tool":`, `"mcp_masked_strings":1`, `"mcp_masked_chars":`} {
 		if strings.Count(line, field) != 1 || strings.Contains(line, "inner") {
 			t.Errorf("%s in %s", field, line)

@@ -121,17 +121,11 @@ func (f *finder) object(i int, n *node, depth int) int {
 		if i = f.value(f.space(i+1), at, depth+1); i < 0 {
 			return -1
 		}
-		if i = f.space(i); i >= len(f.data) {
-			return f.fail(io.ErrUnexpectedEOF, i)
-		}
-		switch f.data[i] {
-		case ',':
+		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {
 			i = f.space(i + 1)
-		case '}':
-			return i + 1
-		default:
-			return f.fail(ErrSyntax, i)
+			continue
 		}
+		return f.end(i, '}')
 	}
 }
 
@@ -144,18 +138,20 @@ func (f *finder) array(i int, n *node, depth int) int {
 		if i = f.value(i, n.each, depth+1); i < 0 {
 			return -1
 		}
-		if i = f.space(i); i >= len(f.data) {
-			return f.fail(io.ErrUnexpectedEOF, i)
-		}
-		switch f.data[i] {
-		case ',':
+		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {
 			i = f.space(i + 1)
-		case ']':
-			return i + 1
-		default:
-			return f.fail(ErrSyntax, i)
+			continue
 		}
+		return f.end(i, ']')
 	}
+}
+
+// end reads the end of a container.
+func (f *finder) end(i int, c byte) int {
+	if i >= len(f.data) || f.data[i] != c {
+		return f.fail(ErrSyntax, i)
+	}
+	return i + 1
 }
 
 // skip reads a container that nobody asks about, in so many others.

@@ -67,15 +67,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 		switch name {
 		case "max_chars":
-			if err := subdirective.Number(d, &h.MaxChars); err != nil {
+			if err := parseChars(d, &h.MaxChars); err != nil {
 				return err
 			}
 		case "head_chars":
-			if err := subdirective.Number(d, &h.HeadChars); err != nil {
+			if err := parseChars(d, &h.HeadChars); err != nil {
 				return err
 			}
 		case "tail_chars":
-			if err := subdirective.Number(d, &h.TailChars); err != nil {
+			if err := parseChars(d, &h.TailChars); err != nil {
 				return err
 			}
 		case "buffer_limit":
@@ -140,14 +140,12 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 			}
 			recovery.TTL = caddy.Duration(ttl)
 		case "max_entries":
-			var entries *int
-			if err := subdirective.Number(d, &entries); err != nil {
+			if recovery.MaxEntries, err = subdirective.Number(d); err != nil {
 				return err
 			}
-			if *entries == 0 {
+			if recovery.MaxEntries == 0 {
 				return d.Errf("recover max_entries: 0 keeps nothing")
 			}
-			recovery.MaxEntries = *entries
 		case "max_bytes":
 			if recovery.MaxBytes, err = subdirective.Size(d); err != nil {
 				return err
@@ -159,6 +157,20 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 			return d.Errf("unknown subdirective of recover: %s", name)
 		}
 	}
+	return nil
+}
+
+// parseChars reads a number of characters that may stand behind the directive, too.
+func parseChars(d *caddyfile.Dispenser, field **int) error {
+	name := d.Val()
+	n, err := subdirective.Number(d)
+	if err != nil {
+		return err
+	}
+	if *field != nil {
+		return d.Errf("%s is given twice", name)
+	}
+	*field = &n
 	return nil
 }
 

@@ -54,13 +54,16 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		var err error
 		switch name {
 		case "enabled":
-			err = parseSwitch(d, &h.Enabled)
+			h.Enabled = new(bool)
+			*h.Enabled, err = subdirective.Switch(d)
 		case "window_turns":
-			err = subdirective.Number(d, &h.WindowTurns)
+			h.WindowTurns = new(int)
+			*h.WindowTurns, err = subdirective.Number(d)
 		case "keep_errors":
-			err = parseSwitch(d, &h.KeepErrors)
+			h.KeepErrors = new(bool)
+			*h.KeepErrors, err = subdirective.Switch(d)
 		case "keep_last_k_per_tool":
-			err = parseNumber(d, &h.KeepLastKPerTool)
+			h.KeepLastKPerTool, err = subdirective.Number(d)
 		case "placeholder_template":
 			if !d.AllArgs(&h.PlaceholderTemplate) {
 				return d.ArgErr()
@@ -69,7 +72,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				return d.Errf("placeholder_template is empty")
 			}
 		case "step_turns":
-			if err = parseNumber(d, &h.StepTurns); err == nil && h.StepTurns == 0 {
+			if h.StepTurns, err = subdirective.Number(d); err == nil && h.StepTurns == 0 {
 				return d.Errf("step_turns: 0 would never move; 1 moves with every turn")
 			}
 		case "clear_at_least":
@@ -77,7 +80,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "cache_prices":
 			err = h.parseCachePrices(d)
 		case "min_mask_chars":
-			err = parseNumber(d, &h.MinMaskChars)
+			h.MinMaskChars, err = subdirective.Number(d)
 		case "exclude_tools":
 			names := d.RemainingArgs()
 			if len(names) == 0 {
@@ -99,21 +102,6 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return err
 		}
 	}
-	return nil
-}
-
-func parseSwitch(d *caddyfile.Dispenser, field **bool) error {
-	on, err := subdirective.Switch(d)
-	*field = &on
-	return err
-}
-
-func parseNumber(d *caddyfile.Dispenser, field *int) error {
-	var n *int
-	if err := subdirective.Number(d, &n); err != nil {
-		return err
-	}
-	*field = *n
 	return nil
 }
 

@@ -212,6 +212,6 @@ func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int,
 		return err
 	}
 	_, err := fmt.Fprintf(told, "%d turns, the first %d of them old: %d results masked, %s characters saved (about %s tokens), %s of %s bytes sent\n",
-		plan.Turns, plan.Boundary, plan.Results, comma(plan.Saved), comma(plan.Saved/4), comma(after), comma(before))
+		plan.Turns, plan.Boundary, plan.Results, comma(plan.Saved), comma(plan.Saved/chat.CharsPerToken), comma(after), comma(before))
 	return err
 }

@@ -19,21 +19,17 @@ func Once(d *caddyfile.Dispenser, seen map[string]bool) error {
 }
 
 // Number reads the one argument of a subdirective that takes a number.
-func Number(d *caddyfile.Dispenser, field **int) error {
+func Number(d *caddyfile.Dispenser) (int, error) {
 	name := d.Val()
 	var arg string
 	if !d.AllArgs(&arg) {
-		return d.ArgErr()
-	}
-	if *field != nil {
-		return d.Errf("%s is given twice", name)
+		return 0, d.ArgErr()
 	}
 	n, err := strconv.Atoi(arg)
 	if err != nil {
-		return d.Errf("%s: %q is not a whole number", name, arg)
+		return 0, d.Errf("%s: %q is not a whole number", name, arg)
 	}
-	*field = &n
-	return nil
+	return n, nil
 }
 
 // Size reads the one argument of a subdirective that takes a size.
