@@ -7,6 +7,9 @@
 // [Server] is a small but honest MCP server over Streamable HTTP, with tools
 // whose results are worth masking and pruning.
 //
+// [RunChild] is an MCP server over stdio, a child process with every bad habit as
+// a flag; the command ds runs it.
+//
 // [Chat] stands in for a model API, recording requests and answering "ok".
 //
 // The package reads and writes JSON-RPC with encoding/json alone. A fixture that
