@@ -40,13 +40,15 @@ func (v Value) Body(data []byte) []byte { return data[v.Start+1 : v.End-1] }
 
 // CompilePaths makes Paths of places such as "params.name" or
 // "result.tools.*.name": keys divided by dots, * for every element of an array
-// or member of an object. It panics on an empty or repeated path and on a key
-// beside *, for paths are written by programmers.
+// or member of an object. A dot that is part of a key is written \. there. It
+// panics on an empty or repeated path and on a key beside *, for paths are written
+// by programmers.
 func CompilePaths(paths ...string) *Paths {
 	p := &Paths{root: node{path: -1}}
 	for i, path := range paths {
 		n := &p.root
-		for _, key := range strings.Split(path, ".") {
+		for key, rest, more := "", path, true; more; {
+			key, rest, more = cutKey(rest)
 			n = n.grow(path, key)
 		}
 		if n.path >= 0 {
@@ -55,6 +57,19 @@ func CompilePaths(paths ...string) *Paths {
 		n.path = i
 	}
 	return p
+}
+
+// cutKey takes the first key off a path.
+func cutKey(path string) (key, rest string, more bool) {
+	end := 0
+	for end < len(path) && path[end] != '.' {
+		if strings.HasPrefix(path[end:], `\.`) {
+			end++
+		}
+		end++
+	}
+	rest, more = strings.CutPrefix(path[end:], ".")
+	return strings.ReplaceAll(path[:end], `\.`, "."), rest, more
 }
 
 func (n *node) grow(path, key string) *node {

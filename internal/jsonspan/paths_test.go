@@ -19,7 +19,7 @@ func find(paths *Paths, text string) (found []string, err error) {
 }
 
 func TestFind(t *testing.T) {
-	envelope := []string{"id", "method", "params.name", "params", "result.tools.*.name", "result.tools.*.tags.*"}
+	envelope := []string{"id", "method", "params.name", "params", "result.tools.*.name", "result.tools.*.tags.*", `params._meta.a\.b/c`}
 	for _, test := range []struct {
 		name, text string
 		want       []string
@@ -32,6 +32,7 @@ func TestFind(t *testing.T) {
 		{"keys by what they stand for", `{"\u0069d":"1","ID":2,"id ":3}`, []string{`0="1"`}, nil},
 		{"not the same key further in", `{"a":{"id":1,"method":2},"id":3}`, []string{`0=3`}, nil},
 		{"another kind of value on the way", `{"params":["name"],"result":{"tools":"name"}}`, []string{`3=["name"]`}, nil},
+		{"a key with a dot in it", `{"params":{"_meta":{"a":{"b/c":1},"a.b/c":2}}}`, []string{`6=2`, `3={"_meta":{"a":{"b/c":1},"a.b/c":2}}`}, nil},
 		{"nothing", `[{"id":1}]`, nil, nil},
 		{"a repeated key", `{"id":1,"x":0,"id":2}`, []string{`0=1`}, ErrDuplicate},
 		{"a key repeated by its escape", `{"id":1,"i\u0064":2}`, []string{`0=1`}, ErrDuplicate},
