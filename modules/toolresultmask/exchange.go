@@ -69,7 +69,7 @@ func (x *exchange) mask(r *http.Request) {
 		x.pass(tooLarge, nil)
 		return
 	}
-	raw, err := readBody(r, limit)
+	raw, err := httpbody.Read(r, limit)
 	switch {
 	case err != nil:
 		x.pass(unreadable, err)
@@ -154,32 +154,6 @@ func (x *exchange) pass(why reason, err error) {
 	if c := x.handler.logger.Check(zapcore.DebugLevel, "request not masked"); c != nil {
 		c.Write(zap.String("reason", string(why)), zap.Error(err))
 	}
-}
-
-// readBody reads a body of at most limit bytes, or one byte more of a longer one.
-func readBody(r *http.Request, limit int64) ([]byte, error) {
-	// Memory for what is announced is taken only when some of it has come.
-	const trust = 1 << 20
-	announced := limit
-	if r.ContentLength >= 0 {
-		announced = r.ContentLength
-	}
-	raw := make([]byte, 0, min(announced, trust)+1) // the one byte more has the end of the body in it
-	for int64(len(raw)) <= limit {
-		if len(raw) == cap(raw) {
-			larger := min(2*int64(cap(raw)), limit+1)
-			raw = append(make([]byte, 0, max(larger, r.ContentLength+1)), raw...)
-		}
-		n, err := r.Body.Read(raw[len(raw):cap(raw)])
-		raw = raw[:len(raw)+n]
-		if err == io.EOF {
-			return raw, nil
-		}
-		if err != nil {
-			return raw, err
-		}
-	}
-	return raw, nil
 }
 
 // decoded returns a body without its encoding, if it has one.

@@ -1,0 +1,54 @@
+package jsonrpc
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// Request composes a request of our own. Params are JSON, or nil.
+func Request(id uint64, method string, params []byte) []byte {
+	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
+	m = strconv.AppendUint(m, id, 10)
+	return compose(m, method, params)
+}
+
+// Notification composes a notification. Params are JSON, or nil.
+func Notification(method string, params []byte) []byte {
+	return compose([]byte(`{"jsonrpc":"2.0"`), method, params)
+}
+
+func compose(m []byte, method string, params []byte) []byte {
+	m = append(m, `,"method":`...)
+	m = append(m, Quote(method)...)
+	if params != nil {
+		m = append(m, `,"params":`...)
+		m = append(m, params...)
+	}
+	return append(m, '}')
+}
+
+// Answer composes the answer to the request with this id, given as a literal.
+func Answer(id, result []byte) []byte {
+	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
+	m = append(m, id...)
+	m = append(m, `,"result":`...)
+	m = append(m, result...)
+	return append(m, '}')
+}
+
+// Refusal composes an answer that is an error, without data.
+func Refusal(id []byte, code int, message string) []byte {
+	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
+	m = append(m, id...)
+	m = append(m, `,"error":{"code":`...)
+	m = strconv.AppendInt(m, int64(code), 10)
+	m = append(m, `,"message":`...)
+	m = append(m, Quote(message)...)
+	return append(m, "}}"...)
+}
+
+// Quote returns a string as JSON.
+func Quote(s string) []byte {
+	quoted, _ := json.Marshal(s) // strings always can be
+	return quoted
+}

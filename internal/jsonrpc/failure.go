@@ -1,0 +1,203 @@
+package jsonrpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+)
+
+// The codes of JSON-RPC itself.
+const (
+	CodeParseError     = -32700
+	CodeInvalidRequest = -32600
+	CodeMethodNotFound = -32601
+	CodeInvalidParams  = -32602
+	CodeInternalError  = -32603
+)
+
+// The codes of the gateway. They are not unique in the world of MCP: what tells
+// one failure from another is its symbol, and its status.
+const (
+	codeUnknownServer   = -32001
+	codeUnavailable     = -32002
+	codeInvalidResponse = -32003
+	codeHeaderMismatch  = -32020 // MCP's own
+)
+
+// A Failure is an error that is made here, in the place of an answer that did not
+// come. It never tells more of its cause than a stranger may know.
+type Failure struct {
+	Status  int    // of the HTTP response
+	Code    int    // of the JSON-RPC error
+	Message string // for people
+	Data    FailureData
+}
+
+// FailureData is what programs can rely on.
+type FailureData struct {
+	Symbol     string `json:"code"`
+	ServerName string `json:"server_name,omitempty"`
+	StatusCode int    `json:"status_code,omitempty"`
+}
+
+func (f *Failure) Error() string { return f.Message }
+
+// Append appends the JSON-RPC error that answers the request with this id, given
+// as a literal. No id is null.
+func (f *Failure) Append(dst, id []byte) []byte {
+	type rpcError struct {
+		Code    int         `json:"code"`
+		Message string      `json:"message"`
+		Data    FailureData `json:"data"`
+	}
+	var body bytes.Buffer
+	enc := json.NewEncoder(&body)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(rpcError{f.Code, f.Message, f.Data}) // of strings and numbers: it cannot fail
+	if id == nil {
+		id = []byte("null")
+	}
+	dst = append(dst, `{"jsonrpc":"2.0","error":`...)
+	dst = append(dst, bytes.TrimSuffix(body.Bytes(), []byte("\n"))...)
+	dst = append(dst, `,"id":`...)
+	dst = append(dst, id...)
+	return append(dst, '}')
+}
+
+// ParseError says that a request is not JSON.
+func ParseError() *Failure {
+	return failure(http.StatusBadRequest, CodeParseError, "parse_error", "the request is not valid JSON")
+}
+
+// InvalidRequest says that a request is JSON but no JSON-RPC message.
+func InvalidRequest(message string) *Failure {
+	return failure(http.StatusBadRequest, CodeInvalidRequest, "invalid_request", message)
+}
+
+// InvalidParams says that a request lacks what its method or revision demands.
+func InvalidParams(message string) *Failure {
+	return failure(http.StatusBadRequest, CodeInvalidParams, "invalid_params", message)
+}
+
+// HeaderMismatch says that the headers of a request and its body do not agree.
+func HeaderMismatch(message string) *Failure {
+	return failure(http.StatusBadRequest, codeHeaderMismatch, "header_mismatch", message)
+}
+
+// UnknownSession says that a session has ended, or never was.
+func UnknownSession() *Failure {
+	return failure(http.StatusNotFound, codeUnknownServer, "unknown_session", "there is no such session: initialize again")
+}
+
+// TooManySessions says that no further client can be served.
+func TooManySessions() *Failure {
+	return failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_sessions", "too many sessions")
+}
+
+// PayloadTooLarge says that a request has too many bytes.
+func PayloadTooLarge() *Failure {
+	return failure(http.StatusRequestEntityTooLarge, CodeInvalidRequest, "payload_too_large", "the request is too large")
+}
+
+// UnsupportedEncoding says that a request is compressed, which MCP does not know.
+func UnsupportedEncoding() *Failure {
+	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests with a Content-Encoding are not accepted")
+}
+
+// MethodNotAllowed says that an HTTP method has no meaning here.
+func MethodNotAllowed() *Failure {
+	return failure(http.StatusMethodNotAllowed, CodeInvalidRequest, "invalid_request", "the HTTP method is not allowed here")
+}
+
+// ForbiddenOrigin says that web pages of the request's origin may not use this
+// gateway.
+func ForbiddenOrigin(message string) *Failure {
+	return failure(http.StatusForbidden, CodeInvalidRequest, "forbidden_origin", message)
+}
+
+// ForbiddenHost says that this gateway does not go by the name in the request.
+func ForbiddenHost(message string) *Failure {
+	return failure(http.StatusForbidden, CodeInvalidRequest, "forbidden_host", message)
+}
+
+// UnknownServer says that there is no server of this name.
+func UnknownServer(name string) *Failure {
+	f := failure(http.StatusNotFound, codeUnknownServer, "unknown_server", "unknown MCP server")
+	f.Data.ServerName = name
+	return f
+}
+
+// Timeout says that a server did not answer in time.
+func Timeout(server string) *Failure {
+	return unavailable("timeout", server, "the MCP server did not answer in time")
+}
+
+// ConnectError says that a server could not be reached, or that it broke off in
+// mid-answer.
+func ConnectError(server string) *Failure {
+	return unavailable("connect_error", server, "the MCP server could not be reached or broke off")
+}
+
+// InvalidJSON says that what a server answered is not JSON.
+func InvalidJSON(server string) *Failure {
+	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_json", "the MCP server's answer is not valid JSON")
+	f.Data.ServerName = server
+	return f
+}
+
+// InvalidResponse says that what a server answered is no JSON-RPC response.
+func InvalidResponse(server string) *Failure {
+	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response", "the MCP server's answer is not a JSON-RPC response")
+	f.Data.ServerName = server
+	return f
+}
+
+// ResponseTooLarge says that what a server answered has too many bytes.
+func ResponseTooLarge(server string) *Failure {
+	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response", "the MCP server's answer is too large")
+	f.Data.ServerName = server
+	return f
+}
+
+// Refused says that a handler on the way to a server has refused the request, with
+// this status.
+func Refused(server string, status int) *Failure {
+	var f *Failure
+	switch status {
+	case http.StatusUnauthorized:
+		f = failure(status, CodeInvalidRequest, "unauthorized", "Unauthorized")
+	case http.StatusForbidden:
+		f = failure(status, CodeInvalidRequest, "acl_denied", "Access denied")
+	case http.StatusTooManyRequests:
+		f = failure(status, CodeInvalidRequest, "rate_limited", "Rate limit exceeded")
+	default:
+		f = failure(status, CodeInternalError, "http_error", "the request was refused on its way to the MCP server")
+		f.Data.StatusCode = status
+	}
+	f.Data.ServerName = server
+	return f
+}
+
+// NoHandler says that of the handlers of a server none has answered.
+func NoHandler(server string) *Failure {
+	f := failure(http.StatusNotFound, CodeInternalError, "http_error", "no handler of the MCP server has answered")
+	f.Data.ServerName, f.Data.StatusCode = server, http.StatusNotFound
+	return f
+}
+
+// HTTPError says that a server answered with a status that stands for no answer.
+func HTTPError(server string, status int) *Failure {
+	f := failure(http.StatusBadGateway, CodeInternalError, "http_error", "the MCP server answered with an HTTP error")
+	f.Data.ServerName, f.Data.StatusCode = server, status
+	return f
+}
+
+func unavailable(symbol, server, message string) *Failure {
+	f := failure(http.StatusBadGateway, codeUnavailable, symbol, message)
+	f.Data.ServerName = server
+	return f
+}
+
+func failure(status, code int, symbol, message string) *Failure {
+	return &Failure{Status: status, Code: code, Message: message, Data: FailureData{Symbol: symbol}}
+}

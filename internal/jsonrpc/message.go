@@ -1,0 +1,212 @@
+// Package jsonrpc reads the envelope of JSON-RPC messages where they stand, and
+// makes the errors a gateway answers in their place.
+//
+// A [Message] is the raw bytes and the places of a few members in them. Whoever
+// stands between a client and a server decides on these places and replaces them
+// there; everything else is passed on as it came.
+package jsonrpc
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A Field is a member of a message that matters to somebody between client and
+// server.
+type Field uint8
+
+const (
+	Version Field = iota
+	ID
+	Method
+	Params
+	Name               // params.name, of tools/call and prompts/get
+	URI                // params.uri, of resources/*
+	TaskID             // params.taskId, of tasks/*
+	RequestID          // params.requestId, of notifications/cancelled
+	Progress           // params.progressToken, of notifications/progress
+	Arguments          // params.arguments, of tools/call
+	Requested          // params.protocolVersion, of initialize
+	Capabilities       // params.capabilities, of initialize
+	Meta               // params._meta
+	ProgressToken      // params._meta.progressToken: where progress is to be reported
+	ProtocolVersion    // the protocol version in params._meta, of the stateless era
+	ClientCapabilities // the client's capabilities there
+	SubscriptionID     // the id in params._meta of the listen request a notification belongs to
+	Result             // of an answer
+	ListenID           // the same id in result._meta
+	Error              // of an answer
+	ErrorCode          // error.code
+	ErrorMessage       // error.message
+	fieldCount
+)
+
+// Keys of _meta that the protocol defines begin with this.
+const reserved = `io\.modelcontextprotocol/`
+
+var fields = jsonspan.CompilePaths(
+	"jsonrpc", "id", "method",
+	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
+	"params.arguments", "params.protocolVersion", "params.capabilities",
+	"params._meta", "params._meta.progressToken",
+	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
+	"params._meta."+reserved+"subscriptionId",
+	"result", "result._meta."+reserved+"subscriptionId",
+	"error", "error.code", "error.message",
+)
+
+// A Message is a JSON-RPC message: a request, a notification (no id) or an answer
+// (no method).
+type Message struct {
+	Raw   []byte
+	spans [fieldCount]span
+}
+
+// A span is where a field stands. It is small because there are many in a message,
+// and a message is copied for each call; nobody passes on one of 2 GiB.
+type span struct {
+	kind       jsonspan.Kind
+	start, end int32
+}
+
+// ReadRequest is Read for what a client sends, of which no more is accepted than
+// the standard says: a text in UTF-8.
+func (m *Message) ReadRequest(data []byte) *Failure {
+	if !utf8.Valid(data) {
+		*m = Message{Raw: data}
+		return ParseError()
+	}
+	return m.Read(data)
+}
+
+// Read finds the fields of the message that data is, in one pass. A message that
+// repeats one of them is refused, because two readers could disagree about what it
+// says. The message keeps data.
+//
+// The failure is ready to be answered. A message that was refused has no fields:
+// of what is not understood nobody can know the id.
+func (m *Message) Read(data []byte) *Failure {
+	*m = Message{Raw: data}
+	if len(data) > math.MaxInt32 {
+		return PayloadTooLarge()
+	}
+	err := fields.Find(data, func(path int, v jsonspan.Value) {
+		m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
+	})
+	failure := m.judge(err)
+	if failure != nil {
+		*m = Message{Raw: data}
+	}
+	return failure
+}
+
+func (m *Message) judge(err error) *Failure {
+	switch {
+	case errors.Is(err, jsonspan.ErrDuplicate):
+		return InvalidRequest("the message repeats a member")
+	case errors.Is(err, jsonspan.ErrDepth):
+		return InvalidRequest("the message is nested too deeply")
+	case err != nil:
+		return ParseError()
+	case !isObject(m.Raw):
+		return InvalidRequest("the message is not a JSON object")
+	}
+	switch m.Kind(ID) {
+	case Absent, jsonspan.String, jsonspan.Number, jsonspan.Null:
+		return nil
+	}
+	return InvalidRequest("the id is neither a string nor a number")
+}
+
+// Check reports what is wrong with a message that has been read, if it is none of
+// JSON-RPC 2.0 after all. A gateway can pass such a thing on, and let its reader
+// decide; where many share one reader, it must not.
+func (m *Message) Check() *Failure {
+	answer := m.Has(Result) || m.Has(Error)
+	switch {
+	case !m.Is(Version, "2.0"):
+		return InvalidRequest("jsonrpc is not \"2.0\"")
+	case m.Has(Method) == answer || m.Has(Result) && m.Has(Error):
+		return InvalidRequest("the message is neither a request nor an answer")
+	case m.Has(Method) && m.Kind(Method) != jsonspan.String:
+		return InvalidRequest("the method is not a string")
+	case m.Has(Params) && m.Kind(Params) != jsonspan.BeginObject && m.Kind(Params) != jsonspan.BeginArray:
+		return InvalidRequest("params is neither an object nor an array")
+	case answer && !m.Has(ID):
+		return InvalidRequest("the answer has no id")
+	case m.Has(Error) && !m.isError():
+		return InvalidRequest("the error has no code or no message")
+	}
+	return nil
+}
+
+// isError reports whether the error is one: an object with a code, which is a whole
+// number, and a message.
+func (m *Message) isError() bool {
+	_, err := strconv.ParseInt(string(m.Literal(ErrorCode)), 10, 32)
+	return err == nil && m.Kind(ErrorMessage) == jsonspan.String
+}
+
+// isObject reports whether a JSON text is an object.
+func isObject(data []byte) bool {
+	for _, c := range data {
+		switch c {
+		case ' ', '\t', '\r', '\n':
+			continue
+		}
+		return c == '{'
+	}
+	return false
+}
+
+// Absent is the kind of a field that a message does not have.
+const Absent = jsonspan.More
+
+// Kind returns what a field is.
+func (m *Message) Kind(f Field) jsonspan.Kind { return m.spans[f].kind }
+
+// Has reports whether the message has a field.
+func (m *Message) Has(f Field) bool { return m.spans[f].kind != Absent }
+
+// Literal returns the bytes of a field as they stand in the message, or nil.
+func (m *Message) Literal(f Field) []byte {
+	if !m.Has(f) {
+		return nil
+	}
+	return m.Raw[m.spans[f].start:m.spans[f].end]
+}
+
+// Text returns what a field says, or nothing if it is not a string.
+func (m *Message) Text(f Field) string {
+	if m.Kind(f) != jsonspan.String {
+		return ""
+	}
+	return string(jsonspan.AppendText(nil, m.body(f)))
+}
+
+// Is reports whether a field is a string that says this.
+func (m *Message) Is(f Field, text string) bool {
+	return m.Kind(f) == jsonspan.String && jsonspan.TextIs(m.body(f), text)
+}
+
+// body returns what stands between the quotes of a field that is a string.
+func (m *Message) body(f Field) []byte { return m.Raw[m.spans[f].start+1 : m.spans[f].end-1] }
+
+// Replace returns the edit that puts a literal in the place of a field, which the
+// message must have.
+func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
+	return jsonspan.Edit{Start: int(m.spans[f].start), End: int(m.spans[f].end), New: literal}
+}
+
+// IsRequest reports whether the message wants an answer.
+func (m *Message) IsRequest() bool { return m.Has(Method) && m.Has(ID) }
+
+// IsNotification reports whether the message has a method and wants no answer.
+func (m *Message) IsNotification() bool { return m.Has(Method) && !m.Has(ID) }
+
+// IsAnswer reports whether the message answers a request.
+func (m *Message) IsAnswer() bool { return m.Has(Result) != m.Has(Error) && !m.Has(Method) }

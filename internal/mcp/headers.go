@@ -1,0 +1,172 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+// Headers of the protocol, in the form that http.Header has them.
+const (
+	SessionHeader = "Mcp-Session-Id"
+	VersionHeader = "Mcp-Protocol-Version"
+	methodHeader  = "Mcp-Method"
+	nameHeader    = "Mcp-Name"
+	paramPrefix   = "Mcp-Param-"
+)
+
+// CheckModern checks a request of the modern era: that it says who it is, and that
+// its headers, which proxies decide upon, say the same as its body.
+func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
+	version := header.Get(VersionHeader)
+	switch {
+	case m.Has(jsonrpc.ProtocolVersion) && !m.Is(jsonrpc.ProtocolVersion, version):
+		return jsonrpc.HeaderMismatch("MCP-Protocol-Version and the version in _meta differ")
+	case !m.Has(jsonrpc.ProtocolVersion):
+		return jsonrpc.InvalidParams("_meta has no io.modelcontextprotocol/protocolVersion")
+	case !m.Has(jsonrpc.ClientCapabilities):
+		return jsonrpc.InvalidParams("_meta has no io.modelcontextprotocol/clientCapabilities")
+	case !m.Is(jsonrpc.Method, header.Get(methodHeader)):
+		return jsonrpc.HeaderMismatch("Mcp-Method and the method differ")
+	}
+	if field, named := nameOf(m); named {
+		name, ok := headerText(header.Get(nameHeader))
+		if !ok || name == "" || !m.Is(field, name) {
+			return jsonrpc.HeaderMismatch("Mcp-Name and the name in the body differ")
+		}
+	}
+	return nil
+}
+
+// nameOf returns which member of a request Mcp-Name repeats.
+func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
+	switch method := m.Text(jsonrpc.Method); {
+	case method == "tools/call" || method == "prompts/get":
+		return jsonrpc.Name, true
+	case method == "resources/read":
+		return jsonrpc.URI, true
+	case strings.HasPrefix(method, "tasks/"):
+		return jsonrpc.TaskID, true
+	}
+	return 0, false
+}
+
+// headerText returns what the value of a header says. What is not safe in a header
+// comes as base64 in =?base64? and ?=.
+func headerText(value string) (string, bool) {
+	encoded, ok := strings.CutPrefix(value, "=?base64?")
+	if !ok {
+		return value, true
+	}
+	if encoded, ok = strings.CutSuffix(encoded, "?="); !ok {
+		return value, true
+	}
+	text, err := base64.StdEncoding.DecodeString(encoded)
+	return string(text), err == nil
+}
+
+// ParamHeaders says which arguments of a server's tools are repeated in headers
+// (x-mcp-header in a tool's schema), by tool.
+type ParamHeaders map[string][]paramHeader
+
+type paramHeader struct {
+	path []string // of the argument
+	name string   // of the header
+}
+
+// A schema is as much of a JSON schema as matters here.
+type schema struct {
+	Header     string                     `json:"x-mcp-header"`
+	Properties map[string]json.RawMessage `json:"properties"`
+}
+
+// Add adds the tools of the result of a tools/list, and returns where the list goes
+// on.
+func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
+	var list struct {
+		Tools []struct {
+			Name        string          `json:"name"`
+			InputSchema json.RawMessage `json:"inputSchema"`
+		} `json:"tools"`
+		NextCursor string `json:"nextCursor"`
+	}
+	if err := json.Unmarshal(result, &list); err != nil {
+		return "", err
+	}
+	for _, tool := range list.Tools {
+		if !bytes.Contains(tool.InputSchema, []byte("x-mcp-header")) {
+			continue
+		}
+		var s schema
+		if err := json.Unmarshal(tool.InputSchema, &s); err != nil {
+			continue // clients leave a tool out whose schema is wrong
+		}
+		if headers := s.headers(nil, nil); headers != nil {
+			p[tool.Name] = headers
+		}
+	}
+	return list.NextCursor, nil
+}
+
+func (s schema) headers(path []string, found []paramHeader) []paramHeader {
+	for name, raw := range s.Properties {
+		var property schema
+		if json.Unmarshal(raw, &property) != nil {
+			continue // it may be no more than true
+		}
+		at := append(path[:len(path):len(path)], name)
+		if property.Header != "" {
+			found = append(found, paramHeader{at, property.Header})
+		}
+		found = property.headers(at, found)
+	}
+	return found
+}
+
+// Check checks that the headers of a tools/call repeat its arguments.
+func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
+	for _, h := range p[m.Text(jsonrpc.Name)] {
+		value, repeated := argument(m.Literal(jsonrpc.Arguments), h.path)
+		values := header.Values(paramPrefix + h.name)
+		if !repeated && len(values) == 0 {
+			continue
+		}
+		text, ok := headerText(header.Get(paramPrefix + h.name))
+		if !ok || len(values) != 1 || !repeated || text != value {
+			return jsonrpc.HeaderMismatch(fmt.Sprintf("%s%s and the argument %s differ", paramPrefix, h.name, strings.Join(h.path, ".")))
+		}
+	}
+	return nil
+}
+
+// argument returns an argument of a simple type as a header has it.
+func argument(arguments []byte, path []string) (string, bool) {
+	for _, name := range path {
+		var object map[string]json.RawMessage
+		if json.Unmarshal(arguments, &object) != nil {
+			return "", false
+		}
+		arguments = object[name]
+	}
+	var value any
+	decoder := json.NewDecoder(bytes.NewReader(arguments))
+	decoder.UseNumber()
+	if decoder.Decode(&value) != nil {
+		return "", false
+	}
+	switch v := value.(type) {
+	case string:
+		return v, true
+	case bool:
+		return strconv.FormatBool(v), true
+	case json.Number:
+		return v.String(), true
+	}
+	return "", false
+}

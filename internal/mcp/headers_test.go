@@ -1,0 +1,191 @@
+package mcp
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+func message(t *testing.T, data string) *jsonrpc.Message {
+	t.Helper()
+	m := new(jsonrpc.Message)
+	if failure := m.Read([]byte(data)); failure != nil {
+		t.Fatal(failure)
+	}
+	return m
+}
+
+func header(pairs ...string) http.Header {
+	h := http.Header{}
+	for i := 0; i < len(pairs); i += 2 {
+		h.Add(pairs[i], pairs[i+1])
+	}
+	return h
+}
+
+const (
+	versionKey      = `"io.modelcontextprotocol/protocolVersion":`
+	capabilitiesKey = `"io.modelcontextprotocol/clientCapabilities":{}`
+	meta            = `"_meta":{` + versionKey + `"2026-07-28",` + capabilitiesKey + `}`
+)
+
+func TestEras(t *testing.T) {
+	tests := []struct {
+		name   string
+		header string
+		data   string
+		want   Era
+	}{
+		{"nothing said", "", `{"id":1,"method":"tools/list"}`, Legacy},
+		{"an old version in the header", "2025-06-18", `{"id":1,"method":"tools/list"}`, Legacy},
+		{"the oldest", "2024-11-05", `{"id":1,"method":"tools/list"}`, Legacy},
+		{"the new version in the header", "2026-07-28", `{"id":1,"method":"tools/list"}`, Modern},
+		{"any version that is not old", "2099-01-01", `{"id":1,"method":"initialize"}`, Modern},
+		{"a version in _meta", "", `{"id":1,"method":"initialize","params":{` + meta + `}}`, Modern},
+		{"a version in _meta against the header", "2025-06-18", `{"id":1,"method":"x","params":{` + meta + `}}`, Modern},
+		{"the method does not matter", "", `{"id":1,"method":"server/discover"}`, Legacy},
+		{"a version that is asked for at initialization does not", "", `{"id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, Legacy},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := EraOf(tt.header, message(t, tt.data)); got != tt.want {
+				t.Errorf("got %d", got)
+			}
+		})
+	}
+}
+
+func TestNegotiate(t *testing.T) { // A5
+	tests := []struct{ requested, server, want string }{
+		{"2025-06-18", "2025-11-25", "2025-06-18"},
+		{"2025-11-25", "2025-11-25", "2025-11-25"},
+		{"2025-11-25", "2025-03-26", "2025-03-26"},
+		{"2099-01-01", "2025-11-25", "2025-11-25"},
+		{"", "2025-11-25", "2025-11-25"},
+		{"2025-06-18", "2099-01-01", "2025-06-18"},
+		{"2026-07-28", "2025-11-25", "2025-11-25"},
+	}
+	for _, tt := range tests {
+		if got := Negotiate(tt.requested, tt.server); got != tt.want {
+			t.Errorf("%s of a server with %s: got %s, want %s", tt.requested, tt.server, got, tt.want)
+		}
+	}
+}
+
+func TestCheckModern(t *testing.T) {
+	request := func(method, members string) string {
+		if members != "" {
+			members += ","
+		}
+		return fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{%s%s}}`, method, members, meta)
+	}
+	const version = "2026-07-28"
+	tests := []struct {
+		name    string
+		data    string
+		headers []string
+		code    int // 0: it is right
+	}{
+		{"a list", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, 0},
+		{"a name that is not needed does not matter", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list", "Mcp-Name", "x"}, 0},
+		{"a call", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, 0},
+		{"a prompt", request("prompts/get", `"name":"p"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "prompts/get", "Mcp-Name", "p"}, 0},
+		{"a resource", request("resources/read", `"uri":"a:b"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "resources/read", "Mcp-Name", "a:b"}, 0},
+		{"a task", request("tasks/get", `"taskId":"t"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tasks/get", "Mcp-Name", "t"}, 0},
+		{"a name with an escape", request("tools/call", `"name":"\u0065cho"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, 0},
+		{"a name in base64", request("tools/call", `"name":"é"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "=?base64?w6k=?="}, 0},
+		{"no header at all", request("tools/list", ""), nil, -32020},
+		{"another version in the header", request("tools/list", ""), []string{"MCP-Protocol-Version", "2025-11-25", "Mcp-Method", "tools/list"}, -32020},
+		{"no _meta", `{"id":1,"method":"tools/list"}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
+		{"an empty _meta", `{"id":1,"method":"tools/list","params":{"_meta":{}}}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
+		{"no capabilities", `{"id":1,"method":"tools/list","params":{"_meta":{` + versionKey + `"2026-07-28"}}}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
+		{"a version that is no string", `{"id":1,"method":"tools/list","params":{"_meta":{` + versionKey + `1,` + capabilitiesKey + `}}}`, []string{"MCP-Protocol-Version", "1", "Mcp-Method", "tools/list"}, -32020},
+		{"no method", request("tools/list", ""), []string{"MCP-Protocol-Version", version}, -32020},
+		{"another method", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"}, -32020},
+		{"a method in another case", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "Tools/list"}, -32020},
+		{"no name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"}, -32020},
+		{"another name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "rm"}, -32020},
+		{"a name that is not in the body", request("tools/call", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, -32020},
+		{"a name that is empty on both sides", request("tools/call", `"name":""`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", ""}, -32020},
+		{"base64 that is none", request("tools/call", `"name":"x"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "=?base64?*?="}, -32020},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			failure := CheckModern(header(tt.headers...), message(t, tt.data))
+			switch {
+			case failure == nil && tt.code != 0:
+				t.Error("it is taken for right")
+			case failure != nil && (failure.Code != tt.code || failure.Status != http.StatusBadRequest):
+				t.Errorf("got %d %s", failure.Code, failure.Message)
+			}
+		})
+	}
+}
+
+func TestParamHeaders(t *testing.T) {
+	headers := ParamHeaders{}
+	cursor, err := headers.Add([]byte(`{"nextCursor":"more","tools":[
+		{"name":"plain","inputSchema":{"type":"object","properties":{"x":{"type":"string"}}}},
+		{"name":"broken","inputSchema":{"properties":["x-mcp-header"]}},
+		{"name":"query","inputSchema":{"type":"object","properties":{
+			"region":{"type":"string","x-mcp-header":"Region"},
+			"n":{"type":"integer","x-mcp-header":"N"},
+			"on":{"type":"boolean","x-mcp-header":"On"},
+			"at":{"type":"object","properties":{"zone":{"type":"string","x-mcp-header":"Zone"}}}}}}]}`))
+	if err != nil || cursor != "more" || len(headers) != 1 {
+		t.Fatalf("got %v, %q, %v", headers, cursor, err)
+	}
+	for _, bad := range []string{``, `[]`, `{"tools":1}`} {
+		if _, err := headers.Add([]byte(bad)); err == nil {
+			t.Errorf("%q is taken for a list", bad)
+		}
+	}
+	tests := []struct {
+		name      string
+		tool      string
+		arguments string
+		headers   []string
+		ok        bool
+	}{
+		{"a tool without", "plain", `{"x":"y"}`, nil, true},
+		{"an unknown tool", "zz", `{"region":"eu"}`, nil, true},
+		{"nothing on either side", "query", `{}`, nil, true},
+		{"no arguments at all", "query", `null`, nil, true},
+		{"a string", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu"}, true},
+		{"a string with an escape", "query", `{"r\u0065gion":"\u0065u"}`, []string{"Mcp-Param-Region", "eu"}, true},
+		{"a string in base64", "query", `{"region":"é"}`, []string{"Mcp-Param-Region", "=?base64?w6k=?="}, true},
+		{"a number", "query", `{"n":12345678901234567890}`, []string{"Mcp-Param-N", "12345678901234567890"}, true},
+		{"a boolean", "query", `{"on":true}`, []string{"Mcp-Param-On", "true"}, true},
+		{"one further down", "query", `{"at":{"zone":"a"}}`, []string{"Mcp-Param-Zone", "a"}, true},
+		{"null is nothing", "query", `{"region":null}`, nil, true},
+		{"no header", "query", `{"region":"eu"}`, nil, false},
+		{"no argument", "query", `{}`, []string{"Mcp-Param-Region", "eu"}, false},
+		{"another value", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "us"}, false},
+		{"two values", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu", "Mcp-Param-Region", "us"}, false},
+		{"base64 that is none", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "=?base64?*?="}, false},
+		{"an object is not repeated", "query", `{"region":{}}`, []string{"Mcp-Param-Region", "{}"}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m := message(t, fmt.Sprintf(`{"id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tt.tool, tt.arguments))
+			failure := headers.Check(header(tt.headers...), m)
+			if (failure == nil) != tt.ok {
+				t.Errorf("got %v", failure)
+			}
+			if failure != nil && (failure.Code != -32020 || !strings.Contains(failure.Message, "Mcp-Param-")) {
+				t.Errorf("got %d %s", failure.Code, failure.Message)
+			}
+		})
+	}
+}
+
+func TestKnownMethods(t *testing.T) {
+	for method, want := range map[string]bool{"tools/call": true, "subscriptions/listen": true, "notifications/progress": true, "tools/Call": false, "made/up": false, "": false} {
+		if name, ok := KnownMethod(method); ok != want || ok && name != method {
+			t.Errorf("%q: got %q, %t", method, name, ok)
+		}
+	}
+}

@@ -1,0 +1,34 @@
+package mcp
+
+// KnownMethod returns the name of a method if the protocol defines it, in any of
+// its revisions. Labels of metrics are made of such names only: whoever sends
+// requests can make up others without end.
+func KnownMethod(name string) (method string, ok bool) {
+	method, ok = methods[name]
+	return method, ok
+}
+
+var methods = func() map[string]string {
+	all := map[string]string{}
+	for _, name := range []string{
+		"initialize", "ping", "server/discover",
+		"tools/list", "tools/call",
+		"prompts/list", "prompts/get",
+		"resources/list", "resources/templates/list", "resources/read", "resources/subscribe", "resources/unsubscribe",
+		"completion/complete", "logging/setLevel",
+		MethodListen,
+		"tasks/get", "tasks/list", "tasks/result", "tasks/update", "tasks/cancel",
+		"sampling/createMessage", "elicitation/create", "roots/list",
+		"notifications/initialized", "notifications/cancelled", "notifications/progress", "notifications/message",
+		"notifications/roots/list_changed", "notifications/tools/list_changed", "notifications/prompts/list_changed",
+		"notifications/resources/list_changed", "notifications/resources/updated",
+		"notifications/elicitation/complete", "notifications/tasks/status",
+	} {
+		all[name] = name
+	}
+	return all
+}()
+
+// MethodListen is the request whose answer is a stream that lasts, in the
+// stateless era.
+const MethodListen = "subscriptions/listen"
