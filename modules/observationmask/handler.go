@@ -194,10 +194,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // and without Accept-Encoding. Go's transport then asks for gzip on its own
 // account and decodes it, and encode in front still knows what the client takes.
 func forwarded(r *http.Request, call *call) *http.Request {
+	body, encodings := call.watch(r), r.Header.Get("Accept-Encoding")
+	if body == r.Body && encodings == "" {
+		return r
+	}
 	r2 := new(http.Request)
 	*r2 = *r
-	r2.Body = call.watch(r)
-	if r.Header.Get("Accept-Encoding") != "" {
+	r2.Body = body
+	if encodings != "" {
 		r2.Header = r.Header.Clone()
 		r2.Header.Del("Accept-Encoding")
 	}

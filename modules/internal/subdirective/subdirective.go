@@ -5,6 +5,7 @@ package subdirective
 import (
 	"strconv"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/dustin/go-humanize"
 )
@@ -44,6 +45,24 @@ func Size(d *caddyfile.Dispenser) (int64, error) {
 		return 0, d.Errf("%s: %q is not a size", name, arg)
 	}
 	return int64(size), nil
+}
+
+// Duration reads the one argument of a subdirective that takes a duration, which
+// must be positive.
+func Duration(d *caddyfile.Dispenser) (caddy.Duration, error) {
+	name := d.Val()
+	var arg string
+	if !d.AllArgs(&arg) {
+		return 0, d.ArgErr()
+	}
+	duration, err := caddy.ParseDuration(arg)
+	if err != nil {
+		return 0, d.Errf("%s: %v", name, err)
+	}
+	if duration <= 0 {
+		return 0, d.Errf("%s: %s is not positive", name, arg)
+	}
+	return caddy.Duration(duration), nil
 }
 
 // Switch reads on, off or nothing, which means on.

@@ -23,6 +23,28 @@ func NewCounter(name, help string, labels ...string) *prometheus.CounterVec {
 	}, labels)
 }
 
+// NewGauge returns a gauge of this project.
+func NewGauge(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: "caddy",
+		Subsystem: "mcp",
+		Name:      name,
+		Help:      help,
+	}, labels)
+}
+
+// NewHistogram returns a histogram of how long things take, in seconds: from the
+// millisecond of a server next door to the minutes of one that thinks.
+func NewHistogram(name, help string, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "caddy",
+		Subsystem: "mcp",
+		Name:      name,
+		Help:      help,
+		Buckets:   []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300},
+	}, labels)
+}
+
 // Register makes collectors part of the metrics of a configuration. Each
 // configuration has a registry of its own.
 func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {

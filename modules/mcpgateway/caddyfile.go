@@ -1,0 +1,291 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+)
+
+func init() {
+	httpcaddyfile.RegisterHandlerDirective("mcp_gateway", parseCaddyfile)
+	httpcaddyfile.RegisterDirectiveOrder("mcp_gateway", httpcaddyfile.Before, "respond")
+}
+
+// parseCaddyfile sets up the handler from Caddyfile tokens. Syntax:
+//
+//	mcp_gateway [<matcher>] {
+//		name             <name>
+//		response_timeout <duration>
+//		mask             off | [<max_chars> <head_chars> <tail_chars>] {
+//			<what observation_mask takes>
+//		}
+//		request_limit    <size>
+//		response_limit   <size>
+//		mcp_path         <path>
+//		rpc_path         <path>
+//		origins          <origins...>
+//		hosts            <hosts...>
+//		server <name> [<url> | stdio <command> <args...>] {
+//			alias   <names...>
+//			timeout <duration>
+//			path    <path>
+//			mask    <as above>
+//			<what the mcp_stdio transport takes, with stdio>
+//			<handler directives, ordered as in a site>
+//		}
+//	}
+//
+// A URL stands for a reverse_proxy to it, and stdio for a reverse_proxy to a child
+// process, behind the handlers of the block if there are any. The path of a URL is
+// that of the server.
+func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	h.Next() // consume directive name
+	if h.NextArg() {
+		return nil, h.ArgErr()
+	}
+	handler := new(Handler)
+	seen := map[string]bool{}
+	for h.NextBlock(0) {
+		name := h.Val()
+		switch name {
+		case "server", "origins", "hosts": // may stand on several lines
+		default:
+			if err := subdirective.Once(h.Dispenser, seen); err != nil {
+				return nil, err
+			}
+		}
+		var err error
+		switch name {
+		case "name":
+			err = parseText(h.Dispenser, &handler.Name)
+		case "response_timeout":
+			handler.ResponseTimeout, err = subdirective.Duration(h.Dispenser)
+		case "mask":
+			handler.Mask, err = parseMask(h.Dispenser)
+		case "request_limit":
+			if handler.RequestLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.RequestLimit == 0 {
+				err = h.Errf("request_limit: 0 takes nothing")
+			}
+		case "response_limit":
+			if handler.ResponseLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.ResponseLimit == 0 {
+				err = h.Errf("response_limit: 0 lets nothing through")
+			}
+		case "mcp_path":
+			err = parseText(h.Dispenser, &handler.MCPPath)
+		case "rpc_path":
+			err = parseText(h.Dispenser, &handler.RPCPath)
+		case "origins":
+			err = parseList(h.Dispenser, &handler.Origins)
+		case "hosts":
+			err = parseList(h.Dispenser, &handler.Hosts)
+		case "server":
+			var server *Server
+			if server, err = parseServer(h.WithDispenser(h.NewFromNextSegment())); err == nil {
+				handler.Servers = append(handler.Servers, server)
+			}
+		default:
+			err = h.Errf("unknown subdirective %s", name)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return handler, nil
+}
+
+// parseText reads the one argument of a subdirective that takes a text.
+func parseText(d *caddyfile.Dispenser, text *string) error {
+	name := d.Val()
+	if !d.AllArgs(text) {
+		return d.ArgErr()
+	}
+	if *text == "" {
+		return d.Errf("%s is empty", name)
+	}
+	return nil
+}
+
+func parseList(d *caddyfile.Dispenser, list *[]string) error {
+	args := d.RemainingArgs()
+	if len(args) == 0 {
+		return d.ArgErr()
+	}
+	*list = append(*list, args...)
+	return nil
+}
+
+// parseMask reads what observation_mask takes.
+func parseMask(d *caddyfile.Dispenser) (*observationmask.Handler, error) {
+	mask := new(observationmask.Handler)
+	return mask, mask.UnmarshalCaddyfile(d.NewFromNextSegment())
+}
+
+func parseServer(h httpcaddyfile.Helper) (*Server, error) {
+	h.Next() // consume "server"
+	directive := h.Token()
+	s := new(Server)
+	if !h.NextArg() {
+		return nil, h.ArgErr()
+	}
+	s.Name = h.Val()
+	upstream := h.RemainingArgsAsTokens()
+	stdio := len(upstream) > 0 && upstream[0].Text == "stdio"
+
+	var handlers, transport []caddyfile.Token
+	seen := map[string]bool{}
+	for h.NextBlock(0) {
+		name := h.Val()
+		switch {
+		case name == "alias": // names may stand on several lines
+		case name == "timeout", name == "path", name == "mask":
+			if err := subdirective.Once(h.Dispenser, seen); err != nil {
+				return nil, err
+			}
+		case stdio && ofTransport[name]:
+			transport = append(transport, h.NextSegment()...)
+			continue
+		default:
+			handlers = append(handlers, h.NextSegment()...)
+			continue
+		}
+		var err error
+		switch name {
+		case "alias":
+			err = parseList(h.Dispenser, &s.Aliases)
+		case "timeout":
+			s.Timeout, err = subdirective.Duration(h.Dispenser)
+		case "path":
+			err = parseText(h.Dispenser, &s.Path)
+		case "mask":
+			s.Mask, err = parseMask(h.Dispenser)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+
+	if len(handlers) > 0 {
+		subroute, err := httpcaddyfile.ParseSegmentAsSubroute(h.WithDispenser(caddyfile.NewDispenser(inBlock(directive, nil, handlers))))
+		if err != nil {
+			return nil, err
+		}
+		s.Routes = subroute.(*caddyhttp.Subroute).Routes
+	}
+	var proxy *reverseproxy.Handler
+	var err error
+	switch {
+	case stdio:
+		proxy, err = proxyToChild(h.Dispenser, s, directive, upstream[1:], transport)
+	case len(upstream) == 1:
+		proxy, err = proxyToURL(h.Dispenser, s, upstream[0].Text)
+	case len(upstream) > 1:
+		err = h.Errf("server %s: one URL is expected, or stdio and a command", s.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if proxy != nil {
+		s.Routes = append(s.Routes, caddyhttp.Route{
+			HandlersRaw: []json.RawMessage{caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil)},
+		})
+	}
+	return s, nil
+}
+
+// ofTransport are the subdirectives of a stdio server that its transport takes.
+var ofTransport = map[string]bool{
+	"env": true, "dir": true, "framing": true, "start_timeout": true, "stop_grace": true,
+	"isolation": true, "roots": true, "max_line": true, "max_sessions": true, "session_ttl": true,
+}
+
+// inBlock returns the tokens of a directive with arguments and a block.
+func inBlock(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfile.Token {
+	open, end := directive, directive
+	open.Text, end.Text = "{", "}"
+	tokens := append([]caddyfile.Token{directive}, args...)
+	if len(lines) == 0 {
+		return tokens
+	}
+	open.Line, end.Line = tokens[len(tokens)-1].Line, lines[len(lines)-1].Line+1
+	return append(append(append(tokens, open), lines...), end)
+}
+
+// proxyToURL is the reverse_proxy that a URL stands for.
+func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseproxy.Handler, error) {
+	if strings.ContainsAny(address, "{}") {
+		return nil, d.Errf("server %s: %s has a placeholder, which is not replaced there; {$NAME} is, when the Caddyfile is read", s.Name, address)
+	}
+	u, err := url.Parse(address)
+	switch {
+	case err != nil:
+		return nil, d.Errf("server %s: %q is not a URL", s.Name, address)
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, d.Errf("server %s: %q is not an http or https URL", s.Name, address)
+	case u.User != nil:
+		return nil, d.Errf("server %s: credentials in a URL are not sent; set them with request_header", s.Name)
+	case u.Hostname() == "":
+		return nil, d.Errf("server %s: %q has no host", s.Name, address)
+	case u.Port() != "" && !validPort(u.Port()):
+		return nil, d.Errf("server %s: %q has no valid port", s.Name, address)
+	case u.Fragment != "":
+		return nil, d.Errf("server %s: %q has a fragment, which is never sent", s.Name, address)
+	}
+	if u.Path != "" || u.RawQuery != "" {
+		if s.Path != "" {
+			return nil, d.Errf("server %s: path is given twice, in the URL and in the block", s.Name)
+		}
+		s.Path = u.RequestURI()
+	}
+	transport := &reverseproxy.HTTPTransport{DialTimeout: caddy.Duration(5 * time.Second)}
+	port := u.Port()
+	if u.Scheme == "https" {
+		transport.TLS = new(reverseproxy.TLSConfig)
+	}
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return &reverseproxy.Handler{
+		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", "http", nil),
+		Upstreams:    reverseproxy.UpstreamPool{{Dial: net.JoinHostPort(u.Hostname(), port)}},
+		// The server goes by the name in its URL, not by that of the gateway.
+		Headers: &headers.Handler{Request: &headers.HeaderOps{Set: http.Header{"Host": {u.Host}}}},
+	}, nil
+}
+
+func validPort(port string) bool {
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
+}
+
+// proxyToChild is the reverse_proxy that a command stands for.
+func proxyToChild(d *caddyfile.Dispenser, s *Server, directive caddyfile.Token, command, lines []caddyfile.Token) (*reverseproxy.Handler, error) {
+	if len(command) == 0 {
+		return nil, d.Errf("server %s: stdio without a command", s.Name)
+	}
+	directive.Text = "mcp_stdio"
+	tokens := caddyfile.NewDispenser(inBlock(directive, command, lines))
+	tokens.Next()
+	transport, err := caddyfile.UnmarshalModule(tokens, "http.reverse_proxy.transport.mcp_stdio")
+	if err != nil {
+		return nil, err
+	}
+	return &reverseproxy.Handler{
+		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", "mcp_stdio", nil),
+		Upstreams:    reverseproxy.UpstreamPool{{Dial: s.Name + ":1"}},
+	}, nil
+}

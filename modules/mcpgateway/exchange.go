@@ -1,0 +1,444 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// An exchange is a request to an MCP server and the answer to it.
+//
+// The answer comes from the routes of the server, passes the arrival, then the
+// mask, then the reply of the door, and goes to the client. The exchange itself is
+// the handler that the mask calls.
+type exchange struct {
+	handler *Handler
+	server  *Server // nil if there is none of that name
+	door    door
+	w       http.ResponseWriter
+	began   time.Time
+
+	message jsonrpc.Message // what was posted
+	body    requestBody
+	repl    *caddy.Replacer
+	method  string // as far as anybody has asked
+	tool    string
+
+	before  http.Header // of the response, before the routes ran
+	arrival arrival
+	reply   reply
+	rpc     rpcReply    // reply, at /rpc
+	stream  streamReply // reply, at /mcp
+
+	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
+	left      bool             // the client cannot be written to
+	outcome   string
+	errorCode int // of JSON-RPC, 0 for none
+}
+
+// A reply is the client's end of an answer.
+type reply interface {
+	http.ResponseWriter
+
+	// complete says that the routes have answered. What it returns is to be
+	// answered in place of that.
+	complete() *jsonrpc.Failure
+
+	// breakOff says that they have not, or not to the end. What it returns can
+	// still be answered; else it has made the best of it, or panics so that the
+	// client can tell.
+	breakOff(*jsonrpc.Failure) *jsonrpc.Failure
+
+	// done reports whether the client has its answer.
+	done() bool
+
+	// release gives back what was borrowed.
+	release()
+}
+
+// serve has the request answered, or returns what is to be answered in place of
+// that.
+func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
+	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	x.server = x.handler.byName[name]
+	if failure := x.handler.admit(r); failure != nil {
+		return failure
+	}
+	switch {
+	case r.Method == http.MethodPost:
+		if failure := x.read(r); failure != nil {
+			return failure
+		}
+	case x.door == rpcDoor:
+		x.w.Header().Set("Allow", "POST")
+		return jsonrpc.MethodNotAllowed()
+	case r.Method != http.MethodGet && r.Method != http.MethodDelete:
+		x.w.Header().Set("Allow", "POST, GET, DELETE")
+		return jsonrpc.MethodNotAllowed()
+	}
+	if x.server == nil {
+		return jsonrpc.UnknownServer(shortened(name))
+	}
+	return x.forward(r)
+}
+
+// read reads the message that was posted, and has r pass on the same bytes.
+func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
+	if httpbody.Encoding(r.Header) != "" {
+		return jsonrpc.UnsupportedEncoding()
+	}
+	limit := x.handler.RequestLimit
+	if r.ContentLength > limit {
+		return jsonrpc.PayloadTooLarge()
+	}
+	raw, err := httpbody.Read(r, limit)
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge || int64(len(raw)) > limit {
+		return jsonrpc.PayloadTooLarge()
+	}
+	if err != nil {
+		x.left = r.Context().Err() != nil
+		return jsonrpc.ParseError()
+	}
+	if failure := x.message.ReadRequest(raw); failure != nil {
+		return failure
+	}
+	// The transport may still read the body when the answer is there, so it is
+	// never used again.
+	x.body.Reset(raw)
+	r.Body = &x.body
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
+	if r.ContentLength < 0 {
+		r.Header.Set("Content-Length", strconv.Itoa(len(raw)))
+	}
+	r.ContentLength, r.TransferEncoding = int64(len(raw)), nil
+	return nil
+}
+
+// A requestBody is a message to be read by a transport.
+type requestBody struct{ bytes.Reader }
+
+func (*requestBody) Close() error { return nil }
+
+// forward has the server answer.
+func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
+	path, query := clientPath(r), r.URL.RawQuery
+	target := x.server.target
+	if x.door == mcpDoor && r.Method == http.MethodPost && strings.HasPrefix(query, endpointParam+"=") {
+		sealed, failure := x.server.unseal(r.URL.Query().Get(endpointParam))
+		if failure != nil {
+			return failure
+		}
+		target = sealed
+	}
+	direct(r, target)
+	if x.repl != nil {
+		x.repl.Map(x.placeholder)
+	}
+	// Over any other protocol nobody would mask, count or time anything.
+	r.Header.Del("Upgrade")
+	if x.door == rpcDoor {
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
+		x.rpc.x, x.reply = x, &x.rpc
+	} else {
+		x.stream.x, x.reply = x, &x.stream
+		x.stream.opened = r.Method == http.MethodGet
+		x.stream.path = path
+	}
+	x.before = maps.Clone(x.w.Header())
+
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	x.arrival.x, x.arrival.ctx = x, ctx
+	if lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); x.door == mcpDoor && lasts {
+		defer context.AfterFunc(x.handler.exiting, func() { cancel(errExiting) })()
+	} else {
+		x.arrival.timeout = time.Duration(x.server.Timeout)
+		x.arrival.timer = time.AfterFunc(x.arrival.timeout, func() { cancel(errTimeout) })
+		defer x.arrival.timer.Stop()
+		x.arrival.limit = x.handler.ResponseLimit
+	}
+	defer x.reply.release()
+	return x.conclude(ctx, x.run(r.WithContext(ctx)))
+}
+
+// clientPath is the path of r as the client has sent it, whatever has been taken
+// off it on its way here.
+func clientPath(r *http.Request) string {
+	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
+		return original.URL.EscapedPath()
+	}
+	return r.URL.EscapedPath()
+}
+
+var (
+	errTimeout = timeoutError{} // why a request is canceled that the client still waits for
+	errExiting = errors.New("caddy exits")
+	errAborted = errors.New("the response broke off")
+)
+
+// timeoutError is a net.Error, lest reverse_proxy takes it for the client's wish.
+type timeoutError struct{}
+
+func (timeoutError) Error() string   { return "the MCP server did not answer in time" }
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return true }
+
+// run has the routes of the server answer. They panic when one side dies in
+// mid-body; that is an error here, because it may still be answered.
+func (x *exchange) run(r *http.Request) (err error) {
+	defer func() {
+		if reason := recover(); reason == http.ErrAbortHandler {
+			err = errAborted
+		} else if reason != nil {
+			panic(reason)
+		}
+	}()
+	if x.server.mask == nil {
+		return x.ServeHTTP(x.reply, r)
+	}
+	return x.server.mask.ServeHTTP(x.reply, r, x)
+}
+
+// ServeHTTP has the routes of the server write to w, which is the mask if there is
+// one.
+func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+	x.arrival.ResponseWriter = w
+	ended := false
+	defer func() { x.arrival.broken = !ended }() // before the mask lets out what it has
+	err := x.server.routes.ServeHTTP(&x.arrival, r)
+	ended = err == nil
+	return err
+}
+
+// conclude ends the answer, however it went.
+func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
+	if err == nil && !x.arrival.gaveUp {
+		return x.reply.complete()
+	}
+	if x.reply.done() {
+		return nil
+	}
+	var failure *jsonrpc.Failure
+	switch cause := context.Cause(ctx); {
+	case x.verdict != nil:
+		failure = x.verdict
+	case cause == errTimeout:
+		failure = jsonrpc.Timeout(x.server.Name)
+	case cause == errExiting:
+		x.outcome = outcomeOK
+		return nil
+	case cause != nil || x.left:
+		x.left, x.outcome = true, outcomeCanceled
+		if err == errAborted {
+			panic(http.ErrAbortHandler)
+		}
+		return nil
+	default:
+		failure = x.whatFailed(err)
+	}
+	if c := x.handler.logger.Check(zapcore.ErrorLevel, "no answer of MCP server"); c != nil && failure.Status >= 500 {
+		c.Write(zap.String("mcp_server", x.server.Name), zap.String("code", failure.Data.Symbol), zap.Error(err))
+	}
+	return x.reply.breakOff(failure)
+}
+
+// whatFailed tells what an error of the routes means to the client.
+func (x *exchange) whatFailed(err error) *jsonrpc.Failure {
+	if failure, ok := errors.AsType[*jsonrpc.Failure](err); ok {
+		return failure
+	}
+	if refusal, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
+		switch status := refusal.StatusCode; {
+		case status == http.StatusGatewayTimeout:
+			return jsonrpc.Timeout(x.server.Name)
+		case 400 <= status && status < 499:
+			x.before = nil // its headers tell how to do better: WWW-Authenticate, Retry-After
+			httpbody.DropDescription(x.w.Header())
+			return jsonrpc.Refused(x.server.Name, status)
+		}
+	}
+	return jsonrpc.ConnectError(x.server.Name)
+}
+
+// fail answers with a failure in place of whatever the server may have begun.
+func (x *exchange) fail(failure *jsonrpc.Failure) {
+	x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
+	if x.left {
+		x.outcome = outcomeCanceled
+		return
+	}
+	header := x.w.Header()
+	if x.before != nil {
+		clear(header)
+		maps.Copy(header, x.before)
+	}
+	body := failure.Append(nil, x.message.Literal(jsonrpc.ID))
+	header.Set("Content-Type", "application/json")
+	header.Set("Content-Length", strconv.Itoa(len(body)))
+	x.w.WriteHeader(failure.Status)
+	_, _ = x.w.Write(body)
+}
+
+// told notes how an answer of the server has ended.
+func (x *exchange) told(outline *jsonrpc.Outline) {
+	x.outcome = outcomeOK
+	if outline == nil {
+		return
+	}
+	if code, ok := outline.ErrorCode(); ok {
+		x.outcome, x.errorCode = outcomeError, code
+	}
+}
+
+// The placeholders that tell what is being called.
+const (
+	serverPlaceholder = "http.mcp.server"
+	methodPlaceholder = "http.mcp.method"
+	toolPlaceholder   = "http.mcp.tool"
+	idPlaceholder     = "http.mcp.request_id"
+	clientPlaceholder = "http.mcp.client"
+)
+
+func (x *exchange) placeholder(key string) (any, bool) {
+	switch key {
+	case serverPlaceholder:
+		return x.server.Name, true
+	case methodPlaceholder:
+		return x.methodName(), true
+	case toolPlaceholder:
+		return x.toolName(), true
+	case idPlaceholder:
+		if id := x.message.Text(jsonrpc.ID); id != "" {
+			return shortened(id), true
+		}
+		return shortened(string(x.message.Literal(jsonrpc.ID))), true
+	case clientPlaceholder:
+		return x.client(), true
+	}
+	return nil, false
+}
+
+// methodName is the method as the client has written it.
+func (x *exchange) methodName() string {
+	if x.method == "" && x.message.Has(jsonrpc.Method) {
+		if known, ok := x.knownMethod(); ok {
+			x.method = known
+		} else {
+			x.method = shortened(x.message.Text(jsonrpc.Method))
+		}
+	}
+	return x.method
+}
+
+// knownMethod is the method if the protocol knows it. None that it knows has
+// escapes, and who escapes one is none we have to know.
+func (x *exchange) knownMethod() (string, bool) {
+	literal := x.message.Literal(jsonrpc.Method)
+	if len(literal) < 2 {
+		return "", false
+	}
+	return mcp.KnownMethod(string(literal[1 : len(literal)-1]))
+}
+
+func (x *exchange) toolName() string {
+	if x.tool == "" {
+		x.tool = shortened(x.message.Text(jsonrpc.Name))
+	}
+	return x.tool
+}
+
+func (x *exchange) client() string {
+	if x.repl == nil {
+		return ""
+	}
+	id, _ := x.repl.GetString("http.auth.user.id")
+	return id
+}
+
+// longestName is the longest that names may be to end up in logs. The protocol
+// allows 128 characters.
+const longestName = 512
+
+func shortened(name string) string {
+	if len(name) <= longestName {
+		return name
+	}
+	return strings.ToValidUTF8(name[:longestName], "") + "…"
+}
+
+// record counts and logs the exchange.
+func (x *exchange) record(httpMethod string) {
+	if x.outcome == "" {
+		x.outcome = outcomePanic
+	}
+	var server string
+	if x.server != nil {
+		server = x.server.Name
+	}
+	method := x.methodLabel(httpMethod)
+	took := time.Since(x.began)
+	requests.WithLabelValues(x.handler.Name, server, method, x.outcome).Inc()
+	durations.WithLabelValues(x.handler.Name, server, method).Observe(took.Seconds())
+	if c := x.handler.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {
+		c.Write(zap.String("mcp_server", server), zap.String("mcp_method", x.methodName()), zap.String("mcp_tool", x.toolName()),
+			zap.String("outcome", x.outcome), zap.Int("mcp_error_code", x.errorCode), zap.Duration("duration", took))
+	}
+}
+
+// methodLabel is what was asked for, of a set that clients cannot make larger.
+func (x *exchange) methodLabel(httpMethod string) string {
+	switch {
+	case httpMethod == http.MethodGet && x.door == mcpDoor:
+		return methodStream
+	case httpMethod == http.MethodDelete && x.door == mcpDoor:
+		return methodDelete
+	case x.message.IsAnswer():
+		return methodAnswer
+	}
+	if method, ok := x.knownMethod(); ok {
+		return method
+	}
+	return methodOther
+}
+
+// MarshalLogObject puts what was called, and how it failed, into the access log.
+func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	var server string
+	if x.server != nil {
+		server = x.server.Name
+	}
+	for _, field := range [...][2]string{
+		{"mcp_server", server}, {"mcp_method", x.methodName()}, {"mcp_tool", x.toolName()}, {"mcp_client", x.client()},
+	} {
+		if field[1] != "" {
+			enc.AddString(field[0], field[1])
+		}
+	}
+	if x.errorCode != 0 {
+		enc.AddInt("mcp_error_code", x.errorCode)
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddyhttp.Handler       = (*exchange)(nil)
+	_ zapcore.ObjectMarshaler = (*exchange)(nil)
+)

@@ -1,0 +1,272 @@
+// Package mcpgateway puts MCP servers behind one door: the HTTP handler
+// http.handlers.mcp_gateway.
+package mcpgateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler is a gateway to MCP servers. Each server has a name and is an ordinary
+// list of routes, mostly a reverse_proxy: whatever Caddy can do on the way to an
+// upstream can be done on the way to an MCP server. The gateway finds the server
+// that a request is for, masks what is too large in its answer as observation_mask
+// does, and counts and logs what was called.
+//
+// Path | What is served there
+// -----|---------------------
+// `/mcp/{server}` | The server as it is, over Streamable HTTP: POST, GET and DELETE pass with their statuses, headers, sessions and event streams. Servers of the older HTTP+SSE transport work, too
+// `/api/mcp-gateway/{server}/rpc` | One JSON-RPC message by POST, one JSON answer: no handshake, no session, no event stream
+//
+// Every other request goes to the next handler untouched.
+//
+// What a server does not answer, the gateway answers with a JSON-RPC error that has
+// the id of the request. Its error.data.code tells what has happened:
+//
+// Symbol | Status | Code | What has happened
+// -------|--------|------|------------------
+// `unknown_server` | 404 | -32001 | There is no server of this name
+// `timeout` | 502 | -32002 | The server did not answer in time
+// `connect_error` | 502 | -32002 | The server cannot be reached, or broke off
+// `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
+// `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response (/rpc only), or has more than response_limit bytes
+// `http_error` | 502 | -32603 | The server answered with another status than 200 (/rpc only), or a handler on the way refused the request with its status
+// `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method or a Content-Encoding
+// `parse_error` | 400 | -32700 | The request is not JSON
+// `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes
+// `unauthorized`, `acl_denied`, `rate_limited` | 401, 403, 429 | -32600 | A handler on the way to the server refused the request
+// `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
+// `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
+//
+// A web page can have the browser of its reader send requests to servers on the
+// reader's machine or in its network, under a name of its own if it makes that
+// resolve to their address (DNS rebinding). Therefore, as the protocol demands,
+// requests with an Origin are refused unless it is local or one of origins, and
+// requests that come in at a loopback address unless their Host is local or one of
+// hosts. Behind another proxy on the same machine, which passes on the Host it was
+// asked for, that host has to be named.
+//
+// The metrics caddy_mcp_requests_total and caddy_mcp_request_duration_seconds count
+// requests by gateway, server and method, and the former by outcome: ok, error for
+// JSON-RPC errors of the server, canceled, http_4xx and the like, or one of the
+// symbols above. In the access log, mcp_server, mcp_method, mcp_tool, mcp_client and
+// mcp_error_code tell the same of each request. Arguments and results are never
+// logged.
+//
+// These placeholders are set before the routes of a server run:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.mcp.server}` | The name of the MCP server, also if it was called by an alias
+// `{http.mcp.method}` | The JSON-RPC method
+// `{http.mcp.tool}` | The name of the tool, prompt or other thing called by name
+// `{http.mcp.request_id}` | The id of the JSON-RPC request
+// `{http.mcp.client}` | Who the client is, if Caddy's authentication knows: `{http.auth.user.id}`
+type Handler struct {
+	// The name of this gateway in metrics. Default: none
+	Name string `json:"name,omitempty"`
+
+	// The MCP servers. There must be one at least.
+	Servers []*Server `json:"servers,omitempty"`
+
+	// How long a server may take: at /rpc for the whole answer, at /mcp until its
+	// next byte. Streams that a client opens to listen may be silent forever.
+	// Default: 30s
+	ResponseTimeout caddy.Duration `json:"response_timeout,omitempty"`
+
+	// How the results of servers are masked that do not say so themselves. Default:
+	// as by a bare observation_mask
+	Mask *observationmask.Handler `json:"mask,omitempty"`
+
+	// Requests of more bytes are refused; so much of each is held in memory.
+	// Default: 10 MiB
+	RequestLimit int64 `json:"request_limit,omitempty"`
+
+	// Responses of more bytes are cut off, or answered with an error as long as
+	// nothing has been sent. Streams that a client opens to listen have no limit.
+	// Default: no limit; responses are passed on as they arrive
+	ResponseLimit int64 `json:"response_limit,omitempty"`
+
+	// Below which path servers are served over Streamable HTTP. Default: /mcp
+	MCPPath string `json:"mcp_path,omitempty"`
+
+	// Below which path servers are served by plain POST. Default: /api/mcp-gateway
+	RPCPath string `json:"rpc_path,omitempty"`
+
+	// Web pages of these origins may use the gateway, besides local ones: such as
+	// https://app.example.com, or * for all. Default: none
+	Origins []string `json:"origins,omitempty"`
+
+	// The gateway may be called by these names, besides localhost and loopback
+	// addresses, or * for any. If it is given, the Host of every request is
+	// checked. Default: any name, except at a loopback address
+	Hosts []string `json:"hosts,omitempty"`
+
+	byName             map[string]*Server // and by alias
+	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
+	exiting            context.Context    // done when Caddy exits
+	exit               context.CancelFunc
+	logger             *zap.Logger
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.mcp_gateway",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler and its servers.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	if h.ResponseTimeout == 0 {
+		h.ResponseTimeout = caddy.Duration(30 * time.Second)
+	}
+	if h.RequestLimit == 0 {
+		h.RequestLimit = 10 << 20
+	}
+	if h.MCPPath == "" {
+		h.MCPPath = "/mcp"
+	}
+	if h.RPCPath == "" {
+		h.RPCPath = "/api/mcp-gateway"
+	}
+	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
+	h.byName = make(map[string]*Server)
+	for i, s := range h.Servers {
+		if s == nil {
+			return fmt.Errorf("servers: number %d is null", i)
+		}
+		if err := s.provision(ctx, h); err != nil {
+			return fmt.Errorf("server %q: %w", s.Name, err)
+		}
+		for _, name := range append([]string{s.Name}, s.Aliases...) {
+			if h.byName[name] != nil {
+				return fmt.Errorf("server %q: the name or alias %q is given twice", s.Name, name)
+			}
+			h.byName[name] = s
+		}
+	}
+	if err := telemetry.Register(ctx, requests, durations); err != nil {
+		return err
+	}
+	app, err := ctx.App("events")
+	if err != nil {
+		return fmt.Errorf("getting events app: %w", err)
+	}
+	h.exiting, h.exit = context.WithCancel(context.Background())
+	return app.(*caddyevents.App).On("stopping", h)
+}
+
+// below returns how escaped paths begin that lie below a path.
+func below(path string) string {
+	return strings.TrimSuffix((&url.URL{Path: path}).EscapedPath(), "/") + "/"
+}
+
+// Validate ensures that the configuration makes sense.
+func (h *Handler) Validate() error {
+	switch {
+	case len(h.Servers) == 0:
+		return fmt.Errorf("server: there is none")
+	case h.ResponseTimeout < 0:
+		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
+	case h.RequestLimit < 0:
+		return fmt.Errorf("request_limit: %d is negative", h.RequestLimit)
+	case h.ResponseLimit < 0:
+		return fmt.Errorf("response_limit: %d is negative", h.ResponseLimit)
+	case !strings.HasPrefix(h.MCPPath, "/"):
+		return fmt.Errorf("mcp_path: %q does not begin with a slash", h.MCPPath)
+	case !strings.HasPrefix(h.RPCPath, "/"):
+		return fmt.Errorf("rpc_path: %q does not begin with a slash", h.RPCPath)
+	case strings.HasPrefix(h.belowMCP, h.belowRPC), strings.HasPrefix(h.belowRPC, h.belowMCP):
+		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
+	}
+	for _, s := range h.Servers {
+		if err := s.validate(); err != nil {
+			return fmt.Errorf("server %q: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// Handle is told that the configuration is being stopped. If Caddy exits, streams
+// that clients have opened to listen are ended: Caddy waits for all requests, and
+// these would never end. A reload leaves them alone.
+func (h *Handler) Handle(context.Context, caddy.Event) error {
+	if caddy.Exiting() {
+		h.exit()
+	}
+	return nil
+}
+
+// ServeHTTP answers requests to MCP servers.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	door, name := h.find(r.URL)
+	if door == elsewhere {
+		return next.ServeHTTP(w, r)
+	}
+	x := &exchange{handler: h, door: door, w: w, began: time.Now()}
+	telemetry.JoinAccessLog(r, x)
+	defer x.record(r.Method) // also when reverse_proxy panics because one side has died in mid-body
+	if failure := x.serve(name, r); failure != nil {
+		x.fail(failure)
+	}
+	return nil
+}
+
+// A door is one of the ways in.
+type door uint8
+
+const (
+	elsewhere door = iota
+	mcpDoor        // Streamable HTTP
+	rpcDoor        // one JSON-RPC message by POST
+)
+
+// find returns where a request comes in, and the name of the server it is for.
+func (h *Handler) find(u *url.URL) (door, string) {
+	path := u.EscapedPath()
+	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
+		return segment(mcpDoor, rest)
+	}
+	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {
+		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
+			return segment(rpcDoor, name)
+		}
+	}
+	return elsewhere, ""
+}
+
+// segment decodes a name that is one segment of a path.
+func segment(at door, escaped string) (door, string) {
+	name, err := url.PathUnescape(escaped)
+	if err != nil || name == "" || strings.Contains(escaped, "/") {
+		return elsewhere, ""
+	}
+	return at, name
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+	_ caddyevents.Handler         = (*Handler)(nil)
+)

@@ -1,0 +1,141 @@
+package mcpgateway
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+)
+
+// Server is an MCP server behind the gateway.
+type Server struct {
+	// The name of the server in paths, metrics and logs. Required; names and aliases
+	// are different from each other, upper and lower case too.
+	Name string `json:"name,omitempty"`
+
+	// Other names by which it can be called. Default: none
+	Aliases []string `json:"aliases,omitempty"`
+
+	// The path, and query, that its routes see in requests to the server. A client
+	// has no say in it. Default: /rpc
+	Path string `json:"path,omitempty"`
+
+	// How long the server may take. Default: the gateway's response_timeout
+	Timeout caddy.Duration `json:"timeout,omitempty"`
+
+	// How its results are masked. Default: as the gateway's mask says
+	Mask *observationmask.Handler `json:"mask,omitempty"`
+
+	// The routes that answer in the place of the server, or pass requests on to it.
+	Routes caddyhttp.RouteList `json:"routes,omitempty"`
+
+	target *url.URL // Path
+	routes caddyhttp.Handler
+	mask   caddyhttp.MiddlewareHandler // nil if nothing is masked
+}
+
+func (s *Server) provision(ctx caddy.Context, h *Handler) error {
+	if s.Path == "" {
+		s.Path = "/rpc"
+	}
+	if s.Timeout == 0 {
+		s.Timeout = h.ResponseTimeout
+	}
+	target, err := parsePath(s.Path)
+	if err != nil {
+		return fmt.Errorf("path: %w", err)
+	}
+	s.target = target
+	if err := s.provisionMask(ctx, h.Mask); err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
+	if err := s.Routes.Provision(ctx); err != nil {
+		return err
+	}
+	s.routes = s.Routes.Compile(caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+		return jsonrpc.NoHandler(s.Name)
+	}))
+	return nil
+}
+
+// provisionMask gives the server a mask of its own, under its name.
+func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Handler) error {
+	var config observationmask.Handler
+	switch {
+	case s.Mask != nil:
+		config = *s.Mask
+	case fallback != nil:
+		config = *fallback
+	}
+	if config.Server == "" {
+		config.Server = s.Name
+	}
+	module, err := ctx.LoadModuleByID("http.handlers.observation_mask", caddyconfig.JSON(config, nil))
+	if err != nil {
+		return err
+	}
+	if config.MaxChars == nil || *config.MaxChars > 0 {
+		s.mask = module.(caddyhttp.MiddlewareHandler)
+	}
+	return nil
+}
+
+func (s *Server) validate() error {
+	for _, name := range append([]string{s.Name}, s.Aliases...) {
+		switch {
+		case name == "":
+			return errors.New("name: it is empty")
+		case strings.Contains(name, mcp.Separator):
+			return fmt.Errorf("name: %q has %s in it, which divides servers from tools", name, mcp.Separator)
+		case strings.Contains(name, "/"):
+			return fmt.Errorf("name: %q has a slash in it", name)
+		case strings.Trim(name, ".") == "":
+			return fmt.Errorf("name: %q has only dots", name)
+		}
+	}
+	switch {
+	case s.Timeout < 0:
+		return fmt.Errorf("timeout: %s is negative", time.Duration(s.Timeout))
+	case len(s.Routes) == 0:
+		return errors.New("routes: there are none; give it a URL, a command or handlers")
+	}
+	return nil
+}
+
+// parsePath reads a path that may have a query.
+func parsePath(path string) (*url.URL, error) {
+	switch {
+	case strings.ContainsAny(path, "{}"):
+		return nil, fmt.Errorf("%q has a placeholder, which is not replaced there; in a Caddyfile {$NAME} is, when it is read", path)
+	case !strings.HasPrefix(path, "/"):
+		return nil, fmt.Errorf("%q does not begin with a slash", path)
+	case strings.Contains(path, "#"):
+		return nil, fmt.Errorf("%q has a fragment, which is never sent", path)
+	}
+	u, err := url.ParseRequestURI(path)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not a path", path)
+	}
+	if u.Host != "" || !strings.HasPrefix(u.Path, "/") {
+		return nil, fmt.Errorf("%q is not a path", path)
+	}
+	return u, nil
+}
+
+// direct makes r a request for this address, in place as rewrites are: so the
+// routes of the server have it in their placeholders, too.
+func direct(r *http.Request, target *url.URL) {
+	r.URL.Path, r.URL.RawPath = target.Path, target.RawPath
+	r.URL.RawQuery, r.URL.ForceQuery = target.RawQuery, target.ForceQuery
+	r.RequestURI = r.URL.RequestURI()
+}
