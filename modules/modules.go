@@ -5,6 +5,7 @@ package modules
 import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/toolresultmask"
 )

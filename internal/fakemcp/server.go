@@ -1,6 +1,7 @@
 package fakemcp
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"io"
@@ -18,7 +19,7 @@ const maxMessage = 1 << 20
 // protocolVersions are the revisions of MCP the Server speaks, oldest first.
 var protocolVersions = []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"}
 
-// Server is a small MCP server over Streamable HTTP, on any path. It keeps no
+// Server is a small MCP server over Streamable HTTP, on any path, or stdio. It keeps no
 // sessions and has nothing to say unasked, so it takes POST only. Like most
 // servers it answers with an event stream if the client accepts one, which
 // every MCP client does, and with plain JSON otherwise.
@@ -66,14 +67,41 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	answer := reply{JSONRPC: "2.0", ID: m.ID}
-	answer.Result, answer.Error = s.call(m)
+	answer := s.answer(m)
 	if !acceptsEvents(r.Header) {
-		writeJSON(w, http.StatusOK, encode(answer))
+		writeJSON(w, http.StatusOK, answer)
 		return
 	}
 	startEvents(w)
-	writeEvent(w, encode(answer))
+	writeEvent(w, answer)
+}
+
+// ServeStdio takes messages line by line, as a child process does, until in ends.
+func (s *Server) ServeStdio(in io.Reader, out io.Writer) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxMessage)
+	for lines.Scan() {
+		m, failure := readMessage(lines.Bytes())
+		var answer []byte
+		switch {
+		case failure != nil:
+			answer = encode(reply{JSONRPC: "2.0", Error: failure})
+		case m.ID == nil || m.Method == "":
+			continue
+		default:
+			answer = s.answer(m)
+		}
+		if _, err := out.Write(append(answer, '\n')); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func (s *Server) answer(m message) []byte {
+	answer := reply{JSONRPC: "2.0", ID: m.ID}
+	answer.Result, answer.Error = s.call(m)
+	return encode(answer)
 }
 
 // readMessage returns the one message in body. Batches are refused; of the

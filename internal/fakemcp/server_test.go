@@ -290,3 +290,23 @@ func TestServerListsFiles(t *testing.T) {
 		t.Errorf("%d files, want several", len(files))
 	}
 }
+
+func TestServerAnswersOnStdio(t *testing.T) {
+	in := strings.Join([]string{
+		`{"jsonrpc":"2.0","id":"a","method":"ping"}`,
+		`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
+		`noise`,
+		`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"echo","arguments":{"text":"<é>"}}}`,
+	}, "\n")
+	var out strings.Builder
+	if err := fakemcp.NewServer().ServeStdio(strings.NewReader(in), &out); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"jsonrpc":"2.0","id":"a","result":{}}
+{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse error"}}
+{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"<é>"}]}}
+`
+	if out.String() != want {
+		t.Errorf("got\n%swant\n%s", out.String(), want)
+	}
+}

@@ -44,7 +44,7 @@ func TestBinaryHasTheModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	modules := strings.Fields(string(out))
-	for _, module := range []string{"http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample"} {
+	for _, module := range []string{"http.handlers.mcp_gateway", "http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample"} {
 		if !slices.Contains(modules, module) {
 			t.Errorf("%s is missing", module)
 		}
@@ -150,7 +150,7 @@ func (r *running) stop(t *testing.T) string {
 
 func TestBinaryServes(t *testing.T) {
 	caddy := run(t, "../../Caddyfile")
-	callReadLog(t, caddy.address)
+	callReadLog(t, "http://"+caddy.address+"/mcp/sample")
 	logged := caddy.stop(t)
 	if !strings.Contains(logged, `"mcp_masked_chars":`) {
 		t.Errorf("no mcp_masked_chars in the log:\n%s", logged)
@@ -173,7 +173,7 @@ func TestBinaryLogs(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			caddy := run(t, "../../caddyfile_examples/logging.Caddyfile", tt.env...)
-			callReadLog(t, caddy.address)
+			callReadLog(t, "http://"+caddy.address+"/mcp")
 			logged := caddy.stop(t)
 			if got := strings.Contains(logged, access); got != tt.logs {
 				t.Errorf("access logged: %t\n%s", got, logged)

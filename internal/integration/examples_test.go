@@ -44,7 +44,7 @@ func elsewhere(t *testing.T, caddyfile string) (moved string, addresses map[stri
 
 // callReadLog asks for 2000 lines of log and wants what the sample server says of
 // them, masked.
-func callReadLog(t *testing.T, address string) {
+func callReadLog(t *testing.T, url string) {
 	t.Helper()
 	call := rpc("tools/call", `{"name":"read_log","arguments":{"lines":2000}}`)
 	text := toolText(t, post(t, "http://"+upstream(t, fakemcp.NewServer()), call).body)
@@ -52,7 +52,7 @@ func callReadLog(t *testing.T, address string) {
 
 	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
 	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
-		got := post(t, "http://"+address+"/mcp", call, "Accept: "+accept).body
+		got := post(t, url, call, "Accept: "+accept).body
 		data := strings.TrimPrefix(got, "event: message\ndata: ")
 		same(t, handle.ReplaceAllString(toolText(t, data), "]"), want)
 	}
@@ -103,8 +103,12 @@ func TestShippedCaddyfiles(t *testing.T) {
 			}
 			moved, addresses := elsewhere(t, string(caddyfile))
 			load(t, moved)
-			if strings.Contains(string(caddyfile), "\tmcp_sample\n") {
-				callReadLog(t, addresses[":8080"])
+			if strings.Contains(string(caddyfile), "\tmcp_sample") {
+				path := "/mcp"
+				if strings.Contains(string(caddyfile), "\tmcp_gateway") {
+					path += "/sample"
+				}
+				callReadLog(t, "http://"+addresses[":8080"]+path)
 			}
 			if strings.Contains(string(caddyfile), "\ttool_result_mask ") {
 				sendConversation(t, addresses[":8080"])

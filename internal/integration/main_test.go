@@ -25,6 +25,7 @@ import (
 	caddycore "github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddytest"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )
 
@@ -36,6 +37,9 @@ var adminAddress string
 const patience = 10 * time.Second
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
+		os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	os.Exit(func() int {
 		// Caddy saves its configuration and its certificates: not in the home of
 		// whoever runs the tests.

@@ -1,0 +1,335 @@
+package stdio
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// literals are ids and tokens that must come back to the byte (A28, G4).
+var literals = []string{
+	`1`, `"1"`, `0`, `-7`, `12345678901234567890`, `9007199254740993`, `1.5`, `1.0`, `1e2`,
+	`""`, `"listen:0"`, `"a\u0062\n\"\\ é\ud83d\ude00"`, `null`,
+}
+
+func TestIdsComeBackToTheByte(t *testing.T) {
+	for _, flags := range []string{"", "--result-first"} {
+		p := newPool(t, flags)
+		sessions := []*client{p.client(), p.client().initialize(`{}`)}
+		for _, id := range literals {
+			for _, c := range sessions {
+				secret := `{"secret":"` + strconv.Itoa(len(id)) + `"}`
+				answer := c.post(toolCall(id, "echo", secret)).whole()
+				want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`, id, quote(`{"name":"echo","arguments":`+secret+`}`))
+				if flags != "" {
+					want = fmt.Sprintf(`{"result":{"content":[{"type":"text","text":%s}]},"jsonrpc":"2.0","id":%s}`, quote(`{"name":"echo","arguments":`+secret+`}`), id)
+				}
+				equal(t, "answer to "+id, answer, want)
+				failure := c.post(request(id, "no/such", `{}`)).whole()
+				equal(t, "error to "+id, failure, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"method not found: no/such"}}`)
+			}
+		}
+	}
+}
+
+func TestProgressTokensComeBackToTheByte(t *testing.T) {
+	p := newPool(t, "")
+	for _, token := range literals {
+		r := p.client().post(request(`5`, "tools/call", `{"name":"progress","arguments":{"steps":3},"_meta":{"progressToken":`+token+`,"x":1.0}}`))
+		equal(t, "type", r.Header.Get("Content-Type"), "text/event-stream")
+		equal(t, "buffering", r.Header.Get("X-Accel-Buffering"), "no")
+		for i := range 3 {
+			equal(t, "progress", r.next(), fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d,"total":3}}`, token, i+1))
+		}
+		equal(t, "answer", r.next(), `{"jsonrpc":"2.0","id":5,"result":{"content":[{"type":"text","text":"done"}]}}`)
+		equal(t, "end", r.next(), "")
+	}
+	equal(t, "dropped", p.dropped, 0)
+}
+
+func TestRequestsArePassedOnAsTheyAre(t *testing.T) {
+	const params = `{"name":"echo", "arguments":{"n":12345678901234567890,"f":1.0,"s":"<é\u00e9\/>"},"_meta":{"x":1e2}}`
+	tests := []struct{ name, body, want string }{
+		{"every byte of the params", request(`1`, "tools/call", params), params},
+		{"members in any order", `{"params":` + params + `,"x":1,"method":"tools/call","id":1,"jsonrpc":"2.0"}`, params},
+		{"keys with escapes", `{"jsonrpc":"2.0","\u0069d":1,"method":"tools\/call","params":` + params + `}`, params},
+		{"line breaks between tokens, which become spaces", "{\r\n \"jsonrpc\": \"2.0\",\n \"id\": 1,\n \"method\": \"tools/call\",\n \"params\": {\"name\":\n\"echo\"}\n}\n", `{"name": "echo"}`},
+	}
+	for _, framing := range []Framing{Newline, ContentLength} {
+		p := newPool(t, "", func(c *Config) { c.Framing = framing })
+		for _, tt := range tests {
+			t.Run(string(framing)+": "+tt.name, func(t *testing.T) {
+				equal(t, "echo", p.client().post(tt.body).text(), tt.want)
+			})
+		}
+	}
+}
+
+// TestAnswersOfAServer has a puppet write answers that are not as they should be.
+func TestAnswersOfAServer(t *testing.T) {
+	p := newPuppets(t)
+	deep := strings.Repeat("[", 2000) + strings.Repeat("]", 2000)
+	invalid := func(message string) string {
+		return `{"jsonrpc":"2.0","error":{"code":-32003,"message":"` + message + `","data":{"code":"invalid_response","server_name":"alpha"}},"id":"q"}`
+	}
+	notAnswer := invalid("the MCP server's answer is not a JSON-RPC response")
+	tests := []struct{ name, raw, want string }{
+		{"the id may be last", `{"result":{},"id":$ID}` + "\n", `{"result":{},"id":"q"}`},
+		{"unknown members pass", `{"id":$ID,"x":[1.0],"result":null}` + "\n", `{"id":"q","x":[1.0],"result":null}`},
+		{"an error may be null", `{"id":$ID,"error":null,"result":{}}` + "\n", `{"id":"q","error":null,"result":{}}`},
+		{"neither result nor error is no answer", `{"jsonrpc":"2.0","id":$ID}` + "\n", notAnswer},
+		{"repeated members are no answer", `{"id":$ID,"result":1,"result":2}` + "\n", notAnswer},
+		{"too deep is no answer", `{"id":$ID,"result":` + deep + `}` + "\n", notAnswer},
+		{"broken off is no answer", `{"id":$ID,"result":{"x":` + "\n", notAnswer},
+		{"noise and blank lines before it do not matter", "hello\n\n{oops\n[]\n\"x\"\n" + `{"id":$ID,"result":1}` + "\n", `{"id":"q","result":1}`},
+		{"answers to nobody do not matter", `{"id":999999,"result":0}` + "\n" + `{"id":"1","result":0}` + "\n" + `{"id":null,"result":0}` + "\n" + `{"id":-1,"result":0}` + "\n" + `{"result":0}` + "\n" + `{"id":$ID,"result":1}` + "\n", `{"id":"q","result":1}`},
+		{"the second answer does not matter", `{"id":$ID,"result":1}` + "\n" + `{"id":$ID,"result":2}` + "\n", `{"id":"q","result":1}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			equal(t, "answer", p.client().post(say(`"q"`, tt.raw)).whole(), tt.want)
+		})
+	}
+	t.Run("lengths that are right and bytes that are no UTF-8 pass", func(t *testing.T) {
+		// JSON in Go has no such bytes, so a shell says them.
+		script := `read -r l; printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
+			`read -r l; printf 'Content-Length: 24\r\n\r\n{"id":2,"result":"\377\376\377\376"}'; ` +
+			`read -r l; printf '{"id":3,"result":"\377"}\n'; cat`
+		p := newPoolOf(t, []string{"sh", "-c", script})
+		equal(t, "first", p.client().post(request(`"q"`, "x", `{}`)).whole(), `{"id":"q","result":"`+"\xff\xfe\xff\xfe"+`"}`)
+		equal(t, "second", p.client().post(request(`"q"`, "x", `{}`)).whole(), `{"id":"q","result":"`+"\xff"+`"}`)
+	})
+	p.client().post(say(`1`, `{"id":$ID,"result":1}`+"\n")).whole()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	equal(t, "dropped", p.dropped, 6)
+	equal(t, "noise", p.noise, 7) // four lines and what is no answer
+}
+
+func TestLateAndWrongAnswersAreDroppedAndCounted(t *testing.T) { // A38
+	p := newPool(t, "")
+	equal(t, "in time", p.client().call("late", `{"ms":1}`), "in time")
+	p.until("the late answer is counted", func() bool { return p.dropped == 1 })
+	equal(t, "right id", p.client().call("wrong-id", `{}`), "for you")
+	equal(t, "dropped", p.dropped, 2)
+}
+
+// TestEqualIdsOfManyClients has 2,000 clients use the same ids and tokens at the
+// same time, and shows that nobody gets what is another's (G22, A24, A29).
+func TestEqualIdsOfManyClients(t *testing.T) {
+	p := newPool(t, "")
+	var clients sync.WaitGroup
+	for n := range 2000 {
+		clients.Go(func() {
+			c := p.client()
+			if n%2 == 0 {
+				c.initialize(`{}`)
+			}
+			id := literals[n%4/2] // 1 and "1"
+			secret := fmt.Sprintf(`{"name":"echo","arguments":{"secret":"%d"}}`, n)
+			equal(t, "id and secret", c.post(request(id, "tools/call", secret)).whole(),
+				fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`, id, quote(secret)))
+
+			// A client's steps are as many as its number says.
+			steps := n%5 + 1
+			r := c.post(request(id, "tools/call", fmt.Sprintf(`{"name":"progress","arguments":{"steps":%d},"_meta":{"progressToken":1}}`, steps)))
+			for i := range steps {
+				equal(t, "progress", r.next(), fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":%d,"total":%d}}`, i+1, steps))
+			}
+			equal(t, "answer", r.next(), `{"jsonrpc":"2.0","id":`+id+`,"result":{"content":[{"type":"text","text":"done"}]}}`)
+			r.Body.Close()
+		})
+	}
+	clients.Wait()
+	equal(t, "dropped", p.dropped, 0)
+	equal(t, "children", len(p.started), 1)
+	equal(t, "initialized", len(p.received("initialize")), 1)
+}
+
+func TestWhatComesBeforeTheAnswerMakesAStream(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client()
+	r := c.post(toolCall(`1`, "emit", `{}`))
+	equal(t, "log message", r.next(), `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"hello"}}`)
+	equal(t, "answer", r.next(), `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"emitted"}]}}`)
+	equal(t, "end", r.next(), "")
+
+	r = c.post(toolCall(`1`, "echo", `{}`))
+	equal(t, "status", r.StatusCode, http.StatusOK)
+	equal(t, "type", r.Header.Get("Content-Type"), "application/json")
+	equal(t, "length", r.Header.Get("Content-Length"), strconv.FormatInt(r.ContentLength, 10))
+	r.Body.Close()
+}
+
+// TestNotificationsInDoubtAreDropped: with two clients in flight nobody can say
+// whose log message it is.
+func TestNotificationsInDoubtAreDropped(t *testing.T) {
+	p := newPool(t, "")
+	waiting, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	c := p.client().initialize(`{}`)
+	other := p.client().initialize(`{}`)
+	stream := other.listen()
+	defer stream.Body.Close()
+	go func() {
+		defer close(left)
+		_, _ = other.with(waiting).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+	}()
+	p.inFlightIs(1)
+	equal(t, "answer alone", c.post(toolCall(`2`, "emit", `{}`)).whole(), `{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"emitted"}]}}`)
+	equal(t, "dropped", p.dropped, 1)
+	leave()
+	<-left
+}
+
+// inFlightIs waits until a shared child has so many calls to answer.
+func (p *testPool) inFlightIs(n int) {
+	p.t.Helper()
+	p.eventually(fmt.Sprintf("%d calls are in flight", n), func() bool {
+		s, err := p.server(address{"alpha:1", 0})
+		if err != nil {
+			return false
+		}
+		c := s.current()
+		if c == nil {
+			return false
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.calls) == n
+	})
+}
+
+func TestHangUpIsCancelled(t *testing.T) { // G25
+	check := func(t *testing.T, p *testPool) {
+		t.Helper()
+		p.client().call("echo", `{}`)
+		cancelled := p.received("notifications/cancelled")
+		equal(t, "cancelled", len(cancelled), 1)
+		contains(t, "by the id that the child knows", strings.Join(cancelled, ""), `"requestId":2`)
+	}
+	t.Run("before anything came", func(t *testing.T) {
+		p := newPool(t, "")
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error)
+		go func() {
+			_, err := p.client().with(ctx).do(http.MethodPost, toolCall(`"theirs"`, "hang", `{}`))
+			left <- err
+		}()
+		p.inFlightIs(1)
+		leave()
+		if err := <-left; err != context.Canceled {
+			t.Errorf("got %v", err)
+		}
+		check(t, p)
+		p.eventually("the child has stopped", func() bool { return p.events("cancelled") == 1 })
+	})
+	t.Run("in the middle of the stream", func(t *testing.T) {
+		p := newPool(t, "")
+		r := p.client().initialize(`{"roots":{}}`).post(toolCall(`"theirs"`, "ask-roots", `{}`))
+		contains(t, "question", r.next(), `"roots/list"`)
+		r.Body.Close()
+		r.Body.Close() // which does no harm
+		check(t, p)
+	})
+}
+
+func TestClientsCancelTheirOwnCallsOnly(t *testing.T) { // A28
+	p := newPool(t, "")
+	clients := []*client{p.client().initialize(`{}`), p.client().initialize(`{}`), p.client()}
+	ctx, leave := context.WithCancel(t.Context())
+	ends := make(chan int, 3)
+	for i, c := range clients {
+		go func() {
+			res, err := c.with(ctx).do(http.MethodPost, toolCall(`7`, "hang", `{}`))
+			if err == nil {
+				equal(t, "status", res.StatusCode, http.StatusAccepted)
+			}
+			ends <- i
+		}()
+	}
+	p.inFlightIs(3)
+	for _, body := range []string{
+		notification("notifications/cancelled", `{"requestId":"7"}`), // another id
+		notification("notifications/cancelled", `{"requestId":8}`),
+		notification("notifications/cancelled", `{}`),
+		notification("notifications/cancelled", `{"requestId":7}`),
+	} {
+		equal(t, "status", clients[1].post(body).StatusCode, http.StatusAccepted)
+	}
+	equal(t, "ended", <-ends, 1)
+	equal(t, "without a session", clients[2].post(notification("notifications/cancelled", `{"requestId":7}`)).StatusCode, http.StatusAccepted)
+	equal(t, "echo", clients[0].call("echo", `{}`), `{"name":"echo","arguments":{}}`)
+	equal(t, "cancelled", len(p.received("notifications/cancelled")), 1)
+	p.inFlightIs(2)
+	leave()
+	<-ends
+	<-ends
+}
+
+func TestClientNotifications(t *testing.T) { // A27, A28
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	for _, body := range []string{
+		notification("notifications/initialized", `{}`),
+		notification("notifications/roots/list_changed", `{}`),
+		notification("notifications/foo", `{"x" : 1.0}`),
+	} {
+		r := c.post(body)
+		equal(t, "status", r.StatusCode, http.StatusAccepted)
+		equal(t, "body", r.whole(), "")
+	}
+	c.call("echo", `{}`)
+	equal(t, "initialized", len(p.received("notifications/initialized")), 1)
+	equal(t, "known", len(p.received("notifications/roots/list_changed")), 1)
+	equal(t, "unknown", strings.Join(p.received("notifications/foo"), ""), notification("notifications/foo", `{"x" : 1.0}`))
+
+	idle := newPool(t, "")
+	equal(t, "status", idle.client().post(notification("notifications/foo", `{}`)).StatusCode, http.StatusAccepted)
+	equal(t, "started", idle.events("start"), 0)
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	p := newPool(t, "", func(c *Config) { c.MaxMessage = 1000 })
+	tests := []struct {
+		name, method, body string
+		headers            []string
+		status             int
+		want               string
+	}{
+		{"not JSON", "POST", `{"id":1`, nil, 400, `"code":-32700`},
+		{"nothing", "POST", ``, nil, 400, `"code":-32700`},
+		{"not UTF-8", "POST", "{\"id\":1,\"method\":\"\xff\"}", nil, 400, `"code":-32700`},
+		{"a batch", "POST", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, nil, 400, `"code":-32600`},
+		{"repeated members", "POST", `{"id":1,"method":"ping","id":2}`, nil, 400, `"id":null`},
+		{"an id that is none", "POST", `{"id":{},"method":"ping"}`, nil, 400, `"code":-32600`},
+		{"too long", "POST", request(`1`, "ping", quote(strings.Repeat("x", 1000))), nil, 413, `"payload_too_large"`},
+		{"an answer to no question", "POST", `{"jsonrpc":"2.0","id":1,"result":{}}`, nil, 400, `"id":1`},
+		{"an unknown session", "POST", request(`5`, "ping", `{}`), []string{"Mcp-Session-Id", "x"}, 404, `"id":5`},
+		{"a stream without a session", "GET", "", nil, 405, `"invalid_request"`},
+		{"a stream of an unknown session", "GET", "", []string{"Mcp-Session-Id", "x"}, 404, `"unknown_session"`},
+		{"the end of no session", "DELETE", "", nil, 405, `"invalid_request"`},
+		{"the end of an unknown session", "DELETE", "", []string{"Mcp-Session-Id", "x"}, 404, `"unknown_session"`},
+		{"a modern stream", "GET", "", []string{"MCP-Protocol-Version", "2026-07-28"}, 405, `"invalid_request"`},
+		{"a modern end", "DELETE", "", []string{"MCP-Protocol-Version", "2026-07-28"}, 405, `"invalid_request"`},
+		{"another method", "PUT", "{}", nil, 405, `"invalid_request"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			res, err := p.client().do(tt.method, tt.body, tt.headers...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newReply(t, res)
+			equal(t, "status", r.StatusCode, tt.status)
+			contains(t, "body", r.whole(), tt.want)
+			equal(t, "Allow", res.Header.Get("Allow") != "", tt.status == 405)
+		})
+	}
+	equal(t, "started", p.events("start"), 0)
+	equal(t, "in flight", p.inFlight, 0)
+}

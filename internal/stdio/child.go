@@ -1,0 +1,566 @@
+package stdio
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/time/rate"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A child is a running server process and the calls it has to answer.
+type child struct {
+	*process
+	server *server
+	noise  rate.Sometimes
+	queue  chan []byte   // to its stdin
+	large  chan struct{} // has a value for each message in the queue that is large
+	asides chan []byte   // to its stdin as well, for who cannot wait for room in the queue
+	born   time.Time
+
+	hello     hello                            // what it said at first; set before it is used
+	announced chan struct{}                    // closed when it has been reported as started
+	params    atomic.Pointer[mcp.ParamHeaders] // what its tools want in headers, if known
+
+	mu        sync.Mutex
+	lastID    uint64
+	calls     map[uint64]*call
+	doubts    []doubt
+	stateless time.Time // when it has answered a client without a session
+	served    bool      // it has answered a client
+	dead      error     // why it takes no calls any more
+}
+
+// A call is a request that waits for its answer.
+type call struct {
+	id      uint64
+	request jsonrpc.Message // as the client sent it
+	session *session        // of the client, if it has one
+	own     bool            // no client has sent it
+	inbox   *inbox
+	err     error // in the place of its answer; good when the inbox has ended
+}
+
+// fail ends a call that will not be answered. What its client is told is the failure,
+// never the cause.
+func (call *call) fail(f *jsonrpc.Failure, cause error) {
+	call.err = fmt.Errorf("%w: %w", f, cause)
+	call.inbox.end(f.Append(nil, call.request.Literal(jsonrpc.ID)))
+}
+
+const (
+	maxCalls  = 10_000   // that wait for one child
+	maxQueue  = 1_000    // messages that a child has not read yet
+	maxLarge  = 4        // of them that are large
+	large     = 64 << 10 // bytes
+	maxUnread = 16 << 20 // bytes that a client has not read yet of what comes before its answer
+)
+
+var (
+	errBusy  = errors.New("too many calls are waiting")
+	errEnded = errors.New("the process has ended")
+)
+
+// startChild starts the process of a server. It has not been initialized yet.
+func startChild(s *server) (*child, error) {
+	config := s.pool.config
+	p, err := startProcess(config.Command, config.Env, config.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &child{
+		process:   p,
+		server:    s,
+		noise:     rate.Sometimes{First: 10, Interval: time.Minute},
+		queue:     make(chan []byte, maxQueue),
+		large:     make(chan struct{}, maxLarge),
+		asides:    make(chan []byte, maxQueue),
+		born:      time.Now(),
+		announced: make(chan struct{}),
+		calls:     map[uint64]*call{},
+	}
+	s.pool.running.Go(c.write)
+	s.pool.running.Go(c.readErrors)
+	s.pool.running.Go(c.run)
+	return c, nil
+}
+
+func (c *child) log() *zap.Logger { return c.server.log().With(zap.Int("pid", c.cmd.Process.Pid)) }
+
+// run reads what the child writes until it dies.
+func (c *child) run() {
+	c.read()
+	c.kill() // who closes stdout answers no more
+	c.stdout.Close()
+	err := c.cause()
+	for _, call := range c.end(err) {
+		call.fail(jsonrpc.ConnectError(c.server.name), err)
+	}
+	c.server.ended(c, err)
+}
+
+// end marks the child as dead and returns the calls it will not answer.
+func (c *child) end(err error) map[uint64]*call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	calls := c.calls
+	c.calls, c.dead = nil, err
+	return calls
+}
+
+// death returns why the child is dead, or nil.
+func (c *child) death() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dead
+}
+
+func (c *child) hasServed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.served
+}
+
+func (c *child) read() {
+	frames := newFrameReader(c.stdout, c.server.pool.config.MaxMessage)
+	var m jsonrpc.Message
+	for {
+		frame, err := frames.next()
+		var tooLong *tooLongError
+		switch {
+		case err == nil && m.Read(frame) == nil:
+			c.receive(&m)
+		case errors.As(err, &tooLong):
+			c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_message", frames.max))
+			c.lose(&tooLong.lost, jsonrpc.ResponseTooLarge(c.server.name), err)
+		case err == nil || errors.Is(err, errNoise):
+			c.server.pool.observe.Noise(c.server.name)
+			c.noise.Do(func() {
+				c.log().Warn("stdout is not a message", zap.String("line", string(frame[:min(len(frame), 512)])))
+			})
+			if err == nil { // it looks like one
+				l := new(lost)
+				_, _ = l.watch().Write(frame)
+				c.lose(l, jsonrpc.InvalidResponse(c.server.name), errNoise)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// lose fails whoever waits for a message that is passed over.
+func (c *child) lose(l *lost, failure *jsonrpc.Failure, cause error) {
+	if l.request {
+		if l.id != nil {
+			c.tell(jsonrpc.Refusal(l.id, jsonrpc.CodeInvalidRequest, "the request cannot be passed on"))
+		}
+	} else if call := c.take(l.id); call != nil {
+		call.fail(failure, cause)
+	}
+}
+
+// write writes to stdin what is in the queue. What waits there goes together.
+func (c *child) write() {
+	var batch []byte
+	add := func(frame []byte) {
+		if batch = append(batch, frame...); len(frame) > large {
+			<-c.large
+		}
+	}
+	for {
+		batch = batch[:0]
+		select {
+		case <-c.exited:
+			return
+		case frame := <-c.queue:
+			add(frame)
+		case frame := <-c.asides:
+			batch = append(batch, frame...)
+		}
+		for more := true; more && len(batch) < large; {
+			select {
+			case frame := <-c.queue:
+				add(frame)
+			default:
+				more = false
+			}
+		}
+		if _, err := c.stdin.Write(batch); err != nil {
+			if !errors.Is(err, os.ErrClosed) { // it is not we who stop it
+				c.terminate() // who closes stdin hears no more
+			}
+			return
+		}
+		if cap(batch) > 1<<20 {
+			batch = nil
+		}
+	}
+}
+
+// readErrors logs what the child writes to stderr, line by line.
+func (c *child) readErrors() {
+	defer c.stderr.Close()
+	const longestLine = 8 << 10
+	lines := bufio.NewReaderSize(c.stderr, longestLine)
+	cut := false // the line began in the piece before
+	for {
+		line, err := lines.ReadSlice('\n')
+		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
+			c.log().Info("stderr", zap.String("line", string(text)))
+		}
+		cut = err == bufio.ErrBufferFull
+		if err != nil && !cut {
+			return
+		}
+	}
+}
+
+// send queues a message for the child.
+func (c *child) send(ctx context.Context, message []byte) error {
+	frame := appendFrame(nil, message, c.server.pool.config.Framing)
+	if len(frame) > large {
+		select {
+		case c.large <- struct{}{}:
+		case <-c.exited:
+			return errEnded
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	select {
+	case c.queue <- frame:
+		return nil
+	case <-c.exited:
+		return errEnded
+	case <-ctx.Done():
+		if len(frame) > large {
+			<-c.large
+		}
+		return ctx.Err()
+	}
+}
+
+// tell queues a message of our own. It never waits, for it may be the reader of what
+// the child writes that calls it, and the child waits for that one. Calls that fill
+// the queue leave it room nevertheless: the child may be waiting for an answer.
+func (c *child) tell(message []byte) {
+	frame := appendFrame(nil, message, c.server.pool.config.Framing)
+	select {
+	case c.queue <- frame:
+		return
+	default:
+	}
+	select {
+	case c.asides <- frame:
+	default:
+		c.server.pool.observe.Dropped(c.server.name)
+	}
+}
+
+// begin sends a request. It gets an id of ours, and so does its progress token: a
+// number from 1 on, because there are servers that take a 0 for nothing.
+func (c *child) begin(ctx context.Context, call *call) error {
+	call.inbox = newInbox(maxUnread)
+	if err := c.register(call); err != nil {
+		return err
+	}
+	number := strconv.AppendUint(nil, call.id, 10)
+	if err := c.send(ctx, replaced(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)); err != nil {
+		c.forget(call)
+		return err
+	}
+	return nil
+}
+
+func (c *child) register(call *call) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.dead != nil:
+		return c.dead
+	case len(c.calls) >= maxCalls:
+		return errBusy
+	}
+	c.lastID++
+	call.id = c.lastID
+	c.calls[call.id] = call
+	return nil
+}
+
+// forget reports whether a call was still waiting. It does not any more.
+func (c *child) forget(call *call) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, waiting := c.calls[call.id]
+	delete(c.calls, call.id)
+	if waiting && !call.own && !call.listens() {
+		c.doubt(call)
+	}
+	call.inbox.end(nil) // so that nothing more is asked there
+	return waiting
+}
+
+// cancel gives a call up, and tells the child that nobody waits for it, nor answers
+// what it has asked.
+func (c *child) cancel(call *call, reason string) {
+	if c.forget(call) {
+		params := fmt.Appendf(nil, `{"requestId":%d,"reason":%s}`, call.id, jsonrpc.Quote(reason))
+		c.tell(jsonrpc.Notification("notifications/cancelled", params))
+	}
+	if call.session != nil {
+		call.session.drop(func(q *question) bool { return q.call == call })
+	}
+}
+
+// request makes a request of our own and waits for the answer.
+func (c *child) request(ctx context.Context, method string, params []byte) (*jsonrpc.Message, error) {
+	call := &call{own: true}
+	if failure := call.request.Read(jsonrpc.Request(0, method, params)); failure != nil {
+		return nil, failure
+	}
+	if err := c.begin(ctx, call); err != nil {
+		return nil, err
+	}
+	for {
+		select {
+		case <-call.inbox.more:
+		case <-ctx.Done():
+			c.forget(call)
+			return nil, ctx.Err()
+		}
+		l, _, last := call.inbox.take()
+		if !last {
+			continue // progress, if a client's initialize has asked for it
+		}
+		if err := c.death(); err != nil {
+			return nil, err
+		}
+		if call.err != nil {
+			return nil, call.err
+		}
+		answer := new(jsonrpc.Message)
+		if failure := answer.Read(l.message); failure != nil {
+			return nil, failure
+		}
+		return answer, nil
+	}
+}
+
+// take returns the call that waits for an answer with this id, and ends the
+// waiting.
+func (c *child) take(id []byte) *call {
+	number, err := strconv.ParseUint(string(id), 10, 64)
+	if err != nil {
+		return nil
+	}
+	c.mu.Lock()
+	call := c.calls[number]
+	delete(c.calls, number)
+	c.served = c.served || call != nil && !call.own
+	c.doubts = slices.DeleteFunc(c.doubts, func(d doubt) bool { return d.id == number })
+	if call != nil && !call.own && call.session == nil {
+		c.stateless = time.Now()
+	}
+	c.mu.Unlock()
+	if call != nil && call.session != nil {
+		call.session.drop(func(q *question) bool { return q.call == call })
+	}
+	return call
+}
+
+// caller returns the call that a message of the server belongs to. The message
+// does not say, so it is the latest call of the only client that has any. If
+// several clients have, nobody can know; nor if another has just given one up, of
+// which the child may not have heard; nor if none has, and one without a session had.
+func (c *child) caller() (found *call, doubtful bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.calls {
+		switch {
+		case call.own, call.listens():
+		case found == nil:
+			found = call
+		case !call.sameClient(found):
+			return nil, true
+		case call.id > found.id:
+			found = call
+		}
+	}
+	now := time.Now()
+	for _, d := range c.doubts {
+		if now.Before(d.until) && (found == nil || d.session == nil || d.session != found.session) {
+			return nil, true
+		}
+	}
+	return found, found == nil && now.Before(c.stateless.Add(doubtTime))
+}
+
+// listens reports whether the call gets only what says that it belongs to it.
+func (call *call) listens() bool { return call.request.Is(jsonrpc.Method, mcp.MethodListen) }
+
+// sameClient reports whether two calls are known to be of one client.
+func (call *call) sameClient(other *call) bool {
+	return call.session != nil && call.session == other.session
+}
+
+// A doubt is a call that was given up. Until a while later, or until it is answered
+// nevertheless, what the child says may belong to it.
+type doubt struct {
+	id      uint64
+	session *session
+	until   time.Time
+}
+
+const (
+	doubtTime = 10 * time.Second // servers that listen to cancellations do so at once
+	maxDoubts = 1_000
+)
+
+// doubt adds a call to the doubts. The caller holds the lock.
+func (c *child) doubt(call *call) {
+	now := time.Now()
+	c.doubts = slices.DeleteFunc(c.doubts, func(d doubt) bool { return d.until.Before(now) })
+	if len(c.doubts) == maxDoubts {
+		c.doubts = slices.Delete(c.doubts, 0, 1)
+	}
+	c.doubts = append(c.doubts, doubt{call.id, call.session, now.Add(doubtTime)})
+}
+
+// numbered returns the call that we have given this number.
+func (c *child) numbered(literal []byte) *call {
+	number, err := strconv.ParseUint(string(literal), 10, 64)
+	if err != nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.calls[number]
+}
+
+// called returns the call to which a client has given this id.
+func (c *child) called(s *session, id []byte) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.calls {
+		if call.session == s && bytes.Equal(call.request.Literal(jsonrpc.ID), id) {
+			return call
+		}
+	}
+	return nil
+}
+
+// receive passes on a message of the child. The message is good until it returns.
+func (c *child) receive(m *jsonrpc.Message) {
+	switch {
+	case m.IsRequest():
+		c.ask(m)
+	case m.IsNotification():
+		c.notify(m)
+	default:
+		c.answer(m)
+	}
+}
+
+// answer gives an answer to the call that waits for it, with the id that its
+// client gave it.
+func (c *child) answer(m *jsonrpc.Message) {
+	says := m.Has(jsonrpc.Result) || m.Has(jsonrpc.Error) // both is how some say "error":null
+	if !says && !m.Has(jsonrpc.Version) {                 // a log line in JSON, most likely
+		c.server.pool.observe.Noise(c.server.name)
+		return
+	}
+	call := c.take(m.Literal(jsonrpc.ID))
+	if call == nil { // late, repeated or nobody's
+		c.server.pool.observe.Dropped(c.server.name)
+		return
+	}
+	id := call.request.Literal(jsonrpc.ID)
+	if !says {
+		call.fail(jsonrpc.InvalidResponse(c.server.name), errNoise)
+		return
+	}
+	call.inbox.end(replaced(m, id, jsonrpc.ID, jsonrpc.ListenID))
+}
+
+// notify passes on a notification to whom it concerns.
+func (c *child) notify(m *jsonrpc.Message) {
+	method := m.Text(jsonrpc.Method)
+	if method == "notifications/tools/list_changed" {
+		c.params.Store(nil)
+	}
+	switch {
+	case method == "notifications/progress":
+		call := c.numbered(m.Literal(jsonrpc.Progress))
+		if call != nil && !call.request.Has(jsonrpc.ProgressToken) {
+			call = nil // it was not asked for
+		}
+		c.deliver(call, m, jsonrpc.Progress, jsonrpc.ProgressToken)
+	case m.Has(jsonrpc.SubscriptionID):
+		call := c.numbered(m.Literal(jsonrpc.SubscriptionID))
+		c.deliver(call, m, jsonrpc.SubscriptionID, jsonrpc.ID)
+	case method == "notifications/cancelled":
+		c.server.withdraw(c, m)
+	case method == "notifications/resources/updated":
+		uri := m.Text(jsonrpc.URI)
+		c.server.broadcast(m, func(s *session) bool { return s.subscribed(uri) })
+	case strings.HasSuffix(method, "/list_changed"):
+		c.server.broadcast(m, everybody)
+	default:
+		call, doubtful := c.caller()
+		if call != nil || doubtful {
+			c.deliver(call, m)
+			return
+		}
+		sole := c.server.sole()
+		c.server.broadcast(m, func(s *session) bool { return s == sole })
+	}
+}
+
+func everybody(*session) bool { return true }
+
+// deliver puts a notification into the inbox of a call. The first of two fields,
+// if they are given, gets the value that the second has in the client's request.
+func (c *child) deliver(call *call, m *jsonrpc.Message, fields ...jsonrpc.Field) {
+	if call != nil {
+		message := bytes.Clone(m.Raw)
+		if len(fields) == 2 {
+			message = replaced(m, call.request.Literal(fields[1]), fields[0])
+		}
+		if call.inbox.put(letter{message: message}) {
+			return
+		}
+	}
+	c.server.pool.observe.Dropped(c.server.name)
+}
+
+// replaced returns a message, in memory of its own, with a literal in the place of
+// those of the fields that it has.
+func replaced(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) []byte {
+	var edits []jsonspan.Edit
+	for _, f := range fields {
+		if m.Has(f) {
+			edits = append(edits, m.Replace(f, literal))
+		}
+	}
+	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
+	r := jsonspan.NewReader(m.Raw, edits)
+	out := make([]byte, r.Len())
+	_, _ = io.ReadFull(r, out)
+	return out
+}

@@ -1,0 +1,97 @@
+package stdio
+
+import "sync"
+
+// A letter is a message on its way to a client.
+type letter struct {
+	message  []byte
+	question *question // what it asks, if the server asks something
+}
+
+// An inbox holds what a child has sent for a client until the client's response
+// takes it.
+type inbox struct {
+	// more has a value whenever there is something to take, or nothing any more.
+	more chan struct{}
+
+	mu      sync.Mutex
+	letters []letter
+	size    int  // bytes in letters
+	limit   int  // bytes that wait for a client that does not read, answers aside
+	closed  bool // nothing more will come
+}
+
+func newInbox(limit int) *inbox { return &inbox{more: make(chan struct{}, 1), limit: limit} }
+
+// put adds a message and reports whether there was room for it. For one there always
+// is, of whatever size.
+func (b *inbox) put(l letter) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.size > 0 && b.size+len(l.message) > b.limit {
+		return false
+	}
+	b.add(l)
+	return true
+}
+
+// end adds the last message. Without one, what has not been taken is for nobody any
+// more.
+func (b *inbox) end(last []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return
+	}
+	b.closed = true
+	if last == nil {
+		b.letters, b.size = nil, 0
+		b.wake()
+		return
+	}
+	b.add(letter{message: last})
+}
+
+func (b *inbox) add(l letter) {
+	b.letters = append(b.letters, l)
+	b.size += len(l.message)
+	b.wake()
+}
+
+func (b *inbox) wake() {
+	select {
+	case b.more <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the next message, if there is one, and whether it or nothing was
+// the last.
+func (b *inbox) take() (l letter, ok, last bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.letters) > 0 {
+		l, ok = b.letters[0], true
+		b.letters[0] = letter{}
+		b.letters = b.letters[1:]
+		b.size -= len(l.message)
+	}
+	if len(b.letters) > 0 {
+		b.wake()
+	}
+	return l, ok, b.closed && len(b.letters) == 0
+}
+
+// withdraw takes a question back that nobody has taken.
+func (b *inbox) withdraw(q *question) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.letters {
+		if b.letters[i].question == q {
+			b.size -= len(b.letters[i].message)
+			b.letters = append(b.letters[:i:i], b.letters[i+1:]...)
+			return true
+		}
+	}
+	return false
+}

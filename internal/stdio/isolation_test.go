@@ -1,0 +1,212 @@
+package stdio
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+// What one client does must not reach another: these are the ways it could.
+
+func TestASessionIsWithOneServer(t *testing.T) {
+	p := newPool(t, "")
+	a, b := p.client().initialize(`{}`), p.client()
+	b.host, b.session = "beta:1", a.session
+	equal(t, "at another server", b.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
+
+	stream := a.listen()
+	defer stream.Body.Close()
+	a.post(request(`1`, "resources/subscribe", `{"uri":"x:1"}`)).whole()
+	b.session = ""
+	b.initialize(`{}`).call("touch", `{"uri":"x:1"}`)
+	a.call("add-tool", `{"name":"t"}`)
+	contains(t, "what is heard first", stream.next(), "tools/list_changed")
+}
+
+func TestWhatBelongsToNoCallIsForTheOnlyClient(t *testing.T) {
+	const log = `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"%s"}}` + "\n"
+	p := newPuppets(t)
+	a := p.client().initialize(`{"sampling":{}}`)
+	first := a.listen()
+	defer first.Body.Close()
+	untold(a, fmt.Sprintf(log, "to the only one"))
+	contains(t, "the only one", first.next(), "to the only one")
+
+	b := p.client().initialize(`{"sampling":{}}`)
+	second := b.listen()
+	defer second.Body.Close()
+	untold(a, fmt.Sprintf(log, "of one of two")+askedBetweenCalls)
+	p.eventually("the question is refused", func() bool {
+		return strings.Contains(a.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
+	})
+	untold(b, notification("notifications/tools/list_changed", `{}`)+"\n")
+	contains(t, "next of the first", first.next(), "list_changed")
+	contains(t, "next of the second", second.next(), "list_changed")
+}
+
+func TestWhatFollowsACallWithoutASessionIsForNobody(t *testing.T) {
+	p := newPuppets(t)
+	c := p.client().initialize(`{"sampling":{}}`)
+	stream := c.listen()
+	defer stream.Body.Close()
+	untold(p.client(), askedBetweenCalls)
+	p.eventually("the question is refused", func() bool {
+		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
+	})
+}
+
+func TestProgressThatNobodyAskedForIsDropped(t *testing.T) {
+	p := newPuppets(t)
+	r := p.client().post(say(`1`, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":$ID,"progress":1}}`+"\n"+`{"id":$ID,"result":1}`+"\n"))
+	equal(t, "answer", r.whole(), `{"id":1,"result":1}`)
+	equal(t, "dropped", p.dropped, 1)
+}
+
+// A child that many share must not get what may be its end.
+func TestWhatIsNoMessageReachesNoChild(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{"roots":{}}`)
+	for _, body := range []string{
+		`{"method":"ping","id":1}`,
+		`{"jsonrpc":"1.0","id":1,"method":"ping"}`,
+		`{"jsonrpc":"2.0","id":1,"method":5}`,
+		`{"jsonrpc":"2.0","id":1}`,
+		`{"jsonrpc":"2.0","id":1,"method":"x","params":5}`,
+		`{"jsonrpc":"2.0","id":1,"method":"x","result":1}`,
+		`{"jsonrpc":"2.0","id":1,"result":1,"error":{"code":1,"message":""}}`,
+		`{"jsonrpc":"2.0","result":1}`,
+		`{"jsonrpc":"2.0","method":7}`,
+	} {
+		equal(t, body, c.post(body).StatusCode, http.StatusBadRequest)
+	}
+	r := c.post(toolCall(`1`, "ask-roots", `{}`))
+	id := idOf(t, r.next())
+	for _, answer := range []string{`{"code":1.5,"message":"x"}`, `{"code":99999999999999999999,"message":"x"}`, `{"code":1,"message":5}`, `{"code":1}`, `5`, `null`} {
+		body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":%s}`, id, answer)
+		equal(t, answer, c.post(body).StatusCode, http.StatusBadRequest)
+	}
+	c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-1,"message":"no roots"}}`, id))
+	contains(t, "answer", r.next(), "no roots")
+	for _, method := range []string{"ping", "x"} {
+		equal(t, "received "+method, len(p.received(method)), 0)
+	}
+}
+
+func TestAQuestionOnAStreamThatHasEnded(t *testing.T) { // A25
+	p := newPuppets(t)
+	c := p.client().initialize(`{"sampling":{}}`)
+	stream := c.listen()
+	untold(c, askedBetweenCalls)
+	contains(t, "question", stream.next(), "sampling")
+	stream.Body.Close()
+	c.known(p).dropUnheard() // as it will be when the client does not come back
+	p.eventually("the question is refused", func() bool {
+		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
+	})
+}
+
+func TestCancellationsReachAllChildrenOfAServer(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	other := *c
+	other.host = "alpha:2" // as a balancer may choose
+	r := make(chan string)
+	go func() { r <- c.post(toolCall(`7`, "hang", `{}`)).whole() }()
+	p.inFlightIs(1)
+	p.eventually("it is called", func() bool { return len(p.received("tools/call")) == 1 })
+	other.post(notification("notifications/cancelled", `{"requestId":7}`))
+	equal(t, "answer", <-r, "")
+	p.eventually("the child hears it", func() bool { return p.events("cancelled") == 1 })
+}
+
+func TestSubscriptionsEndWithTheirSession(t *testing.T) {
+	p := newPool(t, "")
+	a, b := p.client().initialize(`{}`), p.client().initialize(`{}`)
+	for _, c := range []*client{a, b} {
+		c.post(request(`1`, "resources/subscribe", `{"uri":"x:1"}`)).whole()
+	}
+	for n, c := range []*client{a, b} {
+		if _, err := c.do(http.MethodDelete, ""); err != nil {
+			t.Fatal(err)
+		}
+		p.client().pid()
+		p.eventually("the last one ends them", func() bool { return len(p.received("resources/unsubscribe")) == n })
+	}
+}
+
+func TestHangupEndsWhatWouldNotEnd(t *testing.T) {
+	p := newPool(t, "--modern")
+	legacy := p.client().initialize(`{}`).listen()
+	modern := p.client().modern(`1`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
+	modern.next()
+	p.Hangup()
+	equal(t, "the stream of a session", legacy.next(), "")
+	equal(t, "a listen request", modern.next(), "")
+	equal(t, "one that comes late", p.client().initialize(`{}`).listen().next(), "")
+	equal(t, "calls go on", p.client().call("slow", `{"ms":1}`), "slept")
+}
+
+func TestAServerThatFailsOnceIsNotOfTheLegacyEra(t *testing.T) {
+	p := newPoolOf(t, []string{"sh", "-c", `[ -e "$DS_LOG.once" ] || { touch "$DS_LOG.once"; exit 1; }; exec "$0" ds alpha --modern`, os.Args[0]})
+	p.client().modern(`1`, "tools/list", "", "").whole() // by its legacy child
+	p.eventually("it is known", func() bool {
+		return strings.Contains(p.client().modern(`1`, "tools/list", "", "").whole(), `"resultType"`)
+	})
+}
+
+func TestAServerThatEndsWhenItIsNotGreetedIsOfTheLegacyEra(t *testing.T) {
+	script := `read -r first; case "$first" in *initialize*) ;; *) exit 1;; esac
+		printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'
+		while read -r line; do case "$line" in *tools/list*) id=${line#*'"id":'}; printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[]}}\n' "${id%%,*}";; esac; done`
+	p := newPoolOf(t, []string{"sh", "-c", script})
+	for range 3 {
+		contains(t, "answer", p.client().modern(`"m"`, "tools/list", "", "").whole(), `"id":"m","result"`)
+	}
+}
+
+func TestDoubtsHoldNoBodies(t *testing.T) {
+	c := &child{calls: map[uint64]*call{}}
+	var m jsonrpc.Message
+	if failure := m.Read([]byte(toolCall(`1`, "x", `{}`))); failure != nil {
+		t.Fatal(failure)
+	}
+	for range maxDoubts + 10 {
+		call := &call{request: m, inbox: newInbox(1)}
+		if err := c.register(call); err != nil {
+			t.Fatal(err)
+		}
+		c.forget(call)
+	}
+	equal(t, "doubts", len(c.doubts), maxDoubts)
+	_, doubtful := c.caller()
+	equal(t, "doubtful", doubtful, true)
+}
+
+func TestLargeMessagesDoNotPileUp(t *testing.T) {
+	p := newPoolOf(t, []string{"sh", "-c", `read -r hello; printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; sleep 300`}, func(c *Config) { c.StopGrace = 1 })
+	c := p.client()
+	s, _ := p.server(address{c.host, 0})
+	if _, err := s.ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	body := request(`1`, "x", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`)
+	done := make(chan struct{}, 50)
+	for range 50 {
+		go func() {
+			_, _ = c.with(ctx).do(http.MethodPost, body)
+			done <- struct{}{}
+		}()
+	}
+	p.eventually("there is no more room", func() bool { return len(s.current().large) == maxLarge })
+	equal(t, "waiting", len(s.current().queue) <= maxLarge+1, true)
+	cancel()
+	for range 50 {
+		<-done
+	}
+}

@@ -1,0 +1,519 @@
+package stdio
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// TestMain makes a child of the test binary when it is called `<binary> ds …` or
+// `<binary> puppet`.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "ds":
+			os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+		case "puppet":
+			puppet(os.Stdin, os.Stdout)
+			os.Exit(0)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// puppet is a child that does what it is told to. The request say has raw bytes to
+// write, in which $ID stands for the request's own id; the request heard is
+// answered with all messages that came before it; a notification exit is the end.
+func puppet(stdin io.Reader, stdout io.Writer) {
+	var heard []string
+	lines := bufio.NewReader(stdin)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var m struct {
+			ID     json.RawMessage
+			Method string
+			Params struct {
+				Raw  string
+				Code int
+			}
+		}
+		_ = json.Unmarshal(line, &m)
+		answer := func(result any) {
+			text, _ := json.Marshal(result)
+			_, _ = fmt.Fprintf(stdout, `{"jsonrpc":"2.0","id":%s,"result":%s}`+"\n", m.ID, text)
+		}
+		switch m.Method {
+		case "initialize":
+			answer(map[string]any{"protocolVersion": mcp.Latest, "capabilities": map[string]any{"tools": map[string]any{}}, "serverInfo": map[string]any{"name": "puppet", "version": "1"}})
+		case "say":
+			_, _ = io.WriteString(stdout, strings.ReplaceAll(m.Params.Raw, "$ID", string(m.ID)))
+		case "heard":
+			answer(heard)
+		case "close-stdin":
+			answer("closed")
+			_ = syscall.Close(0)
+			select {}
+		case "exit":
+			os.Exit(m.Params.Code)
+		}
+		heard = append(heard, string(bytes.TrimSpace(line)))
+	}
+}
+
+// testPool is a pool and what is known of it.
+type testPool struct {
+	*Pool
+	t       *testing.T
+	journal string // where children of fakemcp write what they receive
+	logs    *observer.ObservedLogs
+
+	mu      sync.Mutex
+	changed *sync.Cond // something below, or a line in logs
+	started []int      // pids
+	exited  []int
+	again   int // starts that were restarts
+	noise   int
+	dropped int
+}
+
+func (p *testPool) Started(_ string, pid int, restart bool) {
+	p.note(func() {
+		p.started = append(p.started, pid)
+		if restart {
+			p.again++
+		}
+	})
+}
+func (p *testPool) Exited(_ string, pid int, _ error) {
+	p.note(func() { p.exited = append(p.exited, pid) })
+}
+func (p *testPool) Noise(string)   { p.note(func() { p.noise++ }) }
+func (p *testPool) Dropped(string) { p.note(func() { p.dropped++ }) }
+
+func (p *testPool) note(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+	p.changed.Broadcast()
+}
+
+// until waits for something that the pool reports to make condition true.
+func (p *testPool) until(what string, condition func() bool) {
+	p.t.Helper()
+	late := false
+	defer time.AfterFunc(20*time.Second, func() { p.note(func() { late = true }) }).Stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !condition() {
+		if late {
+			p.t.Fatalf("waited in vain: %s", what)
+		}
+		p.changed.Wait()
+	}
+}
+
+// eventually waits for what nobody reports.
+func (p *testPool) eventually(what string, condition func() bool) {
+	p.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// newPool returns a pool of children of fakemcp with these flags.
+func newPool(t *testing.T, flags string, change ...func(*Config)) *testPool {
+	t.Helper()
+	return newPoolOf(t, append([]string{os.Args[0], "ds", "alpha"}, strings.Fields(flags)...), change...)
+}
+
+func newPuppets(t *testing.T, change ...func(*Config)) *testPool {
+	t.Helper()
+	return newPoolOf(t, []string{os.Args[0], "puppet"}, change...)
+}
+
+func newPoolOf(t *testing.T, command []string, change ...func(*Config)) *testPool {
+	t.Helper()
+	p := &testPool{t: t, journal: filepath.Join(t.TempDir(), "journal")}
+	p.changed = sync.NewCond(&p.mu)
+	var core zapcore.Core
+	core, p.logs = observer.New(zap.DebugLevel)
+	logger := zap.New(core, zap.Hooks(func(zapcore.Entry) error {
+		p.note(func() {})
+		return nil
+	}))
+	config := Config{
+		Command:      command,
+		Env:          []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "DS_LOG=" + p.journal, "GORACE=atexit_sleep_ms=0"},
+		Framing:      Newline,
+		Isolation:    Shared,
+		StartTimeout: 20 * time.Second,
+		StopGrace:    5 * time.Second,
+		MaxMessage:   64 << 20,
+		MaxSessions:  10_000,
+		SessionTTL:   time.Hour,
+		Logger:       func() *zap.Logger { return logger },
+	}
+	for _, f := range change {
+		f(&config)
+	}
+	p.Pool = NewPool(config, p)
+	t.Cleanup(func() {
+		p.within("Close", p.Close)
+		for _, pid := range p.started {
+			if exists(pid) {
+				t.Errorf("process %d is left", pid)
+			}
+		}
+	})
+	return p
+}
+
+func perSession(c *Config) { c.Isolation = PerSession }
+
+// within fails the test if f does not return. The time is what no machine needs.
+func (p *testPool) within(what string, f func()) {
+	p.t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		p.t.Errorf("%s does not return", what)
+	}
+}
+
+// soon makes restarts of a server quick.
+func (p *testPool) soon(host string, era mcp.Era) {
+	p.t.Helper()
+	s, err := p.server(address{host, era})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delay = 2 * time.Millisecond
+}
+
+// exists reports whether a process runs. One that only waits to be reaped, by
+// whoever has inherited it, does not.
+func exists(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return syscall.Kill(pid, 0) == nil && os.IsNotExist(err) == false
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(state, "Z")
+}
+
+// zombies returns the children of this process that nobody has waited for.
+func zombies(t *testing.T) (pids []string) {
+	t.Helper()
+	entries, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range entries {
+		stat, _ := os.ReadFile(name)
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if strings.HasPrefix(rest, "Z "+strconv.Itoa(os.Getpid())+" ") {
+			pids = append(pids, name)
+		}
+	}
+	return pids
+}
+
+// A client makes requests.
+type client struct {
+	p       *testPool
+	host    string
+	session string
+	ctx     context.Context
+}
+
+// client returns a client that gives up when nobody would wait any longer.
+func (p *testPool) client() *client {
+	ctx, cancel := context.WithTimeout(p.t.Context(), 20*time.Second)
+	p.t.Cleanup(cancel)
+	return &client{p: p, host: "alpha:1", ctx: ctx}
+}
+
+// with returns the same client whose requests end with ctx.
+func (c *client) with(ctx context.Context) *client {
+	other := *c
+	other.ctx = ctx
+	return &other
+}
+
+// do makes a request. Headers are name, value, name, value …
+func (c *client) do(method, body string, headers ...string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(c.ctx, method, "http://"+c.host+"/mcp", strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	if c.session != "" {
+		req.Header.Set("Mcp-Session-Id", c.session)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	return c.p.RoundTrip(req)
+}
+
+// post makes a request that gets a response. A failure becomes one, as it does in
+// the gateway.
+func (c *client) post(body string, headers ...string) *reply {
+	c.p.t.Helper()
+	res, err := c.do(http.MethodPost, body, headers...)
+	var failure *jsonrpc.Failure
+	if errors.As(err, &failure) {
+		var m jsonrpc.Message
+		_ = m.Read([]byte(body))
+		res, err = respond(nil, failure.Status, failure.Append(nil, m.Literal(jsonrpc.ID))), nil
+	}
+	if err != nil {
+		c.p.t.Errorf("POST %.200s: %v", body, err)
+		return &reply{Response: &http.Response{Header: http.Header{}, Body: http.NoBody}, t: c.p.t}
+	}
+	return newReply(c.p.t, res)
+}
+
+// initialize begins a session with these capabilities.
+func (c *client) initialize(capabilities string) *client {
+	c.p.t.Helper()
+	r := c.post(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":` + capabilities +
+		`,"clientInfo":{"name":"test","version":"1"}}}`)
+	if c.session = r.Header.Get("Mcp-Session-Id"); c.session == "" {
+		c.p.t.Fatalf("no session: %d %s", r.StatusCode, r.whole())
+	}
+	r.Body.Close()
+	return c
+}
+
+// listen opens the stream of the session.
+func (c *client) listen() *reply {
+	c.p.t.Helper()
+	res, err := c.do(http.MethodGet, "")
+	if err != nil {
+		c.p.t.Fatal(err)
+	}
+	if res.StatusCode != http.StatusOK {
+		c.p.t.Fatalf("GET: %d", res.StatusCode)
+	}
+	return newReply(c.p.t, res)
+}
+
+// call calls a tool and returns the text of its result.
+func (c *client) call(tool, arguments string) string {
+	c.p.t.Helper()
+	return c.post(toolCall(`1`, tool, arguments)).text()
+}
+
+// pid returns the process that serves the client.
+func (c *client) pid() int {
+	c.p.t.Helper()
+	pid, err := strconv.Atoi(c.call("pid", `{}`))
+	if err != nil {
+		c.p.t.Fatal(err)
+	}
+	return pid
+}
+
+func request(id, method, params string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%q,"params":%s}`, id, method, params)
+}
+
+func notification(method, params string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params)
+}
+
+func toolCall(id, tool, arguments string) string {
+	return request(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments))
+}
+
+// say makes a puppet write something.
+func say(id, raw string) string {
+	return request(id, "say", `{"raw":`+quote(raw)+`}`)
+}
+
+func quote(s string) string {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(s)
+	return strings.TrimSpace(b.String())
+}
+
+// A reply is a response and its messages.
+type reply struct {
+	*http.Response
+	t      *testing.T
+	events *bufio.Reader // nil if it is JSON
+}
+
+func newReply(t *testing.T, res *http.Response) *reply {
+	r := &reply{Response: res, t: t}
+	if res.Header.Get("Content-Type") == "text/event-stream" {
+		r.events = bufio.NewReader(res.Body)
+	}
+	return r
+}
+
+// next returns the next message, or "" at the end.
+func (r *reply) next() string {
+	r.t.Helper()
+	if r.events == nil {
+		r.t.Errorf("not a stream: %s", r.whole())
+		return ""
+	}
+	for {
+		line, err := r.events.ReadString('\n')
+		if err == io.EOF || errors.Is(err, context.Canceled) {
+			r.Body.Close()
+			return ""
+		}
+		if err != nil {
+			r.t.Error(err)
+			return ""
+		}
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			return strings.TrimSpace(data)
+		}
+	}
+}
+
+// last returns the last message of a stream, or the only one.
+func (r *reply) last() (message string) {
+	r.t.Helper()
+	if r.events == nil {
+		return r.whole()
+	}
+	for m := r.next(); m != ""; m = r.next() {
+		message = m
+	}
+	return message
+}
+
+// whole returns the body of a response that is no stream.
+func (r *reply) whole() string {
+	r.t.Helper()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		r.t.Error(err)
+	}
+	r.Body.Close()
+	return string(body)
+}
+
+// text returns the text of a tool's result.
+func (r *reply) text() string {
+	r.t.Helper()
+	return textOf(r.last())
+}
+
+func textOf(answer string) string {
+	var m struct {
+		Result struct {
+			Content []struct {
+				Text string
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(answer), &m); err != nil || len(m.Result.Content) == 0 {
+		return "no text: " + answer
+	}
+	return m.Result.Content[0].Text
+}
+
+// An entry is a line in the journal of children.
+type entry struct {
+	PID       int
+	Event     string
+	RequestID json.RawMessage
+	Message   json.RawMessage
+}
+
+// read returns what children have received by now.
+func (p *testPool) read() (entries []entry) {
+	p.t.Helper()
+	data, err := os.ReadFile(p.journal)
+	if err != nil && !os.IsNotExist(err) {
+		p.t.Fatal(err)
+	}
+	for line := range bytes.Lines(data) {
+		var e entry
+		if err := json.Unmarshal(line, &e); err != nil {
+			continue // cut off by a kill
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// received returns the messages of a method that children have received by now.
+func (p *testPool) received(method string) (messages []string) {
+	p.t.Helper()
+	for _, e := range p.read() {
+		var m struct{ Method string }
+		if json.Unmarshal(e.Message, &m) == nil && m.Method == method {
+			messages = append(messages, string(e.Message))
+		}
+	}
+	return messages
+}
+
+// events counts the events of a kind in the journal.
+func (p *testPool) events(event string) (n int) {
+	p.t.Helper()
+	for _, e := range p.read() {
+		if e.Event == event {
+			n++
+		}
+	}
+	return n
+}
+
+func equal[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s:\n got %v\nwant %v", what, got, want)
+	}
+}
+
+func contains(t *testing.T, what, got, want string) {
+	t.Helper()
+	if !strings.Contains(got, want) {
+		t.Errorf("%s:\n got %.500s\nwant … %s …", what, got, want)
+	}
+}

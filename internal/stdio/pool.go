@@ -1,0 +1,387 @@
+package stdio
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A Config says how children are run. All fields are needed but Dir, Env and Roots.
+type Config struct {
+	Command      []string // and its arguments
+	Env          []string // all of the environment, as name=value
+	Dir          string   // where it runs
+	Framing      Framing
+	Isolation    Isolation
+	Roots        []string      // the answer to roots/list where no client gives one
+	StartTimeout time.Duration // for a child to be initialized
+	StopGrace    time.Duration // for a child to end by itself
+	MaxMessage   int           // bytes
+	MaxSessions  int
+	SessionTTL   time.Duration // for which an unused session is kept
+	Logger       func() *zap.Logger
+}
+
+// Isolation is who shares a child.
+type Isolation string
+
+const (
+	// Shared is one child for all clients.
+	Shared Isolation = "shared"
+	// PerSession is one child for each session. Clients without a session share one.
+	PerSession Isolation = "session"
+)
+
+// An Observer is told what happens.
+type Observer interface {
+	Started(server string, pid int, restart bool)
+	Exited(server string, pid int, err error)
+	Noise(server string)   // a line on stdout was no message
+	Dropped(server string) // a message had nobody to go to
+}
+
+// A Pool runs children, one for each address that requests are sent to, or one for
+// each session. It is an http.RoundTripper.
+type Pool struct {
+	config  Config
+	observe Observer
+	roots   []byte
+	running sync.WaitGroup // goroutines, each child's included
+
+	mu        sync.Mutex
+	servers   map[address]*server
+	sessions  map[string]*session
+	listening map[*stream]bool // streams that would not end by themselves
+	hungUp    bool             // they all have to
+	inFlight  int
+	idle      chan struct{} // closed when nothing is in flight any more
+	closed    bool
+}
+
+// NewPool returns a pool. It starts nothing yet.
+func NewPool(config Config, observe Observer) *Pool {
+	return &Pool{
+		config:    config,
+		observe:   observe,
+		roots:     rootsResult(config.Roots),
+		servers:   map[address]*server{},
+		sessions:  map[string]*session{},
+		listening: map[*stream]bool{},
+	}
+}
+
+// RoundTrip implements http.RoundTripper.
+func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil {
+		defer req.Body.Close()
+	}
+	if !p.enter() {
+		return nil, errStopped
+	}
+	x := &exchange{pool: p, req: req, version: req.Header.Get(mcp.VersionHeader)}
+	res, err := x.serve()
+	if err != nil || res.Body == http.NoBody || res.ContentLength >= 0 {
+		x.done()
+	}
+	return res, err
+}
+
+// enter counts a request, unless the pool has been closed.
+func (p *Pool) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.inFlight++
+	}
+	return !p.closed
+}
+
+func (p *Pool) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.inFlight--; p.inFlight == 0 && p.idle != nil {
+		close(p.idle)
+		p.idle = nil
+	}
+}
+
+// An address is where requests of an era are sent to. A server that knows both
+// eras gets a child for each that is asked for: how it has been greeted decides how
+// it talks.
+type address struct {
+	host string
+	era  mcp.Era
+}
+
+// name returns the name of the server at an address.
+func (a address) name() string {
+	if i := strings.LastIndexByte(a.host, ':'); i >= 0 {
+		return a.host[:i]
+	}
+	return a.host
+}
+
+// server returns the server at an address.
+func (p *Pool) server(a address) (*server, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, errStopped
+	}
+	s := p.servers[a]
+	if s == nil {
+		s = newServer(p, a, nil)
+		p.servers[a] = s
+	}
+	return s, nil
+}
+
+// each calls f for every session.
+func (p *Pool) each(f func(*session)) {
+	p.mu.Lock()
+	sessions := slices.Collect(maps.Values(p.sessions))
+	p.mu.Unlock()
+	for _, s := range sessions {
+		f(s)
+	}
+}
+
+// open begins a session.
+func (p *Pool) open(hello *jsonrpc.Message, a address) (*session, *jsonrpc.Failure) {
+	if p.full() { // of clients that did not say goodbye, most likely
+		p.endUnused()
+	}
+	s := newSession(p, a.name(), hello)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || len(p.sessions) >= p.config.MaxSessions {
+		return nil, jsonrpc.TooManySessions()
+	}
+	if p.config.Isolation == PerSession {
+		s.server = newServer(p, a, s)
+	}
+	s.using = 1
+	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.expire(s) })
+	s.expires.Stop() // until it is released
+	p.sessions[s.id] = s
+	return s, nil
+}
+
+func (p *Pool) full() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.sessions) >= p.config.MaxSessions
+}
+
+// endUnused ends the session that has not been used for longest.
+func (p *Pool) endUnused() {
+	var oldest *session
+	var since time.Time
+	p.each(func(s *session) {
+		if unused, at := s.unused(); unused && (oldest == nil || at.Before(since)) {
+			oldest, since = s, at
+		}
+	})
+	if oldest != nil {
+		p.expire(oldest)
+	}
+}
+
+// session returns a session at an address, in use.
+func (p *Pool) session(id string, a address) *session {
+	p.mu.Lock()
+	s := p.sessions[id]
+	p.mu.Unlock()
+	if s == nil || s.name != a.name() || !s.use() {
+		return nil
+	}
+	return s
+}
+
+// expire ends a session that nobody uses.
+func (p *Pool) expire(s *session) {
+	s.mu.Lock()
+	unused := s.using == 0
+	s.ended = s.ended || unused
+	s.mu.Unlock()
+	if unused {
+		p.end(s)
+	}
+}
+
+// end ends a session and everything that is under way for it.
+func (p *Pool) end(s *session) {
+	s.mu.Lock()
+	s.ended = true
+	s.expires.Stop()
+	s.mu.Unlock()
+	s.mail.end(nil)
+	s.drop(func(*question) bool { return true })
+	uris := s.uris()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sessions, s.id)
+	switch {
+	case p.closed: // Close stops everybody
+	case s.server != nil:
+		p.running.Go(s.server.stop)
+	case len(uris) > 0:
+		p.running.Go(func() { p.unsubscribe(s.name, uris) })
+	}
+}
+
+// unsubscribe ends the subscriptions of a session that has ended, where it was the
+// last to have them.
+func (p *Pool) unsubscribe(name string, uris []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), p.config.StartTimeout)
+	defer cancel()
+	for _, server := range p.named(address{name, mcp.Legacy}) {
+		c := server.current()
+		for _, uri := range uris {
+			if c != nil && !server.wanted(uri) {
+				_, _ = c.request(ctx, "resources/unsubscribe", uriParams(uri))
+			}
+		}
+	}
+}
+
+// named returns the servers of the name and era that an address has.
+func (p *Pool) named(at address) (servers []*server) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for a, s := range p.servers {
+		if a.era == at.era && a.name() == at.name() {
+			servers = append(servers, s)
+		}
+	}
+	return servers
+}
+
+// Check finds out whether what runs at a host is alive. It starts a child if there
+// is none, and another in the place of one that does not answer. That a session's
+// own child does not is no fault of the others.
+func (p *Pool) Check(ctx context.Context, host string) error {
+	legacy, err := p.server(address{host, mcp.Legacy})
+	if err != nil {
+		return err
+	}
+	modern, err := p.server(address{host, mcp.Modern})
+	if err != nil {
+		return err
+	}
+	var (
+		checks               sync.WaitGroup
+		legacyErr, modernErr error
+	)
+	modernRuns := modern.current() != nil
+	if modernRuns {
+		checks.Go(func() { modernErr = modern.check(ctx) })
+	}
+	if !modernRuns || legacy.current() != nil {
+		checks.Go(func() { legacyErr = legacy.check(ctx) })
+	}
+	p.each(func(s *session) {
+		if s.server != nil && s.server.at.host == host && s.server.current() != nil {
+			checks.Go(func() { _ = s.server.check(ctx) })
+		}
+	})
+	checks.Wait()
+	return errors.Join(legacyErr, modernErr)
+}
+
+// Drain lets what is in flight come to its end, for as long as ctx lasts, and
+// closes the pool. The streams of sessions end at once: their clients open new ones
+// elsewhere. Requests that come late are still served as long as others are, and
+// for the time of linger after them.
+func (p *Pool) Drain(ctx context.Context, linger time.Duration) {
+	p.Hangup()
+	for p.busy(ctx, linger) {
+	}
+	p.Close()
+}
+
+// Hangup ends the streams that clients have opened to listen, and those that they
+// will open yet.
+func (p *Pool) Hangup() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hungUp = true
+	for st := range p.listening {
+		st.stop()
+	}
+}
+
+// listen notes a stream that would not end by itself.
+func (p *Pool) listen(st *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listening[st] = true
+	if p.hungUp {
+		st.stop()
+	}
+}
+
+func (p *Pool) unlisten(st *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.listening, st)
+}
+
+// busy waits until nothing is in flight, and then for a while. It reports whether
+// something came in the meantime.
+func (p *Pool) busy(ctx context.Context, linger time.Duration) bool {
+	p.mu.Lock()
+	var idle chan struct{}
+	if p.inFlight > 0 {
+		idle = make(chan struct{})
+		p.idle = idle
+	}
+	p.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.inFlight > 0 && ctx.Err() == nil
+}
+
+// Close ends all sessions and stops all children. It returns when they have ended.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true // from here on nobody else stops the server of a session
+	servers := slices.Collect(maps.Values(p.servers))
+	sessions := slices.Collect(maps.Values(p.sessions))
+	p.mu.Unlock()
+	for _, s := range sessions {
+		p.end(s)
+		if s.server != nil {
+			servers = append(servers, s.server)
+		}
+	}
+	var stopping sync.WaitGroup
+	for _, s := range servers {
+		stopping.Go(s.stop)
+	}
+	stopping.Wait()
+	p.running.Wait()
+}

@@ -1,0 +1,128 @@
+package stdio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+)
+
+// A process is a running child.
+type process struct {
+	cmd    *exec.Cmd
+	stdin  *os.File
+	stdout *os.File
+	stderr *os.File
+	exited chan struct{} // closed when it has ended
+}
+
+// startProcess starts a command, without a shell, in a process group of its own.
+func startProcess(command, env []string, dir string) (_ *process, err error) {
+	p := &process{cmd: exec.Command(command[0], command[1:]...), exited: make(chan struct{})}
+	p.cmd.Env, p.cmd.Dir = env, dir
+	ownGroup(p.cmd)
+
+	// With files of our own there is nothing to copy: exec has no goroutines, and
+	// reads can be given up when a grandchild keeps the other end open.
+	var theirs []*os.File
+	defer func() {
+		for _, f := range theirs {
+			f.Close()
+		}
+		if err != nil {
+			for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {
+				if f != nil {
+					f.Close()
+				}
+			}
+		}
+	}()
+	stdin, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	theirs, p.stdin, p.cmd.Stdin = append(theirs, stdin), ours, stdin
+	ours, stdout, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	theirs, p.stdout, p.cmd.Stdout = append(theirs, stdout), ours, stdout
+	ours, stderr, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	theirs, p.stderr, p.cmd.Stderr = append(theirs, stderr), ours, stderr
+
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go p.wait()
+	return p, nil
+}
+
+// drainTime is how long after the end of a process what it wrote may still be read,
+// if something that has left its group keeps the pipes open.
+const drainTime = time.Second
+
+// wait waits for the end of the process, and sees to it that it is the end of
+// everything it has started.
+func (p *process) wait() {
+	_ = p.cmd.Wait()
+	p.signal(os.Kill)
+	deadline := time.Now().Add(drainTime)
+	_ = p.stdout.SetReadDeadline(deadline)
+	_ = p.stderr.SetReadDeadline(deadline)
+	p.stdin.Close()
+	close(p.exited)
+}
+
+// stop ends the process: it closes stdin, which is how MCP says goodbye, sends TERM
+// if that was not heard within the grace, and KILL if that was not heard either. It
+// returns when the process has ended.
+func (p *process) stop(grace time.Duration) {
+	p.stdin.Close()
+	const lastWords = time.Second
+	if p.endsWithin(grace) {
+		return
+	}
+	p.signal(terminate)
+	if p.endsWithin(lastWords) {
+		return
+	}
+	p.kill()
+}
+
+// kill ends the process at once and returns when it has ended.
+func (p *process) kill() {
+	p.terminate()
+	<-p.exited
+}
+
+// terminate kills the process without waiting for its end.
+func (p *process) terminate() {
+	select {
+	case <-p.exited: // its number may be another's by now
+	default:
+		p.signal(os.Kill)
+	}
+}
+
+func (p *process) endsWithin(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.exited:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// cause says how an ended process ended.
+func (p *process) cause() error {
+	if p.cmd.ProcessState.Success() {
+		return errors.New("the process ended")
+	}
+	return fmt.Errorf("the process ended: %s", p.cmd.ProcessState)
+}

@@ -1,0 +1,14 @@
+//go:build !unix
+
+package stdio
+
+import (
+	"os"
+	"os/exec"
+)
+
+var terminate = os.Kill // there is no asking here
+
+func ownGroup(*exec.Cmd) {}
+
+func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }

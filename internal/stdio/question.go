@@ -1,0 +1,66 @@
+package stdio
+
+import (
+	"encoding/json"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+// A question is a request of the server to a client. The client sees a number of
+// ours in the place of its id.
+type question struct {
+	child  *child
+	id     []byte // the literal that the child has given it
+	method string
+	number uint64
+	call   *call // on whose stream it is asked, if on one
+}
+
+// ask has a question of the server answered: by the client whose call it belongs
+// to, by the only client there is, or here.
+func (c *child) ask(m *jsonrpc.Message) {
+	method := m.Text(jsonrpc.Method)
+	if method == "ping" {
+		c.tell(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")))
+		return
+	}
+	call, doubtful := c.caller()
+	switch {
+	case call != nil && call.session != nil && call.session.can(method):
+		call.session.ask(c, call, m)
+	case call != nil:
+		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, "the client cannot be asked this")
+	case doubtful:
+		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound,
+			"several clients share this server: whom this is for cannot be known; give each session a process of its own")
+	default:
+		if s := c.server.sole(); s != nil && s.can(method) {
+			s.ask(c, nil, m)
+		} else {
+			c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, "no client can be asked this now")
+		}
+	}
+}
+
+// answerHere answers a question in the place of a client: with the roots, if it is
+// these that are asked for, else with an error.
+func (c *child) answerHere(id []byte, method string, code int, why string) {
+	if method == "roots/list" {
+		c.tell(jsonrpc.Answer(id, c.server.pool.roots))
+		return
+	}
+	c.tell(jsonrpc.Refusal(id, code, why))
+}
+
+// rootsResult is the answer to roots/list.
+func rootsResult(uris []string) []byte {
+	type root struct {
+		URI string `json:"uri"`
+	}
+	roots := make([]root, len(uris))
+	for i, uri := range uris {
+		roots[i].URI = uri
+	}
+	result, _ := json.Marshal(map[string]any{"roots": roots}) // of strings: it cannot fail
+	return result
+}

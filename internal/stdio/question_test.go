@@ -1,0 +1,356 @@
+package stdio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// idOf returns the literal of a message's id.
+func idOf(t *testing.T, message string) string {
+	t.Helper()
+	var m struct{ ID json.RawMessage }
+	if err := json.Unmarshal([]byte(message), &m); err != nil {
+		t.Fatalf("%v: %s", err, message)
+	}
+	return string(m.ID)
+}
+
+func result(id, result string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":%s}`, id, result)
+}
+
+func TestQuestionsOnTheStreamOfACall(t *testing.T) { // A23, A24
+	p := newPool(t, "")
+	c := p.client().initialize(`{"roots":{},"sampling":{},"elicitation":{}}`)
+	for _, method := range []string{"roots/list", "sampling/createMessage", "elicitation/create", "their/own"} {
+		t.Run(method, func(t *testing.T) {
+			r := c.post(toolCall(`1`, "ask", `{"method":"`+method+`","params":{"x":1.0}}`))
+			question := r.next()
+			contains(t, "question", question, `"method":"`+method+`","params":{"x":1.0}}`)
+			answer := c.post(result(idOf(t, question), `{"secret" : 1.0}`))
+			equal(t, "status", answer.StatusCode, http.StatusAccepted)
+			equal(t, "their text", r.text(), `{"secret" : 1.0}`)
+			equal(t, "again", c.post(result(idOf(t, question), `{}`)).StatusCode, http.StatusBadRequest)
+		})
+	}
+	t.Run("an error is an answer", func(t *testing.T) {
+		r := c.post(toolCall(`1`, "ask-roots", `{}`))
+		c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-1,"message":"no"}}`, idOf(t, r.next())))
+		equal(t, "their text", r.text(), `{"code":-1,"message":"no"}`)
+	})
+	t.Run("the latest call of a client is asked on", func(t *testing.T) {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			_, _ = c.with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+		}()
+		p.inFlightIs(1)
+		r := c.post(toolCall(`2`, "ask-roots", `{}`))
+		c.post(result(idOf(t, r.next()), `{"roots":[]}`))
+		equal(t, "their text", r.text(), `{"roots":[]}`)
+		leave()
+		<-left
+	})
+}
+
+func TestEqualIdsOfTwoChildren(t *testing.T) { // A24
+	for _, change := range []func(*Config){perSession, func(*Config) {}} {
+		p := newPool(t, "", change)
+		clients := []*client{p.client(), p.client()}
+		clients[1].host = "alpha:2"
+		var replies []*reply
+		var questions []string
+		for _, c := range clients {
+			c.initialize(`{"roots":{}}`)
+			r := c.post(toolCall(`1`, "ask-roots", `{}`)) // the first question of both
+			replies, questions = append(replies, r), append(questions, r.next())
+		}
+		for i := range clients {
+			c := clients[1-i]
+			equal(t, "status", c.post(result(idOf(t, questions[1-i]), fmt.Sprintf(`{"roots":[%d]}`, 1-i))).StatusCode, http.StatusAccepted)
+		}
+		for i, r := range replies {
+			equal(t, "roots", r.text(), fmt.Sprintf(`{"roots":[%d]}`, i))
+		}
+	}
+}
+
+func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
+	withRoots := func(c *Config) { c.Roots = []string{"file:///a b", "file:///c"} }
+	const roots = `{"roots":[{"uri":"file:///a b"},{"uri":"file:///c"}]}`
+	tests := []struct {
+		name         string
+		change       func(*Config)
+		capabilities string // "" is no session
+		method       string
+		want         string
+	}{
+		{"roots without a session are configured", withRoots, "", "roots/list", roots},
+		{"roots of a client that has none are configured", withRoots, `{"sampling":{}}`, "roots/list", roots},
+		{"roots are empty by default", func(*Config) {}, "", "roots/list", `{"roots":[]}`},
+		{"a capability that is no object is none", func(*Config) {}, `{"roots":true}`, "roots/list", `{"roots":[]}`},
+		{"sampling without a session is refused", withRoots, "", "sampling/createMessage", `"code":-32601`},
+		{"sampling without the capability is refused", withRoots, `{"roots":{}}`, "sampling/createMessage", `"code":-32601`},
+		{"an unknown question without a session is refused", withRoots, "", "their/own", `"code":-32601`},
+		{"a ping is answered", withRoots, "", "ping", `{}`},
+		{"a ping is answered here", withRoots, `{}`, "ping", `{}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPool(t, "", tt.change)
+			c := p.client()
+			if tt.capabilities != "" {
+				c.initialize(tt.capabilities)
+			}
+			contains(t, "answer", c.call("ask", `{"method":"`+tt.method+`"}`), tt.want)
+		})
+	}
+}
+
+func TestQuestionsInDoubtAreRefused(t *testing.T) {
+	p := newPool(t, "", func(c *Config) { c.Roots = []string{"file:///r"} })
+	c := p.client().initialize(`{"sampling":{},"roots":{}}`)
+	other := p.client().initialize(`{"sampling":{},"roots":{}}`)
+	stream := other.listen()
+	defer stream.Body.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		_, _ = other.with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+	}()
+	p.inFlightIs(1)
+	contains(t, "sampling", c.call("ask", `{"method":"sampling/createMessage"}`), `"code":-32601`)
+	equal(t, "roots", c.call("ask-roots", `{}`), `{"roots":[{"uri":"file:///r"}]}`)
+	leave()
+	<-left
+	equal(t, "asked on the other's stream", len(other.known(p).questions), 0)
+}
+
+// known returns what the pool knows of a client.
+func (c *client) known(p *testPool) *session {
+	p.Pool.mu.Lock()
+	defer p.Pool.mu.Unlock()
+	return p.sessions[c.session]
+}
+
+const askedBetweenCalls = `{"jsonrpc":"2.0","id":"theirs","method":"sampling/createMessage","params":{}}` + "\n"
+
+// untold has a puppet ask something after the answer to the call has gone out, and
+// so with no call in flight.
+func untold(c *client, raw string) {
+	c.post(say(`1`, `{"id":$ID,"result":1}`+"\n"+raw)).whole()
+}
+
+func TestQuestionsOnTheStreamOfASession(t *testing.T) {
+	p := newPuppets(t)
+	c := p.client().initialize(`{"sampling":{}}`)
+	heard := func() string { return c.post(request(`1`, "heard", `{}`)).whole() }
+	stream := c.listen()
+
+	untold(c, askedBetweenCalls)
+	question := stream.next()
+	contains(t, "question", question, `"method":"sampling/createMessage","params":{}}`)
+	equal(t, "of nobody", p.client().post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
+	equal(t, "status", c.post(result(idOf(t, question), `{"x":1}`)).StatusCode, http.StatusAccepted)
+	contains(t, "heard", heard(), `\"id\":\"theirs\",\"result\":{\"x\":1}`)
+
+	t.Run("that are long", func(t *testing.T) {
+		long := strings.Repeat("x", 100_000)
+		untold(c, `{"id":5,"method":"sampling/createMessage","params":"`+long+`"}`+"\n")
+		contains(t, "question", stream.next(), long)
+	})
+	t.Run("that are taken back", func(t *testing.T) {
+		untold(c, strings.ReplaceAll(askedBetweenCalls, "theirs", "regretted"))
+		question := stream.next()
+		untold(c, notification("notifications/cancelled", `{"requestId":"regretted","reason":"x"}`)+"\n")
+		equal(t, "taken back", stream.next(), notification("notifications/cancelled", `{"requestId":`+idOf(t, question)+`,"reason":"x"}`))
+		equal(t, "too late", c.post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
+		if strings.Contains(heard(), `\"id\":\"regretted\",\"result`) {
+			t.Error("answered nevertheless")
+		}
+	})
+	t.Run("that nobody can be asked are refused", func(t *testing.T) {
+		untold(c, `{"id":"e","method":"elicitation/create"}`+"\n")
+		p.eventually("it is refused", func() bool { return strings.Contains(heard(), `\"id\":\"e\",\"error\":{\"code\":-32601`) })
+	})
+	t.Run("that wait for a stream", func(t *testing.T) {
+		stream.Body.Close()
+		untold(c, strings.ReplaceAll(askedBetweenCalls, "theirs", "lonely"))
+		stream = c.listen()
+		contains(t, "question", stream.next(), "sampling/createMessage")
+	})
+	t.Run("of one of several are refused", func(t *testing.T) { // nobody knows of which
+		p.client().initialize(`{"sampling":{}}`)
+		untold(c, strings.ReplaceAll(askedBetweenCalls, "theirs", "doubtful"))
+		p.eventually("it is refused", func() bool { return strings.Contains(heard(), `\"id\":\"doubtful\",\"error\":{\"code\":-32601`) })
+	})
+	stream.Body.Close()
+}
+
+// TestQuestionsDoNotWaitForEver: a client that never opens its stream is answered
+// for.
+func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
+	for method, want := range map[string]string{
+		"roots/list":             `{"jsonrpc":"2.0","id":"q","result":{"roots":[{"uri":"file:///r"}]}}`,
+		"sampling/createMessage": `{"jsonrpc":"2.0","id":"q","error":{"code":-32603,"message":"the client has no stream open"}}`,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
+			at := address{"alpha:1", mcp.Legacy}
+			s, failure := p.open(new(jsonrpc.Message), at)
+			if failure != nil {
+				t.Fatal(failure)
+			}
+			c := &child{server: newServer(p, at, nil), queue: make(chan []byte, 1)}
+			var m jsonrpc.Message
+			if failure := m.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"` + method + `"}`)); failure != nil {
+				t.Fatal(failure)
+			}
+			s.ask(c, nil, &m)
+			equal(t, "at once", len(c.queue), 0)
+			time.Sleep(questionTime + time.Second)
+			equal(t, "answer", strings.TrimSpace(string(<-c.queue)), want)
+			equal(t, "open questions", len(s.questions), 0)
+			p.Close()
+		})
+	}
+}
+
+// TestACallThatWasGivenUpRaisesDoubts: the child may not have heard yet that its
+// client has left, and what it asks may be that one's business.
+func TestACallThatWasGivenUpRaisesDoubts(t *testing.T) {
+	p := newPuppets(t)
+	gone := p.client().initialize(`{"sampling":{}}`)
+	c := p.client().initialize(`{"sampling":{}}`)
+	r := gone.post(say(`1`, `{"id":"a","method":"sampling/createMessage","params":"$ID"}`+"\n"))
+	number := r.next() // which tells the id that the child knows
+	number = number[strings.Index(number, `"params":"`)+len(`"params":"`):]
+	number = number[:strings.Index(number, `"`)]
+	r.Body.Close()
+
+	ask := `{"id":"b","method":"sampling/createMessage"}` + "\n"
+	equal(t, "alone", c.post(say(`1`, ask+`{"id":$ID,"result":1}`+"\n")).whole(), `{"id":1,"result":1}`)
+	contains(t, "refused", c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"b\",\"error\":{\"code\":-32601`)
+
+	// Its late answer puts an end to that.
+	r = c.post(say(`1`, `{"id":`+number+`,"result":0}`+"\n"+ask+`{"id":$ID,"result":1}`+"\n"))
+	contains(t, "question", r.next(), "sampling/createMessage")
+	r.Body.Close()
+}
+
+func TestRootsAskedForBeforeTheClientIsReady(t *testing.T) { // A25
+	t.Run("are held for the stream of a session", func(t *testing.T) {
+		p := newPool(t, "--roots-at-init", perSession)
+		c := p.client().initialize(`{"roots":{}}`)
+		stream := c.listen()
+		defer stream.Body.Close()
+		question := stream.next()
+		contains(t, "question", question, `"roots/list"`)
+		c.post(result(idOf(t, question), `{"roots":[]}`))
+		c.call("echo", `{}`)
+		contains(t, "the child has them", p.messages(), `"id":0,"result":{"roots":[]}`)
+	})
+	t.Run("are answered at once by a shared child", func(t *testing.T) {
+		p := newPool(t, "--roots-at-init", func(c *Config) { c.Roots = []string{"file:///r"} })
+		p.client().initialize(`{"roots":{}}`).call("echo", `{}`)
+		p.eventually("the child has its roots", func() bool { return strings.Contains(p.messages(), `"result":{"roots":[{"uri":"file:///r"}]}`) })
+	})
+}
+
+// messages returns all that children have received by now.
+func (p *testPool) messages() string {
+	var all strings.Builder
+	for _, e := range p.read() {
+		all.Write(e.Message)
+	}
+	return all.String()
+}
+
+func TestClientsLeaveWhileAsked(t *testing.T) {
+	p := newPuppets(t)
+	c := p.client().initialize(`{"sampling":{},"roots":{}}`)
+	stay := p.client()
+	heard := func() string { return stay.post(request(`1`, "heard", `{}`)).whole() }
+
+	r := c.post(say(`1`, `{"id":"a","method":"sampling/createMessage"}`+"\n"))
+	question := r.next()
+	r.Body.Close()
+	contains(t, "after a hang-up", heard(), `\"id\":\"a\",\"error\":{\"code\":-32603`)
+	equal(t, "too late", c.post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
+
+	c.post(say(`1`, `{"id":"b","method":"roots/list"}`+"\n")).Body.Close()
+	contains(t, "roots after a hang-up", heard(), `\"id\":\"b\",\"result\":{\"roots\":[]}`)
+
+	r = c.post(say(`1`, `{"id":"c","method":"sampling/createMessage"}`+"\n"))
+	contains(t, "question", r.next(), "sampling")
+	if _, err := c.do(http.MethodDelete, ""); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "after the end of the session", heard(), `\"id\":\"c\",\"error\":{\"code\":-32603`)
+	r.Body.Close()
+
+	p = newPuppets(t)
+	stay = p.client()
+	c = p.client().initialize(`{"sampling":{}}`)
+	r = c.post(say(`"d"`, `{"id":"d","method":"sampling/createMessage"}`+"\n"+`{"id":$ID,"result":1}`+"\n"))
+	contains(t, "question", r.next(), "sampling")
+	equal(t, "answer", r.next(), `{"id":"d","result":1}`)
+	contains(t, "after the end of the call", heard(), `\"id\":\"d\",\"error\":{\"code\":-32603`)
+	equal(t, "open questions", len(c.known(p).questions), 0)
+}
+
+// TestAQuestionIsAnsweredHoweverBusyTheChildIs: calls fill the queue to a child
+// that does not read, and the answer to what it asks must get through.
+func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
+	p := newPuppets(t)
+	p.client().post(request(`1`, "heard", `{}`)).whole()
+	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &child{process: s.child.process, server: s, queue: make(chan []byte, 1), asides: make(chan []byte, 1)}
+	c.tell([]byte("{}"))
+	c.tell([]byte("{}"))
+	equal(t, "queue", len(c.queue)+len(c.asides), 2)
+	equal(t, "dropped", p.dropped, 0)
+	c.tell([]byte("{}"))
+	equal(t, "dropped", p.dropped, 1)
+}
+
+// TestNothingIsAskedOnACallThatWasGivenUp: the client leaves between the moment in
+// which its call is found to be asked on and the question.
+func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
+	p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 1, Framing: Newline}, nil)
+	defer p.Close()
+	at := address{"alpha:1", mcp.Legacy}
+	s, failure := p.open(new(jsonrpc.Message), at)
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	c := &child{server: newServer(p, at, nil), queue: make(chan []byte, 2), calls: map[uint64]*call{}}
+	asked := &call{session: s, inbox: newInbox(maxUnread)}
+	if err := c.register(asked); err != nil {
+		t.Fatal(err)
+	}
+	found, _ := c.caller()
+	c.cancel(asked, "x")
+	var m jsonrpc.Message
+	if failure := m.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage"}`)); failure != nil {
+		t.Fatal(failure)
+	}
+	s.ask(c, found, &m)
+	contains(t, "first", string(<-c.queue), "notifications/cancelled")
+	contains(t, "then", string(<-c.queue), `"id":"q","error":{"code":-32603`)
+	equal(t, "open questions", len(s.questions), 0)
+}

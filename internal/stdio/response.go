@@ -1,0 +1,121 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// respond makes a response with a JSON body, or none.
+func respond(req *http.Request, status int, body []byte) *http.Response {
+	res := &http.Response{
+		Status:        strconv.Itoa(status) + " " + http.StatusText(status),
+		StatusCode:    status,
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+		Header:        http.Header{},
+		Body:          http.NoBody,
+		ContentLength: int64(len(body)),
+		Request:       req,
+	}
+	if body != nil {
+		res.Header["Content-Type"] = []string{"application/json"}
+		res.Header["Content-Length"] = []string{strconv.Itoa(len(body))}
+		res.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	return res
+}
+
+// respondStream makes a response with an event stream.
+func respondStream(req *http.Request, s *stream) *http.Response {
+	res := respond(req, http.StatusOK, nil)
+	res.ContentLength = -1
+	res.Header["Content-Type"] = []string{"text/event-stream"}
+	res.Header["Cache-Control"] = []string{"no-cache"}
+	res.Header["X-Accel-Buffering"] = []string{"no"} // nginx holds streams back otherwise
+	res.Body = s
+	return res
+}
+
+// keepAlive is how long a stream is silent at most. Whoever stands between us and
+// the client may cut connections on which nothing happens.
+const keepAlive = 15 * time.Second
+
+// A stream is an event stream of what comes into an inbox. Each message is one
+// event.
+type stream struct {
+	request context.Context
+	ctx     context.Context // done when the request is, or the stream is stopped
+	inbox   *inbox
+	buf     []byte // of an event that has not been read to its end
+	last    bool   // buf is the end
+	stop    context.CancelFunc
+	closed  func() // is called once when the response has ended
+}
+
+func newStream(ctx context.Context, b *inbox, closed func()) *stream {
+	own, stop := context.WithCancel(ctx)
+	return &stream{request: ctx, ctx: own, inbox: b, stop: stop, closed: sync.OnceFunc(closed)}
+}
+
+// Read implements io.Reader.
+func (s *stream) Read(p []byte) (int, error) {
+	for len(s.buf) == 0 {
+		if s.last {
+			return 0, io.EOF
+		}
+		if err := s.next(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, s.buf)
+	s.buf = s.buf[n:]
+	return n, nil
+}
+
+// next waits for the next event.
+func (s *stream) next() error {
+	if s.ctx.Err() != nil {
+		s.inbox.wake() // what it was woken for is for the stream that comes after it
+		if err := context.Cause(s.request); err != nil {
+			return err
+		}
+		return io.EOF // we have stopped it
+	}
+	l, ok, last := s.inbox.take()
+	if !ok && !last {
+		timer := time.NewTimer(keepAlive)
+		defer timer.Stop()
+		select {
+		case <-s.inbox.more:
+		case <-timer.C:
+			s.buf = []byte(": keep-alive\n\n")
+		case <-s.ctx.Done():
+		}
+		return nil
+	}
+	s.last = last
+	if ok {
+		s.buf = appendEvent(nil, l.message)
+	}
+	return nil
+}
+
+// appendEvent appends the event that carries a message.
+func appendEvent(dst, message []byte) []byte {
+	dst = append(dst, "event: message\ndata: "...)
+	dst = appendLine(dst, message)
+	return append(dst, '\n')
+}
+
+// Close implements io.Closer.
+func (s *stream) Close() error {
+	s.stop()
+	s.closed()
+	return nil
+}

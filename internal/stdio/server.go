@@ -1,0 +1,462 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A server keeps one child running: it starts it when it is first needed, and
+// again when it has died.
+type server struct {
+	pool  *Pool
+	at    address
+	name  string
+	owner *session // whose own it is; nil if it is for all
+
+	mu       sync.Mutex
+	child    *child        // nil unless one is ready
+	starting chan struct{} // closed when the attempt to start one has ended
+	started  int           // how often one has been
+	worked   bool          // one has been ready before
+	err      error         // why there is none
+	delay    time.Duration // before the latest restart
+	due      time.Time     // before which there is no restart
+	unsaid   int           // how often one did not say whether it knows the modern era
+	stopped  chan struct{} // closed when there will be none any more
+}
+
+func newServer(p *Pool, at address, owner *session) *server {
+	return &server{
+		pool:    p,
+		at:      at,
+		name:    at.name(),
+		owner:   owner,
+		stopped: make(chan struct{}),
+	}
+}
+
+// log returns the logger. It is asked for each time, because children outlive the
+// configuration that they were started under.
+func (s *server) log() *zap.Logger { return s.pool.config.Logger().With(zap.String("server", s.name)) }
+
+// The pause before a restart.
+const (
+	firstDelay = time.Second
+	maxDelay   = 30 * time.Second
+	goodLife   = time.Minute     // after which a death is an accident
+	patience   = 2 * time.Second // how long a call waits for a restart to be due
+)
+
+var (
+	errStopped    = errors.New("the server is being stopped")
+	errLegacyOnly = errors.New("the server does not know the modern era")
+	errAskLegacy  = errors.New("the server may not know the modern era")
+)
+
+// current returns the child if one is ready.
+func (s *server) current() *child {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.child
+}
+
+// ready returns the child, after it has been started if there is none.
+func (s *server) ready(ctx context.Context) (*child, error) {
+	s.mu.Lock()
+	if s.child != nil {
+		defer s.mu.Unlock()
+		return s.child, nil
+	}
+	if errors.Is(s.err, errLegacyOnly) {
+		defer s.mu.Unlock()
+		return nil, errLegacyOnly
+	}
+	if pause := time.Until(s.due); pause > patience {
+		defer s.mu.Unlock()
+		return nil, fmt.Errorf("restart in %s: %w", pause.Round(time.Second), s.err)
+	}
+	starting := s.start()
+	s.mu.Unlock()
+	select {
+	case <-starting:
+	case <-s.stopped:
+		return nil, errStopped
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.child != nil:
+		return s.child, nil
+	case s.err != nil:
+		return nil, s.err
+	}
+	return nil, errStopped
+}
+
+// start begins to start a child when it is due, unless that is under way, and
+// returns what is closed when it has ended. The caller holds the lock.
+func (s *server) start() <-chan struct{} {
+	if s.starting == nil {
+		s.starting = make(chan struct{})
+		if s.ending() {
+			close(s.starting)
+			return s.starting
+		}
+		starting := s.starting
+		s.pool.running.Go(func() {
+			c, restart := s.tryStart()
+			close(starting)
+			switch {
+			case c == nil:
+			case s.ending(): // since it was started, so maybe nobody else stops it
+				c.stop(s.pool.config.StopGrace)
+			case restart:
+				s.resume(c)
+			}
+		})
+	}
+	return s.starting
+}
+
+// tryStart starts a child when it is due. It returns nil if there is none.
+func (s *server) tryStart() (_ *child, restart bool) {
+	timer := time.NewTimer(time.Until(s.dueTime()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.stopped:
+		return nil, false
+	}
+	c, err := s.startInitialized()
+	s.mu.Lock()
+	s.starting = nil
+	if err == nil {
+		err = c.death() // which it cannot have told: it was not ours yet
+	}
+	if err != nil {
+		s.failed(err, 0, false)
+		s.mu.Unlock()
+		if !errors.Is(err, errLegacyOnly) {
+			s.log().Error("not started", zap.Error(err))
+		}
+		return nil, false
+	}
+	restart = s.started > 0
+	s.started++
+	s.child, s.err, s.worked = c, nil, true
+	s.mu.Unlock()
+	s.log().Info("started", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart))
+	s.pool.observe.Started(s.name, c.cmd.Process.Pid, restart)
+	close(c.announced)
+	return c, restart
+}
+
+func (s *server) dueTime() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.due
+}
+
+// failed notes that there is no child, and when to try again. A child that keeps
+// failing before it has answered anybody is tried less and less often. One that has
+// been of use comes back soon. The caller holds the lock.
+func (s *server) failed(err error, life time.Duration, served bool) {
+	switch {
+	case life >= goodLife, served, s.delay == 0:
+		s.delay = firstDelay
+	default:
+		s.delay = min(2*s.delay, maxDelay)
+	}
+	s.err = err
+	s.due = time.Now().Add(s.delay/2 + rand.N(s.delay/2))
+	if s.worked && s.owner == nil { // somebody may be waiting for news
+		s.start()
+	}
+}
+
+// ending reports whether the server is being stopped.
+func (s *server) ending() bool {
+	select {
+	case <-s.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// ended is told by a child that it has died.
+func (s *server) ended(c *child, err error) {
+	s.pool.each(func(session *session) {
+		session.drop(func(q *question) bool { return q.child == c })
+	})
+	if s.current() != c {
+		return // it has not even been initialized
+	}
+	<-c.announced // the end is not reported before the beginning
+	s.pool.observe.Exited(s.name, c.cmd.Process.Pid, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.child = nil
+	if s.ending() {
+		return
+	}
+	s.log().Warn("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
+	s.failed(err, time.Since(c.born), c.hasServed())
+}
+
+// A hello is what a server says of itself at initialization.
+type hello struct {
+	answer *jsonrpc.Message
+	// The version of the protocol, in the result's bytes.
+	version jsonspan.Value
+	// What it has lists of.
+	lists []string
+}
+
+var (
+	helloPaths = jsonspan.CompilePaths("protocolVersion", "capabilities.tools", "capabilities.prompts", "capabilities.resources")
+	lists      = [...]string{"", "tools", "prompts", "resources"}
+)
+
+func (h *hello) read(answer *jsonrpc.Message) {
+	h.answer = answer
+	_ = helloPaths.Find(answer.Literal(jsonrpc.Result), func(path int, v jsonspan.Value) {
+		if path == 0 {
+			h.version = v
+		} else {
+			h.lists = append(h.lists, lists[path])
+		}
+	})
+}
+
+// startInitialized starts a child and shakes hands with it.
+func (s *server) startInitialized() (*child, error) {
+	c, err := startChild(s)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, c.terminate)
+	defer stop()
+	go func() {
+		select {
+		case <-s.stopped:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	greet := c.initialize
+	if s.at.era == mcp.Modern {
+		greet = c.discover
+	}
+	if err := greet(ctx); err != nil {
+		if ctx.Err() == context.DeadlineExceeded {
+			err = s.late()
+		}
+		c.kill()
+		return nil, err
+	}
+	if !stop() {
+		<-c.exited
+		return nil, errStopped
+	}
+	return c, nil
+}
+
+// late says what it means that a child has not answered in time.
+func (s *server) late() error {
+	err := fmt.Errorf("not initialized within %s", s.pool.config.StartTimeout)
+	if s.at.era == mcp.Legacy {
+		return err
+	}
+	return s.unsure(err)
+}
+
+// unsure says what it means that a child was asked for the modern era and did not
+// say. Servers of the legacy era may be silent before they are initialized, or end;
+// but any server may fail once, or take long to be downloaded.
+func (s *server) unsure(err error) error {
+	if s.unsaid++; s.unsaid > 1 {
+		return errLegacyOnly
+	}
+	return fmt.Errorf("%w: %w", errAskLegacy, err)
+}
+
+// initialize shakes hands. A child of a session gets what its client has said, a
+// shared one that everything can be asked: whom to ask is found out when it asks.
+func (c *child) initialize(ctx context.Context) error {
+	params := []byte(`{"protocolVersion":"` + mcp.Latest + `",` +
+		`"capabilities":{"roots":{},"sampling":{},"elicitation":{"form":{},"url":{}}},` +
+		`"clientInfo":{"name":"caddy-mcp-gateway","version":"1"}}`)
+	if owner := c.server.owner; owner != nil {
+		params = owner.hello.Literal(jsonrpc.Params)
+	}
+	answer, err := c.request(ctx, "initialize", params)
+	if err != nil {
+		return fmt.Errorf("initialize: %w", err)
+	}
+	c.hello.answer = answer
+	if code := string(answer.Literal(jsonrpc.ErrorCode)); code != "" {
+		// A server of the stateless era alone knows no handshake, and needs none. What
+		// it says to a client's own words is for the client.
+		if code == "-32601" || code == "-32022" || c.server.owner != nil {
+			return nil
+		}
+		return fmt.Errorf("initialize: %s", answer.Literal(jsonrpc.Error))
+	}
+	if c.hello.read(answer); c.hello.version.Kind != jsonspan.String {
+		return errors.New("initialize: the result has no protocolVersion")
+	}
+	return c.send(ctx, jsonrpc.Notification("notifications/initialized", nil))
+}
+
+// discover asks what a child of the modern era is. There is no handshake in it, but
+// a child that cannot say is of the other one.
+func (c *child) discover(ctx context.Context) error {
+	answer, err := c.request(ctx, "server/discover", []byte("{"+modernMeta+"}"))
+	switch {
+	case c.death() != nil: // there are servers that end when they are not greeted first
+		return c.server.unsure(c.death())
+	case err != nil:
+		return fmt.Errorf("server/discover: %w", err)
+	case !answer.Has(jsonrpc.Result):
+		return errLegacyOnly
+	}
+	c.hello.read(answer)
+	return nil
+}
+
+// resume gives clients what they had before a restart: the child gets their
+// subscriptions, and they are told that its lists may have changed.
+func (s *server) resume(c *child) {
+	uris := map[string]bool{}
+	s.eachSession(func(session *session) {
+		for _, uri := range session.uris() {
+			uris[uri] = true
+		}
+	})
+	for uri := range uris {
+		ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
+		_, err := c.request(ctx, "resources/subscribe", uriParams(uri))
+		cancel()
+		if err != nil {
+			s.log().Warn("not subscribed again", zap.Error(err))
+			break
+		}
+	}
+	for _, list := range c.hello.lists {
+		var m jsonrpc.Message
+		if m.Read(jsonrpc.Notification("notifications/"+list+"/list_changed", nil)) == nil {
+			s.broadcast(&m, everybody)
+		}
+	}
+}
+
+// uriParams are the params of a request that names a resource.
+func uriParams(uri string) []byte {
+	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
+}
+
+// wanted reports whether a session has subscribed to a resource.
+func (s *server) wanted(uri string) (wanted bool) {
+	s.eachSession(func(session *session) { wanted = wanted || session.subscribed(uri) })
+	return wanted
+}
+
+// eachSession calls f for the sessions that use this server.
+func (s *server) eachSession(f func(*session)) {
+	if s.owner != nil {
+		f(s.owner)
+		return
+	}
+	if s.at.era == mcp.Modern {
+		return
+	}
+	s.pool.each(func(session *session) {
+		if session.server == nil && session.name == s.name {
+			f(session)
+		}
+	})
+}
+
+// broadcast puts a notification on the streams of those whom it concerns.
+func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
+	var message []byte
+	s.eachSession(func(session *session) {
+		if !concerns(session) {
+			return
+		}
+		if message == nil {
+			message = bytes.Clone(m.Raw)
+		}
+		if !session.mail.put(letter{message: message}) {
+			s.pool.observe.Dropped(s.name)
+		}
+	})
+}
+
+// sole returns the session that what belongs to no call in flight is for: the only
+// one. If there are several, nobody can know.
+func (s *server) sole() *session {
+	var sessions []*session
+	s.eachSession(func(session *session) { sessions = append(sessions, session) })
+	if len(sessions) != 1 {
+		return nil
+	}
+	return sessions[0]
+}
+
+// withdraw tells a client that the server takes a question back.
+func (s *server) withdraw(c *child, m *jsonrpc.Message) {
+	s.eachSession(func(session *session) {
+		number, to := session.withdrawn(c, m.Literal(jsonrpc.RequestID))
+		if to != nil {
+			to.put(letter{message: replaced(m, fmt.Append(nil, number), jsonrpc.RequestID)})
+		}
+	})
+}
+
+// check finds out whether the child is alive: any answer to a ping shows it. One
+// that is not is started again.
+func (s *server) check(ctx context.Context) error {
+	c := s.current()
+	if c == nil {
+		_, err := s.ready(ctx)
+		return err // none: it has just answered
+	}
+	if _, err := c.request(ctx, "ping", nil); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			s.log().Warn("no answer to ping", zap.Int("pid", c.cmd.Process.Pid))
+			c.kill()
+		}
+		return err
+	}
+	return nil
+}
+
+// stop ends the child for good. It returns when the process has ended.
+func (s *server) stop() {
+	s.mu.Lock()
+	c := s.child
+	if !s.ending() {
+		close(s.stopped)
+	}
+	s.mu.Unlock()
+	if c != nil {
+		c.stop(s.pool.config.StopGrace)
+	}
+}

@@ -1,0 +1,265 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A session is a client of the legacy era that has shaken hands.
+type session struct {
+	id      string
+	name    string // of the server it is with
+	pool    *Pool
+	server  *server         // its own, if it has one
+	hello   jsonrpc.Message // its initialize request
+	expires *time.Timer
+
+	mu            sync.Mutex
+	mail          *inbox // what is to go to its stream
+	stream        *stream
+	using         int // responses that are being written
+	lastUsed      time.Time
+	ended         bool
+	lastQuestion  uint64
+	questions     map[uint64]*question
+	subscriptions map[string]bool // URIs of resources
+}
+
+func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
+	return &session{
+		id:            rand.Text(),
+		name:          name,
+		pool:          p,
+		hello:         *hello,
+		mail:          newInbox(maxMail),
+		questions:     map[uint64]*question{},
+		subscriptions: map[string]bool{},
+	}
+}
+
+// use keeps the session from expiring until release is called. It reports whether
+// there was time left.
+func (s *session) use() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	s.using++
+	s.expires.Stop()
+	return true
+}
+
+func (s *session) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.using--; s.using == 0 && !s.ended {
+		s.lastUsed = time.Now()
+		s.expires.Reset(s.pool.config.SessionTTL)
+	}
+}
+
+// unused reports whether nobody uses the session, and since when.
+func (s *session) unused() (bool, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.using == 0, s.lastUsed
+}
+
+// capability is what a client must have declared to be asked something.
+var capability = map[string]string{
+	"roots/list":             "roots",
+	"sampling/createMessage": "sampling",
+	"elicitation/create":     "elicitation",
+}
+
+var capabilityPaths = jsonspan.CompilePaths("roots", "sampling", "elicitation")
+
+// can reports whether the client has said that it can be asked this. What we do
+// not know of, it may.
+func (s *session) can(method string) bool {
+	needed, known := capability[method]
+	if !known {
+		return true
+	}
+	declared := false
+	capabilities := s.hello.Literal(jsonrpc.Capabilities)
+	_ = capabilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
+		declared = declared || needed == [...]string{"roots", "sampling", "elicitation"}[path] && v.Kind == jsonspan.BeginObject
+	})
+	return declared
+}
+
+// maxMail is how many bytes wait for a client to open its stream.
+const maxMail = 64 << 10
+
+// questionTime is how long a question waits for the client to open a stream.
+const questionTime = 5 * time.Second
+
+// ask asks the client a question of the server: on the stream of a call, or on its
+// own. If it cannot, the question is answered here.
+func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		c.answerHere(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, "the client has left")
+		return
+	}
+	s.lastQuestion++
+	q := &question{child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method), number: s.lastQuestion, call: call}
+	s.questions[q.number] = q
+	s.mu.Unlock()
+
+	number := strconv.AppendUint(nil, q.number, 10)
+	l := letter{message: replaced(m, number, jsonrpc.ID), question: q}
+	if call != nil {
+		if !call.inbox.put(l) {
+			s.refuse(q, "the call has ended")
+		}
+		return
+	}
+	if !s.mail.put(l) {
+		s.refuse(q, "the client does not read")
+		return
+	}
+	time.AfterFunc(questionTime, func() {
+		if s.mail.withdraw(q) {
+			s.refuse(q, "the client has no stream open")
+		}
+	})
+}
+
+// answer takes the client's answer to a question and reports whether there was
+// such a question.
+func (s *session) answer(ctx context.Context, m *jsonrpc.Message) bool {
+	number, err := strconv.ParseUint(string(m.Literal(jsonrpc.ID)), 10, 64)
+	if err != nil {
+		return false
+	}
+	s.mu.Lock()
+	q := s.questions[number]
+	delete(s.questions, number)
+	s.mu.Unlock()
+	if q == nil {
+		return false
+	}
+	_ = q.child.send(ctx, replaced(m, q.id, jsonrpc.ID)) // it may have died
+	return true
+}
+
+// refuse answers a question in the client's place, unless it has been answered.
+func (s *session) refuse(q *question, why string) {
+	s.mu.Lock()
+	_, open := s.questions[q.number]
+	delete(s.questions, q.number)
+	s.mu.Unlock()
+	if open {
+		q.child.answerHere(q.id, q.method, jsonrpc.CodeInternalError, why)
+	}
+}
+
+// drop refuses the questions that nobody can answer any more.
+func (s *session) drop(lost func(*question) bool) {
+	s.mu.Lock()
+	var refused []*question
+	for _, q := range s.questions {
+		if lost(q) {
+			refused = append(refused, q)
+		}
+	}
+	s.mu.Unlock()
+	for _, q := range refused {
+		s.refuse(q, "the client has left")
+	}
+}
+
+// withdrawn returns the number under which the client knows a question that its
+// server takes back, and where it was asked.
+func (s *session) withdrawn(c *child, id []byte) (number uint64, to *inbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.questions {
+		if q.child == c && bytes.Equal(q.id, id) {
+			delete(s.questions, q.number)
+			if q.call != nil {
+				return q.number, q.call.inbox
+			}
+			return q.number, s.mail
+		}
+	}
+	return 0, nil
+}
+
+func (s *session) subscribed(uri string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.subscriptions[uri]
+}
+
+// uris returns the resources that the client has subscribed to.
+func (s *session) uris() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.subscriptions))
+}
+
+// subscribe notes that the client wants to know of changes to a resource, or does
+// not any more.
+func (s *session) subscribe(uri string, wanted bool) {
+	const (
+		maxSubscriptions = 1_000
+		longestURI       = 8 << 10
+	)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !wanted {
+		delete(s.subscriptions, uri)
+	} else if len(s.subscriptions) < maxSubscriptions && len(uri) <= longestURI {
+		s.subscriptions[uri] = true
+	}
+}
+
+// listen makes a stream the one on which the client hears what belongs to no call.
+// The one before ends: its client has lost it.
+func (s *session) listen(st *stream) {
+	s.mu.Lock()
+	before := s.stream
+	s.stream = st
+	s.mu.Unlock()
+	if before != nil {
+		before.stop()
+	}
+}
+
+// leave is the end of a stream.
+func (s *session) leave(st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stream != st {
+		return
+	}
+	s.stream = nil
+	if len(s.questions) > 0 {
+		time.AfterFunc(questionTime, s.dropUnheard)
+	}
+}
+
+// dropUnheard refuses the questions on a stream that has ended, if the client has not
+// come back.
+func (s *session) dropUnheard() {
+	s.mu.Lock()
+	back := s.stream != nil
+	s.mu.Unlock()
+	if !back {
+		s.drop(func(q *question) bool { return q.call == nil })
+	}
+}

@@ -1,0 +1,340 @@
+package stdio
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+func TestVersionsAreNegotiated(t *testing.T) { // A5
+	for _, isolation := range []Isolation{Shared, PerSession} {
+		p := newPool(t, "", func(c *Config) { c.Isolation = isolation })
+		for asked, want := range map[string]string{
+			"2024-11-05": "2024-11-05",
+			"2025-03-26": "2025-03-26",
+			"2025-11-25": "2025-11-25",
+			"1999-01-01": "2025-11-25",
+			"":           "2025-11-25",
+		} {
+			r := p.client().post(request(`"i"`, "initialize", `{"protocolVersion":"`+asked+`","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`))
+			equal(t, "status", r.StatusCode, http.StatusOK)
+			if id := r.Header.Get("Mcp-Session-Id"); len(id) < 20 {
+				t.Errorf("session id %q can be guessed", id)
+			}
+			equal(t, "answer to "+asked, r.whole(), `{"jsonrpc":"2.0","id":"i","result":{"protocolVersion":"`+want+
+				`","capabilities":{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{},"completions":{}},"serverInfo":{"name":"alpha","version":"0.1.0"}}}`)
+		}
+	}
+}
+
+// TestAVersionThatAChildInsistsOn: a session and its own child must not be of two
+// minds. A shared child speaks for all.
+func TestAVersionThatAChildInsistsOn(t *testing.T) {
+	script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{}}}'; cat >/dev/null`
+	for isolation, want := range map[Isolation]string{PerSession: "2025-06-18", Shared: "2024-11-05"} {
+		p := newPoolOf(t, []string{"sh", "-c", script}, func(c *Config) { c.Isolation = isolation })
+		r := p.client().post(request(`1`, "initialize", `{"protocolVersion":"2024-11-05","capabilities":{}}`))
+		contains(t, string(isolation), r.whole(), `"protocolVersion":"`+want+`"`)
+	}
+}
+
+func TestSessionsEnd(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	stream := c.listen()
+	equal(t, "echo", c.call("echo", `{}`), `{"name":"echo","arguments":{}}`)
+	for _, status := range []int{http.StatusNoContent, http.StatusNotFound} {
+		res, err := c.do(http.MethodDelete, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "DELETE", res.StatusCode, status)
+	}
+	equal(t, "its stream", stream.next(), "")
+	equal(t, "POST", c.post(toolCall(`1`, "echo", `{}`)).StatusCode, http.StatusNotFound)
+	res, err := c.do(http.MethodGet, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "GET", res.StatusCode, http.StatusNotFound)
+	equal(t, "sessions", len(p.sessions), 0)
+}
+
+func TestSessionsEndWithCallsInFlight(t *testing.T) {
+	for _, change := range []func(*Config){perSession, func(*Config) {}} {
+		p := newPool(t, "", change)
+		c := p.client().initialize(`{"roots":{}}`)
+		r := c.post(toolCall(`1`, "ask-roots", `{}`))
+		contains(t, "question", r.next(), "roots/list")
+		if _, err := c.do(http.MethodDelete, ""); err != nil {
+			t.Fatal(err)
+		}
+		if last := r.last(); last == "" {
+			t.Error("the call has no answer")
+		}
+		r.Body.Close()
+		equal(t, "in flight", p.inFlight, 0)
+	}
+}
+
+func TestSessionsExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool(Config{SessionTTL: time.Minute, MaxSessions: 10}, nil)
+		at := address{"alpha:1", mcp.Legacy}
+		s, failure := p.open(new(jsonrpc.Message), at)
+		if failure != nil {
+			t.Fatal(failure)
+		}
+		time.Sleep(time.Hour) // in use
+		s.release()
+		time.Sleep(59 * time.Second)
+		if p.session(s.id, at) == nil {
+			t.Fatal("ended too early")
+		}
+		s.release()
+		time.Sleep(59 * time.Second)
+		if p.session(s.id, at) == nil {
+			t.Fatal("use does not prolong its life")
+		}
+		s.release()
+		time.Sleep(61 * time.Second)
+		if p.session(s.id, at) != nil || len(p.sessions) != 0 {
+			t.Error("it lives on")
+		}
+		p.Close()
+	})
+}
+
+func TestThereAreNotTooManySessions(t *testing.T) {
+	p := newPool(t, "", func(c *Config) { c.MaxSessions = 2 })
+	listening, unused := p.client().initialize(`{}`), p.client().initialize(`{}`)
+	defer listening.listen().Body.Close()
+	third := p.client().initialize(`{}`)
+	stream := third.listen()
+	defer stream.Body.Close()
+	equal(t, "one that nobody uses gives way", unused.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
+	r := p.client().post(request(`3`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
+	equal(t, "status when all are used", r.StatusCode, http.StatusServiceUnavailable)
+	contains(t, "body", r.whole(), `"data":{"code":"too_many_sessions"}},"id":3}`)
+	equal(t, "without a session", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`)
+	if _, err := third.do(http.MethodDelete, ""); err != nil {
+		t.Fatal(err)
+	}
+	p.client().initialize(`{}`)
+}
+
+func TestASecondStreamTakesOver(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	first := c.listen()
+	second := c.listen()
+	equal(t, "the first", first.next(), "")
+	c.call("add-tool", `{"name":"new"}`)
+	contains(t, "the second", second.next(), "notifications/tools/list_changed")
+	second.Body.Close()
+
+	t.Run("and nothing is lost between them", func(t *testing.T) {
+		messages := make(chan string, 1)
+		var streams sync.WaitGroup
+		listen := func() {
+			stream := c.listen()
+			streams.Go(func() {
+				for m := stream.next(); m != ""; m = stream.next() {
+					messages <- m
+				}
+			})
+		}
+		listen()
+		for n := range 200 {
+			go c.known(p).mail.put(letter{message: fmt.Append(nil, n)})
+			listen() // at the same time
+			select {
+			case m := <-messages:
+				equal(t, "message", m, fmt.Sprint(n))
+			case <-c.ctx.Done():
+				t.Fatal("a message is not delivered")
+			}
+		}
+		if _, err := c.do(http.MethodDelete, ""); err != nil {
+			t.Error(err)
+		}
+		streams.Wait()
+	})
+}
+
+// TestAStreamThatIsTakenOverPassesItsWakeUpOn: both streams wait for the same inbox,
+// and it may be the old one that is woken.
+func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
+	mail := newInbox(maxMail)
+	old := newStream(t.Context(), mail, func() {})
+	mail.put(letter{message: []byte("x")})
+	<-mail.more // it is woken
+	old.stop()  // and taken over
+	if err := old.next(); err != io.EOF {
+		t.Errorf("got %v", err)
+	}
+	select {
+	case <-mail.more:
+	default:
+		t.Error("nobody wakes the new one")
+	}
+}
+
+// TestSessionsThatEndWhileThePoolIsClosed: somebody must stop their children.
+func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
+	for range 200 {
+		p := NewPool(Config{Isolation: PerSession, SessionTTL: time.Hour, MaxSessions: 100}, nil)
+		var sessions []*session
+		var ended sync.WaitGroup
+		begin := make(chan struct{})
+		for range 100 {
+			s, failure := p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy})
+			if failure != nil {
+				t.Fatal(failure)
+			}
+			sessions = append(sessions, s)
+			ended.Go(func() {
+				<-begin
+				p.end(s)
+			})
+		}
+		close(begin)
+		p.Close()
+		ended.Wait()
+		for _, s := range sessions {
+			if !s.server.ending() {
+				t.Fatal("nobody stops the session's child")
+			}
+		}
+	}
+}
+
+func TestWhoIsToldOfChanges(t *testing.T) { // A68
+	p := newPool(t, "")
+	const uri = `{"uri":"file://alpha/data.txt"}`
+	var clients []*client
+	var streams []*reply
+	for range 3 {
+		c := p.client().initialize(`{}`)
+		clients, streams = append(clients, c), append(streams, c.listen())
+	}
+	subscribe := func(c *client, method string) {
+		t.Helper()
+		equal(t, method, c.post(request(`"s"`, method, uri)).whole(), result(`"s"`, `{}`))
+	}
+	told := func(want ...int) {
+		t.Helper()
+		clients[0].call("touch", uri)
+		clients[0].call("add-tool", `{"name":"x"}`) // which all are told of, after that
+		for i, stream := range streams {
+			for _, w := range want {
+				if w == i {
+					contains(t, fmt.Sprintf("client %d", i), stream.next(), "notifications/resources/updated")
+				}
+			}
+			contains(t, fmt.Sprintf("client %d", i), stream.next(), "notifications/tools/list_changed")
+		}
+	}
+	told()
+	subscribe(clients[0], "resources/subscribe")
+	told(0)
+	subscribe(clients[1], "resources/subscribe")
+	told(0, 1)
+	subscribe(clients[0], "resources/unsubscribe")
+	equal(t, "the child is told", len(p.received("resources/unsubscribe")), 0)
+	told(1)
+	subscribe(clients[1], "resources/unsubscribe")
+	equal(t, "the child is told", len(p.received("resources/unsubscribe")), 1)
+	told()
+	for _, s := range streams {
+		s.Body.Close()
+	}
+}
+
+func TestEachSessionHasAChildOfItsOwn(t *testing.T) {
+	p := newPool(t, "", perSession)
+	a := p.client().initialize(`{"roots":{"listChanged":true},"x":1.0}`)
+	b := p.client().initialize(`{}`)
+	none := p.client()
+	pids := map[int]bool{}
+	for _, c := range []*client{a, b, none} {
+		pids[c.pid()] = true
+	}
+	equal(t, "processes", len(pids), 3)
+	equal(t, "the same again", pids[a.pid()], true)
+	contains(t, "its own words", p.received("initialize")[0], `"params":{"protocolVersion":"2025-06-18","capabilities":{"roots":{"listChanged":true},"x":1.0},"clientInfo":{"name":"test","version":"1"}}`)
+
+	t.Run("which asks it", func(t *testing.T) { // several clients in flight, no doubt
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			_, _ = b.with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+		}()
+		r := a.post(toolCall(`1`, "ask-roots", `{}`))
+		a.post(result(idOf(t, r.next()), `{"roots":[1]}`))
+		equal(t, "roots", r.text(), `{"roots":[1]}`)
+		leave()
+		<-left
+	})
+	t.Run("which starts again with the same words when it is needed", func(t *testing.T) { // A37
+		own := a.known(p).server
+		own.mu.Lock()
+		own.delay = 2 * time.Millisecond
+		own.mu.Unlock()
+		before := a.pid()
+		if _, err := a.do(http.MethodPost, toolCall(`1`, "die", `{}`)); err == nil {
+			t.Error("no error")
+		}
+		p.until("it has ended", func() bool { return len(p.exited) == 1 })
+		p.eventually("it is known", func() bool { return own.current() == nil })
+		equal(t, "lazily", p.events("start"), 3)
+		if a.pid() == before {
+			t.Error("the same process")
+		}
+		greetings := p.received("initialize")
+		equal(t, "greetings", len(greetings), 4)
+		equal(t, "words", greetings[3], greetings[0])
+	})
+	t.Run("which ends with it", func(t *testing.T) {
+		pid := a.pid()
+		if _, err := a.do(http.MethodDelete, ""); err != nil {
+			t.Fatal(err)
+		}
+		p.until("it has ended", func() bool { return len(p.exited) == 2 })
+		equal(t, "process", exists(pid), false)
+		equal(t, "the other", b.call("echo", `{}`), `{"name":"echo","arguments":{}}`)
+	})
+	t.Run("which may refuse it", func(t *testing.T) {
+		r := p.client().post(request(`"i"`, "initialize", `{"protocolVersion":5}`))
+		equal(t, "session", r.Header.Get("Mcp-Session-Id"), "")
+		contains(t, "error", r.whole(), `{"jsonrpc":"2.0","id":"i","error":{"code":-32602`)
+		p.until("it has ended", func() bool { return len(p.exited) == 3 })
+	})
+}
+
+func TestTheStreamOfASessionNeedsItsHeader(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	res, err := c.do(http.MethodGet, "", "Accept", "application/json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "status", res.StatusCode, http.StatusMethodNotAllowed)
+	stream := c.listen()
+	defer stream.Body.Close()
+	first := make([]byte, 10)
+	n, err := stream.Body.Read(first)
+	if err != nil || !strings.HasPrefix(string(first[:n]), ":") {
+		t.Errorf("the stream does not begin at once: %q, %v", first[:n], err)
+	}
+}

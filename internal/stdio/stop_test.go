@@ -1,0 +1,316 @@
+package stdio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+func TestAPoliteChildIsAskedPolitely(t *testing.T) { // A39
+	p := newPool(t, "")
+	pid := p.client().pid()
+	p.Close()
+	equal(t, "process", exists(pid), false)
+	equal(t, "end of stdin", p.events("eof"), 1)
+	equal(t, "TERM", p.events("term"), 0)
+}
+
+func TestAChildThatHearsOnlyTerm(t *testing.T) {
+	p := newPoolOf(t, []string{"sh", "-c", `trap 'echo heard >>"$DS_LOG.term"; exit 0' TERM; read -r l; ` +
+		`printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; ` +
+		`while :; do sleep 0.01; done`}, func(c *Config) { c.StopGrace = 10 * time.Millisecond })
+	p.client().initialize(`{}`)
+	p.Close()
+	heard, err := os.ReadFile(p.journal + ".term")
+	if err != nil || string(heard) != "heard\n" {
+		t.Errorf("got %q, %v", heard, err)
+	}
+}
+
+// TestStubbornChildrenAndGrandchildren stops 50 servers that ignore everything and
+// have children that do, too. None may be left.
+func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
+	var stops sync.WaitGroup
+	for n := range 50 {
+		p := newPool(t, "--ignore-term", func(c *Config) { c.StopGrace = 10 * time.Millisecond })
+		stops.Go(func() {
+			c := p.client()
+			if n%2 == 0 {
+				perSession(&p.config)
+				c.initialize(`{}`)
+			}
+			pids := []int{c.pid()}
+			for _, stubborn := range []string{"true", "false"} {
+				pid, err := strconv.Atoi(c.call("spawn", `{"stubborn":`+stubborn+`}`))
+				if err != nil {
+					t.Error(err)
+				}
+				pids = append(pids, pid)
+			}
+			p.within("Close", p.Close)
+			for _, pid := range pids {
+				p.eventually(fmt.Sprintf("process %d ends", pid), func() bool { return !exists(pid) })
+			}
+			equal(t, "end of stdin", p.events("eof"), 1)
+			equal(t, "TERM", p.events("term"), 1)
+		})
+	}
+	stops.Wait()
+	if z := zombies(t); len(z) > 0 {
+		t.Errorf("zombies: %s", z)
+	}
+}
+
+// TestGrandchildrenOfADeadChild: what a child has started does not outlive it, and
+// does not keep its end from being seen.
+func TestGrandchildrenOfADeadChild(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client()
+	pid, err := strconv.Atoi(c.call("spawn", `{"stubborn":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.do(http.MethodPost, toolCall(`1`, "die", `{"code":3}`)); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("got %v", err)
+	}
+	p.eventually("it ends", func() bool { return !exists(pid) })
+
+	t.Run("which keep its stdout open", func(t *testing.T) {
+		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; read -r l; ` +
+			`sleep 300 & printf '{"id":2,"result":%s}\n' $!; exit 3`
+		p := newPoolOf(t, []string{"sh", "-c", script})
+		answer := p.client().post(request(`1`, "x", `{}`)).whole()
+		pid, err := strconv.Atoi(strings.TrimSuffix(answer[strings.LastIndex(answer, ":")+1:], "}"))
+		if err != nil {
+			t.Fatal(answer)
+		}
+		p.eventually("it ends", func() bool { return !exists(pid) })
+		p.until("so does the child", func() bool { return len(p.exited) == 1 })
+	})
+}
+
+func TestTheEnvironment(t *testing.T) { // A40
+	t.Setenv("A_SECRET_OF_CADDY", "x")
+	dir := t.TempDir()
+	p := newPool(t, "", func(c *Config) {
+		c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/home", "API_KEY=$(id) ; x y"}
+		c.Dir = dir
+	})
+	var env map[string]string
+	if err := json.Unmarshal([]byte(p.client().call("env", `{}`)), &env); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"PATH": os.Getenv("PATH"), "HOME": "/home", "API_KEY": "$(id) ; x y"}
+	delete(env, "PWD") // of which exec says where the directory is
+	equal(t, "environment", fmt.Sprint(env), fmt.Sprint(want))
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "directory", p.client().call("cwd", `{}`), dir)
+}
+
+func TestThereIsNoShell(t *testing.T) { // A40
+	arg := `$(touch x); a b "c" * \`
+	script := `read -r l; printf '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},"argument":"%s"}}\n' "$(printf %s "$1" | od -An -tx1 | tr -d ' \n')"; cat`
+	p := newPoolOf(t, []string{"sh", "-c", script, "sh", arg})
+	contains(t, "argument", p.client().post(request(`1`, "initialize", `{"protocolVersion":"2025-11-25"}`)).whole(), fmt.Sprintf(`"argument":"%x"`, arg))
+}
+
+func TestStderrIsLogged(t *testing.T) { // A35
+	p := newPool(t, "")
+	pid := p.client().pid()
+	long := strings.Repeat("y", 20_000)
+	p.client().call("stderr", `{"lines":3,"text":"something to say"}`)
+	p.client().call("stderr", `{"lines":2,"text":"`+long+`"}`)
+	p.client().call("stderr", `{"lines":1,"text":"the last"}`)
+	lines := func() []string {
+		var lines []string
+		for _, e := range p.logs.FilterMessage("stderr").FilterField(zap.String("server", "alpha")).FilterField(zap.Int("pid", pid)).All() {
+			lines = append(lines, e.ContextMap()["line"].(string))
+		}
+		return lines
+	}
+	p.until("all is logged", func() bool { l := lines(); return len(l) > 0 && l[len(l)-1] == "the last" })
+	want := []string{"something to say", "something to say", "something to say", long[:8<<10], long[:8<<10], "the last"}
+	equal(t, "lines", strings.Join(lines(), "\n"), strings.Join(want, "\n"))
+}
+
+func TestNoiseIsCountedAndSeldomLogged(t *testing.T) { // A35
+	p := newPool(t, "--banner")
+	for range 5 {
+		equal(t, "written", p.client().call("noise", `{"lines":100,"text":"{this is no JSON"}`), "written")
+	}
+	equal(t, "noise", p.noise, 503)
+	if n := p.logs.FilterMessage("stdout is not a message").Len(); n < 3 || n > 10 {
+		t.Errorf("logged %d times", n)
+	}
+}
+
+func TestLongMessages(t *testing.T) { // A41
+	for _, flags := range []string{"", "--framing content-length", "--result-first"} {
+		t.Run("nine MiB "+flags, func(t *testing.T) {
+			p := newPool(t, flags)
+			equal(t, "length", len(p.client().call("big", `{"n":9437184}`)), 9<<20)
+			if flags != "" {
+				return // requests have the same framing
+			}
+			long := `{"name":"echo","arguments":{"x":"` + strings.Repeat("x", 9<<20) + `"}}`
+			if p.client().post(request(`1`, "tools/call", long)).text() != long {
+				t.Error("not what was sent")
+			}
+		})
+		t.Run("too many bytes "+flags, func(t *testing.T) {
+			p := newPool(t, flags, func(c *Config) { c.MaxMessage = 100_000 })
+			var calls sync.WaitGroup
+			for range 5 {
+				calls.Go(func() { equal(t, "slow", p.client().call("slow", `{"ms":20}`), "slept") })
+				calls.Go(func() {
+					r := p.client().post(toolCall(`"q"`, "big", `{"n":200000}`))
+					contains(t, "answer", r.whole(), `"message":"the MCP server's answer is too large","data":{"code":"invalid_response","server_name":"alpha"}},"id":"q"}`)
+				})
+			}
+			calls.Wait()
+			equal(t, "next", len(p.client().call("big", `{"n":90000}`)), 90_000)
+			r := p.client().post(toolCall(`1`, "emit", `{"method":"notifications/x","params":{"x":"`+strings.Repeat("x", 99_000)+`"}}`))
+			if r.StatusCode == http.StatusOK {
+				equal(t, "emitted", r.text(), "emitted")
+			}
+			equal(t, "children", len(p.started), 1)
+		})
+	}
+	t.Run("a question of too many bytes is refused", func(t *testing.T) {
+		p := newPuppets(t, func(c *Config) { c.MaxMessage = 1000 })
+		c := p.client().initialize(`{"sampling":{}}`)
+		contains(t, "answer", c.post(say(`1`, `{"id":$ID,"result":1}`+"\n")).whole(), `"result":1`)
+		p2 := newPoolOf(t, []string{"sh", "-c", `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
+			`read -r call; printf '{"method":"x","id":"long","params":"%01000d"}\n' 0; read -r refusal; printf '{"id":2,"result":%s}\n' "$refusal"; cat`}, func(c *Config) { c.MaxMessage = 1000 })
+		contains(t, "refusal", p2.client().post(request(`1`, "x", `{}`)).whole(), `"id":"long","error":{"code":-32600`)
+	})
+}
+
+func TestDrain(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	stream := c.listen()
+	r := c.post(request(`1`, "tools/call", `{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":1}}`)) // not read to its end yet
+	hanging := make(chan *http.Response)
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		res, _ := p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+		hanging <- res
+	}()
+	p.inFlightIs(1)
+
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		p.Drain(t.Context(), time.Millisecond)
+	}()
+	equal(t, "the stream of the session", stream.next(), "")
+	contains(t, "progress", r.next(), "notifications/progress")
+	equal(t, "a late call", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`)
+	again := c.listen() // which nobody waits for
+	contains(t, "the call in flight", r.next(), "done")
+	r.Body.Close()
+	select {
+	case <-drained:
+		t.Error("a call is in flight")
+	default:
+	}
+	leave()
+	<-hanging
+	<-drained
+	equal(t, "the late stream", again.next(), "")
+	again.Body.Close()
+	equal(t, "polite", p.events("term"), 0)
+	if _, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`)); err == nil {
+		t.Error("served after the end")
+	}
+	if err := p.Check(t.Context(), "alpha:1"); err == nil {
+		t.Error("healthy after the end")
+	}
+}
+
+func TestDrainDoesNotWaitForEver(t *testing.T) {
+	p := newPool(t, "")
+	ended := make(chan error)
+	go func() {
+		_, err := p.client().do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+		ended <- err
+	}()
+	p.inFlightIs(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.within("Drain", func() { p.Drain(ctx, time.Hour) })
+	if err := <-ended; err == nil {
+		t.Error("the call has an answer")
+	}
+}
+
+// TestCloseAtEachMoment closes pools while everything else is under way: starts,
+// calls, the beginning and the end of sessions.
+func TestCloseAtEachMoment(t *testing.T) {
+	var pools sync.WaitGroup
+	for n := range 24 {
+		flags := []string{"", "--hang-init", "--exit-at-start 1", "--init-delay 0.01"}[n%4]
+		p := newPool(t, flags, func(c *Config) {
+			if n%8 >= 4 {
+				perSession(c)
+			}
+		})
+		pools.Go(func() {
+			var users sync.WaitGroup
+			for u := range 4 {
+				users.Go(func() {
+					c := p.client()
+					for {
+						res, err := c.do(http.MethodPost, request(`0`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
+						if err != nil || res.StatusCode != http.StatusOK {
+							return
+						}
+						c.session = res.Header.Get("Mcp-Session-Id")
+						if u%2 == 0 {
+							_, _ = c.do(http.MethodPost, toolCall(`1`, "echo", `{}`))
+						}
+						if _, err := c.do(http.MethodDelete, ""); err != nil {
+							return
+						}
+						c.session = ""
+					}
+				})
+			}
+			for i := 0; i < n%6; i++ {
+				_, _ = p.client().do(http.MethodPost, notification("notifications/x", `{}`))
+				time.Sleep(time.Duration(n) * time.Millisecond) // whatever: any moment will do
+			}
+			p.within("Close", p.Close)
+			users.Wait()
+		})
+	}
+	pools.Wait()
+}
+
+func TestTwoHundredPools(t *testing.T) {
+	for n := range 200 {
+		p := newPool(t, "", func(c *Config) {
+			if n%2 == 0 {
+				perSession(c)
+			}
+		})
+		if n%10 == 0 { // most are never used
+			p.client().initialize(`{}`).call("echo", `{}`)
+		}
+		p.Close()
+	}
+}

@@ -1,0 +1,255 @@
+// Package mcpstdio makes MCP servers that are child processes upstreams of
+// reverse_proxy: the transport http.reverse_proxy.transport.mcp_stdio.
+package mcpstdio
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+)
+
+func init() {
+	caddy.RegisterModule(Transport{})
+}
+
+// Transport runs an MCP server as a child process and speaks with it on its standard
+// streams. To reverse_proxy it is an HTTP server of MCP's Streamable HTTP transport:
+// a message that is POSTed goes to the child, its answer comes back as JSON, or as
+// an event stream once progress, a log message or a question of the server precedes
+// it. GET opens the stream of a session, DELETE ends the session.
+//
+// An upstream's address is a name for a child, nothing is dialed: everything:1 is
+// one child, everything:1-4 in a Caddyfile is four of them under any lb_policy. Its
+// first part names the server in logs and metrics.
+//
+// A child is started when it is first needed, in a process group of its own, without
+// a shell, and with nothing in its environment but PATH, HOME and what env names. It
+// is initialized once, for all clients or for the session it belongs to. What it
+// writes to stderr goes to the log. When it dies, calls that wait for it fail at once,
+// and it is started again after a second; one that keeps dying before it has answered
+// anybody is tried less and less often, at least every 30 seconds.
+//
+// With health_uri and the like of reverse_proxy a child is sent a ping, whatever the
+// URI. Any answer shows that it is alive; one that does not answer within
+// health_timeout is ended and started again.
+//
+// Children, their sessions and calls survive reloads of the configuration that leave
+// the transport as it is. A changed one lets calls in flight come to their end.
+//
+// A server that knows both eras of the protocol gets one child for each that clients
+// use.
+//
+// The metrics caddy_mcp_upstream_healthy (children that run and are initialized),
+// caddy_mcp_upstream_restarts_total, caddy_mcp_stdio_noise_total (lines on stdout that
+// are no messages) and caddy_mcp_stdio_dropped_total (messages that had nobody to go
+// to) tell of each server. The events mcp_server_started and mcp_server_exited have
+// its name and the process id in their data.
+type Transport struct {
+	// The command to run and its arguments. Placeholders such as {env.HOME} are
+	// replaced. Required.
+	Command []string `json:"command,omitempty"`
+
+	// Variables of its environment, besides PATH and HOME. Placeholders such as
+	// {env.API_KEY} are replaced, so that no secret needs to be in a configuration.
+	// Default: none
+	Env map[string]string `json:"env,omitempty"`
+
+	// The directory in which it runs. Default: Caddy's
+	Dir string `json:"dir,omitempty"`
+
+	// How messages are told apart on its stdin: newline or content-length. On its
+	// stdout both are understood. Default: newline
+	Framing stdio.Framing `json:"framing,omitempty"`
+
+	// Who shares a child: shared is one for all clients, session one for each
+	// session. A shared child cannot tell which of several clients a question
+	// (sampling, elicitation) or log message is for, so in doubt it gets no answer;
+	// servers that ask many clients, or keep a state for each, want session.
+	// Default: shared
+	Isolation stdio.Isolation `json:"isolation,omitempty"`
+
+	// URIs of the roots that it is told of when it asks and no client can say.
+	// Default: none
+	Roots []string `json:"roots,omitempty"`
+
+	// How long it may take to start and to be initialized. Default: 15s
+	StartTimeout caddy.Duration `json:"start_timeout,omitempty"`
+
+	// How long it may take to end by itself after its stdin has been closed. Then
+	// it is sent TERM, and KILL a second later. Default: 2s
+	StopGrace caddy.Duration `json:"stop_grace,omitempty"`
+
+	// How many bytes a message may have, in either direction. An answer of more
+	// fails alone. Default: 64 MiB
+	MaxLine int64 `json:"max_line,omitempty"`
+
+	// How many sessions there may be. Default: 10000, or 100 if each has a child
+	MaxSessions int `json:"max_sessions,omitempty"`
+
+	// How long a session is kept that is not used. Default: 1h
+	SessionTTL caddy.Duration `json:"session_ttl,omitempty"`
+
+	pool *pool
+	user *user
+}
+
+// CaddyModule returns the Caddy module information.
+func (Transport) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.reverse_proxy.transport.mcp_stdio",
+		New: func() caddy.Module { return new(Transport) },
+	}
+}
+
+// Provision sets up the transport. It starts no child.
+func (t *Transport) Provision(ctx caddy.Context) error {
+	t.setDefaults()
+	// A configuration that makes no sense must not take part in the pool.
+	if err := t.Validate(); err != nil {
+		return err
+	}
+	if err := telemetry.Register(ctx, restarts, healthy, noise, dropped); err != nil {
+		return err
+	}
+	app, err := ctx.App("events")
+	if err != nil {
+		return fmt.Errorf("getting events app: %w", err)
+	}
+	events := app.(*caddyevents.App)
+	if t.pool, err = openPool(t.config()); err != nil {
+		return err
+	}
+	t.user = &user{ctx, ctx.Logger(), events}
+	t.pool.join(t.user)
+	return events.On("stopping", t.pool)
+}
+
+func (t *Transport) setDefaults() {
+	if t.Framing == "" {
+		t.Framing = stdio.Newline
+	}
+	if t.Isolation == "" {
+		t.Isolation = stdio.Shared
+	}
+	if t.StartTimeout == 0 {
+		t.StartTimeout = caddy.Duration(15 * time.Second)
+	}
+	if t.StopGrace == 0 {
+		t.StopGrace = caddy.Duration(2 * time.Second)
+	}
+	if t.MaxLine == 0 {
+		t.MaxLine = 64 << 20
+	}
+	if t.MaxSessions == 0 {
+		t.MaxSessions = 10_000
+		if t.Isolation == stdio.PerSession {
+			t.MaxSessions = 100
+		}
+	}
+	if t.SessionTTL == 0 {
+		t.SessionTTL = caddy.Duration(time.Hour)
+	}
+}
+
+// config resolves the placeholders. They are the configuration's own, never a
+// request's, and braces that are no placeholder stay: an argument may be JSON.
+func (t *Transport) config() stdio.Config {
+	repl := caddy.NewReplacer()
+	config := stdio.Config{
+		Dir:          repl.ReplaceKnown(t.Dir, ""),
+		Framing:      t.Framing,
+		Isolation:    t.Isolation,
+		Roots:        t.Roots,
+		StartTimeout: time.Duration(t.StartTimeout),
+		StopGrace:    time.Duration(t.StopGrace),
+		MaxMessage:   int(t.MaxLine),
+		MaxSessions:  t.MaxSessions,
+		SessionTTL:   time.Duration(t.SessionTTL),
+	}
+	for _, arg := range t.Command {
+		config.Command = append(config.Command, repl.ReplaceKnown(arg, ""))
+	}
+	for _, name := range []string{"PATH", "HOME"} {
+		value, set := os.LookupEnv(name)
+		if _, given := t.Env[name]; set && !given {
+			config.Env = append(config.Env, name+"="+value)
+		}
+	}
+	for name, value := range t.Env {
+		config.Env = append(config.Env, name+"="+repl.ReplaceKnown(value, ""))
+	}
+	slices.Sort(config.Env)
+	return config
+}
+
+// Validate ensures that the configuration makes sense.
+func (t *Transport) Validate() error {
+	switch {
+	case len(t.Command) == 0 || t.Command[0] == "":
+		return errors.New("command: missing")
+	case t.Framing != stdio.Newline && t.Framing != stdio.ContentLength:
+		return fmt.Errorf("framing: %q is neither newline nor content-length", t.Framing)
+	case t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
+		return fmt.Errorf("isolation: %q is neither shared nor session", t.Isolation)
+	case t.StartTimeout < 0:
+		return fmt.Errorf("start_timeout: %s is negative", time.Duration(t.StartTimeout))
+	case t.StopGrace < 0:
+		return fmt.Errorf("stop_grace: %s is negative", time.Duration(t.StopGrace))
+	case t.MaxLine < 0:
+		return fmt.Errorf("max_line: %d is negative", t.MaxLine)
+	case t.MaxSessions < 0:
+		return fmt.Errorf("max_sessions: %d is negative", t.MaxSessions)
+	case t.SessionTTL < 0:
+		return fmt.Errorf("session_ttl: %s is negative", time.Duration(t.SessionTTL))
+	}
+	for name := range t.Env {
+		if err := validName(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // no client's, so it is a health check
+		return t.check(r)
+	}
+	return t.pool.RoundTrip(r)
+}
+
+// check answers a health check.
+func (t *Transport) check(r *http.Request) (*http.Response, error) {
+	if err := t.pool.Check(r.Context(), r.URL.Host); err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+}
+
+// Cleanup gives up the children, unless another configuration has the same.
+func (t *Transport) Cleanup() error {
+	if t.pool == nil {
+		return nil
+	}
+	return t.pool.leave(t.user)
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner   = (*Transport)(nil)
+	_ caddy.Validator     = (*Transport)(nil)
+	_ caddy.CleanerUpper  = (*Transport)(nil)
+	_ http.RoundTripper   = (*Transport)(nil)
+	_ caddyevents.Handler = (*pool)(nil)
+	_ stdio.Observer      = (*pool)(nil)
+)

@@ -1,0 +1,319 @@
+package mcpstdio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+	"go.uber.org/goleak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+)
+
+// TestMain makes a child of the test binary when it is called `<binary> ds …`.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "ds" {
+		os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	code := m.Run()
+	exit() // as Caddy's end does
+	draining.Wait()
+	if err := goleak.Find(
+		// Caddy and its certificate cache start these once, for good.
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
+		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
+		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start")); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func TestCaddyfile(t *testing.T) { // A1
+	tests := []struct {
+		name  string
+		input string
+		want  Transport
+	}{
+		{"a command", `mcp_stdio npx -y server`, Transport{Command: []string{"npx", "-y", "server"}}},
+		{"an argument with blanks", `mcp_stdio sh -c "echo; $(x)"`, Transport{Command: []string{"sh", "-c", "echo; $(x)"}}},
+		{"an empty block", "mcp_stdio node {\n}", Transport{Command: []string{"node"}}},
+		{"everything", `mcp_stdio node server.js {
+			env A b
+			env C "d e"
+			dir /srv
+			framing content-length
+			isolation session
+			roots file:///a file:///b
+			start_timeout 20s
+			stop_grace 3s
+			max_line 8MiB
+			max_sessions 7
+			session_ttl 2h
+		}`, Transport{
+			Command: []string{"node", "server.js"}, Env: map[string]string{"A": "b", "C": "d e"}, Dir: "/srv",
+			Framing: stdio.ContentLength, Isolation: stdio.PerSession, Roots: []string{"file:///a", "file:///b"},
+			StartTimeout: caddy.Duration(20 * time.Second), StopGrace: caddy.Duration(3 * time.Second),
+			MaxLine: 8 << 20, MaxSessions: 7, SessionTTL: caddy.Duration(2 * time.Hour),
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got Transport
+			if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input)); err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v\nwant %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestCaddyfileErrors shows that each error names the word, or the line where Caddy
+// words it.
+func TestCaddyfileErrors(t *testing.T) { // A2
+	tests := []struct{ name, input, want string }{
+		{"no command", `mcp_stdio`, "command"},
+		{"an unknown word", "mcp_stdio x {\n foo 1\n}", "foo"},
+		{"a word twice", "mcp_stdio x {\n dir /a\n dir /b\n}", "dir"},
+		{"a variable twice", "mcp_stdio x {\n env A b\n env A c\n}", "env A"},
+		{"a variable without a value", "mcp_stdio x {\n env A\n}", "Testfile:2"},
+		{"a variable that is none", "mcp_stdio x {\n env A=B c\n}", "env"},
+		{"a variable without a name", "mcp_stdio x {\n env \"\" c\n}", "env"},
+		{"no directory", "mcp_stdio x {\n dir\n}", "dir"},
+		{"two directories", "mcp_stdio x {\n dir /a /b\n}", "Testfile:2"},
+		{"no framing", "mcp_stdio x {\n framing\n}", "framing"},
+		{"no isolation", "mcp_stdio x {\n isolation\n}", "isolation"},
+		{"no roots", "mcp_stdio x {\n roots\n}", "roots"},
+		{"a time that is none", "mcp_stdio x {\n start_timeout soon\n}", "start_timeout"},
+		{"a time that is negative", "mcp_stdio x {\n stop_grace -1s\n}", "stop_grace"},
+		{"no time", "mcp_stdio x {\n session_ttl 0\n}", "session_ttl"},
+		{"a size that is none", "mcp_stdio x {\n max_line long\n}", "max_line"},
+		{"a size that is too large", "mcp_stdio x {\n max_line 9EiB\n}", "max_line"},
+		{"a number that is none", "mcp_stdio x {\n max_sessions 1.5\n}", "max_sessions"},
+		{"two numbers", "mcp_stdio x {\n max_sessions 1 2\n}", "Testfile:2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := new(Transport).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+		})
+	}
+}
+
+func newContext(t *testing.T) caddy.Context {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
+	tests := []struct{ name, config, want string }{
+		{"no command", `{}`, "command"},
+		{"an empty command", `{"command":[""]}`, "command"},
+		{"an unknown framing", `{"command":["x"],"framing":"lines"}`, "framing"},
+		{"an unknown isolation", `{"command":["x"],"isolation":"client"}`, "isolation"},
+		{"a negative start_timeout", `{"command":["x"],"start_timeout":-1}`, "start_timeout"},
+		{"a negative stop_grace", `{"command":["x"],"stop_grace":-1}`, "stop_grace"},
+		{"a negative max_line", `{"command":["x"],"max_line":-1}`, "max_line"},
+		{"a negative max_sessions", `{"command":["x"],"max_sessions":-1}`, "max_sessions"},
+		{"a negative session_ttl", `{"command":["x"],"session_ttl":-1}`, "session_ttl"},
+		{"a variable that is none", `{"command":["x"],"env":{"A=B":"c"}}`, "env"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var transport Transport
+			if err := json.Unmarshal([]byte(tt.config), &transport); err != nil {
+				t.Fatal(err)
+			}
+			err := transport.Provision(newContext(t))
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+			if transport.pool != nil {
+				t.Error("it has a pool")
+			}
+			if err := transport.Cleanup(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// provision provisions a transport to fakemcp with more of its configuration.
+func provision(t *testing.T, more string) *Transport {
+	t.Helper()
+	config := fmt.Sprintf(`{"command":[%q,"ds","alpha"]%s}`, os.Args[0], more)
+	transport := new(Transport)
+	if err := json.Unmarshal([]byte(config), transport); err != nil {
+		t.Fatal(err)
+	}
+	if err := transport.Provision(newContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := transport.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return transport
+}
+
+func TestDefaults(t *testing.T) { // A1
+	shared, own := provision(t, ""), provision(t, `,"isolation":"session"`)
+	defer func() { _, _ = shared.Cleanup(), own.Cleanup() }()
+	got, err := json.Marshal(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _ := json.Marshal(Transport{
+		Command: shared.Command, Framing: stdio.Newline, Isolation: stdio.Shared, StartTimeout: caddy.Duration(15 * time.Second),
+		StopGrace: caddy.Duration(2 * time.Second), MaxLine: 64 << 20, MaxSessions: 10_000, SessionTTL: caddy.Duration(time.Hour),
+	})
+	if string(got) != string(want) {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	if own.MaxSessions != 100 {
+		t.Errorf("%d children", own.MaxSessions)
+	}
+}
+
+func TestPlaceholders(t *testing.T) {
+	t.Setenv("A_SECRET", "hunter2")
+	transport := &Transport{
+		Command: []string{"run", "--key={env.A_SECRET}", `{"json":{"x":1}}`}, Dir: "/srv/{env.A_SECRET}",
+		Env: map[string]string{"KEY": "{env.A_SECRET}", "HOME": "/here"},
+	}
+	transport.setDefaults()
+	config := transport.config()
+	want := []string{"run", "--key=hunter2", `{"json":{"x":1}}`}
+	if !reflect.DeepEqual(config.Command, want) || config.Dir != "/srv/hunter2" {
+		t.Errorf("got %q in %s", config.Command, config.Dir)
+	}
+	if want := []string{"HOME=/here", "KEY=hunter2", "PATH=" + os.Getenv("PATH")}; !reflect.DeepEqual(config.Env, want) {
+		t.Errorf("got %q, want %q", config.Env, want)
+	}
+	if text, _ := json.Marshal(transport); strings.Contains(string(text), "hunter2") {
+		t.Errorf("a secret in the configuration: %s", text)
+	}
+}
+
+func TestWhoSharesAPool(t *testing.T) { // A60
+	first := provision(t, `,"env":{"A":"1","B":"2"}`)
+	defer first.Cleanup()
+	tests := []struct {
+		name, more string
+		same       bool
+	}{
+		{"the same configuration", `,"env":{"B":"2","A":"1"}`, true},
+		{"defaults that are spelled out", `,"env":{"A":"1","B":"2"},"framing":"newline","stop_grace":2000000000`, true},
+		{"another value of a variable", `,"env":{"A":"1","B":"3"}`, false},
+		{"another variable", `,"env":{"A":"1"}`, false},
+		{"another directory", `,"env":{"A":"1","B":"2"},"dir":"/"`, false},
+		{"another isolation", `,"env":{"A":"1","B":"2"},"isolation":"session"`, false},
+		{"other roots", `,"env":{"A":"1","B":"2"},"roots":["file:///"]`, false},
+		{"another limit", `,"env":{"A":"1","B":"2"},"max_line":1000`, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			other := provision(t, tt.more)
+			defer other.Cleanup()
+			if (other.pool == first.pool) != tt.same {
+				t.Errorf("the same pool: %t", !tt.same)
+			}
+		})
+	}
+}
+
+// call calls a tool as a client of Caddy does, and returns the text of its result.
+func call(t *testing.T, transport *Transport, tool string) string {
+	t.Helper()
+	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q}}`, tool)
+	r := httptest.NewRequest(http.MethodPost, "http://alpha:1/", strings.NewReader(body))
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), httptest.NewRecorder(), new(caddyhttp.Server))
+	res, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m struct {
+		Result struct{ Content []struct{ Text string } }
+	}
+	if err := json.Unmarshal(answer, &m); err != nil || len(m.Result.Content) == 0 {
+		t.Fatalf("got %s, %v", answer, err)
+	}
+	return m.Result.Content[0].Text
+}
+
+func TestChildrenOutliveReloads(t *testing.T) { // A60, G27
+	journal := t.TempDir() + "/journal"
+	more := fmt.Sprintf(`,"env":{"DS_LOG":%q}`, journal)
+	before := provision(t, more)
+	if _, err := os.Stat(journal); err == nil {
+		t.Error("Provision has started a child")
+	}
+	pid := call(t, before, "pid")
+	after := provision(t, more) // a reload provisions the new one first
+	if err := before.Cleanup(); err != nil {
+		t.Error(err)
+	}
+	if got := call(t, after, "pid"); got != pid {
+		t.Errorf("process %s has become %s", pid, got)
+	}
+	if got := call(t, before, "pid"); got != pid { // by a request that was under way
+		t.Errorf("process %s has become %s", pid, got)
+	}
+	if err := after.Cleanup(); err != nil {
+		t.Error(err)
+	}
+	if got := call(t, after, "pid"); got != pid { // it lingers
+		t.Errorf("process %s has become %s", pid, got)
+	}
+}
+
+func TestHealthChecks(t *testing.T) { // A36
+	transport := provision(t, `,"stop_grace":1000000000`)
+	defer transport.Cleanup()
+	check := func(ctx context.Context) error {
+		r := httptest.NewRequest(http.MethodGet, "http://alpha:1/health", nil).WithContext(ctx)
+		res, err := transport.RoundTrip(r)
+		if err == nil && res.StatusCode != http.StatusOK {
+			t.Errorf("status %d", res.StatusCode)
+		}
+		return err
+	}
+	for range 2 {
+		if err := check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if check(ctx) == nil {
+		t.Error("healthy for one who has left")
+	}
+	call(t, transport, "pid")
+}
