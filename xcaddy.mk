@@ -21,8 +21,11 @@ FUZZTIME ?= 60s
 # The official SDKs of MCP and of models, for the tests that talk to them.
 PEERS := internal/integration/peers
 
+# The public conformance suite of MCP.
+SUITE := internal/conformance/suite
+
 .DEFAULT_GOAL := help
-.PHONY: help run build test race fuzz bench bench-cache lint clean
+.PHONY: help run build test race conformance fuzz bench bench-cache lint clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 13
@@ -51,6 +54,12 @@ test: build $(PEERS)/node_modules ## run every test, those of the built binary i
 race: build $(PEERS)/node_modules ## the same under the race detector, which needs a C compiler
 	CGO_ENABLED=1 $(GO_TEST) -race ./...
 
+conformance: build $(SUITE)/node_modules ## the public suite: what a server passes directly, it passes behind the gateway
+	go run ./internal/conformance -caddy $(CADDY)
+
+$(SUITE)/node_modules: $(SUITE)/package-lock.json
+	npm ci --no-audit --no-fund --prefix $(SUITE) && touch $@
+
 $(PEERS)/node_modules: $(PEERS)/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --no-audit --no-fund --prefix $(PEERS) && touch $@; \
 	else echo "npm not found: the tests against the official SDKs will be skipped"; fi
@@ -72,6 +81,7 @@ lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }
 	go vet -tags $(TAGS) ./...
 	go tool staticcheck -tags $(TAGS) ./...
+	cd internal/conformance/gosdk && go vet ./...
 
 clean: ## remove what was built
-	rm -rf bin $(PEERS)/node_modules
+	rm -rf bin $(PEERS)/node_modules $(SUITE)/node_modules

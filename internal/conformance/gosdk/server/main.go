@@ -1,0 +1,52 @@
+// Command server is the reference server of the conformance run: an MCP server
+// built on the official Go SDK with the fixtures that the public conformance
+// suite asks for.
+//
+//	server               over standard input and output
+//	server -http :8080   over Streamable HTTP, at any path
+//
+// It speaks both eras, over HTTP on one endpoint.
+package main
+
+import (
+	"context"
+	"flag"
+	"log"
+	"net/http"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+func main() {
+	addr := flag.String("http", "", "serve Streamable HTTP at this `address` instead of standard input and output")
+	flag.Parse()
+	if *addr != "" {
+		log.Fatal(http.ListenAndServe(*addr, bothEras(newServer())))
+	}
+	if err := newServer().Run(context.Background(), &mcp.StdioTransport{}); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// bothEras serves what is stateful in one era and stateless in the other. The
+// SDK's handler can be either, not both, so there are two, with one server behind
+// them: a change of its lists reaches the clients of both.
+func bothEras(server *mcp.Server) http.Handler {
+	get := func(*http.Request) *mcp.Server { return server }
+	stateful := mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{
+		// Streams can be resumed, which is there to be passed on too.
+		EventStore: mcp.NewMemoryEventStore(nil),
+	})
+	stateless := mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{
+		Stateless:                    true,
+		PropagateRequestCancellation: true,
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Header.Get("MCP-Protocol-Version") {
+		case "", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25":
+			stateful.ServeHTTP(w, r)
+		default: // unknown versions too: only the stateless era has an error for them
+			stateless.ServeHTTP(w, r)
+		}
+	})
+}

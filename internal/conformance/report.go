@@ -1,0 +1,168 @@
+//go:build unix
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// A table holds the outcome of one revision: a row per scenario, a column per
+// target, the reference server itself first.
+type table struct {
+	revision  string
+	scenarios []scenario
+	targets   []target
+	columns   []map[string]checks
+}
+
+// report prints the tables and what needs explaining in them. It returns an error
+// if the gateway, or the reference server, did not do what it should.
+func report(w io.Writer, tables []table) error {
+	if len(tables) == 0 {
+		return errors.New("no scenario of that name")
+	}
+	var unfit, lost int
+	var own, regressions, weaker strings.Builder
+	for _, t := range tables {
+		t.print(w)
+		for _, scenario := range t.scenarios {
+			direct := t.columns[0][scenario.name]
+			if !direct.passed() {
+				if scenario.scored {
+					unfit++
+				}
+				fmt.Fprintf(&own, "  %s %s\n%s", t.revision, label(scenario), failures(direct, scenario.scored))
+				continue
+			}
+			for i, target := range t.targets[1:] {
+				through := t.columns[i+1][scenario.name]
+				// To leave out what is required is no way to pass it.
+				evaded := scenario.scored && through.skipped() && !direct.skipped()
+				if !through.passed() || evaded {
+					lost++
+					fmt.Fprintf(&regressions, "  %s %s %s\n%s", t.revision, target.name, label(scenario), failures(through, true))
+				} else if gone := missing(direct, through); gone != "" {
+					fmt.Fprintf(&weaker, "  %s %s %s: %s\n", t.revision, target.name, label(scenario), gone)
+				}
+			}
+		}
+	}
+	section(w, "The reference server fails these itself", own.String())
+	section(w, "These pass through the gateway, but with less than directly", weaker.String())
+	section(w, "These fail only through the gateway", regressions.String())
+
+	var errs []error
+	if unfit > 0 {
+		errs = append(errs, fmt.Errorf("the reference server fails %d required scenarios itself", unfit))
+	}
+	if lost > 0 {
+		errs = append(errs, fmt.Errorf("%d scenarios fail only through the gateway", lost))
+	}
+	return errors.Join(errs...)
+}
+
+func section(w io.Writer, title, content string) {
+	if content != "" {
+		fmt.Fprintf(w, "%s:\n%s\n", title, content)
+	}
+}
+
+func (t table) print(w io.Writer) {
+	out := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	row := func(name string, cell func(column int) string) {
+		fmt.Fprint(out, name)
+		for i := range t.targets {
+			fmt.Fprint(out, "\t", cell(i))
+		}
+		fmt.Fprintln(out)
+	}
+	row(t.revision, func(i int) string { return t.targets[i].name })
+	for _, scenario := range t.scenarios {
+		row(label(scenario), func(i int) string { return verdict(t.columns[i][scenario.name]) })
+	}
+	row("required", func(i int) string { return t.total(i, true) })
+	row("(not required)", func(i int) string { return t.total(i, false) })
+	_ = out.Flush()
+	fmt.Fprintln(w)
+}
+
+func (t table) total(column int, scored bool) string {
+	var passed, all int
+	for _, scenario := range t.scenarios {
+		if scenario.scored == scored {
+			all++
+			if verdict(t.columns[column][scenario.name]) == "pass" {
+				passed++
+			}
+		}
+	}
+	return fmt.Sprintf("%d/%d", passed, all)
+}
+
+// label puts in brackets what the revision does not require.
+func label(s scenario) string {
+	if s.scored {
+		return s.name
+	}
+	return "(" + s.name + ")"
+}
+
+func verdict(c checks) string {
+	switch {
+	case c == nil:
+		return "NO END"
+	case !c.passed():
+		return "FAIL"
+	case c.skipped():
+		return "skip"
+	}
+	return "pass"
+}
+
+// failures lists failed checks, one per line, if they are of interest.
+func failures(c checks, verbose bool) string {
+	if !verbose {
+		return ""
+	}
+	if c == nil {
+		return "    did not come to its end\n"
+	}
+	if c.skipped() {
+		return "    found nothing to check\n"
+	}
+	var out strings.Builder
+	for _, check := range c {
+		if check.Status == failure {
+			message, _, _ := strings.Cut(check.ErrorMessage, "\n")
+			if len(message) > 300 {
+				message = message[:300] + "…"
+			}
+			fmt.Fprintf(&out, "    %s: %s\n", check.ID, message)
+		}
+	}
+	return out.String()
+}
+
+// missing names the checks that succeeded directly and only there.
+func missing(direct, through checks) string {
+	succeeded := make(map[string]int)
+	for _, check := range through {
+		if check.Status == success {
+			succeeded[check.ID]++
+		}
+	}
+	var gone []string
+	for _, check := range direct {
+		if check.Status != success {
+			continue
+		}
+		if succeeded[check.ID]--; succeeded[check.ID] < 0 {
+			gone = append(gone, check.ID)
+		}
+	}
+	return strings.Join(gone, ", ")
+}

@@ -1,0 +1,180 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// A suite is the installed conformance suite.
+type suite struct {
+	node, script string
+	scenarios    map[string][]scenario // by revision
+}
+
+// A scenario is required by its revision, or run for information only.
+type scenario struct {
+	name   string
+	scored bool
+}
+
+// A check is one thing that a scenario has looked at.
+type check struct {
+	ID, Name, Status, ErrorMessage string
+}
+
+const (
+	success = "SUCCESS"
+	failure = "FAILURE"
+)
+
+// checks are the outcome of one scenario, nil if it has none.
+type checks []check
+
+func (c checks) count(status string) (n int) {
+	for _, check := range c {
+		if check.Status == status {
+			n++
+		}
+	}
+	return n
+}
+
+// passed follows the suite: it takes a failed check to fail a scenario, and
+// warnings are none.
+func (c checks) passed() bool {
+	return c != nil && c.count(failure) == 0
+}
+
+// skipped reports whether the scenario passed because it found nothing to check.
+func (c checks) skipped() bool {
+	return c.passed() && c.count(success) == 0
+}
+
+func openSuite(ctx context.Context, dir string) (*suite, error) {
+	pkg := filepath.Join(dir, "node_modules", "@modelcontextprotocol", "conformance")
+	s := &suite{script: filepath.Join(pkg, "dist", "index.js"), scenarios: make(map[string][]scenario)}
+	if _, err := os.Stat(s.script); err != nil {
+		return nil, fmt.Errorf("the conformance suite is not installed: %w; install it with npm ci --prefix %s", err, dir)
+	}
+	for _, revision := range revisions {
+		requirements, err := os.ReadFile(filepath.Join(pkg, "requirements", revision+".yaml"))
+		if err != nil {
+			return nil, err
+		}
+		if s.scenarios[revision] = serverScenarios(string(requirements)); len(s.scenarios[revision]) == 0 {
+			return nil, fmt.Errorf("no server scenarios in the suite's requirements for %s", revision)
+		}
+	}
+	var err error
+	s.node, err = findNode(ctx, dir)
+	return s, err
+}
+
+// findNode returns the Node that is installed with the suite or, on systems for
+// which there is none, the one in the path if it is new enough.
+func findNode(ctx context.Context, dir string) (string, error) {
+	if found, _ := filepath.Glob(filepath.Join(dir, "node_modules", "node-*", "bin", "node")); len(found) > 0 {
+		return filepath.Abs(found[0])
+	}
+	version, err := exec.CommandContext(ctx, "node", "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("the conformance suite needs Node 22: %w", err)
+	}
+	major, _, _ := strings.Cut(strings.TrimPrefix(string(version), "v"), ".")
+	if n, _ := strconv.Atoi(major); n < 22 {
+		return "", fmt.Errorf("the conformance suite needs Node 22, the one in the path is %s", strings.TrimSpace(string(version)))
+	}
+	return "node", nil
+}
+
+// serverScenarios reads the scenarios for servers from a requirements file, which
+// is YAML of a simple kind: a list of names under "server", and under "not_scored"
+// a list of maps with the keys scenario and leg.
+func serverScenarios(requirements string) (scenarios []scenario) {
+	var section, name string
+	for line := range strings.Lines(requirements) {
+		line = strings.TrimRight(line, " \n")
+		switch key, value, _ := strings.Cut(strings.TrimLeft(line, " -"), ": "); {
+		case strings.HasPrefix(line, "#") || line == "":
+		case !strings.HasPrefix(line, " "):
+			section = strings.TrimSuffix(line, ":")
+		case section == "server":
+			scenarios = append(scenarios, scenario{name: key, scored: true})
+		case section == "not_scored" && key == "scenario":
+			name = value
+		case section == "not_scored" && key == "leg" && value == "server":
+			scenarios = append(scenarios, scenario{name: name})
+		}
+	}
+	return scenarios
+}
+
+// run runs scenarios against a server and returns their checks by name. A
+// scenario that did not come to its end has none. The suite leaves its results
+// in the folder, and what it prints in a log next to it.
+func (s *suite) run(ctx context.Context, url, revision string, scenarios []scenario, results string) (map[string]checks, error) {
+	// All at once is faster. The suite does not combine that with a choice.
+	selections := [][]string{{"--requirements", revision}}
+	if len(scenarios) < len(s.scenarios[revision]) {
+		selections = nil
+		for _, scenario := range scenarios {
+			selections = append(selections, []string{"--spec-version", revision, "--force", "--scenario", scenario.name})
+		}
+	}
+	for i, selection := range selections {
+		args := append([]string{s.script, "server", "--url", url, "--output-dir", results}, selection...)
+		p, err := startProcess(exec.Command(s.node, args...), fmt.Sprintf("%s.%d.log", results, i))
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-p.exited: // its exit code tells of failed checks, which are counted here
+		case <-ctx.Done():
+			p.stop()
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, ctx.Err()
+		}
+		if found, _ := filepath.Glob(filepath.Join(results, "*")); len(found) == 0 {
+			return nil, p.failed(errors.New("the suite has left no results"))
+		}
+	}
+	return readResults(results)
+}
+
+// resultFolder is what the suite calls the folder of a scenario's results.
+var resultFolder = regexp.MustCompile(`^server-(.+)-\d{4}-\d\d-\d\dT[-\d]+Z$`)
+
+func readResults(dir string) (map[string]checks, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*", "checks.json"))
+	if err != nil {
+		return nil, err
+	}
+	results := make(map[string]checks)
+	for _, file := range files {
+		match := resultFolder.FindStringSubmatch(filepath.Base(filepath.Dir(file)))
+		if match == nil {
+			return nil, fmt.Errorf("unexpected result %s", file)
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		checks := checks{} // not nil if it is empty: the scenario has come to its end
+		if err := json.Unmarshal(content, &checks); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		results[match[1]] = checks
+	}
+	return results, nil
+}
