@@ -5,7 +5,8 @@
 // mask/… compares package mask with decoding, cutting and encoding the message,
 // conversation/… package chat with decoding, editing and encoding the request.
 // proxy/… compares observation_mask + reverse_proxy with reverse_proxy alone, in
-// the built binary. Speeds depend on the machine and on what else it is doing, so
+// the built binary. gateway/… compares mcp_gateway with reverse_proxy alone, and its
+// servers on stdio with those on HTTP. Speeds depend on the machine and on what else it is doing, so
 // the figures to look at are the ratios: the contestants of a case take turns
 // many times over, and noise hits them alike.
 //
@@ -27,6 +28,10 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "serve" {
+		serve(os.Args[2:])
+		return
+	}
 	run := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as mask/source")
 	seconds := flag.Float64("seconds", 3, "how long to measure a case of mask; a case of proxy takes four times as long")
 	caddy := flag.String("caddy", "bin/caddy", "the `binary` to measure proxy with")
@@ -56,6 +61,9 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 	}
 	if err := reportProxy(ctx, chosen, caddy, 4*budget); err != nil {
 		return fmt.Errorf("proxy: %w", err)
+	}
+	if err := reportGateway(ctx, chosen, caddy, 4*budget); err != nil {
+		return fmt.Errorf("gateway: %w", err)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ const (
 // conversationPath is where requests are long and answers are short.
 const conversationPath = "/conversation/"
 
-// The sites of the gateway.
+// The sites of the binary that is measured.
 const (
 	plain = iota
 	masked
@@ -64,15 +64,18 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 }
 
 func reportLoads(ctx context.Context, paths []string, caddy string, up *upstream, budget time.Duration) error {
-	gw, err := startGateway(ctx, caddy, up.addr)
+	gw, err := startGateway(ctx, caddy, caddyfile, up.addr)
 	if err != nil {
 		return err
 	}
 	defer gw.stop()
-	fmt.Printf("\n%-41s %7s %7s %13s %18s %18s %18s\n", fmt.Sprintf("calls/s, %d connections", connections),
-		"plain", "masked", "masked/plain", "plain p50, p99 ms", "masked p50, p99", "caddy CPU ms/call")
+	printHeading(fmt.Sprintf("calls/s, %d connections", connections), "plain", "masked")
 	for _, path := range paths {
-		if err := compare(ctx, gw, up, path, budget/(2*rounds)); err != nil {
+		c := contest{name: "proxy" + path, connections: connections}
+		for i := range c.sites {
+			c.sites[i] = site{gw.urls[i] + path, up.requests[path], up.answers[path][i]}
+		}
+		if err := c.run(ctx, gw, budget/(2*rounds)); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -82,49 +85,67 @@ func reportLoads(ctx context.Context, paths []string, caddy string, up *upstream
 	return nil
 }
 
-// compare lets the two sites answer the same calls in turns and prints a row.
-func compare(ctx context.Context, gw *gateway, up *upstream, path string, slice time.Duration) error {
-	var sites [2]struct {
+// A contest has two sites answer the same calls in turns.
+type contest struct {
+	name        string
+	connections int
+	sites       [2]site // the baseline, and what is measured by it
+}
+
+// A site is where calls are made.
+type site struct {
+	url           string
+	request, want []byte
+}
+
+func printHeading(title, baseline, measured string) {
+	fmt.Printf("\n%-41s %7s %7s %13s %18s %18s %18s\n", title, baseline, measured, measured+"/"+baseline,
+		baseline+" p50, p99 ms", measured+" p50, p99", "caddy CPU ms/call")
+}
+
+// run prints a row.
+func (c contest) run(ctx context.Context, gw *gateway, slice time.Duration) error {
+	var results [2]struct {
 		rates     []float64
 		latencies []time.Duration
 		cpu       time.Duration
 	}
 	var ratios []float64
-	for i := range sites { // a first turn opens connections and fills pools
-		if err := check(ctx, gw.urls[i]+path, up.requests[path], up.answers[path][i]); err != nil {
+	for _, s := range c.sites { // a first turn opens connections and fills pools
+		if err := s.check(ctx); err != nil {
 			return err
 		}
-		if _, _, err := load(ctx, gw.urls[i]+path, up.requests[path], len(up.answers[path][i]), 4*slice); err != nil {
+		if _, _, err := s.load(ctx, c.connections, 4*slice); err != nil {
 			return err
 		}
 	}
 	for round := range rounds {
-		for turn := range sites {
-			i := (turn + round) % len(sites) // who goes first changes, too
-			site, before := &sites[i], gw.cpuTime()
-			latencies, elapsed, err := load(ctx, gw.urls[i]+path, up.requests[path], len(up.answers[path][i]), slice)
+		for turn := range c.sites {
+			i := (turn + round) % len(c.sites) // who goes first changes, too
+			result, before := &results[i], gw.cpuTime()
+			latencies, elapsed, err := c.sites[i].load(ctx, c.connections, slice)
 			if err != nil {
 				return err
 			}
-			site.rates = append(site.rates, float64(len(latencies))/elapsed.Seconds())
-			site.latencies = append(site.latencies, latencies...)
-			site.cpu += gw.cpuTime() - before
+			result.rates = append(result.rates, float64(len(latencies))/elapsed.Seconds())
+			result.latencies = append(result.latencies, latencies...)
+			result.cpu += gw.cpuTime() - before
 		}
-		ratios = append(ratios, sites[masked].rates[round]/sites[plain].rates[round])
+		ratios = append(ratios, results[1].rates[round]/results[0].rates[round])
 	}
 
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	var latency, cpu [2]string
-	for i, site := range sites {
-		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(quantile(site.latencies, .5)), ms(quantile(site.latencies, .99)))
+	for i, result := range results {
+		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(quantile(result.latencies, .5)), ms(quantile(result.latencies, .99)))
 		cpu[i] = "n/a"
-		if site.cpu > 0 {
-			cpu[i] = fmt.Sprintf("%.3f", ms(site.cpu)/float64(len(site.latencies)))
+		if result.cpu > 0 {
+			cpu[i] = fmt.Sprintf("%.3f", ms(result.cpu)/float64(len(result.latencies)))
 		}
 	}
-	fmt.Printf("%-41s %7.0f %7.0f %12.2fx %18s %18s %18s\n", "proxy"+path,
-		quantile(sites[plain].rates, .5), quantile(sites[masked].rates, .5), quantile(ratios, .5),
-		latency[plain], latency[masked], cpu[plain]+", "+cpu[masked])
+	fmt.Printf("%-41s %7.0f %7.0f %12.2fx %18s %18s %18s\n", c.name,
+		quantile(results[0].rates, .5), quantile(results[1].rates, .5), quantile(ratios, .5),
+		latency[0], latency[1], cpu[0]+", "+cpu[1])
 	return nil
 }
 
@@ -159,18 +180,19 @@ func reportMemory(ctx context.Context, caddy string, up *upstream) error {
 	return nil
 }
 
-func peakMemory(ctx context.Context, caddy string, up *upstream, path string, site int) (before, peak float64, err error) {
-	gw, err := startGateway(ctx, caddy, up.addr)
+func peakMemory(ctx context.Context, caddy string, up *upstream, path string, i int) (before, peak float64, err error) {
+	gw, err := startGateway(ctx, caddy, caddyfile, up.addr)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer gw.stop()
+	at := func(path string) site { return site{gw.urls[i] + path, up.requests[path], up.answers[path][i]} }
 	// What the first call of all takes is not what a huge one takes.
-	if err := check(ctx, gw.urls[site]+"/100KB", up.requests["/100KB"], up.answers["/100KB"][site]); err != nil {
+	if err := at("/100KB").check(ctx); err != nil {
 		return 0, 0, err
 	}
 	before = gw.peakMiB()
-	err = check(ctx, gw.urls[site]+path, up.requests[path], up.answers[path][site])
+	err = at(path).check(ctx)
 	return before, gw.peakMiB(), err
 }
 
@@ -257,20 +279,20 @@ func call(ctx context.Context, url string, request []byte, dst io.Writer, buf []
 }
 
 // check makes one call and compares the answer to the byte.
-func check(ctx context.Context, url string, request, want []byte) error {
+func (s site) check(ctx context.Context) error {
 	var got bytes.Buffer
-	if _, err := call(ctx, url, request, &got, nil); err != nil {
+	if _, err := call(ctx, s.url, s.request, &got, nil); err != nil {
 		return err
 	}
-	if !bytes.Equal(got.Bytes(), want) {
-		return fmt.Errorf("an answer of %d bytes is not the one of %d bytes expected", got.Len(), len(want))
+	if !bytes.Equal(got.Bytes(), s.want) {
+		return fmt.Errorf("an answer of %d bytes is not the one of %d bytes expected", got.Len(), len(s.want))
 	}
 	return nil
 }
 
 // load makes calls on all connections until the time is over. It returns how long
 // each took, and all of them together.
-func load(ctx context.Context, url string, request []byte, want int, d time.Duration) (latencies []time.Duration, elapsed time.Duration, err error) {
+func (s site) load(ctx context.Context, connections int, d time.Duration) (latencies []time.Duration, elapsed time.Duration, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	start := time.Now()
@@ -282,10 +304,10 @@ func load(ctx context.Context, url string, request []byte, want int, d time.Dura
 			var failure error
 			for failure == nil && (len(own) == 0 || time.Since(start) < d) {
 				begin := time.Now()
-				n, err := call(ctx, url, request, sink, buf)
+				n, err := call(ctx, s.url, s.request, sink, buf)
 				own = append(own, time.Since(begin))
-				if failure = err; err == nil && n != int64(want) {
-					failure = fmt.Errorf("an answer of %d bytes, not %d", n, want)
+				if failure = err; err == nil && n != int64(len(s.want)) {
+					failure = fmt.Errorf("an answer of %d bytes, not %d", n, len(s.want))
 				}
 			}
 			mu.Lock()
@@ -304,7 +326,7 @@ type gateway struct {
 	stop func() // waits until it has
 }
 
-const caddyfile = `{
+const benchOptions = `{
 	admin off
 	persist_config off
 	grace_period 1s
@@ -312,6 +334,9 @@ const caddyfile = `{
 		level ERROR
 	}
 }
+`
+
+const caddyfile = benchOptions + `
 http://:%[1]d {
 	bind 127.0.0.1
 	reverse_proxy %[3]s
@@ -324,7 +349,9 @@ http://:%[2]d {
 }
 `
 
-func startGateway(ctx context.Context, caddy, upstream string) (*gateway, error) {
+// startGateway runs Caddy with a Caddyfile, which gets the ports of its sites and the
+// rest of the arguments.
+func startGateway(ctx context.Context, caddy, caddyfile string, args ...any) (*gateway, error) {
 	ports, err := freePorts()
 	if err != nil {
 		return nil, err
@@ -336,7 +363,7 @@ func startGateway(ctx context.Context, caddy, upstream string) (*gateway, error)
 	ctx, cancel := context.WithCancel(ctx)
 	var output bytes.Buffer
 	cmd := exec.CommandContext(ctx, caddy, "run", "--adapter", "caddyfile", "--config", "-")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(caddyfile, ports[plain], ports[masked], upstream))
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(caddyfile, append([]any{ports[0], ports[1]}, args...)...))
 	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
