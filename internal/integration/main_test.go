@@ -76,6 +76,7 @@ func load(t *testing.T, caddyfile string) {
 	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
 		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
 	}
+	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
 }
 
 var boot sync.Once // Caddy

@@ -333,3 +333,13 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	equal(t, "started", p.events("start"), 0)
 	equal(t, "in flight", p.inFlight, 0)
 }
+
+func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{"roots":{}}`)
+	for tool, want := range map[string]string{"emit": "emitted", "ask-roots": `\"roots\":[]`} {
+		r := c.post(toolCall(`1`, tool, `{}`), "Accept", "application/json")
+		equal(t, tool, r.Header.Get("Content-Type"), "application/json")
+		contains(t, tool, r.whole(), want)
+	}
+}

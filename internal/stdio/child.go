@@ -146,7 +146,7 @@ func (c *child) read() {
 		case err == nil && m.Read(frame) == nil:
 			c.receive(&m)
 		case errors.As(err, &tooLong):
-			c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_message", frames.max))
+			c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))
 			c.lose(&tooLong.lost, jsonrpc.ResponseTooLarge(c.server.name), err)
 		case err == nil || errors.Is(err, errNoise):
 			c.server.pool.observe.Noise(c.server.name)

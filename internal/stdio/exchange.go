@@ -242,13 +242,11 @@ func (x *exchange) call() (*http.Response, error) {
 	if err := c.begin(ctx, call); err != nil {
 		return nil, err
 	}
-	select {
-	case <-call.inbox.more:
-	case <-ctx.Done():
+	l, last, err := x.first(call)
+	if err != nil {
 		c.cancel(call, "the client has left")
-		return nil, context.Cause(ctx)
+		return nil, err
 	}
-	l, _, last := call.inbox.take()
 	if last {
 		return x.answered(call, l.message)
 	}
@@ -263,6 +261,30 @@ func (x *exchange) call() (*http.Response, error) {
 		x.pool.listen(st)
 	}
 	return respondStream(x.req, st), nil
+}
+
+// first waits for the first message that the client takes: if it takes no event
+// stream, that is the answer.
+func (x *exchange) first(call *call) (l letter, last bool, err error) {
+	ctx := x.req.Context()
+	for {
+		select {
+		case <-call.inbox.more:
+		case <-ctx.Done():
+			return letter{}, false, context.Cause(ctx)
+		}
+		if l, _, last = call.inbox.take(); last || x.takesStream() {
+			return l, last, nil
+		}
+		if l.question != nil {
+			call.session.refuse(l.question, "the client takes no event stream")
+		}
+	}
+}
+
+func (x *exchange) takesStream() bool {
+	accept := x.req.Header.Get("Accept")
+	return accept == "" || strings.Contains(accept, "text/event-stream") || strings.Contains(accept, "*/*")
 }
 
 // answered makes a response of an answer that nothing came before.

@@ -264,10 +264,14 @@ func (s *server) startInitialized() (*child, error) {
 		greet = c.discover
 	}
 	if err := greet(ctx); err != nil {
-		if ctx.Err() == context.DeadlineExceeded {
-			err = s.late()
-		}
+		late, died := ctx.Err() == context.DeadlineExceeded, c.death() != nil
 		c.kill()
+		if late {
+			err = fmt.Errorf("not initialized within %s", s.pool.config.StartTimeout)
+		}
+		if s.at.era == mcp.Modern && (late || died) {
+			err = s.unsure(err)
+		}
 		return nil, err
 	}
 	if !stop() {
@@ -275,15 +279,6 @@ func (s *server) startInitialized() (*child, error) {
 		return nil, errStopped
 	}
 	return c, nil
-}
-
-// late says what it means that a child has not answered in time.
-func (s *server) late() error {
-	err := fmt.Errorf("not initialized within %s", s.pool.config.StartTimeout)
-	if s.at.era == mcp.Legacy {
-		return err
-	}
-	return s.unsure(err)
 }
 
 // unsure says what it means that a child was asked for the modern era and did not
@@ -328,12 +323,10 @@ func (c *child) initialize(ctx context.Context) error {
 // a child that cannot say is of the other one.
 func (c *child) discover(ctx context.Context) error {
 	answer, err := c.request(ctx, "server/discover", []byte("{"+modernMeta+"}"))
-	switch {
-	case c.death() != nil: // there are servers that end when they are not greeted first
-		return c.server.unsure(c.death())
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("server/discover: %w", err)
-	case !answer.Has(jsonrpc.Result):
+	}
+	if !answer.Has(jsonrpc.Result) {
 		return errLegacyOnly
 	}
 	c.hello.read(answer)
