@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // reportGateway compares a tools/call through the gateway with one through
@@ -86,7 +87,7 @@ func compareServers(ctx context.Context, name, caddy, caddyfile string, size, co
 	if err != nil {
 		return err
 	}
-	ports, err := freePorts()
+	ports, err := loopback.FreePorts(1)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func compareServers(ctx context.Context, name, caddy, caddyfile string, size, co
 		cancel()
 		_ = server.Wait()
 	}()
-	if err := await(ctx, ports[0]); err != nil {
+	if err := loopback.Await(ctx, ports[0]); err != nil {
 		return err
 	}
 	gw, err := startGateway(ctx, caddy, caddyfile, ports[0], self, size)

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 const (
@@ -352,7 +354,7 @@ http://:%[2]d {
 // startGateway runs Caddy with a Caddyfile, which gets the ports of its sites and the
 // rest of the arguments.
 func startGateway(ctx context.Context, caddy, caddyfile string, args ...any) (*gateway, error) {
-	ports, err := freePorts()
+	ports, err := loopback.FreePorts(2)
 	if err != nil {
 		return nil, err
 	}
@@ -390,42 +392,12 @@ func startGateway(ctx context.Context, caddy, caddyfile string, args ...any) (*g
 	}}
 	for site, port := range ports {
 		gw.urls[site] = fmt.Sprintf("http://127.0.0.1:%d", port)
-		if err := await(ctx, port); err != nil {
+		if err := loopback.Await(ctx, port); err != nil {
 			gw.stop()
 			return nil, fmt.Errorf("start %s: %w\n%s", caddy, err, output.Bytes())
 		}
 	}
 	return gw, nil
-}
-
-// freePorts returns ports that were free a moment ago.
-func freePorts() (ports [2]int, err error) {
-	for i := range ports {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return ports, err
-		}
-		defer listener.Close() // not before both are found, or they may be one
-		ports[i] = listener.Addr().(*net.TCPAddr).Port
-	}
-	return ports, nil
-}
-
-// await waits until the port is served.
-func await(ctx context.Context, port int) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	for {
-		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
 }
 
 // proc returns a file that Linux keeps about the gateway, elsewhere nothing.

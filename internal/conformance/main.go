@@ -12,11 +12,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -26,6 +26,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // revisions are the protocol revisions that the suite has requirements for, one
@@ -154,7 +156,7 @@ func startTargets(ctx context.Context, opts options, dir string) (targets []targ
 			stopAll()
 		}
 	}()
-	ports, err := freePorts()
+	ports, err := loopback.FreePorts(2)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -205,19 +207,6 @@ func startTargets(ctx context.Context, opts options, dir string) (targets []targ
 	return targets, stopAll, nil
 }
 
-// freePorts returns ports that were free a moment ago.
-func freePorts() (ports [2]int, err error) {
-	for i := range ports {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return ports, err
-		}
-		defer listener.Close() // not before both are found, or they may be one
-		ports[i] = listener.Addr().(*net.TCPAddr).Port
-	}
-	return ports, nil
-}
-
 // A process is a running command and all that it has started itself.
 type process struct {
 	cmd    *exec.Cmd
@@ -260,21 +249,19 @@ func (p *process) stop() {
 
 // await waits until the process serves the port.
 func (p *process) await(ctx context.Context, port int) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	for {
-		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			return conn.Close()
-		}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
 		select {
-		case <-ctx.Done():
-			return p.failed(fmt.Errorf("does not serve port %d: %w", port, ctx.Err()))
 		case <-p.exited:
-			return p.failed(p.err)
-		case <-time.After(20 * time.Millisecond):
+			cancel(cmp.Or(p.err, errors.New("it has ended")))
+		case <-ctx.Done():
 		}
+	}()
+	if err := loopback.Await(ctx, port); err != nil {
+		return p.failed(err)
 	}
+	return nil
 }
 
 // failed adds the end of the log to an error.
