@@ -146,39 +146,10 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	upstream := h.RemainingArgsAsTokens()
 	stdio := len(upstream) > 0 && upstream[0].Text == "stdio"
 
-	var handlers, transport []caddyfile.Token
-	seen := map[string]bool{}
-	for h.NextBlock(0) {
-		name := h.Val()
-		switch {
-		case name == "alias": // names may stand on several lines
-		case name == "timeout", name == "path", name == "mask":
-			if err := subdirective.Once(h.Dispenser, seen); err != nil {
-				return nil, err
-			}
-		case stdio && ofTransport[name]:
-			transport = append(transport, h.NextSegment()...)
-			continue
-		default:
-			handlers = append(handlers, h.NextSegment()...)
-			continue
-		}
-		var err error
-		switch name {
-		case "alias":
-			err = parseList(h.Dispenser, &s.Aliases)
-		case "timeout":
-			s.Timeout, err = subdirective.Duration(h.Dispenser)
-		case "path":
-			err = parseText(h.Dispenser, &s.Path)
-		case "mask":
-			s.Mask, err = parseMask(h.Dispenser)
-		}
-		if err != nil {
-			return nil, err
-		}
+	handlers, transport, err := s.parseBlock(h.Dispenser, stdio)
+	if err != nil {
+		return nil, err
 	}
-
 	if len(handlers) > 0 {
 		subroute, err := httpcaddyfile.ParseSegmentAsSubroute(h.WithDispenser(caddyfile.NewDispenser(inBlock(directive, nil, handlers))))
 		if err != nil {
@@ -187,7 +158,6 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 		s.Routes = subroute.(*caddyhttp.Subroute).Routes
 	}
 	var proxy *reverseproxy.Handler
-	var err error
 	switch {
 	case stdio:
 		proxy, err = proxyToChild(h.Dispenser, s, directive, upstream[1:], transport)
@@ -205,6 +175,46 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 		})
 	}
 	return s, nil
+}
+
+// parseBlock reads what a server's block says of the server itself, and returns the
+// lines that others read: its handlers, and the transport of a child.
+func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, transport []caddyfile.Token, err error) {
+	seen := map[string]bool{}
+	for d.NextBlock(0) {
+		name := d.Val()
+		switch {
+		case name == "timeout", name == "path", name == "mask":
+			err = subdirective.Once(d, seen)
+		case stdio && ofTransport[name]:
+			transport = append(transport, d.NextSegment()...)
+			continue
+		case name != "alias": // of which there may be several lines
+			handlers = append(handlers, d.NextSegment()...)
+			continue
+		}
+		if err == nil {
+			err = s.parseLine(d, name)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return handlers, transport, nil
+}
+
+func (s *Server) parseLine(d *caddyfile.Dispenser, name string) (err error) {
+	switch name {
+	case "alias":
+		err = parseList(d, &s.Aliases)
+	case "timeout":
+		s.Timeout, err = subdirective.Duration(d)
+	case "path":
+		err = parseText(d, &s.Path)
+	case "mask":
+		s.Mask, err = parseMask(d)
+	}
+	return err
 }
 
 // ofTransport are the subdirectives of a stdio server that its transport takes.
