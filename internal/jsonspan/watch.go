@@ -3,7 +3,7 @@ package jsonspan
 import "math"
 
 // A Watcher finds values in a text as it arrives, without holding it: strings,
-// numbers and literals of up to 256 bytes. Unlike [Paths.Find] it does not mind
+// numbers and literals of up to 256 bytes; of others, that they are there. Unlike [Paths.Find] it does not mind
 // repeated keys. What it finds before the end of a text that turns out to be no
 // JSON has been found nevertheless.
 type Watcher struct {
@@ -19,7 +19,8 @@ type Watcher struct {
 const maxWatched = 256
 
 // Watch returns a Watcher that calls found for each value that stands at one of
-// the paths, with the bytes of the value. They are good until found returns.
+// the paths, with the bytes of the value. They are good until found returns. For a
+// member it is called before that, when its key has come, with [Key] and no bytes.
 func (p *Paths) Watch(found func(path int, k Kind, literal []byte)) *Watcher {
 	w := &Watcher{paths: p, found: found}
 	w.Reset()
@@ -53,6 +54,9 @@ func (w *Watcher) Write(piece []byte) (int, error) {
 				top := w.nodes[len(w.nodes)-1]
 				if i := top.index(key[1 : len(key)-1]); i >= 0 {
 					w.at = top.keys[i].to
+					if w.at.path >= 0 {
+						w.found(w.at.path, Key, nil)
+					}
 				}
 			}
 		case BeginObject, BeginArray:
@@ -90,6 +94,20 @@ func (w *Watcher) next() {
 func (w *Watcher) Gap(n int) {
 	w.scanner.Gap(n)
 	w.read += int64(n)
+}
+
+// End tells w that the text is complete, and reports whether it was JSON.
+func (w *Watcher) End() bool {
+	w.scanner.Feed(nil)
+	w.scanner.Finish()
+	for {
+		switch w.scanner.Next() {
+		case Done:
+			return true
+		case Invalid, More:
+			return false
+		}
+	}
 }
 
 // literal returns the bytes of the latest token, which ends in this piece, or nil

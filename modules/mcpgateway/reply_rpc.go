@@ -36,12 +36,12 @@ type rpcReply struct {
 
 // A look is what it takes to look at an answer, kept between answers.
 type look struct {
-	outline jsonrpc.Outline
+	outline *jsonrpc.Outline
 	events  sse.Scanner
 	held    bytes.Buffer
 }
 
-var looks = sync.Pool{New: func() any { return new(look) }}
+var looks = sync.Pool{New: func() any { return &look{outline: jsonrpc.NewOutline()} }}
 
 func borrowLook() *look {
 	l := looks.Get().(*look)
@@ -226,7 +226,7 @@ func (w *rpcReply) answer() {
 		}
 	}
 	w.answered = true
-	w.x.told(&w.look.outline)
+	w.x.told(w.look.outline)
 }
 
 // answerable reports whether an answer can come with this status. Some servers

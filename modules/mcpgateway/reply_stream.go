@@ -111,7 +111,7 @@ func (w *streamReply) search(p []byte) (int, error) {
 
 // observe looks for the answer.
 func (w *streamReply) observe(p []byte) {
-	outline := &w.look.outline
+	outline := w.look.outline
 	if w.media == httpbody.JSON {
 		_, _ = outline.Write(p)
 		return
@@ -142,7 +142,7 @@ func (w *streamReply) complete() *jsonrpc.Failure {
 	if !w.answered {
 		w.x.told(nil)
 		if w.media == httpbody.JSON {
-			w.x.told(&w.look.outline)
+			w.x.told(w.look.outline)
 		}
 	}
 	if outcome := outcomeHTTP[w.status/100%10]; outcome != "" {
