@@ -99,6 +99,19 @@ func (s *Scanner) Next() (Kind, []byte) {
 	return Frame, s.take(n)
 }
 
+// Each gives s the next bytes of the stream and calls f for all that is found in
+// them.
+func (s *Scanner) Each(p []byte, f func(kind Kind, part []byte)) {
+	s.Feed(p)
+	for {
+		kind, part := s.Next()
+		if kind == More {
+			return
+		}
+		f(kind, part)
+	}
+}
+
 // field reads the name of a field, or the end of an event in its place.
 func (s *Scanner) field() (Kind, []byte) {
 	n := 0

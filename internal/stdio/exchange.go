@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 // An exchange is one HTTP request and its response.
@@ -195,7 +196,6 @@ func (x *exchange) cancel(c *child) {
 		return
 	}
 	if call := c.called(x.session, x.m.Literal(jsonrpc.RequestID)); call != nil {
-		call.inbox.end(nil)
 		c.cancel(call, "the client has cancelled it")
 	}
 }
@@ -256,7 +256,7 @@ func (x *exchange) call() (*http.Response, error) {
 		c.cancel(call, "the client has left")
 		x.done()
 	})
-	st.buf = appendEvent(nil, l.message)
+	st.buf = sse.AppendEvent(nil, l.message)
 	if x.m.Is(jsonrpc.Method, mcp.MethodListen) {
 		x.pool.listen(st)
 	}

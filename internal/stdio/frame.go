@@ -30,25 +30,7 @@ func appendFrame(dst, message []byte, f Framing) []byte {
 		dst = append(dst, "\r\n\r\n"...)
 		return append(dst, message...)
 	}
-	return appendLine(dst, message)
-}
-
-// appendLine appends a message as one line. Line breaks in it stand between tokens,
-// as they cannot stand within one, and a space is as good.
-func appendLine(dst, message []byte) []byte {
-	start := len(dst)
-	dst = append(dst, message...)
-	for _, lineBreak := range []byte("\r\n") {
-		for line := dst[start:]; ; {
-			i := bytes.IndexByte(line, lineBreak)
-			if i < 0 {
-				break
-			}
-			line[i] = ' '
-			line = line[i+1:]
-		}
-	}
-	return append(dst, '\n')
+	return append(jsonspan.AppendLine(dst, message), '\n')
 }
 
 // A frameReader reads what a child writes.

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 // respond makes a response with a JSON body, or none.
@@ -101,16 +103,9 @@ func (s *stream) next() error {
 	}
 	s.last = last
 	if ok {
-		s.buf = appendEvent(nil, l.message)
+		s.buf = sse.AppendEvent(nil, l.message)
 	}
 	return nil
-}
-
-// appendEvent appends the event that carries a message.
-func appendEvent(dst, message []byte) []byte {
-	dst = append(dst, "event: message\ndata: "...)
-	dst = appendLine(dst, message)
-	return append(dst, '\n')
 }
 
 // Close implements io.Closer.

@@ -72,7 +72,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		var err error
 		switch name {
 		case "name":
-			err = parseText(h.Dispenser, &handler.Name)
+			handler.Name, err = subdirective.Text(h.Dispenser)
 		case "response_timeout":
 			handler.ResponseTimeout, err = subdirective.Duration(h.Dispenser)
 		case "mask":
@@ -86,13 +86,13 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 				err = h.Errf("response_limit: 0 lets nothing through")
 			}
 		case "mcp_path":
-			err = parseText(h.Dispenser, &handler.MCPPath)
+			handler.MCPPath, err = subdirective.Text(h.Dispenser)
 		case "rpc_path":
-			err = parseText(h.Dispenser, &handler.RPCPath)
+			handler.RPCPath, err = subdirective.Text(h.Dispenser)
 		case "origins":
-			err = parseList(h.Dispenser, &handler.Origins)
+			err = subdirective.List(h.Dispenser, &handler.Origins)
 		case "hosts":
-			err = parseList(h.Dispenser, &handler.Hosts)
+			err = subdirective.List(h.Dispenser, &handler.Hosts)
 		case "server":
 			var server *Server
 			if server, err = parseServer(h.WithDispenser(h.NewFromNextSegment())); err == nil {
@@ -106,27 +106,6 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		}
 	}
 	return handler, nil
-}
-
-// parseText reads the one argument of a subdirective that takes a text.
-func parseText(d *caddyfile.Dispenser, text *string) error {
-	name := d.Val()
-	if !d.AllArgs(text) {
-		return d.ArgErr()
-	}
-	if *text == "" {
-		return d.Errf("%s is empty", name)
-	}
-	return nil
-}
-
-func parseList(d *caddyfile.Dispenser, list *[]string) error {
-	args := d.RemainingArgs()
-	if len(args) == 0 {
-		return d.ArgErr()
-	}
-	*list = append(*list, args...)
-	return nil
 }
 
 // parseMask reads what observation_mask takes.
@@ -206,11 +185,11 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 func (s *Server) parseLine(d *caddyfile.Dispenser, name string) (err error) {
 	switch name {
 	case "alias":
-		err = parseList(d, &s.Aliases)
+		err = subdirective.List(d, &s.Aliases)
 	case "timeout":
 		s.Timeout, err = subdirective.Duration(d)
 	case "path":
-		err = parseText(d, &s.Path)
+		s.Path, err = subdirective.Text(d)
 	case "mask":
 		s.Mask, err = parseMask(d)
 	}

@@ -66,7 +66,7 @@ func (s *Server) rewriteEndpoint(event []byte, path string) []byte {
 	}
 	var events sse.Scanner
 	var address []byte
-	each(&events, event, func(kind sse.Kind, part []byte) {
+	events.Each(event, func(kind sse.Kind, part []byte) {
 		if kind == sse.Data {
 			address = append(address, part...)
 		}
@@ -79,7 +79,7 @@ func (s *Server) rewriteEndpoint(event []byte, path string) []byte {
 
 	rewritten := make([]byte, 0, len(event)+len(ours))
 	events = sse.Scanner{}
-	each(&events, event, func(kind sse.Kind, part []byte) {
+	events.Each(event, func(kind sse.Kind, part []byte) {
 		if kind == sse.Data {
 			part, ours = []byte(ours), ""
 		}
@@ -95,16 +95,4 @@ func isEndpoint(event []byte) bool {
 		}
 	}
 	return false
-}
-
-// each calls f for everything that is found in p.
-func each(events *sse.Scanner, p []byte, f func(kind sse.Kind, part []byte)) {
-	events.Feed(p)
-	for {
-		kind, part := events.Next()
-		if kind == sse.More {
-			return
-		}
-		f(kind, part)
-	}
 }

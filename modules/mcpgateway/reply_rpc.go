@@ -107,7 +107,7 @@ func (b rpcBody) Write(p []byte) (int, error) {
 		return len(p), w.take(p)
 	}
 	var err error
-	each(&w.look.events, p, func(kind sse.Kind, part []byte) {
+	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
 		if err == nil && !w.answered {
 			err = w.takeEvent(kind, part)
 		}

@@ -88,7 +88,7 @@ const longestEndpoint = 64 << 10
 // before it, by which servers keep connections open, are not held.
 func (w *streamReply) search(p []byte) (int, error) {
 	held := &w.look.held
-	each(&w.look.events, p, func(kind sse.Kind, part []byte) {
+	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
 		held.Write(part)
 		w.data = w.data || kind == sse.Data
 		if kind != sse.Dispatch || !w.searching {
@@ -116,7 +116,7 @@ func (w *streamReply) observe(p []byte) {
 		_, _ = outline.Write(p)
 		return
 	}
-	each(&w.look.events, p, func(kind sse.Kind, part []byte) {
+	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
 		switch kind {
 		case sse.Data:
 			w.inEvent, w.data = true, true
@@ -176,9 +176,8 @@ func (w *streamReply) endStream(failure *jsonrpc.Failure) {
 	if w.inEvent {
 		event = append(event, "\n\n"...) // which ends whatever it was
 	}
-	event = append(event, "event: message\ndata: "...)
-	event = failure.Append(event, w.x.message.Literal(jsonrpc.ID))
-	_, _ = w.write(append(event, "\n\n"...))
+	event = sse.AppendEvent(event, failure.Append(nil, w.x.message.Literal(jsonrpc.ID)))
+	_, _ = w.write(event)
 	_ = w.FlushError()
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
 )
 
@@ -46,19 +47,20 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // unmarshal reads one line of the block.
 func (t *Transport) unmarshal(d *caddyfile.Dispenser, name string) (err error) {
+	var text string
 	switch name {
 	case "env":
-		return t.unmarshalEnv(d)
+		err = t.unmarshalEnv(d)
 	case "dir":
-		return word(d, &t.Dir)
+		t.Dir, err = subdirective.Text(d)
 	case "framing":
-		return word(d, (*string)(&t.Framing))
+		text, err = subdirective.Text(d)
+		t.Framing = stdio.Framing(text)
 	case "isolation":
-		return word(d, (*string)(&t.Isolation))
+		text, err = subdirective.Text(d)
+		t.Isolation = stdio.Isolation(text)
 	case "roots":
-		if t.Roots = d.RemainingArgs(); len(t.Roots) == 0 {
-			return d.ArgErr()
-		}
+		err = subdirective.List(d, &t.Roots)
 	case "start_timeout":
 		t.StartTimeout, err = subdirective.Duration(d)
 	case "stop_grace":
@@ -96,13 +98,6 @@ func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
 func validName(name string) error {
 	if name == "" || strings.ContainsAny(name, "=\x00") {
 		return fmt.Errorf("env: %q is not the name of a variable", name)
-	}
-	return nil
-}
-
-func word(d *caddyfile.Dispenser, field *string) error {
-	if !d.AllArgs(field) {
-		return d.ArgErr()
 	}
 	return nil
 }

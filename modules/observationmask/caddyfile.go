@@ -95,11 +95,9 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				return err
 			}
 		case "exempt":
-			patterns := d.RemainingArgs()
-			if len(patterns) == 0 {
-				return d.ArgErr()
+			if err := subdirective.List(d, &h.Exempt); err != nil {
+				return err
 			}
-			h.Exempt = append(h.Exempt, patterns...)
 		case "server":
 			if !d.AllArgs(&h.Server) {
 				return d.ArgErr()

@@ -82,11 +82,9 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "min_mask_chars":
 			h.MinMaskChars, err = subdirective.Number(d)
 		case "exclude_tools":
-			names := d.RemainingArgs()
-			if len(names) == 0 {
-				return d.ArgErr()
+			if err := subdirective.List(d, &h.ExcludeTools); err != nil {
+				return err
 			}
-			h.ExcludeTools = append(h.ExcludeTools, names...)
 		case "buffer_limit":
 			if h.BufferLimit, err = subdirective.Size(d); err == nil && h.BufferLimit == 0 {
 				return d.Errf("buffer_limit: 0 holds nothing, so nothing would be masked")

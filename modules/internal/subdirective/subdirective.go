@@ -33,6 +33,30 @@ func Number(d *caddyfile.Dispenser) (int, error) {
 	return n, nil
 }
 
+// Text reads the one argument of a subdirective that takes a text, which must not be
+// empty.
+func Text(d *caddyfile.Dispenser) (string, error) {
+	name := d.Val()
+	var text string
+	if !d.AllArgs(&text) {
+		return "", d.ArgErr()
+	}
+	if text == "" {
+		return "", d.Errf("%s is empty", name)
+	}
+	return text, nil
+}
+
+// List adds the arguments of a subdirective, which takes one at least, to a list.
+func List(d *caddyfile.Dispenser, list *[]string) error {
+	args := d.RemainingArgs()
+	if len(args) == 0 {
+		return d.ArgErr()
+	}
+	*list = append(*list, args...)
+	return nil
+}
+
 // Size reads the one argument of a subdirective that takes a size.
 func Size(d *caddyfile.Dispenser) (int64, error) {
 	name := d.Val()
