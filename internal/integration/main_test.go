@@ -8,6 +8,7 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -34,11 +35,19 @@ var adminAddress string
 
 // patience is how long a test waits for what must happen. Only a failing test
 // ever waits that long.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
 		os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	flag.Parse()
+	if !testing.Verbose() { // Caddy logs there, and what failed would be lost in it
+		discard, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		if err != nil {
+			log.Fatal(err)
+		}
+		os.Stderr = discard
 	}
 	os.Exit(func() int {
 		// Caddy saves its configuration and its certificates: not in the home of
@@ -53,12 +62,7 @@ func TestMain(m *testing.M) {
 		caddycore.ConfigAutosavePath = filepath.Join(home, "autosave.json") // which was set before
 
 		// Its fixed port would be shared with any other caddytest on the machine.
-		l, err := net.Listen("tcp", "localhost:0")
-		if err != nil {
-			log.Fatal(err)
-		}
-		caddytest.Default.AdminPort = l.Addr().(*net.TCPAddr).Port
-		l.Close()
+		caddytest.Default.AdminPort = freePort()
 		adminAddress = fmt.Sprintf("localhost:%d", caddytest.Default.AdminPort)
 
 		// None of Caddy's own certificates is used here, and caddytest skips every
@@ -131,26 +135,33 @@ func withAdmin(caddyfile, address string) string {
 	return caddyfile[:at] + option + caddyfile[at+len("{\n"):]
 }
 
-var given = map[string]bool{}
+var given = map[int]bool{}
 
-// freeAddress returns a loopback address that nobody listens on. Its port is below
+// freePort returns a port of loopback that nobody listens on, or 0. It is below
 // those that systems give to connections on their way out: one of these might take
 // it before the test does. No two are the same.
-func freeAddress(t *testing.T) string {
-	t.Helper()
+func freePort() int {
 	for range 1000 {
-		address := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))
-		if given[address] {
+		port := 10_000 + rand.IntN(20_000)
+		if given[port] {
 			continue
 		}
-		if l, err := net.Listen("tcp", address); err == nil {
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			l.Close()
-			given[address] = true
-			return address
+			given[port] = true
+			return port
 		}
 	}
-	t.Fatal("no free address")
-	return ""
+	return 0
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	port := freePort()
+	if port == 0 {
+		t.Fatal("no free port")
+	}
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 func listen(t *testing.T) *net.TCPListener {

@@ -325,6 +325,9 @@ func (c *child) cancel(call *call, reason string) {
 	}
 	if call.session != nil {
 		call.session.drop(func(q *question) bool { return q.call == call })
+		for _, q := range call.inbox.untaken() {
+			call.session.refuse(q, "the client has left")
+		}
 	}
 }
 
@@ -379,7 +382,7 @@ func (c *child) take(id []byte) *call {
 	}
 	c.mu.Unlock()
 	if call != nil && call.session != nil {
-		call.session.drop(func(q *question) bool { return q.call == call })
+		call.session.outlive(call)
 	}
 	return call
 }

@@ -82,6 +82,19 @@ func (b *inbox) take() (l letter, ok, last bool) {
 	return l, ok, b.closed && len(b.letters) == 0
 }
 
+// untaken empties the inbox, and returns the questions that nobody has taken.
+func (b *inbox) untaken() (questions []*question) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range b.letters {
+		if l.question != nil {
+			questions = append(questions, l.question)
+		}
+	}
+	b.letters, b.size = nil, 0
+	return questions
+}
+
 // withdraw takes a question back that nobody has taken.
 func (b *inbox) withdraw(q *question) bool {
 	b.mu.Lock()

@@ -261,9 +261,9 @@ func TestRootsAskedForBeforeTheClientIsReady(t *testing.T) { // A25
 		c.call("echo", `{}`)
 		contains(t, "the child has them", p.messages(), `"id":0,"result":{"roots":[]}`)
 	})
-	t.Run("are answered at once by a shared child", func(t *testing.T) {
+	t.Run("are answered at once if there is no session", func(t *testing.T) {
 		p := newPool(t, "--roots-at-init", func(c *Config) { c.Roots = []string{"file:///r"} })
-		p.client().initialize(`{"roots":{}}`).call("echo", `{}`)
+		p.client().call("echo", `{}`)
 		p.eventually("the child has its roots", func() bool { return strings.Contains(p.messages(), `"result":{"roots":[{"uri":"file:///r"}]}`) })
 	})
 }
@@ -304,10 +304,30 @@ func TestClientsLeaveWhileAsked(t *testing.T) {
 	stay = p.client()
 	c = p.client().initialize(`{"sampling":{}}`)
 	r = c.post(say(`"d"`, `{"id":"d","method":"sampling/createMessage"}`+"\n"+`{"id":$ID,"result":1}`+"\n"))
-	contains(t, "question", r.next(), "sampling")
+	question = r.next()
+	contains(t, "question", question, "sampling")
 	equal(t, "answer", r.next(), `{"id":"d","result":1}`)
-	contains(t, "after the end of the call", heard(), `\"id\":\"d\",\"error\":{\"code\":-32603`)
+	r.Body.Close()
+	equal(t, "a reply after the end of the call", c.post(result(idOf(t, question), `"still"`)).StatusCode, http.StatusAccepted)
+	contains(t, "after the end of the call", heard(), `\"id\":\"d\",\"result\":\"still\"`)
+
+	c.post(say(`"e"`, `{"method":"notifications/message","params":{}}`+"\n"+`{"id":"e","method":"sampling/createMessage"}`+"\n"+`{"id":$ID,"result":1}`+"\n")).Body.Close()
+	p.eventually("a question that was never read is refused", func() bool {
+		return strings.Contains(heard(), `\"id\":\"e\",\"error\":{\"code\":-32603`)
+	})
 	equal(t, "open questions", len(c.known(p).questions), 0)
+}
+
+func TestQuestionsAreBounded(t *testing.T) {
+	p := newPuppets(t)
+	c := p.client().initialize(`{"sampling":{}}`)
+	asked := strings.Repeat(`{"id":"q","method":"sampling/createMessage"}`+"\n", maxQuestions+1)
+	r := c.post(say(`1`, asked+`{"id":$ID,"result":1}`+"\n"))
+	for range maxQuestions {
+		contains(t, "question", r.next(), "sampling")
+	}
+	equal(t, "then", r.next(), `{"id":1,"result":1}`)
+	contains(t, "one too many", c.post(request(`1`, "heard", `{}`)).whole(), "too many questions")
 }
 
 // TestAQuestionIsAnsweredHoweverBusyTheChildIs: calls fill the queue to a child

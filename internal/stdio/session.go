@@ -102,6 +102,9 @@ func (s *session) can(method string) bool {
 // maxMail is how many bytes wait for a client to open its stream.
 const maxMail = 64 << 10
 
+// maxQuestions is how many questions a client can have open.
+const maxQuestions = 1_000
+
 // questionTime is how long a question waits for the client to open a stream.
 const questionTime = 5 * time.Second
 
@@ -109,9 +112,13 @@ const questionTime = 5 * time.Second
 // own. If it cannot, the question is answered here.
 func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 	s.mu.Lock()
-	if s.ended {
+	if s.ended || len(s.questions) == maxQuestions {
+		why := "the client has left"
+		if !s.ended {
+			why = "the client has too many questions to answer"
+		}
 		s.mu.Unlock()
-		c.answerHere(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, "the client has left")
+		c.answerHere(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, why)
 		return
 	}
 	s.lastQuestion++
@@ -179,6 +186,19 @@ func (s *session) drop(lost func(*question) bool) {
 	s.mu.Unlock()
 	for _, q := range refused {
 		s.refuse(q, "the client has left")
+	}
+}
+
+// outlive keeps what was asked on the stream of a call that is answered now. Nothing
+// says that a question belongs to the call on whose stream it was put, and the
+// client, which reads it before the answer, may be about to reply.
+func (s *session) outlive(call *call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.questions {
+		if q.call == call {
+			q.call = nil
+		}
 	}
 }
 
