@@ -2,6 +2,7 @@ package toolresultmask
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -238,7 +239,8 @@ func TestAnswer(t *testing.T) {
 		{"nothing", "", "", "", "0 0 0 0", func(http.ResponseWriter, string) {}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			h := provision(t, `{"window_turns":0,"route":"`+test.name+`"}`)
+			route := rand.Text() // counters live as long as the process
+			h := provision(t, `{"window_turns":0,"route":"`+route+`"}`)
 			_, w := through(t, h, post("{}"), func(w http.ResponseWriter) {
 				for name, value := range map[string]string{"Content-Type": test.contentType, "Content-Encoding": test.encoding} {
 					if value != "" {
@@ -254,7 +256,7 @@ func TestAnswer(t *testing.T) {
 			if w.Body.String() != test.body {
 				t.Errorf("answered %q", w.Body)
 			}
-			if got := used(test.name); got != test.want {
+			if got := used(route); got != test.want {
 				t.Errorf("used %s, want %s", got, test.want)
 			}
 		})
@@ -264,12 +266,13 @@ func TestAnswer(t *testing.T) {
 // reverse_proxy panics when an answer breaks off. What has been told by then counts,
 // and nothing is left behind: goleak watches over the decoder.
 func TestAnswerThatBreaksOff(t *testing.T) {
-	h := provision(t, `{"route":"broken"}`)
+	route := rand.Text()
+	h := provision(t, `{"route":"`+route+`"}`)
 	defer func() {
 		if p := recover(); p != http.ErrAbortHandler {
 			t.Errorf("panic %v", p)
 		}
-		if got := used("broken"); got != "10 7 0 2" {
+		if got := used(route); got != "10 7 0 2" {
 			t.Errorf("used %s", got)
 		}
 	}()
