@@ -80,7 +80,29 @@ func load(t *testing.T, caddyfile string) {
 	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
 		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
 	}
+	eventually(t, "the listeners of the configuration before to close", replaced)
 	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
+}
+
+// replaced reports whether no port has two listeners, as it has for a moment when one
+// configuration takes the place of another. Connections that the system has given
+// to the old one are lost when it closes.
+func replaced() bool {
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return true // not Linux
+	}
+	const address, state, listening = 1, 3, "0A"
+	listeners := map[string]bool{}
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > state && fields[state] == listening {
+			if listeners[fields[address]] {
+				return false
+			}
+			listeners[fields[address]] = true
+		}
+	}
+	return true
 }
 
 var boot sync.Once // Caddy
