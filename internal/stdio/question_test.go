@@ -201,28 +201,45 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 // TestQuestionsDoNotWaitForEver: a client that never opens its stream is answered
 // for.
 func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
-	for method, want := range map[string]string{
-		"roots/list":             `{"jsonrpc":"2.0","id":"q","result":{"roots":[{"uri":"file:///r"}]}}`,
-		"sampling/createMessage": `{"jsonrpc":"2.0","id":"q","error":{"code":-32603,"message":"the client has no stream open"}}`,
+	for _, tt := range []struct {
+		name, method string
+		answered     bool // the call on whose stream it was put
+		want         string
+	}{
+		{"roots, with no stream", "roots/list", false, `"result":{"roots":[{"uri":"file:///r"}]}}`},
+		{"a sample, with no stream", "sampling/createMessage", false, `"error":{"code":-32603,"message":"the client has no stream open"}}`},
+		{"a sample, after the end of its stream", "sampling/createMessage", true, `"error":{"code":-32603,"message":"the client has left"}}`},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
-			at := address{"alpha:1", mcp.Legacy}
-			s, failure := p.open(new(jsonrpc.Message), at)
-			if failure != nil {
-				t.Fatal(failure)
-			}
-			c := &child{server: newServer(p, at, nil), queue: make(chan []byte, 1)}
-			var m jsonrpc.Message
-			if failure := m.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"` + method + `"}`)); failure != nil {
-				t.Fatal(failure)
-			}
-			s.ask(c, nil, &m)
-			equal(t, "at once", len(c.queue), 0)
-			time.Sleep(questionTime + time.Second)
-			equal(t, "answer", strings.TrimSpace(string(<-c.queue)), want)
-			equal(t, "open questions", len(s.questions), 0)
-			p.Close()
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
+				defer p.Close()
+				at := address{"alpha:1", mcp.Legacy}
+				s, failure := p.open(new(jsonrpc.Message), at)
+				if failure != nil {
+					t.Fatal(failure)
+				}
+				c := &child{server: newServer(p, at, nil), queue: make(chan []byte, 1), calls: map[uint64]*call{}}
+				var m jsonrpc.Message
+				if failure := m.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"` + tt.method + `"}`)); failure != nil {
+					t.Fatal(failure)
+				}
+				if tt.answered {
+					asked := &call{session: s, inbox: newInbox(maxUnread)}
+					if err := c.register(asked); err != nil {
+						t.Fatal(err)
+					}
+					s.ask(c, asked, &m)
+					asked.inbox.take() // and so the client has it
+					c.take([]byte("1"))
+				} else {
+					s.ask(c, nil, &m)
+				}
+				equal(t, "at once", len(c.queue), 0)
+				time.Sleep(questionTime + time.Second)
+				equal(t, "answer", strings.TrimSpace(string(<-c.queue)), `{"jsonrpc":"2.0","id":"q",`+tt.want)
+				equal(t, "open questions", len(s.questions), 0)
+			})
 		})
 	}
 }

@@ -112,11 +112,14 @@ const questionTime = 5 * time.Second
 // own. If it cannot, the question is answered here.
 func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 	s.mu.Lock()
-	if s.ended || len(s.questions) == maxQuestions {
-		why := "the client has left"
-		if !s.ended {
-			why = "the client has too many questions to answer"
-		}
+	why := ""
+	switch {
+	case s.ended:
+		why = "the client has left"
+	case len(s.questions) == maxQuestions:
+		why = "the client has too many questions to answer"
+	}
+	if why != "" {
 		s.mu.Unlock()
 		c.answerHere(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, why)
 		return
@@ -191,14 +194,19 @@ func (s *session) drop(lost func(*question) bool) {
 
 // outlive keeps what was asked on the stream of a call that is answered now. Nothing
 // says that a question belongs to the call on whose stream it was put, and the
-// client, which reads it before the answer, may be about to reply.
+// client, which reads it before the answer, may be about to reply. If it has no other
+// stream, it has little time to: nobody knows whether it is there.
 func (s *session) outlive(call *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	kept := false
 	for _, q := range s.questions {
 		if q.call == call {
-			q.call = nil
+			q.call, kept = nil, true
 		}
+	}
+	if kept && s.stream == nil {
+		time.AfterFunc(questionTime, s.dropUnheard)
 	}
 }
 
@@ -273,8 +281,8 @@ func (s *session) leave(st *stream) {
 	}
 }
 
-// dropUnheard refuses the questions on a stream that has ended, if the client has not
-// come back.
+// dropUnheard refuses the questions on streams that have ended, if the client has
+// none.
 func (s *session) dropUnheard() {
 	s.mu.Lock()
 	back := s.stream != nil
