@@ -18,7 +18,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // child is a server of a gateway: this very program, which can be an MCP server of
@@ -64,16 +63,6 @@ func (j journal) entries(t *testing.T, eventOrMethod string) (found []entry) {
 		}
 	}
 	return found
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 // use calls a tool and returns the text of its result.

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,6 +26,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddytest"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )
 
@@ -62,7 +62,11 @@ func TestMain(m *testing.M) {
 		caddycore.ConfigAutosavePath = filepath.Join(home, "autosave.json") // which was set before
 
 		// Its fixed port would be shared with any other caddytest on the machine.
-		caddytest.Default.AdminPort = freePort()
+		ports, err := loopback.FreePorts(1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		caddytest.Default.AdminPort = ports[0]
 		adminAddress = fmt.Sprintf("localhost:%d", caddytest.Default.AdminPort)
 
 		// None of Caddy's own certificates is used here, and caddytest skips every
@@ -82,6 +86,16 @@ func load(t *testing.T, caddyfile string) {
 	}
 	eventually(t, "the listeners of the configuration before to close", replaced)
 	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
 }
 
 // replaced reports whether no port has two listeners, as it has for a moment when one
@@ -157,33 +171,14 @@ func withAdmin(caddyfile, address string) string {
 	return caddyfile[:at] + option + caddyfile[at+len("{\n"):]
 }
 
-var given = map[int]bool{}
-
-// freePort returns a port of loopback that nobody listens on, or 0. It is below
-// those that systems give to connections on their way out: one of these might take
-// it before the test does. No two are the same.
-func freePort() int {
-	for range 1000 {
-		port := 10_000 + rand.IntN(20_000)
-		if given[port] {
-			continue
-		}
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			l.Close()
-			given[port] = true
-			return port
-		}
-	}
-	return 0
-}
-
+// freeAddress returns a loopback address that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	port := freePort()
-	if port == 0 {
-		t.Fatal("no free port")
+	ports, err := loopback.FreePorts(1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return fmt.Sprintf("127.0.0.1:%d", port)
+	return fmt.Sprintf("127.0.0.1:%d", ports[0])
 }
 
 func listen(t *testing.T) *net.TCPListener {

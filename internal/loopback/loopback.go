@@ -4,23 +4,41 @@ package loopback
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
+	"sync"
 	"time"
 )
 
-// FreePorts returns ports that were free a moment ago, no two the same.
+var (
+	mu    sync.Mutex
+	given = map[int]bool{}
+)
+
+// FreePorts returns ports that were free a moment ago. The process gets none of them
+// twice. They are below those that systems give to connections on their way out: one
+// of these might take a port before its server does.
 func FreePorts(n int) ([]int, error) {
-	ports := make([]int, n)
-	for i := range ports {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
+	mu.Lock()
+	defer mu.Unlock()
+	var ports []int
+	for range 1000 + n {
+		if len(ports) == n {
+			return ports, nil
 		}
-		defer listener.Close() // not before all are found, or two may be one
-		ports[i] = listener.Addr().(*net.TCPAddr).Port
+		port := 10_000 + rand.IntN(20_000)
+		if given[port] {
+			continue
+		}
+		if listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			listener.Close()
+			given[port] = true
+			ports = append(ports, port)
+		}
 	}
-	return ports, nil
+	return nil, errors.New("no free port on 127.0.0.1")
 }
 
 // Await waits until a port is served, for 15 seconds at most. If it is not, the

@@ -367,13 +367,7 @@ func say(id, raw string) string {
 	return request(id, "say", `{"raw":`+quote(raw)+`}`)
 }
 
-func quote(s string) string {
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(s)
-	return strings.TrimSpace(b.String())
-}
+func quote(s string) string { return string(jsonrpc.Quote(s)) }
 
 // A reply is a response and its messages.
 type reply struct {
