@@ -343,3 +343,15 @@ func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {
 		contains(t, tool, r.whole(), want)
 	}
 }
+
+// TestLargeMessagesOfOurOwn: what we tell a child does not take the place of a call,
+// nor block what comes after it.
+func TestLargeMessagesOfOurOwn(t *testing.T) {
+	p := newPuppets(t)
+	c := p.client()
+	id := `"` + strings.Repeat("x", 2*large) + `"`
+	for range 3 * maxLarge {
+		c.post(say(`1`, `{"jsonrpc":"2.0","id":`+id+`,"method":"ping"}`+"\n"+`{"id":$ID,"result":1}`+"\n")).whole()
+		contains(t, "heard", c.post(request(`2`, "heard", `{}`)).whole(), `xxx\",\"result\":{}`)
+	}
+}

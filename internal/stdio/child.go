@@ -29,7 +29,7 @@ type child struct {
 	server *server
 	noise  rate.Sometimes
 	queue  chan []byte   // to its stdin
-	large  chan struct{} // has a value for each message in the queue that is large
+	large  chan struct{} // has a value for each message on its way there that is large
 	asides chan []byte   // to its stdin as well, for who cannot wait for room in the queue
 	born   time.Time
 
@@ -191,7 +191,7 @@ func (c *child) write() {
 		case frame := <-c.queue:
 			add(frame)
 		case frame := <-c.asides:
-			batch = append(batch, frame...)
+			add(frame)
 		}
 		for more := true; more && len(batch) < large; {
 			select {
@@ -261,6 +261,14 @@ func (c *child) send(ctx context.Context, message []byte) error {
 // the queue leave it room nevertheless: the child may be waiting for an answer.
 func (c *child) tell(message []byte) {
 	frame := appendFrame(nil, message, c.server.pool.config.Framing)
+	if len(frame) > large {
+		select {
+		case c.large <- struct{}{}:
+		default:
+			c.server.pool.observe.Dropped(c.server.name)
+			return
+		}
+	}
 	select {
 	case c.queue <- frame:
 		return
@@ -269,6 +277,9 @@ func (c *child) tell(message []byte) {
 	select {
 	case c.asides <- frame:
 	default:
+		if len(frame) > large {
+			<-c.large
+		}
 		c.server.pool.observe.Dropped(c.server.name)
 	}
 }
@@ -283,6 +294,7 @@ func (c *child) begin(ctx context.Context, call *call) error {
 	number := strconv.AppendUint(nil, call.id, 10)
 	if err := c.send(ctx, replaced(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)); err != nil {
 		c.forget(call)
+		c.abandon(call)
 		return err
 	}
 	return nil
@@ -312,8 +324,18 @@ func (c *child) forget(call *call) bool {
 	if waiting && !call.own && !call.listens() {
 		c.doubt(call)
 	}
-	call.inbox.end(nil) // so that nothing more is asked there
 	return waiting
+}
+
+// abandon refuses what was asked on the stream of a call and nobody will read, and
+// lets nothing more be asked there.
+func (c *child) abandon(call *call) {
+	for _, q := range call.inbox.discard() {
+		q.session.refuse(q, "the client has left")
+	}
+	if call.session != nil {
+		call.session.drop(func(q *question) bool { return q.call == call })
+	}
 }
 
 // cancel gives a call up, and tells the child that nobody waits for it, nor answers
@@ -323,12 +345,7 @@ func (c *child) cancel(call *call, reason string) {
 		params := fmt.Appendf(nil, `{"requestId":%d,"reason":%s}`, call.id, jsonrpc.Quote(reason))
 		c.tell(jsonrpc.Notification("notifications/cancelled", params))
 	}
-	if call.session != nil {
-		call.session.drop(func(q *question) bool { return q.call == call })
-		for _, q := range call.inbox.untaken() {
-			call.session.refuse(q, "the client has left")
-		}
-	}
+	c.abandon(call)
 }
 
 // request makes a request of our own and waits for the answer.

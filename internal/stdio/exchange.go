@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 // An exchange is one HTTP request and its response.
@@ -203,7 +202,7 @@ func (x *exchange) cancel(c *child) {
 // children returns the children that the client's calls may be with: its own, or
 // all of the server's name.
 func (x *exchange) children() (children []*child) {
-	servers := x.pool.named(x.address(x.era))
+	servers := x.pool.named(x.address(x.era).name(), x.era)
 	if x.session != nil && x.session.server != nil {
 		servers = []*server{x.session.server}
 	}
@@ -256,7 +255,7 @@ func (x *exchange) call() (*http.Response, error) {
 		c.cancel(call, "the client has left")
 		x.done()
 	})
-	st.buf = sse.AppendEvent(nil, l.message)
+	st.load(l)
 	if x.m.Is(jsonrpc.Method, mcp.MethodListen) {
 		x.pool.listen(st)
 	}
@@ -283,9 +282,11 @@ func (x *exchange) first(call *call) (l letter, last bool, err error) {
 }
 
 func (x *exchange) takesStream() bool {
-	accept := x.req.Header.Get("Accept")
+	accept := x.accept()
 	return accept == "" || strings.Contains(accept, "text/event-stream") || strings.Contains(accept, "*/*")
 }
+
+func (x *exchange) accept() string { return strings.Join(x.req.Header.Values("Accept"), ",") }
 
 // answered makes a response of an answer that nothing came before.
 func (x *exchange) answered(call *call, answer []byte) (*http.Response, error) {
@@ -343,7 +344,7 @@ func (x *exchange) get() *http.Response {
 	if failure := x.join(); failure != nil {
 		return x.fail(failure)
 	}
-	if x.session == nil || !strings.Contains(x.req.Header.Get("Accept"), "text/event-stream") {
+	if x.session == nil || !strings.Contains(x.accept(), "text/event-stream") {
 		return x.notAllowed("POST")
 	}
 	var st *stream

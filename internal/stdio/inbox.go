@@ -35,8 +35,7 @@ func (b *inbox) put(l letter) bool {
 	return true
 }
 
-// end adds the last message. Without one, what has not been taken is for nobody any
-// more.
+// end adds the last message.
 func (b *inbox) end(last []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -44,11 +43,6 @@ func (b *inbox) end(last []byte) {
 		return
 	}
 	b.closed = true
-	if last == nil {
-		b.letters, b.size = nil, 0
-		b.wake()
-		return
-	}
 	b.add(letter{message: last})
 }
 
@@ -82,8 +76,9 @@ func (b *inbox) take() (l letter, ok, last bool) {
 	return l, ok, b.closed && len(b.letters) == 0
 }
 
-// untaken empties the inbox, and returns the questions that nobody has taken.
-func (b *inbox) untaken() (questions []*question) {
+// discard ends the inbox without a last message. It returns the questions that
+// nobody has taken.
+func (b *inbox) discard() (questions []*question) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, l := range b.letters {
@@ -91,7 +86,8 @@ func (b *inbox) untaken() (questions []*question) {
 			questions = append(questions, l.question)
 		}
 	}
-	b.letters, b.size = nil, 0
+	b.letters, b.size, b.closed = nil, 0, true
+	b.wake()
 	return questions
 }
 

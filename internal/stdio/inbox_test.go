@@ -45,7 +45,7 @@ func TestInbox(t *testing.T) {
 	t.Run("what is cancelled has no last message", func(t *testing.T) {
 		b := newInbox(10)
 		b.put(put("progress"))
-		b.end(nil)
+		b.discard()
 		<-b.more
 		take(t, b, "", true)
 	})

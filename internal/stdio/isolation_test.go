@@ -104,9 +104,8 @@ func TestAQuestionOnAStreamThatHasEnded(t *testing.T) { // A25
 	untold(c, askedBetweenCalls)
 	contains(t, "question", stream.next(), "sampling")
 	stream.Body.Close()
-	c.known(p).dropUnheard() // as it will be when the client does not come back
 	p.eventually("the question is refused", func() bool {
-		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
+		return strings.Contains(p.client().post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
 	})
 }
 

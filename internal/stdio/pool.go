@@ -225,7 +225,7 @@ func (p *Pool) end(s *session) {
 	s.ended = true
 	s.expires.Stop()
 	s.mu.Unlock()
-	s.mail.end(nil)
+	s.mail.discard()
 	s.drop(func(*question) bool { return true })
 	uris := s.uris()
 	p.mu.Lock()
@@ -245,7 +245,7 @@ func (p *Pool) end(s *session) {
 func (p *Pool) unsubscribe(name string, uris []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.config.StartTimeout)
 	defer cancel()
-	for _, server := range p.named(address{name, mcp.Legacy}) {
+	for _, server := range p.named(name, mcp.Legacy) {
 		c := server.current()
 		for _, uri := range uris {
 			if c != nil && !server.wanted(uri) {
@@ -255,12 +255,12 @@ func (p *Pool) unsubscribe(name string, uris []string) {
 	}
 }
 
-// named returns the servers of the name and era that an address has.
-func (p *Pool) named(at address) (servers []*server) {
+// named returns the servers of a name and era.
+func (p *Pool) named(name string, era mcp.Era) (servers []*server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for a, s := range p.servers {
-		if a.era == at.era && a.name() == at.name() {
+		if a.era == era && a.name() == name {
 			servers = append(servers, s)
 		}
 	}

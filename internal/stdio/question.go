@@ -9,11 +9,12 @@ import (
 // A question is a request of the server to a client. The client sees a number of
 // ours in the place of its id.
 type question struct {
-	child  *child
-	id     []byte // the literal that the child has given it
-	method string
-	number uint64
-	call   *call // on whose stream it is asked, if on one
+	session *session
+	child   *child
+	id      []byte // the literal that the child has given it
+	method  string
+	number  uint64
+	call    *call // on whose stream it is asked, if on one
 }
 
 // ask has a question of the server answered: by the client whose call it belongs

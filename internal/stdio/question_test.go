@@ -200,48 +200,157 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 
 // TestQuestionsDoNotWaitForEver: a client that never opens its stream is answered
 // for.
+// loose returns a session and a child that is no process: its queue shows what it
+// would be told.
+func loose(t *testing.T) (*session, *child) {
+	t.Helper()
+	p := NewPool(Config{SessionTTL: 24 * time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
+	at := address{"alpha:1", mcp.Legacy}
+	s, failure := p.open(new(jsonrpc.Message), at)
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	s.release() // what has opened it
+	t.Cleanup(p.Close)
+	return s, &child{
+		process: &process{exited: make(chan struct{})},
+		server:  newServer(p, at, nil),
+		queue:   make(chan []byte, 2),
+		calls:   map[uint64]*call{},
+	}
+}
+
+func message(t *testing.T, text string) *jsonrpc.Message {
+	t.Helper()
+	m := new(jsonrpc.Message)
+	if failure := m.Read([]byte(text)); failure != nil {
+		t.Fatal(failure)
+	}
+	return m
+}
+
+func asks(t *testing.T, method string) *jsonrpc.Message {
+	t.Helper()
+	return message(t, `{"jsonrpc":"2.0","id":"q","method":"`+method+`"}`)
+}
+
+// answers reports whether the client's answer to its nth question is taken.
+func (s *session) answers(t *testing.T, n int) bool {
+	t.Helper()
+	return s.answer(t.Context(), message(t, result(fmt.Sprint(n), `1`)))
+}
+
+// askOnCall asks on the stream of a call whose answer comes right after it.
+func askOnCall(t *testing.T, s *session, c *child, method string) {
+	t.Helper()
+	asked := &call{session: s, inbox: newInbox(maxUnread)}
+	if err := c.register(asked); err != nil {
+		t.Fatal(err)
+	}
+	s.ask(c, asked, asks(t, method))
+	asked.inbox.take() // and so the client has it
+	c.take(fmt.Append(nil, asked.id))
+}
+
 func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
 	for _, tt := range []struct {
 		name, method string
-		answered     bool // the call on whose stream it was put
+		ask          func(t *testing.T, s *session, c *child, method string)
 		want         string
 	}{
-		{"roots, with no stream", "roots/list", false, `"result":{"roots":[{"uri":"file:///r"}]}}`},
-		{"a sample, with no stream", "sampling/createMessage", false, `"error":{"code":-32603,"message":"the client has no stream open"}}`},
-		{"a sample, after the end of its stream", "sampling/createMessage", true, `"error":{"code":-32603,"message":"the client has left"}}`},
+		{"roots, with no stream", "roots/list", func(t *testing.T, s *session, c *child, method string) {
+			s.ask(c, nil, asks(t, method))
+		}, `"result":{"roots":[{"uri":"file:///r"}]}}`},
+		{"a sample, with no stream", "sampling/createMessage", func(t *testing.T, s *session, c *child, method string) {
+			s.ask(c, nil, asks(t, method))
+		}, `"error":{"code":-32603,"message":"the client has no stream open"}}`},
+		{"a sample, after the end of its stream", "sampling/createMessage", func(t *testing.T, s *session, c *child, method string) {
+			s.use()
+			s.ask(c, nil, asks(t, method))
+			s.mail.take()
+			time.Sleep(time.Hour) // as people may
+			equal(t, "while the stream is open", len(c.queue), 0)
+			s.release()
+		}, `"error":{"code":-32603,"message":"the client has left"}}`},
+		{"a sample, after the end of its call", "sampling/createMessage", askOnCall, `"error":{"code":-32603,"message":"the client has left"}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
-				defer p.Close()
-				at := address{"alpha:1", mcp.Legacy}
-				s, failure := p.open(new(jsonrpc.Message), at)
-				if failure != nil {
-					t.Fatal(failure)
-				}
-				c := &child{server: newServer(p, at, nil), queue: make(chan []byte, 1), calls: map[uint64]*call{}}
-				var m jsonrpc.Message
-				if failure := m.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"` + tt.method + `"}`)); failure != nil {
-					t.Fatal(failure)
-				}
-				if tt.answered {
-					asked := &call{session: s, inbox: newInbox(maxUnread)}
-					if err := c.register(asked); err != nil {
-						t.Fatal(err)
-					}
-					s.ask(c, asked, &m)
-					asked.inbox.take() // and so the client has it
-					c.take([]byte("1"))
-				} else {
-					s.ask(c, nil, &m)
-				}
+				s, c := loose(t)
+				tt.ask(t, s, c, tt.method)
+				time.Sleep(questionTime - time.Second)
 				equal(t, "at once", len(c.queue), 0)
-				time.Sleep(questionTime + time.Second)
+				time.Sleep(2 * time.Second)
 				equal(t, "answer", strings.TrimSpace(string(<-c.queue)), `{"jsonrpc":"2.0","id":"q",`+tt.want)
 				equal(t, "open questions", len(s.questions), 0)
 			})
 		})
 	}
+}
+
+func TestQuestionsWaitForWhoIsThere(t *testing.T) {
+	t.Run("each for its own time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, c := loose(t)
+			askOnCall(t, s, c, "sampling/createMessage")
+			equal(t, "the first", s.answers(t, 1), true)
+			time.Sleep(questionTime - time.Second)
+			askOnCall(t, s, c, "sampling/createMessage")
+			time.Sleep(questionTime - time.Second)
+			equal(t, "the second", s.answers(t, 2), true)
+		})
+	})
+	t.Run("a client with another call in flight", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, c := loose(t)
+			s.use()
+			askOnCall(t, s, c, "elicitation/create")
+			time.Sleep(time.Hour)
+			equal(t, "an answer", s.answers(t, 1), true)
+			s.release()
+		})
+	})
+}
+
+// TestQuestionsThatNobodyHasRead: the client leaves while the answer to its call is on
+// its way. It still has another stream, on which these questions are not.
+func TestQuestionsThatNobodyHasRead(t *testing.T) {
+	t.Run("in the inbox", func(t *testing.T) {
+		s, c := loose(t)
+		s.use()
+		asked := &call{session: s, inbox: newInbox(maxUnread)}
+		if err := c.register(asked); err != nil {
+			t.Fatal(err)
+		}
+		s.ask(c, asked, asks(t, "sampling/createMessage"))
+		c.take([]byte("1"))
+		c.cancel(asked, "it has left")
+		asked.inbox.end([]byte("{}"))
+		contains(t, "told", string(<-c.queue), `"id":"q","error":{"code":-32603`)
+		equal(t, "open questions", len(s.questions), 0)
+	})
+	t.Run("in the buffer of the stream", func(t *testing.T) {
+		p := newPuppets(t)
+		c := p.client().initialize(`{"sampling":{}}`)
+		stream := c.listen()
+		defer stream.Body.Close()
+		r := c.post(say(`1`, `{"id":"b","method":"sampling/createMessage"}`+"\n"+`{"id":$ID,"result":1}`+"\n"))
+		p.inFlightIs(0)
+		r.Body.Close()
+		contains(t, "told", p.client().post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"b\",\"error\"`)
+		equal(t, "open questions", len(c.known(p).questions), 0)
+	})
+}
+
+// TestAnAnswerThatCannotBeSent: the child gets one nevertheless.
+func TestAnAnswerThatCannotBeSent(t *testing.T) {
+	s, c := loose(t)
+	c.queue, c.asides = make(chan []byte), make(chan []byte, 1) // the queue is full
+	s.ask(c, nil, asks(t, "sampling/createMessage"))
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	equal(t, "it was asked", s.answer(ctx, message(t, result(`1`, `"mine"`))), true)
+	contains(t, "told", string(<-c.asides), `"id":"q","error":{"code":-32603`)
 }
 
 // TestACallThatWasGivenUpRaisesDoubts: the child may not have heard yet that its
@@ -368,25 +477,14 @@ func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 // TestNothingIsAskedOnACallThatWasGivenUp: the client leaves between the moment in
 // which its call is found to be asked on and the question.
 func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
-	p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 1, Framing: Newline}, nil)
-	defer p.Close()
-	at := address{"alpha:1", mcp.Legacy}
-	s, failure := p.open(new(jsonrpc.Message), at)
-	if failure != nil {
-		t.Fatal(failure)
-	}
-	c := &child{server: newServer(p, at, nil), queue: make(chan []byte, 2), calls: map[uint64]*call{}}
+	s, c := loose(t)
 	asked := &call{session: s, inbox: newInbox(maxUnread)}
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
 	found, _ := c.caller()
 	c.cancel(asked, "x")
-	var m jsonrpc.Message
-	if failure := m.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage"}`)); failure != nil {
-		t.Fatal(failure)
-	}
-	s.ask(c, found, &m)
+	s.ask(c, found, asks(t, "sampling/createMessage"))
 	contains(t, "first", string(<-c.queue), "notifications/cancelled")
 	contains(t, "then", string(<-c.queue), `"id":"q","error":{"code":-32603`)
 	equal(t, "open questions", len(s.questions), 0)

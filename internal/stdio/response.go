@@ -51,13 +51,14 @@ const keepAlive = 15 * time.Second
 // A stream is an event stream of what comes into an inbox. Each message is one
 // event.
 type stream struct {
-	request context.Context
-	ctx     context.Context // done when the request is, or the stream is stopped
-	inbox   *inbox
-	buf     []byte // of an event that has not been read to its end
-	last    bool   // buf is the end
-	stop    context.CancelFunc
-	closed  func() // is called once when the response has ended
+	request  context.Context
+	ctx      context.Context // done when the request is, or the stream is stopped
+	inbox    *inbox
+	buf      []byte    // of an event that has not been read to its end
+	question *question // that the event asks, if it does
+	last     bool      // buf is the end
+	stop     context.CancelFunc
+	closed   func() // is called once when the response has ended
 }
 
 func newStream(ctx context.Context, b *inbox, closed func()) *stream {
@@ -96,21 +97,29 @@ func (s *stream) next() error {
 		select {
 		case <-s.inbox.more:
 		case <-timer.C:
-			s.buf = []byte(": keep-alive\n\n")
+			s.buf, s.question = []byte(": keep-alive\n\n"), nil
 		case <-s.ctx.Done():
 		}
 		return nil
 	}
 	s.last = last
 	if ok {
-		s.buf = sse.AppendEvent(nil, l.message)
+		s.load(l)
 	}
 	return nil
+}
+
+// load makes a message what is read next.
+func (s *stream) load(l letter) {
+	s.buf, s.question = sse.AppendEvent(nil, l.message), l.question
 }
 
 // Close implements io.Closer.
 func (s *stream) Close() error {
 	s.stop()
+	if q := s.question; q != nil && len(s.buf) > 0 { // it has not been read to its end
+		q.session.refuse(q, "the client has left")
+	}
 	s.closed()
 	return nil
 }

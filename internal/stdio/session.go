@@ -105,7 +105,7 @@ const maxMail = 64 << 10
 // maxQuestions is how many questions a client can have open.
 const maxQuestions = 1_000
 
-// questionTime is how long a question waits for the client to open a stream.
+// questionTime is how long a question waits for a client that has nothing open.
 const questionTime = 5 * time.Second
 
 // ask asks the client a question of the server: on the stream of a call, or on its
@@ -125,7 +125,7 @@ func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 		return
 	}
 	s.lastQuestion++
-	q := &question{child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method), number: s.lastQuestion, call: call}
+	q := &question{session: s, child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method), number: s.lastQuestion, call: call}
 	s.questions[q.number] = q
 	s.mu.Unlock()
 
@@ -133,7 +133,7 @@ func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 	l := letter{message: replaced(m, number, jsonrpc.ID), question: q}
 	if call != nil {
 		if !call.inbox.put(l) {
-			s.refuse(q, "the call has ended")
+			s.refuse(q, "the client does not read, or has left")
 		}
 		return
 	}
@@ -141,9 +141,27 @@ func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 		s.refuse(q, "the client does not read")
 		return
 	}
-	time.AfterFunc(questionTime, func() {
-		if s.mail.withdraw(q) {
+	s.watch(q, questionTime)
+}
+
+// watch refuses a question that belongs to no call if, after a while, the client has
+// not taken it, or has nothing open any more that shows that it is there.
+func (s *session) watch(q *question, while time.Duration) {
+	time.AfterFunc(while, func() {
+		s.mu.Lock()
+		_, open := s.questions[q.number]
+		there, away := s.using > 0, time.Since(s.lastUsed)
+		s.mu.Unlock()
+		switch {
+		case !open:
+		case s.mail.withdraw(q):
 			s.refuse(q, "the client has no stream open")
+		case there:
+			s.watch(q, questionTime)
+		case away < questionTime:
+			s.watch(q, questionTime-away)
+		default:
+			s.refuse(q, "the client has left")
 		}
 	})
 }
@@ -162,7 +180,9 @@ func (s *session) answer(ctx context.Context, m *jsonrpc.Message) bool {
 	if q == nil {
 		return false
 	}
-	_ = q.child.send(ctx, replaced(m, q.id, jsonrpc.ID)) // it may have died
+	if err := q.child.send(ctx, replaced(m, q.id, jsonrpc.ID)); err != nil {
+		q.child.answerHere(q.id, q.method, jsonrpc.CodeInternalError, "the client has left")
+	}
 	return true
 }
 
@@ -194,19 +214,15 @@ func (s *session) drop(lost func(*question) bool) {
 
 // outlive keeps what was asked on the stream of a call that is answered now. Nothing
 // says that a question belongs to the call on whose stream it was put, and the
-// client, which reads it before the answer, may be about to reply. If it has no other
-// stream, it has little time to: nobody knows whether it is there.
+// client, which reads it before the answer, may be about to reply.
 func (s *session) outlive(call *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := false
 	for _, q := range s.questions {
 		if q.call == call {
-			q.call, kept = nil, true
+			q.call = nil
+			s.watch(q, questionTime)
 		}
-	}
-	if kept && s.stream == nil {
-		time.AfterFunc(questionTime, s.dropUnheard)
 	}
 }
 
@@ -272,22 +288,7 @@ func (s *session) listen(st *stream) {
 func (s *session) leave(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stream != st {
-		return
-	}
-	s.stream = nil
-	if len(s.questions) > 0 {
-		time.AfterFunc(questionTime, s.dropUnheard)
-	}
-}
-
-// dropUnheard refuses the questions on streams that have ended, if the client has
-// none.
-func (s *session) dropUnheard() {
-	s.mu.Lock()
-	back := s.stream != nil
-	s.mu.Unlock()
-	if !back {
-		s.drop(func(q *question) bool { return q.call == nil })
+	if s.stream == st {
+		s.stream = nil
 	}
 }

@@ -338,3 +338,19 @@ func TestTheStreamOfASessionNeedsItsHeader(t *testing.T) {
 		t.Errorf("the stream does not begin at once: %q, %v", first[:n], err)
 	}
 }
+
+func TestAcceptOnTwoLines(t *testing.T) {
+	p := newPool(t, "")
+	c := p.client().initialize(`{}`)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://alpha:1/mcp", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Accept": {"application/json", "text/event-stream"}, mcp.SessionHeader: {c.session}}
+	res, err := p.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	equal(t, "status", res.StatusCode, http.StatusOK)
+}
