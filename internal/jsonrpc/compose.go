@@ -7,8 +7,13 @@ import (
 
 // Request composes a request of our own. Params are JSON, or nil.
 func Request(id uint64, method string, params []byte) []byte {
+	return RequestAs(strconv.AppendUint(nil, id, 10), method, params)
+}
+
+// RequestAs is Request for an id that is given as a literal.
+func RequestAs(id []byte, method string, params []byte) []byte {
 	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
-	m = strconv.AppendUint(m, id, 10)
+	m = append(m, id...)
 	return compose(m, method, params)
 }
 

@@ -22,6 +22,8 @@ const (
 	codeUnavailable     = -32002
 	codeInvalidResponse = -32003
 	codeHeaderMismatch  = -32020 // MCP's own
+	codeMissingAbility  = -32021 // MCP's own
+	codeVersion         = -32022 // MCP's own
 )
 
 // A Failure is an error that is made here, in the place of an answer that did not
@@ -35,9 +37,12 @@ type Failure struct {
 
 // FailureData is what programs can rely on.
 type FailureData struct {
-	Symbol     string `json:"code"`
-	ServerName string `json:"server_name,omitempty"`
-	StatusCode int    `json:"status_code,omitempty"`
+	Symbol     string   `json:"code"`
+	ServerName string   `json:"server_name,omitempty"`
+	StatusCode int      `json:"status_code,omitempty"`
+	URI        string   `json:"uri,omitempty"`
+	Supported  []string `json:"supported,omitempty"` // versions of the protocol
+	Requested  string   `json:"requested,omitempty"` // one of them that is not
 }
 
 func (f *Failure) Error() string { return f.Message }
@@ -82,6 +87,40 @@ func InvalidParams(message string) *Failure {
 // HeaderMismatch says that the headers of a request and its body do not agree.
 func HeaderMismatch(message string) *Failure {
 	return failure(http.StatusBadRequest, codeHeaderMismatch, "header_mismatch", message)
+}
+
+// MethodNotFound says that a method is none of this server.
+func MethodNotFound(method string) *Failure {
+	return failure(http.StatusNotFound, CodeMethodNotFound, "method_not_found", "method not found: "+method)
+}
+
+// UnsupportedVersion says that a request is of a revision that is not spoken here.
+func UnsupportedVersion(requested string, supported []string) *Failure {
+	f := failure(http.StatusBadRequest, codeVersion, "unsupported_version", "unsupported protocol version")
+	f.Data.Requested, f.Data.Supported = requested, supported
+	return f
+}
+
+// MissingCapability says that a server asks for what the client has not declared.
+func MissingCapability(server, method string) *Failure {
+	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability", "the MCP server asks for "+method+", which the client has not declared")
+	f.Data.ServerName = server
+	return f
+}
+
+// ServerError is an error that a server has answered to a request of our own.
+func ServerError(server string, m *Message) *Failure {
+	f := failure(http.StatusOK, m.ErrorNumber(), "server_error", m.Text(ErrorMessage))
+	f.Data.ServerName = server
+	return f
+}
+
+// AsAnswer returns f as a server answers in JSON-RPC: with status 200. Clients take
+// any other for a fault of the connection, and some then give up all of it.
+func (f *Failure) AsAnswer() *Failure {
+	answer := *f
+	answer.Status = http.StatusOK
+	return &answer
 }
 
 // UnknownSession says that a session has ended, or never was.

@@ -32,12 +32,25 @@ const (
 	Arguments          // params.arguments, of tools/call
 	Requested          // params.protocolVersion, of initialize
 	Capabilities       // params.capabilities, of initialize
+	Info               // params.clientInfo, of initialize
+	Cursor             // params.cursor, of lists
+	Limit              // params.limit, of lists: how long a page shall be
+	Level              // params.level, of logging/setLevel
+	RefName            // params.ref.name, of completion/complete
+	RefURI             // params.ref.uri, of completion/complete
+	InputResponses     // params.inputResponses, of a call that is made again
+	RequestState       // params.requestState, of a call that is made again
+	Notifications      // params.notifications, of subscriptions/listen
+	Proxy              // params.proxy: what is said between a client and a gateway only
 	Meta               // params._meta
 	ProgressToken      // params._meta.progressToken: where progress is to be reported
 	ProtocolVersion    // the protocol version in params._meta, of the stateless era
 	ClientCapabilities // the client's capabilities there
+	ClientInfo         // who the client is, there
+	LogLevel           // what the client wants to be told of this request, there
 	SubscriptionID     // the id in params._meta of the listen request a notification belongs to
 	Result             // of an answer
+	ResultType         // result.resultType
 	ListenID           // the same id in result._meta
 	Error              // of an answer
 	ErrorCode          // error.code
@@ -51,11 +64,14 @@ const reserved = `io\.modelcontextprotocol/`
 var fields = jsonspan.CompilePaths(
 	"jsonrpc", "id", "method",
 	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
-	"params.arguments", "params.protocolVersion", "params.capabilities",
+	"params.arguments", "params.protocolVersion", "params.capabilities", "params.clientInfo",
+	"params.cursor", "params.limit", "params.level", "params.ref.name", "params.ref.uri",
+	"params.inputResponses", "params.requestState", "params.notifications", "params.proxy",
 	"params._meta", "params._meta.progressToken",
 	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
+	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
 	"params._meta."+reserved+"subscriptionId",
-	"result", "result._meta."+reserved+"subscriptionId",
+	"result", "result.resultType", "result._meta."+reserved+"subscriptionId",
 	"error", "error.code", "error.message",
 )
 
@@ -149,6 +165,12 @@ func (m *Message) Check() *Failure {
 func (m *Message) isError() bool {
 	_, err := strconv.ParseInt(string(m.Literal(ErrorCode)), 10, 32)
 	return err == nil && m.Kind(ErrorMessage) == jsonspan.String
+}
+
+// ErrorNumber returns the code of the error that the message is, 0 if it is none.
+func (m *Message) ErrorNumber() int {
+	code, _ := strconv.Atoi(string(m.Literal(ErrorCode)))
+	return code
 }
 
 // isObject reports whether a JSON text is an object.

@@ -26,6 +26,9 @@ const (
 // legacy are the revisions with a handshake, oldest first.
 var legacy = []string{"2024-11-05", "2025-03-26", "2025-06-18", Latest}
 
+// Versions returns all revisions, oldest first.
+func Versions() []string { return append(slices.Clone(legacy), Stateless) }
+
 // IsLegacy reports whether a revision has a handshake.
 func IsLegacy(version string) bool { return slices.Contains(legacy, version) }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -42,6 +43,14 @@ func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 		}
 	}
 	return nil
+}
+
+// ClearModern takes the headers of the modern era off a request that goes to a
+// server of the legacy era.
+func ClearModern(header http.Header) {
+	maps.DeleteFunc(header, func(name string, _ []string) bool {
+		return name == methodHeader || name == nameHeader || strings.HasPrefix(name, paramPrefix)
+	})
 }
 
 // nameOf returns which member of a request Mcp-Name repeats.

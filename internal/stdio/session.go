@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // A session is a client of the legacy era that has shaken hands.
@@ -75,28 +75,9 @@ func (s *session) unused() (bool, time.Time) {
 	return s.using == 0, s.lastUsed
 }
 
-// capability is what a client must have declared to be asked something.
-var capability = map[string]string{
-	"roots/list":             "roots",
-	"sampling/createMessage": "sampling",
-	"elicitation/create":     "elicitation",
-}
-
-var capabilityPaths = jsonspan.CompilePaths("roots", "sampling", "elicitation")
-
-// can reports whether the client has said that it can be asked this. What we do
-// not know of, it may.
+// can reports whether the client has said that it can be asked this.
 func (s *session) can(method string) bool {
-	needed, known := capability[method]
-	if !known {
-		return true
-	}
-	declared := false
-	capabilities := s.hello.Literal(jsonrpc.Capabilities)
-	_ = capabilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
-		declared = declared || needed == [...]string{"roots", "sampling", "elicitation"}[path] && v.Kind == jsonspan.BeginObject
-	})
-	return declared
+	return mcp.CanBeAsked(s.hello.Literal(jsonrpc.Capabilities), method)
 }
 
 // maxMail is how many bytes wait for a client to open its stream.

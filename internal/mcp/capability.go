@@ -1,0 +1,32 @@
+package mcp
+
+import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+
+// asked is what a client must have declared to be asked something.
+var asked = map[string]string{
+	"roots/list":             "roots",
+	"sampling/createMessage": "sampling",
+	"elicitation/create":     "elicitation",
+}
+
+var askedPaths = jsonspan.CompilePaths("roots", "sampling", "elicitation")
+
+// CanBeAsked reports whether a client with these capabilities has said that it can
+// be asked this by a server. What we do not know of, it may.
+func CanBeAsked(capabilities []byte, method string) bool {
+	needed, known := asked[method]
+	if !known {
+		return true
+	}
+	declared := false
+	_ = askedPaths.Find(capabilities, func(path int, v jsonspan.Value) {
+		declared = declared || needed == [...]string{"roots", "sampling", "elicitation"}[path] && v.Kind == jsonspan.BeginObject
+	})
+	return declared
+}
+
+// IsQuestion reports whether a method is one by which servers ask clients.
+func IsQuestion(method string) bool {
+	_, known := asked[method]
+	return known
+}

@@ -1,0 +1,250 @@
+package mcp
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestJoin(t *testing.T) { // A7, R11
+	long := strings.Repeat("x", 100)
+	tests := []struct {
+		name   string
+		naming Naming
+		server string
+		tool   string
+		want   string
+	}{
+		{"the default", Naming{Separator: "::"}, "alpha", "echo", "alpha::echo"},
+		{"what model APIs accept", Naming{"__", 64}, "alpha", "echo", "alpha__echo"},
+		{"one server", Naming{"", 64}, "alpha", long, long},
+		{"a name that has the separator in it", Naming{"__", 64}, "alpha", "a__b::c", "alpha__a__b::c"},
+		{"any length", Naming{Separator: "::"}, "alpha", long, "alpha::" + long},
+		{"as long as can be", Naming{"__", 64}, "alpha", long[:57], "alpha__" + long[:57]},
+		{"one too long", Naming{"__", 64}, "alpha", long[:58], "alpha__" + long[:46] + "_pe5t234yxz"},
+		{"one that looks shortened", Naming{"__", 64}, "alpha", long[:46] + "_0123456789", "alpha__" + long[:46] + "_dbszety64k"},
+		{"one that does so with capitals does not", Naming{"__", 64}, "alpha", long[:46] + "_A123456789", "alpha__" + long[:46] + "_A123456789"},
+		{"a shorter one does not either", Naming{"__", 64}, "alpha", long[:45] + "_0123456789", "alpha__" + long[:45] + "_0123456789"},
+		{"a character where it is cut", Naming{"__", 64}, "alpha", long[:45] + strings.Repeat("é", 10), "alpha__" + long[:45] + "__ncpgltr3qw"},
+		{"a server that leaves no room stays whole", Naming{"__", 20}, "alphabetagamma", "a-tool-of-it", "alphabetagamma___5ilplsbpt3"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.naming.Join(tt.server, tt.tool); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSplit(t *testing.T) { // A8, A9, R11
+	known := func(server string) bool { return server == "alpha" || server == "alpha_x" || server == "beta" }
+	tests := []struct {
+		name         string
+		separator    string
+		joined       string
+		server, tool string
+		ok           bool
+	}{
+		{"the default", "::", "alpha::echo", "alpha", "echo", true},
+		{"another separator", "__", "alpha__echo", "alpha", "echo", true},
+		{"as people write it", "__", "alpha::echo", "alpha", "echo", true},
+		{"the first one divides", "__", "alpha__beta__echo", "alpha", "beta__echo", true},
+		{"the first of people's divides", "__", "alpha::beta::echo", "alpha", "beta::echo", true},
+		{"people's before another", "__", "alpha::a__b", "alpha", "a__b", true},
+		{"people's after another", "__", "alpha__a::b", "alpha", "a::b", true},
+		{"people's after a server that is not known", "__", "x__alpha::b", "", "", false},
+		{"a server with half a separator in it", "__", "alpha_x__echo", "alpha_x", "echo", true},
+		{"a tool that begins like the separator", "__", "alpha___x", "alpha", "_x", true},
+		{"a tool without a name", "__", "alpha__", "alpha", "", true},
+		{"no separator", "__", "echo", "", "", false},
+		{"a server alone", "__", "alpha", "", "", false},
+		{"no server", "__", "__echo", "", "", false},
+		{"nothing", "__", "", "", "", false},
+		{"a server that is not known", "__", "gamma__echo", "", "", false},
+		{"a server in another case", "__", "Alpha__echo", "", "", false},
+		{"one server", "", "alpha::echo", "", "", false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			server, tool, ok := Naming{Separator: tt.separator}.Split(tt.joined, known)
+			if server != tt.server || tool != tt.tool || ok != tt.ok {
+				t.Errorf("got %q, %q, %t", server, tool, ok)
+			}
+		})
+	}
+}
+
+func TestMayBeShort(t *testing.T) {
+	naming := Naming{"__", 20}
+	tests := []struct {
+		name   string
+		naming Naming
+		joined string
+		want   bool
+	}{
+		{"a shortened name", naming, naming.Join("a", "quite-a-long-tool-of-it"), true},
+		{"one that looks like it", naming, "a__tool12_0123456789", true},
+		{"a shorter one", naming, "a__tool1_0123456789", false},
+		{"a longer one", naming, "a__tool123_0123456789", false},
+		{"a capital", naming, "a__tool12_012345678A", false},
+		{"two marks", naming, "a__tool12_01234_6789", false},
+		{"no mark", naming, "a__tool12-0123456789", false},
+		{"any length", Naming{Separator: "__"}, "a__tool12_0123456789", false},
+		{"one server", Naming{Longest: 20}, "a__tool12_0123456789", false},
+		{"hardly a length", Naming{"_", 5}, "_abcd", false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.naming.MayBeShort(tt.joined); got != tt.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
+
+func TestCheckNames(t *testing.T) { // A2
+	tests := []struct {
+		name   string
+		naming Naming
+		server string
+		want   string // what the error says; "": there is none
+	}{
+		{"a name", Naming{"__", 64}, "alpha", ""},
+		{"half a separator within", Naming{"__", 64}, "al_pha", ""},
+		{"half a separator before", Naming{"__", 64}, "_alpha", ""},
+		{"one server", Naming{"", 64}, strings.Repeat("x", 100), ""},
+		{"as long as can be", Naming{"__", 64}, strings.Repeat("x", 46), ""},
+		{"any length", Naming{Separator: "__"}, strings.Repeat("x", 100), ""},
+		{"another separator than it has", Naming{"__", 64}, "a.b", ""},
+		{"no name", Naming{"__", 64}, "", "there is none"},
+		{"the separator", Naming{"__", 64}, "al__pha", "has __ in it"},
+		{"half of it at the end", Naming{"__", 64}, "alpha_", "ends as __ begins"},
+		{"a part of it at the end", Naming{"-_-", 64}, "alpha-_", "ends as -_- begins"},
+		{"the end of one that does not repeat itself", Naming{"_-", 64}, "alpha_", ""},
+		{"people's separator", Naming{"__", 64}, "al::pha", "has :: in it"},
+		{"half of people's", Naming{"__", 64}, "alpha:", "ends as :: begins"},
+		{"people's with one server", Naming{}, "al::pha", "has :: in it"},
+		{"one too long", Naming{"__", 64}, strings.Repeat("x", 47), "longer than 46 characters"},
+		{"no room at all", Naming{"__", 10}, "a", "longer than 0 characters"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			wantError(t, tt.naming.Check(tt.server), tt.want)
+		})
+	}
+}
+
+func TestCheckSeparator(t *testing.T) {
+	for separator, want := range map[string]string{
+		"": "", "::": "", "__": "", ".": "", "/": "", "-": "", "_x_": "", "________": "",
+		"_________": "longer than 8",
+		"x":         "only letters and digits",
+		"A1":        "only letters and digits",
+		"_ _":       `has a ' ' in it`,
+		"é":         `has a 'é' in it`,
+		"_\n":       `has a '\n' in it`,
+		"_\xff":     "in it",
+		"{sep}":     `has a '{' in it`,
+	} {
+		t.Run(fmt.Sprintf("%q", separator), func(t *testing.T) {
+			wantError(t, Naming{Separator: separator}.CheckSeparator(), want)
+		})
+	}
+}
+
+func wantError(t *testing.T, err error, want string) {
+	t.Helper()
+	switch {
+	case (err == nil) != (want == ""):
+		t.Errorf("got %v, want %q", err, want)
+	case err != nil && !strings.Contains(err.Error(), want):
+		t.Errorf("got %q, want %q", err, want)
+	}
+}
+
+// someName returns a name made of pieces that are likely to be confused.
+func someName(random *rand.Rand, pieces int) string {
+	alphabet := []string{"a", "b", "7", "_", "__", ":", "::", "-", ".", "/", "é", "世", "😀", "_abcdefghij"}
+	var name strings.Builder
+	for range random.IntN(pieces) + 1 {
+		name.WriteString(alphabet[random.IntN(len(alphabet))])
+	}
+	return name.String()
+}
+
+func TestJoinedNamesComeApart(t *testing.T) { // A8
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, naming := range []Naming{{"::", 0}, {"__", 0}, {"__", 64}, {".", 32}, {"-_-", 40}, {"/", 64}, {":::", 48}} {
+		servers := map[string]bool{}
+		var names []string
+		for len(names) < 200 {
+			server := someName(random, 6)
+			if naming.Check(server) == nil && !servers[server] {
+				servers[server] = true
+				names = append(names, server)
+			}
+		}
+		known := func(server string) bool { return servers[server] }
+		for range 5000 {
+			server, name := names[random.IntN(len(names))], someName(random, 25)
+			joined := naming.Join(server, name)
+			if naming.Longest > 0 && len(joined) > naming.Longest || !utf8.ValidString(joined) {
+				t.Fatalf("%+v: %q and %q become %q", naming, server, name, joined)
+			}
+			whose, called, ok := naming.Split(joined, known)
+			if !ok || whose != server {
+				t.Fatalf("%+v: %q and %q become %q, which is split into %q and %q", naming, server, name, joined, whose, called)
+			}
+			if called != name && !naming.MayBeShort(joined) {
+				t.Fatalf("%+v: %q of %q is %q after a round trip, and nobody knows that it is short", naming, name, server, called)
+			}
+			if called == name && naming.MayBeShort(joined) {
+				t.Fatalf("%+v: %q of %q is not short, but looks like it", naming, name, server)
+			}
+			if strings.Contains(naming.Separator, ":") {
+				continue // it can be mistaken for people's
+			}
+			if whose, called, ok := naming.Split(server+"::"+name, known); !ok || whose != server || called != name {
+				t.Fatalf("%+v: %s::%s is split into %q and %q", naming, server, name, whose, called)
+			}
+		}
+	}
+}
+
+func TestJoinedNamesDiffer(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	naming := Naming{"__", 64}
+	servers := []string{"alpha", "alpha_x", "beta", "b", "_b"}
+	for _, server := range servers {
+		if err := naming.Check(server); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type tool struct{ server, name string }
+	common := strings.Repeat("common-", 8)
+	seen := map[tool]bool{}
+	joined := map[string]tool{}
+	for len(seen) < 20000 {
+		it := tool{servers[random.IntN(len(servers))], common + someName(random, 25)}
+		if seen[it] {
+			continue
+		}
+		seen[it] = true
+		short := naming.Join(it.server, it.name)
+		if other, taken := joined[short]; taken {
+			t.Fatalf("%v and %v are both %q", it, other, short)
+		}
+		joined[short] = it
+		if again := naming.Join(it.server, it.name); again != short {
+			t.Fatalf("%v is %q and then %q", it, short, again)
+		}
+		// Who knows the name that a tool has for clients cannot call another one that.
+		double := tool{it.server, strings.TrimPrefix(short, it.server+"__")}
+		if naming.MayBeShort(short) && naming.Join(double.server, double.name) == short {
+			t.Fatalf("%v can stand in for %v", double, it)
+		}
+	}
+}

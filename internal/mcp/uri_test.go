@@ -1,0 +1,190 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+func TestResourceURI(t *testing.T) { // A11, R20
+	tests := []struct{ name, server, uri, want string }{
+		{"a file", "alpha", "file://alpha/data.txt", `{"server":"alpha","uri":"file://alpha/data.txt"}`},
+		{"nothing is escaped for HTML", "a&b", "x:?a=<1>&b=2", `{"server":"a&b","uri":"x:?a=<1>&b=2"}`},
+		{"quotes", `a"b`, `x:\"`, `{"server":"a\"b","uri":"x:\\\""}`},
+		{"characters beyond ASCII", "é", "x:/世/😀", `{"server":"é","uri":"x:/世/😀"}`},
+		{"characters that a text cannot have", "a", "x:\n\x00", `{"server":"a","uri":"x:\n\u0000"}`},
+		{"longer than most", "a", "x:" + strings.Repeat("y", 1000), `{"server":"a","uri":"x:` + strings.Repeat("y", 1000) + `"}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := ResourceURI(tt.server, tt.uri)
+			encoded, ok := strings.CutPrefix(got, "proxy://resource/")
+			if !ok {
+				t.Fatalf("got %s", got)
+			}
+			if place, err := base64.RawURLEncoding.DecodeString(encoded); err != nil || string(place) != tt.want {
+				t.Errorf("got %s, %v, want %s", place, err, tt.want)
+			}
+			if appended := AppendResourceURI([]byte("before "), tt.server, tt.uri); string(appended) != "before "+got {
+				t.Errorf("appended %s, want %s", appended, got)
+			}
+		})
+	}
+	const golden = "proxy://resource/eyJzZXJ2ZXIiOiJhbHBoYSIsInVyaSI6ImZpbGU6Ly9hbHBoYS9kYXRhLnR4dCJ9"
+	if got := ResourceURI("alpha", "file://alpha/data.txt"); got != golden {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestAppendResourceURIAllocatesNothing(t *testing.T) {
+	dst := make([]byte, 0, 1024)
+	if n := testing.AllocsPerRun(100, func() { dst = AppendResourceURI(dst[:0], "alpha", "file://alpha/data.txt") }); n != 0 {
+		t.Errorf("%v times", n)
+	}
+}
+
+func TestParseURI(t *testing.T) { // A12, A13, A66, R20
+	resource := func(place string) string {
+		return "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(place))
+	}
+	// In base64 these have + or - and / or _, and are padded.
+	const place = `{"server":"alpha","uri":"x:~~~???>>>"}`
+	tests := []struct {
+		name        string
+		proxy       string
+		server, uri string
+		err         string
+	}{
+		{"a resource", resource(`{"server":"alpha","uri":"a:b"}`), "alpha", "a:b", ""},
+		{"URL-safe", "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
+		{"URL-safe and padded", "proxy://resource/" + base64.URLEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
+		{"standard", "proxy://resource/" + base64.RawStdEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
+		{"standard and padded", "proxy://resource/" + base64.StdEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
+		{"another order and white space", resource(` {"uri" : "a:b", "server" : "alpha"} `), "alpha", "a:b", ""},
+		{"another member", resource(`{"server":"alpha","uri":"a:b","x":{"uri":1}}`), "alpha", "a:b", ""},
+		{"escapes", resource(`{"s\u0065rver":"\u0061lpha","uri":"a:\ud83d\ude00"}`), "alpha", "a:😀", ""},
+		{"a template", "proxy://template/alpha/file:///{path}", "alpha", "file:///{path}", ""},
+		{"a template that was expanded", "proxy://template/alpha/db://x/users/a%2Fb?q=1#f", "alpha", "db://x/users/a%2Fb?q=1#f", ""},
+		{"a template of a server with an odd name", "proxy://template/a%2Fb%20%C3%A9/x:y", "a/b é", "x:y", ""},
+
+		{"nothing", "", "", "", "neither"},
+		{"a foreign scheme", "file:///etc/passwd", "", "", "neither"},
+		{"another host", "proxy://resources/abc", "", "", "neither"},
+		{"an observation", "proxy://observation/1", "", "", "neither"},
+		{"capitals", "PROXY://resource/abc", "", "", "neither"},
+		{"no base64", "proxy://resource/***", "", "", "base64"},
+		{"flavours that are mixed", "proxy://resource/-_+/", "", "", "base64"},
+		{"too much padding", resource(`{"server":"alpha","uri":"a:b"}`) + "==", "", "", "base64"},
+		{"a line break", resource(`{"server":"alpha","uri":"a:b"}`) + "\n", "", "", "base64"},
+		{"no JSON at all", "proxy://resource/", "", "", "JSON"},
+		{"no JSON", resource("alpha a:b"), "", "", "JSON"},
+		{"JSON cut short", resource(`{"server":"alpha","uri":"a:b"`), "", "", "JSON"},
+		{"more after it", resource(`{"server":"alpha","uri":"a:b"}{}`), "", "", "JSON"},
+		{"a server twice", resource(`{"server":"alpha","uri":"a:b","server":"beta"}`), "", "", "JSON"},
+		{"bytes that are no text", resource("{\"server\":\"alpha\",\"uri\":\"a:\xff\"}"), "", "", "JSON"},
+		{"deep nesting", resource(strings.Repeat("[", 100000)), "", "", "JSON"},
+		{"an array", resource(`["alpha","a:b"]`), "", "", "which server"},
+		{"null", resource(`null`), "", "", "which server"},
+		{"no server", resource(`{"uri":"a:b"}`), "", "", "which server"},
+		{"an empty server", resource(`{"server":"","uri":"a:b"}`), "", "", "which server"},
+		{"a server that is no string", resource(`{"server":1,"uri":"a:b"}`), "", "", "which server"},
+		{"a member in another case", resource(`{"Server":"alpha","uri":"a:b"}`), "", "", "which server"},
+		{"no URI", resource(`{"server":"alpha"}`), "", "", "which URI"},
+		{"an empty URI", resource(`{"server":"alpha","uri":""}`), "", "", "which URI"},
+		{"a URI that is no string", resource(`{"server":"alpha","uri":["a:b"]}`), "", "", "which URI"},
+		{"an empty template", "proxy://template/", "", "", "which server"},
+		{"a template without a server", "proxy://template//x:y", "", "", "which server"},
+		{"a template of a server with a bad escape", "proxy://template/a%zz/x:y", "", "", "which server"},
+		{"a template without a URI", "proxy://template/alpha/", "", "", "which URI"},
+		{"a template without a slash", "proxy://template/alpha", "", "", "which URI"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			server, uri, err := ParseURI(tt.proxy)
+			if server != tt.server || uri != tt.uri {
+				t.Errorf("got %q, %q", server, uri)
+			}
+			wantError(t, err, tt.err)
+		})
+	}
+}
+
+func TestTemplateURI(t *testing.T) { // A66
+	tests := []struct{ server, template, want string }{
+		{"alpha", "file:///{+path}", "proxy://template/alpha/file:///{+path}"},
+		{"a/{b}", "{+uri}", "proxy://template/a%2F%7Bb%7D/{+uri}"},
+		{"alpha", "db://x{/table}{?q*}", "proxy://template/alpha/db://x{/table}{?q*}"},
+	}
+	for _, tt := range tests {
+		got := TemplateURI(tt.server, tt.template)
+		if got != tt.want {
+			t.Errorf("got %s, want %s", got, tt.want)
+		}
+		if server, template, err := ParseURI(got); server != tt.server || template != tt.template || err != nil {
+			t.Errorf("%s: got %q, %q, %v", got, server, template, err)
+		}
+	}
+}
+
+func TestObservationURI(t *testing.T) {
+	if got := ObservationURI("k7"); got != strings.Replace(ObservationTemplate, "{id}", "k7", 1) || got != "proxy://observation/k7" {
+		t.Errorf("got %s", got)
+	}
+	for uri, want := range map[string]string{"proxy://observation/k7": "k7", "proxy://observation/": "", "proxy://resource/k7": "", "": ""} {
+		if id, ok := ParseObservationURI(uri); id != want || ok != (want != "") {
+			t.Errorf("%s: got %q, %t", uri, id, ok)
+		}
+	}
+}
+
+func TestURIsComeApart(t *testing.T) { // A12, A66
+	random := rand.New(rand.NewPCG(5, 6))
+	alphabet := []rune("ab/:%+-_ {}?#&<>=\"'\\\n\t\x00\x7f\u2028é世😀\U0010ffff\ufffd")
+	some := func() string {
+		text := make([]rune, random.IntN(40)+1)
+		for i := range text {
+			text[i] = alphabet[random.IntN(len(alphabet))]
+		}
+		return string(text)
+	}
+	for range 5000 {
+		server, uri := some(), some()
+		for _, proxy := range []string{ResourceURI(server, uri), TemplateURI(server, uri)} {
+			gotServer, gotURI, err := ParseURI(proxy)
+			if gotServer != server || gotURI != uri || err != nil {
+				t.Fatalf("%q and %q are %q, %q, %v after a round trip", server, uri, gotServer, gotURI, err)
+			}
+		}
+		// Whoever decodes it with another library reads the same.
+		encoded, _ := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(ResourceURI(server, uri), "proxy://resource/"))
+		var place struct{ Server, URI string }
+		decoder := json.NewDecoder(bytes.NewReader(encoded))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&place); err != nil || place.Server != server || place.URI != uri {
+			t.Fatalf("%q and %q: got %+v, %v", server, uri, place, err)
+		}
+	}
+}
+
+func FuzzParseURI(f *testing.F) {
+	f.Add(ResourceURI("alpha", "file://alpha/data.txt"))
+	f.Add(TemplateURI("a/b", "x:{y}"))
+	f.Add("proxy://resource/e30=")
+	f.Fuzz(func(t *testing.T, proxy string) {
+		server, uri, err := ParseURI(proxy)
+		if err != nil {
+			if server != "" || uri != "" {
+				t.Errorf("got %q and %q beside %v", server, uri, err)
+			}
+			return
+		}
+		if strings.HasPrefix(proxy, resourcePrefix) {
+			if s, u, err := ParseURI(ResourceURI(server, uri)); s != server || u != uri || err != nil {
+				t.Errorf("%q and %q are %q, %q, %v after a round trip", server, uri, s, u, err)
+			}
+		}
+	})
+}
