@@ -1,0 +1,121 @@
+package toolsearch
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestTerms(t *testing.T) {
+	for _, test := range []struct {
+		name, text, want string
+	}{
+		{"nothing", "", ""},
+		{"no letter or digit", " -- ?!", ""},
+		{"lower case", "Read FILE", "read fil"},
+		{"snake_case", "read_text_file", "read text fil"},
+		{"kebab-case and dots", "git-log.v", "git log v"},
+		{"a server and its tool", "files::read__all", "fil read all"},
+		{"camelCase, and the whole of it", "readFile", "read fil readfil"},
+		{"an abbreviation in a name", "HTTPServer", "http server httpserver"},
+		{"a plural of an abbreviation", "URLs IDs", "url id"},
+		{"digits", "base64 s3", "bas 64 base64 s 3 s3"},
+		{"words that every text has", "the list of a file", "list fil"},
+		{"a possessive", "user's user’s", "user user"},
+		{"accents", "Créer l'été", "créer lété"},
+		{"a script without spaces", "读取file文件", "读 取 fil 文 件"},
+		{"data", strings.Repeat("x", 250), strings.Repeat("x", 100) + " " + strings.Repeat("x", 100) + " " + strings.Repeat("x", 50)},
+		{"bytes that are not UTF-8", "a\xffread", "read"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := strings.Join(slices.Collect(terms(test.text)), " "); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestTermsStopWhereTheyAreAsked(t *testing.T) {
+	const text = "readFile 读 one two2"
+	for n := range 8 {
+		got := 0
+		for range terms(text) {
+			if got++; got == n+1 {
+				break
+			}
+		}
+		if got != n+1 {
+			t.Errorf("got %d terms, asked for %d", got, n+1)
+		}
+	}
+}
+
+// The forms of a word have one stem, which has no ending left.
+func TestStem(t *testing.T) {
+	for _, forms := range []string{
+		"file files filing filed",
+		"create creates created creating",
+		"query queries queried querying",
+		"copy copies copied copying",
+		"movie movies",
+		"box boxes boxed",
+		"search searches searched searching",
+		"branch branches",
+		"cache caches cached caching",
+		"size sizes sized sizing",
+		"database databases",
+		"alias aliases",
+		"status statuses",
+		"address addresses addressed addressing",
+		"class classes",
+		"close closes closed closing",
+		"stop stops stopped stopping",
+		"set sets setting settings",
+		"add adds added adding",
+		"bill bills billed billing",
+		"embed embeds embedded embedding embeddings",
+		"page pages paged paging",
+		"issue issues issued issuing",
+		"release releases released releasing",
+		"id ids",
+		"feed feeds feeding",
+		"string strings",
+	} {
+		all := strings.Fields(forms)
+		for _, form := range all {
+			if got, want := stem(form), stem(all[0]); got != want || stem(got) != got {
+				t.Errorf("%s: stem %q, of %s %q", form, got, all[0], want)
+			}
+		}
+	}
+	for _, different := range []string{"string str", "feed fe", "process proces", "redis red", "gas ga", "bus bu", "été ét", "fill file"} {
+		a, b, _ := strings.Cut(different, " ")
+		if stem(a) == stem(b) {
+			t.Errorf("%s and %s have the same stem", a, b)
+		}
+	}
+}
+
+func TestSummary(t *testing.T) {
+	long := strings.Repeat("é", 300)
+	for _, test := range []struct {
+		name, text, want string
+	}{
+		{"nothing", " \n ", ""},
+		{"a sentence", "Reads a file. Then more.", "Reads a file."},
+		{"a line", "\n  Reads a file\r\nand more", "Reads a file"},
+		{"no end", "Reads a file", "Reads a file"},
+		{"a question", "What? This.", "What?"},
+		{"an abbreviation", "Reads files, e.g. logs. Fast.", "Reads files, e.g. logs."},
+		{"a version and a file", "Reads v1.2 of a.txt. Fast.", "Reads v1.2 of a.txt."},
+		{"an ideographic full stop", "读取文件。更多", "读取文件。"},
+		{"200 characters", long[:400], long[:400]},
+		{"more characters", long, long[:398] + "…"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := summary(test.text); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
