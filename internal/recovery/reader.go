@@ -1,0 +1,158 @@
+// Package recovery gives agents back what was cut out of tool results.
+//
+// Where observation_mask cuts the middle out of a string, it leaves a marker with
+// the id under which the original is kept for a while. An agent that needs it reads
+// it by the tool [Tool] describes, part by part or line by line, or as the resource
+// of [Template]. A character is a Unicode code point, as in the markers.
+package recovery
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A Reader answers calls of the tool and reads of the resource, for one client.
+type Reader struct {
+	// Get returns what is kept under a handle: the body of a JSON string, as it
+	// stood between its quotes.
+	Get func(handle string) (original []byte, ok bool)
+
+	// Texts in answers have at most so many characters, so that they are not cut
+	// in their turn. 0 is no limit.
+	MaxChars int
+}
+
+// Text returns the whole of an original.
+func (r Reader) Text(handle string) (text string, ok bool) {
+	body, ok := r.Get(handle)
+	if !ok {
+		return "", false
+	}
+	return string(jsonspan.AppendText(nil, body)), true
+}
+
+// Call answers a call of the tool: it takes its arguments and returns its result,
+// both JSON.
+//
+// The first content of the result is the text that was asked for and nothing else.
+// The second tells the model which part that is and how to go on; _meta tells the
+// same to programs.
+func (r Reader) Call(arguments []byte) (result []byte) {
+	a, err := parse(arguments)
+	if err != nil {
+		return failure(err.Error())
+	}
+	var body []byte
+	ok := len(a.id) <= maxID
+	if ok {
+		body, ok = r.Get(a.id)
+	}
+	if !ok {
+		return failure(fmt.Sprintf("Nothing is kept under the id %s. Originals are kept for a limited time, and only for the client that got the marker. Check that the id is as in the marker, or run the tool that gave the result again.", shortly(a.id)))
+	}
+	total := jsonspan.Count(body)
+	if a.start > 0 && a.start >= total {
+		// No answer is empty: there are model APIs that refuse an empty text.
+		return failure(fmt.Sprintf("start_char (%d) is at or behind the end: the original has %d characters", a.start, total))
+	}
+	if a.end < 0 || a.end > total {
+		a.end = total
+	}
+	if a.pattern != nil {
+		return r.find(a, body, total)
+	}
+	return r.part(a, body, total)
+}
+
+// part answers a call for a part of the original.
+func (r Reader) part(a arguments, body []byte, total int) []byte {
+	end := a.end
+	if r.MaxChars > 0 {
+		end = min(end, a.start+r.MaxChars)
+	}
+	body = body[jsonspan.Advance(body, a.start):]
+	body = body[:jsonspan.Advance(body, end-a.start)]
+	m := meta{Total: total, Start: &a.start, End: &end}
+	note := fmt.Sprintf("[characters %d to %d of %d", a.start, end, total)
+	if end < a.end {
+		m.Next = &end
+		note += fmt.Sprintf("; go on with start_char=%d", end)
+	}
+	return success(m, string(jsonspan.AppendText(nil, body)), note+"]")
+}
+
+// maxWork bounds what one search may cost, in steps of a program on bytes, to some
+// seconds at worst. A plain pattern gets through dozens of megabytes; one of a
+// thousand characters can be made to cost ten thousand times as much. It is a variable
+// only so that tests can make it small.
+var maxWork = 1 << 29
+
+// find answers a call for the lines that match a pattern.
+func (r Reader) find(a arguments, body []byte, total int) []byte {
+	s := newSearch(a, string(jsonspan.AppendText(nil, body)), r.MaxChars)
+	from, to := s.byteAt(a.start), s.byteAt(a.end)
+	if (to-from)*a.steps > maxWork {
+		return failure("pattern is too complex for so long a text: give a simpler one, or a smaller part by start_char and end_char")
+	}
+	next := s.run(from, to)
+	m := meta{Total: total, Matches: &s.found}
+	if s.found == 0 {
+		return success(m, fmt.Sprintf("[no line matches in characters %d to %d of %d]", a.start, a.end, total))
+	}
+	note := fmt.Sprintf("[matches: %d", s.found)
+	if next >= 0 {
+		n := s.charAt(next)
+		m.Next = &n
+		note += fmt.Sprintf("; go on with start_char=%d", n)
+	}
+	return success(m, s.out.String(), fmt.Sprintf("%s; the original has %d characters]", note, total))
+}
+
+// A meta tells programs what a note tells models.
+type meta struct {
+	Total   int  `json:"total_chars"`
+	Start   *int `json:"start_char,omitempty"`
+	End     *int `json:"end_char,omitempty"`
+	Matches *int `json:"matches,omitempty"`
+	Next    *int `json:"next_start_char,omitempty"`
+}
+
+type content struct {
+	Type string `json:"type"`
+	Text string `json:"text"`
+}
+
+func success(m meta, texts ...string) []byte {
+	contents := make([]content, len(texts))
+	for i, text := range texts {
+		contents[i] = content{"text", text}
+	}
+	return encode(struct {
+		Content []content `json:"content"`
+		Meta    meta      `json:"_meta"`
+	}{contents, m})
+}
+
+func failure(reason string) []byte {
+	if !strings.HasSuffix(reason, ".") {
+		reason += "."
+	}
+	return encode(struct {
+		Content []content `json:"content"`
+		IsError bool      `json:"isError"`
+	}{[]content{{"text", reason}}, true})
+}
+
+// encode encodes without the escapes that are only for HTML, which would make six
+// bytes of one.
+func encode(v any) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(v) // strings and numbers always can be
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}

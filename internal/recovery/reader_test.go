@@ -1,0 +1,299 @@
+package recovery
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
+)
+
+const id = "obs_0000000000000000000000"
+
+// keeping returns a Reader of one original, given as the body of a JSON string.
+func keeping(body string, maxChars int) Reader {
+	return Reader{MaxChars: maxChars, Get: func(handle string) ([]byte, bool) {
+		if handle != id {
+			return nil, false
+		}
+		return []byte(body), true
+	}}
+}
+
+// quoted returns the body of the JSON string that text is.
+func quoted(text string) string {
+	b, err := json.Marshal(text)
+	if err != nil {
+		panic(err)
+	}
+	return string(b[1 : len(b)-1])
+}
+
+type answer struct {
+	Content []struct{ Type, Text string }
+	IsError bool
+	Meta    struct {
+		Total   *int `json:"total_chars"`
+		Start   *int `json:"start_char"`
+		End     *int `json:"end_char"`
+		Matches *int `json:"matches"`
+		Next    *int `json:"next_start_char"`
+	} `json:"_meta"`
+}
+
+func (a answer) text() string { return a.Content[0].Text }
+
+func call(t *testing.T, r Reader, arguments string) (a answer) {
+	t.Helper()
+	result := r.Call([]byte(arguments))
+	if err := json.Unmarshal(result, &a); err != nil || len(a.Content) == 0 {
+		t.Fatalf("%s: %v", result, err)
+	}
+	for _, c := range a.Content {
+		if c.Type != "text" || c.Text == "" {
+			t.Fatalf("content %+v", c)
+		}
+	}
+	return a
+}
+
+func TestPart(t *testing.T) {
+	const text = "héllo 漢字 😀\r\n\t\"<&>\" \u2028 end"
+	for _, test := range []struct {
+		name, arguments string
+		max             int
+		want            string
+		next            int // 0 for none
+	}{
+		{"the whole", `{"id":"` + id + `"}`, 0, text, 0},
+		{"the whole, within the limit", `{"id":"` + id + `"}`, 24, text, 0},
+		{"what the limit allows", `{"id":"` + id + `"}`, 10, "héllo 漢字 😀", 10},
+		{"the first character", `{"id":"` + id + `","end_char":1}`, 0, "h", 0},
+		{"a wide character", `{"id":"` + id + `","start_char":9,"end_char":10}`, 0, "😀", 0},
+		{"from a character on", `{"id":"` + id + `","start_char":19}`, 0, "\u2028 end", 0},
+		{"from a character on, as the limit allows", `{"id":"` + id + `","start_char":6}`, 3, "漢字 ", 9},
+		{"up to the limit exactly", `{"id":"` + id + `","start_char":6,"end_char":9}`, 3, "漢字 ", 0},
+		{"an end behind the end", `{"id":"` + id + `","start_char":21,"end_char":1000}`, 0, "end", 0},
+		{"numbers that are whole in other words", `{"id":"` + id + `","start_char":0.0,"end_char":1e0}`, 0, "h", 0},
+		{"what is null or empty was not given", `{"id":"` + id + `","start_char":null,"end_char":null,"pattern":"","context_lines":null}`, 0, text, 0},
+		{"an end beyond all numbers", `{"id":"` + id + `","end_char":1e300}`, 0, text, 0},
+		{"an id as the marker has it", `{"id":" id=` + id + ` ","end_char":1}`, 0, "h", 0},
+		{"an id as the resource has it", `{"id":"proxy://observation/` + id + `","end_char":1}`, 0, "h", 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := call(t, keeping(quoted(text), test.max), test.arguments)
+			if a.IsError || len(a.Content) != 2 || a.text() != test.want {
+				t.Errorf("got %+v, want %q", a, test.want)
+			}
+			if *a.Meta.Total != 24 || *a.Meta.End-*a.Meta.Start != utf8.RuneCountInString(test.want) {
+				t.Errorf("meta %d, %d to %d", *a.Meta.Total, *a.Meta.Start, *a.Meta.End)
+			}
+			note := fmt.Sprintf("[characters %d to %d of 24]", *a.Meta.Start, *a.Meta.End)
+			next := 0
+			if a.Meta.Next != nil {
+				next = *a.Meta.Next
+				note = fmt.Sprintf("[characters %d to %d of 24; go on with start_char=%d]", *a.Meta.Start, *a.Meta.End, next)
+			}
+			if next != test.next || a.Content[1].Text != note {
+				t.Errorf("next %d, want %d; note %q, want %q", next, test.next, a.Content[1].Text, note)
+			}
+		})
+	}
+}
+
+func TestCallRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name, arguments, want string
+	}{
+		{"no arguments", ``, "id is missing: give the one in the marker, which begins with obs_."},
+		{"null", `null`, "id is missing: give the one in the marker, which begins with obs_."},
+		{"no id", `{"start_char":1}`, "id is missing: give the one in the marker, which begins with obs_."},
+		{"an empty id", `{"id":" "}`, "id is missing: give the one in the marker, which begins with obs_."},
+		{"an id that is a number", `{"id":7}`, `id must be a string, not "7".`},
+		{"an unknown id", `{"id":"obs_x"}`, `Nothing is kept under the id "obs_x".`},
+		{"an id of any length", `{"id":"` + strings.Repeat("x", 500) + `"}`, `Nothing is kept under the id "` + strings.Repeat("x", 80) + `…".`},
+		{"a list", `[]`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
+		{"no JSON", `{`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
+		{"a number as a string", `{"id":"` + id + `","start_char":"5"}`, `start_char must be a number, not the string "5": leave out the quotes.`},
+		{"an object for a number", `{"id":"` + id + `","end_char":{}}`, `end_char must be a number, not "{}".`},
+		{"true for a number", `{"id":"` + id + `","max_matches":true}`, `max_matches must be a number, not "true".`},
+		{"half a character", `{"id":"` + id + `","end_char":0.5}`, `end_char must be a whole number, not "0.5".`},
+		{"a place before the beginning", `{"id":"` + id + `","start_char":-1}`, `start_char must be at least 0, not "-1".`},
+		{"a place far before the beginning", `{"id":"` + id + `","start_char":-1e300}`, `start_char must be at least 0, not "-1e300".`},
+		{"an end before the start", `{"id":"` + id + `","start_char":5,"end_char":4}`, `end_char (4) must be greater than start_char (5).`},
+		{"an end at the start", `{"id":"` + id + `","end_char":0}`, `end_char (0) must be greater than start_char (0).`},
+		{"a start at the end", `{"id":"` + id + `","start_char":11}`, `start_char (11) is at or behind the end: the original has 11 characters.`},
+		{"a start behind the end", `{"id":"` + id + `","start_char":12,"end_char":13}`, `start_char (12) is at or behind the end: the original has 11 characters.`},
+		{"no matches", `{"id":"` + id + `","pattern":"x","max_matches":0}`, `max_matches must be at least 1, not "0".`},
+		{"less than no context", `{"id":"` + id + `","pattern":"x","context_lines":-1}`, `context_lines must be at least 0, not "-1".`},
+		{"a bad pattern", `{"id":"` + id + `","pattern":"a(b"}`, `pattern is not a regular expression in RE2 syntax: missing closing ): "a(b".`},
+		{"a pattern of another syntax", `{"id":"` + id + `","pattern":"a(?=b)"}`, `pattern is not a regular expression in RE2 syntax: invalid or unsupported Perl syntax: "(?=".`},
+		{"a pattern that is a number", `{"id":"` + id + `","pattern":404}`, `pattern must be a string, not "404".`},
+		{"a long bad pattern", `{"id":"` + id + `","pattern":"(` + strings.Repeat("x", 900) + `"}`, `pattern is not a regular expression in RE2 syntax: missing closing ): "(` + strings.Repeat("x", 79) + `…".`},
+		{"a pattern too long", `{"id":"` + id + `","pattern":"` + strings.Repeat("é", 1001) + `"}`, `pattern has 1001 characters, more than 1000.`},
+		{"an argument that does not exist", `{"id":"` + id + `","start":1,"zzz":2}`, `there is no argument "start"; there are id, start_char, end_char, pattern, context_lines, max_matches.`},
+		{"an argument in other letters", `{"ID":"` + id + `"}`, "id is missing: give the one in the marker, which begins with obs_."},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := call(t, keeping("hello world", 0), test.arguments)
+			if !a.IsError || len(a.Content) != 1 || !strings.HasPrefix(a.text(), test.want) {
+				t.Errorf("got %+v, want %q", a, test.want)
+			}
+		})
+	}
+}
+
+func TestText(t *testing.T) {
+	r := keeping(`a\n\ud83d\ude00\ud800\u00e9`+"\xff", 3)
+	if got, ok := r.Text(id); !ok || got != "a\n😀\ufffdé\ufffd" {
+		t.Errorf("got %q, %v", got, ok)
+	}
+	if got, ok := r.Text("obs_x"); ok || got != "" {
+		t.Errorf("got %q for an unknown handle", got)
+	}
+}
+
+// O23: what the mask takes out comes back, and is not taken out again.
+func TestWhatIsMaskedIsRecovered(t *testing.T) {
+	text := strings.Repeat("é\"漢😀\\\n<b>\u2028 ", 2000)
+	kept := map[string][]byte{}
+	policy := mask.Policy{MaxChars: 4000, HeadChars: 2000, TailChars: 2000, SaveLimit: 1 << 20, Save: func(body []byte) string {
+		handle := mask.HandlePrefix + fmt.Sprint(len(kept))
+		kept[handle] = bytes.Clone(body)
+		return handle
+	}}
+	apply := func(result []byte) []byte {
+		var out bytes.Buffer
+		m := mask.NewMasker(&out, policy)
+		_, _ = m.Write(slices.Concat([]byte(`{"jsonrpc":"2.0","id":1,"result":`), result, []byte(`}`)))
+		_ = m.End()
+		return out.Bytes()
+	}
+	masked := apply([]byte(`{"content":[{"type":"text","text":"` + quoted(text) + `"}]}`))
+	found := regexp.MustCompile(`MASKED original_chars=(\d+) head=2000 tail=2000 id=(obs_\w+)\]`).FindSubmatch(masked)
+	if found == nil {
+		t.Fatalf("%s", masked)
+	}
+	r := Reader{MaxChars: policy.MaxChars, Get: func(handle string) ([]byte, bool) {
+		body, ok := kept[handle]
+		return body, ok
+	}}
+	if got, ok := r.Text(string(found[2])); !ok || got != text {
+		t.Error("the resource is another text")
+	}
+	got := follow(t, r, string(found[2]), func(result []byte) {
+		if again := apply(result); !bytes.Contains(again, result) {
+			t.Errorf("masked again: %s", again)
+		}
+	})
+	if got != text {
+		t.Error("the parts are another text")
+	}
+	if fmt.Sprint(utf8.RuneCountInString(text)) != string(found[1]) {
+		t.Errorf("%s characters", found[1])
+	}
+	result := r.Call(fmt.Appendf(nil, `{"id":%q,"pattern":"b","max_matches":200,"context_lines":20}`, found[2]))
+	if again := apply(result); !bytes.Contains(again, result) {
+		t.Errorf("lines masked again: %s", again)
+	}
+}
+
+// follow reads an original part by part, as the answers say.
+func follow(t *testing.T, r Reader, id string, each func(result []byte)) string {
+	t.Helper()
+	var all strings.Builder
+	for start := 0; ; {
+		arguments := fmt.Sprintf(`{"id":%q,"start_char":%d}`, id, start)
+		each(r.Call([]byte(arguments)))
+		a := call(t, r, arguments)
+		if a.IsError {
+			t.Fatal(a.text())
+		}
+		all.WriteString(a.text())
+		if a.Meta.Next == nil {
+			return all.String()
+		}
+		if *a.Meta.Next <= start {
+			t.Fatalf("from %d on to %d", start, *a.Meta.Next)
+		}
+		start = *a.Meta.Next
+	}
+}
+
+// pieces are what bodies of JSON strings are made of.
+var pieces = []string{"a", "hello ", "é", "漢字", "😀", `\n`, `\r\n`, `\"`, `\\`, `\/`, `\t`, `\u0000`, `\u00e9`, `\u2028`, "\u2028", `\ud83d\ude00`, `\ud83d`, `\ude00`, `\ud83d\ud83d\ude00`, "\xff", "\xe6\xbc", "\u0301", "<&>"}
+
+func body(random *rand.Rand, n int) string {
+	var b strings.Builder
+	for range n {
+		b.WriteString(pieces[random.IntN(len(pieces))])
+	}
+	return b.String()
+}
+
+// O23: recovery is exact, whatever the text and the limit.
+func TestPartsAddUp(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 150 {
+		body := body(random, 1+random.IntN(60))
+		want := string(jsonspan.AppendText(nil, []byte(body)))
+		for _, limit := range []int{0, 1, 2, 7, 1 + random.IntN(40), 1000} {
+			r := keeping(body, limit)
+			if got := follow(t, r, id, func([]byte) {}); got != want {
+				t.Fatalf("%q by %d: got %q, want %q", body, limit, got, want)
+			}
+		}
+		chars := []rune(want)
+		start := random.IntN(len(chars))
+		end := start + 1 + random.IntN(len(chars)-start)
+		a := call(t, keeping(body, 0), fmt.Sprintf(`{"id":%q,"start_char":%d,"end_char":%d}`, id, start, end))
+		if want := string(chars[start:end]); a.text() != want || *a.Meta.Total != len(chars) {
+			t.Fatalf("%q from %d to %d: got %+v, want %q", body, start, end, a, want)
+		}
+	}
+}
+
+func TestDescriptors(t *testing.T) {
+	var tool struct {
+		Name, Description string
+		InputSchema       struct {
+			Properties map[string]struct {
+				Type, Description           string
+				Maximum, Default, MaxLength int
+			}
+			Required []string
+		}
+	}
+	if err := json.Unmarshal(Tool, &tool); err != nil {
+		t.Fatal(err)
+	}
+	properties := tool.InputSchema.Properties
+	if tool.Name != ToolName || tool.Description == "" || !slices.Equal(tool.InputSchema.Required, []string{"id"}) || len(properties) != len(names) {
+		t.Errorf("%+v", tool)
+	}
+	for _, name := range names {
+		if properties[name].Type == "" || properties[name].Description == "" {
+			t.Errorf("%s is not described", name)
+		}
+	}
+	if p := properties["context_lines"]; p.Maximum != maxContext || p.Default != defaultContext {
+		t.Errorf("context_lines: %+v", p)
+	}
+	if p := properties["max_matches"]; p.Maximum != maxMatches || p.Default != defaultMatches {
+		t.Errorf("max_matches: %+v", p)
+	}
+	if p := properties["pattern"]; p.MaxLength != maxPattern {
+		t.Errorf("pattern: %+v", p)
+	}
+	var template struct{ URITemplate, Name string }
+	if err := json.Unmarshal(Template, &template); err != nil || template.URITemplate != "proxy://observation/{id}" || template.Name == "" {
+		t.Errorf("%+v, %v", template, err)
+	}
+}
