@@ -38,7 +38,7 @@ const statusClientLeft = 499
 func (a *arrival) WriteHeader(status int) {
 	if status == statusClientLeft && a.ctx.Err() != nil {
 		// Nobody is there to get it, unless it was us who canceled.
-		if a.gaveUp = true; context.Cause(a.ctx) != errTimeout {
+		if a.gaveUp = true; context.Cause(a.ctx) != errTimeout && a.x.door != innerDoor {
 			a.x.w.WriteHeader(status)
 		}
 		return
@@ -76,7 +76,7 @@ func (a *arrival) ReadFrom(r io.Reader) (int64, error) {
 
 // heard notes that the server is alive. At /rpc the time is for the whole answer.
 func (a *arrival) heard() {
-	if a.timer != nil && a.x.door == mcpDoor {
+	if a.timer != nil && a.x.door != rpcDoor {
 		a.timer.Reset(a.timeout)
 	}
 }

@@ -36,6 +36,12 @@ func init() {
 //		}
 //		request_limit    <size>
 //		response_limit   <size>
+//		separator        <text> | none
+//		max_name_length  <number>
+//		join_timeout     <duration>
+//		session_key      <text>
+//		max_sessions     <number>
+//		discovery        on | off
 //		mcp_path         <path>
 //		rpc_path         <path>
 //		origins          <origins...>
@@ -45,6 +51,7 @@ func init() {
 //			timeout <duration>
 //			path    <path>
 //			mask    <as above>
+//			expose  <patterns...>
 //			<what the mcp_stdio transport takes, with stdio>
 //			<handler directives, ordered as in a site>
 //		}
@@ -85,6 +92,18 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			if handler.ResponseLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.ResponseLimit == 0 {
 				err = h.Errf("response_limit: 0 lets nothing through")
 			}
+		case "separator":
+			handler.Separator, err = subdirective.Text(h.Dispenser)
+		case "max_name_length":
+			handler.MaxNameLength, err = subdirective.Number(h.Dispenser)
+		case "join_timeout":
+			handler.JoinTimeout, err = subdirective.Duration(h.Dispenser)
+		case "session_key":
+			handler.SessionKey, err = subdirective.Text(h.Dispenser)
+		case "max_sessions":
+			handler.MaxSessions, err = subdirective.Number(h.Dispenser)
+		case "discovery":
+			handler.Discovery, err = subdirective.Switch(h.Dispenser)
 		case "mcp_path":
 			handler.MCPPath, err = subdirective.Text(h.Dispenser)
 		case "rpc_path":
@@ -168,7 +187,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		case stdio && ofTransport[name]:
 			transport = append(transport, d.NextSegment()...)
 			continue
-		case name != "alias": // of which there may be several lines
+		case name != "alias" && name != "expose": // of which there may be several lines
 			handlers = append(handlers, d.NextSegment()...)
 			continue
 		}
@@ -186,6 +205,8 @@ func (s *Server) parseLine(d *caddyfile.Dispenser, name string) (err error) {
 	switch name {
 	case "alias":
 		err = subdirective.List(d, &s.Aliases)
+	case "expose":
+		err = subdirective.List(d, &s.Expose)
 	case "timeout":
 		s.Timeout, err = subdirective.Duration(d)
 	case "path":

@@ -44,9 +44,11 @@ type exchange struct {
 	reply   reply
 	rpc     rpcReply    // reply, at /rpc
 	stream  streamReply // reply, at /mcp
+	inner   innerReply  // reply, where servers are one
 
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
 	left      bool             // the client cannot be written to
+	passedOn  bool             // to one server, which counts it
 	outcome   string
 	errorCode int // of JSON-RPC, 0 for none
 }
@@ -84,12 +86,16 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 		if failure := x.read(r); failure != nil {
 			return failure
 		}
+	case x.door == joinedDoor: // which knows better what it takes
 	case x.door == rpcDoor:
 		x.w.Header().Set("Allow", "POST")
 		return jsonrpc.MethodNotAllowed()
 	case r.Method != http.MethodGet && r.Method != http.MethodDelete:
 		x.w.Header().Set("Allow", "POST, GET, DELETE")
 		return jsonrpc.MethodNotAllowed()
+	}
+	if x.door == joinedDoor {
+		return x.serveJoined(r)
 	}
 	if x.server == nil {
 		return jsonrpc.UnknownServer(shortened(name))
@@ -151,12 +157,15 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	// Over any other protocol nobody would mask, count or time anything.
 	r.Header.Del("Upgrade")
-	if x.door == rpcDoor {
+	switch x.door {
+	case innerDoor:
+		x.inner.x, x.reply = x, &x.inner
+	case rpcDoor:
 		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set("Accept", "application/json, text/event-stream")
 		r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
 		x.rpc.x, x.reply = x, &x.rpc
-	} else {
+	default:
 		x.stream.x, x.reply = x, &x.stream
 		x.stream.opened = r.Method == http.MethodGet
 		x.stream.path = path
@@ -166,11 +175,17 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	x.arrival.x, x.arrival.ctx = x, ctx
-	if lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); x.door == mcpDoor && lasts {
+	if lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); x.door != rpcDoor && lasts {
 		defer context.AfterFunc(x.handler.exiting, func() { cancel(errExiting) })()
 	} else {
 		x.arrival.timeout = time.Duration(x.server.Timeout)
-		x.arrival.timer = time.AfterFunc(x.arrival.timeout, func() { cancel(errTimeout) })
+		x.arrival.timer = time.AfterFunc(x.arrival.timeout, func() {
+			if x.inner.waits() {
+				x.arrival.timer.Reset(x.arrival.timeout)
+				return
+			}
+			cancel(errTimeout)
+		})
 		defer x.arrival.timer.Stop()
 		x.arrival.limit = x.handler.ResponseLimit
 	}
@@ -204,13 +219,18 @@ func (timeoutError) Temporary() bool { return true }
 // mid-body; that is an error here, because it may still be answered.
 func (x *exchange) run(r *http.Request) (err error) {
 	defer func() {
-		if reason := recover(); reason == http.ErrAbortHandler {
+		switch reason := recover(); {
+		case reason == nil:
+		case reason == http.ErrAbortHandler:
 			err = errAborted
-		} else if reason != nil {
+		case x.door == innerDoor: // there are other servers to serve, and perhaps nobody above to catch it
+			x.handler.logger.Error("handler of MCP server panicked", zap.String("mcp_server", x.server.Name), zap.Any("panic", reason), zap.Stack("stack"))
+			err = errAborted
+		default:
 			panic(reason)
 		}
 	}()
-	if x.server.mask == nil {
+	if !x.masked() {
 		return x.ServeHTTP(x.reply, r)
 	}
 	return x.server.mask.ServeHTTP(x.reply, r, x)
@@ -246,7 +266,7 @@ func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
 		return nil
 	case cause != nil || x.left:
 		x.left, x.outcome = true, outcomeCanceled
-		if err == errAborted {
+		if err == errAborted && x.door != innerDoor {
 			panic(http.ErrAbortHandler)
 		}
 		return nil
@@ -365,10 +385,15 @@ func (x *exchange) toolName() string {
 }
 
 func (x *exchange) client() string {
-	if x.repl == nil {
+	return identity(x.repl)
+}
+
+// identity is who a client is, if Caddy's authentication knows.
+func identity(repl *caddy.Replacer) string {
+	if repl == nil {
 		return ""
 	}
-	id, _ := x.repl.GetString("http.auth.user.id")
+	id, _ := repl.GetString("http.auth.user.id")
 	return id
 }
 
@@ -385,6 +410,9 @@ func shortened(name string) string {
 
 // record counts and logs the exchange.
 func (x *exchange) record(httpMethod string) {
+	if x.passedOn {
+		return
+	}
 	if x.outcome == "" {
 		x.outcome = outcomePanic
 	}
@@ -405,9 +433,9 @@ func (x *exchange) record(httpMethod string) {
 // methodLabel is what was asked for, of a set that clients cannot make larger.
 func (x *exchange) methodLabel(httpMethod string) string {
 	switch {
-	case httpMethod == http.MethodGet && x.door == mcpDoor:
+	case httpMethod == http.MethodGet && x.door != rpcDoor:
 		return methodStream
-	case httpMethod == http.MethodDelete && x.door == mcpDoor:
+	case httpMethod == http.MethodDelete && x.door != rpcDoor:
 		return methodDelete
 	case x.message.IsAnswer():
 		return methodAnswer

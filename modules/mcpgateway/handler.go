@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
@@ -103,7 +104,36 @@ type Handler struct {
 	// Default: no limit; responses are passed on as they arrive
 	ResponseLimit int64 `json:"response_limit,omitempty"`
 
-	// Below which path servers are served over Streamable HTTP. Default: /mcp
+	// What stands between the name of a server and that of its tool or prompt where
+	// all servers are one. Model APIs take letters, digits, _ and - only: __ is what
+	// clients can pass on to all of them. Tools can always be called with ::, too.
+	// none shows a single server as it is. Default: ::
+	Separator string `json:"separator,omitempty"`
+
+	// The longest that such a name may be. Longer ones are cut, and end in letters
+	// that stand for what they were. Default: 64
+	MaxNameLength int `json:"max_name_length,omitempty"`
+
+	// How long a server may take to shake hands, or to list what it has, before all
+	// others are shown without it. Default: 15s
+	JoinTimeout caddy.Duration `json:"join_timeout,omitempty"`
+
+	// What seals the session ids of clients: the same at all replicas that share
+	// clients. At least 32 characters, mostly from the environment:
+	// {env.MCP_SESSION_KEY}. Default: random, for as long as the process lives
+	SessionKey string `json:"session_key,omitempty"`
+
+	// How many clients are remembered. Of those who were not seen for the longest
+	// time, what is kept in memory is forgotten; their sessions go on.
+	// Default: 100000
+	MaxSessions int `json:"max_sessions,omitempty"`
+
+	// List three tools, search_tools, describe_tool and call_tool, in place of all.
+	// Default: false
+	Discovery bool `json:"discovery,omitempty"`
+
+	// Below which path servers are served over Streamable HTTP. All servers as one
+	// are served at the path itself. Default: /mcp
 	MCPPath string `json:"mcp_path,omitempty"`
 
 	// Below which path servers are served by plain POST. Default: /api/mcp-gateway
@@ -118,6 +148,7 @@ type Handler struct {
 	// checked. Default: any name, except at a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
+	joined             *aggregate.Aggregate
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
 	exiting            context.Context    // done when Caddy exits
@@ -136,6 +167,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler and its servers.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.exiting, h.exit = context.WithCancel(context.Background())
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
 	}
@@ -164,6 +196,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			h.byName[name] = s
 		}
 	}
+	if err := h.join(); err != nil {
+		return err
+	}
 	if err := telemetry.Register(ctx, requests, durations); err != nil {
 		return err
 	}
@@ -171,7 +206,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
 	}
-	h.exiting, h.exit = context.WithCancel(context.Background())
 	return app.(*caddyevents.App).On("stopping", h)
 }
 
@@ -203,7 +237,7 @@ func (h *Handler) Validate() error {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 	}
-	return nil
+	return h.validateNames()
 }
 
 // Handle is told that the configuration is being stopped. If Caddy exits, streams
@@ -235,14 +269,19 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type door uint8
 
 const (
-	elsewhere door = iota
-	mcpDoor        // Streamable HTTP
-	rpcDoor        // one JSON-RPC message by POST
+	elsewhere  door = iota
+	joinedDoor      // all servers as one, over Streamable HTTP
+	mcpDoor         // one server, over Streamable HTTP
+	rpcDoor         // one server, by POST of one JSON-RPC message
+	innerDoor       // one server, from behind joinedDoor
 )
 
 // find returns where a request comes in, and the name of the server it is for.
 func (h *Handler) find(u *url.URL) (door, string) {
 	path := u.EscapedPath()
+	if path == h.belowMCP || path == strings.TrimSuffix(h.belowMCP, "/") {
+		return joinedDoor, ""
+	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
 		return segment(mcpDoor, rest)
 	}

@@ -19,8 +19,9 @@ func TestFind(t *testing.T) {
 	}{
 		{"/%C3%A9/mcp/a", mcpDoor, "a"},
 		{"/%C3%A9/mcp/a%20b%2Fc%3A", mcpDoor, "a b/c:"},
-		{"/%C3%A9/mcp/", elsewhere, ""},
-		{"/%C3%A9/mcp", elsewhere, ""},
+		{"/%C3%A9/mcp/", joinedDoor, ""},
+		{"/%C3%A9/mcp", joinedDoor, ""},
+		{"/%C3%A9/mcp/a/b", elsewhere, ""},
 		{"/api/mcp-gateway/a/rpc", rpcDoor, "a"},
 		{"/api/mcp-gateway/rpc/rpc", rpcDoor, "rpc"},
 		{"/api/mcp-gateway/a%2Frpc", elsewhere, ""},

@@ -36,12 +36,17 @@ type Server struct {
 	// How its results are masked. Default: as the gateway's mask says
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
+	// Which tools are shown where all servers are one: patterns in which * stands for
+	// any characters. Others cannot be called there. Default: all
+	Expose []string `json:"expose,omitempty"`
+
 	// The routes that answer in the place of the server, or pass requests on to it.
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
 	target *url.URL // Path
 	routes caddyhttp.Handler
-	mask   caddyhttp.MiddlewareHandler // nil if nothing is masked
+	mask   *observationmask.Handler // nil if nothing is masked
+	masked bool                     // somebody has asked for that
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
@@ -73,9 +78,9 @@ func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Hand
 	var config observationmask.Handler
 	switch {
 	case s.Mask != nil:
-		config = *s.Mask
+		config, s.masked = *s.Mask, true
 	case fallback != nil:
-		config = *fallback
+		config, s.masked = *fallback, true
 	}
 	if config.Server == "" {
 		config.Server = s.Name
@@ -85,7 +90,7 @@ func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Hand
 		return err
 	}
 	if config.MaxChars == nil || *config.MaxChars > 0 {
-		s.mask = module.(caddyhttp.MiddlewareHandler)
+		s.mask = module.(*observationmask.Handler)
 	}
 	return nil
 }

@@ -232,6 +232,19 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	}
 }
 
+// Original returns what was masked and is kept for a client under a handle: the body
+// of a JSON string, escapes and all.
+func (h *Handler) Original(client, handle string) (body []byte, ok bool) {
+	if h.store == nil {
+		return nil, false
+	}
+	return h.store.Get(client, handle)
+}
+
+// Recovers reports whether originals are kept, and how long answers may be that are
+// not to be masked again.
+func (h *Handler) Recovers() (maxChars int, ok bool) { return h.policy.MaxChars, h.store != nil }
+
 // Cleanup releases the store.
 func (h *Handler) Cleanup() error {
 	if h.store == nil {

@@ -1,0 +1,158 @@
+// Package aggregate makes one MCP server out of many.
+//
+// A client that talks to an [Aggregate] sees the tools, prompts, resources and
+// templates of all servers behind it, under names that tell them apart. What it
+// asks for by such a name is passed on to the server that has it, spliced where
+// names stand and otherwise as it came; what the server says comes back in the same
+// way. Only what no server could answer alone is answered here: the handshake, the
+// lists, the streams.
+//
+// # Eras
+//
+// Clients and servers each speak one of two eras of the protocol, in any
+// combination. Where both speak the same, messages pass. Where they do not, the
+// server is spoken to in its own era, and what one era lacks is bridged: questions
+// that a server asks in mid-call become results that ask for input, and the other
+// way round.
+//
+// # Who remembers what
+//
+// Each client has connections of its own to the servers, a [link] each: its ids,
+// progress tokens and subscriptions cannot meet those of others. The session id that
+// a client of the legacy era holds carries the sessions of all its links, sealed.
+// Whoever has the key can go on with it, so a restart or another replica loses
+// nothing but caches.
+package aggregate
+
+import (
+	"context"
+	"crypto/cipher"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A Config says what is joined, and how. All fields are needed but Instructions,
+// Tools, Templates, ReadOwn and Discovery.
+type Config struct {
+	Name, Version string // of the server that clients see
+	Servers       []*Server
+	Naming        mcp.Naming
+	Key           []byte        // seals sessions; 32 bytes
+	JoinTimeout   time.Duration // how long a server may take to shake hands or to list what it has
+	MaxClients    int           // how many are remembered
+	Discovery     bool          // list tools to search tools with, in place of all tools
+	Tools         []Tool        // of the gateway itself
+	Templates     [][]byte      // of resources of the gateway itself, as resources/templates/list has them
+	Logger        *zap.Logger
+
+	// Exiting is done when streams are to end because we do.
+	Exiting context.Context
+
+	// ReadOwn returns the result of a resources/read of a resource of the gateway
+	// itself. It reports whether the URI is that of one.
+	ReadOwn func(r *http.Request, uri string) (result []byte, ours bool)
+}
+
+// A Tool is a tool of the gateway itself.
+type Tool struct {
+	Name       string
+	Descriptor []byte // as tools/list has it
+	Call       func(r *http.Request, arguments []byte) (result []byte)
+}
+
+// An Aggregate is an MCP server out of many. It starts no goroutines but for
+// requests, and ends them before these.
+type Aggregate struct {
+	config  Config
+	servers map[string]*Server // by name and alias
+	seal    cipher.AEAD
+
+	mu      sync.Mutex
+	clients *simplelru.LRU[string, *client]
+	held    map[string]*heldCall
+	shelf   shelf
+	index   index
+	running sync.WaitGroup // held calls
+}
+
+// New returns an Aggregate.
+func New(config Config) *Aggregate {
+	a := &Aggregate{
+		config:  config,
+		servers: map[string]*Server{},
+		seal:    newSeal(config.Key),
+		held:    map[string]*heldCall{},
+	}
+	for _, s := range config.Servers {
+		for _, name := range append([]string{s.Name}, s.Aliases...) {
+			a.servers[name] = s
+		}
+	}
+	a.clients, _ = simplelru.NewLRU[string, *client](config.MaxClients, func(_ string, c *client) { c.forgotten.Store(true) })
+	return a
+}
+
+// transparent reports whether there is one server, which is shown as it is.
+func (a *Aggregate) transparent() bool { return a.config.Naming.Separator == "" }
+
+// A Result says how a request was served.
+type Result struct {
+	Server  string           // to whom it was passed on, if to one
+	Name    string           // of what was called there
+	Failure *jsonrpc.Failure // is still to be answered
+	Code    int              // of the JSON-RPC error that was answered
+}
+
+// A Server is one of the servers that are joined.
+type Server struct {
+	Name     string
+	Aliases  []string
+	Expose   []string // patterns of the names of tools that are shown; all if there are none
+	Upstream Upstream
+
+	mu     sync.Mutex
+	speaks [2]opinion // by era
+}
+
+// An opinion is what is known of a server.
+type opinion uint8
+
+const (
+	unknown opinion = iota
+	yes
+	no
+)
+
+func (s *Server) learn(era mcp.Era, speaks bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.speaks[era] = no
+	if speaks {
+		s.speaks[era] = yes
+	}
+}
+
+// eras returns in which eras the server is to be spoken to, the most promising
+// first: that of the client, unless the server is known not to speak it.
+func (s *Server) eras(client mcp.Era) [2]mcp.Era {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	other := mcp.Modern - client
+	if s.speaks[client] == no && s.speaks[other] != no {
+		return [2]mcp.Era{other, client}
+	}
+	return [2]mcp.Era{client, other}
+}
+
+// shows reports whether clients may see a tool of the server, and call it.
+func (s *Server) shows(tool string) bool {
+	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, func(pattern string) bool { return mcp.MatchName(pattern, tool) })
+}

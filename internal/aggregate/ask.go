@@ -1,0 +1,188 @@
+package aggregate
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A client of the legacy era in front of a server of the modern one. The server asks
+// for input by a result; the client is asked by requests on the stream of its call,
+// and the call is made again with its answers.
+
+const (
+	// maxRounds is how often a server may ask for input in one call.
+	maxRounds = 16
+	// questionTime is how long a client, and the person in front of it, may take to
+	// answer.
+	questionTime = 10 * time.Minute
+)
+
+// ask passes the request on to a server of the modern era.
+func (t *turn) ask(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+	body, failure := t.modernized(body)
+	if failure != nil {
+		return t.failed(ctx, failure)
+	}
+	params := t.paramHeaders(ctx, l)
+	for range maxRounds {
+		rl := &relay{turn: t, link: l, ctx: ctx, params: params}
+		failure := rl.run(body)
+		switch {
+		case rl.answered:
+			return nil
+		case rl.h.abort():
+			panic(http.ErrAbortHandler)
+		case failure != nil:
+			return t.failed(ctx, failure)
+		case rl.input == nil:
+			return t.failed(ctx, rl.h.failure(l.server))
+		}
+		responses, failure := t.input(ctx, l, rl.input)
+		if failure != nil {
+			return t.failed(ctx, failure)
+		}
+		if body, failure = withInput(body, responses, rl.input.RequestState); failure != nil {
+			return t.failed(ctx, failure)
+		}
+	}
+	return t.failed(ctx, jsonrpc.InvalidResponse(l.server))
+}
+
+// modernized returns a request of the legacy era as one of the modern era.
+func (t *turn) modernized(body []byte) ([]byte, *jsonrpc.Failure) {
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return nil, failure
+	}
+	meta := t.client.meta(t.client.logLevel())
+	if m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
+		return spliced(body, insert(&m, slices.Concat([]byte(`"_meta":`), meta))), nil
+	}
+	at := m.Replace(jsonrpc.Meta, nil)
+	members := meta[1 : len(meta)-1]
+	return spliced(body, moved(jsonspan.Insert(m.Literal(jsonrpc.Meta), members), at.Start)), nil
+}
+
+// paramHeaders returns which arguments of the tool have to be repeated in headers.
+func (t *turn) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
+	if !t.m.Is(jsonrpc.Method, "tools/call") {
+		return nil
+	}
+	list, _, failure := l.listing(ctx, t, tools)
+	if failure != nil {
+		return nil // the server will say if there were any
+	}
+	return list.params
+}
+
+// An inputRequired is what a server of the modern era asks for before it goes on.
+type inputRequired struct {
+	InputRequests map[string]inputRequest `json:"inputRequests"`
+	RequestState  json.RawMessage         `json:"requestState"`
+}
+
+type inputRequest struct {
+	Method string          `json:"method"`
+	Params json.RawMessage `json:"params"`
+}
+
+// input asks the client for what a server wants to know.
+func (t *turn) input(ctx context.Context, l *link, wanted *inputRequired) (map[string]json.RawMessage, *jsonrpc.Failure) {
+	ctx, cancel := context.WithTimeout(ctx, questionTime)
+	defer cancel()
+	answers := map[string]<-chan *jsonrpc.Message{}
+	for key, q := range wanted.InputRequests {
+		if !t.client.can(q.Method) {
+			return nil, jsonrpc.MissingCapability(l.server, shortened(q.Method))
+		}
+		id, answer, forget := t.client.expect(l)
+		defer forget()
+		var m jsonrpc.Message
+		if failure := m.Read(jsonrpc.RequestAs(id, q.Method, q.Params)); failure != nil {
+			return nil, jsonrpc.InvalidResponse(l.server)
+		}
+		if !t.out.event(&outgoing{data: oneLine(l.tagged(t.a, &m))}) {
+			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
+		}
+		answers[key] = answer
+	}
+	responses := map[string]json.RawMessage{}
+	for key, answer := range answers {
+		select {
+		case m := <-answer:
+			if m.Has(jsonrpc.Error) {
+				return nil, refusedBy(l.server, m)
+			}
+			responses[key] = m.Literal(jsonrpc.Result)
+		case <-ctx.Done():
+			return nil, jsonrpc.Timeout(l.server)
+		}
+	}
+	return responses, nil
+}
+
+// refusedBy says that the client did not answer what a server wants to know.
+func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
+	failure := jsonrpc.ServerError(server, m)
+	failure.Data.Symbol = "input_refused"
+	return failure
+}
+
+// tagged returns a question of ours with the name of the server it is for.
+func (l *link) tagged(a *Aggregate, m *jsonrpc.Message) []byte {
+	if a.transparent() || m.Has(jsonrpc.Proxy) || m.Has(jsonrpc.Params) && m.Kind(jsonrpc.Params) != jsonspan.BeginObject {
+		return m.Raw
+	}
+	return spliced(m.Raw, insert(m, slices.Concat([]byte(`"proxy":{"server":`), jsonrpc.Quote(l.server), []byte("}"))))
+}
+
+// expect returns an id for a question of ours, and where its answer will come.
+func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
+	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
+	coming := make(chan *jsonrpc.Message, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.questions[string(id)] = coming
+	return id, coming, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.questions, string(id))
+	}
+}
+
+// withInput returns a request that is made again with what was asked for.
+func withInput(body []byte, responses map[string]json.RawMessage, state json.RawMessage) ([]byte, *jsonrpc.Failure) {
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return nil, failure
+	}
+	var edits []jsonspan.Edit
+	var members []byte
+	set := func(f jsonrpc.Field, name string, value []byte) {
+		switch {
+		case m.Has(f):
+			edits = append(edits, m.Replace(f, value))
+		default:
+			if members != nil {
+				members = append(members, ',')
+			}
+			members = slices.Concat(members, jsonrpc.Quote(name), []byte(":"), value)
+		}
+	}
+	set(jsonrpc.InputResponses, "inputResponses", encoded(responses))
+	if state != nil {
+		set(jsonrpc.RequestState, "requestState", state)
+	}
+	if members != nil {
+		edits = append(edits, insert(&m, members))
+	}
+	return spliced(body, edits...), nil
+}

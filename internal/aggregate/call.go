@@ -1,0 +1,350 @@
+package aggregate
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// invalid refuses what is named in a request.
+func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).AsAnswer() }
+
+// callTool calls a tool: of a server, or of the gateway itself.
+func (t *turn) callTool() *jsonrpc.Failure {
+	name := t.m.Text(jsonrpc.Name)
+	if tool := t.a.ownTool(name); tool != nil {
+		return tool(t)
+	}
+	return t.callNamed(jsonrpc.Name, tools)
+}
+
+// callNamed passes on a request for something that has a name (A8 to A10).
+func (t *turn) callNamed(f jsonrpc.Field, k kind) *jsonrpc.Failure {
+	if t.m.Kind(f) != jsonspan.String {
+		return invalid("name: it is missing, or no string")
+	}
+	s, name, failure := t.whose(t.m.Text(f), k)
+	if failure != nil {
+		return failure
+	}
+	t.result.Name = name
+	if t.a.transparent() {
+		return t.pass(s, nil)
+	}
+	return t.pass(s, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(name))})
+}
+
+// whose returns the server that has something, and what it is called there.
+func (t *turn) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
+	s, name := t.a.config.Servers[0], shown
+	if !t.a.transparent() {
+		server, rest, ok := t.a.config.Naming.Split(shown, func(server string) bool { return t.a.servers[server] != nil })
+		if !ok {
+			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + shortened(shown))
+		}
+		s, name = t.a.servers[server], rest
+		if t.a.config.Naming.MayBeShort(shown) {
+			// Its original is known from the list that it was read in.
+			list, _, failure := t.client.link(s).listing(t.r.Context(), t, k)
+			if failure != nil {
+				return nil, "", failure.AsAnswer()
+			}
+			if original, ok := list.short[shown]; ok {
+				name = original
+			}
+		}
+	}
+	if k == tools && !s.shows(name) {
+		return nil, "", invalid("name: there is no tool " + shortened(shown))
+	}
+	return s, name, nil
+}
+
+// readResource reads a resource (A12, A13).
+func (t *turn) readResource() *jsonrpc.Failure {
+	if t.a.config.ReadOwn != nil {
+		if result, ours := t.a.config.ReadOwn(t.r, t.m.Text(jsonrpc.URI)); ours && result != nil {
+			return t.answer(result)
+		} else if ours {
+			return t.noResource("uri: it is not known, or not any more")
+		}
+	}
+	return t.callURI(jsonrpc.URI)
+}
+
+// callURI passes on a request for a resource.
+func (t *turn) callURI(f jsonrpc.Field) *jsonrpc.Failure {
+	s, edits, failure := t.owner(f)
+	if failure != nil {
+		return failure
+	}
+	return t.pass(s, edits)
+}
+
+// owner returns whose resource a request is for, and the edits that give it the URI
+// it has there.
+func (t *turn) owner(f jsonrpc.Field) (*Server, []jsonspan.Edit, *jsonrpc.Failure) {
+	if t.a.transparent() {
+		return t.a.config.Servers[0], nil, nil
+	}
+	if t.m.Kind(f) != jsonspan.String {
+		return nil, nil, invalid("uri: it is missing, or no string")
+	}
+	server, uri, err := mcp.ParseURI(t.m.Text(f))
+	s := t.a.servers[server]
+	if err != nil || s == nil {
+		return nil, nil, t.noResource("uri: it is none of this server")
+	}
+	return s, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(uri))}, nil
+}
+
+// noResource says that there is no such resource.
+func (t *turn) noResource(message string) *jsonrpc.Failure {
+	failure := invalid(message)
+	failure.Data.URI = shortened(t.m.Text(jsonrpc.URI))
+	return failure
+}
+
+// complete passes on what completes an argument of a prompt or a template (A45).
+func (t *turn) complete() *jsonrpc.Failure {
+	switch {
+	case t.a.transparent():
+		return t.pass(t.a.config.Servers[0], nil)
+	case t.m.Kind(jsonrpc.RefName) == jsonspan.String:
+		return t.callNamed(jsonrpc.RefName, prompts)
+	case t.m.Kind(jsonrpc.RefURI) == jsonspan.String:
+		return t.callURI(jsonrpc.RefURI)
+	}
+	return invalid("ref: it has neither a name nor a uri")
+}
+
+// callTask passes on a request about a task to the server that works on it.
+func (t *turn) callTask() *jsonrpc.Failure {
+	if t.a.transparent() {
+		return t.pass(t.a.config.Servers[0], nil)
+	}
+	server, id, ok := strings.Cut(t.m.Text(jsonrpc.TaskID), mcp.Separator)
+	if s := t.a.servers[server]; ok && s != nil {
+		return t.pass(s, []jsonspan.Edit{t.m.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))})
+	}
+	return invalid("taskId: it is none of this server")
+}
+
+// pass passes the request on to a server, with edits, and its answer back.
+func (t *turn) pass(s *Server, edits []jsonspan.Edit) *jsonrpc.Failure {
+	t.result.Server = s.Name
+	ctx, cancel := context.WithCancel(t.r.Context())
+	defer cancel()
+	l := t.client.link(s)
+	defer t.client.begin(t.m.Literal(jsonrpc.ID), &inFlight{l, cancel})()
+	if failure := l.open(ctx, t.a, t.r); failure != nil {
+		return t.failed(ctx, failure)
+	}
+	body := t.forwardable(edits...)
+	switch era, _ := l.state(); {
+	case era == t.era:
+		return t.relay(ctx, l, body)
+	case era == mcp.Modern:
+		return t.ask(ctx, l, body)
+	default:
+		return t.resume(ctx, l, body)
+	}
+}
+
+// failed answers with a failure of a server, if there is anybody to answer.
+func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Failure {
+	t.result.Code = failure.Code
+	if t.r.Context().Err() != nil {
+		return nil
+	}
+	if ctx.Err() != nil && !t.out.streaming() {
+		// The client has canceled the call, and does not wait for it.
+		t.accepted()
+		return nil
+	}
+	t.out.answer(http.StatusOK, &outgoing{data: failure.Append(nil, t.m.Literal(jsonrpc.ID))})
+	return nil
+}
+
+// relay passes the request on to a server of the same era.
+func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+	for again := true; ; again = false {
+		if failure := l.open(ctx, t.a, t.r); failure != nil {
+			return t.failed(ctx, failure)
+		}
+		l.greet(ctx, t.a, t.r)
+		rl := &relay{turn: t, link: l, ctx: ctx, again: again}
+		failure := rl.run(body)
+		switch {
+		case rl.answered:
+			return nil
+		case rl.forgotten:
+			l.lost(rl.session)
+		case rl.h.abort():
+			panic(http.ErrAbortHandler) // so that the client can tell
+		case failure != nil:
+			return t.failed(ctx, failure)
+		case rl.resumable:
+			return nil // the client will ask for the rest
+		default:
+			return t.failed(ctx, rl.h.failure(l.server))
+		}
+	}
+}
+
+// A relay is a request that is passed on.
+type relay struct {
+	turn    *turn
+	link    *link
+	ctx     context.Context
+	session string
+	again   bool             // it can be tried once more
+	params  mcp.ParamHeaders // of the tools of the server
+	h       Hearing
+
+	answered  bool
+	forgotten bool           // the server does not know the session
+	resumable bool           // the client knows how to ask for the rest
+	input     *inputRequired // before the server goes on
+}
+
+// run has the server answer.
+func (rl *relay) run(body []byte) *jsonrpc.Failure {
+	t, l := rl.turn, rl.link
+	l.mu.Lock()
+	era, version, session := l.era, l.version, l.session
+	l.mu.Unlock()
+	rl.session = session
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return failure
+	}
+	s := t.a.servers[l.server]
+	r := s.Upstream.Pass(rl.ctx, t.r)
+	l.dress(r, era, version, session)
+	if era == mcp.Modern {
+		mcp.SetModern(r.Header, &m, version)
+		if t.era == mcp.Legacy {
+			rl.params.Set(r.Header, &m)
+		}
+	}
+	setBody(r, body)
+	rl.h = Hearing{each: rl.heard, large: rl.large, begun: rl.begun}
+	failure := s.Upstream.Send(&rl.h, r, &m)
+	return failure
+}
+
+// begun looks at the status.
+func (rl *relay) begun(status int) bool {
+	rl.forgotten = status == http.StatusNotFound && rl.session != "" && rl.again
+	return !rl.forgotten
+}
+
+// heard passes a message of the server on.
+func (rl *relay) heard(e *event) error {
+	t, l, m := rl.turn, rl.link, &e.message
+	out := outgoing{id: streamID(callStream, l.server, e.id), retry: e.retry}
+	switch {
+	case len(e.data) == 0:
+		rl.resumable = t.out.event(&out) && (out.id != "" || rl.resumable)
+	case m.IsAnswer():
+		rl.answer(e, &out)
+	case m.IsRequest():
+		l.question(t, rl.ctx, m, &out, &rl.h)
+		rl.resumable = rl.resumable || out.id != ""
+	default:
+		l.noted(m)
+		out.data = oneLine(l.translated(t.a, m))
+		rl.resumable = t.out.event(&out) && out.id != "" || rl.resumable
+	}
+	return nil
+}
+
+// answer passes the answer on.
+func (rl *relay) answer(e *event, out *outgoing) {
+	t, m, id := rl.turn, &e.message, rl.turn.m.Literal(jsonrpc.ID)
+	if !jsonrpc.SameID(m.Literal(jsonrpc.ID), id) {
+		if !m.Has(jsonrpc.Error) || m.Kind(jsonrpc.ID) != jsonspan.Null && m.Has(jsonrpc.ID) {
+			return // of somebody else
+		}
+		if rl.h.status == http.StatusBadRequest && rl.session != "" && rl.again {
+			rl.forgotten = true // as some servers say it
+			return
+		}
+		fixed := jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))
+		if m.Has(jsonrpc.ID) {
+			fixed = m.Replace(jsonrpc.ID, id)
+		}
+		out.data = spliced(m.Raw, fixed)
+	} else {
+		out.data = rl.link.rewritten(t.a, m.Raw)
+	}
+	rl.h.settled(m)
+	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, "input_required") {
+		if rl.input = new(inputRequired); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
+			return
+		}
+		rl.input = nil // the client may make more of it
+	}
+	rl.answered = true
+	t.result.Code = rl.h.errorCode
+	status := http.StatusOK
+	if t.era == mcp.Modern && rl.h.status >= 400 && rl.h.status < 500 {
+		status = rl.h.status // it means something there
+	}
+	if t.out.streaming() {
+		out.data = oneLine(out.data)
+	}
+	t.out.answer(status, out)
+}
+
+// large takes an answer that is too large to be held.
+func (rl *relay) large(id string) io.WriteCloser {
+	t, l := rl.turn, rl.link
+	rl.answered = true
+	if rl.h.media == httpbody.EventStream {
+		t.out.mu.Lock()
+		t.out.open()
+		t.out.mu.Unlock()
+	}
+	to := t.out.large(&outgoing{id: streamID(callStream, l.server, id)})
+	if t.a.transparent() {
+		return to
+	}
+	return &rewriting{answerPaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
+		if k != jsonspan.String {
+			return nil
+		}
+		return l.renamed(t.a, path, literal)
+	}), to}
+}
+
+// rewriting is a large answer whose names are rewritten.
+type rewriting struct {
+	*jsonspan.Rewriter
+	to io.Closer
+}
+
+func (r *rewriting) Close() error {
+	err := r.Rewriter.Close()
+	if closing := r.to.Close(); err == nil {
+		err = closing
+	}
+	return err
+}
+
+// literalOf returns an id that a text stands for, as a server wrote it.
+func literalOf(text string) ([]byte, bool) {
+	literal := []byte(text)
+	if !json.Valid(literal) || strings.ContainsAny(text[:1], "{[tfn \t\r\n") {
+		return nil, false
+	}
+	return literal, true
+}

@@ -1,0 +1,210 @@
+package aggregate
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// initialize begins a session, with all servers that can be reached (A3 to A6).
+func (t *turn) initialize() *jsonrpc.Failure {
+	params := t.m.Literal(jsonrpc.Params)
+	switch {
+	case t.m.Kind(jsonrpc.Params) != jsonspan.BeginObject || t.m.Kind(jsonrpc.Requested) != jsonspan.String:
+		return jsonrpc.InvalidParams("protocolVersion: it is missing, or no string").AsAnswer()
+	case len(params) > longestHello:
+		return jsonrpc.PayloadTooLarge()
+	}
+	version := mcp.Negotiate(t.m.Text(jsonrpc.Requested), mcp.Latest)
+	edits := []jsonspan.Edit{t.m.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
+	if t.m.Has(jsonrpc.Proxy) {
+		edits = append(edits, t.withoutProxy())
+		slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
+	}
+	whole := spliced(t.m.Raw, edits...)
+	var m jsonrpc.Message
+	if failure := m.Read(whole); failure != nil {
+		return failure
+	}
+	t.client = newClient(mcp.Legacy, version, t.who.Identity, helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	t.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, t.a, t.r) }) // who fails is left out, and has been logged
+	if t.r.Context().Err() != nil {
+		return nil
+	}
+	links := map[string]linkTicket{}
+	for name, l := range t.client.links {
+		if ticket, ok := l.ticket(); ok {
+			links[name] = ticket
+		}
+	}
+	id := t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, links})
+	t.a.remember(id, t.client)
+	t.out.w.Header().Set(mcp.SessionHeader, id)
+
+	result := map[string]any{
+		"protocolVersion": version,
+		"capabilities":    t.capabilities(),
+		"serverInfo":      t.a.info(),
+	}
+	if text := t.instructions(); text != "" {
+		result["instructions"] = text
+	}
+	return t.answer(encoded(result))
+}
+
+// discover tells clients of the modern era who we are.
+func (t *turn) discover() *jsonrpc.Failure {
+	t.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, t.a, t.r) })
+	if t.r.Context().Err() != nil {
+		return nil
+	}
+	versions := mcp.Versions()
+	slices.Reverse(versions)
+	result := map[string]any{
+		"supportedVersions": versions,
+		"capabilities":      t.capabilities(),
+		"ttlMs":             0,
+		"cacheScope":        "private",
+	}
+	if text := t.instructions(); text != "" {
+		result["instructions"] = text
+	}
+	return t.answer(encoded(result))
+}
+
+// allOf calls f for some servers at the same time, with the client's link to each.
+func (t *turn) allOf(servers []*Server, f func(ctx context.Context, s *Server, l *link)) {
+	var calls sync.WaitGroup
+	for _, s := range servers {
+		l := t.client.link(s)
+		calls.Go(func() { f(t.r.Context(), s, l) })
+	}
+	calls.Wait()
+}
+
+// info is who we are.
+func (a *Aggregate) info() map[string]string {
+	return map[string]string{"name": a.config.Name, "version": a.config.Version}
+}
+
+// signed makes a result of ours one of the modern era.
+func (a *Aggregate) signed(resultType string, result []byte) []byte {
+	member := slices.Concat([]byte(`"resultType":"`+resultType+`","_meta":{"io.modelcontextprotocol/serverInfo":`), encoded(a.info()), []byte("}"))
+	return spliced(result, jsonspan.Insert(result, member))
+}
+
+// capabilities returns what all servers can do together (A4). As long as one of them
+// is missing, there may be tools: clients do not ask again.
+func (t *turn) capabilities() map[string]any {
+	all := map[string]any{}
+	for _, s := range t.a.config.Servers {
+		l := t.client.link(s)
+		l.mu.Lock()
+		ready, raw := l.ready, l.about.Capabilities
+		l.mu.Unlock()
+		var one map[string]any
+		if json.Unmarshal(raw, &one) == nil {
+			merge(all, one)
+		}
+		if !ready && all["tools"] == nil {
+			all["tools"] = map[string]any{}
+		}
+	}
+	if t.a.own(tools) != nil && all["tools"] == nil {
+		all["tools"] = map[string]any{}
+	}
+	if t.a.own(templates) != nil && all["resources"] == nil {
+		all["resources"] = map[string]any{}
+	}
+	for _, name := range [...]string{"tools", "prompts", "resources"} {
+		if category, ok := all[name].(map[string]any); ok {
+			category["listChanged"] = true // servers come and go
+		}
+	}
+	return all
+}
+
+// merge adds what is in one object to another, all the way down.
+func merge(into, from map[string]any) {
+	for name, value := range from {
+		object, ok := value.(map[string]any)
+		if !ok {
+			if known, there := into[name].(bool); !there || !known {
+				into[name] = value
+			}
+			continue
+		}
+		known, ok := into[name].(map[string]any)
+		if !ok {
+			known = map[string]any{}
+			into[name] = known
+		}
+		merge(known, object)
+	}
+}
+
+// instructions returns what the servers say of how they are to be used.
+func (t *turn) instructions() string {
+	var texts []string
+	for _, s := range t.a.config.Servers {
+		l := t.client.link(s)
+		l.mu.Lock()
+		text := l.about.Instructions
+		l.mu.Unlock()
+		switch {
+		case text == "":
+		case t.a.transparent():
+			return text
+		default:
+			texts = append(texts, s.Name+":\n"+text)
+		}
+	}
+	return strings.Join(texts, "\n\n")
+}
+
+// encoded returns a value as JSON, which it can always be.
+func encoded(value any) []byte {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return text
+}
+
+// setLevel passes on which log messages the client wants, to all who have some (A15).
+func (t *turn) setLevel() *jsonrpc.Failure {
+	level := t.m.Text(jsonrpc.Level)
+	if !slices.Contains(levels, level) {
+		return jsonrpc.InvalidParams("level: it is none of " + strings.Join(levels, ", ")).AsAnswer()
+	}
+	t.client.mu.Lock()
+	t.client.level = level
+	t.client.mu.Unlock()
+	t.all(func(ctx context.Context, s *Server, l *link) {
+		if era, can := l.state(); era == mcp.Legacy && can&hasLogging != 0 {
+			_, _ = l.request(ctx, t.a, t.r, "logging/setLevel", []byte(`{"level":"`+level+`"}`))
+		}
+	})
+	return t.answer([]byte("{}"))
+}
+
+// levels are those of log messages.
+var levels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
+// delete ends a session.
+func (t *turn) delete() *jsonrpc.Failure {
+	t.client.ended.Store(true)
+	for s := range maps.Clone(t.client.streams) {
+		s.end()
+	}
+	t.all(func(ctx context.Context, s *Server, l *link) { l.end(ctx, t.a, t.r) })
+	t.out.w.WriteHeader(204)
+	return nil
+}

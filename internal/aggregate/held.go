@@ -1,0 +1,321 @@
+package aggregate
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A client of the modern era in front of a server of the legacy one. The server asks
+// in mid-call; the client gets a result that asks for input, and makes the call again
+// with its answers. Meanwhile the call at the server is held open.
+
+// maxHeldCalls is how many calls can be held open for clients that owe an answer.
+const maxHeldCalls = 1_000
+
+// A heldCall is a call to a server of the legacy era.
+type heldCall struct {
+	a      *Aggregate
+	key    string
+	client *client
+	link   *link
+	cancel context.CancelFunc
+
+	messages chan heldMessage
+	done     chan struct{} // closed when the server has nothing more to say
+	failure  *jsonrpc.Failure
+	waiting  *Hearing // what waits for an answer
+
+	questions map[string][]byte // that have been asked, with the ids that the server gave them
+	expires   *time.Timer
+}
+
+// A heldMessage is a message of the server. Whoever takes it closes read.
+type heldMessage struct {
+	raw  []byte
+	read chan struct{}
+}
+
+// resume passes the request on to a server of the legacy era, or goes on with one
+// that was.
+func (t *turn) resume(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+	held := t.takeUp(l)
+	switch {
+	case held != nil:
+		if failure := held.reply(ctx, t); failure != nil {
+			held.cancel()
+			return t.failed(ctx, failure)
+		}
+	case t.m.Has(jsonrpc.RequestState):
+		return invalid("requestState: it is not known, or not any more")
+	default:
+		held = t.hold(l, body)
+	}
+	return held.serve(ctx, t)
+}
+
+// takeUp returns the call that the request goes on with.
+func (t *turn) takeUp(l *link) *heldCall {
+	if t.m.Kind(jsonrpc.RequestState) != jsonspan.String {
+		return nil
+	}
+	key, ok := t.a.openBytes("call", t.m.Text(jsonrpc.RequestState))
+	if !ok {
+		return nil
+	}
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	held := t.a.held[string(key)]
+	if held == nil || held.client != t.client || held.link != l {
+		return nil
+	}
+	delete(t.a.held, string(key))
+	held.expires.Stop()
+	return held
+}
+
+// hold makes a call that can outlive the request.
+func (t *turn) hold(l *link, body []byte) *heldCall {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.r.Context()))
+	held := &heldCall{
+		a:         t.a,
+		client:    t.client,
+		link:      l,
+		cancel:    cancel,
+		messages:  make(chan heldMessage),
+		done:      make(chan struct{}),
+		questions: map[string][]byte{},
+	}
+	of := t.a.servers[l.server].Upstream.Request(ctx, t.r) // which is there when the request is not
+	level := t.m.Text(jsonrpc.LogLevel)
+	t.a.running.Go(func() {
+		defer close(held.done)
+		defer cancel()
+		held.failure = held.run(ctx, of, level, body)
+	})
+	return held
+}
+
+// run has the server answer.
+func (held *heldCall) run(ctx context.Context, of *http.Request, level string, body []byte) *jsonrpc.Failure {
+	a, l := held.a, held.link
+	if level != "" {
+		if _, can := l.state(); can&hasLogging != 0 {
+			_, _ = l.request(ctx, a, of, "logging/setLevel", encoded(map[string]string{"level": level}))
+		}
+	}
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return failure
+	}
+	for again := true; ; again = false {
+		if failure := l.open(ctx, a, of); failure != nil {
+			return failure
+		}
+		l.greet(ctx, a, of)
+		r, session, _ := l.prepare(ctx, a, of)
+		setBody(r, body)
+		answered := false
+		h := &Hearing{}
+		held.waiting = h
+		h.each = func(e *event) error {
+			if len(e.data) == 0 {
+				return nil
+			}
+			if answered = e.message.IsAnswer(); answered {
+				if h.forgotten() && session != "" && again {
+					answered = false
+					return nil
+				}
+				h.settled(&e.message)
+			}
+			if e.message.IsRequest() {
+				h.waiting.Store(true)
+			}
+			message := heldMessage{slices.Clone(e.message.Raw), make(chan struct{})}
+			select {
+			case held.messages <- message:
+				<-message.read
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		failure := a.servers[l.server].Upstream.Send(h, r, &m)
+		switch {
+		case answered:
+			return nil
+		case failure != nil:
+			return failure
+		case again && session != "" && h.forgotten():
+			l.lost(session)
+		default:
+			return h.failure(l.server)
+		}
+	}
+}
+
+// serve passes on to the client what the server says, until there is an answer, or a
+// question that the client has to answer first.
+func (held *heldCall) serve(ctx context.Context, t *turn) *jsonrpc.Failure {
+	for {
+		select {
+		case message := <-held.messages:
+			close(message.read)
+			if done, failure := held.pass(t, message.raw); done {
+				return failure
+			}
+		case <-held.done:
+			failure := held.failure
+			if failure == nil {
+				failure = jsonrpc.InvalidResponse(held.link.server)
+			}
+			return t.failed(ctx, failure)
+		case <-ctx.Done():
+			held.abandon(t)
+			return nil
+		}
+	}
+}
+
+// abandon cancels the call because the client has hung up, which means that.
+func (held *heldCall) abandon(t *turn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.r.Context()), rejoinPause)
+	defer cancel()
+	_ = held.link.tell(ctx, held.a, t.r, jsonrpc.Notification("notifications/cancelled",
+		slices.Concat([]byte(`{"requestId":`), t.m.Literal(jsonrpc.ID), []byte("}"))))
+	held.cancel()
+}
+
+// pass passes on a message of the server. It reports whether the request has been
+// answered by it.
+func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Failure) {
+	l := held.link
+	var m jsonrpc.Message
+	if m.Read(raw) != nil {
+		return false, nil
+	}
+	switch {
+	case m.IsAnswer():
+		held.answer(t, &m)
+		return true, nil
+	case m.IsRequest():
+		return held.ask(t, &m)
+	}
+	l.noted(&m)
+	if m.Is(jsonrpc.Method, "notifications/progress") || m.Is(jsonrpc.Method, "notifications/message") && t.m.Has(jsonrpc.LogLevel) {
+		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})
+	}
+	return false, nil
+}
+
+// answer passes on the answer, as one of the modern era and with the id of the
+// request that waits for it.
+func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
+	t.result.Code = m.ErrorNumber()
+	var edits []jsonspan.Edit
+	if m.Has(jsonrpc.ID) {
+		edits = append(edits, m.Replace(jsonrpc.ID, t.m.Literal(jsonrpc.ID)))
+	}
+	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
+		at := m.Replace(jsonrpc.Result, nil)
+		member := []byte(`"resultType":"complete"`)
+		if t.m.Is(jsonrpc.Method, "resources/read") {
+			member = append(member, `,"ttlMs":0,"cacheScope":"private"`...)
+		}
+		edits = append(edits, moved(jsonspan.Insert(m.Literal(jsonrpc.Result), member), at.Start))
+	}
+	raw := held.link.rewritten(t.a, spliced(m.Raw, edits...))
+	if t.out.streaming() {
+		raw = oneLine(raw)
+	}
+	t.out.answer(http.StatusOK, &outgoing{data: raw})
+}
+
+// ask has the client asked: its request is answered by a result that says so.
+func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
+	method := m.Text(jsonrpc.Method)
+	if !mcp.IsQuestion(method) || !t.client.can(method) {
+		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "the client has not declared that it can be asked "+shortened(method))
+		return false, nil
+	}
+	key := strconv.Itoa(len(held.questions) + 1)
+	held.questions[key] = slices.Clone(m.Literal(jsonrpc.ID))
+	params := json.RawMessage(m.Literal(jsonrpc.Params))
+	if params == nil {
+		params = json.RawMessage("{}")
+	}
+	state, ok := t.a.putAway(held)
+	if !ok {
+		delete(held.questions, key)
+		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "too many calls wait for their clients")
+		return false, nil
+	}
+	return true, t.answerAs("input_required", encoded(map[string]any{
+		"inputRequests": map[string]inputRequest{key: {method, params}},
+		"requestState":  state,
+	}))
+}
+
+// putAway keeps a call until its client makes it again.
+func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.held) >= maxHeldCalls {
+		return "", false
+	}
+	held.key = rand.Text()
+	a.held[held.key] = held
+	key := held.key
+	held.expires = time.AfterFunc(questionTime, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.held[key] == held {
+			delete(a.held, key)
+			held.cancel()
+		}
+	})
+	return a.sealBytes("call", []byte(key)), true
+}
+
+// reply gives the server the answers of the client.
+func (held *heldCall) reply(ctx context.Context, t *turn) *jsonrpc.Failure {
+	var responses map[string]json.RawMessage
+	if json.Unmarshal(t.m.Literal(jsonrpc.InputResponses), &responses) != nil {
+		responses = nil
+	}
+	var failed *jsonrpc.Failure
+	var once sync.Once
+	for key, id := range held.questions {
+		body := jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered")
+		if response, ok := responses[key]; ok {
+			body = jsonrpc.Answer(id, response)
+		}
+		if failure := held.link.tell(ctx, t.a, t.r, body); failure != nil {
+			once.Do(func() { failed = failure })
+		}
+		delete(held.questions, key)
+	}
+	return failed
+}
+
+// Close ends all calls that are held open, and waits for them.
+func (a *Aggregate) Close() {
+	a.mu.Lock()
+	for _, held := range a.held {
+		held.expires.Stop()
+		held.cancel()
+	}
+	clear(a.held)
+	a.mu.Unlock()
+	a.running.Wait()
+}

@@ -1,0 +1,415 @@
+package aggregate
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A link is a client's connection to one of the servers.
+type link struct {
+	client *client
+	server string
+
+	opening chan struct{} // holds one token: who has it shakes hands
+
+	mu      sync.Mutex
+	ready   bool
+	greeted bool // the server knows that the client is ready
+	era     mcp.Era
+	version string
+	session string
+	can     abilities
+	about   about
+	lastID  uint64
+
+	failure  *jsonrpc.Failure // why it is not ready
+	failures int              // in a row
+	retry    time.Time        // not before
+
+	subscriptions []string // to resources of a server of the modern era, sorted
+
+	lists   [kindCount]cached
+	hearing int // streams by which the server can say that its lists have changed
+}
+
+func newLink(c *client, server string) *link {
+	return &link{client: c, server: server, opening: make(chan struct{}, 1)}
+}
+
+// about is what a server says of itself.
+type about struct {
+	Capabilities json.RawMessage `json:"capabilities"`
+	Instructions string          `json:"instructions"`
+}
+
+// abilities are the capabilities of a server that we decide upon.
+type abilities uint16
+
+const (
+	hasTools abilities = 1 << iota
+	hasPrompts
+	hasResources
+	hasLogging
+	hasCompletions
+	hasTasks
+	canSubscribe
+	toolsChange
+	promptsChange
+	resourcesChange
+)
+
+var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
+	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged")
+
+// abilitiesOf reads capabilities. An empty object is a capability, too (A4).
+func abilitiesOf(capabilities []byte) (can abilities) {
+	_ = abilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
+		if v.Kind == jsonspan.BeginObject || v.Kind == jsonspan.True {
+			can |= 1 << path
+		}
+	})
+	return can
+}
+
+// ticket returns what it takes to go on with the link elsewhere.
+func (l *link) ticket() (t linkTicket, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return linkTicket{l.era, l.version, l.session, l.can}, l.ready
+}
+
+// state returns how the server is spoken to.
+func (l *link) state() (era mcp.Era, can abilities) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.era, l.can
+}
+
+// open shakes hands with the server, if that has not been done. A server that could
+// not be reached is left alone for a while, so that it costs its clients no time.
+func (l *link) open(ctx context.Context, a *Aggregate, of *http.Request) *jsonrpc.Failure {
+	if done, failure := l.opened(); done {
+		return failure
+	}
+	select {
+	case l.opening <- struct{}{}:
+		defer func() { <-l.opening }()
+	case <-ctx.Done():
+		return jsonrpc.Timeout(l.server)
+	}
+	if done, failure := l.opened(); done {
+		return failure
+	}
+	joining, cancel := context.WithTimeout(ctx, a.config.JoinTimeout)
+	defer cancel()
+	failure := l.shakeHands(joining, a, of)
+	if failure != nil && ctx.Err() != nil {
+		return failure // of the client's making
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failure = failure; failure == nil {
+		l.ready, l.failures = true, 0
+		return nil
+	}
+	l.failures++
+	pause := min(time.Second<<min(l.failures-1, 5), 30*time.Second)
+	l.retry = time.Now().Add(pause)
+	a.config.Logger.Warn("MCP server left out", zap.String("mcp_server", l.server),
+		zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message), zap.Duration("retry_after", pause))
+	return failure
+}
+
+// opened reports whether nothing is to be done, and why.
+func (l *link) opened() (done bool, failure *jsonrpc.Failure) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.ready:
+		return true, nil
+	case l.failure != nil && time.Now().Before(l.retry):
+		return true, l.failure
+	}
+	return false, nil
+}
+
+// lost says that the server does not know a session any more.
+func (l *link) lost(session string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ready && l.session == session {
+		l.ready, l.greeted, l.session = false, false, ""
+		l.forget()
+	}
+}
+
+// shakeHands finds out in which era the server speaks, and begins a session if it
+// has such.
+func (l *link) shakeHands(ctx context.Context, a *Aggregate, of *http.Request) *jsonrpc.Failure {
+	s := a.servers[l.server]
+	if s == nil {
+		return jsonrpc.UnknownServer(l.server)
+	}
+	var failure *jsonrpc.Failure
+	for _, era := range s.eras(l.client.era) {
+		var result []byte
+		var session string
+		if era == mcp.Modern {
+			result, failure = l.discover(ctx, a, of)
+		} else {
+			result, session, failure = l.initialize(ctx, a, of)
+		}
+		if failure == nil {
+			failure = l.meet(era, result, session)
+		}
+		s.learn(era, failure == nil)
+		if failure == nil || failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error" {
+			break
+		}
+	}
+	return failure
+}
+
+// meet notes what a server has said of itself.
+func (l *link) meet(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
+	var hi struct {
+		about
+		Version  string   `json:"protocolVersion"`
+		Versions []string `json:"supportedVersions"`
+	}
+	if json.Unmarshal(result, &hi) != nil {
+		return jsonrpc.InvalidResponse(l.server)
+	}
+	if era == mcp.Modern {
+		if !slices.Contains(hi.Versions, mcp.Stateless) {
+			return jsonrpc.InvalidResponse(l.server)
+		}
+		hi.Version = mcp.Stateless
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.era, l.version, l.session = era, hi.Version, session
+	l.about, l.can = hi.about, abilitiesOf(hi.Capabilities)
+	l.greeted = era == mcp.Modern
+	return nil
+}
+
+// initialize begins a session.
+func (l *link) initialize(ctx context.Context, a *Aggregate, of *http.Request) (result []byte, session string, failure *jsonrpc.Failure) {
+	r := a.servers[l.server].Upstream.Request(ctx, of)
+	body := jsonrpc.RequestAs(l.nextID(), "initialize", l.client.introduction())
+	l.dress(r, mcp.Legacy, "", "")
+	result, h, failure := l.ask(a, r, body)
+	return result, h.Header().Get(mcp.SessionHeader), failure
+}
+
+// introduction returns the params of initialize.
+func (c *client) introduction() []byte {
+	if c.era == mcp.Legacy {
+		return c.hello.params
+	}
+	return slices.Concat([]byte(`{"protocolVersion":"`+mcp.Latest+`","capabilities":`), c.hello.capabilities,
+		[]byte(`,"clientInfo":`), c.hello.info, []byte("}"))
+}
+
+// discover asks a server of the modern era who it is.
+func (l *link) discover(ctx context.Context, a *Aggregate, of *http.Request) ([]byte, *jsonrpc.Failure) {
+	r := a.servers[l.server].Upstream.Request(ctx, of)
+	body := jsonrpc.RequestAs(l.nextID(), "server/discover", slices.Concat([]byte(`{"_meta":`), l.client.meta(""), []byte("}")))
+	l.dress(r, mcp.Modern, mcp.Stateless, "")
+	result, _, failure := l.ask(a, r, body)
+	return result, failure
+}
+
+// meta returns what a request of the modern era says of the client.
+func (c *client) meta(level string) []byte {
+	meta := slices.Concat([]byte(`{"io.modelcontextprotocol/protocolVersion":"`+mcp.Stateless+`","io.modelcontextprotocol/clientInfo":`),
+		c.hello.info, []byte(`,"io.modelcontextprotocol/clientCapabilities":`), c.hello.capabilities)
+	if level != "" {
+		meta = slices.Concat(meta, []byte(`,"io.modelcontextprotocol/logLevel":`), jsonrpc.Quote(level))
+	}
+	return append(meta, '}')
+}
+
+// nextID returns an id of our own. Clients have other ones on the same session.
+func (l *link) nextID() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lastID++
+	return append(strconv.AppendUint([]byte(`"gateway:`), l.lastID, 10), '"')
+}
+
+// dress gives a request the headers that a server of this era wants to see, apart
+// from those that repeat what its body says.
+func (l *link) dress(r *http.Request, era mcp.Era, version, session string) {
+	for _, name := range [...]string{mcp.SessionHeader, mcp.VersionHeader, "Accept-Encoding", "Content-Encoding", "Last-Event-Id", "Upgrade"} {
+		delete(r.Header, name)
+	}
+	if era == mcp.Legacy {
+		mcp.ClearModern(r.Header)
+	}
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	if version != "" {
+		r.Header.Set(mcp.VersionHeader, version)
+	}
+	if session != "" {
+		r.Header.Set(mcp.SessionHeader, session)
+	}
+}
+
+// ask has the server answer a request of our own.
+func (l *link) ask(a *Aggregate, r *http.Request, body []byte) (result []byte, h *Hearing, failure *jsonrpc.Failure) {
+	var asked jsonrpc.Message
+	if failure := asked.Read(body); failure != nil {
+		return nil, new(Hearing), failure
+	}
+	if r.Header.Get(mcp.VersionHeader) == mcp.Stateless {
+		mcp.SetModern(r.Header, &asked, mcp.Stateless)
+	}
+	setBody(r, body)
+	h = &Hearing{}
+	var refusal *jsonrpc.Failure
+	var asides sync.WaitGroup
+	defer asides.Wait()
+	h.each = func(e *event) error {
+		m := &e.message
+		switch {
+		case !m.IsAnswer():
+			l.stray(a, r, &asides, e)
+		case m.Has(jsonrpc.Error):
+			h.settled(m)
+			refusal = jsonrpc.ServerError(l.server, m)
+		case jsonrpc.SameID(m.Literal(jsonrpc.ID), asked.Literal(jsonrpc.ID)):
+			h.settled(m)
+			result = slices.Clone(m.Literal(jsonrpc.Result))
+		}
+		return nil
+	}
+	ctx := r.Context()
+	failure = a.servers[l.server].Upstream.Send(h, r, &asked)
+	switch {
+	case result != nil:
+		return result, h, nil
+	case refusal != nil:
+		return nil, h, refusal
+	case failure != nil:
+		return nil, h, failure
+	case ctx.Err() != nil:
+		return nil, h, jsonrpc.Timeout(l.server)
+	}
+	return nil, h, h.failure(l.server)
+}
+
+// request has the server answer a request of our own, in the session there is. A
+// server that has forgotten it is met anew.
+func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, method string, params []byte) ([]byte, *jsonrpc.Failure) {
+	for again := true; ; again = false {
+		if failure := l.open(ctx, a, of); failure != nil {
+			return nil, failure
+		}
+		l.greet(ctx, a, of)
+		r, session, era := l.prepare(ctx, a, of)
+		if era == mcp.Modern {
+			params = withMeta(params, l.client.meta(l.client.logLevel()))
+		}
+		result, h, failure := l.ask(a, r, jsonrpc.RequestAs(l.nextID(), method, params))
+		if failure != nil && again && session != "" && h.forgotten() {
+			l.lost(session)
+			continue
+		}
+		return result, failure
+	}
+}
+
+// forgotten reports whether the server does not know the session of the request:
+// 404 says so, and some say 400.
+func (h *Hearing) forgotten() bool {
+	return h.status == http.StatusNotFound || h.status == http.StatusBadRequest
+}
+
+// prepare returns a request in the session there is.
+func (l *link) prepare(ctx context.Context, a *Aggregate, of *http.Request) (r *http.Request, session string, era mcp.Era) {
+	l.mu.Lock()
+	era, version, session := l.era, l.version, l.session
+	l.mu.Unlock()
+	r = a.servers[l.server].Upstream.Request(ctx, of)
+	l.dress(r, era, version, session)
+	return r, session, era
+}
+
+// withMeta returns params with _meta in them, which they do not have.
+func withMeta(params, meta []byte) []byte {
+	member := slices.Concat([]byte(`"_meta":`), meta)
+	if len(params) == 0 {
+		return slices.Concat([]byte("{"), member, []byte("}"))
+	}
+	return spliced(params, jsonspan.Insert(params, member))
+}
+
+// tell sends the server a message that wants no answer.
+func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []byte) *jsonrpc.Failure {
+	if a.servers[l.server] == nil {
+		return jsonrpc.UnknownServer(l.server)
+	}
+	r, _, _ := l.prepare(ctx, a, of)
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return failure
+	}
+	setBody(r, body)
+	var asides sync.WaitGroup
+	defer asides.Wait()
+	h := &Hearing{each: func(e *event) error { l.stray(a, r, &asides, e); return nil }}
+	failure := a.servers[l.server].Upstream.Send(h, r, &m)
+	if failure == nil && h.status >= 300 {
+		failure = jsonrpc.HTTPError(l.server, h.status)
+	}
+	return failure
+}
+
+// greet tells the server that the client is ready, once (A3).
+func (l *link) greet(ctx context.Context, a *Aggregate, of *http.Request) {
+	l.mu.Lock()
+	greeted := l.greeted || !l.ready
+	l.greeted = l.greeted || l.ready
+	l.mu.Unlock()
+	if !greeted {
+		if failure := l.tell(ctx, a, of, jsonrpc.Notification("notifications/initialized", nil)); failure != nil {
+			a.config.Logger.Debug("notifications/initialized not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+		}
+	}
+}
+
+// end ends the session with the server.
+func (l *link) end(ctx context.Context, a *Aggregate, of *http.Request) {
+	l.mu.Lock()
+	session := l.session
+	l.ready, l.session = false, ""
+	l.mu.Unlock()
+	if session == "" || a.servers[l.server] == nil {
+		return
+	}
+	r := a.servers[l.server].Upstream.Request(ctx, of)
+	l.dress(r, mcp.Legacy, l.version, session)
+	setNoBody(r, http.MethodDelete)
+	h := &Hearing{each: func(*event) error { return nil }}
+	_ = a.servers[l.server].Upstream.Send(h, r, new(jsonrpc.Message)) // it may not care for sessions
+}
+
+// logLevel returns which log messages the client wants, if it has said.
+func (c *client) logLevel() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.level
+}

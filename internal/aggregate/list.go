@@ -1,0 +1,234 @@
+package aggregate
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+const (
+	// maxPages is how many pages of a list a server may have.
+	maxPages = 10_000
+	// maxListing is how many bytes the list of a server may have.
+	maxListing = 64 << 20
+	// failurePause is how long a list is not asked for again that could not be had.
+	failurePause = 5 * time.Second
+)
+
+// listing returns what the server of a link has of a kind: from memory as long as it
+// is good, else by asking. Nothing, if the server has none.
+func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	if list, fresh, ok := l.remembered(k); ok {
+		return list, fresh, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.a.config.JoinTimeout)
+	defer cancel()
+	if failure := l.open(ctx, t.a, t.r); failure != nil {
+		return nil, freshness{}, failure
+	}
+	if _, can := l.state(); can&kinds[k].needs == 0 {
+		return new(listing), freshness{ttl: forever}, nil
+	}
+	l.mu.Lock()
+	changes, failed := l.lists[k].changes, l.lists[k].failed
+	l.mu.Unlock()
+	if time.Since(failed) < failurePause {
+		return nil, freshness{}, jsonrpc.ConnectError(l.server)
+	}
+	list, fresh, failure := l.fetch(ctx, t, k)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := &l.lists[k]
+	switch {
+	case failure != nil && t.r.Context().Err() == nil:
+		c.failed = time.Now()
+	case failure == nil && c.changes == changes:
+		c.list, c.fresh, c.failed = list, fresh, time.Time{}
+	}
+	return list, fresh, failure
+}
+
+// forever is how long a list is good that nobody can change.
+const forever = 24 * time.Hour
+
+// remembered returns a list that is still good.
+func (l *link) remembered(k kind) (*listing, freshness, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := &l.lists[k]
+	if !l.ready || c.list == nil || k == tasks {
+		return nil, freshness{}, false
+	}
+	told := l.can&kinds[k].changes == 0 || l.hearing > 0 // it does not change, or we would have heard
+	if l.era == mcp.Modern {
+		told = l.hearing > 0 && l.can&kinds[k].changes != 0
+	}
+	return c.list, c.fresh, told || time.Now().Before(c.fresh.until)
+}
+
+// changed notes that a list of the server is no longer what it was.
+func (l *link) changed(notice string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k := range kinds {
+		if kinds[k].notice == notice {
+			l.lists[k].changes++
+			l.lists[k].list, l.lists[k].failed = nil, time.Time{}
+		}
+	}
+}
+
+// forget forgets all lists. The caller holds the lock.
+func (l *link) forget() {
+	for k := range l.lists {
+		l.lists[k] = cached{changes: l.lists[k].changes + 1}
+	}
+}
+
+// fetch asks for all pages of a list (A21).
+func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	era, _ := l.state()
+	b := &builder{a: t.a, server: t.a.servers[l.server], kind: k, modern: era == mcp.Modern, seen: map[string]bool{}}
+	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
+	cursors := map[string]bool{}
+	var params []byte
+	for range maxPages {
+		result, failure := l.request(ctx, t.a, t.r, kinds[k].method, params)
+		if failure == nil {
+			failure = b.add(result)
+		}
+		if failure != nil {
+			return nil, freshness{}, failure
+		}
+		switch {
+		case b.joined.Len() > maxListing:
+			return nil, freshness{}, jsonrpc.ResponseTooLarge(l.server)
+		case b.cursor == "":
+			b.fresh.until = time.Now().Add(b.fresh.ttl)
+			return b.done(), b.fresh, nil
+		case cursors[b.cursor]:
+			// It goes round in circles: what has come by now is all there is.
+			b.fresh.until = time.Now()
+			return b.done(), b.fresh, nil
+		}
+		cursors[b.cursor] = true
+		params = slices.Concat([]byte(`{"cursor":`), jsonrpc.Quote(b.cursor), []byte("}"))
+	}
+	return nil, freshness{}, jsonrpc.InvalidResponse(l.server)
+}
+
+// listings returns what all servers have of a kind, in their order. Those that fail
+// are left out (A22).
+func (t *turn) listings(k kind) ([]*listing, freshness) {
+	servers := t.a.config.Servers
+	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
+	var asking sync.WaitGroup
+	for i, s := range servers {
+		l := t.client.link(s)
+		var ok bool
+		if all[i], fresh[i], ok = l.remembered(k); ok {
+			continue
+		}
+		asking.Go(func() {
+			var failure *jsonrpc.Failure
+			all[i], fresh[i], failure = l.listing(t.r.Context(), t, k)
+			if failure != nil && t.r.Context().Err() == nil {
+				t.a.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
+					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
+			}
+		})
+	}
+	asking.Wait()
+	together := freshness{ttl: forever}
+	for i := range all {
+		if all[i] == nil {
+			all[i] = new(listing)
+			together.ttl = 0 // it may come back at any time
+			continue
+		}
+		together.private = together.private || fresh[i].private
+		together.ttl = min(together.ttl, fresh[i].ttl)
+	}
+	return all, together
+}
+
+// list answers with a page of what all servers have of a kind (A18).
+func (t *turn) list(k kind) *jsonrpc.Failure {
+	offset, limit, failure := t.page()
+	if failure != nil {
+		return failure
+	}
+	all, fresh := t.listings(k)
+	if k == tools && t.a.config.Discovery {
+		all = nil
+	}
+	if own := t.a.own(k); own != nil {
+		all = append(all, own)
+	}
+	total, size := 0, 0
+	for _, l := range all {
+		total += len(l.ends)
+		size += len(l.joined) + 1
+	}
+	end := total
+	if limit > 0 && limit < total-offset {
+		end = offset + limit
+		size = size/total*limit + 1<<10
+	}
+	result := make([]byte, 0, size+512)
+	result = append(result, '{', '"')
+	result = append(result, kinds[k].member...)
+	result = append(result, `":[`...)
+	at := 0
+	for _, l := range all {
+		items := l.from(min(max(offset-at, 0), len(l.ends)), min(max(end-at, 0), len(l.ends)))
+		if at += len(l.ends); len(items) == 0 {
+			continue
+		}
+		if result[len(result)-1] != '[' {
+			result = append(result, ',')
+		}
+		result = append(result, items...)
+	}
+	result = append(result, ']')
+	if end < total {
+		result = append(result, `,"nextCursor":"`...)
+		result = append(result, mcp.Cursor(end)...)
+		result = append(result, '"')
+	}
+	if t.era == mcp.Modern {
+		result = append(result, `,"ttlMs":`...)
+		result = strconv.AppendInt(result, fresh.ttl.Milliseconds(), 10)
+		result = append(result, `,"cacheScope":"`...)
+		if fresh.private {
+			result = append(result, `private"`...)
+		} else {
+			result = append(result, `public"`...)
+		}
+	}
+	return t.answer(append(result, '}'))
+}
+
+// page returns which items are asked for.
+func (t *turn) page() (offset, limit int, failure *jsonrpc.Failure) {
+	if t.m.Has(jsonrpc.Cursor) {
+		var err error
+		if offset, err = mcp.ParseCursor(t.m.Text(jsonrpc.Cursor)); err != nil {
+			return 0, 0, jsonrpc.InvalidParams("cursor: it is none of this server").AsAnswer()
+		}
+	}
+	if t.m.Has(jsonrpc.Limit) {
+		var err error
+		if limit, err = strconv.Atoi(string(t.m.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
+			return 0, 0, jsonrpc.InvalidParams("limit: it is no positive whole number").AsAnswer()
+		}
+	}
+	return offset, limit, nil
+}

@@ -1,0 +1,251 @@
+package aggregate
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+	"weak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A kind is one of the lists that servers have.
+type kind uint8
+
+const (
+	tools kind = iota
+	prompts
+	resources
+	templates
+	tasks
+	kindCount
+)
+
+// kinds say where the lists are found.
+var kinds = [kindCount]struct {
+	method  string    // that asks for it
+	member  string    // of the result, that has it
+	key     string    // of an item: what it is called by
+	needs   abilities // of a server that has one
+	changes abilities // of a server that says when it has changed
+	notice  string    // by which it says so
+}{
+	tools:     {"tools/list", "tools", "name", hasTools, toolsChange, "notifications/tools/list_changed"},
+	prompts:   {"prompts/list", "prompts", "name", hasPrompts, promptsChange, "notifications/prompts/list_changed"},
+	resources: {"resources/list", "resources", "uri", hasResources, resourcesChange, "notifications/resources/list_changed"},
+	templates: {"resources/templates/list", "resourceTemplates", "uriTemplate", hasResources, resourcesChange, "notifications/resources/list_changed"},
+	tasks:     {"tasks/list", "tasks", "taskId", hasTasks, 0, ""},
+}
+
+// kindOf returns the kind of list that a method asks for.
+func kindOf(method string) (kind, bool) {
+	for k := range kinds {
+		if kinds[k].method == method {
+			return kind(k), true
+		}
+	}
+	return 0, false
+}
+
+// A listing is what a server has of a kind, as clients see it. It never changes, and
+// clients that see the same share one.
+type listing struct {
+	joined []byte            // the items, with commas between them
+	ends   []int             // where the items end in joined
+	names  []string          // as clients see them
+	short  map[string]string // the original names of those that were shortened
+	params mcp.ParamHeaders  // of tools
+}
+
+// item returns an item.
+func (l *listing) item(i int) []byte {
+	start := 0
+	if i > 0 {
+		start = l.ends[i-1] + 1
+	}
+	return l.joined[start:l.ends[i]]
+}
+
+// from returns the items from one up to another, with commas between them.
+func (l *listing) from(start, end int) []byte {
+	if start >= end {
+		return nil
+	}
+	first := 0
+	if start > 0 {
+		first = l.ends[start-1] + 1
+	}
+	return l.joined[first:l.ends[end-1]]
+}
+
+// A freshness says how long and for whom a list is good.
+type freshness struct {
+	until   time.Time // it is to be asked for again then; zero: when it has changed
+	private bool
+	ttl     time.Duration
+}
+
+// cached is a list as a link knows it.
+type cached struct {
+	list    *listing // nil if it has to be asked for
+	fresh   freshness
+	changes uint64    // how often the server has said that it has changed
+	failed  time.Time // it could not be had; not asked for again before retry
+}
+
+// A builder puts a listing together.
+type builder struct {
+	a      *Aggregate
+	server *Server
+	kind   kind
+	modern bool
+
+	joined bytes.Buffer
+	list   listing
+	seen   map[string]bool
+	fresh  freshness
+	cursor string
+}
+
+// pagePaths are where the members of a page stand, by kind.
+var pagePaths = func() (paths [kindCount]*jsonspan.Paths) {
+	for k, about := range kinds {
+		paths[k] = jsonspan.CompilePaths(about.member+".*."+about.key, about.member+".*", about.member, "nextCursor", "ttlMs", "cacheScope")
+	}
+	return paths
+}()
+
+// add adds a page.
+func (b *builder) add(result []byte) *jsonrpc.Failure {
+	var key jsonspan.Value
+	keyed, listed := false, false
+	b.cursor = ""
+	err := pagePaths[b.kind].Find(result, func(path int, v jsonspan.Value) {
+		switch path {
+		case 0:
+			key, keyed = v, v.Kind == jsonspan.String
+		case 1:
+			if keyed {
+				b.addItem(result[v.Start:v.End], key, v.Start)
+			}
+			keyed = false
+		case 2:
+			listed = v.Kind == jsonspan.BeginArray
+		case 3:
+			if v.Kind == jsonspan.String {
+				b.cursor = string(jsonspan.AppendText(nil, v.Body(result)))
+			}
+		case 4:
+			if ms, err := strconv.ParseInt(string(result[v.Start:v.End]), 10, 32); err == nil && ms >= 0 {
+				b.fresh.ttl = time.Duration(ms) * time.Millisecond
+			}
+		case 5:
+			b.fresh.private = b.fresh.private || string(v.Body(result)) != "public"
+		}
+	})
+	if err != nil || !listed {
+		return jsonrpc.InvalidResponse(b.server.Name)
+	}
+	if b.modern && b.kind == tools {
+		if b.list.params == nil {
+			b.list.params = mcp.ParamHeaders{}
+		}
+		_, _ = b.list.params.Add(result) // what is no list has been seen above
+	}
+	return nil
+}
+
+// addItem adds an item with its name as clients see it. What it is called by is at
+// key, which counts from start.
+func (b *builder) addItem(item []byte, key jsonspan.Value, start int) {
+	name := string(jsonspan.AppendText(nil, item[key.Start-start+1:key.End-start-1]))
+	if b.kind == tools && !b.server.shows(name) {
+		return
+	}
+	if b.seen[name] {
+		return // servers that list the same twice confuse clients
+	}
+	b.seen[name] = true
+	shown := b.a.shown(b.server.Name, b.kind, name)
+	if b.joined.Len() > 0 {
+		b.joined.WriteByte(',')
+	}
+	if shown == name {
+		b.joined.Write(item)
+	} else {
+		b.joined.Write(item[:key.Start-start])
+		b.joined.Write(jsonrpc.Quote(shown))
+		b.joined.Write(item[key.End-start:])
+	}
+	if (b.kind == tools || b.kind == prompts) && b.a.config.Naming.MayBeShort(shown) {
+		if b.list.short == nil {
+			b.list.short = map[string]string{}
+		}
+		b.list.short[shown] = name
+	}
+	b.list.ends = append(b.list.ends, b.joined.Len())
+	b.list.names = append(b.list.names, shown)
+}
+
+// shown returns what clients call something of a server.
+func (a *Aggregate) shown(server string, k kind, name string) string {
+	if a.transparent() {
+		return name
+	}
+	switch k {
+	case resources:
+		return mcp.ResourceURI(server, name)
+	case templates:
+		return mcp.TemplateURI(server, name)
+	case tasks:
+		return server + mcp.Separator + name
+	}
+	return a.config.Naming.Join(server, name)
+}
+
+// done returns the listing, which may be one that was there already.
+func (b *builder) done() *listing {
+	b.list.joined = bytes.Clone(b.joined.Bytes())
+	return b.a.shelf.share(&b.list)
+}
+
+// A shelf keeps listings as long as anybody uses them, and each but once: ten
+// thousand clients see the same tools.
+type shelf struct {
+	mu       sync.Mutex
+	listings map[[sha256.Size]byte]weak.Pointer[listing]
+}
+
+// share returns a listing that is the same.
+func (s *shelf) share(l *listing) *listing {
+	sum := sha256.New()
+	_, _ = sum.Write(l.joined)
+	for _, name := range l.names {
+		_, _ = sum.Write([]byte(l.short[name]))
+		_, _ = sum.Write([]byte{0})
+	}
+	key := [sha256.Size]byte(sum.Sum(nil))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.listings[key].Value(); known != nil {
+		return known
+	}
+	if s.listings == nil {
+		s.listings = map[[sha256.Size]byte]weak.Pointer[listing]{}
+	}
+	pointer := weak.Make(l)
+	s.listings[key] = pointer
+	runtime.AddCleanup(l, func(key [sha256.Size]byte) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.listings[key] == pointer {
+			delete(s.listings, key)
+		}
+	}, key)
+	return l
+}

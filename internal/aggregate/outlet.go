@@ -1,0 +1,150 @@
+package aggregate
+
+import (
+	"net/http"
+	"strconv"
+	"sync"
+)
+
+// An outlet is the response to a client: one JSON message, or an event stream once
+// something precedes it. It is safe for concurrent use.
+type outlet struct {
+	w       http.ResponseWriter
+	accepts bool // the client takes event streams
+
+	mu     sync.Mutex
+	begun  bool // the status has been sent
+	stream bool
+	err    error // the client cannot be written to
+}
+
+// open begins an event stream, if that has not been done, and reports whether there
+// is one.
+func (o *outlet) open() bool {
+	if o.begun || !o.accepts {
+		return o.stream
+	}
+	o.begun, o.stream = true, true
+	header := o.w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-cache, no-transform")
+	header.Set("X-Accel-Buffering", "no") // else nginx in front of us holds events back
+	o.w.WriteHeader(http.StatusOK)
+	return true
+}
+
+// event sends a message as an event. It reports whether that was possible.
+func (o *outlet) event(e *outgoing) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.open() || o.err != nil {
+		return false
+	}
+	o.write(e.head())
+	o.write(e.data)
+	o.write([]byte("\n\n"))
+	o.flush()
+	return o.err == nil
+}
+
+// An outgoing is an event for a client.
+type outgoing struct {
+	id, retry string
+	data      []byte
+}
+
+// head returns what comes before the data.
+func (e *outgoing) head() []byte {
+	var head []byte
+	if e.id != "" {
+		head = append(append(append(head, "id: "...), e.id...), '\n')
+	}
+	if e.retry != "" {
+		head = append(append(append(head, "retry: "...), e.retry...), '\n')
+	}
+	return append(head, "data: "...)
+}
+
+// answer sends the answer: as the whole response, or as an event if there are others
+// already.
+func (o *outlet) answer(status int, e *outgoing) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stream {
+		o.write(e.head())
+		o.write(e.data)
+		o.write([]byte("\n\n"))
+		o.flush()
+		return
+	}
+	if o.begun {
+		return
+	}
+	o.begun = true
+	header := o.w.Header()
+	header.Set("Content-Type", "application/json")
+	header.Set("Content-Length", strconv.Itoa(len(e.data)))
+	o.w.WriteHeader(status)
+	o.write(e.data)
+}
+
+// large begins an answer whose length nobody knows yet. The caller writes it, then
+// closes it; until then nobody else can write.
+func (o *outlet) large(e *outgoing) *largeAnswer {
+	o.mu.Lock()
+	if o.stream {
+		o.write(e.head())
+	} else if !o.begun {
+		o.begun = true
+		o.w.Header().Set("Content-Type", "application/json")
+		o.w.WriteHeader(http.StatusOK)
+	}
+	return &largeAnswer{o}
+}
+
+// A largeAnswer is an answer that is passed on as it arrives.
+type largeAnswer struct{ o *outlet }
+
+func (l *largeAnswer) Write(p []byte) (int, error) {
+	if l.o.stream {
+		p = oneLine(p)
+	}
+	l.o.write(p)
+	return len(p), l.o.err
+}
+
+func (l *largeAnswer) Close() error {
+	defer l.o.mu.Unlock()
+	if l.o.stream {
+		l.o.write([]byte("\n\n"))
+	}
+	l.o.flush()
+	return l.o.err
+}
+
+// comment keeps the connection of a silent stream open.
+func (o *outlet) comment() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.write([]byte(":\n\n"))
+	o.flush()
+}
+
+func (o *outlet) write(p []byte) {
+	if o.err == nil {
+		_, o.err = o.w.Write(p)
+	}
+}
+
+func (o *outlet) flush() {
+	if o.err == nil {
+		o.err = http.NewResponseController(o.w).Flush()
+	}
+}
+
+// streaming reports whether an event stream has begun.
+func (o *outlet) streaming() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.stream
+}

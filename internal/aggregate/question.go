@@ -1,0 +1,161 @@
+package aggregate
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// question puts a question of the server to the client, in the response to a call
+// (A23). If the client cannot be asked, the server is told so: it must not wait for
+// nobody (A25).
+func (l *link) question(t *turn, ctx context.Context, m *jsonrpc.Message, out *outgoing, h *Hearing) {
+	why := "the client cannot be asked: it takes no event streams"
+	if method := m.Text(jsonrpc.Method); !l.client.can(method) {
+		why = "the client has not declared that it can be asked " + method
+	} else {
+		out.data = oneLine(l.translated(t.a, m))
+		h.waiting.Store(true)
+		if t.out.event(out) {
+			return
+		}
+	}
+	h.waiting.Store(false)
+	l.refuse(t.a, t.r, ctx, &t.asides, m, why)
+}
+
+// refuse answers a question of the server in place of the client. It does not wait
+// for that: the server may have more to say before it listens.
+func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, asides *sync.WaitGroup, m *jsonrpc.Message, why string) {
+	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
+	asides.Go(func() {
+		if failure := l.tell(ctx, a, of, refusal); failure != nil {
+			a.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+		}
+	})
+}
+
+// noted takes note of what a server says.
+func (l *link) noted(m *jsonrpc.Message) {
+	if method := m.Text(jsonrpc.Method); strings.HasSuffix(method, "/list_changed") {
+		l.changed(method)
+	}
+}
+
+// stray takes a message that came with the answer to a request of our own. The
+// client gets it if it listens.
+func (l *link) stray(a *Aggregate, of *http.Request, asides *sync.WaitGroup, e *event) {
+	m := &e.message
+	if len(e.data) == 0 || m.IsAnswer() {
+		return
+	}
+	l.noted(m)
+	for _, s := range l.client.listening() {
+		if s.deliver(l, m, "") {
+			return
+		}
+	}
+	if m.IsRequest() {
+		l.refuse(a, of, of.Context(), asides, m, "the client cannot be asked: it does not listen")
+	}
+}
+
+// reply takes the client's answer to a question, to whoever asked (A23, A24).
+func (t *turn) reply() {
+	id := t.m.Literal(jsonrpc.ID)
+	if t.client.replied(id, t.m) {
+		return
+	}
+	s := t.a.config.Servers[0]
+	var edits []jsonspan.Edit
+	if !t.a.transparent() {
+		server, text, ok := strings.Cut(t.m.Text(jsonrpc.ID), mcp.Separator)
+		literal, valid := literalOf(text)
+		if s = t.a.servers[server]; !ok || !valid || s == nil {
+			return // nobody has asked
+		}
+		edits = append(edits, t.m.Replace(jsonrpc.ID, literal))
+	}
+	t.result.Server = s.Name
+	l := t.client.link(s)
+	if failure := l.tell(t.r.Context(), t.a, t.r, spliced(t.m.Raw, edits...)); failure != nil {
+		t.a.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
+	}
+}
+
+// replied hands the answer to a question of ours to whoever waits for it.
+func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	waiting, ok := c.questions[string(id)]
+	if !ok {
+		return false
+	}
+	delete(c.questions, string(id))
+	answer := *m
+	answer.Raw = append([]byte(nil), m.Raw...)
+	waiting <- &answer // there is room for it
+	return true
+}
+
+// notify takes a notification of the client to whom it concerns.
+func (t *turn) notify() {
+	switch method := t.m.Text(jsonrpc.Method); method {
+	case "notifications/initialized":
+		t.all(func(ctx context.Context, s *Server, l *link) { l.greet(ctx, t.a, t.r) })
+	case "notifications/cancelled":
+		t.cancel()
+	case "notifications/progress":
+		t.progress()
+	default: // all others carry no ids (A27, R23)
+		body := t.forwardable()
+		t.all(func(ctx context.Context, s *Server, l *link) {
+			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
+				l.greet(ctx, t.a, t.r)
+				if failure := l.tell(ctx, t.a, t.r, body); failure != nil {
+					t.a.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
+						zap.String("mcp_method", shortened(method)), zap.Error(failure))
+				}
+			}
+		})
+	}
+}
+
+// cancel cancels a call, at the one server that has it (A28).
+func (t *turn) cancel() {
+	call := t.client.inFlight(t.m.Literal(jsonrpc.RequestID))
+	if call == nil {
+		return // it has been answered
+	}
+	t.result.Server = call.link.server
+	if era, _ := call.link.state(); era == mcp.Modern {
+		call.cancel() // to hang up is to cancel
+		return
+	}
+	if failure := call.link.tell(t.r.Context(), t.a, t.r, t.forwardable()); failure != nil {
+		t.a.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
+	}
+}
+
+// progress takes the client's progress with an answer to the server that waits for it.
+func (t *turn) progress() {
+	s := t.a.config.Servers[0]
+	var edits []jsonspan.Edit
+	if !t.a.transparent() {
+		server, text, ok := strings.Cut(t.m.Text(jsonrpc.Progress), mcp.Separator)
+		literal, valid := literalOf(text)
+		if s = t.a.servers[server]; !ok || !valid || s == nil {
+			return
+		}
+		edits = append(edits, t.m.Replace(jsonrpc.Progress, literal))
+	}
+	t.result.Server = s.Name
+	_ = t.client.link(s).tell(t.r.Context(), t.a, t.r, t.forwardable(edits...)) // who does not want it loses nothing
+}

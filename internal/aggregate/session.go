@@ -1,0 +1,142 @@
+package aggregate
+
+import (
+	"bytes"
+	"compress/flate"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A ticket is what the session id of a client says to whoever can open it: all it
+// takes to go on with the session.
+type ticket struct {
+	Identity string                `json:"i,omitempty"`
+	Version  string                `json:"v"`
+	Hello    json.RawMessage       `json:"h"` // params of its initialize
+	Links    map[string]linkTicket `json:"l,omitempty"`
+}
+
+// A linkTicket is what it takes to go on with the session of one server.
+type linkTicket struct {
+	Era     mcp.Era   `json:"e,omitempty"`
+	Version string    `json:"v,omitempty"`
+	Session string    `json:"s,omitempty"`
+	Can     abilities `json:"c,omitempty"`
+}
+
+const (
+	// longestSession is how long session ids may be. Clients have limits on the
+	// headers they take, Node.js 16 KiB for all of them.
+	longestSession = 6 << 10
+	// longestHello is how large the params of initialize may be.
+	longestHello = 16 << 10
+	// largestTicket is how large a ticket may be. Who has no key cannot make one,
+	// but a limit is cheap.
+	largestTicket = 1 << 20
+)
+
+// newSeal returns what seals session ids with a key.
+func newSeal(key []byte) cipher.AEAD {
+	derived := sha256.Sum256(append([]byte("mcp session id\x00"), key...))
+	block, err := aes.NewCipher(derived[:])
+	if err != nil {
+		panic(err) // keys of this length are right
+	}
+	seal, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return seal
+}
+
+// sealed returns the session id that carries t. If it would be too long, what the
+// servers call the client is left out: it is known here, and others can ask for it.
+func (a *Aggregate) sealed(t ticket) string {
+	id := a.sealBytes("session", packed(t))
+	if len(id) > longestSession {
+		t.Links = nil
+		id = a.sealBytes("session", packed(t))
+	}
+	return id
+}
+
+// sealBytes seals something for a purpose.
+func (a *Aggregate) sealBytes(purpose string, plain []byte) string {
+	return base64.RawURLEncoding.EncodeToString(a.seal.Seal(nil, nil, plain, []byte(purpose)))
+}
+
+// openBytes opens what sealBytes has sealed for the same purpose.
+func (a *Aggregate) openBytes(purpose, sealed string) ([]byte, bool) {
+	raw, err := base64.RawURLEncoding.DecodeString(sealed)
+	if err != nil {
+		return nil, false
+	}
+	plain, err := a.seal.Open(nil, nil, raw, []byte(purpose))
+	return plain, err == nil
+}
+
+// opened returns what a session id carries.
+func (a *Aggregate) opened(id string) (t ticket, ok bool) {
+	plain, ok := a.openBytes("session", id)
+	if !ok {
+		return ticket{}, false
+	}
+	text, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(plain)), largestTicket))
+	if err != nil || json.Unmarshal(text, &t) != nil {
+		return ticket{}, false
+	}
+	return t, true
+}
+
+func packed(t ticket) []byte {
+	text, _ := json.Marshal(t) // of strings, numbers and JSON that has been read: it cannot fail
+	var b bytes.Buffer
+	w, _ := flate.NewWriter(&b, flate.DefaultCompression)
+	_, _ = w.Write(text)
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// session finds the client that has this session.
+func (a *Aggregate) session(id, identity string) (*client, *jsonrpc.Failure) {
+	a.mu.Lock()
+	c, ok := a.clients.Get(id)
+	a.mu.Unlock()
+	if !ok {
+		t, ok := a.opened(id)
+		if !ok {
+			return nil, jsonrpc.UnknownSession()
+		}
+		c = a.remember(id, newClient(mcp.Legacy, t.Version, t.Identity, helloOf(t.Hello)).restore(t.Links))
+	}
+	if c.identity != identity || c.ended.Load() {
+		return nil, jsonrpc.UnknownSession()
+	}
+	return c, nil
+}
+
+// remember keeps a client, unless there is one already under this id.
+func (a *Aggregate) remember(id string, c *client) *client {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known, ok := a.clients.Get(id); ok {
+		return known
+	}
+	a.clients.Add(id, c)
+	return c
+}
+
+// NewKey returns a key for as long as a process lives.
+func NewKey() []byte {
+	key := make([]byte, sha256.Size)
+	_, _ = rand.Read(key) // which never fails
+	return key
+}

@@ -1,0 +1,140 @@
+package aggregate
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// spliced returns a text with edits made, which may come in any order.
+func spliced(text []byte, edits ...jsonspan.Edit) []byte {
+	if len(edits) == 0 {
+		return text
+	}
+	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
+	var b bytes.Buffer
+	size := len(text)
+	for _, e := range edits {
+		size += len(e.New)
+	}
+	b.Grow(size)
+	_ = jsonspan.Splice(&b, text, edits) // to memory
+	return b.Bytes()
+}
+
+// moved returns an edit of a part of a text as one of the whole text.
+func moved(e jsonspan.Edit, by int) jsonspan.Edit {
+	e.Start += by
+	e.End += by
+	return e
+}
+
+// insert returns the edit that puts a member into the params of a message. A message
+// that has none gets some.
+func insert(m *jsonrpc.Message, member []byte) jsonspan.Edit {
+	if m.Kind(jsonrpc.Params) == jsonspan.BeginObject {
+		at := m.Replace(jsonrpc.Params, nil)
+		return moved(jsonspan.Insert(m.Literal(jsonrpc.Params), member), at.Start)
+	}
+	params := slices.Concat([]byte(`"params":{`), member, []byte("}"))
+	return jsonspan.Insert(m.Raw, params)
+}
+
+// withoutProxy returns the edit that takes out what is meant for us only (A31).
+func (t *turn) withoutProxy() jsonspan.Edit {
+	at := t.m.Replace(jsonrpc.Params, nil)
+	e, _ := jsonspan.Remove(t.m.Literal(jsonrpc.Params), "proxy")
+	return moved(e, at.Start)
+}
+
+// forwardable returns the message of the client as servers may see it.
+func (t *turn) forwardable(edits ...jsonspan.Edit) []byte {
+	if t.m.Has(jsonrpc.Proxy) {
+		edits = append(edits, t.withoutProxy())
+	}
+	return spliced(t.m.Raw, edits...)
+}
+
+// oneLine returns a part of a JSON text without line breaks, which stand between
+// tokens only.
+func oneLine(p []byte) []byte {
+	if bytes.IndexByte(p, '\n') < 0 && bytes.IndexByte(p, '\r') < 0 {
+		return p
+	}
+	return jsonspan.AppendLine(nil, p)
+}
+
+// answerPaths are where answers of servers name resources and tasks.
+var answerPaths = jsonspan.CompilePaths(
+	"result.contents.*.uri",
+	"result.content.*.uri", "result.content.*.resource.uri",
+	"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
+	"result.task.taskId", "result.taskId",
+)
+
+const firstTaskPath = 5
+
+// renamed returns what stands for a literal at one of the answerPaths.
+func (l *link) renamed(a *Aggregate, path int, literal []byte) []byte {
+	name := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
+	if path >= firstTaskPath {
+		return jsonrpc.Quote(a.shown(l.server, tasks, name))
+	}
+	return jsonrpc.Quote(a.shown(l.server, resources, name))
+}
+
+// rewritten returns an answer with what it names under the names that clients know
+// it by.
+func (l *link) rewritten(a *Aggregate, raw []byte) []byte {
+	if a.transparent() || !bytes.Contains(raw, []byte(`"uri"`)) && !bytes.Contains(raw, []byte(`"taskId"`)) {
+		return raw
+	}
+	var edits []jsonspan.Edit
+	err := answerPaths.Find(raw, func(path int, v jsonspan.Value) {
+		if v.Kind == jsonspan.String {
+			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: l.renamed(a, path, raw[v.Start:v.End])})
+		}
+	})
+	if err != nil {
+		return raw // it repeats a member: nobody knows which one counts
+	}
+	return spliced(raw, edits...)
+}
+
+// translated returns a message that a server sends on its own account as the client
+// gets it: with the name of the server (A23, A26), and with ids that lead back to it.
+func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
+	if a.transparent() {
+		return m.Raw
+	}
+	var edits []jsonspan.Edit
+	replace := func(f jsonrpc.Field, literal []byte) {
+		if m.Has(f) {
+			edits = append(edits, m.Replace(f, literal))
+		}
+	}
+	if m.IsRequest() {
+		replace(jsonrpc.ID, l.ours(m.Literal(jsonrpc.ID)))
+		replace(jsonrpc.ProgressToken, l.ours(m.Literal(jsonrpc.ProgressToken)))
+	}
+	switch {
+	case m.Is(jsonrpc.Method, "notifications/cancelled"):
+		replace(jsonrpc.RequestID, l.ours(m.Literal(jsonrpc.RequestID)))
+	case m.Is(jsonrpc.Method, "notifications/resources/updated") && m.Kind(jsonrpc.URI) == jsonspan.String:
+		replace(jsonrpc.URI, jsonrpc.Quote(mcp.ResourceURI(l.server, m.Text(jsonrpc.URI))))
+	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
+		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))
+	}
+	if !m.Has(jsonrpc.Proxy) && (!m.Has(jsonrpc.Params) || m.Kind(jsonrpc.Params) == jsonspan.BeginObject) {
+		edits = append(edits, insert(m, slices.Concat([]byte(`"proxy":{"server":`), jsonrpc.Quote(l.server), []byte("}"))))
+	}
+	return spliced(m.Raw, edits...)
+}
+
+// ours returns an id that leads back to an id of the server.
+func (l *link) ours(literal []byte) []byte {
+	return jsonrpc.Quote(l.server + mcp.Separator + string(literal))
+}

@@ -1,0 +1,206 @@
+package aggregate
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A turn is a request of a client and the response to it.
+type turn struct {
+	a       *Aggregate
+	r       *http.Request
+	m       *jsonrpc.Message // what it posts
+	era     mcp.Era
+	version string // of the protocol, as the header has it
+	client  *client
+	who     Visitor
+	out     outlet
+	asides  sync.WaitGroup // what is said to servers besides
+	result  Result
+}
+
+// A Visitor is whom a request comes from.
+type Visitor struct {
+	Identity string // as far as it has proved it
+	Address  string // of its machine
+}
+
+// Serve answers a request. It has been read already: m is what it posts, if it
+// posts something.
+func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Message, who Visitor) Result {
+	t := &turn{a: a, r: r, m: m, who: who, version: r.Header.Get(mcp.VersionHeader)}
+	t.out = outlet{w: w, accepts: accepts(r.Header, "text/event-stream")}
+	defer t.asides.Wait()
+	t.result.Failure = t.serve()
+	return t.result
+}
+
+// accepts reports whether a client takes a media type.
+func accepts(header http.Header, mediaType string) bool {
+	for _, line := range header["Accept"] {
+		for accepted := range strings.SplitSeq(line, ",") {
+			name, _, _ := strings.Cut(accepted, ";")
+			if name = strings.TrimSpace(name); strings.EqualFold(name, mediaType) || name == "*/*" && mediaType != "text/event-stream" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (t *turn) serve() *jsonrpc.Failure {
+	switch t.r.Method {
+	case http.MethodPost:
+		return t.post()
+	case http.MethodGet, http.MethodDelete:
+		if t.version != "" && !mcp.IsLegacy(t.version) {
+			return t.notAllowed("POST") // in the modern era all is posted
+		}
+		if failure := t.join(); failure != nil {
+			return failure
+		}
+		if t.r.Method == http.MethodGet {
+			return t.get()
+		}
+		return t.delete()
+	}
+	return t.notAllowed("POST, GET, DELETE")
+}
+
+func (t *turn) notAllowed(allow string) *jsonrpc.Failure {
+	t.out.w.Header().Set("Allow", allow)
+	return jsonrpc.MethodNotAllowed()
+}
+
+// join finds the session that the request names.
+func (t *turn) join() (failure *jsonrpc.Failure) {
+	id := t.r.Header.Get(mcp.SessionHeader)
+	if id == "" {
+		if t.r.Method == http.MethodGet {
+			// What clients of the first revision, and people with a browser, try.
+			return t.notAllowed("POST")
+		}
+		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
+	}
+	t.client, failure = t.a.session(id, t.who.Identity)
+	return failure
+}
+
+// post answers a message.
+func (t *turn) post() *jsonrpc.Failure {
+	if failure := t.m.Check(); failure != nil {
+		return failure
+	}
+	t.era = mcp.EraOf(t.version, t.m)
+	if t.era == mcp.Modern {
+		return t.postModern()
+	}
+	if t.m.IsRequest() && t.m.Is(jsonrpc.Method, "initialize") {
+		return t.initialize()
+	}
+	if failure := t.join(); failure != nil {
+		return failure
+	}
+	switch {
+	case t.m.IsNotification():
+		t.notify()
+		t.accepted()
+		return nil
+	case !t.m.IsRequest():
+		t.reply()
+		t.accepted()
+		return nil
+	}
+	switch method := t.m.Text(jsonrpc.Method); method {
+	case "ping":
+		return t.answer([]byte("{}"))
+	case "logging/setLevel":
+		return t.setLevel()
+	case "resources/subscribe", "resources/unsubscribe":
+		return t.subscribe(method == "resources/subscribe")
+	default:
+		return t.either(method)
+	}
+}
+
+// postModern answers a message of the modern era.
+func (t *turn) postModern() *jsonrpc.Failure {
+	if !t.m.IsRequest() {
+		t.accepted() // there is none that means anything over HTTP
+		return nil
+	}
+	if failure := mcp.CheckModern(t.r.Header, t.m); failure != nil {
+		return failure
+	}
+	if !t.m.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
+		return jsonrpc.UnsupportedVersion(t.m.Text(jsonrpc.ProtocolVersion), mcp.Versions())
+	}
+	t.client = t.a.visitor(t.r, t.m, t.who)
+	switch method := t.m.Text(jsonrpc.Method); method {
+	case "server/discover":
+		return t.discover()
+	case mcp.MethodListen:
+		return t.listen()
+	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
+		return jsonrpc.MethodNotFound(method) // they were in the legacy era
+	default:
+		return t.either(method)
+	}
+}
+
+// either answers what can be asked in both eras.
+func (t *turn) either(method string) *jsonrpc.Failure {
+	if k, ok := kindOf(method); ok {
+		return t.list(k)
+	}
+	switch method {
+	case "tools/call":
+		return t.callTool()
+	case "prompts/get":
+		return t.callNamed(jsonrpc.Name, prompts)
+	case "resources/read":
+		return t.readResource()
+	case "completion/complete":
+		return t.complete()
+	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
+		return t.callTask()
+	}
+	if t.a.transparent() {
+		return t.pass(t.a.config.Servers[0], nil)
+	}
+	failure := jsonrpc.MethodNotFound(shortened(method))
+	if t.era == mcp.Legacy {
+		failure = failure.AsAnswer()
+	}
+	return failure
+}
+
+// shortened returns as much of a name as may be repeated to whoever sent it.
+func shortened(name string) string { return strings.ToValidUTF8(name[:min(len(name), 128)], "") }
+
+// accepted answers what wants no answer.
+func (t *turn) accepted() {
+	t.out.w.WriteHeader(http.StatusAccepted)
+}
+
+// answer answers the request with a result of ours.
+func (t *turn) answer(result []byte) *jsonrpc.Failure { return t.answerAs("complete", result) }
+
+// answerAs answers the request with a result of ours, of a type that there is in the
+// modern era.
+func (t *turn) answerAs(resultType string, result []byte) *jsonrpc.Failure {
+	if t.era == mcp.Modern {
+		result = t.a.signed(resultType, result)
+	}
+	result = oneLine(result)
+	t.out.answer(http.StatusOK, &outgoing{data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), result)})
+	return nil
+}
+
+// all calls f for all servers at the same time, with the client's link to each.
+func (t *turn) all(f func(ctx context.Context, s *Server, l *link)) { t.allOf(t.a.config.Servers, f) }

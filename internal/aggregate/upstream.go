@@ -1,0 +1,45 @@
+package aggregate
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+// An Upstream is the way to a server.
+type Upstream interface {
+	// Request returns a request of our own on behalf of the client of another one,
+	// with its headers. It lives as long as ctx.
+	Request(ctx context.Context, of *http.Request) *http.Request
+
+	// Pass returns a request that is passed on, with headers that can be changed.
+	Pass(ctx context.Context, r *http.Request) *http.Request
+
+	// Send has the server answer a request, which posts this message if it posts
+	// one. It returns when the answer is complete, having said so to h, or why it is
+	// not. Nobody else uses r any more.
+	Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure
+}
+
+// setBody makes r post a message.
+func setBody(r *http.Request, body []byte) {
+	r.Method = http.MethodPost
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+}
+
+// setNoBody makes r one that has nothing to post.
+func setNoBody(r *http.Request, method string) {
+	r.Method = method
+	r.Body, r.GetBody = http.NoBody, nil
+	r.ContentLength, r.TransferEncoding = 0, nil
+	r.Header.Del("Content-Type")
+	r.Header.Del("Content-Length")
+}

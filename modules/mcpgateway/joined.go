@@ -1,0 +1,280 @@
+package mcpgateway
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// noSeparator is how a configuration says that names are left as they are.
+const noSeparator = "none"
+
+// processKey seals session ids unless there is another key. It outlives reloads, and
+// so do sessions.
+var processKey = aggregate.NewKey()
+
+// shortestKey is how long a session_key has to be. It is no password that people
+// remember.
+const shortestKey = 32
+
+// join makes one server of all.
+func (h *Handler) join() error {
+	if h.Separator == "" {
+		h.Separator = mcp.Separator
+	}
+	if h.MaxNameLength == 0 {
+		h.MaxNameLength = 64
+	}
+	if h.JoinTimeout == 0 {
+		h.JoinTimeout = caddy.Duration(15 * time.Second)
+	}
+	if h.MaxSessions == 0 {
+		h.MaxSessions = 100_000
+	}
+	if h.MaxSessions < 0 {
+		return fmt.Errorf("max_sessions: %d is negative", h.MaxSessions)
+	}
+	key, err := h.key()
+	if err != nil {
+		return fmt.Errorf("session_key: %w", err)
+	}
+	config := aggregate.Config{
+		Name:        h.Name,
+		Version:     version(),
+		Naming:      h.naming(),
+		Key:         key,
+		JoinTimeout: time.Duration(h.JoinTimeout),
+		MaxClients:  h.MaxSessions,
+		Discovery:   h.Discovery,
+		Exiting:     h.exiting,
+		Logger:      h.logger,
+	}
+	if config.Name == "" {
+		config.Name = "caddy-mcp-gateway"
+	}
+	for _, s := range h.Servers {
+		config.Servers = append(config.Servers, &aggregate.Server{
+			Name: s.Name, Aliases: s.Aliases, Expose: s.Expose, Upstream: upstream{h, s},
+		})
+	}
+	h.offerRecovery(&config)
+	h.joined = aggregate.New(config)
+	return nil
+}
+
+func (h *Handler) naming() mcp.Naming {
+	if h.Separator == noSeparator {
+		return mcp.Naming{}
+	}
+	return mcp.Naming{Separator: h.Separator, Longest: h.MaxNameLength}
+}
+
+// validateNames checks that what clients see can be told apart.
+func (h *Handler) validateNames() error {
+	naming := h.naming()
+	switch {
+	case h.Separator == noSeparator && len(h.Servers) > 1:
+		return fmt.Errorf("separator: none is for a single server, and there are %d", len(h.Servers))
+	case h.MaxNameLength < 0:
+		return fmt.Errorf("max_name_length: %d is negative", h.MaxNameLength)
+	case h.JoinTimeout < 0:
+		return fmt.Errorf("join_timeout: %s is negative", time.Duration(h.JoinTimeout))
+	}
+	if err := naming.CheckSeparator(); err != nil {
+		return err
+	}
+	if h.Separator == noSeparator {
+		return nil
+	}
+	for _, s := range h.Servers {
+		for _, name := range append([]string{s.Name}, s.Aliases...) {
+			if err := naming.Check(name); err != nil {
+				return fmt.Errorf("server %q: %w", s.Name, err)
+			}
+		}
+	}
+	if h.Separator == mcp.Separator {
+		h.logger.Warn("tool names with :: are refused by model APIs; set separator __ unless your clients rename them")
+	}
+	return nil
+}
+
+// key returns what seals session ids.
+func (h *Handler) key() ([]byte, error) {
+	if h.SessionKey == "" {
+		return processKey, nil
+	}
+	key, err := caddy.NewReplacer().ReplaceOrErr(h.SessionKey, true, true)
+	if err != nil {
+		return nil, err
+	}
+	if len(key) < shortestKey {
+		return nil, fmt.Errorf("it has %d characters, and needs %d", len(key), shortestKey)
+	}
+	return []byte(key), nil
+}
+
+// version is the version of this module in the binary.
+func version() string {
+	info, _ := debug.ReadBuildInfo()
+	const module = "github.com/caddy-mcp-gateway/caddy-mcp-gateway"
+	if info != nil {
+		for _, dependency := range info.Deps {
+			if dependency.Path == module && dependency.Replace == nil {
+				return dependency.Version
+			}
+		}
+	}
+	return "devel"
+}
+
+// Cleanup ends what is held open for clients.
+func (h *Handler) Cleanup() error {
+	if h.joined != nil {
+		h.joined.Close()
+	}
+	return nil
+}
+
+// serveJoined answers a request to all servers.
+func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
+	if r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen) {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		defer context.AfterFunc(x.handler.exiting, cancel)()
+		r = r.WithContext(ctx)
+	}
+	who := aggregate.Visitor{Identity: x.client()}
+	who.Address, _ = caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	result := x.handler.joined.Serve(x.w, r, &x.message, who)
+	if x.server = x.handler.byName[result.Server]; x.server != nil {
+		x.passedOn, x.tool = true, shortened(result.Name)
+	}
+	switch x.errorCode = result.Code; {
+	case result.Failure != nil:
+		return result.Failure
+	case r.Context().Err() != nil && x.handler.exiting.Err() == nil:
+		x.outcome = outcomeCanceled
+	case result.Code != 0:
+		x.outcome = outcomeError
+	default:
+		x.outcome = outcomeOK
+	}
+	return nil
+}
+
+// An upstream is the way to a server from behind the door to all of them.
+type upstream struct {
+	handler *Handler
+	server  *Server
+}
+
+// Request implements [aggregate.Upstream].
+func (u upstream) Request(ctx context.Context, of *http.Request) *http.Request {
+	r := u.Pass(ctx, of)
+	repl := caddy.NewReplacer()
+	if outer, ok := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(func(key string) (any, bool) { return outer.Get(key) })
+	}
+	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	vars, _ := ctx.Value(caddyhttp.VarsCtxKey).(map[string]any)
+	vars = maps.Clone(vars)
+	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
+	if own, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		maps.Copy(own, vars)
+	}
+	return r
+}
+
+// noResponse is the response that placeholders tell of as long as there is none.
+type noResponse struct{}
+
+func (noResponse) Header() http.Header         { return http.Header{} }
+func (noResponse) Write(p []byte) (int, error) { return len(p), nil }
+func (noResponse) WriteHeader(int)             {}
+
+// Pass implements [aggregate.Upstream].
+func (upstream) Pass(ctx context.Context, r *http.Request) *http.Request {
+	passed := r.WithContext(ctx)
+	passed.Header = r.Header.Clone()
+	passed.URL = new(url.URL)
+	*passed.URL = *r.URL
+	return passed
+}
+
+// Send implements [aggregate.Upstream].
+func (u upstream) Send(h *aggregate.Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+	x := &exchange{handler: u.handler, server: u.server, door: innerDoor, w: h, began: time.Now(), message: *m}
+	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	x.inner.Hearing = h
+	defer x.record(r.Method)
+	failure := x.forward(r)
+	if failure != nil {
+		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
+	}
+	return failure
+}
+
+// An innerReply hands an answer to whoever asked in place of the client.
+type innerReply struct {
+	*aggregate.Hearing
+	x *exchange
+}
+
+func (w *innerReply) complete() *jsonrpc.Failure {
+	err := w.End()
+	code, _ := w.Outcome()
+	switch w.x.outcome = outcomeOK; {
+	case err != nil:
+		w.x.outcome = "invalid_response"
+	case code != 0:
+		w.x.outcome, w.x.errorCode = outcomeError, code
+	case outcomeHTTP[w.Status()/100%10] != "":
+		w.x.outcome = outcomeHTTP[w.Status()/100%10]
+	}
+	return nil
+}
+
+func (w *innerReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure { return failure }
+
+func (w *innerReply) done() bool {
+	_, answered := w.Outcome()
+	return answered
+}
+
+func (w *innerReply) release() {}
+
+// waits reports whether the server waits for an answer itself.
+func (w *innerReply) waits() bool { return w.Hearing != nil && w.Waiting() }
+
+// masked reports whether the answer is to be masked. Where servers are one, answers
+// are theirs to the byte unless the configuration says otherwise (A44), and lists
+// always.
+func (x *exchange) masked() bool {
+	if x.door != innerDoor || x.server.mask == nil {
+		return x.server.mask != nil
+	}
+	switch method, _ := x.knownMethod(); method {
+	case "tools/call", "resources/read", "prompts/get":
+		return x.server.masked
+	}
+	return false
+}
+
+// Interface guards
+var (
+	_ caddy.CleanerUpper = (*Handler)(nil)
+	_ aggregate.Upstream = upstream{}
+	_ reply              = (*innerReply)(nil)
+)

@@ -1,0 +1,76 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/recovery"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+)
+
+// offerRecovery adds the tool and the resource by which clients read back what was
+// masked, if any of the masks keeps it.
+func (h *Handler) offerRecovery(config *aggregate.Config) {
+	var masks []*observationmask.Handler
+	shortest := 0
+	for _, s := range h.Servers {
+		if s.mask == nil || !s.masked {
+			continue
+		}
+		if maxChars, ok := s.mask.Recovers(); ok {
+			masks = append(masks, s.mask)
+			if shortest == 0 || maxChars < shortest {
+				shortest = maxChars
+			}
+		}
+	}
+	if len(masks) == 0 {
+		return
+	}
+	reader := func(r *http.Request) recovery.Reader {
+		repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+		client := identity(repl)
+		return recovery.Reader{MaxChars: shortest, Get: func(handle string) ([]byte, bool) {
+			for _, mask := range masks {
+				if body, ok := mask.Original(client, handle); ok {
+					return body, true
+				}
+			}
+			return nil, false
+		}}
+	}
+	config.Tools = append(config.Tools, aggregate.Tool{
+		Name:       recovery.ToolName,
+		Descriptor: recovery.Tool,
+		Call:       func(r *http.Request, arguments []byte) []byte { return reader(r).Call(arguments) },
+	})
+	config.Templates = append(config.Templates, recovery.Template)
+	config.ReadOwn = func(r *http.Request, uri string) (result []byte, ours bool) {
+		handle, ours := mcp.ParseObservationURI(uri)
+		if !ours {
+			return nil, false
+		}
+		text, ok := reader(r).Text(handle)
+		if !ok {
+			return nil, true
+		}
+		return contents(uri, text), true
+	}
+}
+
+// contents is the result of a resources/read.
+func contents(uri, text string) []byte {
+	type content struct {
+		URI      string `json:"uri"`
+		MIMEType string `json:"mimeType"`
+		Text     string `json:"text"`
+	}
+	result, _ := json.Marshal(struct { // of strings, so it cannot fail
+		Contents []content `json:"contents"`
+	}{[]content{{uri, "text/plain", text}}})
+	return result
+}
