@@ -8,21 +8,19 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"text/tabwriter"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 )
 
 func init() {
@@ -66,17 +64,15 @@ func maskConversation(flags caddycmd.Flags) (int, error) {
 
 // configured returns the handler of a configuration that has the given route.
 func configured(file, adapter, route string) (*Handler, error) {
-	found := [][]byte{[]byte(`{}`)}
-	config, file, err := load(file, adapter)
+	found := []json.RawMessage{[]byte(`{}`)}
+	config, file, err := configfile.Load(file, adapter)
 	if err != nil {
 		return nil, err
 	}
 	if config != nil {
-		var root any
-		if err := json.Unmarshal(config, &root); err != nil {
+		if found, err = configfile.Handlers(config, "tool_result_mask"); err != nil {
 			return nil, fmt.Errorf("read %s: %w", file, err)
 		}
-		found = handlers(root, nil)
 	}
 	var chosen []*Handler
 	for _, raw := range found {
@@ -100,48 +96,6 @@ func configured(file, adapter, route string) (*Handler, error) {
 		return nil, err
 	}
 	return chosen[0], chosen[0].Validate()
-}
-
-// load reads a configuration as other commands of Caddy do, but without talking.
-// Without a file it is the Caddyfile in the current directory, if there is one.
-func load(file, adapter string) (config []byte, from string, err error) {
-	from = cmp.Or(file, "Caddyfile")
-	config, err = os.ReadFile(from)
-	switch {
-	case file == "" && errors.Is(err, fs.ErrNotExist):
-		return nil, from, nil
-	case err != nil:
-		return nil, from, err
-	case adapter == "" && filepath.Ext(from) == ".json":
-		return config, from, nil
-	}
-	adapter = cmp.Or(adapter, "caddyfile")
-	adapt := caddyconfig.GetAdapter(adapter)
-	if adapt == nil {
-		return nil, from, fmt.Errorf("unknown config adapter %q", adapter)
-	}
-	config, _, err = adapt.Adapt(config, map[string]any{"filename": from})
-	return config, from, err
-}
-
-// handlers appends the configurations of this handler, wherever they stand.
-func handlers(config any, found [][]byte) [][]byte {
-	switch value := config.(type) {
-	case []any:
-		for _, element := range value {
-			found = handlers(element, found)
-		}
-	case map[string]any:
-		if value["handler"] == "tool_result_mask" {
-			delete(value, "handler")
-			raw, _ := json.Marshal(value) // it has been unmarshalled
-			return append(found, raw)
-		}
-		for _, name := range slices.Sorted(maps.Keys(value)) {
-			found = handlers(value[name], found)
-		}
-	}
-	return found
 }
 
 // show writes what would be sent, and what was done to it.

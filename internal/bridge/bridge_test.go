@@ -1,0 +1,465 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestLegacySession(t *testing.T) { // A42
+	s := newServer(t)
+	c := connect(t, s)
+	c.initialize()
+	c.send(request("1", "tools/list"))
+	c.expect(`{"jsonrpc":"2.0","id":1,"result":{}}`)
+	get := s.method("GET")
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+
+	first := s.method("initialize")
+	if first.Header.Get("Mcp-Session-Id") != "" || first.Header.Get("MCP-Protocol-Version") != "" {
+		t.Errorf("initialize has %v", first.Header)
+	}
+	for _, a := range []*arrival{s.method("notifications/initialized"), s.method("tools/list"), get, s.method("DELETE")} {
+		if a.Header.Get("Mcp-Session-Id") != sessionID || a.Header.Get("MCP-Protocol-Version") != "2025-11-25" {
+			t.Errorf("%s %s has %v", a.Method, a.body, a.Header)
+		}
+	}
+	if accept := first.Header.Get("Accept"); !strings.Contains(accept, "application/json") || !strings.Contains(accept, "text/event-stream") {
+		t.Errorf("Accept: %s", accept)
+	}
+	if first.Header.Get("Content-Type") != "application/json" {
+		t.Errorf("Content-Type: %s", first.Header.Get("Content-Type"))
+	}
+}
+
+func TestModernRequests(t *testing.T) {
+	s := newServer(t)
+	s.on("tools/list", func(w http.ResponseWriter, a *arrival) {
+		reply(w, a, `{"tools":[{"name":"query","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}]}`)
+	})
+	c := connect(t, s)
+	c.send(modern(`"listen:0"`, "tools/list", ""))
+	c.expect(`"id":"listen:0"`)
+	c.send(modern(`1`, "tools/call", `"name":"query","arguments":{"region":"é"},`))
+	c.expect(`"id":1`)
+	c.send(notification("notifications/progress", `{"progressToken":1}`))
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]string{"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "query",
+		"Mcp-Param-Region": "=?base64?w6k=?=", "Mcp-Session-Id": ""} {
+		if got := s.method("tools/call").Header.Get(name); got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+	if got := s.order(); slices.Contains(got, "DELETE") || slices.Contains(got, "GET") {
+		t.Errorf("there was a session: %v", got)
+	}
+}
+
+func TestInput(t *testing.T) {
+	tests := []struct {
+		name string
+		line string
+		want []string
+	}{
+		{"what is not JSON", `{"id":1`, []string{`"id":null`, "-32700"}},
+		{"a text that is not UTF-8", "{\"id\":1,\"method\":\"\xff\"}", []string{`"id":null`, "-32700"}},
+		{"a batch", `[{"id":1,"method":"ping"}]`, []string{`"id":null`, "-32600"}},
+		{"a repeated member", `{"id":1,"id":2,"method":"ping"}`, []string{`"id":null`, "-32600"}},
+		{"nothing that can be answered", `{"id":7}`, []string{`"id":7`, "-32600"}},
+		{"a request with CR and blanks around it", "  {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"} \r", []string{`"id":8`, `"result"`}},
+		{"an id to the byte", `{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`, []string{`"id":12345678901234567890`}},
+	}
+	s := newServer(t)
+	c := connect(t, s)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c.send("", "  ", tt.line)
+			c.expect(tt.want...)
+		})
+	}
+	t.Run("a last line without an end", func(t *testing.T) {
+		go func() {
+			_, _ = io.WriteString(c.in, request("9", "ping"))
+			c.in.Close()
+		}()
+		c.expect(`"id":9`)
+		if err := c.wait(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestInputTooLong(t *testing.T) {
+	s := newServer(t)
+	in := io.MultiReader(&endlessLine{maxLine + 3}, strings.NewReader("\n"+request("1", "ping")+"\n"))
+	var out bytes.Buffer
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	if err := (&Bridge{Transport: transport, URL: s.URL}).Run(t.Context(), in, &out); err != nil {
+		t.Error(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 2 || !strings.Contains(lines[0], `"id":null`) || !strings.Contains(lines[0], "payload_too_large") || !strings.Contains(lines[1], `"id":1`) {
+		t.Errorf("got %.500q", lines)
+	}
+}
+
+func TestRequestsRunAtOnce(t *testing.T) {
+	s := newServer(t)
+	g := newGate(t)
+	s.on("slow", func(w http.ResponseWriter, a *arrival) {
+		if g.wait(a) {
+			reply(w, a, `"slow"`)
+		}
+	})
+	c := connect(t, s)
+	c.initialize()
+	const slow = 20
+	for i := range slow {
+		c.send(request(fmt.Sprint(100+i), "slow"))
+	}
+	c.send(request("1", "quick"))
+	c.expect(`"id":1`)
+	g.open()
+	for range slow {
+		c.expect(`"slow"`)
+	}
+}
+
+func TestMoreRequestsThanAtOnce(t *testing.T) {
+	s := newServer(t)
+	g := newGate(t)
+	s.on("slow", func(w http.ResponseWriter, a *arrival) {
+		if g.wait(a) {
+			reply(w, a, `"slow"`)
+		}
+	})
+	c := connect(t, s)
+	c.initialize()
+	for i := range maxActive + 2 {
+		c.send(request(fmt.Sprint(1000+i), "slow"))
+	}
+	// The first of those that wait is canceled, and nobody is told: it was not sent.
+	c.send(notification("notifications/cancelled", fmt.Sprintf(`{"requestId":%d}`, 1000+maxActive)))
+	// What is no request passes them.
+	c.send(notification("notifications/roots/list_changed", `{}`))
+	s.method("notifications/roots/list_changed")
+	g.open()
+	for range maxActive + 1 {
+		if line := c.expect(`"slow"`); strings.Contains(line, fmt.Sprintf(`"id":%d,`, 1000+maxActive)) {
+			t.Error("the canceled request was answered")
+		}
+	}
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+	if slices.Contains(s.order(), "notifications/cancelled") {
+		t.Error("the cancellation was sent")
+	}
+}
+
+func TestTooManyRequests(t *testing.T) {
+	r := &run{calls: map[string]*call{}, count: maxCalls}
+	if r.add(&call{message: parsed(t, request("1", "x"))}) {
+		t.Error("one more than there may be was accepted")
+	}
+	r = &run{calls: map[string]*call{}, held: maxHeld}
+	if r.add(&call{message: parsed(t, request("1", "x"))}) {
+		t.Error("more bytes than there may be were accepted")
+	}
+}
+
+func TestOrder(t *testing.T) {
+	s := newServer(t)
+	g := newGate(t)
+	s.on("slow", func(w http.ResponseWriter, a *arrival) {
+		if g.wait(a) {
+			reply(w, a, `{}`)
+		}
+	})
+	c := connect(t, s)
+	c.initialize()
+	var want []string
+	for i := range 20 {
+		c.send(request(fmt.Sprint(i+1), "slow"),
+			notification("notifications/progress", `{}`),
+			fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{}}`, i))
+		want = append(want, "notifications/progress", "answer")
+	}
+	c.send(notification("notifications/cancelled", `{"requestId":20}`))
+	s.method("notifications/cancelled")
+	got := slices.DeleteFunc(s.order(), func(method string) bool {
+		return method != "notifications/progress" && method != "answer"
+	})
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+	order := s.order()
+	if !slices.Contains(order[:slices.Index(order, "notifications/cancelled")], "slow") {
+		t.Errorf("canceled before it was sent: %v", order)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	t.Run("a modern request is canceled by hanging up", func(t *testing.T) {
+		s := newServer(t)
+		left := make(chan struct{})
+		s.on("tools/call", func(_ http.ResponseWriter, a *arrival) {
+			<-a.Context().Done()
+			close(left)
+		})
+		c := connect(t, s)
+		c.send(modern(`"\u0061"`, "tools/call", `"name":"x",`))
+		s.method("tools/call")
+		c.send(notification("notifications/cancelled", `{"requestId":"a"}`))
+		<-left
+		if err := c.end(); err != nil { // and there is no answer
+			t.Error(err)
+		}
+		if slices.Contains(s.order(), "notifications/cancelled") {
+			t.Error("the notification was sent")
+		}
+	})
+	t.Run("a legacy request is canceled by the notification", func(t *testing.T) {
+		s := newServer(t)
+		g := newGate(t)
+		s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
+			if g.wait(a) {
+				events(w) // that is all: the answer is not wanted
+			}
+		})
+		s.on("notifications/cancelled", func(w http.ResponseWriter, _ *arrival) {
+			w.WriteHeader(http.StatusAccepted)
+			g.open()
+		})
+		c := connect(t, s)
+		c.initialize()
+		c.send(request("5", "tools/call"), notification("notifications/cancelled", `{"requestId":5}`))
+		if got := s.method("notifications/cancelled"); !strings.Contains(got.body, `"requestId":5`) || got.Header.Get("Mcp-Session-Id") != sessionID {
+			t.Errorf("got %s", got.body)
+		}
+		if err := c.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a canceled request is not waited for", func(t *testing.T) {
+		s := newServer(t)
+		g := newGate(t)
+		s.on("tools/call", func(_ http.ResponseWriter, a *arrival) { g.wait(a) })
+		c := connect(t, s)
+		c.initialize()
+		c.send(request("5", "tools/call"), notification("notifications/cancelled", `{"requestId":5}`))
+		if err := c.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("what is not there is nobody's", func(t *testing.T) {
+		s := newServer(t)
+		c := connect(t, s)
+		c.send(notification("notifications/cancelled", `{"requestId":5}`), request("1", "ping"))
+		c.expect(`"id":1`)
+		if got := s.order(); len(got) != 1 {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+func TestResponses(t *testing.T) {
+	tests := []struct {
+		name    string
+		respond func(http.ResponseWriter, *arrival)
+		want    []string
+	}{
+		{"JSON on several lines", func(w http.ResponseWriter, a *arrival) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{\r\n  \"id\": 1,\n  \"result\": 1.50\n}\n")
+		}, []string{`{    "id": 1,   "result": 1.50 }`}},
+		{"JSON under another name", func(w http.ResponseWriter, a *arrival) {
+			w.Header().Set("Content-Type", "text/plain")
+			_, _ = io.WriteString(w, resultOf(a, `{}`))
+		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
+		{"an error with the id", func(w http.ResponseWriter, a *arrival) {
+			w.WriteHeader(http.StatusBadGateway)
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"mine","data":{"x":1}}}`)
+		}, []string{`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"mine","data":{"x":1}}}`}},
+		{"an error with null for an id", func(w http.ResponseWriter, a *arrival) {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"mine"}}`)
+		}, []string{`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"mine"}}`}},
+		{"a status", func(w http.ResponseWriter, a *arrival) { http.Error(w, "no", http.StatusTeapot) },
+			[]string{`"id":1`, `"http_error"`, `"status_code":418`}},
+		{"a redirection", func(w http.ResponseWriter, a *arrival) {
+			http.Redirect(w, a.Request, "/elsewhere", http.StatusTemporaryRedirect)
+		}, []string{`"id":1`, `"status_code":307`}},
+		{"what is not JSON", func(w http.ResponseWriter, a *arrival) { _, _ = io.WriteString(w, "hello\nworld") },
+			[]string{`"id":1`, `"invalid_json"`}},
+		{"nothing", func(w http.ResponseWriter, a *arrival) { w.WriteHeader(http.StatusAccepted) },
+			[]string{`"id":1`, `"error"`}},
+		{"the answer to another", func(w http.ResponseWriter, a *arrival) { _, _ = io.WriteString(w, `{"id":2,"result":{}}`) },
+			[]string{`"id":1`, `"invalid_response"`}},
+		{"a hang-up", func(http.ResponseWriter, *arrival) { panic(http.ErrAbortHandler) },
+			[]string{`"id":1`, `"connect_error"`}},
+		{"a hang-up in the middle", func(w http.ResponseWriter, a *arrival) {
+			w.Header().Set("Content-Length", "100")
+			_, _ = io.WriteString(w, `{"id":1,`)
+			panic(http.ErrAbortHandler)
+		}, []string{`"id":1`, `"connect_error"`}},
+		{"a stream without an answer", func(w http.ResponseWriter, a *arrival) { events(w, ": hello\n\n") },
+			[]string{`"id":1`, `"connect_error"`}},
+		{"a stream that is aborted", func(w http.ResponseWriter, a *arrival) {
+			events(w, `data: {"id":1,"result`)
+			panic(http.ErrAbortHandler)
+		}, []string{`"id":1`, `"connect_error"`}},
+		{"a stream with the answer only", func(w http.ResponseWriter, a *arrival) { events(w, data(resultOf(a, `{}`))) },
+			[]string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
+		{"an event on several lines", func(w http.ResponseWriter, a *arrival) {
+			events(w, "event: message\r\ndata: {\"id\":1,\r\nid: 7\r\ndata: \"result\":{}}\r\n\r\n")
+		}, []string{`{"id":1, "result":{}}`}},
+		{"events that are no messages", func(w http.ResponseWriter, a *arrival) {
+			events(w, "id: 1\ndata:\n\n", "event: ping\ndata: {}\n\n", "data: hello\n\n", data(resultOf(a, `{}`)))
+		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
+		{"a stream that goes on after the answer", func(w http.ResponseWriter, a *arrival) {
+			events(w, data(resultOf(a, `{}`)))
+			<-a.Context().Done()
+		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newServer(t)
+			s.on("x", tt.respond)
+			c := connect(t, s)
+			c.send(request("1", "x"))
+			c.expect(tt.want...)
+			if err := c.end(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("a server that is not there", func(t *testing.T) {
+		s := newServer(t)
+		s.Close()
+		c := connect(t, s)
+		c.send(notification("notifications/x", `{}`), request("1", "x"))
+		c.expect(`"id":1`, `"connect_error"`)
+	})
+}
+
+func TestServerRequestInStream(t *testing.T) {
+	s := newServer(t)
+	answered := newGate(t)
+	s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
+		events(w, data(`{"jsonrpc":"2.0","method":"notifications/progress"}`), data(`{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}`))
+		if answered.wait(a) {
+			events(w, data(resultOf(a, `"done"`)))
+		}
+	})
+	s.on("", func(w http.ResponseWriter, a *arrival) {
+		w.WriteHeader(http.StatusAccepted)
+		if string(a.message.ID) == "1" && string(a.message.Result) == `{"action":"accept"}` {
+			answered.open()
+		}
+	})
+	c := connect(t, s)
+	c.initialize()
+	c.send(request("1", "tools/call"))
+	c.expect("notifications/progress")
+	c.expect("elicitation/create")
+	c.send(`{"jsonrpc":"2.0","id":1,"result":{"action":"accept"}}`)
+	c.expect(`"id":1`, `"done"`)
+}
+
+func TestRunEnds(t *testing.T) {
+	t.Run("after the answers that are still to come", func(t *testing.T) {
+		s := newServer(t)
+		g := newGate(t)
+		s.on("slow", func(w http.ResponseWriter, a *arrival) {
+			if g.wait(a) {
+				reply(w, a, `"slow"`)
+			}
+		})
+		c := connect(t, s)
+		c.initialize()
+		c.send(request("1", "slow"))
+		c.in.Close()
+		s.method("slow")
+		g.open()
+		c.expect(`"id":1`, `"slow"`)
+		if err := c.wait(); err != nil {
+			t.Error(err)
+		}
+		s.method("DELETE")
+	})
+	t.Run("but not after a stream that lasts", func(t *testing.T) {
+		s := newServer(t)
+		s.on("subscriptions/listen", func(w http.ResponseWriter, a *arrival) {
+			events(w, data(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged"}`))
+			<-a.Context().Done()
+		})
+		c := connect(t, s)
+		c.send(modern("1", "subscriptions/listen", ""))
+		c.expect("acknowledged")
+		if err := c.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("at once when the context does", func(t *testing.T) {
+		s := newServer(t)
+		g := newGate(t)
+		s.on("slow", func(_ http.ResponseWriter, a *arrival) { g.wait(a) })
+		c := connect(t, s)
+		c.initialize()
+		c.send(request("1", "slow"))
+		s.method("slow")
+		c.cancel()
+		if err := c.wait(); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		s.method("DELETE")
+	})
+	t.Run("when the client cannot be written to", func(t *testing.T) {
+		s := newServer(t)
+		transport := &http.Transport{}
+		defer transport.CloseIdleConnections()
+		in, w := io.Pipe()
+		defer w.Close()
+		go func() { _, _ = io.WriteString(w, request("1", "ping")+"\n") }()
+		err := (&Bridge{Transport: transport, URL: s.URL}).Run(t.Context(), in, failingWriter{})
+		if !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("also when the client does not read", func(t *testing.T) {
+		s := newServer(t)
+		transport := &http.Transport{}
+		defer transport.CloseIdleConnections()
+		out := &stuckWriter{make(chan struct{}), newGate(t)}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			<-out.begun
+			cancel()
+		}()
+		in := strings.NewReader(request("1", "ping") + "\n" + request("2", "ping") + "\n")
+		if err := (&Bridge{Transport: transport, URL: s.URL}).Run(ctx, in, out); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("when the input fails", func(t *testing.T) {
+		s := newServer(t)
+		c := connect(t, s)
+		c.in.CloseWithError(errors.New("broken"))
+		if err := c.wait(); err == nil || !strings.Contains(err.Error(), "broken") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,341 @@
+package bridge
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what must happen. Only a failing test ever
+// waits that long.
+const patience = 30 * time.Second
+
+// An arrival is an HTTP request as a server has seen it.
+type arrival struct {
+	*http.Request
+	body    string
+	message struct {
+		ID     json.RawMessage
+		Method string
+		Params json.RawMessage
+		Result json.RawMessage
+	}
+}
+
+// A server is an endpoint that notes what arrives. GET, DELETE and POST with certain
+// methods can be answered by handlers; other requests are answered with a result that
+// is empty.
+type server struct {
+	*httptest.Server
+	t        *testing.T
+	handlers map[string]func(http.ResponseWriter, *arrival) // by JSON-RPC or HTTP method
+
+	mu       sync.Mutex
+	arrivals []*arrival
+	changed  chan struct{} // closed when something arrives
+}
+
+const sessionID = "session-1"
+
+func newServer(t *testing.T) *server {
+	s := &server{t: t, changed: make(chan struct{}), handlers: map[string]func(http.ResponseWriter, *arrival){}}
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		w.Header().Set("Mcp-Session-Id", sessionID)
+		reply(w, a, `{"protocolVersion":"2025-11-25","capabilities":{}}`)
+	})
+	s.on("GET", func(w http.ResponseWriter, _ *arrival) { w.WriteHeader(http.StatusMethodNotAllowed) })
+	s.on("DELETE", func(w http.ResponseWriter, _ *arrival) { w.WriteHeader(http.StatusNoContent) })
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+func (s *server) on(method string, handler func(http.ResponseWriter, *arrival)) {
+	s.handlers[method] = handler
+}
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a := &arrival{Request: r}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	a.body = string(body)
+	name := r.Method
+	if name == http.MethodPost {
+		if err := json.Unmarshal(body, &a.message); err != nil {
+			s.t.Errorf("%v: %.200q", err, body)
+		}
+		name = a.message.Method
+	}
+	s.mu.Lock()
+	s.arrivals = append(s.arrivals, a)
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.mu.Unlock()
+	switch handler := s.handlers[name]; {
+	case handler != nil:
+		handler(w, a)
+	case a.message.ID != nil && a.message.Method != "":
+		reply(w, a, `{}`)
+	default:
+		w.WriteHeader(http.StatusAccepted)
+	}
+}
+
+// reply answers with a result.
+func reply(w http.ResponseWriter, a *arrival, result string) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, resultOf(a, result))
+}
+
+func resultOf(a *arrival, result string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":%s}`, a.message.ID, result)
+}
+
+// events answers with a stream that begins with these events, as they are.
+func events(w http.ResponseWriter, texts ...string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	for _, text := range texts {
+		_, _ = io.WriteString(w, text)
+	}
+	_ = http.NewResponseController(w).Flush()
+}
+
+// data is an event with a message.
+func data(message string) string { return "data: " + message + "\n\n" }
+
+// arrived waits for something to arrive.
+func (s *server) arrived(what string, is func(*arrival) bool) *arrival {
+	s.t.Helper()
+	timeout := time.After(patience)
+	for {
+		s.mu.Lock()
+		i := slices.IndexFunc(s.arrivals, is)
+		changed := s.changed
+		if i >= 0 {
+			defer s.mu.Unlock()
+			return s.arrivals[i]
+		}
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-timeout:
+			s.t.Fatalf("%s did not arrive", what)
+		}
+	}
+}
+
+// method waits for a message or an HTTP request with this method.
+func (s *server) method(name string) *arrival {
+	s.t.Helper()
+	return s.arrived(name, func(a *arrival) bool { return a.message.Method == name || a.Method == name })
+}
+
+// order returns the methods of what has arrived.
+func (s *server) order() (methods []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range s.arrivals {
+		switch {
+		case a.Method != http.MethodPost:
+			methods = append(methods, a.Method)
+		case a.message.Method == "":
+			methods = append(methods, "answer")
+		default:
+			methods = append(methods, a.message.Method)
+		}
+	}
+	return methods
+}
+
+// A client is what stands at the streams of a bridge.
+type client struct {
+	t      *testing.T
+	in     *io.PipeWriter
+	lines  *bufio.Reader
+	cancel context.CancelFunc
+	done   chan error
+	ended  bool
+}
+
+// connect runs a bridge to s.
+func connect(t *testing.T, s *server) *client {
+	t.Helper()
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	inReader, in := io.Pipe()
+	out, outWriter := io.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &client{t: t, in: in, lines: bufio.NewReader(out), cancel: cancel, done: make(chan error, 1)}
+	b := &Bridge{Transport: transport, URL: s.URL, Log: func(message string, err error) { t.Logf("%s: %v", message, err) }}
+	go func() {
+		err := b.Run(ctx, inReader, outWriter)
+		outWriter.Close()
+		c.done <- err
+	}()
+	t.Cleanup(func() {
+		cancel()
+		in.Close()
+		out.Close()
+		if !c.ended {
+			<-c.done
+		}
+	})
+	return c
+}
+
+// send sends lines at once: it does not wait for the bridge to take them one by one.
+func (c *client) send(lines ...string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, strings.Join(lines, "\n")+"\n"); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// next returns the next line, or nothing at the end.
+func (c *client) next() string {
+	c.t.Helper()
+	type read struct {
+		line string
+		err  error
+	}
+	got := make(chan read, 1)
+	go func() {
+		line, err := c.lines.ReadString('\n')
+		got <- read{line, err}
+	}()
+	select {
+	case r := <-got:
+		if r.err == io.EOF && r.line == "" {
+			return ""
+		}
+		if r.err != nil {
+			c.t.Fatal(r.err)
+		}
+		return strings.TrimSuffix(r.line, "\n")
+	case <-time.After(patience):
+		c.t.Fatal("there is no message")
+		return ""
+	}
+}
+
+// expect reads a line that has all these parts.
+func (c *client) expect(parts ...string) string {
+	c.t.Helper()
+	line := c.next()
+	for _, part := range parts {
+		if !strings.Contains(line, part) {
+			c.t.Fatalf("got %.300q, want %q in it", line, part)
+		}
+	}
+	return line
+}
+
+// initialize begins a session.
+func (c *client) initialize() {
+	c.t.Helper()
+	c.send(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`)
+	c.expect(`"id":0`, `"result"`)
+	c.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+}
+
+// end ends the input and returns what Run does, when all has been read.
+func (c *client) end() error {
+	c.t.Helper()
+	c.in.Close()
+	return c.wait()
+}
+
+func (c *client) wait() error {
+	c.t.Helper()
+	for line := c.next(); line != ""; line = c.next() {
+		c.t.Errorf("there is more: %.200q", line)
+	}
+	c.ended = true
+	return <-c.done
+}
+
+func request(id, method string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%q}`, id, method)
+}
+
+func notification(method, params string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params)
+}
+
+// modern is a request of the stateless era.
+func modern(id, method, members string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%q,"params":{%s"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`, id, method, members)
+}
+
+// A gate lets handlers wait. They go on when it is opened, at the latest when the
+// test ends.
+type gate struct {
+	opened chan struct{}
+	open   func()
+}
+
+func newGate(t *testing.T) *gate {
+	g := &gate{opened: make(chan struct{})}
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	t.Cleanup(g.open)
+	return g
+}
+
+// wait waits, and reports whether the gate was opened before the client left.
+func (g *gate) wait(a *arrival) bool {
+	select {
+	case <-g.opened:
+		return true
+	case <-a.Context().Done():
+		return false
+	}
+}
+
+// failingWriter is an output that has gone.
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// stuckWriter is an output that nobody reads.
+type stuckWriter struct {
+	begun chan struct{}
+	gate  *gate
+}
+
+func (w *stuckWriter) Write(p []byte) (int, error) {
+	close(w.begun)
+	<-w.gate.opened
+	return len(p), nil
+}
+
+// endlessLine is a line that does not end before its bytes do.
+type endlessLine struct{ left int }
+
+func (l *endlessLine) Read(p []byte) (int, error) {
+	if l.left == 0 {
+		return 0, io.EOF
+	}
+	n := min(len(p), l.left)
+	copy(p, bytes.Repeat([]byte("x"), n))
+	l.left -= n
+	return n, nil
+}

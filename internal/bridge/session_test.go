@@ -1,0 +1,251 @@
+package bridge
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+func parsed(t *testing.T, text string) *jsonrpc.Message {
+	t.Helper()
+	m := new(jsonrpc.Message)
+	if failure := m.Read([]byte(text)); failure != nil {
+		t.Fatal(failure)
+	}
+	return m
+}
+
+func TestInitializeIsAwaited(t *testing.T) {
+	s := newServer(t)
+	g := newGate(t)
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		if !g.wait(a) {
+			return
+		}
+		w.Header().Set("Mcp-Session-Id", sessionID)
+		events(w, data(`{"jsonrpc":"2.0","method":"notifications/message"}`), data(resultOf(a, `{"protocolVersion":"2025-06-18"}`)))
+	})
+	c := connect(t, s)
+	c.send(request("0", "initialize"), notification("notifications/initialized", `{}`), request("1", "tools/list"))
+	s.method("initialize")
+	if got := s.order(); len(got) != 1 {
+		t.Errorf("got %v", got)
+	}
+	g.open()
+	c.expect("notifications/message")
+	c.expect(`"id":0`)
+	c.expect(`"id":1`)
+	if list := s.method("tools/list"); list.Header.Get("Mcp-Session-Id") != sessionID || list.Header.Get("MCP-Protocol-Version") != "2025-06-18" {
+		t.Errorf("got %v", list.Header)
+	}
+}
+
+func TestInitializeFails(t *testing.T) {
+	s := newServer(t)
+	good := s.handlers["initialize"]
+	var bad atomic.Bool
+	bad.Store(true)
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		if bad.Swap(false) {
+			w.Header().Set("Mcp-Session-Id", "bad")
+			http.Error(w, "no", http.StatusBadGateway)
+			return
+		}
+		good(w, a)
+	})
+	c := connect(t, s)
+	c.send(request("0", "initialize"))
+	c.expect(`"id":0`, `"http_error"`)
+	c.initialize()
+	if got := s.method("notifications/initialized").Header.Get("Mcp-Session-Id"); got != sessionID {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestSessionEnds(t *testing.T) {
+	s := newServer(t)
+	var n atomic.Int32
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		w.Header().Set("Mcp-Session-Id", "session-"+string('0'+rune(n.Add(1))))
+		reply(w, a, `{"protocolVersion":"2025-11-25"}`)
+	})
+	s.on("tools/list", func(w http.ResponseWriter, a *arrival) {
+		if a.Header.Get("Mcp-Session-Id") == "session-1" {
+			http.Error(w, "gone", http.StatusNotFound)
+			return
+		}
+		reply(w, a, `{}`)
+	})
+	c := connect(t, s)
+	c.initialize()
+	c.send(request("1", "tools/list"))
+	c.expect(`"id":1`, `"unknown_session"`)
+	c.initialize()
+	c.send(request("2", "tools/list"))
+	c.expect(`"id":2`, `"result"`)
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+	if gone := s.method("DELETE").Header.Get("Mcp-Session-Id"); gone != "session-2" {
+		t.Errorf("%s was ended", gone)
+	}
+}
+
+func TestSessionReplaced(t *testing.T) {
+	s := newServer(t)
+	c := connect(t, s)
+	c.initialize()
+	c.initialize()
+	if got := s.method("DELETE").Header.Get("Mcp-Session-Id"); got != sessionID {
+		t.Errorf("%s was ended", got)
+	}
+}
+
+func TestServerWithoutSessions(t *testing.T) {
+	s := newServer(t)
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) { reply(w, a, `{"protocolVersion":"2025-06-18"}`) })
+	s.on("lost", func(w http.ResponseWriter, _ *arrival) { http.NotFound(w, nil) })
+	c := connect(t, s)
+	c.initialize()
+	c.send(request("1", "lost"))
+	c.expect(`"id":1`, `"http_error"`, `404`)
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+	if slices.Contains(s.order(), "DELETE") {
+		t.Error("there was a session to end")
+	}
+	if got := s.method("lost").Header; got.Get("MCP-Protocol-Version") != "2025-06-18" || got.Get("Mcp-Session-Id") != "" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestSessionStream(t *testing.T) {
+	s := newServer(t)
+	var n atomic.Int32
+	s.on("GET", func(w http.ResponseWriter, a *arrival) {
+		switch n.Add(1) {
+		case 1:
+			http.Error(w, "not yet", http.StatusServiceUnavailable)
+		case 2:
+			if a.Header.Get("Last-Event-ID") != "" || a.Header.Get("Accept") != "text/event-stream" {
+				t.Errorf("got %v", a.Header)
+			}
+			events(w, "id: e1\nretry: 1\n"+data(`{"jsonrpc":"2.0","id":"s","method":"roots/list"}`), "id: e2\ndata: {\"jsonrpc\"")
+		default:
+			if got := a.Header.Get("Last-Event-ID"); got != "e1" {
+				t.Errorf("resumed after %q", got)
+			}
+			events(w, data(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`))
+			<-a.Context().Done()
+		}
+	})
+	c := connect(t, s)
+	c.initialize()
+	c.expect("roots/list")
+	c.send(`{"jsonrpc":"2.0","id":"s","result":{"roots":[]}}`)
+	s.arrived("the answer", func(a *arrival) bool { return string(a.message.Result) == `{"roots":[]}` })
+	c.expect("notifications/tools/list_changed")
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResume(t *testing.T) {
+	t.Run("a stream that ends before its answer", func(t *testing.T) {
+		s := newServer(t)
+		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
+		s.on("GET", func(w http.ResponseWriter, a *arrival) {
+			switch a.Header.Get("Last-Event-ID") {
+			case "p1":
+				events(w, "id: p2\n"+data(`{"jsonrpc":"2.0","method":"notifications/progress"}`))
+			case "p2":
+				events(w, "id: p3\n"+data(`{"jsonrpc":"2.0","id":1,"result":"late"}`))
+			default:
+				w.WriteHeader(http.StatusMethodNotAllowed)
+			}
+		})
+		c := connect(t, s)
+		c.initialize()
+		c.send(request("1", "tools/call"))
+		c.expect("notifications/progress")
+		c.expect(`"late"`)
+		if err := c.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, status := range map[string]int{"not if there is no such stream": http.StatusMethodNotAllowed, "not if the session has ended": http.StatusNotFound} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
+			s.on("GET", func(w http.ResponseWriter, a *arrival) { w.WriteHeader(status) })
+			c := connect(t, s)
+			c.initialize()
+			c.send(request("1", "tools/call"))
+			c.expect(`"id":1`, `"error"`)
+		})
+	}
+	t.Run("not a modern one", func(t *testing.T) {
+		s := newServer(t)
+		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
+		c := connect(t, s)
+		c.send(modern("1", "tools/call", `"name":"x",`))
+		c.expect(`"id":1`, `"connect_error"`)
+		if slices.Contains(s.order(), "GET") {
+			t.Error("it was tried")
+		}
+	})
+}
+
+func TestEvents(t *testing.T) {
+	text := "\uFEFFid: 1\nid: 2\nretry: 10\ndata: a\ndata: b\n\n" + // the last id counts
+		": comment\r\revent: other\rdata:c\r\r" +
+		"id: bad\x00\ndata: d\n\n" +
+		"id: " + strings.Repeat("x", 2*maxField) + "\ndata: e\n\n" +
+		"retry: soon\nid: 3\ndata: not complete\n"
+	var at position
+	var got []string
+	for events := newEventReader(strings.NewReader(text), &at); ; {
+		e, err := events.next()
+		if err != nil {
+			break
+		}
+		if len(e.data) > 0 {
+			kind := "message"
+			if !e.message {
+				kind = "other"
+			}
+			got = append(got, kind+" "+string(e.data)+" "+at.id)
+		}
+	}
+	if want := []string{"message a\nb 2", "other c 2", "message d 2", "message e 2"}; !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if at.retry != 10*time.Millisecond {
+		t.Errorf("retry %s", at.retry)
+	}
+}
+
+func TestEventsTooLarge(t *testing.T) {
+	events := newEventReader(strings.NewReader("xx\n\n"+data("small")), new(position))
+	events.scanner.Each([]byte("data: "), func(sse.Kind, []byte) {})
+	events.current.data = make([]byte, maxMessage-1) // what was before
+	if e, err := events.next(); err != nil || !e.tooLarge || e.data != nil {
+		t.Errorf("got %d bytes, %v", len(e.data), err)
+	}
+	if e, err := events.next(); err != nil || string(e.data) != "small" {
+		t.Errorf("then got %q, %v", e.data, err)
+	}
+}
+
+func TestPauses(t *testing.T) {
+	if pauseAfter(0) <= 0 || pauseAfter(1) <= pauseAfter(0) || pauseAfter(1000) != maxPause {
+		t.Errorf("%s, %s, %s", pauseAfter(0), pauseAfter(1), pauseAfter(1000))
+	}
+}

@@ -1,0 +1,207 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// stdioGreeting is what a client of the command mcp-stdio says first.
+const stdioGreeting = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+`
+
+// inFile writes a Caddyfile and returns its path.
+func inFile(t *testing.T, caddyfile string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// messages returns the lines of what a process has printed, which must be messages.
+func messages(t *testing.T, printed []byte) (lines []string) {
+	t.Helper()
+	for line := range strings.Lines(string(printed)) {
+		var m struct{ JSONRPC string }
+		if err := json.Unmarshal([]byte(line), &m); err != nil || m.JSONRPC != "2.0" {
+			t.Errorf("not a message: %s", line)
+		}
+		lines = append(lines, strings.TrimSuffix(line, "\n"))
+	}
+	return lines
+}
+
+// TestCommandStdio has the built binary serve a gateway on its standard streams (A42).
+func TestCommandStdio(t *testing.T) {
+	// Everything that could reach stdout, and a child that has to be killed.
+	journal := newJournal(t)
+	everything := inFile(t, block("", "debug", block("log", "output stdout"))+"\n"+site(freeAddress(t), "log {\noutput stdout\n}",
+		gateway(block(child("stubborn", "--ignore-term", "--banner"), journal.env(), "stop_grace 100ms"))))
+	tests := []struct {
+		name  string
+		args  []string
+		lines string // after the greeting
+		want  []string
+	}{
+		{"the shipped Caddyfile", []string{"--server", "sample"}, rpc("tools/list", `{}`), []string{`"tools"`}},
+		{"by names", []string{"--config", "Caddyfile", "--adapter", "caddyfile", "--gateway", "local", "--server", "child"}, rpc("tools/list", `{}`), []string{`"tools"`}},
+		{"logs on stdout, and a child that does not end", []string{"--config", everything, "--server", "stubborn"}, toolCall{"pid", `{}`}.request(), []string{`"content"`}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cmd := caddy(t, append([]string{"mcp-stdio"}, tt.args...)...)
+			cmd.Stdin = strings.NewReader(stdioGreeting + tt.lines + "\n")
+			var logged bytes.Buffer
+			cmd.Stderr = &logged
+			printed, err := cmd.Output()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, &logged)
+			}
+			got := messages(t, printed)
+			if len(got) != 1+len(tt.want) || !strings.Contains(got[0], `"protocolVersion"`) {
+				t.Fatalf("got %d lines: %s\n%s", len(got), printed, &logged)
+			}
+			for i, want := range tt.want {
+				if !strings.Contains(got[1+i], want) {
+					t.Errorf("got %s", got[1+i])
+				}
+			}
+		})
+	}
+	starts := journal.entries(t, "start")
+	if len(starts) == 0 {
+		t.Error("there was no child")
+	}
+	for _, e := range starts {
+		if processRuns(e.PID) {
+			t.Errorf("the child %d is left", e.PID)
+		}
+	}
+}
+
+// TestCommandStdioTerminated ends it as clients do that are in a hurry (A42).
+func TestCommandStdioTerminated(t *testing.T) {
+	config := inFile(t, site(freeAddress(t), gateway(block(child("asked", "--ignore-term"), "stop_grace 100ms"))))
+	cmd := caddy(t, "mcp-stdio", "--config", config, "--server", "asked")
+	var logged bytes.Buffer
+	cmd.Stderr = &logged
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(stdin, stdioGreeting+toolCall{"pid", `{}`}.request()+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(stdout)
+	if _, err := lines.ReadString('\n'); err != nil {
+		t.Fatalf("%v\n%s", err, &logged)
+	}
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(toolText(t, line))
+	if err != nil || !processRuns(pid) {
+		t.Fatalf("pid %d: %v", pid, err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
+		t.Errorf("there is more: %s, %v", rest, err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, &logged)
+	}
+	if processRuns(pid) {
+		t.Error("the child is left")
+	}
+}
+
+// TestCommandStdioInspector has the Inspector start the command, as desktop clients do
+// (A42).
+func TestCommandStdioInspector(t *testing.T) {
+	file := inFile(t, site(freeAddress(t), gateway(child("both", "--modern"))))
+	servers := filepath.Join(t.TempDir(), "servers.json")
+	command, err := json.Marshal(map[string]any{"mcpServers": map[string]any{
+		"caddy": map[string]any{"command": binary(t), "args": []string{"mcp-stdio", "--config", file, "--server", "both"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(servers, command, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, era := range []string{"legacy", "modern"} {
+		t.Run(era, func(t *testing.T) {
+			cmd := peer(t, "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js", "--cli",
+				"--config", servers, "--server", "caddy", "--protocol-era", era, "--format", "json", "--quiet",
+				"--method", "tools/call", "--tool-name", "echo", "--tool-args-json", `{"text":"é","region":"ü"}`)
+			home := t.TempDir()
+			cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
+			got := printed[struct{ Result peerResult }](t, cmd, nil).Result.text()
+			if !strings.Contains(got, `"text":"é"`) {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestCommandStdioRefuses(t *testing.T) {
+	two := gateway(child("a")) + "\n" + strings.Replace(gateway(child("b")), "mcp_gateway {", "mcp_gateway {\nname other", 1)
+	tests := []struct {
+		name      string
+		caddyfile string
+		args      []string
+		want      string
+	}{
+		{"a file that is not there", "", []string{"--config", "/nowhere/Caddyfile"}, "/nowhere/Caddyfile"},
+		{"a file that is broken", "mcp_gateway {", nil, "Caddyfile"},
+		{"no gateway", site(freeAddress(t), "respond hello"), nil, "there is no mcp_gateway"},
+		{"several gateways", site(freeAddress(t), two), nil, "--gateway names one of"},
+		{"an unknown gateway", site(freeAddress(t), two), []string{"--gateway", "zz"}, "but: (no name), other"},
+		{"an unknown server", site(freeAddress(t), gateway(child("a"))), []string{"--server", "zz"}, "but: a"},
+		{"a value that makes no sense", site(freeAddress(t), gateway(child("a"), "request_limit -1")), nil, "request_limit"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			args := tt.args
+			if tt.caddyfile != "" {
+				args = append([]string{"--config", inFile(t, tt.caddyfile)}, args...)
+			}
+			cmd := caddy(t, append([]string{"mcp-stdio"}, args...)...)
+			cmd.Stdin = strings.NewReader(stdioGreeting)
+			var told bytes.Buffer
+			cmd.Stderr = &told
+			printed, err := cmd.Output()
+			if _, failed := errors.AsType[*exec.ExitError](err); !failed {
+				t.Errorf("it ended with %v", err)
+			}
+			if len(printed) > 0 {
+				t.Errorf("printed %s", printed)
+			}
+			if !strings.Contains(told.String(), tt.want) {
+				t.Errorf("told %s", &told)
+			}
+		})
+	}
+}

@@ -1,0 +1,292 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+)
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  "mcp-stdio",
+		Usage: "[--config <path> [--adapter <name>]] [--gateway <name>] [--server <name>]",
+		Short: "Serves an mcp_gateway on standard input and output",
+		Long: `
+Serves an mcp_gateway of a configuration to one client, on standard input and
+output: for clients that start MCP servers as processes. Nothing else of the
+configuration runs, and nothing listens on the network. What stands before the
+gateway in its routes does not count: the client is whoever has started this.
+
+The configuration is the Caddyfile in the current directory unless --config names
+another. With several gateways, --gateway chooses the one of this name. With
+--server it is one of its servers alone, as below mcp_path.
+
+Logs go to standard error, wherever the configuration has them go. It ends when its
+input does, and its child processes with it.`,
+		Flags: func() *flag.FlagSet {
+			flags := flag.NewFlagSet("mcp-stdio", flag.ExitOnError)
+			flags.String("config", "", "Configuration file")
+			flags.String("adapter", "", "Name of config adapter")
+			flags.String("gateway", "", "The name of the mcp_gateway to serve")
+			flags.String("server", "", "The one server of it to serve")
+			return flags
+		}(),
+		Func: serveStdio,
+	})
+}
+
+func serveStdio(flags caddycmd.Flags) (int, error) {
+	// Whatever else in the process believes that it may print must not.
+	stdout := os.Stdout
+	os.Stdout = os.Stderr
+
+	config, file, err := configfile.Load(flags.String("config"), flags.String("adapter"))
+	switch {
+	case err != nil:
+		return caddy.ExitCodeFailedStartup, err
+	case config == nil:
+		return caddy.ExitCodeFailedStartup, errors.New("there is no Caddyfile in the current directory; --config names another file")
+	}
+	config, path, err := stdioConfig(config, flags.String("gateway"), flags.String("server"))
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// A client that has gone is an error of writing, not the death of this process
+	// before its children.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	if err := caddy.Load(config, true); err != nil {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
+	}
+	err = bridgeStdio(ctx, path, os.Stdin, stdout)
+	if err != nil && ctx.Err() == nil {
+		caddy.Log().Named("mcp_stdio").Error("connection lost", zap.Error(err))
+	}
+	return exitStdio()
+}
+
+// bridgeStdio connects two streams with the gateway that runs.
+func bridgeStdio(ctx context.Context, path string, in io.Reader, out io.Writer) error {
+	transport := &http.Transport{DialContext: dialStdio, DisableCompression: true, MaxIdleConnsPerHost: 16}
+	defer transport.CloseIdleConnections()
+	logger := caddy.Log().Named("mcp_stdio")
+	b := &bridge.Bridge{
+		Transport: transport,
+		URL:       "http://" + stdioHost + path,
+		Log:       func(message string, err error) { logger.Warn(message, zap.Error(err)) },
+	}
+	return b.Run(ctx, in, out)
+}
+
+// exitStdio has Caddy exit in its own way, in which child processes are waited for.
+// That can only be asked of its admin API.
+func exitStdio() (int, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: dialStdio, DisableKeepAlives: true}}
+	res, err := client.Post("http://"+stdioAdminHost+"/stop", "", nil)
+	if err == nil {
+		res.Body.Close()
+		if res.StatusCode == http.StatusOK {
+			select {} // it exits by itself
+		}
+		err = fmt.Errorf("status %d", res.StatusCode)
+	}
+	return caddy.ExitCodeFailedQuit, errors.Join(fmt.Errorf("stop: %w", err), caddy.Stop())
+}
+
+// stdioConfig makes of a configuration one that serves just a gateway of it, or just
+// one server of that, to this process. It also returns the path it is served at.
+func stdioConfig(config []byte, gateway, server string) (made []byte, path string, err error) {
+	var whole struct {
+		Logging map[string]json.RawMessage `json:"logging"`
+		Storage json.RawMessage            `json:"storage"`
+		Apps    struct {
+			HTTP struct {
+				Servers map[string]json.RawMessage `json:"servers"`
+			} `json:"http"`
+		} `json:"apps"`
+	}
+	if err := json.Unmarshal(config, &whole); err != nil {
+		return nil, "", err
+	}
+	chosen, err := chooseGateway(whole.Apps.HTTP.Servers, gateway)
+	if err != nil {
+		return nil, "", err
+	}
+	if path, err = chosen.path(server); err != nil {
+		return nil, "", err
+	}
+	logging, err := stdioLogging(whole.Logging)
+	if err != nil {
+		return nil, "", fmt.Errorf("logging: %w", err)
+	}
+	type object = map[string]any
+	site := object{
+		"listen":          []string{stdioNetwork + "/" + stdioHost},
+		"routes":          []any{object{"handle": []any{chosen.raw}}},
+		"protocols":       []string{"h1"},
+		"automatic_https": object{"disable": true},
+	}
+	if chosen.namedRoutes != nil {
+		site["named_routes"] = chosen.namedRoutes
+	}
+	small := object{
+		"admin":   object{"listen": stdioNetwork + "/" + stdioAdminHost, "config": object{"persist": false}},
+		"logging": logging,
+		"apps": object{
+			"http": object{"grace_period": "5s", "servers": object{"mcp_stdio": site}},
+			// Every HTTP app has one, and it would tidy up what belongs to another process.
+			"tls": object{"disable_storage_clean": true},
+		},
+	}
+	if whole.Storage != nil {
+		small["storage"] = whole.Storage
+	}
+	made, err = json.Marshal(small)
+	return made, path, err
+}
+
+// A configuredGateway is a gateway in a configuration.
+type configuredGateway struct {
+	Handler
+	raw         json.RawMessage
+	namedRoutes json.RawMessage // of the HTTP server it stands in, which it may invoke
+}
+
+// chooseGateway returns the gateway of this name in the HTTP servers of a
+// configuration, or the only one.
+func chooseGateway(servers map[string]json.RawMessage, name string) (*configuredGateway, error) {
+	var found []*configuredGateway
+	for _, key := range slices.Sorted(maps.Keys(servers)) {
+		var site struct {
+			NamedRoutes json.RawMessage `json:"named_routes"`
+		}
+		if err := json.Unmarshal(servers[key], &site); err != nil {
+			return nil, fmt.Errorf("HTTP server %s: %w", key, err)
+		}
+		handlers, err := configfile.Handlers(servers[key], "mcp_gateway")
+		if err != nil {
+			return nil, fmt.Errorf("HTTP server %s: %w", key, err)
+		}
+		for _, raw := range handlers {
+			g := &configuredGateway{namedRoutes: site.NamedRoutes}
+			if err := caddy.StrictUnmarshalJSON(raw, &g.Handler); err != nil {
+				return nil, fmt.Errorf("mcp_gateway: %w", err)
+			}
+			if len(g.Servers) == 0 {
+				return nil, errors.New("mcp_gateway: server: there is none")
+			}
+			g.raw = append([]byte(`{"handler":"mcp_gateway",`), raw[1:]...)
+			// The same gateway may stand in several sites.
+			if !slices.ContainsFunc(found, func(other *configuredGateway) bool { return bytes.Equal(g.raw, other.raw) }) {
+				found = append(found, g)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return nil, errors.New("there is no mcp_gateway")
+	}
+	names := make([]string, len(found))
+	for i, g := range found {
+		names[i] = cmp.Or(g.Name, "(no name)")
+	}
+	if name != "" {
+		found = slices.DeleteFunc(found, func(g *configuredGateway) bool { return g.Name != name })
+	}
+	switch {
+	case len(found) == 0:
+		return nil, fmt.Errorf("there is no mcp_gateway with the name %q, but: %s", name, strings.Join(names, ", "))
+	case len(found) > 1 && name != "":
+		return nil, fmt.Errorf("there are %d mcp_gateway with the name %q", len(found), name)
+	case len(found) > 1:
+		return nil, fmt.Errorf("there are several mcp_gateway; --gateway names one of: %s", strings.Join(names, ", "))
+	}
+	return found[0], nil
+}
+
+// path returns where the gateway serves all its servers, or this one.
+func (g *configuredGateway) path(server string) (string, error) {
+	path := strings.TrimSuffix((&url.URL{Path: cmp.Or(g.MCPPath, "/mcp")}).EscapedPath(), "/")
+	if server == "" {
+		return cmp.Or(path, "/"), nil
+	}
+	var names []string
+	for _, s := range g.Servers {
+		if s != nil && (s.Name == server || slices.Contains(s.Aliases, server)) {
+			return path + "/" + url.PathEscape(server), nil
+		}
+		if s != nil {
+			names = append(names, s.Name)
+		}
+	}
+	return "", fmt.Errorf("mcp_gateway has no server %q, but: %s", server, strings.Join(names, ", "))
+}
+
+// stdioLogging has all logs go to standard error, but for those that go nowhere.
+func stdioLogging(logging map[string]json.RawMessage) (map[string]any, error) {
+	made := map[string]any{}
+	for name, raw := range logging {
+		if name != "logs" { // the sink
+			log, err := toStderr(raw)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			made[name] = log
+			continue
+		}
+		var logs map[string]json.RawMessage
+		if err := json.Unmarshal(raw, &logs); err != nil {
+			return nil, err
+		}
+		redirected := map[string]any{}
+		for name, raw := range logs {
+			log, err := toStderr(raw)
+			if err != nil {
+				return nil, fmt.Errorf("log %s: %w", name, err)
+			}
+			redirected[name] = log
+		}
+		made[name] = redirected
+	}
+	return made, nil
+}
+
+func toStderr(raw json.RawMessage) (map[string]json.RawMessage, error) {
+	var log map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &log); err != nil || log == nil {
+		return map[string]json.RawMessage{}, err
+	}
+	var writer struct {
+		Output string `json:"output"`
+	}
+	if log["writer"] != nil {
+		if err := json.Unmarshal(log["writer"], &writer); err != nil {
+			return nil, err
+		}
+	}
+	if writer.Output != "discard" {
+		log["writer"] = json.RawMessage(`{"output":"stderr"}`)
+	}
+	return log, nil
+}

@@ -1,0 +1,165 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
+	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
+	_ "github.com/caddyserver/caddy/v2/modules/logging"
+
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+)
+
+// adapted returns a Caddyfile as JSON.
+func adapted(t *testing.T, caddyfile string) []byte {
+	t.Helper()
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
+
+const (
+	gatewayOne = "mcp_gateway {\n name one\n server sample {\n alias other\n mcp_sample\n }\n server second {\n mcp_sample\n }\n}\n"
+	gatewayTwo = "mcp_gateway {\n name two\n mcp_path /x/y\n server sample {\n mcp_sample\n }\n}\n"
+)
+
+func TestStdioConfig(t *testing.T) { // A42
+	tests := []struct {
+		name            string
+		caddyfile       string
+		gateway, server string
+		path            string
+		err             string
+	}{
+		{"the only gateway", ":80 {\n" + gatewayOne + "}", "", "", "/mcp", ""},
+		{"by its name", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "two", "", "/x/y", ""},
+		{"in a subroute", ":80 {\nhandle /a/* {\n" + gatewayTwo + "}\n}", "", "", "/x/y", ""},
+		{"the same one in two sites", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayOne + "}", "", "", "/mcp", ""},
+		{"one server", ":80 {\n" + gatewayTwo + "}", "", "sample", "/x/y/sample", ""},
+		{"one server by an alias", ":80 {\n" + gatewayOne + "}", "one", "other", "/mcp/other", ""},
+		{"none", ":80 {\nrespond hello\n}", "", "", "", "there is no mcp_gateway"},
+		{"several", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "", "", "", "--gateway names one of: one, two"},
+		{"an unknown name", ":80 {\n" + gatewayOne + "}", "three", "", "", `no mcp_gateway with the name "three", but: one`},
+		{"an unknown server", ":80 {\n" + gatewayOne + "}", "", "third", "", `no server "third", but: sample, second`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			config, path, err := stdioConfig(adapted(t, tt.caddyfile), tt.gateway, tt.server)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil || path != tt.path {
+				t.Fatalf("got %s, %v", path, err)
+			}
+			if err := caddy.Validate(parsedConfig(t, config)); err != nil {
+				t.Errorf("%v\n%s", err, config)
+			}
+		})
+	}
+}
+
+func parsedConfig(t *testing.T, config []byte) *caddy.Config {
+	t.Helper()
+	parsed := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON(config, parsed); err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
+func TestStdioConfigListensNowhere(t *testing.T) {
+	config, _, err := stdioConfig(adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}"), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var made struct {
+		Admin struct{ Listen string }
+		Apps  map[string]struct {
+			Servers map[string]struct{ Listen []string }
+		}
+	}
+	if err := json.Unmarshal(config, &made); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(made.Admin.Listen, stdioNetwork+"/") {
+		t.Errorf("the admin API listens at %s", made.Admin.Listen)
+	}
+	for _, s := range made.Apps["http"].Servers {
+		if len(s.Listen) != 1 || !strings.HasPrefix(s.Listen[0], stdioNetwork+"/") {
+			t.Errorf("it listens at %s", s.Listen)
+		}
+	}
+	if _, has := made.Apps["pki"]; has || len(made.Apps["http"].Servers) != 1 {
+		t.Errorf("there is more than the gateway: %s", config)
+	}
+}
+
+func TestStdioLogging(t *testing.T) { // A42
+	const site = "\n:80 {\n" + gatewayOne + "}"
+	tests := []struct {
+		name      string
+		caddyfile string
+		want      string
+	}{
+		{"none", site, `{}`},
+		{"a level", "{\ndebug\n}" + site, `{"logs":{"default":{"level":"DEBUG","writer":{"output":"stderr"}}}}`},
+		{"stdout", "{\nlog {\noutput stdout\nformat json\nlevel WARN\n}\n}" + site,
+			`{"logs":{"default":{"encoder":{"format":"json"},"level":"WARN","writer":{"output":"stderr"}}}}`},
+		{"a file", "{\nlog {\noutput file /var/log/x\n}\n}" + site, `{"logs":{"default":{"writer":{"output":"stderr"}}}}`},
+		{"nowhere", "{\nlog {\noutput discard\n}\n}" + site, `{"logs":{"default":{"writer":{"output":"discard"}}}}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			config, _, err := stdioConfig(adapted(t, tt.caddyfile), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var made struct{ Logging json.RawMessage }
+			if err := json.Unmarshal(config, &made); err != nil {
+				t.Fatal(err)
+			}
+			if string(made.Logging) != tt.want {
+				t.Errorf("got %s", made.Logging)
+			}
+		})
+	}
+	t.Run("the sink", func(t *testing.T) {
+		got, err := stdioLogging(map[string]json.RawMessage{"sink": []byte(`{"writer":{"output":"stdout"}}`)})
+		if text, _ := json.Marshal(got); err != nil || string(text) != `{"sink":{"writer":{"output":"stderr"}}}` {
+			t.Errorf("got %s, %v", text, err)
+		}
+	})
+}
+
+func TestStdioServes(t *testing.T) { // A42
+	config, path, err := stdioConfig(adapted(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Load(config, true); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = caddy.Stop() })
+	var out bytes.Buffer
+	in := strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+{"jsonrpc":"2.0","id":2,"method":"tools/list"}
+`)
+	if err := bridgeStdio(t.Context(), path, in, &out); err != nil {
+		t.Error(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 2 || !strings.Contains(lines[0], `"protocolVersion"`) || !strings.Contains(lines[1], `"tools"`) {
+		t.Errorf("got %s", out.String())
+	}
+}
