@@ -32,7 +32,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -68,37 +67,34 @@ type Tool struct {
 	Call       func(r *http.Request, arguments []byte) (result []byte)
 }
 
-// An Aggregate is an MCP server out of many. It starts no goroutines but for
-// requests, and ends them before these.
+// An Aggregate is an MCP server out of many.
 type Aggregate struct {
 	config  Config
 	servers map[string]*Server // by name and alias
 	seal    cipher.AEAD
-
-	mu      sync.Mutex
-	clients *simplelru.LRU[string, *client]
-	held    map[string]*heldCall
-	shelf   shelf
-	index   index
-	running sync.WaitGroup // held calls
+	*State
 }
 
-// New returns an Aggregate.
-func New(config Config) *Aggregate {
+// New returns an Aggregate whose clients are those of a State. It has to be closed.
+func New(config Config, state *State) *Aggregate {
 	a := &Aggregate{
 		config:  config,
 		servers: map[string]*Server{},
 		seal:    newSeal(config.Key),
-		held:    map[string]*heldCall{},
+		State:   state,
 	}
 	for _, s := range config.Servers {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			a.servers[name] = s
 		}
 	}
-	a.clients, _ = simplelru.NewLRU[string, *client](config.MaxClients, func(_ string, c *client) { c.forgotten.Store(true) })
+	state.join(a)
 	return a
 }
+
+// Close says that another Aggregate with the same State takes over, if there is one.
+// Requests that are being served are served to their end.
+func (a *Aggregate) Close() { a.leave(a) }
 
 // transparent reports whether there is one server, which is shown as it is.
 func (a *Aggregate) transparent() bool { return a.config.Naming.Separator == "" }
@@ -114,12 +110,65 @@ type Result struct {
 // A Server is one of the servers that are joined.
 type Server struct {
 	Name     string
+	ID       string // the same as that of another if they are the same in all that clients can see
 	Aliases  []string
 	Expose   []string // patterns of the names of tools that are shown; all if there are none
 	Upstream Upstream
 
 	mu     sync.Mutex
 	speaks [2]opinion // by era
+	outage outage
+}
+
+// An outage is a time in which a server cannot be reached. Of all clients one tries
+// now and then whether it is over; it costs the others no time.
+type outage struct {
+	failure  *jsonrpc.Failure // nil if there is none
+	failures int              // in a row
+	retry    time.Time        // not before
+	trying   bool             // somebody does
+}
+
+// out returns why it is of no use to talk to the server now. Whoever gets nil has to
+// say how it went.
+func (s *Server) out() *jsonrpc.Failure {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := &s.outage; o.failure != nil {
+		if o.trying || time.Now().Before(o.retry) {
+			return o.failure
+		}
+		o.trying = true
+	}
+	return nil
+}
+
+// tried notes whether the server could be reached. It returns after what pause it is
+// tried again.
+func (s *Server) tried(failure *jsonrpc.Failure) (pause time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if failure == nil {
+		s.outage = outage{}
+		return 0
+	}
+	o := &s.outage
+	pause = min(time.Second<<min(o.failures, 5), 30*time.Second)
+	o.failure, o.trying, o.retry = failure, false, time.Now().Add(pause)
+	o.failures++
+	return pause
+}
+
+// gaveUp notes that nobody knows how it went.
+func (s *Server) gaveUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.outage.trying = false
+}
+
+// unreachable reports whether a failure is of the server and not of what was asked.
+func unreachable(failure *jsonrpc.Failure) bool {
+	return failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error"
 }
 
 // An opinion is what is known of a server.

@@ -20,11 +20,10 @@ type client struct {
 	identity string // who it is, if that is known
 	hello    hello
 
-	ended     atomic.Bool // it has said so
-	forgotten atomic.Bool // there were too many
+	ended atomic.Bool // it has said so
 
 	mu        sync.Mutex
-	links     map[string]*link // by the name of the server
+	links     map[string]*link // by the id of the server
 	calls     map[string]*inFlight
 	questions map[string]chan<- *jsonrpc.Message // of ours, by their ids
 	streams   map[*stream]bool
@@ -73,12 +72,16 @@ func newClient(era mcp.Era, version, identity string, h hello) *client {
 }
 
 // restore gives a client the links of a ticket.
-func (c *client) restore(tickets map[string]linkTicket) *client {
-	for name, t := range tickets {
-		l := newLink(c, name)
+func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *client {
+	for _, s := range servers {
+		t, ok := tickets[s.Name]
+		if !ok {
+			continue
+		}
+		l := newLink(c, s.Name)
 		l.ready, l.greeted = true, true
 		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
-		c.links[name] = l
+		c.links[s.ID] = l
 	}
 	return c
 }
@@ -119,10 +122,10 @@ func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *c
 func (c *client) link(server *Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l := c.links[server.Name]
+	l := c.links[server.ID]
 	if l == nil {
 		l = newLink(c, server.Name)
-		c.links[server.Name] = l
+		c.links[server.ID] = l
 	}
 	return l
 }

@@ -3,7 +3,6 @@ package aggregate
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -39,9 +38,9 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		return nil
 	}
 	links := map[string]linkTicket{}
-	for name, l := range t.client.links {
-		if ticket, ok := l.ticket(); ok {
-			links[name] = ticket
+	for _, s := range t.a.config.Servers {
+		if ticket, ok := t.client.link(s).ticket(); ok {
+			links[s.Name] = ticket
 		}
 	}
 	id := t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, links})
@@ -201,7 +200,7 @@ var levels = []string{"debug", "info", "notice", "warning", "error", "critical",
 // delete ends a session.
 func (t *turn) delete() *jsonrpc.Failure {
 	t.client.ended.Store(true)
-	for s := range maps.Clone(t.client.streams) {
+	for _, s := range t.client.listening() {
 		s.end()
 	}
 	t.all(func(ctx context.Context, s *Server, l *link) { l.end(ctx, t.a, t.r) })

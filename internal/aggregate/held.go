@@ -307,15 +307,3 @@ func (held *heldCall) reply(ctx context.Context, t *turn) *jsonrpc.Failure {
 	}
 	return failed
 }
-
-// Close ends all calls that are held open, and waits for them.
-func (a *Aggregate) Close() {
-	a.mu.Lock()
-	for _, held := range a.held {
-		held.expires.Stop()
-		held.cancel()
-	}
-	clear(a.held)
-	a.mu.Unlock()
-	a.running.Wait()
-}

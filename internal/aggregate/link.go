@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -33,9 +32,7 @@ type link struct {
 	about   about
 	lastID  uint64
 
-	failure  *jsonrpc.Failure // why it is not ready
-	failures int              // in a row
-	retry    time.Time        // not before
+	failed bool // the server could not be met when it was tried
 
 	subscriptions []string // to resources of a server of the modern era, sorted
 
@@ -96,11 +93,10 @@ func (l *link) state() (era mcp.Era, can abilities) {
 	return l.era, l.can
 }
 
-// open shakes hands with the server, if that has not been done. A server that could
-// not be reached is left alone for a while, so that it costs its clients no time.
+// open shakes hands with the server, if that has not been done.
 func (l *link) open(ctx context.Context, a *Aggregate, of *http.Request) *jsonrpc.Failure {
-	if done, failure := l.opened(); done {
-		return failure
+	if l.opened() {
+		return nil
 	}
 	select {
 	case l.opening <- struct{}{}:
@@ -108,40 +104,50 @@ func (l *link) open(ctx context.Context, a *Aggregate, of *http.Request) *jsonrp
 	case <-ctx.Done():
 		return jsonrpc.Timeout(l.server)
 	}
-	if done, failure := l.opened(); done {
-		return failure
+	s := a.servers[l.server]
+	switch {
+	case l.opened():
+		return nil
+	case s == nil:
+		return jsonrpc.UnknownServer(l.server)
 	}
-	joining, cancel := context.WithTimeout(ctx, a.config.JoinTimeout)
-	defer cancel()
-	failure := l.shakeHands(joining, a, of)
-	if failure != nil && ctx.Err() != nil {
-		return failure // of the client's making
+	failure := s.out()
+	if failure == nil {
+		failure = l.meet(ctx, a, s, of)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.failure = failure; failure == nil {
-		l.ready, l.failures = true, 0
-		return nil
-	}
-	l.failures++
-	pause := min(time.Second<<min(l.failures-1, 5), 30*time.Second)
-	l.retry = time.Now().Add(pause)
-	a.config.Logger.Warn("MCP server left out", zap.String("mcp_server", l.server),
-		zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message), zap.Duration("retry_after", pause))
+	l.ready, l.failed = failure == nil, failure != nil
 	return failure
 }
 
-// opened reports whether nothing is to be done, and why.
-func (l *link) opened() (done bool, failure *jsonrpc.Failure) {
+func (l *link) opened() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.ready
+}
+
+// meet shakes hands with the server, as long as that may take.
+func (l *link) meet(ctx context.Context, a *Aggregate, s *Server, of *http.Request) *jsonrpc.Failure {
+	joining, cancel := context.WithTimeout(ctx, a.config.JoinTimeout)
+	defer cancel()
+	failure := l.shakeHands(joining, a, s, of)
 	switch {
-	case l.ready:
-		return true, nil
-	case l.failure != nil && time.Now().Before(l.retry):
-		return true, l.failure
+	case failure == nil:
+		s.tried(nil)
+		return nil
+	case ctx.Err() != nil:
+		s.gaveUp() // because the client did
+		return failure
 	}
-	return false, nil
+	log := a.config.Logger.With(zap.String("mcp_server", l.server), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
+	if !unreachable(failure) {
+		s.tried(nil)
+		log.Warn("MCP server refuses a client")
+		return failure
+	}
+	log.Warn("MCP server left out", zap.Duration("retry_after", s.tried(failure)))
+	return failure
 }
 
 // lost says that the server does not know a session any more.
@@ -156,11 +162,7 @@ func (l *link) lost(session string) {
 
 // shakeHands finds out in which era the server speaks, and begins a session if it
 // has such.
-func (l *link) shakeHands(ctx context.Context, a *Aggregate, of *http.Request) *jsonrpc.Failure {
-	s := a.servers[l.server]
-	if s == nil {
-		return jsonrpc.UnknownServer(l.server)
-	}
+func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http.Request) *jsonrpc.Failure {
 	var failure *jsonrpc.Failure
 	for _, era := range s.eras(l.client.era) {
 		var result []byte
@@ -171,18 +173,20 @@ func (l *link) shakeHands(ctx context.Context, a *Aggregate, of *http.Request) *
 			result, session, failure = l.initialize(ctx, a, of)
 		}
 		if failure == nil {
-			failure = l.meet(era, result, session)
+			failure = l.know(era, result, session)
 		}
-		s.learn(era, failure == nil)
-		if failure == nil || failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error" {
-			break
+		if failure != nil && unreachable(failure) {
+			return failure
+		}
+		if s.learn(era, failure == nil); failure == nil {
+			return nil
 		}
 	}
 	return failure
 }
 
-// meet notes what a server has said of itself.
-func (l *link) meet(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
+// know notes what a server has said of itself.
+func (l *link) know(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
 	var hi struct {
 		about
 		Version  string   `json:"protocolVersion"`

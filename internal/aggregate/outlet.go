@@ -33,6 +33,14 @@ func (o *outlet) open() bool {
 	return true
 }
 
+// begin begins an event stream before there is anything to send.
+func (o *outlet) begin() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open()
+	o.flush()
+}
+
 // event sends a message as an event. It reports whether that was possible.
 func (o *outlet) event(e *outgoing) bool {
 	o.mu.Lock()

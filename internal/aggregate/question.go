@@ -58,7 +58,7 @@ func (l *link) stray(a *Aggregate, of *http.Request, asides *sync.WaitGroup, e *
 	}
 	l.noted(m)
 	for _, s := range l.client.listening() {
-		if s.deliver(l, m, "") {
+		if s.deliver(a, l, m, "") {
 			return
 		}
 	}

@@ -115,7 +115,7 @@ func (a *Aggregate) session(id, identity string) (*client, *jsonrpc.Failure) {
 		if !ok {
 			return nil, jsonrpc.UnknownSession()
 		}
-		c = a.remember(id, newClient(mcp.Legacy, t.Version, t.Identity, helloOf(t.Hello)).restore(t.Links))
+		c = a.remember(id, newClient(mcp.Legacy, t.Version, t.Identity, helloOf(t.Hello)).restore(t.Links, a.config.Servers))
 	}
 	if c.identity != identity || c.ended.Load() {
 		return nil, jsonrpc.UnknownSession()

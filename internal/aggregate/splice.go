@@ -72,10 +72,11 @@ var answerPaths = jsonspan.CompilePaths(
 	"result.contents.*.uri",
 	"result.content.*.uri", "result.content.*.resource.uri",
 	"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
+	"error.data.uri",
 	"result.task.taskId", "result.taskId",
 )
 
-const firstTaskPath = 5
+const firstTaskPath = 6
 
 // renamed returns what stands for a literal at one of the answerPaths.
 func (l *link) renamed(a *Aggregate, path int, literal []byte) []byte {

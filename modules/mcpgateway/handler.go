@@ -149,6 +149,7 @@ type Handler struct {
 	Hosts []string `json:"hosts,omitempty"`
 
 	joined             *aggregate.Aggregate
+	stateKey           string             // of joined, in states
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
 	exiting            context.Context    // done when Caddy exits
@@ -186,6 +187,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if s == nil {
 			return fmt.Errorf("servers: number %d is null", i)
 		}
+		s.id = h.serverID(s)
 		if err := s.provision(ctx, h); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}

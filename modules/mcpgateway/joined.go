@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
@@ -65,12 +67,33 @@ func (h *Handler) join() error {
 	}
 	for _, s := range h.Servers {
 		config.Servers = append(config.Servers, &aggregate.Server{
-			Name: s.Name, Aliases: s.Aliases, Expose: s.Expose, Upstream: upstream{h, s},
+			Name: s.Name, ID: s.id, Aliases: s.Aliases, Expose: s.Expose, Upstream: upstream{h, s},
 		})
 	}
 	h.offerRecovery(&config)
-	h.joined = aggregate.New(config)
+	h.stateKey = h.Name + "\x00" + h.MCPPath
+	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return aggregate.NewState(), nil })
+	if err != nil {
+		return err
+	}
+	h.joined = aggregate.New(config, state.(*aggregate.State))
 	return nil
+}
+
+// states has what is remembered of clients, by gateway. It outlives reloads. Gateways
+// of the same name that are in use at the same time have the same: what is kept for a
+// client there is kept by server, and two servers with the same configuration are one.
+var states = caddy.NewUsagePool()
+
+// serverID returns what tells a server from all that are another for clients: one with
+// the same id can be talked to as if nothing had happened. The routes are those that
+// are not provisioned yet.
+func (h *Handler) serverID(s *Server) string {
+	sum := sha256.New()
+	for _, part := range []any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath} {
+		_, _ = sum.Write(caddyconfig.JSON(part, nil))
+	}
+	return s.Name + "\x00" + string(sum.Sum(nil))
 }
 
 func (h *Handler) naming() mcp.Naming {
@@ -139,12 +162,15 @@ func version() string {
 	return "devel"
 }
 
-// Cleanup ends what is held open for clients.
+// Cleanup hands the clients over to the handler that takes the place of this one, if
+// there is one.
 func (h *Handler) Cleanup() error {
-	if h.joined != nil {
-		h.joined.Close()
+	if h.joined == nil {
+		return nil
 	}
-	return nil
+	h.joined.Close()
+	_, err := states.Delete(h.stateKey)
+	return err
 }
 
 // serveJoined answers a request to all servers.

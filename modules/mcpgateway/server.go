@@ -43,6 +43,7 @@ type Server struct {
 	// The routes that answer in the place of the server, or pass requests on to it.
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
+	id     string   // the same as long as nothing changes for clients
 	target *url.URL // Path
 	routes caddyhttp.Handler
 	mask   *observationmask.Handler // nil if nothing is masked

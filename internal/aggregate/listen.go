@@ -1,0 +1,271 @@
+package aggregate
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// interests are what a client of the modern era listens to.
+type interests struct {
+	Tools     bool     `json:"toolsListChanged,omitempty"`
+	Prompts   bool     `json:"promptsListChanged,omitempty"`
+	Resources bool     `json:"resourcesListChanged,omitempty"`
+	URIs      []string `json:"resourceSubscriptions,omitempty"`
+}
+
+// listen opens a stream of the modern era.
+func (t *turn) listen() *jsonrpc.Failure {
+	wants := new(interests)
+	if t.m.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(t.m.Literal(jsonrpc.Notifications), wants) != nil {
+		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
+	}
+	if !t.out.accepts {
+		return notAcceptable()
+	}
+	t.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, t.a, t.r) })
+	var agreed interests
+	for _, server := range t.a.config.Servers {
+		l := t.client.link(server)
+		_, can := l.state()
+		can |= toolsChange | promptsChange | resourcesChange // ours: servers come and go
+		agreed.add(wants.of(l, t.a, can))
+	}
+	agreed.URIs = wants.agreedURIs(t)
+	s := t.newStream(&agreed)
+	defer s.close()
+	if !agreed.nothing() {
+		s.await(s.join(func(string) string { return "" }))
+	}
+	t.out.event(&outgoing{data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
+		slices.Concat([]byte(`{"notifications":`), encoded(agreed), []byte("}"))))})
+	if !agreed.nothing() {
+		s.last()
+	}
+	if t.r.Context().Err() == nil || t.a.leaving(t.r) {
+		t.out.answer(http.StatusOK, &outgoing{data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), slices.Concat(
+			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), t.m.Literal(jsonrpc.ID), []byte("}}")))})
+	}
+	return nil
+}
+
+// leaving reports whether a request has ended by our wish, and its client is still
+// there.
+func (a *Aggregate) leaving(r *http.Request) bool {
+	return a.config.Exiting != nil && a.config.Exiting.Err() != nil
+}
+
+func (i interests) nothing() bool {
+	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
+}
+
+func (i *interests) add(j interests) {
+	i.Tools, i.Prompts, i.Resources = i.Tools || j.Tools, i.Prompts || j.Prompts, i.Resources || j.Resources
+}
+
+// of returns which of the interests concern a server that can do this, with URIs as
+// it has them.
+func (i *interests) of(l *link, a *Aggregate, can abilities) interests {
+	mine := interests{
+		Tools:     i.Tools && can&toolsChange != 0,
+		Prompts:   i.Prompts && can&promptsChange != 0,
+		Resources: i.Resources && can&resourcesChange != 0,
+	}
+	if can&canSubscribe == 0 {
+		return mine
+	}
+	for _, shown := range i.URIs {
+		if a.transparent() {
+			mine.URIs = append(mine.URIs, shown)
+		} else if server, uri, err := mcp.ParseURI(shown); err == nil && a.servers[server] == a.servers[l.server] {
+			mine.URIs = append(mine.URIs, uri)
+		}
+	}
+	return mine
+}
+
+// agreedURIs returns those URIs whose servers can be subscribed to.
+func (i *interests) agreedURIs(t *turn) []string {
+	return slices.DeleteFunc(slices.Clone(i.URIs), func(shown string) bool {
+		one := interests{URIs: []string{shown}}
+		return !slices.ContainsFunc(t.a.config.Servers, func(s *Server) bool {
+			l := t.client.link(s)
+			_, can := l.state()
+			mine := one.of(l, t.a, can)
+			return len(mine.URIs) > 0
+		})
+	})
+}
+
+// want reports whether a message is one of those that are listened to.
+func (i *interests) want(m *jsonrpc.Message, l *link, a *Aggregate) bool {
+	switch m.Text(jsonrpc.Method) {
+	case kinds[tools].notice:
+		return i.Tools
+	case kinds[prompts].notice:
+		return i.Prompts
+	case kinds[resources].notice:
+		return i.Resources
+	case "notifications/resources/updated":
+		mine := i.of(l, a, canSubscribe)
+		return slices.Contains(mine.URIs, m.Text(jsonrpc.URI))
+	}
+	return false
+}
+
+// subscribe subscribes to the resources of a server of the legacy era that the
+// stream listens to. What it returns undoes that.
+func (s *stream) subscribe(ctx context.Context, a *Aggregate, l *link) (undo func()) {
+	t := s.turn
+	_, can := l.state()
+	mine := s.wants.of(l, a, can)
+	var done []string
+	for _, uri := range mine.URIs {
+		if _, failure := l.request(ctx, a, t.r, "resources/subscribe", uriParams(uri)); failure == nil {
+			done = append(done, uri)
+		} else {
+			a.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
+		}
+	}
+	return func() {
+		// The client may have left already.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rejoinPause)
+		defer cancel()
+		for _, uri := range done {
+			if !l.client.wants(s, l, a, uri) {
+				_, _ = l.request(ctx, a, t.r, "resources/unsubscribe", uriParams(uri))
+			}
+		}
+	}
+}
+
+// wants reports whether another stream of the client listens to a resource.
+func (c *client) wants(except *stream, l *link, a *Aggregate, uri string) bool {
+	return slices.ContainsFunc(c.listening(), func(s *stream) bool {
+		return s != except && s.wants != nil && slices.Contains(s.wants.of(l, a, canSubscribe).URIs, uri)
+	})
+}
+
+func uriParams(uri string) []byte {
+	return slices.Concat([]byte(`{"uri":`), jsonrpc.Quote(uri), []byte("}"))
+}
+
+// hearListen listens to a server of the modern era.
+func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abilities, begun func()) (again bool) {
+	t := s.turn
+	all := s.wants
+	if all == nil {
+		all = &interests{true, true, true, t.client.subscribed(l)}
+	}
+	mine := all.of(l, a, can)
+	if s.wants == nil {
+		mine.URIs = all.URIs
+	}
+	if mine.nothing() {
+		if begun(); s.wants == nil {
+			<-ctx.Done() // it may subscribe to something
+		}
+		return false
+	}
+	params := withMeta(slices.Concat([]byte(`{"notifications":`), encoded(mine), []byte("}")), t.client.meta(""))
+	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
+	r, _, _ := l.prepare(ctx, a, t.r)
+	var m jsonrpc.Message
+	if m.Read(body) != nil {
+		return false
+	}
+	mcp.SetModern(r.Header, &m, mcp.Stateless)
+	setBody(r, body)
+	heard, refused := false, false
+	h := &Hearing{each: func(e *event) error {
+		m := &e.message
+		switch {
+		case len(e.data) == 0:
+		case m.IsAnswer():
+			refused = m.Has(jsonrpc.Error)
+		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
+			if !heard {
+				heard = true
+				l.listened(1)
+				begun()
+			}
+		default:
+			l.noted(m)
+			s.deliver(a, l, m, "")
+		}
+		return nil
+	}}
+	_ = a.servers[l.server].Upstream.Send(h, r, &m)
+	if heard {
+		l.listened(-1)
+	}
+	return !refused
+}
+
+// subscribe notes that the client wants to know of changes of a resource, or does not
+// any more (A68).
+func (t *turn) subscribe(on bool) *jsonrpc.Failure {
+	s, edits, failure := t.owner(jsonrpc.URI)
+	if failure != nil {
+		return failure
+	}
+	l := t.client.link(s)
+	if failure := l.open(t.r.Context(), t.a, t.r); failure != nil {
+		return t.failed(t.r.Context(), failure)
+	}
+	if era, _ := l.state(); era == mcp.Legacy {
+		return t.pass(s, edits)
+	}
+	t.result.Server = s.Name
+	uri := t.m.Text(jsonrpc.URI)
+	if !t.a.transparent() {
+		_, uri, _ = mcp.ParseURI(uri)
+	}
+	l.subscribe(uri, on)
+	for _, listening := range t.client.listening() {
+		listening.restart(s.Name)
+	}
+	return t.answer([]byte("{}"))
+}
+
+// restart listens to a server anew, because what is listened to has changed.
+func (s *stream) restart(server string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.ears {
+		if e.server == server {
+			e.restart()
+		}
+	}
+}
+
+// maxSubscriptions is to how many resources of a server a client can subscribe.
+const maxSubscriptions = 1_000
+
+// subscribe notes a subscription to a server of the modern era, which has no such
+// request.
+func (l *link) subscribe(uri string, on bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, there := slices.BinarySearch(l.subscriptions, uri)
+	switch {
+	case on && !there && len(l.subscriptions) < maxSubscriptions:
+		l.subscriptions = slices.Insert(l.subscriptions, i, uri)
+	case !on && there:
+		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
+	}
+}
+
+// subscribed returns to which resources of a server the client has subscribed.
+func (c *client) subscribed(l *link) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.subscriptions)
+}
