@@ -95,8 +95,14 @@ func (a *Aggregate) info() map[string]string {
 
 // signed makes a result of ours one of the modern era.
 func (a *Aggregate) signed(resultType string, result []byte) []byte {
-	member := slices.Concat([]byte(`"resultType":"`+resultType+`","_meta":{"io.modelcontextprotocol/serverInfo":`), encoded(a.info()), []byte("}"))
-	return spliced(result, jsonspan.Insert(result, member))
+	by := slices.Concat([]byte(`"io.modelcontextprotocol/serverInfo":`), encoded(a.info()))
+	as := []byte(`"resultType":"` + resultType + `"`)
+	for member := range jsonspan.Members(result) {
+		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
+			return spliced(result, jsonspan.Insert(result, as), moved(jsonspan.Insert(result[at.Start:at.End], by), at.Start))
+		}
+	}
+	return spliced(result, jsonspan.Insert(result, slices.Concat(as, []byte(`,"_meta":{`), by, []byte("}"))))
 }
 
 // capabilities returns what all servers can do together (A4). As long as one of them

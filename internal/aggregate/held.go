@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,9 +59,30 @@ func (t *turn) resume(ctx context.Context, l *link, body []byte) *jsonrpc.Failur
 	case t.m.Has(jsonrpc.RequestState):
 		return invalid("requestState: it is not known, or not any more")
 	default:
-		held = t.hold(l, body)
+		held = t.hold(l, antiquated(body))
 	}
 	return held.serve(ctx, t)
+}
+
+// antiquated returns a request of the modern era as one of the legacy era: without
+// what it says of its client, by which servers of both eras would take it for modern.
+func antiquated(body []byte) []byte {
+	var m jsonrpc.Message
+	if m.Read(body) != nil || m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
+		return body
+	}
+	meta := m.Literal(jsonrpc.Meta)
+	kept := []byte{'{'}
+	for member := range jsonspan.Members(meta) {
+		if strings.HasPrefix(member.Key, "io.modelcontextprotocol/") {
+			continue
+		}
+		if len(kept) > 1 {
+			kept = append(kept, ',')
+		}
+		kept = append(kept, meta[member.Start:member.End]...)
+	}
+	return spliced(body, m.Replace(jsonrpc.Meta, append(kept, '}')))
 }
 
 // takeUp returns the call that the request goes on with.

@@ -112,6 +112,10 @@ func (n Naming) CheckSeparator() error {
 	if len(n.Separator) > maxSeparator {
 		return fmt.Errorf("separator: %q is longer than %d characters", n.Separator, maxSeparator)
 	}
+	if n.Separator != Separator && strings.Contains(n.Separator, ":") {
+		// Tools can always be called with ::, which would be read in another way.
+		return fmt.Errorf("separator: %q has a colon in it, which only %s can", n.Separator, Separator)
+	}
 	plain := true
 	for _, c := range n.Separator {
 		switch {

@@ -95,13 +95,13 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		case "separator":
 			handler.Separator, err = subdirective.Text(h.Dispenser)
 		case "max_name_length":
-			handler.MaxNameLength, err = subdirective.Number(h.Dispenser)
+			handler.MaxNameLength, err = positive(h.Dispenser)
 		case "join_timeout":
 			handler.JoinTimeout, err = subdirective.Duration(h.Dispenser)
 		case "session_key":
 			handler.SessionKey, err = subdirective.Text(h.Dispenser)
 		case "max_sessions":
-			handler.MaxSessions, err = subdirective.Number(h.Dispenser)
+			handler.MaxSessions, err = positive(h.Dispenser)
 		case "discovery":
 			handler.Discovery, err = subdirective.Switch(h.Dispenser)
 		case "mcp_path":
@@ -125,6 +125,16 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		}
 	}
 	return handler, nil
+}
+
+// positive reads a number that must be positive: 0 would be the default.
+func positive(d *caddyfile.Dispenser) (int, error) {
+	name := d.Val()
+	n, err := subdirective.Number(d)
+	if err == nil && n <= 0 {
+		err = d.Errf("%s: %d is not positive", name, n)
+	}
+	return n, err
 }
 
 // parseMask reads what observation_mask takes.

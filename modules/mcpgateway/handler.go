@@ -32,6 +32,7 @@ func init() {
 //
 // Path | What is served there
 // -----|---------------------
+// `/mcp` | All servers as one, over Streamable HTTP, for clients and servers of every revision of the protocol in any mixture. The name of a server stands before those of its tools and prompts
 // `/mcp/{server}` | The server as it is, over Streamable HTTP: POST, GET and DELETE pass with their statuses, headers, sessions and event streams. Servers of the older HTTP+SSE transport work, too
 // `/api/mcp-gateway/{server}/rpc` | One JSON-RPC message by POST, one JSON answer: no handshake, no session, no event stream
 //
@@ -54,6 +55,14 @@ func init() {
 // `unauthorized`, `acl_denied`, `rate_limited` | 401, 403, 429 | -32600 | A handler on the way to the server refused the request
 // `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
 // `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
+// `unknown_session` | 404 | -32001 | At /mcp: the session has ended, never was, or is somebody else's
+// `invalid_params` | 200, 400 | -32602 | At /mcp: there is no such tool, prompt, resource or cursor, or something is missing
+// `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
+// `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | At /mcp: the headers of a request of 2026-07-28 do not say what its body says, or it is of another revision
+// `missing_capability`, `input_refused` | 200 | -32021 or the client's | At /mcp: a server needs an answer that the client cannot, or does not want to, give
+//
+// At /mcp, what goes wrong at one server comes with status 200, because clients take
+// any other for a fault of the connection to all of them.
 //
 // A web page can have the browser of its reader send requests to servers on the
 // reader's machine or in its network, under a name of its own if it makes that

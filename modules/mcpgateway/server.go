@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,6 +113,8 @@ func (s *Server) validate() error {
 	switch {
 	case s.Timeout < 0:
 		return fmt.Errorf("timeout: %s is negative", time.Duration(s.Timeout))
+	case slices.Contains(s.Expose, ""):
+		return errors.New("expose: a pattern is empty")
 	case len(s.Routes) == 0:
 		return errors.New("routes: there are none; give it a URL, a command or handlers")
 	}
