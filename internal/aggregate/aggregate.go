@@ -105,6 +105,7 @@ type Result struct {
 	Name    string           // of what was called there
 	Failure *jsonrpc.Failure // is still to be answered
 	Code    int              // of the JSON-RPC error that was answered
+	Torn    bool             // a part of the answer was sent, and the rest will never come
 }
 
 // A Server is one of the servers that are joined.

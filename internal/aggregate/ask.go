@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"net/http"
 	"slices"
 	"time"
 
@@ -36,10 +35,11 @@ func (t *turn) ask(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
 		rl := &relay{turn: t, link: l, ctx: ctx, params: params}
 		failure := rl.run(body)
 		switch {
+		case rl.h.torn():
+			t.result.Torn = true
+			return nil
 		case rl.answered:
 			return nil
-		case rl.h.abort():
-			panic(http.ErrAbortHandler)
 		case failure != nil:
 			return t.failed(ctx, failure)
 		case rl.input == nil:
@@ -76,9 +76,14 @@ func (t *turn) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
 	if !t.m.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	list, _, failure := l.listing(ctx, t, tools)
-	if failure != nil {
-		return nil // the server will say if there were any
+	l.mu.Lock()
+	list := l.lists[tools].list // the client has seen none that is newer
+	l.mu.Unlock()
+	if list == nil {
+		var failure *jsonrpc.Failure
+		if list, _, failure = l.listing(ctx, t, tools); failure != nil {
+			return nil // the server will say if there were any
+		}
 	}
 	return list.params
 }

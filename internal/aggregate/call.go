@@ -50,6 +50,7 @@ func (t *turn) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
 			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + shortened(shown))
 		}
 		s, name = t.a.servers[server], rest
+		shown = s.Name + t.a.config.Naming.Separator + rest // however it was spelled
 		if t.a.config.Naming.MayBeShort(shown) {
 			// Its original is known from the list that it was read in.
 			list, _, failure := t.client.link(s).listing(t.r.Context(), t, k)
@@ -169,6 +170,9 @@ func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Fa
 		t.accepted()
 		return nil
 	}
+	if _, known := mcp.KnownMethod(t.m.Text(jsonrpc.Method)); !known && t.era == mcp.Modern && failure.Data.Symbol == "http_error" {
+		return jsonrpc.MethodNotFound(shortened(t.m.Text(jsonrpc.Method))) // of the modern era: a server of the other need not have read it
+	}
 	t.out.answer(http.StatusOK, &outgoing{data: failure.Append(nil, t.m.Literal(jsonrpc.ID))})
 	return nil
 }
@@ -183,12 +187,13 @@ func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure
 		rl := &relay{turn: t, link: l, ctx: ctx, again: again}
 		failure := rl.run(body)
 		switch {
+		case rl.h.torn():
+			t.result.Torn = true
+			return nil
 		case rl.answered:
 			return nil
 		case rl.forgotten:
 			l.lost(rl.session)
-		case rl.h.abort():
-			panic(http.ErrAbortHandler) // so that the client can tell
 		case failure != nil:
 			return t.failed(ctx, failure)
 		case rl.resumable:
@@ -236,7 +241,7 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 		}
 	}
 	setBody(r, body)
-	rl.h = Hearing{each: rl.heard, large: rl.large, begun: rl.begun}
+	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID), begun: rl.begun}
 	failure := s.Upstream.Send(&rl.h, r, &m)
 	return failure
 }
@@ -270,22 +275,13 @@ func (rl *relay) heard(e *event) error {
 // answer passes the answer on.
 func (rl *relay) answer(e *event, out *outgoing) {
 	t, m, id := rl.turn, &e.message, rl.turn.m.Literal(jsonrpc.ID)
-	if !jsonrpc.SameID(m.Literal(jsonrpc.ID), id) {
-		if !m.Has(jsonrpc.Error) || m.Kind(jsonrpc.ID) != jsonspan.Null && m.Has(jsonrpc.ID) {
-			return // of somebody else
-		}
-		if rl.h.status == http.StatusBadRequest && rl.session != "" && rl.again {
-			rl.forgotten = true // as some servers say it
-			return
-		}
-		fixed := jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))
-		if m.Has(jsonrpc.ID) {
-			fixed = m.Replace(jsonrpc.ID, id)
-		}
-		out.data = spliced(m.Raw, fixed)
-	} else {
-		out.data = rl.link.rewritten(t.a, m.Raw)
+	if !rl.h.answers(m, id) {
+		return // it is of somebody else
 	}
+	if rl.forgotten = rl.session != "" && rl.again && rl.h.forgotten(); rl.forgotten {
+		return
+	}
+	out.data = rl.link.rewritten(t.a, spliced(m.Raw, withID(m, id)))
 	rl.h.settled(m)
 	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, "input_required") {
 		if rl.input = new(inputRequired); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -296,13 +292,23 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	rl.answered = true
 	t.result.Code = rl.h.errorCode
 	status := http.StatusOK
-	if t.era == mcp.Modern && rl.h.status >= 400 && rl.h.status < 500 {
-		status = rl.h.status // it means something there
+	if t.era == mcp.Modern {
+		if status = m.Status(); rl.h.status >= 400 && rl.h.status < 500 {
+			status = rl.h.status
+		}
 	}
 	if t.out.streaming() {
 		out.data = oneLine(out.data)
 	}
 	t.out.answer(status, out)
+}
+
+// withID returns the edit that gives an answer the id of the request.
+func withID(m *jsonrpc.Message, id []byte) jsonspan.Edit {
+	if m.Has(jsonrpc.ID) {
+		return m.Replace(jsonrpc.ID, id)
+	}
+	return jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))
 }
 
 // large takes an answer that is too large to be held.

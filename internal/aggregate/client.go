@@ -58,6 +58,20 @@ func (h hello) complete() hello {
 	return h
 }
 
+// brief returns the params of initialize with no more than is needed: pictures of
+// clients come with them.
+func (h hello) brief(version string) []byte {
+	var info struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
+	}
+	_ = json.Unmarshal(h.info, &info) // what is wrong is missing
+	info.Name, info.Version = shortened(info.Name), shortened(info.Version)
+	return encoded(map[string]any{
+		"protocolVersion": version, "capabilities": json.RawMessage(h.capabilities), "clientInfo": info,
+	})
+}
+
 func newClient(era mcp.Era, version, identity string, h hello) *client {
 	return &client{
 		era:       era,

@@ -44,6 +44,9 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		}
 	}
 	id := t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, links})
+	if id == "" {
+		return jsonrpc.PayloadTooLarge()
+	}
 	t.a.remember(id, t.client)
 	t.out.w.Header().Set(mcp.SessionHeader, id)
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
@@ -17,9 +18,10 @@ type Hearing struct {
 	// each is given the messages. Their bytes are good until it returns.
 	each func(*event) error
 
-	// large is asked where the data of an event goes that is too large to be held,
-	// once it is known to be an answer. If it is nil, there is no such place.
-	large func(id string) io.WriteCloser
+	// large is asked where the answer to the request with this id goes if it is too
+	// large to be held. If it is nil, there is no such place.
+	large func(event string) io.WriteCloser
+	id    []byte
 
 	// begun is told that the server has begun to answer, with which status. What it
 	// returns says whether anybody wants to hear it.
@@ -32,14 +34,18 @@ type Hearing struct {
 	err    error
 
 	events  sse.Scanner
-	frame   []byte // what is not data of the event that is being heard
+	line    []byte // what is not data, of the line that is being heard
+	event   event  // that is being heard, as far as it has come
 	data    []byte
-	broken  bool // a line of data has ended
-	outline *jsonrpc.Outline
-	rest    io.WriteCloser // where the rest of a large answer goes
+	broken  bool             // a line of data has ended
+	outline *jsonrpc.Outline // of a large message
+	rest    io.WriteCloser   // where the rest of a large answer goes
+	skip    bool             // it is the answer to another request
+	cut     bool             // a large answer was passed on and turned out to be none
 
 	waiting   atomic.Bool // somebody has to answer a question first
 	answered  bool
+	owned     bool // by an answer with the id of the request
 	errorCode int
 }
 
@@ -55,10 +61,10 @@ const (
 	// maxHeld is how much of a message is held. Larger ones are passed on as they
 	// arrive, if they are answers.
 	maxHeld = 1 << 20
-	// maxOwn is how much is held of an answer to ourselves, such as a list.
+	// maxOwn is how much is held of others, such as lists.
 	maxOwn = 64 << 20
-	// maxFrame is how much of an event may be something else than data.
-	maxFrame = 4 << 10
+	// maxLine is how long a line of an event may be that is not data.
+	maxLine = 4 << 10
 )
 
 // Header implements http.ResponseWriter.
@@ -129,97 +135,114 @@ func (h *Hearing) part(kind sse.Kind, part []byte) {
 		h.take(part)
 	case sse.Frame:
 		h.broken = len(h.data) > 0 || h.rest != nil
-		if len(h.frame)+len(part) <= maxFrame {
-			h.frame = append(h.frame, part...)
-		}
+		h.framed(part)
 	case sse.Dispatch:
 		h.dispatch()
+	}
+}
+
+// framed takes what is not data of an event.
+func (h *Hearing) framed(part []byte) {
+	for _, c := range part {
+		switch {
+		case c != '\n' && c != '\r':
+			if len(h.line) <= maxLine {
+				h.line = append(h.line, c)
+			}
+		case len(h.line) <= maxLine:
+			h.field()
+			fallthrough
+		default:
+			h.line = h.line[:0]
+		}
+	}
+}
+
+// field notes the field that a line has.
+func (h *Hearing) field() {
+	name, value, _ := bytes.Cut(h.line, []byte{':'})
+	value = bytes.TrimPrefix(value, []byte{' '})
+	switch {
+	case string(name) == "id" && bytes.IndexByte(value, 0) < 0:
+		h.event.id = string(value)
+	case string(name) == "retry" && len(bytes.Trim(value, "0123456789")) == 0:
+		h.event.retry = string(value)
 	}
 }
 
 // take takes the next bytes of a message.
 func (h *Hearing) take(p []byte) {
 	switch {
-	case h.err != nil:
+	case h.err != nil || h.skip:
 	case h.rest != nil:
 		_, _ = h.outline.Write(p)
 		_, h.err = h.rest.Write(p)
-	case h.large == nil:
-		if h.data = append(h.data, p...); len(h.data) > maxOwn {
+	default:
+		h.data = append(h.data, p...)
+		if h.large != nil && len(h.data) > maxHeld {
+			h.letGo(p)
+		}
+		if len(h.data) > maxOwn {
 			h.err = errTooLarge
 		}
+	}
+}
+
+// letGo passes on what should not be held any longer, if it is the answer. It has been
+// held up to p.
+func (h *Hearing) letGo(p []byte) {
+	if h.outline == nil {
+		h.outline, p = jsonrpc.NewOutline(), h.data
+	}
+	_, _ = h.outline.Write(p)
+	switch {
+	case !h.outline.IsAnswer():
+	case h.id != nil && !h.outline.Answers(h.id):
+		h.skip, h.data = true, h.data[:0]
 	default:
-		if h.data = append(h.data, p...); len(h.data) > maxHeld {
-			h.letGo()
-		}
+		h.rest = h.large(h.event.id)
+		_, h.err = h.rest.Write(h.data)
+		h.data = nil
 	}
-}
-
-// letGo finds a place for a message that is too large to be held.
-func (h *Hearing) letGo() {
-	h.outline = jsonrpc.NewOutline()
-	_, _ = h.outline.Write(h.data)
-	if !h.outline.IsAnswer() {
-		h.err = errTooLarge
-		return
-	}
-	e := h.event()
-	h.rest = h.large(e.id)
-	_, h.err = h.rest.Write(h.data)
-	h.data = nil
-}
-
-// event returns the event that has come, as far as it has.
-func (h *Hearing) event() event {
-	e := event{data: h.data}
-	for line := range bytes.Lines(h.frame) {
-		line = bytes.TrimRight(line, "\r\n")
-		if value, ok := field(line, "id:"); ok && bytes.IndexByte(value, 0) < 0 {
-			e.id = string(value)
-		} else if value, ok := field(line, "retry:"); ok {
-			e.retry = string(value)
-		}
-	}
-	return e
-}
-
-// field returns the value of a field of an event.
-func field(line []byte, name string) ([]byte, bool) {
-	value, ok := bytes.CutPrefix(line, []byte(name))
-	return bytes.TrimPrefix(value, []byte(" ")), ok
 }
 
 // dispatch gives out the message that is complete.
 func (h *Hearing) dispatch() {
-	defer func() { h.data, h.frame, h.broken = h.data[:0], h.frame[:0], false }()
-	if h.rest != nil {
-		h.answered = true
-		h.errorCode, _ = h.outline.ErrorCode()
-		whole := h.outline.End()
-		if err := h.rest.Close(); h.err == nil {
-			h.err = err
-		}
-		if !whole && h.err == nil {
-			h.err = errNoMessage
-		}
-		h.rest, h.outline = nil, nil
+	e, skip := h.event, h.skip
+	e.data = h.data
+	defer func() {
+		h.event, h.data, h.broken, h.outline, h.skip = event{}, h.data[:0], false, nil, false
+	}()
+	switch {
+	case skip, len(e.data) == 0 && e.id == "" && e.retry == "" && h.rest == nil:
+		return // a comment
+	case h.rest != nil:
+		h.dispatchLarge()
 		return
 	}
-	e := h.event()
-	if len(e.data) == 0 && e.id == "" && e.retry == "" {
-		return // a comment
-	}
-	if len(e.data) > 0 {
-		if e.message.Read(e.data) != nil {
-			if h.media != httpbody.EventStream {
-				h.err = errNoMessage
-			}
-			return // in a stream there may be others
+	if len(e.data) > 0 && e.message.Read(e.data) != nil {
+		if h.media != httpbody.EventStream {
+			h.err = errNoMessage
 		}
+		return // in a stream there may be others
 	}
 	if err := h.each(&e); h.err == nil {
 		h.err = err
 	}
+}
+
+// dispatchLarge ends an answer that was passed on as it came.
+func (h *Hearing) dispatchLarge() {
+	h.answered = true
+	h.errorCode, _ = h.outline.ErrorCode()
+	if h.cut = !h.outline.End(); h.cut {
+		h.err = errNoMessage
+		return
+	}
+	if err := h.rest.Close(); h.err == nil {
+		h.err = err
+	}
+	h.rest = nil
 }
 
 // End says that the server has said all it has to say. It returns what is wrong with
@@ -231,9 +254,28 @@ func (h *Hearing) End() error {
 	return h.err
 }
 
-// abort says that the server broke off. A message that has been passed on in part
-// cannot be taken back.
-func (h *Hearing) abort() (inMidAnswer bool) { return h.rest != nil }
+// torn reports whether a part of an answer has been passed on, and the rest will never
+// come.
+func (h *Hearing) torn() bool { return h.rest != nil || h.cut }
+
+// answers reports whether a message answers the request with this id. So does an error
+// without an id: the server could not read the request, or did not want to.
+func (h *Hearing) answers(m *jsonrpc.Message, id []byte) bool {
+	if !m.IsAnswer() {
+		return false
+	}
+	if jsonrpc.SameID(m.Literal(jsonrpc.ID), id) {
+		h.owned = true
+		return true
+	}
+	return m.Has(jsonrpc.Error) && (!m.Has(jsonrpc.ID) || m.Kind(jsonrpc.ID) == jsonspan.Null)
+}
+
+// forgotten reports whether the server does not know the session of the request, and
+// so has not run it: 404 says so, and some say 400 before they have read anything.
+func (h *Hearing) forgotten() bool {
+	return h.status == http.StatusNotFound || h.status == http.StatusBadRequest && !h.owned
+}
 
 // settled notes that the answer has come.
 func (h *Hearing) settled(m *jsonrpc.Message) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -31,19 +30,12 @@ type heldCall struct {
 	link   *link
 	cancel context.CancelFunc
 
-	messages chan heldMessage
-	done     chan struct{} // closed when the server has nothing more to say
+	messages chan []byte   // of the server
+	done     chan struct{} // closed when there are no more
 	failure  *jsonrpc.Failure
-	waiting  *Hearing // what waits for an answer
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
-}
-
-// A heldMessage is a message of the server. Whoever takes it closes read.
-type heldMessage struct {
-	raw  []byte
-	read chan struct{}
 }
 
 // resume passes the request on to a server of the legacy era, or goes on with one
@@ -59,7 +51,11 @@ func (t *turn) resume(ctx context.Context, l *link, body []byte) *jsonrpc.Failur
 	case t.m.Has(jsonrpc.RequestState):
 		return invalid("requestState: it is not known, or not any more")
 	default:
-		held = t.hold(l, antiquated(body))
+		body = antiquated(body)
+		if failure := t.checkParams(ctx, l, body); failure != nil {
+			return failure
+		}
+		held = t.hold(l, body)
 	}
 	return held.serve(ctx, t)
 }
@@ -83,6 +79,16 @@ func antiquated(body []byte) []byte {
 		kept = append(kept, meta[member.Start:member.End]...)
 	}
 	return spliced(body, m.Replace(jsonrpc.Meta, append(kept, '}')))
+}
+
+// checkParams checks that the headers of a call repeat its arguments where its tool
+// says so. A server of the legacy era cannot.
+func (t *turn) checkParams(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return failure
+	}
+	return t.paramHeaders(ctx, l).Check(t.r.Header, &m)
 }
 
 // takeUp returns the call that the request goes on with.
@@ -113,7 +119,7 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		client:    t.client,
 		link:      l,
 		cancel:    cancel,
-		messages:  make(chan heldMessage),
+		messages:  make(chan []byte),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
@@ -148,25 +154,22 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		setBody(r, body)
 		answered := false
 		h := &Hearing{}
-		held.waiting = h
 		h.each = func(e *event) error {
 			if len(e.data) == 0 {
 				return nil
 			}
-			if answered = e.message.IsAnswer(); answered {
-				if h.forgotten() && session != "" && again {
-					answered = false
+			if e.message.IsAnswer() {
+				if !h.answers(&e.message, m.Literal(jsonrpc.ID)) || h.forgotten() && session != "" && again {
 					return nil
 				}
+				answered = true
 				h.settled(&e.message)
 			}
 			if e.message.IsRequest() {
 				h.waiting.Store(true)
 			}
-			message := heldMessage{slices.Clone(e.message.Raw), make(chan struct{})}
 			select {
-			case held.messages <- message:
-				<-message.read
+			case held.messages <- slices.Clone(e.message.Raw):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -191,9 +194,8 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 func (held *heldCall) serve(ctx context.Context, t *turn) *jsonrpc.Failure {
 	for {
 		select {
-		case message := <-held.messages:
-			close(message.read)
-			if done, failure := held.pass(t, message.raw); done {
+		case raw := <-held.messages:
+			if done, failure := held.pass(t, raw); done {
 				return failure
 			}
 		case <-held.done:
@@ -244,10 +246,7 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 // request that waits for it.
 func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 	t.result.Code = m.ErrorNumber()
-	var edits []jsonspan.Edit
-	if m.Has(jsonrpc.ID) {
-		edits = append(edits, m.Replace(jsonrpc.ID, t.m.Literal(jsonrpc.ID)))
-	}
+	edits := []jsonspan.Edit{withID(m, t.m.Literal(jsonrpc.ID))}
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
 		at := m.Replace(jsonrpc.Result, nil)
 		member := []byte(`"resultType":"complete"`)
@@ -260,7 +259,7 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 	if t.out.streaming() {
 		raw = oneLine(raw)
 	}
-	t.out.answer(http.StatusOK, &outgoing{data: raw})
+	t.out.answer(m.Status(), &outgoing{data: raw})
 }
 
 // ask has the client asked: its request is answered by a result that says so.
@@ -316,14 +315,13 @@ func (held *heldCall) reply(ctx context.Context, t *turn) *jsonrpc.Failure {
 		responses = nil
 	}
 	var failed *jsonrpc.Failure
-	var once sync.Once
 	for key, id := range held.questions {
 		body := jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered")
 		if response, ok := responses[key]; ok {
 			body = jsonrpc.Answer(id, response)
 		}
 		if failure := held.link.tell(ctx, t.a, t.r, body); failure != nil {
-			once.Do(func() { failed = failure })
+			failed = failure
 		}
 		delete(held.questions, key)
 	}

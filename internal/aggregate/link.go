@@ -288,14 +288,14 @@ func (l *link) ask(a *Aggregate, r *http.Request, body []byte) (result []byte, h
 	defer asides.Wait()
 	h.each = func(e *event) error {
 		m := &e.message
-		switch {
-		case !m.IsAnswer():
+		if !h.answers(m, asked.Literal(jsonrpc.ID)) {
 			l.stray(a, r, &asides, e)
-		case m.Has(jsonrpc.Error):
-			h.settled(m)
+			return nil
+		}
+		h.settled(m)
+		if m.Has(jsonrpc.Error) {
 			refusal = jsonrpc.ServerError(l.server, m)
-		case jsonrpc.SameID(m.Literal(jsonrpc.ID), asked.Literal(jsonrpc.ID)):
-			h.settled(m)
+		} else {
 			result = slices.Clone(m.Literal(jsonrpc.Result))
 		}
 		return nil
@@ -334,12 +334,6 @@ func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, meth
 		}
 		return result, failure
 	}
-}
-
-// forgotten reports whether the server does not know the session of the request:
-// 404 says so, and some say 400.
-func (h *Hearing) forgotten() bool {
-	return h.status == http.StatusNotFound || h.status == http.StatusBadRequest
 }
 
 // prepare returns a request in the session there is.
@@ -398,14 +392,14 @@ func (l *link) greet(ctx context.Context, a *Aggregate, of *http.Request) {
 // end ends the session with the server.
 func (l *link) end(ctx context.Context, a *Aggregate, of *http.Request) {
 	l.mu.Lock()
-	session := l.session
+	session, version := l.session, l.version
 	l.ready, l.session = false, ""
 	l.mu.Unlock()
 	if session == "" || a.servers[l.server] == nil {
 		return
 	}
 	r := a.servers[l.server].Upstream.Request(ctx, of)
-	l.dress(r, mcp.Legacy, l.version, session)
+	l.dress(r, mcp.Legacy, version, session)
 	setNoBody(r, http.MethodDelete)
 	h := &Hearing{each: func(*event) error { return nil }}
 	_ = a.servers[l.server].Upstream.Send(h, r, new(jsonrpc.Message)) // it may not care for sessions

@@ -103,7 +103,6 @@ type builder struct {
 	a      *Aggregate
 	server *Server
 	kind   kind
-	modern bool
 
 	joined bytes.Buffer
 	list   listing
@@ -151,7 +150,7 @@ func (b *builder) add(result []byte) *jsonrpc.Failure {
 	if err != nil || !listed {
 		return jsonrpc.InvalidResponse(b.server.Name)
 	}
-	if b.modern && b.kind == tools {
+	if b.kind == tools && bytes.Contains(result, []byte("x-mcp-header")) {
 		if b.list.params == nil {
 			b.list.params = mcp.ParamHeaders{}
 		}

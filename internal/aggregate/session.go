@@ -59,11 +59,18 @@ func newSeal(key []byte) cipher.AEAD {
 
 // sealed returns the session id that carries t. If it would be too long, what the
 // servers call the client is left out: it is known here, and others can ask for it.
-func (a *Aggregate) sealed(t ticket) string {
-	id := a.sealBytes("session", packed(t))
-	if len(id) > longestSession {
+// There is none for a client that has too much to say of itself.
+func (a *Aggregate) sealed(t ticket) (id string) {
+	if id = a.sealBytes("session", packed(t)); len(id) > longestSession {
 		t.Links = nil
 		id = a.sealBytes("session", packed(t))
+	}
+	if len(id) > longestSession {
+		t.Hello = helloOf(t.Hello).brief(t.Version)
+		id = a.sealBytes("session", packed(t))
+	}
+	if len(id) > longestSession {
+		return ""
 	}
 	return id
 }

@@ -9,6 +9,7 @@ package jsonrpc
 import (
 	"errors"
 	"math"
+	"net/http"
 	"strconv"
 	"unicode/utf8"
 
@@ -171,6 +172,17 @@ func (m *Message) isError() bool {
 func (m *Message) ErrorNumber() int {
 	code, _ := strconv.Atoi(string(m.Literal(ErrorCode)))
 	return code
+}
+
+// Status returns the status that an answer has over HTTP in the stateless era.
+func (m *Message) Status() int {
+	switch m.ErrorNumber() {
+	case CodeMethodNotFound:
+		return http.StatusNotFound
+	case codeHeaderMismatch, codeMissingAbility, codeVersion:
+		return http.StatusBadRequest
+	}
+	return http.StatusOK
 }
 
 // isObject reports whether a JSON text is an object.

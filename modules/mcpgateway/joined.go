@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"net/url"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -126,11 +128,19 @@ func (h *Handler) validateNames() error {
 				return fmt.Errorf("server %q: %w", s.Name, err)
 			}
 		}
+		if strings.ContainsFunc(s.Name, refusedByModels) {
+			h.logger.Warn("tool names with other characters than letters, digits, _ and - are refused by model APIs", zap.String("mcp_server", s.Name))
+		}
 	}
 	if h.Separator == mcp.Separator {
 		h.logger.Warn("tool names with :: are refused by model APIs; set separator __ unless your clients rename them")
 	}
 	return nil
+}
+
+// refusedByModels reports whether model APIs refuse names with this character.
+func refusedByModels(c rune) bool {
+	return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 }
 
 // key returns what seals session ids.
@@ -188,6 +198,8 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 		x.passedOn, x.tool = true, shortened(result.Name)
 	}
 	switch x.errorCode = result.Code; {
+	case result.Torn:
+		panic(http.ErrAbortHandler) // so that the client can tell
 	case result.Failure != nil:
 		return result.Failure
 	case r.Context().Err() != nil && x.handler.exiting.Err() == nil:
