@@ -27,6 +27,8 @@ package aggregate
 import (
 	"context"
 	"crypto/cipher"
+	"crypto/sha256"
+	"encoding/base64"
 	"net/http"
 	"slices"
 	"sync"
@@ -50,6 +52,7 @@ type Config struct {
 	Discovery     bool          // list tools to search tools with, in place of all tools
 	Tools         []Tool        // of the gateway itself
 	Templates     [][]byte      // of resources of the gateway itself, as resources/templates/list has them
+	Generation    any           // the same as that of all who are there at the same time, and no others
 	Logger        *zap.Logger
 
 	// Exiting is done when streams are to end because we do.
@@ -72,6 +75,12 @@ type Aggregate struct {
 	config  Config
 	servers map[string]*Server // by name and alias
 	seal    cipher.AEAD
+
+	fingerprint string // of all servers
+	// Guarded by State.mu.
+	alone bool       // of its generation
+	left  bool       // it serves no more requests
+	next  *Aggregate // who does; nil if nobody knows
 	*State
 }
 
@@ -87,6 +96,7 @@ func New(config Config, state *State) *Aggregate {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			a.servers[name] = s
 		}
+		a.fingerprint += s.ID + "\x00"
 	}
 	state.join(a)
 	return a
@@ -180,6 +190,12 @@ const (
 	yes
 	no
 )
+
+// brief returns what tells a server from another of the same name.
+func (s *Server) brief() string {
+	sum := sha256.Sum256([]byte(s.ID))
+	return base64.RawURLEncoding.EncodeToString(sum[:6])
+}
 
 func (s *Server) learn(era mcp.Era, speaks bool) {
 	s.mu.Lock()

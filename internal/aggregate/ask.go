@@ -155,11 +155,11 @@ func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, for
 	coming := make(chan *jsonrpc.Message, 1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.questions[string(id)] = coming
+	c.questions[keyOf(id)] = question{answer: coming}
 	return id, coming, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.questions, string(id))
+		delete(c.questions, keyOf(id))
 	}
 }
 

@@ -192,7 +192,7 @@ func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure
 			return nil
 		case rl.answered:
 			return nil
-		case rl.forgotten:
+		case rl.forgotten():
 			l.lost(rl.session)
 		case failure != nil:
 			return t.failed(ctx, failure)
@@ -215,7 +215,6 @@ type relay struct {
 	h       Hearing
 
 	answered  bool
-	forgotten bool           // the server does not know the session
 	resumable bool           // the client knows how to ask for the rest
 	input     *inputRequired // before the server goes on
 }
@@ -241,16 +240,15 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 		}
 	}
 	setBody(r, body)
-	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID), begun: rl.begun}
+	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID)}
+	defer l.client.unasked(&rl.h)
 	failure := s.Upstream.Send(&rl.h, r, &m)
 	return failure
 }
 
-// begun looks at the status.
-func (rl *relay) begun(status int) bool {
-	rl.forgotten = status == http.StatusNotFound && rl.session != "" && rl.again
-	return !rl.forgotten
-}
+// forgotten reports whether the server did not know the session, and the call can be
+// made again in another one.
+func (rl *relay) forgotten() bool { return rl.again && rl.h.forgotten() }
 
 // heard passes a message of the server on.
 func (rl *relay) heard(e *event) error {
@@ -265,7 +263,7 @@ func (rl *relay) heard(e *event) error {
 		l.question(t, rl.ctx, m, &out, &rl.h)
 		rl.resumable = rl.resumable || out.id != ""
 	default:
-		l.noted(m)
+		l.noted(t.a, m)
 		out.data = oneLine(l.translated(t.a, m))
 		rl.resumable = t.out.event(&out) && out.id != "" || rl.resumable
 	}
@@ -278,7 +276,7 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	if !rl.h.answers(m, id) {
 		return // it is of somebody else
 	}
-	if rl.forgotten = rl.session != "" && rl.again && rl.h.forgotten(); rl.forgotten {
+	if rl.forgotten() {
 		return
 	}
 	out.data = rl.link.rewritten(t.a, spliced(m.Raw, withID(m, id)))

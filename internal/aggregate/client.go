@@ -4,17 +4,27 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // A client is whoever talks to us: a session of the legacy era, or all requests of
 // the modern era that come from the same client as far as anybody can tell.
 type client struct {
+	key       string    // in State
+	using     int       // by how many; guarded by State.mu
+	idleSince time.Time // guarded by State.mu
+	held      int       // how many calls wait for it; guarded by State.mu
+
 	era      mcp.Era
 	version  string
 	identity string // who it is, if that is known
@@ -25,7 +35,7 @@ type client struct {
 	mu        sync.Mutex
 	links     map[string]*link // by the id of the server
 	calls     map[string]*inFlight
-	questions map[string]chan<- *jsonrpc.Message // of ours, by their ids
+	questions map[string]question // that it has been asked, by their ids
 	streams   map[*stream]bool
 	level     string // of the log messages it wants
 }
@@ -80,7 +90,7 @@ func newClient(era mcp.Era, version, identity string, h hello) *client {
 		hello:     h,
 		links:     map[string]*link{},
 		calls:     map[string]*inFlight{},
-		questions: map[string]chan<- *jsonrpc.Message{},
+		questions: map[string]question{},
 		streams:   map[*stream]bool{},
 	}
 }
@@ -89,7 +99,7 @@ func newClient(era mcp.Era, version, identity string, h hello) *client {
 func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *client {
 	for _, s := range servers {
 		t, ok := tickets[s.Name]
-		if !ok {
+		if !ok || t.Server != s.brief() {
 			continue
 		}
 		l := newLink(c, s.Name)
@@ -101,8 +111,10 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 }
 
 // visitor finds the client that a request of the modern era comes from. Requests
-// are of the same client if they say the same of themselves and have the same
-// credentials, and come from the same address if they have none.
+// are of the same client if they say the same of themselves, and if they are the same
+// to whom they are passed on to: some servers know their clients by headers of their
+// own. Those of nobody in particular come from the same address, too. The client has
+// to be released.
 func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *client {
 	h := hello{
 		capabilities: m.Literal(jsonrpc.ClientCapabilities),
@@ -113,23 +125,40 @@ func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *c
 	if identity == "" {
 		identity = "@" + who.Address
 	}
-	for _, part := range [...]string{identity, r.Header.Get("Authorization"), r.Header.Get("Cookie")} {
-		_, _ = sum.Write(append([]byte(part), 0))
+	_, _ = sum.Write([]byte(a.fingerprint + "\x00" + identity + "\x00"))
+	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		if tellsNothing(name) {
+			continue
+		}
+		_, _ = sum.Write([]byte(name))
+		for _, value := range r.Header[name] {
+			_, _ = sum.Write([]byte("\x00" + value))
+		}
+		_, _ = sum.Write([]byte("\n"))
 	}
 	_, _ = sum.Write(h.capabilities)
 	_, _ = sum.Write([]byte{0})
 	_, _ = sum.Write(h.info)
-	key := string(sum.Sum(nil))
+	return a.client(mcp.Modern, string(sum.Sum(nil)), func() *client {
+		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
+		return newClient(mcp.Modern, mcp.Stateless, who.Identity, h.complete())
+	})
+}
 
-	a.mu.Lock()
-	c, ok := a.clients.Get(key)
-	a.mu.Unlock()
-	if ok {
-		return c
+// tellsNothing reports whether a header says nothing of who sends it: what differs
+// between requests of one client, or comes from between.
+func tellsNothing(name string) bool {
+	for _, prefix := range [...]string{"Accept", "Content-", "Mcp-", "Sec-", "X-Forwarded-", "X-Request-", "X-Amzn-", "If-"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
 	}
-	h.capabilities = append([]byte(nil), h.capabilities...) // of a request that ends
-	h.info = append([]byte(nil), h.info...)
-	return a.remember(key, newClient(mcp.Modern, mcp.Stateless, who.Identity, h.complete()))
+	switch name {
+	case "Baggage", "Cache-Control", "Connection", "Date", "Expect", "Forwarded", "Keep-Alive", "Last-Event-Id", "Origin", "Pragma", "Priority",
+		"Range", "Referer", "Te", "Traceparent", "Tracestate", "Trailer", "Transfer-Encoding", "Upgrade", "User-Agent", "Via", "X-Real-Ip":
+		return true
+	}
+	return false
 }
 
 // link returns the client's connection to a server.
@@ -144,6 +173,13 @@ func (c *client) link(server *Server) *link {
 	return l
 }
 
+// allLinks returns the client's connections to servers.
+func (c *client) allLinks() []*link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.links))
+}
+
 // An inFlight is a call that has not been answered yet.
 type inFlight struct {
 	link   *link
@@ -155,7 +191,7 @@ type inFlight struct {
 func (c *client) begin(id []byte, f *inFlight) (end func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := string(id)
+	key := keyOf(id)
 	if c.calls[key] != nil {
 		return func() {}
 	}
@@ -171,7 +207,15 @@ func (c *client) begin(id []byte, f *inFlight) (end func()) {
 func (c *client) inFlight(id []byte) *inFlight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.calls[string(id)]
+	return c.calls[keyOf(id)]
+}
+
+// keyOf returns what an id says, however it is spelled.
+func keyOf(id []byte) string {
+	if len(id) < 2 || id[0] != '"' {
+		return string(id)
+	}
+	return string(jsonspan.AppendText([]byte{'"'}, id[1:len(id)-1]))
 }
 
 // can reports whether the client can be asked this.

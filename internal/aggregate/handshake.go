@@ -33,6 +33,7 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		return failure
 	}
 	t.client = newClient(mcp.Legacy, version, t.who.Identity, helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	t.a.keep(t.client)
 	t.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, t.a, t.r) }) // who fails is left out, and has been logged
 	if t.r.Context().Err() != nil {
 		return nil
@@ -40,6 +41,7 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	links := map[string]linkTicket{}
 	for _, s := range t.a.config.Servers {
 		if ticket, ok := t.client.link(s).ticket(); ok {
+			ticket.Server = s.brief()
 			links[s.Name] = ticket
 		}
 	}
@@ -47,7 +49,8 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	if id == "" {
 		return jsonrpc.PayloadTooLarge()
 	}
-	t.a.remember(id, t.client)
+	t.client = t.a.client(mcp.Legacy, id, func() *client { return t.client })
+	t.a.release(t.client) // as the one that had no id yet
 	t.out.w.Header().Set(mcp.SessionHeader, id)
 
 	result := map[string]any{

@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"sync/atomic"
+	"time"
+	"unicode"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -43,9 +45,10 @@ type Hearing struct {
 	skip    bool             // it is the answer to another request
 	cut     bool             // a large answer was passed on and turned out to be none
 
-	waiting   atomic.Bool // somebody has to answer a question first
+	open      atomic.Int32 // questions of the server that are not answered
+	asked     atomic.Int64 // when the last one was, in nanoseconds
 	answered  bool
-	owned     bool // by an answer with the id of the request
+	owned     bool // by an answer with the id of the request, about what it asks for
 	errorCode int
 }
 
@@ -92,9 +95,6 @@ func (h *Hearing) Write(p []byte) (int, error) {
 	if h.status == 0 {
 		h.WriteHeader(http.StatusOK)
 	}
-	if h.waiting.Load() {
-		h.waiting.Store(false)
-	}
 	if h.deaf || h.err != nil {
 		return len(p), h.err
 	}
@@ -112,7 +112,18 @@ func (h *Hearing) FlushError() error { return h.err }
 
 // Waiting reports whether the server cannot go on before a question of it has been
 // answered, perhaps by a person.
-func (h *Hearing) Waiting() bool { return h.waiting.Load() }
+func (h *Hearing) Waiting() bool {
+	return h.open.Load() > 0 && time.Since(time.Unix(0, h.asked.Load())) < questionTime
+}
+
+// ask notes that the server has asked something.
+func (h *Hearing) ask() {
+	h.asked.Store(time.Now().UnixNano())
+	h.open.Add(1)
+}
+
+// told notes that it has been answered.
+func (h *Hearing) told() { h.open.Add(-1) }
 
 // Outcome returns the code of the JSON-RPC error that the answer was, 0 for none,
 // and whether there was one.
@@ -163,7 +174,7 @@ func (h *Hearing) field() {
 	name, value, _ := bytes.Cut(h.line, []byte{':'})
 	value = bytes.TrimPrefix(value, []byte{' '})
 	switch {
-	case string(name) == "id" && bytes.IndexByte(value, 0) < 0:
+	case string(name) == "id" && bytes.IndexFunc(value, unicode.IsControl) < 0:
 		h.event.id = string(value)
 	case string(name) == "retry" && len(bytes.Trim(value, "0123456789")) == 0:
 		h.event.retry = string(value)
@@ -265,16 +276,17 @@ func (h *Hearing) answers(m *jsonrpc.Message, id []byte) bool {
 		return false
 	}
 	if jsonrpc.SameID(m.Literal(jsonrpc.ID), id) {
-		h.owned = true
+		h.owned = !m.IsUnsupportedVersion()
 		return true
 	}
 	return m.Has(jsonrpc.Error) && (!m.Has(jsonrpc.ID) || m.Kind(jsonrpc.ID) == jsonspan.Null)
 }
 
-// forgotten reports whether the server does not know the session of the request, and
-// so has not run it: 404 says so, and some say 400 before they have read anything.
+// forgotten reports whether the server does not know the session of the request, or
+// speaks another revision by now, and so has not run it: 404 says so, and some say 400,
+// unless they have read the request and answer it.
 func (h *Hearing) forgotten() bool {
-	return h.status == http.StatusNotFound || h.status == http.StatusBadRequest && !h.owned
+	return (h.status == http.StatusNotFound || h.status == http.StatusBadRequest) && !h.owned
 }
 
 // settled notes that the answer has come.

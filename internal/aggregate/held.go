@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -19,8 +20,8 @@ import (
 // in mid-call; the client gets a result that asks for input, and makes the call again
 // with its answers. Meanwhile the call at the server is held open.
 
-// maxHeldCalls is how many calls can be held open for clients that owe an answer.
-const maxHeldCalls = 1_000
+// How many calls can be held open for clients that owe an answer, and for each of them.
+const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
 // A heldCall is a call to a server of the legacy era.
 type heldCall struct {
@@ -29,13 +30,17 @@ type heldCall struct {
 	client *client
 	link   *link
 	cancel context.CancelFunc
+	of     *http.Request // on behalf of which it is made
 
+	id       []byte        // that the server knows it by: many clients call each of theirs 1
+	token    []byte        // by which the client knows of its progress
 	messages chan []byte   // of the server
 	done     chan struct{} // closed when there are no more
 	failure  *jsonrpc.Failure
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
+	hearing   atomic.Pointer[Hearing] // of the server
 }
 
 // resume passes the request on to a server of the legacy era, or goes on with one
@@ -107,6 +112,7 @@ func (t *turn) takeUp(l *link) *heldCall {
 		return nil
 	}
 	delete(t.a.held, string(key))
+	held.client.held--
 	held.expires.Stop()
 	return held
 }
@@ -119,18 +125,35 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		client:    t.client,
 		link:      l,
 		cancel:    cancel,
+		id:        l.nextID(),
+		token:     t.m.Literal(jsonrpc.ProgressToken),
 		messages:  make(chan []byte),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
-	of := t.a.servers[l.server].Upstream.Request(ctx, t.r) // which is there when the request is not
+	held.of = t.a.servers[l.server].Upstream.Request(ctx, t.r) // which is there when the request is not
 	level := t.m.Text(jsonrpc.LogLevel)
-	t.a.running.Go(func() {
+	t.a.keep(t.client)
+	go func() {
+		defer held.a.release(held.client)
 		defer close(held.done)
 		defer cancel()
-		held.failure = held.run(ctx, of, level, body)
-	})
+		held.failure = held.run(ctx, held.of, level, held.renumbered(body))
+	}()
 	return held
+}
+
+// renumbered returns the request with ids that no other has.
+func (held *heldCall) renumbered(body []byte) []byte {
+	var m jsonrpc.Message
+	if m.Read(body) != nil {
+		return body
+	}
+	edits := []jsonspan.Edit{m.Replace(jsonrpc.ID, held.id)}
+	if m.Has(jsonrpc.ProgressToken) {
+		edits = append(edits, m.Replace(jsonrpc.ProgressToken, held.id))
+	}
+	return spliced(body, edits...)
 }
 
 // run has the server answer.
@@ -154,19 +177,20 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		setBody(r, body)
 		answered := false
 		h := &Hearing{}
+		held.hearing.Store(h)
 		h.each = func(e *event) error {
 			if len(e.data) == 0 {
 				return nil
 			}
 			if e.message.IsAnswer() {
-				if !h.answers(&e.message, m.Literal(jsonrpc.ID)) || h.forgotten() && session != "" && again {
+				if !h.answers(&e.message, m.Literal(jsonrpc.ID)) || h.forgotten() && again {
 					return nil
 				}
 				answered = true
 				h.settled(&e.message)
 			}
 			if e.message.IsRequest() {
-				h.waiting.Store(true)
+				h.ask()
 			}
 			select {
 			case held.messages <- slices.Clone(e.message.Raw):
@@ -181,7 +205,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 			return nil
 		case failure != nil:
 			return failure
-		case again && session != "" && h.forgotten():
+		case again && h.forgotten():
 			l.lost(session)
 		default:
 			return h.failure(l.server)
@@ -205,19 +229,26 @@ func (held *heldCall) serve(ctx context.Context, t *turn) *jsonrpc.Failure {
 			}
 			return t.failed(ctx, failure)
 		case <-ctx.Done():
-			held.abandon(t)
+			held.giveUp()
 			return nil
 		}
 	}
 }
 
-// abandon cancels the call because the client has hung up, which means that.
-func (held *heldCall) abandon(t *turn) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.r.Context()), rejoinPause)
+// giveUp cancels the call because the client has hung up, which means that, or has not
+// come back. A server of the legacy era does not know what it means to hang up.
+func (held *heldCall) giveUp() {
+	defer func() {
+		held.cancel()
+		<-held.done
+	}()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.of.Context()), rejoinPause)
 	defer cancel()
-	_ = held.link.tell(ctx, held.a, t.r, jsonrpc.Notification("notifications/cancelled",
-		slices.Concat([]byte(`{"requestId":`), t.m.Literal(jsonrpc.ID), []byte("}"))))
-	held.cancel()
+	for _, id := range held.questions {
+		_ = held.link.tell(ctx, held.a, held.of, jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered"))
+	}
+	_ = held.link.tell(ctx, held.a, held.of, jsonrpc.Notification("notifications/cancelled",
+		slices.Concat([]byte(`{"requestId":`), held.id, []byte("}"))))
 }
 
 // pass passes on a message of the server. It reports whether the request has been
@@ -235,8 +266,15 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 	case m.IsRequest():
 		return held.ask(t, &m)
 	}
-	l.noted(&m)
-	if m.Is(jsonrpc.Method, "notifications/progress") || m.Is(jsonrpc.Method, "notifications/message") && t.m.Has(jsonrpc.LogLevel) {
+	l.noted(t.a, &m)
+	switch {
+	case m.Is(jsonrpc.Method, "notifications/progress") && held.token != nil:
+		raw = spliced(raw, m.Replace(jsonrpc.Progress, held.token))
+		if !m.Has(jsonrpc.Progress) || m.Read(raw) != nil {
+			return false, nil
+		}
+		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})
+	case m.Is(jsonrpc.Method, "notifications/message") && t.m.Has(jsonrpc.LogLevel):
 		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})
 	}
 	return false, nil
@@ -266,6 +304,7 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
 	method := m.Text(jsonrpc.Method)
 	if !mcp.IsQuestion(method) || !t.client.can(method) {
+		held.hearing.Load().told()
 		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "the client has not declared that it can be asked "+shortened(method))
 		return false, nil
 	}
@@ -278,6 +317,7 @@ func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *json
 	state, ok := t.a.putAway(held)
 	if !ok {
 		delete(held.questions, key)
+		held.hearing.Load().told()
 		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
@@ -291,9 +331,10 @@ func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *json
 func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.held) >= maxHeldCalls {
+	if len(a.held) >= maxHeldCalls || held.client.held >= maxHeldOfOne {
 		return "", false
 	}
+	held.client.held++
 	held.key = rand.Text()
 	a.held[held.key] = held
 	key := held.key
@@ -302,7 +343,8 @@ func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 		defer a.mu.Unlock()
 		if a.held[key] == held {
 			delete(a.held, key)
-			held.cancel()
+			held.client.held--
+			a.running.Go(held.giveUp)
 		}
 	})
 	return a.sealBytes("call", []byte(key)), true
@@ -324,6 +366,7 @@ func (held *heldCall) reply(ctx context.Context, t *turn) *jsonrpc.Failure {
 			failed = failure
 		}
 		delete(held.questions, key)
+		held.hearing.Load().told()
 	}
 	return failed
 }

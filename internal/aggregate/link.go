@@ -31,10 +31,11 @@ type link struct {
 	can     abilities
 	about   about
 	lastID  uint64
+	of      *http.Request // on behalf of which the session is ended, if the client never does
 
 	failed bool // the server could not be met when it was tried
 
-	subscriptions []string // to resources of a server of the modern era, sorted
+	subscriptions []string // to resources, sorted
 
 	lists   [kindCount]cached
 	hearing int // streams by which the server can say that its lists have changed
@@ -83,7 +84,7 @@ func abilitiesOf(capabilities []byte) (can abilities) {
 func (l *link) ticket() (t linkTicket, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return linkTicket{l.era, l.version, l.session, l.can}, l.ready
+	return linkTicket{"", l.era, l.version, l.session, l.can}, l.ready
 }
 
 // state returns how the server is spoken to.
@@ -108,6 +109,8 @@ func (l *link) open(ctx context.Context, a *Aggregate, of *http.Request) *jsonrp
 	switch {
 	case l.opened():
 		return nil
+	case l.client.ended.Load():
+		return jsonrpc.UnknownSession()
 	case s == nil:
 		return jsonrpc.UnknownServer(l.server)
 	}
@@ -150,7 +153,7 @@ func (l *link) meet(ctx context.Context, a *Aggregate, s *Server, of *http.Reque
 	return failure
 }
 
-// lost says that the server does not know a session any more.
+// lost says that the server does not know a session any more, or is not what it was.
 func (l *link) lost(session string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,6 +177,9 @@ func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http
 		}
 		if failure == nil {
 			failure = l.know(era, result, session)
+		}
+		if failure == nil && session != "" && l.client.era == mcp.Modern {
+			l.of = s.Upstream.Request(context.WithoutCancel(ctx), of)
 		}
 		if failure != nil && unreachable(failure) {
 			return failure
@@ -328,7 +334,7 @@ func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, meth
 			params = withMeta(params, l.client.meta(l.client.logLevel()))
 		}
 		result, h, failure := l.ask(a, r, jsonrpc.RequestAs(l.nextID(), method, params))
-		if failure != nil && again && session != "" && h.forgotten() {
+		if failure != nil && again && h.forgotten() {
 			l.lost(session)
 			continue
 		}
@@ -370,23 +376,70 @@ func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []
 	defer asides.Wait()
 	h := &Hearing{each: func(e *event) error { l.stray(a, r, &asides, e); return nil }}
 	failure := a.servers[l.server].Upstream.Send(h, r, &m)
-	if failure == nil && h.status >= 300 {
-		failure = jsonrpc.HTTPError(l.server, h.status)
+	switch {
+	case failure != nil:
+		return failure
+	case h.status == 0: // nobody has waited for it
+		return jsonrpc.Timeout(l.server)
+	case h.status >= 300:
+		return jsonrpc.HTTPError(l.server, h.status)
 	}
-	return failure
+	return nil
 }
 
-// greet tells the server that the client is ready, once (A3).
+// greet tells the server that the client is ready, once and before anything else (A3).
 func (l *link) greet(ctx context.Context, a *Aggregate, of *http.Request) {
-	l.mu.Lock()
-	greeted := l.greeted || !l.ready
-	l.greeted = l.greeted || l.ready
-	l.mu.Unlock()
-	if !greeted {
-		if failure := l.tell(ctx, a, of, jsonrpc.Notification("notifications/initialized", nil)); failure != nil {
-			a.config.Logger.Debug("notifications/initialized not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
-		}
+	if l.welcome() {
+		return
 	}
+	select {
+	case l.opening <- struct{}{}:
+		defer func() { <-l.opening }()
+	case <-ctx.Done():
+		return
+	}
+	if l.welcome() {
+		return
+	}
+	// Whoever has left by now leaves the session to others, who need this.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.JoinTimeout)
+	defer cancel()
+	failure := l.tell(ctx, a, of, jsonrpc.Notification("notifications/initialized", nil))
+	if failure != nil {
+		a.config.Logger.Warn("notifications/initialized not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+		return
+	}
+	l.mu.Lock()
+	l.greeted = true
+	l.mu.Unlock()
+	l.remind(ctx, a, of)
+}
+
+// remind tells a server of the legacy era what its client has told it before, in a
+// session that is lost.
+func (l *link) remind(ctx context.Context, a *Aggregate, of *http.Request) {
+	_, can := l.state()
+	if level := l.client.logLevel(); level != "" && can&hasLogging != 0 {
+		l.again(ctx, a, of, "logging/setLevel", encoded(map[string]string{"level": level}))
+	}
+	for _, uri := range l.client.subscribed(l) {
+		l.again(ctx, a, of, "resources/subscribe", uriParams(uri))
+	}
+}
+
+// again makes a request in the session there is.
+func (l *link) again(ctx context.Context, a *Aggregate, of *http.Request, method string, params []byte) {
+	r, _, _ := l.prepare(ctx, a, of)
+	if _, _, failure := l.ask(a, r, jsonrpc.RequestAs(l.nextID(), method, params)); failure != nil {
+		a.config.Logger.Warn("server not told again", zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
+	}
+}
+
+// welcome reports whether there is nobody to greet.
+func (l *link) welcome() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.greeted || !l.ready
 }
 
 // end ends the session with the server.

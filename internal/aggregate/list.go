@@ -28,13 +28,11 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	if list, fresh, ok := l.remembered(k); ok {
 		return list, fresh, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.a.config.JoinTimeout)
-	defer cancel()
 	if failure := l.open(ctx, t.a, t.r); failure != nil {
 		return nil, freshness{}, failure
 	}
 	if _, can := l.state(); can&kinds[k].needs == 0 {
-		return new(listing), freshness{ttl: forever}, nil
+		return new(listing), freshness{none: true}, nil
 	}
 	l.mu.Lock()
 	changes, failed := l.lists[k].changes, l.lists[k].failed
@@ -42,12 +40,14 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	if time.Since(failed) < failurePause {
 		return nil, freshness{}, jsonrpc.ConnectError(l.server)
 	}
-	list, fresh, failure := l.fetch(ctx, t, k)
+	fetching, cancel := context.WithTimeout(ctx, t.a.config.JoinTimeout)
+	defer cancel()
+	list, fresh, failure := l.fetch(fetching, t, k)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.lists[k]
 	switch {
-	case failure != nil && t.r.Context().Err() == nil:
+	case failure != nil && ctx.Err() == nil:
 		c.failed = time.Now()
 	case failure == nil && c.changes == changes:
 		c.list, c.fresh, c.failed = list, fresh, time.Time{}
@@ -55,8 +55,9 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	return list, fresh, failure
 }
 
-// forever is how long a list is good that nobody can change.
-const forever = 24 * time.Hour
+// unchangedTime is how long a list is taken for the same that a server of the legacy era
+// says never changes. It may be another server by then.
+const unchangedTime = 30 * time.Second
 
 // remembered returns a list that is still good.
 func (l *link) remembered(k kind) (*listing, freshness, bool) {
@@ -66,9 +67,9 @@ func (l *link) remembered(k kind) (*listing, freshness, bool) {
 	if !l.ready || c.list == nil || k == tasks {
 		return nil, freshness{}, false
 	}
-	told := l.can&kinds[k].changes == 0 || l.hearing > 0 // it does not change, or we would have heard
+	told := l.hearing > 0 // we would have heard of a change, or of the end of the server
 	if l.era == mcp.Modern {
-		told = l.hearing > 0 && l.can&kinds[k].changes != 0
+		told = told && l.can&kinds[k].changes != 0
 	}
 	return c.list, c.fresh, told || time.Now().Before(c.fresh.until)
 }
@@ -94,7 +95,7 @@ func (l *link) forget() {
 
 // fetch asks for all pages of a list (A21).
 func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness, *jsonrpc.Failure) {
-	era, _ := l.state()
+	era, can := l.state()
 	b := &builder{a: t.a, server: t.a.servers[l.server], kind: k, seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
@@ -110,13 +111,12 @@ func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness,
 		switch {
 		case b.joined.Len() > maxListing:
 			return nil, freshness{}, jsonrpc.ResponseTooLarge(l.server)
-		case b.cursor == "":
-			b.fresh.until = time.Now().Add(b.fresh.ttl)
-			return b.done(), b.fresh, nil
-		case cursors[b.cursor]:
-			// It goes round in circles: what has come by now is all there is.
-			b.fresh.until = time.Now()
-			return b.done(), b.fresh, nil
+		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
+			if era == mcp.Legacy && can&kinds[k].changes == 0 {
+				b.fresh.until = time.Now().Add(unchangedTime)
+			}
+			list := b.done()
+			return list, b.fresh, nil
 		}
 		cursors[b.cursor] = true
 		params = slices.Concat([]byte(`{"cursor":`), jsonrpc.Quote(b.cursor), []byte("}"))
@@ -146,16 +146,23 @@ func (t *turn) listings(k kind) ([]*listing, freshness) {
 		})
 	}
 	asking.Wait()
-	together := freshness{ttl: forever}
+	together := freshness{none: true}
 	for i := range all {
-		if all[i] == nil {
+		switch {
+		case all[i] == nil:
 			all[i] = new(listing)
-			together.ttl = 0 // it may come back at any time
+			fresh[i] = freshness{private: true} // it may come back at any time
+		case fresh[i].none:
 			continue
 		}
+		left := max(0, min(fresh[i].ttl, time.Until(fresh[i].until)))
+		if together.none || left < together.ttl {
+			together.ttl = left
+		}
 		together.private = together.private || fresh[i].private
-		together.ttl = min(together.ttl, fresh[i].ttl)
+		together.none = false
 	}
+	together.private = together.private || together.none // it may depend on who asks
 	return all, together
 }
 

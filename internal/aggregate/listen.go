@@ -19,6 +19,8 @@ type interests struct {
 	Prompts   bool     `json:"promptsListChanged,omitempty"`
 	Resources bool     `json:"resourcesListChanged,omitempty"`
 	URIs      []string `json:"resourceSubscriptions,omitempty"`
+
+	of map[string][]string // the URIs that servers know them by, by server
 }
 
 // listen opens a stream of the modern era.
@@ -27,18 +29,26 @@ func (t *turn) listen() *jsonrpc.Failure {
 	if t.m.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(t.m.Literal(jsonrpc.Notifications), wants) != nil {
 		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
 	}
+	if len(wants.URIs) > maxSubscriptions {
+		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
+	}
+	wants.resolve(t.a)
 	if !t.out.accepts {
 		return notAcceptable()
 	}
 	t.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, t.a, t.r) })
-	var agreed interests
+	agreed := interests{of: map[string][]string{}}
 	for _, server := range t.a.config.Servers {
-		l := t.client.link(server)
-		_, can := l.state()
-		can |= toolsChange | promptsChange | resourcesChange // ours: servers come and go
-		agreed.add(wants.of(l, t.a, can))
+		_, can := t.client.link(server).state()
+		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
+		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
+		if len(mine.URIs) > 0 {
+			agreed.of[server.Name] = mine.URIs
+			for _, uri := range mine.URIs {
+				agreed.URIs = append(agreed.URIs, t.a.shown(server.Name, resources, uri))
+			}
+		}
 	}
-	agreed.URIs = wants.agreedURIs(t)
 	s := t.newStream(&agreed)
 	defer s.close()
 	if !agreed.nothing() {
@@ -66,46 +76,35 @@ func (i interests) nothing() bool {
 	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
 }
 
-func (i *interests) add(j interests) {
-	i.Tools, i.Prompts, i.Resources = i.Tools || j.Tools, i.Prompts || j.Prompts, i.Resources || j.Resources
+// resolve finds out whose resources are meant.
+func (i *interests) resolve(a *Aggregate) {
+	i.of = map[string][]string{}
+	for _, shown := range i.URIs {
+		if a.transparent() {
+			i.of[a.config.Servers[0].Name] = append(i.of[a.config.Servers[0].Name], shown)
+		} else if server, uri, err := mcp.ParseURI(shown); err == nil && a.servers[server] != nil {
+			name := a.servers[server].Name
+			i.of[name] = append(i.of[name], uri)
+		}
+	}
 }
 
-// of returns which of the interests concern a server that can do this, with URIs as
-// it has them.
-func (i *interests) of(l *link, a *Aggregate, can abilities) interests {
+// at returns which of the interests concern a server that can do this, with URIs as it
+// has them.
+func (i *interests) at(server string, can abilities) interests {
 	mine := interests{
 		Tools:     i.Tools && can&toolsChange != 0,
 		Prompts:   i.Prompts && can&promptsChange != 0,
 		Resources: i.Resources && can&resourcesChange != 0,
 	}
-	if can&canSubscribe == 0 {
-		return mine
-	}
-	for _, shown := range i.URIs {
-		if a.transparent() {
-			mine.URIs = append(mine.URIs, shown)
-		} else if server, uri, err := mcp.ParseURI(shown); err == nil && a.servers[server] == a.servers[l.server] {
-			mine.URIs = append(mine.URIs, uri)
-		}
+	if can&canSubscribe != 0 {
+		mine.URIs = i.of[server]
 	}
 	return mine
 }
 
-// agreedURIs returns those URIs whose servers can be subscribed to.
-func (i *interests) agreedURIs(t *turn) []string {
-	return slices.DeleteFunc(slices.Clone(i.URIs), func(shown string) bool {
-		one := interests{URIs: []string{shown}}
-		return !slices.ContainsFunc(t.a.config.Servers, func(s *Server) bool {
-			l := t.client.link(s)
-			_, can := l.state()
-			mine := one.of(l, t.a, can)
-			return len(mine.URIs) > 0
-		})
-	})
-}
-
-// want reports whether a message is one of those that are listened to.
-func (i *interests) want(m *jsonrpc.Message, l *link, a *Aggregate) bool {
+// want reports whether a message of a server is one of those that are listened to.
+func (i *interests) want(m *jsonrpc.Message, server string) bool {
 	switch m.Text(jsonrpc.Method) {
 	case kinds[tools].notice:
 		return i.Tools
@@ -114,8 +113,7 @@ func (i *interests) want(m *jsonrpc.Message, l *link, a *Aggregate) bool {
 	case kinds[resources].notice:
 		return i.Resources
 	case "notifications/resources/updated":
-		mine := i.of(l, a, canSubscribe)
-		return slices.Contains(mine.URIs, m.Text(jsonrpc.URI))
+		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
 	}
 	return false
 }
@@ -125,7 +123,7 @@ func (i *interests) want(m *jsonrpc.Message, l *link, a *Aggregate) bool {
 func (s *stream) subscribe(ctx context.Context, a *Aggregate, l *link) (undo func()) {
 	t := s.turn
 	_, can := l.state()
-	mine := s.wants.of(l, a, can)
+	mine := s.wants.at(l.server, can)
 	var done []string
 	for _, uri := range mine.URIs {
 		if _, failure := l.request(ctx, a, t.r, "resources/subscribe", uriParams(uri)); failure == nil {
@@ -139,7 +137,7 @@ func (s *stream) subscribe(ctx context.Context, a *Aggregate, l *link) (undo fun
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rejoinPause)
 		defer cancel()
 		for _, uri := range done {
-			if !l.client.wants(s, l, a, uri) {
+			if !l.client.wants(s, l.server, uri) {
 				_, _ = l.request(ctx, a, t.r, "resources/unsubscribe", uriParams(uri))
 			}
 		}
@@ -147,9 +145,9 @@ func (s *stream) subscribe(ctx context.Context, a *Aggregate, l *link) (undo fun
 }
 
 // wants reports whether another stream of the client listens to a resource.
-func (c *client) wants(except *stream, l *link, a *Aggregate, uri string) bool {
+func (c *client) wants(except *stream, server, uri string) bool {
 	return slices.ContainsFunc(c.listening(), func(s *stream) bool {
-		return s != except && s.wants != nil && slices.Contains(s.wants.of(l, a, canSubscribe).URIs, uri)
+		return s != except && s.wants != nil && slices.Contains(s.wants.of[server], uri)
 	})
 }
 
@@ -162,12 +160,9 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 	t := s.turn
 	all := s.wants
 	if all == nil {
-		all = &interests{true, true, true, t.client.subscribed(l)}
+		all = &interests{Tools: true, Prompts: true, Resources: true, of: map[string][]string{l.server: t.client.subscribed(l)}}
 	}
-	mine := all.of(l, a, can)
-	if s.wants == nil {
-		mine.URIs = all.URIs
-	}
+	mine := all.at(l.server, can)
 	if mine.nothing() {
 		if begun(); s.wants == nil {
 			<-ctx.Done() // it may subscribe to something
@@ -197,7 +192,7 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 				begun()
 			}
 		default:
-			l.noted(m)
+			l.noted(a, m)
 			s.deliver(a, l, m, "")
 		}
 		return nil
@@ -220,15 +215,15 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	if failure := l.open(t.r.Context(), t.a, t.r); failure != nil {
 		return t.failed(t.r.Context(), failure)
 	}
-	if era, _ := l.state(); era == mcp.Legacy {
-		return t.pass(s, edits)
-	}
-	t.result.Server = s.Name
 	uri := t.m.Text(jsonrpc.URI)
 	if !t.a.transparent() {
 		_, uri, _ = mcp.ParseURI(uri)
 	}
 	l.subscribe(uri, on)
+	if era, _ := l.state(); era == mcp.Legacy {
+		return t.pass(s, edits)
+	}
+	t.result.Server = s.Name
 	for _, listening := range t.client.listening() {
 		listening.restart(s.Name)
 	}
@@ -249,8 +244,8 @@ func (s *stream) restart(server string) {
 // maxSubscriptions is to how many resources of a server a client can subscribe.
 const maxSubscriptions = 1_000
 
-// subscribe notes a subscription to a server of the modern era, which has no such
-// request.
+// subscribe notes a subscription: a server of the modern era has no such request, and
+// one of the legacy era may have to be told again.
 func (l *link) subscribe(uri string, on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

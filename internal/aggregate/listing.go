@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -87,7 +88,8 @@ func (l *listing) from(start, end int) []byte {
 type freshness struct {
 	until   time.Time // it is to be asked for again then; zero: when it has changed
 	private bool
-	ttl     time.Duration
+	ttl     time.Duration // as the server has said
+	none    bool          // the server has no such list
 }
 
 // cached is a list as a link knows it.
@@ -108,6 +110,7 @@ type builder struct {
 	list   listing
 	seen   map[string]bool
 	fresh  freshness
+	ttls   []time.Duration // of the pages
 	cursor string
 }
 
@@ -141,7 +144,7 @@ func (b *builder) add(result []byte) *jsonrpc.Failure {
 			}
 		case 4:
 			if ms, err := strconv.ParseInt(string(result[v.Start:v.End]), 10, 32); err == nil && ms >= 0 {
-				b.fresh.ttl = time.Duration(ms) * time.Millisecond
+				b.ttls = append(b.ttls, time.Duration(ms)*time.Millisecond)
 			}
 		case 5:
 			b.fresh.private = b.fresh.private || string(v.Body(result)) != "public"
@@ -209,6 +212,10 @@ func (a *Aggregate) shown(server string, k kind, name string) string {
 
 // done returns the listing, which may be one that was there already.
 func (b *builder) done() *listing {
+	if len(b.ttls) > 0 {
+		b.fresh.ttl = slices.Min(b.ttls)
+		b.fresh.until = time.Now().Add(b.fresh.ttl)
+	}
 	b.list.joined = bytes.Clone(b.joined.Bytes())
 	return b.a.shelf.share(&b.list)
 }

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 )
 
 // An outlet is the response to a client: one JSON message, or an event stream once
@@ -17,6 +18,10 @@ type outlet struct {
 	stream bool
 	err    error // the client cannot be written to
 }
+
+// patience is how long a client may take to read an event. Who does not read holds up
+// others: the servers, and the streams that hear the same.
+const patience = 30 * time.Second
 
 // open begins an event stream, if that has not been done, and reports whether there
 // is one.
@@ -139,14 +144,25 @@ func (o *outlet) comment() {
 }
 
 func (o *outlet) write(p []byte) {
-	if o.err == nil {
-		_, o.err = o.w.Write(p)
+	if o.err != nil {
+		return
 	}
+	if o.stream {
+		_ = http.NewResponseController(o.w).SetWriteDeadline(time.Now().Add(patience)) // where there is such a thing
+	}
+	_, o.err = o.w.Write(p)
 }
 
 func (o *outlet) flush() {
 	if o.err == nil {
 		o.err = http.NewResponseController(o.w).Flush()
+	}
+}
+
+// close gives the connection back as it was.
+func (o *outlet) close() {
+	if o.stream && o.err == nil {
+		_ = http.NewResponseController(o.w).SetWriteDeadline(time.Time{})
 	}
 }
 

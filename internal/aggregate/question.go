@@ -2,6 +2,7 @@ package aggregate
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -13,22 +14,61 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
+// A question is one that a client has been asked.
+type question struct {
+	hearing *Hearing                // the call that waits for the answer; or
+	answer  chan<- *jsonrpc.Message // where the answer is wanted
+}
+
 // question puts a question of the server to the client, in the response to a call
 // (A23). If the client cannot be asked, the server is told so: it must not wait for
 // nobody (A25).
 func (l *link) question(t *turn, ctx context.Context, m *jsonrpc.Message, out *outgoing, h *Hearing) {
-	why := "the client cannot be asked: it takes no event streams"
-	if method := m.Text(jsonrpc.Method); !l.client.can(method) {
-		why = "the client has not declared that it can be asked " + method
-	} else {
-		out.data = oneLine(l.translated(t.a, m))
-		h.waiting.Store(true)
-		if t.out.event(out) {
-			return
-		}
+	method := shortened(m.Text(jsonrpc.Method))
+	if !l.client.can(method) {
+		l.refuse(t.a, t.r, ctx, &t.asides, m, "the client has not declared that it can be asked "+method)
+		return
 	}
-	h.waiting.Store(false)
-	l.refuse(t.a, t.r, ctx, &t.asides, m, why)
+	id := l.shown(t.a, m.Literal(jsonrpc.ID))
+	out.data = oneLine(l.translated(t.a, m))
+	l.client.asked(id, h)
+	if !t.out.event(out) {
+		l.client.settled(id)
+		l.refuse(t.a, t.r, ctx, &t.asides, m, "the client cannot be asked: it takes no event streams")
+	}
+}
+
+// maxQuestions is how many questions of its calls a client is known to have open.
+const maxQuestions = 1_000
+
+// asked notes that the client has been asked something.
+func (c *client) asked(id []byte, h *Hearing) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
+		c.questions[keyOf(id)] = question{hearing: h}
+		h.ask()
+	}
+}
+
+// settled notes that a question needs no answer any more.
+func (c *client) settled(id []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q := c.questions[keyOf(id)]; q.hearing != nil {
+		q.hearing.told()
+		delete(c.questions, keyOf(id))
+	}
+}
+
+// unasked forgets the questions of a call that has ended.
+func (c *client) unasked(h *Hearing) {
+	if h.open.Load() == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
 }
 
 // refuse answers a question of the server in place of the client. It does not wait
@@ -43,9 +83,12 @@ func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, aside
 }
 
 // noted takes note of what a server says.
-func (l *link) noted(m *jsonrpc.Message) {
-	if method := m.Text(jsonrpc.Method); strings.HasSuffix(method, "/list_changed") {
+func (l *link) noted(a *Aggregate, m *jsonrpc.Message) {
+	switch method := m.Text(jsonrpc.Method); {
+	case strings.HasSuffix(method, "/list_changed"):
 		l.changed(method)
+	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
+		l.client.settled(l.shown(a, m.Literal(jsonrpc.RequestID)))
 	}
 }
 
@@ -56,7 +99,7 @@ func (l *link) stray(a *Aggregate, of *http.Request, asides *sync.WaitGroup, e *
 	if len(e.data) == 0 || m.IsAnswer() {
 		return
 	}
-	l.noted(m)
+	l.noted(a, m)
 	for _, s := range l.client.listening() {
 		if s.deliver(a, l, m, "") {
 			return
@@ -94,15 +137,18 @@ func (t *turn) reply() {
 func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	waiting, ok := c.questions[string(id)]
-	if !ok {
-		return false
+	q, ok := c.questions[keyOf(id)]
+	delete(c.questions, keyOf(id))
+	switch {
+	case q.hearing != nil:
+		q.hearing.told()
+		return false // it is the server's
+	case ok:
+		answer := *m
+		answer.Raw = append([]byte(nil), m.Raw...)
+		q.answer <- &answer // there is room for it
 	}
-	delete(c.questions, string(id))
-	answer := *m
-	answer.Raw = append([]byte(nil), m.Raw...)
-	waiting <- &answer // there is room for it
-	return true
+	return ok
 }
 
 // notify takes a notification of the client to whom it concerns.

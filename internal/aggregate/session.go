@@ -26,6 +26,7 @@ type ticket struct {
 
 // A linkTicket is what it takes to go on with the session of one server.
 type linkTicket struct {
+	Server  string    `json:"i,omitempty"` // which one it was, in short
 	Era     mcp.Era   `json:"e,omitempty"`
 	Version string    `json:"v,omitempty"`
 	Session string    `json:"s,omitempty"`
@@ -112,33 +113,23 @@ func packed(t ticket) []byte {
 	return b.Bytes()
 }
 
-// session finds the client that has this session.
+// session finds the client that has this session. It has to be released.
 func (a *Aggregate) session(id, identity string) (*client, *jsonrpc.Failure) {
-	a.mu.Lock()
-	c, ok := a.clients.Get(id)
-	a.mu.Unlock()
-	if !ok {
+	c := a.client(mcp.Legacy, id, func() *client {
 		t, ok := a.opened(id)
 		if !ok {
-			return nil, jsonrpc.UnknownSession()
+			return nil
 		}
-		c = a.remember(id, newClient(mcp.Legacy, t.Version, t.Identity, helloOf(t.Hello)).restore(t.Links, a.config.Servers))
-	}
-	if c.identity != identity || c.ended.Load() {
+		return newClient(mcp.Legacy, t.Version, t.Identity, helloOf(t.Hello)).restore(t.Links, a.config.Servers)
+	})
+	switch {
+	case c == nil:
+		return nil, jsonrpc.UnknownSession()
+	case c.identity != identity || c.ended.Load():
+		a.release(c)
 		return nil, jsonrpc.UnknownSession()
 	}
 	return c, nil
-}
-
-// remember keeps a client, unless there is one already under this id.
-func (a *Aggregate) remember(id string, c *client) *client {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if known, ok := a.clients.Get(id); ok {
-		return known
-	}
-	a.clients.Add(id, c)
-	return c
 }
 
 // NewKey returns a key for as long as a process lives.

@@ -118,12 +118,12 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 		}
 	}
 	if m.IsRequest() {
-		replace(jsonrpc.ID, l.ours(m.Literal(jsonrpc.ID)))
-		replace(jsonrpc.ProgressToken, l.ours(m.Literal(jsonrpc.ProgressToken)))
+		replace(jsonrpc.ID, l.shown(a, m.Literal(jsonrpc.ID)))
+		replace(jsonrpc.ProgressToken, l.shown(a, m.Literal(jsonrpc.ProgressToken)))
 	}
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
-		replace(jsonrpc.RequestID, l.ours(m.Literal(jsonrpc.RequestID)))
+		replace(jsonrpc.RequestID, l.shown(a, m.Literal(jsonrpc.RequestID)))
 	case m.Is(jsonrpc.Method, "notifications/resources/updated") && m.Kind(jsonrpc.URI) == jsonspan.String:
 		replace(jsonrpc.URI, jsonrpc.Quote(mcp.ResourceURI(l.server, m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
@@ -135,7 +135,10 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	return spliced(m.Raw, edits...)
 }
 
-// ours returns an id that leads back to an id of the server.
-func (l *link) ours(literal []byte) []byte {
+// shown returns an id that leads back to an id of the server.
+func (l *link) shown(a *Aggregate, literal []byte) []byte {
+	if a.transparent() {
+		return literal
+	}
 	return jsonrpc.Quote(l.server + mcp.Separator + string(literal))
 }

@@ -1,10 +1,16 @@
 package aggregate
 
 import (
+	"context"
+	"maps"
+	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // A State is what is remembered of clients. It outlives configurations: an Aggregate
@@ -13,48 +19,196 @@ import (
 type State struct {
 	shelf   shelf
 	index   index
-	running sync.WaitGroup // held calls
+	running sync.WaitGroup // calls that are given up, and sessions that are being ended
 
-	mu      sync.Mutex
-	clients *simplelru.LRU[string, *client]
-	held    map[string]*heldCall
-	streams map[*stream]bool
-	members []*Aggregate // in the order in which they have joined
+	mu       sync.Mutex
+	busy     map[string]*client                 // those that are being served
+	idle     [2]*simplelru.LRU[string, *client] // the others, by era
+	max      int                                // how many of each are kept
+	sweeping *time.Timer                        // nil if there is nothing to sweep
+	held     map[string]*heldCall
+	streams  map[*stream]bool
+	members  []*Aggregate
 }
+
+// idleTime is how long a client of the modern era is remembered. It never says that it
+// leaves, and may have sessions with servers of the other era that nobody else ends.
+const idleTime = 30 * time.Minute
 
 // NewState returns a State in which nobody is known.
 func NewState() *State {
-	s := &State{held: map[string]*heldCall{}, streams: map[*stream]bool{}}
-	s.clients, _ = simplelru.NewLRU[string, *client](1, nil)
+	s := &State{busy: map[string]*client{}, held: map[string]*heldCall{}, streams: map[*stream]bool{}}
+	for era := range s.idle {
+		s.idle[era], _ = simplelru.NewLRU[string, *client](math.MaxInt32, nil)
+	}
 	return s
+}
+
+// client returns the client that is known under a key, or makes it known, and keeps it
+// until it is released.
+func (s *State) client(era mcp.Era, key string, make func() *client) *client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.busy[key]
+	if c == nil {
+		if c, _ = s.idle[era].Peek(key); c != nil {
+			s.idle[era].Remove(key)
+		} else if c = make(); c == nil {
+			return nil
+		}
+		c.key = key
+		s.busy[key] = c
+	}
+	c.using++
+	return c
+}
+
+// keep keeps a client that is being served for somebody else, too.
+func (s *State) keep(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.using++
+}
+
+// release says that a client is no longer needed.
+func (s *State) release(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.using--; c.using > 0 || c.key == "" {
+		return
+	}
+	delete(s.busy, c.key)
+	if c.ended.Load() {
+		return
+	}
+	c.idleSince = time.Now()
+	s.idle[c.era].Add(c.key, c)
+	for s.idle[c.era].Len() > s.max {
+		s.forget(c.era)
+	}
+	if c.era == mcp.Modern && s.sweeping == nil {
+		s.sweeping = time.AfterFunc(idleTime/10, s.sweep)
+	}
+}
+
+// sweep forgets clients of the modern era that were not seen for long.
+func (s *State) sweep() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		_, c, ok := s.idle[mcp.Modern].GetOldest()
+		if !ok {
+			s.sweeping = nil
+			return
+		}
+		if time.Since(c.idleSince) < idleTime {
+			s.sweeping.Reset(idleTime / 10)
+			return
+		}
+		s.forget(mcp.Modern)
+	}
+}
+
+// forget forgets the client that was not seen for the longest time. The caller holds
+// the lock.
+func (s *State) forget(era mcp.Era) {
+	_, c, ok := s.idle[era].RemoveOldest()
+	if !ok || era == mcp.Legacy || len(s.members) == 0 {
+		return // what a session of ours carries is still good
+	}
+	a := s.members[len(s.members)-1]
+	s.running.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), a.config.JoinTimeout)
+		defer cancel()
+		for _, l := range c.allLinks() {
+			if l.of != nil {
+				l.end(ctx, a, l.of)
+			}
+		}
+	})
 }
 
 func (s *State) join(a *Aggregate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	a.alone = true
+	for _, member := range s.members {
+		if member.config.Generation == a.config.Generation {
+			a.alone, member.alone = false, false
+		}
+	}
 	s.members = append(s.members, a)
-	s.clients.Resize(a.config.MaxClients)
+	s.max = a.config.MaxClients
 }
 
 // leave says that a serves no more requests. Who listens to its servers listens to
-// those of the newest one from now on.
+// those of its successor from now on. If there is none, or nobody knows which one that
+// is, the streams are ended: their clients come back by themselves.
 func (s *State) leave(a *Aggregate) {
 	s.mu.Lock()
 	s.members = slices.DeleteFunc(s.members, func(member *Aggregate) bool { return member == a })
+	to := s.successor(a)
+	a.left, a.next = true, to
+	s.dropLinks()
 	var moving []*stream
-	var to *Aggregate
-	if len(s.members) > 0 {
-		to = s.members[len(s.members)-1]
-		for stream := range s.streams {
-			if stream.a.Load() == a {
-				moving = append(moving, stream)
-			}
+	for stream := range s.streams {
+		if stream.a.Load() == a {
+			moving = append(moving, stream)
 		}
 	}
 	s.mu.Unlock()
 	for _, stream := range moving {
-		stream.move(a, to)
+		if to == nil {
+			stream.end()
+		} else {
+			stream.move(a, to)
+		}
 	}
+}
+
+// dropLinks forgets connections to servers that are no longer there. The caller holds
+// the lock.
+func (s *State) dropLinks() {
+	there := map[string]bool{}
+	for _, member := range s.members {
+		for _, server := range member.config.Servers {
+			there[server.ID] = true
+		}
+	}
+	if len(there) == 0 {
+		return
+	}
+	clients := slices.Collect(maps.Values(s.busy))
+	for _, idle := range s.idle {
+		clients = append(clients, idle.Values()...)
+	}
+	for _, c := range clients {
+		c.mu.Lock()
+		maps.DeleteFunc(c.links, func(id string, _ *link) bool { return !there[id] })
+		c.mu.Unlock()
+	}
+}
+
+// successor returns the Aggregate that takes the place of another: one with the same
+// servers or, if there never was more than one at a time, the one that is there. Two
+// gateways that happen to have the same name must not take each other's clients.
+func (s *State) successor(a *Aggregate) *Aggregate {
+	var others []*Aggregate
+	siblings := 0
+	for _, member := range s.members {
+		switch {
+		case member.config.Generation == a.config.Generation:
+			siblings++
+		case member.fingerprint == a.fingerprint:
+			return member
+		default:
+			others = append(others, member)
+		}
+	}
+	if a.alone && siblings == 0 && len(others) == 1 && others[0].alone {
+		return others[0]
+	}
+	return nil
 }
 
 // Destruct ends all calls that are held open, and waits for them.
@@ -62,9 +216,12 @@ func (s *State) Destruct() error {
 	s.mu.Lock()
 	for _, held := range s.held {
 		held.expires.Stop()
-		held.cancel()
+		s.running.Go(held.giveUp)
 	}
 	clear(s.held)
+	if s.sweeping != nil {
+		s.sweeping.Stop()
+	}
 	s.mu.Unlock()
 	s.running.Wait()
 	return nil

@@ -35,6 +35,8 @@ type ear struct {
 	server  string
 	stop    context.CancelFunc
 	restart context.CancelFunc
+	last    string // the id of the last event
+	heard   bool   // there is such a stream
 }
 
 const (
@@ -72,13 +74,21 @@ func (c *client) listening() []*stream {
 func (t *turn) newStream(wants *interests) *stream {
 	s := &stream{turn: t, wants: wants, ears: map[string]*ear{}}
 	s.ctx, s.end = context.WithCancel(t.r.Context())
-	s.a.Store(t.a)
 	t.client.mu.Lock()
 	t.client.streams[s] = true
 	t.client.mu.Unlock()
 	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	a := t.a
+	for a.left { // while the request was on its way
+		if a.next == nil {
+			s.end()
+			break
+		}
+		a = a.next
+	}
+	s.a.Store(a)
 	t.a.streams[s] = true
-	t.a.mu.Unlock()
 	return s
 }
 
@@ -108,11 +118,11 @@ func (t *turn) get() *jsonrpc.Failure {
 		kind, id, _ = strings.Cut(id, "/")
 		server, last, _ = strings.Cut(id, "/")
 	}
+	if kind == callStream {
+		return t.resumeCall(server, last)
+	}
 	s := t.newStream(nil)
 	defer s.close()
-	if kind == callStream {
-		return s.resumeCall(server, last)
-	}
 	s.await(s.join(func(name string) string {
 		if name == server {
 			return last
@@ -132,19 +142,19 @@ func notAcceptable() *jsonrpc.Failure {
 }
 
 // resumeCall goes on with the stream of a call, at the one server that has it.
-func (s *stream) resumeCall(server, last string) *jsonrpc.Failure {
-	t := s.turn
+func (t *turn) resumeCall(server, last string) *jsonrpc.Failure {
 	owner := t.a.servers[server]
 	if owner == nil {
 		return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this server")
 	}
 	t.result.Server = owner.Name
 	l := t.client.link(owner)
-	if failure := l.open(s.ctx, t.a, t.r); failure != nil {
+	if failure := l.open(t.r.Context(), t.a, t.r); failure != nil {
 		return failure
 	}
 	t.out.begin()
-	s.hearGET(s.ctx, t.a, l, &last, callStream, func() {})
+	s := &stream{turn: t} // by which nobody listens
+	s.hearGET(t.r.Context(), t.a, l, &ear{last: last}, callStream, func() {})
 	return nil
 }
 
@@ -167,7 +177,7 @@ func (s *stream) last() {
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var first sync.WaitGroup
-	for _, server := range s.turn.a.config.Servers {
+	for _, server := range s.a.Load().config.Servers {
 		first.Add(1)
 		s.listenTo(server, last(server.Name), sync.OnceFunc(first.Done))
 	}
@@ -209,7 +219,16 @@ func (s *stream) move(from, to *Aggregate) {
 		}
 	}
 	if changed {
-		s.announce(tools, prompts, resources)
+		s.later(func() { s.announce(tools, prompts, resources) })
+	}
+}
+
+// later does something of which nobody else waits for the end. Clients may be slow.
+func (s *stream) later(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.open.Go(f)
 	}
 }
 
@@ -232,7 +251,7 @@ func (s *stream) announce(changed ...kind) {
 		switch {
 		case s.wants == nil:
 			s.turn.out.event(&outgoing{data: m.Raw})
-		case s.wants.want(&m, nil, nil):
+		case s.wants.want(&m, ""):
 			s.turn.out.event(&outgoing{data: s.tagged(m.Raw)})
 		}
 	}
@@ -241,7 +260,7 @@ func (s *stream) announce(changed ...kind) {
 // listenTo listens to a server for as long as the stream lasts.
 func (s *stream) listenTo(server *Server, last string, begun func()) {
 	ctx, stop := context.WithCancel(s.ctx)
-	e := &ear{server: server.Name, stop: stop, restart: func() {}}
+	e := &ear{server: server.Name, stop: stop, restart: func() {}, last: last}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.ears[server.ID] != nil {
@@ -253,12 +272,12 @@ func (s *stream) listenTo(server *Server, last string, begun func()) {
 	s.open.Go(func() {
 		defer begun()
 		defer stop()
-		s.hear(ctx, e, server.ID, last, begun)
+		s.hear(ctx, e, server.ID, begun)
 	})
 }
 
 // hear listens to a server, again and again.
-func (s *stream) hear(ctx context.Context, e *ear, id, last string, begun func()) {
+func (s *stream) hear(ctx context.Context, e *ear, id string, begun func()) {
 	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
 		a := s.a.Load()
 		server := a.byID(id)
@@ -270,7 +289,7 @@ func (s *stream) hear(ctx context.Context, e *ear, id, last string, begun func()
 		e.restart = restart
 		s.mu.Unlock()
 		began := time.Now()
-		again := s.hearOnce(once, a, server, &last, begun)
+		again := s.hearOnce(once, a, server, e, begun)
 		restarted := once.Err() != nil
 		restart()
 		begun()
@@ -302,7 +321,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // hearOnce listens to a server until it hangs up. It reports whether there is a
 // point in trying again.
-func (s *stream) hearOnce(ctx context.Context, a *Aggregate, server *Server, last *string, begun func()) (again bool) {
+func (s *stream) hearOnce(ctx context.Context, a *Aggregate, server *Server, e *ear, begun func()) (again bool) {
 	t := s.turn
 	l := t.client.link(server)
 	late := l.hasFailed()
@@ -318,12 +337,12 @@ func (s *stream) hearOnce(ctx context.Context, a *Aggregate, server *Server, las
 		return s.hearListen(ctx, a, l, can, begun)
 	}
 	if s.wants != nil {
-		if s.wants.of(l, a, can).nothing() {
+		if s.wants.at(l.server, can).nothing() {
 			return false
 		}
 		defer s.subscribe(ctx, a, l)()
 	}
-	return s.hearGET(ctx, a, l, last, listenStream, begun)
+	return s.hearGET(ctx, a, l, e, listenStream, begun)
 }
 
 // hasFailed reports whether the server could not be met when it was tried.
@@ -346,18 +365,18 @@ func (l *link) kinds() (has []kind) {
 
 // hearGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
-func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, last *string, kind string, begun func()) (again bool) {
+func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, kind string, begun func()) (again bool) {
 	t := s.turn
 	r, session, _ := l.prepare(ctx, a, t.r)
 	setNoBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	if *last != "" {
-		r.Header.Set("Last-Event-Id", *last)
+	if ear.last != "" {
+		r.Header.Set("Last-Event-Id", ear.last)
 	}
 	h := &Hearing{}
 	heard := false
 	h.begun = func(status int) bool {
-		if heard = status == http.StatusOK; heard {
+		if heard = status == http.StatusOK; heard && kind == listenStream {
 			l.listened(1)
 		}
 		begun()
@@ -365,7 +384,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, last *strin
 	}
 	h.each = func(e *event) error {
 		if e.id != "" {
-			*last = e.id
+			ear.last = e.id
 		}
 		m, id := &e.message, streamID(kind, l.server, e.id)
 		switch {
@@ -376,8 +395,8 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, last *strin
 		case m.IsAnswer():
 			t.out.event(&outgoing{id: id, data: oneLine(l.rewritten(a, m.Raw))})
 		default:
-			l.noted(m)
-			if !s.deliver(a, l, m, id) && m.IsRequest() {
+			l.noted(a, m)
+			if !s.pass(a, l, m, id) && m.IsRequest() {
 				l.refuse(a, t.r, ctx, &t.asides, m, "the client cannot be asked "+shortened(m.Text(jsonrpc.Method)))
 			}
 		}
@@ -385,14 +404,33 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, last *strin
 	}
 	failure := a.servers[l.server].Upstream.Send(h, r, new(jsonrpc.Message))
 	if heard {
-		l.listened(-1)
+		if ear.heard = true; kind == listenStream {
+			l.listened(-1)
+		}
 		return true
 	}
-	if h.status == http.StatusNotFound && session != "" {
-		l.lost(session)
+	if h.status == http.StatusNotFound && session != "" && ear.heard {
+		// Either the session is lost, which shows when it is used, or the stream.
+		_, _ = l.request(ctx, a, t.r, "ping", nil)
 		return true
 	}
-	return failure != nil || h.status >= 500 // others have no such stream
+	switch h.status {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
+		return failure != nil // there is no such stream
+	}
+	return true // there may be later: when another one has ended (409), or the server is back
+}
+
+// pass gives the client what was heard by this stream. Servers let each session
+// listen but once; where several of a client do, what one hears is for all.
+func (s *stream) pass(a *Aggregate, l *link, m *jsonrpc.Message, id string) (delivered bool) {
+	if s.wants == nil {
+		return s.deliver(a, l, m, id)
+	}
+	for _, other := range s.turn.client.listening() {
+		delivered = other.deliver(a, l, m, "") || delivered
+	}
+	return delivered
 }
 
 // listened counts the streams by which we would hear of changes.
@@ -414,7 +452,7 @@ func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) b
 		}
 		return t.out.event(&outgoing{id: id, data: oneLine(l.translated(a, m))})
 	}
-	if !s.wants.want(m, l, a) {
+	if !s.wants.want(m, l.server) {
 		return false
 	}
 	return t.out.event(&outgoing{data: oneLine(s.tagged(l.translated(a, m)))})

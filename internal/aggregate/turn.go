@@ -35,6 +35,12 @@ type Visitor struct {
 func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Message, who Visitor) Result {
 	t := &turn{a: a, r: r, m: m, who: who, version: r.Header.Get(mcp.VersionHeader)}
 	t.out = outlet{w: w, accepts: accepts(r.Header, "text/event-stream")}
+	defer func() {
+		if t.client != nil {
+			a.release(t.client)
+		}
+	}()
+	defer t.out.close()
 	defer t.asides.Wait()
 	t.result.Failure = t.serve()
 	return t.result

@@ -174,6 +174,10 @@ func (m *Message) ErrorNumber() int {
 	return code
 }
 
+// IsUnsupportedVersion reports whether an answer says that the request is of a revision
+// which is not spoken there.
+func (m *Message) IsUnsupportedVersion() bool { return m.ErrorNumber() == codeVersion }
+
 // Status returns the status that an answer has over HTTP in the stateless era.
 func (m *Message) Status() int {
 	switch m.ErrorNumber() {

@@ -159,6 +159,7 @@ type Handler struct {
 
 	joined             *aggregate.Aggregate
 	stateKey           string             // of joined, in states
+	generation         any                // the configuration that this is part of
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
 	exiting            context.Context    // done when Caddy exits
@@ -177,6 +178,11 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler and its servers.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	app, err := ctx.App("events")
+	if err != nil {
+		return fmt.Errorf("getting events app: %w", err)
+	}
+	h.generation = app // each configuration has one
 	h.exiting, h.exit = context.WithCancel(context.Background())
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
@@ -212,10 +218,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	if err := telemetry.Register(ctx, requests, durations); err != nil {
 		return err
-	}
-	app, err := ctx.App("events")
-	if err != nil {
-		return fmt.Errorf("getting events app: %w", err)
 	}
 	return app.(*caddyevents.App).On("stopping", h)
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -61,6 +62,7 @@ func (h *Handler) join() error {
 		JoinTimeout: time.Duration(h.JoinTimeout),
 		MaxClients:  h.MaxSessions,
 		Discovery:   h.Discovery,
+		Generation:  h.generation,
 		Exiting:     h.exiting,
 		Logger:      h.logger,
 	}
@@ -191,6 +193,11 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 		defer context.AfterFunc(x.handler.exiting, cancel)()
 		r = r.WithContext(ctx)
 	}
+	outer := &outerRequest{repl: x.repl}
+	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		outer.vars = maps.Clone(vars)
+	}
+	r = r.WithContext(context.WithValue(r.Context(), outerKey{}, outer))
 	who := aggregate.Visitor{Identity: x.client()}
 	who.Address, _ = caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	result := x.handler.joined.Serve(x.w, r, &x.message, who)
@@ -220,19 +227,53 @@ type upstream struct {
 
 // Request implements [aggregate.Upstream].
 func (u upstream) Request(ctx context.Context, of *http.Request) *http.Request {
-	r := u.Pass(ctx, of)
+	r := of.WithContext(ctx)
+	r.Header = of.Header.Clone()
+	r.URL = new(url.URL)
+	*r.URL = *of.URL
 	repl := caddy.NewReplacer()
-	if outer, ok := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Map(func(key string) (any, bool) { return outer.Get(key) })
+	outer, _ := ctx.Value(outerKey{}).(*outerRequest)
+	if outer == nil { // which is not so where serveJoined has begun
+		outer = new(outerRequest)
 	}
 	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	vars, _ := ctx.Value(caddyhttp.VarsCtxKey).(map[string]any)
-	vars = maps.Clone(vars)
 	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
-	if own, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		maps.Copy(own, vars)
+	repl.Map(outer.placeholder)
+	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		maps.Copy(vars, outer.vars)
 	}
 	return r
+}
+
+// Pass implements [aggregate.Upstream].
+func (u upstream) Pass(ctx context.Context, r *http.Request) *http.Request {
+	passed := u.Request(ctx, r)
+	// It is this request that the access log tells of.
+	return passed.WithContext(context.WithValue(passed.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
+}
+
+// An outerRequest is what requests to servers inherit from the one of the client that
+// they are made for. There are many of them at the same time, and some outlive it, so
+// they have placeholders and variables of their own.
+type outerRequest struct {
+	vars map[string]any
+
+	mu   sync.Mutex
+	repl *caddy.Replacer
+}
+
+// outerKey is where an outerRequest is found in a context.
+type outerKey struct{}
+
+// placeholder returns what handlers in front of the gateway have set. What tells of the
+// request itself, each has for its own.
+func (o *outerRequest) placeholder(key string) (any, bool) {
+	if o.repl == nil || strings.HasPrefix(key, "http.request.") || strings.HasPrefix(key, "http.response.") || strings.HasPrefix(key, "http.vars.") {
+		return nil, false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.repl.Get(key)
 }
 
 // noResponse is the response that placeholders tell of as long as there is none.
@@ -241,15 +282,6 @@ type noResponse struct{}
 func (noResponse) Header() http.Header         { return http.Header{} }
 func (noResponse) Write(p []byte) (int, error) { return len(p), nil }
 func (noResponse) WriteHeader(int)             {}
-
-// Pass implements [aggregate.Upstream].
-func (upstream) Pass(ctx context.Context, r *http.Request) *http.Request {
-	passed := r.WithContext(ctx)
-	passed.Header = r.Header.Clone()
-	passed.URL = new(url.URL)
-	*passed.URL = *r.URL
-	return passed
-}
 
 // Send implements [aggregate.Upstream].
 func (u upstream) Send(h *aggregate.Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
