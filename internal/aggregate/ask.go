@@ -26,10 +26,11 @@ const (
 
 // ask passes the request on to a server of the modern era.
 func (t *turn) ask(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
-	body, failure := t.modernized(body)
+	first, failure := t.modernized(body)
 	if failure != nil {
 		return t.failed(ctx, failure)
 	}
+	body = first
 	params := t.paramHeaders(ctx, l)
 	for range maxRounds {
 		rl := &relay{turn: t, link: l, ctx: ctx, params: params}
@@ -49,7 +50,7 @@ func (t *turn) ask(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
 		if failure != nil {
 			return t.failed(ctx, failure)
 		}
-		if body, failure = withInput(body, responses, rl.input.RequestState); failure != nil {
+		if body, failure = withInput(first, responses, rl.input.RequestState); failure != nil {
 			return t.failed(ctx, failure)
 		}
 	}

@@ -185,6 +185,9 @@ func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure
 		}
 		l.greet(ctx, t.a, t.r)
 		rl := &relay{turn: t, link: l, ctx: ctx, again: again}
+		if t.found && t.era == mcp.Modern {
+			rl.params = t.paramHeaders(ctx, l)
+		}
 		failure := rl.run(body)
 		switch {
 		case rl.h.torn():
@@ -235,7 +238,7 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	l.dress(r, era, version, session)
 	if era == mcp.Modern {
 		mcp.SetModern(r.Header, &m, version)
-		if t.era == mcp.Legacy {
+		if t.era == mcp.Legacy || t.found {
 			rl.params.Set(r.Header, &m)
 		}
 	}

@@ -102,7 +102,7 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 		if !ok || t.Server != s.brief() {
 			continue
 		}
-		l := newLink(c, s.Name)
+		l := newLink(c, s)
 		l.ready, l.greeted = true, true
 		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
 		c.links[s.ID] = l
@@ -125,7 +125,7 @@ func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *c
 	if identity == "" {
 		identity = "@" + who.Address
 	}
-	_, _ = sum.Write([]byte(a.fingerprint + "\x00" + identity + "\x00"))
+	_, _ = sum.Write([]byte(identity + "\x00"))
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
 		if tellsNothing(name) {
 			continue
@@ -167,7 +167,7 @@ func (c *client) link(server *Server) *link {
 	defer c.mu.Unlock()
 	l := c.links[server.ID]
 	if l == nil {
-		l = newLink(c, server.Name)
+		l = newLink(c, server)
 		c.links[server.ID] = l
 	}
 	return l

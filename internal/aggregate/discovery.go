@@ -108,7 +108,7 @@ func (t *turn) callFound() *jsonrpc.Failure {
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
 	}
-	t.result.Name = name
+	t.result.Name, t.found = name, true
 	return t.pass(s, []jsonspan.Edit{
 		t.m.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
 		t.m.Replace(jsonrpc.Arguments, p.Arguments),

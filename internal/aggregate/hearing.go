@@ -17,6 +17,9 @@ import (
 // A Hearing takes what a server says in answer to a request, and gives it out
 // message by message. It is what the handlers of the server write to.
 type Hearing struct {
+	// Resumed says that what is heard is the rest of the stream of a call.
+	Resumed bool
+
 	// each is given the messages. Their bytes are good until it returns.
 	each func(*event) error
 
@@ -276,7 +279,7 @@ func (h *Hearing) answers(m *jsonrpc.Message, id []byte) bool {
 		return false
 	}
 	if jsonrpc.SameID(m.Literal(jsonrpc.ID), id) {
-		h.owned = !m.IsUnsupportedVersion()
+		h.owned = !m.IsUnsupportedVersion() && !(h.status == http.StatusNotFound && m.IsUnknownSession())
 		return true
 	}
 	return m.Has(jsonrpc.Error) && (!m.Has(jsonrpc.ID) || m.Kind(jsonrpc.ID) == jsonspan.Null)

@@ -57,7 +57,7 @@ func (t *turn) resume(ctx context.Context, l *link, body []byte) *jsonrpc.Failur
 		return invalid("requestState: it is not known, or not any more")
 	default:
 		body = antiquated(body)
-		if failure := t.checkParams(ctx, l, body); failure != nil {
+		if failure := t.checkParams(ctx, l, body); failure != nil && !t.found {
 			return failure
 		}
 		held = t.hold(l, body)
@@ -331,7 +331,7 @@ func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *json
 func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.held) >= maxHeldCalls || held.client.held >= maxHeldOfOne {
+	if a.ended || len(a.held) >= maxHeldCalls || held.client.held >= maxHeldOfOne {
 		return "", false
 	}
 	held.client.held++

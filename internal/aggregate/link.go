@@ -18,7 +18,8 @@ import (
 // A link is a client's connection to one of the servers.
 type link struct {
 	client *client
-	server string
+	server string // its name
+	id     string // its ID
 
 	opening chan struct{} // holds one token: who has it shakes hands
 
@@ -41,8 +42,8 @@ type link struct {
 	hearing int // streams by which the server can say that its lists have changed
 }
 
-func newLink(c *client, server string) *link {
-	return &link{client: c, server: server, opening: make(chan struct{}, 1)}
+func newLink(c *client, s *Server) *link {
+	return &link{client: c, server: s.Name, id: s.ID, opening: make(chan struct{}, 1)}
 }
 
 // about is what a server says of itself.
@@ -290,7 +291,7 @@ func (l *link) ask(a *Aggregate, r *http.Request, body []byte) (result []byte, h
 	setBody(r, body)
 	h = &Hearing{}
 	var refusal *jsonrpc.Failure
-	var asides sync.WaitGroup
+	var asides asides
 	defer asides.Wait()
 	h.each = func(e *event) error {
 		m := &e.message
@@ -372,9 +373,14 @@ func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []
 		return failure
 	}
 	setBody(r, body)
-	var asides sync.WaitGroup
-	defer asides.Wait()
-	h := &Hearing{each: func(e *event) error { l.stray(a, r, &asides, e); return nil }}
+	h := &Hearing{each: func(e *event) error {
+		// What a server says to something that it need not answer is not answered
+		// either: two who do so could go on for ever.
+		if e.message.IsNotification() {
+			l.stray(a, r, nil, e)
+		}
+		return nil
+	}}
 	failure := a.servers[l.server].Upstream.Send(h, r, &m)
 	switch {
 	case failure != nil:

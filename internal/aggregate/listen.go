@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"sync"
 
 	"go.uber.org/zap"
 
@@ -156,17 +157,17 @@ func uriParams(uri string) []byte {
 }
 
 // hearListen listens to a server of the modern era.
-func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abilities, begun func()) (again bool) {
+func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abilities, uri string, begun func()) (again bool) {
 	t := s.turn
 	all := s.wants
-	if all == nil {
-		all = &interests{Tools: true, Prompts: true, Resources: true, of: map[string][]string{l.server: t.client.subscribed(l)}}
+	switch {
+	case uri != "":
+		all = &interests{of: map[string][]string{l.server: {uri}}}
+	case all == nil:
+		all = &interests{Tools: true, Prompts: true, Resources: true}
 	}
 	mine := all.at(l.server, can)
 	if mine.nothing() {
-		if begun(); s.wants == nil {
-			<-ctx.Done() // it may subscribe to something
-		}
 		return false
 	}
 	params := withMeta(slices.Concat([]byte(`{"notifications":`), encoded(mine), []byte("}")), t.client.meta(""))
@@ -225,19 +226,25 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	}
 	t.result.Server = s.Name
 	for _, listening := range t.client.listening() {
-		listening.restart(s.Name)
+		if !on {
+			listening.stop(earKey{s.ID, uri})
+			continue
+		}
+		// The answer tells the client that it will hear of changes from now on.
+		begun := make(chan struct{})
+		listening.listenTo(earKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
+		listening.await(begun)
 	}
 	return t.answer([]byte("{}"))
 }
 
-// restart listens to a server anew, because what is listened to has changed.
-func (s *stream) restart(server string) {
+// stop listens no longer to something.
+func (s *stream) stop(key earKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, e := range s.ears {
-		if e.server == server {
-			e.restart()
-		}
+	if e := s.ears[key]; e != nil {
+		e.stop()
+		delete(s.ears, key)
 	}
 }
 

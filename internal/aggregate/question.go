@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -73,12 +74,34 @@ func (c *client) unasked(h *Hearing) {
 
 // refuse answers a question of the server in place of the client. It does not wait
 // for that: the server may have more to say before it listens.
-func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, asides *sync.WaitGroup, m *jsonrpc.Message, why string) {
+func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, asides *asides, m *jsonrpc.Message, why string) {
 	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
 	asides.Go(func() {
 		if failure := l.tell(ctx, a, of, refusal); failure != nil {
 			a.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
 		}
+	})
+}
+
+// asides are what is said to servers beside the answer to a request.
+type asides struct {
+	sync.WaitGroup
+	open atomic.Int32
+}
+
+// maxAsides is how many there may be at the same time. A server that asks more at once
+// of a client that cannot answer gets no more than that.
+const maxAsides = 64
+
+// Go says something, unless there is too much of it.
+func (a *asides) Go(say func()) {
+	if a.open.Add(1) > maxAsides {
+		a.open.Add(-1)
+		return
+	}
+	a.WaitGroup.Go(func() {
+		defer a.open.Add(-1)
+		say()
 	})
 }
 
@@ -94,14 +117,14 @@ func (l *link) noted(a *Aggregate, m *jsonrpc.Message) {
 
 // stray takes a message that came with the answer to a request of our own. The
 // client gets it if it listens.
-func (l *link) stray(a *Aggregate, of *http.Request, asides *sync.WaitGroup, e *event) {
+func (l *link) stray(a *Aggregate, of *http.Request, asides *asides, e *event) {
 	m := &e.message
 	if len(e.data) == 0 || m.IsAnswer() {
 		return
 	}
 	l.noted(a, m)
 	for _, s := range l.client.listening() {
-		if s.deliver(a, l, m, "") {
+		if s.a.Load().byID(l.id) != nil && s.deliver(a, l, m, "") {
 			return
 		}
 	}

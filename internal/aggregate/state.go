@@ -29,6 +29,7 @@ type State struct {
 	held     map[string]*heldCall
 	streams  map[*stream]bool
 	members  []*Aggregate
+	ended    bool
 }
 
 // idleTime is how long a client of the modern era is remembered. It never says that it
@@ -77,10 +78,7 @@ func (s *State) release(c *client) {
 	if c.using--; c.using > 0 || c.key == "" {
 		return
 	}
-	delete(s.busy, c.key)
-	if c.ended.Load() {
-		return
-	}
+	delete(s.busy, c.key) // and if it has ended, that is remembered
 	c.idleSince = time.Now()
 	s.idle[c.era].Add(c.key, c)
 	for s.idle[c.era].Len() > s.max {
@@ -219,6 +217,7 @@ func (s *State) Destruct() error {
 		s.running.Go(held.giveUp)
 	}
 	clear(s.held)
+	s.ended = true
 	if s.sweeping != nil {
 		s.sweeping.Stop()
 	}

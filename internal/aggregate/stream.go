@@ -26,17 +26,24 @@ type stream struct {
 
 	mu     sync.Mutex
 	closed bool
-	ears   map[string]*ear // by the id of the server
-	open   sync.WaitGroup  // ears
+	ears   map[earKey]*ear
+	open   sync.WaitGroup // ears
 }
 
 // An ear is what listens to a server.
 type ear struct {
-	server  string
-	stop    context.CancelFunc
-	restart context.CancelFunc
-	last    string // the id of the last event
-	heard   bool   // there is such a stream
+	key   earKey
+	stop  context.CancelFunc
+	last  string // the id of the last event
+	heard bool   // there is such a stream
+}
+
+// An earKey says what an ear listens to: all that a server says or, of a server of the
+// modern era, changes of one resource. Each subscription has an ear of its own, so that
+// nothing is missed when there is another.
+type earKey struct {
+	id  string // of the server
+	uri string
 }
 
 const (
@@ -72,7 +79,7 @@ func (c *client) listening() []*stream {
 }
 
 func (t *turn) newStream(wants *interests) *stream {
-	s := &stream{turn: t, wants: wants, ears: map[string]*ear{}}
+	s := &stream{turn: t, wants: wants, ears: map[earKey]*ear{}}
 	s.ctx, s.end = context.WithCancel(t.r.Context())
 	t.client.mu.Lock()
 	t.client.streams[s] = true
@@ -179,7 +186,7 @@ func (s *stream) join(last func(server string) string) <-chan struct{} {
 	var first sync.WaitGroup
 	for _, server := range s.a.Load().config.Servers {
 		first.Add(1)
-		s.listenTo(server, last(server.Name), sync.OnceFunc(first.Done))
+		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
 	}
 	s.open.Go(func() {
 		first.Wait()
@@ -205,17 +212,17 @@ func (s *stream) move(from, to *Aggregate) {
 	s.a.Store(to)
 	changed := len(from.config.Servers) != len(to.config.Servers)
 	s.mu.Lock()
-	for id, e := range s.ears {
-		if to.byID(id) == nil {
+	for key, e := range s.ears {
+		if to.byID(key.id) == nil {
 			e.stop()
-			delete(s.ears, id)
+			delete(s.ears, key)
 		}
 	}
 	s.mu.Unlock()
 	for _, server := range to.config.Servers {
 		if from.byID(server.ID) == nil {
 			changed = true
-			s.listenTo(server, "", func() {})
+			s.listenTo(earKey{id: server.ID}, "", func() {})
 		}
 	}
 	if changed {
@@ -257,49 +264,40 @@ func (s *stream) announce(changed ...kind) {
 	}
 }
 
-// listenTo listens to a server for as long as the stream lasts.
-func (s *stream) listenTo(server *Server, last string, begun func()) {
+// listenTo listens to something for as long as the stream lasts.
+func (s *stream) listenTo(key earKey, last string, begun func()) {
 	ctx, stop := context.WithCancel(s.ctx)
-	e := &ear{server: server.Name, stop: stop, restart: func() {}, last: last}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.ears[server.ID] != nil {
+	if s.closed || s.ears[key] != nil {
 		begun()
 		stop()
 		return
 	}
-	s.ears[server.ID] = e
+	e := &ear{key: key, stop: stop, last: last}
+	s.ears[key] = e
 	s.open.Go(func() {
 		defer begun()
 		defer stop()
-		s.hear(ctx, e, server.ID, begun)
+		s.hear(ctx, e, begun)
 	})
 }
 
 // hear listens to a server, again and again.
-func (s *stream) hear(ctx context.Context, e *ear, id string, begun func()) {
+func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
 		a := s.a.Load()
-		server := a.byID(id)
+		server := a.byID(e.key.id)
 		if server == nil {
 			return
 		}
-		once, restart := context.WithCancel(ctx)
-		s.mu.Lock()
-		e.restart = restart
-		s.mu.Unlock()
 		began := time.Now()
-		again := s.hearOnce(once, a, server, e, begun)
-		restarted := once.Err() != nil
-		restart()
+		again := s.hearOnce(ctx, a, server, e, begun)
 		begun()
-		switch {
-		case restarted:
-			pause = rejoinPause / 2
-			continue
-		case !again:
+		if !again {
 			return
-		case time.Since(began) > maxRejoinPause:
+		}
+		if time.Since(began) > maxRejoinPause {
 			pause = rejoinPause
 		}
 		if !sleep(ctx, pause) {
@@ -334,7 +332,15 @@ func (s *stream) hearOnce(ctx context.Context, a *Aggregate, server *Server, e *
 	l.greet(ctx, a, t.r)
 	era, can := l.state()
 	if era == mcp.Modern {
-		return s.hearListen(ctx, a, l, can, begun)
+		if s.wants == nil && e.key.uri == "" {
+			for _, uri := range l.client.subscribed(l) {
+				s.listenTo(earKey{server.ID, uri}, "", func() {})
+			}
+		}
+		return s.hearListen(ctx, a, l, can, e.key.uri, begun)
+	}
+	if e.key.uri != "" {
+		return false // which has been told itself
 	}
 	if s.wants != nil {
 		if s.wants.at(l.server, can).nothing() {
@@ -373,7 +379,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	if ear.last != "" {
 		r.Header.Set("Last-Event-Id", ear.last)
 	}
-	h := &Hearing{}
+	h := &Hearing{Resumed: kind == callStream}
 	heard := false
 	h.begun = func(status int) bool {
 		if heard = status == http.StatusOK; heard && kind == listenStream {
@@ -409,10 +415,12 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 		}
 		return true
 	}
-	if h.status == http.StatusNotFound && session != "" && ear.heard {
-		// Either the session is lost, which shows when it is used, or the stream.
+	if h.status == http.StatusNotFound && session != "" {
+		// Either the session is lost, which shows when it is used, or the stream, or
+		// there never was one.
 		_, _ = l.request(ctx, a, t.r, "ping", nil)
-		return true
+		ticket, _ := l.ticket()
+		return ear.heard || ticket.Session != session
 	}
 	switch h.status {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
@@ -428,7 +436,9 @@ func (s *stream) pass(a *Aggregate, l *link, m *jsonrpc.Message, id string) (del
 		return s.deliver(a, l, m, id)
 	}
 	for _, other := range s.turn.client.listening() {
-		delivered = other.deliver(a, l, m, "") || delivered
+		if other.a.Load().byID(l.id) != nil {
+			delivered = other.deliver(a, l, m, "") || delivered
+		}
 	}
 	return delivered
 }

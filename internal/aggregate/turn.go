@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"strings"
-	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -19,8 +18,9 @@ type turn struct {
 	version string // of the protocol, as the header has it
 	client  *client
 	who     Visitor
+	found   bool // what is called is not what was posted, but named in it
 	out     outlet
-	asides  sync.WaitGroup // what is said to servers besides
+	asides  asides
 	result  Result
 }
 

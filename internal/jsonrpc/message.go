@@ -178,6 +178,16 @@ func (m *Message) ErrorNumber() int {
 // which is not spoken there.
 func (m *Message) IsUnsupportedVersion() bool { return m.ErrorNumber() == codeVersion }
 
+// IsUnknownSession reports whether an answer says what servers say of sessions that they
+// do not know.
+func (m *Message) IsUnknownSession() bool {
+	switch m.ErrorNumber() {
+	case -32000, codeUnknownServer, CodeInvalidRequest:
+		return true
+	}
+	return false
+}
+
 // Status returns the status that an answer has over HTTP in the stateless era.
 func (m *Message) Status() int {
 	switch m.ErrorNumber() {

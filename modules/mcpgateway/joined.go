@@ -339,7 +339,7 @@ func (x *exchange) masked() bool {
 	case "tools/call", "resources/read", "prompts/get":
 		return x.server.masked
 	}
-	return false
+	return x.server.masked && x.inner.Resumed
 }
 
 // Interface guards
