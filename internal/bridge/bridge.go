@@ -64,6 +64,7 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		out:    make(chan []byte),
 		active: make(chan struct{}, maxActive),
 		calls:  map[string]*call{},
+		asked:  map[string]*call{},
 	}
 	lines := make(chan line)
 	go readLines(in, lines, ctx.Done())
@@ -108,6 +109,8 @@ type run struct {
 	calls  map[string]*call // by id
 	count  int              // of calls, including those whose id was used again
 	held   int              // their bytes
+	asked  map[string]*call // questions of the server, by their ids: the calls that wait for answers
+	ended  bool             // the client has said all, and will answer nothing
 	params mcp.ParamHeaders
 }
 
@@ -174,6 +177,7 @@ func (r *run) take(text []byte) {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
 		r.cancel(m)
 	case m.Has(jsonrpc.Method), m.Has(jsonrpc.Result), m.Has(jsonrpc.Error):
+		r.answered(m)
 		r.deliver(m)
 	default:
 		r.say(jsonrpc.InvalidRequest("the message is neither a request nor an answer").Append(nil, m.Literal(jsonrpc.ID)))

@@ -463,3 +463,21 @@ func TestRunEnds(t *testing.T) {
 		}
 	})
 }
+
+// After the input has ended nobody can answer a question of the server, so nobody waits
+// for the call: neither for one that has asked before, nor for one that asks then.
+func TestQuestionsAtTheEnd(t *testing.T) {
+	s := newServer(t)
+	s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
+		events(w, data(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{}}`))
+		<-a.Context().Done() // it waits for the answer
+	})
+	in := strings.NewReader(request("0", "initialize") + "\n" + notification("notifications/initialized", "{}") + "\n" + request("1", "tools/call") + "\n")
+	var out bytes.Buffer
+	if err := (&Bridge{Transport: &http.Transport{DisableKeepAlives: true}, URL: s.URL}).Run(t.Context(), in, &out); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), `"id":1,"error"`) && !strings.Contains(out.String(), `"id":1}`) {
+		t.Errorf("the call has no answer: %s", out.String())
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"sync"
@@ -121,6 +122,7 @@ func (r *run) remove(c *call) {
 	if r.calls[c.key] == c {
 		delete(r.calls, c.key)
 	}
+	maps.DeleteFunc(r.asked, func(_ string, asks *call) bool { return asks == c })
 }
 
 // cancel passes on that a request is canceled. In the modern era that is done by
@@ -151,6 +153,10 @@ func (r *run) cancel(m *jsonrpc.Message) {
 func (r *run) dismiss() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.ended = true
+	for _, c := range r.asked {
+		c.hangUp()
+	}
 	for _, c := range r.calls {
 		if c.canceled.Load() || c.message.Is(jsonrpc.Method, mcp.MethodListen) {
 			c.canceled.Store(true)
@@ -307,9 +313,35 @@ func (c *call) follow(body io.Reader, at *position) (answered bool, failure *jso
 				defer time.AfterFunc(lingerTime, c.hangUp).Stop()
 			}
 		default:
+			if m.IsRequest() {
+				c.run.asks(c, m)
+			}
 			c.run.say(m.Raw)
 		}
 	}
+}
+
+// asks notes that the server waits for an answer of the client before it goes on with a
+// call. If there will be none, nobody waits for the call.
+func (r *run) asks(c *call, m *jsonrpc.Message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.ended:
+		c.hangUp()
+	case len(r.asked) < maxCalls:
+		r.asked[string(m.Literal(jsonrpc.ID))] = c
+	}
+}
+
+// answered notes that the client has answered a question of the server.
+func (r *run) answered(m *jsonrpc.Message) {
+	if m.Has(jsonrpc.Method) {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.asked, func(id string, _ *call) bool { return jsonrpc.SameID([]byte(id), m.Literal(jsonrpc.ID)) })
 }
 
 // message returns the message that an event carries, or nil.
