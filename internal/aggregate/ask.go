@@ -24,37 +24,41 @@ const (
 	questionTime = 10 * time.Minute
 )
 
-// ask passes the request on to a server of the modern era.
-func (t *turn) ask(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+// ask passes the request on to a server of the modern era. It reports whether the
+// server is not what it was, and the request can be made again.
+func (t *turn) ask(ctx context.Context, l *link, body []byte, again bool) (lost bool, _ *jsonrpc.Failure) {
 	first, failure := t.modernized(body)
 	if failure != nil {
-		return t.failed(ctx, failure)
+		return false, t.failed(ctx, failure)
 	}
 	body = first
 	params := t.paramHeaders(ctx, l)
-	for range maxRounds {
-		rl := &relay{turn: t, link: l, ctx: ctx, params: params}
+	for round := range maxRounds {
+		rl := &relay{turn: t, link: l, ctx: ctx, params: params, again: again && round == 0}
 		failure := rl.run(body)
 		switch {
 		case rl.h.torn():
 			t.result.Torn = true
-			return nil
+			return false, nil
 		case rl.answered:
-			return nil
+			return false, nil
+		case rl.forgotten():
+			l.lost(rl.session)
+			return true, nil
 		case failure != nil:
-			return t.failed(ctx, failure)
+			return false, t.failed(ctx, failure)
 		case rl.input == nil:
-			return t.failed(ctx, rl.h.failure(l.server))
+			return false, t.failed(ctx, rl.h.failure(l.server))
 		}
 		responses, failure := t.input(ctx, l, rl.input)
 		if failure != nil {
-			return t.failed(ctx, failure)
+			return false, t.failed(ctx, failure)
 		}
 		if body, failure = withInput(first, responses, rl.input.RequestState); failure != nil {
-			return t.failed(ctx, failure)
+			return false, t.failed(ctx, failure)
 		}
 	}
-	return t.failed(ctx, jsonrpc.InvalidResponse(l.server))
+	return false, t.failed(ctx, jsonrpc.InvalidResponse(l.server))
 }
 
 // modernized returns a request of the legacy era as one of the modern era.
@@ -144,10 +148,10 @@ func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 
 // tagged returns a question of ours with the name of the server it is for.
 func (l *link) tagged(a *Aggregate, m *jsonrpc.Message) []byte {
-	if a.transparent() || m.Has(jsonrpc.Proxy) || m.Has(jsonrpc.Params) && m.Kind(jsonrpc.Params) != jsonspan.BeginObject {
+	if a.transparent() {
 		return m.Raw
 	}
-	return spliced(m.Raw, insert(m, slices.Concat([]byte(`"proxy":{"server":`), jsonrpc.Quote(l.server), []byte("}"))))
+	return spliced(m.Raw, l.named(m)...)
 }
 
 // expect returns an id for a question of ours, and where its answer will come.

@@ -145,17 +145,20 @@ func (t *turn) pass(s *Server, edits []jsonspan.Edit) *jsonrpc.Failure {
 	defer cancel()
 	l := t.client.link(s)
 	defer t.client.begin(t.m.Literal(jsonrpc.ID), &inFlight{l, cancel})()
-	if failure := l.open(ctx, t.a, t.r); failure != nil {
-		return t.failed(ctx, failure)
-	}
 	body := t.forwardable(edits...)
-	switch era, _ := l.state(); {
-	case era == t.era:
-		return t.relay(ctx, l, body)
-	case era == mcp.Modern:
-		return t.ask(ctx, l, body)
-	default:
-		return t.resume(ctx, l, body)
+	for again := true; ; again = false {
+		if failure := l.open(ctx, t.a, t.r); failure != nil {
+			return t.failed(ctx, failure)
+		}
+		switch era, _ := l.state(); {
+		case era == t.era:
+			return t.relay(ctx, l, body)
+		case era == mcp.Legacy:
+			return t.resume(ctx, l, body)
+		}
+		if lost, failure := t.ask(ctx, l, body, again); !lost {
+			return failure
+		}
 	}
 }
 

@@ -33,7 +33,6 @@ type heldCall struct {
 	of     *http.Request // on behalf of which it is made
 
 	id       []byte        // that the server knows it by: many clients call each of theirs 1
-	token    []byte        // by which the client knows of its progress
 	messages chan []byte   // of the server
 	done     chan struct{} // closed when there are no more
 	failure  *jsonrpc.Failure
@@ -126,7 +125,6 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		link:      l,
 		cancel:    cancel,
 		id:        l.nextID(),
-		token:     t.m.Literal(jsonrpc.ProgressToken),
 		messages:  make(chan []byte),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
@@ -268,9 +266,9 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 	}
 	l.noted(t.a, &m)
 	switch {
-	case m.Is(jsonrpc.Method, "notifications/progress") && held.token != nil:
-		raw = spliced(raw, m.Replace(jsonrpc.Progress, held.token))
-		if !m.Has(jsonrpc.Progress) || m.Read(raw) != nil {
+	case m.Is(jsonrpc.Method, "notifications/progress"):
+		token := t.m.Literal(jsonrpc.ProgressToken) // of the request that waits now
+		if token == nil || !m.Has(jsonrpc.Progress) || m.Read(spliced(raw, m.Replace(jsonrpc.Progress, token))) != nil {
 			return false, nil
 		}
 		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})

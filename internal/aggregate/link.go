@@ -39,7 +39,7 @@ type link struct {
 	subscriptions []string // to resources, sorted
 
 	lists   [kindCount]cached
-	hearing int // streams by which the server can say that its lists have changed
+	hearing [kindCount]int // streams by which the server can say that its lists have changed
 }
 
 func newLink(c *client, s *Server) *link {
@@ -160,7 +160,7 @@ func (l *link) lost(session string) {
 	defer l.mu.Unlock()
 	if l.ready && l.session == session {
 		l.ready, l.greeted, l.session = false, false, ""
-		l.forget()
+		l.forget(everyKind...)
 	}
 }
 

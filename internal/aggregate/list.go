@@ -67,7 +67,7 @@ func (l *link) remembered(k kind) (*listing, freshness, bool) {
 	if !l.ready || c.list == nil || k == tasks {
 		return nil, freshness{}, false
 	}
-	told := l.hearing > 0 // we would have heard of a change, or of the end of the server
+	told := l.hearing[k] > 0 // we would have heard of a change, or of the end of the server
 	if l.era == mcp.Modern {
 		told = told && l.can&kinds[k].changes != 0
 	}
@@ -86,9 +86,9 @@ func (l *link) changed(notice string) {
 	}
 }
 
-// forget forgets all lists. The caller holds the lock.
-func (l *link) forget() {
-	for k := range l.lists {
+// forget forgets lists. The caller holds the lock.
+func (l *link) forget(lists ...kind) {
+	for _, k := range lists {
 		l.lists[k] = cached{changes: l.lists[k].changes + 1}
 	}
 }

@@ -77,6 +77,20 @@ func (i interests) nothing() bool {
 	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
 }
 
+// kinds returns of which lists one hears.
+func (i *interests) kinds() (heard []kind) {
+	if i.Tools {
+		heard = append(heard, tools)
+	}
+	if i.Prompts {
+		heard = append(heard, prompts)
+	}
+	if i.Resources {
+		heard = append(heard, resources, templates)
+	}
+	return heard
+}
+
 // resolve finds out whose resources are meant.
 func (i *interests) resolve(a *Aggregate) {
 	i.of = map[string][]string{}
@@ -189,7 +203,7 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
 			if !heard {
 				heard = true
-				l.listened(1)
+				l.listened(mine.kinds(), 1)
 				begun()
 			}
 		default:
@@ -200,7 +214,7 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 	}}
 	_ = a.servers[l.server].Upstream.Send(h, r, &m)
 	if heard {
-		l.listened(-1)
+		l.listened(mine.kinds(), -1)
 	}
 	return !refused
 }

@@ -129,10 +129,20 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
 		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))
 	}
-	if !m.Has(jsonrpc.Proxy) && (!m.Has(jsonrpc.Params) || m.Kind(jsonrpc.Params) == jsonspan.BeginObject) {
-		edits = append(edits, insert(m, slices.Concat([]byte(`"proxy":{"server":`), jsonrpc.Quote(l.server), []byte("}"))))
+	return spliced(m.Raw, append(edits, l.named(m)...)...)
+}
+
+// named returns the edits that put the name of the server into the params of a message,
+// whatever name the server itself may have put there.
+func (l *link) named(m *jsonrpc.Message) []jsonspan.Edit {
+	server := slices.Concat([]byte(`{"server":`), jsonrpc.Quote(l.server), []byte("}"))
+	switch {
+	case m.Has(jsonrpc.Proxy):
+		return []jsonspan.Edit{m.Replace(jsonrpc.Proxy, server)}
+	case !m.Has(jsonrpc.Params) || m.Kind(jsonrpc.Params) == jsonspan.BeginObject:
+		return []jsonspan.Edit{insert(m, slices.Concat([]byte(`"proxy":`), server))}
 	}
-	return spliced(m.Raw, edits...)
+	return nil // they are a list
 }
 
 // shown returns an id that leads back to an id of the server.

@@ -383,7 +383,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	heard := false
 	h.begun = func(status int) bool {
 		if heard = status == http.StatusOK; heard && kind == listenStream {
-			l.listened(1)
+			l.listened(everyKind, 1)
 		}
 		begun()
 		return heard
@@ -411,7 +411,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	failure := a.servers[l.server].Upstream.Send(h, r, new(jsonrpc.Message))
 	if heard {
 		if ear.heard = true; kind == listenStream {
-			l.listened(-1)
+			l.listened(everyKind, -1)
 		}
 		return true
 	}
@@ -443,12 +443,17 @@ func (s *stream) pass(a *Aggregate, l *link, m *jsonrpc.Message, id string) (del
 	return delivered
 }
 
+// everyKind are all that can change.
+var everyKind = []kind{tools, prompts, resources, templates}
+
 // listened counts the streams by which we would hear of changes.
-func (l *link) listened(n int) {
+func (l *link) listened(to []kind, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.hearing += n; n > 0 {
-		l.forget() // they may have changed before
+	for _, k := range to {
+		if l.hearing[k] += n; n > 0 {
+			l.forget(k) // they may have changed before
+		}
 	}
 }
 

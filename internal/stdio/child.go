@@ -342,8 +342,11 @@ func (c *child) abandon(call *call) {
 // what it has asked.
 func (c *child) cancel(call *call, reason string) {
 	if c.forget(call) {
-		params := fmt.Appendf(nil, `{"requestId":%d,"reason":%s}`, call.id, jsonrpc.Quote(reason))
-		c.tell(jsonrpc.Notification("notifications/cancelled", params))
+		params := fmt.Appendf(nil, `{"requestId":%d`, call.id)
+		if reason != "" {
+			params = fmt.Appendf(params, `,"reason":%s`, jsonrpc.Quote(reason))
+		}
+		c.tell(jsonrpc.Notification("notifications/cancelled", append(params, '}')))
 	}
 	c.abandon(call)
 }

@@ -3,6 +3,7 @@ package stdio
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -195,7 +196,11 @@ func (x *exchange) cancel(c *child) {
 		return
 	}
 	if call := c.called(x.session, x.m.Literal(jsonrpc.RequestID)); call != nil {
-		c.cancel(call, "the client has cancelled it")
+		var params struct {
+			Reason string `json:"reason"`
+		}
+		_ = json.Unmarshal(x.m.Literal(jsonrpc.Params), &params) // a reason need not be given
+		c.cancel(call, params.Reason)
 	}
 }
 

@@ -30,7 +30,7 @@ func (c *child) ask(m *jsonrpc.Message) {
 	case call != nil && call.session != nil && call.session.can(method):
 		call.session.ask(c, call, m)
 	case call != nil:
-		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, "the client cannot be asked this")
+		c.answerFor(call.session, m.Literal(jsonrpc.ID), method)
 	case doubtful:
 		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound,
 			"several clients share this server: whom this is for cannot be known; give each session a process of its own")
@@ -51,6 +51,17 @@ func (c *child) answerHere(id []byte, method string, code int, why string) {
 		return
 	}
 	c.tell(jsonrpc.Refusal(id, code, why))
+}
+
+// answerFor answers a question in the place of a client that cannot be asked. If it has
+// a session, it has said that it has no roots; somebody may have configured some (A25).
+func (c *child) answerFor(s *session, id []byte, method string) {
+	const why = "the client cannot be asked this"
+	if s != nil && len(c.server.pool.config.Roots) == 0 {
+		c.tell(jsonrpc.Refusal(id, jsonrpc.CodeMethodNotFound, why))
+		return
+	}
+	c.answerHere(id, method, jsonrpc.CodeMethodNotFound, why)
 }
 
 // rootsResult is the answer to roots/list.
