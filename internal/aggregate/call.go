@@ -154,9 +154,9 @@ func (t *turn) pass(s *Server, edits []jsonspan.Edit) *jsonrpc.Failure {
 		case era == t.era:
 			return t.relay(ctx, l, body)
 		case era == mcp.Legacy:
-			return t.resume(ctx, l, body)
+			return t.toLegacy(ctx, l, body)
 		}
-		if lost, failure := t.ask(ctx, l, body, again); !lost {
+		if lost, failure := t.toModern(ctx, l, body, again); !lost {
 			return failure
 		}
 	}
@@ -182,32 +182,18 @@ func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Fa
 
 // relay passes the request on to a server of the same era.
 func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
-	for again := true; ; again = false {
-		if failure := l.open(ctx, t.a, t.r); failure != nil {
-			return t.failed(ctx, failure)
-		}
-		l.greet(ctx, t.a, t.r)
+	failure := l.inSession(ctx, t.a, t.r, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
 		rl := &relay{turn: t, link: l, ctx: ctx, again: again}
 		if t.found && t.era == mcp.Modern {
 			rl.params = t.paramHeaders(ctx, l)
 		}
 		failure := rl.run(body)
-		switch {
-		case rl.h.torn():
-			t.result.Torn = true
-			return nil
-		case rl.answered:
-			return nil
-		case rl.forgotten():
-			l.lost(rl.session)
-		case failure != nil:
-			return t.failed(ctx, failure)
-		case rl.resumable:
-			return nil // the client will ask for the rest
-		default:
-			return t.failed(ctx, rl.h.failure(l.server))
-		}
+		return &rl.h, rl.session, failure
+	})
+	if failure != nil {
+		return t.failed(ctx, failure)
 	}
+	return nil
 }
 
 // A relay is a request that is passed on.
@@ -225,7 +211,7 @@ type relay struct {
 	input     *inputRequired // before the server goes on
 }
 
-// run has the server answer.
+// run has the server answer. What it returns is to be answered in place of that.
 func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	t, l := rl.turn, rl.link
 	l.mu.Lock()
@@ -249,7 +235,16 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID)}
 	defer l.client.unasked(&rl.h)
 	failure := s.Upstream.Send(&rl.h, r, &m)
-	return failure
+	switch {
+	case rl.h.torn():
+		t.result.Torn = true
+		return nil
+	case rl.answered, rl.input != nil, failure == nil && rl.resumable: // for the rest of it the client will ask
+		return nil
+	case failure != nil:
+		return failure
+	}
+	return rl.h.failure(l.server)
 }
 
 // forgotten reports whether the server did not know the session, and the call can be
@@ -262,7 +257,7 @@ func (rl *relay) heard(e *event) error {
 	out := outgoing{id: streamID(callStream, l.server, e.id), retry: e.retry}
 	switch {
 	case len(e.data) == 0:
-		rl.resumable = t.out.event(&out) && (out.id != "" || rl.resumable)
+		rl.resumable = t.client.primed() && t.out.event(&out) && out.id != "" || rl.resumable
 	case m.IsAnswer():
 		rl.answer(e, &out)
 	case m.IsRequest():
@@ -279,7 +274,7 @@ func (rl *relay) heard(e *event) error {
 // answer passes the answer on.
 func (rl *relay) answer(e *event, out *outgoing) {
 	t, m, id := rl.turn, &e.message, rl.turn.m.Literal(jsonrpc.ID)
-	if !rl.h.answers(m, id) {
+	if !rl.h.answers(m, id) || rl.answered {
 		return // it is of somebody else
 	}
 	if rl.forgotten() {

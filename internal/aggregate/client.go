@@ -218,5 +218,8 @@ func keyOf(id []byte) string {
 	return string(jsonspan.AppendText([]byte{'"'}, id[1:len(id)-1]))
 }
 
+// primed reports whether the client knows events without data. Older ones fail on them.
+func (c *client) primed() bool { return c.version >= mcp.Latest }
+
 // can reports whether the client can be asked this.
 func (c *client) can(method string) bool { return mcp.CanBeAsked(c.hello.capabilities, method) }

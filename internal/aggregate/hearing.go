@@ -1,12 +1,10 @@
 package aggregate
 
 import (
-	"bytes"
 	"io"
 	"net/http"
 	"sync/atomic"
 	"time"
-	"unicode"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -39,8 +37,7 @@ type Hearing struct {
 	err    error
 
 	events  sse.Scanner
-	line    []byte // what is not data, of the line that is being heard
-	event   event  // that is being heard, as far as it has come
+	fields  sse.Fields // of the event that is being heard
 	data    []byte
 	broken  bool             // a line of data has ended
 	outline *jsonrpc.Outline // of a large message
@@ -69,8 +66,6 @@ const (
 	maxHeld = 1 << 20
 	// maxOwn is how much is held of others, such as lists.
 	maxOwn = 64 << 20
-	// maxLine is how long a line of an event may be that is not data.
-	maxLine = 4 << 10
 )
 
 // Header implements http.ResponseWriter.
@@ -149,38 +144,9 @@ func (h *Hearing) part(kind sse.Kind, part []byte) {
 		h.take(part)
 	case sse.Frame:
 		h.broken = len(h.data) > 0 || h.rest != nil
-		h.framed(part)
+		h.fields.Read(part)
 	case sse.Dispatch:
 		h.dispatch()
-	}
-}
-
-// framed takes what is not data of an event.
-func (h *Hearing) framed(part []byte) {
-	for _, c := range part {
-		switch {
-		case c != '\n' && c != '\r':
-			if len(h.line) <= maxLine {
-				h.line = append(h.line, c)
-			}
-		case len(h.line) <= maxLine:
-			h.field()
-			fallthrough
-		default:
-			h.line = h.line[:0]
-		}
-	}
-}
-
-// field notes the field that a line has.
-func (h *Hearing) field() {
-	name, value, _ := bytes.Cut(h.line, []byte{':'})
-	value = bytes.TrimPrefix(value, []byte{' '})
-	switch {
-	case string(name) == "id" && bytes.IndexFunc(value, unicode.IsControl) < 0:
-		h.event.id = string(value)
-	case string(name) == "retry" && len(bytes.Trim(value, "0123456789")) == 0:
-		h.event.retry = string(value)
 	}
 }
 
@@ -214,7 +180,7 @@ func (h *Hearing) letGo(p []byte) {
 	case h.id != nil && !h.outline.Answers(h.id):
 		h.skip, h.data = true, h.data[:0]
 	default:
-		h.rest = h.large(h.event.id)
+		h.rest = h.large(h.fields.ID)
 		_, h.err = h.rest.Write(h.data)
 		h.data = nil
 	}
@@ -222,10 +188,10 @@ func (h *Hearing) letGo(p []byte) {
 
 // dispatch gives out the message that is complete.
 func (h *Hearing) dispatch() {
-	e, skip := h.event, h.skip
-	e.data = h.data
+	e, skip := event{id: h.fields.ID, retry: h.fields.Retry, data: h.data}, h.skip
 	defer func() {
-		h.event, h.data, h.broken, h.outline, h.skip = event{}, h.data[:0], false, nil, false
+		h.data, h.broken, h.outline, h.skip = h.data[:0], false, nil, false
+		h.fields.Reset()
 	}()
 	switch {
 	case skip, len(e.data) == 0 && e.id == "" && e.retry == "" && h.rest == nil:

@@ -221,7 +221,7 @@ func (l *link) initialize(ctx context.Context, a *Aggregate, of *http.Request) (
 	r := a.servers[l.server].Upstream.Request(ctx, of)
 	body := jsonrpc.RequestAs(l.nextID(), "initialize", l.client.introduction())
 	l.dress(r, mcp.Legacy, "", "")
-	result, h, failure := l.ask(a, r, body)
+	result, h, failure := l.roundTrip(a, r, body)
 	return result, h.Header().Get(mcp.SessionHeader), failure
 }
 
@@ -239,7 +239,7 @@ func (l *link) discover(ctx context.Context, a *Aggregate, of *http.Request) ([]
 	r := a.servers[l.server].Upstream.Request(ctx, of)
 	body := jsonrpc.RequestAs(l.nextID(), "server/discover", slices.Concat([]byte(`{"_meta":`), l.client.meta(""), []byte("}")))
 	l.dress(r, mcp.Modern, mcp.Stateless, "")
-	result, _, failure := l.ask(a, r, body)
+	result, _, failure := l.roundTrip(a, r, body)
 	return result, failure
 }
 
@@ -279,8 +279,8 @@ func (l *link) dress(r *http.Request, era mcp.Era, version, session string) {
 	}
 }
 
-// ask has the server answer a request of our own.
-func (l *link) ask(a *Aggregate, r *http.Request, body []byte) (result []byte, h *Hearing, failure *jsonrpc.Failure) {
+// roundTrip has the server answer a request of our own.
+func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []byte, h *Hearing, failure *jsonrpc.Failure) {
 	var asked jsonrpc.Message
 	if failure := asked.Read(body); failure != nil {
 		return nil, new(Hearing), failure
@@ -324,22 +324,34 @@ func (l *link) ask(a *Aggregate, r *http.Request, body []byte) (result []byte, h
 
 // request has the server answer a request of our own, in the session there is. A
 // server that has forgotten it is met anew.
-func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, method string, params []byte) ([]byte, *jsonrpc.Failure) {
+func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, method string, params []byte) (result []byte, _ *jsonrpc.Failure) {
+	return result, l.inSession(ctx, a, of, func(bool) (*Hearing, string, *jsonrpc.Failure) {
+		r, session, era := l.prepare(ctx, a, of)
+		own := params
+		if era == mcp.Modern {
+			own = withMeta(params, l.client.meta(l.client.logLevel()))
+		}
+		var h *Hearing
+		var failure *jsonrpc.Failure
+		result, h, failure = l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, own))
+		return h, session, failure
+	})
+}
+
+// inSession has something tried in a session with the server. If that has failed
+// because the server has forgotten the session, it is tried once more in another one;
+// the first time, again says that it can be.
+func (l *link) inSession(ctx context.Context, a *Aggregate, of *http.Request, try func(again bool) (h *Hearing, session string, _ *jsonrpc.Failure)) *jsonrpc.Failure {
 	for again := true; ; again = false {
 		if failure := l.open(ctx, a, of); failure != nil {
-			return nil, failure
+			return failure
 		}
 		l.greet(ctx, a, of)
-		r, session, era := l.prepare(ctx, a, of)
-		if era == mcp.Modern {
-			params = withMeta(params, l.client.meta(l.client.logLevel()))
+		h, session, failure := try(again)
+		if failure == nil || !again || !h.forgotten() {
+			return failure
 		}
-		result, h, failure := l.ask(a, r, jsonrpc.RequestAs(l.nextID(), method, params))
-		if failure != nil && again && h.forgotten() {
-			l.lost(session)
-			continue
-		}
-		return result, failure
+		l.lost(session)
 	}
 }
 
@@ -436,7 +448,7 @@ func (l *link) remind(ctx context.Context, a *Aggregate, of *http.Request) {
 // again makes a request in the session there is.
 func (l *link) again(ctx context.Context, a *Aggregate, of *http.Request, method string, params []byte) {
 	r, _, _ := l.prepare(ctx, a, of)
-	if _, _, failure := l.ask(a, r, jsonrpc.RequestAs(l.nextID(), method, params)); failure != nil {
+	if _, _, failure := l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, params)); failure != nil {
 		a.config.Logger.Warn("server not told again", zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
 	}
 }

@@ -32,7 +32,7 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 		return nil, freshness{}, failure
 	}
 	if _, can := l.state(); can&kinds[k].needs == 0 {
-		return new(listing), freshness{none: true}, nil
+		return nothing, freshness{none: true}, nil
 	}
 	l.mu.Lock()
 	changes, failed := l.lists[k].changes, l.lists[k].failed
@@ -150,7 +150,7 @@ func (t *turn) listings(k kind) ([]*listing, freshness) {
 	for i := range all {
 		switch {
 		case all[i] == nil:
-			all[i] = new(listing)
+			all[i] = nothing
 			fresh[i] = freshness{private: true} // it may come back at any time
 		case fresh[i].none:
 			continue

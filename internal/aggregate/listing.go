@@ -63,6 +63,9 @@ type listing struct {
 	params mcp.ParamHeaders  // of tools
 }
 
+// nothing is the listing of who has nothing.
+var nothing = new(listing)
+
 // item returns an item.
 func (l *listing) item(i int) []byte {
 	start := 0

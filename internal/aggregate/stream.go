@@ -395,7 +395,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 		m, id := &e.message, streamID(kind, l.server, e.id)
 		switch {
 		case len(e.data) == 0:
-			if kind == callStream {
+			if kind == callStream && t.client.primed() {
 				t.out.event(&outgoing{id: id, retry: e.retry})
 			}
 		case m.IsAnswer():

@@ -42,7 +42,12 @@ func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Mes
 	}()
 	defer t.out.close()
 	defer t.asides.Wait()
-	t.result.Failure = t.serve()
+	if failure := t.serve(); failure != nil && t.out.streaming() {
+		t.out.answer(failure.Status, &outgoing{data: failure.Append(nil, m.Literal(jsonrpc.ID))})
+		t.result.Code = failure.Code
+	} else {
+		t.result.Failure = failure
+	}
 	return t.result
 }
 

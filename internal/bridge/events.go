@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bytes"
 	"io"
 	"strconv"
 	"time"
@@ -33,17 +32,12 @@ type eventReader struct {
 	err     error // of src
 
 	current event
-	broken  bool   // a line of the data has ended
-	field   []byte // as much of a line that is not data as there is
-	pending string // the id, until the event is complete
-	named   bool   // there is one
+	broken  bool // a line of the data has ended
+	fields  sse.Fields
 }
 
-// maxField is how long the id of an event may be, together with its name.
-const maxField = 4 << 10
-
 func newEventReader(src io.Reader, at *position) *eventReader {
-	return &eventReader{src: src, at: at, buf: make([]byte, 32<<10), current: event{message: true}}
+	return &eventReader{src: src, at: at, buf: make([]byte, 32<<10)}
 }
 
 // next returns the next event.
@@ -62,7 +56,7 @@ func (e *eventReader) next() (event, error) {
 			e.add(part)
 		case sse.Frame:
 			e.broken = len(e.current.data) > 0
-			e.frame(part)
+			e.fields.Read(part)
 		case sse.Dispatch:
 			return e.dispatch(), nil
 		}
@@ -85,57 +79,15 @@ func (e *eventReader) add(part []byte) {
 // dispatch returns the event that has come to its end.
 func (e *eventReader) dispatch() event {
 	done := e.current
-	e.current, e.broken = event{message: true}, false
-	if e.named {
-		e.at.id, e.named = e.pending, false
+	done.message = e.fields.Type == "" || e.fields.Type == "message"
+	if e.fields.HasID {
+		e.at.id = e.fields.ID
+	}
+	if ms, err := strconv.ParseUint(e.fields.Retry, 10, 31); err == nil {
+		e.at.retry = min(time.Duration(ms)*time.Millisecond, maxPause)
 	}
 	e.at.count++
+	e.current, e.broken = event{}, false
+	e.fields.Reset()
 	return done
-}
-
-// frame takes bytes of lines, without the data in them.
-func (e *eventReader) frame(part []byte) {
-	for {
-		end := bytes.IndexAny(part, "\r\n")
-		piece := part
-		if end >= 0 {
-			piece = part[:end]
-		}
-		e.field = append(e.field, piece[:min(len(piece), maxField+1-len(e.field))]...)
-		if end < 0 {
-			return
-		}
-		if len(e.field) <= maxField {
-			e.read(e.field)
-		}
-		e.field, part = e.field[:0], part[end+1:]
-	}
-}
-
-// read takes what a line says.
-func (e *eventReader) read(field []byte) {
-	name, value, _ := bytes.Cut(field, []byte(":"))
-	value = bytes.TrimPrefix(value, []byte(" "))
-	switch string(name) {
-	case "id":
-		if validHeader(string(value)) {
-			e.pending, e.named = string(value), true
-		}
-	case "event":
-		e.current.message = len(value) == 0 || string(value) == "message"
-	case "retry":
-		if ms, err := strconv.ParseUint(string(value), 10, 31); err == nil {
-			e.at.retry = min(time.Duration(ms)*time.Millisecond, maxPause)
-		}
-	}
-}
-
-// validHeader reports whether a text can be sent back in a header.
-func validHeader(text string) bool {
-	for i := range len(text) {
-		if c := text[i]; c < ' ' || c == 0x7f {
-			return false
-		}
-	}
-	return true
 }

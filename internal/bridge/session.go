@@ -187,3 +187,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 		return false
 	}
 }
+
+// validHeader reports whether a text can be sent back in a header.
+func validHeader(text string) bool {
+	for i := range len(text) {
+		if c := text[i]; c < ' ' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}

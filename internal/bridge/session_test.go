@@ -207,7 +207,7 @@ func TestEvents(t *testing.T) {
 	text := "\uFEFFid: 1\nid: 2\nretry: 10\ndata: a\ndata: b\n\n" + // the last id counts
 		": comment\r\revent: other\rdata:c\r\r" +
 		"id: bad\x00\ndata: d\n\n" +
-		"id: " + strings.Repeat("x", 2*maxField) + "\ndata: e\n\n" +
+		"id: " + strings.Repeat("x", 2*4<<10) + "\ndata: e\n\n" +
 		"retry: soon\nid: 3\ndata: not complete\n"
 	var at position
 	var got []string

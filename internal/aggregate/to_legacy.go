@@ -42,9 +42,9 @@ type heldCall struct {
 	hearing   atomic.Pointer[Hearing] // of the server
 }
 
-// resume passes the request on to a server of the legacy era, or goes on with one
+// toLegacy passes the request on to a server of the legacy era, or goes on with one
 // that was.
-func (t *turn) resume(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+func (t *turn) toLegacy(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
 	held := t.takeUp(l)
 	switch {
 	case held != nil:
@@ -166,22 +166,18 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 	if failure := m.Read(body); failure != nil {
 		return failure
 	}
-	for again := true; ; again = false {
-		if failure := l.open(ctx, a, of); failure != nil {
-			return failure
-		}
-		l.greet(ctx, a, of)
+	return l.inSession(ctx, a, of, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
 		r, session, _ := l.prepare(ctx, a, of)
 		setBody(r, body)
-		answered := false
 		h := &Hearing{}
 		held.hearing.Store(h)
+		answered := false
 		h.each = func(e *event) error {
-			if len(e.data) == 0 {
-				return nil
+			if len(e.data) == 0 || answered {
+				return nil // nobody waits for what comes after the answer
 			}
 			if e.message.IsAnswer() {
-				if !h.answers(&e.message, m.Literal(jsonrpc.ID)) || h.forgotten() && again {
+				if !h.answers(&e.message, held.id) || h.forgotten() && again {
 					return nil
 				}
 				answered = true
@@ -200,15 +196,12 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		failure := a.servers[l.server].Upstream.Send(h, r, &m)
 		switch {
 		case answered:
-			return nil
-		case failure != nil:
-			return failure
-		case again && h.forgotten():
-			l.lost(session)
-		default:
-			return h.failure(l.server)
+			failure = nil
+		case failure == nil:
+			failure = h.failure(l.server)
 		}
-	}
+		return h, session, failure
+	})
 }
 
 // serve passes on to the client what the server says, until there is an answer, or a

@@ -24,9 +24,9 @@ const (
 	questionTime = 10 * time.Minute
 )
 
-// ask passes the request on to a server of the modern era. It reports whether the
+// toModern passes the request on to a server of the modern era. It reports whether the
 // server is not what it was, and the request can be made again.
-func (t *turn) ask(ctx context.Context, l *link, body []byte, again bool) (lost bool, _ *jsonrpc.Failure) {
+func (t *turn) toModern(ctx context.Context, l *link, body []byte, again bool) (lost bool, _ *jsonrpc.Failure) {
 	first, failure := t.modernized(body)
 	if failure != nil {
 		return false, t.failed(ctx, failure)
@@ -37,18 +37,13 @@ func (t *turn) ask(ctx context.Context, l *link, body []byte, again bool) (lost 
 		rl := &relay{turn: t, link: l, ctx: ctx, params: params, again: again && round == 0}
 		failure := rl.run(body)
 		switch {
-		case rl.h.torn():
-			t.result.Torn = true
-			return false, nil
-		case rl.answered:
-			return false, nil
-		case rl.forgotten():
+		case failure != nil && rl.forgotten():
 			l.lost(rl.session)
 			return true, nil
 		case failure != nil:
 			return false, t.failed(ctx, failure)
 		case rl.input == nil:
-			return false, t.failed(ctx, rl.h.failure(l.server))
+			return false, nil
 		}
 		responses, failure := t.input(ctx, l, rl.input)
 		if failure != nil {
