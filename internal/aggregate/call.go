@@ -1,6 +1,7 @@
 package aggregate
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -280,7 +281,7 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	if rl.forgotten() {
 		return
 	}
-	out.data = rl.link.rewritten(t.a, spliced(m.Raw, withID(m, id)))
+	out.data = rl.link.rewritten(t.a, spliced(m.Raw, withID(m, id)...))
 	rl.h.settled(m)
 	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, "input_required") {
 		if rl.input = new(inputRequired); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -302,12 +303,15 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	t.out.answer(status, out)
 }
 
-// withID returns the edit that gives an answer the id of the request.
-func withID(m *jsonrpc.Message, id []byte) jsonspan.Edit {
-	if m.Has(jsonrpc.ID) {
-		return m.Replace(jsonrpc.ID, id)
+// withID returns the edits that give an answer the id of the request, to the byte.
+func withID(m *jsonrpc.Message, id []byte) []jsonspan.Edit {
+	switch {
+	case !m.Has(jsonrpc.ID):
+		return []jsonspan.Edit{jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))}
+	case !bytes.Equal(m.Literal(jsonrpc.ID), id):
+		return []jsonspan.Edit{m.Replace(jsonrpc.ID, id)}
 	}
-	return jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))
+	return nil
 }
 
 // large takes an answer that is too large to be held.

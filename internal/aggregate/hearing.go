@@ -46,7 +46,7 @@ type Hearing struct {
 	cut     bool             // a large answer was passed on and turned out to be none
 
 	open      atomic.Int32 // questions of the server that are not answered
-	asked     atomic.Int64 // when the last one was, in nanoseconds
+	turned    atomic.Int64 // when it was last asked or answered, in nanoseconds
 	answered  bool
 	owned     bool // by an answer with the id of the request, about what it asks for
 	errorCode int
@@ -108,20 +108,28 @@ func (h *Hearing) Write(p []byte) (int, error) {
 // FlushError is there because what is written is passed on at once.
 func (h *Hearing) FlushError() error { return h.err }
 
-// Waiting reports whether the server cannot go on before a question of it has been
-// answered, perhaps by a person.
-func (h *Hearing) Waiting() bool {
-	return h.open.Load() > 0 && time.Since(time.Unix(0, h.asked.Load())) < questionTime
+// Idle returns for how long it has been up to the server to go on, if there was
+// anything to wait for before: a question that the client, perhaps a person, had to
+// answer. While there is one, it is not at all.
+func (h *Hearing) Idle() time.Duration {
+	since := time.Since(time.Unix(0, h.turned.Load()))
+	if h.open.Load() > 0 && since < questionTime {
+		return 0
+	}
+	return since
 }
 
 // ask notes that the server has asked something.
 func (h *Hearing) ask() {
-	h.asked.Store(time.Now().UnixNano())
+	h.turned.Store(time.Now().UnixNano())
 	h.open.Add(1)
 }
 
 // told notes that it has been answered.
-func (h *Hearing) told() { h.open.Add(-1) }
+func (h *Hearing) told() {
+	h.turned.Store(time.Now().UnixNano())
+	h.open.Add(-1)
+}
 
 // Outcome returns the code of the JSON-RPC error that the answer was, 0 for none,
 // and whether there was one.

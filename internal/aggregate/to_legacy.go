@@ -275,7 +275,7 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 // request that waits for it.
 func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 	t.result.Code = m.ErrorNumber()
-	edits := []jsonspan.Edit{withID(m, t.m.Literal(jsonrpc.ID))}
+	edits := withID(m, t.m.Literal(jsonrpc.ID))
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
 		at := m.Replace(jsonrpc.Result, nil)
 		member := []byte(`"resultType":"complete"`)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -179,13 +180,14 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		defer context.AfterFunc(x.handler.exiting, func() { cancel(errExiting) })()
 	} else {
 		x.arrival.timeout = time.Duration(x.server.Timeout)
-		x.arrival.timer = time.AfterFunc(x.arrival.timeout, func() {
-			if x.inner.waits() {
-				x.arrival.timer.Reset(x.arrival.timeout)
+		x.arrival.timer = time.AfterFunc(math.MaxInt64, func() { // which has a timer to reset before it runs
+			if left := x.inner.left(x.arrival.timeout); left > 0 {
+				x.arrival.timer.Reset(left)
 				return
 			}
 			cancel(errTimeout)
 		})
+		x.arrival.timer.Reset(x.arrival.timeout)
 		defer x.arrival.timer.Stop()
 		x.arrival.limit = x.handler.ResponseLimit
 	}

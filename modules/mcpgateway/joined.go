@@ -75,7 +75,8 @@ func (h *Handler) join() error {
 		})
 	}
 	h.offerRecovery(&config)
-	h.stateKey = h.Name + "\x00" + h.MCPPath
+	sealedBy := sha256.Sum256(key) // what is remembered is found by what was sealed
+	h.stateKey = h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return aggregate.NewState(), nil })
 	if err != nil {
 		return err
@@ -325,8 +326,14 @@ func (w *innerReply) done() bool {
 
 func (w *innerReply) release() {}
 
-// waits reports whether the server waits for an answer itself.
-func (w *innerReply) waits() bool { return w.Hearing != nil && w.Waiting() }
+// left returns how much of its time a server still has, because it had to wait for an
+// answer itself.
+func (w *innerReply) left(timeout time.Duration) time.Duration {
+	if w.Hearing == nil {
+		return 0
+	}
+	return timeout - w.Idle()
+}
 
 // masked reports whether the answer is to be masked. Where servers are one, answers
 // are theirs to the byte unless the configuration says otherwise (A44), and lists
