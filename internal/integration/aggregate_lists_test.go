@@ -1,0 +1,630 @@
+package integration
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// proxied is the URI of a server's resource where all servers are one (A11).
+func proxied(server, uri string) string {
+	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(`{"server":`+quote(server)+`,"uri":`+quote(uri)+`}`))
+}
+
+func TestAggregateDescriptors(t *testing.T) {
+	remote := newRemoteServer(t)
+	odd := []string{
+		`{"name":"odd","title":"name","description":"é\u00e9\/ <&>","inputSchema":{"type":"object","properties":{"name":{"type":"string","default":"odd"},"n":{"minimum":1.0,"maximum":12345678901234567890}},"additionalProperties":false},"annotations":{"readOnlyHint":true,"name":"odd"},"_meta":{"k":[1e2,-0,{"name":"odd"}]},"x-unknown":null}`,
+		`{ "inputSchema" : {"type":"object"}, "name" : "last" }`,
+		`{"outputSchema":{"type":"object"},"inputSchema":{},"icons":[{"src":"data:,"}],"name":"\u006eamed","execution":{"taskSupport":"optional"}}`,
+	}
+	remote.tools = odd
+	url := serve(t, gateway(child("alpha"), remote.line("remote"), child("beta")))
+	c := newLegacyClient(t, url, `{}`)
+
+	// direct returns what a server lists where it is alone.
+	direct := func(server, method, kind string) (items []json.RawMessage) {
+		at := mcpAt(url, server)
+		var list struct{ Result map[string]json.RawMessage }
+		body := answerIn(post(t, at, rpc(method, `{}`), greet(t, at), acceptBoth).body)
+		if err := json.Unmarshal([]byte(body), &list); err != nil {
+			t.Fatalf("%v: %s", err, body)
+		}
+		if err := json.Unmarshal(list.Result[kind], &items); err != nil {
+			t.Fatalf("%v: %s", err, body)
+		}
+		return items
+	}
+	for _, tt := range []struct{ method, kind string }{{"tools/list", "tools"}, {"prompts/list", "prompts"}} {
+		t.Run("A7 A10 "+tt.method, func(t *testing.T) {
+			var want []string
+			for _, server := range []string{"alpha", "remote", "beta"} {
+				if server == "remote" && tt.kind == "prompts" {
+					continue // it has none
+				}
+				for _, item := range direct(server, tt.method, tt.kind) {
+					var named struct{ Name string }
+					if err := json.Unmarshal(item, &named); err != nil {
+						t.Fatal(err)
+					}
+					renamed := string(item)
+					for _, spelling := range []string{`"name":` + quote(named.Name), `"name" : ` + quote(named.Name), `"name":"\u006eamed"`} {
+						at := strings.LastIndex(renamed, spelling) // the last in all but the first of the odd
+						if strings.Contains(renamed, "x-unknown") {
+							at = strings.Index(renamed, spelling)
+						}
+						if at >= 0 {
+							colon := strings.LastIndexByte(spelling[:len(`"name" : `)], ':')
+							space := spelling[colon+1:]
+							space = space[:strings.IndexByte(space, '"')]
+							renamed = renamed[:at] + spelling[:colon+1] + space + quote(server+"::"+named.Name) + renamed[at+len(spelling):]
+							break
+						}
+					}
+					want = append(want, renamed)
+				}
+			}
+			pages, _ := c.in(t).pages(tt.method, "")
+			var got []string
+			for _, item := range slices.Concat(pages...) {
+				got = append(got, string(item))
+			}
+			same(t, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		})
+	}
+}
+
+func TestAggregateCalls(t *testing.T) {
+	alpha, beta := newJournal(t), newJournal(t)
+	remote := newRemoteServer(t, "a::b", "alpha::echo", "x")
+	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env()), remote.line("remote")))
+	c := newLegacyClient(t, url, `{}`)
+	contacts := func() int {
+		n := remote.count("tools/call") + remote.count("prompts/get")
+		for _, j := range []journal{alpha, beta} {
+			n += len(j.entries(t, "tools/call")) + len(j.entries(t, "prompts/get"))
+		}
+		return n
+	}
+	t.Run("A8 params and result are unchanged", func(t *testing.T) {
+		c := c.in(t)
+		for _, server := range []string{"alpha", "beta"} {
+			params := `{"_meta":{"k":1.0,"z":{"name":"x"}} , "name":"%s","arguments":{"n":12345678901234567890,"t":"é\u00e9","name":"beta::echo"},"unknown":[1e2]}`
+			got := c.ask("tools/call", fmt.Sprintf(params, server+"::echo"))
+			same(t, string(got.Result), `{"content":[{"type":"text","text":`+quote(fmt.Sprintf(params, "echo"))+`}]}`)
+		}
+	})
+	t.Run("A8 names are split at the first separator", func(t *testing.T) {
+		c := c.in(t)
+		for _, name := range []string{"a::b", "alpha::echo"} {
+			if got := c.use("remote::"+name, `{}`); got != `{"name":`+quote(name)+`,"arguments":{}}` {
+				t.Error(got)
+			}
+		}
+	})
+	t.Run("A8 a name never listed", func(t *testing.T) {
+		// Listed or not, in a session of its own.
+		if got := newLegacyClient(t, url, `{}`).use("beta::slow", `{"ms":0}`); got != "slept" {
+			t.Error(got)
+		}
+	})
+	for _, name := range []string{`"echo"`, `"zeta::echo"`, `5`, `null`, `""`, `"::"`, `"::echo"`, `["alpha::echo"]`, `"ALPHA::echo"`, `" alpha::echo"`, `"alpha:echo"`} {
+		t.Run("A9 "+name, func(t *testing.T) {
+			c := c.in(t)
+			before := contacts()
+			for _, method := range []string{"tools/call", "prompts/get"} {
+				if got := c.fails(method, `{"name":`+name+`}`, -32602); got.Error != nil && got.Error.Data.Code == "" {
+					t.Errorf("R13 %s", got.raw)
+				}
+			}
+			if n := contacts() - before; n != 0 {
+				t.Errorf("%d requests have got through", n)
+			}
+		})
+	}
+	t.Run("A9 no name, no params", func(t *testing.T) {
+		c, before := c.in(t), contacts()
+		c.fails("tools/call", `{}`, -32602)
+		c.fails("tools/call", ``, -32602)
+		c.fails("prompts/get", `{"arguments":{}}`, -32602)
+		c.fails("resources/read", `{}`, -32602)
+		if n := contacts() - before; n != 0 {
+			t.Errorf("%d requests have got through", n)
+		}
+	})
+	t.Run("A9 an unknown tool of a known server", func(t *testing.T) {
+		if got := c.in(t).fails("tools/call", `{"name":"alpha::nope"}`, -32602); got.Error != nil && got.Error.Message != "Unknown tool: nope" {
+			t.Errorf("%s", got.raw)
+		}
+	})
+	t.Run("A10 a prompt", func(t *testing.T) {
+		c := c.in(t)
+		same(t, c.result("prompts/get", `{"name":"beta::p","arguments":{"who":"me"}}`), `{"messages":[{"role":"user","content":{"type":"text","text":"beta greets me"}}]}`)
+		if got := beta.messages(t, "prompts/get"); len(got) != 1 || got[0].member("name") != `"p"` {
+			t.Errorf("%v", got)
+		}
+		if got := c.fails("prompts/get", `{"name":"beta::nope"}`, -32602); got.Error != nil && got.Error.Message != "Unknown prompt: nope" {
+			t.Errorf("%s", got.raw)
+		}
+	})
+	t.Run("A45 completions of a prompt", func(t *testing.T) {
+		c := c.in(t)
+		same(t, c.result("completion/complete", `{"ref":{"type":"ref/prompt","name":"beta::p"},"argument":{"name":"who","value":"o"}}`),
+			`{"completion":{"values":["beta-one","beta-two"],"total":2,"hasMore":false}}`)
+		got := beta.messages(t, "completion/complete")
+		if len(got) != 1 || got[0].member("ref") != `{"type":"ref/prompt","name":"p"}` || got[0].member("argument") != `{"name":"who","value":"o"}` {
+			t.Errorf("%v", got)
+		}
+	})
+	t.Run("A45 completions of a resource and of a template", func(t *testing.T) {
+		c := c.in(t)
+		templates := c.list("resources/templates/list", "uriTemplate")
+		if len(templates) != 2 {
+			t.Fatal(templates)
+		}
+		for i, tt := range []struct{ uri, server, want string }{
+			{proxied("alpha", "file://alpha/data.txt"), "alpha", "file://alpha/data.txt"},
+			{templates[0], "alpha", "file://alpha/{name}.txt"},
+			{templates[1], "beta", "file://beta/{name}.txt"},
+		} {
+			journal := map[string]journal{"alpha": alpha, "beta": beta}[tt.server]
+			got := c.result("completion/complete", `{"ref":{"type":"ref/resource","uri":`+quote(tt.uri)+`},"argument":{"name":"name","value":"o"}}`)
+			if !strings.Contains(got, tt.server+"-one") {
+				t.Errorf("%d: %s", i, got)
+			}
+			saw := journal.messages(t, "completion/complete")
+			if len(saw) == 0 || saw[len(saw)-1].member("ref") != `{"type":"ref/resource","uri":`+quote(tt.want)+`}` {
+				t.Errorf("%d: %v", i, saw)
+			}
+		}
+	})
+	t.Run("A45 completions of nothing", func(t *testing.T) {
+		c := c.in(t)
+		for _, ref := range []string{`{"type":"ref/prompt","name":"p"}`, `{"type":"ref/prompt","name":"zeta::p"}`, `{"type":"ref/prompt"}`, `{"type":"ref/resource","uri":"file://alpha/data.txt"}`, `5`, `{}`} {
+			c.fails("completion/complete", `{"ref":`+ref+`,"argument":{"name":"who","value":"o"}}`, -32602)
+		}
+	})
+}
+
+func TestAggregateResources(t *testing.T) {
+	alpha := newJournal(t)
+	url := serve(t, gateway(block(child("alpha"), alpha.env()), child("beta")))
+	c := newLegacyClient(t, url, `{}`)
+	const data = "file://alpha/data.txt"
+	t.Run("A11 listed", func(t *testing.T) {
+		var servers []string
+		for _, uri := range c.in(t).list("resources/list", "uri") {
+			token, ok := strings.CutPrefix(uri, "proxy://resource/")
+			text, err := base64.RawURLEncoding.DecodeString(token)
+			var decoded map[string]string
+			if !ok || err != nil || json.Unmarshal(text, &decoded) != nil || len(decoded) != 2 || decoded["uri"] != "file://"+decoded["server"]+"/data.txt" {
+				t.Errorf("R20 %s: %v %s", uri, err, text)
+			}
+			servers = append(servers, decoded["server"])
+		}
+		if strings.Join(servers, " ") != "alpha beta" {
+			t.Errorf("resources of %v", servers)
+		}
+		pages, _ := c.in(t).pages("resources/list", "")
+		same(t, string(pages[0][0]), `{"uri":`+quote(proxied("alpha", data))+`,"name":"data.txt","mimeType":"text/plain"}`)
+	})
+	t.Run("A12 read", func(t *testing.T) {
+		listed := c.in(t).list("resources/list", "uri")[0]
+		payload := []byte(`{"server":"alpha","uri":"` + data + `"}`)
+		never := []byte(`{"uri":"file://alpha/??>>~~.txt","server":"alpha"}`)
+		for _, uri := range []string{
+			listed, proxied("alpha", "file://alpha/never listed.txt"),
+			"proxy://resource/" + base64.StdEncoding.EncodeToString(payload),
+			"proxy://resource/" + base64.RawStdEncoding.EncodeToString(payload),
+			"proxy://resource/" + base64.URLEncoding.EncodeToString(payload),
+			"proxy://resource/" + base64.StdEncoding.EncodeToString(never),
+			"proxy://resource/" + base64.RawURLEncoding.EncodeToString(never),
+			"proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(` { "server" : "alpha", "uri" : "file:\/\/alpha\/data.txt" } `)),
+		} {
+			var got struct {
+				Contents []struct{ URI, MIMEType, Text string }
+			}
+			// In a session that has listed nothing.
+			text := newLegacyClient(t, url, `{}`).result("resources/read", `{"uri":`+quote(uri)+`}`)
+			if err := json.Unmarshal([]byte(text), &got); err != nil || len(got.Contents) != 1 || !strings.HasSuffix(got.Contents[0].Text, " of alpha") {
+				t.Fatalf("%s: %v %s", uri, err, text)
+			}
+			back, ok := strings.CutPrefix(got.Contents[0].URI, "proxy://resource/")
+			if decoded, err := base64.RawURLEncoding.DecodeString(back); !ok || err != nil || !strings.Contains(string(decoded), `"server":"alpha"`) {
+				t.Errorf("the content of %s is that of %s", uri, got.Contents[0].URI)
+			}
+			if uri == listed && got.Contents[0].URI != listed {
+				t.Errorf("%s has become %s", listed, got.Contents[0].URI)
+			}
+		}
+		for _, m := range alpha.messages(t, "resources/read") {
+			if !strings.HasPrefix(m.member("uri"), `"file:`) {
+				t.Errorf("asked for %s", m.raw)
+			}
+		}
+	})
+	t.Run("A12 what the server does not have", func(t *testing.T) {
+		c.in(t).fails("resources/read", `{"uri":`+quote(proxied("alpha", "file://nope"))+`}`, -32002)
+	})
+	reads := len(alpha.entries(t, "resources/read"))
+	encoded := func(text string) string {
+		return quote("proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(text)))
+	}
+	for _, uri := range []string{
+		`"proxy://resource/"`, `"proxy://resource/!!!"`, `"proxy://resource/A"`, encoded(`x`), encoded(`{}`), encoded(`[]`), encoded(`{"server":"alpha"}`), encoded(`{"uri":"x"}`),
+		encoded(`{"server":5,"uri":"x"}`), encoded(`{"server":"alpha","uri":5}`), encoded(`{"server":"zeta","uri":"file://alpha/data.txt"}`), encoded(`{"server":"alpha","uri":"x"`), encoded("\xff\xfe"),
+		`"file://alpha/data.txt"`, `"proxy://other/x"`, `"http://evil.test/"`, `""`, `5`, `null`, `{}`, `"proxy://resource/` + strings.Repeat("A", 100_000) + `"`,
+	} {
+		t.Run("A13 "+uri[:min(len(uri), 40)], func(t *testing.T) {
+			c := c.in(t)
+			for _, method := range []string{"resources/read", "resources/subscribe", "resources/unsubscribe"} {
+				c.fails(method, `{"uri":`+uri+`}`, -32602)
+			}
+			c.result("ping", "")
+		})
+	}
+	if got := len(alpha.entries(t, "resources/read")); got != reads {
+		t.Errorf("A13 %d requests have got through", got-reads)
+	}
+	t.Run("A14 A66 templates", func(t *testing.T) {
+		c := c.in(t)
+		templates := c.list("resources/templates/list", "uriTemplate")
+		if len(templates) != 2 {
+			t.Fatalf("A14 %v", templates)
+		}
+		for i, server := range []string{"alpha", "beta"} {
+			if strings.Count(templates[i], "{") != 1 || !strings.Contains(templates[i], "name}") {
+				t.Errorf("A66 %s", templates[i])
+			}
+			for value, escaped := range map[string]string{"hello": "hello", "a-b_c.d~1": "a-b_c.d~1", "a b&c=d": "a%20b%26c%3Dd", "é": "%C3%A9"} {
+				uri := strings.NewReplacer("{name}", escaped, "{+name}", escaped).Replace(templates[i])
+				got := c.result("resources/read", `{"uri":`+quote(uri)+`}`)
+				if !strings.Contains(got, `"`+escaped+" of "+server+`"`) {
+					t.Errorf("A66 %q as %s: %s", value, uri, got)
+				}
+				var contents struct{ Contents []struct{ URI string } }
+				if err := json.Unmarshal([]byte(got), &contents); err != nil || !strings.HasPrefix(contents.Contents[0].URI, "proxy://resource/") {
+					t.Errorf("A12 %v: %s", err, got)
+				}
+			}
+		}
+	})
+}
+
+func TestAggregateLogging(t *testing.T) {
+	alpha, bare := newJournal(t), newJournal(t)
+	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("bare", "--caps-empty"), bare.env())))
+	c := newLegacyClient(t, url, `{}`)
+	same(t, c.result("logging/setLevel", `{"level":"debug"}`), `{}`)
+	eventually(t, "A15 the level to arrive", func() bool { return len(alpha.messages(t, "logging/setLevel")) == 1 })
+	if got := alpha.messages(t, "logging/setLevel")[0].member("level"); got != `"debug"` {
+		t.Errorf("A15 %s", got)
+	}
+	for _, level := range []string{`{"level":"loud"}`, `{"level":5}`, `{}`, `{"level":"DEBUG"}`} {
+		c.fails("logging/setLevel", level, -32602)
+	}
+	c.use("bare::pid", `{}`)
+	c.use("alpha::pid", `{}`)
+	if a, b := alpha.entries(t, "logging/setLevel"), bare.entries(t, "logging/setLevel"); len(a) != 1 || len(b) != 0 {
+		t.Errorf("A15 alpha got it %d times, bare %d times", len(a), len(b))
+	}
+}
+
+func TestAggregatePages(t *testing.T) {
+	one, two := newRemoteServer(t, "a", "b", "c"), newRemoteServer(t, "a", "b", "c")
+	for _, s := range []*remoteServer{one, two} {
+		s.first = func(w http.ResponseWriter, m legacyMessage) bool {
+			if m.Method == "tools/list" && (m.member("cursor") != "" || m.member("limit") != "" || m.member("proxy") != "") {
+				_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"what?"}}`, m.ID)
+				return true
+			}
+			return false
+		}
+	}
+	url := serve(t, gateway(one.line("one"), two.line("two")))
+	c := newLegacyClient(t, url, `{}`)
+	for limit, sizes := range map[string]string{"1": "[1 1 1 1 1 1]", "2": "[2 2 2]", "4": "[4 2]", "5": "[5 1]", "6": "[6]", "7": "[6]", "1000000": "[6]", "9223372036854775807": "[6]"} {
+		t.Run("A18 6 tools, limit "+limit, func(t *testing.T) {
+			pages, cursors := c.in(t).pages("tools/list", `"limit":`+limit)
+			var got []int
+			var names []string
+			for _, page := range pages {
+				got = append(got, len(page))
+				for _, item := range page {
+					var named struct{ Name string }
+					_ = json.Unmarshal(item, &named)
+					names = append(names, named.Name)
+				}
+			}
+			if fmt.Sprint(got) != sizes || strings.Join(names, " ") != "one::a one::b one::c two::a two::b two::c" {
+				t.Errorf("%v pages: %v", got, names)
+			}
+			if limit == "2" {
+				if text, err := base64.RawURLEncoding.DecodeString(cursors[0]); err != nil || string(text) != `{"offset":2}` {
+					t.Errorf("A19 R20 %s: %s, %v", cursors[0], text, err)
+				}
+			}
+		})
+	}
+	t.Run("R20 cursors in any base64", func(t *testing.T) {
+		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+			for _, text := range []string{`{"offset":4}`, `{"offset": 4 }`} {
+				got := c.in(t).result("tools/list", `{"cursor":`+quote(encoding.EncodeToString([]byte(text)))+`}`)
+				if strings.Count(got, `"name"`) != 2 || !strings.Contains(got, `"two::c"`) || strings.Contains(got, "nextCursor") {
+					t.Errorf("%s: %s", text, got)
+				}
+			}
+		}
+	})
+	encoded := func(text string) string { return quote(base64.RawURLEncoding.EncodeToString([]byte(text))) }
+	for _, cursor := range []string{`"!!!"`, `"A"`, encoded(`x`), encoded(`{}`), encoded(`[]`), encoded(`{"offset":-1}`), encoded(`{"offset":1.5}`), encoded(`{"offset":"2"}`), encoded(`{"offset":null}`), encoded(`{"offset":99999999999999999999}`), `5`, `{}`, `[]`} {
+		t.Run("A20 cursor "+cursor, func(t *testing.T) {
+			c := c.in(t)
+			c.fails("tools/list", `{"cursor":`+cursor+`}`, -32602)
+			c.result("ping", "")
+		})
+	}
+	for _, offset := range []string{"6", "7", "9223372036854775807"} {
+		t.Run("A20 beyond the end "+offset, func(t *testing.T) {
+			got := c.in(t).ask("tools/list", `{"limit":2,"cursor":`+encoded(`{"offset":`+offset+`}`)+`}`)
+			if got.Error != nil && got.Error.Code != -32602 || got.Error == nil && string(got.Result) != `{"tools":[]}` {
+				t.Errorf("%s", got.raw)
+			}
+		})
+	}
+	for _, limit := range []string{`0`, `-1`, `"2"`, `1.5`, `null`, `{}`, `99999999999999999999`} {
+		t.Run("A20 limit "+limit, func(t *testing.T) {
+			c := c.in(t)
+			got := c.ask("tools/list", `{"limit":`+limit+`}`)
+			if got.Error != nil && got.Error.Code != -32602 || got.Error == nil && !strings.Contains(string(got.Result), `"two::c"`) {
+				t.Errorf("%s", got.raw)
+			}
+			c.result("ping", "")
+		})
+	}
+	t.Run("A21 an empty cursor and a proxy member", func(t *testing.T) {
+		got := c.in(t).result("tools/list", `{"proxy":{"authToken":"x"},"_meta":{"k":1}}`)
+		if strings.Count(got, `"name"`) != 6 {
+			t.Error(got)
+		}
+	})
+}
+
+func TestAggregateDrainsPages(t *testing.T) {
+	journal := newJournal(t)
+	loop, steps := newRemoteServer(t), newRemoteServer(t)
+	var asked, stepped atomic.Int64
+	page := func(w http.ResponseWriter, m legacyMessage, n int64, cursor string) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"t%d","inputSchema":{}}],"nextCursor":%s}}`, m.ID, n, quote(cursor))
+	}
+	loop.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if m.Method == "tools/list" {
+			page(w, m, asked.Add(1), "the same for ever")
+			return true
+		}
+		return false
+	}
+	steps.first = func(w http.ResponseWriter, m legacyMessage) bool { // in a circle of three
+		if m.Method == "tools/list" {
+			n := stepped.Add(1)
+			page(w, m, n, fmt.Sprint("page ", n%3))
+			return true
+		}
+		return false
+	}
+	url := serve(t, gateway(
+		block(child("paged", "--page", "3", "--strict-cursor", "--tools", "10"), journal.env()),
+		loop.line("loop"), steps.line("steps"),
+		child("last", "--page", "1", "--strict-cursor")))
+	c := newLegacyClient(t, url, `{}`)
+	var names []string
+	pages, _ := c.pages("tools/list", `"limit":7,"proxy":{"x":1}`)
+	for _, item := range slices.Concat(pages...) {
+		var named struct{ Name string }
+		_ = json.Unmarshal(item, &named)
+		names = append(names, named.Name)
+	}
+	count := map[string]int{}
+	for _, name := range names {
+		server, _, _ := strings.Cut(name, "::")
+		count[server]++
+	}
+	if sorted := slices.Compact(slices.Sorted(slices.Values(names))); len(sorted) != len(names) {
+		t.Errorf("A21 twice: %v", names)
+	}
+	if count["paged"] != count["last"]+10 || count["last"] < 15 {
+		t.Errorf("A21 %v", count)
+	}
+	if n := asked.Load(); n > 1000 {
+		t.Errorf("A21 a loop was followed %d times", n)
+	}
+	for _, m := range journal.messages(t, "tools/list") {
+		if m.member("limit")+m.member("proxy") != "" {
+			t.Errorf("R21 A21 forwarded %s", m.raw)
+		}
+	}
+}
+
+func TestAggregateManyTools(t *testing.T) {
+	const servers, each = 20, 500
+	var lines []string
+	var want []string
+	for i := range servers {
+		s := newRemoteServer(t)
+		var names []string
+		for j := range each {
+			names = append(names, fmt.Sprintf("tool_%d", (j*7)%each)) // in an order of its own
+			want = append(want, fmt.Sprintf("s%d__%s", i, names[j]))
+		}
+		for _, name := range names {
+			s.tools = append(s.tools, `{"name":`+quote(name)+`,"inputSchema":{"type":"object"}}`)
+		}
+		lines = append(lines, s.line(fmt.Sprintf("s%d", i)))
+	}
+	url := serve(t, gateway(append(lines, "separator __")...))
+	c := newLegacyClient(t, url, `{}`)
+	for _, params := range []string{"", `"limit":999`} {
+		pages, _ := c.pages("tools/list", params)
+		var got []string
+		for _, item := range slices.Concat(pages...) {
+			var named struct{ Name string }
+			_ = json.Unmarshal(item, &named)
+			got = append(got, named.Name)
+		}
+		same(t, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got := c.use("s19__tool_499", `{}`); got != `{"name":"tool_499","arguments":{}}` {
+		t.Error(got)
+	}
+}
+
+func TestAggregateListsWithoutSome(t *testing.T) {
+	silent := newRemoteServer(t, "tool")
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	silent.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+		if m.Method == "tools/list" {
+			<-over
+		}
+		return false
+	}
+	url := serve(t, gateway("join_timeout 2s", child("alpha"), child("broken", "--list-error"), silent.line("silent"), child("beta")))
+	for _, server := range []string{"alpha", "broken", "beta"} {
+		pidAt(t, mcpAt(url, server)) // it runs, and does not need the time that silent has
+	}
+	c := newLegacyClient(t, url, `{}`)
+	for _, tt := range []struct{ method, member string }{{"tools/list", "name"}, {"prompts/list", "name"}, {"resources/list", "name"}, {"resources/templates/list", "name"}} {
+		t.Run("A22 "+tt.method, func(t *testing.T) {
+			pages, _ := c.in(t).pages(tt.method, "")
+			text := fmt.Sprintf("%s", pages)
+			if len(pages[0]) < 2 || strings.Contains(text, "broken::") || strings.Contains(text, "silent::") {
+				t.Errorf("listed %s", text)
+			}
+			if tt.member == "name" && strings.HasPrefix(tt.method, "tools") && (!strings.Contains(text, "alpha::echo") || !strings.Contains(text, "beta::echo")) {
+				t.Errorf("listed %s", text)
+			}
+		})
+	}
+	if got := c.use("broken::slow", `{"ms":0}`); got != "slept" {
+		t.Error(got)
+	}
+	if got := c.use("silent::tool", `{}`); got != `{"name":"tool","arguments":{}}` {
+		t.Error(got)
+	}
+}
+
+func TestAggregateSeparators(t *testing.T) {
+	t.Run("R11 another separator", func(t *testing.T) {
+		s := newRemoteServer(t, "x", "a__b", "__c", "d::e")
+		url := serve(t, gateway("separator __", s.line("one"), s.line("one_more")))
+		c := newLegacyClient(t, url, `{}`)
+		if got := strings.Join(c.list("tools/list", "name"), " "); got != "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c one_more__d::e" {
+			t.Error(got)
+		}
+		for name, want := range map[string]string{
+			"one__x": "x", "one::x": "x", "one__a__b": "a__b", "one::a__b": "a__b", "one____c": "__c", "one__d::e": "d::e", "one::d::e": "d::e",
+			"one_more__x": "x", "one_more::x": "x", "one_more____c": "__c",
+		} {
+			if got := c.use(name, `{}`); got != `{"name":`+quote(want)+`,"arguments":{}}` {
+				t.Errorf("%s: %s", name, got)
+			}
+		}
+		for _, name := range []string{"one_x", "x", "one", "one_", "two__x"} {
+			c.fails("tools/call", `{"name":`+quote(name)+`}`, -32602)
+		}
+	})
+	t.Run("A43 no separator", func(t *testing.T) {
+		url := serve(t, gateway("separator none", child("alpha")))
+		c := newLegacyClient(t, url, `{}`)
+		if !c.has("echo") || c.has("alpha::echo") {
+			t.Error(c.list("tools/list", "name"))
+		}
+		if got := c.use("slow", `{"ms":0}`); got != "slept" {
+			t.Error(got)
+		}
+		if got := c.list("prompts/list", "name"); strings.Join(got, " ") != "p" {
+			t.Error(got)
+		}
+		c.result("prompts/get", `{"name":"p"}`)
+		for _, uri := range c.list("resources/list", "uri") {
+			c.result("resources/read", `{"uri":`+quote(uri)+`}`)
+		}
+		c.result("completion/complete", `{"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"who","value":"o"}}`)
+	})
+}
+
+func TestAggregateLongNames(t *testing.T) {
+	long := strings.Repeat("long_", 30)
+	s := newRemoteServer(t, "short", long+"1", long+"2", strings.Repeat("é", 70), long[:57], long[:58])
+	address := freeAddress(t)
+	for _, tt := range []struct {
+		line    string
+		longest int
+	}{{"", 64}, {"max_name_length 32", 32}, {"max_name_length 128", 128}} {
+		t.Run(fmt.Sprint(tt.longest), func(t *testing.T) {
+			load(t, site(address, gateway(tt.line, s.line("one"), s.line("two"))))
+			c := newLegacyClient(t, "http://"+address, `{}`)
+			names := c.list("tools/list", "name")
+			if len(names) != 12 || len(slices.Compact(slices.Sorted(slices.Values(names)))) != 12 || names[0] != "one::short" || names[6] != "two::short" {
+				t.Errorf("%q", names)
+			}
+			for i, name := range names {
+				if len([]rune(name)) > tt.longest {
+					t.Errorf("%s has %d characters", name, len([]rune(name)))
+				}
+				var want struct{ Name string }
+				_ = json.Unmarshal([]byte(s.tools[i%6]), &want)
+				if got := c.use(name, `{}`); got != `{"name":`+quote(want.Name)+`,"arguments":{}}` {
+					t.Errorf("%s: %s", name, got)
+				}
+				// By its whole name, and by one who has listed nothing.
+				if got := c.use([]string{"one::", "two::"}[i/6]+want.Name, `{}`); got != `{"name":`+quote(want.Name)+`,"arguments":{}}` {
+					t.Errorf("%s: %s", want.Name, got)
+				}
+				if got := newLegacyClient(t, "http://"+address, `{}`).use(name, `{}`); got != `{"name":`+quote(want.Name)+`,"arguments":{}}` {
+					t.Errorf("%s: %s", name, got)
+				}
+			}
+			load(t, site(address, gateway(tt.line, s.line("one"), s.line("two"))))
+			if again := newLegacyClient(t, "http://"+address, `{}`).list("tools/list", "name"); !slices.Equal(again, names) {
+				t.Errorf("%q have become %q", names, again)
+			}
+		})
+	}
+}
+
+func TestAggregateExpose(t *testing.T) {
+	alpha := newJournal(t)
+	url := serve(t, gateway(block(child("alpha"), alpha.env(), "expose echo s*"), child("beta")))
+	c := newLegacyClient(t, url, `{}`)
+	var names []string
+	for _, name := range c.list("tools/list", "name") {
+		if strings.HasPrefix(name, "alpha::") {
+			names = append(names, name)
+		}
+	}
+	if got := strings.Join(names, " "); got != "alpha::echo alpha::slow alpha::stderr alpha::spawn" {
+		t.Error(got)
+	}
+	if !c.has("beta::pid") {
+		t.Error("beta hides something")
+	}
+	if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
+		t.Error(got)
+	}
+	calls := len(alpha.entries(t, "tools/call"))
+	for _, name := range []string{"alpha::pid", "alpha::nope"} {
+		if got := c.ask("tools/call", `{"name":`+quote(name)+`}`); got.Error == nil || got.status != 200 {
+			t.Errorf("%d %s", got.status, got.raw)
+		}
+	}
+	if got := len(alpha.entries(t, "tools/call")); got != calls {
+		t.Errorf("%d calls of what is not exposed", got-calls)
+	}
+}
