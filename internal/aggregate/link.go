@@ -38,6 +38,10 @@ type link struct {
 
 	subscriptions []string // to resources, sorted
 
+	calls     []*heldCall  // of a client of the modern era to a server of the legacy era
+	overheard *overhearing // what is listened to for them
+	deaf      bool         // there is nothing to listen to
+
 	lists   [kindCount]cached
 	hearing [kindCount]int // streams by which the server can say that its lists have changed
 }

@@ -172,9 +172,10 @@ func (t *turn) list(k kind) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	all, fresh := t.listings(k)
-	if k == tools && t.a.config.Discovery {
-		all = nil
+	var all []*listing
+	fresh := freshness{private: true}
+	if k != tools || !t.a.config.Discovery {
+		all, fresh = t.listings(k)
 	}
 	if own := t.a.own(k); own != nil {
 		all = append(all, own)

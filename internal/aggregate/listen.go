@@ -234,7 +234,9 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	if !t.a.transparent() {
 		_, uri, _ = mcp.ParseURI(uri)
 	}
-	l.subscribe(uri, on)
+	if !l.subscribe(uri, on) {
+		return invalid("uri: there are too many subscriptions")
+	}
 	if era, _ := l.state(); era == mcp.Legacy {
 		return t.pass(s, edits)
 	}
@@ -267,16 +269,19 @@ const maxSubscriptions = 1_000
 
 // subscribe notes a subscription: a server of the modern era has no such request, and
 // one of the legacy era may have to be told again.
-func (l *link) subscribe(uri string, on bool) {
+func (l *link) subscribe(uri string, on bool) (ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i, there := slices.BinarySearch(l.subscriptions, uri)
 	switch {
-	case on && !there && len(l.subscriptions) < maxSubscriptions:
+	case on && !there && len(l.subscriptions) == maxSubscriptions:
+		return false
+	case on && !there:
 		l.subscriptions = slices.Insert(l.subscriptions, i, uri)
 	case !on && there:
 		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
 	}
+	return true
 }
 
 // subscribed returns to which resources of a server the client has subscribed.

@@ -28,6 +28,7 @@ type State struct {
 	sweeping *time.Timer                        // nil if there is nothing to sweep
 	held     map[string]*heldCall
 	streams  map[*stream]bool
+	overhear map[*overhearing]bool
 	members  []*Aggregate
 	ended    bool
 }
@@ -38,7 +39,7 @@ const idleTime = 30 * time.Minute
 
 // NewState returns a State in which nobody is known.
 func NewState() *State {
-	s := &State{busy: map[string]*client{}, held: map[string]*heldCall{}, streams: map[*stream]bool{}}
+	s := &State{busy: map[string]*client{}, held: map[string]*heldCall{}, streams: map[*stream]bool{}, overhear: map[*overhearing]bool{}}
 	for era := range s.idle {
 		s.idle[era], _ = simplelru.NewLRU[string, *client](math.MaxInt32, nil)
 	}
@@ -164,6 +165,23 @@ func (s *State) leave(a *Aggregate) {
 	}
 }
 
+// overhears notes what is listened to for calls, unless nothing is any more.
+func (s *State) overhears(o *overhearing) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		s.overhear[o] = true
+	}
+	return !s.ended
+}
+
+// overheard notes that it has ended.
+func (s *State) overheard(o *overhearing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.overhear, o)
+}
+
 // dropLinks forgets connections to servers that are no longer there. The caller holds
 // the lock.
 func (s *State) dropLinks() {
@@ -217,6 +235,9 @@ func (s *State) Destruct() error {
 		s.running.Go(held.giveUp)
 	}
 	clear(s.held)
+	for o := range s.overhear {
+		o.cancel()
+	}
 	s.ended = true
 	if s.sweeping != nil {
 		s.sweeping.Stop()

@@ -84,6 +84,9 @@ func (t *turn) newStream(wants *interests) *stream {
 	t.client.mu.Lock()
 	t.client.streams[s] = true
 	t.client.mu.Unlock()
+	if t.client.ended.Load() {
+		s.end() // which nobody else does who has not seen it
+	}
 	t.a.mu.Lock()
 	defer t.a.mu.Unlock()
 	a := t.a
@@ -402,7 +405,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 			t.out.event(&outgoing{id: id, data: oneLine(l.rewritten(a, m.Raw))})
 		default:
 			l.noted(a, m)
-			if !s.pass(a, l, m, id) && m.IsRequest() {
+			if !s.pass(a, l, m, id) && m.IsRequest() && !l.inquire(m) {
 				l.refuse(a, t.r, ctx, &t.asides, m, "the client cannot be asked "+shortened(m.Text(jsonrpc.Method)))
 			}
 		}
@@ -431,16 +434,11 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 
 // pass gives the client what was heard by this stream. Servers let each session
 // listen but once; where several of a client do, what one hears is for all.
-func (s *stream) pass(a *Aggregate, l *link, m *jsonrpc.Message, id string) (delivered bool) {
+func (s *stream) pass(a *Aggregate, l *link, m *jsonrpc.Message, id string) bool {
 	if s.wants == nil {
 		return s.deliver(a, l, m, id)
 	}
-	for _, other := range s.turn.client.listening() {
-		if other.a.Load().byID(l.id) != nil {
-			delivered = other.deliver(a, l, m, "") || delivered
-		}
-	}
-	return delivered
+	return l.spread(a, m)
 }
 
 // everyKind are all that can change.

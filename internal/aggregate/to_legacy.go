@@ -167,10 +167,12 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		return failure
 	}
 	return l.inSession(ctx, a, of, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
-		r, session, _ := l.prepare(ctx, a, of)
-		setBody(r, body)
 		h := &Hearing{}
 		held.hearing.Store(h)
+		defer held.overhear(ctx)()
+		l.listen(ctx)
+		r, session, _ := l.prepare(ctx, a, of)
+		setBody(r, body)
 		answered := false
 		h.each = func(e *event) error {
 			if len(e.data) == 0 || answered {

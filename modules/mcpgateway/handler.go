@@ -73,7 +73,9 @@ func init() {
 // asked for, that host has to be named.
 //
 // The metrics caddy_mcp_requests_total and caddy_mcp_request_duration_seconds count
-// requests by gateway, server and method, and the former by outcome: ok, error for
+// requests by gateway, server and method, and the former by outcome. What is asked of
+// all servers at once counts for each that had to be asked, and once without a server.
+// Outcomes are ok, error for
 // JSON-RPC errors of the server, canceled, http_4xx and the like, or one of the
 // symbols above. In the access log, mcp_server, mcp_method, mcp_tool, mcp_client and
 // mcp_error_code tell the same of each request. Arguments and results are never
@@ -96,12 +98,15 @@ type Handler struct {
 	Servers []*Server `json:"servers,omitempty"`
 
 	// How long a server may take: at /rpc for the whole answer, at /mcp until its
-	// next byte. Streams that a client opens to listen may be silent forever.
+	// next byte. Where all servers are one, the time in which the client has a
+	// question of the server to answer does not count. Streams that a client opens to
+	// listen may be silent forever.
 	// Default: 30s
 	ResponseTimeout caddy.Duration `json:"response_timeout,omitempty"`
 
-	// How the results of servers are masked that do not say so themselves. Default:
-	// as by a bare observation_mask
+	// How the results of servers are masked that do not say so themselves. Where all
+	// servers are one, results are masked only if it is given. Default: as by a bare
+	// observation_mask
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
 	// Requests of more bytes are refused; so much of each is held in memory.

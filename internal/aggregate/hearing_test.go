@@ -1,0 +1,452 @@
+package aggregate
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A listener notes what a Hearing gives out.
+type listener struct {
+	Hearing
+	heard []string
+	large bytes.Buffer
+}
+
+type largePart struct{ l *listener }
+
+func (p largePart) Write(b []byte) (int, error) { return p.l.large.Write(b) }
+func (p largePart) Close() error                { p.l.heard = append(p.l.heard, "large end"); return nil }
+
+func newListener(contentType string) *listener {
+	l := &listener{}
+	l.id = []byte("1")
+	l.Header().Set("Content-Type", contentType)
+	l.each = func(e *event) error {
+		l.heard = append(l.heard, fmt.Sprintf("%q %q %s", e.id, e.retry, e.data))
+		if e.message.IsAnswer() {
+			l.settled(&e.message)
+		}
+		return nil
+	}
+	l.Hearing.large = func(id string) io.WriteCloser {
+		l.heard = append(l.heard, fmt.Sprintf("large %q", id))
+		return largePart{l}
+	}
+	return l
+}
+
+// hear gives a listener a text in pieces, and returns what it has heard.
+func (l *listener) hear(pieces ...string) string {
+	for _, piece := range pieces {
+		scratch := []byte(piece)
+		_, _ = l.Write(scratch)
+		clear(scratch) // what was given belongs to the server
+	}
+	_ = l.End()
+	return strings.Join(l.heard, "\n")
+}
+
+const heardAnswer = `{"jsonrpc":"2.0","id":1,"result":{"a":"é\u00e9"}}`
+
+func TestHearingInAnyPieces(t *testing.T) {
+	const stream = "text/event-stream"
+	note := `{"jsonrpc":"2.0","method":"n"}`
+	tests := []struct{ name, contentType, text, want string }{
+		{"JSON", "application/json", heardAnswer, `"" "" ` + heardAnswer},
+		{"JSON with white space around", "application/json; charset=utf-8", "\r\n " + heardAnswer + "\n", "\"\" \"\" \r\n " + heardAnswer + "\n"},
+		{"JSON of no type", "", heardAnswer, `"" "" ` + heardAnswer},
+		{"JSON as text", "text/plain", heardAnswer, `"" "" ` + heardAnswer},
+		{"an event", stream, "data: " + heardAnswer + "\n\n", `"" "" ` + heardAnswer},
+		{"no space", stream, "data:" + heardAnswer + "\n\n", `"" "" ` + heardAnswer},
+		{"CRLF", stream, "id: 7\r\nretry: 10\r\ndata: " + heardAnswer + "\r\n\r\n", `"7" "10" ` + heardAnswer},
+		{"CR", stream, "id: 7\rretry: 10\rdata: " + heardAnswer + "\r\rdata: " + note + "\r\r", `"7" "10" ` + heardAnswer + "\n" + `"" "" ` + note},
+		{"a byte order mark", stream, "\xEF\xBB\xBFdata: " + heardAnswer + "\n\n", `"" "" ` + heardAnswer},
+		{"comments", stream, ": hi\n\n:\n\n: a\ndata: " + heardAnswer + "\n: b\n\n", `"" "" ` + heardAnswer},
+		{"no final blank line", stream, "data: " + note + "\n\ndata: " + heardAnswer + "\n", `"" "" ` + note + "\n" + `"" "" ` + heardAnswer},
+		{"no final line end", stream, "data: " + heardAnswer, `"" "" ` + heardAnswer},
+		{"several lines of data", stream, "data: {\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\ndata:\ndata: \"result\":{}}\n\n",
+			"\"\" \"\" {\"jsonrpc\":\"2.0\",\n\"id\":1,\n\"result\":{}}"},
+		{"a field between lines of data", stream, "data: {\"id\":1,\nid: 3\ndata: \"result\":{}}\n\n", "\"3\" \"\" {\"id\":1,\n\"result\":{}}"},
+		{"a priming event", stream, "id: 1\ndata:\n\ndata: " + heardAnswer + "\n\n", "\"1\" \"\" \n" + `"" "" ` + heardAnswer},
+		{"a priming event with a space", stream, "id: 1\ndata: \n\n", "\"1\" \"\" "},
+		{"a priming event without data", stream, "id: 1\nretry: 5\n\n", "\"1\" \"5\" "},
+		{"an id after the data", stream, "data: " + note + "\nid: 2\n\n", `"2" "" ` + note},
+		{"an id with a NUL", stream, "id: a\x00b\ndata: " + note + "\n\n", `"" "" ` + note},
+		{"an id without a space, with colons", stream, "id:a:b c\ndata: " + note + "\n\n", `"a:b c" "" ` + note},
+		{"other fields", stream, "event: message\nfoo: bar\nidx: 9\ndata: " + note + "\n\n", `"" "" ` + note},
+		{"an empty event", stream, "event: x\n\ndata: " + note + "\n\n", `"" "" ` + note},
+		{"ids are of one event only", stream, "id: 1\ndata: " + note + "\n\ndata: " + note + "\n\n", `"1" "" ` + note + "\n" + `"" "" ` + note},
+		{"garbage between events", stream, "data: <html>\n\ndata: [1]\n\ndata: " + note + "\n\n", `"" "" ` + note},
+		{"a very long id", stream, "id: " + strings.Repeat("7", 5000) + "\ndata: " + note + "\n\n", `"" "" ` + note},
+		{"a very long comment", stream, ":" + strings.Repeat("x", 5000) + "\ndata: " + note + "\nid: 4\n\n", `"4" "" ` + note},
+		{"nothing", stream, "", ""},
+		{"nothing as JSON", "application/json", "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := newListener(tt.contentType).hear(tt.text); got != tt.want {
+				t.Errorf("in one piece: got\n%.300s\nwant\n%.300s", got, tt.want)
+			}
+			if got := newListener(tt.contentType).hear(strings.Split(tt.text, "")...); got != tt.want {
+				t.Errorf("in characters: got\n%.300s\nwant\n%.300s", got, tt.want)
+			}
+			for i := 1; i < len(tt.text); i++ {
+				if got := newListener(tt.contentType).hear(tt.text[:i], tt.text[i:]); got != tt.want {
+					t.Fatalf("split at %d: got\n%.300s\nwant\n%.300s", i, got, tt.want)
+				}
+			}
+			if len(tt.text) > 300 {
+				return
+			}
+			for i := 1; i < len(tt.text); i++ {
+				for j := i + 1; j < len(tt.text); j++ {
+					if got := newListener(tt.contentType).hear(tt.text[:i], tt.text[i:j], tt.text[j:]); got != tt.want {
+						t.Fatalf("split at %d and %d: got\n%s\nwant\n%s", i, j, got, tt.want)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestHearingNoMessage(t *testing.T) {
+	tests := []struct {
+		name, contentType, text string
+		status                  int
+		symbol                  string
+	}{
+		{"HTML", "text/html", "<html>", 200, "invalid_json"},
+		{"HTML and 502", "text/html", "<html>", 502, "http_error"},
+		{"cut JSON", "application/json", `{"jsonrpc":"2.0","id":1,"res`, 200, "invalid_json"},
+		{"two messages", "application/json", heardAnswer + heardAnswer, 200, "invalid_json"},
+		{"nothing", "application/json", "", 200, "invalid_response"},
+		{"nothing and 500", "application/json", "", 500, "http_error"},
+		{"nothing and 301", "", "", 301, "http_error"},
+		{"a stream of nothing", "text/event-stream", ": x\n\n", 200, "invalid_response"},
+		{"a stream of garbage", "text/event-stream", "data: x\n\n", 200, "invalid_response"},
+		{"a stream that is none", "text/event-stream", heardAnswer, 200, "invalid_response"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newListener(tt.contentType)
+			l.WriteHeader(tt.status)
+			if got := l.hear(tt.text); got != "" {
+				t.Errorf("heard %s", got)
+			}
+			if code, answered := l.Outcome(); answered || code != 0 || l.Status() != tt.status {
+				t.Errorf("outcome %d, %t, status %d", code, answered, l.Status())
+			}
+			if failure := l.failure("a"); failure.Data.Symbol != tt.symbol {
+				t.Errorf("got %+v, want %s", failure, tt.symbol)
+			}
+		})
+	}
+}
+
+func TestHearingOfInformationalStatus(t *testing.T) {
+	l := newListener("application/json")
+	l.WriteHeader(http.StatusEarlyHints)
+	l.WriteHeader(http.StatusBadRequest)
+	l.WriteHeader(http.StatusOK)
+	l.hear(`{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":""}}`)
+	if code, answered := l.Outcome(); code != -32602 || !answered || l.Status() != http.StatusBadRequest {
+		t.Errorf("got %d, %t, %d", code, answered, l.Status())
+	}
+}
+
+func TestHearingOfWhatIsCompressed(t *testing.T) {
+	l := newListener("text/event-stream")
+	l.Header().Set("Content-Encoding", "gzip")
+	if got := l.hear("data: " + heardAnswer + "\n\n"); got != "" {
+		t.Errorf("got %s", got)
+	}
+	if l.err == nil {
+		t.Error("it was understood")
+	}
+}
+
+func TestHearingOfLargeMessages(t *testing.T) {
+	filler := strings.Repeat("x", maxHeld)
+	large := `{"jsonrpc":"2.0","id":1,"result":{"t":"` + filler + `"}}`
+	exact := strings.Replace(large, filler, filler[:maxHeld-(len(large)-len(filler))], 1)
+	note := `{"jsonrpc":"2.0","method":"n","params":{"t":"` + filler + `"}}`
+	request := `{"jsonrpc":"2.0","id":1,"method":"n","params":{"t":"` + filler + `"}}`
+	tests := []struct {
+		name, contentType, text, heard, large string
+		code                                  int
+		answered                              bool
+		err                                   error
+	}{
+		{"an answer as JSON", "application/json", large, "large \"\"\nlarge end", large, 0, true, nil},
+		{"an answer as an event", "text/event-stream", "id: 5\ndata: " + large + "\n\n", "large \"5\"\nlarge end", large, 0, true, nil},
+		{"without a final blank line", "text/event-stream", "id: 5\ndata: " + large, "large \"5\"\nlarge end", large, 0, true, nil},
+		{"an error", "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, "large \"\"\nlarge end",
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, -7, true, nil},
+		{"in lines", "text/event-stream", "data: " + large[:maxHeld/2] + "\ndata: " + large[maxHeld/2:] + "\n\n", "large \"\"",
+			large[:maxHeld/2] + "\n" + large[maxHeld/2:], 0, true, errNoMessage},
+		{"in lines between tokens", "text/event-stream", "data: " + large[:len(large)-2] + "\ndata: }\r\ndata: }\n\n", "large \"\"\nlarge end",
+			large[:len(large)-2] + "\n}\n}", 0, true, nil},
+		{"of exactly what is held", "application/json", exact, `"" "" ` + exact, "", 0, true, nil},
+		{"a notification", "text/event-stream", "data: " + note + "\n\ndata: " + heardAnswer + "\n\n", `"" "" ` + note + "\n\"\" \"\" " + heardAnswer, "", 0, true, nil},
+		{"a request", "text/event-stream", "data: " + request + "\n\n", `"" "" ` + request, "", 0, false, nil},
+		{"an answer to another", "text/event-stream", "data: " + strings.Replace(large, `"id":1`, `"id":11`, 1) + "\n\ndata: " + heardAnswer + "\n\n", `"" "" ` + heardAnswer, "", 0, true, nil},
+		{"only an answer to another", "application/json", strings.Replace(large, `"id":1`, `"id":"1"`, 1), "", "", 0, false, nil},
+		{"garbage", "application/json", filler + filler, "", "", 0, false, errNoMessage},
+		{"too much garbage", "application/json", strings.Repeat(filler, 65), "", "", 0, false, errTooLarge},
+		{"too large a notification", "text/event-stream", "data: {\"jsonrpc\":\"2.0\",\"method\":\"" + strings.Repeat(filler, 65) + "\"}\n\ndata: " + heardAnswer + "\n\n", "", "", 0, false, errTooLarge},
+		{"a cut answer", "application/json", large[:len(large)-2], "large \"\"", large[:len(large)-2], 0, true, errNoMessage},
+		{"an answer and another message", "text/event-stream", "data: " + large + "\n\ndata: " + heardAnswer + "\n\n", "large \"\"\nlarge end\n\"\" \"\" " + heardAnswer, large, 0, true, nil},
+		{"id last", "application/json", `{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, "large \"\"\nlarge end", `{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, 0, true, nil},
+	}
+	for _, tt := range tests {
+		for _, size := range []int{1 << 30, 32 << 10, 4093} {
+			if len(tt.text) > 8<<20 && size != 32<<10 {
+				continue // that takes long
+			}
+			t.Run(tt.name+" in pieces of "+strconv.Itoa(size), func(t *testing.T) {
+				l := newListener(tt.contentType)
+				for text := tt.text; text != ""; {
+					n := min(size, len(text))
+					scratch := []byte(text[:n])
+					_, _ = l.Write(scratch)
+					clear(scratch)
+					text = text[n:]
+				}
+				err := l.End()
+				if got := strings.Join(l.heard, "\n"); got != tt.heard {
+					t.Errorf("heard %.300q, want %.300q", got, tt.heard)
+				}
+				if got := l.large.String(); got != tt.large {
+					t.Errorf("%d bytes passed on, want %d", len(got), len(tt.large))
+				}
+				if code, answered := l.Outcome(); code != tt.code || answered != tt.answered || err != tt.err {
+					t.Errorf("got %d, %t, %v", code, answered, err)
+				}
+				if err == errTooLarge && l.failure("a").Message != jsonrpc.ResponseTooLarge("a").Message {
+					t.Errorf("got %+v", l.failure("a"))
+				}
+			})
+		}
+	}
+}
+
+// largeResult returns a result that names resources before, amid and after much text.
+func largeResult(size int) string {
+	var b strings.Builder
+	b.WriteString(`{"content":[{"type":"resource_link","uri":"x://first","name":"a"}`)
+	for i := 0; b.Len() < size; i++ {
+		fmt.Fprintf(&b, `,{"type":"text","text":%q,"uri2":"x://not"},{"type":"resource","resource":{"uri":"x:\/\/n\u00e9%d","text":"y"}}`, strings.Repeat("text ", 1000), i)
+	}
+	b.WriteString(`], "n":12345678901234567890123, "structuredContent":{"uri":"x://stays","contents":[{"uri":"x://stays"}]},"_meta":{"k":"v"}}`)
+	return b.String()
+}
+
+// Large answers come as small ones would, if these could be so large.
+func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
+	result := largeResult(3 << 20)
+	want := string((&link{server: "a"}).rewritten(joining(nil, newPeer("a")), []byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
+	if !strings.Contains(want, mcp.ResourceURI("a", "x://first")) || strings.Contains(want, `"x://first"`) {
+		t.Fatal("nothing is rewritten")
+	}
+	send := map[string]func(w http.ResponseWriter, head, text string){
+		"JSON": func(w http.ResponseWriter, _, text string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, text)
+		},
+		"JSON in small pieces": func(w http.ResponseWriter, _, text string) {
+			w.Header().Set("Content-Type", "application/json")
+			for text != "" {
+				n := min(1021, len(text))
+				_, _ = io.WriteString(w, text[:n])
+				text = text[n:]
+			}
+		},
+		"an event": func(w http.ResponseWriter, head, text string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, head+"data: "+text+"\n\n")
+		},
+		"an event of many lines": func(w http.ResponseWriter, head, text string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, head+"data: "+strings.ReplaceAll(text, `,{"type"`, ",\r\ndata: {\"type\"")+"\r\n\r\n")
+		},
+		"after a notification": func(w http.ResponseWriter, head, text string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\n")
+			_, _ = io.WriteString(w, head+"data: "+text+"\n\n")
+		},
+	}
+	for name, send := range send {
+		for _, pair := range [][2]mcp.Era{{mcp.Legacy, mcp.Legacy}, {mcp.Modern, mcp.Modern}, {mcp.Legacy, mcp.Modern}} {
+			t.Run(fmt.Sprint(name, pair), func(t *testing.T) {
+				p := newPeer("a")
+				p.speaks[pair[1]] = true
+				p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
+					send(w, "id: 9\n", `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
+				})
+				g := newGateway(t, nil, p)
+				u := g.user(t, pair[0])
+				if pair[0] == mcp.Legacy {
+					u.connect()
+				}
+				u.last.Store(0)
+				s := u.call("a::x")
+				if s.broken != nil || strings.ReplaceAll(s.answer, `, {"type"`, `,{"type"`) != want { // line breaks become spaces
+					t.Errorf("%v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
+				}
+				if n := len(s.events); n > 0 && s.events[n-1].last != "call/a/9" {
+					t.Errorf("got id %q", s.events[n-1].last)
+				}
+				u.accept = "application/json"
+				u.last.Store(0)
+				if s := u.call("a::x"); strings.ReplaceAll(s.answer, "\n", "") != want {
+					t.Errorf("without event streams: %v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
+				}
+			})
+		}
+	}
+}
+
+// A client must not take half an answer for a whole one.
+func TestLargeAnswersThatBreakOff(t *testing.T) {
+	result := largeResult(2 << 20)
+	for _, contentType := range []string{"application/json", "text/event-stream"} {
+		for name, abort := range map[string]bool{"breaks off": true, "just ends": false} {
+			for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+				t.Run(fmt.Sprint(contentType, " ", name, server), func(t *testing.T) {
+					p := newPeer("a")
+					p.speaks[server] = true
+					p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
+						w.Header().Set("Content-Type", contentType)
+						if contentType != "application/json" {
+							_, _ = io.WriteString(w, "data: ")
+						}
+						_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result[:3<<19])
+						if abort {
+							panic(http.ErrAbortHandler)
+						}
+					})
+					g := newGateway(t, nil, p)
+					u := g.legacy(t)
+					if s := u.call("a::x"); s.broken == nil {
+						t.Errorf("the client got %d bytes and thinks that is all", len(s.body))
+					}
+					if s := u.ask("ping", ""); s.code() != 0 || s.broken != nil {
+						t.Errorf("afterwards: %+v", s)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What is no answer can be large, too.
+func TestLargeNotifications(t *testing.T) {
+	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` + strings.Repeat("x", 2*maxHeld) + `"}}`
+	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
+		a.send(w, note)
+		a.finish(w, "{}")
+	})
+	u := newGateway(t, nil, p).legacy(t)
+	if s := u.call("a::x"); len(s.events) != 2 || len(s.events[0].data) < len(note) || string(s.Result) != "{}" {
+		t.Errorf("got %d %.300s", s.status, s.body)
+	}
+}
+
+// The answer to another request is none, however large it is.
+func TestLargeAnswersToOthers(t *testing.T) {
+	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
+		a.send(w, `{"jsonrpc":"2.0","id":"another","result":{"t":"`+strings.Repeat("x", maxHeld)+`"}}`)
+		a.finish(w, `{"mine":true}`)
+	})
+	g := newGateway(t, nil, p)
+	u := g.legacy(t)
+	s := u.call("a::x")
+	if strings.Contains(s.body, "another") {
+		t.Errorf("it was passed on: %.200s", s.body)
+	}
+	if s.Error == nil && string(s.Result) != `{"mine":true}` {
+		t.Errorf("got %.200s", s.answer)
+	}
+}
+
+func TestWrongAnswers(t *testing.T) {
+	tests := []struct {
+		name        string
+		status      int
+		contentType string
+		body        string // ID stands for the id
+		symbol      string // none: the error is that of the server
+		code        int
+	}{
+		{"500 and HTML", 500, "text/html", "<h1>", "http_error", 0},
+		{"401", 401, "", "", "http_error", 0},
+		{"302", 302, "", "", "http_error", 0},
+		{"200 and HTML", 200, "text/html", "<h1>", "invalid_json", 0},
+		{"200 and nothing", 200, "application/json", "", "invalid_response", 0},
+		{"a batch", 200, "application/json", `[{"jsonrpc":"2.0","id":ID,"result":{}}]`, "invalid_json", 0},
+		{"an error, id null", 200, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}`, "", -1},
+		{"an error without an id", 500, "application/json", `{"jsonrpc":"2.0","error":{"code":-1,"message":"m"}}`, "", -1},
+		{"an error", 500, "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"m"}}`, "", -1},
+		{"a request in place of an answer", 200, "application/json", `{"jsonrpc":"2.0","method":"n"}`, "invalid_response", 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
+				w.Header().Set("Content-Type", tt.contentType)
+				w.WriteHeader(tt.status)
+				_, _ = io.WriteString(w, strings.ReplaceAll(tt.body, "ID", a.id()))
+			})
+			g := newGateway(t, nil, p)
+			u := g.legacy(t)
+			s := u.call("a::x")
+			var m jsonrpc.Message
+			if failure := m.Read([]byte(s.answer)); failure != nil || !m.IsAnswer() || string(m.Literal(jsonrpc.ID)) != strconv.FormatInt(u.last.Load(), 10) {
+				t.Fatalf("got %d %s", s.status, s.body)
+			}
+			if s.symbol() != tt.symbol || tt.code != 0 && s.code() != tt.code || s.status != 200 {
+				t.Errorf("got %d %s", s.status, s.body)
+			}
+		})
+	}
+}
+
+// What is heard does not depend on the pieces in which it comes.
+func FuzzHearing(f *testing.F) {
+	for _, text := range []string{
+		heardAnswer, "data: " + heardAnswer + "\n\n", "id: 1\r\nretry: 5\rdata: {\"id\":1,\n\rdata:\"result\":{}}\r\n\r\n", "\xEF\xBB\xBFid\ndata\n:\n\n",
+		"data: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\ndata: x\n\n", "event: x\n\n\n\rdata: {}",
+	} {
+		for _, stream := range []bool{false, true} {
+			f.Add(text, stream, uint8(3))
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string, stream bool, size uint8) {
+		contentType := "application/json"
+		if stream {
+			contentType = "text/event-stream"
+		}
+		whole, parts := newListener(contentType), newListener(contentType)
+		want := whole.hear(text)
+		var pieces []string
+		for rest := text; rest != ""; {
+			n := min(int(size%7)+1, len(rest))
+			pieces, rest = append(pieces, rest[:n]), rest[n:]
+		}
+		if got := parts.hear(pieces...); got != want || parts.err != whole.err {
+			t.Errorf("in pieces: %q, %v\nin one: %q, %v", got, parts.err, want, whole.err)
+		}
+		for _, heard := range whole.heard {
+			if head, _, _ := strings.Cut(heard, "{"); strings.ContainsAny(head, "\r\n") && stream {
+				t.Errorf("a line break is in an id: %q", heard)
+			}
+		}
+	})
+}
