@@ -111,10 +111,12 @@ func (a *Aggregate) transparent() bool { return a.config.Naming.Separator == "" 
 
 // A Result says how a request was served.
 type Result struct {
-	Server  string           // to whom it was passed on, if to one
+	Server  string           // which one it was for, if for one
 	Name    string           // of what was called there
+	Sent    bool             // it was passed on to that server
 	Failure *jsonrpc.Failure // is still to be answered
 	Code    int              // of the JSON-RPC error that was answered
+	Symbol  string           // of that error, if it is of our making
 	Torn    bool             // a part of the answer was sent, and the rest will never come
 }
 

@@ -165,7 +165,7 @@ func (t *turn) pass(s *Server, edits []jsonspan.Edit) *jsonrpc.Failure {
 
 // failed answers with a failure of a server, if there is anybody to answer.
 func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Failure {
-	t.result.Code = failure.Code
+	t.result.Code, t.result.Symbol = failure.Code, failure.Data.Symbol
 	if t.r.Context().Err() != nil {
 		return nil
 	}
@@ -215,19 +215,15 @@ type relay struct {
 // run has the server answer. What it returns is to be answered in place of that.
 func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	t, l := rl.turn, rl.link
-	l.mu.Lock()
-	era, version, session := l.era, l.version, l.session
-	l.mu.Unlock()
-	rl.session = session
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil {
 		return failure
 	}
 	s := t.a.servers[l.server]
 	r := s.Upstream.Pass(rl.ctx, t.r)
-	l.dress(r, era, version, session)
-	if era == mcp.Modern {
-		mcp.SetModern(r.Header, &m, version)
+	var era mcp.Era
+	if rl.session, era = l.sign(r); era == mcp.Modern {
+		mcp.SetModern(r.Header, &m, mcp.Stateless)
 		if t.era == mcp.Legacy || t.found {
 			rl.params.Set(r.Header, &m)
 		}
@@ -235,6 +231,7 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	setBody(r, body)
 	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID)}
 	defer l.client.unasked(&rl.h)
+	t.result.Sent = true
 	failure := s.Upstream.Send(&rl.h, r, &m)
 	switch {
 	case rl.h.torn():

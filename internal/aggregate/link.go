@@ -361,12 +361,18 @@ func (l *link) inSession(ctx context.Context, a *Aggregate, of *http.Request, tr
 
 // prepare returns a request in the session there is.
 func (l *link) prepare(ctx context.Context, a *Aggregate, of *http.Request) (r *http.Request, session string, era mcp.Era) {
+	r = a.servers[l.server].Upstream.Request(ctx, of)
+	session, era = l.sign(r)
+	return r, session, era
+}
+
+// sign makes r a request in the session there is.
+func (l *link) sign(r *http.Request) (session string, era mcp.Era) {
 	l.mu.Lock()
 	era, version, session := l.era, l.version, l.session
 	l.mu.Unlock()
-	r = a.servers[l.server].Upstream.Request(ctx, of)
 	l.dress(r, era, version, session)
-	return r, session, era
+	return session, era
 }
 
 // withMeta returns params with _meta in them, which they do not have.

@@ -284,6 +284,18 @@ func (l *link) subscribe(uri string, on bool) (ok bool) {
 	return true
 }
 
+// subscribedTo reports whether a message is not about a resource that the client has
+// unsubscribed from. A server of the modern era hears of that a little later.
+func (l *link) subscribedTo(m *jsonrpc.Message) bool {
+	if !m.Is(jsonrpc.Method, "notifications/resources/updated") {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, there := slices.BinarySearch(l.subscriptions, m.Text(jsonrpc.URI))
+	return there || l.era == mcp.Legacy
+}
+
 // subscribed returns to which resources of a server the client has subscribed.
 func (c *client) subscribed(l *link) []string {
 	l.mu.Lock()

@@ -159,6 +159,13 @@ func (o *outlet) flush() {
 	}
 }
 
+// sent sees to it that the client has what was written.
+func (o *outlet) sent() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flush()
+}
+
 // close gives the connection back as it was.
 func (o *outlet) close() {
 	if o.stream && o.err == nil {

@@ -460,7 +460,7 @@ func (l *link) listened(to []kind, n int) {
 func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) bool {
 	t := s.turn
 	if s.wants == nil {
-		if m.IsRequest() && !t.client.can(m.Text(jsonrpc.Method)) {
+		if m.IsRequest() && !t.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
 			return false
 		}
 		return t.out.event(&outgoing{id: id, data: oneLine(l.translated(a, m))})

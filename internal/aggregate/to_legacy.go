@@ -61,6 +61,7 @@ func (t *turn) toLegacy(ctx context.Context, l *link, body []byte) *jsonrpc.Fail
 		}
 		held = t.hold(l, body)
 	}
+	t.result.Sent = true
 	return held.serve(ctx, t)
 }
 
@@ -171,7 +172,8 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		held.hearing.Store(h)
 		defer held.overhear(ctx)()
 		l.listen(ctx)
-		r, session, _ := l.prepare(ctx, a, of)
+		r := a.servers[l.server].Upstream.Pass(ctx, of)
+		session, _ := l.sign(r)
 		setBody(r, body)
 		answered := false
 		h.each = func(e *event) error {
@@ -255,6 +257,7 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 	switch {
 	case m.IsAnswer():
 		held.answer(t, &m)
+		held.settle(t)
 		return true, nil
 	case m.IsRequest():
 		return held.ask(t, &m)
@@ -271,6 +274,23 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})
 	}
 	return false, nil
+}
+
+// settle waits a moment for the end of a call that has been answered, because the
+// access log tells of what was masked in it. The client has its answer by then.
+func (held *heldCall) settle(t *turn) {
+	select {
+	case <-held.done:
+		return
+	default:
+	}
+	t.out.sent()
+	timer := time.NewTimer(50 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-held.done:
+	case <-timer.C:
+	}
 }
 
 // answer passes on the answer, as one of the modern era and with the id of the

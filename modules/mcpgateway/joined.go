@@ -203,7 +203,7 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 	who.Address, _ = caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	result := x.handler.joined.Serve(x.w, r, &x.message, who)
 	if x.server = x.handler.byName[result.Server]; x.server != nil {
-		x.passedOn, x.tool = true, shortened(result.Name)
+		x.passedOn, x.tool = result.Sent, shortened(result.Name)
 	}
 	switch x.errorCode = result.Code; {
 	case result.Torn:
@@ -212,6 +212,8 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 		return result.Failure
 	case r.Context().Err() != nil && x.handler.exiting.Err() == nil:
 		x.outcome = outcomeCanceled
+	case result.Symbol != "":
+		x.outcome = result.Symbol
 	case result.Code != 0:
 		x.outcome = outcomeError
 	default:
@@ -307,12 +309,12 @@ func (w *innerReply) complete() *jsonrpc.Failure {
 	err := w.End()
 	code, _ := w.Outcome()
 	switch w.x.outcome = outcomeOK; {
-	case err != nil:
-		w.x.outcome = "invalid_response"
 	case code != 0:
 		w.x.outcome, w.x.errorCode = outcomeError, code
 	case outcomeHTTP[w.Status()/100%10] != "":
 		w.x.outcome = outcomeHTTP[w.Status()/100%10]
+	case err != nil:
+		w.x.outcome = "invalid_response"
 	}
 	return nil
 }

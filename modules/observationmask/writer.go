@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -32,10 +33,10 @@ type responseWriter struct {
 	status int  // 0 until WriteHeader
 	sent   bool // the header has been sent on
 	state  *maskState
-	in     io.Writer         // takes the body; nil if it passes as it is
-	body   *httpbody.Decoder // in, if the body is encoded
-	stream bool              // the body is an event stream
-	masked mask.Stats
+	in     io.Writer                  // takes the body; nil if it passes as it is
+	body   *httpbody.Decoder          // in, if the body is encoded
+	stream bool                       // the body is an event stream
+	masked atomic.Pointer[mask.Stats] // what has been so far; read by the log, perhaps before the end
 }
 
 // maskState is what masking a response takes, kept between responses.
@@ -291,12 +292,16 @@ func (w *responseWriter) release() {
 
 // count adds what was masked since the last time to the metrics.
 func (w *responseWriter) count() {
-	now := w.state.masker.Stats()
-	if n := now.Strings - w.masked.Strings; n > 0 {
-		maskedStrings.WithLabelValues(w.call.server).Add(float64(n))
-		maskedChars.WithLabelValues(w.call.server).Add(float64(now.Chars - w.masked.Chars))
+	var before mask.Stats
+	if counted := w.masked.Load(); counted != nil {
+		before = *counted
 	}
-	w.masked = now
+	now := w.state.masker.Stats()
+	if n := now.Strings - before.Strings; n > 0 {
+		maskedStrings.WithLabelValues(w.call.server).Add(float64(n))
+		maskedChars.WithLabelValues(w.call.server).Add(float64(now.Chars - before.Chars))
+		w.masked.Store(&now)
+	}
 }
 
 // MarshalLogObject puts what was called and masked into the access log, when it
@@ -310,9 +315,9 @@ func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 			}
 		}
 	}
-	if w.masked.Strings > 0 {
-		enc.AddInt("mcp_masked_strings", w.masked.Strings)
-		enc.AddInt("mcp_masked_chars", w.masked.Chars)
+	if masked := w.masked.Load(); masked != nil {
+		enc.AddInt("mcp_masked_strings", masked.Strings)
+		enc.AddInt("mcp_masked_chars", masked.Chars)
 	}
 	return nil
 }
