@@ -184,6 +184,7 @@ func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Fa
 // relay passes the request on to a server of the same era.
 func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
 	failure := l.inSession(ctx, t.a, t.r, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
+		t.asides.Wait() // which have begun with the headers of the request as they are
 		rl := &relay{turn: t, link: l, ctx: ctx, again: again}
 		if t.found && t.era == mcp.Modern {
 			rl.params = t.paramHeaders(ctx, l)
@@ -230,6 +231,7 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	}
 	setBody(r, body)
 	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID)}
+	defer rl.h.lend()()
 	defer l.client.unasked(&rl.h)
 	t.result.Sent = true
 	failure := s.Upstream.Send(&rl.h, r, &m)
@@ -263,7 +265,7 @@ func (rl *relay) heard(e *event) error {
 		rl.resumable = rl.resumable || out.id != ""
 	default:
 		l.noted(t.a, m)
-		out.data = oneLine(l.translated(t.a, m))
+		out.data = l.translated(t.a, m)
 		rl.resumable = t.out.event(&out) && out.id != "" || rl.resumable
 	}
 	return nil
@@ -293,9 +295,6 @@ func (rl *relay) answer(e *event, out *outgoing) {
 		if status = m.Status(); rl.h.status >= 400 && rl.h.status < 500 {
 			status = rl.h.status
 		}
-	}
-	if t.out.streaming() {
-		out.data = oneLine(out.data)
 	}
 	t.out.answer(status, out)
 }

@@ -101,14 +101,23 @@ func (a *Aggregate) info() map[string]string {
 
 // signed makes a result of ours one of the modern era.
 func (a *Aggregate) signed(resultType string, result []byte) []byte {
-	by := slices.Concat([]byte(`"io.modelcontextprotocol/serverInfo":`), encoded(a.info()))
-	as := []byte(`"resultType":"` + resultType + `"`)
+	by, as := a.signedBy(), []byte(`"resultType":"`+resultType+`"`)
 	for member := range jsonspan.Members(result) {
 		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
 			return spliced(result, jsonspan.Insert(result, as), moved(jsonspan.Insert(result[at.Start:at.End], by), at.Start))
 		}
 	}
-	return spliced(result, jsonspan.Insert(result, slices.Concat(as, []byte(`,"_meta":{`), by, []byte("}"))))
+	return spliced(result, jsonspan.Insert(result, a.signature(resultType)))
+}
+
+// signature returns the members that make a result of ours one of the modern era.
+func (a *Aggregate) signature(resultType string) []byte {
+	return slices.Concat([]byte(`"resultType":"`+resultType+`","_meta":{`), a.signedBy(), []byte("}"))
+}
+
+// signedBy returns the member of _meta that says who we are.
+func (a *Aggregate) signedBy() []byte {
+	return slices.Concat([]byte(`"io.modelcontextprotocol/serverInfo":`), encoded(a.info()))
 }
 
 // capabilities returns what all servers can do together (A4). As long as one of them

@@ -3,6 +3,9 @@ package aggregate
 import (
 	"io"
 	"net/http"
+	"slices"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -86,6 +89,9 @@ func (h *Hearing) WriteHeader(status int) {
 		h.media = httpbody.TypeOf(h.Header().Get("Content-Type"))
 	}
 	h.deaf = h.begun != nil && !h.begun(status)
+	if n, err := strconv.Atoi(h.Header().Get("Content-Length")); err == nil && n > 0 && n <= maxHeld {
+		h.data = slices.Grow(h.data, n)
+	}
 }
 
 // Write implements http.ResponseWriter.
@@ -103,6 +109,22 @@ func (h *Hearing) Write(p []byte) (int, error) {
 		h.take(p)
 	}
 	return len(p), h.err
+}
+
+// buffers are kept between answers that are passed on.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// lend has h use a buffer that is kept between answers. What it returns takes it back;
+// nobody may have what was heard by then.
+func (h *Hearing) lend() (giveBack func()) {
+	b := buffers.Get().(*[]byte)
+	h.data = (*b)[:0]
+	return func() {
+		if *b = h.data; cap(*b) <= 2*maxHeld {
+			buffers.Put(b)
+		}
+		h.data = nil
+	}
 }
 
 // FlushError is there because what is written is passed on at once.

@@ -2,6 +2,8 @@ package aggregate
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -190,38 +192,68 @@ func (t *turn) list(k kind) *jsonrpc.Failure {
 		end = offset + limit
 		size = size/total*limit + 1<<10
 	}
-	result := make([]byte, 0, size+512)
-	result = append(result, '{', '"')
-	result = append(result, kinds[k].member...)
-	result = append(result, `":[`...)
+	answer := borrowAnswer(size)
+	defer giveBackAnswer(answer)
+	b := append(*answer, `{"jsonrpc":"2.0","id":`...)
+	b = append(b, t.m.Literal(jsonrpc.ID)...)
+	b = append(b, `,"result":{`...)
+	if t.era == mcp.Modern {
+		b = append(b, t.a.signature("complete")...)
+		b = append(b, ',')
+	}
+	b = append(b, '"')
+	b = append(b, kinds[k].member...)
+	b = append(b, `":[`...)
 	at := 0
 	for _, l := range all {
 		items := l.from(min(max(offset-at, 0), len(l.ends)), min(max(end-at, 0), len(l.ends)))
 		if at += len(l.ends); len(items) == 0 {
 			continue
 		}
-		if result[len(result)-1] != '[' {
-			result = append(result, ',')
+		if b[len(b)-1] != '[' {
+			b = append(b, ',')
 		}
-		result = append(result, items...)
+		b = append(b, items...)
 	}
-	result = append(result, ']')
+	b = append(b, ']')
 	if end < total {
-		result = append(result, `,"nextCursor":"`...)
-		result = append(result, mcp.Cursor(end)...)
-		result = append(result, '"')
+		b = append(b, `,"nextCursor":"`...)
+		b = append(b, mcp.Cursor(end)...)
+		b = append(b, '"')
 	}
 	if t.era == mcp.Modern {
-		result = append(result, `,"ttlMs":`...)
-		result = strconv.AppendInt(result, fresh.ttl.Milliseconds(), 10)
-		result = append(result, `,"cacheScope":"`...)
-		if fresh.private {
-			result = append(result, `private"`...)
-		} else {
-			result = append(result, `public"`...)
-		}
+		b = append(b, fresh.members()...)
 	}
-	return t.answer(append(result, '}'))
+	*answer = append(b, "}}"...)
+	t.out.answer(http.StatusOK, &outgoing{data: *answer})
+	return nil
+}
+
+// members returns what a result of the modern era says of how long it is good.
+func (f freshness) members() []byte {
+	scope := "public"
+	if f.private {
+		scope = "private"
+	}
+	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%q`, f.ttl.Milliseconds(), scope)
+}
+
+// answers are kept between lists: those of a thousand tools have hundreds of kilobytes.
+var answers = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxKept is how large an answer may be to be kept.
+const maxKept = 1 << 20
+
+func borrowAnswer(size int) *[]byte {
+	b := answers.Get().(*[]byte)
+	*b = slices.Grow((*b)[:0], size+512)
+	return b
+}
+
+func giveBackAnswer(b *[]byte) {
+	if cap(*b) <= maxKept {
+		answers.Put(b)
+	}
 }
 
 // page returns which items are asked for.

@@ -353,6 +353,8 @@ type direct struct{ *peer }
 
 func (d direct) Request(ctx context.Context, of *http.Request) *http.Request { return d.Pass(ctx, of) }
 
+func (d direct) Logged(ctx context.Context, of *http.Request) *http.Request { return d.Pass(ctx, of) }
+
 func (direct) Pass(ctx context.Context, r *http.Request) *http.Request {
 	passed := r.WithContext(ctx)
 	passed.Header = r.Header.Clone()

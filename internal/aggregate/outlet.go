@@ -54,7 +54,7 @@ func (o *outlet) event(e *outgoing) bool {
 		return false
 	}
 	o.write(e.head())
-	o.write(e.data)
+	o.write(oneLine(e.data))
 	o.write([]byte("\n\n"))
 	o.flush()
 	return o.err == nil
@@ -85,7 +85,7 @@ func (o *outlet) answer(status int, e *outgoing) {
 	defer o.mu.Unlock()
 	if o.stream {
 		o.write(e.head())
-		o.write(e.data)
+		o.write(oneLine(e.data))
 		o.write([]byte("\n\n"))
 		o.flush()
 		return

@@ -31,7 +31,7 @@ func (l *link) question(t *turn, ctx context.Context, m *jsonrpc.Message, out *o
 		return
 	}
 	id := l.shown(t.a, m.Literal(jsonrpc.ID))
-	out.data = oneLine(l.translated(t.a, m))
+	out.data = l.translated(t.a, m)
 	l.client.asked(id, h)
 	if !t.out.event(out) {
 		l.client.settled(id)

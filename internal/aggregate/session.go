@@ -10,6 +10,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"io"
+	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -107,11 +108,19 @@ func (a *Aggregate) opened(id string) (t ticket, ok bool) {
 func packed(t ticket) []byte {
 	text, _ := json.Marshal(t) // of strings, numbers and JSON that has been read: it cannot fail
 	var b bytes.Buffer
-	w, _ := flate.NewWriter(&b, flate.DefaultCompression)
+	w := packers.Get().(*flate.Writer)
+	defer packers.Put(w)
+	w.Reset(&b)
 	_, _ = w.Write(text)
 	_ = w.Close()
 	return b.Bytes()
 }
+
+// packers are kept between sessions: each takes most of a megabyte.
+var packers = sync.Pool{New: func() any {
+	w, _ := flate.NewWriter(nil, flate.DefaultCompression) // which is a level that there is
+	return w
+}}
 
 // session finds the client that has this session. It has to be released.
 func (a *Aggregate) session(id, identity string) (*client, *jsonrpc.Failure) {

@@ -90,7 +90,7 @@ func (l *link) renamed(a *Aggregate, path int, literal []byte) []byte {
 // rewritten returns an answer with what it names under the names that clients know
 // it by.
 func (l *link) rewritten(a *Aggregate, raw []byte) []byte {
-	if a.transparent() || !bytes.Contains(raw, []byte(`"uri"`)) && !bytes.Contains(raw, []byte(`"taskId"`)) {
+	if a.transparent() {
 		return raw
 	}
 	var edits []jsonspan.Edit

@@ -402,7 +402,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 				t.out.event(&outgoing{id: id, retry: e.retry})
 			}
 		case m.IsAnswer():
-			t.out.event(&outgoing{id: id, data: oneLine(l.rewritten(a, m.Raw))})
+			t.out.event(&outgoing{id: id, data: l.rewritten(a, m.Raw)})
 		default:
 			l.noted(a, m)
 			if !s.pass(a, l, m, id) && m.IsRequest() && !l.inquire(m) {
@@ -463,12 +463,12 @@ func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) b
 		if m.IsRequest() && !t.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
 			return false
 		}
-		return t.out.event(&outgoing{id: id, data: oneLine(l.translated(a, m))})
+		return t.out.event(&outgoing{id: id, data: l.translated(a, m)})
 	}
 	if !s.wants.want(m, l.server) {
 		return false
 	}
-	return t.out.event(&outgoing{data: oneLine(s.tagged(l.translated(a, m)))})
+	return t.out.event(&outgoing{data: s.tagged(l.translated(a, m))})
 }
 
 // tagged returns a message with the id of the listen request it belongs to.

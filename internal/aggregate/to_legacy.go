@@ -172,7 +172,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		held.hearing.Store(h)
 		defer held.overhear(ctx)()
 		l.listen(ctx)
-		r := a.servers[l.server].Upstream.Pass(ctx, of)
+		r := a.servers[l.server].Upstream.Logged(ctx, of)
 		session, _ := l.sign(r)
 		setBody(r, body)
 		answered := false
@@ -269,9 +269,9 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 		if token == nil || !m.Has(jsonrpc.Progress) || m.Read(spliced(raw, m.Replace(jsonrpc.Progress, token))) != nil {
 			return false, nil
 		}
-		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})
+		t.out.event(&outgoing{data: l.translated(t.a, &m)})
 	case m.Is(jsonrpc.Method, "notifications/message") && t.m.Has(jsonrpc.LogLevel):
-		t.out.event(&outgoing{data: oneLine(l.translated(t.a, &m))})
+		t.out.event(&outgoing{data: l.translated(t.a, &m)})
 	}
 	return false, nil
 }
@@ -307,9 +307,6 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 		edits = append(edits, moved(jsonspan.Insert(m.Literal(jsonrpc.Result), member), at.Start))
 	}
 	raw := held.link.rewritten(t.a, spliced(m.Raw, edits...))
-	if t.out.streaming() {
-		raw = oneLine(raw)
-	}
 	t.out.answer(m.Status(), &outgoing{data: raw})
 }
 

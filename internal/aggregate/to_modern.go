@@ -58,6 +58,7 @@ func (t *turn) toModern(ctx context.Context, l *link, body []byte, again bool) (
 
 // modernized returns a request of the legacy era as one of the modern era.
 func (t *turn) modernized(body []byte) ([]byte, *jsonrpc.Failure) {
+	body = antiquated(body) // what is said there is said by us
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil {
 		return nil, failure
@@ -114,7 +115,7 @@ func (t *turn) input(ctx context.Context, l *link, wanted *inputRequired) (map[s
 		if failure := m.Read(jsonrpc.RequestAs(id, q.Method, q.Params)); failure != nil {
 			return nil, jsonrpc.InvalidResponse(l.server)
 		}
-		if !t.out.event(&outgoing{data: oneLine(l.tagged(t.a, &m))}) {
+		if !t.out.event(&outgoing{data: l.tagged(t.a, &m)}) {
 			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
 		}
 		answers[key] = answer

@@ -208,7 +208,6 @@ func (t *turn) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	if t.era == mcp.Modern {
 		result = t.a.signed(resultType, result)
 	}
-	result = oneLine(result)
 	t.out.answer(http.StatusOK, &outgoing{data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), result)})
 	return nil
 }

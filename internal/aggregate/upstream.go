@@ -16,7 +16,11 @@ type Upstream interface {
 	// with its headers. It lives as long as ctx.
 	Request(ctx context.Context, of *http.Request) *http.Request
 
-	// Pass returns a request that is passed on, with headers that can be changed.
+	// Logged is Request for one that the log tells of as if it were the client's.
+	Logged(ctx context.Context, of *http.Request) *http.Request
+
+	// Pass returns the request of the client itself, to be passed on. Its headers can
+	// be changed.
 	Pass(ctx context.Context, r *http.Request) *http.Request
 
 	// Send has the server answer a request, which posts this message if it posts

@@ -23,7 +23,8 @@ func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
 	if f.err.Err == nil {
 		return nil
 	}
-	return &f.err
+	err := f.err // not that of f, which would then have to outlive this
+	return &err
 }
 
 // A finder goes through a text that is there as a whole, which takes a fraction

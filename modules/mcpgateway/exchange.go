@@ -171,14 +171,18 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		x.stream.opened = r.Method == http.MethodGet
 		x.stream.path = path
 	}
-	x.before = maps.Clone(x.w.Header())
+	if x.door != innerDoor {
+		x.before = maps.Clone(x.w.Header())
+	}
 
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	x.arrival.x, x.arrival.ctx = x, ctx
-	if lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); x.door != rpcDoor && lasts {
+	switch lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); {
+	case lasts && x.door == innerDoor: // whoever listens ends it
+	case lasts && x.door == mcpDoor:
 		defer context.AfterFunc(x.handler.exiting, func() { cancel(errExiting) })()
-	} else {
+	default:
 		x.arrival.timeout = time.Duration(x.server.Timeout)
 		x.arrival.timer = time.AfterFunc(math.MaxInt64, func() { // which has a timer to reset before it runs
 			if left := x.inner.left(x.arrival.timeout); left > 0 {

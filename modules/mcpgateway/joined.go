@@ -248,12 +248,14 @@ func (u upstream) Request(ctx context.Context, of *http.Request) *http.Request {
 	return r
 }
 
-// Pass implements [aggregate.Upstream].
-func (u upstream) Pass(ctx context.Context, r *http.Request) *http.Request {
-	passed := u.Request(ctx, r)
-	// It is this request that the access log tells of.
-	return passed.WithContext(context.WithValue(passed.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
+// Logged implements [aggregate.Upstream].
+func (u upstream) Logged(ctx context.Context, of *http.Request) *http.Request {
+	r := u.Request(ctx, of)
+	return r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
 }
+
+// Pass implements [aggregate.Upstream].
+func (upstream) Pass(ctx context.Context, r *http.Request) *http.Request { return r.WithContext(ctx) }
 
 // An outerRequest is what requests to servers inherit from the one of the client that
 // they are made for. There are many of them at the same time, and some outlive it, so
