@@ -74,6 +74,7 @@ type Tool struct {
 type Aggregate struct {
 	config  Config
 	servers map[string]*Server // by name and alias
+	ids     map[string]*Server // by ID
 	seal    cipher.AEAD
 
 	fingerprint string // of all servers
@@ -89,6 +90,7 @@ func New(config Config, state *State) *Aggregate {
 	a := &Aggregate{
 		config:  config,
 		servers: map[string]*Server{},
+		ids:     map[string]*Server{},
 		seal:    newSeal(config.Key),
 		State:   state,
 	}
@@ -96,6 +98,7 @@ func New(config Config, state *State) *Aggregate {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			a.servers[name] = s
 		}
+		a.ids[s.ID] = s
 		a.fingerprint += s.ID + "\x00"
 	}
 	state.join(a)

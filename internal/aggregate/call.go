@@ -220,7 +220,7 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	if failure := m.Read(body); failure != nil {
 		return failure
 	}
-	s := t.a.servers[l.server]
+	s := t.a.of(l)
 	r := s.Upstream.Pass(rl.ctx, t.r)
 	var era mcp.Era
 	if rl.session, era = l.sign(r); era == mcp.Modern {
@@ -313,13 +313,11 @@ func withID(m *jsonrpc.Message, id []byte) []jsonspan.Edit {
 // large takes an answer that is too large to be held.
 func (rl *relay) large(id string) io.WriteCloser {
 	t, l := rl.turn, rl.link
-	rl.answered = true
-	if rl.h.media == httpbody.EventStream {
-		t.out.mu.Lock()
-		t.out.open()
-		t.out.mu.Unlock()
+	if rl.answered {
+		return nil
 	}
-	to := t.out.large(&outgoing{id: streamID(callStream, l.server, id)})
+	rl.answered = true
+	to := t.out.large(&outgoing{id: streamID(callStream, l.server, id)}, rl.h.media == httpbody.EventStream)
 	if t.a.transparent() {
 		return to
 	}

@@ -111,10 +111,9 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 }
 
 // visitor finds the client that a request of the modern era comes from. Requests
-// are of the same client if they say the same of themselves, and if they are the same
-// to whom they are passed on to: some servers know their clients by headers of their
-// own. Those of nobody in particular come from the same address, too. The client has
-// to be released.
+// are of the same client if they say the same of themselves and have the same
+// credentials, whether these are for us or for the servers. Those of nobody in
+// particular come from the same address, too. The client has to be released.
 func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *client {
 	h := hello{
 		capabilities: m.Literal(jsonrpc.ClientCapabilities),
@@ -127,7 +126,7 @@ func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *c
 	}
 	_, _ = sum.Write([]byte(identity + "\x00"))
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
-		if tellsNothing(name) {
+		if !isCredential(name) {
 			continue
 		}
 		_, _ = sum.Write([]byte(name))
@@ -145,20 +144,21 @@ func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *c
 	})
 }
 
-// tellsNothing reports whether a header says nothing of who sends it: what differs
-// between requests of one client, or comes from between.
-func tellsNothing(name string) bool {
-	for _, prefix := range [...]string{"Accept", "Content-", "Mcp-", "Sec-", "X-Forwarded-", "X-Request-", "X-Amzn-", "If-"} {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
+// credentials are the parts of names of headers that say who sends them. Others differ
+// from request to request, as those do that proxies and tracing add.
+var credentials = []string{
+	"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
+	"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team", "tenant", "workspace",
+}
+
+// isCredential reports whether a header says who sends it.
+func isCredential(name string) bool {
+	name = strings.ToLower(name)
+	switch {
+	case strings.HasPrefix(name, "mcp-"), strings.HasPrefix(name, "sec-"), name == "user-agent", name == "idempotency-key":
+		return false
 	}
-	switch name {
-	case "Baggage", "Cache-Control", "Connection", "Date", "Expect", "Forwarded", "Keep-Alive", "Last-Event-Id", "Origin", "Pragma", "Priority",
-		"Range", "Referer", "Te", "Traceparent", "Tracestate", "Trailer", "Transfer-Encoding", "Upgrade", "User-Agent", "Via", "X-Real-Ip":
-		return true
-	}
-	return false
+	return slices.ContainsFunc(credentials, func(part string) bool { return strings.Contains(name, part) })
 }
 
 // link returns the client's connection to a server.

@@ -34,8 +34,12 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	}
 	t.client = newClient(mcp.Legacy, version, t.who.Identity, helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
 	t.a.keep(t.client)
+	if t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, nil}) == "" {
+		return jsonrpc.PayloadTooLarge()
+	}
 	t.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, t.a, t.r) }) // who fails is left out, and has been logged
 	if t.r.Context().Err() != nil {
+		t.a.running.Go(t.leave) // nobody else knows of the sessions that there are by now
 		return nil
 	}
 	links := map[string]linkTicket{}
@@ -46,9 +50,6 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		}
 	}
 	id := t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, links})
-	if id == "" {
-		return jsonrpc.PayloadTooLarge()
-	}
 	t.client = t.a.client(mcp.Legacy, id, func() *client { return t.client })
 	t.a.release(t.client) // as the one that had no id yet
 	t.out.w.Header().Set(mcp.SessionHeader, id)
@@ -62,6 +63,17 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		result["instructions"] = text
 	}
 	return t.answer(encoded(result))
+}
+
+// leave ends the sessions with all servers of a client that has left.
+func (t *turn) leave() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.r.Context()), t.a.config.JoinTimeout)
+	defer cancel()
+	for _, l := range t.client.allLinks() {
+		if t.a.of(l) != nil {
+			l.end(ctx, t.a, t.r)
+		}
+	}
 }
 
 // discover tells clients of the modern era who we are.

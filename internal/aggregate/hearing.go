@@ -25,7 +25,7 @@ type Hearing struct {
 	each func(*event) error
 
 	// large is asked where the answer to the request with this id goes if it is too
-	// large to be held. If it is nil, there is no such place.
+	// large to be held: nowhere, if it returns nil. If it is nil, everything is held.
 	large func(event string) io.WriteCloser
 	id    []byte
 
@@ -210,7 +210,10 @@ func (h *Hearing) letGo(p []byte) {
 	case h.id != nil && !h.outline.Answers(h.id):
 		h.skip, h.data = true, h.data[:0]
 	default:
-		h.rest = h.large(h.fields.ID)
+		if h.rest = h.large(h.fields.ID); h.rest == nil {
+			h.skip, h.data = true, h.data[:0]
+			return
+		}
 		_, h.err = h.rest.Write(h.data)
 		h.data = nil
 	}

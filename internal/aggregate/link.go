@@ -2,6 +2,7 @@ package aggregate
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -20,19 +21,21 @@ type link struct {
 	client *client
 	server string // its name
 	id     string // its ID
+	prefix string // of our ids
 
 	opening chan struct{} // holds one token: who has it shakes hands
 
-	mu      sync.Mutex
-	ready   bool
-	greeted bool // the server knows that the client is ready
-	era     mcp.Era
-	version string
-	session string
-	can     abilities
-	about   about
-	lastID  uint64
-	of      *http.Request // on behalf of which the session is ended, if the client never does
+	mu        sync.Mutex
+	ready     bool
+	greeted   bool // the server knows that the client is ready
+	greetings int  // how often it was told
+	era       mcp.Era
+	version   string
+	session   string
+	can       abilities
+	about     about
+	lastID    uint64
+	of        *http.Request // on behalf of which the session is ended, if the client never does
 
 	failed bool // the server could not be met when it was tried
 
@@ -47,7 +50,7 @@ type link struct {
 }
 
 func newLink(c *client, s *Server) *link {
-	return &link{client: c, server: s.Name, id: s.ID, opening: make(chan struct{}, 1)}
+	return &link{client: c, server: s.Name, id: s.ID, prefix: rand.Text()[:8], opening: make(chan struct{}, 1)}
 }
 
 // about is what a server says of itself.
@@ -110,7 +113,7 @@ func (l *link) open(ctx context.Context, a *Aggregate, of *http.Request) *jsonrp
 	case <-ctx.Done():
 		return jsonrpc.Timeout(l.server)
 	}
-	s := a.servers[l.server]
+	s := a.of(l)
 	switch {
 	case l.opened():
 		return nil
@@ -163,7 +166,7 @@ func (l *link) lost(session string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ready && l.session == session {
-		l.ready, l.greeted, l.session = false, false, ""
+		l.ready, l.greeted, l.greetings, l.session = false, false, 0, ""
 		l.forget(everyKind...)
 	}
 }
@@ -185,6 +188,7 @@ func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http
 		}
 		if failure == nil && session != "" && l.client.era == mcp.Modern {
 			l.of = s.Upstream.Request(context.WithoutCancel(ctx), of)
+			setNoBody(l.of, http.MethodDelete)
 		}
 		if failure != nil && unreachable(failure) {
 			return failure
@@ -222,7 +226,7 @@ func (l *link) know(era mcp.Era, result []byte, session string) *jsonrpc.Failure
 
 // initialize begins a session.
 func (l *link) initialize(ctx context.Context, a *Aggregate, of *http.Request) (result []byte, session string, failure *jsonrpc.Failure) {
-	r := a.servers[l.server].Upstream.Request(ctx, of)
+	r := a.of(l).Upstream.Request(ctx, of)
 	body := jsonrpc.RequestAs(l.nextID(), "initialize", l.client.introduction())
 	l.dress(r, mcp.Legacy, "", "")
 	result, h, failure := l.roundTrip(a, r, body)
@@ -240,7 +244,7 @@ func (c *client) introduction() []byte {
 
 // discover asks a server of the modern era who it is.
 func (l *link) discover(ctx context.Context, a *Aggregate, of *http.Request) ([]byte, *jsonrpc.Failure) {
-	r := a.servers[l.server].Upstream.Request(ctx, of)
+	r := a.of(l).Upstream.Request(ctx, of)
 	body := jsonrpc.RequestAs(l.nextID(), "server/discover", slices.Concat([]byte(`{"_meta":`), l.client.meta(""), []byte("}")))
 	l.dress(r, mcp.Modern, mcp.Stateless, "")
 	result, _, failure := l.roundTrip(a, r, body)
@@ -257,12 +261,13 @@ func (c *client) meta(level string) []byte {
 	return append(meta, '}')
 }
 
-// nextID returns an id of our own. Clients have other ones on the same session.
+// nextID returns an id of our own. Clients have other ones on the same session, and so
+// have other processes that serve it.
 func (l *link) nextID() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lastID++
-	return append(strconv.AppendUint([]byte(`"gateway:`), l.lastID, 10), '"')
+	return append(strconv.AppendUint([]byte(`"gateway:`+l.prefix+":"), l.lastID, 10), '"')
 }
 
 // dress gives a request the headers that a server of this era wants to see, apart
@@ -312,7 +317,7 @@ func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []b
 		return nil
 	}
 	ctx := r.Context()
-	failure = a.servers[l.server].Upstream.Send(h, r, &asked)
+	failure = a.of(l).Upstream.Send(h, r, &asked)
 	switch {
 	case result != nil:
 		return result, h, nil
@@ -361,7 +366,7 @@ func (l *link) inSession(ctx context.Context, a *Aggregate, of *http.Request, tr
 
 // prepare returns a request in the session there is.
 func (l *link) prepare(ctx context.Context, a *Aggregate, of *http.Request) (r *http.Request, session string, era mcp.Era) {
-	r = a.servers[l.server].Upstream.Request(ctx, of)
+	r = a.of(l).Upstream.Request(ctx, of)
 	session, era = l.sign(r)
 	return r, session, era
 }
@@ -386,7 +391,7 @@ func withMeta(params, meta []byte) []byte {
 
 // tell sends the server a message that wants no answer.
 func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []byte) *jsonrpc.Failure {
-	if a.servers[l.server] == nil {
+	if a.of(l) == nil {
 		return jsonrpc.UnknownServer(l.server)
 	}
 	r, _, _ := l.prepare(ctx, a, of)
@@ -403,8 +408,10 @@ func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []
 		}
 		return nil
 	}}
-	failure := a.servers[l.server].Upstream.Send(h, r, &m)
+	failure := a.of(l).Upstream.Send(h, r, &m)
 	switch {
+	case h.status/100 == 2:
+		return nil // it has been accepted, whatever else the server has to say
 	case failure != nil:
 		return failure
 	case h.status == 0: // nobody has waited for it
@@ -432,14 +439,19 @@ func (l *link) greet(ctx context.Context, a *Aggregate, of *http.Request) {
 	// Whoever has left by now leaves the session to others, who need this.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.JoinTimeout)
 	defer cancel()
+	const tries = 3
 	failure := l.tell(ctx, a, of, jsonrpc.Notification("notifications/initialized", nil))
+	l.mu.Lock()
+	l.greetings++
+	l.greeted = failure == nil || failure.Data.StatusCode != 0 && !passing(failure.Data.StatusCode) || l.greetings == tries
+	greeted := l.greeted
+	l.mu.Unlock()
 	if failure != nil {
 		a.config.Logger.Warn("notifications/initialized not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+	}
+	if !greeted {
 		return
 	}
-	l.mu.Lock()
-	l.greeted = true
-	l.mu.Unlock()
 	l.remind(ctx, a, of)
 }
 
@@ -463,6 +475,11 @@ func (l *link) again(ctx context.Context, a *Aggregate, of *http.Request, method
 	}
 }
 
+// passing reports whether a status may be another one the next time.
+func passing(status int) bool {
+	return status == http.StatusNotFound || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests || status >= 500
+}
+
 // welcome reports whether there is nobody to greet.
 func (l *link) welcome() bool {
 	l.mu.Lock()
@@ -476,14 +493,14 @@ func (l *link) end(ctx context.Context, a *Aggregate, of *http.Request) {
 	session, version := l.session, l.version
 	l.ready, l.session = false, ""
 	l.mu.Unlock()
-	if session == "" || a.servers[l.server] == nil {
+	if session == "" || a.of(l) == nil {
 		return
 	}
-	r := a.servers[l.server].Upstream.Request(ctx, of)
+	r := a.of(l).Upstream.Request(ctx, of)
 	l.dress(r, mcp.Legacy, version, session)
 	setNoBody(r, http.MethodDelete)
 	h := &Hearing{each: func(*event) error { return nil }}
-	_ = a.servers[l.server].Upstream.Send(h, r, new(jsonrpc.Message)) // it may not care for sessions
+	_ = a.of(l).Upstream.Send(h, r, new(jsonrpc.Message)) // it may not care for sessions
 }
 
 // logLevel returns which log messages the client wants, if it has said.

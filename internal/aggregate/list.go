@@ -98,7 +98,7 @@ func (l *link) forget(lists ...kind) {
 // fetch asks for all pages of a list (A21).
 func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness, *jsonrpc.Failure) {
 	era, can := l.state()
-	b := &builder{a: t.a, server: t.a.servers[l.server], kind: k, seen: map[string]bool{}}
+	b := &builder{a: t.a, server: t.a.of(l), kind: k, seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte

@@ -21,7 +21,8 @@ type interests struct {
 	Resources bool     `json:"resourcesListChanged,omitempty"`
 	URIs      []string `json:"resourceSubscriptions,omitempty"`
 
-	of map[string][]string // the URIs that servers know them by, by server
+	of    map[string][]string // the URIs that servers know them by, by server
+	shown map[string]string   // what the client calls them, by server and URI
 }
 
 // listen opens a stream of the modern era.
@@ -38,7 +39,7 @@ func (t *turn) listen() *jsonrpc.Failure {
 		return notAcceptable()
 	}
 	t.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, t.a, t.r) })
-	agreed := interests{of: map[string][]string{}}
+	agreed := interests{of: map[string][]string{}, shown: wants.shown}
 	for _, server := range t.a.config.Servers {
 		_, can := t.client.link(server).state()
 		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
@@ -46,7 +47,7 @@ func (t *turn) listen() *jsonrpc.Failure {
 		if len(mine.URIs) > 0 {
 			agreed.of[server.Name] = mine.URIs
 			for _, uri := range mine.URIs {
-				agreed.URIs = append(agreed.URIs, t.a.shown(server.Name, resources, uri))
+				agreed.URIs = append(agreed.URIs, wants.shown[server.Name+"\x00"+uri])
 			}
 		}
 	}
@@ -60,16 +61,15 @@ func (t *turn) listen() *jsonrpc.Failure {
 	if !agreed.nothing() {
 		s.last()
 	}
-	if t.r.Context().Err() == nil || t.a.leaving(t.r) {
+	if t.r.Context().Err() == nil || s.a.Load().leaving() {
 		t.out.answer(http.StatusOK, &outgoing{data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), slices.Concat(
 			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), t.m.Literal(jsonrpc.ID), []byte("}}")))})
 	}
 	return nil
 }
 
-// leaving reports whether a request has ended by our wish, and its client is still
-// there.
-func (a *Aggregate) leaving(r *http.Request) bool {
+// leaving reports whether requests end by our wish, and their clients are still there.
+func (a *Aggregate) leaving() bool {
 	return a.config.Exiting != nil && a.config.Exiting.Err() != nil
 }
 
@@ -93,13 +93,16 @@ func (i *interests) kinds() (heard []kind) {
 
 // resolve finds out whose resources are meant.
 func (i *interests) resolve(a *Aggregate) {
-	i.of = map[string][]string{}
+	i.of, i.shown = map[string][]string{}, map[string]string{}
 	for _, shown := range i.URIs {
-		if a.transparent() {
-			i.of[a.config.Servers[0].Name] = append(i.of[a.config.Servers[0].Name], shown)
-		} else if server, uri, err := mcp.ParseURI(shown); err == nil && a.servers[server] != nil {
+		server, uri, err := a.config.Servers[0].Name, shown, error(nil)
+		if !a.transparent() {
+			server, uri, err = mcp.ParseURI(shown)
+		}
+		if err == nil && a.servers[server] != nil {
 			name := a.servers[server].Name
 			i.of[name] = append(i.of[name], uri)
+			i.shown[name+"\x00"+uri] = shown
 		}
 	}
 }
@@ -212,7 +215,7 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 		}
 		return nil
 	}}
-	_ = a.servers[l.server].Upstream.Send(h, r, &m)
+	_ = a.of(l).Upstream.Send(h, r, &m)
 	if heard {
 		l.listened(mine.kinds(), -1)
 	}
@@ -264,8 +267,9 @@ func (s *stream) stop(key earKey) {
 	}
 }
 
-// maxSubscriptions is to how many resources of a server a client can subscribe.
-const maxSubscriptions = 1_000
+// To how many resources of a server a client can subscribe: of a server of the modern
+// era each takes a stream.
+const maxSubscriptions, maxEars = 1_000, 64
 
 // subscribe notes a subscription: a server of the modern era has no such request, and
 // one of the legacy era may have to be told again.
@@ -274,7 +278,7 @@ func (l *link) subscribe(uri string, on bool) (ok bool) {
 	defer l.mu.Unlock()
 	i, there := slices.BinarySearch(l.subscriptions, uri)
 	switch {
-	case on && !there && len(l.subscriptions) == maxSubscriptions:
+	case on && !there && (len(l.subscriptions) == maxSubscriptions || l.era == mcp.Modern && len(l.subscriptions) == maxEars):
 		return false
 	case on && !there:
 		l.subscriptions = slices.Insert(l.subscriptions, i, uri)

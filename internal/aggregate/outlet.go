@@ -1,6 +1,7 @@
 package aggregate
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -26,7 +27,7 @@ const patience = 30 * time.Second
 // open begins an event stream, if that has not been done, and reports whether there
 // is one.
 func (o *outlet) open() bool {
-	if o.begun || !o.accepts {
+	if o.begun || !o.accepts || o.err != nil {
 		return o.stream
 	}
 	o.begun, o.stream = true, true
@@ -90,7 +91,7 @@ func (o *outlet) answer(status int, e *outgoing) {
 		o.flush()
 		return
 	}
-	if o.begun {
+	if o.begun || o.err != nil {
 		return
 	}
 	o.begun = true
@@ -102,10 +103,11 @@ func (o *outlet) answer(status int, e *outgoing) {
 }
 
 // large begins an answer whose length nobody knows yet. The caller writes it, then
-// closes it; until then nobody else can write.
-func (o *outlet) large(e *outgoing) *largeAnswer {
+// closes it. It has the outlet of a call for its own.
+func (o *outlet) large(e *outgoing, stream bool) *largeAnswer {
 	o.mu.Lock()
-	if o.stream {
+	defer o.mu.Unlock()
+	if stream && o.open() || o.stream {
 		o.write(e.head())
 	} else if !o.begun {
 		o.begun = true
@@ -119,6 +121,8 @@ func (o *outlet) large(e *outgoing) *largeAnswer {
 type largeAnswer struct{ o *outlet }
 
 func (l *largeAnswer) Write(p []byte) (int, error) {
+	l.o.mu.Lock()
+	defer l.o.mu.Unlock()
 	if l.o.stream {
 		p = oneLine(p)
 	}
@@ -127,6 +131,7 @@ func (l *largeAnswer) Write(p []byte) (int, error) {
 }
 
 func (l *largeAnswer) Close() error {
+	l.o.mu.Lock()
 	defer l.o.mu.Unlock()
 	if l.o.stream {
 		l.o.write([]byte("\n\n"))
@@ -153,9 +158,15 @@ func (o *outlet) write(p []byte) {
 	_, o.err = o.w.Write(p)
 }
 
+// flush sends on what has been written. Deadlines are for writing only: that of an
+// HTTP/2 stream ends it also while nobody writes.
 func (o *outlet) flush() {
-	if o.err == nil {
-		o.err = http.NewResponseController(o.w).Flush()
+	if o.err != nil {
+		return
+	}
+	controller := http.NewResponseController(o.w)
+	if o.err = controller.Flush(); o.err == nil && o.stream {
+		_ = controller.SetWriteDeadline(time.Time{})
 	}
 }
 
@@ -166,12 +177,18 @@ func (o *outlet) sent() {
 	o.flush()
 }
 
-// close gives the connection back as it was.
+// close says that the response has ended. Whoever is late to write something finds
+// nobody: what is behind w belongs to others then.
 func (o *outlet) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if o.stream && o.err == nil {
 		_ = http.NewResponseController(o.w).SetWriteDeadline(time.Time{})
 	}
+	o.err = errEnded
 }
+
+var errEnded = errors.New("the response has ended")
 
 // streaming reports whether an event stream has begun.
 func (o *outlet) streaming() bool {

@@ -99,7 +99,7 @@ func (l *link) overhear(ctx context.Context, a *Aggregate, of *http.Request, o *
 		}
 	}()
 	r, _, era := l.prepare(ctx, a, of)
-	server := a.servers[l.server]
+	server := a.of(l)
 	if era != mcp.Legacy || server == nil {
 		return
 	}
@@ -131,11 +131,15 @@ func (l *link) overhear(ctx context.Context, a *Aggregate, of *http.Request, o *
 	_ = server.Upstream.Send(h, r, new(jsonrpc.Message)) // without it, calls go on
 }
 
-// spread gives all streams of the client what was heard besides.
+// spread gives the client what was heard besides: by each of the streams of the modern
+// era that wants it, or by one of the legacy era.
 func (l *link) spread(a *Aggregate, m *jsonrpc.Message) (delivered bool) {
 	for _, s := range l.client.listening() {
-		if s.a.Load().byID(l.id) != nil {
-			delivered = s.deliver(a, l, m, "") || delivered
+		if s.a.Load().of(l) == nil || !s.deliver(a, l, m, "") {
+			continue
+		}
+		if delivered = true; s.wants == nil {
+			break
 		}
 	}
 	return delivered

@@ -76,6 +76,9 @@ func (c *client) unasked(h *Hearing) {
 // for that: the server may have more to say before it listens.
 func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, asides *asides, m *jsonrpc.Message, why string) {
 	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
+	if m.Is(jsonrpc.Method, "ping") {
+		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which anybody can answer
+	}
 	asides.Go(func() {
 		if failure := l.tell(ctx, a, of, refusal); failure != nil {
 			a.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
@@ -123,12 +126,7 @@ func (l *link) stray(a *Aggregate, of *http.Request, asides *asides, e *event) {
 		return
 	}
 	l.noted(a, m)
-	for _, s := range l.client.listening() {
-		if s.a.Load().byID(l.id) != nil && s.deliver(a, l, m, "") {
-			return
-		}
-	}
-	if m.IsRequest() {
+	if !l.spread(a, m) && m.IsRequest() {
 		l.refuse(a, of, of.Context(), asides, m, "the client cannot be asked: it does not listen")
 	}
 }

@@ -745,3 +745,25 @@ func TestSessionsThatEndDuringCalls(t *testing.T) {
 		return len(p.alive) == 0
 	})
 }
+
+// A call that is still open when its session ends begins no other one, which nobody
+// would end.
+func TestSessionsThatHaveEndedAreNotBegunAnew(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
+		p.await(t, "DELETE", 1)
+		p.forgotten(w, a)
+	})
+	u := newGateway(t, nil, p).legacy(t)
+	call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+	p.await(t, "tools/call", 1)
+	response, err := u.do(context.Background(), http.MethodDelete, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	call.ended()
+	if n := p.count("initialize"); n != 1 {
+		t.Errorf("initialized %d times", n)
+	}
+}

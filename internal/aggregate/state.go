@@ -20,6 +20,7 @@ type State struct {
 	shelf   shelf
 	index   index
 	running sync.WaitGroup // calls that are given up, and sessions that are being ended
+	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
 
 	mu       sync.Mutex
 	busy     map[string]*client                 // those that are being served
@@ -39,7 +40,7 @@ const idleTime = 30 * time.Minute
 
 // NewState returns a State in which nobody is known.
 func NewState() *State {
-	s := &State{busy: map[string]*client{}, held: map[string]*heldCall{}, streams: map[*stream]bool{}, overhear: map[*overhearing]bool{}}
+	s := &State{ending: make(chan struct{}, 16), busy: map[string]*client{}, held: map[string]*heldCall{}, streams: map[*stream]bool{}, overhear: map[*overhearing]bool{}}
 	for era := range s.idle {
 		s.idle[era], _ = simplelru.NewLRU[string, *client](math.MaxInt32, nil)
 	}
@@ -49,13 +50,25 @@ func NewState() *State {
 // client returns the client that is known under a key, or makes it known, and keeps it
 // until it is released.
 func (s *State) client(era mcp.Era, key string, make func() *client) *client {
+	if c := s.known(era, key, nil); c != nil {
+		return c
+	}
+	c := make() // which may take a while
+	if c == nil {
+		return nil
+	}
+	return s.known(era, key, c)
+}
+
+// known returns the client that is known under a key, or else makes another one known.
+func (s *State) known(era mcp.Era, key string, or *client) *client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.busy[key]
 	if c == nil {
 		if c, _ = s.idle[era].Peek(key); c != nil {
 			s.idle[era].Remove(key)
-		} else if c = make(); c == nil {
+		} else if c = or; c == nil {
 			return nil
 		}
 		c.key = key
@@ -115,16 +128,20 @@ func (s *State) forget(era mcp.Era) {
 	if !ok || era == mcp.Legacy || len(s.members) == 0 {
 		return // what a session of ours carries is still good
 	}
-	a := s.members[len(s.members)-1]
-	s.running.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), a.config.JoinTimeout)
-		defer cancel()
-		for _, l := range c.allLinks() {
-			if l.of != nil {
-				l.end(ctx, a, l.of)
-			}
+	for _, l := range c.allLinks() {
+		i := slices.IndexFunc(s.members, func(member *Aggregate) bool { return member.of(l) != nil })
+		if i < 0 || l.of == nil {
+			continue
 		}
-	})
+		a := s.members[i]
+		s.running.Go(func() {
+			s.ending <- struct{}{}
+			defer func() { <-s.ending }()
+			ctx, cancel := context.WithTimeout(context.Background(), a.config.JoinTimeout)
+			defer cancel()
+			l.end(ctx, a, l.of)
+		})
+	}
 }
 
 func (s *State) join(a *Aggregate) {

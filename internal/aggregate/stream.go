@@ -32,10 +32,14 @@ type stream struct {
 
 // An ear is what listens to a server.
 type ear struct {
-	key   earKey
-	stop  context.CancelFunc
-	last  string // the id of the last event
-	heard bool   // there is such a stream
+	key    earKey
+	stop   context.CancelFunc
+	last   string // the id of the last event
+	lastIn string // the session it was of; none if a client has brought it
+	heard  bool   // there is such a stream
+
+	session     string // in which it has subscribed to resources
+	unsubscribe func()
 }
 
 // An earKey says what an ear listens to: all that a server says or, of a server of the
@@ -81,14 +85,7 @@ func (c *client) listening() []*stream {
 func (t *turn) newStream(wants *interests) *stream {
 	s := &stream{turn: t, wants: wants, ears: map[earKey]*ear{}}
 	s.ctx, s.end = context.WithCancel(t.r.Context())
-	t.client.mu.Lock()
-	t.client.streams[s] = true
-	t.client.mu.Unlock()
-	if t.client.ended.Load() {
-		s.end() // which nobody else does who has not seen it
-	}
 	t.a.mu.Lock()
-	defer t.a.mu.Unlock()
 	a := t.a
 	for a.left { // while the request was on its way
 		if a.next == nil {
@@ -99,6 +96,13 @@ func (t *turn) newStream(wants *interests) *stream {
 	}
 	s.a.Store(a)
 	t.a.streams[s] = true
+	t.a.mu.Unlock()
+	t.client.mu.Lock()
+	t.client.streams[s] = true
+	t.client.mu.Unlock()
+	if t.client.ended.Load() {
+		s.end() // which nobody else does who has not seen it
+	}
 	return s
 }
 
@@ -243,13 +247,10 @@ func (s *stream) later(f func()) {
 }
 
 // byID returns the server that is the same as another.
-func (a *Aggregate) byID(id string) *Server {
-	i := slices.IndexFunc(a.config.Servers, func(s *Server) bool { return s.ID == id })
-	if i < 0 {
-		return nil
-	}
-	return a.config.Servers[i]
-}
+func (a *Aggregate) byID(id string) *Server { return a.ids[id] }
+
+// of returns the server that a link is to. There may be another of its name.
+func (a *Aggregate) of(l *link) *Server { return a.ids[l.id] }
 
 // announce tells the client that lists have changed.
 func (s *stream) announce(changed ...kind) {
@@ -283,6 +284,9 @@ func (s *stream) listenTo(key earKey, last string, begun func()) {
 		defer begun()
 		defer stop()
 		s.hear(ctx, e, begun)
+		if e.unsubscribe != nil {
+			e.unsubscribe()
+		}
 	})
 }
 
@@ -349,9 +353,17 @@ func (s *stream) hearOnce(ctx context.Context, a *Aggregate, server *Server, e *
 		if s.wants.at(l.server, can).nothing() {
 			return false
 		}
-		defer s.subscribe(ctx, a, l)()
+		s.subscribed(ctx, a, l, e)
 	}
 	return s.hearGET(ctx, a, l, e, listenStream, begun)
+}
+
+// subscribed subscribes to what the stream listens to, once in each session.
+func (s *stream) subscribed(ctx context.Context, a *Aggregate, l *link, e *ear) {
+	ticket, _ := l.ticket()
+	if e.unsubscribe == nil || e.session != ticket.Session {
+		e.session, e.unsubscribe = ticket.Session, s.subscribe(ctx, a, l)
+	}
 }
 
 // hasFailed reports whether the server could not be met when it was tried.
@@ -379,7 +391,8 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	r, session, _ := l.prepare(ctx, a, t.r)
 	setNoBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	if ear.last != "" {
+	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
+	if resuming {
 		r.Header.Set("Last-Event-Id", ear.last)
 	}
 	h := &Hearing{Resumed: kind == callStream}
@@ -393,7 +406,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	}
 	h.each = func(e *event) error {
 		if e.id != "" {
-			ear.last = e.id
+			ear.last, ear.lastIn = e.id, session
 		}
 		m, id := &e.message, streamID(kind, l.server, e.id)
 		switch {
@@ -411,19 +424,25 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 		}
 		return nil
 	}
-	failure := a.servers[l.server].Upstream.Send(h, r, new(jsonrpc.Message))
+	failure := a.of(l).Upstream.Send(h, r, new(jsonrpc.Message))
 	if heard {
 		if ear.heard = true; kind == listenStream {
 			l.listened(everyKind, -1)
 		}
 		return true
 	}
-	if h.status == http.StatusNotFound && session != "" {
+	switch {
+	case resuming && h.status/100 == 4:
+		ear.last = "" // it may be of another time
+		return true
+	case session != "" && (h.status == http.StatusNotFound || h.status == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.
 		_, _ = l.request(ctx, a, t.r, "ping", nil)
 		ticket, _ := l.ticket()
 		return ear.heard || ticket.Session != session
+	case ear.heard:
+		return true
 	}
 	switch h.status {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
@@ -468,7 +487,14 @@ func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) b
 	if !s.wants.want(m, l.server) {
 		return false
 	}
-	return t.out.event(&outgoing{data: s.tagged(l.translated(a, m))})
+	raw := s.tagged(l.translated(a, m))
+	if shown := s.wants.shown[l.server+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
+		var own jsonrpc.Message
+		if own.Read(raw) == nil && own.Has(jsonrpc.URI) {
+			raw = spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
+		}
+	}
+	return t.out.event(&outgoing{data: raw})
 }
 
 // tagged returns a message with the id of the listen request it belongs to.

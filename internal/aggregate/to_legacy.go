@@ -49,14 +49,14 @@ func (t *turn) toLegacy(ctx context.Context, l *link, body []byte) *jsonrpc.Fail
 	switch {
 	case held != nil:
 		if failure := held.reply(ctx, t); failure != nil {
-			held.cancel()
+			held.giveUp()
 			return t.failed(ctx, failure)
 		}
 	case t.m.Has(jsonrpc.RequestState):
 		return invalid("requestState: it is not known, or not any more")
 	default:
 		body = antiquated(body)
-		if failure := t.checkParams(ctx, l, body); failure != nil && !t.found {
+		if failure := t.checkParams(ctx, l, body); failure != nil {
 			return failure
 		}
 		held = t.hold(l, body)
@@ -89,6 +89,9 @@ func antiquated(body []byte) []byte {
 // checkParams checks that the headers of a call repeat its arguments where its tool
 // says so. A server of the legacy era cannot.
 func (t *turn) checkParams(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+	if t.found || l.known(tools) == nil && !mcp.HasParams(t.r.Header) {
+		return nil // nothing is known that it could have to repeat
+	}
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil {
 		return failure
@@ -130,11 +133,13 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
-	held.of = t.a.servers[l.server].Upstream.Request(ctx, t.r) // which is there when the request is not
+	held.of = t.a.of(l).Upstream.Request(ctx, t.r) // which is there when the request is not
+	setNoBody(held.of, http.MethodPost)
 	level := t.m.Text(jsonrpc.LogLevel)
 	t.a.keep(t.client)
 	go func() {
 		defer held.a.release(held.client)
+		defer held.a.retire(held)
 		defer close(held.done)
 		defer cancel()
 		held.failure = held.run(ctx, held.of, level, held.renumbered(body))
@@ -172,7 +177,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		held.hearing.Store(h)
 		defer held.overhear(ctx)()
 		l.listen(ctx)
-		r := a.servers[l.server].Upstream.Logged(ctx, of)
+		r := a.of(l).Upstream.Logged(ctx, of)
 		session, _ := l.sign(r)
 		setBody(r, body)
 		answered := false
@@ -197,7 +202,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 				return ctx.Err()
 			}
 		}
-		failure := a.servers[l.server].Upstream.Send(h, r, &m)
+		failure := a.of(l).Upstream.Send(h, r, &m)
 		switch {
 		case answered:
 			failure = nil
@@ -270,7 +275,9 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 			return false, nil
 		}
 		t.out.event(&outgoing{data: l.translated(t.a, &m)})
-	case m.Is(jsonrpc.Method, "notifications/message") && t.m.Has(jsonrpc.LogLevel):
+	case !m.Is(jsonrpc.Method, "notifications/message"):
+		l.spread(t.a, &m) // it is for those who listen
+	case t.m.Has(jsonrpc.LogLevel):
 		t.out.event(&outgoing{data: l.translated(t.a, &m)})
 	}
 	return false, nil
@@ -290,6 +297,7 @@ func (held *heldCall) settle(t *turn) {
 	select {
 	case <-held.done:
 	case <-timer.C:
+		held.cancel() // there are servers that never end a stream
 	}
 }
 
@@ -358,6 +366,18 @@ func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 		}
 	})
 	return a.sealBytes("call", []byte(key)), true
+}
+
+// retire gives a place back that a call has which is over, before its client has come
+// back.
+func (a *Aggregate) retire(held *heldCall) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.held[held.key] == held {
+		delete(a.held, held.key)
+		held.client.held--
+		held.expires.Stop()
+	}
 }
 
 // reply gives the server the answers of the client.

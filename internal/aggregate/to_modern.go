@@ -77,16 +77,27 @@ func (t *turn) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
 	if !t.m.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	l.mu.Lock()
-	list := l.lists[tools].list // the client has seen none that is newer
-	l.mu.Unlock()
-	if list == nil {
-		var failure *jsonrpc.Failure
-		if list, _, failure = l.listing(ctx, t, tools); failure != nil {
-			return nil // the server will say if there were any
-		}
+	if list := l.known(tools); list != nil {
+		return list.params
+	}
+	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	list, _, failure := l.listing(ctx, t, tools)
+	if failure != nil {
+		return nil // the server will say if there were any
 	}
 	return list.params
+}
+
+// listPatience is how long a call waits for the list that its tool is in. Most tools
+// need nothing of it.
+const listPatience = 2 * time.Second
+
+// known returns the last list that there was. The client has seen none that is newer.
+func (l *link) known(k kind) *listing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lists[k].list
 }
 
 // An inputRequired is what a server of the modern era asks for before it goes on.

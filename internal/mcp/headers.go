@@ -53,6 +53,16 @@ func ClearModern(header http.Header) {
 	})
 }
 
+// HasParams reports whether a request repeats arguments in headers.
+func HasParams(header http.Header) bool {
+	for name := range header {
+		if strings.HasPrefix(name, paramPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // nameOf returns which member of a request Mcp-Name repeats.
 func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
 	switch method := m.Text(jsonrpc.Method); {

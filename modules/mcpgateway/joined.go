@@ -198,6 +198,8 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
 		outer.vars = maps.Clone(vars)
 	}
+	posted := r
+	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it need not have that
 	r = r.WithContext(context.WithValue(r.Context(), outerKey{}, outer))
 	who := aggregate.Visitor{Identity: x.client()}
 	who.Address, _ = caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
@@ -231,6 +233,7 @@ type upstream struct {
 // Request implements [aggregate.Upstream].
 func (u upstream) Request(ctx context.Context, of *http.Request) *http.Request {
 	r := of.WithContext(ctx)
+	r.Body, r.GetBody = http.NoBody, nil // it will have its own
 	r.Header = of.Header.Clone()
 	r.URL = new(url.URL)
 	*r.URL = *of.URL
