@@ -434,7 +434,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	switch {
 	case resuming && h.status/100 == 4:
 		ear.last = "" // it may be of another time
-		return true
+		return s.hearGET(ctx, a, l, ear, kind, begun)
 	case session != "" && (h.status == http.StatusNotFound || h.status == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.

@@ -6,9 +6,11 @@
 // conversation/… package chat with decoding, editing and encoding the request.
 // proxy/… compares observation_mask + reverse_proxy with reverse_proxy alone, in
 // the built binary. gateway/… compares mcp_gateway with reverse_proxy alone, and its
-// servers on stdio with those on HTTP. Speeds depend on the machine and on what else it is doing, so
-// the figures to look at are the ratios: the contestants of a case take turns
-// many times over, and noise hits them alike.
+// servers on stdio with those on HTTP. aggregate/… does so where all servers are one,
+// compares lists from memory with those that are asked for, and tells what an idle
+// session takes. Speeds depend on the machine and on what else it is doing, so the
+// figures to look at are the ratios: the contestants of a case take turns many times
+// over, and noise hits them alike.
 //
 // It is a report, not a test: it fails only if something could not be measured
 // or came out wrong, never because something is slow.
@@ -30,6 +32,10 @@ import (
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
 		serve(os.Args[2:])
+		return
+	}
+	if len(os.Args) > 2 && os.Args[1] == "serve-many" {
+		serveMany(os.Args[2])
 		return
 	}
 	run := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as mask/source")
@@ -64,6 +70,9 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 	}
 	if err := reportGateway(ctx, chosen, caddy, 4*budget); err != nil {
 		return fmt.Errorf("gateway: %w", err)
+	}
+	if err := reportAggregate(ctx, chosen, caddy, 2*budget); err != nil {
+		return fmt.Errorf("aggregate: %w", err)
 	}
 	return nil
 }

@@ -91,6 +91,98 @@ func TestCommandStdio(t *testing.T) {
 	}
 }
 
+// TestCommandStdioJoined has it serve all servers of a gateway as one (A42).
+func TestCommandStdioJoined(t *testing.T) {
+	journal := newJournal(t)
+	config := inFile(t, site(freeAddress(t), gateway(block(child("alpha"), journal.env()), block(child("beta"), journal.env()))))
+	cmd := caddy(t, "mcp-stdio", "--config", config)
+	var logged bytes.Buffer
+	cmd.Stderr = &logged
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(stdout)
+	say := func(message string) {
+		t.Helper()
+		if _, err := io.WriteString(stdin, message+"\n"); err != nil {
+			t.Fatalf("%v\n%s", err, &logged)
+		}
+	}
+	// hear returns the next message that is an answer, or asks with this method.
+	hear := func(method string) (m legacyMessage) {
+		t.Helper()
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				t.Fatalf("%v\n%s", err, &logged)
+			}
+			m = legacyMessage{raw: line}
+			if err := json.Unmarshal([]byte(line), &m); err != nil {
+				t.Fatalf("%v: %s", err, line)
+			}
+			if m.Method == method {
+				return m
+			}
+		}
+	}
+	say(strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"roots":{}}`, 1)))
+	if m := hear(""); m.Result == nil || !strings.Contains(m.raw, `"protocolVersion":"2025-11-25"`) {
+		t.Fatalf("got %s", m)
+	}
+	say(rpc("tools/list", `{}`))
+	if m := hear(""); !strings.Contains(m.raw, `"name":"alpha::echo"`) || !strings.Contains(m.raw, `"name":"beta::echo"`) {
+		t.Errorf("A42 listed %.500s", m)
+	}
+	for _, server := range []string{"alpha", "beta"} {
+		say(toolCall{server + "::echo", `{"text":"é"}`}.request())
+		if text := toolText(t, hear("").raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
+			t.Errorf("A42 %s received %s", server, text)
+		}
+		say(toolCall{server + "::ask-roots", `{}`}.request())
+		question := hear("roots/list")
+		if question.proxyServer() != server {
+			t.Errorf("A27 asked by %s: %s", server, question)
+		}
+		const roots = `{"roots":[{"uri":"file:///mine"}]}`
+		say(`{"jsonrpc":"2.0","id":` + string(question.ID) + `,"result":` + roots + `}`)
+		if text := toolText(t, hear("").raw); text != roots {
+			t.Errorf("A27 %s was told %s", server, text)
+		}
+	}
+	// What a server says unasked comes by itself.
+	say(toolCall{"beta::add-tool", `{"name":"more"}`}.request())
+	if m := hear("notifications/tools/list_changed"); m.proxyServer() != "beta" {
+		t.Errorf("A26 heard %s", m)
+	}
+	say(toolCall{"alpha::slow", `{"ms":200}`}.request())
+	if err := stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := messages(t, rest); len(all) == 0 || !strings.Contains(all[len(all)-1], "slept") {
+		t.Errorf("A42 the call that was still open got %q", all)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("A42 it ended with %v\n%s", err, &logged)
+	}
+	for _, e := range journal.entries(t, "start") {
+		if processRuns(e.PID) {
+			t.Errorf("A39 the child %d is left", e.PID)
+		}
+	}
+}
+
 // TestCommandStdioTerminated ends it as clients do that are in a hurry (A42).
 func TestCommandStdioTerminated(t *testing.T) {
 	config := inFile(t, site(freeAddress(t), gateway(block(child("asked", "--ignore-term"), "stop_grace 100ms"))))

@@ -86,6 +86,7 @@ func load(t *testing.T, caddyfile string) {
 	}
 	eventually(t, "the listeners of the configuration before to close", replaced)
 	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
+	lasting.CloseIdleConnections()
 }
 
 // eventually waits for a condition.

@@ -1,0 +1,266 @@
+package integration
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// handleIn finds the handle in a masked text.
+var handleIn = regexp.MustCompile(`\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) head=\d+ tail=\d+ id=(obs_[A-Za-z0-9]{22})\]`)
+
+// fullOf is a text that is hard to give back: characters of one to four bytes, and what
+// JSON escapes. Each line has its number.
+func fullOf(lines int) string {
+	var b strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&b, "%d\té 🙂 \\ \"quoted\" <b>&amp;</b> \u2028 \u0001 ERROR%d\n", i, i%10)
+	}
+	return b.String()
+}
+
+// observer is a server whose tool "read" returns this text, as JSON in the spelling given.
+func observer(t *testing.T, spelled string) *remoteServer {
+	s := newRemoteServer(t, "read")
+	s.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if m.Method != "tools/call" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`, m.ID, spelled)
+		return true
+	}
+	return s
+}
+
+// recovered is the result of recover_observation.
+type recovered struct {
+	Content []struct{ Text string }
+	IsError bool
+	Meta    struct {
+		Total   int  `json:"total_chars"`
+		Matches int  `json:"matches"`
+		Next    *int `json:"next_start_char"`
+	} `json:"_meta"`
+}
+
+func recoverBy(t *testing.T, c *speaker, arguments string) (r recovered) {
+	t.Helper()
+	got := c.ask(t, "tools/call", `{"name":"recover_observation","arguments":`+arguments+`}`)
+	if err := json.Unmarshal(got.answer.Result, &r); err != nil || got.status != 200 || len(r.Content) == 0 {
+		t.Fatalf("%s: %d %s", arguments, got.status, got.answer.raw)
+	}
+	return r
+}
+
+// observe has a result masked, and returns its handle.
+func observe(t *testing.T, c *speaker, server, tool, arguments string) (handle string) {
+	t.Helper()
+	text := c.use(t, server, tool, arguments)
+	found := handleIn.FindStringSubmatch(text)
+	if found == nil {
+		t.Fatalf("no handle in %.200s…", text)
+	}
+	return found[2]
+}
+
+func TestAggregateRecovery(t *testing.T) {
+	original := fullOf(300)
+	// The same in a spelling that nobody would choose.
+	escaped := new(strings.Builder)
+	for _, c := range original {
+		if c < 0x10000 {
+			fmt.Fprintf(escaped, `\u%04x`, c)
+		} else {
+			fmt.Fprintf(escaped, `\u%04X\u%04X`, 0xd800+(c-0x10000)>>10, 0xdc00+(c-0x10000)&0x3ff)
+		}
+	}
+	url := serve(t, gateway("separator __", block("mask", "recover on"),
+		observer(t, quote(original)).line("plain"), observer(t, `"`+escaped.String()+`"`).line("spelled"),
+		child("alpha"), block(child("bare"), "mask off")))
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
+		t.Run("O23 "+era.name+" is offered it", func(t *testing.T) {
+			got := c.ask(t, "tools/list", `{}`)
+			if !strings.Contains(got.answer.raw, `"name":"recover_observation"`) {
+				t.Errorf("not listed: %.500s", got.answer.raw)
+			}
+			got = c.ask(t, "resources/templates/list", `{}`)
+			if !strings.Contains(got.answer.raw, `"uriTemplate":"proxy://observation/{id}"`) {
+				t.Errorf("not listed: %.500s", got.answer.raw)
+			}
+		})
+		for _, server := range []string{"plain", "spelled"} {
+			t.Run("O23 "+era.name+" reads back what was cut, "+server, func(t *testing.T) {
+				handle := observe(t, c, server, "read", `{}`)
+				if again := observe(t, c, server, "read", `{}`); again != handle {
+					t.Errorf("%s has become %s", handle, again)
+				}
+				var whole strings.Builder
+				for start := 0; ; {
+					r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":%d}`, handle, start))
+					whole.WriteString(r.Content[0].Text)
+					if r.IsError || r.Meta.Total != len([]rune(original)) || strings.Contains(r.Content[0].Text, "OBSERVATION_MASKED") {
+						t.Fatalf("%+v", r)
+					}
+					if r.Meta.Next == nil {
+						break
+					}
+					start = *r.Meta.Next
+				}
+				same(t, whole.String(), original)
+				part := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":1999,"end_char":2500}`, handle))
+				same(t, part.Content[0].Text, string([]rune(original)[1999:2500]))
+				found := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"pattern":"^123\\t.*ERROR3$","context_lines":0}`, handle))
+				if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text, line) {
+					t.Errorf("%+v\nwant %q", found, line)
+				}
+				got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
+				var read struct {
+					Contents []struct{ URI, Text string }
+				}
+				if err := json.Unmarshal(got.answer.Result, &read); err != nil || len(read.Contents) != 1 || read.Contents[0].URI != "proxy://observation/"+handle {
+					t.Fatalf("%v: %.300s", err, got.answer.raw)
+				}
+				same(t, read.Contents[0].Text, original)
+			})
+		}
+		t.Run("O23 "+era.name+" reads back what a child said", func(t *testing.T) {
+			handle := observe(t, c, "alpha", "big", `{"n":10000}`)
+			got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
+			if whole := c.use(t, "bare", "big", `{"n":10000}`); !strings.Contains(got.answer.raw, `"text":"`+whole+`"`) {
+				t.Errorf("got %.300s", got.answer.raw)
+			}
+		})
+		t.Run("O23 "+era.name+" asks for what there is not", func(t *testing.T) {
+			unknown := "obs_" + strings.Repeat("x", 22)
+			for arguments, want := range map[string]string{
+				`{"id":"` + unknown + `"}`: unknown, `{}`: "id is missing", `{"id":1}`: "must be a string", `{"id":"x","start":1}`: "there is no argument",
+			} {
+				if r := recoverBy(t, c, arguments); !r.IsError || !strings.Contains(r.Content[0].Text, want) {
+					t.Errorf("%s: %+v", arguments, r)
+				}
+			}
+			uri := "proxy://observation/" + unknown
+			got := c.ask(t, "resources/read", `{"uri":"`+uri+`"}`)
+			if got.answer.Error == nil || got.answer.Error.Code != -32602 || !strings.Contains(string(got.answer.Error.Data), uri) {
+				t.Errorf("got %s", got.answer.raw)
+			}
+		})
+	}
+}
+
+// What is given back is not cut in its turn, however little the masks leave.
+func TestAggregateRecoveryOfShortMasks(t *testing.T) {
+	original := fullOf(20)
+	url := serve(t, gateway("separator __",
+		block(observer(t, quote(original)).line("short"), block("mask 100 10 10", "recover on")), block(child("long"), block("mask 4000 10 10", "recover on"))))
+	c := newSpeaker(t, joinedAt(url), true, `{}`)
+	handle := observe(t, c, "short", "read", `{}`)
+	var whole strings.Builder
+	for start := 0; ; {
+		r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":%d}`, handle, start))
+		if n := len([]rune(r.Content[0].Text)); n > 100 {
+			t.Errorf("%d characters, which another mask would cut", n)
+		}
+		whole.WriteString(r.Content[0].Text)
+		if r.Meta.Next == nil {
+			break
+		}
+		start = *r.Meta.Next
+	}
+	same(t, whole.String(), original)
+	t.Run("O23 originals of each server", func(t *testing.T) {
+		handle := observe(t, c, "long", "big", `{"n":5000}`)
+		r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":4990}`, handle))
+		if r.IsError || r.Content[0].Text != strings.Repeat("x", 10) {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// Without recover there is no tool, no template and no handle (A44, O23).
+func TestAggregateWithoutRecovery(t *testing.T) {
+	tests := []struct {
+		name  string
+		lines []string
+	}{
+		{"O23 no mask", []string{child("alpha")}},
+		{"O23 a mask that keeps nothing", []string{"mask 4000 2000 2000", child("alpha")}},
+		{"O23 recover off", []string{block("mask", "recover off"), child("alpha")}},
+		{"O23 the one that keeps is off", []string{block("mask off", "recover on"), child("alpha")}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newLegacyClient(t, serve(t, gateway(tt.lines...)), `{}`)
+			if c.has("recover_observation") {
+				t.Error("the tool is offered")
+			}
+			if got := c.list("resources/templates/list", "uriTemplate"); slices.Contains(got, "proxy://observation/{id}") {
+				t.Errorf("templates: %v", got)
+			}
+			if got := c.use("alpha::big", `{"n":10000}`); strings.Contains(got, "id=obs_") {
+				t.Error("there is a handle")
+			}
+			c.fails("tools/call", `{"name":"recover_observation","arguments":{"id":"obs_x"}}`, -32602)
+			c.fails("resources/read", `{"uri":"proxy://observation/obs_x"}`, -32602)
+		})
+	}
+}
+
+// The passwords of alice and bob are their names.
+const accounts = `basic_auth {
+	alice $2a$04$Mwcw1rR64pgwbiW5Tnqmaur6pR8BJ4BfcsKZCWFO7NWCKWFxsVLTq
+	bob $2a$04$O1gTu59shVOJBWJWCimZkO513JyfgU.NganN/RzsohuSPY3jwsgcy
+}`
+
+func as(user string) string {
+	return "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+user))
+}
+
+// A handle belongs to the client that got it (O23).
+func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
+	address := freeAddress(t)
+	config := site(address, accounts, gateway("separator __", block("mask", "recover on"), child("alpha")))
+	load(t, config)
+	at := joinedAt("http://" + address)
+	refused := func(t *testing.T, c *speaker, handle string) {
+		t.Helper()
+		if r := recoverBy(t, c, `{"id":"`+handle+`"}`); !r.IsError {
+			t.Errorf("got %.100s…", r.Content[0].Text)
+		}
+		if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`); got.answer.Error == nil || got.answer.Error.Code != -32602 {
+			t.Errorf("got %.300s", got.answer.raw)
+		}
+	}
+	for i, era := range clientEras {
+		t.Run("O23 "+era.name, func(t *testing.T) {
+			alice, bob := newSpeaker(t, at, era.modern, `{}`, as("alice")), newSpeaker(t, at, era.modern, `{}`, as("bob"))
+			arguments := fmt.Sprintf(`{"n":%d}`, 10000+i) // of which nobody has a handle yet
+			handle := observe(t, alice, "alpha", "big", arguments)
+			refused(t, bob, handle)
+			for _, c := range []*speaker{alice, newSpeaker(t, at, !era.modern, `{}`, as("alice"))} {
+				if r := recoverBy(t, c, `{"id":"`+handle+`","start_char":2000}`); r.IsError {
+					t.Errorf("%+v", r)
+				}
+			}
+			if handle := observe(t, bob, "alpha", "big", arguments); recoverBy(t, bob, `{"id":"`+handle+`"}`).IsError {
+				t.Error("bob cannot read what he got himself")
+			}
+		})
+	}
+	t.Run("O23 after a reload", func(t *testing.T) {
+		alice, bob := newSpeaker(t, at, false, `{}`, closes, as("alice")), newSpeaker(t, at, false, `{}`, closes, as("bob"))
+		handle := observe(t, alice, "alpha", "big", `{"n":20001}`)
+		load(t, config+site(freeAddress(t), "respond x"))
+		if r := recoverBy(t, alice, `{"id":"`+handle+`"}`); r.IsError {
+			t.Errorf("%+v", r)
+		}
+		refused(t, bob, handle)
+	})
+}
