@@ -271,7 +271,7 @@ func TestGatewayRPCRequests(t *testing.T) {
 	})
 	t.Run("G18 other paths", func(t *testing.T) {
 		for _, path := range []string{
-			"/", "/mcp", "/mcp/", "/mcp/stub/", "/mcp/stub/x", "/mcpx/stub", "/api/mcp-gateway/stub", "/api/mcp-gateway/stub/other", "/api/mcp-gateway//rpc",
+			"/", "/mcp/stub/", "/mcp/stub/x", "/mcpx/stub", "/api/mcp-gateway/stub", "/api/mcp-gateway/stub/other", "/api/mcp-gateway//rpc",
 			"/api/mcp-gateway/stub/rpc/", "/api/mcp-gateway/a/b/rpc", "/API/mcp-gateway/stub/rpc", "/api/mcp-gateway/rpc",
 		} {
 			if got := post(t, url+path, rpc("echo", `1`)); got.StatusCode != 200 || got.body != "next handler" {
@@ -340,7 +340,7 @@ func TestGatewayLeavesOtherRoutesAlone(t *testing.T) {
 	for _, directive := range []string{"", acceptance(stub)} {
 		url := serve(t, directive, "header X-Site yes", proxy(stub))
 		var all strings.Builder
-		for _, path := range []string{"/x", "/mcp", "/api/mcp-gateway/stub/other?a=%2F"} {
+		for _, path := range []string{"/x", "/mcpx", "/api/mcp-gateway/stub/other?a=%2F"} {
 			got := post(t, url+path, raw(result(`"`+strings.Repeat("A", 5000)+`"`)), "Origin: http://evil.test")
 			got.Header.Del("Date")
 			fmt.Fprintln(&all, got.StatusCode, got.Header, got.body)
