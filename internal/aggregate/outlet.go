@@ -109,7 +109,7 @@ func (o *outlet) large(e *outgoing, stream bool) *largeAnswer {
 	defer o.mu.Unlock()
 	if stream && o.open() || o.stream {
 		o.write(e.head())
-	} else if !o.begun {
+	} else if !o.begun && o.err == nil {
 		o.begun = true
 		o.w.Header().Set("Content-Type", "application/json")
 		o.w.WriteHeader(http.StatusOK)

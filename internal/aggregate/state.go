@@ -165,6 +165,9 @@ func (s *State) leave(a *Aggregate) {
 	s.members = slices.DeleteFunc(s.members, func(member *Aggregate) bool { return member == a })
 	to := s.successor(a)
 	a.left, a.next = true, to
+	if len(s.members) > 0 {
+		s.max = s.members[len(s.members)-1].config.MaxClients
+	}
 	s.dropLinks()
 	var moving []*stream
 	for stream := range s.streams {

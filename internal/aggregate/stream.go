@@ -24,10 +24,11 @@ type stream struct {
 	wants *interests                // what a client of the modern era listens to; nil for all
 	a     atomic.Pointer[Aggregate] // whose servers are listened to
 
-	mu     sync.Mutex
-	closed bool
-	ears   map[earKey]*ear
-	open   sync.WaitGroup // ears
+	mu       sync.Mutex
+	closed   bool
+	unfollow func() bool
+	ears     map[earKey]*ear
+	open     sync.WaitGroup // ears
 }
 
 // An ear is what listens to a server.
@@ -117,6 +118,9 @@ func (s *stream) close() {
 	state.mu.Unlock()
 	s.mu.Lock()
 	s.closed = true
+	if s.unfollow != nil {
+		s.unfollow()
+	}
 	s.mu.Unlock()
 	s.end()
 	s.open.Wait()
@@ -217,6 +221,7 @@ func (s *stream) await(begun <-chan struct{}) {
 // if they are not the same.
 func (s *stream) move(from, to *Aggregate) {
 	s.a.Store(to)
+	s.follow(to)
 	changed := len(from.config.Servers) != len(to.config.Servers)
 	s.mu.Lock()
 	for key, e := range s.ears {
@@ -234,6 +239,21 @@ func (s *stream) move(from, to *Aggregate) {
 	}
 	if changed {
 		s.later(func() { s.announce(tools, prompts, resources) })
+	}
+}
+
+// follow ends the stream when an Aggregate does that is not the one it was opened at.
+func (s *stream) follow(a *Aggregate) {
+	if a.config.Exiting == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unfollow != nil {
+		s.unfollow()
+	}
+	if !s.closed {
+		s.unfollow = context.AfterFunc(a.config.Exiting, s.end)
 	}
 }
 
