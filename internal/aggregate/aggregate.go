@@ -211,6 +211,13 @@ func (s *Server) learn(era mcp.Era, speaks bool) {
 	}
 }
 
+// knows reports whether the server is known to speak in an era.
+func (s *Server) knows(era mcp.Era) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.speaks[era] == yes
+}
+
 // eras returns in which eras the server is to be spoken to, the most promising
 // first: that of the client, unless the server is known not to speak it.
 func (s *Server) eras(client mcp.Era) [2]mcp.Era {

@@ -231,3 +231,22 @@ func TestHandshakesInStreams(t *testing.T) {
 		t.Errorf("got %s", s.body)
 	}
 }
+
+// A server of the legacy era that does not answer what it does not know is met all the
+// same, and at once the next time.
+func TestServersThatDoNotAnswerWhatTheyDoNotKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").does("server/discover", func(_ http.ResponseWriter, a *arrival) { <-a.Context().Done() })
+		g := newMemory(t, nil, p)
+		defer g.close()
+		for range 2 {
+			u := g.modern(t)
+			if s := u.call("a::x"); s.Error != nil {
+				t.Errorf("got %s", s.body)
+			}
+		}
+		if n := p.count("server/discover"); n != 1 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}

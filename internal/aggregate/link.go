@@ -175,11 +175,12 @@ func (l *link) lost(session string) {
 // has such.
 func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http.Request) *jsonrpc.Failure {
 	var failure *jsonrpc.Failure
+	silent := false // to what only servers of the modern era know
 	for _, era := range s.eras(l.client.era) {
 		var result []byte
 		var session string
 		if era == mcp.Modern {
-			result, failure = l.discover(ctx, a, of)
+			result, failure = l.discover(ctx, a, s, of)
 		} else {
 			result, session, failure = l.initialize(ctx, a, of)
 		}
@@ -191,9 +192,16 @@ func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http
 			setNoBody(l.of, http.MethodDelete)
 		}
 		if failure != nil && unreachable(failure) {
+			if era == mcp.Modern && !s.knows(era) && failure.Data.Symbol == "timeout" && ctx.Err() == nil {
+				silent = true
+				continue
+			}
 			return failure
 		}
 		if s.learn(era, failure == nil); failure == nil {
+			if silent {
+				s.learn(mcp.Modern, false)
+			}
 			return nil
 		}
 	}
@@ -242,8 +250,15 @@ func (c *client) introduction() []byte {
 		[]byte(`,"clientInfo":`), c.hello.info, []byte("}"))
 }
 
-// discover asks a server of the modern era who it is.
-func (l *link) discover(ctx context.Context, a *Aggregate, of *http.Request) ([]byte, *jsonrpc.Failure) {
+// discover asks a server of the modern era who it is. There are servers of the other
+// era that never answer what they do not know, so one that is not known to be modern
+// does not get all the time there is.
+func (l *link) discover(ctx context.Context, a *Aggregate, s *Server, of *http.Request) ([]byte, *jsonrpc.Failure) {
+	if !s.knows(mcp.Modern) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.config.JoinTimeout/3)
+		defer cancel()
+	}
 	r := a.of(l).Upstream.Request(ctx, of)
 	body := jsonrpc.RequestAs(l.nextID(), "server/discover", slices.Concat([]byte(`{"_meta":`), l.client.meta(""), []byte("}")))
 	l.dress(r, mcp.Modern, mcp.Stateless, "")
