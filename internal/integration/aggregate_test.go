@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -1485,4 +1486,27 @@ func TestAggregateReloads(t *testing.T) {
 			eventually(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
 		}
 	})
+}
+
+// Two processes with the same key serve one client alternately: what one knows of it,
+// the other reads in the id of its session.
+func TestAggregateProcesses(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	config := filepath.Join(t.TempDir(), "Caddyfile")
+	caddyfile := site(":8080", "bind 127.0.0.1", gateway("session_key 0123456789abcdef0123456789abcdef", remote.line("remote")))
+	if err := os.WriteFile(config, []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	processes := []*running{run(t, config), run(t, config)}
+	c := newLegacyClient(t, "http://"+processes[0].address, `{}`)
+	for i := range 6 {
+		other := &legacyClient{t, &legacySession{t: t, at: joinedAt("http://" + processes[i%2].address), session: c.session}}
+		other.ids.Store(int64(100 * (i + 1)))
+		if got := other.use("remote::tool", `{}`); !strings.Contains(got, "tool") {
+			t.Errorf("call %d: %s", i, got)
+		}
+	}
+	if n := remote.count("initialize"); n != 1 {
+		t.Errorf("the server was initialized %d times", n)
+	}
 }
