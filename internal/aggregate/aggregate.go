@@ -27,11 +27,7 @@ package aggregate
 import (
 	"context"
 	"crypto/cipher"
-	"crypto/sha256"
-	"encoding/base64"
 	"net/http"
-	"slices"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -123,114 +119,8 @@ type Result struct {
 	Torn    bool             // a part of the answer was sent, and the rest will never come
 }
 
-// A Server is one of the servers that are joined.
-type Server struct {
-	Name     string
-	ID       string // the same as that of another if they are the same in all that clients can see
-	Aliases  []string
-	Expose   []string // patterns of the names of tools that are shown; all if there are none
-	Upstream Upstream
+// byID returns the server that is the same as another.
+func (a *Aggregate) byID(id string) *Server { return a.ids[id] }
 
-	mu     sync.Mutex
-	speaks [2]opinion // by era
-	outage outage
-}
-
-// An outage is a time in which a server cannot be reached. Of all clients one tries
-// now and then whether it is over; it costs the others no time.
-type outage struct {
-	failure  *jsonrpc.Failure // nil if there is none
-	failures int              // in a row
-	retry    time.Time        // not before
-	trying   bool             // somebody does
-}
-
-// out returns why it is of no use to talk to the server now. Whoever gets nil has to
-// say how it went.
-func (s *Server) out() *jsonrpc.Failure {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if o := &s.outage; o.failure != nil {
-		if o.trying || time.Now().Before(o.retry) {
-			return o.failure
-		}
-		o.trying = true
-	}
-	return nil
-}
-
-// tried notes whether the server could be reached. It returns after what pause it is
-// tried again.
-func (s *Server) tried(failure *jsonrpc.Failure) (pause time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if failure == nil {
-		s.outage = outage{}
-		return 0
-	}
-	o := &s.outage
-	pause = min(time.Second<<min(o.failures, 5), 30*time.Second)
-	o.failure, o.trying, o.retry = failure, false, time.Now().Add(pause)
-	o.failures++
-	return pause
-}
-
-// gaveUp notes that nobody knows how it went.
-func (s *Server) gaveUp() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.outage.trying = false
-}
-
-// unreachable reports whether a failure is of the server and not of what was asked.
-func unreachable(failure *jsonrpc.Failure) bool {
-	return failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error"
-}
-
-// An opinion is what is known of a server.
-type opinion uint8
-
-const (
-	unknown opinion = iota
-	yes
-	no
-)
-
-// brief returns what tells a server from another of the same name.
-func (s *Server) brief() string {
-	sum := sha256.Sum256([]byte(s.ID))
-	return base64.RawURLEncoding.EncodeToString(sum[:6])
-}
-
-func (s *Server) learn(era mcp.Era, speaks bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.speaks[era] = no
-	if speaks {
-		s.speaks[era] = yes
-	}
-}
-
-// knows reports whether the server is known to speak in an era.
-func (s *Server) knows(era mcp.Era) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.speaks[era] == yes
-}
-
-// eras returns in which eras the server is to be spoken to, the most promising
-// first: that of the client, unless the server is known not to speak it.
-func (s *Server) eras(client mcp.Era) [2]mcp.Era {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	other := mcp.Modern - client
-	if s.speaks[client] == no && s.speaks[other] != no {
-		return [2]mcp.Era{other, client}
-	}
-	return [2]mcp.Era{client, other}
-}
-
-// shows reports whether clients may see a tool of the server, and call it.
-func (s *Server) shows(tool string) bool {
-	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, func(pattern string) bool { return mcp.MatchName(pattern, tool) })
-}
+// of returns the server that a link is to. There may be another of its name.
+func (a *Aggregate) of(l *link) *Server { return a.ids[l.id] }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -94,16 +93,6 @@ func (t *turn) discover() *jsonrpc.Failure {
 		result["instructions"] = text
 	}
 	return t.answer(encoded(result))
-}
-
-// allOf calls f for some servers at the same time, with the client's link to each.
-func (t *turn) allOf(servers []*Server, f func(ctx context.Context, s *Server, l *link)) {
-	var calls sync.WaitGroup
-	for _, s := range servers {
-		l := t.client.link(s)
-		calls.Go(func() { f(t.r.Context(), s, l) })
-	}
-	calls.Wait()
 }
 
 // info is who we are.

@@ -98,6 +98,9 @@ func (t *turn) newStream(wants *interests) *stream {
 	s.a.Store(a)
 	t.a.streams[s] = true
 	t.a.mu.Unlock()
+	if a != t.a {
+		s.follow(a)
+	}
 	t.client.mu.Lock()
 	t.client.streams[s] = true
 	t.client.mu.Unlock()
@@ -265,12 +268,6 @@ func (s *stream) later(f func()) {
 		s.open.Go(f)
 	}
 }
-
-// byID returns the server that is the same as another.
-func (a *Aggregate) byID(id string) *Server { return a.ids[id] }
-
-// of returns the server that a link is to. There may be another of its name.
-func (a *Aggregate) of(l *link) *Server { return a.ids[l.id] }
 
 // announce tells the client that lists have changed.
 func (s *stream) announce(changed ...kind) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -34,7 +35,7 @@ type Visitor struct {
 // posts something.
 func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Message, who Visitor) Result {
 	t := &turn{a: a, r: r, m: m, who: who, version: r.Header.Get(mcp.VersionHeader)}
-	t.out = outlet{w: w, accepts: accepts(r.Header, "text/event-stream")}
+	t.out = outlet{w: w, accepts: acceptsStreams(r.Header)}
 	defer func() {
 		if t.client != nil {
 			a.release(t.client)
@@ -51,12 +52,13 @@ func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Mes
 	return t.result
 }
 
-// accepts reports whether a client takes a media type.
-func accepts(header http.Header, mediaType string) bool {
+// acceptsStreams reports whether a client takes event streams. One that takes anything
+// has not been made for them: it gets JSON.
+func acceptsStreams(header http.Header) bool {
 	for _, line := range header["Accept"] {
 		for accepted := range strings.SplitSeq(line, ",") {
-			name, _, _ := strings.Cut(accepted, ";")
-			if name = strings.TrimSpace(name); strings.EqualFold(name, mediaType) || name == "*/*" && mediaType != "text/event-stream" {
+			mediaType, _, _ := strings.Cut(accepted, ";")
+			if strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream") {
 				return true
 			}
 		}
@@ -213,4 +215,11 @@ func (t *turn) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 }
 
 // all calls f for all servers at the same time, with the client's link to each.
-func (t *turn) all(f func(ctx context.Context, s *Server, l *link)) { t.allOf(t.a.config.Servers, f) }
+func (t *turn) all(f func(ctx context.Context, s *Server, l *link)) {
+	var calls sync.WaitGroup
+	for _, s := range t.a.config.Servers {
+		l := t.client.link(s)
+		calls.Go(func() { f(t.r.Context(), s, l) })
+	}
+	calls.Wait()
+}

@@ -255,7 +255,7 @@ func (h *Handler) Validate() error {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 	}
-	return h.validateNames()
+	return h.validateJoined()
 }
 
 // Handle is told that the configuration is being stopped. If Caddy exits, streams

@@ -47,9 +47,6 @@ func (h *Handler) join() error {
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
 	}
-	if h.MaxSessions < 0 {
-		return fmt.Errorf("max_sessions: %d is negative", h.MaxSessions)
-	}
 	key, err := h.key()
 	if err != nil {
 		return fmt.Errorf("session_key: %w", err)
@@ -108,14 +105,17 @@ func (h *Handler) naming() mcp.Naming {
 	return mcp.Naming{Separator: h.Separator, Longest: h.MaxNameLength}
 }
 
-// validateNames checks that what clients see can be told apart.
-func (h *Handler) validateNames() error {
+// validateJoined checks that one server can be made of all, and that what clients see of
+// it can be told apart.
+func (h *Handler) validateJoined() error {
 	naming := h.naming()
 	switch {
 	case h.Separator == noSeparator && len(h.Servers) > 1:
 		return fmt.Errorf("separator: none is for a single server, and there are %d", len(h.Servers))
 	case h.MaxNameLength < 0:
 		return fmt.Errorf("max_name_length: %d is negative", h.MaxNameLength)
+	case h.MaxSessions < 0:
+		return fmt.Errorf("max_sessions: %d is negative", h.MaxSessions)
 	case h.JoinTimeout < 0:
 		return fmt.Errorf("join_timeout: %s is negative", time.Duration(h.JoinTimeout))
 	}
