@@ -1,0 +1,80 @@
+package prune
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// reasons, as markers have them: short, for they cost tokens.
+const (
+	offGoal = "hors focus"
+)
+
+// A block is a run of lines that are left out, [start, end) counted from 0.
+type block struct {
+	start, end int
+	reason     string
+}
+
+// render returns the result of leaving blocks out.
+func render(r *Request, l lines, blocks []block) *Result {
+	if len(blocks) == 0 && !r.Options.AnnotateLines {
+		return unchanged(r)
+	}
+	result := &Result{PruneID: r.ID(), Annotations: make([]Annotation, len(blocks)), Warnings: []string{}}
+	var b strings.Builder
+	at, removed := 0, 0
+	keep := func(end int) {
+		if !r.Options.AnnotateLines {
+			b.WriteString(l.text[l.starts[at]:l.starts[end]])
+			return
+		}
+		for i := at; i < end; i++ {
+			writeNumber(&b, i)
+			b.WriteString(l.whole(i))
+		}
+	}
+	for i, block := range blocks {
+		keep(block.start)
+		a := annotate(result.PruneID, block)
+		result.Annotations[i] = a
+		if r.Options.IncludeMarkers {
+			b.WriteString(a.Marker)
+			if strings.HasSuffix(l.whole(block.end-1), l.line(block.end-1)) {
+				// The text ends here, and not with the end of a line.
+			} else {
+				b.WriteByte('\n')
+			}
+		}
+		removed += a.Count
+		at = block.end
+	}
+	keep(l.len())
+	result.PrunedText = b.String()
+	result.account(l, removed)
+	return result
+}
+
+func annotate(id string, b block) Annotation {
+	start, end, count := b.start+1, b.end, b.end-b.start
+	return Annotation{
+		Kind: "pruned_block", Start: start, End: end, Count: count, Reason: b.reason,
+		Marker: fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=%s⟧", id, start, end, count, b.reason),
+	}
+}
+
+// usdPerToken is what a token saved is taken to be worth.
+const usdPerToken = 0.01 / 1e6
+
+// account fills in the statistics of a result of which the text is known.
+func (r *Result) account(l lines, removed int) {
+	s := &r.Stats
+	s.OriginalLines, s.PrunedLines, s.KeptLines = l.len(), removed, l.len()-removed
+	if removed > 0 {
+		s.PrunedRatio = math.Round(float64(removed)/float64(l.len())*1e6) / 1e6
+	}
+	s.TokensBefore, s.TokensAfter = EstimateTokens(l.text), EstimateTokens(r.PrunedText)
+	s.TokensSaved = max(0, s.TokensBefore-s.TokensAfter)
+	s.CostUSD = math.Round(float64(s.TokensSaved)*usdPerToken*1e8) / 1e8
+}
