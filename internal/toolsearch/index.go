@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // The usual parameters of BM25: how soon more of the same term stops to count,
@@ -191,10 +193,10 @@ func newEntry(name string, t texts) entry {
 			break
 		}
 	}
-	for word := range words(name) {
+	for word := range words.In(name) {
 		e.words = append(e.words, word)
 	}
-	e.joined = joined(name)
+	e.joined = words.Joined(name)
 	return e
 }
 
@@ -207,7 +209,7 @@ type count struct {
 // countTerms counts the terms of one field of a tool and returns how many they are.
 func countTerms(counts map[string][]count, tool int32, f field, texts []string) (n int) {
 	for _, text := range texts {
-		for term := range terms(text) {
+		for term := range words.Terms(text) {
 			if n == maxTerms {
 				return n
 			}
@@ -262,7 +264,7 @@ func (x *Index) Search(query string, limit int) []Hit {
 	scores := make([]float64, len(x.tools))
 	known := false
 	seen := make(map[string]bool)
-	for term := range terms(query) {
+	for term := range words.Terms(query) {
 		if seen[term] {
 			continue
 		}
@@ -287,7 +289,7 @@ func (x *Index) Search(query string, limit int) []Hit {
 // with, and half as much by those that stand anywhere in them.
 func (x *Index) scoreNames(scores []float64, query string) {
 	var asked []string
-	for word := range words(query) {
+	for word := range words.In(query) {
 		if utf8.RuneCountInString(word) > 1 && !slices.Contains(asked, word) {
 			asked = append(asked, word)
 		}

@@ -1,4 +1,5 @@
-package toolsearch
+// Package words finds the words of texts and names that people look for them by.
+package words
 
 import (
 	"iter"
@@ -7,19 +8,19 @@ import (
 	"unicode/utf8"
 )
 
-// terms yields what a text is found by: its words, in lower case and without their
+// Terms yields what a text is found by: its words, in lower case and without their
 // endings, but for those that every text has.
-func terms(text string) iter.Seq[string] {
+func Terms(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		for word := range words(text) {
-			if !stopWords[word] && !yield(stem(word)) {
+		for word := range In(text) {
+			if !stop[word] && !yield(Stem(word)) {
 				return
 			}
 		}
 	}
 }
 
-var stopWords = func() map[string]bool {
+var stop = func() map[string]bool {
 	set := make(map[string]bool)
 	for word := range strings.FieldsSeq("a an and are as at be by can for from i if in into is it its of on or that the this to was which will with you your") {
 		set[word] = true
@@ -31,11 +32,11 @@ var stopWords = func() map[string]bool {
 // data, and would be kept for nothing.
 const maxWord = 100
 
-// words yields the words of a text in lower case. Names are divided where case or
+// In yields the words of a text in lower case. Names are divided where case or
 // kind changes: readFile, HTTPServer, base64. A word that was divided so is there as
 // a whole as well, for nobody looks for GitHub as git and hub. Characters of scripts
 // that write no spaces are words of their own.
-func words(text string) iter.Seq[string] {
+func In(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		var word []rune // a run of letters and digits
 		flush := func() bool {
@@ -103,8 +104,8 @@ func divided(word []rune, i int) bool {
 
 func lower(word []rune) string { return strings.ToLower(string(word)) }
 
-// joined is a name in lower case without anything that is not a letter or a digit.
-func joined(name string) string {
+// Joined is a name in lower case without anything that is not a letter or a digit.
+func Joined(name string) string {
 	return strings.Map(func(r rune) rune {
 		if inWord(r) {
 			return unicode.ToLower(r)
@@ -113,10 +114,10 @@ func joined(name string) string {
 	}, name)
 }
 
-// stem takes the endings off an English word, so that its forms have one stem. It
+// Stem takes the endings off an English word, so that its forms have one stem. It
 // goes on until there is none left: then a form that has lost one ending and another
 // that has lost two meet. What is left need not be a word.
-func stem(word string) string {
+func Stem(word string) string {
 	for {
 		shorter := withoutEnding(word)
 		if shorter == word {

@@ -1,4 +1,4 @@
-package toolsearch
+package words
 
 import (
 	"slices"
@@ -28,7 +28,7 @@ func TestTerms(t *testing.T) {
 		{"bytes that are not UTF-8", "a\xffread", "read"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := strings.Join(slices.Collect(terms(test.text)), " "); got != test.want {
+			if got := strings.Join(slices.Collect(Terms(test.text)), " "); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
@@ -39,7 +39,7 @@ func TestTermsStopWhereTheyAreAsked(t *testing.T) {
 	const text = "readFile 读 one two2"
 	for n := range 8 {
 		got := 0
-		for range terms(text) {
+		for range Terms(text) {
 			if got++; got == n+1 {
 				break
 			}
@@ -83,39 +83,15 @@ func TestStem(t *testing.T) {
 	} {
 		all := strings.Fields(forms)
 		for _, form := range all {
-			if got, want := stem(form), stem(all[0]); got != want || stem(got) != got {
+			if got, want := Stem(form), Stem(all[0]); got != want || Stem(got) != got {
 				t.Errorf("%s: stem %q, of %s %q", form, got, all[0], want)
 			}
 		}
 	}
 	for _, different := range []string{"string str", "feed fe", "process proces", "redis red", "gas ga", "bus bu", "été ét", "fill file"} {
 		a, b, _ := strings.Cut(different, " ")
-		if stem(a) == stem(b) {
+		if Stem(a) == Stem(b) {
 			t.Errorf("%s and %s have the same stem", a, b)
 		}
-	}
-}
-
-func TestSummary(t *testing.T) {
-	long := strings.Repeat("é", 300)
-	for _, test := range []struct {
-		name, text, want string
-	}{
-		{"nothing", " \n ", ""},
-		{"a sentence", "Reads a file. Then more.", "Reads a file."},
-		{"a line", "\n  Reads a file\r\nand more", "Reads a file"},
-		{"no end", "Reads a file", "Reads a file"},
-		{"a question", "What? This.", "What?"},
-		{"an abbreviation", "Reads files, e.g. logs. Fast.", "Reads files, e.g. logs."},
-		{"a version and a file", "Reads v1.2 of a.txt. Fast.", "Reads v1.2 of a.txt."},
-		{"an ideographic full stop", "读取文件。更多", "读取文件。"},
-		{"200 characters", long[:400], long[:400]},
-		{"more characters", long, long[:398] + "…"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if got := summary(test.text); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
 	}
 }
