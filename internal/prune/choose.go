@@ -1,14 +1,214 @@
 package prune
 
-import "context"
+import (
+	"container/heap"
+	"context"
+	"math"
+)
 
-func (r *Request) prune(ctx context.Context) (*Result, error) {
-	l := split(r.Text)
-	n := l.len()
-	allowed := min(int(float64(n)*r.Options.MaxPruneRatio+1e-9), n-min(n, r.Options.MinKeepLines))
-	if allowed <= 0 {
-		return render(r, l, nil), ctx.Err()
+// A unit is what is kept or removed as a whole: a line, or a fenced block.
+type unit struct {
+	start, end int     // lines [start, end)
+	value      float64 // of keeping it, positive
+	tokens     float64 // that keeping it costs
+	must       bool    // be kept
+}
+
+func (u *unit) lines() int { return u.end - u.start }
+
+// A budget is what a choice is to come to.
+type budget struct {
+	removable int     // lines, never more
+	enough    int     // lines that shall be removed, if that pays
+	tokens    float64 // that shall be left at most, markers included, likewise
+	marker    float64 // tokens of a marker
+}
+
+// choose decides which units are kept. What is removed leaves a marker, so it is runs
+// that are worth keeping or not, rather than lines: it maximises
+//
+//	Σ value of kept units − price · (their tokens + one marker per removed run)
+//
+// at the least price at which enough is removed, by a dynamic program over two states.
+// The limit on lines is then met by a premium on each line that is kept, and what is
+// still to be given back goes to the best edges of removed runs.
+func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error) {
+	p := program{units: units, marker: b.marker, kept: make([]bool, len(units)), fromKept: make([]uint8, len(units))}
+	price := least(ctx, func(price float64) bool {
+		sum := p.run(price, 0)
+		return sum.tokens <= b.tokens && sum.removed >= b.enough
+	})
+	if p.run(price, 0).removed > b.removable {
+		premium := least(ctx, func(premium float64) bool { return p.run(price, premium).removed <= b.removable })
+		// The choice before the one that fits, and then as little back as must be.
+		p.run(price, premium*(1-2*tolerance))
 	}
-	start := (n - allowed) / 2
-	return render(r, l, []block{{start, start + allowed, offGoal}}), ctx.Err()
+	p.restore(b)
+	return p.kept, ctx.Err()
+}
+
+// tolerance is how near a multiplier comes to the least that will do.
+const tolerance = 1e-4
+
+// least returns about the least positive number that will do, given that all greater
+// ones do as well. If none does it is a great one.
+func least(ctx context.Context, does func(float64) bool) float64 {
+	low, high := 0.0, 1e-4
+	for !does(high) && high < 1e6 && ctx.Err() == nil {
+		low, high = high, high*8
+	}
+	for high-low > tolerance*high && ctx.Err() == nil {
+		if middle := (low + high) / 2; does(middle) {
+			high = middle
+		} else {
+			low = middle
+		}
+	}
+	return high
+}
+
+// A program finds the best choice at given prices.
+type program struct {
+	units    []unit
+	marker   float64
+	kept     []bool
+	fromKept []uint8 // whether the best way to keep, and to remove, a unit has kept the one before
+}
+
+const (
+	whenKept = 1 << iota
+	whenRemoved
+)
+
+type total struct {
+	removed int // lines
+	tokens  float64
+}
+
+// run finds the best choice and returns what it comes to.
+func (p *program) run(price, premium float64) (sum total) {
+	keep, remove := 0.0, math.Inf(-1) // the best up to here that ends so
+	for i := range p.units {
+		u := &p.units[i]
+		var from uint8
+		nextKeep, nextRemove := remove, remove
+		if keep >= remove {
+			nextKeep = keep
+			from |= whenKept
+		}
+		if begun := keep - price*p.marker; begun > remove {
+			nextRemove = begun
+			from |= whenRemoved
+		}
+		if u.must {
+			nextRemove = math.Inf(-1)
+		}
+		keep, remove = nextKeep+u.value-price*u.tokens+premium*float64(u.lines()), nextRemove
+		p.fromKept[i] = from
+	}
+	kept := keep >= remove
+	for i := len(p.units) - 1; i >= 0; i-- {
+		u := &p.units[i]
+		p.kept[i] = kept
+		if kept {
+			sum.tokens += u.tokens
+			kept = p.fromKept[i]&whenKept != 0
+			continue
+		}
+		sum.removed += u.lines()
+		if kept = p.fromKept[i]&whenRemoved != 0; kept {
+			sum.tokens += p.marker
+		}
+	}
+	return sum
+}
+
+// restore keeps the best edges of removed runs until no more lines are removed than
+// may be, and goes on while there are tokens for it and enough is removed. Runs that
+// have become shorter than their marker are kept. There are never more runs than
+// before.
+func (p *program) restore(b budget) {
+	removed, left := 0, b.tokens
+	edges := edges{units: p.units}
+	for i := range p.units {
+		if p.kept[i] {
+			left -= p.units[i].tokens
+			continue
+		}
+		removed += p.units[i].lines()
+		first, last := i == 0 || p.kept[i-1], i+1 == len(p.units) || p.kept[i+1]
+		if first {
+			left -= b.marker
+		}
+		if first || last {
+			edges.order = append(edges.order, i)
+		}
+	}
+	heap.Init(&edges)
+	for edges.Len() > 0 {
+		i := heap.Pop(&edges).(int)
+		u := &p.units[i]
+		if p.kept[i] || removed <= b.removable && (u.tokens > left || removed-u.lines() < b.enough) {
+			continue
+		}
+		p.kept[i] = true
+		removed -= u.lines()
+		left -= u.tokens
+		if i > 0 && !p.kept[i-1] {
+			heap.Push(&edges, i-1)
+		}
+		if i+1 < len(p.units) && !p.kept[i+1] {
+			heap.Push(&edges, i+1)
+		}
+	}
+	p.keepWorthless()
+}
+
+// keepWorthless keeps removed runs that have no more tokens than their marker.
+func (p *program) keepWorthless() {
+	for start := 0; start < len(p.units); start++ {
+		if p.kept[start] {
+			continue
+		}
+		end, tokens := start, 0.0
+		for ; end < len(p.units) && !p.kept[end]; end++ {
+			tokens += p.units[end].tokens
+		}
+		for i := start; tokens <= p.marker && i < end && p.marker > 0; i++ {
+			p.kept[i] = true
+		}
+		start = end
+	}
+}
+
+// edges are units at the edges of removed runs, the best first.
+type edges struct {
+	units []unit
+	order []int
+}
+
+// worth is what a unit is worth for what it costs.
+func (e *edges) worth(i int) float64 {
+	u := &e.units[i]
+	return u.value / (u.tokens + float64(u.lines()))
+}
+
+func (e *edges) Len() int { return len(e.order) }
+
+func (e *edges) Less(i, j int) bool {
+	a, b := e.order[i], e.order[j]
+	if va, vb := e.worth(a), e.worth(b); va != vb {
+		return va > vb
+	}
+	return a < b
+}
+
+func (e *edges) Swap(i, j int) { e.order[i], e.order[j] = e.order[j], e.order[i] }
+func (e *edges) Push(x any)    { e.order = append(e.order, x.(int)) }
+
+func (e *edges) Pop() any {
+	last := len(e.order) - 1
+	i := e.order[last]
+	e.order = e.order[:last]
+	return i
 }

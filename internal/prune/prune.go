@@ -1,9 +1,11 @@
 package prune
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -113,7 +115,9 @@ func Prune(ctx context.Context, r *Request) *Result {
 	defer cancel()
 	result, err := r.prune(ctx)
 	switch {
-	case errors.Is(err, errUnmet):
+	case err == errTooLarge:
+		result = Raw(r, InputTooLarge)
+	case err == errUnmet:
 		result = Raw(r, ConstraintsUnmet)
 	case err != nil:
 		result = Raw(r, Timeout)
@@ -122,7 +126,231 @@ func Prune(ctx context.Context, r *Request) *Result {
 	return result
 }
 
-var errUnmet = errors.New("the selection breaks a limit")
+// maxLines is how many lines are looked at: so many take some 100 MB for a moment.
+const maxLines = 250_000
+
+var (
+	errTooLarge = errors.New("too many lines")
+	errUnmet    = errors.New("a limit would be broken")
+)
+
+func (r *Request) prune(ctx context.Context) (*Result, error) {
+	l := split(r.Text)
+	n := l.len()
+	removable := min(int(float64(n)*r.Options.MaxPruneRatio+1e-9), n-r.Options.MinKeepLines)
+	switch {
+	case removable <= 0:
+		return render(r, l, nil, nil), ctx.Err()
+	case n > maxLines:
+		return nil, errTooLarge
+	}
+	o := outlineOf(l, r.Source)
+	var kept []bool
+	var units []unit
+	var err error
+	if r.Scores != nil {
+		units, kept, err = r.chooseScored(ctx, l, o, removable)
+	} else {
+		units, kept, err = r.chooseOwn(ctx, l, o, removable)
+	}
+	if err != nil {
+		return nil, err
+	}
+	blocks := removed(units, kept)
+	if count(blocks) > removable {
+		return nil, errUnmet
+	}
+	result := render(r, l, o, blocks)
+	if s := &result.Stats; n >= short && s.TokensAfter > s.TokensBefore {
+		return render(r, l, o, nil), nil // nothing to gain
+	}
+	return result, nil
+}
+
+// chooseOwn chooses by our own estimate of what bears on the goal.
+func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
+	w := readWording(l, r.Goal)
+	sheet, err := read(ctx, l, o, r.Source, r.Goal, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	units := r.units(l, o, sheet.values(), protect(l, o, w, removable))
+	b := budget{removable: removable, enough: (removable + 1) / 2, marker: r.markerTokens(l.len())}
+	for i := range units {
+		b.tokens += units[i].tokens
+	}
+	b.tokens *= 1 - saving(float64(removable)/float64(l.len()))
+	kept, err := chooseNamed(ctx, units, b, o)
+	return units, kept, err
+}
+
+// chooseNamed chooses, and keeps the definitions and headings that kept lines are
+// under. They cost tokens too, so it chooses again when it is known which they are.
+func chooseNamed(ctx context.Context, units []unit, b budget, o *outline) (kept []bool, err error) {
+	const rounds = 3 // by then hardly any are new
+	for range rounds {
+		if kept, err = choose(ctx, units, b); err != nil {
+			return nil, err
+		}
+		for _, name := range keepNames(units, kept, o) {
+			units[name].must = true
+		}
+	}
+	return kept, nil
+}
+
+// chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
+// line costs the same. Of a short text just the best lines are kept.
+func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
+	units := r.units(l, o, levelled(r.Scores), protect(l, o, new(wording), removable))
+	if l.len() < short {
+		return units, best(units, removable), nil
+	}
+	b := budget{removable: removable, enough: removable, marker: r.markerTokens(l.len())}
+	for i := range units {
+		b.tokens += units[i].tokens
+	}
+	for i := range units {
+		units[i].tokens = b.tokens / float64(l.len()) * float64(units[i].lines())
+	}
+	kept, err := chooseNamed(ctx, units, b, o)
+	return units, kept, err
+}
+
+// saving is the share of tokens that is to be saved where a share of the lines may be
+// removed. It is less, for markers cost tokens and what matters has long lines.
+func saving(ratio float64) float64 { return ratio * (0.85 + 0.05*ratio) }
+
+// markerTokens is about what a marker costs in a text of n lines.
+func (r *Request) markerTokens(n int) float64 {
+	if !r.Options.IncludeMarkers {
+		return 0
+	}
+	return tokenWeight(annotate(r.ID(), block{n / 2, n}, offGoal).Marker)
+}
+
+// units returns what is kept or removed as a whole.
+func (r *Request) units(l lines, o *outline, values []float64, must []bool) []unit {
+	units := make([]unit, 0, len(values))
+	for i, value := range values {
+		tokens := tokenWeight(l.line(i))
+		if r.Options.AnnotateLines {
+			tokens += tokenWeight(strconv.Itoa(i+1) + "│")
+		}
+		if o.is(i, fenced) && !o.is(i, opening) {
+			last := &units[len(units)-1]
+			last.end++
+			last.value += value
+			last.tokens += tokens
+			last.must = last.must || must[i]
+			continue
+		}
+		units = append(units, unit{i, i + 1, value, tokens, must[i]})
+	}
+	return units
+}
+
+// levelled returns the scores of a reranker, whatever their scale, as values above 0
+// and up to 1. Lines without a score have a little less than the nearest that has one.
+func levelled(scores []float64) []float64 {
+	low, high := math.Inf(1), math.Inf(-1)
+	for _, s := range scores {
+		if !math.IsNaN(s) {
+			low, high = min(low, s), max(high, s)
+		}
+	}
+	values := make([]float64, len(scores))
+	distance := make([]int, len(scores)) // from the line that has it
+	for i, s := range scores {
+		switch {
+		case math.IsNaN(s) && i > 0:
+			values[i], distance[i] = values[i-1], distance[i-1]+1
+		case math.IsNaN(s):
+			distance[i] = len(scores)
+		case high > low:
+			values[i] = (s - low) / (high - low)
+		}
+	}
+	for i := len(scores) - 2; i >= 0; i-- {
+		if distance[i+1]+1 < distance[i] {
+			values[i], distance[i] = values[i+1], distance[i+1]+1
+		}
+	}
+	for i := range values {
+		if values[i] = 0.001 + 0.999*values[i]; distance[i] > 0 {
+			values[i] *= 0.999
+		}
+	}
+	return values
+}
+
+// best keeps the best units, the first of those that are equal, and no more than must
+// be.
+func best(units []unit, removable int) []bool {
+	order := make([]int, len(units))
+	kept := make([]bool, len(units))
+	left := 0
+	for i := range units {
+		order[i], kept[i] = i, units[i].must
+		if !kept[i] {
+			left += units[i].lines()
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(units[b].value, units[a].value) })
+	for _, i := range order {
+		if left <= removable {
+			break
+		}
+		if !kept[i] {
+			kept[i] = true
+			left -= units[i].lines()
+		}
+	}
+	return kept
+}
+
+// keepNames keeps the definitions and headings that kept lines are under.
+func keepNames(units []unit, kept []bool, o *outline) (names []int) {
+	index := make([]int, len(o.kinds)) // the unit of each line
+	for u := range units {
+		for i := units[u].start; i < units[u].end; i++ {
+			index[i] = u
+		}
+	}
+	for u := len(units) - 1; u >= 0; u-- {
+		if !kept[u] || o.is(units[u].start, blank|bracket) {
+			continue
+		}
+		for p := o.parent[units[u].start]; p >= 0 && !kept[index[p]]; p = o.parent[p] {
+			kept[index[p]] = true
+			names = append(names, index[p])
+		}
+	}
+	return names
+}
+
+// removed returns the runs of units that are not kept.
+func removed(units []unit, kept []bool) (blocks []block) {
+	for i := range units {
+		if kept[i] {
+			continue
+		}
+		if last := len(blocks) - 1; last >= 0 && blocks[last].end == units[i].start {
+			blocks[last].end = units[i].end
+			continue
+		}
+		blocks = append(blocks, block{units[i].start, units[i].end})
+	}
+	return blocks
+}
+
+// count returns how many lines blocks have together.
+func count(blocks []block) (n int) {
+	for _, b := range blocks {
+		n += b.end - b.start
+	}
+	return n
+}
 
 // Raw returns the text as it was, with a warning why.
 func Raw(r *Request, warning string) *Result {

@@ -6,19 +6,47 @@ import (
 	"strings"
 )
 
-// reasons, as markers have them: short, for they cost tokens.
+// A block is a run of lines that are left out, [start, end) counted from 0.
+type block struct{ start, end int }
+
+// Why a block is left out, as markers have it: short, for it costs tokens.
 const (
-	offGoal = "hors focus"
+	offGoal    = "hors focus"
+	onComments = "commentaires"
+	onImports  = "imports"
+	onBlanks   = "lignes vides"
+	onRoutine  = "routine"
 )
 
-// A block is a run of lines that are left out, [start, end) counted from 0.
-type block struct {
-	start, end int
-	reason     string
+// reasonOf tells why a block is left out by what most of it is.
+func (o *outline) reasonOf(b block, source Source) string {
+	if source == Logs {
+		return onRoutine
+	}
+	var blanks, comments, imports int
+	for i := b.start; i < b.end; i++ {
+		switch {
+		case o.is(i, blank):
+			blanks++
+		case o.is(i, comment):
+			comments++
+		case o.is(i, imported):
+			imports++
+		}
+	}
+	switch written := b.end - b.start - blanks; {
+	case written == 0:
+		return onBlanks
+	case 3*comments > 2*written:
+		return onComments
+	case 3*imports > 2*written:
+		return onImports
+	}
+	return offGoal
 }
 
 // render returns the result of leaving blocks out.
-func render(r *Request, l lines, blocks []block) *Result {
+func render(r *Request, l lines, o *outline, blocks []block) *Result {
 	if len(blocks) == 0 && !r.Options.AnnotateLines {
 		return unchanged(r)
 	}
@@ -37,13 +65,11 @@ func render(r *Request, l lines, blocks []block) *Result {
 	}
 	for i, block := range blocks {
 		keep(block.start)
-		a := annotate(result.PruneID, block)
+		a := annotate(result.PruneID, block, o.reasonOf(block, r.Source))
 		result.Annotations[i] = a
 		if r.Options.IncludeMarkers {
 			b.WriteString(a.Marker)
-			if strings.HasSuffix(l.whole(block.end-1), l.line(block.end-1)) {
-				// The text ends here, and not with the end of a line.
-			} else {
+			if last := block.end - 1; len(l.whole(last)) > len(l.line(last)) { // the text need not end with a line's end
 				b.WriteByte('\n')
 			}
 		}
@@ -56,11 +82,11 @@ func render(r *Request, l lines, blocks []block) *Result {
 	return result
 }
 
-func annotate(id string, b block) Annotation {
+func annotate(id string, b block, reason string) Annotation {
 	start, end, count := b.start+1, b.end, b.end-b.start
 	return Annotation{
-		Kind: "pruned_block", Start: start, End: end, Count: count, Reason: b.reason,
-		Marker: fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=%s⟧", id, start, end, count, b.reason),
+		Kind: "pruned_block", Start: start, End: end, Count: count, Reason: reason,
+		Marker: fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=%s⟧", id, start, end, count, reason),
 	}
 }
 

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+// codeTasks draws n files of Go's sources, and of each a function.
+func codeTasks(seed uint64, n int) ([]task, error) {
+	root, err := askGo("env", "GOROOT")
+	if err != nil {
+		return nil, err
+	}
+	files, err := goFiles(filepath.Join(root, "src"))
+	if err != nil {
+		return nil, err
+	}
+	random := rand.New(rand.NewPCG(seed, 1))
+	random.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
+	var tasks []task
+	for _, path := range files {
+		if len(tasks) == n {
+			break
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if of := functionTasks(string(source)); len(of) > 0 {
+			tasks = append(tasks, of[random.IntN(len(of))])
+		}
+	}
+	return tasks, nil
+}
+
+// goFiles returns the files of Go below a directory that are neither tests nor
+// somebody else's.
+func goFiles(root string) ([]string, error) {
+	var files []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		switch name := entry.Name(); {
+		case entry.IsDir() && (name == "testdata" || name == "vendor"):
+			return fs.SkipDir
+		case !entry.IsDir() && strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go"):
+			files = append(files, path)
+		}
+		return nil
+	})
+	return files, err
+}
+
+// functionTasks returns a task for each function of a file that has a comment to
+// take a goal from.
+func functionTasks(source string) []task {
+	lines := prune.Lines(source)
+	if len(lines) < minLines || len(lines) > maxLines {
+		return nil
+	}
+	set := token.NewFileSet()
+	file, err := parser.ParseFile(set, "", source, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil || ast.IsGenerated(file) {
+		return nil
+	}
+	line := func(p token.Pos) int { return set.PositionFor(p, false).Line }
+	var tasks []task
+	for _, declaration := range file.Decls {
+		function, ok := declaration.(*ast.FuncDecl)
+		if !ok || function.Doc == nil {
+			continue
+		}
+		goal, ok := goalOf(function.Doc.Text(), function.Name.Name)
+		start, end := line(function.Pos()), line(function.End())
+		if size := end - start + 1; !ok || size < minRelevant || size > maxFunction {
+			continue
+		}
+		rest, at := cut(lines, line(function.Doc.Pos())-1, line(function.Doc.End()), start-1)
+		tasks = append(tasks, task{
+			Goal:     goal,
+			Source:   prune.Code,
+			Text:     joinLines(rest),
+			Relevant: numbers(rest, at, at+end-start+1),
+		})
+	}
+	return tasks
+}
+
+// goalOf returns the first sentence of a function's comment without the function's
+// name. It is none if the comment does not begin with the name, has it again, or
+// says next to nothing.
+func goalOf(comment, name string) (goal string, ok bool) {
+	sentence := new(doc.Package).Synopsis(comment)
+	goal, ok = strings.CutPrefix(sentence, name+" ")
+	return goal, ok && len(strings.Fields(goal)) >= 4 && !hasWord(goal, name)
+}
+
+// hasWord reports whether a text has a word, in whatever case.
+func hasWord(text, word string) bool {
+	return regexp.MustCompile(`(?i)(^|\W)` + regexp.QuoteMeta(word) + `(\W|$)`).MatchString(text)
+}

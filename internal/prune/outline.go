@@ -1,0 +1,102 @@
+package prune
+
+import (
+	"strings"
+)
+
+// A kind is what a line is by its looks.
+type kind uint16
+
+const (
+	blank      kind = 1 << iota
+	bracket         // nothing but punctuation
+	comment         // or part of one
+	header          // what a file begins with
+	imported        // an import, or part of one
+	decorator       // of the definition that follows
+	definition      // of a function, a type or a module
+	heading         // of a section
+	fenced          // part of a fenced block
+	opening         // its first line
+	failure         // of a log: says that something went wrong
+	trace           // of a log: part of a stack trace
+)
+
+// An outline is how the lines of a text belong together.
+type outline struct {
+	kinds  []kind
+	indent []int
+
+	// The definition or heading that a line is under, -1 for none. A definition is
+	// under the one around it.
+	parent []int
+
+	// The block of a line: what belongs to one definition, heading or log record
+	// and to none inside it. Numbered from 0.
+	block  []int
+	blocks int
+
+	// The paragraph of a line: as far as there is no blank line.
+	paragraph  []int
+	paragraphs int
+}
+
+func (o *outline) is(i int, k kind) bool { return o.kinds[i]&k != 0 }
+
+// outlineOf reads the outline of a text.
+func outlineOf(l lines, source Source) *outline {
+	n := l.len()
+	o := &outline{
+		kinds:     make([]kind, n),
+		indent:    make([]int, n),
+		parent:    make([]int, n),
+		block:     make([]int, n),
+		paragraph: make([]int, n),
+	}
+	for i := range n {
+		line := l.line(i)
+		rest := strings.TrimLeft(line, " \t\f\v")
+		o.indent[i] = columns(line[:len(line)-len(rest)])
+		o.parent[i] = -1
+		switch {
+		case strings.TrimSpace(rest) == "":
+			o.kinds[i] = blank
+		case isPunctuation(rest):
+			o.kinds[i] = bracket
+		}
+	}
+	switch source {
+	case Code:
+		o.readCode(l)
+	case Docs:
+		o.readDocs(l)
+	case Logs:
+		o.readLogs(l)
+	}
+	o.numberParagraphs()
+	return o
+}
+
+// columns is how far some white space indents.
+func columns(space string) int {
+	return len(space) + 3*strings.Count(space, "\t")
+}
+
+func isPunctuation(text string) bool {
+	for i := 0; i < len(text); i++ {
+		if c := text[i]; isLetter(c) || isDigit(c) || c == '_' || c >= 0x80 {
+			return false
+		}
+	}
+	return true
+}
+
+func (o *outline) numberParagraphs() {
+	for i := range o.kinds {
+		if i > 0 && (o.is(i, blank) != o.is(i-1, blank) || o.is(i, definition|heading) && !o.is(i-1, comment|decorator)) {
+			o.paragraphs++
+		}
+		o.paragraph[i] = o.paragraphs
+	}
+	o.paragraphs++
+}

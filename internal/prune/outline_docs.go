@@ -1,0 +1,101 @@
+package prune
+
+import "strings"
+
+// readDocs finds headings and fences of Markdown, and the headings of
+// reStructuredText, AsciiDoc and HTML.
+func (o *outline) readDocs(l lines) {
+	var fence string // that is open
+	var levels []int // of the headings that the line is under
+	var under []int  // their lines
+	for i := 0; i < l.len(); i++ {
+		text := strings.TrimSpace(l.line(i))
+		mark := fenceOf(text)
+		switch {
+		case fence != "":
+			o.kinds[i] |= fenced
+			if strings.HasPrefix(mark, fence) && mark == text {
+				fence = ""
+			}
+		case mark != "" && o.indent[i] <= maxFenceIndent:
+			o.kinds[i] |= fenced | opening
+			fence = mark
+		default:
+			level := headingLevel(text)
+			if level == 0 && i+1 < l.len() && !o.is(i, blank|bracket) && (i == 0 || o.is(i-1, blank|bracket)) {
+				level = underlineLevel(text, l.line(i+1))
+			}
+			if level == 0 {
+				break
+			}
+			o.kinds[i] |= heading
+			for len(levels) > 0 && levels[len(levels)-1] >= level {
+				levels, under = levels[:len(levels)-1], under[:len(under)-1]
+			}
+			if len(under) > 0 {
+				o.parent[i] = under[len(under)-1]
+			}
+			levels, under = append(levels, level), append(under, i)
+			o.blocks++
+			o.block[i] = o.blocks
+			if isUnderline(l, i+1) && headingLevel(text) == 0 {
+				i++
+				o.kinds[i] |= heading
+				o.parent[i], o.block[i] = i-1, o.blocks
+			}
+			continue
+		}
+		o.block[i] = o.blocks
+		if len(under) > 0 {
+			o.parent[i] = under[len(under)-1]
+		}
+	}
+	o.blocks++
+}
+
+// maxFenceIndent is how far a fence may be indented: in lists, not in code.
+const maxFenceIndent = 12
+
+// fenceOf returns the mark of a fence that a line begins with.
+func fenceOf(text string) string {
+	for _, c := range [...]byte{'`', '~'} {
+		n := 0
+		for n < len(text) && text[n] == c {
+			n++
+		}
+		if n >= 3 && (c == '~' || strings.IndexByte(text[n:], '`') < 0) {
+			return text[:n]
+		}
+	}
+	return ""
+}
+
+// headingLevel returns the level of a heading that says so itself, or 0.
+func headingLevel(text string) int {
+	for _, c := range [...]byte{'#', '='} {
+		n := 0
+		for n < len(text) && text[n] == c {
+			n++
+		}
+		if 0 < n && n <= 6 && n < len(text) && text[n] == ' ' && strings.TrimLeft(text[n:], "# =") != "" {
+			return n
+		}
+	}
+	if len(text) > 3 && text[0] == '<' && text[1]|0x20 == 'h' && '1' <= text[2] && text[2] <= '6' {
+		return int(text[2] - '0')
+	}
+	return 0
+}
+
+// underlineLevel returns the level of a heading by what it is underlined with, or 0.
+func underlineLevel(text, next string) int {
+	next = strings.TrimSpace(next)
+	if len(next) < 3 || strings.Trim(next, next[:1]) != "" || strings.HasPrefix(text, "|") {
+		return 0
+	}
+	return 1 + strings.IndexByte("=-~^\"'*+#:", next[0])
+}
+
+func isUnderline(l lines, i int) bool {
+	return i < l.len() && underlineLevel("", l.line(i)) > 0
+}

@@ -1,0 +1,90 @@
+package prune
+
+import "strings"
+
+// readLogs finds what went wrong, stack traces, and which lines are one record.
+func (o *outline) readLogs(l lines) {
+	open := false // a trace
+	for i := range l.len() {
+		line := l.line(i)
+		if saysFailure(line) {
+			o.kinds[i] |= failure
+		}
+		text := strings.TrimSpace(line)
+		switch {
+		case beginsTrace(text):
+			o.kinds[i] |= trace
+			open = true
+		case open && (o.indent[i] > 0 && !o.is(i, blank) || isFrame(text)):
+			o.kinds[i] |= trace
+		case open && o.is(i, failure):
+			// What a trace of Python ends with.
+			o.kinds[i] |= trace
+			open = false
+		case open && o.is(i, blank) && i+1 < l.len() && isFrame(strings.TrimSpace(l.line(i+1))):
+			o.kinds[i] |= trace
+		case isFrame(text):
+			o.kinds[i] |= trace
+			open = true
+			for j := i - 1; j >= 0 && j >= i-1 && !o.is(j, blank|trace); j-- {
+				o.kinds[j] |= trace // the cause stands before the first frame
+			}
+		default:
+			open = false
+		}
+		if i > 0 && (o.indent[i] > 0 || o.is(i, blank)) {
+			o.block[i] = o.blocks
+			continue
+		}
+		o.blocks++
+		o.block[i] = o.blocks
+	}
+	o.blocks++
+}
+
+// saysFailure reports whether a line of a log has one of the words for what went
+// wrong, in any case.
+func saysFailure(line string) bool {
+	for i := 0; i+5 <= len(line); i++ {
+		switch line[i] | 0x20 {
+		case 'e':
+			if hasFold(line[i:], "error") || hasFold(line[i:], "exception") {
+				return true
+			}
+		case 't':
+			if hasFold(line[i:], "traceback") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func hasFold(text, prefix string) bool {
+	return len(text) >= len(prefix) && strings.EqualFold(text[:len(prefix)], prefix)
+}
+
+func beginsTrace(text string) bool {
+	return strings.HasPrefix(text, "Traceback (most recent call last)") || strings.HasPrefix(text, "panic: ") ||
+		strings.HasPrefix(text, "fatal error: ") || strings.HasPrefix(text, "goroutine ") && strings.HasSuffix(text, "]:") ||
+		strings.HasPrefix(text, "Exception in thread ") || strings.HasPrefix(text, "Caused by: ") || strings.HasPrefix(text, "thread '") && strings.Contains(text, "panicked at") ||
+		strings.HasPrefix(text, "Unhandled exception")
+}
+
+// isFrame reports whether a line is a call in a stack trace.
+func isFrame(text string) bool {
+	switch {
+	case strings.HasPrefix(text, "at "):
+		return strings.ContainsAny(text, "(:")
+	case strings.HasPrefix(text, "File \""):
+		return strings.Contains(text, ", line ")
+	case strings.HasPrefix(text, "... "):
+		return strings.HasSuffix(text, " more")
+	case strings.HasPrefix(text, "goroutine "):
+		return strings.HasSuffix(text, "]:")
+	case strings.HasPrefix(text, "created by "):
+		return true
+	}
+	// main.run(0x1, 0x2) and /src/main.go:12 +0x1d of Go
+	return strings.Contains(text, ".go:") && strings.Contains(text, " +0x") || strings.HasSuffix(text, ")") && strings.Contains(text, "(0x")
+}
