@@ -154,7 +154,7 @@ func ForbiddenOrigin(message string) *Failure {
 	return failure(http.StatusForbidden, CodeInvalidRequest, "forbidden_origin", message)
 }
 
-// ForbiddenHost says that this gateway does not go by the name in the request.
+// ForbiddenHost says that nobody here goes by the name in the request.
 func ForbiddenHost(message string) *Failure {
 	return failure(http.StatusForbidden, CodeInvalidRequest, "forbidden_host", message)
 }

@@ -1,72 +1,13 @@
 package mcpgateway
 
 import (
-	"net"
 	"net/http"
-	"net/netip"
-	"net/url"
-	"slices"
-	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/origin"
 )
 
-// anyOf in a list of origins or hosts stands for all of them.
-const anyOf = "*"
-
 // admit refuses what a web page may have sent that should not be able to.
-//
-// A page of any origin can have the browser of its reader send requests, also to
-// servers that only listen on the reader's own machine: by their address, which
-// the Origin gives away, or by a name of its own that it makes resolve to that
-// address (DNS rebinding), which the Host gives away.
 func (h *Handler) admit(r *http.Request) *jsonrpc.Failure {
-	for _, origin := range r.Header["Origin"] {
-		if !h.allowsOrigin(origin) {
-			return jsonrpc.ForbiddenOrigin("requests of this Origin are not allowed; add it to origins of mcp_gateway")
-		}
-	}
-	if (len(h.Hosts) > 0 || onLoopback(r)) && !h.allowsHost(r.Host) {
-		return jsonrpc.ForbiddenHost("requests for this Host are not allowed; add it to hosts of mcp_gateway")
-	}
-	return nil
-}
-
-func (h *Handler) allowsOrigin(origin string) bool {
-	if slices.ContainsFunc(h.Origins, func(allowed string) bool { return allowed == anyOf || strings.EqualFold(allowed, origin) }) {
-		return true
-	}
-	u, err := url.Parse(origin)
-	return err == nil && isLocal(u.Hostname())
-}
-
-func (h *Handler) allowsHost(host string) bool {
-	name := host
-	if n, _, err := net.SplitHostPort(host); err == nil {
-		name = n
-	}
-	name = strings.TrimSuffix(strings.Trim(name, "[]"), ".")
-	return isLocal(name) || slices.ContainsFunc(h.Hosts, func(allowed string) bool {
-		return allowed == anyOf || strings.EqualFold(allowed, name) || strings.EqualFold(allowed, host)
-	})
-}
-
-// isLocal reports whether a host is the machine itself, whoever asks.
-func isLocal(host string) bool {
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	addr, err := netip.ParseAddr(host)
-	return err == nil && addr.Unmap().IsLoopback()
-}
-
-// onLoopback reports whether r came in at a loopback address.
-func onLoopback(r *http.Request) bool {
-	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
-	case *net.TCPAddr:
-		return addr.IP.IsLoopback()
-	case *net.UDPAddr:
-		return addr.IP.IsLoopback()
-	}
-	return false
+	return origin.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}.Admit(r)
 }

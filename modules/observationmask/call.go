@@ -17,7 +17,6 @@ const (
 	serverPlaceholder = "http.mcp.server"
 	methodPlaceholder = "http.mcp.method"
 	toolPlaceholder   = "http.mcp.tool"
-	clientPlaceholder = "http.mcp.client"
 )
 
 // A call is what a request asks of an MCP server. Finding that out is left until
@@ -65,20 +64,6 @@ func (c *call) placeholder(key string) (any, bool) {
 		return c.read().name, true
 	}
 	return nil, false
-}
-
-// client is whom a response goes to: who the gateway or Caddy's authentication
-// says it is, or nobody in particular.
-func client(r *http.Request) string {
-	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if repl == nil {
-		return ""
-	}
-	if id, _ := repl.GetString(clientPlaceholder); id != "" {
-		return id
-	}
-	id, _ := repl.GetString("http.auth.user.id")
-	return id
 }
 
 // watch returns the body of r, made to remember what is read of it. It is not

@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/identity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
@@ -222,7 +223,7 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	if h.store == nil {
 		return nil
 	}
-	owner := client(r)
+	owner := identity.Of(r)
 	return func(body []byte) string {
 		handle := store.Handle(mask.HandlePrefix, []byte(owner), body)
 		if !h.store.Put(owner, handle, body) {

@@ -1,0 +1,35 @@
+package identity
+
+import (
+	"context"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+func TestOf(t *testing.T) {
+	tests := []struct {
+		name                string
+		client, user, wants string
+	}{
+		{"nobody in particular", "", "", ""},
+		{"whom Caddy knows", "", "alice", "alice"},
+		{"whom the gateway knows", "tenant", "alice", "tenant"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			repl := caddy.NewReplacer()
+			repl.Set("http.mcp.client", tt.client)
+			repl.Set("http.auth.user.id", tt.user)
+			r := httptest.NewRequest("GET", "/", nil)
+			r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, repl))
+			if got := Of(r); got != tt.wants {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+	if got := Of(httptest.NewRequest("GET", "/", nil)); got != "" {
+		t.Errorf("without a replacer: got %q", got)
+	}
+}

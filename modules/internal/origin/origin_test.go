@@ -1,0 +1,54 @@
+package origin
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestAdmit(t *testing.T) {
+	loopback, public := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, &net.UDPAddr{IP: net.IPv4(203, 0, 113, 1)}
+	tests := []struct {
+		name   string
+		policy Policy
+		at     net.Addr
+		origin string // several are divided by blanks
+		host   string
+		why    string // it is refused, nothing if it is not
+	}{
+		{"no page", Policy{}, loopback, "", "localhost:8080", ""},
+		{"a page of this machine", Policy{}, loopback, "http://[::1]:3000", "127.0.0.1", ""},
+		{"a page of another", Policy{}, loopback, "https://evil.test", "127.0.0.1", "origins of test"},
+		{"a page that hides where it is from", Policy{}, loopback, "null", "127.0.0.1", "origins of test"},
+		{"a page of another that looks local", Policy{}, loopback, "https://localhost.evil.test", "127.0.0.1", "origins of test"},
+		{"a page that is allowed", Policy{Origins: []string{"https://APP.test"}}, loopback, "https://app.test", "127.0.0.1", ""},
+		{"a page that is allowed, with another port", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test:8443", "127.0.0.1", "origins of test"},
+		{"any page", Policy{Origins: []string{"*"}}, loopback, "https://evil.test", "127.0.0.1", ""},
+		{"two origins of which one is allowed", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test https://evil.test", "127.0.0.1", "origins of test"},
+		{"a name that resolves to here", Policy{}, loopback, "", "evil.test", "hosts of test"},
+		{"a name that is allowed", Policy{Hosts: []string{"mcp.test"}}, loopback, "", "MCP.test.:443", ""},
+		{"a name that is not, at a public address", Policy{Hosts: []string{"mcp.test"}}, public, "", "evil.test", "hosts of test"},
+		{"any name at a public address", Policy{}, public, "", "evil.test", ""},
+		{"any name", Policy{Hosts: []string{"*"}}, loopback, "", "evil.test", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodPost, "/", nil)
+			r.Host = tt.host
+			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, tt.at))
+			for _, origin := range strings.Fields(tt.origin) {
+				r.Header.Add("Origin", origin)
+			}
+			tt.policy.Directive = "test"
+			switch failure := tt.policy.Admit(r); {
+			case (failure == nil) != (tt.why == ""):
+				t.Errorf("got %v", failure)
+			case failure != nil && (failure.Status != http.StatusForbidden || !strings.HasSuffix(failure.Message, tt.why)):
+				t.Errorf("got %d %s", failure.Status, failure.Message)
+			}
+		})
+	}
+}
