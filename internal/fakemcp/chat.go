@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 )
 
@@ -63,18 +62,6 @@ type Usage struct {
 
 // keptRequests is how many requests a Chat remembers.
 const keptRequests = 1000
-
-// Requests returns the latest 1000 requests in the order of arrival, or fewer
-// if their bodies exceed 64 MiB.
-func (c *Chat) Requests() []Request {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	requests := slices.Clone(c.kept)
-	for i := range requests {
-		requests[i].Headers = requests[i].Headers.Clone()
-	}
-	return requests
-}
 
 // ServeHTTP answers in the form that the path calls for.
 func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -98,6 +98,18 @@ func (rec *recorder) Last() Request {
 	return last
 }
 
+// Requests returns the latest requests in the order of arrival: of a Stub one, of the
+// others 1000, or fewer if their bodies exceed 64 MiB.
+func (rec *recorder) Requests() []Request {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	requests := slices.Clone(rec.kept)
+	for i := range requests {
+		requests[i].Headers = requests[i].Headers.Clone()
+	}
+	return requests
+}
+
 // Count returns how many requests were received.
 func (rec *recorder) Count() int {
 	rec.mu.Lock()

@@ -1,0 +1,126 @@
+package rerank
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+)
+
+// Why an answer cannot be used.
+var (
+	errNoJSON  = errors.New("the answer is not JSON")
+	errNoList  = errors.New("the answer has no list of scores")
+	errNoScore = errors.New("the answer has no score for any document")
+	errTooMany = errors.New("the answer has more scores than there are documents")
+	errNoType  = errors.New("the answer has something among its scores that is none")
+)
+
+// names are the members of an answer that may have the list of scores in them.
+var names = [...]string{"scores", "results", "result", "output", "data"}
+
+// read returns the scores that an answer has for n documents, NaN for documents it
+// leaves out or has null for.
+//
+// A score is a number; a text that looks like one is none. The list of scores is the
+// whole answer or has one of the names, or is inside of something that has. It may be
+// the only item of a list, since requests can have several queries.
+func read(answer []byte, n int) ([]float64, error) {
+	var value any
+	if err := json.Unmarshal(answer, &value); err != nil {
+		return nil, errNoJSON
+	}
+	list := find(value, 2, 1)
+	if list == nil {
+		return nil, errNoList
+	}
+	scores := make([]float64, n)
+	for i := range scores {
+		scores[i] = math.NaN()
+	}
+	if err := fill(scores, list); err != nil {
+		return nil, err
+	}
+	for _, score := range scores {
+		if !math.IsNaN(score) {
+			return scores, nil
+		}
+	}
+	return nil, errNoScore
+}
+
+// find returns the list of scores in value, under at most so many names and inside of
+// at most so many lists, or nil.
+func find(value any, named, nested int) []any {
+	switch value := value.(type) {
+	case []any:
+		if len(value) == 1 && nested > 0 {
+			if list := find(value[0], named, nested-1); list != nil {
+				return list
+			}
+		}
+		return value
+	case map[string]any:
+		if _, ok := scoreOf(value); ok || named == 0 {
+			return nil
+		}
+		for _, name := range names {
+			if list := find(value[name], named-1, nested); list != nil {
+				return list
+			}
+		}
+	}
+	return nil
+}
+
+// fill sets the scores that are in a list: by position, or by the index of its items.
+func fill(scores []float64, list []any) error {
+	indexed := false
+	if len(list) > 0 {
+		_, indexed = list[0].(map[string]any)
+	}
+	if !indexed && len(list) > len(scores) {
+		return errTooMany
+	}
+	for i, item := range list {
+		if !indexed {
+			if score, ok := number(item); ok {
+				scores[i] = score
+				continue
+			}
+			return errNoType
+		}
+		object, _ := item.(map[string]any)
+		at, ok := object["index"].(float64)
+		score, scored := scoreOf(object)
+		if !ok || !scored || at != math.Trunc(at) {
+			return errNoType
+		}
+		// Of several scores for a document the first counts.
+		if at >= 0 && at < float64(len(scores)) && math.IsNaN(scores[int(at)]) {
+			scores[int(at)] = score
+		}
+	}
+	return nil
+}
+
+// scoreOf returns the score of an item that has an index.
+func scoreOf(item map[string]any) (score float64, ok bool) {
+	for _, name := range [...]string{"score", "relevance_score"} {
+		if value, has := item[name]; has {
+			if score, ok = number(value); !ok || !math.IsNaN(score) {
+				return score, ok
+			}
+		}
+	}
+	return score, ok
+}
+
+// number returns a score, NaN for null. JSON has no infinite numbers, and those too
+// large for a float64 are refused when it is parsed.
+func number(value any) (score float64, ok bool) {
+	if value == nil {
+		return math.NaN(), true
+	}
+	score, ok = value.(float64)
+	return score, ok
+}

@@ -1,0 +1,520 @@
+package rerank
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	key = "sk_test_hunter2"
+
+	// patience is how long a test waits for what must come, haste for what must not.
+	patience = 20 * time.Second
+	haste    = 30 * time.Millisecond
+)
+
+// newClient returns a client of an endpoint.
+func newClient(t *testing.T, url string, configure func(*Config)) *Client {
+	t.Helper()
+	config := Config{URL: url, Key: key, NeedsKey: true, Timeout: patience, MaxDocs: 64}
+	if configure != nil {
+		configure(&config)
+	}
+	client := New(config)
+	t.Cleanup(client.Close)
+	return client
+}
+
+func serve(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// numbered returns n lines.
+func numbered(n int) []string {
+	lines := make([]string, n)
+	for i := range lines {
+		lines[i] = fmt.Sprintf("ligne %d", i+1)
+	}
+	return lines
+}
+
+func TestScores(t *testing.T) { // P63, W1
+	lines := []string{"a", "keep b", "c", "d"}
+	kept := []float64{0.1, 0.9, 0.1, 0.1}
+	tests := []struct {
+		path string
+		wire Wire
+		want []float64
+		docs int
+	}{
+		{path: "/ok", want: kept, docs: 4},
+		{path: "/list", want: kept, docs: 4},
+		{path: "/deep", want: kept, docs: 4},
+		{path: "/idx", want: kept, docs: 4},
+		{path: "/desc", want: []float64{1, 0.75, 0.5, 0.25}, docs: 4},
+		{path: "/short", want: []float64{0.1, 0.9, no, no}, docs: 2},
+		{path: "/cohere", wire: Query, want: kept, docs: 4},
+	}
+	url := serve(t, new(fakemcp.Reranker))
+	for _, tt := range tests {
+		t.Run(tt.path, func(t *testing.T) {
+			client := newClient(t, url+tt.path, func(c *Config) { c.Wire = tt.wire })
+			scored, fault := client.Score(t.Context(), "goal", lines)
+			if fault != nil {
+				t.Fatal(fault)
+			}
+			if !alike(scored.Scores, tt.want) || scored.Docs != tt.docs || scored.Status != 200 {
+				t.Errorf("got %+v, want %v of %d", scored, tt.want, tt.docs)
+			}
+		})
+	}
+}
+
+func TestWhatIsSent(t *testing.T) { // P63, W1
+	tests := []struct {
+		name      string
+		path      string
+		configure func(*Config)
+		body      string
+		headers   map[string]string
+	}{
+		{
+			"a bearer and queries", "/ok", nil,
+			`{"queries":["<goal>"],"documents":["a & b","c"]}`, map[string]string{"Authorization": "Bearer " + key},
+		},
+		{
+			"a query of a model", "/cohere", func(c *Config) { c.Wire, c.Model = Query, "m" },
+			`{"query":"<goal>","documents":["a & b","c"],"model":"m"}`, map[string]string{"Authorization": "Bearer " + key},
+		},
+		{
+			"no bearer without a key", "/cohere", func(c *Config) { c.Wire, c.Key, c.NeedsKey = Query, "", false },
+			`{"query":"<goal>","documents":["a & b","c"]}`, nil,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			reranker := new(fakemcp.Reranker)
+			client := newClient(t, serve(t, reranker)+tt.path, tt.configure)
+			if _, fault := client.Score(t.Context(), "<goal>", []string{"a & b", "c"}); fault != nil {
+				t.Fatal(fault)
+			}
+			got := reranker.Last()
+			if reranker.Count() != 1 || got.Method != "POST" || got.Body != tt.body {
+				t.Errorf("%d requests, %s %s\nwant %s", reranker.Count(), got.Method, got.Body, tt.body)
+			}
+			want := map[string]string{"Content-Type": "application/json", "Accept": "application/json", "Authorization": "", "Idempotency-Key": ""}
+			for name, value := range tt.headers {
+				want[name] = value
+			}
+			for name, value := range want {
+				if got := got.Headers.Get(name); got != value {
+					t.Errorf("%s: %q, want %q", name, got, value)
+				}
+			}
+		})
+	}
+}
+
+func TestTooManyLinesAreSampled(t *testing.T) { // P67
+	reranker := new(fakemcp.Reranker)
+	client := newClient(t, serve(t, reranker)+"/desc", func(c *Config) { c.MaxDocs = 4 })
+	scored, fault := client.Score(t.Context(), "zzzz", numbered(9))
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	if want := `{"queries":["zzzz"],"documents":["ligne 1","ligne 3","ligne 6","ligne 9"]}`; reranker.Last().Body != want {
+		t.Errorf("sent %s\nwant %s", reranker.Last().Body, want)
+	}
+	want := []float64{1, no, 0.75, no, no, 0.5, no, no, 0.25}
+	if !alike(scored.Scores, want) || scored.Docs != 4 {
+		t.Errorf("got %+v, want %v", scored, want)
+	}
+}
+
+func TestNothingIsAskedOfNoLines(t *testing.T) {
+	reranker := new(fakemcp.Reranker)
+	scored, fault := newClient(t, serve(t, reranker)+"/ok", nil).Score(t.Context(), "goal", nil)
+	if scored != nil || fault != nil || reranker.Count() != 0 {
+		t.Errorf("got %+v, %+v after %d requests", scored, fault, reranker.Count())
+	}
+}
+
+// listen accepts connections and does something with each, once its request has begun
+// to arrive.
+func listen(t *testing.T, answer func(net.Conn)) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 1<<16))
+			answer(conn)
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = listener.Close(); <-done })
+	return listener.Addr().String()
+}
+
+// says answers each connection with a text.
+func says(t *testing.T, text string) (address string) {
+	return listen(t, func(conn net.Conn) { _, _ = io.WriteString(conn, text) })
+}
+
+// closedPort returns an address where nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// selfSigned returns the URL of a server whose certificate nobody trusts.
+func selfSigned(t *testing.T) string {
+	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// path returns an endpoint of a reranker that has a secret in its query.
+func path(path string) func(t *testing.T) string {
+	return func(t *testing.T) string { return serve(t, new(fakemcp.Reranker)) + path + "?secret=" + key }
+}
+
+// answers returns an endpoint that answers with a body.
+func answers(body string) func(t *testing.T) string {
+	return func(t *testing.T) string {
+		return serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
+	}
+}
+
+func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
+	withKey := func(key string) func(*Config) { return func(c *Config) { c.Key = key } }
+	url := func(url string) func(*testing.T) string { return func(*testing.T) string { return url } }
+	impatient := func(c *Config) { c.Timeout = haste }
+	echo := func(t *testing.T) string {
+		return "http://" + listen(t, func(conn net.Conn) { _, _ = fmt.Fprintf(conn, "Bearer %s: what?\r\n\r\n", key) })
+	}
+	tests := []struct {
+		name      string
+		url       func(t *testing.T) string
+		configure func(*Config)
+		kind      string
+		status    int
+		want      string // in the error
+	}{
+		{"no key", path("/ok"), withKey(""), KindConfig, 0, "there is no key"},
+		{"a key of two lines", path("/ok"), withKey(key + "\nX: y"), KindConfig, 0, "the key"},
+		{"a key of other letters", path("/ok"), withKey(key + "é"), KindConfig, 0, "the key"},
+		{"no URL", url(""), nil, KindConfig, 0, "URL"},
+		{"a URL that is none", url("http://" + key + ":x"), nil, KindConfig, 0, "not a URL"},
+		{"a URL with a password", url("http://me:" + key + "@127.0.0.1:1/"), nil, KindConfig, 0, "password"},
+		{"a URL of something else", url("file:///etc/" + key), nil, KindConfig, 0, "http or https"},
+		{"a URL without a host", url("https:///" + key), nil, KindConfig, 0, "host"},
+		{"a URL with a port that is none", url("http://127.0.0.1:99999/" + key), nil, KindConfig, 0, "port"},
+
+		{"status 401", path("/401"), nil, KindHTTP, 401, "status 401"},
+		{"status 403", path("/403"), nil, KindHTTP, 403, "status 403"},
+		{"status 429", path("/429"), nil, KindHTTP, 429, "status 429"},
+		{"status 500", path("/500"), nil, KindHTTP, 500, "status 500"},
+		{"status 503", path("/503"), nil, KindHTTP, 503, "status 503"},
+		{"status 204", path("/204"), nil, KindHTTP, 204, "status 204"},
+		{"status 302", path("/302"), nil, KindHTTP, 302, "status 302"},
+		{"a redirection that wants the request again", path("/redirect"), nil, KindHTTP, 307, "status 307"},
+
+		{"nobody listens", func(t *testing.T) string { return "http://" + closedPort(t) + "/?" + key }, nil, KindHTTP, 0, "connection refused"},
+		{"a reset in the middle of the answer", path("/reset"), nil, KindHTTP, 0, "connection reset"},
+		{"a connection closed without an answer", func(t *testing.T) string { return "http://" + says(t, "") }, nil, KindHTTP, 0, "closed before the end"},
+		{"a connection closed in the middle of the answer", func(t *testing.T) string {
+			return "http://" + says(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"scores\":[1,2")
+		}, nil, KindHTTP, 0, "closed before the end"},
+		{"no answer in time", path("/hang"), impatient, KindHTTP, 0, "not finished after 30ms"},
+		{"the rest of an answer not in time", path("/slowbody"), impatient, KindHTTP, 0, "not finished after 30ms"},
+		{"no handshake in time", func(t *testing.T) string {
+			return "https://" + listen(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
+		}, impatient, KindHTTP, 0, "not finished after 30ms"},
+		{"something else than HTTP, which repeats the key", echo, nil, KindHTTP, 0, "no HTTP response"},
+		{"too many headers", func(t *testing.T) string {
+			return "http://" + says(t, "HTTP/1.1 200 OK\r\n"+strings.Repeat("X: "+key+"\r\n", 10_000)+"\r\n{}")
+		}, nil, KindHTTP, 0, ""}, // the server may find the connection closed under it
+		{"something else than TLS", func(t *testing.T) string { return "https://" + says(t, "220 smtp."+key+"\r\n") }, nil, KindHTTP, 0, "TLS"},
+		{"HTTP in place of TLS", func(t *testing.T) string {
+			return "https://" + says(t, "HTTP/1.1 400 Bad Request\r\n\r\n"+key)
+		}, nil, KindHTTP, 0, "TLS"},
+		{"a certificate that nobody trusts", selfSigned, nil, KindHTTP, 0, "certificate"},
+		{"a body that is not as it is encoded", func(t *testing.T) string {
+			return serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Encoding", "gzip")
+				_, _ = io.WriteString(w, `{"scores":[1]} `+key)
+			}))
+		}, nil, KindHTTP, 0, "no HTTP response"},
+
+		{"text", path("/text"), nil, KindParse, 0, "not JSON"},
+		{"nothing at all", answers(""), nil, KindParse, 0, "not JSON"},
+		{"JSON that is cut short", answers(`{"scores":[1,`), nil, KindParse, 0, "not JSON"},
+		{"text that repeats the key", answers(key), nil, KindParse, 0, "not JSON"},
+		{"an error with status 200", answers(`{"error":"` + key + `"}`), nil, KindParse, 0, "no list"},
+		{"an empty list", path("/empty"), nil, KindParse, 0, "no score"},
+		{"numbers that are none", path("/nan"), nil, KindParse, 0, "not JSON"},
+		{"texts", answers(`{"scores":["` + key + `"]}`), nil, KindParse, 0, "none"},
+		{"indices that do not exist", answers(`[{"index":7,"score":1}]`), nil, KindParse, 0, "no score"},
+		{"more scores than documents", answers(`[1,2,3]`), nil, KindParse, 0, "more scores"},
+		{"an answer that is too long", path("/huge"), nil, KindParse, 0, "longer than 8388608 bytes"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			client := newClient(t, tt.url(t), tt.configure)
+			scored, fault := client.Score(t.Context(), "goal", []string{"a", "b"})
+			if scored != nil || fault == nil {
+				t.Fatalf("got %+v", scored)
+			}
+			if fault.Kind != tt.kind || fault.Status != tt.status {
+				t.Errorf("got %s %d, want %s %d: %v", fault.Kind, fault.Status, tt.kind, tt.status, fault.Err)
+			}
+			text := fmt.Sprintf("%v %+v %#v %q", fault.Err, fault.Err, fault.Err, unwrapped(fault.Err))
+			if !strings.Contains(text, tt.want) || strings.Contains(text, key) {
+				t.Errorf("the error is %s, want … %s … and no key", text, tt.want)
+			}
+		})
+	}
+}
+
+// unwrapped returns the texts of all errors that an error wraps.
+func unwrapped(err error) (texts []string) {
+	for ; err != nil; err = errors.Unwrap(err) {
+		texts = append(texts, err.Error())
+	}
+	return texts
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) { // W1
+	elsewhere := new(fakemcp.Reranker)
+	target := serve(t, elsewhere)
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			from := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				http.Redirect(w, r, target+"/ok", status)
+			}))
+			_, fault := newClient(t, from, nil).Score(t.Context(), "goal", []string{"a"})
+			if fault == nil || fault.Kind != KindHTTP || fault.Status != status {
+				t.Errorf("got %+v", fault)
+			}
+		})
+	}
+	if n := elsewhere.Count(); n != 0 {
+		t.Errorf("%d requests came where the redirections point to", n)
+	}
+}
+
+func TestTheCallerGivesUp(t *testing.T) { // P70
+	for _, path := range []string{"/hang", "/slowbody"} {
+		t.Run(path, func(t *testing.T) {
+			reranker, arrived := new(fakemcp.Reranker), make(chan struct{})
+			client := newClient(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				close(arrived)
+				reranker.ServeHTTP(w, r)
+			}))+path, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() { <-arrived; cancel() }()
+			_, fault := client.Score(ctx, "goal", []string{"a"})
+			if fault == nil || fault.Kind != KindHTTP || fault.Status != 0 || !errors.Is(fault.Err, context.Canceled) {
+				t.Errorf("got %+v", fault)
+			}
+		})
+	}
+}
+
+func TestConnectionsAreUsedAgain(t *testing.T) {
+	var opened atomic.Int32
+	closed := make(chan struct{}, 10)
+	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			opened.Add(1)
+		case http.StateClosed:
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	defer server.Close()
+	client := newClient(t, server.URL+"/ok", nil)
+	for range 5 {
+		if _, fault := client.Score(t.Context(), "goal", []string{"a"}); fault != nil {
+			t.Fatal(fault.Err)
+		}
+	}
+	if n := opened.Load(); n != 1 {
+		t.Errorf("%d connections for 5 requests", n)
+	}
+	client.Close()
+	<-closed
+
+	// A call that comes late is answered, and leaves no connection behind.
+	if _, fault := client.Score(t.Context(), "goal", []string{"a"}); fault != nil {
+		t.Fatal(fault.Err)
+	}
+	<-closed
+}
+
+func TestAConnectionThatDiedWhileIdleIsReplaced(t *testing.T) {
+	reranker := new(fakemcp.Reranker)
+	server := httptest.NewServer(reranker)
+	defer server.Close()
+	client := newClient(t, server.URL+"/ok", nil)
+	for range 20 {
+		if _, fault := client.Score(t.Context(), "goal", []string{"a"}); fault != nil {
+			t.Fatal(fault.Err)
+		}
+		server.CloseClientConnections()
+	}
+}
+
+// TestHTTP2 shows that nothing is different with HTTP/2, which is what clouds speak.
+func TestHTTP2(t *testing.T) { // P63, P69, P70
+	tests := []struct {
+		path    string
+		timeout time.Duration
+		kind    string
+		status  int
+	}{
+		{path: "/ok", timeout: patience},
+		{path: "/429", timeout: patience, kind: KindHTTP, status: 429},
+		{path: "/reset", timeout: patience, kind: KindHTTP},
+		{path: "/huge", timeout: patience, kind: KindParse},
+		{path: "/hang", timeout: haste, kind: KindHTTP},
+		{path: "/slowbody", timeout: haste, kind: KindHTTP},
+	}
+	var protocol atomic.Value
+	reranker := new(fakemcp.Reranker)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		protocol.Store(r.Proto)
+		reranker.ServeHTTP(w, r)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	for _, tt := range tests {
+		t.Run(tt.path, func(t *testing.T) {
+			client := newClient(t, server.URL+tt.path, func(c *Config) { c.Timeout = tt.timeout })
+			client.transport.TLSClientConfig = server.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+			scored, fault := client.Score(t.Context(), "goal", []string{"a", "b"})
+			if fault == nil {
+				fault = new(Fault)
+			}
+			if fault.Kind != tt.kind || fault.Status != tt.status || (scored != nil) != (tt.kind == "") {
+				t.Errorf("got %+v, %+v, want %s %d", scored, fault, tt.kind, tt.status)
+			}
+			if tt.kind == "" && protocol.Load() != "HTTP/2.0" {
+				t.Errorf("it was %v", protocol.Load())
+			}
+		})
+	}
+}
+
+func TestParseURL(t *testing.T) {
+	for _, text := range []string{"http://127.0.0.1:8080/rerank", "https://api.example.com/v1/rerank?version=2", "HTTPS://[::1]/", "http://reranker"} {
+		endpoint, err := ParseURL(text)
+		if err != nil || !strings.EqualFold(endpoint.String(), text) {
+			t.Errorf("%s: got %v, %v", text, endpoint, err)
+		}
+	}
+}
+
+func TestTheProxyOfTheEnvironmentIsNotOneForThisMachine(t *testing.T) { // W1
+	for _, url := range []string{"http://127.0.0.1:1/", "http://localhost:1/", "https://[::1]/"} {
+		t.Setenv("HTTP_PROXY", "http://127.0.0.2:2")
+		t.Setenv("HTTPS_PROXY", "http://127.0.0.2:2")
+		r := httptest.NewRequest("POST", url, nil)
+		if got, err := proxy(r); got != nil || err != nil {
+			t.Errorf("%s: got %v, %v", url, got, err)
+		}
+	}
+}
+
+func TestCauses(t *testing.T) { // P61
+	client := &Client{config: Config{Timeout: time.Second}}
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused")}
+	tests := []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"a proxy that does not listen", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused}, "the proxy: dial tcp: refused"},
+		{"a proxy that quotes", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: errors.New(key)}, "the proxy: no HTTP response that can be understood"},
+		{"a proxy that is none", fmt.Errorf("x: %w", errProxy), errProxy.Error()},
+		{"an alert", tls.AlertError(40), "tls: handshake failure"},
+		{"anything", errors.New(key), "no HTTP response that can be understood"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := client.cause(t.Context(), tt.err); got.Error() != tt.want {
+				t.Errorf("got %v, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestManyAtATime(t *testing.T) {
+	client := newClient(t, serve(t, new(fakemcp.Reranker))+"/ok", nil)
+	done := make(chan error)
+	for i := range 100 {
+		go func() {
+			lines := numbered(1 + i%7)
+			lines[i%len(lines)] = "keep"
+			want := make([]float64, len(lines))
+			for j := range want {
+				want[j] = 0.1
+			}
+			want[i%len(lines)] = 0.9
+			scored, fault := client.Score(context.Background(), "goal", lines)
+			switch {
+			case fault != nil:
+				done <- fault.Err
+			case !reflect.DeepEqual(scored.Scores, want):
+				done <- fmt.Errorf("got %v, want %v", scored.Scores, want)
+			default:
+				done <- nil
+			}
+		}()
+	}
+	for range 100 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
