@@ -4,6 +4,10 @@ package modules
 
 import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/deepinfra"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/heuristic"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/rerank"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"

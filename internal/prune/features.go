@@ -38,15 +38,15 @@ const (
 	inBlockRelative  //
 	inBlockDensity   //
 	inBlockRank      //
-	inName           // coverage by the line that names the block
-	inOuterName      // and by the one that names what that is in
+	inHead           // coverage by the line that names the block
+	inOuterHead      // and by the one that names what that is in
 	inParagraph      //
 	inParagraphRel   //
 	pairInLine       // two terms of the goal that follow each other in it
 	pairInWindow4    //
 	namedInLine      // a name that the goal has, as it is written
 	namedInWindow4   //
-	namedInName      //
+	namedInHead      //
 	relatedInLine    // terms that are common where those of the goal are
 	relatedInWindow4 //
 
@@ -292,8 +292,8 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 			}
 		}
 	}
-	s.set(inName, name)
-	s.set(inOuterName, outer)
+	s.set(inHead, name)
+	s.set(inOuterHead, outer)
 
 	pairs := m.pairs()
 	s.set(pairInLine, pairs)
@@ -318,7 +318,7 @@ func (s *sheet) readNames(l lines, o *outline, q *query, w *wording) {
 	if len(q.identifiers) == 0 {
 		return
 	}
-	found, inName := make([]float64, n), make([]float64, n)
+	found, inHead := make([]float64, n), make([]float64, n)
 	for i := range n {
 		line := strings.ToLower(l.line(i))
 		for _, name := range q.identifiers {
@@ -333,12 +333,12 @@ func (s *sheet) readNames(l lines, o *outline, q *query, w *wording) {
 			own = o.parent[i]
 		}
 		if own >= 0 {
-			inName[i] = found[own]
+			inHead[i] = found[own]
 		}
 	}
 	s.set(namedInLine, found)
 	s.set(namedInWindow4, near(found, 4))
-	s.set(namedInName, inName)
+	s.set(namedInHead, inHead)
 }
 
 // relatedTerms is how many terms are taken to be related to the goal.

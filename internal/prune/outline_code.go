@@ -142,8 +142,10 @@ func isImport(text string) bool {
 		return strings.HasPrefix(rest, "use ")
 	case "extern":
 		return strings.HasPrefix(rest, "crate ")
-	case "require", "require_relative", "require_once", "include", "include_once", "load":
-		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={")
+	case "require_once", "include_once", "require_relative":
+		return rest != ""
+	case "require", "include", "load":
+		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") || strings.HasPrefix(rest, "__DIR__")
 	case "source":
 		return rest != "" && !strings.ContainsAny(rest, "=(")
 	case "const", "let", "var":
@@ -247,19 +249,14 @@ func isSignature(text string) bool {
 
 // assignsFunction reports whether a line gives a function a name, as JavaScript does.
 func assignsFunction(text string) bool {
-	last := text[len(text)-1]
-	if last != '{' && last != '(' && !strings.HasSuffix(text, "=>") {
-		return false
-	}
 	at := strings.Index(text, "function")
 	if at < 0 {
-		if at = strings.LastIndex(text, "=>"); at < 0 {
+		eq, arrow := strings.IndexByte(text, '='), strings.Index(text, "=>")
+		if arrow < 0 || eq >= arrow || !isName(strings.TrimSpace(text[:eq])) {
 			return false
 		}
-		if eq := strings.IndexByte(text, '='); eq < at {
-			return isName(strings.TrimSpace(text[:eq]))
-		}
-		return false
+		parameters := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text[eq+1:arrow]), "async "))
+		return firstWord(parameters) == parameters || strings.HasPrefix(parameters, "(")
 	}
 	before := strings.TrimSpace(text[:at])
 	before = strings.TrimSpace(strings.TrimSuffix(before, "async"))

@@ -221,12 +221,13 @@ func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removab
 // removed. It is less, for markers cost tokens and what matters has long lines.
 func saving(ratio float64) float64 { return ratio * (0.85 + 0.05*ratio) }
 
-// markerTokens is about what a marker costs in a text of n lines.
+// markerTokens is about what a marker costs in a text of n lines. It must not depend
+// on the handle, which is another in each process: equal requests keep equal lines.
 func (r *Request) markerTokens(n int) float64 {
 	if !r.Options.IncludeMarkers {
 		return 0
 	}
-	return tokenWeight(annotate(r.ID(), block{n / 2, n}, offGoal).Marker)
+	return tokenWeight(annotate("prn_0aB1cD2eF3gH4iJ5kL6mN7", block{n / 2, n}, offGoal).Marker)
 }
 
 // units returns what is kept or removed as a whole.

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
@@ -16,7 +17,7 @@ type vocabulary struct {
 	ends  []int // of each line in of
 }
 
-// terms returns the terms of line i.
+// line returns the terms of line i.
 func (v *vocabulary) line(i int) []int {
 	start := 0
 	if i > 0 {
@@ -36,41 +37,67 @@ const maxTerms = 400
 
 func readVocabulary(l lines, stopped func() bool) *vocabulary {
 	v := &vocabulary{ends: make([]int, 0, l.len())}
-	numbers := map[string]int{} // of words, not terms, so that each is stemmed once
-	byTerm := map[string]int{}
-	var last []int // the line in which a term was seen last, and 1
+	known := map[string][]int{} // the terms of a name; names come back, and so are divided once
+	numbers := map[string]int{}
+	var last []int // the line in which a term was seen last, counted from 1
+	read := func(name string) (terms []int) {
+		for word := range words.In(name) {
+			stem := words.Stem(word)
+			term, ok := numbers[stem]
+			if !ok {
+				term = len(v.terms)
+				numbers[stem] = term
+				v.terms = append(v.terms, stem)
+				v.lines = append(v.lines, 0)
+				last = append(last, 0)
+			}
+			terms = append(terms, term)
+		}
+		known[name] = terms
+		return terms
+	}
 	for i := range l.len() {
 		if i%256 == 0 && stopped() {
 			return nil
 		}
-		count := 0
-		for word := range words.In(l.line(i)) {
-			if count++; count > maxTerms {
+		begin := len(v.of)
+		for rest := l.line(i); rest != "" && len(v.of)-begin < maxTerms; {
+			var name string
+			if name, rest = cutName(rest); name == "" {
 				break
 			}
-			term, known := numbers[word]
-			if !known {
-				stem := words.Stem(word)
-				if term, known = byTerm[stem]; !known {
-					term = len(v.terms)
-					byTerm[stem] = term
-					v.terms = append(v.terms, stem)
-					v.lines = append(v.lines, 0)
-					last = append(last, 0)
+			terms, ok := known[name]
+			if !ok {
+				terms = read(name)
+			}
+			for _, term := range terms {
+				if last[term] != i+1 {
+					last[term] = i + 1
+					v.lines[term]++
+					v.of = append(v.of, term)
 				}
-				numbers[word] = term
 			}
-			if last[term] == i+1 {
-				continue
-			}
-			last[term] = i + 1
-			v.lines[term]++
-			v.of = append(v.of, term)
 		}
 		v.ends = append(v.ends, len(v.of))
 	}
 	return v
 }
+
+// cutName returns the first name in text, which has no ASCII character in it that is
+// not of a word, and what follows.
+func cutName(text string) (name, rest string) {
+	start := 0
+	for start < len(text) && !inName(text[start]) {
+		start++
+	}
+	end := start
+	for end < len(text) && (inName(text[end]) || text[end] == '\'') {
+		end++
+	}
+	return text[start:end], text[end:]
+}
+
+func inName(c byte) bool { return isLetter(c) || isDigit(c) || c >= utf8.RuneSelf }
 
 // A query is what a goal asks for.
 type query struct {

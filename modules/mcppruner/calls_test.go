@@ -1,0 +1,341 @@
+package mcppruner_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
+	h, _ := load(t, `{}`)
+	const good = `{"text":"a\nb","goal_hint":"a","source_type":"code","options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}}`
+	tests := []struct {
+		name     string
+		old, new string
+		want     string // in the message, nothing if it is taken
+	}{
+		{"all of them", ``, ``, ""},
+		{"no text", `"text":"a\nb",`, ``, "text: it is missing"},
+		{"no goal", `"goal_hint":"a",`, ``, "goal_hint: it is missing"},
+		{"no type", `"source_type":"code",`, ``, "source_type: it is missing"},
+		{"no options", `,"options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}`, ``, "options: it is missing"},
+		{"no ratio", `"max_prune_ratio":0.5,`, ``, "options.max_prune_ratio: it is missing"},
+		{"no lines to keep", `"min_keep_lines":1,`, ``, "options.min_keep_lines: it is missing"},
+		{"no timeout", `"timeout_ms":1500,`, ``, "options.timeout_ms: it is missing"},
+		{"no numbers", `"annotate_lines":true,`, ``, "options.annotate_lines: it is missing"},
+		{"no markers", `,"include_markers":false`, ``, "options.include_markers: it is missing"},
+		{"a text that is a number", `"a\nb"`, `5`, "text: it is not a string"},
+		{"a text that is null", `"a\nb"`, `null`, "text: it is not a string"},
+		{"a goal that is null", `"goal_hint":"a"`, `"goal_hint":null`, "goal_hint: it is not a string"},
+		{"another type", `"code"`, `"yaml"`, "source_type: it is none of code, logs and docs"},
+		{"a type in capitals", `"code"`, `"CODE"`, "source_type"},
+		{"a type that is a list", `"code"`, `["code"]`, "source_type: it is not a string"},
+		{"options that are a list", `{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}`, `[]`, "options: it is not an object"},
+		{"a ratio that is a string", `0.5`, `"0.5"`, "options.max_prune_ratio: it is not a number"},
+		{"a ratio that is true", `0.5`, `true`, "options.max_prune_ratio: it is not a number"},
+		{"a ratio below 0", `0.5`, `-0.1`, "options.max_prune_ratio: it is not from 0 to 1"},
+		{"a ratio above 1", `0.5`, `1.0001`, "options.max_prune_ratio: it is not from 0 to 1"},
+		{"a ratio beyond numbers", `0.5`, `1e999`, "options.max_prune_ratio: it is not from 0 to 1"},
+		{"a ratio of 0", `0.5`, `0`, ""},
+		{"a ratio of 1", `0.5`, `1`, ""},
+		{"a ratio close to 0", `0.5`, `1e-999`, ""},
+		{"lines that are true", `"min_keep_lines":1`, `"min_keep_lines":true`, "options.min_keep_lines: it is not a whole number"},
+		{"lines that are a string", `"min_keep_lines":1`, `"min_keep_lines":"1"`, "options.min_keep_lines: it is not a whole number"},
+		{"lines and a half", `"min_keep_lines":1`, `"min_keep_lines":1.5`, "options.min_keep_lines: it is not a whole number"},
+		{"lines below 0", `"min_keep_lines":1`, `"min_keep_lines":-1`, "options.min_keep_lines: it is less than 0"},
+		{"lines that are whole, with a point", `"min_keep_lines":1`, `"min_keep_lines":1.0`, ""},
+		{"lines that are whole, with an exponent", `"min_keep_lines":1`, `"min_keep_lines":1e0`, ""},
+		{"more lines than anybody has", `"min_keep_lines":1`, `"min_keep_lines":1e30`, ""},
+		{"more lines than there are numbers", `"min_keep_lines":1`, `"min_keep_lines":1e999999999999`, ""},
+		{"a timeout of 0", `1500`, `0`, "options.timeout_ms: it is less than 1"},
+		{"a timeout that never comes", `1500`, `99999999999999999999`, ""},
+		{"numbers that are 1", `"annotate_lines":true`, `"annotate_lines":1`, "options.annotate_lines: it is not true or false"},
+		{"markers that are a string", `"include_markers":false`, `"include_markers":"false"`, "options.include_markers: it is not true or false"},
+		{"an argument more", `"text"`, `"texts":1,"text"`, "texts: there is no such argument"},
+		{"an option more", `"timeout_ms"`, `"timeout":1,"timeout_ms"`, "options.timeout: there is no such argument"},
+		{"a text twice", `"text"`, `"text":"x","text"`, "text: it is given twice"},
+		{"an option twice", `"timeout_ms"`, `"timeout_m\u0073":1,"timeout_ms"`, "options.timeout_ms: it is given twice"},
+		{"a mistake in the options and one after", `"timeout_ms":1500,`, ``, "options.timeout_ms"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if !strings.Contains(good, tt.old) {
+				t.Fatalf("%s is not there", tt.old)
+			}
+			a := called(t, h, "", "prune_text", strings.Replace(good, tt.old, tt.new, 1))
+			if tt.want == "" {
+				var p pruned
+				told(t, a, &p)
+				return
+			}
+			if a.code() != -32602 || a.Status != 200 || string(a.ID) != "1" {
+				t.Fatalf("got %d, code %d, id %s", a.Status, a.code(), a.ID)
+			}
+			if !strings.Contains(a.Error.Message, tt.want) || string(a.Error.Data) != `{"code":"invalid_params"}` {
+				t.Errorf("got %q %s", a.Error.Message, a.Error.Data)
+			}
+		})
+	}
+}
+
+func TestPruneText(t *testing.T) {
+	h, _ := load(t, `{}`)
+	text := lines(400)
+	p := prune(t, h, "", text, "something else")
+	t.Run("P18, P20: it says what it has done", func(t *testing.T) {
+		kept, gone := p.Stats["kept_lines"].(float64), p.Stats["pruned_lines"].(float64)
+		if p.Stats["original_lines"] != 400.0 || kept+gone != 400 || gone < 100 || gone > 200 || len(p.Annotations) == 0 {
+			t.Errorf("stats %v", p.Stats)
+		}
+		if p.Stats["backend"] != "heuristic" || p.Stats["used_fallback"] != false || len(p.Warnings) != 0 {
+			t.Errorf("stats %v, warnings %v", p.Stats, p.Warnings)
+		}
+		for _, key := range []string{"pruned_ratio", "tokens_est_before", "tokens_est_after", "tokens_saved_est", "cost_estimated_usd", "elapsed_ms"} {
+			if _, ok := p.Stats[key].(float64); !ok {
+				t.Errorf("%s is %v", key, p.Stats[key])
+			}
+		}
+	})
+	t.Run("P19: the same call has the same id", func(t *testing.T) {
+		if !regexp.MustCompile(`^prn_[A-Za-z0-9]{22,}$`).MatchString(p.PruneID) {
+			t.Error(p.PruneID)
+		}
+		if again := prune(t, h, "", text, "something else"); again.PruneID != p.PruneID {
+			t.Error(again.PruneID, p.PruneID)
+		}
+		if other := prune(t, h, "", text, "another thing"); other.PruneID == p.PruneID {
+			t.Error(other.PruneID)
+		}
+	})
+	t.Run("P40: nothing comes of nothing", func(t *testing.T) {
+		p := prune(t, h, "", "", "goal")
+		if p.PrunedText != "" || p.Stats["original_lines"] != 0.0 || p.Stats["used_fallback"] != false {
+			t.Errorf("got %+v", p)
+		}
+	})
+	t.Run("what is HTML is not escaped in the text", func(t *testing.T) {
+		a := called(t, h, "", "prune_text", arguments("<b> & </b>\n", "goal"))
+		if strings.Contains(string(a.Result), `u003c`) {
+			t.Errorf("got %s", a.Result)
+		}
+	})
+}
+
+func TestRecoverText(t *testing.T) {
+	h, _ := load(t, `{}`)
+	var b strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&b, "ligne %d\n", i+1)
+	}
+	text := strings.TrimSuffix(b.String(), "\n")
+	id := prune(t, h, "", text, "goal").PruneID
+	tests := []struct {
+		name     string
+		tool     string
+		ranges   string
+		numbered bool
+		want     string
+	}{
+		{"P41: all of it, kept and removed lines alike", "recover_text", `[{"start_line":1,"end_line":1000}]`, false, text},
+		{"P42: with numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, true, "120│ ligne 120\n121│ ligne 121"},
+		{"P43: several ranges, as they are asked for", "recover_text", `[{"start_line":5,"end_line":6},{"start_line":1,"end_line":2},{"start_line":5,"end_line":5}]`, false, "ligne 5\nligne 6\nligne 1\nligne 2\nligne 5"},
+		{"P44: beyond the end", "recover_text", `[{"start_line":999,"end_line":99999}]`, false, "ligne 999\nligne 1000"},
+		{"P44: far beyond the end", "recover_text", `[{"start_line":1000,"end_line":1e30}]`, false, "ligne 1000"},
+		{"P48: by its other name", "recover_range", `[{"start_line":2,"end_line":2}]`, false, "ligne 2"},
+		{"whole numbers however they are written", "recover_text", `[ {"end_line": 2.0, "start_line": 2e0} ]`, false, "ligne 2"},
+		{"nothing", "recover_text", `[]`, true, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got struct {
+				RawText  string `json:"raw_text"`
+				Metadata struct {
+					PruneID   string `json:"prune_id"`
+					Ranges    any    `json:"ranges"`
+					Numbering string `json:"line_numbering"`
+				} `json:"metadata"`
+			}
+			told(t, called(t, h, "", tt.tool, fmt.Sprintf(`{"prune_id":%q,"ranges":%s,"include_line_numbers":%t}`, id, tt.ranges, tt.numbered)), &got)
+			if got.RawText != tt.want {
+				t.Errorf("got %.200q", got.RawText)
+			}
+			var ranges any
+			_ = json.Unmarshal([]byte(tt.ranges), &ranges)
+			if got.Metadata.PruneID != id || fmt.Sprint(got.Metadata.Ranges) != fmt.Sprint(ranges) || got.Metadata.Numbering != "original" {
+				t.Errorf("P49: metadata %+v", got.Metadata) // P49
+			}
+		})
+	}
+}
+
+func TestRecoverTextRefuses(t *testing.T) {
+	h, _ := load(t, `{}`)
+	id := prune(t, h, "", "a\nb\nc", "goal").PruneID
+	tests := []struct {
+		name      string
+		arguments string // ID stands for the id
+		code      int
+		message   string
+		data      string
+	}{
+		{"P45: an id that never was", `{"prune_id":"prn_nope","ranges":[{"start_line":1,"end_line":1}],"include_line_numbers":false}`, -32004, "prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
+		{"P46: an id that never was and a bad range", `{"prune_id":"prn_nope","ranges":[{"start_line":2,"end_line":1}],"include_line_numbers":false}`, -32004, "prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
+		{"P46: backwards", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1},{"start_line":3,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":3,"end_line":2},"index":1,"lines":3}`},
+		{"P46: line 0", `{"prune_id":"ID","ranges":[{"start_line":0,"end_line":1}],"include_line_numbers":false}`, -32005, "invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":0,"end_line":1},"index":0,"lines":3}`},
+		{"P46: below line 0", `{"prune_id":"ID","ranges":[{"start_line":-1e30,"end_line":1}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: half a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: a line that is a string", `{"prune_id":"ID","ranges":[{"start_line":"1","end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: behind the last line", `{"prune_id":"ID","ranges":[{"start_line":4,"end_line":4}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P52: no id", `{"ranges":[],"include_line_numbers":false}`, -32602, "prune_id: it is missing", ""},
+		{"P52: no ranges", `{"prune_id":"ID","include_line_numbers":false}`, -32602, "ranges: it is missing", ""},
+		{"P52: no numbers", `{"prune_id":"ID","ranges":[]}`, -32602, "include_line_numbers: it is missing", ""},
+		{"P52: an id that is a number", `{"prune_id":5,"ranges":[],"include_line_numbers":false}`, -32602, "prune_id: it is not a string", ""},
+		{"P52: ranges that are a string", `{"prune_id":"ID","ranges":"x","include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
+		{"P52: a range that is a number", `{"prune_id":"ID","ranges":[5],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
+		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is missing", ""},
+		{"P52: a range with more to it", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],"include_line_numbers":false}`, -32602, "ranges[0].step: there is no such argument", ""},
+		{"P52: a range that says it twice", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is given twice", ""},
+		{"P52: an argument more", `{"prune_id":"ID","ranges":[],"include_line_numbers":false,"x":1}`, -32602, "x: there is no such argument", ""},
+		{"P52: numbers that are a string", `{"prune_id":"ID","ranges":[],"include_line_numbers":"no"}`, -32602, "include_line_numbers: it is not true or false", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := called(t, h, "", "recover_text", strings.ReplaceAll(tt.arguments, "ID", id))
+			if a.Status != 200 || a.code() != tt.code || string(a.ID) != "1" || a.Error.Message != tt.message {
+				t.Fatalf("got %d, %+v", a.Status, a.Error)
+			}
+			if tt.data != "" && string(a.Error.Data) != strings.ReplaceAll(tt.data, "ID", id) {
+				t.Errorf("data %s", a.Error.Data)
+			}
+		})
+	}
+	t.Run("an id without end is not repeated", func(t *testing.T) {
+		a := called(t, h, "", "recover_text", `{"prune_id":"`+strings.Repeat("x", 5000)+`","ranges":[],"include_line_numbers":false}`)
+		if a.code() != -32004 || len(a.Error.Data) > 500 {
+			t.Errorf("got %+v", a.Error)
+		}
+	})
+}
+
+// A request of some kilobytes cannot ask for gigabytes, but any text can be had back
+// as a whole.
+func TestRecoveredTextIsBounded(t *testing.T) {
+	h, _ := load(t, `{}`)
+	text := strings.Repeat(strings.Repeat("x", 99)+"\n", 10_000) // 1 MB
+	id := prune(t, h, "", text, "goal").PruneID
+	whole := `{"start_line":1,"end_line":10000}`
+	ask := func(times int) answer {
+		return called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[%s],"include_line_numbers":true}`, id, strings.TrimSuffix(strings.Repeat(whole+",", times), ",")))
+	}
+	if a := ask(2); a.code() != 0 {
+		t.Errorf("twice: %+v", a.Error)
+	}
+	if a := ask(100); a.code() != -32602 || !strings.Contains(a.Error.Message, "ranges: ") {
+		t.Errorf("100 times: %+v", a.Error)
+	}
+	large := strings.Repeat("\n", 900_000)
+	var p pruned // or not, which does not matter here
+	told(t, called(t, h, "", "prune_text", strings.Replace(arguments(large, "goal"), "60000", "1", 1)), &p)
+	var got struct {
+		RawText string `json:"raw_text"`
+	}
+	told(t, called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":900000}],"include_line_numbers":true}`, p.PruneID)), &got)
+	if n := strings.Count(got.RawText, "│ "); n != 900_000 {
+		t.Errorf("%d lines of 900000", n)
+	}
+}
+
+func TestOriginalsAreTheClients(t *testing.T) {
+	h, _ := load(t, `{}`)
+	id := prune(t, h, "alice", "a\nb", "goal").PruneID
+	recovery := fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":2}],"include_line_numbers":false}`, id)
+	if a := called(t, h, "alice", "recover_text", recovery); a.code() != 0 {
+		t.Errorf("alice: %+v", a.Error)
+	}
+	for _, client := range []string{"bob", ""} {
+		if a := called(t, h, client, "recover_text", recovery); a.code() != -32004 {
+			t.Errorf("%q: code %d", client, a.code())
+		}
+	}
+}
+
+func TestOriginalsOutliveReloads(t *testing.T) {
+	const config = `{"prune_id_ttl":"61s"}`
+	before, unload := load(t, config)
+	id := prune(t, before, "", "a\nb", "goal").PruneID
+	after, _ := load(t, config)
+	unload()
+	recovery := fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":2}],"include_line_numbers":false}`, id)
+	if a := called(t, after, "", "recover_text", recovery); a.code() != 0 {
+		t.Errorf("got %+v", a.Error)
+	}
+}
+
+func TestTheOldestOriginalsGo(t *testing.T) { // P51
+	h, _ := load(t, `{"store_limit":{"entries":2}}`)
+	var ids []string
+	for _, text := range []string{"one", "two", "one", "three"} { // one is renewed, P19
+		ids = append(ids, prune(t, h, "", text, "goal").PruneID)
+	}
+	for i, want := range []int{0, -32004, 0, 0} {
+		a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],"include_line_numbers":false}`, ids[i]))
+		if a.code() != want {
+			t.Errorf("text %d: code %d, want %d", i, a.code(), want)
+		}
+	}
+}
+
+func TestFailsOpen(t *testing.T) {
+	tests := []struct {
+		name        string
+		config      string
+		text        string
+		warnings    string
+		recoverable bool
+	}{
+		{"P54: as long as it may be", `{"max_input_chars":100}`, strings.Repeat("é", 100), "[]", true},
+		{"P54: a character too long", `{"max_input_chars":100}`, strings.Repeat("é", 101), "[input_too_large]", true},
+		{"P54: much too long", `{"max_input_chars":100}`, lines(2000), "[input_too_large]", true},
+		{"P54: too long, and too large to be kept", `{"max_input_chars":100,"store_limit":{"bytes":1000}}`, lines(400), "[input_too_large recovery_unavailable]", false},
+		{"P57: too large to be kept, so nothing may be removed", `{"store_limit":{"bytes":1000}}`, lines(400), "[recovery_unavailable]", false},
+		{"P57: a backend that panics", `{"backend":{"backend":"test_panic"}}`, lines(400), "[internal_error]", true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h, _ := load(t, tt.config)
+			p := prune(t, h, "", tt.text, "goal")
+			if got := fmt.Sprint(p.Warnings); got != tt.warnings {
+				t.Errorf("warnings %s", got)
+			}
+			if p.PrunedText != tt.text || len(p.Annotations) != 0 || p.Stats["pruned_lines"] != 0.0 {
+				t.Errorf("something was removed: %v", p.Stats)
+			}
+			if p.Stats["used_fallback"] != (tt.warnings != "[]") {
+				t.Errorf("P75: stats %v", p.Stats)
+			}
+			a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],"include_line_numbers":false}`, p.PruneID))
+			if recoverable := a.code() == 0; recoverable != tt.recoverable { // P50
+				t.Errorf("P50: recovery: %+v", a.Error)
+			}
+		})
+	}
+}
+
+func TestRequestsAreBounded(t *testing.T) { // P54
+	h, _ := load(t, `{"max_input_chars":10}`)
+	large := strings.Repeat("x", 12*10+8<<20)
+	for _, message := range []string{large + "x", `{"jsonrpc":"2.0","id":1,"method":"` + large + `"}`} {
+		a := post(t, h, "/rpc", message)
+		if a.Status != 413 || a.code() != -32600 || string(a.Error.Data) != `{"code":"payload_too_large"}` {
+			t.Errorf("got %d %+v", a.Status, a.Error)
+		}
+	}
+	escaped := strings.Repeat(`\ud83d\ude00`, 10)
+	a := called(t, h, "", "prune_text", strings.Replace(arguments("TEXT", "goal"), "TEXT", escaped, 1))
+	var p pruned
+	if told(t, a, &p); p.PrunedText != strings.Repeat("😀", 10) || len(p.Warnings) != 0 {
+		t.Errorf("got %+v", p)
+	}
+}

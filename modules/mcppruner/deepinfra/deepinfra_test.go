@@ -1,0 +1,359 @@
+package deepinfra
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	_ "github.com/caddyserver/caddy/v2/modules/logging"
+	"go.uber.org/goleak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Caddy and its certificate cache start these once, for good.
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
+		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
+		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
+}
+
+const (
+	module = "http.handlers.mcp_pruner.backends.deepinfra"
+	key    = "sk_deepinfra_hunter2"
+)
+
+// setEnv sets the variables of the backend, those that are not named to nothing.
+func setEnv(t *testing.T, variables map[string]string) {
+	t.Helper()
+	for _, name := range []string{"DEEPINFRA_API_KEY", "DEEPINFRA_ENDPOINT_URL", "DEEPINFRA_TIMEOUT_MS", "DEEPINFRA_MAX_DOCS"} {
+		t.Setenv(name, variables[name])
+	}
+}
+
+// load loads the backend as mcp_pruner does. What it logs is in the file.
+func load(t *testing.T, config string) (backend *Backend, logs string, err error) {
+	t.Helper()
+	logs = filepath.Join(t.TempDir(), "log")
+	writer := caddyconfig.JSON(map[string]any{"output": "file", "filename": logs, "roll": false}, nil)
+	ctx, err := caddy.ProvisionContext(&caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		"default": {BaseLog: caddy.BaseLog{WriterRaw: writer, Level: "DEBUG"}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	var raw json.RawMessage
+	if config != "" {
+		raw = json.RawMessage(config)
+	}
+	loaded, err := ctx.LoadModuleByID(module, raw)
+	if err != nil {
+		return nil, logs, err
+	}
+	return loaded.(*Backend), logs, nil
+}
+
+func contents(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func serve(t *testing.T) (reranker *fakemcp.Reranker, url string) {
+	t.Helper()
+	reranker = new(fakemcp.Reranker)
+	server := httptest.NewServer(reranker)
+	t.Cleanup(server.Close)
+	return reranker, server.URL
+}
+
+func numbered(n int) []string {
+	lines := make([]string, n)
+	for i := range lines {
+		lines[i] = fmt.Sprintf("ligne %d", i+1)
+	}
+	return lines
+}
+
+func TestScore(t *testing.T) { // P63
+	server, url := serve(t)
+	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": " " + key + "\n", "DEEPINFRA_ENDPOINT_URL": " " + url + "/ok "})
+	backend, _, err := load(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scored, fault := backend.Score(t.Context(), "<but>", []string{"a < b", "keep"})
+	if fault != nil {
+		t.Fatal(fault.Err)
+	}
+	if !reflect.DeepEqual(scored.Scores, []float64{0.1, 0.9}) || scored.Docs != 2 || scored.Status != 200 {
+		t.Errorf("got %+v", scored)
+	}
+	request := server.Last()
+	if want := `{"queries":["<but>"],"documents":["a < b","keep"]}`; server.Count() != 1 || request.Method != "POST" || request.Body != want {
+		t.Errorf("%d requests, %s %s\nwant %s", server.Count(), request.Method, request.Body, want)
+	}
+	if got := request.Headers.Get("Authorization"); got != "Bearer "+key {
+		t.Errorf("Authorization: %q", got)
+	}
+	if got := backend.Name(); got != "deepinfra" {
+		t.Errorf("it is called %s", got)
+	}
+}
+
+func TestDefaultEndpoint(t *testing.T) { // P63
+	if want := "https://api.deepinfra.com/v1/inference/Qwen/Qwen3-Reranker-0.6B"; defaultEndpoint != want {
+		t.Errorf("got %s, want %s", defaultEndpoint, want)
+	}
+	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": " "})
+	backend, _, err := load(t, "{}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := backend.client.Err(); err != nil { // and nothing is dialed
+		t.Error(err)
+	}
+}
+
+func TestHowManyLinesAreSent(t *testing.T) { // P59, P67
+	tests := []struct {
+		name, config, variable string
+		want                   int
+	}{
+		{"64 by default", `{}`, "", 64},
+		{"as configured", `{"max_docs":5}`, "", 5},
+		{"as the environment says", `{"max_docs":5}`, "7", 7},
+		{"as configured when the environment makes no sense", `{"max_docs":5}`, "many", 5},
+		{"512 at most", `{"max_docs":100000}`, "", 512},
+		{"one at least", `{"max_docs":5}`, "-1", 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			server, url := serve(t)
+			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": url + "/desc", "DEEPINFRA_MAX_DOCS": tt.variable})
+			backend, _, err := load(t, tt.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			scored, fault := backend.Score(t.Context(), "zzzz", numbered(1000))
+			if fault != nil {
+				t.Fatal(fault.Err)
+			}
+			var sent struct{ Documents []string }
+			if err := json.Unmarshal([]byte(server.Last().Body), &sent); err != nil {
+				t.Fatal(err)
+			}
+			if len(sent.Documents) != tt.want || scored.Docs != tt.want || len(scored.Scores) != 1000 {
+				t.Errorf("%d lines were sent, %d scored of %d, want %d", len(sent.Documents), scored.Docs, len(scored.Scores), tt.want)
+			}
+			if last := sent.Documents[tt.want-1]; tt.want > 1 && (last != "ligne 1000" || math.IsNaN(scored.Scores[999])) {
+				t.Errorf("the last that was sent is %q", last)
+			}
+		})
+	}
+}
+
+func TestTimeouts(t *testing.T) { // P59, P70
+	tests := []struct{ name, config, variable, want string }{
+		{"as configured", `{"timeout":"20ms"}`, "", "after 20ms"},
+		{"as the environment says", `{"timeout":"1m"}`, "15", "after 15ms"},
+		{"as configured when the environment makes no sense", `{"timeout":"20ms"}`, "1m", "after 20ms"},
+		{"a millisecond at least", `{"timeout":"1m"}`, "0", "after 1ms"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, url := serve(t)
+			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": url + "/hang", "DEEPINFRA_TIMEOUT_MS": tt.variable})
+			backend, _, err := load(t, tt.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, fault := backend.Score(t.Context(), "goal", []string{"a"})
+			if fault == nil || fault.Kind != "http" || fault.Status != 0 || !strings.Contains(fault.Err.Error(), tt.want) {
+				t.Errorf("got %+v, want … %s", fault, tt.want)
+			}
+		})
+	}
+}
+
+func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
+	_, url := serve(t)
+	tests := []struct {
+		name, key, endpoint string
+		kind                string
+		status              int
+		warns               bool // when it is loaded
+	}{
+		{name: "no key", endpoint: url + "/ok", kind: "config", warns: true},
+		{name: "a blank key", key: " \t", endpoint: url + "/ok", kind: "config", warns: true},
+		{name: "a key of two lines", key: key + "\n" + key, endpoint: url + "/ok", kind: "config", warns: true},
+		{name: "an endpoint that is no URL", key: key, endpoint: "%" + key, kind: "config", warns: true},
+		{name: "an endpoint with a password", key: key, endpoint: "https://u:" + key + "@127.0.0.1/", kind: "config", warns: true},
+		{name: "an endpoint of something else", key: key, endpoint: "ftp://127.0.0.1/" + key, kind: "config", warns: true},
+		{name: "status 401", key: key, endpoint: url + "/401?" + key, kind: "http", status: 401},
+		{name: "status 429", key: key, endpoint: url + "/429?" + key, kind: "http", status: 429},
+		{name: "status 500", key: key, endpoint: url + "/500?" + key, kind: "http", status: 500},
+		{name: "a redirection", key: key, endpoint: url + "/redirect?" + key, kind: "http", status: 307},
+		{name: "a reset", key: key, endpoint: url + "/reset?" + key, kind: "http"},
+		{name: "text", key: key, endpoint: url + "/text?" + key, kind: "parse"},
+		{name: "no scores", key: key, endpoint: url + "/empty?" + key, kind: "parse"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": tt.key, "DEEPINFRA_ENDPOINT_URL": tt.endpoint})
+			backend, logs, err := load(t, `{}`)
+			if err != nil {
+				t.Fatalf("it must load all the same: %v", err)
+			}
+			scored, fault := backend.Score(t.Context(), "goal", []string{"a", "b"})
+			if scored != nil || fault == nil || fault.Kind != tt.kind || fault.Status != tt.status {
+				t.Fatalf("got %+v, %+v, want %s %d", scored, fault, tt.kind, tt.status)
+			}
+			logged := contents(t, logs)
+			if warns := strings.Contains(logged, "texts are pruned without them"); warns != tt.warns {
+				t.Errorf("logged %s", logged)
+			}
+			config, err := json.Marshal(backend)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, text := range []string{fault.Err.Error(), fmt.Sprintf("%#v", fault.Err), logged, string(config)} {
+				if strings.Contains(text, "hunter2") {
+					t.Errorf("the key is in %s", text)
+				}
+			}
+		})
+	}
+}
+
+func TestCaddyfile(t *testing.T) { // P59
+	tests := []struct {
+		name, input string
+		want        Backend
+		json        string
+	}{
+		{"a name", `deepinfra`, Backend{}, `{}`},
+		{"an empty block", "deepinfra {\n}", Backend{}, `{}`},
+		{"everything", "deepinfra {\n timeout 5s\n max_docs 128\n}",
+			Backend{Limits: reranker.Limits{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128}}, `{"timeout":5000000000,"max_docs":128}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got Backend
+			if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input)); err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+			if config, err := json.Marshal(got); err != nil || string(config) != tt.json {
+				t.Errorf("got %s, %v, want %s", config, err, tt.json)
+			}
+			var again Backend
+			if err := json.Unmarshal([]byte(tt.json), &again); err != nil || !reflect.DeepEqual(again, tt.want) {
+				t.Errorf("JSON gives %+v, %v", again, err)
+			}
+		})
+	}
+}
+
+func TestConfigurationsThatAreRefused(t *testing.T) { // P59, P61
+	caddyfiles := []struct{ name, input, want string }{
+		{"an argument", "deepinfra hunter2", "no arguments"},
+		{"an unknown word", "deepinfra {\n foo 1\n}", "unknown subdirective foo"},
+		{"a word twice", "deepinfra {\n max_docs 1\n max_docs 2\n}", "max_docs is given twice"},
+		{"no timeout", "deepinfra {\n timeout 0\n}", "timeout"},
+		{"a negative timeout", "deepinfra {\n timeout -1s\n}", "timeout"},
+		{"no lines", "deepinfra {\n max_docs 0\n}", "max_docs"},
+		{"less than no lines", "deepinfra {\n max_docs -3\n}", "max_docs"},
+		{"a number of lines that is none", "deepinfra {\n max_docs many\n}", "max_docs"},
+		{"an api_key", "deepinfra {\n api_key hunter2\n}", "api_key: keys do not belong in the configuration: put it in the environment variable DEEPINFRA_API_KEY"},
+		{"a key", "deepinfra {\n key hunter2\n}", "DEEPINFRA_API_KEY"},
+		{"a token", "deepinfra {\n token hunter2\n}", "DEEPINFRA_API_KEY"},
+		{"the name of the variable", "deepinfra {\n DEEPINFRA_API_KEY hunter2\n}", "keys do not belong"},
+	}
+	for _, tt := range caddyfiles {
+		t.Run(tt.name, func(t *testing.T) {
+			err := new(Backend).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+		})
+	}
+	configs := []struct{ name, config, want string }{
+		{"an api_key in JSON", `{"api_key":"hunter2"}`, "put it in the environment variable DEEPINFRA_API_KEY"},
+		{"a key in JSON", `{"key":"hunter2"}`, "DEEPINFRA_API_KEY"},
+		{"a token in JSON", `{"token":"hunter2","max_docs":3}`, "DEEPINFRA_API_KEY"},
+		{"an unknown member", `{"url":"http://hunter2"}`, `unknown field "url"`},
+		{"a negative timeout in JSON", `{"timeout":-1}`, "timeout: -1ns is negative"},
+		{"less than no lines in JSON", `{"max_docs":-1}`, "max_docs: -1 is negative"},
+	}
+	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key})
+	for _, tt := range configs {
+		t.Run(tt.name, func(t *testing.T) {
+			_, logs, err := load(t, tt.config)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+			if logged := contents(t, logs); strings.Contains(logged, "hunter2") {
+				t.Errorf("the key is in %s", logged)
+			}
+		})
+	}
+}
+
+func TestSettingsOutOfBoundsAreLogged(t *testing.T) { // P59
+	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_TIMEOUT_MS": "500000"})
+	_, logs, err := load(t, `{"max_docs":1000}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"setting":"DEEPINFRA_TIMEOUT_MS"`, `"setting":"max_docs","value":1000,"used":512`} {
+		if logged := contents(t, logs); !strings.Contains(logged, want) {
+			t.Errorf("%s is not in %s", want, logged)
+		}
+	}
+}
+
+func TestCleanupClosesConnections(t *testing.T) {
+	closed := make(chan struct{}, 1)
+	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	defer server.Close()
+	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": server.URL + "/ok"})
+	backend, _, err := load(t, `{}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, fault := backend.Score(t.Context(), "goal", []string{"a"}); fault != nil {
+		t.Fatal(fault.Err)
+	}
+	if err := backend.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	<-closed
+}

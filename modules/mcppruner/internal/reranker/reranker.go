@@ -1,0 +1,147 @@
+// Package reranker is what the backends of mcp_pruner that are rerankers have in
+// common.
+package reranker
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/environment"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+)
+
+// Limits are how much is asked of a reranker, and how long it may take.
+type Limits struct {
+	// How long the reranker may take from the dialing to the last byte of its answer,
+	// between 1ms and 2m. A text is then pruned by our own estimate. Default: 20s
+	Timeout caddy.Duration `json:"timeout,omitempty"`
+
+	// How many lines of a text are sent, at most 512. Of a text that has more they
+	// are spread evenly over it, and the others are not scored. Default: 64
+	MaxDocs int `json:"max_docs,omitempty"`
+}
+
+const (
+	shortest, usual, longest = time.Millisecond, 20 * time.Second, 2 * time.Minute
+	usualDocs, mostDocs      = 64, 512
+)
+
+// Bound returns the limits that hold: what variables of the environment say, in
+// milliseconds and lines, or what is configured, or the default.
+func (l Limits) Bound(logger *zap.Logger, timeoutMS, maxDocs string) (timeout time.Duration, docs int) {
+	timeout, setting := usual, "timeout"
+	if l.Timeout != 0 {
+		timeout = time.Duration(l.Timeout)
+	}
+	if ms, ok := environment.Int(timeoutMS); ok {
+		// A day is out of bounds and can be multiplied.
+		ms, _ = environment.Clamp(ms, 0, int(24*time.Hour/time.Millisecond))
+		timeout, setting = time.Duration(ms)*time.Millisecond, timeoutMS
+	}
+	if used := min(max(timeout, shortest), longest); used != timeout {
+		logger.Warn("setting is out of bounds", zap.String("setting", setting), zap.Duration("value", timeout), zap.Duration("used", used))
+		timeout = used
+	}
+
+	docs, setting = usualDocs, "max_docs"
+	if l.MaxDocs != 0 {
+		docs = l.MaxDocs
+	}
+	if n, ok := environment.Int(maxDocs); ok {
+		docs, setting = n, maxDocs
+	}
+	if used, beyond := environment.Clamp(docs, 1, mostDocs); beyond {
+		logger.Warn("setting is out of bounds", zap.String("setting", setting), zap.Int("value", docs), zap.Int("used", used))
+		docs = used
+	}
+	return timeout, docs
+}
+
+// Check refuses limits that make no sense. Those that are out of bounds are not
+// refused.
+func (l Limits) Check() error {
+	switch {
+	case l.Timeout < 0:
+		return fmt.Errorf("timeout: %s is negative", time.Duration(l.Timeout))
+	case l.MaxDocs < 0:
+		return fmt.Errorf("max_docs: %d is negative", l.MaxDocs)
+	}
+	return nil
+}
+
+// UnmarshalBlock reads a backend and its block: limits, and lines that only that
+// backend has, by their names. Hint says where a key belongs.
+func (l *Limits) UnmarshalBlock(d *caddyfile.Dispenser, hint string, own map[string]func() error) error {
+	d.Next() // consume backend name
+	if backend := d.Val(); d.NextArg() {
+		return d.Errf("backend %s takes no arguments, only a block", backend) // what was given may be a key
+	}
+	seen := map[string]bool{}
+	for d.NextBlock(0) {
+		if err := subdirective.Once(d, seen); err != nil {
+			return err
+		}
+		read, ok := own[d.Val()]
+		if !ok {
+			read = func() error { return l.unmarshal(d, hint) }
+		}
+		if err := read(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmarshal reads a line that is about limits, or refuses it.
+func (l *Limits) unmarshal(d *caddyfile.Dispenser, hint string) (err error) {
+	switch name := d.Val(); name {
+	case "timeout":
+		l.Timeout, err = subdirective.Duration(d)
+	case "max_docs":
+		if l.MaxDocs, err = subdirective.Number(d); err == nil && l.MaxDocs <= 0 {
+			err = d.Errf("max_docs: %d is not positive", l.MaxDocs)
+		}
+	default:
+		if err := refuseKey(name, hint); err != nil {
+			return d.WrapErr(err)
+		}
+		return d.Errf("unknown subdirective %s", name)
+	}
+	return err
+}
+
+// Decode reads a configuration in JSON into a struct, and refuses members that it does
+// not have. Hint says where a key belongs.
+func Decode(config []byte, into any, hint string) error {
+	strict := caddy.StrictUnmarshalJSON(config, into)
+	if strict == nil {
+		return nil
+	}
+	var members map[string]json.RawMessage
+	if json.Unmarshal(config, &members) == nil {
+		for name := range members {
+			if err := refuseKey(name, hint); err != nil && strings.Contains(strict.Error(), fmt.Sprintf("unknown field %q", name)) {
+				return err
+			}
+		}
+	}
+	return strict
+}
+
+// refuseKey refuses a setting that is a key by its name. It does not look at what the
+// key is, and so cannot repeat it.
+func refuseKey(name, hint string) error {
+	lower := strings.ToLower(name)
+	for _, word := range [...]string{"key", "token", "secret", "password", "auth", "bearer", "credential"} {
+		if strings.Contains(lower, word) {
+			return fmt.Errorf("%s: keys do not belong in the configuration: %s", name, hint)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+// Package rerank has lines scored by any reranker that speaks as Cohere's does: the
+// backend http.handlers.mcp_pruner.backends.rerank.
+package rerank
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/rerank"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/environment"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
+)
+
+func init() {
+	caddy.RegisterModule(Backend{})
+}
+
+// Backend has lines scored by a reranker of your choice, on this machine or elsewhere:
+// Cohere, Jina, and what serves models of your own in the same form, such as vLLM and
+// llama.cpp. The goal and lines of the text go there.
+//
+// Each text is one POST of {"query":"<goal>","documents":["<line>",…],"model":"…"}.
+// The answer has results with index and relevance_score. If it fails, the text is
+// pruned by our own estimate and the answer says so. Redirects are not followed.
+type Backend struct {
+	// Where requests go, such as http://127.0.0.1:8080/v1/rerank. Required.
+	URL string `json:"url,omitempty"`
+
+	// The model that requests name. Default: none
+	Model string `json:"model,omitempty"`
+
+	// The environment variable that has the key, which is sent as a bearer token. If
+	// it has none when the configuration is loaded, every text is pruned by our own
+	// estimate. Default: no key is sent
+	KeyEnv string `json:"key_env,omitempty"`
+
+	reranker.Limits
+
+	client *rerank.Client
+}
+
+const hint = "put it in an environment variable, and that one's name in key_env"
+
+// CaddyModule returns the Caddy module information.
+func (Backend) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.mcp_pruner.backends.rerank",
+		New: func() caddy.Module { return new(Backend) },
+	}
+}
+
+// UnmarshalJSON refuses a key in its own words.
+func (b *Backend) UnmarshalJSON(config []byte) error {
+	type plain Backend
+	return reranker.Decode(config, (*plain)(b), hint)
+}
+
+// Provision sets up the backend.
+func (b *Backend) Provision(ctx caddy.Context) error {
+	config := rerank.Config{
+		URL:      b.URL,
+		Key:      environment.Text(b.KeyEnv),
+		NeedsKey: b.KeyEnv != "",
+		Wire:     rerank.Query,
+		Model:    b.Model,
+	}
+	config.Timeout, config.MaxDocs = b.Bound(ctx.Logger(), "", "")
+	b.client = rerank.New(config)
+	if err := b.client.Err(); err != nil {
+		ctx.Logger().Warn("url or key_env cannot be used, texts are pruned without them", zap.Error(err))
+	}
+	return nil
+}
+
+// Validate ensures that the configuration makes sense.
+func (b *Backend) Validate() error {
+	if err := checkURL(b.URL); err != nil {
+		return fmt.Errorf("url: %w", err)
+	}
+	if err := checkName(b.KeyEnv); b.KeyEnv != "" && err != nil {
+		return fmt.Errorf("key_env: %w", err)
+	}
+	return b.Check()
+}
+
+func checkURL(text string) error {
+	if text == "" {
+		return errors.New("missing")
+	}
+	_, err := rerank.ParseURL(text)
+	return err
+}
+
+// checkName refuses what cannot be the name of a variable. It may be a key, so it is
+// not repeated.
+func checkName(name string) error {
+	rest := strings.TrimLeft(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
+	if rest != "" || name == "" || name[0] >= '0' && name[0] <= '9' {
+		return errors.New("not the name of an environment variable")
+	}
+	return nil
+}
+
+// Name is what statistics, warnings and metrics call it.
+func (*Backend) Name() string { return "rerank" }
+
+// Score asks the reranker.
+func (b *Backend) Score(ctx context.Context, goal string, lines []string) (*mcppruner.Scored, *mcppruner.Fault) {
+	scored, fault := b.client.Score(ctx, goal, lines)
+	return (*mcppruner.Scored)(scored), (*mcppruner.Fault)(fault)
+}
+
+// Cleanup closes connections.
+func (b *Backend) Cleanup() error {
+	if b.client != nil {
+		b.client.Close()
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:
+//
+//	backend rerank {
+//		url      <url>
+//		model    <name>
+//		key_env  <name>
+//		timeout  <duration>
+//		max_docs <lines>
+//	}
+func (b *Backend) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	text := func(field *string, check func(string) error) func() error {
+		return func() (err error) {
+			name := d.Val()
+			if *field, err = subdirective.Text(d); err != nil || check == nil {
+				return err
+			}
+			if err := check(*field); err != nil {
+				return d.Errf("%s: %w", name, err)
+			}
+			return nil
+		}
+	}
+	err := b.UnmarshalBlock(d, hint, map[string]func() error{
+		"url":     text(&b.URL, checkURL),
+		"model":   text(&b.Model, nil),
+		"key_env": text(&b.KeyEnv, checkName),
+	})
+	if err == nil && b.URL == "" {
+		return d.Errf("backend rerank: url: missing")
+	}
+	return err
+}
+
+// Interface guards
+var (
+	_ mcppruner.Backend     = (*Backend)(nil)
+	_ caddy.Provisioner     = (*Backend)(nil)
+	_ caddy.Validator       = (*Backend)(nil)
+	_ caddy.CleanerUpper    = (*Backend)(nil)
+	_ caddyfile.Unmarshaler = (*Backend)(nil)
+)

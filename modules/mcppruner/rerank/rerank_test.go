@@ -1,0 +1,230 @@
+package rerank
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/goleak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Caddy and its certificate cache start these once, for good.
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
+		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
+		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
+}
+
+const key = "sk_hunter2"
+
+// load loads the backend as mcp_pruner does.
+func load(t *testing.T, config string) (*Backend, error) {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	loaded, err := ctx.LoadModuleByID("http.handlers.mcp_pruner.backends.rerank", json.RawMessage(config))
+	if err != nil {
+		return nil, err
+	}
+	return loaded.(*Backend), nil
+}
+
+func serve(t *testing.T) (reranker *fakemcp.Reranker, url string) {
+	t.Helper()
+	reranker = new(fakemcp.Reranker)
+	server := httptest.NewServer(reranker)
+	t.Cleanup(server.Close)
+	return reranker, server.URL
+}
+
+func TestScore(t *testing.T) { // P63, P67
+	tests := []struct {
+		name, config, body, bearer string
+		docs                       int
+	}{
+		{"only a URL", `{"url":%q}`, `{"query":"<goal>","documents":["a","keep","c"]}`, "", 3},
+		{"a model", `{"url":%q,"model":"m"}`, `{"query":"<goal>","documents":["a","keep","c"],"model":"m"}`, "", 3},
+		{"a key", `{"url":%q,"key_env":"RERANK_KEY"}`, `{"query":"<goal>","documents":["a","keep","c"]}`, "Bearer " + key, 3},
+		{"fewer lines", `{"url":%q,"max_docs":2}`, `{"query":"<goal>","documents":["a","c"]}`, "", 2},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("RERANK_KEY", " "+key+" ")
+			// Those are not its own.
+			t.Setenv("DEEPINFRA_API_KEY", "another")
+			t.Setenv("DEEPINFRA_MAX_DOCS", "1")
+			server, url := serve(t)
+			backend, err := load(t, fmt.Sprintf(tt.config, url+"/cohere"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			scored, fault := backend.Score(t.Context(), "<goal>", []string{"a", "keep", "c"})
+			if fault != nil {
+				t.Fatal(fault.Err)
+			}
+			if got := server.Last(); got.Body != tt.body || got.Headers.Get("Authorization") != tt.bearer || server.Count() != 1 {
+				t.Errorf("sent %s as %q\nwant %s as %q", got.Body, got.Headers.Get("Authorization"), tt.body, tt.bearer)
+			}
+			if scored.Status != 200 || scored.Docs != tt.docs || len(scored.Scores) != 3 {
+				t.Errorf("got %+v", scored)
+			}
+			if got := backend.Name(); got != "rerank" {
+				t.Errorf("it is called %s", got)
+			}
+		})
+	}
+}
+
+func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
+	tests := []struct {
+		name, path, members string
+		kind                string
+		status              int
+	}{
+		{name: "a variable without a key", path: "/cohere", members: `,"key_env":"RERANK_NO_KEY"`, kind: "config"},
+		{name: "a variable with blanks", path: "/cohere", members: `,"key_env":"RERANK_BLANK_KEY"`, kind: "config"},
+		{name: "status 401", path: "/401", kind: "http", status: 401},
+		{name: "status 422", path: "/ok", kind: "http", status: 422}, // it wants the other form
+		{name: "a redirection", path: "/302", kind: "http", status: 302},
+		{name: "no scores", path: "/200", kind: "parse"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("RERANK_KEY", key)
+			t.Setenv("RERANK_BLANK_KEY", " ")
+			server, url := serve(t)
+			members := tt.members
+			if members == "" {
+				members = `,"key_env":"RERANK_KEY"`
+			}
+			backend, err := load(t, fmt.Sprintf(`{"url":%q%s}`, url+tt.path+"?secret=hunter2", members))
+			if err != nil {
+				t.Fatalf("it must load all the same: %v", err)
+			}
+			scored, fault := backend.Score(t.Context(), "goal", []string{"a"})
+			if scored != nil || fault == nil || fault.Kind != tt.kind || fault.Status != tt.status {
+				t.Fatalf("got %+v, %+v, want %s %d", scored, fault, tt.kind, tt.status)
+			}
+			if text := fmt.Sprintf("%v %#v", fault.Err, fault.Err); strings.Contains(text, "hunter2") {
+				t.Errorf("a secret is in %s", text)
+			}
+			if n := server.Count(); (n == 0) != (tt.kind == "config") || n > 1 {
+				t.Errorf("%d requests", n)
+			}
+		})
+	}
+}
+
+func TestCaddyfile(t *testing.T) {
+	tests := []struct {
+		name, input string
+		want        Backend
+		json        string
+	}{
+		{"a URL", "rerank {\n url http://127.0.0.1:8080/rerank\n}", Backend{URL: "http://127.0.0.1:8080/rerank"}, `{"url":"http://127.0.0.1:8080/rerank"}`},
+		{
+			"everything", "rerank {\n url https://api.example.com/v2/rerank\n model m\n key_env COHERE_API_KEY\n timeout 5s\n max_docs 128\n}",
+			Backend{
+				URL: "https://api.example.com/v2/rerank", Model: "m", KeyEnv: "COHERE_API_KEY",
+				Limits: reranker.Limits{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128},
+			},
+			`{"url":"https://api.example.com/v2/rerank","model":"m","key_env":"COHERE_API_KEY","timeout":5000000000,"max_docs":128}`,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got Backend
+			if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input)); err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+			if config, err := json.Marshal(got); err != nil || string(config) != tt.json {
+				t.Errorf("got %s, %v, want %s", config, err, tt.json)
+			}
+		})
+	}
+}
+
+func TestConfigurationsThatAreRefused(t *testing.T) { // P61
+	caddyfiles := []struct{ name, input, want string }{
+		{"an argument", "rerank hunter2", "no arguments"},
+		{"no URL", "rerank {\n model m\n}", "url: missing"},
+		{"no block", "rerank", "url: missing"},
+		{"an empty URL", "rerank {\n url \"\"\n}", "url is empty"},
+		{"a URL of something else", "rerank {\n url unix//hunter2\n}", "url: not a URL of http or https"},
+		{"a URL with a password", "rerank {\n url http://me:hunter2@127.0.0.1/\n}", "url: it has a user or a password"},
+		{"a word twice", "rerank {\n url http://a\n url http://b\n}", "url is given twice"},
+		{"a key in the place of its variable", "rerank {\n url http://a\n key_env sk-hunter2\n}", "key_env: not the name"},
+		{"a key in the place of its variable that begins with a digit", "rerank {\n url http://a\n key_env 0hunter2\n}", "key_env: not the name"},
+		{"an api_key", "rerank {\n url http://a\n api_key hunter2\n}", "api_key: keys do not belong in the configuration: put it in an environment variable, and that one's name in key_env"},
+		{"an unknown word", "rerank {\n url http://a\n foo\n}", "unknown subdirective foo"},
+		{"no lines", "rerank {\n url http://a\n max_docs 0\n}", "max_docs"},
+	}
+	for _, tt := range caddyfiles {
+		t.Run(tt.name, func(t *testing.T) {
+			err := new(Backend).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+		})
+	}
+	configs := []struct{ name, config, want string }{
+		{"no URL in JSON", `{}`, "url: missing"},
+		{"a URL with a password in JSON", `{"url":"http://me:hunter2@127.0.0.1/"}`, "url: it has a user or a password"},
+		{"a URL without a host in JSON", `{"url":"http:///hunter2"}`, "url: it has no host"},
+		{"a key in the place of its variable in JSON", `{"url":"http://a","key_env":"Bearer hunter2"}`, "key_env: not the name"},
+		{"an api_key in JSON", `{"url":"http://a","api_key":"hunter2"}`, "name in key_env"},
+		{"a key_env that is no text", `{"url":"http://a","key_env":5}`, "cannot unmarshal number"},
+		{"a negative timeout in JSON", `{"url":"http://a","timeout":-1}`, "timeout: -1ns is negative"},
+		{"less than no lines in JSON", `{"url":"http://a","max_docs":-1}`, "max_docs: -1 is negative"},
+	}
+	for _, tt := range configs {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := load(t, tt.config)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestCleanupClosesConnections(t *testing.T) {
+	closed := make(chan struct{}, 1)
+	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	defer server.Close()
+	backend, err := load(t, fmt.Sprintf(`{"url":%q}`, server.URL+"/cohere"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, fault := backend.Score(t.Context(), "goal", []string{"a"}); fault != nil {
+		t.Fatal(fault.Err)
+	}
+	if err := backend.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	<-closed
+}

@@ -1,0 +1,154 @@
+package mcppruner
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+func TestNumbersOfTheEnvironment(t *testing.T) { // P58, P59
+	tests := []struct {
+		name        string
+		first, then string // what the variables say
+		configured  int
+		want        int
+		warns       string // of which setting
+	}{
+		{"nothing", "", "", 0, 256, ""},
+		{"a configured number", "", "", 7, 7, ""},
+		{"a variable", "9", "", 7, 9, ""},
+		{"a variable with blanks around it", " 9\n", "", 7, 9, ""},
+		{"its other name", "", "8", 7, 8, ""},
+		{"both names", "9", "8", 7, 9, ""},
+		{"no number", "many", "", 7, 7, ""},
+		{"no number, and its other name", "many", "8", 7, 8, ""},
+		{"a fraction", "1.5", "", 0, 256, ""},
+		{"too small", "0", "", 7, 1, "FIRST"},
+		{"negative", "-5", "", 7, 1, "FIRST"},
+		{"too large", "100001", "", 7, 100_000, "FIRST"},
+		{"far too large", "99999999999999999999", "", 7, 100_000, "FIRST"},
+		{"too large, by its other name", "", "100001", 7, 100_000, "THEN"},
+		{"too large in the configuration", "", "", 100_001, 100_000, "cache_max_entries"},
+		{"too large in the configuration, which does not matter", "9", "", 100_001, 9, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("FIRST", tt.first)
+			t.Setenv("THEN", tt.then)
+			core, logs := observer.New(zapcore.WarnLevel)
+			h := &Handler{logger: zap.New(core)}
+			if got := h.number("cache_max_entries", tt.configured, 256, 100_000, "FIRST", "THEN"); got != tt.want {
+				t.Errorf("got %d, want %d", got, tt.want)
+			}
+			if got := warned(logs); got != tt.warns {
+				t.Errorf("warned of %q", got)
+			}
+		})
+	}
+}
+
+// warned returns which setting was warned of.
+func warned(logs *observer.ObservedLogs) string {
+	var settings []string
+	for _, entry := range logs.All() {
+		settings = append(settings, fmt.Sprint(entry.ContextMap()["setting"]))
+	}
+	return strings.Join(settings, " ")
+}
+
+func TestTimesOfTheEnvironment(t *testing.T) { // P58, P59
+	tests := []struct {
+		name       string
+		said       string
+		configured time.Duration
+		want       time.Duration
+		warns      string
+	}{
+		{"nothing", "", 0, 30 * time.Second, ""},
+		{"a configured time", "", 1500 * time.Millisecond, 1500 * time.Millisecond, ""},
+		{"a variable", "5", time.Minute, 5 * time.Second, ""},
+		{"no number", "5s", time.Minute, time.Minute, ""},
+		{"no number and nothing configured", "5s", 0, 30 * time.Second, ""},
+		{"too short", "0", time.Minute, time.Second, "VARIABLE"},
+		{"too long", "3601", time.Minute, time.Hour, "VARIABLE"},
+		{"far too long", "99999999999999999999", time.Minute, time.Hour, "VARIABLE"},
+		{"too short in the configuration", "", time.Millisecond, time.Second, "cache_ttl"},
+		{"too long in the configuration", "", 2 * time.Hour, time.Hour, "cache_ttl"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("VARIABLE", tt.said)
+			core, logs := observer.New(zapcore.WarnLevel)
+			h := &Handler{logger: zap.New(core)}
+			if got := h.seconds("cache_ttl", caddy.Duration(tt.configured), 30, 3600, "VARIABLE"); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+			if got := warned(logs); got != tt.warns {
+				t.Errorf("warned of %q", got)
+			}
+		})
+	}
+}
+
+func TestWhole(t *testing.T) { // P15
+	tests := []struct {
+		literal string
+		want    int
+		ok      bool
+	}{
+		{"0", 0, true}, {"-0", 0, true}, {"0.0e5", 0, true}, {"0e-999999999999999999999", 0, true},
+		{"12", 12, true}, {"-12", -12, true}, {"12.0", 12, true}, {"1.2e1", 12, true}, {"1.2E+1", 12, true}, {"120e-1", 12, true}, {"1200.00e-2", 12, true},
+		{"9007199254740993", 9007199254740993, true}, {"9223372036854775807", math.MaxInt, true},
+		{"1e30", math.MaxInt, true}, {"-1e30", math.MinInt, true}, {"1e999999999999999999999", math.MaxInt, true}, {"99999999999999999999", math.MaxInt, true},
+		{"1.5", 0, false}, {"12e-1", 0, false}, {"1.25e1", 0, false}, {"1e-400", 0, false}, {"9007199254740992.5", 0, false}, {"1e-999999999999999999999", 0, false},
+	}
+	for _, tt := range tests {
+		if n, ok := whole(tt.literal); n != tt.want || ok != tt.ok {
+			t.Errorf("%s: got %d, %t", tt.literal, n, ok)
+		}
+	}
+}
+
+func TestScoredIsKept(t *testing.T) { // P73
+	want := &Scored{Scores: []float64{1.5, math.Inf(-1), 0, -3}, Docs: 3, Status: 200}
+	if got := decodeScored(encodeScored(want)); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v", got)
+	}
+	if got := decodeScored(encodeScored(&Scored{Scores: []float64{math.NaN()}})); !math.IsNaN(got.Scores[0]) {
+		t.Errorf("got %v", got.Scores)
+	}
+}
+
+func TestAccessLogTellsNothingOfTheText(t *testing.T) {
+	r := &prune.Request{Text: "secret", Goal: "secret", Source: prune.Docs}
+	result := prune.Raw(r, prune.InputTooLarge)
+	x := new(exchange)
+	tool := "prune_text"
+	x.tool.Store(&tool)
+	x.pruned.Store(&pruning{request: r, result: result, scoring: scoring{backend: "heuristic"}})
+	want := map[string]any{
+		"mcp_tool": "prune_text", "mcp_prune_backend": "heuristic", "mcp_pruned_lines": 0,
+		"mcp_prune_tokens_saved": 0, "mcp_prune_fallback": "input_too_large",
+	}
+	for range 2 {
+		enc := zapcore.NewMapObjectEncoder()
+		if err := x.MarshalLogObject(enc); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(enc.Fields, want) {
+			t.Errorf("got %v", enc.Fields)
+		}
+		x.logged = true // by somebody else
+		delete(want, "mcp_tool")
+	}
+}
