@@ -25,7 +25,7 @@ PEERS := internal/integration/peers
 SUITE := internal/conformance/suite
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race conformance fuzz bench bench-cache lint clean
+.PHONY: help run build test race conformance fuzz bench bench-cache bench-prune lint clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 13
@@ -76,6 +76,10 @@ bench: build ## throughput and memory, as ratios to named baselines
 
 bench-cache: ## what masking costs where prompts are cached, simulated; flags in CACHEFLAGS
 	go run ./internal/bench/cache $(CACHEFLAGS)
+
+bench-prune: ## what pruning keeps and saves, beside simpler ways; flags in PRUNEFLAGS
+	@go mod download
+	go run ./internal/bench/prune $(PRUNEFLAGS)
 
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }

@@ -144,7 +144,9 @@ func isImport(text string) bool {
 		return strings.HasPrefix(rest, "crate ")
 	case "require_once", "include_once", "require_relative":
 		return rest != ""
-	case "require", "include", "load":
+	case "load":
+		return rest != "" && strings.ContainsAny(rest[:1], `"'`)
+	case "require", "include":
 		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") || strings.HasPrefix(rest, "__DIR__")
 	case "source":
 		return rest != "" && !strings.ContainsAny(rest, "=(")
@@ -162,7 +164,7 @@ var (
 		sealed partial open suspend data readonly declare const constexpr friend explicit synchronized native default crate local mutating
 		fileprivate required convenience lazy inner expect actual external noinline operator infix tailrec value`)
 	definers = setOf(`def class func function fn fun struct enum interface trait impl type module namespace object record union mod protocol
-		extension macro_rules defmodule defp defmacro sub contract library`)
+		extension macro_rules typedef defmodule defp defmacro sub contract library`)
 	// Words that begin a statement with parentheses or braces that is no definition.
 	statements = setOf(`if for while switch catch return else do using lock fixed foreach elif with try unless until when match select defer go
 		case throw new await delete assert yield not and or in is typeof sizeof loop begin elseif elsif finally goto raise print echo rescue
@@ -190,10 +192,10 @@ func isDefinition(text string) bool {
 	}
 	word := firstWord(rest)
 	after := rest[len(word):]
-	if definers[word] {
-		return defines(word, after)
+	if definers[word] && defines(word, after) {
+		return true
 	}
-	if statements[first] || statements[word] || word == "" && !strings.HasPrefix(rest, "~") {
+	if statements[first] || statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
 		return assignsFunction(text)
 	}
 	return text[len(text)-1] == '{' && isSignature(text) || assignsFunction(text)
@@ -212,7 +214,7 @@ func defines(word, after string) bool {
 		return word == "function" && strings.HasPrefix(after, "(")
 	}
 	c := name[0]
-	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' {
+	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' && (c != '{' || word != "class") {
 		return false
 	}
 	if word == "type" || word == "object" || word == "value" || word == "record" || word == "module" {
@@ -225,10 +227,14 @@ func defines(word, after string) bool {
 // that have no word for it: a name and parentheses that are closed again.
 func isSignature(text string) bool {
 	open := strings.IndexByte(text, '(')
-	if open <= 0 || strings.ContainsAny(text[:open], "=.?\"'`;@{|!,") && !strings.Contains(text[:open], "operator") {
+	if open <= 0 || statements[firstWord(text)] {
 		return false
 	}
-	if strings.Contains(text[:open], "->") || statements[firstWord(text)] {
+	before := text[:open]
+	if strings.ContainsAny(before, "=.?\"'`;@{|!") && !strings.Contains(before, "operator") {
+		return false
+	}
+	if strings.Contains(before, "->") || strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
 		return false
 	}
 	if c := text[open-1]; !isLetter(c) && !isDigit(c) && c != '_' && c != '>' && c != '$' && c != ' ' && c != '=' {

@@ -1,6 +1,9 @@
 package prune
 
-import "strings"
+import (
+	"strings"
+	"unicode/utf8"
+)
 
 // readDocs finds headings and fences of Markdown, and the headings of
 // reStructuredText, AsciiDoc and HTML.
@@ -10,11 +13,12 @@ func (o *outline) readDocs(l lines) {
 	var under []int  // their lines
 	for i := 0; i < l.len(); i++ {
 		text := strings.TrimSpace(l.line(i))
-		mark := fenceOf(text)
+		mark := fenceOf(withoutBullets(text))
 		switch {
 		case fence != "":
 			o.kinds[i] |= fenced
-			if strings.HasPrefix(mark, fence) && mark == text {
+			text = strings.TrimLeft(text, "> \t") // it may stand in a quotation
+			if strings.HasPrefix(text, fence) && fenceOf(text) == text {
 				fence = ""
 			}
 		case mark != "" && o.indent[i] <= maxFenceIndent:
@@ -56,6 +60,25 @@ func (o *outline) readDocs(l lines) {
 // maxFenceIndent is how far a fence may be indented: in lists, not in code.
 const maxFenceIndent = 12
 
+// withoutBullets returns what stands in a list or a quotation.
+func withoutBullets(text string) string {
+	for {
+		rest := strings.TrimLeft(text, "0123456789")
+		if len(rest) < len(text) && !strings.HasPrefix(rest, ". ") && !strings.HasPrefix(rest, ") ") {
+			return text
+		}
+		if rest = strings.TrimLeft(rest, ">"); len(rest) == len(text) {
+			if len(rest) < 2 || rest[1] != ' ' || strings.IndexByte("-*+.)", rest[0]) < 0 {
+				return text
+			}
+			rest = rest[1:]
+		} else if strings.HasPrefix(rest, ". ") || strings.HasPrefix(rest, ") ") {
+			rest = rest[1:]
+		}
+		text = strings.TrimLeft(rest, " \t")
+	}
+}
+
 // fenceOf returns the mark of a fence that a line begins with.
 func fenceOf(text string) string {
 	for _, c := range [...]byte{'`', '~'} {
@@ -91,6 +114,11 @@ func headingLevel(text string) int {
 func underlineLevel(text, next string) int {
 	next = strings.TrimSpace(next)
 	if len(next) < 3 || strings.Trim(next, next[:1]) != "" || strings.HasPrefix(text, "|") {
+		return 0
+	}
+	// Markdown has two sorts of underlines, of any length. Others are as long as what
+	// they underline, or something else.
+	if next[0] != '=' && next[0] != '-' && len(next) < utf8.RuneCountInString(text) {
 		return 0
 	}
 	return 1 + strings.IndexByte("=-~^\"'*+#:", next[0])

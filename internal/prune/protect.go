@@ -45,7 +45,8 @@ func protect(l lines, o *outline, w *wording, removable int) []bool {
 	}
 	protectFew(must, limit, withNeighbours(failures, l.len()))
 	protectFew(must, limit, o.all(trace))
-	// The rarest words of a goal tell most, so they come first.
+	// Those who say a word want to see it, and the rarest words tell most.
+	limit = 3 * limit
 	for _, at := range w.lines {
 		if limit -= len(at); limit < 0 {
 			break

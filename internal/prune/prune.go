@@ -174,8 +174,8 @@ func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, removable 
 	if err != nil {
 		return nil, nil, err
 	}
-	units := r.units(l, o, sheet.values(), protect(l, o, w, removable))
-	b := budget{removable: removable, enough: (removable + 1) / 2, marker: r.markerTokens(l.len())}
+	units := newUnits(l, o, sheet.values(), protect(l, o, w, removable))
+	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(l.len())}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
@@ -202,11 +202,11 @@ func chooseNamed(ctx context.Context, units []unit, b budget, o *outline) (kept 
 // chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
 // line costs the same. Of a short text just the best lines are kept.
 func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
-	units := r.units(l, o, levelled(r.Scores), protect(l, o, new(wording), removable))
+	units := newUnits(l, o, levelled(r.Scores), protect(l, o, new(wording), removable))
 	if l.len() < short {
 		return units, best(units, removable), nil
 	}
-	b := budget{removable: removable, enough: removable, marker: r.markerTokens(l.len())}
+	b := budget{removable: removable, enough: removable, marker: markerTokens(l.len())}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
@@ -219,25 +219,20 @@ func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removab
 
 // saving is the share of tokens that is to be saved where a share of the lines may be
 // removed. It is less, for markers cost tokens and what matters has long lines.
-func saving(ratio float64) float64 { return ratio * (0.85 + 0.05*ratio) }
+func saving(ratio float64) float64 { return ratio * (0.83 + 0.05*ratio) }
 
 // markerTokens is about what a marker costs in a text of n lines. It must not depend
-// on the handle, which is another in each process: equal requests keep equal lines.
-func (r *Request) markerTokens(n int) float64 {
-	if !r.Options.IncludeMarkers {
-		return 0
-	}
+// on the handle, which is another in each process, nor on whether there are markers:
+// what is kept is the same, however it is shown.
+func markerTokens(n int) float64 {
 	return tokenWeight(annotate("prn_0aB1cD2eF3gH4iJ5kL6mN7", block{n / 2, n}, offGoal).Marker)
 }
 
-// units returns what is kept or removed as a whole.
-func (r *Request) units(l lines, o *outline, values []float64, must []bool) []unit {
+// newUnits returns what is kept or removed as a whole.
+func newUnits(l lines, o *outline, values []float64, must []bool) []unit {
 	units := make([]unit, 0, len(values))
 	for i, value := range values {
 		tokens := tokenWeight(l.line(i))
-		if r.Options.AnnotateLines {
-			tokens += tokenWeight(strconv.Itoa(i+1) + "│")
-		}
 		if o.is(i, fenced) && !o.is(i, opening) {
 			last := &units[len(units)-1]
 			last.end++

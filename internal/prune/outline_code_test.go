@@ -1,0 +1,370 @@
+package prune
+
+import (
+	"strings"
+	"testing"
+)
+
+// Each line of a snippet begins with what it is: i an import, d a definition, c a
+// comment, h of the header, @ a decorator, . anything else; several for a
+// line that is several. The text follows behind a bar.
+func readSnippet(snippet string) (text string, want []string) {
+	var b strings.Builder
+	for line := range strings.Lines(strings.Trim(snippet, "\n")) {
+		is, rest, _ := strings.Cut(line, "|")
+		want = append(want, strings.TrimSpace(is))
+		b.WriteString(rest)
+	}
+	return b.String(), want
+}
+
+var letters = []struct {
+	kind
+	letter string
+}{{header, "h"}, {imported, "i"}, {definition, "d"}, {comment, "c"}, {decorator, "@"}}
+
+// lettersOf writes down what a line is.
+func lettersOf(o *outline, i int) (is string) {
+	for _, l := range letters {
+		if o.is(i, l.kind) {
+			is += l.letter
+		}
+	}
+	if is == "" && !o.is(i, blank) {
+		return "."
+	}
+	return is
+}
+
+func TestOutlineOfCode(t *testing.T) { // P35, P77
+	for _, test := range []struct{ name, snippet string }{
+		{"Python", `
+hc|#!/usr/bin/env python3
+hc|# Copyright 2026
+  |
+ c|"""What this
+ c|module does."""
+ i|import os
+ i|import os.path as p, sys
+ i|from typing import Any
+ i|from . import (
+ i|    one,
+ i|    two,
+ i|)
+  |
+ @|@dataclass(frozen=True)
+ d|class Store(Base):
+ c|    """Holds things."""
+ .|    limit: int = 3
+  |
+ d|    def get(self, key: str) -> str:
+ .|        if key in self.items:
+ .|            return self.items[key]
+ .|        for item in self:
+ .|            print(item)
+ .|        raise KeyError(key)
+  |
+ d|    async def fetch(self):
+ .|        with open(path) as f:
+ .|            pass
+  |
+ d|def function(
+ .|    a, b
+ .|):
+ .|    important = definition(a)
+ .|    classes = [x for x in b]
+ .|    import_it(a)
+ .|    from_here = 1
+ .|if __name__ == "__main__":
+ .|    main()
+`},
+		{"Go", `
+hc|// Copyright
+hi|package prune
+  |
+ i|import (
+ i|	"fmt"
+  |
+ i|	. "os"
+ i|)
+  |
+ i|import "strings"
+  |
+ c|// A Store holds things.
+ d|type Store struct {
+ .|	items map[string]func() error
+ .|}
+  |
+ d|type Handler interface {
+ .|	Serve(w io.Writer, r *Request) error
+ .|}
+  |
+ d|func (s *Store) Get(key string) (string, error) {
+ .|	if item, ok := s.items[key]; ok {
+ .|		return item, nil
+ .|	}
+ .|	for i := range s.items {
+ .|	switch x := y.(type) {
+ .|	defer func() {
+ .|	go func() {
+ .|	t.Run(name, func(t *testing.T) {
+ .|	s.do(key, Options{
+ .|	})
+ .|}
+  |
+ d|func main() { run() }
+ d|func generic[T any](x T) T {
+`},
+		{"JavaScript", `
+ i|import fs from "fs";
+ i|import {
+ i|  one,
+ i|} from './one.js';
+ i|import './side.css';
+ i|const path = require('path');
+ i|export { a, b } from './c';
+ i|export * from './d';
+  |
+ c|/**
+ c| * Loads it.
+ c| */
+ d|export default async function load(url) {
+ .|  const response = await fetch(url);
+ .|  if (!response.ok) {
+ .|    throw new Error("no");
+ .|  } else if (x) {
+ .|  for (const a of b) {
+ .|  while (true) {
+ .|  switch (x) {
+ .|  try {
+ .|  } catch (e) {
+ .|  items.forEach((item) => {
+ .|  setTimeout(() => {
+ .|}
+ d|const add = (a, b) => a + b;
+ d|const load2 = async (url) => {
+ d|module.exports.run = function () {
+ d|class Store extends Map {
+ d|  constructor(limit) {
+ d|  get(key) {
+ d|  static async of(items) {
+ d|function* each() {
+ .|describe("a store", () => {
+ .|it('works', async function () {
+ .|app.get("/", (req, res) => {
+ .|foo(bar);
+ .|return function () {
+`},
+		{"TypeScript", `
+ i|import type { A } from "./a";
+ d|export interface Options {
+ .|  limit?: number;
+ .|  load(key: string): Promise<void>;
+ .|}
+ d|export type Key = string | number;
+ d|export enum Kind {
+ d|declare module "x" {
+ d|namespace N {
+ @|@Injectable()
+ d|export abstract class Store<T> implements Base {
+ d|  private async get(key: Key): Promise<T> {
+ d|  public constructor(private readonly a: A) {
+ .|    this.type = "x";
+ .|    const type = x;
+`},
+		{"Rust", `
+hc|//! A crate.
+  |
+ i|use std::io;
+ i|use std::{
+ i|    fmt,
+ i|};
+ i|pub use self::x::Y;
+ i|extern crate serde;
+ d|mod inner;
+ @|#[derive(Debug)]
+ d|pub struct Store<T> {
+ .|    items: Vec<T>,
+ .|}
+ d|pub(crate) enum Kind {
+ d|impl<T> Store<T> {
+ d|    pub fn get(&self, key: &str) -> Option<&T> {
+ .|        match self.items.get(key) {
+ .|            Some(x) => {
+ .|        if let Some(x) = y {
+ .|        let x = match y {
+ .|        loop {
+ .|        println!("{}", x);
+ d|pub trait Load {
+ d|    fn load(&self);
+ d|unsafe fn raw() {}
+ d|macro_rules! m {
+ d|pub async fn run() -> Result<()> {
+ d|type Alias = u32;
+`},
+		{"Java", `
+hc|/*
+hc| * Copyright
+hc| */
+hi|package org.example;
+  |
+ i|import java.util.List;
+ i|import static java.lang.Math.max;
+  |
+ @|@Service
+ d|public final class Store<T> extends Base implements Load {
+ .|    private final List<T> items = new ArrayList<>();
+  |
+ @|    @Override
+ d|    public synchronized T get(String key) throws IOException {
+ .|        if (items.isEmpty()) {
+ .|        } else if (x) {
+ .|        for (T item : items) {
+ .|        while (true) {
+ .|        try (Reader r = open()) {
+ .|        } catch (IOException e) {
+ .|        synchronized (this) {
+ .|        return items.stream().map(x -> {
+ .|        new Thread(() -> {
+ .|        log.info("x");
+ d|    Store(int limit) {
+ d|    protected <K> Map<K, T> by(Function<T, K> f) {
+ d|interface Load {
+ d|enum Kind { A, B }
+ d|record Point(int x, int y) {}
+`},
+		{"Kotlin", `
+hi|package org.example
+ i|import kotlin.math.max
+ d|data class Point(val x: Int, val y: Int)
+ d|sealed interface Kind
+ d|object Store {
+ d|    fun get(key: String): String? {
+ d|    suspend fun load() = 1
+ d|    private inline fun <T> with(f: () -> T): T {
+ .|        when (x) {
+ .|        if (x) {
+ .|        items.forEach {
+ .|        val y = x
+ d|fun String.shout() = uppercase()
+`},
+		{"C", `
+hc|/* A store. */
+  |
+ i|#include <stdio.h>
+ i|#include "store.h"
+ .|#define LIMIT 3
+ .|#ifdef X
+ .|#endif
+  |
+ d|struct store {
+ .|	int limit;
+ .|};
+ d|typedef struct {
+ d|static int get(struct store *s, const char *key)
+ .|{
+ .|	if (!s) {
+ .|	for (i = 0; i < n; i++) {
+ .|	while (x) {
+ .|	switch (x) {
+ .|	do {
+ .|	printf("x");
+ .|	return get(s, key);
+ .|}
+ d|int main(int argc, char **argv) {
+ .|static int prototype(int);
+ .|void other(void);
+ d|enum kind { A, B };
+`},
+		{"C++", `
+ i|#include <vector>
+ i|using namespace std;
+ d|namespace store {
+ .|template <typename T>
+ d|class Store : public Base {
+ .|public:
+ d|  explicit Store(int limit) : limit_(limit) {
+ d|  ~Store() {
+ d|  virtual int get(const std::string& key) const override {
+ .|    auto f = [&](int x) {
+ .|    std::sort(a, b);
+ d|int Store::get(const std::string& key) const {
+ d|bool operator==(const A& a, const B& b) {
+ d|enum class Kind {
+ d|union U {
+`},
+		{"C#", `
+ i|using System;
+ i|using System.Linq;
+ d|namespace Example {
+ @|[Serializable]
+ d|public sealed partial class Store<T> : IStore where T : class {
+ d|    public async Task<T> Get(string key) {
+ .|        using (var r = Open()) {
+ .|        foreach (var x in y) {
+ .|        lock (this) {
+ .|        if (x) {
+ .|        var z = y.Select(a => {
+ d|public interface IStore {
+ d|public record Point(int X, int Y);
+ d|public struct S {
+`},
+		{"Ruby", `
+hc|# frozen_string_literal: true
+  |
+ i|require "json"
+ i|require_relative 'store'
+ d|module Example
+ d|class Store < Base
+ .|  include Enumerable
+ .|  attr_reader :limit
+ d|  def get(key)
+ d|  def self.load!
+ .|    items.each do |item|
+ .|    if x
+ .|    unless y
+ .|    return z
+ .|    raise ArgumentError
+ .|  end
+`},
+		{"PHP", `
+ h|<?php
+ d|namespace Example;
+ i|use Example\Base;
+ i|require_once __DIR__ . '/y.php';
+ i|require 'x.php';
+ d|abstract class Store extends Base {
+ d|    public static function get(string $key): ?string {
+ .|        foreach ($this->items as $item) {
+ .|        if ($x) {
+ .|        echo $x;
+ d|function load($x)
+ d|trait T {
+ d|$f = function ($x) {
+`},
+		{"shell", `
+hc|#!/bin/sh
+hc|# What it does.
+ .|set -eu
+ i|source lib.sh
+ d|load() {
+ d|function store {
+ .|  if [ -z "$1" ]; then
+ .|  for x in a b; do
+ .|  while read -r line; do
+ .|  echo "$x"
+ .|  fi
+`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text, want := readSnippet(test.snippet)
+			l := split(text)
+			o := outlineOf(l, Code)
+			for i := range want {
+				if got := lettersOf(o, i); got != want[i] {
+					t.Errorf("line %d, %q: got %q, want %q", i+1, l.line(i), got, want[i])
+				}
+			}
+		})
+	}
+}

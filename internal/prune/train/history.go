@@ -1,0 +1,213 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+// What commits and files must be like for a subject to tell which lines matter.
+const (
+	minWords           = 3       // of a subject
+	maxDiff            = 300_000 // bytes
+	maxFiles           = 6       // that a commit modifies
+	minLines, maxLines = 60, 3000
+	maxText            = 200_000 // bytes
+	maxRelevant        = 120     // lines
+	maxRelevantShare   = 0.3     // of a file's lines
+	maxOfCommit        = 2       // tasks
+)
+
+// sources says what a file is, by how its name ends.
+var sources = func() map[string]prune.Source {
+	all := map[string]prune.Source{}
+	for _, end := range strings.Fields(".c .cc .cjs .cpp .cs .go .h .hpp .java .js .jsx .kt .mjs .php .py .rb .rs .sh .ts .tsx .vue") {
+		all[end] = prune.Code
+	}
+	for _, end := range strings.Fields(".adoc .markdown .md .mdx .rst .txt") {
+		all[end] = prune.Docs
+	}
+	return all
+}()
+
+var (
+	word = regexp.MustCompile(`[A-Za-z]{3,}`)
+
+	// Subjects that say nothing of the lines.
+	routine = regexp.MustCompile(`(?i)^(merge|bump|release|version|update (changelog|version|dep)|chore\(deps|revert|v?\d+\.\d+|\[?ci\b|prepare)` +
+		`|changelog|copyright|whitespace|prettier|gofmt|typo`)
+
+	// Files that commits change along with what they are about, or that nobody writes.
+	incidental = regexp.MustCompile(`(?i)change|history|news|vendor/|\.min\.`)
+)
+
+// mineAll returns the tasks that are in the histories of repositories.
+func mineAll(paths []string, limit int) ([]task, error) {
+	tasks := make([][]task, len(paths))
+	errs := make([]error, len(paths))
+	eachOf(len(paths), func(i int) {
+		r, err := openRepository(paths[i])
+		if err == nil {
+			tasks[i], err = r.mine(limit)
+		}
+		if err != nil {
+			errs[i] = fmt.Errorf("%s: %w", paths[i], err)
+		}
+	})
+	return slices.Concat(tasks...), errors.Join(errs...)
+}
+
+// eachOf calls do for 0 to n-1, as many at a time as there are processors.
+func eachOf(n int, do func(i int)) {
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		workers.Go(func() {
+			for i := range next {
+				do(i)
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+}
+
+type repository struct {
+	name, path string
+	random     *rand.Rand // the same for all of this name
+}
+
+func openRepository(location string) (*repository, error) {
+	absolute, err := filepath.Abs(location)
+	if err != nil {
+		return nil, err
+	}
+	name := nameOf(absolute)
+	hash := fnv.New64a()
+	hash.Write([]byte(name))
+	return &repository{name, absolute, rand.New(rand.NewPCG(seed, hash.Sum64()))}, nil
+}
+
+// nameOf returns the last part of a path that tells repositories apart.
+func nameOf(location string) string {
+	for {
+		name := filepath.Base(location)
+		if up := filepath.Dir(location); up != location && (name == "repo" || name == ".git") {
+			location = up
+			continue
+		}
+		return strings.TrimSuffix(name, ".git")
+	}
+}
+
+// git returns what a command of git prints. Nothing is downloaded, even if the
+// repository is a part of one elsewhere.
+func (r *repository) git(arguments ...string) (string, error) {
+	command := exec.Command("git", append([]string{"-C", r.path, "-c", "core.quotePath=false"}, arguments...)...)
+	command.Env = append(os.Environ(), "GIT_NO_LAZY_FETCH=1", "GIT_TERMINAL_PROMPT=0")
+	out, err := command.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return "", fmt.Errorf("git %s: %w: %s", arguments[0], err, strings.TrimSpace(string(exit.Stderr)))
+	}
+	return string(out), err
+}
+
+type commit struct{ hash, subject string }
+
+// commits returns those whose subjects are goals, in random order.
+func (r *repository) commits() ([]commit, error) {
+	log, err := r.git("log", "--no-merges", "--format=%H %s")
+	if err != nil {
+		return nil, err
+	}
+	var all []commit
+	for line := range strings.Lines(log) {
+		hash, subject, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if isGoal(subject) {
+			all = append(all, commit{hash, subject})
+		}
+	}
+	r.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all, nil
+}
+
+func isGoal(subject string) bool {
+	return utf8.ValidString(subject) && !routine.MatchString(subject) && len(word.FindAllString(subject, minWords)) == minWords
+}
+
+// mine returns at most limit tasks. Commits that git cannot read are passed over:
+// a snapshot need not have all files.
+func (r *repository) mine(limit int) ([]task, error) {
+	commits, err := r.commits()
+	if err != nil {
+		return nil, err
+	}
+	var tasks []task
+	for _, c := range commits {
+		if len(tasks) >= limit {
+			break
+		}
+		diff, err := r.git("diff-tree", "-r", "-p", "-U0", "-w", "--no-commit-id", "--no-renames", "--diff-filter=M", c.hash)
+		if err != nil || len(diff) > maxDiff {
+			continue
+		}
+		tasks = append(tasks, r.tasksOf(c, parseDiff(diff))...)
+	}
+	return tasks[:min(len(tasks), limit)], nil
+}
+
+// tasksOf returns the tasks that a commit makes.
+func (r *repository) tasksOf(c commit, files []modification) []task {
+	if len(files) > maxFiles {
+		return nil
+	}
+	r.random.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
+	var tasks []task
+	for i := range files {
+		file := &files[i]
+		source, ok := sources[strings.ToLower(path.Ext(file.path))]
+		if !ok || incidental.MatchString(file.path) || len(file.relevant()) > maxRelevant {
+			continue
+		}
+		text, err := r.git("cat-file", "blob", c.hash+"^:"+file.path)
+		if err != nil {
+			continue
+		}
+		t := task{Repository: r.name, Goal: c.subject, Source: source, Text: text, Relevant: file.relevant()}
+		if t.teaches() {
+			tasks = append(tasks, t)
+		}
+		if len(tasks) == maxOfCommit {
+			break
+		}
+	}
+	return tasks
+}
+
+// teaches reports whether a file and the lines that were changed in it say something of
+// the goal: enough lines to choose from, and few that were chosen.
+func (t *task) teaches() bool {
+	if len(t.Text) > maxText || !utf8.ValidString(t.Text) || t.validate() != nil {
+		return false
+	}
+	n := len(prune.Lines(t.Text))
+	// Git numbers lines otherwise if some end with CR.
+	asGit := strings.Count(strings.TrimSuffix(t.Text, "\n"), "\n") + 1
+	return minLines <= n && n <= maxLines && n == asGit && float64(len(t.Relevant)) <= maxRelevantShare*float64(n)
+}
