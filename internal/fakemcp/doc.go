@@ -12,6 +12,9 @@
 //
 // [Chat] stands in for a model API, recording requests and answering "ok".
 //
+// [Reranker] stands in for a reranker, recording requests and answering well or
+// badly, by path.
+//
 // The package reads and writes JSON-RPC with encoding/json alone. A fixture that
 // shared the project's own parsers would share their faults, and then no test
 // could see them.

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"io"
 	"os"
@@ -44,7 +45,10 @@ func TestBinaryHasTheModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	modules := strings.Fields(string(out))
-	for _, module := range []string{"http.handlers.mcp_gateway", "http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample"} {
+	for _, module := range []string{
+		"http.handlers.mcp_gateway", "http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample",
+		"http.handlers.mcp_pruner", "http.handlers.mcp_pruner.backends.heuristic", "http.handlers.mcp_pruner.backends.deepinfra", "http.handlers.mcp_pruner.backends.rerank",
+	} {
 		if !slices.Contains(modules, module) {
 			t.Errorf("%s is missing", module)
 		}
@@ -79,7 +83,7 @@ func TestBinaryValidates(t *testing.T) {
 // running is a Caddy process that serves.
 type running struct {
 	*exec.Cmd
-	address string            // in place of 8080
+	address string            // in place of 8080, or of 8006
 	moved   map[string]string // where each port of the file went, and the admin API
 	output  bytes.Buffer
 	exited  chan struct{}
@@ -104,7 +108,7 @@ func run(t *testing.T, file string, env ...string) *running {
 	// repeats what it was given as input.
 	ready := listen(t)
 	const word = "serving"
-	r := &running{Cmd: caddy(t, "run", "--config", config, "--pingback", ready.Addr().String()), address: addresses[":8080"], moved: addresses, exited: make(chan struct{})}
+	r := &running{Cmd: caddy(t, "run", "--config", config, "--pingback", ready.Addr().String()), address: cmp.Or(addresses[":8080"], addresses[":8006"]), moved: addresses, exited: make(chan struct{})}
 	r.Env = append(r.Env, env...)
 	r.Stdin = strings.NewReader(word)
 	r.Stderr = &r.output

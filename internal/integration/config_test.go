@@ -174,6 +174,43 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		{"a discovery that is neither on nor off", gateway("discovery maybe", "server a http://127.0.0.1"), "discovery"},
 		{"exposing nothing", gateway(block("server a http://127.0.0.1", "expose")), "after 'expose'"},
 		{"exposing an empty pattern", gateway(block("server a http://127.0.0.1", `expose ""`)), "expose: "},
+		{"mcp_pruner with an argument", "mcp_pruner on", "wrong argument count"},
+		{"mcp_pruner with an unknown word", pruner("max_chars 5"), "unknown subdirective max_chars"},
+		{"P54 max_input_chars of nothing", pruner("max_input_chars 0"), "max_input_chars: 0 is not positive"},
+		{"P54 negative max_input_chars", pruner("max_input_chars -1"), "max_input_chars: -1 is not positive"},
+		{"P54 max_input_chars that is no number", pruner("max_input_chars 2M"), `max_input_chars: "2M" is not a whole number`},
+		{"P54 max_input_chars without a value", pruner("max_input_chars"), "after 'max_input_chars'"},
+		{"P54 max_input_chars twice", pruner("max_input_chars 1", "max_input_chars 2"), "max_input_chars is given twice"},
+		{"P47 a prune_id_ttl of nothing", pruner("prune_id_ttl 0s"), "prune_id_ttl: 0s is not positive"},
+		{"P47 a prune_id_ttl that is no duration", pruner("prune_id_ttl soon"), "prune_id_ttl: "},
+		{"P47 a prune_id_ttl twice", pruner("prune_id_ttl 1s", "prune_id_ttl 2s"), "prune_id_ttl is given twice"},
+		{"P51 a store_limit of entries alone", pruner("store_limit 5"), "wrong argument count"},
+		{"P51 a store_limit of no entries", pruner("store_limit 0 1MiB"), `store_limit: "0" is not a positive whole number`},
+		{"P51 a store_limit of no bytes", pruner("store_limit 5 0"), `store_limit: "0" is not a size`},
+		{"P51 a store_limit that is no size", pruner("store_limit 5 lots"), `store_limit: "lots" is not a size`},
+		{"P51 a store_limit twice", pruner("store_limit 5 1MiB", "store_limit 5 1MiB"), "store_limit is given twice"},
+		{"P59 a cache_ttl of nothing", pruner("cache_ttl 0s"), "cache_ttl: 0s is not positive"},
+		{"P59 a negative cache_ttl", pruner("cache_ttl -1s"), "cache_ttl: -1s is not positive"},
+		{"P59 no cache entries", pruner("cache_max_entries 0"), "cache_max_entries: 0 is not positive"},
+		{"P59 cache entries that are no number", pruner("cache_max_entries all"), `cache_max_entries: "all" is not a whole number`},
+		{"P60 a backend without a name", pruner("backend"), "after 'backend'"},
+		{"P60 an unknown backend", pruner("backend magic"), "magic"},
+		{"P60 two backends", pruner("backend heuristic", "backend deepinfra"), "backend is given twice"},
+		{"P60 heuristic with a block", pruner(block("backend heuristic", "timeout 5s")), "heuristic"},
+		{"P61 a key", pruner(block("backend deepinfra", "api_key sk_x")), "DEEPINFRA_API_KEY"},
+		{"P61 a token", pruner(block("backend deepinfra", "token sk_x")), "DEEPINFRA_API_KEY"},
+		{"P61 a key of the pruner", pruner("deepinfra_api_key sk_x"), "unknown subdirective deepinfra_api_key"},
+		{"P61 a key on the line", pruner("backend deepinfra sk_x"), "takes no arguments"},
+		{"P59 deepinfra with a timeout of nothing", pruner(block("backend deepinfra", "timeout 0s")), "timeout: 0s is not positive"},
+		{"P59 deepinfra with no documents", pruner(block("backend deepinfra", "max_docs 0")), "max_docs: 0 is not positive"},
+		{"deepinfra with an unknown word", pruner(block("backend deepinfra", "url http://127.0.0.1")), "unknown subdirective url"},
+		{"rerank without a url", pruner("backend rerank"), "url: missing"},
+		{"rerank with a url that is not of HTTP", pruner(block("backend rerank", "url ftp://127.0.0.1")), "url: "},
+		{"rerank with a url with credentials", pruner(block("backend rerank", "url http://u:geheim@127.0.0.1")), "url: "},
+		{"P61 rerank with a key", pruner(block("backend rerank", "url http://127.0.0.1", "key sk_x")), "key_env"},
+		{"P61 rerank with a key as the name of one", pruner(block("backend rerank", "url http://127.0.0.1", "key_env sk-x")), "key_env: not the name of an environment variable"},
+		{"origins of nothing for a pruner", pruner("origins"), "after 'origins'"},
+		{"hosts of nothing for a pruner", pruner("hosts"), "after 'hosts'"},
 		{"mcp_sample with an argument", "mcp_sample read_log", "wrong argument count"},
 		{"mcp_sample with a block", block("mcp_sample", "lines 10"), "unrecognized mcp_sample subdirective 'lines'"},
 	}
@@ -192,7 +229,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 
 // TestBadJSONIsRefused has what a Caddyfile cannot say.
 func TestBadJSONIsRefused(t *testing.T) {
-	const observations, conversations, gateways = "observation_mask", "tool_result_mask", "mcp_gateway"
+	const observations, conversations, gateways, pruners = "observation_mask", "tool_result_mask", "mcp_gateway", "mcp_pruner"
 	tests := []struct {
 		name, handler, member, want string
 	}{
@@ -230,6 +267,20 @@ func TestBadJSONIsRefused(t *testing.T) {
 		{"a path that is a URL", gateways, `"servers":[{"name":"a","path":"http://127.0.0.1/"}]`, "path: "},
 		{"an unknown handler of a server", gateways, `"servers":[{"name":"a","routes":[{"handle":[{"handler":"nope"}]}]}]`, `server "a": `},
 		{"an unknown field of a server", gateways, `"servers":[{"name":"a","url":"http://127.0.0.1"}]`, `unknown field "url"`},
+		{"P54 negative max_input_chars", pruners, `"max_input_chars":-1`, "max_input_chars: -1 is negative"},
+		{"P47 a negative prune_id_ttl", pruners, `"prune_id_ttl":"-1s"`, "prune_id_ttl: -1s is negative"},
+		{"P51 a store of negative entries", pruners, `"store_limit":{"entries":-1}`, "store_limit: -1 entries"},
+		{"P51 a store of negative bytes", pruners, `"store_limit":{"bytes":-1}`, "store_limit: -1 bytes"},
+		{"P59 a negative cache_ttl", pruners, `"cache_ttl":"-1s"`, "cache_ttl: -1s is negative"},
+		{"P59 negative cache_max_entries", pruners, `"cache_max_entries":-1`, "cache_max_entries: -1 is negative"},
+		{"P60 an unknown backend", pruners, `"backend":{"backend":"magic"}`, "magic"},
+		{"P60 a backend without a name", pruners, `"backend":{}`, "backend"},
+		{"P60 a backend that is a word", pruners, `"backend":"deepinfra"`, "backend"},
+		{"P61 a key", pruners, `"backend":{"backend":"deepinfra","api_key":"sk_x"}`, "DEEPINFRA_API_KEY"},
+		{"P61 a key of the pruner", pruners, `"deepinfra_api_key":"sk_x"`, `unknown field "deepinfra_api_key"`},
+		{"P61 rerank with a key", pruners, `"backend":{"backend":"rerank","url":"http://127.0.0.1","api_key":"sk_x"}`, "key_env"},
+		{"P59 negative max_docs", pruners, `"backend":{"backend":"deepinfra","max_docs":-1}`, "max_docs: -1 is negative"},
+		{"an unknown field of a pruner", pruners, `"max_chars":5`, `unknown field "max_chars"`},
 		{"an unknown field of conversations", conversations, `"window":8`, `unknown field "window"`},
 	}
 	load(t, "")

@@ -25,19 +25,19 @@ func shipped(t *testing.T) []string {
 	return append(files, "../../Caddyfile")
 }
 
-// elsewhere moves the ports of a shipped Caddyfile, 8080 and those that follow, to
-// free ones and returns what address each became.
+// elsewhere moves the ports of a shipped Caddyfile, 8080 and those that follow and 8006
+// of the pruner, to free ones and returns what address each became.
 func elsewhere(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
 	t.Helper()
 	addresses = map[string]string{}
-	moved = regexp.MustCompile(`:80[89]\d\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
+	moved = regexp.MustCompile(`:80(?:06|[89]\d)\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
 		if addresses[port] == "" {
 			addresses[port] = freeAddress(t)
 		}
 		return strings.TrimPrefix(addresses[port], "127.0.0.1")
 	})
-	if addresses[":8080"] == "" {
-		t.Fatal("nothing is served at port 8080")
+	if addresses[":8080"] == "" && addresses[":8006"] == "" {
+		t.Fatal("nothing is served at port 8080 or 8006")
 	}
 	return moved, addresses
 }
@@ -76,6 +76,19 @@ func sendConversation(t *testing.T, address string) {
 	}
 }
 
+// pruneLog has a log pruned, and reads back what was left out.
+func pruneLog(t *testing.T, at string) {
+	t.Helper()
+	got := pruneBy(t, at, prunable{text: withLines(1000, "INFO request %d served", map[int]string{400: "ERROR x"}), source: "logs"})
+	if len(got.Annotations) == 0 {
+		t.Fatalf("nothing is left out: %+v %v", got.Stats, got.Warnings)
+	}
+	first := got.Annotations[0].Start
+	if line := recoverLines(t, at, got.PruneID, false, first, first).Text; line != fmt.Sprintf("INFO request %d served", first) {
+		t.Errorf("line %d is %q", first, line)
+	}
+}
+
 // toolText is the text of the result of a tool call.
 func toolText(t *testing.T, message string) string {
 	t.Helper()
@@ -109,6 +122,13 @@ func TestShippedCaddyfiles(t *testing.T) {
 					path += "/sample"
 				}
 				callReadLog(t, "http://"+addresses[":8080"]+path)
+			}
+			if strings.Contains(string(caddyfile), "\tmcp_pruner") {
+				at := "http://" + addresses[":8006"] + "/rpc"
+				if strings.Contains(string(caddyfile), "\tmcp_gateway") {
+					at = rpcAt("http://"+addresses[":8080"], "pruner")
+				}
+				pruneLog(t, at)
 			}
 			if strings.Contains(string(caddyfile), "\ttool_result_mask ") {
 				sendConversation(t, addresses[":8080"])

@@ -23,7 +23,7 @@ func TestReadmeCalls(t *testing.T) {
 		script.WriteString(block[1] + "echo; echo '" + end + "'\n")
 		want = append(want, block[2])
 	}
-	if len(want) != 7 {
+	if len(want) != 9 {
 		t.Fatalf("%d commands with their output in the README", len(want))
 	}
 

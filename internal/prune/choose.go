@@ -22,6 +22,7 @@ type budget struct {
 	enough    int     // lines that shall be removed, if that pays
 	tokens    float64 // that shall be left at most, markers included, likewise
 	marker    float64 // tokens of a marker
+	exact     bool    // as many lines are removed as may be, also if some do not pay
 }
 
 // choose decides which units are kept. What is removed leaves a marker, so it is runs
@@ -125,8 +126,8 @@ func (p *program) run(price, premium float64) (sum total) {
 
 // restore keeps the best edges of removed runs until no more lines are removed than
 // may be, and goes on while there are tokens for it and enough is removed. Runs that
-// have become shorter than their marker are kept. There are never more runs than
-// before.
+// have become shorter than their marker are kept, unless that is for others to judge.
+// There are never more runs than before.
 func (p *program) restore(b budget) {
 	removed, left := 0, b.tokens
 	edges := edges{units: p.units}
@@ -161,7 +162,9 @@ func (p *program) restore(b budget) {
 			heap.Push(&edges, i+1)
 		}
 	}
-	p.keepWorthless()
+	if !b.exact {
+		p.keepWorthless()
+	}
 }
 
 // keepWorthless keeps removed runs that have no more tokens than their marker.

@@ -158,6 +158,41 @@ func TestNoRunIsBegunForWhatAMarkerCosts(t *testing.T) { // P76
 	}
 }
 
+func TestTheBestEdgesAreGivenBack(t *testing.T) { // P29, P76
+	for _, test := range []struct {
+		name   string
+		kept   string    // before, + for kept units
+		values []float64 // of all units
+		budget budget
+		want   string
+	}{
+		{"inwards from the first line", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 2}, "++++--+"},
+		{"inwards from the last line", "+-----+", []float64{1, .1, .05, .2, .8, .9, 1}, budget{removable: 2}, "+--++++"},
+		{"of the run that has the best", "+--+--+--+", []float64{1, .1, .2, 1, .3, .1, 1, .5, .9, 1}, budget{removable: 5}, "+--+--+-++"},
+		{"from the ends of the text", "-----", []float64{.2, .1, .1, .1, .3}, budget{removable: 3}, "+---+"},
+		{"the first of equal ones", "-----", []float64{.2, .2, .2, .2, .2}, budget{removable: 3}, "++---"},
+		{"as far as there are tokens", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, tokens: 40}, "+++---+"},
+		{"while enough is removed", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, enough: 4, tokens: 1000}, "++----+"},
+		{"and what is left if it is less than a marker", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 2, marker: 25}, "+++++++"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := program{marker: test.budget.marker}
+			for i, value := range test.values {
+				p.units = append(p.units, unit{start: i, end: i + 1, value: value, tokens: 10})
+				p.kept = append(p.kept, test.kept[i] == '+')
+			}
+			p.restore(test.budget)
+			got := ""
+			for _, kept := range p.kept {
+				got += map[bool]string{true: "+", false: "-"}[kept]
+			}
+			if got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
 func TestLeastPrice(t *testing.T) {
 	for _, want := range []float64{1e-6, 1e-4, 0.5, 3, 12345} {
 		if got := least(t.Context(), func(x float64) bool { return x >= want }); got < want || got > want*(1+3*tolerance)+1e-6 {
@@ -215,7 +250,7 @@ func TestLevelledScores(t *testing.T) { // P64, P67
 		{"a line without one is a little worse than the nearest that has one", []float64{0.1, nan, nan, 0.9, 0.5}, []int{3, 2, 4, 0, 1}},
 		{"at the ends", []float64{nan, 0.9, 0.1, nan}, []int{1, 0, 2, 3}},
 		{"between two that are as near the first", []float64{0.2, nan, 0.8, 0.5}, []int{2, 3, 0, 1}},
-		{"as great as they come", []float64{math.MaxFloat64 / 4, -math.MaxFloat64 / 4, 0}, []int{0, 2, 1}},
+		{"as far apart as they come", []float64{math.MaxFloat64, -math.MaxFloat64, 0}, []int{0, 2, 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			values := levelled(test.scores)

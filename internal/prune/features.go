@@ -60,6 +60,7 @@ const (
 	isHeading
 	isFenced
 	isFailure
+	isSevere
 	isTrace
 
 	length   // in tokens, logarithmic
@@ -303,18 +304,10 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 // readNames looks for the names that the goal has, and for its words as they are.
 func (s *sheet) readNames(l lines, o *outline, q *query, w *wording) {
 	n := l.len()
-	literal, rare := make([]float64, n), make([]float64, n)
-	for _, at := range w.lines {
-		weight := math.Log(float64(n+1) / float64(len(at)+1))
-		for _, i := range at {
-			literal[i] += weight
-			rare[i] = max(rare[i], 1/float64(len(at)))
-		}
-	}
-	literal = relative(literal)
+	literal := relative(w.weights)
 	s.set(wordInLine, literal)
 	s.set(wordInWindow4, near(literal, 4))
-	s.set(wordRare, rare)
+	s.set(wordRare, w.rarest)
 	if len(q.identifiers) == 0 {
 		return
 	}
@@ -400,12 +393,7 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 	for _, b := range o.block {
 		sizes[b]++
 	}
-	copies := map[string]int{}
-	for i := range n {
-		if !o.is(i, blank|bracket) {
-			copies[strings.TrimSpace(l.line(i))]++
-		}
-	}
+	copies := countCopies(l, o, source)
 	lost := 1 - min(1, s.found)
 	for i := range n {
 		x := s.row(i)
@@ -430,6 +418,7 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 		flag(isHeading, o.is(i, heading))
 		flag(isFenced, o.is(i, fenced))
 		flag(isFailure, o.is(i, failure))
+		flag(isSevere, o.is(i, severe))
 		flag(isTrace, o.is(i, trace))
 		x[length] = float32(size)
 		flag(isShort, size < math.Log1p(4))
@@ -452,8 +441,8 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 		}
 		x[meanRarity] = float32(sum / float64(len(v.line(i))+1))
 		x[mostRarity] = float32(highest)
-		if c := copies[text]; c > 1 {
-			x[isRepeated] = float32(math.Log(float64(c)))
+		if copies[i] > 1 {
+			x[isRepeated] = float32(math.Log(float64(copies[i])))
 		}
 		flag(isAfterBlank, i > 0 && o.is(i-1, blank))
 
@@ -480,6 +469,43 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 		x[unmatchedBlank] = float32(lost) * x[isBlank]
 		x[unmatchedPosition] = float32(lost * at)
 	}
+}
+
+// countCopies returns of each line how many there are like it. In logs that goes by what
+// remains without numbers and ids.
+func countCopies(l lines, o *outline, source Source) []int {
+	numbers := map[string]int{}
+	var counts []int
+	of := make([]int, l.len())
+	var buffer []byte
+	for i := range of {
+		if o.is(i, blank|bracket) {
+			of[i] = -1
+			continue
+		}
+		text := strings.TrimSpace(l.line(i))
+		if source == Logs {
+			buffer = template(text, buffer)
+		} else {
+			buffer = append(buffer[:0], text...)
+		}
+		number, known := numbers[string(buffer)]
+		if !known {
+			number = len(counts)
+			numbers[string(buffer)] = number
+			counts = append(counts, 0)
+		}
+		counts[number]++
+		of[i] = number
+	}
+	for i, number := range of {
+		if number < 0 {
+			of[i] = 0
+			continue
+		}
+		of[i] = counts[number]
+	}
+	return of
 }
 
 type looks struct {

@@ -17,8 +17,9 @@ const (
 	definition      // of a function, a type or a module
 	heading         // of a section
 	fenced          // part of a fenced block
-	opening         // its first line
+	joined          // stays or goes with the line before
 	failure         // of a log: says that something went wrong
+	severe          // of a log: says so in other words
 	trace           // of a log: part of a stack trace
 )
 
@@ -43,8 +44,8 @@ type outline struct {
 
 func (o *outline) is(i int, k kind) bool { return o.kinds[i]&k != 0 }
 
-// outlineOf reads the outline of a text.
-func outlineOf(l lines, source Source) *outline {
+// outlineOf reads the outline of a text, or nil if it is stopped.
+func outlineOf(l lines, source Source, stopped func() bool) *outline {
 	n := l.len()
 	o := &outline{
 		kinds:     make([]kind, n),
@@ -54,6 +55,9 @@ func outlineOf(l lines, source Source) *outline {
 		paragraph: make([]int, n),
 	}
 	for i := range n {
+		if i%stride == 0 && stopped() {
+			return nil
+		}
 		line := l.line(i)
 		rest := strings.TrimLeft(line, " \t\f\v")
 		o.indent[i] = columns(line[:len(line)-len(rest)])
@@ -76,6 +80,9 @@ func outlineOf(l lines, source Source) *outline {
 	o.numberParagraphs()
 	return o
 }
+
+// stride is how many lines are read before it is asked whether to go on.
+const stride = 1024
 
 // columns is how far some white space indents.
 func columns(space string) int {

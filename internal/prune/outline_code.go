@@ -7,28 +7,35 @@ import "strings"
 // definition in another is seldom anything else.
 func (o *outline) readCode(l lines) {
 	n := l.len()
-	quoted := "" // the delimiter of a text over several lines that stands for a comment
+	quoted := "" // the delimiter of a text over several lines that is open
+	unended := 0 // before this line no import ends
 	for i := 0; i < n; i++ {
 		if o.is(i, blank) {
 			continue
 		}
 		text := strings.TrimSpace(l.line(i))
-		var inside bool
-		if inside, quoted = docString(text, quoted); inside || isComment(text) {
+		inside := quoted == "" && isComment(text)
+		if !inside {
+			inside, quoted = docString(text, quoted)
+		}
+		if inside {
 			o.kinds[i] |= comment
 			continue
 		}
 		switch {
 		case isImport(text):
-			i = o.readImport(l, i)
-		case isDecorator(text):
+			o.kinds[i] |= imported
+			if ends := closerOf(text); ends != 0 && i >= unended {
+				i, unended = o.readImport(l, i, ends)
+			}
+		case isDecorator(text) && !isDefinition(withoutDecorator(text)):
 			o.kinds[i] |= decorator
-		case isDefinition(text) || o.indent[i] == 0 && i+1 < n && opensBody(l.line(i+1)) && isSignature(text):
+		case isDefinition(withoutDecorator(text)) || i+1 < n && opensBody(l.line(i+1)) && isSignature(text):
 			o.kinds[i] |= definition
 		}
 	}
 	o.readHeader(l)
-	o.nest()
+	o.nest(l)
 }
 
 // maxHeader is how many lines the header of a file has. Licences are longer, but it
@@ -49,52 +56,63 @@ func (o *outline) readHeader(l lines) {
 // maxImport is how many lines one import may have, should it never end.
 const maxImport = 200
 
-// readImport marks the import that begins at line i and returns its last line.
-func (o *outline) readImport(l lines, i int) int {
-	text := strings.TrimSpace(l.line(i))
-	o.kinds[i] |= imported
-	var ends byte
-	switch open := text[len(text)-1]; {
-	case open == '(':
-		ends = ')'
-	case open == '{':
-		ends = '}'
-	default:
-		return i
+// closerOf returns what an import ends with whose first line this is, or 0 if it ends
+// there.
+func closerOf(text string) byte {
+	switch text[len(text)-1] {
+	case '(':
+		return ')'
+	case '{':
+		return '}'
 	}
-	for j := i + 1; j < min(l.len(), i+maxImport); j++ {
-		if strings.IndexByte(l.line(j), ends) >= 0 {
-			for k := i; k <= j; k++ {
-				if !o.is(k, blank) {
-					o.kinds[k] |= imported
-				}
-			}
-			return j
-		}
-	}
-	return i
+	return 0
 }
 
-// docString follows texts in triple quotes, which Python has for comments. It reports
-// whether a line is part of one, and what the one that is open afterwards ends with.
-func docString(text, open string) (inside bool, stillOpen string) {
-	if open != "" {
-		if strings.Contains(text, open) {
-			return true, ""
-		}
-		return true, open
-	}
-	for _, quote := range [...]string{`"""`, `'''`} {
-		rest, ok := strings.CutPrefix(strings.TrimLeft(text, "rRuUbB"), quote)
-		if !ok {
+// readImport marks the rest of the import that begins at line i. It returns its last
+// line, or that it has found no end up to a line.
+func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
+	limit := min(l.len(), i+maxImport)
+	for j := i + 1; j < limit; j++ {
+		if strings.IndexByte(l.line(j), ends) < 0 {
 			continue
 		}
-		if strings.Contains(rest, quote) {
-			return true, ""
+		for k := i + 1; k <= j; k++ {
+			if o.kinds[k] |= joined; !o.is(k, blank) {
+				o.kinds[k] |= imported
+			}
 		}
-		return true, quote
+		return j, 0
 	}
-	return false, ""
+	return i, limit
+}
+
+// docString follows texts in triple quotes, which Python has for comments, and others
+// for texts. It reports whether a line begins inside of one or is the beginning of one,
+// and what the one that is open afterwards ends with.
+func docString(text, open string) (inside bool, stillOpen string) {
+	inside = open != ""
+	for _, quote := range [...]string{`"""`, `'''`} {
+		if strings.HasPrefix(strings.TrimLeft(text, "rRuUbBfF"), quote) {
+			inside = true
+		}
+	}
+	for rest := text; ; {
+		if open != "" {
+			_, after, closed := strings.Cut(rest, open)
+			if !closed {
+				return inside, open
+			}
+			rest, open = after, ""
+		}
+		at := strings.Index(rest, `"""`)
+		if single := strings.Index(rest, `'''`); single >= 0 && (at < 0 || single < at) {
+			at = single
+		}
+		if at < 0 {
+			return inside, ""
+		}
+		open, rest = rest[at:at+3], rest[at+3:]
+	}
 }
 
 func isComment(text string) bool {
@@ -122,6 +140,29 @@ var preprocessor = setOf("include define undef if ifdef ifndef elif else endif p
 func isDecorator(text string) bool {
 	return text[0] == '@' && len(text) > 1 && isLetter(text[1]) || strings.HasPrefix(text, "#[") ||
 		text[0] == '[' && text[len(text)-1] == ']' && len(text) > 2 && 'A' <= text[1] && text[1] <= 'Z'
+}
+
+// withoutDecorator returns what follows annotations on the same line, as Java has them.
+func withoutDecorator(text string) string {
+	for strings.HasPrefix(text, "@") {
+		name := firstWord(text[1:])
+		rest := text[1+len(name):]
+		if name == "" || strings.HasPrefix(rest, ".") {
+			return text
+		}
+		if strings.HasPrefix(rest, "(") {
+			end := strings.IndexByte(rest, ')')
+			if end < 0 {
+				return text
+			}
+			rest = rest[end+1:]
+		}
+		if rest = strings.TrimLeft(rest, " \t"); rest == "" {
+			return text
+		}
+		text = rest
+	}
+	return text
 }
 
 // isImport reports whether an import begins with this line.
@@ -192,13 +233,19 @@ func isDefinition(text string) bool {
 	}
 	word := firstWord(rest)
 	after := rest[len(word):]
-	if definers[word] && defines(word, after) {
+	if definers[word] && defines(word, after) && (!aggregates[word] || isAggregate(word, after)) {
 		return true
 	}
 	if statements[first] || statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
 		return assignsFunction(text)
 	}
-	return text[len(text)-1] == '{' && isSignature(text) || assignsFunction(text)
+	switch text[len(text)-1] {
+	case '{':
+		return isSignature(text) || assignsFunction(text)
+	case '(': // whose parameters follow: a name and a type, or it is a call
+		return len(strings.Fields(rest)) > 1 && isSignature(text+")") && !strings.Contains(rest, ":")
+	}
+	return assignsFunction(text)
 }
 
 // defines reports whether a word that can define something does, by what follows it.
@@ -221,6 +268,25 @@ func defines(word, after string) bool {
 		return c != '(' && (word != "type" || !strings.HasPrefix(name, "="))
 	}
 	return true
+}
+
+// aggregates are words that define a type, and others that are of it.
+var aggregates = setOf("struct union enum object record")
+
+// isAggregate reports whether what follows such a word is the definition of a type and
+// not of a variable.
+func isAggregate(word, after string) bool {
+	after = strings.TrimSpace(after)
+	if head, _, body := strings.Cut(after, "{"); body || after == "" {
+		return !strings.Contains(head, "=")
+	}
+	name := firstWord(after)
+	rest := after[len(name):]
+	switch word {
+	case "struct", "enum", "record": // of Rust and C#, and those with their brace in the next line
+		return rest == "" || rest == ";" || strings.HasPrefix(rest, "(") || strings.HasPrefix(rest, "<")
+	}
+	return rest == "" && !strings.HasSuffix(after, ";")
 }
 
 // isSignature reports whether a line looks like that of a function in the languages
@@ -293,7 +359,7 @@ func firstWord(text string) string {
 
 // nest finds out by indentation what is defined in what. Comments and decorators
 // right above a definition are part of it.
-func (o *outline) nest() {
+func (o *outline) nest(l lines) {
 	type scope struct{ line, indent, block int }
 	var scopes []scope
 	loose := -1 // the block of lines that are in no definition, up to the next blank
@@ -307,17 +373,18 @@ func (o *outline) nest() {
 			}
 			continue
 		}
-		closes := o.is(i, bracket) // belongs to what it closes
-		for len(scopes) > 0 {
-			top := scopes[len(scopes)-1]
-			if o.indent[i] > top.indent || closes && o.indent[i] == top.indent {
-				break
+		if !o.is(i, comment) {
+			text := strings.TrimSpace(l.line(i))
+			for len(scopes) > 0 {
+				top := scopes[len(scopes)-1]
+				if o.indent[i] > top.indent || o.indent[i] == top.indent && goesOn(text) || isDirective(text) {
+					break
+				}
+				scopes = scopes[:len(scopes)-1]
 			}
-			scopes = scopes[:len(scopes)-1]
 		}
-		if len(scopes) > 0 {
-			top := scopes[len(scopes)-1]
-			o.parent[i], o.block[i] = top.line, top.block
+		if top := len(scopes) - 1; top >= 0 && (o.indent[i] > scopes[top].indent || !o.is(i, comment)) {
+			o.parent[i], o.block[i] = scopes[top].line, scopes[top].block
 			loose = -1
 		} else {
 			if loose < 0 {
@@ -331,13 +398,29 @@ func (o *outline) nest() {
 			o.blocks++
 			o.block[i] = block
 			for j := i - 1; j >= 0 && o.is(j, comment|decorator) && !o.is(j, header) && o.indent[j] == o.indent[i]; j-- {
-				o.block[j] = block
+				o.block[j], o.parent[j] = block, o.parent[i]
 			}
 			scopes = append(scopes, scope{i, o.indent[i], block})
 			loose = -1
 		}
 	}
 	o.blocks++ // for blanks before anything
+}
+
+// goesOn reports whether a line at the column of a definition is still part of it: it
+// closes what was opened there.
+func goesOn(text string) bool {
+	return strings.IndexByte(")]}{", text[0]) >= 0 || firstWord(text) == "where"
+}
+
+// isDirective reports whether a line stands at a column that says nothing of where it
+// belongs: of the preprocessor, a label, who may see what follows.
+func isDirective(text string) bool {
+	if text[0] == '#' {
+		return preprocessor[firstWord(strings.TrimLeft(text[1:], " \t"))]
+	}
+	word := firstWord(text)
+	return word != "" && text[len(word):] == ":" && !statements[word]
 }
 
 func setOf(words string) map[string]bool {

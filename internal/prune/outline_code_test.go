@@ -75,8 +75,26 @@ hc|# Copyright 2026
  .|    classes = [x for x in b]
  .|    import_it(a)
  .|    from_here = 1
+ .|    type = 3
+ .|    module.load(object, type)
  .|if __name__ == "__main__":
  .|    main()
+`},
+		{"texts in triple quotes", `
+ .|query = """
+ c|def not_one():
+ c|import nothing
+ c|"""
+ d|def one():
+ .|    x = """a""" + '''b'''
+ c|    f"""a text alone"""
+ d|def two():
+ c|    # no ''' in comments
+ d|def three():
+ c|    r'''
+ c|    def not_one():
+ c|    '''
+ d|def four():
 `},
 		{"Go", `
 hc|// Copyright
@@ -145,6 +163,7 @@ hi|package prune
  d|const load2 = async (url) => {
  d|module.exports.run = function () {
  d|class Store extends Map {
+ d|export default class {
  d|  constructor(limit) {
  d|  get(key) {
  d|  static async of(items) {
@@ -270,6 +289,10 @@ hc|/* A store. */
  .|	do {
  .|	printf("x");
  .|	return get(s, key);
+ .|	list->each(x) {
+ .|	run a, b(x) {
+ .|	table[3](x) {
+ .|	run(x, (y) {
  .|}
  d|int main(int argc, char **argv) {
  .|static int prototype(int);
@@ -301,6 +324,7 @@ hc|/* A store. */
  d|public sealed partial class Store<T> : IStore where T : class {
  d|    public async Task<T> Get(string key) {
  .|        using (var r = Open()) {
+ .|        using var s = Open(r);
  .|        foreach (var x in y) {
  .|        lock (this) {
  .|        if (x) {
@@ -359,7 +383,7 @@ hc|# What it does.
 		t.Run(test.name, func(t *testing.T) {
 			text, want := readSnippet(test.snippet)
 			l := split(text)
-			o := outlineOf(l, Code)
+			o := outlineOf(l, Code, never)
 			for i := range want {
 				if got := lettersOf(o, i); got != want[i] {
 					t.Errorf("line %d, %q: got %q, want %q", i+1, l.line(i), got, want[i])
@@ -367,4 +391,58 @@ hc|# What it does.
 			}
 		})
 	}
+}
+
+// Each line is told by the number of the one it is under, 0 for none.
+func TestScopesOfCode(t *testing.T) { // P77
+	for _, test := range []struct {
+		name, text string
+		want       []int
+	}{
+		{"by indentation", "class A:\n    x = 1\n    def f(self):\n        return 1\n\n    def g(self):\n        def h():\n            pass\n        return h\ny = 2\ndef k():\n    pass\n",
+			[]int{0, 1, 1, 3, 3, 1, 6, 7, 6, 0, 0, 11}},
+		{"a brace is of what it closes", "func f() {\n\tx()\n}\n\nfunc g() {\n\tif x {\n\t\ty()\n\t}\n}\nvar z int\n", []int{0, 1, 1, 1, 0, 5, 5, 5, 5, 0}},
+		{"a brace in the next line", "int f(int x)\n{\n\treturn x;\n}\nint y;\n", []int{0, 1, 1, 1, 0}},
+		{"a definition without a body", "interface A {\n    void f();\n    class B {\n        int x;\n    }\n}\n", []int{0, 1, 1, 3, 3, 1}},
+		{"nothing that defines", "x = 1\n    y = 2\n", []int{0, 0}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := split(test.text)
+			o := outlineOf(l, Code, never)
+			for i, want := range test.want {
+				if got := o.parent[i] + 1; got != want {
+					t.Errorf("line %d, %q, is under line %d, want %d", i+1, l.line(i), got, want)
+				}
+			}
+		})
+	}
+}
+
+// What has the same letter belongs together.
+func TestBlocksOfCode(t *testing.T) { // P77
+	for _, test := range []struct{ name, text, want string }{
+		{"a definition and its body", "def f():\n    a\n\n    b\ndef g():\n    c\n", "aaaabb"},
+		{"comments and decorators above", "def f():\n    a\n# of g\n@x\ndef g():\n    c\n", "aabbbb"},
+		{"a definition in another", "class A:\n    a\n    def f():\n        b\n    c\n", "aabba"},
+		{"lines in none, up to a blank one", "import a\nimport b\n\nx = 1\ny = 2\n", "aaabb"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := lettered(outlineOf(split(test.text), Code, never).block); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// lettered writes groups as letters in the order in which they come.
+func lettered(groups []int) string {
+	var b strings.Builder
+	letters := map[int]byte{}
+	for _, g := range groups {
+		if _, known := letters[g]; !known {
+			letters[g] = 'a' + byte(len(letters))
+		}
+		b.WriteByte(letters[g])
+	}
+	return b.String()
 }

@@ -16,13 +16,13 @@ func (o *outline) readDocs(l lines) {
 		mark := fenceOf(withoutBullets(text))
 		switch {
 		case fence != "":
-			o.kinds[i] |= fenced
+			o.kinds[i] |= fenced | joined
 			text = strings.TrimLeft(text, "> \t") // it may stand in a quotation
 			if strings.HasPrefix(text, fence) && fenceOf(text) == text {
 				fence = ""
 			}
 		case mark != "" && o.indent[i] <= maxFenceIndent:
-			o.kinds[i] |= fenced | opening
+			o.kinds[i] |= fenced
 			fence = mark
 		default:
 			level := headingLevel(text)
@@ -44,7 +44,7 @@ func (o *outline) readDocs(l lines) {
 			o.block[i] = o.blocks
 			if isUnderline(l, i+1) && headingLevel(text) == 0 {
 				i++
-				o.kinds[i] |= heading
+				o.kinds[i] |= heading | joined
 				o.parent[i], o.block[i] = i-1, o.blocks
 			}
 			continue

@@ -20,7 +20,7 @@ H|Title
 H|=====
  |
 H|Part
-H|----
+H|---- 	
  |text
  |
  |a paragraph
@@ -73,13 +73,13 @@ H|<H2 id="x">Part</H2>
 		t.Run(test.name, func(t *testing.T) {
 			text, want := readSnippet(test.snippet)
 			l := split(text)
-			o := outlineOf(l, Docs)
+			o := outlineOf(l, Docs, never)
 			for i := range want {
 				got := ""
 				switch {
 				case o.is(i, heading):
 					got = "H"
-				case o.is(i, opening):
+				case o.is(i, fenced) && !o.is(i, joined):
 					got = "O"
 				case o.is(i, fenced):
 					got = "F"
@@ -94,7 +94,7 @@ H|<H2 id="x">Part</H2>
 
 func TestSectionsOfDocs(t *testing.T) { // P77
 	l := split("# A\na\n## B\nb\n### C\nc\n## D\nd\n# E\ne\n\nF\n---\nf\n")
-	o := outlineOf(l, Docs)
+	o := outlineOf(l, Docs, never)
 	for i, want := range []int{-1, 0, 0, 2, 2, 4, 0, 6, -1, 8, 8, 8, 11, 11} {
 		if o.parent[i] != want {
 			t.Errorf("line %d, %q, is under line %d, want %d", i+1, l.line(i), o.parent[i]+1, want+1)

@@ -10,6 +10,9 @@ func (o *outline) readLogs(l lines) {
 		if saysFailure(line) {
 			o.kinds[i] |= failure
 		}
+		if saysSevere(line) {
+			o.kinds[i] |= severe
+		}
 		text := strings.TrimSpace(line)
 		switch {
 		case beginsTrace(text):
@@ -58,6 +61,53 @@ func saysFailure(line string) bool {
 		}
 	}
 	return false
+}
+
+// saysSevere reports whether a line of a log has another word for what should not be.
+func saysSevere(line string) bool {
+	for i := 0; i < len(line); i++ {
+		if !isLetter(line[i]) || i > 0 && isLetter(line[i-1]) {
+			continue
+		}
+		for _, word := range severities[line[i]|0x20-'a'] {
+			if hasFold(line[i:], word) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// severities are words for what should not be, by their first letter.
+var severities = func() (words [26][]string) {
+	for word := range strings.FieldsSeq(`warn fatal critical crit panic severe alert emerg fail abort killed kill denied refused reject timeout timed
+		unreachable unavailable exhausted corrupt invalid oom segfault core deadlock leak dropped lost retry retries`) {
+		words[word[0]-'a'] = append(words[word[0]-'a'], word)
+	}
+	return words
+}()
+
+// template returns a line without what differs each time: numbers, and what has some in
+// it, such as ids and times.
+func template(line string, into []byte) []byte {
+	into = into[:0]
+	for i := 0; i < len(line); {
+		start, digits := i, false
+		for i < len(line) && (isLetter(line[i]) || isDigit(line[i])) {
+			digits = digits || isDigit(line[i])
+			i++
+		}
+		switch {
+		case digits:
+			into = append(into, '0')
+		case i > start:
+			into = append(into, line[start:i]...)
+		default:
+			into = append(into, line[i])
+			i++
+		}
+	}
+	return into
 }
 
 func hasFold(text, prefix string) bool {

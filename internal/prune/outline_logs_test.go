@@ -77,7 +77,7 @@ t|thread 'main' panicked at src/main.rs:2:5:
 		t.Run(test.name, func(t *testing.T) {
 			text, want := readSnippet(test.snippet)
 			l := split(text)
-			o := outlineOf(l, Logs)
+			o := outlineOf(l, Logs, never)
 			for i := range want {
 				got := ""
 				if o.is(i, failure) {
@@ -96,7 +96,7 @@ t|thread 'main' panicked at src/main.rs:2:5:
 
 func TestRecordsOfLogs(t *testing.T) { // P77
 	l := split("a\n  of a\n\tof a\n\nb\nc\n  of c\n")
-	o := outlineOf(l, Logs)
+	o := outlineOf(l, Logs, never)
 	for i, same := range []bool{false, true, true, true, false, false, true} {
 		if i > 0 && (o.block[i] == o.block[i-1]) != same {
 			t.Errorf("line %d, %q: of the record before it is %v, want %v", i+1, l.line(i), !same, same)

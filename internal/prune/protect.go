@@ -1,17 +1,21 @@
 package prune
 
 import (
+	"cmp"
+	"math"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// What must not be removed is of two sorts. Some lines never are: between the
-// directives below, and the failures of a log. Others are as long as there are few of
-// them, for then they are what holds the text together: where one line in ten defines
-// something, keeping all of those leaves nothing for what was asked for. They still
-// have their scores, and what a kept line is under is kept with it.
+// Some lines are never removed: those between the directives below, and the failures
+// of a log. Others hold a text together: what it imports and defines, its headings, and
+// lines that have a word of the goal. They are kept as long as there are few of a sort.
+// Where one line in ten defines something, to keep all of those would leave nothing for
+// what was asked for, and each would stand alone between two markers. Then some of them
+// are kept, the fewer the more there are; the rest has its value like all lines, and
+// what a kept line is under is kept with it.
 
 const (
 	noPruneBegin = "⟦NO_PRUNE_BEGIN⟧"
@@ -31,28 +35,39 @@ func few(n, removable int) int {
 	return max(n/50, (n-removable)/10)
 }
 
-// protect returns which lines must be kept.
-func protect(l lines, o *outline, w *wording, removable int) []bool {
+// protect returns which lines must be kept. Of a sort that has too many, it is those
+// that are worth most.
+func protect(l lines, o *outline, w *wording, values []float64, removable int) []bool {
 	must := make([]bool, l.len())
 	protectDirected(l, must)
 	limit := few(l.len(), removable)
-	protectFew(must, limit, o.all(imported|header))
-	protectFew(must, limit, o.all(definition))
-	protectFew(must, limit, o.all(heading))
+	best := func(at []int) {
+		if len(at) > limit {
+			at = slices.Clone(at)
+			slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
+			at = at[:limit*limit/len(at)*limit/len(at)]
+		}
+		for _, i := range at {
+			must[i] = true
+		}
+	}
+	best(o.all(imported | header))
+	best(o.all(definition))
+	best(o.all(heading))
 	failures := o.all(failure)
 	for _, i := range failures {
 		must[i] = true
 	}
-	protectFew(must, limit, withNeighbours(failures, l.len()))
-	protectFew(must, limit, o.all(trace))
-	// Those who say a word want to see it, and the rarest words tell most.
-	limit = 3 * limit
-	for _, at := range w.lines {
-		if limit -= len(at); limit < 0 {
-			break
-		}
-		protectFew(must, len(at), at)
+	if around := withNeighbours(failures, l.len()); len(around) <= limit {
+		best(around)
 	}
+	if traces := o.all(trace); len(traces) <= limit {
+		best(traces)
+	}
+	// Who says a word wants to see it, so more of these are few.
+	limit = max(limit, l.len()/20)
+	values = w.weights
+	best(w.at)
 	return must
 }
 
@@ -68,16 +83,6 @@ func protectDirected(l lines, must []bool) {
 		inside = inside || line == noPruneBegin
 		must[i] = must[i] || inside
 		inside = inside && line != noPruneEnd
-	}
-}
-
-// protectFew protects lines unless there are more than limit.
-func protectFew(must []bool, limit int, at []int) {
-	if len(at) > limit {
-		return
-	}
-	for _, i := range at {
-		must[i] = true
 	}
 }
 
@@ -104,32 +109,54 @@ func withNeighbours(at []int, n int) (all []int) {
 
 // A wording is where the words of a goal stand as they are written, in any case.
 type wording struct {
-	lines [][]int // of each word, the rarest first
+	at      []int     // the lines that have some
+	weights []float64 // of all lines: more for more words, and rare ones
+	rarest  []float64 // of all lines: 1 by how many lines have the rarest of them
 }
 
-// minWord is how many characters a word has that lines are kept for.
-const minWord = 4
+// minWord is how many characters a word has that lines are kept for, and maxWords how
+// many words are looked for.
+const (
+	minWord  = 4
+	maxWords = 100
+)
 
-func readWording(l lines, goal string) *wording {
+func readWording(l lines, goal string, stopped func() bool) *wording {
 	words := strings.FieldsFunc(strings.ToLower(goal), func(r rune) bool {
 		return !unicode.IsLetter(r) && !unicode.IsNumber(r) && !unicode.IsMark(r) && r != '_'
 	})
 	words = slices.DeleteFunc(words, func(word string) bool { return utf8.RuneCountInString(word) < minWord })
+	words = words[:min(len(words), maxWords)]
 	slices.Sort(words)
 	words = slices.Compact(words)
-	words = words[:min(len(words), maxQueryTerms)]
-	w := &wording{lines: make([][]int, len(words))}
+	n := l.len()
+	w := &wording{weights: make([]float64, n), rarest: make([]float64, n)}
 	if len(words) == 0 {
 		return w
 	}
-	for i := range l.len() {
+	lines := make([][]int, len(words)) // of each word
+	for i := range n {
+		if i%stride == 0 && stopped() {
+			return nil
+		}
 		line := strings.ToLower(l.line(i))
+		found := false
 		for j, word := range words {
 			if strings.Contains(line, word) {
-				w.lines[j] = append(w.lines[j], i)
+				lines[j] = append(lines[j], i)
+				found = true
 			}
 		}
+		if found {
+			w.at = append(w.at, i)
+		}
 	}
-	slices.SortStableFunc(w.lines, func(a, b []int) int { return len(a) - len(b) })
+	for _, at := range lines {
+		weight := math.Log(float64(n+1) / float64(len(at)+1))
+		for _, i := range at {
+			w.weights[i] += weight
+			w.rarest[i] = max(w.rarest[i], 1/float64(len(at)))
+		}
+	}
 	return w
 }

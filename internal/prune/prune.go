@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
@@ -47,6 +48,11 @@ type Options struct {
 	Timeout        time.Duration // of local work
 	AnnotateLines  bool          // kept lines have their number in front
 	IncludeMarkers bool          // a marker stands where a block was
+}
+
+// Removable returns how many of n lines may be removed.
+func (o *Options) Removable(n int) int {
+	return max(0, min(int(float64(n)*o.MaxPruneRatio+1e-9), n-o.MinKeepLines))
 }
 
 // Warnings of results which are the text as it was.
@@ -126,8 +132,9 @@ func Prune(ctx context.Context, r *Request) *Result {
 	return result
 }
 
-// maxLines is how many lines are looked at: so many take some 100 MB for a moment.
-const maxLines = 250_000
+// MaxLines is how many lines a text may have: so many take some 100 MB for a moment.
+// One of more is returned as it was, and said to be too large.
+const MaxLines = 250_000
 
 var (
 	errTooLarge = errors.New("too many lines")
@@ -137,14 +144,17 @@ var (
 func (r *Request) prune(ctx context.Context) (*Result, error) {
 	l := split(r.Text)
 	n := l.len()
-	removable := min(int(float64(n)*r.Options.MaxPruneRatio+1e-9), n-r.Options.MinKeepLines)
+	removable := r.Options.Removable(n)
 	switch {
-	case removable <= 0:
+	case removable == 0:
 		return render(r, l, nil, nil), ctx.Err()
-	case n > maxLines:
+	case n > MaxLines:
 		return nil, errTooLarge
 	}
-	o := outlineOf(l, r.Source)
+	o := outlineOf(l, r.Source, func() bool { return ctx.Err() != nil })
+	if o == nil {
+		return nil, ctx.Err()
+	}
 	var kept []bool
 	var units []unit
 	var err error
@@ -157,25 +167,38 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	blocks := removed(units, kept)
+	if n >= short && !pays(l, blocks) {
+		blocks = nil
+	}
 	if count(blocks) > removable {
 		return nil, errUnmet
 	}
-	result := render(r, l, o, blocks)
-	if s := &result.Stats; n >= short && s.TokensAfter > s.TokensBefore {
-		return render(r, l, o, nil), nil // nothing to gain
+	return render(r, l, o, blocks), nil
+}
+
+// pays reports whether what is removed is more than its markers, whatever their handle.
+func pays(l lines, blocks []block) bool {
+	gain := 0.0
+	for _, b := range blocks {
+		gain += tokenWeight(l.text[l.starts[b.start]:l.starts[b.end]]) - markerTokens(dearestHandle, l.len())
 	}
-	return result, nil
+	return gain > 0
 }
 
 // chooseOwn chooses by our own estimate of what bears on the goal.
 func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
-	w := readWording(l, r.Goal)
-	sheet, err := read(ctx, l, o, r.Source, r.Goal, w)
+	goal := beginning(r.Goal)
+	w := readWording(l, goal, func() bool { return ctx.Err() != nil })
+	if w == nil {
+		return nil, nil, ctx.Err()
+	}
+	sheet, err := read(ctx, l, o, r.Source, goal, w)
 	if err != nil {
 		return nil, nil, err
 	}
-	units := newUnits(l, o, sheet.values(), protect(l, o, w, removable))
-	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(l.len())}
+	values := sheet.values()
+	units := newUnits(l, o, values, protect(l, o, w, values, removable))
+	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(usualHandle, l.len())}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
@@ -199,14 +222,25 @@ func chooseNamed(ctx context.Context, units []unit, b budget, o *outline) (kept 
 	return kept, nil
 }
 
+// maxGoal is how many bytes of a goal are read. It is a sentence, or a short text.
+const maxGoal = 16 << 10
+
+func beginning(goal string) string {
+	if len(goal) <= maxGoal {
+		return goal
+	}
+	return strings.ToValidUTF8(goal[:maxGoal], "")
+}
+
 // chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
 // line costs the same. Of a short text just the best lines are kept.
 func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
-	units := newUnits(l, o, levelled(r.Scores), protect(l, o, new(wording), removable))
+	values := levelled(r.Scores)
+	units := newUnits(l, o, values, protect(l, o, new(wording), values, removable))
 	if l.len() < short {
 		return units, best(units, removable), nil
 	}
-	b := budget{removable: removable, enough: removable, marker: markerTokens(l.len())}
+	b := budget{removable: removable, enough: removable, marker: markerTokens(usualHandle, l.len()), exact: true}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
@@ -219,13 +253,19 @@ func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removab
 
 // saving is the share of tokens that is to be saved where a share of the lines may be
 // removed. It is less, for markers cost tokens and what matters has long lines.
-func saving(ratio float64) float64 { return ratio * (0.83 + 0.05*ratio) }
+func saving(ratio float64) float64 { return ratio * (0.825 + 0.065*ratio) }
 
-// markerTokens is about what a marker costs in a text of n lines. It must not depend
-// on the handle, which is another in each process, nor on whether there are markers:
-// what is kept is the same, however it is shown.
-func markerTokens(n int) float64 {
-	return tokenWeight(annotate("prn_0aB1cD2eF3gH4iJ5kL6mN7", block{n / 2, n}, offGoal).Marker)
+// Handles to reckon with, not those of the request: those are others in each process,
+// and what is kept must not be.
+const (
+	usualHandle   = "prn_3SEMd5UxCK1U4BvxWSkab2"
+	dearestHandle = "prn_a0a0a0a0a0a0a0a0a0a0a0"
+)
+
+// markerTokens is what a marker costs in a text of n lines. What is kept does not
+// depend on whether there are markers: it is the same, however it is shown.
+func markerTokens(handle string, n int) float64 {
+	return tokenWeight(annotate(handle, block{n - 1, n}, offGoal).Marker)
 }
 
 // newUnits returns what is kept or removed as a whole.
@@ -233,7 +273,7 @@ func newUnits(l lines, o *outline, values []float64, must []bool) []unit {
 	units := make([]unit, 0, len(values))
 	for i, value := range values {
 		tokens := tokenWeight(l.line(i))
-		if o.is(i, fenced) && !o.is(i, opening) {
+		if o.is(i, joined) {
 			last := &units[len(units)-1]
 			last.end++
 			last.value += value
@@ -264,7 +304,7 @@ func levelled(scores []float64) []float64 {
 		case math.IsNaN(s):
 			distance[i] = len(scores)
 		case high > low:
-			values[i] = (s - low) / (high - low)
+			values[i] = (s/2 - low/2) / (high/2 - low/2) // halves do not overflow
 		}
 	}
 	for i := len(scores) - 2; i >= 0; i-- {
@@ -314,7 +354,7 @@ func keepNames(units []unit, kept []bool, o *outline) (names []int) {
 		}
 	}
 	for u := len(units) - 1; u >= 0; u-- {
-		if !kept[u] || o.is(units[u].start, blank|bracket) {
+		if !kept[u] || units[u].lines() == 1 && o.is(units[u].start, blank|bracket) {
 			continue
 		}
 		for p := o.parent[units[u].start]; p >= 0 && !kept[index[p]]; p = o.parent[p] {

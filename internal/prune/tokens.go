@@ -8,7 +8,8 @@ import (
 
 // EstimateTokens estimates how many tokens a model makes of a text: of words one per
 // seven letters begun, of numbers one per three digits, of other symbols some half.
-// On code and prose this is 5 % off on average, where characters by four are 14 %.
+// Characters of scripts that write no spaces are a token each. On code and prose this is
+// 5 % off on average, where characters by four are 14 %.
 func EstimateTokens(text string) int { return roundTokens(tokenWeight(text)) }
 
 func roundTokens(weight float64) int { return int(math.Round(weight)) }
@@ -17,26 +18,27 @@ func roundTokens(weight float64) int { return int(math.Round(weight)) }
 func tokenWeight(text string) float64 {
 	var pieces, symbols int
 	for i := 0; i < len(text); {
-		letters := 0
+		letters, start := 0, i
 		for i < len(text) { // a word, mostly of ASCII
 			if c := text[i]; isLetter(c) {
 				i++
 			} else if c < utf8.RuneSelf {
 				break
-			} else if r, size := utf8.DecodeRuneInString(text[i:]); unicode.IsLetter(r) {
-				i += size
-			} else {
+			} else if r, size := utf8.DecodeRuneInString(text[i:]); !unicode.IsLetter(r) {
 				break
+			} else if i += size; unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana) {
+				pieces += (letters+6)/7 + 1
+				letters = 0
+				continue
 			}
 			letters++
 		}
-		if letters > 0 {
+		if i > start {
 			pieces += (letters + 6) / 7
 			continue
 		}
 		switch c := text[i]; {
 		case isDigit(c):
-			start := i
 			for i++; i < len(text) && isDigit(text[i]); i++ {
 			}
 			pieces += (i - start + 2) / 3

@@ -6,7 +6,8 @@ import "context"
 // train the network: see the command train.
 func Features(r *Request) [][]float32 {
 	l := split(r.Text)
-	sheet, err := read(context.Background(), l, outlineOf(l, r.Source), r.Source, r.Goal, readWording(l, r.Goal))
+	never := func() bool { return false }
+	sheet, err := read(context.Background(), l, outlineOf(l, r.Source, never), r.Source, r.Goal, readWording(l, r.Goal, never))
 	if err != nil {
 		return nil
 	}

@@ -233,7 +233,7 @@ func TestHangUpEndsTheWork(t *testing.T) {
 		<-waits
 		cancel()
 	}()
-	message := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` + arguments("a\nb", "goal") + `}}`
+	message := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` + arguments(some(), "goal") + `}}`
 	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/rpc", strings.NewReader(message))
 	transport := new(http.Transport)
 	defer transport.CloseIdleConnections()

@@ -39,7 +39,7 @@ func init() {
 //
 // Path | What is served there
 // -----|---------------------
-// `…/rpc` | One JSON-RPC message by POST, one JSON answer, without a handshake. Errors have status 200, except that what is not JSON gets 400
+// `…/rpc` | One JSON-RPC message by POST, one JSON answer, without a handshake. Errors have status 200, except what is not JSON (400) or much too large (413), and what web pages may not send (403)
 // `…/mcp` | The same over Streamable HTTP without sessions, for clients of every revision of the protocol
 // `…/health` | The same as the tool health, by GET
 //
@@ -79,8 +79,8 @@ func init() {
 // mcp_prune_backend, mcp_pruned_lines, mcp_prune_tokens_saved and mcp_prune_fallback
 // what came of it. Texts, goals and ids are never logged.
 type Handler struct {
-	// Texts of more characters (Unicode code points) are returned as they are. At
-	// most 100000000. Default: 2000000
+	// Texts of more characters (Unicode code points) are returned as they are, and so
+	// are those of more than 250000 lines. At most 100000000. Default: 2000000
 	MaxInputChars int `json:"max_input_chars,omitempty"`
 
 	// How long an original can be recovered after it was last pruned, between 1s and

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -105,12 +106,29 @@ func (p *pruning) run(ctx context.Context, chars int) {
 		return
 	}
 	warnings := p.score(ctx)
-	p.result = prune.Prune(ctx, p.request)
+	p.result = p.takeTurn(ctx)
 	p.result.Warnings = append(warnings, p.result.Warnings...)
 	if p.scoring.fault != "" {
 		p.result.Fallback(p.scoring.backend+"_error", p.scoring.fault)
 	}
 	p.handler.originals.Put(p.owner, p.id, original) // its time begins now
+}
+
+// turns bounds how many texts are pruned at once: that is work for a processor, and
+// takes up to some 100 MB for the largest texts.
+var turns = make(chan struct{}, runtime.GOMAXPROCS(0))
+
+// takeTurn prunes when it is our turn, unless that is too late.
+func (p *pruning) takeTurn(ctx context.Context) *prune.Result {
+	ctx, cancel := context.WithTimeout(ctx, p.request.Options.Timeout)
+	defer cancel()
+	select {
+	case turns <- struct{}{}:
+		defer func() { <-turns }()
+		return prune.Prune(ctx, p.request)
+	case <-ctx.Done():
+		return prune.Raw(p.request, prune.Timeout)
+	}
 }
 
 // A scoring is what a backend was asked, for the statistics.
@@ -130,8 +148,8 @@ type scoring struct {
 func (p *pruning) score(ctx context.Context) (warnings []string) {
 	warnings = []string{}
 	lines := prune.Lines(p.request.Text)
-	if len(lines) == 0 {
-		return warnings
+	if p.request.Options.Removable(len(lines)) == 0 || len(lines) > prune.MaxLines {
+		return warnings // there is nothing to choose
 	}
 	s := &p.scoring
 	s.total = len(lines)

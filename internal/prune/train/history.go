@@ -106,14 +106,11 @@ func openRepository(location string) (*repository, error) {
 
 // nameOf returns the last part of a path that tells repositories apart.
 func nameOf(location string) string {
-	for {
-		name := filepath.Base(location)
-		if up := filepath.Dir(location); up != location && (name == "repo" || name == ".git") {
-			location = up
-			continue
-		}
-		return strings.TrimSuffix(name, ".git")
+	name := filepath.Base(location)
+	if name == "repo" || name == ".git" {
+		return nameOf(filepath.Dir(location))
 	}
+	return strings.TrimSuffix(name, ".git")
 }
 
 // git returns what a command of git prints. Nothing is downloaded, even if the

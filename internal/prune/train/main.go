@@ -18,8 +18,8 @@
 //
 // Each -tasks is a file of other tasks, as the command internal/bench/prune writes
 // them with -dump: a JSON object per line, which has goal, source, text and relevant,
-// the numbers of lines, counted from 1. It may have repo, the name of a repository.
-// Its name is the last part of its path, but for repo and .git.
+// the numbers of lines, counted from 1. It may have repo, the name of the repository
+// that it is from, which is the last part of the path but for repo and .git.
 //
 // The weights in the project were learned from the histories of 53 public repositories
 // in Go, Python, JavaScript, TypeScript, Rust, Java, Kotlin, C, C++, C#, Ruby, PHP and
@@ -120,8 +120,8 @@ func run(w io.Writer, s settings) error {
 	return os.WriteFile(s.out, source, 0o644)
 }
 
-// tasks returns the tasks of all files and repositories, ordered by repository, so that
-// the order of the arguments does not matter.
+// tasks returns the tasks of all files and repositories, ordered by repository: in which
+// order those are named does not matter.
 func (s *settings) tasks() ([]task, error) {
 	var all []task
 	for _, path := range s.files {
@@ -166,24 +166,23 @@ func report(w io.Writer, tasks []task, rows *rows, held map[string]bool, without
 	fmt.Fprintf(w, "%d tasks, %d rows of %d features; %d repositories held out.\n\n", len(tasks), rows.len(), rows.width, len(held))
 	fmt.Fprint(w, "| source | tasks | of them held out | AUC, the others | AUC, held out | AUC, learned from all |\n|---|--:|--:|--:|--:|--:|\n")
 	for _, source := range []prune.Source{prune.Code, prune.Docs, prune.Logs} {
-		of, out := 0, 0
-		for i := range tasks {
-			if tasks[i].Source == source {
-				of++
-				if held[tasks[i].Repository] {
-					out++
-				}
-			}
-		}
+		isOf := func(t *task) bool { return t.Source == source }
+		isHeld := func(t *task) bool { return isOf(t) && held[t.Repository] }
+		isOther := func(t *task) bool { return isOf(t) && !held[t.Repository] }
 		area := func(sums []float64, which func(*task) bool) string {
-			return rows.area(sums, func(row int) bool {
-				t := &tasks[rows.task[row]]
-				return t.Source == source && which(t)
-			})
+			return rows.area(sums, func(row int) bool { return which(&tasks[rows.task[row]]) })
 		}
-		isHeld := func(t *task) bool { return held[t.Repository] }
-		isOther := func(t *task) bool { return !held[t.Repository] }
-		any := func(*task) bool { return true }
-		fmt.Fprintf(w, "| %s | %d | %d | %s | %s | %s |\n", source, of, out, area(unseen, isOther), area(unseen, isHeld), area(seen, any))
+		fmt.Fprintf(w, "| %s | %d | %d | %s | %s | %s |\n", source, number(tasks, isOf), number(tasks, isHeld),
+			area(unseen, isOther), area(unseen, isHeld), area(seen, isOf))
 	}
+}
+
+func number(tasks []task, which func(*task) bool) int {
+	n := 0
+	for i := range tasks {
+		if which(&tasks[i]) {
+			n++
+		}
+	}
+	return n
 }

@@ -107,8 +107,8 @@ const (
 	epochs    = 14
 	batch     = 1024 // rows
 	parts     = 4    // of a batch, taken at the same time
-	fastest   = 2e-3 // the rate of the first epoch
-	slowest   = 1e-5 // and about that of the last
+	fastest   = 2e-3 // about the rate of the first epoch; then it falls
+	slowest   = 1e-5 // below that of the last
 	decay     = 3e-2 // of weights, by the rate
 	momentum  = 0.9
 	steadying = 0.999 // momentum of the squares

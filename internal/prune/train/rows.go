@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -45,6 +46,9 @@ func readRows(tasks []task, width int) (*rows, error) {
 		for range picked[i] {
 			r.task = append(r.task, i)
 		}
+	}
+	if r.len() == 0 {
+		return nil, errors.New("there is no task in which some lines are relevant and others are not")
 	}
 	r.values = make([]float32, r.len()*width)
 	r.relevant = make([]bool, r.len())
@@ -107,7 +111,7 @@ type scale struct{ mean, deviation []float64 }
 // standardise makes every feature have a mean of 0 and a deviation of 1, or be 0.
 func (r *rows) standardise() scale {
 	s := scale{make([]float64, r.width), make([]float64, r.width)}
-	n := float64(max(r.len(), 1))
+	n := float64(r.len())
 	for i := range r.len() {
 		for f, x := range r.row(i) {
 			s.mean[f] += float64(x) / n

@@ -35,7 +35,7 @@ func readShape(directory string) (shape, error) {
 	if s.names = featureNames(features); s.names == nil {
 		return s, errors.New("features.go: there are no constants from always to features")
 	}
-	if s.hidden = number(network, "hidden"); s.hidden < 1 {
+	if s.hidden = literal(network, "hidden"); s.hidden < 1 {
 		return s, errors.New("network.go: there is no constant hidden")
 	}
 	return s, nil
@@ -73,16 +73,16 @@ func featureNames(groups []*ast.GenDecl) []string {
 	return nil
 }
 
-// number returns a constant that is written as a number, or 0.
-func number(groups []*ast.GenDecl, name string) int {
+// literal returns a constant that is written as a number, or 0.
+func literal(groups []*ast.GenDecl, name string) int {
 	for _, group := range groups {
 		for _, spec := range group.Specs {
 			spec := spec.(*ast.ValueSpec)
 			if spec.Names[0].Name != name || len(spec.Values) == 0 {
 				continue
 			}
-			if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
-				n, _ := strconv.Atoi(literal.Value)
+			if value, ok := spec.Values[0].(*ast.BasicLit); ok {
+				n, _ := strconv.Atoi(value.Value)
 				return n
 			}
 		}

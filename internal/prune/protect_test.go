@@ -1,0 +1,272 @@
+package prune
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// with is a text of n lines like the one given, which has the number of the line in
+// it, but for some.
+func with(n int, like string, others map[int]string) string {
+	var b strings.Builder
+	for i := range n {
+		if other, ok := others[i+1]; ok {
+			fmt.Fprintln(&b, other)
+			continue
+		}
+		fmt.Fprintf(&b, like+"\n", i+1)
+	}
+	return b.String()
+}
+
+// keptLines returns which lines a result has kept, by their numbers.
+func keptLines(got *Result) (kept []int) {
+	removed := map[int]bool{}
+	for _, a := range got.Annotations {
+		for i := a.Start; i <= a.End; i++ {
+			removed[i] = true
+		}
+	}
+	for i := range got.Stats.OriginalLines {
+		if !removed[i+1] {
+			kept = append(kept, i+1)
+		}
+	}
+	return kept
+}
+
+// missing returns which of the lines wanted were not kept.
+func missing(got *Result, want ...int) (lost []int) {
+	kept := keptLines(got)
+	for _, i := range want {
+		if _, ok := slices.BinarySearch(kept, i); !ok {
+			lost = append(lost, i)
+		}
+	}
+	return lost
+}
+
+// numbersOf are the numbers of some lines, and of as many around each.
+func numbersOf(others map[int]string, around int) (all []int) {
+	for i := range others {
+		for j := i - around; j <= i+around; j++ {
+			all = append(all, j)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func TestFewLinesOfASortAreAllKept(t *testing.T) {
+	const assignment, record, prose = "    value_%d = compute(value)", "2026-02-26 13:00:00 INFO request %d served", "Some prose that says nothing, %d."
+	python, script, php, failures, headings, words := map[int]string{1: "# What this file is for"}, map[int]string{}, map[int]string{}, map[int]string{}, map[int]string{}, map[int]string{}
+	for i := range 20 {
+		python[25+28*i] = []string{"import module_%d", "class Name%d:", "    def method_%d(self):", "async def function_%d():", "from package import name_%d"}[i%5]
+		python[25+28*i] = fmt.Sprintf(python[25+28*i], i)
+		failures[40+45*i] = []string{"ERROR x", "java.lang.Exception", "Traceback", "an eRrOr"}[i%4]
+	}
+	for i := range 6 {
+		script[60+80*i] = []string{"const add = (a, b) => a + b;", "export class Store {", "function load() {", "import fs from 'fs';", "const x = require('x');", "export default async function () {"}[i]
+		php[60+80*i] = []string{"<?php", "require_once __DIR__ . '/y.php';", "use A\\B;", "abstract class X {", "    public function y() {", "interface Z {"}[i]
+		headings[60+80*i] = []string{"# Title", "## Part", "### Smaller", "== Of AsciiDoc", "<h2>Of HTML</h2>", "#### Last"}[i]
+		words[60+80*i] = "le FluxCapacitor est ici"
+	}
+	for _, test := range []struct {
+		name   string
+		source Source
+		n      int
+		like   string
+		others map[int]string
+		around int
+		goal   string
+	}{
+		{"P35 imports, definitions and the header of Python", Code, 600, assignment, python, 0, "nothing of this"},
+		{"P35 those of JavaScript", Code, 600, assignment, script, 0, "nothing of this"},
+		{"P35 those of PHP", Code, 600, assignment, php, 0, "nothing of this"},
+		{"P36 failures and the lines around them", Logs, 1000, record, map[int]string{400: "ERROR x", 700: "Traceback"}, 1, "why was it lost"},
+		{"P36 failures at the ends", Logs, 1000, record, map[int]string{1: "error", 1000: "Exception"}, 0, "why was it lost"},
+		{"P36 many failures", Logs, 1000, record, failures, 0, "why was it lost"},
+		{"P37 headings", Docs, 600, prose, headings, 0, "nothing of this"},
+		{"P32 lines with a word of the goal", Docs, 600, prose, words, 0, "inspecter fluxcapacitor"},
+		{"P32 in code", Code, 600, assignment, words, 0, "inspecter fluxcapacitor"},
+		{"P32 in logs", Logs, 600, record, words, 0, "inspecter fluxcapacitor"},
+		{"P32 one line of many", Docs, 1000, "ligne %d", map[int]string{500: "le FluxCapacitor est ici"}, 0, "inspecter fluxcapacitor"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text := with(test.n, test.like, test.others)
+			for _, ratio := range []float64{0.3, 0.55, 0.7} {
+				r := request(test.source, text, test.goal)
+				r.Options.MaxPruneRatio = ratio
+				got := Prune(t.Context(), r)
+				if lost := missing(got, numbersOf(test.others, test.around)...); lost != nil {
+					t.Errorf("at %v lines %v are gone", ratio, lost)
+				}
+				if allowed := int(ratio * float64(test.n)); 2*got.Stats.PrunedLines < allowed {
+					t.Errorf("at %v only %d lines are gone, %d may", ratio, got.Stats.PrunedLines, allowed)
+				}
+			}
+		})
+	}
+}
+
+func TestOfTooManyOfASortTheBestAreProtected(t *testing.T) { // P35
+	for _, test := range []struct {
+		name      string
+		heads     int
+		protected int
+	}{
+		{"as many as are few", 8, 8}, // a tenth of the 80 that stay
+		{"some more", 10, 4},
+		{"half as many again", 12, 3},
+		{"far too many", 50, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := split(strings.Repeat("func f() {\n", test.heads) + strings.Repeat("x\n", 100-test.heads))
+			values := make([]float64, 100)
+			for i := range values {
+				values[i] = float64(i)
+			}
+			must := protect(l, outlineOf(l, Code, never), new(wording), values, 20)
+			for i, is := range must {
+				if want := i < test.heads && i >= test.heads-test.protected; is != want {
+					t.Errorf("line %d: protected %v, want %v", i+1, is, want)
+				}
+			}
+		})
+	}
+}
+
+// In a short text there is little to save and everything to keep.
+func TestAllOfASortIsKeptInAShortText(t *testing.T) { // P35, P37
+	for source, like := range map[Source]string{Code: "def function_%d(): pass", Docs: "# Part %d"} {
+		r := request(source, with(59, like, nil), "nothing of this")
+		if got := Prune(t.Context(), r); got.Stats.PrunedLines != 0 {
+			t.Errorf("%s: %+v", source, got.Stats)
+		}
+	}
+}
+
+// Where every line is of a sort, keeping all of them would be to do nothing.
+func TestManyLinesOfASortDoNotStopThePruning(t *testing.T) { // P33
+	for _, test := range []struct {
+		name   string
+		source Source
+		like   string
+		goal   string
+	}{
+		{"definitions", Code, "def function_%d(): pass", "nothing of this"},
+		{"imports", Code, "import module_%d", "nothing of this"},
+		{"headings", Docs, "# Part %d", "nothing of this"},
+		{"lines with a word of the goal", Docs, "the request was served %d", "request"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := Prune(t.Context(), request(test.source, with(1000, test.like, nil), test.goal))
+			if got.Stats.PrunedLines < 275 {
+				t.Errorf("%d lines are gone", got.Stats.PrunedLines)
+			}
+		})
+	}
+}
+
+// A log of nothing but failures is one of the few texts of which nothing may go.
+func TestALogOfFailuresStaysWhole(t *testing.T) { // P36
+	if got := Prune(t.Context(), request(Logs, with(300, "ERROR %d", nil), "")); got.Stats.PrunedLines != 0 || got.Stats.UsedFallback {
+		t.Errorf("%+v", got.Stats)
+	}
+}
+
+func TestDirectives(t *testing.T) { // P38
+	for _, test := range []struct {
+		name, text string
+		want       string // + for a line that must be kept
+	}{
+		{"both and what is between them", "a\n⟦NO_PRUNE_BEGIN⟧\nb\nc\n⟦NO_PRUNE_END⟧\nd", "-++++-"},
+		{"without an end", "a\n⟦NO_PRUNE_BEGIN⟧\nb\nc", "-+++"},
+		{"an end alone", "a\n⟦NO_PRUNE_END⟧\nb", "---"},
+		{"twice", "⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_END⟧\na\n⟦NO_PRUNE_BEGIN⟧\nb\n⟦NO_PRUNE_END⟧", "++-+++"},
+		{"one in another", "⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_BEGIN⟧\na\n⟦NO_PRUNE_END⟧\nb", "++++-"},
+		{"with space around", "  ⟦NO_PRUNE_BEGIN⟧\r\na\r\n\t⟦NO_PRUNE_END⟧ \r\nb", "+++-"},
+		{"in a sentence", "say ⟦NO_PRUNE_BEGIN⟧\na", "--"},
+		{"written otherwise", "⟦no_prune_begin⟧\n[[NO_PRUNE_BEGIN]]\na", "---"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := split(test.text)
+			must := make([]bool, l.len())
+			protectDirected(l, must)
+			got := ""
+			for _, is := range must {
+				got += map[bool]string{true: "+", false: "-"}[is]
+			}
+			if got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDirectivesHoldWhateverElseIsAskedFor(t *testing.T) { // P38
+	text := with(600, "ligne %d", map[int]string{200: noPruneBegin, 260: noPruneEnd})
+	var want []int
+	for i := 200; i <= 260; i++ {
+		want = append(want, i)
+	}
+	scores := make([]float64, 600)
+	for i := range scores {
+		scores[i] = 1
+		if 199 <= i && i < 260 {
+			scores[i] = 0 // the worst
+		}
+	}
+	for _, source := range []Source{Code, Logs, Docs} {
+		for _, ratio := range []float64{0.55, 0.9, 1} {
+			for _, scores := range [][]float64{nil, scores} {
+				r := request(source, text, "ligne 1")
+				r.Options.MaxPruneRatio, r.Scores = ratio, scores
+				got := Prune(t.Context(), r)
+				if lost := missing(got, want...); lost != nil || got.Stats.PrunedLines == 0 {
+					t.Errorf("%s at %v, scored %v: lines %v are gone, %d in all", source, ratio, scores != nil, lost, got.Stats.PrunedLines)
+				}
+			}
+		}
+	}
+}
+
+func TestAWordOfAGoalCountsOnce(t *testing.T) { // P32
+	w := readWording(split("a request\nlost\nrequest lost\nlost\nnothing\n"), "lost REQUEST lost request unknown", never)
+	if !slices.Equal(w.at, []int{0, 1, 2, 3}) {
+		t.Errorf("lines %v have words", w.at)
+	}
+	if v := w.weights; !(v[2] > v[0] && v[0] > v[1] && v[1] == v[3] && v[3] > v[4] && v[4] == 0) {
+		t.Errorf("got %v, want more for more words and for rare ones", v)
+	}
+}
+
+func TestWordsOfAGoal(t *testing.T) { // P32, P39
+	l := split("The Request was lost\nla Métrique est là\nmax_docs = 3\na.*b and (x)\ncafé noir\n数据库连接 is down\nrequests\nprune_id=prn_x\nv2024 shipped\n")
+	for _, test := range []struct {
+		name, goal string
+		want       []int // of all words together
+	}{
+		{"in any case", "REQUEST", []int{0, 6}},
+		{"with accents", "la MÉTRIQUE", []int{1}},
+		{"with an underscore", "why max_docs?", []int{2}},
+		{"four characters, not bytes", "café", []int{4}},
+		{"three characters are too few", "the is was", nil},
+		{"of scripts without spaces", "数据库连接", []int{5}},
+		{"inside of others", "rune", []int{7}},
+		{"with digits", "v2024", []int{8}},
+		{"metacharacters are none", "a.*b .* [a-z]+ ^$ (?i)", nil},
+		{"a word between metacharacters", "^(request)$", []int{0, 6}},
+		{"markers are words like others", "⟦PRUNÉ: prune_id=prn_x⟧", []int{7}},
+		{"nothing", "", nil},
+		{"bytes that are not UTF-8", "\xff\xff\xff\xff", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := readWording(l, test.goal, never).at; !slices.Equal(got, test.want) {
+				t.Errorf("%q: got %v, want %v", test.goal, got, test.want)
+			}
+		})
+	}
+}

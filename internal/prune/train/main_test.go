@@ -1,0 +1,85 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// writeTasks writes tasks of eight repositories, of which one is held out.
+func writeTasks(t *testing.T) string {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "tasks.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	encoder := json.NewEncoder(file)
+	for i, task := range sampleTasks(24) {
+		task.Repository = fmt.Sprint("r", i%8)
+		if err := encoder.Encode(task); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return file.Name()
+}
+
+func TestRunReportsAndWritesWeights(t *testing.T) {
+	h := newHistory(t, "sample")
+	h.commit("Begin with all of it", map[string]string{"a.md": numbered(100)})
+	h.commit("Say something else there", map[string]string{"a.md": numbered(100, 7)})
+	tasks := writeTasks(t)
+	t.Chdir(filepath.Join("..", "..", ".."))
+
+	s := settings{files: []string{tasks}, repositories: []string{h.directory}, per: 5}
+	s.out = filepath.Join(t.TempDir(), "weights.go")
+	var first, again strings.Builder
+	if err := run(&first, s); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"25 tasks", "1 repositories held out", "| code | 24 | 3 |", "| docs | 1 | 0 |", "| logs | 0 | 0 | – | – | – |"} {
+		if !strings.Contains(first.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, &first)
+		}
+	}
+	weights, err := os.ReadFile(s.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.ParseFile(token.NewFileSet(), "", weights, 0); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(string(weights), "sample") {
+		t.Error("the weights name a repository")
+	}
+	if err := run(&again, s); err != nil || again.String() != first.String() {
+		t.Errorf("the second time it is otherwise: %v\n%s", err, &again)
+	}
+	if second, err := os.ReadFile(s.out); err != nil || string(second) != string(weights) {
+		t.Errorf("the second time there are other weights: %v", err)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		settings
+		err string
+	}{
+		{"nothing to learn from", settings{per: 1}, "nothing to learn from"},
+		{"no task of a repository", settings{repositories: []string{"."}}, "-per"},
+		{"a file that is not there", settings{files: []string{"missing.jsonl"}, per: 1}, "-tasks: open missing.jsonl"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Chdir(filepath.Join("..", "..", ".."))
+			if err := run(new(strings.Builder), test.settings); err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("got error %v, want %q", err, test.err)
+			}
+		})
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+func TestReadTasks(t *testing.T) {
+	const good = `{"repo":"r","goal":"find it","source":"docs","text":"a\nb\nc\n","relevant":[3,1],"file":"x"}` + "\n"
+	for _, test := range []struct {
+		name, text, err string
+		want            []task
+	}{
+		{name: "a task per line", text: good + good, want: []task{
+			{"r", "find it", prune.Docs, "a\nb\nc\n", []int{1, 3}},
+			{"r", "find it", prune.Docs, "a\nb\nc\n", []int{1, 3}},
+		}},
+		{name: "an empty file", text: ""},
+		{name: "a line that is no JSON", text: good + "{", err: "task 2: "},
+		{name: "a source that there is not", text: strings.Replace(good, "docs", "poem", 1), err: `task 1: source: there is no "poem"`},
+		{name: "nothing is relevant", text: strings.Replace(good, "3,1", "", 1), err: "task 1: relevant: there is no line"},
+		{name: "a line before the first", text: strings.Replace(good, "3,1", "0,2", 1), err: "relevant: lines 0 to 2 of a text that has 3"},
+		{name: "a line after the last", text: strings.Replace(good, "3,1", "1,4", 1), err: "relevant: lines 1 to 4 of a text that has 3"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tasks.jsonl")
+			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := readTasks(path)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Errorf("got error %v, want %q", err, test.err)
+				}
+				return
+			}
+			if err != nil || !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestHeldOutIsEverySeventhRepository(t *testing.T) {
+	var tasks []task
+	for _, name := range strings.Split("p,n,b,c,d,e,f,g,h,i,j,k,l,m,a,o,a,,,g", ",") {
+		tasks = append(tasks, task{Repository: name})
+	}
+	if got, want := heldOut(tasks), map[string]bool{"g": true, "n": true}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
