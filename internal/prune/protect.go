@@ -65,7 +65,7 @@ func protect(l lines, o *outline, w *wording, values []float64, removable int) [
 		best(traces)
 	}
 	// Who says a word wants to see it, so more of these are few.
-	limit = max(limit, l.len()/20)
+	limit = max(limit, l.len()/33)
 	values = w.weights
 	best(w.at)
 	return must

@@ -69,7 +69,7 @@ func TestFewLinesOfASortAreAllKept(t *testing.T) {
 	}
 	for i := range 6 {
 		script[60+80*i] = []string{"const add = (a, b) => a + b;", "export class Store {", "function load() {", "import fs from 'fs';", "const x = require('x');", "export default async function () {"}[i]
-		php[60+80*i] = []string{"<?php", "require_once __DIR__ . '/y.php';", "use A\\B;", "abstract class X {", "    public function y() {", "interface Z {"}[i]
+		php[60+80*i] = []string{"namespace A;", "require_once __DIR__ . '/y.php';", "use A\\B;", "abstract class X {", "    public function y() {", "interface Z {"}[i]
 		headings[60+80*i] = []string{"# Title", "## Part", "### Smaller", "== Of AsciiDoc", "<h2>Of HTML</h2>", "#### Last"}[i]
 		words[60+80*i] = "le FluxCapacitor est ici"
 	}

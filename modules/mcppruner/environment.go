@@ -84,6 +84,9 @@ func (h *Handler) loadBackend(ctx caddy.Context) error {
 
 // backendName is the name of the backend that is configured, if one is.
 func (h *Handler) backendName() (string, error) {
+	if string(h.BackendRaw) == "null" {
+		h.BackendRaw = nil
+	}
 	if h.BackendRaw == nil {
 		return "", nil
 	}

@@ -61,7 +61,7 @@ const pruneTool = `{"name":"prune_text",` +
 	`"required":["original_lines","kept_lines","pruned_lines","pruned_ratio","tokens_est_before","tokens_est_after","elapsed_ms","used_fallback","backend"]},` +
 	`"warnings":{"type":"array","items":{"type":"string"}}},` +
 	`"required":["prune_id","pruned_text","annotations","stats","warnings"]},` +
-	`"annotations":{"title":"Prune a text for a goal","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`
+	`"annotations":{"title":"Prune a text for a goal","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true}}`
 
 const recoverTool = `{"name":"recover_text",` +
 	`"title":"Recover pruned lines",` +

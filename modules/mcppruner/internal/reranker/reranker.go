@@ -140,6 +140,9 @@ func refuseKey(name, hint string) error {
 	lower := strings.ToLower(name)
 	for _, word := range [...]string{"key", "token", "secret", "password", "auth", "bearer", "credential"} {
 		if strings.Contains(lower, word) {
+			if strings.Trim(lower, "abcdefghijklmnopqrstuvwxyz_") != "" {
+				name = "backend" // it may be the key itself
+			}
 			return fmt.Errorf("%s: keys do not belong in the configuration: %s", name, hint)
 		}
 	}
