@@ -44,6 +44,14 @@ type outline struct {
 
 func (o *outline) is(i int, k kind) bool { return o.kinds[i]&k != 0 }
 
+// head returns the definition or heading that line i is, or is under, or -1.
+func (o *outline) head(i int) int {
+	if o.is(i, definition|heading) {
+		return i
+	}
+	return o.parent[i]
+}
+
 // outlineOf reads the outline of a text, or nil if it is stopped.
 func outlineOf(l lines, source Source, stopped func() bool) *outline {
 	n := l.len()

@@ -1,0 +1,159 @@
+package prune
+
+import (
+	"math"
+	"strings"
+)
+
+// readLooks reads what lines look like, whatever the goal.
+func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source Source) {
+	n := l.len()
+	sizes := make([]int, o.blocks)
+	for _, b := range o.block {
+		sizes[b]++
+	}
+	copies := countCopies(l, o, source)
+	lost := 1 - min(1, s.found)
+	for i := range n {
+		x := s.row(i)
+		flag := func(f feature, is bool) {
+			if is {
+				x[f] = 1
+			}
+		}
+		text := strings.TrimSpace(l.line(i))
+		size := math.Log1p(tokenWeight(text))
+		at := float64(i) / float64(n)
+		x[always] = 1
+		flag(inDocs, source == Docs)
+		flag(inLogs, source == Logs)
+		flag(isBlank, o.is(i, blank))
+		flag(isBracket, o.is(i, bracket))
+		flag(isCommentLine, o.is(i, comment))
+		flag(isHeader, o.is(i, header))
+		flag(isImportLine, o.is(i, imported))
+		flag(isDecoratorLine, o.is(i, decorator))
+		flag(isDefinitionLine, o.is(i, definition))
+		flag(isHeading, o.is(i, heading))
+		flag(isFenced, o.is(i, fenced))
+		flag(isFailure, o.is(i, failure))
+		flag(isSevere, o.is(i, severe))
+		flag(isTrace, o.is(i, trace))
+		x[length] = float32(size)
+		flag(isShort, size < math.Log1p(4))
+		flag(isOuter, o.indent[i] == 0)
+		flag(isDeep, o.indent[i] >= 12)
+		x[position], x[positionSquared] = float32(at), float32(at*at)
+		flag(isFirst, at < 0.05)
+		flag(isLast, at > 0.95)
+		if o.parent[i] >= 0 {
+			x[fromName] = float32(math.Log1p(float64(i - o.parent[i])))
+		}
+		block := float64(sizes[o.block[i]])
+		x[blockLength] = float32(math.Log1p(block))
+		x[blockShare] = float32(block / float64(n))
+		sum, highest := 0.0, 0.0
+		for _, term := range v.line(i) {
+			r := v.rarity(term)
+			sum += r
+			highest = max(highest, r)
+		}
+		x[meanRarity] = float32(sum / float64(len(v.line(i))+1))
+		x[mostRarity] = float32(highest)
+		if copies[i] > 1 {
+			x[isRepeated] = float32(math.Log(float64(copies[i])))
+		}
+		flag(isAfterBlank, i > 0 && o.is(i-1, blank))
+
+		looks := looksOf(text)
+		flag(hasString, looks.text)
+		flag(hasNumber, looks.number)
+		flag(hasCall, looks.call)
+		flag(hasAssignment, looks.assignment)
+		flag(hasBranch, looks.branch)
+		flag(hasReturn, looks.returns)
+
+		flag(commentAsked, q.about&aboutComments != 0 && o.is(i, comment))
+		flag(importAsked, q.about&aboutImports != 0 && o.is(i, imported))
+		flag(testAsked, q.about&aboutTests != 0 && looks.test)
+		flag(errorAsked, q.about&aboutErrors != 0 && looks.failure)
+		flag(typeAsked, q.about&aboutTypes != 0 && o.is(i, definition))
+		flag(versionAsked, q.about&aboutVersions != 0 && looks.number)
+		flag(messageAsked, q.about&aboutMessages != 0 && looks.text)
+
+		x[unmatched] = float32(lost)
+		x[unmatchedDefinition] = float32(lost) * x[isDefinitionLine]
+		x[unmatchedComment] = float32(lost) * x[isCommentLine]
+		x[unmatchedLength] = float32(lost * size)
+		x[unmatchedBlank] = float32(lost) * x[isBlank]
+		x[unmatchedPosition] = float32(lost * at)
+	}
+}
+
+// countCopies returns of each line how many there are like it. In logs that goes by what
+// remains without numbers and ids.
+func countCopies(l lines, o *outline, source Source) []int {
+	numbers := map[string]int{}
+	var counts []int
+	of := make([]int, l.len())
+	var buffer []byte
+	for i := range of {
+		if o.is(i, blank|bracket) {
+			of[i] = -1
+			continue
+		}
+		text := strings.TrimSpace(l.line(i))
+		if source == Logs {
+			buffer = template(text, buffer)
+		} else {
+			buffer = append(buffer[:0], text...)
+		}
+		number, known := numbers[string(buffer)]
+		if !known {
+			number = len(counts)
+			numbers[string(buffer)] = number
+			counts = append(counts, 0)
+		}
+		counts[number]++
+		of[i] = number
+	}
+	for i, number := range of {
+		if number < 0 {
+			of[i] = 0
+			continue
+		}
+		of[i] = counts[number]
+	}
+	return of
+}
+
+type looks struct {
+	text, number, call, assignment, branch, returns, test, failure bool
+}
+
+// looksOf tells what is in a line of code.
+func looksOf(text string) (has looks) {
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"' || c == '\'' || c == '`':
+			has.text = true
+		case isDigit(c):
+			has.number = true
+		case c == '(' && i > 0 && (isLetter(text[i-1]) || text[i-1] == '_'):
+			has.call = true
+		case c == '=' && i > 0 && !strings.ContainsRune("=!<>", rune(text[i-1])) && (i+1 == len(text) || text[i+1] != '='):
+			has.assignment = true
+		}
+	}
+	switch firstWord(text) {
+	case "if", "else", "elif", "elsif", "for", "while", "switch", "case", "match", "when", "unless", "try", "catch", "except", "select":
+		has.branch = true
+	case "return", "raise", "throw", "yield", "panic", "break", "continue":
+		has.returns = true
+	}
+	lower := strings.ToLower(text)
+	has.test = strings.Contains(lower, "test") || strings.Contains(lower, "assert") || strings.Contains(lower, "expect")
+	has.failure = strings.Contains(lower, "err") || strings.Contains(lower, "except") || strings.Contains(lower, "throw") ||
+		strings.Contains(lower, "panic") || strings.Contains(lower, "fail") || strings.Contains(lower, "raise")
+	return has
+}

@@ -1,0 +1,235 @@
+package prune
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// A matching is where the terms of a goal are.
+type matching struct {
+	weights []float64   // of each term, adding up to 1
+	hits    [][]float64 // of each term, by line: how much of it is there
+	line    []float64   // coverage by line
+}
+
+func match(v *vocabulary, q *query) *matching {
+	n := len(v.ends)
+	m := &matching{line: make([]float64, n)}
+	similar := make([][]float64, len(q.terms)) // by term of the goal, then of the text
+	for t, term := range q.terms {
+		best := 0.0
+		similar[t] = make([]float64, len(v.terms))
+		for i, other := range v.terms {
+			if sim := similarity(term.stem, other); sim > 0 {
+				similar[t][i] = sim
+				best = max(best, sim*v.rarity(i))
+			}
+		}
+		m.weights = append(m.weights, term.weight*best)
+		m.hits = append(m.hits, make([]float64, n))
+	}
+	total := 0.0
+	for _, w := range m.weights {
+		total += w
+	}
+	for t := range m.weights {
+		if total > 0 {
+			m.weights[t] /= total
+		}
+		if m.weights[t] == 0 {
+			continue
+		}
+		for i := range n {
+			for _, term := range v.line(i) {
+				m.hits[t][i] = max(m.hits[t][i], similar[t][term])
+			}
+			m.line[i] += m.weights[t] * m.hits[t][i]
+		}
+	}
+	return m
+}
+
+// window returns the coverage by each line and as many as radius on both sides.
+func (m *matching) window(radius int) []float64 {
+	n := len(m.line)
+	all := make([]float64, n)
+	sums := make([]float64, n+1)
+	for t, hits := range m.hits {
+		if m.weights[t] == 0 {
+			continue
+		}
+		for i, hit := range hits {
+			sums[i+1] = sums[i] + hit
+		}
+		for i := range n {
+			found := sums[min(n, i+radius+1)] - sums[max(0, i-radius)]
+			all[i] += m.weights[t] * (found / (found + 0.5)) * 1.5
+		}
+	}
+	return all
+}
+
+// gather returns the coverage by groups of lines, and how dense it is there.
+func (m *matching) gather(group []int, groups int) (coverage, density []float64) {
+	coverage, density = make([]float64, groups), make([]float64, groups)
+	sizes := make([]float64, groups)
+	for i, g := range group {
+		sizes[g]++
+		density[g] += m.line[i]
+	}
+	sums := make([]float64, groups)
+	for t, hits := range m.hits {
+		if m.weights[t] == 0 {
+			continue
+		}
+		clear(sums)
+		for i, g := range group {
+			sums[g] += hits[i]
+		}
+		for g, found := range sums {
+			coverage[g] += m.weights[t] * (found / (found + 1)) * 1.5
+		}
+	}
+	for g := range density {
+		density[g] /= sizes[g] + 4
+	}
+	return coverage, density
+}
+
+// pairs returns, by line, how many terms follow each other there as in the goal.
+func (m *matching) pairs() []float64 {
+	all := make([]float64, len(m.line))
+	for t := 1; t < len(m.hits); t++ {
+		weight := m.weights[t-1] + m.weights[t]
+		for i := range all {
+			if m.hits[t-1][i] > 0.5 && m.hits[t][i] > 0.5 {
+				all[i] += weight
+			}
+		}
+	}
+	return all
+}
+
+func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
+	n := len(m.line)
+	s.set(inLine, m.line)
+	s.set(inLineRelative, relative(m.line))
+	mean := float64(len(v.of))/float64(max(n, 1)) + 1
+	density := make([]float64, n)
+	for i := range n {
+		density[i] = m.line[i] / (0.3 + 0.7*float64(len(v.line(i)))/mean)
+	}
+	s.set(inLineDensity, relative(density))
+
+	window4, window16 := m.window(4), m.window(16)
+	s.set(inWindow1, m.window(1))
+	s.set(inWindow4, window4)
+	s.set(inWindow4Relative, relative(window4))
+	s.set(inWindow16, window16)
+	s.set(inWindow16Relative, relative(window16))
+	s.found = most(window4)
+
+	s.set(near3, relative(near(m.line, 3)))
+	around := near(m.line, 10)
+	s.set(near10, relative(around))
+	s.set(near40, relative(near(m.line, 40)))
+	s.set(nearRank, ranks(around))
+	s.set(after10, relative(after(m.line, 10)))
+	s.set(before10, relative(before(m.line, 10)))
+
+	coverage, dense := m.gather(o.block, o.blocks)
+	s.set(inBlock, spread(coverage, o.block))
+	s.set(inBlockRelative, spread(relative(coverage), o.block))
+	s.set(inBlockDensity, spread(relative(dense), o.block))
+	s.set(inBlockRank, ranks(spread(dense, o.block)))
+	coverage, _ = m.gather(o.paragraph, o.paragraphs)
+	s.set(inParagraph, spread(coverage, o.paragraph))
+	s.set(inParagraphRel, spread(relative(coverage), o.paragraph))
+
+	own, outer := make([]float64, n), make([]float64, n)
+	for i := range n {
+		head := o.head(i)
+		if head < 0 {
+			continue
+		}
+		own[i] = m.line[head]
+		if head = o.parent[head]; head >= 0 {
+			outer[i] = m.line[head]
+		}
+	}
+	s.set(inHead, own)
+	s.set(inOuterHead, outer)
+
+	pairs := m.pairs()
+	s.set(pairInLine, pairs)
+	s.set(pairInWindow4, near(pairs, 4))
+}
+
+// readNames looks for the names that the goal has, and for its words as they are.
+func (s *sheet) readNames(l lines, o *outline, q *query, w *wording) {
+	n := l.len()
+	literal := relative(w.weights)
+	s.set(wordInLine, literal)
+	s.set(wordInWindow4, near(literal, 4))
+	s.set(wordRare, w.rarest)
+	if len(q.identifiers) == 0 {
+		return
+	}
+	found, above := make([]float64, n), make([]float64, n)
+	for i := range n {
+		line := strings.ToLower(l.line(i))
+		for _, name := range q.identifiers {
+			if strings.Contains(line, name) {
+				found[i] = 1
+			}
+		}
+	}
+	for i := range n {
+		if head := o.head(i); head >= 0 {
+			above[i] = found[head]
+		}
+	}
+	s.set(namedInLine, found)
+	s.set(namedInWindow4, near(found, 4))
+	s.set(namedInHead, above)
+}
+
+// relatedTerms is how many terms are taken to be related to the goal.
+const relatedTerms = 24
+
+// readRelated looks for terms that stand where those of the goal do.
+func (s *sheet) readRelated(m *matching, v *vocabulary) {
+	n := len(m.line)
+	weight := relative(near(m.line, 4))
+	scores := make([]float64, len(v.terms))
+	for i := range n {
+		w := weight[i] * weight[i] * weight[i]
+		if w < 0.05 {
+			continue
+		}
+		for _, term := range v.line(i) {
+			scores[term] += w
+		}
+	}
+	var order []int
+	for term, score := range scores {
+		if score > 0 { // and more if it stands nowhere else
+			scores[term] = score / (score + 2) * v.rarity(term) * (score / float64(v.lines[term]))
+			order = append(order, term)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(scores[b], scores[a]) })
+	related := make([]float64, len(scores))
+	for _, term := range order[:min(len(order), relatedTerms)] {
+		related[term] = scores[term]
+	}
+	in := make([]float64, n)
+	for i := range n {
+		for _, term := range v.line(i) {
+			in[i] += related[term]
+		}
+	}
+	s.set(relatedInLine, relative(in))
+	s.set(relatedInWindow4, relative(near(in, 4)))
+}

@@ -1,0 +1,221 @@
+package prune
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"strings"
+)
+
+// pays reports whether what is removed is more than its markers, whatever their handle.
+func pays(l lines, blocks []block) bool {
+	gain := 0.0
+	for _, b := range blocks {
+		gain += tokenWeight(l.text[l.starts[b.start]:l.starts[b.end]]) - markerTokens(dearestHandle, l.len())
+	}
+	return gain > 0
+}
+
+// chooseOwn chooses by our own estimate of what bears on the goal.
+func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
+	goal := beginning(r.Goal)
+	w := readWording(l, goal, func() bool { return ctx.Err() != nil })
+	if w == nil {
+		return nil, nil, ctx.Err()
+	}
+	sheet, err := read(ctx, l, o, r.Source, goal, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	values := sheet.values()
+	units := newUnits(l, o, values, protect(l, o, w, values, removable))
+	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(usualHandle, l.len())}
+	for i := range units {
+		b.tokens += units[i].tokens
+	}
+	b.tokens *= 1 - saving(float64(removable)/float64(l.len()))
+	kept, err := chooseNamed(ctx, units, b, o)
+	return units, kept, err
+}
+
+// chooseNamed chooses, and keeps the definitions and headings that kept lines are
+// under. They cost tokens too, so it chooses again when it is known which they are.
+func chooseNamed(ctx context.Context, units []unit, b budget, o *outline) (kept []bool, err error) {
+	const rounds = 3 // by then hardly any are new
+	for range rounds {
+		if kept, err = choose(ctx, units, b); err != nil {
+			return nil, err
+		}
+		for _, name := range keepNames(units, kept, o) {
+			units[name].must = true
+		}
+	}
+	return kept, nil
+}
+
+// maxGoal is how many bytes of a goal are read. It is a sentence, or a short text.
+const maxGoal = 16 << 10
+
+func beginning(goal string) string {
+	if len(goal) <= maxGoal {
+		return goal
+	}
+	return strings.ToValidUTF8(goal[:maxGoal], "")
+}
+
+// chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
+// line costs the same. Of a short text just the best lines are kept.
+func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
+	values := levelled(r.Scores)
+	units := newUnits(l, o, values, protect(l, o, new(wording), values, removable))
+	if l.len() < short {
+		return units, best(units, removable), nil
+	}
+	b := budget{removable: removable, enough: removable, marker: markerTokens(usualHandle, l.len()), exact: true}
+	for i := range units {
+		b.tokens += units[i].tokens
+	}
+	for i := range units {
+		units[i].tokens = b.tokens / float64(l.len()) * float64(units[i].lines())
+	}
+	kept, err := chooseNamed(ctx, units, b, o)
+	return units, kept, err
+}
+
+// saving is the share of tokens that is to be saved where a share of the lines may be
+// removed. It is less, for markers cost tokens and what matters has long lines.
+func saving(ratio float64) float64 { return ratio * (0.845 + 0.06*ratio) }
+
+// Handles to reckon with, not those of the request: those are others in each process,
+// and what is kept must not be.
+const (
+	usualHandle   = "prn_3SEMd5UxCK1U4BvxWSkab2"
+	dearestHandle = "prn_a0a0a0a0a0a0a0a0a0a0a0"
+)
+
+// markerTokens is what a marker costs in a text of n lines. What is kept does not
+// depend on whether there are markers: it is the same, however it is shown.
+func markerTokens(handle string, n int) float64 {
+	return tokenWeight(annotate(handle, block{n - 1, n}, offGoal).Marker)
+}
+
+// newUnits returns what is kept or removed as a whole.
+func newUnits(l lines, o *outline, values []float64, must []bool) []unit {
+	units := make([]unit, 0, len(values))
+	for i, value := range values {
+		tokens := tokenWeight(l.line(i))
+		if o.is(i, joined) {
+			last := &units[len(units)-1]
+			last.end++
+			last.value += value
+			last.tokens += tokens
+			last.must = last.must || must[i]
+			continue
+		}
+		units = append(units, unit{i, i + 1, value, tokens, must[i]})
+	}
+	return units
+}
+
+// levelled returns the scores of a reranker, whatever their scale, as values above 0
+// and up to 1. Lines without a score have a little less than the nearest that has one.
+func levelled(scores []float64) []float64 {
+	low, high := math.Inf(1), math.Inf(-1)
+	for _, s := range scores {
+		if !math.IsNaN(s) {
+			low, high = min(low, s), max(high, s)
+		}
+	}
+	values := make([]float64, len(scores))
+	distance := make([]int, len(scores)) // from the line that has it
+	for i, s := range scores {
+		switch {
+		case math.IsNaN(s) && i > 0:
+			values[i], distance[i] = values[i-1], distance[i-1]+1
+		case math.IsNaN(s):
+			distance[i] = len(scores)
+		case high > low:
+			values[i] = (s/2 - low/2) / (high/2 - low/2) // halves do not overflow
+		}
+	}
+	for i := len(scores) - 2; i >= 0; i-- {
+		if distance[i+1]+1 < distance[i] {
+			values[i], distance[i] = values[i+1], distance[i+1]+1
+		}
+	}
+	for i := range values {
+		if values[i] = 0.001 + 0.999*values[i]; distance[i] > 0 {
+			values[i] *= 0.999
+		}
+	}
+	return values
+}
+
+// best keeps the best units, the first of those that are equal, and no more than must
+// be.
+func best(units []unit, removable int) []bool {
+	order := make([]int, len(units))
+	kept := make([]bool, len(units))
+	left := 0
+	for i := range units {
+		order[i], kept[i] = i, units[i].must
+		if !kept[i] {
+			left += units[i].lines()
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(units[b].value, units[a].value) })
+	for _, i := range order {
+		if left <= removable {
+			break
+		}
+		if !kept[i] {
+			kept[i] = true
+			left -= units[i].lines()
+		}
+	}
+	return kept
+}
+
+// keepNames keeps the definitions and headings that kept lines are under.
+func keepNames(units []unit, kept []bool, o *outline) (names []int) {
+	index := make([]int, len(o.kinds)) // the unit of each line
+	for u := range units {
+		for i := units[u].start; i < units[u].end; i++ {
+			index[i] = u
+		}
+	}
+	for u := len(units) - 1; u >= 0; u-- {
+		if !kept[u] || units[u].lines() == 1 && o.is(units[u].start, blank|bracket) {
+			continue
+		}
+		for p := o.parent[units[u].start]; p >= 0 && !kept[index[p]]; p = o.parent[p] {
+			kept[index[p]] = true
+			names = append(names, index[p])
+		}
+	}
+	return names
+}
+
+// removed returns the runs of units that are not kept.
+func removed(units []unit, kept []bool) (blocks []block) {
+	for i := range units {
+		if kept[i] {
+			continue
+		}
+		if last := len(blocks) - 1; last >= 0 && blocks[last].end == units[i].start {
+			blocks[last].end = units[i].end
+			continue
+		}
+		blocks = append(blocks, block{units[i].start, units[i].end})
+	}
+	return blocks
+}
+
+// count returns how many lines blocks have together.
+func count(blocks []block) (n int) {
+	for _, b := range blocks {
+		n += b.end - b.start
+	}
+	return n
+}
