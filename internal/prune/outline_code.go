@@ -28,10 +28,10 @@ func (o *outline) readCode(l lines) {
 			if ends := closerOf(text); ends != 0 && i >= unended {
 				i, unended = o.readImport(l, i, ends)
 			}
-		case isDecorator(text) && !isDefinition(withoutDecorator(text)):
-			o.kinds[i] |= decorator
-		case isDefinition(withoutDecorator(text)) || i+1 < n && opensBody(l.line(i+1)) && isSignature(text):
+		case definesAt(l, i, withoutDecorator(text)):
 			o.kinds[i] |= definition
+		case isDecorator(text):
+			o.kinds[i] |= decorator
 		}
 	}
 	o.readHeader(l)
@@ -196,7 +196,7 @@ func isImport(text string) bool {
 	case "export":
 		return (rest != "" && (rest[0] == '*' || rest[0] == '{')) && strings.Contains(rest, " from ")
 	}
-	return strings.HasPrefix(text, "#include") || strings.HasPrefix(text, "#import")
+	return strings.HasPrefix(text, "#include") || strings.HasPrefix(text, "#import") || strings.HasPrefix(text, ". ") && len(text) > 2 // of a shell
 }
 
 // Words that may stand before the one that says what is defined, and those that do.
@@ -239,13 +239,42 @@ func isDefinition(text string) bool {
 	if statements[first] || statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
 		return assignsFunction(text)
 	}
-	switch text[len(text)-1] {
-	case '{':
-		return isSignature(text) || assignsFunction(text)
-	case '(': // whose parameters follow: a name and a type, or it is a call
-		return len(strings.Fields(rest)) > 1 && isSignature(text+")") && !strings.Contains(rest, ":")
+	return text[len(text)-1] == '{' && isSignature(text) || assignsFunction(text)
+}
+
+// definesAt reports whether a definition begins with line i, of which this is the text.
+func definesAt(l lines, i int, text string) bool {
+	if isDefinition(text) {
+		return true
 	}
-	return assignsFunction(text)
+	if statements[firstWord(text)] || !strings.Contains(text, "(") {
+		return false
+	}
+	text, next := withParameters(l, i, text)
+	return text != "" && (isDefinition(text) || next < l.len() && opensBody(l.line(next)) && isSignature(text))
+}
+
+// maxParameters is how many lines the parameters of a function may take.
+const maxParameters = 16
+
+// withParameters returns a line and those that follow until its parentheses are closed,
+// as one, and which line is the next. If they are not, it is none.
+func withParameters(l lines, i int, text string) (joined string, next int) {
+	depth := parentheses(text)
+	for next = i + 1; depth > 0; next++ {
+		if next == l.len() || next > i+maxParameters {
+			return "", next
+		}
+		line := strings.TrimSpace(l.line(next))
+		depth += parentheses(line)
+		text += " " + line
+	}
+	return text, next
+}
+
+// parentheses returns how many parentheses are opened and not closed in text.
+func parentheses(text string) (depth int) {
+	return strings.Count(text, "(") - strings.Count(text, ")")
 }
 
 // defines reports whether a word that can define something does, by what follows it.

@@ -80,6 +80,29 @@ hc|# Copyright 2026
  .|if __name__ == "__main__":
  .|    main()
 `},
+		{"signatures over several lines", `
+ d|static bool url_match(struct conn *a,
+ .|                      struct conn *b)
+ .|{
+ .|  return same(a,
+ .|              b);
+ .|}
+ d|public Foo bar(String a,
+ .|    String b) throws IOException {
+ .|  call(a,
+ .|      b);
+ .|  foo.each(function (x) {
+ .|  });
+ .|}
+ d|  constructor(
+ .|    private a: A,
+ .|  ) {
+ .|    if (a &&
+ .|        b) {
+ d|def merge(
+ .|    a: int,
+ .|) -> int:
+`},
 		{"texts in triple quotes", `
  .|query = """
  c|def not_one():
