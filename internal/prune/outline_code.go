@@ -7,18 +7,14 @@ import "strings"
 // definition in another is seldom anything else.
 func (o *outline) readCode(l lines) {
 	n := l.len()
-	quoted := "" // the delimiter of a text over several lines that is open
+	var open comments
 	unended := 0 // before this line no import ends
 	for i := 0; i < n; i++ {
 		if o.is(i, blank) {
 			continue
 		}
 		text := strings.TrimSpace(l.line(i))
-		inside := quoted == "" && isComment(text)
-		if !inside {
-			inside, quoted = docString(text, quoted)
-		}
-		if inside {
+		if open.read(text, l.text[l.starts[i+1]:]) {
 			o.kinds[i] |= comment
 			continue
 		}
@@ -86,33 +82,77 @@ func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
 	return i, limit
 }
 
-// docString follows texts in triple quotes, which Python has for comments, and others
-// for texts. It reports whether a line begins inside of one or is the beginning of one,
-// and what the one that is open afterwards ends with.
-func docString(text, open string) (inside bool, stillOpen string) {
-	inside = open != ""
-	for _, quote := range [...]string{`"""`, `'''`} {
-		if strings.HasPrefix(strings.TrimLeft(text, "rRuUbBfF"), quote) {
-			inside = true
-		}
-	}
-	for rest := text; ; {
-		if open != "" {
-			_, after, closed := strings.Cut(rest, open)
-			if !closed {
-				return inside, open
+// comments follows comments that go over several lines, and texts in triple quotes,
+// which Python has for them and others for texts.
+type comments struct {
+	end     string          // of what is open, or nothing
+	endless map[string]bool // these ends do not come any more
+}
+
+// read reports whether a line is part of a comment, or begins inside of a text, given
+// all that follows.
+func (c *comments) read(line, rest string) bool {
+	if c.end == "" {
+		if isComment(line) {
+			if strings.HasPrefix(line, "/*") && !strings.Contains(line, "*/") {
+				c.begin("*/", rest)
 			}
-			rest, open = after, ""
+			return true
 		}
-		at := strings.Index(rest, `"""`)
-		if single := strings.Index(rest, `'''`); single >= 0 && (at < 0 || single < at) {
-			at = single
+		quoted := strings.TrimLeft(line, "rRuUbBfF")
+		c.readTexts(line, rest)
+		return strings.HasPrefix(quoted, tripleQuotes[0]) || strings.HasPrefix(quoted, tripleQuotes[1])
+	}
+	if _, after, closed := strings.Cut(line, c.end); closed {
+		c.end = ""
+		c.readTexts(after, rest)
+	}
+	return true
+}
+
+var tripleQuotes = [...]string{`"""`, `'''`}
+
+// readTexts looks for a text that begins in a line and does not end there.
+func (c *comments) readTexts(line, rest string) {
+	for {
+		at, quote := -1, ""
+		for _, q := range tripleQuotes {
+			if i := strings.Index(line, q); i >= 0 && (at < 0 || i < at) {
+				at, quote = i, q
+			}
 		}
 		if at < 0 {
-			return inside, ""
+			return
 		}
-		open, rest = rest[at:at+3], rest[at+3:]
+		// Inside of another text they are only characters.
+		inside := at > 0 && strings.IndexByte("\"'`\\", line[at-1]) >= 0
+		line = line[at+len(quote):]
+		if inside || line != "" && line[0] == quote[0] {
+			line = strings.TrimLeft(line, quote[:1])
+			continue
+		}
+		end := strings.Index(line, quote)
+		if end < 0 {
+			c.begin(quote, rest)
+			return
+		}
+		line = line[end+len(quote):]
 	}
+}
+
+// begin opens a comment or text, if its end comes.
+func (c *comments) begin(end, rest string) {
+	if c.endless[end] {
+		return
+	}
+	if !strings.Contains(rest, end) {
+		if c.endless == nil {
+			c.endless = map[string]bool{}
+		}
+		c.endless[end] = true
+		return
+	}
+	c.end = end
 }
 
 func isComment(text string) bool {
@@ -236,22 +276,71 @@ func isDefinition(text string) bool {
 	if definers[word] && defines(word, after) && (!aggregates[word] || isAggregate(word, after)) {
 		return true
 	}
-	if statements[first] || statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
+	if statements[first] && first != "var" && first != "let" {
+		return false
+	}
+	if statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
 		return assignsFunction(text)
 	}
-	return text[len(text)-1] == '{' && isSignature(text) || assignsFunction(text)
+	if arrow := strings.Index(text, ") =>"); arrow > 0 && len(rest) < len(text) { // of C#, behind public or the like
+		return isSignature(text[:arrow+1]) || assignsFunction(text)
+	}
+	switch {
+	case text[len(text)-1] == '{' && isSignature(text):
+		return true
+	case text[len(text)-1] == '}': // with its body
+		head, body, _ := strings.Cut(text, "{")
+		named := strings.IndexByte(head, '(') // a call may have a block, but not a type
+		return isSignature(head) && (body == "}" || len(strings.Fields(head[:max(named, 0)])) > 1) || assignsFunction(text)
+	}
+	return assignsFunction(text)
 }
 
 // definesAt reports whether a definition begins with line i, of which this is the text.
 func definesAt(l lines, i int, text string) bool {
-	if isDefinition(text) {
-		return true
+	if text = withoutTemplate(withoutRemark(text)); text == "" || isDefinition(text) {
+		return text != ""
 	}
 	if statements[firstWord(text)] || !strings.Contains(text, "(") {
 		return false
 	}
 	text, next := withParameters(l, i, text)
+	for range 3 { // what a constructor is based on
+		if next < l.len() && strings.HasPrefix(strings.TrimSpace(l.line(next)), ":") {
+			next++
+		}
+	}
 	return text != "" && (isDefinition(text) || next < l.len() && opensBody(l.line(next)) && isSignature(text))
+}
+
+// withoutRemark returns a line without the comment behind its brace.
+func withoutRemark(text string) string {
+	for _, remark := range [...]string{"{ //", "{ #", "{ /*"} {
+		if at := strings.Index(text, remark); at > 0 {
+			return text[:at+1]
+		}
+	}
+	return text
+}
+
+// withoutTemplate returns what a line of C++ makes a template of.
+func withoutTemplate(text string) string {
+	rest, ok := strings.CutPrefix(text, "template")
+	if !ok || strings.TrimLeft(rest, " ") == "" || strings.TrimLeft(rest, " ")[0] != '<' {
+		return text
+	}
+	depth := 0
+	for i := 0; i < len(rest); i++ {
+		switch rest[i] {
+		case '<':
+			depth++
+		case '>':
+			if depth--; depth == 0 {
+				return strings.TrimSpace(rest[i+1:])
+			}
+		}
+	}
+	return ""
 }
 
 // maxParameters is how many lines the parameters of a function may take.
@@ -279,7 +368,10 @@ func parentheses(text string) (depth int) {
 
 // defines reports whether a word that can define something does, by what follows it.
 func defines(word, after string) bool {
-	if after == "" || word == "macro_rules" {
+	if after == "" {
+		return false
+	}
+	if word == "macro_rules" {
 		return true
 	}
 	if c := after[0]; c == '<' && word == "impl" || c == '*' && word == "function" {
@@ -292,6 +384,9 @@ func defines(word, after string) bool {
 	c := name[0]
 	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' && (c != '{' || word != "class") {
 		return false
+	}
+	if c == '"' {
+		return word == "module"
 	}
 	if word == "type" || word == "object" || word == "value" || word == "record" || word == "module" {
 		return c != '(' && (word != "type" || !strings.HasPrefix(name, "="))
@@ -306,14 +401,15 @@ var aggregates = setOf("struct union enum object record")
 // not of a variable.
 func isAggregate(word, after string) bool {
 	after = strings.TrimSpace(after)
-	if head, _, body := strings.Cut(after, "{"); body || after == "" {
+	if head, _, body := strings.Cut(after, "{"); body {
+		head, _, _ = strings.Cut(head, "<")
 		return !strings.Contains(head, "=")
 	}
 	name := firstWord(after)
-	rest := after[len(name):]
+	rest := strings.TrimSpace(after[len(name):])
 	switch word {
 	case "struct", "enum", "record": // of Rust and C#, and those with their brace in the next line
-		return rest == "" || rest == ";" || strings.HasPrefix(rest, "(") || strings.HasPrefix(rest, "<")
+		return rest == "" || rest == ";" || strings.IndexByte("(<:", rest[0]) >= 0
 	}
 	return rest == "" && !strings.HasSuffix(after, ";")
 }
@@ -326,10 +422,16 @@ func isSignature(text string) bool {
 		return false
 	}
 	before := text[:open]
-	if strings.ContainsAny(before, "=.?\"'`;@{|!") && !strings.Contains(before, "operator") {
+	if strings.ContainsAny(before, "=\"'`;@{|!") && !strings.Contains(before, "operator") || strings.Contains(before, "->") || before[0] == ':' {
 		return false
 	}
-	if strings.Contains(before, "->") || strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
+	// Types may have all sorts of things in them, but a name that stands alone is one
+	// of something that is called.
+	words := strings.Fields(before)
+	if len(words) == 1 && strings.ContainsAny(before, ".?") || strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
+		return false
+	}
+	if strings.HasSuffix(strings.ToLower(before), "foreach") { // a loop by a macro
 		return false
 	}
 	if c := text[open-1]; !isLetter(c) && !isDigit(c) && c != '_' && c != '>' && c != '$' && c != ' ' && c != '=' {
@@ -358,6 +460,9 @@ func assignsFunction(text string) bool {
 		}
 		parameters := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text[eq+1:arrow]), "async "))
 		return firstWord(parameters) == parameters || strings.HasPrefix(parameters, "(")
+	}
+	if rest := text[at+len("function"):]; rest != "" && strings.IndexByte(" (*", rest[0]) < 0 {
+		return false
 	}
 	before := strings.TrimSpace(text[:at])
 	before = strings.TrimSpace(strings.TrimSuffix(before, "async"))

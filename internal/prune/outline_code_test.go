@@ -103,6 +103,41 @@ hc|# Copyright 2026
  .|    a: int,
  .|) -> int:
 `},
+		{"forms that are rarer", `
+ d|remove_file() { # <file>
+ d|public Class<?> getUpToClass() {
+ d|Map.Entry<K,V> first() {
+ d|void IBindingList.AddIndex(int a) {
+ d|void f(int a, int b) {}
+ d|public int Run(int a) => a + 1;
+ d|public enum E : int
+ d|struct Error<F: Formatter = Default> {
+ d|public Foo(string m)
+ .|    : base(m)
+ .|{
+ .|type "$1" > /dev/null
+ .|local fn
+ .|x = function_exists(a)
+ .|TAILQ_FOREACH(a, b, c) {
+ .|struct frame fp;
+ .|object x;
+ .|foo.bar(x) {
+`},
+		{"comments over several lines", `
+hc|/* What this is for,
+hc|def not_one():
+hc|and no more */
+ d|def one():
+ .|    x = "/*"
+ c|/* never ended
+ d|def two():
+`},
+		{"quotes in texts", `
+ .|x = "'''"
+ d|def one():
+ .|y = @"{""a"": """
+ d|def two():
+`},
 		{"texts in triple quotes", `
  .|query = """
  c|def not_one():
