@@ -16,35 +16,30 @@ type matching struct {
 func match(v *vocabulary, q *query) *matching {
 	n := len(v.ends)
 	m := &matching{line: make([]float64, n)}
-	similar := make([][]float64, len(q.terms)) // by term of the goal, then of the text
-	for t, term := range q.terms {
+	similar := make([]float64, len(v.terms)) // to a term of the goal, by term of the text
+	total := 0.0
+	for _, term := range q.terms {
 		best := 0.0
-		similar[t] = make([]float64, len(v.terms))
 		for i, other := range v.terms {
-			if sim := similarity(term.stem, other); sim > 0 {
-				similar[t][i] = sim
-				best = max(best, sim*v.rarity(i))
+			similar[i] = similarity(term.stem, other)
+			best = max(best, similar[i]*v.rarity(i))
+		}
+		hits := make([]float64, n)
+		for i := 0; best > 0 && i < n; i++ {
+			for _, term := range v.line(i) {
+				hits[i] = max(hits[i], similar[term])
 			}
 		}
-		m.weights = append(m.weights, term.weight*best)
-		m.hits = append(m.hits, make([]float64, n))
-	}
-	total := 0.0
-	for _, w := range m.weights {
-		total += w
+		m.weights, m.hits = append(m.weights, term.weight*best), append(m.hits, hits)
+		total += term.weight * best
 	}
 	for t := range m.weights {
-		if total > 0 {
-			m.weights[t] /= total
-		}
 		if m.weights[t] == 0 {
 			continue
 		}
-		for i := range n {
-			for _, term := range v.line(i) {
-				m.hits[t][i] = max(m.hits[t][i], similar[t][term])
-			}
-			m.line[i] += m.weights[t] * m.hits[t][i]
+		m.weights[t] /= total
+		for i, hit := range m.hits[t] {
+			m.line[i] += m.weights[t] * hit
 		}
 	}
 	return m

@@ -231,7 +231,7 @@ func isImport(text string) bool {
 		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") || strings.HasPrefix(rest, "__DIR__")
 	case "source":
 		return rest != "" && !strings.ContainsAny(rest, "=(")
-	case "const", "let", "var":
+	case "const", "let", "var", "local":
 		return strings.Contains(rest, "= require(") || strings.Contains(rest, "= await import(")
 	case "export":
 		return (rest != "" && (rest[0] == '*' || rest[0] == '{')) && strings.Contains(rest, " from ")
@@ -243,13 +243,13 @@ func isImport(text string) bool {
 var (
 	modifiers = setOf(`export default async pub public private protected internal static final abstract override virtual unsafe extern inline
 		sealed partial open suspend data readonly declare const constexpr friend explicit synchronized native default crate local mutating
-		fileprivate required convenience lazy inner expect actual external noinline operator infix tailrec value`)
+		fileprivate case indirect required convenience lazy inner expect actual external noinline operator infix tailrec value`)
 	definers = setOf(`def class func function fn fun struct enum interface trait impl type module namespace object record union mod protocol
-		extension macro_rules typedef defmodule defp defmacro sub contract library`)
+		extension macro_rules typedef actor defmodule defp defmacro sub contract library`)
 	// Words that begin a statement with parentheses or braces that is no definition.
 	statements = setOf(`if for while switch catch return else do using lock fixed foreach elif with try unless until when match select defer go
 		case throw new await delete assert yield not and or in is typeof sizeof loop begin elseif elsif finally goto raise print echo rescue
-		ensure var let`)
+		ensure guard var let`)
 )
 
 // isDefinition reports whether a line begins the definition of a function, a type or
@@ -301,6 +301,9 @@ func definesAt(l lines, i int, text string) bool {
 	if text = withoutTemplate(withoutRemark(text)); text == "" || isDefinition(text) {
 		return text != ""
 	}
+	if isStatementOfSQL(text) || l.whole(i)[0] > ' ' && isSection(text) {
+		return true
+	}
 	if statements[firstWord(text)] || !strings.Contains(text, "(") {
 		return false
 	}
@@ -312,6 +315,25 @@ func definesAt(l lines, i int, text string) bool {
 	}
 	return text != "" && (isDefinition(text) || next < l.len() && opensBody(l.line(next)) && isSignature(text))
 }
+
+// isSection reports whether a line that is not indented opens a section of a
+// configuration, as those of Terraform and nginx have them: words and a brace.
+func isSection(text string) bool {
+	head, ok := strings.CutSuffix(text, " {")
+	word := firstWord(head)
+	return ok && word != "" && !statements[word] && !strings.ContainsAny(head, "()=;,|&<>")
+}
+
+// isStatementOfSQL reports whether a line creates or alters something in a database.
+func isStatementOfSQL(text string) bool {
+	verb := firstWord(text)
+	if !strings.EqualFold(verb, "create") && !strings.EqualFold(verb, "alter") {
+		return false
+	}
+	return objectsOfSQL[strings.ToLower(firstWord(strings.TrimLeft(text[len(verb):], " ")))]
+}
+
+var objectsOfSQL = setOf("table view index function procedure trigger type schema database sequence or unique temp temporary materialized extension policy role")
 
 // withoutRemark returns a line without the comment behind its brace.
 func withoutRemark(text string) string {
@@ -544,7 +566,8 @@ func (o *outline) nest(l lines) {
 // goesOn reports whether a line at the column of a definition is still part of it: it
 // closes what was opened there.
 func goesOn(text string) bool {
-	return strings.IndexByte(")]}{", text[0]) >= 0 || firstWord(text) == "where"
+	word := firstWord(text)
+	return strings.IndexByte(")]}{", text[0]) >= 0 || word == "where" || word == "end"
 }
 
 // isDirective reports whether a line stands at a column that says nothing of where it

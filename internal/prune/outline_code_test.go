@@ -123,6 +123,25 @@ hc|# Copyright 2026
  .|object x;
  .|foo.bar(x) {
 `},
+		{"configurations and databases", `
+ d|resource "aws_instance" "web" {
+ .|  ami = "x"
+ .|  tags = {
+ .|}
+ d|server {
+ .|  location / {
+ d|CREATE TABLE "orders" (
+ d|create or replace function f()
+ .|create :user
+ .|else {
+`},
+		{"Scala, Swift and Lua", `
+ d|case class User(name: String)
+ .|  case User(n) =>
+ d|actor Store {
+ .|  guard check(id) else {
+ i|local json = require("json")
+`},
 		{"comments over several lines", `
 hc|/* What this is for,
 hc|def not_one():

@@ -46,18 +46,36 @@ func (o *outline) readLogs(l lines) {
 }
 
 // saysFailure reports whether a line of a log has one of the words for what went
-// wrong, in any case.
+// wrong, in any case, and not only to say that nothing did.
 func saysFailure(line string) bool {
 	for i := 0; i+5 <= len(line); i++ {
 		switch line[i] | 0x20 {
-		case 'e':
-			if hasFold(line[i:], "error") || hasFold(line[i:], "exception") {
-				return true
+		case 'e', 't':
+			for _, word := range failures {
+				named := i == 0 || !isLetter(line[i-1]) // not the end of a name, as in NullPointerException: null
+				if hasFold(line[i:], word) && !(named && isNone(line[i+len(word):])) {
+					return true
+				}
 			}
-		case 't':
-			if hasFold(line[i:], "traceback") {
-				return true
-			}
+		}
+	}
+	return false
+}
+
+var failures = [...]string{"error", "exception", "traceback"}
+
+// isNone reports whether what follows a word for a failure says that there is none, as
+// records have it whose members are always the same: "error":null, errors=0.
+func isNone(rest string) bool {
+	rest = strings.TrimLeft(rest, "sS")
+	value := strings.TrimLeft(rest, "\"' ")
+	if value == "" || value[0] != ':' && value[0] != '=' {
+		return false
+	}
+	value = strings.TrimLeft(value[1:], " ")
+	for _, none := range [...]string{"null", "nil", "none", "<nil>", "false", "0", `""`, "''"} {
+		if hasFold(value, none) && (len(value) == len(none) || !isLetter(value[len(none)]) && !isDigit(value[len(none)]) && value[len(none)] != '.') {
+			return true
 		}
 	}
 	return false

@@ -103,3 +103,27 @@ func TestRecordsOfLogs(t *testing.T) { // P77
 		}
 	}
 }
+
+func TestWhatSaysThatNothingFailedIsNoFailure(t *testing.T) { // P36
+	for line, want := range map[string]bool{
+		"ERROR x":                               true,
+		"an eRrOr":                              true,
+		`{"level":"info","error":null}`:         false,
+		`{"errors":0,"msg":"served"}`:           false,
+		`{"errors":0,"error":"lost"}`:           true,
+		"served errors=0 in 3 ms":               false,
+		"served errors=05":                      true,
+		`level=info error="" exception=nil`:     false,
+		"java.lang.NullPointerException: null":  true,
+		"TypeError: null":                       true,
+		"error: 0.5 of the requests were lost":  true,
+		"0 errors":                              true,
+		"Traceback (most recent call last):":    true,
+		"error:":                                true,
+		"error = nothing at all could be found": true,
+	} {
+		if got := saysFailure(line); got != want {
+			t.Errorf("%s: %v", line, got)
+		}
+	}
+}

@@ -64,6 +64,7 @@ func protect(l lines, o *outline, w *wording, values []float64, removable int) [
 	if traces := o.all(trace); len(traces) <= limit {
 		best(traces)
 	}
+	best(o.all(severe))
 	// Who says a word wants to see it, so more of these are few.
 	limit = max(limit, l.len()/33)
 	values = w.weights

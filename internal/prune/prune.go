@@ -129,7 +129,7 @@ func Prune(ctx context.Context, r *Request) *Result {
 	return result
 }
 
-// MaxLines is how many lines a text may have: so many take some 100 MB for a moment.
+// MaxLines is how many lines a text may have: so many take some 200 MB for a moment.
 // One of more is returned as it was, and said to be too large.
 const MaxLines = 250_000
 

@@ -8,6 +8,7 @@ import (
 	"math"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -114,14 +115,21 @@ func (p *pruning) run(ctx context.Context, chars int) {
 	p.handler.originals.Put(p.owner, p.id, original) // its time begins now
 }
 
-// turns bounds how many texts are pruned at once: that is work for a processor, and
-// takes up to some 100 MB for the largest texts.
+// turns bounds how many large texts are pruned at once: that is work for a processor,
+// and takes up to some 200 MB.
 var turns = make(chan struct{}, runtime.GOMAXPROCS(0))
+
+// small is how many lines a text has that need not wait for others: it takes some
+// milliseconds, and little memory.
+const small = 5000
 
 // takeTurn prunes when it is our turn, unless that is too late.
 func (p *pruning) takeTurn(ctx context.Context) *prune.Result {
 	ctx, cancel := context.WithTimeout(ctx, p.request.Options.Timeout)
 	defer cancel()
+	if strings.Count(p.request.Text, "\n") <= small {
+		return prune.Prune(ctx, p.request)
+	}
 	select {
 	case turns <- struct{}{}:
 		defer func() { <-turns }()

@@ -31,7 +31,8 @@ func baselines(seed uint64) []baseline {
 		{"random", func(t *task, lines []string, keep int) []bool { return keepRandom(seed, lines, keep) }},
 		{"head + tail", func(t *task, lines []string, keep int) []bool { return keepEnds(lines, keep) }},
 		{"structure only", func(t *task, lines []string, keep int) []bool { return keepStructure(t.Source, lines, keep) }},
-		{"BM25 by words", func(t *task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep) }},
+		{"BM25 by words", func(t *task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep, 0) }},
+		{"BM25, ±8 lines", func(t *task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep, 8) }},
 	}
 }
 
@@ -90,8 +91,8 @@ var word = regexp.MustCompile(`\w+`)
 func words(text string) []string { return word.FindAllString(strings.ToLower(text), -1) }
 
 // keepMatches keeps the lines that BM25 ranks first by the words of a goal, each line
-// a document.
-func keepMatches(goal string, lines []string, keep int) []bool {
+// a document, together with as many lines around them.
+func keepMatches(goal string, lines []string, keep, around int) []bool {
 	const k1, b = 1.2, 0.75
 	counts, lengths, total := make([]map[string]int, len(lines)), make([]int, len(lines)), 0
 	has := map[string]int{} // how many lines have a word
@@ -107,14 +108,16 @@ func keepMatches(goal string, lines []string, keep int) []bool {
 	}
 	n := float64(len(lines))
 	mean := max(1, float64(total)/n)
-	query := words(goal)
-	return keepBest(lines, keep, func(i int) float64 {
-		score := 0.0
+	query, upTo := words(goal), make([]float64, len(lines)+1) // the scores of the lines before, added up
+	for i := range lines {
+		upTo[i+1] = upTo[i]
 		for _, word := range query {
 			f, df := float64(counts[i][word]), float64(has[word])
-			score += math.Log(1+(n-df+0.5)/(df+0.5)) * f * (k1 + 1) / (f + k1*(1-b+b*float64(lengths[i])/mean))
+			upTo[i+1] += math.Log(1+(n-df+0.5)/(df+0.5)) * f * (k1 + 1) / (f + k1*(1-b+b*float64(lengths[i])/mean))
 		}
-		return score
+	}
+	return keepBest(lines, keep, func(i int) float64 {
+		return upTo[min(i+around+1, len(lines))] - upTo[max(0, i-around)]
 	})
 }
 

@@ -95,8 +95,16 @@ func checkURL(text string) error {
 	if text == "" {
 		return errors.New("missing")
 	}
-	_, err := rerank.ParseURL(text)
-	return err
+	u, err := rerank.ParseURL(text)
+	if err != nil {
+		return err
+	}
+	for name := range u.Query() {
+		if err := reranker.RefuseKey(name, hint); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkName refuses what cannot be the name of a variable. It may be a key, so it is

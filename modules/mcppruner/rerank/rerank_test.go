@@ -113,7 +113,7 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 			if members == "" {
 				members = `,"key_env":"RERANK_KEY"`
 			}
-			backend, err := load(t, fmt.Sprintf(`{"url":%q%s}`, url+tt.path+"?secret=hunter2", members))
+			backend, err := load(t, fmt.Sprintf(`{"url":%q%s}`, url+tt.path+"?v=hunter2", members))
 			if err != nil {
 				t.Fatalf("it must load all the same: %v", err)
 			}
@@ -174,6 +174,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P61
 		{"a word twice", "rerank {\n url http://a\n url http://b\n}", "url is given twice"},
 		{"a key in the place of its variable", "rerank {\n url http://a\n key_env sk-hunter2\n}", "key_env: not the name"},
 		{"a key in the place of its variable that begins with a digit", "rerank {\n url http://a\n key_env 0hunter2\n}", "key_env: not the name"},
+		{"a key in the query of the url", "rerank {\n url http://a/?api_key=hunter2\n}", "url: api_key: keys do not belong"},
 		{"an api_key", "rerank {\n url http://a\n api_key hunter2\n}", "api_key: keys do not belong in the configuration: put it in an environment variable, and that one's name in key_env"},
 		{"an unknown word", "rerank {\n url http://a\n foo\n}", "unknown subdirective foo"},
 		{"no lines", "rerank {\n url http://a\n max_docs 0\n}", "max_docs"},

@@ -108,7 +108,7 @@ func (l *Limits) unmarshal(d *caddyfile.Dispenser, hint string) (err error) {
 			err = d.Errf("max_docs: %d is not positive", l.MaxDocs)
 		}
 	default:
-		if err := refuseKey(name, hint); err != nil {
+		if err := RefuseKey(name, hint); err != nil {
 			return d.WrapErr(err)
 		}
 		return d.Errf("unknown subdirective %s", name)
@@ -126,7 +126,7 @@ func Decode(config []byte, into any, hint string) error {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(config, &members) == nil {
 		for name := range members {
-			if err := refuseKey(name, hint); err != nil && strings.Contains(strict.Error(), fmt.Sprintf("unknown field %q", name)) {
+			if err := RefuseKey(name, hint); err != nil && strings.Contains(strict.Error(), fmt.Sprintf("unknown field %q", name)) {
 				return err
 			}
 		}
@@ -134,9 +134,9 @@ func Decode(config []byte, into any, hint string) error {
 	return strict
 }
 
-// refuseKey refuses a setting that is a key by its name. It does not look at what the
+// RefuseKey refuses a setting that is a key by its name. It does not look at what the
 // key is, and so cannot repeat it.
-func refuseKey(name, hint string) error {
+func RefuseKey(name, hint string) error {
 	lower := strings.ToLower(name)
 	for _, word := range [...]string{"key", "token", "secret", "password", "auth", "bearer", "credential"} {
 		if strings.Contains(lower, word) {

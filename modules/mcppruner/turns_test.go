@@ -1,0 +1,45 @@
+package mcppruner
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+// Large texts wait for a processor; while they do, small ones are pruned.
+func TestLargeTextsTakeTurns(t *testing.T) {
+	for range cap(turns) {
+		turns <- struct{}{}
+	}
+	defer func() {
+		for range cap(turns) {
+			<-turns
+		}
+	}()
+	of := func(lines int, timeout time.Duration) *pruning {
+		return &pruning{request: &prune.Request{
+			Text: strings.Repeat("a line that says nothing\n", lines), Goal: "goal", Source: prune.Docs,
+			Options: prune.Options{MaxPruneRatio: 0.5, Timeout: timeout, IncludeMarkers: true},
+		}}
+	}
+	if got := of(small, time.Minute).takeTurn(t.Context()); got.Stats.PrunedLines == 0 || len(got.Warnings) > 0 {
+		t.Errorf("a small text: %+v, %v", got.Stats, got.Warnings)
+	}
+	if got := of(small+1, time.Millisecond).takeTurn(t.Context()); !slices.Equal(got.Warnings, []string{prune.Timeout}) {
+		t.Errorf("a large text whose time is up: %+v, %v", got.Stats, got.Warnings)
+	}
+	gone, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	if got := of(small+1, time.Minute).takeTurn(gone); got.Stats.PrunedLines != 0 {
+		t.Errorf("a large text that nobody waits for: %+v", got.Stats)
+	}
+	<-turns
+	if got := of(small+1, time.Minute).takeTurn(t.Context()); got.Stats.PrunedLines == 0 {
+		t.Errorf("a large text whose turn it is: %+v, %v", got.Stats, got.Warnings)
+	}
+	turns <- struct{}{}
+}
