@@ -177,8 +177,10 @@ func (p *program) keepWorthless() {
 		for ; end < len(p.units) && !p.kept[end]; end++ {
 			tokens += p.units[end].tokens
 		}
-		for i := start; tokens <= p.marker && i < end && p.marker > 0; i++ {
-			p.kept[i] = true
+		if tokens <= p.marker {
+			for i := start; i < end; i++ {
+				p.kept[i] = true
+			}
 		}
 		start = end
 	}

@@ -55,10 +55,10 @@ const maxImport = 200
 // closerOf returns what an import ends with whose first line this is, or 0 if it ends
 // there.
 func closerOf(text string) byte {
-	switch text[len(text)-1] {
-	case '(':
+	switch {
+	case parentheses(text) > 0:
 		return ')'
-	case '{':
+	case strings.Count(text, "{") > strings.Count(text, "}"):
 		return '}'
 	}
 	return 0
@@ -162,11 +162,13 @@ func isComment(text string) bool {
 	case '*':
 		return len(text) == 1 || text[1] == ' ' || text[1] == '/' || text[1] == '\t'
 	case '#':
-		if len(text) == 1 || text[1] == '!' || text[1] == ' ' || text[1] == '#' {
+		if len(text) == 1 || text[1] == '!' || text[1] == '#' {
 			return true
 		}
-		word := firstWord(text[1:])
-		return text[1] != '[' && !preprocessor[word]
+		if strings.HasPrefix(text, "# ") { // GNU's C has blanks there, but no sentence begins so
+			return !isDirective(text) || !strings.ContainsAny(text, "<\"_()")
+		}
+		return text[1] != '[' && !preprocessor[firstWord(text[1:])]
 	case '-':
 		return strings.HasPrefix(text, "-- ")
 	case '<':
@@ -228,7 +230,8 @@ func isImport(text string) bool {
 	case "load":
 		return rest != "" && strings.ContainsAny(rest[:1], `"'`)
 	case "require", "include":
-		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") || strings.HasPrefix(rest, "__DIR__")
+		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") && !strings.HasSuffix(text, ",") ||
+			strings.HasPrefix(rest, "__DIR__")
 	case "source":
 		return rest != "" && !strings.ContainsAny(rest, "=(")
 	case "const", "let", "var", "local":
@@ -411,7 +414,7 @@ func defines(word, after string) bool {
 		return word == "module"
 	}
 	if word == "type" || word == "object" || word == "value" || word == "record" || word == "module" {
-		return c != '(' && (word != "type" || !strings.HasPrefix(name, "="))
+		return (c != '(' || name == "(") && (word != "type" || !strings.HasPrefix(name, "="))
 	}
 	return true
 }

@@ -104,6 +104,11 @@ hc|# Copyright 2026
  .|) -> int:
 `},
 		{"forms that are rarer", `
+ i|from x import (a, b,
+ i|    c)
+ .|include('x'),
+ i|. ./other.sh
+ d|type (
  d|remove_file() { # <file>
  d|public Class<?> getUpToClass() {
  d|Map.Entry<K,V> first() {

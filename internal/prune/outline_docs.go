@@ -25,7 +25,10 @@ func (o *outline) readDocs(l lines) {
 			o.kinds[i] |= fenced
 			fence = mark
 		default:
-			level := headingLevel(text)
+			level := 0
+			if o.indent[i] <= maxHeadingIndent {
+				level = headingLevel(text)
+			}
 			if level == 0 && i+1 < l.len() && !o.is(i, blank|bracket) && (i == 0 || o.is(i-1, blank|bracket)) {
 				level = underlineLevel(text, l.line(i+1))
 			}
@@ -56,6 +59,10 @@ func (o *outline) readDocs(l lines) {
 	}
 	o.blocks++
 }
+
+// maxHeadingIndent is how far a heading may be indented. What is further is code, and
+// its comments begin as headings do.
+const maxHeadingIndent = 3
 
 // maxFenceIndent is how far a fence may be indented: in lists, not in code.
 const maxFenceIndent = 12

@@ -29,8 +29,8 @@ func (o *outline) readLogs(l lines) {
 		case isFrame(text):
 			o.kinds[i] |= trace
 			open = true
-			for j := i - 1; j >= 0 && j >= i-1 && !o.is(j, blank|trace); j-- {
-				o.kinds[j] |= trace // the cause stands before the first frame
+			if i > 0 && !o.is(i-1, blank) {
+				o.kinds[i-1] |= trace // the cause stands before the first frame
 			}
 		default:
 			open = false

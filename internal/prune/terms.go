@@ -157,7 +157,7 @@ func isIdentifier(word string) bool {
 	upper := false // after the first letter
 	for i, r := range word {
 		switch {
-		case r == '_' || r == '.' || r == ':' || r == '(' || r == '-' && strings.HasPrefix(word, "-"):
+		case r == '_' || r == '.' || r == ':' || r == '(':
 			return true
 		case i > 0 && unicode.IsUpper(r):
 			upper = true

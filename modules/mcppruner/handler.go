@@ -4,6 +4,7 @@ package mcppruner
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -230,10 +231,7 @@ func (h *Handler) serveHealth(r *http.Request) reply {
 
 // Cleanup releases the stores.
 func (h *Handler) Cleanup() error {
-	if err := h.originals.release(); err != nil {
-		return err
-	}
-	return h.scores.release()
+	return errors.Join(h.originals.release(), h.scores.release())
 }
 
 // Interface guards

@@ -24,7 +24,8 @@
 // The weights in the project were learned from the histories of 53 public repositories
 // in Go, Python, JavaScript, TypeScript, Rust, Java, Kotlin, C, C++, C#, Ruby, PHP and
 // shell, sentences that refer to sections of their documents, first sentences of
-// function comments, and test logs with injected faults.
+// function comments, and made-up logs of services in which something goes wrong. None of
+// these is a task of internal/bench/prune.
 //
 // # The figures
 //
