@@ -3,8 +3,6 @@
 package deepinfra
 
 import (
-	"context"
-
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"go.uber.org/zap"
@@ -39,7 +37,7 @@ func init() {
 type Backend struct {
 	reranker.Limits
 
-	client *rerank.Client
+	reranker.Client
 }
 
 const (
@@ -73,8 +71,7 @@ func (b *Backend) Provision(ctx caddy.Context) error {
 		config.URL = defaultEndpoint
 	}
 	config.Timeout, config.MaxDocs = b.Bound(ctx.Logger(), "DEEPINFRA_TIMEOUT_MS", "DEEPINFRA_MAX_DOCS")
-	b.client = rerank.New(config)
-	if err := b.client.Err(); err != nil {
+	if err := b.Open(config); err != nil {
 		ctx.Logger().Warn("DEEPINFRA_API_KEY or DEEPINFRA_ENDPOINT_URL cannot be used, texts are pruned without them", zap.Error(err))
 	}
 	return nil
@@ -85,20 +82,6 @@ func (b *Backend) Validate() error { return b.Check() }
 
 // Name is what statistics, warnings and metrics call it.
 func (*Backend) Name() string { return "deepinfra" }
-
-// Score asks the reranker.
-func (b *Backend) Score(ctx context.Context, goal string, lines []string) (*mcppruner.Scored, *mcppruner.Fault) {
-	scored, fault := b.client.Score(ctx, goal, lines)
-	return (*mcppruner.Scored)(scored), (*mcppruner.Fault)(fault)
-}
-
-// Cleanup closes connections.
-func (b *Backend) Cleanup() error {
-	if b.client != nil {
-		b.client.Close()
-	}
-	return nil
-}
 
 // UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:
 //

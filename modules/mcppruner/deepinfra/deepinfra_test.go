@@ -125,12 +125,12 @@ func TestDefaultEndpoint(t *testing.T) { // P63
 		t.Errorf("got %s, want %s", defaultEndpoint, want)
 	}
 	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": " "})
-	backend, _, err := load(t, "{}")
+	_, logs, err := load(t, "{}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := backend.client.Err(); err != nil { // and nothing is dialed
-		t.Error(err)
+	if logged := contents(t, logs); strings.Contains(logged, "cannot be used") { // and nothing is dialed
+		t.Error(logged)
 	}
 }
 

@@ -3,7 +3,6 @@
 package rerank
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -44,7 +43,7 @@ type Backend struct {
 
 	reranker.Limits
 
-	client *rerank.Client
+	reranker.Client
 }
 
 const hint = "put it in an environment variable, and that one's name in key_env"
@@ -73,8 +72,7 @@ func (b *Backend) Provision(ctx caddy.Context) error {
 		Model:    b.Model,
 	}
 	config.Timeout, config.MaxDocs = b.Bound(ctx.Logger(), "", "")
-	b.client = rerank.New(config)
-	if err := b.client.Err(); err != nil {
+	if err := b.Open(config); err != nil {
 		ctx.Logger().Warn("url or key_env cannot be used, texts are pruned without them", zap.Error(err))
 	}
 	return nil
@@ -119,20 +117,6 @@ func checkName(name string) error {
 
 // Name is what statistics, warnings and metrics call it.
 func (*Backend) Name() string { return "rerank" }
-
-// Score asks the reranker.
-func (b *Backend) Score(ctx context.Context, goal string, lines []string) (*mcppruner.Scored, *mcppruner.Fault) {
-	scored, fault := b.client.Score(ctx, goal, lines)
-	return (*mcppruner.Scored)(scored), (*mcppruner.Fault)(fault)
-}
-
-// Cleanup closes connections.
-func (b *Backend) Cleanup() error {
-	if b.client != nil {
-		b.client.Close()
-	}
-	return nil
-}
 
 // UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:
 //
