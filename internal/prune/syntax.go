@@ -1,0 +1,366 @@
+package prune
+
+import "strings"
+
+// What a line of code is, is told by its looks: words that begin it, and how it ends.
+
+func isComment(text string) bool {
+	switch text[0] {
+	case '/':
+		return len(text) > 1 && (text[1] == '/' || text[1] == '*')
+	case '*':
+		return len(text) == 1 || text[1] == ' ' || text[1] == '/' || text[1] == '\t'
+	case '#':
+		if len(text) == 1 || text[1] == '!' || text[1] == '#' {
+			return true
+		}
+		if strings.HasPrefix(text, "# ") { // GNU's C has blanks there, but no sentence begins so
+			return !isDirective(text) || !strings.ContainsAny(text, "<\"_()")
+		}
+		return text[1] != '[' && !preprocessor[firstWord(text[1:])]
+	case '-':
+		return strings.HasPrefix(text, "-- ")
+	case '<':
+		return strings.HasPrefix(text, "<!--")
+	}
+	return false
+}
+
+var preprocessor = setOf("include define undef if ifdef ifndef elif else endif pragma error import region endregion line using nullable")
+
+func isDecorator(text string) bool {
+	return text[0] == '@' && len(text) > 1 && isLetter(text[1]) || strings.HasPrefix(text, "#[") ||
+		text[0] == '[' && text[len(text)-1] == ']' && len(text) > 2 && 'A' <= text[1] && text[1] <= 'Z'
+}
+
+// withoutDecorator returns what follows annotations on the same line, as Java has them.
+func withoutDecorator(text string) string {
+	for strings.HasPrefix(text, "@") {
+		name := firstWord(text[1:])
+		rest := text[1+len(name):]
+		if name == "" || strings.HasPrefix(rest, ".") {
+			return text
+		}
+		if strings.HasPrefix(rest, "(") {
+			end := strings.IndexByte(rest, ')')
+			if end < 0 {
+				return text
+			}
+			rest = rest[end+1:]
+		}
+		if rest = strings.TrimLeft(rest, " \t"); rest == "" {
+			return text
+		}
+		text = rest
+	}
+	return text
+}
+
+// isImport reports whether an import begins with this line.
+func isImport(text string) bool {
+	first := firstWord(text)
+	rest := strings.TrimLeft(text[len(first):], " \t")
+	switch first {
+	case "import":
+		return rest != "" && rest[0] != '.' && rest[0] != '=' && rest[0] != ':'
+	case "from":
+		return strings.Contains(rest, " import") || strings.HasSuffix(rest, "\"") || strings.HasSuffix(rest, "';") || strings.HasSuffix(rest, "\";")
+	case "package":
+		return rest != "" && !strings.ContainsAny(rest, "(=:")
+	case "use", "using":
+		return strings.HasSuffix(rest, ";") && !strings.Contains(rest, "(") || strings.HasSuffix(rest, "{") && strings.Contains(rest, "::") ||
+			first == "use" && strings.Contains(rest, "::")
+	case "pub":
+		return strings.HasPrefix(rest, "use ")
+	case "extern":
+		return strings.HasPrefix(rest, "crate ")
+	case "require_once", "include_once", "require_relative":
+		return rest != ""
+	case "load":
+		return rest != "" && strings.ContainsAny(rest[:1], `"'`)
+	case "require", "include":
+		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") && !strings.HasSuffix(text, ",") ||
+			strings.HasPrefix(rest, "__DIR__")
+	case "source":
+		return rest != "" && !strings.ContainsAny(rest, "=(")
+	case "const", "let", "var", "local":
+		return strings.Contains(rest, "= require(") || strings.Contains(rest, "= await import(")
+	case "export":
+		return (rest != "" && (rest[0] == '*' || rest[0] == '{')) && strings.Contains(rest, " from ")
+	}
+	return strings.HasPrefix(text, "#include") || strings.HasPrefix(text, "#import") || strings.HasPrefix(text, ". ") && len(text) > 2 // of a shell
+}
+
+// Words that may stand before the one that says what is defined, and those that do.
+var (
+	modifiers = setOf(`export default async pub public private protected internal static final abstract override virtual unsafe extern inline
+		sealed partial open suspend data readonly declare const constexpr friend explicit synchronized native default crate local mutating
+		fileprivate case indirect required convenience lazy inner expect actual external noinline operator infix tailrec value`)
+	definers = setOf(`def class func function fn fun struct enum interface trait impl type module namespace object record union mod protocol
+		extension macro_rules typedef actor defmodule defp defmacro sub contract library`)
+	// Words that begin a statement with parentheses or braces that is no definition.
+	statements = setOf(`if for while switch catch return else do using lock fixed foreach elif with try unless until when match select defer go
+		case throw new await delete assert yield not and or in is typeof sizeof loop begin elseif elsif finally goto raise print echo rescue
+		ensure guard var let`)
+)
+
+// isDefinition reports whether a line begins the definition of a function, a type or
+// a module.
+func isDefinition(text string) bool {
+	rest := text
+	first := firstWord(rest)
+	for range 6 {
+		word := firstWord(rest)
+		if !modifiers[word] {
+			break
+		}
+		rest = strings.TrimLeft(rest[len(word):], " \t")
+		if strings.HasPrefix(rest, "(") { // pub(crate)
+			end := strings.IndexByte(rest, ')')
+			if word != "pub" || end < 0 {
+				break
+			}
+			rest = strings.TrimLeft(rest[end+1:], " \t")
+		}
+	}
+	word := firstWord(rest)
+	after := rest[len(word):]
+	if definers[word] && defines(word, after) && (!aggregates[word] || isAggregate(word, after)) {
+		return true
+	}
+	if statements[first] && first != "var" && first != "let" {
+		return false
+	}
+	if statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
+		return assignsFunction(text)
+	}
+	if arrow := strings.Index(text, ") =>"); arrow > 0 && len(rest) < len(text) { // of C#, behind public or the like
+		return isSignature(text[:arrow+1]) || assignsFunction(text)
+	}
+	switch {
+	case text[len(text)-1] == '{' && isSignature(text):
+		return true
+	case text[len(text)-1] == '}': // with its body
+		head, body, _ := strings.Cut(text, "{")
+		named := strings.IndexByte(head, '(') // a call may have a block, but not a type
+		return isSignature(head) && (body == "}" || len(strings.Fields(head[:max(named, 0)])) > 1) || assignsFunction(text)
+	}
+	return assignsFunction(text)
+}
+
+// definesAt reports whether a definition begins with line i, of which this is the text.
+func definesAt(l lines, i int, text string) bool {
+	if text = withoutTemplate(withoutRemark(text)); text == "" || isDefinition(text) {
+		return text != ""
+	}
+	if isStatementOfSQL(text) || l.whole(i)[0] > ' ' && isSection(text) {
+		return true
+	}
+	if statements[firstWord(text)] || !strings.Contains(text, "(") {
+		return false
+	}
+	text, next := withParameters(l, i, text)
+	for range 3 { // what a constructor is based on
+		if next < l.len() && strings.HasPrefix(strings.TrimSpace(l.line(next)), ":") {
+			next++
+		}
+	}
+	return text != "" && (isDefinition(text) || next < l.len() && opensBody(l.line(next)) && isSignature(text))
+}
+
+// isSection reports whether a line that is not indented opens a section of a
+// configuration, as those of Terraform and nginx have them: words and a brace.
+func isSection(text string) bool {
+	head, ok := strings.CutSuffix(text, " {")
+	word := firstWord(head)
+	return ok && word != "" && !statements[word] && !strings.ContainsAny(head, "()=;,|&<>")
+}
+
+// isStatementOfSQL reports whether a line creates or alters something in a database.
+func isStatementOfSQL(text string) bool {
+	verb := firstWord(text)
+	if !strings.EqualFold(verb, "create") && !strings.EqualFold(verb, "alter") {
+		return false
+	}
+	return objectsOfSQL[strings.ToLower(firstWord(strings.TrimLeft(text[len(verb):], " ")))]
+}
+
+var objectsOfSQL = setOf("table view index function procedure trigger type schema database sequence or unique temp temporary materialized extension policy role")
+
+// withoutRemark returns a line without the comment behind its brace.
+func withoutRemark(text string) string {
+	for _, remark := range [...]string{"{ //", "{ #", "{ /*"} {
+		if at := strings.Index(text, remark); at > 0 {
+			return text[:at+1]
+		}
+	}
+	return text
+}
+
+// withoutTemplate returns what a line of C++ makes a template of.
+func withoutTemplate(text string) string {
+	rest, ok := strings.CutPrefix(text, "template")
+	if !ok || strings.TrimLeft(rest, " ") == "" || strings.TrimLeft(rest, " ")[0] != '<' {
+		return text
+	}
+	depth := 0
+	for i := 0; i < len(rest); i++ {
+		switch rest[i] {
+		case '<':
+			depth++
+		case '>':
+			if depth--; depth == 0 {
+				return strings.TrimSpace(rest[i+1:])
+			}
+		}
+	}
+	return ""
+}
+
+// maxParameters is how many lines the parameters of a function may take.
+const maxParameters = 16
+
+// withParameters returns a line and those that follow until its parentheses are closed,
+// as one, and which line is the next. If they are not, it is none.
+func withParameters(l lines, i int, text string) (joined string, next int) {
+	depth := parentheses(text)
+	for next = i + 1; depth > 0; next++ {
+		if next == l.len() || next > i+maxParameters {
+			return "", next
+		}
+		line := strings.TrimSpace(l.line(next))
+		depth += parentheses(line)
+		text += " " + line
+	}
+	return text, next
+}
+
+// parentheses returns how many parentheses are opened and not closed in text.
+func parentheses(text string) (depth int) {
+	return strings.Count(text, "(") - strings.Count(text, ")")
+}
+
+// defines reports whether a word that can define something does, by what follows it.
+func defines(word, after string) bool {
+	if after == "" {
+		return false
+	}
+	if word == "macro_rules" {
+		return true
+	}
+	if c := after[0]; c == '<' && word == "impl" || c == '*' && word == "function" {
+		return true
+	}
+	name := strings.TrimLeft(after, " \t")
+	if len(name) == len(after) || name == "" {
+		return word == "function" && strings.HasPrefix(after, "(")
+	}
+	c := name[0]
+	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' && (c != '{' || word != "class") {
+		return false
+	}
+	if c == '"' {
+		return word == "module"
+	}
+	if word == "type" || word == "object" || word == "value" || word == "record" || word == "module" {
+		return (c != '(' || name == "(") && (word != "type" || !strings.HasPrefix(name, "="))
+	}
+	return true
+}
+
+// aggregates are words that define a type, and others that are of it.
+var aggregates = setOf("struct union enum object record")
+
+// isAggregate reports whether what follows such a word is the definition of a type and
+// not of a variable.
+func isAggregate(word, after string) bool {
+	after = strings.TrimSpace(after)
+	if head, _, body := strings.Cut(after, "{"); body {
+		head, _, _ = strings.Cut(head, "<")
+		return !strings.Contains(head, "=")
+	}
+	name := firstWord(after)
+	rest := strings.TrimSpace(after[len(name):])
+	switch word {
+	case "struct", "enum", "record": // of Rust and C#, and those with their brace in the next line
+		return rest == "" || rest == ";" || strings.IndexByte("(<:", rest[0]) >= 0
+	}
+	return rest == "" && !strings.HasSuffix(after, ";")
+}
+
+// isSignature reports whether a line looks like that of a function in the languages
+// that have no word for it: a name and parentheses that are closed again.
+func isSignature(text string) bool {
+	open := strings.IndexByte(text, '(')
+	if open <= 0 || statements[firstWord(text)] {
+		return false
+	}
+	before := text[:open]
+	if strings.ContainsAny(before, "=\"'`;@{|!") && !strings.Contains(before, "operator") || strings.Contains(before, "->") || before[0] == ':' {
+		return false
+	}
+	// Types may have all sorts of things in them, but a name that stands alone is one
+	// of something that is called.
+	words := strings.Fields(before)
+	if len(words) == 1 && strings.ContainsAny(before, ".?") || strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
+		return false
+	}
+	if strings.HasSuffix(strings.ToLower(before), "foreach") { // a loop by a macro
+		return false
+	}
+	if c := text[open-1]; !isLetter(c) && !isDigit(c) && c != '_' && c != '>' && c != '$' && c != ' ' && c != '=' {
+		return false
+	}
+	depth := 0
+	for i := open; i < len(text); i++ {
+		switch text[i] {
+		case '(':
+			depth++
+		case ')':
+			depth--
+		}
+	}
+	last := text[len(text)-1]
+	return depth == 0 && last != ';' && last != ',' && !strings.HasSuffix(text, "=> {")
+}
+
+// assignsFunction reports whether a line gives a function a name, as JavaScript does.
+func assignsFunction(text string) bool {
+	at := strings.Index(text, "function")
+	if at < 0 {
+		eq, arrow := strings.IndexByte(text, '='), strings.Index(text, "=>")
+		if arrow < 0 || eq >= arrow || !isName(strings.TrimSpace(text[:eq])) {
+			return false
+		}
+		parameters := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text[eq+1:arrow]), "async "))
+		return firstWord(parameters) == parameters || strings.HasPrefix(parameters, "(")
+	}
+	if rest := text[at+len("function"):]; rest != "" && strings.IndexByte(" (*", rest[0]) < 0 {
+		return false
+	}
+	before := strings.TrimSpace(text[:at])
+	before = strings.TrimSpace(strings.TrimSuffix(before, "async"))
+	if !strings.HasSuffix(before, "=") && !strings.HasSuffix(before, ":") {
+		return false
+	}
+	return isName(strings.TrimRight(before, "=: "))
+}
+
+// isName reports whether text may be the name of what is assigned: some words and
+// dots, perhaps with a type.
+func isName(text string) bool {
+	return text != "" && !strings.ContainsAny(text, "()?!&|+*/\"'`;{")
+}
+
+// opensBody reports whether a line is the brace with which the body of a function
+// begins that stands in the line before.
+func opensBody(line string) bool { return strings.TrimSpace(line) == "{" }
+
+// firstWord returns the letters, digits and underscores that text begins with.
+func firstWord(text string) string {
+	i := 0
+	for i < len(text) && (isLetter(text[i]) || isDigit(text[i]) || text[i] == '_') {
+		i++
+	}
+	return text[:i]
+}
