@@ -9,6 +9,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -356,53 +357,6 @@ func TestPrunerHandshake(t *testing.T) {
 	t.Run("ping", func(t *testing.T) { resultOf[struct{}](t, at, "ping", `{}`) })
 }
 
-// The schemas of S3 §4.0 (P16, P17).
-const (
-	pruneSchema = `{
-  "type": "object",
-  "properties": {
-    "text": {"type": "string"},
-    "goal_hint": {"type": "string"},
-    "source_type": {"type": "string", "enum": ["code", "logs", "docs"]},
-    "options": {
-      "type": "object",
-      "properties": {
-        "max_prune_ratio": {"type": "number", "minimum": 0, "maximum": 1},
-        "min_keep_lines": {"type": "integer", "minimum": 0},
-        "timeout_ms": {"type": "integer", "minimum": 1},
-        "annotate_lines": {"type": "boolean"},
-        "include_markers": {"type": "boolean"}
-      },
-      "required": ["max_prune_ratio", "min_keep_lines", "timeout_ms", "annotate_lines", "include_markers"],
-      "additionalProperties": false
-    }
-  },
-  "required": ["text", "goal_hint", "source_type", "options"],
-  "additionalProperties": false
-}`
-	recoverSchema = `{
-  "type": "object",
-  "properties": {
-    "prune_id": {"type": "string"},
-    "ranges": {
-      "type": "array",
-      "items": {
-        "type": "object",
-        "properties": {
-          "start_line": {"type": "integer", "minimum": 1},
-          "end_line": {"type": "integer", "minimum": 1}
-        },
-        "required": ["start_line", "end_line"],
-        "additionalProperties": false
-      }
-    },
-    "include_line_numbers": {"type": "boolean"}
-  },
-  "required": ["prune_id", "ranges", "include_line_numbers"],
-  "additionalProperties": false
-}`
-)
-
 func TestPrunerTools(t *testing.T) {
 	at := serve(t, pruner()) + "/rpc"
 	tools := map[string]map[string]any{}
@@ -421,9 +375,13 @@ func TestPrunerTools(t *testing.T) {
 	if len(tools) != 3 {
 		t.Errorf("P4 %d tools", len(tools))
 	}
-	for name, schema := range map[string]string{"prune_text": pruneSchema, "recover_text": recoverSchema} {
+	for _, name := range []string{"prune_text", "recover_text"} {
+		schema, err := os.ReadFile("../../modules/mcppruner/testdata/" + name + ".schema.json")
+		if err != nil {
+			t.Fatal(err)
+		}
 		var want any
-		if err := json.Unmarshal([]byte(schema), &want); err != nil {
+		if err := json.Unmarshal(schema, &want); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(tools[name]["inputSchema"], want) {

@@ -1,6 +1,7 @@
 package jsonrpc
 
 import (
+	"bytes"
 	"encoding/json"
 	"strconv"
 )
@@ -56,4 +57,16 @@ func Refusal(id []byte, code int, message string) []byte {
 func Quote(s string) []byte {
 	quoted, _ := json.Marshal(s) // strings always can be
 	return quoted
+}
+
+// Encode returns a value as JSON, which it must be able to become. What is HTML in it
+// stays readable: it ends up with a model, which pays for each escape.
+func Encode(value any) []byte {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSuffix(text.Bytes(), []byte("\n"))
 }

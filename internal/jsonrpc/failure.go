@@ -1,10 +1,6 @@
 package jsonrpc
 
-import (
-	"bytes"
-	"encoding/json"
-	"net/http"
-)
+import "net/http"
 
 // The codes of JSON-RPC itself.
 const (
@@ -55,15 +51,11 @@ func (f *Failure) Append(dst, id []byte) []byte {
 		Message string      `json:"message"`
 		Data    FailureData `json:"data"`
 	}
-	var body bytes.Buffer
-	enc := json.NewEncoder(&body)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(rpcError{f.Code, f.Message, f.Data}) // of strings and numbers: it cannot fail
 	if id == nil {
 		id = []byte("null")
 	}
 	dst = append(dst, `{"jsonrpc":"2.0","error":`...)
-	dst = append(dst, bytes.TrimSuffix(body.Bytes(), []byte("\n"))...)
+	dst = append(dst, Encode(rpcError{f.Code, f.Message, f.Data})...)
 	dst = append(dst, `,"id":`...)
 	dst = append(dst, id...)
 	return append(dst, '}')

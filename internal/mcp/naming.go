@@ -131,3 +131,19 @@ func (n Naming) CheckSeparator() error {
 	}
 	return nil
 }
+
+// longestName is how many characters names may have to be repeated, in logs and to
+// whoever sent them. The protocol allows 128.
+const longestName = 256
+
+// Shortened returns a name that somebody has sent as it may be repeated.
+func Shortened(name string) string {
+	chars := 0
+	for i := range name {
+		if chars == longestName {
+			return strings.ToValidUTF8(name[:i], "") + "…"
+		}
+		chars++
+	}
+	return name
+}

@@ -248,3 +248,19 @@ func TestJoinedNamesDiffer(t *testing.T) {
 		}
 	}
 }
+
+func TestShortened(t *testing.T) {
+	for _, test := range []struct{ name, text, want string }{
+		{"a name", "echo", "echo"},
+		{"none", "", ""},
+		{"256 characters", strings.Repeat("é", 256), strings.Repeat("é", 256)},
+		{"more", strings.Repeat("é", 5000), strings.Repeat("é", 256) + "…"},
+		{"bytes that are not UTF-8", strings.Repeat("\xff", 5000), "…"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := Shortened(test.text); got != test.want {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}

@@ -204,28 +204,3 @@ func (o *outline) nest(l lines) {
 	}
 	o.blocks++ // for blanks before anything
 }
-
-// goesOn reports whether a line at the column of a definition is still part of it: it
-// closes what was opened there.
-func goesOn(text string) bool {
-	word := firstWord(text)
-	return strings.IndexByte(")]}{", text[0]) >= 0 || word == "where" || word == "end"
-}
-
-// isDirective reports whether a line stands at a column that says nothing of where it
-// belongs: of the preprocessor, a label, who may see what follows.
-func isDirective(text string) bool {
-	if text[0] == '#' {
-		return preprocessor[firstWord(strings.TrimLeft(text[1:], " \t"))]
-	}
-	word := firstWord(text)
-	return word != "" && text[len(word):] == ":" && !statements[word]
-}
-
-func setOf(words string) map[string]bool {
-	set := map[string]bool{}
-	for word := range strings.FieldsSeq(words) {
-		set[word] = true
-	}
-	return set
-}

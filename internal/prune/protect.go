@@ -35,41 +35,37 @@ func few(n, removable int) int {
 	return max(n/50, (n-removable)/10)
 }
 
-// protect returns which lines must be kept. Of a sort that has too many, it is those
-// that are worth most.
+// protect returns which lines must be kept.
 func protect(l lines, o *outline, w *wording, values []float64, removable int) []bool {
 	must := make([]bool, l.len())
-	protectDirected(l, must)
 	limit := few(l.len(), removable)
-	best := func(at []int) {
-		if len(at) > limit {
-			at = slices.Clone(at)
-			slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
-			at = at[:limit*limit/len(at)*limit/len(at)]
-		}
-		for _, i := range at {
-			must[i] = true
+	protectDirected(l, must)
+	for _, sort := range [...]kind{imported | header, definition, heading, severe} {
+		protectBest(must, o.all(sort), limit, values)
+	}
+	failures := o.all(failure)
+	protectBest(must, failures, len(failures), nil)
+	for _, together := range [...][]int{withNeighbours(failures, l.len()), o.all(trace)} {
+		if len(together) <= limit { // half of them would tell nothing
+			protectBest(must, together, limit, nil)
 		}
 	}
-	best(o.all(imported | header))
-	best(o.all(definition))
-	best(o.all(heading))
-	failures := o.all(failure)
-	for _, i := range failures {
+	// Who says a word wants to see it, so more of these are few.
+	protectBest(must, w.at, max(limit, l.len()/33), w.weights)
+	return must
+}
+
+// protectBest protects lines of a sort: all of them up to limit, and the more there are
+// beyond it the fewer, those that are worth most.
+func protectBest(must []bool, at []int, limit int, values []float64) {
+	if len(at) > limit {
+		at = slices.Clone(at)
+		slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
+		at = at[:limit*limit/len(at)*limit/len(at)]
+	}
+	for _, i := range at {
 		must[i] = true
 	}
-	if around := withNeighbours(failures, l.len()); len(around) <= limit {
-		best(around)
-	}
-	if traces := o.all(trace); len(traces) <= limit {
-		best(traces)
-	}
-	best(o.all(severe))
-	// Who says a word wants to see it, so more of these are few.
-	limit = max(limit, l.len()/33)
-	values = w.weights
-	best(w.at)
-	return must
 }
 
 // protectDirected protects what stands between the directives, and they themselves.

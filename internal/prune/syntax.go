@@ -94,7 +94,7 @@ func isImport(text string) bool {
 // Words that may stand before the one that says what is defined, and those that do.
 var (
 	modifiers = setOf(`export default async pub public private protected internal static final abstract override virtual unsafe extern inline
-		sealed partial open suspend data readonly declare const constexpr friend explicit synchronized native default crate local mutating
+		sealed partial open suspend data readonly declare const constexpr friend explicit synchronized native crate local mutating
 		fileprivate case indirect required convenience lazy inner expect actual external noinline operator infix tailrec value`)
 	definers = setOf(`def class func function fn fun struct enum interface trait impl type module namespace object record union mod protocol
 		extension macro_rules typedef actor defmodule defp defmacro sub contract library`)
@@ -200,7 +200,7 @@ func withoutRemark(text string) string {
 // withoutTemplate returns what a line of C++ makes a template of.
 func withoutTemplate(text string) string {
 	rest, ok := strings.CutPrefix(text, "template")
-	if !ok || strings.TrimLeft(rest, " ") == "" || strings.TrimLeft(rest, " ")[0] != '<' {
+	if rest = strings.TrimLeft(rest, " "); !ok || !strings.HasPrefix(rest, "<") {
 		return text
 	}
 	depth := 0
@@ -262,7 +262,7 @@ func defines(word, after string) bool {
 	if c == '"' {
 		return word == "module"
 	}
-	if word == "type" || word == "object" || word == "value" || word == "record" || word == "module" {
+	if word == "type" || word == "object" || word == "record" || word == "module" {
 		return (c != '(' || name == "(") && (word != "type" || !strings.HasPrefix(name, "="))
 	}
 	return true
@@ -311,17 +311,8 @@ func isSignature(text string) bool {
 	if c := text[open-1]; !isLetter(c) && !isDigit(c) && c != '_' && c != '>' && c != '$' && c != ' ' && c != '=' {
 		return false
 	}
-	depth := 0
-	for i := open; i < len(text); i++ {
-		switch text[i] {
-		case '(':
-			depth++
-		case ')':
-			depth--
-		}
-	}
 	last := text[len(text)-1]
-	return depth == 0 && last != ';' && last != ',' && !strings.HasSuffix(text, "=> {")
+	return parentheses(text[open:]) == 0 && last != ';' && last != ',' && !strings.HasSuffix(text, "=> {")
 }
 
 // assignsFunction reports whether a line gives a function a name, as JavaScript does.
@@ -363,4 +354,29 @@ func firstWord(text string) string {
 		i++
 	}
 	return text[:i]
+}
+
+// goesOn reports whether a line at the column of a definition is still part of it: it
+// closes what was opened there.
+func goesOn(text string) bool {
+	word := firstWord(text)
+	return strings.IndexByte(")]}{", text[0]) >= 0 || word == "where" || word == "end"
+}
+
+// isDirective reports whether a line stands at a column that says nothing of where it
+// belongs: of the preprocessor, a label, who may see what follows.
+func isDirective(text string) bool {
+	if text[0] == '#' {
+		return preprocessor[firstWord(strings.TrimLeft(text[1:], " \t"))]
+	}
+	word := firstWord(text)
+	return word != "" && text[len(word):] == ":" && !statements[word]
+}
+
+func setOf(words string) map[string]bool {
+	set := map[string]bool{}
+	for word := range strings.FieldsSeq(words) {
+		set[word] = true
+	}
+	return set
 }

@@ -7,11 +7,10 @@
 package recovery
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
@@ -131,7 +130,7 @@ func success(m meta, texts ...string) []byte {
 	for i, text := range texts {
 		contents[i] = content{"text", text}
 	}
-	return encode(struct {
+	return jsonrpc.Encode(struct {
 		Content []content `json:"content"`
 		Meta    meta      `json:"_meta"`
 	}{contents, m})
@@ -141,18 +140,8 @@ func failure(reason string) []byte {
 	if !strings.HasSuffix(reason, ".") {
 		reason += "."
 	}
-	return encode(struct {
+	return jsonrpc.Encode(struct {
 		Content []content `json:"content"`
 		IsError bool      `json:"isError"`
 	}{[]content{{"text", reason}}, true})
-}
-
-// encode encodes without the escapes that are only for HTML, which would make six
-// bytes of one.
-func encode(v any) []byte {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	_ = e.Encode(v) // strings and numbers always can be
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }

@@ -99,7 +99,7 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 		return x.serveJoined(r)
 	}
 	if x.server == nil {
-		return jsonrpc.UnknownServer(shortened(name))
+		return jsonrpc.UnknownServer(mcp.Shortened(name))
 	}
 	return x.forward(r)
 }
@@ -352,9 +352,9 @@ func (x *exchange) placeholder(key string) (any, bool) {
 		return x.toolName(), true
 	case idPlaceholder:
 		if id := x.message.Text(jsonrpc.ID); id != "" {
-			return shortened(id), true
+			return mcp.Shortened(id), true
 		}
-		return shortened(string(x.message.Literal(jsonrpc.ID))), true
+		return mcp.Shortened(string(x.message.Literal(jsonrpc.ID))), true
 	case clientPlaceholder:
 		return x.client(), true
 	}
@@ -367,7 +367,7 @@ func (x *exchange) methodName() string {
 		if known, ok := x.knownMethod(); ok {
 			x.method = known
 		} else {
-			x.method = shortened(x.message.Text(jsonrpc.Method))
+			x.method = mcp.Shortened(x.message.Text(jsonrpc.Method))
 		}
 	}
 	return x.method
@@ -385,7 +385,7 @@ func (x *exchange) knownMethod() (string, bool) {
 
 func (x *exchange) toolName() string {
 	if x.tool == "" {
-		x.tool = shortened(x.message.Text(jsonrpc.Name))
+		x.tool = mcp.Shortened(x.message.Text(jsonrpc.Name))
 	}
 	return x.tool
 }
@@ -401,17 +401,6 @@ func identity(repl *caddy.Replacer) string {
 	}
 	id, _ := repl.GetString("http.auth.user.id")
 	return id
-}
-
-// longestName is the longest that names may be to end up in logs. The protocol
-// allows 128 characters.
-const longestName = 512
-
-func shortened(name string) string {
-	if len(name) <= longestName {
-		return name
-	}
-	return strings.ToValidUTF8(name[:longestName], "") + "…"
 }
 
 // record counts and logs the exchange.

@@ -205,7 +205,7 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 	who.Address, _ = caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	result := x.handler.joined.Serve(x.w, r, &x.message, who)
 	if x.server = x.handler.byName[result.Server]; x.server != nil {
-		x.passedOn, x.tool = result.Sent, shortened(result.Name)
+		x.passedOn, x.tool = result.Sent, mcp.Shortened(result.Name)
 	}
 	switch x.errorCode = result.Code; {
 	case result.Torn:

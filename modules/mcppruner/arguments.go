@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // An object is one of which exactly the members are taken that its schema has, each
@@ -24,7 +25,7 @@ func (o *object) read() {
 	o.members = make(map[string]jsonspan.Value)
 	for m := range jsonspan.Members(o.data) {
 		if _, twice := o.members[m.Key]; twice {
-			o.wrong(shortened(m.Key), "it is given twice")
+			o.wrong(mcp.Shortened(m.Key), "it is given twice")
 		}
 		o.members[m.Key] = m.Value
 	}
@@ -123,7 +124,7 @@ func (o *object) end() error {
 		}
 	}
 	if len(o.members) > 0 {
-		o.wrong(shortened(unknown), "there is no such argument")
+		o.wrong(mcp.Shortened(unknown), "there is no such argument")
 	}
 	return o.err
 }

@@ -2,12 +2,10 @@ package mcppruner
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -157,7 +155,7 @@ func (x *exchange) postModern() reply {
 		return x.fail(failure)
 	}
 	if !m.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
-		return x.fail(jsonrpc.UnsupportedVersion(shortened(m.Text(jsonrpc.ProtocolVersion)), mcp.Versions()))
+		return x.fail(jsonrpc.UnsupportedVersion(mcp.Shortened(m.Text(jsonrpc.ProtocolVersion)), mcp.Versions()))
 	}
 	switch method := m.Text(jsonrpc.Method); method {
 	case "server/discover":
@@ -181,9 +179,9 @@ func (x *exchange) either(method string) reply {
 	case "prompts/list":
 		return x.answer(x.list("prompts", nil))
 	case "health":
-		return x.answer(encoded(x.handler.health()))
+		return x.answer(jsonrpc.Encode(x.handler.health()))
 	}
-	failure := jsonrpc.MethodNotFound(shortened(method))
+	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
 	if x.era == mcp.Legacy {
 		failure = failure.AsAnswer()
 	}
@@ -214,35 +212,13 @@ func (x *exchange) fail(failure *jsonrpc.Failure) reply {
 // failWith answers the request with an error of the pruner's own, of which data says
 // more.
 func (x *exchange) failWith(code int, symbol string, data any) reply {
-	failure := encoded(struct {
+	failure := jsonrpc.Encode(struct {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
 		Data    any    `json:"data"`
 	}{code, symbol, data})
 	body := slices.Concat([]byte(`{"jsonrpc":"2.0","id":`), x.message.Literal(jsonrpc.ID), []byte(`,"error":`), failure, []byte("}"))
 	return reply{status: http.StatusOK, body: body}
-}
-
-// encoded returns a value as JSON, which it can always be. What is HTML in it stays
-// readable: it ends up with a model, which pays for each escape.
-func encoded(value any) []byte {
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(value); err != nil {
-		panic(err)
-	}
-	return bytes.TrimSuffix(text.Bytes(), []byte("\n"))
-}
-
-// longestName is the longest that a name may be to be repeated to whoever sent it.
-const longestName = 256
-
-func shortened(name string) string {
-	if len(name) <= longestName {
-		return name
-	}
-	return strings.ToValidUTF8(name[:longestName], "") + "…"
 }
 
 // MarshalLogObject puts what was called, and what came of it, into the access log.

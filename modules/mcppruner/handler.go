@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/origin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
@@ -118,8 +119,8 @@ type Handler struct {
 	backend       Backend
 	reranker      string // the configuration of the backend: another has other scores
 	origins       origin.Policy
-	originals     *pooledStore
-	scores        *pooledStore
+	originals     *storepool.Store
+	scores        *storepool.Store
 	logger        *zap.Logger
 }
 
@@ -162,7 +163,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	var err error
-	h.originals, err = open("originals", store.Limits{
+	h.originals, err = storepool.Open("originals", store.Limits{
 		Entries: h.StoreLimit.Entries,
 		Bytes:   h.StoreLimit.Bytes,
 		TTL:     h.seconds("prune_id_ttl", h.PruneIDTTL, 600, 7*24*3600, "MCP_PRUNER_PRUNE_ID_TTL_S"),
@@ -170,7 +171,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.scores, err = open("scores", store.Limits{
+	h.scores, err = storepool.Open("scores", store.Limits{
 		Entries: h.number("cache_max_entries", h.CacheMaxEntries, 256, 100_000, "MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES"),
 		Bytes:   maxScoreBytes,
 		TTL:     h.seconds("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S"),
@@ -226,12 +227,12 @@ func (h *Handler) serveHealth(r *http.Request) reply {
 		refused.allow = "GET, HEAD"
 		return refused
 	}
-	return reply{status: http.StatusOK, body: encoded(h.health())}
+	return reply{status: http.StatusOK, body: jsonrpc.Encode(h.health())}
 }
 
 // Cleanup releases the stores.
 func (h *Handler) Cleanup() error {
-	return errors.Join(h.originals.release(), h.scores.release())
+	return errors.Join(h.originals.Release(), h.scores.Release())
 }
 
 // Interface guards

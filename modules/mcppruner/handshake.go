@@ -24,7 +24,7 @@ type capabilities struct {
 
 // signature is the members that make a result one of the modern era.
 var signature = slices.Concat([]byte(`"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":`),
-	encoded(serverInfo{serverName, serverVersion}), []byte("}"))
+	jsonrpc.Encode(serverInfo{serverName, serverVersion}), []byte("}"))
 
 const instructions = "Call prune_text before long code, logs or docs go into the conversation: it leaves out the lines that bear least on the goal you name. " +
 	"Where lines are missing stands a marker such as ⟦PRUNÉ: prune_id=prn_… lignes 120-154 (35) raison=…⟧; call recover_text with that prune_id and those lines to read them."
@@ -32,7 +32,7 @@ const instructions = "Call prune_text before long code, logs or docs go into the
 // initialize shakes hands with a client of the legacy era. There is no session: each
 // request could be the first.
 func (x *exchange) initialize() []byte {
-	return encoded(struct {
+	return jsonrpc.Encode(struct {
 		ProtocolVersion string       `json:"protocolVersion"`
 		Capabilities    capabilities `json:"capabilities"`
 		ServerInfo      serverInfo   `json:"serverInfo"`
@@ -56,7 +56,7 @@ var forAll = caching{TTL: int(time.Hour / time.Millisecond), Scope: "public"}
 func (x *exchange) discover() []byte {
 	versions := mcp.Versions()
 	slices.Reverse(versions)
-	return encoded(struct {
+	return jsonrpc.Encode(struct {
 		SupportedVersions []string     `json:"supportedVersions"`
 		Capabilities      capabilities `json:"capabilities"`
 		Instructions      string       `json:"instructions"`
@@ -68,7 +68,7 @@ func (x *exchange) discover() []byte {
 func (x *exchange) list(kind string, items []byte) []byte {
 	result := slices.Concat([]byte(`{"`+kind+`":[`), items, []byte(`]`))
 	if x.era == mcp.Modern {
-		result = append(append(result, ','), encoded(forAll)[1:]...)
+		result = append(append(result, ','), jsonrpc.Encode(forAll)[1:]...)
 		return result
 	}
 	return append(result, '}')

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -164,53 +165,6 @@ func TestHealth(t *testing.T) { // P7, P8
 	}
 }
 
-// The schemas of the contract (P16, P17).
-const (
-	pruneSchema = `{
-  "type": "object",
-  "properties": {
-    "text": {"type": "string"},
-    "goal_hint": {"type": "string"},
-    "source_type": {"type": "string", "enum": ["code", "logs", "docs"]},
-    "options": {
-      "type": "object",
-      "properties": {
-        "max_prune_ratio": {"type": "number", "minimum": 0, "maximum": 1},
-        "min_keep_lines": {"type": "integer", "minimum": 0},
-        "timeout_ms": {"type": "integer", "minimum": 1},
-        "annotate_lines": {"type": "boolean"},
-        "include_markers": {"type": "boolean"}
-      },
-      "required": ["max_prune_ratio", "min_keep_lines", "timeout_ms", "annotate_lines", "include_markers"],
-      "additionalProperties": false
-    }
-  },
-  "required": ["text", "goal_hint", "source_type", "options"],
-  "additionalProperties": false
-}`
-	recoverSchema = `{
-  "type": "object",
-  "properties": {
-    "prune_id": {"type": "string"},
-    "ranges": {
-      "type": "array",
-      "items": {
-        "type": "object",
-        "properties": {
-          "start_line": {"type": "integer", "minimum": 1},
-          "end_line": {"type": "integer", "minimum": 1}
-        },
-        "required": ["start_line", "end_line"],
-        "additionalProperties": false
-      }
-    },
-    "include_line_numbers": {"type": "boolean"}
-  },
-  "required": ["prune_id", "ranges", "include_line_numbers"],
-  "additionalProperties": false
-}`
-)
-
 func TestToolList(t *testing.T) { // P4, P16, P17, P79
 	h, _ := load(t, `{}`)
 	var list struct {
@@ -223,8 +177,8 @@ func TestToolList(t *testing.T) { // P4, P16, P17, P79
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"prune_text":   pruneSchema,
-		"recover_text": recoverSchema,
+		"prune_text":   schemaOf(t, "prune_text"),
+		"recover_text": schemaOf(t, "recover_text"),
 		"health":       `{"type":"object","properties":{},"additionalProperties":false}`,
 	}
 	var names []string
@@ -325,4 +279,14 @@ func FuzzPost(f *testing.F) { // P57
 			t.Errorf("status %d", a.Status)
 		}
 	})
+}
+
+// schemaOf returns the schema that the contract has for the input of a tool.
+func schemaOf(t *testing.T, tool string) string {
+	t.Helper()
+	schema, err := os.ReadFile("testdata/" + tool + ".schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(schema)
 }

@@ -60,7 +60,7 @@ func (x *exchange) prune(arguments *object) reply {
 		p.count()
 		x.pruned.Store(p)
 	}
-	return x.tell(encoded(struct {
+	return x.tell(jsonrpc.Encode(struct {
 		PruneID     string             `json:"prune_id"`
 		PrunedText  string             `json:"pruned_text"`
 		Annotations []prune.Annotation `json:"annotations"`

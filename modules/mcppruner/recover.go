@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/identity"
 )
@@ -79,7 +81,7 @@ func (x *exchange) recover(arguments *object) reply {
 		return x.failWith(codeNotFound, "prune_id_not_found", struct {
 			Symbol  string `json:"code"`
 			PruneID string `json:"prune_id"`
-		}{"prune_id_not_found", shortened(r.id)})
+		}{"prune_id_not_found", mcp.Shortened(r.id)})
 	}
 	text := string(original)
 	lines := prune.Lines(text)
@@ -104,7 +106,7 @@ func (x *exchange) recover(arguments *object) reply {
 		Ranges    json.RawMessage `json:"ranges"`
 		Numbering string          `json:"line_numbering"`
 	}
-	return x.tell(encoded(struct {
+	return x.tell(jsonrpc.Encode(struct {
 		RawText  string   `json:"raw_text"`
 		Metadata metadata `json:"metadata"`
 	}{raw, metadata{r.id, r.ranges, "original"}}))

@@ -5,6 +5,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // toolList is the descriptors of the tools, as tools/list has them.
@@ -106,7 +107,7 @@ func (x *exchange) call() reply {
 	if x.message.Kind(jsonrpc.Name) != jsonspan.String {
 		return x.wrong("name: it is missing, or no string")
 	}
-	name := shortened(x.message.Text(jsonrpc.Name))
+	name := mcp.Shortened(x.message.Text(jsonrpc.Name))
 	x.tool.Store(&name)
 	arguments := object{data: []byte("{}")}
 	switch x.message.Kind(jsonrpc.Arguments) {
@@ -126,7 +127,7 @@ func (x *exchange) call() reply {
 		if err := arguments.end(); err != nil {
 			return x.wrong(err.Error())
 		}
-		return x.tell(encoded(x.handler.health()))
+		return x.tell(jsonrpc.Encode(x.handler.health()))
 	default:
 		return x.wrong("name: there is no tool " + name)
 	}
@@ -140,6 +141,6 @@ func (x *exchange) wrong(message string) reply {
 // tell answers a call with an object, given as JSON: as a text, as all clients know
 // it, and as it is.
 func (x *exchange) tell(object []byte) reply {
-	return x.answer(slices.Concat([]byte(`{"content":[{"type":"text","text":`), encoded(string(object)),
+	return x.answer(slices.Concat([]byte(`{"content":[{"type":"text","text":`), jsonrpc.Encode(string(object)),
 		[]byte(`}],"structuredContent":`), object, []byte("}")))
 }

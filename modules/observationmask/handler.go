@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/identity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
@@ -85,7 +86,7 @@ type Handler struct {
 
 	policy mask.Policy
 	exempt []mcp.Pattern
-	store  *store.Store
+	store  *storepool.Store
 	logger *zap.Logger
 }
 
@@ -135,11 +136,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if err := h.Recover.validate(h.policy.MaxChars); err != nil {
 			return err
 		}
-		value, _, err := stores.LoadOrNew(h.Recover.limits(), h.Recover.open)
-		if err != nil {
+		var err error
+		if h.store, err = storepool.Open("observations", h.Recover.limits()); err != nil {
 			return err
 		}
-		h.store = value.(*pooledStore).Store
 		h.policy.SaveLimit = h.Recover.largest()
 	}
 	return nil
@@ -247,28 +247,10 @@ func (h *Handler) Original(client, handle string) (body []byte, ok bool) {
 func (h *Handler) Recovers() (maxChars int, ok bool) { return h.policy.MaxChars, h.store != nil }
 
 // Cleanup releases the store.
-func (h *Handler) Cleanup() error {
-	if h.store == nil {
-		return nil
-	}
-	_, err := stores.Delete(h.Recover.limits())
-	return err
-}
-
-// stores holds the stores of originals in use, by their limits.
-var stores = caddy.NewUsagePool()
-
-type pooledStore struct{ *store.Store }
-
-// Destruct is all there is to do: a store is memory.
-func (pooledStore) Destruct() error { return nil }
+func (h *Handler) Cleanup() error { return h.store.Release() }
 
 func (r *Recover) limits() store.Limits {
 	return store.Limits{Entries: r.MaxEntries, Bytes: r.MaxBytes, TTL: time.Duration(r.TTL)}
-}
-
-func (r *Recover) open() (caddy.Destructor, error) {
-	return &pooledStore{store.New(r.limits())}, nil
 }
 
 func (r *Recover) setDefaults() {

@@ -26,6 +26,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
 func TestMain(m *testing.M) {
@@ -521,8 +522,10 @@ func TestRecover(t *testing.T) {
 	if err := gone.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
-	if _, open := stores.References(gone.Recover.limits()); open {
-		t.Error("a store outlived its last handler")
+	if again, err := storepool.Open("observations", gone.Recover.limits()); err != nil || again == gone.store {
+		t.Error("a store outlived its last handler", err)
+	} else if err := again.Release(); err != nil {
+		t.Fatal(err)
 	}
 
 	// What is too large is masked without a handle.

@@ -1,0 +1,48 @@
+// Package storepool has the stores that modules keep originals in, so that they outlive
+// configuration reloads.
+package storepool
+
+import (
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+)
+
+// A Store is shared by all who keep the same within the same limits.
+type Store struct {
+	*store.Store
+	key key
+}
+
+type key struct {
+	kept   string
+	limits store.Limits
+}
+
+var stores = caddy.NewUsagePool()
+
+// Open returns the store of what is kept, by its name, within limits. It must be
+// released.
+func Open(kept string, limits store.Limits) (*Store, error) {
+	k := key{kept, limits}
+	value, _, err := stores.LoadOrNew(k, func() (caddy.Destructor, error) {
+		return &Store{store.New(limits), k}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return value.(*Store), nil
+}
+
+// Release gives the store back, if there is one. When nobody has it any more, what is
+// in it is gone.
+func (s *Store) Release() error {
+	if s == nil {
+		return nil
+	}
+	_, err := stores.Delete(s.key)
+	return err
+}
+
+// Destruct is all there is to do: a store is memory.
+func (*Store) Destruct() error { return nil }
