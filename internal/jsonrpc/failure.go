@@ -190,8 +190,8 @@ func ResponseTooLarge(server string) *Failure {
 	return f
 }
 
-// Refused says that a handler on the way to a server has refused the request, with
-// this status.
+// Refused says that a request was refused with this status: by the gateway, or by a
+// handler on the way to a server.
 func Refused(server string, status int) *Failure {
 	var f *Failure
 	switch status {
@@ -205,6 +205,14 @@ func Refused(server string, status int) *Failure {
 		f = failure(status, CodeInternalError, "http_error", "the request was refused on its way to the MCP server")
 		f.Data.StatusCode = status
 	}
+	f.Data.ServerName = server
+	return f
+}
+
+// ToolChanged says that a tool is not the one that was first seen, and that nobody has
+// accepted the other one yet.
+func ToolChanged(server string) *Failure {
+	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed", "the definition of the tool has changed")
 	f.Data.ServerName = server
 	return f
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -43,8 +44,10 @@ const (
 	RequestState       // params.requestState, of a call that is made again
 	Notifications      // params.notifications, of subscriptions/listen
 	Proxy              // params.proxy: what is said between a client and a gateway only
+	AuthToken          // params.proxy.authToken: what lets the client in
 	Meta               // params._meta
 	ProgressToken      // params._meta.progressToken: where progress is to be reported
+	Traceparent        // params._meta.traceparent: the trace that the request belongs to
 	ProtocolVersion    // the protocol version in params._meta, of the stateless era
 	ClientCapabilities // the client's capabilities there
 	ClientInfo         // who the client is, there
@@ -67,8 +70,8 @@ var fields = jsonspan.CompilePaths(
 	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
 	"params.arguments", "params.protocolVersion", "params.capabilities", "params.clientInfo",
 	"params.cursor", "params.limit", "params.level", "params.ref.name", "params.ref.uri",
-	"params.inputResponses", "params.requestState", "params.notifications", "params.proxy",
-	"params._meta", "params._meta.progressToken",
+	"params.inputResponses", "params.requestState", "params.notifications", "params.proxy", "params.proxy.authToken",
+	"params._meta", "params._meta.progressToken", "params._meta.traceparent",
 	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
 	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
 	"params._meta."+reserved+"subscriptionId",
@@ -248,6 +251,29 @@ func (m *Message) body(f Field) []byte { return m.Raw[m.spans[f].start+1 : m.spa
 // message must have.
 func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
 	return jsonspan.Edit{Start: int(m.spans[f].start), End: int(m.spans[f].end), New: literal}
+}
+
+// Within returns an edit of the literal of a field as one of the whole message.
+func (m *Message) Within(f Field, e jsonspan.Edit) jsonspan.Edit {
+	return e.Moved(int(m.spans[f].start))
+}
+
+// Insert returns the edit that puts a member into the params. A message that has none
+// gets some.
+func (m *Message) Insert(member []byte) jsonspan.Edit {
+	if m.Kind(Params) == jsonspan.BeginObject {
+		return m.Within(Params, jsonspan.Insert(m.Literal(Params), member))
+	}
+	return jsonspan.Insert(m.Raw, slices.Concat([]byte(`"params":{`), member, []byte("}")))
+}
+
+// InsertMeta returns the edit that puts a member into the _meta of the params. A message
+// that has none gets one.
+func (m *Message) InsertMeta(member []byte) jsonspan.Edit {
+	if m.Kind(Meta) == jsonspan.BeginObject {
+		return m.Within(Meta, jsonspan.Insert(m.Literal(Meta), member))
+	}
+	return m.Insert(slices.Concat([]byte(`"_meta":{`), member, []byte("}")))
 }
 
 // IsRequest reports whether the message wants an answer.

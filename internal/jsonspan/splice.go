@@ -1,6 +1,10 @@
 package jsonspan
 
-import "io"
+import (
+	"bytes"
+	"io"
+	"slices"
+)
 
 // An Edit puts New in the place of the bytes from Start to End.
 type Edit struct {
@@ -78,4 +82,27 @@ func (r *Reader) WriteTo(w io.Writer) (written int64, err error) {
 		}
 	}
 	return written, nil
+}
+
+// Spliced returns a text with edits made, which may come in any order.
+func Spliced(text []byte, edits ...Edit) []byte {
+	if len(edits) == 0 {
+		return text
+	}
+	slices.SortFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
+	var b bytes.Buffer
+	size := len(text)
+	for _, e := range edits {
+		size += len(e.New)
+	}
+	b.Grow(size)
+	_ = Splice(&b, text, edits) // to memory
+	return b.Bytes()
+}
+
+// Moved returns an edit of a part of a text as one of the whole text.
+func (e Edit) Moved(by int) Edit {
+	e.Start += by
+	e.End += by
+	return e
 }
