@@ -1,0 +1,172 @@
+package acl
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestNoPolicyAllowsEverything(t *testing.T) {
+	var p *Policy
+	if !p.Server("a") || !p.Tool("a", "x") || !p.Prompt("a", "x") || !p.Resource("a", "%") || !p.Template("a", "{x}") || !p.Template("a", "x") {
+		t.Error("something is denied")
+	}
+	if p.Restricts("a") || p.Shadowed() != nil || p.Fingerprint() != "" {
+		t.Error("it has rules")
+	}
+}
+
+func TestNewRefuses(t *testing.T) { // A53, A54, A55
+	for _, test := range []struct{ name, pattern, want string }{
+		{"nothing", "", "it has no ::"},
+		{"a server alone", "beta", "for all of a server write server::*"},
+		{"a star and more", "b*", "it has no ::"},
+		{"a tool without a server", "tool:read", "it has no ::"},
+		{"an empty server", "::read", "nothing on one side of ::"},
+		{"an empty tool", "beta::", "nothing on one side of ::"},
+		{"an empty prompt", "prompt:beta::", "nothing on one side of ::"},
+		{"an unknown kind", "tools:beta::x", `there is no kind "tools"`},
+		{"a URI without its kind", "file:///x::y", `there is no kind "file"`},
+		{"no prefix", "resource:", "there is no prefix"},
+		{"no prefix after a server", "resource:beta::", "there is no prefix"},
+		{"no prefix after all servers", "resource:*::", "there is no prefix"},
+		{"no server before a prefix", "resource:::file:///x", "nothing before ::"},
+		{"no server before a tool", "tool:::x", "nothing on one side of ::"},
+		{"a prefix without a scheme", "resource:secret", "it does not begin with a scheme"},
+		{"a prefix without a scheme of a server", "resource:beta::/secret", "it does not begin with a scheme"},
+		{"a prefix with a star", "resource:file:///secret/*", "a prefix has no * in it"},
+		{"a prefix with a variable", "resource:file:///{x}", "a prefix has no variables"},
+		{"a prefix with a query", "resource:file:///x?y", "a prefix has no query"},
+		{"a prefix with a fragment", "resource:file:///x#y", "a prefix has no query and no fragment"},
+		{"a prefix with a broken escape", "resource:file:///%zz", "not followed by two hexadecimal digits"},
+		{"a prefix with a line break", "resource:file:///a\nb", "control characters"},
+		{"a prefix with a host beyond ASCII", "resource:http://ö.example/", "its host can be read in more than one way"},
+		{"a prefix with an escaped ..", "resource:file:///a%2f..%2fb", "its path can be read in more than one way"},
+		{"a prefix with too many escapes", "resource:file:///%252525252541", "escaped too often"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := New([]Rule{{Pattern: "*"}, {Pattern: test.pattern}}, true)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("got %v, want %s", err, test.want)
+			}
+			if quoted := strings.ReplaceAll(test.pattern, "\n", `\n`); !strings.HasPrefix(err.Error(), `pattern "`+quoted+`": `) {
+				t.Errorf("%v does not name the pattern", err)
+			}
+		})
+	}
+}
+
+func TestShadowed(t *testing.T) { // A57
+	for _, test := range []struct {
+		name, policy string
+		want         []string
+	}{
+		{"no rules", "deny", nil},
+		{"the narrow one first", "allow a::x, deny a::*, deny", nil},
+		{"the wide one first", "deny a::*, allow a::x, deny", []string{`allow "a::x" never applies, because deny "a::*" comes before it`}},
+		{"the same action", "deny a::*, deny a::x, allow", nil},
+		{"the same pattern", "deny a::x, allow a::x, allow", []string{`allow "a::x" never applies, because deny "a::x" comes before it`}},
+		{"everything", "allow *, deny b::*, deny prompt:c::x, deny resource:note:x, deny", []string{
+			`deny "b::*" never applies, because allow "*" comes before it`,
+			`deny "prompt:c::x" never applies, because allow "*" comes before it`,
+			`deny "resource:note:x" never applies, because allow "*" comes before it`,
+		}},
+		{"stars in stars", "deny a*::x*y*, allow ab*::x*z*y, allow", []string{`allow "ab*::x*z*y" never applies, because deny "a*::x*y*" comes before it`}},
+		{"stars beside stars", "deny ab*::*, allow a*::x, allow", nil},
+		{"tools do not shadow prompts", "deny tool:a::*, allow prompt:a::x, allow", nil},
+		{"tools do not shadow a server", "deny tool:a::*, allow a::*, allow", nil},
+		{"a wide prefix", "allow resource:file:///a, deny resource:file:///a/b, allow", []string{`deny "resource:file:///a/b" never applies, because allow "resource:file:///a" comes before it`}},
+		{"a wide prefix in another spelling", "deny resource:FILE:/A/, allow resource:file:///a/b, allow", []string{`allow "resource:file:///a/b" never applies, because deny "resource:FILE:/A/" comes before it`}},
+		{"a wide prefix of another server", "allow resource:a::file:///a, deny resource:b::file:///a/b, allow", nil},
+		{"a wide prefix of one server", "allow resource:a::file:///a, deny resource:file:///a/b, allow", nil},
+		{"a prefix beside it", "allow resource:file:///a, deny resource:file:///ab, allow", nil},
+		{"a prefix and all", "deny resource:file:///a, allow resource:*, allow", nil},
+		{"all and a prefix", "deny resource:*, allow resource:file:///a, allow", []string{`allow "resource:file:///a" never applies, because deny "resource:*" comes before it`}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := policy(t, test.policy).Shadowed(); !slices.Equal(got, test.want) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
+func TestFingerprint(t *testing.T) { // A57
+	seen := make(map[string]string)
+	for _, text := range []string{"allow", "deny", "allow a::x, deny", "deny a::x, deny", "allow a::x, allow", "allow a::x, allow a::y, deny", "allow a::y, allow a::x, deny"} {
+		got := policy(t, text).Fingerprint()
+		if other, ok := seen[got]; ok || got == "" {
+			t.Errorf("%s has %q, as has %s", text, got, other)
+		}
+		seen[got] = text
+		if again := policy(t, text).Fingerprint(); again != got {
+			t.Errorf("%s has %q and %q", text, got, again)
+		}
+	}
+}
+
+func TestDecisionsAllocateNothing(t *testing.T) {
+	p := policy(t, "deny a*::x*y*z, allow prompt:*::p, deny resource:notes::note:x, deny b::*, allow")
+	for _, test := range []struct {
+		name   string
+		decide func() bool
+	}{
+		{"on a server", func() bool { return p.Server("alpha") }},
+		{"on restrictions", func() bool { return p.Restricts("alpha") }},
+		{"on a tool", func() bool { return p.Tool("alpha", "x and y and z") }},
+		{"on a prompt", func() bool { return p.Prompt("alpha", "p") }},
+		{"on a resource that no rule is about", func() bool { return p.Resource("alpha", "file:///a/%2e%2e/b") }},
+		{"on a template that no rule is about", func() bool { return p.Template("alpha", "file:///a/{b}") }},
+		{"on a resource of a server that is denied", func() bool { return p.Resource("b", "file:///a/%2e%2e/b") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if n := testing.AllocsPerRun(100, func() { test.decide() }); n != 0 {
+				t.Errorf("%v times", n)
+			}
+		})
+	}
+}
+
+func TestLiteral(t *testing.T) { // A69
+	for _, test := range []struct {
+		template, want string
+		open           bool
+	}{
+		{"file:///a/b", "file:///a/b", false},
+		{"file:///a/{b}", "file:///a/", true},
+		{"file:///a/b{c}", "file:///a/", true},
+		{"file:///a/b{+c}/{d}", "file:///a/", true},
+		{"file:///a/b{/c}", "file:///a/b", true},
+		{"file:///a/b{?c}", "file:///a/b", true},
+		{"file:///a/b{#c}", "file:///a/b", true},
+		{"file:///a/b?c={d}", "file:///a/b?c=", true},
+		{`file:///a\{b}`, `file:///a\`, true},
+		{"memo://h{b}/c", "memo://", true},
+		{"memo://h:{port}/c", "memo://", true},
+		{"note:{id}", "note:", true},
+		{"urn:isbn:{id}", "urn:isbn:", true},
+		{"no{id}", "", true},
+		{"{id}", "", true},
+		{"{", "", true},
+	} {
+		if got, open := literal(test.template); got != test.want || open != test.open {
+			t.Errorf("%s: got %q, %v", test.template, got, open)
+		}
+	}
+}
+
+func BenchmarkPolicy(b *testing.B) {
+	p := policy(b, "deny alpha::slow*, deny resource:file:///secret, allow resource:file:///, allow alpha::*, deny")
+	b.Run("tool", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			p.Tool("alpha", "echo")
+		}
+	})
+	b.Run("resource", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			p.Resource("alpha", "file:///home/me/src/../notes%20of/today.txt")
+		}
+	})
+}

@@ -1,0 +1,559 @@
+package acl
+
+import (
+	"strings"
+	"testing"
+)
+
+// A policy is written as its rules and what happens otherwise; a row as what it is
+// about, and + or - for allowed or denied, the kind, the server and the name or URI.
+var matrix = []struct {
+	policy string
+	rows   [][2]string
+}{
+	{"allow", [][2]string{
+		{"a server", "+ server alpha"},
+		{"a tool", "+ tool alpha echo"},
+		{"a prompt", "+ prompt alpha echo"},
+		{"a resource", "+ resource alpha file:///x"},
+		{"a template", "+ template alpha file:///{x}"},
+		{"a URI that is none", "+ resource alpha %zz"},
+		{"nothing is restricted", "- restricts alpha"},
+	}},
+	{"deny", [][2]string{
+		{"a server", "- server alpha"},
+		{"a tool", "- tool alpha echo"},
+		{"a prompt", "- prompt alpha echo"},
+		{"a resource", "- resource alpha file:///x"},
+		{"a template", "- template alpha file:///{x}"},
+		{"all is restricted", "+ restricts alpha"},
+	}},
+	{"deny beta::*, allow", [][2]string{ // A53
+		{"the server is not contacted", "- server beta"},
+		{"its tools", "- tool beta echo"},
+		{"its prompts", "- prompt beta echo"},
+		{"its resources", "- resource beta file:///x"},
+		{"its resources with a URI that is none", "- resource beta %zz"},
+		{"its templates", "- template beta note:{x}"},
+		{"a tool without a name", "- tool beta "},
+		{"another server", "+ server alpha"},
+		{"a tool of another server", "+ tool alpha echo"},
+		{"a server with a longer name", "+ server betas"},
+		{"a server with a shorter name", "+ server bet"},
+		{"a server in other case is another", "+ server Beta"},
+		{"a tool of a server in other case", "+ tool BETA echo"},
+		{"a tool that is called like the server", "+ tool alpha beta::x"},
+		{"a resource of another server", "+ resource alpha %zz"},
+		{"it is restricted", "+ restricts beta"},
+		{"another is not", "- restricts alpha"},
+	}},
+	{"allow beta::*, deny", [][2]string{
+		{"the server", "+ server beta"},
+		{"its tools", "+ tool beta echo"},
+		{"its prompts", "+ prompt beta echo"},
+		{"its resources, whatever their URI", "+ resource beta %zz"},
+		{"its templates", "+ template beta {x}"},
+		{"it is not restricted", "- restricts beta"},
+		{"another server", "- server alpha"},
+		{"a server with a longer name", "- server betas"},
+		{"a server in other case", "- server Beta"},
+	}},
+	{"deny be*::*, allow", [][2]string{
+		{"a server that begins so", "- server beta"},
+		{"a server that is called so", "- server be"},
+		{"its resources", "- resource bert file:///x"},
+		{"its prompts", "- prompt beta p"},
+		{"one that does not", "+ server abe"},
+	}},
+	{"deny *::**, allow", [][2]string{
+		{"many stars are one", "- server alpha"},
+		{"resources too", "- resource alpha note:x"},
+	}},
+	{"allow a::*, deny", [][2]string{
+		{"a is a", "+ tool a x"},
+		{"ab is not a", "- tool ab x"},
+		{"nothing of ab", "- server ab"},
+		{"a without a name is not a", "- tool  x"},
+	}},
+	{"deny alpha::slow, allow", [][2]string{ // A54
+		{"the tool", "- tool alpha slow"},
+		{"another tool", "+ tool alpha echo"},
+		{"a tool in other case is another", "+ tool alpha Slow"},
+		{"a longer name", "+ tool alpha slower"},
+		{"a longer name before", "+ tool alpha so-slow"},
+		{"a prompt of that name", "+ prompt alpha slow"},
+		{"a resource", "+ resource alpha slow:x"},
+		{"a resource with a URI that is none", "+ resource alpha %"},
+		{"the tool of another server", "+ tool beta slow"},
+		{"the server is contacted", "+ server alpha"},
+		{"it is restricted", "+ restricts alpha"},
+		{"another is not", "- restricts beta"},
+	}},
+	{"allow alpha::slow*, deny", [][2]string{
+		{"the tool", "+ tool alpha slow"},
+		{"one that begins so", "+ tool alpha slow_down"},
+		{"one that does not", "- tool alpha so_slow"},
+		{"a prompt of that name", "- prompt alpha slow"},
+		{"a resource", "- resource alpha file:///slow"},
+		{"a template", "- template alpha {slow}"},
+		{"the server is contacted", "+ server alpha"},
+		{"another is not", "- server beta"},
+	}},
+	{"deny *::*_*_file, allow", [][2]string{
+		{"all stars have something", "- tool fs read_text_file"},
+		{"stars may have nothing", "- tool fs __file"},
+		{"one is missing", "+ tool fs read_file"},
+		{"more at the end", "+ tool fs read_text_files"},
+		{"of any server", "- tool  a_b_file"},
+		{"with characters beyond ASCII", "- tool fs lösche_große_file"},
+	}},
+	{"deny fs::ab*ba, allow", [][2]string{
+		{"what comes before and after does not overlap", "+ tool fs aba"},
+		{"it touches", "- tool fs abba"},
+	}},
+	{"deny fs::a::b, allow", [][2]string{
+		{"a tool with :: in its name", "- tool fs a::b"},
+		{"the first :: divides", "+ tool fs::a b"},
+		{"a part of the name", "+ tool fs a"},
+	}},
+	{"deny fs::[a-z]?, allow", [][2]string{
+		{"only * is special", "- tool fs [a-z]?"},
+		{"which is no class", "+ tool fs ax"},
+	}},
+	{"deny fs::größe, allow", [][2]string{
+		{"characters beyond ASCII", "- tool fs größe"},
+		{"they are compared exactly", "+ tool fs GRÖSSE"},
+	}},
+	{"deny tool::x, allow", [][2]string{
+		{"a server called tool", "- tool tool x"},
+		{"is not any server", "+ tool alpha x"},
+	}},
+	{"deny tool:alpha::*, allow", [][2]string{
+		{"all tools", "- tool alpha x"},
+		{"no prompts", "+ prompt alpha x"},
+		{"no resources", "+ resource alpha file:///x"},
+		{"the server is contacted", "+ server alpha"},
+	}},
+	{"allow tool:alpha::*, deny tool:alpha::x, allow", [][2]string{
+		{"what is allowed is not restricted later", "- restricts alpha"},
+		{"the first decides", "+ tool alpha x"},
+	}},
+	{"deny prompt:alpha::p*, allow", [][2]string{
+		{"the prompt", "- prompt alpha plan"},
+		{"another prompt", "+ prompt alpha a plan"},
+		{"a tool of that name", "+ tool alpha plan"},
+		{"a prompt of another server", "+ prompt beta plan"},
+	}},
+	{"deny tool:a::*, deny prompt:a::*, deny resource:a::*, allow", [][2]string{
+		{"all kinds are the server", "- server a"},
+		{"not of another", "+ server b"},
+	}},
+	{"allow tool:*::x, deny *, allow", [][2]string{
+		{"what was allowed before", "+ tool a x"},
+		{"what was not", "- tool a y"},
+		{"a server that has something", "+ server a"},
+	}},
+	{"deny alpha::*, allow alpha::echo, allow", [][2]string{
+		{"the first decides against", "- tool alpha echo"},
+		{"nothing is left of the server", "- server alpha"},
+	}},
+	{"allow alpha::echo, deny alpha::*, allow", [][2]string{
+		{"the first decides for", "+ tool alpha echo"},
+		{"the second against the rest", "- tool alpha slow"},
+		{"and against prompts", "- prompt alpha echo"},
+		{"something is left of the server", "+ server alpha"},
+		{"the rest is up to the default", "+ tool beta slow"},
+	}},
+	{"allow alpha::*, deny *, allow", [][2]string{
+		{"all of one", "+ resource alpha %zz"},
+		{"nothing of the rest", "- server beta"},
+		{"one is not restricted", "- restricts alpha"},
+		{"the rest is", "+ restricts beta"},
+	}},
+	{"deny resource:file:///secret, allow", [][2]string{ // A55
+		{"the prefix itself", "- resource fs file:///secret"},
+		{"with a slash", "- resource fs file:///secret/"},
+		{"with slashes", "- resource fs file:///secret///"},
+		{"below it", "- resource fs file:///secret/x"},
+		{"far below it", "- resource fs file:///secret/x/y/z.txt"},
+		{"of any server", "- resource other file:///secret/x"},
+		{"a longer name", "+ resource fs file:///secrets"},
+		{"an extension", "+ resource fs file:///secret.txt"},
+		{"a longer name with a path", "+ resource fs file:///secrets/x"},
+		{"a shorter name", "+ resource fs file:///secre"},
+		{"the name elsewhere", "+ resource fs file:///pub/secret"},
+		{"the root", "+ resource fs file:///"},
+		{"another scheme", "+ resource fs note:///secret"},
+		{"the scheme in other case", "- resource fs FILE:///secret/x"},
+		{"the path in other case", "- resource fs file:///SECRET/x"},
+		{"the path in other case of other alphabets", "- resource fs file:///\u017fecret/x"},
+		{"one slash", "- resource fs file:/secret/x"},
+		{"no slash", "- resource fs file:secret/x"},
+		{"four slashes", "- resource fs file:////secret/x"},
+		{"this host", "- resource fs file://localhost/secret/x"},
+		{"this host in other case", "- resource fs file://LocalHost/secret/x"},
+		{"a host that the server may ignore", "- resource fs file://elsewhere/secret/x"},
+		{"a host of dots", "- resource fs note://../x"},
+		{"a host with an escaped NUL", "- resource fs note://a%00b/x"},
+		{"a host escaped too often", "- resource fs note://%25252525252541/x"},
+		{"a query escaped too often", "- resource fs note:x?%25252525252541"},
+		{"no host but dots", "- resource fs file://../secret/x"},
+		{"a host with an escaped slash", "- resource fs file://a%2fsecret/x"},
+		{"a query", "- resource fs file:///secret?x"},
+		{"a query after a slash", "- resource fs file:///secret/?x=1"},
+		{"a fragment", "- resource fs file:///secret#x"},
+		{"a query below", "- resource fs file:///secret/x?y#z"},
+		{"a query elsewhere", "+ resource fs file:///pub?file:///secret"},
+		{"a fragment elsewhere", "+ resource fs file:///pub#/secret"},
+		{"a query with .. in it", "- resource fs file:///pub?/../secret/x"},
+		{"a fragment with .. in it", "- resource fs file:///pub#/%2e%2e/secret/x"},
+		{"an escaped query", "- resource fs file:///secret%3fx"},
+		{"an escaped fragment", "- resource fs file:///secret%23/x"},
+		{"an escaped fragment that hides ..", "- resource fs file:///secret/x%23/../../pub"},
+		{"an escaped letter", "- resource fs file:///%73ecret/x"},
+		{"all letters escaped", "- resource fs file:///%73%65%63%72%65%74"},
+		{"escaped twice", "- resource fs file:///%2573ecret/x"},
+		{"escaped three times", "- resource fs file:///%252573ecret/x"},
+		{"escaped too often to tell", "- resource fs file:///pub/%25252525252525252573"},
+		{"an escaped slash", "- resource fs file:///secret%2fx"},
+		{"an escaped slash in capitals", "- resource fs file:///secret%2Fx"},
+		{"an escaped slash in front", "- resource fs file://%2fsecret/x"},
+		{"a slash escaped twice", "- resource fs file:///secret%252Fx"},
+		{"a backslash", `- resource fs file:///secret\x`},
+		{"backslashes only", `- resource fs file:\\\secret\x`},
+		{"an escaped backslash", "- resource fs file:///secret%5Cx"},
+		{"an overlong slash", "- resource fs file:///secret%c0%afx"},
+		{"overlong dots", "- resource fs file:///pub/%c0%ae%c0%ae/secret"},
+		{"a broken escape", "- resource fs file:///pub/%zz"},
+		{"an escape that ends too early", "- resource fs file:///pub/%2"},
+		{"a percent sign at the end", "- resource fs file:///pub/100%"},
+		{"an escaped percent sign", "+ resource fs file:///pub/100%25"},
+		{"an escape of another kind", "- resource fs file:///%u0073ecret"},
+		{"NUL", "- resource fs file:///pub\x00"},
+		{"an escaped NUL", "- resource fs file:///pub%00.txt"},
+		{"a line break that some leave out", "- resource fs file:///sec\nret"},
+		{"a tab that some leave out", "- resource fs file:///sec\tret"},
+		{"an escaped line break", "- resource fs file:///pub/a%0Ab"},
+		{"an escaped line break in a query", "+ resource fs file:///pub/a?b=%0A"},
+		{"an escaped delete", "- resource fs file:///pub/%7f"},
+		{"no UTF-8", "- resource fs file:///pub/\xff"},
+		{"escapes that are no UTF-8", "- resource fs file:///pub/%E9"},
+		{"up and down", "- resource fs file:///pub/../secret/x"},
+		{"up and down in escapes", "- resource fs file:///pub/%2e%2e/secret/x"},
+		{"up and down half in escapes", "- resource fs file:///pub/.%2E/secret/x"},
+		{"up and down escaped twice", "- resource fs file:///pub/%252e%252e/secret/x"},
+		{"up and down by escaped slashes", "- resource fs file:///pub%2f..%2fsecret/x"},
+		{"up and down by backslashes", `- resource fs file:///pub\..\secret\x`},
+		{"up and down by escaped backslashes", "- resource fs file:///pub%5c..%5csecret"},
+		{"up and down with parameters", "- resource fs file:///pub/..;/secret/x"},
+		{"up and down with a space", "- resource fs file:///pub/..%20/secret/x"},
+		{"more dots than two", "- resource fs file:///pub/.../secret"},
+		{"out of it", "+ resource fs file:///secret/../pub"},
+		{"out of it in escapes", "+ resource fs file:///secret/%2e%2e/pub"},
+		{"out of it in escapes in capitals", "+ resource fs file:///secret/%2E%2e/pub"},
+		{"out of it, to those who decode slashes", "- resource fs file:///secret/..%2fpub"},
+		{"out of it, to those who decode twice", "- resource fs file:///secret/%252e%252e/pub"},
+		{"out of it, to those who drop empty segments", "- resource fs file:///secret//../pub"},
+		{"above the root", "- resource fs file:///../../secret/x"},
+		{"above the root and elsewhere", "+ resource fs file:///../../pub"},
+		{"a dot", "- resource fs file:///./secret/./x"},
+		{"an escaped dot", "- resource fs file:///%2e/secret"},
+		{"empty segments", "- resource fs file://///secret//x"},
+		{"an empty segment but for parameters", "- resource fs file:///;a=b/secret/x"},
+		{"parameters", "- resource fs file:///secret;a=b/x"},
+		{"a stream", "- resource fs file:///secret::$DATA"},
+		{"a dot at the end", "- resource fs file:///secret./x"},
+		{"a space at the end", "- resource fs file:///secret "},
+		{"an escaped space at the end", "- resource fs file:///secret%20/x"},
+		{"a character nobody sees", "- resource fs file:///sec\u200dret/x"},
+		{"a space in front of the URI", "- resource fs  file:///secret"},
+		{"no scheme", "- resource fs /secret/x"},
+		{"no scheme, elsewhere", "- resource fs pub/x"},
+		{"an escaped scheme", "- resource fs %66ile:///secret"},
+		{"an escaped colon", "- resource fs file%3A///secret"},
+		{"a path of Windows is no URI", `- resource fs c:\secret\x`},
+		{"nothing", "- resource fs "},
+		{"a name that begins with an escaped number sign", "+ resource fs slack://team/%23general"},
+		{"an opaque URI", "+ resource fs urn:isbn:123"},
+		{"tools are not concerned", "+ tool fs file:///secret"},
+		{"prompts are not concerned", "+ prompt fs secret"},
+		{"the server is contacted", "+ server fs"},
+		{"it is restricted", "+ restricts fs"},
+	}},
+	{"deny resource:FILE://localhost/%73ecret/./a/../, allow", [][2]string{
+		{"the prefix has many spellings too", "- resource fs file:///secret/x"},
+		{"none of them longer", "+ resource fs file:///secrets"},
+	}},
+	{"deny resource:file:///, allow", [][2]string{
+		{"all files", "- resource fs file:///x"},
+		{"also of hosts", "- resource fs file://host/x"},
+		{"the root", "- resource fs file:///"},
+		{"the scheme", "- resource fs file:"},
+		{"nothing else", "+ resource fs files:///x"},
+	}},
+	{"allow resource:file:///pub, deny", [][2]string{
+		{"the prefix itself", "+ resource fs file:///pub"},
+		{"with a slash", "+ resource fs file:///pub/"},
+		{"below it", "+ resource fs file:///pub/a b/c.txt"},
+		{"the scheme in other case", "+ resource fs File:///pub/x"},
+		{"this host", "+ resource fs file://LOCALHOST/pub/x"},
+		{"one slash", "+ resource fs file:/pub/x"},
+		{"escapes", "+ resource fs file:///%70ub/%41"},
+		{"a query", "+ resource fs file:///pub?x=1"},
+		{"a fragment", "+ resource fs file:///pub/x#y"},
+		{"backslashes", `+ resource fs file:///pub\x`},
+		{"into it", "+ resource fs file:///x/../pub/y"},
+		{"into it by an escaped slash", "- resource fs file:///x/..%2fpub/y"},
+		{"into it by escapes of escapes", "- resource fs file:///x/%252e%252e/pub/y"},
+		{"the path in other case", "- resource fs file:///PUB/x"},
+		{"a longer name", "- resource fs file:///public"},
+		{"an extension", "- resource fs file:///pub.key"},
+		{"a name with an escaped query", "- resource fs file:///pub%3fx"},
+		{"a name with a space", "- resource fs file:///pub%20/x"},
+		{"a host", "- resource fs file://host/pub/x"},
+		{"a host of that name", "- resource fs file://pub/x"},
+		{"out of it", "- resource fs file:///pub/../secret"},
+		{"out of it in escapes", "- resource fs file:///pub/%2E%2E/secret"},
+		{"out of it by an escaped slash", "- resource fs file:///pub/..%2fsecret"},
+		{"out of it by a backslash", `- resource fs file:///pub\..\secret`},
+		{"out of it in a query", "- resource fs file:///pub?/../secret"},
+		{"a URI that is none", "- resource fs file:///pub/%"},
+		{"a NUL", "- resource fs file:///pub/%00"},
+		{"tools", "- tool fs read"},
+		{"the server is contacted", "+ server fs"},
+	}},
+	{"allow resource:file:///, deny", [][2]string{
+		{"all files", "+ resource fs file:///x"},
+		{"also of hosts", "+ resource fs file://host/x"},
+		{"nothing else", "- resource fs note:x"},
+	}},
+	{"deny resource:file:///a/b, allow resource:file:///a, deny", [][2]string{
+		{"the narrow one first", "- resource fs file:///a/b/c"},
+		{"then the wide one", "+ resource fs file:///a/c"},
+		{"then the default", "- resource fs file:///c"},
+		{"narrow without regard to case", "- resource fs file:///a/B/c"},
+		{"wide with regard to case", "- resource fs file:///A/c"},
+	}},
+	{"allow resource:file:///a/b, deny resource:file:///a, allow", [][2]string{
+		{"the narrow one first", "+ resource fs file:///a/b/c"},
+		{"in other case it is not the narrow one", "- resource fs file:///a/B/c"},
+		{"then the wide one", "- resource fs file:///a/c"},
+		{"then the default", "+ resource fs file:///c"},
+	}},
+	{"deny resource:alpha::file:///x, allow", [][2]string{
+		{"of the server", "- resource alpha file:///x/y"},
+		{"of another", "+ resource beta file:///x/y"},
+		{"of another, with a URI that is none", "+ resource beta %"},
+		{"of the server, with a URI that is none", "- resource alpha %"},
+		{"it is restricted", "+ restricts alpha"},
+		{"another is not", "- restricts beta"},
+	}},
+	{"deny resource:al*::*, allow", [][2]string{
+		{"all of the servers", "- resource alpha any:thing"},
+		{"and none of others", "+ resource beta any:thing"},
+		{"no tools", "+ tool alpha x"},
+		{"templates", "- template alpha {+x}"},
+	}},
+	{"deny resource:note:abc, allow", [][2]string{
+		{"the note", "- resource n note:abc"},
+		{"below it", "- resource n note:abc/d"},
+		{"a part of it", "- resource n note:abc:d"},
+		{"with slashes", "- resource n note:///abc"},
+		{"as a host", "- resource n note://abc"},
+		{"in other case", "- resource n NOTE:ABC"},
+		{"another", "+ resource n note:abcd"},
+	}},
+	{"allow resource:urn:isbn, deny", [][2]string{
+		{"colons divide what is no path", "+ resource n urn:isbn:123"},
+		{"and nothing else does", "- resource n urn:isbn123"},
+		{"another", "- resource n urn:issn:123"},
+	}},
+	{"allow resource:memo://insights, deny", [][2]string{
+		{"the host", "+ resource m memo://insights"},
+		{"with a slash", "+ resource m memo://insights/"},
+		{"in other case", "+ resource m memo://Insights"},
+		{"below it", "+ resource m memo://insights/1"},
+		{"a longer host", "- resource m memo://insights2"},
+		{"a subdomain", "- resource m memo://insights.example"},
+		{"no host but a path", "- resource m memo:insights"},
+	}},
+	{"deny resource:postgres://host/db/schema, allow", [][2]string{
+		{"the schema", "- resource pg postgres://host/db/schema"},
+		{"its tables", "- resource pg postgres://host/db/schema/table"},
+		{"in other case", "- resource pg postgres://HOST/DB/Schema"},
+		{"with a user", "- resource pg postgres://me:secret@host/db/schema"},
+		{"with the default port", "- resource pg postgres://host:5432/db/schema"},
+		{"with an empty port", "- resource pg postgres://host:/db/schema"},
+		{"another port", "+ resource pg postgres://host:5433/db/schema"},
+		{"another schema", "+ resource pg postgres://host/db/schema2"},
+		{"another database", "+ resource pg postgres://host/db2/schema"},
+		{"another host", "+ resource pg postgres://host2/db/schema"},
+		{"up, but not above the host", "- resource pg postgres://host/../db/schema"},
+	}},
+	{"deny resource:https://h.example:443/a, allow", [][2]string{
+		{"without the port", "- resource web https://h.example/a"},
+		{"with zeros", "- resource web https://h.example:0443/a"},
+		{"with the dot of the root", "- resource web https://h.example./a"},
+		{"with an escaped host", "- resource web https://%68.example/a"},
+		{"with fewer slashes", "- resource web https:h.example/a"},
+		{"with fewer slashes and a port", "- resource web https:/me@h.example:443/a"},
+		{"with more slashes", "- resource web https:////h.example/a"},
+		{"with backslashes", `- resource web https:\\h.example\a`},
+		{"a user that looks like a host", "- resource web https://other.example@h.example/a"},
+		{"a host that looks like a user", "+ resource web https://h.example@other.example/a"},
+		{"two users", "- resource web https://x@y@other.example/a"},
+		{"a host that ends in a backslash", `- resource web https://other.example\@h.example/a`},
+		{"an escaped at sign", "- resource web https://other.example%40h.example/a"},
+		{"a host beyond ASCII", "- resource web https://ｈ.example/a"},
+		{"another scheme", "+ resource web http://h.example/a"},
+		{"another path", "+ resource web https://h.example/b"},
+		{"an address", "+ resource web https://[::1]/a"},
+	}},
+	{"deny resource:http://[::1]/a, allow", [][2]string{
+		{"the address", "- resource web http://[::1]/a"},
+		{"with the default port", "- resource web http://[::1]:80/a"},
+		{"another address", "+ resource web http://[::2]/a"},
+	}},
+	{"allow resource:https://h.example/a, deny", [][2]string{
+		{"the host in other case", "+ resource web HTTPS://H.Example/a/b"},
+		{"the dot of the root", "+ resource web https://h.example./a"},
+		{"the default port", "+ resource web https://h.example:443/a"},
+		{"another port", "- resource web https://h.example:8443/a"},
+		{"the path in other case", "- resource web https://h.example/A"},
+		{"a user", "+ resource web https://me@h.example/a"},
+		{"a host that looks like a user", "- resource web https://h.example@other.example/a"},
+		{"a longer host", "- resource web https://h.example.org/a"},
+	}},
+	{"allow resource:https://, deny", [][2]string{
+		{"all hosts", "+ resource web https://h.example/a"},
+		{"no other scheme", "- resource web http://h.example/a"},
+	}},
+	{"deny resource:file:///C:/Users, allow", [][2]string{
+		{"the path", "- resource fs file:///C:/Users/x"},
+		{"the drive in other case", "- resource fs file:///c:/Users/x"},
+		{"an escaped colon", "- resource fs file:///C%3A/Users/x"},
+		{"an old colon", "- resource fs file:///C|/Users/x"},
+		{"the drive as a host", "- resource fs file://C:/Users/x"},
+		{"backslashes", `- resource fs file:///C:\Users\x`},
+		{"a host of one and backslashes", `- resource fs file://C:\Users\x`},
+		{"up, but not above the drive", "- resource fs file:///C:/../Users/x"},
+		{"up in the drive", "- resource fs file:///C:/x/../Users"},
+		{"another drive", "+ resource fs file:///D:/Users/x"},
+	}},
+	{"allow resource:file:///c:/Users, deny", [][2]string{
+		{"the drive in other case", "+ resource fs file:///C:/Users/x"},
+		{"the path in other case", "- resource fs file:///C:/users/x"},
+		{"backslashes", `+ resource fs file:///C:\Users\x`},
+	}},
+	{"deny resource:file://nas/share, allow", [][2]string{
+		{"the host", "- resource fs file://NAS/share/x"},
+		{"as a path", "- resource fs file:////nas/share/x"},
+		{"another host", "+ resource fs file://san/share/x"},
+	}},
+	{"deny resource:file:///Größe/日本, allow", [][2]string{
+		{"as it is", "- resource fs file:///Größe/日本/x"},
+		{"escaped", "- resource fs file:///Gr%C3%B6%C3%9Fe/%E6%97%A5%E6%9C%AC"},
+		{"in other case", "- resource fs file:///gRÖße/日本"},
+		{"another", "+ resource fs file:///Größe/日"},
+	}},
+	{"deny resource:file:///a%2A, allow", [][2]string{
+		{"an escaped star is a star", "- resource fs file:///a*"},
+		{"and nothing else", "+ resource fs file:///ab"},
+	}},
+	{"deny resource:file:///a;b, allow", [][2]string{
+		{"what the prefix says whole", "- resource fs file:///a;b/c"},
+		{"is not what it says without its end", "+ resource fs file:///a/c"},
+	}},
+	{"deny resource:file:///secret, allow", [][2]string{ // A69
+		{"a template in it", "- template fs file:///secret/{name}"},
+		{"a template far in it", "- template fs file:///secret/x/{name}.txt"},
+		{"a template of more of it", "- template fs file:///secret{/path*}"},
+		{"a template of its queries", "- template fs file:///secret{?q}"},
+		{"a template with a query", "- template fs file:///secret?q={q}"},
+		{"a template in it by ..", "- template fs file:///pub/../secret/{x}"},
+		{"a template in it in other case", "- template fs file:///Secret/{x}"},
+		{"a template that may come to it", "+ template fs file:///{name}"},
+		{"a template that begins like it", "+ template fs file:///secret{name}"},
+		{"a template beside it", "+ template fs file:///secrets/{name}"},
+		{"a template of another scheme", "+ template fs note:{id}"},
+		{"a template of anything", "+ template fs {+uri}"},
+		{"a template without variables", "- template fs file:///secret/x"},
+		{"a template that is no URI", "- template fs file:///pub/%zz/{x}"},
+		{"what is made of the one that begins like it", "- resource fs file:///secret"},
+	}},
+	{"allow resource:file:///pub/docs, deny", [][2]string{
+		{"a template in it", "+ template fs file:///pub/docs/{name}"},
+		{"a template that may come to it", "+ template fs file:///pub/{name}"},
+		{"a template of all files", "+ template fs file:///{+path}"},
+		{"a template of anything", "+ template fs {+uri}"},
+		{"a template of the scheme", "+ template fs file:{+x}"},
+		{"a template beside it", "- template fs file:///pub/src/{name}"},
+		{"a template beside it that begins like it", "- template fs file:///pub/docs2/{name}"},
+		{"a template of another scheme", "- template fs note:{id}"},
+		{"a template without variables", "+ template fs file:///pub/docs/x"},
+	}},
+	{"deny resource:file:///a, allow resource:file:///a/b, deny", [][2]string{
+		{"a template that comes only to what is denied first", "- template fs file:///{x}"},
+		{"a template in it", "- template fs file:///a/b/{x}"},
+	}},
+	{"deny resource:a::*, allow resource:note:x, deny", [][2]string{
+		{"a template of a server that has nothing", "- template a note:{x}"},
+		{"a template of another", "+ template b note:{x}"},
+		{"a server that has nothing", "- server a"},
+		{"a server that may have notes", "+ server b"},
+		{"a URI that is none", "- resource b %"},
+	}},
+}
+
+func TestMatrix(t *testing.T) { // A53, A54, A55, A57, A69
+	rows := 0
+	for _, m := range matrix {
+		p := policy(t, m.policy)
+		for _, row := range m.rows {
+			rows++
+			fields := strings.SplitN(row[1], " ", 4)
+			server, target := fields[2], strings.Join(fields[3:], "")
+			var got bool
+			switch fields[1] {
+			case "server":
+				got = p.Server(server)
+			case "restricts":
+				got = p.Restricts(server)
+			case "tool":
+				got = p.Tool(server, target)
+			case "prompt":
+				got = p.Prompt(server, target)
+			case "resource":
+				got = p.Resource(server, target)
+			case "template":
+				got = p.Template(server, target)
+			default:
+				t.Fatalf("%q is about nothing", row[1])
+			}
+			if want := fields[0] == "+"; got != want {
+				t.Errorf("%s: %s: %q is %v", m.policy, row[0], row[1], got)
+			}
+		}
+	}
+	if rows < 200 {
+		t.Errorf("there are %d rows", rows)
+	}
+	t.Logf("%d rows", rows)
+}
+
+// policy makes a policy of rules and a default, with commas between them.
+func policy(t testing.TB, text string) *Policy {
+	t.Helper()
+	lines := strings.Split(text, ", ")
+	last := len(lines) - 1
+	var rules []Rule
+	for _, line := range lines[:last] {
+		action, pattern, _ := strings.Cut(line, " ")
+		rules = append(rules, Rule{Allow: action == "allow", Pattern: pattern})
+	}
+	p, err := New(rules, lines[last] == "allow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

@@ -1,0 +1,234 @@
+package hosted
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// put adds templates that make sense.
+func put(t *testing.T, templates ...Template) *Templates {
+	t.Helper()
+	ts := New()
+	for _, template := range templates {
+		if created, err := ts.Put(template); err != nil || !created {
+			t.Fatalf("%s: created: %t, %v", template.Name, created, err)
+		}
+	}
+	return ts
+}
+
+func TestMatch(t *testing.T) { // A67
+	ts := put(t,
+		Template{Name: "greeting", URITemplate: "hello://{who}", Text: "Hello {who}, {\"json\": {who}} {other} {+who}!"},
+		Template{Name: "fixed", URITemplate: "about://gateway", Text: "a gateway"},
+		Template{Name: "window", URITemplate: "docs://{name}", Server: "files", URI: "file:///srv/docs/{name}.md"},
+		Template{Name: "wide", URITemplate: "tree://{+path}", Server: "files", URI: "file:///srv/tree/{+path}"},
+		Template{Name: "one", URITemplate: "one://{+path}", Server: "files", URI: "file:///srv/{path}"},
+		Template{Name: "two", URITemplate: "two://{user}/notes/{+path}.txt", Server: "notes", URI: "note:{path}?user={user}"},
+	)
+	for _, tt := range []struct{ name, uri, template, expanded string }{
+		{"a text with its variable", "hello://World", "greeting", "Hello World, {\"json\": World} {other} World!"},
+		{"a value that is decoded", "hello://W%C3%B6rld%20%7Bwho%7D", "greeting", "Hello Wörld {who}, {\"json\": Wörld {who}} {other} Wörld {who}!"},
+		{"a template without variables", "about://gateway", "fixed", "a gateway"},
+		{"a window to a server", "docs://intro", "window", "file:///srv/docs/intro.md"},
+		{"a value that stays one part of a path", "docs://a%2Fb%20c", "window", "file:///srv/docs/a%2Fb%20c.md"},
+		{"a value with characters that mean something", "docs://a&b=c+d", "window", "file:///srv/docs/a%26b%3Dc%2Bd.md"},
+		{"a path", "tree://a/b%20c/d", "wide", "file:///srv/tree/a/b%20c/d"},
+		{"a path that becomes one part", "one://a/b", "one", "file:///srv/a%2Fb"},
+		{"two variables", "two://ann/notes/2026/may.txt", "two", "note:2026%2Fmay?user=ann"},
+		{"dots that lead nowhere", "docs://a..b", "window", "file:///srv/docs/a..b.md"},
+
+		{"no value", "hello://", "", ""},
+		{"a slash in one part", "hello://a/b", "", ""},
+		{"a query", "hello://a?b", "", ""},
+		{"a fragment in a path", "tree://a#b", "", ""},
+		{"more than the template", "about://gateways", "", ""},
+		{"a line break at the end", "about://gateway\n", "", ""},
+		{"another scheme", "other://x", "", ""},
+		{"the way up", "docs://..", "", ""},
+		{"the way up, encoded", "docs://%2e%2E", "", ""},
+		{"the way up, encoded twice", "tree://a/%252e%252e/b", "", ""},
+		{"the way up in the middle", "tree://a/../b", "", ""},
+		{"the way up behind an encoded slash", "docs://a%2F..%2Fb", "", ""},
+		{"the way up behind a backslash", "docs://a%5C..%5Cb", "", ""},
+		{"an escape that is none", "docs://%zz", "", ""},
+		{"bytes that are no text", "docs://%ff", "", ""},
+		{"a control character", "docs://a%00", "", ""},
+		{"a URI that is too long", "docs://" + strings.Repeat("x", maxURI), "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, expanded, ok := ts.Match(tt.uri)
+			if ok != (tt.template != "") {
+				t.Fatalf("matched: %t, %q", ok, expanded)
+			}
+			if ok && (got.Name != tt.template || expanded != tt.expanded) {
+				t.Errorf("%s gave %q, want %s to give %q", got.Name, expanded, tt.template, tt.expanded)
+			}
+		})
+	}
+}
+
+func TestWhichTemplateMatches(t *testing.T) { // A67
+	ts := put(t,
+		Template{Name: "c", URITemplate: "docs://{a}", Text: "c"},
+		Template{Name: "b", URITemplate: "docs://{x}", Text: "b"},
+		Template{Name: "z", URITemplate: "docs://intro{rest}", Text: "z"},
+		Template{Name: "a", URITemplate: "docs://{+any}", Text: "a"},
+	)
+	for uri, want := range map[string]string{"docs://x": "a", "docs://intro-1": "z", "docs://intro": "a"} {
+		for range 10 {
+			if got, _, _ := ts.Match(uri); got == nil || got.Name != want {
+				t.Errorf("%s: got %v, want %s", uri, got, want)
+			}
+		}
+	}
+}
+
+func TestTemplatesThatMakeNoSense(t *testing.T) { // A67
+	tests := []struct {
+		name     string
+		template Template
+		want     string
+	}{
+		{"no name", Template{URITemplate: "a:b", Text: "x"}, "name: it is empty"},
+		{"a name that is too long", Template{Name: strings.Repeat("n", 257)}, "name: it has 257 bytes"},
+		{"no URI template", Template{Name: "n", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
+		{"no scheme", Template{Name: "n", URITemplate: "/a/{b}", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
+		{"a scheme that is none", Template{Name: "n", URITemplate: "1a:b", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
+		{"a scheme that is a variable", Template{Name: "n", URITemplate: "{a}://b", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
+		{"the gateway's scheme", Template{Name: "n", URITemplate: "Proxy://a", Text: "x"}, "uriTemplate: proxy:// is the gateway's own"},
+		{"an operator", Template{Name: "n", URITemplate: "a://b{?q}", Text: "x"}, "{?q} has the operator ?"},
+		{"another operator", Template{Name: "n", URITemplate: "a://b{/q}", Text: "x"}, "{/q} has the operator /"},
+		{"an explosion", Template{Name: "n", URITemplate: "a://{q*}", Text: "x"}, "{q*} has a modifier"},
+		{"a length", Template{Name: "n", URITemplate: "a://{q:3}", Text: "x"}, "{q:3} has a modifier"},
+		{"several names", Template{Name: "n", URITemplate: "a://{q,r}", Text: "x"}, "{q,r} has a modifier or several names"},
+		{"a variable without a name", Template{Name: "n", URITemplate: "a://{}", Text: "x"}, "{} has no name"},
+		{"a name with a blank", Template{Name: "n", URITemplate: "a://{a b}", Text: "x"}, "{a b} is not the name"},
+		{"a variable without an end", Template{Name: "n", URITemplate: "a://{a", Text: "x"}, "a { has no }"},
+		{"a brace too many", Template{Name: "n", URITemplate: "a://a}", Text: "x"}, "a } has no {"},
+		{"a variable twice", Template{Name: "n", URITemplate: "a://{a}/{a}", Text: "x"}, "{a} is there twice"},
+		{"variables that cannot be told apart", Template{Name: "n", URITemplate: "a://{a}{b}", Text: "x"}, "nothing tells {b} from"},
+		{"a blank", Template{Name: "n", URITemplate: "a://b c", Text: "x"}, "characters that no URI has"},
+		{"neither text nor server", Template{Name: "n", URITemplate: "a:b"}, "text: it is empty"},
+		{"text and server", Template{Name: "n", URITemplate: "a:b", Text: "x", Server: "s", URI: "c:d"}, "text: there is a server"},
+		{"a server without a URI", Template{Name: "n", URITemplate: "a:b", Server: "s"}, "uri: it is missing"},
+		{"a URI without a server", Template{Name: "n", URITemplate: "a:b", URI: "c:d"}, "server: it is missing"},
+		{"a URI with another variable", Template{Name: "n", URITemplate: "a:{b}", Server: "s", URI: "c:{d}"}, "uri: {d} is not in uriTemplate"},
+		{"a URI that is no template", Template{Name: "n", URITemplate: "a:b", Server: "s", URI: "c:{"}, "uri: a { has no }"},
+		{"a text that is too long", Template{Name: "n", URITemplate: "a:b", Text: strings.Repeat("x", maxText+1)}, "text: it has 1048577 bytes"},
+		{"a text with too many variables", Template{Name: "n", URITemplate: "a:{b}", Text: strings.Repeat("{b}", maxUses+1)}, "text: it has variables at 1001 places"},
+		{"a description that is no text", Template{Name: "n", URITemplate: "a:b", Text: "x", Description: "\xff"}, "description: it is not UTF-8"},
+		{"too many variables", Template{Name: "n", URITemplate: "a:" + manyVariables(), Text: "x"}, "more than 32 variables"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ts := New()
+			if _, err := ts.Put(tt.template); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+			if len(ts.All()) > 0 {
+				t.Error("it was added")
+			}
+		})
+	}
+}
+
+func manyVariables() string {
+	var template strings.Builder
+	for i := range maxVariables + 1 {
+		fmt.Fprintf(&template, "{v%d}-", i)
+	}
+	return template.String()
+}
+
+func TestListAndReplace(t *testing.T) { // A67
+	ts := put(t,
+		Template{Name: "b", URITemplate: "docs://{a}", Title: "B & <b>", Description: "about b", MIMEType: "text/plain", Text: "secret"},
+		Template{Name: "a", URITemplate: "hello://{a}", Server: "s", URI: "file:///{a}"},
+	)
+	want := []string{
+		`{"uriTemplate":"hello://{a}","name":"a"}`,
+		`{"uriTemplate":"docs://{a}","name":"b","title":"B & <b>","description":"about b","mimeType":"text/plain"}`,
+	}
+	for i, item := range ts.List() {
+		if string(item) != want[i] {
+			t.Errorf("got %s\nwant %s", item, want[i])
+		}
+		if !json.Valid(item) {
+			t.Errorf("%s is not JSON", item)
+		}
+	}
+	if created, err := ts.Put(Template{Name: "a", URITemplate: "bye://{a}", Text: "bye"}); created || err != nil {
+		t.Errorf("created: %t, %v", created, err)
+	}
+	if _, _, ok := ts.Match("hello://x"); ok {
+		t.Error("what was replaced is still there")
+	}
+	if all := ts.All(); len(all) != 2 || all[0].Name != "a" || all[0].Text != "bye" || all[1].Text != "secret" {
+		t.Errorf("got %+v", all)
+	}
+	if !ts.Delete("a") || ts.Delete("a") {
+		t.Error("it was not deleted once")
+	}
+	if _, _, ok := ts.Match("bye://x"); ok || len(ts.List()) != 1 {
+		t.Error("what was deleted is still there")
+	}
+}
+
+func TestThereAreOnlySoManyTemplates(t *testing.T) {
+	ts := New()
+	for i := range maxTemplates {
+		if _, err := ts.Put(Template{Name: fmt.Sprint(i), URITemplate: "a:b", Text: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ts.Put(Template{Name: "one more", URITemplate: "a:b", Text: "x"}); err == nil {
+		t.Error("there is one more")
+	}
+	if _, err := ts.Put(Template{Name: "7", URITemplate: "a:b", Text: "y"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTemplatesAreSharedSafely(t *testing.T) {
+	ts := New()
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for range 50 {
+				_, _ = ts.Put(Template{Name: fmt.Sprint(i), URITemplate: "a://{b}", Text: "{b}"})
+				ts.Match("a://x")
+				ts.List()
+				ts.All()
+				ts.Delete(fmt.Sprint(i))
+			}
+		})
+	}
+	all.Wait()
+}
+
+// FuzzMatch matches URIs of any kind. What comes of them is never outside the window.
+func FuzzMatch(f *testing.F) {
+	for _, seed := range []string{"x", "a/b", "..", "%2e%2e/", "%252e%252e%252f", "a%2Fb", "ä", "%00", "?q", "a\\..\\b"} {
+		f.Add(seed)
+	}
+	ts := New()
+	_, _ = ts.Put(Template{Name: "one", URITemplate: "one://{v}", Server: "s", URI: "file:///srv/{v}"})
+	_, _ = ts.Put(Template{Name: "all", URITemplate: "all://{+v}", Server: "s", URI: "file:///srv/{+v}"})
+	f.Fuzz(func(t *testing.T, v string) {
+		if _, got, ok := ts.Match("one://" + v); ok {
+			rest, in := strings.CutPrefix(got, "file:///srv/")
+			if !in || rest == "" || strings.ContainsAny(rest, "/?#\\ ") || strings.Trim(rest, ".") == "" && len(rest) < 3 {
+				t.Errorf("%q leads to %q", v, got)
+			}
+		}
+		if _, got, ok := ts.Match("all://" + v); ok {
+			if strings.Contains(got+"/", "/../") || strings.ContainsAny(got, "?#") {
+				t.Errorf("%q leads to %q", v, got)
+			}
+		}
+	})
+}

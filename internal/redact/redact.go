@@ -1,0 +1,134 @@
+// Package redact replaces what a server must not tell: parts of texts that match a
+// pattern, and the values of members with certain names.
+//
+// A message is read once and spliced. What is not replaced stays as it came, byte for
+// byte, even in a text of which a part is replaced.
+package redact
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"regexp"
+	"sync"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// Replacement stands where something was replaced.
+const Replacement = "[redacted]"
+
+// A Redactor knows what must not be told. It can be used concurrently. A nil Redactor
+// changes nothing.
+type Redactor struct {
+	patterns []pattern
+	fields   map[string]struct{}
+}
+
+type pattern struct {
+	*regexp.Regexp
+
+	// prefix is what each match begins with, if JSON can spell it in one other way
+	// only: by the numbers of its characters.
+	prefix []byte
+}
+
+// New compiles a Redactor: matches of the patterns in any text of a message, and the
+// values of members with the names that fields has, are replaced. Patterns are those
+// of [regexp] and see one text at a time. Names are compared exactly.
+func New(patterns, fields []string) (*Redactor, error) {
+	r := &Redactor{fields: make(map[string]struct{}, len(fields))}
+	for _, expr := range patterns {
+		re, err := regexp.Compile(expr)
+		if err != nil {
+			return nil, fmt.Errorf("redact pattern %q: %w", expr, err)
+		}
+		for _, text := range []string{"", "a"} { // the edge of a word is empty, too
+			if at := re.FindStringIndex(text); at != nil && at[0] == at[1] {
+				return nil, fmt.Errorf("redact pattern %q: it matches the empty text", expr)
+			}
+		}
+		r.patterns = append(r.patterns, pattern{re, prefixOf(re)})
+	}
+	for _, name := range fields {
+		if name == "" {
+			return nil, errors.New("redact field: a name is empty")
+		}
+		r.fields[name] = struct{}{}
+	}
+	return r, nil
+}
+
+// prefixOf returns the prefix of a [pattern], if it has one.
+func prefixOf(re *regexp.Regexp) []byte {
+	prefix, _ := re.LiteralPrefix()
+	for _, c := range []byte(prefix) {
+		if c < ' ' || c > '~' || c == '"' || c == '\\' || c == '/' {
+			return nil
+		}
+	}
+	return []byte(prefix)
+}
+
+// Message returns a JSON-RPC message of a server, or a batch of them, with what must
+// not be told replaced, and how many replacements were made. If there were none, it is
+// the same slice.
+//
+// Patterns see what each string stands for, whatever its escapes, at any depth; not
+// keys, not numbers, and of the message itself neither jsonrpc nor id nor method.
+// The value of a field is replaced by a string, whatever it was. The members that
+// make a message one are no fields, nor are the code and the message of an error, nor
+// what the schemas of listed tools and of elicitation describe. Of repeated members
+// each is looked at.
+//
+// A string that is JSON itself, an object or array or several in a row, is looked at
+// as a text and as JSON; strings in it are texts only.
+//
+// What is not JSON is no message, and no reader should make one of it. Nevertheless
+// it is looked at as JSON as far as it is, and patterns see its bytes.
+func (r *Redactor) Message(raw []byte) ([]byte, int) {
+	if r == nil || len(r.patterns) == 0 && len(r.fields) == 0 {
+		return raw, 0
+	}
+	p := passes.Get().(*pass)
+	defer p.release()
+	p.begin(r)
+	isJSON := p.values(raw, true)
+	edits := p.edits
+	if !isJSON {
+		edits = merge(r.appendMatches(edits, raw))
+	}
+	if len(edits) == 0 {
+		return raw, 0
+	}
+	var out bytes.Buffer
+	out.Grow(jsonspan.NewReader(raw, edits).Len())
+	_ = jsonspan.Splice(&out, raw, edits) // a Buffer takes everything
+	return out.Bytes(), len(edits)
+}
+
+// passes are kept between messages.
+var passes = sync.Pool{New: func() any { return &pass{quoted: quoted, inner: &pass{quoted: quotedInText}} }}
+
+var (
+	replacement  = []byte(Replacement)
+	quoted       = []byte(`"` + Replacement + `"`)
+	quotedInText = []byte(`\"` + Replacement + `\"`)
+)
+
+// maxKept is how much room for texts is kept between messages.
+const maxKept = 4 << 20
+
+func (p *pass) begin(r *Redactor) {
+	p.Redactor, p.edits = r, p.edits[:0]
+	if p.inner != nil {
+		p.inner.Redactor = r
+	}
+}
+
+func (p *pass) release() {
+	if cap(p.text)+cap(p.inner.text) <= maxKept {
+		p.Redactor, p.inner.Redactor = nil, nil
+		passes.Put(p)
+	}
+}

@@ -1,0 +1,296 @@
+package redact
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const key = `sk-[a-z0-9]+`
+
+func newRedactor(t testing.TB, patterns, fields []string) *Redactor {
+	t.Helper()
+	r, err := New(patterns, fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestA56PatternsAreReplaced(t *testing.T) {
+	for _, test := range []struct {
+		name, in, want string
+		n              int
+	}{
+		{"in text", `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"the key is sk-abc123, keep it"}]}}`,
+			`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"the key is [redacted], keep it"}]}}`, 1},
+		{"at any depth", `{"result":{"a":[[{"b":{"c":["sk-a"]}}]]}}`, `{"result":{"a":[[{"b":{"c":["[redacted]"]}}]]}}`, 1},
+		{"in structured content", `{"id":1,"result":{"content":[],"structuredContent":{"keys":["sk-1","other","sk-2"]}}}`,
+			`{"id":1,"result":{"content":[],"structuredContent":{"keys":["[redacted]","other","[redacted]"]}}}`, 2},
+		{"several in a text", `{"result":"sk-a sk-b\nsk-c"}`, `{"result":"[redacted] [redacted]\n[redacted]"}`, 3},
+		{"in a result that is a text", `{"id":1,"result":"sk-a"}`, `{"id":1,"result":"[redacted]"}`, 1},
+		{"in the message of an error", `{"id":1,"error":{"code":-32000,"message":"bad key sk-a"}}`, `{"id":1,"error":{"code":-32000,"message":"bad key [redacted]"}}`, 1},
+		{"in the data of an error", `{"id":1,"error":{"code":1,"message":"m","data":{"k":["sk-a"]}}}`, `{"id":1,"error":{"code":1,"message":"m","data":{"k":["[redacted]"]}}}`, 1},
+		{"in an error that is a text", `{"error":"sk-a"}`, `{"error":"[redacted]"}`, 1},
+		{"in a notification", `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"sk-a"}}`,
+			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"[redacted]"}}`, 1},
+		{"in a sampling request", `{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"sk-a?"}}],"systemPrompt":"sk-b"}}`,
+			`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"[redacted]?"}}],"systemPrompt":"[redacted]"}}`, 2},
+		{"in members that no message has", `{"id":1,"extra":"sk-a","Result":{"x":"sk-b"}}`, `{"id":1,"extra":"[redacted]","Result":{"x":"[redacted]"}}`, 2},
+		{"in each message of a batch", `[{"id":"sk-a","result":"sk-b"},{"id":"sk-c","result":"sk-d"}]`, `[{"id":"sk-a","result":"[redacted]"},{"id":"sk-c","result":"[redacted]"}]`, 2},
+		{"in JSON that is no message", `["sk-a",["sk-b",{"id":"sk-c"}]]`, `["[redacted]",["[redacted]",{"id":"[redacted]"}]]`, 3},
+		{"in a JSON text", `"sk-a"`, `"[redacted]"`, 1},
+		{"not in jsonrpc, id and method", `{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"sk-d"}}`, `{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"[redacted]"}}`, 1},
+		{"not in what the names of a message are written like", `{"i\u0064":"sk-b","ID":"sk-c"}`, `{"i\u0064":"sk-b","ID":"[redacted]"}`, 1},
+		{"not in an id that is none", `{"id":{"x":"sk-a"},"method":["sk-b"]}`, `{"id":{"x":"[redacted]"},"method":["[redacted]"]}`, 2},
+		{"not in keys", `{"result":{"sk-a":"b","c":{"sk-d":{}}}}`, `{"result":{"sk-a":"b","c":{"sk-d":{}}}}`, 0},
+		{"not in numbers", `{"result":[1.50,-0,1e5,true,null]}`, `{"result":[1.50,-0,1e5,true,null]}`, 0},
+		{"with everything else as it came", "{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 sk-a \\/ \\u00e9\",0.10 ] , \"a\":{}}\n",
+			"{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 [redacted] \\/ \\u00e9\",0.10 ] , \"a\":{}}\n", 1},
+		{"in spite of an escape", `{"result":"\u0073k-\u0061b"}`, `{"result":"[redacted]"}`, 1},
+		{"in spite of escapes before and after it", `{"result":"\n\"sk-a\"\u0020\\"}`, `{"result":"\n\"[redacted]\"\u0020\\"}`, 1},
+		{"beside surrogate pairs and lone surrogates", `{"result":"\ud83d\ude00😀\ud83dé sk-a\ude00\ud83d\ude00 sk-b"}`, `{"result":"\ud83d\ude00😀\ud83dé [redacted]\ude00\ud83d\ude00 [redacted]"}`, 2},
+		{"beside bytes that are no UTF-8", "{\"result\":\"\xff\xc3 sk-a\xe2\x82\\n sk-b\"}", "{\"result\":\"\xff\xc3 [redacted]\xe2\x82\\n [redacted]\"}", 2},
+		{"of repeated members in each", `{"result":"sk-a","result":{"x":"sk-b","x":"sk-c","x":1}}`, `{"result":"[redacted]","result":{"x":"[redacted]","x":"[redacted]","x":1}}`, 3},
+		{"in JSON in a text", `{"result":{"text":"{\"k\":\"sk-a\",\"n\": 1}"}}`, `{"result":{"text":"{\"k\":\"[redacted]\",\"n\": 1}"}}`, 1},
+		{"in spite of an escape in JSON in a text", `{"result":{"text":" [\"\\u0073k-a \\n sk-b\", \"x\\\\sk-c\"]"}}`, `{"result":{"text":" [\"[redacted] \\n [redacted]\", \"x\\\\[redacted]\"]"}}`, 3},
+		{"in what is not JSON", `oh no: sk-a`, `oh no: [redacted]`, 1},
+		{"in what was cut off", `{"id":"sk-a","result":{"a":"\u0073k-b","b":"sk-c`, `{"id":"[redacted]","result":{"a":"[redacted]","b":"[redacted]`, 3},
+		{"in several messages in a row", "{\"id\":1,\"result\":\"\\u0073k-a\"}\n{\"id\":1,\"result\":\"\\u0073k-b\"}", "{\"id\":1,\"result\":\"[redacted]\"}\n{\"id\":1,\"result\":\"[redacted]\"}", 2},
+		{"behind a byte order mark", "\uFEFF" + `{"id":"sk-a","result":"\u0073k-b"}`, "\uFEFF" + `{"id":"sk-a","result":"[redacted]"}`, 1},
+		{"in nothing", ``, ``, 0},
+		{"at a depth that others refuse", `{"result":` + strings.Repeat("[", 2000) + `"\u0073k-a"` + strings.Repeat("]", 2000) + `}`, `{"result":` + strings.Repeat("[", 2000) + `"[redacted]"` + strings.Repeat("]", 2000) + `}`, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			check(t, newRedactor(t, []string{key}, nil), test.in, test.want, test.n)
+			check(t, newRedactor(t, []string{key}, []string{"nobody"}), test.in, test.want, test.n)
+			check(t, newRedactor(t, []string{`(?:sk)-[a-z0-9]+`, `\bsk-[0-9]+x`}, nil), test.in, test.want, test.n)
+		})
+	}
+}
+
+func check(t *testing.T, r *Redactor, in, want string, n int) {
+	t.Helper()
+	raw := []byte(in)
+	got, count := r.Message(raw)
+	if string(got) != want || count != n {
+		t.Errorf("%d replacements:\n got %s\nwant %s", count, got, want)
+	}
+	if n == 0 && len(in) > 0 && &got[0] != &raw[0] {
+		t.Error("copied for nothing")
+	}
+	if string(raw) != in {
+		t.Errorf("changed in place: %s", raw)
+	}
+}
+
+func TestA56FieldsAreReplaced(t *testing.T) {
+	for _, test := range []struct {
+		name, in, want string
+		n              int
+	}{
+		{"a string", `{"result":{"password":"x\"y","b":"x"}}`, `{"result":{"password":"[redacted]","b":"x"}}`, 1},
+		{"an empty string", `{"result":{"password":""}}`, `{"result":{"password":"[redacted]"}}`, 1},
+		{"a number", `{"result":{"password" : -1.5e7 }}`, `{"result":{"password" : "[redacted]" }}`, 1},
+		{"true", `{"result":{"password":true}}`, `{"result":{"password":"[redacted]"}}`, 1},
+		{"false", `{"result":{"password":false}}`, `{"result":{"password":"[redacted]"}}`, 1},
+		{"null", `{"result":{"password":null}}`, `{"result":{"password":"[redacted]"}}`, 1},
+		{"an object", `{"result":{"password":{"password":{"a":"b"}},"b":1}}`, `{"result":{"password":"[redacted]","b":1}}`, 1},
+		{"an array", `{"result":{"password":[1,[2],"sk-a"], "b":["sk-b"]}}`, `{"result":{"password":"[redacted]", "b":["[redacted]"]}}`, 2},
+		{"not what is replaced already", `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`, `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`, 0},
+		{"an empty object", `{"result":{"password":{}}}`, `{"result":{"password":"[redacted]"}}`, 1},
+		{"at any depth", `{"result":[{"a":[{"password":1}]},{"password":2}]}`, `{"result":[{"a":[{"password":"[redacted]"}]},{"password":"[redacted]"}]}`, 2},
+		{"each that is repeated", `{"result":{"password":1,"password":2}}`, `{"result":{"password":"[redacted]","password":"[redacted]"}}`, 2},
+		{"by what its name stands for", `{"result":{"p\u0061ssword":1,"\u0070assword":2}}`, `{"result":{"p\u0061ssword":"[redacted]","\u0070assword":"[redacted]"}}`, 2},
+		{"not by a similar name", `{"result":{"Password":1,"passwords":2,"pass":"password"}}`, `{"result":{"Password":1,"passwords":2,"pass":"password"}}`, 0},
+		{"in params", `{"method":"m","params":{"password":1}}`, `{"method":"m","params":{"password":"[redacted]"}}`, 1},
+		{"in the data of an error", `{"error":{"code":1,"message":"m","data":{"code":2,"message":"n"}}}`, `{"error":{"code":1,"message":"m","data":{"code":"[redacted]","message":"[redacted]"}}}`, 2},
+		{"beside what makes a message", `{"jsonrpc":"2.0","id":1,"password":1,"result":{"id":2,"result":3}}`, `{"jsonrpc":"2.0","id":1,"password":"[redacted]","result":{"id":"[redacted]","result":"[redacted]"}}`, 3},
+		{"in a batch", `[{"id":1,"result":{"id":2}},{"id":3,"error":{"code":4}}]`, `[{"id":1,"result":{"id":"[redacted]"}},{"id":3,"error":{"code":4}}]`, 1},
+		{"in JSON in a text", `{"result":{"content":[{"text":"{\"password\":\"x\", \"n\":{\"password\": [1]}}"}]}}`, `{"result":{"content":[{"text":"{\"password\":\"[redacted]\", \"n\":{\"password\": \"[redacted]\"}}"}]}}`, 2},
+		{"in JSON in a text, with white space", `{"result":" \n\t{\n  \"password\": 1\n}\r\n"}`, `{"result":" \n\t{\n  \"password\": \"[redacted]\"\n}\r\n"}`, 1},
+		{"in JSON in a text, spelled oddly", `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a1}"}`, `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a\"[redacted]\"}"}`, 1},
+		{"in JSON in a text, with its patterns", `{"result":"[{\"a\":\"sk-a\",\"password\":\"sk-b\"}]"}`, `{"result":"[{\"a\":\"[redacted]\",\"password\":\"[redacted]\"}]"}`, 2},
+		{"in lines of JSON in a text", `{"result":"{\"password\":1}\n{\"password\":2}\n"}`, `{"result":"{\"password\":\"[redacted]\"}\n{\"password\":\"[redacted]\"}\n"}`, 2},
+		{"in JSON in a text, up to what is none", `{"result":"{\"password\":1} and {\"password\":2}"}`, `{"result":"{\"password\":\"[redacted]\"} and {\"password\":2}"}`, 1},
+		{"in JSON in a text that was cut off", `{"result":"{\"a\":1,\"password\":\"secr"}`, `{"result":"{\"a\":1,\"password\"\"[redacted]\""}`, 1},
+		{"in JSON in a text, not in that of JSON in it", `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`, `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`, 0},
+		{"in a text that is none", `{"result":"password: 1"}`, `{"result":"password: 1"}`, 0},
+		{"in a message that was cut off", `{"result":{"password":{"a":"b`, `{"result":{"password":"[redacted]"`, 1},
+		{"not in the schemas of tools", `{"result":{"tools":[{"name":"a","password":1,"inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"sk-a"}}},"code":1},{"password":2,"outputSchema":{"password":{}}}],"password":3}}`,
+			`{"result":{"tools":[{"name":"a","password":"[redacted]","inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"[redacted]"}}},"code":"[redacted]"},{"password":"[redacted]","outputSchema":{"password":{}}}],"password":"[redacted]"}}`, 5},
+		{"not in the schema of an elicitation", `{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},"password":1}}`,
+			`{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},"password":"[redacted]"}}`, 1},
+		{"in what is only called a schema", `{"result":{"inputSchema":{"password":1},"a":[{"inputSchema":{"password":2}}]}}`, `{"result":{"inputSchema":{"password":"[redacted]"},"a":[{"inputSchema":{"password":"[redacted]"}}]}}`, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			check(t, newRedactor(t, []string{key}, []string{"password", "code", "message", "id", "jsonrpc", "result"}), test.in, test.want, test.n)
+		})
+	}
+}
+
+// What one pattern finds does not save what another finds.
+func TestA56PatternsThatOverlap(t *testing.T) {
+	for _, test := range []struct {
+		patterns       []string
+		in, want       string
+		n              int
+		fieldsAndTexts bool
+	}{
+		{patterns: []string{`abc`, `cde`}, in: `["abcde abc"]`, want: `["[redacted] [redacted]"]`, n: 2},
+		{patterns: []string{`cde`, `abc`}, in: `["abcde"]`, want: `["[redacted]"]`, n: 1},
+		{patterns: []string{`b`, `abc`}, in: `["abc"]`, want: `["[redacted]"]`, n: 1},
+		{patterns: []string{`a`, `b`}, in: `["ab"]`, want: `["[redacted][redacted]"]`, n: 2},
+		{patterns: []string{`"x"`}, in: `["{\"password\":\"x\"}"]`, want: `["{\"password\":\"[redacted]\"}"]`, n: 1, fieldsAndTexts: true},
+		{patterns: []string{`"password":"x"`}, in: `["{\"password\":\"x\"}"]`, want: `["{[redacted]}"]`, n: 1, fieldsAndTexts: true},
+	} {
+		var fields []string
+		if test.fieldsAndTexts {
+			fields = []string{"password"}
+		}
+		check(t, newRedactor(t, test.patterns, fields), test.in, test.want, test.n)
+	}
+}
+
+func TestA56WhatCannotBeRedacted(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		patterns, fields []string
+		want             string
+	}{
+		{"a broken pattern", []string{"ok", "(x"}, nil, `"(x"`},
+		{"a pattern that matches nothing at all", []string{"x*"}, nil, `"x*"`},
+		{"a pattern that matches between characters", []string{`\b`}, nil, `"\\b"`},
+		{"a field without a name", nil, []string{"a", ""}, "empty"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r, err := New(test.patterns, test.fields)
+			if r != nil || err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, %v", r, err)
+			}
+		})
+	}
+}
+
+func TestA56NothingToRedact(t *testing.T) {
+	check(t, nil, `{"result":"sk-a"}`, `{"result":"sk-a"}`, 0)
+	check(t, newRedactor(t, nil, nil), `{"result":"sk-a"}`, `{"result":"sk-a"}`, 0)
+}
+
+// stringsIn returns all string values in v.
+func stringsIn(v any) (all []string) {
+	switch v := v.(type) {
+	case string:
+		all = append(all, v)
+	case []any:
+		for _, e := range v {
+			all = append(all, stringsIn(e)...)
+		}
+	case map[string]any:
+		for _, e := range v {
+			all = append(all, stringsIn(e)...)
+		}
+	}
+	return all
+}
+
+func FuzzA56Message(f *testing.F) {
+	f.Add([]byte(`{"jsonrpc":"2.0","id":"sk-a","result":{"content":[{"text":"\u0073k-a sk-b\ud83d\ude00"}]}}`))
+	f.Add([]byte(`{"result":"{\"password\":\"\\u0073k-a\",\"b\":\"sk-b\"}"}`))
+	f.Add([]byte(`[{"error":{"message":"sk-a","data":{"password":{"a":[1]}}}}]`))
+	f.Add([]byte("{\"result\":\"\xffsk-a\\n\xe2\x82sk-b\"} "))
+	f.Add([]byte(`{"result":{"tools":[{"inputSchema":{"password":"sk-a"}}],"result":{"password":`))
+	re := regexp.MustCompile(key)
+	onlyPatterns, both := newRedactor(f, []string{key}, nil), newRedactor(f, []string{key}, []string{"password"})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		before := bytes.Clone(raw)
+		for _, r := range []*Redactor{onlyPatterns, both} {
+			out, n := r.Message(raw)
+			if !bytes.Equal(raw, before) {
+				t.Fatal("changed in place")
+			}
+			if (n == 0) != bytes.Equal(out, raw) {
+				t.Fatalf("%d replacements: %q from %q", n, out, raw)
+			}
+			if again, n := onlyPatterns.Message(out); n != 0 {
+				t.Fatalf("%q still has something to replace: %q", out, again)
+			}
+			if !json.Valid(raw) {
+				if re.Match(out) {
+					t.Fatalf("%q is left in %q", re.Find(out), out)
+				}
+				continue
+			}
+			var m struct{ Result, Error, Params any }
+			if !json.Valid(out) {
+				t.Fatalf("%q became %q", raw, out)
+			}
+			if json.Unmarshal(out, &m) != nil {
+				continue // JSON, but no object
+			}
+			// encoding/json takes ID for id; so it does not matter what is looked at.
+			for _, s := range stringsIn([]any{m.Result, m.Error, m.Params}) {
+				if re.MatchString(s) {
+					t.Fatalf("%q is left of %q", s, raw)
+				}
+				var inner any
+				if json.Unmarshal([]byte(s), &inner) != nil {
+					continue
+				}
+				if _, isText := inner.(string); isText {
+					continue
+				}
+				for _, s := range stringsIn(inner) {
+					if re.MatchString(s) {
+						t.Fatalf("%q is left in JSON in a text of %q", s, raw)
+					}
+				}
+			}
+		}
+	})
+}
+
+// result is a tool result of about a megabyte with so many secrets in it.
+func result(line string, secrets int) []byte {
+	const size = 1 << 20
+	var text strings.Builder
+	for i, n := 0, size/len(line); i < n; i++ {
+		text.WriteString(line)
+		if secrets > 0 && i%(n/secrets) == 1 {
+			text.WriteString(" sk-abcdef0123456789 ")
+		}
+	}
+	literal, err := json.Marshal(text.String())
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":%s}],"isError":false}}`, literal)
+}
+
+func BenchmarkMessage(b *testing.B) {
+	records := []byte(`{"id":1,"result":{"structuredContent":{"rows":[` + strings.Repeat(`{"name":"somebody","age":41,"tags":["a","bc"],"mail":"x@example.org"},`, 15_000) + `null]}}}`)
+	for _, bench := range []struct {
+		name             string
+		message          []byte
+		patterns, fields []string
+	}{
+		{"text, no match", result("a line of plain text that says nothing of interest. ", 0), []string{key}, nil},
+		{"lines, no match", result("a line of text, \"quoted\", that says nothing\n", 0), []string{key}, nil},
+		{"lines, 10 matches", result("a line of text, \"quoted\", that says nothing\n", 10), []string{key}, nil},
+		{"lines, no literal prefix", result("a line of text, \"quoted\", that says nothing\n", 0), []string{`\b(?i)bearer [a-z0-9]+`}, nil},
+		{"records, pattern", records, []string{key}, nil},
+		{"records, pattern and field", records, []string{key}, []string{"password"}},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			r := newRedactor(b, bench.patterns, bench.fields)
+			b.SetBytes(int64(len(bench.message)))
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Message(bench.message)
+			}
+		})
+	}
+}

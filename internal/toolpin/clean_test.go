@@ -1,0 +1,264 @@
+package toolpin
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+func TestCleanTakesAwayWhatIsHidden(t *testing.T) {
+	for _, test := range []struct{ name, raw, want string }{
+		{"an override, raw", "{\"description\":\"pay \u202Eecila\u202C\"}", `{"description":"pay ecila"}`},
+		{"an override, escaped", `{"description":"pay \u202eecila\u202C"}`, `{"description":"pay ecila"}`},
+		{"isolates and marks", `{"title":"\u2066a\u2069\u200e\u200f\u061c"}`, `{"title":"a"}`},
+		{"what has no width", "{\"instructions\":\"a\u200Bb\u2060c\uFEFFd\u180Ee\u00ADf\"}", `{"instructions":"abcdef"}`},
+		{"invisible operators", `{"title":"\u2061\u2062\u2063\u2064x"}`, `{"title":"x"}`},
+		{"controls in each spelling", `{"title":"\u0000a\bb\fc\u001b[8m` + "\x7f\u0085" + `\u009b\u007Fd"}`, `{"title":"abc[8md"}`},
+		{"tags, raw", "{\"title\":\"a\U000E0041\U000E007F\"}", `{"title":"a"}`},
+		{"tags, as pairs of surrogates", `{"title":"a\udb40\udc41\uDB40\uDC7F"}`, `{"title":"a"}`},
+		{"selectors of variants that none has", `{"title":"a` + "\U000E0100" + `\udb40\uddef"}`, `{"title":"a"}`},
+		{"annotations between lines", `{"title":"\ufff9a\ufffa` + "\uFFFB" + `"}`, `{"title":"a"}`},
+		{"lone surrogates", `{"title":"a\ud800b\udc00\udc00c\ud83d"}`, `{"title":"abc"}`},
+		{"surrogates that would become a pair", `{"title":"\ud83d\u200b\ude00"}`, `{"title":""}`},
+		{"bytes that are not UTF-8", "{\"title\":\"a\xffb\xed\xa0\x80c\xc0\xaf\"}", `{"title":"abc"}`},
+		{"bytes that would become a character", "{\"title\":\"\xe2\x80\u200B\xae\"}", `{"title":""}`},
+		{"everything there is", `{"title":"\u202e"}`, `{"title":""}`},
+		{"the description of a parameter", `{"inputSchema":{"properties":{"a":{"description":"\u202ex"}}}}`, `{"inputSchema":{"properties":{"a":{"description":"x"}}}}`},
+		{"a parameter called description", `{"properties":{"description":{"description":"\u200bx"}}}`, `{"properties":{"description":{"description":"x"}}}`},
+		{"a key with escapes", `{"descri\u0070tion":"\u200bx"}`, `{"descri\u0070tion":"x"}`},
+		{"a key twice", `{"title":"\u200bx","title":"y\u200b"}`, `{"title":"x","title":"y"}`},
+		{"several tools", `{"tools":[{"description":"\u200ba"}, {"description":"b\u200b"} ]}`, `{"tools":[{"description":"a"}, {"description":"b"} ]}`},
+		{"depth", strings.Repeat(`[`, 5000) + `{"title":"\u200b"}` + strings.Repeat(`]`, 5000), strings.Repeat(`[`, 5000) + `{"title":""}` + strings.Repeat(`]`, 5000)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			raw := []byte(test.raw)
+			if got := Clean(raw); string(got) != test.want {
+				t.Errorf("got %.200q", got)
+			}
+			if string(raw) != test.raw {
+				t.Error("what was given has changed")
+			}
+		})
+	}
+}
+
+func TestCleanKeepsTheRest(t *testing.T) {
+	for _, test := range []struct{ name, raw string }{
+		{"plain text", `{"title":"List files"}`},
+		{"line breaks and tabs", `{"description":"a\n\tb\r\n\u000a\u0009\u000D"}`},
+		{"joiners and selectors of emoji", "{\"title\":\"👩\u200D💻 ❤\uFE0F \\u200d\\ufe0f \u200C\"}"},
+		{"other scripts", `{"title":"пример العربية עברית 漢字 \u6f22"}`},
+		{"dashes and quotes", `{"title":"a – b “c” … → \u2014 \u00a0"}`},
+		{"the replacement character", "{\"title\":\"\uFFFD \\ufffd \\uFFFD\"}"},
+		{"what is no escape", `{"title":"\\u202e \\\\ud800 \\b"}`},
+		{"names", `{"name":"\u202e"}`},
+		{"text that a tool returned", `{"text":"\u202e"}`},
+		{"other members", `{"pattern":"[\u0000-\u001f]","enum":["\u200b"],"default":"\u202e"}`},
+		{"keys", `{"\u200bdescription":"x","Description":"\u200b"}`},
+		{"elements of an array called title", `{"title":["\u200b"],"description":{"a":"\u200b"}}`},
+		{"a string by itself", `"\u202e"`},
+		{"what is no JSON", `{"title":"\u202e"`},
+		{"half an escape", `{"title":"\u20`},
+		{"a backslash at the end", `\`},
+		{"nothing", ``},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			raw := []byte(test.raw)
+			got := Clean(raw)
+			if string(got) != test.raw {
+				t.Errorf("got %q", got)
+			}
+			if len(raw) > 0 && &got[0] != &raw[0] {
+				t.Error("a copy was made")
+			}
+		})
+	}
+}
+
+func TestCleanDecidesByTheCharacter(t *testing.T) {
+	const block = 0x100
+	for first := rune(0); first <= unicode.MaxRune; first += block {
+		if plane := first >> 16; first&0xFFFF >= 0x200 && plane != 0 && plane != 0xE {
+			continue // the beginning of planes that hide nothing will do
+		}
+		var raw, escaped, want strings.Builder
+		for r := first; r < first+block; r++ {
+			if 0xD800 <= r && r < 0xE000 {
+				continue
+			}
+			escaped.WriteString(escape(r))
+			if r < 0x20 || r == '"' || r == '\\' {
+				raw.WriteString(escape(r))
+			} else {
+				raw.WriteRune(r)
+			}
+			if !unicode.Is(hiding, r) {
+				want.WriteRune(r)
+			}
+		}
+		for _, spelled := range []string{raw.String(), escaped.String()} {
+			var got struct{ Title string }
+			if err := json.Unmarshal(Clean([]byte(`{"title":"`+spelled+`"}`)), &got); err != nil || got.Title != want.String() {
+				t.Errorf("of %U and those that follow, written %.20q, remains %q, %v", first, spelled, got.Title, err)
+			}
+		}
+	}
+}
+
+// escape spells a character by its number.
+func escape(r rune) string {
+	if r < 0x10000 {
+		return fmt.Sprintf(`\u%04x`, r)
+	}
+	r -= 0x10000
+	return fmt.Sprintf(`\u%04X\u%04x`, 0xD800+r>>10, 0xDC00+r&0x3FF)
+}
+
+// hiding is the same set as that of Clean, told in another way.
+var hiding = &unicode.RangeTable{
+	R16: []unicode.Range16{
+		{0x0000, 0x0008, 1}, {0x000B, 0x000C, 1}, {0x000E, 0x001F, 1}, {0x007F, 0x009F, 1}, {0x00AD, 0x00AD, 1},
+		{0x061C, 0x061C, 1}, {0x180E, 0x180E, 1}, {0x200B, 0x200B, 1}, {0x200E, 0x200F, 1}, {0x202A, 0x202E, 1},
+		{0x2060, 0x2064, 1}, {0x2066, 0x2069, 1}, {0xFEFF, 0xFEFF, 1}, {0xFFF9, 0xFFFB, 1},
+	},
+	R32: []unicode.Range32{{0xE0000, 0xE007F, 1}, {0xE0100, 0xE01EF, 1}},
+}
+
+func FuzzClean(f *testing.F) {
+	for _, seed := range []string{
+		`{"tools":[{"name":"a","description":"pay \u202eecila\udb40\udc41","inputSchema":{"properties":{"title":{"title":"\ud83d\u200b\ude00"}}}}]}`,
+		"{\"title\":\"\xe2\x80\u200B\xae\", \"title\":[\"\u200B\"],\"instructions\":\"\\b\\f\\n\\u009b\x7f\"}",
+		`{"descri\u0070tion":"\\u202e\u202E\ud800","text":"\u202e"}`,
+		`[[{"title":"\u20`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		before := bytes.Clone(raw)
+		got := Clean(raw)
+		if !bytes.Equal(raw, before) {
+			t.Fatal("what was given has changed")
+		}
+		if again := Clean(got); !bytes.Equal(again, got) {
+			t.Fatalf("%q becomes %q, and that %q", raw, got, again)
+		}
+		if !json.Valid(raw) {
+			return
+		}
+		if !json.Valid(got) {
+			t.Fatalf("%q becomes %q", raw, got)
+		}
+		rest, texts := part(t, raw)
+		restGot, textsGot := part(t, got)
+		if rest != restGot {
+			t.Fatalf("%q becomes %q", raw, got)
+		}
+		for i := range texts {
+			texts[i] = strings.Map(visible, texts[i])
+			if strings.ContainsFunc(textsGot[i], func(r rune) bool { return unicode.Is(hiding, r) }) {
+				t.Fatalf("%q is left in %q", textsGot[i], got)
+			}
+			textsGot[i] = strings.Map(visible, textsGot[i])
+		}
+		if !slices.Equal(texts, textsGot) {
+			t.Fatalf("%q becomes %q, not %q", raw, textsGot, texts)
+		}
+	})
+}
+
+// visible also drops U+FFFD: encoding/json puts it where Clean takes something away.
+func visible(r rune) rune {
+	if r == unicode.ReplacementChar || unicode.Is(hiding, r) {
+		return -1
+	}
+	return r
+}
+
+// part takes the strings that Clean may change out of a text, by the tokens of
+// encoding/json, and returns what is around them, and them.
+func part(t *testing.T, raw []byte) (rest string, texts []string) {
+	t.Helper()
+	type container struct {
+		object bool
+		key    string
+		inside bool // after a key
+	}
+	var stack []container
+	var around strings.Builder
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	for read := int64(0); ; {
+		token, err := d.Token()
+		if err == io.EOF {
+			around.Write(raw[read:])
+			return around.String(), texts
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		piece := raw[read:d.InputOffset()]
+		read = d.InputOffset()
+		if token == json.Delim('}') || token == json.Delim(']') {
+			stack = stack[:len(stack)-1]
+			around.Write(piece)
+			continue
+		}
+		var top *container
+		if len(stack) > 0 {
+			top = &stack[len(stack)-1]
+		}
+		text, isText := token.(string)
+		switch {
+		case top != nil && top.object && !top.inside:
+			top.key, top.inside = text, true
+			around.Write(piece)
+			continue
+		case isText && top != nil && top.object && slices.Contains([]string{"description", "title", "instructions"}, top.key):
+			texts = append(texts, text)
+			around.Write(piece[:bytes.IndexByte(piece, '"')])
+		default:
+			around.Write(piece)
+		}
+		if top != nil {
+			top.inside = false
+		}
+		if token == json.Delim('{') || token == json.Delim('[') {
+			stack = append(stack, container{object: token == json.Delim('{')})
+		}
+	}
+}
+
+func BenchmarkClean(b *testing.B) {
+	page := func(description string) []byte {
+		var page bytes.Buffer
+		page.WriteString(`{"tools":[`)
+		for i := 0; page.Len() < 500_000; i++ {
+			if i > 0 {
+				page.WriteByte(',')
+			}
+			fmt.Fprintf(&page, `{"name":"tool_%d","description":"%s","inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"%s"}},"required":["path"]}}`, i, description, description)
+		}
+		page.WriteString(`]}`)
+		return page.Bytes()
+	}
+	for _, text := range []struct{ name, description string }{
+		{"ascii", `Reads a file of the project and returns its lines, each with its number.\nUse \"start\" and \"end\" for a part of it.`},
+		{"dashes", `Reads a file – or “a part of it” – and returns its lines… each with its number \u2014 from 1.`},
+		{"cjk", `プロジェクトのファイルを読み、行番号付きの行を返します。一部だけを読むこともできます。`},
+		{"hidden", `Reads a file of the project and returns its lines, \u202eeach with its number.`},
+	} {
+		b.Run(text.name, func(b *testing.B) {
+			raw := page(text.description)
+			b.SetBytes(int64(len(raw)))
+			b.ReportAllocs()
+			for b.Loop() {
+				Clean(raw)
+			}
+		})
+	}
+}

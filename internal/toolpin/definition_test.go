@@ -1,0 +1,118 @@
+package toolpin
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestDefinitionsThatSayTheSame(t *testing.T) {
+	for _, test := range []struct{ name, a, b string }{
+		{"in another order", `{"name":"a","inputSchema":{"type":"object","x":1}}`, `{"inputSchema":{"x":1,"type":"object"},"name":"a"}`},
+		{"with other white space", `{"name":"a","icons":[1,2]}`, " {\n\t\"name\" : \"a\",\r\n\"icons\": [ 1 , 2 ] } "},
+		{"with other escapes", `{"description":"é/\n😀"}`, `{"descri\u0070tion":"\u00e9\/\u000a\ud83d\uDE00"}`},
+		{"with other metadata", `{"name":"a","_meta":{"at":1}}`, `{"_meta":{"at":2},"name":"a"}`},
+		{"without metadata", `{"name":"a","_meta":{"at":1}}`, `{"name":"a"}`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if define([]byte(test.a)) != define([]byte(test.b)) {
+				t.Errorf("%s and %s are told apart", test.a, test.b)
+			}
+		})
+	}
+}
+
+func TestDefinitionsThatSayOtherThings(t *testing.T) {
+	long := `{"name":"` + strings.Repeat("a", maxRead) + `"`
+	for _, test := range []struct{ name, a, b string }{
+		{"another description", `{"description":"a"}`, `{"description":"b"}`},
+		{"hidden characters", `{"description":"a"}`, `{"description":"a\u200b"}`},
+		{"a member more", `{"name":"a"}`, `{"name":"a","title":"a"}`},
+		{"another annotation", `{"annotations":{"readOnlyHint":true}}`, `{"annotations":{"readOnlyHint":false}}`},
+		{"another icon", `{"icons":[{"src":"a"}]}`, `{"icons":[{"src":"b"}]}`},
+		{"elements in another order", `{"required":["a","b"]}`, `{"required":["b","a"]}`},
+		{"a number written in another way", `{"minimum":1}`, `{"minimum":1.0}`},
+		{"a number, and it as text", `{"default":1}`, `{"default":"1"}`},
+		{"a literal, and it as text", `{"default":null}`, `{"default":"null"}`},
+		{"an array and an object that are empty", `{"x":[]}`, `{"x":{}}`},
+		{"the same values elsewhere", `{"a":{"b":1},"c":{}}`, `{"a":{},"c":{"b":1}}`},
+		{"a key and a value exchanged", `{"a":"b"}`, `{"b":"a"}`},
+		{"elements in one array or two", `[["a"],["b"]]`, `[["a","b"],[]]`},
+		{"a parameter called _meta", `{"inputSchema":{"properties":{"_meta":{}}}}`, `{"inputSchema":{"properties":{}}}`},
+		{"another lone surrogate", `{"title":"\ud800"}`, `{"title":"\ud801"}`},
+		{"another lone surrogate in a key", `{"\ud800":1}`, `{"\ud801":1}`},
+		{"another byte that is not UTF-8", "{\"title\":\"\xff\"}", "{\"title\":\"\xfe\"}"},
+		{"a key twice, in another order", `{"a":1,"a":2}`, `{"a":2,"a":1}`},
+		{"a key twice, or once", `{"a":1,"a":1}`, `{"a":1}`},
+		{"what is no JSON", `{"a":1`, `{"a": 1`},
+		{"nothing", ``, ` `},
+		{"what is too long to read", long + `}`, long + ` }`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if define([]byte(test.a)) == define([]byte(test.b)) {
+				t.Errorf("%s and %s are not told apart", test.a, test.b)
+			}
+		})
+	}
+}
+
+// FuzzDefinition compares two texts with what encoding/json reads in them.
+func FuzzDefinition(f *testing.F) {
+	f.Add([]byte(`{"name":"a","icons":[1,{}],"x":null}`), []byte(`{"icons":[1, {}],"x":null,"n\u0061me":"a"}`))
+	f.Add([]byte(`{"a":[1,[2]],"_meta":1}`), []byte(`{"a":[[1],2],"_meta":2}`))
+	f.Add([]byte(`[true,false,"\ud800"]`), []byte(`[true,false,"\ud801"]`))
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		if !json.Valid(a) || !json.Valid(b) {
+			if define(a) == define(b) && !bytes.Equal(a, b) {
+				t.Errorf("%q and %q are not told apart", a, b)
+			}
+			return
+		}
+		said, saidToo := decode(t, a), decode(t, b)
+		if define(a) == define(b) && !reflect.DeepEqual(said, saidToo) {
+			t.Errorf("%q and %q are not told apart", a, b)
+		}
+		// What encoding/json has written anew repeats no key.
+		rewritten, err := json.Marshal(said)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var indented bytes.Buffer
+		if err := json.Indent(&indented, rewritten, " ", "\t"); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(rewritten, []byte(`\ufffd`)) && define(rewritten) != define(indented.Bytes()) {
+			t.Errorf("%q and %q are told apart", rewritten, indented.Bytes())
+		}
+	})
+}
+
+func decode(t *testing.T, raw []byte) (v any) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		t.Fatal(err)
+	}
+	if object, ok := v.(map[string]any); ok {
+		delete(object, "_meta")
+	}
+	return v
+}
+
+func BenchmarkDefine(b *testing.B) {
+	raw := descriptor(1, "Reads a file of the project and returns its lines, each with its number.")
+	b.SetBytes(int64(len(raw)))
+	b.ReportAllocs()
+	for b.Loop() {
+		define(raw)
+	}
+}
+
+// descriptor is one of a tool as servers have them.
+func descriptor(i int, description string) []byte {
+	return fmt.Appendf(nil, `{"name":"tool_%d","title":"Read file","description":%q,"inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"The file to read, relative to the root of the project."},"start":{"type":"integer","minimum":1},"end":{"type":"integer","minimum":1}},"required":["path"],"additionalProperties":false},"annotations":{"readOnlyHint":true,"openWorldHint":false}}`, i, description)
+}

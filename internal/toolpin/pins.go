@@ -1,0 +1,267 @@
+// Package toolpin notices when a tool becomes another one behind its name, and takes
+// out of what servers say of themselves the characters that only a model sees.
+//
+// A person who has looked at a tool and let a model use it trusts the definition that
+// was shown. A server can show another one later. So the first definition of a tool
+// is pinned, and each later one that says something else is a change, until
+// somebody accepts it.
+package toolpin
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// MaxTools is how many tools of one server are pinned.
+	MaxTools = 10_000
+	// MaxNames is how many bytes their names may have together.
+	MaxNames = 1_000_000
+	// MaxChanges is how many definitions of one tool are told apart.
+	MaxChanges = 16
+)
+
+// Pins remembers how tools were defined when they were first seen. The zero value
+// is empty and ready for use. It is safe for concurrent use.
+//
+// Its memory is bounded: a server that has [MaxTools] tools pinned, or [MaxNames]
+// bytes of names, gets no more. Any other tool of it counts as changed from then on,
+// since nobody could tell if it were, and as one change that has no tool. To accept
+// it is to accept the whole server.
+type Pins struct {
+	mu      sync.RWMutex
+	servers map[string]*server
+	version uint64
+}
+
+type server struct {
+	tools map[string]*pin
+	names int       // how many bytes the names of tools have
+	full  time.Time // when there was first no room for a tool, if ever
+}
+
+// A pin has the definitions of a tool that were seen, the pinned one first. When
+// there are as many as are told apart, the last is whichever came last.
+type pin struct {
+	seen   []definition
+	latest int
+}
+
+type definition struct {
+	sum digest
+	raw digest // of the bytes that said it last, zero if it comes from before a restart
+	at  time.Time
+}
+
+// A Change is a tool whose latest definition is not the pinned one.
+type Change struct {
+	Server string    `json:"server"`
+	Tool   string    `json:"tool"`   // empty for all those that could not be pinned
+	Pinned string    `json:"pinned"` // the beginning of the digest
+	Seen   string    `json:"seen"`   // that of the latest definition
+	At     time.Time `json:"at"`     // when that was first seen
+}
+
+// New returns empty Pins.
+func New() *Pins { return &Pins{} }
+
+// See notes the definition of a tool. It reports whether that is another than the one
+// that was first seen or accepted last, and whether this very change is news. It is so
+// once, however often a server goes back and forth, until the tool is accepted or
+// forgotten. A server that goes on to invent definitions is no news after [MaxChanges].
+//
+// A definition written just like the latest costs its hash and no allocation.
+func (p *Pins) See(server, tool string, descriptor []byte) (changed, news bool) {
+	raw := digest(sha256.Sum256(descriptor))
+	p.mu.RLock()
+	sum, known, latest := p.find(server, tool).written(raw)
+	p.mu.RUnlock()
+	if latest {
+		return known != 0, false
+	}
+	if known < 0 {
+		sum = define(descriptor)
+	}
+
+	d := definition{sum: sum, raw: raw, at: now()}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t := p.find(server, tool); t != nil {
+		return t.see(d)
+	}
+	s := p.open(server)
+	if s.pin(tool, d) {
+		p.version++
+		return false, false
+	}
+	if news = s.full.IsZero(); news {
+		s.full = d.at
+	}
+	return true, news
+}
+
+// written returns the digest and the index of the definition that these bytes are
+// known to say, or -1, and whether it is the latest.
+func (t *pin) written(raw digest) (sum digest, i int, latest bool) {
+	if t == nil {
+		return digest{}, -1, false
+	}
+	for i := range t.seen {
+		if t.seen[i].raw == raw {
+			return t.seen[i].sum, i, i == t.latest
+		}
+	}
+	return digest{}, -1, false
+}
+
+// see makes d the latest definition.
+func (t *pin) see(d definition) (changed, news bool) {
+	t.latest = slices.IndexFunc(t.seen, func(known definition) bool { return known.sum == d.sum })
+	switch {
+	case t.latest >= 0:
+		t.seen[t.latest].raw = d.raw
+	case len(t.seen) <= MaxChanges:
+		t.seen = append(t.seen, d)
+		t.latest, news = len(t.seen)-1, true
+	default:
+		t.latest = MaxChanges
+		t.seen[t.latest] = d
+	}
+	return t.latest != 0, news
+}
+
+// Changed reports whether the latest definition of a tool is another than the pinned
+// one. A tool that was never seen has not changed.
+func (p *Pins) Changed(server, tool string) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if t := p.find(server, tool); t != nil {
+		return t.latest != 0
+	}
+	s := p.servers[server]
+	return s != nil && !s.room(tool)
+}
+
+// Changes returns what has changed and was not accepted, in order.
+func (p *Pins) Changes() []Change {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	var changes []Change
+	for name, s := range p.servers {
+		if !s.full.IsZero() {
+			changes = append(changes, Change{Server: name, At: s.full})
+		}
+		for tool, t := range s.tools {
+			if t.latest != 0 {
+				pinned, seen := t.seen[0], t.seen[t.latest]
+				changes = append(changes, Change{name, tool, pinned.sum.short(), seen.sum.short(), seen.at})
+			}
+		}
+	}
+	slices.SortFunc(changes, func(a, b Change) int {
+		return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Tool, b.Tool))
+	})
+	return changes
+}
+
+// Accept pins the latest definition of a tool, or of all tools of a server if tool is
+// empty. It returns how many of the [Pins.Changes] are none any more.
+//
+// If the server has more tools than could be pinned, to accept all of them is to
+// begin anew with it: each is pinned when it is seen next.
+func (p *Pins) Accept(server, tool string) (accepted int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.servers[server]
+	switch {
+	case s == nil:
+		return 0
+	case tool == "":
+		for _, t := range s.tools {
+			accepted += t.accept()
+		}
+		if !s.full.IsZero() {
+			accepted++
+			delete(p.servers, server)
+		}
+	case s.tools[tool] != nil:
+		accepted = s.tools[tool].accept()
+	}
+	if accepted > 0 {
+		p.version++
+	}
+	return accepted
+}
+
+func (t *pin) accept() int {
+	if t.latest == 0 {
+		return 0
+	}
+	d := t.seen[t.latest]
+	d.at = now()
+	t.seen, t.latest = []definition{d}, 0
+	return 1
+}
+
+// Forget forgets the servers of which it is told to, which must not use p.
+func (p *Pins) Forget(servers func(server string) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	had := len(p.servers)
+	maps.DeleteFunc(p.servers, func(name string, _ *server) bool { return servers(name) })
+	if len(p.servers) != had {
+		p.version++
+	}
+}
+
+// Version returns a number that grows whenever there is something else to save. Ask
+// for it before you save, and what changes meanwhile is saved the next time.
+func (p *Pins) Version() uint64 {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.version
+}
+
+// find returns a tool that is pinned, or nil.
+func (p *Pins) find(server, tool string) *pin {
+	if s := p.servers[server]; s != nil {
+		return s.tools[tool]
+	}
+	return nil
+}
+
+// open returns a server, a new one if it is not known.
+func (p *Pins) open(name string) *server {
+	s := p.servers[name]
+	if s == nil {
+		if p.servers == nil {
+			p.servers = make(map[string]*server)
+		}
+		s = &server{tools: make(map[string]*pin)}
+		p.servers[strings.Clone(name)] = s
+	}
+	return s
+}
+
+// room reports whether one more tool can be pinned.
+func (s *server) room(tool string) bool {
+	return len(s.tools) < MaxTools && s.names+len(tool) <= MaxNames
+}
+
+// pin pins a tool that is not pinned yet, if there is room.
+func (s *server) pin(tool string, d definition) bool {
+	if !s.room(tool) {
+		return false
+	}
+	s.tools[strings.Clone(tool)] = &pin{seen: []definition{d}}
+	s.names += len(tool)
+	return true
+}
+
+// now is good to the second, as that is how it is saved.
+func now() time.Time { return time.Now().UTC().Truncate(time.Second) }

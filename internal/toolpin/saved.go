@@ -1,0 +1,73 @@
+package toolpin
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// format is that of saved pins. Another way to make digests is another format, as it
+// would make every tool a changed one.
+const format = 1
+
+type saved struct {
+	Format int         `json:"format"`
+	Tools  []savedTool `json:"tools"`
+}
+
+type savedTool struct {
+	Server    string    `json:"server"`
+	Tool      string    `json:"tool"`
+	Hash      string    `json:"hash"`
+	FirstSeen time.Time `json:"first_seen"`
+}
+
+// MarshalJSON returns what is pinned, in an order that is always the same. Changes
+// that were not accepted are not part of it: they are seen again.
+func (p *Pins) MarshalJSON() ([]byte, error) {
+	p.mu.RLock()
+	file := saved{Format: format, Tools: []savedTool{}}
+	for name, s := range p.servers {
+		for tool, t := range s.tools {
+			file.Tools = append(file.Tools, savedTool{name, tool, t.seen[0].sum.String(), t.seen[0].at})
+		}
+	}
+	p.mu.RUnlock()
+	slices.SortFunc(file.Tools, func(a, b savedTool) int {
+		return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Tool, b.Tool))
+	})
+	return json.Marshal(file)
+}
+
+// UnmarshalJSON takes what [Pins.MarshalJSON] returned in the place of all that p has.
+// If it cannot, p stays as it is.
+func (p *Pins) UnmarshalJSON(data []byte) error {
+	var file saved
+	if err := json.Unmarshal(data, &file); err != nil {
+		return fmt.Errorf("read pinned tools: %w", err)
+	}
+	if file.Format != format {
+		return fmt.Errorf("read pinned tools: format is %d, not %d", file.Format, format)
+	}
+	var loaded Pins
+	for _, tool := range file.Tools {
+		sum, err := hex.DecodeString(tool.Hash)
+		if err != nil || len(sum) != sha256.Size {
+			return fmt.Errorf("read pinned tools: hash of %q of %q is not one of SHA-256", tool.Tool, tool.Server)
+		}
+		d := definition{sum: digest(sum), at: tool.FirstSeen}
+		// What there is no room for is not pinned, and counts as changed.
+		if s := loaded.open(tool.Server); s.tools[tool.Tool] == nil {
+			s.pin(tool.Tool, d)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.servers = loaded.servers
+	p.version++
+	return nil
+}
