@@ -30,8 +30,12 @@ type server struct {
 	started  int           // how often one has been
 	worked   bool          // one has been ready before
 	err      error         // why there is none
+	fault    error         // why there was none the last time
 	delay    time.Duration // before the latest restart
 	due      time.Time     // before which there is no restart
+	hurry    chan struct{} // closed if the one that is being started is due at once
+	leaving  *child        // the one whose place it takes
+	left     chan struct{} // closed when that has ended
 	unsaid   int           // how often one did not say whether it knows the modern era
 	stopped  chan struct{} // closed when there will be none any more
 }
@@ -115,9 +119,11 @@ func (s *server) start() <-chan struct{} {
 			close(s.starting)
 			return s.starting
 		}
-		starting := s.starting
+		starting, hurry := s.starting, make(chan struct{})
+		s.hurry = hurry
 		s.pool.running.Go(func() {
-			c, restart := s.tryStart()
+			s.retire()
+			c, restart := s.tryStart(hurry)
 			close(starting)
 			switch {
 			case c == nil:
@@ -132,17 +138,18 @@ func (s *server) start() <-chan struct{} {
 }
 
 // tryStart starts a child when it is due. It returns nil if there is none.
-func (s *server) tryStart() (_ *child, restart bool) {
+func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	timer := time.NewTimer(time.Until(s.dueTime()))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+	case <-hurry:
 	case <-s.stopped:
 		return nil, false
 	}
 	c, err := s.startInitialized()
 	s.mu.Lock()
-	s.starting = nil
+	s.starting, s.hurry = nil, nil
 	if err == nil {
 		err = c.death() // which it cannot have told: it was not ours yet
 	}
@@ -181,6 +188,9 @@ func (s *server) failed(err error, life time.Duration, served bool) {
 		s.delay = min(2*s.delay, maxDelay)
 	}
 	s.err = err
+	if !errors.Is(err, errLegacyOnly) {
+		s.fault = err
+	}
 	s.due = time.Now().Add(s.delay/2 + rand.N(s.delay/2))
 	if s.worked && s.owner == nil { // somebody may be waiting for news
 		s.start()
@@ -202,19 +212,61 @@ func (s *server) ended(c *child, err error) {
 	s.pool.each(func(session *session) {
 		session.drop(func(q *question) bool { return q.child == c })
 	})
-	if s.current() != c {
+	if !s.has(c) {
 		return // it has not even been initialized
 	}
 	<-c.announced // the end is not reported before the beginning
 	s.pool.observe.Exited(s.name, c.cmd.Process.Pid, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.leaving == c {
+		s.log().Info("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
+		s.leaving = nil
+		close(s.left)
+		return
+	}
 	s.child = nil
 	if s.ending() {
 		return
 	}
 	s.log().Warn("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
 	s.failed(err, time.Since(c.born), c.hasServed())
+}
+
+// has reports whether a child is, or was until it had to go, the one that is ready.
+func (s *server) has(c *child) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.child == c || s.leaving == c
+}
+
+// restart starts a child at once, in the place of the one that there is, and waits for
+// it. One that is being started already is not started again.
+func (s *server) restart(ctx context.Context) error {
+	s.mu.Lock()
+	s.due = time.Time{}
+	if s.hurry != nil {
+		close(s.hurry)
+		s.hurry = nil
+	}
+	if s.child != nil && !s.ending() {
+		s.leaving, s.child, s.left = s.child, nil, make(chan struct{})
+		s.start()
+	}
+	s.mu.Unlock()
+	_, err := s.ready(ctx)
+	return err
+}
+
+// retire ends the child whose place another takes. Calls wait for that one from now on.
+func (s *server) retire() {
+	s.mu.Lock()
+	c, left := s.leaving, s.left
+	s.mu.Unlock()
+	if c != nil {
+		c.stop(s.pool.config.StopGrace)
+		<-left
+	}
 }
 
 // A hello is what a server says of itself at initialization.

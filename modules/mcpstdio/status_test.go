@@ -1,0 +1,42 @@
+package mcpstdio
+
+import (
+	"context"
+	"strconv"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+)
+
+func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
+	transport, other := provision(t, `,"stop_grace":1000000000`), provision(t, `,"stop_grace":1000000000`)
+	defer func() { _, _ = transport.Cleanup(), other.Cleanup() }()
+	if asked, err := transport.Check(t.Context(), "alpha:1"); asked || err != nil {
+		t.Errorf("one that nobody has needed: %t, %v", asked, err)
+	}
+	if got := transport.Status("alpha:1")[0].State; got != stdio.Idle {
+		t.Errorf("it is %s", got)
+	}
+	before, err := strconv.Atoi(call(t, transport, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := transport.Restart(t.Context(), "alpha:1"); err != nil {
+		t.Error(err)
+	}
+	if !transport.Shares(other) {
+		t.Error("the same configuration has other children")
+	}
+	got := other.Status("alpha:1")[0]
+	if got.PID == before || got.State != stdio.Running || got.Restarts != 1 {
+		t.Errorf("process %d has become %+v", before, got)
+	}
+	if asked, err := other.Check(t.Context(), "alpha:1"); !asked || err != nil {
+		t.Errorf("one that runs: %t, %v", asked, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := other.Check(ctx, "alpha:1"); err == nil {
+		t.Error("it is alive for one who has left")
+	}
+}
