@@ -45,7 +45,7 @@ func (p Policy) allowsOrigin(origin string) bool {
 		return true
 	}
 	u, err := url.Parse(origin)
-	return err == nil && isLocal(u.Hostname())
+	return err == nil && IsLocal(u.Hostname())
 }
 
 func (p Policy) allowsHost(host string) bool {
@@ -54,13 +54,13 @@ func (p Policy) allowsHost(host string) bool {
 		name = n
 	}
 	name = strings.TrimSuffix(strings.Trim(name, "[]"), ".")
-	return isLocal(name) || slices.ContainsFunc(p.Hosts, func(allowed string) bool {
+	return IsLocal(name) || slices.ContainsFunc(p.Hosts, func(allowed string) bool {
 		return allowed == anyOf || strings.EqualFold(allowed, name) || strings.EqualFold(allowed, host)
 	})
 }
 
-// isLocal reports whether a host is the machine itself, whoever asks.
-func isLocal(host string) bool {
+// IsLocal reports whether a host is the machine itself, whoever asks.
+func IsLocal(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
 	}

@@ -1,0 +1,497 @@
+package auth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Caddy and its certificate cache start these once, for good.
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
+		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
+		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
+}
+
+// A keyServer publishes keys as an issuer does, and counts who asks.
+type keyServer struct {
+	*httptest.Server
+	answer  atomic.Pointer[[]byte]
+	fetches atomic.Int64
+	down    atomic.Bool
+}
+
+func serveKeys(t *testing.T, set []byte) *keyServer {
+	t.Helper()
+	s := new(keyServer)
+	s.publish(set)
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		s.fetches.Add(1)
+		if s.down.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Write(*s.answer.Load())
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *keyServer) publish(set []byte) { s.answer.Store(&set) }
+
+func (s *keyServer) count() int { return int(s.fetches.Load()) }
+
+// inBubble runs a test with a provider of its own in a time of its own.
+func inBubble(t *testing.T, address string, test func(t *testing.T, provider *JWT, logs *observer.ObservedLogs)) {
+	t.Helper()
+	signingKeys()
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zapcore.WarnLevel)
+		provider := newJWT(t, address, "")
+		provider.logger = zap.New(core)
+		test(t, provider, logs)
+	})
+}
+
+// tokenOf is a good token, signed with the RSA key under the name kid.
+func tokenOf(t *testing.T, kid string) string {
+	t.Helper()
+	return "Bearer " + sign(t, jose.RS256, signingKeys().rsa, kid, nil, goodClaims(nil))
+}
+
+func setOf(t *testing.T, kids ...string) []byte {
+	t.Helper()
+	var keys []jose.JSONWebKey
+	for _, kid := range kids {
+		keys = append(keys, jose.JSONWebKey{Key: signingKeys().rsa.Public(), KeyID: kid})
+	}
+	return encodeSet(t, keys...)
+}
+
+func admits(t *testing.T, provider *JWT, kid string) {
+	t.Helper()
+	if got, err := ask(t.Context(), provider, tokenOf(t, kid)); got != testSubject || err != nil {
+		t.Errorf("%s: got %q, %v", kid, got, err)
+	}
+}
+
+func refuses(t *testing.T, provider *JWT, kid string) {
+	t.Helper()
+	if got, err := ask(t.Context(), provider, tokenOf(t, kid)); got != "" || !errors.Is(err, faultKey) {
+		t.Errorf("%s: got %q, %v", kid, got, err)
+	}
+}
+
+func fetched(t *testing.T, server *keyServer, want int) {
+	t.Helper()
+	if got := server.count(); got != want {
+		t.Errorf("%d fetches, want %d", got, want)
+	}
+}
+
+func TestKeysAreFetchedWhenTheyAreNeeded(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		fetched(t, server, 0)
+		for range 10 {
+			admits(t, provider, "one")
+		}
+		fetched(t, server, 1)
+		time.Sleep(time.Hour - time.Second)
+		admits(t, provider, "one")
+		fetched(t, server, 1)
+		time.Sleep(time.Second)
+		admits(t, provider, "one")
+		fetched(t, server, 2)
+	})
+}
+
+func TestNewKeysAreFetchedOnce(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		admits(t, provider, "one")
+		server.publish(setOf(t, "one", "two"))
+		admits(t, provider, "two")
+		fetched(t, server, 2)
+		admits(t, provider, "one")
+		admits(t, provider, "two")
+		fetched(t, server, 2)
+	})
+}
+
+func TestAKeyThatIsNotNamedMayBeNew(t *testing.T) { // A76
+	server := serveKeys(t, encodeSet(t, jose.JSONWebKey{Key: signingKeys().other.Public()}))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		refuses(t, provider, "")
+		fetched(t, server, 1)
+		server.publish(setOf(t, ""))
+		admits(t, provider, "")
+		fetched(t, server, 2)
+	})
+}
+
+func TestKeysThatAreWithdrawnAreNotGoodAnyMore(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		admits(t, provider, "one")
+		server.publish(setOf(t, "two"))
+		time.Sleep(time.Hour)
+		refuses(t, provider, "one")
+		fetched(t, server, 2)
+	})
+}
+
+func TestInventedKeysDoNotFloodTheIssuer(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		for i := range 1000 {
+			// The key is not there, so what signs the token does not matter.
+			token := forge(fmt.Sprintf(`{"alg":"RS256","kid":"invented-%d"}`, i), goodClaims(nil), func([]byte) []byte { return nil })
+			if got, err := ask(t.Context(), provider, "Bearer "+token); got != "" || !errors.Is(err, faultKey) {
+				t.Fatalf("got %q, %v", got, err)
+			}
+		}
+		fetched(t, server, 2)
+		time.Sleep(time.Minute)
+		refuses(t, provider, "another")
+		refuses(t, provider, "yet another")
+		fetched(t, server, 3)
+		admits(t, provider, "one")
+	})
+}
+
+func TestBadSignaturesFetchNothing(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		token := "Bearer " + sign(t, jose.RS256, signingKeys().other, "one", nil, goodClaims(nil))
+		for range 10 {
+			if got, err := ask(t.Context(), provider, token); got != "" || !errors.Is(err, faultSignature) {
+				t.Errorf("got %q, %v", got, err)
+			}
+		}
+		fetched(t, server, 1)
+	})
+}
+
+func TestKeysStayGoodWhenTheIssuerIsDown(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, logs *observer.ObservedLogs) {
+		admits(t, provider, "one")
+		server.down.Store(true)
+		time.Sleep(2 * time.Hour)
+		admits(t, provider, "one")
+		refuses(t, provider, "two")
+		fetched(t, server, 3)
+		if n := logs.FilterMessage("keys of the issuer cannot be fetched").Len(); n != 2 {
+			t.Errorf("%d warnings", n)
+		}
+		for range 100 {
+			admits(t, provider, "one")
+			refuses(t, provider, "two")
+		}
+		fetched(t, server, 3)
+		server.down.Store(false)
+		server.publish(setOf(t, "two"))
+		time.Sleep(time.Minute)
+		admits(t, provider, "two")
+		refuses(t, provider, "one")
+	})
+}
+
+func TestNobodyWaitsForAnIssuerThatHasNotAnswered(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		admits(t, provider, "one")
+		server.down.Store(true)
+		time.Sleep(time.Hour)
+		admits(t, provider, "one")
+		time.Sleep(time.Minute)
+		hang, hung := make(chan struct{}), make(chan struct{})
+		provider.keys.source = readFunc(func(ctx context.Context) ([]byte, error) {
+			close(hang)
+			<-ctx.Done()
+			close(hung)
+			return nil, ctx.Err()
+		})
+		admits(t, provider, "one") // it would not come back before the timeout
+		<-hang
+		select {
+		case <-hung:
+			t.Error("it has waited")
+		default:
+		}
+	})
+}
+
+func TestFetchesEndInTime(t *testing.T) { // A76
+	inBubble(t, "http://127.0.0.1:1", func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		fetches := 0
+		provider.keys.source = readFunc(func(ctx context.Context) ([]byte, error) {
+			fetches++
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		begin := time.Now()
+		go func() {
+			time.Sleep(jwksTimeout - time.Second)
+			refuses(t, provider, "one") // it waits for the same fetch
+		}()
+		refuses(t, provider, "one")
+		if took := time.Since(begin); took != jwksTimeout {
+			t.Errorf("it took %s", took)
+		}
+		synctest.Wait()
+		if fetches != 1 {
+			t.Errorf("%d fetches at once", fetches)
+		}
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if got, err := ask(ctx, provider, tokenOf(t, "one")); got != "" || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("who has gone does not wait: got %q, %v", got, err)
+		}
+	})
+}
+
+// A readFunc is a source of keys for tests.
+type readFunc func(context.Context) ([]byte, error)
+
+func (f readFunc) read(ctx context.Context) ([]byte, error) { return f(ctx) }
+
+func (readFunc) name() string { return "test" }
+
+func TestNoTokenIsGoodWithoutKeys(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	server.down.Store(true)
+	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
+		for range 100 {
+			refuses(t, provider, "one")
+		}
+		fetched(t, server, 1)
+		server.down.Store(false)
+		time.Sleep(jwksFirstPause)
+		admits(t, provider, "one")
+		fetched(t, server, 2)
+	})
+}
+
+func TestManyAtOnceFetchOnce(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	provider, token := newJWT(t, server.URL, ""), tokenOf(t, "one")
+	begin := make(chan struct{})
+	var clients sync.WaitGroup
+	for range 50 {
+		clients.Go(func() {
+			<-begin
+			if got, err := ask(t.Context(), provider, token); got != testSubject || err != nil {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+	close(begin)
+	clients.Wait()
+	fetched(t, server, 1)
+}
+
+func TestKeysOutliveReloads(t *testing.T) { // A76
+	server := serveKeys(t, setOf(t, "one"))
+	before := newJWT(t, server.URL, "")
+	admits(t, before, "one")
+	after := newJWT(t, server.URL, `,"refresh":7200000000000`)
+	if err := before.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	before.keys = nil // Caddy cleans up only once
+	admits(t, after, "one")
+	fetched(t, server, 1)
+}
+
+func TestAFetchEndsWithItsOwner(t *testing.T) { // A76
+	synctest.Test(t, func(t *testing.T) {
+		keys, err := newJWKS("http://127.0.0.1:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fetches := 0
+		keys.source = readFunc(func(ctx context.Context) ([]byte, error) {
+			fetches++
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		find := func([]jose.JSONWebKey) bool { return false }
+		seek := func() {
+			if err := keys.seek(t.Context(), time.Hour, zap.NewNop(), find); err != nil {
+				t.Error(err)
+			}
+		}
+		begin := time.Now()
+		go seek()
+		synctest.Wait()
+		if err := keys.Destruct(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+		time.Sleep(time.Hour)
+		seek()
+		if fetches != 1 {
+			t.Errorf("%d fetches", fetches)
+		}
+	})
+}
+
+func TestKeySetsThatAreRefused(t *testing.T) { // A76
+	plain := serveKeys(t, setOf(t, "one"))
+	secure := httptest.NewTLSServer(plain.Config.Handler)
+	defer secure.Close()
+	tests := []struct {
+		name    string
+		handler http.HandlerFunc
+		want    string
+	}{
+		{"a status", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "status 404"},
+		{"a page", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "not a JSON Web Key Set"},
+		{"something else", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":7}`) }, "not a JSON Web Key Set"},
+		{"no keys", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[]}`) }, "no key in it"},
+		{"keys that are not known", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[{"kty":"AKP"},{},7,null]}`) }, "no key in it"},
+		{"too long", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", jwksMaxBytes+1)) }, "longer than"},
+		{"another scheme", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, secure.URL, http.StatusFound)
+		}, "a redirect to another scheme"},
+		{"a file", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "file:///etc/passwd", http.StatusFound)
+		}, "a redirect to another scheme"},
+		{"another host without TLS", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://id.example.com/", http.StatusFound)
+		}, "redirect: keys are fetched by https"},
+		{"in a circle", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) }, "more than 5 redirects"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			server := httptest.NewServer(tt.handler)
+			defer server.Close()
+			keys, err := newJWKS(server.URL + "/?key=hunter2")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer keys.Destruct()
+			got, err := keys.read()
+			if got != nil || err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, %v, want %s", got, err, tt.want)
+			}
+			if name := keys.source.name(); name != server.URL+"/" {
+				t.Errorf("logs call it %s", name)
+			}
+		})
+	}
+	t.Run("a redirect to the same scheme is followed", func(t *testing.T) {
+		server := httptest.NewServer(http.RedirectHandler(plain.URL, http.StatusFound))
+		defer server.Close()
+		admits(t, newJWT(t, server.URL, ""), "one")
+	})
+	t.Run("keys that are not known are passed over", func(t *testing.T) {
+		set := `{"keys":[{"kty":"AKP"},{"kty":"RSA","kid":"broken"},` + strings.TrimPrefix(string(setOf(t, "one")), `{"keys":[`)
+		if keys, err := parseKeySet([]byte(set)); err != nil || len(keys) != 1 {
+			t.Errorf("got %d, %v", len(keys), err)
+		}
+	})
+	t.Run("keys for other operations are passed over", func(t *testing.T) {
+		for ops, want := range map[string]int{`["verify"]`: 1, `["encrypt"]`: 0, `[]`: 0, `7`: 0} {
+			set := strings.Replace(string(setOf(t, "one")), `{"kty"`, `{"key_ops":`+ops+`,"kty"`, 1)
+			if strings.Contains(set, `"use"`) {
+				t.Fatal(set)
+			}
+			if keys, _ := parseKeySet([]byte(set)); len(keys) != want {
+				t.Errorf("%s: %d keys, want %d", ops, len(keys), want)
+			}
+		}
+	})
+}
+
+func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
+	path := filepath.Join(t.TempDir(), "keys.json")
+	write := func(t *testing.T, set []byte, modified time.Time) {
+		t.Helper()
+		if err := os.WriteFile(path, set, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, modified, modified); err != nil {
+			t.Fatal(err)
+		}
+	}
+	day := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	inBubble(t, path, func(t *testing.T, provider *JWT, logs *observer.ObservedLogs) {
+		refuses(t, provider, "one")
+		write(t, setOf(t, "one"), day)
+		refuses(t, provider, "one") // it has just been looked at
+		time.Sleep(time.Second)
+		admits(t, provider, "one")
+
+		write(t, setOf(t, "two"), day.Add(time.Second)) // of the same size
+		admits(t, provider, "one")
+		time.Sleep(time.Second)
+		refuses(t, provider, "one")
+		admits(t, provider, "two")
+
+		write(t, setOf(t, "two", "three"), day.Add(time.Second)) // of the same time
+		time.Sleep(time.Second)
+		admits(t, provider, "three")
+
+		warned := logs.Len()
+		write(t, []byte("half a fi"), day.Add(2*time.Second))
+		for range 10 {
+			time.Sleep(time.Second)
+			admits(t, provider, "three")
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			time.Sleep(time.Second)
+			admits(t, provider, "three")
+		}
+		synctest.Wait()
+		if n := logs.Len() - warned; n != 2 {
+			t.Errorf("%d warnings, want one for each", n)
+		}
+		write(t, setOf(t, "four"), day.Add(3*time.Second))
+		time.Sleep(time.Second)
+		admits(t, provider, "four")
+	})
+	t.Run("what is not a file", func(t *testing.T) {
+		if _, err := (&jwksFile{path: t.TempDir()}).read(t.Context()); err == nil {
+			t.Error("a directory was read")
+		}
+	})
+	t.Run("its path is not in errors", func(t *testing.T) {
+		if _, err := (&jwksFile{path: "/hunter2"}).read(t.Context()); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestJWKSAddresses(t *testing.T) { // A76
+	for _, address := range []string{"https://id.example.com/keys?p=1", "http://127.0.0.1:8080/", "http://[::1]/", "http://localhost/keys", "http://LOCALHOST/keys", "/etc/keys.json", "keys.json"} {
+		if _, err := parseJWKSAddress(address); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}

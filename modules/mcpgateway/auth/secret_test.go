@@ -1,0 +1,143 @@
+package auth
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// openGuest loads a provider as mcp_gateway does. The configuration that it belongs to
+// ends with stop, or with the test.
+func openGuest(t *testing.T, name, config string) (provider Provider, stop func(), err error) {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	loaded, err := ctx.LoadModuleByID("http.handlers.mcp_gateway.auth."+name, json.RawMessage(config))
+	if err != nil {
+		return nil, cancel, err
+	}
+	return loaded.(Provider), cancel, nil
+}
+
+func mustOpenGuest(t *testing.T, name, config string) (provider Provider, stop func()) {
+	t.Helper()
+	provider, stop, err := openGuest(t, name, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return provider, stop
+}
+
+func sha256Hex(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+func secretFile(t *testing.T, text string) (placeholder string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "{file." + path + "}"
+}
+
+func TestSecretsAreRead(t *testing.T) { // A75
+	t.Setenv("SECRET_SET", "hunter2 {env.OTHER}")
+	t.Setenv("SECRET_EMPTY", "")
+	t.Setenv("SECRET_NEWLINES", "\n\r\n")
+	t.Setenv("SECRET_BLANK", "hunter2 ")
+	tests := []struct {
+		name, text string
+		want, err  string
+	}{
+		{"a variable, whose text is not replaced again", "{env.SECRET_SET}", "hunter2 {env.OTHER}", ""},
+		{"a file", secretFile(t, "hunter2"), "hunter2", ""},
+		{"a file with a newline at its end", secretFile(t, "hunter2\n"), "hunter2", ""},
+		{"a file of another system", secretFile(t, "hunter2\r\n"), "hunter2", ""},
+		{"a variable that is not set", "{env.SECRET_NOT_SET}", "", "{env.SECRET_NOT_SET} is empty"},
+		{"a variable that is empty", "{env.SECRET_EMPTY}", "", "{env.SECRET_EMPTY} is empty"},
+		{"a variable of newlines", "{env.SECRET_NEWLINES}", "", "{env.SECRET_NEWLINES} is empty"},
+		{"a variable with a blank at its end", "{env.SECRET_BLANK}", "", "{env.SECRET_BLANK} begins or ends with a blank"},
+		{"a file that is not there", "{file./nonexistent/secret}", "", "{file./nonexistent/secret} is empty"},
+		{"a file that is empty", secretFile(t, "\n"), "", "is empty"},
+		{"nothing", "", "", "missing"},
+		{"a secret", "hunter2", "", "write {env.NAME}"},
+		{"a secret before a placeholder", "hunter2{env.SECRET_SET}", "", "write {env.NAME}"},
+		{"a secret after a placeholder", "{env.SECRET_SET}hunter2", "", "write {env.NAME}"},
+		{"two placeholders", "{env.SECRET_SET}{env.SECRET_SET}", "", "write {env.NAME}"},
+		{"a placeholder of something else", "{system.hostname}", "", "write {env.NAME}"},
+		{"a placeholder of a request", "{http.request.header.hunter2}", "", "write {env.NAME}"},
+		{"a placeholder without a name", "{env.}", "", "write {env.NAME}"},
+		{"a placeholder that does not end", "{env.SECRET_SET", "", "write {env.NAME}"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := readSecret(tt.text)
+			if tt.err == "" {
+				if got != tt.want || err != nil {
+					t.Errorf("got %q, %v, want %q", got, err, tt.want)
+				}
+				return
+			}
+			if got != "" || err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %q, %v, want … %s …", got, err, tt.err)
+			}
+		})
+	}
+}
+
+func TestTokenFromCaddyfile(t *testing.T) { // A30, A75
+	tests := []struct{ name, text, want string }{
+		{"a token is hashed", "hunter2", "sha256:" + sha256Hex("hunter2")},
+		{"a hash stays", "sha256:" + sha256Hex("hunter2"), "sha256:" + sha256Hex("hunter2")},
+		{"what only looks like a hash is hashed", "sha256:hunter2", "sha256:" + sha256Hex("sha256:hunter2")},
+		{"a variable stays", "{env.TOKEN}", "{env.TOKEN}"},
+		{"a file stays", "{file./run/token}", "{file./run/token}"},
+		{"what will be refused stays", "a{env.TOKEN}", "a{env.TOKEN}"},
+		{"nothing stays nothing, so that it is refused", "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := TokenFromCaddyfile(tt.text); got != tt.want || TokenFromCaddyfile(got) != got {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSaneIdentity(t *testing.T) { // A75
+	tests := []struct {
+		name, identity string
+		sane           bool
+	}{
+		{"a name", "alice", true},
+		{"a subject", "CN=alice,O=Example Inc", true},
+		{"another script", "アリス", true},
+		{"the longest, counted in characters", strings.Repeat("ü", 256), true},
+		{"nothing", "", false},
+		{"one too long", strings.Repeat("ü", 257), false},
+		{"not UTF-8", "ali\xffce", false},
+		{"a newline", "alice\nbob", false},
+		{"a NUL", "alice\x00", false},
+		{"an escape sequence", "\x1b[31malice", false},
+		{"a control character beyond ASCII", "alice\u0085", false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := saneIdentity(tt.identity); (err == nil) != tt.sane {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

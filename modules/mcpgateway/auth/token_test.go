@@ -1,0 +1,233 @@
+package auth
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+const (
+	tokenAlice    = "4f2c90d1a77be3"
+	tokenAliceNew = "b81d0a6cc5f29e"
+	tokenBob      = "09e6f1d24bb8a3"
+	tokenCarol    = "77aa01c3de5f10"
+)
+
+// tokenRequest is a request with Authorization headers and a token in its message.
+func tokenRequest(proxyToken string, headers ...string) *Request {
+	r := httptest.NewRequest("POST", "/mcp", nil)
+	for _, header := range headers {
+		r.Header.Add("Authorization", header)
+	}
+	return &Request{Request: r, ProxyToken: proxyToken}
+}
+
+func tokenClients(t *testing.T) Provider {
+	t.Helper()
+	t.Setenv("TOKEN_ALICE", tokenAlice)
+	t.Setenv("TOKEN_BOB", tokenBob)
+	provider, _ := mustOpenGuest(t, "token", fmt.Sprintf(`{"tokens":[
+		{"token":"{env.TOKEN_ALICE}","client":"alice"},
+		{"token":"{env.TOKEN_BOB}"},
+		{"token":%q,"client":"alice"},
+		{"token":"sha256:%s","client":"carol"}
+	]}`, secretFile(t, tokenAliceNew+"\n"), strings.ToUpper(sha256Hex(tokenCarol))))
+	return provider
+}
+
+func TestTokens(t *testing.T) { // A30, A75
+	provider := tokenClients(t)
+	tests := []struct {
+		name    string
+		request *Request
+		want    string
+	}{
+		{"a token in the header", tokenRequest("", "Bearer "+tokenAlice), "alice"},
+		{"a token in the message", tokenRequest(tokenAlice), "alice"},
+		{"the same token in both", tokenRequest(tokenAlice, "Bearer "+tokenAlice), "alice"},
+		{"the old and the new token of a client in both", tokenRequest(tokenAlice, "Bearer "+tokenAliceNew), "alice"},
+		{"a token from a file", tokenRequest("", "Bearer "+tokenAliceNew), "alice"},
+		{"the token without a client", tokenRequest("", "Bearer "+tokenBob), "default"},
+		{"a token of which only the hash is known", tokenRequest("", "Bearer "+tokenCarol), "carol"},
+		{"a scheme in lower case", tokenRequest("", "bearer "+tokenAlice), "alice"},
+		{"a scheme in upper case", tokenRequest("", "BEARER "+tokenAlice), "alice"},
+		{"more blanks than one", tokenRequest("", "Bearer   "+tokenAlice+" "), "alice"},
+		{"a token in the message beside another scheme", tokenRequest(tokenAlice, "Basic YTpi"), "alice"},
+		{"nothing is nobody", tokenRequest(""), ""},
+		{"an empty header is nobody", tokenRequest("", ""), ""},
+		{"Basic is nobody", tokenRequest("", "Basic "+base64.StdEncoding.EncodeToString([]byte("alice:"+tokenAlice))), ""},
+		{"Digest is nobody", tokenRequest("", `Digest username="alice", response="`+tokenAlice+`"`), ""},
+		{"a token without a scheme is nobody", tokenRequest("", tokenAlice), ""},
+		{"a scheme that begins like ours is nobody", tokenRequest("", "BearerX "+tokenAlice), ""},
+		{"a signature is nobody", tokenRequest("", "MCP-HMAC-SHA256 client=alice"), ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got, err := provider.Authenticate(tt.request); got != tt.want || err != nil {
+				t.Errorf("got %q, %v, want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestWrongTokens(t *testing.T) { // A30, A75
+	provider := tokenClients(t)
+	tests := []struct {
+		name    string
+		request *Request
+	}{
+		{"another token", tokenRequest("", "Bearer hunter2")},
+		{"another token in the message", tokenRequest("hunter2")},
+		{"no token after the scheme", tokenRequest("", "Bearer")},
+		{"a blank after the scheme", tokenRequest("", "Bearer ")},
+		{"the beginning of a token", tokenRequest("", "Bearer "+tokenAlice[:13])},
+		{"the end of a token", tokenRequest("", "Bearer "+tokenAlice[1:])},
+		{"more than a token", tokenRequest("", "Bearer "+tokenAlice+"0")},
+		{"a token in another case", tokenRequest("", "Bearer "+strings.ToUpper(tokenAlice))},
+		{"one letter is different", tokenRequest("", "Bearer "+tokenAlice[:13]+"4")},
+		{"a token in quotes", tokenRequest("", `Bearer "`+tokenAlice+`"`)},
+		{"a token twice", tokenRequest("", "Bearer "+tokenAlice+" "+tokenAlice)},
+		{"two tokens with a comma", tokenRequest("", "Bearer "+tokenAlice+", Bearer "+tokenAlice)},
+		{"two schemes", tokenRequest("", "Bearer Bearer "+tokenAlice)},
+		{"a parameter", tokenRequest("", "Bearer token="+tokenAlice)},
+		{"a tab before the token", tokenRequest("", "Bearer \t"+tokenAlice)},
+		{"a NUL after the token", tokenRequest("", "Bearer "+tokenAlice+"\x00")},
+		{"the hash of a token", tokenRequest("", "Bearer "+sha256Hex(tokenCarol))},
+		{"the hash of a token as it is configured", tokenRequest("", "Bearer sha256:"+sha256Hex(tokenCarol))},
+		{"the hash of a token in the message", tokenRequest("sha256:" + sha256Hex(tokenCarol))},
+		{"the placeholder of a token", tokenRequest("", "Bearer {env.TOKEN_ALICE}")},
+		{"the placeholder of a token in the message", tokenRequest("{env.TOKEN_ALICE}")},
+		{"the name of a client", tokenRequest("", "Bearer alice")},
+		{"a token in base64", tokenRequest("", "Bearer "+base64.StdEncoding.EncodeToString([]byte(tokenAlice)))},
+		{"a JWT without a signature", tokenRequest("", "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.")},
+		{"a token with a blank in the message", tokenRequest(" " + tokenAlice)},
+		{"a token with a newline in the message", tokenRequest(tokenAlice + "\n")},
+		{"a scheme in the message", tokenRequest("Bearer " + tokenAlice)},
+		{"something very long", tokenRequest("", "Bearer "+strings.Repeat(tokenAlice, 10_000))},
+		{"two good headers", tokenRequest("", "Bearer "+tokenAlice, "Bearer "+tokenAlice)},
+		{"a good header and another scheme", tokenRequest("", "Bearer "+tokenAlice, "Basic YTpi")},
+		{"another scheme and a good header", tokenRequest("", "Basic YTpi", "Bearer "+tokenAlice)},
+		{"two headers and a good message", tokenRequest(tokenAlice, "Basic YTpi", "Basic YTpi")},
+		{"a good header and a wrong message", tokenRequest("hunter2", "Bearer "+tokenAlice)},
+		{"a wrong header and a good message", tokenRequest(tokenAlice, "Bearer hunter2")},
+		{"an empty header and a good message", tokenRequest(tokenAlice, "Bearer ")},
+		{"good tokens of two clients", tokenRequest(tokenAlice, "Bearer "+tokenBob)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := provider.Authenticate(tt.request)
+			if got != "" || err == nil {
+				t.Fatalf("got %q, %v", got, err)
+			}
+			for _, secret := range []string{"hunter2", tokenAlice, tokenAliceNew, tokenBob, tokenCarol} {
+				if strings.Contains(err.Error(), secret) {
+					t.Errorf("the error tells a token: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func TestTokenChallenges(t *testing.T) { // A30
+	provider := tokenClients(t)
+	challenger := provider.(Challenger)
+	r := httptest.NewRequest("POST", "/mcp", nil)
+	if got := challenger.Challenge(r, nil); got != `Bearer realm="mcp"` {
+		t.Errorf("got %s", got)
+	}
+	if got := challenger.Challenge(r, errors.New("wrong")); got != `Bearer realm="mcp", error="invalid_token"` {
+		t.Errorf("got %s", got)
+	}
+	if got := provider.CredentialHeaders(); !slices.Equal(got, []string{"Authorization"}) {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestTokenCaddyfile(t *testing.T) { // A30, A75
+	hunter2 := "sha256:" + sha256Hex("hunter2")
+	tests := []struct{ name, input, want string }{
+		{"a variable", "token {env.TOKEN}", `{"tokens":[{"token":"{env.TOKEN}"}]}`},
+		{"a file and a client", "token {file./run/token} alice", `{"tokens":[{"token":"{file./run/token}","client":"alice"}]}`},
+		{"a token that is written out", "token hunter2", `{"tokens":[{"token":"` + hunter2 + `"}]}`},
+		{"a hash", "token " + hunter2 + " alice", `{"tokens":[{"token":"` + hunter2 + `","client":"alice"}]}`},
+		{
+			"a block", "token {\n alice {env.ALICE}\n alice hunter2\n \"Bob B\" {env.BOB}\n}",
+			`{"tokens":[{"token":"{env.ALICE}","client":"alice"},{"token":"` + hunter2 + `","client":"alice"},{"token":"{env.BOB}","client":"Bob B"}]}`,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var token Token
+			if err := token.UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input)); err != nil {
+				t.Fatal(err)
+			}
+			if config, err := json.Marshal(token); err != nil || string(config) != tt.want {
+				t.Errorf("got %s, %v, want %s", config, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
+	t.Setenv("TOKEN_ALICE", "hunter2")
+	t.Setenv("TOKEN_BOB", "hunter2")
+	caddyfiles := []struct{ name, input, want string }{
+		{"no token", "token", "there is no token"},
+		{"an empty block", "token {\n}", "there is no token"},
+		{"an empty token", `token ""`, "the token is empty"},
+		{"an empty token in a block", "token {\n alice \"\"\n}", "the token is empty"},
+		{"too many arguments", "token hunter2 alice hunter2", "a token and the name of its client"},
+		{"a client without a token", "token {\n hunter2\n}", "the name of a client and its token"},
+		{"a client with two tokens on a line", "token {\n alice hunter2 hunter2\n}", "the name of a client and its token"},
+		{"a token and a block", "token hunter2 {\n alice hunter2\n}", "not both"},
+		{"a block in the block", "token {\n alice hunter2 {\n  hunter2\n }\n}", "the name of a client and its token"},
+		{"a token with something beside a placeholder", "token hunter2{env.TOKEN}", "nothing else beside it"},
+		{"a placeholder that is not known", "token {vault.hunter2}", "nothing else beside it"},
+		{"the client before the token", "token hunter2 {env.TOKEN}", "a placeholder is not the name of a client"},
+		{"the token before the client in a block", "token {\n {env.TOKEN} hunter2\n}", "a placeholder is not the name of a client"},
+		{"a client that is too long", "token hunter2 " + strings.Repeat("a", 257), "longer than 256"},
+	}
+	for _, tt := range caddyfiles {
+		t.Run(tt.name, func(t *testing.T) {
+			err := new(Token).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+		})
+	}
+	configs := []struct{ name, config, want string }{
+		{"no tokens in JSON", `{}`, "tokens: there are none"},
+		{"an empty list in JSON", `{"tokens":[]}`, "tokens: there are none"},
+		{"a token written out in JSON", `{"tokens":[{"token":"hunter2"}]}`, "tokens[0].token: a secret does not belong"},
+		{"a hash that is too short in JSON", `{"tokens":[{"token":"sha256:hunter2"}]}`, "tokens[0].token: a secret does not belong"},
+		{"a variable that is not set", `{"tokens":[{"token":"{env.TOKEN_NOT_SET}"}]}`, "{env.TOKEN_NOT_SET} is empty"},
+		{"no token in JSON", `{"tokens":[{"client":"alice"}]}`, "tokens[0].token: missing"},
+		{"two tokens without a client", `{"tokens":[{"token":"{env.TOKEN_ALICE}"},{"token":"{env.TOKEN_BOB}"}]}`, "tokens[1].client: missing"},
+		{
+			"the same token for two clients", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}","client":"bob"}]}`,
+			"tokens[1].token: another client has the same",
+		},
+		{
+			"the same token for a client and the one without", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"}]}`,
+			"tokens[1].token: another client has the same",
+		},
+		{"a client with a newline", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"hunter2\n"}]}`, "tokens[0].client: the identity has control characters"},
+		{"a client that is a placeholder", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"{env.TOKEN_BOB}"}]}`, "tokens[0].client: a placeholder"},
+		{"a member that is not known", `{"tokens":[{"secret":"hunter2"}]}`, "unknown field"},
+	}
+	for _, tt := range configs {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, err := openGuest(t, "token", tt.config)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want … %s …", err, tt.want)
+			}
+		})
+	}
+}
