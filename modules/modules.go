@@ -4,6 +4,7 @@ package modules
 
 import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/deepinfra"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/heuristic"

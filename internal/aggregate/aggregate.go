@@ -36,8 +36,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A Config says what is joined, and how. All fields are needed but Instructions,
-// Tools, Templates, ReadOwn and Discovery.
+// A Config says what is joined, and how. The fields from Discovery on are not needed.
 type Config struct {
 	Name, Version string // of the server that clients see
 	Servers       []*Server
@@ -45,18 +44,37 @@ type Config struct {
 	Key           []byte        // seals sessions; 32 bytes
 	JoinTimeout   time.Duration // how long a server may take to shake hands or to list what it has
 	MaxClients    int           // how many are remembered
-	Discovery     bool          // list tools to search tools with, in place of all tools
-	Tools         []Tool        // of the gateway itself
-	Templates     [][]byte      // of resources of the gateway itself, as resources/templates/list has them
 	Generation    any           // the same as that of all who are there at the same time, and no others
 	Logger        *zap.Logger
 
 	// Exiting is done when streams are to end because we do.
 	Exiting context.Context
 
+	Discovery bool   // list tools to search tools with, in place of all tools
+	Tools     []Tool // of the gateway itself
+
+	// Templates returns those of the gateway itself that a client sees, as
+	// resources/templates/list has them.
+	Templates func(identity string) [][]byte
+
 	// ReadOwn returns the result of a resources/read of a resource of the gateway
 	// itself. It reports whether the URI is that of one.
 	ReadOwn func(r *http.Request, uri string) (result []byte, ours bool)
+
+	// Lead returns the resource of a server that a URI of the gateway itself leads to.
+	Lead func(uri string) (server, original string, ok bool)
+
+	// Sees reports whether a client may know of a server. Others are never contacted
+	// for it.
+	Sees func(identity, server string) bool
+
+	// View returns a text that changes with what a client is shown of lists. Servers
+	// are asked again for those that were shown before.
+	View func(identity string) string
+
+	// Concerned returns the servers that a notification of a client is for. It reports
+	// whether it is for these only.
+	Concerned func(method string) (servers []string, some bool)
 }
 
 // A Tool is a tool of the gateway itself.

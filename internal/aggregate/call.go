@@ -21,6 +21,12 @@ func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(mes
 func (t *turn) callTool() *jsonrpc.Failure {
 	name := t.m.Text(jsonrpc.Name)
 	if tool := t.a.ownTool(name); tool != nil {
+		if name == callToolName {
+			return tool(t) // which is about the tool that it calls
+		}
+		if failure := t.admit(mcp.Target{Kind: mcp.Tool, Name: name}); failure != nil {
+			return failure
+		}
 		return tool(t)
 	}
 	return t.callNamed(jsonrpc.Name, tools)
@@ -36,10 +42,11 @@ func (t *turn) callNamed(f jsonrpc.Field, k kind) *jsonrpc.Failure {
 		return failure
 	}
 	t.result.Name = name
+	target := mcp.Target{Server: s.Name, Kind: kinds[k].target, Name: name}
 	if t.a.transparent() {
-		return t.pass(s, nil)
+		return t.pass(s, target, nil)
 	}
-	return t.pass(s, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(name))})
+	return t.pass(s, target, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(name))})
 }
 
 // whose returns the server that has something, and what it is called there.
@@ -50,7 +57,9 @@ func (t *turn) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
 		if !ok {
 			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + shortened(shown))
 		}
-		s, name = t.a.servers[server], rest
+		if s, name = t.a.servers[server], rest; !t.sees(s) {
+			return s, name, nil // and nobody asks it
+		}
 		shown = s.Name + t.a.config.Naming.Separator + rest // however it was spelled
 		if t.a.config.Naming.MayBeShort(shown) {
 			// Its original is known from the list that it was read in.
@@ -72,7 +81,13 @@ func (t *turn) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
 // readResource reads a resource (A12, A13).
 func (t *turn) readResource() *jsonrpc.Failure {
 	if t.a.config.ReadOwn != nil {
-		if result, ours := t.a.config.ReadOwn(t.r, t.m.Text(jsonrpc.URI)); ours && result != nil {
+		result, ours := t.a.config.ReadOwn(t.r, t.m.Text(jsonrpc.URI))
+		if ours {
+			if failure := t.admit(mcp.Target{Kind: mcp.Resource, Name: t.m.Text(jsonrpc.URI)}); failure != nil {
+				return failure
+			}
+		}
+		if ours && result != nil {
 			return t.answer(result)
 		} else if ours {
 			return t.noResource("uri: it is not known, or not any more")
@@ -83,28 +98,44 @@ func (t *turn) readResource() *jsonrpc.Failure {
 
 // callURI passes on a request for a resource.
 func (t *turn) callURI(f jsonrpc.Field) *jsonrpc.Failure {
-	s, edits, failure := t.owner(f)
+	s, target, edits, failure := t.owner(f)
 	if failure != nil {
 		return failure
 	}
-	return t.pass(s, edits)
+	return t.pass(s, target, edits)
 }
 
-// owner returns whose resource a request is for, and the edits that give it the URI
-// it has there.
-func (t *turn) owner(f jsonrpc.Field) (*Server, []jsonspan.Edit, *jsonrpc.Failure) {
+// owner returns whose resource a request is for, which one it is there, and the edits
+// that give the request that URI.
+func (t *turn) owner(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
+	given := t.m.Text(f)
 	if t.a.transparent() {
-		return t.a.config.Servers[0], nil, nil
+		s := t.a.config.Servers[0]
+		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: given}, nil, nil
 	}
 	if t.m.Kind(f) != jsonspan.String {
-		return nil, nil, invalid("uri: it is missing, or no string")
+		return nil, mcp.Target{}, nil, invalid("uri: it is missing, or no string")
 	}
-	server, uri, err := mcp.ParseURI(t.m.Text(f))
-	s := t.a.servers[server]
-	if err != nil || s == nil {
-		return nil, nil, t.noResource("uri: it is none of this server")
+	s, uri := t.a.locate(given)
+	if s == nil {
+		return nil, mcp.Target{}, nil, t.noResource("uri: it is none of this server")
 	}
-	return s, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(uri))}, nil
+	return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(uri))}, nil
+}
+
+// locate returns the server that has a resource which clients know by a URI, and the URI
+// it has there.
+func (a *Aggregate) locate(shown string) (*Server, string) {
+	server, uri, err := mcp.ParseURI(shown)
+	if err == nil {
+		return a.servers[server], uri
+	}
+	if a.config.Lead != nil {
+		if server, uri, ok := a.config.Lead(shown); ok {
+			return a.servers[server], uri
+		}
+	}
+	return nil, ""
 }
 
 // noResource says that there is no such resource.
@@ -118,7 +149,8 @@ func (t *turn) noResource(message string) *jsonrpc.Failure {
 func (t *turn) complete() *jsonrpc.Failure {
 	switch {
 	case t.a.transparent():
-		return t.pass(t.a.config.Servers[0], nil)
+		s := t.a.config.Servers[0]
+		return t.pass(s, mcp.TargetOf(s.Name, t.m), nil)
 	case t.m.Kind(jsonrpc.RefName) == jsonspan.String:
 		return t.callNamed(jsonrpc.RefName, prompts)
 	case t.m.Kind(jsonrpc.RefURI) == jsonspan.String:
@@ -130,18 +162,25 @@ func (t *turn) complete() *jsonrpc.Failure {
 // callTask passes on a request about a task to the server that works on it.
 func (t *turn) callTask() *jsonrpc.Failure {
 	if t.a.transparent() {
-		return t.pass(t.a.config.Servers[0], nil)
+		s := t.a.config.Servers[0]
+		return t.pass(s, mcp.Target{Server: s.Name}, nil)
 	}
 	server, id, ok := strings.Cut(t.m.Text(jsonrpc.TaskID), mcp.Separator)
 	if s := t.a.servers[server]; ok && s != nil {
-		return t.pass(s, []jsonspan.Edit{t.m.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))})
+		return t.pass(s, mcp.Target{Server: s.Name}, []jsonspan.Edit{t.m.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))})
 	}
 	return invalid("taskId: it is none of this server")
 }
 
-// pass passes the request on to a server, with edits, and its answer back.
-func (t *turn) pass(s *Server, edits []jsonspan.Edit) *jsonrpc.Failure {
+// pass passes the request on to a server, with edits, and its answer back, if the client
+// may have what it is about.
+func (t *turn) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	t.result.Server = s.Name
+	if !t.allowed || !t.sees(s) {
+		if failure := t.admit(target); failure != nil {
+			return failure
+		}
+	}
 	ctx, cancel := context.WithCancel(t.r.Context())
 	defer cancel()
 	l := t.client.link(s)
@@ -280,7 +319,7 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	if rl.forgotten() {
 		return
 	}
-	out.data = rl.link.rewritten(t.a, spliced(m.Raw, withID(m, id)...))
+	out.data = rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...))
 	rl.h.settled(m)
 	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, "input_required") {
 		if rl.input = new(inputRequired); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {

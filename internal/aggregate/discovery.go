@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolsearch"
 )
 
@@ -22,6 +23,9 @@ var (
 
 	callTool = []byte(`{"name":"call_tool","description":"Call a tool that was found by search_tools. The result is that of the tool.","inputSchema":{"type":"object","properties":{"name":{"type":"string","description":"A name as search_tools returns it."},"arguments":{"type":"object","description":"The arguments of the tool, by its schema as describe_tool shows it."}},"required":["name"]}}`)
 )
+
+// callToolName is the one of them whose calls are those of another tool.
+const callToolName = "call_tool"
 
 // An index is made anew when the tools have changed.
 type index struct {
@@ -99,18 +103,26 @@ func (t *turn) callFound() *jsonrpc.Failure {
 		Arguments json.RawMessage `json:"arguments"`
 	}
 	if !t.arguments(&p) || p.Name == "" {
-		return t.text("name must be the name of a tool, and arguments an object.", true)
+		return t.callInVain("name must be the name of a tool, and arguments an object.")
 	}
 	s, name, failure := t.whose(p.Name, tools)
 	if failure != nil {
-		return t.text("There is no tool "+shortened(p.Name)+". Use search_tools to find one.", true)
+		return t.callInVain("There is no tool " + shortened(p.Name) + ". Use search_tools to find one.")
 	}
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
 	}
 	t.result.Name, t.found = name, true
-	return t.pass(s, []jsonspan.Edit{
+	return t.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
 		t.m.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
 		t.m.Replace(jsonrpc.Arguments, p.Arguments),
 	})
+}
+
+// callInVain answers a call of call_tool that names no tool.
+func (t *turn) callInVain(why string) *jsonrpc.Failure {
+	if failure := t.admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
+		return failure
+	}
+	return t.text(why, true)
 }

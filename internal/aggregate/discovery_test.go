@@ -134,7 +134,9 @@ func TestOwnToolsAndTemplates(t *testing.T) {
 		c.Tools = []Tool{{Name: "recover_observation", Descriptor: []byte(`{"name":"recover_observation", "x":1.0}`), Call: func(r *http.Request, arguments []byte) []byte {
 			return []byte(`{"content":[{"type":"text","text":"` + r.Header.Get("X-Identity") + `"}]}`)
 		}}}
-		c.Templates = [][]byte{[]byte(`{"uriTemplate":"proxy://observation/{id}","name":"o"}`)}
+		c.Templates = func(string) [][]byte {
+			return [][]byte{[]byte(`{"uriTemplate":"proxy://observation/{id}","name":"o"}`)}
+		}
 		c.ReadOwn = func(_ *http.Request, uri string) ([]byte, bool) {
 			id, ours := mcp.ParseObservationURI(uri)
 			if id != "1" {
@@ -186,7 +188,7 @@ func TestOwnCapabilities(t *testing.T) {
 	p.capabilities = `{"logging":{}}`
 	configure := func(c *Config) {
 		c.Tools = []Tool{{Name: "own", Descriptor: []byte(`{"name":"own"}`)}}
-		c.Templates = [][]byte{[]byte(`{"uriTemplate":"x"}`)}
+		c.Templates = func(string) [][]byte { return [][]byte{[]byte(`{"uriTemplate":"x"}`)} }
 	}
 	u := newGateway(t, configure, p).legacy(t)
 	for _, name := range []string{`"tools":{`, `"resources":{`, `"logging":{}`} {

@@ -26,7 +26,7 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		edits = append(edits, t.withoutProxy())
 		slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
 	}
-	whole := spliced(t.m.Raw, edits...)
+	whole := jsonspan.Spliced(t.m.Raw, edits...)
 	var m jsonrpc.Message
 	if failure := m.Read(whole); failure != nil {
 		return failure
@@ -42,7 +42,7 @@ func (t *turn) initialize() *jsonrpc.Failure {
 		return nil
 	}
 	links := map[string]linkTicket{}
-	for _, s := range t.a.config.Servers {
+	for _, s := range t.a.seen(t.who.Identity) {
 		if ticket, ok := t.client.link(s).ticket(); ok {
 			ticket.Server = s.brief()
 			links[s.Name] = ticket
@@ -105,10 +105,10 @@ func (a *Aggregate) signed(resultType string, result []byte) []byte {
 	by, as := a.signedBy(), []byte(`"resultType":"`+resultType+`"`)
 	for member := range jsonspan.Members(result) {
 		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
-			return spliced(result, jsonspan.Insert(result, as), moved(jsonspan.Insert(result[at.Start:at.End], by), at.Start))
+			return jsonspan.Spliced(result, jsonspan.Insert(result, as), jsonspan.Insert(result[at.Start:at.End], by).Moved(at.Start))
 		}
 	}
-	return spliced(result, jsonspan.Insert(result, a.signature(resultType)))
+	return jsonspan.Spliced(result, jsonspan.Insert(result, a.signature(resultType)))
 }
 
 // signature returns the members that make a result of ours one of the modern era.
@@ -125,7 +125,7 @@ func (a *Aggregate) signedBy() []byte {
 // is missing, there may be tools: clients do not ask again.
 func (t *turn) capabilities() map[string]any {
 	all := map[string]any{}
-	for _, s := range t.a.config.Servers {
+	for _, s := range t.a.seen(t.who.Identity) {
 		l := t.client.link(s)
 		l.mu.Lock()
 		ready, raw := l.ready, l.about.Capabilities
@@ -138,10 +138,10 @@ func (t *turn) capabilities() map[string]any {
 			all["tools"] = map[string]any{}
 		}
 	}
-	if t.a.own(tools) != nil && all["tools"] == nil {
+	if t.a.own(tools, t.who.Identity) != nil && all["tools"] == nil {
 		all["tools"] = map[string]any{}
 	}
-	if t.a.own(templates) != nil && all["resources"] == nil {
+	if t.a.own(templates, t.who.Identity) != nil && all["resources"] == nil {
 		all["resources"] = map[string]any{}
 	}
 	for _, name := range [...]string{"tools", "prompts", "resources"} {
@@ -174,7 +174,7 @@ func merge(into, from map[string]any) {
 // instructions returns what the servers say of how they are to be used.
 func (t *turn) instructions() string {
 	var texts []string
-	for _, s := range t.a.config.Servers {
+	for _, s := range t.a.seen(t.who.Identity) {
 		l := t.client.link(s)
 		l.mu.Lock()
 		text := l.about.Instructions

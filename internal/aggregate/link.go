@@ -401,7 +401,7 @@ func withMeta(params, meta []byte) []byte {
 	if len(params) == 0 {
 		return slices.Concat([]byte("{"), member, []byte("}"))
 	}
-	return spliced(params, jsonspan.Insert(params, member))
+	return jsonspan.Spliced(params, jsonspan.Insert(params, member))
 }
 
 // tell sends the server a message that wants no answer.

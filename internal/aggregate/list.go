@@ -27,7 +27,7 @@ const (
 // listing returns what the server of a link has of a kind: from memory as long as it
 // is good, else by asking. Nothing, if the server has none.
 func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshness, *jsonrpc.Failure) {
-	if list, fresh, ok := l.remembered(k); ok {
+	if list, fresh, ok := l.remembered(t.a, k); ok {
 		return list, fresh, nil
 	}
 	if failure := l.open(ctx, t.a, t.r); failure != nil {
@@ -36,6 +36,7 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	if _, can := l.state(); can&kinds[k].needs == 0 {
 		return nothing, freshness{none: true}, nil
 	}
+	view := t.a.view(l.client)
 	l.mu.Lock()
 	changes, failed := l.lists[k].changes, l.lists[k].failed
 	l.mu.Unlock()
@@ -52,7 +53,7 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	case failure != nil && ctx.Err() == nil:
 		c.failed = time.Now()
 	case failure == nil && c.changes == changes:
-		c.list, c.fresh, c.failed = list, fresh, time.Time{}
+		c.list, c.fresh, c.view, c.failed = list, fresh, view, time.Time{}
 	}
 	return list, fresh, failure
 }
@@ -62,11 +63,12 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 const unchangedTime = 30 * time.Second
 
 // remembered returns a list that is still good.
-func (l *link) remembered(k kind) (*listing, freshness, bool) {
+func (l *link) remembered(a *Aggregate, k kind) (*listing, freshness, bool) {
+	view := a.view(l.client)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.lists[k]
-	if !l.ready || c.list == nil || k == tasks {
+	if !l.ready || c.list == nil || c.view != view || k == tasks {
 		return nil, freshness{}, false
 	}
 	told := l.hearing[k] > 0 // we would have heard of a change, or of the end of the server
@@ -74,6 +76,14 @@ func (l *link) remembered(k kind) (*listing, freshness, bool) {
 		told = told && l.can&kinds[k].changes != 0
 	}
 	return c.list, c.fresh, told || time.Now().Before(c.fresh.until)
+}
+
+// view returns what changes with what the client is shown of lists.
+func (a *Aggregate) view(c *client) string {
+	if a.config.View == nil {
+		return ""
+	}
+	return a.config.View(c.identity)
 }
 
 // changed notes that a list of the server is no longer what it was.
@@ -129,13 +139,13 @@ func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness,
 // listings returns what all servers have of a kind, in their order. Those that fail
 // are left out (A22).
 func (t *turn) listings(k kind) ([]*listing, freshness) {
-	servers := t.a.config.Servers
+	servers := t.a.seen(t.who.Identity)
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	var asking sync.WaitGroup
 	for i, s := range servers {
 		l := t.client.link(s)
 		var ok bool
-		if all[i], fresh[i], ok = l.remembered(k); ok {
+		if all[i], fresh[i], ok = l.remembered(t.a, k); ok {
 			continue
 		}
 		asking.Go(func() {
@@ -179,7 +189,7 @@ func (t *turn) list(k kind) *jsonrpc.Failure {
 	if k != tools || !t.a.config.Discovery {
 		all, fresh = t.listings(k)
 	}
-	if own := t.a.own(k); own != nil {
+	if own := t.a.own(k, t.who.Identity); own != nil {
 		all = append(all, own)
 	}
 	total, size := 0, 0

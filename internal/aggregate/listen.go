@@ -34,13 +34,13 @@ func (t *turn) listen() *jsonrpc.Failure {
 	if len(wants.URIs) > maxSubscriptions {
 		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
 	}
-	wants.resolve(t.a)
+	wants.resolve(t)
 	if !t.out.accepts {
 		return notAcceptable()
 	}
 	t.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, t.a, t.r) })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown}
-	for _, server := range t.a.config.Servers {
+	for _, server := range t.a.seen(t.who.Identity) {
 		_, can := t.client.link(server).state()
 		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
 		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
@@ -91,20 +91,26 @@ func (i *interests) kinds() (heard []kind) {
 	return heard
 }
 
-// resolve finds out whose resources are meant.
-func (i *interests) resolve(a *Aggregate) {
+// resolve finds out whose resources are meant. Those that the client may not have are
+// left out.
+func (i *interests) resolve(t *turn) {
 	i.of, i.shown = map[string][]string{}, map[string]string{}
 	for _, shown := range i.URIs {
-		server, uri, err := a.config.Servers[0].Name, shown, error(nil)
-		if !a.transparent() {
-			server, uri, err = mcp.ParseURI(shown)
+		s, uri := t.a.config.Servers[0], shown
+		if !t.a.transparent() {
+			s, uri = t.a.locate(shown)
 		}
-		if err == nil && a.servers[server] != nil {
-			name := a.servers[server].Name
-			i.of[name] = append(i.of[name], uri)
-			i.shown[name+"\x00"+uri] = shown
+		if s == nil || !t.mayHear(s, uri) {
+			continue
 		}
+		i.of[s.Name] = append(i.of[s.Name], uri)
+		i.shown[s.Name+"\x00"+uri] = shown
 	}
+}
+
+// mayHear reports whether the client may know of changes of a resource.
+func (t *turn) mayHear(s *Server, uri string) bool {
+	return t.sees(s) && (t.who.Hear == nil || t.who.Hear(s.Name, uri))
 }
 
 // at returns which of the interests concern a server that can do this, with URIs as it
@@ -225,7 +231,10 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 // subscribe notes that the client wants to know of changes of a resource, or does not
 // any more (A68).
 func (t *turn) subscribe(on bool) *jsonrpc.Failure {
-	s, edits, failure := t.owner(jsonrpc.URI)
+	s, target, edits, failure := t.owner(jsonrpc.URI)
+	if failure == nil {
+		failure = t.admit(target)
+	}
 	if failure != nil {
 		return failure
 	}
@@ -233,15 +242,12 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	if failure := l.open(t.r.Context(), t.a, t.r); failure != nil {
 		return t.failed(t.r.Context(), failure)
 	}
-	uri := t.m.Text(jsonrpc.URI)
-	if !t.a.transparent() {
-		_, uri, _ = mcp.ParseURI(uri)
-	}
+	uri := target.Name
 	if !l.subscribe(uri, on) {
 		return invalid("uri: there are too many subscriptions")
 	}
 	if era, _ := l.state(); era == mcp.Legacy {
-		return t.pass(s, edits)
+		return t.pass(s, target, edits)
 	}
 	t.result.Server = s.Name
 	for _, listening := range t.client.listening() {

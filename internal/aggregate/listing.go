@@ -35,12 +35,13 @@ var kinds = [kindCount]struct {
 	needs   abilities // of a server that has one
 	changes abilities // of a server that says when it has changed
 	notice  string    // by which it says so
+	target  mcp.TargetKind
 }{
-	tools:     {"tools/list", "tools", "name", hasTools, toolsChange, "notifications/tools/list_changed"},
-	prompts:   {"prompts/list", "prompts", "name", hasPrompts, promptsChange, "notifications/prompts/list_changed"},
-	resources: {"resources/list", "resources", "uri", hasResources, resourcesChange, "notifications/resources/list_changed"},
-	templates: {"resources/templates/list", "resourceTemplates", "uriTemplate", hasResources, resourcesChange, "notifications/resources/list_changed"},
-	tasks:     {"tasks/list", "tasks", "taskId", hasTasks, 0, ""},
+	tools:     {"tools/list", "tools", "name", hasTools, toolsChange, "notifications/tools/list_changed", mcp.Tool},
+	prompts:   {"prompts/list", "prompts", "name", hasPrompts, promptsChange, "notifications/prompts/list_changed", mcp.Prompt},
+	resources: {"resources/list", "resources", "uri", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
+	templates: {"resources/templates/list", "resourceTemplates", "uriTemplate", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
+	tasks:     {"tasks/list", "tasks", "taskId", hasTasks, 0, "", mcp.Anything},
 }
 
 // kindOf returns the kind of list that a method asks for.
@@ -99,6 +100,7 @@ type freshness struct {
 type cached struct {
 	list    *listing // nil if it has to be asked for
 	fresh   freshness
+	view    string    // with what was shown of it to the client
 	changes uint64    // how often the server has said that it has changed
 	failed  time.Time // it could not be had; not asked for again before retry
 }

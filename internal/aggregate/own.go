@@ -7,8 +7,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// own returns what the gateway itself has of a kind, nil for nothing.
-func (a *Aggregate) own(k kind) *listing {
+// own returns what the gateway itself has of a kind for a client, nil for nothing.
+func (a *Aggregate) own(k kind, identity string) *listing {
 	var items [][]byte
 	switch k {
 	case tools:
@@ -19,7 +19,9 @@ func (a *Aggregate) own(k kind) *listing {
 			items = append(items, tool.Descriptor)
 		}
 	case templates:
-		items = a.config.Templates
+		if a.config.Templates != nil {
+			items = a.config.Templates(identity)
+		}
 	}
 	if len(items) == 0 {
 		return nil
@@ -43,7 +45,7 @@ func (a *Aggregate) ownTool(name string) func(*turn) *jsonrpc.Failure {
 			return (*turn).searchTools
 		case "describe_tool":
 			return (*turn).describeTool
-		case "call_tool":
+		case callToolName:
 			return (*turn).callFound
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -142,14 +143,14 @@ func (t *turn) reply() {
 	if !t.a.transparent() {
 		server, text, ok := strings.Cut(t.m.Text(jsonrpc.ID), mcp.Separator)
 		literal, valid := literalOf(text)
-		if s = t.a.servers[server]; !ok || !valid || s == nil {
+		if s = t.a.servers[server]; !ok || !valid || s == nil || !t.sees(s) {
 			return // nobody has asked
 		}
 		edits = append(edits, t.m.Replace(jsonrpc.ID, literal))
 	}
 	t.result.Server = s.Name
 	l := t.client.link(s)
-	if failure := l.tell(t.r.Context(), t.a, t.r, spliced(t.m.Raw, edits...)); failure != nil {
+	if failure := l.tell(t.r.Context(), t.a, t.r, jsonspan.Spliced(t.m.Raw, edits...)); failure != nil {
 		t.a.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
 }
@@ -183,7 +184,11 @@ func (t *turn) notify() {
 		t.progress()
 	default: // all others carry no ids (A27, R23)
 		body := t.forwardable()
+		servers, some := t.concerned(method)
 		t.all(func(ctx context.Context, s *Server, l *link) {
+			if some && !slices.Contains(servers, s.Name) {
+				return
+			}
 			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
 				l.greet(ctx, t.a, t.r)
 				if failure := l.tell(ctx, t.a, t.r, body); failure != nil {
@@ -193,6 +198,14 @@ func (t *turn) notify() {
 			}
 		})
 	}
+}
+
+// concerned returns the servers that a notification is for, if it is not for all (A58).
+func (t *turn) concerned(method string) (servers []string, some bool) {
+	if t.a.config.Concerned == nil {
+		return nil, false
+	}
+	return t.a.config.Concerned(method)
 }
 
 // cancel cancels a call, at the one server that has it (A28).
@@ -218,7 +231,7 @@ func (t *turn) progress() {
 	if !t.a.transparent() {
 		server, text, ok := strings.Cut(t.m.Text(jsonrpc.Progress), mcp.Separator)
 		literal, valid := literalOf(text)
-		if s = t.a.servers[server]; !ok || !valid || s == nil {
+		if s = t.a.servers[server]; !ok || !valid || s == nil || !t.sees(s) {
 			return
 		}
 		edits = append(edits, t.m.Replace(jsonrpc.Progress, literal))

@@ -9,45 +9,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// spliced returns a text with edits made, which may come in any order.
-func spliced(text []byte, edits ...jsonspan.Edit) []byte {
-	if len(edits) == 0 {
-		return text
-	}
-	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
-	var b bytes.Buffer
-	size := len(text)
-	for _, e := range edits {
-		size += len(e.New)
-	}
-	b.Grow(size)
-	_ = jsonspan.Splice(&b, text, edits) // to memory
-	return b.Bytes()
-}
-
-// moved returns an edit of a part of a text as one of the whole text.
-func moved(e jsonspan.Edit, by int) jsonspan.Edit {
-	e.Start += by
-	e.End += by
-	return e
-}
-
-// insert returns the edit that puts a member into the params of a message. A message
-// that has none gets some.
-func insert(m *jsonrpc.Message, member []byte) jsonspan.Edit {
-	if m.Kind(jsonrpc.Params) == jsonspan.BeginObject {
-		at := m.Replace(jsonrpc.Params, nil)
-		return moved(jsonspan.Insert(m.Literal(jsonrpc.Params), member), at.Start)
-	}
-	params := slices.Concat([]byte(`"params":{`), member, []byte("}"))
-	return jsonspan.Insert(m.Raw, params)
-}
-
 // withoutProxy returns the edit that takes out what is meant for us only (A31).
 func (t *turn) withoutProxy() jsonspan.Edit {
 	at := t.m.Replace(jsonrpc.Params, nil)
 	e, _ := jsonspan.Remove(t.m.Literal(jsonrpc.Params), "proxy")
-	return moved(e, at.Start)
+	return e.Moved(at.Start)
 }
 
 // forwardable returns the message of the client as servers may see it.
@@ -55,7 +21,7 @@ func (t *turn) forwardable(edits ...jsonspan.Edit) []byte {
 	if t.m.Has(jsonrpc.Proxy) {
 		edits = append(edits, t.withoutProxy())
 	}
-	return spliced(t.m.Raw, edits...)
+	return jsonspan.Spliced(t.m.Raw, edits...)
 }
 
 // oneLine returns a part of a JSON text without line breaks, which stand between
@@ -102,7 +68,7 @@ func (l *link) rewritten(a *Aggregate, raw []byte) []byte {
 	if err != nil {
 		return raw // it repeats a member: nobody knows which one counts
 	}
-	return spliced(raw, edits...)
+	return jsonspan.Spliced(raw, edits...)
 }
 
 // translated returns a message that a server sends on its own account as the client
@@ -129,7 +95,7 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
 		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))
 	}
-	return spliced(m.Raw, append(edits, l.named(m)...)...)
+	return jsonspan.Spliced(m.Raw, append(edits, l.named(m)...)...)
 }
 
 // named returns the edits that put the name of the server into the params of a message,
@@ -140,7 +106,7 @@ func (l *link) named(m *jsonrpc.Message) []jsonspan.Edit {
 	case m.Has(jsonrpc.Proxy):
 		return []jsonspan.Edit{m.Replace(jsonrpc.Proxy, server)}
 	case !m.Has(jsonrpc.Params) || m.Kind(jsonrpc.Params) == jsonspan.BeginObject:
-		return []jsonspan.Edit{insert(m, slices.Concat([]byte(`"proxy":`), server))}
+		return []jsonspan.Edit{m.Insert(slices.Concat([]byte(`"proxy":`), server))}
 	}
 	return nil // they are a list
 }

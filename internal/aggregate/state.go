@@ -214,11 +214,7 @@ func (s *State) dropLinks() {
 	if len(there) == 0 {
 		return
 	}
-	clients := slices.Collect(maps.Values(s.busy))
-	for _, idle := range s.idle {
-		clients = append(clients, idle.Values()...)
-	}
-	for _, c := range clients {
+	for _, c := range s.everybody() {
 		c.mu.Lock()
 		maps.DeleteFunc(c.links, func(id string, _ *link) bool { return !there[id] })
 		c.mu.Unlock()

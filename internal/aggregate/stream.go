@@ -165,7 +165,7 @@ func notAcceptable() *jsonrpc.Failure {
 // resumeCall goes on with the stream of a call, at the one server that has it.
 func (t *turn) resumeCall(server, last string) *jsonrpc.Failure {
 	owner := t.a.servers[server]
-	if owner == nil {
+	if owner == nil || !t.sees(owner) {
 		return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this server")
 	}
 	t.result.Server = owner.Name
@@ -198,7 +198,7 @@ func (s *stream) last() {
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var first sync.WaitGroup
-	for _, server := range s.a.Load().config.Servers {
+	for _, server := range s.a.Load().seen(s.turn.who.Identity) {
 		first.Add(1)
 		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
 	}
@@ -225,17 +225,19 @@ func (s *stream) await(begun <-chan struct{}) {
 func (s *stream) move(from, to *Aggregate) {
 	s.a.Store(to)
 	s.follow(to)
-	changed := len(from.config.Servers) != len(to.config.Servers)
+	identity := s.turn.who.Identity
+	before, now := from.seen(identity), to.seen(identity)
+	changed := len(before) != len(now) || from.view(s.turn.client) != to.view(s.turn.client)
 	s.mu.Lock()
 	for key, e := range s.ears {
-		if to.byID(key.id) == nil {
+		if server := to.byID(key.id); server == nil || !to.sees(identity, server) {
 			e.stop()
 			delete(s.ears, key)
 		}
 	}
 	s.mu.Unlock()
-	for _, server := range to.config.Servers {
-		if from.byID(server.ID) == nil {
+	for _, server := range now {
+		if from.byID(server.ID) == nil || !from.sees(identity, server) {
 			changed = true
 			s.listenTo(earKey{id: server.ID}, "", func() {})
 		}
@@ -312,7 +314,7 @@ func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
 		a := s.a.Load()
 		server := a.byID(e.key.id)
-		if server == nil {
+		if server == nil || !a.sees(s.turn.who.Identity, server) {
 			return
 		}
 		began := time.Now()
@@ -508,7 +510,7 @@ func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) b
 	if shown := s.wants.shown[l.server+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
 		var own jsonrpc.Message
 		if own.Read(raw) == nil && own.Has(jsonrpc.URI) {
-			raw = spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
+			raw = jsonspan.Spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
 		}
 	}
 	return t.out.event(&outgoing{data: raw})
@@ -522,12 +524,8 @@ func (s *stream) tagged(raw []byte) []byte {
 	}
 	id := s.turn.m.Literal(jsonrpc.ID)
 	member := slices.Concat([]byte(`"io.modelcontextprotocol/subscriptionId":`), id)
-	switch {
-	case m.Has(jsonrpc.SubscriptionID):
-		return spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
-	case m.Kind(jsonrpc.Meta) == jsonspan.BeginObject:
-		at := m.Replace(jsonrpc.Meta, nil)
-		return spliced(raw, moved(jsonspan.Insert(m.Literal(jsonrpc.Meta), member), at.Start))
+	if m.Has(jsonrpc.SubscriptionID) {
+		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
 	}
-	return spliced(raw, insert(&m, slices.Concat([]byte(`"_meta":{`), member, []byte("}"))))
+	return jsonspan.Spliced(raw, m.InsertMeta(member))
 }

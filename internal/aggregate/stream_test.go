@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -39,7 +40,7 @@ func (p *peer) tells() (say func(message string)) {
 			var m jsonrpc.Message
 			_ = m.Read([]byte(message))
 			tag := []byte(`"_meta":{"io.modelcontextprotocol/subscriptionId":` + a.id() + `}`)
-			a.send(w, string(spliced([]byte(message), insert(&m, tag))))
+			a.send(w, string(jsonspan.Spliced([]byte(message), m.Insert(tag))))
 		}
 	}
 }

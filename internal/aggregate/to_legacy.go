@@ -83,7 +83,7 @@ func antiquated(body []byte) []byte {
 		}
 		kept = append(kept, meta[member.Start:member.End]...)
 	}
-	return spliced(body, m.Replace(jsonrpc.Meta, append(kept, '}')))
+	return jsonspan.Spliced(body, m.Replace(jsonrpc.Meta, append(kept, '}')))
 }
 
 // checkParams checks that the headers of a call repeat its arguments where its tool
@@ -157,7 +157,7 @@ func (held *heldCall) renumbered(body []byte) []byte {
 	if m.Has(jsonrpc.ProgressToken) {
 		edits = append(edits, m.Replace(jsonrpc.ProgressToken, held.id))
 	}
-	return spliced(body, edits...)
+	return jsonspan.Spliced(body, edits...)
 }
 
 // run has the server answer.
@@ -271,7 +271,7 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
 		token := t.m.Literal(jsonrpc.ProgressToken) // of the request that waits now
-		if token == nil || !m.Has(jsonrpc.Progress) || m.Read(spliced(raw, m.Replace(jsonrpc.Progress, token))) != nil {
+		if token == nil || !m.Has(jsonrpc.Progress) || m.Read(jsonspan.Spliced(raw, m.Replace(jsonrpc.Progress, token))) != nil {
 			return false, nil
 		}
 		t.out.event(&outgoing{data: l.translated(t.a, &m)})
@@ -312,9 +312,9 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 		if t.m.Is(jsonrpc.Method, "resources/read") {
 			member = append(member, `,"ttlMs":0,"cacheScope":"private"`...)
 		}
-		edits = append(edits, moved(jsonspan.Insert(m.Literal(jsonrpc.Result), member), at.Start))
+		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), member).Moved(at.Start))
 	}
-	raw := held.link.rewritten(t.a, spliced(m.Raw, edits...))
+	raw := held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...))
 	t.out.answer(m.Status(), &outgoing{data: raw})
 }
 

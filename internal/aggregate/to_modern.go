@@ -65,11 +65,11 @@ func (t *turn) modernized(body []byte) ([]byte, *jsonrpc.Failure) {
 	}
 	meta := t.client.meta(t.client.logLevel())
 	if m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
-		return spliced(body, insert(&m, slices.Concat([]byte(`"_meta":`), meta))), nil
+		return jsonspan.Spliced(body, m.Insert(slices.Concat([]byte(`"_meta":`), meta))), nil
 	}
 	at := m.Replace(jsonrpc.Meta, nil)
 	members := meta[1 : len(meta)-1]
-	return spliced(body, moved(jsonspan.Insert(m.Literal(jsonrpc.Meta), members), at.Start)), nil
+	return jsonspan.Spliced(body, jsonspan.Insert(m.Literal(jsonrpc.Meta), members).Moved(at.Start)), nil
 }
 
 // paramHeaders returns which arguments of the tool have to be repeated in headers.
@@ -158,7 +158,7 @@ func (l *link) tagged(a *Aggregate, m *jsonrpc.Message) []byte {
 	if a.transparent() {
 		return m.Raw
 	}
-	return spliced(m.Raw, l.named(m)...)
+	return jsonspan.Spliced(m.Raw, l.named(m)...)
 }
 
 // expect returns an id for a question of ours, and where its answer will come.
@@ -199,7 +199,7 @@ func withInput(body []byte, responses map[string]json.RawMessage, state json.Raw
 		set(jsonrpc.RequestState, "requestState", state)
 	}
 	if members != nil {
-		edits = append(edits, insert(&m, members))
+		edits = append(edits, m.Insert(members))
 	}
-	return spliced(body, edits...), nil
+	return jsonspan.Spliced(body, edits...), nil
 }

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -20,6 +21,7 @@ type turn struct {
 	client  *client
 	who     Visitor
 	found   bool // what is called is not what was posted, but named in it
+	allowed bool // somebody has been asked whether the client may do this
 	out     outlet
 	asides  asides
 	result  Result
@@ -29,6 +31,14 @@ type turn struct {
 type Visitor struct {
 	Identity string // as far as it has proved it
 	Address  string // of its machine
+
+	// Admit is asked once for each request, whether the client may do what it is
+	// about. If it is nil, it may.
+	Admit func(mcp.Target) *jsonrpc.Failure
+
+	// Hear reports whether the client may hear of changes of a resource. If it is nil,
+	// it may.
+	Hear func(server, uri string) bool
 }
 
 // Serve answers a request. It has been read already: m is what it posts, if it
@@ -43,7 +53,15 @@ func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Mes
 	}()
 	defer t.out.close()
 	defer t.asides.Wait()
-	if failure := t.serve(); failure != nil && t.out.streaming() {
+	failure := t.serve()
+	if failure != nil && !t.allowed {
+		// What is wrong with a request is told only to whom it may make one, and counts
+		// for one.
+		if refused := t.admit(mcp.Target{}); refused != nil {
+			failure = refused
+		}
+	}
+	if failure != nil && t.out.streaming() {
 		t.out.answer(failure.Status, &outgoing{data: failure.Append(nil, m.Literal(jsonrpc.ID))})
 		t.result.Code = failure.Code
 	} else {
@@ -66,7 +84,35 @@ func acceptsStreams(header http.Header) bool {
 	return false
 }
 
+// admit asks whether the client may do this.
+func (t *turn) admit(target mcp.Target) *jsonrpc.Failure {
+	if t.allowed = true; t.who.Admit == nil {
+		return nil
+	}
+	return t.who.Admit(target)
+}
+
+// sees reports whether the client may know of a server.
+func (t *turn) sees(s *Server) bool { return t.a.sees(t.who.Identity, s) }
+
+func (a *Aggregate) sees(identity string, s *Server) bool {
+	return a.config.Sees == nil || a.config.Sees(identity, s.Name)
+}
+
+// seen returns the servers that a client may know of.
+func (a *Aggregate) seen(identity string) []*Server {
+	if a.config.Sees == nil {
+		return a.config.Servers
+	}
+	return slices.DeleteFunc(slices.Clone(a.config.Servers), func(s *Server) bool { return !a.sees(identity, s) })
+}
+
 func (t *turn) serve() *jsonrpc.Failure {
+	if t.r.Method != http.MethodPost || !t.m.IsRequest() || !mcp.HasTarget(t.m.Text(jsonrpc.Method)) {
+		if failure := t.admit(mcp.Target{}); failure != nil {
+			return failure
+		}
+	}
 	switch t.r.Method {
 	case http.MethodPost:
 		return t.post()
@@ -184,7 +230,8 @@ func (t *turn) either(method string) *jsonrpc.Failure {
 		return t.callTask()
 	}
 	if t.a.transparent() {
-		return t.pass(t.a.config.Servers[0], nil)
+		s := t.a.config.Servers[0]
+		return t.pass(s, mcp.Target{Server: s.Name}, nil)
 	}
 	failure := jsonrpc.MethodNotFound(shortened(method))
 	if t.era == mcp.Legacy {
@@ -214,10 +261,11 @@ func (t *turn) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	return nil
 }
 
-// all calls f for all servers at the same time, with the client's link to each.
+// all calls f for all servers that the client may know of at the same time, with its
+// link to each.
 func (t *turn) all(f func(ctx context.Context, s *Server, l *link)) {
 	var calls sync.WaitGroup
-	for _, s := range t.a.config.Servers {
+	for _, s := range t.a.seen(t.who.Identity) {
 		l := t.client.link(s)
 		calls.Go(func() { f(t.r.Context(), s, l) })
 	}

@@ -46,12 +46,37 @@ func init() {
 //		rpc_path         <path>
 //		origins          <origins...>
 //		hosts            <hosts...>
+//		auth             token <token> [<client>]
+//		auth             token | hmac | jwt | mtls {
+//			<what the provider takes>
+//		}
+//		forward_auth_header on | off
+//		rate             [<server::tool>] <requests>/<duration> [burst <requests>]
+//		client <name> {
+//			match         <identities...>
+//			token         <token>
+//			default       allow | deny
+//			allow         <patterns...>
+//			deny          <patterns...>
+//			redact        <regexps...>
+//			redact_fields <members...>
+//			rate          <as above>
+//		}
+//		health_interval  <duration>
+//		health_timeout   <duration>
+//		pin_tools        on | off
+//		route_notifications <method> <servers...>
+//		answer           <server> <method> deliver | drop
+//		answer           <server> roots/list {
+//			roots <uris...>
+//		}
 //		server <name> [<url> | stdio <command> <args...>] {
 //			alias   <names...>
 //			timeout <duration>
 //			path    <path>
 //			mask    <as above>
 //			expose  <patterns...>
+//			forward_auth_header on | off
 //			<what the mcp_stdio transport takes, with stdio>
 //			<handler directives, ordered as in a site>
 //		}
@@ -66,11 +91,13 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		return nil, h.ArgErr()
 	}
 	handler := new(Handler)
+	var auth providers
+	var answers []serverAnswer
 	seen := map[string]bool{}
 	for h.NextBlock(0) {
 		name := h.Val()
 		switch name {
-		case "server", "origins", "hosts": // may stand on several lines
+		case "server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "answer": // may stand on several lines
 		default:
 			if err := subdirective.Once(h.Dispenser, seen); err != nil {
 				return nil, err
@@ -112,6 +139,30 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			err = subdirective.List(h.Dispenser, &handler.Origins)
 		case "hosts":
 			err = subdirective.List(h.Dispenser, &handler.Hosts)
+		case "auth":
+			err = auth.parse(h.Dispenser)
+		case "forward_auth_header":
+			handler.ForwardAuthHeader, err = subdirective.Switch(h.Dispenser)
+		case "rate":
+			err = parseRate(h.Dispenser, &handler.Rates)
+		case "client":
+			var client *Client
+			client, err = parseClient(h.Dispenser, &auth)
+			handler.Clients = append(handler.Clients, client)
+		case "health_interval":
+			handler.HealthInterval, err = subdirective.Duration(h.Dispenser)
+		case "health_timeout":
+			handler.HealthTimeout, err = subdirective.Duration(h.Dispenser)
+		case "pin_tools":
+			handler.PinTools, err = subdirective.Switch(h.Dispenser)
+		case "route_notifications":
+			var route *NotificationRoute
+			route, err = parseNotificationRoute(h.Dispenser)
+			handler.NotificationRoutes = append(handler.NotificationRoutes, route)
+		case "answer":
+			var answer serverAnswer
+			answer, err = parseAnswer(h.Dispenser)
+			answers = append(answers, answer)
 		case "server":
 			var server *Server
 			if server, err = parseServer(h.WithDispenser(h.NewFromNextSegment())); err == nil {
@@ -124,6 +175,12 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			return nil, err
 		}
 	}
+	for _, answer := range answers {
+		if err := answer.give(handler.Servers); err != nil {
+			return nil, err
+		}
+	}
+	handler.AuthRaw = auth.json()
 	return handler, nil
 }
 
@@ -192,7 +249,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 	for d.NextBlock(0) {
 		name := d.Val()
 		switch {
-		case name == "timeout", name == "path", name == "mask":
+		case name == "timeout", name == "path", name == "mask", name == "forward_auth_header":
 			err = subdirective.Once(d, seen)
 		case stdio && ofTransport[name]:
 			transport = append(transport, d.NextSegment()...)
@@ -223,6 +280,10 @@ func (s *Server) parseLine(d *caddyfile.Dispenser, name string) (err error) {
 		s.Path, err = subdirective.Text(d)
 	case "mask":
 		s.Mask, err = parseMask(d)
+	case "forward_auth_header":
+		var on bool
+		on, err = subdirective.Switch(d)
+		s.ForwardAuthHeader = &on
 	}
 	return err
 }

@@ -29,7 +29,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "mcp-stdio",
-		Usage: "[--config <path> [--adapter <name>]] [--gateway <name>] [--server <name>]",
+		Usage: "[--config <path> [--adapter <name>]] [--gateway <name>] [--server <name>] [--client <name>]",
 		Short: "Serves an mcp_gateway on standard input and output",
 		Long: `
 Serves an mcp_gateway of a configuration to one client, on standard input and
@@ -39,7 +39,8 @@ gateway in its routes does not count: the client is whoever has started this.
 
 The configuration is the Caddyfile in the current directory unless --config names
 another. With several gateways, --gateway chooses the one of this name. With
---server it is one of its servers alone, as below mcp_path.
+--server it is one of its servers alone, as below mcp_path. No credentials are
+needed, and no rules apply, unless --client names the client to be treated as.
 
 Logs go to standard error, wherever the configuration has them go. It ends when its
 input does, and its child processes with it.`,
@@ -49,6 +50,7 @@ input does, and its child processes with it.`,
 			flags.String("adapter", "", "Name of config adapter")
 			flags.String("gateway", "", "The name of the mcp_gateway to serve")
 			flags.String("server", "", "The one server of it to serve")
+			flags.String("client", "", "The client whose rules apply")
 			return flags
 		}(),
 		Func: serveStdio,
@@ -71,6 +73,8 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
+
+	stdioClient = cmp.Or(flags.String("client"), operator)
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

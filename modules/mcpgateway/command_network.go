@@ -18,6 +18,9 @@ const (
 	stdioAdminHost = "localhost:2019"
 )
 
+// stdioClient is who comes in by that network.
+var stdioClient = operator
+
 // stdioConns hands connections over from those who dial to those who listen.
 var stdioConns = map[string]chan net.Conn{
 	stdioHost:      make(chan net.Conn),

@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
@@ -37,15 +39,20 @@ type exchange struct {
 	message jsonrpc.Message // what was posted
 	body    requestBody
 	repl    *caddy.Replacer
+	caller  caller
+	address string // of the client
+	version string // of the protocol, as the header has it
+	span    trace.Span
 	method  string // as far as anybody has asked
 	tool    string
 
 	before  http.Header // of the response, before the routes ran
 	arrival arrival
 	reply   reply
-	rpc     rpcReply    // reply, at /rpc
-	stream  streamReply // reply, at /mcp
-	inner   innerReply  // reply, where servers are one
+	rpc     rpcReply       // reply, at /rpc
+	stream  streamReply    // reply, at /mcp
+	inner   innerReply     // reply, where servers are one
+	asides  sync.WaitGroup // what the server is told beside
 
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
 	left      bool             // the client cannot be written to
@@ -79,14 +86,26 @@ type reply interface {
 func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	x.server = x.handler.byName[name]
+	x.span, x.version = trace.SpanFromContext(r.Context()), r.Header.Get(mcp.VersionHeader)
 	if failure := x.handler.admit(r); failure != nil {
 		return failure
 	}
+	var unread *jsonrpc.Failure
+	if r.Method == http.MethodPost {
+		unread = x.read(r)
+	}
+	if failure := x.authenticate(r); failure != nil {
+		return failure
+	}
 	switch {
+	case unread != nil:
+		return unread
 	case r.Method == http.MethodPost:
-		if failure := x.read(r); failure != nil {
+		if failure := x.stripToken(); failure != nil {
 			return failure
 		}
+		x.post(r)
+		x.linkTrace(r)
 	case x.door == joinedDoor: // which knows better what it takes
 	case x.door == rpcDoor:
 		x.w.Header().Set("Allow", "POST")
@@ -101,10 +120,17 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	if x.server == nil {
 		return jsonrpc.UnknownServer(mcp.Shortened(name))
 	}
+	target := mcp.Target{Server: x.server.Name}
+	if x.guarded() {
+		target = mcp.TargetOf(x.server.Name, &x.message)
+	}
+	if failure := x.admit(target); failure != nil {
+		return failure
+	}
 	return x.forward(r)
 }
 
-// read reads the message that was posted, and has r pass on the same bytes.
+// read reads the message that was posted.
 func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
 	if httpbody.Encoding(r.Header) != "" {
 		return jsonrpc.UnsupportedEncoding()
@@ -121,19 +147,20 @@ func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
 		x.left = r.Context().Err() != nil
 		return jsonrpc.ParseError()
 	}
-	if failure := x.message.ReadRequest(raw); failure != nil {
-		return failure
-	}
-	// The transport may still read the body when the answer is there, so it is
-	// never used again.
+	return x.message.ReadRequest(raw)
+}
+
+// post has r pass on the message. The transport may still read it when the answer is
+// there, so its bytes are never used again.
+func (x *exchange) post(r *http.Request) {
+	raw := x.message.Raw
 	x.body.Reset(raw)
 	r.Body = &x.body
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
-	if r.ContentLength < 0 {
+	if r.ContentLength != int64(len(raw)) {
 		r.Header.Set("Content-Length", strconv.Itoa(len(raw)))
 	}
 	r.ContentLength, r.TransferEncoding = int64(len(raw)), nil
-	return nil
 }
 
 // A requestBody is a message to be read by a transport.
@@ -158,6 +185,9 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	// Over any other protocol nobody would mask, count or time anything.
 	r.Header.Del("Upgrade")
+	x.stripCredentials(r.Header)
+	x.offerRoots(r)
+	x.propagate(r)
 	switch x.door {
 	case innerDoor:
 		x.inner.x, x.reply = x, &x.inner
@@ -245,10 +275,20 @@ func (x *exchange) run(r *http.Request) (err error) {
 // ServeHTTP has the routes of the server write to w, which is the mask if there is
 // one.
 func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+	w, screen := x.screened(w, r)
 	x.arrival.ResponseWriter = w
 	ended := false
-	defer func() { x.arrival.broken = !ended }() // before the mask lets out what it has
+	defer func() {
+		x.arrival.broken = !ended // before the mask lets out what it has
+		if screen != nil {
+			x.unscreened(screen.Err())
+		}
+		x.asides.Wait()
+	}()
 	err := x.server.routes.ServeHTTP(&x.arrival, r)
+	if err == nil && screen != nil {
+		err = screen.Close()
+	}
 	ended = err == nil
 	return err
 }
@@ -390,9 +430,8 @@ func (x *exchange) toolName() string {
 	return x.tool
 }
 
-func (x *exchange) client() string {
-	return identity(x.repl)
-}
+// client is the name of the client, "" if nobody knows it.
+func (x *exchange) client() string { return x.caller.name }
 
 // identity is who a client is, if Caddy's authentication knows.
 func identity(repl *caddy.Replacer) string {
@@ -405,11 +444,14 @@ func identity(repl *caddy.Replacer) string {
 
 // record counts and logs the exchange.
 func (x *exchange) record(httpMethod string) {
-	if x.passedOn {
-		return
-	}
 	if x.outcome == "" {
 		x.outcome = outcomePanic
+	}
+	if x.span != nil {
+		x.traced()
+	}
+	if x.passedOn {
+		return
 	}
 	var server string
 	if x.server != nil {

@@ -4,6 +4,7 @@ package mcpgateway
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -52,7 +55,10 @@ func init() {
 // `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method or a Content-Encoding
 // `parse_error` | 400 | -32700 | The request is not JSON
 // `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes
-// `unauthorized`, `acl_denied`, `rate_limited` | 401, 403, 429 | -32600 | A handler on the way to the server refused the request
+// `unauthorized` | 401 | -32600 | The client has no credentials that auth, or a handler on the way to the server, takes
+// `acl_denied` | 403 | -32600 | The client may not use this
+// `rate_limited` | 429 | -32600 | The client has used up a rate. Retry-After says when it can go on
+// `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
 // `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
 // `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
 // `unknown_session` | 404 | -32001 | At /mcp: the session has ended, never was, or is somebody else's
@@ -72,6 +78,18 @@ func init() {
 // hosts. Behind another proxy on the same machine, which passes on the Host it was
 // asked for, that host has to be named.
 //
+// With auth, every request needs credentials that one of the providers takes; without,
+// clients are who Caddy's authentication says they are, or anonymous. What a client may
+// see and use, how often, and what of it is redacted, its client block says. Those for
+// whom there is none, nor one for all others (client *), may use everything. Each
+// refusal is one line of the logger http.handlers.mcp_gateway.audit, one
+// caddy_mcp_denied_total by client and reason, and one event mcp_access_denied.
+//
+// Tools are known by their definitions. One that changes after it was first seen is
+// logged, counted in caddy_mcp_tool_changes_total and, with pin_tools, withheld until
+// it is accepted by the admin API. Control and bidirectional characters, with which
+// texts can be hidden from people, are taken out of descriptions.
+//
 // The metrics caddy_mcp_requests_total and caddy_mcp_request_duration_seconds count
 // requests by gateway, server and method, and the former by outcome. What is asked of
 // all servers at once counts for each that had to be asked, and once without a server.
@@ -89,7 +107,7 @@ func init() {
 // `{http.mcp.method}` | The JSON-RPC method
 // `{http.mcp.tool}` | The name of the tool, prompt or other thing called by name
 // `{http.mcp.request_id}` | The id of the JSON-RPC request
-// `{http.mcp.client}` | Who the client is, if Caddy's authentication knows: `{http.auth.user.id}`
+// `{http.mcp.client}` | Who the client is, if anybody knows
 type Handler struct {
 	// The name of this gateway in metrics. Default: none
 	Name string `json:"name,omitempty"`
@@ -162,6 +180,46 @@ type Handler struct {
 	// checked. Default: any name, except at a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
+	// What finds out who clients are. They are asked in their order; one that knows the
+	// client is enough. Default: none, and everybody may use the gateway
+	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
+
+	// Pass the Authorization header of clients on to servers. It is for the gateway, so
+	// servers that need one get their own by request_header. Default: false
+	ForwardAuthHeader bool `json:"forward_auth_header,omitempty"`
+
+	// What clients may do. Default: everything
+	Clients []*Client `json:"clients,omitempty"`
+
+	// How often each client may make requests; of those that nobody knows, each
+	// address. Default: as often as they like
+	Rates []*Rate `json:"rates,omitempty"`
+
+	// How often it is tried whether servers are alive. Child processes that are not are
+	// started again. Default: never, except by the health checks of a reverse_proxy
+	HealthInterval caddy.Duration `json:"health_interval,omitempty"`
+
+	// How long a server has to show that it is alive. Default: 5s
+	HealthTimeout caddy.Duration `json:"health_timeout,omitempty"`
+
+	// Withhold tools whose definition has changed since it was first seen, until it is
+	// accepted. Default: false
+	PinTools bool `json:"pin_tools,omitempty"`
+
+	// To which servers notifications of clients are passed on that the protocol does
+	// not define. The first route that fits decides. Default: to all
+	NotificationRoutes []*NotificationRoute `json:"notification_routes,omitempty"`
+
+	providers   []auth.Provider
+	credentials []string           // headers that they read
+	byIdentity  map[string]*Client // by name and match
+	patterns    []*Client          // whose names are patterns
+	limits      []limit
+	*memory
+	health *health // nil unless servers are tried
+	events *caddyevents.App
+	ctx    caddy.Context
+
 	joined             *aggregate.Aggregate
 	stateKey           string             // of joined, in states
 	generation         any                // the configuration that this is part of
@@ -188,6 +246,14 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("getting events app: %w", err)
 	}
 	h.generation = app // each configuration has one
+	h.ctx, h.events = ctx, app.(*caddyevents.App)
+	// Before anything else: the health checks of a reverse_proxy begin when that is
+	// provisioned, and emit events themselves.
+	for _, event := range []string{"started", "stopping"} {
+		if err := h.events.On(event, h); err != nil {
+			return err
+		}
+	}
 	h.exiting, h.exit = context.WithCancel(context.Background())
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
@@ -201,13 +267,16 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.RPCPath == "" {
 		h.RPCPath = "/api/mcp-gateway"
 	}
+	if h.HealthTimeout == 0 {
+		h.HealthTimeout = caddy.Duration(5 * time.Second)
+	}
 	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
 	h.byName = make(map[string]*Server)
 	for i, s := range h.Servers {
 		if s == nil {
 			return fmt.Errorf("servers: number %d is null", i)
 		}
-		s.id = h.serverID(s)
+		s.id, s.source = h.serverID(s), serverSource(s)
 		if err := s.provision(ctx, h); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
@@ -218,13 +287,23 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			h.byName[name] = s
 		}
 	}
+	if err := h.loadProviders(ctx); err != nil {
+		return fmt.Errorf("auth: %w", err)
+	}
+	if err := h.provisionClients(); err != nil {
+		return err
+	}
+	if err := h.recall(); err != nil {
+		return err
+	}
 	if err := h.join(); err != nil {
 		return err
 	}
-	if err := telemetry.Register(ctx, requests, durations); err != nil {
+	if err := telemetry.Register(ctx, requests, durations, denials, redactions, toolChanges, mcpstdio.Healthy()); err != nil {
 		return err
 	}
-	return app.(*caddyevents.App).On("stopping", h)
+	registry.add(h)
+	return nil
 }
 
 // below returns how escaped paths begin that lie below a path.
@@ -241,6 +320,10 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
 	case h.RequestLimit < 0:
 		return fmt.Errorf("request_limit: %d is negative", h.RequestLimit)
+	case h.HealthInterval < 0:
+		return fmt.Errorf("health_interval: %s is negative", time.Duration(h.HealthInterval))
+	case h.HealthTimeout < 0:
+		return fmt.Errorf("health_timeout: %s is negative", time.Duration(h.HealthTimeout))
 	case h.ResponseLimit < 0:
 		return fmt.Errorf("response_limit: %d is negative", h.ResponseLimit)
 	case !strings.HasPrefix(h.MCPPath, "/"):
@@ -255,14 +338,27 @@ func (h *Handler) Validate() error {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 	}
+	for _, c := range h.Clients {
+		if err := c.validate(); err != nil {
+			return fmt.Errorf("client %q: %w", c.Name, err)
+		}
+	}
+	for _, route := range h.NotificationRoutes {
+		if err := route.validate(h); err != nil {
+			return fmt.Errorf("notification_routes: %w", err)
+		}
+	}
 	return h.validateJoined()
 }
 
-// Handle is told that the configuration is being stopped. If Caddy exits, streams
-// that clients have opened to listen are ended: Caddy waits for all requests, and
-// these would never end. A reload leaves them alone.
-func (h *Handler) Handle(context.Context, caddy.Event) error {
-	if caddy.Exiting() {
+// Handle is told that the configuration has been started, or is being stopped. If Caddy
+// exits, streams that clients have opened to listen are ended: Caddy waits for all
+// requests, and these would never end. A reload leaves them alone.
+func (h *Handler) Handle(_ context.Context, event caddy.Event) error {
+	switch {
+	case event.Name() == "started":
+		h.startHealth()
+	case caddy.Exiting():
 		h.exit()
 	}
 	return nil
@@ -271,8 +367,11 @@ func (h *Handler) Handle(context.Context, caddy.Event) error {
 // ServeHTTP answers requests to MCP servers.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	door, name := h.find(r.URL)
-	if door == elsewhere {
+	switch door {
+	case elsewhere:
 		return next.ServeHTTP(w, r)
+	case metadataDoor:
+		return h.serveMetadata(w, r, name)
 	}
 	x := &exchange{handler: h, door: door, w: w, began: time.Now()}
 	telemetry.JoinAccessLog(r, x)
@@ -287,11 +386,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type door uint8
 
 const (
-	elsewhere  door = iota
-	joinedDoor      // all servers as one, over Streamable HTTP
-	mcpDoor         // one server, over Streamable HTTP
-	rpcDoor         // one server, by POST of one JSON-RPC message
-	innerDoor       // one server, from behind joinedDoor
+	elsewhere    door = iota
+	joinedDoor        // all servers as one, over Streamable HTTP
+	mcpDoor           // one server, over Streamable HTTP
+	rpcDoor           // one server, by POST of one JSON-RPC message
+	innerDoor         // one server, from behind joinedDoor
+	metadataDoor      // where clients learn how they are let in
 )
 
 // find returns where a request comes in, and the name of the server it is for.
@@ -307,6 +407,9 @@ func (h *Handler) find(u *url.URL) (door, string) {
 		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
 			return segment(rpcDoor, name)
 		}
+	}
+	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.describer() != nil {
+		return h.described(resource)
 	}
 	return elsewhere, ""
 }

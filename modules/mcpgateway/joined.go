@@ -3,6 +3,8 @@ package mcpgateway
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -62,6 +64,13 @@ func (h *Handler) join() error {
 		Generation:  h.generation,
 		Exiting:     h.exiting,
 		Logger:      h.logger,
+		Lead:        h.lead,
+	}
+	if len(h.Clients) > 0 {
+		config.Sees, config.View = h.sees, h.view
+	}
+	if len(h.NotificationRoutes) > 0 {
+		config.Concerned = h.concerned
 	}
 	if config.Name == "" {
 		config.Name = "caddy-mcp-gateway"
@@ -72,6 +81,7 @@ func (h *Handler) join() error {
 		})
 	}
 	h.offerRecovery(&config)
+	h.offerTemplates(&config)
 	sealedBy := sha256.Sum256(key) // what is remembered is found by what was sealed
 	h.stateKey = h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return aggregate.NewState(), nil })
@@ -96,6 +106,16 @@ func (h *Handler) serverID(s *Server) string {
 		_, _ = sum.Write(caddyconfig.JSON(part, nil))
 	}
 	return s.Name + "\x00" + string(sum.Sum(nil))
+}
+
+// serverSource returns what tells a server from others of its name: where its answers
+// come from.
+func serverSource(s *Server) string {
+	sum := sha256.New()
+	for _, part := range []any{s.Routes, s.Path} {
+		_, _ = sum.Write(caddyconfig.JSON(part, nil))
+	}
+	return s.Name + "\x00" + hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
 func (h *Handler) naming() mcp.Naming {
@@ -181,9 +201,11 @@ func (h *Handler) Cleanup() error {
 	if h.joined == nil {
 		return nil
 	}
+	registry.remove(h)
+	h.stopHealth()
 	h.joined.Close()
 	_, err := states.Delete(h.stateKey)
-	return err
+	return errors.Join(err, h.forget())
 }
 
 // serveJoined answers a request to all servers.
@@ -194,15 +216,14 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 		defer context.AfterFunc(x.handler.exiting, cancel)()
 		r = r.WithContext(ctx)
 	}
-	outer := &outerRequest{repl: x.repl}
+	outer := &outerRequest{repl: x.repl, identity: x.caller.identity, client: x.client()}
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
 		outer.vars = maps.Clone(vars)
 	}
 	posted := r
 	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it need not have that
 	r = r.WithContext(context.WithValue(r.Context(), outerKey{}, outer))
-	who := aggregate.Visitor{Identity: x.client()}
-	who.Address, _ = caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	who := aggregate.Visitor{Identity: x.caller.identity, Address: x.address, Admit: x.admit, Hear: x.hears}
 	result := x.handler.joined.Serve(x.w, r, &x.message, who)
 	if x.server = x.handler.byName[result.Server]; x.server != nil {
 		x.passedOn, x.tool = result.Sent, mcp.Shortened(result.Name)
@@ -264,7 +285,9 @@ func (upstream) Pass(ctx context.Context, r *http.Request) *http.Request { retur
 // they are made for. There are many of them at the same time, and some outlive it, so
 // they have placeholders and variables of their own.
 type outerRequest struct {
-	vars map[string]any
+	vars     map[string]any
+	identity string // of the client
+	client   string // its name
 
 	mu   sync.Mutex
 	repl *caddy.Replacer
@@ -296,6 +319,7 @@ func (u upstream) Send(h *aggregate.Hearing, r *http.Request, m *jsonrpc.Message
 	x := &exchange{handler: u.handler, server: u.server, door: innerDoor, w: h, began: time.Now(), message: *m}
 	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	x.inner.Hearing = h
+	x.caller = u.handler.callerIn(r.Context())
 	defer x.record(r.Method)
 	failure := x.forward(r)
 	if failure != nil {

@@ -5,6 +5,10 @@ import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetr
 var (
 	requests  = telemetry.NewCounter("requests_total", "Requests to MCP servers, by how they ended.", "gateway", "server", "method", "outcome")
 	durations = telemetry.NewHistogram("request_duration_seconds", "How long requests to MCP servers took.", "gateway", "server", "method")
+
+	denials     = telemetry.NewCounter("denied_total", "What clients were refused.", "client", "reason")
+	redactions  = telemetry.NewCounter("redacted_total", "What was replaced in results.", "client")
+	toolChanges = telemetry.NewCounter("tool_changes_total", "Tools whose definition is not what it was when it was first seen.", "server")
 )
 
 // How a request can end beside with a failure, which has its own symbol.

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/recovery"
@@ -32,8 +30,10 @@ func (h *Handler) offerRecovery(config *aggregate.Config) {
 		return
 	}
 	reader := func(r *http.Request) recovery.Reader {
-		repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-		client := identity(repl)
+		var client string
+		if outer, ok := r.Context().Value(outerKey{}).(*outerRequest); ok {
+			client = outer.client
+		}
 		return recovery.Reader{MaxChars: shortest, Get: func(handle string) ([]byte, bool) {
 			for _, mask := range masks {
 				if body, ok := mask.Original(client, handle); ok {
@@ -48,7 +48,7 @@ func (h *Handler) offerRecovery(config *aggregate.Config) {
 		Descriptor: recovery.Tool,
 		Call:       func(r *http.Request, arguments []byte) []byte { return reader(r).Call(arguments) },
 	})
-	config.Templates = append(config.Templates, recovery.Template)
+	config.Templates = func(string) [][]byte { return [][]byte{recovery.Template} }
 	config.ReadOwn = func(r *http.Request, uri string) (result []byte, ours bool) {
 		handle, ours := mcp.ParseObservationURI(uri)
 		if !ours {
@@ -58,19 +58,19 @@ func (h *Handler) offerRecovery(config *aggregate.Config) {
 		if !ok {
 			return nil, true
 		}
-		return contents(uri, text), true
+		return contents(uri, "text/plain", text), true
 	}
 }
 
 // contents is the result of a resources/read.
-func contents(uri, text string) []byte {
+func contents(uri, mimeType, text string) []byte {
 	type content struct {
 		URI      string `json:"uri"`
-		MIMEType string `json:"mimeType"`
+		MIMEType string `json:"mimeType,omitempty"`
 		Text     string `json:"text"`
 	}
 	result, _ := json.Marshal(struct { // of strings, so it cannot fail
 		Contents []content `json:"contents"`
-	}{[]content{{uri, "text/plain", text}}})
+	}{[]content{{uri, mimeType, text}}})
 	return result
 }

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -41,14 +42,27 @@ type Server struct {
 	// any characters. Others cannot be called there. Default: all
 	Expose []string `json:"expose,omitempty"`
 
+	// Pass the Authorization header of clients on to the server, whatever the gateway's
+	// forward_auth_header says. Default: as that says
+	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
+
+	// What becomes of what the server sends to clients on its own account. Default: it
+	// is delivered
+	Answers []*Answer `json:"answers,omitempty"`
+
 	// The routes that answer in the place of the server, or pass requests on to it.
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
 	id     string   // the same as long as nothing changes for clients
+	source string   // the same as long as it is the same server, by which its tools are known
 	target *url.URL // Path
 	routes caddyhttp.Handler
 	mask   *observationmask.Handler // nil if nothing is masked
 	masked bool                     // somebody has asked for that
+
+	forwardAuth bool
+	upstreams   upstreams // that the routes pass requests on to
+	health      atomic.Pointer[healthRecord]
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
@@ -66,9 +80,19 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	if err := s.provisionMask(ctx, h.Mask); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
+	for _, a := range s.Answers {
+		if err := a.provision(); err != nil {
+			return fmt.Errorf("answers: %w", err)
+		}
+	}
+	s.forwardAuth = h.ForwardAuthHeader
+	if s.ForwardAuthHeader != nil {
+		s.forwardAuth = *s.ForwardAuthHeader
+	}
 	if err := s.Routes.Provision(ctx); err != nil {
 		return err
 	}
+	s.upstreams = findUpstreams(s.Routes)
 	s.routes = s.Routes.Compile(caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 		return jsonrpc.NoHandler(s.Name)
 	}))
@@ -108,6 +132,11 @@ func (s *Server) validate() error {
 			return fmt.Errorf("name: %q has a slash in it", name)
 		case strings.Trim(name, ".") == "":
 			return fmt.Errorf("name: %q has only dots", name)
+		}
+	}
+	for _, a := range s.Answers {
+		if err := a.validate(); err != nil {
+			return fmt.Errorf("answers: %w", err)
 		}
 	}
 	switch {

@@ -1,0 +1,75 @@
+package aggregate
+
+import (
+	"maps"
+	"slices"
+)
+
+// Refresh has the lists of a server asked for anew, and tells the clients that listen.
+// It returns how many that are.
+func (a *Aggregate) Refresh(server string) (told int) {
+	s := a.servers[server]
+	if s == nil {
+		return 0
+	}
+	for _, c := range a.clients() {
+		c.mu.Lock()
+		l := c.links[s.ID]
+		c.mu.Unlock()
+		if l != nil {
+			l.mu.Lock()
+			l.forget(everyKind...)
+			l.mu.Unlock()
+		}
+	}
+	return a.announce(func(identity string) bool { return a.sees(identity, s) }, tools, prompts, resources)
+}
+
+// TemplatesChanged tells the clients that listen that the gateway itself has other
+// templates than before.
+func (a *Aggregate) TemplatesChanged() {
+	a.announce(func(string) bool { return true }, resources)
+}
+
+// announce tells those who listen, and whom it concerns, that lists have changed.
+func (a *Aggregate) announce(concerns func(identity string) bool, changed ...kind) (told int) {
+	a.mu.Lock()
+	var streams []*stream
+	for s := range a.streams {
+		if s.a.Load() == a && concerns(s.turn.who.Identity) {
+			streams = append(streams, s)
+		}
+	}
+	a.mu.Unlock()
+	for _, s := range streams {
+		s.later(func() { s.announce(changed...) })
+	}
+	return len(streams)
+}
+
+// Sessions returns how many clients of each identity are remembered.
+func (a *Aggregate) Sessions() map[string]int {
+	sessions := map[string]int{}
+	for _, c := range a.clients() {
+		if !c.ended.Load() {
+			sessions[c.identity]++
+		}
+	}
+	return sessions
+}
+
+// clients returns all clients that are remembered.
+func (s *State) clients() []*client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.everybody()
+}
+
+// everybody is clients for callers that hold the lock.
+func (s *State) everybody() []*client {
+	all := slices.Collect(maps.Values(s.busy))
+	for _, idle := range s.idle {
+		all = append(all, idle.Values()...)
+	}
+	return all
+}

@@ -1,0 +1,222 @@
+package mcpgateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
+)
+
+// loadProviders loads what finds out who clients are.
+func (h *Handler) loadProviders(ctx caddy.Context) error {
+	if len(h.AuthRaw) == 0 {
+		return nil
+	}
+	modules, err := ctx.LoadModule(h, "AuthRaw")
+	if err != nil {
+		return err
+	}
+	for _, module := range modules.([]any) {
+		provider := module.(auth.Provider)
+		h.providers = append(h.providers, provider)
+		for _, name := range provider.CredentialHeaders() {
+			h.credentials = append(h.credentials, http.CanonicalHeaderKey(name))
+		}
+	}
+	return nil
+}
+
+// authenticate finds out who the client is, before anything else is done for it (A30).
+func (x *exchange) authenticate(r *http.Request) *jsonrpc.Failure {
+	h := x.handler
+	x.address = clientAddress(r)
+	if isOperator(r) {
+		x.caller = h.callerOf(stdioClient)
+		return nil
+	}
+	user := identity(x.repl)
+	if len(h.providers) == 0 {
+		x.caller = h.callerOf(user)
+		return nil
+	}
+	if c := h.byIdentity[user]; user != "" && c != nil && slices.Contains(c.Match, user) {
+		x.caller = h.callerOf(user) // whom Caddy has let in, and a client's match names
+		return nil
+	}
+	request := &auth.Request{Request: r, Body: x.message.Raw, ProxyToken: x.message.Text(jsonrpc.AuthToken)}
+	var reasons []error
+	for _, provider := range h.providers {
+		who, err := provider.Authenticate(request)
+		if err == nil && who != "" {
+			x.caller = h.callerOf(who)
+			return nil
+		}
+		if challenger, ok := provider.(auth.Challenger); ok {
+			if challenge := challenger.Challenge(r, err); challenge != "" {
+				x.w.Header().Add("WWW-Authenticate", challenge)
+			}
+		}
+		reasons = append(reasons, err)
+	}
+	return x.notLetIn(errors.Join(reasons...))
+}
+
+// notLetIn says that nobody knows the client, or that what it is known by is not good
+// for this.
+func (x *exchange) notLetIn(reason error) *jsonrpc.Failure {
+	status := http.StatusUnauthorized
+	if _, known := errors.AsType[*auth.ForbiddenError](reason); known {
+		status = http.StatusForbidden
+	}
+	if reason == nil {
+		reason = errNoCredentials
+	}
+	return x.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
+}
+
+var errNoCredentials = errors.New("no credentials")
+
+// isOperator reports whether a request comes from the command that has started this
+// process.
+func isOperator(r *http.Request) bool {
+	address, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return address != nil && address.Network() == stdioNetwork
+}
+
+// guarded reports whether it matters what a request is about.
+func (x *exchange) guarded() bool {
+	return x.caller.rules != nil || x.handler.PinTools || len(x.handler.limits) > 0
+}
+
+// admit decides whether the client may do something, now. It is asked once for each
+// message of a client.
+func (x *exchange) admit(target mcp.Target) *jsonrpc.Failure {
+	h := x.handler
+	x.tally().requests.Add(1)
+	if !x.caller.allows(target) {
+		return x.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+	}
+	if s := h.byName[target.Server]; h.PinTools && s != nil && target.Kind == mcp.Tool && h.pins.Changed(s.source, target.Name) {
+		return x.denied(jsonrpc.ToolChanged(target.Server), target, nil)
+	}
+	if wait, ok := x.take(target); !ok {
+		x.w.Header().Set("Retry-After", retryAfter(wait))
+		return x.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
+	}
+	return nil
+}
+
+// denied notes that a client was refused something, and why: one line in the log for
+// each time.
+func (x *exchange) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
+	h := x.handler
+	client := x.caller.name
+	if client == "" {
+		client = anonymous
+	}
+	if x.caller.label == "" { // nobody knows yet
+		x.caller.label = anonymous
+	}
+	x.tally().denied.Add(1)
+	denials.WithLabelValues(x.caller.label, failure.Data.Symbol).Inc()
+	h.logger.Named("audit").Warn("access denied",
+		zap.String("reason", failure.Data.Symbol), zap.String("client", client), zap.String("client_ip", x.address),
+		zap.String("mcp_server", target.Server), zap.String("mcp_method", x.methodName()),
+		zap.String(targetField(target), mcp.Shortened(target.Name)), zap.Error(reason))
+	h.events.Emit(h.ctx, "mcp_access_denied", map[string]any{
+		"gateway": h.Name, "reason": failure.Data.Symbol, "client": client, "client_ip": x.address,
+		"server": target.Server, "method": x.methodName(), "name": mcp.Shortened(target.Name),
+	})
+	return failure
+}
+
+// tally returns what counts for the client, which is there.
+func (x *exchange) tally() *tally {
+	t := x.handler.tally(x.caller.label)
+	t.last.Store(x.began.UnixMilli())
+	return t
+}
+
+// targetField is the field of the log that names what was asked for.
+func targetField(target mcp.Target) string {
+	if target.Kind == mcp.Resource {
+		return "mcp_resource"
+	}
+	return "mcp_tool"
+}
+
+// stripToken takes the token that was for the gateway out of the message, and what was
+// only there for it (A31).
+func (x *exchange) stripToken() *jsonrpc.Failure {
+	m := &x.message
+	if len(x.handler.providers) == 0 || !m.Has(jsonrpc.AuthToken) {
+		return nil
+	}
+	within, field := "authToken", jsonrpc.Proxy
+	if onlyMember(m.Literal(jsonrpc.Proxy), within) {
+		within, field = "proxy", jsonrpc.Params
+	}
+	edit, ok := jsonspan.Remove(m.Literal(field), within)
+	if !ok {
+		return jsonrpc.ParseError() // which cannot be: it has been read there
+	}
+	return m.Read(jsonspan.Spliced(m.Raw, m.Within(field, edit)))
+}
+
+// onlyMember reports whether an object has no other member than this.
+func onlyMember(object []byte, name string) bool {
+	for member := range jsonspan.Members(object) {
+		if member.Key != name {
+			return false
+		}
+	}
+	return true
+}
+
+// stripCredentials takes off a request what was for the gateway: no server gets to see
+// what its clients are let in by, unless it is told to.
+func (x *exchange) stripCredentials(header http.Header) {
+	if x.server.forwardAuth {
+		return
+	}
+	header.Del("Authorization")
+	for _, name := range x.handler.credentials {
+		header.Del(name)
+	}
+}
+
+// sees reports whether a client may know of a server.
+func (h *Handler) sees(identity, server string) bool {
+	who := h.callerOf(identity)
+	return who.policy().Server(server)
+}
+
+// view changes with what a client is shown of lists.
+func (h *Handler) view(identity string) string {
+	who := h.callerOf(identity)
+	return who.policy().Fingerprint()
+}
+
+// hears reports whether a client may hear of changes of a resource.
+func (x *exchange) hears(server, uri string) bool {
+	return x.caller.allows(mcp.Target{Server: server, Kind: mcp.Resource, Name: uri})
+}
+
+// callerIn returns the caller that a request of the gateway itself is made for. The
+// configuration may be another by now.
+func (h *Handler) callerIn(ctx context.Context) caller {
+	outer, _ := ctx.Value(outerKey{}).(*outerRequest)
+	if outer == nil {
+		return caller{}
+	}
+	return h.callerOf(outer.identity)
+}

@@ -1,0 +1,89 @@
+package mcpgateway
+
+import (
+	"net/http"
+	"strings"
+)
+
+// metricsStatus is what is counted.
+type metricsStatus struct {
+	// The sums of all counters by their names, and of the requests those that failed.
+	Totals   map[string]float64 `json:"totals"`
+	Requests []requestCount     `json:"requests"`
+	Metrics  []metric           `json:"metrics"`
+}
+
+// A requestCount is how often requests of a kind had an outcome.
+type requestCount struct {
+	Gateway string  `json:"gateway"`
+	Server  string  `json:"server"`
+	Method  string  `json:"method"`
+	Outcome string  `json:"outcome"`
+	Count   float64 `json:"count"`
+}
+
+// A metric is one value of a counter or gauge, or of a histogram the count and sum.
+type metric struct {
+	Name   string            `json:"name"`
+	Labels map[string]string `json:"labels,omitempty"`
+	Value  *float64          `json:"value,omitempty"`
+	Count  *uint64           `json:"count,omitempty"`
+	Sum    *float64          `json:"sum,omitempty"`
+}
+
+const metricsPrefix = "caddy_mcp_"
+
+// showMetrics tells all that the modules of this project count. Counts are those of the
+// process; a registry knows what the configuration has.
+func (c *adminCall) showMetrics() (int, any, error) {
+	ctx := c.api.ctx
+	if h := registry.newest(); h != nil {
+		ctx = h.ctx
+	}
+	status := metricsStatus{Totals: map[string]float64{"requests": 0, "errors": 0, "denied": 0, "restarts": 0, "masked_chars": 0}, Requests: []requestCount{}, Metrics: []metric{}}
+	families, err := ctx.GetMetricsRegistry().Gather()
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, family := range families {
+		if !strings.HasPrefix(family.GetName(), metricsPrefix) {
+			continue
+		}
+		for _, one := range family.GetMetric() {
+			m := metric{Name: family.GetName(), Labels: map[string]string{}}
+			for _, label := range one.GetLabel() {
+				m.Labels[label.GetName()] = label.GetValue()
+			}
+			switch {
+			case one.GetCounter() != nil:
+				value := one.GetCounter().GetValue()
+				m.Value = &value
+				status.count(m, value)
+			case one.GetGauge() != nil:
+				value := one.GetGauge().GetValue()
+				m.Value = &value
+			case one.GetHistogram() != nil:
+				count, sum := one.GetHistogram().GetSampleCount(), one.GetHistogram().GetSampleSum()
+				m.Count, m.Sum = &count, &sum
+			}
+			status.Metrics = append(status.Metrics, m)
+		}
+	}
+	return http.StatusOK, status, nil
+}
+
+// count adds a counter to the totals.
+func (s *metricsStatus) count(m metric, value float64) {
+	name := strings.TrimSuffix(strings.TrimPrefix(m.Name, metricsPrefix), "_total")
+	switch name {
+	case "requests":
+		outcome := m.Labels["outcome"]
+		s.Requests = append(s.Requests, requestCount{m.Labels["gateway"], m.Labels["server"], m.Labels["method"], outcome, value})
+		if outcome != outcomeOK && outcome != outcomeCanceled {
+			s.Totals["errors"] += value
+		}
+	case "upstream_restarts":
+		name = "restarts"
+	}
+	s.Totals[name] += value
+}

@@ -1,0 +1,216 @@
+package mcpgateway
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+)
+
+// A serverStatus is how a server is.
+type serverStatus struct {
+	Gateway      string           `json:"gateway"`
+	Path         string           `json:"mcp_path"` // of the gateway
+	Name         string           `json:"name"`
+	Aliases      []string         `json:"aliases,omitempty"`
+	State        string           `json:"state"`
+	LastError    string           `json:"last_error,omitempty"`
+	Since        time.Time        `json:"since,omitzero"`
+	Failures     int              `json:"failures,omitempty"`
+	Children     []childStatus    `json:"children,omitempty"`
+	Upstreams    []upstreamStatus `json:"upstreams,omitempty"`
+	Restarts     int              `json:"restarts"`
+	ToolsChanged int              `json:"tools_changed"`
+}
+
+// A childStatus is how a child process is.
+type childStatus struct {
+	Address string `json:"address"`
+	stdio.Status
+}
+
+// An upstreamStatus is how an upstream is that is no child process.
+type upstreamStatus struct {
+	Address  string `json:"address"`
+	Healthy  bool   `json:"healthy"` // for all that is known
+	Requests int    `json:"requests"`
+}
+
+// status returns how a server is.
+func (h *Handler) status(s *Server) serverStatus {
+	state := s.healthState()
+	status := serverStatus{
+		Gateway:   h.Name,
+		Path:      h.MCPPath,
+		Name:      s.Name,
+		Aliases:   s.Aliases,
+		State:     state.name(),
+		LastError: state.LastError,
+		Since:     state.Since,
+		Failures:  state.Failures,
+	}
+	for _, c := range s.upstreams.children {
+		for _, child := range c.transport.Status(c.host) {
+			status.Children = append(status.Children, childStatus{c.host, child})
+			status.Restarts += child.Restarts
+		}
+	}
+	down := state.Known && !state.Healthy // and so is every upstream
+	for _, upstream := range s.upstreams.proxied {
+		status.Upstreams = append(status.Upstreams, upstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
+	}
+	for _, change := range h.changedTools() {
+		if change.Server == s.Name {
+			status.ToolsChanged++
+		}
+	}
+	return status
+}
+
+func (c *adminCall) listServers() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	all := []serverStatus{}
+	for _, h := range found {
+		for _, s := range h.Servers {
+			all = append(all, h.status(s))
+		}
+	}
+	return http.StatusOK, all, nil
+}
+
+// find returns the server that the request is about.
+func (c *adminCall) find() (*Handler, *Server, error) {
+	name := c.r.PathValue("server")
+	all, err := c.gateways()
+	if err != nil {
+		return nil, nil, err
+	}
+	var having []*Handler
+	for _, h := range all {
+		if h.byName[name] != nil {
+			having = append(having, h)
+		}
+	}
+	h, err := only(having, "server "+quoted(name))
+	if err != nil {
+		return nil, nil, err
+	}
+	c.gateway = h.Name
+	return h, h.byName[name], nil
+}
+
+func (c *adminCall) showServer() (int, any, error) {
+	h, s, err := c.find()
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, h.status(s), nil
+}
+
+// change finds the server that the request is to change.
+func (c *adminCall) change(action string) (*Handler, *Server, error) {
+	c.action, c.server = action, c.r.PathValue("server")
+	h, s, err := c.find()
+	if err == nil {
+		c.server = s.Name
+	}
+	return h, s, err
+}
+
+// restart restarts the child processes of a server, one address after the other, so that
+// of several there are always some.
+func (c *adminCall) restart() (int, any, error) {
+	h, s, err := c.change("restart")
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(s.upstreams.children) == 0 {
+		return 0, nil, adminErrorf(http.StatusConflict, "no_child_process", "the server %q has no child process", s.Name)
+	}
+	var failures []error
+	for _, child := range s.upstreams.children {
+		if err := child.transport.Restart(c.r.Context(), child.host); err != nil {
+			failures = append(failures, err)
+		}
+	}
+	if err := errors.Join(failures...); err != nil {
+		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed", "the server %q was not started again: %v", s.Name, err)
+	}
+	return http.StatusOK, h.status(s), nil
+}
+
+func (c *adminCall) refresh() (int, any, error) {
+	h, s, err := c.change("refresh")
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, struct {
+		Clients int `json:"clients"` // that were told
+	}{h.refresh(s)}, nil
+}
+
+func (c *adminCall) accept() (int, any, error) {
+	h, s, err := c.change("accept")
+	if err != nil {
+		return 0, nil, err
+	}
+	var which struct {
+		Tool string `json:"tool"`
+	}
+	if err := c.decode(&which, true); err != nil {
+		return 0, nil, err
+	}
+	c.name = which.Tool
+	accepted := h.acceptTools(s, which.Tool)
+	if which.Tool != "" && accepted == 0 {
+		return 0, nil, notFound("the tool %q of the server %q has not changed", which.Tool, s.Name)
+	}
+	return http.StatusOK, struct {
+		Accepted int `json:"accepted"`
+	}{accepted}, nil
+}
+
+// A toolChange is a tool of a gateway that has changed.
+type toolChange struct {
+	Gateway string `json:"gateway"`
+	toolpin.Change
+}
+
+func (c *adminCall) listChanges() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	all := []toolChange{}
+	for _, h := range found {
+		for _, change := range h.changedTools() {
+			all = append(all, toolChange{h.Name, change})
+		}
+	}
+	return http.StatusOK, all, nil
+}
+
+// A gatewayClient is a client of a gateway.
+type gatewayClient struct {
+	Gateway string `json:"gateway"`
+	clientStatus
+}
+
+func (c *adminCall) listClients() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	all := []gatewayClient{}
+	for _, h := range found {
+		for _, client := range h.clientStatus() {
+			all = append(all, gatewayClient{h.Name, client})
+		}
+	}
+	return http.StatusOK, all, nil
+}

@@ -1,0 +1,362 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+)
+
+// An adminTest is the API as Caddy serves it, of the gateways of one test.
+type adminTest struct {
+	*testing.T
+	mux  *http.ServeMux
+	logs *observer.ObservedLogs
+}
+
+func newAdmin(t *testing.T, configs ...string) *adminTest {
+	t.Helper()
+	others := registry.all // of tests that left them there
+	registry.all = nil
+	t.Cleanup(func() { registry.all = others })
+	core, logs := observer.New(zap.InfoLevel)
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	t.Cleanup(cancel)
+	api := &adminAPI{logger: zap.New(core)}
+	if err := api.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	a := &adminTest{t, http.NewServeMux(), logs}
+	for _, route := range api.Routes() {
+		a.mux.HandleFunc(route.Pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := route.Handler.ServeHTTP(w, r); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for _, config := range configs {
+		gateway(t, config)
+	}
+	return a
+}
+
+// call makes a request and reads the answer into a value, if there is one for it.
+func (a *adminTest) call(method, path, body string, answer any) *http.Response {
+	a.Helper()
+	w := httptest.NewRecorder()
+	a.mux.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	res := w.Result()
+	data, err := io.ReadAll(res.Body)
+	if err != nil {
+		a.Fatal(err)
+	}
+	res.Body = io.NopCloser(bytes.NewReader(data))
+	if answer != nil {
+		if err := json.Unmarshal(data, answer); err != nil {
+			a.Errorf("%s %s: %s: %v", method, path, data, err)
+		}
+	}
+	return res
+}
+
+// audited returns the last line in the log as its fields.
+func (a *adminTest) audited() map[string]any {
+	a.Helper()
+	lines := a.logs.All()
+	if len(lines) == 0 || lines[len(lines)-1].Message != "control" {
+		a.Fatalf("in the log: %v", lines)
+	}
+	return lines[len(lines)-1].ContextMap()
+}
+
+const (
+	staticHandler = `{"handler":"static_response","body":"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}"}`
+	gatewayWeb    = `{"name":"one","servers":[{"name":"web","aliases":["www"],"routes":[{"handle":[` + staticHandler + `]}]}]}`
+	gatewayOther  = `{"name":"two","mcp_path":"/two","rpc_path":"/rpc","servers":[{"name":"web","routes":[{"handle":[` + staticHandler + `]}]},{"name":"b c","routes":[{}]}]}`
+)
+
+func TestAdminRefusals(t *testing.T) { // A70, A72
+	a := newAdmin(t, gatewayWeb, gatewayOther)
+	for _, tt := range []struct {
+		name, method, path, body string
+		status                   int
+		code, message            string
+	}{
+		{"an unknown server", "GET", "/mcp_gateway/servers/none", "", 404, "not_found", `"none"`},
+		{"the restart of an unknown server", "POST", "/mcp_gateway/servers/none/restart", "", 404, "not_found", `"none"`},
+		{"an unknown gateway", "GET", "/mcp_gateway/servers?gateway=three", "", 404, "not_found", `"three"`},
+		{"a server of two gateways", "GET", "/mcp_gateway/servers/web", "", 409, "ambiguous", `"one" at /mcp, "two" at /two`},
+		{"the restart of one of two", "POST", "/mcp_gateway/servers/web/restart", "", 409, "ambiguous", "?gateway="},
+		{"the restart of one that is no child", "POST", "/mcp_gateway/servers/web/restart?gateway=one", "", 409, "no_child_process", "has no child process"},
+		{"a restart by GET", "GET", "/mcp_gateway/servers/web/restart", "", 405, "method_not_allowed", "GET"},
+		{"another method", "PUT", "/mcp_gateway/templates", "", 405, "method_not_allowed", "PUT"},
+		{"nothing", "GET", "/mcp_gateway/nothing", "", 404, "not_found", "/mcp_gateway/nothing"},
+		{"a tool that has not changed", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"nope"}`, 404, "not_found", "nope"},
+		{"an acceptance of something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400, "invalid_request", "tools"},
+		{"a template for two gateways", "POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, 409, "ambiguous", "several gateways"},
+		{"a template that is none", "POST", "/mcp_gateway/templates?gateway=one", `{"name":"a","uriTemplate":"a:{?b}","text":"x"}`, 400, "invalid_request", "uriTemplate"},
+		{"a template for an unknown gateway", "POST", "/mcp_gateway/templates", `{"gateway":"three","name":"a"}`, 404, "not_found", "three"},
+		{"a template of an unknown server", "POST", "/mcp_gateway/templates", `{"gateway":"one","name":"a","uriTemplate":"a:b","server":"x","uri":"c:d"}`, 400, "invalid_request", "server"},
+		{"a template with an unknown field", "POST", "/mcp_gateway/templates", `{"gateway":"one","nam":"a"}`, 400, "invalid_request", "nam"},
+		{"a template that is no JSON", "POST", "/mcp_gateway/templates", `x`, 400, "invalid_request", "invalid character"},
+		{"no template", "POST", "/mcp_gateway/templates", ``, 400, "invalid_request", "EOF"},
+		{"two templates", "POST", "/mcp_gateway/templates", `{} {}`, 400, "invalid_request", "something follows"},
+		{"a template that is too large", "POST", "/mcp_gateway/templates", `"` + strings.Repeat("x", maxAdminBody) + `"`, 413, "payload_too_large", "2097152"},
+		{"an unknown template", "DELETE", "/mcp_gateway/templates/none", "", 404, "not_found", `"none"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var failure struct{ Error, Code string }
+			before := a.logs.Len()
+			res := a.call(tt.method, tt.path, tt.body, &failure)
+			if res.StatusCode != tt.status || failure.Code != tt.code || !strings.Contains(failure.Error, tt.message) {
+				t.Errorf("got %d %+v", res.StatusCode, failure)
+			}
+			if res.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("it is %s", res.Header.Get("Content-Type"))
+			}
+			if (res.Header.Get("Allow") != "") != (tt.status == 405) {
+				t.Errorf("Allow: %s", res.Header.Get("Allow"))
+			}
+			switch tried := tt.method != "GET" && tt.status != 405; {
+			case !tried && a.logs.Len() > before:
+				t.Errorf("in the log: %v", a.audited())
+			case tried && a.audited()["outcome"] != tt.code:
+				t.Errorf("in the log: %v", a.audited())
+			}
+		})
+	}
+}
+
+func TestAdminServers(t *testing.T) { // A70
+	a := newAdmin(t, gatewayWeb, gatewayOther)
+	var all []serverStatus
+	a.call("GET", "/mcp_gateway/servers", "", &all)
+	var names []string
+	for _, s := range all {
+		names = append(names, s.Gateway+" "+s.Path+" "+s.Name+" "+s.State)
+	}
+	if got := strings.Join(names, ", "); got != "one /mcp web unknown, two /two web unknown, two /two b c unknown" {
+		t.Errorf("got %s", got)
+	}
+	for path, want := range map[string]string{"?gateway=two": "two", "?gateway=/mcp": "one"} {
+		all = nil
+		if a.call("GET", "/mcp_gateway/servers"+path, "", &all); len(all) == 0 || all[0].Gateway != want {
+			t.Errorf("%s: got %+v", path, all)
+		}
+	}
+	for path, want := range map[string]string{"www": "web", "b%20c": "b c", "web?gateway=two": "web"} {
+		var one serverStatus
+		if res := a.call("GET", "/mcp_gateway/servers/"+path, "", &one); res.StatusCode != 200 || one.Name != want {
+			t.Errorf("%s: got %d %+v", path, res.StatusCode, one)
+		}
+	}
+	body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/servers/www", "", nil).Body)
+	if want := `{"gateway":"one","mcp_path":"/mcp","name":"web","aliases":["www"],"state":"unknown","restarts":0,"tools_changed":0}`; strings.TrimSpace(string(body)) != want {
+		t.Errorf("got %s\nwant %s", body, want)
+	}
+	if a.logs.Len() > 0 {
+		t.Error("who only looks is in the log")
+	}
+}
+
+func TestAdminOfNoGateway(t *testing.T) {
+	a := newAdmin(t)
+	for _, path := range []string{"servers", "templates", "tools/changes", "clients"} {
+		body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/"+path, "", nil).Body)
+		if strings.TrimSpace(string(body)) != "[]" {
+			t.Errorf("%s: got %s", path, body)
+		}
+	}
+	if res := a.call("POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, nil); res.StatusCode != 404 {
+		t.Errorf("got %d", res.StatusCode)
+	}
+}
+
+func TestAdminUpstreams(t *testing.T) { // A70
+	a := newAdmin(t, `{"servers":[`+serverOf("web", proxyTo("", "127.0.0.1:9"))+`]}`)
+	var one serverStatus
+	a.call("GET", "/mcp_gateway/servers/web", "", &one)
+	if want := []upstreamStatus{{"127.0.0.1:9", true, 0}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
+		t.Errorf("got %+v", one)
+	}
+}
+
+func TestAdminRestart(t *testing.T) { // A70, A72, A74
+	a := newAdmin(t, `{"name":"one","servers":[`+serverOf("alpha", proxyTo(childTransport(), "alpha:1"))+`]}`)
+	show := func() (one serverStatus) {
+		a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
+		return one
+	}
+	if got := show(); got.State != "unknown" || got.Children[0].State != stdio.Idle || got.Children[0].Address != "alpha:1" {
+		t.Errorf("one that nobody has needed: %+v", got)
+	}
+	var first, second serverStatus
+	a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &first)
+	res := a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &second)
+	if res.StatusCode != http.StatusOK || len(first.Children) != 1 || len(second.Children) != 1 {
+		t.Fatalf("got %d %+v, then %+v", res.StatusCode, first, second)
+	}
+	if second.Children[0].PID == first.Children[0].PID || second.Restarts != 1 || second.State != "healthy" {
+		t.Errorf("%+v has become %+v", first, second)
+	}
+	if got := show(); got.Children[0].PID != second.Children[0].PID {
+		t.Errorf("got %+v", got)
+	}
+	for field, want := range map[string]any{"action": "restart", "gateway": "one", "server": "alpha", "name": "", "outcome": "ok", "remote_addr": "192.0.2.1:1234"} {
+		if got := a.audited()[field]; got != want {
+			t.Errorf("%s in the log: %v, want %v", field, got, want)
+		}
+	}
+}
+
+func TestAdminRestartThatFails(t *testing.T) { // A72
+	a := newAdmin(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--exit-at-start", "3"), "alpha:1"))+`]}`)
+	var failure struct{ Error, Code string }
+	res := a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &failure)
+	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" || !strings.Contains(failure.Error, "exit status 3") {
+		t.Errorf("got %d %+v", res.StatusCode, failure)
+	}
+	var one serverStatus
+	a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
+	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exit status 3") || one.Children[0].State != stdio.Stopped {
+		t.Errorf("got %+v", one)
+	}
+}
+
+func TestAdminTools(t *testing.T) { // A70, A73, A74
+	a := newAdmin(t, gatewayWeb)
+	h := registry.current()[0]
+	for _, tool := range []string{"x", "y", "z"} {
+		h.pins.See(h.byName["web"].source, tool, []byte(`{"name":"`+tool+`","description":"good"}`))
+		h.pins.See(h.byName["web"].source, tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
+	}
+	var changes []toolChange
+	a.call("GET", "/mcp_gateway/tools/changes", "", &changes)
+	if len(changes) != 3 || changes[0].Gateway != "one" || changes[0].Server != "web" || changes[0].Tool != "x" || changes[0].Pinned == changes[0].Seen {
+		t.Errorf("got %+v", changes)
+	}
+	var one serverStatus
+	if a.call("GET", "/mcp_gateway/servers/web", "", &one); one.ToolsChanged != 3 {
+		t.Errorf("got %+v", one)
+	}
+	for _, tt := range []struct {
+		body, tool string
+		accepted   int
+	}{{`{"tool":"y"}`, "y", 1}, {"", "", 2}, {"{}", "", 0}} {
+		var got struct{ Accepted int }
+		res := a.call("POST", "/mcp_gateway/servers/www/accept", tt.body, &got)
+		if res.StatusCode != http.StatusOK || got.Accepted != tt.accepted {
+			t.Errorf("%s: got %d %+v", tt.body, res.StatusCode, got)
+		}
+		if line := a.audited(); line["action"] != "accept" || line["server"] != "web" || line["name"] != tt.tool {
+			t.Errorf("in the log: %v", line)
+		}
+	}
+	body, _ := io.ReadAll(a.call("POST", "/mcp_gateway/servers/web/refresh", "", nil).Body)
+	if strings.TrimSpace(string(body)) != `{"clients":0}` || a.audited()["action"] != "refresh" {
+		t.Errorf("got %s", body)
+	}
+}
+
+func TestAdminTemplates(t *testing.T) { // A67, A74
+	a := newAdmin(t, gatewayWeb)
+	for i, status := range []int{http.StatusCreated, http.StatusOK} {
+		var got gatewayTemplate
+		res := a.call("POST", "/mcp_gateway/templates", fmt.Sprintf(`{"name":"a/b","uriTemplate":"hi://{x}","text":"hi {x} %d","mimeType":"text/plain"}`, i), &got)
+		if res.StatusCode != status || got.Gateway != "one" || got.Text != fmt.Sprintf("hi {x} %d", i) {
+			t.Errorf("got %d %+v", res.StatusCode, got)
+		}
+		if line := a.audited(); line["action"] != "put_template" || line["name"] != "a/b" || line["gateway"] != "one" {
+			t.Errorf("in the log: %v", line)
+		}
+	}
+	a.call("POST", "/mcp_gateway/templates", `{"name":"window","uriTemplate":"docs://{x}","server":"www","uri":"file:///{x}"}`, nil)
+	body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/templates", "", nil).Body)
+	want := `[{"gateway":"one","name":"a/b","uriTemplate":"hi://{x}","mimeType":"text/plain","text":"hi {x} 1"},` +
+		`{"gateway":"one","name":"window","uriTemplate":"docs://{x}","server":"web","uri":"file:///{x}"}]`
+	if strings.TrimSpace(string(body)) != want {
+		t.Errorf("got %s\nwant %s", body, want)
+	}
+	for _, status := range []int{http.StatusNoContent, http.StatusNotFound} {
+		if res := a.call("DELETE", "/mcp_gateway/templates/a%2Fb", "", nil); res.StatusCode != status {
+			t.Errorf("got %d, want %d", res.StatusCode, status)
+		}
+		if line := a.audited(); line["action"] != "delete_template" || line["name"] != "a/b" {
+			t.Errorf("in the log: %v", line)
+		}
+	}
+}
+
+func TestAdminMetrics(t *testing.T) { // A71
+	a := newAdmin(t, gatewayWeb)
+	requests.WithLabelValues("one", "web", "tools/call", "ok").Add(3)
+	requests.WithLabelValues("one", "web", "tools/call", "timeout").Add(2)
+	requests.WithLabelValues("one", "web", "tools/call", "canceled").Inc()
+	durations.WithLabelValues("one", "web", "tools/call").Observe(2)
+	defer requests.DeletePartialMatch(map[string]string{"gateway": "one"})
+	defer durations.DeletePartialMatch(map[string]string{"gateway": "one"})
+	var got metricsStatus
+	a.call("GET", "/mcp_gateway/metrics", "", &got)
+	if got.Totals["requests"] < 6 || got.Totals["errors"] < 2 {
+		t.Errorf("totals: %v", got.Totals)
+	}
+	for _, name := range []string{"denied", "restarts", "masked_chars"} {
+		if _, there := got.Totals[name]; !there {
+			t.Errorf("there is no total of %s", name)
+		}
+	}
+	found := map[string]float64{}
+	for _, r := range got.Requests {
+		if r.Gateway == "one" && r.Server == "web" && r.Method == "tools/call" {
+			found[r.Outcome] = r.Count
+		}
+	}
+	if fmt.Sprint(found) != "map[canceled:1 ok:3 timeout:2]" {
+		t.Errorf("requests: %v", found)
+	}
+	for _, m := range got.Metrics {
+		if !strings.HasPrefix(m.Name, "caddy_mcp_") {
+			t.Errorf("%s is not ours", m.Name)
+		}
+		if m.Name == "caddy_mcp_request_duration_seconds" && m.Labels["gateway"] == "one" && (*m.Count != 1 || *m.Sum != 2) {
+			t.Errorf("%+v", m)
+		}
+	}
+}
+
+func TestWhichGatewaysCount(t *testing.T) { // A61
+	var g gateways
+	before, after, other := &Handler{Name: "one", MCPPath: "/mcp"}, &Handler{Name: "one", MCPPath: "/mcp"}, &Handler{Name: "one", MCPPath: "/a"}
+	is := func(what string, want ...*Handler) {
+		t.Helper()
+		if got := g.current(); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", what, got, want)
+		}
+	}
+	is("none")
+	g.add(before)
+	g.add(other)
+	is("two", other, before)
+	g.add(after)
+	is("a configuration is being loaded", other, after)
+	g.remove(after)
+	is("it has failed", other, before)
+	g.add(after)
+	g.remove(before)
+	g.remove(before)
+	is("it has taken the place of the other", other, after)
+	if g.newest() != after {
+		t.Error("the newest is another")
+	}
+}

@@ -1,0 +1,96 @@
+package mcpgateway
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+)
+
+// What the admin API has a gateway do.
+
+// refresh has the lists of a server asked for anew. It returns how many clients have
+// been told.
+func (h *Handler) refresh(s *Server) int { return h.joined.Refresh(s.Name) }
+
+// changedTools returns the tools whose definition is not what it was when it was first
+// seen.
+func (h *Handler) changedTools() (changes []toolpin.Change) {
+	names := map[string]string{}
+	for _, s := range h.Servers {
+		names[s.source] = s.Name
+	}
+	for _, c := range h.pins.Changes() {
+		if name, ok := names[c.Server]; ok {
+			c.Server = name
+			changes = append(changes, c)
+		}
+	}
+	return changes
+}
+
+// acceptTools accepts the definition that a tool has now, or those of all tools of the
+// server. It returns how many it has accepted.
+func (h *Handler) acceptTools(s *Server, tool string) int {
+	n := h.pins.Accept(s.source, tool)
+	if n > 0 {
+		h.savePins()
+		h.refresh(s)
+	}
+	return n
+}
+
+// A clientStatus tells of a client, or of all that have no block of their own.
+type clientStatus struct {
+	Name     string         `json:"name"`
+	Match    []string       `json:"match,omitempty"`
+	Rules    []*AccessRule  `json:"rules,omitempty"`
+	Default  string         `json:"default,omitempty"`
+	Rates    []*Rate        `json:"rates,omitempty"`
+	Sessions map[string]int `json:"sessions,omitempty"` // that are remembered, by identity
+	Requests int64          `json:"requests"`
+	Denied   int64          `json:"denied"`
+	LastSeen *time.Time     `json:"last_seen,omitempty"`
+}
+
+// clientStatus returns what the clients may do, which of them are there, and what they
+// were refused.
+func (h *Handler) clientStatus() []clientStatus {
+	byLabel := map[string]*clientStatus{}
+	var order []string
+	of := func(label string) *clientStatus {
+		if byLabel[label] == nil {
+			byLabel[label] = &clientStatus{Name: label, Sessions: map[string]int{}}
+			order = append(order, label)
+		}
+		return byLabel[label]
+	}
+	for _, c := range h.Clients {
+		status := of(c.Name)
+		status.Match, status.Rules, status.Default, status.Rates = c.Match, c.Rules, c.Default, c.Rates
+	}
+	sessions := h.joined.Sessions()
+	for _, identity := range slices.Sorted(maps.Keys(sessions)) {
+		who := h.callerOf(identity)
+		name := who.identity
+		if name == "" || name == operator {
+			name = who.label
+		}
+		of(who.label).Sessions[name] += sessions[identity]
+	}
+	h.tallies.Range(func(label, value any) bool {
+		t, status := value.(*tally), of(label.(string))
+		status.Requests, status.Denied = t.requests.Load(), t.denied.Load()
+		if last := t.last.Load(); last > 0 {
+			at := time.UnixMilli(last).UTC()
+			status.LastSeen = &at
+		}
+		return true
+	})
+	all := make([]clientStatus, len(order))
+	for i, label := range order {
+		all[i] = *byLabel[label]
+	}
+	return all
+}

@@ -1,0 +1,425 @@
+package mcpgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+)
+
+// A health tries the servers of a gateway.
+type health struct {
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	keys    []string // of records in use
+}
+
+// A healthRecord is what is known of the health of a server. It outlives reloads that
+// leave the server as it is.
+type healthRecord struct {
+	server string
+	gauge  bool       // it has been told to the gauge
+	trying sync.Mutex // held by whoever tries the server
+
+	mu    sync.Mutex
+	state healthState
+}
+
+// healthRecords are the records in use, by gateway and server.
+var healthRecords = caddy.NewUsagePool()
+
+// Destruct implements caddy.Destructor.
+func (r *healthRecord) Destruct() error {
+	if r.gauge {
+		mcpstdio.Healthy().DeleteLabelValues(r.server)
+	}
+	return nil
+}
+
+// A healthState is whether a server answers.
+type healthState struct {
+	Known     bool // it has been tried
+	Healthy   bool
+	LastError string    // why it did not answer the last time that it did not
+	Since     time.Time // when it began or ceased to answer
+	Failures  int       // in a row
+}
+
+// The states of servers by their names.
+const (
+	stateHealthy   = "healthy"
+	stateUnhealthy = "unhealthy"
+	stateUnknown   = "unknown"
+)
+
+func (s healthState) name() string {
+	switch {
+	case !s.Known:
+		return stateUnknown
+	case s.Healthy:
+		return stateHealthy
+	}
+	return stateUnhealthy
+}
+
+// defaultHealthTimeout is how long a server may take to answer.
+const defaultHealthTimeout = 5 * time.Second
+
+// startHealth begins to try the servers, each again and again. Nobody is tried before
+// the configuration runs: to validate one must not dial.
+func (h *Handler) startHealth() {
+	if h.HealthInterval <= 0 || h.health != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h.health = &health{cancel: cancel}
+	for _, s := range h.Servers {
+		key := h.Name + "\x00" + s.id
+		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return &healthRecord{server: s.Name}, nil })
+		h.health.keys = append(h.health.keys, key)
+		record := value.(*healthRecord)
+		s.health.Store(record)
+		h.health.running.Go(func() { h.watch(ctx, s, record) })
+	}
+}
+
+// stopHealth ends what startHealth has begun. It returns when nobody is tried any more.
+func (h *Handler) stopHealth() {
+	if h.health == nil {
+		return
+	}
+	h.health.cancel()
+	h.health.running.Wait()
+	for _, key := range h.health.keys {
+		_, _ = healthRecords.Delete(key)
+	}
+	h.health = nil
+}
+
+// watch tries a server until ctx ends: at first soon, then every interval, give or take
+// a tenth, lest all are tried at the same moment.
+func (h *Handler) watch(ctx context.Context, s *Server, record *healthRecord) {
+	interval := time.Duration(h.HealthInterval)
+	timer := time.NewTimer(rand.N(interval/10 + 1))
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		h.try(ctx, s, record)
+		timer.Reset(interval - interval/10 + rand.N(interval/5+1))
+	}
+}
+
+// try finds out whether a server answers, unless another configuration does so just now.
+func (h *Handler) try(ctx context.Context, s *Server, record *healthRecord) {
+	if !record.trying.TryLock() {
+		return
+	}
+	defer record.trying.Unlock()
+	timeout := time.Duration(h.HealthTimeout)
+	if timeout <= 0 {
+		timeout = defaultHealthTimeout
+	}
+	trial, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	asked, err := s.answers(trial)
+	if !asked || ctx.Err() != nil {
+		return
+	}
+	if err != nil && trial.Err() != nil {
+		err = fmt.Errorf("no answer within %s", timeout)
+	}
+	changed, state := record.note(err)
+	if len(s.upstreams.children) == 0 { // these are counted where they are started
+		record.tell(err == nil)
+	}
+	switch {
+	case changed && !state.Healthy:
+		h.logger.Warn("MCP server does not answer", zap.String("mcp_server", s.Name), zap.Error(err))
+	case changed && state.LastError != "":
+		h.logger.Info("MCP server answers again", zap.String("mcp_server", s.Name))
+	}
+}
+
+// tell tells the gauge.
+func (r *healthRecord) tell(healthy bool) {
+	r.gauge = true
+	value := 0.0
+	if healthy {
+		value = 1
+	}
+	mcpstdio.Healthy().WithLabelValues(r.server).Set(value)
+}
+
+// note notes how a server was found, and reports whether that is news.
+func (r *healthRecord) note(err error) (changed bool, _ healthState) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed = !r.state.Known || r.state.Healthy != (err == nil)
+	if changed {
+		r.state.Known, r.state.Healthy, r.state.Since = true, err == nil, time.Now()
+	}
+	r.state.Failures++
+	if err == nil {
+		r.state.Failures = 0
+	} else {
+		r.state.LastError = mcp.Shortened(err.Error())
+	}
+	return changed, r.state
+}
+
+// healthState returns what is known of the health of a server. Without tries it is what
+// others know: the children themselves, or the health checks of reverse_proxy.
+func (s *Server) healthState() healthState {
+	if record := s.health.Load(); record != nil {
+		record.mu.Lock()
+		defer record.mu.Unlock()
+		if record.state.Known {
+			return record.state
+		}
+	}
+	if s.upstreams.allChecked() {
+		healthy := s.upstreams.anyHealthy()
+		return healthState{Known: true, Healthy: healthy}
+	}
+	var state healthState
+	for _, c := range s.upstreams.children {
+		for _, status := range c.transport.Status(c.host) {
+			switch status.State {
+			case stdio.Running:
+				state.Known, state.Healthy = true, true
+			case stdio.Waiting, stdio.Stopped:
+				state.Known = true
+			}
+			if status.LastError != "" {
+				state.LastError = status.LastError
+			}
+		}
+	}
+	return state
+}
+
+// allChecked reports whether reverse_proxy checks all there is.
+func (u *upstreams) allChecked() bool {
+	return len(u.checked) > 0 && len(u.checked) == len(u.proxied) && len(u.children) == 0
+}
+
+// anyHealthy reports whether one of the upstreams is healthy that reverse_proxy checks.
+func (u *upstreams) anyHealthy() bool {
+	for _, upstream := range u.checked {
+		if upstream.Healthy() {
+			return true
+		}
+	}
+	return false
+}
+
+var errNoUpstream = errors.New("the health checks of reverse_proxy find no upstream healthy")
+
+// answers finds out whether a server answers. One of several upstreams is enough. It was
+// not asked if it is a child that nobody has needed yet.
+func (s *Server) answers(ctx context.Context) (asked bool, err error) {
+	switch {
+	case len(s.upstreams.children) > 0:
+		return s.upstreams.childrenAnswer(ctx)
+	case !s.upstreams.allChecked():
+		return true, s.ping(ctx)
+	case !s.upstreams.anyHealthy():
+		return true, errNoUpstream
+	}
+	return true, nil
+}
+
+func (u *upstreams) childrenAnswer(ctx context.Context) (asked bool, err error) {
+	var (
+		mu       sync.Mutex
+		alive    bool
+		failures []error
+		checks   sync.WaitGroup
+	)
+	for _, c := range u.children {
+		checks.Go(func() {
+			tried, err := c.transport.Check(ctx, c.host)
+			mu.Lock()
+			defer mu.Unlock()
+			asked = asked || tried
+			alive = alive || tried && err == nil
+			if err != nil {
+				failures = append(failures, err)
+			}
+		})
+	}
+	checks.Wait()
+	if alive {
+		return asked, nil
+	}
+	return asked, errors.Join(failures...)
+}
+
+// healthPing is what a server is asked.
+const healthPing = `{"jsonrpc":"2.0","id":"` + healthID + `","method":"ping"}`
+
+const healthID = "gateway-health"
+
+// ping has the routes of the server answer a ping. Any JSON-RPC answer will do, one that
+// there is no session included, and so will success without one.
+func (s *Server) ping(ctx context.Context) error {
+	answered, cancel := context.WithCancel(ctx)
+	defer cancel()
+	end := time.AfterFunc(math.MaxInt64, cancel)
+	defer end.Stop()
+	r, err := http.NewRequestWithContext(answered, http.MethodPost, "http://localhost", strings.NewReader(healthPing))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	repl := caddy.NewReplacer()
+	repl.Map(s.healthPlaceholder)
+	w := &pong{header: http.Header{}, answered: func() { end.Reset(pongLinger) }}
+	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
+	direct(r, s.target)
+	if err = serveSafely(s.routes, w, r); err == nil {
+		w.WriteHeader(http.StatusOK)
+	}
+	switch {
+	case w.isAnswer():
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil && w.status/100 != 2:
+		return fmt.Errorf("status %d without a JSON-RPC answer", w.status)
+	}
+	return plain(err)
+}
+
+// plain returns an error without what only tells where in Caddy it came from.
+func plain(err error) error {
+	refusal, ok := errors.AsType[caddyhttp.HandlerError](err)
+	switch {
+	case !ok:
+		return err
+	case refusal.Err == nil:
+		return fmt.Errorf("status %d", refusal.StatusCode)
+	}
+	return refusal.Err
+}
+
+func (s *Server) healthPlaceholder(key string) (any, bool) {
+	switch key {
+	case serverPlaceholder:
+		return s.Name, true
+	case methodPlaceholder:
+		return "ping", true
+	case idPlaceholder:
+		return healthID, true
+	case toolPlaceholder, clientPlaceholder:
+		return "", true
+	}
+	return nil, false
+}
+
+// serveSafely calls a handler, and makes its panics errors: there is nobody above to
+// catch them.
+func serveSafely(handler caddyhttp.Handler, w http.ResponseWriter, r *http.Request) (err error) {
+	defer func() {
+		switch reason := recover(); {
+		case reason == http.ErrAbortHandler:
+			err = errAborted
+		case reason != nil:
+			err = fmt.Errorf("handler panicked: %v", reason)
+		}
+	}()
+	return handler.ServeHTTP(w, r)
+}
+
+const (
+	// maxPong is how much is read of an answer to a ping.
+	maxPong = 64 << 10
+	// pongLinger is how long a stream may go on after the answer. Most servers end it,
+	// and reverse_proxy warns of every one that somebody else has to end.
+	pongLinger = time.Second
+)
+
+// A pong is the answer to a ping.
+type pong struct {
+	header   http.Header
+	status   int
+	body     []byte // as JSON, whether it came so or as the first event with data
+	events   *sse.Scanner
+	whole    bool   // there is nothing more to be read
+	answered func() // called when it is
+}
+
+func (p *pong) Header() http.Header { return p.header }
+
+func (p *pong) WriteHeader(status int) {
+	if p.status != 0 || status < 200 {
+		return
+	}
+	p.status = status
+	if strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream") {
+		p.events = new(sse.Scanner)
+	}
+}
+
+// Write takes the answer.
+func (p *pong) Write(data []byte) (int, error) {
+	p.WriteHeader(http.StatusOK)
+	if p.events == nil {
+		p.add(data)
+		return len(data), nil
+	}
+	p.events.Each(data, func(kind sse.Kind, part []byte) {
+		switch {
+		case p.whole:
+		case kind == sse.Data:
+			p.add(part)
+		case kind == sse.Dispatch && len(p.body) > 0:
+			p.whole = true
+			p.answered()
+		}
+	})
+	return len(data), nil
+}
+
+func (p *pong) add(data []byte) {
+	room := maxPong - len(p.body)
+	p.body = append(p.body, data[:min(len(data), room)]...)
+	if len(data) > room && !p.whole {
+		p.whole = true
+		p.answered()
+	}
+}
+
+func (p *pong) FlushError() error { return nil }
+
+// isAnswer reports whether there is a JSON-RPC message.
+func (p *pong) isAnswer() bool {
+	var m jsonrpc.Message
+	return len(p.body) > 0 && m.Read(p.body) == nil && m.Has(jsonrpc.Version)
+}
+
+// Interface guards
+var (
+	_ caddy.Destructor    = (*healthRecord)(nil)
+	_ http.ResponseWriter = (*pong)(nil)
+)

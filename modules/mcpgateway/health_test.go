@@ -1,0 +1,384 @@
+package mcpgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+)
+
+// serving is a server of one handler.
+func serving(name string, handler caddyhttp.HandlerFunc) *Server {
+	target, _ := url.Parse("/rpc?x=1")
+	return &Server{Name: name, id: name, target: target, routes: handler}
+}
+
+func TestPing(t *testing.T) { // A36
+	answer := func(status int, contentType, body string) caddyhttp.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) error {
+			if contentType != "" {
+				w.Header().Set("Content-Type", contentType)
+			}
+			w.WriteHeader(status)
+			_, err := io.WriteString(w, body)
+			return err
+		}
+	}
+	then := func(first caddyhttp.HandlerFunc, err error) caddyhttp.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) error {
+			if first != nil {
+				_ = first(w, r)
+			}
+			if err == nil {
+				<-r.Context().Done()
+				err = r.Context().Err()
+			}
+			return err
+		}
+	}
+	const (
+		jsonType   = "application/json"
+		eventsType = "text/event-stream; charset=utf-8"
+		result     = `{"jsonrpc":"2.0","id":"gateway-health","result":{}}`
+		noMethod   = `{"jsonrpc":"2.0","id":"gateway-health","error":{"code":-32601,"message":"no"}}`
+	)
+	for _, tt := range []struct {
+		name    string
+		handler caddyhttp.HandlerFunc
+		err     string // empty if it is alive
+	}{
+		{"an answer", answer(200, jsonType, result), ""},
+		{"an error", answer(200, jsonType, noMethod), ""},
+		{"an error with a status", answer(404, jsonType, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no session"}}`), ""},
+		{"an answer in a stream", answer(200, eventsType, ": hi\n\nevent: message\ndata: "+result+"\n\n"), ""},
+		{"an answer in a stream that does not end", then(answer(200, eventsType, "data: "+noMethod+"\n\n"), nil), ""},
+		{"an answer in a stream that breaks off", then(answer(400, eventsType, "data: "+noMethod+"\n\n"), errors.New("torn")), ""},
+		{"success without an answer", answer(202, "", ""), ""},
+		{"success with another body", answer(200, "text/plain", "hello"), ""},
+		{"more than anybody needs", answer(200, "text/plain", strings.Repeat("x", 10*maxPong)), ""},
+		{"another body", answer(404, "text/plain", "not found"), "status 404"},
+		{"JSON of another kind", answer(500, jsonType, `{"error":"no"}`), "status 500"},
+		{"another place", answer(307, "", ""), "status 307"},
+		{"no connection", then(nil, errors.New("connection refused")), "connection refused"},
+		{"a refusal on the way", then(nil, caddyhttp.Error(401, nil)), "status 401"},
+		{"no answer", then(nil, nil), "deadline"},
+		{"a stream without an answer", then(answer(200, eventsType, ": hi\n\n"), nil), "deadline"},
+		{"an answer that breaks off", then(answer(200, jsonType, result[:20]), errors.New("torn")), "torn"},
+		{"a panic", func(http.ResponseWriter, *http.Request) error { panic("oh") }, "oh"},
+		{"a response that is aborted", func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) }, "broke off"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				err := serving("a", tt.handler).ping(ctx)
+				if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+					t.Errorf("got %v, want %q", err, tt.err)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatAServerIsAsked(t *testing.T) { // A36
+	var r *http.Request
+	var body []byte
+	s := serving("alpha", func(w http.ResponseWriter, req *http.Request) error {
+		r = req
+		body, _ = io.ReadAll(req.Body)
+		return nil
+	})
+	_ = s.ping(t.Context())
+	if string(body) != `{"jsonrpc":"2.0","id":"gateway-health","method":"ping"}` {
+		t.Errorf("got %s", body)
+	}
+	if r.Method != http.MethodPost || r.RequestURI != "/rpc?x=1" || r.Header.Get("Content-Type") != "application/json" ||
+		r.Header.Get("Accept") != "application/json, text/event-stream" {
+		t.Errorf("got %s %s %v", r.Method, r.RequestURI, r.Header)
+	}
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if got := repl.ReplaceAll("{http.mcp.server} {http.mcp.method} {http.mcp.request_id} {http.request.uri}", "?"); got != "alpha ping gateway-health /rpc?x=1" {
+		t.Errorf("placeholders: %s", got)
+	}
+}
+
+// watched is a gateway that tries its servers every half minute, and what it logs.
+func watched(servers ...*Server) (*Handler, *observer.ObservedLogs) {
+	core, logs := observer.New(zap.DebugLevel)
+	return &Handler{
+		HealthInterval: caddy.Duration(30 * time.Second), HealthTimeout: caddy.Duration(5 * time.Second),
+		Servers: servers, logger: zap.New(core),
+	}, logs
+}
+
+// healthyGauge returns what the gauge tells of a server, -1 for nothing.
+func healthyGauge(t *testing.T, server string) float64 {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(mcpstdio.Healthy())
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			if m.GetLabel()[0].GetValue() == server {
+				return m.GetGauge().GetValue()
+			}
+		}
+	}
+	return -1
+}
+
+func TestServersAreTried(t *testing.T) { // A36, A52
+	synctest.Test(t, func(t *testing.T) {
+		var tries, atOnce atomic.Int32
+		var down atomic.Bool
+		s := serving("tried", func(w http.ResponseWriter, r *http.Request) error {
+			if atOnce.Add(1) > 1 {
+				t.Error("tried twice at once")
+			}
+			defer atOnce.Add(-1)
+			tries.Add(1)
+			if down.Load() {
+				<-r.Context().Done()
+				return r.Context().Err()
+			}
+			return nil
+		})
+		h, logs := watched(s)
+		if state := s.healthState(); state.name() != "unknown" {
+			t.Errorf("before the first try it is %s", state.name())
+		}
+		h.startHealth()
+		h.startHealth() // which changes nothing
+		began := time.Now()
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if n := tries.Load(); n < 9 || n > 12 {
+			t.Errorf("tried %d times in 10 intervals", n)
+		}
+		if state := s.healthState(); state.name() != "healthy" || !state.Since.Before(began.Add(4*time.Second)) || logs.Len() != 0 {
+			t.Errorf("%+v, %d lines in the log", state, logs.Len())
+		}
+		if got := healthyGauge(t, "tried"); got != 1 {
+			t.Errorf("the gauge is %v", got)
+		}
+
+		down.Store(true)
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		state := s.healthState()
+		if state.name() != "unhealthy" || state.LastError != "no answer within 5s" || state.Failures < 7 {
+			t.Errorf("%+v", state)
+		}
+		if got := healthyGauge(t, "tried"); got != 0 {
+			t.Errorf("the gauge is %v", got)
+		}
+		if logs.FilterMessage("MCP server does not answer").FilterLevelExact(zap.WarnLevel).Len() != 1 || logs.Len() != 1 {
+			t.Errorf("in the log: %v", logs.All())
+		}
+
+		down.Store(false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		state = s.healthState()
+		if state.name() != "healthy" || state.LastError == "" || state.Failures != 0 {
+			t.Errorf("%+v", state)
+		}
+		if logs.FilterMessage("MCP server answers again").FilterLevelExact(zap.InfoLevel).Len() != 1 || logs.Len() != 2 {
+			t.Errorf("in the log: %v", logs.All())
+		}
+		h.stopHealth()
+		if got := healthyGauge(t, "tried"); got != -1 {
+			t.Errorf("the gauge of one that is gone is %v", got)
+		}
+		h.stopHealth() // which changes nothing
+	})
+}
+
+func TestNobodyIsTried(t *testing.T) { // A36
+	synctest.Test(t, func(t *testing.T) {
+		h, _ := watched(serving("a", func(http.ResponseWriter, *http.Request) error {
+			t.Error("tried")
+			return nil
+		}))
+		h.HealthInterval = 0
+		h.startHealth()
+		time.Sleep(time.Hour)
+		h.stopHealth()
+	})
+}
+
+func TestTheEndOfATry(t *testing.T) { // A36
+	synctest.Test(t, func(t *testing.T) {
+		trying := make(chan struct{})
+		s := serving("a", func(_ http.ResponseWriter, r *http.Request) error {
+			close(trying)
+			<-r.Context().Done()
+			return r.Context().Err()
+		})
+		h, logs := watched(s)
+		h.startHealth()
+		<-trying
+		h.stopHealth()
+		if s.healthState().Known || logs.Len() > 0 {
+			t.Error("a try that was given up has told something")
+		}
+	})
+}
+
+func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
+	synctest.Test(t, func(t *testing.T) {
+		handle := func(w http.ResponseWriter, r *http.Request) error { return errors.New("down") }
+		before, _ := watched(serving("a", handle))
+		after, logs := watched(serving("a", handle), serving("b", handle))
+		before.startHealth()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		after.startHealth()
+		before.stopHealth()
+		a, b := after.Servers[0].healthState(), after.Servers[1].healthState()
+		if a.name() != "unhealthy" || b.Known {
+			t.Errorf("a: %+v, b: %+v", a, b)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if again := after.Servers[0].healthState(); again.Since != a.Since || again.Failures <= a.Failures {
+			t.Errorf("%+v has become %+v", a, again)
+		}
+		if logs.Len() != 1 {
+			t.Errorf("%d lines in the log, and only b is news", logs.Len())
+		}
+		after.stopHealth()
+	})
+}
+
+func TestOneTryAtATime(t *testing.T) { // A36
+	synctest.Test(t, func(t *testing.T) {
+		var atOnce atomic.Int32
+		handle := func(_ http.ResponseWriter, r *http.Request) error {
+			if atOnce.Add(1) > 1 {
+				t.Error("two configurations try the same server at once")
+			}
+			defer atOnce.Add(-1)
+			<-r.Context().Done()
+			return r.Context().Err()
+		}
+		before, _ := watched(serving("a", handle))
+		after, _ := watched(serving("a", handle))
+		before.HealthTimeout, after.HealthTimeout = caddy.Duration(time.Minute), caddy.Duration(time.Minute)
+		before.startHealth()
+		after.startHealth()
+		time.Sleep(10 * time.Minute)
+		before.stopHealth()
+		after.stopHealth()
+	})
+}
+
+func TestHealthOfUpstreams(t *testing.T) { // A36
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{\"code\":-32601,\"message\":\"\"}}\n\n")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}))
+	defer upstream.Close()
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	address := func(s *httptest.Server) string { return s.Listener.Addr().String() }
+	h := gateway(t, fmt.Sprintf(`{"servers":[%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone)))))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if asked, err := h.Servers[0].answers(ctx); !asked || err != nil {
+		t.Errorf("one that is up: %t, %v", asked, err)
+	}
+	if asked, err := h.Servers[1].answers(ctx); !asked || err == nil || !strings.HasPrefix(err.Error(), "dial tcp 127.0.0.1:") {
+		t.Errorf("one that is down: %t, %v", asked, err)
+	}
+}
+
+// eventually waits for what nobody reports.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
+	var mu sync.Mutex
+	var methods []string
+	provisioned := make(chan struct{}) // reverse_proxy begins before that
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		<-provisioned
+		mu.Lock()
+		defer mu.Unlock()
+		methods = append(methods, r.Method)
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer upstream.Close()
+	const active = `,"health_checks":{"active":{"uri":"/","interval":3600000000000}}`
+	s := gateway(t, `{"servers":[`+serverOf("a", proxyTo(active, upstream.Listener.Addr().String()))+`]}`).Servers[0]
+	close(provisioned)
+	eventually(t, "the verdict is noted", func() bool { return !s.upstreams.checked[0].Healthy() })
+	if asked, err := s.answers(t.Context()); !asked || !errors.Is(err, errNoUpstream) {
+		t.Errorf("got %t, %v", asked, err)
+	}
+	if got := s.healthState().name(); got != "unhealthy" {
+		t.Errorf("it is %s", got)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if strings.Join(methods, " ") != "GET" {
+		t.Errorf("it was asked by %s", methods)
+	}
+}
+
+func TestHealthOfChildren(t *testing.T) { // A36, A37
+	h := gateway(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--hang-ping"), "alpha:1"))+`]}`)
+	h.logger = zap.NewNop()
+	s, record := h.Servers[0], new(healthRecord)
+	s.health.Store(record)
+	h.HealthTimeout = caddy.Duration(50 * time.Millisecond)
+	h.try(t.Context(), s, record)
+	child := s.upstreams.children[0]
+	status := child.transport.Status("alpha:1")[0]
+	if status.State != stdio.Idle || s.healthState().Known {
+		t.Errorf("one that nobody has needed is %s and %s", status.State, s.healthState().name())
+	}
+	if err := child.transport.Restart(t.Context(), "alpha:1"); err != nil {
+		t.Fatal(err)
+	}
+	h.try(t.Context(), s, record)
+	if got := s.healthState(); got.name() != "unhealthy" || got.LastError != "no answer within 50ms" {
+		t.Errorf("one that does not answer: %+v", got)
+	}
+	eventually(t, "it is started again", func() bool {
+		status = child.transport.Status("alpha:1")[0]
+		return status.Restarts == 1
+	})
+	if status.LastError != "the process ended: signal: killed" {
+		t.Errorf("%+v", status)
+	}
+}

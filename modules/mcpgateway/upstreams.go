@@ -1,0 +1,87 @@
+package mcpgateway
+
+import (
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+)
+
+// upstreams are what a server's routes pass requests on to, as far as that can be known
+// without a request. Each is there once.
+type upstreams struct {
+	children []child
+	proxied  []*reverseproxy.Upstream // that are no children
+	checked  []*reverseproxy.Upstream // those of them that reverse_proxy itself checks
+}
+
+// A child is an upstream that is a child process, or some for the same address.
+type child struct {
+	transport *mcpstdio.Transport
+	host      string
+}
+
+// findUpstreams returns the upstreams of routes that have been provisioned.
+func findUpstreams(routes caddyhttp.RouteList) upstreams {
+	var found upstreams
+	found.inRoutes(routes)
+	return found
+}
+
+func (u *upstreams) inRoutes(routes caddyhttp.RouteList) {
+	for _, route := range routes {
+		for _, handler := range route.Handlers {
+			switch handler := handler.(type) {
+			case *caddyhttp.Subroute:
+				u.inRoutes(handler.Routes)
+			case *reverseproxy.Handler:
+				u.of(handler)
+			}
+		}
+	}
+}
+
+func (u *upstreams) of(proxy *reverseproxy.Handler) {
+	transport, isChild := proxy.Transport.(*mcpstdio.Transport)
+	for _, upstream := range proxy.Upstreams {
+		if !isChild {
+			u.addProxied(upstream, proxy.HealthChecks)
+		} else if host, ok := childHost(upstream.Dial); ok {
+			u.addChild(child{transport, host})
+		}
+	}
+}
+
+func (u *upstreams) addProxied(upstream *reverseproxy.Upstream, checks *reverseproxy.HealthChecks) {
+	if !slices.ContainsFunc(u.proxied, func(other *reverseproxy.Upstream) bool { return other.Dial == upstream.Dial }) {
+		u.proxied = append(u.proxied, upstream)
+		if checks != nil && checks.Active != nil && checks.Active.IsEnabled() {
+			u.checked = append(u.checked, upstream)
+		}
+	}
+}
+
+func (u *upstreams) addChild(c child) {
+	if !slices.ContainsFunc(u.children, func(other child) bool {
+		return other.host == c.host && other.transport.Shares(c.transport)
+	}) {
+		u.children = append(u.children, c)
+	}
+}
+
+// childHost returns the host to which reverse_proxy sends requests for an address. There
+// is none that is known if it has placeholders that a request fills.
+func childHost(dial string) (string, bool) {
+	dial, err := caddy.NewReplacer().ReplaceOrErr(dial, true, true)
+	if err != nil {
+		return "", false
+	}
+	address, err := caddy.ParseNetworkAddress(dial)
+	if err != nil {
+		return "", false
+	}
+	return address.JoinHostPort(0), true
+}
