@@ -240,7 +240,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 	one, two := newSpy(t, "one"), newSpy(t, "two")
 	addresses := map[*spy]string{one: freeAddress(t), two: freeAddress(t)}
 	config := func(moreOfOne, moreOfTwo string) string {
-		return site(addresses[one], gateway("separator __", one.line, moreOfOne)) + site(addresses[two], gateway("separator __", two.line, moreOfTwo))
+		return site(addresses[one], gateway("separator __", "forward_auth_header on", one.line, moreOfOne)) + site(addresses[two], gateway("separator __", "forward_auth_header on", two.line, moreOfTwo))
 	}
 	load(t, config("", ""))
 	var listeners []*listener
@@ -257,7 +257,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 	}{
 		{"nothing has changed", config("", "") + site(freeAddress(t), "respond x"), true},
 		{"nor now", config("", ""), true},
-		{"in another order", site(addresses[two], gateway("separator __", two.line)) + site(addresses[one], gateway("separator __", one.line)), true},
+		{"in another order", site(addresses[two], gateway("separator __", "forward_auth_header on", two.line)) + site(addresses[one], gateway("separator __", "forward_auth_header on", one.line)), true},
 		{"the first has one more", config(extra("more"), ""), false},
 		{"both have changed", config("", extra("other")), false},
 		{"and again", config(extra("x"), extra("y")), false},
@@ -286,7 +286,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 		})
 	}
 	t.Run("A60 one is taken away", func(t *testing.T) {
-		load(t, site(addresses[two], gateway("separator __", two.line, extra("y"))))
+		load(t, site(addresses[two], gateway("separator __", "forward_auth_header on", two.line, extra("y"))))
 		listeners[0].d.ended(t)
 		l := listeners[1]
 		if got := toolsOf(t, l.c); !slices.Equal(got, []string{"shared__tool_of_two"}) {

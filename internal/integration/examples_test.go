@@ -52,7 +52,7 @@ func callReadLog(t *testing.T, url string) {
 
 	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
 	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
-		got := post(t, url, call, "Accept: "+accept).body
+		got := post(t, url, call, "Accept: "+accept, "Authorization: Bearer "+exampleToken).body
 		data := strings.TrimPrefix(got, "event: message\ndata: ")
 		same(t, handle.ReplaceAllString(toolText(t, data), "]"), want)
 	}
@@ -103,7 +103,19 @@ func toolText(t *testing.T, message string) string {
 	return response.Result.Content[0].Text
 }
 
+// exampleToken is what lets the examples' clients in that need something.
+const exampleToken = "a token that is good for the examples"
+
+// exampleSecrets sets what the examples take from the environment.
+func exampleSecrets(t *testing.T) {
+	t.Helper()
+	t.Setenv("CLINE_TOKEN", exampleToken)
+	t.Setenv("CI_TOKEN", exampleToken+" of another client")
+	t.Setenv("MCP_TOKEN", exampleToken)
+}
+
 func TestShippedCaddyfiles(t *testing.T) {
+	exampleSecrets(t)
 	for _, file := range shipped(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			caddyfile, err := os.ReadFile(file)
