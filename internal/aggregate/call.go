@@ -248,8 +248,8 @@ type relay struct {
 	h       Hearing
 
 	answered  bool
-	resumable bool           // the client knows how to ask for the rest
-	input     *inputRequired // before the server goes on
+	resumable bool             // the client knows how to ask for the rest
+	input     *mcp.InputResult // before the server goes on
 }
 
 // run has the server answer. What it returns is to be answered in place of that.
@@ -321,8 +321,8 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	}
 	out.data = rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...))
 	rl.h.settled(m)
-	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, "input_required") {
-		if rl.input = new(inputRequired); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
+	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
+		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
 			return
 		}
 		rl.input = nil // the client may make more of it

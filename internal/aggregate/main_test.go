@@ -390,6 +390,7 @@ type gateway struct {
 	transport http.RoundTripper
 	url       string
 	serving   atomic.Pointer[Aggregate] // the same, for those who serve
+	admit     func(m *jsonrpc.Message, target mcp.Target) *jsonrpc.Failure
 }
 
 var testKey = []byte("0123456789abcdef0123456789abcdef")
@@ -452,6 +453,9 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(ctx)
 	}
 	who := Visitor{Identity: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
+	if g.admit != nil {
+		who.Admit = func(target mcp.Target) *jsonrpc.Failure { return g.admit(&m, target) }
+	}
 	result := g.serving.Load().Serve(w, r, &m, who)
 	if result.Torn {
 		panic(http.ErrAbortHandler)

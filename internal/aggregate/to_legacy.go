@@ -339,8 +339,8 @@ func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *json
 		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
-	return true, t.answerAs("input_required", encoded(map[string]any{
-		"inputRequests": map[string]inputRequest{key: {method, params}},
+	return true, t.answerAs(mcp.InputRequired, encoded(map[string]any{
+		"inputRequests": map[string]mcp.InputRequest{key: {Method: method, Params: params}},
 		"requestState":  state,
 	}))
 }

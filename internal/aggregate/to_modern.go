@@ -49,9 +49,11 @@ func (t *turn) toModern(ctx context.Context, l *link, body []byte, again bool) (
 		if failure != nil {
 			return false, t.failed(ctx, failure)
 		}
-		if body, failure = withInput(first, responses, rl.input.RequestState); failure != nil {
+		var m jsonrpc.Message
+		if failure := m.Read(first); failure != nil {
 			return false, t.failed(ctx, failure)
 		}
+		body = mcp.WithInput(&m, responses, rl.input.State)
 	}
 	return false, t.failed(ctx, jsonrpc.InvalidResponse(l.server))
 }
@@ -100,23 +102,12 @@ func (l *link) known(k kind) *listing {
 	return l.lists[k].list
 }
 
-// An inputRequired is what a server of the modern era asks for before it goes on.
-type inputRequired struct {
-	InputRequests map[string]inputRequest `json:"inputRequests"`
-	RequestState  json.RawMessage         `json:"requestState"`
-}
-
-type inputRequest struct {
-	Method string          `json:"method"`
-	Params json.RawMessage `json:"params"`
-}
-
 // input asks the client for what a server wants to know.
-func (t *turn) input(ctx context.Context, l *link, wanted *inputRequired) (map[string]json.RawMessage, *jsonrpc.Failure) {
+func (t *turn) input(ctx context.Context, l *link, wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
 	ctx, cancel := context.WithTimeout(ctx, questionTime)
 	defer cancel()
 	answers := map[string]<-chan *jsonrpc.Message{}
-	for key, q := range wanted.InputRequests {
+	for key, q := range wanted.Requests {
 		if !t.client.can(q.Method) {
 			return nil, jsonrpc.MissingCapability(l.server, shortened(q.Method))
 		}
@@ -173,33 +164,4 @@ func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, for
 		defer c.mu.Unlock()
 		delete(c.questions, keyOf(id))
 	}
-}
-
-// withInput returns a request that is made again with what was asked for.
-func withInput(body []byte, responses map[string]json.RawMessage, state json.RawMessage) ([]byte, *jsonrpc.Failure) {
-	var m jsonrpc.Message
-	if failure := m.Read(body); failure != nil {
-		return nil, failure
-	}
-	var edits []jsonspan.Edit
-	var members []byte
-	set := func(f jsonrpc.Field, name string, value []byte) {
-		switch {
-		case m.Has(f):
-			edits = append(edits, m.Replace(f, value))
-		default:
-			if members != nil {
-				members = append(members, ',')
-			}
-			members = slices.Concat(members, jsonrpc.Quote(name), []byte(":"), value)
-		}
-	}
-	set(jsonrpc.InputResponses, "inputResponses", encoded(responses))
-	if state != nil {
-		set(jsonrpc.RequestState, "requestState", state)
-	}
-	if members != nil {
-		edits = append(edits, m.Insert(members))
-	}
-	return jsonspan.Spliced(body, edits...), nil
 }

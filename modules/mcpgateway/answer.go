@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/screen"
 )
 
 // Answer says what becomes of what a server sends to clients on its own account:
@@ -118,19 +119,110 @@ func (x *exchange) answered(r *http.Request, raw []byte) bool {
 	return true
 }
 
-// tell posts a message to the server, in the session of a request.
-func (x *exchange) tell(of *http.Request, body []byte) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(of.Context()), time.Duration(x.server.Timeout))
-	defer cancel()
+// maxRounds is how often a server may ask in one call.
+const maxRounds = 16
+
+// resolved returns the answer of a server of the modern era. What it asks before it goes
+// on, by a result, is answered here or dropped, and what is left for the client to
+// answer is all that it is asked.
+func (x *exchange) resolved(r *http.Request, message []byte) []byte {
+	m := new(jsonrpc.Message)
+	for range maxRounds {
+		var asks mcp.InputResult
+		if m.Read(message) != nil || !m.Is(jsonrpc.ResultType, mcp.InputRequired) || json.Unmarshal(m.Literal(jsonrpc.Result), &asks) != nil {
+			return message
+		}
+		var ours []string
+		for key, q := range asks.Requests {
+			switch a := x.server.answer(q.Method); {
+			case a == nil || a.Action == deliver:
+			case a.Action == drop:
+				return jsonrpc.MissingCapability(x.server.Name, mcp.Shortened(q.Method)).Append(nil, m.Literal(jsonrpc.ID))
+			default:
+				ours = append(ours, key)
+			}
+		}
+		if len(ours) == 0 {
+			return message
+		}
+		if len(ours) < len(asks.Requests) {
+			return withoutRequests(m, ours) // the server asks again for what the client does not say
+		}
+		answer, err := x.callAgain(r, ours, &asks)
+		if err != nil {
+			x.handler.logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
+			return jsonrpc.ConnectError(x.server.Name).Append(nil, m.Literal(jsonrpc.ID))
+		}
+		message = answer
+	}
+	return jsonrpc.InvalidResponse(x.server.Name).Append(nil, m.Literal(jsonrpc.ID))
+}
+
+// withoutRequests returns a result that asks for input without some of its questions.
+func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
+	result := m.Literal(jsonrpc.Result)
+	for member := range jsonspan.Members(result) {
+		if member.Key != "inputRequests" {
+			continue
+		}
+		left := result[member.Value.Start:member.Value.End]
+		for _, key := range keys {
+			if edit, ok := jsonspan.Remove(left, key); ok {
+				left = jsonspan.Spliced(left, edit)
+			}
+		}
+		edit := jsonspan.Edit{Start: member.Value.Start, End: member.Value.End, New: left}
+		return jsonspan.Spliced(m.Raw, m.Within(jsonrpc.Result, edit))
+	}
+	return m.Raw
+}
+
+// callAgain makes the call again with answers to what the server asks, besides those
+// that the client has given, and returns the answer to that. What the server says on the
+// way there nobody hears.
+func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResult) (answer []byte, err error) {
+	responses := map[string]json.RawMessage{}
+	_ = json.Unmarshal(x.message.Literal(jsonrpc.InputResponses), &responses) // there may be none
+	for _, key := range keys {
+		responses[key] = x.server.answer(asks.Requests[key].Method).result
+	}
+	again := x.request(r.Context(), r, mcp.WithInput(&x.message, responses, asks.State))
+	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, maxScreened, func(message []byte) ([]byte, error) {
+		x.arrival.heard()
+		var m jsonrpc.Message
+		if m.Read(message) == nil && m.IsAnswer() {
+			answer = bytes.Clone(message)
+		}
+		return nil, nil
+	})
+	if err = x.server.serve(w, again); err == nil {
+		err = w.Close()
+	}
+	if answer == nil && err == nil {
+		err = errAborted
+	}
+	return answer, err
+}
+
+// request returns a request of our own to the server, in the session of another one.
+func (x *exchange) request(ctx context.Context, of *http.Request, body []byte) *http.Request {
 	r := upstream{x.handler, x.server}.Request(ctx, of)
 	r.Method = http.MethodPost
 	for _, name := range [...]string{"Last-Event-Id", "Content-Encoding"} {
 		r.Header.Del(name)
 	}
-	mcp.ClearModern(r.Header)
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "application/json, text/event-stream")
 	setBody(r, body)
+	return r
+}
+
+// tell posts a message to the server, in the session of a request.
+func (x *exchange) tell(of *http.Request, body []byte) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(of.Context()), time.Duration(x.server.Timeout))
+	defer cancel()
+	r := x.request(ctx, of, body)
+	mcp.ClearModern(r.Header)
 	w := &statusRecorder{header: http.Header{}}
 	if err := x.server.serve(w, r); err != nil {
 		return err
@@ -183,14 +275,17 @@ func (w *statusRecorder) Write(p []byte) (int, error) {
 // offerRoots declares to a server whose questions for roots are answered here that it
 // may ask, whatever the client can do.
 func (x *exchange) offerRoots(r *http.Request) {
-	m := &x.message
-	if a := x.server.answer(rootsList); a == nil || a.Action != answerHere || !m.Is(jsonrpc.Method, "initialize") {
+	if a := x.server.answer(rootsList); a == nil || a.Action != answerHere {
 		return
 	}
-	capabilities := m.Literal(jsonrpc.Capabilities)
+	in := jsonrpc.ClientCapabilities
+	if x.message.Is(jsonrpc.Method, "initialize") {
+		in = jsonrpc.Capabilities
+	}
+	capabilities := x.message.Literal(in)
 	var declared map[string]json.RawMessage
 	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
 		return
 	}
-	x.repost(r, m.Within(jsonrpc.Capabilities, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
+	x.repost(r, x.message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
 }

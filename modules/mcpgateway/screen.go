@@ -27,12 +27,13 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	lists := x.listens(r)
 	redacts := x.caller.redactor() != nil
 	answers := len(x.server.Answers) > 0
+	asks := answers && r.Header.Get(mcp.VersionHeader) == mcp.Stateless // by results
 	if !lists && !redacts && !answers {
 		return w, nil
 	}
 	r.Header.Del("Accept-Encoding")
 	s := screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) { return x.screen(r, message, lists) })
-	s.EventsOnly = !lists && !redacts
+	s.EventsOnly = !lists && !redacts && !asks
 	return s, s
 }
 
@@ -51,8 +52,11 @@ func (x *exchange) listens(r *http.Request) bool {
 
 // screen returns a message of the server as it goes on, nil if it does not.
 func (x *exchange) screen(r *http.Request, message []byte, lists bool) ([]byte, error) {
-	if len(x.server.Answers) > 0 && x.answered(r, message) {
-		return nil, nil
+	if len(x.server.Answers) > 0 {
+		if x.answered(r, message) {
+			return nil, nil
+		}
+		message = x.resolved(r, message)
 	}
 	if lists {
 		var err error
