@@ -25,7 +25,7 @@ PEERS := internal/integration/peers
 SUITE := internal/conformance/suite
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race conformance fuzz bench bench-cache bench-prune lint clean
+.PHONY: help run build test race conformance fuzz bench bench-cache bench-prune dashboard lint clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 13
@@ -80,6 +80,9 @@ bench-cache: ## what masking costs where prompts are cached, simulated; flags in
 bench-prune: ## what pruning keeps and saves, beside simpler ways; flags in PRUNEFLAGS
 	@go mod download
 	go run ./internal/bench/prune $(PRUNEFLAGS)
+
+dashboard: build ## draw docs/dashboard.svg from four minutes of a load; needs prometheus in PATH
+	go run ./internal/dashboard -load 4m -caddy $(CADDY)
 
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }

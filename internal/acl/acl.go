@@ -110,6 +110,20 @@ func (p *Policy) restricts(server string, of kinds) bool {
 	return !p.otherwise
 }
 
+// Other reports whether a server may be asked for what is neither a tool nor a prompt nor
+// a resource: only who may use all that no rule is about may.
+func (p *Policy) Other(server string) bool {
+	if p == nil {
+		return true
+	}
+	for i := range p.rules {
+		if r := &p.rules[i]; r.whole && r.kinds == everything && mcp.MatchName(r.server, server) {
+			return r.Allow
+		}
+	}
+	return p.otherwise
+}
+
 // Tool reports whether a tool of a server may be used.
 func (p *Policy) Tool(server, name string) bool { return p.named(tools, server, name) }
 

@@ -66,6 +66,17 @@ func cutKind(pattern string) (kinds, string) {
 	return 0, pattern
 }
 
+// Qualified returns a pattern with the server that it names, if it names one, by the name
+// that rename returns for it.
+func Qualified(pattern string, rename func(server string) string) string {
+	kind, rest := cutKind(pattern)
+	server, name, ok := strings.Cut(rest, mcp.Separator)
+	if !ok || server == "" || kind == resources && strings.ContainsAny(server, ":/") {
+		return pattern
+	}
+	return strings.TrimSuffix(pattern, rest) + rename(server) + mcp.Separator + name
+}
+
 // setName reads server::name.
 func (c *rule) setName(s string) error {
 	server, name, ok := strings.Cut(s, mcp.Separator)

@@ -61,7 +61,7 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 		{"a resource of nobody", "resources/read", `{"uri":"r://1"}`, mcp.Target{}},
 		{"what completes an argument of a prompt", "completion/complete", `{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`, mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
 		{"what completes a URI", "completion/complete", `{"ref":{"type":"ref/resource","uri":"` + proxy + `"},"argument":{"name":"n","value":""}}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
-		{"a task", "tasks/get", `{"taskId":"a::1"}`, mcp.Target{Server: "a"}},
+		{"a task", "tasks/get", `{"taskId":"a::1"}`, mcp.Target{Server: "a", Kind: mcp.Other}},
 		{"a list", "tools/list", `{}`, mcp.Target{}},
 		{"a list with a cursor of nobody", "tools/list", `{"cursor":"!"}`, mcp.Target{}},
 		{"a method that nobody knows", "no/such", `{}`, mcp.Target{}},

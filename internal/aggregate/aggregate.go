@@ -68,9 +68,16 @@ type Config struct {
 	// for it.
 	Sees func(identity, server string) bool
 
-	// View returns a text that changes with what a client is shown of lists. Servers
-	// are asked again for those that were shown before.
+	// Hears reports whether a client may hear of changes of a resource.
+	Hears func(identity, server, uri string) bool
+
+	// View returns a text that changes with what a client is shown. Servers are asked
+	// again for lists that were shown before, and listened to anew.
 	View func(identity string) string
+
+	// Standing returns a text that changes with what lets a client in. When it has,
+	// streams are ended, and the client has to come back.
+	Standing func(identity string) string
 
 	// Concerned returns the servers that a notification of a client is for. It reports
 	// whether it is for these only.

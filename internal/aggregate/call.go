@@ -109,26 +109,27 @@ func (t *turn) callURI(f jsonrpc.Field) *jsonrpc.Failure {
 // that give the request that URI.
 func (t *turn) owner(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
 	given := t.m.Text(f)
-	if t.a.transparent() {
+	s, uri := t.a.locate(given)
+	switch {
+	case t.a.transparent() && s == nil:
 		s := t.a.config.Servers[0]
 		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: given}, nil, nil
-	}
-	if t.m.Kind(f) != jsonspan.String {
+	case t.m.Kind(f) != jsonspan.String:
 		return nil, mcp.Target{}, nil, invalid("uri: it is missing, or no string")
-	}
-	s, uri := t.a.locate(given)
-	if s == nil {
+	case s == nil:
 		return nil, mcp.Target{}, nil, t.noResource("uri: it is none of this server")
 	}
+	t.led = led{uri, given}
 	return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}, []jsonspan.Edit{t.m.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 
 // locate returns the server that has a resource which clients know by a URI, and the URI
 // it has there.
 func (a *Aggregate) locate(shown string) (*Server, string) {
-	server, uri, err := mcp.ParseURI(shown)
-	if err == nil {
-		return a.servers[server], uri
+	if !a.transparent() {
+		if server, uri, err := mcp.ParseURI(shown); err == nil {
+			return a.servers[server], uri
+		}
 	}
 	if a.config.Lead != nil {
 		if server, uri, ok := a.config.Lead(shown); ok {
@@ -148,9 +149,12 @@ func (t *turn) noResource(message string) *jsonrpc.Failure {
 // complete passes on what completes an argument of a prompt or a template (A45).
 func (t *turn) complete() *jsonrpc.Failure {
 	switch {
+	case t.m.Has(jsonrpc.RefName) && t.m.Has(jsonrpc.RefURI):
+		return invalid("ref: it has both a name and a uri")
 	case t.a.transparent():
 		s := t.a.config.Servers[0]
-		return t.pass(s, mcp.TargetOf(s.Name, t.m), nil)
+		target, _ := mcp.TargetOf(s.Name, t.m)
+		return t.pass(s, target, nil)
 	case t.m.Kind(jsonrpc.RefName) == jsonspan.String:
 		return t.callNamed(jsonrpc.RefName, prompts)
 	case t.m.Kind(jsonrpc.RefURI) == jsonspan.String:
@@ -163,11 +167,11 @@ func (t *turn) complete() *jsonrpc.Failure {
 func (t *turn) callTask() *jsonrpc.Failure {
 	if t.a.transparent() {
 		s := t.a.config.Servers[0]
-		return t.pass(s, mcp.Target{Server: s.Name}, nil)
+		return t.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, nil)
 	}
 	server, id, ok := strings.Cut(t.m.Text(jsonrpc.TaskID), mcp.Separator)
 	if s := t.a.servers[server]; ok && s != nil {
-		return t.pass(s, mcp.Target{Server: s.Name}, []jsonspan.Edit{t.m.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))})
+		return t.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{t.m.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))})
 	}
 	return invalid("taskId: it is none of this server")
 }
@@ -176,7 +180,7 @@ func (t *turn) callTask() *jsonrpc.Failure {
 // may have what it is about.
 func (t *turn) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	t.result.Server = s.Name
-	if !t.allowed || !t.sees(s) {
+	if !t.asked || !t.sees(s) {
 		if failure := t.admit(target); failure != nil {
 			return failure
 		}
@@ -319,7 +323,7 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	if rl.forgotten() {
 		return
 	}
-	out.data = rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...))
+	out.data = t.led.back(rl.link.server, rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...)))
 	rl.h.settled(m)
 	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {

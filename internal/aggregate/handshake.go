@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -225,7 +226,11 @@ func (t *turn) delete() *jsonrpc.Failure {
 	for _, s := range t.client.listening() {
 		s.end()
 	}
-	t.all(func(ctx context.Context, s *Server, l *link) { l.end(ctx, t.a, t.r) })
+	var ending sync.WaitGroup
+	for _, l := range t.client.allLinks() { // also to servers that it may not know any more
+		ending.Go(func() { l.end(t.r.Context(), t.a, t.r) })
+	}
+	ending.Wait()
 	t.out.w.WriteHeader(204)
 	return nil
 }

@@ -39,7 +39,8 @@ type link struct {
 
 	failed bool // the server could not be met when it was tried
 
-	subscriptions []string // to resources, sorted
+	subscriptions []string          // to resources, sorted
+	windows       map[string]string // what the client calls those that it has subscribed to by another URI
 
 	calls     []*heldCall  // of a client of the modern era to a server of the legacy era
 	overheard *overhearing // what is listened to for them
@@ -315,7 +316,7 @@ func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []b
 	setBody(r, body)
 	h = &Hearing{}
 	var refusal *jsonrpc.Failure
-	var asides asides
+	var asides Asides
 	defer asides.Wait()
 	h.each = func(e *event) error {
 		m := &e.message

@@ -174,7 +174,7 @@ func (t *turn) listings(k kind) ([]*listing, freshness) {
 		together.private = together.private || fresh[i].private
 		together.none = false
 	}
-	together.private = together.private || together.none // it may depend on who asks
+	together.private = together.private || together.none || t.a.config.Sees != nil // it may depend on who asks
 	return all, together
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 
 	"go.uber.org/zap"
@@ -100,7 +101,7 @@ func (i *interests) resolve(t *turn) {
 		if !t.a.transparent() {
 			s, uri = t.a.locate(shown)
 		}
-		if s == nil || !t.mayHear(s, uri) {
+		if s == nil || !t.a.hears(t.who.Identity, s, uri) {
 			continue
 		}
 		i.of[s.Name] = append(i.of[s.Name], uri)
@@ -108,9 +109,9 @@ func (i *interests) resolve(t *turn) {
 	}
 }
 
-// mayHear reports whether the client may know of changes of a resource.
-func (t *turn) mayHear(s *Server, uri string) bool {
-	return t.sees(s) && (t.who.Hear == nil || t.who.Hear(s.Name, uri))
+// hears reports whether a client may know of changes of a resource.
+func (a *Aggregate) hears(identity string, s *Server, uri string) bool {
+	return a.sees(identity, s) && (a.config.Hears == nil || a.config.Hears(identity, s.Name, uri))
 }
 
 // at returns which of the interests concern a server that can do this, with URIs as it
@@ -246,6 +247,7 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	if !l.subscribe(uri, on) {
 		return invalid("uri: there are too many subscriptions")
 	}
+	l.look(uri, t.led.shown, on)
 	if era, _ := l.state(); era == mcp.Legacy {
 		return t.pass(s, target, edits)
 	}
@@ -292,6 +294,23 @@ func (l *link) subscribe(uri string, on bool) (ok bool) {
 		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
 	}
 	return true
+}
+
+// look notes by which URI of the gateway itself the client has subscribed to a resource.
+func (l *link) look(uri, shown string, on bool) {
+	if shown == "" || strings.HasPrefix(shown, "proxy://") {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case !on:
+		delete(l.windows, uri)
+	case l.windows == nil:
+		l.windows = map[string]string{uri: shown}
+	default:
+		l.windows[uri] = shown
+	}
 }
 
 // subscribedTo reports whether a message is not about a resource that the client has

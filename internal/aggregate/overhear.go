@@ -105,7 +105,7 @@ func (l *link) overhear(ctx context.Context, a *Aggregate, of *http.Request, o *
 	}
 	setNoBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	var asides asides
+	var asides Asides
 	defer asides.Wait()
 	h := &Hearing{begun: func(status int) bool {
 		if status == http.StatusMethodNotAllowed {

@@ -75,7 +75,7 @@ func (c *client) unasked(h *Hearing) {
 
 // refuse answers a question of the server in place of the client. It does not wait
 // for that: the server may have more to say before it listens.
-func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, asides *asides, m *jsonrpc.Message, why string) {
+func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, asides *Asides, m *jsonrpc.Message, why string) {
 	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
 	if m.Is(jsonrpc.Method, "ping") {
 		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which anybody can answer
@@ -87,8 +87,8 @@ func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, aside
 	})
 }
 
-// asides are what is said to servers beside the answer to a request.
-type asides struct {
+// Asides are what is said to a server beside the answer to a request.
+type Asides struct {
 	sync.WaitGroup
 	open atomic.Int32
 }
@@ -98,7 +98,7 @@ type asides struct {
 const maxAsides = 64
 
 // Go says something, unless there is too much of it.
-func (a *asides) Go(say func()) {
+func (a *Asides) Go(say func()) {
 	if a.open.Add(1) > maxAsides {
 		a.open.Add(-1)
 		return
@@ -121,7 +121,7 @@ func (l *link) noted(a *Aggregate, m *jsonrpc.Message) {
 
 // stray takes a message that came with the answer to a request of our own. The
 // client gets it if it listens.
-func (l *link) stray(a *Aggregate, of *http.Request, asides *asides, e *event) {
+func (l *link) stray(a *Aggregate, of *http.Request, asides *Asides, e *event) {
 	m := &e.message
 	if len(e.data) == 0 || m.IsAnswer() {
 		return
@@ -183,6 +183,9 @@ func (t *turn) notify() {
 	case "notifications/progress":
 		t.progress()
 	default: // all others carry no ids (A27, R23)
+		if _, known := mcp.KnownMethod(method); known && !strings.HasPrefix(method, "notifications/") {
+			return // a request that wants no answer is none
+		}
 		body := t.forwardable()
 		servers, some := t.concerned(method)
 		t.all(func(ctx context.Context, s *Server, l *link) {

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"bytes"
 	"slices"
+	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -71,6 +72,20 @@ func (l *link) rewritten(a *Aggregate, raw []byte) []byte {
 	return jsonspan.Spliced(raw, edits...)
 }
 
+// led is the way from a resource of the gateway itself to that of a server: what the
+// server calls it, and what the client does.
+type led struct{ original, shown string }
+
+// back returns an answer with the resource that the client has asked for under the URI
+// that it was asked for by.
+func (l led) back(server string, raw []byte) []byte {
+	proxy := mcp.ResourceURI(server, l.original)
+	if l.shown == "" || l.shown == proxy || strings.HasPrefix(l.shown, "proxy://") {
+		return raw
+	}
+	return bytes.ReplaceAll(raw, jsonrpc.Quote(proxy), jsonrpc.Quote(l.shown))
+}
+
 // translated returns a message that a server sends on its own account as the client
 // gets it: with the name of the server (A23, A26), and with ids that lead back to it.
 func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
@@ -91,11 +106,21 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
 		replace(jsonrpc.RequestID, l.shown(a, m.Literal(jsonrpc.RequestID)))
 	case m.Is(jsonrpc.Method, "notifications/resources/updated") && m.Kind(jsonrpc.URI) == jsonspan.String:
-		replace(jsonrpc.URI, jsonrpc.Quote(mcp.ResourceURI(l.server, m.Text(jsonrpc.URI))))
+		replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
 		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))
 	}
 	return jsonspan.Spliced(m.Raw, append(edits, l.named(m)...)...)
+}
+
+// shownAs returns the URI by which the client knows a resource.
+func (l *link) shownAs(uri string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if shown := l.windows[uri]; shown != "" {
+		return shown
+	}
+	return mcp.ResourceURI(l.server, uri)
 }
 
 // named returns the edits that put the name of the server into the params of a message,

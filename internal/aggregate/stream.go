@@ -226,18 +226,23 @@ func (s *stream) move(from, to *Aggregate) {
 	s.a.Store(to)
 	s.follow(to)
 	identity := s.turn.who.Identity
+	if from.standing(identity) != to.standing(identity) {
+		s.end()
+		return
+	}
 	before, now := from.seen(identity), to.seen(identity)
-	changed := len(before) != len(now) || from.view(s.turn.client) != to.view(s.turn.client)
+	another := from.view(s.turn.client) != to.view(s.turn.client) // what is heard now is what was shown before
+	changed := another || len(before) != len(now)
 	s.mu.Lock()
 	for key, e := range s.ears {
-		if server := to.byID(key.id); server == nil || !to.sees(identity, server) {
+		if server := to.byID(key.id); another || server == nil || !to.sees(identity, server) {
 			e.stop()
 			delete(s.ears, key)
 		}
 	}
 	s.mu.Unlock()
 	for _, server := range now {
-		if from.byID(server.ID) == nil || !from.sees(identity, server) {
+		if another || from.byID(server.ID) == nil || !from.sees(identity, server) {
 			changed = true
 			s.listenTo(earKey{id: server.ID}, "", func() {})
 		}
@@ -245,6 +250,14 @@ func (s *stream) move(from, to *Aggregate) {
 	if changed {
 		s.later(func() { s.announce(tools, prompts, resources) })
 	}
+}
+
+// standing returns what changes with what lets a client in.
+func (a *Aggregate) standing(identity string) string {
+	if a.config.Standing == nil {
+		return ""
+	}
+	return a.config.Standing(identity)
 }
 
 // follow ends the stream when an Aggregate does that is not the one it was opened at.
@@ -497,6 +510,11 @@ func (l *link) listened(to []kind, n int) {
 // one that it wants.
 func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) bool {
 	t := s.turn
+	if m.Is(jsonrpc.Method, "notifications/resources/updated") {
+		if server := a.of(l); server == nil || !a.hears(t.who.Identity, server, m.Text(jsonrpc.URI)) {
+			return false
+		}
+	}
 	if s.wants == nil {
 		if m.IsRequest() && !t.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
 			return false

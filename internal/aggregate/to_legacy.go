@@ -32,6 +32,7 @@ type heldCall struct {
 	cancel context.CancelFunc
 	of     *http.Request // on behalf of which it is made
 
+	about    string        // what the client has called, which it goes on with
 	id       []byte        // that the server knows it by: many clients call each of theirs 1
 	messages chan []byte   // of the server
 	done     chan struct{} // closed when there are no more
@@ -111,13 +112,18 @@ func (t *turn) takeUp(l *link) *heldCall {
 	t.a.mu.Lock()
 	defer t.a.mu.Unlock()
 	held := t.a.held[string(key)]
-	if held == nil || held.client != t.client || held.link != l {
+	if held == nil || held.client != t.client || held.link != l || held.about != t.about() {
 		return nil
 	}
 	delete(t.a.held, string(key))
 	held.client.held--
 	held.expires.Stop()
 	return held
+}
+
+// about returns what a request calls.
+func (t *turn) about() string {
+	return t.m.Text(jsonrpc.Method) + "\x00" + t.m.Text(jsonrpc.Name) + "\x00" + t.m.Text(jsonrpc.URI)
 }
 
 // hold makes a call that can outlive the request.
@@ -128,6 +134,7 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		client:    t.client,
 		link:      l,
 		cancel:    cancel,
+		about:     t.about(),
 		id:        l.nextID(),
 		messages:  make(chan []byte),
 		done:      make(chan struct{}),
@@ -314,7 +321,7 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 		}
 		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), member).Moved(at.Start))
 	}
-	raw := held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...))
+	raw := t.led.back(held.link.server, held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...)))
 	t.out.answer(m.Status(), &outgoing{data: raw})
 }
 

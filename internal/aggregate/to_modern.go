@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"slices"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -66,12 +65,7 @@ func (t *turn) modernized(body []byte) ([]byte, *jsonrpc.Failure) {
 		return nil, failure
 	}
 	meta := t.client.meta(t.client.logLevel())
-	if m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
-		return jsonspan.Spliced(body, m.Insert(slices.Concat([]byte(`"_meta":`), meta))), nil
-	}
-	at := m.Replace(jsonrpc.Meta, nil)
-	members := meta[1 : len(meta)-1]
-	return jsonspan.Spliced(body, jsonspan.Insert(m.Literal(jsonrpc.Meta), members).Moved(at.Start)), nil
+	return jsonspan.Spliced(body, m.InsertMeta(meta[1:len(meta)-1])), nil
 }
 
 // paramHeaders returns which arguments of the tool have to be repeated in headers.

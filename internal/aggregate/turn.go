@@ -21,9 +21,10 @@ type turn struct {
 	client  *client
 	who     Visitor
 	found   bool // what is called is not what was posted, but named in it
-	allowed bool // somebody has been asked whether the client may do this
+	asked   bool // somebody has been, whether the client may do this
+	led     led  // to the resource that it is about
 	out     outlet
-	asides  asides
+	asides  Asides
 	result  Result
 }
 
@@ -35,10 +36,6 @@ type Visitor struct {
 	// Admit is asked once for each request, whether the client may do what it is
 	// about. If it is nil, it may.
 	Admit func(mcp.Target) *jsonrpc.Failure
-
-	// Hear reports whether the client may hear of changes of a resource. If it is nil,
-	// it may.
-	Hear func(server, uri string) bool
 }
 
 // Serve answers a request. It has been read already: m is what it posts, if it
@@ -54,7 +51,7 @@ func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Mes
 	defer t.out.close()
 	defer t.asides.Wait()
 	failure := t.serve()
-	if failure != nil && !t.allowed {
+	if failure != nil && !t.asked {
 		// What is wrong with a request is told only to whom it may make one, and counts
 		// for one.
 		if refused := t.admit(mcp.Target{}); refused != nil {
@@ -86,10 +83,19 @@ func acceptsStreams(header http.Header) bool {
 
 // admit asks whether the client may do this.
 func (t *turn) admit(target mcp.Target) *jsonrpc.Failure {
-	if t.allowed = true; t.who.Admit == nil {
+	if t.asked = true; t.who.Admit == nil {
 		return nil
 	}
 	return t.who.Admit(target)
+}
+
+// general returns what a request is about that names nothing.
+func (t *turn) general() mcp.Target {
+	if !t.a.transparent() || t.r.Method != http.MethodPost {
+		return mcp.Target{}
+	}
+	target, _ := mcp.TargetOf(t.a.config.Servers[0].Name, t.m)
+	return target
 }
 
 // sees reports whether the client may know of a server.
@@ -109,7 +115,7 @@ func (a *Aggregate) seen(identity string) []*Server {
 
 func (t *turn) serve() *jsonrpc.Failure {
 	if t.r.Method != http.MethodPost || !t.m.IsRequest() || !mcp.HasTarget(t.m.Text(jsonrpc.Method)) {
-		if failure := t.admit(mcp.Target{}); failure != nil {
+		if failure := t.admit(t.general()); failure != nil {
 			return failure
 		}
 	}

@@ -76,7 +76,9 @@ type inputRequest struct {
 //	late {ms}              an answer at once and another one after that time
 //	wrong-id               an answer to nobody's request, then the right one
 //	touch {uri}            notifications/resources/updated
-//	add-tool {name}        one more tool, and notifications/tools/list_changed
+//	add-tool {name,description,quiet}
+//	                       one more tool, or another description for the one of that
+//	                       name, and notifications/tools/list_changed unless quiet
 //
 // In the stateless era ask returns an input_required with the one input request
 // "0", and emit's default is silent unless the request has a log level.
@@ -101,7 +103,7 @@ func childTools() []childTool {
 		newChildTool("late", "Answers twice.", callLate, "ms", "integer"),
 		newChildTool("wrong-id", "Answers nobody first.", callWrongID),
 		newChildTool("touch", "Says that a resource was updated.", callTouch, "uri", "string"),
-		newChildTool("add-tool", "Adds a tool.", callAddTool, "name", "string"),
+		newChildTool("add-tool", "Adds a tool.", callAddTool, "name", "string", "description", "string", "quiet", "boolean"),
 	}
 }
 
@@ -143,7 +145,7 @@ func (r *request) callTool() (any, *rpcError) {
 		return nil, failure
 	}
 	r.mu.Lock()
-	tools := r.tools // which grows, but does not change
+	tools := r.tools // which is replaced when it changes
 	r.mu.Unlock()
 	i := slices.IndexFunc(tools, func(t childTool) bool { return t.Name == p.Name })
 	if i < 0 {
@@ -384,7 +386,9 @@ func callTouch(c *toolCall) (any, *rpcError) {
 
 func callAddTool(c *toolCall) (any, *rpcError) {
 	var args struct {
-		Name string `json:"name"`
+		Name        string `json:"name"`
+		Description string `json:"description"`
+		Quiet       bool   `json:"quiet"`
 	}
 	if failure := c.decode(&args); failure != nil {
 		return nil, failure
@@ -392,9 +396,15 @@ func callAddTool(c *toolCall) (any, *rpcError) {
 	if args.Name == "" {
 		return nil, invalidParams("name is required")
 	}
+	tool := extraTool(args.Name)
+	if args.Description != "" {
+		tool.Description = args.Description
+	}
 	c.mu.Lock()
-	c.tools = append(c.tools, extraTool(args.Name))
+	c.tools = append(slices.DeleteFunc(slices.Clone(c.tools), func(t childTool) bool { return t.Name == args.Name }), tool)
 	c.mu.Unlock()
-	c.announce("notifications/tools/list_changed", "", func(f listenFilter) bool { return f.ToolsListChanged })
+	if !args.Quiet {
+		c.announce("notifications/tools/list_changed", "", func(f listenFilter) bool { return f.ToolsListChanged })
+	}
 	return says("added")
 }

@@ -43,10 +43,9 @@ const (
 
 // Templates are the templates of a gateway. They are safe for concurrent use.
 type Templates struct {
-	mu          sync.RWMutex
-	byName      map[string]*hosting
-	inOrder     []*hosting // the order in which URIs are matched
-	descriptors [][]byte   // sorted by name
+	mu      sync.RWMutex
+	byName  map[string]*hosting
+	inOrder []*hosting // the order in which URIs are matched
 }
 
 // A hosting is a template that has been read.
@@ -58,9 +57,6 @@ type hosting struct {
 
 // New returns templates of which there are none yet.
 func New() *Templates { return &Templates{byName: map[string]*hosting{}} }
-
-// Destruct implements the destructors of usage pools: templates outlive reloads.
-func (*Templates) Destruct() error { return nil }
 
 // Put adds a template, or puts it in the place of the one of the same name. The error
 // names the field that makes no sense.
@@ -98,18 +94,18 @@ func (ts *Templates) arrange() {
 	for _, h := range ts.byName {
 		inOrder = append(inOrder, h)
 	}
-	slices.SortFunc(inOrder, byName)
-	descriptors := make([][]byte, 0, len(inOrder))
-	for _, h := range inOrder {
-		descriptors = append(descriptors, h.listed)
-	}
-	slices.SortStableFunc(inOrder, func(a, b *hosting) int {
-		return cmp.Compare(len(b.address.prefix()), len(a.address.prefix()))
+	slices.SortFunc(inOrder, func(a, b *hosting) int {
+		return cmp.Or(cmp.Compare(len(b.address.prefix()), len(a.address.prefix())), cmp.Compare(a.Name, b.Name))
 	})
-	ts.inOrder, ts.descriptors = inOrder, descriptors
+	ts.inOrder = inOrder
 }
 
-func byName(a, b *hosting) int { return cmp.Compare(a.Name, b.Name) }
+// Has reports whether there is a template of this name.
+func (ts *Templates) Has(name string) bool {
+	ts.mu.RLock()
+	defer ts.mu.RUnlock()
+	return ts.byName[name] != nil
+}
 
 // All returns the templates, sorted by name.
 func (ts *Templates) All() []Template {
@@ -123,15 +119,8 @@ func (ts *Templates) All() []Template {
 	return all
 }
 
-// List returns the descriptors for resources/templates/list, sorted by name. They must
-// not be changed.
-func (ts *Templates) List() [][]byte {
-	ts.mu.RLock()
-	defer ts.mu.RUnlock()
-	return ts.descriptors
-}
-
-// Descriptor returns what clients are shown of a template, which must not be changed.
+// Descriptor returns what resources/templates/list shows of a template, which must not
+// be changed.
 func (t *Template) Descriptor() []byte {
 	if t.listed != nil {
 		return t.listed

@@ -153,7 +153,8 @@ func TestListAndReplace(t *testing.T) { // A67
 		`{"uriTemplate":"hello://{a}","name":"a"}`,
 		`{"uriTemplate":"docs://{a}","name":"b","title":"B & <b>","description":"about b","mimeType":"text/plain"}`,
 	}
-	for i, item := range ts.List() {
+	for i, template := range ts.All() {
+		item := template.Descriptor()
 		if string(item) != want[i] {
 			t.Errorf("got %s\nwant %s", item, want[i])
 		}
@@ -170,10 +171,10 @@ func TestListAndReplace(t *testing.T) { // A67
 	if all := ts.All(); len(all) != 2 || all[0].Name != "a" || all[0].Text != "bye" || all[1].Text != "secret" {
 		t.Errorf("got %+v", all)
 	}
-	if !ts.Delete("a") || ts.Delete("a") {
+	if !ts.Has("a") || !ts.Delete("a") || ts.Delete("a") || ts.Has("a") {
 		t.Error("it was not deleted once")
 	}
-	if _, _, ok := ts.Match("bye://x"); ok || len(ts.List()) != 1 {
+	if _, _, ok := ts.Match("bye://x"); ok || len(ts.All()) != 1 {
 		t.Error("what was deleted is still there")
 	}
 }
@@ -201,8 +202,8 @@ func TestTemplatesAreSharedSafely(t *testing.T) {
 			for range 50 {
 				_, _ = ts.Put(Template{Name: fmt.Sprint(i), URITemplate: "a://{b}", Text: "{b}"})
 				ts.Match("a://x")
-				ts.List()
 				ts.All()
+				ts.Has(fmt.Sprint(i))
 				ts.Delete(fmt.Sprint(i))
 			}
 		})

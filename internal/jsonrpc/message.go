@@ -55,6 +55,7 @@ const (
 	SubscriptionID     // the id in params._meta of the listen request a notification belongs to
 	Result             // of an answer
 	ResultType         // result.resultType
+	CacheScope         // result.cacheScope: who may be given the result again
 	ListenID           // the same id in result._meta
 	Error              // of an answer
 	ErrorCode          // error.code
@@ -75,7 +76,7 @@ var fields = jsonspan.CompilePaths(
 	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
 	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
 	"params._meta."+reserved+"subscriptionId",
-	"result", "result.resultType", "result._meta."+reserved+"subscriptionId",
+	"result", "result.resultType", "result.cacheScope", "result._meta."+reserved+"subscriptionId",
 	"error", "error.code", "error.message",
 )
 
@@ -94,13 +95,15 @@ type span struct {
 }
 
 // ReadRequest is Read for what a client sends, of which no more is accepted than
-// the standard says: a text in UTF-8.
+// the standard says: a text in UTF-8. Members that some servers would take for one of the
+// fields, because they ignore case, are refused as well: what is decided here is decided
+// on what the server reads.
 func (m *Message) ReadRequest(data []byte) *Failure {
 	if !utf8.Valid(data) {
 		*m = Message{Raw: data}
 		return ParseError()
 	}
-	return m.Read(data)
+	return m.read(data, fields.FindExact)
 }
 
 // Read finds the fields of the message that data is, in one pass. A message that
@@ -109,12 +112,14 @@ func (m *Message) ReadRequest(data []byte) *Failure {
 //
 // The failure is ready to be answered. A message that was refused has no fields:
 // of what is not understood nobody can know the id.
-func (m *Message) Read(data []byte) *Failure {
+func (m *Message) Read(data []byte) *Failure { return m.read(data, fields.Find) }
+
+func (m *Message) read(data []byte, find func([]byte, func(int, jsonspan.Value)) error) *Failure {
 	*m = Message{Raw: data}
 	if len(data) > math.MaxInt32 {
 		return PayloadTooLarge()
 	}
-	err := fields.Find(data, func(path int, v jsonspan.Value) {
+	err := find(data, func(path int, v jsonspan.Value) {
 		m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
 	})
 	failure := m.judge(err)
@@ -128,6 +133,8 @@ func (m *Message) judge(err error) *Failure {
 	switch {
 	case errors.Is(err, jsonspan.ErrDuplicate):
 		return InvalidRequest("the message repeats a member")
+	case errors.Is(err, jsonspan.ErrFolded):
+		return InvalidRequest("the message has a member whose name differs from one of the protocol in case only")
 	case errors.Is(err, jsonspan.ErrDepth):
 		return InvalidRequest("the message is nested too deeply")
 	case err != nil:
@@ -259,21 +266,29 @@ func (m *Message) Within(f Field, e jsonspan.Edit) jsonspan.Edit {
 }
 
 // Insert returns the edit that puts a member into the params. A message that has none
-// gets some.
+// gets some, also in the place of others than an object.
 func (m *Message) Insert(member []byte) jsonspan.Edit {
-	if m.Kind(Params) == jsonspan.BeginObject {
+	object := slices.Concat([]byte("{"), member, []byte("}"))
+	switch {
+	case m.Kind(Params) == jsonspan.BeginObject:
 		return m.Within(Params, jsonspan.Insert(m.Literal(Params), member))
+	case m.Has(Params):
+		return m.Replace(Params, object)
 	}
-	return jsonspan.Insert(m.Raw, slices.Concat([]byte(`"params":{`), member, []byte("}")))
+	return jsonspan.Insert(m.Raw, append([]byte(`"params":`), object...))
 }
 
 // InsertMeta returns the edit that puts a member into the _meta of the params. A message
-// that has none gets one.
+// that has none gets one, also in the place of another than an object.
 func (m *Message) InsertMeta(member []byte) jsonspan.Edit {
-	if m.Kind(Meta) == jsonspan.BeginObject {
+	object := slices.Concat([]byte("{"), member, []byte("}"))
+	switch {
+	case m.Kind(Meta) == jsonspan.BeginObject:
 		return m.Within(Meta, jsonspan.Insert(m.Literal(Meta), member))
+	case m.Has(Meta):
+		return m.Replace(Meta, object)
 	}
-	return m.Insert(slices.Concat([]byte(`"_meta":{`), member, []byte("}")))
+	return m.Insert(append([]byte(`"_meta":`), object...))
 }
 
 // IsRequest reports whether the message wants an answer.

@@ -15,7 +15,18 @@ import (
 // io.ErrUnexpectedEOF after what was found in it. So until Find returns nil the
 // values found are those of a text that may yet turn out to be invalid.
 func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
-	f := finder{data: data, found: found}
+	return p.find(finder{data: data, found: found})
+}
+
+// FindExact is Find for a text that others read, too, and decide upon. Many readers take
+// Name for name. So it refuses keys that differ from those of the paths in case only,
+// with [ErrFolded].
+func (p *Paths) FindExact(data []byte, found func(path int, v Value)) error {
+	return p.find(finder{data: data, found: found, exact: true})
+}
+
+func (p *Paths) find(f finder) error {
+	data := f.data
 	i := f.value(f.space(0), &p.root, 0)
 	if i >= 0 && f.space(i) < len(data) {
 		f.fail(ErrSyntax, f.space(i))
@@ -36,6 +47,7 @@ func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
 type finder struct {
 	data    []byte
 	found   func(path int, v Value)
+	exact   bool // nobody may take a key for another
 	scanner Scanner
 	err     Error
 }
@@ -115,6 +127,8 @@ func (f *finder) object(i int, n *node, depth int) int {
 			}
 			seen |= 1 << k
 			at = n.keys[k].to
+		} else if f.exact && n.folds(f.data[key+1:i-1]) {
+			return f.fail(ErrFolded, key)
 		}
 		if i = f.space(i); i >= len(f.data) || f.data[i] != ':' {
 			return f.fail(ErrSyntax, i)

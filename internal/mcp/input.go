@@ -3,6 +3,7 @@ package mcp
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -22,6 +23,52 @@ type InputResult struct {
 type InputRequest struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
+}
+
+// ReadInput reads a result that asks for input, if it is one. It is an error if two
+// readers of it could disagree about what it asks.
+func ReadInput(m *jsonrpc.Message) (asks InputResult, is bool, _ error) {
+	if !m.Is(jsonrpc.ResultType, InputRequired) {
+		return InputResult{}, false, nil
+	}
+	result, err := members(m.Literal(jsonrpc.Result), "inputRequests", "requestState")
+	if err != nil {
+		return InputResult{}, true, err
+	}
+	asks = InputResult{Requests: map[string]InputRequest{}, State: result["requestState"]}
+	for member := range jsonspan.Members(result["inputRequests"]) {
+		raw := result["inputRequests"][member.Value.Start:member.Value.End]
+		if _, there := asks.Requests[member.Key]; there || member.Value.Kind != jsonspan.BeginObject {
+			return InputResult{}, true, jsonspan.ErrDuplicate
+		}
+		parts, err := members(raw, "method", "params")
+		if err != nil {
+			return InputResult{}, true, err
+		}
+		var method string
+		if err := json.Unmarshal(parts["method"], &method); err != nil {
+			return InputResult{}, true, err
+		}
+		asks.Requests[member.Key] = InputRequest{method, parts["params"]}
+	}
+	return asks, true, nil
+}
+
+// members returns members of an object. It is an error if one of them is there twice, or
+// under a name that some take for it.
+func members(object []byte, names ...string) (map[string]json.RawMessage, error) {
+	found := map[string]json.RawMessage{}
+	for member := range jsonspan.Members(object) {
+		for _, name := range names {
+			switch {
+			case member.Key == name && found[name] == nil:
+				found[name] = object[member.Value.Start:member.Value.End]
+			case strings.EqualFold(member.Key, name):
+				return nil, jsonspan.ErrDuplicate
+			}
+		}
+	}
+	return found, nil
 }
 
 // WithInput returns a request that is made again with what was asked for, and with the

@@ -27,8 +27,8 @@ var listKinds = [...]ListItem{{Kind: Tool}, {Kind: Prompt}, {Kind: Resource}, {K
 
 // FilterLists returns a message with only those items in the lists of its result that
 // are to be kept. The rest stays as it is, to the byte; if all items are kept, that is
-// all of it. A message that repeats a member is an error: two readers could see
-// different lists in it.
+// all of it. A message that repeats a member, if only in another case, is an error: two
+// readers could see different lists in it.
 func FilterLists(message []byte, keep func(ListItem) bool) ([]byte, error) {
 	var (
 		edits   []jsonspan.Edit
@@ -36,7 +36,7 @@ func FilterLists(message []byte, keep func(ListItem) bool) ([]byte, error) {
 		name    string
 		dropped bool
 	)
-	err := listPaths.Find(message, func(path int, v jsonspan.Value) {
+	err := listPaths.FindExact(message, func(path int, v jsonspan.Value) {
 		switch path % 3 {
 		case 0:
 			name = ""

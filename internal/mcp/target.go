@@ -1,6 +1,11 @@
 package mcp
 
-import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+import (
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
 
 // A Target is what a request is about.
 type Target struct {
@@ -17,11 +22,12 @@ const (
 	Tool
 	Prompt
 	Resource
+	Other // what nobody can tell: a task, or what the protocol does not know
 )
 
 // String returns how people write the kind.
 func (k TargetKind) String() string {
-	return [...]string{"", "tool", "prompt", "resource"}[k]
+	return [...]string{"", "tool", "prompt", "resource", "other"}[k]
 }
 
 // HasTarget reports whether requests of a method are about something that a server
@@ -37,20 +43,32 @@ func HasTarget(method string) bool {
 }
 
 // TargetOf returns what a message to a server is about. It goes by what the server
-// reads in it, so escapes do not matter.
-func TargetOf(server string, m *jsonrpc.Message) Target {
-	switch m.Text(jsonrpc.Method) {
-	case "tools/call":
-		return Target{server, Tool, m.Text(jsonrpc.Name)}
-	case "prompts/get":
-		return Target{server, Prompt, m.Text(jsonrpc.Name)}
-	case "resources/read", "resources/subscribe", "resources/unsubscribe":
-		return Target{server, Resource, m.Text(jsonrpc.URI)}
-	case "completion/complete":
-		if m.Has(jsonrpc.RefURI) {
-			return Target{server, Resource, m.Text(jsonrpc.RefURI)}
-		}
-		return Target{server, Prompt, m.Text(jsonrpc.RefName)}
+// reads in it, so escapes do not matter. It is not ok if nobody can know what the server
+// reads: a name that is no string, or two of them.
+func TargetOf(server string, m *jsonrpc.Message) (target Target, ok bool) {
+	is := func(kind TargetKind, f jsonrpc.Field) (Target, bool) {
+		return Target{server, kind, m.Text(f)}, m.Kind(f) == jsonspan.String
 	}
-	return Target{Server: server}
+	method := m.Text(jsonrpc.Method)
+	switch method {
+	case "tools/call":
+		return is(Tool, jsonrpc.Name)
+	case "prompts/get":
+		return is(Prompt, jsonrpc.Name)
+	case "resources/read", "resources/subscribe", "resources/unsubscribe":
+		return is(Resource, jsonrpc.URI)
+	case "completion/complete":
+		switch {
+		case m.Has(jsonrpc.RefURI) && m.Has(jsonrpc.RefName):
+			return Target{Server: server}, false
+		case m.Has(jsonrpc.RefURI):
+			return is(Resource, jsonrpc.RefURI)
+		}
+		return is(Prompt, jsonrpc.RefName)
+	}
+	_, known := KnownMethod(method)
+	if method != "" && (!known || strings.HasPrefix(method, "tasks/")) && !strings.HasPrefix(method, "notifications/") {
+		return Target{Server: server, Kind: Other}, true
+	}
+	return Target{Server: server}, true
 }

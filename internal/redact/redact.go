@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -131,4 +132,19 @@ func (p *pass) release() {
 		p.Redactor, p.inner.Redactor = nil, nil
 		passes.Put(p)
 	}
+}
+
+// Body returns the body of a JSON string, as it stands between its quotes, with what it
+// must not tell replaced. What was kept of a message may be older than what is redacted
+// now.
+func (r *Redactor) Body(body []byte) []byte {
+	if r == nil {
+		return body
+	}
+	const before, after = `{"result":"`, `"}`
+	redacted, n := r.Message(slices.Concat([]byte(before), body, []byte(after)))
+	if n == 0 {
+		return body
+	}
+	return redacted[len(before) : len(redacted)-len(after)]
 }

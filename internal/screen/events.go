@@ -85,7 +85,7 @@ func (w *Writer) isLeftover(part []byte) bool {
 // end.
 func (w *Writer) endEvent() {
 	data := w.data()
-	if !mayBeMessage(data) {
+	if len(data) == 0 {
 		w.release()
 		return
 	}
@@ -136,12 +136,6 @@ func (w *Writer) withData(data []byte) []byte {
 		return slices.Concat(w.held[:w.event.from], data, w.held[w.event.to:])
 	}
 	return withData(w.held, data)
-}
-
-// mayBeMessage reports whether data begins as a message or a batch of them does.
-func mayBeMessage(data []byte) bool {
-	data = bytes.TrimLeft(bytes.TrimPrefix(data, []byte(byteOrderMark)), " \t\r\n")
-	return len(data) > 0 && (data[0] == '{' || data[0] == '[')
 }
 
 // cutLine takes the first line off an event, with its end.

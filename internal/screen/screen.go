@@ -27,10 +27,9 @@ var (
 
 // A Writer lets messages through one by one, as edit returns them.
 //
-// The body of a response that is an event stream is let through event by event. The
-// data of an event is edited if it begins as an object or array does; other events,
-// such as the endpoint of the older transport, and comments pass as they are, and so
-// does an event that edit leaves as it is. Every other body is one message, whatever
+// The body of a response that is an event stream is let through event by event. All data
+// is given to edit, also what is no message, such as the endpoint of the older transport.
+// Comments pass as they are, and so does an event that edit leaves as it is. Every other body is one message, whatever
 // its type says. It is held until Close. Until something is let through, or the
 // handlers flush an event stream, the status is held, too: somebody can still answer
 // otherwise.

@@ -114,6 +114,13 @@ func (c *child) run() {
 	c.server.ended(c, err)
 }
 
+// busy reports whether calls wait for the child.
+func (c *child) busy() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.calls) > 0
+}
+
 // end marks the child as dead and returns the calls it will not answer.
 func (c *child) end(err error) map[uint64]*call {
 	c.mu.Lock()

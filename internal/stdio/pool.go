@@ -62,7 +62,8 @@ type Pool struct {
 	servers   map[address]*server
 	sessions  map[string]*session
 	listening map[*stream]bool // streams that would not end by themselves
-	hungUp    bool             // they all have to
+	answerers map[string]Answerer
+	hungUp    bool // they all have to
 	inFlight  int
 	idle      chan struct{} // closed when nothing is in flight any more
 	closed    bool
@@ -73,10 +74,11 @@ func NewPool(config Config, observe Observer) *Pool {
 	return &Pool{
 		config:    config,
 		observe:   observe,
-		roots:     rootsResult(config.Roots),
+		roots:     RootsResult(config.Roots),
 		servers:   map[address]*server{},
 		sessions:  map[string]*session{},
 		listening: map[*stream]bool{},
+		answerers: map[string]Answerer{},
 	}
 }
 

@@ -36,6 +36,7 @@ type server struct {
 	hurry    chan struct{} // closed if the one that is being started is due at once
 	leaving  *child        // the one whose place it takes
 	left     chan struct{} // closed when that has ended
+	missed   int           // pings in a row that were not answered
 	unsaid   int           // how often one did not say whether it knows the modern era
 	stopped  chan struct{} // closed when there will be none any more
 }
@@ -483,14 +484,29 @@ func (s *server) check(ctx context.Context) error {
 		_, err := s.ready(ctx)
 		return err // none: it has just answered
 	}
-	if _, err := c.request(ctx, "ping", nil); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			s.log().Warn("no answer to ping", zap.Int("pid", c.cmd.Process.Pid))
-			c.kill()
-		}
+	_, err := c.request(ctx, "ping", nil)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		s.miss(0)
 		return err
 	}
-	return nil
+	// Many servers do one thing at a time, and this may be a call.
+	spare := s.miss(1) == 1 && c.busy()
+	s.log().Warn("no answer to ping", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("busy", spare))
+	if !spare {
+		s.miss(0)
+		c.kill()
+	}
+	return err
+}
+
+// miss counts a ping that was not answered, or forgets those before.
+func (s *server) miss(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.missed += n; n == 0 {
+		s.missed = 0
+	}
+	return s.missed
 }
 
 // stop ends the child for good. It returns when the process has ended.

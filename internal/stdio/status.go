@@ -154,14 +154,14 @@ func (s *server) wantsRestart() bool {
 		return false
 	}
 	if s.owner != nil {
-		return s.child != nil
+		return s.child != nil || s.starting != nil
 	}
 	return s.state() != Idle
 }
 
 // Alive finds out whether what has been started at a host is alive, and starts another
-// in the place of one that is not. What nobody has needed yet is left alone; asked says
-// whether there was anything else. That a session's own child does not answer is no
+// in the place of one that is not. What nobody has needed yet, and what is still starting,
+// is left alone; asked says whether there was anything else. That a session's own child does not answer is no
 // fault of the others.
 func (p *Pool) Alive(ctx context.Context, host string) (asked bool, err error) {
 	servers := p.at(host)
@@ -171,7 +171,7 @@ func (p *Pool) Alive(ctx context.Context, host string) (asked bool, err error) {
 		switch state := s.status().State; {
 		case s.owner != nil && state == Running:
 			checks.Go(func() { _ = s.check(ctx) })
-		case s.owner == nil && state != Idle:
+		case s.owner == nil && state != Idle && state != Starting:
 			checks.Go(func() { errs[i] = s.check(ctx) })
 		default:
 			continue

@@ -16,8 +16,8 @@ type digest [sha256.Size]byte
 
 func (d digest) String() string { return hex.EncodeToString(d[:]) }
 
-// short is enough of a digest to tell definitions of one tool apart.
-func (d digest) short() string { return hex.EncodeToString(d[:6]) }
+// short is enough of a digest to say which definition is meant.
+func (d digest) short() string { return hex.EncodeToString(d[:16]) }
 
 // maxRead is the longest definition that is read. Of a longer one every byte counts:
 // to read costs many times what is read.

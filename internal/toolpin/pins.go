@@ -8,9 +8,11 @@
 package toolpin
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
-	"maps"
+	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +26,10 @@ const (
 	MaxNames = 1_000_000
 	// MaxChanges is how many definitions of one tool are told apart.
 	MaxChanges = 16
+	// MaxText is the longest definition that is kept to be looked at.
+	MaxText = 64 << 10
+	// MaxTexts is how many bytes those of one server may have together.
+	MaxTexts = 8 << 20
 )
 
 // Pins remembers how tools were defined when they were first seen. The zero value
@@ -42,6 +48,7 @@ type Pins struct {
 type server struct {
 	tools map[string]*pin
 	names int       // how many bytes the names of tools have
+	texts int       // how many bytes the texts of tools have
 	full  time.Time // when there was first no room for a tool, if ever
 }
 
@@ -50,6 +57,9 @@ type server struct {
 type pin struct {
 	seen   []definition
 	latest int
+	// The pinned definition and, if it is another one, the latest, as they were written.
+	// Each is empty if it is not known, or too long.
+	before, after json.RawMessage
 }
 
 type definition struct {
@@ -65,15 +75,23 @@ type Change struct {
 	Pinned string    `json:"pinned"` // the beginning of the digest
 	Seen   string    `json:"seen"`   // that of the latest definition
 	At     time.Time `json:"at"`     // when that was first seen
+
+	// Both definitions, which must not be changed. That from before a restart is not
+	// known, nor is one longer than MaxText, or of a server that has more than MaxTexts.
+	Before json.RawMessage `json:"before,omitempty"`
+	After  json.RawMessage `json:"after,omitempty"`
 }
+
+// ErrChangedAgain is that the latest definition is not the one that is to be accepted.
+var ErrChangedAgain = errors.New("the definition has changed again")
 
 // New returns empty Pins.
 func New() *Pins { return &Pins{} }
 
 // See notes the definition of a tool. It reports whether that is another than the one
 // that was first seen or accepted last, and whether this very change is news. It is so
-// once, however often a server goes back and forth, until the tool is accepted or
-// forgotten. A server that goes on to invent definitions is no news after [MaxChanges].
+// once, however often a server goes back and forth, until the tool is accepted. A
+// server that goes on to invent definitions is no news after [MaxChanges].
 //
 // A definition written just like the latest costs its hash and no allocation.
 func (p *Pins) See(server, tool string, descriptor []byte) (changed, news bool) {
@@ -91,11 +109,14 @@ func (p *Pins) See(server, tool string, descriptor []byte) (changed, news bool) 
 	d := definition{sum: sum, raw: raw, at: now()}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if t := p.find(server, tool); t != nil {
-		return t.see(d)
-	}
 	s := p.open(server)
-	if s.pin(tool, d) {
+	if t := s.tools[tool]; t != nil {
+		changed, news = t.see(d)
+		s.keep(t, descriptor)
+		return changed, news
+	}
+	if t := s.pin(tool, d); t != nil {
+		s.keep(t, descriptor)
 		p.version++
 		return false, false
 	}
@@ -135,6 +156,27 @@ func (t *pin) see(d definition) (changed, news bool) {
 	return t.latest != 0, news
 }
 
+// keep keeps how the latest definition of a tool is written, if it can be shown and there
+// is room.
+func (s *server) keep(t *pin, descriptor []byte) {
+	s.texts -= len(t.after)
+	t.after = nil
+	text := &t.after
+	if t.latest == 0 {
+		if text = &t.before; *text != nil {
+			return
+		}
+	}
+	if len(descriptor) > MaxText || !json.Valid(descriptor) {
+		return
+	}
+	shown := bytes.ToValidUTF8(descriptor, []byte("\ufffd"))
+	if s.texts+len(shown) <= MaxTexts {
+		*text = shown
+		s.texts += len(shown)
+	}
+}
+
 // Changed reports whether the latest definition of a tool is another than the pinned
 // one. A tool that was never seen has not changed.
 func (p *Pins) Changed(server, tool string) bool {
@@ -159,7 +201,7 @@ func (p *Pins) Changes() []Change {
 		for tool, t := range s.tools {
 			if t.latest != 0 {
 				pinned, seen := t.seen[0], t.seen[t.latest]
-				changes = append(changes, Change{name, tool, pinned.sum.short(), seen.sum.short(), seen.at})
+				changes = append(changes, Change{name, tool, pinned.sum.short(), seen.sum.short(), seen.at, t.before, t.after})
 			}
 		}
 	}
@@ -170,53 +212,50 @@ func (p *Pins) Changes() []Change {
 }
 
 // Accept pins the latest definition of a tool, or of all tools of a server if tool is
-// empty. It returns how many of the [Pins.Changes] are none any more.
+// empty. It returns how many of the [Pins.Changes] are none any more. If seen is not
+// empty it is what [Change] told of the tool, and any other definition is not accepted:
+// the error is [ErrChangedAgain].
 //
 // If the server has more tools than could be pinned, to accept all of them is to
 // begin anew with it: each is pinned when it is seen next.
-func (p *Pins) Accept(server, tool string) (accepted int) {
+func (p *Pins) Accept(server, tool, seen string) (accepted int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.servers[server]
 	switch {
 	case s == nil:
-		return 0
+		return 0, nil
 	case tool == "":
 		for _, t := range s.tools {
-			accepted += t.accept()
+			accepted += s.accept(t)
 		}
 		if !s.full.IsZero() {
 			accepted++
 			delete(p.servers, server)
 		}
 	case s.tools[tool] != nil:
-		accepted = s.tools[tool].accept()
+		t := s.tools[tool]
+		if seen != "" && seen != t.seen[t.latest].sum.short() {
+			return 0, ErrChangedAgain
+		}
+		accepted = s.accept(t)
 	}
 	if accepted > 0 {
 		p.version++
 	}
-	return accepted
+	return accepted, nil
 }
 
-func (t *pin) accept() int {
+func (s *server) accept(t *pin) int {
 	if t.latest == 0 {
 		return 0
 	}
 	d := t.seen[t.latest]
 	d.at = now()
 	t.seen, t.latest = []definition{d}, 0
+	s.texts -= len(t.before)
+	t.before, t.after = t.after, nil
 	return 1
-}
-
-// Forget forgets the servers of which it is told to, which must not use p.
-func (p *Pins) Forget(servers func(server string) bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	had := len(p.servers)
-	maps.DeleteFunc(p.servers, func(name string, _ *server) bool { return servers(name) })
-	if len(p.servers) != had {
-		p.version++
-	}
 }
 
 // Version returns a number that grows whenever there is something else to save. Ask
@@ -253,14 +292,15 @@ func (s *server) room(tool string) bool {
 	return len(s.tools) < MaxTools && s.names+len(tool) <= MaxNames
 }
 
-// pin pins a tool that is not pinned yet, if there is room.
-func (s *server) pin(tool string, d definition) bool {
+// pin pins a tool that is not pinned yet. It returns nil if there is no room.
+func (s *server) pin(tool string, d definition) *pin {
 	if !s.room(tool) {
-		return false
+		return nil
 	}
-	s.tools[strings.Clone(tool)] = &pin{seen: []definition{d}}
+	t := &pin{seen: []definition{d}}
+	s.tools[strings.Clone(tool)] = t
 	s.names += len(tool)
-	return true
+	return t
 }
 
 // now is good to the second, as that is how it is saved.

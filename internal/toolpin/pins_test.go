@@ -1,7 +1,9 @@
 package toolpin
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -85,8 +87,8 @@ func TestAccept(t *testing.T) {
 			}
 			see(t, p, "a", "same", "1", false, false)
 			version := p.Version()
-			if got := p.Accept(test.server, test.tool); got != test.want {
-				t.Errorf("accepted %d", got)
+			if got, err := p.Accept(test.server, test.tool, ""); got != test.want || err != nil {
+				t.Errorf("accepted %d, %v", got, err)
 			}
 			if got := p.Version() != version; got != (test.want > 0) {
 				t.Errorf("something to save: %v", got)
@@ -106,7 +108,7 @@ func TestAfterAcceptTheOldDefinitionIsTheChange(t *testing.T) {
 	p := New()
 	see(t, p, "a", "read", "1", false, false)
 	see(t, p, "a", "read", "2", true, true)
-	p.Accept("a", "read")
+	_, _ = p.Accept("a", "read", "")
 	see(t, p, "a", "read", "2", false, false)
 	see(t, p, "a", "read", "1", true, true)
 }
@@ -123,33 +125,128 @@ func TestChanges(t *testing.T) {
 		at := time.Now()
 		time.Sleep(time.Minute)
 		see(t, p, "a", "read", "2", true, false)
-		want := []Change{{"a", "read", define(say("1")).String()[:12], define(say("2")).String()[:12], at.UTC()}}
+		want := []Change{{"a", "read", define(say("1")).String()[:32], define(say("2")).String()[:32], at.UTC(), say("1"), say("2")}}
 		got := p.Changes()
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %v", got)
 		}
 		text, _ := json.Marshal(got[0])
-		if want := `{"server":"a","tool":"read","pinned":"` + want[0].Pinned + `","seen":"` + want[0].Seen + `","at":"2000-01-01T00:01:00Z"}`; string(text) != want {
+		if want := `{"server":"a","tool":"read","pinned":"` + want[0].Pinned + `","seen":"` + want[0].Seen +
+			`","at":"2000-01-01T00:01:00Z","before":` + string(say("1")) + `,"after":` + string(say("2")) + `}`; string(text) != want {
 			t.Errorf("got %s", text)
 		}
 	})
 }
 
-func TestForget(t *testing.T) {
+func TestAcceptWhatWasSeen(t *testing.T) {
 	p := New()
 	see(t, p, "a", "read", "1", false, false)
-	see(t, p, "b", "read", "1", false, false)
+	see(t, p, "a", "read", "2", true, true)
+	reviewed := p.Changes()[0].Seen
+	see(t, p, "a", "read", "3", true, true)
 	version := p.Version()
-	p.Forget(func(server string) bool { return server == "c" })
-	if p.Version() != version {
-		t.Error("nothing was forgotten, but there is something to save")
+	for _, seen := range []string{reviewed, p.Changes()[0].Pinned, reviewed[:12], "x"} {
+		if n, err := p.Accept("a", "read", seen); n != 0 || !errors.Is(err, ErrChangedAgain) {
+			t.Errorf("%s: accepted %d, %v", seen, n, err)
+		}
 	}
-	p.Forget(func(server string) bool { return server == "a" })
-	if p.Version() == version {
-		t.Error("there is nothing to save")
+	if n, err := p.Accept("a", "other", reviewed); n != 0 || err != nil {
+		t.Errorf("a tool that was never seen: accepted %d, %v", n, err)
 	}
-	see(t, p, "a", "read", "2", false, false)
-	see(t, p, "b", "read", "2", true, true)
+	if !p.Changed("a", "read") || p.Version() != version {
+		t.Error("something was accepted")
+	}
+	latest := p.Changes()[0].Seen
+	if n, err := p.Accept("a", "read", latest); n != 1 || err != nil {
+		t.Errorf("accepted %d, %v", n, err)
+	}
+	if n, err := p.Accept("a", "read", latest); n != 0 || err != nil {
+		t.Errorf("once more: accepted %d, %v", n, err)
+	}
+	see(t, p, "a", "read", "3", false, false)
+	see(t, p, "a", "read", "2", true, true)
+}
+
+func TestDefinitionsCanBeLookedAt(t *testing.T) {
+	p, one, two, three := New(), say("1"), say("2"), say("3")
+	is := func(what string, before, after []byte) {
+		t.Helper()
+		changes := p.Changes()
+		if len(changes) != 1 || !bytes.Equal(changes[0].Before, before) || !bytes.Equal(changes[0].After, after) {
+			t.Errorf("%s: %s", what, changes)
+		}
+	}
+	shown := bytes.Clone(one)
+	p.See("a", "read", shown)
+	clear(shown) // it is the caller's
+	p.See("a", "read", two)
+	is("a change", one, two)
+	p.See("a", "read", three)
+	is("another", one, three)
+	p.See("a", "read", one)
+	p.See("a", "read", two)
+	is("there and back", one, two)
+	_, _ = p.Accept("a", "read", "")
+	p.See("a", "read", one)
+	is("accepted", two, one)
+
+	text := save(t, p)
+	if err := p.UnmarshalJSON([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	p.See("a", "read", one)
+	is("after a restart", nil, one)
+	p.See("a", "read", two)
+	p.See("a", "read", three)
+	is("after a restart, the pinned one has been seen", two, three)
+}
+
+func TestDefinitionsThatCannotBeLookedAt(t *testing.T) {
+	long := strings.Repeat("x", MaxText)
+	for _, test := range []struct{ name, text, want string }{
+		{"too long", `{"description":"` + long + `"}`, ""},
+		{"no JSON", `{"description":`, ""},
+		{"no UTF-8", "{\"description\":\"\xff\"}", "{\"description\":\"\ufffd\"}"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := New()
+			p.See("a", "read", say("1"))
+			p.See("a", "read", []byte(test.text))
+			if got := p.Changes(); len(got) != 1 || string(got[0].After) != test.want || got[0].Seen == "" {
+				t.Errorf("got %.200s", got)
+			}
+			if _, err := json.Marshal(p.Changes()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestTextsAreBounded(t *testing.T) {
+	p, text := New(), strings.Repeat("x", MaxText/2)
+	kept := func() (n int) {
+		for _, pin := range p.servers["a"].tools {
+			n += len(pin.before) + len(pin.after)
+		}
+		if n != p.servers["a"].texts || n > MaxTexts {
+			t.Errorf("%d bytes are kept, and %d are counted", n, p.servers["a"].texts)
+		}
+		return n
+	}
+	for round := range 3 {
+		for i := range 2 * MaxTexts / MaxText {
+			p.See("a", fmt.Sprint(i), say(fmt.Sprint(round, text)))
+		}
+		if kept() < MaxTexts/2 {
+			t.Error("there was room")
+		}
+	}
+	_, _ = p.Accept("a", "", "")
+	kept()
+	p.See("b", "0", say(text))
+	if p.servers["b"].texts == 0 {
+		t.Error("one server takes the room of another")
+	}
 }
 
 func TestEndlessDefinitionsAreBounded(t *testing.T) {
@@ -167,7 +264,7 @@ func TestEndlessDefinitionsAreBounded(t *testing.T) {
 	}
 	see(t, p, "a", "read", "pinned", false, false)
 	see(t, p, "a", "read", last, true, false)
-	p.Accept("a", "")
+	_, _ = p.Accept("a", "", "")
 	see(t, p, "a", "read", last, false, false)
 	see(t, p, "a", "read", "pinned", true, true)
 }
@@ -204,10 +301,10 @@ func TestToolsBeyondTheBoundCountAsChanged(t *testing.T) {
 			if got := p.Changes(); len(got) != 2 || got[0].Tool != "" || got[0].At.IsZero() || got[1].Tool != pinned {
 				t.Errorf("%.100v changed", got)
 			}
-			if got := p.Accept("a", "more"); got != 0 {
+			if got, _ := p.Accept("a", "more", ""); got != 0 {
 				t.Errorf("%d were accepted by a name that is not pinned", got)
 			}
-			if got := p.Accept("a", ""); got != 2 {
+			if got, _ := p.Accept("a", "", ""); got != 2 {
 				t.Errorf("%d were accepted", got)
 			}
 			see(t, p, "a", "more", "1", false, false)
@@ -263,10 +360,8 @@ func TestVersionGrowsWithWhatIsSaved(t *testing.T) {
 		{"a tool is pinned", func() { p.See("a", "read", say("1")) }},
 		{"it is seen again", func() { p.See("a", "read", say("1")) }},
 		{"it changes", func() { p.See("a", "read", say("2")) }},
-		{"the change is accepted", func() { p.Accept("a", "read") }},
-		{"it is accepted again", func() { p.Accept("a", "") }},
-		{"nobody is forgotten", func() { p.Forget(func(string) bool { return false }) }},
-		{"all are forgotten", func() { p.Forget(func(string) bool { return true }) }},
+		{"the change is accepted", func() { _, _ = p.Accept("a", "read", "") }},
+		{"it is accepted again", func() { _, _ = p.Accept("a", "", "") }},
 	} {
 		step.do()
 		nowVersion, nowText := p.Version(), save(t, p)
@@ -349,9 +444,8 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 				if _, err := p.MarshalJSON(); err != nil {
 					t.Error(err)
 				}
-				p.Accept("b", "")
+				_, _ = p.Accept("b", "", "")
 				p.See("b", fmt.Sprint(round), say(fmt.Sprint(client)))
-				p.Forget(func(server string) bool { return server == "b" })
 			}
 		})
 	}

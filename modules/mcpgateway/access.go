@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 	if len(h.AuthRaw) == 0 {
 		return nil
 	}
+	h.admits = digest(h.AuthRaw)
 	modules, err := ctx.LoadModule(h, "AuthRaw")
 	if err != nil {
 		return err
@@ -28,6 +30,9 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 	for _, module := range modules.([]any) {
 		provider := module.(auth.Provider)
 		h.providers = append(h.providers, provider)
+		if _, bodiless := provider.(auth.Bodiless); !bodiless {
+			h.readsBody = true
+		}
 		for _, name := range provider.CredentialHeaders() {
 			h.credentials = append(h.credentials, http.CanonicalHeaderKey(name))
 		}
@@ -80,6 +85,11 @@ func (x *exchange) notLetIn(reason error) *jsonrpc.Failure {
 	if reason == nil {
 		reason = errNoCredentials
 	}
+	x.caller = x.handler.callerOf("")
+	if wait, ok := x.takeAs(mcp.Target{}, true); !ok {
+		x.w.Header().Set("Retry-After", retryAfter(wait))
+		status = http.StatusTooManyRequests // so that nobody can try for long
+	}
 	return x.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
 }
 
@@ -105,12 +115,33 @@ func (x *exchange) admit(target mcp.Target) *jsonrpc.Failure {
 	if !x.caller.allows(target) {
 		return x.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
 	}
-	if s := h.byName[target.Server]; h.PinTools && s != nil && target.Kind == mcp.Tool && h.pins.Changed(s.source, target.Name) {
+	if h.withheld(target) {
 		return x.denied(jsonrpc.ToolChanged(target.Server), target, nil)
 	}
 	if wait, ok := x.take(target); !ok {
 		x.w.Header().Set("Retry-After", retryAfter(wait))
 		return x.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
+	}
+	return nil
+}
+
+// admitListening decides whether the client may hear of changes of all the resources
+// that it wants to listen to at one server. Where servers are one, those that it may not
+// are left out.
+func (x *exchange) admitListening() *jsonrpc.Failure {
+	if x.caller.policy() == nil || !x.message.Is(jsonrpc.Method, mcp.MethodListen) {
+		return nil
+	}
+	var wants struct {
+		URIs []string `json:"resourceSubscriptions"`
+	}
+	if err := json.Unmarshal(x.message.Literal(jsonrpc.Notifications), &wants); err != nil {
+		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
+	}
+	for _, uri := range wants.URIs {
+		if target := (mcp.Target{Server: x.server.Name, Kind: mcp.Resource, Name: uri}); !x.caller.allows(target) {
+			return x.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+		}
 	}
 	return nil
 }
@@ -122,9 +153,6 @@ func (x *exchange) denied(failure *jsonrpc.Failure, target mcp.Target, reason er
 	client := x.caller.name
 	if client == "" {
 		client = anonymous
-	}
-	if x.caller.label == "" { // nobody knows yet
-		x.caller.label = anonymous
 	}
 	x.tally().denied.Add(1)
 	denials.WithLabelValues(x.caller.label, failure.Data.Symbol).Inc()
@@ -184,12 +212,10 @@ func onlyMember(object []byte, name string) bool {
 
 // stripCredentials takes off a request what was for the gateway: no server gets to see
 // what its clients are let in by, unless it is told to.
-func (x *exchange) stripCredentials(header http.Header) {
-	if x.server.forwardAuth {
-		return
-	}
+func (h *Handler) stripCredentials(header http.Header) {
 	header.Del("Authorization")
-	for _, name := range x.handler.credentials {
+	header.Del("Cookie")
+	for _, name := range h.credentials {
 		header.Del(name)
 	}
 }
@@ -200,15 +226,47 @@ func (h *Handler) sees(identity, server string) bool {
 	return who.policy().Server(server)
 }
 
-// view changes with what a client is shown of lists.
-func (h *Handler) view(identity string) string {
+// hears reports whether a client may hear of changes of a resource.
+func (h *Handler) hears(identity, server, uri string) bool {
 	who := h.callerOf(identity)
-	return who.policy().Fingerprint()
+	return who.allows(mcp.Target{Server: server, Kind: mcp.Resource, Name: uri})
 }
 
-// hears reports whether a client may hear of changes of a resource.
-func (x *exchange) hears(server, uri string) bool {
-	return x.caller.allows(mcp.Target{Server: server, Kind: mcp.Resource, Name: uri})
+// view changes with what a client is shown.
+func (h *Handler) view(identity string) string {
+	view := ""
+	if who := h.callerOf(identity); who.rules != nil {
+		view = who.rules.view
+	}
+	if h.PinTools {
+		view += " pinned"
+	}
+	return view
+}
+
+// standing changes with what lets a client in.
+func (h *Handler) standing(identity string) string {
+	who := h.callerOf(identity)
+	return h.admits + who.label
+}
+
+// revoke ends the streams that clients have opened to listen to one server, unless the
+// handler that takes the place of this one would let them in as this one has. They come
+// back, and are asked again. Streams to all servers go on there, if they may.
+func (h *Handler) revoke() {
+	if caddy.Exiting() || h.endStreams == nil {
+		return
+	}
+	next := registry.newest()
+	if next == nil || next == h {
+		return // no other has been started
+	}
+	for _, other := range registry.current() {
+		if other.place() == h.place() && other.admits == h.admits && other.permits == h.permits {
+			return
+		}
+	}
+	h.endStreams()
 }
 
 // callerIn returns the caller that a request of the gateway itself is made for. The

@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,19 +22,7 @@ func init() {
 // adminAPI tells of the gateways, and steers their servers, at Caddy's admin endpoint.
 // Everything is JSON. Adding and removing servers is what /config/ is for.
 //
-// Method and path | What it does
-// ----------------|-------------
-// `GET /mcp_gateway/servers` | All servers: their health, processes, upstreams
-// `GET /mcp_gateway/servers/{server}` | One of them, by its name or an alias
-// `POST /mcp_gateway/servers/{server}/restart` | Ends its child processes and starts others, without a pause
-// `POST /mcp_gateway/servers/{server}/refresh` | Forgets what it has listed, and tells clients to ask again
-// `POST /mcp_gateway/servers/{server}/accept` | Takes the definitions of its tools for good that have changed: all, or that of {"tool": "name"}
-// `GET /mcp_gateway/tools/changes` | The tools whose definitions have changed
-// `GET /mcp_gateway/clients` | The clients
-// `GET /mcp_gateway/metrics` | What is counted, as JSON
-// `GET /mcp_gateway/templates` | The resource templates that gateways host themselves
-// `POST /mcp_gateway/templates` | Adds one, or puts it in the place of the one of its name
-// `DELETE /mcp_gateway/templates/{name}` | Removes one
+// What there is are the adminRoutes; GET /mcp_gateway lists them, too.
 //
 // With ?gateway= it is about the gateway of this name, or at this mcp_path. Where it is
 // not given and several gateways fit, what would change something is refused.
@@ -56,39 +45,75 @@ func (a *adminAPI) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// adminMethods are the methods of a resource.
-type adminMethods map[string]func(*adminCall) (status int, answer any, err error)
+// An adminRoute is what a method does at a path.
+type adminRoute struct {
+	Method      string `json:"method"`
+	Path        string `json:"path"`
+	Description string `json:"description"`
+
+	serve adminFunc
+}
+
+// An adminFunc answers a request.
+type adminFunc func(*adminCall) (status int, answer any, err error)
+
+// adminRoutes are all there is.
+func adminRoutes() []adminRoute {
+	const (
+		get, post = http.MethodGet, http.MethodPost
+		at        = "/mcp_gateway"
+	)
+	return []adminRoute{
+		{get, at, "this list", (*adminCall).index},
+		{get, at + "/servers", "all servers: their health, processes, upstreams", (*adminCall).listServers},
+		{get, at + "/servers/{server}", "one of them, by its name or an alias", (*adminCall).showServer},
+		{post, at + "/servers/{server}/restart", "ends its child processes and starts others, without a pause", (*adminCall).restart},
+		{post, at + "/servers/{server}/refresh", "forgets what it has listed, and tells clients to ask again", (*adminCall).refresh},
+		{post, at + "/servers/{server}/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
+		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
+		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
+		{get, at + "/metrics", "what is counted", (*adminCall).showMetrics},
+		{get, at + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},
+		{post, at + "/templates", "adds one, or puts it in the place of the one of its name", (*adminCall).putTemplate},
+		{http.MethodDelete, at + "/templates/{name}", "removes one", (*adminCall).deleteTemplate},
+	}
+}
+
+// adminMethods are what can be done at a path.
+type adminMethods map[string]adminFunc
 
 // Routes implements caddy.AdminRouter.
 func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
-	for path, methods := range map[string]adminMethods{
-		"/":                         {},
-		"/servers":                  {http.MethodGet: (*adminCall).listServers},
-		"/servers/{server}":         {http.MethodGet: (*adminCall).showServer},
-		"/servers/{server}/restart": {http.MethodPost: (*adminCall).restart},
-		"/servers/{server}/refresh": {http.MethodPost: (*adminCall).refresh},
-		"/servers/{server}/accept":  {http.MethodPost: (*adminCall).accept},
-		"/tools/changes":            {http.MethodGet: (*adminCall).listChanges},
-		"/clients":                  {http.MethodGet: (*adminCall).listClients},
-		"/metrics":                  {http.MethodGet: (*adminCall).showMetrics},
-		"/templates":                {http.MethodGet: (*adminCall).listTemplates, http.MethodPost: (*adminCall).putTemplate},
-		"/templates/{name}":         {http.MethodDelete: (*adminCall).deleteTemplate},
-	} {
+	paths := map[string]adminMethods{"/mcp_gateway/": {}} // all that is not named
+	for _, route := range adminRoutes() {
+		if paths[route.Path] == nil {
+			paths[route.Path] = adminMethods{}
+		}
+		paths[route.Path][route.Method] = route.serve
+		if route.Method == http.MethodGet {
+			paths[route.Path][http.MethodHead] = route.serve
+		}
+	}
+	paths["/mcp_gateway/{$}"] = paths["/mcp_gateway"]
+	for path, methods := range paths {
 		routes = append(routes, caddy.AdminRoute{
-			Pattern: "/mcp_gateway" + path,
+			Pattern: path,
 			Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return a.serve(w, r, methods) }),
 		})
 	}
 	return routes
 }
 
+func (*adminCall) index() (int, any, error) { return http.StatusOK, adminRoutes(), nil }
+
 // An adminCall is a request to the API.
 type adminCall struct {
 	api *adminAPI
 	r   *http.Request
 
-	action                string // what it changes, for the log; empty for nothing
-	gateway, server, name string // of what it changes
+	action       string // what it changes, for the log; empty for nothing
+	gateway      string // that it is about: as it is asked for, then by its name
+	server, name string // of what it changes
 }
 
 // An adminError is an error that the API answers with.
@@ -114,7 +139,7 @@ func invalid(err error) *adminError {
 
 // serve answers a request, and leaves a line in the log if that was to change something.
 func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMethods) error {
-	call := &adminCall{api: a, r: r}
+	call := &adminCall{api: a, r: r, gateway: r.URL.Query().Get("gateway")}
 	status, answer, err := call.answer(w, methods)
 	outcome := "ok"
 	if err != nil {
@@ -170,51 +195,83 @@ func (c *adminCall) decode(into any, optional bool) error {
 		return invalid(fmt.Errorf("read the request: %w", err))
 	case len(body) > maxAdminBody:
 		return adminErrorf(http.StatusRequestEntityTooLarge, "payload_too_large", "the request has more than %d bytes", maxAdminBody)
-	case len(strings.TrimSpace(string(body))) == 0 && optional:
-		return nil
 	}
-	decoder := json.NewDecoder(strings.NewReader(string(body)))
+	body = bytes.TrimSpace(body)
+	switch {
+	case len(body) == 0 && optional:
+		return nil
+	case !bytes.HasPrefix(body, []byte("{")):
+		return invalid(errors.New("the request must be a JSON object"))
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
-		return invalid(fmt.Errorf("the request is not what is expected here: %w", err))
+		return invalid(inPlainWords(err))
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return invalid(errors.New("something follows the JSON of the request"))
+		return invalid(errors.New("something follows the JSON object of the request"))
 	}
 	return nil
 }
 
-// gateways returns the gateways that the request is about.
-func (c *adminCall) gateways() ([]*Handler, error) {
-	return gatewaysNamed(c.r.URL.Query().Get("gateway"))
+// inPlainWords says what is wrong with an object all of whose members are strings, as
+// they are in this API, without a word about Go.
+func inPlainWords(err error) error {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		member := wrong.Field[strings.LastIndexByte(wrong.Field, '.')+1:]
+		return fmt.Errorf("%s: it must be a string, and is of the type %s", member, wrong.Value)
+	}
+	if member, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return fmt.Errorf("there is no member %s", member)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("the JSON object of the request has no end")
+	}
+	return fmt.Errorf("the request is not JSON: %w", err)
 }
 
-// gatewaysNamed returns the gateways of a name or at a path, or all if it is empty.
-func gatewaysNamed(name string) (found []*Handler, err error) {
+// gateways returns the gateways that the request is about: those of the name that it
+// gives, or at this path, or all if it gives none.
+func (c *adminCall) gateways() (found []*Handler, err error) {
 	for _, h := range registry.current() {
-		if name == "" || name == h.Name || name == h.MCPPath {
+		if c.gateway == "" || c.gateway == h.Name || c.gateway == h.MCPPath {
 			found = append(found, h)
 		}
 	}
-	if name != "" && len(found) == 0 {
-		return nil, notFound("there is no gateway %q", name)
+	if c.gateway != "" && len(found) == 0 {
+		return nil, notFound("there is no gateway %q", c.gateway)
 	}
 	return found, nil
 }
 
-// only returns the only one of some gateways that have what is asked for.
-func only(found []*Handler, what string) (*Handler, error) {
-	switch len(found) {
-	case 0:
-		return nil, notFound("there is no %s", what)
-	case 1:
-		return found[0], nil
+// one returns the only gateway that the request is about and that has what it names.
+func (c *adminCall) one(what string, has func(*Handler) bool) (*Handler, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return nil, err
 	}
+	found = slices.DeleteFunc(found, func(h *Handler) bool { return !has(h) })
+	if len(found) == 0 {
+		return nil, notFound("there is no %s", what)
+	}
+	if len(found) > 1 {
+		return nil, ambiguous(found)
+	}
+	c.gateway = found[0].Name
+	return found[0], nil
+}
+
+// ambiguous says which gateways fit, and how to name one of them.
+func ambiguous(found []*Handler) *adminError {
 	var names []string
 	for _, h := range found {
 		names = append(names, fmt.Sprintf("%q at %s", h.Name, h.MCPPath))
 	}
-	return nil, adminErrorf(http.StatusConflict, "ambiguous", "several gateways fit; name one of them by ?gateway=: %s", strings.Join(names, ", "))
+	way := "name one of them by ?gateway="
+	if len(slices.Compact(slices.Sorted(slices.Values(names)))) < len(names) {
+		way = "give each a name of its own in the configuration"
+	}
+	return adminErrorf(http.StatusConflict, "ambiguous", "several gateways fit; %s: %s", way, strings.Join(names, ", "))
 }
 
 // Interface guards

@@ -1,7 +1,9 @@
 package mcpgateway
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -61,11 +63,7 @@ func (h *Handler) status(s *Server) serverStatus {
 	for _, upstream := range s.upstreams.proxied {
 		status.Upstreams = append(status.Upstreams, upstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
 	}
-	for _, change := range h.changedTools() {
-		if change.Server == s.Name {
-			status.ToolsChanged++
-		}
-	}
+	status.ToolsChanged = len(s.pins.Changes())
 	return status
 }
 
@@ -86,21 +84,10 @@ func (c *adminCall) listServers() (int, any, error) {
 // find returns the server that the request is about.
 func (c *adminCall) find() (*Handler, *Server, error) {
 	name := c.r.PathValue("server")
-	all, err := c.gateways()
+	h, err := c.one(fmt.Sprintf("server %q", name), func(h *Handler) bool { return h.byName[name] != nil })
 	if err != nil {
 		return nil, nil, err
 	}
-	var having []*Handler
-	for _, h := range all {
-		if h.byName[name] != nil {
-			having = append(having, h)
-		}
-	}
-	h, err := only(having, "server "+quoted(name))
-	if err != nil {
-		return nil, nil, err
-	}
-	c.gateway = h.Name
 	return h, h.byName[name], nil
 }
 
@@ -132,14 +119,20 @@ func (c *adminCall) restart() (int, any, error) {
 	if len(s.upstreams.children) == 0 {
 		return 0, nil, adminErrorf(http.StatusConflict, "no_child_process", "the server %q has no child process", s.Name)
 	}
+	// What was begun is finished in order, whoever waits for it: of several there are
+	// always some.
+	ctx := context.WithoutCancel(c.r.Context())
 	var failures []error
 	for _, child := range s.upstreams.children {
-		if err := child.transport.Restart(c.r.Context(), child.host); err != nil {
+		if err := child.transport.Restart(ctx, child.host); err != nil {
 			failures = append(failures, err)
 		}
 	}
 	if err := errors.Join(failures...); err != nil {
 		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed", "the server %q was not started again: %v", s.Name, err)
+	}
+	if record := s.health.Load(); record != nil {
+		record.note(nil) // it has just been initialized
 	}
 	return http.StatusOK, h.status(s), nil
 }
@@ -160,14 +153,28 @@ func (c *adminCall) accept() (int, any, error) {
 		return 0, nil, err
 	}
 	var which struct {
-		Tool string `json:"tool"`
+		Tool string  `json:"tool"`
+		Seen *string `json:"seen"`
 	}
 	if err := c.decode(&which, true); err != nil {
 		return 0, nil, err
 	}
 	c.name = which.Tool
-	accepted := h.acceptTools(s, which.Tool)
-	if which.Tool != "" && accepted == 0 {
+	seen := ""
+	if which.Seen != nil {
+		seen = *which.Seen
+	}
+	switch {
+	case which.Seen != nil && which.Tool == "":
+		return 0, nil, invalid(errors.New("tool: it is missing, and there is seen"))
+	case which.Seen != nil && seen == "":
+		return 0, nil, invalid(errors.New("seen: it is empty"))
+	}
+	accepted, err := h.acceptTools(s, which.Tool, seen)
+	switch {
+	case err != nil:
+		return 0, nil, adminErrorf(http.StatusConflict, "changed_again", "the tool %q of the server %q: %v", which.Tool, s.Name, err)
+	case which.Tool != "" && accepted == 0:
 		return 0, nil, notFound("the tool %q of the server %q has not changed", which.Tool, s.Name)
 	}
 	return http.StatusOK, struct {

@@ -1,9 +1,9 @@
 package mcpgateway
 
 import (
+	"cmp"
+	"fmt"
 	"net/http"
-	"slices"
-	"strconv"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
 )
@@ -34,19 +34,11 @@ func (c *adminCall) putTemplate() (int, any, error) {
 	if err := c.decode(&body, false); err != nil {
 		return 0, nil, err
 	}
-	c.gateway, c.server, c.name = body.Gateway, body.Server, body.Name
-	if body.Gateway == "" {
-		body.Gateway = c.r.URL.Query().Get("gateway")
-	}
-	found, err := gatewaysNamed(body.Gateway)
+	c.gateway, c.server, c.name = cmp.Or(body.Gateway, c.gateway), body.Server, body.Name
+	h, err := c.one("gateway", func(*Handler) bool { return true })
 	if err != nil {
 		return 0, nil, err
 	}
-	h, err := only(found, "gateway")
-	if err != nil {
-		return 0, nil, err
-	}
-	c.gateway = h.Name
 	if s := h.byName[body.Server]; s != nil {
 		body.Server = s.Name
 	} else if body.Server != "" {
@@ -66,26 +58,13 @@ func (c *adminCall) putTemplate() (int, any, error) {
 
 func (c *adminCall) deleteTemplate() (int, any, error) {
 	c.action, c.name = "delete_template", c.r.PathValue("name")
-	all, err := c.gateways()
+	h, err := c.one(fmt.Sprintf("template %q", c.name), func(h *Handler) bool { return h.templates.Has(c.name) })
 	if err != nil {
 		return 0, nil, err
 	}
-	var having []*Handler
-	for _, h := range all {
-		if slices.ContainsFunc(h.templates.All(), func(t hosted.Template) bool { return t.Name == c.name }) {
-			having = append(having, h)
-		}
-	}
-	h, err := only(having, "template "+quoted(c.name))
-	if err != nil {
-		return 0, nil, err
-	}
-	c.gateway = h.Name
-	if !h.templates.Delete(c.name) {
+	if !h.templates.Delete(c.name) { // somebody else has, just now
 		return 0, nil, notFound("there is no template %q", c.name)
 	}
 	h.joined.TemplatesChanged()
 	return http.StatusNoContent, nil, nil
 }
-
-func quoted(name string) string { return strconv.Quote(name) }

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -46,7 +48,9 @@ func newAdmin(t *testing.T, configs ...string) *adminTest {
 		})
 	}
 	for _, config := range configs {
-		gateway(t, config)
+		h := gateway(t, config)
+		h.generation = t // as if all were of one configuration
+		registry.add(h)
 	}
 	return a
 }
@@ -100,17 +104,26 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 		{"the restart of one of two", "POST", "/mcp_gateway/servers/web/restart", "", 409, "ambiguous", "?gateway="},
 		{"the restart of one that is no child", "POST", "/mcp_gateway/servers/web/restart?gateway=one", "", 409, "no_child_process", "has no child process"},
 		{"a restart by GET", "GET", "/mcp_gateway/servers/web/restart", "", 405, "method_not_allowed", "GET"},
+		{"a change of the index", "POST", "/mcp_gateway", "", 405, "method_not_allowed", "POST"},
 		{"another method", "PUT", "/mcp_gateway/templates", "", 405, "method_not_allowed", "PUT"},
 		{"nothing", "GET", "/mcp_gateway/nothing", "", 404, "not_found", "/mcp_gateway/nothing"},
 		{"a tool that has not changed", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"nope"}`, 404, "not_found", "nope"},
-		{"an acceptance of something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400, "invalid_request", "tools"},
+		{"an acceptance of something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400, "invalid_request", `there is no member "tools"`},
+		{"an acceptance of nothing in particular", "POST", "/mcp_gateway/servers/b%20c/accept", `null`, 400, "invalid_request", "the request must be a JSON object"},
+		{"an acceptance of what was seen of all tools", "POST", "/mcp_gateway/servers/b%20c/accept", `{"seen":"0"}`, 400, "invalid_request", "tool: it is missing"},
+		{"an acceptance of what was not seen", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":""}`, 400, "invalid_request", "seen: it is empty"},
+		{"an acceptance by something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":{}}`, 400, "invalid_request", "seen: it must be a string, and is of the type object"},
 		{"a template for two gateways", "POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, 409, "ambiguous", "several gateways"},
 		{"a template that is none", "POST", "/mcp_gateway/templates?gateway=one", `{"name":"a","uriTemplate":"a:{?b}","text":"x"}`, 400, "invalid_request", "uriTemplate"},
 		{"a template for an unknown gateway", "POST", "/mcp_gateway/templates", `{"gateway":"three","name":"a"}`, 404, "not_found", "three"},
 		{"a template of an unknown server", "POST", "/mcp_gateway/templates", `{"gateway":"one","name":"a","uriTemplate":"a:b","server":"x","uri":"c:d"}`, 400, "invalid_request", "server"},
 		{"a template with an unknown field", "POST", "/mcp_gateway/templates", `{"gateway":"one","nam":"a"}`, 400, "invalid_request", "nam"},
-		{"a template that is no JSON", "POST", "/mcp_gateway/templates", `x`, 400, "invalid_request", "invalid character"},
-		{"no template", "POST", "/mcp_gateway/templates", ``, 400, "invalid_request", "EOF"},
+		{"a template that is no JSON", "POST", "/mcp_gateway/templates", `{x}`, 400, "invalid_request", "the request is not JSON: invalid character"},
+		{"a template without an end", "POST", "/mcp_gateway/templates", `{"name":`, 400, "invalid_request", "the JSON object of the request has no end"},
+		{"a template that is a list", "POST", "/mcp_gateway/templates", `[{}]`, 400, "invalid_request", "the request must be a JSON object"},
+		{"a name that is no string", "POST", "/mcp_gateway/templates", `{"name":[]}`, 400, "invalid_request", "name: it must be a string, and is of the type array"},
+		{"a gateway that is no string", "POST", "/mcp_gateway/templates", `{"gateway":7}`, 400, "invalid_request", "gateway: it must be a string, and is of the type number"},
+		{"no template", "POST", "/mcp_gateway/templates", ``, 400, "invalid_request", "the request must be a JSON object"},
 		{"two templates", "POST", "/mcp_gateway/templates", `{} {}`, 400, "invalid_request", "something follows"},
 		{"a template that is too large", "POST", "/mcp_gateway/templates", `"` + strings.Repeat("x", maxAdminBody) + `"`, 413, "payload_too_large", "2097152"},
 		{"an unknown template", "DELETE", "/mcp_gateway/templates/none", "", 404, "not_found", `"none"`},
@@ -121,6 +134,9 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 			res := a.call(tt.method, tt.path, tt.body, &failure)
 			if res.StatusCode != tt.status || failure.Code != tt.code || !strings.Contains(failure.Error, tt.message) {
 				t.Errorf("got %d %+v", res.StatusCode, failure)
+			}
+			if strings.Contains(failure.Error, "json:") || strings.Contains(failure.Error, "Go ") || strings.Contains(failure.Error, "struct") {
+				t.Errorf("%q is about Go", failure.Error)
 			}
 			if res.Header.Get("Content-Type") != "application/json" {
 				t.Errorf("it is %s", res.Header.Get("Content-Type"))
@@ -167,6 +183,59 @@ func TestAdminServers(t *testing.T) { // A70
 	}
 	if a.logs.Len() > 0 {
 		t.Error("who only looks is in the log")
+	}
+}
+
+func TestAdminIndex(t *testing.T) { // A70
+	a := newAdmin(t, gatewayWeb)
+	for _, path := range []string{"/mcp_gateway", "/mcp_gateway/"} {
+		var routes []struct{ Method, Path, Description string }
+		res := a.call("GET", path, "", &routes)
+		if res.StatusCode != http.StatusOK || len(routes) != len(adminRoutes()) {
+			t.Errorf("%s: got %d %+v", path, res.StatusCode, routes)
+		}
+		for _, route := range routes {
+			if route.Description == "" {
+				t.Errorf("%+v", route)
+			}
+			target := strings.NewReplacer("{server}", "web", "{name}", "none").Replace(route.Path)
+			if res := a.call(route.Method, target, "", nil); res.StatusCode == http.StatusMethodNotAllowed {
+				t.Errorf("%s %s: got %d", route.Method, target, res.StatusCode)
+			}
+		}
+	}
+}
+
+func TestAdminHead(t *testing.T) { // A70
+	a := newAdmin(t, gatewayWeb)
+	server := httptest.NewServer(a.mux)
+	defer server.Close()
+	for path, want := range map[string]int{"": 200, "/servers": 200, "/servers/web": 200, "/servers/none": 404, "/metrics": 200, "/servers/web/restart": 405} {
+		res, err := http.Head(server.URL + "/mcp_gateway" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		if res.StatusCode != want || res.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: got %d %v", path, res.StatusCode, res.Header)
+		}
+	}
+	if got := a.call("POST", "/mcp_gateway/servers", "", nil).Header.Get("Allow"); got != "GET, HEAD" {
+		t.Errorf("allowed are %s", got)
+	}
+}
+
+func TestAdminOfTwins(t *testing.T) { // A70
+	a := newAdmin(t, `{"servers":[`+serverOf("a", staticHandler)+`]}`, `{"servers":[`+serverOf("b", staticHandler)+`]}`)
+	for _, name := range []string{"a", "b"} {
+		if res := a.call("GET", "/mcp_gateway/servers/"+name, "", nil); res.StatusCode != http.StatusOK {
+			t.Errorf("%s: got %d", name, res.StatusCode)
+		}
+	}
+	var failure struct{ Error, Code string }
+	res := a.call("POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, &failure)
+	if res.StatusCode != http.StatusConflict || !strings.Contains(failure.Error, "a name of its own") {
+		t.Errorf("got %d %+v", res.StatusCode, failure)
 	}
 }
 
@@ -238,13 +307,16 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	a := newAdmin(t, gatewayWeb)
 	h := registry.current()[0]
 	for _, tool := range []string{"x", "y", "z"} {
-		h.pins.See(h.byName["web"].source, tool, []byte(`{"name":"`+tool+`","description":"good"}`))
-		h.pins.See(h.byName["web"].source, tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
+		h.byName["web"].pins.See("web", tool, []byte(`{"name":"`+tool+`","description":"good"}`))
+		h.byName["web"].pins.See("web", tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
 	}
 	var changes []toolChange
 	a.call("GET", "/mcp_gateway/tools/changes", "", &changes)
 	if len(changes) != 3 || changes[0].Gateway != "one" || changes[0].Server != "web" || changes[0].Tool != "x" || changes[0].Pinned == changes[0].Seen {
-		t.Errorf("got %+v", changes)
+		t.Fatalf("got %+v", changes)
+	}
+	if c := changes[0]; string(c.Before) != `{"name":"x","description":"good"}` || string(c.After) != `{"name":"x","description":"evil"}` || len(c.Seen) != 32 {
+		t.Errorf("got %s, then %s, which is %s", c.Before, c.After, c.Seen)
 	}
 	var one serverStatus
 	if a.call("GET", "/mcp_gateway/servers/web", "", &one); one.ToolsChanged != 3 {
@@ -266,6 +338,70 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	body, _ := io.ReadAll(a.call("POST", "/mcp_gateway/servers/web/refresh", "", nil).Body)
 	if strings.TrimSpace(string(body)) != `{"clients":0}` || a.audited()["action"] != "refresh" {
 		t.Errorf("got %s", body)
+	}
+}
+
+func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
+	a := newAdmin(t, gatewayWeb)
+	pins := registry.current()[0].byName["web"].pins
+	see := func(description string) { pins.See("web", "x", []byte(`{"name":"x","description":"`+description+`"}`)) }
+	review := func() string {
+		var changes []toolChange
+		if a.call("GET", "/mcp_gateway/tools/changes", "", &changes); len(changes) != 1 {
+			t.Fatalf("got %+v", changes)
+		}
+		return changes[0].Seen
+	}
+	accept := func(seen string, status int, code string) {
+		t.Helper()
+		var answer struct{ Error, Code string }
+		res := a.call("POST", "/mcp_gateway/servers/web/accept", `{"tool":"x","seen":"`+seen+`"}`, &answer)
+		if res.StatusCode != status || answer.Code != code {
+			t.Errorf("got %d %+v", res.StatusCode, answer)
+		}
+		if line := a.audited(); line["name"] != "x" || line["outcome"] != cmp.Or(code, "ok") {
+			t.Errorf("in the log: %v", line)
+		}
+	}
+	see("good")
+	see("better")
+	seen := review()
+	see("evil")
+	accept(seen, http.StatusConflict, "changed_again")
+	if !pins.Changed("web", "x") {
+		t.Error("what nobody has looked at is accepted")
+	}
+	see("better")
+	accept(seen, http.StatusOK, "")
+	if pins.Changed("web", "x") {
+		t.Error("what was looked at is not accepted")
+	}
+	accept(seen, http.StatusNotFound, "not_found")
+}
+
+func TestAdminClients(t *testing.T) { // A70
+	a := newAdmin(t, `{"name":"clients","clients":[{"name":"*"},{"name":"bob"}],"servers":[`+serverOf("web", staticHandler)+`]}`)
+	h := registry.current()[0]
+	for _, who := range []string{"", "", "ann", "bob"} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("POST", "http://localhost/mcp", strings.NewReader(
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		repl := caddy.NewReplacer()
+		repl.Set("http.auth.user.id", who)
+		if err := h.ServeHTTP(w, caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server)), nil); err != nil || w.Code != http.StatusOK {
+			t.Fatalf("%d %v %s", w.Code, err, w.Body)
+		}
+	}
+	var clients []gatewayClient
+	a.call("GET", "/mcp_gateway/clients", "", &clients)
+	got := map[string]map[string]int{}
+	for _, client := range clients {
+		got[client.Name] = client.Sessions
+	}
+	if fmt.Sprint(got) != "map[*:map[ann:1 anonymous:2] bob:map[bob:1]]" {
+		t.Errorf("got %v", got)
 	}
 }
 
@@ -337,7 +473,11 @@ func TestAdminMetrics(t *testing.T) { // A71
 
 func TestWhichGatewaysCount(t *testing.T) { // A61
 	var g gateways
-	before, after, other := &Handler{Name: "one", MCPPath: "/mcp"}, &Handler{Name: "one", MCPPath: "/mcp"}, &Handler{Name: "one", MCPPath: "/a"}
+	handler := func(generation int, path string) *Handler {
+		return &Handler{Name: "one", MCPPath: path, generation: generation}
+	}
+	before, other, again := handler(1, "/mcp"), handler(1, "/a"), handler(1, "/mcp")
+	after := handler(2, "/mcp")
 	is := func(what string, want ...*Handler) {
 		t.Helper()
 		if got := g.current(); !slices.Equal(got, want) {
@@ -348,14 +488,14 @@ func TestWhichGatewaysCount(t *testing.T) { // A61
 	g.add(before)
 	g.add(other)
 	is("two", other, before)
+	g.add(again)
+	is("one that stands in two sites", other, before)
 	g.add(after)
-	is("a configuration is being loaded", other, after)
-	g.remove(after)
-	is("it has failed", other, before)
-	g.add(after)
-	g.remove(before)
-	g.remove(before)
-	is("it has taken the place of the other", other, after)
+	is("another configuration", after)
+	for _, h := range []*Handler{before, other, again, again} {
+		g.remove(h)
+	}
+	is("it has taken the place of the one before", after)
 	if g.newest() != after {
 		t.Error("the newest is another")
 	}

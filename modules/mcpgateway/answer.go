@@ -8,16 +8,20 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/screen"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
 // Answer says what becomes of what a server sends to clients on its own account:
@@ -54,14 +58,7 @@ func (a *Answer) provision() error {
 			a.Action = answerHere
 		}
 	}
-	type root struct {
-		URI string `json:"uri"`
-	}
-	roots := []root{}
-	for _, uri := range a.Roots {
-		roots = append(roots, root{uri})
-	}
-	a.result = jsonrpc.Encode(map[string][]root{"roots": roots})
+	a.result = stdio.RootsResult(a.Roots)
 	return nil
 }
 
@@ -76,6 +73,11 @@ func (a *Answer) validate() error {
 	case a.Action != answerHere && len(a.Roots) > 0:
 		return fmt.Errorf("roots: they are given, but the action is %s", a.Action)
 	}
+	for _, root := range a.Roots {
+		if u, err := url.Parse(root); err != nil || u.Scheme == "" {
+			return fmt.Errorf("roots: %q is no URI", root)
+		}
+	}
 	return nil
 }
 
@@ -88,11 +90,27 @@ func (s *Server) answer(method string) *Answer {
 	return s.Answers[i]
 }
 
+// answerChildren has the questions of child processes answered where they are asked,
+// because they may ask while no client is there.
+func (s *Server) answerChildren() {
+	for _, child := range s.upstreams.children {
+		child.transport.AnswerWith(child.host, func(method string) (result []byte, ours bool) {
+			switch a := s.answer(method); {
+			case a == nil || a.Action == deliver:
+				return nil, false
+			case a.Action == drop:
+				return nil, true
+			default:
+				return a.result, true
+			}
+		})
+	}
+}
+
 // answered takes a message that is not for the client (A59). It reports whether it is
 // such.
-func (x *exchange) answered(r *http.Request, raw []byte) bool {
-	var m jsonrpc.Message
-	if m.Read(raw) != nil || m.IsAnswer() || !m.Has(jsonrpc.Method) {
+func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
+	if m.IsAnswer() || !m.Has(jsonrpc.Method) {
 		return false
 	}
 	method := m.Text(jsonrpc.Method)
@@ -101,7 +119,8 @@ func (x *exchange) answered(r *http.Request, raw []byte) bool {
 		return false
 	}
 	if !m.IsRequest() {
-		return true
+		// Where all servers are one, who joins them has to know what has changed.
+		return x.door != innerDoor || !strings.HasSuffix(method, "/list_changed")
 	}
 	reply := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "nobody answers "+mcp.Shortened(method))
 	switch {
@@ -110,9 +129,15 @@ func (x *exchange) answered(r *http.Request, raw []byte) bool {
 	case method == "ping":
 		reply = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}"))
 	}
-	// The server may have more to say before it listens.
-	x.asides.Go(func() {
-		if err := x.tell(r, reply); err != nil {
+	// The server may have more to say before it listens, and the client need not wait
+	// for that.
+	answer, cancel := x.request(context.WithoutCancel(r.Context()), reply)
+	mcp.ClearModern(answer.Header)
+	stop := context.AfterFunc(x.handler.exiting, cancel)
+	x.server.asides.Go(func() {
+		defer cancel()
+		defer stop()
+		if err := x.server.tell(answer); err != nil {
 			x.handler.logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
 		}
 	})
@@ -125,37 +150,40 @@ const maxRounds = 16
 // resolved returns the answer of a server of the modern era. What it asks before it goes
 // on, by a result, is answered here or dropped, and what is left for the client to
 // answer is all that it is asked.
-func (x *exchange) resolved(r *http.Request, message []byte) []byte {
+func (x *exchange) resolved(r *http.Request, message []byte) ([]byte, error) {
 	m := new(jsonrpc.Message)
 	for range maxRounds {
-		var asks mcp.InputResult
-		if m.Read(message) != nil || !m.Is(jsonrpc.ResultType, mcp.InputRequired) || json.Unmarshal(m.Literal(jsonrpc.Result), &asks) != nil {
-			return message
+		if m.Read(message) != nil {
+			return message, nil
+		}
+		asks, is, err := mcp.ReadInput(m)
+		if err != nil || !is {
+			return message, err
 		}
 		var ours []string
 		for key, q := range asks.Requests {
 			switch a := x.server.answer(q.Method); {
 			case a == nil || a.Action == deliver:
 			case a.Action == drop:
-				return jsonrpc.MissingCapability(x.server.Name, mcp.Shortened(q.Method)).Append(nil, m.Literal(jsonrpc.ID))
+				return jsonrpc.MissingCapability(x.server.Name, mcp.Shortened(q.Method)).Append(nil, m.Literal(jsonrpc.ID)), nil
 			default:
 				ours = append(ours, key)
 			}
 		}
 		if len(ours) == 0 {
-			return message
+			return message, nil
 		}
 		if len(ours) < len(asks.Requests) {
-			return withoutRequests(m, ours) // the server asks again for what the client does not say
+			return withoutRequests(m, ours), nil // the server asks again for what the client does not say
 		}
 		answer, err := x.callAgain(r, ours, &asks)
 		if err != nil {
 			x.handler.logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
-			return jsonrpc.ConnectError(x.server.Name).Append(nil, m.Literal(jsonrpc.ID))
+			return jsonrpc.ConnectError(x.server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
 		}
 		message = answer
 	}
-	return jsonrpc.InvalidResponse(x.server.Name).Append(nil, m.Literal(jsonrpc.ID))
+	return jsonrpc.InvalidResponse(x.server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
 }
 
 // withoutRequests returns a result that asks for input without some of its questions.
@@ -186,8 +214,13 @@ func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResu
 	for _, key := range keys {
 		responses[key] = x.server.answer(asks.Requests[key].Method).result
 	}
-	again := x.request(r.Context(), r, mcp.WithInput(&x.message, responses, asks.State))
-	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, maxScreened, func(message []byte) ([]byte, error) {
+	again, cancel := x.request(r.Context(), mcp.WithInput(&x.message, responses, asks.State))
+	defer cancel()
+	limit := int64(maxScreened)
+	if x.arrival.limit > 0 {
+		limit = min(limit, x.arrival.limit)
+	}
+	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, limit, func(message []byte) ([]byte, error) {
 		x.arrival.heard()
 		var m jsonrpc.Message
 		if m.Read(message) == nil && m.IsAnswer() {
@@ -204,9 +237,26 @@ func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResu
 	return answer, err
 }
 
-// request returns a request of our own to the server, in the session of another one.
-func (x *exchange) request(ctx context.Context, of *http.Request, body []byte) *http.Request {
-	r := upstream{x.handler, x.server}.Request(ctx, of)
+// noteEndpoint notes where a server of the protocol's first revision wants to be told
+// something: it says so in its stream.
+func (x *exchange) noteEndpoint(address []byte) {
+	ref, err := url.Parse(strings.TrimSpace(string(address)))
+	if err == nil && ref.Opaque == "" && x.sent != nil {
+		direct(x.sent, x.server.target.ResolveReference(ref))
+	}
+}
+
+// request returns a request of our own to the server, in the session of the one that is
+// being served, with all that its routes know of that and before they have changed it.
+func (x *exchange) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(x.server.Timeout))
+	if ctx.Value(outerKey{}) == nil {
+		ctx = context.WithValue(ctx, outerKey{}, x.outer(x.sent))
+	}
+	r := upstream{x.handler, x.server}.Request(ctx, x.sent)
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(x.placeholder)
+	}
 	r.Method = http.MethodPost
 	for _, name := range [...]string{"Last-Event-Id", "Content-Encoding"} {
 		r.Header.Del(name)
@@ -214,23 +264,30 @@ func (x *exchange) request(ctx context.Context, of *http.Request, body []byte) *
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "application/json, text/event-stream")
 	setBody(r, body)
-	return r
+	return r, cancel
 }
 
-// tell posts a message to the server, in the session of a request.
-func (x *exchange) tell(of *http.Request, body []byte) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(of.Context()), time.Duration(x.server.Timeout))
-	defer cancel()
-	r := x.request(ctx, of, body)
-	mcp.ClearModern(r.Header)
+// tell sends the server a request of which it need not answer more than that it has it.
+func (s *Server) tell(r *http.Request) error {
 	w := &statusRecorder{header: http.Header{}}
-	if err := x.server.serve(w, r); err != nil {
+	if err := s.serve(w, r); err != nil {
 		return err
 	}
 	if w.status/100 != 2 {
 		return fmt.Errorf("status %d", w.status)
 	}
 	return nil
+}
+
+// hush waits until servers are told nothing any more, if Caddy exits. After a reload, calls
+// of before may still need it.
+func (h *Handler) hush() {
+	if !caddy.Exiting() {
+		return
+	}
+	for _, s := range h.Servers {
+		s.asides.Wait()
+	}
 }
 
 // serve has the routes of the server answer a request of our own.

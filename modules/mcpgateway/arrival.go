@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // An arrival is the server's end of an answer: what its routes write to. It keeps
@@ -44,6 +45,9 @@ func (a *arrival) WriteHeader(status int) {
 		return
 	}
 	a.heard()
+	if id := a.Header().Get(mcp.SessionHeader); id != "" && !a.begun && status >= 200 && a.x.bindsSessions() {
+		a.Header().Set(mcp.SessionHeader, a.x.bindSession(id))
+	}
 	a.begun = a.begun || status >= 200
 	if a.x.door == rpcDoor && (status == http.StatusOK || status == http.StatusForbidden) &&
 		httpbody.TypeOf(a.Header().Get("Content-Type")) == httpbody.Other {

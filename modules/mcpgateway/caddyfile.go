@@ -126,7 +126,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		case "join_timeout":
 			handler.JoinTimeout, err = subdirective.Duration(h.Dispenser)
 		case "session_key":
-			handler.SessionKey, err = subdirective.Text(h.Dispenser)
+			handler.SessionKey, err = subdirective.Secret(h.Dispenser)
 		case "max_sessions":
 			handler.MaxSessions, err = positive(h.Dispenser)
 		case "discovery":

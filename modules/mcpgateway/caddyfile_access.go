@@ -101,7 +101,7 @@ func parseClient(d *caddyfile.Dispenser, p *providers) (*Client, error) {
 
 // parseToken reads a line token of a client.
 func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
-	token, err := subdirective.Text(d)
+	token, err := subdirective.Secret(d)
 	if err != nil {
 		return err
 	}

@@ -63,6 +63,7 @@ type Client struct {
 	policy   *acl.Policy
 	redactor *redact.Redactor
 	limits   []limit
+	view     string // changes with what is shown
 }
 
 // AccessRule allows or denies what its patterns select.
@@ -96,7 +97,7 @@ func (c *Client) provision(h *Handler) error {
 			return fmt.Errorf("rules: %s without a pattern", r.Action)
 		}
 		for _, pattern := range r.Patterns {
-			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: pattern})
+			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: acl.Qualified(pattern, h.serverNamed)})
 		}
 	}
 	var err error
@@ -113,8 +114,21 @@ func (c *Client) provision(h *Handler) error {
 			return fmt.Errorf("redact: %w", err)
 		}
 	}
-	c.limits, err = limitsOf("client", c.Rates)
+	c.view = digest([]any{c.policy.Fingerprint(), c.Redact, c.RedactFields})
+	c.limits, err = h.limitsOf("client", c.Rates)
 	return err
+}
+
+// serverNamed returns the name of a server that a rule calls by that or by an alias. What
+// fits no server has no effect, which its author should know.
+func (h *Handler) serverNamed(pattern string) string {
+	if s := h.byName[pattern]; s != nil {
+		return s.Name
+	}
+	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return mcp.MatchName(pattern, s.Name) }) {
+		h.logger.Warn("rule for a server that there is not", zap.String("mcp_server", pattern))
+	}
+	return pattern
 }
 
 func (c *Client) validate() error {
@@ -136,7 +150,7 @@ func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
 // provisionClients sets up who may do what.
 func (h *Handler) provisionClients() error {
-	h.byIdentity = map[string]*Client{}
+	h.byIdentity, h.permits = map[string]*Client{}, digest(h.Clients)
 	for i, c := range h.Clients {
 		if c == nil {
 			return fmt.Errorf("clients: number %d is null", i)
@@ -155,7 +169,7 @@ func (h *Handler) provisionClients() error {
 		}
 	}
 	var err error
-	h.limits, err = limitsOf("gateway", h.Rates)
+	h.limits, err = h.limitsOf("gateway", h.Rates)
 	return err
 }
 
@@ -229,6 +243,8 @@ func (c *caller) allows(target mcp.Target) bool {
 		return policy.Prompt(target.Server, target.Name)
 	case mcp.Resource:
 		return policy.Resource(target.Server, target.Name)
+	case mcp.Other:
+		return policy.Other(target.Server)
 	}
 	return true
 }

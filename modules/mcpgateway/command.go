@@ -23,6 +23,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 )
 
@@ -69,7 +70,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	case config == nil:
 		return caddy.ExitCodeFailedStartup, errors.New("there is no Caddyfile in the current directory; --config names another file")
 	}
-	config, path, err := stdioConfig(config, flags.String("gateway"), flags.String("server"))
+	config, path, err := stdioConfig(config, flags.String("gateway"), flags.String("server"), flags.String("client"))
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
@@ -121,7 +122,7 @@ func exitStdio() (int, error) {
 
 // stdioConfig makes of a configuration one that serves just a gateway of it, or just
 // one server of that, to this process. It also returns the path it is served at.
-func stdioConfig(config []byte, gateway, server string) (made []byte, path string, err error) {
+func stdioConfig(config []byte, gateway, server, client string) (made []byte, path string, err error) {
 	var whole struct {
 		Logging map[string]json.RawMessage `json:"logging"`
 		Storage json.RawMessage            `json:"storage"`
@@ -139,6 +140,9 @@ func stdioConfig(config []byte, gateway, server string) (made []byte, path strin
 		return nil, "", err
 	}
 	if path, err = chosen.path(server); err != nil {
+		return nil, "", err
+	}
+	if err := chosen.knows(client); err != nil {
 		return nil, "", err
 	}
 	logging, err := stdioLogging(whole.Logging)
@@ -227,6 +231,24 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 		return nil, fmt.Errorf("there are several mcp_gateway; --gateway names one of: %s", strings.Join(names, ", "))
 	}
 	return found[0], nil
+}
+
+// knows reports whether there are rules for a client, if one is named.
+func (g *configuredGateway) knows(client string) error {
+	var names []string
+	for _, c := range g.Clients {
+		if c == nil {
+			continue
+		}
+		if client == c.Name || slices.Contains(c.Match, client) || mcp.MatchName(c.Name, client) {
+			return nil
+		}
+		names = append(names, c.Name)
+	}
+	if client == "" {
+		return nil
+	}
+	return fmt.Errorf("mcp_gateway has no client %q, but: %s", client, cmp.Or(strings.Join(names, ", "), "none"))
 }
 
 // path returns where the gateway serves all its servers, or this one.

@@ -51,7 +51,7 @@ func TestStdioConfig(t *testing.T) { // A42
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			config, path, err := stdioConfig(adapted(t, tt.caddyfile), tt.gateway, tt.server)
+			config, path, err := stdioConfig(adapted(t, tt.caddyfile), tt.gateway, tt.server, "")
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Errorf("got %v", err)
@@ -78,7 +78,7 @@ func parsedConfig(t *testing.T, config []byte) *caddy.Config {
 }
 
 func TestStdioConfigListensNowhere(t *testing.T) {
-	config, _, err := stdioConfig(adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}"), "", "")
+	config, _, err := stdioConfig(adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}"), "", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestStdioLogging(t *testing.T) { // A42
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			config, _, err := stdioConfig(adapted(t, tt.caddyfile), "", "")
+			config, _, err := stdioConfig(adapted(t, tt.caddyfile), "", "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +142,7 @@ func TestStdioLogging(t *testing.T) { // A42
 }
 
 func TestStdioServes(t *testing.T) { // A42
-	config, path, err := stdioConfig(adapted(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample")
+	config, path, err := stdioConfig(adapted(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,28 +17,22 @@ func (h *Handler) refresh(s *Server) int { return h.joined.Refresh(s.Name) }
 // changedTools returns the tools whose definition is not what it was when it was first
 // seen.
 func (h *Handler) changedTools() (changes []toolpin.Change) {
-	names := map[string]string{}
 	for _, s := range h.Servers {
-		names[s.source] = s.Name
-	}
-	for _, c := range h.pins.Changes() {
-		if name, ok := names[c.Server]; ok {
-			c.Server = name
-			changes = append(changes, c)
-		}
+		changes = append(changes, s.pins.Changes()...)
 	}
 	return changes
 }
 
 // acceptTools accepts the definition that a tool has now, or those of all tools of the
-// server. It returns how many it has accepted.
-func (h *Handler) acceptTools(s *Server, tool string) int {
-	n := h.pins.Accept(s.source, tool)
-	if n > 0 {
-		h.savePins()
+// server. It returns how many it has accepted. If seen is not empty, the definition must
+// be the one of this digest.
+func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
+	accepted, err = s.pins.Accept(s.Name, tool, seen)
+	if accepted > 0 {
+		h.savePins(s)
 		h.refresh(s)
 	}
-	return n
+	return accepted, err
 }
 
 // A clientStatus tells of a client, or of all that have no block of their own.
@@ -74,7 +68,10 @@ func (h *Handler) clientStatus() []clientStatus {
 	for _, identity := range slices.Sorted(maps.Keys(sessions)) {
 		who := h.callerOf(identity)
 		name := who.identity
-		if name == "" || name == operator {
+		switch name {
+		case "":
+			name = anonymous
+		case operator:
 			name = who.label
 		}
 		of(who.label).Sessions[name] += sessions[identity]

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -22,6 +21,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
 // An exchange is a request to an MCP server and the answer to it.
@@ -46,13 +46,13 @@ type exchange struct {
 	method  string // as far as anybody has asked
 	tool    string
 
-	before  http.Header // of the response, before the routes ran
+	sent    *http.Request // as the routes of the server got it, if anybody may have to know
+	before  http.Header   // of the response, before the routes ran
 	arrival arrival
 	reply   reply
-	rpc     rpcReply       // reply, at /rpc
-	stream  streamReply    // reply, at /mcp
-	inner   innerReply     // reply, where servers are one
-	asides  sync.WaitGroup // what the server is told beside
+	rpc     rpcReply    // reply, at /rpc
+	stream  streamReply // reply, at /mcp
+	inner   innerReply  // reply, where servers are one
 
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
 	left      bool             // the client cannot be written to
@@ -87,14 +87,14 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	x.server = x.handler.byName[name]
 	x.span, x.version = trace.SpanFromContext(r.Context()), r.Header.Get(mcp.VersionHeader)
-	if failure := x.handler.admit(r); failure != nil {
+	if failure := x.handler.checkOrigin(r); failure != nil {
 		return failure
 	}
-	var unread *jsonrpc.Failure
-	if r.Method == http.MethodPost {
-		unread = x.read(r)
+	if r.Method != http.MethodPost {
+		leaveBody(r)
 	}
-	if failure := x.authenticate(r); failure != nil {
+	unread, failure := x.readAndAuthenticate(r)
+	if failure != nil {
 		return failure
 	}
 	switch {
@@ -121,20 +121,46 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 		return jsonrpc.UnknownServer(mcp.Shortened(name))
 	}
 	target := mcp.Target{Server: x.server.Name}
+	known := true
 	if x.guarded() {
-		target = mcp.TargetOf(x.server.Name, &x.message)
+		target, known = mcp.TargetOf(x.server.Name, &x.message)
 	}
 	if failure := x.admit(target); failure != nil {
+		return failure
+	}
+	if !known {
+		return jsonrpc.InvalidParams("params: nobody can know what they name") // so nobody can say whether it is allowed
+	}
+	if failure := x.admitListening(); failure != nil {
 		return failure
 	}
 	return x.forward(r)
 }
 
+// readAndAuthenticate reads what was posted, and finds out who has: before anything is
+// read, if nobody needs that for it. It returns what is wrong with the former, too.
+func (x *exchange) readAndAuthenticate(r *http.Request) (unread, failure *jsonrpc.Failure) {
+	if r.Method == http.MethodPost && x.handler.readsBody {
+		unread = x.read(r)
+	}
+	if failure = x.authenticate(r); failure == nil && r.Method == http.MethodPost && !x.handler.readsBody {
+		unread = x.read(r)
+	}
+	return unread, failure
+}
+
+// leaveBody has r pass on no body. Only what is posted is a message, but there are
+// servers that do not care.
+func leaveBody(r *http.Request) {
+	r.Body, r.GetBody = http.NoBody, nil
+	r.ContentLength, r.TransferEncoding = 0, nil
+	for _, name := range [...]string{"Content-Length", "Content-Type", "Content-Encoding"} {
+		r.Header.Del(name)
+	}
+}
+
 // read reads the message that was posted.
 func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
-	if httpbody.Encoding(r.Header) != "" {
-		return jsonrpc.UnsupportedEncoding()
-	}
 	limit := x.handler.RequestLimit
 	if r.ContentLength > limit {
 		return jsonrpc.PayloadTooLarge()
@@ -146,6 +172,10 @@ func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
 	if err != nil {
 		x.left = r.Context().Err() != nil
 		return jsonrpc.ParseError()
+	}
+	if httpbody.Encoding(r.Header) != "" {
+		x.message.Raw = raw // which may be signed
+		return jsonrpc.UnsupportedEncoding()
 	}
 	return x.message.ReadRequest(raw)
 }
@@ -179,15 +209,25 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		}
 		target = sealed
 	}
+	if failure := x.claimSession(r.Header); failure != nil {
+		return failure
+	}
 	direct(r, target)
 	if x.repl != nil {
 		x.repl.Map(x.placeholder)
 	}
 	// Over any other protocol nobody would mask, count or time anything.
 	r.Header.Del("Upgrade")
-	x.stripCredentials(r.Header)
+	if !x.server.forwardAuth {
+		x.handler.stripCredentials(r.Header)
+	}
 	x.offerRoots(r)
 	x.propagate(r)
+	if len(x.server.Answers) > 0 {
+		x.sent = &http.Request{Method: r.Method, URL: new(*r.URL), Header: r.Header.Clone(), Host: r.Host, RemoteAddr: r.RemoteAddr,
+			Proto: r.Proto, ProtoMajor: r.ProtoMajor, ProtoMinor: r.ProtoMinor, TLS: r.TLS, RequestURI: r.RequestURI}
+		x.sent = x.sent.WithContext(r.Context())
+	}
 	switch x.door {
 	case innerDoor:
 		x.inner.x, x.reply = x, &x.inner
@@ -211,7 +251,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	switch lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); {
 	case lasts && x.door == innerDoor: // whoever listens ends it
 	case lasts && x.door == mcpDoor:
-		defer context.AfterFunc(x.handler.exiting, func() { cancel(errExiting) })()
+		defer context.AfterFunc(x.handler.streams, func() { cancel(errEnded) })()
 	default:
 		x.arrival.timeout = time.Duration(x.server.Timeout)
 		x.arrival.timer = time.AfterFunc(math.MaxInt64, func() { // which has a timer to reset before it runs
@@ -239,8 +279,8 @@ func clientPath(r *http.Request) string {
 }
 
 var (
-	errTimeout = timeoutError{} // why a request is canceled that the client still waits for
-	errExiting = errors.New("caddy exits")
+	errTimeout = timeoutError{}                    // why a request is canceled that the client still waits for
+	errEnded   = errors.New("the stream is ended") // by us, and the client still listens
 	errAborted = errors.New("the response broke off")
 )
 
@@ -283,7 +323,6 @@ func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 		if screen != nil {
 			x.unscreened(screen.Err())
 		}
-		x.asides.Wait()
 	}()
 	err := x.server.routes.ServeHTTP(&x.arrival, r)
 	if err == nil && screen != nil {
@@ -307,7 +346,7 @@ func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
 		failure = x.verdict
 	case cause == errTimeout:
 		failure = jsonrpc.Timeout(x.server.Name)
-	case cause == errExiting:
+	case cause == errEnded:
 		x.outcome = outcomeOK
 		return nil
 	case cause != nil || x.left:
@@ -433,12 +472,16 @@ func (x *exchange) toolName() string {
 // client is the name of the client, "" if nobody knows it.
 func (x *exchange) client() string { return x.caller.name }
 
-// identity is who a client is, if Caddy's authentication knows.
+// identity is who a client is, if Caddy's authentication knows. It may be anything that
+// somebody has put into a token elsewhere.
 func identity(repl *caddy.Replacer) string {
 	if repl == nil {
 		return ""
 	}
 	id, _ := repl.GetString("http.auth.user.id")
+	if id != "" && auth.CheckIdentity(id) != nil {
+		return "unspeakable " + digest(id)
+	}
 	return id
 }
 

@@ -109,7 +109,9 @@ func init() {
 // `{http.mcp.request_id}` | The id of the JSON-RPC request
 // `{http.mcp.client}` | Who the client is, if anybody knows
 type Handler struct {
-	// The name of this gateway in metrics. Default: none
+	// The name of this gateway in metrics and the admin API. What clients have used of
+	// their rates, and hosted templates, is found by it after a reload; gateways of the
+	// same name share that. Default: none
 	Name string `json:"name,omitempty"`
 
 	// The MCP servers. There must be one at least.
@@ -184,8 +186,10 @@ type Handler struct {
 	// client is enough. Default: none, and everybody may use the gateway
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
-	// Pass the Authorization header of clients on to servers. It is for the gateway, so
-	// servers that need one get their own by request_header. Default: false
+	// Pass the Authorization and Cookie headers of clients on to servers. What a client
+	// is known by is for one, and where all servers are one, all of them would get it. So
+	// servers that need credentials get their own by request_header, and those that let
+	// clients log in themselves need this in their block. Default: false
 	ForwardAuthHeader bool `json:"forward_auth_header,omitempty"`
 
 	// What clients may do. Default: everything
@@ -206,26 +210,33 @@ type Handler struct {
 	// accepted. Default: false
 	PinTools bool `json:"pin_tools,omitempty"`
 
-	// To which servers notifications of clients are passed on that the protocol does
-	// not define. The first route that fits decides. Default: to all
+	// To which servers notifications of clients are passed on, other than those about
+	// calls, which go where they belong. The first route that fits decides. Default: to
+	// all
 	NotificationRoutes []*NotificationRoute `json:"notification_routes,omitempty"`
 
-	providers   []auth.Provider
-	credentials []string           // headers that they read
-	byIdentity  map[string]*Client // by name and match
-	patterns    []*Client          // whose names are patterns
-	limits      []limit
+	readsBody    bool // one of the providers does
+	providers    []auth.Provider
+	credentials  []string           // headers that they read
+	forwardsAuth bool               // to a server at least
+	byIdentity   map[string]*Client // by name and match
+	patterns     []*Client          // whose names are patterns
+	limits       []limit
 	*memory
 	health *health // nil unless servers are tried
 	events *caddyevents.App
 	ctx    caddy.Context
 
+	sessionKey         []byte
 	joined             *aggregate.Aggregate
 	stateKey           string             // of joined, in states
 	generation         any                // the configuration that this is part of
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
-	exiting            context.Context    // done when Caddy exits
+	admits, permits    string             // change with who is let in, and what they may
+	streams            context.Context    // done when those to one server end because of that
+	endStreams         context.CancelFunc
+	exiting            context.Context // done when Caddy exits
 	exit               context.CancelFunc
 	logger             *zap.Logger
 }
@@ -255,6 +266,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 	}
 	h.exiting, h.exit = context.WithCancel(context.Background())
+	h.streams, h.endStreams = context.WithCancel(h.exiting)
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
 	}
@@ -280,6 +292,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if err := s.provision(ctx, h); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
+		if err := h.openPins(s); err != nil {
+			return fmt.Errorf("server %q: %w", s.Name, err)
+		}
+		h.forwardsAuth = h.forwardsAuth || s.forwardAuth
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			if h.byName[name] != nil {
 				return fmt.Errorf("server %q: the name or alias %q is given twice", s.Name, name)
@@ -302,9 +318,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := telemetry.Register(ctx, requests, durations, denials, redactions, toolChanges, mcpstdio.Healthy()); err != nil {
 		return err
 	}
-	registry.add(h)
 	return nil
 }
+
+// shortestInterval is how often servers may be tried.
+const shortestInterval = 100 * time.Millisecond
 
 // below returns how escaped paths begin that lie below a path.
 func below(path string) string {
@@ -320,8 +338,8 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
 	case h.RequestLimit < 0:
 		return fmt.Errorf("request_limit: %d is negative", h.RequestLimit)
-	case h.HealthInterval < 0:
-		return fmt.Errorf("health_interval: %s is negative", time.Duration(h.HealthInterval))
+	case h.HealthInterval != 0 && h.HealthInterval < caddy.Duration(shortestInterval):
+		return fmt.Errorf("health_interval: %s is shorter than %s", time.Duration(h.HealthInterval), shortestInterval)
 	case h.HealthTimeout < 0:
 		return fmt.Errorf("health_timeout: %s is negative", time.Duration(h.HealthTimeout))
 	case h.ResponseLimit < 0:
@@ -357,6 +375,10 @@ func (h *Handler) Validate() error {
 func (h *Handler) Handle(_ context.Context, event caddy.Event) error {
 	switch {
 	case event.Name() == "started":
+		registry.add(h)
+		for _, s := range h.Servers {
+			s.answerChildren()
+		}
 		h.startHealth()
 	case caddy.Exiting():
 		h.exit()

@@ -77,9 +77,6 @@ func (s healthState) name() string {
 	return stateUnhealthy
 }
 
-// defaultHealthTimeout is how long a server may take to answer.
-const defaultHealthTimeout = 5 * time.Second
-
 // startHealth begins to try the servers, each again and again. Nobody is tried before
 // the configuration runs: to validate one must not dial.
 func (h *Handler) startHealth() {
@@ -135,9 +132,6 @@ func (h *Handler) try(ctx context.Context, s *Server, record *healthRecord) {
 	}
 	defer record.trying.Unlock()
 	timeout := time.Duration(h.HealthTimeout)
-	if timeout <= 0 {
-		timeout = defaultHealthTimeout
-	}
 	trial, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	asked, err := s.answers(trial)
@@ -280,7 +274,8 @@ const healthPing = `{"jsonrpc":"2.0","id":"` + healthID + `","method":"ping"}`
 const healthID = "gateway-health"
 
 // ping has the routes of the server answer a ping. Any JSON-RPC answer will do, one that
-// there is no session included, and so will success without one.
+// there is no session included, and so will success without one. So will a refusal: who
+// wants credentials, or GET as the old HTTP+SSE transport, reads requests.
 func (s *Server) ping(ctx context.Context) error {
 	answered, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -297,7 +292,7 @@ func (s *Server) ping(ctx context.Context) error {
 	w := &pong{header: http.Header{}, answered: func() { end.Reset(pongLinger) }}
 	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
 	direct(r, s.target)
-	if err = serveSafely(s.routes, w, r); err == nil {
+	if err = s.serve(w, r); err == nil {
 		w.WriteHeader(http.StatusOK)
 	}
 	switch {
@@ -305,7 +300,7 @@ func (s *Server) ping(ctx context.Context) error {
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err == nil && w.status/100 != 2:
+	case err == nil && w.status/100 != 2 && w.status/100 != 4:
 		return fmt.Errorf("status %d without a JSON-RPC answer", w.status)
 	}
 	return plain(err)
@@ -335,20 +330,6 @@ func (s *Server) healthPlaceholder(key string) (any, bool) {
 		return "", true
 	}
 	return nil, false
-}
-
-// serveSafely calls a handler, and makes its panics errors: there is nobody above to
-// catch them.
-func serveSafely(handler caddyhttp.Handler, w http.ResponseWriter, r *http.Request) (err error) {
-	defer func() {
-		switch reason := recover(); {
-		case reason == http.ErrAbortHandler:
-			err = errAborted
-		case reason != nil:
-			err = fmt.Errorf("handler panicked: %v", reason)
-		}
-	}()
-	return handler.ServeHTTP(w, r)
 }
 
 const (

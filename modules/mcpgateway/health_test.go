@@ -74,11 +74,16 @@ func TestPing(t *testing.T) { // A36
 		{"success without an answer", answer(202, "", ""), ""},
 		{"success with another body", answer(200, "text/plain", "hello"), ""},
 		{"more than anybody needs", answer(200, "text/plain", strings.Repeat("x", 10*maxPong)), ""},
-		{"another body", answer(404, "text/plain", "not found"), "status 404"},
+		{"a refusal for want of a session", answer(404, "text/plain", "not found"), ""},
+		{"a refusal for want of credentials", answer(401, "", ""), ""},
+		{"a refusal as the old HTTP+SSE transport has it", answer(405, "text/plain", "GET only"), ""},
+		{"a refusal in a stream that says nothing", then(answer(403, eventsType, ": hi\n\n"), nil), "deadline"},
+		{"a refusal that breaks off", then(answer(403, "text/plain", "no"), errors.New("torn")), "torn"},
+		{"an error without an answer", answer(503, "text/html", "<html>"), "status 503"},
 		{"JSON of another kind", answer(500, jsonType, `{"error":"no"}`), "status 500"},
 		{"another place", answer(307, "", ""), "status 307"},
 		{"no connection", then(nil, errors.New("connection refused")), "connection refused"},
-		{"a refusal on the way", then(nil, caddyhttp.Error(401, nil)), "status 401"},
+		{"a refusal by something on the way", then(nil, caddyhttp.Error(401, nil)), "status 401"},
 		{"no answer", then(nil, nil), "deadline"},
 		{"a stream without an answer", then(answer(200, eventsType, ": hi\n\n"), nil), "deadline"},
 		{"an answer that breaks off", then(answer(200, jsonType, result[:20]), errors.New("torn")), "torn"},
@@ -304,8 +309,14 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	defer upstream.Close()
 	gone := httptest.NewServer(nil)
 	gone.Close()
+	private := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		http.Error(w, "Unauthorized", http.StatusUnauthorized)
+	}))
+	defer private.Close()
 	address := func(s *httptest.Server) string { return s.Listener.Addr().String() }
-	h := gateway(t, fmt.Sprintf(`{"servers":[%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone)))))
+	h := gateway(t, fmt.Sprintf(`{"servers":[%s,%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone))),
+		serverOf("private", proxyTo("", address(private)))))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if asked, err := h.Servers[0].answers(ctx); !asked || err != nil {
@@ -313,6 +324,9 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	}
 	if asked, err := h.Servers[1].answers(ctx); !asked || err == nil || !strings.HasPrefix(err.Error(), "dial tcp 127.0.0.1:") {
 		t.Errorf("one that is down: %t, %v", asked, err)
+	}
+	if asked, err := h.Servers[2].answers(ctx); !asked || err != nil {
+		t.Errorf("one that wants credentials: %t, %v", asked, err)
 	}
 }
 

@@ -8,7 +8,8 @@ import (
 )
 
 // offerTemplates adds the templates that the admin API has the gateway host (A67).
-// What they lead to a client may see as if it had gone there itself (A69).
+// What they lead to a client may see as if it had gone there itself (A69). Those of a
+// server that a reload has removed wait for it to come back.
 func (h *Handler) offerTemplates(config *aggregate.Config) {
 	own := config.Templates
 	config.Templates = func(identity string) (all [][]byte) {
@@ -17,11 +18,15 @@ func (h *Handler) offerTemplates(config *aggregate.Config) {
 		}
 		who := h.callerOf(identity)
 		for _, t := range h.templates.All() {
-			item := mcp.ListItem{Kind: mcp.Resource, Template: true, Name: t.URITemplate}
+			item, server := mcp.ListItem{Kind: mcp.Resource, Template: true, Name: t.URITemplate}, ""
 			if t.Server != "" {
-				item.Name = t.URI
+				s := h.byName[t.Server]
+				if s == nil {
+					continue
+				}
+				item.Name, server = t.URI, s.Name
 			}
-			if sees(who.policy(), t.Server, item) {
+			if sees(who.policy(), server, item) {
 				all = append(all, t.Descriptor())
 			}
 		}
@@ -45,8 +50,12 @@ func (h *Handler) offerTemplates(config *aggregate.Config) {
 // lead returns the resource of a server that a URI of a hosted template leads to.
 func (h *Handler) lead(uri string) (server, original string, ok bool) {
 	t, original, ok := h.templates.Match(uri)
-	if !ok || t.Server == "" {
+	if !ok {
 		return "", "", false
 	}
-	return t.Server, original, true
+	s := h.byName[t.Server] // which may be an alias by now
+	if s == nil {
+		return "", "", false
+	}
+	return s.Name, original, true
 }

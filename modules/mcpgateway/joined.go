@@ -53,6 +53,7 @@ func (h *Handler) join() error {
 	if err != nil {
 		return fmt.Errorf("session_key: %w", err)
 	}
+	h.sessionKey = key
 	config := aggregate.Config{
 		Name:        h.Name,
 		Version:     version(),
@@ -65,9 +66,13 @@ func (h *Handler) join() error {
 		Exiting:     h.exiting,
 		Logger:      h.logger,
 		Lead:        h.lead,
+		View:        h.view,
 	}
 	if len(h.Clients) > 0 {
-		config.Sees, config.View = h.sees, h.view
+		config.Sees, config.Hears = h.sees, h.hears
+	}
+	if len(h.providers) > 0 {
+		config.Standing = h.standing
 	}
 	if len(h.NotificationRoutes) > 0 {
 		config.Concerned = h.concerned
@@ -101,21 +106,19 @@ var states = caddy.NewUsagePool()
 // the same id can be talked to as if nothing had happened. The routes are those that
 // are not provisioned yet.
 func (h *Handler) serverID(s *Server) string {
-	sum := sha256.New()
-	for _, part := range []any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath} {
-		_, _ = sum.Write(caddyconfig.JSON(part, nil))
-	}
-	return s.Name + "\x00" + string(sum.Sum(nil))
+	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath})
 }
 
 // serverSource returns what tells a server from others of its name: where its answers
 // come from.
 func serverSource(s *Server) string {
-	sum := sha256.New()
-	for _, part := range []any{s.Routes, s.Path} {
-		_, _ = sum.Write(caddyconfig.JSON(part, nil))
-	}
-	return s.Name + "\x00" + hex.EncodeToString(sum.Sum(nil)[:8])
+	return s.Name + "\x00" + digest([]any{s.Routes, s.Path})
+}
+
+// digest returns a text that stands for a part of a configuration.
+func digest(part any) string {
+	sum := sha256.Sum256(caddyconfig.JSON(part, nil))
+	return hex.EncodeToString(sum[:16])
 }
 
 func (h *Handler) naming() mcp.Naming {
@@ -198,14 +201,22 @@ func version() string {
 // Cleanup hands the clients over to the handler that takes the place of this one, if
 // there is one.
 func (h *Handler) Cleanup() error {
-	if h.joined == nil {
-		return nil
-	}
+	h.revoke()
 	registry.remove(h)
 	h.stopHealth()
-	h.joined.Close()
-	_, err := states.Delete(h.stateKey)
-	return errors.Join(err, h.forget())
+	h.hush()
+	err := h.forget()
+	for _, s := range h.Servers {
+		if s != nil {
+			err = errors.Join(err, s.closePins())
+		}
+	}
+	if h.joined != nil {
+		h.joined.Close()
+		_, closing := states.Delete(h.stateKey)
+		err = errors.Join(err, closing)
+	}
+	return err
 }
 
 // serveJoined answers a request to all servers.
@@ -216,14 +227,15 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 		defer context.AfterFunc(x.handler.exiting, cancel)()
 		r = r.WithContext(ctx)
 	}
-	outer := &outerRequest{repl: x.repl, identity: x.caller.identity, client: x.client()}
-	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		outer.vars = maps.Clone(vars)
-	}
 	posted := r
 	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it need not have that
-	r = r.WithContext(context.WithValue(r.Context(), outerKey{}, outer))
-	who := aggregate.Visitor{Identity: x.caller.identity, Address: x.address, Admit: x.admit, Hear: x.hears}
+	r = r.WithContext(context.WithValue(r.Context(), outerKey{}, x.outer(r)))
+	if len(x.handler.providers) > 0 && !x.handler.forwardsAuth {
+		// They have told who the client is, and would tell it apart from itself: some are
+		// others in each request.
+		x.handler.stripCredentials(r.Header)
+	}
+	who := aggregate.Visitor{Identity: x.caller.identity, Address: x.address, Admit: x.admit}
 	result := x.handler.joined.Serve(x.w, r, &x.message, who)
 	if x.server = x.handler.byName[result.Server]; x.server != nil {
 		x.passedOn, x.tool = result.Sent, mcp.Shortened(result.Name)
@@ -287,7 +299,6 @@ func (upstream) Pass(ctx context.Context, r *http.Request) *http.Request { retur
 type outerRequest struct {
 	vars     map[string]any
 	identity string // of the client
-	client   string // its name
 
 	mu   sync.Mutex
 	repl *caddy.Replacer
@@ -295,6 +306,15 @@ type outerRequest struct {
 
 // outerKey is where an outerRequest is found in a context.
 type outerKey struct{}
+
+// outer returns what requests inherit from the one of the client.
+func (x *exchange) outer(r *http.Request) *outerRequest {
+	outer := &outerRequest{repl: x.repl, identity: x.caller.identity}
+	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		outer.vars = maps.Clone(vars)
+	}
+	return outer
+}
 
 // placeholder returns what handlers in front of the gateway have set. What tells of the
 // request itself, each has for its own.

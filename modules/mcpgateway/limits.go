@@ -6,11 +6,12 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
@@ -29,7 +30,7 @@ const asideFactor = 10
 
 // limitsOf makes limits of rates. Their keys stay the same when the numbers change, so
 // that what has been used counts for the new ones.
-func limitsOf(scope string, rates []*Rate) ([]limit, error) {
+func (h *Handler) limitsOf(scope string, rates []*Rate) ([]limit, error) {
 	var limits []limit
 	count := map[string]int{}
 	for _, r := range rates {
@@ -45,7 +46,7 @@ func limitsOf(scope string, rates []*Rate) ([]limit, error) {
 		l.aside = l.own
 		l.aside.Key, l.aside.N, l.aside.Burst = key+" aside", asideFactor*l.own.N, asideFactor*l.own.Burst
 		if r.Tools != "" {
-			pattern, err := mcp.ParsePattern(r.Tools)
+			pattern, err := mcp.ParsePattern(acl.Qualified(r.Tools, h.serverNamed))
 			if err != nil {
 				return nil, fmt.Errorf("rate: %w", err)
 			}
@@ -76,6 +77,11 @@ func apply(to []ratelimit.Limit, limits []limit, target mcp.Target, request bool
 // take takes what a request needs from the budgets of its client. It returns after what
 // time there will be enough, if there is not.
 func (x *exchange) take(target mcp.Target) (wait time.Duration, ok bool) {
+	return x.takeAs(target, x.counts())
+}
+
+// takeAs is take for what is, or is not, a request.
+func (x *exchange) takeAs(target mcp.Target, request bool) (wait time.Duration, ok bool) {
 	who := &x.caller
 	var own []limit
 	if who.rules != nil {
@@ -84,7 +90,6 @@ func (x *exchange) take(target mcp.Target) (wait time.Duration, ok bool) {
 	if len(own)+len(x.handler.limits) == 0 || who.identity == operator {
 		return 0, true
 	}
-	request := x.counts()
 	var room [8]ratelimit.Limit
 	limits := apply(apply(room[:0], x.handler.limits, target, request), own, target, request)
 	if len(limits) == 0 {
@@ -103,8 +108,14 @@ func (x *exchange) budget() string {
 }
 
 // counts reports whether a rate is about this message: a request that is no handshake.
+// There are servers that do what they are told without an id, too.
 func (x *exchange) counts() bool {
-	return x.message.IsRequest() && !x.message.Is(jsonrpc.Method, "initialize") && !x.message.Is(jsonrpc.Method, "server/discover")
+	switch method := x.methodName(); method {
+	case "", "initialize", "server/discover":
+		return false
+	default:
+		return !strings.HasPrefix(method, "notifications/")
+	}
 }
 
 // clientAddress is where a request comes from, as Caddy's trusted_proxies say.

@@ -1,33 +1,22 @@
 package mcpgateway
 
 import (
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"fmt"
-	"io/fs"
-	"path"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
-	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
 // A memory is what a gateway remembers over reloads, beside its clients.
 type memory struct {
 	buckets   *ratelimit.Buckets // what clients have used of their rates
-	pins      *toolpin.Pins      // how tools were defined when they were first seen
 	templates *hosted.Templates  // that the admin API has it host
 	tallies   sync.Map           // of clients, by what they are called in metrics
-
-	saving sync.Mutex
-	saved  atomic.Uint64 // the version of pins that is in Caddy's storage
 }
 
 // A tally counts what a client does.
@@ -38,7 +27,10 @@ type tally struct {
 
 // tally returns that of a client.
 func (m *memory) tally(label string) *tally {
-	t, _ := m.tallies.LoadOrStore(label, new(tally))
+	t, ok := m.tallies.Load(label)
+	if !ok {
+		t, _ = m.tallies.LoadOrStore(label, new(tally))
+	}
 	return t.(*tally)
 }
 
@@ -54,8 +46,7 @@ const maxLimited = 100_000
 // recall finds what the gateway remembers.
 func (h *Handler) recall() error {
 	value, _, err := memories.LoadOrNew(h.place(), func() (caddy.Destructor, error) {
-		m := &memory{buckets: ratelimit.New(maxLimited), pins: toolpin.New(), templates: hosted.New()}
-		return m, h.loadPins(m)
+		return &memory{buckets: ratelimit.New(maxLimited), templates: hosted.New()}, nil
 	})
 	if err != nil {
 		return err
@@ -73,51 +64,16 @@ func (h *Handler) forget() error {
 	return err
 }
 
-// place tells this gateway from others, over reloads.
-func (h *Handler) place() string { return h.Name + "\x00" + h.MCPPath }
-
-// pinsKey is where the pins of the gateway are in Caddy's storage.
-func (h *Handler) pinsKey() string {
-	place := sha256.Sum256([]byte(h.place()))
-	return path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(place[:8])+".json")
-}
-
-// loadPins has the gateway remember the tools that it withholds changes of over restarts,
-// too.
-func (h *Handler) loadPins(m *memory) error {
-	if !h.PinTools {
-		return nil
+// place tells this gateway from others, over reloads: by its name or, if it has none, by
+// what its servers are called.
+func (h *Handler) place() string {
+	if h.Name != "" {
+		return h.Name + "\x00" + h.MCPPath
 	}
-	text, err := h.ctx.Storage().Load(h.ctx, h.pinsKey())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	var names []string
+	for _, s := range h.Servers {
+		names = append(names, s.Name)
 	}
-	if err == nil {
-		err = m.pins.UnmarshalJSON(text)
-	}
-	if err != nil {
-		return fmt.Errorf("pin_tools: %s: %w", h.pinsKey(), err)
-	}
-	m.saved.Store(m.pins.Version())
-	return nil
-}
-
-// savePins saves what has been seen for the first time, or accepted.
-func (h *Handler) savePins() {
-	m := h.memory
-	if !h.PinTools || m.pins.Version() == m.saved.Load() {
-		return
-	}
-	m.saving.Lock()
-	defer m.saving.Unlock()
-	version := m.pins.Version()
-	text, err := m.pins.MarshalJSON()
-	if err == nil {
-		err = h.ctx.Storage().Store(context.WithoutCancel(h.ctx), h.pinsKey(), text)
-	}
-	if err != nil {
-		h.logger.Error("pinned tools not saved", zap.Error(err))
-		return
-	}
-	m.saved.Store(version)
+	slices.Sort(names)
+	return "\x00" + h.MCPPath + "\x00" + strings.Join(names, "\x00")
 }

@@ -23,6 +23,8 @@ func (n *NotificationRoute) validate(h *Handler) error {
 		return errors.New("one is null")
 	case n.Method == "":
 		return errors.New("method: it is empty")
+	case slices.Contains([]string{"notifications/initialized", "notifications/cancelled", "notifications/progress"}, n.Method):
+		return fmt.Errorf("method: %s goes where it belongs", n.Method)
 	case len(n.Servers) == 0:
 		return fmt.Errorf("servers: %s goes to none", n.Method)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/origin"
 )
 
-// admit refuses what a web page may have sent that should not be able to.
-func (h *Handler) admit(r *http.Request) *jsonrpc.Failure {
+// checkOrigin refuses what a web page may have sent that should not be able to.
+func (h *Handler) checkOrigin(r *http.Request) *jsonrpc.Failure {
 	return origin.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}.Admit(r)
 }

@@ -7,37 +7,36 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/recovery"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
 // offerRecovery adds the tool and the resource by which clients read back what was
 // masked, if any of the masks keeps it.
 func (h *Handler) offerRecovery(config *aggregate.Config) {
-	var masks []*observationmask.Handler
+	var masked []*Server
 	shortest := 0
 	for _, s := range h.Servers {
 		if s.mask == nil || !s.masked {
 			continue
 		}
 		if maxChars, ok := s.mask.Recovers(); ok {
-			masks = append(masks, s.mask)
+			masked = append(masked, s)
 			if shortest == 0 || maxChars < shortest {
 				shortest = maxChars
 			}
 		}
 	}
-	if len(masks) == 0 {
+	if len(masked) == 0 {
 		return
 	}
 	reader := func(r *http.Request) recovery.Reader {
-		var client string
-		if outer, ok := r.Context().Value(outerKey{}).(*outerRequest); ok {
-			client = outer.client
-		}
+		who := h.callerIn(r.Context())
 		return recovery.Reader{MaxChars: shortest, Get: func(handle string) ([]byte, bool) {
-			for _, mask := range masks {
-				if body, ok := mask.Original(client, handle); ok {
-					return body, true
+			for _, s := range masked {
+				if !who.policy().Server(s.Name) {
+					continue // not any more
+				}
+				if body, ok := s.mask.Original(who.name, handle); ok {
+					return who.redactor().Body(body), true
 				}
 			}
 			return nil, false

@@ -3,45 +3,45 @@ package mcpgateway
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"sync"
 )
 
 // registry has the gateways of this process, for the admin API.
 var registry gateways
 
-// gateways are handlers, in the order in which they were provisioned. While one
+// gateways are handlers, in the order in which they were started. While one
 // configuration takes the place of another there are those of both.
 type gateways struct {
 	mu  sync.Mutex
 	all []*Handler
 }
 
-// add makes a handler the one that counts of those at its place.
 func (g *gateways) add(h *Handler) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.all = append(g.all, h)
 }
 
-// remove takes a handler out. That of a configuration that has failed to load leaves its
-// place to the one before.
 func (g *gateways) remove(h *Handler) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.all = slices.DeleteFunc(g.all, func(other *Handler) bool { return other == h })
 }
 
-// current returns the handlers that count, by name and path.
-func (g *gateways) current() []*Handler {
+// current returns the handlers of the configuration that was started last. One that
+// stands in several sites is one.
+func (g *gateways) current() (current []*Handler) {
+	newest := g.newest()
+	if newest == nil {
+		return nil
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	latest := map[string]*Handler{}
+	seen := map[string]bool{}
 	for _, h := range g.all {
-		latest[h.place()] = h
-	}
-	var current []*Handler
-	for _, h := range g.all {
-		if latest[h.place()] == h {
+		if h.generation == newest.generation && !seen[h.fingerprint()] {
+			seen[h.fingerprint()] = true
 			current = append(current, h)
 		}
 	}
@@ -51,7 +51,7 @@ func (g *gateways) current() []*Handler {
 	return current
 }
 
-// newest returns the handler that was provisioned last, or nil.
+// newest returns the handler that was started last, or nil.
 func (g *gateways) newest() *Handler {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,4 +59,15 @@ func (g *gateways) newest() *Handler {
 		return nil
 	}
 	return g.all[len(g.all)-1]
+}
+
+// fingerprint tells the gateway from all others that are different in any way for
+// clients.
+func (h *Handler) fingerprint() string {
+	var b strings.Builder
+	b.WriteString(h.place())
+	for _, s := range h.Servers {
+		b.WriteString("\x00" + s.id)
+	}
+	return b.String()
 }

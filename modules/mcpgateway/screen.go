@@ -5,10 +5,9 @@ import (
 	"errors"
 	"net/http"
 
-	"go.uber.org/zap"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/screen"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
@@ -24,53 +23,103 @@ const maxScreened = 64 << 20
 
 // screened returns w as what is looked at is written to, or w itself.
 func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *screen.Writer) {
-	lists := x.listens(r)
-	redacts := x.caller.redactor() != nil
+	modern := r.Header.Get(mcp.VersionHeader) == mcp.Stateless || x.message.Has(jsonrpc.ProtocolVersion) || x.door == rpcDoor // which need not say so
 	answers := len(x.server.Answers) > 0
-	asks := answers && r.Header.Get(mcp.VersionHeader) == mcp.Stateless // by results
-	if !lists && !redacts && !answers {
+	look := looking{
+		lists:   x.showsLists(r, modern),
+		updates: x.caller.policy().Restricts(x.server.Name),
+		answers: answers,
+	}
+	// A server of the modern era asks by results.
+	whole := look.lists || x.caller.redactor() != nil || answers && modern
+	if !whole && !look.updates && !look.answers {
 		return w, nil
 	}
 	r.Header.Del("Accept-Encoding")
-	s := screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) { return x.screen(r, message, lists) })
-	s.EventsOnly = !lists && !redacts && !asks
+	s := screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) {
+		// Some servers begin with this, and some clients ignore it.
+		message, err := x.screen(r, bytes.TrimPrefix(message, []byte("\ufeff")), look)
+		if err != nil && x.verdict == nil {
+			x.verdict = jsonrpc.InvalidResponse(x.server.Name)
+		}
+		return message, err
+	})
+	s.EventsOnly = !whole
 	return s, s
 }
 
-// listens reports whether the answer may be one that a client is not shown all of, or
+// looking is what messages of a server are looked at for, beside what is redacted.
+type looking struct {
+	lists   bool // that a client is not shown all of, or not as they are
+	updates bool // of resources that the client may not know
+	answers bool // what is not for the client at all
+}
+
+// showsLists reports whether the answer may be one that a client is not shown all of, or
 // not as it is.
-func (x *exchange) listens(r *http.Request) bool {
+func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 	if r.Method == http.MethodGet { // in which answers are resumed
-		return x.door == mcpDoor && (x.handler.PinTools || x.caller.policy().Restricts(x.server.Name))
+		return x.door == mcpDoor || x.door == innerDoor && x.inner.Resumed
 	}
 	switch x.methodName() {
 	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "initialize", "server/discover":
 		return true
+	case "resources/read":
+		return modern && x.caller.rules != nil // it says who else may have it
 	}
 	return false
 }
 
 // screen returns a message of the server as it goes on, nil if it does not.
-func (x *exchange) screen(r *http.Request, message []byte, lists bool) ([]byte, error) {
-	if len(x.server.Answers) > 0 {
-		if x.answered(r, message) {
+func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte, error) {
+	var m jsonrpc.Message
+	if looksLikeJSON(message) && m.Read(message) != nil && (look.answers || look.updates) {
+		return nil, errUnreadable // to us, but perhaps not to the client
+	}
+	if look.answers {
+		if x.answered(r, &m) {
 			return nil, nil
 		}
-		message = x.resolved(r, message)
-	}
-	if lists {
+		if !looksLikeJSON(message) && r.Method == http.MethodGet {
+			x.noteEndpoint(message)
+		}
 		var err error
-		if message, err = x.visible(toolpin.Clean(message)); err != nil {
-			x.verdict = jsonrpc.InvalidResponse(x.server.Name)
+		if message, err = x.resolved(r, message); err != nil {
 			return nil, err
 		}
-		x.handler.savePins()
+	}
+	if look.updates && m.Is(jsonrpc.Method, "notifications/resources/updated") &&
+		!x.caller.allows(mcp.Target{Server: x.server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
+		return nil, nil
+	}
+	if look.lists {
+		var err error
+		if message, err = x.visible(toolpin.Clean(x.private(message))); err != nil {
+			return nil, err
+		}
+		x.handler.savePins(x.server)
 	}
 	redacted, n := x.caller.redactor().Message(message)
 	if n > 0 {
 		redactions.WithLabelValues(x.caller.label).Add(float64(n))
 	}
 	return redacted, nil
+}
+
+// looksLikeJSON reports whether a body is a message, or several, as far as one can see.
+func looksLikeJSON(body []byte) bool {
+	body = bytes.TrimSpace(body)
+	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
+}
+
+// private returns a result that may be kept for others as one that may not, if it can
+// depend on who asks.
+func (x *exchange) private(message []byte) []byte {
+	var m jsonrpc.Message
+	if x.caller.rules == nil || m.Read(message) != nil || !m.Has(jsonrpc.CacheScope) {
+		return message
+	}
+	return jsonspan.Spliced(message, m.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 }
 
 // visible returns a list as the client may see it. What cannot be read as a message is
@@ -84,19 +133,18 @@ func (x *exchange) visible(message []byte) ([]byte, error) {
 		}
 		return sees(policy, server, item)
 	})
-	text := bytes.TrimSpace(message)
 	switch hides := h.PinTools || policy.Restricts(server); {
-	case hides && bytes.HasPrefix(text, []byte("[")):
-		return nil, errBatch
+	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
+		return nil, errUnreadable // a batch
 	case err == nil:
 		return filtered, nil
-	case hides && bytes.HasPrefix(text, []byte("{")):
+	case hides && looksLikeJSON(message):
 		return nil, err
 	}
 	return message, nil
 }
 
-var errBatch = errors.New("a batch of messages cannot be looked at")
+var errUnreadable = errors.New("the message cannot be looked at")
 
 // sees reports whether an item of a list may be seen.
 func sees(policy *acl.Policy, server string, item mcp.ListItem) bool {
@@ -110,18 +158,6 @@ func sees(policy *acl.Policy, server string, item mcp.ListItem) bool {
 	default:
 		return policy.Resource(server, item.Name)
 	}
-}
-
-// pinned reports whether a tool is what it was when it was first seen. That it is not
-// any more may be an attack: what a client has agreed to was another tool.
-func (x *exchange) pinned(item mcp.ListItem) bool {
-	changed, news := x.handler.pins.See(x.server.source, item.Name, item.Raw)
-	if news {
-		toolChanges.WithLabelValues(x.server.Name).Inc()
-		x.handler.logger.Warn("definition of tool has changed", zap.String("mcp_server", x.server.Name),
-			zap.String("mcp_tool", mcp.Shortened(item.Name)), zap.Bool("withheld", x.handler.PinTools))
-	}
-	return !changed
 }
 
 // unscreened says what is wrong with a message that cannot be looked at.

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
@@ -42,8 +43,8 @@ type Server struct {
 	// any characters. Others cannot be called there. Default: all
 	Expose []string `json:"expose,omitempty"`
 
-	// Pass the Authorization header of clients on to the server, whatever the gateway's
-	// forward_auth_header says. Default: as that says
+	// The same as the gateway's forward_auth_header, for this server. Default: as that
+	// says
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
 
 	// What becomes of what the server sends to clients on its own account. Default: it
@@ -53,13 +54,15 @@ type Server struct {
 	// The routes that answer in the place of the server, or pass requests on to it.
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
-	id     string   // the same as long as nothing changes for clients
-	source string   // the same as long as it is the same server, by which its tools are known
+	id     string // the same as long as nothing changes for clients
+	source string // the same as long as it is the same server, by which its tools are known
+	pins   *pinning
 	target *url.URL // Path
 	routes caddyhttp.Handler
 	mask   *observationmask.Handler // nil if nothing is masked
 	masked bool                     // somebody has asked for that
 
+	asides      aggregate.Asides // what it is told beside
 	forwardAuth bool
 	upstreams   upstreams // that the routes pass requests on to
 	health      atomic.Pointer[healthRecord]

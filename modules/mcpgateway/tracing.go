@@ -73,8 +73,12 @@ func (x *exchange) linkTrace(r *http.Request) {
 // so.
 func (x *exchange) propagate(r *http.Request) {
 	span := trace.SpanContextFromContext(r.Context())
-	if !span.IsValid() || !x.message.IsRequest() || x.message.Has(jsonrpc.Traceparent) {
+	m := &x.message
+	if !span.IsValid() || !m.IsRequest() || m.Has(jsonrpc.Traceparent) {
 		return
+	}
+	if has := m.Kind(jsonrpc.Params); m.Has(jsonrpc.Params) && has != jsonspan.BeginObject && has != jsonspan.Null {
+		return // which is not for us to change
 	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(r.Context(), carrier)
@@ -84,8 +88,9 @@ func (x *exchange) propagate(r *http.Request) {
 
 // repost has r post the message with edits made.
 func (x *exchange) repost(r *http.Request, edits ...jsonspan.Edit) {
-	raw := jsonspan.Spliced(x.message.Raw, edits...)
-	if x.message.Read(raw) == nil { // which it can be: it has been
+	var edited jsonrpc.Message
+	if edited.Read(jsonspan.Spliced(x.message.Raw, edits...)) == nil { // else it stays as it is
+		x.message = edited
 		x.post(r)
 	}
 }

@@ -118,6 +118,7 @@ func (p *pool) Destruct() error {
 		ctx, cancel := context.WithTimeout(exiting, drainTime)
 		defer cancel()
 		p.Drain(ctx, linger)
+		running.forget()
 	})
 	return nil
 }
@@ -134,7 +135,7 @@ func (p *pool) Handle(context.Context, caddy.Event) error {
 
 // Started implements stdio.Observer.
 func (p *pool) Started(server string, pid int, restart bool) {
-	healthy.WithLabelValues(server).Inc()
+	running.count(server, 1)
 	if restart {
 		restarts.WithLabelValues(server).Inc()
 	}
@@ -143,7 +144,7 @@ func (p *pool) Started(server string, pid int, restart bool) {
 
 // Exited implements stdio.Observer.
 func (p *pool) Exited(server string, pid int, err error) {
-	healthy.WithLabelValues(server).Dec()
+	running.count(server, -1)
 	p.emit("mcp_server_exited", map[string]any{"server": server, "pid": pid, "error": err.Error()})
 }
 

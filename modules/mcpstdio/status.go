@@ -30,3 +30,8 @@ func (t *Transport) Shares(other *Transport) bool { return t.pool == other.pool 
 // Healthy returns the gauge of healthy servers, for whoever watches those that are no
 // child processes.
 func Healthy() *prometheus.GaugeVec { return healthy }
+
+// AnswerWith has questions of the children at a host answered in the place of any client.
+func (t *Transport) AnswerWith(host string, answerer stdio.Answerer) {
+	t.pool.AnswerWith(host, answerer)
+}

@@ -47,6 +47,16 @@ func Text(d *caddyfile.Dispenser) (string, error) {
 	return text, nil
 }
 
+// Secret is Text for what must not be repeated in errors.
+func Secret(d *caddyfile.Dispenser) (string, error) {
+	name := d.Val()
+	args := d.RemainingArgs()
+	if len(args) != 1 || args[0] == "" {
+		return "", d.Errf("%s: one argument is expected", name)
+	}
+	return args[0], nil
+}
+
 // List adds the arguments of a subdirective, which takes one at least, to a list.
 func List(d *caddyfile.Dispenser, list *[]string) error {
 	args := d.RemainingArgs()

@@ -19,6 +19,10 @@ type Provider interface {
 	CredentialHeaders() []string
 }
 
+// A Bodiless Provider never looks at the body of a request, so that who has no
+// credentials is refused before it is read.
+type Bodiless interface{ Bodiless() }
+
 // A Challenger is a Provider that tells clients how they can get in.
 type Challenger interface {
 	// Challenge returns the WWW-Authenticate header for a request that nobody has

@@ -258,6 +258,9 @@ func (j *JWT) checkScopes(claims claimSet) error {
 	return nil
 }
 
+// Bodiless implements [Bodiless].
+func (*JWT) Bodiless() {}
+
 // CredentialHeaders implements Provider.
 func (*JWT) CredentialHeaders() []string { return []string{"Authorization"} }
 

@@ -194,7 +194,7 @@ func (c claimSet) identity(claim string) (string, error) {
 	if !ok {
 		return "", tokenFault("the claim " + claim + " of the token is missing or not a text")
 	}
-	if err := saneIdentity(text); err != nil {
+	if err := CheckIdentity(text); err != nil {
 		return "", fmt.Errorf("claim %s: %w", claim, err)
 	}
 	return text, nil

@@ -110,7 +110,7 @@ func (m *MTLS) Authenticate(r *Request) (string, error) {
 	if identity == "" {
 		return "", fmt.Errorf("the client certificate has no %s", m.Field)
 	}
-	if err := saneIdentity(identity); err != nil {
+	if err := CheckIdentity(identity); err != nil {
 		return "", fmt.Errorf("the %s of the client certificate: %w", m.Field, err)
 	}
 	return identity, nil
@@ -160,6 +160,9 @@ func firstName(names []string) string {
 	}
 	return names[0]
 }
+
+// Bodiless implements [Bodiless].
+func (*MTLS) Bodiless() {}
 
 // CredentialHeaders implements Provider. A certificate is not in the headers.
 func (*MTLS) CredentialHeaders() []string { return nil }

@@ -94,14 +94,14 @@ func checkClientName(name string) error {
 	if strings.ContainsAny(name, "{}") {
 		return errors.New("a placeholder is not the name of a client")
 	}
-	return saneIdentity(name)
+	return CheckIdentity(name)
 }
 
 const maxIdentity = 256
 
-// saneIdentity refuses identities that no log, limit or pattern should have to deal
+// CheckIdentity refuses identities that no log, limit or pattern should have to deal
 // with.
-func saneIdentity(identity string) error {
+func CheckIdentity(identity string) error {
 	switch {
 	case identity == "":
 		return errors.New("the identity is empty")

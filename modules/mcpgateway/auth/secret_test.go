@@ -135,7 +135,7 @@ func TestSaneIdentity(t *testing.T) { // A75
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if err := saneIdentity(tt.identity); (err == nil) != tt.sane {
+			if err := CheckIdentity(tt.identity); (err == nil) != tt.sane {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -1,0 +1,34 @@
+package jsonspan
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestFindExactRefusesLookAlikes(t *testing.T) {
+	paths := CompilePaths("method", "params", "params.name", "params.kind", "list.*.name")
+	for _, test := range []struct {
+		name, text string
+		want       error
+	}{
+		{"keys as they are", `{"method":1,"params":{"name":2,"other":3}}`, nil},
+		{"another case", `{"Method":1}`, ErrFolded},
+		{"beside the key itself", `{"method":1,"METHOD":2}`, ErrFolded},
+		{"deeper down", `{"params":{"nAme":1}}`, ErrFolded},
+		{"in a list", `{"list":[{"name":1,"NAME":2}]}`, ErrFolded},
+		{"spelled by numbers", `{"\u004dethod":1}`, ErrFolded},
+		{"the Kelvin sign", "{\"params\":{\"\u212aind\":1}}", ErrFolded},
+		{"where no path leads", `{"params":{"other":{"Name":1}}}`, nil},
+		{"another key", `{"methods":1,"param":2,"":3}`, nil},
+		{"twice", `{"method":1,"method":2}`, ErrDuplicate},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := paths.FindExact([]byte(test.text), func(int, Value) {}); !errors.Is(err, test.want) {
+				t.Errorf("got %v", err)
+			}
+			if err := paths.Find([]byte(test.text), func(int, Value) {}); errors.Is(err, ErrFolded) {
+				t.Errorf("Find: %v", err)
+			}
+		})
+	}
+}
