@@ -71,6 +71,11 @@ func (ts *Templates) Put(t Template) (created bool, err error) {
 	if created && len(ts.byName) >= maxTemplates {
 		return false, fmt.Errorf("name: there are %d templates already", maxTemplates)
 	}
+	for name, other := range ts.byName {
+		if name != t.Name && other.URITemplate == t.URITemplate {
+			return false, fmt.Errorf("uriTemplate: %q has the same", name)
+		}
+	}
 	ts.byName[t.Name] = h
 	ts.arrange()
 	return created, nil
@@ -105,6 +110,19 @@ func (ts *Templates) Has(name string) bool {
 	ts.mu.RLock()
 	defer ts.mu.RUnlock()
 	return ts.byName[name] != nil
+}
+
+// Find returns the template with this URI template, and that of the server that it leads
+// to, if it does.
+func (ts *Templates) Find(uriTemplate string) (t *Template, original string, ok bool) {
+	ts.mu.RLock()
+	defer ts.mu.RUnlock()
+	for _, h := range ts.byName {
+		if h.URITemplate == uriTemplate {
+			return &h.Template, h.URI, true
+		}
+	}
+	return nil, "", false
 }
 
 // All returns the templates, sorted by name.

@@ -182,15 +182,18 @@ func TestListAndReplace(t *testing.T) { // A67
 func TestThereAreOnlySoManyTemplates(t *testing.T) {
 	ts := New()
 	for i := range maxTemplates {
-		if _, err := ts.Put(Template{Name: fmt.Sprint(i), URITemplate: "a:b", Text: "x"}); err != nil {
+		if _, err := ts.Put(Template{Name: fmt.Sprint(i), URITemplate: fmt.Sprint("a:", i), Text: "x"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := ts.Put(Template{Name: "one more", URITemplate: "a:b", Text: "x"}); err == nil {
 		t.Error("there is one more")
 	}
-	if _, err := ts.Put(Template{Name: "7", URITemplate: "a:b", Text: "y"}); err != nil {
+	if _, err := ts.Put(Template{Name: "7", URITemplate: "a:7", Text: "y"}); err != nil {
 		t.Error(err)
+	}
+	if _, err := ts.Put(Template{Name: "7", URITemplate: "a:8", Text: "y"}); err == nil {
+		t.Error("two have the same URIs")
 	}
 }
 

@@ -151,22 +151,28 @@ func (p *pattern) match(uri string) (map[string]value, bool) {
 
 // decode returns what a part of a URI says. It refuses what is no text, and what would
 // lead out of the place where it stands: parts of a path that are only dots, also for
-// those who decode twice.
+// those who decode twice. What is escaped more often than that is refused.
 func decode(raw string) (string, bool) {
 	decoded, err := url.PathUnescape(raw)
 	if err != nil || !utf8.ValidString(decoded) || strings.ContainsFunc(decoded, unicode.IsControl) {
 		return "", false
 	}
-	for text, again := decoded, true; again; {
+	text := decoded
+	for range maxEscapes {
 		if leadsOut(text) {
 			return "", false
 		}
 		next, err := url.PathUnescape(text)
-		again = err == nil && next != text
+		if err != nil || next == text {
+			return decoded, true
+		}
 		text = next
 	}
-	return decoded, true
+	return "", false
 }
+
+// maxEscapes is how often a value may be escaped.
+const maxEscapes = 3
 
 func leadsOut(path string) bool {
 	for step := range strings.FieldsFuncSeq(path, func(c rune) bool { return c == '/' || c == '\\' }) {

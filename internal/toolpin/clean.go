@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -15,7 +16,7 @@ import (
 // from the strings that are a member called description, title or instructions, at
 // any depth, raw or escaped. So do lone surrogates and bytes that are not UTF-8,
 // which readers take for different things. The joiners U+200C and U+200D stay, as
-// scripts and emoji need them. Everything else is kept byte for byte.
+// scripts and emoji need them, and so does U+FE0F. Everything else is kept byte for byte.
 //
 // If there is nothing to take away, or raw is no JSON, Clean returns raw itself.
 func Clean(raw []byte) []byte {
@@ -143,20 +144,29 @@ func isHidden(r rune) bool {
 		return r != '\n' && r != '\r' && r != '\t'
 	case r < 0x7F:
 		return false
-	case r <= 0x9F, // DEL and C1
-		r == 0xAD,                // soft hyphen
-		r == 0x61C,               // Arabic letter mark
-		r == 0x180E,              // Mongolian vowel separator
-		r == 0x200B,              // zero width space
-		r == 0x200E, r == 0x200F, // left-to-right and right-to-left marks
-		0x202A <= r && r <= 0x202E,   // embeddings and overrides
-		0x2060 <= r && r <= 0x2064,   // word joiner, invisible operators
-		0x2066 <= r && r <= 0x2069,   // isolates
-		r == 0xFEFF,                  // zero width no-break space
-		0xFFF9 <= r && r <= 0xFFFB,   // interlinear annotation
-		0xE0000 <= r && r <= 0xE007F, // tags
-		0xE0100 <= r && r <= 0xE01EF: // variation selectors supplement
+	case r <= 0x9F: // DEL and C1
 		return true
+	case r == 0x200C, r == 0x200D, r == 0xFE0F: // joiners, and what makes a sign an emoji
+		return false
 	}
-	return false
+	return unicode.In(r, unicode.Bidi_Control, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, invisible)
+}
+
+// invisible is what is ignored when text is shown and is in none of Unicode's own sets
+// for that.
+var invisible = &unicode.RangeTable{
+	R16: []unicode.Range16{
+		{Lo: 0xAD, Hi: 0xAD, Stride: 1},     // soft hyphen
+		{Lo: 0x180E, Hi: 0x180E, Stride: 1}, // Mongolian vowel separator
+		{Lo: 0x200B, Hi: 0x200B, Stride: 1}, // zero width space
+		{Lo: 0x2060, Hi: 0x206F, Stride: 1}, // word joiner, invisible operators, deprecated controls
+		{Lo: 0xFEFF, Hi: 0xFEFF, Stride: 1}, // zero width no-break space
+		{Lo: 0xFFF9, Hi: 0xFFFB, Stride: 1}, // interlinear annotation
+	},
+	R32: []unicode.Range32{
+		{Lo: 0x1BCA0, Hi: 0x1BCA3, Stride: 1}, // shorthand controls
+		{Lo: 0x1D173, Hi: 0x1D17A, Stride: 1}, // musical controls
+		{Lo: 0xE0000, Hi: 0xE0FFF, Stride: 1}, // tags, and what is kept free beside them
+	},
+	LatinOffset: 1,
 }

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"net/http"
+	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -47,9 +48,13 @@ func (h *Handler) offerTemplates(config *aggregate.Config) {
 	}
 }
 
-// lead returns the resource of a server that a URI of a hosted template leads to.
+// lead returns the resource of a server that a URI of a hosted template leads to, or the
+// template that the hosted one itself does.
 func (h *Handler) lead(uri string) (server, original string, ok bool) {
 	t, original, ok := h.templates.Match(uri)
+	if strings.Contains(uri, "{") {
+		t, original, ok = h.templates.Find(uri)
+	}
 	if !ok {
 		return "", "", false
 	}
