@@ -71,6 +71,9 @@ type Config struct {
 	// Hears reports whether a client may hear of changes of a resource.
 	Hears func(identity, server, uri string) bool
 
+	// Others reports whether a client may tell a server what the protocol does not know.
+	Others func(identity, server string) bool
+
 	// View returns a text that changes with what a client is shown. Servers are asked
 	// again for lists that were shown before, and listened to anew.
 	View func(identity string) string

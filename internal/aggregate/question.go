@@ -189,7 +189,7 @@ func (t *turn) notify() {
 		body := t.forwardable()
 		servers, some := t.concerned(method)
 		t.all(func(ctx context.Context, s *Server, l *link) {
-			if some && !slices.Contains(servers, s.Name) {
+			if some && !slices.Contains(servers, s.Name) || !t.mayTell(s, method) {
 				return
 			}
 			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
@@ -201,6 +201,11 @@ func (t *turn) notify() {
 			}
 		})
 	}
+}
+
+// mayTell reports whether the client may send a server a notification.
+func (t *turn) mayTell(s *Server, method string) bool {
+	return strings.HasPrefix(method, "notifications/") || t.a.config.Others == nil || t.a.config.Others(t.who.Identity, s.Name)
 }
 
 // concerned returns the servers that a notification is for, if it is not for all (A58).

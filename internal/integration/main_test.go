@@ -60,6 +60,7 @@ func TestMain(m *testing.M) {
 		os.Setenv("XDG_CONFIG_HOME", home)
 		os.Setenv("XDG_DATA_HOME", home)
 		caddycore.ConfigAutosavePath = filepath.Join(home, "autosave.json") // which was set before
+		caddycore.DefaultStorage.Path = home                                // and so was this
 
 		// Its fixed port would be shared with any other caddytest on the machine.
 		ports, err := loopback.FreePorts(1)

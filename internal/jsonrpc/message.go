@@ -43,6 +43,7 @@ const (
 	InputResponses     // params.inputResponses, of a call that is made again
 	RequestState       // params.requestState, of a call that is made again
 	Notifications      // params.notifications, of subscriptions/listen
+	Subscriptions      // params.notifications.resourceSubscriptions
 	Proxy              // params.proxy: what is said between a client and a gateway only
 	AuthToken          // params.proxy.authToken: what lets the client in
 	Meta               // params._meta
@@ -71,7 +72,7 @@ var fields = jsonspan.CompilePaths(
 	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
 	"params.arguments", "params.protocolVersion", "params.capabilities", "params.clientInfo",
 	"params.cursor", "params.limit", "params.level", "params.ref.name", "params.ref.uri",
-	"params.inputResponses", "params.requestState", "params.notifications", "params.proxy", "params.proxy.authToken",
+	"params.inputResponses", "params.requestState", "params.notifications", "params.notifications.resourceSubscriptions", "params.proxy", "params.proxy.authToken",
 	"params._meta", "params._meta.progressToken", "params._meta.traceparent",
 	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
 	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
@@ -103,8 +104,12 @@ func (m *Message) ReadRequest(data []byte) *Failure {
 		*m = Message{Raw: data}
 		return ParseError()
 	}
-	return m.read(data, fields.FindExact)
+	return m.ReadExact(data)
 }
+
+// ReadExact is Read for a message that is decided upon: it refuses those that some
+// readers would read differently, because they ignore the case of names.
+func (m *Message) ReadExact(data []byte) *Failure { return m.read(data, fields.FindExact) }
 
 // Read finds the fields of the message that data is, in one pass. A message that
 // repeats one of them is refused, because two readers could disagree about what it

@@ -1,7 +1,9 @@
 package mcp
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 
@@ -35,6 +37,9 @@ func ReadInput(m *jsonrpc.Message) (asks InputResult, is bool, _ error) {
 	if err != nil {
 		return InputResult{}, true, err
 	}
+	if requests := bytes.TrimSpace(result["inputRequests"]); len(requests) > 0 && requests[0] != '{' {
+		return InputResult{}, true, errNoRequests
+	}
 	asks = InputResult{Requests: map[string]InputRequest{}, State: result["requestState"]}
 	for member := range jsonspan.Members(result["inputRequests"]) {
 		raw := result["inputRequests"][member.Value.Start:member.Value.End]
@@ -53,6 +58,8 @@ func ReadInput(m *jsonrpc.Message) (asks InputResult, is bool, _ error) {
 	}
 	return asks, true, nil
 }
+
+var errNoRequests = errors.New("inputRequests is no object")
 
 // members returns members of an object. It is an error if one of them is there twice, or
 // under a name that some take for it.

@@ -132,13 +132,17 @@ func (x *exchange) admitListening() *jsonrpc.Failure {
 	if x.caller.policy() == nil || !x.message.Is(jsonrpc.Method, mcp.MethodListen) {
 		return nil
 	}
-	var wants struct {
-		URIs []string `json:"resourceSubscriptions"`
-	}
-	if err := json.Unmarshal(x.message.Literal(jsonrpc.Notifications), &wants); err != nil {
+	if x.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject {
 		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
 	}
-	for _, uri := range wants.URIs {
+	if !x.message.Has(jsonrpc.Subscriptions) {
+		return nil
+	}
+	var uris []string
+	if json.Unmarshal(x.message.Literal(jsonrpc.Subscriptions), &uris) != nil {
+		return jsonrpc.InvalidParams("resourceSubscriptions: they are no list of URIs")
+	}
+	for _, uri := range uris {
 		if target := (mcp.Target{Server: x.server.Name, Kind: mcp.Resource, Name: uri}); !x.caller.allows(target) {
 			return x.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
 		}
@@ -232,6 +236,12 @@ func (h *Handler) hears(identity, server, uri string) bool {
 	return who.allows(mcp.Target{Server: server, Kind: mcp.Resource, Name: uri})
 }
 
+// others reports whether a client may tell a server what the protocol does not know.
+func (h *Handler) others(identity, server string) bool {
+	who := h.callerOf(identity)
+	return who.allows(mcp.Target{Server: server, Kind: mcp.Other})
+}
+
 // view changes with what a client is shown.
 func (h *Handler) view(identity string) string {
 	view := ""
@@ -262,7 +272,7 @@ func (h *Handler) revoke() {
 		return // no other has been started
 	}
 	for _, other := range registry.current() {
-		if other.place() == h.place() && other.admits == h.admits && other.permits == h.permits {
+		if other.Name == h.Name && other.MCPPath == h.MCPPath && other.admits == h.admits && other.permits == h.permits {
 			return
 		}
 	}

@@ -69,7 +69,7 @@ func (h *Handler) join() error {
 		View:        h.view,
 	}
 	if len(h.Clients) > 0 {
-		config.Sees, config.Hears = h.sees, h.hears
+		config.Sees, config.Hears, config.Others = h.sees, h.hears, h.others
 	}
 	if len(h.providers) > 0 {
 		config.Standing = h.standing

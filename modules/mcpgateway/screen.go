@@ -65,7 +65,7 @@ func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "initialize", "server/discover":
 		return true
 	case "resources/read":
-		return modern && x.caller.rules != nil // it says who else may have it
+		return modern && len(x.handler.Clients) > 0 // it says who else may have it
 	}
 	return false
 }
@@ -73,7 +73,7 @@ func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 // screen returns a message of the server as it goes on, nil if it does not.
 func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte, error) {
 	var m jsonrpc.Message
-	if looksLikeJSON(message) && m.Read(message) != nil && (look.answers || look.updates) {
+	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates) {
 		return nil, errUnreadable // to us, but perhaps not to the client
 	}
 	if look.answers {
@@ -116,7 +116,7 @@ func looksLikeJSON(body []byte) bool {
 // depend on who asks.
 func (x *exchange) private(message []byte) []byte {
 	var m jsonrpc.Message
-	if x.caller.rules == nil || m.Read(message) != nil || !m.Has(jsonrpc.CacheScope) {
+	if len(x.handler.Clients) == 0 || m.Read(message) != nil || !m.Has(jsonrpc.CacheScope) {
 		return message
 	}
 	return jsonspan.Spliced(message, m.Replace(jsonrpc.CacheScope, []byte(`"private"`)))

@@ -38,4 +38,6 @@ func (x *exchange) claimSession(header http.Header) *jsonrpc.Failure {
 }
 
 // bindsSessions reports whether sessions are good for the client only.
-func (x *exchange) bindsSessions() bool { return x.door == mcpDoor && x.caller.identity != "" }
+func (x *exchange) bindsSessions() bool {
+	return (x.door == mcpDoor || x.door == rpcDoor) && x.caller.identity != ""
+}

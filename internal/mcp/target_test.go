@@ -1,0 +1,63 @@
+package mcp
+
+import (
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+func TestTargetOf(t *testing.T) { // A53, A54, A55
+	tool := func(name string) Target { return Target{"s", Tool, name} }
+	prompt := func(name string) Target { return Target{"s", Prompt, name} }
+	resource := func(uri string) Target { return Target{"s", Resource, uri} }
+	anything, other := Target{Server: "s"}, Target{Server: "s", Kind: Other}
+	for _, tt := range []struct {
+		name, message string
+		want          Target
+		known         bool
+	}{
+		{"a tool", `"method":"tools/call","params":{"name":"x"}`, tool("x"), true},
+		{"a tool that is spelled with escapes", `"m\u0065thod":"tools\/call","params":{"n\u0061me":"\u0078"}`, tool("x"), true},
+		{"a tool of no name", `"method":"tools/call","params":{}`, tool(""), false},
+		{"a tool without params", `"method":"tools/call"`, tool(""), false},
+		{"a tool whose name is a list", `"method":"tools/call","params":{"name":["x"]}`, tool(""), false},
+		{"a tool whose name is a number", `"method":"tools/call","params":{"name":1}`, tool(""), false},
+		{"a tool by its place", `"method":"tools/call","params":["x"]`, tool(""), false},
+		{"a prompt", `"method":"prompts/get","params":{"name":"x"}`, prompt("x"), true},
+		{"a prompt whose name is an object", `"method":"prompts/get","params":{"name":{}}`, prompt(""), false},
+		{"a resource", `"method":"resources/read","params":{"uri":"x://a"}`, resource("x://a"), true},
+		{"a subscription", `"method":"resources/subscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
+		{"the end of one", `"method":"resources/unsubscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
+		{"a resource whose URI is null", `"method":"resources/read","params":{"uri":null}`, resource(""), false},
+		{"an argument of a prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x"}}`, prompt("x"), true},
+		{"an argument of a template", `"method":"completion/complete","params":{"ref":{"type":"ref/resource","uri":"x://{a}"}}`, resource("x://{a}"), true},
+		{"an argument of two", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":"x://a"}}`, anything, false},
+		{"an argument of a prompt and nothing", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":null}}`, anything, false},
+		{"an argument of no prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt"}}`, prompt(""), false},
+		{"an argument of a prompt in a list", `"method":"completion/complete","params":{"ref":{"name":["x"]}}`, prompt(""), false},
+		{"a task", `"method":"tasks/result","params":{"taskId":"1"}`, other, true},
+		{"all tasks", `"method":"tasks/list"`, other, true},
+		{"what nobody knows", `"method":"admin/deleteEverything"`, other, true},
+		{"a method of no name", `"method":""`, anything, true},
+		{"a list", `"method":"tools/list"`, anything, true},
+		{"a greeting", `"method":"initialize"`, anything, true},
+		{"a notification", `"method":"notifications/initialized"`, anything, true},
+		{"a notification that nobody knows", `"method":"notifications/vendor"`, anything, true},
+		{"an answer", `"result":{}`, anything, true},
+	} {
+		for _, id := range []string{`"id":1,`, ``} {
+			if id == "" && tt.name == "an answer" {
+				continue
+			}
+			t.Run(tt.name+" "+id, func(t *testing.T) {
+				var m jsonrpc.Message
+				if failure := m.ReadRequest([]byte(`{"jsonrpc":"2.0",` + id + tt.message + `}`)); failure != nil {
+					t.Fatal(failure)
+				}
+				if got, known := TargetOf("s", &m); got != tt.want || known != tt.known {
+					t.Errorf("got %+v, %t", got, known)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,408 @@
+package mcpgateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+const (
+	aCall      = `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x"}}`
+	modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+	modernCall = `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x",` + modernMeta + `}}`
+
+	answersRoots  = `"answers":[{"method":"roots/list","roots":["file:///x"]}],`
+	dropsSampling = `"answers":[{"method":"sampling/*","action":"drop"}],`
+	asksForRoots  = `{"jsonrpc":"2.0","id":99,"method":"roots/list"}`
+)
+
+// saysInEvents answers with events.
+func saysInEvents(w http.ResponseWriter, events ...string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	for _, event := range events {
+		_, _ = io.WriteString(w, "data: "+event+"\n\n")
+	}
+	_ = http.NewResponseController(w).Flush()
+}
+
+// waits waits for something that must come.
+func waits[T any](t *testing.T, what string, c <-chan T) (got T) {
+	t.Helper()
+	select {
+	case got = <-c:
+	case <-time.After(20 * time.Second):
+		t.Errorf("waited in vain: %s", what)
+	}
+	return got
+}
+
+// askedIn is a server that asks for roots within each call.
+func askedIn(t *testing.T) *witness {
+	answered := make(chan struct{}, 1)
+	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		switch {
+		case got.is("initialize"):
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("tools/call"):
+			saysInEvents(w, asksForRoots)
+			waits(t, "the answer", answered)
+			var call struct{ ID json.RawMessage }
+			_ = json.Unmarshal([]byte(got.body), &call)
+			saysInEvents(w, `{"jsonrpc":"2.0","id":`+string(call.ID)+`,"result":{"content":[]}}`)
+		case strings.Contains(got.body, `"roots":[`):
+			w.WriteHeader(http.StatusAccepted)
+			answered <- struct{}{}
+		default:
+			says(w, got, `{}`)
+		}
+	})
+}
+
+// onTheWay is what the routes of a server do with each request: by placeholders, and by
+// what must not be done twice.
+func onTheWay(address string) string {
+	return `{"handler":"rewrite","uri":"/v2{http.request.uri}"},{"handler":"headers","request":{"add":{"X-Added":["1"]}}},` +
+		proxyTo(`,"headers":{"request":{"set":{"X-Server":["{http.mcp.server}"],"X-Client":["{http.mcp.client}"],"X-User":["{http.auth.user.id}"],"X-Tenant":["{http.vars.tenant}"]}}}`, address)
+}
+
+// passed returns what a request shows of the way that it has come.
+func (w witnessed) passed() string {
+	return fmt.Sprint(w.uri, w.header["X-Added"], w.header["X-Server"], w.header["X-Client"], w.header["X-User"], w.header["X-Tenant"])
+}
+
+const asBob = "/v2/rpc[1] [a] [bob] [bob] [tenant of bob]"
+
+func TestAnswersPassTheRoutesOfTheServer(t *testing.T) { // A59
+	server := askedIn(t)
+	h := gateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
+	for _, path := range append([]string{"/mcp"}, single...) {
+		t.Run(path, func(t *testing.T) {
+			message, headers := aCall, []string(nil)
+			if path == "/mcp" {
+				w := servesUser(t, h, "bob", posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`))
+				message, headers = strings.Replace(aCall, `"x"`, `"a::x"`, 1), []string{mcp.SessionHeader, w.Header().Get(mcp.SessionHeader)}
+			}
+			before := len(server.saw())
+			w := servesUser(t, h, "bob", posting(path, message, headers...))
+			if got := w.Body.String(); !strings.Contains(got, `"content":[]`) || strings.Contains(got, "roots/list") {
+				t.Errorf("%d %s", w.Code, got)
+			}
+			all := server.saw()[before:]
+			if !slices.ContainsFunc(all, func(got witnessed) bool { return strings.Contains(got.body, "file:///x") }) {
+				t.Fatalf("the server got %+v", all)
+			}
+			for _, got := range all {
+				if got.passed() != asBob {
+					t.Errorf("%s came by %s", got.body, got.passed())
+				}
+			}
+		})
+	}
+}
+
+func TestQuestionsWithoutEnd(t *testing.T) { // A59
+	release := make(chan struct{})
+	var told atomic.Int32
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		if !got.is("tools/call") {
+			told.Add(1)
+			<-release // it wants to hear nothing of it
+			return
+		}
+		for i := range 1000 {
+			saysInEvents(w, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"sampling/createMessage"}`, i))
+		}
+		saysInEvents(w, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
+	})
+	h := gateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	for _, path := range single {
+		done := make(chan string, 1)
+		go func() { done <- servesInPart(h, posting(path, aCall)).Body.String() }()
+		if got := waits(t, "the answer at "+path, done); !strings.Contains(got, `"content":[]`) || strings.Contains(got, "sampling") {
+			t.Errorf("%s: %.300s", path, got)
+		}
+	}
+	close(release)
+	h.Servers[0].asides.Wait()
+	if n := told.Load(); n == 0 || n > 64 {
+		t.Errorf("the server was told %d times at the same time", n)
+	}
+}
+
+func TestQuestionsThatCannotBeRead(t *testing.T) { // A59
+	var event atomic.Value
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		if !got.is("tools/call") {
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		saysInEvents(w, event.Load().(string), `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
+	})
+	h := gateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	for _, tt := range []struct{ name, event string }{
+		{"as it should be", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
+		{"escaped", `{"jsonrpc":"2.0","id":1,"m\u0065thod":"s\u0061mpling/createMessage","params":{}}`},
+		{"after a byte order mark", byteOrderMark + `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
+		{"in a batch", `[{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}]`},
+		{"with two methods", `{"jsonrpc":"2.0","id":1,"method":"x","method":"sampling/createMessage","params":{}}`},
+		{"with an id in a list", `{"jsonrpc":"2.0","id":[1],"method":"sampling/createMessage","params":{}}`},
+		{"with a method in other letters", `{"jsonrpc":"2.0","id":1,"Method":"sampling/createMessage","params":{}}`},
+		{"with two methods, one in other letters", `{"jsonrpc":"2.0","id":1,"method":"x","METHOD":"sampling/createMessage","params":{}}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			event.Store(tt.event)
+			for _, path := range single {
+				if got := servesInPart(h, posting(path, aCall)).Body.String(); strings.Contains(got, "createMessage") {
+					t.Errorf("%s: %s", path, got)
+				}
+			}
+		})
+	}
+}
+
+// inputRequests are questions of a server of the modern era that are to be dropped.
+var inputRequests = map[string]string{
+	"as it should be":                 `{"k":{"method":"sampling/createMessage","params":{}}}`,
+	"beside another":                  `{"l":{"method":"elicitation/create"},"k":{"method":"sampling/createMessage","params":{}}}`,
+	"with a method in other letters":  `{"k":{"method":"sampling/createMessage","Method":"foo","params":{}}}`,
+	"only in other letters":           `{"k":{"Method":"sampling/createMessage","params":{}}}`,
+	"with two methods":                `{"k":{"method":"sampling/createMessage","method":"foo","params":{}}}`,
+	"with a key that is there twice":  `{"k":{"method":"sampling/createMessage","params":{}},"k":{"method":"foo"}}`,
+	"before others in other letters":  `{"k":{"method":"sampling/createMessage","params":{}}},"InputRequests":{"k":{"method":"foo"}}`,
+	"before none in other letters":    `{"k":{"method":"sampling/createMessage","params":{}}},"InputRequests":7`,
+	"beside what is no question":      `{"k":{"method":"sampling/createMessage","params":{}},"l":7}`,
+	"beside a question of no method":  `{"k":{"method":"sampling/createMessage","params":{}},"l":{}}`,
+	"there twice":                     `{"k":{"method":"sampling/createMessage","params":{}}},"inputRequests":{"k":{"method":"foo"}}`,
+	"with a method that is no string": `{"k":{"method":["sampling/createMessage"],"params":{}}}`,
+	"in a list":                       `[{"method":"sampling/createMessage","params":{}}]`,
+}
+
+func TestInputThatIsNotAskedFor(t *testing.T) { // A59
+	var requests atomic.Value
+	var other atomic.Bool
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		kind := mcp.InputRequired
+		if other.Load() {
+			kind = "complete"
+		}
+		says(w, got, `{"resultType":"`+kind+`","inputRequests":`+requests.Load().(string)+`}`)
+	})
+	h := gateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	for name, asks := range inputRequests {
+		t.Run(name, func(t *testing.T) {
+			requests.Store(asks)
+			for _, path := range single {
+				for _, headers := range [][]string{nil, {mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"}} {
+					w := servesInPart(h, posting(path, modernCall, headers...))
+					if got := w.Body.String(); strings.Contains(got, "createMessage") && strings.Contains(got, "inputRequests") || !strings.Contains(got, `"error"`) {
+						t.Errorf("%s %v: %s", path, headers, got)
+					}
+				}
+			}
+		})
+	}
+	t.Run("by a result of another type, in other letters", func(t *testing.T) {
+		requests.Store(inputRequests["as it should be"] + `,"ResultType":"input_required"`)
+		other.Store(true)
+		defer other.Store(false)
+		for _, path := range single {
+			if got := servesInPart(h, posting(path, modernCall)).Body.String(); strings.Contains(got, "createMessage") {
+				t.Errorf("%s: %s", path, got)
+			}
+		}
+	})
+	t.Run("what nobody drops", func(t *testing.T) {
+		requests.Store(`{"k":{"method":"elicitation/create","params":{}}}`)
+		for _, path := range single {
+			if got := serves(t, h, posting(path, modernCall)).Body.String(); !strings.Contains(got, "elicitation/create") {
+				t.Errorf("%s: %s", path, got)
+			}
+		}
+	})
+}
+
+func TestCallsThatAreMadeAgain(t *testing.T) { // A59
+	const result = `{"resultType":"complete","content":[{"type":"text","text":"done"}]}`
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		switch {
+		case !strings.Contains(got.body, "inputResponses"):
+			says(w, got, `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}},"requestState":"s"}`)
+		case strings.Contains(got.body, `"name":"long"`):
+			says(w, got, strings.Replace(result, "done", strings.Repeat("x", 5000), 1))
+		default:
+			says(w, got, result)
+		}
+	})
+	h := gateway(t, `{"response_limit":1000,"servers":[{"name":"a","mask":{"max_chars":0},`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
+	for _, path := range single {
+		for name, headers := range map[string][]string{
+			"says the version in a header": {mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"},
+			"says it in the message only":  nil,
+		} {
+			t.Run("a client that "+name+" at "+path, func(t *testing.T) {
+				before := len(server.saw())
+				w := servesUser(t, h, "bob", posting(path, modernCall, headers...))
+				if !strings.Contains(w.Body.String(), `"done"`) {
+					t.Errorf("%d %s", w.Code, w.Body)
+				}
+				all := server.saw()[before:]
+				if len(all) != 2 {
+					t.Fatalf("the server got %+v", all)
+				}
+				for _, got := range all {
+					if got.passed() != asBob {
+						t.Errorf("%s came by %s", got.body, got.passed())
+					}
+				}
+				if again := all[1].body; !strings.Contains(again, `"requestState":"s"`) || !strings.Contains(again, `"roots":[{"uri":"file:///x"}]`) {
+					t.Errorf("made again as %s", again)
+				}
+			})
+		}
+		t.Run("an answer that is too long at "+path, func(t *testing.T) {
+			w := servesUser(t, h, "bob", posting(path, strings.Replace(modernCall, `"name":"x"`, `"name":"long"`, 1)))
+			if got := w.Body.String(); strings.Contains(got, "xxx") || !strings.Contains(got, `"error"`) {
+				t.Errorf("%d %.300s", w.Code, got)
+			}
+		})
+	}
+	t.Run("a client that says nothing of it at /rpc", func(t *testing.T) {
+		if got := serves(t, h, posting("/api/mcp-gateway/a/rpc", aCall)).Body.String(); !strings.Contains(got, `"done"`) {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
+	var version atomic.Int32
+	say := make(chan string)
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		switch {
+		case r.Method == http.MethodGet:
+			saysInEvents(w)
+			for {
+				select {
+				case event := <-say:
+					saysInEvents(w, event)
+				case <-r.Context().Done():
+					return
+				}
+			}
+		case got.is("initialize"):
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("tools/list"):
+			says(w, got, fmt.Sprintf(`{"tools":[{"name":"v%d","inputSchema":{}}]}`, version.Load()))
+		default:
+			says(w, got, `{}`)
+		}
+	})
+	h := gateway(t, `{"servers":[{"name":"a","answers":[{"method":"notifications/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	id := session(t, h)
+	ctx, hangUp := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		servesInPart(h, listening(t, "/mcp", mcp.SessionHeader, id).WithContext(ctx))
+	}()
+	defer func() {
+		hangUp()
+		<-ended
+	}()
+	list := func() string {
+		return serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`, mcp.SessionHeader, id)).Body.String()
+	}
+	eventually(t, "the list is remembered", func() bool {
+		before := len(server.saw())
+		list()
+		return len(server.saw()) == before
+	})
+	if got := list(); !strings.Contains(got, "a::v0") {
+		t.Fatalf("got %s", got)
+	}
+	version.Store(1)
+	waitsToSend(t, "the stream", say, `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+	eventually(t, "the new list", func() bool { return strings.Contains(list(), "a::v1") })
+}
+
+// waitsToSend sends something to somebody who must come for it.
+func waitsToSend(t *testing.T, what string, to chan<- string, message string) {
+	t.Helper()
+	select {
+	case to <- message:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("waited in vain: %s", what)
+	}
+}
+
+func TestAnswersToTheFirstRevision(t *testing.T) { // A59
+	answered := make(chan string, 1)
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		if r.Method == http.MethodGet {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "event: endpoint\ndata: /messages?sid=1\n\n")
+			saysInEvents(w, asksForRoots)
+			answered <- waits(t, "the answer", answered) // which it waits for, and so does the test
+			return
+		}
+		w.WriteHeader(http.StatusAccepted)
+		answered <- got.method + " " + got.uri + " " + got.body
+	})
+	h := gateway(t, `{"servers":[{"name":"a","path":"/sse",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	w := serves(t, h, listening(t, "/mcp/a", mcp.VersionHeader, "2025-06-18"))
+	if got := w.Body.String(); strings.Contains(got, "roots/list") || !strings.Contains(got, "event: endpoint") {
+		t.Errorf("got %s", got)
+	}
+	if got := waits(t, "the answer", answered); !strings.HasPrefix(got, "POST /messages?sid=1 {") || !strings.Contains(got, "file:///x") {
+		t.Errorf("answered %s", got)
+	}
+}
+
+func TestSettingsThatMakeNoSense(t *testing.T) { // A36, A58, A59
+	server := serverOf("a", staticHandler)
+	for _, tt := range []struct{ name, config, err string }{
+		{"tries without a pause", `"health_interval":1,"servers":[` + server + `]`, "health_interval: 1ns is shorter than 100ms"},
+		{"a notification that goes where it belongs", `"notification_routes":[{"method":"notifications/cancelled","servers":["a"]}],"servers":[` + server + `]`, "notifications/cancelled goes where it belongs"},
+		{"a greeting that is routed", `"notification_routes":[{"method":"notifications/initialized","servers":["a"]}],"servers":[` + server + `]`, "notifications/initialized goes where it belongs"},
+		{"progress that is routed", `"notification_routes":[{"method":"notifications/progress","servers":["a"]}],"servers":[` + server + `]`, "notifications/progress goes where it belongs"},
+		{"a root that is no URI", `"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["not a uri"]}],"routes":[{"handle":[` + staticHandler + `]}]}]`, `roots: "not a uri" is no URI`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, err := caddy.ProvisionContext(new(caddy.Config))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := caddy.NewContext(ctx)
+			defer cancel()
+			if _, err = ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(`{`+tt.config+`}`)); err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestRestartsWhoseCallerHasLeft(t *testing.T) { // A62, A72
+	a := newAdmin(t, `{"name":"left","servers":[`+serverOf("alpha", proxyTo(childTransport("--init-delay", "0.1"), "alpha:1", "alpha:2"))+`]}`)
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	w := httptest.NewRecorder()
+	a.mux.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/mcp_gateway/servers/alpha/restart", nil))
+	var got serverStatus
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if len(got.Children) != 2 || slices.ContainsFunc(got.Children, func(c childStatus) bool { return c.PID == 0 }) {
+		t.Errorf("it was not done one after the other: %+v", got.Children)
+	}
+}

@@ -1,0 +1,258 @@
+package mcpgateway
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+const byteOrderMark = "\ufeff"
+
+// lister is a server with tools that not everybody may see. It writes its answers as it
+// is told to.
+func lister(t *testing.T, write func(w http.ResponseWriter, answer string)) *witness {
+	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		answer := httptest.NewRecorder()
+		switch {
+		case got.is("initialize"):
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			return
+		case got.is("tools/list"):
+			says(answer, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
+		default:
+			says(w, got, `{}`)
+			return
+		}
+		write(w, answer.Body.String())
+	})
+}
+
+func TestListsWithAByteOrderMark(t *testing.T) { // A54
+	const list = `{"jsonrpc":"2.0","id":7,"method":"tools/list"}`
+	for name, write := range map[string]func(w http.ResponseWriter, answer string){
+		"a body": func(w http.ResponseWriter, answer string) {
+			w.Header().Set("Content-Type", "application/json; charset=utf-8")
+			_, _ = io.WriteString(w, byteOrderMark+answer)
+		},
+		"a body of no type": func(w http.ResponseWriter, answer string) {
+			w.Header()["Content-Type"] = nil
+			_, _ = io.WriteString(w, byteOrderMark+" "+answer)
+		},
+		"the data of an event": func(w http.ResponseWriter, answer string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: "+byteOrderMark+answer+"\n\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := gateway(t, `{`+denies("a::secret")+`"servers":[`+lister(t, write).line("a")+`]}`)
+			for _, path := range append([]string{"/mcp"}, single...) {
+				var headers []string
+				if path == "/mcp" {
+					headers = []string{mcp.SessionHeader, session(t, h)}
+				}
+				w := serves(t, h, posting(path, list, headers...))
+				if strings.Contains(w.Body.String(), "secret") {
+					t.Errorf("%s: %d %s", path, w.Code, w.Body)
+				}
+			}
+		})
+	}
+}
+
+func TestChangedToolsWithAByteOrderMark(t *testing.T) { // A54
+	version := "v1"
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, byteOrderMark+`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"`+version+`","inputSchema":{}}]}}`)
+	})
+	h := storedGateway(t, t.TempDir(), withPins(server.line("a"), true))
+	for _, want := range []bool{true, false} {
+		w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":7,"method":"tools/list"}`))
+		if listed := strings.Contains(w.Body.String(), version); listed != want {
+			t.Errorf("%s is listed: %t", version, listed)
+		}
+		version = "v2"
+	}
+}
+
+// streaming is a server whose GET streams say something and end.
+func streaming(t *testing.T, events ...string) *witness {
+	return newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		if r.Method != http.MethodGet {
+			says(w, got, `{}`)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, event := range events {
+			_, _ = io.WriteString(w, "data: "+event+"\n\n")
+		}
+	})
+}
+
+// listening is a request for a stream.
+func listening(t *testing.T, path string, headers ...string) *http.Request {
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil)
+	r.Header.Set("Accept", "text/event-stream")
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	return r
+}
+
+// servesInPart has a gateway answer a request, perhaps not to the end.
+func servesInPart(h *Handler, r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	servesTo(w, h, r)
+	return w
+}
+
+func servesTo(w http.ResponseWriter, h *Handler, r *http.Request) {
+	defer func() {
+		if reason := recover(); reason != nil && reason != http.ErrAbortHandler {
+			panic(reason)
+		}
+	}()
+	_ = h.ServeHTTP(w, prepared(r, w, ""), nil)
+}
+
+// A stream is a response that is heard as it comes.
+type stream struct {
+	*httptest.ResponseRecorder
+	until string
+
+	mu    sync.Mutex
+	heard chan struct{} // closed when it has come so far
+}
+
+func (s *stream) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := strings.Contains(s.Body.String(), s.until)
+	n, err := s.ResponseRecorder.Write(p)
+	if !before && strings.Contains(s.Body.String(), s.until) {
+		close(s.heard)
+	}
+	return n, err
+}
+
+// hears has a gateway answer a request until it has said something, and returns all that
+// it has said.
+func hears(t *testing.T, h *Handler, r *http.Request, until string) string {
+	t.Helper()
+	ctx, hangUp := context.WithCancel(r.Context())
+	s := &stream{ResponseRecorder: httptest.NewRecorder(), until: until, heard: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		servesTo(s, h, r.WithContext(ctx))
+	}()
+	select {
+	case <-s.heard:
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Errorf("waited in vain for %s", until)
+	}
+	hangUp()
+	<-ended
+	return s.Body.String()
+}
+
+func TestListsThatAreResumed(t *testing.T) { // A54
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		switch {
+		case r.Method == http.MethodGet:
+			saysInEvents(w, `{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}}`, `{"jsonrpc":"2.0","method":"notifications/after"}`)
+			<-r.Context().Done()
+		case got.is("initialize"):
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		default:
+			says(w, got, `{}`)
+		}
+	})
+	h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+	for _, tt := range []struct{ path, last string }{
+		{"/mcp/a", "L1"}, {"/mcp/a", ""}, {"/mcp", "call/a/L1"}, {"/mcp", "listen/a/L1"}, {"/mcp", ""},
+	} {
+		t.Run(tt.last+" at "+tt.path, func(t *testing.T) {
+			headers := []string{"Last-Event-Id", tt.last}
+			if tt.path == "/mcp" {
+				headers = append(headers, mcp.SessionHeader, session(t, h))
+			}
+			if got := hears(t, h, listening(t, tt.path, headers...), "notifications/after"); strings.Contains(got, "secret") || !strings.Contains(got, "notifications/after") {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestWhatIsResumedIsCleaned(t *testing.T) { // A54
+	server := streaming(t, `{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"a`+"\u202e"+`b","inputSchema":{}}]}}`)
+	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	got := serves(t, h, listening(t, "/mcp/a", "Last-Event-Id", "1")).Body.String()
+	if strings.Contains(got, "\u202e") || !strings.Contains(got, `"ab"`) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestUpdatesOfWhatMayNotBeKnown(t *testing.T) { // A55, A68
+	update := func(uri string) string {
+		return `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"` + uri + `"}}`
+	}
+	t.Run("one by one", func(t *testing.T) {
+		server := streaming(t, update("file:///secret/x"), update(`file:///s\u0065cret/y`), byteOrderMark+update("file:///secret/z"), update("file:///public/x"))
+		h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+		got := serves(t, h, listening(t, "/mcp/a")).Body.String()
+		if strings.Contains(got, "cret/") || !strings.Contains(got, "file:///public/x") {
+			t.Errorf("got %s", got)
+		}
+	})
+	for name, event := range map[string]string{
+		"in a batch":                   `[` + update("file:///secret/x") + `]`,
+		"with two URIs":                `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file:///public/x","uri":"file:///secret/x"}}`,
+		"with a URI in other letters":  `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file:///public/x","URI":"file:///secret/x"}}`,
+		"as a method in other letters": `{"jsonrpc":"2.0","method":"vendor/x","Method":"notifications/resources/updated","params":{"uri":"file:///secret/x"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+streaming(t, event).line("a")+`]}`)
+			if got := servesInPart(h, listening(t, "/mcp/a")).Body.String(); strings.Contains(got, "secret/") {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestWhoElseMayHaveAResult(t *testing.T) { // A57
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		says(w, got, `{"resultType":"complete","tools":[],"contents":[],"ttlMs":600000,"cacheScope":"public"}`)
+	})
+	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+	for _, tt := range []struct {
+		name, clients, user string
+		public              bool
+	}{
+		{"nobody has rules", ``, "ann", true},
+		{"who has rules", `"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "ann", false},
+		{"who has none, where others have", `"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "bob", false},
+		{"nobody in particular, where others have rules", `"clients":[{"name":"ann","redact":["x"]}],`, "", false},
+	} {
+		h := gateway(t, `{`+tt.clients+`"servers":[`+server.line("a")+`]}`)
+		for method, name := range map[string]string{"tools/list": "", "resources/read": "file:///x"} {
+			for _, path := range single {
+				t.Run(tt.name+": "+method+" at "+path, func(t *testing.T) {
+					w := servesUser(t, h, tt.user, posting(path, `{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":{"uri":"file:///x",`+meta+`}}`,
+						mcp.VersionHeader, mcp.Stateless, "Mcp-Method", method, "Mcp-Name", name))
+					if public := strings.Contains(w.Body.String(), `"cacheScope":"public"`); public != tt.public {
+						t.Errorf("%d %s", w.Code, w.Body)
+					}
+				})
+			}
+		}
+	}
+}
