@@ -323,7 +323,7 @@ func (rl *relay) answer(e *event, out *outgoing) {
 	if rl.forgotten() {
 		return
 	}
-	out.data = t.led.back(rl.link.server, rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...)))
+	out.data = t.led.back(t.a, rl.link.server, rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...)))
 	rl.h.settled(m)
 	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {

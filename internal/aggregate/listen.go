@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 
 	"go.uber.org/zap"
@@ -97,9 +96,9 @@ func (i *interests) kinds() (heard []kind) {
 func (i *interests) resolve(t *turn) {
 	i.of, i.shown = map[string][]string{}, map[string]string{}
 	for _, shown := range i.URIs {
-		s, uri := t.a.config.Servers[0], shown
-		if !t.a.transparent() {
-			s, uri = t.a.locate(shown)
+		s, uri := t.a.locate(shown)
+		if s == nil && t.a.transparent() {
+			s, uri = t.a.config.Servers[0], shown
 		}
 		if s == nil || !t.a.hears(t.who.Identity, s, uri) {
 			continue
@@ -247,7 +246,9 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	if !l.subscribe(uri, on) {
 		return invalid("uri: there are too many subscriptions")
 	}
-	l.look(uri, t.led.shown, on)
+	if t.led.elsewhere() {
+		l.look(uri, t.led.shown, on)
+	}
 	if era, _ := l.state(); era == mcp.Legacy {
 		return t.pass(s, target, edits)
 	}
@@ -298,9 +299,6 @@ func (l *link) subscribe(uri string, on bool) (ok bool) {
 
 // look notes by which URI of the gateway itself the client has subscribed to a resource.
 func (l *link) look(uri, shown string, on bool) {
-	if shown == "" || strings.HasPrefix(shown, "proxy://") {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {

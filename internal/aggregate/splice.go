@@ -76,20 +76,41 @@ func (l *link) rewritten(a *Aggregate, raw []byte) []byte {
 // server calls it, and what the client does.
 type led struct{ original, shown string }
 
+// elsewhere reports whether the client calls the resource by a URI that the server's own
+// is not made of.
+func (l led) elsewhere() bool {
+	return l.shown != "" && l.shown != l.original && !strings.HasPrefix(l.shown, "proxy://")
+}
+
 // back returns an answer with the resource that the client has asked for under the URI
 // that it was asked for by.
-func (l led) back(server string, raw []byte) []byte {
-	proxy := mcp.ResourceURI(server, l.original)
-	if l.shown == "" || l.shown == proxy || strings.HasPrefix(l.shown, "proxy://") {
+func (l led) back(a *Aggregate, server string, raw []byte) []byte {
+	if !l.elsewhere() {
 		return raw
 	}
-	return bytes.ReplaceAll(raw, jsonrpc.Quote(proxy), jsonrpc.Quote(l.shown))
+	known := a.shown(server, resources, l.original)
+	var edits []jsonspan.Edit
+	err := contentPaths.Find(raw, func(_ int, v jsonspan.Value) {
+		if v.Kind == jsonspan.String && jsonspan.TextIs(v.Body(raw), known) {
+			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(l.shown)})
+		}
+	})
+	if err != nil {
+		return raw
+	}
+	return jsonspan.Spliced(raw, edits...)
 }
+
+// contentPaths are where an answer names the resource that was asked for.
+var contentPaths = jsonspan.CompilePaths("result.contents.*.uri")
 
 // translated returns a message that a server sends on its own account as the client
 // gets it: with the name of the server (A23, A26), and with ids that lead back to it.
 func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	if a.transparent() {
+		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, "notifications/resources/updated") && l.shownAs(a, uri) != uri {
+			return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(a, uri))))
+		}
 		return m.Raw
 	}
 	var edits []jsonspan.Edit
@@ -106,7 +127,7 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
 		replace(jsonrpc.RequestID, l.shown(a, m.Literal(jsonrpc.RequestID)))
 	case m.Is(jsonrpc.Method, "notifications/resources/updated") && m.Kind(jsonrpc.URI) == jsonspan.String:
-		replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(m.Text(jsonrpc.URI))))
+		replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(a, m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
 		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))
 	}
@@ -114,13 +135,13 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 }
 
 // shownAs returns the URI by which the client knows a resource.
-func (l *link) shownAs(uri string) string {
+func (l *link) shownAs(a *Aggregate, uri string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if shown := l.windows[uri]; shown != "" {
 		return shown
 	}
-	return mcp.ResourceURI(l.server, uri)
+	return a.shown(l.server, resources, uri)
 }
 
 // named returns the edits that put the name of the server into the params of a message,

@@ -447,7 +447,9 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 				t.out.event(&outgoing{id: id, retry: e.retry})
 			}
 		case m.IsAnswer():
-			t.out.event(&outgoing{id: id, data: l.rewritten(a, m.Raw)})
+			if kind == callStream { // on others nobody waits for one
+				t.out.event(&outgoing{id: id, data: l.rewritten(a, m.Raw)})
+			}
 		default:
 			l.noted(a, m)
 			if !s.pass(a, l, m, id) && m.IsRequest() && !l.inquire(m) {

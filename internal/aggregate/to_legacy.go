@@ -321,7 +321,7 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 		}
 		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), member).Moved(at.Start))
 	}
-	raw := t.led.back(held.link.server, held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...)))
+	raw := t.led.back(t.a, held.link.server, held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...)))
 	t.out.answer(m.Status(), &outgoing{data: raw})
 }
 
