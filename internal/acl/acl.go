@@ -18,13 +18,13 @@ import (
 
 // A Rule allows or denies what its pattern selects:
 //
-//   - everything
-//     server::*                   everything of a server
-//     server::tool                tools
-//     tool:server::name           tools
-//     prompt:server::name         prompts
-//     resource:prefix             resources, of any server
-//     resource:server::prefix     resources of a server
+//	server::*                   everything of a server
+//	server::tool                tools
+//	tool:server::name           tools
+//	prompt:server::name         prompts
+//	resource:prefix             resources, of any server
+//	resource:server::prefix     resources of a server
+//	*                           everything
 //
 // In names of servers, tools and prompts * stands for any run of characters. As a
 // prefix it stands for all; any other is the beginning of a URI, in whole segments.
@@ -86,6 +86,9 @@ func (p *Policy) Server(server string) bool {
 
 // Restricts reports whether anything of a server may be denied.
 func (p *Policy) Restricts(server string) bool { return p.restricts(server, everything) }
+
+// RestrictsResources reports whether any resource of a server may be denied.
+func (p *Policy) RestrictsResources(server string) bool { return p.restricts(server, resources) }
 
 func (p *Policy) restricts(server string, of kinds) bool {
 	if p == nil {

@@ -140,6 +140,9 @@ func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness,
 // are left out (A22).
 func (t *turn) listings(k kind) ([]*listing, freshness) {
 	servers := t.a.seen(t.who.Identity)
+	if k == tasks && t.a.config.Others != nil {
+		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !t.a.config.Others(t.who.Identity, s.Name) })
+	}
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	var asking sync.WaitGroup
 	for i, s := range servers {

@@ -136,7 +136,7 @@ func (i *interests) want(m *jsonrpc.Message, server string) bool {
 		return i.Prompts
 	case kinds[resources].notice:
 		return i.Resources
-	case "notifications/resources/updated":
+	case mcp.MethodUpdated:
 		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
 	}
 	return false
@@ -314,7 +314,7 @@ func (l *link) look(uri, shown string, on bool) {
 // subscribedTo reports whether a message is not about a resource that the client has
 // unsubscribed from. A server of the modern era hears of that a little later.
 func (l *link) subscribedTo(m *jsonrpc.Message) bool {
-	if !m.Is(jsonrpc.Method, "notifications/resources/updated") {
+	if !m.Is(jsonrpc.Method, mcp.MethodUpdated) {
 		return true
 	}
 	l.mu.Lock()

@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -84,28 +82,6 @@ func (l *link) refuse(a *Aggregate, of *http.Request, ctx context.Context, aside
 		if failure := l.tell(ctx, a, of, refusal); failure != nil {
 			a.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
 		}
-	})
-}
-
-// Asides are what is said to a server beside the answer to a request.
-type Asides struct {
-	sync.WaitGroup
-	open atomic.Int32
-}
-
-// maxAsides is how many there may be at the same time. A server that asks more at once
-// of a client that cannot answer gets no more than that.
-const maxAsides = 64
-
-// Go says something, unless there is too much of it.
-func (a *Asides) Go(say func()) {
-	if a.open.Add(1) > maxAsides {
-		a.open.Add(-1)
-		return
-	}
-	a.WaitGroup.Go(func() {
-		defer a.open.Add(-1)
-		say()
 	})
 }
 

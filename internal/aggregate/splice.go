@@ -108,7 +108,7 @@ var contentPaths = jsonspan.CompilePaths("result.contents.*.uri")
 // gets it: with the name of the server (A23, A26), and with ids that lead back to it.
 func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	if a.transparent() {
-		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, "notifications/resources/updated") && l.shownAs(a, uri) != uri {
+		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, mcp.MethodUpdated) && l.shownAs(a, uri) != uri {
 			return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(a, uri))))
 		}
 		return m.Raw
@@ -126,7 +126,7 @@ func (l *link) translated(a *Aggregate, m *jsonrpc.Message) []byte {
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
 		replace(jsonrpc.RequestID, l.shown(a, m.Literal(jsonrpc.RequestID)))
-	case m.Is(jsonrpc.Method, "notifications/resources/updated") && m.Kind(jsonrpc.URI) == jsonspan.String:
+	case m.Is(jsonrpc.Method, mcp.MethodUpdated) && m.Kind(jsonrpc.URI) == jsonspan.String:
 		replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(a, m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
 		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))

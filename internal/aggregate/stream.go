@@ -512,7 +512,7 @@ func (l *link) listened(to []kind, n int) {
 // one that it wants.
 func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) bool {
 	t := s.turn
-	if m.Is(jsonrpc.Method, "notifications/resources/updated") {
+	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
 		if server := a.of(l); server == nil || !a.hears(t.who.Identity, server, m.Text(jsonrpc.URI)) {
 			return false
 		}

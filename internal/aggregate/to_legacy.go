@@ -123,7 +123,7 @@ func (t *turn) takeUp(l *link) *heldCall {
 
 // about returns what a request calls.
 func (t *turn) about() string {
-	return t.m.Text(jsonrpc.Method) + "\x00" + t.m.Text(jsonrpc.Name) + "\x00" + t.m.Text(jsonrpc.URI)
+	return t.m.Text(jsonrpc.Method) + "\x00" + t.result.Name + "\x00" + t.m.Text(jsonrpc.URI)
 }
 
 // hold makes a call that can outlive the request.

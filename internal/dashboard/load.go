@@ -67,7 +67,7 @@ type arguments = map[string]any
 
 func (s *stage) habits(ctx context.Context) []habit {
 	call := func(client, server, tool string, args arguments) func() {
-		d := &door{url: s.gateway + "/mcp", token: client + "-token"}
+		d := &door{url: s.gateway + "/mcp", token: client + tokenSuffix}
 		if server != "" {
 			d.url += "/" + server
 		}
@@ -75,7 +75,7 @@ func (s *stage) habits(ctx context.Context) []habit {
 	}
 	second := time.Second
 	secrets := strings.Repeat("sk-"+strings.Repeat("a1B2", 8)+" ", 5)
-	reader := &door{url: s.gateway + "/mcp", token: "cline-token"}
+	reader := &door{url: s.gateway + "/mcp", token: "cline" + tokenSuffix}
 	return []habit{
 		{2 * second, 0, 1, func() { reader.ask(ctx, "tools/list", arguments{}) }},
 		{second / 5, 0, 1, call("cline", "", "sample__read_log", arguments{"lines": 120})},
@@ -108,7 +108,7 @@ func (s *stage) habits(ctx context.Context) []habit {
 // events are the failures of servers and what an operator does. The changed tool is
 // withheld until it is accepted.
 func (s *stage) events(ctx context.Context) []event {
-	operator := &door{url: s.gateway + "/mcp/tools", token: "cline-token"}
+	operator := &door{url: s.gateway + "/mcp/tools", token: "cline" + tokenSuffix}
 	describe := func(text string) func() {
 		return func() { operator.call(ctx, "add-tool", arguments{"name": "weather", "description": text}) }
 	}

@@ -24,6 +24,9 @@ import (
 
 const scrapeInterval = 2 * time.Second
 
+// tokenSuffix is what makes the name of a client its token in the caddyfile.
+const tokenSuffix = "-token-of-the-stage"
+
 // caddyfile has servers of every kind, clients that may do different things, and a
 // model behind a mask.
 const caddyfile = `{
@@ -44,16 +47,16 @@ const caddyfile = `{
 		rate 3000/1m burst 200
 
 		client cline {
-			token cline-token
+			token cline-token-of-the-stage
 			redact "sk-[A-Za-z0-9]{20,}"
 		}
 		client ci {
-			token ci-token
+			token ci-token-of-the-stage
 			allow sample::* child::* pruner::*
 			redact_fields path
 		}
 		client nightly {
-			token nightly-token
+			token nightly-token-of-the-stage
 			rate 120/1m burst 15
 		}
 

@@ -202,16 +202,27 @@ func TestTemplatesAreSharedSafely(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {
+			name := fmt.Sprint(i)
+			mine := Template{Name: name, URITemplate: "a" + name + "://{b}", Text: "{b}"}
 			for range 50 {
-				_, _ = ts.Put(Template{Name: fmt.Sprint(i), URITemplate: "a://{b}", Text: "{b}"})
-				ts.Match("a://x")
+				if created, err := ts.Put(mine); !created || err != nil {
+					t.Errorf("put %s: %t, %v", name, created, err)
+				}
+				if _, _, ok := ts.Match("a" + name + "://x"); !ok || !ts.Has(name) {
+					t.Errorf("%s is not there", name)
+				}
 				ts.All()
-				ts.Has(fmt.Sprint(i))
-				ts.Delete(fmt.Sprint(i))
+				if !ts.Delete(name) {
+					t.Errorf("%s cannot be deleted", name)
+				}
 			}
+			_, _ = ts.Put(mine)
 		})
 	}
 	all.Wait()
+	if got := ts.All(); len(got) != 4 {
+		t.Errorf("left are %v", got)
+	}
 }
 
 // FuzzMatch matches URIs of any kind. What comes of them is never outside the window.

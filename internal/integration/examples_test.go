@@ -104,13 +104,13 @@ func toolText(t *testing.T, message string) string {
 }
 
 // exampleToken is what lets the examples' clients in that need something.
-const exampleToken = "a token that is good for the examples"
+const exampleToken = "a-token-that-is-good-for-the-examples"
 
 // exampleSecrets sets what the examples take from the environment.
 func exampleSecrets(t *testing.T) {
 	t.Helper()
 	t.Setenv("CLINE_TOKEN", exampleToken)
-	t.Setenv("CI_TOKEN", exampleToken+" of another client")
+	t.Setenv("CI_TOKEN", exampleToken+"-of-another-client")
 	t.Setenv("MCP_TOKEN", exampleToken)
 }
 

@@ -96,15 +96,31 @@ type span struct {
 }
 
 // ReadRequest is Read for what a client sends, of which no more is accepted than
-// the standard says: a text in UTF-8. Members that some servers would take for one of the
-// fields, because they ignore case, are refused as well: what is decided here is decided
-// on what the server reads.
+// the standard says: a text in UTF-8, and a method that is a string.
 func (m *Message) ReadRequest(data []byte) *Failure {
 	if !utf8.Valid(data) {
 		*m = Message{Raw: data}
 		return ParseError()
 	}
-	return m.ReadExact(data)
+	failure := m.Read(data)
+	if failure == nil && m.Has(Method) && m.Kind(Method) != jsonspan.String {
+		failure = InvalidRequest("the method is no string")
+	}
+	return failure
+}
+
+// envelope are the fields that a message has whatever its method is.
+var envelope = jsonspan.CompilePaths("jsonrpc", "id", "method", "params", "params.proxy", "params.proxy.authToken")
+
+// CheckExact refuses members that some servers would take for one of the fields, because
+// they ignore case: what is decided here has to be decided on what the server reads. Of a
+// method that is not known only the envelope matters.
+func (m *Message) CheckExact(known bool) *Failure {
+	paths := envelope
+	if known {
+		paths = fields
+	}
+	return m.judge(paths.FindExact(m.Raw, func(int, jsonspan.Value) {}))
 }
 
 // ReadExact is Read for a message that is decided upon: it refuses those that some

@@ -1,5 +1,8 @@
 package mcp
 
+// MethodUpdated is that of the notification that a resource is not what it was.
+const MethodUpdated = "notifications/resources/updated"
+
 // KnownMethod returns the name of a method if the protocol defines it, in any of
 // its revisions. Labels of metrics are made of such names only: whoever sends
 // requests can make up others without end.
@@ -21,7 +24,7 @@ var methods = func() map[string]string {
 		"sampling/createMessage", "elicitation/create", "roots/list",
 		"notifications/initialized", "notifications/cancelled", "notifications/progress", "notifications/message",
 		"notifications/roots/list_changed", "notifications/tools/list_changed", "notifications/prompts/list_changed",
-		"notifications/resources/list_changed", "notifications/resources/updated",
+		"notifications/resources/list_changed", MethodUpdated,
 		"notifications/elicitation/complete", "notifications/tasks/status",
 	} {
 		all[name] = name

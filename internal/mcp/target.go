@@ -67,7 +67,8 @@ func TargetOf(server string, m *jsonrpc.Message) (target Target, ok bool) {
 		return is(Prompt, jsonrpc.RefName)
 	}
 	_, known := KnownMethod(method)
-	if method != "" && (!known || strings.HasPrefix(method, "tasks/")) && !strings.HasPrefix(method, "notifications/") {
+	notifies := strings.HasPrefix(method, "notifications/") && !m.Has(jsonrpc.ID)
+	if m.Has(jsonrpc.Method) && (!known || strings.HasPrefix(method, "tasks/")) && !notifies {
 		return Target{Server: server, Kind: Other}, true
 	}
 	return Target{Server: server}, true

@@ -48,6 +48,9 @@ func (in *place) enter(name []byte, depth int) (mayHide, keep bool) {
 		if in.member == errorMember && (string(name) == "code" || string(name) == "message") {
 			return false, false
 		}
+		if in.member == dataMember && sentBack[string(name)] {
+			return false, true
+		}
 		if in.member == dataMember && string(name) == "requestedSchema" {
 			in.schema = depth
 			return true, false
@@ -60,6 +63,9 @@ func (in *place) enter(name []byte, depth int) (mayHide, keep bool) {
 	}
 	return in.schema == 0, false
 }
+
+// sentBack are the members that a client has to send back as they are.
+var sentBack = map[string]bool{"nextCursor": true, "requestState": true, "taskId": true, "requestId": true, "progressToken": true}
 
 func memberOf(name []byte) member {
 	switch string(name) {

@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Replacement stands where something was replaced.
-const Replacement = "[redacted]"
+// mark stands where something was replaced.
+const mark = "[redacted]"
 
 // A Redactor knows what must not be told. It can be used concurrently. A nil Redactor
 // changes nothing.
@@ -112,9 +112,9 @@ func (r *Redactor) Message(raw []byte) ([]byte, int) {
 var passes = sync.Pool{New: func() any { return &pass{quoted: quoted, inner: &pass{quoted: quotedInText}} }}
 
 var (
-	replacement  = []byte(Replacement)
-	quoted       = []byte(`"` + Replacement + `"`)
-	quotedInText = []byte(`\"` + Replacement + `\"`)
+	replacement  = []byte(mark)
+	quoted       = []byte(`"` + mark + `"`)
+	quotedInText = []byte(`\"` + mark + `\"`)
 )
 
 // maxKept is how much room for texts is kept between messages.

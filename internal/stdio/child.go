@@ -546,7 +546,7 @@ func (c *child) notify(m *jsonrpc.Message) {
 		c.deliver(call, m, jsonrpc.SubscriptionID, jsonrpc.ID)
 	case method == "notifications/cancelled":
 		c.server.withdraw(c, m)
-	case method == "notifications/resources/updated":
+	case method == mcp.MethodUpdated:
 		uri := m.Text(jsonrpc.URI)
 		c.server.broadcast(m, func(s *session) bool { return s.subscribed(uri) })
 	case strings.HasSuffix(method, "/list_changed"):

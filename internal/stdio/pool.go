@@ -61,9 +61,9 @@ type Pool struct {
 	mu        sync.Mutex
 	servers   map[address]*server
 	sessions  map[string]*session
-	listening map[*stream]bool // streams that would not end by themselves
-	answerers map[string]Answerer
-	hungUp    bool // they all have to
+	listening map[*stream]bool       // streams that would not end by themselves
+	answerers map[string][]*Answerer // by host
+	hungUp    bool                   // they all have to
 	inFlight  int
 	idle      chan struct{} // closed when nothing is in flight any more
 	closed    bool
@@ -78,7 +78,7 @@ func NewPool(config Config, observe Observer) *Pool {
 		servers:   map[address]*server{},
 		sessions:  map[string]*session{},
 		listening: map[*stream]bool{},
-		answerers: map[string]Answerer{},
+		answerers: map[string][]*Answerer{},
 	}
 }
 

@@ -2,6 +2,7 @@ package stdio
 
 import (
 	"encoding/json"
+	"slices"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
@@ -76,21 +77,29 @@ func (c *child) answerFor(s *session, id []byte, method string) {
 // whether it does; a question without a result is refused.
 type Answerer func(method string) (result []byte, ours bool)
 
-// AnswerWith has the questions of the children at a host answered, nil for none.
-func (p *Pool) AnswerWith(host string, answerer Answerer) {
+// AnswerWith has the questions of the children at a host answered, until it is released.
+// Of several the first that does counts.
+func (p *Pool) AnswerWith(host string, answerer Answerer) (release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.answerers[host] = answerer
+	p.answerers[host] = append(p.answerers[host], &answerer)
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.answerers[host] = slices.DeleteFunc(p.answerers[host], func(other *Answerer) bool { return other == &answerer })
+	}
 }
 
 func (p *Pool) answer(host, method string) (result []byte, ours bool) {
 	p.mu.Lock()
-	answerer := p.answerers[host]
+	answerers := slices.Clone(p.answerers[host])
 	p.mu.Unlock()
-	if answerer == nil {
-		return nil, false
+	for _, answerer := range answerers {
+		if result, ours = (*answerer)(method); ours {
+			return result, true
+		}
 	}
-	return answerer(method)
+	return nil, false
 }
 
 // RootsResult is the answer to roots/list.

@@ -20,36 +20,32 @@ import (
 )
 
 const (
-	// MaxTools is how many tools of one server are pinned.
-	MaxTools = 10_000
-	// MaxNames is how many bytes their names may have together.
-	MaxNames = 1_000_000
-	// MaxChanges is how many definitions of one tool are told apart.
-	MaxChanges = 16
-	// MaxText is the longest definition that is kept to be looked at.
-	MaxText = 64 << 10
-	// MaxTexts is how many bytes those of one server may have together.
-	MaxTexts = 8 << 20
+	// maxTools is how many tools are pinned.
+	maxTools = 10_000
+	// maxNames is how many bytes their names may have together.
+	maxNames = 1_000_000
+	// maxChanges is how many definitions of one tool are told apart.
+	maxChanges = 16
+	// maxText is the longest definition that is kept to be looked at.
+	maxText = 64 << 10
+	// maxTexts is how many bytes those of all tools may have together.
+	maxTexts = 8 << 20
 )
 
-// Pins remembers how tools were defined when they were first seen. The zero value
-// is empty and ready for use. It is safe for concurrent use.
+// Pins remembers how the tools of a server were defined when they were first seen. The
+// zero value is empty and ready for use. It is safe for concurrent use.
 //
-// Its memory is bounded: a server that has [MaxTools] tools pinned, or [MaxNames]
-// bytes of names, gets no more. Any other tool of it counts as changed from then on,
-// since nobody could tell if it were, and as one change that has no tool. To accept
-// it is to accept the whole server.
+// Its memory is bounded: a server that has 10,000 tools pinned, or a million bytes of
+// names, gets no more. Any other tool of it counts as changed from then on, since nobody
+// could tell if it were, and as one change that has no tool. To accept it is to accept
+// the whole server.
 type Pins struct {
 	mu      sync.RWMutex
-	servers map[string]*server
+	tools   map[string]*pin
+	names   int       // how many bytes the names of tools have
+	texts   int       // how many bytes the texts of tools have
+	full    time.Time // when there was first no room for a tool, if ever
 	version uint64
-}
-
-type server struct {
-	tools map[string]*pin
-	names int       // how many bytes the names of tools have
-	texts int       // how many bytes the texts of tools have
-	full  time.Time // when there was first no room for a tool, if ever
 }
 
 // A pin has the definitions of a tool that were seen, the pinned one first. When
@@ -70,14 +66,13 @@ type definition struct {
 
 // A Change is a tool whose latest definition is not the pinned one.
 type Change struct {
-	Server string    `json:"server"`
 	Tool   string    `json:"tool"`   // empty for all those that could not be pinned
 	Pinned string    `json:"pinned"` // the beginning of the digest
 	Seen   string    `json:"seen"`   // that of the latest definition
 	At     time.Time `json:"at"`     // when that was first seen
 
 	// Both definitions, which must not be changed. That from before a restart is not
-	// known, nor is one longer than MaxText, or of a server that has more than MaxTexts.
+	// known, nor is one longer than 64 KiB, or of a server that has more than 8 MiB.
 	Before json.RawMessage `json:"before,omitempty"`
 	After  json.RawMessage `json:"after,omitempty"`
 }
@@ -85,19 +80,16 @@ type Change struct {
 // ErrChangedAgain is that the latest definition is not the one that is to be accepted.
 var ErrChangedAgain = errors.New("the definition has changed again")
 
-// New returns empty Pins.
-func New() *Pins { return &Pins{} }
-
 // See notes the definition of a tool. It reports whether that is another than the one
 // that was first seen or accepted last, and whether this very change is news. It is so
 // once, however often a server goes back and forth, until the tool is accepted. A
-// server that goes on to invent definitions is no news after [MaxChanges].
+// server that goes on to invent definitions is no news after the sixteenth.
 //
 // A definition written just like the latest costs its hash and no allocation.
-func (p *Pins) See(server, tool string, descriptor []byte) (changed, news bool) {
+func (p *Pins) See(tool string, descriptor []byte) (changed, news bool) {
 	raw := digest(sha256.Sum256(descriptor))
 	p.mu.RLock()
-	sum, known, latest := p.find(server, tool).written(raw)
+	sum, known, latest := p.tools[tool].written(raw)
 	p.mu.RUnlock()
 	if latest {
 		return known != 0, false
@@ -109,19 +101,18 @@ func (p *Pins) See(server, tool string, descriptor []byte) (changed, news bool) 
 	d := definition{sum: sum, raw: raw, at: now()}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := p.open(server)
-	if t := s.tools[tool]; t != nil {
+	if t := p.tools[tool]; t != nil {
 		changed, news = t.see(d)
-		s.keep(t, descriptor)
+		p.keep(t, descriptor)
 		return changed, news
 	}
-	if t := s.pin(tool, d); t != nil {
-		s.keep(t, descriptor)
+	if t := p.pin(tool, d); t != nil {
+		p.keep(t, descriptor)
 		p.version++
 		return false, false
 	}
-	if news = s.full.IsZero(); news {
-		s.full = d.at
+	if news = p.full.IsZero(); news {
+		p.full = d.at
 	}
 	return true, news
 }
@@ -146,11 +137,11 @@ func (t *pin) see(d definition) (changed, news bool) {
 	switch {
 	case t.latest >= 0:
 		t.seen[t.latest].raw = d.raw
-	case len(t.seen) <= MaxChanges:
+	case len(t.seen) <= maxChanges:
 		t.seen = append(t.seen, d)
 		t.latest, news = len(t.seen)-1, true
 	default:
-		t.latest = MaxChanges
+		t.latest = maxChanges
 		t.seen[t.latest] = d
 	}
 	return t.latest != 0, news
@@ -158,8 +149,8 @@ func (t *pin) see(d definition) (changed, news bool) {
 
 // keep keeps how the latest definition of a tool is written, if it can be shown and there
 // is room.
-func (s *server) keep(t *pin, descriptor []byte) {
-	s.texts -= len(t.after)
+func (p *Pins) keep(t *pin, descriptor []byte) {
+	p.texts -= len(t.after)
 	t.after = nil
 	text := &t.after
 	if t.latest == 0 {
@@ -167,26 +158,25 @@ func (s *server) keep(t *pin, descriptor []byte) {
 			return
 		}
 	}
-	if len(descriptor) > MaxText || !json.Valid(descriptor) {
+	if len(descriptor) > maxText || !json.Valid(descriptor) {
 		return
 	}
 	shown := bytes.ToValidUTF8(descriptor, []byte("\ufffd"))
-	if s.texts+len(shown) <= MaxTexts {
+	if p.texts+len(shown) <= maxTexts {
 		*text = shown
-		s.texts += len(shown)
+		p.texts += len(shown)
 	}
 }
 
 // Changed reports whether the latest definition of a tool is another than the pinned
 // one. A tool that was never seen has not changed.
-func (p *Pins) Changed(server, tool string) bool {
+func (p *Pins) Changed(tool string) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if t := p.find(server, tool); t != nil {
+	if t := p.tools[tool]; t != nil {
 		return t.latest != 0
 	}
-	s := p.servers[server]
-	return s != nil && !s.room(tool)
+	return !p.room(tool)
 }
 
 // Changes returns what has changed and was not accepted, in order.
@@ -194,51 +184,36 @@ func (p *Pins) Changes() []Change {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	var changes []Change
-	for name, s := range p.servers {
-		if !s.full.IsZero() {
-			changes = append(changes, Change{Server: name, At: s.full})
-		}
-		for tool, t := range s.tools {
-			if t.latest != 0 {
-				pinned, seen := t.seen[0], t.seen[t.latest]
-				changes = append(changes, Change{name, tool, pinned.sum.short(), seen.sum.short(), seen.at, t.before, t.after})
-			}
+	if !p.full.IsZero() {
+		changes = append(changes, Change{At: p.full})
+	}
+	for tool, t := range p.tools {
+		if t.latest != 0 {
+			pinned, seen := t.seen[0], t.seen[t.latest]
+			changes = append(changes, Change{tool, pinned.sum.short(), seen.sum.short(), seen.at, t.before, t.after})
 		}
 	}
-	slices.SortFunc(changes, func(a, b Change) int {
-		return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Tool, b.Tool))
-	})
+	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.Tool, b.Tool) })
 	return changes
 }
 
-// Accept pins the latest definition of a tool, or of all tools of a server if tool is
-// empty. It returns how many of the [Pins.Changes] are none any more. If seen is not
-// empty it is what [Change] told of the tool, and any other definition is not accepted:
+// Accept pins the latest definition of a tool, or of all tools if tool is empty. It
+// returns how many of the [Pins.Changes] are none any more. If seen is not empty it is
+// what [Change] told of the tool, and a change to any other definition is not accepted:
 // the error is [ErrChangedAgain].
 //
 // If the server has more tools than could be pinned, to accept all of them is to
 // begin anew with it: each is pinned when it is seen next.
-func (p *Pins) Accept(server, tool, seen string) (accepted int, err error) {
+func (p *Pins) Accept(tool, seen string) (accepted int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := p.servers[server]
-	switch {
-	case s == nil:
-		return 0, nil
-	case tool == "":
-		for _, t := range s.tools {
-			accepted += s.accept(t)
-		}
-		if !s.full.IsZero() {
-			accepted++
-			delete(p.servers, server)
-		}
-	case s.tools[tool] != nil:
-		t := s.tools[tool]
+	if tool == "" {
+		accepted = p.acceptAll()
+	} else if t := p.tools[tool]; t != nil && t.latest != 0 {
 		if seen != "" && seen != t.seen[t.latest].sum.short() {
 			return 0, ErrChangedAgain
 		}
-		accepted = s.accept(t)
+		accepted = p.accept(t)
 	}
 	if accepted > 0 {
 		p.version++
@@ -246,14 +221,25 @@ func (p *Pins) Accept(server, tool, seen string) (accepted int, err error) {
 	return accepted, nil
 }
 
-func (s *server) accept(t *pin) int {
+func (p *Pins) acceptAll() (accepted int) {
+	for _, t := range p.tools {
+		accepted += p.accept(t)
+	}
+	if !p.full.IsZero() {
+		accepted++
+		p.tools, p.names, p.texts, p.full = nil, 0, 0, time.Time{}
+	}
+	return accepted
+}
+
+func (p *Pins) accept(t *pin) int {
 	if t.latest == 0 {
 		return 0
 	}
 	d := t.seen[t.latest]
 	d.at = now()
 	t.seen, t.latest = []definition{d}, 0
-	s.texts -= len(t.before)
+	p.texts -= len(t.before)
 	t.before, t.after = t.after, nil
 	return 1
 }
@@ -266,40 +252,22 @@ func (p *Pins) Version() uint64 {
 	return p.version
 }
 
-// find returns a tool that is pinned, or nil.
-func (p *Pins) find(server, tool string) *pin {
-	if s := p.servers[server]; s != nil {
-		return s.tools[tool]
-	}
-	return nil
-}
-
-// open returns a server, a new one if it is not known.
-func (p *Pins) open(name string) *server {
-	s := p.servers[name]
-	if s == nil {
-		if p.servers == nil {
-			p.servers = make(map[string]*server)
-		}
-		s = &server{tools: make(map[string]*pin)}
-		p.servers[strings.Clone(name)] = s
-	}
-	return s
-}
-
 // room reports whether one more tool can be pinned.
-func (s *server) room(tool string) bool {
-	return len(s.tools) < MaxTools && s.names+len(tool) <= MaxNames
+func (p *Pins) room(tool string) bool {
+	return len(p.tools) < maxTools && p.names+len(tool) <= maxNames
 }
 
 // pin pins a tool that is not pinned yet. It returns nil if there is no room.
-func (s *server) pin(tool string, d definition) *pin {
-	if !s.room(tool) {
+func (p *Pins) pin(tool string, d definition) *pin {
+	if !p.room(tool) {
 		return nil
 	}
+	if p.tools == nil {
+		p.tools = make(map[string]*pin)
+	}
 	t := &pin{seen: []definition{d}}
-	s.tools[strings.Clone(tool)] = t
-	s.names += len(tool)
+	p.tools[strings.Clone(tool)] = t
+	p.names += len(tool)
 	return t
 }
 

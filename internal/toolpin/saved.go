@@ -20,7 +20,6 @@ type saved struct {
 }
 
 type savedTool struct {
-	Server    string    `json:"server"`
 	Tool      string    `json:"tool"`
 	Hash      string    `json:"hash"`
 	FirstSeen time.Time `json:"first_seen"`
@@ -31,15 +30,11 @@ type savedTool struct {
 func (p *Pins) MarshalJSON() ([]byte, error) {
 	p.mu.RLock()
 	file := saved{Format: format, Tools: []savedTool{}}
-	for name, s := range p.servers {
-		for tool, t := range s.tools {
-			file.Tools = append(file.Tools, savedTool{name, tool, t.seen[0].sum.String(), t.seen[0].at})
-		}
+	for tool, t := range p.tools {
+		file.Tools = append(file.Tools, savedTool{tool, t.seen[0].sum.String(), t.seen[0].at})
 	}
 	p.mu.RUnlock()
-	slices.SortFunc(file.Tools, func(a, b savedTool) int {
-		return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Tool, b.Tool))
-	})
+	slices.SortFunc(file.Tools, func(a, b savedTool) int { return cmp.Compare(a.Tool, b.Tool) })
 	return json.Marshal(file)
 }
 
@@ -57,17 +52,17 @@ func (p *Pins) UnmarshalJSON(data []byte) error {
 	for _, tool := range file.Tools {
 		sum, err := hex.DecodeString(tool.Hash)
 		if err != nil || len(sum) != sha256.Size {
-			return fmt.Errorf("read pinned tools: hash of %q of %q is not one of SHA-256", tool.Tool, tool.Server)
+			return fmt.Errorf("read pinned tools: hash of %q is not one of SHA-256", tool.Tool)
 		}
 		d := definition{sum: digest(sum), at: tool.FirstSeen}
 		// What there is no room for is not pinned, and counts as changed.
-		if s := loaded.open(tool.Server); s.tools[tool.Tool] == nil {
-			s.pin(tool.Tool, d)
+		if loaded.tools[tool.Tool] == nil {
+			loaded.pin(tool.Tool, d)
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.servers = loaded.servers
+	p.tools, p.names, p.texts, p.full = loaded.tools, loaded.names, 0, time.Time{}
 	p.version++
 	return nil
 }

@@ -30,8 +30,9 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 	for _, module := range modules.([]any) {
 		provider := module.(auth.Provider)
 		h.providers = append(h.providers, provider)
-		if _, bodiless := provider.(auth.Bodiless); !bodiless {
-			h.readsBody = true
+		h.readsBody = h.readsBody || provider.ReadsBody()
+		if holder, ok := provider.(auth.SecretHolder); ok {
+			h.admits += holder.Fingerprint()
 		}
 		for _, name := range provider.CredentialHeaders() {
 			h.credentials = append(h.credentials, http.CanonicalHeaderKey(name))
@@ -267,12 +268,8 @@ func (h *Handler) revoke() {
 	if caddy.Exiting() || h.endStreams == nil {
 		return
 	}
-	next := registry.newest()
-	if next == nil || next == h {
-		return // no other has been started
-	}
 	for _, other := range registry.current() {
-		if other.Name == h.Name && other.MCPPath == h.MCPPath && other.admits == h.admits && other.permits == h.permits {
+		if other.generation != h.generation && other.Name == h.Name && other.MCPPath == h.MCPPath && other.admits == h.admits && other.permits == h.permits {
 			return
 		}
 	}

@@ -212,6 +212,33 @@ func TestWhatNobodyCanKnowIsNotPassedOn(t *testing.T) { // A54, A55, A64
 	})
 }
 
+// lookAlikes are messages that a server which ignores case, or takes the last of several,
+// reads otherwise.
+var lookAlikes = map[string]string{
+	"a name":      `"method":"tools/call","params":{"name":"ok","Name":"secret"}`,
+	"params":      `"method":"tools/call","params":{"name":"ok"},"Params":{"name":"secret"}`,
+	"a method":    `"method":"ping","Method":"tools/call","params":{"name":"secret"}`,
+	"a URI":       `"method":"resources/read","params":{"uri":"file:///public/x","URI":"file:///secret/x"}`,
+	"a reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},"Ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
+	"a second":    `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},"ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
+	"its name":    `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},"argument":{"name":"a","value":""}}`,
+}
+
+func TestNamesInOtherLettersAreNotPassedOn(t *testing.T) { // A54, A55
+	server := newWitness(t, nil)
+	h := gateway(t, `{`+denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+	for what, message := range lookAlikes {
+		for _, path := range single {
+			t.Run(what+" at "+path, func(t *testing.T) {
+				w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,`+message+`}`))
+				if w.Code != http.StatusBadRequest || len(server.saw()) > 0 {
+					t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw())
+				}
+			})
+		}
+	}
+}
+
 func TestTwoReferencesAtAllServers(t *testing.T) { // A45, A55
 	server := newWitness(t, nil)
 	for name, config := range map[string]string{
@@ -283,13 +310,13 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 	}
 	core, logs := observer.New(zap.WarnLevel)
 	h.logger = zap.New(core)
-	for _, pattern := range []string{"a", "uno", "*"} {
-		h.serverNamed(pattern)
+	for _, pattern := range []string{"a::x", "uno::x", "*::x", "resource:file:///x"} {
+		h.qualified(pattern, "eve")
 	}
 	if logs.Len() > 0 {
 		t.Errorf("logged %v", logs.All())
 	}
-	if h.serverNamed("typo"); logs.Len() != 1 || logs.All()[0].ContextMap()["mcp_server"] != "typo" {
+	if h.qualified("typo::x", "eve"); logs.Len() != 1 || logs.All()[0].ContextMap()["pattern"] != "typo::x" || logs.All()[0].ContextMap()["client"] != "eve" {
 		t.Errorf("of a server that there is not nobody is told: %v", logs.All())
 	}
 }

@@ -172,8 +172,10 @@ func (c *adminCall) accept() (int, any, error) {
 	}
 	accepted, err := h.acceptTools(s, which.Tool, seen)
 	switch {
-	case err != nil:
+	case errors.Is(err, toolpin.ErrChangedAgain):
 		return 0, nil, adminErrorf(http.StatusConflict, "changed_again", "the tool %q of the server %q: %v", which.Tool, s.Name, err)
+	case err != nil:
+		return 0, nil, err
 	case which.Tool != "" && accepted == 0:
 		return 0, nil, notFound("the tool %q of the server %q has not changed", which.Tool, s.Name)
 	}
@@ -185,6 +187,7 @@ func (c *adminCall) accept() (int, any, error) {
 // A toolChange is a tool of a gateway that has changed.
 type toolChange struct {
 	Gateway string `json:"gateway"`
+	Server  string `json:"server"`
 	toolpin.Change
 }
 
@@ -195,9 +198,7 @@ func (c *adminCall) listChanges() (int, any, error) {
 	}
 	all := []toolChange{}
 	for _, h := range found {
-		for _, change := range h.changedTools() {
-			all = append(all, toolChange{h.Name, change})
-		}
+		all = append(all, h.changedTools()...)
 	}
 	return http.StatusOK, all, nil
 }

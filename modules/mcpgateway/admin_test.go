@@ -307,8 +307,8 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	a := newAdmin(t, gatewayWeb)
 	h := registry.current()[0]
 	for _, tool := range []string{"x", "y", "z"} {
-		h.byName["web"].pins.See("web", tool, []byte(`{"name":"`+tool+`","description":"good"}`))
-		h.byName["web"].pins.See("web", tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
+		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"good"}`))
+		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
 	}
 	var changes []toolChange
 	a.call("GET", "/mcp_gateway/tools/changes", "", &changes)
@@ -344,7 +344,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	a := newAdmin(t, gatewayWeb)
 	pins := registry.current()[0].byName["web"].pins
-	see := func(description string) { pins.See("web", "x", []byte(`{"name":"x","description":"`+description+`"}`)) }
+	see := func(description string) { pins.See("x", []byte(`{"name":"x","description":"`+description+`"}`)) }
 	review := func() string {
 		var changes []toolChange
 		if a.call("GET", "/mcp_gateway/tools/changes", "", &changes); len(changes) != 1 {
@@ -368,15 +368,16 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	seen := review()
 	see("evil")
 	accept(seen, http.StatusConflict, "changed_again")
-	if !pins.Changed("web", "x") {
+	if !pins.Changed("x") {
 		t.Error("what nobody has looked at is accepted")
 	}
 	see("better")
 	accept(seen, http.StatusOK, "")
-	if pins.Changed("web", "x") {
+	if pins.Changed("x") {
 		t.Error("what was looked at is not accepted")
 	}
 	accept(seen, http.StatusNotFound, "not_found")
+	accept("5f0c9a3e1b7d42688c1e0f9d3a6b2c74", http.StatusNotFound, "not_found")
 }
 
 func TestAdminClients(t *testing.T) { // A70

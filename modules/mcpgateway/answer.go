@@ -6,15 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -93,8 +89,11 @@ func (s *Server) answer(method string) *Answer {
 // answerChildren has the questions of child processes answered where they are asked,
 // because they may ask while no client is there.
 func (s *Server) answerChildren() {
+	if len(s.Answers) == 0 {
+		return
+	}
 	for _, child := range s.upstreams.children {
-		child.transport.AnswerWith(child.host, func(method string) (result []byte, ours bool) {
+		release := child.transport.AnswerWith(child.host, func(method string) (result []byte, ours bool) {
 			switch a := s.answer(method); {
 			case a == nil || a.Action == deliver:
 				return nil, false
@@ -104,6 +103,7 @@ func (s *Server) answerChildren() {
 				return a.result, true
 			}
 		})
+		s.releases = append(s.releases, release)
 	}
 }
 
@@ -134,13 +134,17 @@ func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
 	answer, cancel := x.request(context.WithoutCancel(r.Context()), reply)
 	mcp.ClearModern(answer.Header)
 	stop := context.AfterFunc(x.handler.exiting, cancel)
-	x.server.asides.Go(func() {
+	begun := x.server.asides.Go(func() {
 		defer cancel()
 		defer stop()
 		if err := x.server.tell(answer); err != nil {
 			x.handler.logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
 		}
 	})
+	if !begun { // who asks so much at once gets no more answers
+		stop()
+		cancel()
+	}
 	return true
 }
 
@@ -223,7 +227,11 @@ func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResu
 	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, limit, func(message []byte) ([]byte, error) {
 		x.arrival.heard()
 		var m jsonrpc.Message
-		if m.Read(message) == nil && m.IsAnswer() {
+		message = bytes.TrimPrefix(message, []byte(byteOrderMark))
+		if looksLikeJSON(message) && m.ReadExact(message) != nil {
+			return nil, errUnreadable
+		}
+		if m.IsAnswer() {
 			answer = bytes.Clone(message)
 		}
 		return nil, nil
@@ -238,95 +246,16 @@ func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResu
 }
 
 // noteEndpoint notes where a server of the protocol's first revision wants to be told
-// something: it says so in its stream.
-func (x *exchange) noteEndpoint(address []byte) {
-	ref, err := url.Parse(strings.TrimSpace(string(address)))
-	if err == nil && ref.Opaque == "" && x.sent != nil {
+// something: it says so in its stream. It reports whether this is it.
+func (x *exchange) noteEndpoint(address []byte) bool {
+	ref, err := url.Parse(string(bytes.TrimSpace(address)))
+	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
+		return false
+	}
+	if x.sent != nil {
 		direct(x.sent, x.server.target.ResolveReference(ref))
 	}
-}
-
-// request returns a request of our own to the server, in the session of the one that is
-// being served, with all that its routes know of that and before they have changed it.
-func (x *exchange) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(x.server.Timeout))
-	if ctx.Value(outerKey{}) == nil {
-		ctx = context.WithValue(ctx, outerKey{}, x.outer(x.sent))
-	}
-	r := upstream{x.handler, x.server}.Request(ctx, x.sent)
-	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Map(x.placeholder)
-	}
-	r.Method = http.MethodPost
-	for _, name := range [...]string{"Last-Event-Id", "Content-Encoding"} {
-		r.Header.Del(name)
-	}
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Accept", "application/json, text/event-stream")
-	setBody(r, body)
-	return r, cancel
-}
-
-// tell sends the server a request of which it need not answer more than that it has it.
-func (s *Server) tell(r *http.Request) error {
-	w := &statusRecorder{header: http.Header{}}
-	if err := s.serve(w, r); err != nil {
-		return err
-	}
-	if w.status/100 != 2 {
-		return fmt.Errorf("status %d", w.status)
-	}
-	return nil
-}
-
-// hush waits until servers are told nothing any more, if Caddy exits. After a reload, calls
-// of before may still need it.
-func (h *Handler) hush() {
-	if !caddy.Exiting() {
-		return
-	}
-	for _, s := range h.Servers {
-		s.asides.Wait()
-	}
-}
-
-// serve has the routes of the server answer a request of our own.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
-	defer func() {
-		if reason := recover(); reason == http.ErrAbortHandler {
-			err = errAborted
-		} else if reason != nil {
-			err = fmt.Errorf("panic: %v", reason)
-		}
-	}()
-	return s.routes.ServeHTTP(w, r)
-}
-
-// setBody has r post a message.
-func setBody(r *http.Request, body []byte) {
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
-	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
-}
-
-// A statusRecorder takes a response of which only the status matters.
-type statusRecorder struct {
-	header http.Header
-	status int
-}
-
-func (w *statusRecorder) Header() http.Header { return w.header }
-
-func (w *statusRecorder) WriteHeader(status int) {
-	if w.status == 0 && status >= 200 {
-		w.status = status
-	}
-}
-
-func (w *statusRecorder) Write(p []byte) (int, error) {
-	w.WriteHeader(http.StatusOK)
-	return len(p), nil
+	return true
 }
 
 // offerRoots declares to a server whose questions for roots are answered here that it

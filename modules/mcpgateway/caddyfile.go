@@ -47,9 +47,10 @@ func init() {
 //		origins          <origins...>
 //		hosts            <hosts...>
 //		auth             token <token> [<client>]
-//		auth             token | hmac | jwt | mtls {
+//		auth             hmac | jwt {
 //			<what the provider takes>
 //		}
+//		auth             mtls [<field>]
 //		forward_auth_header on | off
 //		rate             [<server::tool>] <requests>/<duration> [burst <requests>]
 //		client <name> {

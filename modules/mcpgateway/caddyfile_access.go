@@ -108,6 +108,9 @@ func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
 	if c.isPattern() {
 		return d.Errf("client %s: token: it would be of many clients", c.Name)
 	}
+	if err := auth.CheckToken(token); err != nil {
+		return d.Errf("client %s: token: %w", c.Name, err)
+	}
 	p.add(auth.ClientToken{Token: auth.TokenFromCaddyfile(token), Client: c.Name})
 	return nil
 }
@@ -156,13 +159,13 @@ func parseNotificationRoute(d *caddyfile.Dispenser) (*NotificationRoute, error) 
 type serverAnswer struct {
 	server string
 	*Answer
-	errf func(format string, args ...any) error
+	at caddyfile.Token
 }
 
 // parseAnswer reads a line answer: <server> <method> deliver | drop, or a block with
 // roots.
 func parseAnswer(d *caddyfile.Dispenser) (serverAnswer, error) {
-	a := serverAnswer{Answer: new(Answer), errf: d.Errf}
+	a := serverAnswer{Answer: new(Answer), at: d.Token()}
 	args := d.RemainingArgs()
 	if len(args) < 2 || len(args) > 3 {
 		return a, d.ArgErr()
@@ -195,5 +198,7 @@ func (a serverAnswer) give(servers []*Server) error {
 			return nil
 		}
 	}
-	return a.errf("answer: there is no server %s", a.server)
+	d := caddyfile.NewDispenser([]caddyfile.Token{a.at})
+	d.Next()
+	return d.Errf("answer: there is no server %s", a.server)
 }

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
@@ -97,7 +95,7 @@ func (c *Client) provision(h *Handler) error {
 			return fmt.Errorf("rules: %s without a pattern", r.Action)
 		}
 		for _, pattern := range r.Patterns {
-			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: acl.Qualified(pattern, h.serverNamed)})
+			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: h.qualified(pattern, c.Name)})
 		}
 	}
 	var err error
@@ -115,20 +113,22 @@ func (c *Client) provision(h *Handler) error {
 		}
 	}
 	c.view = digest([]any{c.policy.Fingerprint(), c.Redact, c.RedactFields})
-	c.limits, err = h.limitsOf("client", c.Rates)
+	c.limits, err = h.limitsOf("client", c.Rates, c.Name)
 	return err
 }
 
-// serverNamed returns the name of a server that a rule calls by that or by an alias. What
+// qualified returns a pattern with the name of a server that it calls by an alias. One that
 // fits no server has no effect, which its author should know.
-func (h *Handler) serverNamed(pattern string) string {
-	if s := h.byName[pattern]; s != nil {
-		return s.Name
-	}
-	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return mcp.MatchName(pattern, s.Name) }) {
-		h.logger.Warn("rule for a server that there is not", zap.String("mcp_server", pattern))
-	}
-	return pattern
+func (h *Handler) qualified(pattern, client string) string {
+	return acl.Qualified(pattern, func(server string) string {
+		if s := h.byName[server]; s != nil {
+			return s.Name
+		}
+		if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return mcp.MatchName(server, s.Name) }) {
+			h.logger.Warn("pattern for a server that there is not", zap.String("client", client), zap.String("pattern", pattern))
+		}
+		return server
+	})
 }
 
 func (c *Client) validate() error {
@@ -169,7 +169,10 @@ func (h *Handler) provisionClients() error {
 		}
 	}
 	var err error
-	h.limits, err = h.limitsOf("gateway", h.Rates)
+	if len(h.providers) == 0 && slices.ContainsFunc(h.Clients, func(c *Client) bool { return !c.isPattern() && c.Name != anonymous }) {
+		h.logger.Warn("clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can")
+	}
+	h.limits, err = h.limitsOf("gateway", h.Rates, "")
 	return err
 }
 
@@ -256,33 +259,4 @@ func (c *caller) redactor() *redact.Redactor {
 		return nil
 	}
 	return c.rules.redactor
-}
-
-// Rate limits how often something may be asked for: so many times within a time. What
-// is not used is saved up, to be used at once.
-type Rate struct {
-	// Which tools are meant, as server::tool, in which * stands for any characters. Each
-	// rate has one budget for all of them. Default: all requests
-	Tools string `json:"tools,omitempty"`
-
-	// How many requests. Required.
-	Requests int `json:"requests,omitempty"`
-
-	// Within which time. Required.
-	Per caddy.Duration `json:"per,omitempty"`
-
-	// How many at once. Default: as many as requests
-	Burst int `json:"burst,omitempty"`
-}
-
-func (r *Rate) validate() error {
-	switch {
-	case r.Requests <= 0:
-		return fmt.Errorf("rate: %d requests are none", r.Requests)
-	case r.Per <= 0:
-		return fmt.Errorf("rate: %s is no time", time.Duration(r.Per))
-	case r.Burst < 0:
-		return fmt.Errorf("rate: a burst of %d is negative", r.Burst)
-	}
-	return nil
 }

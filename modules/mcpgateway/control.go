@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
 // What the admin API has a gateway do.
@@ -16,9 +14,11 @@ func (h *Handler) refresh(s *Server) int { return h.joined.Refresh(s.Name) }
 
 // changedTools returns the tools whose definition is not what it was when it was first
 // seen.
-func (h *Handler) changedTools() (changes []toolpin.Change) {
+func (h *Handler) changedTools() (changes []toolChange) {
 	for _, s := range h.Servers {
-		changes = append(changes, s.pins.Changes()...)
+		for _, change := range s.pins.Changes() {
+			changes = append(changes, toolChange{h.Name, s.Name, change})
+		}
 	}
 	return changes
 }
@@ -27,7 +27,7 @@ func (h *Handler) changedTools() (changes []toolpin.Change) {
 // server. It returns how many it has accepted. If seen is not empty, the definition must
 // be the one of this digest.
 func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
-	accepted, err = s.pins.Accept(s.Name, tool, seen)
+	accepted, err = s.pins.Accept(tool, seen)
 	if accepted > 0 {
 		h.savePins(s)
 		h.refresh(s)

@@ -16,7 +16,7 @@ import (
 // Servers of the protocol's first revision take messages at an address that they
 // name in the first event of a GET stream. The client is given one of ours in its
 // place. It carries the server's, sealed, so that there is nothing to remember and
-// nothing else of the server can be reached.
+// nothing else of the server can be reached, nor by anybody else.
 
 // endpointParam is the parameter of an address of ours.
 const endpointParam = "endpoint"
@@ -29,18 +29,18 @@ var endpointKey = func() []byte {
 }()
 
 // seal returns the token that stands for a request URI of a server.
-func (s *Server) seal(uri string) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(uri)) + "." + base64.RawURLEncoding.EncodeToString(s.sealOf(uri))
+func (s *Server) seal(uri, client string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(uri)) + "." + base64.RawURLEncoding.EncodeToString(s.sealOf(uri, client))
 }
 
-func (s *Server) sealOf(uri string) []byte {
+func (s *Server) sealOf(uri, client string) []byte {
 	mac := hmac.New(sha256.New, endpointKey)
-	mac.Write([]byte(s.Name + "\x00" + uri))
+	mac.Write([]byte(s.Name + "\x00" + client + "\x00" + uri))
 	return mac.Sum(nil)
 }
 
 // unseal returns the address that a token stands for.
-func (s *Server) unseal(token string) (*url.URL, *jsonrpc.Failure) {
+func (s *Server) unseal(token, client string) (*url.URL, *jsonrpc.Failure) {
 	failure := jsonrpc.InvalidRequest("the endpoint is not one of this MCP server")
 	encoded, seal, _ := strings.Cut(token, ".")
 	uri, err := base64.RawURLEncoding.DecodeString(encoded)
@@ -48,7 +48,7 @@ func (s *Server) unseal(token string) (*url.URL, *jsonrpc.Failure) {
 		return nil, failure
 	}
 	sum, err := base64.RawURLEncoding.DecodeString(seal)
-	if err != nil || !hmac.Equal(sum, s.sealOf(string(uri))) {
+	if err != nil || !hmac.Equal(sum, s.sealOf(string(uri), client)) {
 		return nil, failure
 	}
 	u, err := url.ParseRequestURI(string(uri))
@@ -60,7 +60,7 @@ func (s *Server) unseal(token string) (*url.URL, *jsonrpc.Failure) {
 
 // rewriteEndpoint returns an event with the address in it replaced by one below
 // path, if it is the event that names one.
-func (s *Server) rewriteEndpoint(event []byte, path string) []byte {
+func (s *Server) rewriteEndpoint(event []byte, path, client string) []byte {
 	if !isEndpoint(event) {
 		return event
 	}
@@ -75,7 +75,7 @@ func (s *Server) rewriteEndpoint(event []byte, path string) []byte {
 	if err != nil || ref.Opaque != "" {
 		return event
 	}
-	ours := path + "?" + endpointParam + "=" + s.seal(s.target.ResolveReference(ref).RequestURI())
+	ours := path + "?" + endpointParam + "=" + s.seal(s.target.ResolveReference(ref).RequestURI(), client)
 
 	rewritten := make([]byte, 0, len(event)+len(ours))
 	events = sse.Scanner{}

@@ -20,8 +20,8 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
 // An exchange is a request to an MCP server and the answer to it.
@@ -101,6 +101,9 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	case unread != nil:
 		return unread
 	case r.Method == http.MethodPost:
+		if failure := x.checkExact(); failure != nil {
+			return failure
+		}
 		if failure := x.stripToken(); failure != nil {
 			return failure
 		}
@@ -180,6 +183,16 @@ func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
 	return x.message.ReadRequest(raw)
 }
 
+// checkExact refuses messages that the server may read differently, if anything is
+// decided on them.
+func (x *exchange) checkExact() *jsonrpc.Failure {
+	if x.door != joinedDoor && !x.guarded() && len(x.handler.providers) == 0 {
+		return nil
+	}
+	_, known := mcp.KnownMethod(x.methodName())
+	return x.message.CheckExact(known)
+}
+
 // post has r pass on the message. The transport may still read it when the answer is
 // there, so its bytes are never used again.
 func (x *exchange) post(r *http.Request) {
@@ -193,6 +206,15 @@ func (x *exchange) post(r *http.Request) {
 	r.ContentLength, r.TransferEncoding = int64(len(raw)), nil
 }
 
+// repost has r post the message with edits made.
+func (x *exchange) repost(r *http.Request, edits ...jsonspan.Edit) {
+	var edited jsonrpc.Message
+	if edited.Read(jsonspan.Spliced(x.message.Raw, edits...)) == nil { // else it stays as it is
+		x.message = edited
+		x.post(r)
+	}
+}
+
 // A requestBody is a message to be read by a transport.
 type requestBody struct{ bytes.Reader }
 
@@ -203,7 +225,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	path, query := clientPath(r), r.URL.RawQuery
 	target := x.server.target
 	if x.door == mcpDoor && r.Method == http.MethodPost && strings.HasPrefix(query, endpointParam+"=") {
-		sealed, failure := x.server.unseal(r.URL.Query().Get(endpointParam))
+		sealed, failure := x.server.unseal(r.URL.Query().Get(endpointParam), x.caller.identity)
 		if failure != nil {
 			return failure
 		}
@@ -224,9 +246,8 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	x.offerRoots(r)
 	x.propagate(r)
 	if len(x.server.Answers) > 0 {
-		x.sent = &http.Request{Method: r.Method, URL: new(*r.URL), Header: r.Header.Clone(), Host: r.Host, RemoteAddr: r.RemoteAddr,
-			Proto: r.Proto, ProtoMajor: r.ProtoMajor, ProtoMinor: r.ProtoMinor, TLS: r.TLS, RequestURI: r.RequestURI}
-		x.sent = x.sent.WithContext(r.Context())
+		x.sent = r.Clone(r.Context())
+		x.sent.Body, x.sent.GetBody = http.NoBody, nil
 	}
 	switch x.door {
 	case innerDoor:
@@ -310,6 +331,20 @@ func (x *exchange) run(r *http.Request) (err error) {
 		return x.ServeHTTP(x.reply, r)
 	}
 	return x.server.mask.ServeHTTP(x.reply, r, x)
+}
+
+// masked reports whether the answer is to be masked. Where servers are one, answers
+// are theirs to the byte unless the configuration says otherwise (A44), and lists
+// always.
+func (x *exchange) masked() bool {
+	if x.door != innerDoor || x.server.mask == nil {
+		return x.server.mask != nil
+	}
+	switch method, _ := x.knownMethod(); method {
+	case "tools/call", "resources/read", "prompts/get":
+		return x.server.masked
+	}
+	return x.server.masked && x.inner.Resumed
 }
 
 // ServeHTTP has the routes of the server write to w, which is the mask if there is
@@ -412,141 +447,5 @@ func (x *exchange) told(outline *jsonrpc.Outline) {
 	}
 }
 
-// The placeholders that tell what is being called.
-const (
-	serverPlaceholder = "http.mcp.server"
-	methodPlaceholder = "http.mcp.method"
-	toolPlaceholder   = "http.mcp.tool"
-	idPlaceholder     = "http.mcp.request_id"
-	clientPlaceholder = "http.mcp.client"
-)
-
-func (x *exchange) placeholder(key string) (any, bool) {
-	switch key {
-	case serverPlaceholder:
-		return x.server.Name, true
-	case methodPlaceholder:
-		return x.methodName(), true
-	case toolPlaceholder:
-		return x.toolName(), true
-	case idPlaceholder:
-		if id := x.message.Text(jsonrpc.ID); id != "" {
-			return mcp.Shortened(id), true
-		}
-		return mcp.Shortened(string(x.message.Literal(jsonrpc.ID))), true
-	case clientPlaceholder:
-		return x.client(), true
-	}
-	return nil, false
-}
-
-// methodName is the method as the client has written it.
-func (x *exchange) methodName() string {
-	if x.method == "" && x.message.Has(jsonrpc.Method) {
-		if known, ok := x.knownMethod(); ok {
-			x.method = known
-		} else {
-			x.method = mcp.Shortened(x.message.Text(jsonrpc.Method))
-		}
-	}
-	return x.method
-}
-
-// knownMethod is the method if the protocol knows it. None that it knows has
-// escapes, and who escapes one is none we have to know.
-func (x *exchange) knownMethod() (string, bool) {
-	literal := x.message.Literal(jsonrpc.Method)
-	if len(literal) < 2 {
-		return "", false
-	}
-	return mcp.KnownMethod(string(literal[1 : len(literal)-1]))
-}
-
-func (x *exchange) toolName() string {
-	if x.tool == "" {
-		x.tool = mcp.Shortened(x.message.Text(jsonrpc.Name))
-	}
-	return x.tool
-}
-
-// client is the name of the client, "" if nobody knows it.
-func (x *exchange) client() string { return x.caller.name }
-
-// identity is who a client is, if Caddy's authentication knows. It may be anything that
-// somebody has put into a token elsewhere.
-func identity(repl *caddy.Replacer) string {
-	if repl == nil {
-		return ""
-	}
-	id, _ := repl.GetString("http.auth.user.id")
-	if id != "" && auth.CheckIdentity(id) != nil {
-		return "unspeakable " + digest(id)
-	}
-	return id
-}
-
-// record counts and logs the exchange.
-func (x *exchange) record(httpMethod string) {
-	if x.outcome == "" {
-		x.outcome = outcomePanic
-	}
-	if x.span != nil {
-		x.traced()
-	}
-	if x.passedOn {
-		return
-	}
-	var server string
-	if x.server != nil {
-		server = x.server.Name
-	}
-	method := x.methodLabel(httpMethod)
-	took := time.Since(x.began)
-	requests.WithLabelValues(x.handler.Name, server, method, x.outcome).Inc()
-	durations.WithLabelValues(x.handler.Name, server, method).Observe(took.Seconds())
-	if c := x.handler.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {
-		c.Write(zap.String("mcp_server", server), zap.String("mcp_method", x.methodName()), zap.String("mcp_tool", x.toolName()),
-			zap.String("outcome", x.outcome), zap.Int("mcp_error_code", x.errorCode), zap.Duration("duration", took))
-	}
-}
-
-// methodLabel is what was asked for, of a set that clients cannot make larger.
-func (x *exchange) methodLabel(httpMethod string) string {
-	switch {
-	case httpMethod == http.MethodGet && x.door != rpcDoor:
-		return methodStream
-	case httpMethod == http.MethodDelete && x.door != rpcDoor:
-		return methodDelete
-	case x.message.IsAnswer():
-		return methodAnswer
-	}
-	if method, ok := x.knownMethod(); ok {
-		return method
-	}
-	return methodOther
-}
-
-// MarshalLogObject puts what was called, and how it failed, into the access log.
-func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
-	var server string
-	if x.server != nil {
-		server = x.server.Name
-	}
-	for _, field := range [...][2]string{
-		{"mcp_server", server}, {"mcp_method", x.methodName()}, {"mcp_tool", x.toolName()}, {"mcp_client", x.client()},
-	} {
-		if field[1] != "" {
-			enc.AddString(field[0], field[1])
-		}
-	}
-	if x.errorCode != 0 {
-		enc.AddInt("mcp_error_code", x.errorCode)
-	}
-	return nil
-}
-
-// Interface guards
-var (
-	_ caddyhttp.Handler       = (*exchange)(nil)
-	_ zapcore.ObjectMarshaler = (*exchange)(nil)
-)
+// Interface guard
+var _ caddyhttp.Handler = (*exchange)(nil)

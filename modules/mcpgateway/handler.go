@@ -5,6 +5,7 @@ package mcpgateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -42,7 +43,7 @@ func init() {
 // Every other request goes to the next handler untouched.
 //
 // What a server does not answer, the gateway answers with a JSON-RPC error that has
-// the id of the request. Its error.data.code tells what has happened:
+// the id of the request, or null if that was refused before it was read. Its error.data.code tells what has happened:
 //
 // Symbol | Status | Code | What has happened
 // -------|--------|------|------------------
@@ -404,6 +405,31 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return nil
 }
 
+// Cleanup hands the clients over to the handler that takes the place of this one, if
+// there is one.
+func (h *Handler) Cleanup() error {
+	h.revoke()
+	registry.remove(h)
+	h.stopHealth()
+	h.hush()
+	err := h.forget()
+	for _, s := range h.Servers {
+		if s == nil {
+			continue
+		}
+		for _, release := range s.releases {
+			release()
+		}
+		err = errors.Join(err, s.closePins())
+	}
+	if h.joined != nil {
+		h.joined.Close()
+		_, closing := states.Delete(h.stateKey)
+		err = errors.Join(err, closing)
+	}
+	return err
+}
+
 // A door is one of the ways in.
 type door uint8
 
@@ -449,6 +475,7 @@ func segment(at door, escaped string) (door, string) {
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)
 	_ caddy.Validator             = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
 	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
 	_ caddyevents.Handler         = (*Handler)(nil)
 )

@@ -86,7 +86,7 @@ func TestEndpoints(t *testing.T) {
 		{"an address that is none", "event: endpoint\ndata: mailto:x" + end, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := string(s.rewriteEndpoint([]byte(tt.event), "/mcp/old"))
+			got := string(s.rewriteEndpoint([]byte(tt.event), "/mcp/old", "ann"))
 			if tt.uri == "" {
 				if got != tt.event {
 					t.Errorf("rewritten: %q", got)
@@ -98,11 +98,14 @@ func TestEndpoints(t *testing.T) {
 				t.Fatalf("%q", got)
 			}
 			token, _, _ = strings.Cut(strings.ReplaceAll(token, "\r", "\n"), "\n")
-			u, failure := s.unseal(token)
+			u, failure := s.unseal(token, "ann")
 			if failure != nil || u.RequestURI() != tt.uri {
 				t.Errorf("%v %v", u, failure)
 			}
-			if _, failure := (&Server{Name: "other", target: target}).unseal(token); failure == nil {
+			if _, failure := s.unseal(token, "bob"); failure == nil {
+				t.Error("it is good for another client")
+			}
+			if _, failure := (&Server{Name: "other", target: target}).unseal(token, "ann"); failure == nil {
 				t.Error("another server takes it")
 			}
 		})

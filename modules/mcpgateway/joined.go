@@ -3,20 +3,13 @@ package mcpgateway
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"net/url"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
@@ -102,25 +95,6 @@ func (h *Handler) join() error {
 // client there is kept by server, and two servers with the same configuration are one.
 var states = caddy.NewUsagePool()
 
-// serverID returns what tells a server from all that are another for clients: one with
-// the same id can be talked to as if nothing had happened. The routes are those that
-// are not provisioned yet.
-func (h *Handler) serverID(s *Server) string {
-	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath})
-}
-
-// serverSource returns what tells a server from others of its name: where its answers
-// come from.
-func serverSource(s *Server) string {
-	return s.Name + "\x00" + digest([]any{s.Routes, s.Path})
-}
-
-// digest returns a text that stands for a part of a configuration.
-func digest(part any) string {
-	sum := sha256.Sum256(caddyconfig.JSON(part, nil))
-	return hex.EncodeToString(sum[:16])
-}
-
 func (h *Handler) naming() mcp.Naming {
 	if h.Separator == noSeparator {
 		return mcp.Naming{}
@@ -198,27 +172,6 @@ func version() string {
 	return "devel"
 }
 
-// Cleanup hands the clients over to the handler that takes the place of this one, if
-// there is one.
-func (h *Handler) Cleanup() error {
-	h.revoke()
-	registry.remove(h)
-	h.stopHealth()
-	h.hush()
-	err := h.forget()
-	for _, s := range h.Servers {
-		if s != nil {
-			err = errors.Join(err, s.closePins())
-		}
-	}
-	if h.joined != nil {
-		h.joined.Close()
-		_, closing := states.Delete(h.stateKey)
-		err = errors.Join(err, closing)
-	}
-	return err
-}
-
 // serveJoined answers a request to all servers.
 func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 	if r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen) {
@@ -256,153 +209,3 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 	}
 	return nil
 }
-
-// An upstream is the way to a server from behind the door to all of them.
-type upstream struct {
-	handler *Handler
-	server  *Server
-}
-
-// Request implements [aggregate.Upstream].
-func (u upstream) Request(ctx context.Context, of *http.Request) *http.Request {
-	r := of.WithContext(ctx)
-	r.Body, r.GetBody = http.NoBody, nil // it will have its own
-	r.Header = of.Header.Clone()
-	r.URL = new(url.URL)
-	*r.URL = *of.URL
-	repl := caddy.NewReplacer()
-	outer, _ := ctx.Value(outerKey{}).(*outerRequest)
-	if outer == nil { // which is not so where serveJoined has begun
-		outer = new(outerRequest)
-	}
-	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
-	repl.Map(outer.placeholder)
-	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		maps.Copy(vars, outer.vars)
-	}
-	return r
-}
-
-// Logged implements [aggregate.Upstream].
-func (u upstream) Logged(ctx context.Context, of *http.Request) *http.Request {
-	r := u.Request(ctx, of)
-	return r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
-}
-
-// Pass implements [aggregate.Upstream].
-func (upstream) Pass(ctx context.Context, r *http.Request) *http.Request { return r.WithContext(ctx) }
-
-// An outerRequest is what requests to servers inherit from the one of the client that
-// they are made for. There are many of them at the same time, and some outlive it, so
-// they have placeholders and variables of their own.
-type outerRequest struct {
-	vars     map[string]any
-	identity string // of the client
-
-	mu   sync.Mutex
-	repl *caddy.Replacer
-}
-
-// outerKey is where an outerRequest is found in a context.
-type outerKey struct{}
-
-// outer returns what requests inherit from the one of the client.
-func (x *exchange) outer(r *http.Request) *outerRequest {
-	outer := &outerRequest{repl: x.repl, identity: x.caller.identity}
-	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		outer.vars = maps.Clone(vars)
-	}
-	return outer
-}
-
-// placeholder returns what handlers in front of the gateway have set. What tells of the
-// request itself, each has for its own.
-func (o *outerRequest) placeholder(key string) (any, bool) {
-	if o.repl == nil || strings.HasPrefix(key, "http.request.") || strings.HasPrefix(key, "http.response.") || strings.HasPrefix(key, "http.vars.") {
-		return nil, false
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.repl.Get(key)
-}
-
-// noResponse is the response that placeholders tell of as long as there is none.
-type noResponse struct{}
-
-func (noResponse) Header() http.Header         { return http.Header{} }
-func (noResponse) Write(p []byte) (int, error) { return len(p), nil }
-func (noResponse) WriteHeader(int)             {}
-
-// Send implements [aggregate.Upstream].
-func (u upstream) Send(h *aggregate.Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
-	x := &exchange{handler: u.handler, server: u.server, door: innerDoor, w: h, began: time.Now(), message: *m}
-	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	x.inner.Hearing = h
-	x.caller = u.handler.callerIn(r.Context())
-	defer x.record(r.Method)
-	failure := x.forward(r)
-	if failure != nil {
-		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
-	}
-	return failure
-}
-
-// An innerReply hands an answer to whoever asked in place of the client.
-type innerReply struct {
-	*aggregate.Hearing
-	x *exchange
-}
-
-func (w *innerReply) complete() *jsonrpc.Failure {
-	err := w.End()
-	code, _ := w.Outcome()
-	switch w.x.outcome = outcomeOK; {
-	case code != 0:
-		w.x.outcome, w.x.errorCode = outcomeError, code
-	case outcomeHTTP[w.Status()/100%10] != "":
-		w.x.outcome = outcomeHTTP[w.Status()/100%10]
-	case err != nil:
-		w.x.outcome = "invalid_response"
-	}
-	return nil
-}
-
-func (w *innerReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure { return failure }
-
-func (w *innerReply) done() bool {
-	_, answered := w.Outcome()
-	return answered
-}
-
-func (w *innerReply) release() {}
-
-// left returns how much of its time a server still has, because it had to wait for an
-// answer itself.
-func (w *innerReply) left(timeout time.Duration) time.Duration {
-	if w.Hearing == nil {
-		return 0
-	}
-	return timeout - w.Idle()
-}
-
-// masked reports whether the answer is to be masked. Where servers are one, answers
-// are theirs to the byte unless the configuration says otherwise (A44), and lists
-// always.
-func (x *exchange) masked() bool {
-	if x.door != innerDoor || x.server.mask == nil {
-		return x.server.mask != nil
-	}
-	switch method, _ := x.knownMethod(); method {
-	case "tools/call", "resources/read", "prompts/get":
-		return x.server.masked
-	}
-	return x.server.masked && x.inner.Resumed
-}
-
-// Interface guards
-var (
-	_ caddy.CleanerUpper = (*Handler)(nil)
-	_ aggregate.Upstream = upstream{}
-	_ reply              = (*innerReply)(nil)
-)

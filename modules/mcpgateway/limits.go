@@ -9,12 +9,42 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
+
+// Rate limits how often something may be asked for: so many times within a time. What
+// is not used is saved up, to be used at once.
+type Rate struct {
+	// Which tools are meant, as server::tool, in which * stands for any characters. Each
+	// rate has one budget for all of them. Default: all requests
+	Tools string `json:"tools,omitempty"`
+
+	// How many requests. Required.
+	Requests int `json:"requests,omitempty"`
+
+	// Within which time. Required.
+	Per caddy.Duration `json:"per,omitempty"`
+
+	// How many at once. Default: as many as requests
+	Burst int `json:"burst,omitempty"`
+}
+
+func (r *Rate) validate() error {
+	switch {
+	case r.Requests <= 0:
+		return fmt.Errorf("rate: %d requests are none", r.Requests)
+	case r.Per <= 0:
+		return fmt.Errorf("rate: %s is no time", time.Duration(r.Per))
+	case r.Burst < 0:
+		return fmt.Errorf("rate: a burst of %d is negative", r.Burst)
+	}
+	return nil
+}
 
 // A limit is a Rate that is ready for use.
 type limit struct {
@@ -30,7 +60,7 @@ const asideFactor = 10
 
 // limitsOf makes limits of rates. Their keys stay the same when the numbers change, so
 // that what has been used counts for the new ones.
-func (h *Handler) limitsOf(scope string, rates []*Rate) ([]limit, error) {
+func (h *Handler) limitsOf(scope string, rates []*Rate, client string) ([]limit, error) {
 	var limits []limit
 	count := map[string]int{}
 	for _, r := range rates {
@@ -46,7 +76,7 @@ func (h *Handler) limitsOf(scope string, rates []*Rate) ([]limit, error) {
 		l.aside = l.own
 		l.aside.Key, l.aside.N, l.aside.Burst = key+" aside", asideFactor*l.own.N, asideFactor*l.own.Burst
 		if r.Tools != "" {
-			pattern, err := mcp.ParsePattern(acl.Qualified(r.Tools, h.serverNamed))
+			pattern, err := mcp.ParsePattern(h.qualified(r.Tools, client))
 			if err != nil {
 				return nil, fmt.Errorf("rate: %w", err)
 			}
@@ -114,7 +144,7 @@ func (x *exchange) counts() bool {
 	case "", "initialize", "server/discover":
 		return false
 	default:
-		return !strings.HasPrefix(method, "notifications/")
+		return !strings.HasPrefix(method, "notifications/") || x.message.Has(jsonrpc.ID)
 	}
 }
 

@@ -1,12 +1,15 @@
 package mcpgateway
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
@@ -34,11 +37,14 @@ func (m *memory) tally(label string) *tally {
 	return t.(*tally)
 }
 
-// Destruct implements caddy.Destructor.
-func (*memory) Destruct() error { return nil }
-
 // memories are those in use, by gateway.
 var memories = caddy.NewUsagePool()
+
+// kept is a memory in its place. Nothing has to be done when nobody needs it any more.
+type kept struct{ memory *memory }
+
+// Destruct implements caddy.Destructor.
+func (kept) Destruct() error { return nil }
 
 // maxLimited is how many clients a gateway knows the rates of.
 const maxLimited = 100_000
@@ -46,12 +52,12 @@ const maxLimited = 100_000
 // recall finds what the gateway remembers.
 func (h *Handler) recall() error {
 	value, _, err := memories.LoadOrNew(h.place(), func() (caddy.Destructor, error) {
-		return &memory{buckets: ratelimit.New(maxLimited), templates: hosted.New()}, nil
+		return kept{&memory{buckets: ratelimit.New(maxLimited), templates: hosted.New()}}, nil
 	})
 	if err != nil {
 		return err
 	}
-	h.memory = value.(*memory)
+	h.memory = value.(kept).memory
 	return nil
 }
 
@@ -76,4 +82,23 @@ func (h *Handler) place() string {
 	}
 	slices.Sort(names)
 	return "\x00" + h.MCPPath + "\x00" + strings.Join(names, "\x00")
+}
+
+// serverID returns what tells a server from all that are another for clients: one with
+// the same id can be talked to as if nothing had happened. The routes are those that
+// are not provisioned yet.
+func (h *Handler) serverID(s *Server) string {
+	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath})
+}
+
+// serverSource returns what tells a server from others of its name: where its answers
+// come from.
+func serverSource(s *Server) string {
+	return s.Name + "\x00" + digest([]any{s.Routes, s.Path})
+}
+
+// digest returns a text that stands for a part of a configuration.
+func digest(part any) string {
+	sum := sha256.Sum256(caddyconfig.JSON(part, nil))
+	return hex.EncodeToString(sum[:16])
 }

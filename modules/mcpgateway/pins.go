@@ -22,12 +22,13 @@ import (
 // A pinning is how the tools of a server were defined when they were first seen. It
 // outlives reloads and, where tools are withheld, restarts.
 type pinning struct {
-	*toolpin.Pins
+	toolpin.Pins
 
 	mu      sync.Mutex
 	loaded  bool          // what is in Caddy's storage is known
 	failing bool          // it cannot be saved, which has been said
 	saved   atomic.Uint64 // the version that is there
+	pause   atomic.Int64  // before which nothing is saved, in nanoseconds since 1970
 }
 
 // Destruct implements caddy.Destructor.
@@ -38,9 +39,7 @@ var pinnings = caddy.NewUsagePool()
 
 // openPins finds how the tools of a server were defined.
 func (h *Handler) openPins(s *Server) error {
-	value, _, err := pinnings.LoadOrNew(s.source, func() (caddy.Destructor, error) {
-		return &pinning{Pins: toolpin.New()}, nil
-	})
+	value, _, err := pinnings.LoadOrNew(s.source, func() (caddy.Destructor, error) { return new(pinning), nil })
 	if err != nil {
 		return err
 	}
@@ -91,11 +90,19 @@ func (p *pinning) load(ctx caddy.Context, key string) error {
 
 // savePins saves what has been seen for the first time, or accepted.
 func (h *Handler) savePins(s *Server) {
-	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() {
+	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || time.Now().UnixNano() < s.pins.pause.Load() {
 		return
 	}
+	s.asides.Go(func() { h.store(s) }) // nobody has to wait for it
+}
+
+// store saves the pins of a server.
+func (h *Handler) store(s *Server) {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
+	if s.pins.Version() == s.pins.saved.Load() {
+		return // somebody else has
+	}
 	version := s.pins.Version()
 	text, err := s.pins.MarshalJSON()
 	if err == nil {
@@ -106,24 +113,26 @@ func (h *Handler) savePins(s *Server) {
 	if err != nil && !s.pins.failing {
 		h.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Error(err))
 	}
-	if s.pins.failing = err != nil; err == nil {
-		s.pins.saved.Store(version)
+	if s.pins.failing = err != nil; err != nil {
+		s.pins.pause.Store(time.Now().Add(savePause).UnixNano())
+		return
 	}
+	s.pins.saved.Store(version)
 }
 
-// saveTime is how long Caddy's storage may take. A list waits for it.
-const saveTime = 5 * time.Second
+// How long Caddy's storage may take, and how long it is left alone after it has failed.
+const saveTime, savePause = 5 * time.Second, 30 * time.Second
 
 // withheld reports whether a tool may not be used because it is not what it was.
 func (h *Handler) withheld(target mcp.Target) bool {
 	s := h.byName[target.Server]
-	return h.PinTools && s != nil && target.Kind == mcp.Tool && s.pins.Changed(s.Name, target.Name)
+	return h.PinTools && s != nil && target.Kind == mcp.Tool && s.pins.Changed(target.Name)
 }
 
 // pinned reports whether a tool is what it was when it was first seen. That it is not
 // any more may be an attack: what a client has agreed to was another tool.
 func (x *exchange) pinned(item mcp.ListItem) bool {
-	changed, news := x.server.pins.See(x.server.Name, item.Name, item.Raw)
+	changed, news := x.server.pins.See(item.Name, item.Raw)
 	if news {
 		toolChanges.WithLabelValues(x.server.Name).Inc()
 		x.handler.logger.Warn("definition of tool has changed", zap.String("mcp_server", x.server.Name),

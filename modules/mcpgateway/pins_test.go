@@ -35,7 +35,13 @@ func loadGateway(t *testing.T, dir, config string) (h *Handler, unload func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return module.(*Handler), cancel
+	h = module.(*Handler)
+	t.Cleanup(func() {
+		for _, s := range h.Servers {
+			s.asides.Wait() // before the directory goes
+		}
+	})
+	return h, cancel
 }
 
 // A fickle server has one tool, which can become another.
@@ -64,10 +70,12 @@ func withPins(server string, pin bool) string {
 	return `{"servers":[` + server + `]}`
 }
 
-// offers reports whether a gateway lists the tool of a server, and has it called.
+// offers reports whether a gateway lists the tool of a server, and has it called. What
+// is pinned by that has been saved.
 func offers(t *testing.T, h *Handler, server string) (listed, called bool) {
 	t.Helper()
 	list := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+	h.byName[server].asides.Wait()
 	call := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather"}}`))
 	return strings.Contains(list.Body.String(), `"weather"`), call.Code == http.StatusOK
 }

@@ -97,7 +97,7 @@ func (w *streamReply) search(p []byte) (int, error) {
 		event := held.Bytes()
 		if w.data {
 			w.searching = false
-			event = w.x.server.rewriteEndpoint(event, w.path)
+			event = w.x.server.rewriteEndpoint(event, w.path, w.x.caller.identity)
 		}
 		_, _ = w.write(event)
 		held.Reset()
@@ -155,7 +155,7 @@ func (w *streamReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if w.status == 0 {
 		return failure
 	}
-	if failure.Data.Symbol == "timeout" && w.media == httpbody.EventStream && !w.data {
+	if ours := failure == w.x.verdict || failure.Data.Symbol == "timeout"; ours && w.media == httpbody.EventStream && !w.data {
 		w.endStream(failure)
 		return nil
 	}

@@ -27,7 +27,7 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	answers := len(x.server.Answers) > 0
 	look := looking{
 		lists:   x.showsLists(r, modern),
-		updates: x.caller.policy().Restricts(x.server.Name),
+		updates: x.caller.policy().RestrictsResources(x.server.Name),
 		answers: answers,
 	}
 	// A server of the modern era asks by results.
@@ -38,7 +38,7 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	r.Header.Del("Accept-Encoding")
 	s := screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) {
 		// Some servers begin with this, and some clients ignore it.
-		message, err := x.screen(r, bytes.TrimPrefix(message, []byte("\ufeff")), look)
+		message, err := x.screen(r, bytes.TrimPrefix(message, []byte(byteOrderMark)), look)
 		if err != nil && x.verdict == nil {
 			x.verdict = jsonrpc.InvalidResponse(x.server.Name)
 		}
@@ -47,6 +47,8 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	s.EventsOnly = !whole
 	return s, s
 }
+
+const byteOrderMark = "\ufeff"
 
 // looking is what messages of a server are looked at for, beside what is redacted.
 type looking struct {
@@ -76,19 +78,19 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates) {
 		return nil, errUnreadable // to us, but perhaps not to the client
 	}
+	if r.Method == http.MethodGet && x.noteEndpoint(message) {
+		return message, nil // which is not what the client gets
+	}
 	if look.answers {
 		if x.answered(r, &m) {
 			return nil, nil
-		}
-		if !looksLikeJSON(message) && r.Method == http.MethodGet {
-			x.noteEndpoint(message)
 		}
 		var err error
 		if message, err = x.resolved(r, message); err != nil {
 			return nil, err
 		}
 	}
-	if look.updates && m.Is(jsonrpc.Method, "notifications/resources/updated") &&
+	if look.updates && m.Is(jsonrpc.Method, mcp.MethodUpdated) &&
 		!x.caller.allows(mcp.Target{Server: x.server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
 		return nil, nil
 	}

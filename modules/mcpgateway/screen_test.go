@@ -13,8 +13,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-const byteOrderMark = "\ufeff"
-
 // lister is a server with tools that not everybody may see. It writes its answers as it
 // is told to.
 func lister(t *testing.T, write func(w http.ResponseWriter, answer string)) *witness {

@@ -63,6 +63,7 @@ type Server struct {
 	masked bool                     // somebody has asked for that
 
 	asides      aggregate.Asides // what it is told beside
+	releases    []func()         // of what answers its children
 	forwardAuth bool
 	upstreams   upstreams // that the routes pass requests on to
 	health      atomic.Pointer[healthRecord]

@@ -25,10 +25,14 @@ func (x *exchange) bindSession(id string) string {
 // claimSession has a request name the session as the server knows it, if the session is
 // the client's.
 func (x *exchange) claimSession(header http.Header) *jsonrpc.Failure {
-	bound := header.Get(mcp.SessionHeader)
-	if !x.bindsSessions() || bound == "" {
+	values := header.Values(mcp.SessionHeader)
+	if !x.bindsSessions() || len(values) == 0 {
 		return nil
 	}
+	if len(values) > 1 {
+		return jsonrpc.UnknownSession() // servers could take either
+	}
+	bound := values[0]
 	id := bound[:max(strings.LastIndexByte(bound, '.'), 0)]
 	if !hmac.Equal([]byte(bound), []byte(x.bindSession(id))) {
 		return jsonrpc.UnknownSession()

@@ -85,12 +85,3 @@ func (x *exchange) propagate(r *http.Request) {
 	member := append([]byte(`"`+traceparent+`":`), jsonrpc.Quote(carrier[traceparent])...)
 	x.repost(r, x.message.InsertMeta(member))
 }
-
-// repost has r post the message with edits made.
-func (x *exchange) repost(r *http.Request, edits ...jsonspan.Edit) {
-	var edited jsonrpc.Message
-	if edited.Read(jsonspan.Spliced(x.message.Raw, edits...)) == nil { // else it stays as it is
-		x.message = edited
-		x.post(r)
-	}
-}

@@ -31,7 +31,8 @@ func (t *Transport) Shares(other *Transport) bool { return t.pool == other.pool 
 // child processes.
 func Healthy() *prometheus.GaugeVec { return healthy }
 
-// AnswerWith has questions of the children at a host answered in the place of any client.
-func (t *Transport) AnswerWith(host string, answerer stdio.Answerer) {
-	t.pool.AnswerWith(host, answerer)
+// AnswerWith has questions of the children at a host answered in the place of any client,
+// until it is released.
+func (t *Transport) AnswerWith(host string, answerer stdio.Answerer) (release func()) {
+	return t.pool.AnswerWith(host, answerer)
 }

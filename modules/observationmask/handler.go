@@ -226,12 +226,16 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	owner := identity.Of(r)
 	return func(body []byte) string {
 		handle := store.Handle(mask.HandlePrefix, []byte(owner), body)
-		if !h.store.Put(owner, handle, body) {
+		if !h.store.Put(h.scope(owner), handle, body) {
 			return ""
 		}
 		return handle
 	}
 }
+
+// scope returns who finds what is kept for a client: stores may be shared, and a client
+// may not be allowed to use every server.
+func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
 
 // Original returns what was masked and is kept for a client under a handle: the body
 // of a JSON string, escapes and all.
@@ -239,7 +243,7 @@ func (h *Handler) Original(client, handle string) (body []byte, ok bool) {
 	if h.store == nil {
 		return nil, false
 	}
-	return h.store.Get(client, handle)
+	return h.store.Get(h.scope(client), handle)
 }
 
 // Recovers reports whether originals are kept, and how long answers may be that are

@@ -14,14 +14,18 @@ type Provider interface {
 	// good. The error is for the log and must not tell any of them.
 	Authenticate(*Request) (identity string, err error)
 
+	// ReadsBody reports whether it looks at the body of requests. If no provider does,
+	// who has no credentials is refused before that is read.
+	ReadsBody() bool
+
 	// CredentialHeaders returns the headers that carry such credentials. They are
 	// taken off requests before these are passed on.
 	CredentialHeaders() []string
 }
 
-// A Bodiless Provider never looks at the body of a request, so that who has no
-// credentials is refused before it is read.
-type Bodiless interface{ Bodiless() }
+// A SecretHolder is a Provider that reads secrets from elsewhere. Fingerprint returns a
+// text that changes with them, and does not tell any of them.
+type SecretHolder interface{ Fingerprint() string }
 
 // A Challenger is a Provider that tells clients how they can get in.
 type Challenger interface {

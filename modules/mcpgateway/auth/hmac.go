@@ -273,6 +273,19 @@ func asSent(r *http.Request) (method, uri string) {
 	return sent.Method, sent.URL.RequestURI() // a proxy's form, with the host
 }
 
+// ReadsBody implements Provider: the signature covers it.
+func (*HMAC) ReadsBody() bool { return true }
+
+// Fingerprint implements SecretHolder.
+func (h *HMAC) Fingerprint() string {
+	sum := sha256.New()
+	for _, client := range h.Clients {
+		digest := sha256.Sum256(h.known[client.Client].secret)
+		_, _ = sum.Write(digest[:])
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
 // CredentialHeaders implements Provider.
 func (*HMAC) CredentialHeaders() []string { return []string{"Authorization"} }
 

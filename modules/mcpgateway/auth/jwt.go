@@ -45,17 +45,19 @@ const MetadataPath = "/.well-known/oauth-protected-resource"
 // Clients that have no token, or not a good one, are told by the header
 // WWW-Authenticate where the metadata of RFC 9728 is, and there at which authorization
 // server they get one. Clients of the Model Context Protocol do all of that on their
-// own. The URL in it is made of the request's own, so behind a proxy that speaks TLS
-// for the gateway, or under another name, the resource has to be configured.
+// own. They ask for a token for the resource that the metadata names, which is the
+// audience that the URL of the request is at or below, if there is one on its host, so
+// that the token is good here. Otherwise it is that URL itself: behind a proxy that
+// speaks TLS for the gateway, or under another name, the resource has to be configured.
 //
 // With Keycloak, whose tokens are for an audience if a mapper of that kind says so in
 // the client or one of its scopes:
 //
 //	auth jwt {
-//		issuer   https://id.example.com/realms/main
-//		jwks     https://id.example.com/realms/main/protocol/openid-connect/certs
+//		issuer   https://login.example.com/realms/agents
+//		jwks     https://login.example.com/realms/agents/protocol/openid-connect/certs
 //		audience https://mcp.example.com/mcp
-//		claim    azp
+//		claim    preferred_username
 //	}
 //
 // With Auth0, whose issuers end with a slash and whose audience is the identifier of
@@ -88,16 +90,17 @@ type JWT struct {
 	// nothing in particular
 	Scopes []string `json:"scopes,omitempty"`
 
-	// The claim that says who the client is, such as client_id or azp. It must be a
-	// text. Default: sub
+	// The claim that says who the client is, such as client_id or preferred_username.
+	// It must be a text. Default: sub
 	Claim string `json:"claim,omitempty"`
 
 	// When keys from a URL are fetched again, at least a minute. A key that the issuer
 	// has withdrawn is good for that long. Default: 1h
 	Refresh caddy.Duration `json:"refresh,omitempty"`
 
-	// The URL that clients know this gateway by. Default: that of the request; what
-	// proxies say in headers of their own is not trusted.
+	// The URL that clients know this gateway by. Default: the audience that the URL of
+	// the request is at or below, or that URL; what proxies say in headers of their own
+	// is not trusted.
 	Resource string `json:"resource,omitempty"`
 
 	// How much the clocks of the issuer and of this machine may differ. Default: 30s
@@ -258,8 +261,8 @@ func (j *JWT) checkScopes(claims claimSet) error {
 	return nil
 }
 
-// Bodiless implements [Bodiless].
-func (*JWT) Bodiless() {}
+// ReadsBody implements Provider.
+func (*JWT) ReadsBody() bool { return false }
 
 // CredentialHeaders implements Provider.
 func (*JWT) CredentialHeaders() []string { return []string{"Authorization"} }
@@ -308,7 +311,8 @@ func quoted(text string) string {
 }
 
 // metadataURL returns where the metadata of the resource is that a request is for:
-// between its host and its path.
+// between its host and its path. That of an audience is told at the path of the request,
+// as the gateway need not be asked for what is above it.
 func (j *JWT) metadataURL(r *http.Request) string {
 	asked := r.URL
 	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
@@ -317,6 +321,9 @@ func (j *JWT) metadataURL(r *http.Request) string {
 	u, err := url.Parse(j.resource(r, asked.Path))
 	if err != nil {
 		u = &url.URL{}
+	}
+	if j.Resource == "" {
+		u.Path = asked.Path
 	}
 	metadata := url.URL{Scheme: u.Scheme, Host: u.Host, Path: MetadataPath}
 	if u.Path != "/" {
@@ -334,10 +341,31 @@ func (j *JWT) resource(r *http.Request, path string) string {
 	if r.TLS != nil {
 		u.Scheme = "https"
 	}
+	if audience := j.audienceOf(u); audience != "" {
+		return audience
+	}
 	if path == "/" {
 		u.Path = ""
 	}
 	return u.String()
+}
+
+// audienceOf returns the audience that is a URL of the same host, at or above this one,
+// or "". Of several it is the nearest. It may be of https where the request is not,
+// because another proxy speaks TLS for the gateway.
+func (j *JWT) audienceOf(asked url.URL) (nearest string) {
+	longest := -1
+	for _, audience := range j.Audience {
+		u, err := url.Parse(audience)
+		if err != nil || checkWebURL(audience) != nil || u.Scheme != asked.Scheme && u.Scheme != "https" || !strings.EqualFold(u.Host, asked.Host) {
+			continue
+		}
+		above := strings.TrimSuffix(u.Path, "/")
+		if len(above) > longest && strings.HasPrefix(strings.TrimSuffix(asked.Path, "/")+"/", above+"/") {
+			nearest, longest = audience, len(above)
+		}
+	}
+	return nearest
 }
 
 // Metadata implements Describer.

@@ -437,6 +437,47 @@ func TestWhatIsLeftToOtherProviders(t *testing.T) { // A76
 	}
 }
 
+func TestResourceIsTheAudience(t *testing.T) { // A76
+	server := serveKeys(t, publicSet(t))
+	for _, tt := range []struct {
+		name, audience, url string
+		resource, metadata  string // the latter without the well-known path
+	}{
+		{"the audience itself", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"one above", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"one that ends in a slash", `"https://mcp.example.com/mcp/"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp/", "https://mcp.example.com"},
+		{"a whole host", `"https://mcp.example.com"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com", "https://mcp.example.com"},
+		{"the nearest of several", `"mcp","https://mcp.example.com","https://mcp.example.com/mcp/docs","https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs/x", "https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
+		{"a host in other letters", `"https://MCP.example.com/mcp"`, "https://mcp.example.com/mcp", "https://MCP.example.com/mcp", "https://MCP.example.com"},
+		{"one of TLS that a proxy speaks", `"https://mcp.example.com/mcp"`, "http://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"one without TLS", `"http://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"another host", `"https://other.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"another port", `"https://mcp.example.com:8443/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"a path that begins like it", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp2", "https://mcp.example.com/mcp2", "https://mcp.example.com"},
+		{"one below", `"https://mcp.example.com/mcp/docs"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"one with a query", `"https://mcp.example.com/mcp?a=b"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
+		{"no URL", `"mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			provider, err := loadJWT(t, fmt.Sprintf(`{"issuer":%q,"audience":[%s],"jwks":%q}`, testIssuer, tt.audience, server.URL))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := httptest.NewRequest(http.MethodPost, tt.url, nil)
+			if r.TLS = nil; strings.HasPrefix(tt.url, "https:") {
+				r.TLS = new(tls.ConnectionState)
+			}
+			var metadata struct{ Resource string }
+			if err := json.Unmarshal(provider.Metadata(r, r.URL.Path), &metadata); err != nil || metadata.Resource != tt.resource {
+				t.Errorf("the resource is %q, %v", metadata.Resource, err)
+			}
+			if got, want := provider.Challenge(r, nil), `Bearer resource_metadata="`+tt.metadata+MetadataPath+r.URL.Path+`"`; got != want {
+				t.Errorf("challenge\ngot  %s\nwant %s", got, want)
+			}
+		})
+	}
+}
+
 func TestWhatClientsAreTold(t *testing.T) { // A76
 	server := serveKeys(t, publicSet(t))
 	plain, scoped := newJWT(t, server.URL, ""), newJWT(t, server.URL, `,"scopes":["mcp:tools","mcp:read"]`)

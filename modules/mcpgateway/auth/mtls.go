@@ -161,8 +161,8 @@ func firstName(names []string) string {
 	return names[0]
 }
 
-// Bodiless implements [Bodiless].
-func (*MTLS) Bodiless() {}
+// ReadsBody implements Provider.
+func (*MTLS) ReadsBody() bool { return false }
 
 // CredentialHeaders implements Provider. A certificate is not in the headers.
 func (*MTLS) CredentialHeaders() []string { return nil }

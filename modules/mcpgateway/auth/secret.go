@@ -88,6 +88,25 @@ func TokenFromCaddyfile(text string) string {
 	return digestPrefix + hex.EncodeToString(sum[:])
 }
 
+// CheckToken refuses what is written out in a Caddyfile and cannot be a bearer token, which
+// has letters, digits and -._~+/= only (RFC 6750). It may be a secret all the same, so it is
+// not repeated.
+func CheckToken(text string) error {
+	switch _, isDigest := parseDigest(text); {
+	case text == "":
+		return errors.New("it is empty")
+	case isDigest, namesSecret(text):
+		return nil
+	case strings.ContainsAny(text, "{}"):
+		return errors.New("with braces it is {env.NAME} or {file./path}, and nothing else beside it")
+	case strings.HasPrefix(text, "$"):
+		return errors.New("$NAME is the shell's way; here it is {env.NAME}")
+	case strings.Trim(text, hmacWord+".~+/=") != "":
+		return errors.New("it has other characters than letters, digits and -._~+/=")
+	}
+	return nil
+}
+
 // checkClientName refuses what cannot be the name of a client in a configuration. It
 // may be a secret in the wrong place, so it is not repeated.
 func checkClientName(name string) error {

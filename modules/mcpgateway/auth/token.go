@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -148,6 +149,18 @@ func (t *Token) client(token string) (string, error) {
 	return t.known[found].client, nil
 }
 
+// ReadsBody implements Provider: a token may be in the message.
+func (*Token) ReadsBody() bool { return true }
+
+// Fingerprint implements SecretHolder.
+func (t *Token) Fingerprint() string {
+	sum := sha256.New()
+	for _, token := range t.known {
+		_, _ = sum.Write(token.digest[:])
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
 // CredentialHeaders implements Provider.
 func (*Token) CredentialHeaders() []string { return []string{"Authorization"} }
 
@@ -204,19 +217,15 @@ func (t *Token) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 }
 
 func (t *Token) addFromCaddyfile(d *caddyfile.Dispenser, token, client string) error {
-	token = TokenFromCaddyfile(token)
-	if _, ok := parseDigest(token); !ok && !namesSecret(token) {
-		if token == "" {
-			return d.Errf("auth token: the token is empty")
-		}
-		return d.Errf("auth token: a token with braces is {env.NAME} or {file./path}, and nothing else beside it")
+	if err := CheckToken(token); err != nil {
+		return d.Errf("auth token: the token: %w", err)
 	}
 	if client != "" {
 		if err := checkClientName(client); err != nil {
 			return d.Errf("auth token: the client: %w", err)
 		}
 	}
-	t.Tokens = append(t.Tokens, ClientToken{Token: token, Client: client})
+	t.Tokens = append(t.Tokens, ClientToken{Token: TokenFromCaddyfile(token), Client: client})
 	return nil
 }
 

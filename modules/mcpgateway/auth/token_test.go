@@ -181,8 +181,10 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 	caddyfiles := []struct{ name, input, want string }{
 		{"no token", "token", "there is no token"},
 		{"an empty block", "token {\n}", "there is no token"},
-		{"an empty token", `token ""`, "the token is empty"},
-		{"an empty token in a block", "token {\n alice \"\"\n}", "the token is empty"},
+		{"an empty token", `token ""`, "the token: it is empty"},
+		{"an empty token in a block", "token {\n alice \"\"\n}", "the token: it is empty"},
+		{"a variable as the shell has it", "token $HUNTER2", "the shell's way; here it is {env.NAME}"},
+		{"a token with a blank", `token "hunter 2"`, "other characters than letters"},
 		{"too many arguments", "token hunter2 alice hunter2", "a token and the name of its client"},
 		{"a client without a token", "token {\n hunter2\n}", "the name of a client and its token"},
 		{"a client with two tokens on a line", "token {\n alice hunter2 hunter2\n}", "the name of a client and its token"},

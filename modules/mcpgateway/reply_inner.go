@@ -1,0 +1,49 @@
+package mcpgateway
+
+import (
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+// An innerReply hands an answer to whoever asked in place of the client.
+type innerReply struct {
+	*aggregate.Hearing
+	x *exchange
+}
+
+func (w *innerReply) complete() *jsonrpc.Failure {
+	err := w.End()
+	code, _ := w.Outcome()
+	switch w.x.outcome = outcomeOK; {
+	case code != 0:
+		w.x.outcome, w.x.errorCode = outcomeError, code
+	case outcomeHTTP[w.Status()/100%10] != "":
+		w.x.outcome = outcomeHTTP[w.Status()/100%10]
+	case err != nil:
+		w.x.outcome = "invalid_response"
+	}
+	return nil
+}
+
+func (w *innerReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure { return failure }
+
+func (w *innerReply) done() bool {
+	_, answered := w.Outcome()
+	return answered
+}
+
+func (w *innerReply) release() {}
+
+// left returns how much of its time a server still has, because it had to wait for an
+// answer itself.
+func (w *innerReply) left(timeout time.Duration) time.Duration {
+	if w.Hearing == nil {
+		return 0
+	}
+	return timeout - w.Idle()
+}
+
+// Interface guard
+var _ reply = (*innerReply)(nil)
