@@ -1,17 +1,23 @@
 package aggregate
 
-import "sync"
+import (
+	"cmp"
+	"sync"
+)
 
 // Asides are what is said to a server beside the answer to a request.
 type Asides struct {
+	// Max is how many there may be at the same time; 64 if it is 0.
+	Max int
+
 	mu     sync.Mutex
 	open   int
 	silent chan struct{} // closed when nothing is said any more; nil if nothing is
 	closed bool
 }
 
-// maxAsides is how many there may be at the same time. A server that asks more at once
-// of a client that cannot answer gets no more than that.
+// maxAsides is how many there may be of one request. A server that asks more at once of a
+// client that cannot answer gets no more than that.
 const maxAsides = 64
 
 // Go says something, unless there is too much of it or nothing is to be said any more. It
@@ -19,7 +25,7 @@ const maxAsides = 64
 func (a *Asides) Go(say func()) (begun bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed || a.open == maxAsides {
+	if a.closed || a.open >= cmp.Or(a.Max, maxAsides) {
 		return false
 	}
 	if a.open++; a.open == 1 {

@@ -123,9 +123,19 @@ func (m *Message) CheckExact(known bool) *Failure {
 	return m.judge(paths.FindExact(m.Raw, func(int, jsonspan.Value) {}))
 }
 
-// ReadExact is Read for a message that is decided upon: it refuses those that some
-// readers would read differently, because they ignore the case of names.
-func (m *Message) ReadExact(data []byte) *Failure { return m.read(data, fields.FindExact) }
+// decisive are the fields of what a server sends on which anything is decided.
+var decisive = jsonspan.CompilePaths("jsonrpc", "id", "method", "params", "params.uri",
+	"result", "result.resultType", "result.inputRequests", "result.cacheScope", "error")
+
+// ReadExact is Read for a message of a server that is decided upon: it refuses those that
+// some readers would read differently there, because they ignore the case of names.
+func (m *Message) ReadExact(data []byte) *Failure {
+	failure := m.Read(data)
+	if failure == nil {
+		failure = m.judge(decisive.FindExact(data, func(int, jsonspan.Value) {}))
+	}
+	return failure
+}
 
 // Read finds the fields of the message that data is, in one pass. A message that
 // repeats one of them is refused, because two readers could disagree about what it
@@ -133,14 +143,12 @@ func (m *Message) ReadExact(data []byte) *Failure { return m.read(data, fields.F
 //
 // The failure is ready to be answered. A message that was refused has no fields:
 // of what is not understood nobody can know the id.
-func (m *Message) Read(data []byte) *Failure { return m.read(data, fields.Find) }
-
-func (m *Message) read(data []byte, find func([]byte, func(int, jsonspan.Value)) error) *Failure {
+func (m *Message) Read(data []byte) *Failure {
 	*m = Message{Raw: data}
 	if len(data) > math.MaxInt32 {
 		return PayloadTooLarge()
 	}
-	err := find(data, func(path int, v jsonspan.Value) {
+	err := fields.Find(data, func(path int, v jsonspan.Value) {
 		m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
 	})
 	failure := m.judge(err)

@@ -32,7 +32,7 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 		h.providers = append(h.providers, provider)
 		h.readsBody = h.readsBody || provider.ReadsBody()
 		if holder, ok := provider.(auth.SecretHolder); ok {
-			h.admits += holder.Fingerprint()
+			h.admits += holder.FingerprintOf("")
 		}
 		for _, name := range provider.CredentialHeaders() {
 			h.credentials = append(h.credentials, http.CanonicalHeaderKey(name))
@@ -63,7 +63,7 @@ func (x *exchange) authenticate(r *http.Request) *jsonrpc.Failure {
 	for _, provider := range h.providers {
 		who, err := provider.Authenticate(request)
 		if err == nil && who != "" {
-			x.caller = h.callerOf(who)
+			x.caller = h.callerOf(who + realmMark + realmOf(provider, who))
 			return nil
 		}
 		if challenger, ok := provider.(auth.Challenger); ok {
@@ -74,6 +74,15 @@ func (x *exchange) authenticate(r *http.Request) *jsonrpc.Failure {
 		reasons = append(reasons, err)
 	}
 	return x.notLetIn(errors.Join(reasons...))
+}
+
+// realmOf tells a client from others who are called the same elsewhere: by what it is let
+// in by.
+func realmOf(provider auth.Provider, client string) string {
+	if holder, ok := provider.(auth.SecretHolder); ok {
+		return holder.FingerprintOf(client)
+	}
+	return ""
 }
 
 // notLetIn says that nobody knows the client, or that what it is known by is not good
@@ -261,19 +270,28 @@ func (h *Handler) standing(identity string) string {
 	return h.admits + who.label
 }
 
-// revoke ends the streams that clients have opened to listen to one server, unless the
-// handler that takes the place of this one would let them in as this one has. They come
-// back, and are asked again. Streams to all servers go on there, if they may.
+// revoke ends the streams that clients have opened to listen to one server, unless a
+// handler that takes the place of this one has the same server, and would let them in as
+// this one has. They come back, and are asked again. Streams to all servers go on there,
+// if they may.
 func (h *Handler) revoke() {
-	if caddy.Exiting() || h.endStreams == nil {
+	if caddy.Exiting() {
 		return
 	}
+	stays := map[string]bool{}
 	for _, other := range registry.current() {
-		if other.generation != h.generation && other.Name == h.Name && other.MCPPath == h.MCPPath && other.admits == h.admits && other.permits == h.permits {
-			return
+		if other.generation == h.generation || other.Name != h.Name || other.MCPPath != h.MCPPath || other.admits != h.admits || other.permits != h.permits {
+			continue
+		}
+		for _, s := range other.Servers {
+			stays[s.id] = true
 		}
 	}
-	h.endStreams()
+	for _, s := range h.Servers {
+		if s != nil && s.endStreams != nil && !stays[s.id] {
+			s.endStreams()
+		}
+	}
 }
 
 // callerIn returns the caller that a request of the gateway itself is made for. The

@@ -466,7 +466,7 @@ func TestAdminMetrics(t *testing.T) { // A71
 		if !strings.HasPrefix(m.Name, "caddy_mcp_") {
 			t.Errorf("%s is not ours", m.Name)
 		}
-		if m.Name == "caddy_mcp_request_duration_seconds" && m.Labels["gateway"] == "one" && (*m.Count != 1 || *m.Sum != 2) {
+		if m.Name == "caddy_mcp_request_duration_seconds" && m.Labels["gateway"] == "one" && m.Labels["server"] == "web" && (*m.Count != 1 || *m.Sum != 2) {
 			t.Errorf("%+v", m)
 		}
 	}

@@ -134,7 +134,8 @@ func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
 	answer, cancel := x.request(context.WithoutCancel(r.Context()), reply)
 	mcp.ClearModern(answer.Header)
 	stop := context.AfterFunc(x.handler.exiting, cancel)
-	begun := x.server.asides.Go(func() {
+	begun := x.telling.Add(1) <= maxTold && x.server.asides.Go(func() {
+		defer x.telling.Add(-1)
 		defer cancel()
 		defer stop()
 		if err := x.server.tell(answer); err != nil {
@@ -142,11 +143,16 @@ func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
 		}
 	})
 	if !begun { // who asks so much at once gets no more answers
+		x.telling.Add(-1)
 		stop()
 		cancel()
+		x.handler.logger.Warn("question of MCP server not answered, because it asks too much at once", zap.String("mcp_server", x.server.Name))
 	}
 	return true
 }
+
+// maxTold is how much a server can be told at the same time beside one request.
+const maxTold = 64
 
 // maxRounds is how often a server may ask in one call.
 const maxRounds = 16
@@ -227,7 +233,7 @@ func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResu
 	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, limit, func(message []byte) ([]byte, error) {
 		x.arrival.heard()
 		var m jsonrpc.Message
-		message = bytes.TrimPrefix(message, []byte(byteOrderMark))
+		message = unmarked(message)
 		if looksLikeJSON(message) && m.ReadExact(message) != nil {
 			return nil, errUnreadable
 		}

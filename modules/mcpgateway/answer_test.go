@@ -154,7 +154,7 @@ func TestQuestionsThatCannotBeRead(t *testing.T) { // A59
 	for _, tt := range []struct{ name, event string }{
 		{"as it should be", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
 		{"escaped", `{"jsonrpc":"2.0","id":1,"m\u0065thod":"s\u0061mpling/createMessage","params":{}}`},
-		{"after a byte order mark", byteOrderMark + `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
+		{"after a byte order mark", "\ufeff" + `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
 		{"in a batch", `[{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}]`},
 		{"with two methods", `{"jsonrpc":"2.0","id":1,"method":"x","method":"sampling/createMessage","params":{}}`},
 		{"with an id in a list", `{"jsonrpc":"2.0","id":[1],"method":"sampling/createMessage","params":{}}`},

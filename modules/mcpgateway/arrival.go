@@ -27,9 +27,10 @@ type arrival struct {
 	timeout time.Duration
 	limit   int64 // how many bytes may come; 0 for any number
 	size    int64 // how many have
-	begun   bool  // the status has come
-	gaveUp  bool  // reverse_proxy has, because the request was canceled
-	broken  bool  // the routes have not come to their end, or to a bad one
+	status  int
+	begun   bool // the status has come
+	gaveUp  bool // reverse_proxy has, because the request was canceled
+	broken  bool // the routes have not come to their end, or to a bad one
 }
 
 // statusClientLeft is how reverse_proxy notes that a request was canceled.
@@ -48,7 +49,9 @@ func (a *arrival) WriteHeader(status int) {
 	if id := a.Header().Get(mcp.SessionHeader); id != "" && !a.begun && status >= 200 && a.x.bindsSessions() {
 		a.Header().Set(mcp.SessionHeader, a.x.bindSession(id))
 	}
-	a.begun = a.begun || status >= 200
+	if a.begun = a.begun || status >= 200; a.begun && a.status == 0 {
+		a.status = status
+	}
 	if a.x.door == rpcDoor && (status == http.StatusOK || status == http.StatusForbidden) &&
 		httpbody.TypeOf(a.Header().Get("Content-Type")) == httpbody.Other {
 		// Some say text/plain, some nothing. Whether it is JSON-RPC will show, and

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -193,7 +194,7 @@ func parseAnswer(d *caddyfile.Dispenser) (serverAnswer, error) {
 // give gives the server its answer.
 func (a serverAnswer) give(servers []*Server) error {
 	for _, s := range servers {
-		if s.Name == a.server {
+		if s.Name == a.server || slices.Contains(s.Aliases, a.server) {
 			s.Answers = append(s.Answers, a.Answer)
 			return nil
 		}

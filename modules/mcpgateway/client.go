@@ -135,6 +135,8 @@ func (c *Client) validate() error {
 	switch {
 	case c.Name == "":
 		return errors.New("name: it is empty")
+	case slices.ContainsFunc(append([]string{c.Name}, c.Match...), func(name string) bool { return strings.ContainsAny(name, "{}") }):
+		return errors.New("name, match: there is a placeholder, which is not replaced there; in a Caddyfile {$NAME} is, when it is read")
 	case c.isPattern() && len(c.Match) > 0:
 		return errors.New("match: the name is a pattern, which matches by itself")
 	case slices.Contains(c.Match, ""):
@@ -184,6 +186,10 @@ type caller struct {
 	rules    *Client // nil if there are none
 }
 
+// realmMark stands in an identity between who it is and what tells it from others of the
+// same name elsewhere.
+const realmMark = "\x01"
+
 // operator is the identity of whoever has started this very process to talk to it. No
 // rules are for them, and nobody else can have it.
 const operator = "\x00operator"
@@ -194,13 +200,14 @@ func (h *Handler) callerOf(identity string) caller {
 	if identity == operator {
 		return caller{identity: identity, label: "operator"}
 	}
-	who := caller{identity: identity, name: identity, label: anonymous}
-	if identity == "" {
+	who := caller{identity: identity, label: anonymous}
+	identity, _, _ = strings.Cut(identity, realmMark)
+	if who.name = identity; identity == "" {
 		identity = anonymous
 	}
 	if who.rules = h.byIdentity[identity]; who.rules != nil && !who.rules.isPattern() {
 		who.label = who.rules.Name
-		if who.identity != "" {
+		if who.name != "" {
 			who.name = who.rules.Name
 		}
 		return who
@@ -208,7 +215,7 @@ func (h *Handler) callerOf(identity string) caller {
 	i := slices.IndexFunc(h.patterns, func(c *Client) bool { return mcp.MatchName(c.Name, identity) })
 	if i < 0 {
 		who.rules = nil
-		if who.identity != "" {
+		if who.name != "" {
 			who.label = "other"
 		}
 		return who

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 )
@@ -204,6 +205,12 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 			}
 			if len(g.Servers) == 0 {
 				return nil, errors.New("mcp_gateway: server: there is none")
+			}
+			// Nobody else can come in, so nobody's secrets are needed.
+			for _, member := range []string{"auth", "session_key"} {
+				if edit, ok := jsonspan.Remove(raw, member); ok {
+					raw = jsonspan.Spliced(raw, edit)
+				}
 			}
 			g.raw = append([]byte(`{"handler":"mcp_gateway",`), raw[1:]...)
 			// The same gateway may stand in several sites.

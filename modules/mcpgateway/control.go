@@ -3,6 +3,7 @@ package mcpgateway
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -67,7 +68,7 @@ func (h *Handler) clientStatus() []clientStatus {
 	sessions := h.joined.Sessions()
 	for _, identity := range slices.Sorted(maps.Keys(sessions)) {
 		who := h.callerOf(identity)
-		name := who.identity
+		name, _, _ := strings.Cut(identity, realmMark)
 		switch name {
 		case "":
 			name = anonymous

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -54,6 +55,7 @@ type exchange struct {
 	stream  streamReply // reply, at /mcp
 	inner   innerReply  // reply, where servers are one
 
+	telling   atomic.Int32     // how much the server is being told beside
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
 	left      bool             // the client cannot be written to
 	passedOn  bool             // to one server, which counts it
@@ -272,7 +274,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	switch lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); {
 	case lasts && x.door == innerDoor: // whoever listens ends it
 	case lasts && x.door == mcpDoor:
-		defer context.AfterFunc(x.handler.streams, func() { cancel(errEnded) })()
+		defer context.AfterFunc(x.server.streams, func() { cancel(errEnded) })()
 	default:
 		x.arrival.timeout = time.Duration(x.server.Timeout)
 		x.arrival.timer = time.AfterFunc(math.MaxInt64, func() { // which has a timer to reset before it runs

@@ -51,7 +51,7 @@ func init() {
 // `timeout` | 502 | -32002 | The server did not answer in time
 // `connect_error` | 502 | -32002 | The server cannot be reached, or broke off
 // `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
-// `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response (/rpc only), or has more than response_limit bytes
+// `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
 // `http_error` | 502 | -32603 | The server answered with another status than 200 (/rpc only), or a handler on the way refused the request with its status
 // `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method or a Content-Encoding
 // `parse_error` | 400 | -32700 | The request is not JSON
@@ -62,11 +62,11 @@ func init() {
 // `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
 // `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
 // `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
-// `unknown_session` | 404 | -32001 | At /mcp: the session has ended, never was, or is somebody else's
-// `invalid_params` | 200, 400 | -32602 | At /mcp: there is no such tool, prompt, resource or cursor, or something is missing
+// `unknown_session` | 404 | -32001 | The session has ended, never was, or is somebody else's
+// `invalid_params` | 200, 400 | -32602 | There is no such tool, prompt, resource or cursor, something is missing, or nobody can know what is meant
 // `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
 // `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | At /mcp: the headers of a request of 2026-07-28 do not say what its body says, or it is of another revision
-// `missing_capability`, `input_refused` | 200 | -32021 or the client's | At /mcp: a server needs an answer that the client cannot, or does not want to, give
+// `missing_capability`, `input_refused` | 200 | -32021 or the client's | A server needs an answer that the client cannot, or does not want to, give
 //
 // At /mcp, what goes wrong at one server comes with status 200, because clients take
 // any other for a fault of the connection to all of them.
@@ -87,8 +87,8 @@ func init() {
 // caddy_mcp_denied_total by client and reason, and one event mcp_access_denied.
 //
 // Tools are known by their definitions. One that changes after it was first seen is
-// logged, counted in caddy_mcp_tool_changes_total and, with pin_tools, withheld until
-// it is accepted by the admin API. Control and bidirectional characters, with which
+// logged, counted in caddy_mcp_tool_changes_total, an event mcp_tool_changed and, with
+// pin_tools, withheld until it is accepted by the admin API. Control and bidirectional characters, with which
 // texts can be hidden from people, are taken out of descriptions.
 //
 // The metrics caddy_mcp_requests_total and caddy_mcp_request_duration_seconds count
@@ -235,9 +235,7 @@ type Handler struct {
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
 	admits, permits    string             // change with who is let in, and what they may
-	streams            context.Context    // done when those to one server end because of that
-	endStreams         context.CancelFunc
-	exiting            context.Context // done when Caddy exits
+	exiting            context.Context    // done when Caddy exits
 	exit               context.CancelFunc
 	logger             *zap.Logger
 }
@@ -267,7 +265,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 	}
 	h.exiting, h.exit = context.WithCancel(context.Background())
-	h.streams, h.endStreams = context.WithCancel(h.exiting)
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/http"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -38,7 +40,7 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	r.Header.Del("Accept-Encoding")
 	s := screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) {
 		// Some servers begin with this, and some clients ignore it.
-		message, err := x.screen(r, bytes.TrimPrefix(message, []byte(byteOrderMark)), look)
+		message, err := x.screen(r, unmarked(message), look)
 		if err != nil && x.verdict == nil {
 			x.verdict = jsonrpc.InvalidResponse(x.server.Name)
 		}
@@ -48,7 +50,10 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	return s, s
 }
 
-const byteOrderMark = "\ufeff"
+// unmarked returns a message without the byte order marks that it begins with.
+func unmarked(message []byte) []byte {
+	return bytes.TrimLeft(message, "\ufeff \t\r\n")
+}
 
 // looking is what messages of a server are looked at for, beside what is redacted.
 type looking struct {
@@ -76,6 +81,10 @@ func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte, error) {
 	var m jsonrpc.Message
 	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates) {
+		if r.Method == http.MethodGet { // there may be others in the stream
+			x.handler.logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", x.server.Name))
+			return nil, nil
+		}
 		return nil, errUnreadable // to us, but perhaps not to the client
 	}
 	if r.Method == http.MethodGet && x.noteEndpoint(message) {
@@ -129,15 +138,18 @@ func (x *exchange) private(message []byte) []byte {
 func (x *exchange) visible(message []byte) ([]byte, error) {
 	h, server := x.handler, x.server.Name
 	policy := x.caller.policy()
+	hides := h.PinTools || policy.Restricts(server)
 	filtered, err := mcp.FilterLists(message, func(item mcp.ListItem) bool {
-		if item.Kind == mcp.Tool && !x.pinned(item) && h.PinTools {
+		if hides && item.Name == "" || item.Kind == mcp.Tool && !x.pinned(item) && h.PinTools {
 			return false
 		}
 		return sees(policy, server, item)
 	})
-	switch hides := h.PinTools || policy.Restricts(server); {
+	switch {
 	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
 		return nil, errUnreadable // a batch
+	case hides && x.arrival.status == http.StatusOK && !looksLikeJSON(message) && x.message.IsRequest():
+		return nil, errUnreadable // to us, but there are lenient readers
 	case err == nil:
 		return filtered, nil
 	case hides && looksLikeJSON(message):

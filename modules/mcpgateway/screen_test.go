@@ -37,15 +37,15 @@ func TestListsWithAByteOrderMark(t *testing.T) { // A54
 	for name, write := range map[string]func(w http.ResponseWriter, answer string){
 		"a body": func(w http.ResponseWriter, answer string) {
 			w.Header().Set("Content-Type", "application/json; charset=utf-8")
-			_, _ = io.WriteString(w, byteOrderMark+answer)
+			_, _ = io.WriteString(w, "\ufeff"+answer)
 		},
 		"a body of no type": func(w http.ResponseWriter, answer string) {
 			w.Header()["Content-Type"] = nil
-			_, _ = io.WriteString(w, byteOrderMark+" "+answer)
+			_, _ = io.WriteString(w, "\ufeff"+" "+answer)
 		},
 		"the data of an event": func(w http.ResponseWriter, answer string) {
 			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, "data: "+byteOrderMark+answer+"\n\n")
+			_, _ = io.WriteString(w, "data: "+"\ufeff"+answer+"\n\n")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestChangedToolsWithAByteOrderMark(t *testing.T) { // A54
 	version := "v1"
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, byteOrderMark+`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"`+version+`","inputSchema":{}}]}}`)
+		_, _ = io.WriteString(w, "\ufeff"+`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"`+version+`","inputSchema":{}}]}}`)
 	})
 	h := storedGateway(t, t.TempDir(), withPins(server.line("a"), true))
 	for _, want := range []bool{true, false} {
@@ -204,7 +204,7 @@ func TestUpdatesOfWhatMayNotBeKnown(t *testing.T) { // A55, A68
 		return `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"` + uri + `"}}`
 	}
 	t.Run("one by one", func(t *testing.T) {
-		server := streaming(t, update("file:///secret/x"), update(`file:///s\u0065cret/y`), byteOrderMark+update("file:///secret/z"), update("file:///public/x"))
+		server := streaming(t, update("file:///secret/x"), update(`file:///s\u0065cret/y`), "\ufeff"+update("file:///secret/z"), update("file:///public/x"))
 		h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 		got := serves(t, h, listening(t, "/mcp/a")).Body.String()
 		if strings.Contains(got, "cret/") || !strings.Contains(got, "file:///public/x") {

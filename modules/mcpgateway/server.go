@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -62,6 +63,8 @@ type Server struct {
 	mask   *observationmask.Handler // nil if nothing is masked
 	masked bool                     // somebody has asked for that
 
+	streams     context.Context // done when those that clients have opened to it are to end
+	endStreams  context.CancelFunc
 	asides      aggregate.Asides // what it is told beside
 	releases    []func()         // of what answers its children
 	forwardAuth bool
@@ -93,6 +96,8 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	if s.ForwardAuthHeader != nil {
 		s.forwardAuth = *s.ForwardAuthHeader
 	}
+	s.asides.Max = maxAsides
+	s.streams, s.endStreams = context.WithCancel(h.exiting)
 	if err := s.Routes.Provision(ctx); err != nil {
 		return err
 	}
@@ -102,6 +107,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	}))
 	return nil
 }
+
+// maxAsides is how much a server can be told beside at the same time, by all clients.
+const maxAsides = 1024
 
 // provisionMask gives the server a mask of its own, under its name.
 func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Handler) error {

@@ -23,9 +23,12 @@ type Provider interface {
 	CredentialHeaders() []string
 }
 
-// A SecretHolder is a Provider that reads secrets from elsewhere. Fingerprint returns a
-// text that changes with them, and does not tell any of them.
-type SecretHolder interface{ Fingerprint() string }
+// A SecretHolder is a Provider that reads secrets from elsewhere.
+type SecretHolder interface {
+	// FingerprintOf returns a text that changes with the secrets of a client, or with
+	// all if none is named, and does not tell any of them.
+	FingerprintOf(client string) string
+}
 
 // A Challenger is a Provider that tells clients how they can get in.
 type Challenger interface {

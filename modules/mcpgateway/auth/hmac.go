@@ -276,12 +276,14 @@ func asSent(r *http.Request) (method, uri string) {
 // ReadsBody implements Provider: the signature covers it.
 func (*HMAC) ReadsBody() bool { return true }
 
-// Fingerprint implements SecretHolder.
-func (h *HMAC) Fingerprint() string {
+// FingerprintOf implements SecretHolder.
+func (h *HMAC) FingerprintOf(client string) string {
 	sum := sha256.New()
-	for _, client := range h.Clients {
-		digest := sha256.Sum256(h.known[client.Client].secret)
-		_, _ = sum.Write(digest[:])
+	for _, c := range h.Clients {
+		if client == "" || c.Client == client {
+			digest := sha256.Sum256(h.known[c.Client].secret)
+			_, _ = sum.Write(digest[:])
+		}
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
@@ -450,6 +452,7 @@ func (h *HMAC) parseClient(d *caddyfile.Dispenser) error {
 // Interface guards
 var (
 	_ Provider              = (*HMAC)(nil)
+	_ SecretHolder          = (*HMAC)(nil)
 	_ Challenger            = (*HMAC)(nil)
 	_ caddy.Provisioner     = (*HMAC)(nil)
 	_ caddy.Validator       = (*HMAC)(nil)

@@ -152,11 +152,13 @@ func (t *Token) client(token string) (string, error) {
 // ReadsBody implements Provider: a token may be in the message.
 func (*Token) ReadsBody() bool { return true }
 
-// Fingerprint implements SecretHolder.
-func (t *Token) Fingerprint() string {
+// FingerprintOf implements SecretHolder.
+func (t *Token) FingerprintOf(client string) string {
 	sum := sha256.New()
 	for _, token := range t.known {
-		_, _ = sum.Write(token.digest[:])
+		if client == "" || token.client == client {
+			_, _ = sum.Write(token.digest[:])
+		}
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
@@ -232,6 +234,7 @@ func (t *Token) addFromCaddyfile(d *caddyfile.Dispenser, token, client string) e
 // Interface guards
 var (
 	_ Provider              = (*Token)(nil)
+	_ SecretHolder          = (*Token)(nil)
 	_ Challenger            = (*Token)(nil)
 	_ caddy.Provisioner     = (*Token)(nil)
 	_ caddy.Validator       = (*Token)(nil)
