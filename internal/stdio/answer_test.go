@@ -30,7 +30,7 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 		for name, change := range map[string]func(*Config){"": func(*Config) {}, ", of its own child": perSession} {
 			t.Run(tt.name+name, func(t *testing.T) {
 				p := newPool(t, "", change, func(c *Config) { c.Roots = []string{"file:///other"} })
-				p.AnswerWith("alpha:1", answering)()
+				p.AnswerWith("alpha:1", answering)
 				c := p.client()
 				if tt.capabilities != "" {
 					c.initialize(tt.capabilities)
