@@ -52,7 +52,12 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 
 // unmarked returns a message without the byte order marks that it begins with.
 func unmarked(message []byte) []byte {
-	return bytes.TrimLeft(message, "\ufeff \t\r\n")
+	const mark = "\ufeff"
+	text := bytes.TrimLeft(message, mark+" \t\r\n")
+	if !bytes.Contains(message[:len(message)-len(text)], []byte(mark)) {
+		return message
+	}
+	return text
 }
 
 // looking is what messages of a server are looked at for, beside what is redacted.

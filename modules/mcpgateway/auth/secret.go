@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"net/http"
 	"strings"
 	"unicode"
@@ -146,4 +147,24 @@ func credentialsOf(r *http.Request, scheme string) (credentials string, ok bool,
 	}
 	given, credentials, _ := strings.Cut(headers[0], " ")
 	return strings.Trim(credentials, " "), strings.EqualFold(given, scheme), nil
+}
+
+// fingerprints returns texts that change with the secrets of each client, and with those of
+// all, under no name.
+func fingerprints(each func(add func(client string, secret []byte))) map[string]string {
+	sums := map[string]hash.Hash{"": sha256.New()}
+	each(func(client string, secret []byte) {
+		if sums[client] == nil {
+			sums[client] = sha256.New()
+		}
+		digest := sha256.Sum256(secret)
+		for _, name := range []string{"", client} {
+			_, _ = sums[name].Write(digest[:])
+		}
+	})
+	prints := map[string]string{}
+	for client, sum := range sums {
+		prints[client] = hex.EncodeToString(sum.Sum(nil))
+	}
+	return prints
 }

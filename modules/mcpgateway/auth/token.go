@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -42,7 +41,8 @@ type Token struct {
 	// The tokens, one at least. Required.
 	Tokens []ClientToken `json:"tokens,omitempty"`
 
-	known []knownToken
+	known  []knownToken
+	prints map[string]string // of the tokens of each client, and of all
 }
 
 // ClientToken is a token and whose it is.
@@ -81,6 +81,11 @@ func (t *Token) Provision(caddy.Context) error {
 		}
 		t.known[i] = knownToken{sum, cmp.Or(token.Client, defaultTokenClient)}
 	}
+	t.prints = fingerprints(func(add func(client string, secret []byte)) {
+		for _, token := range t.known {
+			add(token.client, token.digest[:])
+		}
+	})
 	return nil
 }
 
@@ -153,15 +158,7 @@ func (t *Token) client(token string) (string, error) {
 func (*Token) ReadsBody() bool { return true }
 
 // FingerprintOf implements SecretHolder.
-func (t *Token) FingerprintOf(client string) string {
-	sum := sha256.New()
-	for _, token := range t.known {
-		if client == "" || token.client == client {
-			_, _ = sum.Write(token.digest[:])
-		}
-	}
-	return hex.EncodeToString(sum.Sum(nil))
-}
+func (t *Token) FingerprintOf(client string) string { return t.prints[client] }
 
 // CredentialHeaders implements Provider.
 func (*Token) CredentialHeaders() []string { return []string{"Authorization"} }
