@@ -15,7 +15,7 @@ export CGO_ENABLED := 0
 export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
 GO_FILES := $(shell find . -name '*.go' -not -path '*/node_modules/*')
-GO_TEST  := go test -tags $(TAGS)
+GO_TEST  := go test -timeout 30m -tags $(TAGS)
 FUZZTIME ?= 60s
 
 # The official SDKs of MCP and of models, for the tests that talk to them.

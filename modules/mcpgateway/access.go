@@ -117,6 +117,21 @@ func (x *exchange) guarded() bool {
 	return x.caller.rules != nil || x.handler.PinTools || len(x.handler.limits) > 0
 }
 
+// enter decides whether the client may do at one server what it wants to.
+func (x *exchange) enter() *jsonrpc.Failure {
+	target, known := mcp.Target{Server: x.server.Name}, true
+	if x.guarded() {
+		target, known = mcp.TargetOf(x.server.Name, &x.message)
+	}
+	if failure := x.admit(target); failure != nil {
+		return failure
+	}
+	if !known { // so nobody can say whether it is allowed
+		return jsonrpc.InvalidParams("params: nobody can know what they name")
+	}
+	return x.admitListening()
+}
+
 // admit decides whether the client may do something, now. It is asked once for each
 // message of a client.
 func (x *exchange) admit(target mcp.Target) *jsonrpc.Failure {

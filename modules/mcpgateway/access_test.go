@@ -6,12 +6,16 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -597,5 +601,292 @@ func TestTalliesAllocateNothing(t *testing.T) {
 	m.tally("ann")
 	if n := testing.AllocsPerRun(100, func() { m.tally("ann").requests.Add(1) }); n > 0 {
 		t.Errorf("%v times", n)
+	}
+}
+
+func TestMethodsThatAreNoStrings(t *testing.T) { // A54, A64
+	server := newWitness(t, nil)
+	for name, guard := range map[string]string{"nothing is decided": "", "rules": denies("a::secret")} {
+		h := gateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
+		for _, method := range []string{`["tools/call"]`, `["tools/list"]`, `{"x":"tools/call"}`, `null`, `5`} {
+			for _, path := range append([]string{"/mcp"}, single...) {
+				t.Run(name+": "+method+" at "+path, func(t *testing.T) {
+					w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":`+method+`,"params":{"name":"secret"}}`))
+					if w.Code != http.StatusBadRequest || len(server.saw()) > 0 {
+						t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw())
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestNamesInOtherLettersWhereTheyAreNoneOfOurs(t *testing.T) { // A35, A54
+	t.Setenv("LETTERS_TOKEN", "letters-AbCdEf0123456789")
+	const withAuth = `"auth":[{"provider":"token","tokens":[{"token":"{env.LETTERS_TOKEN}","client":"ann"}]}],`
+	for _, tt := range []struct {
+		name, guard, message string
+		passes               bool
+	}{
+		{"a method of the server's own", "", `"method":"Users.Get","params":{"Name":"x","URI":"y","Level":1}`, true},
+		{"a tool, where nothing is decided", "", `"method":"tools/call","params":{"name":"x","Name":"y"}`, true},
+		{"an answer, where nothing is decided", "", `"result":{"ResultType":"x","CacheScope":1}`, true},
+		{"a method of the server's own, where there are rules", denies("a::secret"), `"method":"Users.Get","params":{"Name":"x"}`, true},
+		{"a method of the server's own, where clients are known", withAuth, `"method":"Users.Get","params":{"Name":"x"}`, true},
+		{"a tool, where there are rules", denies("a::secret"), `"method":"tools/call","params":{"name":"x","Name":"secret"}`, false},
+		{"a tool, where clients are known", withAuth, `"method":"tools/call","params":{"name":"x","Name":"y"}`, false},
+		{"a token, where clients are known", withAuth, `"method":"Users.Get","params":{"proxy":{"AuthToken":"mine"}}`, false},
+		{"the method, where there are rules", denies("a::secret"), `"method":"Users.Get","Method":"tools/call","params":{"name":"secret"}`, false},
+	} {
+		server := newWitness(t, nil)
+		h := gateway(t, `{`+tt.guard+`"servers":[`+server.line("a")+`]}`)
+		for _, path := range single {
+			t.Run(tt.name+" at "+path, func(t *testing.T) {
+				before := len(server.saw())
+				w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,`+tt.message+`}`, "Authorization", "Bearer letters-AbCdEf0123456789"))
+				if passed := len(server.saw()) > before; passed != tt.passes || !passed && w.Code != http.StatusBadRequest {
+					t.Errorf("passed on: %t, %d %s", passed, w.Code, w.Body)
+				}
+			})
+		}
+	}
+}
+
+func TestTasksAtAllServers(t *testing.T) { // A53, A54
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		if got.is("initialize") {
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{"list":{}}},"serverInfo":{"name":"x","version":"1"}}`)
+			return
+		}
+		says(w, got, `{"tasks":[{"taskId":"of-somebody-else","status":"completed"}]}`)
+	})
+	for pattern, want := range map[string]bool{"a::ok": false, "a::*": true} {
+		h := gateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["`+pattern+`"]}]}],"servers":[`+server.line("a")+`]}`)
+		w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tasks/list","params":{}}`, mcp.SessionHeader, session(t, h)))
+		if got := strings.Contains(w.Body.String(), "of-somebody-else"); got != want {
+			t.Errorf("who may use %s: %d %s", pattern, w.Code, w.Body)
+		}
+	}
+}
+
+func TestRequestsThatAreCalledNotifications(t *testing.T) { // A53, A54, A63
+	server := newWitness(t, nil)
+	for _, tt := range []struct {
+		name, guard, id string
+		want            []int
+	}{
+		{"a notification needs no right", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, ``, []int{200, 200}},
+		{"a request does", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, `"id":1,`, []int{403, 403}},
+		{"a notification is no request for a rate", `"rates":[{"requests":1,"per":"1h"}],`, ``, []int{200, 200}},
+		{"a request is", `"rates":[{"requests":1,"per":"1h"}],`, `"id":1,`, []int{200, 429}},
+	} {
+		for _, path := range single {
+			t.Run(tt.name+" at "+path, func(t *testing.T) {
+				h := gateway(t, `{"name":"`+t.Name()+`",`+tt.guard+`"servers":[`+server.line("a")+`]}`)
+				for i, want := range tt.want {
+					w := serves(t, h, posting(path, `{"jsonrpc":"2.0",`+tt.id+`"method":"notifications/send"}`))
+					if w.Code != want && (want != 200 || w.Code/100 != 2) {
+						t.Errorf("time %d: %d %s", i+1, w.Code, w.Body)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
+	const old, other = "old-AbCdEf0123456789", "new-AbCdEf0123456789"
+	file := filepath.Join(t.TempDir(), "secret")
+	t.Setenv("REPLACED_SECRET", old)
+	write := func(secret string) {
+		t.Setenv("REPLACED_SECRET", secret)
+		if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, provider := range map[string]string{
+		"a token of the environment":    `{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
+		"a token of a file":             `{"provider":"token","tokens":[{"token":"{file.` + file + `}","client":"ann"}]}`,
+		"a secret that signs requests":  `{"provider":"hmac","clients":[{"client":"ann","secret":"{env.REPLACED_SECRET}"}]}`,
+		"such a secret in a file":       `{"provider":"hmac","clients":[{"client":"ann","secret":"{file.` + file + `}"}]}`,
+		"one of several in one gateway": `{"provider":"mtls"},{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			loaded := func(secret string) *Handler {
+				write(secret)
+				return gateway(t, `{"auth":[`+provider+`],"servers":[`+serverOf("a", staticHandler)+`]}`)
+			}
+			before, same, after := loaded(old), loaded(old), loaded(other)
+			if before.admits != same.admits || before.standing("ann") != same.standing("ann") {
+				t.Error("the same secret is another")
+			}
+			if before.admits == after.admits || before.standing("ann") == after.standing("ann") {
+				t.Error("another secret is the same")
+			}
+			if strings.Contains(before.admits, old) {
+				t.Error("the secret is told")
+			}
+		})
+	}
+}
+
+func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
+	t.Setenv("STREAMS_TOKEN", "streams-AbCdEf0123456789")
+	const (
+		withAuth = `"auth":[{"provider":"token","tokens":[{"token":"{env.STREAMS_TOKEN}","client":"ann"}]}],`
+		servers  = `"servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]},{"name":"b","routes":[{"handle":[` + staticHandler + `]}]}]`
+	)
+	for _, tt := range []struct {
+		name string
+		next []string // the gateways of the next configuration
+		ends []string
+	}{
+		{"nothing changes", []string{`{"name":"g",` + servers + `}`}, nil},
+		{"a server goes", []string{`{"name":"g","servers":[` + serverOf("b", staticHandler) + `]}`}, []string{"a"}},
+		{"a server is another", []string{strings.Replace(`{"name":"g",`+servers+`}`, `"name":"a"`, `"name":"a","path":"/v2"`, 1)}, []string{"a"}},
+		{"a server comes", []string{strings.Replace(`{"name":"g",`+servers+`}`, `"servers":[`, `"servers":[`+serverOf("c", staticHandler)+`,`, 1)}, nil},
+		{"the gateway goes", []string{`{"name":"another",` + servers + `}`}, []string{"a", "b"}},
+		{"all gateways go", nil, []string{"a", "b"}},
+		{"other clients are let in", []string{`{"name":"g",` + withAuth + servers + `}`}, []string{"a", "b"}},
+		{"other clients may use it", []string{`{"name":"g",` + denies("a::secret") + servers + `}`}, []string{"a", "b"}},
+		{"there is another beside it", []string{`{"name":"another",` + servers + `}`, `{"name":"g",` + servers + `}`}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			others := registry.all
+			registry.all = nil
+			t.Cleanup(func() { registry.all = others })
+			// The other stands beside it in the same configuration.
+			h, sibling := gateway(t, `{"name":"g",`+servers+`}`), gateway(t, `{"name":"g",`+servers+`}`)
+			h.generation, sibling.generation = "before", "before"
+			registry.add(h)
+			registry.add(sibling)
+			for _, config := range tt.next {
+				next := gateway(t, config)
+				next.generation = "after"
+				registry.add(next)
+			}
+			h.revoke()
+			var ended []string
+			for _, s := range h.Servers {
+				if s.streams.Err() != nil {
+					ended = append(ended, s.Name)
+				}
+			}
+			if !slices.Equal(ended, tt.ends) {
+				t.Errorf("those of %v end", ended)
+			}
+		})
+	}
+}
+
+func TestStreamsThatEndAreAnswered(t *testing.T) { // A60
+	hung := make(chan struct{}, 1)
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, _ witnessed) {
+		saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message"}`)
+		hung <- struct{}{}
+		<-r.Context().Done()
+	})
+	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		servesInPart(h, listening(t, "/mcp/a"))
+	}()
+	waits(t, "the stream", hung)
+	h.Servers[0].endStreams()
+	waits(t, "its end", ended)
+}
+
+func TestClientsOfOneNameInTwoGateways(t *testing.T) { // A30, A57
+	t.Setenv("SITE_A", "site-a-AbCdEf0123456789")
+	t.Setenv("SITE_B", "site-b-AbCdEf0123456789")
+	var sessions atomic.Int32
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		switch {
+		case got.is("server/discover"):
+			w.WriteHeader(http.StatusNotFound)
+		case got.is("initialize"):
+			w.Header().Set(mcp.SessionHeader, fmt.Sprint("session-", sessions.Add(1)))
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		default:
+			says(w, got, `{"content":[{"type":"text","text":"in `+got.header.Get(mcp.SessionHeader)+`"}]}`)
+		}
+	})
+	site := func(name string) *Handler {
+		return gateway(t, `{"auth":[{"provider":"token","tokens":[{"token":"{env.SITE_`+strings.ToUpper(name)+`}"}]}],"servers":[`+server.line("a")+`]}`)
+	}
+	one, other := site("a"), site("b")
+	by := func(name string) []string {
+		return []string{"Authorization", "Bearer site-" + name + "-AbCdEf0123456789"}
+	}
+	call := func(h *Handler, name string) string {
+		w := serves(t, h, posting("/mcp", strings.Replace(modernCall, `"name":"x"`, `"name":"a::x","arguments":{}`, 1),
+			append(by(name), mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "a::x")...))
+		_, in, _ := strings.Cut(w.Body.String(), `"text":"in `)
+		in, _, _ = strings.Cut(in, `"`)
+		return in
+	}
+	if a, b := call(one, "a"), call(other, "b"); a == "" || b == "" || a == b {
+		t.Errorf("one is in session %q of the server, the other in %q", a, b)
+	}
+	if a, again := call(one, "a"), call(site("a"), "a"); a != again {
+		t.Errorf("after a reload it is in session %q, before in %q", again, a)
+	}
+	for _, path := range []string{"/mcp", "/mcp/a"} {
+		begun := serves(t, one, posting(path, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`, by("a")...))
+		id := begun.Header().Get(mcp.SessionHeader)
+		ping := func(h *Handler, name string) int {
+			return serves(t, h, posting(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, append(by(name), mcp.SessionHeader, id)...)).Code
+		}
+		if own, others := ping(one, "a"), ping(other, "b"); own != http.StatusOK || others != http.StatusNotFound {
+			t.Errorf("%s: the session %q is %d where it was begun, %d elsewhere", path, id, own, others)
+		}
+	}
+}
+
+func TestNamesOfClientsArePlain(t *testing.T) { // A57
+	for name, client := range map[string]string{
+		"a name of the environment":     `{"name":"{env.WHO}","rules":[{"action":"deny","patterns":["*"]}]}`,
+		"an identity of the request":    `{"name":"ann","match":["bob","{http.auth.user.id}"]}`,
+		"a pattern that matches others": `{"name":"ann*","match":["bob"]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, err := caddy.ProvisionContext(new(caddy.Config))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := caddy.NewContext(ctx)
+			defer cancel()
+			_, err = ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(`{"clients":[`+client+`],"servers":[`+serverOf("a", staticHandler)+`]}`))
+			if err == nil || !strings.Contains(err.Error(), "match") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestAnswersOfAServerByItsAlias(t *testing.T) { // A59
+	const caddyfile = ":80 {\nmcp_gateway {\nserver a http://127.0.0.1:1 {\nalias uno\n}\nanswer %s roots/list drop\nmcp_path /mcp\n}\n}"
+	for _, name := range []string{"a", "uno"} {
+		if config := adapted(t, fmt.Sprintf(caddyfile, name)); !strings.Contains(string(config), `"answers":[{"action":"drop","method":"roots/list"}]`) {
+			t.Errorf("%s: %s", name, config)
+		}
+	}
+	_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(fmt.Sprintf(caddyfile, "duo")), map[string]any{"filename": "Caddyfile"})
+	if err == nil || !strings.Contains(err.Error(), "there is no server duo") || !strings.Contains(err.Error(), ":6") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
+	h := gateway(t, `{"rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
+	from := func(address string) int {
+		r := posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)
+		r.RemoteAddr = address
+		return serves(t, h, r).Code
+	}
+	got := []int{from("192.0.2.1:1"), from("192.0.2.1:2"), from("192.0.2.2:1"), from("[2001:db8::1]:1"), from("[2001:db8::2]:1")}
+	if !slices.Equal(got, []int{200, 429, 200, 200, 429}) {
+		t.Errorf("got %v", got)
 	}
 }

@@ -406,3 +406,94 @@ func TestRestartsWhoseCallerHasLeft(t *testing.T) { // A62, A72
 		t.Errorf("it was not done one after the other: %+v", got.Children)
 	}
 }
+
+func TestAnswersToCallsThatAreMadeAgain(t *testing.T) { // A59
+	const asks = `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}},"requestState":"s"}`
+	for _, tt := range []struct{ name, answer, want string }{
+		{"as it is", `{"resultType":"complete","content":[]}`, `"content":[]`},
+		{"that asks in other letters", `{"resultType":"complete","ResultType":"input_required","inputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
+		{"that asks by a member in other letters", `{"resultType":"input_required","inputRequests":{},"InputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
+		{"that asks for what is dropped", `{"resultType":"input_required","inputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
+	} {
+		for _, mark := range []string{"", "\ufeff", "\ufeff\ufeff"} {
+			server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+				if !strings.Contains(got.body, "inputResponses") {
+					says(w, got, asks)
+					return
+				}
+				answer := httptest.NewRecorder()
+				says(answer, got, tt.answer)
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, mark+answer.Body.String())
+			})
+			h := gateway(t, `{"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["file:///x"]},{"method":"sampling/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+			for _, path := range single {
+				t.Run(fmt.Sprintf("%s, %d marks before it, at %s", tt.name, len(mark)/3, path), func(t *testing.T) {
+					w := serves(t, h, posting(path, modernCall, mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"))
+					if got := w.Body.String(); !strings.Contains(got, tt.want) || strings.Contains(got, `"sampling/createMessage"}`) {
+						t.Errorf("%d %s", w.Code, got)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestManyClientsAreAskedAtOnce(t *testing.T) { // A59
+	const clients = 100
+	all := make(chan struct{}) // closed when all answers are there
+	var answers atomic.Int32
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		if got.is("tools/call") {
+			saysInEvents(w, asksForRoots)
+		} else if answers.Add(1) == clients {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-r.Context().Done():
+			return
+		}
+		if got.is("tools/call") {
+			saysInEvents(w, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
+		}
+	})
+	h := gateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	done := make(chan string, clients)
+	for range clients {
+		go func() { done <- servesInPart(h, posting("/mcp/a", aCall).WithContext(ctx)).Body.String() }()
+	}
+	waits(t, "the answers to all questions", all)
+	for range clients {
+		if got := waits(t, "a call", done); !strings.Contains(got, `"content":[]`) {
+			t.Errorf("got %s", got)
+		}
+	}
+	h.Servers[0].asides.Wait()
+}
+
+func TestGatewaysThatShareAChildAnswerForThemselves(t *testing.T) { // A59
+	child := proxyTo(childTransport(), "alpha:1")
+	begin := func(name, answers string) (h *Handler, unload func()) {
+		h, unload = loadGateway(t, t.TempDir(), `{"name":"`+name+`","servers":[{"name":"a",`+answers+`"routes":[{"handle":[`+child+`]}]}]}`)
+		h.Servers[0].answerChildren()
+		return h, unload
+	}
+	asks := func(h *Handler) string {
+		return serves(t, h, posting("/api/mcp-gateway/a/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"ask-roots","arguments":{}}}`)).Body.String()
+	}
+	one, _ := begin("one", answersRoots)
+	alone := asks(one)
+	if !strings.Contains(alone, "file:///x") {
+		t.Fatalf("alone: %s", alone)
+	}
+	if begin("two", ""); asks(one) != alone {
+		t.Errorf("beside one that answers nothing: %s", asks(one))
+	}
+	_, unload := begin("three", `"answers":[{"method":"*","action":"drop"}],`)
+	if unload(); asks(one) != alone {
+		t.Errorf("after one that drops everything: %s", asks(one))
+	}
+}

@@ -104,6 +104,21 @@ func TestStdioConfigListensNowhere(t *testing.T) {
 	}
 }
 
+func TestStdioNeedsNoSecrets(t *testing.T) { // A42
+	for _, text := range []string{
+		"auth token {env.STDIO_NOT_SET} ann\n", "client ann {\ntoken {env.STDIO_NOT_SET}\n}\n",
+		"auth hmac {\nclient ann {env.STDIO_NOT_SET}\n}\n", "session_key {env.STDIO_NOT_SET}\n",
+	} {
+		config, _, err := stdioConfig(adapted(t, ":80 {\nmcp_gateway {\n"+text+"server sample {\nmcp_sample\n}\n}\n}"), "", "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := caddy.Validate(parsedConfig(t, config)); err != nil || strings.Contains(string(config), "STDIO_NOT_SET") {
+			t.Errorf("%s: %v\n%s", text, err, config)
+		}
+	}
+}
+
 func TestStdioLogging(t *testing.T) { // A42
 	const site = "\n:80 {\n" + gatewayOne + "}"
 	tests := []struct {

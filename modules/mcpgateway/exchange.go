@@ -125,18 +125,7 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	if x.server == nil {
 		return jsonrpc.UnknownServer(mcp.Shortened(name))
 	}
-	target := mcp.Target{Server: x.server.Name}
-	known := true
-	if x.guarded() {
-		target, known = mcp.TargetOf(x.server.Name, &x.message)
-	}
-	if failure := x.admit(target); failure != nil {
-		return failure
-	}
-	if !known {
-		return jsonrpc.InvalidParams("params: nobody can know what they name") // so nobody can say whether it is allowed
-	}
-	if failure := x.admitListening(); failure != nil {
+	if failure := x.enter(); failure != nil {
 		return failure
 	}
 	return x.forward(r)

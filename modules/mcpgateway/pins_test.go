@@ -128,3 +128,76 @@ func TestPinsThatAReloadSwitchesOn(t *testing.T) { // A54, A60
 		t.Errorf("as it was: listed %t, called %t", listed, called)
 	}
 }
+
+// hangingStorage is a storage that takes nothing.
+type hangingStorage struct {
+	certmagic.FileStorage
+	stores atomic.Int32
+}
+
+var hanging = new(hangingStorage)
+
+func init() { caddy.RegisterModule(hanging) }
+
+func (*hangingStorage) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "caddy.storage.hanging", New: func() caddy.Module { return hanging }}
+}
+
+func (s *hangingStorage) CertMagicStorage() (certmagic.Storage, error) { return s, nil }
+
+func (*hangingStorage) Load(context.Context, string) ([]byte, error) { return nil, fs.ErrNotExist }
+
+func (s *hangingStorage) Store(ctx context.Context, _ string, _ []byte) error {
+	s.stores.Add(1)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
+	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(`{"module":"hanging"}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	server := newFickle(t)
+	module, err := ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(withPins(server.line("hangs"), true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := module.(*Handler)
+	h.Servers[0].pins.mu.Lock() // as who saves them has it
+	done := make(chan bool, 6)
+	for range cap(done) {
+		go func() {
+			w := httptest.NewRecorder()
+			servesTo(w, h, posting("/mcp/hangs", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+			done <- strings.Contains(w.Body.String(), `"weather"`)
+		}()
+	}
+	for range cap(done) {
+		if !waits(t, "a list, while pins are saved", done) {
+			t.Error("the tool is not listed")
+		}
+	}
+	h.Servers[0].pins.mu.Unlock()
+	h.Servers[0].asides.Wait()
+	if n := hanging.stores.Load(); n != 1 {
+		t.Errorf("what cannot be saved was tried to %d times at once", n)
+	}
+}
+
+func TestChangedToolsAreTold(t *testing.T) { // A54
+	told := make(chan map[string]any, 1)
+	server := newFickle(t)
+	h := storedGateway(t, t.TempDir(), withPins(server.line("telling"), true))
+	if err := h.events.On("mcp_tool_changed", hears2(told)); err != nil {
+		t.Fatal(err)
+	}
+	offers(t, h, "telling")
+	server.version.Store(1)
+	offers(t, h, "telling")
+	if got := waits(t, "the event", told); got["server"] != "telling" || got["tool"] != "weather" {
+		t.Errorf("got %v", got)
+	}
+}

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -251,6 +252,164 @@ func TestWhoElseMayHaveAResult(t *testing.T) { // A57
 					}
 				})
 			}
+		}
+	}
+}
+
+func TestListsThatOnlySomeCanRead(t *testing.T) { // A54
+	for name, before := range map[string]string{
+		"two marks":             "\ufeff\ufeff",
+		"marks and white space": "\ufeff \n\ufeff\t",
+		"a comment":             "/**/",
+		"a NUL":                 "\x00",
+		"a vertical tab":        "\x0b",
+		"another space":         "\u00a0",
+		"a guard of scripts":    ")]}'\n",
+	} {
+		for _, kind := range []string{"application/json", ""} {
+			for _, status := range []int{http.StatusOK, http.StatusCreated} {
+				server := lister(t, func(w http.ResponseWriter, answer string) {
+					w.Header()["Content-Type"] = []string{kind}
+					w.WriteHeader(status)
+					_, _ = io.WriteString(w, before+answer)
+				})
+				h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+				for _, path := range single {
+					t.Run(fmt.Sprintf("%s before it, as %q with %d at %s", name, kind, status, path), func(t *testing.T) {
+						if w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)); strings.Contains(w.Body.String(), "secret") {
+							t.Errorf("%d %q", w.Code, w.Body)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestToolsWithoutAName(t *testing.T) { // A54
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		says(w, got, `{"tools":[{"name":"ok"},{"name":["secret"]},{"name":null,"title":"secret"},{"title":"secret"},"secret",["secret"]]}`)
+	})
+	h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+	for _, path := range single {
+		w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+		if got := w.Body.String(); strings.Contains(got, "secret") || !strings.Contains(got, `"ok"`) {
+			t.Errorf("%s: %d %s", path, w.Code, got)
+		}
+	}
+}
+
+// oddities are messages of servers that are theirs to send, or that nobody can read in
+// one way only.
+var oddities = map[string]string{
+	"a notification of their own":       `{"jsonrpc":"2.0","method":"notifications/vendor","params":{"Name":"x","URI":"y"}}`,
+	"a notification with a member more": `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","Level":"INFO","data":"x"}}`,
+	"a batch":                           `[{"jsonrpc":"2.0","method":"notifications/message","params":{}}]`,
+	"an id that is none":                `{"jsonrpc":"2.0","id":{},"method":"x"}`,
+	"what is broken":                    `{broken`,
+}
+
+func TestStreamsGoOnAfterOddMessages(t *testing.T) { // A55, A59
+	for name, guard := range map[string]string{
+		"a rule for tools":     denies("a::secret"),
+		"a rule for resources": denies("resource:a::file:///secret/"),
+	} {
+		for what, odd := range oddities {
+			t.Run(name+": "+what, func(t *testing.T) {
+				server := streaming(t, odd, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"second"}}`)
+				h := gateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
+				if got := servesInPart(h, listening(t, "/mcp/a")).Body.String(); !strings.Contains(got, "second") {
+					t.Errorf("got %q", got)
+				}
+			})
+		}
+	}
+}
+
+func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
+	const vendor = `{"jsonrpc":"2.0","method":"notifications/vendor","params":{"Name":"x","Level":1}}`
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		switch {
+		case got.is("initialize"):
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("tools/call"):
+			answer := httptest.NewRecorder()
+			says(answer, got, `{"content":[]}`)
+			saysInEvents(w, vendor, answer.Body.String())
+		default:
+			says(w, got, `{"tools":[{"name":"x","inputSchema":{}}]}`)
+		}
+	})
+	for _, pattern := range []string{"a::secret", "resource:a::file:///secret/"} {
+		h := gateway(t, `{`+denies(pattern)+`"servers":[`+server.line("a")+`]}`)
+		for _, path := range append([]string{"/mcp"}, single...) {
+			t.Run(pattern+" at "+path, func(t *testing.T) {
+				call, headers := aCall, []string(nil)
+				if path == "/mcp" {
+					call, headers = strings.Replace(aCall, `"x"`, `"a::x"`, 1), []string{mcp.SessionHeader, session(t, h)}
+				}
+				if got := servesInPart(h, posting(path, call, headers...)).Body.String(); !strings.Contains(got, `"content":[]`) {
+					t.Errorf("got %s", got)
+				}
+			})
+		}
+	}
+	t.Run("an answer that cannot be looked at is refused", func(t *testing.T) {
+		server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, _ witnessed) {
+			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"x"}}`, `{"jsonrpc":"2.0","id":7,"result":{"content":[]},"result":{}}`)
+		})
+		h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+		got := serves(t, h, posting("/mcp/a", aCall)).Body.String()
+		if !strings.Contains(got, "invalid_response") || !strings.Contains(got, `"id":7`) || strings.Contains(got, `"content"`) {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+func TestWhatClientsSendBackIsNotRedacted(t *testing.T) { // A56
+	const state = "0123456789abcdef0123456789abcdef"
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
+		switch {
+		case r.Method == http.MethodGet:
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "event: endpoint\ndata: /messages?session_id="+state+"\n\n")
+		case got.is("tools/list"):
+			says(w, got, `{"tools":[{"name":"x","description":"`+state+`"}],"nextCursor":"`+state+`"}`)
+		default:
+			says(w, got, `{"resultType":"input_required","requestState":"`+state+`","inputRequests":{"e":{"method":"elicitation/create","params":{"message":"`+state+`"}}}}`)
+		}
+	})
+	h := gateway(t, `{"clients":[{"name":"*","redact":["[0-9a-f]{32}"]}],"servers":[`+server.line("a")+`]}`)
+	for message, member := range map[string]string{`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`: "nextCursor", modernCall: "requestState"} {
+		got := serves(t, h, posting("/mcp/a", message, mcp.VersionHeader, mcp.Stateless)).Body.String()
+		if !strings.Contains(got, `"`+member+`":"`+state+`"`) || strings.Count(got, state) != 1 {
+			t.Errorf("%s: got %s", member, got)
+		}
+	}
+	_, endpoint, _ := strings.Cut(servesInPart(h, listening(t, "/mcp/a")).Body.String(), "data: ")
+	serves(t, h, posting(strings.TrimSpace(endpoint), `{"jsonrpc":"2.0","id":1,"method":"ping"}`))
+	if all := server.saw(); !strings.HasSuffix(all[len(all)-1].uri, "session_id="+state) {
+		t.Errorf("the client posts to %s", all[len(all)-1].uri)
+	}
+}
+
+func TestEndpointsAreOfOneClient(t *testing.T) { // A30, A57
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, _ witnessed) {
+		if r.Method == http.MethodGet {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "event: endpoint\ndata: /messages?session_id=anns\n\n")
+			return
+		}
+		w.WriteHeader(http.StatusAccepted)
+	})
+	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	_, endpoint, _ := strings.Cut(servesUser(t, h, "ann", listening(t, "/mcp/a")).Body.String(), "data: ")
+	endpoint = strings.TrimSpace(endpoint)
+	for user, want := range map[string]bool{"ann": true, "bob": false, "": false} {
+		before := len(server.saw())
+		w := servesUser(t, h, user, posting(endpoint, aCall))
+		if got := len(server.saw()) > before; got != want {
+			t.Errorf("%q reaches the session of ann: %t, %d %s", user, got, w.Code, w.Body)
 		}
 	}
 }

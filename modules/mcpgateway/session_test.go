@@ -55,3 +55,31 @@ func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 		})
 	}
 }
+
+func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		w.Header().Set(mcp.SessionHeader, "of the server")
+		says(w, got, `{}`)
+	})
+	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	bobs := servesUser(t, h, "bob", posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
+	for name, sessions := range map[string][]string{
+		"none, and another's": {"", "victim"},
+		"another's, and none": {"victim", ""},
+		"his own, and more":   {bobs, "victim"},
+		"his own, twice":      {bobs, bobs},
+		"none":                {""},
+	} {
+		for _, path := range single {
+			t.Run(name+" at "+path, func(t *testing.T) {
+				before := len(server.saw())
+				r := posting(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`)
+				r.Header[mcp.SessionHeader] = sessions
+				w := servesUser(t, h, "bob", r)
+				if all := server.saw()[before:]; len(all) > 0 || w.Code != http.StatusNotFound {
+					t.Errorf("%d %s; the server got %+v", w.Code, w.Body, all)
+				}
+			})
+		}
+	}
+}
