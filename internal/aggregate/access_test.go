@@ -259,3 +259,27 @@ func TestHostedResourcesLeadToServers(t *testing.T) { // A67, A69
 		t.Errorf("the server was asked for %s", got.message.Raw)
 	}
 }
+
+func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
+	var peers []*peer
+	for _, name := range []string{"a", "b"} {
+		p := legacyPeer(name)
+		p.capabilities = `{"tools":{},"tasks":{"list":{}}}`
+		peers = append(peers, p.has("tasks/list", "tasks", `{"taskId":"1","status":"working"}`))
+	}
+	g := newGateway(t, func(c *Config) {
+		c.Others = func(identity, server string) bool { return identity == "ann" || server == "b" }
+	}, peers...)
+	for identity, want := range map[string][]string{"ann": {"a::1", "b::1"}, "bob": {"b::1"}} {
+		u := g.user(t, mcp.Legacy)
+		u.identity = identity
+		u.connect()
+		before := peers[0].count("tasks/list")
+		if got := names(t, u.ask("tasks/list", ""), "tasks", "taskId"); !slices.Equal(got, want) {
+			t.Errorf("%s is told of %v", identity, got)
+		}
+		if asked := peers[0].count("tasks/list") > before; asked != (len(want) == 2) {
+			t.Errorf("for %s the server a is asked: %t", identity, asked)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package aggregate
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -299,4 +300,27 @@ func TestRequestsThatWantNoAnswerGoNowhere(t *testing.T) { // A54, A58
 	u.tell("notifications/vendor", "")
 	a.await(t, "notifications/vendor", 1)
 	b.await(t, "notifications/vendor", 1)
+}
+
+func TestHeldCallsAreTakenUpForTheirToolOnly(t *testing.T) { // A54, A60
+	p := legacyPeer("a").hasTools("x", "y").does("tools/call", asking(1))
+	discovery := func(c *Config) { c.Discovery = true }
+	for name, tt := range map[string]struct{ by, other string }{
+		"by name":      {`"name":"a::x"`, `"name":"a::y"`},
+		"by call_tool": {`"name":"call_tool","arguments":{"name":"a::x"}`, `"name":"call_tool","arguments":{"name":"a::y"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGateway(t, discovery, p)
+			u := g.modern(t)
+			in, key := wanted(t, u.ask("tools/call", `{`+tt.by+`}`))
+			g.replace(discovery, p)
+			taken := fmt.Sprintf(`,"inputResponses":{%q:{"action":"accept"}},"requestState":%q}`, key, in.RequestState)
+			if s := u.ask("tools/call", `{`+tt.other+taken); s.code() != jsonrpc.CodeInvalidParams || strings.Contains(s.body, `"answers"`) {
+				t.Errorf("as another tool: %s", s.body)
+			}
+			if s := u.ask("tools/call", `{`+tt.by+taken); !strings.Contains(string(s.Result), `"answers"`) {
+				t.Errorf("as the same: %s", s.body)
+			}
+		})
+	}
 }

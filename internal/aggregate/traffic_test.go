@@ -117,9 +117,13 @@ func (p *peer) waits() (canceled func() map[string]bool, release func()) {
 			Params struct{ Arguments struct{ Who string } }
 		}
 		_ = json.Unmarshal([]byte(a.body), &call)
-		end := make(chan struct{})
+		key := a.session + " " + a.id()
 		mu.Lock()
-		waiting[a.session+" "+a.id()] = end
+		end := waiting[key] // if the cancellation has overtaken it
+		if end == nil {
+			end = make(chan struct{})
+			waiting[key] = end
+		}
 		mu.Unlock()
 		hungUp := a.Context().Done()
 		if p.speaks[mcp.Legacy] {
@@ -141,9 +145,13 @@ func (p *peer) waits() (canceled func() map[string]bool, release func()) {
 		key := a.session + " " + string(a.message.Literal(jsonrpc.RequestID))
 		mu.Lock()
 		defer mu.Unlock()
-		if end := waiting[key]; end != nil {
-			close(end)
-			delete(waiting, key)
+		if waiting[key] == nil {
+			waiting[key] = make(chan struct{})
+		}
+		select {
+		case <-waiting[key]: // for the second time
+		default:
+			close(waiting[key])
 		}
 	})
 	return func() map[string]bool {

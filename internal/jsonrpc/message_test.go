@@ -118,6 +118,61 @@ func TestRequestsAreUTF8(t *testing.T) {
 	}
 }
 
+func TestMethodsOfRequestsAreStrings(t *testing.T) {
+	for _, method := range []string{`["tools/call"]`, `{}`, `null`, `1`, `true`} {
+		var m Message
+		if failure := m.ReadRequest([]byte(`{"id":1,"method":` + method + `}`)); failure == nil || failure.Code != CodeInvalidRequest {
+			t.Errorf("%s: %v", method, failure)
+		}
+	}
+	for _, data := range []string{`{"id":1,"method":""}`, `{"id":1,"result":{}}`} {
+		if failure := new(Message).ReadRequest([]byte(data)); failure != nil {
+			t.Errorf("%s: %v", data, failure)
+		}
+	}
+}
+
+func TestNamesInOtherLetters(t *testing.T) {
+	// Whether a message is refused if its method is known, if it is not, and if a server
+	// sends it.
+	for _, tt := range []struct {
+		name, data            string
+		known, unknown, heard bool
+	}{
+		{"none", `{"id":1,"method":"m","params":{"name":"x","uri":"y"}}`, false, false, false},
+		{"an id", `{"ID":1,"method":"m"}`, true, true, true},
+		{"a method", `{"id":1,"method":"m","Method":"n"}`, true, true, true},
+		{"params", `{"id":1,"method":"m","PARAMS":{}}`, true, true, true},
+		{"a token", `{"id":1,"method":"m","params":{"proxy":{"AuthToken":"x"}}}`, true, true, false},
+		{"a name", `{"id":1,"method":"m","params":{"Name":"x"}}`, true, false, false},
+		{"a level", `{"id":1,"method":"m","params":{"level":"info","Level":"INFO"}}`, true, false, false},
+		{"a URI", `{"id":1,"method":"m","params":{"uri":"x","URI":"y"}}`, true, false, true},
+		{"a result", `{"id":1,"result":{},"Result":{}}`, true, false, true},
+		{"the type of a result", `{"id":1,"result":{"resultType":"complete","ResultType":"input_required"}}`, true, false, true},
+		{"what a result asks for", `{"id":1,"result":{"inputRequests":{},"InputRequests":{}}}`, false, false, true},
+		{"what is within arguments", `{"id":1,"method":"m","params":{"arguments":{"Name":"x","URI":"y"}}}`, false, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var m Message
+			if failure := m.ReadRequest([]byte(tt.data)); failure != nil {
+				t.Fatal(failure)
+			}
+			if got := m.CheckExact(true) != nil; got != tt.known {
+				t.Errorf("if the method is known: %t", got)
+			}
+			if failure := m.ReadRequest([]byte(tt.data)); failure != nil {
+				t.Fatal(failure)
+			}
+			if got := m.CheckExact(false) != nil; got != tt.unknown {
+				t.Errorf("if it is not: %t", got)
+			}
+			if got := m.ReadExact([]byte(tt.data)) != nil; got != tt.heard {
+				t.Errorf("of a server: %t", got)
+			}
+		})
+	}
+}
+
 func TestKindsOfMessages(t *testing.T) {
 	tests := []struct {
 		data string

@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -888,5 +889,25 @@ func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
 	got := []int{from("192.0.2.1:1"), from("192.0.2.1:2"), from("192.0.2.2:1"), from("[2001:db8::1]:1"), from("[2001:db8::2]:1")}
 	if !slices.Equal(got, []int{200, 429, 200, 200, 429}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// A listenerAddr is where the command listens.
+type listenerAddr struct{}
+
+func (listenerAddr) Network() string { return stdioNetwork }
+func (listenerAddr) String() string  { return stdioHost }
+
+func TestNobodyLimitsTheOperator(t *testing.T) { // A42, A65
+	before := stdioClient
+	stdioClient = operator
+	t.Cleanup(func() { stdioClient = before })
+	h := gateway(t, `{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
+	for i := range 3 {
+		r := posting("/mcp/a", aCall)
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, listenerAddr{}))
+		if w := serves(t, h, r); w.Code != http.StatusOK {
+			t.Errorf("time %d: %d %s", i+1, w.Code, w.Body)
+		}
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -495,5 +497,23 @@ func TestGatewaysThatShareAChildAnswerForThemselves(t *testing.T) { // A59
 	_, unload := begin("three", `"answers":[{"method":"*","action":"drop"}],`)
 	if unload(); asks(one) != alone {
 		t.Errorf("after one that drops everything: %s", asks(one))
+	}
+}
+
+func TestAnswersThatTheServerRefuses(t *testing.T) { // A59
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		if got.is("tools/call") {
+			saysInEvents(w, asksForRoots, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
+			return
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	h := gateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	core, logs := observer.New(zap.WarnLevel)
+	h.logger = zap.New(core)
+	serves(t, h, posting("/mcp/a", aCall))
+	h.Servers[0].asides.Wait()
+	if got := logs.FilterMessage("answer not delivered").All(); len(got) != 1 || got[0].ContextMap()["mcp_server"] != "a" {
+		t.Errorf("logged %v", logs.All())
 	}
 }

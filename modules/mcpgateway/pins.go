@@ -100,8 +100,8 @@ func (h *Handler) savePins(s *Server) {
 func (h *Handler) store(s *Server) {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
-	if s.pins.Version() == s.pins.saved.Load() {
-		return // somebody else has
+	if s.pins.Version() == s.pins.saved.Load() || time.Now().UnixNano() < s.pins.pause.Load() {
+		return // somebody else has, or could not
 	}
 	version := s.pins.Version()
 	text, err := s.pins.MarshalJSON()

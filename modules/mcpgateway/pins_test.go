@@ -1,12 +1,15 @@
 package mcpgateway
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
@@ -129,75 +132,59 @@ func TestPinsThatAReloadSwitchesOn(t *testing.T) { // A54, A60
 	}
 }
 
-// hangingStorage is a storage that takes nothing.
-type hangingStorage struct {
-	certmagic.FileStorage
-	stores atomic.Int32
-}
-
-var hanging = new(hangingStorage)
-
-func init() { caddy.RegisterModule(hanging) }
-
-func (*hangingStorage) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "caddy.storage.hanging", New: func() caddy.Module { return hanging }}
-}
-
-func (s *hangingStorage) CertMagicStorage() (certmagic.Storage, error) { return s, nil }
-
-func (*hangingStorage) Load(context.Context, string) ([]byte, error) { return nil, fs.ErrNotExist }
-
-func (s *hangingStorage) Store(ctx context.Context, _ string, _ []byte) error {
-	s.stores.Add(1)
-	<-ctx.Done()
-	return ctx.Err()
-}
-
 func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
-	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(`{"module":"hanging"}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := caddy.NewContext(ctx)
-	t.Cleanup(cancel)
-	server := newFickle(t)
-	module, err := ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(withPins(server.line("hangs"), true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := module.(*Handler)
-	h.Servers[0].pins.mu.Lock() // as who saves them has it
+	h := storedGateway(t, t.TempDir(), withPins(newFickle(t).line("slow"), true))
+	server := h.Servers[0]
+	server.pins.mu.Lock() // as whoever saves them has it
 	done := make(chan bool, 6)
 	for range cap(done) {
 		go func() {
 			w := httptest.NewRecorder()
-			servesTo(w, h, posting("/mcp/hangs", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+			servesTo(w, h, posting("/mcp/slow", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 			done <- strings.Contains(w.Body.String(), `"weather"`)
 		}()
 	}
 	for range cap(done) {
-		if !waits(t, "a list, while pins are saved", done) {
+		if !waits(t, "a list", done) {
 			t.Error("the tool is not listed")
 		}
 	}
-	h.Servers[0].pins.mu.Unlock()
-	h.Servers[0].asides.Wait()
-	if n := hanging.stores.Load(); n != 1 {
-		t.Errorf("what cannot be saved was tried to %d times at once", n)
+	server.pins.pause.Store(time.Now().Add(time.Hour).UnixNano()) // and could not
+	server.pins.mu.Unlock()
+	server.asides.Wait()
+	offers(t, h, "slow")
+	if server.pins.saved.Load() == server.pins.Version() {
+		t.Error("it is not left alone")
+	}
+	server.pins.pause.Store(0)
+	if offers(t, h, "slow"); server.pins.saved.Load() != server.pins.Version() {
+		t.Error("it is left alone for ever")
 	}
 }
 
+// A listener is told of events.
+type listener chan caddy.Event
+
+func (l listener) Handle(_ context.Context, event caddy.Event) error {
+	l <- event
+	return nil
+}
+
 func TestChangedToolsAreTold(t *testing.T) { // A54
-	told := make(chan map[string]any, 1)
 	server := newFickle(t)
 	h := storedGateway(t, t.TempDir(), withPins(server.line("telling"), true))
-	if err := h.events.On("mcp_tool_changed", hears2(told)); err != nil {
+	told := make(listener, 4)
+	if err := h.events.On("mcp_tool_changed", told); err != nil {
 		t.Fatal(err)
 	}
 	offers(t, h, "telling")
 	server.version.Store(1)
 	offers(t, h, "telling")
-	if got := waits(t, "the event", told); got["server"] != "telling" || got["tool"] != "weather" {
-		t.Errorf("got %v", got)
+	offers(t, h, "telling")
+	if len(told) != 1 {
+		t.Fatalf("told %d times", len(told))
+	}
+	if got := (<-told).Data; got["server"] != "telling" || got["tool"] != "weather" {
+		t.Errorf("told %v", got)
 	}
 }

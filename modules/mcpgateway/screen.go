@@ -86,11 +86,7 @@ func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte, error) {
 	var m jsonrpc.Message
 	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates) {
-		if r.Method == http.MethodGet { // there may be others in the stream
-			x.handler.logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", x.server.Name))
-			return nil, nil
-		}
-		return nil, errUnreadable // to us, but perhaps not to the client
+		return x.leftOut(r, errUnreadable) // by us, but perhaps not by the client
 	}
 	if r.Method == http.MethodGet && x.noteEndpoint(message) {
 		return message, nil // which is not what the client gets
@@ -111,7 +107,7 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	if look.lists {
 		var err error
 		if message, err = x.visible(toolpin.Clean(x.private(message))); err != nil {
-			return nil, err
+			return x.leftOut(r, err)
 		}
 		x.handler.savePins(x.server)
 	}
@@ -120,6 +116,16 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 		redactions.WithLabelValues(x.caller.label).Add(float64(n))
 	}
 	return redacted, nil
+}
+
+// leftOut has a message not go on that cannot be looked at. On a stream that a client
+// listens to there may be others; what a client waits for is answered with an error.
+func (x *exchange) leftOut(r *http.Request, err error) ([]byte, error) {
+	if r.Method != http.MethodGet {
+		return nil, err
+	}
+	x.handler.logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", x.server.Name))
+	return nil, nil
 }
 
 // looksLikeJSON reports whether a body is a message, or several, as far as one can see.
@@ -153,7 +159,7 @@ func (x *exchange) visible(message []byte) ([]byte, error) {
 	switch {
 	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
 		return nil, errUnreadable // a batch
-	case hides && x.arrival.status == http.StatusOK && !looksLikeJSON(message) && x.message.IsRequest():
+	case hides && x.arrival.status/100 == 2 && !looksLikeJSON(message) && x.message.IsRequest():
 		return nil, errUnreadable // to us, but there are lenient readers
 	case err == nil:
 		return filtered, nil

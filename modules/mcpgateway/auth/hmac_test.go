@@ -520,6 +520,22 @@ func TestProvidersLeaveEachOtherAlone(t *testing.T) { // A75
 	}
 }
 
+func TestFingerprintsOfSecrets(t *testing.T) { // A60, A77
+	before := hmacClients(t).(SecretHolder)
+	same := hmacClients(t).(SecretHolder)
+	t.Setenv("HMAC_BOB", hmacBob+"!")
+	provider, _ := mustOpenGuest(t, "hmac", hmacConfig)
+	after := provider.(SecretHolder)
+	for client, want := range map[string]bool{"": true, "alice": false, "bob@example.com": true} {
+		if before.FingerprintOf(client) == "" || before.FingerprintOf(client) != same.FingerprintOf(client) {
+			t.Errorf("%q: the same secret is another", client)
+		}
+		if got := before.FingerprintOf(client) != after.FingerprintOf(client); got != want {
+			t.Errorf("%q: another secret is another: %t", client, got)
+		}
+	}
+}
+
 func TestHMACChallenge(t *testing.T) { // A77
 	provider := hmacClients(t)
 	if got := provider.(Challenger).Challenge(nil, nil); got != `MCP-HMAC-SHA256 realm="mcp"` {

@@ -299,6 +299,9 @@ func parseJWKSAddress(address string) (jwksSource, error) {
 		return nil, errors.New("missing")
 	}
 	if !strings.Contains(address, "://") {
+		if !filepath.IsAbs(address) && !strings.HasPrefix(address, "./") && !strings.HasPrefix(address, "../") {
+			return nil, errors.New("neither a URL (https://…) nor the path of a file (/… or ./…)")
+		}
 		return &jwksFile{path: filepath.Clean(address)}, nil
 	}
 	u, err := url.Parse(address)

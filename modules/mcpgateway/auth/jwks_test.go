@@ -489,9 +489,14 @@ func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
 }
 
 func TestJWKSAddresses(t *testing.T) { // A76
-	for _, address := range []string{"https://id.example.com/keys?p=1", "http://127.0.0.1:8080/", "http://[::1]/", "http://localhost/keys", "http://LOCALHOST/keys", "/etc/keys.json", "keys.json"} {
+	for _, address := range []string{"https://id.example.com/keys?p=1", "http://127.0.0.1:8080/", "http://[::1]/", "http://localhost/keys", "http://LOCALHOST/keys", "/etc/keys.json", "./keys.json", "../keys.json"} {
 		if _, err := parseJWKSAddress(address); err != nil {
 			t.Errorf("%s: %v", address, err)
+		}
+	}
+	for _, address := range []string{"", "id.example.com/keys", "keys.json", "ftp://id.example.com/keys", "http://id.example.com/keys"} {
+		if _, err := parseJWKSAddress(address); err == nil {
+			t.Errorf("%q is taken", address)
 		}
 	}
 }

@@ -154,6 +154,11 @@ func (j *JWT) Validate() error {
 	if err := checkWebURL(j.Issuer); err != nil {
 		return fmt.Errorf("issuer: %w", err)
 	}
+	for _, text := range slices.Concat(j.Audience, j.Scopes, []string{j.JWKS, j.Claim}) {
+		if strings.ContainsAny(text, "{}") {
+			return fmt.Errorf("%q has a placeholder, which is not replaced there; in a Caddyfile {$NAME} is, when it is read", text)
+		}
+	}
 	if len(j.Audience) == 0 {
 		return errors.New("audience: missing; without it, tokens for other services would be good here")
 	}

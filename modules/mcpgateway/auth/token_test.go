@@ -135,6 +135,27 @@ func TestWrongTokens(t *testing.T) { // A30, A75
 	}
 }
 
+func TestFingerprintsOfTokens(t *testing.T) { // A30, A60
+	file := secretFile(t, tokenAliceNew)
+	prints := func(alice, bob string) (all, alices, bobs string) {
+		t.Setenv("TOKEN_ALICE", alice)
+		t.Setenv("TOKEN_BOB", bob)
+		provider, _ := mustOpenGuest(t, "token", fmt.Sprintf(`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":%q,"client":"alice"},{"token":"{env.TOKEN_BOB}","client":"bob"}]}`, file))
+		holder := provider.(SecretHolder)
+		return holder.FingerprintOf(""), holder.FingerprintOf("alice"), holder.FingerprintOf("bob")
+	}
+	all, alices, bobs := prints(tokenAlice, tokenBob)
+	if alices == bobs || all == alices || strings.Contains(all+alices+bobs, tokenAlice) || strings.Contains(alices, sha256Hex(tokenAlice)) {
+		t.Errorf("all %s, of alice %s, of bob %s", all, alices, bobs)
+	}
+	if all2, alices2, bobs2 := prints(tokenAlice, tokenBob); all2 != all || alices2 != alices || bobs2 != bobs {
+		t.Error("the same tokens are others")
+	}
+	if all2, alices2, bobs2 := prints(tokenAlice, tokenCarol); all2 == all || alices2 != alices || bobs2 == bobs {
+		t.Errorf("when that of bob is replaced: all %t, alice %t, bob %t", all2 != all, alices2 != alices, bobs2 != bobs)
+	}
+}
+
 func TestTokenChallenges(t *testing.T) { // A30
 	provider := tokenClients(t)
 	challenger := provider.(Challenger)
