@@ -467,7 +467,9 @@ func TestManyClientsAreAskedAtOnce(t *testing.T) { // A59
 	for range clients {
 		go func() { done <- servesInPart(h, posting("/mcp/a", aCall).WithContext(ctx)).Body.String() }()
 	}
-	waits(t, "the answers to all questions", all)
+	if waits(t, "the answers to all questions", all); t.Failed() {
+		return
+	}
 	for range clients {
 		if got := waits(t, "a call", done); !strings.Contains(got, `"content":[]`) {
 			t.Errorf("got %s", got)

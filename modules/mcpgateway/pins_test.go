@@ -147,6 +147,7 @@ func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
 	for range cap(done) {
 		if !waits(t, "a list", done) {
 			t.Error("the tool is not listed")
+			break
 		}
 	}
 	server.pins.pause.Store(time.Now().Add(time.Hour).UnixNano()) // and could not

@@ -354,6 +354,15 @@ func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
 			})
 		}
 	}
+	t.Run("rules for tools look at no answer to a call", func(t *testing.T) {
+		server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, _ witnessed) {
+			saysInEvents(w, `[{"jsonrpc":"2.0","id":7,"result":{"content":[]}}]`)
+		})
+		h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+		if got := servesInPart(h, posting("/mcp/a", aCall)).Body.String(); !strings.Contains(got, `"content":[]`) {
+			t.Errorf("got %s", got)
+		}
+	})
 	t.Run("an answer that cannot be looked at is refused", func(t *testing.T) {
 		server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, _ witnessed) {
 			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"x"}}`, `{"jsonrpc":"2.0","id":7,"result":{"content":[]},"result":{}}`)
