@@ -272,7 +272,7 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 			rl.params.Set(r.Header, &m)
 		}
 	}
-	setBody(r, body)
+	httpbody.Post(r, body)
 	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID)}
 	defer rl.h.lend()()
 	defer l.client.unasked(&rl.h)

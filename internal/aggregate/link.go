@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -313,7 +314,7 @@ func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []b
 	if r.Header.Get(mcp.VersionHeader) == mcp.Stateless {
 		mcp.SetModern(r.Header, &asked, mcp.Stateless)
 	}
-	setBody(r, body)
+	httpbody.Post(r, body)
 	h = &Hearing{}
 	var refusal *jsonrpc.Failure
 	var asides Asides
@@ -415,7 +416,7 @@ func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []
 	if failure := m.Read(body); failure != nil {
 		return failure
 	}
-	setBody(r, body)
+	httpbody.Post(r, body)
 	h := &Hearing{each: func(e *event) error {
 		// What a server says to something that it need not answer is not answered
 		// either: two who do so could go on for ever.

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -201,7 +202,7 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 		return false
 	}
 	mcp.SetModern(r.Header, &m, mcp.Stateless)
-	setBody(r, body)
+	httpbody.Post(r, body)
 	heard, refused := false, false
 	h := &Hearing{each: func(e *event) error {
 		m := &e.message

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -186,7 +187,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		l.listen(ctx)
 		r := a.of(l).Upstream.Logged(ctx, of)
 		session, _ := l.sign(r)
-		setBody(r, body)
+		httpbody.Post(r, body)
 		answered := false
 		h.each = func(e *event) error {
 			if len(e.data) == 0 || answered {

@@ -1,12 +1,10 @@
 package aggregate
 
 import (
-	"bytes"
 	"context"
-	"io"
 	"net/http"
-	"strconv"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
@@ -29,21 +27,8 @@ type Upstream interface {
 	Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure
 }
 
-// setBody makes r post a message.
-func setBody(r *http.Request, body []byte) {
-	r.Method = http.MethodPost
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
-}
-
 // setNoBody makes r one that has nothing to post.
 func setNoBody(r *http.Request, method string) {
 	r.Method = method
-	r.Body, r.GetBody = http.NoBody, nil
-	r.ContentLength, r.TransferEncoding = 0, nil
-	r.Header.Del("Content-Type")
-	r.Header.Del("Content-Length")
+	httpbody.Empty(r)
 }

@@ -62,8 +62,5 @@ func FilterLists(message []byte, keep func(ListItem) bool) ([]byte, error) {
 	if err != nil || len(edits) == 0 {
 		return message, err
 	}
-	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
-	var b bytes.Buffer
-	_ = jsonspan.Splice(&b, message, edits) // to memory
-	return b.Bytes(), nil
+	return jsonspan.Spliced(message, edits...), nil
 }

@@ -6,7 +6,6 @@
 package redact
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"regexp"
@@ -102,10 +101,7 @@ func (r *Redactor) Message(raw []byte) ([]byte, int) {
 	if len(edits) == 0 {
 		return raw, 0
 	}
-	var out bytes.Buffer
-	out.Grow(jsonspan.NewReader(raw, edits).Len())
-	_ = jsonspan.Splice(&out, raw, edits) // a Buffer takes everything
-	return out.Bytes(), len(edits)
+	return jsonspan.Spliced(raw, edits...), len(edits)
 }
 
 // passes are kept between messages.

@@ -27,9 +27,9 @@ import (
 
 // An exchange is a request to an MCP server and the answer to it.
 //
-// The answer comes from the routes of the server, passes the arrival, then the
-// mask, then the reply of the door, and goes to the client. The exchange itself is
-// the handler that the mask calls.
+// The answer comes from the routes of the server, passes the arrival, then the screen if
+// there is something to look for, then the mask, then the reply of the door, and goes to
+// the client. The exchange itself is the handler that the mask calls.
 type exchange struct {
 	handler *Handler
 	server  *Server // nil if there is none of that name
@@ -92,8 +92,8 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	if failure := x.handler.checkOrigin(r); failure != nil {
 		return failure
 	}
-	if r.Method != http.MethodPost {
-		leaveBody(r)
+	if r.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
+		httpbody.Empty(r)
 	}
 	unread, failure := x.readAndAuthenticate(r)
 	if failure != nil {
@@ -141,16 +141,6 @@ func (x *exchange) readAndAuthenticate(r *http.Request) (unread, failure *jsonrp
 		unread = x.read(r)
 	}
 	return unread, failure
-}
-
-// leaveBody has r pass on no body. Only what is posted is a message, but there are
-// servers that do not care.
-func leaveBody(r *http.Request) {
-	r.Body, r.GetBody = http.NoBody, nil
-	r.ContentLength, r.TransferEncoding = 0, nil
-	for _, name := range [...]string{"Content-Length", "Content-Type", "Content-Encoding"} {
-		r.Header.Del(name)
-	}
 }
 
 // read reads the message that was posted.

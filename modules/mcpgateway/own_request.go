@@ -1,15 +1,14 @@
 package mcpgateway
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 )
 
 // Requests to a server that no client has made, but the gateway beside one.
@@ -25,13 +24,11 @@ func (x *exchange) request(ctx context.Context, body []byte) (*http.Request, con
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		repl.Map(x.placeholder)
 	}
-	r.Method = http.MethodPost
 	for _, name := range [...]string{"Last-Event-Id", "Content-Encoding"} {
 		r.Header.Del(name)
 	}
-	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "application/json, text/event-stream")
-	setBody(r, body)
+	httpbody.Post(r, body)
 	return r, cancel
 }
 
@@ -70,14 +67,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
 		}
 	}()
 	return s.routes.ServeHTTP(w, r)
-}
-
-// setBody has r post a message.
-func setBody(r *http.Request, body []byte) {
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
-	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
 }
 
 // A statusRecorder takes a response of which only the status matters.

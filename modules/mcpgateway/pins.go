@@ -143,3 +143,26 @@ func (x *exchange) pinned(item mcp.ListItem) bool {
 	}
 	return !changed
 }
+
+// changedTools returns the tools whose definition is not what it was when it was first
+// seen.
+func (h *Handler) changedTools() (changes []toolChange) {
+	for _, s := range h.Servers {
+		for _, change := range s.pins.Changes() {
+			changes = append(changes, toolChange{h.Name, s.Name, change})
+		}
+	}
+	return changes
+}
+
+// acceptTools accepts the definition that a tool has now, or those of all tools of the
+// server. It returns how many it has accepted. If seen is not empty, the definition must
+// be the one of this digest.
+func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
+	accepted, err = s.pins.Accept(tool, seen)
+	if accepted > 0 {
+		h.savePins(s)
+		h.joined.Refresh(s.Name)
+	}
+	return accepted, err
+}

@@ -7,35 +7,6 @@ import (
 	"time"
 )
 
-// What the admin API has a gateway do.
-
-// refresh has the lists of a server asked for anew. It returns how many clients have
-// been told.
-func (h *Handler) refresh(s *Server) int { return h.joined.Refresh(s.Name) }
-
-// changedTools returns the tools whose definition is not what it was when it was first
-// seen.
-func (h *Handler) changedTools() (changes []toolChange) {
-	for _, s := range h.Servers {
-		for _, change := range s.pins.Changes() {
-			changes = append(changes, toolChange{h.Name, s.Name, change})
-		}
-	}
-	return changes
-}
-
-// acceptTools accepts the definition that a tool has now, or those of all tools of the
-// server. It returns how many it has accepted. If seen is not empty, the definition must
-// be the one of this digest.
-func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
-	accepted, err = s.pins.Accept(tool, seen)
-	if accepted > 0 {
-		h.savePins(s)
-		h.refresh(s)
-	}
-	return accepted, err
-}
-
 // A clientStatus tells of a client, or of all that have no block of their own.
 type clientStatus struct {
 	Name     string         `json:"name"`
