@@ -33,17 +33,17 @@ func (h *Handler) number(field string, configured, fallback, most int, variables
 }
 
 // seconds is number for a time, which variables have in seconds.
-func (h *Handler) seconds(field string, configured caddy.Duration, fallback, most int, variable string) time.Duration {
-	longest := time.Duration(most) * time.Second
+func (h *Handler) seconds(field string, configured caddy.Duration, fallback, most int, variable string) caddy.Duration {
+	const second = caddy.Duration(time.Second)
 	_, said := environment.Int(variable)
-	switch used := min(max(time.Duration(configured), time.Second), longest); {
+	switch used := min(max(configured, second), caddy.Duration(most)*second); {
 	case said || configured == 0:
-		return time.Duration(h.number(field, 0, fallback, most, variable)) * time.Second
-	case used != time.Duration(configured):
-		h.logger.Warn("setting is out of bounds", zap.String("setting", field), zap.Duration("value", time.Duration(configured)), zap.Duration("used", used))
+		return caddy.Duration(h.number(field, 0, fallback, most, variable)) * second
+	case used != configured:
+		h.logger.Warn("setting is out of bounds", zap.String("setting", field), zap.Duration("value", time.Duration(configured)), zap.Duration("used", time.Duration(used)))
 		return used
 	}
-	return time.Duration(configured)
+	return configured
 }
 
 const backends = "http.handlers.mcp_pruner.backends."

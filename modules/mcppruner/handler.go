@@ -114,14 +114,13 @@ type Handler struct {
 	// except at a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
-	maxInputChars int
-	requestLimit  int64
-	backend       Backend
-	reranker      string // the configuration of the backend: another has other scores
-	origins       origin.Policy
-	originals     *storepool.Store
-	scores        *storepool.Store
-	logger        *zap.Logger
+	requestLimit int64
+	backend      Backend
+	reranker     string // the configuration of the backend: another has other scores
+	origins      origin.Policy
+	originals    *storepool.Store
+	scores       *storepool.Store
+	logger       *zap.Logger
 }
 
 // StoreLimit bounds the store of originals.
@@ -154,27 +153,30 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.StoreLimit.Bytes = 64 << 20
 	}
 	h.origins = origin.Policy{Directive: "mcp_pruner", Origins: h.Origins, Hosts: h.Hosts}
-	h.maxInputChars = h.number("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000, "MCP_PRUNER_MAX_INPUT_CHARS")
-	h.requestLimit = requestLimit(h.maxInputChars)
+	h.MaxInputChars = h.number("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000, "MCP_PRUNER_MAX_INPUT_CHARS")
+	h.requestLimit = requestLimit(h.MaxInputChars)
 	if err := h.loadBackend(ctx); err != nil {
 		return err
 	}
 	if err := telemetry.Register(ctx, prunedLines, savedTokens, fallbacks, durations); err != nil {
 		return err
 	}
+	h.PruneIDTTL = h.seconds("prune_id_ttl", h.PruneIDTTL, 600, 7*24*3600, "MCP_PRUNER_PRUNE_ID_TTL_S")
+	h.CacheTTL = h.seconds("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S")
+	h.CacheMaxEntries = h.number("cache_max_entries", h.CacheMaxEntries, 256, 100_000, "MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES")
 	var err error
 	h.originals, err = storepool.Open("originals", store.Limits{
 		Entries: h.StoreLimit.Entries,
 		Bytes:   h.StoreLimit.Bytes,
-		TTL:     h.seconds("prune_id_ttl", h.PruneIDTTL, 600, 7*24*3600, "MCP_PRUNER_PRUNE_ID_TTL_S"),
+		TTL:     time.Duration(h.PruneIDTTL),
 	})
 	if err != nil {
 		return err
 	}
 	h.scores, err = storepool.Open("scores", store.Limits{
-		Entries: h.number("cache_max_entries", h.CacheMaxEntries, 256, 100_000, "MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES"),
+		Entries: h.CacheMaxEntries,
 		Bytes:   maxScoreBytes,
-		TTL:     h.seconds("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S"),
+		TTL:     time.Duration(h.CacheTTL),
 	})
 	return err
 }

@@ -96,7 +96,7 @@ func (p *pruning) run(ctx context.Context, chars int) {
 	original := []byte(p.request.Text)
 	kept := p.handler.originals.Put(p.owner, p.id, original)
 	switch {
-	case chars > p.handler.maxInputChars:
+	case chars > p.handler.MaxInputChars:
 		p.result = prune.Raw(p.request, prune.InputTooLarge)
 		if !kept {
 			p.result.Fallback(prune.RecoveryUnavailable)

@@ -90,7 +90,7 @@ func TestTimesOfTheEnvironment(t *testing.T) { // P58, P59
 			t.Setenv("VARIABLE", tt.said)
 			core, logs := observer.New(zapcore.WarnLevel)
 			h := &Handler{logger: zap.New(core)}
-			if got := h.seconds("cache_ttl", caddy.Duration(tt.configured), 30, 3600, "VARIABLE"); got != tt.want {
+			if got := time.Duration(h.seconds("cache_ttl", caddy.Duration(tt.configured), 30, 3600, "VARIABLE")); got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
 			if got := warned(logs); got != tt.warns {

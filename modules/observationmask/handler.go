@@ -115,12 +115,18 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	h.policy = mask.Policy{MaxChars: mask.DefaultMaxChars, KeepMedia: h.KeepMedia}
-	if h.MaxChars != nil {
-		h.policy.MaxChars = *h.MaxChars
+	if h.MaxChars == nil {
+		h.MaxChars = new(mask.DefaultMaxChars)
 	}
-	h.policy.HeadChars = sideChars(h.HeadChars, mask.DefaultHeadChars, h.policy.MaxChars)
-	h.policy.TailChars = sideChars(h.TailChars, mask.DefaultTailChars, h.policy.MaxChars)
+	// Who lowers max_chars alone wants less of both sides.
+	side := max(*h.MaxChars, 0) / 2
+	if h.HeadChars == nil {
+		h.HeadChars = new(min(mask.DefaultHeadChars, side))
+	}
+	if h.TailChars == nil {
+		h.TailChars = new(min(mask.DefaultTailChars, side))
+	}
+	h.policy = mask.Policy{MaxChars: *h.MaxChars, HeadChars: *h.HeadChars, TailChars: *h.TailChars, KeepMedia: h.KeepMedia}
 	for _, s := range h.Exempt {
 		pattern, err := mcp.ParsePattern(s)
 		if err != nil {
@@ -143,14 +149,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.policy.SaveLimit = h.Recover.largest()
 	}
 	return nil
-}
-
-// sideChars is how much is kept of one side of a string.
-func sideChars(configured *int, fallback, maxChars int) int {
-	if configured != nil {
-		return *configured
-	}
-	return min(fallback, max(maxChars, 0)/2)
 }
 
 // Validate ensures that the configuration makes sense.

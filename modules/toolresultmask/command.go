@@ -103,7 +103,7 @@ func (h *Handler) show(body []byte, sent, told io.Writer) error {
 	var c chat.Conversation
 	var err error
 	switch {
-	case h.Enabled != nil && !*h.Enabled:
+	case !*h.Enabled:
 		err = errors.New("enabled is off")
 	case int64(len(body)) > h.BufferLimit:
 		err = errors.New("larger than buffer_limit")

@@ -146,7 +146,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.compile(); err != nil {
 		return err
 	}
-	if h.PlaceholderTemplate != "" && !h.policy.Template.NamesCall() {
+	if !h.policy.Template.NamesCall() {
 		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
 			zap.String("placeholder_template", h.policy.Template.String()))
 	}
@@ -155,37 +155,54 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // compile makes the policy of the configuration.
 func (h *Handler) compile() error {
+	h.setDefaults()
 	h.policy = chat.Policy{
-		WindowTurns:     chat.DefaultWindowTurns,
-		KeepErrors:      h.KeepErrors == nil || *h.KeepErrors,
+		WindowTurns:     *h.WindowTurns,
+		KeepErrors:      *h.KeepErrors,
 		KeepLastPerTool: h.KeepLastKPerTool,
 		MinChars:        h.MinMaskChars,
 		ExcludeTools:    h.ExcludeTools,
 		StepTurns:       h.StepTurns,
 		ClearAtLeast:    int(h.ClearAtLeast),
-		ReadPrice:       chat.DefaultReadPrice,
-		WritePrice:      chat.DefaultWritePrice,
+		ReadPrice:       h.CachePrices.Read,
+		WritePrice:      h.CachePrices.Write,
 	}
-	if h.WindowTurns != nil {
-		h.policy.WindowTurns = *h.WindowTurns
+	template, err := chat.ParseTemplate(h.PlaceholderTemplate)
+	if err != nil {
+		return fmt.Errorf("placeholder_template: %w", err)
 	}
-	if prices := h.CachePrices; prices != nil && prices.Read != 0 {
-		h.policy.ReadPrice = prices.Read
+	h.policy.Template = template
+	return nil
+}
+
+func (h *Handler) setDefaults() {
+	if h.Enabled == nil {
+		h.Enabled = new(true)
 	}
-	if prices := h.CachePrices; prices != nil && prices.Write != 0 {
-		h.policy.WritePrice = prices.Write
+	if h.WindowTurns == nil {
+		h.WindowTurns = new(chat.DefaultWindowTurns)
 	}
-	if h.PlaceholderTemplate != "" {
-		template, err := chat.ParseTemplate(h.PlaceholderTemplate)
-		if err != nil {
-			return fmt.Errorf("placeholder_template: %w", err)
-		}
-		h.policy.Template = template
+	if h.KeepErrors == nil {
+		h.KeepErrors = new(true)
+	}
+	if h.PlaceholderTemplate == "" {
+		h.PlaceholderTemplate = chat.DefaultTemplate.String()
+	}
+	if h.StepTurns == 0 {
+		h.StepTurns = 1
+	}
+	if h.CachePrices == nil {
+		h.CachePrices = new(CachePrices)
+	}
+	if h.CachePrices.Read == 0 {
+		h.CachePrices.Read = chat.DefaultReadPrice
+	}
+	if h.CachePrices.Write == 0 {
+		h.CachePrices.Write = chat.DefaultWritePrice
 	}
 	if h.BufferLimit == 0 {
 		h.BufferLimit = 32 << 20
 	}
-	return nil
 }
 
 // Validate ensures that the configuration makes sense.
@@ -214,7 +231,7 @@ func (h *Handler) Validate() error {
 
 // ServeHTTP masks the request and passes the answer on.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if h.Enabled != nil && !*h.Enabled || r.Method != http.MethodPost || !postsJSON(r) {
+	if !*h.Enabled || r.Method != http.MethodPost || !postsJSON(r) {
 		return next.ServeHTTP(w, r)
 	}
 	x := &exchange{
