@@ -455,9 +455,9 @@ func (c *Conversation) word(v value) word {
 		return toolUse
 	case "tool_result":
 		return toolResult
-	case "function_call":
+	case "function_call", "custom_tool_call": // whose input is free text, as of Codex
 		return functionCall
-	case "function_call_output":
+	case "function_call_output", "custom_tool_call_output":
 		return functionCallOutput
 	}
 	if bytes.HasSuffix(body, []byte("_output")) {

@@ -7,8 +7,8 @@
 //     answered by messages of the role tool;
 //   - Anthropic messages: messages, where tool_use blocks are answered by
 //     tool_result blocks;
-//   - OpenAI responses: input, where function_call items are answered by
-//     function_call_output items.
+//   - OpenAI responses: input, where function_call and custom_tool_call items are
+//     answered by function_call_output and custom_tool_call_output items.
 //
 // A [Conversation] is read once, from raw bytes, and keeps only where things
 // stand in them. Masking it is a [Plan]: the texts to put in the place of old

@@ -323,7 +323,7 @@ func (g *generator) turn() {
 				g.items = append(g.items, generatedObject{{"type", "reasoning"}, {"id", "rs_1"}})
 			}
 			g.items = append(g.items, append(generatedObject{
-				{"type", "function_call"}, {"call_id", c.wire[0]}, {"name", c.wire[1]}, {"id", g.id()},
+				{"type", one(g.Rand, []any{"function_call", "custom_tool_call"})}, {"call_id", c.wire[0]}, {"name", c.wire[1]}, {"id", g.id()},
 				{"arguments", `{"path":"a\\b","n":1.0}`},
 			}, g.vendor()...))
 			if i > 0 && g.percent(5) { // the next call is of another turn
@@ -424,7 +424,7 @@ func (g *generator) answers(calls []generatedCall) {
 		switch {
 		case g.format == "responses":
 			g.items = append(g.items, append(generatedObject{
-				{"type", "function_call_output"}, {"call_id", c.wire[0]}, {"output", g.content(c)},
+				{"type", one(g.Rand, []any{"function_call_output", "custom_tool_call_output"})}, {"call_id", c.wire[0]}, {"output", g.content(c)},
 			}, g.vendor()...))
 		case g.format == "anthropic" && !g.percent(1), g.percent(1):
 			block := generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]}, {"content", g.content(c)}}

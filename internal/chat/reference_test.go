@@ -177,7 +177,7 @@ func referenceInput(input []any) referenceConversation {
 		role, hasRole := item["role"].(string)
 		id := referenceText(item["call_id"])
 		switch {
-		case item["type"] == "function_call":
+		case item["type"] == "function_call", item["type"] == "custom_tool_call":
 			if id != "" {
 				if !open {
 					c.turns = append(c.turns, i)
@@ -188,7 +188,7 @@ func referenceInput(input []any) referenceConversation {
 				})
 			}
 			c.answered = !open // a call without an id among others is one of them
-		case item["type"] == "function_call_output":
+		case item["type"] == "function_call_output", item["type"] == "custom_tool_call_output":
 			open = false
 			c.results = append(c.results, referenceResult{
 				item: i, id: id, holder: item, member: "output", block: "input_text",
@@ -479,17 +479,17 @@ func TestReferenceFormats(t *testing.T) {
 		{
 			"responses",
 			`{"input":[
-				{"type":"function_call","call_id":"a","name":"f"},{"type":"reasoning"},{"role":"assistant"},{"type":"function_call","call_id":"b","name":"g"},
+				{"type":"function_call","call_id":"a","name":"f"},{"type":"reasoning"},{"role":"assistant"},{"type":"custom_tool_call","call_id":"b","name":"g"},
 				{"type":"function_call_output","call_id":"a","output":"xyz"},
-				{"type":"function_call_output","call_id":"b","output":[{"type":"input_text","text":"x"}]},
+				{"type":"custom_tool_call_output","call_id":"b","output":[{"type":"input_text","text":"x"}]},
 				{"type":"function_call_output","call_id":"b","output":[{"type":"text","text":"x"}]},
 				{"type":"function_call","call_id":"","name":"g"},
 				{"type":"function_call","call_id":"c","name":"f"},
 				{"type":"function_call_output","call_id":"c","output":"z"}]}`,
 			`{"input":[
-				{"type":"function_call","call_id":"a","name":"f"},{"type":"reasoning"},{"role":"assistant"},{"type":"function_call","call_id":"b","name":"g"},
+				{"type":"function_call","call_id":"a","name":"f"},{"type":"reasoning"},{"role":"assistant"},{"type":"custom_tool_call","call_id":"b","name":"g"},
 				{"type":"function_call_output","call_id":"a","output":"a/f/3"},
-				{"type":"function_call_output","call_id":"b","output":[{"type":"input_text","text":"b/g/1"}]},
+				{"type":"custom_tool_call_output","call_id":"b","output":[{"type":"input_text","text":"b/g/1"}]},
 				{"type":"function_call_output","call_id":"b","output":[{"type":"text","text":"x"}]},
 				{"type":"function_call","call_id":"","name":"g"},
 				{"type":"function_call","call_id":"c","name":"f"},
