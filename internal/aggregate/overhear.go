@@ -163,7 +163,7 @@ func (held *heldCall) take(m *jsonrpc.Message) bool {
 		h.ask()
 	}
 	select {
-	case held.messages <- slices.Clone(m.Raw):
+	case held.messages <- heldMessage{raw: slices.Clone(m.Raw)}:
 		return true
 	case <-held.done:
 		return false

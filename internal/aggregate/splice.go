@@ -34,16 +34,18 @@ func oneLine(p []byte) []byte {
 	return jsonspan.AppendLine(nil, p)
 }
 
-// answerPaths are where answers of servers name resources and tasks.
-var answerPaths = jsonspan.CompilePaths(
+// namings are where answers of servers name resources and tasks.
+var namings = []string{
 	"result.contents.*.uri",
 	"result.content.*.uri", "result.content.*.resource.uri",
 	"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
 	"error.data.uri",
 	"result.task.taskId", "result.taskId",
-)
+}
 
 const firstTaskPath = 6
+
+var answerPaths = jsonspan.CompilePaths(namings...)
 
 // renamed returns what stands for a literal at one of the answerPaths.
 func (l *link) renamed(a *Aggregate, path int, literal []byte) []byte {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -33,15 +34,22 @@ type heldCall struct {
 	cancel context.CancelFunc
 	of     *http.Request // on behalf of which it is made
 
-	about    string        // what the client has called, which it goes on with
-	id       []byte        // that the server knows it by: many clients call each of theirs 1
-	messages chan []byte   // of the server
-	done     chan struct{} // closed when there are no more
+	about    string           // what the client has called, which it goes on with
+	id       []byte           // that the server knows it by: many clients call each of theirs 1
+	messages chan heldMessage // of the server
+	done     chan struct{}    // closed when there are no more
 	failure  *jsonrpc.Failure
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
 	hearing   atomic.Pointer[Hearing] // of the server
+}
+
+// A heldMessage is a message of a server, or an answer that is too large to be held, as
+// it comes.
+type heldMessage struct {
+	raw   []byte
+	large *io.PipeReader
 }
 
 // toLegacy passes the request on to a server of the legacy era, or goes on with one
@@ -137,7 +145,7 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		cancel:    cancel,
 		about:     t.about(),
 		id:        l.nextID(),
-		messages:  make(chan []byte),
+		messages:  make(chan heldMessage),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
@@ -181,7 +189,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		return failure
 	}
 	return l.inSession(ctx, a, of, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
-		h := &Hearing{}
+		h := &Hearing{id: held.id}
 		held.hearing.Store(h)
 		defer held.overhear(ctx)()
 		l.listen(ctx)
@@ -204,10 +212,24 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 				h.ask()
 			}
 			select {
-			case held.messages <- slices.Clone(e.message.Raw):
+			case held.messages <- heldMessage{raw: slices.Clone(e.message.Raw)}:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
+			}
+		}
+		from, to := io.Pipe()
+		defer to.CloseWithError(io.ErrUnexpectedEOF) // unless all of it has come
+		h.large = func(string) io.WriteCloser {
+			if answered || h.forgotten() && again {
+				return nil
+			}
+			answered = true
+			select {
+			case held.messages <- heldMessage{large: from}:
+				return to
+			case <-ctx.Done():
+				return nil
 			}
 		}
 		failure := a.of(l).Upstream.Send(h, r, &m)
@@ -226,8 +248,12 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 func (held *heldCall) serve(ctx context.Context, t *turn) *jsonrpc.Failure {
 	for {
 		select {
-		case raw := <-held.messages:
-			if done, failure := held.pass(t, raw); done {
+		case said := <-held.messages:
+			if said.large != nil {
+				held.stream(ctx, t, said.large)
+				return nil
+			}
+			if done, failure := held.pass(t, said.raw); done {
 				return failure
 			}
 		case <-held.done:
@@ -316,14 +342,63 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 	edits := withID(m, t.m.Literal(jsonrpc.ID))
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
 		at := m.Replace(jsonrpc.Result, nil)
-		member := []byte(`"resultType":"complete"`)
-		if t.m.Is(jsonrpc.Method, "resources/read") {
-			member = append(member, `,"ttlMs":0,"cacheScope":"private"`...)
-		}
-		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), member).Moved(at.Start))
+		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), t.completion()).Moved(at.Start))
 	}
 	raw := t.led.back(t.a, held.link.server, held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...)))
 	t.out.answer(m.Status(), &outgoing{data: raw})
+}
+
+// completion returns what results of the modern era say in addition.
+func (t *turn) completion() []byte {
+	if t.m.Is(jsonrpc.Method, "resources/read") {
+		return []byte(`"resultType":"complete","ttlMs":0,"cacheScope":"private"`)
+	}
+	return []byte(`"resultType":"complete"`)
+}
+
+// stream passes on an answer that is too large to be held, like answer.
+func (held *heldCall) stream(ctx context.Context, t *turn, from *io.PipeReader) {
+	defer context.AfterFunc(ctx, func() { from.CloseWithError(ctx.Err()) })()
+	out := t.out.large(new(outgoing), false)
+	to := &rewriting{modernPaths.Rewrite(out, held.modernized(t)), out}
+	_, err := io.Copy(to, from)
+	if err == nil {
+		err = to.Close()
+	}
+	switch {
+	case err == nil:
+		t.result.Code, _ = held.hearing.Load().Outcome()
+		held.settle(t)
+	case ctx.Err() != nil:
+		held.giveUp()
+	default:
+		t.result.Torn = true
+		from.CloseWithError(err)
+		held.giveUp()
+	}
+}
+
+// modernPaths are where an answer of the legacy era changes on its way to a client of
+// the modern one.
+var modernPaths = jsonspan.CompilePaths(append(slices.Clone(namings), "id", "result")...)
+
+// modernized returns what stands for a literal at one of the modernPaths.
+func (held *heldCall) modernized(t *turn) func(path int, k jsonspan.Kind, literal []byte) []byte {
+	return func(path int, k jsonspan.Kind, literal []byte) []byte {
+		switch {
+		case path == len(namings):
+			if jsonrpc.SameID(literal, held.id) {
+				return t.m.Literal(jsonrpc.ID)
+			}
+		case path > len(namings):
+			if k == jsonspan.BeginObject {
+				return slices.Concat([]byte("{"), t.completion(), []byte(","))
+			}
+		case k == jsonspan.String && !t.a.transparent():
+			return held.link.renamed(t.a, path, literal)
+		}
+		return nil
+	}
 }
 
 // ask has the client asked: its request is answered by a result that says so.

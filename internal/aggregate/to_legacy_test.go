@@ -1,8 +1,10 @@
 package aggregate
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -407,4 +409,75 @@ func TestDestructEndsHeldCalls(t *testing.T) {
 			call.hangUp()
 		})
 	})
+}
+
+// An answer that is too large to be held reaches the client as it comes, and is the
+// same as if it had been held.
+func TestHeldCallsWithLargeAnswers(t *testing.T) {
+	text := strings.Repeat("x", 2*maxHeld)
+	result := `{"content":[{"type":"resource_link","uri":"file:///a"},{"type":"text","text":"` + text + `"}]}`
+	want := `"result":{"resultType":"complete","content":[{"type":"resource_link","uri":"` +
+		mcp.ResourceURI("a", "file:///a") + `"},{"type":"text","text":"` + text + `"}]}}`
+	for _, tt := range []struct {
+		name   string
+		answer script
+		want   string // with the id of the request in the place of ID; none if it breaks off
+	}{
+		{"the id comes first", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
+		}, `{"jsonrpc":"2.0","id":ID,` + want},
+		{"the id comes last", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"result":{"text":"`+text+`"},"id":`+a.id()+`,"jsonrpc":"2.0"}`)
+		}, `{"result":{"resultType":"complete","text":"` + text + `"},"id":ID,"jsonrpc":"2.0"}`},
+		{"an event", func(w http.ResponseWriter, a *arrival) { a.finish(w, result) }, `{"jsonrpc":"2.0","id":ID,` + want},
+		{"the result is empty", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{ },"x":"`+text+`"}`)
+		}, `{"jsonrpc":"2.0","id":ID,"result":{"resultType":"complete" },"x":"` + text + `"}`},
+		{"an error", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-5,"message":"`+text+`"}}`)
+		}, `{"jsonrpc":"2.0","id":ID,"error":{"code":-5,"message":"` + text + `"}}`},
+		{"it breaks off", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+text)
+		}, ""},
+		{"the connection breaks off", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+text)
+			panic(http.ErrAbortHandler)
+		}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			u := newGateway(t, nil, legacyPeer("a").does("tools/call", tt.answer), legacyPeer("b")).modern(t)
+			s := u.post(u.request(`"mine"`, "tools/call", `{"name":"a::x"}`))
+			switch want := strings.Replace(tt.want, "ID", `"mine"`, 1); {
+			case want == "" && s.broken == nil:
+				t.Errorf("it does not break off: %.100s", s.body)
+			case want != "" && (s.answer != want || s.broken != nil):
+				t.Errorf("got %d bytes, %v: %.200s … %.100s", len(s.answer), s.broken, s.answer, s.answer[max(len(s.answer)-100, 0):])
+			}
+		})
+	}
+}
+
+// Of an answer that is too large to be held the client has something before the
+// server has said all of it, and who hangs up then cancels the call.
+func TestLargeAnswersOfHeldCallsComeAtOnce(t *testing.T) {
+	ended := make(chan struct{})
+	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
+		defer close(ended)
+		a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*maxHeld))
+		_ = http.NewResponseController(w).Flush()
+		<-a.Context().Done()
+	})
+	u := newGateway(t, nil, p).modern(t)
+	ctx, hangUp := context.WithCancel(t.Context())
+	response, err := u.do(ctx, http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if n, err := io.ReadFull(response.Body, make([]byte, maxHeld)); err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	hangUp()
+	<-ended
+	p.await(t, "notifications/cancelled", 1)
 }

@@ -2,6 +2,7 @@ package jsonspan
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 )
 
@@ -15,6 +16,7 @@ type Rewriter struct {
 	replace func(path int, k Kind, literal []byte) []byte
 	out     bufio.Writer // gathers what is short, and is empty between pieces
 	held    int          // how many of the bytes that walk keeps are still to be given out
+	comma   bool         // is due, if the object that was begun has members
 	err     error        // of out
 }
 
@@ -30,7 +32,8 @@ const maxRewritten = 64 << 10
 //
 // For an object or array replace is called with [BeginObject] or [BeginArray] and
 // the opening brace or bracket, which is all that is replaced: members can be put
-// behind it. The values in it follow. A value of more than 64 KiB passes unchanged,
+// behind the brace, with a comma at the end, which is left out if none follow. The
+// values in it are next. A value of more than 64 KiB passes unchanged,
 // without a call.
 func (p *Paths) Rewrite(w io.Writer, replace func(path int, k Kind, literal []byte) []byte) *Rewriter {
 	r := &Rewriter{walk: walk{root: &p.root, limit: maxRewritten}, replace: replace}
@@ -42,7 +45,7 @@ func (p *Paths) Rewrite(w io.Writer, replace func(path int, k Kind, literal []by
 func (r *Rewriter) Reset(w io.Writer) {
 	r.walk.reset()
 	r.out.Reset(w)
-	r.held, r.err = 0, nil
+	r.held, r.comma, r.err = 0, false, nil
 }
 
 // Write takes the next piece of the text and gives it out, but for a value at its
@@ -77,7 +80,10 @@ func (r *Rewriter) Write(piece []byte) (int, error) {
 		}
 		start, end := w.scanner.Span()
 		r.give(piece[rest:max(int(start-begin), rest)])
-		r.give(value)
+		if k == BeginObject {
+			value, r.comma = bytes.CutSuffix(value, []byte{','})
+		}
+		_, _ = r.out.Write(value)
 		rest, r.held = int(end-begin), 0
 	}
 }
@@ -103,6 +109,15 @@ func (r *Rewriter) release() {
 }
 
 func (r *Rewriter) give(b []byte) {
+	if r.comma {
+		next := bytes.TrimLeft(b, " \t\r\n")
+		_, _ = r.out.Write(b[:len(b)-len(next)])
+		if b = next; len(b) > 0 {
+			if r.comma = false; b[0] != '}' {
+				_ = r.out.WriteByte(',')
+			}
+		}
+	}
 	_, _ = r.out.Write(b) // the error comes again from Flush
 }
 

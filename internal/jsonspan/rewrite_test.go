@@ -25,6 +25,29 @@ func mark(path int, k Kind, literal []byte) []byte {
 	return fmt.Appendf(nil, `<%d %d %s>`, path, k, literal)
 }
 
+// marks returns the edits that mark makes of what is found at the paths: of containers
+// their beginning. The comma of an object stands before its first member, if it has any.
+func marks(paths *Paths, text []byte) (edits []Edit, err error) {
+	err = paths.Find(text, func(path int, v Value) {
+		end := v.End
+		if v.Kind == BeginObject || v.Kind == BeginArray {
+			end = v.Start + 1
+		}
+		with := mark(path, v.Kind, text[v.Start:end])
+		if object, comma := bytes.CutSuffix(with, []byte(",")); comma && v.Kind == BeginObject {
+			with = object
+			if first := v.End - len(bytes.TrimLeft(text[end:v.End], " \t\r\n")); text[first] != '}' {
+				edits = append(edits, Edit{first, first, []byte(",")})
+			}
+		}
+		if with != nil && end-v.Start <= maxRewritten {
+			edits = append(edits, Edit{v.Start, end, with})
+		}
+	})
+	slices.SortFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
+	return edits, err
+}
+
 // rewrite gives pieces to r and returns what comes of them.
 func rewrite(r *Rewriter, pieces ...string) (string, error) {
 	var out strings.Builder
@@ -247,20 +270,10 @@ func TestRewriteIsFindAndSplice(t *testing.T) {
 	for range 3000 {
 		text := string(g.append(nil, 6))
 		paths := CompilePaths(sets[g.IntN(len(sets))]...)
-		var edits []Edit
-		err := paths.Find([]byte(text), func(path int, v Value) {
-			end := v.End
-			if v.Kind == BeginObject || v.Kind == BeginArray {
-				end = v.Start + 1
-			}
-			if b := mark(path, v.Kind, []byte(text[v.Start:end])); b != nil {
-				edits = append(edits, Edit{v.Start, end, b})
-			}
-		})
+		edits, err := marks(paths, []byte(text))
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
-		slices.SortFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
 		edited += len(edits)
 		var want strings.Builder
 		if err := Splice(&want, []byte(text), edits); err != nil {
@@ -346,7 +359,7 @@ func TestRewriteKeepsTheErrorOfItsWriter(t *testing.T) {
 }
 
 // With nothing replaced the output is the input, in pieces of any size, and with
-// something replaced it is the same in pieces as at once.
+// something replaced it is the same in pieces as at once, and as if it had been spliced.
 func FuzzRewrite(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), 1)
@@ -372,6 +385,11 @@ func FuzzRewrite(f *testing.F) {
 		want, _ := rewrite(marked, string(text))
 		if got, _ := rewrite(marked, pieces...); got != want {
 			t.Errorf("got %q\nwant %q", got, want)
+		}
+		// It replaces what Find finds, of containers their beginning.
+		edits, err := marks(paths, text)
+		if spliced := Spliced(text, edits...); err == nil && string(spliced) != want {
+			t.Errorf("%q became %q, and by what is found in it %q", text, want, spliced)
 		}
 	})
 }
