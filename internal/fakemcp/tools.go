@@ -20,6 +20,7 @@ type tool struct {
 	Description  string          `json:"description"`
 	InputSchema  json.RawMessage `json:"inputSchema"`
 	OutputSchema json.RawMessage `json:"outputSchema,omitempty"`
+	Annotations  json.RawMessage `json:"annotations"`
 
 	call func(arguments json.RawMessage) (toolResult, error)
 }
@@ -42,6 +43,10 @@ type imageContent struct {
 }
 
 func newText(text string) textContent { return textContent{Type: "text", Text: text} }
+
+// harmless says that a tool changes nothing and talks to nobody. Clients ask their
+// user about each call of one that does not say so.
+const harmless = `{"readOnlyHint": true, "openWorldHint": false}`
 
 const noArguments = `{"type": "object", "properties": {}, "additionalProperties": false}`
 
@@ -66,13 +71,15 @@ func sampleTools() []tool {
 				},
 				"additionalProperties": false
 			}`),
-			call: readLog,
+			Annotations: json.RawMessage(harmless),
+			call:        readLog,
 		},
 		{
 			Name:        "read_image",
 			Title:       "Read an image",
 			Description: "Returns a PNG picture of noise, 64 by 64 pixels, as image content.",
 			InputSchema: json.RawMessage(noArguments),
+			Annotations: json.RawMessage(harmless),
 			call: func(arguments json.RawMessage) (toolResult, error) {
 				return toolResult{Content: []any{imageContent{"image", picture, "image/png"}}},
 					decodeArguments(arguments, &struct{}{})
@@ -101,7 +108,8 @@ func sampleTools() []tool {
 				},
 				"required": ["files"]
 			}`),
-			call: listFiles,
+			Annotations: json.RawMessage(harmless),
+			call:        listFiles,
 		},
 		{
 			Name:        "echo",
@@ -115,7 +123,8 @@ func sampleTools() []tool {
 				"required": ["text"],
 				"additionalProperties": false
 			}`),
-			call: echo,
+			Annotations: json.RawMessage(harmless),
+			call:        echo,
 		},
 	}
 }
