@@ -42,6 +42,7 @@ func TestNewRefuses(t *testing.T) { // A53, A54, A55
 		{"a prefix with a line break", "resource:file:///a\nb", "control characters"},
 		{"a prefix with a host beyond ASCII", "resource:http://ö.example/", "its host can be read in more than one way"},
 		{"a prefix with an escaped ..", "resource:file:///a%2f..%2fb", "its path can be read in more than one way"},
+		{"a prefix of a file without a root", "resource:file:srv", "its path can be read in more than one way"},
 		{"a prefix with too many escapes", "resource:file:///%252525252541", "escaped too often"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -73,8 +73,13 @@ func locate(uri string) (location, error) {
 	if err != nil {
 		return location{}, err
 	}
-	if scheme == "file" && len(segments) > 0 && isDrive(segments[0]) {
-		segments[0] = drive(segments[0])
+	if scheme == "file" {
+		switch {
+		case len(segments) > 0 && isDrive(segments[0]):
+			segments[0] = drive(segments[0])
+		case rest != "" && !isSlash(rune(rest[0])):
+			return location{}, errSegments // browsers begin at the root, others where the server runs
+		}
 	}
 	return join(scheme, host, segments), nil
 }

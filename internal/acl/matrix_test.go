@@ -298,6 +298,7 @@ var matrix = []struct {
 		{"the scheme in other case", "+ resource fs File:///pub/x"},
 		{"this host", "+ resource fs file://LOCALHOST/pub/x"},
 		{"one slash", "+ resource fs file:/pub/x"},
+		{"no slash", "- resource fs file:pub/x"},
 		{"escapes", "+ resource fs file:///%70ub/%41"},
 		{"a query", "+ resource fs file:///pub?x=1"},
 		{"a fragment", "+ resource fs file:///pub/x#y"},
