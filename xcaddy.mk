@@ -18,6 +18,11 @@ GO_FILES := $(shell find . -name '*.go' -not -path '*/node_modules/*')
 GO_TEST  := go test -timeout 30m -tags $(TAGS)
 FUZZTIME ?= 60s
 
+# Of a release. What the environment has under these names is about something else.
+VERSION   :=
+COMMIT    :=
+PLATFORMS :=
+
 # The official SDKs of MCP and of models, for the tests that talk to them.
 PEERS := internal/integration/peers
 
@@ -25,7 +30,7 @@ PEERS := internal/integration/peers
 SUITE := internal/conformance/suite
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race conformance fuzz bench bench-cache bench-prune dashboard lint clean
+.PHONY: help run build test race conformance fuzz bench bench-cache bench-prune dashboard lint release clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 13
@@ -39,13 +44,16 @@ build: $(CADDY) ## build bin/caddy
 # With the proxy off nobody is asked for versions of this module, which a registry
 # that does not know it would refuse. xcaddy then complains of test dependencies
 # that it does not need: its output goes to a file and is shown only if it fails.
+# The module is replaced under the version of this folder, which is what the binary
+# then says it has. A new commit alone builds nothing: the binary is of the one before.
 $(CADDY): $(filter-out %_test.go,$(GO_FILES)) go.mod go.sum xcaddy.mk
 	@mkdir -p $(@D)
 	@echo "building $(CADDY), log in $(CADDY).log"
 	@go mod download
-	@GOPROXY=off GOSUMDB=off go tool xcaddy build \
+	@version=$$(go run ./internal/release -describe -version '$(VERSION)') || exit 1; \
+	GOPROXY=off GOSUMDB=off go tool xcaddy build \
 		$$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) \
-		--with $(MODULE)/modules --replace $(MODULE)=. --output $(CADDY) \
+		--with $(MODULE)/modules@$$version --replace $(MODULE)@$$version=. --output $(CADDY) \
 		>$(CADDY).log 2>&1 || { cat $(CADDY).log; exit 1; }
 
 test: build $(PEERS)/node_modules ## run every test, those of the built binary included
@@ -90,5 +98,10 @@ lint: ## gofmt, go vet, staticcheck
 	go tool staticcheck -tags $(TAGS) ./...
 	cd internal/conformance/gosdk && go vet ./...
 
+# VERSION=v1.2.3 is for a commit without a tag, COMMIT=HEAD for a folder in which more
+# has changed, PLATFORMS="linux/amd64 linux/arm64" for fewer than all.
+release: ## archives for all platforms in dist, and their checksums, which anybody can reproduce
+	go run ./internal/release -version '$(VERSION)' -commit '$(COMMIT)' -platforms '$(PLATFORMS)'
+
 clean: ## remove what was built
-	rm -rf bin $(PEERS)/node_modules $(SUITE)/node_modules
+	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules

@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
-// serverVersion is the version the Server gives in its handshake.
+// serverVersion is the version that the servers of tests give in their handshake.
 const serverVersion = "0.1.0"
 
 // maxMessage bounds a request body.
@@ -189,7 +191,7 @@ func initialize(m message) (any, *rpcError) {
 	}
 	return initializeResult{
 		ProtocolVersion: p.ProtocolVersion,
-		ServerInfo:      serverInfo{Name: "sample", Version: serverVersion},
+		ServerInfo:      serverInfo{Name: "sample", Version: version.Current()},
 	}, nil
 }
 

@@ -11,12 +11,13 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
 func TestServerAnswers(t *testing.T) {
-	initialized := func(version string) string {
-		return `{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"` + version +
-			`","capabilities":{"tools":{}},"serverInfo":{"name":"sample","version":"0.1.0"}}}`
+	initialized := func(revision string) string {
+		return `{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"` + revision +
+			`","capabilities":{"tools":{}},"serverInfo":{"name":"sample","version":"` + version.Current() + `"}}}`
 	}
 	failure := func(id, code, message string) string {
 		return `{"jsonrpc":"2.0","id":` + id + `,"error":{"code":` + code + `,"message":"` + message + `"}}`

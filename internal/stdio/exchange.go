@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
 // An exchange is one HTTP request and its response.
@@ -436,6 +437,9 @@ func (c *child) listParams(cursor string) []byte {
 }
 
 // modernMeta is what every request of the modern era has in its params.
-const modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"` + mcp.Stateless + `",` +
-	`"io.modelcontextprotocol/clientInfo":{"name":"caddy-mcp-gateway","version":"1"},` +
+var modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"` + mcp.Stateless + `",` +
+	`"io.modelcontextprotocol/clientInfo":` + clientInfo + `,` +
 	`"io.modelcontextprotocol/clientCapabilities":{}}`
+
+// clientInfo is who a child is asked by, where that is none of the clients.
+var clientInfo = `{"name":"caddy-mcp-gateway","version":"` + version.Current() + `"}`

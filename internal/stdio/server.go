@@ -320,7 +320,7 @@ func (s *server) startInitialized() (*child, error) {
 		late, died := ctx.Err() == context.DeadlineExceeded, c.death() != nil
 		c.kill()
 		if late {
-			err = fmt.Errorf("not initialized within %s", s.pool.config.StartTimeout)
+			err = fmt.Errorf("not initialized within %s, its start_timeout", s.pool.config.StartTimeout)
 		}
 		if s.at.era == mcp.Modern && (late || died) {
 			err = s.unsure(err)
@@ -341,7 +341,7 @@ func (s *server) unsure(err error) error {
 	if s.unsaid++; s.unsaid > 1 {
 		return errLegacyOnly
 	}
-	return fmt.Errorf("%w: %w", errAskLegacy, err)
+	return fmt.Errorf("%w (%w)", err, errAskLegacy)
 }
 
 // initialize shakes hands. A child of a session gets what its client has said, a
@@ -349,7 +349,7 @@ func (s *server) unsure(err error) error {
 func (c *child) initialize(ctx context.Context) error {
 	params := []byte(`{"protocolVersion":"` + mcp.Latest + `",` +
 		`"capabilities":{"roots":{},"sampling":{},"elicitation":{"form":{},"url":{}}},` +
-		`"clientInfo":{"name":"caddy-mcp-gateway","version":"1"}}`)
+		`"clientInfo":` + clientInfo + `}`)
 	if owner := c.server.owner; owner != nil {
 		params = owner.hello.Literal(jsonrpc.Params)
 	}

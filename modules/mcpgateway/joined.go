@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
 // noSeparator is how a configuration says that names are left as they are.
@@ -49,7 +49,7 @@ func (h *Handler) join() error {
 	h.sessionKey = key
 	config := aggregate.Config{
 		Name:        h.Name,
-		Version:     version(),
+		Version:     version.Current(),
 		Naming:      h.naming(),
 		Key:         key,
 		JoinTimeout: time.Duration(h.JoinTimeout),
@@ -156,20 +156,6 @@ func (h *Handler) key() ([]byte, error) {
 		return nil, fmt.Errorf("it has %d characters, and needs %d", len(key), shortestKey)
 	}
 	return []byte(key), nil
-}
-
-// version is the version of this module in the binary.
-func version() string {
-	info, _ := debug.ReadBuildInfo()
-	const module = "github.com/caddy-mcp-gateway/caddy-mcp-gateway"
-	if info != nil {
-		for _, dependency := range info.Deps {
-			if dependency.Path == module && dependency.Replace == nil {
-				return dependency.Version
-			}
-		}
-	}
-	return "devel"
 }
 
 // serveJoined answers a request to all servers.

@@ -9,7 +9,10 @@ import (
 )
 
 const (
-	serverName    = "mcp-pruner"
+	serverName = "mcp-pruner"
+
+	// serverVersion is that of what its tools take and give, which clients know it by.
+	// It is not the version of the binary.
 	serverVersion = "0.1.0"
 )
 

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A repository is a real one, in a folder of its own.
+type repository struct {
+	t   *testing.T
+	dir string
+}
+
+func newRepository(t *testing.T) repository {
+	t.Helper()
+	for name, value := range map[string]string{
+		"GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_SYSTEM": os.DevNull,
+		"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@example.com", "GIT_AUTHOR_DATE": "2026-01-02T03:04:05Z",
+		"GIT_COMMITTER_NAME": "c", "GIT_COMMITTER_EMAIL": "c@example.com", "GIT_COMMITTER_DATE": "2026-02-03T06:05:06+02:00",
+	} {
+		t.Setenv(name, value)
+	}
+	r := repository{t, t.TempDir()}
+	r.git("init", "-q")
+	return r
+}
+
+func (r repository) git(args ...string) string {
+	r.t.Helper()
+	out, err := git(r.t.Context(), r.dir, args...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
+}
+
+func (r repository) write(name, content string) {
+	r.t.Helper()
+	file := filepath.Join(r.dir, name)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// commit commits all there is and returns its abbreviated hash.
+func (r repository) commit() string {
+	r.t.Helper()
+	r.git("add", "-A")
+	r.git("commit", "-q", "--allow-empty", "-m", "x")
+	return r.git("rev-parse", "--short=12", "HEAD")
+}
+
+func TestVersionOfCommit(t *testing.T) {
+	tests := []struct {
+		name         string
+		before, tags []string // of the commit before, and of this one
+		want         string   // the hash follows a hyphen
+	}{
+		{"without tags it is what Go calls it", nil, nil, "v0.0.0-20260203040506-"},
+		{"a tag", nil, []string{"v0.9.0"}, "v0.9.0"},
+		{"a tag of a release candidate", nil, []string{"v0.9.0-rc.1"}, "v0.9.0-rc.1"},
+		{"the highest of several, by number", nil, []string{"v0.9.0", "v0.10.0", "v0.10.0-rc.1"}, "v0.10.0"},
+		{"after a tag it is higher than that", []string{"v0.9.0"}, nil, "v0.9.1-0.20260203040506-"},
+		{"after a release candidate it is lower than the release", []string{"v0.9.0-rc.1"}, nil, "v0.9.0-rc.1.0.20260203040506-"},
+		{"its own tag comes first", []string{"v0.9.0"}, []string{"v0.8.1"}, "v0.8.1"},
+		{"tags that are no version of this module", nil, []string{"v1", "v2.0.0", "v0.9.0+build", "version", "0.9.0"}, "v0.0.0-20260203040506-"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRepository(t)
+			r.commit()
+			for _, tag := range tt.before {
+				r.git("tag", tag)
+			}
+			hash := r.commit()
+			for _, tag := range tt.tags {
+				r.git("tag", "-a", "-m", "x", tag)
+			}
+			want := tt.want
+			if strings.HasSuffix(want, "-") {
+				want += hash
+			}
+			c, err := findCommit(t.Context(), r.dir, "")
+			if err != nil || c.version != want {
+				t.Errorf("got %s, want %s: %v", c.version, want, err)
+			}
+			if !c.time.Equal(time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)) {
+				t.Errorf("the commit is of %s", c.time)
+			}
+			if got := describe(t.Context(), r.dir); got != want {
+				t.Errorf("described as %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+func TestWhatIsNotCommitted(t *testing.T) {
+	for name, change := range map[string]func(repository){
+		"a file that was changed": func(r repository) { r.write("file", "changed") },
+		"a file that is new":      func(r repository) { r.write("new", "") },
+		"a file that is staged":   func(r repository) { r.write("new", ""); r.git("add", "new") },
+		"a file that is missing":  func(r repository) { _ = os.Remove(filepath.Join(r.dir, "file")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRepository(t)
+			r.write("file", "")
+			r.write(".gitignore", "dist/\n")
+			r.commit()
+			r.git("tag", "v0.9.0")
+			r.write("dist/archive", "")
+			if got := describe(t.Context(), r.dir); got != "v0.9.0" {
+				t.Fatalf("before: %s", got)
+			}
+			change(r)
+			if got := describe(t.Context(), r.dir); got != "v0.9.0-dirty" || checkVersion(got) != nil {
+				t.Errorf("described as %s", got)
+			}
+			if c, err := findCommit(t.Context(), r.dir, ""); err == nil || !strings.Contains(err.Error(), "not committed:\n"+r.git("status", "--porcelain")) {
+				t.Errorf("released as %s: %v", c.version, err)
+			}
+			if c, err := findCommit(t.Context(), r.dir, "HEAD"); err != nil || c.version != "v0.9.0" {
+				t.Errorf("asked for: %s: %v", c.version, err)
+			}
+		})
+	}
+}
+
+func TestFolderWithoutItsHistory(t *testing.T) {
+	r := newRepository(t)
+	r.write("sources/go.mod", "")
+	r.commit()
+	hash := r.commit()
+	r.git("tag", "v0.9.0", "HEAD~1")
+	shallow := filepath.Join(t.TempDir(), "shallow")
+	r.git("clone", "-q", "--depth", "1", "--no-tags", "file://"+r.dir, shallow)
+
+	for name, tt := range map[string]struct{ dir, want string }{
+		"no repository":                   {t.TempDir(), unknown},
+		"a folder in another repository":  {filepath.Join(r.dir, "sources"), unknown},
+		"a shallow clone without the tag": {shallow, "v0.0.0-20260203040506-" + hash},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := describe(t.Context(), tt.dir); got != tt.want || checkVersion(got) != nil {
+				t.Errorf("described as %s, want %s", got, tt.want)
+			}
+			if c, err := findCommit(t.Context(), tt.dir, ""); (err != nil) != (tt.want == unknown) {
+				t.Errorf("released as %s: %v", c.version, err)
+			}
+		})
+	}
+	if c, err := findCommit(t.Context(), r.dir, "nowhere"); err == nil || !strings.Contains(err.Error(), "nowhere") {
+		t.Errorf("a commit that is not there: %v %v", c, err)
+	}
+}
+
+func TestCheckVersion(t *testing.T) {
+	for version, want := range map[string]bool{
+		"v0.9.0": true, "v1.2.3-rc.1": true, "v0.0.0-20260203040506-0123456789ab": true, unknown: true,
+		"0.9.0": false, "v0.9": false, "v2.0.0": false, "v0.9.0+build": false, "latest": false, "v0.9.0/../..": false,
+	} {
+		if err := checkVersion(version); (err == nil) != want || err != nil && !strings.Contains(err.Error(), version) {
+			t.Errorf("%s: %v", version, err)
+		}
+	}
+}
+
+func TestParsePlatforms(t *testing.T) {
+	for list, want := range map[string]int{platforms: 6, "linux/amd64": 1, "linux": 0, "linux/": 0, "/amd64": 0, "linux/arm/7": 0} {
+		if got, err := parsePlatforms(list); len(got) != want || (err != nil) != (want == 0) {
+			t.Errorf("%s: %v %v", list, got, err)
+		}
+	}
+}

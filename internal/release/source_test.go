@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// aModule is a repository with all that a release needs.
+func aModule(t *testing.T) repository {
+	t.Helper()
+	r := newRepository(t)
+	r.write("go.mod", "module "+modulePath+"\n\ngo 1.26.0\n\nrequire "+caddyPath+" v2.11.7\n")
+	r.write("go.sum", caddyPath+" v2.11.7 h1:caddy=\n"+caddyPath+" v2.11.7/go.mod h1:mod=\n")
+	r.write("modules/modules.go", "package modules\n")
+	r.write("internal/nested/go.mod", "module nested\n")
+	r.write("Caddyfile", "# runs\n")
+	r.write("LICENSE", "any\n")
+	r.write("README.md", "read\n")
+	r.write("caddyfile_examples/one.Caddyfile", "# one\n")
+	r.write("docs/operate.md", "operate\n")
+	r.commit()
+	return r
+}
+
+func packed(t *testing.T, r repository) *source {
+	t.Helper()
+	c, err := readCommit(t.Context(), r.dir, "HEAD")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := pack(r.dir, t.TempDir(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// proxied returns the files of a proxy, by path.
+func proxied(t *testing.T, s *source) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	names, err := filepath.Glob(filepath.Join(s.proxy, modulePath, "@v", "*"))
+	if err != nil || len(names) != 3 {
+		t.Fatalf("a proxy with %q: %v", names, err)
+	}
+	for _, name := range names {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		relative, _ := filepath.Rel(s.proxy, name)
+		files[relative] = content
+	}
+	return files
+}
+
+func TestPackDependsOnTheCommitAlone(t *testing.T) {
+	here := aModule(t)
+	there := repository{t, filepath.Join(t.TempDir(), "elsewhere")}
+	here.git("clone", "-q", here.dir, there.dir)
+	there.write("README.md", "not committed")
+	there.write("modules/new.go", "package modules")
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(filepath.Join(there.dir, "go.mod"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(there.dir, "go.sum"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	a, b := packed(t, here), packed(t, there)
+	if a.sum != b.sum {
+		t.Errorf("sums %s and %s", a.sum, b.sum)
+	}
+	others := proxied(t, b)
+	for name, content := range proxied(t, a) {
+		if !bytes.Equal(content, others[name]) {
+			t.Errorf("%s differs", name)
+		}
+	}
+	if others[filepath.Join(modulePath, "@v", b.version+".zip")] == nil || string(others[filepath.Join(modulePath, "@v", b.version+".mod")]) != string(a.files["go.mod"]) {
+		t.Errorf("not what a proxy has: %q", others)
+	}
+	if string(b.files["README.md"]) != "read\n" || b.files["modules/new.go"] != nil || b.files["internal/nested/go.mod"] != nil {
+		t.Errorf("has what is not of the module: %q", b.files)
+	}
+	here.write("README.md", "committed")
+	here.commit()
+	if c := packed(t, here); c.sum == a.sum || c.version == a.version {
+		t.Errorf("another commit is the same: %s %s", c.version, c.sum)
+	}
+}
+
+func TestPackOfNoCommit(t *testing.T) {
+	r := aModule(t)
+	c, err := readCommit(t.Context(), r.dir, "HEAD")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.hash = strings.Repeat("0", len(c.hash))
+	if _, err := pack(r.dir, t.TempDir(), c); err == nil || !strings.Contains(err.Error(), c.hash) {
+		t.Errorf("a commit that is not there: %v", err)
+	}
+}
