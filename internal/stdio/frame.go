@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -107,6 +108,10 @@ func (r *frameReader) line() ([]byte, error) {
 	}
 	r.message = r.message[:0]
 	for {
+		if cap(r.message)-len(r.message) < len(line) {
+			// append alone would copy a line of megabytes five times over.
+			r.message = slices.Grow(r.message, max(len(line), len(r.message)))
+		}
 		r.message = append(r.message, line...)
 		if err != bufio.ErrBufferFull {
 			return r.message, err
