@@ -25,6 +25,11 @@ const (
 // CheckModern checks a request of the modern era: that it says who it is, and that
 // its headers, which proxies decide upon, say the same as its body.
 func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
+	for _, name := range []string{VersionHeader, methodHeader, nameHeader} {
+		if len(header.Values(name)) > 1 { // of which a proxy may have read the other
+			return jsonrpc.HeaderMismatch(name + " is there more than once")
+		}
+	}
 	version := header.Get(VersionHeader)
 	switch {
 	case m.Has(jsonrpc.ProtocolVersion) && !m.Is(jsonrpc.ProtocolVersion, version):

@@ -106,6 +106,8 @@ func TestCheckModern(t *testing.T) {
 		{"no method", request("tools/list", ""), []string{"MCP-Protocol-Version", version}, -32020},
 		{"another method", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"}, -32020},
 		{"a method in another case", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "Tools/list"}, -32020},
+		{"two methods", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list", "Mcp-Method", "tools/call"}, -32020},
+		{"two names", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo", "Mcp-Name", "rm"}, -32020},
 		{"no name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"}, -32020},
 		{"another name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "rm"}, -32020},
 		{"a name that is not in the body", request("tools/call", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, -32020},
