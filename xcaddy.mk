@@ -26,14 +26,17 @@ PLATFORMS :=
 # The official SDKs of MCP and of models, for the tests that talk to them.
 PEERS := internal/integration/peers
 
+# The gateways that bench-gateway sets this one beside.
+GATEWAY_PEERS := internal/bench/gateway/peers
+
 # The public conformance suite of MCP.
 SUITE := internal/conformance/suite
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race conformance fuzz bench bench-cache bench-prune dashboard lint release clean
+.PHONY: help run build test race conformance fuzz bench bench-gateway bench-cache bench-prune dashboard lint release clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 13
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 15
 
 run: build ## build if needed, then serve the Caddyfile
 	$(CADDY) run --config Caddyfile
@@ -82,6 +85,14 @@ fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each
 bench: build ## throughput and memory, as ratios to named baselines
 	go run ./internal/bench -caddy $(CADDY)
 
+bench-gateway: build $(GATEWAY_PEERS)/npm/node_modules ## this gateway beside others, 25 minutes; flags in BENCHFLAGS
+	-cd $(GATEWAY_PEERS)/go && go build -o $(CURDIR)/bin/peers/ ./relay github.com/TBXark/mcp-proxy
+	go run ./internal/bench/gateway -caddy $(CADDY) $(BENCHFLAGS)
+
+$(GATEWAY_PEERS)/npm/node_modules: $(GATEWAY_PEERS)/npm/package-lock.json
+	@npm ci --no-audit --no-fund --ignore-scripts --prefix $(GATEWAY_PEERS)/npm && touch $@ || \
+	echo "npm is not there, or fails: the tables will say so of the gateways that come from it"
+
 bench-cache: ## what masking costs where prompts are cached, simulated; flags in CACHEFLAGS
 	go run ./internal/bench/cache $(CACHEFLAGS)
 
@@ -97,6 +108,7 @@ lint: ## gofmt, go vet, staticcheck
 	go vet -tags $(TAGS) ./...
 	go tool staticcheck -tags $(TAGS) ./...
 	cd internal/conformance/gosdk && go vet ./...
+	cd $(GATEWAY_PEERS)/go && go vet ./relay
 
 # VERSION=v1.2.3 is for a commit without a tag, COMMIT=HEAD for a folder in which more
 # has changed, PLATFORMS="linux/amd64 linux/arm64" for fewer than all.
@@ -104,4 +116,4 @@ release: ## archives for all platforms in dist, and their checksums, which anybo
 	go run ./internal/release -version '$(VERSION)' -commit '$(COMMIT)' -platforms '$(PLATFORMS)'
 
 clean: ## remove what was built
-	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules
+	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules $(GATEWAY_PEERS)/npm/node_modules

@@ -1,25 +1,18 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
-	"os"
-	"os/exec"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // reportGateway compares a tools/call through the gateway with one through
-// reverse_proxy alone, and one to a child with one to an HTTP server. All servers are
-// this program, run once for each.
+// reverse_proxy alone, and one to a child with one to an HTTP server.
 func reportGateway(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	sizes := []struct {
 		name string
@@ -62,7 +55,7 @@ http://:%[1]d {
 http://:%[2]d {
 	bind 127.0.0.1
 	mcp_gateway {
-		server bench http://127.0.0.1:%[3]d/mcp/bench
+		server bench http://127.0.0.1:%[3]d%[4]s
 	}
 }
 `
@@ -70,41 +63,30 @@ http://:%[2]d {
 http://:%[1]d {
 	bind 127.0.0.1
 	mcp_gateway {
-		server bench http://127.0.0.1:%[3]d/mcp/bench
+		server bench http://127.0.0.1:%[3]d%[4]s
 	}
 }
 http://:%[2]d {
 	bind 127.0.0.1
 	mcp_gateway {
-		server bench stdio %[4]s serve %[5]d
+		server bench stdio %[5]s
 	}
 }
 `
 )
 
 func compareServers(ctx context.Context, name, caddy, caddyfile string, size, connections int, budget time.Duration) error {
-	self, err := os.Executable()
+	path := fmt.Sprint(upstream.CallPath, size)
+	server, err := upstream.Start(ctx)
 	if err != nil {
 		return err
 	}
-	ports, err := loopback.FreePorts(1)
+	defer server.Stop()
+	child, err := upstream.Stdio(path)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	server := exec.CommandContext(ctx, self, "serve", strconv.Itoa(size), strconv.Itoa(ports[0]))
-	if err := server.Start(); err != nil {
-		return err
-	}
-	defer func() {
-		cancel()
-		_ = server.Wait()
-	}()
-	if err := loopback.Await(ctx, ports[0]); err != nil {
-		return err
-	}
-	gw, err := startGateway(ctx, caddy, caddyfile, ports[0], self, size)
+	gw, err := startGateway(ctx, caddy, caddyfile, server.Port, path, strings.Join(child, " "))
 	if err != nil {
 		return err
 	}
@@ -116,64 +98,13 @@ func compareServers(ctx context.Context, name, caddy, caddyfile string, size, co
 	}
 	c := contest{name: name, connections: connections}
 	for i := range c.sites {
-		c.sites[i] = site{gw.urls[i] + "/mcp/bench", []byte(toolsCall), want}
+		c.sites[i] = site{gw.urls[i] + "/mcp/bench", []byte(toolsCall), want, nil}
 	}
 	if strings.HasPrefix(name, "gateway/mcp") {
-		c.sites[0].want = body
+		c.sites[plain] = site{gw.urls[plain] + path, []byte(toolsCall), body, nil}
 	}
 	return c.run(ctx, gw, budget/(2*rounds))
 }
 
 // answer is the answer to toolsCall.
-func answer(size int) []byte {
-	return response(text("An observation of no consequence, with nothing to escape. ")(size), false)
-}
-
-// serve is an MCP server with one answer of a size: on HTTP if there is a port, else
-// on stdio. In both ways it reads what it is asked, and answers that id.
-func serve(args []string) {
-	size, _ := strconv.Atoi(args[0])
-	var m jsonrpc.Message
-	if m.Read(answer(size)) != nil {
-		panic("the answer is no message")
-	}
-	result := m.Literal(jsonrpc.Result)
-	if len(args) > 1 {
-		serveHTTP("127.0.0.1:"+args[1], result)
-		return
-	}
-	in, out := bufio.NewReaderSize(os.Stdin, 64<<10), bufio.NewWriter(os.Stdout)
-	for {
-		line, err := in.ReadSlice('\n')
-		if err != nil {
-			return
-		}
-		_, _ = out.Write(reply(line, result))
-		_ = out.WriteByte('\n')
-		if in.Buffered() == 0 {
-			_ = out.Flush()
-		}
-	}
-}
-
-func serveHTTP(address string, result []byte) {
-	_ = http.ListenAndServe(address, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		body = reply(body, result)
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		_, _ = w.Write(body)
-	}))
-}
-
-// reply answers a message, with nothing if it wants none.
-func reply(message, result []byte) []byte {
-	var m jsonrpc.Message
-	switch {
-	case m.Read(message) != nil || !m.IsRequest():
-		return nil
-	case m.Is(jsonrpc.Method, "initialize"):
-		result = []byte(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1"}}`)
-	}
-	return jsonrpc.Answer(m.Literal(jsonrpc.ID), result)
-}
+func answer(size int) []byte { return jsonrpc.Answer([]byte("1"), upstream.Result(size)) }

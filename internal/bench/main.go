@@ -24,20 +24,15 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/process"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/upstream"
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "serve" {
-		serve(os.Args[2:])
-		return
-	}
-	if len(os.Args) > 2 && os.Args[1] == "serve-many" {
-		serveMany(os.Args[2])
-		return
-	}
+	upstream.Main()
 	run := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as mask/source")
 	seconds := flag.Float64("seconds", 3, "how long to measure a case of mask; a case of proxy takes four times as long")
 	caddy := flag.String("caddy", "bin/caddy", "the `binary` to measure proxy with")
@@ -58,7 +53,7 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 		return fmt.Errorf("-run: %w", err)
 	}
 	fmt.Printf("%s, %s %s/%s, %s, %d cores\n", time.Now().Format(time.RFC3339),
-		runtime.Version(), runtime.GOOS, runtime.GOARCH, cpuModel(), runtime.GOMAXPROCS(0))
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, process.ThisMachine().CPU, runtime.GOMAXPROCS(0))
 	if err := reportMask(ctx, chosen, budget); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
@@ -75,15 +70,4 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 		return fmt.Errorf("aggregate: %w", err)
 	}
 	return nil
-}
-
-// cpuModel is the name of the processor where Linux tells it.
-func cpuModel() string {
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(info)) {
-		if name, model, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(model)
-		}
-	}
-	return "unknown processor"
 }

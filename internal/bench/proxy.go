@@ -2,24 +2,22 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/load"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/process"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
@@ -49,7 +47,7 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 	if len(loads) == 0 && !memory {
 		return nil
 	}
-	up, err := startUpstream()
+	up, err := startPrepared()
 	if err != nil {
 		return err
 	}
@@ -65,7 +63,7 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 	return nil
 }
 
-func reportLoads(ctx context.Context, paths []string, caddy string, up *upstream, budget time.Duration) error {
+func reportLoads(ctx context.Context, paths []string, caddy string, up *prepared, budget time.Duration) error {
 	gw, err := startGateway(ctx, caddy, caddyfile, up.addr)
 	if err != nil {
 		return err
@@ -75,7 +73,7 @@ func reportLoads(ctx context.Context, paths []string, caddy string, up *upstream
 	for _, path := range paths {
 		c := contest{name: "proxy" + path, connections: connections}
 		for i := range c.sites {
-			c.sites[i] = site{gw.urls[i] + path, up.requests[path], up.answers[path][i]}
+			c.sites[i] = site{gw.urls[i] + path, up.requests[path], up.answers[path][i], nil}
 		}
 		if err := c.run(ctx, gw, budget/(2*rounds)); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
@@ -94,10 +92,19 @@ type contest struct {
 	sites       [2]site // the baseline, and what is measured by it
 }
 
-// A site is where calls are made.
+// A site is where calls are made. If there are headers, clients take turns with them.
 type site struct {
 	url           string
 	request, want []byte
+	headers       []http.Header
+}
+
+// header returns what the requests of a client come with.
+func (s site) header(client int) http.Header {
+	if len(s.headers) == 0 {
+		return nil
+	}
+	return s.headers[client%len(s.headers)]
 }
 
 func printHeading(title, baseline, measured string) {
@@ -117,20 +124,20 @@ func (c contest) run(ctx context.Context, gw *gateway, slice time.Duration) erro
 		if err := s.check(ctx); err != nil {
 			return err
 		}
-		if _, _, err := s.load(ctx, c.connections, 4*slice); err != nil {
-			return err
+		if r := s.load(ctx, c.connections, 4*slice); r.Err != nil {
+			return r.Err
 		}
 	}
 	for round := range rounds {
 		for turn := range c.sites {
 			i := (turn + round) % len(c.sites) // who goes first changes, too
 			result, before := &results[i], gw.cpuTime()
-			latencies, elapsed, err := c.sites[i].load(ctx, c.connections, slice)
-			if err != nil {
-				return err
+			calls := c.sites[i].load(ctx, c.connections, slice)
+			if calls.Err != nil {
+				return calls.Err
 			}
-			result.rates = append(result.rates, float64(len(latencies))/elapsed.Seconds())
-			result.latencies = append(result.latencies, latencies...)
+			result.rates = append(result.rates, calls.Rate())
+			result.latencies = append(result.latencies, calls.Latencies...)
 			result.cpu += gw.cpuTime() - before
 		}
 		ratios = append(ratios, results[1].rates[round]/results[0].rates[round])
@@ -139,26 +146,21 @@ func (c contest) run(ctx context.Context, gw *gateway, slice time.Duration) erro
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	var latency, cpu [2]string
 	for i, result := range results {
-		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(quantile(result.latencies, .5)), ms(quantile(result.latencies, .99)))
+		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(load.Quantile(result.latencies, .5)), ms(load.Quantile(result.latencies, .99)))
 		cpu[i] = "n/a"
 		if result.cpu > 0 {
 			cpu[i] = fmt.Sprintf("%.3f", ms(result.cpu)/float64(len(result.latencies)))
 		}
 	}
 	fmt.Printf("%-41s %7.0f %7.0f %12.2fx %18s %18s %18s\n", c.name,
-		quantile(results[0].rates, .5), quantile(results[1].rates, .5), quantile(ratios, .5),
+		load.Quantile(results[0].rates, .5), load.Quantile(results[1].rates, .5), load.Quantile(ratios, .5),
 		latency[0], latency[1], cpu[0]+", "+cpu[1])
 	return nil
 }
 
-// quantile returns the value that the share q of values does not exceed.
-func quantile[T float64 | time.Duration](values []T, q float64) T {
-	return slices.Sorted(slices.Values(values))[int(q*float64(len(values)-1))]
-}
-
 // reportMemory gives each time a fresh process, whose peak nothing else has
 // raised, one huge answer to pass on.
-func reportMemory(ctx context.Context, caddy string, up *upstream) error {
+func reportMemory(ctx context.Context, caddy string, up *prepared) error {
 	fmt.Printf("\n%-41s %10s %10s %10s\n", "memory of caddy (VmHWM), MiB", "before", "peak", "growth")
 	for _, c := range []struct {
 		name, path string
@@ -182,13 +184,13 @@ func reportMemory(ctx context.Context, caddy string, up *upstream) error {
 	return nil
 }
 
-func peakMemory(ctx context.Context, caddy string, up *upstream, path string, i int) (before, peak float64, err error) {
+func peakMemory(ctx context.Context, caddy string, up *prepared, path string, i int) (before, peak float64, err error) {
 	gw, err := startGateway(ctx, caddy, caddyfile, up.addr)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer gw.stop()
-	at := func(path string) site { return site{gw.urls[i] + path, up.requests[path], up.answers[path][i]} }
+	at := func(path string) site { return site{gw.urls[i] + path, up.requests[path], up.answers[path][i], nil} }
 	// What the first call of all takes is not what a huge one takes.
 	if err := at("/100KB").check(ctx); err != nil {
 		return 0, 0, err
@@ -198,16 +200,16 @@ func peakMemory(ctx context.Context, caddy string, up *upstream, path string, i 
 	return before, gw.peakMiB(), err
 }
 
-// An upstream is an MCP server, and a model, with one answer for each path.
-type upstream struct {
+// A prepared is an MCP server, and a model, with one answer for each path.
+type prepared struct {
 	server   *http.Server
 	addr     string
 	requests map[string][]byte
 	answers  map[string][2][]byte // of each site
 }
 
-func startUpstream() (*upstream, error) {
-	up := &upstream{requests: map[string][]byte{}, answers: map[string][2][]byte{}}
+func startPrepared() (*prepared, error) {
+	up := &prepared{requests: map[string][]byte{}, answers: map[string][2][]byte{}}
 	for path, size := range map[string]int{
 		"/1KB": 1000, "/100KB": 100_000, "/5MB": 5_000_000,
 		"/64MiB": 64 << 20, "/64MiB?chunked": 64 << 20, "/64MiB?result-first": 64 << 20,
@@ -242,7 +244,7 @@ func startUpstream() (*upstream, error) {
 // received is what a model says that has got so many bytes.
 func received(n int) []byte { return fmt.Appendf(nil, `{"bytes":%d}`, n) }
 
-func (up *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (up *prepared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n, _ := io.Copy(io.Discard, r.Body)
 	body := up.answers[r.URL.RequestURI()][plain]
 	if strings.HasPrefix(r.URL.Path, conversationPath) {
@@ -255,21 +257,16 @@ func (up *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
-var client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
-	MaxIdleConnsPerHost: connections,
-	DisableCompression:  true, // so that both sites ask the upstream for the same
-	ReadBufferSize:      64 << 10,
-}}
-
 // call makes one call, writes the answer to dst and returns its length.
-func call(ctx context.Context, url string, request []byte, dst io.Writer, buf []byte) (int64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(request))
+func (s site) call(ctx context.Context, client int, dst io.Writer, buf []byte) (int64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, bytes.NewReader(s.request))
 	if err != nil {
 		return 0, err
 	}
+	maps.Copy(req.Header, s.header(client))
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, text/event-stream")
-	resp, err := client.Do(req)
+	resp, err := load.HTTP.Do(req)
 	if err != nil {
 		return 0, err
 	}
@@ -283,7 +280,7 @@ func call(ctx context.Context, url string, request []byte, dst io.Writer, buf []
 // check makes one call and compares the answer to the byte.
 func (s site) check(ctx context.Context) error {
 	var got bytes.Buffer
-	if _, err := call(ctx, s.url, s.request, &got, nil); err != nil {
+	if _, err := s.call(ctx, 0, &got, nil); err != nil {
 		return err
 	}
 	if !bytes.Equal(got.Bytes(), s.want) {
@@ -292,40 +289,27 @@ func (s site) check(ctx context.Context) error {
 	return nil
 }
 
-// load makes calls on all connections until the time is over. It returns how long
-// each took, and all of them together.
-func (s site) load(ctx context.Context, connections int, d time.Duration) (latencies []time.Duration, elapsed time.Duration, err error) {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	start := time.Now()
-	for range connections {
-		wg.Go(func() {
-			sink := struct{ io.Writer }{io.Discard} // without its ReadFrom, which reads 8 KiB at a time
-			buf := make([]byte, 64<<10)
-			var own []time.Duration
-			var failure error
-			for failure == nil && (len(own) == 0 || time.Since(start) < d) {
-				begin := time.Now()
-				n, err := call(ctx, s.url, s.request, sink, buf)
-				own = append(own, time.Since(begin))
-				if failure = err; err == nil && n != int64(len(s.want)) {
-					failure = fmt.Errorf("an answer of %d bytes, not %d", n, len(s.want))
-				}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			latencies, err = append(latencies, own...), cmp.Or(err, failure) // one stands for all
-		})
+// load makes calls on all connections until the time is over.
+func (s site) load(ctx context.Context, connections int, d time.Duration) load.Result {
+	sink := struct{ io.Writer }{io.Discard} // without its ReadFrom, which reads 8 KiB at a time
+	buffers := make([][]byte, connections)
+	for i := range buffers {
+		buffers[i] = make([]byte, 64<<10)
 	}
-	wg.Wait()
-	return latencies, time.Since(start), err
+	return load.Loop(ctx, connections, d, func(ctx context.Context, i int) error {
+		n, err := s.call(ctx, i, sink, buffers[i])
+		if err == nil && n != int64(len(s.want)) {
+			err = fmt.Errorf("an answer of %d bytes, not %d", n, len(s.want))
+		}
+		return err
+	})
 }
 
 // A gateway is a running Caddy with two sites.
 type gateway struct {
+	*process.Process
 	urls [2]string
-	pid  int
-	stop func() // waits until it has
+	dir  string
 }
 
 const benchOptions = `{
@@ -362,66 +346,36 @@ func startGateway(ctx context.Context, caddy, caddyfile string, args ...any) (*g
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var output bytes.Buffer
-	cmd := exec.CommandContext(ctx, caddy, "run", "--adapter", "caddyfile", "--config", "-")
+	cmd := exec.Command(caddy, "run", "--adapter", "caddyfile", "--config", "-")
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(caddyfile, append([]any{ports[0], ports[1]}, args...)...))
-	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 5 * time.Second // then it is killed
-	if err := cmd.Start(); err != nil {
-		cancel()
+	p, err := process.Start(cmd)
+	if err != nil {
 		_ = os.RemoveAll(dir)
 		if errors.Is(err, os.ErrNotExist) {
 			err = fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
 		}
 		return nil, err
 	}
-	exited := make(chan struct{})
-	go func() {
-		_ = cmd.Wait()
-		cancel() // also if it ended by itself
-		close(exited)
-	}()
-	gw := &gateway{pid: cmd.Process.Pid, stop: func() {
-		client.CloseIdleConnections()
-		cancel()
-		<-exited
-		_ = os.RemoveAll(dir)
-	}}
+	gw := &gateway{Process: p, dir: dir}
 	for site, port := range ports {
 		gw.urls[site] = fmt.Sprintf("http://127.0.0.1:%d", port)
-		if err := loopback.Await(ctx, port); err != nil {
+		if err := p.Await(ctx, port); err != nil {
 			gw.stop()
-			return nil, fmt.Errorf("start %s: %w\n%s", caddy, err, output.Bytes())
+			return nil, err
 		}
 	}
 	return gw, nil
 }
 
-// proc returns a file that Linux keeps about the gateway, elsewhere nothing.
-func (gw *gateway) proc(name string) string {
-	content, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(gw.pid), name))
-	return string(content)
+func (gw *gateway) stop() {
+	load.HTTP.CloseIdleConnections()
+	gw.Stop()
+	_ = os.RemoveAll(gw.dir)
 }
 
-// cpuTime returns the processor time the gateway has taken, or 0 if unknown.
-func (gw *gateway) cpuTime() time.Duration {
-	stat := gw.proc("stat")
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // behind its name
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * time.Second / 100 // Linux counts hundredths
-}
+// cpuTime returns the processor time Caddy has taken itself, or 0 if unknown.
+func (gw *gateway) cpuTime() time.Duration { return gw.Self().CPU }
 
-// peakMiB returns the most memory the gateway has had, or 0 if unknown.
-func (gw *gateway) peakMiB() float64 {
-	_, after, _ := strings.Cut(gw.proc("status"), "VmHWM:")
-	kib, _, _ := strings.Cut(strings.TrimSpace(after), " ")
-	n, _ := strconv.ParseFloat(kib, 64)
-	return n / 1024
-}
+// peakMiB returns the most memory Caddy has had, or 0 if unknown.
+func (gw *gateway) peakMiB() float64 { return float64(gw.Self().Memory().Peak) / (1 << 20) }

@@ -1,0 +1,395 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// A Dialect is how a client speaks.
+type Dialect uint8
+
+const (
+	Legacy Dialect = iota // Streamable HTTP with a handshake and a session: up to 2025-11-25
+	Modern                // Streamable HTTP without: 2026-07-28
+	Plain                 // one JSON-RPC message by POST, one answer
+	SSE                   // HTTP+SSE: answers come by the stream that began the session
+)
+
+// Timeout is how long an answer may take.
+const Timeout = 60 * time.Second
+
+// HTTP is what all clients share, as many as there are at once. It asks for nothing
+// compressed, so that all contestants are asked for the same.
+var HTTP = &http.Client{Timeout: Timeout, Transport: &http.Transport{
+	MaxIdleConnsPerHost: 64,
+	DisableCompression:  true,
+	ReadBufferSize:      64 << 10,
+}}
+
+// streaming is HTTP for streams, which have no end.
+var streaming = &http.Client{Transport: HTTP.Transport}
+
+// Open shakes hands, where the dialect has that. The id of a request is of no other
+// client, so that nobody takes an answer for its own that is somebody else's.
+func Open(ctx context.Context, endpoint string, dialect Dialect) (*Client, error) {
+	c := &Client{endpoint: endpoint, dialect: dialect, id: clients.Add(1) << 32, header: http.Header{
+		"Content-Type": {"application/json"},
+		"Accept":       {"application/json, text/event-stream"},
+	}}
+	switch dialect {
+	case Modern:
+		c.header.Set(mcp.VersionHeader, mcp.Stateless)
+		return c, nil
+	case Plain:
+		return c, nil
+	case SSE:
+		if err := c.listen(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.shakeHands(ctx); err != nil {
+		c.Close(ctx)
+		return nil, err
+	}
+	return c, nil
+}
+
+var clients atomic.Uint64
+
+// A Client is an MCP client, for one goroutine at a time.
+type Client struct {
+	endpoint string
+	dialect  Dialect
+	header   http.Header // of each request
+	id       uint64      // of the latest
+	body     bytes.Buffer
+	data     []byte // of an event
+
+	stream *eventStream // of SSE
+}
+
+func (c *Client) shakeHands(ctx context.Context) error {
+	const hello = `{"protocolVersion":"` + mcp.Latest + `","capabilities":{"sampling":{},"elicitation":{}},"clientInfo":{"name":"bench","version":"1"}}`
+	answer, err := c.Request(ctx, "initialize", []byte(hello))
+	if err != nil {
+		return err
+	}
+	version := mcp.Latest
+	if err := negotiated.Find(answer, func(_ int, v jsonspan.Value) { version = string(v.Body(answer)) }); err != nil {
+		return err
+	}
+	if c.dialect == Legacy {
+		c.header.Set(mcp.VersionHeader, version)
+	}
+	return c.post(ctx, jsonrpc.Notification("notifications/initialized", nil), nil)
+}
+
+var negotiated = jsonspan.CompilePaths("result.protocolVersion")
+
+// Session returns the id of the session, which not all servers give.
+func (c *Client) Session() string { return c.header.Get(mcp.SessionHeader) }
+
+// Header returns what the requests of this session come with.
+func (c *Client) Header() http.Header { return c.header.Clone() }
+
+// Close ends the session, as far as the server lets it. With a context that has ended
+// nobody is told.
+func (c *Client) Close(ctx context.Context) {
+	if c.stream != nil {
+		c.stream.close()
+	}
+	if c.Session() == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, c.endpoint, nil)
+	if err != nil {
+		return
+	}
+	req.Header = c.header
+	if resp, err := HTTP.Do(req); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
+// modernMeta is what every request of the modern era says of itself.
+const modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"` + mcp.Stateless + `",` +
+	`"io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+
+// Request makes a request and returns the message that answers it, be it an error. The
+// answer is good until the next request. Params are an object, or nil.
+func (c *Client) Request(ctx context.Context, method string, params []byte) ([]byte, error) {
+	c.id++
+	if c.dialect == Modern {
+		if params == nil {
+			params = []byte("{}")
+		}
+		params = jsonspan.Spliced(params, jsonspan.Insert(params, []byte(modernMeta)))
+	}
+	request := jsonrpc.Request(c.id, method, params)
+	if c.dialect == Modern {
+		var m jsonrpc.Message
+		if f := m.Read(request); f != nil {
+			return nil, f
+		}
+		mcp.SetModern(c.header, &m, mcp.Stateless)
+	}
+	var answer []byte
+	err := c.post(ctx, request, func(resp *http.Response) (err error) {
+		if session := resp.Header.Get(mcp.SessionHeader); session != "" && c.dialect == Legacy {
+			c.header.Set(mcp.SessionHeader, session)
+		}
+		if c.dialect != SSE {
+			answer, err = c.read(resp)
+		}
+		return err
+	})
+	if err == nil && c.dialect == SSE {
+		answer, err = c.stream.answer(ctx)
+	}
+	return answer, err
+}
+
+// Call calls a tool, whose result must be one text of so many characters.
+func (c *Client) Call(ctx context.Context, tool string, chars int) error {
+	answer, err := c.Request(ctx, "tools/call", []byte(`{"name":"`+tool+`","arguments":{}}`))
+	if err != nil {
+		return err
+	}
+	return Verify(answer, c.id, chars)
+}
+
+// List lists tools, of which there must be so many.
+func (c *Client) List(ctx context.Context, tools int) error {
+	answer, err := c.Request(ctx, "tools/list", nil)
+	if err != nil {
+		return err
+	}
+	return VerifyList(answer, c.id, tools)
+}
+
+// post posts a message and has read read the response.
+func (c *Client) post(ctx context.Context, message []byte, read func(*http.Response) error) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.endpoint, bytes.NewReader(message))
+	if err != nil {
+		return err
+	}
+	req.Header = c.header // which net/http does not change
+	resp, err := HTTP.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
+		return fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(text))
+	}
+	if read != nil {
+		if err := read(resp); err != nil {
+			return err
+		}
+	}
+	_, err = io.Copy(io.Discard, resp.Body) // or the connection is lost
+	return err
+}
+
+// read reads the answer in a response: its body, or the event that is an answer.
+func (c *Client) read(resp *http.Response) ([]byte, error) {
+	c.body.Reset()
+	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if kind != "text/event-stream" {
+		if n := resp.ContentLength; n > 0 {
+			c.body.Grow(int(n) + bytes.MinRead)
+		}
+		_, err := c.body.ReadFrom(resp.Body)
+		return c.body.Bytes(), err
+	}
+	events := eventStream{body: resp.Body, in: bufio.NewReaderSize(resp.Body, 64<<10), data: c.data[:0]}
+	message, err := events.next(func(_ string, message []byte) bool { return isAnswer(message) })
+	c.data = events.data
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the event stream ends without an answer")
+	}
+	return message, err
+}
+
+// isAnswer reports whether a message answers a request. What it is otherwise, Verify
+// finds.
+func isAnswer(message []byte) bool {
+	var m jsonrpc.Message
+	return m.Read(message) == nil && m.IsAnswer()
+}
+
+var verified = jsonspan.CompilePaths("id", "result", "result.isError", "result.content.*.text", "error.message")
+
+// Verify says what is wrong with a message that is to answer a call of this id with a
+// text of so many characters.
+func Verify(answer []byte, id uint64, chars int) error {
+	texts, err := outline(verified, answer, id)
+	if err != nil {
+		return err
+	}
+	if len(texts) != 1 || texts[0].Chars != chars {
+		got := 0
+		for _, v := range texts {
+			got += v.Chars
+		}
+		return fmt.Errorf("%d texts of %d characters, not one of %d", len(texts), got, chars)
+	}
+	return nil
+}
+
+var listed = jsonspan.CompilePaths("id", "result", "result.isError", "result.tools.*.name", "error.message")
+
+// VerifyList says what is wrong with a message that is to answer a request of this id
+// with so many tools.
+func VerifyList(answer []byte, id uint64, tools int) error {
+	names, err := outline(listed, answer, id)
+	if err == nil && len(names) != tools {
+		err = fmt.Errorf("%d tools, not %d", len(names), tools)
+	}
+	return err
+}
+
+// outline returns the strings of an answer that the fourth path leads to, or what is
+// wrong with its envelope.
+func outline(paths *jsonspan.Paths, answer []byte, id uint64) (found []jsonspan.Value, err error) {
+	var answers, has, failed bool
+	var message string
+	err = paths.Find(answer, func(path int, v jsonspan.Value) {
+		literal := answer[v.Start:v.End]
+		switch path {
+		case 0:
+			answers = jsonrpc.SameID(literal, fmt.Append(nil, id))
+		case 1:
+			has = true
+		case 2:
+			failed = v.Kind == jsonspan.True
+		case 3:
+			found = append(found, v)
+		case 4:
+			message = string(v.Body(answer))
+		}
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("an answer of %d bytes: %w", len(answer), err)
+	case message != "":
+		return nil, fmt.Errorf("refused: %s", message)
+	case !answers:
+		return nil, errors.New("an answer to another request")
+	case !has:
+		return nil, errors.New("an answer without a result")
+	case failed:
+		return nil, errors.New("the tool has failed")
+	}
+	return found, nil
+}
+
+// listen begins a session of HTTP+SSE: the first event says where to post.
+func (c *Client) listen(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.endpoint, nil)
+	if err != nil {
+		cancel()
+		return err
+	}
+	req.Header.Set("Accept", "text/event-stream")
+	resp, err := streaming.Do(req)
+	if err != nil {
+		cancel()
+		return err
+	}
+	c.stream = &eventStream{body: resp.Body, in: bufio.NewReaderSize(resp.Body, 64<<10), cancel: cancel}
+	if resp.StatusCode != http.StatusOK {
+		c.stream.close()
+		return errors.New(resp.Status)
+	}
+	where, err := c.stream.next(func(kind string, _ []byte) bool { return kind == "endpoint" })
+	if err != nil {
+		c.stream.close()
+		return err
+	}
+	base, err := url.Parse(c.endpoint)
+	if err != nil {
+		return err
+	}
+	at, err := base.Parse(strings.TrimSpace(string(where)))
+	if err != nil {
+		return err
+	}
+	c.endpoint = at.String()
+	return nil
+}
+
+// An eventStream is a response of events.
+type eventStream struct {
+	body    io.Closer
+	in      *bufio.Reader
+	cancel  func()
+	scanner sse.Scanner
+	fields  sse.Fields
+	data    []byte
+}
+
+func (s *eventStream) close() {
+	s.cancel()
+	_ = s.body.Close()
+}
+
+// answer returns the next answer in the stream, for which it waits as long as HTTP
+// does.
+func (s *eventStream) answer(ctx context.Context) ([]byte, error) {
+	late := time.AfterFunc(Timeout, s.cancel)
+	defer late.Stop()
+	done := context.AfterFunc(ctx, s.cancel)
+	defer done()
+	return s.next(func(kind string, message []byte) bool { return kind != "endpoint" && isAnswer(message) })
+}
+
+// next returns the data of the next event that is wanted. It is good until it is asked
+// for another.
+func (s *eventStream) next(wanted func(kind string, data []byte) bool) ([]byte, error) {
+	s.data = s.data[:0]
+	for {
+		kind, part := s.scanner.Next()
+		switch kind {
+		case sse.More:
+			if n := s.in.Buffered(); n > 0 {
+				_, _ = s.in.Discard(n) // which the scanner has read
+			}
+			if _, err := s.in.Peek(1); err != nil {
+				return nil, err
+			}
+			piece, _ := s.in.Peek(s.in.Buffered())
+			s.scanner.Feed(piece)
+		case sse.Data:
+			s.data = append(s.data, part...)
+		case sse.Frame:
+			s.fields.Read(part)
+		case sse.Dispatch:
+			event := s.fields.Type
+			s.fields.Reset()
+			if len(s.data) > 0 && wanted(event, s.data) {
+				return s.data, nil
+			}
+			s.data = s.data[:0]
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+const right = `{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"12345"}]}}`
+
+func TestVerify(t *testing.T) {
+	for _, c := range []struct{ name, answer, wrong string }{
+		{"the answer is right", right, ""},
+		{"it is spelled and ordered in another way", `{ "result" : {"isError":false,"content":[{"text":"1234\u0035","type":"text"}],"resultType":"complete"}, "id" : 7, "jsonrpc":"2.0" }`, ""},
+		{"it answers another request", strings.Replace(right, "7", "8", 1), "another request"},
+		{"it answers a string", strings.Replace(right, "7", `"7"`, 1), "another request"},
+		{"it answers nobody", strings.Replace(right, `"id":7,`, "", 1), "another request"},
+		{"its text is too short", strings.Replace(right, "12345", "1234", 1), "of 4 characters, not one of 5"},
+		{"its text is too long", strings.Replace(right, "12345", "123456", 1), "of 6 characters, not one of 5"},
+		{"it has the size in two texts", strings.Replace(right, "12345", `12"},{"type":"text","text":"345`, 1), "2 texts"},
+		{"it has no text", `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`, "0 texts"},
+		{"it has no result", `{"jsonrpc":"2.0","id":7}`, "without a result"},
+		{"it is an error", `{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"busy"}}`, "refused: busy"},
+		{"the tool has failed", strings.Replace(right, `{"content"`, `{"isError":true,"content"`, 1), "tool has failed"},
+		{"it breaks off", right[:len(right)-4], "unexpected EOF"},
+		{"there is nothing", "", "0 bytes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := Verify([]byte(c.answer), 7, 5)
+			if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
+				t.Errorf("got %v, want %q", err, c.wrong)
+			}
+		})
+	}
+}
+
+func TestVerifyList(t *testing.T) {
+	list := []byte(`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"a"},{"name":"b"}]}}`)
+	if err := VerifyList(list, 7, 2); err != nil {
+		t.Error(err)
+	}
+	if VerifyList(list, 7, 3) == nil || VerifyList(list, 8, 2) == nil {
+		t.Error("a list with another number of tools, or for another request, passed")
+	}
+}
+
+// answers is a server that answers calls in one of the ways there are.
+type answers func(w http.ResponseWriter, id []byte)
+
+func (a answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body := make([]byte, r.ContentLength)
+	_, _ = r.Body.Read(body)
+	var m jsonrpc.Message
+	if m.Read(body) != nil || !m.IsRequest() {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	if m.Is(jsonrpc.Method, "initialize") {
+		w.Header().Set("Mcp-Session-Id", "mine")
+		_, _ = w.Write(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte(`{"protocolVersion":"2025-06-18"}`)))
+		return
+	}
+	if r.Header.Get("Mcp-Session-Id") != "mine" || r.Header.Get("Mcp-Protocol-Version") != "2025-06-18" {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	a(w, m.Literal(jsonrpc.ID))
+}
+
+func TestCall(t *testing.T) {
+	result := []byte(`{"content":[{"type":"text","text":"12345"}]}`)
+	asEvents := func(lines ...string) answers {
+		return func(w http.ResponseWriter, id []byte) {
+			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+			for _, line := range lines {
+				fmt.Fprintln(w, strings.ReplaceAll(line, "ID", string(id)))
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		server answers
+		wrong  string
+	}{
+		{"an answer in JSON is read", func(w http.ResponseWriter, id []byte) { _, _ = w.Write(jsonrpc.Answer(id, result)) }, ""},
+		{"an answer in an event is read", asEvents("event: message", `data: {"jsonrpc":"2.0","id":ID,"result":`+string(result)+`}`, ""), ""},
+		{"what comes before an answer is passed over", asEvents("id: 1", "data:", "", `data: {"jsonrpc":"2.0","method":"notifications/progress"}`, "",
+			`data: {"jsonrpc":"2.0","id":ID,`, `data: "result":`+string(result)+`}`, ""), ""},
+		{"events without an answer are a failure", asEvents(`data: {"jsonrpc":"2.0","method":"notifications/progress"}`, ""), "without an answer"},
+		{"an answer of another size is a failure", asEvents(`data: {"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"1"}]}}`, ""), "of 1 characters"},
+		{"an answer to another request is a failure", asEvents(`data: {"jsonrpc":"2.0","id":3,"result":`+string(result)+`}`, ""), "another request"},
+		{"a status is a failure", func(w http.ResponseWriter, _ []byte) { http.Error(w, "busy", http.StatusServiceUnavailable) }, "503 Service Unavailable: busy"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			server := httptest.NewServer(c.server)
+			defer server.Close()
+			client, err := Open(t.Context(), server.URL, Legacy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				err = client.Call(t.Context(), "tool", 5)
+				if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
+					t.Errorf("got %v, want %q", err, c.wrong)
+				}
+			}
+		})
+	}
+}
+
+// TestCallBySSE has answers come by the stream that began the session.
+func TestCallBySSE(t *testing.T) {
+	stream := make(chan string, 4)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /sse", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "event: endpoint\ndata: /messages?session=1\n\n")
+		for {
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case message := <-stream:
+				fmt.Fprintf(w, "data: %s\n\n", message)
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	mux.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {
+		body := make([]byte, r.ContentLength)
+		_, _ = r.Body.Read(body)
+		var m jsonrpc.Message
+		if m.Read(body) == nil && m.IsRequest() {
+			stream <- string(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte(`{"protocolVersion":"2024-11-05","content":[{"type":"text","text":"12345"}]}`)))
+		}
+		w.WriteHeader(http.StatusAccepted)
+	})
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	client, err := Open(t.Context(), server.URL+"/sse", SSE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(t.Context())
+	if err := client.Call(t.Context(), "tool", 5); err != nil {
+		t.Error(err)
+	}
+	if err := client.Call(t.Context(), "tool", 6); err == nil {
+		t.Error("an answer of another size passed")
+	}
+}
+
+func TestLoopCountsFailuresApart(t *testing.T) {
+	wrong := errors.New("wrong")
+	calls := make([]int, 2)
+	r := Loop(t.Context(), 2, time.Hour, func(_ context.Context, client int) error {
+		if calls[client]++; calls[client]%2 == 0 || calls[client] > 8 {
+			return wrong
+		}
+		return nil
+	})
+	// Every other call fails, and then all of them, until the clients give up.
+	if len(r.Latencies) != 2*4 || r.Failed != 2*(3+giveUp) || !errors.Is(r.Err, wrong) {
+		t.Errorf("got %d answers, %d failures, %v", len(r.Latencies), r.Failed, r.Err)
+	}
+}
+
+func TestLoopMakesOneCallAtLeast(t *testing.T) {
+	r := Loop(t.Context(), 3, 0, func(context.Context, int) error { return nil })
+	if len(r.Latencies) != 3 || r.Failed != 0 {
+		t.Errorf("got %d answers, %d failures", len(r.Latencies), r.Failed)
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	var values []float64
+	for i := 100; i > 0; i-- {
+		values = append(values, float64(i))
+	}
+	for _, c := range []struct{ q, want float64 }{{0, 1}, {.5, 50}, {.99, 99}, {1, 100}} {
+		if got := Quantile(values, c.q); got != c.want {
+			t.Errorf("%v: got %v, want %v", c.q, got, c.want)
+		}
+	}
+	if got := Quantile([]float64{3}, .99); got != 3 {
+		t.Errorf("got %v", got)
+	}
+	if values[0] != 100 {
+		t.Error("the values have been sorted in place")
+	}
+}

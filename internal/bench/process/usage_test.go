@@ -1,0 +1,98 @@
+//go:build linux
+
+package process
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestReadStat(t *testing.T) {
+	const after = " S 7 1 1 0 -1 4194560 1 1 1 1 150 50 30 20 20 0 1 0 4711 1 1"
+	for _, c := range []struct {
+		name, stat string
+		ok         bool
+	}{
+		{"a name is a word", "42 (caddy)" + after, true},
+		{"a name has spaces and parentheses", "42 (a) b (c)" + after, true},
+		{"the process has gone", "", false},
+		{"the line breaks off", "42 (caddy) S 7", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			one, ok := read(c.stat)
+			if ok != c.ok || ok && one != (One{42, 7, "4711", 2500 * time.Millisecond}) {
+				t.Errorf("got %+v, %v", one, ok)
+			}
+		})
+	}
+}
+
+// TestTreeCountsChildren has a shell start one that works and ends, and one that works and
+// stays.
+func TestTreeCountsChildren(t *testing.T) {
+	const work = `i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done`
+	dir := t.TempDir()
+	p, err := Start(exec.Command("sh", "-c",
+		`sh -c '`+work+`'; touch `+dir+`/ended; sh -c 'echo $$ > `+dir+`/child; `+work+`; touch `+dir+`/worked; sleep 600' & wait`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Stop()
+	await(t, func() bool { _, err := os.Stat(dir + "/ended"); return err == nil })
+	// The shell itself has done nothing: this is of a child that has ended.
+	ended := p.CPU()
+	if ended < 50*time.Millisecond {
+		t.Errorf("a child that has ended took %v", ended)
+	}
+	await(t, func() bool { _, err := os.Stat(dir + "/worked"); return err == nil })
+	if both := p.CPU(); both < ended+ended/4 {
+		t.Errorf("a child that runs is not counted: %v, and %v before it", both, ended)
+	}
+	if own := p.Self().CPU; own >= p.CPU() {
+		t.Errorf("the process itself took %v of %v", own, p.CPU())
+	}
+	if all, own := p.Memory(), p.Self().Memory(); own.Resident == 0 || own.Peak < own.Resident || all.Resident <= own.Resident || all.Peak <= own.Peak {
+		t.Errorf("memory of all is %+v, of the process itself %+v", all, own)
+	}
+	text, err := os.ReadFile(dir + "/child")
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	if tree := Tree(p.PID()); len(tree) < 2 || tree[0].PID != p.PID() || !has(tree, child) {
+		t.Errorf("%d is not in %+v", child, tree)
+	}
+	p.Stop()
+	await(t, func() bool {
+		_, err := os.Stat("/proc/" + strconv.Itoa(child))
+		return os.IsNotExist(err) || isZombie(child)
+	})
+}
+
+func has(tree []One, pid int) bool {
+	for _, one := range tree {
+		if one.PID == pid {
+			return true
+		}
+	}
+	return false
+}
+
+// isZombie reports whether a process has ended and nobody has asked how.
+func isZombie(pid int) bool {
+	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return strings.Contains(string(stat), ") Z ")
+}
+
+func await(t *testing.T, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not come")
+		}
+	}
+}
