@@ -19,8 +19,8 @@ func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
 }
 
 // FindExact is Find for a text that others read, too, and decide upon. Many readers take
-// Name for name. So it refuses keys that differ from those of the paths in case only,
-// with [ErrFolded].
+// Name for name, and some take name\u0000 for it. So it refuses keys that differ from those
+// of the paths in nothing else, with [ErrFolded].
 func (p *Paths) FindExact(data []byte, found func(path int, v Value)) error {
 	return p.find(finder{data: data, found: found, exact: true})
 }

@@ -110,13 +110,14 @@ func (n *node) index(key []byte) int {
 	return -1
 }
 
-// folds reports whether readers that ignore case take a key for one of n's.
+// folds reports whether readers that ignore case, or null characters at the end, take a key
+// for one of n's.
 func (n *node) folds(key []byte) bool {
 	if len(n.keys) == 0 {
 		return false
 	}
 	if bytes.IndexByte(key, '\\') >= 0 {
-		key = AppendText(nil, key)
+		key = bytes.TrimRight(AppendText(nil, key), "\x00")
 	}
 	for i := range n.keys {
 		if len(key) > 0 && (key[0]|0x20 == n.keys[i].key[0]|0x20 || key[0] >= utf8.RuneSelf) && strings.EqualFold(string(key), n.keys[i].key) {

@@ -35,7 +35,8 @@ const DefaultMaxDepth = 1000
 var (
 	// ErrDepth is met by a text nested deeper than the limit.
 	ErrDepth = errors.New("nested too deeply")
-	// ErrFolded is met by a key that differs from one which a path names in case only.
+	// ErrFolded is met by a key that differs from one which a path names only in case, or
+	// in null characters at its end.
 	ErrFolded = errors.New("key in another case")
 	// ErrDuplicate is met by an object that repeats a key which a path names.
 	ErrDuplicate = errors.New("repeated key")

@@ -99,6 +99,7 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
+	dropHopByHop(r.Header)
 	switch {
 	case unread != nil:
 		return unread
@@ -141,6 +142,18 @@ func (x *exchange) readAndAuthenticate(r *http.Request) (unread, failure *jsonrp
 		unread = x.read(r)
 	}
 	return unread, failure
+}
+
+// dropHopByHop takes off a request what is for this hop only: what its Connection header
+// names. reverse_proxy does so as well, but when the handlers of the server's block have set
+// theirs, and then a client could have it take off these.
+func dropHopByHop(header http.Header) {
+	for _, names := range header["Connection"] {
+		for name := range strings.SplitSeq(names, ",") {
+			header.Del(strings.TrimSpace(name))
+		}
+	}
+	header.Del("Connection")
 }
 
 // read reads the message that was posted.
@@ -289,7 +302,9 @@ var (
 // timeoutError is a net.Error, lest reverse_proxy takes it for the client's wish.
 type timeoutError struct{}
 
-func (timeoutError) Error() string   { return "the MCP server did not answer in time" }
+func (timeoutError) Error() string {
+	return "no answer within the timeout of the server, or the response_timeout of the gateway"
+}
 func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
