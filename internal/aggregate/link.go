@@ -326,9 +326,12 @@ func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []b
 			return nil
 		}
 		h.settled(m)
-		if m.Has(jsonrpc.Error) {
+		switch {
+		case m.Has(jsonrpc.Error) && h.status >= 300 && !m.Has(jsonrpc.ErrorCode): // it is OAuth's, or whoever's
+			refusal = jsonrpc.HTTPError(l.server, h.status)
+		case m.Has(jsonrpc.Error):
 			refusal = jsonrpc.ServerError(l.server, m)
-		} else {
+		default:
 			result = slices.Clone(m.Literal(jsonrpc.Result))
 		}
 		return nil

@@ -1,6 +1,9 @@
 package jsonrpc
 
-import "net/http"
+import (
+	"net/http"
+	"strconv"
+)
 
 // The codes of JSON-RPC itself.
 const (
@@ -212,7 +215,7 @@ func Refused(server string, status int) *Failure {
 // ToolChanged says that a tool is not the one that was first seen, and that nobody has
 // accepted the other one yet.
 func ToolChanged(server string) *Failure {
-	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed", "the definition of the tool has changed")
+	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed", "the definition of the tool has changed: it is withheld until it is accepted at the admin API")
 	f.Data.ServerName = server
 	return f
 }
@@ -226,7 +229,7 @@ func NoHandler(server string) *Failure {
 
 // HTTPError says that a server answered with a status that stands for no answer.
 func HTTPError(server string, status int) *Failure {
-	f := failure(http.StatusBadGateway, CodeInternalError, "http_error", "the MCP server answered with an HTTP error")
+	f := failure(http.StatusBadGateway, CodeInternalError, "http_error", "the MCP server answered with HTTP status "+strconv.Itoa(status))
 	f.Data.ServerName, f.Data.StatusCode = server, status
 	return f
 }

@@ -229,7 +229,7 @@ func TestFailures(t *testing.T) {
 		{ParseError(), "", 400, `{"jsonrpc":"2.0","error":{"code":-32700,"message":"the request is not valid JSON","data":{"code":"parse_error"}},"id":null}`},
 		{InvalidRequest("a <b> & c"), `"\u0061"`, 400, `{"jsonrpc":"2.0","error":{"code":-32600,"message":"a <b> & c","data":{"code":"invalid_request"}},"id":"\u0061"}`},
 		{Timeout("s\""), `12345678901234567890`, 502, `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time","data":{"code":"timeout","server_name":"s\""}},"id":12345678901234567890}`},
-		{HTTPError("s", 418), `1.0`, 502, `{"jsonrpc":"2.0","error":{"code":-32603,"message":"the MCP server answered with an HTTP error","data":{"code":"http_error","server_name":"s","status_code":418}},"id":1.0}`},
+		{HTTPError("s", 418), `1.0`, 502, `{"jsonrpc":"2.0","error":{"code":-32603,"message":"the MCP server answered with HTTP status 418","data":{"code":"http_error","server_name":"s","status_code":418}},"id":1.0}`},
 		{UnknownServer("s"), `0`, 404, `{"jsonrpc":"2.0","error":{"code":-32001,"message":"unknown MCP server","data":{"code":"unknown_server","server_name":"s"}},"id":0}`},
 	}
 	for _, tt := range tests {

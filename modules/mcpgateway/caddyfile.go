@@ -315,7 +315,7 @@ func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseprox
 	u, err := url.Parse(address)
 	switch {
 	case err != nil:
-		return nil, d.Errf("server %s: %q is not a URL", s.Name, address)
+		return nil, d.Errf("server %s: %q is not a URL, such as http://127.0.0.1:3001/mcp", s.Name, address)
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, d.Errf("server %s: %q is not an http or https URL", s.Name, address)
 	case u.User != nil:

@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
@@ -130,6 +131,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		return err
 	}
 	t.user = &user{ctx, ctx.Logger(), events}
+	t.warnOfEmpty()
 	t.pool.join(t.user)
 	return events.On("stopping", t.pool)
 }
@@ -190,6 +192,17 @@ func (t *Transport) config() stdio.Config {
 	}
 	slices.Sort(config.Env)
 	return config
+}
+
+// warnOfEmpty tells of variables that take their value from somewhere, and get none:
+// what a child says of that is often something else.
+func (t *Transport) warnOfEmpty() {
+	repl := caddy.NewReplacer()
+	for name, value := range t.Env {
+		if value != "" && repl.ReplaceKnown(value, "") == "" {
+			t.user.logger.Warn("variable for a child process is empty", zap.String("env", name), zap.String("value", value))
+		}
+	}
 }
 
 // Validate ensures that the configuration makes sense.
