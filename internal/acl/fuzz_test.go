@@ -73,3 +73,90 @@ func cleanPath(u *url.URL) string {
 	}
 	return strings.ToLower(path.Clean("/" + strings.ReplaceAll(p, `\`, "/")))
 }
+
+// Of any two rules the first that selects something decides on it. What is said of a server
+// as a whole holds for all that it has.
+func FuzzRules(f *testing.F) {
+	for _, patterns := range [][2]string{
+		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"}, {"resource:file:///x", "**"}, {"tool::x", "tool:tool::x"}, {"a::b::c", "*a*::*"}, {"a", "::"}, {"kind:a::b", "resource:x?y"},
+	} {
+		f.Add(patterns[0], patterns[1], true, false, "a", "b", "file:///x")
+		f.Add(patterns[0], patterns[1], false, true, "tool", "x", "note:x")
+	}
+	f.Fuzz(func(t *testing.T, first, second string, allowFirst, allowSecond bool, server, name, uri string) {
+		compiled := func(otherwise bool, rules ...Rule) *Policy {
+			p, err := New(rules, otherwise)
+			if err != nil {
+				return nil
+			}
+			return p
+		}
+		a, b := Rule{Allow: allowFirst, Pattern: first}, Rule{Allow: allowSecond, Pattern: second}
+		one, other := compiled(false, Rule{Allow: true, Pattern: first}), compiled(false, Rule{Allow: true, Pattern: second})
+		if one == nil || other == nil {
+			return
+		}
+		for _, otherwise := range []bool{false, true} {
+			p := compiled(otherwise, a, b)
+			asked := map[string]func(*Policy) bool{
+				"tool":   func(p *Policy) bool { return p.Tool(server, name) },
+				"prompt": func(p *Policy) bool { return p.Prompt(server, name) },
+				"other":  func(p *Policy) bool { return p.Other(server) },
+			}
+			for kind, ask := range asked {
+				want := otherwise
+				if ask(one) {
+					want = allowFirst
+				} else if ask(other) {
+					want = allowSecond
+				}
+				if got := ask(p); got != want {
+					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t", a, b, otherwise, kind, name, server, got)
+				}
+				if got := ask(p); got && !p.Server(server) || !got && !p.Restricts(server) {
+					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t, and of the server anything: %t, not all: %t", a, b, otherwise, kind, name, server, got, p.Server(server), p.Restricts(server))
+				}
+			}
+			resource := p.Resource(server, uri)
+			if resource && !p.Server(server) || !resource && !p.RestrictsResources(server) || p.RestrictsResources(server) && !p.Restricts(server) {
+				t.Fatalf("%+v, %+v, else %t: %q of %q is allowed: %t", a, b, otherwise, uri, server, resource)
+			}
+			if again := compiled(otherwise, a, b); again.Fingerprint() != p.Fingerprint() || compiled(!otherwise, a, b).Fingerprint() == p.Fingerprint() {
+				t.Fatalf("%+v, %+v, else %t: the fingerprint is %s", a, b, otherwise, p.Fingerprint())
+			}
+		}
+		// What a pattern selects, told in another way.
+		kind, rest := "", first
+		for _, word := range []string{"tool", "prompt", "resource"} {
+			if after, ok := strings.CutPrefix(first, word+":"); ok && (!strings.HasPrefix(after, ":") || strings.HasPrefix(after, "::")) {
+				kind, rest = word, after
+			}
+		}
+		patternServer, patternName, _ := strings.Cut(rest, "::")
+		all := strings.Trim(rest, "*") == "" && kind == ""
+		named := all || kind != "resource" && fits(patternServer, server) && fits(patternName, name)
+		whole := all || strings.Trim(patternName, "*") == ""
+		if tool, prompt := one.Tool(server, name), one.Prompt(server, name); tool != (named && kind != "prompt") || prompt != (named && (kind == "prompt" || kind == "" && whole)) {
+			t.Fatalf("%q selects %q of %q: %t as a tool, %t as a prompt", first, name, server, tool, prompt)
+		}
+	})
+}
+
+// fits reports whether a name fits a pattern, by trying.
+func fits(pattern, name string) bool {
+	before, after, star := strings.Cut(pattern, "*")
+	rest, ok := strings.CutPrefix(name, before)
+	switch {
+	case !star:
+		return pattern == name
+	case !ok:
+		return false
+	}
+	after = strings.TrimLeft(after, "*")
+	for i := range len(rest) + 1 {
+		if after == "" || fits(after, rest[i:]) {
+			return true
+		}
+	}
+	return false
+}

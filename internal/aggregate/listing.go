@@ -152,7 +152,8 @@ func (b *builder) add(result []byte) *jsonrpc.Failure {
 				b.ttls = append(b.ttls, time.Duration(ms)*time.Millisecond)
 			}
 		case 5:
-			b.fresh.private = b.fresh.private || string(v.Body(result)) != "public"
+			isPublic := v.Kind == jsonspan.String && jsonspan.TextIs(v.Body(result), "public")
+			b.fresh.private = b.fresh.private || !isPublic
 		}
 	})
 	if err != nil || !listed {

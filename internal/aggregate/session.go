@@ -84,8 +84,10 @@ func (a *Aggregate) sealBytes(purpose string, plain []byte) string {
 
 // openBytes opens what sealBytes has sealed for the same purpose.
 func (a *Aggregate) openBytes(purpose, sealed string) ([]byte, bool) {
+	// A session is remembered by its id, and that it has ended, too. So there is one way only
+	// to write it, where decoding would forgive line breaks and bits that are left over.
 	raw, err := base64.RawURLEncoding.DecodeString(sealed)
-	if err != nil {
+	if err != nil || base64.RawURLEncoding.EncodeToString(raw) != sealed {
 		return nil, false
 	}
 	plain, err := a.seal.Open(nil, nil, raw, []byte(purpose))

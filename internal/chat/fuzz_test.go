@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"unicode/utf8"
 )
@@ -42,10 +45,14 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// FuzzUsage takes anything for an answer, in pieces of any size.
+// FuzzUsage takes anything for an answer, in pieces of any size. What JSON tells, in
+// events or not, is what somebody reads who goes through it token by token.
 func FuzzUsage(f *testing.F) {
 	f.Add([]byte("data: {\"usage\": {\"prompt_tokens\": 12\ndata: }}\n\n"), 3, true)
+	f.Add([]byte(`{"choices":[{"usage":{"prompt_tokens":7,"cached_tokens":3}}],"usage":{"prompt_tokens":9,"prompt_tokens":1e1,"completion_tokens":-1}}`), 1, false)
+	f.Add([]byte(`{"response":{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":2}}},"message":{"\u0075sage":{"output_tokens":"7"}}}`), 2, false)
 	f.Add([]byte(`{"usage":{"input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`), 5, false)
+	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":5}}\n\n: c\n\nevent: x\r\ndata: {\"usage\":\r\ndata: {\"prompt_tokens\":6,\"completion_tokens\":2}}\r\n\r\n"), 4, true)
 	f.Fuzz(func(t *testing.T, answer []byte, size int, stream bool) {
 		if size < 1 {
 			return
@@ -60,7 +67,75 @@ func FuzzUsage(f *testing.F) {
 		if whole.Usage() != pieces.Usage() {
 			t.Errorf("%+v as a whole, %+v by %d bytes", whole.Usage(), pieces.Usage(), size)
 		}
+		texts := [][]byte{answer}
+		if bytes.HasPrefix(answer, []byte{0xEF}) && !bytes.HasPrefix(answer, []byte("\uFEFF")) {
+			return // a part of a byte order mark, of which nobody says what it is
+		}
+		if stream {
+			texts = eventsOf(answer)
+		}
+		reference := UsageReader{}
+		for _, text := range texts {
+			if !json.Valid(text) || bytes.Count(text, []byte("{"))+bytes.Count(text, []byte("[")) > 500 {
+				return // what it tells before it goes wrong counts
+			}
+			d := json.NewDecoder(bytes.NewReader(text))
+			d.UseNumber()
+			eachNumber(d, nil, func(place []string, n int) {
+				for _, t := range told {
+					if path := strings.Split(t.path, "."); slices.EqualFunc(path, place, func(key, at string) bool { return key == "*" || key == at }) {
+						reference.told[t.is] = n
+					}
+				}
+			})
+		}
+		if whole.Usage() != reference.Usage() {
+			t.Errorf("%q tells %+v, and by the tokens of encoding/json %+v", answer, whole.Usage(), reference.Usage())
+		}
 	})
+}
+
+// eventsOf returns the data of the events of a stream, and of what is at its end without
+// being ended, line by line as the standard has it.
+func eventsOf(stream []byte) (all [][]byte) {
+	text := strings.TrimPrefix(string(stream), "\uFEFF")
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+	var data []string
+	for line := range strings.SplitSeq(text+"\n\n", "\n") {
+		if value, ok := strings.CutPrefix(line, "data:"); ok {
+			data = append(data, strings.TrimPrefix(value, " "))
+		} else if line == "" && len(data) > 0 {
+			all, data = append(all, []byte(strings.Join(data, "\n"))), nil
+		}
+	}
+	return all
+}
+
+// eachNumber goes through the next value and calls f for the whole numbers in it that are
+// not negative. Elements of arrays stand at an empty place.
+func eachNumber(d *json.Decoder, place []string, f func(place []string, n int)) {
+	token, err := d.Token()
+	if err != nil {
+		return
+	}
+	if number, ok := token.(json.Number); ok {
+		if n, err := strconv.Atoi(number.String()); err == nil && n >= 0 && len(number) <= 256 {
+			f(place, n)
+		}
+	}
+	open, isContainer := token.(json.Delim)
+	if !isContainer {
+		return
+	}
+	for d.More() {
+		at := append(slices.Clone(place), "")
+		if open == '{' {
+			key, _ := d.Token()
+			at[len(place)], _ = key.(string)
+		}
+		eachNumber(d, at, f)
+	}
+	_, _ = d.Token()
 }
 
 // lone reports whether there may be surrogates of pairs in a text.

@@ -3,6 +3,8 @@ package hosted
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -233,7 +235,21 @@ func FuzzMatch(f *testing.F) {
 	ts := New()
 	_, _ = ts.Put(Template{Name: "one", URITemplate: "one://{v}", Server: "s", URI: "file:///srv/{v}"})
 	_, _ = ts.Put(Template{Name: "all", URITemplate: "all://{+v}", Server: "s", URI: "file:///srv/{+v}"})
+	f.Add(`a\..\..\etc`)
+	f.Add("x%5c..%5cy")
+	f.Add("x%255c%2e%2e")
 	f.Fuzz(func(t *testing.T, v string) {
+		for _, scheme := range []string{"one://", "all://"} {
+			_, got, ok := ts.Match(scheme + v)
+			for range 3 { // for those who decode it, and who take one slash for the other
+				if ok && slices.Contains(strings.FieldsFunc(got, func(c rune) bool { return c == '/' || c == '\\' }), "..") {
+					t.Errorf("%q leads to %q", v, got)
+				}
+				if decoded, err := url.PathUnescape(got); err == nil {
+					got = decoded
+				}
+			}
+		}
 		if _, got, ok := ts.Match("one://" + v); ok {
 			rest, in := strings.CutPrefix(got, "file:///srv/")
 			if !in || rest == "" || strings.ContainsAny(rest, "/?#\\ ") || strings.Trim(rest, ".") == "" && len(rest) < 3 {

@@ -56,7 +56,7 @@ func TestDropDescription(t *testing.T) {
 }
 
 // encoded has a text in all encodings.
-func encoded(t *testing.T, text string) map[string][]byte {
+func encoded(t testing.TB, text string) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
 	for name, open := range map[string]func(io.Writer) io.WriteCloser{

@@ -173,6 +173,10 @@ func FuzzParseURI(f *testing.F) {
 	f.Add(ResourceURI("alpha", "file://alpha/data.txt"))
 	f.Add(TemplateURI("a/b", "x:{y}"))
 	f.Add("proxy://resource/e30=")
+	f.Add(resourcePrefix + base64.StdEncoding.EncodeToString([]byte(`{"server":"a","server":"b","uri":"c"}`)))
+	f.Add(resourcePrefix + base64.StdEncoding.EncodeToString([]byte("{\"server\":\"\xff\",\"Server\":\"b\",\"uri\":\"\\ud800??>\"}")))
+	f.Add("proxy://template/a%2Fb/x%2F/..//{y}")
+	f.Add("proxy://template/%zz/x")
 	f.Fuzz(func(t *testing.T, proxy string) {
 		server, uri, err := ParseURI(proxy)
 		if err != nil {
@@ -181,7 +185,19 @@ func FuzzParseURI(f *testing.F) {
 			}
 			return
 		}
-		if strings.HasPrefix(proxy, resourcePrefix) {
+		if rest, ok := strings.CutPrefix(proxy, templatePrefix); ok {
+			// What stands behind the server is the URI, to the byte.
+			if name, own, _ := strings.Cut(rest, "/"); own != uri || strings.Count(name, "%") == 0 && name != server {
+				t.Errorf("%q is %q and %q", proxy, server, uri)
+			}
+			if s, u, err := ParseURI(TemplateURI(server, uri)); s != server || u != uri || err != nil {
+				t.Errorf("%q and %q are %q, %q, %v after a round trip", server, uri, s, u, err)
+			}
+		}
+		if encoded, ok := strings.CutPrefix(proxy, resourcePrefix); ok {
+			if !saysIn(encoded, map[string]any{"server": server, "uri": uri}) {
+				t.Errorf("%q is %q and %q", proxy, server, uri)
+			}
 			if s, u, err := ParseURI(ResourceURI(server, uri)); s != server || u != uri || err != nil {
 				t.Errorf("%q and %q are %q, %q, %v after a round trip", server, uri, s, u, err)
 			}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const key = `sk-[a-z0-9]+`
@@ -232,6 +234,12 @@ func FuzzA56Message(f *testing.F) {
 			if !json.Valid(out) {
 				t.Fatalf("%q became %q", raw, out)
 			}
+			if r == onlyPatterns && !sameBut(raw, out, func(text string) bool {
+				isJSON := strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") || strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "[")
+				return re.MatchString(text) || isJSON
+			}) {
+				t.Fatalf("%q became %q", raw, out)
+			}
 			if json.Unmarshal(out, &m) != nil {
 				continue // JSON, but no object
 			}
@@ -255,6 +263,69 @@ func FuzzA56Message(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What patterns find in a text, whether it overlaps or not, is replaced, and nothing else.
+func FuzzBody(f *testing.F) { // A56
+	for _, text := range []string{"sk-a sk-b", "sk-abc-def", "ab-sk-\n\u00e9sk-a", "a-b-c", "", "sk-", "\u2028sk-1\x00<&>", "a-sk-x-sk-y"} {
+		f.Add(text)
+	}
+	patterns := []*regexp.Regexp{regexp.MustCompile(key), regexp.MustCompile(`[a-z]-[a-z]+-`)}
+	r := newRedactor(f, []string{patterns[0].String(), patterns[1].String()}, nil)
+	f.Fuzz(func(t *testing.T, text string) {
+		if !utf8.ValidString(text) || strings.HasPrefix(strings.TrimSpace(text), "{") || strings.HasPrefix(strings.TrimSpace(text), "[") {
+			return // a text that is JSON is looked at as such
+		}
+		hidden := make([]bool, len(text))
+		for _, re := range patterns {
+			for _, at := range re.FindAllStringIndex(text, -1) {
+				for i := at[0]; i < at[1]; i++ {
+					hidden[i] = true
+				}
+			}
+		}
+		literal, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := r.Body(literal[1 : len(literal)-1])
+		var said string
+		if err := json.Unmarshal(slices.Concat([]byte{'"'}, got, []byte{'"'}), &said); err != nil {
+			t.Fatalf("%q became %q: %v", text, got, err)
+		}
+		// Matches that touch may be replaced one by one or as one.
+		var want strings.Builder
+		for i := range len(text) {
+			switch {
+			case !hidden[i]:
+				want.WriteByte(text[i])
+			case i == 0 || !hidden[i-1]:
+				want.WriteString(mark)
+			}
+		}
+		if joined := strings.ReplaceAll(said, mark+mark, mark); joined != want.String() && !strings.Contains(text, mark) {
+			t.Fatalf("%q became %q, want %q", text, said, want.String())
+		}
+	})
+}
+
+// sameBut reports whether two texts have the same tokens, but for some strings.
+func sameBut(a, b []byte, but func(text string) bool) bool {
+	x, y := json.NewDecoder(bytes.NewReader(a)), json.NewDecoder(bytes.NewReader(b))
+	x.UseNumber()
+	y.UseNumber()
+	for {
+		token, err := x.Token()
+		other, errOther := y.Token()
+		if err != nil || errOther != nil {
+			return err == errOther
+		}
+		text, isText := token.(string)
+		_, isTextToo := other.(string)
+		if token != other && !(isText && isTextToo && but(text)) {
+			return false
+		}
+	}
 }
 
 // result is a tool result of about a megabyte with so many secrets in it.

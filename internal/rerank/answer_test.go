@@ -1,8 +1,10 @@
 package rerank
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -135,6 +137,17 @@ func FuzzAnswers(f *testing.F) { // W1
 	f.Fuzz(func(t *testing.T, answer []byte, n int) {
 		n &= 0xff
 		scores, err := read(answer, n)
+		// What encoding/json takes for a list of numbers is one.
+		for _, list := range plainLists(answer) {
+			if known := slices.ContainsFunc(list, func(score *float64) bool { return score != nil }); (err == nil) != (known && len(list) <= n) {
+				t.Fatalf("%q for %d documents: %v", answer, n, err)
+			}
+			for i, score := range list {
+				if err == nil && (score == nil) != math.IsNaN(scores[i]) || err == nil && score != nil && scores[i] != *score {
+					t.Fatalf("%q has the scores %v", answer, scores)
+				}
+			}
+		}
 		if err != nil {
 			return
 		}
@@ -151,4 +164,17 @@ func FuzzAnswers(f *testing.F) { // W1
 			t.Fatalf("%d scores for %d documents of %q", known, n, answer)
 		}
 	})
+}
+
+// plainLists returns the list of scores of an answer that is, or has, just one of numbers.
+func plainLists(answer []byte) (lists [][]*float64) {
+	var list []*float64
+	if json.Unmarshal(answer, &list) == nil && len(list) != 0 {
+		lists = append(lists, list)
+	}
+	var object map[string]json.RawMessage
+	if json.Unmarshal(answer, &object) == nil && len(object) == 1 && json.Unmarshal(object["scores"], &list) == nil && len(list) != 0 {
+		lists = append(lists, list)
+	}
+	return lists
 }

@@ -179,6 +179,9 @@ func withData(event, data []byte) []byte {
 		line, end, rest := cutLine(event)
 		event = rest
 		if _, ok := cutData(line); !ok {
+			if n := len(out); n > 0 && out[n-1] == '\r' && len(line) == 0 && bytes.HasPrefix(end, []byte{'\n'}) {
+				out[n-1] = '\n' // the two would be one end, where lines of data stood between them
+			}
 			out = append(append(out, line...), end...)
 			continue
 		}

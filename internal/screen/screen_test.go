@@ -85,6 +85,8 @@ func TestA56Events(t *testing.T) {
 		{"several lines that stay", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n"},
 		{"several lines with other fields between", "data: {\r\nid: 1\r\ndata: x}\r\n\r\n", "data: {\r\ndata: LOUD}\r\nid: 1\r\n\r\n"},
 		{"an empty line of data", "data:\ndata: {x}\n\n", "data:\ndata: {LOUD}\n\n"},
+		{"lines with different ends, of which two would become one", "data: {\rdata: x}\n\ndata: {x}\n\n", "data: {\rdata: LOUD}\n\ndata: {LOUD}\n\n"},
+		{"lines with different ends around data", "data: {\nid: 1\rdata: x}\n\ndata: {x}\n\n", "data: {\ndata: LOUD}\nid: 1\n\ndata: {LOUD}\n\n"},
 		{"comments", ": x\n\n:\ndata: {x}\n: x\n\n", ": x\n\n:\ndata: {LOUD}\n: x\n\n"},
 		{"events without data", "id: 0\n\nretry: 9\n\nid: 7\ndata:\n\n", "id: 0\n\nretry: 9\n\nid: 7\ndata:\n\n"},
 		{"the endpoint of the older transport", "event: endpoint\ndata: /messages?sessionId=1\n\n", "event: endpoint\ndata: /messages?sessionId=1\n\n"},
@@ -430,12 +432,18 @@ func TestA59OnlyEventsAreLookedAt(t *testing.T) {
 }
 
 // What edit leaves as it is passes byte for byte, whatever it is and however it comes;
-// and what comes of it otherwise does not depend on how it comes.
+// and what comes of it otherwise does not depend on how it comes. Who reads a stream sees
+// each message edited, and no other.
 func FuzzA56Pieces(f *testing.F) {
 	f.Add([]byte("\uFEFFid: 1\r\ndata: {\"a\":\rdata: x}\r\n\r\n: c\n\ndata:[0]\r\n\r\nda"), uint8(3))
 	f.Add([]byte("event: endpoint\ndata: /x\n\n:\r\ndata: [x]\n\n"), uint8(1))
 	f.Add([]byte("data\ndata:\ndata: {x}\r\r\n\ndata:{"), uint8(2))
+	f.Add([]byte("data::\rdata:x\n\n:\rdata:["), uint8(9))
+	f.Add([]byte("data:{\nid: 1\rdata: x}\n\ndata: {x}\n\n"), uint8(2))
 	f.Fuzz(func(t *testing.T, body []byte, size uint8) {
+		if bytes.HasPrefix(body, []byte{0xEF}) && !bytes.HasPrefix(body, []byte("\uFEFF")) {
+			return // a part of a byte order mark, of which nobody says what it is
+		}
 		var pieces []string
 		for piece := range slices.Chunk(body, int(size)+1) {
 			pieces = append(pieces, string(piece))
@@ -453,8 +461,48 @@ func FuzzA56Pieces(f *testing.F) {
 			if !bytes.Equal(whole.Body.Bytes(), inPieces.Body.Bytes()) {
 				t.Fatalf("%s: %q became %q, in pieces %q", media, body, whole.Body, inPieces.Body)
 			}
+			messages, got := []string{string(body)}, []string{whole.Body.String()}
+			if media == "text/event-stream" {
+				messages, got = eventsOf(string(body)), eventsOf(whole.Body.String())
+			}
+			want, wantErr := shouted(messages)
+			if (err == nil) != (wantErr == nil) || !slices.Equal(nonEmpty(got), want) && !(err != nil && media != "text/event-stream") {
+				t.Fatalf("%s: %q became %q, %v: who reads it sees %q, want %q, %v", media, body, whole.Body, err, got, want, wantErr)
+			}
 		}
 	})
+}
+
+// shouted edits messages up to one that is an error.
+func shouted(messages []string) (all []string, err error) {
+	for _, message := range nonEmpty(messages) {
+		edited, err := shout([]byte(message))
+		if err != nil {
+			return all, err
+		}
+		all = append(all, string(edited))
+	}
+	return nonEmpty(all), nil
+}
+
+func nonEmpty(texts []string) []string {
+	return slices.DeleteFunc(slices.Clone(texts), func(text string) bool { return text == "" })
+}
+
+// eventsOf returns the data of events as readers of a stream see it, and of what is at its
+// end without being ended. Lines of data that are empty do not count: they are white
+// space in JSON.
+func eventsOf(stream string) (all []string) {
+	stream = strings.TrimPrefix(stream, "\uFEFF")
+	var data []string
+	for line := range strings.SplitSeq(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)+"\n\n", "\n") {
+		if line == "" {
+			all, data = append(all, strings.Join(data, "\n")), nil
+		} else if value := strings.TrimPrefix(strings.TrimPrefix(line, "data:"), " "); strings.HasPrefix(line, "data:") && value != "" {
+			data = append(data, value)
+		}
+	}
+	return all
 }
 
 func BenchmarkEvents(b *testing.B) {

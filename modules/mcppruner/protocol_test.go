@@ -274,9 +274,26 @@ func FuzzPost(f *testing.F) { // P57
 	f.Add(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"recover_text","arguments":{"prune_id":"prn_x","ranges":[{"start_line":1,"end_line":2e0}],"include_line_numbers":true}}}`)
 	f.Add(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`)
 	f.Add(`{"jsonrpc":"2.0","method":"x"}`)
+	f.Add(`{"jsonrpc":"2.0","id":"\u0061","method":"tools/list","method":"x"}`)
+	f.Add(`{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"prune_text","arguments":{"text":1}}}`)
+	f.Add(`[]`)
+	f.Add(`{"jsonrpc":"2.0","id":{},"method":"ping"}`)
 	f.Fuzz(func(t *testing.T, message string) {
-		if a := post(t, h, "/rpc", message); a.Status != 200 && a.Status != 202 && a.Status != 400 {
+		a := post(t, h, "/rpc", message)
+		if a.Status != 200 && a.Status != 202 && a.Status != 400 {
 			t.Errorf("status %d", a.Status)
+		}
+		// Who is answered is who has asked; who has not is not.
+		var m map[string]json.RawMessage
+		isObject := json.Unmarshal([]byte(message), &m) == nil
+		id, asks := m["id"]
+		switch {
+		case a.Result != nil && (!isObject || !asks || string(a.ID) != string(id)):
+			t.Errorf("%q is answered with the id %s", message, a.ID)
+		case a.Error != nil && string(a.ID) != "null" && string(a.ID) != string(id):
+			t.Errorf("%q is refused with the id %s", message, a.ID)
+		case !isObject && a.Error == nil:
+			t.Errorf("%q is not refused", message)
 		}
 	})
 }

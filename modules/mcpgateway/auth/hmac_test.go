@@ -35,13 +35,13 @@ const (
 	hmacConfig = `{"clients":[{"client":"alice","secret":"{env.HMAC_ALICE}"},{"client":"bob@example.com","secret":"{env.HMAC_BOB}"}]}`
 )
 
-func hmacSecrets(t *testing.T) {
+func hmacSecrets(t testing.TB) {
 	t.Helper()
 	t.Setenv("HMAC_ALICE", hmacAlice)
 	t.Setenv("HMAC_BOB", hmacBob)
 }
 
-func hmacClients(t *testing.T) Provider {
+func hmacClients(t testing.TB) Provider {
 	t.Helper()
 	hmacSecrets(t)
 	provider, _ := mustOpenGuest(t, "hmac", hmacConfig)

@@ -14,7 +14,7 @@ import (
 
 // openGuest loads a provider as mcp_gateway does. The configuration that it belongs to
 // ends with stop, or with the test.
-func openGuest(t *testing.T, name, config string) (provider Provider, stop func(), err error) {
+func openGuest(t testing.TB, name, config string) (provider Provider, stop func(), err error) {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
@@ -29,7 +29,7 @@ func openGuest(t *testing.T, name, config string) (provider Provider, stop func(
 	return loaded.(Provider), cancel, nil
 }
 
-func mustOpenGuest(t *testing.T, name, config string) (provider Provider, stop func()) {
+func mustOpenGuest(t testing.TB, name, config string) (provider Provider, stop func()) {
 	t.Helper()
 	provider, stop, err := openGuest(t, name, config)
 	if err != nil {

@@ -1,0 +1,189 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// inPieces returns a reader that returns so many bytes at a time.
+func inPieces(text []byte, size int) io.Reader {
+	var pieces []io.Reader
+	for piece := range slices.Chunk(text, size) {
+		pieces = append(pieces, bytes.NewReader(piece))
+	}
+	return iotest.DataErrReader(io.MultiReader(pieces...))
+}
+
+// Lines are those of the text that are not blank, however it comes.
+func FuzzLines(f *testing.F) {
+	for _, text := range []string{"{}\n{}\r\n\n \n[1]", "\u2028\n\x00\n", strings.Repeat("x", 70<<10) + "\ny", "", "\r\r\n", "a\rb\n"} {
+		f.Add([]byte(text), uint16(2))
+	}
+	f.Fuzz(func(t *testing.T, text []byte, size uint16) {
+		lines := make(chan line)
+		go readLines(inPieces(text, int(size)+1), lines, t.Context().Done())
+		for part := range strings.SplitSeq(string(text), "\n") {
+			if part = strings.TrimSpace(part); part == "" {
+				continue
+			}
+			if got := <-lines; string(got.text) != part || got.err != nil {
+				t.Fatalf("%q has the line %q, %v, want %q", text, got.text, got.err, part)
+			}
+		}
+		if got := <-lines; got.err != io.EOF || got.text != nil {
+			t.Fatalf("%q ends with %q, %v", text, got.text, got.err)
+		}
+	})
+}
+
+// Events are those of the standard, however the stream comes.
+func FuzzEvents(f *testing.F) {
+	for _, stream := range []string{
+		"id: 1\nretry: 20\ndata: {\"a\":\ndata: 1}\n\nevent: message\r\ndata: x\r\n\r\n", "event: endpoint\ndata: /x\n\n:\n\ndata\ndata:\n\n", "\uFEFFid: 1\rdata: x\r\r", "retry: 99999999999999999999\n\nid\n\ndata: cut",
+		"data: a\n\nid: \x01\ndata:  b\n\n",
+	} {
+		f.Add([]byte(stream), uint16(0))
+		f.Add([]byte(stream), uint16(6))
+	}
+	f.Fuzz(func(t *testing.T, stream []byte, size uint16) {
+		if bytes.HasPrefix(stream, []byte{0xEF}) && !bytes.HasPrefix(stream, []byte("\uFEFF")) {
+			return // a part of a byte order mark, of which nobody says what it is
+		}
+		at, want := position{}, position{}
+		events := newEventReader(inPieces(stream, int(size)+1), &at)
+		text := strings.TrimPrefix(string(stream), "\uFEFF")
+		text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+		lines := strings.Split(text, "\n")
+		var data []string
+		kind, id, hasID, retry := "", "", false, ""
+		for _, line := range lines[:len(lines)-1] {
+			name, value, _ := strings.Cut(line, ":")
+			switch value = strings.TrimPrefix(value, " "); {
+			case line == "":
+				if hasID {
+					want.id = id
+				}
+				if ms, err := strconv.ParseUint(retry, 10, 31); err == nil {
+					want.retry = min(time.Duration(ms)*time.Millisecond, maxPause)
+				}
+				want.count++
+				got, err := events.next()
+				if joined := strings.Join(data, "\n"); err != nil || string(got.data) != joined || got.message != (kind == "" || kind == "message") || got.tooLarge || at != want {
+					t.Fatalf("%q: got %q at %+v, %v, want %q at %+v", stream, got.data, at, err, joined, want)
+				}
+				data, kind, id, hasID, retry = nil, "", "", false, ""
+			case name == "data" && value != "":
+				data = append(data, value)
+			case len(line) > 4<<10:
+			case name == "id" && !strings.ContainsFunc(value, unicode.IsControl):
+				id, hasID = value, true
+			case name == "event":
+				kind = value
+			case name == "retry" && value != "" && strings.Trim(value, "0123456789") == "":
+				retry = value
+			}
+		}
+		if got, err := events.next(); err != io.EOF {
+			t.Fatalf("%q: got %q, too, %v", stream, got.data, err)
+		}
+	})
+}
+
+// echo is an endpoint that answers every request with an empty result.
+type echo struct{}
+
+func (echo) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, _ := io.ReadAll(r.Body)
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil && trace.WroteRequest != nil {
+		trace.WroteRequest(httptrace.WroteRequestInfo{})
+	}
+	var m map[string]json.RawMessage
+	_ = json.Unmarshal(body, &m)
+	res := &http.Response{StatusCode: http.StatusAccepted, Header: http.Header{}, Body: http.NoBody, Request: r}
+	if id, has := m["id"]; r.Method == http.MethodPost && has && m["method"] != nil {
+		res.StatusCode = http.StatusOK
+		res.Header.Set("Content-Type", "application/json")
+		res.Body = io.NopCloser(strings.NewReader(`{"jsonrpc":"2.0","id":` + string(id) + `,"result":{}}`))
+	} else if r.Method == http.MethodGet {
+		res.StatusCode = http.StatusMethodNotAllowed
+	}
+	return res, nil
+}
+
+// Whatever a client writes, it reads one message on each line: an answer to each of its
+// requests, with the same id, and one to each line that is no JSON.
+func FuzzRun(f *testing.F) {
+	for _, in := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","method":"notifications/x"}` + "\n", `{"id":"a","method":"initialize","params":{"protocolVersion":"2025-11-25"}}` + "\nx\n[]\n",
+		`{"id":1,"method":"m"}` + "\n" + `{"id":1,"method":"m"}` + "\n" + `{"id":1.0,"method":"m"}`, `{"id":1,"result":{}}` + "\n{}\n" + `{"id":{},"method":"m"}`, `{"id":null,"method":"m"}` + "\n{\"method\":\"\xff\"}",
+		`{"id":7,"method":"tools/call","params":{"name":"é","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`,
+		`{"id":7,"method":"subscriptions/listen"}` + "\n" + `{"method":"notifications/cancelled","params":{"requestId":7}}`,
+	} {
+		f.Add([]byte(in))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if bytes.Contains(in, []byte("cancel")) || bytes.Contains(in, []byte(`\u`)) || bytes.Count(in, []byte("\n")) > 50 {
+			return // whether somebody still waits is up to chance, or there is too much of it
+		}
+		var out bytes.Buffer
+		bridge := Bridge{Transport: echo{}, URL: "http://localhost/mcp"}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := bridge.Run(ctx, bytes.NewReader(in), &out); err != nil {
+			t.Fatal(err)
+		}
+		want, isPlain := requested(in)
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			var m struct {
+				JSONRPC string
+				ID      json.RawMessage
+			}
+			if err := json.Unmarshal([]byte(line), &m); err != nil || m.JSONRPC != "2.0" {
+				t.Fatalf("%q was told %q: %v", in, line, err)
+			}
+			got = append(got, string(m.ID))
+		}
+		slices.Sort(got)
+		if isPlain && !slices.Equal(got, want) {
+			t.Fatalf("%q was answered %q, want %q", in, got, want)
+		}
+	})
+}
+
+// requested returns the ids that want an answer, sorted: null for a line that is no JSON.
+// It can tell if lines are plain: either that, or requests with numbers for their ids, of
+// which none is there twice.
+func requested(in []byte) (ids []string, isPlain bool) {
+	for line := range strings.SplitSeq(string(in), "\n") {
+		var m map[string]json.RawMessage
+		switch line = strings.TrimSpace(line); {
+		case line == "":
+			continue
+		case !json.Valid([]byte(line)) || !utf8.ValidString(line):
+			ids = append(ids, "null")
+			continue
+		case json.Unmarshal([]byte(line), &m) != nil || len(m) != 2 || strings.Count(line, `"`) != 6:
+			return nil, false
+		}
+		id := string(m["id"])
+		if _, err := strconv.Atoi(id); err != nil || slices.Contains(ids, id) || !bytes.HasPrefix(m["method"], []byte(`"`)) {
+			return nil, false
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids, true
+}

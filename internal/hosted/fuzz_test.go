@@ -1,0 +1,86 @@
+package hosted
+
+import (
+	"encoding/json"
+	"net/url"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// A template that is taken says what a field has that is wrong, or matches what net/url
+// makes the same of, and its descriptor is JSON.
+func FuzzTemplate(f *testing.F) {
+	for _, seed := range [][3]string{
+		{"docs://{name}", "file:///srv/{name}.md", "docs://a%20b"}, {"docs://{+path}", "file:///srv/{+path}", "docs://a/b%2Fc"}, {"docs://{a}-{b}/x", "db:{b}/{a}", "docs://1-2-3/x"}, {"docs://{a}{b}", "x:y", "docs://ab"},
+		{"docs://{a}/{a}", "x:y", ""}, {"docs://{?q}", "x:y", ""}, {"docs://{", "x:{b}", ""}, {"docs://x}", "x:y", ""}, {"proxy://{a}", "x:y", "proxy://a"}, {"no scheme {a}", "x:y", ""}, {"docs://fixed", "x:y", "docs://fixed"}, {"docs://{a}", "{a}", "docs://.."},
+		{"docs://é/{a}", "x:é/{a}", "docs://é/%C3%A9"}, {"docs://{a}", "x:{a}", "docs://%252e%252e"}, {"docs://{a}", "x:{a}", "docs://%ff"}, {"docs://{a}", "x:{a}", "docs://a%00"},
+	} {
+		f.Add(seed[0], seed[1], "text of {a} and {+path} {other}", seed[2])
+	}
+	fields := []string{"name: ", "uriTemplate: ", "uri: ", "text: ", "server: "}
+	f.Fuzz(func(t *testing.T, template, target, text, uri string) {
+		for _, hosted := range []Template{{Name: "t", URITemplate: template, Server: "s", URI: target}, {Name: "t", URITemplate: template, Text: text}} {
+			ts := New()
+			created, err := ts.Put(hosted)
+			if err != nil {
+				named := false
+				for _, field := range fields {
+					named = named || strings.HasPrefix(err.Error(), field)
+				}
+				if created || !named || ts.Has("t") {
+					t.Fatalf("%+v: %t, %v", hosted, created, err)
+				}
+				continue
+			}
+			var shown struct{ URITemplate, Name string }
+			if err := json.Unmarshal(ts.All()[0].Descriptor(), &shown); err != nil || shown.URITemplate != template || shown.Name != "t" {
+				t.Fatalf("%+v is shown as %s", hosted, ts.All()[0].Descriptor())
+			}
+			if _, original, ok := ts.Find(template); !ok || original != hosted.URI {
+				t.Fatalf("%+v is found: %t, %q", hosted, ok, original)
+			}
+			literal, _, _ := strings.Cut(template, "{")
+			got, expanded, ok := ts.Match(uri)
+			if !ok {
+				continue
+			}
+			if got.Name != "t" || !strings.HasPrefix(uri, literal) || !utf8.ValidString(expanded) {
+				t.Fatalf("%q matches %+v, and is %q", uri, hosted, expanded)
+			}
+			// Filled in again, the values make the same URI.
+			address, _ := parse(template)
+			values, _ := address.match(uri)
+			again, err := url.PathUnescape(address.expand(values))
+			if once, errOnce := url.PathUnescape(uri); err != nil || errOnce != nil || again != once {
+				t.Fatalf("%q of %q is %q after a round trip", uri, template, again)
+			}
+			for name, v := range values {
+				for step := range strings.SplitSeq(v.decoded, "/") {
+					if step == ".." || step == "." {
+						t.Fatalf("%q has %q for %s", uri, v.decoded, name)
+					}
+				}
+			}
+			if hosted.Server != "" {
+				continue
+			}
+			want := text
+			if !strings.ContainsAny(strings.Join(decodedOf(values), ""), "{}") {
+				for name, v := range values {
+					want = strings.ReplaceAll(strings.ReplaceAll(want, "{"+name+"}", v.decoded), "{+"+name+"}", v.decoded)
+				}
+				if expanded != want {
+					t.Fatalf("%q is %q, want %q", uri, expanded, want)
+				}
+			}
+		}
+	})
+}
+
+func decodedOf(values map[string]value) (all []string) {
+	for _, v := range values {
+		all = append(all, v.decoded)
+	}
+	return all
+}

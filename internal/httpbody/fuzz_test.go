@@ -1,0 +1,122 @@
+package httpbody
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"mime"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A body that is written in pieces is decoded as it is when it is read at once: to the same
+// text, and whole or broken alike. Of gzip it is the text that compress/gzip finds.
+func FuzzDecoder(f *testing.F) {
+	encodings := []string{"gzip", "br", "zstd"}
+	for _, text := range []string{"", "a", strings.Repeat("some text, ", 30), `{"jsonrpc":"2.0","id":1,"result":{}}`} {
+		bodies := encoded(f, text)
+		for i, encoding := range encodings {
+			body := bodies[encoding]
+			f.Add(body, uint8(i), uint8(3))
+			f.Add(body[:len(body)/2], uint8(i), uint8(0))
+			f.Add(append(bytes.Clone(body), "trailing"...), uint8(i), uint8(255))
+			f.Add(append(bytes.Clone(body), body...), uint8(i), uint8(9))
+		}
+	}
+	const most = 1 << 20 // a few bytes can become very many
+	f.Fuzz(func(t *testing.T, body []byte, which, size uint8) {
+		encoding := encodings[int(which)%len(encodings)]
+		want, wantErr := []byte(nil), error(nil)
+		r, err := NewReader(encoding, bytes.NewReader(body))
+		if wantErr = err; err == nil {
+			want, wantErr = io.ReadAll(io.LimitReader(r, most+1))
+			r.Close()
+		}
+		if len(want) > most {
+			return
+		}
+		var got bytes.Buffer
+		d := NewDecoder(encoding, &got)
+		defer d.Stop()
+		for piece := range slices.Chunk(body, int(size)+1) {
+			if _, err = d.Write(bytes.Clone(piece)); err != nil {
+				break
+			}
+		}
+		if err == nil {
+			err = d.Close()
+		}
+		// What is broken need not break at the same place.
+		if err == nil && !bytes.Equal(got.Bytes(), want) || (err == nil) != (wantErr == nil) && len(body) > 0 || !bytes.HasPrefix(got.Bytes(), want) && !bytes.HasPrefix(want, got.Bytes()) {
+			t.Fatalf("%s %q by %d: %q, %v; at once %q, %v", encoding, body, int(size)+1, &got, err, want, wantErr)
+		}
+		if encoding != "gzip" {
+			return
+		}
+		std, err := gzip.NewReader(bytes.NewReader(body))
+		if err == nil {
+			want, err = io.ReadAll(std)
+		}
+		if (err == nil) != (wantErr == nil) || err == nil && !bytes.Equal(got.Bytes(), want) {
+			t.Fatalf("%q: %q, %v; compress/gzip has %q, %v", body, &got, wantErr, want, err)
+		}
+	})
+}
+
+// A type that package mime can read is what it says there.
+func FuzzTypeOf(f *testing.F) {
+	for _, contentType := range []string{"application/json", " Application/JSON ; charset=utf-8", "application/vnd.x+json", "text/event-stream;x", "text/event-streams", "application/jsonx", "+json", "a/b;c=\"+json\"", "text/html; a=application/json"} {
+		f.Add(contentType)
+	}
+	f.Fuzz(func(t *testing.T, contentType string) {
+		got := TypeOf(contentType)
+		media, _, err := mime.ParseMediaType(contentType)
+		if err != nil {
+			return
+		}
+		want := Other
+		switch {
+		case media == "text/event-stream":
+			want = EventStream
+		case media == "application/json" || strings.HasSuffix(media, "+json"):
+			want = JSON
+		}
+		if got != want {
+			t.Fatalf("%q is %d, and %q to others", contentType, got, media)
+		}
+	})
+}
+
+// A body is read whole up to the limit, whatever length it announces, and of a longer one
+// a byte more.
+func FuzzRead(f *testing.F) {
+	f.Add(uint16(0), int64(-1), uint16(10), uint8(3))
+	f.Add(uint16(5000), int64(1<<62), uint16(4999), uint8(0))
+	f.Add(uint16(5000), int64(3), uint16(5000), uint8(255))
+	f.Add(uint16(4096), int64(4096), uint16(4096), uint8(7))
+	f.Fuzz(func(t *testing.T, length uint16, announced int64, limit uint16, size uint8) {
+		body := bytes.Repeat([]byte("0123456789"), int(length)/10+1)[:length]
+		r := &http.Request{Body: io.NopCloser(&stepReader{body, int(size) + 1}), ContentLength: announced}
+		got, err := Read(r, int64(limit))
+		if want := body[:min(len(body), int(limit)+1)]; !bytes.Equal(got, want) || err != nil {
+			t.Fatalf("read %d bytes of %d, limit %d, announced %d: %v", len(got), length, limit, announced, err)
+		}
+	})
+}
+
+// A stepReader returns so many bytes at a time.
+type stepReader struct {
+	rest []byte
+	step int
+}
+
+func (r *stepReader) Read(p []byte) (int, error) {
+	if len(r.rest) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p[:min(len(p), r.step)], r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}

@@ -1,0 +1,228 @@
+package jsonrpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
+)
+
+// wire is where the protocol has the fields.
+var wire = [fieldCount][]string{
+	Version: {"jsonrpc"}, ID: {"id"}, Method: {"method"}, Params: {"params"}, Result: {"result"}, Error: {"error"},
+	Name: {"params", "name"}, URI: {"params", "uri"}, TaskID: {"params", "taskId"}, RequestID: {"params", "requestId"}, Progress: {"params", "progressToken"},
+	Arguments: {"params", "arguments"}, Requested: {"params", "protocolVersion"}, Capabilities: {"params", "capabilities"}, Info: {"params", "clientInfo"},
+	Cursor: {"params", "cursor"}, Limit: {"params", "limit"}, Level: {"params", "level"}, RefName: {"params", "ref", "name"}, RefURI: {"params", "ref", "uri"},
+	InputResponses: {"params", "inputResponses"}, RequestState: {"params", "requestState"}, Notifications: {"params", "notifications"},
+	Subscriptions: {"params", "notifications", "resourceSubscriptions"}, Proxy: {"params", "proxy"}, AuthToken: {"params", "proxy", "authToken"},
+	Meta: {"params", "_meta"}, ProgressToken: {"params", "_meta", "progressToken"}, Traceparent: {"params", "_meta", "traceparent"},
+	ProtocolVersion:    {"params", "_meta", "io.modelcontextprotocol/protocolVersion"},
+	ClientCapabilities: {"params", "_meta", "io.modelcontextprotocol/clientCapabilities"},
+	ClientInfo:         {"params", "_meta", "io.modelcontextprotocol/clientInfo"},
+	LogLevel:           {"params", "_meta", "io.modelcontextprotocol/logLevel"},
+	SubscriptionID:     {"params", "_meta", "io.modelcontextprotocol/subscriptionId"},
+	ResultType:         {"result", "resultType"}, CacheScope: {"result", "cacheScope"},
+	ListenID:  {"result", "_meta", "io.modelcontextprotocol/subscriptionId"},
+	ErrorCode: {"error", "code"}, ErrorMessage: {"error", "message"},
+}
+
+// at returns what stands at a path, as encoding/json reads it.
+func at(text []byte, path []string) []byte {
+	for _, key := range path {
+		var object map[string]json.RawMessage
+		if json.Unmarshal(text, &object) != nil {
+			return nil
+		}
+		text = object[key]
+	}
+	return text
+}
+
+// folded reports whether a text has a key that some take for one of the paths, because they
+// ignore case, or null characters at its end.
+func folded(text []byte, paths [][]string) bool {
+	for _, path := range paths {
+		var object map[string]json.RawMessage
+		if json.Unmarshal(at(text, path[:len(path)-1]), &object) != nil {
+			continue
+		}
+		for key := range object {
+			isOne := slices.ContainsFunc(paths, func(other []string) bool {
+				return len(other) >= len(path) && slices.Equal(other[:len(path)-1], path[:len(path)-1]) && other[len(path)-1] == key
+			})
+			if !isOne && strings.EqualFold(strings.TrimRight(key, "\x00"), path[len(path)-1]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var seeds = []string{
+	`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":1.0},"_meta":{"progressToken":1,"io.modelcontextprotocol/protocolVersion":"2026-07-28"},"proxy":{"authToken":"t"}}}`,
+	`{"jsonrpc":"2.0","id":1,"method":"m","Params":{"name":"x"}}`, `{"params":{"proxy":{"AuthToken":"t"}}}`, `{"params":{"\u006eame":"x","NAME":"y"}}`,
+	`{"params":{"name\u0000":"x"},"id\u0000":1}`, `{"method":"m"}`, `{"method":"m","params":{ }}`, `{"method":"m","params":[1]}`, `{"params":{"_meta":7}}`, `{"params":{"_meta":{}}}`, ` { "params" : null } `, `{}`, `[]`, `{"id":{}}`, `{"id":12345678901234567890}`,
+	`{"jsonrpc":"2.0","id":"a","result":{"resultType":"input_required","inputRequests":{},"cacheScope":"public"}}`, `{"id":1,"result":{"ResultType":1}}`, `{"id":1,"error":{"code":-32601,"message":"m"}}`,
+	`{"id":1,"error":null,"result":{}}`, "{\"method\":\"\xff\"}", `{"method":"m","method":"n"}`, `{"method":5}`, "{\"\u212aid\":1,\"\u017f\":2,\"para\u006ds\":{}}", `{"method":"\ud800"}`,
+}
+
+// FuzzEnvelope compares all fields with what encoding/json finds, and what a message that
+// is strictly read must be refused for. What is inserted leaves the rest as it was.
+func FuzzEnvelope(f *testing.F) {
+	for _, seed := range seeds {
+		f.Add([]byte(seed))
+	}
+	const inserted = "zz_new"
+	envelope := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[Proxy], wire[AuthToken]}
+	decisive := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[URI], wire[Result], wire[ResultType], {"result", "inputRequests"}, wire[CacheScope], wire[Error]}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var m, request Message
+		failure, strict := m.Read(data), request.ReadRequest(data)
+		if valid := json.Valid(data); failure == nil && !valid || failure != nil && failure.Code == CodeParseError && valid {
+			t.Fatalf("%q is JSON: %t, and %v", data, valid, failure)
+		}
+		method := at(data, wire[Method])
+		if want := failure == nil && utf8.Valid(data) && (method == nil || method[0] == '"'); (strict == nil) != want {
+			t.Fatalf("%q as a request: %v, want it taken: %t", data, strict, want)
+		}
+		if failure != nil {
+			for field := range fieldCount {
+				if m.Has(field) {
+					t.Fatalf("%q was refused and has a %s", data, wire[field])
+				}
+			}
+			return
+		}
+		for field := range fieldCount {
+			got, want := m.Literal(field), at(data, wire[field])
+			if !bytes.Equal(got, want) || (got == nil) != (want == nil) {
+				t.Fatalf("%q: %s is %q, want %q", data, wire[field], got, want)
+			}
+			var text string
+			if isText := len(want) > 0 && want[0] == '"' && json.Unmarshal(want, &text) == nil; m.Text(field) != text || isText && m.Is(field, text+"x") {
+				t.Fatalf("%q: %s says %q, want %q", data, wire[field], m.Text(field), text)
+			}
+		}
+		for name, check := range map[string]struct {
+			failure *Failure
+			paths   [][]string
+		}{
+			"a known method":   {m.CheckExact(true), wire[:]},
+			"another method":   {m.CheckExact(false), envelope},
+			"what is decisive": {new(Message).ReadExact(data), decisive},
+		} {
+			if want := folded(data, check.paths); (check.failure != nil) != want && !oracle.Repeats(data) {
+				t.Fatalf("%q, %s: %v, want it refused: %t", data, name, check.failure, want)
+			}
+		}
+		if bytes.Contains(data, []byte(inserted)) || oracle.Repeats(data) {
+			return
+		}
+		added := fmt.Appendf(nil, `"%s":{"a":1}`, inserted)
+		for _, change := range []struct {
+			edit jsonspan.Edit
+			path []string
+		}{{m.Insert(added), []string{"params"}}, {m.InsertMeta(added), []string{"params", "_meta"}}} {
+			out := jsonspan.Spliced(data, change.edit)
+			if !json.Valid(out) {
+				t.Fatalf("%q became %q", data, out)
+			}
+			for i := range len(change.path) + 1 {
+				before, after := oracle.Members(at(data, change.path[:i])), oracle.Members(at(out, change.path[:i]))
+				if next := append(change.path, inserted)[i]; i < len(change.path) {
+					delete(before, next)
+					delete(after, next)
+				} else if after[next] != `{"a":1}` {
+					t.Fatalf("%q became %q", data, out)
+				} else {
+					delete(after, next)
+				}
+				if !maps.Equal(before, after) {
+					t.Fatalf("%q became %q: %q are %q", data, out, before, after)
+				}
+			}
+		}
+	})
+}
+
+// An Outline says of a message in pieces what Message says of the whole.
+func FuzzOutline(f *testing.F) {
+	for i, seed := range seeds {
+		f.Add([]byte(seed), uint8(i))
+	}
+	f.Add([]byte(`{"id":"`+strings.Repeat("x", 300)+`","result":1}`), uint8(40))
+	f.Fuzz(func(t *testing.T, data []byte, size uint8) {
+		whole, parts := NewOutline(), NewOutline()
+		_, _ = parts.Write([]byte(`{"id":1,"error":{"code":7},"method":"m"}`))
+		parts.Reset()
+		_, _ = whole.Write(data)
+		for piece := range slices.Chunk(data, int(size)+1) {
+			_, _ = parts.Write(bytes.Clone(piece))
+		}
+		type summary struct {
+			has   [fieldCount]bool
+			id    string
+			code  int
+			valid bool
+		}
+		a, b := summary{whole.has, string(whole.id), whole.code, whole.End()}, summary{parts.has, string(parts.id), parts.code, parts.End()}
+		if a != b {
+			t.Fatalf("%q: %+v, in pieces %+v", data, a, b)
+		}
+		var m Message
+		if m.Read(data) != nil {
+			return
+		}
+		for _, field := range []Field{ID, Method, Result, Error, ErrorCode} {
+			if a.has[field] != m.Has(field) {
+				t.Fatalf("%q has a %s: %t", data, wire[field], a.has[field])
+			}
+		}
+		id := m.Literal(ID)
+		if len(id) <= 256 && a.id != string(id) || !a.valid || m.IsAnswer() && !whole.IsAnswer() {
+			t.Fatalf("%q: %+v", data, a)
+		}
+		if whole.IsAnswer() && !whole.Answers(id) {
+			t.Fatalf("%q does not answer %s", data, id)
+		}
+	})
+}
+
+// Two literals are the same id if and only if a server that reads one and writes it again
+// may write the other.
+func FuzzSameID(f *testing.F) {
+	for _, pair := range [][2]string{{`1`, `1.0`}, {`"a"`, `"\u0061"`}, {`100`, `1e2`}, {`12345678901234567890`, `12345678901234567891`}, {`"1"`, `1`}, {`null`, `0`}, {`-0`, `0`}, {`-0.0`, `0`}, {`"\ud83d\ude00"`, `"😀"`}, {`1e400`, `1e401`}} {
+		f.Add([]byte(pair[0]), []byte(pair[1]))
+	}
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		var x, y Message
+		if x.Read(fmt.Appendf(nil, `{"id":%s}`, a)) != nil || y.Read(fmt.Appendf(nil, `{"id":%s}`, b)) != nil || !x.Has(ID) || !y.Has(ID) {
+			return
+		}
+		a, b = x.Literal(ID), y.Literal(ID)
+		if !utf8.Valid(a) || !utf8.Valid(b) {
+			return // nobody knows what the other makes of it
+		}
+		if !SameID(a, a) || SameID(a, b) != SameID(b, a) {
+			t.Fatalf("%s and %s: %t, the other way %t", a, b, SameID(a, b), SameID(b, a))
+		}
+		var said, saidToo any
+		if json.Unmarshal(a, &said) != nil || json.Unmarshal(b, &saidToo) != nil {
+			return // numbers that are too large
+		}
+		want := said == saidToo
+		if _, isNumber := said.(float64); isNumber && want && !bytes.Equal(a, b) {
+			want = bytes.ContainsAny(a, ".eE") || bytes.ContainsAny(b, ".eE")
+		}
+		if SameID(a, b) != want {
+			t.Fatalf("%s and %s are the same: %t", a, b, !want)
+		}
+	})
+}

@@ -1,0 +1,519 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
+)
+
+// flavours are those of base64.
+var flavours = []*base64.Encoding{base64.RawURLEncoding, base64.URLEncoding, base64.RawStdEncoding, base64.StdEncoding}
+
+// saysIn reports whether base64 of any flavour is of an object in which the members have
+// these literals, or texts.
+func saysIn(encoded string, members map[string]any) bool {
+	return slices.ContainsFunc(flavours, func(flavour *base64.Encoding) bool {
+		text, err := flavour.DecodeString(encoded)
+		var object map[string]any
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.UseNumber()
+		if err != nil || !json.Valid(text) || d.Decode(&object) != nil {
+			return false
+		}
+		for name, value := range members {
+			if object[name] != value {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// A cursor says an offset, in any flavour of base64, and nothing else is one.
+func FuzzCursor(f *testing.F) {
+	f.Add(Cursor(0), 0)
+	f.Add("eyJvZmZzZXQiOi0xfQ", math.MaxInt)
+	f.Add(base64.StdEncoding.EncodeToString([]byte(`{"offset":9223372036854775808}`)), 7)
+	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"offset":1,"offset":2}`)), 10)
+	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"offset":1.0,"Offset":2}`)), 100)
+	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"\u006fffset":12} `)), 1000)
+	f.Fuzz(func(t *testing.T, cursor string, offset int) {
+		if n, err := ParseCursor(cursor); err == nil && (n < 0 || !saysIn(cursor, map[string]any{"offset": json.Number(strconv.Itoa(n))})) {
+			t.Fatalf("%q is %d", cursor, n)
+		}
+		place, err := base64.RawURLEncoding.DecodeString(Cursor(offset))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flavour := range flavours {
+			n, err := ParseCursor(flavour.EncodeToString(place))
+			if offset < 0 && err == nil || offset >= 0 && (n != offset || err != nil) {
+				t.Fatalf("%d is %d after a round trip, %v", offset, n, err)
+			}
+		}
+	})
+}
+
+// A name maps to one tool and back, whatever servers call theirs.
+func FuzzNaming(f *testing.F) {
+	separators := []string{"::", "__", "_", ".", "/", "-", "a-", "._."}
+	long := strings.Repeat("very_long_name_", 6)
+	for i := range separators {
+		f.Add(uint8(i), uint8(64), "server", long+"a", long+"b")
+		f.Add(uint8(i), uint8(0), "a", "b", "::b")
+	}
+	f.Add(uint8(1), uint8(64), "s", "x", "s__x")
+	f.Add(uint8(0), uint8(40), "s", strings.Repeat("é", 30), strings.Repeat("é", 31))
+	joined := Naming{"::", 40}.Join("s", long)
+	f.Add(uint8(0), uint8(40), "s", long, strings.TrimPrefix(joined, "s::"))
+	f.Fuzz(func(t *testing.T, which, longest uint8, server, a, b string) {
+		n := Naming{separators[int(which)%len(separators)], int(longest)}
+		if n.CheckSeparator() != nil || n.Check(server) != nil {
+			return
+		}
+		names := map[string]string{}
+		for _, name := range []string{a, b} {
+			shown := n.Join(server, name)
+			if n.Longest > 0 && len(shown) > n.Longest {
+				t.Fatalf("%q of %q is %q, longer than %d", name, server, shown, n.Longest)
+			}
+			if other, taken := names[shown]; taken && other != name {
+				t.Fatalf("%+v: %q and %q of %q are both %q", n, other, name, server, shown)
+			}
+			names[shown] = name
+			gotServer, gotName, ok := n.Split(shown, func(s string) bool { return s == server })
+			if !ok || gotServer != server || !n.MayBeShort(shown) && gotName != name {
+				t.Fatalf("%+v: %q of %q is %q, which is %q of %q, %t", n, name, server, shown, gotName, gotServer, ok)
+			}
+			if utf8.ValidString(server) && utf8.ValidString(name) && !utf8.ValidString(shown) {
+				t.Fatalf("%q of %q is %q", name, server, shown)
+			}
+			// So it is understood as people write it, unless the separator is in it, too.
+			written := server + Separator + name
+			if s, _, _ := strings.Cut(written, n.Separator); n.Separator == Separator || s != server {
+				gotServer, gotName, ok = n.Split(written, func(s string) bool { return s == server })
+				if !ok || gotServer != server || gotName != name {
+					t.Fatalf("%+v: %q is %q of %q, %t", n, written, gotName, gotServer, ok)
+				}
+			}
+		}
+		short := Shortened(a)
+		if kept, cut := strings.CutSuffix(short, "…"); short != a && (!cut || utf8.RuneCountInString(a) <= longestName || !strings.HasPrefix(strings.ToValidUTF8(a, ""), kept)) {
+			t.Fatalf("%q shortened is %q", a, short)
+		}
+	})
+}
+
+// secret reports whether a name is one that is hidden here.
+func secret(name string) bool { return strings.Contains(name, "s") }
+
+// FuzzFilterLists compares with lists that encoding/json has read. What is kept, and
+// everything around the lists, stays to the byte.
+func FuzzFilterLists(f *testing.F) {
+	for _, message := range []string{
+		`{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, `{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`,
+		`{"result":{"tools":[{"name":"\u0073"},{}],"prompts":[{"name":"p"},{"name":"s","name":"t"}]}}`, `{"result":{"resources":[{"name":"s","uri":"a"},{"uri":"s"}],"resourceTemplates":[{"uriTemplate":"s/{x}"}]}}`,
+		`{"result":{"tools":{"x":{"name":"s"},"y":{"name":"a"}}}}`, `{"result":{"Tools":[{"name":"s"}]}}`, `{"result":{"tools":[{"NAME":"s"}]}}`, `{"result":{"tools":[[{"name":"s"}],"s",1,{"name":["s"]}]}}`,
+		`{"result":{"tools":[{"name":"s"}],"prompts":[ {"name":"p"} , {"name":"q"} ],"resources":[ ]}}`, `{"result":{"structuredContent":{"tools":[{"name":"s"}]}}}`, `{"result":{"tools":[{"name":"s"}`, `{"tools":[{"name":"s"}],"id":1.0}`,
+	} {
+		f.Add([]byte(message))
+	}
+	lists := map[string]struct {
+		key  string
+		kind TargetKind
+	}{"tools": {"name", Tool}, "prompts": {"name", Prompt}, "resources": {"uri", Resource}, "resourceTemplates": {"uriTemplate", Resource}}
+	f.Fuzz(func(t *testing.T, message []byte) {
+		before := bytes.Clone(message)
+		asked := 0
+		got, err := FilterLists(message, func(item ListItem) bool {
+			asked++
+			if !json.Valid(item.Raw) || item.Template && item.Kind != Resource {
+				t.Fatalf("asked for %+v", item)
+			}
+			return !secret(item.Name)
+		})
+		if !bytes.Equal(message, before) {
+			t.Fatalf("%q has changed to %q", before, message)
+		}
+		if err != nil {
+			return
+		}
+		if !json.Valid(message) {
+			t.Fatalf("%q was read", message)
+		}
+		if oracle.Repeats(message) {
+			return // encoding/json would see the last only
+		}
+		var envelope, envelopeGot, result, resultGot map[string]json.RawMessage
+		if json.Unmarshal(message, &envelope) != nil || json.Unmarshal(envelope["result"], &result) != nil {
+			if !bytes.Equal(got, message) {
+				t.Fatalf("%q became %q", message, got)
+			}
+			return
+		}
+		if json.Unmarshal(got, &envelopeGot) != nil || json.Unmarshal(envelopeGot["result"], &resultGot) != nil {
+			t.Fatalf("%q became %q", message, got)
+		}
+		wantAsked, changes := 0, false
+		for member, list := range lists {
+			items, kept := itemsOf(result[member]), []json.RawMessage{}
+			for _, item := range items {
+				wantAsked++
+				var object map[string]json.RawMessage
+				var name string
+				if json.Unmarshal(item, &object) != nil || json.Unmarshal(object[list.key], &name) != nil || !secret(name) {
+					kept = append(kept, item)
+				}
+			}
+			if len(kept) == len(items) {
+				continue
+			}
+			changes = true
+			if left := itemsOf(resultGot[member]); !slices.EqualFunc(left, kept, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+				t.Fatalf("%q became %q: %s are %q, want %q", message, got, member, left, kept)
+			}
+			delete(result, member)
+			delete(resultGot, member)
+		}
+		delete(envelope, "result")
+		delete(envelopeGot, "result")
+		same := func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }
+		if asked != wantAsked || !maps.EqualFunc(envelope, envelopeGot, same) || !maps.EqualFunc(result, resultGot, same) || !changes && !bytes.Equal(got, message) {
+			t.Fatalf("%q became %q", message, got)
+		}
+	})
+}
+
+// itemsOf returns the items of a list, or of an object.
+func itemsOf(list json.RawMessage) (items []json.RawMessage) {
+	if json.Unmarshal(list, &items) == nil {
+		return items
+	}
+	d := json.NewDecoder(bytes.NewReader(list))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return nil
+	}
+	for d.More() {
+		var value json.RawMessage
+		_, _ = d.Token()
+		_ = d.Decode(&value)
+		items = append(items, value)
+	}
+	return items
+}
+
+// The headers of a modern request pass if and only if they say what encoding/json reads
+// in its body. Those that are set for it do.
+func FuzzModernHeaders(f *testing.F) {
+	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+	for _, seed := range [][2]string{
+		{`{"method":"tools/call","params":{"name":"é x",` + meta + `}}`, "=?base64?w6kgeA==?="},
+		{`{"method":"tools/call","params":{"name":"=?base64?eA==?=",` + meta + `}}`, "x"},
+		{`{"method":"resources\/read","params":{"uri":"file:///a",` + meta + `}}`, "file:///a"},
+		{`{"method":"tasks/get","params":{"taskId":" t ",` + meta + `}}`, "t"},
+		{`{"method":"tools/list","params":{` + meta + `}}`, ""}, {`{"method":"prompts/get","params":{"name":"",` + meta + `}}`, ""}, {`{"method":7,"params":{` + meta + `}}`, "7"}, {`{"method":"tools/call","params":{"name":1,` + meta + `}}`, "1"},
+		{`{"method":"tools/call","params":{"name":"x"}}`, "x"}, {`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":1}}}`, "=?base64?!?="},
+	} {
+		f.Add([]byte(seed[0]), "2026-07-28", "tools/call", seed[1])
+		f.Add([]byte(seed[0]), "2026-07-28", "tools/call", "")
+		f.Add([]byte(seed[0]), "2026-07-28", "tools/list", seed[1])
+		f.Add([]byte(seed[0]), "2025-11-25", "tasks/get", seed[1])
+	}
+	f.Fuzz(func(t *testing.T, body []byte, version, method, name string) {
+		var m jsonrpc.Message
+		if m.ReadRequest(body) != nil || oracle.Repeats(body) {
+			return
+		}
+		var said struct {
+			Method, Params json.RawMessage
+		}
+		exactly(body, map[string]*json.RawMessage{"method": &said.Method, "params": &said.Params})
+		var asMeta, wantVersion, capabilities, target json.RawMessage
+		exactly(said.Params, map[string]*json.RawMessage{"_meta": &asMeta})
+		exactly(asMeta, map[string]*json.RawMessage{"io.modelcontextprotocol/protocolVersion": &wantVersion, "io.modelcontextprotocol/clientCapabilities": &capabilities})
+		key := ""
+		switch wantMethod, _ := textOf(said.Method); {
+		case wantMethod == "tools/call", wantMethod == "prompts/get":
+			key = "name"
+		case wantMethod == "resources/read":
+			key = "uri"
+		case strings.HasPrefix(wantMethod, "tasks/"):
+			key = "taskId"
+		}
+		exactly(said.Params, map[string]*json.RawMessage{key: &target})
+		is := func(literal json.RawMessage, text string) bool {
+			got, isText := textOf(literal)
+			return isText && got == text
+		}
+		plain := name
+		if encoded, ok := strings.CutPrefix(name, "=?base64?"); ok && strings.HasSuffix(encoded, "?=") {
+			decoded, err := base64.StdEncoding.DecodeString(strings.TrimSuffix(encoded, "?="))
+			if plain = string(decoded); err != nil {
+				plain = ""
+			}
+		}
+		header := http.Header{}
+		header.Set(VersionHeader, version)
+		header.Set(methodHeader, method)
+		header.Set(nameHeader, name)
+		want := is(wantVersion, version) && capabilities != nil && is(said.Method, method) && (key == "" || plain != "" && is(target, plain))
+		if failure := CheckModern(header, &m); (failure == nil) != want {
+			t.Fatalf("%q with %q: %v, want it to pass: %t", body, header, failure, want)
+		}
+		wantText, _ := textOf(wantVersion)
+		SetModern(header, &m, wantText)
+		for _, values := range header {
+			if len(values) != 1 || strings.ContainsFunc(values[0], func(c rune) bool { return c < ' ' || c > '~' }) && values[0] != wantText {
+				t.Fatalf("%q has the headers %q", body, header)
+			}
+		}
+		gotMethod, isText := textOf(said.Method)
+		targetText, hasTarget := textOf(target)
+		if wantVersion != nil && is(wantVersion, wantText) && capabilities != nil && isText && HeaderText(gotMethod) == gotMethod && (key == "" || hasTarget && targetText != "") {
+			if failure := CheckModern(header, &m); failure != nil {
+				t.Fatalf("%q with %q, which were set for it: %v", body, header, failure)
+			}
+		}
+		if text, ok := headerText(HeaderText(name)); text != name || !ok {
+			t.Fatalf("%q in a header is %q", name, text)
+		}
+	})
+}
+
+// exactly reads members of an object by just these names.
+func exactly(object []byte, members map[string]*json.RawMessage) {
+	var all map[string]json.RawMessage
+	_ = json.Unmarshal(object, &all)
+	for name, value := range members {
+		*value = all[name]
+	}
+}
+
+func textOf(literal []byte) (text string, isText bool) {
+	return text, len(literal) > 0 && literal[0] == '"' && json.Unmarshal(literal, &text) == nil
+}
+
+// What is set for a call passes the check, and nothing else does for an argument that the
+// tool has a header for.
+func FuzzParamHeaders(f *testing.F) {
+	const list = `{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"properties":{"c":{"x-mcp-header":"b-c"}}},"d":true}}}],"nextCursor":"n"}`
+	f.Add([]byte(list), []byte(`{"a":"é","b":{"c":1.50}}`), "x")
+	f.Add([]byte(list), []byte(`{"a":true,"b":[]}`), "true")
+	f.Add([]byte(list), []byte(`{"a":null,"a":"="}`), "")
+	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"x-mcp-header":"not a token"},"b":{"x-mcp-header":"X"},"c":{"x-mcp-header":"x"}}}}]}`), []byte(`{"a":"1","b":"2","c":"3"}`), "2")
+	f.Fuzz(func(t *testing.T, list, arguments []byte, value string) {
+		var m jsonrpc.Message
+		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil || oracle.Repeats(arguments) || !m.Has(jsonrpc.Arguments) {
+			return
+		}
+		params := ParamHeaders{}
+		cursor, err := params.Add(list)
+		var page struct{ NextCursor string }
+		if wrong := json.Unmarshal(list, &page); err == nil && (wrong != nil || cursor != page.NextCursor) {
+			t.Fatalf("%q goes on at %q, want %q, %v", list, cursor, page.NextCursor, wrong)
+		}
+		header := http.Header{"Mcp-Param-Other": {"x"}, "Accept": {"y"}}
+		params.Set(header, &m)
+		names := map[string]bool{}
+		for _, h := range params["t"] {
+			name := http.CanonicalHeaderKey(paramPrefix + h.name)
+			if names[name] || !isToken(h.name) {
+				return // nobody can meet such a schema
+			}
+			names[name] = true
+		}
+		for name, values := range header {
+			if name != "Accept" && (!names[name] || len(values) != 1) {
+				t.Fatalf("%q set %q", list, header)
+			}
+		}
+		if failure := params.Check(header, &m); failure != nil {
+			t.Fatalf("%q with %q: %v", arguments, header, failure)
+		}
+		for name := range names {
+			changed := header.Clone()
+			changed[name] = []string{value}
+			said, ok := headerText(header.Get(name))
+			text, textOK := headerText(value)
+			if failure := params.Check(changed, &m); (failure == nil) != (header.Get(name) != "" && ok && textOK && text == said) && header[name] != nil && said != "" {
+				t.Fatalf("%q with %q: %v", arguments, changed, failure)
+			}
+			if failure := params.Check(http.Header{name: {value, value}}, &m); failure == nil {
+				t.Fatalf("%q passes with two of %s", arguments, name)
+			}
+		}
+	})
+}
+
+// A name fits a pattern if there is a way to fit it.
+func FuzzMatchName(f *testing.F) {
+	for _, pair := range [][2]string{{"*", ""}, {"a*b*c", "abbc"}, {"*a*", "bab"}, {"a*a", "a"}, {"", ""}, {"**", "x"}, {"*é", "éé"}, {"ab*ba", "aba"}, {"*::*", "::"}} {
+		f.Add(pair[0], pair[1])
+	}
+	f.Fuzz(func(t *testing.T, pattern, name string) {
+		pattern, name = pattern[:min(len(pattern), 60)], name[:min(len(name), 200)]
+		// fits[i] is whether the rest of the name from i on fits the rest of the pattern.
+		fits := make([]bool, len(name)+1)
+		fits[len(name)] = true
+		for p := len(pattern) - 1; p >= 0; p-- {
+			next := make([]bool, len(name)+1)
+			for i := len(name); i >= 0; i-- {
+				if pattern[p] == '*' {
+					next[i] = fits[i] || i < len(name) && next[i+1]
+				} else {
+					next[i] = i < len(name) && name[i] == pattern[p] && fits[i+1]
+				}
+			}
+			fits = next
+		}
+		if got := MatchName(pattern, name); got != fits[0] {
+			t.Fatalf("%q fits %q: %t", name, pattern, got)
+		}
+		parsed, err := ParsePattern(pattern)
+		if server, tool, ok := strings.Cut(pattern, "::"); (err == nil) != (ok && server != "" && tool != "") || err == nil && parsed.Match(name, name) != (MatchName(server, name) && MatchName(tool, name)) {
+			t.Fatalf("%q: %+v, %v", pattern, parsed, err)
+		}
+	})
+}
+
+// A result asks for what encoding/json reads in it, and a call that is made again has the
+// answers and is otherwise the same.
+func FuzzInput(f *testing.F) {
+	for _, result := range []string{
+		`{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"},"b":{"method":"elicitation/create","params":{"x":1.0}}},"requestState":"s"}`,
+		`{"resultType":"input_required","requestState":null}`, `{"resultType":"input_required","inputRequests":[]}`, `{"resultType":"input_required","inputRequests":{"a":1}}`,
+		`{"resultType":"input_required","inputRequests":{"a":{"method":"x","Method":"y"}}}`, `{"resultType":"input_required","inputRequests":{"a":{"method":"x"},"\u0061":{"method":"y"}}}`,
+		`{"resultType":"complete"}`, `{"resultType":"input_required","InputRequests":{}}`, `{"resultType":"input_required","inputRequests":{"a":{}}}`,
+	} {
+		f.Add([]byte(result), []byte(`{"name":"x","arguments":{}}`))
+		f.Add([]byte(result), []byte(`{"inputResponses":7,"_meta":{},"requestState":[]}`))
+	}
+	f.Fuzz(func(t *testing.T, result, params []byte) {
+		var answer, request jsonrpc.Message
+		if answer.Read(fmt.Appendf(nil, `{"id":1,"result":%s}`, result)) != nil || !json.Valid(result) {
+			return
+		}
+		asks, is, err := ReadInput(&answer)
+		var kind, asked, state json.RawMessage
+		exactly(result, map[string]*json.RawMessage{"resultType": &kind, "inputRequests": &asked, "requestState": &state})
+		if text, _ := textOf(kind); is != (text == InputRequired) {
+			t.Fatalf("%q asks for input: %t", result, is)
+		}
+		if !is || err != nil || oracle.Repeats(result) {
+			return
+		}
+		if !bytes.Equal(asks.State, state) {
+			t.Fatalf("%q has the state %q", result, asks.State)
+		}
+		want := map[string]InputRequest{}
+		var requests map[string]map[string]json.RawMessage
+		if asked != nil && json.Unmarshal(asked, &requests) != nil {
+			t.Fatalf("%q: %+v", result, asks)
+		}
+		for key, members := range requests {
+			method, isText := textOf(members["method"])
+			if !isText && string(members["method"]) != "null" {
+				t.Fatalf("%q asks %q", result, members)
+			}
+			want[key] = InputRequest{method, members["params"]}
+		}
+		if !reflect.DeepEqual(asks.Requests, want) {
+			t.Fatalf("%q asks %+v, want %+v", result, asks.Requests, want)
+		}
+		if !json.Valid(params) || oracle.Repeats(params) || request.Read(fmt.Appendf(nil, `{"id":1,"method":"m","params":%s}`, params)) != nil {
+			return
+		}
+		responses := map[string]json.RawMessage{"k": json.RawMessage(`{"a":1}`)}
+		again := WithInput(&request, responses, asks.State)
+		if !json.Valid(again) {
+			t.Fatalf("%q became %q", params, again)
+		}
+		var paramsAgain, given, stateGiven json.RawMessage
+		exactly(again, map[string]*json.RawMessage{"params": &paramsAgain})
+		exactly(paramsAgain, map[string]*json.RawMessage{"inputResponses": &given, "requestState": &stateGiven})
+		var before, after map[string]json.RawMessage
+		_ = json.Unmarshal(params, &before)
+		_ = json.Unmarshal(paramsAgain, &after)
+		if state == nil {
+			state = before["requestState"] // which stays
+		}
+		for _, set := range []string{"inputResponses", "requestState"} {
+			delete(before, set)
+			delete(after, set)
+		}
+		if string(given) != `{"k":{"a":1}}` || !bytes.Equal(stateGiven, state) || !maps.EqualFunc(before, after, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+			t.Fatalf("%q became %q with %q", params, again, asks.State)
+		}
+	})
+}
+
+// What a request is about is what encoding/json reads in it.
+func FuzzTarget(f *testing.F) {
+	for _, message := range []string{
+		`{"id":1,"method":"tools/call","params":{"name":"\u0061"}}`, `{"id":1,"method":"prompts\/get","params":{"name":7}}`, `{"id":1,"method":"resources/read","params":{"uri":"a:b"}}`,
+		`{"id":1,"method":"completion/complete","params":{"ref":{"uri":"x","name":"y"}}}`, `{"id":1,"method":"completion/complete","params":{"ref":{"name":"y"}}}`, `{"id":1,"method":"tasks/get"}`,
+		`{"method":"notifications/x"}`, `{"id":1,"method":"notifications/x"}`, `{"id":1,"method":"x/y"}`, `{"id":1,"result":{}}`, `{"id":1,"method":"ping"}`,
+	} {
+		f.Add([]byte(message), []byte(`{"roots":{},"sampling":null,"elicitation":[]}`))
+	}
+	f.Fuzz(func(t *testing.T, message, capabilities []byte) {
+		var m jsonrpc.Message
+		if m.Read(message) == nil && !oracle.Repeats(message) {
+			var method, params, name, uri, ref, refName, refURI json.RawMessage
+			exactly(message, map[string]*json.RawMessage{"method": &method, "params": &params})
+			exactly(params, map[string]*json.RawMessage{"name": &name, "uri": &uri, "ref": &ref})
+			exactly(ref, map[string]*json.RawMessage{"name": &refName, "uri": &refURI})
+			target, ok := TargetOf("s", &m)
+			said, _ := textOf(method)
+			var literal json.RawMessage
+			kind := Anything
+			switch said {
+			case "tools/call":
+				literal, kind = name, Tool
+			case "prompts/get":
+				literal, kind = name, Prompt
+			case "resources/read", "resources/subscribe", "resources/unsubscribe":
+				literal, kind = uri, Resource
+			case "completion/complete":
+				if literal, kind = refName, Prompt; refURI != nil {
+					literal, kind = refURI, Resource
+				}
+			}
+			text, isText := textOf(literal)
+			switch {
+			case kind == Anything:
+				if !ok || target.Name != "" || HasTarget(said) && target.Kind != Other {
+					t.Fatalf("%q is about %+v, %t", message, target, ok)
+				}
+			case refURI != nil && refName != nil && said == "completion/complete":
+				if ok {
+					t.Fatalf("%q is about %+v", message, target)
+				}
+			case ok != isText || ok && target != (Target{"s", kind, text}):
+				t.Fatalf("%q is about %+v, %t", message, target, ok)
+			}
+		}
+		var declared map[string]json.RawMessage
+		if json.Unmarshal(capabilities, &declared) != nil || oracle.Repeats(capabilities) {
+			return
+		}
+		for method, capability := range map[string]string{"roots/list": "roots", "sampling/createMessage": "sampling", "elicitation/create": "elicitation"} {
+			if want := bytes.HasPrefix(declared[capability], []byte("{")); CanBeAsked(capabilities, method) != want {
+				t.Fatalf("%q can be asked %s: %t", capabilities, method, !want)
+			}
+		}
+	})
+}

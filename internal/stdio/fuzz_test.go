@@ -1,0 +1,168 @@
+package stdio
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
+)
+
+// What is framed for a child is read again as it was, in either framing and in pieces of
+// any size. On a line, only line breaks between tokens are not.
+func FuzzAppendFrame(f *testing.F) {
+	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\n\"\\n\"}", "{\"a\":\"\u2028\u0085\"}", `{"a":"` + strings.Repeat("x", 70<<10) + `"}`, `{}`, "{\"\xff\":1}", " {}\n"} {
+		f.Add([]byte(message), []byte(`{"id":2}`), uint8(3))
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte, step uint8) {
+		for _, message := range [][]byte{first, second} {
+			if !json.Valid(message) || bytes.TrimSpace(message)[0] != '{' {
+				return
+			}
+		}
+		for _, framing := range []Framing{Newline, ContentLength} {
+			stream := appendFrame(appendFrame(nil, first, framing), second, framing)
+			r := newFrameReader(&stepReader{stream, int(step)%64 + 1}, 1<<20)
+			for _, message := range [][]byte{first, second} {
+				got, err := r.next()
+				want := message
+				if framing == Newline {
+					want = bytes.TrimSpace([]byte(strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message))))
+				}
+				if err != nil || !bytes.Equal(got, want) {
+					t.Fatalf("%s: %q was read as %q, %v", framing, message, got, err)
+				}
+			}
+			if got, err := r.next(); err == nil {
+				t.Fatalf("%s: %q was read, too", framing, got)
+			}
+		}
+	})
+}
+
+// Of a message that is too long to be kept it is known who waits for it.
+func FuzzLost(f *testing.F) {
+	for _, message := range []string{`{"jsonrpc":"2.0","id":7,"result":{"id":8}}`, `{"method":"m","id":"a\"b"}`, `{"result":1}`, `{"\u0069d":1.0,"method":1}`, `{"id":null}`, `[{"id":1}]`, `{"id":{"id":1}}`, `{"x":1`} {
+		f.Add([]byte(message), uint8(2))
+	}
+	f.Fuzz(func(t *testing.T, message []byte, size uint8) {
+		var whole, parts lost
+		_, _ = whole.watch().Write(message)
+		watcher := parts.watch()
+		for piece := range slices.Chunk(message, int(size)+1) {
+			_, _ = watcher.Write(bytes.Clone(piece))
+		}
+		if !bytes.Equal(whole.id, parts.id) || whole.request != parts.request {
+			t.Fatalf("%q: %+v, in pieces %+v", message, whole, parts)
+		}
+		var m jsonrpc.Message
+		var object map[string]json.RawMessage
+		if m.Read(message) != nil || json.Unmarshal(message, &object) != nil || len(object["id"]) > 256 {
+			return
+		}
+		if _, hasMethod := object["method"]; !bytes.Equal(whole.id, object["id"]) || whole.request != hasMethod {
+			t.Fatalf("%q: %+v", message, whole)
+		}
+	})
+}
+
+// A tally counts what happens.
+type tally struct{ noise, dropped int }
+
+func (*tally) Started(string, int, bool) {}
+func (*tally) Exited(string, int, error) {}
+func (n *tally) Noise(string)            { n.noise++ }
+func (n *tally) Dropped(string)          { n.dropped++ }
+
+// Whatever a child says, a call is answered once, by what has its number, and its client
+// gets that with its own id and otherwise as it was.
+func FuzzReceive(f *testing.F) {
+	for _, said := range []string{
+		`{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}`, `{"id":2,"error":{"code":-1,"message":"m"},"result":null}`, `{"id":"1","result":{}}`, `{"id":1.0,"result":{}}`, `{"id":01,"result":{}}`, `{"id":3,"result":{}}`,
+		`{"id":1,"result":1}` + "\n" + `{"id":1,"result":2}`, `{"method":"notifications/progress","params":{"progressToken":1,"progress":5}}`, `{"method":"notifications/progress","params":{"progressToken":2}}`,
+		`{"id":9,"method":"ping"}`, `{"id":"q","method":"roots/list"}`, `{"id":null,"method":"sampling/createMessage","params":{}}`, `{"method":"notifications/cancelled","params":{"requestId":1}}`,
+		`{"level":"info","msg":"started"}`, `{"jsonrpc":"2.0","id":1}`, `{"method":"notifications/x","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`, `{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`,
+		`{"method":"notifications/resources/updated","params":{"uri":"a:b"}}`, `{"method":"notifications/tools/list_changed"}`, `{"id":18446744073709551617,"result":1}`, `{"id":-1,"result":1}`, `{"id":" 1","result":{"id":1}}`,
+	} {
+		f.Add([]byte(said))
+	}
+	requests := []string{`{"id":"\u0061","method":"tools/call","params":{"_meta":{"progressToken":"p"}}}`, `{"id":12345678901234567890,"method":"tools/call"}`}
+	f.Fuzz(func(t *testing.T, said []byte) {
+		seen := new(tally)
+		pool := NewPool(Config{Framing: Newline, Logger: zap.NewNop}, seen)
+		c := &child{process: &process{}, server: newServer(pool, address{}, nil), queue: make(chan []byte, maxQueue), large: make(chan struct{}, maxLarge), asides: make(chan []byte, maxQueue), calls: map[uint64]*call{}}
+		calls := make([]*call, len(requests))
+		for i, request := range requests {
+			calls[i] = &call{inbox: newInbox(maxUnread)}
+			if failure := calls[i].request.Read([]byte(request)); failure != nil {
+				t.Fatal(failure)
+			}
+			if err := c.register(calls[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		answered := make([]bool, len(calls))
+		for line := range bytes.SplitSeq(said, []byte("\n")) {
+			var m jsonrpc.Message
+			if m.Read(line) != nil {
+				continue
+			}
+			before := bytes.Clone(line)
+			c.receive(&m)
+			if !bytes.Equal(line, before) {
+				t.Fatalf("%q has changed to %q", before, line)
+			}
+			object := oracle.Members(line)
+			_, isCall := object["method"]
+			_, hasResult := object["result"]
+			_, hasError := object["error"]
+			for i, call := range calls {
+				own := string(call.request.Literal(jsonrpc.ID))
+				for {
+					l, ok, last := call.inbox.take()
+					if !ok {
+						break
+					}
+					got := oracle.Members(l.message)
+					if !json.Valid(l.message) {
+						t.Fatalf("%q reached a client as %q", line, l.message)
+					}
+					if !last {
+						if !isCall || got["id"] != object["id"] {
+							t.Fatalf("%q reached a client as %q", line, l.message)
+						}
+						continue
+					}
+					if isCall || answered[i] || object["id"] != fmt.Sprint(i+1) || got["id"] != own {
+						t.Fatalf("%q was taken for the answer to %s, as %q", line, own, l.message)
+					}
+					answered[i] = true
+					if !hasResult && !hasError {
+						continue // an error of ours
+					}
+					delete(got, "id")
+					delete(object, "id")
+					if listen := `"io.modelcontextprotocol/subscriptionId"`; !maps.Equal(got, object) && !strings.Contains(string(line), listen) && !strings.Contains(string(line), `\u`) {
+						t.Fatalf("%q reached a client as %q", line, l.message)
+					}
+				}
+				if wanted := !isCall && (hasResult || hasError) && object["id"] == fmt.Sprint(i+1); wanted && !answered[i] {
+					t.Fatalf("%q did not reach its client", line)
+				}
+			}
+		}
+		// What the child is told is a message on a line.
+		for len(c.queue) > 0 {
+			if frame := <-c.queue; !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
+				t.Fatalf("%q was told %q", said, frame)
+			}
+		}
+	})
+}

@@ -1,0 +1,61 @@
+package toolpin
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+)
+
+// Pins that are read from anything are those that are written, and a definition that is
+// not the one that was first seen is a change, whatever was read before.
+func FuzzPins(f *testing.F) {
+	var pins Pins
+	pins.See("a", []byte(`{"name":"a"}`))
+	pins.See("b", []byte(`{"name":"b"}`))
+	saved, err := json.Marshal(&pins)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(saved, "a", []byte(`{"name":"a"}`), []byte(`{"name":"a","x":1}`))
+	f.Add([]byte(`{}`), "", []byte(`{}`), []byte(` {} `))
+	f.Add([]byte(`null`), "x", []byte(`{"a":1,"b":2}`), []byte(`{"b":2,"a":1.0}`))
+	f.Add([]byte(`{"a":"00"}`), "a", []byte(`x`), []byte(`y`))
+	f.Add([]byte(`[]`), "a", []byte(`{"_meta":1}`), []byte(`{"_meta":2}`))
+	f.Fuzz(func(t *testing.T, saved []byte, tool string, first, second []byte) {
+		var p, again Pins
+		if json.Unmarshal(saved, &p) == nil {
+			written, err := json.Marshal(&p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal(written, &again); err != nil {
+				t.Fatalf("%q was written as %q: %v", saved, written, err)
+			}
+			if rewritten, err := json.Marshal(&again); err != nil || !bytes.Equal(rewritten, written) {
+				t.Fatalf("%q was written as %q, then as %q, %v", saved, written, rewritten, err)
+			}
+			for _, changed := range p.Changes() {
+				t.Fatalf("%q has changes: %+v", saved, changed)
+			}
+			// What it was does not matter to what it says.
+			a, newsA := p.See(tool, first)
+			if b, newsB := again.See(tool, first); a != b || newsA != newsB || p.Changed(tool) != a {
+				t.Fatalf("%q: %q changed %t, read again %t", saved, first, a, b)
+			}
+		}
+		var fresh Pins
+		if changed, _ := fresh.See(tool, first); changed || fresh.Changed(tool) {
+			t.Fatalf("%q of %q is a change from nothing", first, tool)
+		}
+		differs := define(first) != define(second)
+		if changed, _ := fresh.See(tool, second); changed != differs || fresh.Changed(tool) != differs || (len(fresh.Changes()) == 1) != differs {
+			t.Fatalf("%q after %q is a change: %t, want %t", second, first, changed, differs)
+		}
+		if accepted, err := fresh.Accept(tool, ""); err != nil || (accepted == 1) != differs || fresh.Changed(tool) {
+			t.Fatalf("accepted %d, %v", accepted, err)
+		}
+		if changed, _ := fresh.See(tool, first); changed != differs {
+			t.Fatalf("%q after %q was accepted is a change: %t", first, second, changed)
+		}
+	})
+}

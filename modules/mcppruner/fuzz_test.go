@@ -1,0 +1,51 @@
+package mcppruner
+
+import (
+	"encoding/json"
+	"math"
+	"math/big"
+	"testing"
+)
+
+// FuzzWhole compares with math/big.
+func FuzzWhole(f *testing.F) {
+	for _, literal := range []string{"0", "-0", "-0.0e5", "1", "-1", "100.0", "1e2", "1.5", "15e-1", "150e-1", "1.50e1", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1e400", "-1e400", "1e-400", "0.1e1", "123456789012345678901234567890e-20", "1e99999999999999999999", "0e-99999999999999999999"} {
+		f.Add(literal)
+	}
+	f.Fuzz(func(t *testing.T, literal string) {
+		var number json.Number
+		if json.Unmarshal([]byte(literal), &number) != nil || literal != number.String() || len(literal) > 40 {
+			return
+		}
+		n, ok := whole(literal)
+		if _, err := number.Float64(); err != nil {
+			return // what is too large for it is the largest, and math/big would take its time
+		}
+		want, isRat := new(big.Rat).SetString(literal)
+		if !isRat {
+			return // an exponent that is too large for it
+		}
+		if ok != want.IsInt() {
+			t.Fatalf("%s is whole: %t", literal, ok)
+		}
+		if !ok {
+			return
+		}
+		exact := want.Num()
+		switch {
+		case exact.Cmp(big.NewInt(math.MaxInt64)) >= 0:
+			if n != math.MaxInt64 {
+				t.Fatalf("%s is %d", literal, n)
+			}
+		case exact.Cmp(big.NewInt(math.MinInt64)) <= 0:
+			if n != math.MinInt64 {
+				t.Fatalf("%s is %d", literal, n)
+			}
+		case exact.IsInt64() && exact.Int64() != int64(n):
+			// Where it is not written as whole numbers are, it is one that a float64 can hold.
+			if off := exact.Int64() - int64(n); -1<<53 < exact.Int64() && exact.Int64() < 1<<53 || off > 1024 || off < -1024 {
+				t.Fatalf("%s is %d", literal, n)
+			}
+		}
+	})
+}
