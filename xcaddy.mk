@@ -30,11 +30,14 @@ PEERS := internal/integration/peers
 # The gateways that bench-gateway sets this one beside.
 GATEWAY_PEERS := internal/bench/gateway/peers
 
+# Agents that people use, which take 1.3 GB.
+CLIENTS := internal/integration/clients
+
 # The public conformance suite of MCP.
 SUITE := internal/conformance/suite
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race conformance fuzz bench bench-gateway bench-cache bench-prune dashboard lint release clean
+.PHONY: help run build test race conformance clients fuzz bench bench-gateway bench-cache bench-prune dashboard lint release clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 15
@@ -68,6 +71,12 @@ race: build $(PEERS)/node_modules ## the same under the race detector, which nee
 
 conformance: build $(SUITE)/node_modules ## the public suite: what a server passes directly, it passes behind the gateway
 	go run ./internal/conformance -caddy $(CADDY)
+
+clients: build $(CLIENTS)/node_modules $(PEERS)/node_modules ## Claude Code, Codex, Cline and Continue do what docs/clients.md says; needs 1.3 GB
+	$(GO_TEST) ./internal/integration -run 'Client|Inspector|ClaudeDesktop' -v
+
+$(CLIENTS)/node_modules: $(CLIENTS)/package-lock.json
+	npm ci --no-audit --no-fund --prefix $(CLIENTS) && touch $@
 
 $(SUITE)/node_modules: $(SUITE)/package-lock.json
 	npm ci --no-audit --no-fund --prefix $(SUITE) && touch $@
@@ -122,4 +131,4 @@ release: ## archives for all platforms in dist, and their checksums, which anybo
 	go run ./internal/release -version '$(VERSION)' -commit '$(COMMIT)' -platforms '$(PLATFORMS)'
 
 clean: ## remove what was built
-	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules $(GATEWAY_PEERS)/npm/node_modules
+	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules $(CLIENTS)/node_modules $(GATEWAY_PEERS)/npm/node_modules

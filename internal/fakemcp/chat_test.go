@@ -32,6 +32,57 @@ func zip(text string) string {
 	return b.String()
 }
 
+// TestChatCalls has it call tools: what it calls follows from the conversation alone.
+func TestChatCalls(t *testing.T) {
+	const (
+		first  = `"sample__read_log"`
+		second = `"sample__echo"`
+		tools  = `{"tools":[{"name":"sample__echo"}],`
+	)
+	tests := []struct {
+		name, path, request string
+		want                []string // in the answer, whole and as a stream
+	}{
+		{"no tools are offered", chatPath, `{"messages":[]`, []string{`"chatcmpl-fake1"`, `"stop"`}},
+		{"a chat completion without results", chatPath, tools + `"messages":[{"role":"user","content":"?"}]`,
+			[]string{first, `"call_fake1"`, `"{\"lines\":2}"`, `"tool_calls"`}},
+		{"a chat completion with one", chatPath, tools + `"messages":[{"role":"user","content":"?"},{"role":"tool","content":"x"}]`,
+			[]string{second, `"call_fake2"`, `"chatcmpl-fake2"`}},
+		{"a chat completion with all", chatPath, tools + `"messages":[{"role":"tool","content":"x"},{"role":"tool","content":"y"}]`,
+			[]string{`"chatcmpl-fake3"`, `"stop"`}},
+		{"a message without results", messagesPath, tools + `"messages":[{"role":"user","content":"?"}]`,
+			[]string{first, `"toolu_fake1"`, `"tool_use"`, `lines`}},
+		{"a message with one", messagesPath, tools + `"messages":[{"role":"user","content":[{"type":"text"},{"type":"tool_result"}]}]`,
+			[]string{second, `"toolu_fake2"`, `"msg_fake2"`}},
+		{"a response without results", responsesPath, tools + `"input":"?"`,
+			[]string{first, `"namespace":"mcp__gateway"`, `"call_fake1"`, `"{\"lines\":2}"`}},
+		{"a response with one", responsesPath, tools + `"input":[{"type":"function_call_output","output":"x"}]`,
+			[]string{second, `"call_fake2"`, `"resp_fake2"`}},
+	}
+	for _, tt := range tests {
+		for _, ending := range []string{`}`, `,"stream":true}`} {
+			t.Run(tt.name+ending, func(t *testing.T) {
+				chat := &fakemcp.Chat{Calls: []fakemcp.ToolCall{
+					{Name: "sample__read_log", Namespace: "mcp__gateway", Arguments: `{"lines":2}`},
+					{Name: "sample__echo", Arguments: `{"text":"é"}`},
+				}}
+				got := send(t, "POST", serve(t, chat)+tt.path, tt.request+ending, nil).body
+				for _, want := range tt.want {
+					if !strings.Contains(got, want) {
+						t.Errorf("no %s in %s", want, got)
+					}
+				}
+				for line := range strings.Lines(got) {
+					data, event := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+					if (event || ending == "}") && data != "[DONE]" && !json.Valid([]byte(data)) {
+						t.Errorf("not JSON: %s", line)
+					}
+				}
+			})
+		}
+	}
+}
+
 func TestChatAnswers(t *testing.T) {
 	tests := []struct {
 		name    string
