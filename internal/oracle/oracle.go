@@ -31,8 +31,11 @@ func Members(text []byte) map[string]string {
 }
 
 // Repeats reports whether an object in a text has a key twice. What it says is then up to
-// who reads it.
+// who reads it. A text that is no JSON has no objects.
 func Repeats(text []byte) bool {
+	if !json.Valid(text) {
+		return false // and a decoder always has more of it
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	return repeats(d)
