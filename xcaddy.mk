@@ -37,7 +37,7 @@ CLIENTS := internal/integration/clients
 SUITE := internal/conformance/suite
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test race conformance clients fuzz bench bench-gateway bench-cache bench-prune dashboard lint release clean
+.PHONY: help run build test race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune dashboard lint release clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 15
@@ -84,6 +84,9 @@ $(SUITE)/node_modules: $(SUITE)/package-lock.json
 $(PEERS)/node_modules: $(PEERS)/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --no-audit --no-fund --prefix $(PEERS) && touch $@; \
 	else echo "npm not found: the tests against the official SDKs will be skipped"; fi
+
+chaos: build ## break what is around the built Caddy, at length, and print how it was survived
+	CHAOS=long go test -timeout 90m -count=1 -v -tags $(TAGS) ./internal/chaos
 
 # At the end of FUZZTIME go test may fail without an input that does (go.dev/issue/75804).
 fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each, or one of them: FUZZ=FuzzMasker

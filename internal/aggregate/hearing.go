@@ -2,6 +2,7 @@ package aggregate
 
 import (
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -49,7 +50,7 @@ type Hearing struct {
 	cut     bool             // a large answer was passed on and turned out to be none
 
 	open      atomic.Int32 // questions of the server that are not answered
-	turned    atomic.Int64 // when it was last asked or answered, in nanoseconds
+	turned    atomic.Int64 // when it was last asked or answered, as now tells it; 0 for never
 	answered  bool
 	owned     bool // by an answer with the id of the request, about what it asks for
 	errorCode int
@@ -134,22 +135,32 @@ func (h *Hearing) FlushError() error { return h.err }
 // anything to wait for before: a question that the client, perhaps a person, had to
 // answer. While there is one, it is not at all.
 func (h *Hearing) Idle() time.Duration {
-	since := time.Since(time.Unix(0, h.turned.Load()))
+	turned := h.turned.Load()
+	if turned == 0 {
+		return math.MaxInt64
+	}
+	since := now() - time.Duration(turned)
 	if h.open.Load() > 0 && since < questionTime {
 		return 0
 	}
 	return since
 }
 
+// now returns how long ago the process was started. Unlike the time of day, it is not
+// set back and forth.
+func now() time.Duration { return time.Since(started) }
+
+var started = time.Now()
+
 // ask notes that the server has asked something.
 func (h *Hearing) ask() {
-	h.turned.Store(time.Now().UnixNano())
+	h.turned.Store(int64(now()))
 	h.open.Add(1)
 }
 
 // told notes that it has been answered.
 func (h *Hearing) told() {
-	h.turned.Store(time.Now().UnixNano())
+	h.turned.Store(int64(now()))
 	h.open.Add(-1)
 }
 
@@ -305,6 +316,14 @@ const (
 	errTooLarge  = hearingError("the message of the MCP server is too large")
 	errNoMessage = hearingError("what the MCP server sends is no JSON-RPC message")
 )
+
+// Fault returns why the rest of an answer was not taken, if it was for what it is.
+func (h *Hearing) Fault(server string) *jsonrpc.Failure {
+	if _, own := h.err.(hearingError); !own {
+		return nil
+	}
+	return h.failure(server)
+}
 
 // failure says what is wrong with an answer that could not be heard.
 func (h *Hearing) failure(server string) *jsonrpc.Failure {

@@ -220,7 +220,7 @@ func TestChildPagesItsLists(t *testing.T) {
 		c.send(`{"jsonrpc":"2.0","id":2,"method":"prompts/list","params":` + params + `}`)
 		c.wants(fmt.Sprintf(`{"jsonrpc":"2.0","id":2,"error":{"code":-32602,"message":"unknown cursor: %s"}}`, got.Result.NextCursor))
 	}
-	want := strings.Fields("echo slow die hang pid env cwd ask ask-roots emit progress big noise stderr spawn late wrong-id touch add-tool t1 t2 t3 t4")
+	want := strings.Fields("echo slow die hang pid env cwd ask ask-roots emit progress big noise stderr spawn late wrong-id half mute touch add-tool t1 t2 t3 t4")
 	if !slices.Equal(names, want) {
 		t.Errorf("tools\n%q, want\n%q", names, want)
 	}

@@ -75,6 +75,9 @@ type inputRequest struct {
 //	                       does not (or does, if stubborn) ignore SIGTERM
 //	late {ms}              an answer at once and another one after that time
 //	wrong-id               an answer to nobody's request, then the right one
+//	half {text}            the beginning of a line on stdout, and never its end: what is
+//	                       written next is on the same line. No answer
+//	mute                   stdout is closed, and the process lives on. No answer
 //	touch {uri}            notifications/resources/updated
 //	add-tool {name,description,quiet}
 //	                       one more tool, or another description for the one of that
@@ -102,6 +105,8 @@ func childTools() []childTool {
 		newChildTool("spawn", "Starts a process.", callSpawn, "stubborn", "boolean"),
 		newChildTool("late", "Answers twice.", callLate, "ms", "integer"),
 		newChildTool("wrong-id", "Answers nobody first.", callWrongID),
+		newChildTool("half", "Writes half a line.", callHalf, "text", "string"),
+		newChildTool("mute", "Closes stdout.", callMute),
 		newChildTool("touch", "Says that a resource was updated.", callTouch, "uri", "string"),
 		newChildTool("add-tool", "Adds a tool.", callAddTool, "name", "string", "description", "string", "quiet", "boolean"),
 	}
@@ -365,6 +370,28 @@ func callWrongID(c *toolCall) (any, *rpcError) {
 	stray.ID = json.RawMessage(`"nobody"`)
 	stray.answer(says("for nobody"))
 	return says("for you")
+}
+
+func callHalf(c *toolCall) (any, *rpcError) {
+	args := struct {
+		Text string `json:"text"`
+	}{Text: `{"jsonrpc":"2.0","id":`}
+	if failure := c.decode(&args); failure != nil {
+		return nil, failure
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	_, _ = io.WriteString(c.stdout, args.Text)
+	return nil, nil
+}
+
+func callMute(c *toolCall) (any, *rpcError) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if stdout, ok := c.stdout.(io.Closer); ok {
+		_ = stdout.Close()
+	}
+	return nil, nil
 }
 
 func callTouch(c *toolCall) (any, *rpcError) {

@@ -4,15 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/caddyrun"
 )
 
 // binary returns the path of the Caddy that xcaddy built.
@@ -32,10 +31,8 @@ func binary(t *testing.T) string {
 // of its own.
 func caddy(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), binary(t), args...)
+	cmd := caddyrun.Command(t.Context(), binary(t), t.TempDir(), args...)
 	cmd.Dir = "../.."
-	home := t.TempDir()
-	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
 	return cmd
 }
 
@@ -85,11 +82,11 @@ func TestBinaryValidates(t *testing.T) {
 // running is a Caddy process that serves.
 type running struct {
 	*exec.Cmd
+	process *caddyrun.Process
+	exited  chan struct{}
 	address string            // in place of 8080, or of 8006
 	moved   map[string]string // where each port of the file went, and the admin API
 	output  bytes.Buffer
-	exited  chan struct{}
-	err     error // once it has exited
 }
 
 // run serves a shipped Caddyfile at other ports and returns once it does.
@@ -106,50 +103,22 @@ func run(t *testing.T, file string, env ...string) *running {
 		t.Fatal(err)
 	}
 
-	// Caddy says that it serves as it does to `caddy start`: it calls here and
-	// repeats what it was given as input.
-	ready := listen(t)
-	const word = "serving"
-	r := &running{Cmd: caddy(t, "run", "--config", config, "--pingback", ready.Addr().String()), address: cmp.Or(addresses[":8080"], addresses[":8006"]), moved: addresses, exited: make(chan struct{})}
+	r := &running{Cmd: caddy(t, "run", "--config", config), address: cmp.Or(addresses[":8080"], addresses[":8006"]), moved: addresses}
 	r.Env = append(r.Env, env...)
-	r.Stdin = strings.NewReader(word)
 	r.Stderr = &r.output
-	if err := r.Start(); err != nil {
-		t.Fatal(err)
+	if r.process, err = caddyrun.Start(r.Cmd); err != nil {
+		t.Fatalf("%v\n%s", err, &r.output)
 	}
-	go func() {
-		r.err = r.Wait()
-		close(r.exited)
-		ready.Close() // who waits for it need not wait any longer
-	}()
-	t.Cleanup(func() {
-		_ = r.Process.Kill()
-		<-r.exited
-	})
-
-	_ = ready.SetDeadline(time.Now().Add(patience))
-	conn, err := ready.Accept()
-	if err != nil {
-		_ = r.Process.Kill()
-		<-r.exited
-		t.Fatalf("does not serve: %v\n%s", r.err, &r.output)
-	}
-	defer conn.Close()
-	if said, err := io.ReadAll(conn); err != nil || string(said) != word {
-		t.Fatalf("said %q: %v", said, err)
-	}
+	r.exited = r.process.Exited
+	t.Cleanup(r.process.Kill)
 	return r
 }
 
 // stop ends the process as an operator would and returns what it has logged.
 func (r *running) stop(t *testing.T) string {
 	t.Helper()
-	if err := r.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, r.exited, "the end of the process")
-	if r.err != nil {
-		t.Errorf("exited: %v\n%s", r.err, &r.output)
+	if err := r.process.Stop(patience); err != nil {
+		t.Errorf("exited: %v\n%s", err, &r.output)
 	}
 	return r.output.String()
 }

@@ -23,18 +23,22 @@ type arrival struct {
 	x   *exchange
 	ctx context.Context
 
-	timer   *time.Timer // ends the request; nil for those that may last
-	timeout time.Duration
-	limit   int64 // how many bytes may come; 0 for any number
-	size    int64 // how many have
-	status  int
-	begun   bool // the status has come
-	gaveUp  bool // reverse_proxy has, because the request was canceled
-	broken  bool // the routes have not come to their end, or to a bad one
+	timer    *time.Timer // ends the request; nil for those that may last
+	timeout  time.Duration
+	limit    int64 // how many bytes may come; 0 for any number
+	size     int64 // how many have
+	status   int
+	begun    bool // the status has come
+	gaveUp   bool // reverse_proxy has, because the request was canceled
+	informed int  // how many informational responses have come
+	broken   bool // the routes have not come to their end, or to a bad one
 }
 
 // statusClientLeft is how reverse_proxy notes that a request was canceled.
 const statusClientLeft = 499
+
+// maxInformed is how many informational responses a client gets.
+const maxInformed = 100
 
 // WriteHeader takes the status.
 func (a *arrival) WriteHeader(status int) {
@@ -45,11 +49,17 @@ func (a *arrival) WriteHeader(status int) {
 		}
 		return
 	}
+	if status < 200 {
+		if a.informed++; a.informed <= maxInformed { // of which there may be any number, and which say nothing of the call
+			a.ResponseWriter.WriteHeader(status)
+		}
+		return
+	}
 	a.heard()
-	if id := a.Header().Get(mcp.SessionHeader); id != "" && !a.begun && status >= 200 && a.x.bindsSessions() {
+	if id := a.Header().Get(mcp.SessionHeader); id != "" && !a.begun && a.x.bindsSessions() {
 		a.Header().Set(mcp.SessionHeader, a.x.bindSession(id))
 	}
-	if a.begun = a.begun || status >= 200; a.begun && a.status == 0 {
+	if a.begun = true; a.status == 0 {
 		a.status = status
 	}
 	if a.x.door == rpcDoor && (status == http.StatusOK || status == http.StatusForbidden) &&

@@ -25,10 +25,10 @@ type pinning struct {
 	toolpin.Pins
 
 	mu      sync.Mutex
-	loaded  bool          // what is in Caddy's storage is known
-	failing bool          // it cannot be saved, which has been said
-	saved   atomic.Uint64 // the version that is there
-	pause   atomic.Int64  // before which nothing is saved, in nanoseconds since 1970
+	loaded  bool                      // what is in Caddy's storage is known
+	failing bool                      // it cannot be saved, which has been said
+	saved   atomic.Uint64             // the version that is there
+	pause   atomic.Pointer[time.Time] // before which nothing is saved; nil for none
 }
 
 // Destruct implements caddy.Destructor.
@@ -88,9 +88,15 @@ func (p *pinning) load(ctx caddy.Context, key string) error {
 	return err
 }
 
+// paused reports whether Caddy's storage is left alone.
+func (p *pinning) paused() bool {
+	until := p.pause.Load()
+	return until != nil && time.Now().Before(*until)
+}
+
 // savePins saves what has been seen for the first time, or accepted.
 func (h *Handler) savePins(s *Server) {
-	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || time.Now().UnixNano() < s.pins.pause.Load() {
+	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
 	s.asides.Go(func() { h.store(s) }) // nobody has to wait for it
@@ -100,7 +106,7 @@ func (h *Handler) savePins(s *Server) {
 func (h *Handler) store(s *Server) {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
-	if s.pins.Version() == s.pins.saved.Load() || time.Now().UnixNano() < s.pins.pause.Load() {
+	if s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return // somebody else has, or could not
 	}
 	version := s.pins.Version()
@@ -114,7 +120,7 @@ func (h *Handler) store(s *Server) {
 		h.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Error(err))
 	}
 	if s.pins.failing = err != nil; err != nil {
-		s.pins.pause.Store(time.Now().Add(savePause).UnixNano())
+		s.pins.pause.Store(new(time.Now().Add(savePause)))
 		return
 	}
 	s.pins.saved.Store(version)

@@ -150,14 +150,14 @@ func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
 			break
 		}
 	}
-	server.pins.pause.Store(time.Now().Add(time.Hour).UnixNano()) // and could not
+	server.pins.pause.Store(new(time.Now().Add(time.Hour))) // and could not
 	server.pins.mu.Unlock()
 	server.asides.Wait()
 	offers(t, h, "slow")
 	if server.pins.saved.Load() == server.pins.Version() {
 		t.Error("it is not left alone")
 	}
-	server.pins.pause.Store(0)
+	server.pins.pause.Store(nil)
 	if offers(t, h, "slow"); server.pins.saved.Load() != server.pins.Version() {
 		t.Error("it is left alone for ever")
 	}

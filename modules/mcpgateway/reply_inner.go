@@ -27,7 +27,12 @@ func (w *innerReply) complete() *jsonrpc.Failure {
 	return nil
 }
 
-func (w *innerReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure { return failure }
+func (w *innerReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	if fault := w.Fault(w.x.server.Name); fault != nil {
+		return fault
+	}
+	return failure
+}
 
 func (w *innerReply) done() bool {
 	_, answered := w.Outcome()

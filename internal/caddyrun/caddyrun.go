@@ -1,0 +1,97 @@
+// Package caddyrun runs a built Caddy for tests, as an operator would: in a process
+// of its own, with a home of its own.
+package caddyrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Command prepares a Caddy that keeps everything it has to keep in home.
+func Command(ctx context.Context, binary, home string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
+	return cmd
+}
+
+// A Process is a Caddy that serves.
+type Process struct {
+	*exec.Cmd
+	Exited chan struct{} // closed once it has
+	Err    error         // of which this is the outcome
+}
+
+// startTime is how long Caddy may take until it serves.
+const startTime = 30 * time.Second
+
+// Start starts a command `caddy run …` and returns once all of its configuration is
+// served.
+func Start(cmd *exec.Cmd) (*Process, error) {
+	// Caddy says that it serves as it does to `caddy start`: it calls here and
+	// repeats what it was given as input.
+	ready, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	const word = "serving"
+	cmd.Args = append(cmd.Args, "--pingback", ready.Addr().String())
+	cmd.Stdin = strings.NewReader(word)
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &Process{Cmd: cmd, Exited: make(chan struct{})}
+	go func() {
+		p.Err = cmd.Wait()
+		close(p.Exited)
+		ready.Close() // who waits for it need not wait any longer
+	}()
+	if err := awaitWord(ready, word); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("does not serve: %w", errors.Join(p.Err, err))
+	}
+	return p, nil
+}
+
+// awaitWord waits for somebody to call and say the word.
+func awaitWord(ready *net.TCPListener, word string) error {
+	_ = ready.SetDeadline(time.Now().Add(startTime))
+	conn, err := ready.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	said, err := io.ReadAll(conn)
+	if err == nil && string(said) != word {
+		err = fmt.Errorf("said %q", said)
+	}
+	return err
+}
+
+// Stop ends the process as an operator would. It is killed if it does not end in time.
+func (p *Process) Stop(patience time.Duration) error {
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.Exited:
+		return p.Err
+	case <-time.After(patience):
+		p.Kill()
+		return fmt.Errorf("did not end in %s", patience)
+	}
+}
+
+// Kill ends the process at once, if it has not ended.
+func (p *Process) Kill() {
+	_ = p.Process.Kill()
+	<-p.Exited
+}
