@@ -361,14 +361,14 @@ func (rl *relay) large(id string) io.WriteCloser {
 	}
 	rl.answered = true
 	to := t.out.large(&outgoing{id: streamID(callStream, l.server, id)}, rl.h.media == httpbody.EventStream)
-	if t.a.transparent() {
+	if t.a.transparent() && !t.led.elsewhere() {
 		return to
 	}
 	return &rewriting{answerPaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		if k != jsonspan.String {
 			return nil
 		}
-		return l.renamed(t.a, path, literal)
+		return t.renamed(l, path, literal)
 	}), to}
 }
 

@@ -221,6 +221,7 @@ func (h *Hearing) letGo(p []byte) {
 	case h.id != nil && !h.outline.Answers(h.id):
 		h.skip, h.data = true, h.data[:0]
 	default:
+		h.owned = h.outline.Has(jsonrpc.ID)
 		if h.rest = h.large(h.fields.ID); h.rest == nil {
 			h.skip, h.data = true, h.data[:0]
 			return

@@ -159,13 +159,19 @@ func (l *link) inquire(m *jsonrpc.Message) bool {
 
 // take takes a message of the server. It reports whether somebody waits for it.
 func (held *heldCall) take(m *jsonrpc.Message) bool {
-	if h := held.hearing.Load(); h != nil && m.IsRequest() {
+	h := held.hearing.Load()
+	asks := h != nil && m.IsRequest()
+	if asks {
 		h.ask()
 	}
 	select {
 	case held.messages <- heldMessage{raw: slices.Clone(m.Raw)}:
 		return true
+	case <-held.answering:
 	case <-held.done:
-		return false
 	}
+	if asks {
+		h.told()
+	}
+	return false
 }

@@ -56,6 +56,18 @@ func (l *link) renamed(a *Aggregate, path int, literal []byte) []byte {
 	return jsonrpc.Quote(a.shown(l.server, resources, name))
 }
 
+// renamed returns what stands for a literal at one of the namings in an answer that is
+// passed on as it comes, nil for itself.
+func (t *turn) renamed(l *link, path int, literal []byte) []byte {
+	switch {
+	case path == 0 && t.led.elsewhere() && jsonspan.TextIs(literal[1:len(literal)-1], t.led.original):
+		return jsonrpc.Quote(t.led.shown)
+	case t.a.transparent():
+		return nil
+	}
+	return l.renamed(t.a, path, literal)
+}
+
 // rewritten returns an answer with what it names under the names that clients know
 // it by.
 func (l *link) rewritten(a *Aggregate, raw []byte) []byte {

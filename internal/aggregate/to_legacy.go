@@ -34,11 +34,12 @@ type heldCall struct {
 	cancel context.CancelFunc
 	of     *http.Request // on behalf of which it is made
 
-	about    string           // what the client has called, which it goes on with
-	id       []byte           // that the server knows it by: many clients call each of theirs 1
-	messages chan heldMessage // of the server
-	done     chan struct{}    // closed when there are no more
-	failure  *jsonrpc.Failure
+	about     string           // what the client has called, which it goes on with
+	id        []byte           // that the server knows it by: many clients call each of theirs 1
+	messages  chan heldMessage // of the server
+	answering chan struct{}    // closed when the answer comes: nobody is asked any more
+	done      chan struct{}    // closed when there are no more
+	failure   *jsonrpc.Failure
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
@@ -50,6 +51,7 @@ type heldCall struct {
 type heldMessage struct {
 	raw   []byte
 	large *io.PipeReader
+	typed bool // the large one says itself what type of result it is
 }
 
 // toLegacy passes the request on to a server of the legacy era, or goes on with one
@@ -146,6 +148,7 @@ func (t *turn) hold(l *link, body []byte) *heldCall {
 		about:     t.about(),
 		id:        l.nextID(),
 		messages:  make(chan heldMessage),
+		answering: make(chan struct{}),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
@@ -206,6 +209,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 					return nil
 				}
 				answered = true
+				close(held.answering)
 				h.settled(&e.message)
 			}
 			if e.message.IsRequest() {
@@ -218,15 +222,22 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 				return ctx.Err()
 			}
 		}
-		from, to := io.Pipe()
-		defer to.CloseWithError(io.ErrUnexpectedEOF) // unless all of it has come
+		var to *io.PipeWriter
+		defer func() {
+			if to != nil {
+				to.CloseWithError(io.ErrUnexpectedEOF) // unless all of it has come
+			}
+		}()
 		h.large = func(string) io.WriteCloser {
 			if answered || h.forgotten() && again {
 				return nil
 			}
 			answered = true
+			close(held.answering)
+			var from *io.PipeReader
+			from, to = io.Pipe()
 			select {
-			case held.messages <- heldMessage{large: from}:
+			case held.messages <- heldMessage{large: from, typed: h.outline.Has(jsonrpc.ResultType)}:
 				return to
 			case <-ctx.Done():
 				return nil
@@ -250,7 +261,7 @@ func (held *heldCall) serve(ctx context.Context, t *turn) *jsonrpc.Failure {
 		select {
 		case said := <-held.messages:
 			if said.large != nil {
-				held.stream(ctx, t, said.large)
+				held.stream(ctx, t, said)
 				return nil
 			}
 			if done, failure := held.pass(t, said.raw); done {
@@ -356,11 +367,13 @@ func (t *turn) completion() []byte {
 	return []byte(`"resultType":"complete"`)
 }
 
-// stream passes on an answer that is too large to be held, like answer.
-func (held *heldCall) stream(ctx context.Context, t *turn, from *io.PipeReader) {
+// stream passes on an answer that is too large to be held, like answer. One whose id comes
+// last, and is another's, keeps it: the client does not take it for its own.
+func (held *heldCall) stream(ctx context.Context, t *turn, said heldMessage) {
+	from := said.large
 	defer context.AfterFunc(ctx, func() { from.CloseWithError(ctx.Err()) })()
 	out := t.out.large(new(outgoing), false)
-	to := &rewriting{modernPaths.Rewrite(out, held.modernized(t)), out}
+	to := &rewriting{modernPaths.Rewrite(out, held.modernized(t, said.typed)), out}
 	_, err := io.Copy(to, from)
 	if err == nil {
 		err = to.Close()
@@ -383,7 +396,7 @@ func (held *heldCall) stream(ctx context.Context, t *turn, from *io.PipeReader) 
 var modernPaths = jsonspan.CompilePaths(append(slices.Clone(namings), "id", "result")...)
 
 // modernized returns what stands for a literal at one of the modernPaths.
-func (held *heldCall) modernized(t *turn) func(path int, k jsonspan.Kind, literal []byte) []byte {
+func (held *heldCall) modernized(t *turn, typed bool) func(path int, k jsonspan.Kind, literal []byte) []byte {
 	return func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
@@ -391,11 +404,11 @@ func (held *heldCall) modernized(t *turn) func(path int, k jsonspan.Kind, litera
 				return t.m.Literal(jsonrpc.ID)
 			}
 		case path > len(namings):
-			if k == jsonspan.BeginObject {
+			if k == jsonspan.BeginObject && !typed {
 				return slices.Concat([]byte("{"), t.completion(), []byte(","))
 			}
-		case k == jsonspan.String && !t.a.transparent():
-			return held.link.renamed(t.a, path, literal)
+		case k == jsonspan.String:
+			return t.renamed(held.link, path, literal)
 		}
 		return nil
 	}

@@ -433,6 +433,12 @@ func TestHeldCallsWithLargeAnswers(t *testing.T) {
 		{"the result is empty", func(w http.ResponseWriter, a *arrival) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{ },"x":"`+text+`"}`)
 		}, `{"jsonrpc":"2.0","id":ID,"result":{"resultType":"complete" },"x":"` + text + `"}`},
+		{"the result says its type", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"resultType":"complete","text":"`+text+`"}}`)
+		}, `{"jsonrpc":"2.0","id":ID,"result":{"resultType":"complete","text":"` + text + `"}}`},
+		{"a status that says the session is not known, by who knows the request", func(w http.ResponseWriter, a *arrival) {
+			a.write(w, 404, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-5,"message":"`+text+`"}}`)
+		}, `{"jsonrpc":"2.0","id":ID,"error":{"code":-5,"message":"` + text + `"}}`},
 		{"an error", func(w http.ResponseWriter, a *arrival) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-5,"message":"`+text+`"}}`)
 		}, `{"jsonrpc":"2.0","id":ID,"error":{"code":-5,"message":"` + text + `"}}`},
@@ -445,8 +451,12 @@ func TestHeldCallsWithLargeAnswers(t *testing.T) {
 		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			u := newGateway(t, nil, legacyPeer("a").does("tools/call", tt.answer), legacyPeer("b")).modern(t)
+			p := legacyPeer("a").does("tools/call", tt.answer)
+			u := newGateway(t, nil, p, legacyPeer("b")).modern(t)
 			s := u.post(u.request(`"mine"`, "tools/call", `{"name":"a::x"}`))
+			if n := p.count("tools/call"); n != 1 {
+				t.Errorf("it was called %d times", n)
+			}
 			switch want := strings.Replace(tt.want, "ID", `"mine"`, 1); {
 			case want == "" && s.broken == nil:
 				t.Errorf("it does not break off: %.100s", s.body)
@@ -480,4 +490,38 @@ func TestLargeAnswersOfHeldCallsComeAtOnce(t *testing.T) {
 	hangUp()
 	<-ended
 	p.await(t, "notifications/cancelled", 1)
+}
+
+// A server that asks while its large answer is on the way is told that nobody can be
+// asked any more: it does not have to wait for a client that reads slowly.
+func TestQuestionsDuringALargeAnswer(t *testing.T) {
+	p := legacyPeer("a")
+	say := p.listens()
+	refused := make(chan struct{})
+	p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
+		a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*maxHeld))
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-refused:
+		case <-a.Context().Done():
+		}
+		_, _ = io.WriteString(w, `"}}`)
+	})
+	u := newGateway(t, nil, p).modern(t)
+	response, err := u.do(t.Context(), http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.ReadFull(response.Body, make([]byte, maxHeld)); err != nil {
+		t.Fatal(err)
+	}
+	say(`{"jsonrpc":"2.0","id":77,"method":"elicitation/create","params":{}}`)
+	if answer := p.await(t, "", 1); !answer.message.Has(jsonrpc.Error) || answer.id() != "77" {
+		t.Errorf("the server was answered %s", answer.message.Raw)
+	}
+	close(refused)
+	if rest, err := io.ReadAll(response.Body); err != nil || !strings.HasSuffix(string(rest), `x"}}`) {
+		t.Errorf("the answer ends with %q, %v", rest[max(len(rest)-20, 0):], err)
+	}
 }

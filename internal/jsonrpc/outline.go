@@ -18,8 +18,8 @@ type Outline struct {
 }
 
 var (
-	outlined      = [...]Field{ID, Method, Result, Error, ErrorCode}
-	outlinedPaths = jsonspan.CompilePaths("id", "method", "result", "error", "error.code")
+	outlined      = [...]Field{ID, Method, Result, ResultType, Error, ErrorCode}
+	outlinedPaths = jsonspan.CompilePaths("id", "method", "result", "result.resultType", "error", "error.code")
 )
 
 // NewOutline returns an Outline. It is given the message as a [jsonspan.Watcher] is.
@@ -45,6 +45,10 @@ func (o *Outline) found(path int, k jsonspan.Kind, literal []byte) {
 		o.code, _ = strconv.Atoi(string(literal)) // no code is 0
 	}
 }
+
+// Has reports whether the message has a member that tells its kind, as far as it has
+// come.
+func (o *Outline) Has(f Field) bool { return o.has[f] }
 
 // IsAnswer reports whether the message answers a request, as far as it has come.
 // Unlike [Message.IsAnswer] it forgives one that has both a result and an error,

@@ -164,7 +164,7 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	}
 	restart = s.started > 0
 	s.started++
-	s.child, s.err, s.worked = c, nil, true
+	s.child, s.err, s.worked, s.missed = c, nil, true, 0
 	s.mu.Unlock()
 	s.log().Info("started", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart))
 	s.pool.observe.Started(s.name, c.cmd.Process.Pid, restart)

@@ -50,6 +50,9 @@ func (a *arrival) WriteHeader(status int) {
 		return
 	}
 	if status < 200 {
+		if a.x.bindsSessions() {
+			a.Header().Del(mcp.SessionHeader) // which is for the answer alone
+		}
 		if a.informed++; a.informed <= maxInformed { // of which there may be any number, and which say nothing of the call
 			a.ResponseWriter.WriteHeader(status)
 		}
