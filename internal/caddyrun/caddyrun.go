@@ -30,7 +30,7 @@ type Process struct {
 }
 
 // startTime is how long Caddy may take until it serves.
-const startTime = 30 * time.Second
+const startTime = 2 * time.Minute
 
 // Start starts a command `caddy run …` and returns once all of its configuration is
 // served.
@@ -69,6 +69,7 @@ func awaitWord(ready *net.TCPListener, word string) error {
 		return err
 	}
 	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(startTime))
 	said, err := io.ReadAll(conn)
 	if err == nil && string(said) != word {
 		err = fmt.Errorf("said %q", said)

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package chaos breaks what is around the built Caddy, and what is in front of it and
 // behind it, and shows how each fault ends: with which answer, at what cost in memory,
 // and that nobody else has noticed.

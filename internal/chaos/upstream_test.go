@@ -1,3 +1,5 @@
+//go:build linux
+
 package chaos
 
 import (
@@ -123,7 +125,7 @@ func TestUpstreamLinkFails(t *testing.T) {
 		{name: "sends a few bytes at a time", begin: link.with("slicer", `{"average_size":500,"size_variation":100,"delay":10}`), tool: "big", ends: byDoor("200 result", "200 result", "200 result")},
 		{name: "is slow to close", begin: link.with("slow_close", `{"delay":500}`), tool: "big", ends: byDoor("200 result", "200 result", "200 result")},
 		{name: "resets connections", begin: link.with("reset_peer", `{"timeout":0}`), tool: "big", ends: everywhere("connect_error")},
-		{name: "resets connections in mid-body", begin: link.with("reset_peer", `{"timeout":100}`), tool: "big", ends: everywhere("connect_error")},
+		{name: "resets connections after a while", begin: link.with("reset_peer", `{"timeout":100}`), tool: "big", ends: everywhere("connect_error")},
 	} {
 		f.server, f.counts = cmp.Or(f.server, "far-away"), far
 		s.endures(t, f)
