@@ -111,7 +111,9 @@ func (b *bench) idle(ctx context.Context, c *contestant, counts []int, t *table)
 		}
 		cell := none
 		if more := s.len() - warm; more > 0 {
-			cell = fmt.Sprintf("%.1f", float64(r.memory().Resident-before)/float64(more)/1000)
+			if took := float64(r.memory().Resident - before); took > 0 { // else it has died meanwhile
+				cell = fmt.Sprintf("%.1f", took/float64(more)/1000)
+			}
 		}
 		if failure != nil {
 			cell += fmt.Sprintf(" (%s reached)", thousands(float64(s.len())))
