@@ -112,6 +112,7 @@ func exampleSecrets(t *testing.T) {
 	t.Setenv("CLINE_TOKEN", exampleToken)
 	t.Setenv("CI_TOKEN", exampleToken+"-of-another-client")
 	t.Setenv("MCP_TOKEN", exampleToken)
+	t.Setenv("MCP_SESSION_KEY", exampleToken)
 }
 
 func TestShippedCaddyfiles(t *testing.T) {

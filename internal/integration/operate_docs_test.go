@@ -70,8 +70,11 @@ func TestOperateUnit(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit).CombinedOutput()
+	if strings.Contains(string(out), "unrecognized option") {
+		t.Skip("systemd-analyze is too old")
+	}
 	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, "caddy.service") || err != nil { // other units of the machine may be at fault, too
+		if strings.Contains(line, "caddy.service") { // other units of the machine may be at fault, too
 			t.Errorf("%v: %s", err, line)
 		}
 	}

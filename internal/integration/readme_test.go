@@ -57,9 +57,8 @@ func typeInto(t *testing.T, shell *exec.Cmd, served *running, typed []command) [
 	for _, c := range typed {
 		script.WriteString(c.typed + "echo; echo '" + end + "'\n")
 	}
-	calls := script.String()
+	calls := moveTo(script.String(), served)
 	for port, address := range served.moved {
-		calls = strings.ReplaceAll(calls, "127.0.0.1"+port, address)
 		if port != ":2019" { // a function of the README takes the others as numbers
 			calls = strings.ReplaceAll(calls, "tell "+port[1:], "tell "+address[strings.LastIndex(address, ":")+1:])
 		}

@@ -92,10 +92,19 @@ func TestTroubleshooting(t *testing.T) {
 	}
 }
 
+// excuse skips what cannot be provoked here.
+func (s symptoms) excuse(t *testing.T, why string, unprovoked ...string) {
+	t.Helper()
+	for _, symptom := range unprovoked {
+		s[symptom] = true
+	}
+	t.Skip(why)
+}
+
 func (s symptoms) notBuilt(t *testing.T) {
 	makeProgram, err := exec.LookPath("make")
 	if err != nil {
-		t.Skip("there is no make")
+		s.excuse(t, "there is no make", "make: go: No such file or directory", "go.mod requires go >= …")
 	}
 	// A machine with make and some other programs, but without Go.
 	project, bin := t.TempDir(), t.TempDir()
@@ -414,7 +423,7 @@ func (s symptoms) onStandardStreams(t *testing.T) {
 // Caddy may open no more files than it has open, and a child needs some.
 func (s symptoms) tooManyFiles(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("nobody here knows how many files a process has open")
+		s.excuse(t, "nobody here knows how many files a process has open", "too many open files")
 	}
 	const limit = 40
 	served, log := freeAddress(t), filepath.Join(t.TempDir(), "log")
