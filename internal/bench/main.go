@@ -27,8 +27,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/process"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/upstream"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 func main() {
@@ -53,7 +53,7 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 		return fmt.Errorf("-run: %w", err)
 	}
 	fmt.Printf("%s, %s %s/%s, %s, %d cores\n", time.Now().Format(time.RFC3339),
-		runtime.Version(), runtime.GOOS, runtime.GOARCH, process.ThisMachine().CPU, runtime.GOMAXPROCS(0))
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, procfs.ThisMachine().CPU, runtime.GOMAXPROCS(0))
 	if err := reportMask(ctx, chosen, budget); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}

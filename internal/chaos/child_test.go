@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -68,31 +69,42 @@ func (s *stage) signal(server string, signal syscall.Signal) {
 // killed.
 func stopped(server string) func(*ordeal) func() {
 	return func(o *ordeal) func() {
-		o.signal(server, syscall.SIGSTOP)
-		return func() { o.signal(server, syscall.SIGCONT) }
+		goOn := again(20*time.Millisecond, func() { o.signal(server, syscall.SIGSTOP) })
+		eventually(o.T, "the child to be stopped", func() bool {
+			return slices.ContainsFunc(o.processes(), func(p process) bool { return p.name == server && p.state == 'T' })
+		})
+		return func() {
+			goOn()
+			o.signal(server, syscall.SIGCONT)
+		}
 	}
 }
 
 // killed kills the processes of a server again and again.
 func killed(server string) func(*ordeal) func() {
 	return func(o *ordeal) func() {
-		over := make(chan struct{})
-		var killing sync.WaitGroup
-		killing.Go(func() {
-			pace := time.NewTicker(300 * time.Millisecond)
-			defer pace.Stop()
-			for {
-				select {
-				case <-over:
-					return
-				case <-pace.C:
-				}
-				o.signal(server, syscall.SIGKILL)
+		return again(300*time.Millisecond, func() { o.signal(server, syscall.SIGKILL) })
+	}
+}
+
+// again does something at a pace, until what it returns is called.
+func again(pace time.Duration, do func()) (end func()) {
+	over := make(chan struct{})
+	var doing sync.WaitGroup
+	doing.Go(func() {
+		ticker := time.NewTicker(pace)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-ticker.C:
 			}
-		})
-		return func() {
-			close(over)
-			killing.Wait()
+			do()
 		}
+	})
+	return func() {
+		close(over)
+		doing.Wait()
 	}
 }

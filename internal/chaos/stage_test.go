@@ -3,7 +3,6 @@
 package chaos
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // A stage is a Caddy process with a gateway, the servers of its neighbours, and those
@@ -225,23 +225,16 @@ func (s *stage) proc(name string) string {
 
 // A process is a child of Caddy.
 type process struct {
-	pid  int
-	name string // of the server
+	pid   int
+	name  string // of the server
+	state byte   // as Linux has it
 }
 
 // processes returns the children of Caddy.
 func (s *stage) processes() (all []process) {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, file := range stats {
-		stat, _ := os.ReadFile(file)
-		_, rest, _ := bytes.Cut(stat, []byte(") "))
-		if fields := strings.Fields(string(rest)); len(fields) < 2 || fields[1] != strconv.Itoa(s.process.Process.Pid) {
-			continue
-		}
-		p := process{name: "a zombie"}
-		p.pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		line, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
-		if args := strings.Split(string(line), "\x00"); len(args) > 2 {
+	for _, c := range procfs.Children(s.process.Process.Pid) {
+		p := process{pid: c.PID, name: "a zombie", state: c.State}
+		if args := c.Args(); len(args) > 2 {
 			p.name = args[2]
 		}
 		all = append(all, p)
@@ -281,22 +274,14 @@ func (s *stage) settle(t *testing.T, before counts) {
 // memory is how much of it the process has, in KiB.
 type memory struct{ now, peak int }
 
-func (s *stage) memory(t *testing.T) (m memory) {
+func (s *stage) memory(t *testing.T) memory {
 	t.Helper()
-	status, err := os.ReadFile(s.proc("status"))
-	if err != nil {
-		t.Fatalf("Caddy is gone: %v\n%s", err, s.end())
+	caddy, ok := procfs.Read(s.process.Process.Pid)
+	if !ok {
+		t.Fatalf("Caddy is gone\n%s", s.end())
 	}
-	for line := range strings.Lines(string(status)) {
-		fields := strings.Fields(line)
-		switch fields[0] {
-		case "VmRSS:":
-			m.now, _ = strconv.Atoi(fields[1])
-		case "VmHWM:":
-			m.peak, _ = strconv.Atoi(fields[1])
-		}
-	}
-	return m
+	m := caddy.Memory()
+	return memory{now: m.Resident >> 10, peak: m.Peak >> 10}
 }
 
 // forgetPeak has the peak begin anew.

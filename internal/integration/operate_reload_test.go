@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -18,6 +17,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // gatewayIn returns where in a configuration the gateway is.
@@ -459,20 +460,8 @@ func lookAt(t *testing.T, r *running) (s seen) {
 		t.Fatalf("%v: %.100s", err, s.profile)
 	}
 	s.files = len(openFiles(t, r.Process.Pid))
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range stats {
-		stat, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) > 1 && string(fields[1]) == strconv.Itoa(r.Process.Pid) {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-			s.children = append(s.children, pid)
-		}
+	for _, child := range procfs.Children(r.Process.Pid) {
+		s.children = append(s.children, child.PID)
 	}
 	slices.Sort(s.children)
 	return s

@@ -11,10 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // scripted is a server of a gateway that is a shell script: a child that follows no rules but
@@ -279,18 +282,11 @@ func TestSecurityCommandInjection(t *testing.T) {
 // processesBelow returns the commands of the children of a process.
 func processesBelow(t *testing.T, pid int) (commands []string) {
 	t.Helper()
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	if len(stats) == 0 {
+	if runtime.GOOS != "linux" {
 		t.Skip("not Linux")
 	}
-	for _, file := range stats {
-		stat, err := os.ReadFile(file)
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		if fields := strings.Fields(rest); err != nil || len(fields) < 2 || fields[1] != strconv.Itoa(pid) {
-			continue
-		}
-		command, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
-		commands = append(commands, filepath.Base(filepath.Dir(file))+" "+string(bytes.ReplaceAll(command, []byte{0}, []byte(" "))))
+	for _, child := range procfs.Children(pid) {
+		commands = append(commands, fmt.Sprint(child.PID, child.Args()))
 	}
 	slices.Sort(commands)
 	return commands
@@ -352,16 +348,11 @@ func TestSecurityDecompressionBomb(t *testing.T) {
 // peakMemory returns how many KiB of memory a process has had at most.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
+	p, ok := procfs.Read(pid)
+	if !ok {
 		t.Skip("not Linux")
 	}
-	found := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
-	if found == nil {
-		t.Fatalf("no VmHWM in %s", status)
-	}
-	n, _ := strconv.Atoi(string(found[1]))
-	return n
+	return p.Memory().Peak >> 10
 }
 
 // What goes into the log is data: no line of it is made up by a client or a server.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // TestMain makes a child of the test binary when it is called `<binary> ds …` or
@@ -227,26 +229,17 @@ func (p *testPool) soon(host string, era mcp.Era) {
 // exists reports whether a process runs. One that only waits to be reaped, by
 // whoever has inherited it, does not.
 func exists(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return syscall.Kill(pid, 0) == nil && os.IsNotExist(err) == false
+	if p, ok := procfs.Read(pid); ok {
+		return p.State != 'Z'
 	}
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(state, "Z")
+	return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
 }
 
 // zombies returns the children of this process that nobody has waited for.
-func zombies(t *testing.T) (pids []string) {
-	t.Helper()
-	entries, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range entries {
-		stat, _ := os.ReadFile(name)
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		if strings.HasPrefix(rest, "Z "+strconv.Itoa(os.Getpid())+" ") {
-			pids = append(pids, name)
+func zombies() (pids []int) {
+	for _, child := range procfs.Children(os.Getpid()) {
+		if child.State == 'Z' {
+			pids = append(pids, child.PID)
 		}
 	}
 	return pids

@@ -257,8 +257,8 @@ func TestManyDeathsUnderLoad(t *testing.T) {
 	p.client().pid()
 	close(done)
 	clients.Wait()
-	if z := zombies(t); len(z) > 0 {
-		t.Errorf("zombies: %s", z)
+	if z := zombies(); len(z) > 0 {
+		t.Errorf("zombies: %d", z)
 	}
 	t.Logf("%d calls got a result, %d did not", good.Load(), bad.Load())
 }

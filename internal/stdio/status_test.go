@@ -296,7 +296,7 @@ func TestRestartsByCommandUnderLoad(t *testing.T) {
 	p.within("Close", p.Close)
 	close(done)
 	clients.Wait()
-	equal(t, "zombies", len(zombies(t)), 0)
+	equal(t, "zombies", len(zombies()), 0)
 }
 
 func TestAlive(t *testing.T) { // A36

@@ -66,8 +66,8 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 		})
 	}
 	stops.Wait()
-	if z := zombies(t); len(z) > 0 {
-		t.Errorf("zombies: %s", z)
+	if z := zombies(); len(z) > 0 {
+		t.Errorf("zombies: %d", z)
 	}
 }
 

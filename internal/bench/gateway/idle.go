@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/load"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/process"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/upstream"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // idleSessions is how many there are when memory is looked at.
@@ -157,7 +157,7 @@ func (s *sessions) open(ctx context.Context, r *running, n int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, idleLimit, fmt.Errorf("no more could be opened in %s", idleLimit))
 	defer cancel()
 	_, err := load.Each(n-s.len(), 16, func(int) error {
-		if process.AvailableMemory() < idleReserve {
+		if procfs.AvailableMemory() < idleReserve {
 			return fmt.Errorf("less than %s MiB of memory are left", mebibytes(idleReserve))
 		}
 		client, err := load.Open(ctx, r.endpoint, r.dialect)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/load"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/process"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // none stands where there is no figure. Why, the notes say.
@@ -190,7 +190,7 @@ func compact(size string) string { return strings.ReplaceAll(size, " ", "") }
 
 // printHeader says what was measured, when and where.
 func printHeader(w io.Writer, contestants []contestant, command string) {
-	m := process.ThisMachine()
+	m := procfs.ThisMachine()
 	fmt.Fprintf(w, "Measured on %s by `%s`: %s, %d cores, %s MiB of memory, Linux %s, %s.\n\n", time.Now().Format("2 January 2006, 15:04 MST"),
 		command, m.CPU, runtime.NumCPU(), mebibytes(m.Memory), m.Kernel, runtime.Version())
 	var versions []string

@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/process"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bench/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // A running is a contestant that has been started and has answered.
@@ -133,7 +134,7 @@ func (r *running) cpu() time.Duration {
 	return r.process.CPU()
 }
 
-func (r *running) memory() (m process.Memory) {
+func (r *running) memory() (m procfs.Memory) {
 	if r.process != nil {
 		m = r.process.Memory()
 	}

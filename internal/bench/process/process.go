@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
 )
 
 // A Process is a running command and what it has started.
@@ -82,7 +83,7 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 func (p *Process) Stop() { p.stop.Do(p.end) }
 
 func (p *Process) end() {
-	rest := Tree(p.PID())
+	rest := procfs.Tree(p.PID())
 	_ = syscall.Kill(-p.PID(), syscall.SIGTERM)
 	select {
 	case <-p.exited:
@@ -91,7 +92,7 @@ func (p *Process) end() {
 	_ = syscall.Kill(-p.PID(), syscall.SIGKILL)
 	<-p.exited
 	for _, child := range rest[1:] {
-		child.kill()
+		kill(child)
 	}
 	_ = p.log.Close()
 	_ = os.Remove(p.log.Name())

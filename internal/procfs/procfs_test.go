@@ -1,0 +1,26 @@
+package procfs
+
+import (
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	const after = " S 7 1 1 0 -1 4194560 1 1 1 1 150 50 30 20 20 0 1 0 4711 1 1"
+	for _, c := range []struct {
+		name, stat string
+		ok         bool
+	}{
+		{"a name is a word", "42 (caddy)" + after, true},
+		{"a name has spaces and parentheses", "42 (a) b (c)" + after, true},
+		{"the process has gone", "", false},
+		{"the line breaks off", "42 (caddy) S 7", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, ok := parse(c.stat)
+			if ok != c.ok || ok && p != (Process{42, 7, 'S', "4711", 2500 * time.Millisecond}) {
+				t.Errorf("got %+v, %v", p, ok)
+			}
+		})
+	}
+}
