@@ -7,12 +7,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
 // blocksOf returns the blocks of a language in a document, by its path in the project.
@@ -42,20 +39,6 @@ func TestOperateCommands(t *testing.T) {
 			same(t, strings.TrimSpace(got[i]), strings.TrimSpace(c.output))
 		case strings.TrimSpace(got[i]) == "" || strings.Contains(got[i], `"error":`):
 			t.Errorf("%s\n%s", c.typed, got[i])
-		}
-	}
-}
-
-func TestOperateCaddyfiles(t *testing.T) {
-	for _, document := range []string{"docs/operate.md", "docs/troubleshooting.md"} {
-		for _, caddyfile := range blocksOf(t, document, "caddyfile") {
-			if strings.HasPrefix(caddyfile, "server ") {
-				caddyfile = block(":8080", gateway(caddyfile))
-			}
-			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
-			if err != nil || slices.ContainsFunc(warnings, func(w caddyconfig.Warning) bool { return !strings.Contains(w.Message, "formatted") }) {
-				t.Errorf("%s: %v %v\n%s", document, err, warnings, caddyfile)
-			}
 		}
 	}
 }

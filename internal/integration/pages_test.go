@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
 // pages returns what the project tells people, by its path in the project.
@@ -99,6 +101,37 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
+
+// A Caddyfile, or a part of one, that a page shows can be adapted as it stands, unless
+// it is a grammar.
+func TestCaddyfilesOfPages(t *testing.T) {
+	grammar := regexp.MustCompile(`(?m)^[^#\n]*(<[a-z]|\.\.\.|…)`)
+	adapted := 0
+	for page, text := range pages(t) {
+		for _, found := range caddyfileBlocks.FindAllStringSubmatch(text, -1) {
+			caddyfile := found[1]
+			if grammar.MatchString(caddyfile) {
+				continue
+			}
+			switch word := strings.Fields(caddyfile)[0]; {
+			case slices.Contains([]string{"server", "client", "auth", "answer"}, word):
+				caddyfile = block(":8080", gateway(caddyfile))
+			case word[0] != ':' && word[0] != '{' && !strings.Contains(word, "."):
+				caddyfile = block(":8080", caddyfile)
+			}
+			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
+			if err != nil || slices.ContainsFunc(warnings, func(w caddyconfig.Warning) bool { return !strings.Contains(w.Message, "formatted") }) {
+				t.Errorf("%s: %v %v\n%s", page, err, warnings, caddyfile)
+			}
+			adapted++
+		}
+	}
+	if adapted < 10 {
+		t.Errorf("only %d were there to adapt", adapted)
 	}
 }
 
