@@ -19,7 +19,8 @@ var (
 
 // FreePorts returns ports that were free a moment ago. The process gets none of them
 // twice. They are below those that systems give to connections on their way out: one
-// of these might take a port before its server does.
+// of these might take a port before its server does. And they are above 10080, the last
+// of those that browsers, and Node.js, refuse to ask.
 func FreePorts(n int) ([]int, error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -28,7 +29,7 @@ func FreePorts(n int) ([]int, error) {
 		if len(ports) == n {
 			return ports, nil
 		}
-		port := 10_000 + rand.IntN(20_000)
+		port := 10_081 + rand.IntN(20_000)
 		if given[port] {
 			continue
 		}
