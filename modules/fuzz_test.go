@@ -239,43 +239,36 @@ func FuzzCaddyfileGateway(f *testing.F) {
 	})
 }
 
-func FuzzCaddyfileObservationMask(f *testing.F) {
-	for _, lines := range []string{
-		"max_chars 8000\nhead_chars 6000\ntail_chars 2000\nbuffer_limit 10MB\nkeep_media\nrecover on {\n\tttl 30s\n\tmax_entries 5\n\tmax_bytes 1MiB\n}\nexempt pruner::* a::b\nexempt c::d\nserver files",
-		"max_chars -1", "recover off {\n\tttl 1d\n}", "keep_media off", "buffer_limit 0", "exempt", "max_chars 1 2", "recover {\n\tttl -1s\n}", "max_chars 99999999999999999999",
-	} {
+// fuzzHandler fuzzes the block of a handler's directive.
+func fuzzHandler(f *testing.F, directive string, blocks ...string) {
+	for _, lines := range blocks {
 		f.Add(lines)
 	}
 	f.Fuzz(func(t *testing.T, lines string) {
-		adapt(t, "observation_mask", lines)
-		keeps(t, "http.handlers.observation_mask", "observation_mask", lines)
+		adapt(t, directive, lines)
+		keeps(t, "http.handlers."+directive, directive, lines)
 	})
+}
+
+func FuzzCaddyfileObservationMask(f *testing.F) {
+	fuzzHandler(f, "observation_mask",
+		"max_chars 8000\nhead_chars 6000\ntail_chars 2000\nbuffer_limit 10MB\nkeep_media\nrecover on {\n\tttl 30s\n\tmax_entries 5\n\tmax_bytes 1MiB\n}\nexempt pruner::* a::b\nexempt c::d\nserver files",
+		"max_chars -1", "recover off {\n\tttl 1d\n}", "keep_media off", "buffer_limit 0", "exempt", "max_chars 1 2", "recover {\n\tttl -1s\n}", "max_chars 99999999999999999999",
+	)
 }
 
 func FuzzCaddyfileToolResultMask(f *testing.F) {
-	for _, lines := range []string{
+	fuzzHandler(f, "tool_result_mask",
 		"enabled on\nwindow_turns 8\nkeep_errors off\nkeep_last_k_per_tool 2\nplaceholder_template \"[gone: {tool_call_id}]\"\nstep_turns 16\nclear_at_least auto\ncache_prices 0.1 1.25\nmin_mask_chars 800\nexclude_tools todo memory_*\nbuffer_limit 32MiB\nroute kimi",
 		"clear_at_least 20000", "cache_prices NaN Inf", "cache_prices 1e-300 0x1p-2", "step_turns 0", "placeholder_template <<END\n\tx\n\tEND", "window_turns -1",
-	} {
-		f.Add(lines)
-	}
-	f.Fuzz(func(t *testing.T, lines string) {
-		adapt(t, "tool_result_mask", lines)
-		keeps(t, "http.handlers.tool_result_mask", "tool_result_mask", lines)
-	})
+	)
 }
 
 func FuzzCaddyfilePruner(f *testing.F) {
-	for _, lines := range []string{
+	fuzzHandler(f, "mcp_pruner",
 		"max_input_chars 1000000\nprune_id_ttl 20m\nstore_limit 500 32MiB\nbackend deepinfra {\n\ttimeout 10s\n\tmax_docs 128\n}\ncache_ttl 1m\ncache_max_entries 100\norigins https://app.example.com\nhosts pruner.example.com",
 		"backend rerank {\n\turl https://rerank.example.com/v1/rerank\n\tmodel some/model\n\tkey_env RERANK_KEY\n\ttimeout 5s\n\tmax_docs 100\n}", "backend heuristic", "backend heuristic {\n}", "backend none", "backend", "store_limit 0 1", "backend rerank {\n\turl\n}",
-	} {
-		f.Add(lines)
-	}
-	f.Fuzz(func(t *testing.T, lines string) {
-		adapt(t, "mcp_pruner", lines)
-		keeps(t, "http.handlers.mcp_pruner", "mcp_pruner", lines)
-	})
+	)
 }
 
 func FuzzCaddyfileStdio(f *testing.F) {
