@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
 )
 
 // A page of a list becomes the items that encoding/json finds in it, each under the name
@@ -33,7 +33,7 @@ func FuzzListing(f *testing.F) {
 		if !json.Valid(page) && failure == nil {
 			t.Fatalf("%q was taken", page)
 		}
-		if failure != nil || oracle.Repeats(page) {
+		if failure != nil || jsontest.Repeats(page) {
 			return
 		}
 		var result map[string]json.RawMessage
@@ -44,7 +44,7 @@ func FuzzListing(f *testing.F) {
 		var wanted []any
 		seen := map[string]bool{}
 		for _, raw := range items {
-			item, _ := oracle.Value(raw).(map[string]any)
+			item, _ := jsontest.Value(raw).(map[string]any)
 			name, isText := item[kinds[k].key].(string)
 			if !isText || seen[name] {
 				continue
@@ -58,7 +58,7 @@ func FuzzListing(f *testing.F) {
 			t.Fatalf("%q has %d items, want %d", page, len(list.ends), len(wanted))
 		}
 		for i := range wanted {
-			got := oracle.Value(list.item(i)).(map[string]any)
+			got := jsontest.Value(list.item(i)).(map[string]any)
 			if !reflect.DeepEqual(got, wanted[i]) || got[kinds[k].key] != list.names[i] {
 				t.Fatalf("%q: item %d is %s, called %q", page, i, list.item(i), list.names[i])
 			}
@@ -134,7 +134,7 @@ func FuzzRewritten(f *testing.F) {
 		if !bytes.Equal(raw, before) {
 			t.Fatalf("%q has changed", before)
 		}
-		if !json.Valid(raw) || oracle.Repeats(raw) {
+		if !json.Valid(raw) || jsontest.Repeats(raw) {
 			if !json.Valid(raw) && !bytes.Equal(got, raw) {
 				t.Fatalf("%q became %q", raw, got)
 			}
@@ -168,7 +168,7 @@ func FuzzRewritten(f *testing.F) {
 			}
 			return v
 		}
-		want := oracle.Value(raw)
+		want := jsontest.Value(raw)
 		for _, path := range places {
 			if path[len(path)-1] == "uri" {
 				want = rename(want, path)
@@ -176,7 +176,7 @@ func FuzzRewritten(f *testing.F) {
 				want = retask(want, path, &changed)
 			}
 		}
-		if !reflect.DeepEqual(plain(oracle.Value(got)), plain(want)) || !changed && !bytes.Equal(got, raw) {
+		if !reflect.DeepEqual(plain(jsontest.Value(got)), plain(want)) || !changed && !bytes.Equal(got, raw) {
 			t.Fatalf("%q became %q, want %q", raw, got, want)
 		}
 	})
@@ -226,13 +226,13 @@ func FuzzAntiquated(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got := antiquated(body)
-		if !json.Valid(body) || oracle.Repeats(body) {
+		if !json.Valid(body) || jsontest.Repeats(body) {
 			if !json.Valid(body) && !bytes.Equal(got, body) {
 				t.Fatalf("%q became %q", body, got)
 			}
 			return
 		}
-		want := oracle.Value(body)
+		want := jsontest.Value(body)
 		top, _ := want.(map[string]any)
 		params, _ := top["params"].(map[string]any)
 		meta, _ := params["_meta"].(map[string]any)
@@ -246,7 +246,7 @@ func FuzzAntiquated(f *testing.F) {
 				delete(meta, key)
 			}
 		}
-		if !reflect.DeepEqual(oracle.Value(got), want) {
+		if !reflect.DeepEqual(jsontest.Value(got), want) {
 			t.Fatalf("%q became %q", body, got)
 		}
 	})

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
 // wire is where the protocol has the fields.
@@ -118,11 +118,11 @@ func FuzzEnvelope(f *testing.F) {
 			"another method":   {m.CheckExact(false), envelope},
 			"what is decisive": {new(Message).ReadExact(data), decisive},
 		} {
-			if want := folded(data, check.paths); (check.failure != nil) != want && !oracle.Repeats(data) {
+			if want := folded(data, check.paths); (check.failure != nil) != want && !jsontest.Repeats(data) {
 				t.Fatalf("%q, %s: %v, want it refused: %t", data, name, check.failure, want)
 			}
 		}
-		if bytes.Contains(data, []byte(inserted)) || oracle.Repeats(data) {
+		if bytes.Contains(data, []byte(inserted)) || jsontest.Repeats(data) {
 			return
 		}
 		added := fmt.Appendf(nil, `"%s":{"a":1}`, inserted)
@@ -135,7 +135,7 @@ func FuzzEnvelope(f *testing.F) {
 				t.Fatalf("%q became %q", data, out)
 			}
 			for i := range len(change.path) + 1 {
-				before, after := oracle.Members(at(data, change.path[:i])), oracle.Members(at(out, change.path[:i]))
+				before, after := jsontest.Members(at(data, change.path[:i])), jsontest.Members(at(out, change.path[:i]))
 				if next := append(change.path, inserted)[i]; i < len(change.path) {
 					delete(before, next)
 					delete(after, next)

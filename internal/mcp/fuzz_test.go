@@ -16,7 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
 // flavours are those of base64.
@@ -154,7 +154,7 @@ func FuzzFilterLists(f *testing.F) {
 		if !json.Valid(message) {
 			t.Fatalf("%q was read", message)
 		}
-		if oracle.Repeats(message) {
+		if jsontest.Repeats(message) {
 			return // encoding/json would see the last only
 		}
 		var envelope, envelopeGot, result, resultGot map[string]json.RawMessage
@@ -234,7 +234,7 @@ func FuzzModernHeaders(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte, version, method, name string) {
 		var m jsonrpc.Message
-		if m.ReadRequest(body) != nil || oracle.Repeats(body) {
+		if m.ReadRequest(body) != nil || jsontest.Repeats(body) {
 			return
 		}
 		var said struct {
@@ -316,7 +316,7 @@ func FuzzParamHeaders(f *testing.F) {
 	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"x-mcp-header":"not a token"},"b":{"x-mcp-header":"X"},"c":{"x-mcp-header":"x"}}}}]}`), []byte(`{"a":"1","b":"2","c":"3"}`), "2")
 	f.Fuzz(func(t *testing.T, list, arguments []byte, value string) {
 		var m jsonrpc.Message
-		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil || oracle.Repeats(arguments) || !m.Has(jsonrpc.Arguments) {
+		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil || jsontest.Repeats(arguments) || !m.Has(jsonrpc.Arguments) {
 			return
 		}
 		params := ParamHeaders{}
@@ -412,7 +412,7 @@ func FuzzInput(f *testing.F) {
 		if text, _ := textOf(kind); is != (text == InputRequired) {
 			t.Fatalf("%q asks for input: %t", result, is)
 		}
-		if !is || err != nil || oracle.Repeats(result) {
+		if !is || err != nil || jsontest.Repeats(result) {
 			return
 		}
 		if !bytes.Equal(asks.State, state) {
@@ -433,7 +433,7 @@ func FuzzInput(f *testing.F) {
 		if !reflect.DeepEqual(asks.Requests, want) {
 			t.Fatalf("%q asks %+v, want %+v", result, asks.Requests, want)
 		}
-		if !json.Valid(params) || oracle.Repeats(params) || request.Read(fmt.Appendf(nil, `{"id":1,"method":"m","params":%s}`, params)) != nil {
+		if !json.Valid(params) || jsontest.Repeats(params) || request.Read(fmt.Appendf(nil, `{"id":1,"method":"m","params":%s}`, params)) != nil {
 			return
 		}
 		responses := map[string]json.RawMessage{"k": json.RawMessage(`{"a":1}`)}
@@ -471,7 +471,7 @@ func FuzzTarget(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, message, capabilities []byte) {
 		var m jsonrpc.Message
-		if m.Read(message) == nil && !oracle.Repeats(message) {
+		if m.Read(message) == nil && !jsontest.Repeats(message) {
 			var method, params, name, uri, ref, refName, refURI json.RawMessage
 			exactly(message, map[string]*json.RawMessage{"method": &method, "params": &params})
 			exactly(params, map[string]*json.RawMessage{"name": &name, "uri": &uri, "ref": &ref})
@@ -507,7 +507,7 @@ func FuzzTarget(f *testing.F) {
 			}
 		}
 		var declared map[string]json.RawMessage
-		if json.Unmarshal(capabilities, &declared) != nil || oracle.Repeats(capabilities) {
+		if json.Unmarshal(capabilities, &declared) != nil || jsontest.Repeats(capabilities) {
 			return
 		}
 		for method, capability := range map[string]string{"roots/list": "roots", "sampling/createMessage": "sampling", "elicitation/create": "elicitation"} {

@@ -18,7 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,7 +76,7 @@ func TestScores(t *testing.T) { // P63, W1
 		{path: "/short", want: []float64{0.1, 0.9, no, no}, docs: 2},
 		{path: "/cohere", wire: Query, want: kept, docs: 4},
 	}
-	url := serve(t, new(fakemcp.Reranker))
+	url := serve(t, new(mcptest.Reranker))
 	for _, tt := range tests {
 		t.Run(tt.path, func(t *testing.T) {
 			client := newClient(t, url+tt.path, func(c *Config) { c.Wire = tt.wire })
@@ -114,7 +114,7 @@ func TestWhatIsSent(t *testing.T) { // P63, W1
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			reranker := new(fakemcp.Reranker)
+			reranker := new(mcptest.Reranker)
 			client := newClient(t, serve(t, reranker)+tt.path, tt.configure)
 			if _, fault := client.Score(t.Context(), "<goal>", []string{"a & b", "c"}); fault != nil {
 				t.Fatal(fault)
@@ -137,7 +137,7 @@ func TestWhatIsSent(t *testing.T) { // P63, W1
 }
 
 func TestTooManyLinesAreSampled(t *testing.T) { // P67
-	reranker := new(fakemcp.Reranker)
+	reranker := new(mcptest.Reranker)
 	client := newClient(t, serve(t, reranker)+"/desc", func(c *Config) { c.MaxDocs = 4 })
 	scored, fault := client.Score(t.Context(), "zzzz", numbered(9))
 	if fault != nil {
@@ -153,7 +153,7 @@ func TestTooManyLinesAreSampled(t *testing.T) { // P67
 }
 
 func TestNothingIsAskedOfNoLines(t *testing.T) {
-	reranker := new(fakemcp.Reranker)
+	reranker := new(mcptest.Reranker)
 	scored, fault := newClient(t, serve(t, reranker)+"/ok", nil).Score(t.Context(), "goal", nil)
 	if scored != nil || fault != nil || reranker.Count() != 0 {
 		t.Errorf("got %+v, %+v after %d requests", scored, fault, reranker.Count())
@@ -203,7 +203,7 @@ func closedPort(t *testing.T) string {
 
 // selfSigned returns the URL of a server whose certificate nobody trusts.
 func selfSigned(t *testing.T) string {
-	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.StartTLS()
 	t.Cleanup(server.Close)
@@ -212,7 +212,7 @@ func selfSigned(t *testing.T) string {
 
 // path returns an endpoint of a reranker that has a secret in its query.
 func path(path string) func(t *testing.T) string {
-	return func(t *testing.T) string { return serve(t, new(fakemcp.Reranker)) + path + "?secret=" + key }
+	return func(t *testing.T) string { return serve(t, new(mcptest.Reranker)) + path + "?secret=" + key }
 }
 
 // answers returns an endpoint that answers with a body.
@@ -322,7 +322,7 @@ func unwrapped(err error) (texts []string) {
 }
 
 func TestRedirectsAreNotFollowed(t *testing.T) { // W1
-	elsewhere := new(fakemcp.Reranker)
+	elsewhere := new(mcptest.Reranker)
 	target := serve(t, elsewhere)
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
@@ -343,7 +343,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) { // W1
 func TestTheCallerGivesUp(t *testing.T) { // P70
 	for _, path := range []string{"/hang", "/slowbody"} {
 		t.Run(path, func(t *testing.T) {
-			reranker, arrived := new(fakemcp.Reranker), make(chan struct{})
+			reranker, arrived := new(mcptest.Reranker), make(chan struct{})
 			client := newClient(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				close(arrived)
 				reranker.ServeHTTP(w, r)
@@ -361,7 +361,7 @@ func TestTheCallerGivesUp(t *testing.T) { // P70
 func TestConnectionsAreUsedAgain(t *testing.T) {
 	var opened atomic.Int32
 	closed := make(chan struct{}, 10)
-	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
 	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		switch state {
 		case http.StateNew:
@@ -392,7 +392,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 }
 
 func TestAConnectionThatDiedWhileIdleIsReplaced(t *testing.T) {
-	reranker := new(fakemcp.Reranker)
+	reranker := new(mcptest.Reranker)
 	server := httptest.NewServer(reranker)
 	defer server.Close()
 	client := newClient(t, server.URL+"/ok", nil)
@@ -420,7 +420,7 @@ func TestHTTP2(t *testing.T) { // P63, P69, P70
 		{path: "/slowbody", timeout: haste, kind: KindHTTP},
 	}
 	var protocol atomic.Value
-	reranker := new(fakemcp.Reranker)
+	reranker := new(mcptest.Reranker)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		protocol.Store(r.Proto)
 		reranker.ServeHTTP(w, r)
@@ -490,7 +490,7 @@ func TestCauses(t *testing.T) { // P61
 }
 
 func TestManyAtATime(t *testing.T) {
-	client := newClient(t, serve(t, new(fakemcp.Reranker))+"/ok", nil)
+	client := newClient(t, serve(t, new(mcptest.Reranker))+"/ok", nil)
 	done := make(chan error)
 	for i := range 100 {
 		go func() {

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
 // What is framed for a child is read again as it was, in either framing and in pieces of
@@ -119,7 +119,7 @@ func FuzzReceive(f *testing.F) {
 			if !bytes.Equal(line, before) {
 				t.Fatalf("%q has changed to %q", before, line)
 			}
-			object := oracle.Members(line)
+			object := jsontest.Members(line)
 			_, isCall := object["method"]
 			_, hasResult := object["result"]
 			_, hasError := object["error"]
@@ -130,7 +130,7 @@ func FuzzReceive(f *testing.F) {
 					if !ok {
 						break
 					}
-					got := oracle.Members(l.message)
+					got := jsontest.Members(l.message)
 					if !json.Valid(l.message) {
 						t.Fatalf("%q reached a client as %q", line, l.message)
 					}

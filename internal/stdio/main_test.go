@@ -24,10 +24,9 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/procfs"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // TestMain makes a child of the test binary when it is called `<binary> ds …` or
@@ -36,7 +35,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "ds":
-			os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+			os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 		case "puppet":
 			puppet(os.Stdin, os.Stdout)
 			os.Exit(0)
@@ -91,7 +90,7 @@ func puppet(stdin io.Reader, stdout io.Writer) {
 type testPool struct {
 	*Pool
 	t       *testing.T
-	journal string // where children of fakemcp write what they receive
+	journal string // where children of mcptest write what they receive
 	logs    *observer.ObservedLogs
 
 	mu      sync.Mutex
@@ -149,7 +148,7 @@ func (p *testPool) eventually(what string, condition func() bool) {
 	}
 }
 
-// newPool returns a pool of children of fakemcp with these flags.
+// newPool returns a pool of children of mcptest with these flags.
 func newPool(t *testing.T, flags string, change ...func(*Config)) *testPool {
 	t.Helper()
 	return newPoolOf(t, append([]string{os.Args[0], "ds", "alpha"}, strings.Fields(flags)...), change...)
@@ -226,23 +225,35 @@ func (p *testPool) soon(host string, era mcp.Era) {
 	s.delay = 2 * time.Millisecond
 }
 
-// exists reports whether a process runs. One that only waits to be reaped, by
-// whoever has inherited it, does not.
+// exists reports whether a process runs. A zombie does not.
 func exists(pid int) bool {
-	if p, ok := procfs.Read(pid); ok {
-		return p.State != 'Z'
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+		state, _ := processState(stat)
+		return state != "Z"
 	}
 	return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
 }
 
-// zombies returns the children of this process that nobody has waited for.
-func zombies() (pids []int) {
-	for _, child := range procfs.Children(os.Getpid()) {
-		if child.State == 'Z' {
-			pids = append(pids, child.PID)
+// zombies returns the children of this process that have ended and were not waited for.
+func zombies() (pids []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		stat, _ := os.ReadFile(file)
+		if state, parent := processState(stat); state == "Z" && parent == strconv.Itoa(os.Getpid()) {
+			pids = append(pids, filepath.Base(filepath.Dir(file)))
 		}
 	}
 	return pids
+}
+
+// processState reads the state and the parent out of /proc/<pid>/stat. They follow the
+// name of the process, which may contain spaces and parentheses.
+func processState(stat []byte) (state, parent string) {
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 2 {
+		return "", ""
+	}
+	return string(fields[0]), string(fields[1])
 }
 
 // A client makes requests.

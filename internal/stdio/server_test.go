@@ -35,7 +35,7 @@ func TestAChildIsStartedOnce(t *testing.T) { // A3, A29
 func TestChildrenThatDoNotStart(t *testing.T) { // A6
 	tests := []struct {
 		name    string
-		command []string // "" is fakemcp with flags
+		command []string // "" is mcptest with flags
 		flags   string
 		change  func(*Config)
 		want    string
@@ -258,7 +258,7 @@ func TestManyDeathsUnderLoad(t *testing.T) {
 	close(done)
 	clients.Wait()
 	if z := zombies(); len(z) > 0 {
-		t.Errorf("zombies: %d", z)
+		t.Errorf("zombies: %s", z)
 	}
 	t.Logf("%d calls got a result, %d did not", good.Load(), bad.Load())
 }

@@ -67,7 +67,7 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 	}
 	stops.Wait()
 	if z := zombies(); len(z) > 0 {
-		t.Errorf("zombies: %d", z)
+		t.Errorf("zombies: %s", z)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oracle"
 )
 
 // The body of a request to the admin API is taken if and only if encoding/json finds in it
@@ -32,7 +32,7 @@ func FuzzAdminBody(f *testing.F) { // A70, A72
 		var object map[string]any
 		isObject := json.Unmarshal([]byte(body), &object) == nil && object != nil
 		want := isObject || optional && strings.TrimSpace(body) == ""
-		exact := !oracle.Repeats([]byte(body))
+		exact := !jsontest.Repeats([]byte(body))
 		for name, value := range object {
 			_, isText := value.(string)
 			want = want && (isText || value == nil) && slices.ContainsFunc(names, func(one string) bool { return strings.EqualFold(one, name) })

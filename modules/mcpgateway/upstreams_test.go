@@ -11,13 +11,13 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // TestMain makes a child of the test binary when it is called `<binary> ds …`.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" {
-		os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
@@ -48,7 +48,7 @@ func proxyTo(more string, addresses ...string) string {
 }
 
 // childTransport is the part of a reverse_proxy that makes its upstreams children of
-// fakemcp with these flags.
+// mcptest with these flags.
 func childTransport(flags ...string) string {
 	command, _ := json.Marshal(append([]string{os.Args[0], "ds", "alpha"}, flags...))
 	return fmt.Sprintf(`,"transport":{"protocol":"mcp_stdio","command":%s,"stop_grace":1000000000}`, command)

@@ -5,8 +5,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 )
 
 func init() {
@@ -18,7 +16,7 @@ Runs the sample MCP server of the directive mcp_sample as a process that speaks 
 its standard streams, to try what is made for such servers with nothing else
 installed. It ends when its input does.`,
 		Func: func(caddycmd.Flags) (int, error) {
-			if err := fakemcp.NewServer().ServeStdio(os.Stdin, os.Stdout); err != nil {
+			if err := NewServer().ServeStdio(os.Stdin, os.Stdout); err != nil {
 				return caddy.ExitCodeFailedStartup, err
 			}
 			return caddy.ExitCodeSuccess, nil

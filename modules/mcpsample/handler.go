@@ -7,8 +7,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
 )
 
 func init() {
@@ -34,7 +32,7 @@ func init() {
 //
 // The answers are the same each time. There is nothing to configure.
 type Sample struct {
-	server *fakemcp.Server
+	server *Server
 }
 
 // CaddyModule returns the Caddy module information.
@@ -47,7 +45,7 @@ func (Sample) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up the server.
 func (s *Sample) Provision(caddy.Context) error {
-	s.server = fakemcp.NewServer()
+	s.server = NewServer()
 	return nil
 }
 

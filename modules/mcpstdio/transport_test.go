@@ -19,14 +19,14 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 	"go.uber.org/goleak"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
 // TestMain makes a child of the test binary when it is called `<binary> ds …`.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" {
-		os.Exit(fakemcp.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	code := m.Run()
 	exit() // as Caddy's end does
@@ -161,7 +161,7 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
 	}
 }
 
-// provision provisions a transport to fakemcp with more of its configuration.
+// provision provisions a transport to mcptest with more of its configuration.
 func provision(t *testing.T, more string) *Transport {
 	t.Helper()
 	config := fmt.Sprintf(`{"command":[%q,"ds","alpha"]%s}`, os.Args[0], more)

@@ -20,7 +20,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/logging"
 	"go.uber.org/goleak"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
 
@@ -78,9 +78,9 @@ func contents(t *testing.T, file string) string {
 	return string(text)
 }
 
-func serve(t *testing.T) (reranker *fakemcp.Reranker, url string) {
+func serve(t *testing.T) (reranker *mcptest.Reranker, url string) {
 	t.Helper()
-	reranker = new(fakemcp.Reranker)
+	reranker = new(mcptest.Reranker)
 	server := httptest.NewServer(reranker)
 	t.Cleanup(server.Close)
 	return reranker, server.URL
@@ -336,7 +336,7 @@ func TestSettingsOutOfBoundsAreLogged(t *testing.T) { // P59
 
 func TestCleanupClosesConnections(t *testing.T) {
 	closed := make(chan struct{}, 1)
-	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
 	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateClosed {
 			closed <- struct{}{}

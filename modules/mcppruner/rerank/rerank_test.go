@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"go.uber.org/goleak"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/fakemcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
 
@@ -45,9 +45,9 @@ func load(t *testing.T, config string) (*Backend, error) {
 	return loaded.(*Backend), nil
 }
 
-func serve(t *testing.T) (reranker *fakemcp.Reranker, url string) {
+func serve(t *testing.T) (reranker *mcptest.Reranker, url string) {
 	t.Helper()
-	reranker = new(fakemcp.Reranker)
+	reranker = new(mcptest.Reranker)
 	server := httptest.NewServer(reranker)
 	t.Cleanup(server.Close)
 	return reranker, server.URL
@@ -209,7 +209,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P61
 
 func TestCleanupClosesConnections(t *testing.T) {
 	closed := make(chan struct{}, 1)
-	server := httptest.NewUnstartedServer(new(fakemcp.Reranker))
+	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
 	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateClosed {
 			closed <- struct{}{}

@@ -1,0 +1,101 @@
+// Command gateway sets mcp_gateway beside what else can stand between MCP clients and
+// their servers, in one run and on one machine:
+//
+//	go -C internal/lab run ./bench/gateway [-run regexp] [-contestants regexp] [-seconds n] [-write ../../docs/performance.md]
+//
+// calls/… are calls of tools in both eras of the protocol, whose results have several
+// sizes, by several clients. idle is what sessions take that do nothing. fanout/… is many
+// servers behind one endpoint. growth/… is how time and memory grow with a result. The
+// contestants of a case take turns, and noise hits them alike. Tables go to standard
+// output, as Markdown.
+//
+// It takes Linux, which tells what processes take.
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/process"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
+)
+
+// A bench is what is to be measured.
+type bench struct {
+	installed
+	cases       *regexp.Regexp
+	contestants []contestant
+	budget      time.Duration // of a contestant in a case
+	openFiles   int
+}
+
+func main() {
+	upstream.Main()
+	var b bench
+	cases := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as calls/stateful/1KB")
+	names := flag.String("contestants", "", "measure only contestants whose `name` matches this regular expression, and reverse_proxy")
+	seconds := flag.Float64("seconds", 1.5, "how long to measure a contestant in a case")
+	out := flag.String("out", "", "write the tables to this `file`, not to standard output")
+	document := flag.String("write", "", "put the tables into this `document`, between its two comments")
+	flag.StringVar(&b.caddy, "caddy", "../../bin/caddy", "the `binary` to measure")
+	flag.StringVar(&b.goPeers, "go-peers", "../../bin/peers", "the `directory` with the binaries of other gateways")
+	flag.StringVar(&b.npmPeers, "npm-peers", "bench/gateway/peers/npm", "the `directory` where npm has installed other gateways")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := b.run(ctx, *cases, *names, *seconds, *out, *document); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-gateway:", err)
+		os.Exit(1)
+	}
+}
+
+func (b *bench) run(ctx context.Context, cases, names string, seconds float64, out, document string) (err error) {
+	if runtime.GOOS != "linux" {
+		return fmt.Errorf("it takes Linux to tell what processes take, not %s", runtime.GOOS)
+	}
+	if b.cases, err = regexp.Compile(cases); err != nil {
+		return fmt.Errorf("-run: %w", err)
+	}
+	chosen, err := regexp.Compile(names)
+	if err != nil {
+		return fmt.Errorf("-contestants: %w", err)
+	}
+	if _, err := os.Stat(b.caddy); err != nil {
+		return fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
+	}
+	b.contestants, b.budget = b.chosen(chosen), time.Duration(seconds*float64(time.Second))
+	if b.openFiles, err = process.RaiseOpenFiles(65_536); err != nil {
+		return fmt.Errorf("raise the limit of open files: %w", err)
+	}
+	var report bytes.Buffer
+	printHeader(&report, b.contestants, strings.Join(append([]string{"bench-gateway"}, os.Args[1:]...), " "))
+	for _, section := range []func(context.Context, io.Writer) error{b.reportCalls, b.reportGrowth, b.reportFanOut, b.reportIdle} {
+		if err := section(ctx, &report); err != nil {
+			return err
+		}
+	}
+	switch {
+	case document != "":
+		return writeInto(document, report.Bytes())
+	case out != "":
+		return os.WriteFile(out, report.Bytes(), 0o644)
+	}
+	_, err = os.Stdout.Write(report.Bytes())
+	return err
+}
+
+// progress tells the person who waits.
+func progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/load"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+)
+
+// none stands where there is no figure. Why, the notes say.
+const none = "–"
+
+// A table is shown as Markdown, with notes below it.
+type table struct {
+	title string // of the first column
+	heads []string
+	rows  []row
+	notes []string
+}
+
+type row struct {
+	name  string
+	cells []string
+}
+
+func (t *table) add(name string, cells ...string) { t.rows = append(t.rows, row{name, cells}) }
+
+// addNone adds a row without figures.
+func (t *table) addNone(name string) { t.add(name, slices.Repeat([]string{none}, len(t.heads))...) }
+
+// note adds a note once.
+func (t *table) note(format string, args ...any) {
+	if note := fmt.Sprintf(format, args...); !slices.Contains(t.notes, note) {
+		t.notes = append(t.notes, note)
+	}
+}
+
+func (t *table) print(w io.Writer) {
+	fmt.Fprintf(w, "| %s | %s |\n|---|%s\n", t.title, strings.Join(t.heads, " | "), strings.Repeat("--:|", len(t.heads)))
+	for _, r := range t.rows {
+		fmt.Fprintf(w, "| %s | %s |\n", r.name, strings.Join(r.cells, " | "))
+	}
+	fmt.Fprintln(w)
+	for _, note := range t.notes {
+		fmt.Fprintf(w, "- %s\n", note)
+	}
+	if len(t.notes) > 0 {
+		fmt.Fprintln(w)
+	}
+}
+
+// figures are what tables of calls show of a measure, each in a table of its own.
+var figures = []struct {
+	heading string
+	cell    func(*measure) string
+}{
+	{"Calls per second, relative to " + baseline, func(m *measure) string { return ratio(load.Quantile(m.ratios, .5)) }},
+	{"Latency, p50 and p99 in ms", func(m *measure) string {
+		return milliseconds(load.Quantile(m.latencies, .5)) + ", " + milliseconds(load.Quantile(m.latencies, .99))
+	}},
+	{"Processor time per call in µs", func(m *measure) string { return microseconds(m.cpuPerCall()) }},
+	{"Memory, peak in MiB", func(m *measure) string { return mebibytes(m.peak) }},
+}
+
+// printCalls prints the tables of the cases of an era.
+func printCalls(w io.Writer, contestants []contestant, cases []callCase, results []map[string]*measure) {
+	var heads []string
+	for _, c := range cases {
+		heads = append(heads, fmt.Sprintf("%s ×%d", c.size.name, c.clients))
+	}
+	for i, figure := range figures {
+		fmt.Fprintf(w, "**%s**\n\n", figure.heading)
+		t := table{title: "size of results × clients", heads: heads}
+		for _, c := range contestants {
+			var cells []string
+			for j, measures := range results {
+				m := measures[c.id()]
+				cells = append(cells, cellOf(m, figure.cell))
+				if i == 0 {
+					t.noteFailures(c.id(), cases[j], m)
+				}
+			}
+			t.add(c.id(), cells...)
+		}
+		if i == 0 {
+			for _, name := range []string{direct, baseline} {
+				absolute(&t, name, results)
+			}
+		}
+		t.print(w)
+	}
+}
+
+// cellOf is a figure of a measure, if it has one.
+func cellOf(m *measure, figure func(*measure) string) string {
+	if m == nil || len(m.latencies) == 0 || len(m.ratios) == 0 {
+		return none
+	}
+	cell := figure(m)
+	if m.failed > 0 {
+		cell += fmt.Sprintf(" (%d failed)", m.failed)
+	}
+	return cell
+}
+
+// absolute adds the row that says how fast a contestant was.
+func absolute(t *table, name string, results []map[string]*measure) {
+	var cells []string
+	for _, measures := range results {
+		cells = append(cells, cellOf(measures[name], func(m *measure) string { return thousands(load.Quantile(m.rates, .5)) }))
+	}
+	t.add(name+", calls/s", cells...)
+}
+
+// noteFailures says why there is no figure, or one that is not of all calls.
+func (t *table) noteFailures(id string, c callCase, m *measure) {
+	switch {
+	case m == nil || m.err == nil:
+	case errors.As(m.err, new(tooSlow)):
+		t.note("%s, %s: %s", id, c.size.name, m.err)
+	case len(m.latencies) == 0 && m.failed == 0:
+		t.note("%s: %s", id, firstLine(m.err))
+	default:
+		t.note("%s, %s ×%d: %d of %d calls failed: %s", id, c.size.name, c.clients, m.failed, m.failed+len(m.latencies), firstLine(m.err))
+	}
+}
+
+// firstLine is what fits below a table of an error.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	const enough = 160
+	if len(line) > enough {
+		line = strings.ToValidUTF8(line[:enough], "") + "…"
+	}
+	return line
+}
+
+// ratio tells a twentieth from a fiftieth.
+func ratio(f float64) string {
+	if f < .1 {
+		return fmt.Sprintf("%.3f", f)
+	}
+	return fmt.Sprintf("%.2f", f)
+}
+
+func milliseconds(d time.Duration) string {
+	switch ms := float64(d) / float64(time.Millisecond); {
+	case ms < 10:
+		return fmt.Sprintf("%.2f", ms)
+	case ms < 100:
+		return fmt.Sprintf("%.1f", ms)
+	default:
+		return thousands(ms)
+	}
+}
+
+func microseconds(d time.Duration) string {
+	if d == 0 {
+		return none // nobody takes no time: it has no process
+	}
+	return thousands(float64(d) / float64(time.Microsecond))
+}
+
+func mebibytes(n int) string {
+	if n == 0 {
+		return none
+	}
+	return thousands(float64(n) / (1 << 20))
+}
+
+// thousands writes a whole number, with commas.
+func thousands(f float64) string {
+	digits := fmt.Sprintf("%.0f", f)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
+}
+
+// compact is a size as it stands in the name of a case.
+func compact(size string) string { return strings.ReplaceAll(size, " ", "") }
+
+// printHeader says what was measured, when and where.
+func printHeader(w io.Writer, contestants []contestant, command string) {
+	m := procfs.ThisMachine()
+	fmt.Fprintf(w, "Measured on %s by `%s`: %s, %d cores, %s MiB of memory, Linux %s, %s.\n\n", time.Now().Format("2 January 2006, 15:04 MST"),
+		command, m.CPU, runtime.NumCPU(), mebibytes(m.Memory), m.Kernel, runtime.Version())
+	var versions []string
+	for _, c := range contestants {
+		if c.version == nil {
+			continue
+		}
+		name, _, _ := strings.Cut(c.name, " /")
+		name, _, _ = strings.Cut(name, " …")
+		version, err := c.version()
+		if err != nil {
+			version = "is not there (" + firstLine(err) + ")"
+		}
+		if said := name + " " + version; !slices.Contains(versions, said) {
+			versions = append(versions, said)
+		}
+	}
+	fmt.Fprintf(w, "%s.\n\n", strings.Join(versions, ", "))
+}
+
+// What stands around the report in a document.
+const (
+	reportBegins = "<!-- bench-gateway begins -->"
+	reportEnds   = "<!-- bench-gateway ends -->"
+)
+
+// writeInto puts the report in its place in a document.
+func writeInto(file string, report []byte) error {
+	document, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	document, err = replaced(document, report)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return os.WriteFile(file, document, 0o644)
+}
+
+func replaced(document, report []byte) ([]byte, error) {
+	before, rest, begins := bytes.Cut(document, []byte(reportBegins))
+	_, after, ends := bytes.Cut(rest, []byte(reportEnds))
+	if !begins || !ends {
+		return nil, errors.New("it has no " + reportBegins + " and " + reportEnds)
+	}
+	return slices.Concat(before, []byte(reportBegins+"\n\n"), bytes.TrimSpace(report), []byte("\n\n"+reportEnds), after), nil
+}

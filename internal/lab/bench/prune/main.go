@@ -1,0 +1,147 @@
+// Command prune reports how well package prune finds the lines of a text that a goal
+// is about, beside simpler ways to leave as many lines out:
+//
+//	go -C internal/lab run ./bench/prune [-code 300] [-docs 100] [-logs 60] [-ratios 0.5,0.7,0.9] [-dump tasks.jsonl]
+//
+// # The tasks
+//
+// Nothing is downloaded; what is on every machine that builds this project is put to
+// use. The same flags, the same Go and the same go.mod give the same tasks.
+//
+//   - code: a file of Go's own sources without the comment of one of its functions.
+//     The goal is the first sentence of that comment without the function's name; the
+//     lines of the function are relevant.
+//   - docs: a Markdown file of a module in go.mod, or a part of Go's specification,
+//     without the lines of a sentence that refers to a section elsewhere in it. The goal
+//     is that sentence; the lines of the section are relevant. If there are fewer such
+//     sentences than -docs, there are fewer tasks.
+//   - logs: what go test -v prints of a module in which one test is made to fail, in one
+//     of many ways, between many that pass. The goal is what somebody might say who has
+//     seen the symptom; the lines that tell of the failure are relevant: its messages,
+//     the stack that leads to it, its FAIL line. Durations, addresses, paths and numbers
+//     of goroutines, which differ from run to run, are made the same.
+//
+// Blank lines are never relevant: nobody misses them.
+//
+// # The figures
+//
+// Every contestant may leave out as many lines as -ratios and -min-keep allow. All of
+// them but mcp_pruner leave out exactly as many; mcp_pruner may keep more of them. Where
+// lines are missing stands a marker, which costs tokens.
+//
+//   - recall: how much of the relevant lines is kept, on average.
+//   - all kept: the share of the answers in which no relevant line is missing.
+//   - tokens saved: by how much an answer is shorter than its text, on average.
+//   - grew: the share of the answers that have more tokens than their text.
+//
+// The command fails if an answer of package prune breaks a limit, is not the lines that
+// its annotations say, or is no pruning at all for some fault.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+func main() {
+	var s settings
+	flag.IntVar(&s.code, "code", 300, "how many tasks from Go's sources")
+	flag.IntVar(&s.docs, "docs", 100, "how many tasks from the documents of modules")
+	flag.IntVar(&s.logs, "logs", 60, "how many tasks from failing tests")
+	flag.IntVar(&s.minKeep, "min-keep", 10, "how many `lines` are kept at least")
+	flag.Uint64Var(&s.seed, "seed", 1, "what the tasks are drawn from")
+	ratios := flag.String("ratios", "0.5,0.7,0.9", "which shares of the lines may be left out")
+	dump := flag.String("dump", "", "write the tasks to this `file`, a JSON object per line")
+	flag.Parse()
+
+	err := s.parseRatios(*ratios)
+	if err == nil {
+		err = run(os.Stdout, s, *dump)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prune:", err)
+		os.Exit(1)
+	}
+}
+
+type settings struct {
+	code, docs, logs int // tasks
+	ratios           []float64
+	minKeep          int // lines
+	seed             uint64
+}
+
+func (s *settings) parseRatios(list string) error {
+	for word := range strings.SplitSeq(list, ",") {
+		ratio, err := strconv.ParseFloat(strings.TrimSpace(word), 64)
+		if err != nil || !(0 < ratio && ratio <= 1) {
+			return fmt.Errorf("-ratios: %q is not a share above 0 and up to 1", word)
+		}
+		s.ratios = append(s.ratios, ratio)
+	}
+	return nil
+}
+
+func (s *settings) validate() error {
+	switch {
+	case s.code < 0 || s.docs < 0 || s.logs < 0:
+		return errors.New("-code, -docs and -logs: a number of tasks is not negative")
+	case s.code+s.docs+s.logs == 0:
+		return errors.New("-code, -docs and -logs: there must be a task")
+	case s.minKeep < 0:
+		return errors.New("-min-keep: a number of lines is not negative")
+	}
+	return nil
+}
+
+// run makes the tasks, has every contestant do them, and prints how well they did.
+func run(w io.Writer, s settings, dump string) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
+	tasks, err := s.tasks()
+	if err != nil {
+		return err
+	}
+	if dump != "" {
+		if err := dumpTasks(dump, tasks); err != nil {
+			return fmt.Errorf("-dump: %w", err)
+		}
+	}
+	results := newResults(s)
+	for i := range tasks {
+		results.add(&tasks[i])
+	}
+	results.print(w)
+	return results.err()
+}
+
+func (s *settings) tasks() ([]task, error) {
+	var all []task
+	for _, kind := range []struct {
+		source prune.Source
+		n      int
+		tasks  func(seed uint64, n int) ([]task, error)
+	}{
+		{prune.Code, s.code, codeTasks},
+		{prune.Docs, s.docs, docsTasks},
+		{prune.Logs, s.logs, logTasks},
+	} {
+		if kind.n == 0 {
+			continue
+		}
+		tasks, err := kind.tasks(s.seed, kind.n)
+		if err != nil {
+			return nil, fmt.Errorf("tasks of %s: %w", kind.source, err)
+		}
+		all = append(all, tasks...)
+	}
+	return all, nil
+}

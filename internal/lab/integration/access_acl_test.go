@@ -1,0 +1,1153 @@
+package integration
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// The tokens of clients whose names are eve and zoe. Rules are for eve.
+const (
+	eveToken = "eve-AbCdEf0123456789"
+	zoeToken = "zoe-AbCdEf0123456789"
+)
+
+// restricted are the lines of a gateway with both clients, and rules for eve.
+func restricted(rules ...string) []string {
+	return []string{"separator __", block("client eve", append([]string{"token " + eveToken}, rules...)...), block("client zoe", "token "+zoeToken)}
+}
+
+// listKinds are the lists of servers: their methods, the member that has the items, and
+// what tells these apart.
+var listKinds = []struct{ method, kind, member string }{
+	{"tools/list", "tools", "name"},
+	{"prompts/list", "prompts", "name"},
+	{"resources/list", "resources", "uri"},
+	{"resources/templates/list", "resourceTemplates", "uriTemplate"},
+}
+
+// listedIn returns a member of each item in the result of a list.
+func listedIn(t *testing.T, message, kind, member string) (values []string) {
+	t.Helper()
+	var m struct{ Result map[string]json.RawMessage }
+	var items []map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal([]byte(message), &m), json.Unmarshal(m.Result[kind], &items)); err != nil {
+		t.Fatalf("%v: %.300s", err, message)
+	}
+	for _, item := range items {
+		var value string
+		if err := json.Unmarshal(item[member], &value); err != nil {
+			t.Fatalf("%v: %.300s", err, message)
+		}
+		values = append(values, value)
+	}
+	return values
+}
+
+// originals turns the proxy URIs of resources into what they stand for.
+func originals(t *testing.T, uris []string) (all []string) {
+	t.Helper()
+	for _, uri := range uris {
+		text, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(uri, "proxy://resource/"))
+		var place struct{ URI string }
+		if err := errors.Join(err, json.Unmarshal(text, &place)); err != nil {
+			t.Fatalf("%s: %v", uri, err)
+		}
+		all = append(all, place.URI)
+	}
+	return all
+}
+
+// mayNot wants what was asked for to be denied.
+func mayNot(t *testing.T, what string, got said) {
+	t.Helper()
+	if got.status != 403 || got.answer.Error == nil || got.answer.Error.Message != "Access denied" || !strings.Contains(string(got.answer.Error.Data), `"code":"acl_denied"`) {
+		t.Errorf("%s: %d %.300s\nwant 403 acl_denied", what, got.status, got.answer.raw)
+	}
+}
+
+// may wants it to have a result.
+func may(t *testing.T, what string, got said) {
+	t.Helper()
+	if got.status != 200 || got.answer.Result == nil {
+		t.Errorf("%s: %d %.300s", what, got.status, got.answer.raw)
+	}
+}
+
+// legacyOnly are the methods that the modern era does not have.
+var legacyOnly = []string{"resources/subscribe", "resources/unsubscribe"}
+
+func TestAccessToServers(t *testing.T) {
+	alpha, beta := newJournal(t), newJournal(t)
+	url := serve(t, gateway(append(restricted("deny beta::*"), block(child("alpha", "--modern"), alpha.env()), block(child("beta", "--modern"), beta.env(), "alias b"))...))
+	untouched := func(t *testing.T) {
+		t.Helper()
+		if text, err := os.ReadFile(string(beta)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("A53 beta was contacted: %v %s", err, text)
+		}
+	}
+	betaURI := proxied("beta", "file://beta/data.txt")
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		for _, list := range listKinds {
+			t.Run("A53 "+list.method+" of a "+era.name, func(t *testing.T) {
+				items := listedIn(t, c.ask(t, list.method, `{}`).answer.raw, list.kind, list.member)
+				if list.method == "resources/list" {
+					items = originals(t, items)
+				}
+				if len(items) == 0 {
+					t.Error("nothing is listed")
+				}
+				for _, item := range items {
+					if !strings.Contains(item, "alpha") {
+						t.Errorf("%s is listed", item)
+					}
+				}
+			})
+		}
+		for _, tt := range []struct{ method, params string }{
+			{"tools/call", `{"name":"beta__echo","arguments":{}}`},
+			{"tools/call", `{"name":"beta::echo","arguments":{}}`},
+			{"tools/call", `{"name":"b__echo","arguments":{}}`},
+			{"prompts/get", `{"name":"beta__p"}`},
+			{"resources/read", `{"uri":` + quote(betaURI) + `}`},
+			{"resources/read", `{"uri":` + quote(proxied("b", "file://beta/data.txt")) + `}`},
+			{"resources/subscribe", `{"uri":` + quote(betaURI) + `}`},
+			{"resources/unsubscribe", `{"uri":` + quote(betaURI) + `}`},
+			{"completion/complete", `{"ref":{"type":"ref/prompt","name":"beta__p"},"argument":{"name":"who","value":"x"}}`},
+			{"completion/complete", `{"ref":{"type":"ref/resource","uri":` + quote(betaURI) + `},"argument":{"name":"who","value":"x"}}`},
+		} {
+			if era.modern && slices.Contains(legacyOnly, tt.method) {
+				continue
+			}
+			t.Run("A53 "+tt.method+" of a "+era.name+" "+tt.params, func(t *testing.T) {
+				mayNot(t, tt.method, c.ask(t, tt.method, tt.params))
+			})
+		}
+		t.Run("A53 the other server works for a "+era.name, func(t *testing.T) {
+			if got := c.use(t, "alpha", "slow", `{"ms":0}`); got != "slept" {
+				t.Error(got)
+			}
+			may(t, "a prompt", c.ask(t, "prompts/get", `{"name":"alpha__p"}`))
+			may(t, "a resource", c.ask(t, "resources/read", `{"uri":`+quote(proxied("alpha", "file://alpha/data.txt"))+`}`))
+		})
+		c.say(t, `{"jsonrpc":"2.0","method":"notifications/foo"}`)
+		c.say(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
+		if !era.modern {
+			may(t, "a level", c.ask(t, "logging/setLevel", `{"level":"debug"}`))
+		}
+		stream := c.listens(t)
+		c.use(t, "alpha", "add-tool", `{"name":"more-of-a-`+strings.Fields(era.name)[0]+`"}`)
+		stream.hears(t, listChanged)
+		untouched(t)
+	}
+	for _, server := range []string{"beta", "b", "%62eta"} {
+		for _, way := range waysIn(url, server)[1:] {
+			for _, m := range everyMessage {
+				if m.body == "{" || strings.HasPrefix(m.body, "[") || way.name == "/rpc" && m.method != "POST" {
+					continue // nobody's fault but the message's
+				}
+				t.Run("A53 "+m.name+" at "+way.name+" of "+server, func(t *testing.T) {
+					isRefused(t, present(t, client, m.method, way.at, m.body, bearer(eveToken)), 403)
+				})
+			}
+		}
+	}
+	untouched(t)
+	t.Run("A57 another client sees it", func(t *testing.T) {
+		for _, era := range clientEras {
+			c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
+			if got := toolsOf(t, c); !slices.Contains(got, "beta__echo") || !slices.Contains(got, "alpha__echo") {
+				t.Errorf("listed %v", got)
+			}
+			if got := c.use(t, "beta", "slow", `{"ms":0}`); got != "slept" {
+				t.Error(got)
+			}
+		}
+		if len(beta.entries(t, "tools/call")) == 0 {
+			t.Error("its journal is empty, so the tests above prove nothing")
+		}
+	})
+}
+
+func TestAccessToTools(t *testing.T) {
+	servers := map[string]*witness{"plain": newWitness(t, "echo", "slow", "slower"), "streams": newWitness(t, "echo", "slow", "slower")}
+	servers["streams"].events = true
+	journal := newJournal(t)
+	url := serve(t, gateway(append(restricted("deny plain::slow streams::slow kid::slow kid::t1*", "deny prompt:plain::insult prompt:streams::insult prompt:kid::p"),
+		servers["plain"].line("plain"), servers["streams"].line("streams"), block(child("kid", "--page", "3", "--tools", "11", "--modern"), journal.env()))...))
+
+	for server, w := range servers {
+		for _, way := range waysIn(url, server)[1:] {
+			t.Run("A54 lists at "+way.name+" of "+server, func(t *testing.T) {
+				for _, tt := range []struct {
+					method, kind string
+					want         []string
+				}{{"tools/list", "tools", []string{"echo", "slower"}}, {"prompts/list", "prompts", []string{"greet"}}} {
+					got := post(t, way.at, rpc(tt.method, `{}`), acceptBoth, bearer(eveToken))
+					if names := listedIn(t, answerIn(got.body), tt.kind, "name"); !slices.Equal(names, tt.want) {
+						t.Errorf("listed %v", names)
+					}
+					if strings.Contains(got.body, `"slow"`) || strings.Contains(got.body, "insult") {
+						t.Errorf("said %s", got.body)
+					}
+					got = post(t, way.at, rpc(tt.method, `{}`), acceptBoth, bearer(zoeToken))
+					if names := listedIn(t, answerIn(got.body), tt.kind, "name"); len(names) != len(tt.want)+1 {
+						t.Errorf("A57 another client is shown %v", names)
+					}
+				}
+			})
+			t.Run("A54 calls at "+way.name+" of "+server, func(t *testing.T) {
+				before := w.count()
+				for _, m := range []struct{ method, params string }{
+					{"tools/call", `{"name":"slow","arguments":{}}`},
+					{"tools/call", `{"arguments":{"name":"echo"},"n\u0061me":"sl\u006fw"}`},
+					{"prompts/get", `{"name":"insult"}`},
+					{"completion/complete", `{"ref":{"type":"ref/prompt","name":"insult"},"argument":{"name":"x","value":"y"}}`},
+				} {
+					isRefused(t, post(t, way.at, rpc(m.method, m.params), acceptBoth, bearer(eveToken)), 403)
+				}
+				if got := failureOf(t, post(t, way.at, rpc("tools/call", `{"name":"echo","name":"slow"}`), acceptBoth, bearer(eveToken))); got.Status != 400 {
+					t.Errorf("two names: %+v", got)
+				}
+				if w.count() != before {
+					t.Error("the server was contacted")
+				}
+				for _, m := range []struct{ method, params string }{
+					{"tools/call", `{"name":"echo","arguments":{"name":"slow"}}`},
+					{"tools/call", `{"name":"slower","arguments":{}}`},
+					{"prompts/get", `{"name":"greet"}`},
+					{"prompts/get", `{"name":"slow"}`}, // is no tool
+					{"completion/complete", `{"ref":{"type":"ref/prompt","name":"greet"},"argument":{"name":"x","value":"y"}}`},
+				} {
+					if got := post(t, way.at, rpc(m.method, m.params), acceptBoth, bearer(eveToken)); got.StatusCode != 200 {
+						t.Errorf("%s: %d %s", m.params, got.StatusCode, got.body)
+					}
+				}
+				if got := post(t, way.at, rpc("tools/call", `{"name":"slow","arguments":{}}`), acceptBoth, bearer(zoeToken)); got.StatusCode != 200 {
+					t.Errorf("A57 another client: %d %s", got.StatusCode, got.body)
+				}
+			})
+		}
+	}
+	t.Run("A54 pages at /mcp/{server}", func(t *testing.T) {
+		var all []string
+		cursor, session := "", ""
+		got := post(t, mcpAt(url, "kid"), rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(eveToken))
+		session = "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
+		for range 100 {
+			got := answerIn(post(t, mcpAt(url, "kid"), rpc("tools/list", `{`+cursor+`}`), session, acceptBoth, bearer(eveToken)).body)
+			all = append(all, listedIn(t, got, "tools", "name")...)
+			var m struct{ Result struct{ NextCursor string } }
+			if _ = json.Unmarshal([]byte(got), &m); m.Result.NextCursor == "" {
+				break
+			}
+			cursor = `"cursor":` + quote(m.Result.NextCursor)
+		}
+		if slices.Contains(all, "slow") || slices.ContainsFunc(all, func(name string) bool { return strings.HasPrefix(name, "t1") }) ||
+			!slices.Contains(all, "echo") || !slices.Contains(all, "t2") || !slices.Contains(all, "t9") {
+			t.Errorf("listed %v", all)
+		}
+	})
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		t.Run("A54 lists at /mcp of a "+era.name, func(t *testing.T) {
+			tools := toolsOf(t, c)
+			for _, name := range []string{"plain__slow", "streams__slow", "kid__slow", "kid__t1", "kid__t10", "kid__t11"} {
+				if slices.Contains(tools, name) {
+					t.Errorf("%s is listed", name)
+				}
+			}
+			for _, name := range []string{"plain__echo", "plain__slower", "streams__slower", "kid__echo", "kid__t2"} {
+				if !slices.Contains(tools, name) {
+					t.Errorf("%s is missing", name)
+				}
+			}
+			prompts := listedIn(t, c.ask(t, "prompts/list", `{}`).answer.raw, "prompts", "name")
+			if slices.Sort(prompts); !slices.Equal(prompts, []string{"plain__greet", "streams__greet"}) {
+				t.Errorf("listed %v", prompts)
+			}
+		})
+		t.Run("A54 calls at /mcp of a "+era.name, func(t *testing.T) {
+			before := servers["plain"].got("tools/call")
+			calls := len(journal.entries(t, "tools/call"))
+			for _, name := range []string{"plain__slow", "plain::slow", "streams__slow", "kid__slow", "kid__t1", "kid__t11"} {
+				mayNot(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
+			}
+			mayNot(t, "a prompt", c.ask(t, "prompts/get", `{"name":"kid__p"}`))
+			mayNot(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__insult"}`))
+			if got := servers["plain"].got("tools/call"); len(got) != len(before) || len(journal.entries(t, "tools/call")) != calls {
+				t.Errorf("the server was contacted: %v", got)
+			}
+			for _, name := range []string{"plain__echo", "plain__slower", "streams__echo", "kid__t2"} {
+				may(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
+			}
+			may(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__greet"}`))
+		})
+	}
+	t.Run("A54 the body decides, not the header", func(t *testing.T) {
+		before := len(servers["plain"].got("tools/call"))
+		c := &speaker{modern: true, capabilities: `{}`}
+		for at, prefix := range map[string]string{joinedAt(url): "plain__", mcpAt(url, "plain"): "", rpcAt(url, "plain"): ""} {
+			body, headers := c.message("1", "tools/call", `{"name":"`+prefix+`slow","arguments":{}}`)
+			got := post(t, at, body, append(headers, "Mcp-Name: "+prefix+"echo", bearer(eveToken))...)
+			if got.StatusCode != 400 && got.StatusCode != 403 {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+		}
+		if got := servers["plain"].got("tools/call"); len(got) != before {
+			t.Errorf("the server was contacted: %v", got)
+		}
+	})
+}
+
+// Rules about resources are about what a URI means, however it is spelled (A55).
+func TestAccessToResources(t *testing.T) {
+	server := newWitness(t, "echo")
+	hidden := []string{"file:///secret/a.txt", "file:///public/../secret/d.txt", "file:///%73ecret/e.txt", "file:///secret//f.txt", "file:///secret/deep/g.txt"}
+	shown := []string{"file:///secrets/b.txt", "file:///public/c.txt", "file:///public/secret/h.txt", "file:///secret.txt", "https://host.test/secret/x"}
+	server.resources = append(slices.Clone(shown), hidden...)
+	server.templates = []string{"file:///public/{name}", "file:///secret/{name}", "file:///secrets/{name}"}
+	url := serve(t, gateway(append(restricted("deny resource:file:///secret/"), server.line("alpha"))...))
+
+	spellings := append([]string{
+		"file:///./secret/a.txt", "file:///public/%2e%2e/secret/a.txt", "file:///public/..%2fsecret/a.txt", "FILE:///secret/a.txt", "file:///secret/a.txt?x=1",
+		"file:///secret/a.txt#here", "file://localhost/secret/a.txt", "file:/secret/a.txt", "file:///secret%2Fa.txt", "file:///%2573ecret/a.txt",
+		"file:///secret/../secret/a.txt", "file:////secret/a.txt", "file:///x/y/../../secret/a.txt", "file:///secret/%61.txt",
+	}, hidden...)
+	read := func(uri string) string { return `{"uri":` + quote(uri) + `}` }
+	completes := func(uri string) string {
+		return `{"ref":{"type":"ref/resource","uri":` + quote(uri) + `},"argument":{"name":"name","value":"x"}}`
+	}
+	for _, way := range waysIn(url, "alpha")[1:] {
+		t.Run("A55 lists at "+way.name, func(t *testing.T) {
+			got := listedIn(t, post(t, way.at, rpc("resources/list", `{}`), bearer(eveToken)).body, "resources", "uri")
+			if !slices.Equal(got, shown) {
+				t.Errorf("listed %v", got)
+			}
+			got = listedIn(t, post(t, way.at, rpc("resources/templates/list", `{}`), bearer(eveToken)).body, "resourceTemplates", "uriTemplate")
+			if want := []string{"file:///public/{name}", "file:///secrets/{name}"}; !slices.Equal(got, want) {
+				t.Errorf("A69 listed %v", got)
+			}
+			if got := listedIn(t, post(t, way.at, rpc("resources/list", `{}`), bearer(zoeToken)).body, "resources", "uri"); !slices.Equal(got, server.resources) {
+				t.Errorf("A57 another client is shown %v", got)
+			}
+		})
+		t.Run("A55 what is hidden at "+way.name, func(t *testing.T) {
+			before := server.count()
+			for _, uri := range spellings {
+				for _, m := range []struct{ method, params string }{
+					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)}, {"completion/complete", completes(uri)},
+				} {
+					isRefused(t, post(t, way.at, rpc(m.method, m.params), bearer(eveToken)), 403)
+				}
+			}
+			isRefused(t, post(t, way.at, rpc("completion/complete", completes("file:///secret/{name}")), bearer(eveToken)), 403)
+			if server.count() != before {
+				t.Error("the server was contacted")
+			}
+		})
+		t.Run("A55 what is shown at "+way.name, func(t *testing.T) {
+			for _, uri := range shown {
+				for _, m := range []struct{ method, params string }{
+					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)}, {"completion/complete", completes(uri)},
+				} {
+					if got := post(t, way.at, rpc(m.method, m.params), bearer(eveToken)); got.StatusCode != 200 {
+						t.Errorf("%s %s: %d %s", m.method, uri, got.StatusCode, got.body)
+					}
+				}
+			}
+			if got := post(t, way.at, rpc("resources/read", read(hidden[0])), bearer(zoeToken)); got.StatusCode != 200 {
+				t.Errorf("A57 another client: %d %s", got.StatusCode, got.body)
+			}
+		})
+	}
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		t.Run("A55 lists at /mcp of a "+era.name, func(t *testing.T) {
+			if got := originals(t, listedIn(t, c.ask(t, "resources/list", `{}`).answer.raw, "resources", "uri")); !slices.Equal(got, shown) {
+				t.Errorf("listed %v", got)
+			}
+			if got := c.ask(t, "resources/templates/list", `{}`).answer.raw; strings.Contains(got, "/secret/") || !strings.Contains(got, "/public/") || !strings.Contains(got, "/secrets/") {
+				t.Errorf("A69 listed %s", got)
+			}
+		})
+		t.Run("A55 what is hidden at /mcp of a "+era.name, func(t *testing.T) {
+			touched := func() int {
+				return len(server.got("resources/read")) + len(server.got("resources/subscribe")) + len(server.got("completion/complete"))
+			}
+			before := touched()
+			for _, uri := range spellings {
+				other := func(encoding *base64.Encoding, text string) string {
+					return "proxy://resource/" + encoding.EncodeToString([]byte(text))
+				}
+				place := `{"server":"alpha","uri":` + quote(uri) + `}`
+				for _, spelled := range []string{proxied("alpha", uri), other(base64.StdEncoding, place), other(base64.URLEncoding, place)} {
+					mayNot(t, uri, c.ask(t, "resources/read", read(spelled)))
+				}
+				expanded := "proxy://template/alpha/" + uri // of a template (A66)
+				mayNot(t, expanded, c.ask(t, "resources/read", read(expanded)))
+				if !era.modern {
+					mayNot(t, uri, c.ask(t, "resources/subscribe", read(proxied("alpha", uri))))
+					mayNot(t, expanded, c.ask(t, "resources/subscribe", read(expanded)))
+				}
+				mayNot(t, uri, c.ask(t, "completion/complete", completes(proxied("alpha", uri))))
+				mayNot(t, expanded, c.ask(t, "completion/complete", completes(expanded)))
+				// These need not be understood, but must not be granted.
+				for _, odd := range []string{uri, other(base64.RawURLEncoding, `{"uri":`+quote(uri)+`,"server":"alpha"}`), other(base64.RawURLEncoding, `{"server":"alpha","uri":"file:///public/c.txt","uri":`+quote(uri)+`}`)} {
+					if got := c.ask(t, "resources/read", read(odd)); got.answer.Error == nil {
+						t.Errorf("%s was read", odd)
+					}
+				}
+			}
+			mayNot(t, "a template", c.ask(t, "completion/complete", completes("proxy://template/alpha/file:///secret/{name}")))
+			if n := touched(); n != before {
+				t.Errorf("the server was contacted %d times", n-before)
+			}
+		})
+		t.Run("A55 what is shown at /mcp of a "+era.name, func(t *testing.T) {
+			for _, uri := range shown {
+				may(t, uri, c.ask(t, "resources/read", read(proxied("alpha", uri))))
+				may(t, uri, c.ask(t, "resources/read", read("proxy://template/alpha/"+uri)))
+				if !era.modern {
+					may(t, uri, c.ask(t, "resources/subscribe", read(proxied("alpha", uri))))
+				}
+				may(t, uri, c.ask(t, "completion/complete", completes(proxied("alpha", uri))))
+			}
+		})
+	}
+}
+
+// Nobody hears of a resource that is hidden (A55, A68).
+func TestAccessToChangesOfResources(t *testing.T) {
+	for _, era := range clientEras {
+		t.Run("A55 A68 "+era.name, func(t *testing.T) {
+			remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
+			url := serve(t, gateway(append(restricted("deny resource:far:///secret"), "server far http://"+upstream(t, remote)+"/mcp")...))
+			t.Cleanup(remote.Close)
+			eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+			hidden, shown := proxied("far", "far:///secret"), proxied("far", "far:///data")
+			var stream *dialogue
+			if era.modern {
+				stream = eve.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(hidden)+`,`+quote(shown)+`]}}`)
+				first := stream.next(t)
+				if first.Error != nil { // all of it may be refused
+					stream = eve.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(shown)+`]}}`)
+					stream.hears(t, "notifications/subscriptions/acknowledged")
+				} else if strings.Contains(first.raw, hidden) {
+					t.Errorf("agreed to %s", first.raw)
+				}
+				eventually(t, "the subscription", func() bool { return len(remote.Seen("subscriptions/listen")) > 0 })
+			} else {
+				stream = eve.listen(t)
+				eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) > 0 })
+				mayNot(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(hidden)+`}`))
+				may(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(shown)+`}`))
+			}
+			for _, m := range append(remote.Seen("subscriptions/listen"), remote.Seen("resources/subscribe")...) {
+				if strings.Contains(m.Body, "secret") {
+					t.Errorf("the server was asked for %s", m.Body)
+				}
+			}
+			eve.use(t, "far", "touch", `{"uri":"far:///secret"}`)
+			eve.use(t, "far", "touch", `{"uri":"far:///data"}`)
+			if m := stream.hears(t, "notifications/resources/updated"); m.Params.URI != shown {
+				t.Errorf("heard %s", m.raw)
+			}
+		})
+	}
+}
+
+// What is not shown is not found either.
+func TestAccessByDiscovery(t *testing.T) {
+	server, other := newWitness(t, "dispatch_parcel", "track_parcel"), newWitness(t, "destroy_parcel")
+	url := serve(t, gateway(append(restricted("deny postal::track_parcel mill::*"), "discovery on", server.line("postal"), other.line("mill"))...))
+	for _, era := range clientEras {
+		eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
+		t.Run("A54 search_tools of a "+era.name, func(t *testing.T) {
+			if got := found(t, eve, "parcel"); !slices.Equal(got, []string{"postal__dispatch_parcel"}) {
+				t.Errorf("found %v", got)
+			}
+			if got := found(t, zoe, "parcel"); len(got) != 3 {
+				t.Errorf("A57 another client found %v", got)
+			}
+			if got := found(t, eve, "parcel"); !slices.Equal(got, []string{"postal__dispatch_parcel"}) {
+				t.Errorf("A57 after another client, found %v", got)
+			}
+		})
+		t.Run("A54 describe_tool of a "+era.name, func(t *testing.T) {
+			describe := func(c *speaker, name string) string {
+				return c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":`+quote(name)+`}}`).answer.raw
+			}
+			for _, name := range []string{"postal__track_parcel", "mill__destroy_parcel"} {
+				if got := describe(eve, name); strings.Contains(got, "inputSchema") {
+					t.Errorf("described %s", got)
+				}
+				if got := describe(zoe, name); !strings.Contains(got, "inputSchema") {
+					t.Errorf("A57 another client: %s", got)
+				}
+			}
+			if got := describe(eve, "postal__dispatch_parcel"); !strings.Contains(got, "inputSchema") {
+				t.Error(got)
+			}
+		})
+		t.Run("A54 call_tool of a "+era.name, func(t *testing.T) {
+			before := len(server.got("tools/call")) + len(other.got("tools/call"))
+			for _, name := range []string{"postal__track_parcel", "mill__destroy_parcel", "postal::track_parcel"} {
+				mayNot(t, name, eve.ask(t, "tools/call", byCallTool(name, `{}`)))
+				mayNot(t, name, eve.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
+			}
+			if n := len(server.got("tools/call")) + len(other.got("tools/call")); n != before {
+				t.Errorf("a server was contacted %d times", n-before)
+			}
+			may(t, "the other tool", eve.ask(t, "tools/call", byCallTool("postal__dispatch_parcel", `{}`)))
+			may(t, "another client", zoe.ask(t, "tools/call", byCallTool("mill__destroy_parcel", `{}`)))
+		})
+	}
+}
+
+// The first rule that fits decides, and the same for lists and calls (A57).
+func TestAccessRules(t *testing.T) {
+	all := []string{"alpha__echo", "alpha__slow", "alpha__stop", "beta__echo", "beta__slow", "beta__stop"}
+	tests := []struct {
+		name  string
+		rules []string
+		want  string
+	}{
+		{"no rules", nil, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+		{"deny before allow", []string{"deny alpha::slow", "allow alpha::*"}, "alpha__echo alpha__stop"},
+		{"allow before deny", []string{"allow alpha::slow", "deny alpha::*"}, "alpha__slow"},
+		{"a rule of several patterns", []string{"deny alpha::slow beta::stop"}, "alpha__echo alpha__stop beta__echo beta__slow"},
+		{"nothing", []string{"deny *"}, ""},
+		{"nothing by default", []string{"default deny"}, ""},
+		{"everything by default", []string{"default allow"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+		{"without an allow the rest is allowed", []string{"deny beta::*"}, "alpha__echo alpha__slow alpha__stop"},
+		{"with an allow the rest is denied", []string{"allow beta::echo"}, "beta__echo"},
+		{"with an allow, and the rest allowed", []string{"default allow", "allow alpha::echo", "deny alpha::*"}, "alpha__echo beta__echo beta__slow beta__stop"},
+		{"with a deny, and the rest denied", []string{"deny alpha::echo", "default deny"}, ""},
+		{"part of a name", []string{"allow alpha::s*"}, "alpha__slow alpha__stop"},
+		{"any server", []string{"allow *::echo"}, "alpha__echo beta__echo"},
+		{"tools only", []string{"allow tool:beta::*"}, "beta__echo beta__slow beta__stop"},
+		{"prompts only", []string{"deny prompt:alpha::*"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+		{"another case is another name", []string{"deny alpha::ECHO Alpha::slow"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+	}
+	alpha, beta := newWitness(t, "echo", "slow", "stop"), newWitness(t, "echo", "slow", "stop")
+	lines := []string{"separator __", alpha.line("alpha"), beta.line("beta")}
+	token := func(i int) string { return fmt.Sprintf("number-%d-AbCdEf0123456789", i) }
+	for i, tt := range tests {
+		lines = append(lines, block(fmt.Sprintf("client number%d", i), append([]string{"token " + token(i)}, tt.rules...)...))
+	}
+	// And clients of whom there may be any number.
+	lines = append(lines, "auth token team-AbCdEf0123456789 team-seven", "auth token lone-AbCdEf0123456789 lone", block("client team-*", "deny alpha::*"), block("client *", "deny beta::*"))
+	url := serve(t, gateway(lines...))
+	check := func(t *testing.T, token, want string) {
+		t.Helper()
+		allowed := strings.Fields(want)
+		for _, era := range clientEras {
+			c := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(token))
+			if got := toolsOf(t, c); !slices.Equal(got, allowed) {
+				t.Errorf("%s: listed %v, want %v", era.name, got, allowed)
+			}
+			for _, name := range all {
+				got := c.ask(t, "tools/call", `{"name":"`+name+`","arguments":{}}`)
+				if slices.Contains(allowed, name) {
+					may(t, name, got)
+				} else {
+					mayNot(t, name, got)
+				}
+			}
+		}
+		for _, name := range all {
+			server, tool, _ := strings.Cut(name, "__")
+			got := post(t, rpcAt(url, server), rpc("tools/call", `{"name":"`+tool+`","arguments":{}}`), bearer(token))
+			if slices.Contains(allowed, name) != (got.StatusCode == 200) {
+				t.Errorf("%s at /rpc: %d %s", name, got.StatusCode, got.body)
+			}
+		}
+	}
+	for i, tt := range tests {
+		t.Run("A57 "+tt.name, func(t *testing.T) { check(t, token(i), tt.want) })
+	}
+	t.Run("A57 clients by a pattern", func(t *testing.T) {
+		check(t, "team-AbCdEf0123456789", "beta__echo beta__slow beta__stop")
+		check(t, "lone-AbCdEf0123456789", "alpha__echo alpha__slow alpha__stop")
+	})
+}
+
+// Two clients see what is theirs, also at the same time (A57).
+func TestAccessAtTheSameTime(t *testing.T) {
+	remote := newWitness(t, "echo", "slow")
+	url := serve(t, gateway(append(restricted("deny far::slow kid::echo"), remote.line("far"), child("kid", "--modern"))...))
+	c := &speaker{modern: true, capabilities: `{}`}
+	body, headers := c.message("1", "tools/list", `{}`)
+	var running sync.WaitGroup
+	for _, token := range []string{eveToken, zoeToken} {
+		for range 8 {
+			req := func(at, body string, headers ...string) func() string {
+				return func() string {
+					res, err := lasting.Do(request(t, t.Context(), "POST", at, body, append(headers, bearer(token))...))
+					if err != nil {
+						return err.Error()
+					}
+					defer res.Body.Close()
+					text, _ := io.ReadAll(res.Body)
+					return string(text)
+				}
+			}
+			joined, direct := req(joinedAt(url), body, headers...), req(mcpAt(url, "far"), rpc("tools/list", `{}`), acceptBoth)
+			running.Go(func() {
+				for range 20 {
+					got := joined()
+					for name, hidden := range map[string]bool{"far__echo": false, "far__slow": true, "kid__echo": true, "kid__pid": false} {
+						if want := !hidden || token == zoeToken; strings.Contains(got, quote(name)) != want {
+							t.Errorf("%.3s: %s in %.300s: want %t", token, name, got, want)
+						}
+					}
+					if got := direct(); strings.Contains(got, `"slow"`) != (token == zoeToken) || !strings.Contains(got, `"echo"`) {
+						t.Errorf("%.3s: %s", token, got)
+					}
+				}
+			})
+		}
+	}
+	running.Wait()
+}
+
+// What a client sees changes with the configuration, and it is told so (A57, A60).
+func TestAccessAfterReloads(t *testing.T) {
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			remote := newWitness(t, "echo", "slow")
+			address := freeAddress(t)
+			config := func(rules ...string) string {
+				return site(address, gateway(append(restricted(rules...), remote.line("far"), child("kid", "--modern"))...))
+			}
+			load(t, config("deny far::slow"))
+			c := newSpeaker(t, joinedAt("http://"+address), era.modern, canAll, closes, bearer(eveToken))
+			stream := c.listens(t)
+			shows := func(t *testing.T, slow, kid bool) {
+				t.Helper()
+				tools := toolsOf(t, c)
+				if slices.Contains(tools, "far__slow") != slow || slices.Contains(tools, "kid__pid") != kid || !slices.Contains(tools, "far__echo") {
+					t.Errorf("listed %v", tools)
+				}
+				for name, allowed := range map[string]bool{"far__slow": slow, "kid__pid": kid, "far__echo": true} {
+					got := c.ask(t, "tools/call", `{"name":"`+name+`","arguments":{}}`)
+					if allowed {
+						may(t, name, got)
+					} else {
+						mayNot(t, name, got)
+					}
+				}
+			}
+			shows(t, false, true)
+			for _, step := range []struct {
+				name      string
+				rules     []string
+				slow, kid bool
+			}{
+				{"A57 A60 a rule is taken away", nil, true, true},
+				{"A57 A60 a server is denied", []string{"deny kid::*"}, true, false},
+				{"A57 A60 all but one is denied", []string{"allow far::echo"}, false, false},
+				{"A57 A60 the first rules again", []string{"deny far::slow"}, false, true},
+			} {
+				t.Run(step.name, func(t *testing.T) {
+					for len(stream.messages) > 0 {
+						stream.next(t)
+					}
+					load(t, config(step.rules...))
+					stream.hears(t, listChanged)
+					shows(t, step.slow, step.kid)
+				})
+			}
+		})
+	}
+}
+
+// auditLine is what the log says of a denial.
+type auditLine struct {
+	Logger string
+	Level  string
+	Reason string
+	Client string
+	Server string `json:"mcp_server"`
+	Method string `json:"mcp_method"`
+}
+
+// audited returns the lines about denials in a log.
+func audited(t *testing.T, file string) (lines []auditLine) {
+	t.Helper()
+	for _, line := range linesOf(t, file) {
+		var l auditLine
+		if json.Unmarshal([]byte(line), &l) == nil && l.Logger == "http.handlers.mcp_gateway.audit" {
+			lines = append(lines, l)
+		}
+	}
+	return lines
+}
+
+// Each denial is one line in the log and counts once.
+func TestAccessAudit(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "all.log")
+	server := newWitness(t, "echo", "slow")
+	server.resources = []string{"file:///secret/a", "file:///public/b"}
+	address := freeAddress(t)
+	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+
+		site(address, gateway(append(restricted("deny beta::* alpha::slow prompt:alpha::insult resource:file:///secret", "rate alpha::echo 1/1h"), server.line("alpha"), "server beta http://127.0.0.1:1")...)))
+	url := "http://" + address
+	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
+	modern := newSpeaker(t, joinedAt(url), true, canAll, bearer(eveToken))
+	const secret = "in-the-arguments"
+	by := func(c *speaker, method, params string) func() { return func() { c.ask(t, method, params) } }
+	at := func(method, at, body string, headers ...string) func() {
+		return func() { present(t, client, method, at, body, headers...) }
+	}
+	call := func(name string) string { return `{"name":"` + name + `","arguments":{"x":"` + secret + `"}}` }
+	eve := bearer(eveToken)
+	tests := []struct {
+		name   string
+		do     func()
+		reason string // none for no line
+		client string
+	}{
+		{"A54 a tool at /mcp", by(legacy, "tools/call", call("alpha__slow")), "acl_denied", "eve"},
+		{"A54 a tool at /mcp in the modern era", by(modern, "tools/call", call("alpha__slow")), "acl_denied", "eve"},
+		{"A53 a server at /mcp", by(legacy, "tools/call", call("beta__x")), "acl_denied", "eve"},
+		{"A54 a prompt", by(legacy, "prompts/get", `{"name":"alpha__insult"}`), "acl_denied", "eve"},
+		{"A55 a resource", by(modern, "resources/read", `{"uri":`+quote(proxied("alpha", "file:///secret/a"))+`}`), "acl_denied", "eve"},
+		{"A69 a template", by(legacy, "completion/complete", `{"ref":{"type":"ref/resource","uri":`+quote(proxied("alpha", "file:///secret/{x}"))+`},"argument":{"name":"x","value":"y"}}`), "acl_denied", "eve"},
+		{"A54 a tool at /mcp/{server}", at("POST", mcpAt(url, "alpha"), rpc("tools/call", call("slow")), eve), "acl_denied", "eve"},
+		{"A54 a tool at /rpc", at("POST", rpcAt(url, "alpha"), rpc("tools/call", call("slow")), eve), "acl_denied", "eve"},
+		{"A53 a server at /mcp/{server}", at("POST", mcpAt(url, "beta"), rpc("tools/list", `{}`), eve), "acl_denied", "eve"},
+		{"A53 a stream of a server", at("GET", mcpAt(url, "beta"), "", eve), "acl_denied", "eve"},
+		{"A53 a server at /rpc", at("POST", rpcAt(url, "beta"), rpc("tools/list", `{}`), eve), "acl_denied", "eve"},
+		{"A30 no credentials at /mcp", at("POST", joinedAt(url), rpc("tools/list", `{}`)), "unauthorized", "anonymous"},
+		{"A30 wrong credentials at /mcp/{server}", at("POST", mcpAt(url, "alpha"), rpc("tools/list", `{}`), bearer("wrong")), "unauthorized", "anonymous"},
+		{"A30 no credentials at /rpc", at("POST", rpcAt(url, "alpha"), rpc("tools/list", `{}`)), "unauthorized", "anonymous"},
+		{"A64 a tool within its limit", at("POST", rpcAt(url, "alpha"), rpc("tools/call", call("echo")), eve), "", ""},
+		{"A64 a tool beyond its limit", at("POST", rpcAt(url, "alpha"), rpc("tools/call", call("echo")), eve), "rate_limited", "eve"},
+		{"A64 a tool beyond its limit at /mcp", by(legacy, "tools/call", call("alpha__echo")), "rate_limited", "eve"},
+		{"a list, in which things are missing", by(legacy, "tools/list", `{}`), "", ""},
+		{"a list at /rpc, in which things are missing", at("POST", rpcAt(url, "alpha"), rpc("tools/list", `{}`), eve), "", ""},
+		{"what is allowed", by(legacy, "prompts/get", `{"name":"alpha__greet"}`), "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			before, grown := len(audited(t, file)), growth(t)
+			tt.do()
+			lines := audited(t, file)[before:]
+			counted := map[string]float64{}
+			for sample, n := range grown() {
+				if strings.HasPrefix(sample, "denied_total") {
+					counted[sample] = n
+				}
+			}
+			if tt.reason == "" {
+				if len(lines) > 0 || len(counted) > 0 {
+					t.Errorf("logged %+v, counted %v", lines, counted)
+				}
+				return
+			}
+			if len(lines) != 1 || lines[0].Reason != tt.reason || lines[0].Client != tt.client {
+				t.Errorf("logged %+v, want one line: %s of %s", lines, tt.reason, tt.client)
+			}
+			if want := `denied_total{client="` + tt.client + `",reason="` + tt.reason + `"}`; len(counted) != 1 || counted[want] != 1 {
+				t.Errorf("counted %v, want one %s", counted, want)
+			}
+		})
+	}
+	t.Run("no arguments are in the log", func(t *testing.T) {
+		if log := strings.Join(linesOf(t, file), "\n"); strings.Contains(log, secret) || strings.Contains(log, eveToken) {
+			t.Error("they are")
+		}
+	})
+}
+
+// A servant is a server that answers lists in its own way.
+func servant(t *testing.T, answers func(w http.ResponseWriter, m legacyMessage)) string {
+	t.Helper()
+	return upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		var m legacyMessage
+		_ = json.Unmarshal(body, &m)
+		if m.ID == nil && r.Method == "POST" {
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		if m.Method == "initialize" {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Mcp-Session-Id", "served-"+rand.Text())
+			_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"odd","version":"1"}}}`, m.ID)
+			return
+		}
+		answers(w, m)
+	}))
+}
+
+// However a server spells its lists, what is denied is in none of them (A54).
+func TestAccessToOddLists(t *testing.T) {
+	gzipped := func(text string) string {
+		var b bytes.Buffer
+		zw := gzip.NewWriter(&b)
+		_, _ = io.WriteString(zw, text)
+		_ = zw.Close()
+		return b.String()
+	}
+	const id = "ID" // where the id of the request goes
+	list := func(tools string) string { return `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + tools + `]}}` }
+	const echo, slow = `{"name":"echo","inputSchema":{}}`, `{"name":"slow","description":"marks it","inputSchema":{}}`
+	asJSON := "application/json"
+	tests := []struct {
+		name, contentType, body string
+		headers                 []string
+	}{
+		{"escaped", asJSON, list(echo + `,{"n\u0061me":"sl\u006fw","description":"marks it"}`), nil},
+		{"with white space", asJSON, " \n" + list(echo+" , \n "+strings.ReplaceAll(slow, ":", " : ")), nil},
+		{"with the name last", asJSON, list(`{"description":"marks it","name":"slow"},` + echo), nil},
+		{"with two names", asJSON, list(echo + `,{"name":"echo","description":"marks it","name":"slow"}`), nil},
+		{"with two names, the other way round", asJSON, list(echo + `,{"name":"slow","description":"marks it","name":"echo"}`), nil},
+		{"with two lists", asJSON, `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + echo + `],"tools":[` + slow + `]}}`, nil},
+		{"with two results", asJSON, `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + slow + `]},"result":{"tools":[` + echo + `]}}`, nil},
+		{"with a result that is spelled otherwise", asJSON, `{"jsonrpc":"2.0","id":ID,"r\u0065sult":{"t\u006fols":[` + slow + `]}}`, nil},
+		{"with the result first", asJSON, `{"result":{"tools":[` + echo + "," + slow + `]},"jsonrpc":"2.0","id":ID}`, nil},
+		{"in a batch", asJSON, `[` + list(echo+","+slow) + `]`, nil},
+		{"as plain text", "text/plain", list(echo + "," + slow), nil},
+		{"as nothing in particular", "", list(echo + "," + slow), nil},
+		{"compressed, though nobody asked for it", asJSON, "GZIP" + list(echo+","+slow), []string{"Content-Encoding: gzip"}},
+		{"in an event", "text/event-stream", "data: " + list(echo+","+slow) + "\n\n", nil},
+		{"in an event of another name", "text/event-stream; charset=utf-8", "event: other\ndata: " + list(echo+","+slow) + "\n\n", nil},
+		{"in an event of several lines", "text/event-stream", "data: " + strings.ReplaceAll(list(echo+","+slow), ",", ",\ndata: ") + "\n\n", nil},
+		{"in an event with other line breaks", "text/event-stream", "id: 1\r\ndata:" + list(echo+","+slow) + "\r\n\r\n", nil},
+		{"in an event with carriage returns", "text/event-stream", "data:" + list(echo+","+slow) + "\r\r", nil},
+		{"in an event after a byte order mark", "text/event-stream", "\ufeffdata:" + list(echo+","+slow) + "\n\n", nil},
+		{"in an event that is a batch", "text/event-stream", "data: [" + list(echo+","+slow) + "]\n\n", nil},
+		{"in an event that is not ended", "text/event-stream", "data: " + list(echo+","+slow), nil},
+		{"with the status of an error", "application/json", "STATUS" + list(echo+","+slow), nil},
+	}
+	for _, tt := range tests {
+		t.Run("A54 a list "+tt.name, func(t *testing.T) {
+			address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
+				if tt.contentType != "" {
+					w.Header().Set("Content-Type", tt.contentType)
+				} else {
+					w.Header()["Content-Type"] = nil
+				}
+				for _, header := range tt.headers {
+					name, value, _ := strings.Cut(header, ": ")
+					w.Header().Set(name, value)
+				}
+				body := strings.ReplaceAll(tt.body, id, string(m.ID))
+				if rest, ok := strings.CutPrefix(body, "GZIP"); ok {
+					body = gzipped(rest)
+				}
+				if rest, ok := strings.CutPrefix(body, "STATUS"); ok {
+					w.WriteHeader(http.StatusBadRequest)
+					body = rest
+				}
+				_, _ = io.WriteString(w, body)
+			})
+			url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
+			clean := func(what, got string) {
+				t.Helper()
+				if unzipped, err := gzip.NewReader(strings.NewReader(got)); err == nil {
+					text, _ := io.ReadAll(unzipped)
+					got = string(text)
+				}
+				if strings.Contains(got, "marks it") {
+					t.Errorf("%s: %s", what, got)
+				}
+			}
+			for _, way := range waysIn(url, "alpha")[1:] {
+				for _, request := range []string{rpc("tools/list", `{}`), strings.Replace(rpc("tools/list", `{}`), "tools/list", `t\u006fols\/list`, 1)} {
+					res := open(t, client, "POST", way.at, request, acceptBoth, bearer(eveToken))
+					text, _ := io.ReadAll(res.Body) // which may break off
+					clean(way.name, string(text))
+				}
+			}
+			for _, era := range clientEras {
+				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+				clean("/mcp of a "+era.name, c.ask(t, "tools/list", `{}`).answer.raw)
+			}
+		})
+	}
+	t.Run("A54 a list that comes again on a stream", func(t *testing.T) {
+		address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "id: 1\ndata: "+strings.ReplaceAll(list(echo+","+slow), id, "1")+"\n\n")
+		})
+		url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
+		got := send(t, client, "GET", mcpAt(url, "alpha"), "", "Last-Event-Id: 0", "Accept: text/event-stream", bearer(eveToken))
+		if strings.Contains(got.body, "marks it") || !strings.Contains(got.body, "echo") {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+	})
+	t.Run("A54 what is no list passes as it is", func(t *testing.T) {
+		address := servant(t, func(w http.ResponseWriter, m legacyMessage) { http.Error(w, "Session not found", http.StatusNotFound) })
+		url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
+		got := post(t, mcpAt(url, "alpha"), rpc("tools/list", `{}`), acceptBoth, bearer(eveToken))
+		if got.StatusCode != 404 || !strings.Contains(got.body, "Session not found") {
+			t.Errorf("%d %s: the client does not know that it has to begin again", got.StatusCode, got.body)
+		}
+	})
+}
+
+// Who may not know of a server hears nothing of it either (A53).
+func TestAccessToNewsOfServers(t *testing.T) {
+	for _, era := range clientEras {
+		t.Run("A53 A57 "+era.name, func(t *testing.T) {
+			remote := newRemoteServer(t, "tool")
+			url := serve(t, gateway(append(restricted("deny beta::* far::*"), child("alpha", "--modern"), child("beta", "--modern"), remote.line("far"))...))
+			eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+			zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
+			eves, zoes := eve.listens(t), zoe.listens(t)
+			zoe.use(t, "beta", "add-tool", `{"name":"news"}`)
+			zoes.hears(t, listChanged)
+			if !era.modern {
+				eventually(t, "the stream of zoe", func() bool { return remote.listeners() > 0 })
+				remote.say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+				zoes.hears(t, listChanged)
+				if n := remote.listeners(); n != 1 {
+					t.Errorf("%d listen to a server that eve must not know", n)
+				}
+			}
+			zoe.use(t, "alpha", "add-tool", `{"name":"news"}`)
+			if m := eves.hears(t, listChanged); m.Params.Proxy.Server != "alpha" {
+				t.Errorf("eve hears %s", m.raw)
+			}
+		})
+	}
+}
+
+// What servers say of themselves is part of what a client may see of them (A53), and part
+// of what is redacted (A56).
+func TestAccessToIntroductions(t *testing.T) {
+	alpha, beta := newWitness(t, "echo"), newWitness(t, "echo")
+	for name, w := range map[string]*witness{"alpha": alpha, "beta": beta} {
+		capabilities := `"capabilities":{"tools":{},"experimental":{"of-` + name + `":{}}},"serverInfo":{"name":"` + name + `","version":"1"},"instructions":"instructions of ` + name + `: ` + aKey + `"`
+		w.replies = map[string]string{
+			"initialize":      `"result":{"protocolVersion":"2025-11-25",` + capabilities + `}`,
+			"server/discover": `"result":{"supportedVersions":["2026-07-28"],` + capabilities + `}`,
+			"tools/list":      `"result":{"tools":[{"name":"echo","description":"say ` + aKey + `","inputSchema":{"type":"object"}}]}`,
+		}
+	}
+	url := serve(t, gateway(append(restricted("deny beta::*", keyPattern), alpha.line("alpha"), beta.line("beta"))...))
+	hello := func(t *testing.T, at string, modern bool, token string) string {
+		t.Helper()
+		if modern {
+			return newSpeaker(t, at, true, `{}`, bearer(token)).ask(t, "server/discover", `{}`).answer.raw
+		}
+		return post(t, at, rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(token)).body
+	}
+	for _, era := range clientEras {
+		newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken)).use(t, "beta", "echo", `{}`) // so that beta is known
+		t.Run("A53 A56 at /mcp of a "+era.name, func(t *testing.T) {
+			if got := hello(t, joinedAt(url), era.modern, eveToken); strings.Contains(got, "beta") || strings.Contains(got, aKey) {
+				t.Errorf("eve is told %s", got)
+			}
+			c := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
+			if got := c.ask(t, "tools/list", `{}`).answer.raw; strings.Contains(got, "beta") || strings.Contains(got, aKey) || !strings.Contains(got, "say "+redacted) {
+				t.Errorf("eve is shown %s", got)
+			}
+			c = newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken))
+			if got := c.ask(t, "tools/list", `{}`).answer.raw; !strings.Contains(got, "beta") || !strings.Contains(got, aKey) {
+				t.Errorf("A57 zoe is shown %s", got)
+			}
+		})
+		t.Run("A56 at /mcp/{server} of a "+era.name, func(t *testing.T) {
+			if got := hello(t, mcpAt(url, "alpha"), era.modern, eveToken); strings.Contains(got, aKey) || !strings.Contains(got, redacted) {
+				t.Errorf("eve is told %s", got)
+			}
+			if got := hello(t, mcpAt(url, "alpha"), era.modern, zoeToken); !strings.Contains(got, aKey) {
+				t.Errorf("A57 zoe is told %s", got)
+			}
+		})
+	}
+}
+
+// What is not the same for everybody says so to caches (A56, A57).
+func TestAccessAndCaches(t *testing.T) {
+	url := serve(t, gateway(append(restricted("deny kid::slow", keyPattern), child("kid", "--modern"))...)) // which says that all it has is public
+	for name, token := range map[string]string{"who sees less": eveToken, "who sees more": zoeToken} {
+		for _, at := range []string{joinedAt(url), mcpAt(url, "kid")} {
+			c := newSpeaker(t, at, true, canAll, bearer(token))
+			uri := "file://kid/data.txt"
+			if at == joinedAt(url) {
+				uri = proxied("kid", uri)
+			}
+			for method, params := range map[string]string{
+				"tools/list": `{}`, "prompts/list": `{}`, "resources/list": `{}`, "resources/templates/list": `{}`, "resources/read": `{"uri":` + quote(uri) + `}`,
+			} {
+				t.Run("A57 "+method+" at "+pathOf(t, at)+" by "+name, func(t *testing.T) {
+					var result struct{ CacheScope string }
+					got := c.ask(t, method, params)
+					if err := json.Unmarshal(got.answer.Result, &result); err != nil || result.CacheScope == "public" {
+						t.Errorf("%v: %.200s", err, got.answer.Result)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Rules are for clients that nobody knows, too, and by any of their names.
+func TestAccessOfOtherNames(t *testing.T) {
+	server := newWitness(t, "echo", "slow")
+	call := rpc("tools/call", `{"name":"slow","arguments":{}}`)
+	t.Run("A57 anonymous", func(t *testing.T) {
+		url := serve(t, gateway(block("client anonymous", "deny alpha::slow"), server.line("alpha")))
+		for _, way := range waysIn(url, "alpha")[1:] {
+			isRefused(t, post(t, way.at, call), 403)
+		}
+		c := newSpeaker(t, joinedAt(url), false, canAll)
+		if got := toolsOf(t, c); !slices.Equal(got, []string{"alpha::echo"}) {
+			t.Errorf("listed %v", got)
+		}
+	})
+	t.Run("A57 A76 the subject of a JWT by match", func(t *testing.T) {
+		issuer := newIssuer(t)
+		url := serve(t, gateway(issuer.lines(), block("client team", "match robot another", "deny alpha::slow"), block(server.line("alpha"), told...)))
+		isRefused(t, post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(nil)))), 403)
+		stranger := bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": "stranger"})))
+		if got := post(t, rpcAt(url, "alpha"), call, stranger); got.StatusCode != 200 {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+	})
+	t.Run("A57 A76 a subject is no placeholder", func(t *testing.T) {
+		t.Setenv("UPSTREAM_KEY", "upstream-key-0123456789")
+		issuer := newIssuer(t)
+		url := serve(t, gateway(issuer.lines(), block(server.line("alpha"), told...)))
+		got := post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": "{env.UPSTREAM_KEY}"}))))
+		if got.StatusCode != 200 && got.StatusCode != 401 {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+		for _, r := range server.requests() {
+			if strings.Contains(fmt.Sprint(r), "upstream-key-0123456789") {
+				t.Errorf("the server saw %v", r.Headers)
+			}
+		}
+	})
+	t.Run("A51 many names are few labels", func(t *testing.T) {
+		issuer := newIssuer(t)
+		url := serve(t, gateway(issuer.lines(), block("client *", "deny alpha::slow"), server.line("alpha")))
+		grown := growth(t)
+		for i := range 5 {
+			isRefused(t, post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": fmt.Sprint("robot-", i)})))), 403)
+		}
+		labels := 0
+		for sample := range grown() {
+			if strings.HasPrefix(sample, "denied_total") {
+				labels++
+			}
+		}
+		if labels != 1 {
+			t.Errorf("%d labels", labels)
+		}
+	})
+}
+
+// What a message is called does not matter to some servers. What they may do with it
+// does (A54).
+func TestAccessByOddMessages(t *testing.T) {
+	server := newWitness(t, "echo", "slow")
+	server.resources = []string{"file:///secret/a", "file:///public/b"}
+	journal := newJournal(t)
+	url := serve(t, gateway(append(restricted("deny alpha::slow kid::slow prompt:*::insult resource:file:///secret resource:file://kid/secret.txt"),
+		server.line("alpha"), block(child("kid", "--modern"), journal.env()))...))
+	tests := []struct{ name, message string }{
+		{"a call as a notification", `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a call with an id that is null", `{"jsonrpc":"2.0","id":null,"method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a call that is an answer, too", `{"jsonrpc":"2.0","id":1,"result":{},"method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a call that is an error, too", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"},"method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a prompt as a notification", `{"jsonrpc":"2.0","method":"prompts/get","params":{"name":"@insult"}}`},
+		{"a resource as a notification", `{"jsonrpc":"2.0","method":"resources/read","params":{"uri":"!file:///secret/a"}}`},
+		{"a subscription as a notification", `{"jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"!file:///secret/a"}}`},
+		{"a name in a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":["@slow"],"arguments":{}}}`},
+		{"a name in an object", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":{"name":"@slow"},"arguments":{}}}`},
+		{"a URI in a list", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":["!file:///secret/a"]}}`},
+		{"params in a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[{"name":"@slow","arguments":{}}]}`},
+		{"params in a text", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":"{\"name\":\"@slow\"}"}`},
+		{"a method in a list", `{"jsonrpc":"2.0","id":1,"method":["tools/call"],"params":{"name":"@slow","arguments":{}}}`},
+		{"two names", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo","n\u0061me":"@slow","arguments":{}}}`},
+		{"two params", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"params":{"name":"@slow","arguments":{}}}`},
+		{"two methods", `{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a name in other letters", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo","Name":"@slow","arguments":{}}}`},
+		{"only a name in other letters", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"NAME":"@slow","arguments":{}}}`},
+		{"params in other letters", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"Params":{"name":"@slow","arguments":{}}}`},
+		{"a method in other letters", `{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a name with a letter that folds", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"param\u017f":{"name":"@slow","arguments":{}}}`},
+		{"a prompt in other letters", `{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"@greet","Name":"@insult"}}`},
+		{"a URI in other letters", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"!file:///public/b","URI":"!file:///secret/a"}}`},
+	}
+	did := func() (did []string) { // with what is denied
+		for _, method := range []string{"tools/call", "prompts/get", "resources/read", "resources/subscribe", "ping", ""} {
+			for _, params := range append(server.got(method), rawParams(t, journal, method)...) {
+				if strings.Contains(params, "slow") || strings.Contains(params, "secret") || strings.Contains(params, "insult") {
+					did = append(did, method+" "+params)
+				}
+			}
+		}
+		return did
+	}
+	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
+	t.Run("G2 A54 what tools are called with is their own business", func(t *testing.T) {
+		const arguments = `{"name":"slow","Name":"x","NAME":1,"params":{"uri":"file:///secret","URI":2}}`
+		for _, way := range waysIn(url, "alpha")[1:] {
+			if got := post(t, way.at, rpc("tools/call", `{"name":"echo","arguments":`+arguments+`}`), bearer(eveToken)); got.StatusCode != 200 {
+				t.Errorf("%s: %d %s", way.name, got.StatusCode, got.body)
+			}
+		}
+		if got := legacy.use(t, "kid", "echo", arguments); !strings.Contains(got, arguments) {
+			t.Errorf("got %s", got)
+		}
+	})
+	for _, tt := range tests {
+		t.Run("A54 "+tt.name, func(t *testing.T) {
+			before := len(did())
+			for _, server := range []string{"alpha", "kid"} {
+				own := "file:///"
+				message := strings.ReplaceAll(strings.ReplaceAll(tt.message, "@", ""), "!", "")
+				if server == "kid" {
+					message = strings.NewReplacer("file:///secret/a", "file://kid/secret.txt", "file:///public/b", "file://kid/data.txt").Replace(message)
+					own = "file://kid/"
+				}
+				for _, way := range waysIn(url, server)[1:] {
+					post(t, way.at, message, acceptBoth, bearer(eveToken))
+				}
+				joined := strings.ReplaceAll(tt.message, "@", server+"__")
+				if at := strings.Index(joined, "!"); at >= 0 {
+					joined = strings.NewReplacer("!file:///secret/a", proxied(server, own+"secret/a"), "!file:///public/b", proxied(server, own+"public/b")).Replace(joined)
+				}
+				post(t, joinedAt(url), joined, append(slices.Clone(legacy.headers), acceptBoth)...)
+			}
+			// What follows comes after them.
+			legacy.use(t, "kid", "pid", `{}`)
+			if all := did(); len(all) > before {
+				t.Errorf("the servers got %q", all[before:])
+			}
+		})
+	}
+}
+
+// rawParams returns the params of what a child got of a method.
+func rawParams(t *testing.T, j journal, method string) (params []string) {
+	t.Helper()
+	for _, m := range j.messages(t, method) {
+		params = append(params, string(m.Params))
+	}
+	return params
+}

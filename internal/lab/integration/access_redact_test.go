@@ -1,0 +1,541 @@
+package integration
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// Keys as eve must not see them.
+const (
+	keyPattern = `redact "sk-[a-z0-9]{8,}"`
+	aKey       = "sk-abcdef0123456789"
+	redacted   = "[redacted]"
+)
+
+// keyless are the lines of a gateway that hides keys and passwords from eve.
+func keyless(more ...string) []string {
+	return append(restricted(keyPattern, "redact_fields password apiKey"), more...)
+}
+
+// A redaction is what a server answers, and what becomes of it.
+type redaction struct {
+	name, tool string
+	answers    string // the members of the answer
+	want       []string
+	gone       []string
+}
+
+// redactions are what servers may say of keys (A56).
+var redactions = []redaction{
+	{"text", "text", `"result":{"content":[{"type":"text","text":"the key is ` + aKey + `, and again ` + aKey + `!"}]}`,
+		[]string{"the key is [redacted], and again [redacted]!"}, []string{aKey}},
+	{"a text that is spelled otherwise", "spelled", `"result":{"content":[{"type":"text","text":"é\u0073k\u002dabcdef\u0030123456789\n"}]}`,
+		[]string{redacted}, []string{"abcdef", `abcdef\u0030`}},
+	{"nested values", "nested", `"result":{"content":[{"type":"text","text":"x"}],"deep":{"er":[[{"a":"` + aKey + `"}],"` + aKey + `",1.0,null]}}`,
+		[]string{`[[{"a":"[redacted]"}],"[redacted]",1.0,null]`}, []string{aKey}},
+	{"structured content", "structured", `"result":{"content":[],"structuredContent":{"key":"` + aKey + `","n":12345678901234567890}}`,
+		[]string{`"key":"[redacted]"`, `12345678901234567890`}, []string{aKey}},
+	{"a resource in a result", "embedded", `"result":{"content":[{"type":"resource","resource":{"uri":"file:///x","text":"` + aKey + `"}}]}`,
+		[]string{redacted}, []string{aKey}},
+	{"an error of a tool", "failing", `"result":{"isError":true,"content":[{"type":"text","text":"bad key ` + aKey + `"}]}`,
+		[]string{"bad key [redacted]", `"isError":true`}, []string{aKey}},
+	{"the message of an error", "message", `"error":{"code":-32055,"message":"bad key ` + aKey + `"}`,
+		[]string{`"bad key [redacted]"`, "-32055"}, []string{aKey}},
+	{"the data of an error", "data", `"error":{"code":-32055,"message":"no","data":{"key":"` + aKey + `","list":["` + aKey + `"]}}`,
+		[]string{`"key":"[redacted]"`, `["[redacted]"]`, "-32055"}, []string{aKey}},
+	{"fields by their names", "fields", `"result":{"content":[],"structuredContent":{"user":"bob","password":"hunter2","nested":[{"apiKey":{"a":["private"]}}],"passwords":"kept"}}`,
+		[]string{`"user":"bob"`, `"password":"[redacted]"`, `"apiKey":"[redacted]"`, `"passwords":"kept"`}, []string{"hunter2", "private"}},
+	{"fields in a text that is JSON", "json", `"result":{"content":[{"type":"text","text":` + quote(`{"user":"bob","password":"hunter2"}`) + `}]}`,
+		[]string{"bob", redacted}, []string{"hunter2"}},
+	{"a prompt", "prompts/get", `"result":{"messages":[{"role":"user","content":{"type":"text","text":"use ` + aKey + `"}}]}`,
+		[]string{"use [redacted]"}, []string{aKey}},
+	{"a resource", "resources/read", `"result":{"contents":[{"uri":"file:///x","text":"` + aKey + `"}]}`,
+		[]string{redacted}, []string{aKey}},
+	{"a completion", "completion/complete", `"result":{"completion":{"values":["` + aKey + `"]}}`,
+		[]string{redacted}, []string{aKey}},
+	{"what has no key", "clean", `"result":{"content":[{"type":"text","text":"sk-short \u00e9 1.0"}],"n":1.50}`,
+		[]string{`sk-short \u00e9 1.0`, `1.50`}, []string{redacted}},
+}
+
+// request is what has the server answer so.
+func (r redaction) request(prefix string) (method, params string) {
+	switch r.tool {
+	case "prompts/get":
+		return r.tool, `{"name":"` + prefix + `greet"}`
+	case "resources/read":
+		uri := "file:///x"
+		if prefix != "" {
+			uri = proxied(strings.TrimSuffix(prefix, "__"), uri)
+		}
+		return r.tool, `{"uri":` + quote(uri) + `}`
+	case "completion/complete":
+		return r.tool, `{"ref":{"type":"ref/prompt","name":"` + prefix + `greet"},"argument":{"name":"x","value":"y"}}`
+	}
+	return "tools/call", `{"name":"` + prefix + r.tool + `","arguments":{}}`
+}
+
+// judge wants an answer to be redacted.
+func (r redaction) judge(t *testing.T, got string) {
+	t.Helper()
+	for _, want := range r.want {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is missing in %s", want, got)
+		}
+	}
+	for _, gone := range r.gone {
+		if strings.Contains(got, gone) {
+			t.Errorf("%s is left in %s", gone, got)
+		}
+	}
+}
+
+// babbler is a server that answers like that.
+func babbler(t *testing.T, said ...string) *witness {
+	t.Helper()
+	w := newWitness(t)
+	w.replies = map[string]string{}
+	for _, r := range redactions {
+		w.replies[r.tool] = r.answers
+		if !strings.Contains(r.tool, "/") {
+			w.tools = append(w.tools, r.tool)
+		}
+	}
+	w.said = said
+	return w
+}
+
+func TestAccessRedacts(t *testing.T) {
+	plain, streams := babbler(t), babbler(t)
+	streams.events = true
+	url := serve(t, gateway(keyless(plain.line("plain"), streams.line("streams"))...))
+	for _, r := range redactions {
+		for _, server := range []string{"plain", "streams"} {
+			method, params := r.request("")
+			for _, way := range waysIn(url, server)[1:] {
+				t.Run("A56 "+r.name+" at "+way.name+" of "+server, func(t *testing.T) {
+					got := post(t, way.at, rpc(method, params), acceptBoth, bearer(eveToken))
+					if got.StatusCode != 200 {
+						t.Errorf("%d %s", got.StatusCode, got.body)
+					}
+					r.judge(t, got.body)
+					if stream := strings.HasPrefix(got.Header.Get("Content-Type"), "text/event-stream"); stream != (server == "streams" && way.name != "/rpc") {
+						t.Errorf("Content-Type %s", got.Header.Get("Content-Type"))
+					}
+					other := answerIn(post(t, way.at, rpc(method, params), acceptBoth, bearer(zoeToken)).body)
+					if want := `{"jsonrpc":"2.0","id":1,` + r.answers + `}`; strings.TrimSpace(other) != want {
+						t.Errorf("A57 another client got %s\nwant %s", other, want)
+					}
+				})
+			}
+			for _, era := range clientEras {
+				t.Run("A56 "+r.name+" at /mcp of a "+era.name+" of "+server, func(t *testing.T) {
+					method, params := r.request(server + "__")
+					eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+					r.judge(t, eve.ask(t, method, params).answer.raw)
+					zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
+					if got := zoe.ask(t, method, params).answer.raw; len(r.gone) > 0 && r.gone[0] != redacted && (!strings.Contains(got, r.gone[0]) || strings.Contains(got, redacted)) {
+						t.Errorf("A57 another client got %s", got)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What servers say before they answer is redacted, too (A56).
+func TestAccessRedactsNotifications(t *testing.T) {
+	server := babbler(t,
+		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"using `+aKey+`"}}`,
+		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":{"password":"hunter2","deep":["`+aKey+`"]}}}`)
+	url := serve(t, gateway(keyless(server.line("alpha"), child("kid", "--modern"))...))
+	judge := func(t *testing.T, got string, hidden bool) {
+		t.Helper()
+		if keys := strings.Contains(got, aKey) || strings.Contains(got, "hunter2"); keys == hidden || strings.Contains(got, redacted) != hidden {
+			t.Errorf("got %s", got)
+		}
+	}
+	t.Run("A56 at /mcp/{server}", func(t *testing.T) {
+		for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+			got := post(t, mcpAt(url, "alpha"), rpc("tools/call", `{"name":"text","arguments":{}}`), acceptBoth, bearer(token))
+			if n := strings.Count(got.body, "data: "); n != 3 {
+				t.Errorf("%d events: %s", n, got.body)
+			}
+			judge(t, got.body, hidden)
+		}
+	})
+	for _, era := range clientEras {
+		t.Run("A56 at /mcp of a "+era.name, func(t *testing.T) {
+			for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(token))
+				params := callOf("alpha", "text", `{}`)
+				if era.modern {
+					params = callOf("alpha", "text", `{}`, `"_meta":{"io.modelcontextprotocol/logLevel":"debug"}`)
+				}
+				got := c.ask(t, "tools/call", params)
+				if len(got.events) != 2 {
+					t.Fatalf("heard %v", got.events)
+				}
+				for _, m := range append(got.events, got.answer) {
+					judge(t, m.raw, hidden)
+				}
+			}
+		})
+		t.Run("A56 of a child at /mcp of a "+era.name, func(t *testing.T) {
+			for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(token))
+				meta := `"_meta":{"progressToken":1}`
+				if era.modern {
+					meta = `"_meta":{"progressToken":1,"io.modelcontextprotocol/logLevel":"debug"}`
+				}
+				got := c.ask(t, "tools/call", callOf("kid", "emit", `{"method":"notifications/message","params":{"level":"error","data":"`+aKey+`"}}`, meta))
+				for _, m := range got.events {
+					judge(t, m.raw, hidden)
+				}
+				judge(t, c.ask(t, "tools/call", callOf("kid", "echo", `{"text":"`+aKey+`"}`)).answer.raw, hidden)
+			}
+		})
+	}
+	t.Run("A56 out of the blue", func(t *testing.T) {
+		remote := newRemoteServer(t, "tool")
+		url := serve(t, gateway(keyless(remote.line("far"))...))
+		streams := map[*dialogue]bool{}
+		for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+			c := newSpeaker(t, joinedAt(url), false, canAll, bearer(token))
+			streams[c.listen(t)] = hidden
+		}
+		eventually(t, "the streams", func() bool { return remote.listeners() == 2 })
+		remote.say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
+		remote.say(`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"` + aKey + `"}}],"maxTokens":5}}`)
+		for stream, hidden := range streams {
+			judge(t, stream.hears(t, "notifications/x").raw, hidden)
+			judge(t, stream.hears(t, "sampling/createMessage").raw, hidden)
+		}
+	})
+	t.Run("A56 out of the blue at /mcp/{server}", func(t *testing.T) {
+		remote := newRemoteServer(t, "tool")
+		url := serve(t, gateway(keyless(remote.line("far"))...))
+		at := mcpAt(url, "far")
+		streams := map[*dialogue]bool{}
+		for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+			c := newSpeaker(t, at, false, canAll, bearer(token))
+			streams[c.listen(t)] = hidden
+		}
+		eventually(t, "the streams", func() bool { return remote.listeners() == 2 })
+		remote.say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
+		for stream, hidden := range streams {
+			judge(t, stream.hears(t, "notifications/x").raw, hidden)
+		}
+	})
+}
+
+// What is asked of the client in mid-call comes from a server, as results do (A56).
+func TestAccessRedactsQuestions(t *testing.T) {
+	url := serve(t, gateway(keyless(child("kid", "--modern"))...))
+	for _, era := range clientEras {
+		t.Run("A56 "+era.name, func(t *testing.T) {
+			for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(token))
+				params := callOf("kid", "ask", `{"method":"elicitation/create","params":{"message":"is `+aKey+` yours?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}}`)
+				d := c.begin(t, "tools/call", params)
+				question := d.next(t)
+				if strings.Contains(question.raw, aKey) == hidden || strings.Contains(question.raw, redacted) != hidden {
+					t.Errorf("asked %s", question.raw)
+				}
+				if era.modern {
+					d = c.begin(t, "tools/call", retried(params, question.input(t), func(string) string { return formAnswer }))
+				} else {
+					c.replyTo(t, question, formAnswer)
+				}
+				if got := d.finish(t).answer; got.text() != formAnswer {
+					t.Errorf("got %s", got.raw)
+				}
+			}
+		})
+	}
+}
+
+// Redaction comes before masking: a key that a mask would cut in two is gone, and what
+// was masked can be read back without it (A56).
+func TestAccessRedactsBeforeMasking(t *testing.T) {
+	// Keys where the head ends, where the tail begins, and amid what is left out.
+	filler := func(n int) string { return strings.Repeat("x ", n/2) }
+	long := filler(1990) + aKey + filler(3000) + "middle " + aKey + filler(3000) + aKey + filler(1990)
+	server := newWitness(t, "read", "structured")
+	server.replies = map[string]string{
+		"read":       `"result":{"content":[{"type":"text","text":` + quote(long) + `}]}`,
+		"structured": `"result":{"content":[],"structuredContent":{"deep":[` + quote(long) + `],"password":` + quote(long) + `}}`,
+	}
+	pieces := []string{"sk-", "abcdef", "0123456789"} // of a key
+	clean := func(t *testing.T, what, got string) {
+		t.Helper()
+		for _, piece := range pieces {
+			if at := strings.Index(got, piece); at >= 0 {
+				t.Errorf("%s: …%s…", what, got[max(0, at-60):min(len(got), at+60)])
+			}
+		}
+	}
+	for name, recover := range map[string]string{"": "mask 4000 2000 2000", " with recover on": block("mask 4000 2000 2000", "recover on")} {
+		url := serve(t, gateway(keyless(recover, server.line("alpha"))...))
+		for _, events := range []bool{false, true} {
+			server.events = events
+			for _, way := range waysIn(url, "alpha")[1:] {
+				t.Run(fmt.Sprintf("A56 at %s%s, events: %t", way.name, name, events), func(t *testing.T) {
+					for _, tool := range server.tools {
+						got := post(t, way.at, rpc("tools/call", `{"name":"`+tool+`","arguments":{}}`), acceptBoth, bearer(eveToken)).body
+						if !strings.Contains(got, "KIMI_PROXY_OBSERVATION_MASKED") || !strings.Contains(got, redacted) {
+							t.Errorf("not masked, or not redacted: %.300s", got)
+						}
+						clean(t, tool, got)
+						if got := post(t, way.at, rpc("tools/call", `{"name":"`+tool+`","arguments":{}}`), acceptBoth, bearer(zoeToken)).body; !strings.Contains(got, "sk-") {
+							t.Errorf("A57 another client got %.300s", got)
+						}
+					}
+				})
+			}
+			for _, era := range clientEras {
+				t.Run(fmt.Sprintf("A56 at /mcp of a %s%s, events: %t", era.name, name, events), func(t *testing.T) {
+					eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+					zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
+					for _, tool := range server.tools {
+						got := eve.ask(t, "tools/call", callOf("alpha", tool, `{}`)).answer.raw
+						if !strings.Contains(got, "KIMI_PROXY_OBSERVATION_MASKED") {
+							t.Errorf("not masked: %.300s", got)
+						}
+						clean(t, tool, got)
+					}
+					if name == "" {
+						return
+					}
+					handle := observe(t, eve, "alpha", "read", `{}`)
+					for _, arguments := range []string{`{"id":"` + handle + `"}`, `{"id":"` + handle + `","start_char":1900,"end_char":4900}`, `{"id":"` + handle + `","pattern":"middle"}`} {
+						text := recoverBy(t, eve, arguments)
+						if text.IsError {
+							t.Errorf("%s: %+v", arguments, text)
+						}
+						clean(t, "recovered", text.Content[0].Text)
+					}
+					whole := eve.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.raw
+					clean(t, "read back", whole)
+					if strings.Count(whole, redacted) != 3 || !strings.Contains(whole, "middle "+redacted) {
+						t.Errorf("read back %d × %s", strings.Count(whole, redacted), redacted)
+					}
+					whole = zoe.ask(t, "resources/read", `{"uri":"proxy://observation/`+observe(t, zoe, "alpha", "read", `{}`)+`"}`).answer.raw
+					if strings.Count(whole, aKey) != 3 || strings.Contains(whole, redacted) {
+						t.Errorf("A57 another client reads back %d × the key", strings.Count(whole, aKey))
+					}
+				})
+			}
+		}
+	}
+}
+
+// Whatever is redacted, a message stays one, and its numbers stay as they are.
+func TestAccessRedactsNothingElse(t *testing.T) {
+	server := newWitness(t, "text")
+	url := serve(t, gateway(append(restricted(`redact "[a-z]+"`, "redact_fields id result error code content type text jsonrpc name"), server.line("alpha"))...))
+	server.replies = map[string]string{"text": `"result":{"content":[{"type":"text","text":"words 12"}],"n":[1.0,-0,1e2,true,null]}`}
+	for _, way := range waysIn(url, "alpha")[1:] {
+		t.Run("A56 at "+way.name, func(t *testing.T) {
+			got := post(t, way.at, rpc("tools/call", `{"name":"text","arguments":{}}`), bearer(eveToken))
+			var m struct {
+				JSONRPC string
+				ID      json.RawMessage
+				Result  json.RawMessage
+			}
+			if err := json.Unmarshal([]byte(got.body), &m); err != nil || got.StatusCode != 200 || m.JSONRPC != "2.0" || string(m.ID) != "1" || m.Result == nil {
+				t.Errorf("%v: %d %s", err, got.StatusCode, got.body)
+			}
+			if strings.Contains(got.body, "words") || !strings.Contains(got.body, `[1.0,-0,1e2,true,null]`) {
+				t.Errorf("%s", got.body)
+			}
+		})
+	}
+}
+
+// However a server spells its answer, or whatever it is, what must not be told is not
+// (A56).
+func TestAccessRedactsOddAnswers(t *testing.T) {
+	answer := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"the key is ` + aKey + `"}]}}`
+	asEvents := `"ctype":"text/event-stream"`
+	tests := []struct {
+		name, body string
+		members    []string
+	}{
+		{"as plain text", answer, []string{`"ctype":"text/plain"`}},
+		{"as nothing in particular", answer, []string{`"ctype":""`}},
+		{"with the status of an error", answer, []string{`"status":400`}},
+		{"a page of an error", "<p>bad key " + aKey + "</p>", []string{`"status":500`, `"ctype":"text/html"`}},
+		{"a text", "bad key " + aKey, []string{`"status":404`, `"ctype":"text/plain"`}},
+		{"in a batch", "[" + answer + "]", nil},
+		{"half of an answer", answer[:len(answer)-3], nil},
+		{"of another request", strings.Replace(answer, `"id":1`, `"id":2`, 1), nil},
+		{"chunked", answer, []string{`"chunked":true`}},
+		{"compressed, though nobody asked for it", answer, []string{`"encoding":"gzip"`}},
+		{"in an event", "data: " + answer + "\n\n", []string{asEvents}},
+		{"in an event of several lines", "data: " + strings.ReplaceAll(answer, ",", ",\ndata: ") + "\n\n", []string{asEvents}},
+		{"in an event with other line breaks", "id: 1\r\ndata:" + answer + "\r\n\r\n", []string{asEvents}},
+		{"in an event with carriage returns", "data:" + answer + "\r\r", []string{asEvents}},
+		{"in an event of another name", "event: other\ndata: " + answer + "\n\n", []string{asEvents}},
+		{"in an event after a byte order mark", "\ufeffdata: " + answer + "\n\n", []string{asEvents}},
+		{"in an event that is not ended", "data: " + answer, []string{asEvents}},
+		{"in a text of an event", "data: bad key " + aKey + "\n\n", []string{asEvents}},
+		{"in a batch of an event", "data: [" + answer + "]\n\n", []string{asEvents}},
+		{"in an event with the status of an error", "data: " + answer + "\n\n", []string{asEvents, `"status":400`}},
+	}
+	stub := upstream(t, new(mcptest.Stub))
+	url := serve(t, gateway(keyless("server alpha http://"+stub+"/mcp")...))
+	for _, tt := range tests {
+		for _, way := range waysIn(url, "alpha")[1:] {
+			t.Run("A56 "+tt.name+" at "+way.name, func(t *testing.T) {
+				res := open(t, client, "POST", way.at, raw(tt.body, tt.members...), acceptBoth, bearer(eveToken))
+				text, _ := io.ReadAll(res.Body) // which may break off
+				got := string(text)
+				if unzipped, err := gzip.NewReader(strings.NewReader(got)); err == nil {
+					text, _ := io.ReadAll(unzipped)
+					got = string(text)
+				}
+				if strings.Contains(got, aKey) {
+					t.Errorf("%d %v %s", res.StatusCode, res.Header, got)
+				}
+			})
+		}
+	}
+}
+
+// A client for whom something is redacted gets results of any size, and streams as they
+// come (A56).
+func TestAccessRedactsOnTheWay(t *testing.T) {
+	t.Run("A41 A56 nine megabytes", func(t *testing.T) {
+		server := newWitness(t, "read")
+		server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + strings.Repeat("A", 9<<20) + ` ` + aKey + `"}]}`}
+		url := serve(t, gateway(keyless("mask off", server.line("alpha"))...))
+		check := func(what, got string) {
+			t.Helper()
+			if len(got) < 9<<20 || strings.Contains(got, aKey) || !strings.Contains(got, redacted) {
+				t.Errorf("%s: %d bytes, %.200s", what, len(got), got)
+			}
+		}
+		for _, events := range []bool{false, true} {
+			server.events = events
+			for _, way := range waysIn(url, "alpha")[1:] {
+				check(way.name, post(t, way.at, rpc("tools/call", `{"name":"read","arguments":{}}`), acceptBoth, bearer(eveToken)).body)
+			}
+			for _, era := range clientEras {
+				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+				check("/mcp of a "+era.name, c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.raw)
+			}
+		}
+	})
+	t.Run("A56 events one by one", func(t *testing.T) {
+		s := talker(t)
+		url := serve(t, gateway(keyless("server alpha http://"+s.address)...))
+		res := open(t, client, "POST", mcpAt(url, "alpha"), rpc("tools/call", `{"name":"read","arguments":{}}`), acceptBoth, bearer(eveToken))
+		body := bufio.NewReader(res.Body)
+		for i := range 3 {
+			note := event(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/message","params":{"n":%d.0,"data":"%s"}}`, i, aKey))
+			s.send(t, note)
+			same(t, nextEvent(t, body), strings.ReplaceAll(note, aKey, redacted))
+		}
+		s.send(t, event(result(`"`+aKey+`"`)))
+		same(t, nextEvent(t, body), event(result(`"`+redacted+`"`)))
+		close(s.parts)
+	})
+}
+
+// A call that is resumed on another stream is the same call (A56).
+func TestAccessRedactsResumedCalls(t *testing.T) {
+	broken := make(chan struct{}, 10)
+	address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
+		switch m.Method {
+		case "tools/list":
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"read","inputSchema":{"type":"object"}}]}}`, m.ID)
+		case "tools/call":
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "id: first\nretry: 10\ndata: \n\nid: second\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"before `+aKey+`"}}`))
+			broken <- struct{}{} // and no more: the client has to come back
+		default: // GET
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "id: third\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"after `+aKey+`"}}`))
+		}
+	})
+	url := serve(t, gateway(keyless("server alpha http://"+address+"/mcp")...))
+	for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
+		for _, at := range []string{mcpAt(url, "alpha"), joinedAt(url)} {
+			t.Run(fmt.Sprintf("A56 at %s, redacted: %t", pathOf(t, at), hidden), func(t *testing.T) {
+				name, session := "read", "X-Session: none"
+				if at == joinedAt(url) {
+					got := post(t, at, rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(token))
+					name, session = "alpha__read", "Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id")
+				}
+				res := open(t, client, "POST", at, rpc("tools/call", `{"name":"`+name+`","arguments":{}}`), acceptBoth, session, bearer(token))
+				text, _ := io.ReadAll(res.Body)
+				wait(t, broken, "the call")
+				last := ""
+				for line := range strings.Lines(string(text)) {
+					if id, ok := strings.CutPrefix(line, "id: "); ok {
+						last = strings.TrimSpace(id)
+					}
+				}
+				resumed := open(t, client, "GET", at, "", "Accept: text/event-stream", session, "Last-Event-Id: "+last, bearer(token))
+				body := bufio.NewReader(resumed.Body)
+				var again string
+				for !strings.Contains(again, "after ") {
+					again += nextEvent(t, body)
+				}
+				for _, got := range []string{string(text), again} {
+					if strings.Contains(got, aKey) == hidden || strings.Contains(got, redacted) != hidden {
+						t.Errorf("got %s", got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// What was kept before there was a rule is read back under it (A56).
+func TestAccessRedactsWhatWasKept(t *testing.T) {
+	at := 5000 // of the key
+	long := strings.Repeat("x ", at/2) + aKey + strings.Repeat(" y", 3000)
+	server := newWitness(t, "read")
+	server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(long) + `}]}`}
+	address := freeAddress(t)
+	config := func(rules ...string) string {
+		return site(address, gateway(append(restricted(rules...), block("mask 4000 2000 2000", "recover on"), server.line("alpha"))...))
+	}
+	for _, era := range clientEras {
+		load(t, config())
+		c := newSpeaker(t, joinedAt("http://"+address), era.modern, canAll, closes, bearer(eveToken))
+		handle := observe(t, c, "alpha", "read", `{}`)
+		if r := recoverBy(t, c, `{"id":"`+handle+`","pattern":"sk-"}`); !strings.Contains(r.Content[0].Text, aKey) {
+			t.Fatalf("there is no key to be found: %v", r)
+		}
+		load(t, config(keyPattern))
+		for _, arguments := range []string{
+			``, `,"start_char":4990`, `,"pattern":"sk-"`, `,"pattern":"abcdef"`, `,"pattern":"0123456789"`,
+			fmt.Sprintf(`,"start_char":%d,"end_char":%d`, at, at+6), fmt.Sprintf(`,"start_char":%d,"end_char":%d`, at+3, at+15), fmt.Sprintf(`,"start_char":%d`, at+6),
+		} {
+			t.Run("A56 "+era.name+" "+arguments, func(t *testing.T) {
+				for _, content := range recoverBy(t, c, `{"id":"`+handle+`"`+arguments+`}`).Content {
+					if strings.Contains(content.Text, "sk-a") || strings.Contains(content.Text, "cdef01") || strings.Contains(content.Text, "56789") {
+						at := max(0, strings.IndexAny(content.Text, "sk0123456789")-20)
+						t.Errorf("read back …%.100s…", content.Text[at:])
+					}
+				}
+			})
+		}
+		t.Run("A56 "+era.name+" as a resource", func(t *testing.T) {
+			if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.raw; strings.Contains(got, aKey) {
+				t.Error("the key is read back")
+			}
+		})
+	}
+}

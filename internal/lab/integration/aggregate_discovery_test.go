@@ -1,0 +1,190 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// toolsOf lists the tools of a page.
+func toolsOf(t *testing.T, c *speaker) (names []string) {
+	t.Helper()
+	got := c.ask(t, "tools/list", `{}`)
+	var result struct {
+		Tools      []struct{ Name string }
+		NextCursor *string
+	}
+	if err := json.Unmarshal(got.answer.Result, &result); err != nil || result.NextCursor != nil {
+		t.Fatalf("%v: %.300s", err, got.answer.raw)
+	}
+	for _, tool := range result.Tools {
+		names = append(names, tool.Name)
+	}
+	return names
+}
+
+// found returns the names that a search has found, the best first.
+func found(t *testing.T, c *speaker, query string) (names []string) {
+	t.Helper()
+	got := c.ask(t, "tools/call", `{"name":"search_tools","arguments":{"query":`+quote(query)+`}}`)
+	for line := range strings.Lines(got.answer.text()) {
+		name, _, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if strings.Contains(name, "__") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// byCallTool are the params of a call through call_tool.
+func byCallTool(name, arguments string) string {
+	return `{"name":"call_tool","arguments":{"name":` + quote(name) + `,"arguments":` + arguments + `}}`
+}
+
+// Three tools are enough to find and to call all others.
+func TestAggregateDiscovery(t *testing.T) {
+	journal, hidden := newJournal(t), newJournal(t)
+	remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
+	postal := newRemoteServer(t)
+	postal.tools = []string{
+		`{"name":"dispatch","description":"Sends a parcel to somebody.","inputSchema":{"type":"object","properties":{"recipient":{"type":"string"},"weight_grams":{"type":"integer"}},"required":["recipient"]}}`,
+		`{"name":"track","description":"Tells where a shipment is right now.","inputSchema":{"type":"object","properties":{"waybill":{"type":"string"}}}}`,
+	}
+	url := serve(t, gateway("discovery on", "separator __", block(child("near", "--tools", "50"), journal.env()),
+		block(child("shy"), hidden.env(), "expose slow"), "server far http://"+upstream(t, remote)+"/mcp", postal.line("postal")))
+	t.Cleanup(remote.Close)
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+		t.Run(era.name+" sees three tools", func(t *testing.T) {
+			if got := toolsOf(t, c); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool"}) {
+				t.Errorf("listed %v", got)
+			}
+		})
+		t.Run(era.name+" searches", func(t *testing.T) {
+			for query, want := range map[string]string{
+				"send a parcel":               "postal__dispatch", // of the description
+				"where is my shipment":        "postal__track",
+				"weight":                      "postal__dispatch", // of a parameter
+				"waybill":                     "postal__track",
+				"working directory":           "near__cwd",
+				"dispatch":                    "postal__dispatch", // the name
+				"says that a resource update": "near__touch",
+			} {
+				if got := found(t, c, query); len(got) == 0 || got[0] != want {
+					t.Errorf("%s: found %v, want %s", query, got, want)
+				}
+			}
+			if got := found(t, c, "xyzzy"); len(got) > 0 {
+				t.Errorf("found %v", got)
+			}
+		})
+		t.Run(era.name+" looks at one", func(t *testing.T) {
+			got := c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":"postal__dispatch"}}`).answer.text()
+			if want := strings.Replace(postal.tools[0], `"dispatch"`, `"postal__dispatch"`, 1); got != want {
+				t.Errorf("got %s\nwant %s", got, want)
+			}
+		})
+		t.Run(era.name+" calls", func(t *testing.T) {
+			arguments := `{"text":"é\u00e9","n":12345678901234567890,"deep":[{"a":1.0}, null]}`
+			for _, server := range []string{"near", "far"} {
+				got := c.ask(t, "tools/call", byCallTool(server+"__echo", arguments))
+				if text := got.answer.text(); !strings.Contains(text, `"name":"echo"`) || !strings.Contains(text, `"arguments":`+arguments) {
+					t.Errorf("%s received %s", server, text)
+				}
+				direct := c.ask(t, "tools/call", callOf(server, "echo", arguments))
+				if got.answer.text() != direct.answer.text() {
+					t.Errorf("%s: by call_tool %s\nby its name %s", server, got.answer.raw, direct.answer.raw)
+				}
+			}
+			got := c.ask(t, "tools/call", byCallTool("far__fail", `{"code":-32055,"message":"no","data":{"x":[1]}}`))
+			if got.answer.Error == nil || got.answer.Error.Code != -32055 || string(got.answer.Error.Data) != `{"x":[1]}` {
+				t.Errorf("got %s", got.answer.raw)
+			}
+			got = c.ask(t, "tools/call", byCallTool("near__big", `{"n":10000}`))
+			same(t, got.answer.text(), strings.Repeat("x", 10000)) // untouched (A44)
+		})
+		t.Run(era.name+" is asked in mid-call", func(t *testing.T) {
+			params := byCallTool("far__ask", `{"method":"roots/list","params":{}}`)
+			d := c.begin(t, "tools/call", params)
+			m := d.next(t)
+			if era.modern {
+				m = c.begin(t, "tools/call", retried(params, m.input(t), func(string) string { return rootsAnswer })).next(t)
+			} else {
+				c.replyTo(t, m, rootsAnswer)
+				m = d.next(t)
+			}
+			if !reached(m.text(), rootsAnswer) {
+				t.Errorf("got %s", m.raw)
+			}
+		})
+		t.Run(era.name+" finds nothing of what is hidden", func(t *testing.T) {
+			if got := found(t, c, "returns the process id"); slices.Contains(got, "shy__pid") || !slices.Contains(got, "near__pid") {
+				t.Errorf("found %v", got)
+			}
+			if got := found(t, c, "sleeps"); !slices.Contains(got, "shy__slow") {
+				t.Errorf("found %v", got)
+			}
+			for _, params := range []string{
+				byCallTool("shy__pid", `{}`), byCallTool("nobody__x", `{}`), byCallTool("echo", `{}`), byCallTool("call_tool", `{}`), `{"name":"call_tool"}`, `{"name":"call_tool","arguments":{"name":7}}`,
+				`{"name":"describe_tool","arguments":{"name":"shy__pid"}}`, `{"name":"describe_tool","arguments":{}}`, `{"name":"search_tools","arguments":{"query":1}}`,
+			} {
+				got := c.ask(t, "tools/call", params)
+				var result struct{ IsError bool }
+				if json.Unmarshal(got.answer.Result, &result) != nil || !result.IsError {
+					t.Errorf("%s: got %s", params, got.answer.raw)
+				}
+			}
+			if calls := hidden.entries(t, "tools/call"); len(calls) > 0 {
+				t.Errorf("%d calls of what is not exposed", len(calls))
+			}
+		})
+	}
+	t.Run("the server is called by its own name for it", func(t *testing.T) {
+		for _, m := range journal.messages(t, "tools/call") {
+			if name := m.member("name"); strings.Contains(name, "__") || strings.Contains(name, "call_tool") {
+				t.Errorf("called %s", name)
+			}
+		}
+	})
+}
+
+// What the gateway offers besides is listed with them, and answers by its name.
+func TestAggregateDiscoveryWithRecovery(t *testing.T) {
+	url := serve(t, gateway("discovery on", "separator __", block("mask", "recover on"), child("alpha")))
+	for _, era := range clientEras {
+		t.Run("O23 "+era.name, func(t *testing.T) {
+			c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
+			if got := toolsOf(t, c); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool", "recover_observation"}) {
+				t.Errorf("listed %v", got)
+			}
+			text := c.ask(t, "tools/call", byCallTool("alpha__big", `{"n":10000}`)).answer.text()
+			handle := handleIn.FindStringSubmatch(text)
+			if handle == nil {
+				t.Fatalf("not masked: %.100s…", text)
+			}
+			if r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":9990}`, handle[2])); r.IsError || r.Content[0].Text != strings.Repeat("x", 10) {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+// What comes and goes is found, and not found any more.
+func TestAggregateDiscoveryOfWhatChanges(t *testing.T) {
+	address := freeAddress(t)
+	config := func(servers ...string) string {
+		return site(address, gateway(append([]string{"discovery on", "separator __"}, servers...)...))
+	}
+	load(t, config(child("alpha")))
+	c := newSpeaker(t, joinedAt("http://"+address), false, `{}`, closes)
+	c.use(t, "alpha", "add-tool", `{"name":"brew_coffee"}`)
+	eventually(t, "the new tool", func() bool { return slices.Contains(found(t, c, "brew coffee"), "alpha__brew_coffee") })
+	load(t, config(child("alpha"), child("beta", "--tools", "1")))
+	eventually(t, "the new server", func() bool { return slices.Contains(found(t, c, "one more tool t1"), "beta__t1") })
+	load(t, config(child("alpha")))
+	eventually(t, "the end of it", func() bool { return !slices.Contains(found(t, c, "one more tool t1"), "beta__t1") })
+}

@@ -1,0 +1,1619 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// The servers of the aggregate here, in their order: children and HTTP servers, of
+// the legacy era, of the modern era, and of both.
+var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth"}
+
+// isModern reports whether a server of the aggregate is spoken to in the modern era:
+// it knows no other, or it knows it and so does the client.
+func isModern(server string, modernClient bool) bool {
+	return strings.HasSuffix(server, "new") || strings.HasSuffix(server, "both") && modernClient
+}
+
+// eras is an aggregate of servers of all eras.
+type eras struct {
+	at      string
+	journal journal // of the children
+	remote  map[string]*mcptest.Remote
+}
+
+func newEras(t *testing.T, options ...string) *eras {
+	t.Helper()
+	e := &eras{journal: newJournal(t), remote: map[string]*mcptest.Remote{
+		"farold":  {Name: "farold", Legacy: true},
+		"farnew":  {Name: "farnew", Modern: true},
+		"farboth": {Name: "farboth", Legacy: true, Modern: true},
+	}}
+	lines := []string{"separator __",
+		block(child("old"), e.journal.env(), "isolation session"),
+		block(child("new", "--modern-only"), e.journal.env()),
+		block(child("both", "--modern"), e.journal.env(), "isolation session"),
+	}
+	for _, name := range eraServers[3:] {
+		lines = append(lines, "server "+name+" http://"+upstream(t, e.remote[name])+"/mcp")
+		t.Cleanup(e.remote[name].Close) // before the upstream waits for it
+	}
+	e.at = serve(t, gateway(append(lines, options...)...)) + "/mcp"
+	return e
+}
+
+// uri is the address of a resource of one of the servers there, and proxyURI the one
+// that clients of the aggregate know.
+func (e *eras) uri(server, name string) string {
+	if e.remote[server] == nil {
+		return "file://" + server + "/" + name + ".txt"
+	}
+	return server + ":///" + name
+}
+
+func proxyURI(server, uri string) string {
+	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"server":%q,"uri":%q}`, server, uri))
+}
+
+// A speaker is a client of an aggregate.
+type speaker struct {
+	at           string
+	modern       bool
+	capabilities string
+	headers      []string // of each request
+	lastID       atomic.Int64
+}
+
+// canAll are the capabilities of a client that can be asked everything.
+const canAll = `{"roots":{},"sampling":{},"elicitation":{"form":{}}}`
+
+// clients of both eras, which tests run with.
+var clientEras = []struct {
+	name   string
+	modern bool
+}{{"legacy client", false}, {"modern client", true}}
+
+func newSpeaker(t *testing.T, at string, modern bool, capabilities string, headers ...string) *speaker {
+	t.Helper()
+	c := &speaker{at: at, modern: modern, capabilities: capabilities, headers: headers}
+	if modern {
+		return c
+	}
+	got := c.ask(t, "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+capabilities+`,"clientInfo":{"name":"test","version":"1"}}`)
+	session := got.header.Get("Mcp-Session-Id")
+	if got.status != 200 || session == "" {
+		t.Fatalf("initialize: %d %v %s", got.status, got.header, got.answer.raw)
+	}
+	c.headers = append(c.headers, "Mcp-Session-Id: "+session, "Mcp-Protocol-Version: 2025-11-25")
+	c.say(t, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	return c
+}
+
+// A spoken is a message that a client has got.
+type spoken struct {
+	ID     json.RawMessage
+	Method string
+	Params struct {
+		Meta          map[string]json.RawMessage `json:"_meta"`
+		Proxy         struct{ Server string }
+		URI           string
+		ProgressToken json.RawMessage
+		Progress      float64
+		Message       string
+		Notifications json.RawMessage
+		Data          json.RawMessage
+	}
+	Result json.RawMessage
+	Error  *struct {
+		Code    int
+		Message string
+		Data    json.RawMessage
+	}
+	raw string
+}
+
+// text is the text of the tool result that it is, or else all of it.
+func (m spoken) text() string {
+	var result struct{ Content []struct{ Text string } }
+	if json.Unmarshal(m.Result, &result) != nil || len(result.Content) != 1 {
+		return "not a text: " + m.raw
+	}
+	return result.Content[0].Text
+}
+
+// input is the input_required result that it is.
+type input struct {
+	ResultType    string
+	InputRequests map[string]struct {
+		Method string
+		Params json.RawMessage
+	}
+	RequestState string
+}
+
+func (m spoken) input(t *testing.T) (in input) {
+	t.Helper()
+	if json.Unmarshal(m.Result, &in) != nil || in.ResultType != "input_required" || len(in.InputRequests) == 0 {
+		t.Fatalf("not a result that asks for input: %s", m.raw)
+	}
+	return in
+}
+
+// message returns a request with an id, and the headers it has.
+func (c *speaker) message(id, method, params string) (body string, headers []string) {
+	headers = append(slices.Clone(c.headers), acceptBoth)
+	if c.modern {
+		meta := `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
+			`"io.modelcontextprotocol/clientCapabilities":` + c.capabilities
+		switch {
+		case strings.Contains(params, `"_meta":{`):
+			params = strings.Replace(params, `"_meta":{`, `"_meta":{`+meta+`,`, 1)
+		case params == "{}":
+			params = `{"_meta":{` + meta + `}}`
+		default:
+			params = strings.TrimSuffix(params, "}") + `,"_meta":{` + meta + `}}`
+		}
+		headers = append(headers, "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: "+method)
+		var p struct{ Name, URI string }
+		_ = json.Unmarshal([]byte(params), &p)
+		switch method {
+		case "tools/call", "prompts/get":
+			headers = append(headers, "Mcp-Name: "+p.Name)
+		case "resources/read":
+			headers = append(headers, "Mcp-Name: "+p.URI)
+		}
+	}
+	return `{"jsonrpc":"2.0","id":` + id + `,"method":` + quote(method) + `,"params":` + params + `}`, headers
+}
+
+// A dialogue is a request whose response is read message by message.
+type dialogue struct {
+	id       string
+	status   int // once there was a message
+	header   http.Header
+	hangUp   context.CancelFunc
+	messages chan spoken
+	err      error // once there are no more messages
+}
+
+// begin makes a request and leaves the response to be read.
+func (c *speaker) begin(t *testing.T, method, params string, headers ...string) *dialogue {
+	t.Helper()
+	id := fmt.Sprintf(`"%d"`, c.lastID.Add(1))
+	body, all := c.message(id, method, params)
+	return converse(t, request(t, t.Context(), "POST", c.at, body, append(all, headers...)...), id)
+}
+
+// listen opens the stream of a session.
+func (c *speaker) listen(t *testing.T) *dialogue {
+	t.Helper()
+	return converse(t, request(t, t.Context(), "GET", c.at, "", append(slices.Clone(c.headers), "Accept: text/event-stream")...), "")
+}
+
+func converse(t *testing.T, req *http.Request, id string) *dialogue {
+	ctx, hangUp := context.WithCancel(req.Context())
+	t.Cleanup(hangUp)
+	d := &dialogue{id: id, hangUp: hangUp, messages: make(chan spoken, 100)}
+	go func() {
+		defer close(d.messages)
+		res, err := lasting.Do(req.WithContext(ctx))
+		if err != nil {
+			d.err = err
+			return
+		}
+		defer res.Body.Close()
+		d.status, d.header = res.StatusCode, res.Header
+		if !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+			body, err := io.ReadAll(res.Body)
+			d.err = err
+			if len(body) > 0 {
+				d.messages <- parsed(string(body))
+			}
+			return
+		}
+		lines := bufio.NewReader(res.Body)
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				d.err = err
+				return
+			}
+			if data, ok := strings.CutPrefix(line, "data: "); ok && strings.TrimSpace(data) != "" {
+				d.messages <- parsed(strings.TrimSpace(data))
+			}
+		}
+	}()
+	return d
+}
+
+func parsed(raw string) (m spoken) {
+	if err := json.Unmarshal([]byte(raw), &m); err != nil {
+		m = spoken{Method: "not a message: " + err.Error()}
+	}
+	m.raw = raw
+	return m
+}
+
+// next returns the next message.
+func (d *dialogue) next(t *testing.T) spoken {
+	t.Helper()
+	select {
+	case m, ok := <-d.messages:
+		if !ok {
+			t.Fatalf("the response has ended: %d, %v", d.status, d.err)
+		}
+		return m
+	case <-time.After(patience):
+		t.Fatal("waited in vain for a message")
+		return spoken{}
+	}
+}
+
+// ended waits for the end of the response, whatever comes before.
+func (d *dialogue) ended(t *testing.T) {
+	t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		select {
+		case _, ok := <-d.messages:
+			if !ok {
+				return
+			}
+		case <-timer.C:
+			t.Fatal("waited in vain for the end of the response")
+		}
+	}
+}
+
+// A said is a response that has been read.
+type said struct {
+	status int
+	header http.Header
+	events []spoken // before the answer
+	answer spoken
+}
+
+// finish reads the rest of the response.
+func (d *dialogue) finish(t *testing.T) (got said) {
+	t.Helper()
+	for {
+		m := d.next(t)
+		if m.Method == "" {
+			got.status, got.header, got.answer = d.status, d.header, m
+			return got
+		}
+		got.events = append(got.events, m)
+	}
+}
+
+// ask makes a request and returns all that comes of it.
+func (c *speaker) ask(t *testing.T, method, params string, headers ...string) said {
+	t.Helper()
+	d := c.begin(t, method, params, headers...)
+	got := d.finish(t)
+	if string(got.answer.ID) != d.id {
+		t.Errorf("%s with id %s is answered with %s", method, d.id, got.answer.raw)
+	}
+	return got
+}
+
+// call is the params of a tools/call.
+func callOf(server, tool, arguments string, members ...string) string {
+	return "{" + strings.Join(append([]string{`"name":` + quote(server+"__"+tool), `"arguments":` + arguments}, members...), ",") + "}"
+}
+
+// use calls a tool and returns the text of its result.
+func (c *speaker) use(t *testing.T, server, tool, arguments string) string {
+	t.Helper()
+	got := c.ask(t, "tools/call", callOf(server, tool, arguments))
+	if got.status != 200 {
+		t.Errorf("%s of %s: status %d", tool, server, got.status)
+	}
+	return got.answer.text()
+}
+
+// say posts what wants no answer.
+func (c *speaker) say(t *testing.T, message string) {
+	t.Helper()
+	headers := append(slices.Clone(c.headers), acceptBoth)
+	if c.modern {
+		headers = append(headers, "Mcp-Protocol-Version: 2026-07-28")
+	}
+	if got := post(t, c.at, message, headers...); got.StatusCode != 202 || got.body != "" {
+		t.Errorf("%s: %d %s", message, got.StatusCode, got.body)
+	}
+}
+
+// replyTo answers a question of a server.
+func (c *speaker) replyTo(t *testing.T, question spoken, result string) {
+	t.Helper()
+	c.say(t, `{"jsonrpc":"2.0","id":`+string(question.ID)+`,"result":`+result+`}`)
+}
+
+// retry makes a call again with answers to what it asked for.
+func retried(params string, in input, answer func(method string) string) string {
+	responses := map[string]json.RawMessage{}
+	for key, q := range in.InputRequests {
+		responses[key] = json.RawMessage(answer(q.Method))
+	}
+	encoded, _ := json.Marshal(responses)
+	return strings.TrimSuffix(params, "}") + `,"inputResponses":` + string(encoded) + `,"requestState":` + quote(in.RequestState) + `}`
+}
+
+// The answers of a client, by what it is asked.
+const (
+	rootsAnswer  = `{"roots":[{"uri":"file:///mine"}]}`
+	sampleAnswer = `{"model":"m","role":"assistant","content":{"type":"text","text":"hi"}}`
+	formAnswer   = `{"action":"accept","content":{"name":"me"}}`
+)
+
+var clientAnswers = map[string]string{"roots/list": rootsAnswer, "sampling/createMessage": sampleAnswer, "elicitation/create": formAnswer}
+
+// questionParams are the params of what servers ask.
+var questionParams = map[string]string{
+	"roots/list":             `{}`,
+	"sampling/createMessage": `{"messages":[{"role":"user","content":{"type":"text","text":"?"}}],"maxTokens":12345678901234567}`,
+	"elicitation/create":     `{"message":"who?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}`,
+}
+
+// forAll runs a test with clients of both eras and all servers.
+func (e *eras) forAll(t *testing.T, test func(t *testing.T, c *speaker, server string)) {
+	for _, era := range clientEras {
+		c := newSpeaker(t, e.at, era.modern, canAll)
+		for _, server := range eraServers {
+			t.Run(era.name+" and "+server, func(t *testing.T) { test(t, c, server) })
+		}
+	}
+}
+
+func TestAggregateEraLists(t *testing.T) {
+	e := newEras(t)
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			c := newSpeaker(t, e.at, era.modern, canAll)
+			for _, tt := range []struct{ method, member, key string }{
+				{"tools/list", "tools", "name"},
+				{"prompts/list", "prompts", "name"},
+				{"resources/list", "resources", "uri"},
+				{"resources/templates/list", "resourceTemplates", "uriTemplate"},
+			} {
+				got := c.ask(t, tt.method, `{}`)
+				var result map[string]json.RawMessage
+				var items []map[string]json.RawMessage
+				if json.Unmarshal(got.answer.Result, &result) != nil || json.Unmarshal(result[tt.member], &items) != nil {
+					t.Fatalf("A7 %s: %s", tt.method, got.answer.raw)
+				}
+				var servers []string
+				for _, item := range items {
+					var name string
+					_ = json.Unmarshal(item[tt.key], &name)
+					server := ""
+					switch tt.key {
+					case "name":
+						server, _, _ = strings.Cut(name, "__")
+					case "uri":
+						raw, _ := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(name, "proxy://resource/"))
+						var place struct{ Server string }
+						_ = json.Unmarshal(raw, &place)
+						server = place.Server
+					default:
+						_, server, _ = strings.Cut(strings.TrimPrefix(name, "proxy://"), "/")
+						server, _, _ = strings.Cut(server, "/")
+					}
+					if len(servers) == 0 || servers[len(servers)-1] != server {
+						servers = append(servers, server)
+					}
+				}
+				if !slices.Equal(servers, eraServers) {
+					t.Errorf("A18 %s has items of %v", tt.method, servers)
+				}
+				if modern := string(result["resultType"]) == `"complete"` && result["ttlMs"] != nil && result["cacheScope"] != nil; modern != era.modern {
+					t.Errorf("%s: %.300s", tt.method, got.answer.raw)
+				}
+			}
+			hello := `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`
+			method := "initialize"
+			if era.modern {
+				method, hello = "server/discover", `{}`
+			} else {
+				c = &speaker{at: c.at}
+			}
+			var result struct {
+				ProtocolVersion   string
+				SupportedVersions []string
+				Capabilities      map[string]map[string]bool
+			}
+			got := c.ask(t, method, hello)
+			_ = json.Unmarshal(got.answer.Result, &result)
+			if era.modern != slices.Contains(result.SupportedVersions, "2026-07-28") || !era.modern && result.ProtocolVersion != "2025-06-18" {
+				t.Errorf("A5 %s", got.answer.raw)
+			}
+			for _, category := range []string{"tools", "prompts", "resources", "completions"} {
+				if result.Capabilities[category] == nil {
+					t.Errorf("A4 %s is not among %s", category, got.answer.raw)
+				}
+			}
+			if !result.Capabilities["resources"]["subscribe"] || !result.Capabilities["tools"]["listChanged"] {
+				t.Errorf("A4 %s", got.answer.raw)
+			}
+		})
+	}
+	for name, remote := range e.remote {
+		for _, m := range append(remote.Seen("tools/list"), remote.Seen("tools/call")...) {
+			if modern := m.Header.Get("Mcp-Protocol-Version") == "2026-07-28"; name == "farold" && modern || name == "farnew" && !modern {
+				t.Errorf("%s has got %v", name, m)
+			}
+		}
+	}
+}
+
+func TestAggregateEraCalls(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		arguments := `{"text":"é\u00e9","n":12345678901234567890, "f":1.0}`
+		got := c.ask(t, "tools/call", callOf(server, "echo", arguments, `"unknown":[1]`, `"_meta":{"mine":1e2}`))
+		text := got.answer.text()
+		if got.status != 200 || !strings.Contains(text, `"name":"echo","arguments":`+arguments+`,"unknown":[1]`) || !strings.Contains(text, `"mine":1e2`) {
+			t.Errorf("A8 %d %s", got.status, got.answer.raw)
+		}
+		if modern := strings.Contains(text, "io.modelcontextprotocol/protocolVersion"); modern != isModern(server, c.modern) && isModern(server, c.modern) {
+			t.Errorf("it got %s", text)
+		}
+		if modern := strings.Contains(string(got.answer.Result), `"resultType":"complete"`); c.modern && !modern {
+			t.Errorf("a result of the modern era has a type: %s", got.answer.raw)
+		}
+
+		got = c.ask(t, "prompts/get", `{"name":"`+server+`__p","arguments":{"who":"you"}}`)
+		if !strings.Contains(string(got.answer.Result), server+" greets you") {
+			t.Errorf("A10 %s", got.answer.raw)
+		}
+
+		uri := proxyURI(server, e.uri(server, "data"))
+		got = c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`)
+		var read struct{ Contents []struct{ URI, Text string } }
+		if json.Unmarshal(got.answer.Result, &read) != nil || len(read.Contents) != 1 || read.Contents[0].Text != "data of "+server || read.Contents[0].URI != uri {
+			t.Errorf("A12 %s", got.answer.raw)
+		}
+
+		for _, ref := range []string{`{"type":"ref/prompt","name":"` + server + `__p"}`, `{"type":"ref/resource","uri":` + quote(uri) + `}`} {
+			got = c.ask(t, "completion/complete", `{"ref":`+ref+`,"argument":{"name":"who","value":"x"}}`)
+			want := server + "-one"
+			if e.remote[server] != nil { // it tells what it got
+				want = `\"name\":\"p\"`
+				if strings.Contains(ref, "uri") {
+					want = `\"uri\":\"` + e.uri(server, "data")
+				}
+			}
+			if !strings.Contains(string(got.answer.Result), want) {
+				t.Errorf("A45 %s", got.answer.raw)
+			}
+		}
+	})
+}
+
+func TestAggregateEraProgress(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		for _, token := range []string{`"mine"`, `12345678901234567890`} {
+			got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`, `"_meta":{"progressToken":`+token+`}`))
+			if len(got.events) != 3 {
+				t.Fatalf("A28 %v before %s", got.events, got.answer.raw)
+			}
+			for i, m := range got.events {
+				if m.Method != "notifications/progress" || string(m.Params.ProgressToken) != token || m.Params.Progress != float64(i+1) || m.Params.Proxy.Server != server {
+					t.Errorf("A26 event %d is %s", i, m.raw)
+				}
+			}
+			if got.answer.text() != "done" {
+				t.Errorf("%s", got.answer.raw)
+			}
+		}
+		if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`)); len(got.events) > 0 {
+			t.Errorf("nobody has asked for %v", got.events)
+		}
+	})
+}
+
+// Progress has the token of the request on whose response it comes.
+func TestAggregateEraProgressOfResumedCall(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		if e.remote[server] == nil {
+			return // it makes no progress when it asks
+		}
+		const mine, next = `"_meta":{"progressToken":"mine"}`, `"_meta":{"progressToken":"next"}`
+		params := callOf(server, "progress", `{"steps":2,"ask":"roots/list"}`, mine)
+		d := c.begin(t, "tools/call", params)
+		var got []string
+		note := func(m spoken) spoken {
+			for m.Method == "notifications/progress" {
+				got = append(got, fmt.Sprint(string(m.Params.ProgressToken), m.Params.Progress))
+				m = d.next(t)
+			}
+			return m
+		}
+		m := note(d.next(t))
+		want := `["mine"1 "mine"2 "mine"3 "mine"4]`
+		if c.modern {
+			d = c.begin(t, "tools/call", retried(strings.Replace(params, mine, next, 1), m.input(t), func(string) string { return rootsAnswer }))
+			want = `["mine"1 "mine"2 "next"3 "next"4]`
+		} else {
+			c.replyTo(t, m, rootsAnswer)
+		}
+		if m = note(d.next(t)); m.text() != "done" || fmt.Sprint(got) != want {
+			t.Errorf("A28 %v before %s", got, m.raw)
+		}
+		if !c.modern {
+			return
+		}
+		d, got = c.begin(t, "tools/call", params), nil
+		m = note(d.next(t))
+		d = c.begin(t, "tools/call", retried(strings.Replace(params, ","+mine, "", 1), m.input(t), func(string) string { return rootsAnswer }))
+		if m = note(d.next(t)); m.text() != "done" || len(got) != 2 {
+			t.Errorf("A28 nobody has asked for it any more: %v before %s", got, m.raw)
+		}
+	})
+}
+
+func TestAggregateEraErrors(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		got := c.ask(t, "tools/call", callOf(server, "no-such-tool", `{}`))
+		if got.answer.Error == nil || got.answer.Error.Code != -32602 || got.answer.Error.Message != "Unknown tool: no-such-tool" {
+			t.Errorf("A9 %s", got.answer.raw)
+		}
+		got = c.ask(t, "prompts/get", `{"name":"`+server+`__none"}`)
+		if got.answer.Error == nil || got.answer.Error.Code != -32602 || got.answer.Error.Message != "Unknown prompt: none" {
+			t.Errorf("A10 %s", got.answer.raw)
+		}
+		got = c.ask(t, "resources/read", `{"uri":`+quote(proxyURI(server, "file://nobody/x.txt"))+`}`)
+		code := -32002
+		if isModern(server, c.modern) {
+			code = -32602
+		}
+		if got.answer.Error == nil || got.answer.Error.Code != code && got.answer.Error.Code != -32602 || got.answer.Error.Message != "Resource not found" {
+			t.Errorf("A12 %s", got.answer.raw)
+		}
+		if e.remote[server] == nil {
+			return
+		}
+		got = c.ask(t, "tools/call", callOf(server, "fail", `{"code":-31999,"message":"né","data":{"n":12345678901234567890,"why":["x"]}}`))
+		if f := got.answer.Error; got.status != 200 || f == nil || f.Code != -31999 || f.Message != "né" || string(f.Data) != `{"n":12345678901234567890,"why":["x"]}` {
+			t.Errorf("G6 %d %s", got.status, got.answer.raw)
+		}
+	})
+}
+
+// ask is the params of a call by which a server asks the client.
+func askBy(server, method string) string {
+	return callOf(server, "ask", `{"method":`+quote(method)+`,"params":`+questionParams[method]+`}`)
+}
+
+// members are those of an object.
+func members(object string) string { return object[1 : len(object)-1] }
+
+// reached is the answer of a client as it has reached a server.
+func reached(text, answer string) bool { return text == answer || text == "["+answer+"]" }
+
+func TestAggregateEraQuestions(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		for method, answer := range clientAnswers {
+			params := askBy(server, method)
+			d := c.begin(t, "tools/call", params)
+			first := d.next(t)
+			if c.modern {
+				in := first.input(t)
+				if len(in.InputRequests) != 1 {
+					t.Fatalf("%s", first.raw)
+				}
+				for _, q := range in.InputRequests {
+					if q.Method != method || !strings.Contains(string(q.Params), members(questionParams[method])) {
+						t.Errorf("asked %s", first.raw)
+					}
+				}
+				if isModern(server, true) && e.remote[server] == nil && in.RequestState != server+" asked "+method {
+					t.Errorf("the state is not that of the server: %q", in.RequestState)
+				}
+				first = c.ask(t, "tools/call", retried(params, in, func(string) string { return answer })).answer
+			} else {
+				if first.Method != method || first.Params.Proxy.Server != server || !strings.Contains(first.raw, members(questionParams[method])) {
+					t.Fatalf("A23 %s", first.raw)
+				}
+				c.replyTo(t, first, answer)
+				first = d.finish(t).answer
+			}
+			if !reached(first.text(), answer) {
+				t.Errorf("A23 the server has got %s\nwant %s", first.raw, answer)
+			}
+		}
+	})
+	// The calls of modern clients of legacy servers go on with the same call.
+	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != 2*len(clientAnswers) {
+		t.Errorf("it was called %d times: %v", len(calls), calls)
+	}
+}
+
+// Prompts and resources can ask, too.
+func TestAggregateEraQuestionsOfOthers(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		if e.remote[server] == nil {
+			return // its prompts and resources do not ask
+		}
+		for method, params := range map[string]string{
+			"prompts/get":    `{"name":"` + server + `__p","arguments":{"ask":"yes"}}`,
+			"resources/read": `{"uri":` + quote(proxyURI(server, server+":///asking")) + `}`,
+		} {
+			d := c.begin(t, method, params)
+			first := d.next(t)
+			if c.modern {
+				first = c.ask(t, method, retried(params, first.input(t), func(string) string { return rootsAnswer })).answer
+			} else {
+				if first.Method != "roots/list" {
+					t.Fatalf("%s", first.raw)
+				}
+				c.replyTo(t, first, rootsAnswer)
+				first = d.finish(t).answer
+			}
+			if !strings.Contains(first.raw, `file:///mine`) {
+				t.Errorf("%s: %s", method, first.raw)
+			}
+		}
+	})
+}
+
+// A server asks three times in one call, one after the other, and in another call two
+// things at once, which the client answers in the other order.
+func TestAggregateEraSeveralQuestions(t *testing.T) {
+	const form = `{"action":"accept","content":{"n":%d}}`
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		if e.remote[server] == nil {
+			return // it asks once
+		}
+		before := len(e.remote[server].Seen("tools/call"))
+
+		params := callOf(server, "ask", `{"method":"elicitation/create","params":{"message":"m"},"times":3}`)
+		d := c.begin(t, "tools/call", params)
+		var want []string
+		for n := range 3 {
+			answer := fmt.Sprintf(form, n)
+			want = append(want, answer)
+			if m := d.next(t); c.modern {
+				d = c.begin(t, "tools/call", retried(params, m.input(t), func(string) string { return answer }))
+			} else {
+				c.replyTo(t, m, answer)
+			}
+		}
+		if m := d.next(t); m.text() != "["+strings.Join(want, ",")+"]" {
+			t.Errorf("one after the other: %s", m.raw)
+		}
+
+		params = callOf(server, "ask-all", `{"methods":["roots/list","sampling/createMessage"]}`)
+		d = c.begin(t, "tools/call", params)
+		m := d.next(t)
+		if c.modern { // in one round or in two
+			for rounds := 0; rounds < 2 && strings.Contains(m.raw, "input_required"); rounds++ {
+				d = c.begin(t, "tools/call", retried(params, m.input(t), func(method string) string { return clientAnswers[method] }))
+				m = d.next(t)
+			}
+		} else {
+			other := d.next(t) // before the first is answered
+			for _, q := range []spoken{other, m} {
+				c.replyTo(t, q, clientAnswers[q.Method])
+			}
+			m = d.next(t)
+		}
+		if m.text() != "["+rootsAnswer+","+sampleAnswer+"]" {
+			t.Errorf("at once: %s", m.raw)
+		}
+		if calls := len(e.remote[server].Seen("tools/call")) - before; !isModern(server, c.modern) && calls != 2 {
+			t.Errorf("the server was called %d times", calls)
+		}
+	})
+}
+
+func TestAggregateEraRefusedQuestions(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, false, canAll)
+	for _, server := range eraServers {
+		t.Run(server, func(t *testing.T) {
+			d := c.begin(t, "tools/call", askBy(server, "sampling/createMessage"))
+			q := d.next(t)
+			c.say(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"error":{"code":-1,"message":"the user says no","data":{"x":1}}}`)
+			got := d.finish(t).answer
+			if !strings.Contains(got.raw, "the user says no") {
+				t.Errorf("A23 %s", got.raw)
+			}
+		})
+	}
+}
+
+// Who cannot be asked gets an error, or its server does.
+func TestAggregateEraMissingCapability(t *testing.T) {
+	e := newEras(t)
+	for _, era := range clientEras {
+		for _, capabilities := range []string{`{}`, `{"roots":{}}`} {
+			c := newSpeaker(t, e.at, era.modern, capabilities)
+			for _, server := range eraServers {
+				t.Run(era.name+" with "+capabilities+" and "+server, func(t *testing.T) {
+					for _, method := range []string{"sampling/createMessage", "elicitation/create"} {
+						got := c.ask(t, "tools/call", askBy(server, method)).answer
+						switch {
+						case era.modern && isModern(server, true): // it is the server's business
+						case got.Error != nil:
+							if got.Error.Code != -32021 && got.Error.Code != -32601 || got.Error.Message == "" {
+								t.Errorf("A25 %s", got.raw)
+							}
+						case !strings.Contains(string(got.Result), `"isError":true`) || !strings.Contains(got.text(), `"message":"`):
+							t.Errorf("A25 %s", got.raw)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// A client that takes no event stream cannot be asked in mid-call.
+func TestAggregateEraNoEventStream(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, false, canAll)
+	for _, server := range eraServers {
+		t.Run(server, func(t *testing.T) {
+			got := c.ask(t, "tools/call", askBy(server, "sampling/createMessage"), "Accept: application/json").answer
+			if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
+				t.Errorf("A25 %s", got.raw)
+			}
+			if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":2}`, `"_meta":{"progressToken":1}`), "Accept: application/json"); got.answer.text() != "done" || len(got.events) > 0 {
+				t.Errorf("%v %s", got.events, got.answer.raw)
+			}
+		})
+	}
+}
+
+// hangs begins a call that does not end, and waits until the server has it. What it
+// returns counts the calls of the server that have been given up.
+func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ended func() int) {
+	t.Helper()
+	if remote := e.remote[server]; remote != nil {
+		before, gone := len(remote.Seen("hanging")), len(remote.Seen("cancelled"))+len(remote.Seen("hung up"))
+		d = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
+		eventually(t, "the call", func() bool { return len(remote.Seen("hanging")) > before })
+		return d, func() int { return len(remote.Seen("cancelled")) + len(remote.Seen("hung up")) - gone }
+	}
+	of := func(event string) (n int) {
+		for _, entry := range e.journal.entries(t, event) {
+			if entry.ID == server {
+				n++
+			}
+		}
+		return n
+	}
+	before, gone := of("tools/call"), of("cancelled")
+	d = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
+	eventually(t, "the call", func() bool { return of("tools/call") > before })
+	return d, func() int { return of("cancelled") - gone }
+}
+
+func TestAggregateEraCancellation(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		kept, keptEnded := e.hangs(t, c, server)
+		d, ended := e.hangs(t, c, server)
+		if c.modern {
+			// Who says this over HTTP is heard, and no more.
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`}}`)
+			d.hangUp()
+		} else {
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`,"reason":"enough"}}`)
+		}
+		eventually(t, "the end of the call at the server", func() bool { return ended() > 0 })
+		if !c.modern {
+			d.ended(t)
+		}
+		if n := keptEnded(); n != 1 {
+			t.Errorf("A28 %d calls have ended", n)
+		}
+		if remote := e.remote[server]; remote != nil {
+			want := "hung up"
+			if !isModern(server, c.modern) {
+				want = "cancelled"
+			}
+			if len(remote.Seen(want)) == 0 {
+				t.Errorf("A28 nothing was %s", want)
+			}
+		}
+		select {
+		case m, ok := <-kept.messages:
+			t.Errorf("A28 the other call got %v %t", m, ok)
+		default:
+		}
+		kept.hangUp()
+		if !c.modern { // for whom to hang up is not to cancel
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+kept.id+`}}`)
+		}
+		kept.ended(t)
+	})
+	for _, m := range e.remote["farnew"].Seen("notifications/cancelled") {
+		t.Errorf("a server of the modern era has got %s", m.Body)
+	}
+}
+
+// A call that was held open for an answer is cancelled under the id that its server
+// knows it by.
+func TestAggregateEraCancelsResumedCall(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, true, canAll)
+	remote := e.remote["farold"]
+	params := callOf("farold", "hang", `{"ask":"roots/list"}`)
+	in := c.ask(t, "tools/call", params).answer.input(t)
+	d := c.begin(t, "tools/call", retried(params, in, func(string) string { return rootsAnswer }))
+	eventually(t, "the call to go on", func() bool { return len(remote.Seen("hanging")) > 0 })
+	d.hangUp()
+	eventually(t, "the cancellation", func() bool { return len(remote.Seen("cancelled")) > 0 })
+	if calls := remote.Seen("tools/call"); len(calls) != 1 || calls[0].ID != remote.Seen("cancelled")[0].ID {
+		t.Errorf("%v", calls)
+	}
+}
+
+// What a client of the modern era has been asked is for nobody else to answer, and
+// only once.
+func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
+	e := newEras(t)
+	alice := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer alice")
+	bob := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer bob")
+	nobody := newSpeaker(t, e.at, true, canAll)
+	for _, server := range []string{"old", "farold"} {
+		t.Run(server, func(t *testing.T) {
+			params := askBy(server, "elicitation/create")
+			in := alice.ask(t, "tools/call", params).answer.input(t)
+			again := retried(params, in, func(string) string { return formAnswer })
+			for name, other := range map[string]*speaker{"bob": bob, "nobody": nobody} {
+				if got := other.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
+					t.Errorf("%s has got %s", name, got.raw)
+				}
+			}
+			for name, state := range map[string]string{
+				"a forged state": in.RequestState[:len(in.RequestState)-4] + "AAAA",
+				"an empty state": "",
+				"another state":  "not ours",
+			} {
+				forged := in
+				forged.RequestState = state
+				if got := alice.ask(t, "tools/call", retried(params, forged, func(string) string { return formAnswer })).answer; got.Error == nil || got.Error.Code != -32602 {
+					t.Errorf("%s: %s", name, got.raw)
+				}
+			}
+			other := map[string]string{"old": "farold", "farold": "old"}[server]
+			if got := alice.ask(t, "tools/call", strings.Replace(again, server+"__", other+"__", 1)).answer; got.Error == nil {
+				t.Errorf("with another server: %s", got.raw)
+			}
+			if got := alice.ask(t, "tools/call", again).answer; !reached(got.text(), formAnswer) {
+				t.Errorf("the owner has got %s", got.raw)
+			}
+			if got := alice.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
+				t.Errorf("once more: %s", got.raw)
+			}
+		})
+	}
+	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != 1 {
+		t.Errorf("called %d times", len(calls))
+	}
+}
+
+// Many modern clients are asked by one legacy server at the same time, whose ids are
+// the same in all sessions.
+func TestAggregateEraManyHeldCalls(t *testing.T) {
+	e := newEras(t)
+	const clients = 20
+	params := callOf("farold", "ask", `{"method":"elicitation/create","params":{"message":"m"},"times":2}`)
+	speakers, inputs := make([]*speaker, clients), make([]input, clients)
+	for i := range clients {
+		speakers[i] = newSpeaker(t, e.at, true, canAll, fmt.Sprint("Authorization: Bearer ", i))
+		inputs[i] = speakers[i].ask(t, "tools/call", params).answer.input(t)
+	}
+	answer := func(i int) func(string) string {
+		return func(string) string { return fmt.Sprintf(`{"action":"accept","content":{"name":"%d"}}`, i) }
+	}
+	for i := range clients {
+		i := clients - 1 - i
+		inputs[i] = speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer.input(t)
+	}
+	for i := range clients {
+		got := speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer
+		if want := "[" + answer(i)("") + "," + answer(i)("") + "]"; got.text() != want {
+			t.Errorf("client %d: %s", i, got.raw)
+		}
+	}
+	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != clients {
+		t.Errorf("called %d times", len(calls))
+	}
+}
+
+// change is a call that has the server say that its tools have changed.
+func (e *eras) change(server string) (tool, arguments string) {
+	if e.remote[server] == nil {
+		return "add-tool", `{"name":"more"}`
+	}
+	return "change", `{}`
+}
+
+func TestAggregateEraListen(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, true, canAll)
+	var uris []string
+	for _, server := range eraServers {
+		uris = append(uris, proxyURI(server, e.uri(server, "data")))
+	}
+	wanted, _ := json.Marshal(uris)
+	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":`+string(wanted)+`}}`)
+	tagged := func(m spoken) bool { return string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) == d.id }
+	first := d.next(t)
+	if first.Method != "notifications/subscriptions/acknowledged" || !tagged(first) || !strings.Contains(string(first.Params.Notifications), `"toolsListChanged":true`) || !strings.Contains(first.raw, uris[0]) {
+		t.Fatalf("the first message is %s", first.raw)
+	}
+	for _, server := range eraServers {
+		t.Run(server, func(t *testing.T) {
+			// next is the next of what this server says. All have arrived by now, but
+			// some may have said so late.
+			next := func() spoken {
+				for {
+					if m := d.next(t); m.Params.Proxy.Server == server {
+						return m
+					}
+				}
+			}
+			tool, arguments := e.change(server)
+			c.use(t, server, tool, arguments)
+			if m := next(); m.Method != "notifications/tools/list_changed" || !tagged(m) {
+				t.Errorf("%s", m.raw)
+			}
+			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
+			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
+			if m := next(); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server, e.uri(server, "data")) || !tagged(m) {
+				t.Errorf("A68 %s", m.raw)
+			}
+		})
+	}
+
+	// Another client, that listens to less.
+	other := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer other")
+	less := other.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(uris[4])+`]}}`)
+	if m := less.next(t); m.Method != "notifications/subscriptions/acknowledged" || strings.Contains(m.raw, "toolsListChanged") || !strings.Contains(m.raw, uris[4]) {
+		t.Fatalf("%s", m.raw)
+	}
+	for _, server := range eraServers[3:] {
+		c.use(t, server, "change", `{}`)
+		c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
+	}
+	if m := less.next(t); m.Method != "notifications/resources/updated" || m.Params.URI != uris[4] || string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) != less.id {
+		t.Errorf("A68 %s", m.raw)
+	}
+	less.hangUp()
+	d.hangUp()
+	eventually(t, "the servers to be left alone", func() bool { return len(e.remote["farnew"].Seen("hung up")) >= 2 })
+}
+
+func TestAggregateEraStream(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, false, canAll)
+	subscribe := func(t *testing.T, method, server string) {
+		t.Helper()
+		if got := c.ask(t, method, `{"uri":`+quote(proxyURI(server, e.uri(server, "data")))+`}`).answer; got.Error != nil {
+			t.Fatalf("A68 %s", got.raw)
+		}
+	}
+	for _, server := range eraServers[:4] {
+		subscribe(t, "resources/subscribe", server)
+	}
+	d := c.listen(t)
+	// Until it listens to all, nothing can be said of what it hears.
+	for _, server := range eraServers {
+		eventually(t, "the stream to "+server, func() bool {
+			tool, arguments := e.change(server)
+			c.use(t, server, tool, arguments)
+			for {
+				select {
+				case m := <-d.messages:
+					if m.Params.Proxy.Server == server {
+						return true
+					}
+				case <-time.After(100 * time.Millisecond):
+					return false
+				}
+			}
+		})
+	}
+	for _, server := range eraServers[4:] {
+		subscribe(t, "resources/subscribe", server) // while it listens
+	}
+	next := func(t *testing.T, server string) spoken {
+		for {
+			if m := d.next(t); m.Params.Proxy.Server == server && m.Method != "notifications/tools/list_changed" {
+				return m
+			}
+		}
+	}
+	for _, server := range eraServers {
+		t.Run(server, func(t *testing.T) {
+			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
+			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
+			if m := next(t, server); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server, e.uri(server, "data")) {
+				t.Errorf("A68 %s", m.raw)
+			}
+			// Nobody hears of it any more, sooner or later.
+			subscribe(t, "resources/unsubscribe", server)
+			eventually(t, "the end of the subscription", func() bool {
+				c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
+				tool, arguments := e.change(server)
+				c.use(t, server, tool, arguments)
+				heard := false
+				for {
+					m := d.next(t)
+					heard = heard || m.Params.Proxy.Server == server && m.Method == "notifications/resources/updated"
+					if m.Params.Proxy.Server == server && m.Method == "notifications/tools/list_changed" {
+						return !heard
+					}
+				}
+			})
+		})
+	}
+}
+
+// A subscription counts from when it is answered.
+func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, false, canAll)
+	d := c.listen(t)
+	for _, server := range eraServers {
+		eventually(t, "the stream to "+server, func() bool {
+			tool, arguments := e.change(server)
+			c.use(t, server, tool, arguments)
+			for {
+				select {
+				case m := <-d.messages:
+					if m.Params.Proxy.Server == server {
+						return true
+					}
+				case <-time.After(100 * time.Millisecond):
+					return false
+				}
+			}
+		})
+	}
+	for _, server := range eraServers {
+		t.Run(server, func(t *testing.T) {
+			for i := range 5 {
+				name := fmt.Sprint("data", i)
+				c.ask(t, "resources/subscribe", `{"uri":`+quote(proxyURI(server, e.uri(server, name)))+`}`)
+				c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, name))+`}`)
+				m := d.next(t)
+				for m.Method != "notifications/resources/updated" {
+					m = d.next(t)
+				}
+				if m.Params.URI != proxyURI(server, e.uri(server, name)) {
+					t.Errorf("A68 %s", m.raw)
+				}
+			}
+		})
+	}
+}
+
+func TestAggregateEraModernRules(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, true, canAll)
+	body, headers := c.message("7", "tools/call", callOf("farnew", "echo", `{}`))
+	// with returns the headers of the request with others in their place.
+	with := func(others ...string) []string { return append(slices.Clone(headers), others...) }
+	without := func(name string) []string {
+		return slices.DeleteFunc(slices.Clone(headers), func(h string) bool { return strings.HasPrefix(h, name+":") })
+	}
+	list, listHeaders := c.message("7", "tools/list", `{}`)
+	future := strings.ReplaceAll(list, "2026-07-28", "2099-01-01")
+	read, readHeaders := c.message("7", "resources/read", `{"uri":`+quote(proxyURI("farnew", "farnew:///data"))+`}`)
+	for _, tt := range []struct {
+		name, body string
+		headers    []string
+		status     int
+		code       int
+	}{
+		{"as it should be", body, headers, 200, 0},
+		{"a name in base64", body, with("Mcp-Name: =?base64?" + base64.StdEncoding.EncodeToString([]byte("farnew__echo")) + "?="), 200, 0},
+		{"another name", body, with("Mcp-Name: farnew__hang"), 400, -32020},
+		{"the name of the server's", body, with("Mcp-Name: echo"), 400, -32020},
+		{"no name", body, without("Mcp-Name"), 400, -32020},
+		{"another method", body, with("Mcp-Method: tools/list"), 400, -32020},
+		{"no method", body, without("Mcp-Method"), 400, -32020},
+		{"another version", body, with("Mcp-Protocol-Version: 2025-11-25"), 400, -32020},
+		{"another URI", read, append(slices.Clone(readHeaders), "Mcp-Name: farnew:///data"), 400, -32020},
+		{"the URI", read, readHeaders, 200, 0},
+		{"no _meta", `{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}`, listHeaders, 400, -32602},
+		{"no params", `{"jsonrpc":"2.0","id":7,"method":"tools/list"}`, listHeaders, 400, -32602},
+		{"no capabilities", strings.Replace(list, "clientCapabilities", "somethingElse", 1), listHeaders, 400, -32602},
+		{"a version nobody knows", future, append(slices.Clone(listHeaders), "Mcp-Protocol-Version: 2099-01-01"), 400, -32022},
+		{"an unknown method", strings.Replace(list, "tools/list", "no/such", 1), append(slices.Clone(listHeaders), "Mcp-Method: no/such"), 404, -32601},
+		{"initialize", strings.Replace(list, "tools/list", "initialize", 1), append(slices.Clone(listHeaders), "Mcp-Method: initialize"), 404, -32601},
+		{"ping", strings.Replace(list, "tools/list", "ping", 1), append(slices.Clone(listHeaders), "Mcp-Method: ping"), 404, -32601},
+		{"logging/setLevel", strings.Replace(list, "tools/list", "logging/setLevel", 1), append(slices.Clone(listHeaders), "Mcp-Method: logging/setLevel"), 404, -32601},
+		{"resources/subscribe", strings.Replace(list, "tools/list", "resources/subscribe", 1), append(slices.Clone(listHeaders), "Mcp-Method: resources/subscribe"), 404, -32601},
+		{"a session that nobody needs", list, append(slices.Clone(listHeaders), "Mcp-Session-Id: nobody"), 200, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := post(t, e.at, tt.body, tt.headers...)
+			m := parsed(answerIn(got.body))
+			code := 0
+			if m.Error != nil {
+				code = m.Error.Code
+			}
+			if got.StatusCode != tt.status || code != tt.code || string(m.ID) != "7" || got.Header.Get("Mcp-Session-Id") != "" {
+				t.Errorf("%d %v %s", got.StatusCode, got.Header, got.body)
+			}
+			if tt.code == -32022 {
+				var data struct {
+					Supported []string
+					Requested string
+				}
+				_ = json.Unmarshal(m.Error.Data, &data)
+				if !slices.Contains(data.Supported, "2026-07-28") || data.Requested != "2099-01-01" {
+					t.Errorf("%s", got.body)
+				}
+			}
+		})
+	}
+	for _, method := range []string{"GET", "DELETE"} {
+		if got := send(t, client, method, e.at, "", "Mcp-Protocol-Version: 2026-07-28", "Accept: text/event-stream"); got.StatusCode != 405 || got.Header.Get("Allow") != "POST" {
+			t.Errorf("%s: %d %v %s", method, got.StatusCode, got.Header, got.body)
+		}
+	}
+	if got := send(t, client, "GET", e.at, "", "Accept: text/event-stream"); got.StatusCode != 405 && got.StatusCode != 400 {
+		t.Errorf("a stray GET: %d %s", got.StatusCode, got.body)
+	}
+	c.say(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
+}
+
+// Headers that repeat arguments are passed on, made where the client knows none, and
+// left out where the server does.
+func TestAggregateEraParamHeaders(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		for region, header := range map[string]string{"eu-west": "eu-west", "é ": "=?base64?w6kg?="} {
+			arguments := `{"region":` + quote(region) + `}`
+			var headers []string
+			if c.modern {
+				headers = []string{"Mcp-Param-Region: " + header}
+			}
+			got := c.ask(t, "tools/call", callOf(server, "echo", arguments), headers...)
+			if got.status != 200 || !strings.Contains(got.answer.text(), arguments) {
+				t.Fatalf("%d %s", got.status, got.answer.raw)
+			}
+			remote := e.remote[server]
+			if remote == nil {
+				continue
+			}
+			calls := remote.Seen("tools/call")
+			last := calls[len(calls)-1].Header
+			if modern := isModern(server, c.modern); modern && (last.Get("Mcp-Param-Region") != header || last.Get("Mcp-Name") != "echo" || last.Get("Mcp-Method") != "tools/call") ||
+				!modern && (last.Get("Mcp-Param-Region") != "" || last.Get("Mcp-Name") != "") || modern && last.Get("Mcp-Session-Id") != "" {
+				t.Errorf("the server has got %v", last)
+			}
+		}
+		if c.modern && isModern(server, true) {
+			got := c.ask(t, "tools/call", callOf(server, "echo", `{"region":"eu"}`), "Mcp-Param-Region: us")
+			if got.answer.Error == nil || got.answer.Error.Code != -32020 || got.status != 400 {
+				t.Errorf("%d %s", got.status, got.answer.raw)
+			}
+		}
+	})
+}
+
+// Links to resources, and resources, in what tools return can be read by the URIs
+// they have there.
+func TestAggregateEraResourceLinks(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		if e.remote[server] == nil {
+			return // it has none
+		}
+		got := c.ask(t, "tools/call", callOf(server, "link", `{}`)).answer
+		var result struct {
+			Content []struct {
+				URI      string
+				Resource struct{ URI, Text string }
+			}
+		}
+		uri := proxyURI(server, server+":///data")
+		if json.Unmarshal(got.Result, &result) != nil || len(result.Content) != 2 || result.Content[0].URI != uri || result.Content[1].Resource.URI != uri {
+			t.Fatalf("A12 %s", got.raw)
+		}
+		if got := c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`).answer; !strings.Contains(got.raw, "data of "+server) {
+			t.Errorf("%s", got.raw)
+		}
+	})
+}
+
+// A server that has forgotten its session is met anew, and the call is made once.
+func TestAggregateEraForgottenSession(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		remote := e.remote[server]
+		if remote == nil {
+			return // it forgets nothing
+		}
+		c.use(t, server, "echo", `{}`)
+		remote.Forget()
+		if got := c.use(t, server, "echo", `{"again":true}`); !strings.Contains(got, `"again":true`) {
+			t.Errorf("%s", got)
+		}
+		remote.Forget()
+		params := askBy(server, "roots/list")
+		d := c.begin(t, "tools/call", params)
+		m := d.next(t)
+		if c.modern {
+			m = c.ask(t, "tools/call", retried(params, m.input(t), func(string) string { return rootsAnswer })).answer
+		} else {
+			c.replyTo(t, m, rootsAnswer)
+			m = d.finish(t).answer
+		}
+		if !reached(m.text(), rootsAnswer) {
+			t.Errorf("%s", m.raw)
+		}
+	})
+}
+
+// Log messages reach who wants them: in the modern era who says so in the request.
+func TestAggregateEraLogs(t *testing.T) {
+	e := newEras(t)
+	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+		if e.remote[server] != nil {
+			return // it has no logs
+		}
+		if !c.modern {
+			if got := c.ask(t, "logging/setLevel", `{"level":"debug"}`).answer; string(got.Result) != "{}" {
+				t.Errorf("A15 %s", got.raw)
+			}
+		} else if got := c.ask(t, "tools/call", callOf(server, "emit", `{}`)); len(got.events) > 0 {
+			t.Errorf("nobody has asked for %s", got.events[0].raw)
+		}
+		params := callOf(server, "emit", `{}`)
+		if c.modern {
+			params = callOf(server, "emit", `{}`, `"_meta":{"io.modelcontextprotocol/logLevel":"debug"}`)
+		}
+		got := c.ask(t, "tools/call", params)
+		if len(got.events) != 1 || got.events[0].Method != "notifications/message" || string(got.events[0].Params.Data) != `"hello"` || got.events[0].Params.Proxy.Server != server {
+			t.Errorf("A26 %v before %s", got.events, got.answer.raw)
+		}
+	})
+}
+
+// What a server asks outside of a call reaches a client of the legacy era on its
+// stream. One of the modern era is asked in the place of an answer to its call, or its
+// server is told that it cannot be.
+func TestAggregateEraQuestionsAside(t *testing.T) {
+	e := newEras(t, "response_timeout 10s") // less than our patience
+	params := callOf("farold", "ask", `{"method":"roots/list","aside":true}`)
+	remote := e.remote["farold"]
+	t.Run("legacy client", func(t *testing.T) {
+		c := newSpeaker(t, e.at, false, canAll)
+		stream := c.listen(t)
+		eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) == 1 })
+		d := c.begin(t, "tools/call", params)
+		q := stream.next(t)
+		for q.Method != "roots/list" {
+			q = stream.next(t)
+		}
+		c.replyTo(t, q, rootsAnswer)
+		if got := d.finish(t).answer; !reached(got.text(), rootsAnswer) {
+			t.Errorf("A23 %s", got.raw)
+		}
+	})
+	t.Run("legacy client that cannot be asked", func(t *testing.T) {
+		c := newSpeaker(t, e.at, false, `{}`)
+		c.listen(t)
+		eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) == 2 })
+		if got := c.ask(t, "tools/call", params).answer; !strings.Contains(got.raw, `"isError":true`) {
+			t.Errorf("A25 %s", got.raw)
+		}
+	})
+	for _, listens := range []bool{true, false} {
+		t.Run(fmt.Sprintf("modern client, which listens: %t", listens), func(t *testing.T) {
+			c := newSpeaker(t, e.at, true, canAll, fmt.Sprint("Authorization: Bearer ", listens))
+			if listens {
+				c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`).next(t)
+				eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) == 3 })
+			}
+			got := c.ask(t, "tools/call", params).answer
+			if strings.Contains(got.raw, "input_required") {
+				got = c.ask(t, "tools/call", retried(params, got.input(t), func(string) string { return rootsAnswer })).answer
+			}
+			if !strings.Contains(got.raw, `"isError":true`) && !reached(got.text(), rootsAnswer) {
+				t.Errorf("A25 the server was not told: %s", got.raw)
+			}
+		})
+	}
+}
+
+// A client that is asked may take its time.
+func TestAggregateEraSlowAnswers(t *testing.T) {
+	e := newEras(t, "response_timeout 2s")
+	const long = 5 * time.Second
+	for _, era := range clientEras {
+		for _, server := range eraServers {
+			t.Run(era.name+" and "+server, func(t *testing.T) {
+				t.Parallel()
+				c := newSpeaker(t, e.at, era.modern, canAll, "Authorization: Bearer "+server)
+				eventually(t, "the server to be there", func() bool {
+					return strings.Contains(c.ask(t, "tools/call", callOf(server, "echo", `{}`)).answer.text(), "echo")
+				})
+				params := askBy(server, "elicitation/create")
+				d := c.begin(t, "tools/call", params)
+				m := d.next(t)
+				time.Sleep(long) // the only way to see that nothing happens
+				if c.modern {
+					m = c.ask(t, "tools/call", retried(params, m.input(t), func(string) string { return formAnswer })).answer
+				} else {
+					c.replyTo(t, m, formAnswer)
+					m = d.finish(t).answer
+				}
+				if !reached(m.text(), formAnswer) {
+					t.Errorf("%s", m.raw)
+				}
+			})
+		}
+	}
+}
+
+// A client that makes a call again without the answers gets an error, and so does
+// the server that waits for them.
+func TestAggregateEraMissingAnswers(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, true, canAll)
+	for _, server := range []string{"old", "farold"} {
+		for _, responses := range []string{`{}`, `{"other":{}}`, `[]`, `null`, `"x"`} {
+			t.Run(responses+" for "+server, func(t *testing.T) {
+				params := askBy(server, "elicitation/create")
+				in := c.ask(t, "tools/call", params).answer.input(t)
+				again := strings.TrimSuffix(params, "}") + `,"inputResponses":` + responses + `,"requestState":` + quote(in.RequestState) + `}`
+				if got := c.ask(t, "tools/call", again).answer; got.Error == nil && !strings.Contains(got.raw, `"isError":true`) && !strings.Contains(got.raw, "input_required") {
+					t.Errorf("%s", got.raw)
+				}
+			})
+		}
+	}
+}
+
+// Who takes no event stream can still be asked in the modern era.
+func TestAggregateEraInputAsJSON(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, true, canAll)
+	for _, server := range eraServers {
+		t.Run(server, func(t *testing.T) {
+			params := askBy(server, "elicitation/create")
+			in := c.ask(t, "tools/call", params, "Accept: application/json").answer.input(t)
+			got := c.ask(t, "tools/call", retried(params, in, func(string) string { return formAnswer }), "Accept: application/json")
+			if !reached(got.answer.text(), formAnswer) || !strings.HasPrefix(got.header.Get("Content-Type"), "application/json") {
+				t.Errorf("%v %s", got.header, got.answer.raw)
+			}
+		})
+	}
+}
+
+// A server is replaced by one of another era while clients are there.
+func TestAggregateEraUpgrades(t *testing.T) {
+	for _, era := range clientEras {
+		for _, tt := range []struct {
+			name           string
+			from           string
+			legacy, modern bool
+		}{
+			{"from legacy to modern", "farold", false, true},
+			{"from modern to legacy", "farnew", true, false},
+			{"from legacy to both", "farold", true, true},
+			{"from both to legacy", "farboth", true, false},
+			{"from both to modern", "farboth", false, true},
+		} {
+			t.Run(era.name+" "+tt.name, func(t *testing.T) {
+				e := newEras(t)
+				c := newSpeaker(t, e.at, era.modern, canAll)
+				c.use(t, tt.from, "echo", `{}`)
+				e.remote[tt.from].Become(tt.legacy, tt.modern)
+				eventually(t, "the server to be met anew", func() bool {
+					return strings.Contains(c.ask(t, "tools/call", callOf(tt.from, "echo", `{"again":1}`)).answer.text(), `"again":1`)
+				})
+			})
+		}
+	}
+}
+
+// Sessions and calls belong to who has proved to be somebody.
+func TestAggregateEraIdentity(t *testing.T) {
+	// Their passwords are their names, hashed at the lowest cost.
+	const users = "alice $2a$04$fjs1/hlX7Zc6F.1b9exT9eJ6sQYrHAPCHGq.hTFG4HUDX9R5lfrgK\nbob $2a$04$4UH.3JhiN43X1DTFbIExqezm4mVoxin0b7IG8XFXWApDB3hKtPP7e"
+	remote := &mcptest.Remote{Name: "farold", Legacy: true}
+	at := serve(t, block("basic_auth", users),
+		gateway("separator __", "server farold http://"+upstream(t, remote)+"/mcp")) + "/mcp"
+	t.Cleanup(remote.Close)
+	basic := func(name string) string {
+		return "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(name+":"+name))
+	}
+	params := askBy("farold", "elicitation/create")
+
+	alice, bob := newSpeaker(t, at, true, canAll, basic("alice")), newSpeaker(t, at, true, canAll, basic("bob"))
+	in := alice.ask(t, "tools/call", params).answer.input(t)
+	again := retried(params, in, func(string) string { return formAnswer })
+	if got := bob.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
+		t.Errorf("bob has got %s", got.raw)
+	}
+	if got := alice.ask(t, "tools/call", again).answer; !reached(got.text(), formAnswer) {
+		t.Errorf("alice has got %s", got.raw)
+	}
+
+	alice, bob = newSpeaker(t, at, false, canAll, basic("alice")), newSpeaker(t, at, false, canAll, basic("bob"))
+	d := alice.begin(t, "tools/call", params)
+	q := d.next(t)
+	thief := &speaker{at: at, headers: append(slices.Clone(alice.headers), basic("bob"))}
+	if got := thief.ask(t, "tools/list", `{}`); got.status != 404 || got.answer.Error == nil {
+		t.Errorf("bob has got %d %s", got.status, got.answer.raw)
+	}
+	bob.say(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"result":{"action":"decline"}}`) // to nobody's question
+	bob.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`}}`)
+	alice.replyTo(t, q, formAnswer)
+	if got := d.finish(t).answer; !reached(got.text(), formAnswer) {
+		t.Errorf("alice has got %s", got.raw)
+	}
+}
+
+// Clients of all revisions of the legacy era are served, whatever those of the
+// servers.
+func TestAggregateEraRevisions(t *testing.T) {
+	e := newEras(t)
+	for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2099-01-01"} {
+		t.Run(version, func(t *testing.T) {
+			c := &speaker{at: e.at, capabilities: canAll}
+			got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":`+canAll+`,"clientInfo":{"name":"test","version":"1"}}`)
+			agreed := version
+			if version > "2026" {
+				agreed = "2025-11-25"
+			}
+			if !strings.Contains(string(got.answer.Result), `"protocolVersion":"`+agreed+`"`) {
+				t.Fatalf("A5 %s", got.answer.raw)
+			}
+			c.headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")} // some say no version
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+			for _, server := range eraServers {
+				if got := c.use(t, server, "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
+					t.Errorf("%s: %s", server, got)
+				}
+			}
+			if version < "2025-06-18" {
+				return
+			}
+			c.headers = append(c.headers, "Mcp-Protocol-Version: "+agreed)
+			for _, server := range eraServers {
+				if got := c.use(t, server, "echo", `{"n":2}`); !strings.Contains(got, `{"n":2}`) {
+					t.Errorf("%s: %s", server, got)
+				}
+			}
+		})
+	}
+}
+
+// An empty event at the beginning of a stream is for clients that know of it: those
+// of 2025-11-25.
+func TestAggregateEraPriming(t *testing.T) {
+	remote := &mcptest.Remote{Name: "primes", Legacy: true, Primes: true}
+	at := serve(t, gateway("separator __", "server primes http://"+upstream(t, remote)+"/mcp")) + "/mcp"
+	t.Cleanup(remote.Close)
+	for _, version := range []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"} {
+		t.Run(version, func(t *testing.T) {
+			c := &speaker{at: at, modern: version == "2026-07-28", capabilities: canAll}
+			if !c.modern {
+				got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
+				c.headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")}
+			}
+			body, headers := c.message(`7`, "tools/call", callOf("primes", "progress", `{"steps":1}`, `"_meta":{"progressToken":1}`))
+			got := post(t, at, body, headers...)
+			if !strings.Contains(got.body, `"done"`) || !strings.Contains(got.body, "notifications/progress") {
+				t.Fatalf("%d %s", got.StatusCode, got.body)
+			}
+			if primed := strings.Contains(got.body, "data: \n") || strings.Contains(got.body, "data:\n"); primed && version != "2025-11-25" {
+				t.Errorf("the stream is %q", got.body)
+			}
+		})
+	}
+}
+
+// Clients of the modern era that nobody can tell apart have calls in flight with equal
+// ids. A server of the legacy era can tell these apart.
+func TestAggregateEraEqualIDs(t *testing.T) {
+	e := newEras(t)
+	one, two := newSpeaker(t, e.at, true, canAll), newSpeaker(t, e.at, true, canAll)
+	for _, server := range []string{"old", "farold"} {
+		t.Run(server, func(t *testing.T) {
+			kept, ended := e.hangs(t, one, server)
+			left, _ := e.hangs(t, two, server)
+			if kept.id != left.id {
+				t.Fatalf("the ids are %s and %s", kept.id, left.id)
+			}
+			left.hangUp()
+			eventually(t, "the end of the call", func() bool { return ended() > 0 })
+			if n := ended(); n != 1 {
+				t.Errorf("A28 %d calls have ended", n)
+			}
+			if server == "farold" {
+				calls := map[string]bool{}
+				for _, m := range e.remote[server].Seen("tools/call") {
+					calls[m.Session+m.ID] = true
+				}
+				if len(calls) != 2 {
+					t.Errorf("the server cannot tell the calls apart: %v", calls)
+				}
+				if hanging := e.remote[server].Seen("hanging"); e.remote[server].Seen("cancelled")[0].ID != hanging[1].ID {
+					t.Errorf("A28 the call of the other has ended: %v", hanging)
+				}
+			}
+			kept.hangUp()
+			eventually(t, "the end of the other call", func() bool { return ended() == 2 })
+		})
+	}
+}
+
+// A server may die while its question waits for the client.
+func TestAggregateEraHeldCallsEnd(t *testing.T) {
+	e := newEras(t)
+	c := newSpeaker(t, e.at, true, canAll)
+	again := func(params string, in input) string {
+		return retried(params, in, func(string) string { return formAnswer })
+	}
+	t.Run("with the server", func(t *testing.T) {
+		params := askBy("old", "elicitation/create")
+		in := c.ask(t, "tools/call", params).answer.input(t)
+		if got := c.ask(t, "tools/call", callOf("old", "die", `{}`)).answer; got.Error == nil {
+			t.Errorf("%s", got.raw)
+		}
+		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
+			t.Errorf("%s", got.raw)
+		}
+		eventually(t, "the server to come back", func() bool {
+			return strings.Contains(c.ask(t, "tools/call", callOf("old", "echo", `{}`)).answer.raw, `echo`)
+		})
+	})
+	t.Run("with its session", func(t *testing.T) {
+		params := askBy("farold", "elicitation/create")
+		in := c.ask(t, "tools/call", params).answer.input(t)
+		e.remote["farold"].Forget()
+		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
+			t.Errorf("%s", got.raw)
+		}
+		if got := c.use(t, "farold", "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
+			t.Errorf("%s", got)
+		}
+	})
+	t.Run("with the configuration", func(t *testing.T) {
+		params := askBy("farold", "elicitation/create")
+		in := c.ask(t, "tools/call", params).answer.input(t)
+		config := admin(t, "GET", "/config/", "").body
+		changed := strings.Replace(config, `"separator":"__"`, `"separator":"__","max_name_length":63`, 1)
+		if got := admin(t, "POST", "/load", changed); changed == config || got.StatusCode != 200 {
+			t.Fatalf("%d %s", got.StatusCode, got.body)
+		}
+		eventually(t, "the listeners of the configuration before to close", replaced)
+		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil && !reached(got.text(), formAnswer) {
+			t.Errorf("%s", got.raw)
+		}
+	})
+}

@@ -1,0 +1,301 @@
+package integration
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// hears waits for a message of a method in a response that must not end.
+func (d *dialogue) hears(t *testing.T, method string) spoken {
+	t.Helper()
+	for {
+		if m := d.next(t); m.Method == method {
+			return m
+		}
+	}
+}
+
+// silent fails the test if there was anything in the response since.
+func (d *dialogue) silent(t *testing.T) {
+	t.Helper()
+	select {
+	case m, ok := <-d.messages:
+		t.Errorf("heard %s, ended: %t", m.raw, !ok)
+	default:
+	}
+}
+
+// listens opens a stream by which a client of either era hears of changes.
+func (c *speaker) listens(t *testing.T) *dialogue {
+	t.Helper()
+	if !c.modern {
+		return c.listen(t)
+	}
+	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`)
+	d.hears(t, "notifications/subscriptions/acknowledged")
+	return d
+}
+
+// closes is sent with requests between which configurations are replaced: Caddy closes
+// connections then, maybe just when they are used again.
+const closes = "Connection: close"
+
+const listChanged = "notifications/tools/list_changed"
+
+// Clients, their streams and their calls go on when the configuration is replaced (A60).
+func TestAggregateReloadsUnderClients(t *testing.T) {
+	journal := newJournal(t)
+	added := block(child("new"), journal.env())
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
+			far := "server far http://" + upstream(t, remote) + "/mcp"
+			t.Cleanup(remote.Close)
+			address := freeAddress(t)
+			config := func(more ...string) string {
+				return site(address, gateway(append([]string{"separator __", block(child("kept", "--modern"), journal.env()), far}, more...)...))
+			}
+			load(t, config())
+			c := newSpeaker(t, joinedAt("http://"+address), era.modern, canAll, closes)
+			stream := c.listens(t)
+			pid := c.use(t, "kept", "pid", `{}`)
+			// A stream begins when the servers have been asked, but it does not wait for long.
+			eventually(t, "the stream of the far server", func() bool {
+				return len(remote.Seen("stream"))+len(remote.Seen("subscriptions/listen")) > 0
+			})
+			goesOn := func(t *testing.T) {
+				t.Helper()
+				if again := c.use(t, "kept", "pid", `{}`); again != pid {
+					t.Errorf("%s has become %s", pid, again)
+				}
+				c.use(t, "far", "change", `{}`)
+				if m := stream.hears(t, listChanged); m.Params.Proxy.Server != "far" {
+					t.Errorf("heard %s", m.raw)
+				}
+				if n := len(remote.Seen("initialize")); n > 1 {
+					t.Errorf("the far server was initialized %d times", n)
+				}
+			}
+			t.Run("A60 nothing has changed for them", func(t *testing.T) {
+				load(t, config()+site(freeAddress(t), "respond x"))
+				stream.silent(t)
+				goesOn(t)
+			})
+			t.Run("A60 a call in flight is answered", func(t *testing.T) {
+				// It is in mid-call when the configuration is replaced, and its client is asked by the old one.
+				params := callOf("far", "ask", `{"method":"roots/list","params":{}}`)
+				d := c.begin(t, "tools/call", params)
+				question := d.next(t)
+				seen := len(journal.entries(t, "tools/call"))
+				slow := c.begin(t, "tools/call", callOf("kept", "slow", `{"ms":300}`))
+				eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
+				load(t, config()+site(freeAddress(t), "respond y"))
+				if got := slow.finish(t).answer.text(); got != "slept" {
+					t.Error(got)
+				}
+				if era.modern {
+					d = c.begin(t, "tools/call", retried(params, question.input(t), func(string) string { return rootsAnswer }))
+				} else {
+					c.replyTo(t, question, rootsAnswer)
+				}
+				if got := d.finish(t).answer; !reached(got.text(), rootsAnswer) {
+					t.Errorf("got %s", got.raw)
+				}
+				goesOn(t)
+			})
+			t.Run("A60 a server is added", func(t *testing.T) {
+				load(t, config(added))
+				stream.hears(t, listChanged)
+				if got := toolsOf(t, c); !slices.Contains(got, "new__pid") || !slices.Contains(got, "kept__pid") || !slices.Contains(got, "far__echo") {
+					t.Errorf("listed %v", got)
+				}
+				c.use(t, "new", "add-tool", `{"name":"more"}`)
+				for m := stream.hears(t, listChanged); m.Params.Proxy.Server != "new"; m = stream.hears(t, listChanged) {
+				}
+				goesOn(t)
+			})
+			t.Run("A61 a broken configuration changes nothing", func(t *testing.T) {
+				for _, broken := range []string{config("server new http://127.0.0.1:1", "server new http://127.0.0.1:1"), config() + "\n{", site(address, gateway())} {
+					refused(t, "text/caddyfile", withAdmin(broken, adminAddress), "")
+				}
+				stream.silent(t)
+				if got := toolsOf(t, c); !slices.Contains(got, "new__pid") {
+					t.Errorf("listed %v", got)
+				}
+				goesOn(t)
+			})
+			t.Run("A60 a server is taken away", func(t *testing.T) {
+				load(t, config())
+				stream.hears(t, listChanged)
+				if got := toolsOf(t, c); slices.Contains(got, "new__pid") || !slices.Contains(got, "kept__pid") {
+					t.Errorf("listed %v", got)
+				}
+				if got := c.ask(t, "tools/call", callOf("new", "pid", `{}`)); got.answer.Error == nil || got.answer.Error.Code != -32602 {
+					t.Errorf("got %s", got.answer.raw)
+				}
+				goesOn(t)
+			})
+			t.Run("A60 many configurations in a row", func(t *testing.T) {
+				for range 5 {
+					load(t, config(added))
+					load(t, config())
+				}
+				eventually(t, "the list", func() bool { return !slices.Contains(toolsOf(t, c), "new__pid") })
+				for len(stream.messages) > 0 {
+					stream.next(t)
+				}
+				goesOn(t)
+			})
+			t.Run("A60 the gateway is taken away", func(t *testing.T) {
+				load(t, site(address, "respond x"))
+				stream.ended(t)
+			})
+		})
+	}
+	t.Run("A39 no child is left", func(t *testing.T) {
+		eventually(t, "the end of the children", func() bool {
+			return !slices.ContainsFunc(journal.entries(t, "start"), func(e entry) bool { return processRuns(e.PID) })
+		})
+	})
+}
+
+// A spy is a server over HTTP that writes down the credentials it gets, and says who it
+// is to all who listen.
+type spy struct {
+	*remoteServer
+	name string
+	line string
+
+	mu    sync.Mutex
+	heard map[string]bool
+}
+
+func newSpy(t *testing.T, name string) *spy {
+	t.Helper()
+	s := &spy{remoteServer: newRemoteServer(t, "tool_of_"+name), name: name, heard: map[string]bool{}}
+	s.line = "server shared http://" + upstream(t, s) + "/mcp"
+	return s
+}
+
+func (s *spy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.heard[r.Header.Get("Authorization")] = true
+	s.mu.Unlock()
+	s.remoteServer.ServeHTTP(w, r)
+}
+
+// strangers returns the credentials that are not for this server.
+func (s *spy) strangers() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for credentials := range s.heard {
+		if credentials != "Bearer of-"+s.name {
+			all = append(all, credentials)
+		}
+	}
+	return all
+}
+
+// A listener is a client of a gateway that listens to its spy.
+type listener struct {
+	of *spy
+	c  *speaker
+	d  *dialogue
+}
+
+// hearsAgain waits until the client hears its own server, and no other. Its stream may
+// have ended, because nobody knew where it belongs: then it comes back, as clients do.
+func (l *listener) hearsAgain(t *testing.T) {
+	t.Helper()
+	own := "vendor/" + l.of.name
+	eventually(t, "a stream of "+l.of.name, func() bool {
+		l.of.say(`{"jsonrpc":"2.0","method":"` + own + `"}`)
+		for {
+			select {
+			case m, ok := <-l.d.messages:
+				switch {
+				case !ok:
+					l.d = l.c.listen(t)
+					return false
+				case m.Method == own:
+					return true
+				case strings.HasPrefix(m.Method, "vendor/"):
+					t.Errorf("the client of %s heard %s", l.of.name, m.raw)
+				}
+			default:
+				return false
+			}
+		}
+	})
+}
+
+// Two gateways without a name on two sites have nothing in common: no client of the one
+// ever hears a server of the other, and no server of the other gets its credentials.
+func TestAggregateReloadsOfTwoGateways(t *testing.T) {
+	one, two := newSpy(t, "one"), newSpy(t, "two")
+	addresses := map[*spy]string{one: freeAddress(t), two: freeAddress(t)}
+	config := func(moreOfOne, moreOfTwo string) string {
+		return site(addresses[one], gateway("separator __", "forward_auth_header on", one.line, moreOfOne)) + site(addresses[two], gateway("separator __", "forward_auth_header on", two.line, moreOfTwo))
+	}
+	load(t, config("", ""))
+	var listeners []*listener
+	for _, s := range []*spy{one, two} {
+		l := &listener{of: s, c: newSpeaker(t, joinedAt("http://"+addresses[s]), false, `{}`, closes, "Authorization: Bearer of-"+s.name)}
+		l.d = l.c.listen(t)
+		listeners = append(listeners, l)
+		eventually(t, "the stream", func() bool { return s.listeners() == 1 })
+	}
+	extra := func(name string) string { return "server " + name + " http://127.0.0.1:1" }
+	steps := []struct {
+		name, config string
+		lasts        bool // the streams do, too
+	}{
+		{"nothing has changed", config("", "") + site(freeAddress(t), "respond x"), true},
+		{"nor now", config("", ""), true},
+		{"in another order", site(addresses[two], gateway("separator __", "forward_auth_header on", two.line)) + site(addresses[one], gateway("separator __", "forward_auth_header on", one.line)), true},
+		{"the first has one more", config(extra("more"), ""), false},
+		{"both have changed", config("", extra("other")), false},
+		{"and again", config(extra("x"), extra("y")), false},
+	}
+	for _, step := range steps {
+		t.Run("A60 "+step.name, func(t *testing.T) {
+			load(t, step.config)
+			for _, l := range listeners {
+				if !step.lasts {
+					l.hearsAgain(t)
+					continue
+				}
+				l.of.say(`{"jsonrpc":"2.0","method":"vendor/` + l.of.name + `"}`)
+				if m := l.d.next(t); m.Method != "vendor/"+l.of.name {
+					t.Errorf("the client of %s heard %s", l.of.name, m.raw)
+				}
+			}
+			for _, l := range listeners {
+				if got := toolsOf(t, l.c); !slices.Equal(got, []string{"shared__tool_of_" + l.of.name}) {
+					t.Errorf("the client of %s sees %v", l.of.name, got)
+				}
+				if got := l.of.strangers(); len(got) > 0 {
+					t.Errorf("%s got the credentials %q", l.of.name, got)
+				}
+			}
+		})
+	}
+	t.Run("A60 one is taken away", func(t *testing.T) {
+		load(t, site(addresses[two], gateway("separator __", "forward_auth_header on", two.line, extra("y"))))
+		listeners[0].d.ended(t)
+		l := listeners[1]
+		if got := toolsOf(t, l.c); !slices.Equal(got, []string{"shared__tool_of_two"}) {
+			t.Errorf("got %v", got)
+		}
+		for _, l := range listeners {
+			if got := l.of.strangers(); len(got) > 0 {
+				t.Errorf("%s got the credentials %q", l.of.name, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,383 @@
+package integration
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// oneByOneSession begins a session at the door to all servers, with a client by which a
+// request is answered only after everything about the one before was counted.
+func oneByOneSession(t *testing.T, url string) (ask func(method, message string, headers ...string) answer) {
+	t.Helper()
+	one := oneByOne(t)
+	var session string
+	ask = func(method, message string, headers ...string) answer {
+		t.Helper()
+		return send(t, one, method, joinedAt(url), message, append([]string{acceptBoth, session}, headers...)...)
+	}
+	got := ask("POST", rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`))
+	session = "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
+	if got.StatusCode != 200 {
+		t.Fatalf("%d %s", got.StatusCode, got.body)
+	}
+	if got := ask("POST", `{"jsonrpc":"2.0","method":"notifications/initialized"}`); got.StatusCode != 202 {
+		t.Fatalf("%d %s", got.StatusCode, got.body)
+	}
+	return ask
+}
+
+var (
+	countedRequest  = regexp.MustCompile(`^requests_total\{gateway="all",method="([^"]*)",outcome="([^"]*)",server="([^"]*)"\}$`)
+	countedDuration = regexp.MustCompile(`^request_duration_seconds_count\{gateway="all",method="([^"]*)",server="([^"]*)"\}$`)
+)
+
+// tally returns the requests among samples by "server method outcome", and how many
+// durations there are by "server method".
+func tally(samples map[string]float64) (outcomes, durations map[string]float64) {
+	outcomes, durations = map[string]float64{}, map[string]float64{}
+	for sample, n := range samples {
+		if m := countedRequest.FindStringSubmatch(sample); m != nil {
+			outcomes[m[3]+" "+m[1]+" "+m[2]] = n
+		}
+		if m := countedDuration.FindStringSubmatch(sample); m != nil {
+			durations[m[2]+" "+m[1]] = n
+		}
+	}
+	return outcomes, durations
+}
+
+// broken is a server that shakes hands and has no list: it answers with this status, or
+// with an error if it is 200.
+func broken(t *testing.T, status int) *remoteServer {
+	s := newRemoteServer(t, "tool")
+	s.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if m.Method != "tools/list" {
+			return false
+		}
+		if status != http.StatusOK {
+			http.Error(w, "no list today", status)
+			return true
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"no list today"}}`, m.ID)
+		return true
+	}
+	return s
+}
+
+// A request counts once for each server that it reaches, and those that concern more
+// than one or none count once for themselves (A51).
+func TestAggregateMetrics(t *testing.T) {
+	slow := newRemoteServer(t, "tool")
+	slow.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+		if m.Method == "tools/call" {
+			<-t.Context().Done()
+		}
+		return false
+	}
+	url := serve(t, gateway("name all", child("alpha"), newRemoteServer(t, "tool").line("beta"),
+		broken(t, 200).line("refusing"), broken(t, 503).line("broken"), block("server down http://127.0.0.1:1", "alias away"),
+		block(slow.line("slow"), "timeout 300ms")))
+	beginning := growth(t)
+	ask := oneByOneSession(t, url)
+	ask("PUT", "") // by which it is known that all is counted
+	t.Run("A51 the handshake", func(t *testing.T) {
+		got, _ := tally(beginning())
+		for _, want := range []string{" initialize ok", "alpha initialize ok", "beta initialize ok", "refusing initialize ok", "broken initialize ok", "slow initialize ok", "down initialize connect_error"} {
+			if got[want] != 1 {
+				t.Errorf("%s: %v in %v", want, got[want], got)
+			}
+		}
+	})
+	one := func(names ...string) map[string]float64 {
+		all := map[string]float64{}
+		for _, name := range names {
+			all[name] = 1
+		}
+		return all
+	}
+	call := func(name string) string { return rpc("tools/call", `{"name":`+quote(name)+`,"arguments":{}}`) }
+	tests := []struct {
+		name, method, message string
+		want                  map[string]float64
+	}{
+		{"A51 a call of a child", "POST", call("alpha::pid"), one("alpha tools/call ok")},
+		{"A51 a call over HTTP", "POST", call("beta::tool"), one("beta tools/call ok")},
+		{"A51 an error of the server", "POST", call("alpha::nope"), one("alpha tools/call error")},
+		{"A51 a prompt", "POST", rpc("prompts/get", `{"name":"alpha::p"}`), one("alpha prompts/get ok")},
+		{"A51 a resource", "POST", rpc("resources/read", `{"uri":`+quote(proxied("alpha", "file://alpha/data.txt"))+`}`), one("alpha resources/read ok")},
+		{"A51 a server that does not answer in time", "POST", call("slow::tool"), one("slow tools/call timeout")},
+		{"A51 a server that is not there", "POST", call("down::tool"), one("down tools/call connect_error")},
+		{"A51 an alias is the server", "POST", call("away::tool"), one("down tools/call connect_error")},
+		{"A51 a list, and those that fail", "POST", rpc("tools/list", `{}`), one(" tools/list ok", "alpha tools/list ok", "beta tools/list ok", "slow tools/list ok",
+			"refusing tools/list error", "broken tools/list http_5xx")},
+		{"A51 an unknown server", "POST", call("nobody::tool"), one(" tools/call invalid_params")},
+		{"A51 an unknown method", "POST", rpc("made/up", `{}`), one(" other method_not_found")},
+		{"A51 another unknown method", "POST", rpc("made/up"+strings.Repeat("x", 1000), `{}`), one(" other method_not_found")},
+		{"A51 what is answered here", "POST", rpc("ping", `{}`), one(" ping ok")},
+		{"A51 no JSON", "POST", `{`, one(" other parse_error")},
+		{"A51 another HTTP method", "PUT", "", one(" other invalid_request")},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			grown := growth(t)
+			began := time.Now()
+			got := ask(tt.method, tt.message)
+			ask("GET", "", "Mcp-Session-Id: none") // answered when everything about the other is counted
+			outcomes, durations := tally(grown())
+			maps.DeleteFunc(outcomes, func(name string, _ float64) bool { return strings.HasPrefix(name, " stream ") })
+			// A server that was away may have been tried again.
+			maps.DeleteFunc(outcomes, func(name string, _ float64) bool { return strings.HasPrefix(name, "down initialize ") })
+			if !maps.Equal(outcomes, tt.want) {
+				t.Errorf("counted %v\nwant %v\nafter %v: %d %.300s", outcomes, tt.want, time.Since(began), got.StatusCode, got.body)
+			}
+			for name, n := range tt.want {
+				if label := name[:strings.LastIndexByte(name, ' ')]; durations[label] != n {
+					t.Errorf("%v durations of %q", durations[label], label)
+				}
+			}
+		})
+	}
+	t.Run("A51 a client of the modern era", func(t *testing.T) {
+		c := newSpeaker(t, joinedAt(url), true, `{}`)
+		for _, tt := range []struct{ method, params, want string }{
+			{"tools/call", `{"name":"alpha::pid","arguments":{}}`, "alpha tools/call ok"},
+			{"tools/call", `{"name":"alpha::nope","arguments":{}}`, "alpha tools/call error"},
+			{"tools/call", `{"name":"slow::tool","arguments":{}}`, "slow tools/call timeout"},
+			{"tools/call", `{"name":"down::tool","arguments":{}}`, "down tools/call connect_error"},
+			{"tools/call", `{"name":"nobody::tool","arguments":{}}`, " tools/call invalid_params"},
+			{"server/discover", `{}`, " server/discover ok"},
+			{"made/up", `{}`, " other method_not_found"},
+		} {
+			c.ask(t, tt.method, tt.params) // after which the server is known
+			grown := growth(t)
+			c.ask(t, tt.method, tt.params)
+			var got map[string]float64
+			eventually(t, tt.want, func() bool {
+				got, _ = tally(grown())
+				return got[tt.want] > 0
+			})
+			maps.DeleteFunc(got, func(name string, _ float64) bool {
+				return !strings.Contains(name, " "+tt.method+" ") && !strings.Contains(name, " other ")
+			})
+			// A server that was away may have been tried again.
+			maps.DeleteFunc(got, func(name string, _ float64) bool { return strings.HasPrefix(name, "down server/discover ") })
+			if !maps.Equal(got, one(tt.want)) {
+				t.Errorf("%s %s: counted %v, want %s", tt.method, tt.params, got, tt.want)
+			}
+		}
+	})
+	t.Run("A51 no label is the client's", func(t *testing.T) {
+		for sample := range metrics(t) {
+			if strings.Contains(sample, "made/up") || strings.Contains(sample, "nobody") || strings.Contains(sample, "away") {
+				t.Error(sample)
+			}
+		}
+	})
+}
+
+// The line of a call at the door to all servers is the one that it would have at the
+// door of its server.
+func TestAggregateAccessLog(t *testing.T) {
+	file, own := filepath.Join(t.TempDir(), "access.log"), filepath.Join(t.TempDir(), "own.log")
+	const secret = "geheim"
+	remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
+	address := freeAddress(t)
+	load(t, block("", "debug", block("log", "output file "+own, "format json"))+"\n"+
+		site(address, block("log", "output file "+file, "format json"),
+			block("map {header.X-User} {http.auth.user.id}", `~.+ "${0}"`), // as basic_auth would
+			gateway("separator __", "mask 4000 2000 2000", child("alpha"), "server far http://"+upstream(t, remote)+"/mcp",
+				block("server down http://127.0.0.1:1", "alias away"))))
+	t.Cleanup(remote.Close)
+	url := "http://" + address
+	type fields struct {
+		Server  *string `json:"mcp_server"`
+		Method  *string `json:"mcp_method"`
+		Tool    *string `json:"mcp_tool"`
+		Client  *string `json:"mcp_client"`
+		Code    *int    `json:"mcp_error_code"`
+		Strings *int    `json:"mcp_masked_strings"`
+		Chars   *int    `json:"mcp_masked_chars"`
+	}
+	ask := oneByOneSession(t, url)
+	tests := []struct {
+		name, message string
+		want          fields
+	}{
+		{"a call", rpc("tools/call", `{"name":"alpha__echo","arguments":{"text":"`+secret+`"}}`),
+			fields{Server: new("alpha"), Method: new("tools/call"), Tool: new("echo")}},
+		{"a call over HTTP", rpc("tools/call", `{"name":"far__echo","arguments":{"text":"`+secret+`"}}`),
+			fields{Server: new("far"), Method: new("tools/call"), Tool: new("echo")}},
+		{"a masked call", rpc("tools/call", `{"name":"alpha__big","arguments":{"n":5000,"c":"ß"}}`),
+			fields{Server: new("alpha"), Method: new("tools/call"), Tool: new("big"), Strings: new(1), Chars: new(1000)}},
+		{"a masked call over HTTP", rpc("tools/call", `{"name":"far__echo","arguments":{"text":"`+strings.Repeat(secret, 1000)+`"}}`),
+			fields{Server: new("far"), Method: new("tools/call"), Tool: new("echo"), Strings: new(1), Chars: new(len(`{"name":"echo","arguments":{"text":""}}`) + 6000 - 4000)}},
+		{"an error of the server", rpc("tools/call", `{"name":"far__fail","arguments":{"code":-32000,"message":"`+secret+`"}}`),
+			fields{Server: new("far"), Method: new("tools/call"), Tool: new("fail"), Code: new(-32000)}},
+		{"an error of the gateway", rpc("tools/call", `{"name":"away__tool","arguments":{"x":"`+secret+`"}}`),
+			fields{Server: new("down"), Method: new("tools/call"), Tool: new("tool"), Code: new(-32002)}},
+		{"nobody's tool", rpc("tools/call", `{"name":"nobody__tool","arguments":{"x":"`+secret+`"}}`),
+			fields{Method: new("tools/call"), Tool: new("nobody__tool"), Code: new(-32602)}},
+		{"a prompt", rpc("prompts/get", `{"name":"alpha__p","arguments":{"who":"`+secret+`"}}`),
+			fields{Server: new("alpha"), Method: new("prompts/get"), Tool: new("p")}},
+		{"a list", rpc("tools/list", `{}`), fields{Method: new("tools/list")}},
+		{"an unknown method", rpc("made/up", `{"x":"`+secret+`"}`), fields{Method: new("made/up"), Code: new(-32601)}},
+	}
+	before := len(linesOf(t, file))
+	for _, tt := range tests {
+		ask("POST", tt.message)
+	}
+	ask("PUT", "")
+	modern := &speaker{at: joinedAt(url), modern: true, capabilities: `{}`}
+	one := oneByOne(t)
+	for _, params := range []string{callOf("alpha", "big", `{"n":5000,"c":"`+secret+`"}`), callOf("far", "echo", `{"text":"`+secret+`"}`)} {
+		body, headers := modern.message("1", "tools/call", params)
+		send(t, one, "POST", joinedAt(url), body, append(headers, "X-User: alice")...)
+	}
+	send(t, one, "PUT", joinedAt(url), "")
+	lines := linesOf(t, file)[before:]
+	for name, log := range map[string][]string{"access log": lines, "log": linesOf(t, own)} {
+		if at := strings.Index(strings.Join(log, "\n"), secret); at >= 0 {
+			text := strings.Join(log, "\n")
+			t.Errorf("arguments or results are in the %s: …%s…", name, text[max(0, at-300):min(len(text), at+100)])
+		}
+	}
+	if len(lines) < len(tests)+3 {
+		t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	check := func(name, line string, want fields) {
+		t.Run(name, func(t *testing.T) {
+			logged(t, line, want)
+			for _, field := range []string{`"mcp_server"`, `"mcp_method"`, `"mcp_tool"`, `"mcp_masked_strings"`, `"mcp_masked_chars"`} {
+				if strings.Count(line, field) > 1 {
+					t.Errorf("%s twice in %s", field, line)
+				}
+			}
+		})
+	}
+	for i, tt := range tests {
+		check(tt.name, lines[i], tt.want)
+	}
+	lines = lines[len(tests)+1:]
+	check("a masked call of the modern era to a server of the other", lines[0],
+		fields{Server: new("alpha"), Method: new("tools/call"), Tool: new("big"), Client: new("alice"), Strings: new(1), Chars: new(26000)})
+	check("a call of the modern era", lines[1], fields{Server: new("far"), Method: new("tools/call"), Tool: new("echo"), Client: new("alice")})
+}
+
+// told is what a server's own block is told by placeholders.
+var told = []string{
+	"request_header X-Server {http.mcp.server}",
+	"request_header X-Method {http.mcp.method}",
+	"request_header X-Tool {http.mcp.tool}",
+	"request_header X-Client {http.mcp.client}",
+	"request_header X-Unique {http.request.uuid}",
+	"request_header X-Set {vars.set}",
+	"request_header X-Path {http.request.uri.path}",
+}
+
+var isUUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+func TestAggregatePlaceholders(t *testing.T) {
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			old, young := &mcptest.Remote{Name: "old", Legacy: true}, &mcptest.Remote{Name: "young", Modern: true}
+			url := serve(t, block("map {header.X-User} {http.auth.user.id}", `~.+ "${0}"`), "vars set front",
+				gateway("separator __", block("server old http://"+upstream(t, old)+"/mcp", told...), block("server young http://"+upstream(t, young)+"/mcp", told...)))
+			t.Cleanup(old.Close)
+			t.Cleanup(young.Close)
+			c := newSpeaker(t, joinedAt(url), era.modern, canAll, "X-User: alice")
+			for _, s := range []*mcptest.Remote{old, young} {
+				c.use(t, s.Name, "echo", `{"text":"x"}`)
+				c.ask(t, "prompts/get", `{"name":"`+s.Name+`__p"}`)
+				c.ask(t, "tools/list", `{}`)
+				for _, want := range []struct{ method, tool string }{{"tools/call", "echo"}, {"prompts/get", "p"}, {"tools/list", ""}} {
+					seen := s.Seen(want.method)
+					if len(seen) == 0 {
+						t.Fatalf("%s has not seen %s", s.Name, want.method)
+					}
+					for _, m := range seen {
+						for name, value := range map[string]string{"X-Server": s.Name, "X-Method": want.method, "X-Tool": want.tool, "X-Client": "alice", "X-Set": "front", "X-Path": "/mcp"} {
+							if got := m.Header.Get(name); got != value {
+								t.Errorf("%s of %s: %s is %q, want %q", want.method, s.Name, name, got, value)
+							}
+						}
+						if got := m.Header.Get("X-Unique"); !isUUID.MatchString(got) {
+							t.Errorf("%s of %s: X-Unique is %q", want.method, s.Name, got)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// Many servers are asked at the same time, each with placeholders of its own. This is
+// for the race detector, too.
+func TestAggregatePlaceholdersInFanOut(t *testing.T) {
+	const servers, clients, rounds = 20, 4, 5
+	var mu sync.Mutex
+	seen := map[string]int{} // by server and method
+	lines := []string{"separator __"}
+	for i := range servers {
+		name := "s" + strconv.Itoa(i)
+		s := newRemoteServer(t, "tool")
+		address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if got := r.Header.Get("X-Server"); got != name {
+				t.Errorf("%s is told that it is %q", name, got)
+			}
+			if got := r.Header.Get("X-Unique"); !isUUID.MatchString(got) {
+				t.Errorf("%s: X-Unique is %q", name, got)
+			}
+			mu.Lock()
+			seen[name+" "+r.Header.Get("X-Method")+" "+r.Header.Get("X-Client")]++
+			mu.Unlock()
+			s.ServeHTTP(w, r)
+		}))
+		lines = append(lines, block("server "+name+" http://"+address+"/mcp", told...))
+	}
+	url := serve(t, block("map {header.X-User} {http.auth.user.id}", `~.+ "${0}"`), "vars set front", gateway(lines...))
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			user := "X-User: u" + strconv.Itoa(i)
+			for range rounds {
+				hello := rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
+				session := ""
+				for _, message := range []string{hello, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, rpc("tools/list", `{}`), `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`} {
+					res, err := lasting.Do(request(t, t.Context(), "POST", joinedAt(url), message, acceptBoth, user, session))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if id := res.Header.Get("Mcp-Session-Id"); id != "" {
+						session = "Mcp-Session-Id: " + id
+					}
+					res.Body.Close()
+					if res.StatusCode/100 != 2 {
+						t.Errorf("%s: %d", message, res.StatusCode)
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	for i := range servers {
+		for j := range clients {
+			for _, method := range []string{"initialize", "notifications/initialized", "tools/list"} {
+				if key := fmt.Sprintf("s%d %s u%d", i, method, j); seen[key] != rounds {
+					t.Errorf("%s: %d times, want %d", key, seen[key], rounds)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,1512 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+)
+
+// joinedAt is where all servers of a gateway are one.
+func joinedAt(url string) string { return url + "/mcp" }
+
+// legacyMessage is any JSON-RPC message of the revisions with sessions.
+type legacyMessage struct {
+	ID     json.RawMessage
+	Method string
+	Params json.RawMessage
+	Result json.RawMessage
+	Error  *struct {
+		Code    int
+		Message string
+		Data    struct {
+			Code       string
+			ServerName string `json:"server_name"`
+		}
+	}
+
+	raw     string
+	eventID string
+}
+
+func (m legacyMessage) String() string { return m.raw }
+
+// member returns a member of the params, as it was written.
+func (m legacyMessage) member(name string) string {
+	var members map[string]json.RawMessage
+	_ = json.Unmarshal(m.Params, &members)
+	return string(members[name])
+}
+
+// legacyAnswer is what a POST has brought.
+type legacyAnswer struct {
+	legacyMessage
+	status int
+	header http.Header
+	body   string
+	err    error
+}
+
+// legacyClient is a client of the revisions with sessions. It writes down what servers
+// send unasked, on whichever stream, and answers what they ask.
+type legacyClient struct {
+	t *testing.T
+	*legacySession
+}
+
+// legacySession is what all tests share that use the same client.
+type legacySession struct {
+	t       *testing.T // the outermost
+	at      string
+	session string // the header, empty before there is one
+	hello   legacyAnswer
+	ids     atomic.Int64
+
+	mu      sync.Mutex
+	answers func(asked legacyMessage) string
+	heard   []legacyMessage
+}
+
+// in is the client in a test within the one that it was made for.
+func (c *legacyClient) in(t *testing.T) *legacyClient { return &legacyClient{t, c.legacySession} }
+
+// answer has what servers ask answered. The function returns the members of the
+// answer, or nothing to leave it open.
+func (s *legacySession) answer(with func(asked legacyMessage) string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answers = with
+}
+
+const everyCapability = `{"roots":{"listChanged":true},"sampling":{},"elicitation":{}}`
+
+// joinAll begins a session of a client with these capabilities, and opens its stream
+// for what servers send unasked.
+func joinAll(t *testing.T, url, capabilities string) *legacyClient {
+	t.Helper()
+	c := newLegacyClient(t, url, capabilities)
+	c.listen()
+	return c
+}
+
+// newLegacyClient begins a session.
+func newLegacyClient(t *testing.T, url, capabilities string) *legacyClient {
+	t.Helper()
+	c := unknownClient(t, url)
+	c.initialize("2025-11-25", capabilities)
+	c.notify("notifications/initialized", "")
+	return c
+}
+
+// unknownClient is a client before it has a session.
+func unknownClient(t *testing.T, url string) *legacyClient {
+	return &legacyClient{t, &legacySession{t: t, at: joinedAt(url)}}
+}
+
+func (c *legacyClient) initialize(version, capabilities string) {
+	c.t.Helper()
+	c.hello = c.ask("initialize", `{"protocolVersion":`+quote(version)+`,"capabilities":`+capabilities+`,"clientInfo":{"name":"test","version":"1"}}`)
+	session := c.hello.header.Get("Mcp-Session-Id")
+	if c.hello.status != 200 || c.hello.Result == nil || session == "" {
+		c.t.Fatalf("initialize: %v %d %v %s", c.hello.err, c.hello.status, c.hello.header, c.hello.body)
+	}
+	c.session = "Mcp-Session-Id: " + session
+}
+
+// begin sends a request, whose answer is waited for later.
+func (c *legacyClient) begin(id, method, params string) <-chan legacyAnswer {
+	if params != "" {
+		params = `,"params":` + params
+	}
+	return c.send(`{"jsonrpc":"2.0","id":` + id + `,"method":` + quote(method) + params + `}`)
+}
+
+func (c *legacyClient) beginCall(tool, arguments string) <-chan legacyAnswer {
+	return c.begin(fmt.Sprint(c.ids.Add(1)), "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`)
+}
+
+// send posts a message.
+func (s *legacySession) send(message string) <-chan legacyAnswer {
+	answers := make(chan legacyAnswer, 1)
+	req := request(s.t, s.t.Context(), "POST", s.at, message, s.session, acceptBoth)
+	go func() {
+		res, err := lasting.Do(req)
+		if err != nil {
+			answers <- legacyAnswer{err: err}
+			return
+		}
+		defer res.Body.Close()
+		got := legacyAnswer{status: res.StatusCode, header: res.Header}
+		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+			var body strings.Builder
+			got.err = s.read(io.TeeReader(res.Body, &body), func(m legacyMessage) {
+				if m.Method == "" {
+					got.legacyMessage = m
+				}
+			})
+			got.body = body.String()
+		} else {
+			var body []byte
+			body, got.err = io.ReadAll(res.Body)
+			got.body = string(body)
+			got.legacyMessage.raw = got.body
+			if len(body) > 0 && got.err == nil {
+				got.err = json.Unmarshal(body, &got.legacyMessage)
+			}
+		}
+		answers <- got
+	}()
+	return answers
+}
+
+// read reads an event stream to its end. What servers say unasked is kept.
+func (s *legacySession) read(stream io.Reader, each func(legacyMessage)) error {
+	r := bufio.NewReader(stream)
+	var id, data string
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			if err == io.EOF {
+				err = nil
+			}
+			return err
+		}
+		line = strings.TrimRight(line, "\r\n")
+		if value, ok := strings.CutPrefix(line, "id:"); ok {
+			id = strings.TrimSpace(value)
+		}
+		if value, ok := strings.CutPrefix(line, "data:"); ok {
+			data += strings.TrimSpace(value)
+		}
+		if line != "" || data == "" {
+			continue
+		}
+		m := legacyMessage{raw: data, eventID: id}
+		if err := json.Unmarshal([]byte(data), &m); err != nil {
+			return fmt.Errorf("%w: %s", err, data)
+		}
+		data, id = "", ""
+		each(m)
+		if m.Method == "" {
+			continue
+		}
+		s.mu.Lock()
+		s.heard = append(s.heard, m)
+		answers := s.answers
+		s.mu.Unlock()
+		if m.ID != nil && answers != nil {
+			go func() {
+				if members := answers(m); members != "" {
+					<-s.send(`{"jsonrpc":"2.0","id":` + string(m.ID) + `,` + members + `}`)
+				}
+			}()
+		}
+	}
+}
+
+// listen opens the stream of the session, and opens it again if it ends, as clients do.
+func (c *legacyClient) listen() {
+	c.t.Helper()
+	res := open(c.t, lasting, "GET", c.at, "", c.session, "Accept: text/event-stream")
+	if res.StatusCode != 200 || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		c.t.Fatalf("GET: %d %v", res.StatusCode, res.Header)
+	}
+	ctx := c.legacySession.t.Context()
+	go func() {
+		for {
+			_ = c.read(res.Body, func(legacyMessage) {})
+			res.Body.Close()
+			for {
+				if ctx.Err() != nil {
+					return
+				}
+				var err error
+				if res, err = lasting.Do(request(c.legacySession.t, ctx, "GET", c.at, "", c.session, "Accept: text/event-stream")); err == nil {
+					if res.StatusCode == 200 {
+						break
+					}
+					res.Body.Close()
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+	}()
+}
+
+// await waits for the answer to a request.
+func (c *legacyClient) await(answers <-chan legacyAnswer) legacyAnswer {
+	c.t.Helper()
+	select {
+	case got := <-answers:
+		return got
+	case <-time.After(2 * patience):
+		c.t.Fatal("no answer")
+		return legacyAnswer{}
+	}
+}
+
+// ask sends a request and waits for its answer, which must have its id.
+func (c *legacyClient) ask(method, params string) legacyAnswer {
+	c.t.Helper()
+	id := fmt.Sprint(c.ids.Add(1))
+	got := c.await(c.begin(id, method, params))
+	if got.err != nil || string(got.ID) != id || (got.Result == nil) == (got.Error == nil) {
+		c.t.Fatalf("%s: %v %d, id %s and not %s: %.500s", method, got.err, got.status, got.ID, id, got.body)
+	}
+	return got
+}
+
+// result asks for a result.
+func (c *legacyClient) result(method, params string) string {
+	c.t.Helper()
+	got := c.ask(method, params)
+	if got.Error != nil || got.status != 200 {
+		c.t.Fatalf("%s %s: %d %.500s", method, params, got.status, got.raw)
+	}
+	return string(got.Result)
+}
+
+// fails asks for what must be refused with this code, and status 200.
+func (c *legacyClient) fails(method, params string, code int) legacyAnswer {
+	c.t.Helper()
+	got := c.ask(method, params)
+	if got.Error == nil || got.Error.Code != code || got.Error.Message == "" || got.status != 200 {
+		c.t.Errorf("%s %s: %d %.500s\nwant error %d", method, params, got.status, got.raw, code)
+	}
+	return got
+}
+
+// use calls a tool and returns the text of its result.
+func (c *legacyClient) use(tool, arguments string) string {
+	c.t.Helper()
+	return toolText(c.t, `{"result":`+c.result("tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`)+`}`)
+}
+
+// notify sends a notification.
+func (c *legacyClient) notify(method, params string) {
+	c.t.Helper()
+	if params != "" {
+		params = `,"params":` + params
+	}
+	if got := c.await(c.send(`{"jsonrpc":"2.0","method":` + quote(method) + params + `}`)); got.err != nil || got.status != 202 || got.body != "" {
+		c.t.Fatalf("%s: %v %d %s", method, got.err, got.status, got.body)
+	}
+}
+
+// heardOf returns what was heard of a method so far.
+func (c *legacyClient) heardOf(method string) (found []legacyMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.heard {
+		if m.Method == method {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// hears waits until so many messages of a method were heard, and returns them.
+func (c *legacyClient) hears(method string, n int) []legacyMessage {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprintf("%d × %s", n, method), func() bool { return len(c.heardOf(method)) >= n })
+	return c.heardOf(method)
+}
+
+// pages lists everything, page by page. The params are those besides the cursor.
+func (c *legacyClient) pages(method, params string) (pages [][]json.RawMessage, cursors []string) {
+	c.t.Helper()
+	kind := strings.TrimSuffix(method, "/list")
+	if kind == "resources/templates" {
+		kind = "resourceTemplates"
+	}
+	next := ""
+	for {
+		all := strings.Trim(params+next, ",")
+		var page map[string]json.RawMessage
+		text := c.result(method, `{`+all+`}`)
+		var items []json.RawMessage
+		if err := errors.Join(json.Unmarshal([]byte(text), &page), json.Unmarshal(page[kind], &items)); err != nil || page[kind][0] != '[' {
+			c.t.Fatalf("%v: %.500s", err, text)
+		}
+		pages = append(pages, items)
+		if page["nextCursor"] == nil {
+			return pages, cursors
+		}
+		var cursor string
+		if err := json.Unmarshal(page["nextCursor"], &cursor); err != nil || len(cursors) > 20_000 {
+			c.t.Fatalf("%d pages, then %v: %.500s", len(cursors), err, text)
+		}
+		cursors = append(cursors, cursor)
+		next = `,"cursor":` + quote(cursor)
+	}
+}
+
+// list lists everything and returns a member of each item.
+func (c *legacyClient) list(method, member string) (values []string) {
+	c.t.Helper()
+	pages, _ := c.pages(method, "")
+	for _, item := range slices.Concat(pages...) {
+		var members map[string]json.RawMessage
+		var value string
+		if err := errors.Join(json.Unmarshal(item, &members), json.Unmarshal(members[member], &value)); err != nil {
+			c.t.Fatalf("%v: %s", err, item)
+		}
+		values = append(values, value)
+	}
+	return values
+}
+
+// has reports whether a tool is listed.
+func (c *legacyClient) has(tool string) bool {
+	c.t.Helper()
+	return slices.Contains(c.list("tools/list", "name"), tool)
+}
+
+// messages returns what a child has received of a method, whole.
+func (j journal) messages(t *testing.T, method string) (found []legacyMessage) {
+	t.Helper()
+	text, err := os.ReadFile(string(j))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		var e struct{ Message json.RawMessage }
+		var m legacyMessage
+		if json.Unmarshal(line, &e) == nil && json.Unmarshal(e.Message, &m) == nil && m.Method == method {
+			m.raw = string(e.Message)
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// remoteServer is an MCP server over Streamable HTTP with sessions, in the hands of the test.
+type remoteServer struct {
+	address string
+
+	// hello is the result of initialize, tools are the descriptors of what it has.
+	hello string
+	tools []string
+
+	// first may answer a request itself. Then it returns true.
+	first func(w http.ResponseWriter, m legacyMessage) bool
+
+	mu       sync.Mutex
+	sessions map[string]bool
+	number   int
+	got      []legacyMessage // in order; DELETE is a method here
+	streams  map[chan string]bool
+}
+
+func newRemoteServer(t *testing.T, tools ...string) *remoteServer {
+	t.Helper()
+	s := &remoteServer{
+		hello:    `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"remote","version":"1"}}`,
+		sessions: map[string]bool{},
+		streams:  map[chan string]bool{},
+	}
+	for _, name := range tools {
+		s.tools = append(s.tools, `{"name":`+quote(name)+`,"inputSchema":{"type":"object"}}`)
+	}
+	s.address = upstream(t, s)
+	return s
+}
+
+// line is the server in the configuration of a gateway.
+func (s *remoteServer) line(name string) string {
+	return "server " + name + " http://" + s.address + "/mcp"
+}
+
+// count returns how often a method was received.
+func (s *remoteServer) count(method string) int { return len(s.received(method)) }
+
+func (s *remoteServer) received(method string) (found []legacyMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.got {
+		if m.Method == method {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// forget ends all sessions, as a restart does.
+func (s *remoteServer) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.sessions)
+}
+
+// say sends a message to all who listen.
+func (s *remoteServer) say(message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for stream := range s.streams {
+		stream <- message
+	}
+}
+
+// listeners is how many do.
+func (s *remoteServer) listeners() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.streams)
+}
+
+func (s *remoteServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	m := legacyMessage{Method: r.Method}
+	if r.Method == "POST" {
+		_ = json.Unmarshal(body, &m)
+		if m.Method == "POST" {
+			m.Method = "answer"
+		}
+	}
+	m.raw = string(body)
+	session := r.Header.Get("Mcp-Session-Id")
+	s.mu.Lock()
+	s.got = append(s.got, m)
+	known := s.sessions[session]
+	s.mu.Unlock()
+	if s.first != nil && s.first(w, m) {
+		return
+	}
+	if m.Method != "initialize" && !known {
+		status := http.StatusNotFound
+		if session == "" {
+			status = http.StatusBadRequest
+		}
+		http.Error(w, "no such session", status)
+		return
+	}
+	switch {
+	case r.Method == "GET":
+		s.stream(w, r)
+		return
+	case r.Method == "DELETE":
+		s.mu.Lock()
+		delete(s.sessions, session)
+		s.mu.Unlock()
+		w.WriteHeader(http.StatusNoContent)
+		return
+	case m.ID == nil || m.Method == "answer":
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	var result string
+	switch m.Method {
+	case "initialize":
+		s.mu.Lock()
+		s.number++
+		session := fmt.Sprintf("session-%d", s.number)
+		s.sessions[session] = true
+		s.mu.Unlock()
+		w.Header().Set("Mcp-Session-Id", session)
+		result = s.hello
+	case "tools/list":
+		result = `{"tools":[` + strings.Join(s.tools, ",") + `]}`
+	case "tools/call":
+		result = `{"content":[{"type":"text","text":` + quote(string(m.Params)) + `}]}`
+	case "ping":
+		result = `{}`
+	default:
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no such method"}}`, m.ID)
+		return
+	}
+	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+}
+
+// stream serves one who listens.
+func (s *remoteServer) stream(w http.ResponseWriter, r *http.Request) {
+	stream := make(chan string, 100)
+	s.mu.Lock()
+	s.streams[stream] = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.streams, stream)
+		s.mu.Unlock()
+	}()
+	w.Header().Set("Content-Type", "text/event-stream")
+	for {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case message := <-stream:
+			_, _ = io.WriteString(w, event(message))
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func TestAggregateHandshake(t *testing.T) {
+	alpha, beta := newJournal(t), newJournal(t)
+	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env())))
+	if starts := alpha.entries(t, "start"); len(starts) > 0 {
+		t.Errorf("started before anybody asked: %v", starts)
+	}
+	first, second := joinAll(t, url, everyCapability), newLegacyClient(t, url, `{}`)
+	first.notify("notifications/initialized", "") // once more
+	for _, c := range []*legacyClient{first, second} {
+		for _, server := range []string{"alpha", "beta"} {
+			c.use(server+"::pid", `{}`)
+		}
+		c.list("tools/list", "name")
+	}
+	for server, journal := range map[string]journal{"alpha": alpha, "beta": beta} {
+		for _, method := range []string{"start", "initialize", "notifications/initialized"} {
+			if got := journal.entries(t, method); len(got) != 1 {
+				t.Errorf("A3 %s: %d × %s", server, len(got), method)
+			}
+		}
+	}
+}
+
+func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
+	journal, remote := newJournal(t), newRemoteServer(t, "tool")
+	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session"), remote.line("remote")))
+	one, two := joinAll(t, url, `{"roots":{}}`), joinAll(t, url, `{"sampling":{}}`)
+	pids := map[string]bool{}
+	for _, c := range []*legacyClient{one, two} {
+		c.notify("notifications/initialized", "") // once more
+		for _, tool := range []string{"alpha::pid", "beta::pid"} {
+			pids[c.use(tool, `{}`)] = true
+		}
+	}
+	if len(pids) != 4 {
+		t.Errorf("children: %v", pids)
+	}
+	if inits, initialized := remote.count("initialize"), remote.count("notifications/initialized"); inits != 2 || initialized != 2 {
+		t.Errorf("A3 the remote server got %d × initialize, %d × initialized", inits, initialized)
+	}
+	for _, method := range []string{"initialize", "notifications/initialized"} {
+		byPID := map[int]int{}
+		for _, e := range journal.entries(t, method) {
+			byPID[e.PID]++
+		}
+		if len(byPID) != 4 || len(journal.entries(t, method)) != 4 {
+			t.Errorf("A3 %s: %v", method, byPID)
+		}
+	}
+	capabilities := map[string]int{}
+	for _, m := range append(journal.messages(t, "initialize"), remote.received("initialize")...) {
+		capabilities[m.member("capabilities")]++
+	}
+	if capabilities[`{"roots":{}}`] != 3 || capabilities[`{"sampling":{}}`] != 3 {
+		t.Errorf("A3 the clients' capabilities became %v", capabilities)
+	}
+}
+
+// No server waits for another: each answers only when all have been asked.
+func TestAggregateAsksAllAtOnce(t *testing.T) {
+	for _, method := range []string{"initialize", "tools/list"} {
+		t.Run("A3 A22 "+method, func(t *testing.T) {
+			const servers = 5
+			var lines []string
+			var asked sync.WaitGroup
+			asked.Add(servers)
+			for i := range servers {
+				s := newRemoteServer(t, "tool")
+				var once sync.Once
+				s.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+					if m.Method == method {
+						once.Do(asked.Done)
+						asked.Wait()
+					}
+					return false
+				}
+				lines = append(lines, s.line(fmt.Sprintf("s%d", i)))
+			}
+			// One that waited for the other would wait for longer than the test does.
+			url := serve(t, gateway(append(lines, "join_timeout 10m", "response_timeout 10m")...))
+			c := newLegacyClient(t, url, `{}`)
+			if got := c.list("tools/list", "name"); len(got) != servers {
+				t.Errorf("listed %v", got)
+			}
+		})
+	}
+}
+
+func TestAggregateIntroducesItself(t *testing.T) {
+	introduce := func(t *testing.T, lines ...string) (capabilities map[string]json.RawMessage) {
+		c := newLegacyClient(t, serve(t, gateway(lines...)), `{}`)
+		var hello struct {
+			ProtocolVersion string
+			ServerInfo      struct{ Name, Version string }
+			Capabilities    map[string]json.RawMessage
+		}
+		if err := json.Unmarshal(c.hello.Result, &hello); err != nil || hello.ProtocolVersion != "2025-11-25" || hello.ServerInfo.Name == "" || hello.ServerInfo.Version == "" {
+			t.Errorf("A4 %v: %s", err, c.hello.Result)
+		}
+		for name, value := range hello.Capabilities {
+			if !strings.HasPrefix(string(value), "{") {
+				t.Errorf("A4 %s is %s", name, value)
+			}
+		}
+		return hello.Capabilities
+	}
+	t.Run("A4 an empty object is a capability", func(t *testing.T) {
+		got := introduce(t, child("alpha", "--caps-empty"))
+		if got["tools"] == nil || got["prompts"] != nil || got["resources"] != nil || got["logging"] != nil {
+			t.Errorf("%s", got)
+		}
+	})
+	t.Run("A4 capabilities are those of all", func(t *testing.T) {
+		got := introduce(t, child("alpha", "--caps-empty"), child("beta"))
+		for _, name := range []string{"tools", "prompts", "resources", "logging", "completions"} {
+			if got[name] == nil {
+				t.Errorf("%s is missing in %s", name, got)
+			}
+		}
+		if !strings.Contains(string(got["resources"]), `"subscribe":true`) {
+			t.Errorf("%s", got)
+		}
+	})
+}
+
+func TestAggregateVersions(t *testing.T) {
+	old := newRemoteServer(t, "tool")
+	old.hello = `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"old","version":"1"}}`
+	url := serve(t, gateway(child("alpha"), old.line("old")))
+	supported := []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"}
+	for _, version := range append([]string{"1999-01-01", "2099-01-01", ""}, supported...) {
+		t.Run("A5 "+version, func(t *testing.T) {
+			c := unknownClient(t, url)
+			c.initialize(version, `{}`)
+			c.notify("notifications/initialized", "")
+			var hello struct{ ProtocolVersion string }
+			if err := json.Unmarshal(c.hello.Result, &hello); err != nil || !slices.Contains(supported, hello.ProtocolVersion) ||
+				slices.Contains(supported, version) && hello.ProtocolVersion != version {
+				t.Errorf("%v: %s", err, c.hello.Result)
+			}
+			if got := c.use("old::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
+				t.Error(got)
+			}
+			if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+func TestAggregateGoesOnWithoutSome(t *testing.T) {
+	// One that is not there yet, and one that takes its time.
+	absent := freeAddress(t)
+	late := newRemoteServer(t, "tool")
+	var awake atomic.Bool
+	late.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if !awake.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		}
+		return false
+	}
+	url := serve(t, gateway("join_timeout 2s",
+		"server missing stdio /nonexistent/program",
+		child("mute", "--hang-init"),
+		"server down http://127.0.0.1:1",
+		child("quits", "--exit-at-start", "3"),
+		child("good"),
+		"server absent http://"+absent+"/mcp",
+		late.line("late")))
+	pidAt(t, mcpAt(url, "good")) // it runs, and does not need the time that others have
+	c := joinAll(t, url, `{}`)
+	for _, name := range c.list("tools/list", "name") {
+		if !strings.HasPrefix(name, "good::") {
+			t.Errorf("A6 listed %s", name)
+		}
+	}
+	if got := c.use("good::slow", `{"ms":1}`); got != "slept" {
+		t.Errorf("A6 %s", got)
+	}
+	for _, server := range []string{"missing", "down", "quits"} {
+		got := c.ask("tools/call", `{"name":"`+server+`::echo"}`)
+		if got.Error == nil || got.status != 200 || got.Error.Data.Code != "connect_error" || got.Error.Data.ServerName != server {
+			t.Errorf("A6 %s: %d %s", server, got.status, got.raw)
+		}
+	}
+	c.result("ping", "")
+
+	t.Run("A6 the late are tried again", func(t *testing.T) {
+		c := c.in(t)
+		before := len(c.heardOf("notifications/tools/list_changed"))
+		awake.Store(true)
+		c.hears("notifications/tools/list_changed", before+1)
+		eventually(t, "its tool", func() bool { return c.has("late::tool") })
+		if got := c.use("late::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
+			t.Error(got)
+		}
+	})
+	t.Run("A6 the absent are tried again", func(t *testing.T) {
+		c := c.in(t)
+		before := len(c.heardOf("notifications/tools/list_changed"))
+		s := newRemoteServer(t, "tool")
+		present := &http.Server{Addr: absent, Handler: s}
+		go func() { _ = present.ListenAndServe() }()
+		t.Cleanup(func() { present.Close() })
+		c.hears("notifications/tools/list_changed", before+1)
+		eventually(t, "its tool", func() bool { return c.has("absent::tool") })
+		if got := s.count("notifications/initialized"); got != s.count("initialize") {
+			t.Errorf("%d × initialize, %d × initialized", s.count("initialize"), got)
+		}
+	})
+}
+
+func TestAggregateRefusesConfigurations(t *testing.T) {
+	load(t, "")
+	for _, tt := range []struct {
+		name  string
+		lines []string
+		want  string
+	}{
+		{"A2 no server", nil, "server"},
+		{"A2 no command", []string{"server a stdio"}, "command"},
+		{"A2 a duplicate id", []string{"server a http://127.0.0.1:1", "server a http://127.0.0.1:2"}, `"a"`},
+		{"A2 an id with ::", []string{"server a::b http://127.0.0.1:1"}, "a::b"},
+		{"A2 an id with the separator", []string{"separator __", "server a__b http://127.0.0.1:1"}, "a__b"},
+		{"A2 an alias with the separator", []string{"separator __", block("server a http://127.0.0.1:1", "alias a__b")}, "a__b"},
+		{"A2 a negative timeout", []string{"join_timeout -1s", "server a http://127.0.0.1:1"}, "join_timeout"},
+		{"A2 no response_timeout", []string{"response_timeout 0s", "server a http://127.0.0.1:1"}, "response_timeout"},
+		{"A2 no join_timeout", []string{"join_timeout 0s", "server a http://127.0.0.1:1"}, "join_timeout"},
+		{"A2 no start_timeout", []string{block(child("a"), "start_timeout 0s")}, "start_timeout"},
+		{"A2 a negative max_name_length", []string{"max_name_length -1", "server a http://127.0.0.1:1"}, "max_name_length"},
+		{"A2 a negative max_sessions", []string{"max_sessions -1", "server a http://127.0.0.1:1"}, "max_sessions"},
+		{"A2 a session_key that is short", []string{"session_key secret", "server a http://127.0.0.1:1"}, "session_key"},
+		{"R11 no separator between several servers", []string{"separator none", "server a http://127.0.0.1:1", "server b http://127.0.0.1:2"}, "separator"},
+		{"A2 expose of nothing", []string{block("server a http://127.0.0.1:1", "expose")}, "expose"},
+		{"A2 discovery that is neither on nor off", []string{"discovery maybe", "server a http://127.0.0.1:1"}, "discovery"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			refused(t, "text/caddyfile", withAdmin(site(freeAddress(t), gateway(tt.lines...)), adminAddress), tt.want)
+		})
+	}
+}
+
+func TestAggregateSessions(t *testing.T) {
+	alpha, remote := newJournal(t), newRemoteServer(t, "tool")
+	here, there := freeAddress(t), freeAddress(t)
+	load(t, site(here, gateway(block(child("alpha"), alpha.env()), remote.line("remote")))+
+		site(there, gateway("session_key 0123456789abcdef0123456789abcdef", child("alpha"))))
+	url := "http://" + here
+	at := joinedAt(url)
+	c, foreign := newLegacyClient(t, url, `{}`), newLegacyClient(t, "http://"+there, `{}`)
+	id := strings.TrimPrefix(c.session, "Mcp-Session-Id: ")
+	for _, r := range id {
+		if r < 0x21 || r > 0x7e {
+			t.Errorf("the id of a session is %q", id)
+		}
+	}
+	ping := rpc("ping", `{}`)
+	for _, tt := range []struct {
+		name, session string
+		want          int
+	}{
+		{"its own", c.session, 200},
+		{"missing", "", 400},
+		{"of another gateway", foreign.session, 404},
+		{"made up", "Mcp-Session-Id: 12345", 404},
+		{"one character more", c.session + "A", 404},
+		{"one character less", c.session[:len(c.session)-1], 404},
+		{"one bit of it flipped", "Mcp-Session-Id: " + flipped(id, len(id)/2), 404},
+		{"its first bit flipped", "Mcp-Session-Id: " + flipped(id, 0), 404},
+		{"that is long", "Mcp-Session-Id: " + strings.Repeat("A", 8<<10), 404},
+		{"of bytes that are no ASCII", "Mcp-Session-Id: \xff\xfe", 404},
+	} {
+		t.Run("a session id "+tt.name, func(t *testing.T) {
+			calls := len(alpha.entries(t, "tools/call")) + remote.count("tools/call")
+			for _, message := range []string{ping, rpc("tools/list", `{}`), toolCall{"alpha::pid", `{}`}.request(), toolCall{"remote::tool", `{}`}.request(), `{"jsonrpc":"2.0","method":"notifications/foo"}`} {
+				want := tt.want
+				if want == 200 && !strings.Contains(message, `"id"`) {
+					want = 202
+				}
+				got := post(t, at, message, tt.session, acceptBoth)
+				if got.StatusCode != want {
+					t.Errorf("POST %s: %d %s", message, got.StatusCode, got.body)
+				}
+			}
+			wantGET := tt.want
+			if tt.session == "" {
+				wantGET = 405
+			}
+			if res := open(t, client, "GET", at, "", tt.session, "Accept: text/event-stream"); res.StatusCode != wantGET {
+				t.Errorf("GET: %d", res.StatusCode)
+			} else if wantGET == 405 && res.Header.Get("Allow") == "" {
+				t.Errorf("GET: %v", res.Header)
+			}
+			if tt.want != 200 {
+				if got := len(alpha.entries(t, "tools/call")) + remote.count("tools/call"); got != calls {
+					t.Errorf("%d calls have got through", got-calls)
+				}
+				if got := send(t, client, "DELETE", at, "", tt.session); got.StatusCode != tt.want {
+					t.Errorf("DELETE: %d %s", got.StatusCode, got.body)
+				}
+			}
+		})
+	}
+	t.Run("DELETE ends a session", func(t *testing.T) {
+		c := c.in(t)
+		other := newLegacyClient(t, url, `{}`)
+		c.use("remote::tool", `{}`)
+		if got := send(t, client, "DELETE", at, "", c.session); got.StatusCode != 200 && got.StatusCode != 204 {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+		if got := post(t, at, ping, c.session, acceptBoth); got.StatusCode != 404 {
+			t.Errorf("then %d %s", got.StatusCode, got.body)
+		}
+		if res := open(t, client, "GET", at, "", c.session, "Accept: text/event-stream"); res.StatusCode != 404 {
+			t.Errorf("then GET gets %d", res.StatusCode)
+		}
+		eventually(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
+		if got := other.use("alpha::slow", `{"ms":0}`) + other.use("remote::tool", `{}`); !strings.HasPrefix(got, "slept") {
+			t.Errorf("another session gets %s", got)
+		}
+	})
+}
+
+// flipped changes one letter of a text.
+func flipped(text string, at int) string {
+	b := []byte(text)
+	if b[at] == 'A' {
+		b[at] = 'B'
+	} else {
+		b[at] = 'A'
+	}
+	return string(b)
+}
+
+func TestAggregateRequests(t *testing.T) {
+	url := serve(t, gateway(child("alpha")))
+	at := joinedAt(url)
+	c := newLegacyClient(t, url, `{}`)
+	for _, tt := range []struct {
+		name, body   string
+		headers      []string
+		status, code int
+	}{
+		{"A43 a foreign Origin", rpc("ping", `{}`), []string{"Origin: http://evil.test"}, 403, -32600},
+		{"A43 a foreign Origin that begins a session", rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{}}`), []string{"Origin: http://evil.test"}, 403, -32600},
+		{"a batch", "[" + rpc("ping", `{}`) + "]", nil, 400, -32600},
+		{"no JSON", "{", nil, 400, -32700},
+		{"nothing", "", nil, 400, -32700},
+		{"too much", strings.Repeat(" ", 10<<20+1), nil, 413, -32600},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := post(t, at, tt.body, append(tt.headers, c.session, acceptBoth)...)
+			if f := failureOf(t, got); f.Status != tt.status || f.Code != tt.code || f.Symbol == "" {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+	t.Run("a local Origin", func(t *testing.T) {
+		if got := post(t, at, rpc("ping", `{}`), "Origin: http://localhost:3000", c.session, acceptBoth); got.StatusCode != 200 {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+	})
+	t.Run("a version nobody knows", func(t *testing.T) {
+		if got := post(t, at, rpc("ping", `{}`), "Mcp-Protocol-Version: 1999-01-01", c.session, acceptBoth); got.StatusCode != 400 {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+	})
+	t.Run("other methods", func(t *testing.T) {
+		for _, method := range []string{"PUT", "PATCH", "OPTIONS"} {
+			if got := send(t, client, method, at, "", c.session); got.StatusCode != 405 || got.Header.Get("Allow") == "" {
+				t.Errorf("%s: %d %v", method, got.StatusCode, got.Header)
+			}
+		}
+	})
+	t.Run("ids come back as they were", func(t *testing.T) {
+		c := c.in(t)
+		for _, id := range []string{`0`, `12345678901234567890`, `1.0`, `"a\u0062\/é"`, `""`, `-1`, `1e2`} {
+			for _, params := range []string{`"ping"`, `"tools/list"`, `"tools/call","params":{"name":"alpha::pid"}`, `"tools/call","params":{"name":"zeta::pid"}`} {
+				got := c.await(c.send(`{"jsonrpc":"2.0","id":` + id + `,"method":` + params + `}`))
+				if string(got.ID) != id {
+					t.Errorf("G4 %s %s: %s", id, params, got.raw)
+				}
+			}
+		}
+	})
+	for _, body := range []string{
+		`{"jsonrpc":"2.0"}`, `{}`, `{"jsonrpc":"1.0","id":1,"method":"ping"}`, `{"id":1,"method":"ping"}`, `{"jsonrpc":"2.0","id":1,"method":5}`, `{"jsonrpc":"2.0","id":{},"method":"ping"}`,
+		`{"jsonrpc":"2.0","id":null,"method":"ping"}`, `{"jsonrpc":"2.0","id":1,"method":""}`, `{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}`, `{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/list"}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":"x"}`, `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}`, `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":null}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":["alpha::echo"]}`, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"alpha::echo","name":"alpha::die"}}`,
+		`{"jsonrpc":"2.0","id":1,"result":{},"error":{}}`, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":5}`, `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"alpha::echo"}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}`,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize"}`, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5,"capabilities":[]}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"x":"` + strings.Repeat("A", 100_000) + `"},"clientInfo":{}}}`,
+	} {
+		t.Run("odd "+body[:min(len(body), 80)], func(t *testing.T) {
+			got := post(t, at, body, c.session, acceptBoth)
+			if got.StatusCode/100 != 2 && got.StatusCode/100 != 4 {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+			if got.body != "" && !json.Valid([]byte(answerIn(got.body))) {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+			if text := c.in(t).use("alpha::slow", `{"ms":0}`); text != "slept" {
+				t.Error(text)
+			}
+		})
+	}
+	t.Run("a client with much to say of itself", func(t *testing.T) {
+		noise := make([]byte, 6000)
+		for i := range noise { // which does not compress
+			noise[i] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"[(i*i*31+i*17+i>>3)%64]
+		}
+		c := newLegacyClient(t, url, `{"roots":{},"experimental":{"x":{"y":"`+string(noise)+`"}}}`)
+		c.answer(func(legacyMessage) string { return `"result":{"roots":[]}` })
+		if got := c.use("alpha::ask-roots", `{}`); got != `{"roots":[]}` {
+			t.Error(got)
+		}
+	})
+	t.Run("A16 ping", func(t *testing.T) {
+		c := c.in(t)
+		if got := c.result("ping", ""); !strings.HasPrefix(got, "{") {
+			t.Error(got)
+		}
+	})
+	t.Run("A17 methods nobody knows", func(t *testing.T) {
+		c := c.in(t)
+		c.fails("foo/bar", "", -32601)
+		c.fails("tools/burn", `{"name":"alpha::echo"}`, -32601)
+		c.result("ping", "")
+	})
+}
+
+// Whatever a server answers in place of what it was asked for costs only itself.
+func TestAggregateFaults(t *testing.T) {
+	faults := map[string]func(w http.ResponseWriter, id string){
+		"garbage": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{{{")
+		},
+		"garbage in events": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: {{{\n\ndata\n:\n\n")
+		},
+		"no answer in events": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, ": nothing\n\n")
+		},
+		"a Content-Length that is too large": func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", "100000")
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+id+`,"result":{}}`)
+		},
+		"500": func(w http.ResponseWriter, _ string) { http.Error(w, "broken", 500) },
+		"401": func(w http.ResponseWriter, _ string) { http.Error(w, "who?", http.StatusUnauthorized) },
+		"400 with an error": func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(400)
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32000,"message":"no"}}`)
+		},
+		"302": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Location", "http://127.0.0.1:1/")
+			w.WriteHeader(302)
+		},
+		"202": func(w http.ResponseWriter, _ string) { w.WriteHeader(202) },
+		"204": func(w http.ResponseWriter, _ string) { w.WriteHeader(204) },
+		"HTML": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Content-Type", "text/html")
+			_, _ = io.WriteString(w, "<html><p>")
+		},
+		"nothing":         func(w http.ResponseWriter, _ string) { w.Header().Set("Content-Type", "application/json") },
+		"the end at once": func(http.ResponseWriter, string) { panic(http.ErrAbortHandler) },
+		"the end in the middle": func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+id+`,"result":{"tools":[`)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		},
+		"the end in the middle of an event": func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, `data: {"jsonrpc":"2.0","id":`+id+`,"result":{"tools":[`)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		},
+		"an array": func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `[{"jsonrpc":"2.0","id":`+id+`,"result":{}}]`)
+		},
+		"no JSON-RPC": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"ok":true}`)
+		},
+		"the answer to somebody else": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":"nobody","result":{"tools":[{"name":"false"}],"content":[]}}`)
+		},
+		"a result of another shape": func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+id+`,"result":[1]}`)
+		},
+	}
+	symbols := []string{"timeout", "connect_error", "invalid_json", "invalid_response", "http_error", "unauthorized"}
+	good, bad := newRemoteServer(t, "tool"), newRemoteServer(t, "tool")
+	var fault atomic.Value // string
+	var faulty atomic.Value
+	fault.Store("")
+	faulty.Store("")
+	bad.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if m.Method == faulty.Load() {
+			faults[fault.Load().(string)](w, string(m.ID))
+			return true
+		}
+		return false
+	}
+	url := serve(t, gateway("join_timeout 2s", "response_timeout 5s", bad.line("bad"), good.line("good")))
+	for _, method := range []string{"initialize", "tools/list", "tools/call"} {
+		for name := range faults {
+			t.Run(method+" gets "+name, func(t *testing.T) {
+				fault.Store(name)
+				faulty.Store(method)
+				c := newLegacyClient(t, url, `{}`)
+				names := c.list("tools/list", "name")
+				if !slices.Contains(names, "good::tool") || slices.Contains(names, "bad::false") || (method == "tools/call") != slices.Contains(names, "bad::tool") {
+					t.Errorf("A6 A22 listed %v", names)
+				}
+				if method != "tools/list" && !(method == "tools/call" && name == "a result of another shape") {
+					got := c.ask("tools/call", `{"name":"bad::tool"}`)
+					switch {
+					case got.Error == nil || got.status != 200:
+						t.Errorf("R13 %d %s", got.status, got.raw)
+					case name == "400 with an error" && method == "tools/call":
+						// Its own words may do, too.
+					case !slices.Contains(symbols, got.Error.Data.Code):
+						t.Errorf("R13 %s", got.raw)
+					}
+				}
+				if got := c.use("good::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
+					t.Error(got)
+				}
+				faulty.Store("")
+				if method == "tools/list" && name != "500" {
+					c = newLegacyClient(t, url, `{}`) // what has failed is not asked again at once
+				}
+				eventually(t, "its recovery", func() bool { return c.has("bad::tool") })
+				if got := c.use("bad::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
+					t.Error(got)
+				}
+			})
+		}
+	}
+}
+
+// What a server has forgotten, it is told again, once, and no call is made twice.
+func TestAggregateRecoversSessions(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	url := serve(t, gateway(remote.line("remote"), child("alpha")))
+	c := joinAll(t, url, `{"roots":{}}`)
+	c.use("remote::tool", `{}`)
+	t.Run("of one call", func(t *testing.T) {
+		c := c.in(t)
+		inits, calls := remote.count("initialize"), remote.count("tools/call")
+		remote.forget()
+		if got := c.use("remote::tool", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
+			t.Error(got)
+		}
+		if got := remote.count("initialize") - inits; got != 1 {
+			t.Errorf("initialized %d times", got)
+		}
+		if got := remote.count("tools/call") - calls; got != 2 { // one of which was refused
+			t.Errorf("called %d times", got)
+		}
+		last := remote.received("initialize")
+		if first := remote.received("initialize")[0]; first.member("capabilities") != last[len(last)-1].member("capabilities") || first.member("clientInfo") != last[len(last)-1].member("clientInfo") {
+			t.Errorf("A37 at first %s\nthen %s", first.raw, last[len(last)-1].raw)
+		}
+		if got := remote.count("notifications/initialized"); got != inits+1 {
+			t.Errorf("%d × initialized", got)
+		}
+	})
+	t.Run("of many calls", func(t *testing.T) {
+		c := c.in(t)
+		inits := remote.count("initialize")
+		remote.forget()
+		var pending []<-chan legacyAnswer
+		for i := range 20 {
+			pending = append(pending, c.beginCall("remote::tool", fmt.Sprintf(`{"call":"many-%d-"}`, i)))
+		}
+		for i, p := range pending {
+			if got := c.await(p); got.Error != nil || !strings.Contains(got.raw, fmt.Sprintf(`many-%d-`, i)) {
+				t.Errorf("%d: %s", i, got.raw)
+			}
+		}
+		if got := remote.count("initialize") - inits; got != 1 {
+			t.Errorf("initialized %d times", got)
+		}
+	})
+	t.Run("of a list", func(t *testing.T) {
+		c := c.in(t)
+		remote.forget()
+		if !c.has("remote::tool") || !c.has("alpha::echo") {
+			t.Error(c.list("tools/list", "name"))
+		}
+	})
+	t.Run("A6 not of one that forgets at once", func(t *testing.T) {
+		c := c.in(t)
+		inits := remote.count("initialize")
+		remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
+			if m.Method == "tools/call" {
+				http.NotFound(w, nil)
+				return true
+			}
+			return false
+		}
+		if got := c.ask("tools/call", `{"name":"remote::tool"}`); got.Error == nil || got.status != 200 {
+			t.Errorf("%d %s", got.status, got.raw)
+		}
+		if got := remote.count("initialize") - inits; got > 2 {
+			t.Errorf("initialized %d times", got)
+		}
+		if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
+			t.Error(got)
+		}
+	})
+}
+
+// Gateways with the same key serve the same sessions.
+func TestAggregateReplicas(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	one, two := freeAddress(t), freeAddress(t)
+	lines := []string{"session_key 0123456789abcdef0123456789abcdef", remote.line("remote")}
+	// Of the same name, they would share more than the key.
+	load(t, site(one, gateway(append(lines, "name one")...))+site(two, gateway(append(lines, "name two")...)))
+	c := newLegacyClient(t, "http://"+one, `{"roots":{}}`)
+	for i := range 10 {
+		c.at = joinedAt("http://" + []string{one, two}[i%2])
+		if got := c.use("remote::tool", fmt.Sprintf(`{"i":%d}`, i)); !strings.Contains(got, fmt.Sprintf(`{"i":%d}`, i)) {
+			t.Error(got)
+		}
+		if !c.has("remote::tool") {
+			t.Errorf("no tool at %s", c.at)
+		}
+	}
+	if got := remote.count("initialize"); got != 1 {
+		t.Errorf("initialized %d times", got)
+	}
+	remote.forget()
+	for i := range 4 {
+		c.at = joinedAt("http://" + []string{one, two}[i%2])
+		c.use("remote::tool", `{}`)
+	}
+	// Each gateway may learn by itself that the session was lost.
+	if got := remote.count("initialize"); got > 3 {
+		t.Errorf("initialized %d times", got)
+	}
+	if got := send(t, client, "DELETE", joinedAt("http://"+two), "", c.session); got.StatusCode/100 != 2 {
+		t.Errorf("DELETE: %d %s", got.StatusCode, got.body)
+	}
+	eventually(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
+}
+
+// What a server asks through one gateway may be answered through another.
+func TestAggregateReplicasAsk(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	answers := make(chan legacyMessage, 1)
+	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		switch m.Method {
+		case "tools/call":
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, event(`{"jsonrpc":"2.0","id":12345678901234567890,"method":"roots/list"}`))
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case answer := <-answers:
+				_, _ = io.WriteString(w, event(`{"jsonrpc":"2.0","id":`+string(m.ID)+`,"result":{"content":[{"type":"text","text":`+quote(answer.raw)+`}]}}`))
+			case <-time.After(patience):
+			}
+			return true
+		case "answer":
+			answers <- m
+		}
+		return false
+	}
+	one, two := freeAddress(t), freeAddress(t)
+	lines := []string{"session_key 0123456789abcdef0123456789abcdef", remote.line("remote")}
+	load(t, site(one, gateway(append(lines, "name one")...))+site(two, gateway(append(lines, "name two")...)))
+	c := newLegacyClient(t, "http://"+one, `{"roots":{}}`)
+	call := c.beginCall("remote::tool", `{}`)
+	asked := c.hears("roots/list", 1)[0]
+	got := post(t, joinedAt("http://"+two), `{"jsonrpc":"2.0","id":`+string(asked.ID)+`,"result":{"roots":[]}}`, c.session, acceptBoth)
+	if got.StatusCode != 202 {
+		t.Errorf("%d %s", got.StatusCode, got.body)
+	}
+	if text := toolText(t, c.await(call).raw); !strings.Contains(text, `"id":12345678901234567890`) || !strings.Contains(text, `"result":{"roots":[]}`) {
+		t.Errorf("the server got %s", text)
+	}
+}
+
+// A server may hang up, and give its answer to who comes again.
+func TestAggregateResumes(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if last := r.Header.Get("Last-Event-Id"); r.Method == "GET" && last != "" {
+			w.Header().Set("Content-Type", "text/event-stream")
+			text := quote("after " + last)
+			_, _ = io.WriteString(w, "id: 6/x\ndata: {\"jsonrpc\":\"2.0\",\"id\":99,\"result\":{\"content\":[{\"type\":\"text\",\"text\":"+text+"}]}}\n\n")
+			return
+		}
+		remote.ServeHTTP(w, r)
+	})
+	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if m.Method != "tools/call" {
+			return false
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "id: 5/é\nretry: 10\ndata:\n\n")
+		return true
+	}
+	url := serve(t, gateway("server remote http://"+upstream(t, handler)+"/mcp", child("alpha")))
+	c := newLegacyClient(t, url, `{}`)
+	stream := post(t, c.at, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"remote::tool"}}`, c.session, acceptBoth).body
+	_, id, ok := strings.Cut(stream, "id: ")
+	id, _, _ = strings.Cut(id, "\n")
+	if !ok || !strings.HasPrefix(id, "call/remote/") {
+		t.Fatalf("the stream says %q", stream)
+	}
+	again := send(t, client, "GET", c.at, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id)
+	if text := toolText(t, answerIn(again.body)); again.StatusCode != 200 || text != "after 5/é" {
+		t.Errorf("%d %s", again.StatusCode, again.body)
+	}
+	for _, id := range []string{"call/zeta/5", "call/remote", "5", "call/", "\xff"} {
+		if res := open(t, client, "GET", c.at, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id); res.StatusCode/100 == 5 {
+			t.Errorf("%q: %d", id, res.StatusCode)
+		}
+	}
+}
+
+// What is forgotten of a client can be told from its session id.
+func TestAggregateForgetsNobody(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	url := serve(t, gateway("max_sessions 1", remote.line("remote"), child("alpha")))
+	var clients []*legacyClient
+	for range 5 {
+		clients = append(clients, newLegacyClient(t, url, `{}`))
+	}
+	for range 3 {
+		for _, c := range clients {
+			if got := c.use("alpha::slow", `{"ms":0}`) + c.use("remote::tool", `{}`); got != `slept{"name":"tool","arguments":{}}` {
+				t.Error(got)
+			}
+			if !c.has("remote::tool") || !c.has("alpha::echo") {
+				t.Error("tools are missing")
+			}
+		}
+	}
+	if got := remote.count("initialize"); got != len(clients) {
+		t.Errorf("initialized %d times", got)
+	}
+}
+
+// DELETE ends all that belongs to a session: its stream, its calls, its children.
+func TestAggregateEndsSessions(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session")))
+	c, other := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
+	other.use("alpha::pid", `{}`)
+	stream := open(t, lasting, "GET", c.at, "", c.session, "Accept: text/event-stream")
+	waiting := c.beginCall("alpha::hang", `{}`)
+	eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
+	pids := map[int]bool{}
+	for _, e := range journal.entries(t, "start") {
+		pids[e.PID] = true
+	}
+	if got := send(t, client, "DELETE", c.at, "", c.session); got.StatusCode/100 != 2 {
+		t.Errorf("%d %s", got.StatusCode, got.body)
+	}
+	if got := c.await(waiting); got.Result != nil {
+		t.Errorf("the call got %s", got.body)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, stream.Body)
+		close(ended)
+	}()
+	wait(t, ended, "the end of the stream")
+	eventually(t, "the end of its children", func() bool {
+		running := 0
+		for pid := range pids {
+			if processRuns(pid) {
+				running++
+			}
+		}
+		return running == len(pids)-2
+	})
+	if got := other.use("alpha::slow", `{"ms":0}`); got != "slept" {
+		t.Error(got)
+	}
+}
+
+// Servers of all kinds are joined: those that keep no sessions, those that are handlers of
+// Caddy, and those behind handlers that refuse.
+func TestAggregateKindsOfServers(t *testing.T) {
+	stateless := upstream(t, mcpsample.NewServer())
+	url := serve(t, gateway(
+		"server plain http://"+stateless+"/mcp",
+		block("server here", "mcp_sample"),
+		block("server guarded http://"+stateless+"/mcp", "error 401"),
+		block("server limited http://"+stateless+"/mcp", "@call vars {http.mcp.method} tools/call", "header Retry-After 7", "error @call 429"),
+	))
+	c := joinAll(t, url, `{}`)
+	names := c.list("tools/list", "name")
+	for _, server := range []string{"plain", "here", "limited"} {
+		if !slices.Contains(names, server+"::echo") {
+			t.Errorf("A1 listed %v", names)
+		}
+	}
+	for _, server := range []string{"plain", "here"} {
+		if got := c.use(server+"::echo", `{"text":"é\u00e9"}`); got != "éé" {
+			t.Errorf("A1 %s", got)
+		}
+	}
+	for server, symbol := range map[string]string{"guarded": "unauthorized", "limited": "rate_limited"} {
+		if got := c.ask("tools/call", `{"name":"`+server+`::echo","arguments":{"text":"x"}}`); got.Error == nil || got.Error.Data.Code != symbol || got.status != 200 {
+			t.Errorf("R13 %d %s", got.status, got.raw)
+		}
+	}
+}
+
+func TestAggregateLargeMessages(t *testing.T) {
+	const size = 9 << 20
+	c := newLegacyClient(t, serve(t, gateway(child("alpha"))), `{}`)
+	if got := c.use("alpha::big", fmt.Sprintf(`{"n":%d}`, size)); got != strings.Repeat("x", size) {
+		t.Errorf("A41 %d bytes, %.100s", len(got), got)
+	}
+	arguments := `{"text":"` + strings.Repeat("y", size) + `"}`
+	if got := c.use("alpha::echo", arguments); got != `{"name":"echo","arguments":`+arguments+`}` {
+		t.Errorf("A41 %d bytes, %.100s", len(got), got)
+	}
+}
+
+func TestAggregateDeath(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m"), child("other")))
+	c := joinAll(t, url, `{}`)
+	pid := c.use("mortal::pid", `{}`)
+	waiting := c.beginCall("mortal::hang", `{}`)
+	eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
+	for _, got := range []legacyAnswer{c.await(c.beginCall("mortal::die", `{"code":3}`)), c.await(waiting)} {
+		if got.Error == nil || got.Error.Code != -32002 || got.Error.Data.Code != "connect_error" || got.status != 200 {
+			t.Errorf("A37 %d %s", got.status, got.raw)
+		}
+	}
+	if got := c.use("other::slow", `{"ms":1}`); got != "slept" {
+		t.Error(got)
+	}
+	if again := c.use("mortal::pid", `{}`); again == pid {
+		t.Errorf("A37 the dead have answered")
+	}
+	c.hears("notifications/tools/list_changed", 1)
+	if !c.has("mortal::echo") {
+		t.Error("A37 its tools are gone")
+	}
+}
+
+func TestAggregateReloads(t *testing.T) {
+	journal, address := newJournal(t), freeAddress(t)
+	config := func(more ...string) string {
+		return site(address, gateway(append([]string{block(child("kept"), journal.env()), block(child("own"), journal.env(), "isolation session")}, more...)...))
+	}
+	load(t, config())
+	c := joinAll(t, "http://"+address, `{}`)
+	pid, own := c.use("kept::pid", `{}`), c.use("own::pid", `{}`)
+	t.Run("A60 a server is added", func(t *testing.T) {
+		c := c.in(t)
+		calls := len(journal.entries(t, "tools/call"))
+		waiting := c.beginCall("kept::slow", `{"ms":500}`)
+		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		load(t, config(child("new")))
+		c.hears("notifications/tools/list_changed", 1)
+		if !c.has("new::echo") || !c.has("kept::echo") {
+			t.Errorf("listed %v", c.list("tools/list", "name"))
+		}
+		if got := c.use("new::slow", `{"ms":0}`); got != "slept" {
+			t.Error(got)
+		}
+		if again := c.use("kept::pid", `{}`); again != pid {
+			t.Errorf("%s has become %s", pid, again)
+		}
+		if again := c.use("own::pid", `{}`); again != own {
+			t.Errorf("%s has become %s", own, again)
+		}
+		if got := c.await(waiting); got.Result == nil {
+			t.Errorf("the call in flight got %v %s", got.err, got.body)
+		}
+	})
+	t.Run("A61 a broken configuration changes nothing", func(t *testing.T) {
+		c := c.in(t)
+		refused(t, "text/caddyfile", withAdmin(config(child("new"), "server a::b http://127.0.0.1:1"), adminAddress), "a::b")
+		if again := c.use("kept::pid", `{}`); again != pid {
+			t.Errorf("%s has become %s", pid, again)
+		}
+		if !c.has("new::echo") {
+			t.Errorf("listed %v", c.list("tools/list", "name"))
+		}
+	})
+	t.Run("A60 a server is taken away", func(t *testing.T) {
+		c := c.in(t)
+		before := len(c.heardOf("notifications/tools/list_changed"))
+		load(t, config())
+		c.hears("notifications/tools/list_changed", before+1)
+		if c.has("new::echo") {
+			t.Errorf("listed %v", c.list("tools/list", "name"))
+		}
+		c.fails("tools/call", `{"name":"new::echo"}`, -32602)
+		if again := c.use("kept::pid", `{}`); again != pid {
+			t.Errorf("%s has become %s", pid, again)
+		}
+	})
+	t.Run("A60 a server is changed", func(t *testing.T) {
+		c := c.in(t)
+		load(t, site(address, gateway(block(child("kept", "--tools", "1"), journal.env()))))
+		eventually(t, "its new tool", func() bool { return c.has("kept::t1") })
+		if again := c.use("kept::pid", `{}`); again == pid {
+			t.Errorf("it is still %s", pid)
+		}
+	})
+	t.Run("A39 nothing is left", func(t *testing.T) {
+		load(t, site(address, "respond x"))
+		for _, e := range journal.entries(t, "start") {
+			eventually(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
+		}
+	})
+}
+
+// Two processes with the same key serve one client alternately: what one knows of it,
+// the other reads in the id of its session.
+func TestAggregateProcesses(t *testing.T) {
+	remote := newRemoteServer(t, "tool")
+	config := filepath.Join(t.TempDir(), "Caddyfile")
+	caddyfile := site(":8080", "bind 127.0.0.1", gateway("session_key 0123456789abcdef0123456789abcdef", remote.line("remote")))
+	if err := os.WriteFile(config, []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	processes := []*running{run(t, config), run(t, config)}
+	c := newLegacyClient(t, "http://"+processes[0].address, `{}`)
+	for i := range 6 {
+		other := &legacyClient{t, &legacySession{t: t, at: joinedAt("http://" + processes[i%2].address), session: c.session}}
+		other.ids.Store(int64(100 * (i + 1)))
+		if got := other.use("remote::tool", `{}`); !strings.Contains(got, "tool") {
+			t.Errorf("call %d: %s", i, got)
+		}
+	}
+	if n := remote.count("initialize"); n != 1 {
+		t.Errorf("the server was initialized %d times", n)
+	}
+}

@@ -1,0 +1,396 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// clientDocument is the page whose recipes are followed here.
+const clientDocument = "docs/clients.md"
+
+// recipe is what the page says of one client.
+type recipe struct {
+	files    []configFile
+	commands []command
+}
+
+// configFile is a file that people are told to write.
+type configFile struct {
+	path    string // in the home of the client if it begins with ~
+	content string
+}
+
+// A file is named at the end of the sentence before it.
+var configFiles = regexp.MustCompile("(?m)`([^`\n]+)`:\n\n^```(?:json|toml|yaml)\n([^`]*)^```\n")
+
+func recipeIn(text string) (r recipe) {
+	for _, block := range configFiles.FindAllStringSubmatch(text, -1) {
+		r.files = append(r.files, configFile{block[1], block[2]})
+	}
+	r.commands = commandsIn(text)
+	return r
+}
+
+// section returns what the page says below a heading, apart from what it says of tokens.
+func section(t *testing.T, heading string) (plain, token string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../..", clientDocument))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, found, ok := strings.Cut(string(text), "\n## "+heading+"\n")
+	if !ok {
+		t.Fatalf("%s has no section %s", clientDocument, heading)
+	}
+	found, _, _ = strings.Cut(found, "\n## ")
+	plain, token, _ = strings.Cut(found, "\n### With a token\n")
+	return plain, token
+}
+
+// withToken is the recipe as it is with a token. A file replaces the part of the other
+// that begins with the same line; commands replace the file or, where there is none,
+// the first commands.
+func (r recipe) withToken(token recipe) recipe {
+	for i, file := range token.files {
+		first, _, _ := strings.Cut(file.content, "\n")
+		before, _, _ := strings.Cut(r.files[i].content, first)
+		token.files[i].content = before + file.content
+	}
+	if len(token.commands) > 0 && len(r.files) == 0 {
+		r.commands = r.commands[1:]
+	}
+	token.commands = slices.Concat(token.commands, r.commands)
+	return token
+}
+
+// clientExample runs the file of a client, with the lines on tokens if it is to ask for
+// one.
+func clientExample(t *testing.T, name string, token bool, env ...string) *running {
+	t.Helper()
+	file := "../../../caddyfile_examples/" + name + ".Caddyfile"
+	if token {
+		caddyfile, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		commented := regexp.MustCompile(`(?s)\t\t#\tclient .*?\t\t#\t}\n`)
+		if !commented.Match(caddyfile) {
+			t.Fatalf("%s has no client to uncomment", name)
+		}
+		file = inFile(t, commented.ReplaceAllStringFunc(string(caddyfile), uncomment))
+	}
+	return run(t, file, append(env, "GATEWAY_TOKEN="+exampleToken)...)
+}
+
+// uncomment takes the # off lines that are code.
+func uncomment(lines string) string {
+	return regexp.MustCompile(`(?m)^(\t*)#\t`).ReplaceAllString(lines, "$1")
+}
+
+// write writes the files, with the addresses of what is served, and returns their paths.
+func (r recipe) write(t *testing.T, home string, served *running) (paths []string) {
+	t.Helper()
+	for _, file := range r.files {
+		path := filepath.Join(home, strings.TrimPrefix(file.path, "~"))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(moveTo(file.content, served)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
+	}
+	return paths
+}
+
+// moveTo puts the addresses of what is served into a text.
+func moveTo(text string, served *running) string {
+	for port, address := range served.moved {
+		text = strings.ReplaceAll(text, "127.0.0.1"+port, address)
+	}
+	return text
+}
+
+// follow types the commands of a recipe, and wants to see what the page says comes out.
+func (r recipe) follow(t *testing.T, shell *exec.Cmd, served *running) {
+	t.Helper()
+	got := typeInto(t, shell, served, r.commands)
+	for i, c := range r.commands {
+		if c.output != "" {
+			same(t, strings.TrimSpace(got[i]), strings.TrimSpace(moveTo(c.output, served)))
+		}
+	}
+}
+
+// TestClients has the programs that people use do what the page says, without an account:
+// they ask a model that calls a tool of the gateway again and again. What has reached
+// the model shows that both roads were taken.
+func TestClients(t *testing.T) {
+	programs, err := filepath.Abs("clients/node_modules/.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("CLIENTS") == "" { // which takes minutes, and 1.3 GB
+		t.Skip("run make -f xcaddy.mk clients")
+	}
+	const turns = 30
+	for _, tt := range []struct {
+		client, example, upstream string
+		first                     []mcptest.ToolCall // before it reads the log
+		readLog                   mcptest.ToolCall
+	}{
+		{
+			client: "Claude Code", example: "claude_code", upstream: "ANTHROPIC_UPSTREAM",
+			first:   []mcptest.ToolCall{{Name: "ToolSearch", Arguments: `{"query":"select:mcp__gateway__sample__read_log"}`}},
+			readLog: mcptest.ToolCall{Name: "mcp__gateway__sample__read_log"},
+		},
+		{
+			client: "Codex", example: "codex", upstream: "LLM_UPSTREAM",
+			readLog: mcptest.ToolCall{Name: "sample__read_log", Namespace: "mcp__gateway"},
+		},
+		{
+			client: "Cline", example: "cline", upstream: "LLM_UPSTREAM",
+			readLog: mcptest.ToolCall{Name: "gateway__sample__read_log"},
+		},
+		{
+			client: "Continue", example: "continue", upstream: "LLM_UPSTREAM",
+			readLog: mcptest.ToolCall{Name: "sample__read_log"},
+		},
+	} {
+		for _, token := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, token %t", tt.client, token), func(t *testing.T) {
+				chat := &mcptest.Chat{Calls: slices.Clone(tt.first)}
+				for i := range turns {
+					call := tt.readLog
+					call.Arguments = fmt.Sprintf(`{"lines":%d}`, 2000+i)
+					chat.Calls = append(chat.Calls, call)
+				}
+				served := clientExample(t, tt.example, token, tt.upstream+"="+upstream(t, chat))
+				plain, with := section(t, tt.client)
+				do := recipeIn(plain)
+				if token {
+					do = do.withToken(recipeIn(with))
+				}
+				home := clientHome(t)
+				do.write(t, home, served)
+				shell, cancel := clientShell(t, home, programs)
+				defer cancel()
+				// Whom they would tell what they do, or ask for updates, they do not reach.
+				shell.Env = append(shell.Env, "HTTPS_PROXY=http://"+freeAddress(t), "NO_PROXY=127.0.0.1")
+				do.follow(t, shell, served)
+
+				// The last request has the whole conversation.
+				var last string
+				for _, request := range chat.Requests() {
+					if strings.Contains(request.Body, `"tools"`) {
+						last = request.Body
+					}
+				}
+				cut := len(regexp.MustCompile(`original_chars=\d{6} head=2000 tail=2000 id=obs_`).FindAllString(last, -1))
+				gone := strings.Count(last, "[Observation masquée: résultat d’outil ancien (")
+				if cut < 5 || gone < 5 || cut+gone != turns {
+					t.Errorf("of %d results %d have come cut and %d are gone: %.2000s", turns, cut, gone, last)
+				}
+
+				look, _ := section(t, "See that it works")
+				shell, cancel = clientShell(t, home, programs)
+				defer cancel()
+				got := typeInto(t, shell, served, commandsIn(look))[0]
+				for _, want := range []string{
+					fmt.Sprintf(`caddy_mcp_masked_strings_total{server="sample"} %d`, turns),
+					fmt.Sprintf(`caddy_mcp_requests_total{gateway="local",method="tools/call",outcome="ok",server="sample"} %d`, turns),
+					"caddy_mcp_tool_results_masked_total ",
+				} {
+					if !strings.Contains(got, want) {
+						t.Errorf("no %s in %s", want, got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// clientHome is a folder that need not be empty at the end: some clients leave processes
+// behind that still write to it for a moment.
+func clientHome(t *testing.T) string {
+	t.Helper()
+	home, err := os.MkdirTemp("", "client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(home) })
+	return home
+}
+
+// clientShell is a shell with an environment of its own, in which clients find what
+// people would have told them: a key, and a token.
+func clientShell(t *testing.T, home string, path ...string) (*exec.Cmd, context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	shell := exec.CommandContext(ctx, "bash", "-e", "-c")
+	shell.WaitDelay = time.Second // for those that hold on to its output
+	shell.Dir = home
+	shell.Env = []string{
+		"HOME=" + home, "PATH=" + strings.Join(append(path, os.Getenv("PATH")), ":"), "LANG=C.UTF-8", "TERM=dumb",
+		"ANTHROPIC_API_KEY=none", "OPENAI_API_KEY=none", "GATEWAY_TOKEN=" + exampleToken,
+		"DO_NOT_TRACK=1", "NPM_CONFIG_UPDATE_NOTIFIER=false", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "CONTINUE_CLI_ENABLE_TELEMETRY=0", "CONTINUE_METRICS_ENABLED=0",
+		"CLINE_NO_AUTO_UPDATE=1", "CLINE_SESSION_BACKEND_MODE=local", // else it leaves a process behind
+	}
+	return shell, cancel
+}
+
+// TestClientConfigurations looks at what the page says for clients that cannot be
+// installed here, and those that are: files that are JSON can be read, and every address
+// in a section is served by the file of its client, with and without a token.
+func TestClientConfigurations(t *testing.T) {
+	for heading, example := range map[string]string{
+		"Claude Code": "claude_code", "Codex": "codex", "Cline": "cline", "Continue": "continue",
+		"Cursor": "cursor", "Inspector": "inspector", "Your own": "cline",
+	} {
+		for _, token := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, token %t", heading, token), func(t *testing.T) {
+				plain, with := section(t, heading)
+				text := plain
+				if token {
+					text = with
+				}
+				for _, file := range recipeIn(text).files {
+					if filepath.Ext(file.path) == ".json" && !json.Valid([]byte(file.content)) {
+						t.Errorf("%s is not JSON: %s", file.path, file.content)
+					}
+				}
+				served := clientExample(t, example, token)
+				for _, address := range regexp.MustCompile(`http://127\.0\.0\.1:8080(/[a-z0-9/-]*)?`).FindAllString(text, -1) {
+					url := moveTo(address, served)
+					switch _, path, _ := strings.Cut(url, served.address); {
+					case path == "/mcp" || path == "/mcp/":
+						got := post(t, strings.TrimSuffix(url, "/"), strings.Split(stdioGreeting, "\n")[0], "Accept: application/json, text/event-stream", "Authorization: Bearer "+exampleToken)
+						if got.StatusCode != 200 || !strings.Contains(got.body, `"protocolVersion"`) {
+							t.Errorf("%s: %d %s", address, got.StatusCode, got.body)
+						}
+					case path == "/v1" || path == "":
+						sendConversation(t, served.address)
+					case path == "/api/mcp-gateway/sample/rpc": // is asked where the commands are typed
+					default:
+						t.Errorf("nothing is known to be at %s", address)
+					}
+				}
+				if token {
+					got := post(t, "http://"+served.address+"/mcp", strings.Split(stdioGreeting, "\n")[0])
+					if got.StatusCode != 401 {
+						t.Errorf("without the token: %d", got.StatusCode)
+					}
+				}
+			})
+		}
+	}
+}
+
+// What is a comment in the files of clients is good when it is none any more.
+func TestClientExamplesUncommented(t *testing.T) {
+	t.Setenv("GATEWAY_TOKEN", exampleToken)
+	for _, name := range []string{"claude_code", "claude_desktop", "cline", "codex", "continue", "cursor", "inspector"} {
+		t.Run(name, func(t *testing.T) {
+			caddyfile, err := os.ReadFile("../../../caddyfile_examples/" + name + ".Caddyfile")
+			if err != nil {
+				t.Fatal(err)
+			}
+			// How to run it stands above the first block.
+			head, rest, _ := strings.Cut(string(caddyfile), "\n\n")
+			config := head + "\n\n" + uncomment(rest)
+			for _, want := range []string{"server files stdio npx -y", "client "} {
+				if !strings.Contains(config, "\t\t"+want) {
+					t.Errorf("there is no %s", want)
+				}
+			}
+			if _, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), nil); err != nil || len(warnings) > 0 {
+				t.Errorf("%v %v\n%s", err, warnings, config)
+			}
+		})
+	}
+}
+
+// TestClaudeDesktop has the Inspector, which is built on the official SDK, read the
+// configuration of Claude Desktop, start the command in it, and call a tool (A42).
+func TestClaudeDesktop(t *testing.T) {
+	plain, _ := section(t, "Claude Desktop")
+	do := recipeIn(plain)
+	if len(do.files) != 1 {
+		t.Fatalf("%d files", len(do.files))
+	}
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	do.files[0].content = strings.ReplaceAll(do.files[0].content, "/path/to/", root+"/")
+	binary(t) // which is what the command starts
+	home := clientHome(t)
+	config := do.write(t, home, &running{})[0]
+	for _, tt := range []struct{ tool, arguments, want string }{
+		{"sample__echo", `{"text":"é"}`, "é"},
+		{"sample__read_log", `{"lines":2000}`, "KIMI_PROXY_OBSERVATION_MASKED original_chars=215459 head=2000 tail=2000 id=obs_"},
+		{"pruner__health", `{}`, "heuristic"},
+	} {
+		t.Run(tt.tool, func(t *testing.T) {
+			cmd := peer(t, "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js", "--cli",
+				"--config", config, "--server", "gateway", "--format", "json", "--quiet",
+				"--method", "tools/call", "--tool-name", tt.tool, "--tool-args-json", tt.arguments)
+			cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH")} // nearly empty, as there
+			if got := printed[struct{ Result peerResult }](t, cmd, nil).Result.text(); !strings.Contains(got, tt.want) {
+				t.Errorf("got %.300s", got)
+			}
+		})
+	}
+}
+
+// TestInspectorRecipe has the Inspector do what the page says.
+func TestInspectorRecipe(t *testing.T) {
+	for _, token := range []bool{false, true} {
+		t.Run(fmt.Sprintf("token %t", token), func(t *testing.T) {
+			dir := peer(t, "").Dir // where npx finds it
+			plain, with := section(t, "Inspector")
+			do := recipeIn(plain)
+			if token {
+				do = recipeIn(with)
+			}
+			shell, cancel := clientShell(t, clientHome(t))
+			defer cancel()
+			shell.Dir = dir
+			do.follow(t, shell, clientExample(t, "inspector", token))
+		})
+	}
+}
+
+// TestOwnClientRecipe runs the program of the page with the official SDK, and its curl.
+func TestOwnClientRecipe(t *testing.T) {
+	served := clientExample(t, "cline", false)
+	text, _ := section(t, "Your own")
+	program := regexp.MustCompile("(?m)^```js\n([^`]*)^```\n").FindStringSubmatch(text)
+	if program == nil {
+		t.Fatal("there is no program")
+	}
+	out, err := peer(t, "--input-type=module", "--eval", moveTo(program[1], served)).CombinedOutput()
+	if err != nil || strings.TrimSpace(string(out)) != "hello" {
+		t.Errorf("%v: %s", err, out)
+	}
+	do := recipeIn(text)
+	shell, cancel := clientShell(t, clientHome(t))
+	defer cancel()
+	do.follow(t, shell, served)
+	if len(do.commands) == 0 {
+		t.Error("there are no commands")
+	}
+}

@@ -1,0 +1,918 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// unannounced makes the length of a request's body unknown: it is sent in chunks.
+func unannounced(req *http.Request) *http.Request {
+	req.ContentLength = -1
+	return req
+}
+
+// TestUnmaskable has bodies that cannot be masked. They must arrive as they would
+// without the mask, headers included (T24).
+func TestUnmaskable(t *testing.T) {
+	chat := new(mcptest.Chat)
+	url := serve(t, block("tool_result_mask /chat/completions", "window_turns 1", "buffer_limit 10KiB"), proxy(upstream(t, chat)))
+	large := b2(strings.Repeat("A", 10<<10))
+	small := aged(calls("call_1 read"), answers("call_1", "AAA"))
+	deep := `{"x":` + strings.Repeat("[", 2000) + strings.Repeat("]", 2000) + `,` + small[1:]
+	gzipped := compress(t, "gzip", b2Sent)
+	for _, tt := range []struct {
+		name, body, encoding string
+		reason               string
+	}{
+		{"T24 no JSON", "model=m&messages=", "", "invalid_json"},
+		{"T24 half of JSON", b2Sent[:len(b2Sent)-1], "", "invalid_json"},
+		{"T24 JSON cut in a string", b2Sent[:500], "", "invalid_json"},
+		{"T24 something after JSON", b2Sent + "x", "", "invalid_json"},
+		{"T24 two texts of JSON", b2Sent + b2Sent, "", "invalid_json"},
+		{"T24 a byte order mark", "\ufeff" + b2Sent, "", "invalid_json"},
+		{"T24 a comma too many", strings.Replace(b2Sent, `"messages":[`, `"messages":[,`, 1), "", "invalid_json"},
+		{"T24 nested too deeply", deep, "", "invalid_json"},
+		{"T24 white space", " \n", "", "invalid_json"},
+		{"T24 no messages", `{"model":"m","prompt":"x"}`, "", "shape"},
+		{"T24 messages that are no list", `{"messages":{"role":"tool"}}`, "", "shape"},
+		{"T24 messages that are null", `{"messages":null}`, "", "shape"},
+		{"T24 a message that is no object", strings.Replace(b2Sent, `"messages":[`, `"messages":["x",`, 1), "", "shape"},
+		{"T24 a message that is null", strings.TrimSuffix(b2Sent, "]}") + ",null]}", "", "shape"},
+		{"T24 a list", "[" + b2Sent + "]", "", "shape"},
+		{"T24 a string", `"x"`, "", "shape"},
+		{"T24 messages and input", strings.Replace(b2Sent, `{"model"`, `{"input":[],"model"`, 1), "", "shape"},
+		{"T24 messages twice", strings.Replace(b2Sent, `{"model"`, `{"messages":[],"model"`, 1), "", "repeated_key"},
+		{"T24 a role twice", strings.Replace(b2Sent, `"role":"tool"`, `"role":"tool","role":"user"`, 1), "", "repeated_key"},
+		{"T24 content twice, once in escapes", strings.Replace(b2Sent, `"role":"tool"`, `"role":"tool","\u0063ontent":"x"`, 1), "", "repeated_key"},
+		{"T24 gzip that is none", b2Sent, "gzip", "encoding"},
+		{"T24 half a gzip", gzipped[:len(gzipped)-5], "gzip", "encoding"},
+		{"T24 zstd that is none", b2Sent, "zstd", "encoding"},
+		{"T24 br that is none", b2Sent, "br", "encoding"},
+		{"T24 an unknown encoding", b2Sent, "x-secret", "encoding"},
+		{"T24 two encodings", compress(t, "gzip", gzipped), "gzip, gzip", "encoding"},
+		{"T24 gzip of no JSON", compress(t, "gzip", "x"), "gzip", "invalid_json"},
+		{"T24 too large", large, "", "too_large"},
+		{"T24 too large and no JSON", large[1:], "", "too_large"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			headers := []string{"Content-Encoding: " + tt.encoding, "Digest: sha-256=x", "Content-MD5: x", "Content-Digest: sha-256=:x:",
+				"Repr-Digest: sha-256=:x:", "Authorization: Bearer x", "X-Other: kept", "Accept-Encoding: br"}
+			for _, length := range []string{"announced", "unannounced"} {
+				send := func(path string) mcptest.Request {
+					req := request(t, t.Context(), "POST", url+path, tt.body, headers...)
+					if length == "unannounced" {
+						req = unannounced(req)
+					}
+					return received(t, chat, req)
+				}
+				want := send("/past/the/mask")
+				grown := growth(t)
+				got := send("/chat/completions")
+				same(t, got.Body, tt.body)
+				same(t, want.Body, tt.body)
+				if !reflect.DeepEqual(got.Headers, want.Headers) {
+					t.Errorf("%s: headers\n got %v\nwant %v", length, got.Headers, want.Headers)
+				}
+				passed := grown()
+				maps.DeleteFunc(passed, func(sample string, _ float64) bool { return strings.HasPrefix(sample, "usage_tokens") })
+				if want := map[string]float64{`conversations_passed_total{reason="` + tt.reason + `"}`: 1}; !maps.Equal(passed, want) {
+					t.Errorf("%s: counted %v, want %v", length, passed, want)
+				}
+			}
+		})
+	}
+}
+
+func TestBufferLimit(t *testing.T) {
+	chat := new(mcptest.Chat)
+	address := upstream(t, chat)
+	limited := func(t *testing.T, limit int) (url string) {
+		t.Helper()
+		return serve(t, conversationMask("window_turns 1", fmt.Sprintf("buffer_limit %dB", limit)), proxy(address))
+	}
+	for _, tt := range []struct {
+		name        string
+		limit, size int // of the old result
+		masked      bool
+	}{
+		{"T24 up to the limit", len(b2Sent), 1000, true},
+		{"T24 one byte over the limit", len(b2Sent) - 1, 1000, false},
+		{"T24 up to a large limit", len(b2Sent) + 5<<20, 1000 + 5<<20, true},
+		{"T24 one byte over a large limit", len(b2Sent) + 5<<20 - 1, 1000 + 5<<20, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			url := limited(t, tt.limit)
+			sent := b2(strings.Repeat("A", tt.size))
+			want := sent
+			if tt.masked {
+				want = b2(placeholder("call_1", "fast_read_file", tt.size))
+			}
+			same(t, received(t, chat, request(t, t.Context(), "POST", url, sent)).Body, want)
+			same(t, received(t, chat, unannounced(request(t, t.Context(), "POST", url, sent))).Body, want)
+		})
+	}
+	t.Run("T24 32 MiB by default", func(t *testing.T) {
+		url := serve(t, windowOfOne, proxy(address))
+		within, beyond := 32<<20-len(b2("")), 32<<20-len(b2(""))+1
+		same(t, received(t, chat, request(t, t.Context(), "POST", url, b2(strings.Repeat("A", within)))).Body, b2(placeholder("call_1", "fast_read_file", within)))
+		same(t, received(t, chat, request(t, t.Context(), "POST", url, b2(strings.Repeat("A", beyond)))).Body, b2(strings.Repeat("A", beyond)))
+	})
+	t.Run("T24 the limit is that of the decoded body, too", func(t *testing.T) {
+		url := limited(t, len(b2Sent)-1)
+		grown := growth(t)
+		sent := compress(t, "gzip", b2Sent)
+		same(t, received(t, chat, request(t, t.Context(), "POST", url, sent, "Content-Encoding: gzip")).Body, sent)
+		passed := 0.0
+		for sample, n := range grown() {
+			if strings.HasPrefix(sample, "conversations_passed_total") {
+				passed += n
+			}
+		}
+		if passed != 1 {
+			t.Errorf("%v conversations passed", passed)
+		}
+	})
+	t.Run("T24 what is over the limit is sent on before it ends", func(t *testing.T) {
+		begun, whole := make(chan struct{}), make(chan string, 1)
+		url := serve(t, conversationMask("buffer_limit 1KiB"), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			first := make([]byte, 2<<10)
+			if _, err := io.ReadFull(r.Body, first); err == nil {
+				close(begun)
+			}
+			rest, _ := io.ReadAll(r.Body)
+			whole <- string(first) + string(rest)
+		}))))
+		r, w := io.Pipe()
+		go func() {
+			_, _ = io.WriteString(w, b2Sent+b2Sent+b2Sent)
+			select {
+			case <-begun:
+				_, _ = io.WriteString(w, b2Sent)
+				w.Close()
+			case <-t.Context().Done():
+				w.CloseWithError(errors.New("it is not sent on"))
+			}
+		}()
+		req := unannounced(request(t, t.Context(), "POST", url, ""))
+		req.Body, req.GetBody = r, nil
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		same(t, <-whole, b2Sent+b2Sent+b2Sent+b2Sent)
+	})
+}
+
+// TestClientBreaksOff has clients that leave in mid-request. Nothing must hang, and
+// the model must not get what looks complete (T24).
+func TestClientBreaksOff(t *testing.T) {
+	half := b2Sent[:len(b2Sent)/2]
+	lengths := map[string]string{
+		"announced":   fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(b2Sent), half),
+		"unannounced": fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", len(half), half),
+	}
+	arrived := make(chan string, 100) // complete bodies
+	model := func(t *testing.T) string {
+		return upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if body, err := io.ReadAll(r.Body); err == nil {
+				arrived <- string(body)
+			}
+		}))
+	}
+	for _, limit := range []string{"1MiB", "100B"} {
+		for length, rest := range lengths {
+			for _, leave := range []string{"stops sending", "hangs up"} {
+				t.Run(fmt.Sprintf("T24 the client %s, length %s, limit %s", leave, length, limit), func(t *testing.T) {
+					url := serve(t, conversationMask("window_turns 1", "buffer_limit "+limit), proxy(model(t)))
+					host := strings.TrimPrefix(url, "http://")
+					conn, err := net.Dial("tcp", host)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer conn.Close()
+					_ = conn.SetDeadline(time.Now().Add(patience))
+					_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: "+host+"\r\nContent-Type: application/json\r\n"+rest)
+					if leave == "hangs up" {
+						conn.Close()
+					} else {
+						_ = conn.(*net.TCPConn).CloseWrite()
+						if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+							t.Error("the connection stays open")
+						}
+					}
+					post(t, url, b2Sent) // others are served
+				})
+			}
+		}
+	}
+	t.Run("T24 a stream of HTTP/2 is reset", func(t *testing.T) {
+		address := freeAddress(t)
+		load(t, h2cOptions+site(address, windowOfOne, proxy(model(t))))
+		client := h2cClient(t)
+		req := unannounced(request(t, t.Context(), "POST", "http://"+address, ""))
+		req.Body, req.GetBody = io.NopCloser(io.MultiReader(strings.NewReader(half), brokenReader{})), nil
+		if res, err := client.Do(req); err == nil {
+			t.Errorf("answered %s", res.Status)
+			res.Body.Close()
+		}
+		send(t, client, "POST", "http://"+address, b2Sent)
+	})
+	// Every upstream has been closed, which waits for its handlers.
+	close(arrived)
+	complete := 0
+	for body := range arrived {
+		if body != b2Masked && body != b2Sent {
+			t.Errorf("%d bytes arrived as if they were a request: %.200s", len(body), body)
+		}
+		complete++
+	}
+	if complete != 9 {
+		t.Errorf("%d requests of those served afterwards have arrived, want 9", complete)
+	}
+}
+
+// brokenReader fails, as a client does.
+type brokenReader struct{}
+
+func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("broken off") }
+
+// TestRefusedByAnotherHandler has a handler in front that refuses what is too large.
+// That must look as it does without the mask (T24).
+func TestRefusedByAnotherHandler(t *testing.T) {
+	refuse := block("request_body", "max_size 1KB")
+	var arrived atomic.Int32
+	model := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.ReadAll(r.Body); err == nil {
+			arrived.Add(1)
+		}
+	}))
+	with, without := freeAddress(t), freeAddress(t)
+	load(t, site(with, refuse, windowOfOne, proxy(model))+site(without, refuse, proxy(model)))
+	for _, length := range []int64{int64(len(b2Sent)), -1} {
+		var status [2]int
+		for i, address := range []string{with, without} {
+			req := request(t, t.Context(), "POST", "http://"+address, b2Sent)
+			req.ContentLength = length
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			status[i] = res.StatusCode
+		}
+		if status[0] != status[1] || arrived.Load() > 0 {
+			t.Errorf("length %d: status %d with the mask, %d without; %d requests arrived", length, status[0], status[1], arrived.Load())
+		}
+	}
+}
+
+// TestDescription has the headers that describe a body (T25).
+func TestDescription(t *testing.T) {
+	chat := new(mcptest.Chat)
+	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
+	unmasked := aged(says("user", "hello"))
+	description := []string{"Digest: sha-256=x", "Content-MD5: x", "Content-Digest: sha-256=:x:", "Repr-Digest: sha-256=:x:"}
+	for _, encoding := range []string{"", "identity", "gzip", "x-gzip", "GZIP", "br", "zstd"} {
+		for _, chunked := range []bool{false, true} {
+			for _, masked := range []bool{false, true} {
+				t.Run(fmt.Sprintf("T25 encoding %q, chunked %t, masked %t", encoding, chunked, masked), func(t *testing.T) {
+					plain := unmasked
+					if masked {
+						plain = b2Sent
+					}
+					sent := compress(t, strings.TrimPrefix(strings.ToLower(encoding), "x-"), plain)
+					req := request(t, t.Context(), "POST", url, sent, append(description, "Content-Encoding: "+encoding, "X-Other: kept")...)
+					if chunked {
+						req = unannounced(req)
+					}
+					got := received(t, chat, req)
+					length, transfer := got.Headers.Get("Content-Length"), got.Headers.Get("Transfer-Encoding")
+					for _, header := range append(description, "Content-Encoding: "+encoding) {
+						name, want, _ := strings.Cut(header, ": ")
+						if masked && want != "identity" { // which is still true
+							want = ""
+						}
+						if value := got.Headers.Get(name); value != want && want != "identity" {
+							t.Errorf("%s %q, want %q", name, value, want)
+						}
+					}
+					if got.Headers.Get("X-Other") != "kept" || got.Headers.Get("Content-Type") != "application/json" {
+						t.Errorf("other headers are lost: %v", got.Headers)
+					}
+					if masked {
+						same(t, got.Body, b2Masked)
+					} else {
+						same(t, got.Body, sent)
+					}
+					if masked || !chunked {
+						if length != strconv.Itoa(len(got.Body)) || transfer != "" {
+							t.Errorf("Content-Length %q, Transfer-Encoding %q of %d bytes", length, transfer, len(got.Body))
+						}
+					}
+				})
+			}
+		}
+	}
+	t.Run("T25 a trailer", func(t *testing.T) {
+		req := unannounced(request(t, t.Context(), "POST", url, b2Sent))
+		req.Trailer = http.Header{"Content-Digest": {"sha-256=:x:"}}
+		got := received(t, chat, req)
+		same(t, got.Body, b2Masked)
+		if length := got.Headers.Get("Content-Length"); length != strconv.Itoa(len(b2Masked)) {
+			t.Errorf("Content-Length %q of %d bytes", length, len(b2Masked))
+		}
+	})
+	t.Run("T25 a client that waits to be told to go on", func(t *testing.T) {
+		client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: patience}, Timeout: patience}
+		send(t, client, "POST", url, b2Sent, "Expect: 100-continue")
+		same(t, chat.Last().Body, b2Masked)
+	})
+}
+
+// TestAnswersAreUntouched compares answers with those that come without a mask in
+// between (T26).
+func TestAnswersAreUntouched(t *testing.T) {
+	for _, f := range append(formats, format{"something else", "/v1/other", b2Sent, b2Masked, false}) {
+		for _, compressed := range []bool{false, true} {
+			for _, stream := range []bool{false, true} {
+				t.Run(fmt.Sprintf("T26 %s, compressed %t, stream %t", f.name, compressed, stream), func(t *testing.T) {
+					chat := &mcptest.Chat{Compress: compressed}
+					model, with, without := upstream(t, chat), freeAddress(t), freeAddress(t)
+					load(t, site(with, windowOfOne, proxy(model))+site(without, proxy(model)))
+					body, masked := f.sent, f.masked
+					if stream {
+						body, masked = streamed(body), streamed(masked)
+					}
+					for _, accept := range []string{"", "gzip"} {
+						want := post(t, "http://"+without+f.path, body, "Accept-Encoding: "+accept)
+						got := post(t, "http://"+with+f.path, body, "Accept-Encoding: "+accept)
+						same(t, chat.Last().Body, masked)
+						same(t, got.body, want.body)
+						for _, header := range []http.Header{want.Header, got.Header} {
+							header.Del("Date")
+						}
+						if accept == "gzip" && want.Header.Get("Content-Encoding") == "gzip" != compressed {
+							t.Errorf("the upstream answers with %v", want.Header)
+						}
+						if got.StatusCode != want.StatusCode || !reflect.DeepEqual(got.Header, want.Header) {
+							t.Errorf("got %s %v\nwant %s %v", got.Status, got.Header, want.Status, want.Header)
+						}
+					}
+				})
+			}
+		}
+	}
+	t.Run("T26 a refusal", func(t *testing.T) {
+		address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Retry-After", "7")
+			w.WriteHeader(http.StatusTooManyRequests)
+			_, _ = io.WriteString(w, `{"error":{"message":"slow down"}}`)
+		}))
+		got := post(t, serve(t, windowOfOne, proxy(address)), b2Sent)
+		if got.StatusCode != http.StatusTooManyRequests || got.Header.Get("Retry-After") != "7" || got.body != `{"error":{"message":"slow down"}}` {
+			t.Errorf("got %s %v %s", got.Status, got.Header, got.body)
+		}
+	})
+}
+
+// TestBeforeAndAfterTheAnswer has an upstream that sends early hints, an answer and
+// trailers. All of them must arrive (T26).
+func TestBeforeAndAfterTheAnswer(t *testing.T) {
+	address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "</x>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Trailer", "X-After")
+		_, _ = io.WriteString(w, `{"ok":true}`)
+		_ = http.NewResponseController(w).Flush()
+		w.Header().Set("X-After", "all")
+	}))
+	hints := 0
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+			if code == http.StatusEarlyHints && header.Get("Link") == "</x>; rel=preload" {
+				hints++
+			}
+			return nil
+		},
+	})
+	res, err := client.Do(request(t, ctx, "POST", serve(t, windowOfOne, proxy(address)), b2Sent))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || string(body) != `{"ok":true}` || hints != 1 || res.Trailer.Get("X-After") != "all" {
+		t.Errorf("%d hints, %s, trailer %v, %v", hints, body, res.Trailer, err)
+	}
+}
+
+// TestModelDies has an upstream that breaks off in mid-answer. A client must never
+// take what arrived for the whole, and the server must survive.
+func TestModelDies(t *testing.T) {
+	const event = "data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\n\n"
+	for name, answer := range map[string]string{
+		"T26 JSON":              "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"ok\":",
+		"T26 JSON in chunks":    "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n6\r\n{\"ok\":\r\n",
+		"T26 a stream":          "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + fmt.Sprintf("%x\r\n%s\r\n", len(event), event),
+		"T26 half a gzip":       "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\n" + compress(t, "gzip", event)[:20],
+		"T26 gzip that is none": "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\n{\"ok\":",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dying := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) { _, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n"+answer) })
+			chat := new(mcptest.Chat)
+			url := serve(t, windowOfOne, "reverse_proxy /dying "+dying, proxy(upstream(t, chat)))
+			res, err := client.Do(request(t, t.Context(), "POST", url+"/dying", b2Sent, "Accept-Encoding: gzip"))
+			if err == nil {
+				defer res.Body.Close()
+				var body []byte
+				if body, err = io.ReadAll(res.Body); err == nil {
+					t.Errorf("looks complete: %s %q", res.Status, body)
+				}
+			}
+			sends(t, chat, url, b2Sent, b2Masked)
+		})
+	}
+}
+
+// A gated stream is one that its upstream holds up after the first event.
+type gated struct {
+	raw   bytes.Buffer // what has arrived
+	body  *bufio.Reader
+	first string // event
+}
+
+// openGated asks for a stream and returns once its first event is there.
+func openGated(t *testing.T, client *http.Client, url, body, accept string) *gated {
+	t.Helper()
+	res := open(t, client, "POST", url, body, "Accept-Encoding: "+accept)
+	s := new(gated)
+	res.Body = io.NopCloser(io.TeeReader(res.Body, &s.raw))
+	s.body = decoded(t, res, accept)
+	s.first = nextEvent(t, s.body)
+	return s
+}
+
+// rest reads up to the end of the stream.
+func (s *gated) rest(t *testing.T) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, s.body); err != nil {
+		t.Fatalf("after %.200q: %v", s.first, err)
+	}
+}
+
+// TestFirstEventArrives has an upstream that sends no second event until the client
+// has the first (T26).
+func TestFirstEventArrives(t *testing.T) {
+	h2 := h2cClient(t)
+	for _, f := range formats {
+		for _, accept := range []string{"", "gzip"} {
+			for _, protocol := range []string{"HTTP/1.1", "HTTP/2"} {
+				t.Run(strings.TrimSpace(fmt.Sprintf("T26 %s over %s %s", f.name, protocol, accept)), func(t *testing.T) {
+					chat := &mcptest.Chat{Gate: make(chan struct{}), Compress: accept != ""}
+					model := upstream(t, chat)
+					address := freeAddress(t)
+					load(t, h2cOptions+site(address, windowOfOne, proxy(model)))
+					client := client
+					if protocol == "HTTP/2" {
+						client = h2
+					}
+					got := openGated(t, client, "http://"+address+f.path, streamed(f.sent), accept)
+					same(t, chat.Last().Body, streamed(f.masked))
+					close(chat.Gate)
+					got.rest(t)
+					want := post(t, "http://"+model+f.path, streamed(f.sent), "Accept-Encoding: "+accept)
+					same(t, got.raw.String(), want.body)
+				})
+			}
+		}
+	}
+}
+
+// TestReloadDuringAnAnswer replaces the configuration while an answer is streamed.
+func TestReloadDuringAnAnswer(t *testing.T) {
+	chat := &mcptest.Chat{Gate: make(chan struct{})}
+	model, address := upstream(t, chat), freeAddress(t)
+	url := "http://" + address + "/v1/chat/completions"
+	config := func(lines ...string) string { return site(address, conversationMask(lines...), proxy(model)) }
+	load(t, config("window_turns 1", "route before"))
+	client := oneByOne(t)
+	grown := growth(t)
+	got := openGated(t, client, url, streamed(b2Sent), "")
+
+	load(t, config("window_turns 2", "route after"))
+	sends(t, chat, url, b2Sent, b2Sent)
+	close(chat.Gate)
+	got.rest(t)
+	same(t, got.raw.String(), post(t, "http://"+model+"/v1/chat/completions", streamed(b2Sent)).body)
+
+	// T38: usage is counted for the route that the request took.
+	send(t, client, "GET", url, "")
+	for _, route := range []string{"before", "after"} {
+		if n := grown()[`usage_tokens_total{route="`+route+`",type="output"}`]; n != 20 {
+			t.Errorf("%v tokens counted for the route %s", n, route)
+		}
+	}
+}
+
+func TestConversationOverHTTP2(t *testing.T) {
+	chat := new(mcptest.Chat)
+	address := freeAddress(t)
+	load(t, h2cOptions+site(address, windowOfOne, proxy(upstream(t, chat))))
+	client := h2cClient(t)
+	for _, f := range formats {
+		for _, encoding := range []string{"", "gzip"} {
+			t.Run(strings.TrimSpace("T25 "+f.name+" "+encoding), func(t *testing.T) {
+				got := send(t, client, "POST", "http://"+address+f.path, compress(t, encoding, f.sent), "Content-Encoding: "+encoding)
+				if got.ProtoMajor != 2 || got.StatusCode != http.StatusOK {
+					t.Errorf("%s %s", got.Proto, got.Status)
+				}
+				last := chat.Last()
+				same(t, last.Body, f.masked)
+				if length := last.Headers.Get("Content-Length"); length != strconv.Itoa(len(f.masked)) || last.Headers.Get("Transfer-Encoding") != "" {
+					t.Errorf("headers %v of %d bytes", last.Headers, len(f.masked))
+				}
+			})
+		}
+	}
+	t.Run("T25 of unannounced length", func(t *testing.T) {
+		res, err := client.Do(unannounced(request(t, t.Context(), "POST", "http://"+address, b2Sent)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		same(t, chat.Last().Body, b2Masked)
+	})
+	t.Run("T25 to an upstream that speaks HTTP/2", func(t *testing.T) {
+		server := httptest.NewUnstartedServer(chat)
+		server.Config.Protocols = new(http.Protocols)
+		server.Config.Protocols.SetUnencryptedHTTP2(true)
+		server.Start()
+		t.Cleanup(server.Close)
+		url := serve(t, windowOfOne, proxy("h2c://"+server.Listener.Addr().String()))
+		sends(t, chat, url, b2Sent, b2Masked)
+		sends(t, chat, url, b2Masked, b2Masked)
+	})
+}
+
+// TestRetries has two upstreams, of which the first fails. The second must get all
+// of the masked request.
+func TestRetries(t *testing.T) {
+	resetting := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) { _ = conn.(*net.TCPConn).SetLinger(0) })
+	long := b2(strings.Repeat("A", 1<<20))
+	for _, tt := range []struct {
+		name  string
+		first string // upstream
+		lines []string
+	}{
+		{"T25 a refused connection", freeAddress(t), nil},
+		{"T25 a refused connection, buffered", freeAddress(t), []string{"request_buffers 1MiB"}},
+		{"T25 a reset connection, buffered", resetting, []string{"request_buffers 1MiB", "lb_retry_match method POST"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			chat := new(mcptest.Chat)
+			lines := append([]string{"lb_policy first", "lb_try_duration 5s", "lb_try_interval 10ms", "max_fails 1", "fail_duration 10s"}, tt.lines...)
+			url := serve(t, windowOfOne, block(proxy(tt.first+" "+upstream(t, chat)), lines...))
+			sends(t, chat, url, long, b2(placeholder("call_1", "fast_read_file", 1<<20)))
+			url = serve(t, windowOfOne, block(proxy(tt.first+" "+upstream(t, chat)), lines...))
+			sends(t, chat, url, compress(t, "gzip", b2Sent), b2Masked, "Content-Encoding: gzip")
+			url = serve(t, windowOfOne, block(proxy(tt.first+" "+upstream(t, chat)), lines...))
+			sends(t, chat, url, b2Masked, b2Masked) // which is not masked
+		})
+	}
+}
+
+// TestBothMasks has one site before a model and an MCP server.
+func TestBothMasks(t *testing.T) {
+	chat, mux := new(mcptest.Chat), http.NewServeMux()
+	mux.Handle("/mcp", new(mcptest.Stub))
+	mux.Handle("/", chat)
+	model := upstream(t, mux)
+	url := serve(t, windowOfOne, "observation_mask", proxy(model))
+	for _, f := range formats {
+		for _, body := range []string{f.sent, streamed(f.sent)} {
+			want := post(t, "http://"+model+f.path, body).body
+			same(t, post(t, url+f.path, body).body, want)
+			same(t, chat.Last().Body, strings.Replace(body, thousand, placeholder("call_1", "fast_read_file", 1000), 1))
+		}
+	}
+	same(t, post(t, url+"/mcp", rpc("big", `{"n":5000}`)).body, result(`"`+cut("A", 5000, 2000, 2000)+`"`))
+	nested := `{"messages":` + strings.TrimPrefix(strings.TrimSuffix(b2Sent, "}"), `{"model":"m","messages":`) + `}`
+	same(t, post(t, url+"/mcp", rpc("echo", nested)).body, result(nested))
+}
+
+// saved is by how many characters the formats become shorter.
+var saved = float64(1000 - utf8.RuneCountInString(placeholder("call_1", "fast_read_file", 1000)))
+
+// TestConversationMetrics counts what one request of each kind adds (T38).
+func TestConversationMetrics(t *testing.T) {
+	usage := mcptest.Usage{Input: 4321, Cached: 2100, CacheWrite: 210, Output: 21}
+	billed := func(route string, f format) map[string]float64 {
+		kinds := map[string]int{"input": usage.Input, "cached": usage.Cached, "output": usage.Output}
+		if f.writesCache {
+			kinds["cache_write"] = usage.CacheWrite
+		}
+		samples := map[string]float64{}
+		for kind, n := range kinds {
+			samples[fmt.Sprintf(`usage_tokens_total{route=%q,type=%q}`, route, kind)] = float64(n)
+		}
+		return samples
+	}
+	for _, route := range []string{"", "kimi"} {
+		for _, f := range formats {
+			for _, compressed := range []bool{false, true} {
+				for _, stream := range []bool{false, true} {
+					t.Run(fmt.Sprintf("T38 route %q, %s, compressed %t, stream %t", route, f.name, compressed, stream), func(t *testing.T) {
+						lines, accept := []string{"window_turns 1"}, ""
+						if route != "" {
+							lines = append(lines, "route "+route)
+						}
+						if compressed {
+							accept = "gzip"
+						}
+						address := freeAddress(t)
+						url := "http://" + address + f.path
+						config := site(address, conversationMask(lines...), proxy(upstream(t, &mcptest.Chat{Usage: usage, Compress: compressed})))
+						load(t, config)
+						sent, masked := f.sent, f.masked
+						if stream {
+							sent, masked = streamed(sent), streamed(masked)
+						}
+						client := oneByOne(t)
+						count := func(body string) {
+							t.Helper()
+							send(t, client, "POST", url, body, "Accept-Encoding: "+accept)
+							send(t, client, "GET", url, "") // so that it is counted
+						}
+
+						grown := growth(t)
+						count(sent)
+						want := billed(route, f)
+						want["tool_results_masked_total"], want["tool_result_chars_saved_total"], want["prompt_prefix_breaks_total"] = 1, saved, 1
+						if got := grown(); !maps.Equal(got, want) {
+							t.Errorf("counted %v\nwant %v", got, want)
+						}
+						load(t, config+site(freeAddress(t), "respond x")) // counts outlive a reload
+						if got := grown(); !maps.Equal(got, want) {
+							t.Errorf("after a reload %v\nwant %v", got, want)
+						}
+						client = oneByOne(t)
+						grown = growth(t)
+						count(masked)
+						if got, want := grown(), billed(route, f); !maps.Equal(got, want) {
+							t.Errorf("nothing masked, but counted %v\nwant %v", got, want)
+						}
+					})
+				}
+			}
+		}
+	}
+	t.Run("T2 off, nothing is counted", func(t *testing.T) {
+		url := serve(t, conversationMask("enabled off"), proxy(upstream(t, new(mcptest.Chat))))
+		client := oneByOne(t)
+		grown := growth(t)
+		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
+		send(t, client, "GET", url, "")
+		if got := grown(); len(got) > 0 {
+			t.Errorf("counted %v", got)
+		}
+	})
+	t.Run("T38 usage of a window that masks nothing", func(t *testing.T) {
+		url := serve(t, conversationMask("window_turns 0", "route plain"), proxy(upstream(t, &mcptest.Chat{Usage: usage})))
+		client := oneByOne(t)
+		grown := growth(t)
+		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
+		send(t, client, "GET", url, "")
+		if got, want := grown(), billed("plain", formats[0]); !maps.Equal(got, want) {
+			t.Errorf("counted %v\nwant %v", got, want)
+		}
+	})
+	t.Run("T38 nothing is saved where the placeholder is longer", func(t *testing.T) {
+		url := serve(t, windowOfOne, proxy(upstream(t, new(mcptest.Chat))))
+		grown := growth(t)
+		post(t, url, b2("AAA"))
+		want := map[string]float64{"tool_results_masked_total": 1, "prompt_prefix_breaks_total": 1}
+		if got := grown(); !maps.Equal(got, want) {
+			t.Errorf("counted %v, want %v", got, want)
+		}
+	})
+	t.Run("T38 a client that leaves is billed for what was told", func(t *testing.T) {
+		chat := &mcptest.Chat{Usage: usage, Gate: make(chan struct{})}
+		address := freeAddress(t)
+		load(t, h2cOptions+site(address, conversationMask("route left"), proxy(upstream(t, chat))))
+		grown := growth(t)
+		res := open(t, client, "POST", "http://"+address+"/v1/messages", streamed(blocks(`"x"`)))
+		nextEvent(t, bufio.NewReader(res.Body))
+		res.Body.Close()
+		for deadline := time.Now().Add(patience); ; { // nobody tells when the server has noticed
+			if grown()[`usage_tokens_total{route="left",type="input"}`] == float64(usage.Input) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("counted %v", grown())
+			}
+		}
+	})
+}
+
+// TestConversationLog reads the access log (T38).
+func TestConversationLog(t *testing.T) {
+	const secret = "geheim"
+	text := strings.Repeat(secret, 200)
+	chars := len(text) - utf8.RuneCountInString(placeholder("call_1", "read", len(text)))
+	log := filepath.Join(t.TempDir(), "access.log")
+	told := filepath.Join(t.TempDir(), "caddy.log")
+	address := freeAddress(t)
+	load(t, block("", "debug", block("log", "output file "+told, "format json"))+"\n"+
+		site(address, block("log", "output file "+log, "format json"),
+			block("tool_result_mask /v1/*", "window_turns 1", "buffer_limit 10KiB"), proxy(upstream(t, new(mcptest.Chat)))))
+	url := "http://" + address
+
+	type fields struct {
+		Masked  *int    `json:"mcp_tool_results_masked"`
+		Saved   *int    `json:"mcp_tool_result_chars_saved"`
+		Break   *bool   `json:"mcp_prompt_prefix_break"`
+		Turns   *int    `json:"mcp_turns"`
+		Input   *int    `json:"mcp_usage_input"`
+		Cached  *int    `json:"mcp_usage_cached"`
+		Written *int    `json:"mcp_usage_cache_write"`
+		Output  *int    `json:"mcp_usage_output"`
+		Passed  *string `json:"mcp_conversation_passed"`
+	}
+	chat := aged(says("user", text), calls("call_1 read"), answers("call_1", text))
+	used := func(f fields) fields {
+		f.Input, f.Cached, f.Output = new(1000), new(800), new(20)
+		return f
+	}
+	passed := func(reason string) fields { return used(fields{Passed: &reason}) }
+	written := used(fields{Turns: new(2)})
+	written.Written = new(100)
+	tests := []struct {
+		name, path, body, encoding string
+		want                       fields
+	}{
+		{"a masked request", "/v1/chat/completions", chat, "", used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2)})},
+		{"a masked request for a stream", "/v1/chat/completions", streamed(chat), "", used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2)})},
+		{"a masked request that was sent before", "/v1/chat/completions", strings.TrimSuffix(chat, "]}") + "," + says("assistant", secret) + "," + says("user", secret) + "]}", "",
+			used(fields{Masked: new(1), Saved: &chars, Turns: new(2)})},
+		{"a request that is not masked", "/v1/messages", blocks(`"Traceback: ` + secret + `"`), "", written},
+		{"a conversation without turns", "/v1/responses", `{"input":[{"role":"user","content":"` + text + `"}]}`, "", used(fields{})},
+		{"no JSON", "/v1/chat/completions", text, "", passed("invalid_json")},
+		{"broken JSON", "/v1/chat/completions", `{"messages":[{"` + secret + `":"` + secret + `" "` + secret + `"}]}`, "", passed("invalid_json")},
+		{"a repeated key", "/v1/chat/completions", `{"messages":[{"content":"` + secret + `","content":"` + secret + `"}]}`, "", passed("repeated_key")},
+		{"no conversation", "/v1/chat/completions", `{"prompt":"` + secret + `"}`, "", passed("shape")},
+		{"a bad encoding", "/v1/chat/completions", text, "gzip", passed("encoding")},
+		{"a long request", "/v1/chat/completions", strings.Repeat(chat, 10), "", passed("too_large")},
+		{"another path", "/v2/chat/completions", chat, "", fields{}},
+	}
+	client := oneByOne(t)
+	for _, tt := range tests {
+		send(t, client, "POST", url+tt.path, tt.body, "Content-Encoding: "+tt.encoding)
+	}
+	send(t, client, "GET", url, "")
+
+	lines := linesOf(t, log)
+	if len(lines) < len(tests) {
+		t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	for _, line := range slices.Concat(lines, linesOf(t, told)) {
+		if strings.Contains(line, secret) {
+			t.Errorf("the conversation is in the log: %s", line)
+		}
+	}
+	for i, tt := range tests {
+		t.Run("T38 "+tt.name, func(t *testing.T) {
+			logged(t, lines[i], tt.want)
+		})
+	}
+}
+
+// Two masks on the way of one request write one line about it, and each field once.
+func TestConversationLogOfChainedMasks(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "access.log")
+	url := serve(t, block("log", "output file "+log, "format json"), block("route", windowOfOne, windowOfOne, proxy(upstream(t, new(mcptest.Chat)))))
+	client := oneByOne(t)
+	for range 2 { // the second begins after the line of the first has been written
+		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
+	}
+	line := linesOf(t, log)[0]
+	for _, field := range []string{"mcp_turns", "mcp_tool_results_masked", "mcp_tool_result_chars_saved", "mcp_prompt_prefix_break", "mcp_usage_input", "mcp_usage_output"} {
+		if n := strings.Count(line, `"`+field+`":`); n != 1 {
+			t.Errorf("%s stands %d times in %s", field, n, line)
+		}
+	}
+}
+
+// TestTemplateWarning wants a warning of a template that does not say which call it
+// stands for (T13).
+func TestTemplateWarning(t *testing.T) {
+	for _, tt := range []struct {
+		name, line string
+		warns      bool
+	}{
+		{"T13 without the id", `placeholder_template "{tool_name}: {original_chars}"`, true},
+		{"T13 with the id", `placeholder_template "{tool_call_id}"`, false},
+		{"T13 the default", "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			log := filepath.Join(t.TempDir(), "caddy.log")
+			load(t, block("", block("log", "output file "+log, "format json"))+"\n"+site(freeAddress(t), conversationMask(tt.line), "respond x"))
+			warned := slices.ContainsFunc(linesOf(t, log), func(line string) bool {
+				return strings.Contains(line, `"level":"warn"`) && strings.Contains(line, "placeholder_template")
+			})
+			if warned != tt.warns {
+				t.Errorf("warned: %t\n%s", warned, strings.Join(linesOf(t, log), "\n"))
+			}
+		})
+	}
+}
+
+// TestBinaryMasksConversations runs `caddy mask-conversation`.
+func TestBinaryMasksConversations(t *testing.T) {
+	several := site("127.0.0.1:8080", block("tool_result_mask /a/*", "window_turns 1", "route first"), block("tool_result_mask /b/*", "window_turns 0", "route second"),
+		block("handle /c/*", block("tool_result_mask", "window_turns 1", "keep_errors off", "placeholder_template <{tool_call_id}>", "route third")))
+	inJSON := filepath.Join(t.TempDir(), "caddy.json")
+	if err := os.WriteFile(inJSON, []byte(`{"apps":{"http":{"servers":{"s":{"routes":[{"handle":[{"handler":"tool_result_mask","window_turns":1}]}]}}}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	one := site("127.0.0.1:8080", block("tool_result_mask /chat/completions", "window_turns 1"), proxy("127.0.0.1:8081"))
+	for _, tt := range []struct {
+		name      string
+		caddyfile string // none if empty
+		implicit  bool   // it is found in the current directory
+		args      []string
+		in, want  string
+		says      string // on standard error
+		fails     bool
+	}{
+		{"defaults", "", false, nil, turns(9, 0, 500), turns(9, 1, 500), "9 turns, the first 1 of them old: 1 results masked", false},
+		{"nothing to mask", "", false, nil, b2Sent, b2Sent, "0 results masked", false},
+		{"a configuration", one, false, nil, b2Sent, b2Masked, "fast_read_file", false},
+		{"the configuration in the current directory", one, true, nil, b2Sent, b2Masked, "1 results masked", false},
+		{"a configuration in JSON", "", false, []string{"--config", inJSON}, b2Sent, b2Masked, "1 results masked", false},
+		{"a configuration that is not there", "", false, []string{"--config", "nowhere"}, b2Sent, "", "nowhere", true},
+		{"messages", one, false, nil, formats[1].sent, formats[1].masked, "1 results masked", false},
+		{"responses", one, false, nil, formats[2].sent + "\n", formats[2].masked + "\n", "1 results masked", false},
+		{"the first of several", several, false, []string{"--route", "first"}, b2Sent, b2Masked, "1 results masked", false},
+		{"the second of several", several, false, []string{"--route", "second"}, b2Sent, b2Sent, "0 results masked", false},
+		{"one within a handle", several, false, []string{"--route", "third"}, b2Sent, strings.Replace(b2Sent, thousand, "<call_1>", 1), "1 results masked", false},
+		{"one that is off", site("127.0.0.1:8080", conversationMask("window_turns 1", "enabled off")), false, nil, b2Sent, b2Sent, "", false},
+		{"none of several", several, false, nil, b2Sent, "", "--route", true},
+		{"a route that there is not", several, false, []string{"--route", "fourth"}, b2Sent, "", "fourth", true},
+		{"a configuration without the handler", site("127.0.0.1:8080", "respond x"), false, nil, b2Sent, "", "has no tool_result_mask", true},
+		{"a configuration that is wrong", site("127.0.0.1:8080", conversationMask("placeholder_template {foo}")), false, nil, b2Sent, "", "placeholder_template", true},
+		{"broken JSON", one, false, nil, b2Sent[:500], b2Sent[:500], "not masked", false},
+		{"no conversation", one, false, nil, "{\"prompt\": 1.0}\n", "{\"prompt\": 1.0}\n", "not masked", false},
+		{"nothing", "", false, nil, "", "", "not masked", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			args := append([]string{"mask-conversation"}, tt.args...)
+			if tt.caddyfile != "" {
+				file := filepath.Join(dir, "Caddyfile")
+				if err := os.WriteFile(file, []byte(tt.caddyfile), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if !tt.implicit {
+					args = append(args, "--config", file)
+				}
+			}
+			cmd := caddy(t, args...)
+			if cmd.Dir = t.TempDir(); tt.implicit {
+				cmd.Dir = dir
+			}
+			var out, told bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tt.in), &out, &told
+			if err := cmd.Run(); (err != nil) != tt.fails {
+				t.Errorf("%v", err)
+			}
+			same(t, out.String(), tt.want)
+			if !strings.Contains(told.String(), tt.says) {
+				t.Errorf("told %s\nwant %s", &told, tt.says)
+			}
+		})
+	}
+}

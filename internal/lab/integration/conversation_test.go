@@ -1,0 +1,747 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// conversationMask is tool_result_mask with subdirectives.
+func conversationMask(lines ...string) string { return block("tool_result_mask", lines...) }
+
+// windowOfOne is the mask of most tests here.
+var windowOfOne = conversationMask("window_turns 1")
+
+// says is a message without tools.
+func says(role, text string) string {
+	return `{"role":"` + role + `","content":` + quote(text) + `}`
+}
+
+// calls is the model's message that makes calls, each given as "id tool".
+func calls(each ...string) string {
+	for i, call := range each {
+		id, tool, _ := strings.Cut(call, " ")
+		each[i] = `{"id":"` + id + `","type":"function","function":{"name":"` + tool + `","arguments":"{}"}}`
+	}
+	return `{"role":"assistant","content":null,"tool_calls":[` + strings.Join(each, ",") + `]}`
+}
+
+// answers is the message with a tool's answer to a call.
+func answers(id, text string) string { return answersWith(id, quote(text)) }
+
+// answersWith is the same with content that is any JSON.
+func answersWith(id, content string) string {
+	return `{"role":"tool","tool_call_id":"` + id + `","content":` + content + `}`
+}
+
+// conversation is the request with these messages.
+func conversation(messages ...string) string {
+	return `{"model":"m","messages":[` + strings.Join(messages, ",") + `]}`
+}
+
+// aged is a conversation that goes on for one more turn after these messages.
+func aged(messages ...string) string {
+	return conversation(append(messages, calls("call_last read"), answers("call_last", "OK"), says("user", "go on"))...)
+}
+
+// turns is a conversation of n turns, the first of them masked. Every result has
+// size characters, and every second turn is one of grep, the others of read.
+func turns(n, masked, size int) string {
+	messages := []string{says("system", "be brief")}
+	for i := range n {
+		id, tool, text := turn(i, masked, size)
+		messages = append(messages, calls(id+" "+tool), answers(id, text))
+	}
+	return conversation(messages...)
+}
+
+// turn is what the turns of turns have in them.
+func turn(i, masked, size int) (id, tool, text string) {
+	id, tool, text = fmt.Sprintf("call_%d", i+1), "read", strings.Repeat("A", size)
+	if i%2 == 1 {
+		tool = "grep"
+	}
+	if i < masked {
+		text = placeholder(id, tool, size)
+	}
+	return id, tool, text
+}
+
+// turnsOfBlocks is the same in Anthropic's format, and turnsOfItems in that of
+// OpenAI's responses.
+func turnsOfBlocks(n, masked, size int) string {
+	messages := []string{says("user", "go")}
+	for i := range n {
+		id, tool, text := turn(i, masked, size)
+		messages = append(messages, `{"role":"assistant","content":[{"type":"tool_use","id":"`+id+`","name":"`+tool+`","input":{}}]}`,
+			`{"role":"user","content":[{"type":"tool_result","tool_use_id":"`+id+`","content":[{"type":"text","text":"`+text+`"}]}]}`)
+	}
+	return conversation(messages...)
+}
+
+func turnsOfItems(n, masked, size int) string {
+	items := []string{says("user", "go")}
+	for i := range n {
+		id, tool, text := turn(i, masked, size)
+		items = append(items, `{"type":"function_call","call_id":"`+id+`","name":"`+tool+`","arguments":"{}"}`,
+			`{"type":"function_call_output","call_id":"`+id+`","output":"`+text+`"}`)
+	}
+	return `{"input":[` + strings.Join(items, ",") + `]}`
+}
+
+// placeholder is the text of T10.
+func placeholder(id, tool string, chars int) string {
+	return fmt.Sprintf("[Observation masqu\u00e9e: r\u00e9sultat d\u2019outil ancien (tool_call_id=%s, outil=%s, chars=%d)]", id, tool, chars)
+}
+
+// b2 is B2 of the acceptance checks, with something in the place of its old result.
+func b2(old string) string {
+	return conversation(says("system", "be brief"), calls("call_1 fast_read_file"), answers("call_1", old), says("user", "and now?"),
+		calls("call_2 fast_read_file"), answers("call_2", "OK"), says("user", "go on"))
+}
+
+var (
+	thousand = strings.Repeat("A", 1000)
+	b2Sent   = b2(thousand)
+	b2Masked = b2(placeholder("call_1", "fast_read_file", 1000))
+)
+
+// received posts a request and returns what the model API got.
+func received(t *testing.T, chat *mcptest.Chat, req *http.Request) mcptest.Request {
+	t.Helper()
+	before := chat.Count()
+	res, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if got := chat.Count() - before; res.StatusCode != http.StatusOK || got != 1 {
+		t.Fatalf("answered %s, and %d requests arrived", res.Status, got)
+	}
+	return chat.Last()
+}
+
+// sends checks what becomes of a request: its body, and that its length is right
+// (T25).
+func sends(t *testing.T, chat *mcptest.Chat, url, sent, want string, headers ...string) {
+	t.Helper()
+	got := received(t, chat, request(t, t.Context(), "POST", url, sent, headers...))
+	same(t, got.Body, want)
+	if length := got.Headers.Get("Content-Length"); length != strconv.Itoa(len(got.Body)) || got.Headers.Get("Transfer-Encoding") != "" {
+		t.Errorf("Content-Length %s, Transfer-Encoding %q of %d bytes", length, got.Headers.Get("Transfer-Encoding"), len(got.Body))
+	}
+}
+
+// TestConversation has the checks that one request, as it was sent and as it
+// arrived, to the byte, decides.
+func TestConversation(t *testing.T) {
+	long := strings.Repeat("A", 500)
+	masked := func(id string) string { return placeholder(id, "read", 500) }
+	read := calls("call_1 read")
+	defaults := []string{}
+	rawCall := func(call string) string { return `{"role":"assistant","tool_calls":[` + call + `]}` }
+	named := func(name string) string { return rawCall(`{"id":"call_1","function":{"name":` + name + `}}`) }
+
+	type row struct {
+		name  string
+		lines []string // default: those of the acceptance checks
+		sent  string
+		want  string
+	}
+	same := func(name string, lines []string, sent string) row { return row{name, lines, sent, sent} }
+	// old is a row with one old result of n characters, which must be masked.
+	old := func(name string, lines []string, content string, n int) row {
+		return row{name, lines, aged(read, answersWith("call_1", content)), aged(read, answers("call_1", placeholder("call_1", "read", n)))}
+	}
+	kept := func(name string, lines []string, content string) row {
+		return same(name, lines, aged(read, answersWith("call_1", content)))
+	}
+	keepNoErrors := []string{"window_turns 1", "keep_errors false"}
+	keepLast := func(k string) []string { return []string{"window_turns 1", "keep_last_k_per_tool " + k} }
+	template := func(text string) []string { return []string{"window_turns 1", "placeholder_template " + text} }
+	odd := " {\n\t\"messages\" : [ " + strings.TrimPrefix(strings.TrimSuffix(b2Sent, "]}"), `{"model":"m","messages":[`) + " ] ,\r\n \"model\":\"m\" }\n"
+
+	tests := []row{
+		{"T1 T10 the old result becomes a placeholder", nil, b2Sent, b2Masked},
+		same("T2 off with odd white space", []string{"enabled false", "window_turns 1"}, odd),
+		same("T2 enabled off", []string{"enabled off", "window_turns 1"}, b2Sent),
+		{"T2 enabled true", []string{"enabled true", "window_turns 1"}, b2Sent, b2Masked},
+		same("T3 a window of 0 masks nothing", []string{"window_turns 0"}, b2Sent),
+		same("T3 a negative window masks nothing", []string{"window_turns -1"}, b2Sent),
+		{"T3 nine turns in the default window", defaults, turns(9, 0, 500), turns(9, 1, 500)},
+		same("T3 eight turns in the default window", defaults, turns(8, 0, 500)),
+		{"T4 messages do not count", nil,
+			conversation(read, answers("call_1", long), calls("call_2 read"), answers("call_2", long), says("user", "a"), says("assistant", "b"), says("user", "c")),
+			conversation(read, answers("call_1", masked("call_1")), calls("call_2 read"), answers("call_2", long), says("user", "a"), says("assistant", "b"), says("user", "c"))},
+		same("T4 an empty list of calls is no turn", nil, conversation(read, answers("call_1", long), `{"role":"assistant","tool_calls":[]}`)),
+		same("T4 calls without an id are no turn", nil, conversation(read, answers("call_1", long),
+			`{"role":"assistant","tool_calls":[{"function":{"name":"read"}},{"id":""},{"id":5},{"id":null},null,"x"]}`)),
+		same("T4 calls that are no list are no turn", nil, conversation(read, answers("call_1", long), `{"role":"assistant","tool_calls":{"id":"call_2"}}`)),
+		same("T4 calls of the user are no turn", nil, conversation(read, answers("call_1", long), `{"role":"user","content":"x","tool_calls":[{"id":"call_2"}]}`)),
+		{"T4 one id among calls without one is a turn", nil, conversation(read, answers("call_1", long), rawCall(`{"id":""},{"id":"call_2"},7`)),
+			conversation(read, answers("call_1", masked("call_1")), rawCall(`{"id":""},{"id":"call_2"},7`))},
+		same("T5 fewer turns than the window", []string{"window_turns 10"}, b2Sent),
+		same("T5 as many turns as the window", []string{"window_turns 2"}, b2Sent),
+		{"T5 results of the window stay wherever they stand", nil,
+			conversation(answers("call_2", long), read, answers("call_1", long), calls("call_2 read")),
+			conversation(answers("call_2", long), read, answers("call_1", masked("call_1")), calls("call_2 read"))},
+		{"T5 a late result of an old turn is old", nil,
+			conversation(read, calls("call_2 read"), answers("call_2", long), answers("call_1", long)),
+			conversation(read, calls("call_2 read"), answers("call_2", long), answers("call_1", masked("call_1")))},
+		{"T6 parallel calls live and die together", nil,
+			conversation(calls("call_1 read", "call_2 read"), answers("call_1", long), answers("call_2", long), calls("call_3 read"), answers("call_3", long)),
+			conversation(calls("call_1 read", "call_2 read"), answers("call_1", masked("call_1")), answers("call_2", masked("call_2")), calls("call_3 read"), answers("call_3", long))},
+		same("T6 parallel calls of the window stay together", nil,
+			conversation(calls("call_1 read", "call_2 read", "call_3 read"), answers("call_1", long), answers("call_2", long), answers("call_3", long))),
+		{"T8 arguments with odd escapes", nil,
+			aged(rawCall(`{"id":"call_1","type":"function","function":{"name":"read","arguments":"{\"a\":\"\u00e9\\n\"}"}, "index" : 0}`), answers("call_1", long)),
+			aged(rawCall(`{"id":"call_1","type":"function","function":{"name":"read","arguments":"{\"a\":\"\u00e9\\n\"}"}, "index" : 0}`), answers("call_1", masked("call_1")))},
+		{"T9 the other members of the message", nil,
+			aged(read, `{"name":"read","role":"tool","content":"`+long+`","x_vendor":{"content":"kept"},"tool_call_id":"call_1"}`),
+			aged(read, `{"name":"read","role":"tool","content":"`+masked("call_1")+`","x_vendor":{"content":"kept"},"tool_call_id":"call_1"}`)},
+		{"T11 a call without a function", nil, aged(rawCall(`{"id":"call_1"}`), answers("call_1", long)),
+			aged(rawCall(`{"id":"call_1"}`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
+		{"T11 a call of no name", nil, aged(named(`""`), answers("call_1", long)), aged(named(`""`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
+		{"T11 a name that is no string", nil, aged(named(`5`), answers("call_1", long)), aged(named(`5`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
+		{"T11 a function that is no object", nil, aged(rawCall(`{"id":"call_1","function":"read"}`), answers("call_1", long)),
+			aged(rawCall(`{"id":"call_1","function":"read"}`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
+		old("T12 characters of two bytes", nil, `"`+strings.Repeat("é", 300)+`"`, 300),
+		old("T12 characters beyond the BMP", nil, `"`+strings.Repeat("😀", 300)+`"`, 300),
+		old("T12 escaped characters", nil, `"`+strings.Repeat(`\u00e9\n\"`, 100)+`"`, 300),
+		old("T12 escaped surrogate pairs", nil, `"`+strings.Repeat(`\ud83d\ude00`, 300)+`"`, 300),
+		old("T12 lone surrogates", nil, `"`+strings.Repeat(`\ud800`, 300)+`"`, 300),
+		old("T12 nothing at all", nil, `""`, 0),
+		{"T13 a template of one's own", template("<{tool_call_id}|{tool_name}|{original_chars}>"), b2Sent, strings.Replace(b2Sent, thousand, "<call_1|fast_read_file|1000>", 1)},
+		{"T13 a template in quotes", template(`"{original_chars}: {tool_name}, {tool_name}"`), b2Sent, strings.Replace(b2Sent, thousand, "1000: fast_read_file, fast_read_file", 1)},
+		{"T13 a template that JSON must escape", template("`say \"{tool_call_id}\" \\ \t`"), b2Sent, strings.Replace(b2Sent, thousand, `say \"call_1\" \\ \t`, 1)},
+		{"T13 a template without variables", template("gone"), b2Sent, strings.Replace(b2Sent, thousand, "gone", 1)},
+		{"T13 the default template, given", template(`"[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"`), b2Sent, b2Masked},
+		same("T14 an orphan", nil, aged(read, answers("call_0", long))),
+		same("T14 an orphan of a call of the user", nil, aged(`{"role":"user","tool_calls":[{"id":"call_1"}]}`, answers("call_1", long))),
+		same("T15 no tool_call_id", nil, aged(read, `{"role":"tool","content":"`+long+`"}`)),
+		same("T15 an empty tool_call_id", nil, aged(rawCall(`{"id":""},{"id":"call_1"}`), answers("", long))),
+		same("T15 a tool_call_id that is no string", nil, aged(rawCall(`{"id":5},{"id":"call_1"}`), `{"role":"tool","tool_call_id":5,"content":"`+long+`"}`)),
+		kept("T16 a list", nil, `[{"type":"text","text":"`+long+`"}]`),
+		kept("T16 null", nil, `null`),
+		kept("T16 an object", nil, `{"text":"`+long+`"}`),
+		kept("T16 a number", nil, `12345678901234567890`),
+		same("T16 no content", nil, aged(read, `{"role":"tool","tool_call_id":"call_1"}`)),
+		kept("T17 an error", nil, `"Traceback (most recent call last): x"`),
+		kept("T17 an error by default", []string{"window_turns 1"}, `"Traceback (most recent call last): x"`),
+		old("T17 an error with keep_errors false", keepNoErrors, `"Traceback (most recent call last): x"`, 36),
+		old("T17 an error with keep_errors off", []string{"window_turns 1", "keep_errors off"}, `"Traceback (most recent call last): x"`, 36),
+		old("T17 JSON that says error with keep_errors false", keepNoErrors, `"{\"error\":1}"`, 11),
+		kept("T18 traceback", nil, `"… a TRACEBACK …"`),
+		kept("T18 exception", nil, `"java.lang.RuntimeException"`),
+		kept("T18 timeout", nil, `"Timeout!"`),
+		kept("T18 connect_error", nil, `"E_CONNECT_ERROR"`),
+		kept("T18 connection refused", nil, `"dial: Connection Refused"`),
+		kept("T18 error at the start", nil, `"Error: no such file"`),
+		kept("T18 error at the start of a line", nil, `"reading\nERROR no such file"`),
+		kept("T18 error after CRLF", nil, `"reading\r\nerrors: 1"`),
+		kept("T18 error after leading blanks", nil, `"reading\n \t error: 1"`),
+		kept("T18 an error in escapes", nil, `"reading\u000a\u0045rr\u006fr: 1"`),
+		kept("T18 a timeout in escapes", nil, `"\u0054ime\u006fut"`),
+		old("T18 error within a line", nil, `"no error: 0 errors"`, 18),
+		old("T18 error within a word", nil, `"terror\nmirror"`, 13),
+		old("T18 the words apart", nil, `"time out, connection was refused, connect error"`, 47),
+		old("T18 an escaped backslash before n", nil, `"a\\nerror"`, 8),
+		kept("T19 error null", nil, `"{\"error\":null}"`),
+		kept("T19 status ERROR after blanks", nil, `"  {\"status\":\"ERROR\"}"`),
+		kept("T19 an error after white space", nil, `"\r\n\t {\"a\":[1],\"error\":{}}"`),
+		kept("T19 broken JSON that says error", nil, `"{\"error\": broken"`),
+		kept("T19 a broken list that says error", nil, `"[{\"error\": 1}, broken"`),
+		kept("T19 a key in escapes", nil, `"{\"\\u0065rror\":1}"`),
+		kept("T19 the last of two statuses", nil, `"{\"status\":\"ok\",\"status\":\"ERROR\"}"`),
+		old("T19 another object", nil, `"{\"result\":1}"`, 12),
+		old("T19 a list", nil, `"[1,2]"`, 5),
+		old("T19 a list with an error in it", nil, `"[{\"error\":1}]"`, 13),
+		old("T19 an error further inside", nil, `"{\"a\":{\"error\":1}}"`, 17),
+		old("T19 another status", nil, `"{\"status\":\"errors\"}"`, 19),
+		old("T19 a status that is no string", nil, `"{\"status\":[\"error\"]}"`, 20),
+		old("T19 error as a value", nil, `"{\"kind\":\"error\"}"`, 16),
+		old("T19 a text that says error", nil, `"he said \"error\""`, 15),
+		old("T19 broken JSON that says nothing", nil, `"{\"result\": broken"`, 17),
+		{"T20 off by default", nil, turns(4, 0, 500), turns(4, 3, 500)},
+		{"T20 zero is off", keepLast("0"), turns(4, 0, 500), turns(4, 3, 500)},
+		{"T20 less than zero is off", keepLast("-1"), turns(4, 0, 500), turns(4, 3, 500)},
+		{"T20 the last of each tool, those of the window counted", keepLast("1"), turns(4, 0, 500), turns(4, 2, 500)},
+		{"T20 the last two of each tool", keepLast("2"), turns(7, 0, 500), turns(7, 3, 500)},
+		{"T20 in addition to the window", []string{"window_turns 3", "keep_last_k_per_tool 1"}, turns(6, 0, 500), turns(6, 3, 500)},
+		{"T20 errors count", keepLast("1"),
+			conversation(read, answers("call_1", long), calls("call_2 read"), answers("call_2", "Traceback"), calls("call_3 grep"), answers("call_3", long)),
+			conversation(read, answers("call_1", masked("call_1")), calls("call_2 read"), answers("call_2", "Traceback"), calls("call_3 grep"), answers("call_3", long))},
+		{"T20 results that are no text count", keepLast("1"),
+			conversation(read, answers("call_1", long), calls("call_2 read"), answersWith("call_2", "[]"), calls("call_3 grep"), answers("call_3", long)),
+			conversation(read, answers("call_1", masked("call_1")), calls("call_2 read"), answersWith("call_2", "[]"), calls("call_3 grep"), answers("call_3", long))},
+		{"T21 a tool without a name", keepLast("5"), aged(rawCall(`{"id":"call_1"}`), answers("call_1", long)),
+			aged(rawCall(`{"id":"call_1"}`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
+		same("T22 an id that the window uses again", nil,
+			conversation(read, answers("call_1", long), read, answers("call_1", "another"))),
+		{"T22 an id used twice before the window", nil,
+			aged(read, answers("call_1", long), calls("call_1 grep"), answers("call_1", "another")),
+			aged(read, answers("call_1", placeholder("call_1", "grep", 500)), calls("call_1 grep"), answers("call_1", placeholder("call_1", "grep", 7)))},
+		{"T22 two results of one call", nil, aged(read, answers("call_1", long), answers("call_1", "more")),
+			aged(read, answers("call_1", masked("call_1")), answers("call_1", placeholder("call_1", "read", 4)))},
+		{"T23 nothing else changes", nil,
+			"\t{ \"model\" : \"m\\u006f\\/\" ,\n\"temperature\":1.0,\"seed\":12345678901234567890,\"top_p\":1E-0,\"logit_bias\":{\"b\":-0,\"a\":1e+2}," +
+				`"tools":[{"function":{"parameters":{"z":1,"a":[],"é":"\u00e9","a":2}}}],"x":null,"messages"  :[` + read +
+				` , { "content"   :  "` + long + `"  ,"role":"tool","tool_call_id":"call_1" , "n":1.50}` + "\r\n," + calls("call_2 read") + `],"stream":false,"metadata":{"messages":[1]}}` + "\n\n",
+			"\t{ \"model\" : \"m\\u006f\\/\" ,\n\"temperature\":1.0,\"seed\":12345678901234567890,\"top_p\":1E-0,\"logit_bias\":{\"b\":-0,\"a\":1e+2}," +
+				`"tools":[{"function":{"parameters":{"z":1,"a":[],"é":"\u00e9","a":2}}}],"x":null,"messages"  :[` + read +
+				` , { "content"   :  "` + masked("call_1") + `"  ,"role":"tool","tool_call_id":"call_1" , "n":1.50}` + "\r\n," + calls("call_2 read") + `],"stream":false,"metadata":{"messages":[1]}}` + "\n\n"},
+		{"T23 names in escapes", nil,
+			strings.Replace(aged(read, answers("call_1", long)), `"role":"tool","tool_call_id"`, `"\u0072ole":"t\u006fol","tool\u005fcall_id"`, 1),
+			strings.Replace(aged(read, answers("call_1", masked("call_1"))), `"role":"tool","tool_call_id"`, `"\u0072ole":"t\u006fol","tool\u005fcall_id"`, 1)},
+		same("T23 names in capitals are others", nil, strings.ReplaceAll(aged(read, answers("call_1", long)), `"role":"tool"`, `"Role":"tool"`)),
+		{"T26 a request for a stream", nil, streamed(b2Sent), streamed(b2Masked)},
+		same("T28 a placeholder stays", nil, b2Masked),
+		same("T28 a placeholder stays under another template", template("<{tool_call_id}>"), b2Masked),
+		same("T29 a body of another shape", nil, `{"prompt":"`+long+`","tool_call_id":"call_1"}`),
+		same("T29 no messages", nil, `{"messages":[]}`),
+		same("T31 no tools and odd white space", nil, " { \"messages\":[ "+says("user", long)+"\t,"+says("assistant", long)+" ] } \n"),
+
+		{"T35 results shorter than min_mask_chars", []string{"window_turns 1", "min_mask_chars 800"},
+			aged(calls("call_1 read", "call_2 read"), answers("call_1", strings.Repeat("é", 799)), answers("call_2", strings.Repeat("é", 800))),
+			aged(calls("call_1 read", "call_2 read"), answers("call_1", strings.Repeat("é", 799)), answers("call_2", placeholder("call_2", "read", 800)))},
+		{"T37 tools that are excluded", []string{"window_turns 1", "exclude_tools plan read*", "exclude_tools *_todo"},
+			aged(calls("a plan", "b planner", "c read", "d read_file", "e get_todo", "f grep"), answers("a", long), answers("b", long), answers("c", long), answers("d", long), answers("e", long), answers("f", long)),
+			aged(calls("a plan", "b planner", "c read", "d read_file", "e get_todo", "f grep"), answers("a", long), answers("b", placeholder("b", "planner", 500)),
+				answers("c", long), answers("d", long), answers("e", long), answers("f", placeholder("f", "grep", 500)))},
+		{"T37 excluded tools beside a K", []string{"window_turns 1", "exclude_tools read", "keep_last_k_per_tool 1"}, turns(5, 0, 500),
+			strings.Replace(turns(5, 0, 500), answers("call_2", long), answers("call_2", placeholder("call_2", "grep", 500)), 1)},
+	}
+	chat := new(mcptest.Chat)
+	address := upstream(t, chat)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.lines == nil {
+				tt.lines = []string{"window_turns 1", "keep_errors on"}
+			}
+			url := serve(t, block("tool_result_mask /chat/completions", tt.lines...), proxy(address))
+			sends(t, chat, url+"/chat/completions", tt.sent, tt.want)
+		})
+	}
+}
+
+// streamed is a request whose answer is to be a stream.
+func streamed(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }
+
+// TestConversationNames has ids and names that stand in the placeholder in another
+// spelling than plain letters. It must be read as what they are.
+func TestConversationNames(t *testing.T) {
+	chat := new(mcptest.Chat)
+	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
+	for _, tt := range []struct {
+		name             string
+		call, answer     string // the id in JSON
+		tool             string // the name in JSON
+		wantID, wantTool string
+	}{
+		{"T11 quotes and backslashes", `"a\"b\\c"`, `"a\"b\\c"`, `"r\"\\d"`, `a"b\c`, `r"\d`},
+		{"T11 control characters", `"a\n\u0001"`, `"a\n\u0001"`, `"r\t"`, "a\n\x01", "r\t"},
+		{"T11 an id that is spelled in two ways", `"call_1"`, `"c\u0061ll\u005f1"`, `"read"`, "call_1", "read"},
+		{"T11 a name in escapes", `"call_1"`, `"call_1"`, `"\u006c\u00e9s"`, "call_1", "lés"},
+		{"T11 what looks like a variable", `"{tool_name}"`, `"{tool_name}"`, `"{original_chars}"`, "{tool_name}", "{original_chars}"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			call := `{"role":"assistant","tool_calls":[{"id":` + tt.call + `,"function":{"name":` + tt.tool + `}}]}`
+			sent := aged(call, `{"role":"tool","tool_call_id":`+tt.answer+`,"content":"`+thousand+`"}`)
+			got := received(t, chat, request(t, t.Context(), "POST", url, sent)).Body
+			var body struct {
+				Messages []struct{ Content *string }
+			}
+			if err := json.Unmarshal([]byte(got), &body); err != nil {
+				t.Fatalf("%v: %s", err, got)
+			}
+			same(t, *body.Messages[1].Content, placeholder(tt.wantID, tt.wantTool, 1000))
+			if call, rest, _ := strings.Cut(got, thousand); rest != "" || !strings.HasPrefix(sent, call[:strings.Index(call, "[Observation")]) {
+				t.Errorf("changed elsewhere: %s", got)
+			}
+		})
+	}
+}
+
+func TestPlaceholderIsShort(t *testing.T) {
+	chat := new(mcptest.Chat)
+	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
+	id, tool := strings.Repeat("i", 30), strings.Repeat("t", 30)
+	got := received(t, chat, request(t, t.Context(), "POST", url, aged(calls(id+" "+tool), answers(id, thousand)))).Body
+	_, rest, _ := strings.Cut(got, "[Observation")
+	text, _, _ := strings.Cut(rest, "]")
+	if n := utf8.RuneCountInString("[Observation" + text + "]"); n > 160 || !strings.Contains(text, id) || !strings.Contains(text, tool) {
+		t.Errorf("T30 %d characters: %s", n, text)
+	}
+}
+
+// TestOtherRequests has requests that are none to a model, with bodies that look as
+// if they were (T29).
+func TestOtherRequests(t *testing.T) {
+	chat := new(mcptest.Chat)
+	url := serve(t, block("tool_result_mask /chat/completions", "window_turns 1"), proxy(upstream(t, chat)))
+	for _, tt := range []struct {
+		name, method, path, contentType string
+		want                            string
+	}{
+		{"T29 GET", "GET", "/chat/completions", "application/json", b2Sent},
+		{"T29 PUT", "PUT", "/chat/completions", "application/json", b2Sent},
+		{"T29 another path", "POST", "/v2/chat/completions", "application/json", b2Sent},
+		{"T29 text", "POST", "/chat/completions", "text/plain", b2Sent},
+		{"T29 a form", "POST", "/chat/completions", "multipart/form-data; boundary=x", b2Sent},
+		{"T29 JSON with parameters", "POST", "/chat/completions", "Application/JSON; charset=utf-8", b2Masked},
+		{"T29 a kind of JSON", "POST", "/chat/completions", "application/vnd.x+json", b2Masked},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			req := request(t, t.Context(), tt.method, url+tt.path, b2Sent, "Content-Type: "+tt.contentType)
+			same(t, received(t, chat, req).Body, tt.want)
+		})
+	}
+}
+
+// A format is one of those in which agents talk to models. Its conversations have
+// two turns, each with one call of fast_read_file. The result of the first is of
+// 1000 characters, and masked in a window of one turn.
+type format struct {
+	name, path   string
+	sent, masked string
+	writesCache  bool // it tells what was written to the cache
+}
+
+// blocks is a conversation of two turns in Anthropic's format, with something in
+// the place of the first result's content.
+func blocks(content string, members ...string) string {
+	old := strings.Join(append([]string{`"type":"tool_result"`, `"tool_use_id":"call_1"`, `"content":` + content}, members...), ",")
+	return `{"model":"m","max_tokens":1024,"system":[{"type":"text","text":"be brief","cache_control":{"type":"ephemeral"}}],"messages":[` +
+		`{"role":"user","content":"go"},` +
+		`{"role":"assistant","content":[{"type":"text","text":"reading"},{"type":"tool_use","id":"call_1","name":"fast_read_file","input":{"n":1.0,"content":"kept"}}]},` +
+		`{"role":"user","content":[{"type":"text","text":"first"},{` + old + `},{"type":"text","text":"and now?"}]},` +
+		`{"role":"assistant","content":[{"type":"tool_use","id":"call_2","name":"fast_read_file","input":{}}]},` +
+		`{"role":"user","content":[{"type":"tool_result","tool_use_id":"call_2","content":"OK","cache_control":{"type":"ephemeral"}}]}]}`
+}
+
+// items is the same in the format of OpenAI's responses.
+func items(output string) string {
+	return `{"model":"m","prompt_cache_key":"k","input":[{"role":"user","content":"go"},` +
+		`{"type":"reasoning","id":"rs_1","summary":[],"encrypted_content":"x"},` +
+		`{"type":"function_call","id":"fc_1","call_id":"call_1","name":"fast_read_file","arguments":"{\"n\":1.0}"},` +
+		`{"type":"function_call_output","call_id":"call_1","output":` + output + `,"status":"completed"},` +
+		`{"type":"message","role":"assistant","content":[{"type":"output_text","text":"reading on"}]},` +
+		`{"type":"function_call","call_id":"call_2","name":"fast_read_file","arguments":"{}"},` +
+		`{"type":"function_call_output","call_id":"call_2","output":"OK"}]}`
+}
+
+var formats = func() []format {
+	old, gone := quote(thousand), quote(placeholder("call_1", "fast_read_file", 1000))
+	return []format{
+		{"chat completions", "/v1/chat/completions", b2Sent, b2Masked, false},
+		{"messages", "/v1/messages", blocks(old), blocks(gone), true},
+		{"responses", "/v1/responses", items(old), items(gone), false},
+	}
+}()
+
+// TestFormats has the two formats beside that of chat completions (T36).
+func TestFormats(t *testing.T) {
+	text := func(kind, text, more string) string {
+		return `{"type":"` + kind + `","text":"` + text + `"` + more + `}`
+	}
+	gone := placeholder("call_1", "fast_read_file", 1000)
+	half := strings.Repeat("é", 500)
+	const cache = `,"cache_control":{"type":"ephemeral"}`
+	image := `{"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + thousand + `"}}`
+	use := func(id string) string { return `{"type":"tool_use","id":"` + id + `","name":"read","input":{}}` }
+	result := func(id, text string) string {
+		return `{"type":"tool_result","tool_use_id":"` + id + `","content":"` + text + `"}`
+	}
+	say := func(role string, blocks ...string) string {
+		return `{"role":"` + role + `","content":[` + strings.Join(blocks, ",") + `]}`
+	}
+	call := func(id string) string {
+		return `{"type":"function_call","call_id":"` + id + `","name":"read","arguments":"{}"}`
+	}
+	output := func(id, text string) string {
+		return `{"type":"function_call_output","call_id":"` + id + `","output":"` + text + `"}`
+	}
+	input := func(items ...string) string { return `{"input":[` + strings.Join(items, ",") + `]}` }
+
+	type row struct{ name, lines, sent, want string }
+	same := func(name, lines, sent string) row { return row{name, lines, sent, sent} }
+	tests := []row{
+		same("T36 messages in the window", "window_turns 2", blocks(`"`+thousand+`"`)),
+		{"T36 messages, a list of one text", "", blocks(`[` + text("text", thousand, cache) + `]`), blocks(`[` + text("text", gone, cache) + `]`)},
+		{"T36 messages, a list of several texts", "", blocks(`[`+text("text", half, "")+` , `+text("text", half, cache)+`]`, `"is_error":false`),
+			blocks(`[`+text("text", gone, "")+` , `+text("text", "…", cache)+`]`, `"is_error":false`)},
+		same("T36 messages, an image", "", blocks(`[`+text("text", thousand, "")+`,`+image+`]`)),
+		same("T36 messages, an image first", "", blocks(`[`+image+`,`+text("text", thousand, "")+`]`)),
+		same("T36 messages, an empty list", "", blocks(`[]`)),
+		same("T36 messages, null", "", blocks(`null`)),
+		same("T36 messages, a result that is an error", "", blocks(`"`+thousand+`"`, `"is_error":true`)),
+		same("T36 messages, a result that was said first to be an error", "", strings.Replace(blocks(`"`+thousand+`"`), `{"type":"tool_result",`, `{"is_error":true,"type":"tool_result",`, 1)),
+		{"T36 messages, an error with keep_errors off", "keep_errors off", blocks(`"`+thousand+`"`, `"is_error":true`), blocks(`"`+gone+`"`, `"is_error":true`)},
+		same("T36 messages, a text that looks like an error", "", blocks(`[`+text("text", thousand, "")+`,`+text("text", "Traceback", "")+`]`)),
+		{"T36 messages, parallel calls", "",
+			conversation(say("assistant", use("a"), use("b")), say("user", result("a", thousand), result("b", thousand)), say("assistant", use("c")), say("user", result("c", thousand))),
+			conversation(say("assistant", use("a"), use("b")), say("user", result("a", placeholder("a", "read", 1000)), result("b", placeholder("b", "read", 1000))), say("assistant", use("c")), say("user", result("c", thousand)))},
+		same("T36 messages, an orphan", "", conversation(say("assistant", use("a")), say("user", result("x", thousand)), say("assistant", use("c")), say("user", result("c", thousand)))),
+		same("T36 messages, a result that the model wrote", "", conversation(say("assistant", use("a"), result("a", thousand)), say("assistant", use("c")), say("user", result("c", thousand)))),
+		same("T36 responses in the window", "window_turns 2", items(`"`+thousand+`"`)),
+		{"T36 responses, a list of one text", "", items(`[` + text("input_text", thousand, "") + `]`), items(`[` + text("input_text", gone, "") + `]`)},
+		{"T36 responses, a list of several texts", "", items(`[` + text("input_text", half, "") + `,` + text("input_text", half, "") + `]`),
+			items(`[` + text("input_text", gone, "") + `,` + text("input_text", "…", "") + `]`)},
+		same("T36 responses, an image", "", items(`[`+text("input_text", thousand, "")+`,{"type":"input_image","image_url":"data:`+thousand+`"}]`)),
+		same("T36 responses, a text that looks like an error", "", items(`"Error: `+thousand+`"`)),
+		{"T36 responses, parallel calls", "",
+			input(call("a"), call("b"), output("a", thousand), output("b", thousand), call("c"), output("c", thousand)),
+			input(call("a"), call("b"), output("a", placeholder("a", "read", 1000)), output("b", placeholder("b", "read", 1000)), call("c"), output("c", thousand))},
+		same("T36 responses, parallel calls with words between them", "",
+			input(call("a"), `{"type":"message","role":"assistant","content":[]}`, `{"type":"reasoning","summary":[]}`, call("b"), output("a", thousand), output("b", thousand))),
+		{"T36 responses, calls one after the other", "",
+			input(call("a"), output("a", thousand), call("b"), output("b", thousand)),
+			input(call("a"), output("a", placeholder("a", "read", 1000)), call("b"), output("b", thousand))},
+		same("T36 responses, an orphan", "", input(output("x", thousand), call("b"), output("b", thousand))),
+		same("T36 responses, a text", "", `{"model":"m","input":"`+thousand+`"}`),
+	}
+	for _, f := range formats {
+		tests = append(tests, row{"T36 " + f.name, "", f.sent, f.masked},
+			row{"T36 " + f.name + " told by the body", "", streamed(f.sent), streamed(f.masked)},
+			same("T28 "+f.name+", a placeholder stays", "", f.masked),
+			same("T35 "+f.name+", too short to be masked", "min_mask_chars 1001", f.sent),
+			same("T37 "+f.name+", an excluded tool", "exclude_tools fast_*", f.sent),
+			same("T20 "+f.name+", one of the last two", "keep_last_k_per_tool 2", f.sent),
+			row{"T20 " + f.name + ", not the last one", "keep_last_k_per_tool 1", f.sent, f.masked},
+			row{"T32 " + f.name + ", a step of one turn", "step_turns 1", f.sent, f.masked},
+			same("T32 "+f.name+", a step of two turns", "step_turns 2", f.sent),
+			row{"T33 " + f.name + ", as much as is asked for", "clear_at_least 250", f.sent, f.masked},
+			same("T33 "+f.name+", less than is asked for", "clear_at_least 251", f.sent),
+		)
+	}
+	chat := new(mcptest.Chat)
+	address := upstream(t, chat)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			window := "window_turns 1"
+			if strings.HasPrefix(tt.lines, "window_turns") {
+				window = ""
+			}
+			url := serve(t, conversationMask(window, tt.lines), proxy(address))
+			sends(t, chat, url+"/v1/any", tt.sent, tt.want)
+		})
+	}
+}
+
+// TestSteps has a conversation grow turn by turn. Results have 20000 characters, so
+// that nothing else in the conversation is of any weight.
+func TestSteps(t *testing.T) {
+	const size = 20000
+	for _, tt := range []struct {
+		name  string
+		lines []string
+		steps []int // the turns at which the boundary moves, until the last
+		last  int
+	}{
+		{"T5 a window that slides", []string{"window_turns 2"}, []int{3, 4, 5, 6}, 6},
+		{"T32 steps of one turn", []string{"window_turns 2", "step_turns 1"}, []int{3, 4, 5, 6}, 6},
+		{"T32 steps of four turns", []string{"window_turns 1", "step_turns 4"}, []int{5, 9, 13}, 14},
+		{"T32 steps of four turns behind a window of three", []string{"window_turns 3", "step_turns 4"}, []int{7, 11}, 14},
+		{"T33 two results at once", []string{"window_turns 1", "clear_at_least 10000"}, []int{3, 5, 7}, 8},
+		{"T33 a little more than two results at once", []string{"window_turns 1", "clear_at_least 10001"}, []int{4, 7}, 8},
+		{"T33 two results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 10000", "step_turns 3"}, []int{4, 7}, 9},
+		{"T33 four results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 20000", "step_turns 3"}, []int{7, 13}, 14},
+		// With P = window·G and the default prices it is √(23·window) turns.
+		{"T33 auto behind a window of one", []string{"window_turns 1", "clear_at_least auto"}, []int{6, 11, 16}, 18},
+		{"T33 auto behind a window of four", []string{"window_turns 4", "clear_at_least auto"}, []int{14, 24}, 26},
+		{"T33 auto at the default prices", []string{"window_turns 1", "clear_at_least auto", "cache_prices 0.1 1.25"}, []int{6, 11}, 12},
+		{"T33 auto at prices ten times as high", []string{"window_turns 1", "clear_at_least auto", "cache_prices 1 12.5"}, []int{6, 11}, 12},
+		{"T33 auto where the cache saves half", []string{"window_turns 1", "clear_at_least auto", "cache_prices 0.5 1"}, []int{3, 5, 7}, 8},
+	} {
+		for format, turns := range map[string]func(n, masked, size int) string{"": turns, " in messages": turnsOfBlocks, " in responses": turnsOfItems} {
+			t.Run(tt.name+format, func(t *testing.T) {
+				chat := new(mcptest.Chat)
+				url := serve(t, conversationMask(tt.lines...), proxy(upstream(t, chat)))
+				var bodies []string
+				for n := range tt.last + 1 {
+					bodies = append(bodies, turns(n, 0, size))
+				}
+				stepped := grow(t, chat, url, bodies)
+				if !slices.Equal(stepped, tt.steps) {
+					t.Fatalf("stepped at the turns %v, want %v", stepped, tt.steps)
+				}
+				// What the last step has masked is all that its window leaves.
+				window, every, last := 0, 1, stepped[len(stepped)-1]
+				for _, line := range tt.lines {
+					_, _ = fmt.Sscanf(line, "window_turns %d", &window)
+					_, _ = fmt.Sscanf(line, "step_turns %d", &every)
+				}
+				same(t, chat.Last().Body, turns(tt.last, (last-window)/every*every, size))
+			})
+		}
+	}
+}
+
+// grow sends the requests of a conversation that grows and returns at which of them
+// what had been sent before was not sent again, to the byte. That must be those that
+// are counted as broken (T34, T38).
+func grow(t *testing.T, chat *mcptest.Chat, url string, bodies []string) (stepped []int) {
+	t.Helper()
+	before := ""
+	for n, body := range bodies {
+		grown := growth(t)
+		got := received(t, chat, request(t, t.Context(), "POST", url, body)).Body
+		broken := !strings.HasPrefix(got, before)
+		if broken {
+			stepped = append(stepped, n)
+		}
+		if counted := grown()["prompt_prefix_breaks_total"]; counted != map[bool]float64{true: 1}[broken] {
+			t.Errorf("request %d: broken %t, but %v breaks counted", n, broken, counted)
+		}
+		if again := received(t, chat, request(t, t.Context(), "POST", url, body)).Body; again != got {
+			t.Errorf("request %d: the same was sent in another way", n)
+		}
+		before = strings.TrimSuffix(got, "]}")
+	}
+	return stepped
+}
+
+// winding returns the requests of a conversation of n turns, which has everything in
+// it that could make a later turn change what an earlier one has decided: results
+// differ in size and tool, some are errors, some come late, ids are used again, and
+// every third turn makes two calls.
+func winding(n int) (bodies []string) {
+	messages := []string{says("system", "be brief"), says("user", "go")}
+	for i := 1; i <= n; i++ {
+		bodies = append(bodies, conversation(messages...))
+		if i%2 == 1 {
+			messages = append(messages, says("assistant", "done"), says("user", "go on"))
+			bodies = append(bodies, conversation(messages...))
+		}
+		id, tool := fmt.Sprintf("call_%d", i%17), fmt.Sprintf("tool_%d", i*i%5)
+		text := strings.Repeat("é\n", i*37%400)
+		if i%7 == 3 {
+			text = "Traceback: " + text
+		}
+		if i%3 == 0 {
+			messages = append(messages, calls(id+" "+tool, id+"b read"), answers(id+"b", text))
+		} else {
+			messages = append(messages, calls(id+" "+tool))
+		}
+		messages = append(messages, answers(id, text))
+		if i%6 == 5 {
+			messages = append(messages, answers(fmt.Sprintf("call_%d", i-4), "late "+text))
+		}
+	}
+	return append(bodies, conversation(messages...))
+}
+
+// TestGrowingConversation has the bytes of one turn be the beginning of those of the
+// next one, but at a step (T34).
+func TestGrowingConversation(t *testing.T) {
+	const last = 40
+	for _, tt := range []struct {
+		name  string
+		lines []string
+		most  int // steps
+	}{
+		{"T34 step_turns", []string{"step_turns 8"}, last / 8},
+		{"T34 step_turns and keep_last_k_per_tool", []string{"step_turns 8", "keep_last_k_per_tool 2"}, last / 8},
+		{"T34 step_turns, min_mask_chars and exclude_tools", []string{"step_turns 8", "min_mask_chars 300", "exclude_tools tool_1"}, last / 8},
+		{"T34 clear_at_least", []string{"clear_at_least 1000"}, last / 4},
+		{"T34 clear_at_least and keep_last_k_per_tool", []string{"clear_at_least 1000", "keep_last_k_per_tool 2"}, last / 4},
+		{"T34 clear_at_least auto and everything else", []string{"clear_at_least auto", "step_turns 2", "keep_last_k_per_tool 1", "min_mask_chars 100", "keep_errors off"}, last / 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			chat := new(mcptest.Chat)
+			url := serve(t, conversationMask(append(tt.lines, "window_turns 4")...), proxy(upstream(t, chat)))
+			stepped := grow(t, chat, url, winding(last))
+			if len(stepped) == 0 || len(stepped) > tt.most {
+				t.Errorf("stepped at the turns %v", stepped)
+			}
+		})
+	}
+}
+
+// TestConversationsInChains has two masks on the way of one request: the second must
+// find nothing to do (T28).
+func TestConversationsInChains(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		lines []string
+	}{
+		{"T28 defaults", []string{"window_turns 1"}},
+		{"T28 errors are masked, too", []string{"window_turns 2", "keep_errors off"}},
+		{"T28 a template of one's own", []string{"window_turns 1", `placeholder_template "<{tool_call_id} {original_chars}>"`}},
+		{"T28 a template that tells of errors", []string{"window_turns 1", `placeholder_template "error {tool_call_id}"`}},
+		{"T28 keep_last_k_per_tool", []string{"window_turns 1", "keep_last_k_per_tool 1"}},
+		{"T28 steps", []string{"window_turns 1", "step_turns 4"}},
+		{"T28 clear_at_least", []string{"window_turns 1", "clear_at_least 400"}},
+		{"T28 auto", []string{"window_turns 2", "clear_at_least auto"}},
+		{"T28 min_mask_chars", []string{"window_turns 1", "min_mask_chars 200"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			chat := new(mcptest.Chat)
+			once, twice := freeAddress(t), freeAddress(t)
+			hop := site(once, conversationMask(tt.lines...), proxy(upstream(t, chat)))
+			for _, chain := range []struct{ name, caddyfile string }{
+				{"two hops", site(twice, conversationMask(tt.lines...), proxy(once))},
+				{"twice in a row", site(twice, block("route", conversationMask(tt.lines...), conversationMask(tt.lines...), proxy(upstream(t, chat))))},
+			} {
+				load(t, hop+chain.caddyfile)
+				for n, sent := range winding(30) {
+					want := received(t, chat, request(t, t.Context(), "POST", "http://"+once, sent)).Body
+					if got := received(t, chat, request(t, t.Context(), "POST", "http://"+twice, sent)).Body; got != want {
+						t.Errorf("%s, request %d:", chain.name, n)
+						same(t, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestManyConversationsAtOnce makes sure that requests do not mix (T27).
+func TestManyConversationsAtOnce(t *testing.T) {
+	chat := new(mcptest.Chat)
+	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
+	const clients = 200
+	var want []string
+	done := make(chan error, clients)
+	for i := range clients {
+		id, text := fmt.Sprintf("call_of_%d", i), strings.Repeat(string(rune('A'+i%26)), 1+i*i)
+		body := func(old string) string {
+			return aged(says("user", id), calls(id+" tool_"+id), answers(id, old))
+		}
+		want = append(want, body(placeholder(id, "tool_"+id, len(text))))
+		go func() {
+			res, err := client.Post(url, "application/json", strings.NewReader(body(text)))
+			if err == nil {
+				res.Body.Close()
+				if res.StatusCode != http.StatusOK {
+					err = fmt.Errorf("request %d: %s", i, res.Status)
+				}
+			}
+			done <- err
+		}()
+	}
+	for range clients {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	var got []string
+	for _, r := range chat.Requests() {
+		got = append(got, r.Body)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		for i := range min(len(got), len(want)) {
+			same(t, got[i], want[i])
+		}
+		t.Errorf("T27 %d requests arrived", len(got))
+	}
+}

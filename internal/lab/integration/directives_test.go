@@ -1,0 +1,199 @@
+package integration
+
+import (
+	"encoding/json"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	caddycore "github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/toolresultmask"
+)
+
+// A directive, its page, and how a block of it becomes a configuration.
+type directive struct {
+	name   string
+	page   string
+	module caddycore.Module
+	site   string            // a site in which "…" stands for what is in the block
+	fields map[string]string // JSON fields that are not of the name of their subdirective, but of these
+}
+
+var directives = []directive{
+	{"mcp_gateway", "docs/mcp_gateway.md", new(mcpgateway.Handler), "mcp_gateway {\n…\nserver sample {\nmcp_sample\n}\n}",
+		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate", "notification_routes": "route_notifications"}},
+	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), "reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}",
+		map[string]string{"command": ""}},
+	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), "observation_mask {\n…\n}", nil},
+	{"tool_result_mask", "docs/tool_result_mask.md", new(toolresultmask.Handler), "tool_result_mask {\n…\n}", nil},
+	{"mcp_pruner", "docs/mcp_pruner.md", new(mcppruner.Handler), "mcp_pruner {\n…\n}", nil},
+}
+
+// provisioned returns the module of a block as it is when Caddy runs it, with
+// everything in it that nobody has said.
+func (d directive) provisioned(t *testing.T, block string) string {
+	t.Helper()
+	site := ":0 {\n" + strings.Replace(d.site, "…", block, 1) + "\n}\n"
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(site), nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, site)
+	}
+	ctx, err := caddycore.ProvisionContext(new(caddycore.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var raw json.RawMessage
+	key := d.module.CaddyModule().ID.Name()
+	walk(t, config, func(object map[string]json.RawMessage) {
+		for _, kind := range []string{"handler", "protocol"} {
+			if string(object[kind]) == `"`+key+`"` {
+				delete(object, kind)
+				raw = caddyconfig.JSON(object, nil)
+			}
+		}
+	})
+	module, err := ctx.LoadModuleByID(string(d.module.CaddyModule().ID), raw)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, site)
+	}
+	return string(caddyconfig.JSON(module, nil))
+}
+
+// walk visits every object of a configuration.
+func walk(t *testing.T, config json.RawMessage, visit func(map[string]json.RawMessage)) {
+	t.Helper()
+	var object map[string]json.RawMessage
+	var array []json.RawMessage
+	switch {
+	case json.Unmarshal(config, &object) == nil:
+		for _, value := range object {
+			walk(t, value, visit)
+		}
+		visit(object)
+	case json.Unmarshal(config, &array) == nil:
+		for _, value := range array {
+			walk(t, value, visit)
+		}
+	}
+}
+
+// subdirectives are those that the JSON fields of a module stand for.
+func (d directive) subdirectives() (names []string) {
+	for field := range reflect.TypeOf(d.module).Elem().Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if others, is := d.fields[name]; is {
+			name = others
+		}
+		names = append(names, strings.Fields(name)...)
+	}
+	return names
+}
+
+// An option is a subdirective as the README shows it.
+type option struct {
+	name     string
+	value    string // its default
+	comments bool   // it has none
+}
+
+var optionLine = regexp.MustCompile(`^\t(# )?([a-z_]+)(?:, ([a-z_]+))?\s*([^#]*?)\s*(?:#.*)?\n$`)
+
+// readmeOptions returns the block in which the README shows a directive, and what
+// is in it.
+func readmeOptions(t *testing.T, d directive) (block string, options []option) {
+	t.Helper()
+	readme, err := os.ReadFile("../../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(readme), "\n## Every directive\n")
+	_, block, _ = strings.Cut(section, "\n```caddyfile\n"+d.name)
+	_, block, _ = strings.Cut(block, "\n")
+	block, _, found := strings.Cut(block, "}\n```\n")
+	if !found {
+		t.Fatal("the README does not show it")
+	}
+	for line := range strings.Lines(block) {
+		parts := optionLine.FindStringSubmatch(line)
+		if parts == nil {
+			t.Fatalf("what is %q?", line)
+		}
+		for _, name := range parts[2:4] {
+			if name != "" {
+				options = append(options, option{name, parts[4], parts[1] != ""})
+			}
+		}
+	}
+	return block, options
+}
+
+// The README shows every directive with its defaults. To write a default changes
+// nothing, and no subdirective is missing.
+func TestReadmeDirectives(t *testing.T) {
+	for _, d := range directives {
+		t.Run(d.name, func(t *testing.T) {
+			block, options := readmeOptions(t, d)
+			same(t, d.provisioned(t, block), d.provisioned(t, ""))
+			var shown []string
+			for _, o := range options {
+				shown = append(shown, o.name)
+			}
+			slices.Sort(shown)
+			want := d.subdirectives()
+			slices.Sort(want)
+			if got := slices.Compact(shown); !slices.Equal(got, want) {
+				t.Errorf("there are\n%s\nand it shows\n%s", want, got)
+			}
+		})
+	}
+}
+
+var codeSpan = regexp.MustCompile("`([^`]+)`")
+
+// The page of a directive has a row for each of its subdirectives, with the default
+// that the README has.
+func TestDirectivePages(t *testing.T) {
+	for _, d := range directives {
+		t.Run(d.name, func(t *testing.T) {
+			page, err := os.ReadFile("../../../" + d.page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defaults := map[string]string{}
+			column := 0
+			for line := range strings.Lines(string(page)) {
+				cells := strings.Split(strings.Trim(line, "|\n"), "|")
+				if strings.HasPrefix(line, "| subdirective |") {
+					column = slices.IndexFunc(cells, func(c string) bool { return strings.TrimSpace(c) == "default" })
+				}
+				names := codeSpan.FindAllStringSubmatch(cells[0], -1)
+				if !strings.HasPrefix(line, "| `") || len(cells) <= column {
+					continue
+				}
+				values := strings.Split(strings.ReplaceAll(cells[column], "`", ""), ", ")
+				for i, name := range names {
+					defaults[name[1]] = strings.TrimSpace(values[min(i, len(values)-1)])
+				}
+			}
+			_, options := readmeOptions(t, d)
+			for _, o := range options {
+				got, found := defaults[o.name]
+				switch {
+				case !found:
+					t.Errorf("%s: no row", o.name)
+				case !o.comments && got != strings.Trim(o.value, `"`) && got != "as above":
+					t.Errorf("%s: the README says %q, the page %q", o.name, o.value, got)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,158 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+)
+
+// shipped returns the Caddyfiles a user is given: the one at the root and every
+// example.
+func shipped(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../../../caddyfile_examples/*.Caddyfile")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	return append(files, "../../../Caddyfile")
+}
+
+// elsewhere moves the ports of a shipped Caddyfile, 8080 and those that follow and 8006
+// of the pruner, to free ones and returns what address each became.
+func elsewhere(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
+	t.Helper()
+	addresses = map[string]string{}
+	moved = regexp.MustCompile(`:80(?:06|[89]\d)\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
+		if addresses[port] == "" {
+			addresses[port] = freeAddress(t)
+		}
+		return strings.TrimPrefix(addresses[port], "127.0.0.1")
+	})
+	if addresses[":8080"] == "" && addresses[":8006"] == "" {
+		t.Fatal("nothing is served at port 8080 or 8006")
+	}
+	return moved, addresses
+}
+
+// callReadLog asks for 2000 lines of log and wants what the sample server says of
+// them, masked.
+func callReadLog(t *testing.T, url string) {
+	t.Helper()
+	call := rpc("tools/call", `{"name":"read_log","arguments":{"lines":2000}}`)
+	text := toolText(t, post(t, "http://"+upstream(t, mcpsample.NewServer()), call).body)
+	want := text[:2000] + fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=2000 tail=2000] ...\n", len(text)) + text[len(text)-2000:]
+
+	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
+	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+		got := post(t, url, call, "Accept: "+accept, "Authorization: Bearer "+exampleToken).body
+		data := strings.TrimPrefix(got, "event: message\ndata: ")
+		same(t, handle.ReplaceAllString(toolText(t, data), "]"), want)
+	}
+}
+
+// sendConversation sends the sample conversation to the model and wants a good part
+// of it to stay behind. What stands in the place of the model says what reached it.
+func sendConversation(t *testing.T, address string) {
+	t.Helper()
+	conversation, err := os.ReadFile("../../../caddyfile_examples/conversation.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := post(t, "http://"+address+"/v1/chat/completions", string(conversation)).body
+	var reached int
+	if _, err := fmt.Sscanf(got, "%d bytes have reached the model", &reached); err != nil {
+		t.Fatalf("%v: %q", err, got)
+	}
+	if reached < 1000 || reached > len(conversation)*2/3 {
+		t.Errorf("%d bytes of %d have reached the model", reached, len(conversation))
+	}
+}
+
+// pruneLog has a log pruned, and reads back what was left out.
+func pruneLog(t *testing.T, at string) {
+	t.Helper()
+	got := pruneBy(t, at, prunable{text: withLines(1000, "INFO request %d served", map[int]string{400: "ERROR x"}), source: "logs"})
+	if len(got.Annotations) == 0 {
+		t.Fatalf("nothing is left out: %+v %v", got.Stats, got.Warnings)
+	}
+	first := got.Annotations[0].Start
+	if line := recoverLines(t, at, got.PruneID, false, first, first).Text; line != fmt.Sprintf("INFO request %d served", first) {
+		t.Errorf("line %d is %q", first, line)
+	}
+}
+
+// toolText is the text of the result of a tool call.
+func toolText(t *testing.T, message string) string {
+	t.Helper()
+	var response struct {
+		Result struct {
+			Content []struct{ Text string }
+		}
+	}
+	if err := json.Unmarshal([]byte(message), &response); err != nil || len(response.Result.Content) != 1 {
+		t.Fatalf("%v: %.300s", err, message)
+	}
+	return response.Result.Content[0].Text
+}
+
+// exampleToken is what lets the examples' clients in that need something.
+const exampleToken = "a-token-that-is-good-for-the-examples"
+
+// exampleSecrets sets what the examples take from the environment.
+func exampleSecrets(t *testing.T) {
+	t.Helper()
+	t.Setenv("CLINE_TOKEN", exampleToken)
+	t.Setenv("CI_TOKEN", exampleToken+"-of-another-client")
+	t.Setenv("MCP_TOKEN", exampleToken)
+	t.Setenv("MCP_SESSION_KEY", exampleToken)
+}
+
+func TestShippedCaddyfiles(t *testing.T) {
+	exampleSecrets(t)
+	for _, file := range shipped(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			caddyfile, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt(caddyfile, map[string]any{"filename": file})
+			if err != nil || len(warnings) > 0 {
+				t.Fatalf("adapt: %v %v", err, warnings)
+			}
+			moved, addresses := elsewhere(t, string(caddyfile))
+			load(t, moved)
+			if strings.Contains(string(caddyfile), "\tmcp_sample") {
+				path := "/mcp"
+				if strings.Contains(string(caddyfile), "\tmcp_gateway") {
+					path += "/sample"
+				}
+				callReadLog(t, "http://"+addresses[":8080"]+path)
+			}
+			if strings.Contains(string(caddyfile), "\tmcp_pruner") {
+				at := "http://" + addresses[":8006"] + "/rpc"
+				if strings.Contains(string(caddyfile), "\tmcp_gateway") {
+					at = rpcAt("http://"+addresses[":8080"], "pruner")
+				}
+				pruneLog(t, at)
+			}
+			if strings.Contains(string(caddyfile), "\ttool_result_mask ") {
+				sendConversation(t, addresses[":8080"])
+			}
+			if strings.Contains(string(caddyfile), "metrics /metrics") {
+				metrics := send(t, client, "GET", "http://"+addresses[":8082"]+"/metrics", "").body
+				if !strings.Contains(metrics, "caddy_mcp_masked_chars_total{server=\"sample\"} ") {
+					t.Errorf("no masked characters in the metrics:\n%s", metrics)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,816 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// child is a server of a gateway: this very program, which can be an MCP server of
+// mcptest. Its arguments are those of that.
+func child(name string, args ...string) string {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err) // it is running
+	}
+	return "server " + name + " stdio " + strconv.Quote(self) + " ds " + strings.Join(append([]string{name}, args...), " ")
+}
+
+// A journal is where children write down what they receive and what happens to them.
+type journal string
+
+func newJournal(t *testing.T) journal {
+	t.Helper()
+	return journal(filepath.Join(t.TempDir(), "ds.log"))
+}
+
+// env is the line of a server's block that has its children write it.
+func (j journal) env() string { return "env DS_LOG " + string(j) }
+
+// An entry is an event or a message that has been received.
+type entry struct {
+	PID     int
+	ID      string
+	Event   string
+	Message struct{ Method string }
+}
+
+// entries returns those of an event or a method.
+func (j journal) entries(t *testing.T, eventOrMethod string) (found []entry) {
+	t.Helper()
+	text, err := os.ReadFile(string(j))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		var e entry
+		if json.Unmarshal(line, &e) == nil && (e.Event == eventOrMethod || e.Message.Method == eventOrMethod) {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// use calls a tool and returns the text of its result.
+func use(t *testing.T, at, tool, arguments string, headers ...string) string {
+	t.Helper()
+	return toolText(t, answerIn(post(t, at, toolCall{tool, arguments}.request(), append(headers, acceptBoth)...).body))
+}
+
+const acceptBoth = "Accept: application/json, text/event-stream"
+
+// answerIn returns the answer in a body, the last of its events if it has any.
+func answerIn(body string) string {
+	if at := strings.LastIndex(body, "data: "); at >= 0 && !strings.HasPrefix(body, "{") {
+		return body[at+len("data: "):]
+	}
+	return body
+}
+
+// pidAt returns the id of the process that answers.
+func pidAt(t *testing.T, at string, headers ...string) int {
+	t.Helper()
+	pid, err := strconv.Atoi(use(t, at, "pid", `{}`, headers...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// greet begins a session and returns the header that names it.
+func greet(t *testing.T, at string) string {
+	t.Helper()
+	got := post(t, at, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
+	session := "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
+	if got.StatusCode != 200 || session == "Mcp-Session-Id: " {
+		t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
+	}
+	if got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, session, acceptBoth); got.StatusCode != 202 {
+		t.Fatalf("%d %s", got.StatusCode, got.body)
+	}
+	return session
+}
+
+// lasting is a client for streams and calls that outlast the patience of the other.
+var lasting = &http.Client{Transport: &http.Transport{DisableCompression: true}}
+
+// listenTo opens the stream of a session.
+func listenTo(t *testing.T, at, session string) *bufio.Reader {
+	t.Helper()
+	res := open(t, lasting, "GET", at, "", session, "Accept: text/event-stream")
+	if res.StatusCode != 200 {
+		t.Fatalf("%d %v", res.StatusCode, res.Header)
+	}
+	stream := bufio.NewReader(res.Body)
+	nextEvent(t, stream) // a comment
+	return stream
+}
+
+// later makes a call whose answer is waited for later.
+func later(t *testing.T, at, tool, arguments string, headers ...string) <-chan answer {
+	t.Helper()
+	answers := make(chan answer, 1)
+	req := request(t, t.Context(), "POST", at, toolCall{tool, arguments}.request(), append(headers, acceptBoth)...)
+	go func() {
+		res, err := lasting.Do(req)
+		if err != nil {
+			answers <- answer{&http.Response{Status: err.Error()}, ""}
+			return
+		}
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		if err != nil {
+			res.Status = err.Error()
+		}
+		answers <- answer{res, string(body)}
+	}()
+	return answers
+}
+
+// sample is how a metric of a server is named.
+func sample(metric, server string) string { return metric + `{server="` + server + `"}` }
+
+// processRuns reports whether there is a process. One that has ended is none, even if its
+// parent does not want to know.
+func processRuns(pid int) bool {
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return !strings.HasPrefix(state, "Z")
+	}
+	return syscall.Kill(pid, 0) == nil
+}
+
+func TestGatewayStdioNeedsNoSession(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("plain"), journal.env()), block(child("modern", "--modern"), journal.env())))
+	if starts := journal.entries(t, "start"); len(starts) > 0 {
+		t.Errorf("started before anybody asked: %v", starts)
+	}
+	const request = `{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"echo","arguments":{"n":1.0,"text":"é\u00e9"}}}`
+	for _, server := range []string{"plain", "modern"} {
+		for _, at := range []string{rpcAt(url, server), mcpAt(url, server)} {
+			got := post(t, at, request, acceptBoth)
+			if got.StatusCode != 200 || !strings.Contains(got.body, `"id":12345678901234567890`) {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+			same(t, toolText(t, got.body), `{"name":"echo","arguments":{"n":1.0,"text":"é\u00e9"}}`)
+		}
+	}
+	if inits := journal.entries(t, "initialize"); len(inits) != 2 {
+		t.Errorf("initialized %d times", len(inits))
+	}
+}
+
+func TestGatewayStdioLog(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "caddy.log")
+	address := freeAddress(t)
+	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+site(address, gateway(child("loud", "--banner"))))
+	at := mcpAt("http://"+address, "loud")
+	pid := pidAt(t, at)
+	grown := growth(t)
+
+	// log returns the lines about what the child has said.
+	type line struct {
+		Level   string
+		Logger  string
+		Message string `json:"msg"`
+		Server  string
+		PID     int
+		Line    string
+	}
+	log := func(message, text string) (found []line) {
+		for _, raw := range linesOf(t, file) {
+			var l line
+			if json.Unmarshal([]byte(raw), &l) == nil && l.Message == message && l.Line == text {
+				found = append(found, l)
+			}
+		}
+		return found
+	}
+	for _, tt := range []struct{ name, tool, text, message, level string }{
+		{"A35 stderr", "stderr", "something to say", "stderr", "info"},
+		{"A35 noise on stdout", "noise", "{this is no JSON", "stdout is not a message", "warn"},
+		{"A35 a banner", "", "DS loud is starting, and says so on stdout", "stdout is not a message", "warn"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.tool != "" {
+				got := post(t, at, toolCall{tt.tool, `{"lines":1,"text":` + quote(tt.text) + `}`}.request())
+				same(t, got.body, result(`{"content":[{"type":"text","text":"written"}]}`))
+			}
+			eventually(t, "the line", func() bool { return len(log(tt.message, tt.text)) > 0 })
+			want := line{tt.level, "http.reverse_proxy.transport.mcp_stdio", tt.message, "loud", pid, tt.text}
+			if got := log(tt.message, tt.text)[0]; got != want {
+				t.Errorf("logged %+v\nwant %+v", got, want)
+			}
+		})
+	}
+	t.Run("A35 much noise is counted, not logged", func(t *testing.T) {
+		use(t, at, "noise", `{"lines":5000,"text":"again and again"}`)
+		eventually(t, "the count", func() bool { return grown()[sample("stdio_noise_total", "loud")] == 5001 })
+		if n := len(log("stdout is not a message", "again and again")); n == 0 || n > 20 {
+			t.Errorf("%d lines", n)
+		}
+	})
+}
+
+func TestGatewayStdioDeath(t *testing.T) {
+	journal := newJournal(t)
+	// A call that did not end with the child would end after the client's patience.
+	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m")))
+	session := greet(t, mcpAt(url, "mortal"))
+	stream := listenTo(t, mcpAt(url, "mortal"), session)
+	for _, at := range []string{rpcAt(url, "mortal"), mcpAt(url, "mortal")} {
+		pid := pidAt(t, at)
+		if healthy := metrics(t)[sample("upstream_healthy", "mortal")]; healthy != 1 {
+			t.Errorf("healthy: %v", healthy)
+		}
+		grown := growth(t)
+		calls := len(journal.entries(t, "tools/call"))
+		waiting := later(t, at, "hang", `{}`)
+		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		got := post(t, at, `{"jsonrpc":"2.0","id":"d\u0069e","method":"tools/call","params":{"name":"die","arguments":{"code":3}}}`, acceptBoth)
+		if f := failureOf(t, got); f != (failed{502, -32002, "connect_error", `"d\u0069e"`, "mortal", 0}) {
+			t.Errorf("A37 %+v", f)
+		}
+		if f := failureOf(t, <-waiting); f != (failed{502, -32002, "connect_error", `1`, "mortal", 0}) {
+			t.Errorf("A37 the other call: %+v", f)
+		}
+		eventually(t, "the gauge", func() bool { // which may be up again already
+			return metrics(t)[sample("upstream_healthy", "mortal")] == 0 || grown()[sample("upstream_restarts_total", "mortal")] > 0
+		})
+
+		again := pidAt(t, at)
+		if again == pid {
+			t.Error("A37 the dead have answered")
+		}
+		if got := grown()[sample("upstream_restarts_total", "mortal")]; got != 1 {
+			t.Errorf("%v restarts", got)
+		}
+		if healthy := metrics(t)[sample("upstream_healthy", "mortal")]; healthy != 1 {
+			t.Errorf("healthy: %v", healthy)
+		}
+		if syscall.Kill(pid, 0) == nil {
+			t.Error("a zombie is left")
+		}
+		// Sessions and their streams outlive it.
+		if got := pidAt(t, mcpAt(url, "mortal"), session); got != again {
+			t.Errorf("in the session it is %d, not %d", got, again)
+		}
+		if got := nextEvent(t, stream); !strings.Contains(got, "/list_changed") {
+			t.Errorf("A37 the stream says %q", got)
+		}
+	}
+}
+
+// A child that cannot be started is not tried over and over.
+func TestGatewayStdioFailsToStart(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway(
+		block(child("hopeless", "--exit-at-start", "1"), journal.env()),
+		block(child("mute", "--hang-init"), "start_timeout 300ms")))
+	for range 2 {
+		var calls []<-chan answer
+		for range 20 {
+			calls = append(calls, later(t, rpcAt(url, "hopeless"), "pid", `{}`))
+		}
+		for _, call := range calls {
+			if f := failureOf(t, <-call); f != (failed{502, -32002, "connect_error", `1`, "hopeless", 0}) {
+				t.Errorf("A37 %+v", f)
+			}
+		}
+	}
+	if starts := journal.entries(t, "start"); len(starts) > 20 { // of 40 calls; 2 unless the machine is very slow
+		t.Errorf("A37 started %d times", len(starts))
+	}
+	if f := failureOf(t, post(t, mcpAt(url, "mute"), rpc("tools/list", `{}`))); f != (failed{502, -32002, "connect_error", `1`, "mute", 0}) {
+		t.Errorf("A37 %+v", f)
+	}
+}
+
+func TestGatewayStdioSilence(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("silent"), journal.env(), "timeout 2s")))
+	for i, at := range []string{rpcAt(url, "silent"), mcpAt(url, "silent")} {
+		pid := pidAt(t, at)
+		waiting := later(t, at, "hang", `{}`)
+		if got := use(t, at, "slow", `{"ms":100}`); got != "slept" {
+			t.Errorf("A38 another call got %q", got)
+		}
+		if f := failureOf(t, <-waiting); f != (failed{502, -32002, "timeout", `1`, "silent", 0}) {
+			t.Errorf("A38 %+v", f)
+		}
+		eventually(t, "the cancellation", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
+		if again := pidAt(t, at); again != pid {
+			t.Errorf("A38 %d has become %d", pid, again)
+		}
+		if got := use(t, at, "late", `{"ms":50}`); got != "in time" {
+			t.Errorf("A38 got %q", got)
+		}
+	}
+	grown := growth(t)
+	use(t, rpcAt(url, "silent"), "late", `{"ms":1}`)
+	if got := use(t, rpcAt(url, "silent"), "wrong-id", `{}`); got != "for you" {
+		t.Errorf("got %q", got)
+	}
+	eventually(t, "late answers to be dropped", func() bool { return grown()[sample("stdio_dropped_total", "silent")] >= 2 })
+}
+
+func TestGatewayStdioClientLeaves(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("left"), journal.env())))
+	for i, at := range []string{rpcAt(url, "left"), mcpAt(url, "left")} {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			if res, err := lasting.Do(request(t, ctx, "POST", at, toolCall{"hang", `{}`}.request(), acceptBoth)); err == nil {
+				res.Body.Close()
+			}
+		}()
+		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == i+1 })
+		leave()
+		<-left
+		eventually(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
+	}
+}
+
+func TestGatewayStdioEnvironment(t *testing.T) {
+	const secret = "s3cr3t-of-the-test"
+	t.Setenv("STDIO_TEST_SECRET", secret)
+	t.Setenv("STDIO_TEST_FLAG", "--banner")
+	t.Setenv("STDIO_TEST_OTHER", "not for children")
+	journal := newJournal(t)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := serve(t, gateway(
+		block(child("environment", "{env.STDIO_TEST_FLAG}"), journal.env(), "env KEY {env.STDIO_TEST_SECRET}", `env EMPTY ""`, `env ODD "a b $HOME * ;=x"`, "dir "+dir),
+		block(child("unheard", `"--no-such-flag; touch $HOME/x && echo *"`), journal.env(), "start_timeout 2s"),
+	))
+	at := rpcAt(url, "environment")
+	var got map[string]string
+	if err := json.Unmarshal([]byte(use(t, at, "env", `{}`)), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"KEY": secret, "EMPTY": "", "ODD": "a b $HOME * ;=x", "DS_LOG": string(journal), "PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME")}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("A40 the environment is %v\nwant %v", got, want)
+	}
+	if got := use(t, at, "cwd", `{}`); got != dir {
+		t.Errorf("runs in %s", got)
+	}
+	if config := admin(t, "GET", "/config/", "").body; strings.Contains(config, secret) || !strings.Contains(config, "{env.STDIO_TEST_SECRET}") {
+		t.Errorf("A40 the configuration is %s", config)
+	}
+	// No shell has a part in it, and what cannot run is an error of the gateway.
+	if f := failureOf(t, post(t, rpcAt(url, "unheard"), rpc("tools/list", `{}`))); f != (failed{502, -32002, "connect_error", "1", "unheard", 0}) {
+		t.Errorf("A40 %+v", f)
+	}
+}
+
+func TestGatewayStdioFraming(t *testing.T) {
+	const size = 9 << 20
+	tests := []struct {
+		name string
+		args []string
+		line string
+	}{
+		{"newline", nil, "framing newline"},
+		{"content-length", []string{"--framing", "content-length"}, "framing content-length"},
+		{"mixed", []string{"--framing", "content-length"}, "framing newline"},
+	}
+	servers := []string{"response_timeout 10s", block(child("narrow"), "max_line 1MiB", "mask off")}
+	for _, tt := range tests {
+		servers = append(servers, block(child(tt.name, tt.args...), tt.line, "mask off"))
+	}
+	url := serve(t, gateway(servers...))
+	for _, tt := range tests {
+		t.Run("A41 "+tt.name, func(t *testing.T) {
+			if text := use(t, mcpAt(url, tt.name), "big", fmt.Sprintf(`{"n":%d}`, size)); text != strings.Repeat("x", size) {
+				t.Errorf("%d bytes, %.100s", len(text), text)
+			}
+			params := `{"name":"echo","arguments":{"text":"` + strings.Repeat("y", size) + `"}}`
+			same(t, toolText(t, post(t, rpcAt(url, tt.name), rpc("tools/call", params)).body), params)
+		})
+	}
+	t.Run("A41 a line that is too long fails alone", func(t *testing.T) {
+		at := rpcAt(url, "narrow")
+		pid := pidAt(t, at)
+		waiting := later(t, at, "slow", `{"ms":300}`)
+		if f := failureOf(t, post(t, at, toolCall{"big", `{"n":2000000}`}.request())); f != (failed{502, -32003, "invalid_response", "1", "narrow", 0}) {
+			t.Errorf("%+v", f)
+		}
+		if got := toolText(t, (<-waiting).body); got != "slept" {
+			t.Errorf("the other call got %q", got)
+		}
+		if again := pidAt(t, at); again != pid {
+			t.Errorf("%d has become %d", pid, again)
+		}
+	})
+}
+
+// stdioProxy is the long form of a server: a reverse_proxy with the transport.
+func stdioProxy(name, upstreams string, args, transport []string, lines ...string) string {
+	_, command, _ := strings.Cut(child(name, args...), " stdio ")
+	return block("server "+name, block("reverse_proxy "+upstreams, append(lines, block("transport mcp_stdio "+command, transport...))...))
+}
+
+func TestGatewayStdioPool(t *testing.T) {
+	url := serve(t, gateway(
+		stdioProxy("alpha", "alpha:1-3", nil, nil, "lb_policy round_robin"),
+		stdioProxy("beta", "beta:1-3", nil, []string{"isolation session"}, "lb_policy round_robin"),
+	))
+	pids := func(server string, headers ...string) map[int]int {
+		pids := map[int]int{}
+		for range 6 {
+			pids[pidAt(t, mcpAt(url, server), headers...)]++
+		}
+		return pids
+	}
+	if got := pids("alpha"); len(got) != 3 {
+		t.Errorf("without a session: %v", got)
+	}
+	session := greet(t, mcpAt(url, "alpha"))
+	if got := pids("alpha", session); len(got) != 3 {
+		t.Errorf("in a session: %v", got)
+	}
+	listenTo(t, mcpAt(url, "alpha"), session)
+
+	one, two := greet(t, mcpAt(url, "beta")), greet(t, mcpAt(url, "beta"))
+	pid := pidAt(t, mcpAt(url, "beta"), one)
+	if ones, twos := pids("beta", one), pids("beta", two); len(ones) != 1 || len(twos) != 1 || fmt.Sprint(ones) == fmt.Sprint(twos) {
+		t.Errorf("in sessions with children of their own: %v and %v", ones, twos)
+	}
+	if got := send(t, client, "DELETE", mcpAt(url, "beta"), "", one); got.StatusCode != 204 {
+		t.Errorf("%d %s", got.StatusCode, got.body)
+	}
+	if got := post(t, mcpAt(url, "beta"), toolCall{"pid", `{}`}.request(), one, acceptBoth); got.StatusCode != 404 {
+		t.Errorf("after its end a session gets %d %s", got.StatusCode, got.body)
+	}
+	eventually(t, "the end of its child", func() bool { return syscall.Kill(pid, 0) != nil })
+}
+
+func TestGatewayStdioHealthChecks(t *testing.T) {
+	journals := map[string]journal{}
+	var servers []string
+	timeouts := map[string]string{"well": "10s", "deaf": "10s", "hung": "200ms"}
+	for name, args := range map[string][]string{"well": nil, "deaf": {"--no-ping"}, "hung": {"--hang-ping"}} {
+		journals[name] = newJournal(t)
+		servers = append(servers, stdioProxy(name, name+":1", args, []string{journals[name].env()}, "health_uri /", "health_interval 100ms", "health_timeout "+timeouts[name]))
+	}
+	url := serve(t, gateway(servers...))
+	grown := growth(t)
+	for _, name := range []string{"well", "deaf"} {
+		eventually(t, "pings of "+name, func() bool { return len(journals[name].entries(t, "ping")) >= 5 })
+		if starts := journals[name].entries(t, "start"); len(starts) != 1 {
+			t.Errorf("A36 %s was started %d times", name, len(starts))
+		}
+		pidAt(t, rpcAt(url, name))
+	}
+	eventually(t, "two restarts", func() bool { return len(journals["hung"].entries(t, "start")) >= 3 })
+	first := journals["hung"].entries(t, "start")[0].PID
+	if syscall.Kill(first, 0) == nil {
+		t.Error("A36 the first has not ended")
+	}
+	if got := grown()[sample("upstream_restarts_total", "hung")]; got == 0 {
+		t.Error("A36 no restart is counted")
+	}
+}
+
+func TestGatewayStdioReloads(t *testing.T) {
+	journal, address := newJournal(t), freeAddress(t)
+	url := "http://" + address
+	at := mcpAt(url, "kept")
+	config := func(more ...string) string {
+		return site(address, gateway(append([]string{block(child("kept"), journal.env())}, more...)...))
+	}
+	load(t, config())
+	pid, session := pidAt(t, at), greet(t, at)
+	stream := listenTo(t, at, session)
+
+	t.Run("G27 an unchanged server goes on", func(t *testing.T) {
+		calls := len(journal.entries(t, "tools/call"))
+		waiting := later(t, at, "slow", `{"ms":500}`, session)
+		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		load(t, config("server other http://127.0.0.1:1"))
+		if again := pidAt(t, at); again != pid {
+			t.Errorf("%d has become %d", pid, again)
+		}
+		if got := <-waiting; toolText(t, answerIn(got.body)) != "slept" {
+			t.Errorf("the call in flight got %s %s", got.Status, got.body)
+		}
+		use(t, at, "add-tool", `{"name":"new"}`, session)
+		if got := nextEvent(t, stream); !strings.Contains(got, "notifications/tools/list_changed") {
+			t.Errorf("the stream says %q", got)
+		}
+		if again := pidAt(t, at, session); again != pid {
+			t.Errorf("in the session %d has become %d", pid, again)
+		}
+	})
+
+	occupied, lost := listen(t), newJournal(t)
+	for name, bad := range map[string]string{
+		"G27 a load that fails to provision": config() + site(freeAddress(t), gateway("server a http://127.0.0.1:1", "server a http://127.0.0.1:1")),
+		"G27 a load that fails to start":     config() + site(occupied.Addr().String(), gateway("server a http://127.0.0.1:1")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad += site(freeAddress(t), gateway(
+				block(child("lost"), lost.env()),
+				stdioProxy("checked", "checked:1", nil, []string{lost.env()}, "health_uri /", "health_interval 10s")))
+			if got := admin(t, "POST", "/load", withAdmin(bad, adminAddress), "Content-Type: text/caddyfile"); got.StatusCode == 200 {
+				t.Fatal("it has been loaded")
+			}
+			if again := pidAt(t, at, session); again != pid {
+				t.Errorf("%d has become %d", pid, again)
+			}
+			use(t, at, "add-tool", `{"name":"newer"}`, session)
+			if got := nextEvent(t, stream); !strings.Contains(got, "notifications/tools/list_changed") {
+				t.Errorf("the stream says %q", got)
+			}
+		})
+	}
+
+	t.Run("G27 a changed server lets calls come to their end", func(t *testing.T) {
+		calls := len(journal.entries(t, "tools/call"))
+		waiting := later(t, at, "slow", `{"ms":500}`, session)
+		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		load(t, site(address, gateway(block(child("kept"), journal.env(), "env CHANGED yes"))))
+		if again := pidAt(t, at); again == pid {
+			t.Errorf("it is still %d", pid)
+		}
+		if got := <-waiting; toolText(t, answerIn(got.body)) != "slept" {
+			t.Errorf("the call in flight got %s %s", got.Status, got.body)
+		}
+		if rest, err := io.ReadAll(stream); len(rest) > 0 || err != nil {
+			t.Errorf("the stream ends with %q, %v", rest, err)
+		}
+		if got := post(t, at, toolCall{"pid", `{}`}.request(), session, acceptBoth); got.StatusCode != 404 {
+			t.Errorf("the session of the old child gets %d %s", got.StatusCode, got.body)
+		}
+		eventually(t, "the end of the old child", func() bool { return syscall.Kill(pid, 0) != nil })
+	})
+	t.Run("G27 a load that fails leaves no child", func(t *testing.T) {
+		for _, e := range lost.entries(t, "start") {
+			if e.ID == "lost" {
+				t.Error("one was started that nobody asked for")
+			}
+			// Health checks begin before a load has failed. What they have started ends.
+			eventually(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
+		}
+	})
+}
+
+// Nothing is left of 200 configurations, each with a server that the next has not.
+func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
+	journal, address := newJournal(t), freeAddress(t)
+	ours := func() int { // goroutines
+		stacks := make([]byte, 16<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		n := 0
+		for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
+			const module = "github.com/caddy-mcp-gateway/caddy-mcp-gateway/"
+			if bytes.Count(stack, []byte(module)) > bytes.Count(stack, []byte(module+"internal/lab")) {
+				n++
+			}
+		}
+		return n
+	}
+	load(t, site(address, "respond x"))
+	before := runtime.NumGoroutine()
+
+	at := func(server string) string { return rpcAt("http://"+address, server) }
+	var pid int
+	for i := range 200 {
+		load(t, site(address, gateway(block(child("stays"), journal.env()), block(child("changes"), journal.env(), fmt.Sprintf("env I %d", i)))))
+		if i%20 != 0 {
+			continue
+		}
+		pidAt(t, at("changes"))
+		if again := pidAt(t, at("stays")); pid != 0 && again != pid {
+			t.Fatalf("%d has become %d", pid, again)
+		} else {
+			pid = again
+		}
+	}
+	load(t, site(address, "respond x"))
+	eventually(t, "the end of our goroutines", func() bool { return ours() == 0 })
+	starts := journal.entries(t, "start")
+	if len(starts) != 11 {
+		t.Errorf("%d children have been started", len(starts))
+	}
+	for _, e := range starts {
+		if syscall.Kill(e.PID, 0) == nil {
+			t.Errorf("%d is left", e.PID)
+		}
+	}
+	eventually(t, "the end of other goroutines", func() bool {
+		client.CloseIdleConnections()
+		return runtime.NumGoroutine() < before+20
+	})
+}
+
+func TestGatewayStdioManyClients(t *testing.T) {
+	const clients, connections = 2000, 200
+	url := serve(t, gateway(child("crowded")))
+	at := mcpAt(url, "crowded")
+	transport := &http.Transport{DisableCompression: true, MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections}
+	defer transport.CloseIdleConnections()
+	crowd := &http.Client{Transport: transport, Timeout: 6 * patience}
+	ask := func(message string, headers ...string) (answer, error) {
+		res, err := crowd.Do(request(t, t.Context(), "POST", at, message, append(headers, acceptBoth)...))
+		if err != nil {
+			return answer{}, err
+		}
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		return answer{res, string(body)}, err
+	}
+	var waiting sync.WaitGroup
+	turn := make(chan struct{}, connections)
+	for i := range clients {
+		turn <- struct{}{}
+		waiting.Go(func() {
+			defer func() { <-turn }()
+			hello, err := ask(rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`))
+			if err != nil || hello.StatusCode != 200 {
+				t.Errorf("client %d: %v %v", i, err, hello)
+				return
+			}
+			session := "Mcp-Session-Id: " + hello.Header.Get("Mcp-Session-Id")
+			params := fmt.Sprintf(`{"name":"echo","arguments":{"client":%d}}`, i)
+			got, err := ask(rpc("tools/call", params), session)
+			if want := result(`{"content":[{"type":"text","text":` + quote(params) + `}]}`); err != nil || got.body != want {
+				t.Errorf("client %d: %v %s", i, err, got.body)
+			}
+			params = fmt.Sprintf(`{"name":"progress","arguments":{"steps":2},"_meta":{"progressToken":%d}}`, i)
+			got, err = ask(rpc("tools/call", params), session)
+			if token := fmt.Sprintf(`"progressToken":%d,`, i); err != nil || strings.Count(got.body, token) != 2 || strings.Count(got.body, "data: ") != 3 {
+				t.Errorf("client %d: %v %s", i, err, got.body)
+			}
+		})
+	}
+	waiting.Wait()
+}
+
+// Whoever has called a child that is killed gets an answer of his own.
+func TestGatewayStdioKilledUnderLoad(t *testing.T) {
+	const kills = 20
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("killed"), journal.env())))
+	at := mcpAt(url, "killed")
+	pidAt(t, at)
+	grown := growth(t)
+
+	var stop atomic.Bool
+	var results, failures, number atomic.Int64
+	var waiting sync.WaitGroup
+	for range 8 {
+		waiting.Go(func() {
+			for !stop.Load() {
+				id := number.Add(1)
+				message := fmt.Sprintf(`{"jsonrpc":"2.0","id":"call %d","method":"tools/call","params":{"name":"slow","arguments":{"ms":5}}}`, id)
+				res, err := lasting.Do(request(t, t.Context(), "POST", at, message, acceptBoth))
+				if err != nil {
+					t.Errorf("call %d: %v", id, err)
+					return
+				}
+				body, err := io.ReadAll(res.Body)
+				res.Body.Close()
+				var got struct {
+					ID            string
+					Result, Error json.RawMessage
+				}
+				if err == nil {
+					err = json.Unmarshal(body, &got)
+				}
+				switch {
+				case err != nil || got.ID != fmt.Sprintf("call %d", id) || (got.Result == nil) == (got.Error == nil):
+					t.Errorf("call %d: %v %d %s", id, err, res.StatusCode, body)
+				case got.Result != nil:
+					results.Add(1)
+				default:
+					failures.Add(1)
+				}
+			}
+		})
+	}
+	var pids []int
+	for range kills {
+		starts := journal.entries(t, "start")
+		pids = append(pids, starts[len(starts)-1].PID)
+		done := results.Load()
+		eventually(t, "calls to be answered", func() bool { return results.Load() > done+20 })
+		if err := syscall.Kill(pids[len(pids)-1], syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "another child", func() bool { return len(journal.entries(t, "start")) > len(starts) })
+		done = results.Load()
+		eventually(t, "calls to be answered again", func() bool { return results.Load() > done })
+	}
+	stop.Store(true)
+	waiting.Wait()
+	t.Logf("%d results, %d errors", results.Load(), failures.Load())
+	if failures.Load() == 0 {
+		t.Error("nobody has noticed anything")
+	}
+	for _, pid := range pids {
+		if syscall.Kill(pid, 0) == nil {
+			t.Errorf("%d is left", pid)
+		}
+	}
+	if got := grown()[sample("upstream_restarts_total", "killed")]; got != kills {
+		t.Errorf("%v restarts", got)
+	}
+}
+
+// A39: whatever children do, nothing of them outlives Caddy for long.
+func TestGatewayStdioEndsWithCaddy(t *testing.T) {
+	for _, how := range []string{"TERM", "caddy stop"} {
+		t.Run("A39 "+how, func(t *testing.T) {
+			journal := newJournal(t)
+			file := filepath.Join(t.TempDir(), "Caddyfile")
+			config := block("http://:8080", gateway(
+				block(child("polite"), journal.env(), "stop_grace 1s"),
+				block(child("stubborn", "--ignore-term"), journal.env(), "stop_grace 1s"),
+				block(child("own", "--ignore-term"), journal.env(), "stop_grace 1s", "isolation session")))
+			if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			running := run(t, file)
+			var pids []int
+			for _, server := range []string{"polite", "stubborn", "own"} {
+				at := mcpAt("http://"+running.address, server)
+				session := greet(t, at)
+				listenTo(t, at, session)
+				pids = append(pids, pidAt(t, at, session))
+				for _, stubborn := range []string{"false", "true"} {
+					pid, err := strconv.Atoi(use(t, at, "spawn", `{"stubborn":`+stubborn+`}`, session))
+					if err != nil {
+						t.Fatal(err)
+					}
+					pids = append(pids, pid)
+				}
+			}
+			t.Cleanup(func() { // if the test has failed
+				for _, pid := range pids {
+					if processRuns(pid) {
+						_ = syscall.Kill(pid, syscall.SIGKILL)
+					}
+				}
+			})
+			if how == "TERM" {
+				running.stop(t)
+			} else {
+				stop := caddy(t, "stop", "--address", running.moved[":2019"])
+				if out, err := stop.CombinedOutput(); err != nil {
+					t.Errorf("%v\n%s", err, out)
+				}
+				wait(t, running.exited, "the end of the process")
+			}
+			for _, pid := range pids {
+				if processRuns(pid) {
+					t.Errorf("%d of %v is left", pid, pids)
+				}
+			}
+			for _, e := range journal.entries(t, "start") {
+				if processRuns(e.PID) {
+					t.Errorf("%s, process %d, is left", e.ID, e.PID)
+				}
+			}
+		})
+	}
+}
+
+// A call that has begun to stream and then falls silent ends with an error, however
+// often the connection is kept alive.
+func TestGatewayStdioSilenceInAStream(t *testing.T) { // A38
+	url := serve(t, block("mcp_gateway", block(child("alpha"), "timeout 3s", "isolation session")))
+	at := url + "/mcp/alpha"
+	got := post(t, at, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{"sampling":{}},"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
+	session := "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
+	body := post(t, at, toolCall{"ask", `{"method":"sampling/createMessage"}`}.request(), acceptBoth, session).body
+	if !strings.Contains(body, "sampling/createMessage") {
+		t.Errorf("nothing was asked: %s", body)
+	}
+	if answer := answerIn(body); !strings.Contains(answer, `"code":"timeout"`) || !strings.Contains(answer, `"id":1`) {
+		t.Errorf("answered %s", answer)
+	}
+	if got := use(t, at, "slow", `{"ms":1}`, session); got != "slept" {
+		t.Errorf("then %s", got)
+	}
+}

@@ -1,0 +1,497 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+)
+
+// TestMask has the checks that one request and its answer, to the byte, decide.
+func TestMask(t *testing.T) {
+	repeat := strings.Repeat
+	long := `"` + repeat("A", 5000) + `"`
+	longCut := `"` + cut("A", 5000, 2000, 2000) + `"`
+	encoded := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("\x00\x10\x83"), 2000))
+	nested := func(leaf string) string {
+		return repeat(`{"before":[1.0,null],"in":["sibling",`, 10) + leaf + repeat(`,true],"after":"`+repeat("s", 4000)+`"}`, 10)
+	}
+	media := func(data string) string {
+		return `{"content":[{"type":"image","data":` + data + `},{"data":` + data + `,"type":"audio"},` +
+			`{"resource":{"uri":"file:///x","blob":` + data + `}},{"resource":{"blob":` + data + `,"uri":"file:///x"}}]}`
+	}
+
+	type row struct {
+		name      string
+		directive string // default: observation_mask
+		request   string
+		want      string
+	}
+	unchanged := func(name, directive, body string, members ...string) row {
+		return row{name, directive, raw(body, members...), body}
+	}
+	tests := []row{
+		{"O1 defaults", "", rpc("big", `{"n":10000}`), result(`"` + cut("A", 10000, 2000, 2000) + `"`)},
+		{"O2 4000 characters stay", "", rpc("big", `{"n":4000}`), result(`"` + repeat("A", 4000) + `"`)},
+		{"O2 4001 characters are masked", "", rpc("big", `{"n":4001}`), result(`"` + cut("A", 4001, 2000, 2000) + `"`)},
+		{"O3 head, marker, tail", "observation_mask 50 10 20", raw(result(`"` + repeat("a", 30) + repeat("z", 30) + `"`)),
+			result(`"` + repeat("a", 10) + `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=60 head=10 tail=20] ...\n` + repeat("z", 20) + `"`)},
+		{"O4 characters beyond the BMP count as one", "", rpc("big", `{"n":4001,"c":"😀"}`), result(`"` + cut("😀", 4001, 2000, 2000) + `"`)},
+		{"O4 escaped surrogate pairs count as one", "", rpc("big", `{"n":4001,"c":"\ud83d\ude00"}`), result(`"` + cut(`\ud83d\ude00`, 4001, 2000, 2000) + `"`)},
+		{"O4 4000 characters of four bytes stay", "", rpc("big", `{"n":4000,"c":"😀"}`), result(`"` + repeat("😀", 4000) + `"`)},
+		{"O5 a leaf twenty levels deep", "", rpc("echo", nested(long)), result(nested(longCut))},
+		{"O6 keys, numbers and white space stay", "", rpc("echo", `{ "`+repeat("k", 5000)+`" : [ 12345678901234567890, 1.0, 1e2, -0, true, null, "\u00e9\/" ],`+"\n\t"+`"s":`+long+` }`),
+			result(`{ "` + repeat("k", 5000) + `" : [ 12345678901234567890, 1.0, 1e2, -0, true, null, "\u00e9\/" ],` + "\n\t" + `"s":` + longCut + ` }`)},
+		unchanged("O7 the rest of the envelope stays", "", `{"jsonrpc":"2.0","id":`+long+`,"error":{"code":-1,"message":`+long+`},"x":`+long+`}`),
+		unchanged("O7 requests of the server stay", "", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"text":`+long+`}}`),
+		{"O7 error.data is masked", "", rpc("err", `{"n":10000}`), `{"jsonrpc":"2.0","id":1,"error":{"code":-32050,"message":"boom","data":"` + cut("E", 10000, 2000, 2000) + `"}}`},
+		{"O7 jsonrpc behind the result", "", raw(`{"result":` + long + `,"id":1,"jsonrpc":"2.0"}`), `{"result":` + longCut + `,"id":1,"jsonrpc":"2.0"}`},
+		{"O9 base64", "", raw(result(`"` + encoded + `"`)), result(`"` + encoded[:2000] + marker(8000, 2000, 2000, "") + encoded[6000:] + `"`)},
+		{"O9 media without keep_media", "", raw(result(media(long))), result(media(longCut))},
+		unchanged("O10 max_chars 0", mask("max_chars 0"), result(long)),
+		unchanged("O10 negative max_chars", mask("max_chars -1"), result(long)),
+		unchanged("O10 off", "observation_mask off", result(long)),
+		{"O10 no head", "observation_mask 100 0 50", rpc("big", `{"n":101}`), result(`"` + cut("A", 101, 0, 50) + `"`)},
+		{"O10 no tail", "observation_mask 100 50 0", rpc("big", `{"n":101}`), result(`"` + cut("A", 101, 50, 0) + `"`)},
+		{"O10 neither", "observation_mask 100 0 0", rpc("big", `{"n":101}`), result(`"` + cut("A", 101, 0, 0) + `"`)},
+		{"O11 head and tail are half of a small max", mask("max_chars 101"), rpc("big", `{"n":102}`), result(`"` + cut("A", 102, 50, 50) + `"`)},
+		unchanged("O2 max_chars beyond all strings", mask("max_chars 4611686018427387904"), result(`"`+repeat("A", 1<<20)+`"`)),
+		unchanged("O13 JSON-RPC as text/plain", "", result(long), `"ctype":"text/plain"`),
+		unchanged("O13 JSON-RPC without a type", "", result(long), `"ctype":""`),
+		unchanged("O13 JSON without jsonrpc", "", `{"id":1,"result":`+long+`}`),
+		unchanged("O13 a type that only begins like JSON", "", result(long), `"ctype":"application/jsonl"`),
+		unchanged("O13 HTML", "", `<p title=`+long+`>`, `"ctype":"text/html"`),
+		{"O13 +json with parameters", "", raw(result(long), `"ctype":"application/vnd.x+json; charset=utf-8"`), result(longCut)},
+		{"O13 the type in capitals", "", raw(result(long), `"ctype":"Application/JSON"`), result(longCut)},
+		{"O13 a failing status", "", raw(result(long), `"status":500`), result(longCut)},
+		{"O15 gzip where it is accepted", "", raw(result(long), `"gzip":true`), result(longCut)},
+		{"O17 an array of messages", "", raw(`[` + result(long) + `, {"jsonrpc":"2.0","method":"x","params":` + long + `},{"result":` + long + `},` + result(long) + `]`),
+			`[` + result(longCut) + `, {"jsonrpc":"2.0","method":"x","params":` + long + `},{"result":` + long + `},` + result(longCut) + `]`},
+		{"O19 depth 999", "", raw(result(repeat("[", 998) + long + repeat("]", 998))), result(repeat("[", 998) + longCut + repeat("]", 998))},
+		unchanged("O19 depth 1001", "", result(repeat("[", 1000)+long+repeat("]", 1000))),
+		unchanged("O19 depth 100000", "", result(repeat("[", 100000)+long+repeat("]", 100000))),
+		{"O19 lone surrogates", "", rpc("big", `{"n":4001,"c":"\ud800"}`), result(`"` + cut(`\ud800`, 4001, 2000, 2000) + `"`)},
+		{"O19 lone low surrogates", "", rpc("big", `{"n":4001,"c":"\ude00"}`), result(`"` + cut(`\ude00`, 4001, 2000, 2000) + `"`)},
+		{"O19 invalid UTF-8", "", rpc("echo", `"`+repeat("\xff", 4001)+`"`), result(`"` + cut("\xff", 4001, 2000, 2000) + `"`)},
+		unchanged("O19 a repeated result", "", `{"jsonrpc":"2.0","id":1,"result":`+long+`,"result":`+long+`}`),
+		unchanged("O19 a repeated jsonrpc", "", `{"jsonrpc":"2.0","id":1,"result":`+long+`,"jsonrpc":"1.0"}`),
+		{"O19 repeated keys inside the result", "", raw(result(`{"a":` + long + `,"a":` + long + `}`)), result(`{"a":` + longCut + `,"a":` + longCut + `}`)},
+		unchanged("O19 broken JSON", "", `{"jsonrpc":"2.0","id":1,"result":`+long),
+		unchanged("O19 no body", "", ``),
+		{"O20 below the limit", mask("buffer_limit 1MiB"), raw(result(long)), result(longCut)},
+		{"O20 below the limit, of unannounced length", mask("buffer_limit 1MiB"), raw(result(long), `"chunked":true`), result(longCut)},
+		unchanged("O20 above the limit", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`)),
+		unchanged("O20 above the limit, of unannounced length", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`), `"chunked":true`),
+		unchanged("O20 above the limit, compressed", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`), `"gzip":true`),
+		{"O20 no limit", "", rpc("big", `{"n":5000000}`), result(`"` + cut("A", 5000000, 2000, 2000) + `"`)},
+		{"O21 the nested shape", "", raw(result(`{"items":["` + repeat("B", 9000) + `",{"inner":"` + repeat("C", 8000) + `"}],"ok":"short"}`)),
+			result(`{"items":["` + cut("B", 9000, 2000, 2000) + `",{"inner":"` + cut("C", 8000, 2000, 2000) + `"}],"ok":"short"}`)},
+		unchanged("O22 keep_media", mask("keep_media"), result(media(long))),
+		{"O22 keep_media masks what is no media", mask("keep_media"), raw(result(`[{"type":"text","data":` + long + `,"text":` + long + `},{"blob":` + long + `}]`)),
+			result(`[{"type":"text","data":` + longCut + `,"text":` + longCut + `},{"blob":` + longCut + `}]`)},
+	}
+	stub := upstream(t, new(mcptest.Stub))
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.directive == "" {
+				tt.directive = "observation_mask"
+			}
+			url := serve(t, tt.directive, proxy(stub))
+			got := post(t, url, tt.request, "Accept-Encoding: gzip")
+			same(t, got.body, tt.want)
+			if length := got.ContentLength; length >= 0 && length != int64(len(got.body)) {
+				t.Errorf("Content-Length %d of %d bytes", length, len(got.body))
+			}
+		})
+	}
+}
+
+func TestMaskedLength(t *testing.T) {
+	url := serve(t, "observation_mask", proxy(upstream(t, new(mcptest.Stub))))
+	for n, want := range map[int]int{4000: 4000, 4001: 4081, 10000: 4082, 1000000: 4084} {
+		t.Run(fmt.Sprintf("O8 %d become %d", n, want), func(t *testing.T) {
+			var response struct{ Result string }
+			if err := json.Unmarshal([]byte(post(t, url, rpc("big", fmt.Sprintf(`{"n":%d}`, n))).body), &response); err != nil {
+				t.Fatal(err)
+			}
+			if got := utf8.RuneCountInString(response.Result); got != want {
+				t.Errorf("%d characters", got)
+			}
+		})
+	}
+}
+
+func TestHopsDoNotMaskTwice(t *testing.T) {
+	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
+	tests := []struct {
+		name         string
+		inner, outer string // in the order the response passes them
+		want         string
+	}{
+		{"O12 the same mask twice", "observation_mask", "observation_mask", cut("A", 5000, 2000, 2000)},
+		{"O12 handles only within", mask("recover"), "observation_mask", cut("A", 5000, 2000, 2000)},
+		{"O12 handles only without", "observation_mask", mask("recover"), cut("A", 5000, 2000, 2000)},
+		{"O12 a larger mask outside", "observation_mask 100 40 60", "observation_mask 200 100 100", cut("A", 5000, 40, 60)},
+		{"O12 a mask that adds up", "observation_mask 4001 2000 2001", "observation_mask 4001 1 1", cut("A", 5000, 2000, 2001)},
+	}
+	stub := upstream(t, new(mcptest.Stub))
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inner, outer := freeAddress(t), freeAddress(t)
+			load(t, site(outer, tt.outer, proxy(inner))+site(inner, tt.inner, proxy(stub)))
+			first := post(t, "http://"+outer, rpc("big", `{"n":5000}`)).body
+			same(t, handle.ReplaceAllString(first, "]"), result(`"`+tt.want+`"`))
+			if again := post(t, "http://"+outer, rpc("big", `{"n":5000}`)).body; again != first {
+				same(t, again, first)
+			}
+		})
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	members := `"status":203,"headers":{"ETag":"\"v1\"","Digest":"sha-256=x","Content-Digest":"sha-256=:x:","Repr-Digest":"sha-256=:x:",` +
+		`"Content-MD5":"x","Last-Modified":"Mon, 02 Jan 2006 15:04:05 GMT","Mcp-Session-Id":"s","X-Other":"kept"}`
+	long := result(`"` + strings.Repeat("A", 5000) + `"`)
+	tests := []struct {
+		name    string
+		method  string
+		request string
+		dropped []string // beside Content-Length
+		want    string   // the body, if it is not what the upstream sent
+	}{
+		{"O14 nothing masked", "POST", raw(result(`"short"`), members), nil, ""},
+		{"O14 masked", "POST", raw(long, members), []string{"Etag", "Digest", "Content-Digest", "Repr-Digest", "Content-Md5"}, result(`"` + cut("A", 5000, 2000, 2000) + `"`)},
+		{"O14 no JSON-RPC", "POST", raw(`{"result":`+strings.Repeat("1", 5000)+`}`, members), nil, ""},
+		{"O18 HEAD", "HEAD", raw(long, members), nil, ""},
+		{"O18 HEAD of a compressed body", "HEAD", raw(long, members, `"encoding":"gzip"`), nil, ""},
+		{"O18 HEAD of a stream", "HEAD", raw(long, members, `"ctype":"text/event-stream"`), nil, ""},
+		{"O18 204", "POST", raw("", `"status":204,"headers":{"ETag":"\"v1\"","X-Other":"kept"}`), nil, ""},
+		{"O18 204 of a stream", "POST", raw("", `"status":204,"ctype":"text/event-stream","headers":{"ETag":"\"v1\""}`), nil, ""},
+		{"O18 304", "POST", raw("", `"status":304,"headers":{"ETag":"\"v1\"","Content-Length":"5040"}`), nil, ""},
+		{"O18 202 of a notification", "POST", `{"jsonrpc":"2.0","method":"note"}`, nil, ""},
+	}
+	stub := upstream(t, new(mcptest.Stub))
+	url := serve(t, "observation_mask", proxy(stub))
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			want := send(t, client, tt.method, "http://"+stub, tt.request)
+			got := send(t, client, tt.method, url, tt.request)
+			if tt.want != "" {
+				want.body = tt.want
+				want.Header.Set("Content-Length", strconv.Itoa(len(tt.want)))
+			}
+			for _, name := range tt.dropped {
+				if want.Header.Get(name) == "" {
+					t.Errorf("the upstream sent no %s", name)
+				}
+				want.Header.Del(name)
+			}
+			for _, header := range []http.Header{want.Header, got.Header} {
+				for _, name := range []string{"Date", "Server", "Via"} { // the proxy's own
+					header.Del(name)
+				}
+			}
+			same(t, got.body, want.body)
+			if got.StatusCode != want.StatusCode || !reflect.DeepEqual(got.Header, want.Header) {
+				t.Errorf("got %s %v\nwant %s %v", got.Status, got.Header, want.Status, want.Header)
+			}
+		})
+	}
+}
+
+// TestBeforeAndAfterTheResponse has an upstream that sends early hints, a response
+// and trailers. All of them must arrive.
+func TestBeforeAndAfterTheResponse(t *testing.T) {
+	for _, text := range []string{"short", strings.Repeat("A", 5000)} {
+		for _, announced := range []bool{true, false} {
+			t.Run(fmt.Sprintf("O14 %d characters, trailer announced %t", len(text), announced), func(t *testing.T) {
+				address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Link", "</x>; rel=preload")
+					w.WriteHeader(http.StatusEarlyHints)
+					w.Header().Set("Content-Type", "application/json")
+					trailer := http.TrailerPrefix + "X-After"
+					if announced {
+						trailer = "X-After"
+						w.Header().Set("Trailer", trailer)
+					}
+					_, _ = io.WriteString(w, result(`"`+text+`"`))
+					_ = http.NewResponseController(w).Flush()
+					w.Header().Set(trailer, "all")
+				}))
+				var hints []string
+				ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+					Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+						hints = append(hints, fmt.Sprint(code, " ", header.Get("Link")))
+						return nil
+					},
+				})
+				res, err := client.Do(request(t, ctx, "POST", serve(t, "observation_mask", proxy(address)), rpc("x", "{}")))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer res.Body.Close()
+				body, err := io.ReadAll(res.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := text
+				if len(text) > 4000 {
+					want = cut("A", len(text), 2000, 2000)
+				}
+				same(t, string(body), result(`"`+want+`"`))
+				if len(hints) != 1 || hints[0] != "103 </x>; rel=preload" {
+					t.Errorf("early hints %q", hints)
+				}
+				if got := res.Trailer.Get("X-After"); got != "all" {
+					t.Errorf("trailer %q in %v", got, res.Trailer)
+				}
+			})
+		}
+	}
+}
+
+// TestNotModified has an upstream that says of what the client has that it is a
+// stream, which net/http would not (O18).
+func TestNotModified(t *testing.T) {
+	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
+		_, _ = io.WriteString(conn, "HTTP/1.1 304 Not Modified\r\nContent-Type: text/event-stream\r\nETag: \"v1\"\r\n\r\n")
+	})
+	got := post(t, serve(t, "observation_mask", proxy(address)), rpc("x", "{}"))
+	if got.StatusCode != http.StatusNotModified || got.Header.Get("Etag") != `"v1"` || got.body != "" {
+		t.Errorf("got %s %v %q", got.Status, got.Header, got.body)
+	}
+}
+
+// TestFileServer has a handler that hands the response a file to read from, where
+// reverse_proxy writes.
+func TestFileServer(t *testing.T) {
+	root := t.TempDir()
+	long := result(`"` + strings.Repeat("A", 5000) + `"`)
+	for _, name := range []string{"response.json", "response.txt"} {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(long), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	url := serve(t, "root "+root, "observation_mask", "file_server")
+	for _, tt := range []struct{ name, path, bytes, want string }{
+		{"O13 JSON", "/response.json", "", result(`"` + cut("A", 5000, 2000, 2000) + `"`)},
+		{"O13 text", "/response.txt", "", long},
+		{"O19 a part of JSON", "/response.json", "bytes=10-", long[10:]},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			same(t, send(t, client, "GET", url+tt.path, "", "Range: "+tt.bytes).body, tt.want)
+		})
+	}
+}
+
+// compress encodes a body as a Content-Encoding says.
+func compress(t *testing.T, encoding, body string) string {
+	t.Helper()
+	var b bytes.Buffer
+	var w io.WriteCloser
+	switch encoding {
+	case "gzip":
+		w = gzip.NewWriter(&b)
+	case "br":
+		w = brotli.NewWriter(&b)
+	case "zstd":
+		w, _ = zstd.NewWriter(&b) // fails for bad options only
+	default:
+		return body
+	}
+	_, _ = io.WriteString(w, body)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// compressing is an upstream that encodes its answer whatever the client accepts.
+func compressing(t *testing.T, encoding, body string) string {
+	t.Helper()
+	encoded := compress(t, encoding, body)
+	return upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Encoding", encoding)
+		w.Header().Set("Etag", `"v1"`)
+		_, _ = io.WriteString(w, encoded)
+	}))
+}
+
+func TestCompressedUpstreams(t *testing.T) {
+	plain := result(`"` + strings.Repeat("A", 5000) + `"`)
+	masked := result(`"` + cut("A", 5000, 2000, 2000) + `"`)
+	tests := []struct {
+		name     string
+		encoding string
+		asIs     bool // else Go's transport decodes gzip
+		body     string
+		want     string
+		kept     bool // the headers
+	}{
+		{"O15 gzip decoded by the transport", "gzip", false, plain, masked, false},
+		{"O15 gzip nobody asked for", "gzip", true, plain, masked, false},
+		{"O15 zstd nobody asked for", "zstd", false, plain, masked, false},
+		{"O15 br nobody asked for", "br", false, plain, masked, false},
+		{"O15 br with nothing to mask", "br", false, result("1"), result("1"), false},
+		{"O15 identity", "identity", false, plain, masked, false},
+		{"O15 an unknown encoding passes as it is", "x-secret", false, plain, plain, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			forward := proxy(compressing(t, tt.encoding, tt.body))
+			if tt.asIs {
+				forward = block(forward, block("transport http", "compression off"))
+			}
+			url := serve(t, "observation_mask", forward)
+			for _, accept := range []string{"", "gzip, br, zstd"} {
+				got := post(t, url, rpc("ping", "{}"), "Accept-Encoding: "+accept)
+				same(t, got.body, tt.want)
+				encoding, etag := got.Header.Get("Content-Encoding"), got.Header.Get("Etag")
+				if tt.kept && (encoding != tt.encoding || etag == "") || !tt.kept && encoding+etag != "" {
+					t.Errorf("Content-Encoding %q, ETag %s", encoding, etag)
+				}
+			}
+		})
+	}
+}
+
+func TestCompressionForTheClient(t *testing.T) {
+	stub := new(mcptest.Stub)
+	url := serve(t, "encode gzip", "observation_mask", proxy(upstream(t, stub)))
+	want := result(`"` + cut("A", 5000, 2000, 2000) + `"`)
+	for _, upstreamCompresses := range []bool{true, false} {
+		for _, accept := range []string{"gzip", "identity", ""} {
+			t.Run(fmt.Sprintf("O15 client accepts %q, upstream compresses %t", accept, upstreamCompresses), func(t *testing.T) {
+				request := raw(result(`"`+strings.Repeat("A", 5000)+`"`), `"gzip":`+strconv.FormatBool(upstreamCompresses))
+				res := open(t, client, "POST", url, request, "Accept-Encoding: "+accept)
+				got, err := io.ReadAll(decoded(t, res, strings.TrimPrefix(accept, "identity")))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if asked := stub.Last().Headers.Get("Accept-Encoding"); asked != "gzip" {
+					t.Errorf("the upstream was asked for %q", asked)
+				}
+				same(t, string(got), want)
+			})
+		}
+	}
+}
+
+func TestHandles(t *testing.T) {
+	url := serve(t, mask("recover"), proxy(upstream(t, new(mcptest.Stub))))
+	pattern := regexp.MustCompile(` id=(obs_[A-Za-z0-9]{22})] `)
+	handle := func(t *testing.T, c string, n int) string {
+		t.Helper()
+		got := post(t, url, rpc("big", fmt.Sprintf(`{"n":%d,"c":%q}`, n, c))).body
+		match := pattern.FindStringSubmatch(got)
+		if match == nil {
+			t.Fatalf("no handle in %.100s…", got[2000:])
+		}
+		same(t, got, result(`"`+strings.Repeat(c, 2000)+marker(n, 2000, 2000, match[1])+strings.Repeat(c, 2000)+`"`))
+		return match[1]
+	}
+	first := handle(t, "A", 5000)
+	t.Run("O23 equal for equal content", func(t *testing.T) {
+		if again := handle(t, "A", 5000); again != first {
+			t.Errorf("%s, then %s", first, again)
+		}
+	})
+	t.Run("O23 another for other content", func(t *testing.T) {
+		if handle(t, "A", 5001) == first || handle(t, "B", 5000) == first {
+			t.Error("the same handle")
+		}
+	})
+	t.Run("O23 the same after a reload", func(t *testing.T) {
+		url = serve(t, mask("recover", "keep_media"), proxy(upstream(t, new(mcptest.Stub))))
+		if again := handle(t, "A", 5000); again != first {
+			t.Errorf("%s, then %s", first, again)
+		}
+	})
+	t.Run("O23 none for what is too large to keep", func(t *testing.T) {
+		url := serve(t, mask(block("recover", "max_bytes 36KiB")), proxy(upstream(t, new(mcptest.Stub))))
+		same(t, post(t, url, rpc("big", `{"n":5000}`)).body, result(`"`+cut("A", 5000, 2000, 2000)+`"`))
+	})
+}
+
+func TestExempt(t *testing.T) {
+	sample := upstream(t, mcpsample.NewServer())
+	call := rpc("tools/call", `{"name":"read_log","arguments":{"lines":2000}}`)
+	whole := post(t, "http://"+sample, call).body
+	tests := []struct {
+		name   string
+		lines  []string
+		exempt bool
+	}{
+		{"O24 the tool", []string{"server sample", "exempt sample::read_log"}, true},
+		{"O24 a pattern", []string{"server sample", "exempt other::x sample::read_*"}, true},
+		{"O24 any server", []string{"exempt *::read_log"}, true},
+		{"O24 another tool", []string{"server sample", "exempt sample::read_image"}, false},
+		{"O24 another server", []string{"server sample", "exempt other::*"}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			url := serve(t, mask(tt.lines...), proxy(sample))
+			for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+				got := post(t, url, call, "Accept: "+accept).body
+				if strings.Contains(got, "KIMI_PROXY_OBSERVATION_MASKED") == tt.exempt {
+					t.Errorf("accepting %s: %d bytes, %d as a whole", accept, len(got), len(whole))
+				}
+				if tt.exempt && !strings.Contains(got, whole) {
+					t.Errorf("accepting %s: changed", accept)
+				}
+			}
+		})
+	}
+}
+
+// TestManyAtOnce makes sure that responses do not mix (O12, G22).
+func TestManyAtOnce(t *testing.T) {
+	url := serve(t, "observation_mask 100 10 20", proxy(upstream(t, new(mcptest.Stub))))
+	const clients = 40
+	done := make(chan error, clients)
+	for i := range clients {
+		go func() {
+			done <- func() error {
+				letter, n := string(rune('A'+i%26)), 101+i*i*100
+				request := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"big","params":{"n":%d,"c":%q}}`, i, n, letter)
+				res, err := client.Post(url, "application/json", strings.NewReader(request))
+				if err != nil {
+					return err
+				}
+				defer res.Body.Close()
+				got, err := io.ReadAll(res.Body)
+				if want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":"%s"}`, i, cut(letter, n, 10, 20)); err == nil && string(got) != want {
+					err = fmt.Errorf("got %.200s, want %s", got, want)
+				}
+				return err
+			}()
+		}()
+	}
+	for range clients {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}

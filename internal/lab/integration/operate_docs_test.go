@@ -1,0 +1,177 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// blocksOf returns the blocks of a language in a document, by its path in the project.
+func blocksOf(t *testing.T, document, language string) (blocks []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../..", document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, block := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		blocks = append(blocks, block[1])
+	}
+	if len(blocks) == 0 {
+		t.Fatalf("%s has no block of %s", document, language)
+	}
+	return blocks
+}
+
+// What docs/operate.md tells people to type is typed here, against the example it is
+// about, and nothing of it may fail.
+func TestOperateCommands(t *testing.T) {
+	typed := commands(t, "docs/operate.md")
+	got := typeAll(t, run(t, "../../../caddyfile_examples/mcp_gateway_operate.Caddyfile"), typed)
+	for i, c := range typed {
+		switch {
+		case c.output != "":
+			same(t, strings.TrimSpace(got[i]), strings.TrimSpace(c.output))
+		case strings.TrimSpace(got[i]) == "" || strings.Contains(got[i], `"error":`):
+			t.Errorf("%s\n%s", c.typed, got[i])
+		}
+	}
+}
+
+func TestOperateUnit(t *testing.T) {
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Skip("there is no systemd-analyze")
+	}
+	unit := filepath.Join(t.TempDir(), "caddy.service")
+	text := strings.ReplaceAll(blocksOf(t, "docs/operate.md", "ini")[0], "/usr/local/bin/caddy", binary(t))
+	if err := os.WriteFile(unit, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit).CombinedOutput()
+	if strings.Contains(string(out), "unrecognized option") {
+		t.Skip("systemd-analyze is too old")
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, "caddy.service") { // other units of the machine may be at fault, too
+			t.Errorf("%v: %s", err, line)
+		}
+	}
+}
+
+// TestOperateBehindNginx has the nginx of docs/operate.md in front: its name is let in,
+// and events arrive when they are sent.
+func TestOperateBehindNginx(t *testing.T) {
+	nginx, err := exec.LookPath("nginx")
+	if err != nil {
+		t.Skip("there is no nginx")
+	}
+	served := run(t, inFile(t, block(":8080", "bind 127.0.0.1", gateway("separator __", "hosts mcp.example.com", child("child")))))
+	public, dir := freeAddress(t), t.TempDir()
+	location := strings.Replace(blocksOf(t, "docs/operate.md", "nginx")[0], "127.0.0.1:8080", served.address, 1)
+	var temporary strings.Builder
+	for _, name := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+		fmt.Fprintf(&temporary, "%s_temp_path %s;\n", name, filepath.Join(dir, name))
+	}
+	config := filepath.Join(dir, "nginx.conf")
+	if err := os.WriteFile(config, []byte("daemon off; master_process off; error_log stderr notice; pid "+filepath.Join(dir, "pid")+";\nevents {}\nhttp {\naccess_log off;\n"+temporary.String()+
+		"server {\nlisten "+public+";\n"+location+"}\n}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), nginx, "-e", "stderr", "-c", config)
+	start(t, cmd, "using the") // of its notices the last before it serves: "using the "epoll" event method"
+	eventually(t, "nginx to listen", func() bool {
+		conn, err := net.Dial("tcp", public)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+
+	req := request(t, t.Context(), "POST", rpcAt("http://"+public, "child"), rpc("ping", `{}`))
+	req.Host = "mcp.example.com"
+	if status, body, err := posted(client, req); err != nil || status != 200 {
+		t.Fatalf("%v: %d %s", err, status, body)
+	}
+	c := newSpeaker(t, joinedAt("http://"+public), false, `{}`)
+	stream := c.listens(t)
+	for i := range 5 { // a few, which fill no buffer; those of before the stream was open are lost
+		c.ask(t, "tools/call", fmt.Sprintf(`{"name":"child__add-tool","arguments":{"name":"new_%d"}}`, i))
+		select {
+		case m := <-stream.messages:
+			if m.Method != listChanged {
+				t.Errorf("got %s", m.raw)
+			}
+			return
+		case <-time.After(patience / 5):
+		}
+	}
+	t.Error("no event arrives")
+}
+
+// TestOperateState is the table of docs/operate.md: what stays over a reload, and what
+// over a restart.
+func TestOperateState(t *testing.T) {
+	file := func(kept, changed string) string {
+		return block(":8080", "bind 127.0.0.1", gateway("separator __", "session_key {env.MCP_SESSION_KEY}", block("mask 100 40 40", block("recover on", "max_entries "+kept)),
+			child("child"), block(child("changed"), "env CHANGED "+changed)))
+	}
+	key := "MCP_SESSION_KEY=" + strings.Repeat("k", 32)
+	before := run(t, inFile(t, file("10", "no")), key)
+	c := newSpeaker(t, "http://"+before.address+"/mcp", false, `{}`)
+	read := func(tool, arguments string) string {
+		t.Helper()
+		return c.ask(t, "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`).answer.text()
+	}
+	pid, changing := read("child__pid", `{}`), read("changed__pid", `{}`)
+	id := regexp.MustCompile(`obs_\w+`).FindString(read("child__big", `{"n":300}`))
+	recovered := func() bool {
+		return !strings.HasPrefix(read("recover_observation", `{"id":"`+id+`"}`), "Nothing is kept")
+	}
+	if id == "" || !recovered() {
+		t.Fatalf("nothing is kept: %q", id)
+	}
+	reload := func(text string) {
+		t.Helper()
+		ports := strings.NewReplacer(":8080", before.address[strings.LastIndex(before.address, ":"):])
+		if err := os.WriteFile(configOf(before), []byte(withAdmin(ports.Replace(text), before.moved[":2019"])), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := caddy(t, "reload", "--config", configOf(before), "--address", before.moved[":2019"]).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		lasting.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
+	}
+
+	reload(file("10", "yes"))
+	if got := read("child__pid", `{}`); got != pid {
+		t.Errorf("the child is another after a reload: %s, not %s", got, pid)
+	}
+	if got := read("changed__pid", `{}`); got == changing {
+		t.Errorf("the child with another environment is the same: %s", got)
+	}
+	if !recovered() {
+		t.Error("the original is gone after a reload")
+	}
+	reload(file("20", "yes"))
+	if recovered() {
+		t.Error("the original is still there with other limits")
+	}
+	if id2 := regexp.MustCompile(`obs_\w+`).FindString(read("child__big", `{"n":300}`)); id2 != id || !recovered() {
+		t.Errorf("the same result is not kept as the same: %s, %s", id, id2)
+	}
+
+	before.stop(t)
+	after := run(t, inFile(t, file("20", "yes")), key)
+	c.at = "http://" + after.address + "/mcp"
+	if got := read("child__pid", `{}`); got == pid {
+		t.Errorf("the child has outlived a restart: %s", got)
+	}
+	if recovered() {
+		t.Error("the original is still there after a restart")
+	}
+}

@@ -1,0 +1,361 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// stopped stops a process, as one that hangs, until the test has ended.
+func stopped(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+}
+
+// healthy is the gauge of a server.
+func healthy(t *testing.T, server string) float64 {
+	t.Helper()
+	return metrics(t)[sample("upstream_healthy", server)]
+}
+
+func TestOperateHealthOfChildren(t *testing.T) {
+	deaf, modern, idle := newJournal(t), newJournal(t), newJournal(t)
+	url := serve(t, gateway("name patient", "health_interval 100ms", "health_timeout 30s", "separator __",
+		block(child("deaf", "--no-ping"), deaf.env()), block(child("modern", "--modern-only"), modern.env()), block(child("idle"), idle.env())))
+	c := newSpeaker(t, joinedAt(url), true, `{}`)
+	for name, journal := range map[string]journal{"deaf": deaf, "modern": modern} {
+		t.Run("A36 any answer is one: "+name, func(t *testing.T) {
+			pid := c.use(t, name, "pid", `{}`)
+			received := func() int { // whatever it is tried with
+				n := 0
+				for _, method := range []string{"ping", "server/discover", "initialize"} {
+					n += len(journal.entries(t, method))
+				}
+				return n
+			}
+			before, starts := received(), len(journal.entries(t, "start"))
+			eventually(t, "some checks", func() bool { return received() >= before+5 })
+			if again := c.use(t, name, "pid", `{}`); again != pid || len(journal.entries(t, "start")) != starts {
+				t.Errorf("%s has become %s: %v", pid, again, journal.entries(t, "start"))
+			}
+			if got := stateOf(t, name); got.State != "healthy" || got.Restarts != 0 {
+				t.Errorf("%+v", got)
+			}
+			if got := healthy(t, name); got != 1 {
+				t.Errorf("the gauge is %v", got)
+			}
+		})
+	}
+	t.Run("A36 who was never needed is not started", func(t *testing.T) {
+		if starts := idle.entries(t, "start"); len(starts) > 0 {
+			t.Errorf("%v", starts)
+		}
+	})
+}
+
+// A child that hangs, and one that dies, is replaced without a call that needs it.
+func TestOperateHealthRestarts(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		lines  []string
+		fall   func(t *testing.T, pid int)
+		checks bool // by which alone it is found out
+	}{
+		{"A36 A37 one that hangs", []string{"health_interval 200ms", "health_timeout 3s"}, stopped, true},
+		{"A37 one that is killed", nil, func(t *testing.T, pid int) {
+			t.Helper()
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			journal := newJournal(t)
+			server := "fallen" + fmt.Sprint(tt.checks)
+			// A call that did not end with the child would end after the test. The delay lets the gauge be seen.
+			url := serve(t, gateway(append(tt.lines, "name falls", "separator __", block(child(server, "--init-delay", "0.5"), journal.env(), "timeout 10m"))...))
+			legacy, modern := newSpeaker(t, joinedAt(url), false, canAll), newSpeaker(t, joinedAt(url), true, canAll)
+			stream := legacy.listens(t)
+			before := legacy.use(t, server, "pid", `{}`)
+			pid := stateOf(t, server).pid(t)
+			if fmt.Sprint(pid) != before || healthy(t, server) != 1 {
+				t.Fatalf("pid %s, state %+v, gauge %v", before, stateOf(t, server), healthy(t, server))
+			}
+			grown := growth(t)
+			calls := len(journal.entries(t, "tools/call"))
+			pending := map[string]*dialogue{}
+			for name, c := range map[string]*speaker{"legacy": legacy, "modern": modern} {
+				pending[name] = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
+			}
+			alone := later(t, mcpAt(url, server), "hang", `{}`)
+			eventually(t, "the calls", func() bool { return len(journal.entries(t, "tools/call")) == calls+3 })
+
+			tt.fall(t, pid)
+			eventually(t, "A52 the gauge to be 0", func() bool { return healthy(t, server) == 0 })
+			eventually(t, "another process", func() bool { return len(journal.entries(t, "start")) == 2 })
+			for name, d := range pending {
+				if got := d.finish(t).answer; got.Error == nil || got.Error.Code != -32002 || !strings.Contains(string(got.Error.Data), `"connect_error"`) {
+					t.Errorf("A37 the pending call of the %s client: %s", name, got.raw)
+				}
+			}
+			if f := failureOf(t, <-alone); f != (failed{502, -32002, "connect_error", "1", server, 0}) {
+				t.Errorf("A37 the pending call at its own door: %+v", f)
+			}
+			eventually(t, "A52 the gauge to be 1", func() bool { return healthy(t, server) == 1 })
+			stream.hears(t, listChanged)
+
+			after := legacy.use(t, server, "pid", `{}`)
+			if after == before || modern.use(t, server, "pid", `{}`) != after {
+				t.Errorf("%s has become %s", before, after)
+			}
+			if got := toolsOf(t, legacy); !slices.Contains(got, server+"__pid") {
+				t.Errorf("listed %v", got)
+			}
+			if got := grown()[sample("upstream_restarts_total", server)]; got != 1 {
+				t.Errorf("A52 %v restarts are counted", got)
+			}
+			if got := stateOf(t, server); fmt.Sprint(got.pid(t)) != after || got.Restarts != 1 || got.LastError == "" {
+				t.Errorf("A70 %+v", got)
+			}
+			eventually(t, "A70 the server to be healthy", func() bool { return stateOf(t, server).State == "healthy" })
+			if inits := journal.messages(t, "initialize"); len(inits) != 2 || string(inits[0].Params) != string(inits[1].Params) {
+				t.Errorf("A37 initialized %v", inits)
+			}
+			if n := len(journal.entries(t, "notifications/initialized")); n != 2 {
+				t.Errorf("A37 %d × initialized", n)
+			}
+			eventually(t, "the end of the old process", func() bool { return !processRuns(pid) })
+		})
+	}
+}
+
+// A child that serves one session is looked after as well.
+func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway("name sessions", "separator __", "health_interval 200ms", "health_timeout 3s",
+		block(child("own"), journal.env(), "isolation session", "timeout 10m")))
+	one, two := newSpeaker(t, joinedAt(url), false, canAll), newSpeaker(t, joinedAt(url), false, `{"sampling":{}}`)
+	before, other := one.use(t, "own", "pid", `{}`), two.use(t, "own", "pid", `{}`)
+	pid, err := strconv.Atoi(before)
+	if err != nil || before == other {
+		t.Fatalf("%v: %s and %s", err, before, other)
+	}
+	calls := len(journal.entries(t, "tools/call"))
+	pending := one.begin(t, "tools/call", callOf("own", "hang", `{}`))
+	eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+	stopped(t, pid)
+	if got := pending.finish(t).answer; got.Error == nil || got.Error.Code != -32002 {
+		t.Errorf("A37 the pending call: %s", got.raw)
+	}
+	if after := one.use(t, "own", "pid", `{}`); after == before {
+		t.Errorf("A36 it is still %s", after)
+	}
+	if got := two.use(t, "own", "pid", `{}`); got != other {
+		t.Errorf("A36 the other was %s and is %s", other, got)
+	}
+	eventually(t, "A37 each to be initialized as its client wants it", func() bool {
+		capabilities := map[string]int{}
+		for _, m := range journal.messages(t, "initialize") {
+			capabilities[m.member("capabilities")]++
+		}
+		return capabilities[canAll] == 2 && capabilities[`{"sampling":{}}`] == 1
+	})
+	eventually(t, "the end of the old process", func() bool { return !processRuns(pid) })
+}
+
+// Of several children of a server the one that hangs is replaced, and the others serve.
+func TestOperateHealthOfAPool(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway("name pool", "health_interval 200ms", "health_timeout 3s", "response_timeout 20s",
+		stdioProxy("pool", "pool:1-3", nil, []string{journal.env()}, "lb_policy round_robin")))
+	pids := func() map[int]int {
+		pids := map[int]int{}
+		for range 6 {
+			pids[pidAt(t, mcpAt(url, "pool"))]++
+		}
+		return pids
+	}
+	before := pids()
+	if len(before) != 3 || len(stateOf(t, "pool").Children) != 3 {
+		t.Fatalf("A70 %v, %+v", before, stateOf(t, "pool"))
+	}
+	hung := journal.entries(t, "start")[0].PID
+	stopped(t, hung)
+	eventually(t, "A36 its end", func() bool { return !processRuns(hung) && len(journal.entries(t, "start")) == 4 })
+	eventually(t, "A70 three children", func() bool {
+		running := 0
+		for _, c := range stateOf(t, "pool").Children {
+			if c.State == "running" && c.PID != hung {
+				running++
+			}
+		}
+		return running == 3 && stateOf(t, "pool").State == "healthy"
+	})
+	kept := 0
+	for pid := range pids() {
+		kept += min(before[pid], 1)
+	}
+	if kept != 2 {
+		t.Errorf("A36 %d of %v are left", kept, before)
+	}
+}
+
+// A server that dies as soon as it is started is not started over and over.
+func TestOperateHealthKnowsPauses(t *testing.T) {
+	journal := newJournal(t)
+	url := serve(t, gateway("name hopeless", "health_interval 100ms", "health_timeout 2s", block(child("hopeless", "--exit-at-start", "1"), journal.env())))
+	if f := failureOf(t, post(t, rpcAt(url, "hopeless"), rpc("tools/list", `{}`))); f.Symbol != "connect_error" {
+		t.Errorf("%+v", f)
+	}
+	eventually(t, "a second try", func() bool { return len(journal.entries(t, "start")) >= 2 })
+	// Between tries are 1 s, 2 s, 4 s…, some less; the checks are every 100 ms.
+	eventually(t, "a third try", func() bool { return len(journal.entries(t, "start")) >= 3 })
+	if got := stateOf(t, "hopeless"); got.State == "healthy" || got.LastError == "" {
+		t.Errorf("A70 %+v", got)
+	}
+	if n := len(journal.entries(t, "start")); n > 6 {
+		t.Errorf("A37 started %d times", n)
+	}
+}
+
+// A comingAndGoing is an upstream at an address where at times nobody is.
+type comingAndGoing struct {
+	address string
+	handler http.Handler
+	server  *http.Server
+}
+
+func (u *comingAndGoing) come(t *testing.T) {
+	t.Helper()
+	var l net.Listener
+	eventually(t, "the address", func() (ok bool) {
+		var err error
+		l, err = net.Listen("tcp", u.address)
+		return err == nil
+	})
+	u.server = &http.Server{Handler: u.handler}
+	go func(s *http.Server) { _ = s.Serve(l) }(u.server)
+}
+
+func (u *comingAndGoing) leave() { _ = u.server.Close() }
+
+func TestOperateHealthOverHTTP(t *testing.T) {
+	remote := &mcptest.Remote{Name: "strict", Legacy: true} // ping without a session: 400 and an error of JSON-RPC
+	up := &comingAndGoing{address: freeAddress(t), handler: remote}
+	sick := newRemoteServer(t, "tool")
+	var well atomic.Bool
+	sick.first = func(w http.ResponseWriter, m legacyMessage) bool {
+		if !well.Load() {
+			http.Error(w, "<html>not today</html>", http.StatusServiceUnavailable)
+		}
+		return !well.Load()
+	}
+	sick.hello = strings.Replace(sick.hello, "remote", "sick", 1)
+	mute, over := newRemoteServer(t, "tool"), make(chan struct{})
+	mute.first = func(http.ResponseWriter, legacyMessage) bool {
+		<-over
+		return false
+	}
+	modern := &mcptest.Remote{Name: "modern", Modern: true}
+	up.come(t)
+	serve(t, gateway("name http", "health_interval 100ms", "health_timeout 3s", "server strict http://"+up.address+"/mcp", sick.line("sick"),
+		"server modern http://"+upstream(t, modern)+"/mcp", mute.line("mute")))
+	t.Cleanup(func() { close(over); up.leave(); remote.Close(); modern.Close() })
+
+	awaits := func(t *testing.T, server, state string, gauge float64) {
+		t.Helper()
+		eventually(t, server+" to be "+state, func() bool { return stateOf(t, server).State == state && healthy(t, server) == gauge })
+	}
+	t.Run("A36 an error is an answer, even with status 400", func(t *testing.T) {
+		for _, server := range []string{"strict", "modern"} {
+			awaits(t, server, "healthy", 1)
+		}
+		if got := remote.Seen("ping"); len(got) == 0 || got[0].Session != "" {
+			t.Errorf("it was asked %v", got)
+		}
+		if got := stateOf(t, "strict"); got.LastError != "" {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("A36 a page is none", func(t *testing.T) {
+		awaits(t, "sick", "unhealthy", 0)
+		if got := stateOf(t, "sick"); got.LastError == "" {
+			t.Errorf("A70 %+v", got)
+		}
+	})
+	t.Run("A36 silence is none", func(t *testing.T) {
+		awaits(t, "mute", "unhealthy", 0)
+		if got := stateOf(t, "mute"); got.LastError == "" {
+			t.Errorf("A70 %+v", got)
+		}
+	})
+	t.Run("A36 A52 A70 gone and back", func(t *testing.T) {
+		for range 2 {
+			up.leave()
+			awaits(t, "strict", "unhealthy", 0)
+			if got := stateOf(t, "strict"); got.LastError == "" {
+				t.Errorf("A70 %+v", got)
+			}
+			awaits(t, "modern", "healthy", 1)
+			up.come(t)
+			awaits(t, "strict", "healthy", 1)
+		}
+	})
+	t.Run("A52 the gauge goes with the server", func(t *testing.T) {
+		load(t, "")
+		eventually(t, "no gauge", func() bool {
+			_, strict := metrics(t)[sample("upstream_healthy", "strict")]
+			return !strict
+		})
+	})
+}
+
+// What reads a configuration without serving it touches nothing that the configuration
+// names.
+func TestOperateHealthDialsNothingTooEarly(t *testing.T) {
+	journal, l := newJournal(t), listen(t)
+	var dialled atomic.Int64
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			dialled.Add(1)
+			conn.Close()
+		}
+	}()
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	config := withAdmin(site(freeAddress(t), gateway("health_interval 100ms", "pin_tools on", "server far http://"+l.Addr().String()+"/mcp",
+		block(child("alpha"), journal.env()),
+		block("auth jwt", "issuer http://"+l.Addr().String(), "audience x", "jwks http://"+l.Addr().String()+"/jwks"))), freeAddress(t))
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"adapt", "validate"} {
+		t.Run("A36 caddy "+command, func(t *testing.T) {
+			if out, err := caddy(t, command, "--config", file, "--adapter", "caddyfile").CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if n := dialled.Load(); n > 0 {
+				t.Errorf("dialled %d times", n)
+			}
+			if starts := journal.entries(t, "start"); len(starts) > 0 {
+				t.Errorf("started %v", starts)
+			}
+		})
+	}
+}

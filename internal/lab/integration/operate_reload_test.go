@@ -1,0 +1,619 @@
+package integration
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+)
+
+// gatewayIn returns where in a configuration the gateway is.
+func gatewayIn(value any, path string) string {
+	switch v := value.(type) {
+	case map[string]any:
+		if v["handler"] == "mcp_gateway" {
+			return path
+		}
+		for key, member := range v {
+			if found := gatewayIn(member, path+"/"+key); found != "" {
+				return found
+			}
+		}
+	case []any:
+		for i, item := range v {
+			if found := gatewayIn(item, fmt.Sprintf("%s/%d", path, i)); found != "" {
+				return found
+			}
+		}
+	}
+	return ""
+}
+
+// serverIn returns the JSON of the last server of a gateway in a Caddyfile.
+func serverIn(t *testing.T, caddyfile string) string {
+	t.Helper()
+	got := admin(t, "POST", "/adapt", caddyfile, "Content-Type: text/caddyfile")
+	var adapted struct{ Result json.RawMessage }
+	var config any
+	if err := json.Unmarshal([]byte(got.body), &adapted); err != nil || got.StatusCode != 200 {
+		t.Fatalf("%v: %d %s", err, got.StatusCode, got.body)
+	}
+	if err := json.Unmarshal(adapted.Result, &config); err != nil {
+		t.Fatal(err)
+	}
+	for key := range strings.SplitSeq(strings.TrimPrefix(gatewayIn(config, ""), "/")+"/servers", "/") {
+		if i, err := strconv.Atoi(key); err == nil {
+			config = config.([]any)[i]
+		} else {
+			config = config.(map[string]any)[key]
+		}
+	}
+	servers := config.([]any)
+	encoded, err := json.Marshal(servers[len(servers)-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(encoded)
+}
+
+// configure changes a part of the configuration that runs.
+func configure(t *testing.T, method, path, value string) {
+	t.Helper()
+	if got := admin(t, method, "/config"+path, value); got.StatusCode != 200 {
+		t.Fatalf("%s %s: %d %s", method, path, got.StatusCode, got.body)
+	}
+	eventually(t, "the listeners of the configuration before to close", replaced)
+	client.CloseIdleConnections()
+	lasting.CloseIdleConnections()
+}
+
+// Servers come and go by Caddy's own API, piece by piece.
+func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
+	kept, added, far := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
+	address := freeAddress(t)
+	own := func(more ...string) string {
+		return site(address, gateway(append([]string{"name api", "separator __", block(child("kept"), kept.env()), far.line("far")}, more...)...))
+	}
+	load(t, own())
+	var config any
+	if err := json.Unmarshal([]byte(admin(t, "GET", "/config/", "").body), &config); err != nil {
+		t.Fatal(err)
+	}
+	servers := gatewayIn(config, "") + "/servers"
+	extra := serverIn(t, own(block(child("extra"), added.env())))
+
+	at := joinedAt("http://" + address)
+	clients := map[string]*speaker{}
+	streams := map[string]*dialogue{}
+	for _, era := range clientEras {
+		c := newSpeaker(t, at, era.modern, canAll, closes)
+		clients[era.name], streams[era.name] = c, c.listens(t)
+	}
+	pid := clients["legacy client"].use(t, "kept", "pid", `{}`)
+	modernPID := clients["modern client"].use(t, "kept", "pid", `{}`) // of a child for clients of that era, maybe
+	goesOn := func(t *testing.T) {
+		t.Helper()
+		if got := clients["legacy client"].use(t, "kept", "pid", `{}`); got != pid {
+			t.Errorf("A60 %s has become %s", pid, got)
+		}
+		if got := clients["modern client"].use(t, "kept", "pid", `{}`); got != modernPID {
+			t.Errorf("A60 %s has become %s", modernPID, got)
+		}
+		for name, c := range clients {
+			if got := c.use(t, "far", "tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
+				t.Errorf("%s: %s", name, got)
+			}
+		}
+	}
+	marks := 0
+	hearsOfReload := func(t *testing.T, stream *dialogue) { // and not of what a server has
+		t.Helper()
+		for m := stream.hears(t, listChanged); m.Params.Proxy.Server != ""; m = stream.hears(t, listChanged) {
+		}
+	}
+	for range 2 {
+		t.Run("A60 a server is put among the others", func(t *testing.T) {
+			configure(t, "PUT", servers+"/1", extra)
+			for name, stream := range streams {
+				hearsOfReload(t, stream)
+				if got := toolsOf(t, clients[name]); !slices.Contains(got, "extra__pid") || !slices.Contains(got, "kept__pid") || !slices.Contains(got, "far__tool") {
+					t.Errorf("%s: listed %v", name, got)
+				}
+				if got := clients[name].use(t, "extra", "slow", `{"ms":1}`); got != "slept" {
+					t.Errorf("%s: %s", name, got)
+				}
+			}
+			if all := control[[]serverState](t, "GET", "/servers", "", 200); len(all) != 3 || all[1].Name != "extra" {
+				t.Errorf("A70 %+v", all)
+			}
+			goesOn(t)
+		})
+		t.Run("A61 what is wrong changes nothing", func(t *testing.T) {
+			for _, broken := range []string{extra, `{"name":"a::b"}`, `{"name":"x","nonsense":1}`, `{`, `"x"`} {
+				if got := admin(t, "PUT", "/config"+servers+"/0", broken); got.StatusCode/100 == 2 || !strings.Contains(got.body, `"error"`) {
+					t.Errorf("%s: %d %s", broken, got.StatusCode, got.body)
+				}
+			}
+			for name, stream := range streams {
+				marks++ // by which it is known what was heard before
+				clients[name].use(t, "kept", "add-tool", fmt.Sprintf(`{"name":"mark-%d"}`, marks))
+				if m := stream.hears(t, listChanged); m.Params.Proxy.Server != "kept" {
+					t.Errorf("%s heard %s", name, m.raw)
+				}
+				if got := clients[name].use(t, "extra", "slow", `{"ms":1}`); got != "slept" {
+					t.Errorf("%s: %s", name, got)
+				}
+			}
+			goesOn(t)
+		})
+		t.Run("A60 and taken away", func(t *testing.T) {
+			configure(t, "DELETE", servers+"/1", "")
+			for name, stream := range streams {
+				hearsOfReload(t, stream)
+				if got := toolsOf(t, clients[name]); slices.Contains(got, "extra__pid") || !slices.Contains(got, "kept__pid") {
+					t.Errorf("%s: listed %v", name, got)
+				}
+				if got := clients[name].ask(t, "tools/call", callOf("extra", "pid", `{}`)); got.answer.Error == nil {
+					t.Errorf("%s: %s", name, got.answer.raw)
+				}
+			}
+			goesOn(t)
+			eventually(t, "A39 the end of its children", func() bool {
+				return !slices.ContainsFunc(added.entries(t, "start"), func(e entry) bool { return processRuns(e.PID) })
+			})
+		})
+	}
+	if n := far.count("initialize"); n > 2 { // one of each client
+		t.Errorf("A60 the server over HTTP was initialized %d times", n)
+	}
+}
+
+// What an operator writes into the file is what runs, if it can.
+func TestOperateWatchesTheFile(t *testing.T) {
+	journal := newJournal(t)
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	write := func(lines ...string) {
+		t.Helper()
+		config := block("http://:8080", gateway(append([]string{"separator __", block(child("kept"), journal.env())}, lines...)...))
+		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	running := watched(t, file)
+	at := joinedAt("http://" + running.address)
+	rewrite := func(lines ...string) { // where it watches
+		t.Helper()
+		write(lines...)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved := strings.ReplaceAll(string(text), ":8080", strings.TrimPrefix(running.address, "127.0.0.1"))
+		if err := os.WriteFile(running.config, []byte(withAdmin(moved, running.moved[":2019"])), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := newSpeaker(t, at, false, canAll, closes)
+	stream := c.listens(t)
+	pid := c.use(t, "kept", "pid", `{}`)
+	t.Run("A61 a server more", func(t *testing.T) {
+		rewrite(block(child("more"), journal.env()))
+		stream.hears(t, listChanged)
+		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
+			t.Error(got)
+		}
+	})
+	t.Run("A61 a file that is broken", func(t *testing.T) {
+		rewrite("server more http://127.0.0.1:1", "server more http://127.0.0.1:1")
+		eventually(t, "the error in the log", func() bool { return strings.Contains(running.logged(), "applying latest config") })
+		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
+			t.Error(got)
+		}
+	})
+	t.Run("A61 and mended", func(t *testing.T) {
+		rewrite()
+		stream.hears(t, listChanged)
+		if got := toolsOf(t, c); slices.Contains(got, "more__pid") {
+			t.Errorf("listed %v", got)
+		}
+	})
+	if again := c.use(t, "kept", "pid", `{}`); again != pid {
+		t.Errorf("A60 %s has become %s", pid, again)
+	}
+}
+
+// A watching is a Caddy that watches its file.
+type watching struct {
+	address, config string
+	moved           map[string]string
+	log             string
+}
+
+func (w *watching) logged() string {
+	text, _ := os.ReadFile(w.log)
+	return string(text)
+}
+
+// watched serves a Caddyfile at other ports with caddy run --watch.
+func watched(t *testing.T, file string) *watching {
+	t.Helper()
+	caddyfile, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved, addresses := elsewhere(t, string(caddyfile))
+	addresses[":2019"] = freeAddress(t)
+	dir := t.TempDir()
+	w := &watching{addresses[":8080"], filepath.Join(dir, "Caddyfile"), addresses, filepath.Join(dir, "log")}
+	if err := os.WriteFile(w.config, []byte(withAdmin(moved, addresses[":2019"])), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(w.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := caddy(t, "run", "--watch", "--config", w.config)
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	eventually(t, "Caddy", func() bool {
+		res, err := client.Get("http://" + w.address)
+		if err == nil {
+			res.Body.Close()
+		}
+		return err == nil
+	})
+	return w
+}
+
+// A counting is an MCP server over HTTP without sessions that knows what it has run.
+type counting struct {
+	mu  sync.Mutex
+	ran map[string]int
+}
+
+func (s *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		ID     json.RawMessage
+		Method string
+		Params struct {
+			Arguments struct {
+				Call string
+				MS   int
+			}
+		}
+	}
+	if body, _ := io.ReadAll(r.Body); r.Method != http.MethodPost || json.Unmarshal(body, &m) != nil {
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	if m.ID == nil {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	result := `{}`
+	switch m.Method {
+	case "initialize":
+		result = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"far","version":"1"}}`
+	case "tools/list":
+		result = `{"tools":[{"name":"slow","inputSchema":{"type":"object"}}]}`
+	case "tools/call":
+		s.mu.Lock()
+		s.ran[m.Params.Arguments.Call]++
+		s.mu.Unlock()
+		time.Sleep(time.Duration(m.Params.Arguments.MS) * time.Millisecond) // it has something to do
+		result = `{"content":[{"type":"text","text":"slept"}]}`
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+}
+
+// A burden is what clients that call all the time have seen.
+type burden struct {
+	t       *testing.T
+	url     string
+	session string
+	kept    *http.Client // keeps its connections
+	fresh   *http.Client // has a new one for each request
+	turn    chan struct{}
+	waiting sync.WaitGroup
+	skipped atomic.Int64 // ticks at which too much was under way
+
+	mu       sync.Mutex
+	sent     map[string]int  // by kind
+	lost     map[string]int  // by kind: those that had no answer
+	unknown  map[string]bool // the calls among them
+	answered map[string]bool
+	wrong    []string
+}
+
+func newBurden(t *testing.T, url string) *burden {
+	b := &burden{t: t, url: url, turn: make(chan struct{}, 200),
+		sent: map[string]int{}, lost: map[string]int{}, unknown: map[string]bool{}, answered: map[string]bool{}}
+	b.kept = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 50}, Timeout: 2 * patience}
+	b.fresh = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}, Timeout: 2 * patience}
+	b.session = greet(t, joinedAt(url))
+	return b
+}
+
+// run makes a call every 2 ms, whatever has become of those before, and half as many
+// requests that no gateway has to do with, until done.
+func (b *burden) run(done <-chan struct{}) {
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-done:
+			b.waiting.Wait()
+			return
+		case <-ticker.C:
+		}
+		client, how := b.kept, "kept"
+		if i/4%2 == 0 {
+			client, how = b.fresh, "fresh"
+		}
+		b.start(func() { b.call(client, how, i) })
+		if i%2 == 0 {
+			b.start(func() { b.plain(client, how) })
+		}
+	}
+}
+
+func (b *burden) start(do func()) {
+	select {
+	case b.turn <- struct{}{}:
+		b.waiting.Go(func() {
+			defer func() { <-b.turn }()
+			do()
+		})
+	default:
+		b.skipped.Add(1)
+	}
+}
+
+// calls returns how many have come to an end.
+func (b *burden) calls() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sent["call kept"] + b.sent["call fresh"]
+}
+
+// call calls a tool of one server or the other, where it is alone or where all are one.
+func (b *burden) call(client *http.Client, how string, i int) {
+	server := []string{"near", "far"}[i%2]
+	at, tool, session := rpcAt(b.url, server), "slow", ""
+	if i/2%2 == 0 {
+		at, tool, session = joinedAt(b.url), server+"__slow", b.session
+	}
+	id := fmt.Sprintf("%s-%d", server, i)
+	message := fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":%q,"arguments":{"call":%q,"ms":%d}}}`, id, tool, id, i%7*3)
+	status, body, err := b.post(client, at, message, session)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sent["call "+how]++
+	var got struct {
+		ID     string
+		Result struct{ Content []struct{ Text string } }
+	}
+	switch {
+	case err != nil:
+		b.lost["call "+how]++
+		b.unknown[id] = true
+	case status != 200 || json.Unmarshal([]byte(answerIn(body)), &got) != nil || got.ID != id || len(got.Result.Content) != 1 || got.Result.Content[0].Text != "slept":
+		b.wrong = append(b.wrong, fmt.Sprintf("%s: %d %.300s", id, status, body))
+	default:
+		b.answered[id] = true
+	}
+}
+
+// plain asks Caddy itself.
+func (b *burden) plain(client *http.Client, how string) {
+	status, body, err := b.post(client, b.url+"/plain", `{}`)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sent["plain "+how]++
+	switch {
+	case err != nil:
+		b.lost["plain "+how]++
+	case status != 200 || body != "plain":
+		b.wrong = append(b.wrong, fmt.Sprintf("plain: %d %.300s", status, body))
+	}
+}
+
+func (b *burden) post(client *http.Client, at, message string, headers ...string) (status int, body string, err error) {
+	return posted(client, request(b.t, b.t.Context(), "POST", at, message, append(headers, acceptBoth)...))
+}
+
+// seen is what a process has.
+type seen struct {
+	goroutines, files int
+	children          []int
+	profile           string
+}
+
+// lookAt looks at the Caddy that runs.
+func lookAt(t *testing.T, r *running) (s seen) {
+	t.Helper()
+	s.profile = send(t, client, "GET", "http://"+r.moved[":2019"]+"/debug/pprof/goroutine?debug=1", "", closes).body
+	if _, err := fmt.Sscanf(s.profile, "goroutine profile: total %d", &s.goroutines); err != nil {
+		t.Fatalf("%v: %.100s", err, s.profile)
+	}
+	s.files = len(openFiles(t, r.Process.Pid))
+	for _, child := range procfs.Children(r.Process.Pid) {
+		s.children = append(s.children, child.PID)
+	}
+	slices.Sort(s.children)
+	return s
+}
+
+// Under load, the configuration is replaced again and again: 60 times, or as often as
+// MCP_RELOADS says (300 is what is promised).
+func TestOperateReloadsUnderLoad(t *testing.T) {
+	reloads, err := strconv.Atoi(cmp.Or(os.Getenv("MCP_RELOADS"), "60"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	journal, far := newJournal(t), &counting{ran: map[string]int{}}
+	upstream := httptest.NewServer(far)
+	t.Cleanup(upstream.Close)
+	caddyfile := func(max int) string {
+		return block("http://:8080", `respond /plain plain`, gateway("name load", "separator __", "health_interval 1s", "health_timeout 30s",
+			fmt.Sprintf("mask %d 2000 2000", max), fmt.Sprintf("rate %d/1s burst %d", 100_000+max, 100_000), "pin_tools on",
+			block(child("near"), journal.env()), "server far "+upstream.URL+"/mcp"))
+	}
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(file, []byte(caddyfile(4000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	running := run(t, file)
+	reload := func(max int, headers ...string) {
+		config := withAdmin(strings.ReplaceAll(caddyfile(max), ":8080", strings.TrimPrefix(running.address, "127.0.0.1")), running.moved[":2019"])
+		for deadline := time.Now().Add(patience); ; {
+			res, err := client.Do(request(t, t.Context(), "POST", "http://"+running.moved[":2019"]+"/load", config, append(headers, "Content-Type: text/caddyfile", closes)...))
+			if err != nil && time.Now().Before(deadline) {
+				continue // its server is replaced, too
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(res.Body)
+			res.Body.Close()
+			if res.StatusCode != 200 {
+				t.Fatalf("not loaded: %d %s", res.StatusCode, body)
+			}
+			return
+		}
+	}
+	url := "http://" + running.address
+	b := newBurden(t, url)
+	for i := range 8 { // each kind of call once
+		b.call(b.fresh, "fresh", 1_000_000+i)
+	}
+	reload(4001)
+	client.CloseIdleConnections()
+	before := lookAt(t, running)
+
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		b.run(done)
+	}()
+	began := time.Now()
+	for i := range reloads {
+		switch i % 5 {
+		case 3: // nothing has changed, and Caddy knows
+			reload(4000 + (i-1)%5)
+		case 4: // nor here, but it shall do all the same
+			reload(4000+(i-2)%5, "Cache-Control: must-revalidate")
+		default:
+			reload(4000 + i%5)
+		}
+		enough := b.calls() + 50
+		eventually(t, "calls between reloads", func() bool { return b.calls() >= enough })
+	}
+	took := time.Since(began)
+	close(done)
+	wait(t, ended, "the end of all calls")
+	reload(4001)
+
+	ran := map[string]int{}
+	for _, m := range journal.messages(t, "tools/call") {
+		var id string
+		var arguments struct{ Call string }
+		_ = json.Unmarshal([]byte(m.member("arguments")), &arguments)
+		if id = arguments.Call; id != "" {
+			ran[id]++
+		}
+	}
+	far.mu.Lock()
+	for id, n := range far.ran {
+		ran[id] += n
+	}
+	far.mu.Unlock()
+	t.Logf("%d reloads in %.1f s; sent %v, %.0f calls/s; lost %v; answered %d; skipped %d", reloads, took.Seconds(), b.sent,
+		float64(b.calls())/took.Seconds(), b.lost, len(b.answered), b.skipped.Load())
+
+	t.Run("A60 every call is answered as it should be", func(t *testing.T) {
+		for _, wrong := range b.wrong[:min(len(b.wrong), 10)] {
+			t.Error(wrong)
+		}
+		if len(b.wrong) > 10 {
+			t.Errorf("%d in all", len(b.wrong))
+		}
+	})
+	t.Run("A60 none in flight is cut: what was run was answered", func(t *testing.T) {
+		cut, twice := 0, 0
+		for id := range b.unknown {
+			if ran[id] > 0 {
+				cut++
+			}
+		}
+		for _, n := range ran {
+			if n > 1 {
+				twice++
+			}
+		}
+		if cut > 0 || twice > 0 {
+			t.Errorf("%d calls were run and not answered, %d were run twice", cut, twice)
+		}
+		for id := range b.answered {
+			if ran[id] == 0 {
+				t.Errorf("%s was answered and not run", id)
+			}
+		}
+	})
+	for _, how := range []string{"fresh", "kept"} {
+		t.Run("G27 connections that are "+how+" are lost no more often than by Caddy itself", func(t *testing.T) {
+			calls, plain := b.sent["call "+how], b.sent["plain "+how]
+			if calls == 0 || plain == 0 {
+				t.Fatalf("sent %v", b.sent)
+			}
+			// As many as would be expected, and what chance adds.
+			expected := float64(b.lost["plain "+how]) * float64(calls) / float64(plain)
+			if most := expected + 4*math.Sqrt(expected+1) + 3; float64(b.lost["call "+how]) > most {
+				t.Errorf("%d of %d calls are lost, and %d of %d other requests", b.lost["call "+how], calls, b.lost["plain "+how], plain)
+			}
+		})
+	}
+	t.Run("A39 nothing is left", func(t *testing.T) {
+		b.kept.CloseIdleConnections()
+		client.CloseIdleConnections()
+		upstream.CloseClientConnections() // some of which reverse_proxy keeps for two minutes, whatever became of its configuration
+		var after seen
+		defer func() {
+			t.Logf("before and after: %d and %d goroutines, %d and %d files, children %v and %v",
+				before.goroutines, after.goroutines, before.files, after.files, before.children, after.children)
+			if t.Failed() {
+				t.Log(after.profile)
+			}
+		}()
+		eventually(t, "goroutines, files and children to be as they were", func() bool {
+			after = lookAt(t, running)
+			return after.goroutines <= before.goroutines+6 && after.files <= before.files+3 && slices.Equal(after.children, before.children)
+		})
+	})
+	if logged := running.stop(t); strings.Contains(logged, `"level":"panic"`) || strings.Contains(logged, "panicked") {
+		t.Errorf("panics are in the log")
+	}
+}

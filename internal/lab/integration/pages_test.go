@@ -1,0 +1,217 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+)
+
+// pages returns what the project tells people, by its path in the project.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		files, err := filepath.Glob(filepath.Join("../../..", pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no pages: %v", err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _ := filepath.Rel("../../..", file)
+			all[filepath.ToSlash(name)] = string(text)
+		}
+	}
+	return all
+}
+
+var (
+	pageLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	codeText = regexp.MustCompile("(?ms)^```.*?^```$")
+	noAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// anchors returns the names under which GitHub has the headings of a page.
+func anchors(page string) (names []string) {
+	for _, h := range heading.FindAllStringSubmatch(codeText.ReplaceAllString(page, ""), -1) {
+		text := noAnchor.ReplaceAllString(strings.ToLower(h[1]), "")
+		names = append(names, strings.ReplaceAll(text, " ", "-"))
+	}
+	return names
+}
+
+// A link of a page leads to a file, and to a heading in it.
+func TestLinksOfPages(t *testing.T) {
+	all := pages(t)
+	for page, text := range all {
+		for _, link := range pageLink.FindAllStringSubmatch(codeText.ReplaceAllString(text, ""), -1) {
+			if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(link[1], "#")
+			target := page
+			if file != "" {
+				target = filepath.ToSlash(filepath.Join(filepath.Dir(page), file))
+			}
+			if _, err := os.Stat(filepath.Join("../../..", target)); err != nil {
+				t.Errorf("%s: %s leads nowhere", page, link[1])
+			}
+			if anchor != "" && !slices.Contains(anchors(all[target]), anchor) {
+				t.Errorf("%s: %s has no heading %s", page, target, anchor)
+			}
+		}
+	}
+}
+
+// What each page tells people to type is typed by a test, but for what is a target of
+// make, or takes too long.
+func TestCommandsOfPagesAreTyped(t *testing.T) {
+	by := map[string]string{ // page, and the test which types its commands
+		"README.md":                "TestDocumentedCalls",
+		"docs/mcp_pruner.md":       "TestDocumentedCalls",
+		"docs/tool_result_mask.md": "TestDocumentedCalls",
+		"docs/clients.md":          "TestClients",
+		"docs/operate.md":          "TestOperateCommands",
+		"docs/access.md":           "TestAccessCommands",
+	}
+	untyped := []string{
+		"git clone https://github.com/caddy-mcp-gateway/caddy-mcp-gateway && cd caddy-mcp-gateway\n",    // CI does
+		"xcaddy build --with github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules\n",                  // and this is what a release does
+		"go test -v ./... 2>&1 | bin/caddy prune --type logs --goal \"why does the upload time out\"\n", // TestPruneCommand, with less
+		"go -C internal/lab run ./train -out ../prune/weights.go ~/src/*\n",
+	}
+	targets := targets(t)
+	for page, text := range pages(t) {
+		for _, c := range commandsIn(text) {
+			for line := range strings.Lines(c.typed) {
+				if rest, is := strings.CutPrefix(line, "make -f xcaddy.mk "); is {
+					if name := strings.Fields(rest)[0]; !slices.Contains(targets, name) {
+						t.Errorf("%s: there is no target %s", page, name)
+					}
+				} else if by[page] == "" && !slices.Contains(untyped, line) {
+					t.Errorf("%s: no test types %s", page, line)
+				}
+			}
+		}
+	}
+}
+
+var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
+
+// A Caddyfile, or a part of one, that a page shows can be adapted as it stands, unless
+// it is a grammar.
+func TestCaddyfilesOfPages(t *testing.T) {
+	grammar := regexp.MustCompile(`(?m)^[^#\n]*(<[a-z]|\.\.\.|…)`)
+	adapted := 0
+	for page, text := range pages(t) {
+		for _, found := range caddyfileBlocks.FindAllStringSubmatch(text, -1) {
+			caddyfile := found[1]
+			if grammar.MatchString(caddyfile) {
+				continue
+			}
+			switch word := strings.Fields(caddyfile)[0]; {
+			case slices.Contains([]string{"server", "client", "auth", "answer"}, word):
+				caddyfile = block(":8080", gateway(caddyfile))
+			case word[0] != ':' && word[0] != '{' && !strings.Contains(word, "."):
+				caddyfile = block(":8080", caddyfile)
+			}
+			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
+			if err != nil || slices.ContainsFunc(warnings, func(w caddyconfig.Warning) bool { return !strings.Contains(w.Message, "formatted") }) {
+				t.Errorf("%s: %v %v\n%s", page, err, warnings, caddyfile)
+			}
+			adapted++
+		}
+	}
+	if adapted < 10 {
+		t.Errorf("only %d were there to adapt", adapted)
+	}
+}
+
+// targets returns those of xcaddy.mk.
+func targets(t *testing.T) (names []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../xcaddy.mk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range regexp.MustCompile(`(?m)^([a-z-]+):.*## `).FindAllStringSubmatch(string(text), -1) {
+		names = append(names, target[1])
+	}
+	return names
+}
+
+// CONTRIBUTING.md has all targets, and pages name none that there is not.
+func TestTargetsOfPages(t *testing.T) {
+	all := pages(t)
+	there := targets(t)
+	for _, name := range there {
+		if name != "help" && name != "clean" && !strings.Contains(all["CONTRIBUTING.md"], "`"+name+"`") {
+			t.Errorf("CONTRIBUTING.md does not tell of %s", name)
+		}
+	}
+	for page, text := range all {
+		for _, named := range regexp.MustCompile(`make -f xcaddy\.mk ([a-z-]+)`).FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(there, named[1]) {
+				t.Errorf("%s: there is no target %s", page, named[1])
+			}
+		}
+	}
+}
+
+var declaredMetric = regexp.MustCompile(`telemetry\.New(?:Counter|Gauge|Histogram)\("([a-z_]+)", "[^"]*"((?:, "[a-z_]+")*)\)`)
+
+// The page of metrics, logs and events has all of them, with their labels, and no other.
+func TestTelemetryPage(t *testing.T) {
+	page := pages(t)["docs/telemetry.md"]
+	var source strings.Builder
+	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go"} {
+		files, _ := filepath.Glob(pattern)
+		for _, file := range files {
+			if text, err := os.ReadFile(file); err == nil && !strings.HasSuffix(file, "_test.go") {
+				source.Write(text)
+			}
+		}
+	}
+	code := source.String()
+
+	var metrics []string
+	for _, m := range declaredMetric.FindAllStringSubmatch(code, -1) {
+		name := "caddy_mcp_" + m[1]
+		if labels := strings.ReplaceAll(strings.TrimPrefix(m[2], ", "), `"`, ""); labels != "" {
+			name += "{" + strings.ReplaceAll(labels, ", ", ",") + "}"
+		}
+		metrics = append(metrics, name)
+	}
+	documented := regexp.MustCompile("(?m)^\\| `(caddy_mcp_[^`]*)`")
+	var shown []string
+	for _, m := range documented.FindAllStringSubmatch(page, -1) {
+		shown = append(shown, m[1])
+	}
+	slices.Sort(metrics)
+	slices.Sort(shown)
+	if len(metrics) == 0 || !slices.Equal(metrics, shown) {
+		t.Errorf("there are\n%s\nand the page has\n%s", strings.Join(metrics, "\n"), strings.Join(shown, "\n"))
+	}
+
+	// Of the rest: what the page names is in the code, but for what is put together there.
+	_, rest, _ := strings.Cut(page, "\n## Access log\n")
+	for _, name := range regexp.MustCompile("`(mcp_[a-z_]+)`").FindAllStringSubmatch(rest, -1) {
+		if said := name[1]; !strings.Contains(code, `"`+said+`"`) && !strings.HasPrefix(said, "mcp_usage_") {
+			t.Errorf("nothing is called %s", said)
+		}
+	}
+	// And the other way round.
+	for _, name := range regexp.MustCompile(`(?:AddString|AddInt|AddInt64|AddBool|AddUint64)\("(mcp_[a-z_]+)"|Emit\([^"]*"(mcp_[a-z_]+)"`).FindAllStringSubmatch(code, -1) {
+		if said := name[1] + name[2]; !strings.Contains(rest, "`"+strings.TrimSuffix(said, "_")) {
+			t.Errorf("%s is not on the page", said)
+		}
+	}
+}

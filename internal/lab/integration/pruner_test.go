@@ -1,0 +1,709 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pruner is mcp_pruner with subdirectives.
+func pruner(lines ...string) string { return block("mcp_pruner", lines...) }
+
+// A prunable is what prune_text is asked. The zero value of all but text means what
+// OPT of the acceptance checks says, with time enough for a busy machine.
+type prunable struct {
+	text, goal, source string
+	ratio              string // a JSON number
+	minKeep            int    // one less than is asked for
+	timeout            int    // in milliseconds
+	annotate, unmarked bool
+}
+
+func (p prunable) arguments() string {
+	or := func(value, fallback string) string {
+		if value == "" {
+			return fallback
+		}
+		return value
+	}
+	timeout := p.timeout
+	if timeout == 0 {
+		timeout = 60000
+	}
+	return fmt.Sprintf(`{"text":%s,"goal_hint":%s,"source_type":%s,"options":{"max_prune_ratio":%s,"min_keep_lines":%d,"timeout_ms":%d,"annotate_lines":%t,"include_markers":%t}}`,
+		quote(p.text), quote(or(p.goal, "zzzz")), quote(or(p.source, "docs")), or(p.ratio, "0.55"), p.minKeep+1, timeout, p.annotate, !p.unmarked)
+}
+
+func (p prunable) request() string { return toolCall{"prune_text", p.arguments()}.request() }
+
+// allowed is how many of so many lines may be removed (P29, P30).
+func (p prunable) allowed(lines int) int {
+	ratio, _ := new(big.Rat).SetString(p.ratio)
+	if p.ratio == "" {
+		ratio = big.NewRat(55, 100)
+	}
+	product := new(big.Rat).Mul(ratio, big.NewRat(int64(lines), 1))
+	product.Add(product, big.NewRat(1, 1e9)) // numbers such as 0.3333333333333333 are meant to be what they are near to
+	most := int(new(big.Int).Quo(product.Num(), product.Denom()).Int64())
+	return min(most, lines-min(lines, p.minKeep+1))
+}
+
+// pruned is what prune_text has answered.
+type pruned struct {
+	PruneID     string `json:"prune_id"`
+	Text        string `json:"pruned_text"`
+	Annotations []struct {
+		Kind   string `json:"kind"`
+		Start  int    `json:"original_start_line"`
+		End    int    `json:"original_end_line"`
+		Count  int    `json:"pruned_line_count"`
+		Reason string `json:"reason"`
+		Marker string `json:"marker"`
+	} `json:"annotations"`
+	Stats struct {
+		Original int     `json:"original_lines"`
+		Kept     int     `json:"kept_lines"`
+		Pruned   int     `json:"pruned_lines"`
+		Ratio    float64 `json:"pruned_ratio"`
+		Before   int     `json:"tokens_est_before"`
+		After    int     `json:"tokens_est_after"`
+		Saved    int     `json:"tokens_saved_est"`
+		Cost     float64 `json:"cost_estimated_usd"`
+		Elapsed  int     `json:"elapsed_ms"`
+		Fallback bool    `json:"used_fallback"`
+		Backend  string  `json:"backend"`
+
+		Latency *int  `json:"deepinfra_latency_ms"`
+		Scored  *int  `json:"deepinfra_docs_scored"`
+		Total   *int  `json:"deepinfra_docs_total"`
+		Status  *int  `json:"deepinfra_http_status"`
+		Cached  *bool `json:"deepinfra_cached"`
+	} `json:"stats"`
+	Warnings []string `json:"warnings"`
+}
+
+// kept is the numbers of the lines that were kept.
+func (p pruned) kept() (lines []int) {
+	next := 1
+	for _, a := range p.Annotations {
+		for ; next < a.Start; next++ {
+			lines = append(lines, next)
+		}
+		next = a.End + 1
+	}
+	for ; next <= p.Stats.Original; next++ {
+		lines = append(lines, next)
+	}
+	return lines
+}
+
+// removed says which lines were removed, and why.
+func (p pruned) removed() string {
+	var b strings.Builder
+	for _, a := range p.Annotations {
+		fmt.Fprintf(&b, "%d-%d (%s) ", a.Start, a.End, a.Reason)
+	}
+	return b.String()
+}
+
+// payload reads the object that a tool has returned, which is there twice: as the
+// one text (P12), and as it is (P79).
+func payload[T any](t *testing.T, message string) (value T) {
+	t.Helper()
+	var response struct {
+		Result struct {
+			Content    []struct{ Type, Text string }
+			Structured any `json:"structuredContent"`
+		}
+	}
+	if err := json.Unmarshal([]byte(message), &response); err != nil || len(response.Result.Content) != 1 || response.Result.Content[0].Type != "text" {
+		t.Fatalf("P12 %v: %.300s", err, message)
+	}
+	text := response.Result.Content[0].Text
+	var same any
+	if err := json.Unmarshal([]byte(text), &same); err != nil || !reflect.DeepEqual(same, response.Result.Structured) {
+		t.Errorf("P79 %v: structuredContent is not what the text says: %.600s", err, message)
+	}
+	if err := json.Unmarshal([]byte(text), &value); err != nil {
+		t.Fatalf("%v: %.300s", err, text)
+	}
+	return value
+}
+
+// pruneBy prunes at a URL that takes JSON-RPC by POST, and wants an answer that keeps
+// every promise.
+func pruneBy(t *testing.T, at string, p prunable, headers ...string) pruned {
+	t.Helper()
+	got := post(t, at, p.request(), headers...)
+	if got.StatusCode != 200 || got.Header.Get("Content-Type") != "application/json" {
+		t.Fatalf("%d %v %.300s", got.StatusCode, got.Header, got.body)
+	}
+	answered := payload[pruned](t, got.body)
+	p.judge(t, answered)
+	return answered
+}
+
+var (
+	// lineIn finds a line with its end (P27).
+	lineIn = regexp.MustCompile(`[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+$`)
+	// markerLine is the regular expression of the contract (P22).
+	markerLine = regexp.MustCompile(`^⟦PRUNÉ: prune_id=(?P<prune_id>[^\s]+) lignes (?P<start>\d+)-(?P<end>\d+) \((?P<count>\d+)\) raison=(?P<reason>.*)⟧$`)
+	// pruneID is R5.
+	pruneID = regexp.MustCompile(`^prn_[A-Za-z0-9]{22,}$`)
+)
+
+// judge holds an answer against what is promised of all answers.
+func (p prunable) judge(t *testing.T, got pruned) {
+	t.Helper()
+	lines := lineIn.FindAllString(p.text, -1)
+	s := got.Stats
+	if !pruneID.MatchString(got.PruneID) {
+		t.Errorf("R5 prune_id is %q", got.PruneID)
+	}
+	if got.Annotations == nil || got.Warnings == nil {
+		t.Error("P18 annotations or warnings are missing")
+	}
+	if s.Original != len(lines) || s.Kept+s.Pruned != s.Original || s.Kept < 0 || s.Pruned < 0 || s.Before < 0 || s.After < 0 || s.Elapsed < 0 {
+		t.Errorf("P20 of %d lines: %+v", len(lines), s)
+	}
+	if ratio := float64(s.Pruned) / float64(max(1, s.Original)); math.Abs(s.Ratio-ratio) > 0.00005001 {
+		t.Errorf("P20 pruned_ratio is %v, not %v", s.Ratio, ratio)
+	}
+	if most := p.allowed(len(lines)); s.Pruned > most {
+		t.Errorf("P29, P30: %d of %d lines removed, %d may be: %s", s.Pruned, len(lines), most, p.arguments()[len(p.arguments())-130:])
+	}
+	if s.Saved != max(0, s.Before-s.After) || math.Abs(s.Cost-float64(s.Saved)*0.01/1e6) > 0.5000001e-8 {
+		t.Errorf("P66 %d → %d tokens: saved %d, %v dollars", s.Before, s.After, s.Saved, s.Cost)
+	}
+	if s.Backend == "heuristic" && len(lines) >= 60 && s.After > s.Before && !p.annotate {
+		t.Errorf("P76 %d lines, %d → %d tokens", len(lines), s.Before, s.After)
+	}
+	if s.Pruned == 0 && !p.annotate && got.Text != p.text {
+		t.Errorf("P40 nothing is removed, but the text differs: %.200q\nwant %.200q", got.Text, p.text)
+	}
+	p.judgeBlocks(t, got)
+	p.judgeText(t, got, lines)
+}
+
+// judgeBlocks holds the annotations against what is promised (P21, P22).
+func (p prunable) judgeBlocks(t *testing.T, got pruned) {
+	t.Helper()
+	removed, last := 0, -1
+	for _, a := range got.Annotations {
+		if a.Kind != "pruned_block" || a.Start < 1 || a.End < a.Start || a.End > got.Stats.Original || a.Count != a.End-a.Start+1 || a.Start <= last+1 {
+			t.Errorf("P21 after line %d: %+v", last, a)
+		}
+		want := fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=%s⟧", got.PruneID, a.Start, a.End, a.Count, a.Reason)
+		if a.Marker != want || !markerLine.MatchString(a.Marker) || strings.ContainsAny(a.Reason, "\r\n\u2028\u2029⟧") || strings.TrimSpace(a.Reason) == "" {
+			t.Errorf("P22, R4 marker %q\nwant %q", a.Marker, want)
+		}
+		removed, last = removed+a.Count, a.End
+	}
+	if removed != got.Stats.Pruned {
+		t.Errorf("P21 the annotations have %d lines, the statistics %d", removed, got.Stats.Pruned)
+	}
+}
+
+// judgeText holds the pruned text against the original and the annotations: lines that
+// are kept, to the byte, and markers in the place of the others (P23–P28, P34).
+func (p prunable) judgeText(t *testing.T, got pruned, lines []string) {
+	t.Helper()
+	type line struct{ content, end string }
+	var want []line
+	blocks := got.Annotations
+	for n := 1; n <= len(lines); n++ {
+		if len(blocks) > 0 && blocks[0].Start == n {
+			if !p.unmarked {
+				want = append(want, line{content: blocks[0].Marker})
+			}
+			n, blocks = max(n, blocks[0].End), blocks[1:]
+			continue
+		}
+		content := strings.TrimRight(lines[n-1], "\r\n")
+		end := lines[n-1][len(content):]
+		if p.annotate {
+			content = strconv.Itoa(n) + "│ " + content
+		}
+		want = append(want, line{content, end})
+	}
+	is := lineIn.FindAllString(got.Text, -1)
+	for i := range min(len(is), len(want)) {
+		content := strings.TrimRight(is[i], "\r\n")
+		if end := is[i][len(content):]; content != want[i].content || i+1 < len(is) && want[i].end != "" && end != want[i].end {
+			t.Errorf("P23–P28 line %d of the pruned text is %.200q, want %.200q%q", i+1, is[i], want[i].content, want[i].end)
+			return
+		}
+	}
+	if len(is) != len(want) {
+		t.Errorf("P23–P28 the pruned text has %d lines, not %d", len(is), len(want))
+	}
+}
+
+// numbered is N(n) of the acceptance checks: the lines ligne 1 to ligne n.
+func numbered(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "ligne %d\n", i+1)
+	}
+	return b.String()
+}
+
+// rpcError is the answer to a request that cannot be met.
+type rpcError struct {
+	ID    json.RawMessage
+	Error *struct {
+		Code    int
+		Message string
+		Data    map[string]any
+	}
+}
+
+// failsWith sends a message by POST and wants this code.
+func failsWith(t *testing.T, at, message string, code int, headers ...string) rpcError {
+	t.Helper()
+	got := post(t, at, message, headers...)
+	var failure rpcError
+	if err := json.Unmarshal([]byte(got.body), &failure); err != nil || failure.Error == nil {
+		t.Fatalf("%.300s: %d %.300s", message, got.StatusCode, got.body)
+	}
+	if failure.Error.Code != code || failure.Error.Message == "" || failure.Error.Data["code"] == nil {
+		t.Errorf("%.300s: %s\nwant %d", message, got.body, code)
+	}
+	if got.StatusCode != 200 && (code != -32700 || got.StatusCode != 400) {
+		t.Errorf("P10 %.300s: status %d", message, got.StatusCode)
+	}
+	return failure
+}
+
+// resultOf asks at /rpc, and returns the result.
+func resultOf[T any](t *testing.T, at, method, params string) (value T) {
+	t.Helper()
+	got := post(t, at, rpc(method, params))
+	var response struct {
+		ID     json.RawMessage
+		Result *T
+	}
+	if err := json.Unmarshal([]byte(got.body), &response); err != nil || response.Result == nil || got.StatusCode != 200 || string(response.ID) != "1" {
+		t.Fatalf("%s: %v: %d %.300s", method, err, got.StatusCode, got.body)
+	}
+	return *response.Result
+}
+
+type initialized struct {
+	ProtocolVersion string
+	Capabilities    map[string]json.RawMessage
+	ServerInfo      map[string]string
+}
+
+func TestPrunerHandshake(t *testing.T) {
+	at := serve(t, pruner()) + "/rpc"
+	tests := []struct {
+		name, params, want string
+	}{
+		{"P2 the probe of the contract", `{"protocolVersion":"2025-11-25","clientInfo":{"name":"diag","version":"1.0.0"}}`, "2025-11-25"},
+		{"P2 an older revision", `{"protocolVersion":"2024-11-05","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`, "2024-11-05"},
+		{"P2 a revision between", `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`, "2025-06-18"},
+		{"P2 a revision that never was", `{"protocolVersion":"1999-01-01"}`, "2025-11-25"},
+		{"P2 no revision", `{}`, "2025-11-25"},
+		{"P2 a revision that is a number", `{"protocolVersion":5}`, "2025-11-25"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := resultOf[initialized](t, at, "initialize", tt.params)
+			if got.ProtocolVersion != tt.want || got.Capabilities["tools"] == nil || got.ServerInfo["name"] != "mcp-pruner" || got.ServerInfo["version"] != "0.1.0" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+	t.Run("P2 no params at all", func(t *testing.T) {
+		got := post(t, at, `{"jsonrpc":"2.0","id":"a","method":"initialize"}`)
+		if !strings.Contains(got.body, `"protocolVersion":"2025-11-25"`) || !strings.Contains(got.body, `"id":"a"`) {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+	})
+	t.Run("P3 initialized", func(t *testing.T) {
+		got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+		if got.StatusCode != 202 && got.StatusCode != 204 || got.body != "" {
+			t.Errorf("without an id: %d %q", got.StatusCode, got.body)
+		}
+		got = post(t, at, `{"jsonrpc":"2.0","id":5,"method":"notifications/initialized"}`)
+		var response map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(got.body), &response); err != nil || string(response["id"]) != "5" || response["result"] == nil || response["error"] != nil {
+			t.Errorf("with an id: %d %q", got.StatusCode, got.body)
+		}
+	})
+	t.Run("P6 lists that are empty", func(t *testing.T) {
+		for method, want := range map[string]string{
+			"resources/list": `{"resources":[]}`, "resources/templates/list": `{"resourceTemplates":[]}`, "prompts/list": `{"prompts":[]}`,
+		} {
+			if got := string(resultOf[json.RawMessage](t, at, method, `{}`)); got != want {
+				t.Errorf("%s: %s", method, got)
+			}
+		}
+	})
+	t.Run("ping", func(t *testing.T) { resultOf[struct{}](t, at, "ping", `{}`) })
+}
+
+func TestPrunerTools(t *testing.T) {
+	at := serve(t, pruner()) + "/rpc"
+	tools := map[string]map[string]any{}
+	for _, tool := range resultOf[struct{ Tools []map[string]any }](t, at, "tools/list", `{}`).Tools {
+		tools[tool["name"].(string)] = tool
+	}
+	for _, name := range []string{"prune_text", "recover_text", "health"} {
+		tool := tools[name]
+		description, _ := tool["description"].(string)
+		input, _ := tool["inputSchema"].(map[string]any)
+		output, _ := tool["outputSchema"].(map[string]any)
+		if description == "" || input["type"] != "object" || output["type"] != "object" {
+			t.Errorf("P4, P79 %s: %v", name, tool)
+		}
+	}
+	if len(tools) != 3 {
+		t.Errorf("P4 %d tools", len(tools))
+	}
+	for _, name := range []string{"prune_text", "recover_text"} {
+		schema, err := os.ReadFile("../../../modules/mcppruner/testdata/" + name + ".schema.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want any
+		if err := json.Unmarshal(schema, &want); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(tools[name]["inputSchema"], want) {
+			t.Errorf("P16, P17 %s: %v\nwant %v", name, tools[name]["inputSchema"], want)
+		}
+	}
+	t.Run("P5 the call of the contract", func(t *testing.T) {
+		got := post(t, at, `{
+    "jsonrpc":"2.0",
+    "id":2,
+    "method":"tools/call",
+    "params":{
+      "name":"prune_text",
+      "arguments":{
+        "text":"L1\nL2\nL3\nL4",
+        "goal_hint":"garder L1",
+        "source_type":"docs",
+        "options":{
+          "max_prune_ratio":0.75,
+          "min_keep_lines":1,
+          "timeout_ms":1500,
+          "annotate_lines":true,
+          "include_markers":true
+        }
+      }
+    }
+  }`)
+		prunable{text: "L1\nL2\nL3\nL4", ratio: "0.75", annotate: true}.judge(t, payload[pruned](t, got.body))
+	})
+}
+
+func TestPrunerHealth(t *testing.T) {
+	url := serve(t, pruner())
+	type health map[string]any
+	direct := send(t, client, "GET", url+"/health", "")
+	var ways [3]health
+	if err := json.Unmarshal([]byte(direct.body), &ways[0]); err != nil || direct.StatusCode != 200 || direct.Header.Get("Content-Type") != "application/json" {
+		t.Fatalf("P1 %v: %d %v %s", err, direct.StatusCode, direct.Header, direct.body)
+	}
+	ways[1] = resultOf[health](t, url+"/rpc", "health", `{}`)
+	ways[2] = payload[health](t, post(t, url+"/rpc", toolCall{"health", `{}`}.request()).body)
+	for i, got := range ways {
+		stamp, _ := got["timestamp"].(string)
+		if _, err := time.Parse(time.RFC3339, stamp); err != nil {
+			t.Errorf("P8 %v", err)
+		}
+		delete(got, "timestamp")
+		if !reflect.DeepEqual(got, ways[0]) {
+			t.Errorf("P7 way %d says %v, not %v", i, got, ways[0])
+		}
+	}
+	want := []any{"prune_text", "recover_text", "annotations", "markers"}
+	if got := ways[0]; got["status"] != "healthy" || got["server"] != "mcp-pruner" || got["version"] != "0.1.0" || !reflect.DeepEqual(got["capabilities"], want) {
+		t.Errorf("P8 %v", got)
+	}
+	if got := send(t, client, "HEAD", url+"/health", ""); got.StatusCode != 200 || got.body != "" {
+		t.Errorf("HEAD: %d %q", got.StatusCode, got.body)
+	}
+}
+
+func TestPrunerRefusesMessages(t *testing.T) {
+	at := serve(t, pruner()) + "/rpc"
+	tests := []struct {
+		name, message string
+		code          int
+		id            string
+	}{
+		{"P9 an unknown method", `{"jsonrpc":"2.0","id":7,"method":"foo"}`, -32601, "7"},
+		{"P9 an id that is a string", `{"jsonrpc":"2.0","id":"x y","method":"tools/lists","params":{}}`, -32601, `"x y"`},
+		{"P9 an id beyond 2^53", `{"jsonrpc":"2.0","id":9007199254740993,"method":"foo"}`, -32601, "9007199254740993"},
+		{"P10 not JSON", `{`, -32700, "null"},
+		{"P10 nothing", ``, -32700, "null"},
+		{"P10 two values", `{}{}`, -32700, "null"},
+		{"P10 a list", `[]`, -32600, "null"},
+		{"P10 a list with a request", `[{"jsonrpc":"2.0","id":1,"method":"health"}]`, -32600, "null"},
+		{"P10 a number", `5`, -32600, "null"},
+		{"P10 no version", `{"id":1,"method":"x"}`, -32600, ""},
+		{"P10 another version", `{"jsonrpc":"1.0","id":1,"method":"x"}`, -32600, ""},
+		{"P10 a method that is a number", `{"jsonrpc":"2.0","id":1,"method":5}`, -32600, ""},
+		{"P10 no method", `{"jsonrpc":"2.0","id":1}`, -32600, ""},
+		{"P11 a call of nothing", rpc("tools/call", `{}`), -32602, "1"},
+		{"P11 a call without params", `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`, -32602, "1"},
+		{"P11 a call by number", rpc("tools/call", `{"name":5}`), -32602, "1"},
+		{"P11, R18 an unknown tool", rpc("tools/call", `{"name":"zz","arguments":{}}`), -32602, "1"},
+		{"P11 a tool by another case", rpc("tools/call", `{"name":"Health","arguments":{}}`), -32602, "1"},
+		{"P13 no arguments", rpc("tools/call", `{"name":"prune_text"}`), -32602, "1"},
+		{"P13 arguments that are a list", rpc("tools/call", `{"name":"prune_text","arguments":[]}`), -32602, "1"},
+		{"P13 arguments that are a text", rpc("tools/call", `{"name":"prune_text","arguments":"x"}`), -32602, "1"},
+		{"health with an argument", rpc("tools/call", `{"name":"health","arguments":{"x":1}}`), -32602, "1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			failure := failsWith(t, at, tt.message, tt.code)
+			if tt.id != "" && string(failure.ID) != tt.id {
+				t.Errorf("id %s", failure.ID)
+			}
+		})
+	}
+}
+
+// TestPrunerRefusesArguments changes one thing at a time in arguments that are good.
+func TestPrunerRefusesArguments(t *testing.T) {
+	at := serve(t, pruner()) + "/rpc"
+	good := prunable{text: "a\nb", goal: "g", ratio: "0.5"}.arguments()
+	post(t, at, toolCall{"prune_text", good}.request())
+	tests := []struct {
+		name, old, new string
+		want           string // is named
+	}{
+		{"P13 no text", `"text":"a\nb",`, ``, "text"},
+		{"P13 no goal_hint", `"goal_hint":"g",`, ``, "goal_hint"},
+		{"P13 no source_type", `"source_type":"docs",`, ``, "source_type"},
+		{"P13 no options", `,"options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":60000,"annotate_lines":false,"include_markers":true}`, ``, "options"},
+		{"P13 a text that is a number", `"text":"a\nb"`, `"text":5`, "text"},
+		{"P13 a text that is null", `"text":"a\nb"`, `"text":null`, "text"},
+		{"P13 a text that is a list", `"text":"a\nb"`, `"text":["a"]`, "text"},
+		{"P13 a goal_hint that is null", `"goal_hint":"g"`, `"goal_hint":null`, "goal_hint"},
+		{"P13 options that are null", `"options":{`, `"options":null,"x":{`, "options"},
+		{"P13 options that are a list", `"options":{`, `"options":[],"x":{`, "options"},
+		{"P14 yaml", `"docs"`, `"yaml"`, "source_type"},
+		{"P14 another case", `"docs"`, `"Docs"`, "source_type"},
+		{"P14 nothing", `"docs"`, `""`, "source_type"},
+		{"P14 a number", `"docs"`, `1`, "source_type"},
+		{"P15 no max_prune_ratio", `"max_prune_ratio":0.5,`, ``, "max_prune_ratio"},
+		{"P15 no min_keep_lines", `"min_keep_lines":1,`, ``, "min_keep_lines"},
+		{"P15 no timeout_ms", `"timeout_ms":60000,`, ``, "timeout_ms"},
+		{"P15 no annotate_lines", `"annotate_lines":false,`, ``, "annotate_lines"},
+		{"P15 no include_markers", `,"include_markers":true`, ``, "include_markers"},
+		{"P15 a ratio above 1", `"max_prune_ratio":0.5`, `"max_prune_ratio":1.0001`, "max_prune_ratio"},
+		{"P15 a ratio below 0", `"max_prune_ratio":0.5`, `"max_prune_ratio":-0.0001`, "max_prune_ratio"},
+		{"P15 a ratio beyond all numbers", `"max_prune_ratio":0.5`, `"max_prune_ratio":1e999`, "max_prune_ratio"},
+		{"P15 a ratio that is a string", `"max_prune_ratio":0.5`, `"max_prune_ratio":"0.5"`, "max_prune_ratio"},
+		{"P15 a ratio that is true", `"max_prune_ratio":0.5`, `"max_prune_ratio":true`, "max_prune_ratio"},
+		{"P15 a ratio that is null", `"max_prune_ratio":0.5`, `"max_prune_ratio":null`, "max_prune_ratio"},
+		{"P15 negative min_keep_lines", `"min_keep_lines":1`, `"min_keep_lines":-1`, "min_keep_lines"},
+		{"P15 half a line", `"min_keep_lines":1`, `"min_keep_lines":1.5`, "min_keep_lines"},
+		{"P15 min_keep_lines that is a string", `"min_keep_lines":1`, `"min_keep_lines":"1"`, "min_keep_lines"},
+		{"P15 min_keep_lines that is true", `"min_keep_lines":1`, `"min_keep_lines":true`, "min_keep_lines"},
+		{"P15 no time", `"timeout_ms":60000`, `"timeout_ms":0`, "timeout_ms"},
+		{"P15 less time than none", `"timeout_ms":60000`, `"timeout_ms":-1`, "timeout_ms"},
+		{"P15 half a millisecond", `"timeout_ms":60000`, `"timeout_ms":0.5`, "timeout_ms"},
+		{"P15 time that is a string", `"timeout_ms":60000`, `"timeout_ms":"1500"`, "timeout_ms"},
+		{"P15 annotate_lines that is a number", `"annotate_lines":false`, `"annotate_lines":0`, "annotate_lines"},
+		{"P15 annotate_lines that is a string", `"annotate_lines":false`, `"annotate_lines":"false"`, "annotate_lines"},
+		{"P15 include_markers that is null", `"include_markers":true`, `"include_markers":null`, "include_markers"},
+		{"P15 include_markers that is a number", `"include_markers":true`, `"include_markers":1`, "include_markers"},
+		{"P16 an argument more", `{"text"`, `{"verbose":true,"text"`, "verbose"},
+		{"P16 an option more", `{"max_prune_ratio"`, `{"level":1,"max_prune_ratio"`, "level"},
+		{"an argument twice", `{"text"`, `{"text":"x","text"`, "text"},
+		{"an option twice", `{"max_prune_ratio"`, `{"timeout_ms":1,"max_prune_ratio"`, "timeout_ms"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			changed := strings.Replace(good, tt.old, tt.new, 1)
+			if changed == good {
+				t.Fatalf("%s is not in %s", tt.old, good)
+			}
+			failure := failsWith(t, at, toolCall{"prune_text", changed}.request(), -32602)
+			if !strings.Contains(failure.Error.Message, tt.want) {
+				t.Errorf("%q does not name %s", failure.Error.Message, tt.want)
+			}
+		})
+	}
+	for _, tt := range []struct{ name, old, new string }{
+		{"P15 whole numbers with a point", `"min_keep_lines":1,"timeout_ms":60000`, `"min_keep_lines":1.0,"timeout_ms":6e4`},
+		{"P15 nothing may be removed", `"max_prune_ratio":0.5`, `"max_prune_ratio":0`},
+		{"P15 all may be removed", `"max_prune_ratio":0.5`, `"max_prune_ratio":1`},
+		{"P15 no line need be kept", `"min_keep_lines":1`, `"min_keep_lines":0`},
+		{"P15 more lines than can be counted", `"min_keep_lines":1`, `"min_keep_lines":1e30`},
+		{"P15 more time than there is", `"timeout_ms":60000`, `"timeout_ms":1e30`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			changed := strings.Replace(good, tt.old, tt.new, 1)
+			if got := post(t, at, toolCall{"prune_text", changed}.request()); got.StatusCode != 200 || changed == good {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			} else if answered := payload[pruned](t, got.body); answered.Stats.Original != 2 {
+				t.Errorf("%+v", answered)
+			}
+		})
+	}
+}
+
+// TestPrunerDoors is about what is served where.
+func TestPrunerDoors(t *testing.T) {
+	url := serve(t, pruner(), block("handle_path /below/*", pruner()), "respond next")
+	list := rpc("tools/list", `{}`)
+	tests := []struct {
+		name, method, path, body string
+		status                   int
+		want                     string // a part of the body
+	}{
+		{"P1 a message", "POST", "/rpc", list, 200, `"prune_text"`},
+		{"P1 health", "GET", "/health", "", 200, `"healthy"`},
+		{"P79 a message over Streamable HTTP", "POST", "/mcp", list, 200, `"prune_text"`},
+		{"below a path", "POST", "/some/where/rpc", list, 200, `"prune_text"`},
+		{"below a path that is taken off", "POST", "/below/rpc", list, 200, `"prune_text"`},
+		{"no stream", "GET", "/mcp", "", 405, ""},
+		{"no session to end", "DELETE", "/mcp", "", 405, ""},
+		{"GET of /rpc", "GET", "/rpc", "", 405, ""},
+		{"PUT of /rpc", "PUT", "/rpc", list, 405, ""},
+		{"POST to /health", "POST", "/health", list, 405, ""},
+		{"another path", "POST", "/", list, 200, "next"},
+		{"a path that goes on", "POST", "/rpc/x", list, 200, "next"},
+		{"a path that only begins so", "GET", "/healthz", "", 200, "next"},
+		{"a path that only ends so", "POST", "/xrpc", list, 200, "next"},
+		{"another case", "POST", "/RPC", list, 200, "next"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := send(t, client, tt.method, url+tt.path, tt.body)
+			if got.StatusCode != tt.status || !strings.Contains(got.body, tt.want) || tt.want != "next" && strings.Contains(got.body, "next") {
+				t.Errorf("%d %.300s", got.StatusCode, got.body)
+			}
+			if tt.status == 405 && got.Header.Get("Allow") == "" {
+				t.Errorf("what is allowed is not said: %v", got.Header)
+			}
+		})
+	}
+	t.Run("a body that is compressed", func(t *testing.T) {
+		got := post(t, url+"/rpc", list, "Content-Encoding: gzip")
+		if got.StatusCode != 415 || !json.Valid([]byte(got.body)) {
+			t.Errorf("%d %s", got.StatusCode, got.body)
+		}
+	})
+}
+
+func TestPrunerOriginAndHost(t *testing.T) {
+	tests := []struct {
+		name    string
+		options []string
+		header  string
+		want    string // the symbol of the failure
+	}{
+		{"A43 no Origin", nil, "X: y", ""},
+		{"A43 a foreign Origin", nil, "Origin: http://evil.test", "forbidden_origin"},
+		{"A43 a local Origin", nil, "Origin: http://localhost:3000", ""},
+		{"A43 an Origin that only begins like a local one", nil, "Origin: http://localhost.evil.test", "forbidden_origin"},
+		{"A43 the Origin null", nil, "Origin: null", "forbidden_origin"},
+		{"A43 a listed Origin", []string{"origins https://app.test"}, "Origin: https://app.test", ""},
+		{"A43 an Origin that is not listed", []string{"origins https://app.test"}, "Origin: https://evil.test", "forbidden_origin"},
+		{"A43 all Origins", []string{"origins *"}, "Origin: null", ""},
+		{"A43 a foreign Host", nil, "Host: evil.test", "forbidden_host"},
+		{"A43 a local Host", nil, "Host: localhost:1", ""},
+		{"A43 a listed Host", []string{"hosts prune.test"}, "Host: prune.test", ""},
+		{"A43 a Host that is not listed", []string{"hosts prune.test"}, "Host: evil.test", "forbidden_host"},
+		{"A43 all Hosts", []string{"hosts *"}, "Host: evil.test", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			url := serve(t, pruner(tt.options...))
+			for _, path := range []string{"/rpc", "/mcp"} {
+				req := request(t, t.Context(), "POST", url+path, rpc("ping", `{}`), tt.header)
+				if host, ok := strings.CutPrefix(tt.header, "Host: "); ok {
+					req.Host = host
+				}
+				res, err := client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, _ := io.ReadAll(res.Body)
+				res.Body.Close()
+				if tt.want == "" {
+					same(t, string(body), result(`{}`))
+				} else if failure := failureOf(t, answer{res, string(body)}); failure.Symbol != tt.want || failure.Status != 403 {
+					t.Errorf("%s: %+v", path, failure)
+				}
+			}
+		})
+	}
+}
+
+// TestPrunerFuzzed sends what was once a request (P57).
+func TestPrunerFuzzed(t *testing.T) {
+	at := serve(t, pruner()) + "/rpc"
+	id := pruneBy(t, at, prunable{text: numbered(300)}).PruneID
+	seeds := []string{
+		prunable{text: numbered(20), annotate: true}.request(),
+		prunable{text: "⟦NO_PRUNE_BEGIN⟧\r\n```\né🙂\u2028\n", source: "code", ratio: "1"}.request(),
+		toolCall{"recover_text", `{"prune_id":"` + id + `","ranges":[{"start_line":1,"end_line":3}],"include_line_numbers":true}`}.request(),
+		toolCall{"health", `{}`}.request(),
+		rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{}}`),
+		rpc("tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}`),
+	}
+	tokens := []string{`"`, `\`, `\ud800`, `{`, `}`, `[`, `]`, `:`, `,`, `null`, `true`, `-1`, `1e999`, `0.5`, `""`, "\x00", "\xff", `"id":`, `"jsonrpc":"2.0"`, strings.Repeat("[", 2000), strings.Repeat("9", 400)}
+	random := rand.New(rand.NewPCG(4, 57))
+	for i := range 1000 {
+		body := []byte(seeds[random.IntN(len(seeds))])
+		for range 1 + random.IntN(4) {
+			cut := random.IntN(len(body) + 1)
+			end := min(len(body), cut+random.IntN(30))
+			switch random.IntN(6) {
+			case 0:
+				body = body[:cut]
+			case 1:
+				body = slices.Delete(body, cut, end)
+			case 2:
+				body = slices.Insert(body, cut, body[cut:end]...)
+			case 3:
+				body = slices.Insert(body, cut, []byte(tokens[random.IntN(len(tokens))])...)
+			case 4:
+				body = slices.Replace(body, cut, end, []byte(tokens[random.IntN(len(tokens))])...)
+			default:
+				if cut < len(body) {
+					body[cut] ^= 1 << random.IntN(8)
+				}
+			}
+		}
+		got := post(t, at, string(body))
+		if got.StatusCode == http.StatusAccepted && got.body == "" && isNotification(body) {
+			continue
+		}
+		if got.StatusCode != 200 && got.StatusCode != 400 || !json.Valid([]byte(got.body)) || got.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("P57 body %d: %q\nis answered with %d %.300q", i, body, got.StatusCode, got.body)
+		}
+	}
+	if got := recoverLines(t, at, id, false, 300, 300); got.Text != "ligne 300" {
+		t.Errorf("P57 afterwards it says %+v", got)
+	}
+}
+
+// isNotification reports whether a message is one that wants no answer.
+func isNotification(message []byte) bool {
+	var m map[string]json.RawMessage
+	return json.Unmarshal(message, &m) == nil && m["id"] == nil && bytes.HasPrefix(m["method"], []byte(`"`))
+}

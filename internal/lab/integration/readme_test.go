@@ -1,0 +1,131 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A command is what a document tells people to type, and what it says comes out.
+type command struct {
+	typed  string
+	output string // none if the document does not say
+}
+
+// What follows a block of commands at once is their output.
+var commandBlocks = regexp.MustCompile("(?m)^```sh\n([^`]*)^```\n(?:\n^```\n([^`]*)^```\n)?")
+
+// commands returns the commands of a document, by its path in the project.
+func commands(t *testing.T, document string) (found []command) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../..", document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found = commandsIn(string(text))
+	if blocks := strings.Count(string(text), "```sh\n"); len(found) != blocks {
+		t.Fatalf("%s: %d of %d blocks of commands can be read", document, len(found), blocks)
+	}
+	return found
+}
+
+// commandsIn returns the commands of a part of a document.
+func commandsIn(text string) (found []command) {
+	for _, block := range commandBlocks.FindAllStringSubmatch(text, -1) {
+		found = append(found, command{block[1], block[2]})
+	}
+	return found
+}
+
+// typeAll types commands in their order and in one shell, in the project's folder,
+// and returns what has come out of each.
+func typeAll(t *testing.T, served *running, typed []command) []string {
+	t.Helper()
+	shell := exec.CommandContext(t.Context(), "bash", "-c")
+	shell.Dir = "../../.."
+	return typeInto(t, shell, served, typed)
+}
+
+// typeInto does so in a shell that is prepared to run with -c.
+func typeInto(t *testing.T, shell *exec.Cmd, served *running, typed []command) []string {
+	t.Helper()
+	const end = "-- end of output --"
+	var script strings.Builder
+	for _, c := range typed {
+		script.WriteString(c.typed + "echo; echo '" + end + "'\n")
+	}
+	calls := moveTo(script.String(), served)
+	for port, address := range served.moved {
+		if port != ":2019" { // a function of the README takes the others as numbers
+			calls = strings.ReplaceAll(calls, "tell "+port[1:], "tell "+address[strings.LastIndex(address, ":")+1:])
+		}
+	}
+	shell.Args = append(shell.Args, calls)
+	out, err := shell.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return strings.Split(string(out), end)
+}
+
+// What these documents tell people to type is typed here, against the binary with
+// the shipped Caddyfile; and what they say comes out must come out.
+func TestDocumentedCalls(t *testing.T) {
+	for _, document := range []string{"README.md", "docs/mcp_pruner.md", "docs/tool_result_mask.md"} {
+		t.Run(document, func(t *testing.T) {
+			var typed []command
+			for _, c := range commands(t, document) {
+				if c.output != "" {
+					typed = append(typed, c)
+				}
+			}
+			if len(typed) == 0 {
+				t.Fatal("no commands with their output")
+			}
+			got := typeAll(t, run(t, "../../../Caddyfile"), typed)
+			for i, c := range typed {
+				same(t, strings.TrimSpace(got[i]), strings.TrimSpace(c.output))
+			}
+		})
+	}
+}
+
+// What docs/access.md tells people to type: a request that they sign, and tools that
+// have changed, of which there are none.
+func TestAccessCommands(t *testing.T) {
+	for _, name := range []string{"openssl", "curl"} {
+		if _, err := exec.LookPath(name); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatal(err)
+			}
+			t.Skip(err)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(file, []byte(`:8080 {
+	bind 127.0.0.1
+	mcp_gateway {
+		auth hmac {
+			client alice {env.ALICE_SECRET}
+		}
+		server files {
+			mcp_sample
+		}
+	}
+}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	secret := "ALICE_SECRET=" + strings.Repeat("s", 32)
+	shell := exec.CommandContext(t.Context(), "bash", "-c")
+	shell.Env = append(os.Environ(), secret)
+	got := typeInto(t, shell, run(t, file, secret), commands(t, "docs/access.md"))
+	for i, want := range []string{`"name":"read_log"`, `"code":"not_found"`} {
+		if !strings.Contains(got[i], want) {
+			t.Errorf("%s is not in %s", want, got[i])
+		}
+	}
+}

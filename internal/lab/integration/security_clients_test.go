@@ -1,0 +1,555 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// Tokens of two clients who know nothing of each other.
+const (
+	victimToken = "victim-AbCdEf0123456789"
+	thiefToken  = "thief-AbCdEf0123456789"
+)
+
+// strangers are their lines in a gateway.
+func strangers() string { return block("auth token", "victim "+victimToken, "thief "+thiefToken) }
+
+// A meeting has all calls wait until so many are there, and then answers them in the reverse
+// order. So all of them are in flight at the same time.
+type meeting struct {
+	*witness
+	mu      sync.Mutex
+	size    int
+	waiting []chan struct{}
+}
+
+func newMeeting(t *testing.T, size int) *meeting {
+	t.Helper()
+	m := &meeting{witness: &witness{tools: []string{"echo"}}, size: size}
+	m.address = upstream(t, m)
+	return m
+}
+
+func (m *meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(strings.NewReader(string(body)))
+	if strings.Contains(string(body), `"tools/call"`) {
+		turn := make(chan struct{})
+		m.mu.Lock()
+		if m.waiting = append(m.waiting, turn); len(m.waiting) == m.size {
+			close(turn) // and each opens the door for the one before it
+		}
+		place := len(m.waiting) - 1
+		m.mu.Unlock()
+		select {
+		case <-turn:
+		case <-r.Context().Done():
+			return
+		}
+		defer func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if place > 0 {
+				close(m.waiting[place-1])
+			}
+		}()
+	}
+	m.witness.ServeHTTP(w, r)
+}
+
+// Clients count from 1, all of them. Where they share a server, an answer must not go to
+// whoever has asked with the same id (CVE-2026-25536).
+func TestSecurityIDCollision(t *testing.T) {
+	const size = 24
+	far := newMeeting(t, size)
+	// A child that answers the second call first, each with the secret of its caller.
+	kid := scripted(t, "kid", `
+		if [ -z "$held" ]; then held=$id; heldSecret=$secret; continue; fi
+		say '{"jsonrpc":"2.0","id":'"$id"',"result":{"content":[{"type":"text","text":"'"$secret"'"}]}}'
+		say '{"jsonrpc":"2.0","id":'"$held"',"result":{"content":[{"type":"text","text":"'"$heldSecret"'"}]}}'
+		held=`)
+	url := serve(t, gateway("separator __", strangers(), far.line("far"), kid))
+	for _, server := range []string{"far", "kid"} {
+		var running sync.WaitGroup
+		for i := range size {
+			way := waysIn(url, server)[i%3]
+			token := []string{victimToken, thiefToken}[i%2]
+			secret := fmt.Sprintf("secret-of-%d-%s", i, server)
+			message, headers := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+secret+`"},"_meta":{"progressToken":1}}`), []string{bearer(token)}
+			switch {
+			case way.name == "/mcp" && i%2 == 0: // of the modern era
+				message, headers = (&speaker{modern: true, capabilities: `{}`, headers: headers}).message("1", "tools/call", callOf(server, "echo", `{"text":"`+secret+`"}`))
+			case way.name == "/mcp":
+				headers = append(headers, sessionAt(t, way.at, bearer(token)))
+				message = strings.Replace(message, `"echo"`, `"`+server+`__echo"`, 1)
+			}
+			running.Go(func() {
+				req := request(t, t.Context(), "POST", way.at, message, append(headers, acceptBoth)...)
+				res, err := lasting.Do(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer res.Body.Close()
+				body, _ := io.ReadAll(res.Body)
+				got := answerIn(string(body))
+				if !strings.Contains(got, secret+`\"`) && !strings.Contains(got, secret+`"`) || strings.Count(got, "secret-of-") != 1 || !strings.Contains(got, `"id":1`) {
+					t.Errorf("%s at %s got %d %s\nand wants %s", server, way.name, res.StatusCode, body, secret)
+				}
+			})
+		}
+		running.Wait()
+	}
+	t.Run("A28 a call cannot be cancelled by who has the same id", func(t *testing.T) {
+		journal := newJournal(t)
+		url := serve(t, gateway("separator __", strangers(), block(child("kid"), journal.env())))
+		victim, thief := newSpeaker(t, joinedAt(url), false, canAll, bearer(victimToken)), newSpeaker(t, joinedAt(url), false, canAll, bearer(thiefToken))
+		call := victim.begin(t, "tools/call", callOf("kid", "hang", `{}`))
+		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 1 })
+		for _, id := range []string{call.id, strings.Trim(call.id, `"`), "1", "2", "3", `"kid::1"`} {
+			cancel := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`
+			thief.say(t, cancel)
+			post(t, mcpAt(url, "kid"), cancel, acceptBoth, bearer(thiefToken))
+			post(t, rpcAt(url, "kid"), cancel, bearer(thiefToken))
+		}
+		thief.use(t, "kid", "echo", `{}`) // what follows comes after them
+		if ended := journal.entries(t, "cancelled"); len(ended) > 0 {
+			t.Errorf("the call has ended: %v", ended)
+		}
+		call.hangUp()
+		eventually(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == 1 })
+	})
+}
+
+// A gullible server reads keys as Go's encoding/json does, in any case, and as the library
+// that took its place in the SDK did, with null characters at their end. It writes down what
+// it has been talked into.
+type gullible struct {
+	*witness
+	did []string // its lock is that of the witness
+}
+
+func (g *gullible) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(strings.NewReader(string(body)))
+	var m struct {
+		Method string
+		Params struct {
+			Name, URI string
+			Ref       struct{ Name, URI string }
+		}
+	}
+	_ = json.Unmarshal([]byte(strings.ReplaceAll(string(body), `\u0000`, "")), &m)
+	g.mu.Lock()
+	g.did = append(g.did, strings.Join([]string{m.Method, m.Params.Name, m.Params.URI, m.Params.Ref.Name, m.Params.Ref.URI}, " "))
+	g.mu.Unlock()
+	g.witness.ServeHTTP(w, r)
+}
+
+// Of two keys that differ in case, or in null characters, the gateway reads one and the server
+// the other (CVE-2026-27896, GHSA-q382-vc8q-7jhj).
+func TestSecurityCaseFoldedKeys(t *testing.T) {
+	server := &gullible{witness: &witness{tools: []string{"echo", "slow"}, resources: []string{"file:///public/b", "file:///secret/a"}}}
+	server.address = upstream(t, server)
+	url := serve(t, gateway(append(restricted("deny alpha::slow prompt:alpha::insult resource:file:///secret"), server.line("alpha"))...))
+	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
+	modern := &speaker{modern: true, capabilities: `{}`, headers: []string{bearer(eveToken)}}
+	folded := func(key string) (keys []string) {
+		keys = []string{strings.ToUpper(key), strings.ToUpper(key[:1]) + key[1:], key + `\u0000`, key + `\u0000\u0000`, strings.ToUpper(key[:1]) + key[1:] + `\u0000`}
+		for letter, other := range map[string]string{"s": `\u017f`, "k": `\u212a`} {
+			if strings.Contains(key, letter) {
+				keys = append(keys, strings.Replace(key, letter, other, 1))
+			}
+		}
+		return keys
+	}
+	for _, tt := range []struct{ name, method, key, good, bad string }{
+		{"a tool", "tools/call", "name", `"@echo"`, `"@slow"`},
+		{"a prompt", "prompts/get", "name", `"@greet"`, `"@insult"`},
+		{"a resource", "resources/read", "uri", `"!file:///public/b"`, `"!file:///secret/a"`},
+		{"a subscription", "resources/subscribe", "uri", `"!file:///public/b"`, `"!file:///secret/a"`},
+		{"a completion", "completion/complete", "ref", `{"type":"ref/prompt","name":"@greet"}`, `{"type":"ref/prompt","name":"@insult"}`},
+	} {
+		t.Run("A54 "+tt.name, func(t *testing.T) {
+			attack := func(message string) {
+				own := strings.NewReplacer("@", "", "!", "").Replace(message)
+				for _, way := range waysIn(url, "alpha")[1:] {
+					post(t, way.at, own, acceptBoth, bearer(eveToken))
+				}
+				joined := strings.NewReplacer("@", "alpha__", "!file:///public/b", proxied("alpha", "file:///public/b"), "!file:///secret/a", proxied("alpha", "file:///secret/a")).Replace(message)
+				post(t, joinedAt(url), joined, append(slices.Clone(legacy.headers), acceptBoth)...)
+				var m legacyMessage
+				_ = json.Unmarshal([]byte(joined), &m)
+				body, headers := modern.message("1", tt.method, string(m.Params))
+				post(t, joinedAt(url), body, headers...)
+				post(t, mcpAt(url, "alpha"), own, append(slices.Clone(headers), acceptBoth)...)
+			}
+			for _, key := range folded(tt.key) {
+				attack(rpc(tt.method, `{"`+tt.key+`":`+tt.good+`,"`+key+`":`+tt.bad+`}`))
+				attack(rpc(tt.method, `{"`+key+`":`+tt.bad+`,"`+tt.key+`":`+tt.good+`}`))
+				attack(rpc(tt.method, `{"`+key+`":`+tt.bad+`}`))
+			}
+			for _, key := range folded("params") {
+				attack(`{"jsonrpc":"2.0","id":1,"method":` + quote(tt.method) + `,"params":{"` + tt.key + `":` + tt.good + `},"` + key + `":{"` + tt.key + `":` + tt.bad + `}}`)
+			}
+			for _, key := range folded("method") {
+				attack(`{"jsonrpc":"2.0","id":1,"method":"ping","` + key + `":` + quote(tt.method) + `,"params":{"` + tt.key + `":` + tt.bad + `}}`)
+			}
+		})
+	}
+	server.mu.Lock()
+	all := slices.Clone(server.did)
+	server.mu.Unlock()
+	if len(all) == 0 {
+		t.Error("the server was not asked for anything")
+	}
+	for _, did := range all {
+		if strings.Contains(did, "slow") || strings.Contains(did, "insult") || strings.Contains(did, "secret") {
+			t.Errorf("the server was talked into %s", did)
+		}
+	}
+	t.Run("A54 in a list of the server", func(t *testing.T) {
+		for _, key := range folded("name") {
+			server.replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","` + key + `":"slow","inputSchema":{}}]}`}
+			for _, way := range waysIn(url, "alpha")[1:] {
+				if got := post(t, way.at, rpc("tools/list", `{}`), acceptBoth, bearer(eveToken)); strings.Contains(got.body, "slow") {
+					t.Errorf("%s at %s: %s", key, way.name, got.body)
+				}
+			}
+		}
+	})
+}
+
+// What a client is let in by is for the gateway. A server that gets it could be the client
+// elsewhere, and one that gets the credential of another server could be the gateway there.
+func TestSecurityTokenPassthrough(t *testing.T) {
+	const ownKey = "key-of-alpha-0123456789"
+	t.Setenv("SECURITY_ALPHA_KEY", ownKey)
+	alpha, beta := newWitness(t, "echo"), newWitness(t, "echo")
+	asking := newWitness(t, "echo") // asks for credentials, and sends clients elsewhere for them
+	elsewhere := newWitness(t)
+	greedy := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		asking.mu.Lock()
+		asking.seen = append(asking.seen, mcptest.Request{Method: r.Method, Path: r.URL.RequestURI(), Headers: r.Header.Clone(), Body: string(body)})
+		asking.mu.Unlock()
+		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="http://`+elsewhere.address+`/.well-known/oauth-protected-resource"`)
+		w.Header().Set("Location", "http://"+elsewhere.address+"/mcp")
+		w.WriteHeader([]int{http.StatusUnauthorized, http.StatusTemporaryRedirect, http.StatusPermanentRedirect}[asking.count()%3])
+	}))
+	journal := newJournal(t)
+	issuer := newIssuer(t)
+	address := freeAddress(t)
+	load(t, site(address, gateway("separator __", strangers(), issuer.lines(), block("auth hmac", "client signer {env.SECURITY_ALPHA_KEY}"),
+		block(alpha.line("alpha"), `request_header Authorization "Bearer {env.SECURITY_ALPHA_KEY}"`), beta.line("beta"),
+		"server greedy http://"+greedy+"/mcp", block(child("kid", "--modern"), journal.env()))))
+	base := "http://" + address
+	jwt := issuer.token("ec", issuer.claims(nil))
+	cookie := "session=cookie-of-the-client"
+	credentials := map[string][]string{
+		victimToken: {bearer(victimToken), "Cookie: " + cookie},
+		jwt:         {bearer(jwt), "Cookie: " + cookie},
+		thiefToken:  {"Cookie: " + cookie}, // which is in the message
+	}
+	wary := &http.Client{CheckRedirect: stay, Timeout: patience} // it is the gateway that must not follow
+	for secret, headers := range credentials {
+		proxy := ""
+		if secret == thiefToken {
+			proxy = `,"proxy":{"authToken":` + quote(secret) + `,"x":1}`
+		}
+		for _, server := range []string{"alpha", "beta", "greedy", "kid"} {
+			for _, way := range waysIn(base, server) {
+				params := `{` + echoes + proxy + `}`
+				with := slices.Concat(headers, []string{acceptBoth, "Proxy-Authorization: Bearer " + victimToken})
+				if way.name == "/mcp" {
+					got := post(t, way.at, rpc("initialize", `{`+initParams+proxy+`}`), with...)
+					with = append(with, "Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id"))
+					params = strings.Replace(params, `"echo"`, `"`+server+`__echo"`, 1)
+				}
+				got := send(t, wary, "POST", way.at, rpc("tools/call", params), with...)
+				if got.StatusCode != 200 && server != "greedy" {
+					t.Errorf("%s at %s: %d %s", server, way.name, got.StatusCode, got.body)
+				}
+				send(t, wary, "POST", way.at, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1`+proxy+`}}`, with...)
+				if way.name != "/rpc" && proxy == "" {
+					present(t, wary, "GET", way.at, "", with...)
+				}
+			}
+		}
+	}
+	t.Run("A30 a credential that is made up", func(t *testing.T) { // CVE-2026-59822
+		for _, made := range []string{"sk-1234", victimToken + "x", ownKey, strings.ToUpper(victimToken), "undefined", "null", `" or ""="`} {
+			for _, server := range []string{"alpha", "greedy"} {
+				for _, way := range waysIn(base, server) {
+					isRefused(t, post(t, way.at, rpc("tools/list", `{}`), bearer(made), acceptBoth), 401)
+				}
+			}
+		}
+	})
+	if n := elsewhere.count(); n > 0 {
+		t.Errorf("the gateway went where it was sent: %v", elsewhere.requests())
+	}
+	read, err := os.ReadFile(string(journal))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := evidence{}
+	seen.add("the child", string(read))
+	for name, w := range map[string]*witness{"alpha": alpha, "beta": beta, "greedy": asking} {
+		if w.count() == 0 {
+			t.Errorf("%s was not asked", name)
+		}
+		for _, r := range w.requests() {
+			seen.add(name, fmt.Sprintln(r.Method, r.Path, r.Headers, r.Body))
+			if want := map[string]string{"alpha": "Bearer " + ownKey}[name]; r.Headers.Get("Authorization") != want {
+				t.Errorf("%s got the Authorization %q", name, r.Headers.Get("Authorization"))
+			}
+		}
+	}
+	for _, found := range seen.search([]planted{{"token", victimToken, nil}, {"token in params", thiefToken, nil}, {"JWT", jwt, nil}, {"cookie", cookie, nil}, {"credential of alpha", ownKey, []string{"alpha"}}}) {
+		t.Error("A31", found)
+	}
+}
+
+// Who gets hold of the id of a session is not its client (CVE-2025-6515, CVE-2026-33946,
+// CVE-2026-52869).
+func TestSecuritySessionTheft(t *testing.T) {
+	far := newRemoteServer(t, "tool")
+	address, another := freeAddress(t), freeAddress(t)
+	lines := []string{"separator __", strangers(), far.line("far")}
+	load(t, site(address, gateway(append(lines, block(child("own"), "isolation session"), child("shared"), "session_key 0123456789-0123456789-0123456789")...))+
+		site(another, gateway(append(lines, "name another", "session_key another-0123456789-0123456789-01")...)))
+	base := "http://" + address
+	victim := newSpeaker(t, joinedAt(base), false, canAll, bearer(victimToken))
+	stream := victim.listen(t)
+	eventually(t, "the gateway to listen", func() bool { return far.listeners() == 1 })
+	stolen := victim.headers[1]
+
+	type attempt struct {
+		name, at string
+		headers  []string
+	}
+	attempts := []attempt{
+		{"by another client", joinedAt(base), []string{stolen, bearer(thiefToken)}},
+		{"by nobody", joinedAt(base), []string{stolen}},
+		{"before one's own", joinedAt(base), []string{stolen, sessionAt(t, joinedAt(base), bearer(thiefToken)), bearer(thiefToken)}},
+		{"at another gateway", joinedAt("http://" + another), []string{stolen, bearer(victimToken)}},
+	}
+	for _, chosen := range []string{"1", "0", "attacker-chosen", "session-1", strings.Repeat("A", 300), flipped(stolen[len("Mcp-Session-Id: "):], 20), stolen[len("Mcp-Session-Id: "):] + "A"} {
+		attempts = append(attempts, attempt{"that one has chosen: " + chosen[:min(20, len(chosen))], joinedAt(base), []string{"Mcp-Session-Id: " + chosen, bearer(thiefToken)}})
+	}
+	for _, server := range []string{"far", "own", "shared"} {
+		bound := sessionAt(t, mcpAt(base, server), bearer(victimToken))
+		id := strings.TrimPrefix(bound, "Mcp-Session-Id: ")
+		attempts = append(attempts, attempt{"of the server " + server, mcpAt(base, server), []string{bound, bearer(thiefToken)}},
+			attempt{"of the server " + server + " as that knows it", mcpAt(base, server), []string{"Mcp-Session-Id: " + id[:max(1, strings.LastIndexByte(id, '.'))], bearer(thiefToken)}},
+			attempt{"of the server " + server + " at /rpc", rpcAt(base, server), []string{bound, bearer(thiefToken)}})
+	}
+	before := len(far.received("tools/call"))
+	for _, a := range attempts {
+		t.Run("A57 a session "+a.name, func(t *testing.T) {
+			for _, m := range []struct{ method, body string }{
+				{"POST", rpc("tools/call", `{"name":"far__tool","arguments":{}}`)}, {"POST", rpc("tools/call", `{"name":"tool","arguments":{}}`)},
+				{"POST", `{"jsonrpc":"2.0","method":"notifications/foo"}`}, {"GET", ""}, {"DELETE", ""},
+			} {
+				if m.method != "POST" && strings.HasSuffix(a.at, "/rpc") {
+					continue
+				}
+				got := present(t, client, m.method, a.at, m.body, append(slices.Clone(a.headers), "Last-Event-ID: 1")...)
+				if got.StatusCode < 400 {
+					t.Errorf("%s %s: %d %s", m.method, m.body, got.StatusCode, got.body)
+				}
+			}
+		})
+	}
+	if n := len(far.received("tools/call")) - before; n > 0 {
+		t.Errorf("the server was called %d times", n)
+	}
+	t.Run("A57 the session and its stream are still the client's", func(t *testing.T) {
+		if got := victim.use(t, "far", "tool", `{}`); strings.HasPrefix(got, "not a text") {
+			t.Error(got)
+		}
+		far.say(`{"jsonrpc":"2.0","method":"vendor/for-the-victim"}`)
+		if m := stream.next(t); m.Method != "vendor/for-the-victim" {
+			t.Errorf("heard %s", m.raw)
+		}
+	})
+	t.Run("A57 ids cannot be guessed", func(t *testing.T) {
+		seen := map[string]bool{}
+		for range 100 {
+			id := strings.TrimPrefix(sessionAt(t, joinedAt("http://"+another), bearer(victimToken)), "Mcp-Session-Id: ")
+			for _, part := range []string{id[:16], id[len(id)-16:]} { // the nonce, and the seal
+				if seen[part] {
+					t.Fatalf("%s again", part)
+				}
+				seen[part] = true
+			}
+		}
+	})
+	t.Run("A57 a session by a name that some servers take for the header", func(t *testing.T) { // GHSA-f59h-q822-g45g
+		server := newWitness(t, "echo")
+		url := serve(t, gateway("separator __", strangers(), server.line("alpha")))
+		for _, way := range waysIn(url, "alpha") {
+			post(t, way.at, rpc("initialize", `{`+initParams+`}`), "Mcp_Session_Id: stolen", "MCP_Session-ID: stolen", acceptBoth, bearer(thiefToken))
+		}
+		for _, r := range server.requests() {
+			for name, values := range r.Headers {
+				if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "Mcp-Session-Id") && slices.Contains(values, "stolen") {
+					t.Errorf("the server got %s %v", name, values)
+				}
+			}
+		}
+	})
+}
+
+// Prefixes of names are not names, and of paths not paths (CVE-2025-53110).
+func TestSecurityPrefixConfusion(t *testing.T) {
+	alpha, beta := newWitness(t, "b__echo", "beta::echo", "echo", "beta__echo"), newWitness(t, "echo", "b__echo")
+	alpha.resources = []string{"file:///srv/data/a"}
+	address := freeAddress(t)
+	load(t, site(address, gateway(append(restricted("allow tool:alpha::* resource:alpha::file:///srv/data"), alpha.line("alpha"), block(beta.line("beta"), "alias b"))...)))
+	base := "http://" + address
+	legacy := newSpeaker(t, joinedAt(base), false, canAll, bearer(eveToken))
+	modern := newSpeaker(t, joinedAt(base), true, canAll, bearer(eveToken))
+	for _, uri := range []string{
+		"file:///srv/data-evil/a", "file:///srv/data2", "file:///srv/data.bak", "file:///srv/data%2Devil", "file:///srv/data/../secret", "file:///srv/data/..%2Fsecret", "file:///srv/data/%2e%2e/secret",
+		"file:///srv/data/%252e%252e/secret", `file:///srv/data/..\secret`, "file:///srv/data/%5C..%5Csecret", "file:///srv/data/./../secret", "file:///srv/data//../../secret", "file:///srv/data/a/../../data-evil", "file:///srv", "file:///srv/",
+		"FILE:///srv/data-evil", "file://localhost/srv/data-evil", "file://evil.test/srv/data", "file:/srv/data-evil", "file:srv/data-evil", "/srv/data", "file:///srv/data\u0000/../secret", "file:///srv/data;/../secret", "file:///srv/data?/../secret",
+		"http://203.0.113.1/srv/data", "file:///srv/DATA-evil", "proxy://resource/file:///srv/data", " file:///srv/data-evil", "file:///srv/data\n/../secret",
+	} {
+		t.Run("A55 "+uri, func(t *testing.T) {
+			for _, method := range []string{"resources/read", "resources/subscribe"} {
+				params := `{"uri":` + quote(uri) + `}`
+				for _, way := range waysIn(base, "alpha")[1:] {
+					if got := post(t, way.at, rpc(method, params), acceptBoth, bearer(eveToken)); got.StatusCode < 400 {
+						t.Errorf("%s at %s: %d %s", method, way.name, got.StatusCode, got.body)
+					}
+				}
+				for _, proxied := range []string{proxied("alpha", uri), "proxy://template/alpha/" + uri, uri} {
+					for _, c := range []*speaker{legacy, modern} {
+						if c.modern && strings.ContainsFunc(proxied, unicode.IsControl) {
+							continue // it cannot be in a header
+						}
+						if got := c.ask(t, method, `{"uri":`+quote(proxied)+`}`); got.answer.Error == nil {
+							t.Errorf("%s of %s: %s", method, proxied, got.answer.raw)
+						}
+					}
+				}
+			}
+		})
+	}
+	for _, method := range []string{"resources/read", "resources/subscribe"} {
+		if got := alpha.got(method); len(got) > 0 {
+			t.Errorf("alpha got %s %q", method, got)
+		}
+	}
+	t.Run("A55 what is below", func(t *testing.T) {
+		for _, uri := range []string{"file:///srv/data", "file:///srv/data/", "file:///srv/data/a", "file:///srv/data/x/../a"} {
+			if got := post(t, rpcAt(base, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`), bearer(eveToken)); got.StatusCode != 200 {
+				t.Errorf("%s: %d %s", uri, got.StatusCode, got.body)
+			}
+		}
+	})
+	t.Run("A53 ways round the name of a server", func(t *testing.T) {
+		for _, name := range []string{"beta", "b", "%62eta", "alpha/../beta", "alpha%2f..%2fbeta", "./beta", "/beta", "beta/", "beta%2f", "beta%00", "BETA", "%2e%2e/mcp/beta", "alpha/../../mcp/beta", "alpha;beta", "beta?x=alpha", "alpha%0d%0abeta", "alpha%252f..%252fbeta"} {
+			for _, path := range []string{"/mcp/" + name, "/api/mcp-gateway/" + name + "/rpc", "/api/mcp-gateway/alpha/../" + name + "/rpc"} {
+				req := request(t, t.Context(), "POST", base, rpc("tools/call", `{`+echoes+`}`), acceptBoth, bearer(eveToken))
+				req.URL = &url.URL{Scheme: "http", Host: address, Opaque: path} // which is sent as it is
+				res, err := client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res.Body.Close()
+			}
+		}
+	})
+	t.Run("A12 ways round the prefix of a tool", func(t *testing.T) {
+		for _, c := range []*speaker{legacy, modern} {
+			for _, name := range []string{"beta__echo", "beta::echo", "b__echo", "b::echo", "BETA__echo", " beta__echo", "__beta__echo", "::beta::echo", "alpha__beta::echo", "alpha::beta__echo", "alpha__b__echo", "alpha/../beta__echo", "alpha\u0000__echo", "beta__echo__alpha"} {
+				if !c.modern || !strings.ContainsFunc(name, unicode.IsControl) {
+					c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`)
+				}
+			}
+		}
+		if got := alpha.got("tools/call"); !slices.ContainsFunc(got, func(params string) bool { return strings.Contains(params, `"beta__echo"`) }) {
+			t.Errorf("alpha's own tool was not called: %q", got)
+		}
+	})
+	if n := beta.count(); n > 0 {
+		t.Errorf("beta was contacted: %v", beta.requests())
+	}
+	t.Run("A12 names that could be another's are no configuration", func(t *testing.T) {
+		for _, name := range []string{"alpha__b", "alpha_", "alpha::b"} {
+			refused(t, "text/caddyfile", withAdmin(site(freeAddress(t), gateway("separator __", alpha.line("alpha"), beta.line(name))), adminAddress), "divides servers from tools")
+		}
+	})
+}
+
+// A header that a client names in Connection is taken off on the way. It must not be one by
+// which the operator tells a server who that client is.
+func TestSecurityHopByHopHeaders(t *testing.T) {
+	server := newWitness(t, "echo")
+	url := serve(t, gateway("separator __", strangers(), block(server.line("alpha"), `request_header X-User {http.mcp.client}`, `request_header Authorization "Bearer of-the-gateway"`)))
+	for _, way := range waysIn(url, "alpha") {
+		body := rpc("tools/call", `{`+echoes+`}`)
+		if way.name == "/mcp" {
+			body = rpc("initialize", `{`+initParams+`}`)
+		}
+		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: x-user, Authorization\r\nConnection: close, X-Forwarded-For\r\nX-User: admin\r\n%s\r\nContent-Type: application/json\r\n%s\r\nContent-Length: %d\r\n\r\n%s",
+			pathOf(t, way.at), bearer(thiefToken), acceptBoth, len(body), body)
+		if status, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(status, "200") {
+			t.Errorf("%s: %q %v", way.name, status, err)
+		}
+	}
+	for _, r := range server.requests() {
+		if r.Headers.Get("X-User") != "thief" || r.Headers.Get("Authorization") != "Bearer of-the-gateway" || r.Headers.Get("X-Forwarded-For") == "" {
+			t.Errorf("the server got %v", r.Headers)
+		}
+	}
+}
+
+// What a client sends is matched against patterns: of rules, of what is redacted, of templates.
+// None of them takes a time that doubles with each character (CVE-2026-0621).
+func TestSecurityBacktracking(t *testing.T) {
+	server := newWitness(t, "echo")
+	stars := strings.Repeat("*a", 40)
+	url := serve(t, gateway(append(restricted("deny alpha::"+stars+"b prompt:alpha::"+stars+"b", `redact "(a+)+$" "(a|aa)+b" "(.*)*x"`), "rate alpha::"+stars+"b 1/1m", "name patterns", block(server.line("alpha"), "expose "+stars+"c echo"))...))
+	if got := admin(t, "POST", "/mcp_gateway/templates?gateway=patterns", `{"name":"many","uriTemplate":"many://{a}-{b}-{c}-{d}-{e}-{f}-{g}-{h}-end","text":"x"}`); got.StatusCode >= 300 {
+		t.Fatalf("%d %s", got.StatusCode, got.body)
+	}
+	long := strings.Repeat("a", 100_000)
+	c := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
+	for _, params := range []string{`{"name":"echo","arguments":{"text":"` + long + `"}}`, `{"name":"` + long + `","arguments":{}}`} {
+		for _, way := range waysIn(url, "alpha")[1:] {
+			post(t, way.at, rpc("tools/call", params), acceptBoth, bearer(eveToken)) // which has an answer in time
+		}
+		c.ask(t, "tools/call", strings.Replace(params, `"name":"`, `"name":"alpha__`, 1))
+	}
+	for _, uri := range []string{"many://" + long[:8000], "many://" + strings.Repeat("a-", 4000) + "en", proxied("alpha", "file:///"+long), "file:///" + strings.Repeat("a/../", 20_000), "file:///" + strings.Repeat("%25", 20_000) + "2e"} {
+		c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`)
+		post(t, mcpAt(url, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`), acceptBoth, bearer(eveToken))
+	}
+	if n := len(server.got("tools/call")); n == 0 {
+		t.Error("the server was not called")
+	}
+}

@@ -1,0 +1,215 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// What somebody sends is never taken for a part of the configuration, in which {env.NAME} is a
+// secret and {file.path} a file. Published of Caddy's own handlers (CVE-2026-30852,
+// GHSA-wwhq-w58m-w29c, CVE-2026-77281), and of others that read such braces (CVE-2026-32625).
+func TestSecurityPlaceholderExpansion(t *testing.T) {
+	secret := planted{"variable", "planted-in-the-environment", nil}
+	inAFile := planted{"file", "planted-in-a-file", nil}
+	file, dir := filepath.Join(t.TempDir(), "secret"), t.TempDir()
+	if err := os.WriteFile(file, []byte(inAFile.value), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	attacks := []string{
+		"{env.SECURITY_SECRET}", "{$SECURITY_SECRET}", "{file." + file + "}", "{{env.SECURITY_SECRET}}", `\{env.SECURITY_SECRET}`, "{http.request.header.X-Attack}", "{http.vars.attack}", "{re.attack.1}",
+		"{env.SECURITY_SECRET", "{http.mcp.tool}{env.SECURITY_SECRET}", "${SECURITY_SECRET}", "$SECURITY_SECRET", "%SECURITY_SECRET%", "{tool_name}{env.SECURITY_SECRET}{original_chars}",
+	}
+	all := strings.Join(attacks, " ")
+
+	// A server that says it, in all that it can say.
+	server := newWitness(t, all)
+	server.resources, server.templates = []string{"file:///" + attacks[0]}, []string{"file:///{env.SECURITY_SECRET}/{file." + file + "}"}
+	says := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for i, attack := range attacks {
+			w.Header().Set(fmt.Sprintf("X-Server-%d", i), attack)
+		}
+		server.ServeHTTP(w, r)
+	}))
+	model := newWitness(t)
+	journal := newJournal(t)
+	caddy := run(t, inFile(t, block("", "debug", block("log", "output file "+filepath.Join(dir, "caddy.log"), "format json"))+"\n"+block(":8080", "bind 127.0.0.1", "log", "log_append attacked {http.mcp.tool}",
+		gateway("separator __", "origins *", "hosts *", block("server alpha http://"+says+"/mcp",
+			`request_header X-Tool "{http.mcp.tool} {http.mcp.method} {http.mcp.request_id} {http.mcp.client} {http.mcp.server}"`,
+			`vars attack {http.mcp.tool}`, `@attacked vars_regexp attack attack (.+)`, `request_header @attacked X-Matched {re.attack.1}`,
+			`rewrite * /mcp?tool={http.mcp.tool}&id={http.mcp.request_id}`, `header X-Echo "{http.mcp.tool} {http.mcp.request_id}"`),
+			block(child("kid"), journal.env())),
+		block("handle_path /pruner/*", pruner()),
+		block("handle /v1/*", conversationMask("window_turns 1", `placeholder_template "gone {tool_call_id} {tool_name} {original_chars}"`), proxy(model.address)),
+	)), "SECURITY_SECRET="+secret.value)
+	base := "http://" + caddy.address
+	seen := evidence{}
+
+	for _, attack := range append(attacks, all) {
+		q, header := quote(attack), "X-Attack: "+attack
+		message := func(method, params string) string {
+			return `{"jsonrpc":"2.0","id":` + q + `,"method":` + quote(method) + `,"params":` + params + `}`
+		}
+		bodies := []string{
+			message("tools/call", `{"name":`+q+`,"arguments":{`+q+`:`+q+`},"_meta":{"progressToken":`+q+`,"traceparent":`+q+`}}`), message("resources/read", `{"uri":`+q+`}`), message("prompts/get", `{"name":`+q+`}`),
+			message(attack, `{}`), message("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":`+q+`,"version":`+q+`}}`), message("tools/list", `{"cursor":`+q+`}`),
+			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + q + `,"reason":` + q + `}}`,
+		}
+		for _, server := range []string{"alpha", "kid", url.PathEscape(attack)} {
+			for _, way := range waysIn(base, server)[1:] {
+				for _, body := range bodies {
+					seen.answer("an answer at "+way.name, post(t, way.at+"?x="+url.QueryEscape(attack), body, acceptBoth, header, "Origin: "+attack, "Last-Event-ID: "+attack, "Mcp-Session-Id: "+attack, "User-Agent: "+attack))
+				}
+			}
+		}
+		hello := post(t, joinedAt(base), bodies[4], acceptBoth, header)
+		session := "Mcp-Session-Id: " + hello.Header.Get("Mcp-Session-Id")
+		seen.answer("an answer at /mcp", hello)
+		modern := &speaker{modern: true, capabilities: `{}`, headers: []string{header}}
+		for _, body := range append(bodies, message("tools/call", `{"name":`+quote("alpha__"+attack)+`,"arguments":{}}`), message("tools/call", `{"name":`+quote("kid__"+attack)+`,"arguments":{}}`),
+			message("resources/read", `{"uri":`+quote(proxied("alpha", attack))+`}`), message("resources/read", `{"uri":`+quote("proxy://template/alpha/"+attack)+`}`), message("tools/list", `{}`), message("resources/templates/list", `{}`)) {
+			seen.answer("an answer at /mcp", post(t, joinedAt(base), body, acceptBoth, header, session))
+			var m legacyMessage
+			if json.Unmarshal([]byte(body), &m) == nil && m.Params != nil {
+				body, headers := modern.message(q, m.Method, string(m.Params))
+				seen.answer("an answer at /mcp", post(t, joinedAt(base), body, slices.DeleteFunc(headers, func(h string) bool { return strings.ContainsAny(h, "\n") })...))
+			}
+		}
+		for _, path := range []string{"/pruner/rpc", "/pruner/mcp"} {
+			text := strings.Repeat(attack+"\n", 200)
+			seen.answer("an answer of the pruner", post(t, base+path, toolCall{"prune_text", `{"text":` + quote(text) + `,"goal_hint":` + q + `,"source_type":"logs"}`}.request(), acceptBoth, header))
+			seen.answer("an answer of the pruner", post(t, base+path, toolCall{"recover_text", `{"prune_id":` + q + `,"ranges":[]}`}.request(), acceptBoth, header))
+		}
+		call := func(id string) string {
+			return `{"role":"assistant","content":null,"tool_calls":[{"id":` + id + `,"type":"function","function":{"name":` + q + `,"arguments":"{}"}}]},{"role":"tool","tool_call_id":` + id + `,"content":` + quote(strings.Repeat(attack, 100)) + `}`
+		}
+		seen.answer("an answer of the model", post(t, base+"/v1/chat/completions", `{"model":`+q+`,"messages":[`+call(q)+`,`+call(quote(attack+"2"))+`]}`, header))
+	}
+	masked := 0
+	for _, r := range model.requests() {
+		if strings.Contains(r.Body, `"gone {env.SECURITY_SECRET} {env.SECURITY_SECRET} `) {
+			masked++
+		}
+	}
+	if masked == 0 {
+		t.Error("no conversation was masked")
+	}
+	caddy.stop(t)
+	seen.files(t, "what it logs", dir)
+	seen.add("what it says", caddy.output.String())
+	read, err := os.ReadFile(string(journal))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen.add("the child", string(read))
+	for name, w := range map[string]*witness{"the server": server, "the model": model} {
+		for _, r := range w.requests() {
+			seen.add(name, fmt.Sprintln(r.Method, r.Path, r.Headers, r.Body))
+		}
+	}
+	for i, found := range seen.search([]planted{secret, inAFile}) {
+		if i < 20 {
+			t.Error(found)
+		}
+	}
+	t.Run("they were there to be expanded", func(t *testing.T) {
+		for _, prefix := range []string{"an answer at /rpc", "an answer at /mcp", "the server", "the model", "the child", "what it logs"} {
+			found := false
+			for place, text := range seen {
+				found = found || strings.HasPrefix(place, prefix) && strings.Contains(text, "{env.SECURITY_SECRET}")
+			}
+			if !found {
+				t.Errorf("nothing of it is in %s", prefix)
+			}
+		}
+		if !slices.ContainsFunc(server.requests(), func(r mcptest.Request) bool { return r.Headers.Get("X-Matched") == attacks[0] }) {
+			t.Error("no handler of the server's block has matched it")
+		}
+	})
+}
+
+// A child gets what it was given, and nothing else that Caddy has: no variable, no file that is
+// open, no argument. Whoever sends a message has no say in it.
+func TestSecurityChildEnvironment(t *testing.T) {
+	journal := newJournal(t)
+	secrets := map[string]string{}
+	for _, name := range []string{"SECURITY_TOKEN", "SECURITY_SESSION_KEY", "SECURITY_OTHER_KEY", "AWS_SECRET_ACCESS_KEY", "DEEPINFRA_API_KEY", "GITHUB_TOKEN", "SSH_AUTH_SOCK", "LD_LIBRARY_PATH", "NODE_OPTIONS"} {
+		secrets[name] = "/planted/" + strings.ToLower(name) + "-0123456789-0123456789"
+	}
+	var environment []string
+	for name, value := range secrets {
+		environment = append(environment, name+"="+value)
+	}
+	config := inFile(t, block("", "debug")+"\n"+block(":8080", "bind 127.0.0.1", "log", gateway("separator __", "auth token {env.SECURITY_TOKEN} me", "session_key {env.SECURITY_SESSION_KEY}",
+		block(child("kid"), journal.env(), "env OWN {env.SECURITY_OTHER_KEY}"), block(child("own", "--modern"), journal.env(), "isolation session"),
+		block("server pool", block("reverse_proxy pool:1-2", block("transport mcp_stdio "+strings.TrimPrefix(child("pool"), "server pool stdio "), journal.env()))))))
+	running := run(t, config, environment...)
+	base, me := "http://"+running.address, bearer(secrets["SECURITY_TOKEN"])
+	for range 2 { // and once more after a restart
+		for _, era := range clientEras {
+			c := newSpeaker(t, joinedAt(base), era.modern, canAll, me)
+			for _, server := range []string{"kid", "own", "pool"} {
+				got := c.ask(t, "tools/call", callOf(server, "env", `{"env":{"EVIL":"1"}}`, `"env":{"EVIL":"1"}`, `"_meta":{"env":{"EVIL":"1"}}`)).answer.text()
+				var env map[string]string
+				if err := json.Unmarshal([]byte(got), &env); err != nil {
+					t.Fatalf("%s: %s", server, got)
+				}
+				for name, value := range env {
+					if !slices.Contains([]string{"PATH", "HOME", "DS_LOG"}, name) && (server != "kid" || name != "OWN" || value != secrets["SECURITY_OTHER_KEY"]) {
+						t.Errorf("A40 %s has %s=%s", server, name, value)
+					}
+				}
+			}
+		}
+		for _, server := range []string{"kid", "pool"} {
+			if got := send(t, client, "POST", "http://"+running.moved[":2019"]+"/mcp_gateway/servers/"+server+"/restart", ""); got.StatusCode != 200 {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+		}
+	}
+	alive := 0
+	for _, e := range journal.entries(t, "start") {
+		if !processRuns(e.PID) {
+			continue
+		}
+		alive++
+		for _, file := range []string{"environ", "cmdline"} {
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", e.PID, file))
+			for name, value := range secrets {
+				if strings.Contains(string(text), value) && (e.ID != "kid" || name != "SECURITY_OTHER_KEY" || file != "environ") {
+					t.Errorf("A40 the %s of %s has the %s", file, e.ID, name)
+				}
+			}
+		}
+		for _, open := range openFiles(t, e.PID) {
+			if strings.HasPrefix(open, "socket:") || strings.HasSuffix(open, "Caddyfile") || strings.Contains(open, "caddy") {
+				t.Errorf("A40 %s has %s open", e.ID, open)
+			}
+		}
+	}
+	if alive == 0 {
+		t.Error("no child is running")
+	}
+	t.Run("A40 of the command", func(t *testing.T) {
+		cmd := caddy(t, "mcp-stdio", "--config", config)
+		cmd.Env = append(cmd.Env, environment...)
+		cmd.Stdin = strings.NewReader(stdioGreeting + toolCall{"own__env", `{}`}.request() + "\n")
+		printed, err := cmd.Output()
+		if err != nil || !strings.Contains(string(printed), "PATH") {
+			t.Fatalf("%v: %s", err, printed)
+		}
+		for name, value := range secrets {
+			if strings.Contains(string(printed), value) {
+				t.Errorf("it has the %s: %s", name, printed)
+			}
+		}
+	})
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"golang.org/x/mod/modfile"
+)
+
+const caddyPath = "github.com/caddyserver/caddy/v2"
+
+// A builder runs xcaddy where the network and the settings of this machine have no say.
+type builder struct {
+	source *source
+	work   string
+	xcaddy string
+	caddy  string // its version
+	env    []string
+}
+
+func newBuilder(ctx context.Context, s *source, work string) (*builder, error) {
+	b := &builder{source: s, work: work}
+	mod, err := modfile.ParseLax("go.mod", s.files["go.mod"], nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range mod.Require {
+		if r.Mod.Path == caddyPath {
+			b.caddy = r.Mod.Version
+		}
+	}
+	if b.caddy == "" {
+		return nil, fmt.Errorf("go.mod does not require %s", caddyPath)
+	}
+
+	// What the commit depends on is downloaded here if it isn't there, and go.sum judges it.
+	pinned := filepath.Join(work, "pinned")
+	if err := os.Mkdir(pinned, 0o755); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		if err := os.WriteFile(filepath.Join(pinned, name), s.files[name], 0o644); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := goCommand(ctx, pinned, "mod", "download"); err != nil {
+		return nil, err
+	}
+	if b.xcaddy, err = goCommand(ctx, ".", "tool", "-n", "xcaddy"); err != nil {
+		return nil, err
+	}
+	dirs, err := goCommand(ctx, pinned, "env", "GOCACHE", "GOMODCACHE")
+	if err != nil {
+		return nil, err
+	}
+	cache, modules, _ := strings.Cut(dirs, "\n")
+	b.env = append(environment(os.Environ()),
+		"CGO_ENABLED=0",
+		"GOENV=off",
+		"GOTOOLCHAIN=local",
+		"GOFLAGS=-buildvcs=false -modcacherw",
+		"GOCACHE="+cache,
+		// The modules that were downloaded are a proxy, not the cache: that would keep what
+		// is released here under a version that may be of something else the next time.
+		"GOMODCACHE="+filepath.Join(work, "modules"),
+		"GOPROXY="+fileURL(s.proxy)+","+fileURL(filepath.Join(modules, "cache", "download")),
+		"GOSUMDB=off",
+	)
+	return b, nil
+}
+
+// environment leaves out what changes how Go and xcaddy build.
+func environment(all []string) (rest []string) {
+	for _, v := range all {
+		if name, _, _ := strings.Cut(v, "="); !strings.HasPrefix(name, "GO") && !strings.HasPrefix(name, "CGO_") &&
+			!strings.HasPrefix(name, "XCADDY_") && name != "CADDY_VERSION" {
+			rest = append(rest, v)
+		}
+	}
+	return rest
+}
+
+func fileURL(dir string) string {
+	path := filepath.ToSlash(dir)
+	if !strings.HasPrefix(path, "/") { // C:/…
+		path = "/" + path
+	}
+	return (&url.URL{Scheme: "file", Path: path}).String()
+}
+
+// goCommand returns what Go prints, with the settings of this machine.
+func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
+	}
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w", args[0], err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// build returns the path of the binary for a platform.
+func (b *builder) build(ctx context.Context, p platform) (string, error) {
+	name := "caddy"
+	if p.os == "windows" {
+		name += ".exe"
+	}
+	binary := filepath.Join(b.work, p.os, p.arch, name)
+	// xcaddy builds with -trimpath and without symbols unless it is told otherwise.
+	cmd := exec.CommandContext(ctx, b.xcaddy, "build", b.caddy, "--with", modulePath+"/modules@"+b.source.version, "--output", binary)
+	cmd.Dir = b.work
+	cmd.Env = append(b.env, "GOOS="+p.os, "GOARCH="+p.arch)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("xcaddy: %w\n%s", err, out)
+	}
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return "", err
+	}
+	if info.GoVersion != runtime.Version() {
+		return "", fmt.Errorf("built by %s, and not by %s as all else", info.GoVersion, runtime.Version())
+	}
+	return binary, b.source.check(info)
+}
+
+// check reports whether a binary has the source in it, and beside it what go.sum pins
+// and nothing else. Then it will be the same when all of that has newer versions.
+func (s *source) check(info *debug.BuildInfo) error {
+	pinned := map[string]bool{modulePath + " " + s.version + " " + s.sum: true}
+	for line := range strings.Lines(string(s.files["go.sum"])) {
+		pinned[strings.TrimSpace(line)] = true
+	}
+	has := false
+	for _, m := range info.Deps {
+		has = has || m.Path == modulePath
+		if m.Replace != nil {
+			return fmt.Errorf("%s is replaced by %s", m.Path, m.Replace.Path)
+		}
+		if !pinned[m.Path+" "+m.Version+" "+m.Sum] {
+			return fmt.Errorf("%s %s %s is not what go.sum pins", m.Path, m.Version, m.Sum)
+		}
+	}
+	if !has {
+		return fmt.Errorf("the binary does not have %s in it", modulePath)
+	}
+	return nil
+}

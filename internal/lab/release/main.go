@@ -1,0 +1,140 @@
+// Command release builds Caddy with this project in it for each platform, and packs it
+// with what a stranger needs to start:
+//
+//	go -C internal/lab run ./release [-version v1.2.3] [-commit HEAD] [-platforms "linux/amd64 …"] [-out dist]
+//
+// The binaries are those that a public `xcaddy build --with` of the same version, with
+// the same Go, makes: xcaddy takes the module from a proxy, not from this folder. They
+// depend on the commit and on Go, and on nothing else. Archives have the time of the
+// commit. So who builds them again gets the same checksums.
+//
+// With -describe it only prints which version this folder is, with everything in it
+// that is not committed, for builds from it.
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+)
+
+const platforms = "linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64"
+
+type options struct {
+	version, commit, platforms, out string
+	describe                        bool
+}
+
+func main() {
+	var opts options
+	flag.StringVar(&opts.version, "version", "", "the `version` (default the tag of the commit, or what Go calls a commit without one)")
+	flag.StringVar(&opts.commit, "commit", "", "the `commit` to release, whatever this folder has (default HEAD, if nothing has changed since)")
+	flag.StringVar(&opts.platforms, "platforms", "", "the `systems` and architectures (default \""+platforms+"\")")
+	flag.StringVar(&opts.out, "out", "../../dist", "the `folder` to write to")
+	flag.BoolVar(&opts.describe, "describe", false, "only print the version of this folder")
+	flag.Parse()
+
+	// The context stops the builds, which a signal must not leave behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, opts)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, opts options) (err error) {
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %s", flag.Arg(0))
+	}
+	if opts.version != "" {
+		if err := checkVersion(opts.version); err != nil {
+			return err
+		}
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	if opts.describe {
+		if opts.version == "" {
+			opts.version = describe(ctx, root)
+		}
+		fmt.Println(opts.version)
+		return nil
+	}
+	targets, err := parsePlatforms(cmp.Or(opts.platforms, platforms))
+	if err != nil {
+		return err
+	}
+	commit, err := findCommit(ctx, root, opts.commit)
+	if err != nil {
+		return err
+	}
+	if opts.version != "" {
+		commit.version = opts.version
+	}
+
+	// Builds are made away from this folder, where nothing of it can get into them.
+	work, err := os.MkdirTemp("", "release")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	source, err := pack(root, work, commit)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s %s, commit %s, %s\n", commit.version, source.sum, commit.hash, runtime.Version())
+	b, err := newBuilder(ctx, source, work)
+	if err != nil {
+		return err
+	}
+	if err := removeArchives(opts.out); err != nil {
+		return err
+	}
+	var archives []string
+	for _, p := range targets {
+		fmt.Println("building", p)
+		binary, err := b.build(ctx, p)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p, err)
+		}
+		archive := filepath.Join(opts.out, archiveName(commit.version, p))
+		if err := source.archive(archive, binary); err != nil {
+			return fmt.Errorf("%s: %w", archive, err)
+		}
+		archives = append(archives, archive)
+	}
+	sums, err := checksums(archives)
+	if err != nil {
+		return err
+	}
+	fmt.Print(sums)
+	return os.WriteFile(filepath.Join(opts.out, sumsName), []byte(sums), 0o644)
+}
+
+// A platform is what a binary runs on, in the words of Go.
+type platform struct{ os, arch string }
+
+func (p platform) String() string { return p.os + "/" + p.arch }
+
+func parsePlatforms(list string) ([]platform, error) {
+	var all []platform
+	for _, name := range strings.Fields(list) {
+		system, arch, ok := strings.Cut(name, "/")
+		if !ok || system == "" || arch == "" || strings.ContainsAny(arch, `/\`) {
+			return nil, fmt.Errorf("platforms: %q is not of the form linux/amd64", name)
+		}
+		all = append(all, platform{system, arch})
+	}
+	return all, nil
+}

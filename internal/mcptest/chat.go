@@ -1,0 +1,370 @@
+package mcptest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+)
+
+// Chat stands in for a model API. It calls the tools that it is told to, and
+// whatever else it is asked it says "ok", in the form that the end of the path
+// calls for:
+//
+//	/chat/completions     OpenAI's chat completions
+//	/messages             Anthropic's messages
+//	/responses            OpenAI's responses
+//	anything else         {"ok":true}, or three small events
+//
+// A request whose body has "stream":true is answered with an event stream in
+// the same form, each event flushed. Requests may be compressed with gzip. A
+// body that cannot be read as JSON is not refused: what was sent is for the test
+// to judge. The model is the one of the request, the rest never varies.
+//
+// Chat completions end with an event for usage even if stream_options did not
+// ask for it.
+//
+// What was received can be read back through Last, Count and Requests or, from
+// another process, at /__last and /__count as with [Stub]. Bodies are recorded
+// as they came, still compressed.
+//
+// The zero value is ready for use, its fields are to be set before the first
+// request. Like Stub it reads bodies of any size, so it must not be reachable by
+// strangers.
+type Chat struct {
+	// Calls are what the model asks of its client, one after the other. How far it
+	// has come the request tells: as many calls are done as there are results of
+	// tools in it. Who offers no tools is not asked for any. Default: none.
+	Calls []ToolCall
+
+	// Usage is what every answer says that it cost. Default, if all of it is
+	// zero: Input 1000, Cached 800, CacheWrite 100, Output 20.
+	Usage Usage
+
+	// Gate, if not nil, holds up every event stream after its first event until
+	// something is received from it, or it is closed, or the client has gone.
+	// Who sees the first event before that knows that nothing on the way keeps
+	// events back. Default: nil.
+	Gate chan struct{}
+
+	// Compress compresses answers with gzip for clients that accept it.
+	// Default: false.
+	Compress bool
+
+	recorder
+}
+
+// ToolCall is a call that a Chat makes.
+type ToolCall struct {
+	Name      string
+	Namespace string // of the name, in OpenAI's responses; none if empty
+	Arguments string // JSON
+}
+
+// Usage counts tokens. Input includes Cached and CacheWrite, as it does in
+// OpenAI's forms; Anthropic's input_tokens is what remains without the two.
+type Usage struct {
+	Input      int
+	Cached     int // read from the cache
+	CacheWrite int // written to it, told by Anthropic's form alone
+	Output     int
+}
+
+// keptRequests is how many requests a Chat remembers.
+const keptRequests = 1000
+
+// ServeHTTP answers in the form that the path calls for.
+func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if c.tell(w, r) {
+		return
+	}
+	body := c.record(r, keptRequests)
+	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
+		body = decompress(body)
+	}
+	// A struct would do if encoding/json told "stream" from "Stream".
+	var request map[string]json.RawMessage
+	_ = json.Unmarshal(body, &request)
+	model := request["model"]
+	if len(model) == 0 || model[0] != '"' {
+		model = json.RawMessage(`"fake-model"`)
+	}
+	usage := c.Usage
+	if usage == (Usage{}) {
+		usage = Usage{Input: 1000, Cached: 800, CacheWrite: 100, Output: 20}
+	}
+
+	said := turn{model: model, usage: usage, number: 1}
+	if done := results(request); len(c.Calls) > 0 && len(request["tools"]) > 0 {
+		said.number += done
+		if done < len(c.Calls) {
+			said.call = &c.Calls[done]
+		}
+	}
+	whole, events := otherAnswer, otherEvents
+	switch path := r.URL.Path; {
+	case strings.HasSuffix(path, "/chat/completions"):
+		whole, events = said.chatCompletion, said.chatCompletionEvents
+	case strings.HasSuffix(path, "/messages"):
+		whole, events = said.anthropicMessage, said.anthropicMessageEvents
+	case strings.HasSuffix(path, "/responses"):
+		whole, events = said.openaiResponse, said.openaiResponseEvents
+	}
+	if string(request["stream"]) == "true" {
+		c.stream(w, r, events())
+		return
+	}
+	answer := []byte(whole())
+	if c.compresses(w, r) {
+		answer = compress(answer)
+	}
+	writeJSON(w, http.StatusOK, answer)
+}
+
+// results counts the results of tools in a conversation.
+func results(request map[string]json.RawMessage) (n int) {
+	type part struct {
+		Type, Role string
+		Content    json.RawMessage
+	}
+	for _, list := range []string{"messages", "input"} {
+		var items []part
+		_ = json.Unmarshal(request[list], &items) // what is no list has none
+		for _, item := range items {
+			if item.Role == "tool" || item.Type == "function_call_output" {
+				n++
+				continue
+			}
+			var blocks []part
+			_ = json.Unmarshal(item.Content, &blocks)
+			for _, block := range blocks {
+				if block.Type == "tool_result" {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
+// compresses reports whether the answer is to be compressed and, if so, tells
+// the client.
+func (c *Chat) compresses(w http.ResponseWriter, r *http.Request) bool {
+	if !c.Compress || !acceptsGzip(r.Header) {
+		return false
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	return true
+}
+
+// decompress returns what could be decompressed.
+func decompress(body []byte) []byte {
+	zr, err := gzip.NewReader(bytes.NewReader(body))
+	if err != nil {
+		return nil
+	}
+	plain, _ := io.ReadAll(zr)
+	return plain
+}
+
+// chatEvent is an event of a stream; OpenAI's chat completions have no names.
+type chatEvent struct{ name, data string }
+
+func (c *Chat) stream(w http.ResponseWriter, r *http.Request, events []chatEvent) {
+	var out io.Writer = w
+	flush := http.NewResponseController(w).Flush
+	if c.compresses(w, r) {
+		zw := gzip.NewWriter(w)
+		defer zw.Close()
+		out = zw
+		flushClient := flush
+		flush = func() error {
+			_ = zw.Flush()
+			return flushClient()
+		}
+	}
+
+	startEvents(w)
+	for i, event := range events {
+		if i == 1 && c.Gate != nil {
+			select {
+			case <-c.Gate:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		if event.name != "" {
+			_, _ = fmt.Fprintf(out, "event: %s\n", event.name)
+		}
+		_, _ = fmt.Fprintf(out, "data: %s\n\n", event.data)
+		_ = flush()
+	}
+}
+
+// turn is what the model says once: a call, or "ok".
+type turn struct {
+	model  json.RawMessage
+	usage  Usage
+	number int       // is in all ids, by which clients tell turns apart
+	call   *ToolCall // nil if it is "ok"
+}
+
+func chatUsage(u Usage) string {
+	return fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`,
+		u.Input, u.Output, u.Input+u.Output, u.Cached)
+}
+
+// toolCalls is the call in the form of chat completions, with further members.
+func (t turn) toolCalls(members string) string {
+	return fmt.Sprintf(`"tool_calls":[{%s"id":"call_fake%d","type":"function","function":{"name":%q,"arguments":%s}}]`,
+		members, t.number, t.call.Name, encode(t.call.Arguments))
+}
+
+func (t turn) chatCompletion() string {
+	message, finish := `"content":"ok","refusal":null`, "stop"
+	if t.call != nil {
+		message, finish = `"content":null,"refusal":null,`+t.toolCalls(""), "tool_calls"
+	}
+	return fmt.Sprintf(`{"id":"chatcmpl-fake%d","object":"chat.completion","created":1767225600,"model":%s,`+
+		`"choices":[{"index":0,"message":{"role":"assistant",%s},"logprobs":null,"finish_reason":%q}],`+
+		`"usage":%s,"service_tier":"default"}`, t.number, t.model, message, finish, chatUsage(t.usage))
+}
+
+func (t turn) chatCompletionEvents() []chatEvent {
+	chunk := func(choices, usage string) chatEvent {
+		return chatEvent{data: fmt.Sprintf(`{"id":"chatcmpl-fake%d","object":"chat.completion.chunk","created":1767225600,"model":%s,`+
+			`"choices":%s,"usage":%s}`, t.number, t.model, choices, usage)}
+	}
+	delta := func(delta, finish string) chatEvent {
+		return chunk(fmt.Sprintf(`[{"index":0,"delta":%s,"logprobs":null,"finish_reason":%s}]`, delta, finish), "null")
+	}
+	events := []chatEvent{delta(`{"role":"assistant","content":"","refusal":null}`, "null")}
+	if t.call != nil {
+		events = append(events, delta(`{`+t.toolCalls(`"index":0,`)+`}`, "null"), delta(`{}`, `"tool_calls"`))
+	} else {
+		events = append(events, delta(`{"content":"o"}`, "null"), delta(`{"content":"k"}`, "null"), delta(`{}`, `"stop"`))
+	}
+	return append(events, chunk("[]", chatUsage(t.usage)), chatEvent{data: "[DONE]"})
+}
+
+// anthropicUsage takes the output apart because a stream begins with little.
+func anthropicUsage(u Usage, output int) string {
+	return fmt.Sprintf(`{"input_tokens":%d,"cache_creation_input_tokens":%d,"cache_read_input_tokens":%d,"output_tokens":%d}`,
+		u.Input-u.Cached-u.CacheWrite, u.CacheWrite, u.Cached, output)
+}
+
+// toolUse is the call as a block of Anthropic's.
+func (t turn) toolUse(input string) string {
+	return fmt.Sprintf(`{"type":"tool_use","id":"toolu_fake%d","name":%q,"input":%s}`, t.number, t.call.Name, input)
+}
+
+func (t turn) anthropicMessage() string {
+	content, stop := `{"type":"text","text":"ok"}`, "end_turn"
+	if t.call != nil {
+		content, stop = t.toolUse(t.call.Arguments), "tool_use"
+	}
+	return fmt.Sprintf(`{"id":"msg_fake%d","type":"message","role":"assistant","model":%s,"content":[%s],`+
+		`"stop_reason":%q,"stop_sequence":null,"usage":%s}`, t.number, t.model, content, stop, anthropicUsage(t.usage, t.usage.Output))
+}
+
+func (t turn) anthropicMessageEvents() []chatEvent {
+	block, stop := `{"type":"text","text":""}`, "end_turn"
+	deltas := []string{`{"type":"text_delta","text":"o"}`, `{"type":"text_delta","text":"k"}`}
+	if t.call != nil {
+		block, stop = t.toolUse("{}"), "tool_use"
+		deltas = []string{`{"type":"input_json_delta","partial_json":` + string(encode(t.call.Arguments)) + `}`}
+	}
+	events := []chatEvent{
+		{"message_start", fmt.Sprintf(`{"type":"message_start","message":{"id":"msg_fake%d","type":"message","role":"assistant","model":%s,"content":[],`+
+			`"stop_reason":null,"stop_sequence":null,"usage":%s}}`, t.number, t.model, anthropicUsage(t.usage, 1))},
+		{"content_block_start", `{"type":"content_block_start","index":0,"content_block":` + block + `}`},
+	}
+	for _, delta := range deltas {
+		events = append(events, chatEvent{"content_block_delta", `{"type":"content_block_delta","index":0,"delta":` + delta + `}`})
+	}
+	return append(events,
+		chatEvent{"content_block_stop", `{"type":"content_block_stop","index":0}`},
+		chatEvent{"message_delta", fmt.Sprintf(`{"type":"message_delta","delta":{"stop_reason":%q,"stop_sequence":null},`+
+			`"usage":{"output_tokens":%d}}`, stop, t.usage.Output)},
+		chatEvent{"message_stop", `{"type":"message_stop"}`},
+	)
+}
+
+// The one part of an OpenAI response that is no call.
+const responsePart = `{"type":"output_text","text":"ok","annotations":[],"logprobs":[]}`
+
+// responseItem is the one item of an OpenAI response, with what it has so far.
+func (t turn) responseItem(status, part, arguments string) string {
+	if t.call == nil {
+		return fmt.Sprintf(`{"id":"msg_fake%d","type":"message","status":%q,"role":"assistant","content":[%s]}`, t.number, status, part)
+	}
+	var namespace string
+	if t.call.Namespace != "" {
+		namespace = fmt.Sprintf(`"namespace":%q,`, t.call.Namespace)
+	}
+	return fmt.Sprintf(`{"id":"fc_fake%d","type":"function_call","status":%q,"call_id":"call_fake%d",%s"name":%q,"arguments":%s}`,
+		t.number, status, t.number, namespace, t.call.Name, encode(arguments))
+}
+
+// wholeItem is the item when all of it has been said.
+func (t turn) wholeItem() string {
+	if t.call == nil {
+		return t.responseItem("completed", responsePart, "")
+	}
+	return t.responseItem("completed", "", t.call.Arguments)
+}
+
+func (t turn) openaiResponse() string {
+	u := t.usage
+	usage := fmt.Sprintf(`{"input_tokens":%d,"input_tokens_details":{"cached_tokens":%d},`+
+		`"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":%d}`,
+		u.Input, u.Cached, u.Output, u.Input+u.Output)
+	return t.responseObject("completed", t.wholeItem(), usage)
+}
+
+func (t turn) responseObject(status, items, usage string) string {
+	return fmt.Sprintf(`{"id":"resp_fake%d","object":"response","created_at":1767225600,"status":%q,"error":null,"incomplete_details":null,`+
+		`"instructions":null,"model":%s,"output":[%s],"parallel_tool_calls":true,"tool_choice":"auto","tools":[],"usage":%s}`,
+		t.number, status, t.model, items, usage)
+}
+
+// openaiResponseEvents has every event of a real stream, for clients that put
+// the response together from its parts.
+func (t turn) openaiResponseEvents() []chatEvent {
+	var events []chatEvent
+	add := func(name, members string) {
+		events = append(events, chatEvent{name,
+			fmt.Sprintf(`{"type":%q,"sequence_number":%d,%s}`, name, len(events), members)})
+	}
+	begun := `"response":` + t.responseObject("in_progress", "", "null")
+	add("response.created", begun)
+	add("response.in_progress", begun)
+	add("response.output_item.added", `"output_index":0,"item":`+t.responseItem("in_progress", "", ""))
+	if t.call == nil {
+		place := fmt.Sprintf(`"item_id":"msg_fake%d","output_index":0,"content_index":0,`, t.number)
+		add("response.content_part.added", place+`"part":{"type":"output_text","text":"","annotations":[],"logprobs":[]}`)
+		add("response.output_text.delta", place+`"delta":"o","logprobs":[]`)
+		add("response.output_text.delta", place+`"delta":"k","logprobs":[]`)
+		add("response.output_text.done", place+`"text":"ok","logprobs":[]`)
+		add("response.content_part.done", place+`"part":`+responsePart)
+	} else {
+		place := fmt.Sprintf(`"item_id":"fc_fake%d","output_index":0,`, t.number)
+		add("response.function_call_arguments.delta", place+`"delta":`+string(encode(t.call.Arguments)))
+		add("response.function_call_arguments.done", place+`"arguments":`+string(encode(t.call.Arguments)))
+	}
+	add("response.output_item.done", `"output_index":0,"item":`+t.wholeItem())
+	add("response.completed", `"response":`+t.openaiResponse())
+	return events
+}
+
+func otherAnswer() string { return `{"ok":true}` }
+
+func otherEvents() []chatEvent {
+	return []chatEvent{{data: `{"n":1}`}, {data: `{"n":2}`}, {data: `{"n":3}`}}
+}
+
+// Interface guard
+var _ http.Handler = (*Chat)(nil)

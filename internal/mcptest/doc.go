@@ -1,0 +1,22 @@
+// Package mcptest has the servers that tests put in front of the product, in the
+// manner of net/http/httptest. Only tests and internal/lab import it.
+//
+// [Stub] is the obedient fixture of the acceptance checks: the client says in
+// the request how the upstream shall behave (a huge result, a slow one, a body
+// cut off by a TCP reset) and reads back what the upstream saw.
+//
+// [Remote] is an MCP server over Streamable HTTP in either era, which asks, streams
+// and fails as its fields say. modules/mcpsample has an honest one.
+//
+// [RunChild] is an MCP server over stdio, a child process with every bad habit as
+// a flag; the command ds runs it.
+//
+// [Chat] stands in for a model API, recording requests and answering "ok".
+//
+// [Reranker] stands in for a reranker, recording requests and answering well or
+// badly, by path.
+//
+// The package reads and writes JSON-RPC with encoding/json alone. A fixture that
+// shared the project's own parsers would share their faults, and then no test
+// could see them.
+package mcptest

@@ -1,0 +1,149 @@
+package mcptest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// JSON-RPC error codes.
+const (
+	codeParseError     = -32700
+	codeInvalidRequest = -32600
+	codeMethodNotFound = -32601
+	codeInvalidParams  = -32602
+)
+
+// serverVersion is the version that the servers give in their handshake.
+const serverVersion = "0.1.0"
+
+// protocolVersions are the revisions of MCP with a handshake, oldest first.
+var protocolVersions = []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"}
+
+type serverInfo struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+}
+
+type textContent struct {
+	Type string `json:"type"`
+	Text string `json:"text"`
+}
+
+func newText(text string) textContent { return textContent{Type: "text", Text: text} }
+
+// readMessage returns the one message in body. Batches are refused; of the
+// revisions with a handshake only 2025-03-26 has them.
+func readMessage(body []byte) (message, *rpcError) {
+	var m message
+	if !json.Valid(body) {
+		return m, &rpcError{Code: codeParseError, Message: "parse error"}
+	}
+	if json.Unmarshal(body, &m) != nil || m.JSONRPC != "2.0" || !validID(m.ID) {
+		return m, &rpcError{Code: codeInvalidRequest, Message: "not a JSON-RPC 2.0 message"}
+	}
+	isReply := m.ID != nil && (m.Result != nil || m.Error != nil)
+	if m.Method == "" && !isReply {
+		return m, &rpcError{Code: codeInvalidRequest, Message: "neither a method nor a reply"}
+	}
+	return m, nil
+}
+
+// validID reports whether id is absent, a string or a number. MCP, unlike
+// JSON-RPC, has no null ids.
+func validID(id json.RawMessage) bool {
+	return id == nil || strings.IndexByte(`"-0123456789`, id[0]) >= 0
+}
+
+// refuse answers a body that has no id to answer to.
+func refuse(w http.ResponseWriter, status int, failure *rpcError) {
+	writeJSON(w, status, encode(reply{JSONRPC: "2.0", Error: failure}))
+}
+
+// message is what a client may send: a request, a notification (no id) or its
+// reply to a request of the server (no method).
+type message struct {
+	JSONRPC string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id"`
+	Method  string          `json:"method"`
+	Params  json.RawMessage `json:"params"`
+	Result  json.RawMessage `json:"result"`
+	Error   json.RawMessage `json:"error"`
+}
+
+// decodeParams fills p, which holds the defaults, from the message's params.
+// Absent and null params leave the defaults.
+func (m message) decodeParams(p any) *rpcError {
+	if len(m.Params) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(m.Params, p); err != nil {
+		return invalidParams("invalid params: %v", err)
+	}
+	return nil
+}
+
+// reply is the answer to a request. Its fields are in the order most servers
+// write them; a nil ID becomes null.
+type reply struct {
+	JSONRPC string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id"`
+	Result  any             `json:"result,omitempty"`
+	Error   *rpcError       `json:"error,omitempty"`
+}
+
+// rpcError is the error member of a reply.
+type rpcError struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+	Data    any    `json:"data,omitempty"`
+}
+
+func invalidParams(format string, args ...any) *rpcError {
+	return &rpcError{Code: codeInvalidParams, Message: fmt.Sprintf(format, args...)}
+}
+
+func methodNotFound(method string) *rpcError {
+	return &rpcError{Code: codeMethodNotFound, Message: "method not found: " + method}
+}
+
+// encode is json.Marshal without its HTML escaping: "<" stays "<", as it does
+// on the wire of servers written in other languages. It panics on values that
+// JSON cannot express, since all values are made in this package.
+func encode(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic(fmt.Sprintf("mcptest: encode %T: %v", v, err))
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
+
+// writeJSON sends body whole. It states the length itself because net/http does
+// so only for bodies that fit its buffer.
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// startEvents begins an event stream. Proxies are told not to buffer it, for
+// nginx would by default.
+func startEvents(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-cache")
+	w.Header().Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+}
+
+// writeEvent sends one event and flushes it. The data must be free of line
+// breaks, which compact JSON is.
+func writeEvent(w http.ResponseWriter, data []byte) {
+	_, _ = fmt.Fprintf(w, "event: message\ndata: %s\n\n", data)
+	_ = http.NewResponseController(w).Flush()
+}

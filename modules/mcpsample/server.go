@@ -1,0 +1,188 @@
+package mcpsample
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
+)
+
+// maxMessage is the largest message the server reads, in bytes.
+const maxMessage = 1 << 20
+
+// Server is the MCP server behind mcp_sample and `caddy mcp-sample`. It is
+// stateless and safe for concurrent use. Use NewServer to make one.
+type Server struct {
+	tools []tool
+}
+
+// NewServer returns a Server.
+func NewServer() *Server { return &Server{tools: sampleTools()} }
+
+// ServeHTTP answers one JSON-RPC message over Streamable HTTP, on any path. It
+// answers with an event stream if the client accepts one and with JSON otherwise.
+// A body that is not a message gets status 400, one over 1 MiB gets 413. All other
+// errors are JSON-RPC errors with status 200.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxMessage))
+	if err != nil {
+		status := http.StatusBadRequest
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+			status = http.StatusRequestEntityTooLarge
+		}
+		writeJSON(w, status, jsonrpc.Refusal(noID, jsonrpc.CodeInvalidRequest, err.Error()))
+		return
+	}
+	answer, valid := s.answer(body)
+	switch {
+	case !valid:
+		writeJSON(w, http.StatusBadRequest, answer)
+	case answer == nil:
+		w.WriteHeader(http.StatusAccepted)
+	case acceptsEvents(r.Header):
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Cache-Control", "no-cache")
+		_, _ = w.Write(sse.AppendEvent(nil, answer))
+	default:
+		writeJSON(w, http.StatusOK, answer)
+	}
+}
+
+// ServeStdio answers messages line by line until in ends.
+func (s *Server) ServeStdio(in io.Reader, out io.Writer) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxMessage)
+	for lines.Scan() {
+		answer, _ := s.answer(lines.Bytes())
+		if answer == nil {
+			continue
+		}
+		if _, err := out.Write(append(answer, '\n')); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// noID is the id in answers to what has none.
+var noID = []byte("null")
+
+// answer returns the answer to a message, or nil if it needs none, and whether
+// the message was valid.
+func (s *Server) answer(body []byte) (answer []byte, valid bool) {
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil && failure.Code == jsonrpc.CodeParseError {
+		return jsonrpc.Refusal(noID, failure.Code, "parse error"), false
+	}
+	id := m.Kind(jsonrpc.ID)
+	switch {
+	case !m.Is(jsonrpc.Version, "2.0"),
+		m.Has(jsonrpc.Method) && m.Kind(jsonrpc.Method) != jsonspan.String,
+		m.Has(jsonrpc.ID) && id != jsonspan.String && id != jsonspan.Number:
+		return jsonrpc.Refusal(noID, jsonrpc.CodeInvalidRequest, "not a JSON-RPC 2.0 message"), false
+	case m.IsNotification(), m.IsAnswer() && m.Has(jsonrpc.ID):
+		return nil, true
+	case !m.IsRequest():
+		return jsonrpc.Refusal(noID, jsonrpc.CodeInvalidRequest, "neither a method nor a reply"), false
+	}
+	result, failure := s.call(&m)
+	if failure != nil {
+		return jsonrpc.Refusal(m.Literal(jsonrpc.ID), failure.code, failure.message), true
+	}
+	return jsonrpc.Answer(m.Literal(jsonrpc.ID), jsonrpc.Encode(result)), true
+}
+
+// A failure is the JSON-RPC error that a request gets.
+type failure struct {
+	code    int
+	message string
+}
+
+func invalidParams(format string, args ...any) *failure {
+	return &failure{jsonrpc.CodeInvalidParams, fmt.Sprintf(format, args...)}
+}
+
+// call runs the method of a request.
+func (s *Server) call(m *jsonrpc.Message) (result any, _ *failure) {
+	var params struct {
+		ProtocolVersion string          `json:"protocolVersion"`
+		Name            string          `json:"name"`
+		Arguments       json.RawMessage `json:"arguments"`
+	}
+	if m.Has(jsonrpc.Params) {
+		if err := json.Unmarshal(m.Literal(jsonrpc.Params), &params); err != nil {
+			return nil, invalidParams("invalid params: %v", err)
+		}
+	}
+	switch method := m.Text(jsonrpc.Method); method {
+	case "initialize":
+		return initialization{
+			ProtocolVersion: mcp.Negotiate(params.ProtocolVersion, mcp.Latest),
+			Capabilities:    map[string]any{"tools": struct{}{}},
+			ServerInfo:      map[string]string{"name": "sample", "version": version.Current()},
+		}, nil
+	case "ping":
+		return struct{}{}, nil
+	case "tools/list":
+		return map[string]any{"tools": s.tools}, nil
+	case "tools/call":
+		return s.callTool(params.Name, params.Arguments)
+	default:
+		return nil, &failure{jsonrpc.CodeMethodNotFound, "method not found: " + method}
+	}
+}
+
+// initialization is the result of initialize.
+type initialization struct {
+	ProtocolVersion string            `json:"protocolVersion"`
+	Capabilities    map[string]any    `json:"capabilities"`
+	ServerInfo      map[string]string `json:"serverInfo"`
+}
+
+func (s *Server) callTool(name string, arguments json.RawMessage) (any, *failure) {
+	i := slices.IndexFunc(s.tools, func(t tool) bool { return t.Name == name })
+	if i < 0 {
+		return nil, invalidParams("unknown tool: %q", name)
+	}
+	result, err := s.tools[i].call(arguments)
+	if err != nil {
+		return nil, invalidParams("invalid arguments for %s: %v", name, err)
+	}
+	return result, nil
+}
+
+func acceptsEvents(header http.Header) bool {
+	for accepted := range strings.SplitSeq(strings.Join(header.Values("Accept"), ","), ",") {
+		mediaType, _, _ := strings.Cut(accepted, ";")
+		if strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream") {
+			return true
+		}
+	}
+	return false
+}
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// Interface guard
+var _ http.Handler = (*Server)(nil)
