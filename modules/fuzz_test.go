@@ -229,6 +229,11 @@ func FuzzCaddyfileGateway(f *testing.F) {
 	} {
 		f.Add(lines, uint8(i))
 	}
+	for _, lines := range []string{
+		"server one stdio npx -y x {\n\tenv A {env.B}\n\tframing content-length\n\tisolation session\n\troots file:///srv\n\tmax_line 1MiB\n\trequest_header X-Called yes\n}", "server a {\n\trespond hi\n}\nanswer b * drop", "server a {\n\tunknown\n}", "auth token a&b c", "auth token {\n\ta b&c\n}", "unknown",
+	} {
+		f.Add(lines, uint8(0))
+	}
 	f.Fuzz(func(t *testing.T, lines string, which uint8) {
 		if strings.Contains(lines, secret[:8]) {
 			return
@@ -253,28 +258,28 @@ func fuzzHandler(f *testing.F, directive string, blocks ...string) {
 func FuzzCaddyfileObservationMask(f *testing.F) {
 	fuzzHandler(f, "observation_mask",
 		"max_chars 8000\nhead_chars 6000\ntail_chars 2000\nbuffer_limit 10MB\nkeep_media\nrecover on {\n\tttl 30s\n\tmax_entries 5\n\tmax_bytes 1MiB\n}\nexempt pruner::* a::b\nexempt c::d\nserver files",
-		"max_chars -1", "recover off {\n\tttl 1d\n}", "keep_media off", "buffer_limit 0", "exempt", "max_chars 1 2", "recover {\n\tttl -1s\n}", "max_chars 99999999999999999999",
+		"max_chars -1", "recover off {\n\tttl 1d\n}", "keep_media off", "buffer_limit 0", "exempt", "max_chars 1 2", "recover {\n\tttl -1s\n}", "max_chars 99999999999999999999", "buffer_limit 1PB", "recover {\n\tttl x\n}", "recover {\n\tunknown\n}", "unknown",
 	)
 }
 
 func FuzzCaddyfileToolResultMask(f *testing.F) {
 	fuzzHandler(f, "tool_result_mask",
 		"enabled on\nwindow_turns 8\nkeep_errors off\nkeep_last_k_per_tool 2\nplaceholder_template \"[gone: {tool_call_id}]\"\nstep_turns 16\nclear_at_least auto\ncache_prices 0.1 1.25\nmin_mask_chars 800\nexclude_tools todo memory_*\nbuffer_limit 32MiB\nroute kimi",
-		"clear_at_least 20000", "cache_prices NaN Inf", "cache_prices 1e-300 0x1p-2", "step_turns 0", "placeholder_template <<END\n\tx\n\tEND", "window_turns -1",
+		"clear_at_least 20000", "cache_prices NaN Inf", "cache_prices 1e-300 0x1p-2", "step_turns 0", "placeholder_template <<END\n\tx\n\tEND", "window_turns -1", "enabled maybe", "cache_prices", "placeholder_template a b", "unknown",
 	)
 }
 
 func FuzzCaddyfilePruner(f *testing.F) {
 	fuzzHandler(f, "mcp_pruner",
 		"max_input_chars 1000000\nprune_id_ttl 20m\nstore_limit 500 32MiB\nbackend deepinfra {\n\ttimeout 10s\n\tmax_docs 128\n}\ncache_ttl 1m\ncache_max_entries 100\norigins https://app.example.com\nhosts pruner.example.com",
-		"backend rerank {\n\turl https://rerank.example.com/v1/rerank\n\tmodel some/model\n\tkey_env RERANK_KEY\n\ttimeout 5s\n\tmax_docs 100\n}", "backend heuristic", "backend heuristic {\n}", "backend none", "backend", "store_limit 0 1", "backend rerank {\n\turl\n}",
+		"backend rerank {\n\turl https://rerank.example.com/v1/rerank\n\tmodel some/model\n\tkey_env RERANK_KEY\n\ttimeout 5s\n\tmax_docs 100\n}", "backend heuristic", "backend heuristic {\n}", "backend none", "backend", "store_limit 0 1", "backend rerank {\n\turl\n}", "backend rerank {\n\tapi_key x\n}", "backend rerank {\n\tunknown\n}", "unknown",
 	)
 }
 
 func FuzzCaddyfileStdio(f *testing.F) {
 	for _, lines := range []string{
 		"env API_KEY {env.TOOLS_API_KEY}\nenv MODE \"a b\"\ndir /srv/tools\nframing content-length\nisolation session\nroots file:///srv file:///home\nstart_timeout 20s\nstop_grace 3s\nmax_line 1MiB\nmax_sessions 10\nsession_ttl 10m",
-		"env A=B c", "env A b\nenv A c", "framing", "max_line -1", "max_sessions x", "roots", "unknown",
+		"env A=B c", "env A b c", "env A b\nenv A c", "framing", "max_line -1", "max_sessions x", "roots", "unknown",
 	} {
 		f.Add(lines)
 	}

@@ -15,6 +15,7 @@ func FuzzResource(f *testing.F) { // A55
 		"file://host/secret?x#y", "file:///a//../secret/..;/b", "file:secret", "http://h.example:80/a/b", "HTTP://u@h.Example/a",
 		"note:abc/def", "note:x/../abc", "file:///pub%2f..%2fsecret", "file:///..%5csecret", "file:///\u017fecret%00", "{x}",
 		"file:///C|/x", "http://x\\@h.example/a", "file:///secret%23/../pub",
+		"file:///%", "\xff:{x}", "note:a/./b", "file:///pub/./..", "http://h.example", "note+1:\u01d9/%2525", "x@y:z", "http://a:b:c/d", "note:a/b{x}", "note:a{#x}",
 	} {
 		f.Add(uri)
 	}
@@ -79,9 +80,13 @@ func cleanPath(u *url.URL) string {
 func FuzzRules(f *testing.F) {
 	for _, patterns := range [][2]string{
 		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"}, {"resource:file:///x", "**"}, {"tool::x", "tool:tool::x"}, {"a::b::c", "*a*::*"}, {"a", "::"}, {"kind:a::b", "resource:x?y"},
+		{"resource:", "*"}, {"resource:{x}", "*"}, {"resource:x", "*"}, {"resource:x@y:z", "*"}, {"resource:file://@x", "*"}, {"resource:note1:", "*"},
 	} {
 		f.Add(patterns[0], patterns[1], true, false, "a", "b", "file:///x")
 		f.Add(patterns[0], patterns[1], false, true, "tool", "x", "note:x")
+	}
+	for _, uri := range []string{"file:x", "file:///C:/x", "note:\u01d9\u200b/x:y", "note:/\xff", "note://x/./y"} {
+		f.Add("resource:note:x", "resource:*", true, false, "a", "b", uri)
 	}
 	f.Fuzz(func(t *testing.T, first, second string, allowFirst, allowSecond bool, server, name, uri string) {
 		compiled := func(otherwise bool, rules ...Rule) *Policy {

@@ -17,7 +17,9 @@ import (
 func FuzzListing(f *testing.F) {
 	for _, page := range []string{
 		`{"tools":[{"name":"a","inputSchema":{"x":1.0}},{"name":"\u0062"},{"name":"a"},{"name":7},{}],"nextCursor":"c","ttlMs":5,"cacheScope":"public"}`,
-		`{"tools":{}}`, `{"tools":[]}`, `{"tools":[],"cacheScope":1}`, `{"tools":[],"cacheScope":{},"ttlMs":-1,"nextCursor":null}`, `{"tools":[[{"name":"a"}]]}`, `{"tools":[{"name":"a","name":"b"}]}`,
+		// A cacheScope that is not a string ended the process.
+		`{"tools":[],"cacheScope":1}`, `{"tools":[],"cacheScope":{},"ttlMs":-1,"nextCursor":null}`,
+		`{"tools":{}}`, `{"tools":[]}`, `{"tools":[[{"name":"a"}]]}`, `{"tools":[{"name":"a","name":"b"}]}`,
 		`{"prompts":[{"name":"p","arguments":[]}]}`, `{"resources":[{"uri":"x://é","name":"n"}]}`, `{"resourceTemplates":[{"uriTemplate":"x://{y}"}]}`, `{"tasks":[{"taskId":"1"}]}`,
 		`{"tools":[{"inputSchema":{"properties":{"a":{"x-mcp-header":"A"}}},"name":"t"}]}`, `{"Tools":[{"name":"a"}]}`, `{}`, `[]`, `{"tools":[{"name":"` + strings.Repeat("long", 30) + `"}]}`,
 	} {
@@ -84,17 +86,18 @@ func FuzzListing(f *testing.F) {
 // purpose is none either.
 func FuzzSession(f *testing.F) {
 	a := joining(nil)
-	good := a.sealed(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s", Can: hasTools}}})
+	// Its last character has unused bits.
+	good := a.sealed(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: hasTools}}})
 	whole := uint(len(good))
 	f.Add(uint(0), uint(0), "")
 	f.Add(whole-1, uint(1), "B")
 	f.Add(whole, uint(0), "=")
-	f.Add(whole/2, uint(0), "\n")
+	f.Add(whole/2, uint(0), "\n") // a second spelling of a session id kept the session alive after its end
 	f.Add(whole/2, uint(0), " ")
 	f.Add(uint(0), whole, "e30")
 	f.Add(uint(0), whole, strings.Repeat("A", 40))
 	f.Add(uint(3), uint(1), "+")
-	for i := range uint(64) { // one of them has the bits that the last character leaves unused
+	for i := range uint(64) { // and so did other values of the unused bits
 		f.Add(whole-1, uint(1), string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[i]))
 	}
 	f.Fuzz(func(t *testing.T, at, cut uint, put string) {

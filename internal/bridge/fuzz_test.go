@@ -51,7 +51,8 @@ func FuzzLines(f *testing.F) {
 // Events are those of the standard, however the stream comes.
 func FuzzEvents(f *testing.F) {
 	for _, stream := range []string{
-		"id: 1\nretry: 20\ndata: {\"a\":\ndata: 1}\n\nevent: message\r\ndata: x\r\n\r\n", "event: endpoint\ndata: /x\n\n:\n\ndata\ndata:\n\n", "\uFEFFid: 1\rdata: x\r\r", "retry: 99999999999999999999\n\nid\n\ndata: cut",
+		"id: 1\nretry: 20\ndata: {\"a\":\ndata: 1}\n\nevent: message\r\ndata: x\r\n\r\n", "event: endpoint\ndata: /x\n\n:\n\ndata\ndata:\n\n", "retry: 99999999999999999999\n\nid\n\ndata: cut",
+		"\uFEFFid: 1\rdata: x\r\r", // a field after a byte order mark was lost
 		"data: a\n\nid: \x01\ndata:  b\n\n",
 	} {
 		f.Add([]byte(stream), uint16(0))
@@ -129,6 +130,7 @@ func FuzzRun(f *testing.F) {
 		`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","method":"notifications/x"}` + "\n", `{"id":"a","method":"initialize","params":{"protocolVersion":"2025-11-25"}}` + "\nx\n[]\n",
 		`{"id":1,"method":"m"}` + "\n" + `{"id":1,"method":"m"}` + "\n" + `{"id":1.0,"method":"m"}`, `{"id":1,"result":{}}` + "\n{}\n" + `{"id":{},"method":"m"}`, `{"id":null,"method":"m"}` + "\n{\"method\":\"\xff\"}",
 		`{"id":7,"method":"tools/call","params":{"name":"é","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`,
+		"{\"id\":1\n" + `{"id":1,"method":""}`,
 		`{"id":7,"method":"subscriptions/listen"}` + "\n" + `{"method":"notifications/cancelled","params":{"requestId":7}}`,
 	} {
 		f.Add([]byte(in))

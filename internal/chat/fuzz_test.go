@@ -25,9 +25,11 @@ func FuzzConversation(f *testing.F) {
 		``, `{}`, `[]`, `{"messages":[]}`, `{"messages":[1]}`, `{"messages":{},"input":[]}`, `{"messages":[],"input":[]}`,
 		`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"x"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`,
 		`{"input":[{"type":"function_call","call_id":"a"},{"type":"function_call_output","call_id":"a","output":[{"type":"input_text","text":"x"}]},{"type":"function_call","call_id":"b"}]}`,
+		`{"input":[{"type":"function_call","call_id":"a"},{"type":"other_output","call_id":"a","output":"x"},{"type":"function_call","call_id":"b"}]}`,
 	} {
 		f.Add([]byte(body), uint64(0))
 	}
+	// The search for errors panicked on a text that ends with \\u00.
 	f.Add([]byte(`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"\u00e9 \\u00"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`), uint64(3))
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
 		p := policy(rand.New(rand.NewPCG(seed, 3)))
@@ -48,6 +50,7 @@ func FuzzConversation(f *testing.F) {
 // FuzzUsage takes anything for an answer, in pieces of any size. What JSON tells, in
 // events or not, is what somebody reads who goes through it token by token.
 func FuzzUsage(f *testing.F) {
+	// The watcher panicked on an event whose data breaks off after a number.
 	f.Add([]byte("data: {\"usage\": {\"prompt_tokens\": 12\ndata: }}\n\n"), 3, true)
 	f.Add([]byte(`{"choices":[{"usage":{"prompt_tokens":7,"cached_tokens":3}}],"usage":{"prompt_tokens":9,"prompt_tokens":1e1,"completion_tokens":-1}}`), 1, false)
 	f.Add([]byte(`{"response":{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":2}}},"message":{"\u0075sage":{"output_tokens":"7"}}}`), 2, false)

@@ -15,6 +15,8 @@ func FuzzTemplate(f *testing.F) {
 		{"docs://{name}", "file:///srv/{name}.md", "docs://a%20b"}, {"docs://{+path}", "file:///srv/{+path}", "docs://a/b%2Fc"}, {"docs://{a}-{b}/x", "db:{b}/{a}", "docs://1-2-3/x"}, {"docs://{a}{b}", "x:y", "docs://ab"},
 		{"docs://{a}/{a}", "x:y", ""}, {"docs://{?q}", "x:y", ""}, {"docs://{", "x:{b}", ""}, {"docs://x}", "x:y", ""}, {"proxy://{a}", "x:y", "proxy://a"}, {"no scheme {a}", "x:y", ""}, {"docs://fixed", "x:y", "docs://fixed"}, {"docs://{a}", "{a}", "docs://.."},
 		{"docs://é/{a}", "x:é/{a}", "docs://é/%C3%A9"}, {"docs://{a}", "x:{a}", "docs://%252e%252e"}, {"docs://{a}", "x:{a}", "docs://%ff"}, {"docs://{a}", "x:{a}", "docs://a%00"},
+		{"", "x:y", ""}, {"\xff:{a}", "x:y", ""}, {"d!:{a}", "x:y", ""}, {"docs://{a}", "x:{}", ""}, {"docs://{a}", "x:{a*}", ""}, {"docs://{a}", "x:{a b}", "docs://a"}, {"docs://{a}", "", "docs://a"}, {"docs://{a}-{b}", "x:{a}", "docs://a"},
+		{"docs://{a}", "x:{b}", "docs://a"},
 	} {
 		f.Add(seed[0], seed[1], "text of {a} and {+path} {other}", seed[2])
 	}

@@ -25,6 +25,8 @@ func FuzzDecoder(f *testing.F) {
 			f.Add(append(bytes.Clone(body), body...), uint8(i), uint8(9))
 		}
 	}
+	// A header that gzip refuses.
+	f.Add([]byte("\x1f\x8b\x07"), uint8(0), uint8(0))
 	const most = 1 << 20 // a few bytes can become very many
 	f.Fuzz(func(t *testing.T, body []byte, which, size uint8) {
 		encoding := encodings[int(which)%len(encodings)]

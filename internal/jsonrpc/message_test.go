@@ -265,7 +265,7 @@ func TestComposedMessages(t *testing.T) {
 func FuzzMessage(f *testing.F) {
 	for _, seed := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"name":"x","_meta":{"progressToken":1}}}`, `{"\u0069d":"x","result":{"a":[]}}`,
-		`{"id":null,"error":{"code":-1}}`, `[]`, ` {"id":1.5e3} `, `{"id":1,"id":2}`, `{"method":5,"params":[{"name":1}]}`, "{\"a\":\"\xff\"}", `{"params":{"name":{"name":1}}}`,
+		`{"id":null,"error":{"code":-1}}`, `[]`, ` {"id":1.5e3} `, `{"id":1,"id":2}`, `{"method":5,"params":[{"name":1}]}`, "{\"a\":\"\xff\"}", `{"params":{"name":{"name":1}}}`, `{"id":`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -184,6 +184,9 @@ func FuzzMembers(f *testing.F) {
 	for _, text := range []string{`{}`, ` { "a" : 1 , "b" :{"a":2}, "\u0061":[ ] }`, `{"a":1}`, `{"b":1,"a":2}`, "{\n}", `[ 1,[2] ,{"a":3}]`, `{"a":1,}`, `{"a" 1}`, `{"x":{`, "{\"\xff\":1}"} {
 		f.Add([]byte(text), "a")
 	}
+	f.Add(bytes.Repeat([]byte("["), DefaultMaxDepth+1), "a")
+	f.Add([]byte("{\"\":{\"\xe4"), "a")
+	f.Add([]byte("{\"\xc9\xc9\xc9\xc9\xc9\xc9\xc9\xc9\":1"), "a")
 	f.Fuzz(func(t *testing.T, text []byte, key string) {
 		var members, elements []pair
 		for m := range Members(text) {
@@ -235,6 +238,7 @@ func FuzzReader(f *testing.F) {
 	f.Add([]byte(`{"a":1,"b":[2,3]}`), []byte{5, 1, 3, 0, 0, 2}, uint8(0))
 	f.Add([]byte("abc"), []byte{0, 3, 0}, uint8(2))
 	f.Add([]byte{}, []byte{0, 0, 5, 0, 0, 5}, uint8(1))
+	f.Add([]byte("abc"), []byte{}, uint8(0))
 	f.Fuzz(func(t *testing.T, src, plan []byte, size uint8) {
 		src, plan = src[:min(len(src), 1000)], plan[:min(len(plan), 30)] // to be read byte by byte
 		// Of each three bytes: how far on, how much goes, how much comes.

@@ -144,6 +144,7 @@ func FuzzFind(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Add([]byte(`{"a":{"b":[1,"\u0061",true,{"c":null}],"d":-0.5e-3},"e":[{"f":"\\ud83d\\ude00"}]}`))
+	f.Add([]byte("[\"\xea\",\"\xea\","))
 	all := []*Paths{CompilePaths("a"), CompilePaths("a.b.*.c", "e.*.f"), CompilePaths("*"), CompilePaths("*.*.*")}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for i, paths := range all {
@@ -184,6 +185,7 @@ func numbered(body []byte) bool {
 func FuzzWatcher(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), 1)
+		f.Add([]byte(text), 200)
 	}
 	long := strings.Repeat("x", maxWatched)
 	for size := 1; size < 8; size++ {

@@ -363,6 +363,7 @@ func TestRewriteKeepsTheErrorOfItsWriter(t *testing.T) {
 func FuzzRewrite(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), 1)
+		f.Add([]byte(text), 200)
 	}
 	for size := 1; size < 8; size++ {
 		f.Add([]byte(`{"a":{"b":[1.5,"\u0061",true,{"c":null},12],"d":-0.5e-3},"\u0065":[{"f":"\\ud83d"}]}`), size)

@@ -24,6 +24,13 @@ var texts = []string{
 	// not JSON
 	`nul`, `nulll`, `tru`, `True`, `+1`, `01`, `1.`, `.5`, `1e`, `1e+`, `-`, `--1`, `1 2`, `[1,]`, `[,1]`, `[1 2]`, `{"a"}`, `{"a":}`, `{"a":1,}`, `{,}`, `{a:1}`, `{1:1}`,
 	`[`, `{`, `]`, `}`, `[}`, `{]`, `"`, `"\`, `"\x"`, `"\u12"`, `"\u12g4"`, `"\ud83d\u12"`, `"\ud83d\`, "\"\n\"", "\"\x00\"", "\xef\xbb\xbf{}", `{"a":1}}`, `[]]`, `'a'`, `{"a":1}x`, "[1]\x00",
+	`[-`, `[-A`, `[0.A`, `[10`, `[0e0`, `[[0.A`, `[[0.0.`, `[[0E88`, `[t`, `[fa`, `[f0`, `["`, "[\"\xdd", `[["\x`, `[[0,1,]`, `[{0`, `{"`, `{"a":--`, `{"a":t`, `{"a":f`, `{"a":n`, `{"a":1`, `{"a":{}`, `{"a":{"`, `{"a":{"a"d`, `[{"a"d`, "{\"\xca\\\"\":", `{"a":{"\q"`,
+	`"\uee3d\udd`, `"\ud83d\ud83d\ud"`, `"\ud83d\ud83d\u`, "\"\x97\\nabcdefgh",
+	// long strings, which are read in blocks
+	`{"abcdefgh":"ijklmnop"}`, `{"a":"` + strings.Repeat("aéü世界😀😀", 10) + `"}`, `{"a":"` + strings.Repeat("\uFFFD", 10) + `"}`, "[\"" + strings.Repeat("x", 70) + "\xc7" + strings.Repeat("x", 70) + `"]`, `["` + strings.Repeat("x", 70) + "\x01",
+	// and with escapes, or bytes that are not UTF-8
+	`["\n\"` + strings.Repeat("x", 30) + `\u00e9` + strings.Repeat("x", 40) + `"]`, `["\n\\\\` + strings.Repeat("x", 30) + `\ud83d` + strings.Repeat("\xff", 40) + `"]`,
+	"{\"a\":\"\xe4\xb8abcdefgh\xc3abcdefgh\xf0\x9fabcdefgh\xe7",
 }
 
 // scan feeds text to a scanner in pieces of the given size and returns the
@@ -304,6 +311,8 @@ func TestSpecialCharactersAtEveryPlaceOfALongString(t *testing.T) {
 func FuzzScanner(f *testing.F) {
 	for i, text := range texts {
 		f.Add([]byte(text), uint8(i))
+		f.Add([]byte(text), uint8(6))
+		f.Add([]byte(text), uint8(255))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, piece uint8) {
 		whole, err := scan(text, len(text)+1)

@@ -589,6 +589,7 @@ func FuzzMasker(f *testing.F) {
 		response(quote(repeat("x", 50))), response(`["` + repeat("é", 30) + `",{"a":"` + repeat(`\ud83d\ude00`, 30) + `"}]`),
 		`{"result":"` + repeat(`\n\"`, 30) + `","jsonrpc":"2.0"}`, `[{"jsonrpc":"2.0","error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrpc":"2.0","result":1}]`,
 		`{"jsonrpc":"2.0","result":"","result":1}`, `{"jsonrpc":"2.0","result":{"type":"image","data":"` + repeat("x", 50) + `"}}`,
+		`{"error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrp`, `{"\n\n"`, response(`["`+repeat("é", 30)+`"`) + `} x` + repeat("y", 30), ``, `{"` + repeat("x", 200) + `":1,"id":"x"}`, response(`"` + string(appendMarker(nil, 5, 3, 2, "")) + repeat("x", 20) + `"`),
 		"{\"jsonrpc\":\"2.0\",\"result\":\"" + repeat("\xff", 50) + "\"}", response(`"` + repeat("x", 3) + string(appendMarker(nil, 50, 3, 2, "")) + `xx"`),
 	} {
 		f.Add(text, uint16(3))

@@ -45,6 +45,7 @@ func saysIn(encoded string, members map[string]any) bool {
 // A cursor says an offset, in any flavour of base64, and nothing else is one.
 func FuzzCursor(f *testing.F) {
 	f.Add(Cursor(0), 0)
+	f.Add("\n", 1)
 	f.Add("eyJvZmZzZXQiOi0xfQ", math.MaxInt)
 	f.Add(base64.StdEncoding.EncodeToString([]byte(`{"offset":9223372036854775808}`)), 7)
 	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"offset":1,"offset":2}`)), 10)
@@ -77,6 +78,12 @@ func FuzzNaming(f *testing.F) {
 	}
 	f.Add(uint8(1), uint8(64), "s", "x", "s__x")
 	f.Add(uint8(0), uint8(40), "s", strings.Repeat("é", 30), strings.Repeat("é", 31))
+	f.Add(uint8(0), uint8(0), "", "a", "b")
+	f.Add(uint8(0), uint8(0), "a::b", "a", "b")
+	f.Add(uint8(0), uint8(0), "a:", "a", "b")
+	f.Add(uint8(1), uint8(20), "a_long_server_name", "a", "b")
+	f.Add(uint8(1), uint8(40), "s", strings.Repeat("x", longestName+1), "b")
+	f.Add(uint8(0), uint8(40), "s", "x"+strings.Repeat("é", 30), strings.Repeat("\x89", 60))
 	joined := Naming{"::", 40}.Join("s", long)
 	f.Add(uint8(0), uint8(40), "s", long, strings.TrimPrefix(joined, "s::"))
 	f.Fuzz(func(t *testing.T, which, longest uint8, server, a, b string) {
@@ -225,7 +232,7 @@ func FuzzModernHeaders(f *testing.F) {
 		{`{"method":"resources\/read","params":{"uri":"file:///a",` + meta + `}}`, "file:///a"},
 		{`{"method":"tasks/get","params":{"taskId":" t ",` + meta + `}}`, "t"},
 		{`{"method":"tools/list","params":{` + meta + `}}`, ""}, {`{"method":"prompts/get","params":{"name":"",` + meta + `}}`, ""}, {`{"method":7,"params":{` + meta + `}}`, "7"}, {`{"method":"tools/call","params":{"name":1,` + meta + `}}`, "1"},
-		{`{"method":"tools/call","params":{"name":"x"}}`, "x"}, {`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":1}}}`, "=?base64?!?="},
+		{`{"method":"tools/call","params":{"name":"x"}}`, "x"}, {`{"method":"tools/call","params":{"name":"x",` + meta + `}}`, "=?base64?eA=="}, {`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":1}}}`, "=?base64?!?="},
 	} {
 		f.Add([]byte(seed[0]), "2026-07-28", "tools/call", seed[1])
 		f.Add([]byte(seed[0]), "2026-07-28", "tools/call", "")
@@ -314,6 +321,9 @@ func FuzzParamHeaders(f *testing.F) {
 	f.Add([]byte(list), []byte(`{"a":true,"b":[]}`), "true")
 	f.Add([]byte(list), []byte(`{"a":null,"a":"="}`), "")
 	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"x-mcp-header":"not a token"},"b":{"x-mcp-header":"X"},"c":{"x-mcp-header":"x"}}}}]}`), []byte(`{"a":"1","b":"2","c":"3"}`), "2")
+	f.Add([]byte(list), []byte(`{}`), "x")
+	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{}}]}`), []byte(`{}`), "x")
+	f.Add([]byte(`{"tools":`), []byte(`0`), "x")
 	f.Fuzz(func(t *testing.T, list, arguments []byte, value string) {
 		var m jsonrpc.Message
 		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil || jsontest.Repeats(arguments) || !m.Has(jsonrpc.Arguments) {
@@ -360,7 +370,7 @@ func FuzzParamHeaders(f *testing.F) {
 
 // A name fits a pattern if there is a way to fit it.
 func FuzzMatchName(f *testing.F) {
-	for _, pair := range [][2]string{{"*", ""}, {"a*b*c", "abbc"}, {"*a*", "bab"}, {"a*a", "a"}, {"", ""}, {"**", "x"}, {"*é", "éé"}, {"ab*ba", "aba"}, {"*::*", "::"}} {
+	for _, pair := range [][2]string{{"*", ""}, {"a*b*c", "abbc"}, {"*a*", "bab"}, {"a*a", "a"}, {"", ""}, {"**", "x"}, {"*é", "éé"}, {"ab*ba", "aba"}, {"*::*", "::"}, {"*::w*", ":"}, {"a*", "b"}} {
 		f.Add(pair[0], pair[1])
 	}
 	f.Fuzz(func(t *testing.T, pattern, name string) {

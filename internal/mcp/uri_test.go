@@ -177,6 +177,10 @@ func FuzzParseURI(f *testing.F) {
 	f.Add(resourcePrefix + base64.StdEncoding.EncodeToString([]byte("{\"server\":\"\xff\",\"Server\":\"b\",\"uri\":\"\\ud800??>\"}")))
 	f.Add("proxy://template/a%2Fb/x%2F/..//{y}")
 	f.Add("proxy://template/%zz/x")
+	f.Add("proxy://template/a")
+	f.Add("proxy://resource/\n")
+	f.Add(ResourceURI("alpha", "file:///d\u0364ta"))
+	f.Add("file:///x")
 	f.Fuzz(func(t *testing.T, proxy string) {
 		server, uri, err := ParseURI(proxy)
 		if err != nil {

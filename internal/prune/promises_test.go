@@ -33,6 +33,12 @@ func FuzzPrune(f *testing.F) {
 		}
 		f.Add(r.Text, r.Goal, r.Options.MaxPruneRatio, uint16(r.Options.MinKeepLines), uint8(seed))
 	}
+	const code, docs = 48, 50 // the forms with line numbers and markers
+	const codeByScores, codeByOtherScores = 69, 66
+	f.Add("package p\n\nimport (\n\t\"fmt\"\n\n\t\"os\"\n)\n\n#define X(y) _y\n#x\nint f(\n\tint a,\n)\n{\n\treturn fmt\n}\n\nimport (\ng(a,\n", "fmt", 0.33, uint16(0), uint8(code))
+	f.Add("Title\n=====\n\n# One\n\n## Two\n\ntext\n\n```go\nx\n```\n\nOther\n~~~~~\n\nthe connector\n", "connection", 0.33, uint16(0), uint8(docs))
+	f.Add("func f() {\n\treturn cache\n}\n// one\n// two\n// three\n// four\n", "cache", 0.33, uint16(0), uint8(codeByScores))
+	f.Add("\n\n\n\n\n\nfunc f() {\n\treturn cache\n}\n", "cache", 0.33, uint16(0), uint8(codeByOtherScores))
 	f.Fuzz(func(t *testing.T, text, goal string, ratio float64, minimum uint16, form uint8) {
 		if !(0 <= ratio && ratio <= 1) || len(text) > 20_000 {
 			t.Skip()

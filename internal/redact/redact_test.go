@@ -209,6 +209,7 @@ func FuzzA56Message(f *testing.F) {
 	f.Add([]byte(`[{"error":{"message":"sk-a","data":{"password":{"a":[1]}}}}]`))
 	f.Add([]byte("{\"result\":\"\xffsk-a\\n\xe2\x82sk-b\"} "))
 	f.Add([]byte(`{"result":{"tools":[{"inputSchema":{"password":"sk-a"}}],"result":{"password":`))
+	f.Add([]byte(`{"other":{"password":"sk-a"}}`))
 	re := regexp.MustCompile(key)
 	onlyPatterns, both := newRedactor(f, []string{key}, nil), newRedactor(f, []string{key}, []string{"password"})
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -267,7 +268,7 @@ func FuzzA56Message(f *testing.F) {
 
 // What patterns find in a text, whether it overlaps or not, is replaced, and nothing else.
 func FuzzBody(f *testing.F) { // A56
-	for _, text := range []string{"sk-a sk-b", "sk-abc-def", "ab-sk-\n\u00e9sk-a", "a-b-c", "", "sk-", "\u2028sk-1\x00<&>", "a-sk-x-sk-y"} {
+	for _, text := range []string{"sk-a sk-b", "sk-abc-def", "ab-sk-\n\u00e9sk-a", "a-b-c", "", "sk-", "\u2028sk-1\x00<&>", "a-sk-x-sk-y", "\t"} {
 		f.Add(text)
 	}
 	patterns := []*regexp.Regexp{regexp.MustCompile(key), regexp.MustCompile(`[a-z]-[a-z]+-`)}

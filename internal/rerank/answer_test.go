@@ -130,7 +130,7 @@ func TestAnswersThatCannotBeUsed(t *testing.T) { // P71, W1, three documents
 func FuzzAnswers(f *testing.F) { // W1
 	for _, answer := range []string{
 		`{"scores":[0.5,-2,1]}`, `[[0.5,null]]`, `{"data":{"results":[{"index":2,"score":1},{"index":9,"relevance_score":null}]}}`,
-		`[1e308]`, `[{"index":-1e300,"score":1}]`, `{"scores":[]}`, `[NaN]`,
+		`0`, `[1,2,3,4]`, `{"scores":[[[]]]}`, `[1e308]`, `[{"index":-1e300,"score":1}]`, `{"scores":[]}`, `[NaN]`,
 	} {
 		f.Add([]byte(answer), 3)
 	}

@@ -438,6 +438,9 @@ func FuzzA56Pieces(f *testing.F) {
 	f.Add([]byte("\uFEFFid: 1\r\ndata: {\"a\":\rdata: x}\r\n\r\n: c\n\ndata:[0]\r\n\r\nda"), uint8(3))
 	f.Add([]byte("event: endpoint\ndata: /x\n\n:\r\ndata: [x]\n\n"), uint8(1))
 	f.Add([]byte("data\ndata:\ndata: {x}\r\r\n\ndata:{"), uint8(2))
+	f.Add([]byte("data:9\r\r:"), uint8(37))
+	f.Add([]byte{}, uint8(0))
+	// An edited event lost its own end where CR and LF are mixed.
 	f.Add([]byte("data::\rdata:x\n\n:\rdata:["), uint8(9))
 	f.Add([]byte("data:{\nid: 1\rdata: x}\n\ndata: {x}\n\n"), uint8(2))
 	f.Fuzz(func(t *testing.T, body []byte, size uint8) {

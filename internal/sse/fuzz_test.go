@@ -38,7 +38,8 @@ func fieldsOf(stream string) []Fields {
 // The fields of events are those of the standard, in pieces of any size.
 func FuzzFields(f *testing.F) {
 	for _, stream := range []string{
-		"id: 5\nevent: message\nretry: 10\ndata: {}\n\nid\n\n", "id:5\r\nretry: x\r\n\r\nid: a\x00b\r\r", "\uFEFFid: 1\ndata: id: 2\n\n", "retry:\nretry: 0\nevent:x\nevent\n\n:id: 3\n",
+		"id: 5\nevent: message\nretry: 10\ndata: {}\n\nid\n\n", "id:5\r\nretry: x\r\n\r\nid: a\x00b\r\r", "retry:\nretry: 0\nevent:x\nevent\n\n:id: 3\n",
+		"\uFEFFid: 1\ndata: id: 2\n\n", // a field after a byte order mark was lost
 		"id: \u0085\nid: \xff\nid:  7\n\n", "id: " + strings.Repeat("7", maxField) + "\nevent: x\n\n", "dataid: 1\ndata\nid: 2\n",
 		"\xef\xbbid: 1\n\n",
 	} {

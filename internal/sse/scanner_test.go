@@ -120,6 +120,7 @@ func FuzzScanner(f *testing.F) {
 	f.Add("event: message\ndata: {\"a\":1}\n\n", uint8(3))
 	f.Add("data: a\r\ndata: b\r\n\r\n: c\r\r", uint8(1))
 	f.Add("datadata: x\ndata\n\n", uint8(2))
+	f.Add("\xefid: 1\r\r\r", uint8(8))
 	f.Fuzz(func(t *testing.T, stream string, piece uint8) {
 		all, events := scan(stream, int(piece)+1)
 		if all != stream {

@@ -106,6 +106,7 @@ func FuzzFrames(f *testing.F) {
 		"{}\n{\"id\":1}\r\n", "noise\n{}\n\n", "Content-Length: 2\r\n\r\n{}{}\n", "Content-Length: 3\n\n{}",
 		"content-length:2\nX: y\n\n{}\nContent-Length: x\n{}", "Content-Length: 99\r\n\r\n{\"id\":7,\"x\":\"................................................................................\"}{}\n",
 		"{\"result\":\"........................................................................\",\"id\":3}\n{}", "\n \r\n{", "Content-Length: 0\n\n{}\n",
+		strings.Repeat("noise", 20) + "\n{}\n",
 	} {
 		f.Add([]byte(seed), uint8(3))
 	}

@@ -89,7 +89,7 @@ func FuzzReceive(f *testing.F) {
 		`{"id":1,"result":1}` + "\n" + `{"id":1,"result":2}`, `{"method":"notifications/progress","params":{"progressToken":1,"progress":5}}`, `{"method":"notifications/progress","params":{"progressToken":2}}`,
 		`{"id":9,"method":"ping"}`, `{"id":"q","method":"roots/list"}`, `{"id":null,"method":"sampling/createMessage","params":{}}`, `{"method":"notifications/cancelled","params":{"requestId":1}}`,
 		`{"level":"info","msg":"started"}`, `{"jsonrpc":"2.0","id":1}`, `{"method":"notifications/x","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`, `{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`,
-		`{"method":"notifications/resources/updated","params":{"uri":"a:b"}}`, `{"method":"notifications/tools/list_changed"}`, `{"id":18446744073709551617,"result":1}`, `{"id":-1,"result":1}`, `{"id":" 1","result":{"id":1}}`,
+		`{"method":"notifications/resources/updated","params":{"uri":"a:b"}}`, `{"method":"notifications/tools/list_changed"}`, `{"method":"notifications/message"}`, `{"id":18446744073709551617,"result":1}`, `{"id":-1,"result":1}`, `{"id":" 1","result":{"id":1}}`,
 	} {
 		f.Add([]byte(said))
 	}

@@ -136,6 +136,7 @@ func FuzzClean(f *testing.F) {
 		"{\"title\":\"\xe2\x80\u200B\xae\", \"title\":[\"\u200B\"],\"instructions\":\"\\b\\f\\n\\u009b\x7f\"}",
 		`{"descri\u0070tion":"\\u202e\u202E\ud800","text":"\u202e"}`,
 		`[[{"title":"\u20`,
+		`{"title":"\u200c\ufe0f\`, `{"title":"\u|"}`, `{"title":"\u0001"}`, `{"title":"\u200b"`,
 	} {
 		f.Add([]byte(seed))
 	}

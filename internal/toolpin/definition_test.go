@@ -64,6 +64,7 @@ func FuzzDefinition(f *testing.F) {
 	f.Add([]byte(`{"name":"a","icons":[1,{}],"x":null}`), []byte(`{"icons":[1, {}],"x":null,"n\u0061me":"a"}`))
 	f.Add([]byte(`{"a":[1,[2]],"_meta":1}`), []byte(`{"a":[[1],2],"_meta":2}`))
 	f.Add([]byte(`[true,false,"\ud800"]`), []byte(`[true,false,"\ud801"]`))
+	f.Add([]byte(`{"a":1,"a":2}`), []byte(`{"a":1`))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		if !json.Valid(a) || !json.Valid(b) {
 			if define(a) == define(b) && !bytes.Equal(a, b) {

@@ -21,6 +21,8 @@ func FuzzPins(f *testing.F) {
 	f.Add([]byte(`null`), "x", []byte(`{"a":1,"b":2}`), []byte(`{"b":2,"a":1.0}`))
 	f.Add([]byte(`{"a":"00"}`), "a", []byte(`x`), []byte(`y`))
 	f.Add([]byte(`[]`), "a", []byte(`{"_meta":1}`), []byte(`{"_meta":2}`))
+	f.Add([]byte(`{"format":1,"tools":[{"tool":"a","hash":"00"}]}`), "a", []byte(`{"a":1,"a":2}`), []byte(`{"a":1,"a":2}`))
+	f.Add(saved, "a", []byte("\"\xff\""), []byte(`null`))
 	f.Fuzz(func(t *testing.T, saved []byte, tool string, first, second []byte) {
 		var p, again Pins
 		if json.Unmarshal(saved, &p) == nil {

@@ -19,7 +19,8 @@ import (
 // another is said without a word about Go.
 func FuzzAdminBody(f *testing.F) { // A70, A72
 	for _, body := range []string{
-		`{"name":"a","uriTemplate":"a:{b}","text":"x"}`, `{"gateway":"one","server":"s","uri":"c:d"}`, `{"name":7}`, `{"nam":"a"}`, `{"name":"a"}{}`, `{"name":"a"`, `[]`, `null`, ``, ` {} `, `{"name":null}`, `{"NAME":"a"}`, `{"name":{"a":1}}`, "{\"name\":\"\xff\"}", `{"name":"a","name":"b"}`, `{"name":"a"} x`,
+		`{"name":"a","uriTemplate":"a:{b}","text":"x"}`, `{"gateway":"one","server":"s","uri":"c:d"}`, `{"name":7}`, `{"nam":"a"}`, `{"name":"a"}{}`, `{"name":"a"`, `[]`, `null`, ``, ` {} `, `{"name":null}`, `{"NAME":"a"}`, `{"name":{"a":1}}`, "{\"name\":\"\xff\"}", `{"name":"a","name":"b"}`, `{"name":"a"} x`, `{name}`,
+		`[f`, // the oracle looped forever on an array that is not JSON
 	} {
 		f.Add(body, true)
 		f.Add(body, false)

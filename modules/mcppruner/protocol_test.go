@@ -276,6 +276,7 @@ func FuzzPost(f *testing.F) { // P57
 	f.Add(`{"jsonrpc":"2.0","method":"x"}`)
 	f.Add(`{"jsonrpc":"2.0","id":"\u0061","method":"tools/list","method":"x"}`)
 	f.Add(`{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"prune_text","arguments":{"text":1}}}`)
+	f.Add(`{"jsonrpc":"2.0","id":1,"method":"x"}`)
 	f.Add(`[]`)
 	f.Add(`{"jsonrpc":"2.0","id":{},"method":"ping"}`)
 	f.Fuzz(func(t *testing.T, message string) {

@@ -23,6 +23,14 @@ func FuzzSignatures(f *testing.F) { // A77
 	f.Add(uint(1<<20), uint(0), "\t ", body)
 	f.Add(uint(0), uint(0), "", body+" ")
 	f.Add(uint(60), uint(2), "00", body)
+	f.Add(uint(0), uint(len(scheme)), "", body)                                                               // without the scheme
+	f.Add(uint(len(scheme)), uint(len("client=alice, ")), "", body)                                           // without the client
+	f.Add(uint(len(scheme)), uint(len("client=alice")), "client=mallory", body)                               // an unknown client
+	f.Add(uint(len(scheme+"client=alice, timestamp=")), uint(0), "x", body)                                   // a malformed timestamp
+	f.Add(uint(len(scheme+"client=alice, timestamp=")), uint(1), "", body)                                    // an old timestamp
+	f.Add(uint(len(scheme+"client=alice, timestamp=1234567890, nonce=")), uint(1), "!", body)                 // a malformed nonce
+	f.Add(uint(len(scheme+"client=alice, timestamp=1234567890, nonce=fuzzed-1, signat")), uint(0), "x", body) // an unknown parameter
+	f.Add(uint(1<<20), uint(0), "x", body)                                                                    // a malformed signature
 	var used atomic.Int64
 	f.Fuzz(func(t *testing.T, at, cut uint, put, sent string) {
 		call := hmacPing(fmt.Sprintf("fuzzed-%d", used.Add(1)))

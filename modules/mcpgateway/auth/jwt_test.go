@@ -385,6 +385,10 @@ func FuzzTokens(f *testing.F) { // A76
 	f.Add(uint(0), whole, forge(`{"alg":"none"}`, goodClaims(nil), func([]byte) []byte { return nil }))
 	f.Add(uint(0), whole, "eyJhbGciOiJSUzI1NiJ9.e30.AA")
 	f.Add(uint(0), whole, "a.b.c.d.e")
+	f.Add(whole/2, uint(0), " ")
+	f.Add(whole-10, uint(1), "0") // one of the two changes the signature
+	f.Add(whole-10, uint(1), "1")
+	f.Add(uint(6), uint(4), "")
 	f.Fuzz(func(t *testing.T, at, cut uint, put string) {
 		at %= whole + 1
 		cut = min(cut, whole-at)
