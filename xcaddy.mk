@@ -18,6 +18,7 @@ TAGS := nobadger,nomysql,nopgx
 export CGO_ENABLED := 0
 export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
+GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
 GO_FILES := $(shell find . -name '*.go' -not -path '*/node_modules/*')
 SOURCES  := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/%,$(GO_FILES))
 GO_TEST  := test -timeout 30m -tags $(TAGS)
@@ -57,6 +58,7 @@ build: $(CADDY) ## build bin/caddy
 # then reports. The module may not be published, so neither a proxy (GOPRIVATE) nor git
 # (GOVCS) is asked for it. A new commit alone builds nothing.
 $(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
+	@command -v go >/dev/null || { echo "go not found: install Go $(GO_VERSION) or newer, see go.dev/doc/install"; exit 1; }
 	@mkdir -p $(@D)
 	@echo "building $(CADDY): takes some minutes the first time, log in $(CADDY).log"
 	@echo "  compiling xcaddy"

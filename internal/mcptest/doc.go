@@ -9,7 +9,7 @@
 // and fails as its fields say. modules/mcpsample has an honest one.
 //
 // [RunChild] is an MCP server over stdio, a child process with every bad habit as
-// a flag; the command ds runs it.
+// a flag.
 //
 // [Chat] stands in for a model API, recording requests and answering "ok".
 //

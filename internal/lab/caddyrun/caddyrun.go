@@ -1,8 +1,9 @@
-// Package caddyrun runs a built Caddy for tests, as an operator would: in a process
+// Package caddyrun runs the built Caddy for tests, as an operator would: in a process
 // of its own, with a home of its own.
 package caddyrun
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,10 +11,27 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
+
+// Binary returns the path of the Caddy under test: the one that the environment
+// variable CADDY names, or bin/caddy.
+func Binary() (string, error) {
+	path, err := filepath.Abs(cmp.Or(os.Getenv("CADDY"), "../../../bin/caddy"))
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("no built binary (%w); run: make -f xcaddy.mk build", err)
+	}
+	return path, nil
+}
 
 // Command prepares a Caddy that keeps everything it has to keep in home.
 func Command(ctx context.Context, binary, home string, args ...string) *exec.Cmd {
@@ -75,6 +93,16 @@ func awaitWord(ready *net.TCPListener, word string) error {
 		err = fmt.Errorf("said %q", said)
 	}
 	return err
+}
+
+// Settled reports whether the last reload is over. While a configuration replaces
+// another, both listen at the addresses that they share, and connections that the system
+// gives to the old one are lost when it closes.
+func (p *Process) Settled() bool {
+	listeners := procfs.Listeners(p.Process.Pid)
+	n := len(listeners)
+	slices.Sort(listeners)
+	return len(slices.Compact(listeners)) == n
 }
 
 // Stop ends the process as an operator would. It is killed if it does not end in time.

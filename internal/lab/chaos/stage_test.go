@@ -39,16 +39,9 @@ type stage struct {
 // binary returns the path of the Caddy that is put to the test.
 func binary(t *testing.T) string {
 	t.Helper()
-	path := os.Getenv("CADDY")
-	if path == "" {
-		path = "../../../bin/caddy"
-	}
-	path, err := filepath.Abs(path)
+	path, err := caddyrun.Binary()
 	if err != nil {
 		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("there is no built binary (%v); run: make -f xcaddy.mk build", err)
 	}
 	return path
 }

@@ -7,6 +7,7 @@ import (
 
 // Who listens to one server does so by the rules of now (A30, A55, A56).
 func TestAccessToStreamsOfOneServer(t *testing.T) {
+	t.Parallel()
 	far := newRemoteServer(t, "tool")
 	address := freeAddress(t)
 	const another = "eve-0123456789AbCdEf"
@@ -48,6 +49,7 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 // What was kept of a server that a client may not know any more is not for it either
 // (A53).
 func TestAccessToWhatWasKept(t *testing.T) {
+	t.Parallel()
 	keeps := func(server string) string {
 		w := newWitness(t, "read")
 		w.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(strings.Repeat("kept by "+server+" ", 1000)) + `}]}`}
@@ -80,8 +82,9 @@ func TestAccessToWhatWasKept(t *testing.T) {
 
 // Who signs is the same with each request, however different these are (A77).
 func TestAccessBySignatureIsOfOneClient(t *testing.T) {
-	t.Setenv("ALICE_SECRET", aliceSecret)
-	t.Setenv("BOB_SECRET", bobSecret)
+	t.Parallel()
+	setenv(t, "ALICE_SECRET", aliceSecret)
+	setenv(t, "BOB_SECRET", bobSecret)
 	far := newRemoteServer(t, "tool")
 	url := serve(t, gateway("separator __", signing, far.line("far")))
 	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"far__tool","arguments":{},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
@@ -102,6 +105,7 @@ func TestAccessBySignatureIsOfOneClient(t *testing.T) {
 
 // The gauge of a child goes with its server (A52).
 func TestOperateGaugeOfAChildThatIsGone(t *testing.T) {
+	t.Parallel()
 	address := freeAddress(t)
 	load(t, site(address, gateway(child("leaving"), child("staying"))))
 	pidAt(t, mcpAt("http://"+address, "leaving"))

@@ -17,6 +17,7 @@ func proxied(server, uri string) string {
 }
 
 func TestAggregateDescriptors(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t)
 	odd := []string{
 		`{"name":"odd","title":"name","description":"é\u00e9\/ <&>","inputSchema":{"type":"object","properties":{"name":{"type":"string","default":"odd"},"n":{"minimum":1.0,"maximum":12345678901234567890}},"additionalProperties":false},"annotations":{"readOnlyHint":true,"name":"odd"},"_meta":{"k":[1e2,-0,{"name":"odd"}]},"x-unknown":null}`,
@@ -80,6 +81,7 @@ func TestAggregateDescriptors(t *testing.T) {
 }
 
 func TestAggregateCalls(t *testing.T) {
+	t.Parallel()
 	alpha, beta := newJournal(t), newJournal(t)
 	remote := newRemoteServer(t, "a::b", "alpha::echo", "x")
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env()), remote.line("remote")))
@@ -192,6 +194,7 @@ func TestAggregateCalls(t *testing.T) {
 }
 
 func TestAggregateResources(t *testing.T) {
+	t.Parallel()
 	alpha := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), child("beta")))
 	c := newLegacyClient(t, url, `{}`)
@@ -297,6 +300,7 @@ func TestAggregateResources(t *testing.T) {
 }
 
 func TestAggregateLogging(t *testing.T) {
+	t.Parallel()
 	alpha, bare := newJournal(t), newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("bare", "--caps-empty"), bare.env())))
 	c := newLegacyClient(t, url, `{}`)
@@ -316,6 +320,7 @@ func TestAggregateLogging(t *testing.T) {
 }
 
 func TestAggregatePages(t *testing.T) {
+	t.Parallel()
 	one, two := newRemoteServer(t, "a", "b", "c"), newRemoteServer(t, "a", "b", "c")
 	for _, s := range []*remoteServer{one, two} {
 		s.first = func(w http.ResponseWriter, m legacyMessage) bool {
@@ -396,6 +401,7 @@ func TestAggregatePages(t *testing.T) {
 }
 
 func TestAggregateDrainsPages(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	loop, steps := newRemoteServer(t), newRemoteServer(t)
 	var asked, stepped atomic.Int64
@@ -452,6 +458,7 @@ func TestAggregateDrainsPages(t *testing.T) {
 }
 
 func TestAggregateManyTools(t *testing.T) {
+	t.Parallel()
 	const servers, each = 20, 500
 	var lines []string
 	var want []string
@@ -485,6 +492,7 @@ func TestAggregateManyTools(t *testing.T) {
 }
 
 func TestAggregateListsWithoutSome(t *testing.T) {
+	t.Parallel()
 	silent := newRemoteServer(t, "tool")
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
@@ -520,6 +528,7 @@ func TestAggregateListsWithoutSome(t *testing.T) {
 }
 
 func TestAggregateSeparators(t *testing.T) {
+	t.Parallel()
 	t.Run("R11 another separator", func(t *testing.T) {
 		s := newRemoteServer(t, "x", "a__b", "__c", "d::e")
 		url := serve(t, gateway("separator __", s.line("one"), s.line("one_more")))
@@ -560,6 +569,7 @@ func TestAggregateSeparators(t *testing.T) {
 }
 
 func TestAggregateLongNames(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("long_", 30)
 	s := newRemoteServer(t, "short", long+"1", long+"2", strings.Repeat("é", 70), long[:57], long[:58])
 	address := freeAddress(t)
@@ -600,6 +610,7 @@ func TestAggregateLongNames(t *testing.T) {
 }
 
 func TestAggregateExpose(t *testing.T) {
+	t.Parallel()
 	alpha := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env(), "expose echo s*"), child("beta")))
 	c := newLegacyClient(t, url, `{}`)

@@ -49,6 +49,7 @@ const listChanged = "notifications/tools/list_changed"
 
 // Clients, their streams and their calls go on when the configuration is replaced (A60).
 func TestAggregateReloadsUnderClients(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	added := block(child("new"), journal.env())
 	for _, era := range clientEras {
@@ -121,7 +122,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 			})
 			t.Run("A61 a broken configuration changes nothing", func(t *testing.T) {
 				for _, broken := range []string{config("server new http://127.0.0.1:1", "server new http://127.0.0.1:1"), config() + "\n{", site(address, gateway())} {
-					refused(t, "text/caddyfile", withAdmin(broken, adminAddress), "")
+					refused(t, "text/caddyfile", withAdmin(broken, adminAddress(t)), "")
 				}
 				stream.silent(t)
 				if got := toolsOf(t, c); !slices.Contains(got, "new__pid") {
@@ -237,6 +238,7 @@ func (l *listener) hearsAgain(t *testing.T) {
 // Two gateways without a name on two sites have nothing in common: no client of the one
 // ever hears a server of the other, and no server of the other gets its credentials.
 func TestAggregateReloadsOfTwoGateways(t *testing.T) {
+	t.Parallel()
 	one, two := newSpy(t, "one"), newSpy(t, "two")
 	addresses := map[*spy]string{one: freeAddress(t), two: freeAddress(t)}
 	config := func(moreOfOne, moreOfTwo string) string {

@@ -556,6 +556,7 @@ func (s *remoteServer) stream(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestAggregateHandshake(t *testing.T) {
+	t.Parallel()
 	alpha, beta := newJournal(t), newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env())))
 	if starts := alpha.entries(t, "start"); len(starts) > 0 {
@@ -579,6 +580,7 @@ func TestAggregateHandshake(t *testing.T) {
 }
 
 func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
+	t.Parallel()
 	journal, remote := newJournal(t), newRemoteServer(t, "tool")
 	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session"), remote.line("remote")))
 	one, two := joinAll(t, url, `{"roots":{}}`), joinAll(t, url, `{"sampling":{}}`)
@@ -615,6 +617,7 @@ func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
 
 // No server waits for another: each answers only when all have been asked.
 func TestAggregateAsksAllAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, method := range []string{"initialize", "tools/list"} {
 		t.Run("A3 A22 "+method, func(t *testing.T) {
 			const servers = 5
@@ -644,6 +647,7 @@ func TestAggregateAsksAllAtOnce(t *testing.T) {
 }
 
 func TestAggregateIntroducesItself(t *testing.T) {
+	t.Parallel()
 	introduce := func(t *testing.T, lines ...string) (capabilities map[string]json.RawMessage) {
 		c := newLegacyClient(t, serve(t, gateway(lines...)), `{}`)
 		var hello struct {
@@ -681,6 +685,7 @@ func TestAggregateIntroducesItself(t *testing.T) {
 }
 
 func TestAggregateVersions(t *testing.T) {
+	t.Parallel()
 	old := newRemoteServer(t, "tool")
 	old.hello = `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"old","version":"1"}}`
 	url := serve(t, gateway(child("alpha"), old.line("old")))
@@ -706,6 +711,7 @@ func TestAggregateVersions(t *testing.T) {
 }
 
 func TestAggregateGoesOnWithoutSome(t *testing.T) {
+	t.Parallel()
 	// One that is not there yet, and one that takes its time.
 	absent := freeAddress(t)
 	late := newRemoteServer(t, "tool")
@@ -769,6 +775,7 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 }
 
 func TestAggregateRefusesConfigurations(t *testing.T) {
+	t.Parallel()
 	load(t, "")
 	for _, tt := range []struct {
 		name  string
@@ -793,12 +800,13 @@ func TestAggregateRefusesConfigurations(t *testing.T) {
 		{"A2 discovery that is neither on nor off", []string{"discovery maybe", "server a http://127.0.0.1:1"}, "discovery"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			refused(t, "text/caddyfile", withAdmin(site(freeAddress(t), gateway(tt.lines...)), adminAddress), tt.want)
+			refused(t, "text/caddyfile", withAdmin(site(freeAddress(t), gateway(tt.lines...)), adminAddress(t)), tt.want)
 		})
 	}
 }
 
 func TestAggregateSessions(t *testing.T) {
+	t.Parallel()
 	alpha, remote := newJournal(t), newRemoteServer(t, "tool")
 	here, there := freeAddress(t), freeAddress(t)
 	load(t, site(here, gateway(block(child("alpha"), alpha.env()), remote.line("remote")))+
@@ -891,6 +899,7 @@ func flipped(text string, at int) string {
 }
 
 func TestAggregateRequests(t *testing.T) {
+	t.Parallel()
 	url := serve(t, gateway(child("alpha")))
 	at := joinedAt(url)
 	c := newLegacyClient(t, url, `{}`)
@@ -991,6 +1000,7 @@ func TestAggregateRequests(t *testing.T) {
 
 // Whatever a server answers in place of what it was asked for costs only itself.
 func TestAggregateFaults(t *testing.T) {
+	t.Parallel()
 	faults := map[string]func(w http.ResponseWriter, id string){
 		"garbage": func(w http.ResponseWriter, _ string) {
 			w.Header().Set("Content-Type", "application/json")
@@ -1110,6 +1120,7 @@ func TestAggregateFaults(t *testing.T) {
 
 // What a server has forgotten, it is told again, once, and no call is made twice.
 func TestAggregateRecoversSessions(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway(remote.line("remote"), child("alpha")))
 	c := joinAll(t, url, `{"roots":{}}`)
@@ -1183,6 +1194,7 @@ func TestAggregateRecoversSessions(t *testing.T) {
 
 // Gateways with the same key serve the same sessions.
 func TestAggregateReplicas(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t, "tool")
 	one, two := freeAddress(t), freeAddress(t)
 	lines := []string{"session_key 0123456789abcdef0123456789abcdef", remote.line("remote")}
@@ -1218,6 +1230,7 @@ func TestAggregateReplicas(t *testing.T) {
 
 // What a server asks through one gateway may be answered through another.
 func TestAggregateReplicasAsk(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t, "tool")
 	answers := make(chan legacyMessage, 1)
 	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
@@ -1254,6 +1267,7 @@ func TestAggregateReplicasAsk(t *testing.T) {
 
 // A server may hang up, and give its answer to who comes again.
 func TestAggregateResumes(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t, "tool")
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if last := r.Header.Get("Last-Event-Id"); r.Method == "GET" && last != "" {
@@ -1293,6 +1307,7 @@ func TestAggregateResumes(t *testing.T) {
 
 // What is forgotten of a client can be told from its session id.
 func TestAggregateForgetsNobody(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway("max_sessions 1", remote.line("remote"), child("alpha")))
 	var clients []*legacyClient
@@ -1316,6 +1331,7 @@ func TestAggregateForgetsNobody(t *testing.T) {
 
 // DELETE ends all that belongs to a session: its stream, its calls, its children.
 func TestAggregateEndsSessions(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session")))
 	c, other := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
@@ -1356,6 +1372,7 @@ func TestAggregateEndsSessions(t *testing.T) {
 // Servers of all kinds are joined: those that keep no sessions, those that are handlers of
 // Caddy, and those behind handlers that refuse.
 func TestAggregateKindsOfServers(t *testing.T) {
+	t.Parallel()
 	stateless := upstream(t, mcpsample.NewServer())
 	url := serve(t, gateway(
 		"server plain http://"+stateless+"/mcp",
@@ -1383,6 +1400,7 @@ func TestAggregateKindsOfServers(t *testing.T) {
 }
 
 func TestAggregateLargeMessages(t *testing.T) {
+	t.Parallel()
 	const size = 9 << 20
 	c := newLegacyClient(t, serve(t, gateway(child("alpha"))), `{}`)
 	if got := c.use("alpha::big", fmt.Sprintf(`{"n":%d}`, size)); got != strings.Repeat("x", size) {
@@ -1395,6 +1413,7 @@ func TestAggregateLargeMessages(t *testing.T) {
 }
 
 func TestAggregateDeath(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m"), child("other")))
 	c := joinAll(t, url, `{}`)
@@ -1419,6 +1438,7 @@ func TestAggregateDeath(t *testing.T) {
 }
 
 func TestAggregateReloads(t *testing.T) {
+	t.Parallel()
 	journal, address := newJournal(t), freeAddress(t)
 	config := func(more ...string) string {
 		return site(address, gateway(append([]string{block(child("kept"), journal.env()), block(child("own"), journal.env(), "isolation session")}, more...)...))
@@ -1451,7 +1471,7 @@ func TestAggregateReloads(t *testing.T) {
 	})
 	t.Run("A61 a broken configuration changes nothing", func(t *testing.T) {
 		c := c.in(t)
-		refused(t, "text/caddyfile", withAdmin(config(child("new"), "server a::b http://127.0.0.1:1"), adminAddress), "a::b")
+		refused(t, "text/caddyfile", withAdmin(config(child("new"), "server a::b http://127.0.0.1:1"), adminAddress(t)), "a::b")
 		if again := c.use("kept::pid", `{}`); again != pid {
 			t.Errorf("%s has become %s", pid, again)
 		}
@@ -1491,6 +1511,7 @@ func TestAggregateReloads(t *testing.T) {
 // Two processes with the same key serve one client alternately: what one knows of it,
 // the other reads in the id of its session.
 func TestAggregateProcesses(t *testing.T) {
+	t.Parallel()
 	remote := newRemoteServer(t, "tool")
 	config := filepath.Join(t.TempDir(), "Caddyfile")
 	caddyfile := site(":8080", "bind 127.0.0.1", gateway("session_key 0123456789abcdef0123456789abcdef", remote.line("remote")))

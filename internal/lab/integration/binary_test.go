@@ -1,42 +1,16 @@
 package integration
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 )
 
-// binary returns the path of the Caddy that xcaddy built.
-func binary(t *testing.T) string {
-	t.Helper()
-	path, err := filepath.Abs("../../../bin/caddy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("there is no built binary (%v); run: make -f xcaddy.mk build", err)
-	}
-	return path
-}
-
-// caddy prepares the built binary to run at the root of the project, with a home
-// of its own.
-func caddy(t *testing.T, args ...string) *exec.Cmd {
-	t.Helper()
-	cmd := caddyrun.Command(t.Context(), binary(t), t.TempDir(), args...)
-	cmd.Dir = "../../.."
-	return cmd
-}
-
 func TestBinaryHasTheModules(t *testing.T) {
+	t.Parallel()
 	out, err := caddy(t, "list-modules").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +28,7 @@ func TestBinaryHasTheModules(t *testing.T) {
 }
 
 func TestBinaryValidates(t *testing.T) {
+	t.Parallel()
 	exampleSecrets(t)
 	for _, file := range shipped(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -79,51 +54,8 @@ func TestBinaryValidates(t *testing.T) {
 	})
 }
 
-// running is a Caddy process that serves.
-type running struct {
-	*exec.Cmd
-	process *caddyrun.Process
-	exited  chan struct{}
-	address string            // in place of 8080, or of 8006
-	moved   map[string]string // where each port of the file went, and the admin API
-	output  bytes.Buffer
-}
-
-// run serves a shipped Caddyfile at other ports and returns once it does.
-func run(t *testing.T, file string, env ...string) *running {
-	t.Helper()
-	caddyfile, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	moved, addresses := elsewhere(t, string(caddyfile))
-	addresses[":2019"] = freeAddress(t)
-	config := filepath.Join(t.TempDir(), "Caddyfile")
-	if err := os.WriteFile(config, []byte(withAdmin(moved, addresses[":2019"])), 0o600); err != nil {
-		t.Fatal(err)
-	}
-
-	r := &running{Cmd: caddy(t, "run", "--config", config), address: cmp.Or(addresses[":8080"], addresses[":8006"]), moved: addresses}
-	r.Env = append(r.Env, env...)
-	r.Stderr = &r.output
-	if r.process, err = caddyrun.Start(r.Cmd); err != nil {
-		t.Fatalf("%v\n%s", err, &r.output)
-	}
-	r.exited = r.process.Exited
-	t.Cleanup(r.process.Kill)
-	return r
-}
-
-// stop ends the process as an operator would and returns what it has logged.
-func (r *running) stop(t *testing.T) string {
-	t.Helper()
-	if err := r.process.Stop(patience); err != nil {
-		t.Errorf("exited: %v\n%s", err, &r.output)
-	}
-	return r.output.String()
-}
-
 func TestBinaryServes(t *testing.T) {
+	t.Parallel()
 	caddy := run(t, "../../../Caddyfile")
 	callReadLog(t, "http://"+caddy.address+"/mcp/sample")
 	logged := caddy.stop(t)
@@ -134,6 +66,7 @@ func TestBinaryServes(t *testing.T) {
 
 // TestBinaryLogs runs the example of A34 with each of its settings.
 func TestBinaryLogs(t *testing.T) {
+	t.Parallel()
 	const access = "handled request"
 	tests := []struct {
 		name string

@@ -10,6 +10,7 @@ import (
 // TestBadConfigurationsAreRefused loads what must not load, as `caddy validate`
 // and `caddy reload` would, and wants an error that names the field.
 func TestBadConfigurationsAreRefused(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name      string
 		directive string
@@ -260,7 +261,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	url := serve(t, "respond running")
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			caddyfile := withAdmin(site(freeAddress(t), tt.directive, proxy("127.0.0.1:1")), adminAddress)
+			caddyfile := withAdmin(site(freeAddress(t), tt.directive, proxy("127.0.0.1:1")), adminAddress(t))
 			refused(t, "text/caddyfile", caddyfile, tt.want)
 		})
 	}
@@ -272,6 +273,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 
 // TestBadJSONIsRefused has what a Caddyfile cannot say.
 func TestBadJSONIsRefused(t *testing.T) {
+	t.Parallel()
 	const observations, conversations, gateways, pruners = "observation_mask", "tool_result_mask", "mcp_gateway", "mcp_pruner"
 	tests := []struct {
 		name, handler, member, want string
@@ -329,7 +331,7 @@ func TestBadJSONIsRefused(t *testing.T) {
 	load(t, "")
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			config := `{"admin":{"listen":"` + adminAddress + `"},"apps":{"http":{"servers":{"s":{"listen":["` + freeAddress(t) +
+			config := `{"admin":{"listen":"` + adminAddress(t) + `"},"apps":{"http":{"servers":{"s":{"listen":["` + freeAddress(t) +
 				`"],"routes":[{"handle":[{"handler":"` + tt.handler + `",` + tt.member + `}]}]}}}}}`
 			refused(t, "application/json", config, tt.want)
 		})

@@ -86,6 +86,7 @@ func TestDashboardFitsAnyGrafana(t *testing.T) { // A51, A52
 }
 
 func TestDashboardPanelsDoNotOverlap(t *testing.T) {
+	t.Parallel()
 	panels := readDashboard(t).Panels
 	for i, a := range panels {
 		at := a.GridPos

@@ -11,7 +11,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
@@ -110,13 +109,14 @@ const exampleToken = "a-token-that-is-good-for-the-examples"
 // exampleSecrets sets what the examples take from the environment.
 func exampleSecrets(t *testing.T) {
 	t.Helper()
-	t.Setenv("CLINE_TOKEN", exampleToken)
-	t.Setenv("CI_TOKEN", exampleToken+"-of-another-client")
-	t.Setenv("MCP_TOKEN", exampleToken)
-	t.Setenv("MCP_SESSION_KEY", exampleToken)
+	setenv(t, "CLINE_TOKEN", exampleToken)
+	setenv(t, "CI_TOKEN", exampleToken+"-of-another-client")
+	setenv(t, "MCP_TOKEN", exampleToken)
+	setenv(t, "MCP_SESSION_KEY", exampleToken)
 }
 
 func TestShippedCaddyfiles(t *testing.T) {
+	t.Parallel()
 	exampleSecrets(t)
 	for _, file := range shipped(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {

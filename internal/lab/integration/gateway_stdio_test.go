@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -155,6 +154,7 @@ func processRuns(pid int) bool {
 }
 
 func TestGatewayStdioNeedsNoSession(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("plain"), journal.env()), block(child("modern", "--modern"), journal.env())))
 	if starts := journal.entries(t, "start"); len(starts) > 0 {
@@ -176,6 +176,7 @@ func TestGatewayStdioNeedsNoSession(t *testing.T) {
 }
 
 func TestGatewayStdioLog(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "caddy.log")
 	address := freeAddress(t)
 	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+site(address, gateway(child("loud", "--banner"))))
@@ -228,6 +229,7 @@ func TestGatewayStdioLog(t *testing.T) {
 }
 
 func TestGatewayStdioDeath(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	// A call that did not end with the child would end after the client's patience.
 	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m")))
@@ -278,6 +280,7 @@ func TestGatewayStdioDeath(t *testing.T) {
 
 // A child that cannot be started is not tried over and over.
 func TestGatewayStdioFailsToStart(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	url := serve(t, gateway(
 		block(child("hopeless", "--exit-at-start", "1"), journal.env()),
@@ -302,6 +305,7 @@ func TestGatewayStdioFailsToStart(t *testing.T) {
 }
 
 func TestGatewayStdioSilence(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("silent"), journal.env(), "timeout 2s")))
 	for i, at := range []string{rpcAt(url, "silent"), mcpAt(url, "silent")} {
@@ -330,6 +334,7 @@ func TestGatewayStdioSilence(t *testing.T) {
 }
 
 func TestGatewayStdioClientLeaves(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("left"), journal.env())))
 	for i, at := range []string{rpcAt(url, "left"), mcpAt(url, "left")} {
@@ -349,10 +354,11 @@ func TestGatewayStdioClientLeaves(t *testing.T) {
 }
 
 func TestGatewayStdioEnvironment(t *testing.T) {
+	t.Parallel()
 	const secret = "s3cr3t-of-the-test"
-	t.Setenv("STDIO_TEST_SECRET", secret)
-	t.Setenv("STDIO_TEST_FLAG", "--banner")
-	t.Setenv("STDIO_TEST_OTHER", "not for children")
+	setenv(t, "STDIO_TEST_SECRET", secret)
+	setenv(t, "STDIO_TEST_FLAG", "--banner")
+	setenv(t, "STDIO_TEST_OTHER", "not for children")
 	journal := newJournal(t)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -367,7 +373,7 @@ func TestGatewayStdioEnvironment(t *testing.T) {
 	if err := json.Unmarshal([]byte(use(t, at, "env", `{}`)), &got); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"KEY": secret, "EMPTY": "", "ODD": "a b $HOME * ;=x", "DS_LOG": string(journal), "PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME")}
+	want := map[string]string{"KEY": secret, "EMPTY": "", "ODD": "a b $HOME * ;=x", "DS_LOG": string(journal), "PATH": os.Getenv("PATH"), "HOME": loaderOf(t).home}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("A40 the environment is %v\nwant %v", got, want)
 	}
@@ -384,6 +390,7 @@ func TestGatewayStdioEnvironment(t *testing.T) {
 }
 
 func TestGatewayStdioFraming(t *testing.T) {
+	t.Parallel()
 	const size = 9 << 20
 	tests := []struct {
 		name string
@@ -431,6 +438,7 @@ func stdioProxy(name, upstreams string, args, transport []string, lines ...strin
 }
 
 func TestGatewayStdioPool(t *testing.T) {
+	t.Parallel()
 	url := serve(t, gateway(
 		stdioProxy("alpha", "alpha:1-3", nil, nil, "lb_policy round_robin"),
 		stdioProxy("beta", "beta:1-3", nil, []string{"isolation session"}, "lb_policy round_robin"),
@@ -466,6 +474,7 @@ func TestGatewayStdioPool(t *testing.T) {
 }
 
 func TestGatewayStdioHealthChecks(t *testing.T) {
+	t.Parallel()
 	journals := map[string]journal{}
 	var servers []string
 	timeouts := map[string]string{"well": "10s", "deaf": "10s", "hung": "200ms"}
@@ -493,6 +502,7 @@ func TestGatewayStdioHealthChecks(t *testing.T) {
 }
 
 func TestGatewayStdioReloads(t *testing.T) {
+	t.Parallel()
 	journal, address := newJournal(t), freeAddress(t)
 	url := "http://" + address
 	at := mcpAt(url, "kept")
@@ -532,7 +542,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 			bad += site(freeAddress(t), gateway(
 				block(child("lost"), lost.env()),
 				stdioProxy("checked", "checked:1", nil, []string{lost.env()}, "health_uri /", "health_interval 10s")))
-			if got := admin(t, "POST", "/load", withAdmin(bad, adminAddress), "Content-Type: text/caddyfile"); got.StatusCode == 200 {
+			if got := admin(t, "POST", "/load", withAdmin(bad, adminAddress(t)), "Content-Type: text/caddyfile"); got.StatusCode == 200 {
 				t.Fatal("it has been loaded")
 			}
 			if again := pidAt(t, at, session); again != pid {
@@ -577,21 +587,19 @@ func TestGatewayStdioReloads(t *testing.T) {
 
 // Nothing is left of 200 configurations, each with a server that the next has not.
 func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
+	t.Parallel()
 	journal, address := newJournal(t), freeAddress(t)
-	ours := func() int { // goroutines
-		stacks := make([]byte, 16<<20)
-		stacks = stacks[:runtime.Stack(stacks, true)]
-		n := 0
-		for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
-			const module = "github.com/caddy-mcp-gateway/caddy-mcp-gateway/"
-			if bytes.Count(stack, []byte(module)) > bytes.Count(stack, []byte(module+"internal/lab")) {
-				n++
+	goroutines := func() (all, ours int) {
+		for stack := range strings.SplitSeq(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "\n\n") {
+			all++
+			if strings.Contains(stack, "github.com/caddy-mcp-gateway/caddy-mcp-gateway/") {
+				ours++
 			}
 		}
-		return n
+		return all, ours
 	}
 	load(t, site(address, "respond x"))
-	before := runtime.NumGoroutine()
+	before, _ := goroutines()
 
 	at := func(server string) string { return rpcAt("http://"+address, server) }
 	var pid int
@@ -608,7 +616,7 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 		}
 	}
 	load(t, site(address, "respond x"))
-	eventually(t, "the end of our goroutines", func() bool { return ours() == 0 })
+	eventually(t, "the end of our goroutines", func() bool { _, ours := goroutines(); return ours == 0 })
 	starts := journal.entries(t, "start")
 	if len(starts) != 11 {
 		t.Errorf("%d children have been started", len(starts))
@@ -620,11 +628,13 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 	}
 	eventually(t, "the end of other goroutines", func() bool {
 		client.CloseIdleConnections()
-		return runtime.NumGoroutine() < before+20
+		now, _ := goroutines()
+		return now < before+20
 	})
 }
 
 func TestGatewayStdioManyClients(t *testing.T) {
+	t.Parallel()
 	const clients, connections = 2000, 200
 	url := serve(t, gateway(child("crowded")))
 	at := mcpAt(url, "crowded")
@@ -669,6 +679,7 @@ func TestGatewayStdioManyClients(t *testing.T) {
 
 // Whoever has called a child that is killed gets an answer of his own.
 func TestGatewayStdioKilledUnderLoad(t *testing.T) {
+	t.Parallel()
 	const kills = 20
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("killed"), journal.env())))
@@ -740,6 +751,7 @@ func TestGatewayStdioKilledUnderLoad(t *testing.T) {
 
 // A39: whatever children do, nothing of them outlives Caddy for long.
 func TestGatewayStdioEndsWithCaddy(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"TERM", "caddy stop"} {
 		t.Run("A39 "+how, func(t *testing.T) {
 			journal := newJournal(t)

@@ -1,37 +1,25 @@
-// Package integration tests the whole of Caddy with the modules in it: real
-// configurations, a real reverse_proxy, real connections, all on loopback.
-//
-// The Caddy under test runs in the test process, and there is one: a test replaces
-// the configuration of the one before, so nothing here may run in parallel.
+// Package integration tests the built Caddy: real configurations, a real
+// reverse_proxy, real connections, all on loopback. Each test has a Caddy in a process of
+// its own, so tests run in parallel.
 package integration
 
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	caddycore "github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddytest"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )
-
-// adminAddress is where caddytest expects the admin API.
-var adminAddress string
 
 // patience is how long a test waits for what must happen. Only a failing test
 // ever waits that long.
@@ -41,53 +29,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	flag.Parse()
-	if !testing.Verbose() { // Caddy logs there, and what failed would be lost in it
-		discard, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-		if err != nil {
-			log.Fatal(err)
-		}
-		os.Stderr = discard
-	}
-	os.Exit(func() int {
-		// Caddy saves its configuration and its certificates: not in the home of
-		// whoever runs the tests.
-		home, err := os.MkdirTemp("", "integration")
-		if err != nil {
-			log.Fatal(err)
-		}
-		defer os.RemoveAll(home)
-		os.Setenv("XDG_CONFIG_HOME", home)
-		os.Setenv("XDG_DATA_HOME", home)
-		caddycore.ConfigAutosavePath = filepath.Join(home, "autosave.json") // which was set before
-		caddycore.DefaultStorage.Path = home                                // and so was this
-
-		// Its fixed port would be shared with any other caddytest on the machine.
-		ports, err := loopback.FreePorts(1)
-		if err != nil {
-			log.Fatal(err)
-		}
-		caddytest.Default.AdminPort = ports[0]
-		adminAddress = fmt.Sprintf("localhost:%d", caddytest.Default.AdminPort)
-
-		// None of Caddy's own certificates is used here, and caddytest skips every
-		// test if it does not find them.
-		caddytest.Default.Certificates = nil
-		return m.Run()
-	}())
-}
-
-// load makes Caddy run a Caddyfile, whose admin API becomes that of caddytest.
-func load(t *testing.T, caddyfile string) {
-	t.Helper()
-	boot.Do(func() { caddytest.NewTester(t).InitServer(withAdmin("", adminAddress), "caddyfile") })
-	caddyfile = withAdmin(caddyfile, adminAddress)
-	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
-		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
-	}
-	eventually(t, "the listeners of the configuration before to close", replaced)
-	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
-	lasting.CloseIdleConnections()
+	os.Exit(m.Run())
 }
 
 // eventually waits for a condition.
@@ -97,47 +39,6 @@ func eventually(t *testing.T, what string, condition func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)
 		}
-	}
-}
-
-// replaced reports whether no port has two listeners, as it has for a moment when one
-// configuration takes the place of another. Connections that the system has given
-// to the old one are lost when it closes.
-func replaced() bool {
-	table, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		return true // not Linux
-	}
-	const address, state, listening = 1, 3, "0A"
-	listeners := map[string]bool{}
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > state && fields[state] == listening {
-			if listeners[fields[address]] {
-				return false
-			}
-			listeners[fields[address]] = true
-		}
-	}
-	return true
-}
-
-var boot sync.Once // Caddy
-
-// admin asks Caddy's admin API. Each configuration has a server of its own for it,
-// and while one takes the place of the other, a request may be lost.
-func admin(t *testing.T, method, path, body string, headers ...string) answer {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; {
-		res, err := client.Do(request(t, t.Context(), method, "http://"+adminAddress+path, body, headers...))
-		if err != nil && time.Now().Before(deadline) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		return answer{res, string(body)}
 	}
 }
 
@@ -254,7 +155,6 @@ func request(t *testing.T, ctx context.Context, method, url, message string, hea
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Close = strings.Contains(url, adminAddress) // a reload closes kept connections
 	req.Header.Set("Content-Type", "application/json")
 	for _, header := range headers {
 		if name, value, _ := strings.Cut(header, ": "); value != "" {

@@ -76,13 +76,12 @@ func configure(t *testing.T, method, path, value string) {
 	if got := admin(t, method, "/config"+path, value); got.StatusCode != 200 {
 		t.Fatalf("%s %s: %d %s", method, path, got.StatusCode, got.body)
 	}
-	eventually(t, "the listeners of the configuration before to close", replaced)
-	client.CloseIdleConnections()
-	lasting.CloseIdleConnections()
+	loaderOf(t).caddy.settle(t)
 }
 
 // Servers come and go by Caddy's own API, piece by piece.
 func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
+	t.Parallel()
 	kept, added, far := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
 	address := freeAddress(t)
 	own := func(more ...string) string {
@@ -184,6 +183,7 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 
 // What an operator writes into the file is what runs, if it can.
 func TestOperateWatchesTheFile(t *testing.T) {
+	t.Parallel()
 	journal := newJournal(t)
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	write := func(lines ...string) {
@@ -470,6 +470,7 @@ func lookAt(t *testing.T, r *running) (s seen) {
 // Under load, the configuration is replaced again and again: 60 times, or as often as
 // MCP_RELOADS says (300 is what is promised).
 func TestOperateReloadsUnderLoad(t *testing.T) {
+	t.Parallel()
 	reloads, err := strconv.Atoi(cmp.Or(os.Getenv("MCP_RELOADS"), "60"))
 	if err != nil {
 		t.Fatal(err)

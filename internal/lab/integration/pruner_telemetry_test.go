@@ -8,6 +8,7 @@ import (
 )
 
 func TestPrunerMetrics(t *testing.T) {
+	t.Parallel()
 	rr, rerankerURL := newMoodyReranker(t, "/cohere")
 	address := freeAddress(t)
 	config := site(address, block("handle /cloud/*", pruner(block("backend rerank", "url "+rerankerURL))), pruner("max_input_chars 50000"))
@@ -65,6 +66,7 @@ func TestPrunerMetrics(t *testing.T) {
 }
 
 func TestPrunerAccessLog(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+file, "format json"),
 		block("handle /alone/*", pruner("max_input_chars 50000")), gateway("separator __", block("server pruner", "mask off", pruner())))

@@ -309,6 +309,7 @@ type initialized struct {
 }
 
 func TestPrunerHandshake(t *testing.T) {
+	t.Parallel()
 	at := serve(t, pruner()) + "/rpc"
 	tests := []struct {
 		name, params, want string
@@ -358,6 +359,7 @@ func TestPrunerHandshake(t *testing.T) {
 }
 
 func TestPrunerTools(t *testing.T) {
+	t.Parallel()
 	at := serve(t, pruner()) + "/rpc"
 	tools := map[string]map[string]any{}
 	for _, tool := range resultOf[struct{ Tools []map[string]any }](t, at, "tools/list", `{}`).Tools {
@@ -414,6 +416,7 @@ func TestPrunerTools(t *testing.T) {
 }
 
 func TestPrunerHealth(t *testing.T) {
+	t.Parallel()
 	url := serve(t, pruner())
 	type health map[string]any
 	direct := send(t, client, "GET", url+"/health", "")
@@ -443,6 +446,7 @@ func TestPrunerHealth(t *testing.T) {
 }
 
 func TestPrunerRefusesMessages(t *testing.T) {
+	t.Parallel()
 	at := serve(t, pruner()) + "/rpc"
 	tests := []struct {
 		name, message string
@@ -484,6 +488,7 @@ func TestPrunerRefusesMessages(t *testing.T) {
 
 // TestPrunerRefusesArguments changes one thing at a time in arguments that are good.
 func TestPrunerRefusesArguments(t *testing.T) {
+	t.Parallel()
 	at := serve(t, pruner()) + "/rpc"
 	good := prunable{text: "a\nb", goal: "g", ratio: "0.5"}.arguments()
 	post(t, at, toolCall{"prune_text", good}.request())
@@ -566,6 +571,7 @@ func TestPrunerRefusesArguments(t *testing.T) {
 
 // TestPrunerDoors is about what is served where.
 func TestPrunerDoors(t *testing.T) {
+	t.Parallel()
 	url := serve(t, pruner(), block("handle_path /below/*", pruner()), "respond next")
 	list := rpc("tools/list", `{}`)
 	tests := []struct {
@@ -609,6 +615,7 @@ func TestPrunerDoors(t *testing.T) {
 }
 
 func TestPrunerOriginAndHost(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name    string
 		options []string
@@ -655,6 +662,7 @@ func TestPrunerOriginAndHost(t *testing.T) {
 
 // TestPrunerFuzzed sends what was once a request (P57).
 func TestPrunerFuzzed(t *testing.T) {
+	t.Parallel()
 	at := serve(t, pruner()) + "/rpc"
 	id := pruneBy(t, at, prunable{text: numbered(300)}).PruneID
 	seeds := []string{

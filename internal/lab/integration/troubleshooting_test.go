@@ -71,6 +71,7 @@ func (s symptoms) in(t *testing.T, seen string, all ...string) {
 // What people see when it goes wrong is provoked with the binary. What the document
 // says and nobody provokes is as wrong as what is seen and not in the document.
 func TestTroubleshooting(t *testing.T) {
+	t.Parallel()
 	s := documentedSymptoms(t)
 	t.Run("It is not built", s.notBuilt)
 	t.Run("It does not start", s.notStarted)
@@ -104,7 +105,7 @@ func (s symptoms) excuse(t *testing.T, why string, unprovoked ...string) {
 func (s symptoms) notBuilt(t *testing.T) {
 	makeProgram, err := exec.LookPath("make")
 	if err != nil {
-		s.excuse(t, "there is no make", "make: go: No such file or directory", "go.mod requires go >= …")
+		s.excuse(t, "there is no make", "go not found: install Go …", "go.mod requires go >= …")
 	}
 	// A machine with make and some other programs, but without Go.
 	project, bin := t.TempDir(), t.TempDir()
@@ -121,14 +122,18 @@ func (s symptoms) notBuilt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"xcaddy.mk": string(rules), "go.mod": "module x\n\ngo 1.999\n", "go.sum": ""} {
+	if err := os.MkdirAll(filepath.Join(project, "internal/lab"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	const module = "module x\n\ngo 1.999\n"
+	for name, text := range map[string]string{"xcaddy.mk": string(rules), "go.mod": module, "go.sum": "", "internal/lab/go.mod": module} {
 		if err := os.WriteFile(filepath.Join(project, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), makeProgram, "-f", "xcaddy.mk", "build")
 	cmd.Dir, cmd.Env = project, []string{"PATH=" + bin}
-	s.in(t, fails(t, cmd), "make: go: No such file or directory")
+	s.in(t, fails(t, cmd), "go not found: install Go …")
 
 	// The Go that there is, for a project of the far future.
 	cmd = exec.CommandContext(t.Context(), "go", "mod", "download")

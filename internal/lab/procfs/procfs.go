@@ -134,3 +134,27 @@ func AvailableMemory() int {
 	memory, _ := os.ReadFile("/proc/meminfo")
 	return kib(string(memory), "MemAvailable:")
 }
+
+// Listeners returns the local addresses at which a process listens for TCP connections,
+// as Linux writes them, one for each of its sockets.
+func Listeners(pid int) (addresses []string) {
+	inodes := map[string]bool{}
+	files, _ := filepath.Glob(file(pid, "fd/*"))
+	for _, name := range files {
+		target, _ := os.Readlink(name)
+		if inode, isSocket := strings.CutPrefix(target, "socket:["); isSocket {
+			inodes[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	const address, state, inode, listening = 1, 3, 9, "0A"
+	for _, table := range []string{"net/tcp", "net/tcp6"} {
+		text, _ := os.ReadFile(file(pid, table))
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			if len(fields) > inode && fields[state] == listening && inodes[fields[inode]] {
+				addresses = append(addresses, fields[address])
+			}
+		}
+	}
+	return addresses
+}
