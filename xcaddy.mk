@@ -136,9 +136,10 @@ bench-prune: ## what pruning keeps and saves, beside simpler ways; flags in PRUN
 	go mod download
 	go -C $(LAB) run ./bench/prune $(PRUNEFLAGS)
 
-lint: ## gofmt, go vet, staticcheck
+lint: ## gofmt, go vet, staticcheck, actionlint
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }
-	go -C $(LAB) build -o "$(CURDIR)/bin/" honnef.co/go/tools/cmd/staticcheck
+	go -C $(LAB) build -o "$(CURDIR)/bin/" honnef.co/go/tools/cmd/staticcheck github.com/rhysd/actionlint/cmd/actionlint
+	bin/actionlint -shellcheck= -pyflakes=
 	@for module in . $(LAB); do \
 		echo "go vet and staticcheck in $$module"; \
 		(cd $$module && go vet -tags $(TAGS) ./... && "$(CURDIR)/bin/staticcheck" -tags $(TAGS) ./...) || exit 1; \

@@ -213,10 +213,21 @@ require (
 
 require github.com/modelcontextprotocol/go-sdk v1.8.0
 
-require github.com/TBXark/mcp-proxy v0.43.2 // indirect
+require (
+	github.com/TBXark/mcp-proxy v0.43.2 // indirect
+	github.com/bmatcuk/doublestar/v4 v4.10.0 // indirect
+	github.com/clipperhouse/uax29/v2 v2.7.0 // indirect
+	github.com/fatih/color v1.19.0 // indirect
+	github.com/mattn/go-runewidth v0.0.24 // indirect
+	github.com/mattn/go-shellwords v1.0.12 // indirect
+	github.com/rhysd/actionlint v1.7.12 // indirect
+	github.com/robfig/cron/v3 v3.0.1 // indirect
+	go.yaml.in/yaml/v4 v4.0.0-rc.3 // indirect
+)
 
 tool (
 	github.com/TBXark/mcp-proxy
 	github.com/caddyserver/xcaddy/cmd/xcaddy
+	github.com/rhysd/actionlint/cmd/actionlint
 	honnef.co/go/tools/cmd/staticcheck
 )
