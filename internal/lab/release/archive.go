@@ -24,7 +24,7 @@ const (
 
 // shipped are the files and folders that go with the binary. It stands in bin, as it
 // does after a build: there the Caddyfile and the commands of the README look for it.
-var shipped = []string{"CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs"}
+var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs"}
 
 func archiveName(version string, p platform) string {
 	ext := ".tar.gz"

@@ -98,7 +98,7 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 			}
 			folder := strings.TrimSuffix(strings.TrimSuffix(tt.name, ".tar.gz"), ".zip") + "/"
 			var want []string
-			for _, file := range []string{`CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`, `LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, "bin/" + tt.executable + ` "runs"`,
+			for _, file := range []string{`CHANGELOG.md "changed\n"`, `CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`, `LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, "bin/" + tt.executable + ` "runs"`,
 				`caddyfile_examples/one.Caddyfile "# one\n"`, `docs/operate.md "operate\n"`} {
 				mode := "-rw-r--r--"
 				if strings.HasPrefix(file, "bin/") {

@@ -20,6 +20,7 @@ func aModule(t *testing.T) repository {
 	r.write("Caddyfile", "# runs\n")
 	r.write("LICENSE", "any\n")
 	r.write("README.md", "read\n")
+	r.write("CHANGELOG.md", "changed\n")
 	r.write("CONTRIBUTING.md", "do\n")
 	r.write("SECURITY.md", "beware\n")
 	r.write("caddyfile_examples/one.Caddyfile", "# one\n")
