@@ -36,7 +36,7 @@ func (c *Conversation) looksLikeError(r *result) bool {
 	return r.verdict == failure
 }
 
-// textLooksLikeError applies the rules of the contract to what stands between the
+// textLooksLikeError applies the rules of T18 and T19 to what stands between the
 // quotes of a string: it mentions an exception, a traceback, a timeout or a failed
 // connection, it has a line that begins with "error", or it is a JSON object that
 // says so.

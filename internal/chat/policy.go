@@ -123,7 +123,7 @@ var variables = map[string]variable{
 	"original_chars": originalChars,
 }
 
-// DefaultTemplate is the text of the contract.
+// DefaultTemplate is the text of T10.
 var DefaultTemplate = must(ParseTemplate("[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"))
 
 // unknownTool is the name of a tool whose name is not known.

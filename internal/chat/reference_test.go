@@ -385,7 +385,7 @@ func referenceError(s string) bool {
 	return hasError || strings.EqualFold(referenceText(object["status"]), "error")
 }
 
-// TestReferenceExample pins the reference to the examples of the contract.
+// TestReferenceExample pins the reference to examples of T5, T10 and T17.
 func TestReferenceExample(t *testing.T) {
 	const (
 		call1 = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"fast_read_file","arguments":"{}"}}]}`

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// The defaults of the contract.
+// The defaults (O1).
 const (
 	DefaultMaxChars  = 4000
 	DefaultHeadChars = 2000

@@ -32,7 +32,7 @@ func apply(t testing.TB, p Policy, text string, piece int) (string, Stats) {
 	return out.String(), m.Stats()
 }
 
-// cutString is the contract's rule on a decoded string.
+// cutString is the rule of O2 and O3 on a decoded string.
 func cutString(p Policy, s string) string {
 	chars := utf8.RuneCountInString(s)
 	if chars <= p.MaxChars {

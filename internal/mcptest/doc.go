@@ -1,8 +1,8 @@
 // Package mcptest has the servers that tests put in front of the product, in the
 // manner of net/http/httptest. Only tests and internal/lab import it.
 //
-// [Stub] is the obedient fixture of the acceptance checks: the client says in
-// the request how the upstream shall behave (a huge result, a slow one, a body
+// [Stub] is an obedient upstream: the client says in the request
+// how the upstream shall behave (a huge result, a slow one, a body
 // cut off by a TCP reset) and reads back what the upstream saw.
 //
 // [Remote] is an MCP server over Streamable HTTP in either era, which asks, streams

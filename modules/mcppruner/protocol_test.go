@@ -299,7 +299,7 @@ func FuzzPost(f *testing.F) { // P57
 	})
 }
 
-// schemaOf returns the schema that the contract has for the input of a tool.
+// schemaOf returns the schema for the input of a tool (P16, P17).
 func schemaOf(t *testing.T, tool string) string {
 	t.Helper()
 	schema, err := os.ReadFile("testdata/" + tool + ".schema.json")

@@ -15,7 +15,7 @@ import (
 )
 
 // reportConversation compares masking old tool results by package chat with
-// decoding the request, editing it as the contract says, and encoding it.
+// decoding the request, editing it by the rules of the mask, and encoding it.
 func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.Duration) error {
 	// One that mentions neither exceptions nor timeouts, so that it is masked.
 	source, err := goSource("encoding/json/scanner.go")

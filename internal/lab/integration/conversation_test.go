@@ -101,7 +101,7 @@ func placeholder(id, tool string, chars int) string {
 	return fmt.Sprintf("[Observation masqu\u00e9e: r\u00e9sultat d\u2019outil ancien (tool_call_id=%s, outil=%s, chars=%d)]", id, tool, chars)
 }
 
-// b2 is B2 of the acceptance checks, with something in the place of its old result.
+// b2 is a conversation of two turns, whose first result is old.
 func b2(old string) string {
 	return conversation(says("system", "be brief"), calls("call_1 fast_read_file"), answers("call_1", old), says("user", "and now?"),
 		calls("call_2 fast_read_file"), answers("call_2", "OK"), says("user", "go on"))
@@ -152,7 +152,7 @@ func TestConversation(t *testing.T) {
 
 	type row struct {
 		name  string
-		lines []string // default: those of the acceptance checks
+		lines []string // default: a window of one turn
 		sent  string
 		want  string
 	}

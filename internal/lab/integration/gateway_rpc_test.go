@@ -28,7 +28,7 @@ func gateway(lines ...string) string { return block("mcp_gateway", lines...) }
 func rpcAt(url, server string) string { return url + "/api/mcp-gateway/" + server + "/rpc" }
 func mcpAt(url, server string) string { return url + "/mcp/" + server }
 
-// acceptance is the gateway of ACCEPTANCE.md in front of an upstream.
+// acceptance is a gateway with one server for each setting, all in front of one upstream.
 func acceptance(stub string) string {
 	return gateway(
 		"server stub http://"+stub,

@@ -194,7 +194,7 @@ func cut(s string, n, head, tail int) string {
 	return strings.Repeat(s, head) + marker(n, head, tail, "") + strings.Repeat(s, tail)
 }
 
-// marker is the contract's marker in JSON, with a handle if there is one.
+// marker is the marker of O3 in JSON, with a handle if there is one (O23).
 func marker(original, head, tail int, handle string) string {
 	if handle != "" {
 		handle = " id=" + handle

@@ -22,8 +22,8 @@ import (
 // pruner is mcp_pruner with subdirectives.
 func pruner(lines ...string) string { return block("mcp_pruner", lines...) }
 
-// A prunable is what prune_text is asked. The zero value of all but text means what
-// OPT of the acceptance checks says, with time enough for a busy machine.
+// A prunable is what prune_text is asked. The zero value of all but text means
+// the default of arguments, with time enough for a busy machine.
 type prunable struct {
 	text, goal, source string
 	ratio              string // a JSON number
@@ -159,7 +159,7 @@ func pruneBy(t *testing.T, at string, p prunable, headers ...string) pruned {
 var (
 	// lineIn finds a line with its end (P27).
 	lineIn = regexp.MustCompile(`[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+$`)
-	// markerLine is the regular expression of the contract (P22).
+	// markerLine is P22.
 	markerLine = regexp.MustCompile(`^⟦PRUNÉ: prune_id=(?P<prune_id>[^\s]+) lignes (?P<start>\d+)-(?P<end>\d+) \((?P<count>\d+)\) raison=(?P<reason>.*)⟧$`)
 	// pruneID is R5.
 	pruneID = regexp.MustCompile(`^prn_[A-Za-z0-9]{22,}$`)
@@ -252,7 +252,7 @@ func (p prunable) judgeText(t *testing.T, got pruned, lines []string) {
 	}
 }
 
-// numbered is N(n) of the acceptance checks: the lines ligne 1 to ligne n.
+// numbered returns the lines ligne 1 to ligne n.
 func numbered(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -314,7 +314,7 @@ func TestPrunerHandshake(t *testing.T) {
 	tests := []struct {
 		name, params, want string
 	}{
-		{"P2 the probe of the contract", `{"protocolVersion":"2025-11-25","clientInfo":{"name":"diag","version":"1.0.0"}}`, "2025-11-25"},
+		{"P2 a client without capabilities", `{"protocolVersion":"2025-11-25","clientInfo":{"name":"diag","version":"1.0.0"}}`, "2025-11-25"},
 		{"P2 an older revision", `{"protocolVersion":"2024-11-05","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`, "2024-11-05"},
 		{"P2 a revision between", `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`, "2025-06-18"},
 		{"P2 a revision that never was", `{"protocolVersion":"1999-01-01"}`, "2025-11-25"},
@@ -390,7 +390,7 @@ func TestPrunerTools(t *testing.T) {
 			t.Errorf("P16, P17 %s: %v\nwant %v", name, tools[name]["inputSchema"], want)
 		}
 	}
-	t.Run("P5 the call of the contract", func(t *testing.T) {
+	t.Run("P5 a call", func(t *testing.T) {
 		got := post(t, at, `{
     "jsonrpc":"2.0",
     "id":2,

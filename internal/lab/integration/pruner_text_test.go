@@ -130,7 +130,7 @@ func TestPrunerAnswer(t *testing.T) {
 				}
 				removed[i] = got.removed()
 			}
-			// As S3 §5.1 has it, annotate_lines changes nothing in the annotations.
+			// annotate_lines changes nothing in the annotations.
 			if removed[0] != removed[1] {
 				t.Errorf("markers %t: removed are %s\nwith numbers %s", !unmarked, removed[0], removed[1])
 			}
