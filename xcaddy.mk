@@ -16,6 +16,7 @@ LAB := internal/lab
 # default: it would split the cache.
 TAGS := nobadger,nomysql,nopgx
 export CGO_ENABLED := 0
+export XCADDY_RACE_DETECTOR := 0
 export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
 GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
@@ -81,9 +82,12 @@ unit: ## run the unit tests of the plugin alone
 test: build $(PEERS)/node_modules unit ## run every test, those of the built binary included
 	go -C $(LAB) $(GO_TEST) ./...
 
-race: build $(PEERS)/node_modules ## the same under the race detector, which needs a C compiler
+# The tests of the binary then run one that has the race detector in it, too, and that
+# exits with an error if it has found a race.
+race: $(PEERS)/node_modules ## the same under the race detector, which needs a C compiler
+	$(MAKE) -f xcaddy.mk build CADDY=bin/caddy-race CGO_ENABLED=1 XCADDY_RACE_DETECTOR=1
 	CGO_ENABLED=1 go $(GO_TEST) -race ./...
-	CGO_ENABLED=1 go -C $(LAB) $(GO_TEST) -race ./...
+	CADDY="$(CURDIR)/bin/caddy-race" CGO_ENABLED=1 go -C $(LAB) $(GO_TEST) -race ./...
 
 conformance: build $(SUITE)/node_modules ## the public suite: what a server passes directly, it passes behind the gateway
 	go -C $(LAB) run ./conformance

@@ -1,0 +1,107 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/semver"
+)
+
+const (
+	project     = "../../.."
+	caddyModule = "github.com/caddyserver/caddy/v2"
+)
+
+// goList returns what `go list` prints for the plugin.
+func goList(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...)
+	cmd.Dir = project
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v", cmd, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// required returns the versions that a go.mod requires.
+func required(t *testing.T, file string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := modfile.Parse(file, text, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]string{}
+	for _, r := range mod.Require {
+		versions[r.Mod.Path] = r.Mod.Version
+	}
+	return versions
+}
+
+// summed returns the highest version of each module whose content a go.sum has.
+func summed(t *testing.T, file string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 3 && semver.Compare(fields[1], versions[fields[0]]) > 0 && semver.IsValid(fields[1]) &&
+			!strings.HasSuffix(fields[1], "/go.mod") {
+			versions[fields[0]] = fields[1]
+		}
+	}
+	return versions
+}
+
+// A release of Caddy is built with the versions in its go.sum. The plugin must not have
+// been tested with older ones.
+func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
+	t.Parallel()
+	caddys := summed(t, filepath.Join(goList(t, "-m", "-f", "{{.Dir}}", caddyModule), "go.sum"))
+	compared := 0
+	for module, version := range required(t, filepath.Join(project, "go.mod")) {
+		if caddys[module] == "" {
+			continue
+		}
+		compared++
+		if semver.Compare(version, caddys[module]) < 0 {
+			t.Errorf("go.mod has %s %s, Caddy is built with %s", module, version, caddys[module])
+		}
+	}
+	if compared < 50 {
+		t.Errorf("only %d modules compared: go.sum was not read", compared)
+	}
+}
+
+// The binary has nothing in it that only tests use, and building it needs no module that
+// only they need.
+func TestPluginHasNoTestCode(t *testing.T) {
+	t.Parallel()
+	for dep := range strings.FieldsSeq(goList(t, "-deps", "./modules")) {
+		for _, part := range []string{"/internal/lab", "/internal/mcptest", "/internal/jsontest"} {
+			if strings.Contains(dep, part) {
+				t.Errorf("the plugin imports %s", dep)
+			}
+		}
+	}
+	plugin := required(t, filepath.Join(project, "go.mod"))
+	for _, module := range []string{
+		"github.com/Shopify/toxiproxy/v2", "github.com/bytedance/sonic", "github.com/modelcontextprotocol/go-sdk",
+		"github.com/caddyserver/xcaddy", "honnef.co/go/tools",
+	} {
+		if plugin[module] != "" {
+			t.Errorf("go.mod of the plugin requires %s", module)
+		}
+	}
+}
