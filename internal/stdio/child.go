@@ -39,6 +39,7 @@ type child struct {
 
 	mu        sync.Mutex
 	lastID    uint64
+	lastKnown uint64 // the latest call that the child can have known of when it wrote the bytes last read
 	calls     map[uint64]*call
 	doubts    []doubt
 	stateless time.Time // when it has answered a client without a session
@@ -144,7 +145,7 @@ func (c *child) hasServed() bool {
 }
 
 func (c *child) read() {
-	frames := newFrameReader(c.stdout, c.server.pool.config.MaxMessage)
+	frames := newFrameReader(output{c}, c.server.pool.config.MaxMessage)
 	var m jsonrpc.Message
 	for {
 		frame, err := frames.next()
@@ -169,6 +170,23 @@ func (c *child) read() {
 			return
 		}
 	}
+}
+
+// An output is the stdout of a child.
+type output struct{ *child }
+
+func (o output) Read(p []byte) (int, error) {
+	n, err := o.stdout.Read(p)
+	o.noteRead()
+	return n, err
+}
+
+// noteRead records the latest call that the child can have known of when it wrote the
+// bytes just read. A call that begins before they are handled cannot be their cause.
+func (c *child) noteRead() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastKnown = c.lastID
 }
 
 // lose fails whoever waits for a message that is passed over.
@@ -418,12 +436,13 @@ func (c *child) take(id []byte) *call {
 // does not say, so it is the latest call of the only client that has any. If
 // several clients have, nobody can know; nor if another has just given one up, of
 // which the child may not have heard; nor if none has, and one without a session had.
+// Calls that the child did not know of when it wrote the message do not count.
 func (c *child) caller() (found *call, doubtful bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.calls {
 		switch {
-		case call.own, call.listens():
+		case call.own, call.listens(), call.id > c.lastKnown:
 		case found == nil:
 			found = call
 		case !call.sameClient(found):
@@ -434,7 +453,7 @@ func (c *child) caller() (found *call, doubtful bool) {
 	}
 	now := time.Now()
 	for _, d := range c.doubts {
-		if now.Before(d.until) && (found == nil || d.session == nil || d.session != found.session) {
+		if d.id <= c.lastKnown && now.Before(d.until) && (found == nil || d.session == nil || d.session != found.session) {
 			return nil, true
 		}
 	}

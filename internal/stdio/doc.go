@@ -11,9 +11,9 @@
 // All clients count their requests from 0. Towards the child every request has an
 // id of ours, and so have its progress token and what cancels it; what comes back
 // gets the client's own literal again. Questions of the server and notifications
-// carry no sign of whose call they belong to. They go to the one client that has
-// calls in flight; with several clients they are never guessed at, because a wrong
-// guess shows one client's data to another. Give each session a child of its own
+// carry no sign of whose call they belong to. They go to the one client that had
+// calls in flight when the child wrote them; with several clients they are never
+// guessed at, because a wrong guess shows one client's data to another. Give each session a child of its own
 // ([PerSession]) where a server asks questions of many clients.
 //
 // # Lives

@@ -108,6 +108,7 @@ func FuzzReceive(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
+		c.noteRead()
 		answered := make([]bool, len(calls))
 		for line := range bytes.SplitSeq(said, []byte("\n")) {
 			var m jsonrpc.Message

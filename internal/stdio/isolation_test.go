@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // What one client does must not reach another: these are the ways it could.
@@ -47,6 +48,54 @@ func TestWhatBelongsToNoCallIsForTheOnlyClient(t *testing.T) {
 	untold(b, notification("notifications/tools/list_changed", `{}`)+"\n")
 	contains(t, "next of the first", first.next(), "list_changed")
 	contains(t, "next of the second", second.next(), "list_changed")
+}
+
+// TestALaterCallGetsNothingThatWasWrittenBeforeIt: the gateway has read a log message
+// and a question, and a call begins before it handles them. The child wrote them
+// without knowing of that call.
+func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
+	p := newPuppets(t)
+	a, b := p.client().initialize(`{"sampling":{}}`), p.client().initialize(`{"sampling":{}}`)
+	stream := a.listen()
+	defer stream.Body.Close()
+	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := &call{session: b.known(p), inbox: newInbox(maxUnread)}
+	p.onNoise = func() {
+		if err := s.current().register(later); err != nil {
+			t.Error(err)
+		}
+	}
+	untold(a, "this line is not a message\n"+
+		notification("notifications/message", `{"level":"info","data":"private"}`)+"\n"+
+		askedBetweenCalls+
+		notification("notifications/tools/list_changed", `{}`)+"\n")
+	contains(t, "all is handled", stream.next(), "list_changed")
+	if l, ok, _ := later.inbox.take(); ok {
+		t.Errorf("the later call got %s", l.message)
+	}
+	contains(t, "refused", a.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)
+}
+
+// TestALaterCallThatWasGivenUpRaisesNoDoubt: the child wrote its question without
+// knowing of that call.
+func TestALaterCallThatWasGivenUpRaisesNoDoubt(t *testing.T) {
+	s, c := loose(t)
+	asking, later := &call{session: s, inbox: newInbox(1)}, &call{inbox: newInbox(1)}
+	for _, call := range []*call{asking, later} {
+		if err := c.register(call); err != nil {
+			t.Fatal(err)
+		}
+		if call == asking {
+			c.noteRead()
+		}
+	}
+	c.forget(later)
+	found, doubtful := c.caller()
+	equal(t, "found", found, asking)
+	equal(t, "doubtful", doubtful, false)
 }
 
 func TestWhatFollowsACallWithoutASessionIsForNobody(t *testing.T) {
@@ -182,6 +231,7 @@ func TestDoubtsHoldNoBodies(t *testing.T) {
 		c.forget(call)
 	}
 	equal(t, "doubts", len(c.doubts), maxDoubts)
+	c.noteRead()
 	_, doubtful := c.caller()
 	equal(t, "doubtful", doubtful, true)
 }

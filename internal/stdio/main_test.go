@@ -92,6 +92,7 @@ type testPool struct {
 	t       *testing.T
 	journal string // where children of mcptest write what they receive
 	logs    *observer.ObservedLogs
+	onNoise func() // if set, runs in the reader of a child at each line that is not a message
 
 	mu      sync.Mutex
 	changed *sync.Cond // something below, or a line in logs
@@ -113,7 +114,12 @@ func (p *testPool) Started(_ string, pid int, restart bool) {
 func (p *testPool) Exited(_ string, pid int, _ error) {
 	p.note(func() { p.exited = append(p.exited, pid) })
 }
-func (p *testPool) Noise(string)   { p.note(func() { p.noise++ }) }
+func (p *testPool) Noise(string) {
+	if p.onNoise != nil {
+		p.onNoise()
+	}
+	p.note(func() { p.noise++ })
+}
 func (p *testPool) Dropped(string) { p.note(func() { p.dropped++ }) }
 
 func (p *testPool) note(change func()) {

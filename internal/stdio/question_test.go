@@ -483,7 +483,9 @@ func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
+	c.noteRead()
 	found, _ := c.caller()
+	equal(t, "found", found, asked)
 	c.cancel(asked, "x")
 	s.ask(c, found, asks(t, "sampling/createMessage"))
 	contains(t, "first", string(<-c.queue), "notifications/cancelled")
