@@ -1,0 +1,22 @@
+// Package await lets tests wait for conditions instead of for some time.
+package await
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for something that must happen. Only a failing
+// test waits that long, so it is more than a machine with busy cores needs.
+const Patience = time.Minute
+
+// Until waits for a condition that nothing reports. The test fails if it does not
+// come true; what names it.
+func Until(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for began := time.Now(); !condition(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > Patience {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
