@@ -24,7 +24,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
@@ -133,7 +134,7 @@ func (p *testPool) note(change func()) {
 func (p *testPool) until(what string, condition func() bool) {
 	p.t.Helper()
 	late := false
-	defer time.AfterFunc(20*time.Second, func() { p.note(func() { late = true }) }).Stop()
+	defer time.AfterFunc(await.Patience, func() { p.note(func() { late = true }) }).Stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for !condition() {
@@ -144,14 +145,10 @@ func (p *testPool) until(what string, condition func() bool) {
 	}
 }
 
-// eventually waits for what nobody reports.
+// eventually waits for a condition that the pool does not report.
 func (p *testPool) eventually(what string, condition func() bool) {
 	p.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	await.Until(p.t, what, condition)
 }
 
 // newPool returns a pool of children of mcptest with these flags.
@@ -180,8 +177,8 @@ func newPoolOf(t *testing.T, command []string, change ...func(*Config)) *testPoo
 		Env:          []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "DS_LOG=" + p.journal, "GORACE=atexit_sleep_ms=0"},
 		Framing:      Newline,
 		Isolation:    Shared,
-		StartTimeout: 20 * time.Second,
-		StopGrace:    5 * time.Second,
+		StartTimeout: await.Patience,
+		StopGrace:    await.Patience,
 		MaxMessage:   64 << 20,
 		MaxSessions:  10_000,
 		SessionTTL:   time.Hour,
@@ -204,7 +201,7 @@ func newPoolOf(t *testing.T, command []string, change ...func(*Config)) *testPoo
 
 func perSession(c *Config) { c.Isolation = PerSession }
 
-// within fails the test if f does not return. The time is what no machine needs.
+// within fails the test if f does not return.
 func (p *testPool) within(what string, f func()) {
 	p.t.Helper()
 	done := make(chan struct{})
@@ -214,7 +211,7 @@ func (p *testPool) within(what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * await.Patience): // a child may have used up its grace
 		p.t.Errorf("%s does not return", what)
 	}
 }
@@ -270,9 +267,10 @@ type client struct {
 	ctx     context.Context
 }
 
-// client returns a client that gives up when nobody would wait any longer.
+// client returns a client whose requests do not hang forever. They last longer than
+// the test waits for a condition, so a condition that does not come true is named.
 func (p *testPool) client() *client {
-	ctx, cancel := context.WithTimeout(p.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(p.t.Context(), 2*await.Patience)
 	p.t.Cleanup(cancel)
 	return &client{p: p, host: "alpha:1", ctx: ctx}
 }

@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -126,7 +130,19 @@ func TestAServerThatSaysNothingBeforeTheHandshakeIsLegacy(t *testing.T) {
 	script := `while read -r l; do case "$l" in ` +
 		`*'"initialize"'*) printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; ` +
 		`*'"id":2'*) printf '%s\n' '{"id":2,"result":"served"}';; esac; done`
-	p := newPoolOf(t, []string{"sh", "-c", script}, func(c *Config) { c.StartTimeout = 200 * time.Millisecond })
+	var p *testPool
+	p = newPoolOf(t, []string{"sh", "-c", script}, func(c *Config) {
+		c.StartTimeout = 200 * time.Millisecond
+		logger := c.Logger
+		c.Logger = func() *zap.Logger {
+			return logger().WithOptions(zap.Hooks(func(e zapcore.Entry) error {
+				if e.Message == "not started" { // the one that says nothing; the next may take its time
+					p.config.StartTimeout = await.Patience
+				}
+				return nil
+			}))
+		}
+	})
 	contains(t, "answer", p.client().modern(`"q"`, "x/y", "", "").whole(), `{"id":"q","result":"served"}`)
 }
 

@@ -15,11 +15,13 @@ type process struct {
 	stdout *os.File
 	stderr *os.File
 	exited chan struct{} // closed when it has ended
+
+	after func(time.Duration) <-chan time.Time // time.After, unless a test needs another
 }
 
 // startProcess starts a command, without a shell, in a process group of its own.
 func startProcess(command, env []string, dir string) (_ *process, err error) {
-	p := &process{cmd: exec.Command(command[0], command[1:]...), exited: make(chan struct{})}
+	p := &process{cmd: exec.Command(command[0], command[1:]...), exited: make(chan struct{}), after: time.After}
 	p.cmd.Env, p.cmd.Dir = env, dir
 	ownGroup(p.cmd)
 
@@ -77,12 +79,14 @@ func (p *process) wait() {
 	close(p.exited)
 }
 
+// lastWords is how long a process may take to end after TERM.
+const lastWords = time.Second
+
 // stop ends the process: it closes stdin, which is how MCP says goodbye, sends TERM
 // if that was not heard within the grace, and KILL if that was not heard either. It
 // returns when the process has ended.
 func (p *process) stop(grace time.Duration) {
 	p.stdin.Close()
-	const lastWords = time.Second
 	if p.endsWithin(grace) {
 		return
 	}
@@ -109,12 +113,10 @@ func (p *process) terminate() {
 }
 
 func (p *process) endsWithin(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-p.exited:
 		return true
-	case <-timer.C:
+	case <-p.after(d):
 		return false
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 func TestAPoliteChildIsAskedPolitely(t *testing.T) { // A39
@@ -28,13 +30,42 @@ func TestAPoliteChildIsAskedPolitely(t *testing.T) { // A39
 func TestAChildThatHearsOnlyTerm(t *testing.T) {
 	p := newPoolOf(t, []string{"sh", "-c", `trap 'echo heard >>"$DS_LOG.term"; exit 0' TERM; read -r l; ` +
 		`printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; ` +
-		`while :; do sleep 0.01; done`}, func(c *Config) { c.StopGrace = 10 * time.Millisecond })
+		`while :; do sleep 0.01; done`})
 	p.client().initialize(`{}`)
-	p.Close()
+	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.current().after = func(d time.Duration) <-chan time.Time {
+		if d == lastWords {
+			return nil // it may take its time
+		}
+		equal(t, "grace", d, p.config.StopGrace)
+		over := make(chan time.Time)
+		close(over)
+		return over
+	}
+	p.within("Close", p.Close)
 	heard, err := os.ReadFile(p.journal + ".term")
 	if err != nil || string(heard) != "heard\n" {
 		t.Errorf("got %q, %v", heard, err)
 	}
+}
+
+// patient makes the stop of a child that ignores everything go on when the journal
+// shows that the child has seen the end of stdin, and then TERM. It returns the
+// durations that stop asks for.
+func (p *testPool) patient(c *child) *[]time.Duration {
+	waits := new([]time.Duration)
+	c.after = func(d time.Duration) <-chan time.Time {
+		event := []string{"eof", "term"}[len(*waits)]
+		*waits = append(*waits, d)
+		p.eventually("it logs "+event, func() bool { return p.events(event) == 1 })
+		over := make(chan time.Time)
+		close(over)
+		return over
+	}
+	return waits
 }
 
 // TestStubbornChildrenAndGrandchildren stops 50 servers that ignore everything and
@@ -42,12 +73,14 @@ func TestAChildThatHearsOnlyTerm(t *testing.T) {
 func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 	var stops sync.WaitGroup
 	for n := range 50 {
-		p := newPool(t, "--ignore-term", func(c *Config) { c.StopGrace = 10 * time.Millisecond })
+		p := newPool(t, "--ignore-term")
 		stops.Go(func() {
 			c := p.client()
+			s, _ := p.server(address{"alpha:1", mcp.Legacy})
 			if n%2 == 0 {
 				perSession(&p.config)
 				c.initialize(`{}`)
+				s = c.known(p).server
 			}
 			pids := []int{c.pid()}
 			for _, stubborn := range []string{"true", "false"} {
@@ -57,7 +90,9 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 				}
 				pids = append(pids, pid)
 			}
+			waits := p.patient(s.current())
 			p.within("Close", p.Close)
+			equal(t, "waits", fmt.Sprint(*waits), fmt.Sprint([]time.Duration{p.config.StopGrace, lastWords}))
 			for _, pid := range pids {
 				p.eventually(fmt.Sprintf("process %d ends", pid), func() bool { return !exists(pid) })
 			}
@@ -259,7 +294,8 @@ func TestDrainDoesNotWaitForEver(t *testing.T) {
 }
 
 // TestCloseAtEachMoment closes pools while everything else is under way: starts,
-// calls, the beginning and the end of sessions.
+// calls, the beginning and the end of sessions. How many requests the users have made
+// by then differs.
 func TestCloseAtEachMoment(t *testing.T) {
 	var pools sync.WaitGroup
 	for n := range 24 {
@@ -271,10 +307,12 @@ func TestCloseAtEachMoment(t *testing.T) {
 		})
 		pools.Go(func() {
 			var users sync.WaitGroup
+			begun := 0
 			for u := range 4 {
 				users.Go(func() {
 					c := p.client()
 					for {
+						p.note(func() { begun++ })
 						res, err := c.do(http.MethodPost, request(`0`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
 						if err != nil || res.StatusCode != http.StatusOK {
 							return
@@ -290,9 +328,13 @@ func TestCloseAtEachMoment(t *testing.T) {
 					}
 				})
 			}
-			for i := 0; i < n%6; i++ {
+			moment := n
+			if strings.HasPrefix(flags, "--hang-init") || strings.HasPrefix(flags, "--exit-at-start") {
+				moment = n / 6 // each user makes one request
+			}
+			for i := range n % 6 {
 				_, _ = p.client().do(http.MethodPost, notification("notifications/x", `{}`))
-				time.Sleep(time.Duration(n) * time.Millisecond) // whatever: any moment will do
+				p.until("the users have made requests", func() bool { return begun >= moment*(i+1)/(n%6) })
 			}
 			p.within("Close", p.Close)
 			users.Wait()
