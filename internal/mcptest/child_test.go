@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -426,9 +427,10 @@ func TestChildProcess(t *testing.T) {
 		p.signal(syscall.SIGKILL)
 		p.wants("signal: killed")
 	})
-	for _, stubborn := range []bool{false, true} {
-		t.Run(fmt.Sprintf("spawn starts a process, stubborn %t", stubborn), func(t *testing.T) {
-			p := startProcess(t, nil, "alpha", "--ignore-term")
+	t.Run("spawn starts a process that SIGTERM ends unless it is stubborn", func(t *testing.T) {
+		p := startProcess(t, nil, "alpha", "--ignore-term")
+		var pids []int
+		for _, stubborn := range []bool{true, false} {
 			pid, err := strconv.Atoi(p.text(call("spawn", fmt.Sprintf(`{"stubborn":%t}`, stubborn))))
 			if err != nil {
 				t.Fatal(err)
@@ -440,20 +442,13 @@ func TestChildProcess(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
-			if stubborn {
-				time.Sleep(20 * time.Millisecond)
-				if err := syscall.Kill(pid, syscall.Signal(0)); err != nil {
-					t.Errorf("it is gone: %v", err)
-				}
-				return
-			}
-			for deadline := time.Now().Add(10 * time.Second); syscall.Kill(pid, syscall.Signal(0)) == nil; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("it is still there")
-				}
-			}
-		})
-	}
+			pids = append(pids, pid)
+		}
+		await.Until(t, "the other one, which got SIGTERM later, is gone", func() bool { return syscall.Kill(pids[1], syscall.Signal(0)) != nil })
+		if err := syscall.Kill(pids[0], syscall.Signal(0)); err != nil {
+			t.Errorf("the stubborn one is gone: %v", err)
+		}
+	})
 }
 
 func quote(s string) string {
@@ -516,7 +511,7 @@ func (c *childClient) next() string {
 	select {
 	case line := <-c.lines:
 		return line
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Patience):
 		c.t.Fatal("the child is silent")
 		return ""
 	}
@@ -606,13 +601,14 @@ func (p *childProcess) signal(s syscall.Signal) {
 // waitForLog waits for a line in the log of a child.
 func waitForLog(t *testing.T, name, line string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		log, _ := os.ReadFile(name)
-		if slices.Contains(strings.Split(string(log), "\n"), line) {
-			return
+	var log []byte
+	defer func() {
+		if t.Failed() {
+			t.Logf("the log:\n%s", log)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s in\n%s", line, log)
-		}
-	}
+	}()
+	await.Until(t, line+" in the log", func() bool {
+		log, _ = os.ReadFile(name)
+		return slices.Contains(strings.Split(string(log), "\n"), line)
+	})
 }
