@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -108,7 +109,7 @@ func TestCancellationDuringAHandshake(t *testing.T) {
 	call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
 	p.await(t, "initialize", 2)
 	call.hangUp()
-	until(t, "the call has ended", func() bool {
+	await.Until(t, "the call has ended", func() bool {
 		c := g.known()[0]
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -133,7 +134,7 @@ func TestIDsThatAreUsedTwice(t *testing.T) {
 	two := u.start(http.MethodPost, u.request(`1`, "tools/call", `{"name":"a::wait","arguments":{"who":"two"}}`))
 	p.await(t, "tools/call", 2)
 	u.tell("notifications/cancelled", `{"requestId":1}`)
-	until(t, "it is canceled", func() bool { return len(canceled()) == 1 })
+	await.Until(t, "it is canceled", func() bool { return len(canceled()) == 1 })
 	if !canceled()["two"] {
 		t.Errorf("got %v", canceled())
 	}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -274,7 +275,7 @@ func TestServersMayPing(t *testing.T) {
 				u.connect()
 			}
 			test.visit(u)
-			until(t, "it is answered", func() bool { return len(answer) > 0 })
+			await.Until(t, "it is answered", func() bool { return len(answer) > 0 })
 			if got := <-answer; got != `{"jsonrpc":"2.0","id":"p","result":{}}` {
 				t.Errorf("it was answered %s", got)
 			}
@@ -322,7 +323,7 @@ func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
 		slow.await(t, "initialize", i+1)
 		talk.hangUp()
 	}
-	until(t, "no session is left", func() bool {
+	await.Until(t, "no session is left", func() bool {
 		quick.mu.Lock()
 		defer quick.mu.Unlock()
 		return quick.last == tries && len(quick.alive) == 0

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -164,7 +165,7 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 				w := &witness{header: http.Header{}}
 				p := newPeer("a").does("tools/call", func(up http.ResponseWriter, a *arrival) {
 					a.send(up, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1}}`, a.message.Literal(jsonrpc.ProgressToken)))
-					until(t, "the client has it, and all the time to wait for more", func() bool {
+					await.Until(t, "the client has it, and all the time to wait for more", func() bool {
 						_, written, pressed := w.look()
 						return strings.HasSuffix(written, "\n\n") && !pressed
 					})
@@ -214,7 +215,7 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 				defer close(ended)
 				_, _ = u.do(ctx, method, body)
 			}()
-			until(t, "it has begun", func() bool { touched, _, _ := w.look(); return touched > 0 })
+			await.Until(t, "it has begun", func() bool { touched, _, _ := w.look(); return touched > 0 })
 			c := g.known()[0]
 			streams := c.listening() // one may take one's time from here on
 			l := c.link(g.config.Servers[0])

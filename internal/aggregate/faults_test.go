@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -120,7 +121,7 @@ func TestStreamsMoveToTheirOwnGatewayOnly(t *testing.T) {
 						stream = u.listen()
 						a.await(t, "GET", 2)
 					}
-					until(t, "it is heard", func() bool {
+					await.Until(t, "it is heard", func() bool {
 						say(`{"jsonrpc":"2.0","method":"vendor/a"}`)
 						select {
 						case e := <-stream.events:
@@ -178,7 +179,7 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 		}
 	}
 	g.mu.Unlock()
-	until(t, "it is heard", func() bool {
+	await.Until(t, "it is heard", func() bool {
 		say(toolsChanged)
 		select {
 		case e := <-stream.events:
@@ -294,7 +295,7 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 			if s := u.call("a::x"); !strings.Contains(s.answer, `"done":true`) {
 				t.Errorf("got %s", s.body)
 			}
-			until(t, "the server has its refusals", func() bool { return answers.Load() >= questions })
+			await.Until(t, "the server has its refusals", func() bool { return answers.Load() >= questions })
 			g.passTime(t)
 			if n := answers.Load(); n != questions {
 				t.Errorf("%d refusals of %d questions", n, questions)
@@ -325,7 +326,7 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 		u.can = `{}`
 		u.connect()
 		call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
-		until(t, "all places are taken", func() bool { return answers.Load() == maxAsides })
+		await.Until(t, "all places are taken", func() bool { return answers.Load() == maxAsides })
 		g.passTime(t)
 		if n := answers.Load(); n != maxAsides {
 			t.Errorf("%d refusals at the same time", n)
@@ -381,7 +382,7 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 		p.await(t, "tools/call", 1)
 		crowd(g)
 		u.tell("notifications/cancelled", `{"requestId":7}`)
-		until(t, "it is canceled", func() bool { return canceled()["me"] })
+		await.Until(t, "it is canceled", func() bool { return canceled()["me"] })
 	})
 	t.Run("a stream", func(t *testing.T) {
 		p := legacyPeer("a")
@@ -564,39 +565,43 @@ func TestInitializedComesBeforeCalls(t *testing.T) {
 
 // A client that leaves in the middle of the handshake leaves no server half greeted.
 func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
-	p := legacyPeer("a")
-	telling := make(chan struct{})
-	var once sync.Once
-	var told, early atomic.Bool
-	p.does("notifications/initialized", func(w http.ResponseWriter, a *arrival) {
-		first := false
-		once.Do(func() { first = true; close(telling) })
-		if first {
-			select {
-			case <-a.Context().Done(): // it went with its client
-				panic(http.ErrAbortHandler)
-			case <-time.After(50 * time.Millisecond): // it outlives it, which is as good
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		telling := make(chan struct{})
+		var once sync.Once
+		var told, early atomic.Bool
+		p.does("notifications/initialized", func(w http.ResponseWriter, a *arrival) {
+			first := false
+			once.Do(func() { first = true; close(telling) })
+			if first {
+				select {
+				case <-a.Context().Done(): // it went with its client
+					panic(http.ErrAbortHandler)
+				case <-time.After(time.Second): // it outlives it, which is as good
+				}
 			}
+			told.Store(true)
+			w.WriteHeader(http.StatusAccepted)
+		})
+		p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
+			if !told.Load() {
+				early.Store(true)
+			}
+			a.reply(w, "{}")
+		})
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.modern(t)
+		leaving := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+		<-telling
+		leaving.hangUp()
+		if s := u.call("a::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
 		}
-		told.Store(true)
-		w.WriteHeader(http.StatusAccepted)
-	})
-	p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
-		if !told.Load() {
-			early.Store(true)
+		if early.Load() || !told.Load() {
+			t.Error("a call was made of a server that was never told that its client is ready")
 		}
-		a.reply(w, "{}")
 	})
-	u := newGateway(t, nil, p).modern(t)
-	leaving := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
-	<-telling
-	leaving.hangUp()
-	if s := u.call("a::x"); s.code() != 0 {
-		t.Errorf("got %s", s.body)
-	}
-	if early.Load() || !told.Load() {
-		t.Error("a call was made of a server that was never told that its client is ready")
-	}
 }
 
 // A stranger's 401 says nothing of what a server can speak.
@@ -679,7 +684,7 @@ func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
 		}()
 		select {
 		case <-ended:
-		case <-time.After(waitingTime):
+		case <-time.After(await.Patience):
 			t.Errorf("era %d: it waits for a call that is being served", era)
 		}
 		close(goOn)
@@ -739,7 +744,7 @@ func TestSessionsThatEndDuringCalls(t *testing.T) {
 		response.Body.Close()
 		all.Wait()
 	}
-	until(t, "no session is left at the server", func() bool {
+	await.Until(t, "no session is left at the server", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return len(p.alive) == 0

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -321,7 +322,7 @@ func TestCachedLists(t *testing.T) {
 			t.Errorf("asked %d times after other things changed", n)
 		}
 		stream.hangUp()
-		until(t, "lists are asked for again", func() bool {
+		await.Until(t, "lists are asked for again", func() bool {
 			n := p.count("tools/list")
 			u.ask("tools/list", "")
 			return p.count("tools/list") > n
@@ -558,7 +559,7 @@ func TestShelf(t *testing.T) {
 		t.Error("lists of different tools are one")
 	}
 	runtime.KeepAlive(a)
-	until(t, "lists are forgotten", func() bool {
+	await.Until(t, "lists are forgotten", func() bool {
 		runtime.GC()
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -21,15 +21,12 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// waitingTime is how long a test waits for what must happen. Only a failing test ever
-// waits that long.
-const waitingTime = 20 * time.Second
 
 // An arrival is a request as a server has seen it.
 type arrival struct {
@@ -235,7 +232,7 @@ func (p *peer) count(method string) int { return len(p.heard(method)) }
 // await waits until so many requests of a method have come, and returns the last.
 func (p *peer) await(t testing.TB, method string, n int) *arrival {
 	t.Helper()
-	timer := time.NewTimer(waitingTime)
+	timer := time.NewTimer(await.Patience)
 	defer timer.Stop()
 	for {
 		p.mu.Lock()
@@ -401,7 +398,7 @@ func joining(configure func(*Config), peers ...*peer) *Aggregate {
 		Name: "all", Version: "1",
 		Naming:      mcp.Naming{Separator: "::"},
 		Key:         testKey,
-		JoinTimeout: waitingTime / 2,
+		JoinTimeout: await.Patience / 2,
 		MaxClients:  10_000,
 		Logger:      zap.NewNop(),
 		Exiting:     context.Background(),
@@ -622,7 +619,7 @@ func (u *user) call(name string) said {
 // post posts a message and waits for the whole response.
 func (u *user) post(body string) said {
 	u.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*waitingTime)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*await.Patience)
 	defer cancel()
 	response, err := u.do(ctx, http.MethodPost, body)
 	if err != nil {
@@ -795,7 +792,7 @@ func (k *talk) hangUp() {
 // next returns the next event.
 func (k *talk) next() received {
 	k.t.Helper()
-	timer := time.NewTimer(waitingTime)
+	timer := time.NewTimer(await.Patience)
 	defer timer.Stop()
 	select {
 	case e, ok := <-k.events:
@@ -822,7 +819,7 @@ func (k *talk) nextOf(method string) received {
 // ended waits for the end of the response.
 func (k *talk) ended() {
 	k.t.Helper()
-	timer := time.NewTimer(waitingTime)
+	timer := time.NewTimer(await.Patience)
 	defer timer.Stop()
 	for {
 		select {
@@ -833,17 +830,6 @@ func (k *talk) ended() {
 		case <-timer.C:
 			k.t.Fatal("the stream has not ended")
 		}
-	}
-}
-
-// until waits for something that must come true.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for began := time.Now(); !ok(); {
-		if time.Since(began) > waitingTime {
-			t.Fatalf("it never came true: %s", what)
-		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -93,7 +94,7 @@ func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
 	g.replace(view("one"), p)
 	g.replace(view("another"), p)
 	p.await(t, "GET", 2) // by the handler of now, which looks at what it says
-	until(t, "the old one is not heard any more", func() bool { return before.Context().Err() != nil })
+	await.Until(t, "the old one is not heard any more", func() bool { return before.Context().Err() != nil })
 	stream.nextOf("notifications/tools/list_changed")
 }
 

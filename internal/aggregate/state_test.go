@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -45,7 +46,7 @@ func TestClientsOutliveConfigurations(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	c.await(t, "GET", 1)
-	until(t, "the new server is listened to", func() bool {
+	await.Until(t, "the new server is listened to", func() bool {
 		sayC(`{"jsonrpc":"2.0","method":"vendor/c"}`)
 		select {
 		case e := <-stream.events:

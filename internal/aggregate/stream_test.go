@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -371,7 +372,7 @@ func TestSubscriptions(t *testing.T) {
 	if !strings.Contains(listen.body, `"resourceSubscriptions":["x://a"]`) {
 		t.Errorf("got %s", listen.body)
 	}
-	until(t, "it is listened to", func() bool {
+	await.Until(t, "it is listened to", func() bool {
 		sayB(updated)
 		select {
 		case e := <-stream.events:

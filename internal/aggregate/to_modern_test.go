@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -212,7 +213,7 @@ func TestInputThatIsCanceled(t *testing.T) {
 			call.ended()
 		}
 		c := g.known()[0]
-		until(t, "nothing is expected any more", func() bool {
+		await.Until(t, "nothing is expected any more", func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			return len(c.questions) == 0 && len(c.calls) == 0

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -195,7 +196,7 @@ func TestManyCancellations(t *testing.T) {
 						t.Errorf("got %d", s.status)
 					}
 				}
-				until(t, "all that were canceled have ended", func() bool { return len(canceled()) == clients/2 })
+				await.Until(t, "all that were canceled have ended", func() bool { return len(canceled()) == clients/2 })
 				for who := range canceled() {
 					if i, err := strconv.Atoi(who); err != nil || i%2 == 1 {
 						t.Errorf("call %s was canceled", who)
@@ -243,7 +244,7 @@ func TestCancellationsOfClientsThatLookTheSame(t *testing.T) {
 		seen[key] = true
 	}
 	talks[2].hangUp()
-	until(t, "the call has ended", func() bool { return len(canceled()) > 0 })
+	await.Until(t, "the call has ended", func() bool { return len(canceled()) > 0 })
 	release()
 	for i, talk := range talks {
 		if i == 2 {
