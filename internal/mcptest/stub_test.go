@@ -50,6 +50,11 @@ func send(t *testing.T, method, url, body string, headers map[string]string) ans
 	return answer{res, string(got)}
 }
 
+// call is the request for a tool, with id 1.
+func call(name, arguments string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, name, arguments)
+}
+
 func serve(t *testing.T, handler http.Handler) string {
 	t.Helper()
 	server := httptest.NewServer(handler)

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
@@ -25,13 +25,13 @@ func TestTreeCountsChildren(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Stop()
-	await(t, func() bool { _, err := os.Stat(dir + "/ended"); return err == nil })
+	await.Until(t, "the first child ends", func() bool { _, err := os.Stat(dir + "/ended"); return err == nil })
 	// The shell itself has done nothing: this is of a child that has ended.
 	ended := p.CPU()
 	if ended == 0 {
 		t.Errorf("a child that has ended took %v", ended)
 	}
-	await(t, func() bool { _, err := os.Stat(dir + "/worked"); return err == nil })
+	await.Until(t, "the second child has worked", func() bool { _, err := os.Stat(dir + "/worked"); return err == nil })
 	if both := p.CPU(); both < ended+ended/4 {
 		t.Errorf("a child that runs is not counted: %v, and %v before it", both, ended)
 	}
@@ -50,17 +50,8 @@ func TestTreeCountsChildren(t *testing.T) {
 		t.Errorf("%d is not in %+v", child, tree)
 	}
 	p.Stop()
-	await(t, func() bool {
+	await.Until(t, "the second child ends", func() bool {
 		left, there := procfs.Read(child)
 		return !there || left.State == 'Z'
 	})
-}
-
-func await(t *testing.T, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not come")
-		}
-	}
 }
