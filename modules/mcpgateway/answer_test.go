@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -44,7 +45,7 @@ func waits[T any](t *testing.T, what string, c <-chan T) (got T) {
 	t.Helper()
 	select {
 	case got = <-c:
-	case <-time.After(20 * time.Second):
+	case <-time.After(await.Patience):
 		t.Errorf("waited in vain: %s", what)
 	}
 	return got
@@ -325,7 +326,7 @@ func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
 	list := func() string {
 		return serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`, mcp.SessionHeader, id)).Body.String()
 	}
-	eventually(t, "the list is remembered", func() bool {
+	await.Until(t, "the list is remembered", func() bool {
 		before := len(server.saw())
 		list()
 		return len(server.saw()) == before
@@ -335,7 +336,7 @@ func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
 	}
 	version.Store(1)
 	waitsToSend(t, "the stream", say, `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-	eventually(t, "the new list", func() bool { return strings.Contains(list(), "a::v1") })
+	await.Until(t, "the new list", func() bool { return strings.Contains(list(), "a::v1") })
 }
 
 // waitsToSend sends something to somebody who must come for it.
@@ -343,7 +344,7 @@ func waitsToSend(t *testing.T, what string, to chan<- string, message string) {
 	t.Helper()
 	select {
 	case to <- message:
-	case <-time.After(20 * time.Second):
+	case <-time.After(await.Patience):
 		t.Fatalf("waited in vain: %s", what)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
@@ -317,7 +318,7 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	address := func(s *httptest.Server) string { return s.Listener.Addr().String() }
 	h := gateway(t, fmt.Sprintf(`{"servers":[%s,%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone))),
 		serverOf("private", proxyTo("", address(private)))))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	if asked, err := h.Servers[0].answers(ctx); !asked || err != nil {
 		t.Errorf("one that is up: %t, %v", asked, err)
@@ -327,16 +328,6 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	}
 	if asked, err := h.Servers[2].answers(ctx); !asked || err != nil {
 		t.Errorf("one that wants credentials: %t, %v", asked, err)
-	}
-}
-
-// eventually waits for what nobody reports.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
 	}
 }
 
@@ -355,7 +346,7 @@ func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 	const active = `,"health_checks":{"active":{"uri":"/","interval":3600000000000}}`
 	s := gateway(t, `{"servers":[`+serverOf("a", proxyTo(active, upstream.Listener.Addr().String()))+`]}`).Servers[0]
 	close(provisioned)
-	eventually(t, "the verdict is noted", func() bool { return !s.upstreams.checked[0].Healthy() })
+	await.Until(t, "the verdict is noted", func() bool { return !s.upstreams.checked[0].Healthy() })
 	if asked, err := s.answers(t.Context()); !asked || !errors.Is(err, errNoUpstream) {
 		t.Errorf("got %t, %v", asked, err)
 	}
@@ -388,7 +379,7 @@ func TestHealthOfChildren(t *testing.T) { // A36, A37
 	if got := s.healthState(); got.name() != "unhealthy" || got.LastError != "no answer within 50ms" {
 		t.Errorf("one that does not answer: %+v", got)
 	}
-	eventually(t, "it is started again", func() bool {
+	await.Until(t, "it is started again", func() bool {
 		status = child.transport.Status("alpha:1")[0]
 		return status.Restarts == 1
 	})

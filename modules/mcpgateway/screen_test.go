@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -155,7 +156,7 @@ func hears(t *testing.T, h *Handler, r *http.Request, until string) string {
 	select {
 	case <-s.heard:
 	case <-ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(await.Patience):
 		t.Errorf("waited in vain for %s", until)
 	}
 	hangUp()
