@@ -72,10 +72,7 @@ const (
 	maxUnread = 16 << 20 // bytes that a client has not read yet of what comes before its answer
 )
 
-var (
-	errBusy  = errors.New("too many calls are waiting")
-	errEnded = errors.New("the process has ended")
-)
+var errBusy = errors.New("too many calls are waiting")
 
 // startChild starts the process of a server. It has not been initialized yet.
 func startChild(s *server) (*child, error) {
@@ -263,7 +260,7 @@ func (c *child) send(ctx context.Context, message []byte) error {
 		select {
 		case c.large <- struct{}{}:
 		case <-c.exited:
-			return errEnded
+			return c.cause()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -272,7 +269,7 @@ func (c *child) send(ctx context.Context, message []byte) error {
 	case c.queue <- frame:
 		return nil
 	case <-c.exited:
-		return errEnded
+		return c.cause()
 	case <-ctx.Done():
 		if len(frame) > large {
 			<-c.large

@@ -2,6 +2,7 @@ package stdio
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -144,6 +145,30 @@ func TestAServerThatSaysNothingBeforeTheHandshakeIsLegacy(t *testing.T) {
 		}
 	})
 	contains(t, "answer", p.client().modern(`"q"`, "x/y", "", "").whole(), `{"id":"q","result":"served"}`)
+}
+
+// TestAChildThatEndsBeforeItIsGreeted: the process has ended, and the reader of its
+// stdout has not noticed yet.
+func TestAChildThatEndsBeforeItIsGreeted(t *testing.T) {
+	for _, tt := range []struct {
+		era       mcp.Era
+		askLegacy bool
+	}{{mcp.Legacy, false}, {mcp.Modern, true}} {
+		ended, err := startProcess([]string{"sh", "-c", "exit 3"}, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ended.exited
+		s := newServer(NewPool(Config{StartTimeout: await.Patience}, nil), address{"alpha:1", tt.era}, nil)
+		err = s.greet(&child{process: ended, server: s, calls: map[uint64]*call{}}) // with no room in its queue
+		ended.stdout.Close()
+		ended.stderr.Close()
+		if err == nil {
+			t.Fatal("it has answered")
+		}
+		contains(t, "error", err.Error(), "exit status 3")
+		equal(t, "its legacy child may know", errors.Is(err, errAskLegacy), tt.askLegacy)
+	}
 }
 
 func TestALegacyClientOfAModernServer(t *testing.T) {

@@ -105,10 +105,17 @@ func (p *process) kill() {
 
 // terminate kills the process without waiting for its end.
 func (p *process) terminate() {
-	select {
-	case <-p.exited: // its number may be another's by now
-	default:
+	if !p.hasExited() { // else its number may be another's by now
 		p.signal(os.Kill)
+	}
+}
+
+func (p *process) hasExited() bool {
+	select {
+	case <-p.exited:
+		return true
+	default:
+		return false
 	}
 }
 

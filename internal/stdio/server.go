@@ -301,6 +301,14 @@ func (s *server) startInitialized() (*child, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.greet(c); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// greet shakes hands with a child. If it fails, the child has ended when it returns.
+func (s *server) greet(c *child) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.terminate)
@@ -317,7 +325,8 @@ func (s *server) startInitialized() (*child, error) {
 		greet = c.discover
 	}
 	if err := greet(ctx); err != nil {
-		late, died := ctx.Err() == context.DeadlineExceeded, c.death() != nil
+		// The reader of stdout may not have noticed yet that the process has ended.
+		late, died := ctx.Err() == context.DeadlineExceeded, c.hasExited()
 		c.kill()
 		if late {
 			err = fmt.Errorf("not initialized within %s, its start_timeout", s.pool.config.StartTimeout)
@@ -325,13 +334,13 @@ func (s *server) startInitialized() (*child, error) {
 		if s.at.era == mcp.Modern && (late || died) {
 			err = s.unsure(err)
 		}
-		return nil, err
+		return err
 	}
 	if !stop() {
 		<-c.exited
-		return nil, errStopped
+		return errStopped
 	}
-	return c, nil
+	return nil
 }
 
 // unsure says what it means that a child was asked for the modern era and did not
