@@ -220,7 +220,7 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 			_, err := p.client().with(ctx).do(http.MethodPost, toolCall(`"theirs"`, "hang", `{}`))
 			left <- err
 		}()
-		p.inFlightIs(1)
+		p.eventually("the child has the call", func() bool { return len(p.received("tools/call")) == 1 })
 		leave()
 		if err := <-left; err != context.Canceled {
 			t.Errorf("got %v", err)

@@ -152,7 +152,7 @@ func TestRestartByCommand(t *testing.T) { // A62, A72
 		_, err := p.client().do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 		ended <- err
 	}()
-	p.inFlightIs(1)
+	p.eventually("the child has the call", func() bool { return strings.Contains(p.messages(), `"hang"`) })
 
 	p.restart()
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "could not be reached or broke off") {

@@ -245,7 +245,7 @@ func TestDrain(t *testing.T) {
 		res, _ := p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 		hanging <- res
 	}()
-	p.inFlightIs(1)
+	p.eventually("the child has the call", func() bool { return strings.Contains(p.messages(), `"hang"`) })
 
 	drained := make(chan struct{})
 	go func() {
