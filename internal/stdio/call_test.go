@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // literals are ids and tokens that must come back to the byte (A28, G4).
@@ -236,6 +238,30 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 		r.Body.Close() // which does no harm
 		check(t, p)
 	})
+}
+
+// TestACallThatIsCancelledBeforeItIsSent: it waits for room in the queue. A child that
+// heard of the cancellation first would run the call for nobody.
+func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
+	s, c := loose(t)
+	c.queue, c.asides = make(chan []byte), make(chan []byte, 1) // the queue is full
+	waiting := &call{session: s}
+	if failure := waiting.request.Read([]byte(toolCall(`"theirs"`, "hang", `{}`))); failure != nil {
+		t.Fatal(failure)
+	}
+	begun := make(chan error, 1)
+	go func() { begun <- c.begin(t.Context(), waiting) }()
+	await.Until(t, "the call waits", c.busy)
+	c.cancel(waiting, "x")
+	equal(t, "told before the call", len(c.asides), 0)
+	contains(t, "first", string(<-c.queue), `"id":1,"method":"tools/call"`)
+	if err := <-begun; err != nil {
+		t.Error(err)
+	}
+	contains(t, "then", string(<-c.asides), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
+	if _, _, last := waiting.inbox.take(); !last {
+		t.Error("its client waits for an answer")
+	}
 }
 
 func TestClientsCancelTheirOwnCallsOnly(t *testing.T) { // A28

@@ -55,6 +55,10 @@ type call struct {
 	own     bool            // no client has sent it
 	inbox   *inbox
 	err     error // in the place of its answer; good when the inbox has ended
+
+	// Guarded by the lock of the child.
+	sent         bool   // it is on its way to the child
+	cancellation []byte // what tells the child that it was given up
 }
 
 // fail ends a call that will not be answered. What its client is told is the failure,
@@ -319,7 +323,19 @@ func (c *child) begin(ctx context.Context, call *call) error {
 		c.abandon(call)
 		return err
 	}
+	if cancellation := c.markSent(call); cancellation != nil {
+		c.tell(cancellation)
+	}
 	return nil
+}
+
+// markSent notes that a call is on its way to the child. It returns what the child is
+// to be told after it, if the call has been cancelled meanwhile.
+func (c *child) markSent(call *call) (cancellation []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call.sent = true
+	return call.cancellation
 }
 
 func (c *child) register(call *call) error {
@@ -361,16 +377,29 @@ func (c *child) abandon(call *call) {
 }
 
 // cancel gives a call up, and tells the child that nobody waits for it, nor answers
-// what it has asked.
+// what it has asked. A call that still waits for room in the queue is cancelled after
+// it: before, the child would not know what is meant.
 func (c *child) cancel(call *call, reason string) {
 	if c.forget(call) {
 		params := fmt.Appendf(nil, `{"requestId":%d`, call.id)
 		if reason != "" {
 			params = fmt.Appendf(params, `,"reason":%s`, jsonrpc.Quote(reason))
 		}
-		c.tell(jsonrpc.Notification("notifications/cancelled", append(params, '}')))
+		cancellation := jsonrpc.Notification("notifications/cancelled", append(params, '}'))
+		if c.noteCancellation(call, cancellation) {
+			c.tell(cancellation)
+		}
 	}
 	c.abandon(call)
+}
+
+// noteCancellation reports whether the call that is cancelled is on its way to the
+// child. If it is not, begin tells the child later.
+func (c *child) noteCancellation(call *call, cancellation []byte) (sent bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call.cancellation = cancellation
+	return call.sent
 }
 
 // request makes a request of our own and waits for the answer.

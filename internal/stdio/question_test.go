@@ -479,7 +479,7 @@ func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 // which its call is found to be asked on and the question.
 func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	s, c := loose(t)
-	asked := &call{session: s, inbox: newInbox(maxUnread)}
+	asked := &call{session: s, inbox: newInbox(maxUnread), sent: true}
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
