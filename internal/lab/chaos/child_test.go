@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // What child processes do to the gateway: A35 to A39, A41.
@@ -70,7 +72,7 @@ func (s *stage) signal(server string, signal syscall.Signal) {
 func stopped(server string) func(*ordeal) func() {
 	return func(o *ordeal) func() {
 		goOn := again(20*time.Millisecond, func() { o.signal(server, syscall.SIGSTOP) })
-		eventually(o.T, "the child to be stopped", func() bool {
+		await.Until(o.T, "the child to be stopped", func() bool {
 			return slices.ContainsFunc(o.processes(), func(p process) bool { return p.name == server && p.state == 'T' })
 		})
 		return func() {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -76,7 +77,7 @@ func TestClientFails(t *testing.T) {
 				}
 			}
 			calls := len(callers) * parallel
-			eventually(o.T, "the calls to arrive", func() bool {
+			await.Until(o.T, "the calls to arrive", func() bool {
 				if server == "away" {
 					return waiting.Load()-began == int64(calls)
 				}
@@ -84,7 +85,7 @@ func TestClientFails(t *testing.T) {
 			})
 			leave()
 			running.Wait()
-			eventually(o.T, "G25 the calls to be cancelled", func() bool {
+			await.Until(o.T, "G25 the calls to be cancelled", func() bool {
 				if server == "away" {
 					return gone.Load() == waiting.Load()
 				}
@@ -239,16 +240,6 @@ func flood(o *ordeal, calls int, one func(i int) outcome) {
 func cancelled(journal, what string) int {
 	text, _ := os.ReadFile(journal)
 	return strings.Count(string(text), what)
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(guard); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 // dial connects to the site.

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -455,10 +456,10 @@ func TestAccessToChangesOfResources(t *testing.T) {
 				} else if strings.Contains(first.raw, hidden) {
 					t.Errorf("agreed to %s", first.raw)
 				}
-				eventually(t, "the subscription", func() bool { return len(remote.Seen("subscriptions/listen")) > 0 })
+				await.Until(t, "the subscription", func() bool { return len(remote.Seen("subscriptions/listen")) > 0 })
 			} else {
 				stream = eve.listen(t)
-				eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) > 0 })
+				await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) > 0 })
 				mayNot(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(hidden)+`}`))
 				may(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(shown)+`}`))
 			}
@@ -929,7 +930,7 @@ func TestAccessToNewsOfServers(t *testing.T) {
 			zoe.use(t, "beta", "add-tool", `{"name":"news"}`)
 			zoes.hears(t, listChanged)
 			if !era.modern {
-				eventually(t, "the stream of zoe", func() bool { return remote.listeners() > 0 })
+				await.Until(t, "the stream of zoe", func() bool { return remote.listeners() > 0 })
 				remote.say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 				zoes.hears(t, listChanged)
 				if n := remote.listeners(); n != 1 {

@@ -35,6 +35,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -538,7 +539,7 @@ func TestAccessTokenStaysHere(t *testing.T) {
 			if got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1.0,"proxy":{`+proxy+`}}}`, session, acceptBoth); got.StatusCode != 202 {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
-			eventually(t, "the notification", func() bool { return len(server.got("notifications/foo")) > before })
+			await.Until(t, "the notification", func() bool { return len(server.got("notifications/foo")) > before })
 			sees(t, "notifications/foo", `{"a":1.0}`)
 		}
 		post(t, at, rpc("tools/call", `{`+joined+`}`), session, acceptBoth, bearer(token))
@@ -1527,7 +1528,7 @@ func TestAccessTakenAway(t *testing.T) {
 	c := newSpeaker(t, joinedAt(url), false, canAll, closes, bearer(one))
 	other := newSpeaker(t, joinedAt(url), false, canAll, closes, bearer(two))
 	stream := c.listen(t)
-	eventually(t, "the stream", func() bool {
+	await.Until(t, "the stream", func() bool {
 		return slices.ContainsFunc(server.requests(), func(r mcptest.Request) bool { return r.Method == "GET" })
 	})
 	load(t, config("two "+two))

@@ -3,6 +3,8 @@ package integration
 import (
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // Who listens to one server does so by the rules of now (A30, A55, A56).
@@ -29,11 +31,11 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 			c := newSpeaker(t, mcpAt("http://"+address, "far"), false, canAll, closes, bearer(eveToken))
 			before := far.listeners()
 			stream := c.listen(t)
-			eventually(t, "the gateway to listen", func() bool { return far.listeners() == before+1 })
+			await.Until(t, "the gateway to listen", func() bool { return far.listeners() == before+1 })
 			load(t, tt.after)
 			if tt.ends {
 				stream.ended(t)
-				eventually(t, "nobody to listen", func() bool { return far.listeners() == before })
+				await.Until(t, "nobody to listen", func() bool { return far.listeners() == before })
 				return
 			}
 			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
@@ -41,7 +43,7 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 				t.Errorf("heard %s", m.raw)
 			}
 			stream.hangUp()
-			eventually(t, "nobody to listen", func() bool { return far.listeners() == before })
+			await.Until(t, "nobody to listen", func() bool { return far.listeners() == before })
 		})
 	}
 }
@@ -114,7 +116,7 @@ func TestOperateGaugeOfAChildThatIsGone(t *testing.T) {
 		t.Fatalf("%v, there: %t", n, there)
 	}
 	load(t, site(address, gateway(child("staying"))))
-	eventually(t, "the gauge to go", func() bool {
+	await.Until(t, "the gauge to go", func() bool {
 		_, there := metrics(t)[sample("upstream_healthy", "leaving")]
 		return !there
 	})

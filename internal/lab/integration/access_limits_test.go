@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // The limits of these tests are for an hour, in which none of them takes so long that
@@ -127,7 +129,7 @@ func TestAccessWithinLimits(t *testing.T) {
 		if n := budget(t, client, at); n < 10 {
 			t.Errorf("%d were let through", n)
 		}
-		eventually(t, "one more", func() bool { return post(t, at, rpc("ping", `{}`)).StatusCode == 200 })
+		await.Until(t, "one more", func() bool { return post(t, at, rpc("ping", `{}`)).StatusCode == 200 })
 	})
 	t.Run("A32 five a minute", func(t *testing.T) {
 		url := serve(t, gateway("name minute", "rate 5/1m", server.line("alpha")))
@@ -314,7 +316,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 		if more := int(time.Since(began) / time.Second); n < 10 || n > 10+more {
 			t.Errorf("%d were let through", n)
 		}
-		eventually(t, "one more", func() bool { return post(t, rpcAt(url, "alpha"), rpc("ping", `{}`)).StatusCode == 200 })
+		await.Until(t, "one more", func() bool { return post(t, rpcAt(url, "alpha"), rpc("ping", `{}`)).StatusCode == 200 })
 	})
 	t.Run("A65 two rates of the same client", func(t *testing.T) {
 		url := serve(t, gateway("name two", "rate 100/1h", "rate 4/1h", server.line("alpha")))
@@ -401,7 +403,7 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 	})
 	t.Run("A63 a higher limit", func(t *testing.T) {
 		load(t, config("rate 5000/1s"))
-		eventually(t, "more", func() bool { return post(t, at, rpc("ping", `{}`), headers...).StatusCode == 200 })
+		await.Until(t, "more", func() bool { return post(t, at, rpc("ping", `{}`), headers...).StatusCode == 200 })
 	})
 	t.Run("A63 a lower limit", func(t *testing.T) {
 		load(t, config("rate 3/1h"))

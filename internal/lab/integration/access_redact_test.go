@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -213,7 +214,7 @@ func TestAccessRedactsNotifications(t *testing.T) {
 			c := newSpeaker(t, joinedAt(url), false, canAll, bearer(token))
 			streams[c.listen(t)] = hidden
 		}
-		eventually(t, "the streams", func() bool { return remote.listeners() == 2 })
+		await.Until(t, "the streams", func() bool { return remote.listeners() == 2 })
 		remote.say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
 		remote.say(`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"` + aKey + `"}}],"maxTokens":5}}`)
 		for stream, hidden := range streams {
@@ -230,7 +231,7 @@ func TestAccessRedactsNotifications(t *testing.T) {
 			c := newSpeaker(t, at, false, canAll, bearer(token))
 			streams[c.listen(t)] = hidden
 		}
-		eventually(t, "the streams", func() bool { return remote.listeners() == 2 })
+		await.Until(t, "the streams", func() bool { return remote.listeners() == 2 })
 		remote.say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
 		for stream, hidden := range streams {
 			judge(t, stream.hears(t, "notifications/x").raw, hidden)

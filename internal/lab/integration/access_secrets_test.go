@@ -10,13 +10,13 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // A planted secret, and the places where it belongs, by what their names begin with.
@@ -96,8 +96,7 @@ type vault struct {
 	main, users     string // the addresses of its sites
 	server, beside  *witness
 	kid, quiet      journal
-	process         *exec.Cmd
-	exited          chan struct{}
+	caddy           *running
 }
 
 // plant makes up the secrets.
@@ -133,7 +132,6 @@ func plant(t *testing.T) *vault {
 		beside:        newWitness(t, "echo"),
 		kid:           newJournal(t),
 		quiet:         newJournal(t),
-		exited:        make(chan struct{}),
 	}
 	v.goodJWT = v.issuer.token("ec", v.issuer.claims(nil))
 	v.expiredJWT = v.issuer.token("ec", v.issuer.claims(map[string]any{"exp": time.Now().Add(-time.Hour).Unix()}))
@@ -193,47 +191,30 @@ func (v *vault) config(more ...string) string {
 // start starts the process.
 func (v *vault) start(t *testing.T) {
 	t.Helper()
-	v.process = caddy(t, "run", "--config", inFile(t, v.config()))
-	v.process.Env = append(v.process.Env, v.environment...)
-	var files []*os.File
-	for _, name := range []string{"stdout", "stderr"} {
+	cmd := caddy(t, "run", "--config", inFile(t, v.config()))
+	cmd.Env = append(cmd.Env, v.environment...)
+	for name, output := range map[string]*io.Writer{"stdout": &cmd.Stdout, "stderr": &cmd.Stderr} {
 		file, err := os.Create(filepath.Join(v.dir, name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		files = append(files, file)
+		t.Cleanup(func() { file.Close() })
+		*output = file
 	}
-	v.process.Stdout, v.process.Stderr = files[0], files[1]
-	if err := v.process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = v.process.Wait()
-		for _, file := range files {
-			file.Close()
-		}
-		close(v.exited)
-	}()
-	t.Cleanup(func() {
-		_ = v.process.Process.Kill()
-		<-v.exited
-	})
+	v.caddy = startCaddy(t, cmd)
 	v.operate(t, "GET", "/config/", "")
 }
 
 // stop ends it as an operator would.
 func (v *vault) stop(t *testing.T) {
 	t.Helper()
-	if err := v.process.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, v.exited, "the end of the process")
+	v.caddy.stop(t)
 }
 
 // operate asks its admin API, of which a reload makes another.
 func (v *vault) operate(t *testing.T, method, path, body string, headers ...string) (got answer) {
 	t.Helper()
-	eventually(t, "the admin API", func() bool {
+	await.Until(t, "the admin API", func() bool {
 		res, err := client.Do(request(t, t.Context(), method, "http://"+v.adminAt+path, body, append(headers, closes)...))
 		if err != nil {
 			return false
@@ -243,6 +224,7 @@ func (v *vault) operate(t *testing.T, method, path, body string, headers ...stri
 		got = answer{res, string(text)}
 		return err == nil
 	})
+	v.caddy.settle(t)
 	return v.all.answer("the admin API at "+path, got)
 }
 

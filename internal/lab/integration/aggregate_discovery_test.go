@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -185,9 +186,9 @@ func TestAggregateDiscoveryOfWhatChanges(t *testing.T) {
 	load(t, config(child("alpha")))
 	c := newSpeaker(t, joinedAt("http://"+address), false, `{}`, closes)
 	c.use(t, "alpha", "add-tool", `{"name":"brew_coffee"}`)
-	eventually(t, "the new tool", func() bool { return slices.Contains(found(t, c, "brew coffee"), "alpha__brew_coffee") })
+	await.Until(t, "the new tool", func() bool { return slices.Contains(found(t, c, "brew coffee"), "alpha__brew_coffee") })
 	load(t, config(child("alpha"), child("beta", "--tools", "1")))
-	eventually(t, "the new server", func() bool { return slices.Contains(found(t, c, "one more tool t1"), "beta__t1") })
+	await.Until(t, "the new server", func() bool { return slices.Contains(found(t, c, "one more tool t1"), "beta__t1") })
 	load(t, config(child("alpha")))
-	eventually(t, "the end of it", func() bool { return !slices.Contains(found(t, c, "one more tool t1"), "beta__t1") })
+	await.Until(t, "the end of it", func() bool { return !slices.Contains(found(t, c, "one more tool t1"), "beta__t1") })
 }

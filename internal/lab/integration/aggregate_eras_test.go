@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -804,7 +805,7 @@ func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ende
 	if remote := e.remote[server]; remote != nil {
 		before, gone := len(remote.Seen("hanging")), len(remote.Seen("cancelled"))+len(remote.Seen("hung up"))
 		d = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
-		eventually(t, "the call", func() bool { return len(remote.Seen("hanging")) > before })
+		await.Until(t, "the call", func() bool { return len(remote.Seen("hanging")) > before })
 		return d, func() int { return len(remote.Seen("cancelled")) + len(remote.Seen("hung up")) - gone }
 	}
 	of := func(event string) (n int) {
@@ -817,7 +818,7 @@ func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ende
 	}
 	before, gone := of("tools/call"), of("cancelled")
 	d = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
-	eventually(t, "the call", func() bool { return of("tools/call") > before })
+	await.Until(t, "the call", func() bool { return of("tools/call") > before })
 	return d, func() int { return of("cancelled") - gone }
 }
 
@@ -834,7 +835,7 @@ func TestAggregateEraCancellation(t *testing.T) {
 		} else {
 			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`,"reason":"enough"}}`)
 		}
-		eventually(t, "the end of the call at the server", func() bool { return ended() > 0 })
+		await.Until(t, "the end of the call at the server", func() bool { return ended() > 0 })
 		if !c.modern {
 			d.ended(t)
 		}
@@ -876,9 +877,9 @@ func TestAggregateEraCancelsResumedCall(t *testing.T) {
 	params := callOf("farold", "hang", `{"ask":"roots/list"}`)
 	in := c.ask(t, "tools/call", params).answer.input(t)
 	d := c.begin(t, "tools/call", retried(params, in, func(string) string { return rootsAnswer }))
-	eventually(t, "the call to go on", func() bool { return len(remote.Seen("hanging")) > 0 })
+	await.Until(t, "the call to go on", func() bool { return len(remote.Seen("hanging")) > 0 })
 	d.hangUp()
-	eventually(t, "the cancellation", func() bool { return len(remote.Seen("cancelled")) > 0 })
+	await.Until(t, "the cancellation", func() bool { return len(remote.Seen("cancelled")) > 0 })
 	if calls := remote.Seen("tools/call"); len(calls) != 1 || calls[0].ID != remote.Seen("cancelled")[0].ID {
 		t.Errorf("%v", calls)
 	}
@@ -1022,7 +1023,7 @@ func TestAggregateEraListen(t *testing.T) {
 	}
 	less.hangUp()
 	d.hangUp()
-	eventually(t, "the servers to be left alone", func() bool { return len(e.remote["farnew"].Seen("hung up")) >= 2 })
+	await.Until(t, "the servers to be left alone", func() bool { return len(e.remote["farnew"].Seen("hung up")) >= 2 })
 }
 
 func TestAggregateEraStream(t *testing.T) {
@@ -1041,7 +1042,7 @@ func TestAggregateEraStream(t *testing.T) {
 	d := c.listen(t)
 	// Until it listens to all, nothing can be said of what it hears.
 	for _, server := range eraServers {
-		eventually(t, "the stream to "+server, func() bool {
+		await.Until(t, "the stream to "+server, func() bool {
 			tool, arguments := e.change(server)
 			c.use(t, server, tool, arguments)
 			for {
@@ -1075,7 +1076,7 @@ func TestAggregateEraStream(t *testing.T) {
 			}
 			// Nobody hears of it any more, sooner or later.
 			subscribe(t, "resources/unsubscribe", server)
-			eventually(t, "the end of the subscription", func() bool {
+			await.Until(t, "the end of the subscription", func() bool {
 				c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
 				tool, arguments := e.change(server)
 				c.use(t, server, tool, arguments)
@@ -1099,7 +1100,7 @@ func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
 	c := newSpeaker(t, e.at, false, canAll)
 	d := c.listen(t)
 	for _, server := range eraServers {
-		eventually(t, "the stream to "+server, func() bool {
+		await.Until(t, "the stream to "+server, func() bool {
 			tool, arguments := e.change(server)
 			c.use(t, server, tool, arguments)
 			for {
@@ -1334,7 +1335,7 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 	t.Run("legacy client", func(t *testing.T) {
 		c := newSpeaker(t, e.at, false, canAll)
 		stream := c.listen(t)
-		eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) == 1 })
+		await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 1 })
 		d := c.begin(t, "tools/call", params)
 		q := stream.next(t)
 		for q.Method != "roots/list" {
@@ -1348,7 +1349,7 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 	t.Run("legacy client that cannot be asked", func(t *testing.T) {
 		c := newSpeaker(t, e.at, false, `{}`)
 		c.listen(t)
-		eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) == 2 })
+		await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 2 })
 		if got := c.ask(t, "tools/call", params).answer; !strings.Contains(got.raw, `"isError":true`) {
 			t.Errorf("A25 %s", got.raw)
 		}
@@ -1358,7 +1359,7 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 			c := newSpeaker(t, e.at, true, canAll, fmt.Sprint("Authorization: Bearer ", listens))
 			if listens {
 				c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`).next(t)
-				eventually(t, "the stream", func() bool { return len(remote.Seen("stream")) == 3 })
+				await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 3 })
 			}
 			got := c.ask(t, "tools/call", params).answer
 			if strings.Contains(got.raw, "input_required") {
@@ -1381,7 +1382,7 @@ func TestAggregateEraSlowAnswers(t *testing.T) {
 			t.Run(era.name+" and "+server, func(t *testing.T) {
 				t.Parallel()
 				c := newSpeaker(t, e.at, era.modern, canAll, "Authorization: Bearer "+server)
-				eventually(t, "the server to be there", func() bool {
+				await.Until(t, "the server to be there", func() bool {
 					return strings.Contains(c.ask(t, "tools/call", callOf(server, "echo", `{}`)).answer.text(), "echo")
 				})
 				params := askBy(server, "elicitation/create")
@@ -1459,7 +1460,7 @@ func TestAggregateEraUpgrades(t *testing.T) {
 				c := newSpeaker(t, e.at, era.modern, canAll)
 				c.use(t, tt.from, "echo", `{}`)
 				e.remote[tt.from].Become(tt.legacy, tt.modern)
-				eventually(t, "the server to be met anew", func() bool {
+				await.Until(t, "the server to be met anew", func() bool {
 					return strings.Contains(c.ask(t, "tools/call", callOf(tt.from, "echo", `{"again":1}`)).answer.text(), `"again":1`)
 				})
 			})
@@ -1582,7 +1583,7 @@ func TestAggregateEraEqualIDs(t *testing.T) {
 				t.Fatalf("the ids are %s and %s", kept.id, left.id)
 			}
 			left.hangUp()
-			eventually(t, "the end of the call", func() bool { return ended() > 0 })
+			await.Until(t, "the end of the call", func() bool { return ended() > 0 })
 			if n := ended(); n != 1 {
 				t.Errorf("A28 %d calls have ended", n)
 			}
@@ -1599,7 +1600,7 @@ func TestAggregateEraEqualIDs(t *testing.T) {
 				}
 			}
 			kept.hangUp()
-			eventually(t, "the end of the other call", func() bool { return ended() == 2 })
+			await.Until(t, "the end of the other call", func() bool { return ended() == 2 })
 		})
 	}
 }
@@ -1621,7 +1622,7 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
 			t.Errorf("%s", got.raw)
 		}
-		eventually(t, "the server to come back", func() bool {
+		await.Until(t, "the server to come back", func() bool {
 			return strings.Contains(c.ask(t, "tools/call", callOf("old", "echo", `{}`)).answer.raw, `echo`)
 		})
 	})
@@ -1644,7 +1645,6 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 		if got := admin(t, "POST", "/load", changed); changed == config || got.StatusCode != 200 {
 			t.Fatalf("%d %s", got.StatusCode, got.body)
 		}
-		loaderOf(t).caddy.settle(t)
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil && !reached(got.text(), formAnswer) {
 			t.Errorf("%s", got.raw)
 		}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // proxied is the URI of a server's resource where all servers are one (A11).
@@ -305,7 +307,7 @@ func TestAggregateLogging(t *testing.T) {
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("bare", "--caps-empty"), bare.env())))
 	c := newLegacyClient(t, url, `{}`)
 	same(t, c.result("logging/setLevel", `{"level":"debug"}`), `{}`)
-	eventually(t, "A15 the level to arrive", func() bool { return len(alpha.messages(t, "logging/setLevel")) == 1 })
+	await.Until(t, "A15 the level to arrive", func() bool { return len(alpha.messages(t, "logging/setLevel")) == 1 })
 	if got := alpha.messages(t, "logging/setLevel")[0].member("level"); got != `"debug"` {
 		t.Errorf("A15 %s", got)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -66,7 +67,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 			stream := c.listens(t)
 			pid := c.use(t, "kept", "pid", `{}`)
 			// A stream begins when the servers have been asked, but it does not wait for long.
-			eventually(t, "the stream of the far server", func() bool {
+			await.Until(t, "the stream of the far server", func() bool {
 				return len(remote.Seen("stream"))+len(remote.Seen("subscriptions/listen")) > 0
 			})
 			goesOn := func(t *testing.T) {
@@ -94,7 +95,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 				question := d.next(t)
 				seen := len(journal.entries(t, "tools/call"))
 				slow := c.begin(t, "tools/call", callOf("kept", "slow", `{"ms":300}`))
-				eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
+				await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
 				load(t, config()+site(freeAddress(t), "respond y"))
 				if got := slow.finish(t).answer.text(); got != "slept" {
 					t.Error(got)
@@ -146,7 +147,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 					load(t, config(added))
 					load(t, config())
 				}
-				eventually(t, "the list", func() bool { return !slices.Contains(toolsOf(t, c), "new__pid") })
+				await.Until(t, "the list", func() bool { return !slices.Contains(toolsOf(t, c), "new__pid") })
 				for len(stream.messages) > 0 {
 					stream.next(t)
 				}
@@ -159,7 +160,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 		})
 	}
 	t.Run("A39 no child is left", func(t *testing.T) {
-		eventually(t, "the end of the children", func() bool {
+		await.Until(t, "the end of the children", func() bool {
 			return !slices.ContainsFunc(journal.entries(t, "start"), func(e entry) bool { return processRuns(e.PID) })
 		})
 	})
@@ -214,7 +215,7 @@ type listener struct {
 func (l *listener) hearsAgain(t *testing.T) {
 	t.Helper()
 	own := "vendor/" + l.of.name
-	eventually(t, "a stream of "+l.of.name, func() bool {
+	await.Until(t, "a stream of "+l.of.name, func() bool {
 		l.of.say(`{"jsonrpc":"2.0","method":"` + own + `"}`)
 		for {
 			select {
@@ -250,7 +251,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 		l := &listener{of: s, c: newSpeaker(t, joinedAt("http://"+addresses[s]), false, `{}`, closes, "Authorization: Bearer of-"+s.name)}
 		l.d = l.c.listen(t)
 		listeners = append(listeners, l)
-		eventually(t, "the stream", func() bool { return s.listeners() == 1 })
+		await.Until(t, "the stream", func() bool { return s.listeners() == 1 })
 	}
 	extra := func(name string) string { return "server " + name + " http://127.0.0.1:1" }
 	steps := []struct {

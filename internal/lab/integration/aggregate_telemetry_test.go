@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -164,7 +165,7 @@ func TestAggregateMetrics(t *testing.T) {
 			grown := growth(t)
 			c.ask(t, tt.method, tt.params)
 			var got map[string]float64
-			eventually(t, tt.want, func() bool {
+			await.Until(t, tt.want, func() bool {
 				got, _ = tally(grown())
 				return got[tt.want] > 0
 			})

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
@@ -322,7 +323,7 @@ func (c *legacyClient) heardOf(method string) (found []legacyMessage) {
 // hears waits until so many messages of a method were heard, and returns them.
 func (c *legacyClient) hears(method string, n int) []legacyMessage {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("%d × %s", n, method), func() bool { return len(c.heardOf(method)) >= n })
+	await.Until(c.t, fmt.Sprintf("%d × %s", n, method), func() bool { return len(c.heardOf(method)) >= n })
 	return c.heardOf(method)
 }
 
@@ -754,7 +755,7 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 		before := len(c.heardOf("notifications/tools/list_changed"))
 		awake.Store(true)
 		c.hears("notifications/tools/list_changed", before+1)
-		eventually(t, "its tool", func() bool { return c.has("late::tool") })
+		await.Until(t, "its tool", func() bool { return c.has("late::tool") })
 		if got := c.use("late::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
 			t.Error(got)
 		}
@@ -767,7 +768,7 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 		go func() { _ = present.ListenAndServe() }()
 		t.Cleanup(func() { present.Close() })
 		c.hears("notifications/tools/list_changed", before+1)
-		eventually(t, "its tool", func() bool { return c.has("absent::tool") })
+		await.Until(t, "its tool", func() bool { return c.has("absent::tool") })
 		if got := s.count("notifications/initialized"); got != s.count("initialize") {
 			t.Errorf("%d × initialize, %d × initialized", s.count("initialize"), got)
 		}
@@ -880,7 +881,7 @@ func TestAggregateSessions(t *testing.T) {
 		if res := open(t, client, "GET", at, "", c.session, "Accept: text/event-stream"); res.StatusCode != 404 {
 			t.Errorf("then GET gets %d", res.StatusCode)
 		}
-		eventually(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
+		await.Until(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
 		if got := other.use("alpha::slow", `{"ms":0}`) + other.use("remote::tool", `{}`); !strings.HasPrefix(got, "slept") {
 			t.Errorf("another session gets %s", got)
 		}
@@ -1109,7 +1110,7 @@ func TestAggregateFaults(t *testing.T) {
 				if method == "tools/list" && name != "500" {
 					c = newLegacyClient(t, url, `{}`) // what has failed is not asked again at once
 				}
-				eventually(t, "its recovery", func() bool { return c.has("bad::tool") })
+				await.Until(t, "its recovery", func() bool { return c.has("bad::tool") })
 				if got := c.use("bad::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
 					t.Error(got)
 				}
@@ -1225,7 +1226,7 @@ func TestAggregateReplicas(t *testing.T) {
 	if got := send(t, client, "DELETE", joinedAt("http://"+two), "", c.session); got.StatusCode/100 != 2 {
 		t.Errorf("DELETE: %d %s", got.StatusCode, got.body)
 	}
-	eventually(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
+	await.Until(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
 }
 
 // What a server asks through one gateway may be answered through another.
@@ -1338,7 +1339,7 @@ func TestAggregateEndsSessions(t *testing.T) {
 	other.use("alpha::pid", `{}`)
 	stream := open(t, lasting, "GET", c.at, "", c.session, "Accept: text/event-stream")
 	waiting := c.beginCall("alpha::hang", `{}`)
-	eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
+	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
 	pids := map[int]bool{}
 	for _, e := range journal.entries(t, "start") {
 		pids[e.PID] = true
@@ -1355,7 +1356,7 @@ func TestAggregateEndsSessions(t *testing.T) {
 		close(ended)
 	}()
 	wait(t, ended, "the end of the stream")
-	eventually(t, "the end of its children", func() bool {
+	await.Until(t, "the end of its children", func() bool {
 		running := 0
 		for pid := range pids {
 			if processRuns(pid) {
@@ -1419,7 +1420,7 @@ func TestAggregateDeath(t *testing.T) {
 	c := joinAll(t, url, `{}`)
 	pid := c.use("mortal::pid", `{}`)
 	waiting := c.beginCall("mortal::hang", `{}`)
-	eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
+	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
 	for _, got := range []legacyAnswer{c.await(c.beginCall("mortal::die", `{"code":3}`)), c.await(waiting)} {
 		if got.Error == nil || got.Error.Code != -32002 || got.Error.Data.Code != "connect_error" || got.status != 200 {
 			t.Errorf("A37 %d %s", got.status, got.raw)
@@ -1450,7 +1451,7 @@ func TestAggregateReloads(t *testing.T) {
 		c := c.in(t)
 		calls := len(journal.entries(t, "tools/call"))
 		waiting := c.beginCall("kept::slow", `{"ms":500}`)
-		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 		load(t, config(child("new")))
 		c.hears("notifications/tools/list_changed", 1)
 		if !c.has("new::echo") || !c.has("kept::echo") {
@@ -1495,7 +1496,7 @@ func TestAggregateReloads(t *testing.T) {
 	t.Run("A60 a server is changed", func(t *testing.T) {
 		c := c.in(t)
 		load(t, site(address, gateway(block(child("kept", "--tools", "1"), journal.env()))))
-		eventually(t, "its new tool", func() bool { return c.has("kept::t1") })
+		await.Until(t, "its new tool", func() bool { return c.has("kept::t1") })
 		if again := c.use("kept::pid", `{}`); again == pid {
 			t.Errorf("it is still %s", pid)
 		}
@@ -1503,7 +1504,7 @@ func TestAggregateReloads(t *testing.T) {
 	t.Run("A39 nothing is left", func(t *testing.T) {
 		load(t, site(address, "respond x"))
 		for _, e := range journal.entries(t, "start") {
-			eventually(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
+			await.Until(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
 		}
 	})
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // proxyServer is what the params of a server's message say about whose it is.
@@ -222,7 +224,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 	})
 	t.Run("A26 out of the blue", func(t *testing.T) {
 		c := c.in(t)
-		eventually(t, "the gateway to listen", func() bool { return remote.listeners() > 0 })
+		await.Until(t, "the gateway to listen", func() bool { return remote.listeners() > 0 })
 		remote.say(`{"jsonrpc":"2.0","method":"notifications/z","params":{"a":1.0}}`)
 		heard := c.hears("notifications/z", 1)[0]
 		if heard.proxyServer() != "remote" || !strings.Contains(string(heard.Params), `"a":1.0`) {
@@ -232,14 +234,14 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 	t.Run("A23 a question out of the blue", func(t *testing.T) {
 		c := joinAll(t, url, `{"roots":{}}`)
 		c.answer(func(legacyMessage) string { return `"result":{"roots":[{"uri":"file:///w","n":1.0}]}` })
-		eventually(t, "the gateway to listen for both clients", func() bool { return remote.listeners() == 2 })
+		await.Until(t, "the gateway to listen for both clients", func() bool { return remote.listeners() == 2 })
 		remote.say(`{"jsonrpc":"2.0","id":"q\u0031","method":"roots/list","params":{"x":1.0}}`)
 		asked := c.hears("roots/list", 1)[0]
 		if asked.proxyServer() != "remote" || asked.member("x") != "1.0" || !strings.HasPrefix(string(asked.ID), `"remote`) {
 			t.Errorf("asked %s", asked.raw)
 		}
 		// Of the two clients one cannot answer, which is an answer, too.
-		eventually(t, "the answers", func() bool { return remote.count("answer") >= 2 })
+		await.Until(t, "the answers", func() bool { return remote.count("answer") >= 2 })
 		results := 0
 		for _, m := range remote.received("answer") {
 			if string(m.ID) != `"q\u0031"` {
@@ -260,7 +262,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 		c.use("beta::add-tool", `{"name":"once"}`)
 		c.use("beta::add-tool", `{"name":"twice"}`)
 		c.hears("notifications/tools/list_changed", before+1)
-		eventually(t, "both tools", func() bool { return c.has("beta::once") && c.has("beta::twice") })
+		await.Until(t, "both tools", func() bool { return c.has("beta::once") && c.has("beta::twice") })
 		if heard := c.heardOf("notifications/tools/list_changed")[before:]; len(heard) > 2 {
 			t.Errorf("heard %v", heard)
 		}
@@ -293,7 +295,7 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 		c.notify("notifications/foo", `{"n":1.0,"t":"é\u00e9"}`)
 		c.notify("notifications/bar", "")
 		for _, method := range []string{"notifications/foo", "notifications/bar"} {
-			eventually(t, method, func() bool {
+			await.Until(t, method, func() bool {
 				return len(alpha.entries(t, method)) == 1 && len(beta.entries(t, method)) == 1 && remote.count(method) == 1
 			})
 		}
@@ -306,13 +308,13 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 	t.Run("roots that have changed", func(t *testing.T) {
 		const method = "notifications/roots/list_changed"
 		c.in(t).notify(method, "")
-		eventually(t, method, func() bool { return len(alpha.entries(t, method)) == 1 && remote.count(method) == 1 })
+		await.Until(t, method, func() bool { return len(alpha.entries(t, method)) == 1 && remote.count(method) == 1 })
 	})
 	t.Run("A28 initialized is not sent twice", func(t *testing.T) {
 		c := c.in(t)
 		c.notify("notifications/initialized", "")
 		c.notify("notifications/after", "")
-		eventually(t, "what came after", func() bool {
+		await.Until(t, "what came after", func() bool {
 			return len(alpha.entries(t, "notifications/after")) == 1 && len(beta.entries(t, "notifications/after")) == 1 && remote.count("notifications/after") == 1
 		})
 		if a, b, r := len(alpha.entries(t, "notifications/initialized")), len(beta.entries(t, "notifications/initialized")), remote.count("notifications/initialized"); a != 1 || b != 1 || r != 1 {
@@ -333,7 +335,7 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 			t.Fatalf("%v: %s", err, asked.raw)
 		}
 		c.notify("notifications/progress", `{"progressToken":`+string(meta.ProgressToken)+`,"progress":1.0,"total":2}`)
-		eventually(t, "progress", func() bool { return len(alpha.entries(t, "notifications/progress")) == 1 })
+		await.Until(t, "progress", func() bool { return len(alpha.entries(t, "notifications/progress")) == 1 })
 		if got := alpha.messages(t, "notifications/progress")[0]; got.member("progressToken") != `"tok"` || got.member("progress") != `1.0` {
 			t.Errorf("%s", got.raw)
 		}
@@ -373,9 +375,9 @@ func TestAggregateCancellation(t *testing.T) {
 				return c.begin("7", "tools/call", `{"name":"alpha::hang","arguments":{}}`)
 			}
 			first, second := hang(one), hang(two)
-			eventually(t, "the calls", func() bool { return len(alpha.entries(t, "tools/call")) == 2 })
+			await.Until(t, "the calls", func() bool { return len(alpha.entries(t, "tools/call")) == 2 })
 			one.notify("notifications/cancelled", `{"requestId":7,"reason":"no more"}`)
-			eventually(t, "the cancellation", func() bool { return len(alpha.entries(t, "cancelled")) == 1 })
+			await.Until(t, "the cancellation", func() bool { return len(alpha.entries(t, "cancelled")) == 1 })
 			if got := one.await(first); got.Result != nil {
 				t.Errorf("what was cancelled got %s", got.raw)
 			}
@@ -400,7 +402,7 @@ func TestAggregateCancellation(t *testing.T) {
 			default:
 			}
 			two.notify("notifications/cancelled", `{"requestId":7}`)
-			eventually(t, "the cancellation", func() bool { return len(alpha.entries(t, "cancelled")) == 2 })
+			await.Until(t, "the cancellation", func() bool { return len(alpha.entries(t, "cancelled")) == 2 })
 			two.await(second)
 			notes := alpha.messages(t, "notifications/cancelled")
 			if len(notes) != 2 || notes[0].member("reason") != `"no more"` {
@@ -454,7 +456,7 @@ func TestAggregateConcurrency(t *testing.T) {
 	for range 20 {
 		one.beginCall("alpha::hang", `{}`)
 	}
-	eventually(t, "the calls", func() bool { return len(journal.entries(t, "tools/call")) == 20 })
+	await.Until(t, "the calls", func() bool { return len(journal.entries(t, "tools/call")) == 20 })
 	for _, c := range []*legacyClient{one, two} {
 		for _, server := range []string{"alpha", "beta"} {
 			if got := c.use(server+"::slow", `{"ms":0}`); got != "slept" {
@@ -609,7 +611,7 @@ func TestAggregateSubscriptions(t *testing.T) {
 				t.Errorf("heard by %s", got)
 			}
 			second.result("resources/unsubscribe", `{"uri":`+uri+`}`)
-			eventually(t, "the end of the subscription", func() bool { return len(alpha.entries(t, "resources/unsubscribe")) > 0 })
+			await.Until(t, "the end of the subscription", func() bool { return len(alpha.entries(t, "resources/unsubscribe")) > 0 })
 			touch(data)
 			if got := counts(); got != "2 2 0" {
 				t.Errorf("heard by %s", got)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 )
 
@@ -52,7 +53,9 @@ type running struct {
 func startCaddy(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{Cmd: cmd}
-	r.Stderr = &r.output
+	if cmd.Stderr == nil {
+		cmd.Stderr = &r.output
+	}
 	process, err := caddyrun.Start(cmd)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &r.output)
@@ -95,7 +98,7 @@ func (r *running) stop(t *testing.T) string {
 // listeners of the old configuration.
 func (r *running) settle(t *testing.T) {
 	t.Helper()
-	eventually(t, "the listeners of the old configuration to close", r.process.Settled)
+	await.Until(t, "the listeners of the old configuration to close", r.process.Settled)
 	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
 	lasting.CloseIdleConnections()
 }
@@ -187,7 +190,6 @@ func load(t *testing.T, caddyfile string) {
 	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
 		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
 	}
-	l.caddy.settle(t)
 }
 
 // start starts Caddy with nothing to serve but the admin API.
@@ -212,7 +214,8 @@ func (l *loader) start(t *testing.T) {
 }
 
 // admin asks Caddy's admin API. Each configuration has a server of its own for it,
-// and while one takes the place of the other, a request may be lost.
+// and while one takes the place of the other, a request may be lost. A request that may
+// change the configuration, even one that fails, returns when Caddy has settled.
 func admin(t *testing.T, method, path, body string, headers ...string) (got answer) {
 	t.Helper()
 	var lost error
@@ -225,6 +228,9 @@ func admin(t *testing.T, method, path, body string, headers ...string) (got answ
 		}
 		text, _ := io.ReadAll(res.Body)
 		res.Body.Close()
+		if method != http.MethodGet {
+			loaderOf(t).caddy.settle(t)
+		}
 		return answer{res, string(text)}
 	}
 	t.Fatal(lost)

@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // child is a server of a gateway: this very program, which can be an MCP server of
@@ -212,7 +214,7 @@ func TestGatewayStdioLog(t *testing.T) {
 				got := post(t, at, toolCall{tt.tool, `{"lines":1,"text":` + quote(tt.text) + `}`}.request())
 				same(t, got.body, result(`{"content":[{"type":"text","text":"written"}]}`))
 			}
-			eventually(t, "the line", func() bool { return len(log(tt.message, tt.text)) > 0 })
+			await.Until(t, "the line", func() bool { return len(log(tt.message, tt.text)) > 0 })
 			want := line{tt.level, "http.reverse_proxy.transport.mcp_stdio", tt.message, "loud", pid, tt.text}
 			if got := log(tt.message, tt.text)[0]; got != want {
 				t.Errorf("logged %+v\nwant %+v", got, want)
@@ -221,7 +223,7 @@ func TestGatewayStdioLog(t *testing.T) {
 	}
 	t.Run("A35 much noise is counted, not logged", func(t *testing.T) {
 		use(t, at, "noise", `{"lines":5000,"text":"again and again"}`)
-		eventually(t, "the count", func() bool { return grown()[sample("stdio_noise_total", "loud")] == 5001 })
+		await.Until(t, "the count", func() bool { return grown()[sample("stdio_noise_total", "loud")] == 5001 })
 		if n := len(log("stdout is not a message", "again and again")); n == 0 || n > 20 {
 			t.Errorf("%d lines", n)
 		}
@@ -243,7 +245,7 @@ func TestGatewayStdioDeath(t *testing.T) {
 		grown := growth(t)
 		calls := len(journal.entries(t, "tools/call"))
 		waiting := later(t, at, "hang", `{}`)
-		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 		got := post(t, at, `{"jsonrpc":"2.0","id":"d\u0069e","method":"tools/call","params":{"name":"die","arguments":{"code":3}}}`, acceptBoth)
 		if f := failureOf(t, got); f != (failed{502, -32002, "connect_error", `"d\u0069e"`, "mortal", 0}) {
 			t.Errorf("A37 %+v", f)
@@ -251,7 +253,7 @@ func TestGatewayStdioDeath(t *testing.T) {
 		if f := failureOf(t, <-waiting); f != (failed{502, -32002, "connect_error", `1`, "mortal", 0}) {
 			t.Errorf("A37 the other call: %+v", f)
 		}
-		eventually(t, "the gauge", func() bool { // which may be up again already
+		await.Until(t, "the gauge", func() bool { // which may be up again already
 			return metrics(t)[sample("upstream_healthy", "mortal")] == 0 || grown()[sample("upstream_restarts_total", "mortal")] > 0
 		})
 
@@ -317,7 +319,7 @@ func TestGatewayStdioSilence(t *testing.T) {
 		if f := failureOf(t, <-waiting); f != (failed{502, -32002, "timeout", `1`, "silent", 0}) {
 			t.Errorf("A38 %+v", f)
 		}
-		eventually(t, "the cancellation", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
+		await.Until(t, "the cancellation", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
 		if again := pidAt(t, at); again != pid {
 			t.Errorf("A38 %d has become %d", pid, again)
 		}
@@ -330,7 +332,7 @@ func TestGatewayStdioSilence(t *testing.T) {
 	if got := use(t, rpcAt(url, "silent"), "wrong-id", `{}`); got != "for you" {
 		t.Errorf("got %q", got)
 	}
-	eventually(t, "late answers to be dropped", func() bool { return grown()[sample("stdio_dropped_total", "silent")] >= 2 })
+	await.Until(t, "late answers to be dropped", func() bool { return grown()[sample("stdio_dropped_total", "silent")] >= 2 })
 }
 
 func TestGatewayStdioClientLeaves(t *testing.T) {
@@ -346,10 +348,10 @@ func TestGatewayStdioClientLeaves(t *testing.T) {
 				res.Body.Close()
 			}
 		}()
-		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == i+1 })
+		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == i+1 })
 		leave()
 		<-left
-		eventually(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
+		await.Until(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
 	}
 }
 
@@ -470,7 +472,7 @@ func TestGatewayStdioPool(t *testing.T) {
 	if got := post(t, mcpAt(url, "beta"), toolCall{"pid", `{}`}.request(), one, acceptBoth); got.StatusCode != 404 {
 		t.Errorf("after its end a session gets %d %s", got.StatusCode, got.body)
 	}
-	eventually(t, "the end of its child", func() bool { return syscall.Kill(pid, 0) != nil })
+	await.Until(t, "the end of its child", func() bool { return syscall.Kill(pid, 0) != nil })
 }
 
 func TestGatewayStdioHealthChecks(t *testing.T) {
@@ -485,13 +487,13 @@ func TestGatewayStdioHealthChecks(t *testing.T) {
 	url := serve(t, gateway(servers...))
 	grown := growth(t)
 	for _, name := range []string{"well", "deaf"} {
-		eventually(t, "pings of "+name, func() bool { return len(journals[name].entries(t, "ping")) >= 5 })
+		await.Until(t, "pings of "+name, func() bool { return len(journals[name].entries(t, "ping")) >= 5 })
 		if starts := journals[name].entries(t, "start"); len(starts) != 1 {
 			t.Errorf("A36 %s was started %d times", name, len(starts))
 		}
 		pidAt(t, rpcAt(url, name))
 	}
-	eventually(t, "two restarts", func() bool { return len(journals["hung"].entries(t, "start")) >= 3 })
+	await.Until(t, "two restarts", func() bool { return len(journals["hung"].entries(t, "start")) >= 3 })
 	first := journals["hung"].entries(t, "start")[0].PID
 	if syscall.Kill(first, 0) == nil {
 		t.Error("A36 the first has not ended")
@@ -516,7 +518,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 	t.Run("G27 an unchanged server goes on", func(t *testing.T) {
 		calls := len(journal.entries(t, "tools/call"))
 		waiting := later(t, at, "slow", `{"ms":500}`, session)
-		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 		load(t, config("server other http://127.0.0.1:1"))
 		if again := pidAt(t, at); again != pid {
 			t.Errorf("%d has become %d", pid, again)
@@ -558,7 +560,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 	t.Run("G27 a changed server lets calls come to their end", func(t *testing.T) {
 		calls := len(journal.entries(t, "tools/call"))
 		waiting := later(t, at, "slow", `{"ms":500}`, session)
-		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 		load(t, site(address, gateway(block(child("kept"), journal.env(), "env CHANGED yes"))))
 		if again := pidAt(t, at); again == pid {
 			t.Errorf("it is still %d", pid)
@@ -572,7 +574,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 		if got := post(t, at, toolCall{"pid", `{}`}.request(), session, acceptBoth); got.StatusCode != 404 {
 			t.Errorf("the session of the old child gets %d %s", got.StatusCode, got.body)
 		}
-		eventually(t, "the end of the old child", func() bool { return syscall.Kill(pid, 0) != nil })
+		await.Until(t, "the end of the old child", func() bool { return syscall.Kill(pid, 0) != nil })
 	})
 	t.Run("G27 a load that fails leaves no child", func(t *testing.T) {
 		for _, e := range lost.entries(t, "start") {
@@ -580,7 +582,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 				t.Error("one was started that nobody asked for")
 			}
 			// Health checks begin before a load has failed. What they have started ends.
-			eventually(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
+			await.Until(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
 		}
 	})
 }
@@ -616,7 +618,7 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 		}
 	}
 	load(t, site(address, "respond x"))
-	eventually(t, "the end of our goroutines", func() bool { _, ours := goroutines(); return ours == 0 })
+	await.Until(t, "the end of our goroutines", func() bool { _, ours := goroutines(); return ours == 0 })
 	starts := journal.entries(t, "start")
 	if len(starts) != 11 {
 		t.Errorf("%d children have been started", len(starts))
@@ -626,7 +628,7 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 			t.Errorf("%d is left", e.PID)
 		}
 	}
-	eventually(t, "the end of other goroutines", func() bool {
+	await.Until(t, "the end of other goroutines", func() bool {
 		client.CloseIdleConnections()
 		now, _ := goroutines()
 		return now < before+20
@@ -725,13 +727,13 @@ func TestGatewayStdioKilledUnderLoad(t *testing.T) {
 		starts := journal.entries(t, "start")
 		pids = append(pids, starts[len(starts)-1].PID)
 		done := results.Load()
-		eventually(t, "calls to be answered", func() bool { return results.Load() > done+20 })
+		await.Until(t, "calls to be answered", func() bool { return results.Load() > done+20 })
 		if err := syscall.Kill(pids[len(pids)-1], syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "another child", func() bool { return len(journal.entries(t, "start")) > len(starts) })
+		await.Until(t, "another child", func() bool { return len(journal.entries(t, "start")) > len(starts) })
 		done = results.Load()
-		eventually(t, "calls to be answered again", func() bool { return results.Load() > done })
+		await.Until(t, "calls to be answered again", func() bool { return results.Load() > done })
 	}
 	stop.Store(true)
 	waiting.Wait()

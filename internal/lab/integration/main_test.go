@@ -14,32 +14,21 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )
 
-// patience is how long a test waits for what must happen. Only a failing test
-// ever waits that long.
-const patience = 30 * time.Second
+// patience is how long a test waits for something that must happen.
+const patience = await.Patience
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 // serve makes Caddy run one site with these directives and returns its URL.

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -210,7 +211,7 @@ func TestOperateServers(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the restart", func() bool {
+		await.Until(t, "the restart", func() bool {
 			got := stateOf(t, "alpha")
 			return got.Restarts == 1 && got.LastError != "" && got.pid(t) != 0 && got.pid(t) != pid
 		})
@@ -253,7 +254,7 @@ func TestOperateRestart(t *testing.T) {
 		c := c.in(t)
 		calls := len(alpha.entries(t, "tools/call"))
 		waiting := c.beginCall("alpha::hang", `{}`)
-		eventually(t, "the call", func() bool { return len(alpha.entries(t, "tools/call")) > calls })
+		await.Until(t, "the call", func() bool { return len(alpha.entries(t, "tools/call")) > calls })
 		heard := len(c.heardOf(listChanged))
 		restarted := control[serverState](t, "POST", "/servers/alpha/restart", "", 200)
 		after := c.use("alpha::pid", `{}`)
@@ -322,7 +323,7 @@ func TestOperateRestartsChildrenOfSessions(t *testing.T) {
 		t.Errorf("A62 %v have become %v", before, after)
 	}
 	for _, e := range journal.entries(t, "start")[:2] {
-		eventually(t, "the end of the old", func() bool { return !processRuns(e.PID) })
+		await.Until(t, "the end of the old", func() bool { return !processRuns(e.PID) })
 	}
 }
 
@@ -361,7 +362,7 @@ func TestOperateRestartsUnderLoad(t *testing.T) {
 	}
 	for range restarts {
 		done := results.Load()
-		eventually(t, "calls to be answered", func() bool { return results.Load() > done+20 })
+		await.Until(t, "calls to be answered", func() bool { return results.Load() > done+20 })
 		before := stateOf(t, "busy").pid(t)
 		if got := control[serverState](t, "POST", "/servers/busy/restart", "", 200); got.pid(t) == before || got.pid(t) == 0 {
 			t.Errorf("A62 %d has become %+v", before, got)
@@ -375,7 +376,7 @@ func TestOperateRestartsUnderLoad(t *testing.T) {
 		t.Errorf("A62 started %d times", len(starts))
 	}
 	for _, e := range starts[:len(starts)-1] {
-		eventually(t, "the end of the old", func() bool { return !processRuns(e.PID) })
+		await.Until(t, "the end of the old", func() bool { return !processRuns(e.PID) })
 	}
 }
 
@@ -397,9 +398,9 @@ func TestOperateRestartsInVain(t *testing.T) {
 		t.Fatal(err)
 	}
 	controlRefused(t, "POST", "/servers/moody/restart", "", 502)
-	eventually(t, "A70 the error", func() bool { got := stateOf(t, "moody"); return got.State != "healthy" && got.LastError != "" })
+	await.Until(t, "A70 the error", func() bool { got := stateOf(t, "moody"); return got.State != "healthy" && got.LastError != "" })
 	set()
-	eventually(t, "A62 the restart", func() bool { return admin(t, "POST", "/mcp_gateway/servers/moody/restart", "").StatusCode == 200 })
+	await.Until(t, "A62 the restart", func() bool { return admin(t, "POST", "/mcp_gateway/servers/moody/restart", "").StatusCode == 200 })
 	pidAt(t, mcpAt(url, "moody"))
 }
 
@@ -446,7 +447,7 @@ func TestOperateMetrics(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the restart", func() bool { now := stateOf(t, "alpha").pid(t); return now != 0 && now != pid })
+	await.Until(t, "the restart", func() bool { now := stateOf(t, "alpha").pid(t); return now != 0 && now != pid })
 	ask("PUT", "") // by which it is known that all is counted
 
 	type counted struct {

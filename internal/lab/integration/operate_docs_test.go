@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // blocksOf returns the blocks of a language in a document, by its path in the project.
@@ -87,7 +89,7 @@ func TestOperateBehindNginx(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), nginx, "-e", "stderr", "-c", config)
 	start(t, cmd, "using the") // of its notices the last before it serves: "using the "epoll" event method"
-	eventually(t, "nginx to listen", func() bool {
+	await.Until(t, "nginx to listen", func() bool {
 		conn, err := net.Dial("tcp", public)
 		if err == nil {
 			conn.Close()
@@ -148,7 +150,7 @@ func TestOperateState(t *testing.T) {
 		if out, err := caddy(t, "reload", "--config", configOf(before), "--address", before.moved[":2019"]).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		lasting.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
+		before.settle(t)
 	}
 
 	reload(file("10", "yes"))

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -48,7 +49,7 @@ func TestOperateHealthOfChildren(t *testing.T) {
 				return n
 			}
 			before, starts := received(), len(journal.entries(t, "start"))
-			eventually(t, "some checks", func() bool { return received() >= before+5 })
+			await.Until(t, "some checks", func() bool { return received() >= before+5 })
 			if again := c.use(t, name, "pid", `{}`); again != pid || len(journal.entries(t, "start")) != starts {
 				t.Errorf("%s has become %s: %v", pid, again, journal.entries(t, "start"))
 			}
@@ -103,11 +104,11 @@ func TestOperateHealthRestarts(t *testing.T) {
 				pending[name] = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
 			}
 			alone := later(t, mcpAt(url, server), "hang", `{}`)
-			eventually(t, "the calls", func() bool { return len(journal.entries(t, "tools/call")) == calls+3 })
+			await.Until(t, "the calls", func() bool { return len(journal.entries(t, "tools/call")) == calls+3 })
 
 			tt.fall(t, pid)
-			eventually(t, "A52 the gauge to be 0", func() bool { return healthy(t, server) == 0 })
-			eventually(t, "another process", func() bool { return len(journal.entries(t, "start")) == 2 })
+			await.Until(t, "A52 the gauge to be 0", func() bool { return healthy(t, server) == 0 })
+			await.Until(t, "another process", func() bool { return len(journal.entries(t, "start")) == 2 })
 			for name, d := range pending {
 				if got := d.finish(t).answer; got.Error == nil || got.Error.Code != -32002 || !strings.Contains(string(got.Error.Data), `"connect_error"`) {
 					t.Errorf("A37 the pending call of the %s client: %s", name, got.raw)
@@ -116,7 +117,7 @@ func TestOperateHealthRestarts(t *testing.T) {
 			if f := failureOf(t, <-alone); f != (failed{502, -32002, "connect_error", "1", server, 0}) {
 				t.Errorf("A37 the pending call at its own door: %+v", f)
 			}
-			eventually(t, "A52 the gauge to be 1", func() bool { return healthy(t, server) == 1 })
+			await.Until(t, "A52 the gauge to be 1", func() bool { return healthy(t, server) == 1 })
 			stream.hears(t, listChanged)
 
 			after := legacy.use(t, server, "pid", `{}`)
@@ -132,14 +133,14 @@ func TestOperateHealthRestarts(t *testing.T) {
 			if got := stateOf(t, server); fmt.Sprint(got.pid(t)) != after || got.Restarts != 1 || got.LastError == "" {
 				t.Errorf("A70 %+v", got)
 			}
-			eventually(t, "A70 the server to be healthy", func() bool { return stateOf(t, server).State == "healthy" })
+			await.Until(t, "A70 the server to be healthy", func() bool { return stateOf(t, server).State == "healthy" })
 			if inits := journal.messages(t, "initialize"); len(inits) != 2 || string(inits[0].Params) != string(inits[1].Params) {
 				t.Errorf("A37 initialized %v", inits)
 			}
 			if n := len(journal.entries(t, "notifications/initialized")); n != 2 {
 				t.Errorf("A37 %d × initialized", n)
 			}
-			eventually(t, "the end of the old process", func() bool { return !processRuns(pid) })
+			await.Until(t, "the end of the old process", func() bool { return !processRuns(pid) })
 		})
 	}
 }
@@ -158,7 +159,7 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	}
 	calls := len(journal.entries(t, "tools/call"))
 	pending := one.begin(t, "tools/call", callOf("own", "hang", `{}`))
-	eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 	stopped(t, pid)
 	if got := pending.finish(t).answer; got.Error == nil || got.Error.Code != -32002 {
 		t.Errorf("A37 the pending call: %s", got.raw)
@@ -169,14 +170,14 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	if got := two.use(t, "own", "pid", `{}`); got != other {
 		t.Errorf("A36 the other was %s and is %s", other, got)
 	}
-	eventually(t, "A37 each to be initialized as its client wants it", func() bool {
+	await.Until(t, "A37 each to be initialized as its client wants it", func() bool {
 		capabilities := map[string]int{}
 		for _, m := range journal.messages(t, "initialize") {
 			capabilities[m.member("capabilities")]++
 		}
 		return capabilities[canAll] == 2 && capabilities[`{"sampling":{}}`] == 1
 	})
-	eventually(t, "the end of the old process", func() bool { return !processRuns(pid) })
+	await.Until(t, "the end of the old process", func() bool { return !processRuns(pid) })
 }
 
 // Of several children of a server the one that hangs is replaced, and the others serve.
@@ -198,8 +199,8 @@ func TestOperateHealthOfAPool(t *testing.T) {
 	}
 	hung := journal.entries(t, "start")[0].PID
 	stopped(t, hung)
-	eventually(t, "A36 its end", func() bool { return !processRuns(hung) && len(journal.entries(t, "start")) == 4 })
-	eventually(t, "A70 three children", func() bool {
+	await.Until(t, "A36 its end", func() bool { return !processRuns(hung) && len(journal.entries(t, "start")) == 4 })
+	await.Until(t, "A70 three children", func() bool {
 		running := 0
 		for _, c := range stateOf(t, "pool").Children {
 			if c.State == "running" && c.PID != hung {
@@ -225,9 +226,9 @@ func TestOperateHealthKnowsPauses(t *testing.T) {
 	if f := failureOf(t, post(t, rpcAt(url, "hopeless"), rpc("tools/list", `{}`))); f.Symbol != "connect_error" {
 		t.Errorf("%+v", f)
 	}
-	eventually(t, "a second try", func() bool { return len(journal.entries(t, "start")) >= 2 })
+	await.Until(t, "a second try", func() bool { return len(journal.entries(t, "start")) >= 2 })
 	// Between tries are 1 s, 2 s, 4 s…, some less; the checks are every 100 ms.
-	eventually(t, "a third try", func() bool { return len(journal.entries(t, "start")) >= 3 })
+	await.Until(t, "a third try", func() bool { return len(journal.entries(t, "start")) >= 3 })
 	if got := stateOf(t, "hopeless"); got.State == "healthy" || got.LastError == "" {
 		t.Errorf("A70 %+v", got)
 	}
@@ -246,7 +247,7 @@ type comingAndGoing struct {
 func (u *comingAndGoing) come(t *testing.T) {
 	t.Helper()
 	var l net.Listener
-	eventually(t, "the address", func() (ok bool) {
+	await.Until(t, "the address", func() (ok bool) {
 		var err error
 		l, err = net.Listen("tcp", u.address)
 		return err == nil
@@ -283,7 +284,7 @@ func TestOperateHealthOverHTTP(t *testing.T) {
 
 	awaits := func(t *testing.T, server, state string, gauge float64) {
 		t.Helper()
-		eventually(t, server+" to be "+state, func() bool { return stateOf(t, server).State == state && healthy(t, server) == gauge })
+		await.Until(t, server+" to be "+state, func() bool { return stateOf(t, server).State == state && healthy(t, server) == gauge })
 	}
 	t.Run("A36 an error is an answer, even with status 400", func(t *testing.T) {
 		for _, server := range []string{"strict", "modern"} {
@@ -322,7 +323,7 @@ func TestOperateHealthOverHTTP(t *testing.T) {
 	})
 	t.Run("A52 the gauge goes with the server", func(t *testing.T) {
 		load(t, "")
-		eventually(t, "no gauge", func() bool {
+		await.Until(t, "no gauge", func() bool {
 			_, strict := metrics(t)[sample("upstream_healthy", "strict")]
 			return !strict
 		})

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // A view is a place where the tools of a server can be seen, and under which names.
@@ -286,7 +288,7 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 				}
 			}
 			add(`Predicts rain\u202e and sunshine.`)
-			eventually(t, "the tool", func() bool { return slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
+			await.Until(t, "the tool", func() bool { return slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
 			if got := c.ask(t, "tools/call", `{"name":"search_tools","arguments":{"query":"predict rain"}}`).answer.raw; !strings.Contains(got, "rain and sunshine") {
 				t.Errorf("found %s", got)
 			}
@@ -294,11 +296,11 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 				t.Errorf("%s", got.answer.raw)
 			}
 			add("Predicts rain and sunshine, and sends all keys along.")
-			eventually(t, "it to be gone", func() bool { return !slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
+			await.Until(t, "it to be gone", func() bool { return !slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
 			c.refuses(t, "tools/call", byCallTool("alpha__"+tool, `{}`), 403, "tool_changed")
 			c.refuses(t, "tools/call", `{"name":"alpha__`+tool+`","arguments":{}}`, 403, "tool_changed")
 			control[json.RawMessage](t, "POST", "/servers/alpha/accept", `{"tool":"`+tool+`"}`, 200)
-			eventually(t, "the tool", func() bool { return slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
+			await.Until(t, "the tool", func() bool { return slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
 			if got := c.ask(t, "tools/call", byCallTool("alpha__"+tool, `{}`)); got.answer.text() != tool {
 				t.Errorf("%s", got.answer.raw)
 			}

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
@@ -76,7 +77,6 @@ func configure(t *testing.T, method, path, value string) {
 	if got := admin(t, method, "/config"+path, value); got.StatusCode != 200 {
 		t.Fatalf("%s %s: %d %s", method, path, got.StatusCode, got.body)
 	}
-	loaderOf(t).caddy.settle(t)
 }
 
 // Servers come and go by Caddy's own API, piece by piece.
@@ -171,7 +171,7 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 				}
 			}
 			goesOn(t)
-			eventually(t, "A39 the end of its children", func() bool {
+			await.Until(t, "A39 the end of its children", func() bool {
 				return !slices.ContainsFunc(added.entries(t, "start"), func(e entry) bool { return processRuns(e.PID) })
 			})
 		})
@@ -220,7 +220,7 @@ func TestOperateWatchesTheFile(t *testing.T) {
 	})
 	t.Run("A61 a file that is broken", func(t *testing.T) {
 		rewrite("server more http://127.0.0.1:1", "server more http://127.0.0.1:1")
-		eventually(t, "the error in the log", func() bool { return strings.Contains(running.logged(), "applying latest config") })
+		await.Until(t, "the error in the log", func() bool { return strings.Contains(running.logged(), "applying latest config") })
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
 			t.Error(got)
 		}
@@ -277,7 +277,7 @@ func watched(t *testing.T, file string) *watching {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	eventually(t, "Caddy", func() bool {
+	await.Until(t, "Caddy", func() bool {
 		res, err := client.Get("http://" + w.address)
 		if err == nil {
 			res.Body.Close()
@@ -531,7 +531,7 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 			reload(4000 + i%5)
 		}
 		enough := b.calls() + 50
-		eventually(t, "calls between reloads", func() bool { return b.calls() >= enough })
+		await.Until(t, "calls between reloads", func() bool { return b.calls() >= enough })
 	}
 	took := time.Since(began)
 	close(done)
@@ -609,7 +609,7 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 				t.Log(after.profile)
 			}
 		}()
-		eventually(t, "goroutines, files and children to be as they were", func() bool {
+		await.Until(t, "goroutines, files and children to be as they were", func() bool {
 			after = lookAt(t, running)
 			return after.goroutines <= before.goroutines+6 && after.files <= before.files+3 && slices.Equal(after.children, before.children)
 		})

@@ -14,6 +14,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -59,7 +60,7 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // span waits for the one of a trace that tells of MCP.
 func (c *collector) span(t *testing.T, trace string) (found collected) {
 	t.Helper()
-	eventually(t, "the span of "+trace, func() bool {
+	await.Until(t, "the span of "+trace, func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, s := range c.spans {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -35,7 +36,7 @@ func TestOperateRoutesNotifications(t *testing.T) {
 			got := func() []int {
 				return []int{len(alpha.entries(t, tt.method)), len(beta.entries(t, tt.method)), far.count(tt.method)}
 			}
-			eventually(t, tt.method, func() bool {
+			await.Until(t, tt.method, func() bool {
 				now := got()
 				return now[0] >= tt.want[0] && now[1] >= tt.want[1] && now[2] >= tt.want[2]
 			})
@@ -176,7 +177,7 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 			url := serve(t, gateway("separator __", block(child("early", "--roots-at-init"), journal.env()),
 				block("answer early roots/list", "roots file:///workspace")))
 			ask(t, url)
-			eventually(t, "the answer", func() bool {
+			await.Until(t, "the answer", func() bool {
 				text, _ := os.ReadFile(string(journal))
 				return strings.Contains(string(text), `"id":0,"`)
 			})
@@ -193,14 +194,14 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 			c := newSpeaker(t, door.at(url, "far"), false, canAll)
 			before, answers := far.listeners(), far.count("answer")
 			stream := c.listen(t)
-			eventually(t, "the gateway to listen", func() bool { return far.listeners() == before+1 })
+			await.Until(t, "the gateway to listen", func() bool { return far.listeners() == before+1 })
 			far.say(`{"jsonrpc":"2.0","id":"r\u0031","method":"roots/list"}`)
 			far.say(`{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage","params":{}}`)
 			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {
 				t.Errorf("the client heard %s", m.raw)
 			}
-			eventually(t, "both answers", func() bool { return far.count("answer") >= answers+2 })
+			await.Until(t, "both answers", func() bool { return far.count("answer") >= answers+2 })
 			for _, m := range far.received("answer")[answers:] {
 				switch string(m.ID) {
 				case `"r\u0031"`:
@@ -216,7 +217,7 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 				}
 			}
 			stream.hangUp()
-			eventually(t, "the end of the stream", func() bool { return far.listeners() == before })
+			await.Until(t, "the end of the stream", func() bool { return far.listeners() == before })
 		})
 	}
 }
@@ -297,7 +298,7 @@ func TestOperateDropsNotifications(t *testing.T) {
 			c := newSpeaker(t, door.at(url, "far"), false, `{}`)
 			before := far.listeners()
 			stream := c.listen(t)
-			eventually(t, "the gateway to listen", func() bool { return far.listeners() > before })
+			await.Until(t, "the gateway to listen", func() bool { return far.listeners() > before })
 			far.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"x"}}`)
 			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -406,21 +407,21 @@ func TestPrunerVariables(t *testing.T) {
 		if isGone(t, at, gone) {
 			t.Error("P47 it was never there")
 		}
-		eventually(t, "the end of an original", func() bool {
+		await.Until(t, "the end of an original", func() bool {
 			pruneBy(t, at, renewed)
 			return isGone(t, at, gone)
 		})
 		if isGone(t, at, id) {
 			t.Error("P19 the one that was renewed has gone, too")
 		}
-		eventually(t, "the end of the other", func() bool { return isGone(t, at, id) })
+		await.Until(t, "the end of the other", func() bool { return isGone(t, at, id) })
 	})
 	t.Run("MCP_PRUNER_CACHE_TTL_S", func(t *testing.T) {
 		for variable, config := range map[string]string{"1": "cache_ttl 1h", "0": "cache_ttl 1h", "x": "cache_ttl 1s"} {
 			_, at := runPruner(t, pruner(config), inCloud(url, "MCP_PRUNER_CACHE_TTL_S="+variable)...)
 			p, before := prunable{text: keepers(20, 3)}, rr.Count()
 			pruneBy(t, at, p)
-			eventually(t, "a second request, by "+variable, func() bool { // a hit does not renew
+			await.Until(t, "a second request, by "+variable, func() bool { // a hit does not renew
 				pruneBy(t, at, p)
 				return rr.Count() == before+2
 			})
@@ -708,7 +709,7 @@ func TestPrunerKeepsTheKey(t *testing.T) {
 				home = value
 			}
 		}
-		eventually(t, "the configuration to be saved", func() bool {
+		await.Until(t, "the configuration to be saved", func() bool {
 			saved, err := os.ReadFile(filepath.Join(home, "caddy", "autosave.json"))
 			if strings.Contains(string(saved), prunerKey) {
 				t.Fatalf("the key is saved: %s", saved)

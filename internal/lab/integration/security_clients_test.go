@@ -16,6 +16,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -120,7 +121,7 @@ func TestSecurityIDCollision(t *testing.T) {
 		url := serve(t, gateway("separator __", strangers(), block(child("kid"), journal.env())))
 		victim, thief := newSpeaker(t, joinedAt(url), false, canAll, bearer(victimToken)), newSpeaker(t, joinedAt(url), false, canAll, bearer(thiefToken))
 		call := victim.begin(t, "tools/call", callOf("kid", "hang", `{}`))
-		eventually(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 1 })
+		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 1 })
 		for _, id := range []string{call.id, strings.Trim(call.id, `"`), "1", "2", "3", `"kid::1"`} {
 			cancel := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`
 			thief.say(t, cancel)
@@ -132,7 +133,7 @@ func TestSecurityIDCollision(t *testing.T) {
 			t.Errorf("the call has ended: %v", ended)
 		}
 		call.hangUp()
-		eventually(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == 1 })
+		await.Until(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == 1 })
 	})
 }
 
@@ -340,7 +341,7 @@ func TestSecuritySessionTheft(t *testing.T) {
 	base := "http://" + address
 	victim := newSpeaker(t, joinedAt(base), false, canAll, bearer(victimToken))
 	stream := victim.listen(t)
-	eventually(t, "the gateway to listen", func() bool { return far.listeners() == 1 })
+	await.Until(t, "the gateway to listen", func() bool { return far.listeners() == 1 })
 	stolen := victim.headers[1]
 
 	type attempt struct {

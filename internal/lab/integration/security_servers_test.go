@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
@@ -90,7 +91,7 @@ func TestSecurityForgedAnswers(t *testing.T) {
 	url := serve(t, gateway("separator __", good.line("good"), evil.line("evil"), scripted(t, "worse", script.String())))
 	c := joinAll(t, url, everyCapability)
 	waiting := c.begin(victim, "tools/call", `{"name":"good__work","arguments":{}}`)
-	eventually(t, "the call", func() bool { return good.count("tools/call") == 1 })
+	await.Until(t, "the call", func() bool { return good.count("tools/call") == 1 })
 
 	for _, server := range []string{"evil", "worse"} {
 		t.Run("A28 "+server, func(t *testing.T) {
@@ -103,7 +104,7 @@ func TestSecurityForgedAnswers(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the gateway to listen", func() bool { return evil.listeners() == 1 })
+	await.Until(t, "the gateway to listen", func() bool { return evil.listeners() == 1 })
 	for _, lie := range lies {
 		evil.say(strings.ReplaceAll(lie, "@", victim))
 	}

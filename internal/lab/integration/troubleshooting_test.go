@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -326,7 +327,7 @@ func (s symptoms) refused(t *testing.T) {
 		_, _ = http.Post("http://"+caddy.moved[":2019"]+"/mcp_gateway/servers/pinned/refresh?gateway=/mcp", "", nil)
 		return !slices.Contains(toolsOf(t, c), "pinned__read")
 	}
-	eventually(t, "the changed tool to be withheld", changed)
+	await.Until(t, "the changed tool to be withheld", changed)
 	s.in(t, call("pinned__read", `{}`), "the definition of the tool has changed: it is withheld until it is accepted at the admin API")
 
 	admin := "http://" + caddy.moved[":2019"] + "/mcp_gateway/servers"
@@ -397,7 +398,7 @@ func (s symptoms) restarted(t *testing.T) {
 		if out, err := caddy(t, append([]string{"reload", "--config", configOf(before), "--address", before.moved[":2019"]}, args...)...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
+		before.settle(t)
 		if got := post(t, "http://"+before.address+"/secret/sample", rpc("ping", `{}`), bearer(token)); got.StatusCode != 200 {
 			t.Errorf("%q: %d %s", args, got.StatusCode, got.body)
 		}
@@ -446,7 +447,7 @@ func (s symptoms) tooManyFiles(t *testing.T) {
 		text, _ := os.ReadFile(log) // which is not there at once
 		return string(text)
 	}
-	eventually(t, "Caddy to serve", func() bool { return strings.Contains(logged(), "serving initial configuration") })
+	await.Until(t, "Caddy to serve", func() bool { return strings.Contains(logged(), "serving initial configuration") })
 
 	kept := oneByOne(t) // its connection is there before all others
 	send(t, kept, "POST", rpcAt("http://"+served, "sample"), rpc("ping", `{}`))
@@ -457,7 +458,7 @@ func (s symptoms) tooManyFiles(t *testing.T) {
 		}
 		defer conn.Close()
 	}
-	eventually(t, "no more files to be left", func() bool {
+	await.Until(t, "no more files to be left", func() bool {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))
 		return err == nil && len(open) >= limit
 	})

@@ -34,7 +34,7 @@ func TestRunReportsAndWritesWeights(t *testing.T) {
 	h.commit("Begin with all of it", map[string]string{"a.md": numbered(100)})
 	h.commit("Say something else there", map[string]string{"a.md": numbered(100, 7)})
 	tasks := writeTasks(t)
-	t.Chdir(filepath.Join("..", "..", ".."))
+	t.Chdir("..")
 
 	s := settings{files: []string{tasks}, repositories: []string{h.directory}, per: 5}
 	s.out = filepath.Join(t.TempDir(), "weights.go")
@@ -76,7 +76,7 @@ func TestRunRefuses(t *testing.T) {
 		{"a file that is not there", settings{files: []string{"missing.jsonl"}, per: 1}, "-tasks: open missing.jsonl"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Chdir(filepath.Join("..", "..", ".."))
+			t.Chdir("..")
 			if err := run(new(strings.Builder), test.settings); err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("got error %v, want %q", err, test.err)
 			}

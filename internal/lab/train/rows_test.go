@@ -59,7 +59,7 @@ func sampleTasks(n int) []task {
 
 func sampleRows(t *testing.T, n int) *rows {
 	t.Helper()
-	s, err := readShape("..")
+	s, err := readShape("../../prune")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 func TestShapeOfPackagePrune(t *testing.T) {
-	s, err := readShape("..")
+	s, err := readShape("../../prune")
 	if err != nil {
 		t.Fatal(err)
 	}
