@@ -17,6 +17,7 @@ LAB := internal/lab
 TAGS := nobadger,nomysql,nopgx
 export CGO_ENABLED := 0
 export XCADDY_RACE_DETECTOR := 0
+RACE := $(if $(filter 1,$(XCADDY_RACE_DETECTOR)),-race)
 export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
 GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
@@ -58,21 +59,25 @@ build: $(CADDY) ## build bin/caddy
 # xcaddy builds this folder under the version that Go gives its commit, which the binary
 # then reports. The module may not be published, so neither a proxy (GOPRIVATE) nor git
 # (GOVCS) is asked for it. A new commit alone builds nothing.
+#
+# Before it compiles, xcaddy lets `go get` download also what only tests of dependencies
+# need. Meanwhile `go build` compiles Caddy into the cache from which xcaddy then links.
 $(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
 	@command -v go >/dev/null || { echo "go not found: install Go $(GO_VERSION) or newer, see go.dev/doc/install"; exit 1; }
 	@mkdir -p $(@D)
 	@echo "building $(CADDY): takes some minutes the first time, log in $(CADDY).log"
-	@echo "  compiling xcaddy"
 	@version=$$(go -C $(LAB) run ./release -describe -version '$(VERSION)') && \
 	caddy=$$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) && \
+	echo "  compiling xcaddy" && \
 	go -C $(LAB) build -o "$(CURDIR)/bin/" github.com/caddyserver/xcaddy/cmd/xcaddy && \
-	{ GOPRIVATE=$(MODULE) GOVCS=$(MODULE):off bin/xcaddy build $$caddy --output $(CADDY) \
-		--with $(MODULE)/modules@$$version --replace "$(MODULE)@$$version=$(CURDIR)" 2>&1 || \
-		echo "xcaddy failed"; } | awk -v file=$(CADDY).log ' \
-		{ print > file } \
-		/ Pinning versions/ { print "  downloading modules"; fflush() } \
-		/^go: downloading / && ++modules % 50 == 0 { print "    " modules " so far"; fflush() } \
-		/ exec .* build / { print "  compiling Caddy"; fflush() } \
+	echo "  downloading modules and compiling Caddy $$caddy" && \
+	{ go build $(RACE) -tags $(TAGS) ./modules github.com/caddyserver/caddy/v2/cmd github.com/caddyserver/caddy/v2/modules/standard & \
+		GOPRIVATE=$(MODULE) GOVCS=$(MODULE):off bin/xcaddy build $$caddy --output $(CADDY) \
+		--with $(MODULE)/modules@$$version --replace "$(MODULE)@$$version=$(CURDIR)" || echo "xcaddy failed"; \
+		wait; } 2>&1 | awk -v file=$(CADDY).log ' \
+		{ print > file; fflush(file) } \
+		/^go: downloading / && ++modules % 50 == 0 { print "    " modules " modules downloaded"; fflush() } \
+		/ exec .* build / { print "  linking $(CADDY)"; fflush() } \
 		/^xcaddy failed/ { failed = 1 } \
 		END { exit failed }' || { tail -n 40 $(CADDY).log; exit 1; }
 

@@ -6,12 +6,16 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -27,6 +31,13 @@ const patience = await.Patience
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	flag.Parse()
+	const tests = 4 // at a time, at least: they wait more than they compute
+	if runtime.GOMAXPROCS(0) < tests {
+		if err := flag.Set("test.parallel", strconv.Itoa(tests)); err != nil {
+			log.Fatal(err)
+		}
 	}
 	os.Exit(m.Run())
 }
