@@ -39,7 +39,7 @@ PEERS         := $(LAB)/integration/peers
 GATEWAY_PEERS := $(LAB)/bench/gateway/peers
 CLIENTS       := $(LAB)/integration/clients
 SUITE         := $(LAB)/conformance/suite
-NPM_CI        := npm ci --no-audit --no-fund --loglevel=error
+NPM_CI        := npm ci --no-audit --no-fund --loglevel=error --update-notifier=false
 
 .DEFAULT_GOAL := help
 .PHONY: help run build test unit race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune lint release clean
