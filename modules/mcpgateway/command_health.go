@@ -1,0 +1,70 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+)
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  "mcp-health",
+		Usage: "[--config <path> [--adapter <name>]] [--address <interface>]",
+		Short: "Asks the running Caddy whether it serves an mcp_gateway",
+		Long: `
+Asks the admin API of the Caddy that is running for the servers of its gateways.
+Prints the state of each and exits with status 0. If Caddy does not answer, or has
+no gateway, it exits with status 1. The state of the servers does not change the
+status: restarting the gateway would not help them.
+
+It is for health checks of containers, which have neither a shell nor curl.
+
+The admin API is at its default address unless --address gives another, or the
+configuration that --config names.`,
+		Flags: func() *flag.FlagSet {
+			flags := flag.NewFlagSet("mcp-health", flag.ExitOnError)
+			flags.String("config", "", "Configuration file to read the admin address from")
+			flags.String("adapter", "", "Name of config adapter")
+			flags.String("address", "", "Address of the admin API")
+			return flags
+		}(),
+		Func: checkHealth,
+	})
+}
+
+func checkHealth(flags caddycmd.Flags) (int, error) {
+	address, err := caddycmd.DetermineAdminAPIAddress(flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
+	if err == nil {
+		err = printHealth(os.Stdout, address)
+	}
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	return caddy.ExitCodeSuccess, nil
+}
+
+// printHealth asks the admin API at an address for all servers.
+func printHealth(w io.Writer, address string) error {
+	res, err := caddycmd.AdminAPIRequest(address, http.MethodGet, "/mcp_gateway/servers", nil, nil)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	var servers []serverStatus
+	if err := json.NewDecoder(res.Body).Decode(&servers); err != nil {
+		return fmt.Errorf("admin API at %s: %w", address, err)
+	}
+	if len(servers) == 0 {
+		return fmt.Errorf("admin API at %s: no mcp_gateway is running", address)
+	}
+	for _, s := range servers {
+		fmt.Fprintln(w, s.Name, s.State)
+	}
+	return nil
+}
