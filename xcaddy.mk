@@ -32,6 +32,30 @@ VERSION   :=
 COMMIT    :=
 PLATFORMS :=
 
+# The version that Go gives a commit: its highest tag that is a version of this module,
+# else a pseudo-version after the highest tag before it. A folder with changes gets
+# -dirty at the end, because no module can be required at Go's +dirty. A folder without
+# .git, such as an unpacked archive, has no version, even inside another repository.
+define DESCRIBE
+unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
+commit=$$(test -e .git && TZ=UTC git log -1 --no-show-signature --date=format-local:%Y%m%d%H%M%S --format=%cd-%H "$${1:-HEAD}" --) ||
+	{ echo v0.0.0-unknown; exit; }
+commit=$$(echo "$$commit" | cut -c1-27)
+tag() { git -c versionsort.suffix=- tag --sort=-version:refname "$$@" | grep -E '^v[01](\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?$$' | head -n 1; }
+own=$$(tag --points-at "$${1:-HEAD}")
+before=$$(tag --merged "$${1:-HEAD}")
+case $$own,$$before in
+,) version=v0.0.0-$$commit ;;
+,*-*) version=$$before.0.$$commit ;;
+,*) version=$${before%.*}.$$(($${before##*.} + 1))-0.$$commit ;;
+*) version=$$own ;;
+esac
+test -n "$$1" || test -z "$$(git status --porcelain)" || version=$$version-dirty
+echo "$$version"
+endef
+export DESCRIBE
+PRINT_VERSION = $(if $(VERSION),echo '$(VERSION)',sh -c "$$DESCRIBE" describe '$(COMMIT)' 2>/dev/null)
+
 # What npm installs: the official SDKs of MCP and of models, for the tests that talk
 # to them; other gateways, to compare with; agents that people use, which take 1.3 GB;
 # the public conformance suite of MCP.
@@ -42,7 +66,7 @@ SUITE         := $(LAB)/conformance/suite
 NPM_CI        := npm ci --no-audit --no-fund --loglevel=error --update-notifier=false
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test unit race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune lint release clean
+.PHONY: help run build test unit race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune lint version release clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 15
@@ -66,7 +90,7 @@ $(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
 	@command -v go >/dev/null || { echo "go not found: install Go $(GO_VERSION) or newer, see go.dev/doc/install"; exit 1; }
 	@mkdir -p $(@D)
 	@echo "building $(CADDY): takes some minutes the first time, log in $(CADDY).log"
-	@version=$$(go -C $(LAB) run ./release -describe -version '$(VERSION)') && \
+	@version=$$($(PRINT_VERSION)) && \
 	caddy=$$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) && \
 	echo "  compiling xcaddy" && \
 	go -C $(LAB) build -o "$(CURDIR)/bin/" github.com/caddyserver/xcaddy/cmd/xcaddy && \
@@ -154,10 +178,14 @@ lint: ## gofmt, go vet, staticcheck, actionlint
 		(cd $$module && go vet -tags $(TAGS) ./... && "$(CURDIR)/bin/staticcheck" -tags $(TAGS) ./...) || exit 1; \
 	done
 
+version: ## print the version of this folder
+	@$(PRINT_VERSION)
+
 # VERSION=v1.2.3 is for a commit without a tag, COMMIT=HEAD for a folder in which more
 # has changed, PLATFORMS="linux/amd64 linux/arm64" for fewer than all.
-release: ## archives for all platforms in dist, and their checksums, which anybody can reproduce
-	go -C $(LAB) run ./release -version '$(VERSION)' -commit '$(COMMIT)' -platforms '$(PLATFORMS)'
+release: ## archives for all platforms in dist, with reproducible checksums
+	@version=$$($(PRINT_VERSION)) && \
+	go -C $(LAB) run ./release -version "$$version" -commit '$(COMMIT)' -platforms '$(PLATFORMS)'
 
 clean: ## remove what was built
 	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules $(CLIENTS)/node_modules $(GATEWAY_PEERS)/npm/node_modules

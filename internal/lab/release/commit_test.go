@@ -4,10 +4,31 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
+
+// described returns the version that `make version` prints in a folder.
+func described(t *testing.T, dir string, settings ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip(err)
+	}
+	makefile, err := filepath.Abs("../../../xcaddy.mk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "make", append([]string{"-f", makefile, "version"}, settings...)...)
+	cmd.Dir = dir
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
+	out, err := output(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSuffix(string(out), "\n")
+}
 
 // A repository is a real one, in a folder of its own.
 type repository struct {
@@ -90,15 +111,15 @@ func TestVersionOfCommit(t *testing.T) {
 			if strings.HasSuffix(want, "-") {
 				want += hash
 			}
-			c, err := findCommit(t.Context(), r.dir, "")
-			if err != nil || c.version != want {
-				t.Errorf("got %s, want %s: %v", c.version, want, err)
+			if got := described(t, r.dir); got != want || checkVersion(got) != nil {
+				t.Errorf("got %s, want %s", got, want)
 			}
-			if !c.time.Equal(time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)) {
-				t.Errorf("the commit is of %s", c.time)
+			r.commit()
+			if got := described(t, r.dir, "COMMIT=HEAD~1"); got != want {
+				t.Errorf("as an older commit: got %s, want %s", got, want)
 			}
-			if got := describe(t.Context(), r.dir); got != want {
-				t.Errorf("described as %s, want %s", got, want)
+			if got := described(t, r.dir, "VERSION=v1.2.3"); got != "v1.2.3" {
+				t.Errorf("asked for v1.2.3, got %s", got)
 			}
 		})
 	}
@@ -118,18 +139,21 @@ func TestWhatIsNotCommitted(t *testing.T) {
 			r.commit()
 			r.git("tag", "v0.9.0")
 			r.write("dist/archive", "")
-			if got := describe(t.Context(), r.dir); got != "v0.9.0" {
+			if got := described(t, r.dir); got != "v0.9.0" {
 				t.Fatalf("before: %s", got)
 			}
 			change(r)
-			if got := describe(t.Context(), r.dir); got != "v0.9.0-dirty" || checkVersion(got) != nil {
+			if got := described(t, r.dir); got != "v0.9.0-dirty" || checkVersion(got) != nil {
 				t.Errorf("described as %s", got)
 			}
-			if c, err := findCommit(t.Context(), r.dir, ""); err == nil || !strings.Contains(err.Error(), "not committed:\n"+r.git("status", "--porcelain")) {
-				t.Errorf("released as %s: %v", c.version, err)
+			if got := described(t, r.dir, "COMMIT=HEAD"); got != "v0.9.0" {
+				t.Errorf("HEAD is described as %s", got)
 			}
-			if c, err := findCommit(t.Context(), r.dir, "HEAD"); err != nil || c.version != "v0.9.0" {
-				t.Errorf("asked for: %s: %v", c.version, err)
+			if c, err := findCommit(t.Context(), r.dir, "", "v0.9.0"); err == nil || !strings.Contains(err.Error(), "not committed:\n"+r.git("status", "--porcelain")) {
+				t.Errorf("released %v: %v", c, err)
+			}
+			if _, err := findCommit(t.Context(), r.dir, "HEAD", "v0.9.0"); err != nil {
+				t.Errorf("asked for HEAD: %v", err)
 			}
 		})
 	}
@@ -145,27 +169,36 @@ func TestFolderWithoutItsHistory(t *testing.T) {
 	r.git("clone", "-q", "--depth", "1", "--no-tags", "file://"+r.dir, shallow)
 
 	for name, tt := range map[string]struct{ dir, want string }{
-		"no repository":                   {t.TempDir(), unknown},
-		"a folder in another repository":  {filepath.Join(r.dir, "sources"), unknown},
+		"no repository":                   {t.TempDir(), "v0.0.0-unknown"},
+		"a folder in another repository":  {filepath.Join(r.dir, "sources"), "v0.0.0-unknown"},
 		"a shallow clone without the tag": {shallow, "v0.0.0-20260203040506-" + hash},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := describe(t.Context(), tt.dir); got != tt.want || checkVersion(got) != nil {
+			if got := described(t, tt.dir); got != tt.want || checkVersion(got) != nil {
 				t.Errorf("described as %s, want %s", got, tt.want)
-			}
-			if c, err := findCommit(t.Context(), tt.dir, ""); (err != nil) != (tt.want == unknown) {
-				t.Errorf("released as %s: %v", c.version, err)
 			}
 		})
 	}
-	if c, err := findCommit(t.Context(), r.dir, "nowhere"); err == nil || !strings.Contains(err.Error(), "nowhere") {
+}
+
+func TestFindCommit(t *testing.T) {
+	r := newRepository(t)
+	hash := r.commit()
+	c, err := findCommit(t.Context(), r.dir, "", "v0.9.0")
+	if err != nil || !strings.HasPrefix(c.hash, hash) || c.version != "v0.9.0" || !c.time.Equal(time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)) {
+		t.Errorf("got %v: %v", c, err)
+	}
+	if c, err := findCommit(t.Context(), r.dir, "nowhere", "v0.9.0"); err == nil || !strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("a commit that is not there: %v %v", c, err)
+	}
+	if c, err := findCommit(t.Context(), r.dir, "", ""); err == nil {
+		t.Errorf("no version: %v", c)
 	}
 }
 
 func TestCheckVersion(t *testing.T) {
 	for version, want := range map[string]bool{
-		"v0.9.0": true, "v1.2.3-rc.1": true, "v0.0.0-20260203040506-0123456789ab": true, unknown: true,
+		"v0.9.0": true, "v1.2.3-rc.1": true, "v0.0.0-20260203040506-0123456789ab": true, "v0.0.0-unknown": true,
 		"0.9.0": false, "v0.9": false, "v2.0.0": false, "v0.9.0+build": false, "latest": false, "v0.9.0/../..": false,
 	} {
 		if err := checkVersion(version); (err == nil) != want || err != nil && !strings.Contains(err.Error(), version) {

@@ -1,15 +1,12 @@
 // Command release builds Caddy with this project in it for each platform, and packs it
 // with what a stranger needs to start:
 //
-//	go -C internal/lab run ./release [-version v1.2.3] [-commit HEAD] [-platforms "linux/amd64 …"] [-out dist]
+//	go -C internal/lab run ./release -version v1.2.3 [-commit HEAD] [-platforms "linux/amd64 …"] [-out dist]
 //
 // The binaries are those that a public `xcaddy build --with` of the same version, with
 // the same Go, makes: xcaddy takes the module from a proxy, not from this folder. They
 // depend on the commit and on Go, and on nothing else. Archives have the time of the
 // commit. So who builds them again gets the same checksums.
-//
-// With -describe it only prints which version this folder is, with everything in it
-// that is not committed, for builds from it.
 package main
 
 import (
@@ -29,16 +26,14 @@ const platforms = "linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd
 
 type options struct {
 	version, commit, platforms, out string
-	describe                        bool
 }
 
 func main() {
 	var opts options
-	flag.StringVar(&opts.version, "version", "", "the `version` (default the tag of the commit, or what Go calls a commit without one)")
+	flag.StringVar(&opts.version, "version", "", "the `version`, which `make version` prints")
 	flag.StringVar(&opts.commit, "commit", "", "the `commit` to release, whatever this folder has (default HEAD, if nothing has changed since)")
 	flag.StringVar(&opts.platforms, "platforms", "", "the `systems` and architectures (default \""+platforms+"\")")
 	flag.StringVar(&opts.out, "out", "../../dist", "the `folder` to write to")
-	flag.BoolVar(&opts.describe, "describe", false, "only print the version of this folder")
 	flag.Parse()
 
 	// The context stops the builds, which a signal must not leave behind.
@@ -55,32 +50,17 @@ func run(ctx context.Context, opts options) (err error) {
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %s", flag.Arg(0))
 	}
-	if opts.version != "" {
-		if err := checkVersion(opts.version); err != nil {
-			return err
-		}
-	}
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		return err
-	}
-	if opts.describe {
-		if opts.version == "" {
-			opts.version = describe(ctx, root)
-		}
-		fmt.Println(opts.version)
-		return nil
 	}
 	targets, err := parsePlatforms(cmp.Or(opts.platforms, platforms))
 	if err != nil {
 		return err
 	}
-	commit, err := findCommit(ctx, root, opts.commit)
+	commit, err := findCommit(ctx, root, opts.commit, opts.version)
 	if err != nil {
 		return err
-	}
-	if opts.version != "" {
-		commit.version = opts.version
 	}
 
 	// Builds are made away from this folder, where nothing of it can get into them.
