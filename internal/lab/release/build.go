@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"debug/buildinfo"
-	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -19,10 +17,12 @@ import (
 
 const caddyPath = "github.com/caddyserver/caddy/v2"
 
-// A builder runs xcaddy where the network and the settings of this machine have no say.
+// A builder runs xcaddy as a user does after the version is published: it gets this
+// module from a proxy, and all others from the proxy of this machine.
 type builder struct {
 	source *source
 	work   string
+	goroot string
 	xcaddy string
 	caddy  string // its version
 	env    []string
@@ -42,39 +42,27 @@ func newBuilder(ctx context.Context, s *source, work string) (*builder, error) {
 	if b.caddy == "" {
 		return nil, fmt.Errorf("go.mod does not require %s", caddyPath)
 	}
-
-	// What the commit depends on is downloaded here if it isn't there, and go.sum judges it.
-	pinned := filepath.Join(work, "pinned")
-	if err := os.Mkdir(pinned, 0o755); err != nil {
+	if b.xcaddy, err = goCommand(ctx, "tool", "-n", "xcaddy"); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"go.mod", "go.sum"} {
-		if err := os.WriteFile(filepath.Join(pinned, name), s.files[name], 0o644); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := goCommand(ctx, pinned, "mod", "download"); err != nil {
-		return nil, err
-	}
-	if b.xcaddy, err = goCommand(ctx, ".", "tool", "-n", "xcaddy"); err != nil {
-		return nil, err
-	}
-	dirs, err := goCommand(ctx, pinned, "env", "GOCACHE", "GOMODCACHE")
+	settings, err := goCommand(ctx, "env", "GOROOT", "GOCACHE", "GOPROXY", "GOSUMDB")
 	if err != nil {
 		return nil, err
 	}
-	cache, modules, _ := strings.Cut(dirs, "\n")
+	values := append(strings.Split(settings, "\n"), "", "", "", "")
+	b.goroot = values[0]
 	b.env = append(environment(os.Environ()),
 		"CGO_ENABLED=0",
 		"GOENV=off",
 		"GOTOOLCHAIN=local",
 		"GOFLAGS=-buildvcs=false -modcacherw",
-		"GOCACHE="+cache,
-		// The modules that were downloaded are a proxy, not the cache: that would keep what
-		// is released here under a version that may be of something else the next time.
+		"GOCACHE="+values[1],
+		// An empty cache of modules: that of this machine would keep this module under
+		// a version that may be of something else the next time.
 		"GOMODCACHE="+filepath.Join(work, "modules"),
-		"GOPROXY="+fileURL(s.proxy)+","+fileURL(filepath.Join(modules, "cache", "download")),
-		"GOSUMDB=off",
+		"GOPROXY="+fileURL(s.proxy)+","+values[2],
+		"GOSUMDB="+values[3],
+		"GONOSUMDB="+modulePath,
 	)
 	return b, nil
 }
@@ -98,18 +86,10 @@ func fileURL(dir string) string {
 	return (&url.URL{Scheme: "file", Path: path}).String()
 }
 
-// goCommand returns what Go prints, with the settings of this machine.
-func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = dir
-	out, err := cmd.Output()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
-	}
-	if err != nil {
-		return "", fmt.Errorf("go %s: %w", args[0], err)
-	}
-	return strings.TrimSpace(string(out)), nil
+// goCommand returns the output of Go, with the settings of this machine.
+func goCommand(ctx context.Context, args ...string) (string, error) {
+	out, err := output(exec.CommandContext(ctx, "go", args...))
+	return strings.TrimSpace(string(out)), err
 }
 
 // build returns the path of the binary for a platform.
