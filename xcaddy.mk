@@ -31,6 +31,8 @@ FUZZ     ?= Fuzz[A-Za-z0-9_]+
 VERSION   :=
 COMMIT    :=
 PLATFORMS :=
+NODE      :=
+MIRROR    :=
 
 # The version that Go gives a commit: its highest tag that is a version of this module,
 # else a pseudo-version after the highest tag before it. A folder with changes gets
@@ -182,10 +184,11 @@ version: ## print the version of this folder
 	@$(PRINT_VERSION)
 
 # VERSION=v1.2.3 is for a commit without a tag, COMMIT=HEAD for a folder in which more
-# has changed, PLATFORMS="linux/amd64 linux/arm64" for fewer than all.
-release: ## archives for all platforms in dist, with reproducible checksums
+# has changed, PLATFORMS="linux/amd64 linux/arm64" for fewer than all, NODE=false for a
+# machine without npm or mmdebstrap, MIRROR for the Debian packages of an older commit.
+release: ## archives, Debian packages and container images in dist, with reproducible checksums
 	@version=$$($(PRINT_VERSION)) && \
-	go -C $(LAB) run ./release -version "$$version" -commit '$(COMMIT)' -platforms '$(PLATFORMS)'
+	go -C $(LAB) run ./release -version "$$version" -commit '$(COMMIT)' -platforms '$(PLATFORMS)' $(if $(NODE),-node='$(NODE)') -mirror '$(MIRROR)'
 
 clean: ## remove what was built
 	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules $(CLIENTS)/node_modules $(GATEWAY_PEERS)/npm/node_modules

@@ -7,14 +7,10 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
-	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 )
 
 const (
@@ -22,20 +18,17 @@ const (
 	sumsName = "SHA256SUMS"
 )
 
-// shipped are the files and folders that go with the binary. It stands in bin, as it
-// does after a build: there the Caddyfile and the commands of the README look for it.
-var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs"}
+// shipped are the files and folders that go with the binary. The binary is in bin, as
+// after a build: the Caddyfile and the commands of the README expect it there.
+var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs", "packaging"}
 
-func archiveName(version string, p platform) string {
-	ext := ".tar.gz"
-	if p.os == "windows" {
-		ext = ".zip"
-	}
-	return project + "_" + version + "_" + p.os + "_" + p.arch + ext
+// distName returns the name of a file in dist.
+func distName(version string, p platform, suffix string) string {
+	return project + "_" + version + "_" + p.os + "_" + p.arch + suffix
 }
 
-// removeArchives makes a folder for archives, without those of another release.
-func removeArchives(dir string) error {
+// removeDist makes a folder for a release and removes another release from it.
+func removeDist(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -53,90 +46,46 @@ func removeArchives(dir string) error {
 	return nil
 }
 
-// archive packs a binary and what goes with it. The same content makes the same bytes.
+// archive packs a binary and the shipped files: a zip for Windows, else a tar.gz.
 func (s *source) archive(name, binary string) error {
 	executable, err := os.ReadFile(binary)
 	if err != nil {
 		return err
 	}
-	files := map[string][]byte{}
-	for _, wanted := range shipped {
-		found := false
-		for file, content := range s.files {
-			if file == wanted || strings.HasPrefix(file, wanted+"/") {
-				files[file], found = content, true
-			}
-		}
-		if !found {
-			return fmt.Errorf("commit %s has no %s", s.hash, wanted)
-		}
-	}
-	runs := "bin/" + filepath.Base(binary)
-	files[runs] = executable
-
 	isZip := strings.HasSuffix(name, ".zip")
 	folder := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(name), ".zip"), ".tar.gz")
-	return writeFile(name, func(w io.Writer) error {
-		var a archiver
-		if isZip {
-			a = zipArchive{zip.NewWriter(w)}
-		} else {
-			compressed := gzip.NewWriter(w)
-			a = tarArchive{tar.NewWriter(compressed), compressed}
+	files := newTree(s.time)
+	files.add(path.Join(folder, "bin", filepath.Base(binary)), 0o755, executable)
+	for _, wanted := range shipped {
+		if err := s.copyTo(files, wanted, path.Join(folder, wanted)); err != nil {
+			return err
 		}
-		for _, file := range slices.Sorted(maps.Keys(files)) {
-			mode := fs.FileMode(0o644)
-			if file == runs {
-				mode = 0o755
-			}
-			if err := a.add(path.Join(folder, file), mode, s.time, files[file]); err != nil {
+	}
+	return writeFile(name, func(w io.Writer) error {
+		if isZip {
+			z := zip.NewWriter(w)
+			if err := z.AddFS(files); err != nil {
 				return err
 			}
+			return z.Close()
 		}
-		return a.Close()
+		compressed := gzip.NewWriter(w)
+		if err := writeTar(compressed, files); err != nil {
+			return err
+		}
+		return compressed.Close()
 	})
 }
 
-type archiver interface {
-	add(name string, mode fs.FileMode, modified time.Time, content []byte) error
-	io.Closer
-}
-
-type tarArchive struct {
-	*tar.Writer
-	compressed *gzip.Writer
-}
-
-func (t tarArchive) add(name string, mode fs.FileMode, modified time.Time, content []byte) error {
-	err := t.WriteHeader(&tar.Header{Name: name, Mode: int64(mode), ModTime: modified, Size: int64(len(content))})
-	if err != nil {
+func writeTar(w io.Writer, files tree) error {
+	t := tar.NewWriter(w)
+	if err := t.AddFS(files); err != nil {
 		return err
 	}
-	_, err = t.Write(content)
-	return err
+	return t.Close()
 }
 
-func (t tarArchive) Close() error {
-	if err := t.Writer.Close(); err != nil {
-		return err
-	}
-	return t.compressed.Close()
-}
-
-type zipArchive struct{ *zip.Writer }
-
-func (z zipArchive) add(name string, mode fs.FileMode, modified time.Time, content []byte) error {
-	header := &zip.FileHeader{Name: name, Method: zip.Deflate, Modified: modified}
-	header.SetMode(mode)
-	w, err := z.CreateHeader(header)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(content)
-	return err
-}
-
-// checksums returns what `sha256sum -c` reads.
+// checksums returns lines for `sha256sum -c`.
 func checksums(files []string) (string, error) {
 	var sums strings.Builder
 	for _, file := range files {

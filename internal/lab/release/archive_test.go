@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func listing(t *testing.T, archive string) (lines []string) {
 func TestArchiveIsTheSameEverywhere(t *testing.T) {
 	r := aModule(t)
 	// archived packs a binary that was built somewhere at some time.
-	archived := func(p platform, executable string, built time.Time) string {
+	archived := func(p platform, suffix, executable string, built time.Time) string {
 		s := packed(t, r)
 		binary := filepath.Join(t.TempDir(), executable)
 		if err := os.WriteFile(binary, []byte("runs"), 0o600); err != nil {
@@ -75,7 +76,7 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 		if err := os.Chtimes(binary, built, built); err != nil {
 			t.Fatal(err)
 		}
-		archive := filepath.Join(t.TempDir(), archiveName(s.version, p))
+		archive := filepath.Join(t.TempDir(), distName(s.version, p, suffix))
 		if err := s.archive(archive, binary); err != nil {
 			t.Fatal(err)
 		}
@@ -83,29 +84,33 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 	}
 	tests := []struct {
 		platform
-		executable, name string
+		executable, suffix, name string
 	}{
-		{platform{"linux", "arm64"}, "caddy", "caddy-mcp-gateway_v0.9.0_linux_arm64.tar.gz"},
-		{platform{"windows", "amd64"}, "caddy.exe", "caddy-mcp-gateway_v0.9.0_windows_amd64.zip"},
+		{platform{"linux", "arm64"}, "caddy", ".tar.gz", "caddy-mcp-gateway_v0.9.0_linux_arm64.tar.gz"},
+		{platform{"windows", "amd64"}, "caddy.exe", ".zip", "caddy-mcp-gateway_v0.9.0_windows_amd64.zip"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.platform.String(), func(t *testing.T) {
-			one := archived(tt.platform, tt.executable, time.Now())
-			other := archived(tt.platform, tt.executable, time.Now().Add(-time.Hour))
+			one := archived(tt.platform, tt.suffix, tt.executable, time.Now())
+			other := archived(tt.platform, tt.suffix, tt.executable, time.Now().Add(-time.Hour))
 			if filepath.Base(one) != tt.name {
 				t.Errorf("named %s, want %s", filepath.Base(one), tt.name)
 			}
 			folder := strings.TrimSuffix(strings.TrimSuffix(tt.name, ".tar.gz"), ".zip") + "/"
 			var want []string
-			for _, file := range []string{`CHANGELOG.md "changed\n"`, `CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`, `LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, "bin/" + tt.executable + ` "runs"`,
-				`caddyfile_examples/one.Caddyfile "# one\n"`, `docs/operate.md "operate\n"`} {
+			for _, file := range []string{` ""`, `CHANGELOG.md "changed\n"`, `CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`, `LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, `bin/ ""`, "bin/" + tt.executable + ` "runs"`,
+				`caddyfile_examples/ ""`, `caddyfile_examples/one.Caddyfile "# one\n"`, `docs/ ""`, `docs/operate.md "operate\n"`} {
 				mode := "-rw-r--r--"
-				if strings.HasPrefix(file, "bin/") {
+				switch {
+				case strings.HasSuffix(file, ` ""`):
+					mode = "drwxr-xr-x"
+				case strings.HasPrefix(file, "bin/"):
 					mode = "-rwxr-xr-x"
 				}
 				want = append(want, mode+" 2026-02-03T04:05:06Z "+folder+file)
 			}
-			if got := listing(t, one); !reflect.DeepEqual(got, want) {
+			got := slices.DeleteFunc(listing(t, one), func(line string) bool { return strings.Contains(line, folder+"packaging/") })
+			if !reflect.DeepEqual(got, want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 			sums, err := checksums([]string{one, other})
@@ -130,9 +135,9 @@ func TestArchiveWantsAllThatIsShipped(t *testing.T) {
 	}
 }
 
-func TestRemoveArchivesLeavesTheRest(t *testing.T) {
+func TestRemoveDistLeavesOtherFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "dist")
-	if err := removeArchives(dir); err != nil {
+	if err := removeDist(dir); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"caddy-mcp-gateway_v0.8.0_linux_amd64.tar.gz", "caddy-mcp-gateway_v0.8.0_windows_amd64.zip", "SHA256SUMS", "notes.txt"} {
@@ -140,7 +145,7 @@ func TestRemoveArchivesLeavesTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := removeArchives(dir); err != nil {
+	if err := removeDist(dir); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != "notes.txt" {

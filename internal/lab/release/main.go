@@ -1,12 +1,12 @@
-// Command release builds Caddy with this project in it for each platform, and packs it
-// with what a stranger needs to start:
+// Command release builds Caddy with this project in it for each platform and packs it:
+// archives for all of them, and Debian packages and container images for Linux.
 //
 //	go -C internal/lab run ./release -version v1.2.3 [-commit HEAD] [-platforms "linux/amd64 …"] [-out dist]
 //
 // The binaries are those that a public `xcaddy build --with` of the same version, with
 // the same Go, makes: xcaddy takes the module from a proxy, not from this folder. They
-// depend on the commit and on Go, and on nothing else. Archives have the time of the
-// commit. So who builds them again gets the same checksums.
+// depend on the commit and on Go only, and all files have the time of the commit. So
+// another build of the same commit has the same checksums.
 package main
 
 import (
@@ -25,7 +25,8 @@ import (
 const platforms = "linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64"
 
 type options struct {
-	version, commit, platforms, out string
+	version, commit, platforms, out, mirror string
+	node                                    bool
 }
 
 func main() {
@@ -34,6 +35,8 @@ func main() {
 	flag.StringVar(&opts.commit, "commit", "", "the `commit` to release, whatever this folder has (default HEAD, if nothing has changed since)")
 	flag.StringVar(&opts.platforms, "platforms", "", "the `systems` and architectures (default \""+platforms+"\")")
 	flag.StringVar(&opts.out, "out", "../../dist", "the `folder` to write to")
+	flag.BoolVar(&opts.node, "node", true, "make the images with Node.js, which needs npm and mmdebstrap")
+	flag.StringVar(&opts.mirror, "mirror", "", "the Debian `mirror` of the images with Node.js (default that of mmdebstrap)")
 	flag.Parse()
 
 	// The context stops the builds, which a signal must not leave behind.
@@ -78,23 +81,33 @@ func run(ctx context.Context, opts options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := removeArchives(opts.out); err != nil {
+	if err := removeDist(opts.out); err != nil {
 		return err
 	}
-	var archives []string
+	// First of all, because a pinned version may be gone, and builds take long.
+	nodes := map[string]tree{}
+	for _, p := range targets {
+		if opts.node && p.os == "linux" && nodeArch[p.arch] != "" {
+			fmt.Println("fetching Node.js for", p)
+			if nodes[p.arch], err = source.nodeLayer(ctx, work, p.arch, opts.mirror); err != nil {
+				return fmt.Errorf("the image with Node.js, which NODE=false leaves out: %w", err)
+			}
+		}
+	}
+	var made []string
 	for _, p := range targets {
 		fmt.Println("building", p)
 		binary, err := b.build(ctx, p)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p, err)
 		}
-		archive := filepath.Join(opts.out, archiveName(commit.version, p))
-		if err := source.archive(archive, binary); err != nil {
-			return fmt.Errorf("%s: %w", archive, err)
+		files, err := b.packAll(opts.out, binary, p, nodes)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p, err)
 		}
-		archives = append(archives, archive)
+		made = append(made, files...)
 	}
-	sums, err := checksums(archives)
+	sums, err := checksums(made)
 	if err != nil {
 		return err
 	}
@@ -102,7 +115,38 @@ func run(ctx context.Context, opts options) (err error) {
 	return os.WriteFile(filepath.Join(opts.out, sumsName), []byte(sums), 0o644)
 }
 
-// A platform is what a binary runs on, in the words of Go.
+// packAll makes all files of a platform in a folder and returns their paths.
+func (b *builder) packAll(dir, binary string, p platform, nodes map[string]tree) (made []string, err error) {
+	s := b.source
+	file := func(suffix string) string {
+		made = append(made, filepath.Join(dir, distName(s.version, p, suffix)))
+		return made[len(made)-1]
+	}
+	if p.os == "windows" {
+		err = s.archive(file(".zip"), binary)
+	} else {
+		err = s.archive(file(".tar.gz"), binary)
+	}
+	if err != nil || p.os != "linux" {
+		return made, err
+	}
+	if err := s.deb(file(".deb"), b.work, binary, p); err != nil {
+		return nil, err
+	}
+	base, err := s.baseImage(b.goroot)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.image(file(".oci.tar"), s.version, binary, p, base); err != nil {
+		return nil, err
+	}
+	if node, ok := nodes[p.arch]; ok {
+		err = s.image(file("-node.oci.tar"), s.version+"-node", binary, p, base, node)
+	}
+	return made, err
+}
+
+// A platform is a system and an architecture, in the words of Go.
 type platform struct{ os, arch string }
 
 func (p platform) String() string { return p.os + "/" + p.arch }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -83,6 +84,30 @@ func unzip(archive, prefix string) (map[string][]byte, error) {
 		}
 	}
 	return files, nil
+}
+
+// copyTo adds a file or a folder of the module to a tree, under another name.
+func (s *source) copyTo(files tree, from, to string) error {
+	found := false
+	for file, content := range s.files {
+		if rest, ok := strings.CutPrefix(file, from); ok && (rest == "" || rest[0] == '/') {
+			files.add(path.Join(to, rest), 0o644, content)
+			found = true
+		}
+	}
+	if !found {
+		return fmt.Errorf("commit %s has no %s", s.hash, from)
+	}
+	return nil
+}
+
+// unpack writes a folder of the module to disk.
+func (s *source) unpack(from, dir string) error {
+	files := newTree(s.time)
+	if err := s.copyTo(files, from, "."); err != nil {
+		return err
+	}
+	return os.CopyFS(dir, files)
 }
 
 // writeFile writes a file that is complete if there is no error.

@@ -25,6 +25,13 @@ func aModule(t *testing.T) repository {
 	r.write("SECURITY.md", "beware\n")
 	r.write("caddyfile_examples/one.Caddyfile", "# one\n")
 	r.write("docs/operate.md", "operate\n")
+	for _, name := range []string{"deb/Caddyfile", "deb/caddy-mcp-gateway.service", "deb/copyright", "deb/postinst", "deb/postrm", "deb/prerm", "image/Caddyfile"} {
+		content, err := os.ReadFile("../../../packaging/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.write("packaging/"+name, string(content))
+	}
 	r.commit()
 	return r
 }

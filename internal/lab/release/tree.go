@@ -1,0 +1,33 @@
+package main
+
+import (
+	"archive/tar"
+	"io/fs"
+	"path"
+	"testing/fstest"
+	"time"
+)
+
+// A tree holds files in memory, to be packed. Everything in it has the same time and
+// belongs to root, so that the same content makes the same bytes.
+type tree struct {
+	fstest.MapFS
+	time time.Time
+}
+
+func newTree(t time.Time) tree { return tree{fstest.MapFS{}, t} }
+
+func (t tree) add(name string, mode fs.FileMode, content []byte) {
+	t.MapFS[name] = &fstest.MapFile{Data: content, Mode: mode, ModTime: t.time}
+	for dir := path.Dir(name); dir != "." && t.MapFS[dir] == nil; dir = path.Dir(dir) {
+		t.MapFS[dir] = &fstest.MapFile{Mode: fs.ModeDir | 0o755, ModTime: t.time}
+	}
+}
+
+func (t tree) link(name, target string) { t.add(name, fs.ModeSymlink|0o777, []byte(target)) }
+
+// own adds a folder that belongs to the user of an image.
+func (t tree) own(name string) {
+	t.add(name, fs.ModeDir|0o700, nil)
+	t.MapFS[name].Sys = &tar.Header{Uid: imageUser, Gid: imageUser} // tar.FileInfoHeader looks for it there
+}
