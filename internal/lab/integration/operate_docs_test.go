@@ -46,31 +46,6 @@ func TestOperateCommands(t *testing.T) {
 	}
 }
 
-func TestOperateUnit(t *testing.T) {
-	t.Parallel()
-	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		t.Skip("there is no systemd-analyze")
-	}
-	unit := filepath.Join(t.TempDir(), "caddy.service")
-	installed := filepath.Join(filepath.Dir(unit), "caddy")
-	if err := os.Symlink(binary(t), installed); err != nil { // whose own path may have spaces
-		t.Fatal(err)
-	}
-	text := strings.ReplaceAll(blocksOf(t, "docs/operate.md", "ini")[0], "/usr/local/bin/caddy", installed)
-	if err := os.WriteFile(unit, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit).CombinedOutput()
-	if strings.Contains(string(out), "unrecognized option") {
-		t.Skip("systemd-analyze is too old")
-	}
-	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, "caddy.service") { // other units of the machine may be at fault, too
-			t.Errorf("%v: %s", err, line)
-		}
-	}
-}
-
 // TestOperateBehindNginx has the nginx of docs/operate.md in front: its name is let in,
 // and events arrive when they are sent.
 func TestOperateBehindNginx(t *testing.T) {
