@@ -21,11 +21,11 @@ RACE := $(if $(filter 1,$(XCADDY_RACE_DETECTOR)),-race)
 export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
 GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
-GO_FILES := $(shell find . -name '*.go' -not -path '*/node_modules/*')
-SOURCES  := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/%,$(GO_FILES))
-GO_TEST  := test -timeout 30m -tags $(TAGS)
-FUZZTIME ?= 60s
-FUZZ     ?= Fuzz[A-Za-z0-9_]+
+GO_FILES   := $(shell find . -name '*.go' -not -path '*/node_modules/*')
+SOURCES    := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/% ./internal/await/%,$(GO_FILES))
+GO_TEST    := test -timeout 30m -tags $(TAGS)
+FUZZTIME   ?= 60s
+FUZZ       ?= Fuzz[A-Za-z0-9_]+
 
 # Settings of a release. Variables of these names in the environment are ignored.
 VERSION   :=

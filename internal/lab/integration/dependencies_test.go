@@ -89,7 +89,7 @@ func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
 func TestPluginHasNoTestCode(t *testing.T) {
 	t.Parallel()
 	for dep := range strings.FieldsSeq(goList(t, "-deps", "./modules")) {
-		for _, part := range []string{"/internal/lab", "/internal/mcptest", "/internal/jsontest"} {
+		for _, part := range []string{"/internal/lab", "/internal/mcptest", "/internal/jsontest", "/internal/await"} {
 			if strings.Contains(dep, part) {
 				t.Errorf("the plugin imports %s", dep)
 			}
