@@ -14,9 +14,12 @@ const Patience = time.Minute
 // come true; what names it.
 func Until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for began := time.Now(); !condition(); time.Sleep(time.Millisecond) {
+	const longest = 20 * time.Millisecond
+	pause := time.Millisecond // first, and then longer: to ask costs time, too
+	for began := time.Now(); !condition(); pause = min(pause*3/2, longest) {
 		if time.Since(began) > Patience {
 			t.Fatalf("waited in vain: %s", what)
 		}
+		time.Sleep(pause)
 	}
 }

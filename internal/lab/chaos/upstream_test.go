@@ -113,7 +113,7 @@ func TestUpstreamLinkFails(t *testing.T) {
 	link := newLink(t, far.Listener.Addr().String())
 	s := newStage(t, play{
 		servers: []*httpServer{far.Server},
-		gateway: []string{"server far-away http://" + link.Listen + "/mcp", block("server hurried http://"+link.Listen+"/mcp", "timeout 6s")},
+		gateway: []string{"server far-away http://" + link.Listen + "/mcp", block("server hurried http://"+link.Listen+"/mcp", "timeout 10s")},
 	})
 	for _, f := range []fault{
 		{name: "refuses connections", begin: link.down, tool: "big", ends: everywhere("connect_error")},
@@ -121,7 +121,7 @@ func TestUpstreamLinkFails(t *testing.T) {
 		{name: "is cut in mid-stream", begin: link.with("limit_data", `{"bytes":30000}`), tool: "events", ends: byDoor("502 connect_error", broken, "200 connect_error")},
 		{name: "stalls", server: "hurried", begin: link.with("timeout", `{"timeout":0}`), tool: "big", ends: everywhere("timeout")},
 		{name: "is slow to answer", begin: link.with("latency", `{"latency":300,"jitter":200}`), tool: "big", ends: byDoor("200 result", "200 result", "200 result")},
-		{name: "is too slow for the whole answer", server: "hurried", begin: link.with("bandwidth", `{"rate":8}`), calls: 1, tool: "big", ends: byDoor("502 timeout", "200 result", "200 result")},
+		{name: "is too slow for the whole answer", server: "hurried", begin: link.with("bandwidth", `{"rate":5}`), calls: 1, tool: "big", ends: byDoor("502 timeout", "200 result", "200 result")},
 		{name: "sends a few bytes at a time", begin: link.with("slicer", `{"average_size":500,"size_variation":100,"delay":10}`), tool: "big", ends: byDoor("200 result", "200 result", "200 result")},
 		{name: "is slow to close", begin: link.with("slow_close", `{"delay":500}`), tool: "big", ends: byDoor("200 result", "200 result", "200 result")},
 		{name: "resets connections", begin: link.with("reset_peer", `{"timeout":0}`), tool: "big", ends: everywhere("connect_error")},

@@ -93,7 +93,7 @@ func may(t *testing.T, what string, got said) {
 var legacyOnly = []string{"resources/subscribe", "resources/unsubscribe"}
 
 func TestAccessToServers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta := newJournal(t), newJournal(t)
 	url := serve(t, gateway(append(restricted("deny beta::*"), block(child("alpha", "--modern"), alpha.env()), block(child("beta", "--modern"), beta.env(), "alias b"))...))
 	untouched := func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestAccessToServers(t *testing.T) {
 }
 
 func TestAccessToTools(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	servers := map[string]*witness{"plain": newWitness(t, "echo", "slow", "slower"), "streams": newWitness(t, "echo", "slow", "slower")}
 	servers["streams"].events = true
 	journal := newJournal(t)
@@ -320,7 +320,7 @@ func TestAccessToTools(t *testing.T) {
 
 // Rules about resources are about what a URI means, however it is spelled (A55).
 func TestAccessToResources(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	hidden := []string{"file:///secret/a.txt", "file:///public/../secret/d.txt", "file:///%73ecret/e.txt", "file:///secret//f.txt", "file:///secret/deep/g.txt"}
 	shown := []string{"file:///secrets/b.txt", "file:///public/c.txt", "file:///public/secret/h.txt", "file:///secret.txt", "https://host.test/secret/x"}
@@ -438,7 +438,7 @@ func TestAccessToResources(t *testing.T) {
 
 // Nobody hears of a resource that is hidden (A55, A68).
 func TestAccessToChangesOfResources(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, era := range clientEras {
 		t.Run("A55 A68 "+era.name, func(t *testing.T) {
 			remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
@@ -479,7 +479,7 @@ func TestAccessToChangesOfResources(t *testing.T) {
 
 // What is not shown is not found either.
 func TestAccessByDiscovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server, other := newWitness(t, "dispatch_parcel", "track_parcel"), newWitness(t, "destroy_parcel")
 	url := serve(t, gateway(append(restricted("deny postal::track_parcel mill::*"), "discovery on", server.line("postal"), other.line("mill"))...))
 	for _, era := range clientEras {
@@ -529,7 +529,7 @@ func TestAccessByDiscovery(t *testing.T) {
 
 // The first rule that fits decides, and the same for lists and calls (A57).
 func TestAccessRules(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	all := []string{"alpha__echo", "alpha__slow", "alpha__stop", "beta__echo", "beta__slow", "beta__stop"}
 	tests := []struct {
 		name  string
@@ -598,7 +598,7 @@ func TestAccessRules(t *testing.T) {
 
 // Two clients see what is theirs, also at the same time (A57).
 func TestAccessAtTheSameTime(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newWitness(t, "echo", "slow")
 	url := serve(t, gateway(append(restricted("deny far::slow kid::echo"), remote.line("far"), child("kid", "--modern"))...))
 	c := &speaker{modern: true, capabilities: `{}`}
@@ -638,7 +638,7 @@ func TestAccessAtTheSameTime(t *testing.T) {
 
 // What a client sees changes with the configuration, and it is told so (A57, A60).
 func TestAccessAfterReloads(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
 			remote := newWitness(t, "echo", "slow")
@@ -712,7 +712,7 @@ func audited(t *testing.T, file string) (lines []auditLine) {
 
 // Each denial is one line in the log and counts once.
 func TestAccessAudit(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := filepath.Join(t.TempDir(), "all.log")
 	server := newWitness(t, "echo", "slow")
 	server.resources = []string{"file:///secret/a", "file:///public/b"}
@@ -811,7 +811,7 @@ func servant(t *testing.T, answers func(w http.ResponseWriter, m legacyMessage))
 
 // However a server spells its lists, what is denied is in none of them (A54).
 func TestAccessToOddLists(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	gzipped := func(text string) string {
 		var b bytes.Buffer
 		zw := gzip.NewWriter(&b)
@@ -919,7 +919,7 @@ func TestAccessToOddLists(t *testing.T) {
 
 // Who may not know of a server hears nothing of it either (A53).
 func TestAccessToNewsOfServers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, era := range clientEras {
 		t.Run("A53 A57 "+era.name, func(t *testing.T) {
 			remote := newRemoteServer(t, "tool")
@@ -948,7 +948,7 @@ func TestAccessToNewsOfServers(t *testing.T) {
 // What servers say of themselves is part of what a client may see of them (A53), and part
 // of what is redacted (A56).
 func TestAccessToIntroductions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta := newWitness(t, "echo"), newWitness(t, "echo")
 	for name, w := range map[string]*witness{"alpha": alpha, "beta": beta} {
 		capabilities := `"capabilities":{"tools":{},"experimental":{"of-` + name + `":{}}},"serverInfo":{"name":"` + name + `","version":"1"},"instructions":"instructions of ` + name + `: ` + aKey + `"`
@@ -994,7 +994,7 @@ func TestAccessToIntroductions(t *testing.T) {
 
 // What is not the same for everybody says so to caches (A56, A57).
 func TestAccessAndCaches(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway(append(restricted("deny kid::slow", keyPattern), child("kid", "--modern"))...)) // which says that all it has is public
 	for name, token := range map[string]string{"who sees less": eveToken, "who sees more": zoeToken} {
 		for _, at := range []string{joinedAt(url), mcpAt(url, "kid")} {
@@ -1020,7 +1020,7 @@ func TestAccessAndCaches(t *testing.T) {
 
 // Rules are for clients that nobody knows, too, and by any of their names.
 func TestAccessOfOtherNames(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo", "slow")
 	call := rpc("tools/call", `{"name":"slow","arguments":{}}`)
 	t.Run("A57 anonymous", func(t *testing.T) {
@@ -1078,7 +1078,7 @@ func TestAccessOfOtherNames(t *testing.T) {
 // What a message is called does not matter to some servers. What they may do with it
 // does (A54).
 func TestAccessByOddMessages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo", "slow")
 	server.resources = []string{"file:///secret/a", "file:///public/b"}
 	journal := newJournal(t)

@@ -273,7 +273,7 @@ var everyMessage = []struct{ name, method, body string }{
 }
 
 func TestAccessByToken(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const token, other = "s3-AbCdEf0123456789", "t4-GhIjKl0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
 	server := newWitness(t, "echo")
@@ -385,7 +385,7 @@ func everyWay(t *testing.T, client *http.Client, url, requirement string, server
 }
 
 func TestAccessByWrongTokens(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const token = "s3-AbCdEf0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
 	server := newWitness(t, "echo")
@@ -456,7 +456,7 @@ func TestAccessByWrongTokens(t *testing.T) {
 
 // The token is for the gateway alone (A31).
 func TestAccessTokenStaysHere(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const token = "s3-AbCdEf0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
 	server := newWitness(t, "echo")
@@ -587,7 +587,7 @@ const (
 var signing = block("auth hmac", "client alice {env.ALICE_SECRET}", "client bob {env.BOB_SECRET}", "window 5m")
 
 func TestAccessBySignature(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
 	server := newWitness(t, "echo")
@@ -654,7 +654,7 @@ func TestAccessBySignature(t *testing.T) {
 }
 
 func TestAccessByWrongSignatures(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
 	server := newWitness(t, "echo")
@@ -715,7 +715,7 @@ func TestAccessByWrongSignatures(t *testing.T) {
 
 // Several providers stand side by side (A75).
 func TestAccessByTwoProviders(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
 	const token = "s3-AbCdEf0123456789"
@@ -842,7 +842,7 @@ func challenged(got answer, parameter string) string {
 }
 
 func TestAccessByJWT(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	issuer, server := newIssuer(t), newWitness(t, "echo")
 	url := serve(t, gateway("separator __", issuer.lines("scopes mcp:tools"), block(server.line("alpha"), told...)))
 	body := rpc("tools/call", `{`+echoes+`}`)
@@ -928,7 +928,7 @@ func TestAccessByJWT(t *testing.T) {
 }
 
 func TestAccessByWrongJWTs(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	issuer, stranger, server := newIssuer(t), newIssuer(t), newWitness(t, "echo")
 	url := serve(t, gateway(issuer.lines(), server.line("alpha")))
 	good := issuer.token("ec", issuer.claims(nil))
@@ -1078,7 +1078,7 @@ func (s *tlsSite) as(t *testing.T, certificates ...tls.Certificate) *http.Client
 }
 
 func TestAccessByCertificate(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	trusted, foreign := newAuthority(t, "trusted"), newAuthority(t, "foreign")
 	namesake := newAuthority(t, "trusted") // by its name the same
 	server := newWitness(t, "echo")
@@ -1235,7 +1235,7 @@ func TestAccessByCertificate(t *testing.T) {
 
 // A user of Caddy's own authentication is let in as the client whose match names it.
 func TestAccessByUsersOfCaddy(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo", "other")
 	team := block("client team", "match alice", "deny alpha::other")
 	body, other := rpc("tools/call", `{`+echoes+`}`), rpc("tools/call", `{"name":"other","arguments":{}}`)
@@ -1276,7 +1276,7 @@ func TestAccessByUsersOfCaddy(t *testing.T) {
 
 // A session belongs to the client that began it.
 func TestAccessToSessionsOfOthers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const one, two = "one-AbCdEf0123456789", "two-AbCdEf0123456789"
 	server := newWitness(t, "echo")
 	url := serve(t, gateway("separator __", block("auth token", "one "+one, "two "+two), child("kid"), server.line("alpha")))
@@ -1311,7 +1311,7 @@ func TestAccessToSessionsOfOthers(t *testing.T) {
 // The credentials of clients stay here unless they are asked for; those of servers are
 // for them alone.
 func TestAccessForwardedCredentials(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const token, key = "s3-AbCdEf0123456789", "upstream-key-0123456789"
 	setenv(t, "UPSTREAM_KEY", key)
 	tests := []struct {
@@ -1389,7 +1389,7 @@ func TestAccessForwardedCredentials(t *testing.T) {
 
 // TestAccessOfTheCommand has whoever starts the command be let in.
 func TestAccessOfTheCommand(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	config := inFile(t, site(freeAddress(t), gateway("separator __", "auth token {env.STDIO_TOKEN} carol",
 		block("client carol", "deny alpha::slow beta::*"), block("client *", "deny alpha::echo"), child("alpha"), child("beta"))))
 	lines := rpc("tools/list", `{}`) + "\n" + toolCall{"alpha__slow", `{}`}.request() + "\n"
@@ -1441,7 +1441,7 @@ func TestAccessOfTheCommand(t *testing.T) {
 
 // What a server has asked one client no other can answer.
 func TestAccessToCallsOfOthers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const one, two = "one-AbCdEf0123456789", "two-AbCdEf0123456789"
 	remote := &mcptest.Remote{Name: "far", Legacy: true}
 	url := serve(t, gateway("separator __", block("auth token", "one "+one, "two "+two), child("kid"), "server far http://"+upstream(t, remote)+"/mcp"))
@@ -1474,7 +1474,7 @@ func TestAccessToCallsOfOthers(t *testing.T) {
 
 // A session of one server belongs to its client as well.
 func TestAccessToSessionsOfOneServer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const one, two = "one-AbCdEf0123456789", "two-AbCdEf0123456789"
 	remote := newWitness(t, "slow")
 	remote.replies = map[string]string{"slow": `"result":{"content":[{"type":"text","text":"slept"}]}`}
@@ -1516,7 +1516,7 @@ func TestAccessToSessionsOfOneServer(t *testing.T) {
 
 // A token that is taken away is good for nothing any more, whatever was begun with it.
 func TestAccessTakenAway(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	address := freeAddress(t)
 	config := func(tokens ...string) string {

@@ -9,7 +9,7 @@ import (
 
 // Who listens to one server does so by the rules of now (A30, A55, A56).
 func TestAccessToStreamsOfOneServer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	far := newRemoteServer(t, "tool")
 	address := freeAddress(t)
 	const another = "eve-0123456789AbCdEf"
@@ -51,7 +51,7 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 // What was kept of a server that a client may not know any more is not for it either
 // (A53).
 func TestAccessToWhatWasKept(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	keeps := func(server string) string {
 		w := newWitness(t, "read")
 		w.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(strings.Repeat("kept by "+server+" ", 1000)) + `}]}`}
@@ -84,7 +84,7 @@ func TestAccessToWhatWasKept(t *testing.T) {
 
 // Who signs is the same with each request, however different these are (A77).
 func TestAccessBySignatureIsOfOneClient(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
 	far := newRemoteServer(t, "tool")
@@ -107,7 +107,7 @@ func TestAccessBySignatureIsOfOneClient(t *testing.T) {
 
 // The gauge of a child goes with its server (A52).
 func TestOperateGaugeOfAChildThatIsGone(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := freeAddress(t)
 	load(t, site(address, gateway(child("leaving"), child("staying"))))
 	pidAt(t, mcpAt("http://"+address, "leaving"))

@@ -53,7 +53,7 @@ func budget(t *testing.T, c *http.Client, at string, headers ...string) int {
 }
 
 func TestAccessWithinLimits(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	for _, era := range clientEras {
 		t.Run("A32 the sixth of five at /mcp of a "+era.name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func fromAddress(t *testing.T, address string) *http.Client {
 }
 
 func TestAccessLimitsOfEachClient(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	t.Run("A33 R14 who is not known has the limit of an address", func(t *testing.T) {
 		url := serve(t, gateway("name address", "rate 5/1h", server.line("alpha")))
@@ -207,7 +207,7 @@ func TestAccessLimitsOfEachClient(t *testing.T) {
 }
 
 func TestAccessLimitsOfTools(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server, other := newWitness(t, "echo", "slow", "slower"), newWitness(t, "echo")
 	call := func(t *testing.T, at, tool string, headers ...string) int {
 		t.Helper()
@@ -297,7 +297,7 @@ func TestAccessLimitsOfTools(t *testing.T) {
 }
 
 func TestAccessLimitsTogether(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo", "slow")
 	t.Run("A65 a burst is less than what is allowed in the long run", func(t *testing.T) {
 		url := serve(t, gateway("name burst", "rate 60/10h burst 10", server.line("alpha")))
@@ -374,7 +374,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 // What has been used stays used when the configuration is replaced, and new numbers
 // count from then on.
 func TestAccessLimitsAfterReloads(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	address := freeAddress(t)
 	config := func(lines ...string) string {
@@ -422,7 +422,7 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 // Ten thousand calls at once, of two clients and two tools, under limits that overlap: as
 // many are let through as the limits say.
 func TestAccessLimitsUnderTraffic(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo", "slow")
 	url := serve(t, gateway("name traffic", "rate 4000/1000h", "rate *::slow 1500/1000h",
 		block("client one", "token one-AbCdEf0123456789", "rate 3000/1000h", "rate alpha::slow 1000/1000h"), block("client two", "token two-AbCdEf0123456789"), server.line("alpha")))

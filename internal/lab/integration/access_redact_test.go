@@ -114,7 +114,7 @@ func babbler(t *testing.T, said ...string) *witness {
 }
 
 func TestAccessRedacts(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	plain, streams := babbler(t), babbler(t)
 	streams.events = true
 	url := serve(t, gateway(keyless(plain.line("plain"), streams.line("streams"))...))
@@ -154,7 +154,7 @@ func TestAccessRedacts(t *testing.T) {
 
 // What servers say before they answer is redacted, too (A56).
 func TestAccessRedactsNotifications(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := babbler(t,
 		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"using `+aKey+`"}}`,
 		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":{"password":"hunter2","deep":["`+aKey+`"]}}}`)
@@ -241,7 +241,7 @@ func TestAccessRedactsNotifications(t *testing.T) {
 
 // What is asked of the client in mid-call comes from a server, as results do (A56).
 func TestAccessRedactsQuestions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway(keyless(child("kid", "--modern"))...))
 	for _, era := range clientEras {
 		t.Run("A56 "+era.name, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestAccessRedactsQuestions(t *testing.T) {
 // Redaction comes before masking: a key that a mask would cut in two is gone, and what
 // was masked can be read back without it (A56).
 func TestAccessRedactsBeforeMasking(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	// Keys where the head ends, where the tail begins, and amid what is left out.
 	filler := func(n int) string { return strings.Repeat("x ", n/2) }
 	long := filler(1990) + aKey + filler(3000) + "middle " + aKey + filler(3000) + aKey + filler(1990)
@@ -344,7 +344,7 @@ func TestAccessRedactsBeforeMasking(t *testing.T) {
 
 // Whatever is redacted, a message stays one, and its numbers stay as they are.
 func TestAccessRedactsNothingElse(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "text")
 	url := serve(t, gateway(append(restricted(`redact "[a-z]+"`, "redact_fields id result error code content type text jsonrpc name"), server.line("alpha"))...))
 	server.replies = map[string]string{"text": `"result":{"content":[{"type":"text","text":"words 12"}],"n":[1.0,-0,1e2,true,null]}`}
@@ -369,7 +369,7 @@ func TestAccessRedactsNothingElse(t *testing.T) {
 // However a server spells its answer, or whatever it is, what must not be told is not
 // (A56).
 func TestAccessRedactsOddAnswers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	answer := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"the key is ` + aKey + `"}]}}`
 	asEvents := `"ctype":"text/event-stream"`
 	tests := []struct {
@@ -420,7 +420,7 @@ func TestAccessRedactsOddAnswers(t *testing.T) {
 // A client for whom something is redacted gets results of any size, and streams as they
 // come (A56).
 func TestAccessRedactsOnTheWay(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	t.Run("A41 A56 nine megabytes", func(t *testing.T) {
 		server := newWitness(t, "read")
 		server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + strings.Repeat("A", 9<<20) + ` ` + aKey + `"}]}`}
@@ -460,7 +460,7 @@ func TestAccessRedactsOnTheWay(t *testing.T) {
 
 // A call that is resumed on another stream is the same call (A56).
 func TestAccessRedactsResumedCalls(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	broken := make(chan struct{}, 10)
 	address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
 		switch m.Method {
@@ -512,7 +512,7 @@ func TestAccessRedactsResumedCalls(t *testing.T) {
 
 // What was kept before there was a rule is read back under it (A56).
 func TestAccessRedactsWhatWasKept(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := 5000 // of the key
 	long := strings.Repeat("x ", at/2) + aKey + strings.Repeat(" y", 3000)
 	server := newWitness(t, "read")

@@ -410,7 +410,7 @@ func (v *vault) gather(t *testing.T) {
 // Secrets are in environments and requests, and in nothing that the process lets out
 // (A31).
 func TestAccessKeepsSecrets(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	v := plant(t)
 	v.start(t)
 	for _, who := range v.visitors(t) {

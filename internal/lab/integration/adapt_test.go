@@ -12,7 +12,7 @@ import (
 // TestAdapt compares what each Caddyfile under testdata/adapt becomes with the
 // JSON below its line of dashes, the format of Caddy's own tests.
 func TestAdapt(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	files, err := filepath.Glob("testdata/adapt/*.caddyfiletest")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no golden files: %v", err)

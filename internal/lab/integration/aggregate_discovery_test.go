@@ -48,7 +48,7 @@ func byCallTool(name, arguments string) string {
 
 // Three tools are enough to find and to call all others.
 func TestAggregateDiscovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal, hidden := newJournal(t), newJournal(t)
 	remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
 	postal := newRemoteServer(t)
@@ -156,7 +156,7 @@ func TestAggregateDiscovery(t *testing.T) {
 
 // What the gateway offers besides is listed with them, and answers by its name.
 func TestAggregateDiscoveryWithRecovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway("discovery on", "separator __", block("mask", "recover on"), child("alpha")))
 	for _, era := range clientEras {
 		t.Run("O23 "+era.name, func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestAggregateDiscoveryWithRecovery(t *testing.T) {
 
 // What comes and goes is found, and not found any more.
 func TestAggregateDiscoveryOfWhatChanges(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := freeAddress(t)
 	config := func(servers ...string) string {
 		return site(address, gateway(append([]string{"discovery on", "separator __"}, servers...)...))

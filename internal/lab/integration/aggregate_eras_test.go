@@ -381,7 +381,7 @@ func (e *eras) forAll(t *testing.T, test func(t *testing.T, c *speaker, server s
 }
 
 func TestAggregateEraLists(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
@@ -463,7 +463,7 @@ func TestAggregateEraLists(t *testing.T) {
 }
 
 func TestAggregateEraCalls(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		arguments := `{"text":"é\u00e9","n":12345678901234567890, "f":1.0}`
@@ -508,7 +508,7 @@ func TestAggregateEraCalls(t *testing.T) {
 }
 
 func TestAggregateEraProgress(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		for _, token := range []string{`"mine"`, `12345678901234567890`} {
@@ -533,7 +533,7 @@ func TestAggregateEraProgress(t *testing.T) {
 
 // Progress has the token of the request on whose response it comes.
 func TestAggregateEraProgressOfResumedCall(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		if e.remote[server] == nil {
@@ -574,7 +574,7 @@ func TestAggregateEraProgressOfResumedCall(t *testing.T) {
 }
 
 func TestAggregateEraErrors(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		got := c.ask(t, "tools/call", callOf(server, "no-such-tool", `{}`))
@@ -615,7 +615,7 @@ func members(object string) string { return object[1 : len(object)-1] }
 func reached(text, answer string) bool { return text == answer || text == "["+answer+"]" }
 
 func TestAggregateEraQuestions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		for method, answer := range clientAnswers {
@@ -656,7 +656,7 @@ func TestAggregateEraQuestions(t *testing.T) {
 
 // Prompts and resources can ask, too.
 func TestAggregateEraQuestionsOfOthers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		if e.remote[server] == nil {
@@ -687,7 +687,7 @@ func TestAggregateEraQuestionsOfOthers(t *testing.T) {
 // A server asks three times in one call, one after the other, and in another call two
 // things at once, which the client answers in the other order.
 func TestAggregateEraSeveralQuestions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const form = `{"action":"accept","content":{"n":%d}}`
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
@@ -737,7 +737,7 @@ func TestAggregateEraSeveralQuestions(t *testing.T) {
 }
 
 func TestAggregateEraRefusedQuestions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, false, canAll)
 	for _, server := range eraServers {
@@ -755,7 +755,7 @@ func TestAggregateEraRefusedQuestions(t *testing.T) {
 
 // Who cannot be asked gets an error, or its server does.
 func TestAggregateEraMissingCapability(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	for _, era := range clientEras {
 		for _, capabilities := range []string{`{}`, `{"roots":{}}`} {
@@ -782,7 +782,7 @@ func TestAggregateEraMissingCapability(t *testing.T) {
 
 // A client that takes no event stream cannot be asked in mid-call.
 func TestAggregateEraNoEventStream(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, false, canAll)
 	for _, server := range eraServers {
@@ -823,7 +823,7 @@ func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ende
 }
 
 func TestAggregateEraCancellation(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		kept, keptEnded := e.hangs(t, c, server)
@@ -870,7 +870,7 @@ func TestAggregateEraCancellation(t *testing.T) {
 // A call that was held open for an answer is cancelled under the id that its server
 // knows it by.
 func TestAggregateEraCancelsResumedCall(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
 	remote := e.remote["farold"]
@@ -888,7 +888,7 @@ func TestAggregateEraCancelsResumedCall(t *testing.T) {
 // What a client of the modern era has been asked is for nobody else to answer, and
 // only once.
 func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	alice := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer alice")
 	bob := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer bob")
@@ -934,7 +934,7 @@ func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
 // Many modern clients are asked by one legacy server at the same time, whose ids are
 // the same in all sessions.
 func TestAggregateEraManyHeldCalls(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	const clients = 20
 	params := callOf("farold", "ask", `{"method":"elicitation/create","params":{"message":"m"},"times":2}`)
@@ -970,7 +970,7 @@ func (e *eras) change(server string) (tool, arguments string) {
 }
 
 func TestAggregateEraListen(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
 	var uris []string
@@ -1027,7 +1027,7 @@ func TestAggregateEraListen(t *testing.T) {
 }
 
 func TestAggregateEraStream(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, false, canAll)
 	subscribe := func(t *testing.T, method, server string) {
@@ -1095,7 +1095,7 @@ func TestAggregateEraStream(t *testing.T) {
 
 // A subscription counts from when it is answered.
 func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, false, canAll)
 	d := c.listen(t)
@@ -1134,7 +1134,7 @@ func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
 }
 
 func TestAggregateEraModernRules(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
 	body, headers := c.message("7", "tools/call", callOf("farnew", "echo", `{}`))
@@ -1209,7 +1209,7 @@ func TestAggregateEraModernRules(t *testing.T) {
 // Headers that repeat arguments are passed on, made where the client knows none, and
 // left out where the server does.
 func TestAggregateEraParamHeaders(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		for region, header := range map[string]string{"eu-west": "eu-west", "é ": "=?base64?w6kg?="} {
@@ -1245,7 +1245,7 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 // Links to resources, and resources, in what tools return can be read by the URIs
 // they have there.
 func TestAggregateEraResourceLinks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		if e.remote[server] == nil {
@@ -1270,7 +1270,7 @@ func TestAggregateEraResourceLinks(t *testing.T) {
 
 // A server that has forgotten its session is met anew, and the call is made once.
 func TestAggregateEraForgottenSession(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		remote := e.remote[server]
@@ -1300,7 +1300,7 @@ func TestAggregateEraForgottenSession(t *testing.T) {
 
 // Log messages reach who wants them: in the modern era who says so in the request.
 func TestAggregateEraLogs(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		if e.remote[server] != nil {
@@ -1328,7 +1328,7 @@ func TestAggregateEraLogs(t *testing.T) {
 // stream. One of the modern era is asked in the place of an answer to its call, or its
 // server is told that it cannot be.
 func TestAggregateEraQuestionsAside(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t, "response_timeout 10s") // less than our patience
 	params := callOf("farold", "ask", `{"method":"roots/list","aside":true}`)
 	remote := e.remote["farold"]
@@ -1374,7 +1374,7 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 
 // A client that is asked may take its time.
 func TestAggregateEraSlowAnswers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t, "response_timeout 2s")
 	const long = 5 * time.Second
 	for _, era := range clientEras {
@@ -1406,7 +1406,7 @@ func TestAggregateEraSlowAnswers(t *testing.T) {
 // A client that makes a call again without the answers gets an error, and so does
 // the server that waits for them.
 func TestAggregateEraMissingAnswers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
 	for _, server := range []string{"old", "farold"} {
@@ -1425,7 +1425,7 @@ func TestAggregateEraMissingAnswers(t *testing.T) {
 
 // Who takes no event stream can still be asked in the modern era.
 func TestAggregateEraInputAsJSON(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
 	for _, server := range eraServers {
@@ -1442,7 +1442,7 @@ func TestAggregateEraInputAsJSON(t *testing.T) {
 
 // A server is replaced by one of another era while clients are there.
 func TestAggregateEraUpgrades(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, era := range clientEras {
 		for _, tt := range []struct {
 			name           string
@@ -1470,7 +1470,7 @@ func TestAggregateEraUpgrades(t *testing.T) {
 
 // Sessions and calls belong to who has proved to be somebody.
 func TestAggregateEraIdentity(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	// Their passwords are their names, hashed at the lowest cost.
 	const users = "alice $2a$04$fjs1/hlX7Zc6F.1b9exT9eJ6sQYrHAPCHGq.hTFG4HUDX9R5lfrgK\nbob $2a$04$4UH.3JhiN43X1DTFbIExqezm4mVoxin0b7IG8XFXWApDB3hKtPP7e"
 	remote := &mcptest.Remote{Name: "farold", Legacy: true}
@@ -1510,7 +1510,7 @@ func TestAggregateEraIdentity(t *testing.T) {
 // Clients of all revisions of the legacy era are served, whatever those of the
 // servers.
 func TestAggregateEraRevisions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2099-01-01"} {
 		t.Run(version, func(t *testing.T) {
@@ -1546,7 +1546,7 @@ func TestAggregateEraRevisions(t *testing.T) {
 // An empty event at the beginning of a stream is for clients that know of it: those
 // of 2025-11-25.
 func TestAggregateEraPriming(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := &mcptest.Remote{Name: "primes", Legacy: true, Primes: true}
 	at := serve(t, gateway("separator __", "server primes http://"+upstream(t, remote)+"/mcp")) + "/mcp"
 	t.Cleanup(remote.Close)
@@ -1572,7 +1572,7 @@ func TestAggregateEraPriming(t *testing.T) {
 // Clients of the modern era that nobody can tell apart have calls in flight with equal
 // ids. A server of the legacy era can tell these apart.
 func TestAggregateEraEqualIDs(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	one, two := newSpeaker(t, e.at, true, canAll), newSpeaker(t, e.at, true, canAll)
 	for _, server := range []string{"old", "farold"} {
@@ -1607,7 +1607,7 @@ func TestAggregateEraEqualIDs(t *testing.T) {
 
 // A server may die while its question waits for the client.
 func TestAggregateEraHeldCallsEnd(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
 	again := func(params string, in input) string {

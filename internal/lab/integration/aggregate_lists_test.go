@@ -19,7 +19,7 @@ func proxied(server, uri string) string {
 }
 
 func TestAggregateDescriptors(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t)
 	odd := []string{
 		`{"name":"odd","title":"name","description":"é\u00e9\/ <&>","inputSchema":{"type":"object","properties":{"name":{"type":"string","default":"odd"},"n":{"minimum":1.0,"maximum":12345678901234567890}},"additionalProperties":false},"annotations":{"readOnlyHint":true,"name":"odd"},"_meta":{"k":[1e2,-0,{"name":"odd"}]},"x-unknown":null}`,
@@ -83,7 +83,7 @@ func TestAggregateDescriptors(t *testing.T) {
 }
 
 func TestAggregateCalls(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta := newJournal(t), newJournal(t)
 	remote := newRemoteServer(t, "a::b", "alpha::echo", "x")
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env()), remote.line("remote")))
@@ -196,7 +196,7 @@ func TestAggregateCalls(t *testing.T) {
 }
 
 func TestAggregateResources(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), child("beta")))
 	c := newLegacyClient(t, url, `{}`)
@@ -302,7 +302,7 @@ func TestAggregateResources(t *testing.T) {
 }
 
 func TestAggregateLogging(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, bare := newJournal(t), newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("bare", "--caps-empty"), bare.env())))
 	c := newLegacyClient(t, url, `{}`)
@@ -322,7 +322,7 @@ func TestAggregateLogging(t *testing.T) {
 }
 
 func TestAggregatePages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	one, two := newRemoteServer(t, "a", "b", "c"), newRemoteServer(t, "a", "b", "c")
 	for _, s := range []*remoteServer{one, two} {
 		s.first = func(w http.ResponseWriter, m legacyMessage) bool {
@@ -403,7 +403,7 @@ func TestAggregatePages(t *testing.T) {
 }
 
 func TestAggregateDrainsPages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	loop, steps := newRemoteServer(t), newRemoteServer(t)
 	var asked, stepped atomic.Int64
@@ -460,7 +460,7 @@ func TestAggregateDrainsPages(t *testing.T) {
 }
 
 func TestAggregateManyTools(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const servers, each = 20, 500
 	var lines []string
 	var want []string
@@ -494,7 +494,7 @@ func TestAggregateManyTools(t *testing.T) {
 }
 
 func TestAggregateListsWithoutSome(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	silent := newRemoteServer(t, "tool")
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
@@ -530,7 +530,7 @@ func TestAggregateListsWithoutSome(t *testing.T) {
 }
 
 func TestAggregateSeparators(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	t.Run("R11 another separator", func(t *testing.T) {
 		s := newRemoteServer(t, "x", "a__b", "__c", "d::e")
 		url := serve(t, gateway("separator __", s.line("one"), s.line("one_more")))
@@ -571,7 +571,7 @@ func TestAggregateSeparators(t *testing.T) {
 }
 
 func TestAggregateLongNames(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	long := strings.Repeat("long_", 30)
 	s := newRemoteServer(t, "short", long+"1", long+"2", strings.Repeat("é", 70), long[:57], long[:58])
 	address := freeAddress(t)
@@ -612,7 +612,7 @@ func TestAggregateLongNames(t *testing.T) {
 }
 
 func TestAggregateExpose(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env(), "expose echo s*"), child("beta")))
 	c := newLegacyClient(t, url, `{}`)

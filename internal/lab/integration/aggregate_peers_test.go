@@ -35,7 +35,7 @@ var toolName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // TestAggregatePeers has the official clients use the official servers as one: as
 // child processes and over Streamable HTTP, of both eras.
 func TestAggregatePeers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	programs := buildPrograms(t)
 	everything := modulesOfNode + "@modelcontextprotocol/server-everything/dist/index.js"
 	dir, err := filepath.EvalSymlinks(t.TempDir()) // as servers see it

@@ -70,7 +70,7 @@ func observe(t *testing.T, c *speaker, server, tool, arguments string) (handle s
 }
 
 func TestAggregateRecovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	original := fullOf(300)
 	// The same in a spelling that nobody would choose.
 	escaped := new(strings.Builder)
@@ -158,7 +158,7 @@ func TestAggregateRecovery(t *testing.T) {
 
 // What is given back is not cut in its turn, however little the masks leave.
 func TestAggregateRecoveryOfShortMasks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	original := fullOf(20)
 	url := serve(t, gateway("separator __",
 		block(observer(t, quote(original)).line("short"), block("mask 100 10 10", "recover on")), block(child("long"), block("mask 4000 10 10", "recover on"))))
@@ -188,7 +188,7 @@ func TestAggregateRecoveryOfShortMasks(t *testing.T) {
 
 // Without recover there is no tool, no template and no handle (A44, O23).
 func TestAggregateWithoutRecovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	tests := []struct {
 		name  string
 		lines []string
@@ -228,7 +228,7 @@ func as(user string) string {
 
 // A handle belongs to the client that got it (O23).
 func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := freeAddress(t)
 	config := site(address, accounts, gateway("separator __", block("mask", "recover on"), child("alpha")))
 	load(t, config)

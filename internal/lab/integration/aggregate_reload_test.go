@@ -50,7 +50,7 @@ const listChanged = "notifications/tools/list_changed"
 
 // Clients, their streams and their calls go on when the configuration is replaced (A60).
 func TestAggregateReloadsUnderClients(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	added := block(child("new"), journal.env())
 	for _, era := range clientEras {
@@ -239,7 +239,7 @@ func (l *listener) hearsAgain(t *testing.T) {
 // Two gateways without a name on two sites have nothing in common: no client of the one
 // ever hears a server of the other, and no server of the other gets its credentials.
 func TestAggregateReloadsOfTwoGateways(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	one, two := newSpy(t, "one"), newSpy(t, "two")
 	addresses := map[*spy]string{one: freeAddress(t), two: freeAddress(t)}
 	config := func(moreOfOne, moreOfTwo string) string {

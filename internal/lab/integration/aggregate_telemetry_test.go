@@ -79,7 +79,7 @@ func broken(t *testing.T, status int) *remoteServer {
 // A request counts once for each server that it reaches, and those that concern more
 // than one or none count once for themselves (A51).
 func TestAggregateMetrics(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	slow := newRemoteServer(t, "tool")
 	slow.first = func(_ http.ResponseWriter, m legacyMessage) bool {
 		if m.Method == "tools/call" {
@@ -191,7 +191,7 @@ func TestAggregateMetrics(t *testing.T) {
 // The line of a call at the door to all servers is the one that it would have at the
 // door of its server.
 func TestAggregateAccessLog(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file, own := filepath.Join(t.TempDir(), "access.log"), filepath.Join(t.TempDir(), "own.log")
 	const secret = "geheim"
 	remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
@@ -291,7 +291,7 @@ var told = []string{
 var isUUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 func TestAggregatePlaceholders(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
 			old, young := &mcptest.Remote{Name: "old", Legacy: true}, &mcptest.Remote{Name: "young", Modern: true}
@@ -328,7 +328,7 @@ func TestAggregatePlaceholders(t *testing.T) {
 // Many servers are asked at the same time, each with placeholders of its own. This is
 // for the race detector, too.
 func TestAggregatePlaceholdersInFanOut(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const servers, clients, rounds = 20, 4, 5
 	var mu sync.Mutex
 	seen := map[string]int{} // by server and method

@@ -557,7 +557,7 @@ func (s *remoteServer) stream(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestAggregateHandshake(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta := newJournal(t), newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env())))
 	if starts := alpha.entries(t, "start"); len(starts) > 0 {
@@ -581,7 +581,7 @@ func TestAggregateHandshake(t *testing.T) {
 }
 
 func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal, remote := newJournal(t), newRemoteServer(t, "tool")
 	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session"), remote.line("remote")))
 	one, two := joinAll(t, url, `{"roots":{}}`), joinAll(t, url, `{"sampling":{}}`)
@@ -618,7 +618,7 @@ func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
 
 // No server waits for another: each answers only when all have been asked.
 func TestAggregateAsksAllAtOnce(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, method := range []string{"initialize", "tools/list"} {
 		t.Run("A3 A22 "+method, func(t *testing.T) {
 			const servers = 5
@@ -648,7 +648,7 @@ func TestAggregateAsksAllAtOnce(t *testing.T) {
 }
 
 func TestAggregateIntroducesItself(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	introduce := func(t *testing.T, lines ...string) (capabilities map[string]json.RawMessage) {
 		c := newLegacyClient(t, serve(t, gateway(lines...)), `{}`)
 		var hello struct {
@@ -686,7 +686,7 @@ func TestAggregateIntroducesItself(t *testing.T) {
 }
 
 func TestAggregateVersions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	old := newRemoteServer(t, "tool")
 	old.hello = `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"old","version":"1"}}`
 	url := serve(t, gateway(child("alpha"), old.line("old")))
@@ -712,7 +712,7 @@ func TestAggregateVersions(t *testing.T) {
 }
 
 func TestAggregateGoesOnWithoutSome(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	// One that is not there yet, and one that takes its time.
 	absent := freeAddress(t)
 	late := newRemoteServer(t, "tool")
@@ -776,7 +776,7 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 }
 
 func TestAggregateRefusesConfigurations(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	load(t, "")
 	for _, tt := range []struct {
 		name  string
@@ -807,7 +807,7 @@ func TestAggregateRefusesConfigurations(t *testing.T) {
 }
 
 func TestAggregateSessions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, remote := newJournal(t), newRemoteServer(t, "tool")
 	here, there := freeAddress(t), freeAddress(t)
 	load(t, site(here, gateway(block(child("alpha"), alpha.env()), remote.line("remote")))+
@@ -900,7 +900,7 @@ func flipped(text string, at int) string {
 }
 
 func TestAggregateRequests(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway(child("alpha")))
 	at := joinedAt(url)
 	c := newLegacyClient(t, url, `{}`)
@@ -1001,7 +1001,7 @@ func TestAggregateRequests(t *testing.T) {
 
 // Whatever a server answers in place of what it was asked for costs only itself.
 func TestAggregateFaults(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	faults := map[string]func(w http.ResponseWriter, id string){
 		"garbage": func(w http.ResponseWriter, _ string) {
 			w.Header().Set("Content-Type", "application/json")
@@ -1121,7 +1121,7 @@ func TestAggregateFaults(t *testing.T) {
 
 // What a server has forgotten, it is told again, once, and no call is made twice.
 func TestAggregateRecoversSessions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway(remote.line("remote"), child("alpha")))
 	c := joinAll(t, url, `{"roots":{}}`)
@@ -1195,7 +1195,7 @@ func TestAggregateRecoversSessions(t *testing.T) {
 
 // Gateways with the same key serve the same sessions.
 func TestAggregateReplicas(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	one, two := freeAddress(t), freeAddress(t)
 	lines := []string{"session_key 0123456789abcdef0123456789abcdef", remote.line("remote")}
@@ -1231,7 +1231,7 @@ func TestAggregateReplicas(t *testing.T) {
 
 // What a server asks through one gateway may be answered through another.
 func TestAggregateReplicasAsk(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	answers := make(chan legacyMessage, 1)
 	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
@@ -1268,7 +1268,7 @@ func TestAggregateReplicasAsk(t *testing.T) {
 
 // A server may hang up, and give its answer to who comes again.
 func TestAggregateResumes(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if last := r.Header.Get("Last-Event-Id"); r.Method == "GET" && last != "" {
@@ -1308,7 +1308,7 @@ func TestAggregateResumes(t *testing.T) {
 
 // What is forgotten of a client can be told from its session id.
 func TestAggregateForgetsNobody(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway("max_sessions 1", remote.line("remote"), child("alpha")))
 	var clients []*legacyClient
@@ -1332,7 +1332,7 @@ func TestAggregateForgetsNobody(t *testing.T) {
 
 // DELETE ends all that belongs to a session: its stream, its calls, its children.
 func TestAggregateEndsSessions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session")))
 	c, other := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
@@ -1373,7 +1373,7 @@ func TestAggregateEndsSessions(t *testing.T) {
 // Servers of all kinds are joined: those that keep no sessions, those that are handlers of
 // Caddy, and those behind handlers that refuse.
 func TestAggregateKindsOfServers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stateless := upstream(t, mcpsample.NewServer())
 	url := serve(t, gateway(
 		"server plain http://"+stateless+"/mcp",
@@ -1401,7 +1401,7 @@ func TestAggregateKindsOfServers(t *testing.T) {
 }
 
 func TestAggregateLargeMessages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const size = 9 << 20
 	c := newLegacyClient(t, serve(t, gateway(child("alpha"))), `{}`)
 	if got := c.use("alpha::big", fmt.Sprintf(`{"n":%d}`, size)); got != strings.Repeat("x", size) {
@@ -1414,7 +1414,7 @@ func TestAggregateLargeMessages(t *testing.T) {
 }
 
 func TestAggregateDeath(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m"), child("other")))
 	c := joinAll(t, url, `{}`)
@@ -1439,7 +1439,7 @@ func TestAggregateDeath(t *testing.T) {
 }
 
 func TestAggregateReloads(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal, address := newJournal(t), freeAddress(t)
 	config := func(more ...string) string {
 		return site(address, gateway(append([]string{block(child("kept"), journal.env()), block(child("own"), journal.env(), "isolation session")}, more...)...))
@@ -1512,7 +1512,7 @@ func TestAggregateReloads(t *testing.T) {
 // Two processes with the same key serve one client alternately: what one knows of it,
 // the other reads in the id of its session.
 func TestAggregateProcesses(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	config := filepath.Join(t.TempDir(), "Caddyfile")
 	caddyfile := site(":8080", "bind 127.0.0.1", gateway("session_key 0123456789abcdef0123456789abcdef", remote.line("remote")))

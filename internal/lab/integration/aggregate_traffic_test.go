@@ -20,7 +20,7 @@ func (m legacyMessage) proxyServer() string {
 }
 
 func TestAggregateServersAsk(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, isolation := range []string{"session", "shared"} {
 		t.Run(isolation, func(t *testing.T) {
 			alpha := newJournal(t)
@@ -152,7 +152,7 @@ func TestAggregateServersAsk(t *testing.T) {
 }
 
 func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, isolation := range []string{"session", "shared"} {
 		t.Run("A25 "+isolation, func(t *testing.T) {
 			journal := newJournal(t)
@@ -192,7 +192,7 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 }
 
 func TestAggregateNotificationsOfServers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway(child("alpha"), child("beta"), remote.line("remote")))
 	c := joinAll(t, url, `{}`)
@@ -286,7 +286,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 }
 
 func TestAggregateNotificationsOfClients(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta, remote := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
 	url := serve(t, gateway(block(child("alpha"), alpha.env(), "isolation session"), block(child("beta"), beta.env()), remote.line("remote")))
 	c := newLegacyClient(t, url, everyCapability)
@@ -365,7 +365,7 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 }
 
 func TestAggregateCancellation(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, isolation := range []string{"shared", "session"} {
 		t.Run("A28 "+isolation, func(t *testing.T) {
 			alpha, beta := newJournal(t), newJournal(t)
@@ -416,7 +416,7 @@ func TestAggregateCancellation(t *testing.T) {
 }
 
 func TestAggregateProgress(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway(child("alpha"), child("beta")))
 	one, two := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
 	for _, token := range []string{`5`, `"5"`, `12345678901234567890`, `"a\u0062"`} {
@@ -449,7 +449,7 @@ func TestAggregateProgress(t *testing.T) {
 
 // No call waits for another, of the same client or another, of the same server or another.
 func TestAggregateConcurrency(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("alpha"), journal.env()), child("beta")))
 	one, two := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
@@ -477,7 +477,7 @@ func TestAggregateConcurrency(t *testing.T) {
 }
 
 func TestAggregateTimeout(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
@@ -514,7 +514,7 @@ func TestAggregateTimeout(t *testing.T) {
 }
 
 func TestAggregateMasking(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	long := strings.Repeat("x", 10000)
 	masked := cut("x", 10000, 2000, 2000)
 	for _, tt := range []struct {
@@ -554,7 +554,7 @@ func TestAggregateMasking(t *testing.T) {
 }
 
 func TestAggregateSubscriptions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, isolation := range []string{"shared", "session"} {
 		t.Run("A68 "+isolation, func(t *testing.T) {
 			alpha, beta := newJournal(t), newJournal(t)

@@ -10,7 +10,7 @@ import (
 )
 
 func TestBinaryHasTheModules(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	out, err := caddy(t, "list-modules").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func TestBinaryHasTheModules(t *testing.T) {
 }
 
 func TestBinaryValidates(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	exampleSecrets(t)
 	for _, file := range shipped(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestBinaryValidates(t *testing.T) {
 }
 
 func TestBinaryServes(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	caddy := run(t, "../../../Caddyfile")
 	callReadLog(t, "http://"+caddy.address+"/mcp/sample")
 	logged := caddy.stop(t)
@@ -66,7 +66,7 @@ func TestBinaryServes(t *testing.T) {
 
 // TestBinaryLogs runs the example of A34 with each of its settings.
 func TestBinaryLogs(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const access = "handled request"
 	tests := []struct {
 		name string

@@ -35,7 +35,7 @@ func caddy(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := caddyrun.Command(t.Context(), binary(t), t.TempDir(), args...)
 	cmd.Dir = "../../.."
-	cmd.Env = append(cmd.Env, environment(t)...)
+	cmd.Env = append(cmd.Env, loaderOf(t).env...)
 	return cmd
 }
 
@@ -103,9 +103,10 @@ func (r *running) settle(t *testing.T) {
 	lasting.CloseIdleConnections()
 }
 
-// A loader is the Caddy of a test that loads configurations, and the environment it
-// starts with.
+// A loader is the Caddy of a test and its subtests that loads configurations, and the
+// environment it starts with.
 type loader struct {
+	t     *testing.T // whose end is the end of Caddy
 	env   []string
 	home  string
 	admin string   // address of the admin API
@@ -118,8 +119,16 @@ var loaders = struct {
 	of map[string]*loader
 }{of: map[string]*loader{}}
 
-// loaderOf returns the loader of a test, or of the test that it is a part of, or nil.
+// isolate lets a test run in parallel to others, with a Caddy of its own if it needs one.
+func isolate(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	newLoader(t, nil)
+}
+
+// loaderOf returns the loader of a test, or of the test that it is a part of.
 func loaderOf(t *testing.T) *loader {
+	t.Helper()
 	loaders.Lock()
 	defer loaders.Unlock()
 	for name := t.Name(); ; {
@@ -128,17 +137,15 @@ func loaderOf(t *testing.T) *loader {
 		}
 		end := strings.LastIndexByte(name, '/')
 		if end < 0 {
-			return nil
+			t.Fatal("the test is not isolated")
 		}
 		name = name[:end]
 	}
 }
 
-// newLoader gives a test a loader of its own, with the environment of the one that it
-// would have otherwise.
-func newLoader(t *testing.T) *loader {
+func newLoader(t *testing.T, env []string) *loader {
 	t.Helper()
-	l := &loader{env: environment(t), admin: freeAddress(t)}
+	l := &loader{t: t, env: slices.Clone(env), admin: freeAddress(t)}
 	loaders.Lock()
 	defer loaders.Unlock()
 	loaders.of[t.Name()] = l
@@ -150,20 +157,13 @@ func newLoader(t *testing.T) *loader {
 	return l
 }
 
-// environment returns the variables that a test has set.
-func environment(t *testing.T) []string {
-	if l := loaderOf(t); l != nil {
-		return slices.Clone(l.env)
-	}
-	return nil
-}
-
-// setenv sets an environment variable of the Caddy that the test will start.
+// setenv sets an environment variable of the Caddy that the test will start. A subtest
+// gets another Caddy if that of the test runs already.
 func setenv(t *testing.T, name, value string) {
 	t.Helper()
 	l := loaderOf(t)
-	if l == nil || l.caddy != nil {
-		l = newLoader(t)
+	if l.caddy != nil {
+		l = newLoader(t, l.env)
 	}
 	l.env = append(l.env, name+"="+value)
 }
@@ -171,29 +171,26 @@ func setenv(t *testing.T, name, value string) {
 // adminAddress returns the address of the admin API of the Caddy that load starts.
 func adminAddress(t *testing.T) string {
 	t.Helper()
-	l := loaderOf(t)
-	if l == nil {
-		l = newLoader(t)
-	}
-	return l.admin
+	return loaderOf(t).admin
 }
 
 // load makes the Caddy of a test, which it starts if need be, run a Caddyfile. The admin
 // API is put where the tests expect it.
 func load(t *testing.T, caddyfile string) {
 	t.Helper()
-	caddyfile = withAdmin(caddyfile, adminAddress(t))
 	l := loaderOf(t)
 	if l.caddy == nil {
-		l.start(t)
+		l.start()
 	}
+	caddyfile = withAdmin(caddyfile, l.admin)
 	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
 		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
 	}
 }
 
 // start starts Caddy with nothing to serve but the admin API.
-func (l *loader) start(t *testing.T) {
+func (l *loader) start() {
+	t := l.t
 	t.Helper()
 	l.home = t.TempDir()
 	config := filepath.Join(l.home, "Caddyfile")
@@ -209,7 +206,6 @@ func (l *loader) start(t *testing.T) {
 		if t.Failed() {
 			t.Logf("Caddy has logged:\n%s", logged[max(0, len(logged)-20_000):])
 		}
-		l.caddy = nil
 	})
 }
 

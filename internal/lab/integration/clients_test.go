@@ -139,7 +139,7 @@ func (r recipe) follow(t *testing.T, shell *exec.Cmd, served *running) {
 // they ask a model that calls a tool of the gateway again and again. What has reached
 // the model shows that both roads were taken.
 func TestClients(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	programs, err := filepath.Abs("clients/node_modules/.bin")
 	if err != nil {
 		t.Fatal(err)
@@ -257,7 +257,7 @@ func clientShell(t *testing.T, home string, path ...string) (*exec.Cmd, context.
 // installed here, and those that are: files that are JSON can be read, and every address
 // in a section is served by the file of its client, with and without a token.
 func TestClientConfigurations(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for heading, example := range map[string]string{
 		"Claude Code": "claude_code", "Codex": "codex", "Cline": "cline", "Continue": "continue",
 		"Cursor": "cursor", "Inspector": "inspector", "Your own": "cline",
@@ -303,7 +303,7 @@ func TestClientConfigurations(t *testing.T) {
 
 // What is a comment in the files of clients is good when it is none any more.
 func TestClientExamplesUncommented(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	setenv(t, "GATEWAY_TOKEN", exampleToken)
 	for _, name := range []string{"claude_code", "claude_desktop", "cline", "codex", "continue", "cursor", "inspector"} {
 		t.Run(name, func(t *testing.T) {
@@ -329,7 +329,7 @@ func TestClientExamplesUncommented(t *testing.T) {
 // TestClaudeDesktop has the Inspector, which is built on the official SDK, read the
 // configuration of Claude Desktop, start the command in it, and call a tool (A42).
 func TestClaudeDesktop(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	plain, _ := section(t, "Claude Desktop")
 	do := recipeIn(plain)
 	if len(do.files) != 1 {
@@ -362,7 +362,7 @@ func TestClaudeDesktop(t *testing.T) {
 
 // TestInspectorRecipe has the Inspector do what the page says.
 func TestInspectorRecipe(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, token := range []bool{false, true} {
 		t.Run(fmt.Sprintf("token %t", token), func(t *testing.T) {
 			dir := peer(t, "").Dir // where npx finds it
@@ -381,7 +381,7 @@ func TestInspectorRecipe(t *testing.T) {
 
 // TestOwnClientRecipe runs the program of the page with the official SDK, and its curl.
 func TestOwnClientRecipe(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	served := clientExample(t, "cline", false)
 	text, _ := section(t, "Your own")
 	program := regexp.MustCompile("(?m)^```js\n([^`]*)^```\n").FindStringSubmatch(text)

@@ -7,7 +7,7 @@ import (
 
 // TestCommandHealth asks a built binary that runs, and asks again after it has stopped.
 func TestCommandHealth(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	config := inFile(t, site("127.0.0.1:8080", gateway(block("server sample", "mcp_sample"))))
 	served := run(t, config)
 	ask := func() (string, error) {

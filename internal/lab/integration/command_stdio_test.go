@@ -45,7 +45,7 @@ func messages(t *testing.T, printed []byte) (lines []string) {
 
 // TestCommandStdio has the built binary serve a gateway on its standard streams (A42).
 func TestCommandStdio(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	// Everything that could reach stdout, and a child that has to be killed.
 	journal := newJournal(t)
 	everything := inFile(t, block("", "debug", block("log", "output stdout"))+"\n"+site(freeAddress(t), "log {\noutput stdout\n}",
@@ -94,7 +94,7 @@ func TestCommandStdio(t *testing.T) {
 
 // TestCommandStdioJoined has it serve all servers of a gateway as one (A42).
 func TestCommandStdioJoined(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	config := inFile(t, site(freeAddress(t), gateway(block(child("alpha"), journal.env()), block(child("beta"), journal.env()))))
 	cmd := caddy(t, "mcp-stdio", "--config", config)
@@ -187,7 +187,7 @@ func TestCommandStdioJoined(t *testing.T) {
 
 // TestCommandStdioTerminated ends it as clients do that are in a hurry (A42).
 func TestCommandStdioTerminated(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	config := inFile(t, site(freeAddress(t), gateway(block(child("asked", "--ignore-term"), "stop_grace 100ms"))))
 	cmd := caddy(t, "mcp-stdio", "--config", config, "--server", "asked")
 	var logged bytes.Buffer
@@ -235,7 +235,7 @@ func TestCommandStdioTerminated(t *testing.T) {
 // TestCommandStdioInspector has the Inspector start the command, as desktop clients do
 // (A42).
 func TestCommandStdioInspector(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := inFile(t, site(freeAddress(t), gateway(child("both", "--modern"))))
 	servers := filepath.Join(t.TempDir(), "servers.json")
 	command, err := json.Marshal(map[string]any{"mcpServers": map[string]any{
@@ -263,7 +263,7 @@ func TestCommandStdioInspector(t *testing.T) {
 }
 
 func TestCommandStdioRefuses(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	two := gateway(child("a")) + "\n" + strings.Replace(gateway(child("b")), "mcp_gateway {", "mcp_gateway {\nname other", 1)
 	tests := []struct {
 		name      string

@@ -10,7 +10,7 @@ import (
 // TestBadConfigurationsAreRefused loads what must not load, as `caddy validate`
 // and `caddy reload` would, and wants an error that names the field.
 func TestBadConfigurationsAreRefused(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	tests := []struct {
 		name      string
 		directive string
@@ -273,7 +273,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 
 // TestBadJSONIsRefused has what a Caddyfile cannot say.
 func TestBadJSONIsRefused(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const observations, conversations, gateways, pruners = "observation_mask", "tool_result_mask", "mcp_gateway", "mcp_pruner"
 	tests := []struct {
 		name, handler, member, want string

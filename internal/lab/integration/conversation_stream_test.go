@@ -35,7 +35,7 @@ func unannounced(req *http.Request) *http.Request {
 // TestUnmaskable has bodies that cannot be masked. They must arrive as they would
 // without the mask, headers included (T24).
 func TestUnmaskable(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, block("tool_result_mask /chat/completions", "window_turns 1", "buffer_limit 10KiB"), proxy(upstream(t, chat)))
 	large := b2(strings.Repeat("A", 10<<10))
@@ -106,7 +106,7 @@ func TestUnmaskable(t *testing.T) {
 }
 
 func TestBufferLimit(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	address := upstream(t, chat)
 	limited := func(t *testing.T, limit int) (url string) {
@@ -190,7 +190,7 @@ func TestBufferLimit(t *testing.T) {
 // TestClientBreaksOff has clients that leave in mid-request. Nothing must hang, and
 // the model must not get what looks complete (T24).
 func TestClientBreaksOff(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	half := b2Sent[:len(b2Sent)/2]
 	lengths := map[string]string{
 		"announced":   fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(b2Sent), half),
@@ -264,7 +264,7 @@ func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("broken off
 // TestRefusedByAnotherHandler has a handler in front that refuses what is too large.
 // That must look as it does without the mask (T24).
 func TestRefusedByAnotherHandler(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	refuse := block("request_body", "max_size 1KB")
 	var arrived atomic.Int32
 	model := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -294,7 +294,7 @@ func TestRefusedByAnotherHandler(t *testing.T) {
 
 // TestDescription has the headers that describe a body (T25).
 func TestDescription(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 	unmasked := aged(says("user", "hello"))
@@ -359,7 +359,7 @@ func TestDescription(t *testing.T) {
 // TestAnswersAreUntouched compares answers with those that come without a mask in
 // between (T26).
 func TestAnswersAreUntouched(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, f := range append(formats, format{"something else", "/v1/other", b2Sent, b2Masked, false}) {
 		for _, compressed := range []bool{false, true} {
 			for _, stream := range []bool{false, true} {
@@ -407,7 +407,7 @@ func TestAnswersAreUntouched(t *testing.T) {
 // TestBeforeAndAfterTheAnswer has an upstream that sends early hints, an answer and
 // trailers. All of them must arrive (T26).
 func TestBeforeAndAfterTheAnswer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</x>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
@@ -440,7 +440,7 @@ func TestBeforeAndAfterTheAnswer(t *testing.T) {
 // TestModelDies has an upstream that breaks off in mid-answer. A client must never
 // take what arrived for the whole, and the server must survive.
 func TestModelDies(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const event = "data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\n\n"
 	for name, answer := range map[string]string{
 		"T26 JSON":              "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"ok\":",
@@ -495,7 +495,7 @@ func (s *gated) rest(t *testing.T) {
 // TestFirstEventArrives has an upstream that sends no second event until the client
 // has the first (T26).
 func TestFirstEventArrives(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	h2 := h2cClient(t)
 	for _, f := range formats {
 		for _, accept := range []string{"", "gzip"} {
@@ -523,7 +523,7 @@ func TestFirstEventArrives(t *testing.T) {
 
 // TestReloadDuringAnAnswer replaces the configuration while an answer is streamed.
 func TestReloadDuringAnAnswer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := &mcptest.Chat{Gate: make(chan struct{})}
 	model, address := upstream(t, chat), freeAddress(t)
 	url := "http://" + address + "/v1/chat/completions"
@@ -549,7 +549,7 @@ func TestReloadDuringAnAnswer(t *testing.T) {
 }
 
 func TestConversationOverHTTP2(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	address := freeAddress(t)
 	load(t, h2cOptions+site(address, windowOfOne, proxy(upstream(t, chat))))
@@ -592,7 +592,7 @@ func TestConversationOverHTTP2(t *testing.T) {
 // TestRetries has two upstreams, of which the first fails. The second must get all
 // of the masked request.
 func TestRetries(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	resetting := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) { _ = conn.(*net.TCPConn).SetLinger(0) })
 	long := b2(strings.Repeat("A", 1<<20))
 	for _, tt := range []struct {
@@ -619,7 +619,7 @@ func TestRetries(t *testing.T) {
 
 // TestBothMasks has one site before a model and an MCP server.
 func TestBothMasks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat, mux := new(mcptest.Chat), http.NewServeMux()
 	mux.Handle("/mcp", new(mcptest.Stub))
 	mux.Handle("/", chat)
@@ -642,7 +642,7 @@ var saved = float64(1000 - utf8.RuneCountInString(placeholder("call_1", "fast_re
 
 // TestConversationMetrics counts what one request of each kind adds (T38).
 func TestConversationMetrics(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	usage := mcptest.Usage{Input: 4321, Cached: 2100, CacheWrite: 210, Output: 21}
 	billed := func(route string, f format) map[string]float64 {
 		kinds := map[string]int{"input": usage.Input, "cached": usage.Cached, "output": usage.Output}
@@ -754,7 +754,7 @@ func TestConversationMetrics(t *testing.T) {
 
 // TestConversationLog reads the access log (T38).
 func TestConversationLog(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const secret = "geheim"
 	text := strings.Repeat(secret, 200)
 	chars := len(text) - utf8.RuneCountInString(placeholder("call_1", "read", len(text)))
@@ -827,7 +827,7 @@ func TestConversationLog(t *testing.T) {
 
 // Two masks on the way of one request write one line about it, and each field once.
 func TestConversationLogOfChainedMasks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	log := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+log, "format json"), block("route", windowOfOne, windowOfOne, proxy(upstream(t, new(mcptest.Chat)))))
 	client := oneByOne(t)
@@ -845,7 +845,7 @@ func TestConversationLogOfChainedMasks(t *testing.T) {
 // TestTemplateWarning wants a warning of a template that does not say which call it
 // stands for (T13).
 func TestTemplateWarning(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, tt := range []struct {
 		name, line string
 		warns      bool
@@ -869,7 +869,7 @@ func TestTemplateWarning(t *testing.T) {
 
 // TestBinaryMasksConversations runs `caddy mask-conversation`.
 func TestBinaryMasksConversations(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	several := site("127.0.0.1:8080", block("tool_result_mask /a/*", "window_turns 1", "route first"), block("tool_result_mask /b/*", "window_turns 0", "route second"),
 		block("handle /c/*", block("tool_result_mask", "window_turns 1", "keep_errors off", "placeholder_template <{tool_call_id}>", "route third")))
 	inJSON := filepath.Join(t.TempDir(), "caddy.json")

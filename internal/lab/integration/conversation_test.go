@@ -142,7 +142,7 @@ func sends(t *testing.T, chat *mcptest.Chat, url, sent, want string, headers ...
 // TestConversation has the checks that one request, as it was sent and as it
 // arrived, to the byte, decides.
 func TestConversation(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	long := strings.Repeat("A", 500)
 	masked := func(id string) string { return placeholder(id, "read", 500) }
 	read := calls("call_1 read")
@@ -338,7 +338,7 @@ func streamed(body string) string { return strings.Replace(body, "{", `{"stream"
 // TestConversationNames has ids and names that stand in the placeholder in another
 // spelling than plain letters. It must be read as what they are.
 func TestConversationNames(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 	for _, tt := range []struct {
@@ -372,7 +372,7 @@ func TestConversationNames(t *testing.T) {
 }
 
 func TestPlaceholderIsShort(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 	id, tool := strings.Repeat("i", 30), strings.Repeat("t", 30)
@@ -387,7 +387,7 @@ func TestPlaceholderIsShort(t *testing.T) {
 // TestOtherRequests has requests that are none to a model, with bodies that look as
 // if they were (T29).
 func TestOtherRequests(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, block("tool_result_mask /chat/completions", "window_turns 1"), proxy(upstream(t, chat)))
 	for _, tt := range []struct {
@@ -452,7 +452,7 @@ var formats = func() []format {
 
 // TestFormats has the two formats beside that of chat completions (T36).
 func TestFormats(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	text := func(kind, text, more string) string {
 		return `{"type":"` + kind + `","text":"` + text + `"` + more + `}`
 	}
@@ -543,7 +543,7 @@ func TestFormats(t *testing.T) {
 // TestSteps has a conversation grow turn by turn. Results have 20000 characters, so
 // that nothing else in the conversation is of any weight.
 func TestSteps(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const size = 20000
 	for _, tt := range []struct {
 		name  string
@@ -647,7 +647,7 @@ func winding(n int) (bodies []string) {
 // TestGrowingConversation has the bytes of one turn be the beginning of those of the
 // next one, but at a step (T34).
 func TestGrowingConversation(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const last = 40
 	for _, tt := range []struct {
 		name  string
@@ -675,7 +675,7 @@ func TestGrowingConversation(t *testing.T) {
 // TestConversationsInChains has two masks on the way of one request: the second must
 // find nothing to do (T28).
 func TestConversationsInChains(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, tt := range []struct {
 		name  string
 		lines []string
@@ -713,7 +713,7 @@ func TestConversationsInChains(t *testing.T) {
 
 // TestManyConversationsAtOnce makes sure that requests do not mix (T27).
 func TestManyConversationsAtOnce(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 	const clients = 200

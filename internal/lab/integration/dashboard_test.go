@@ -55,6 +55,7 @@ func readDashboard(t *testing.T) (d dashboard) {
 }
 
 func TestDashboardFitsAnyGrafana(t *testing.T) { // A51, A52
+	isolate(t)
 	d := readDashboard(t)
 	if d.Title != "MCP gateway" || d.SchemaVersion < 39 {
 		t.Errorf("title is %q, schema version %d", d.Title, d.SchemaVersion)
@@ -86,7 +87,7 @@ func TestDashboardFitsAnyGrafana(t *testing.T) { // A51, A52
 }
 
 func TestDashboardPanelsDoNotOverlap(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	panels := readDashboard(t).Panels
 	for i, a := range panels {
 		at := a.GridPos
@@ -110,6 +111,7 @@ var (
 )
 
 func TestDashboardAsksForMetricsThatThereAre(t *testing.T) { // A51, A52
+	isolate(t)
 	metrics := registeredMetrics(t)
 	for _, p := range readDashboard(t).Panels {
 		for _, target := range p.Targets {

@@ -67,7 +67,7 @@ func summed(t *testing.T, file string) map[string]string {
 // A release of Caddy is built with the versions in its go.sum. The plugin must not have
 // been tested with older ones.
 func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	caddys := summed(t, filepath.Join(goList(t, "-m", "-f", "{{.Dir}}", caddyModule), "go.sum"))
 	compared := 0
 	for module, version := range required(t, filepath.Join(project, "go.mod")) {
@@ -87,7 +87,7 @@ func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
 // The binary has nothing in it that only tests use, and building it needs no module that
 // only they need.
 func TestPluginHasNoTestCode(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for dep := range strings.FieldsSeq(goList(t, "-deps", "./modules")) {
 		for _, part := range []string{"/internal/lab", "/internal/mcptest", "/internal/jsontest", "/internal/await"} {
 			if strings.Contains(dep, part) {

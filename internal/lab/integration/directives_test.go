@@ -139,7 +139,7 @@ func readmeOptions(t *testing.T, d directive) (block string, options []option) {
 // The README shows every directive with its defaults. To write a default changes
 // nothing, and no subdirective is missing.
 func TestReadmeDirectives(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, d := range directives {
 		t.Run(d.name, func(t *testing.T) {
 			block, options := readmeOptions(t, d)
@@ -163,7 +163,7 @@ var codeSpan = regexp.MustCompile("`([^`]+)`")
 // The page of a directive has a row for each of its subdirectives, with the default
 // that the README has.
 func TestDirectivePages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, d := range directives {
 		t.Run(d.name, func(t *testing.T) {
 			page, err := os.ReadFile("../../../" + d.page)

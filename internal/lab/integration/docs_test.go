@@ -15,7 +15,7 @@ var documents = []string{"SECURITY.md", "docs/reliability.md"}
 // TestDocumentsNameTests has every test that a document names be one that there is, so that
 // no promise outlives what shows it.
 func TestDocumentsNameTests(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const root = "../../.."
 	declared := map[string]bool{}
 	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)

@@ -116,7 +116,7 @@ func exampleSecrets(t *testing.T) {
 }
 
 func TestShippedCaddyfiles(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	exampleSecrets(t)
 	for _, file := range shipped(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 
 // Whatever a server says over Streamable HTTP passes as it is, but for what is masked.
 func TestGatewayMCPPassesThrough(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const session = `"headers":{"Mcp-Session-Id":"s-1","X-Other":"kept"}`
 	long := result(`"` + strings.Repeat("A", 5000) + `"`)
 	tests := []struct {
@@ -92,7 +92,7 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 }
 
 func TestGatewayMCPFailures(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	tests := []struct {
 		name, server, request string
 		want                  failed
@@ -124,7 +124,7 @@ func TestGatewayMCPFailures(t *testing.T) {
 // What the gateway answers itself, its clients must not take for an answer of the
 // server: of that nothing is left.
 func TestGatewayMCPHeadersOfWhatBrokeOff(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json; x=y\r\nMcp-Session-Id: s\r\nX-Other: y\r\nContent-Length: 999\r\n\r\n{\"jsonrpc\":")
 	})
@@ -139,7 +139,7 @@ func TestGatewayMCPHeadersOfWhatBrokeOff(t *testing.T) {
 // Over HTTP/2, Go's transport tells nobody why a request was canceled, and
 // reverse_proxy takes that for the client's wish.
 func TestGatewayTimeoutOverHTTP2(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := httptest.NewUnstartedServer(new(mcptest.Stub))
 	server.Config.Protocols = new(http.Protocols)
 	server.Config.Protocols.SetUnencryptedHTTP2(true)
@@ -185,7 +185,7 @@ func talker(t *testing.T) *source {
 }
 
 func TestGatewayMCPStreams(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	note := event(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
 	listen := `{"jsonrpc":"2.0","id":"listen:0","method":"subscriptions/listen","params":{}}`
 	timeout := `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time","data":{"code":"timeout","server_name":"talks"}},"id":1}`
@@ -283,7 +283,7 @@ func TestGatewayMCPStreams(t *testing.T) {
 }
 
 func TestGatewayOriginAndHost(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := upstream(t, new(mcptest.Stub))
 	tests := []struct {
 		name    string
@@ -339,7 +339,7 @@ func TestGatewayOriginAndHost(t *testing.T) {
 // A server of the revision 2024-11-05: an event stream that names an address for
 // messages, and answers them in the stream.
 func TestGatewayLegacyServer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	answers, proceed := make(chan string, 1), make(chan struct{}, 1)
 	for _, address := range []string{"/messages/?sessionId=a%26b", "messages/?sessionId=a%26b", "http://elsewhere.test/messages/?sessionId=a%26b"} {
 		t.Run(address, func(t *testing.T) {
@@ -403,7 +403,7 @@ func TestGatewayLegacyServer(t *testing.T) {
 // Handlers of a server's block stand in the order of a site, the reverse_proxy of
 // its URL behind them.
 func TestGatewayServerBlocks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := new(mcptest.Stub)
 	address := upstream(t, stub)
 	url := serve(t, gateway(

@@ -18,7 +18,7 @@ const modulesOfNode = "peers/node_modules/"
 // TestGatewayPeers has the official clients call the official servers through the
 // gateway: as child processes, over Streamable HTTP and over HTTP+SSE.
 func TestGatewayPeers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	programs := buildPrograms(t)
 	everything := modulesOfNode + "@modelcontextprotocol/server-everything/dist/index.js"
 	filesystem := modulesOfNode + "@modelcontextprotocol/server-filesystem/dist/index.js"

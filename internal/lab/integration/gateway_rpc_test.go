@@ -87,7 +87,7 @@ func failureOf(t *testing.T, got answer) failed {
 }
 
 func TestGatewayRPCAnswers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	upstreamRefusal := `{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"refus"}}`
 	odd := `{"big":12345678901234567890,"one":1.0,"hundred":1e2,"zero":-0,"text":"😀\ud83d\ude00\u00e9\/","b":{"z":1,"a":2} , "n":null}`
 	tests := []struct {
@@ -140,7 +140,7 @@ func TestGatewayRPCAnswers(t *testing.T) {
 }
 
 func TestGatewayRPCFailures(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	tests := []struct {
 		name, server, request string
 		want                  failed
@@ -209,7 +209,7 @@ func TestGatewayRPCFailures(t *testing.T) {
 
 // Of what comes in the header, too.
 func TestGatewayRPCRequests(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := new(mcptest.Stub)
 	address := upstream(t, stub)
 	url := serve(t, acceptance(address), `respond "next handler"`)
@@ -308,7 +308,7 @@ func TestGatewayRPCRequests(t *testing.T) {
 }
 
 func TestGatewayLimits(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := upstream(t, new(mcptest.Stub))
 	url := serve(t, block("request_body", "max_size 2KiB"),
 		gateway("response_limit 1KiB", "request_limit 3KiB", "server stub http://"+stub, block("server raw http://"+stub, "mask off")))
@@ -338,7 +338,7 @@ func TestGatewayLimits(t *testing.T) {
 
 // G19
 func TestGatewayLeavesOtherRoutesAlone(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := upstream(t, new(mcptest.Stub))
 	var answers []string
 	for _, directive := range []string{"", acceptance(stub)} {
@@ -356,7 +356,7 @@ func TestGatewayLeavesOtherRoutesAlone(t *testing.T) {
 
 // G22
 func TestGatewayKeepsRepliesApart(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, acceptance(upstream(t, new(mcptest.Stub))))
 	var running sync.WaitGroup
 	for i := range 200 {
@@ -380,7 +380,7 @@ func TestGatewayKeepsRepliesApart(t *testing.T) {
 
 // G25
 func TestGatewayCancelsForClientsThatLeave(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	asked, gone := make(chan struct{}, 1), make(chan struct{}, 1)
 	address := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -405,7 +405,7 @@ func TestGatewayCancelsForClientsThatLeave(t *testing.T) {
 
 // G27
 func TestGatewayReloadUnderTraffic(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	asked, release := make(chan struct{}), make(chan struct{})
 	stub := new(mcptest.Stub)
 	address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -464,7 +464,7 @@ func TestGatewayReloadUnderTraffic(t *testing.T) {
 
 // G23
 func TestGatewayHugeReply(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const n = 64 << 20
 	address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -503,7 +503,7 @@ func allocated(t *testing.T) float64 {
 
 // An answer that breaks off when its beginning has been sent stays visibly incomplete.
 func TestGatewayRPCBreaksOffLate(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
 		body := result(`"` + strings.Repeat("A", 3<<20) + `"`)
 		_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:2<<20])
@@ -518,7 +518,7 @@ func TestGatewayRPCBreaksOffLate(t *testing.T) {
 
 // A server that keeps its stream open after the answer does not keep the client.
 func TestGatewayRPCDoesNotWaitForStreamsToEnd(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	gone := make(chan struct{}, 1)
 	address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -542,7 +542,7 @@ func TestGatewayRPCDoesNotWaitForStreamsToEnd(t *testing.T) {
 
 // A handler in front of a server that refuses tells how to do better.
 func TestGatewayKeepsHeadersOfARefusal(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, block("mcp_gateway", block("server a http://127.0.0.1:1", `header WWW-Authenticate "Bearer realm=x"`, "error 401")))
 	for _, at := range []string{rpcAt(url, "a"), url + "/mcp/a"} {
 		got := post(t, at, rpc("echo", `1`))

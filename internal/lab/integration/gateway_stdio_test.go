@@ -156,7 +156,7 @@ func processRuns(pid int) bool {
 }
 
 func TestGatewayStdioNeedsNoSession(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("plain"), journal.env()), block(child("modern", "--modern"), journal.env())))
 	if starts := journal.entries(t, "start"); len(starts) > 0 {
@@ -178,7 +178,7 @@ func TestGatewayStdioNeedsNoSession(t *testing.T) {
 }
 
 func TestGatewayStdioLog(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := filepath.Join(t.TempDir(), "caddy.log")
 	address := freeAddress(t)
 	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+site(address, gateway(child("loud", "--banner"))))
@@ -231,7 +231,7 @@ func TestGatewayStdioLog(t *testing.T) {
 }
 
 func TestGatewayStdioDeath(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	// A call that did not end with the child would end after the client's patience.
 	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m")))
@@ -282,7 +282,7 @@ func TestGatewayStdioDeath(t *testing.T) {
 
 // A child that cannot be started is not tried over and over.
 func TestGatewayStdioFailsToStart(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(
 		block(child("hopeless", "--exit-at-start", "1"), journal.env()),
@@ -307,7 +307,7 @@ func TestGatewayStdioFailsToStart(t *testing.T) {
 }
 
 func TestGatewayStdioSilence(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("silent"), journal.env(), "timeout 2s")))
 	for i, at := range []string{rpcAt(url, "silent"), mcpAt(url, "silent")} {
@@ -336,7 +336,7 @@ func TestGatewayStdioSilence(t *testing.T) {
 }
 
 func TestGatewayStdioClientLeaves(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("left"), journal.env())))
 	for i, at := range []string{rpcAt(url, "left"), mcpAt(url, "left")} {
@@ -356,7 +356,7 @@ func TestGatewayStdioClientLeaves(t *testing.T) {
 }
 
 func TestGatewayStdioEnvironment(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const secret = "s3cr3t-of-the-test"
 	setenv(t, "STDIO_TEST_SECRET", secret)
 	setenv(t, "STDIO_TEST_FLAG", "--banner")
@@ -392,7 +392,7 @@ func TestGatewayStdioEnvironment(t *testing.T) {
 }
 
 func TestGatewayStdioFraming(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const size = 9 << 20
 	tests := []struct {
 		name string
@@ -440,7 +440,7 @@ func stdioProxy(name, upstreams string, args, transport []string, lines ...strin
 }
 
 func TestGatewayStdioPool(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway(
 		stdioProxy("alpha", "alpha:1-3", nil, nil, "lb_policy round_robin"),
 		stdioProxy("beta", "beta:1-3", nil, []string{"isolation session"}, "lb_policy round_robin"),
@@ -476,7 +476,7 @@ func TestGatewayStdioPool(t *testing.T) {
 }
 
 func TestGatewayStdioHealthChecks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journals := map[string]journal{}
 	var servers []string
 	timeouts := map[string]string{"well": "10s", "deaf": "10s", "hung": "200ms"}
@@ -504,7 +504,7 @@ func TestGatewayStdioHealthChecks(t *testing.T) {
 }
 
 func TestGatewayStdioReloads(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal, address := newJournal(t), freeAddress(t)
 	url := "http://" + address
 	at := mcpAt(url, "kept")
@@ -589,7 +589,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 
 // Nothing is left of 200 configurations, each with a server that the next has not.
 func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal, address := newJournal(t), freeAddress(t)
 	goroutines := func() (all, ours int) {
 		for stack := range strings.SplitSeq(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "\n\n") {
@@ -636,7 +636,7 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 }
 
 func TestGatewayStdioManyClients(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const clients, connections = 2000, 200
 	url := serve(t, gateway(child("crowded")))
 	at := mcpAt(url, "crowded")
@@ -681,7 +681,7 @@ func TestGatewayStdioManyClients(t *testing.T) {
 
 // Whoever has called a child that is killed gets an answer of his own.
 func TestGatewayStdioKilledUnderLoad(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const kills = 20
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("killed"), journal.env())))
@@ -753,7 +753,7 @@ func TestGatewayStdioKilledUnderLoad(t *testing.T) {
 
 // A39: whatever children do, nothing of them outlives Caddy for long.
 func TestGatewayStdioEndsWithCaddy(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, how := range []string{"TERM", "caddy stop"} {
 		t.Run("A39 "+how, func(t *testing.T) {
 			journal := newJournal(t)
@@ -813,6 +813,7 @@ func TestGatewayStdioEndsWithCaddy(t *testing.T) {
 // A call that has begun to stream and then falls silent ends with an error, however
 // often the connection is kept alive.
 func TestGatewayStdioSilenceInAStream(t *testing.T) { // A38
+	isolate(t)
 	url := serve(t, block("mcp_gateway", block(child("alpha"), "timeout 3s", "isolation session")))
 	at := url + "/mcp/alpha"
 	got := post(t, at, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{"sampling":{}},"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)

@@ -15,7 +15,7 @@ import (
 )
 
 func TestGatewayMetrics(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := upstream(t, new(mcptest.Stub))
 	url := serve(t, gateway("name local",
 		"server stub http://"+stub, "server down http://127.0.0.1:1",
@@ -64,7 +64,7 @@ func TestGatewayMetrics(t *testing.T) {
 }
 
 func TestGatewayCountsClientsThatLeave(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	asked := make(chan struct{}, 1)
 	address := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -91,7 +91,7 @@ func TestGatewayCountsClientsThatLeave(t *testing.T) {
 }
 
 func TestGatewayAccessLog(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := filepath.Join(t.TempDir(), "access.log")
 	stub := upstream(t, new(mcptest.Stub))
 	authenticated := block("map {header.X-User} {http.auth.user.id}", `~.+ "${0}"`) // as basic_auth would

@@ -30,7 +30,7 @@ import (
 
 // TestMask has the checks that one request and its answer, to the byte, decide.
 func TestMask(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	repeat := strings.Repeat
 	long := `"` + repeat("A", 5000) + `"`
 	longCut := `"` + cut("A", 5000, 2000, 2000) + `"`
@@ -129,7 +129,7 @@ func TestMask(t *testing.T) {
 }
 
 func TestMaskedLength(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, "observation_mask", proxy(upstream(t, new(mcptest.Stub))))
 	for n, want := range map[int]int{4000: 4000, 4001: 4081, 10000: 4082, 1000000: 4084} {
 		t.Run(fmt.Sprintf("O8 %d become %d", n, want), func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestMaskedLength(t *testing.T) {
 }
 
 func TestHopsDoNotMaskTwice(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
 	tests := []struct {
 		name         string
@@ -173,7 +173,7 @@ func TestHopsDoNotMaskTwice(t *testing.T) {
 }
 
 func TestHeaders(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	members := `"status":203,"headers":{"ETag":"\"v1\"","Digest":"sha-256=x","Content-Digest":"sha-256=:x:","Repr-Digest":"sha-256=:x:",` +
 		`"Content-MD5":"x","Last-Modified":"Mon, 02 Jan 2006 15:04:05 GMT","Mcp-Session-Id":"s","X-Other":"kept"}`
 	long := result(`"` + strings.Repeat("A", 5000) + `"`)
@@ -227,7 +227,7 @@ func TestHeaders(t *testing.T) {
 // TestBeforeAndAfterTheResponse has an upstream that sends early hints, a response
 // and trailers. All of them must arrive.
 func TestBeforeAndAfterTheResponse(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, text := range []string{"short", strings.Repeat("A", 5000)} {
 		for _, announced := range []bool{true, false} {
 			t.Run(fmt.Sprintf("O14 %d characters, trailer announced %t", len(text), announced), func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestBeforeAndAfterTheResponse(t *testing.T) {
 // TestNotModified has an upstream that says of what the client has that it is a
 // stream, which net/http would not (O18).
 func TestNotModified(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 304 Not Modified\r\nContent-Type: text/event-stream\r\nETag: \"v1\"\r\n\r\n")
 	})
@@ -292,7 +292,7 @@ func TestNotModified(t *testing.T) {
 // TestFileServer has a handler that hands the response a file to read from, where
 // reverse_proxy writes.
 func TestFileServer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	root := t.TempDir()
 	long := result(`"` + strings.Repeat("A", 5000) + `"`)
 	for _, name := range []string{"response.json", "response.txt"} {
@@ -347,7 +347,7 @@ func compressing(t *testing.T, encoding, body string) string {
 }
 
 func TestCompressedUpstreams(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	plain := result(`"` + strings.Repeat("A", 5000) + `"`)
 	masked := result(`"` + cut("A", 5000, 2000, 2000) + `"`)
 	tests := []struct {
@@ -386,7 +386,7 @@ func TestCompressedUpstreams(t *testing.T) {
 }
 
 func TestCompressionForTheClient(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := new(mcptest.Stub)
 	url := serve(t, "encode gzip", "observation_mask", proxy(upstream(t, stub)))
 	want := result(`"` + cut("A", 5000, 2000, 2000) + `"`)
@@ -409,7 +409,7 @@ func TestCompressionForTheClient(t *testing.T) {
 }
 
 func TestHandles(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, mask("recover"), proxy(upstream(t, new(mcptest.Stub))))
 	pattern := regexp.MustCompile(` id=(obs_[A-Za-z0-9]{22})] `)
 	handle := func(t *testing.T, c string, n int) string {
@@ -446,7 +446,7 @@ func TestHandles(t *testing.T) {
 }
 
 func TestExempt(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	sample := upstream(t, mcpsample.NewServer())
 	call := rpc("tools/call", `{"name":"read_log","arguments":{"lines":2000}}`)
 	whole := post(t, "http://"+sample, call).body
@@ -479,7 +479,7 @@ func TestExempt(t *testing.T) {
 
 // TestManyAtOnce makes sure that responses do not mix (O12, G22).
 func TestManyAtOnce(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, "observation_mask 100 10 20", proxy(upstream(t, new(mcptest.Stub))))
 	const clients = 40
 	done := make(chan error, clients)

@@ -175,7 +175,7 @@ func (c *speaker) refuses(t *testing.T, method, params string, status int, symbo
 }
 
 func TestOperateServers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway("name ops", block(child("alpha"), "alias first"), child("beta"), remote.line("far")))
 	t.Run("A70 all servers, in their order", func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestOperateServers(t *testing.T) {
 }
 
 func TestOperateRestart(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, remote := newJournal(t), newRemoteServer(t, "tool")
 	file := filepath.Join(t.TempDir(), "caddy.log")
 	address := freeAddress(t)
@@ -305,7 +305,7 @@ func TestOperateRestart(t *testing.T) {
 
 // Sessions that have a child of their own go on with another.
 func TestOperateRestartsChildrenOfSessions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway("separator __", block(child("own"), journal.env(), "isolation session")))
 	var clients []*speaker
@@ -329,7 +329,7 @@ func TestOperateRestartsChildrenOfSessions(t *testing.T) {
 
 // Whoever calls while a server is restarted has an answer, once.
 func TestOperateRestartsUnderLoad(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const restarts = 10
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("busy"), journal.env(), "timeout 10m")))
@@ -382,7 +382,7 @@ func TestOperateRestartsUnderLoad(t *testing.T) {
 
 // A restart that fails says so, and the server can be restarted again.
 func TestOperateRestartsInVain(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	flag := filepath.Join(t.TempDir(), "flag")
 	set := func() {
 		t.Helper()
@@ -406,7 +406,7 @@ func TestOperateRestartsInVain(t *testing.T) {
 
 // Where there are several gateways, it must be clear which is meant.
 func TestOperateSeveralGateways(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	one, two := freeAddress(t), freeAddress(t)
 	load(t, site(one, gateway("name one", child("alpha"), child("only")))+site(two, gateway("name two", child("alpha"))))
 	pid := pidAt(t, mcpAt("http://"+two, "alpha"))
@@ -434,7 +434,7 @@ func TestOperateSeveralGateways(t *testing.T) {
 
 // The numbers of the admin API are those of Caddy's endpoint for metrics.
 func TestOperateMetrics(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway("name all", child("alpha"), "server down http://127.0.0.1:1"))
 	ask := oneByOneSession(t, url)
 	for _, message := range []string{
@@ -521,7 +521,7 @@ func TestOperateMetrics(t *testing.T) {
 
 // A server that has something new and does not say so.
 func TestOperateRefresh(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := newRemoteServer(t, "first")
 	url := serve(t, gateway("name ops", "separator __", child("alpha", "--caps-empty"), remote.line("far")))
 	for _, era := range clientEras {
@@ -560,7 +560,7 @@ func TestOperateRefresh(t *testing.T) {
 }
 
 func TestOperateIsNotForThePublic(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway("name ops", child("alpha")), `respond "next handler" 404`)
 	pid := pidAt(t, mcpAt(url, "alpha"))
 	t.Run("A74 the public listener knows nothing of it", func(t *testing.T) {
@@ -637,7 +637,7 @@ func openFiles(t *testing.T, pid int) (files []string) {
 }
 
 func TestOperateTemplates(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha := newJournal(t)
 	remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
 	file := filepath.Join(t.TempDir(), "caddy.log")
@@ -756,7 +756,7 @@ func TestOperateTemplates(t *testing.T) {
 }
 
 func TestOperateTemplatesOfTheDenied(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta := newJournal(t), newJournal(t)
 	far := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
 	file := filepath.Join(t.TempDir(), "caddy.log")

@@ -33,7 +33,7 @@ func blocksOf(t *testing.T, document, language string) (blocks []string) {
 // What docs/operate.md tells people to type is typed here, against the example it is
 // about, and nothing of it may fail.
 func TestOperateCommands(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	typed := commands(t, "docs/operate.md")
 	got := typeAll(t, run(t, "../../../caddyfile_examples/mcp_gateway_operate.Caddyfile"), typed)
 	for i, c := range typed {
@@ -49,7 +49,7 @@ func TestOperateCommands(t *testing.T) {
 // TestOperateBehindNginx has the nginx of docs/operate.md in front: its name is let in,
 // and events arrive when they are sent.
 func TestOperateBehindNginx(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	nginx, err := exec.LookPath("nginx")
 	if err != nil {
 		t.Skip("there is no nginx")
@@ -100,7 +100,7 @@ func TestOperateBehindNginx(t *testing.T) {
 // TestOperateState is the table of docs/operate.md: what stays over a reload, and what
 // over a restart.
 func TestOperateState(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := func(kept, changed string) string {
 		return block(":8080", "bind 127.0.0.1", gateway("separator __", "session_key {env.MCP_SESSION_KEY}", block("mask 100 40 40", block("recover on", "max_entries "+kept)),
 			child("child"), block(child("changed"), "env CHANGED "+changed)))

@@ -33,7 +33,7 @@ func healthy(t *testing.T, server string) float64 {
 }
 
 func TestOperateHealthOfChildren(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	deaf, modern, idle := newJournal(t), newJournal(t), newJournal(t)
 	url := serve(t, gateway("name patient", "health_interval 100ms", "health_timeout 30s", "separator __",
 		block(child("deaf", "--no-ping"), deaf.env()), block(child("modern", "--modern-only"), modern.env()), block(child("idle"), idle.env())))
@@ -70,7 +70,7 @@ func TestOperateHealthOfChildren(t *testing.T) {
 
 // A child that hangs, and one that dies, is replaced without a call that needs it.
 func TestOperateHealthRestarts(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, tt := range []struct {
 		name   string
 		lines  []string
@@ -147,7 +147,7 @@ func TestOperateHealthRestarts(t *testing.T) {
 
 // A child that serves one session is looked after as well.
 func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway("name sessions", "separator __", "health_interval 200ms", "health_timeout 3s",
 		block(child("own"), journal.env(), "isolation session", "timeout 10m")))
@@ -182,7 +182,7 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 
 // Of several children of a server the one that hangs is replaced, and the others serve.
 func TestOperateHealthOfAPool(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway("name pool", "health_interval 200ms", "health_timeout 3s", "response_timeout 20s",
 		stdioProxy("pool", "pool:1-3", nil, []string{journal.env()}, "lb_policy round_robin")))
@@ -220,7 +220,7 @@ func TestOperateHealthOfAPool(t *testing.T) {
 
 // A server that dies as soon as it is started is not started over and over.
 func TestOperateHealthKnowsPauses(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway("name hopeless", "health_interval 100ms", "health_timeout 2s", block(child("hopeless", "--exit-at-start", "1"), journal.env())))
 	if f := failureOf(t, post(t, rpcAt(url, "hopeless"), rpc("tools/list", `{}`))); f.Symbol != "connect_error" {
@@ -259,7 +259,7 @@ func (u *comingAndGoing) come(t *testing.T) {
 func (u *comingAndGoing) leave() { _ = u.server.Close() }
 
 func TestOperateHealthOverHTTP(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	remote := &mcptest.Remote{Name: "strict", Legacy: true} // ping without a session: 400 and an error of JSON-RPC
 	up := &comingAndGoing{address: freeAddress(t), handler: remote}
 	sick := newRemoteServer(t, "tool")
@@ -333,7 +333,7 @@ func TestOperateHealthOverHTTP(t *testing.T) {
 // What reads a configuration without serving it touches nothing that the configuration
 // names.
 func TestOperateHealthDialsNothingTooEarly(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal, l := newJournal(t), listen(t)
 	var dialled atomic.Int64
 	go func() {

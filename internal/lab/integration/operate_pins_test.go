@@ -82,7 +82,7 @@ const (
 )
 
 func TestOperatePins(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, pin := range []string{"off", "on"} {
 		t.Run("pin_tools "+pin, func(t *testing.T) {
 			journal, far := newJournal(t), newRemoteServer(t, "steady", "fickle")
@@ -238,7 +238,7 @@ func TestOperatePins(t *testing.T) {
 
 // What has been seen is remembered by the next Caddy.
 func TestOperatePinsOutliveCaddy(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	far := newRemoteServer(t, "steady", "fickle")
 	dir := t.TempDir()
 	file := filepath.Join(dir, "Caddyfile")
@@ -272,7 +272,7 @@ func TestOperatePinsOutliveCaddy(t *testing.T) {
 
 // Who finds tools by searching is protected as well.
 func TestOperatePinsInDiscovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := freeAddress(t)
 	url := "http://" + address
 	load(t, block("", storedIn(t.TempDir()))+"\n"+site(address, gateway("name pins-discovery", "separator __", "pin_tools on", "discovery on", child("alpha"))))
@@ -310,7 +310,7 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 
 // What a person does not see is not for a model either.
 func TestOperateCleansDescriptions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	far := newRemoteServer(t)
 	far.tools = []string{`{"name":"odd","title":"a\u202Eb","description":"one\u0007\u202etwo\u2066 \u200bthree\nfour\tfive é","inputSchema":{"type":"object","properties":{"x":{"description":"in\u0000side","default":"kept\u202e"}}}}`}
 	url := serve(t, gateway("name clean", "separator __", child("alpha"), far.line("far")))

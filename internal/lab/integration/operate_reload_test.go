@@ -81,7 +81,7 @@ func configure(t *testing.T, method, path, value string) {
 
 // Servers come and go by Caddy's own API, piece by piece.
 func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	kept, added, far := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
 	address := freeAddress(t)
 	own := func(more ...string) string {
@@ -183,7 +183,7 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 
 // What an operator writes into the file is what runs, if it can.
 func TestOperateWatchesTheFile(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	write := func(lines ...string) {
@@ -470,7 +470,7 @@ func lookAt(t *testing.T, r *running) (s seen) {
 // Under load, the configuration is replaced again and again: 60 times, or as often as
 // MCP_RELOADS says (300 is what is promised).
 func TestOperateReloadsUnderLoad(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	reloads, err := strconv.Atoi(cmp.Or(os.Getenv("MCP_RELOADS"), "60"))
 	if err != nil {
 		t.Fatal(err)

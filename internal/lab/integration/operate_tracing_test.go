@@ -109,7 +109,7 @@ func traceparentIn(t *testing.T, params string) (traceparent, trace string) {
 const clientsTrace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 func TestOperateTracing(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	spans := traced(t)
 	defer load(t, "") // which has Caddy send what it still has while the collector is there
 	journal := newJournal(t)
@@ -214,7 +214,7 @@ func paramsOf(t *testing.T, message string) string {
 
 // Without tracing nothing is added.
 func TestOperateTracingOff(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway(child("old")))
 	for _, params := range []string{`{"name":"echo","arguments":{"text":"x"}}`, `{"name":"echo","arguments":{},"_meta":{"traceparent":"` + clientsTrace + `"}}`} {
 		got := post(t, rpcAt(url, "old"), rpc("tools/call", params), "Traceparent: "+clientsTrace)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestOperateRoutesNotifications(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta, far := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
 	url := serve(t, gateway("separator __", block(child("alpha"), alpha.env()), block(child("beta"), beta.env()), far.line("far"),
 		"route_notifications notifications/foo beta", "route_notifications notifications/vendor/* beta far"))
@@ -126,7 +126,7 @@ func forDoors(t *testing.T, url string, servers []answering, test func(t *testin
 }
 
 func TestOperateAnswersHere(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	servers := asking(t, newJournal(t))
 	lines := []string{"separator __", "response_timeout 20s"}
 	for _, s := range servers {
@@ -155,7 +155,7 @@ func TestOperateAnswersHere(t *testing.T) {
 // What is asked outside of a call is answered as well, even before there is a client
 // that could.
 func TestOperateAnswersOutOfTheBlue(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const roots = `"result":{"roots":[{"uri":"file:///workspace"`
 	for name, ask := range map[string]func(t *testing.T, url string){
 		"without a session": func(t *testing.T, url string) { pidAt(t, mcpAt(url, "early")) },
@@ -224,7 +224,7 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 
 // The question of one is answered here, that of the other is passed on.
 func TestOperateAnswersForOne(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway("separator __", block(child("alpha"), "isolation session"), block(child("beta"), "isolation session"),
 		block("answer alpha roots/list", "roots file:///workspace"), "answer beta roots/list deliver"))
 	c := newSpeaker(t, joinedAt(url), false, canAll)
@@ -245,7 +245,7 @@ func TestOperateAnswersForOne(t *testing.T) {
 }
 
 func TestOperateDropsQuestions(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	servers := asking(t, newJournal(t))
 	// A call that hangs would do so for longer than the test waits.
 	lines := []string{"separator __", "response_timeout 10m"}
@@ -268,7 +268,7 @@ func TestOperateDropsQuestions(t *testing.T) {
 }
 
 func TestOperateDropsNotifications(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	far := newRemoteServer(t, "tool")
 	url := serve(t, gateway("separator __", child("alpha"), child("beta"), far.line("far"),
 		"answer beta notifications/message drop", "answer far notifications/* drop"))

@@ -8,7 +8,7 @@ import (
 
 // The Caddyfiles of the Debian package and of the image load, and are formatted.
 func TestPackagedCaddyfiles(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	files, err := filepath.Glob("../../../packaging/*/Caddyfile")
 	if err != nil || len(files) != 2 {
 		t.Fatalf("%v: %v", files, err)

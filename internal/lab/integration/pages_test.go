@@ -50,7 +50,7 @@ func anchors(page string) (names []string) {
 
 // A link of a page leads to a file, and to a heading in it.
 func TestLinksOfPages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	all := pages(t)
 	for page, text := range all {
 		for _, link := range pageLink.FindAllStringSubmatch(codeText.ReplaceAllString(text, ""), -1) {
@@ -75,7 +75,7 @@ func TestLinksOfPages(t *testing.T) {
 // What each page tells people to type is typed by a test, but for what is a target of
 // make, or takes too long.
 func TestCommandsOfPagesAreTyped(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	by := map[string]string{ // page, and the test which types its commands
 		"README.md":                "TestDocumentedCalls",
 		"docs/mcp_pruner.md":       "TestDocumentedCalls",
@@ -111,7 +111,7 @@ var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
 // A Caddyfile, or a part of one, that a page shows can be adapted as it stands, unless
 // it is a grammar.
 func TestCaddyfilesOfPages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	grammar := regexp.MustCompile(`(?m)^[^#\n]*(<[a-z]|\.\.\.|…)`)
 	adapted := 0
 	for page, text := range pages(t) {
@@ -153,7 +153,7 @@ func targets(t *testing.T) (names []string) {
 
 // CONTRIBUTING.md has all targets, and pages name none that there is not.
 func TestTargetsOfPages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	all := pages(t)
 	there := targets(t)
 	for _, name := range there {
@@ -174,7 +174,7 @@ var declaredMetric = regexp.MustCompile(`telemetry\.New(?:Counter|Gauge|Histogra
 
 // The page of metrics, logs and events has all of them, with their labels, and no other.
 func TestTelemetryPage(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	page := pages(t)["docs/telemetry.md"]
 	var source strings.Builder
 	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go"} {

@@ -17,7 +17,7 @@ import (
 // The reference server answers in event streams and writes result before
 // jsonrpc; the official client checks what it gets against its schemas.
 func TestOfficialClientAndReferenceServer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := peer(t, "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "streamableHttp")
 	address := freeAddress(t)
 	server.Env = append(os.Environ(), "PORT="+address[strings.LastIndex(address, ":")+1:])
@@ -50,7 +50,7 @@ func TestOfficialClientAndReferenceServer(t *testing.T) {
 // TestOfficialModelClients has the clients that agents are built on talk through the
 // mask to a model API (T1, T26, T36).
 func TestOfficialModelClients(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, tt := range []struct {
 		mode, script, base string
 		format             format

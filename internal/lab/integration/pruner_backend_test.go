@@ -88,7 +88,7 @@ func keepers(n int, numbers ...int) string {
 }
 
 func TestPrunerReranker(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, url := newMoodyReranker(t, "/ok")
 	_, at := runPruner(t, pruner("backend heuristic"), inCloud(url)...)
 
@@ -221,7 +221,7 @@ func TestPrunerReranker(t *testing.T) {
 // TestPrunerRerankerFails has rerankers that do not do their work: the text is pruned
 // all the same (P68–P72).
 func TestPrunerRerankerFails(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, url := newMoodyReranker(t, "/ok")
 	_, local := runPruner(t, pruner())
 	p := prunable{text: withLines(300, "2026-02-26 13:00:00 INFO request %d served", map[int]string{100: "ERROR keep", 200: "request keep"}), source: "logs", goal: "why was it lost"}
@@ -324,7 +324,7 @@ func waited(t *testing.T, got pruned) {
 // TestPrunerChoosesTheBackend has the environment and the configuration say which
 // backend it is (P59, P60, P62, R16).
 func TestPrunerChoosesTheBackend(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, url := newMoodyReranker(t, "/ok")
 	other, otherURL := newMoodyReranker(t, "/cohere")
 	tests := []struct {
@@ -367,7 +367,7 @@ func TestPrunerChoosesTheBackend(t *testing.T) {
 // TestPrunerVariables has each variable win over the configuration, and nonsense not
 // (P58, P59).
 func TestPrunerVariables(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, url := newMoodyReranker(t, "/ok")
 	t.Run("MCP_PRUNER_MAX_INPUT_CHARS", func(t *testing.T) {
 		for _, tt := range []struct {
@@ -503,7 +503,7 @@ func TestPrunerVariables(t *testing.T) {
 
 // The timeout of a request is for work on this machine, not for the reranker (R17).
 func TestPrunerTimeouts(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	var rr mcptest.Reranker
 	asked := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-time.After(600 * time.Millisecond) // longer than the request may take here
@@ -519,7 +519,7 @@ func TestPrunerTimeouts(t *testing.T) {
 
 // Who hangs up does not keep the reranker busy.
 func TestPrunerHangUp(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	asked, left := make(chan struct{}, 1), make(chan struct{}, 1)
 	reranker := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -543,7 +543,7 @@ func TestPrunerHangUp(t *testing.T) {
 
 // A configuration may go while the reranker is asked.
 func TestPrunerReloadsWhileAsking(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	asked, proceed := make(chan struct{}, 1), make(chan struct{})
 	var rr mcptest.Reranker
 	reranker := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -586,7 +586,7 @@ func TestPrunerReloadsWhileAsking(t *testing.T) {
 
 // Many at once do not get in each other's way.
 func TestPrunerManyAtOnce(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	const clients = 40
 	bodies := make([]string, clients)
@@ -617,7 +617,7 @@ func TestPrunerManyAtOnce(t *testing.T) {
 
 // TestPrunerOtherReranker has a reranker that speaks as Cohere's does.
 func TestPrunerOtherReranker(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, url := newMoodyReranker(t, "/cohere")
 	_, at := runPruner(t, pruner(block("backend rerank", "url "+url, "model some/model", "key_env OWN_KEY", "max_docs 20", "timeout 5s")), "OWN_KEY="+prunerKey)
 	p := prunable{text: keepers(10, 2, 5, 6, 9), ratio: "0.6", goal: "keep it"}
@@ -646,7 +646,7 @@ func TestPrunerOtherReranker(t *testing.T) {
 
 // Two rerankers do not get each other's scores from the cache (P74).
 func TestPrunerCacheIsTheRerankersOwn(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	first, firstURL := newMoodyReranker(t, "/cohere")
 	second, secondURL := newMoodyReranker(t, "/cohere")
 	url := serve(t, block("handle /first/*", pruner(block("backend rerank", "url "+firstURL))), block("handle /second/*", pruner(block("backend rerank", "url "+secondURL))))
@@ -660,7 +660,7 @@ func TestPrunerCacheIsTheRerankersOwn(t *testing.T) {
 
 // TestPrunerKeepsTheKey looks for the key everywhere (P61).
 func TestPrunerKeepsTheKey(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, url := newMoodyReranker(t, "/ok")
 	// What is in the URL of the endpoint is as secret as the key.
 	url = strings.Replace(url, "http://", "http://user:"+prunerKey+"@", 1) + "?api_key=" + prunerKey

@@ -28,7 +28,7 @@ func pruneCommand(t *testing.T, input string, args ...string) (out, told string,
 }
 
 func TestPruneCommand(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	text := withLines(400, "some words in line %d", map[int]string{123: "the fluxcapacitor is here"})
 	dir := t.TempDir()
 	file := func(name string) string {

@@ -39,7 +39,7 @@ func prunerDoors(url string) (doors []prunerDoor) {
 }
 
 func TestPrunerInGateway(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, gateway("separator __", prunerServer, block("server sample", "mcp_sample")))
 	for i, door := range prunerDoors(url) {
 		t.Run(door.name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestPrunerInGateway(t *testing.T) {
 
 // What one user of a gateway has pruned, another cannot read.
 func TestPrunerInGatewayIsTheClientsOwn(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, accounts, gateway("separator __", prunerServer))
 	doors := prunerDoors(url)
 	for i, door := range doors {
@@ -138,7 +138,7 @@ func TestPrunerInGatewayIsTheClientsOwn(t *testing.T) {
 
 // Clients of both eras at a pruner that stands alone.
 func TestPrunerStreamableHTTP(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, pruner())
 	for _, path := range []string{"/mcp", "/rpc"} {
 		modern := &speaker{at: url + path, modern: true, capabilities: `{}`}
@@ -232,7 +232,7 @@ func askedBySDK(t *testing.T, at, era string, requests ...peerRequest) (saw join
 // TestPrunerPeers has the official clients prune, directly and through a gateway. They
 // check structuredContent against the outputSchema by themselves (P79).
 func TestPrunerPeers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, block("handle /alone/*", pruner()), gateway("separator __", prunerServer))
 	p := prunable{text: fullOf(200), annotate: true}
 	for _, place := range []struct{ name, at, prefix string }{

@@ -61,7 +61,7 @@ func isGone(t *testing.T, at, id string, headers ...string) bool {
 }
 
 func TestPrunerRecovery(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	text := numbered(1000)
 	id := pruneBy(t, at, prunable{text: text}).PruneID
@@ -167,7 +167,7 @@ func TestPrunerRecovery(t *testing.T) {
 
 // Whatever a text is, it comes back as it was (P34, P40, P41, P53).
 func TestPrunerRecoversAnyText(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	hard := fullOf(300)
 	tests := []struct{ name, text string }{
@@ -202,7 +202,7 @@ func TestPrunerRecoversAnyText(t *testing.T) {
 
 // The store is bounded, and what is too large for it is not removed (P50, P51, P57).
 func TestPrunerStore(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner("store_limit 3 64KiB")) + "/rpc"
 	var ids []string
 	for i := range 4 {
@@ -238,7 +238,7 @@ func TestPrunerStore(t *testing.T) {
 
 // A store outlives a reload (P47), and belongs to the client that filled it.
 func TestPrunerReload(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	address := freeAddress(t)
 	at := "http://" + address + "/rpc"
 	load(t, site(address, pruner()))
@@ -254,7 +254,7 @@ func TestPrunerReload(t *testing.T) {
 }
 
 func TestPrunerRecoveryIsTheClientsOwn(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, accounts, pruner())
 	for _, path := range []string{"/rpc", "/mcp"} {
 		p := prunable{text: numbered(300), goal: "for " + path}

@@ -8,7 +8,7 @@ import (
 )
 
 func TestPrunerMetrics(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	rr, rerankerURL := newMoodyReranker(t, "/cohere")
 	address := freeAddress(t)
 	config := site(address, block("handle /cloud/*", pruner(block("backend rerank", "url "+rerankerURL))), pruner("max_input_chars 50000"))
@@ -66,7 +66,7 @@ func TestPrunerMetrics(t *testing.T) {
 }
 
 func TestPrunerAccessLog(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+file, "format json"),
 		block("handle /alone/*", pruner("max_input_chars 50000")), gateway("separator __", block("server pruner", "mask off", pruner())))

@@ -309,7 +309,7 @@ type initialized struct {
 }
 
 func TestPrunerHandshake(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	tests := []struct {
 		name, params, want string
@@ -359,7 +359,7 @@ func TestPrunerHandshake(t *testing.T) {
 }
 
 func TestPrunerTools(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	tools := map[string]map[string]any{}
 	for _, tool := range resultOf[struct{ Tools []map[string]any }](t, at, "tools/list", `{}`).Tools {
@@ -416,7 +416,7 @@ func TestPrunerTools(t *testing.T) {
 }
 
 func TestPrunerHealth(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, pruner())
 	type health map[string]any
 	direct := send(t, client, "GET", url+"/health", "")
@@ -446,7 +446,7 @@ func TestPrunerHealth(t *testing.T) {
 }
 
 func TestPrunerRefusesMessages(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	tests := []struct {
 		name, message string
@@ -488,7 +488,7 @@ func TestPrunerRefusesMessages(t *testing.T) {
 
 // TestPrunerRefusesArguments changes one thing at a time in arguments that are good.
 func TestPrunerRefusesArguments(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	good := prunable{text: "a\nb", goal: "g", ratio: "0.5"}.arguments()
 	post(t, at, toolCall{"prune_text", good}.request())
@@ -571,7 +571,7 @@ func TestPrunerRefusesArguments(t *testing.T) {
 
 // TestPrunerDoors is about what is served where.
 func TestPrunerDoors(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	url := serve(t, pruner(), block("handle_path /below/*", pruner()), "respond next")
 	list := rpc("tools/list", `{}`)
 	tests := []struct {
@@ -615,7 +615,7 @@ func TestPrunerDoors(t *testing.T) {
 }
 
 func TestPrunerOriginAndHost(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	tests := []struct {
 		name    string
 		options []string
@@ -662,7 +662,7 @@ func TestPrunerOriginAndHost(t *testing.T) {
 
 // TestPrunerFuzzed sends what was once a request (P57).
 func TestPrunerFuzzed(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	id := pruneBy(t, at, prunable{text: numbered(300)}).PruneID
 	seeds := []string{

@@ -45,7 +45,7 @@ func keeps(t *testing.T, what string, p prunable, got pruned, lines ...int) {
 }
 
 func TestPrunerAnswer(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	t.Run("P18, P20 members and their types", func(t *testing.T) {
 		answered := payload[map[string]any](t, post(t, at, prunable{text: numbered(1000)}.request()).body)
@@ -168,7 +168,7 @@ func TestPrunerAnswer(t *testing.T) {
 // TestPrunerLimits asks for ratios whose product with the number of lines is hard to
 // compute (P29, P30, R3); judge knows the exact limit.
 func TestPrunerLimits(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	t.Run("P29 303 lines at a half", func(t *testing.T) {
 		if got := pruneBy(t, at, prunable{text: numbered(303), ratio: "0.5"}); got.Stats.Pruned > 151 {
@@ -195,7 +195,7 @@ func TestPrunerLimits(t *testing.T) {
 
 // TestPrunerAnyText has judge look at answers to texts without sense.
 func TestPrunerAnyText(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	words := []string{
 		"", " ", "\t", "a", "ligne", "error", "ERROR", "Traceback", "import os", "def f():", "}", "{", "# Titre", "===", "```", "~~~", "    x = 1", "fluxCapacitor", "é🙂",
@@ -221,7 +221,7 @@ func TestPrunerAnyText(t *testing.T) {
 }
 
 func TestPrunerEdges(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	t.Run("P40 an empty text", func(t *testing.T) {
 		for _, source := range sourceTypes {
@@ -253,7 +253,7 @@ func TestPrunerEdges(t *testing.T) {
 
 // TestPrunerTaskAware has goals whose words stand in few lines (P32).
 func TestPrunerTaskAware(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	tests := []struct{ name, goal, line string }{
 		{"P32 another case", "inspecter fluxcapacitor", "le FluxCapacitor est ici"},
@@ -357,7 +357,7 @@ var structures = []struct {
 
 // TestPrunerCode spreads lines that must be kept thinly over code (P35).
 func TestPrunerCode(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	for _, s := range structures {
 		t.Run("P35 "+s.language, func(t *testing.T) {
@@ -398,7 +398,7 @@ func TestPrunerCode(t *testing.T) {
 
 // TestPrunerLogs has few lines of trouble in many without (P36).
 func TestPrunerLogs(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	const filler = "2026-02-26 13:00:00 INFO request %d served"
 	for _, line := range []string{
@@ -433,7 +433,7 @@ func TestPrunerLogs(t *testing.T) {
 
 // TestPrunerDocs has headings and fences (P37).
 func TestPrunerDocs(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	const filler = "Une phrase sans importance, la %d."
 	t.Run("P37 headings", func(t *testing.T) {
@@ -495,7 +495,7 @@ func protected(from, to int) (lines []int) {
 }
 
 func TestPrunerNoPrune(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
 	for _, source := range sourceTypes {
 		for _, ratio := range []string{"0.55", "0.9", "1"} {
@@ -521,7 +521,7 @@ func TestPrunerNoPrune(t *testing.T) {
 
 // TestPrunerFailsOpen is about texts that come back as they were (P54, P55).
 func TestPrunerFailsOpen(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	unchanged := func(t *testing.T, p prunable, got pruned, warning string) {
 		t.Helper()
 		same(t, got.Text, p.text)

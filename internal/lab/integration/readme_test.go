@@ -74,7 +74,7 @@ func typeInto(t *testing.T, shell *exec.Cmd, served *running, typed []command) [
 // What these documents tell people to type is typed here, against the binary with
 // the shipped Caddyfile; and what they say comes out must come out.
 func TestDocumentedCalls(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, document := range []string{"README.md", "docs/mcp_pruner.md", "docs/tool_result_mask.md"} {
 		t.Run(document, func(t *testing.T) {
 			var typed []command
@@ -97,7 +97,7 @@ func TestDocumentedCalls(t *testing.T) {
 // What docs/access.md tells people to type: a request that they sign, and tools that
 // have changed, of which there are none.
 func TestAccessCommands(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	for _, name := range []string{"openssl", "curl"} {
 		if _, err := exec.LookPath(name); err != nil {
 			if os.Getenv("CI") != "" {

@@ -57,7 +57,7 @@ func requirements(t *testing.T) map[string]string {
 // Each row has an id and full sentences, rows of a table are in order, and a row refers
 // to rows that exist.
 func TestRequirementsTable(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	all := requirements(t)
 	row := regexp.MustCompile(`^\| (` + requirementID + `) \| (?:Planned: |[A-Z0-9⌊` + "`" + `]).*[.] \|$`)
 	reference := regexp.MustCompile(`(?:[(]| and | to |, |[fF]ollow[s]? |[iI]n |of )(` + requirementID + `)\b`)
@@ -97,7 +97,7 @@ func TestRequirementsTable(t *testing.T) {
 // Every id that a comment, the name of a test or a message of a test cites has a row in
 // docs/requirements.md.
 func TestRequirementsCited(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const root = "../../.."
 	all := requirements(t)
 	cited := map[string]bool{}
@@ -197,7 +197,7 @@ func citations(t *testing.T, name string, source []byte) (found []citation) {
 // Citations are found where people write them, with their lines, and nothing else is
 // taken for one.
 func TestCitations(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const source = `package x // A91
 
 // A92, T91/T92: one after the other (P91).
@@ -206,6 +206,7 @@ func TestCitations(t *testing.T) {
  W91
 */
 func TestA93Events(t *testing.T) { // G91
+	isolate(t)
 	t.Run("P92, R92 an unknown tool", nil)
 	t.Errorf("got %d\nwant 1 (A94)", 1)
 	t.Run("P93–P94 a range", nil)

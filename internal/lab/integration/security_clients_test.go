@@ -75,7 +75,7 @@ func (m *meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Clients count from 1, all of them. Where they share a server, an answer must not go to
 // whoever has asked with the same id (CVE-2026-25536).
 func TestSecurityIDCollision(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const size = 24
 	far := newMeeting(t, size)
 	// A child that answers the second call first, each with the secret of its caller.
@@ -165,7 +165,7 @@ func (g *gullible) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Of two keys that differ in case, or in null characters, the gateway reads one and the server
 // the other (CVE-2026-27896, GHSA-q382-vc8q-7jhj).
 func TestSecurityCaseFoldedKeys(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := &gullible{witness: &witness{tools: []string{"echo", "slow"}, resources: []string{"file:///public/b", "file:///secret/a"}}}
 	server.address = upstream(t, server)
 	url := serve(t, gateway(append(restricted("deny alpha::slow prompt:alpha::insult resource:file:///secret"), server.line("alpha"))...))
@@ -240,7 +240,7 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 // What a client is let in by is for the gateway. A server that gets it could be the client
 // elsewhere, and one that gets the credential of another server could be the gateway there.
 func TestSecurityTokenPassthrough(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const ownKey = "key-of-alpha-0123456789"
 	setenv(t, "SECURITY_ALPHA_KEY", ownKey)
 	alpha, beta := newWitness(t, "echo"), newWitness(t, "echo")
@@ -332,7 +332,7 @@ func TestSecurityTokenPassthrough(t *testing.T) {
 // Who gets hold of the id of a session is not its client (CVE-2025-6515, CVE-2026-33946,
 // CVE-2026-52869).
 func TestSecuritySessionTheft(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	far := newRemoteServer(t, "tool")
 	address, another := freeAddress(t), freeAddress(t)
 	lines := []string{"separator __", strangers(), far.line("far")}
@@ -423,7 +423,7 @@ func TestSecuritySessionTheft(t *testing.T) {
 
 // Prefixes of names are not names, and of paths not paths (CVE-2025-53110).
 func TestSecurityPrefixConfusion(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	alpha, beta := newWitness(t, "b__echo", "beta::echo", "echo", "beta__echo"), newWitness(t, "echo", "b__echo")
 	alpha.resources = []string{"file:///srv/data/a"}
 	address := freeAddress(t)
@@ -508,7 +508,7 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 // A header that a client names in Connection is taken off on the way. It must not be one by
 // which the operator tells a server who that client is.
 func TestSecurityHopByHopHeaders(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	url := serve(t, gateway("separator __", strangers(), block(server.line("alpha"), `request_header X-User {http.mcp.client}`, `request_header Authorization "Bearer of-the-gateway"`)))
 	for _, way := range waysIn(url, "alpha") {
@@ -538,7 +538,7 @@ func TestSecurityHopByHopHeaders(t *testing.T) {
 // What a client sends is matched against patterns: of rules, of what is redacted, of templates.
 // None of them takes a time that doubles with each character (CVE-2026-0621).
 func TestSecurityBacktracking(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	server := newWitness(t, "echo")
 	stars := strings.Repeat("*a", 40)
 	url := serve(t, gateway(append(restricted("deny alpha::"+stars+"b prompt:alpha::"+stars+"b", `redact "(a+)+$" "(a|aa)+b" "(.*)*x"`), "rate alpha::"+stars+"b 1/1m", "name patterns", block(server.line("alpha"), "expose "+stars+"c echo"))...))

@@ -18,7 +18,7 @@ import (
 // secret and {file.path} a file. Published of Caddy's own handlers (CVE-2026-30852,
 // GHSA-wwhq-w58m-w29c, CVE-2026-77281), and of others that read such braces (CVE-2026-32625).
 func TestSecurityPlaceholderExpansion(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	secret := planted{"variable", "planted-in-the-environment", nil}
 	inAFile := planted{"file", "planted-in-a-file", nil}
 	file, dir := filepath.Join(t.TempDir(), "secret"), t.TempDir()
@@ -140,7 +140,7 @@ func TestSecurityPlaceholderExpansion(t *testing.T) {
 // A child gets what it was given, and nothing else that Caddy has: no variable, no file that is
 // open, no argument. Whoever sends a message has no say in it.
 func TestSecurityChildEnvironment(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	journal := newJournal(t)
 	secrets := map[string]string{}
 	for _, name := range []string{"SECURITY_TOKEN", "SECURITY_SESSION_KEY", "SECURITY_OTHER_KEY", "AWS_SECRET_ACCESS_KEY", "DEEPINFRA_API_KEY", "GITHUB_TOKEN", "SSH_AUTH_SOCK", "LD_LIBRARY_PATH", "NODE_OPTIONS"} {

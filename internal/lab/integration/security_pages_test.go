@@ -57,7 +57,7 @@ func pageCalls() (messages []string, headers [][]string) {
 // A page makes a name of its own resolve to 127.0.0.1, and talks to whatever listens there as
 // if that were its own server. Published of all SDKs and of gateways: see SECURITY.md.
 func TestSecurityDNSRebinding(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	caddy, server, kid := runForPages(t)
 	_, port, _ := net.SplitHostPort(caddy.address)
 	messages, headers := pageCalls()
@@ -120,7 +120,7 @@ func refusedToPage(t *testing.T, got answer) {
 // A page sends what browsers send without asking first: no header but those that forms have,
 // and a body that only looks like a text. It need not read the answer for the tool to be called.
 func TestSecurityCrossSiteRequests(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	caddy, server, kid := runForPages(t)
 	base := "http://" + caddy.address
 	pid := pidAt(t, base+"/mcp/kid")
@@ -168,7 +168,7 @@ func TestSecurityCrossSiteRequests(t *testing.T) {
 // A server says that all pages may read its answers. Those that may not use the gateway do not
 // get any.
 func TestSecurityCORSOfServers(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	open := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "*")
 		w.Header().Set("Content-Type", "application/json")

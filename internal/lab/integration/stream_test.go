@@ -93,7 +93,7 @@ func nextEvent(t *testing.T, r *bufio.Reader) string {
 // TestEventsArriveOneByOne has an upstream that sends an event only once the
 // client has the one before (O16).
 func TestEventsArriveOneByOne(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	long := strings.Repeat("A", 5000)
 	events := []struct {
 		name, sent, want string
@@ -160,7 +160,7 @@ func decoded(t *testing.T, res *http.Response, encoding string) *bufio.Reader {
 
 // TestEventInPieces has an upstream that sends one event in ten writes (O16).
 func TestEventInPieces(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	const n = 5000
 	for _, spelling := range []string{"A", "é", "😀", `\u00e9`, `\ud83d\ude00`, `\"`} {
 		for _, eol := range []string{"\n", "\r\n"} {
@@ -210,7 +210,7 @@ func rawUpstream(t *testing.T, handle func(net.Conn, *bufio.Reader)) (address st
 
 // TestOversizedStreams has bodies over the limit, which must go on streaming (O20).
 func TestOversizedStreams(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	t.Run("O20 a body arrives before it ends", func(t *testing.T) {
 		source := newSource(t, "application/json")
 		url := serve(t, mask("buffer_limit 1MiB"), proxy(source.address))
@@ -248,7 +248,7 @@ func TestOversizedStreams(t *testing.T) {
 // TestUpstreamDies has upstreams that break off in mid-body. A client must never
 // take what arrived for the whole, and the server must survive.
 func TestUpstreamDies(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	truncated := compress(t, "gzip", result(`"`+strings.Repeat("A", 100000)+`"`))
 	stub := upstream(t, new(mcptest.Stub))
 	halfGzip := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -323,7 +323,7 @@ func TestUpstreamDies(t *testing.T) {
 
 // TestClientLeaves wants the upstream to learn of it.
 func TestClientLeaves(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	tests := []struct {
 		name        string
 		contentType string
@@ -379,7 +379,7 @@ func wait(t *testing.T, happened <-chan struct{}, what string) {
 // TestUpgrade passes bytes both ways through the mask, untouched though they look
 // like what it masks (O18).
 func TestUpgrade(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	echo := rawUpstream(t, func(conn net.Conn, r *bufio.Reader) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\nContent-Type: application/json\r\n\r\n")
 		_, _ = io.Copy(conn, r)
@@ -413,7 +413,7 @@ func TestUpgrade(t *testing.T) {
 
 // TestReload replaces the configuration in mid-stream.
 func TestReload(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	source := newSource(t, "text/event-stream")
 	address := freeAddress(t)
 	url := "http://" + address
@@ -476,7 +476,7 @@ func h2cClient(t *testing.T) *http.Client {
 }
 
 func TestHTTP2(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	source := newSource(t, "text/event-stream")
 	address := freeAddress(t)
 	load(t, h2cOptions+site(address, "observation_mask", proxy(source.address)))

@@ -50,7 +50,7 @@ func growth(t *testing.T) func() map[string]float64 {
 }
 
 func TestMetrics(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	stub := upstream(t, new(mcptest.Stub))
 	for server, options := range map[string]string{"metered": block("", "metrics") + "\n", "": ""} {
 		t.Run("server "+strconv.Quote(server), func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestAccessLog(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+file, "format json"),
 		mask("server sample"), proxy(upstream(t, mcpsample.NewServer())))
@@ -166,7 +166,7 @@ func logged[T any](t *testing.T, line string, want T) {
 
 // Two masks on the way of one request write one line about it, and each field once.
 func TestAccessLogOfChainedMasks(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	file := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+file, "format json"),
 		block("route", mask("server outer"), mask("server inner"), proxy(upstream(t, mcpsample.NewServer()))))

@@ -72,7 +72,7 @@ func (s symptoms) in(t *testing.T, seen string, all ...string) {
 // What people see when it goes wrong is provoked with the binary. What the document
 // says and nobody provokes is as wrong as what is seen and not in the document.
 func TestTroubleshooting(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	s := documentedSymptoms(t)
 	t.Run("It is not built", s.notBuilt)
 	t.Run("It does not start", s.notStarted)

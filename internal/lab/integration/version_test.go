@@ -9,7 +9,7 @@ import (
 
 // TestBinaryVersion has the built binary say what it is, in every place where it does.
 func TestBinaryVersion(t *testing.T) {
-	t.Parallel()
+	isolate(t)
 	out, err := caddy(t, "list-modules", "--versions", "--packages", "--skip-standard").Output()
 	if err != nil {
 		t.Fatal(err)
