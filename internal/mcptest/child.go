@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +46,7 @@ import (
 //
 // Messages are read in either framing. Each request is served in a goroutine of
 // its own, from the revisions 2024-11-05 to 2025-11-25 only after initialize
-// has been received. The tools are listed at [childTools].
+// has been received. The tools are listed at [toolsNamed].
 //
 // With --modern the era is that of each request, so one connection serves both
 // in any order. A request of 2026-07-28 is one whose _meta names that version;
@@ -79,10 +78,10 @@ func RunChild(args []string, stdin io.Reader, stdout, stderr io.Writer) (exit in
 	}
 	defer c.watchTerm()()
 	if c.flags.banner {
-		c.writeLines(stdout, 3, "DS "+c.id+" is starting, and says so on stdout")
+		c.writeLines(stdout, 3, "DS "+c.name+" is starting, and says so on stdout")
 	}
 
-	c.serve(stdin)
+	c.read(stdin)
 	c.logEvent("eof")
 	for c.flags.ignoreTerm {
 		time.Sleep(time.Hour)
@@ -136,12 +135,12 @@ func (f *childFlags) parse(args []string) error {
 	return nil
 }
 
-// child is the state of RunChild.
+// child is a server over stdio.
 type child struct {
-	id     string
-	flags  childFlags
-	stderr io.Writer
-	log    *os.File // nil if nobody wants it
+	server
+	session *session
+	stderr  io.Writer
+	log     *os.File // nil without a log
 
 	// ctx ends with stdin.
 	ctx     context.Context
@@ -150,29 +149,30 @@ type child struct {
 
 	writing sync.Mutex
 	stdout  io.Writer
-
-	mu          sync.Mutex
-	initialized bool
-	inFlight    map[string]context.CancelCauseFunc // by the id as received
-	asked       map[string]chan message            // by the id as sent
-	nextAsk     int
-	tools       []childTool
-	listens     []*listen
 }
 
 func newChild(args []string, stdout, stderr io.Writer) (*child, error) {
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") {
 		return nil, errors.New("usage: ds <id> [flags]")
 	}
-	c := &child{
-		id:       args[0],
-		stdout:   stdout,
-		stderr:   stderr,
-		inFlight: make(map[string]context.CancelCauseFunc),
-		asked:    make(map[string]chan message),
+	id := args[0]
+	c := &child{session: newSession(), stdout: stdout, stderr: stderr}
+	c.session.streams[nil] = c.send
+	c.server = server{
+		name: id, uri: "file://" + id + "/*.txt", completions: []string{id + "-one", id + "-two"}, child: c,
+		capabilities: json.RawMessage(`{"tools":{"listChanged":true},"prompts":{},` +
+			`"resources":{"subscribe":true,"listChanged":true},"logging":{},"completions":{}}`),
+		tools:    toolsNamed(childToolNames),
+		sessions: map[string]*session{"": c.session}, listens: map[*call]listenFilter{},
 	}
 	if err := c.flags.parse(args[1:]); err != nil {
 		return nil, err
+	}
+	if c.flags.capsEmpty {
+		c.capabilities = json.RawMessage(`{"tools":{}}`)
+	}
+	for i := range c.flags.tools {
+		c.tools = append(c.tools, extraTool("t"+strconv.Itoa(i+1), ""))
 	}
 	if name := os.Getenv("DS_LOG"); name != "" {
 		var err error
@@ -181,10 +181,6 @@ func newChild(args []string, stdout, stderr io.Writer) (*child, error) {
 		}
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.tools = childTools()
-	for i := range c.flags.tools {
-		c.tools = append(c.tools, extraTool("t"+strconv.Itoa(i+1)))
-	}
 	return c, nil
 }
 
@@ -216,9 +212,9 @@ func (c *child) watchTerm() (unwatch func()) {
 	}
 }
 
-// serve reads messages until there are no more, and then waits for those who
+// read acts upon messages until there are no more, and then waits for those who
 // still have an answer to write. It does not wait long: the reader may be gone.
-func (c *child) serve(stdin io.Reader) {
+func (c *child) read(stdin io.Reader) {
 	r := bufio.NewReader(stdin)
 	for {
 		raw, err := readFrame(r)
@@ -277,9 +273,6 @@ func readFrame(r *bufio.Reader) ([]byte, error) {
 	return bytes.ReplaceAll(body, []byte("\n"), []byte(" ")), err
 }
 
-// errCancelled is the cause of contexts of requests that the client cancelled.
-var errCancelled = errors.New("cancelled by the client")
-
 // receive acts upon one message.
 func (c *child) receive(raw []byte) {
 	if !json.Valid(raw) {
@@ -292,123 +285,42 @@ func (c *child) receive(raw []byte) {
 	switch {
 	case failure != nil:
 		c.send(encode(reply{JSONRPC: "2.0", Error: failure}))
-	case m.Method == "":
-		c.receiveAnswer(m)
-	case m.ID == nil:
-		c.receiveNotification(m)
+	case m.Method == "" || m.ID == nil:
+		c.session.receive(m)
+		if m.Method == "notifications/initialized" && c.flags.rootsAtInit {
+			c.serving.Go(func() { c.session.ask(c.send, inputRequest{Method: "roots/list"}) })
+		}
 	default:
-		c.receiveRequest(m)
-	}
-}
-
-func (c *child) receiveAnswer(m message) {
-	c.mu.Lock()
-	answer := c.asked[string(m.ID)]
-	delete(c.asked, string(m.ID))
-	c.mu.Unlock()
-	if answer != nil {
-		answer <- m
-	}
-}
-
-func (c *child) receiveNotification(m message) {
-	switch m.Method {
-	case "notifications/cancelled":
-		var p struct {
-			RequestID json.RawMessage `json:"requestId"`
+		handshakes := protocolVersions
+		if c.flags.modernOnly {
+			handshakes = nil
 		}
-		_ = m.decodeParams(&p)
-		c.mu.Lock()
-		cancel := c.inFlight[string(p.RequestID)]
-		c.mu.Unlock()
-		if cancel != nil {
-			cancel(errCancelled)
-		}
-	case "notifications/initialized":
-		if c.flags.rootsAtInit {
-			c.serving.Go(func() { _, _ = c.ask(c.ctx, "roots/list", nil) })
-		}
+		request := newCall(&c.server, c, m, handshakes)
+		request.modern = c.flags.modern && request.version() >= modernVersion
+		request.begin(c.ctx, c.session)
+		c.serving.Go(request.run)
 	}
 }
 
-// receiveRequest serves a request. What the next message may depend on is done
-// before it returns: the request can be cancelled, and those that follow an
-// initialize count as initialized.
-func (c *child) receiveRequest(m message) {
-	ctx, cancel := context.WithCancelCause(c.ctx)
-	r := &request{child: c, message: m, ctx: ctx}
-	refusal := r.readMeta()
-	key := string(m.ID)
-	c.mu.Lock()
-	c.inFlight[key] = cancel
-	r.initialized = c.initialized
-	if m.Method == "initialize" && !r.modern && !c.flags.modernOnly {
-		c.initialized = true
-	}
-	c.mu.Unlock()
-
-	c.serving.Go(func() {
-		defer cancel(nil)
-		result, failure := any(nil), refusal
-		if refusal == nil {
-			result, failure = r.serve()
-		}
-		c.mu.Lock()
-		delete(c.inFlight, key)
-		c.mu.Unlock()
-		switch {
-		case context.Cause(ctx) == errCancelled:
-			c.logEvent("cancelled", "requestId", m.ID)
-		case result != nil || failure != nil:
-			r.answer(result, failure)
-		}
-	})
-}
-
-// ask sends a request to the client and returns its answer. Ids count from 0 in
-// each process, so those of any two servers are equal.
-func (c *child) ask(ctx context.Context, method string, params json.RawMessage) (message, error) {
-	answer := make(chan message, 1)
-	c.mu.Lock()
-	id := strconv.Itoa(c.nextAsk)
-	c.nextAsk++
-	c.asked[id] = answer
-	c.mu.Unlock()
-	c.send(outgoing(`"id":`+id+`,`, method, params))
-	select {
-	case m := <-answer:
-		return m, nil
-	case <-ctx.Done():
-		return message{}, ctx.Err()
-	}
-}
-
-func (c *child) notify(method string, params json.RawMessage) {
-	c.send(outgoing("", method, params))
-}
-
-// outgoing is a message of the server's own, with the params byte for byte.
-func outgoing(id, method string, params json.RawMessage) []byte {
-	if params != nil {
-		params = slices.Concat([]byte(`,"params":`), params)
-	}
-	return fmt.Appendf(nil, `{"jsonrpc":"2.0",%s"method":%s%s}`, id, encode(method), params)
-}
-
-// send writes one message.
+// send implements wire.
 func (c *child) send(raw []byte) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	c.write(raw)
-}
-
-// write is send for who holds the lock.
-func (c *child) write(raw []byte) {
 	if c.flags.framing == "content-length" {
 		_, _ = fmt.Fprintf(c.stdout, "Content-Length: %d\r\n\r\n%s", len(raw), raw)
 		return
 	}
 	_, _ = c.stdout.Write(append(raw, '\n'))
+}
+
+// finish implements wire.
+func (c *child) finish(raw []byte, _ *rpcError) { c.send(raw) }
+
+// event implements wire. The log has cancellations alone.
+func (c *child) event(m message, event string) {
+	if event == "cancelled" {
+		c.logMember("event", fmt.Appendf(nil, `"cancelled","requestId":%s`, m.ID))
+	}
 }
 
 // writeLines writes what is no message, between two messages.
@@ -418,17 +330,10 @@ func (c *child) writeLines(w io.Writer, n int, text string) {
 	_, _ = io.WriteString(w, strings.Repeat(text+"\n", max(n, 0)))
 }
 
-// logEvent logs an event and, if given, one more member and its value.
-func (c *child) logEvent(event string, member ...any) {
-	value := encode(event)
-	if len(member) == 2 {
-		value = fmt.Appendf(value, `,%s:%s`, encode(member[0]), encode(member[1]))
-	}
-	c.logMember("event", value)
-}
+func (c *child) logEvent(event string) { c.logMember("event", encode(event)) }
 
 func (c *child) logMember(name string, value []byte) {
 	if c.log != nil {
-		_, _ = fmt.Fprintf(c.log, "{\"pid\":%d,\"id\":%s,%q:%s}\n", os.Getpid(), encode(c.id), name, value)
+		_, _ = fmt.Fprintf(c.log, "{\"pid\":%d,\"id\":%s,%q:%s}\n", os.Getpid(), encode(c.name), name, value)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,8 +21,8 @@ const (
 // serverVersion is the version that the servers give in their handshake.
 const serverVersion = "0.1.0"
 
-// protocolVersions are the revisions of MCP with a handshake, oldest first.
-var protocolVersions = []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"}
+// protocolVersions are the revisions of MCP with a handshake, newest first.
+var protocolVersions = []string{"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"}
 
 type serverInfo struct {
 	Name    string `json:"name"`
@@ -108,6 +109,27 @@ func invalidParams(format string, args ...any) *rpcError {
 
 func methodNotFound(method string) *rpcError {
 	return &rpcError{Code: codeMethodNotFound, Message: "method not found: " + method}
+}
+
+// resultReply is the answer to a request, joined from raw parts, since json.Marshal
+// would compact and escape them.
+func resultReply(id json.RawMessage, result []byte, resultFirst bool) []byte {
+	if id == nil {
+		id = json.RawMessage("null")
+	}
+	if resultFirst {
+		return fmt.Appendf(nil, `{"result":%s,"jsonrpc":"2.0","id":%s}`, result, id)
+	}
+	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"result":%s}`, id, result)
+}
+
+// outgoing is a message of the server's own, with the params byte for byte. The id
+// is "" or a member with a comma after it.
+func outgoing(id, method string, params json.RawMessage) []byte {
+	if params != nil {
+		params = slices.Concat([]byte(`,"params":`), params)
+	}
+	return fmt.Appendf(nil, `{"jsonrpc":"2.0",%s"method":%s%s}`, id, encode(method), params)
 }
 
 // encode is json.Marshal without its HTML escaping: "<" stays "<", as it does

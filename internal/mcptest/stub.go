@@ -200,16 +200,8 @@ func (s *Stub) obey(w http.ResponseWriter, r *http.Request, m message) *rpcError
 	}
 }
 
-// result joins the reply from raw parts, since json.Marshal would compact and
-// escape them.
 func (s *Stub) result(id json.RawMessage, result []byte) []byte {
-	if id == nil {
-		id = json.RawMessage("null")
-	}
-	if s.ResultFirst {
-		return fmt.Appendf(nil, `{"result":%s,"jsonrpc":"2.0","id":%s}`, result, id)
-	}
-	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"result":%s}`, id, result)
+	return resultReply(id, result, s.ResultFirst)
 }
 
 func (s *Stub) big(w http.ResponseWriter, m message) *rpcError {
@@ -294,7 +286,7 @@ func (s *Stub) sleep(w http.ResponseWriter, r *http.Request, m message) *rpcErro
 	if err := m.decodeParams(&p); err != nil {
 		return err
 	}
-	if pause(r.Context(), p.MS) {
+	if pause(r.Context(), milliseconds(p.MS)) {
 		writeJSON(w, http.StatusOK, s.result(m.ID, []byte("true")))
 	}
 	return nil
@@ -352,7 +344,7 @@ func (s *Stub) events(w http.ResponseWriter, r *http.Request, m message) *rpcErr
 
 	startEvents(w)
 	for i := 1; i <= p.N; i++ {
-		if i > 1 && !pause(r.Context(), p.IntervalMS) {
+		if i > 1 && !pause(r.Context(), milliseconds(p.IntervalMS)) {
 			return nil
 		}
 		text := fmt.Sprintf("event %d", i)
@@ -360,30 +352,23 @@ func (s *Stub) events(w http.ResponseWriter, r *http.Request, m message) *rpcErr
 			text = strings.Repeat("A", *p.Size)
 		}
 		if i < p.N {
-			writeEvent(w, logNotification(text))
+			params := struct {
+				Level string `json:"level"`
+				Data  string `json:"data"`
+			}{"info", text}
+			writeEvent(w, outgoing("", "notifications/message", encode(params)))
 			continue
 		}
-		writeEvent(w, s.result(m.ID, encode(childResult{Content: []textContent{newText(text)}})))
+		writeEvent(w, s.result(m.ID, encode(toolResult{Content: []textContent{newText(text)}})))
 	}
 	return nil
 }
 
-func logNotification(text string) []byte {
-	type params struct {
-		Level string `json:"level"`
-		Data  string `json:"data"`
-	}
-	return encode(struct {
-		JSONRPC string `json:"jsonrpc"`
-		Method  string `json:"method"`
-		Params  params `json:"params"`
-	}{"2.0", "notifications/message", params{"info", text}})
-}
+func milliseconds(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// pause waits and reports whether it waited to the end; it stops when the
-// client has gone.
-func pause(ctx context.Context, ms int) bool {
-	timer := time.NewTimer(time.Duration(ms) * time.Millisecond)
+// pause waits and reports whether it waited to the end; it stops when ctx does.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -1,0 +1,690 @@
+package mcptest
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// More JSON-RPC error codes, of MCP but for the first.
+const (
+	codeInternalError      = -32603
+	codeResourceNotFound   = -32002
+	codeUnsupportedVersion = -32022
+)
+
+// modernVersion is the revision of the stateless era.
+const modernVersion = "2026-07-28"
+
+// Keys of _meta in the stateless era.
+const (
+	metaProtocolVersion    = "io.modelcontextprotocol/protocolVersion"
+	metaClientCapabilities = "io.modelcontextprotocol/clientCapabilities"
+	metaLogLevel           = "io.modelcontextprotocol/logLevel"
+	metaServerInfo         = "io.modelcontextprotocol/serverInfo"
+	metaSubscriptionID     = "io.modelcontextprotocol/subscriptionId"
+)
+
+// server is an MCP server of both eras without a transport. [Remote] gives it
+// HTTP and [RunChild] gives it stdio.
+type server struct {
+	name         string
+	uri          string // of its resources, with * for their names
+	capabilities json.RawMessage
+	completions  []string   // nil to complete everything with the params received
+	flags        childFlags // zero over HTTP
+	child        *child     // nil over HTTP
+
+	// strict has the server insist on its requestState, and tell only clients
+	// with a subscription that a resource was updated.
+	strict bool
+
+	mu       sync.Mutex
+	tools    []tool // replaced when it changes
+	sessions map[string]*session
+	listens  map[*call]listenFilter
+}
+
+// session is a client with a handshake. On stdio it is the client, in either era.
+type session struct {
+	mu          sync.Mutex
+	id, version string
+	initialized bool
+	nextAsk     int
+	asked       map[string]chan message            // by the id as sent
+	inFlight    map[string]context.CancelCauseFunc // by the id as received
+	subscribed  map[string]bool                    // by URI
+
+	// streams send messages that belong to no call, by the GET that asks for
+	// them. On stdio there is one, without a GET.
+	streams map[*http.Request]func(raw []byte)
+}
+
+func newSession() *session {
+	return &session{
+		asked: map[string]chan message{}, inFlight: map[string]context.CancelCauseFunc{},
+		subscribed: map[string]bool{}, streams: map[*http.Request]func([]byte){},
+	}
+}
+
+// errCancelled is the cause of contexts of requests that the client cancelled.
+var errCancelled = errors.New("cancelled by the client")
+
+// receive acts upon an answer or a notification.
+func (s *session) receive(m message) {
+	var p struct{ RequestID json.RawMessage }
+	_ = m.decodeParams(&p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if answer := s.asked[string(m.ID)]; m.Method == "" && answer != nil {
+		delete(s.asked, string(m.ID))
+		answer <- m
+	}
+	if cancel := s.inFlight[string(p.RequestID)]; m.Method == "notifications/cancelled" && cancel != nil {
+		cancel(errCancelled)
+	}
+}
+
+// revision is the one that the handshake has settled on.
+func (s *session) revision() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
+// tell sends a message that belongs to no call.
+func (s *session) tell(raw []byte) {
+	s.mu.Lock()
+	streams := slices.Collect(maps.Values(s.streams))
+	s.mu.Unlock()
+	for _, send := range streams {
+		send(raw)
+	}
+}
+
+// ask sends a request to the client. Its answer arrives in the channel. Ids count
+// from 0 in each session, so those of any two sessions are equal.
+func (s *session) ask(send func(raw []byte), q inputRequest) <-chan message {
+	answer := make(chan message, 1)
+	s.mu.Lock()
+	id := strconv.Itoa(s.nextAsk)
+	s.nextAsk++
+	s.asked[id] = answer
+	s.mu.Unlock()
+	send(outgoing(`"id":`+id+`,`, q.Method, q.Params))
+	return answer
+}
+
+// wire takes the messages of a call to its client.
+type wire interface {
+	send(raw []byte)                        // before the answer
+	finish(raw []byte, failure *rpcError)   // the answer, which has the failure if there is one
+	event(m message, hangingOrEnded string) // "hanging", "cancelled" and "hung up", of the request m
+}
+
+// call is a request that is being served.
+type call struct {
+	*server
+	message
+	wire        wire
+	session     *session
+	handshakes  []string                   // the revisions with a handshake that the server speaks, newest first
+	meta        map[string]json.RawMessage // its params._meta
+	modern      bool                       // it is of the stateless era
+	initialized bool                       // its session was before it came
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+}
+
+// newCall reads _meta. The transport decides the era.
+func newCall(s *server, w wire, m message, handshakes []string) *call {
+	var p struct {
+		Meta map[string]json.RawMessage `json:"_meta"`
+	}
+	if m.decodeParams(&p) != nil {
+		p.Meta = nil // for the method to refuse, if it minds
+	}
+	return &call{server: s, message: m, wire: w, handshakes: handshakes, meta: p.Meta}
+}
+
+// version is the revision in _meta.
+func (c *call) version() (version string) {
+	_ = json.Unmarshal(c.meta[metaProtocolVersion], &version)
+	return version
+}
+
+// begin makes the call part of a session. What the next message may depend on is
+// done when it returns: the request can be cancelled, and those that follow an
+// initialize count as initialized.
+func (c *call) begin(parent context.Context, s *session) {
+	c.ctx, c.cancel = context.WithCancelCause(parent)
+	c.session = s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inFlight[string(c.ID)] = c.cancel
+	c.initialized = s.initialized
+	if c.Method == "initialize" && !c.modern && c.handshakes != nil {
+		s.initialized = true
+	}
+}
+
+// run serves the request and answers it, unless the client has cancelled it.
+func (c *call) run() {
+	defer c.cancel(nil)
+	result, failure := c.serve()
+	c.session.mu.Lock()
+	delete(c.session.inFlight, string(c.ID))
+	c.session.mu.Unlock()
+	switch context.Cause(c.ctx) {
+	case errCancelled:
+		c.wire.event(c.message, "cancelled")
+		return
+	case nil:
+	default:
+		c.wire.event(c.message, "hung up")
+	}
+	if result != nil || failure != nil {
+		c.answer(result, failure)
+	}
+}
+
+// serve returns the result or the error, or neither if there shall be no answer.
+func (c *call) serve() (any, *rpcError) {
+	if c.modern {
+		return c.serveModern()
+	}
+	switch {
+	case c.Method == "initialize":
+		return c.initialize()
+	case c.Method == "ping":
+		return c.ping()
+	case c.Method == "server/discover":
+		return nil, methodNotFound(c.Method) // it has no meaning without _meta
+	case !c.initialized:
+		return nil, &rpcError{Code: codeInvalidRequest, Message: "not initialized"}
+	}
+	switch c.Method {
+	case "logging/setLevel":
+		return struct{}{}, nil
+	case "resources/subscribe", "resources/unsubscribe":
+		var p struct{ URI string }
+		_ = c.decodeParams(&p)
+		c.session.mu.Lock()
+		defer c.session.mu.Unlock()
+		c.session.subscribed[p.URI] = c.Method == "resources/subscribe"
+		return struct{}{}, nil
+	}
+	return c.serveEither()
+}
+
+func (c *call) serveModern() (any, *rpcError) {
+	if failure := c.checkMeta(); failure != nil {
+		return nil, failure
+	}
+	switch c.Method {
+	case "server/discover":
+		return c.discover()
+	case "subscriptions/listen":
+		return c.listen()
+	}
+	return c.serveEither()
+}
+
+// checkMeta checks that a request of the stateless era has the _meta it must have.
+func (c *call) checkMeta() *rpcError {
+	const missing = "missing or invalid _meta field %q"
+	switch version := c.version(); {
+	case version == "":
+		return invalidParams(missing, metaProtocolVersion)
+	case version != modernVersion:
+		return unsupportedVersion(version, c.handshakes)
+	case !bytes.HasPrefix(c.meta[metaClientCapabilities], []byte("{")):
+		return invalidParams(missing, metaClientCapabilities)
+	}
+	return nil
+}
+
+// unsupportedVersion is the error for another version than the modern one and
+// those with a handshake.
+func unsupportedVersion(requested string, handshakes []string) *rpcError {
+	return &rpcError{Code: codeUnsupportedVersion, Message: "unsupported protocol version", Data: struct {
+		Supported []string `json:"supported"`
+		Requested string   `json:"requested"`
+	}{append([]string{modernVersion}, handshakes...), requested}}
+}
+
+// serveEither serves the methods that are in both eras.
+func (c *call) serveEither() (any, *rpcError) {
+	switch c.Method {
+	case "tools/list":
+		return list(c, "tools", c.listedTools())
+	case "tools/call":
+		return c.callTool()
+	case "prompts/list":
+		return list(c, "prompts", []json.RawMessage{json.RawMessage(
+			`{"name":"p","description":"Greets.","arguments":[{"name":"who","description":"Whom to greet.","required":false}]}`)})
+	case "prompts/get":
+		return c.getPrompt()
+	case "resources/list":
+		return list(c, "resources", []json.RawMessage{encode(struct {
+			URI      string `json:"uri"`
+			Name     string `json:"name"`
+			MIMEType string `json:"mimeType"`
+		}{c.resource("data"), "data.txt", "text/plain"})})
+	case "resources/templates/list":
+		return list(c, "resourceTemplates", []json.RawMessage{encode(struct {
+			URITemplate string `json:"uriTemplate"`
+			Name        string `json:"name"`
+			MIMEType    string `json:"mimeType"`
+		}{c.resource("{name}"), "text files", "text/plain"})})
+	case "resources/read":
+		return c.readResource()
+	case "completion/complete":
+		return c.complete()
+	default:
+		return nil, methodNotFound(c.Method)
+	}
+}
+
+// answer sends the answer. Results of the stateless era say what they are, who
+// gave them and, if they are lists or the like, that they are stale at once.
+func (c *call) answer(result any, failure *rpcError) {
+	if failure != nil {
+		c.wire.finish(encode(reply{JSONRPC: "2.0", ID: c.ID, Error: failure}), failure)
+		return
+	}
+	raw := encode(result)
+	if c.modern {
+		raw = c.modernResult(result, raw)
+	}
+	c.wire.finish(resultReply(c.ID, raw, c.flags.resultFirst), nil)
+}
+
+func (c *call) modernResult(result any, raw []byte) []byte {
+	resultType := "complete"
+	if _, ok := result.(inputRequired); ok {
+		resultType = "input_required"
+	}
+	b := fmt.Appendf(nil, `{"resultType":%q,"_meta":{%q:%s}`, resultType, metaServerInfo, encode(c.info()))
+	if c.Method == "server/discover" || c.Method == "resources/read" || strings.HasSuffix(c.Method, "/list") {
+		b = append(b, `,"ttlMs":0,"cacheScope":"public"`...)
+	}
+	if len(raw) > len("{}") {
+		b = append(b, ',')
+	}
+	return append(b, raw[1:]...)
+}
+
+func (s *server) info() serverInfo { return serverInfo{Name: s.name, Version: serverVersion} }
+
+// sleep waits and reports whether the request is still wanted then.
+func (c *call) sleep(d time.Duration) bool { return d <= 0 || pause(c.ctx, d) }
+
+// hang waits until the request is no longer wanted.
+func (c *call) hang() (any, *rpcError) {
+	<-c.ctx.Done()
+	return nil, nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func (c *call) initialize() (any, *rpcError) {
+	if c.handshakes == nil {
+		return nil, methodNotFound(c.Method)
+	}
+	var p struct {
+		ProtocolVersion string `json:"protocolVersion"`
+	}
+	if failure := c.decodeParams(&p); failure != nil {
+		return nil, failure
+	}
+	if !slices.Contains(c.handshakes, p.ProtocolVersion) {
+		p.ProtocolVersion = c.handshakes[0]
+	}
+	c.session.mu.Lock()
+	c.session.version = p.ProtocolVersion
+	c.session.mu.Unlock()
+	return c.introduce(struct {
+		ProtocolVersion string          `json:"protocolVersion"`
+		Capabilities    json.RawMessage `json:"capabilities"`
+		ServerInfo      serverInfo      `json:"serverInfo"`
+	}{p.ProtocolVersion, c.capabilities, c.info()})
+}
+
+func (c *call) discover() (any, *rpcError) {
+	return c.introduce(struct {
+		SupportedVersions []string        `json:"supportedVersions"`
+		Capabilities      json.RawMessage `json:"capabilities"`
+	}{append([]string{modernVersion}, c.handshakes...), c.capabilities})
+}
+
+// introduce returns the result, as late as the flags want it.
+func (c *call) introduce(result any) (any, *rpcError) {
+	if c.flags.hangInit {
+		return c.hang()
+	}
+	if !c.sleep(seconds(c.flags.initDelay)) {
+		return nil, nil
+	}
+	return result, nil
+}
+
+func (c *call) ping() (any, *rpcError) {
+	switch {
+	case c.flags.hangPing:
+		return c.hang()
+	case c.flags.noPing || c.handshakes == nil:
+		return nil, methodNotFound(c.Method)
+	}
+	return struct{}{}, nil
+}
+
+// list returns the page of items that the request asks for.
+func list(c *call, name string, items []json.RawMessage) (any, *rpcError) {
+	if !c.sleep(seconds(c.flags.listDelay)) {
+		return nil, nil
+	}
+	if c.flags.listError {
+		return nil, &rpcError{Code: codeInternalError, Message: "no list today"}
+	}
+	var p struct {
+		Cursor *string `json:"cursor"`
+	}
+	if failure := c.decodeParams(&p); failure != nil {
+		return nil, failure
+	}
+	start, end := 0, len(items)
+	if p.Cursor != nil {
+		var known bool
+		if start, known = c.readCursor(*p.Cursor, len(items)); !known && c.flags.strictCursor {
+			return nil, invalidParams("unknown cursor: %s", *p.Cursor)
+		}
+	}
+	result := map[string]any{}
+	if c.flags.page > 0 && start+c.flags.page < end {
+		end = start + c.flags.page
+		result["nextCursor"] = c.cursor(end)
+	}
+	result[name] = items[start:end]
+	return result, nil
+}
+
+// cursor stands for the page that begins with the given item, of that list and
+// that server only.
+func (c *call) cursor(start int) string {
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %s %d", c.name, c.Method, start))
+}
+
+func (c *call) readCursor(cursor string, items int) (start int, known bool) {
+	for i := c.flags.page; i > 0 && i < items; i += c.flags.page {
+		if cursor == c.cursor(i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// getPrompt makes the prompt p, after a question about roots if its argument ask
+// is not empty.
+func (c *call) getPrompt() (any, *rpcError) {
+	var p struct {
+		Name      string
+		Arguments struct{ Who, Ask string }
+	}
+	if failure := c.decodeParams(&p); failure != nil {
+		return nil, failure
+	}
+	if p.Name != "p" {
+		return nil, invalidParams("Unknown prompt: %s", p.Name)
+	}
+	type promptMessage struct {
+		Role    string      `json:"role"`
+		Content textContent `json:"content"`
+	}
+	done := func(text string) (any, *rpcError) {
+		return struct {
+			Messages []promptMessage `json:"messages"`
+		}{[]promptMessage{{"user", newText(text)}}}, nil
+	}
+	if p.Arguments.Ask == "" {
+		return done(c.name + " greets " + p.Arguments.Who)
+	}
+	return c.ask(1, []inputRequest{{Method: "roots/list"}}, done)
+}
+
+// resource is the URI of the resource of that name.
+func (s *server) resource(name string) string { return strings.Replace(s.uri, "*", name, 1) }
+
+// readResource reads any resource of the template, after a question about roots
+// if its name is asking.
+func (c *call) readResource() (any, *rpcError) {
+	var p struct{ URI string }
+	if failure := c.decodeParams(&p); failure != nil {
+		return nil, failure
+	}
+	before, after, _ := strings.Cut(c.uri, "*")
+	name, isOurs := strings.CutPrefix(p.URI, before)
+	name, isText := strings.CutSuffix(name, after)
+	if !isOurs || !isText || name == "" {
+		code := codeResourceNotFound
+		if c.modern {
+			code = codeInvalidParams
+		}
+		return nil, &rpcError{Code: code, Message: "Resource not found", Data: map[string]string{"uri": p.URI}}
+	}
+	type resourceContent struct {
+		URI      string `json:"uri"`
+		MIMEType string `json:"mimeType"`
+		Text     string `json:"text"`
+	}
+	done := func(text string) (any, *rpcError) {
+		return struct {
+			Contents []resourceContent `json:"contents"`
+		}{[]resourceContent{{p.URI, "text/plain", text}}}, nil
+	}
+	if name == "asking" {
+		return c.ask(1, []inputRequest{{Method: "roots/list"}}, done)
+	}
+	return done(name + " of " + c.name)
+}
+
+func (c *call) complete() (any, *rpcError) {
+	values := c.completions
+	if values == nil {
+		values = []string{string(c.Params)}
+	}
+	type completion struct {
+		Values  []string `json:"values"`
+		Total   int      `json:"total"`
+		HasMore bool     `json:"hasMore"`
+	}
+	return struct {
+		Completion completion `json:"completion"`
+	}{completion{Values: values, Total: len(values)}}, nil
+}
+
+// inputRequest is a question to the client.
+type inputRequest struct {
+	Method string          `json:"method"`
+	Params json.RawMessage `json:"params,omitempty"`
+}
+
+// inputRequired is the result of a request in the stateless era that needs answers
+// of the client before it can go on.
+type inputRequired struct {
+	InputRequests map[string]inputRequest `json:"inputRequests"`
+	RequestState  string                  `json:"requestState"`
+}
+
+// ask asks the client all questions at the same time, in so many rounds. It gives
+// done the answer or, if there are more than one, the list of answers.
+func (c *call) ask(rounds int, questions []inputRequest, done func(text string) (any, *rpcError)) (any, *rpcError) {
+	if c.modern {
+		return c.askInResult(rounds, questions, done)
+	}
+	return c.askInCall(rounds, questions, c.wire.send, done)
+}
+
+func joined(answers []json.RawMessage) string {
+	if len(answers) == 1 {
+		return string(answers[0])
+	}
+	return string(encode(answers))
+}
+
+// askInCall asks in mid-call, as the legacy era does.
+func (c *call) askInCall(rounds int, questions []inputRequest, send func([]byte), done func(string) (any, *rpcError)) (any, *rpcError) {
+	var answers []json.RawMessage
+	for range rounds {
+		var waiting []<-chan message
+		for _, q := range questions {
+			waiting = append(waiting, c.session.ask(send, q))
+		}
+		for _, answer := range waiting {
+			select {
+			case m := <-answer:
+				if m.Error != nil {
+					return toolResult{Content: []textContent{newText(string(m.Error))}, IsError: true}, nil
+				}
+				answers = append(answers, m.Result)
+			case <-c.ctx.Done():
+				return nil, nil
+			}
+		}
+	}
+	return done(joined(answers))
+}
+
+// askInResult asks with a result, as the stateless era does. The client makes the
+// request again with its answers and the requestState, which has the answers of
+// the rounds before.
+func (c *call) askInResult(rounds int, questions []inputRequest, done func(string) (any, *rpcError)) (any, *rpcError) {
+	var p struct {
+		InputResponses map[string]json.RawMessage
+		RequestState   string
+	}
+	_ = c.decodeParams(&p)
+	var answers, latest []json.RawMessage
+	requests, state := map[string]inputRequest{}, c.name+" asked"
+	for i, q := range questions {
+		if q.Params == nil {
+			q.Params = json.RawMessage(`{}`) // without which the Go SDK does not read it
+		}
+		key := strconv.Itoa(i)
+		requests[key], state = q, state+" "+q.Method
+		if answer, ok := p.InputResponses[key]; ok {
+			latest = append(latest, answer)
+		}
+	}
+	before, isOurs := strings.CutPrefix(p.RequestState, state)
+	if isOurs && before != "" {
+		isOurs = json.Unmarshal([]byte(before), &answers) == nil
+	}
+	isComplete := len(latest) == len(questions)
+	if c.strict && (p.RequestState != "" || p.InputResponses != nil) {
+		switch {
+		case !isOurs:
+			return nil, invalidParams("requestState is not of this server")
+		case !isComplete:
+			return nil, invalidParams("an answer is missing")
+		}
+	}
+	if isComplete {
+		answers = append(answers, latest...)
+	}
+	if len(answers) >= rounds*len(questions) {
+		return done(joined(answers))
+	}
+	if len(answers) > 0 {
+		state += string(encode(answers))
+	}
+	return inputRequired{requests, state}, nil
+}
+
+// listenFilter says what a client wants to hear about. Prompts do not change
+// here, so they are not agreed to.
+type listenFilter struct {
+	ToolsListChanged      bool     `json:"toolsListChanged,omitempty"`
+	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
+	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
+}
+
+// listen agrees to what the capabilities declare and then lasts until the client
+// has had enough.
+func (c *call) listen() (any, *rpcError) {
+	var p struct {
+		Notifications *listenFilter `json:"notifications"`
+	}
+	if failure := c.decodeParams(&p); failure != nil {
+		return nil, failure
+	}
+	wants := p.Notifications
+	if wants == nil {
+		return nil, invalidParams("missing required 'notifications' field")
+	}
+	var can struct {
+		Tools     struct{ ListChanged bool }
+		Resources struct{ Subscribe, ListChanged bool }
+	}
+	_ = json.Unmarshal(c.capabilities, &can)
+	wants.ToolsListChanged = wants.ToolsListChanged && can.Tools.ListChanged
+	wants.ResourcesListChanged = wants.ResourcesListChanged && can.Resources.ListChanged
+	if !can.Resources.Subscribe {
+		wants.ResourceSubscriptions = nil
+	}
+
+	// A client that has read the acknowledgement misses nothing, and reads nothing
+	// before it: announcements wait for the lock.
+	c.mu.Lock()
+	c.listens[c] = *wants
+	c.wire.send(outgoing("", "notifications/subscriptions/acknowledged",
+		fmt.Appendf(nil, `{"_meta":{%q:%s},"notifications":%s}`, metaSubscriptionID, c.ID, encode(wants))))
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.listens, c)
+	}()
+	return c.hang()
+}
+
+// announce tells about a change: sessions untagged, and each listen that wants to
+// know, tagged. The members are those of params, or none.
+func (s *server) announce(method, members string, wanted func(listenFilter) bool, subscribed func(*session) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var params json.RawMessage
+	if members != "" {
+		params = json.RawMessage("{" + members + "}")
+		members += ","
+	}
+	for _, session := range s.sessions {
+		session.mu.Lock()
+		tell := session.initialized && (!s.strict || subscribed(session))
+		session.mu.Unlock()
+		if tell {
+			session.tell(outgoing("", method, params))
+		}
+	}
+	for l, filter := range s.listens {
+		if wanted(filter) {
+			l.wire.send(outgoing("", method, fmt.Appendf(nil, `{%s"_meta":{%q:%s}}`, members, metaSubscriptionID, l.ID)))
+		}
+	}
+}
+
+// toolsChanged announces another list of tools.
+func (s *server) toolsChanged() {
+	s.announce("notifications/tools/list_changed", "",
+		func(f listenFilter) bool { return f.ToolsListChanged }, func(*session) bool { return true })
+}
