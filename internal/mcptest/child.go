@@ -275,16 +275,15 @@ func readFrame(r *bufio.Reader) ([]byte, error) {
 
 // receive acts upon one message.
 func (c *child) receive(raw []byte) {
-	if !json.Valid(raw) {
-		c.logEvent("garbage")
-		c.send(encode(reply{JSONRPC: "2.0", Error: &rpcError{Code: codeParseError, Message: "parse error"}}))
-		return
-	}
-	c.logMember("message", raw)
 	m, failure := readMessage(raw)
+	if failure != nil && failure.Code == codeParseError {
+		c.logEvent("garbage")
+	} else {
+		c.logMember("message", raw)
+	}
 	switch {
 	case failure != nil:
-		c.send(encode(reply{JSONRPC: "2.0", Error: failure}))
+		c.send(errorReply(nil, failure))
 	case m.Method == "" || m.ID == nil:
 		c.session.receive(m)
 		if m.Method == "notifications/initialized" && c.flags.rootsAtInit {

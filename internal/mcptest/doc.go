@@ -5,11 +5,10 @@
 // how the upstream shall behave (a huge result, a slow one, a body
 // cut off by a TCP reset) and reads back what the upstream saw.
 //
-// [Remote] is an MCP server over Streamable HTTP in either era, which asks, streams
-// and fails as its fields say. modules/mcpsample has an honest one.
-//
-// [RunChild] is an MCP server over stdio, a child process with every bad habit as
-// a flag.
+// [Remote] and [RunChild] are one rude MCP server of both eras, with two transports.
+// Remote is its Streamable HTTP: it asks, streams and fails as its fields and its
+// tools say. RunChild is its stdio, a child process with every bad habit as a flag.
+// modules/mcpsample has an honest server.
 //
 // [Chat] stands in for a model API, recording requests and answering "ok".
 //

@@ -59,9 +59,9 @@ func validID(id json.RawMessage) bool {
 	return id == nil || strings.IndexByte(`"-0123456789`, id[0]) >= 0
 }
 
-// refuse answers a body that has no id to answer to.
-func refuse(w http.ResponseWriter, status int, failure *rpcError) {
-	writeJSON(w, status, encode(reply{JSONRPC: "2.0", Error: failure}))
+// refuse answers with an error, to a body without an id if that is nil.
+func refuse(w http.ResponseWriter, status int, id json.RawMessage, failure *rpcError) {
+	writeJSON(w, status, errorReply(id, failure))
 }
 
 // message is what a client may send: a request, a notification (no id) or its
@@ -87,13 +87,13 @@ func (m message) decodeParams(p any) *rpcError {
 	return nil
 }
 
-// reply is the answer to a request. Its fields are in the order most servers
-// write them; a nil ID becomes null.
-type reply struct {
-	JSONRPC string          `json:"jsonrpc"`
-	ID      json.RawMessage `json:"id"`
-	Result  any             `json:"result,omitempty"`
-	Error   *rpcError       `json:"error,omitempty"`
+// errorReply is the answer to a request that fails. A nil id becomes null.
+func errorReply(id json.RawMessage, failure *rpcError) []byte {
+	return encode(struct {
+		JSONRPC string          `json:"jsonrpc"`
+		ID      json.RawMessage `json:"id"`
+		Error   *rpcError       `json:"error"`
+	}{"2.0", id, failure})
 }
 
 // rpcError is the error member of a reply.

@@ -6,7 +6,9 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -27,6 +29,11 @@ type Remote struct {
 	Legacy, Modern bool
 	Primes         bool // knows of the legacy era 2025-11-25 alone, and its event streams begin with an empty event
 
+	// Handlers replace its tools except echo. Each serves the POST of a call itself,
+	// and can break HTTP in any way. The server then declares tools alone, has no
+	// sessions, and takes every request for one of the legacy era. Default: nil.
+	Handlers map[string]func(w http.ResponseWriter, r *http.Request, call RemoteMessage)
+
 	start sync.Once
 	server
 	seen []RemoteMessage
@@ -42,6 +49,14 @@ func (s *Remote) ready() {
 		s.capabilities = json.RawMessage(`{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},"completions":{}}`)
 		s.tools = toolsNamed(remoteToolNames)
 		s.sessions, s.listens = map[string]*session{}, map[*call]listenFilter{}
+		if s.Handlers == nil {
+			return
+		}
+		s.capabilities = json.RawMessage(`{"tools":{}}`)
+		s.tools = toolsNamed("echo")
+		for _, name := range slices.Sorted(maps.Keys(s.Handlers)) {
+			s.tools = append(s.tools, extraTool(name, ""))
+		}
 	})
 }
 
@@ -109,7 +124,7 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	version := r.Header.Get("Mcp-Protocol-Version")
 	legacy, modern := s.speaks()
 	if r.Method != http.MethodPost {
-		if !legacy || version == modernVersion {
+		if !legacy || version == modernVersion || s.Handlers != nil {
 			w.Header().Set("Allow", http.MethodPost)
 			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 			return
@@ -120,10 +135,11 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	m, failure := readMessage(body)
 	if failure != nil {
-		refuse(w, http.StatusBadRequest, failure)
+		refuse(w, http.StatusBadRequest, nil, failure)
 		return
 	}
-	s.note(RemoteMessage{Method: m.Method, ID: string(m.ID), Session: r.Header.Get("Mcp-Session-Id"), Header: r.Header.Clone(), Body: string(body)})
+	seen := RemoteMessage{Method: m.Method, ID: string(m.ID), Session: r.Header.Get("Mcp-Session-Id"), Header: r.Header.Clone(), Body: string(body)}
+	s.note(seen)
 	var handshakes []string
 	switch {
 	case legacy && s.Primes:
@@ -131,19 +147,19 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case legacy:
 		handshakes = protocolVersions
 	}
-	x := &exchange{remote: s, w: w, r: r}
+	x := &exchange{remote: s, w: w, r: r, seen: seen}
 	c := newCall(&s.server, x, m, handshakes)
-	c.modern = c.meta[metaProtocolVersion] != nil || version == modernVersion
+	c.modern = s.Handlers == nil && (c.meta[metaProtocolVersion] != nil || version == modernVersion)
 	x.modern = c.modern
 	switch {
 	case c.modern && modern:
 		x.serveModern(c)
 	case c.modern:
-		refuse(w, http.StatusBadRequest, &rpcError{Code: -32000, Message: "Bad Request: Unsupported protocol version"})
+		refuse(w, http.StatusBadRequest, nil, &rpcError{Code: -32000, Message: "Bad Request: Unsupported protocol version"})
 	case legacy:
 		x.serveLegacy(c)
 	default:
-		writeJSON(w, http.StatusBadRequest, encode(reply{JSONRPC: "2.0", ID: m.ID, Error: unsupportedVersion("2025-11-25", nil)}))
+		refuse(w, http.StatusBadRequest, m.ID, unsupportedVersion("2025-11-25", nil))
 	}
 }
 
@@ -194,13 +210,13 @@ func (s *Remote) find(w http.ResponseWriter, r *http.Request) *session {
 	s.mu.Unlock()
 	switch version := r.Header.Get("Mcp-Protocol-Version"); {
 	case id == "":
-		refuse(w, http.StatusBadRequest, &rpcError{Code: -32000, Message: "Bad Request: Mcp-Session-Id header is required"})
+		refuse(w, http.StatusBadRequest, nil, &rpcError{Code: -32000, Message: "Bad Request: Mcp-Session-Id header is required"})
 		return nil
 	case session == nil:
-		refuse(w, http.StatusNotFound, &rpcError{Code: -32001, Message: "Session not found"})
+		refuse(w, http.StatusNotFound, nil, &rpcError{Code: -32001, Message: "Session not found"})
 		return nil
 	case version != "" && version != session.revision():
-		refuse(w, http.StatusBadRequest, &rpcError{Code: -32000, Message: "Bad Request: Unsupported protocol version"})
+		refuse(w, http.StatusBadRequest, nil, &rpcError{Code: -32000, Message: "Bad Request: Unsupported protocol version"})
 		return nil
 	}
 	return session
@@ -211,6 +227,7 @@ type exchange struct {
 	remote *Remote
 	w      http.ResponseWriter
 	r      *http.Request
+	seen   RemoteMessage
 	modern bool
 
 	writing sync.Mutex
@@ -218,27 +235,27 @@ type exchange struct {
 }
 
 func (x *exchange) serveLegacy(c *call) {
-	if c.Method == "initialize" {
-		session := newSession()
+	session := newSession()
+	switch {
+	case x.remote.Handlers != nil:
+		session.initialized = true
+	case c.Method == "initialize":
 		session.id = rand.Text()
 		x.remote.mu.Lock()
 		x.remote.sessions[session.id] = session
 		x.remote.mu.Unlock()
 		x.w.Header().Set("Mcp-Session-Id", session.id)
-		c.begin(x.remote.life, session)
-		c.run()
-		return
+	default:
+		if session = x.remote.find(x.w, x.r); session == nil {
+			return
+		}
 	}
-	session := x.remote.find(x.w, x.r)
-	switch {
-	case session == nil:
-	case c.Method == "" || c.ID == nil:
+	if c.Method == "" || c.ID == nil {
 		session.receive(c.message)
 		x.w.WriteHeader(http.StatusAccepted)
-	default:
-		c.begin(x.remote.life, session)
-		c.run()
+		return
 	}
+	x.serve(c, x.remote.life, session)
 }
 
 func (x *exchange) serveModern(c *call) {
@@ -251,10 +268,21 @@ func (x *exchange) serveModern(c *call) {
 		failure = x.checkHeaders(c)
 	}
 	if failure != nil {
-		writeJSON(x.w, http.StatusBadRequest, encode(reply{JSONRPC: "2.0", ID: c.ID, Error: failure}))
+		refuse(x.w, http.StatusBadRequest, c.ID, failure)
 		return
 	}
-	c.begin(x.r.Context(), newSession())
+	x.serve(c, x.r.Context(), newSession())
+}
+
+// serve serves a request, which ends with ctx.
+func (x *exchange) serve(c *call, ctx context.Context, s *session) {
+	var p struct{ Name string }
+	_ = c.decodeParams(&p)
+	if handler := x.remote.Handlers[p.Name]; c.Method == "tools/call" && handler != nil {
+		handler(x.w, x.r, x.seen)
+		return
+	}
+	c.begin(ctx, s)
 	c.run()
 }
 

@@ -127,9 +127,9 @@ func (s *session) ask(send func(raw []byte), q inputRequest) <-chan message {
 
 // wire takes the messages of a call to its client.
 type wire interface {
-	send(raw []byte)                        // before the answer
-	finish(raw []byte, failure *rpcError)   // the answer, which has the failure if there is one
-	event(m message, hangingOrEnded string) // "hanging", "cancelled" and "hung up", of the request m
+	send(raw []byte)                      // before the answer
+	finish(raw []byte, failure *rpcError) // the answer, which has the failure if there is one
+	event(m message, name string)         // "hanging", "cancelled" and "hung up", of the request m
 }
 
 // call is a request that is being served.
@@ -300,7 +300,7 @@ func (c *call) serveEither() (any, *rpcError) {
 // gave them and, if they are lists or the like, that they are stale at once.
 func (c *call) answer(result any, failure *rpcError) {
 	if failure != nil {
-		c.wire.finish(encode(reply{JSONRPC: "2.0", ID: c.ID, Error: failure}), failure)
+		c.wire.finish(errorReply(c.ID, failure), failure)
 		return
 	}
 	raw := encode(result)

@@ -162,11 +162,11 @@ func (s *Stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var m message
 	if err := json.Unmarshal(body, &m); err != nil {
 		failure := &rpcError{Code: codeParseError, Message: "parse error: " + err.Error()}
-		writeJSON(w, http.StatusBadRequest, encode(reply{JSONRPC: "2.0", Error: failure}))
+		refuse(w, http.StatusBadRequest, nil, failure)
 		return
 	}
 	if failure := s.obey(w, r, m); failure != nil {
-		writeJSON(w, http.StatusOK, encode(reply{JSONRPC: "2.0", ID: m.ID, Error: failure}))
+		refuse(w, http.StatusOK, m.ID, failure)
 	}
 }
 
