@@ -12,8 +12,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // quiet is for servers whose handlers abort.
@@ -23,10 +24,7 @@ var quiet = log.New(io.Discard, "", 0)
 // should; its tools are echo and others of which each is a fault.
 type server struct {
 	*httptest.Server
-	faults map[string]func(*exchange)
-
-	mu  sync.Mutex
-	ran map[string]int // by tool
+	remote *mcptest.Remote
 }
 
 // An exchange is a call of a tool that is to go wrong.
@@ -38,58 +36,25 @@ type exchange struct {
 
 func newServer(t *testing.T, faults map[string]func(*exchange)) *server {
 	t.Helper()
-	s := &server{faults: faults, ran: map[string]int{}}
-	s.Server = newUpstream(t, s)
-	return s
-}
-
-// ServeHTTP implements http.Handler.
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var m struct {
-		ID     json.RawMessage
-		Method string
-		Params json.RawMessage
-	}
-	body, _ := io.ReadAll(r.Body)
-	switch {
-	case r.Method != http.MethodPost || json.Unmarshal(body, &m) != nil:
-		w.WriteHeader(http.StatusMethodNotAllowed)
-		return
-	case m.ID == nil:
-		w.WriteHeader(http.StatusAccepted)
-		return
-	}
-	switch m.Method {
-	case "initialize":
-		answer(w, m.ID, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"far","version":"1"}}`)
-	case "tools/list":
-		tools := []string{`{"name":"echo","inputSchema":{"type":"object"}}`}
-		for name := range s.faults {
-			tools = append(tools, fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name))
+	handlers := map[string]func(http.ResponseWriter, *http.Request, mcptest.RemoteMessage){}
+	for name, fault := range faults {
+		handlers[name] = func(w http.ResponseWriter, r *http.Request, call mcptest.RemoteMessage) {
+			fault(&exchange{w, r, json.RawMessage(call.ID)})
 		}
-		answer(w, m.ID, `{"tools":[`+strings.Join(tools, ",")+`]}`)
-	case "tools/call":
-		var p struct{ Name string }
-		_ = json.Unmarshal(m.Params, &p)
-		s.mu.Lock()
-		s.ran[p.Name]++
-		s.mu.Unlock()
-		if fault := s.faults[p.Name]; fault != nil {
-			fault(&exchange{w, r, m.ID})
-			return
-		}
-		answer(w, m.ID, text(string(m.Params)))
-	default:
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"method not found"}}`, m.ID)
 	}
+	remote := &mcptest.Remote{Name: "far", Legacy: true, Handlers: handlers}
+	return &server{newUpstream(t, remote), remote}
 }
 
 // times returns how often a tool was called.
-func (s *server) times(tool string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ran[tool]
+func (s *server) times(tool string) (n int) {
+	for _, call := range s.remote.Seen("tools/call") {
+		var m struct{ Params struct{ Name string } }
+		if json.Unmarshal([]byte(call.Body), &m) == nil && m.Params.Name == tool {
+			n++
+		}
+	}
+	return n
 }
 
 func answer(w http.ResponseWriter, id json.RawMessage, result string) {

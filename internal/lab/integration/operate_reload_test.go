@@ -20,6 +20,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // gatewayIn returns where in a configuration the gateway is.
@@ -287,48 +288,6 @@ func watched(t *testing.T, file string) *watching {
 	return w
 }
 
-// A counting is an MCP server over HTTP without sessions that knows what it has run.
-type counting struct {
-	mu  sync.Mutex
-	ran map[string]int
-}
-
-func (s *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var m struct {
-		ID     json.RawMessage
-		Method string
-		Params struct {
-			Arguments struct {
-				Call string
-				MS   int
-			}
-		}
-	}
-	if body, _ := io.ReadAll(r.Body); r.Method != http.MethodPost || json.Unmarshal(body, &m) != nil {
-		w.WriteHeader(http.StatusMethodNotAllowed)
-		return
-	}
-	if m.ID == nil {
-		w.WriteHeader(http.StatusAccepted)
-		return
-	}
-	result := `{}`
-	switch m.Method {
-	case "initialize":
-		result = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"far","version":"1"}}`
-	case "tools/list":
-		result = `{"tools":[{"name":"slow","inputSchema":{"type":"object"}}]}`
-	case "tools/call":
-		s.mu.Lock()
-		s.ran[m.Params.Arguments.Call]++
-		s.mu.Unlock()
-		time.Sleep(time.Duration(m.Params.Arguments.MS) * time.Millisecond) // it has something to do
-		result = `{"content":[{"type":"text","text":"slept"}]}`
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
-}
-
 // A burden is what clients that call all the time have seen.
 type burden struct {
 	t       *testing.T
@@ -467,6 +426,24 @@ func lookAt(t *testing.T, r *running) (s seen) {
 	return s
 }
 
+// argumentsOf returns the arguments of a call under load.
+func argumentsOf(call mcptest.RemoteMessage) (arguments struct {
+	Call string
+	MS   int
+}) {
+	var m legacyMessage
+	_ = json.Unmarshal([]byte(call.Body), &m)
+	_ = json.Unmarshal([]byte(m.member("arguments")), &arguments)
+	return arguments
+}
+
+// sleepInCall is the tool slow of a server under load.
+func sleepInCall(w http.ResponseWriter, _ *http.Request, call mcptest.RemoteMessage) {
+	time.Sleep(time.Duration(argumentsOf(call).MS) * time.Millisecond) // it has something to do
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"slept"}]}}`, call.ID)
+}
+
 // Under load, the configuration is replaced again and again: 60 times, or as often as
 // MCP_RELOADS says (300 is what is promised).
 func TestOperateReloadsUnderLoad(t *testing.T) {
@@ -475,7 +452,8 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	journal, far := newJournal(t), &counting{ran: map[string]int{}}
+	journal := newJournal(t)
+	far := &mcptest.Remote{Name: "far", Legacy: true, Handlers: map[string]func(http.ResponseWriter, *http.Request, mcptest.RemoteMessage){"slow": sleepInCall}}
 	upstream := httptest.NewServer(far)
 	t.Cleanup(upstream.Close)
 	caddyfile := func(max int) string {
@@ -547,11 +525,9 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 			ran[id]++
 		}
 	}
-	far.mu.Lock()
-	for id, n := range far.ran {
-		ran[id] += n
+	for _, call := range far.Seen("tools/call") {
+		ran[argumentsOf(call).Call]++
 	}
-	far.mu.Unlock()
 	t.Logf("%d reloads in %.1f s; sent %v, %.0f calls/s; lost %v; answered %d; skipped %d", reloads, took.Seconds(), b.sent,
 		float64(b.calls())/took.Seconds(), b.lost, len(b.answered), b.skipped.Load())
 

@@ -206,7 +206,6 @@ func TestCitations(t *testing.T) {
  W91
 */
 func TestA93Events(t *testing.T) { // G91
-	isolate(t)
 	t.Run("P92, R92 an unknown tool", nil)
 	t.Errorf("got %d\nwant 1 (A94)", 1)
 	t.Run("P93–P94 a range", nil)
