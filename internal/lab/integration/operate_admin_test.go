@@ -448,6 +448,10 @@ func TestOperateMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	await.Until(t, "the restart", func() bool { now := stateOf(t, "alpha").pid(t); return now != 0 && now != pid })
+	await.Until(t, "the restart to be counted", func() bool {
+		now := metrics(t)
+		return now[sample("upstream_restarts_total", "alpha")] == 1 && now[sample("upstream_healthy", "alpha")] == 1
+	})
 	ask("PUT", "") // by which it is known that all is counted
 
 	type counted struct {
