@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"debug/buildinfo"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +29,17 @@ func binary(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// hasRaceDetector reports whether the binary has the race detector in it, which takes
+// several times the memory.
+func hasRaceDetector(t *testing.T) bool {
+	t.Helper()
+	info, err := buildinfo.ReadFile(binary(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // caddy prepares the built binary to run at the root of the project, with a home
