@@ -94,7 +94,7 @@ func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
 	g.replace(view("one"), p)
 	g.replace(view("another"), p)
 	p.await(t, "GET", 2) // by the handler of now, which looks at what it says
-	await.Until(t, "the old one is not heard any more", func() bool { return before.Context().Err() != nil })
+	await.Until(t, "the old stream to end", func() bool { return before.Context().Err() != nil })
 	stream.nextOf("notifications/tools/list_changed")
 }
 

@@ -213,7 +213,7 @@ func TestInputThatIsCanceled(t *testing.T) {
 			call.ended()
 		}
 		c := g.known()[0]
-		await.Until(t, "nothing is expected any more", func() bool {
+		await.Until(t, "no answer to be expected", func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			return len(c.questions) == 0 && len(c.calls) == 0

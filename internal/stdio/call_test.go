@@ -241,7 +241,7 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 }
 
 // TestACallThatIsCancelledBeforeItIsSent: it waits for room in the queue. A child that
-// heard of the cancellation first would run the call for nobody.
+// heard of the cancellation first would run a call that has no client.
 func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 	s, c := loose(t)
 	c.queue, c.asides = make(chan []byte), make(chan []byte, 1) // the queue is full

@@ -35,7 +35,7 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 			load(t, tt.after)
 			if tt.ends {
 				stream.ended(t)
-				await.Until(t, "nobody to listen", func() bool { return far.listeners() == before })
+				await.Until(t, "the extra listeners to leave", func() bool { return far.listeners() == before })
 				return
 			}
 			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
@@ -43,7 +43,7 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 				t.Errorf("heard %s", m.raw)
 			}
 			stream.hangUp()
-			await.Until(t, "nobody to listen", func() bool { return far.listeners() == before })
+			await.Until(t, "the extra listeners to leave", func() bool { return far.listeners() == before })
 		})
 	}
 }
