@@ -170,7 +170,7 @@ func TestTargetsOfPages(t *testing.T) {
 	}
 }
 
-var declaredMetric = regexp.MustCompile(`telemetry\.New(?:Counter|Gauge|Histogram)\("([a-z_]+)", "[^"]*"((?:, "[a-z_]+")*)\)`)
+var declaredMetric = regexp.MustCompile(`(?:telemetry\.New(?:Counter|Gauge|Histogram)|newDesc)\("([a-z_]+)", "[^"]*"((?:, "[a-z_]+")*)\)`)
 
 // The page of metrics, logs and events has all of them, with their labels, and no other.
 func TestTelemetryPage(t *testing.T) {

@@ -45,10 +45,16 @@ func NewHistogram(name, help string, labels ...string) *prometheus.HistogramVec 
 	}, labels)
 }
 
-// Register makes collectors part of the metrics of a configuration. Each
-// configuration has a registry of its own.
+// newDesc describes a metric of this project that is read when it is asked for.
+func newDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prometheus.BuildFQName("caddy", "mcp", name), help, labels, nil)
+}
+
+// Register makes collectors part of the metrics of a configuration, and with them
+// how full the stores of this project are. Each configuration has a registry of its
+// own.
 func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
-	for _, c := range collectors {
+	for _, c := range append(collectors, kept{}) {
 		var already prometheus.AlreadyRegisteredError
 		if err := ctx.GetMetricsRegistry().Register(c); err != nil && !errors.As(err, &already) {
 			return err

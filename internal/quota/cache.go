@@ -1,0 +1,211 @@
+package quota
+
+import (
+	"container/heap"
+	"container/list"
+	"slices"
+	"time"
+)
+
+// A Cache keeps values for a while. When it is full, the owner that holds the
+// largest share of it loses its oldest entry, so nobody can push out what others
+// have. It is not safe for concurrent use.
+type Cache[K comparable, V any] struct {
+	kind    *Kind
+	limits  Limits
+	ttl     time.Duration
+	dropped func(K, V)
+
+	total   amount
+	entries map[K]*entry[K, V]
+	age     list.List // of *entry, the one put last at the front
+	owners  map[string]*owner
+	byShare shares
+}
+
+type entry[K comparable, V any] struct {
+	key     K
+	value   V
+	bytes   int64
+	put     time.Time
+	owner   *owner
+	inAge   *list.Element
+	inOwner *list.Element
+}
+
+// An owner is who entries are kept for.
+type owner struct {
+	name    string
+	held    amount
+	share   float64
+	entries list.List // of *entry, the one put last at the front
+	oldest  time.Time // when the last of them was put
+	index   int       // in byShare
+}
+
+// NewCache returns an empty cache that counts as part of a kind until it is
+// closed. Entries live for ttl, or until they are removed if that is 0. If dropped
+// is not nil, it is called with each entry that expires or makes room for another.
+func NewCache[K comparable, V any](kind *Kind, limits Limits, ttl time.Duration, dropped func(K, V)) *Cache[K, V] {
+	kind.open(limits)
+	return &Cache[K, V]{
+		kind: kind, limits: limits, ttl: ttl, dropped: dropped,
+		entries: map[K]*entry[K, V]{}, owners: map[string]*owner{},
+	}
+}
+
+// Len returns how many entries there are, expired ones included.
+func (c *Cache[K, V]) Len() int { return len(c.entries) }
+
+// Get returns the value of a key. It does not renew it.
+func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
+	c.Expire()
+	e, ok := c.entries[key]
+	if ok {
+		value = e.value
+	}
+	return value, ok
+}
+
+// Put keeps a value of so many bytes for an owner, in place of the one that the
+// key had, and makes room for it. It reports whether the value is kept: one that is
+// larger than the limits is not, nor one by which its owner would hold the largest
+// share of a full cache alone.
+func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
+	c.Remove(key)
+	if one := (amount{1, bytes}); one.exceeds(c.limits.Entries, c.limits.Bytes) || one.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
+		c.kind.refused.Add(1)
+		return false
+	}
+	o := c.owners[ownerName]
+	if o == nil {
+		o = &owner{name: ownerName}
+		c.owners[ownerName] = o
+		heap.Push(&c.byShare, o)
+	}
+	e := &entry[K, V]{key: key, value: value, bytes: bytes, put: time.Now(), owner: o}
+	e.inAge, e.inOwner = c.age.PushFront(e), o.entries.PushFront(e)
+	c.entries[key] = e
+	c.count(o, 1, bytes)
+
+	c.Expire()
+	for o.held.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
+		c.drop(o)
+	}
+	for c.total.exceeds(c.limits.Entries, c.limits.Bytes) {
+		c.drop(c.byShare[0])
+	}
+	return c.entries[key] == e
+}
+
+// Remove removes the entry of a key, if there is one, and returns its value.
+func (c *Cache[K, V]) Remove(key K) (value V, ok bool) {
+	e, ok := c.entries[key]
+	if !ok {
+		return value, false
+	}
+	c.remove(e)
+	return e.value, true
+}
+
+// Expire drops the entries that have outlived their time. It returns how long the
+// next one has to live, or 0 if there is none.
+func (c *Cache[K, V]) Expire() time.Duration {
+	for c.ttl > 0 && c.age.Len() > 0 {
+		e := c.age.Back().Value.(*entry[K, V])
+		if left := c.ttl - time.Since(e.put); left > 0 {
+			return left
+		}
+		c.remove(e)
+		if c.dropped != nil {
+			c.dropped(e.key, e.value)
+		}
+	}
+	return 0
+}
+
+// All calls yield for each entry, the one put last first, until it returns false.
+// The cache must not be changed meanwhile.
+func (c *Cache[K, V]) All(yield func(K, V) bool) {
+	for at := c.age.Front(); at != nil; at = at.Next() {
+		if e := at.Value.(*entry[K, V]); !yield(e.key, e.value) {
+			return
+		}
+	}
+}
+
+// SetLimits changes the limits, and makes room.
+func (c *Cache[K, V]) SetLimits(limits Limits) {
+	c.kind.close(c.limits, amount{})
+	c.kind.open(limits)
+	c.limits = limits
+	for _, o := range c.byShare {
+		o.share = o.held.share(limits)
+	}
+	heap.Init(&c.byShare)
+	for _, o := range slices.Clone(c.byShare) {
+		for o.held.exceeds(limits.OwnerEntries, limits.OwnerBytes) {
+			c.drop(o)
+		}
+	}
+	for c.total.exceeds(limits.Entries, limits.Bytes) {
+		c.drop(c.byShare[0])
+	}
+}
+
+// Close says that the cache is not used any more.
+func (c *Cache[K, V]) Close() { c.kind.close(c.limits, c.total) }
+
+// drop drops the oldest entry of an owner.
+func (c *Cache[K, V]) drop(o *owner) {
+	e := o.entries.Back().Value.(*entry[K, V])
+	c.remove(e)
+	c.kind.dropped.Add(1)
+	if c.dropped != nil {
+		c.dropped(e.key, e.value)
+	}
+}
+
+func (c *Cache[K, V]) remove(e *entry[K, V]) {
+	delete(c.entries, e.key)
+	c.age.Remove(e.inAge)
+	e.owner.entries.Remove(e.inOwner)
+	c.count(e.owner, -1, -e.bytes)
+}
+
+// count adds to what an owner holds. An owner that holds nothing is forgotten.
+func (c *Cache[K, V]) count(o *owner, entries int, bytes int64) {
+	c.kind.add(entries, bytes)
+	c.total.entries += entries
+	c.total.bytes += bytes
+	o.held.entries += entries
+	o.held.bytes += bytes
+	if o.held.entries == 0 {
+		delete(c.owners, o.name)
+		heap.Remove(&c.byShare, o.index)
+		return
+	}
+	o.share = o.held.share(c.limits)
+	o.oldest = o.entries.Back().Value.(*entry[K, V]).put
+	heap.Fix(&c.byShare, o.index)
+}
+
+// shares is a heap of owners: on top the one with the largest share, and of several
+// the one with the oldest entry.
+type shares []*owner
+
+func (s shares) Len() int { return len(s) }
+func (s shares) Less(i, j int) bool {
+	if s[i].share != s[j].share {
+		return s[i].share > s[j].share
+	}
+	return s[i].oldest.Before(s[j].oldest)
+}
+func (s shares) Swap(i, j int) { s[i], s[j] = s[j], s[i]; s[i].index, s[j].index = i, j }
+func (s *shares) Push(o any)   { o.(*owner).index = len(*s); *s = append(*s, o.(*owner)) }
+func (s *shares) Pop() any {
+	last := (*s)[len(*s)-1]
+	(*s)[len(*s)-1] = nil
+	*s = (*s)[:len(*s)-1]
+	return last
+}
