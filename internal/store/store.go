@@ -3,6 +3,7 @@
 package store
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -12,11 +13,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// Limits bound what a [Store] keeps; all are positive. When a limit is met, the
-// oldest go first.
+// Limits bound what a [Store] keeps; all are positive. When a limit is met, the owner
+// who holds the most loses its oldest.
 type Limits struct {
 	Entries int
 	Bytes   int64
@@ -26,51 +27,29 @@ type Limits struct {
 // A Store keeps originals under handles, each bound to the client it was handed
 // out to. It is safe for concurrent use and starts no goroutines.
 type Store struct {
-	limits Limits
-
 	mu      sync.Mutex
-	entries *simplelru.LRU[key, entry] // the one that expires first is the oldest
-	bytes   int64
+	entries *quota.Cache[key, []byte]
 }
 
 type key struct{ owner, handle string }
 
-type entry struct {
-	original []byte
-	expires  time.Time // on the monotonic clock
-}
-
-// New returns an empty Store.
-func New(limits Limits) *Store {
-	s := &Store{limits: limits}
-	s.entries, _ = simplelru.NewLRU(limits.Entries, func(_ key, e entry) {
-		s.bytes -= int64(len(e.original))
-	})
-	return s
+// New returns an empty Store, which counts as part of a kind until it is closed.
+func New(kind *quota.Kind, limits Limits) *Store {
+	return &Store{entries: quota.NewCache[key, []byte](kind, quota.Limits{Entries: limits.Entries, Bytes: limits.Bytes}, limits.TTL, nil)}
 }
 
 // Put keeps a copy of original for owner under a handle, and renews its life if
 // it is there already. It reports whether it could: what is larger than the whole
 // store is not kept.
 func (s *Store) Put(owner, handle string, original []byte) bool {
-	size := int64(len(original))
-	if size > s.limits.Bytes {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := key{owner, handle}
-	e, ok := s.entries.Peek(k)
+	copied, ok := s.entries.Remove(k)
 	if !ok {
-		e.original = append([]byte(nil), original...)
-		s.bytes += size
+		copied = bytes.Clone(original)
 	}
-	e.expires = time.Now().Add(s.limits.TTL)
-	s.entries.Add(k, e)
-	for s.bytes > s.limits.Bytes || s.expired() {
-		s.entries.RemoveOldest()
-	}
-	return true
+	return s.entries.Put(owner, k, copied, int64(len(copied)))
 }
 
 // Get returns what was kept for owner under a handle, which the caller must not
@@ -78,17 +57,14 @@ func (s *Store) Put(owner, handle string, original []byte) bool {
 func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.expired() {
-		s.entries.RemoveOldest()
-	}
-	e, ok := s.entries.Peek(key{owner, handle})
-	return e.original, ok
+	return s.entries.Get(key{owner, handle})
 }
 
-// expired reports whether the oldest entry has outlived its time.
-func (s *Store) expired() bool {
-	_, e, ok := s.entries.GetOldest()
-	return ok && !time.Now().Before(e.expires)
+// Close says that the store is not used any more.
+func (s *Store) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries.Close()
 }
 
 // handleKey makes handles unguessable. It lives as long as the process, as what

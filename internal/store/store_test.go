@@ -8,10 +8,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
+// made returns an empty store, and what counts what is in it.
+func made(limits Limits) (*Store, *quota.Kind) {
+	kind := quota.NewKind("test")
+	return New(kind, limits), kind
+}
+
 func TestStoreReturnsWhatWasPut(t *testing.T) {
-	s := New(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+	s, _ := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
 	original := []byte("as it was\x00\xff")
 	if !s.Put("alice", "h", original) {
 		t.Fatal("not kept")
@@ -36,30 +44,41 @@ func TestStoreIsBounded(t *testing.T) {
 		}
 		return kept
 	}
-	s := New(Limits{Entries: 3, Bytes: 1000, TTL: time.Minute})
+	s, _ := made(Limits{Entries: 3, Bytes: 1000, TTL: time.Minute})
 	for i := range 5 {
 		s.Put("", fmt.Sprint(i), []byte("x"))
 	}
 	if got := have(s, 5); got != "234" {
 		t.Errorf("of 5 entries kept %s", got)
 	}
-	s = New(Limits{Entries: 100, Bytes: 25, TTL: time.Minute})
+	s, kind := made(Limits{Entries: 100, Bytes: 25, TTL: time.Minute})
 	for i := range 5 {
 		s.Put("", fmt.Sprint(i), bytes.Repeat([]byte("x"), 10))
 	}
 	s.Put("", "3", bytes.Repeat([]byte("x"), 10)) // renewed, not counted twice
 	s.Put("", "5", bytes.Repeat([]byte("x"), 10))
-	if got := have(s, 6); got != "35" || s.bytes != 20 {
-		t.Errorf("of 6 entries kept %s, %d bytes", got, s.bytes)
+	if got := have(s, 6); got != "35" || kind.Usage().Bytes != 20 {
+		t.Errorf("of 6 entries kept %s, %d bytes", got, kind.Usage().Bytes)
 	}
 	if s.Put("", "huge", make([]byte, 26)) || have(s, 6) != "35" {
 		t.Error("what is larger than the store was kept, or cost what is in it")
 	}
 }
 
+func TestStoreKeepsWhatOthersHave(t *testing.T) {
+	s, _ := made(Limits{Entries: 10, Bytes: 1000, TTL: time.Minute})
+	s.Put("bob", "b", []byte("b"))
+	for i := range 100 {
+		s.Put("alice", fmt.Sprint(i), []byte("x"))
+	}
+	if _, ok := s.Get("bob", "b"); !ok {
+		t.Error("alice has pushed out what bob had")
+	}
+}
+
 func TestStoreForgetsAfterItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+		s, kind := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
 		s.Put("", "a", []byte("a"))
 		s.Put("", "b", []byte("b"))
 		time.Sleep(40 * time.Second)
@@ -72,19 +91,19 @@ func TestStoreForgetsAfterItsTime(t *testing.T) {
 			t.Error("a was not renewed")
 		}
 		time.Sleep(20 * time.Second)
-		if _, ok := s.Get("", "a"); ok || s.bytes != 0 {
+		if _, ok := s.Get("", "a"); ok || kind.Usage().Bytes != 0 {
 			t.Error("a outlived its time")
 		}
 		s.Put("", "c", []byte("c"))
 		time.Sleep(2 * time.Minute)
-		if s.Put("", "d", []byte("d")); s.bytes != 1 {
+		if s.Put("", "d", []byte("d")); kind.Usage().Bytes != 1 {
 			t.Error("memory is kept for what outlived its time")
 		}
 	})
 }
 
 func TestStoreIsSafeForConcurrentUse(t *testing.T) {
-	s := New(Limits{Entries: 50, Bytes: 500, TTL: time.Minute})
+	s, kind := made(Limits{Entries: 50, Bytes: 500, TTL: time.Minute})
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -98,8 +117,8 @@ func TestStoreIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s.bytes > 500 || s.entries.Len() > 50 {
-		t.Errorf("grew to %d bytes, %d entries", s.bytes, s.entries.Len())
+	if kind.Usage().Bytes > 500 || s.entries.Len() > 50 {
+		t.Errorf("grew to %d bytes, %d entries", kind.Usage().Bytes, s.entries.Len())
 	}
 }
 

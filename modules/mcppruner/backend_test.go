@@ -179,9 +179,10 @@ func TestScoresAreCached(t *testing.T) {
 		{"a", "one", true},
 		{"b", "one", false}, // it is not told what others have asked
 		{"a", "one", true},
-		{"a", "two", false}, // the third: the oldest goes
+		{"a", "two", false}, // the third: the oldest of the client with the most goes
+		{"b", "one", true},
 		{"a", "one", false},
-		{"a", "two", true},
+		{"a", "two", false},
 	} {
 		if hit := ask(step.client, step.goal); hit != step.hit {
 			t.Errorf("P74: step %d: hit %t", i, hit)

@@ -165,7 +165,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.CacheTTL = h.seconds("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S")
 	h.CacheMaxEntries = h.number("cache_max_entries", h.CacheMaxEntries, 256, 100_000, "MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES")
 	var err error
-	h.originals, err = storepool.Open("originals", store.Limits{
+	h.originals, err = storepool.Open(pruned, store.Limits{
 		Entries: h.StoreLimit.Entries,
 		Bytes:   h.StoreLimit.Bytes,
 		TTL:     time.Duration(h.PruneIDTTL),
@@ -173,7 +173,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.scores, err = storepool.Open("scores", store.Limits{
+	h.scores, err = storepool.Open(scores, store.Limits{
 		Entries: h.CacheMaxEntries,
 		Bytes:   maxScoreBytes,
 		TTL:     time.Duration(h.CacheTTL),

@@ -143,7 +143,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 		var err error
-		if h.store, err = storepool.Open("observations", h.Recover.limits()); err != nil {
+		if h.store, err = storepool.Open(observations, h.Recover.limits()); err != nil {
 			return err
 		}
 		h.policy.SaveLimit = h.Recover.largest()

@@ -522,7 +522,7 @@ func TestRecover(t *testing.T) {
 	if err := gone.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := storepool.Open("observations", gone.Recover.limits()); err != nil || again == gone.store {
+	if again, err := storepool.Open(observations, gone.Recover.limits()); err != nil || again == gone.store {
 		t.Error("a store outlived its last handler", err)
 	} else if err := again.Release(); err != nil {
 		t.Fatal(err)

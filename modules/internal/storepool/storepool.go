@@ -5,6 +5,7 @@ package storepool
 import (
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 )
 
@@ -15,18 +16,17 @@ type Store struct {
 }
 
 type key struct {
-	kept   string
+	kind   *quota.Kind
 	limits store.Limits
 }
 
 var stores = caddy.NewUsagePool()
 
-// Open returns the store of what is kept, by its name, within limits. It must be
-// released.
-func Open(kept string, limits store.Limits) (*Store, error) {
-	k := key{kept, limits}
+// Open returns the store of a kind within limits. It must be released.
+func Open(kind *quota.Kind, limits store.Limits) (*Store, error) {
+	k := key{kind, limits}
 	value, _, err := stores.LoadOrNew(k, func() (caddy.Destructor, error) {
-		return &Store{store.New(limits), k}, nil
+		return &Store{store.New(kind, limits), k}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -44,5 +44,8 @@ func (s *Store) Release() error {
 	return err
 }
 
-// Destruct is all there is to do: a store is memory.
-func (*Store) Destruct() error { return nil }
+// Destruct implements caddy.Destructor.
+func (s *Store) Destruct() error {
+	s.Close()
+	return nil
+}
