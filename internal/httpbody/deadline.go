@@ -51,3 +51,11 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 	b.left -= n
 	return n, err
 }
+
+// Abandon says that the body of a request will not be read. The server skips it before
+// it answers or takes the next request, and does not wait longer than that for it.
+func Abandon(w http.ResponseWriter, r *http.Request, within time.Duration) {
+	if r.Body != nil && r.Body != http.NoBody {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // not all writers have one
+	}
+}

@@ -133,6 +133,16 @@ func PayloadTooLarge() *Failure {
 	return failure(http.StatusRequestEntityTooLarge, CodeInvalidRequest, "payload_too_large", "the request is too large")
 }
 
+// RequestTimeout says that a request has not arrived in time.
+func RequestTimeout() *Failure {
+	return failure(http.StatusRequestTimeout, CodeInvalidRequest, "invalid_request", "the body of the request did not arrive in time")
+}
+
+// Busy says that there is no room for a request now.
+func Busy() *Failure {
+	return failure(http.StatusServiceUnavailable, codeUnavailable, "busy", "too many large requests at once: try again later")
+}
+
 // UnsupportedEncoding says that a request is compressed, which MCP does not know.
 func UnsupportedEncoding() *Failure {
 	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests with a Content-Encoding are not accepted")

@@ -22,35 +22,36 @@ func NewMeter(kind *Kind, limits Limits) *Meter {
 
 // Take reports whether owner may hold one entry more, of so many bytes, and
 // counts it.
-func (m *Meter) Take(owner string, bytes int64) bool {
+func (m *Meter) Take(owner string, bytes int64) bool { return m.take(owner, amount{1, bytes}) }
+
+// Grow reports whether an entry that owner holds may have so many bytes more, and
+// counts them.
+func (m *Meter) Grow(owner string, bytes int64) bool { return m.take(owner, amount{0, bytes}) }
+
+func (m *Meter) take(owner string, more amount) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	of := m.each[owner]
-	of = amount{of.entries + 1, of.bytes + bytes}
-	all := amount{m.total.entries + 1, m.total.bytes + bytes}
-	if all.exceeds(m.limits.Entries, m.limits.Bytes) || of.exceeds(m.limits.OwnerEntries, m.limits.OwnerBytes) {
+	own, all := m.each[owner].plus(more), m.total.plus(more)
+	if all.exceeds(m.limits.Entries, m.limits.Bytes) || own.exceeds(m.limits.OwnerEntries, m.limits.OwnerBytes) {
 		m.kind.refused.Add(1)
 		return false
 	}
-	m.total, m.each[owner] = all, of
+	m.each[owner], m.total = own, all
 	if !m.closed {
-		m.kind.add(1, bytes)
+		m.kind.add(more.entries, more.bytes)
 	}
 	return true
 }
 
-// Give gives back what was taken.
+// Give gives back an entry, with all bytes that were taken for it.
 func (m *Meter) Give(owner string, bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	of := m.each[owner]
-	if of = (amount{of.entries - 1, of.bytes - bytes}); of.entries > 0 {
-		m.each[owner] = of
-	} else {
+	less := amount{-1, -bytes}
+	m.each[owner], m.total = m.each[owner].plus(less), m.total.plus(less)
+	if m.each[owner].entries == 0 {
 		delete(m.each, owner)
 	}
-	m.total.entries--
-	m.total.bytes -= bytes
 	if !m.closed {
 		m.kind.add(-1, -bytes)
 	}

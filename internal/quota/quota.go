@@ -95,6 +95,8 @@ type amount struct {
 	bytes   int64
 }
 
+func (a amount) plus(b amount) amount { return amount{a.entries + b.entries, a.bytes + b.bytes} }
+
 // exceeds reports whether an amount is more than so many entries or bytes.
 func (a amount) exceeds(entries int, bytes int64) bool {
 	return entries > 0 && a.entries > entries || bytes > 0 && a.bytes > bytes

@@ -183,6 +183,13 @@ func TestMeterRefuses(t *testing.T) {
 	if got := kind.Usage(); got.Entries != 3 || got.Bytes != 100 || got.Refused != 4 {
 		t.Errorf("usage: %+v", got)
 	}
+	if m.Grow("alice", 1) {
+		t.Error("alice grows beyond her limit")
+	}
+	m.Give("bob", 40)
+	if !m.Take("bob", 20) || !m.Grow("bob", 20) || m.Grow("bob", 20) {
+		t.Error("bob cannot grow as far as there is room")
+	}
 	m.Give("alice", 50)
 	m.Give("alice", 10)
 	if !m.Take("carol", 60) || len(m.each) != 2 {

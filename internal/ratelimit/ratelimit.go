@@ -70,6 +70,18 @@ func (b *Buckets) Take(client string, limits []Limit) (wait time.Duration, ok bo
 	return c.take(limits)
 }
 
+// Wait returns how long to wait until Take would take one from each of the buckets of a
+// client that limits names.
+func (b *Buckets) Wait(client string, limits []Limit) time.Duration {
+	b.mu.Lock()
+	c, ok := b.clients.Peek(client)
+	b.mu.Unlock()
+	if !ok {
+		return 0
+	}
+	return c.wait(limits)
+}
+
 // Len returns how many clients are remembered.
 func (b *Buckets) Len() int {
 	b.mu.Lock()
@@ -144,6 +156,17 @@ func (c *client) take(limits []Limit) (wait time.Duration, ok bool) {
 		}
 	}
 	return 0, true
+}
+
+// wait is Wait.
+func (c *client) wait(limits []Limit) (wait time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for i := range limits {
+		wait = max(wait, c.bucket(&limits[i], now).wait(now))
+	}
+	return wait
 }
 
 // bucket returns the bucket of a limit.

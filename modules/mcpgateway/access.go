@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -30,7 +32,6 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 	for _, module := range modules.([]any) {
 		provider := module.(auth.Provider)
 		h.providers = append(h.providers, provider)
-		h.readsBody = h.readsBody || provider.ReadsBody()
 		if holder, ok := provider.(auth.SecretHolder); ok {
 			h.admits += holder.FingerprintOf("")
 		}
@@ -41,39 +42,94 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 	return nil
 }
 
-// authenticate finds out who the client is, before anything else is done for it (A30).
-func (x *exchange) authenticate(r *http.Request) *jsonrpc.Failure {
-	h := x.handler
+// authenticate finds out who the client is, before anything else is done for it (A30),
+// and reads what it posts. What is wrong with that is the first failure; it is for who is
+// let in.
+//
+// Credentials in headers come first. Without good ones, no more of the body is read than
+// a provider needs, and nothing of it for an address that has used up its budget.
+func (x *exchange) authenticate(r *http.Request) (unread, failure *jsonrpc.Failure) {
+	h, post := x.handler, r.Method == http.MethodPost
 	x.address = clientAddress(r)
-	if isOperator(r) {
-		x.caller = h.callerOf(stdioClient)
-		return nil
-	}
-	user := identity(x.repl)
-	if len(h.providers) == 0 {
-		x.caller = h.callerOf(user)
-		return nil
-	}
-	if c := h.byIdentity[user]; user != "" && c != nil && slices.Contains(c.Match, user) {
-		x.caller = h.callerOf(user) // whom Caddy has let in, and a client's match names
-		return nil
-	}
-	request := &auth.Request{Request: r, Body: x.message.Raw, ProxyToken: x.message.Text(jsonrpc.AuthToken)}
+	request := &auth.Request{Request: r}
+	known := x.knownToCaddy(r)
+	var needed int64 // bytes of the body, to know more
 	var reasons []error
-	for _, provider := range h.providers {
-		who, err := provider.Authenticate(request)
-		if err == nil && who != "" {
-			x.caller = h.callerOf(who + realmMark + realmOf(provider, who))
-			return nil
+	if !known {
+		if post {
+			needed = h.bodyNeeded(r)
 		}
-		if challenger, ok := provider.(auth.Challenger); ok {
-			if challenge := challenger.Challenge(r, err); challenge != "" {
-				x.w.Header().Add("WWW-Authenticate", challenge)
-			}
+		known, reasons = x.identify(request, needed == 0)
+	}
+	switch {
+	case !known && needed == 0:
+		return nil, x.notLetIn(request, reasons)
+	case !known:
+		if wait := x.exhausted(); wait > 0 {
+			return nil, x.rateLimited(wait, errTooManyGuesses)
+		}
+		unread = x.read(r, min(needed, h.RequestLimit), h.strangerBodies)
+		if unread != nil && unread.Status == http.StatusServiceUnavailable {
+			return nil, unread
+		}
+	case post:
+		unread = x.read(r, h.RequestLimit, h.bodies)
+	}
+	if request.ProxyToken = x.message.Text(jsonrpc.AuthToken); known && (request.ProxyToken == "" || len(h.providers) == 0) {
+		return unread, nil
+	}
+	request.Body = x.message.Raw
+	if known, reasons = x.identify(request, true); !known {
+		return unread, x.notLetIn(request, reasons)
+	}
+	x.held.release()
+	if !x.held.hold(h.bodies, x, int64(len(request.Body))) {
+		return x.busy(), nil
+	}
+	return unread, nil
+}
+
+// knownToCaddy reports whether it is known who the client is, or no matter, without any
+// provider.
+func (x *exchange) knownToCaddy(r *http.Request) bool {
+	h := x.handler
+	user := identity(x.repl)
+	switch c := h.byIdentity[user]; {
+	case isOperator(r):
+		x.caller = h.callerOf(stdioClient)
+	case len(h.providers) == 0, user != "" && c != nil && slices.Contains(c.Match, user): // whom Caddy has let in, and a client's match names
+		x.caller = h.callerOf(user)
+	default:
+		return false
+	}
+	return true
+}
+
+// bodyNeeded returns how many bytes of the body the providers must see, at most, to judge
+// a request.
+func (h *Handler) bodyNeeded(r *http.Request) (bytes int64) {
+	for _, provider := range h.providers {
+		bytes = max(bytes, provider.BodyNeeded(r))
+	}
+	return bytes
+}
+
+// identify asks the providers who sends a request. Before its body is read, only those are
+// asked who do not need it. It returns why each of them does not know.
+func (x *exchange) identify(r *auth.Request, bodyRead bool) (known bool, reasons []error) {
+	for _, provider := range x.handler.providers {
+		var who string
+		var err error
+		if bodyRead || provider.BodyNeeded(r.Request) == 0 {
+			who, err = provider.Authenticate(r)
+		}
+		if err == nil && who != "" {
+			x.caller = x.handler.callerOf(who + realmMark + realmOf(provider, who))
+			return true, nil
 		}
 		reasons = append(reasons, err)
 	}
-	return x.notLetIn(errors.Join(reasons...))
+	return false, reasons
 }
 
 // realmOf tells a client from others who are called the same elsewhere: by what it is let
@@ -86,9 +142,17 @@ func realmOf(provider auth.Provider, client string) string {
 }
 
 // notLetIn says that nobody knows the client, or that what it is known by is not good
-// for this.
-func (x *exchange) notLetIn(reason error) *jsonrpc.Failure {
+// for this. The reasons are those of the providers.
+func (x *exchange) notLetIn(r *auth.Request, reasons []error) *jsonrpc.Failure {
+	for i, provider := range x.handler.providers {
+		if challenger, ok := provider.(auth.Challenger); ok {
+			if challenge := challenger.Challenge(r.Request, reasons[i]); challenge != "" {
+				x.w.Header().Add("WWW-Authenticate", challenge)
+			}
+		}
+	}
 	status := http.StatusUnauthorized
+	reason := errors.Join(reasons...)
 	if _, known := errors.AsType[*auth.ForbiddenError](reason); known {
 		status = http.StatusForbidden
 	}
@@ -97,13 +161,32 @@ func (x *exchange) notLetIn(reason error) *jsonrpc.Failure {
 	}
 	x.caller = x.handler.callerOf("")
 	if wait, ok := x.takeAs(mcp.Target{}, true); !ok {
-		x.w.Header().Set("Retry-After", retryAfter(wait))
-		status = http.StatusTooManyRequests // so that nobody can try for long
+		return x.rateLimited(wait, reason) // so that nobody can try for long
 	}
 	return x.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
 }
 
-var errNoCredentials = errors.New("no credentials")
+// exhausted returns how long it takes until the address of a client that nobody knows may
+// be asked for credentials again.
+func (x *exchange) exhausted() time.Duration {
+	x.caller = x.handler.callerOf("")
+	limits := x.limitsFor(nil, mcp.Target{}, true)
+	if len(limits) == 0 {
+		return 0
+	}
+	return x.handler.buckets.Wait(x.budget(), limits)
+}
+
+// rateLimited refuses a client that nobody knows for a while.
+func (x *exchange) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
+	x.w.Header().Set("Retry-After", retryAfter(wait))
+	return x.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)
+}
+
+var (
+	errNoCredentials  = errors.New("no credentials")
+	errTooManyGuesses = errors.New("too many requests without good credentials from this address")
+)
 
 // isOperator reports whether a request comes from the command that has started this
 // process.
@@ -279,16 +362,21 @@ func (h *Handler) view(identity string) string {
 	return view
 }
 
-// standing changes with what lets a client in.
+// standing changes with what lets a client in. Only a new request can show whether a
+// certificate, a JWT or Caddy's own authentication still does: so with each configuration.
 func (h *Handler) standing(identity string) string {
 	who := h.callerOf(identity)
-	return h.admits + who.label
+	standing := h.admits + who.label
+	if who.mustProveAgain() {
+		standing += fmt.Sprintf(" %p", h.generation)
+	}
+	return standing
 }
 
 // revoke ends the streams that clients have opened to listen to one server, unless a
 // handler that takes the place of this one has the same server, and would let them in as
-// this one has. They come back, and are asked again. Streams to all servers go on there,
-// if they may.
+// this one has and need not ask anew. They come back, and are asked again. Streams to all
+// servers go on there, if they may.
 func (h *Handler) revoke() {
 	if caddy.Exiting() {
 		return
@@ -302,6 +390,7 @@ func (h *Handler) revoke() {
 			stays[s.id] = true
 		}
 	}
+	h.endUnproved()
 	for _, s := range h.Servers {
 		if s != nil && s.endStreams != nil && !stays[s.id] {
 			s.endStreams()

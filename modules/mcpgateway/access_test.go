@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
@@ -452,14 +453,121 @@ type unwanted struct{ t *testing.T }
 func (u unwanted) Read([]byte) (int, error) { u.t.Error("the body is read"); return 0, io.EOF }
 
 func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
+	t.Setenv("SECRET_TOKEN", "right-AbCdEf0123456789")
 	server := newWitness(t, nil)
-	h := gateway(t, `{"auth":[{"provider":"mtls"}],"servers":[`+server.line("a")+`]}`)
-	for _, path := range append([]string{"/mcp"}, single...) {
-		r := posting(path, "")
-		r.Body, r.ContentLength = io.NopCloser(unwanted{t}), 9_000_000
-		if w := serves(t, h, r); w.Code != http.StatusUnauthorized {
-			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+	signature := func(at time.Time) string {
+		return fmt.Sprintf(`MCP-HMAC-SHA256 client=ann, timestamp=%d, nonce=abcdefgh, signature=%064d`, at.Unix(), 0)
+	}
+	const (
+		token = `{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}","client":"ann"}]}`
+		hmac  = `{"provider":"hmac","clients":[{"client":"ann","secret":"{env.SECRET_TOKEN}"}]}`
+	)
+	for _, tt := range []struct {
+		name, provider, credentials string
+		length                      int64
+		want                        int
+	}{
+		{"without a certificate", `{"provider":"mtls"}`, "", 9_000_000, 401},
+		{"with a wrong token", token, "Bearer wrong", 9_000_000, 401},
+		{"with a wrong token and a small body", token, "Bearer wrong", 100, 401},
+		{"without a token, which has no room in so long a message", token, "", 65_537, 401},
+		{"with another scheme", hmac, "Bearer right-AbCdEf0123456789", 100, 401},
+		{"without a signature", hmac, "", 100, 401},
+		{"with half a signature", hmac, "MCP-HMAC-SHA256 client=ann", 100, 401},
+		{"with an old signature", hmac, signature(time.Now().Add(-time.Hour)), 100, 401},
+		{"with a signature of more than there is room for", hmac, signature(time.Now()), 9_000_000, 503},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := gateway(t, `{"auth":[`+tt.provider+`],"servers":[`+server.line("a")+`]}`)
+			h.strangerBodies.Take("@somebody", h.InFlightLimit/8)
+			h.strangerBodies.Take("@somebody else", h.InFlightLimit/8)
+			for _, path := range append([]string{"/mcp"}, single...) {
+				r := posting(path, "", "Authorization", tt.credentials)
+				if tt.credentials == "" {
+					r.Header.Del("Authorization")
+				}
+				r.Body, r.ContentLength = io.NopCloser(unwanted{t}), tt.length
+				if w := serves(t, h, r); w.Code != tt.want {
+					t.Errorf("%s: %d %s", path, w.Code, w.Body)
+				}
+			}
+		})
+	}
+	t.Run("from an address that has guessed too often", func(t *testing.T) {
+		h := gateway(t, `{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.line("a")+`]}`)
+		for i, want := range []int{401, 429} {
+			r := posting("/mcp/a", "{}")
+			if i > 0 {
+				r.Body, r.ContentLength = io.NopCloser(unwanted{t}), 100
+			}
+			if w := serves(t, h, r); w.Code != want {
+				t.Errorf("%d %s, want %d", w.Code, w.Body, want)
+			}
 		}
+	})
+}
+
+// unhurried is a body of unknown length.
+type unhurried struct {
+	left int
+}
+
+func (u *unhurried) Read(p []byte) (int, error) {
+	n := min(len(p), u.left)
+	if n == 0 {
+		return 0, io.EOF
+	}
+	for i := range p[:n] {
+		p[i] = ' '
+	}
+	u.left -= n
+	return n, nil
+}
+
+func TestBytesOfRequestsAreLimited(t *testing.T) { // G24
+	var waiting, answer = make(chan struct{}, 8), make(chan struct{})
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		if got.is("tools/call") {
+			waiting <- struct{}{}
+			<-answer
+		}
+		says(w, got, `{}`)
+	})
+	h := gateway(t, `{"request_limit":1000000,"in_flight_limit":2000000,"servers":[`+server.line("a")+`]}`)
+	call := func(size int) *http.Request {
+		return posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":"`+strings.Repeat("x", size)+`"}}}`)
+	}
+	done := make(chan int, 1)
+	go func() { done <- serves(t, h, call(900_000)).Code }()
+	waits(t, "the first call", waiting)
+	t.Run("of one client", func(t *testing.T) { // who may have half
+		for name, r := range map[string]*http.Request{"of known length": call(200_000), "of unknown length": call(200_000)} {
+			if name != "of known length" {
+				r.ContentLength, r.Body = -1, io.NopCloser(&unhurried{200_000})
+			}
+			if w := serves(t, h, r); w.Code != 503 || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), `"busy"`) {
+				t.Errorf("%s: %d %v %s", name, w.Code, w.Header(), w.Body)
+			}
+		}
+	})
+	t.Run("small ones pass", func(t *testing.T) {
+		if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`)); w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	})
+	t.Run("another address has room", func(t *testing.T) {
+		r := posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":"`+strings.Repeat("x", 500_000)+`"}}`)
+		r.RemoteAddr = "192.0.2.77:1234"
+		if w := serves(t, h, r); w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	})
+	close(answer)
+	if code := <-done; code != 200 {
+		t.Errorf("the first call: %d", code)
+	}
+	if w := serves(t, h, call(900_000)); w.Code != 200 {
+		t.Errorf("what was given back is missing: %d %s", w.Code, w.Body)
 	}
 }
 
@@ -718,10 +826,13 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 				return gateway(t, `{"auth":[`+provider+`],"servers":[`+serverOf("a", staticHandler)+`]}`)
 			}
 			before, same, after := loaded(old), loaded(old), loaded(other)
-			if before.admits != same.admits || before.standing("ann") != same.standing("ann") {
+			standing := func(h *Handler) string {
+				return h.standing("ann" + realmMark + realmOf(h.providers[len(h.providers)-1], "ann"))
+			}
+			if before.admits != same.admits || standing(before) != standing(same) {
 				t.Error("the same secret is another")
 			}
-			if before.admits == after.admits || before.standing("ann") == after.standing("ann") {
+			if before.admits == after.admits || standing(before) == standing(after) {
 				t.Error("another secret is the same")
 			}
 			if strings.Contains(before.admits, old) {

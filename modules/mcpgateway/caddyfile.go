@@ -35,6 +35,7 @@ func init() {
 //			<what observation_mask takes>
 //		}
 //		request_limit    <size>
+//		in_flight_limit  <size>
 //		response_limit   <size>
 //		separator        <text> | none
 //		max_name_length  <number>
@@ -115,6 +116,10 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		case "request_limit":
 			if handler.RequestLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.RequestLimit == 0 {
 				err = h.Errf("request_limit: 0 takes nothing")
+			}
+		case "in_flight_limit":
+			if handler.InFlightLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.InFlightLimit == 0 {
+				err = h.Errf("in_flight_limit: 0 takes nothing")
 			}
 		case "response_limit":
 			if handler.ResponseLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.ResponseLimit == 0 {

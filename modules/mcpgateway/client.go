@@ -224,6 +224,13 @@ func (h *Handler) callerOf(identity string) caller {
 	return who
 }
 
+// mustProveAgain reports whether only another request can show that the caller is still
+// let in: it has no secret here that could be compared.
+func (c *caller) mustProveAgain() bool {
+	name, realm, _ := strings.Cut(c.identity, realmMark)
+	return name != "" && realm == "" && c.identity != operator
+}
+
 // policy returns what the caller may use; nil for everything.
 func (c *caller) policy() *acl.Policy {
 	if c.rules == nil {

@@ -39,6 +39,7 @@ type exchange struct {
 
 	message jsonrpc.Message // what was posted
 	body    requestBody
+	held    heldBody // what body takes of the room for all of them
 	repl    *caddy.Replacer
 	caller  caller
 	address string // of the client
@@ -57,6 +58,7 @@ type exchange struct {
 
 	telling   atomic.Int32     // how much the server is being told beside
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
+	bodyRead  bool             // of the request, or it was begun
 	left      bool             // the client cannot be written to
 	passedOn  bool             // to one server, which counts it
 	outcome   string
@@ -95,7 +97,7 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	if r.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
 		httpbody.Empty(r)
 	}
-	unread, failure := x.readAndAuthenticate(r)
+	unread, failure := x.authenticate(r)
 	if failure != nil {
 		return failure
 	}
@@ -132,18 +134,6 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	return x.forward(r)
 }
 
-// readAndAuthenticate reads what was posted, and finds out who has: before anything is
-// read, if nobody needs that for it. It returns what is wrong with the former, too.
-func (x *exchange) readAndAuthenticate(r *http.Request) (unread, failure *jsonrpc.Failure) {
-	if r.Method == http.MethodPost && x.handler.readsBody {
-		unread = x.read(r)
-	}
-	if failure = x.authenticate(r); failure == nil && r.Method == http.MethodPost && !x.handler.readsBody {
-		unread = x.read(r)
-	}
-	return unread, failure
-}
-
 // dropHopByHop takes off a request what is for this hop only: what its Connection header
 // names. reverse_proxy does so as well, but when the handlers of the server's block have set
 // theirs, and then a client could have it take off these.
@@ -154,27 +144,6 @@ func dropHopByHop(header http.Header) {
 		}
 	}
 	header.Del("Connection")
-}
-
-// read reads the message that was posted.
-func (x *exchange) read(r *http.Request) *jsonrpc.Failure {
-	limit := x.handler.RequestLimit
-	if r.ContentLength > limit {
-		return jsonrpc.PayloadTooLarge()
-	}
-	raw, err := httpbody.Read(r, limit)
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge || int64(len(raw)) > limit {
-		return jsonrpc.PayloadTooLarge()
-	}
-	if err != nil {
-		x.left = r.Context().Err() != nil
-		return jsonrpc.ParseError()
-	}
-	if httpbody.Encoding(r.Header) != "" {
-		x.message.Raw = raw // which may be signed
-		return jsonrpc.UnsupportedEncoding()
-	}
-	return x.message.ReadRequest(raw)
 }
 
 // checkExact refuses messages that the server may read differently, if anything is
@@ -266,7 +235,11 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	switch lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); {
 	case lasts && x.door == innerDoor: // whoever listens ends it
 	case lasts && x.door == mcpDoor:
-		defer context.AfterFunc(x.server.streams, func() { cancel(errEnded) })()
+		end := func() { cancel(errEnded) }
+		defer context.AfterFunc(x.server.streams, end)()
+		if x.caller.mustProveAgain() {
+			defer context.AfterFunc(x.handler.unproved, end)()
+		}
 	default:
 		x.arrival.timeout = time.Duration(x.server.Timeout)
 		x.arrival.timer = time.AfterFunc(math.MaxInt64, func() { // which has a timer to reset before it runs

@@ -18,6 +18,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
@@ -55,6 +57,7 @@ func init() {
 // `http_error` | 502 | -32603 | The server answered with another status than 200 (/rpc only), or a handler on the way refused the request with its status
 // `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method or a Content-Encoding
 // `parse_error` | 400 | -32700 | The request is not JSON
+// `busy` | 503 | -32002 | The gateway holds as many bytes of requests as it may. Retry-After says when to try again
 // `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes
 // `unauthorized` | 401 | -32600 | The client has no credentials that auth, or a handler on the way to the server, takes
 // `acl_denied` | 403 | -32600 | The client may not use this
@@ -133,6 +136,12 @@ type Handler struct {
 	// Requests of more bytes are refused; so much of each is held in memory.
 	// Default: 10 MiB
 	RequestLimit int64 `json:"request_limit,omitempty"`
+
+	// How many bytes of requests are held at once. Beyond that, requests of more than 64
+	// KiB are refused with status 503. A single client may take half of it, and requests
+	// whose sender is not known yet a quarter. Default: 256 MiB, or a quarter of Go's
+	// memory limit if that is less
+	InFlightLimit int64 `json:"in_flight_limit,omitempty"`
 
 	// Responses of more bytes are cut off, or answered with an error as long as
 	// nothing has been sent. Streams that a client opens to listen have no limit.
@@ -216,7 +225,9 @@ type Handler struct {
 	// all
 	NotificationRoutes []*NotificationRoute `json:"notification_routes,omitempty"`
 
-	readsBody    bool // one of the providers does
+	bodies         *quota.Meter // of requests that are being served
+	strangerBodies *quota.Meter // of requests whose sender is not known yet
+
 	providers    []auth.Provider
 	credentials  []string           // headers that they read
 	forwardsAuth bool               // to a server at least
@@ -235,7 +246,9 @@ type Handler struct {
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
 	admits, permits    string             // change with who is let in, and what they may
-	exiting            context.Context    // done when Caddy exits
+	unproved           context.Context    // done when clients whom no secret of ours lets in must prove anew who they are
+	endUnproved        context.CancelFunc
+	exiting            context.Context // done when Caddy exits
 	exit               context.CancelFunc
 	logger             *zap.Logger
 }
@@ -265,12 +278,14 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 	}
 	h.exiting, h.exit = context.WithCancel(context.Background())
+	h.unproved, h.endUnproved = context.WithCancel(context.Background())
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
 	}
 	if h.RequestLimit == 0 {
 		h.RequestLimit = 10 << 20
 	}
+	h.limitBodies()
 	if h.MCPPath == "" {
 		h.MCPPath = "/mcp"
 	}
@@ -336,6 +351,8 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
 	case h.RequestLimit < 0:
 		return fmt.Errorf("request_limit: %d is negative", h.RequestLimit)
+	case h.InFlightLimit < h.RequestLimit:
+		return fmt.Errorf("in_flight_limit: %d bytes are less than request_limit, %d", h.InFlightLimit, h.RequestLimit)
 	case h.HealthInterval != 0 && h.HealthInterval < caddy.Duration(shortestInterval):
 		return fmt.Errorf("health_interval: %s is shorter than %s", time.Duration(h.HealthInterval), shortestInterval)
 	case h.HealthTimeout < 0:
@@ -396,7 +413,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	x := &exchange{handler: h, door: door, w: w, began: time.Now()}
 	telemetry.JoinAccessLog(r, x)
 	defer x.record(r.Method) // also when reverse_proxy panics because one side has died in mid-body
+	defer x.held.release()
 	if failure := x.serve(name, r); failure != nil {
+		if !x.bodyRead {
+			httpbody.Abandon(w, r, bodyPace)
+		}
 		x.fail(failure)
 	}
 	return nil
@@ -409,6 +430,8 @@ func (h *Handler) Cleanup() error {
 	registry.remove(h)
 	h.stopHealth()
 	h.hush()
+	h.bodies.Close()
+	h.strangerBodies.Close()
 	err := h.forget()
 	for _, s := range h.Servers {
 		if s == nil {

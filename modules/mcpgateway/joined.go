@@ -60,12 +60,10 @@ func (h *Handler) join() error {
 		Logger:      h.logger,
 		Lead:        h.lead,
 		View:        h.view,
+		Standing:    h.standing,
 	}
 	if len(h.Clients) > 0 {
 		config.Sees, config.Hears, config.Others = h.sees, h.hears, h.others
-	}
-	if len(h.providers) > 0 {
-		config.Standing = h.standing
 	}
 	if len(h.NotificationRoutes) > 0 {
 		config.Concerned = h.concerned

@@ -112,20 +112,25 @@ func (x *exchange) take(target mcp.Target) (wait time.Duration, ok bool) {
 
 // takeAs is take for what is, or is not, a request.
 func (x *exchange) takeAs(target mcp.Target, request bool) (wait time.Duration, ok bool) {
+	var room [8]ratelimit.Limit
+	limits := x.limitsFor(room[:0], target, request)
+	if len(limits) == 0 {
+		return 0, true
+	}
+	return x.handler.buckets.Take(x.budget(), limits)
+}
+
+// limitsFor appends the limits that apply to what is, or is not, a request of the client.
+func (x *exchange) limitsFor(to []ratelimit.Limit, target mcp.Target, request bool) []ratelimit.Limit {
 	who := &x.caller
 	var own []limit
 	if who.rules != nil {
 		own = who.rules.limits
 	}
 	if len(own)+len(x.handler.limits) == 0 || who.identity == operator {
-		return 0, true
+		return to
 	}
-	var room [8]ratelimit.Limit
-	limits := apply(apply(room[:0], x.handler.limits, target, request), own, target, request)
-	if len(limits) == 0 {
-		return 0, true
-	}
-	return x.handler.buckets.Take(x.budget(), limits)
+	return apply(apply(to, x.handler.limits, target, request), own, target, request)
 }
 
 // budget names whose budget a request is on: the client's or, if nobody knows it, that

@@ -1534,10 +1534,7 @@ func TestAccessTakenAway(t *testing.T) {
 	load(t, config("two "+two))
 	before := server.count()
 	t.Run("A30 a request of its session", func(t *testing.T) {
-		got := c.ask(t, "tools/call", callOf("alpha", "echo", `{}`))
-		if got.status != 401 || got.answer.Error == nil || got.answer.Error.Message != "Unauthorized" {
-			t.Errorf("%d %s", got.status, got.answer.raw)
-		}
+		isRefused(t, present(t, client, "POST", joinedAt(url), rpc("tools/call", callOf("alpha", "echo", `{}`)), c.headers...), 401)
 		isRefused(t, present(t, client, "GET", joinedAt(url), "", c.headers...), 401)
 		if server.count() != before {
 			t.Error("the server was contacted")
@@ -1551,4 +1548,129 @@ func TestAccessTakenAway(t *testing.T) {
 		load(t, config("one "+one, "two "+two))
 		may(t, "a call", c.ask(t, "tools/call", callOf("alpha", "echo", `{}`)))
 	})
+}
+
+// Only a new request can show whether a certificate, a JWT or Caddy's own authentication
+// still lets a client in. So a reload ends the streams of such clients, and they are asked
+// again.
+func TestAccessIsProvedAgainAfterReloads(t *testing.T) {
+	isolate(t)
+	server := newWitness(t, "echo")
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	copied := func(name, from string) string {
+		text, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return write(name, string(text))
+	}
+	trusted, other := newAuthority(t, "trusted"), newAuthority(t, "other")
+	certificate, key := inPEM(t, trusted.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}))
+	authority := func(a *authority) string {
+		file, _ := inPEM(t, tls.Certificate{Certificate: [][]byte{a.certificate.Raw}, PrivateKey: a.key})
+		return file
+	}
+	pool := copied("pool.pem", authority(trusted))
+	issuer := newIssuer(t)
+	keys := present(t, client, "GET", issuer.url+"/keys", "").body
+	jwks := write("keys.json", keys)
+
+	plain, secure := freeAddress(t), &tlsSite{address: freeAddress(t), server: x509.NewCertPool()}
+	secure.server.AddCert(trusted.certificate)
+	_, port, _ := net.SplitHostPort(secure.address)
+	secure.url = "https://localhost:" + port
+	config := func(users, reload string) string {
+		// Each gateway has its own path, so that one site has them all.
+		gatewayAt := func(path string, lines ...string) string {
+			return gateway(append(lines, "mcp_path "+path, "rpc_path /rpc"+path, "name "+path[1:], server.line("alpha"))...)
+		}
+		return block("", "auto_https disable_redirects") + "\n" +
+			site(plain, "header X-Reload "+reload,
+				block("handle /user*", users, gatewayAt("/user")),
+				block("handle /jwt*", gatewayAt("/jwt", block("auth jwt", "issuer "+issuer.url, "audience https://mcp.test/mcp", "jwks "+jwks))),
+				block("handle /token*", gatewayAt("/token", "auth token s3-AbCdEf0123456789 carol"))) +
+			site(secure.address, block("tls "+certificate+" "+key, block("client_auth", "mode require_and_verify", "trust_pool file "+pool)), gatewayAt("/cert", "auth mtls"))
+	}
+	load(t, config(accounts, "0"))
+
+	type opened struct {
+		at      string
+		client  *http.Client
+		headers []string
+		ends    chan struct{}
+	}
+	open := func(t *testing.T, client *http.Client, at, credentials string) *opened {
+		t.Helper()
+		o := &opened{at: at, client: client, ends: make(chan struct{})}
+		if credentials != "" {
+			o.headers = append(o.headers, credentials)
+		}
+		got := present(t, client, "POST", at, rpc("initialize", `{`+initParams+`}`), o.headers...)
+		if got.StatusCode != 200 {
+			t.Fatalf("%s: %d %s", at, got.StatusCode, got.body)
+		}
+		o.headers = append(o.headers, "Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id"))
+		req := request(t, t.Context(), "GET", at, "", append(o.headers, "Accept: text/event-stream")...)
+		patient := *client
+		patient.Timeout = 0
+		res, err := patient.Do(req)
+		if err != nil || res.StatusCode != 200 {
+			t.Fatalf("%s: %v %v", at, res, err)
+		}
+		go func() {
+			defer close(o.ends)
+			defer res.Body.Close()
+			_, _ = io.Copy(io.Discard, res.Body)
+		}()
+		return o
+	}
+	jwt := bearer(issuer.token("ec", issuer.claims(nil)))
+	all := func(t *testing.T) map[string][]*opened {
+		cert := secure.as(t, trusted.client(t, "alice"))
+		streams := map[string][]*opened{}
+		for _, way := range []string{"", "/alpha"} {
+			streams["a user of Caddy"] = append(streams["a user of Caddy"], open(t, client, "http://"+plain+"/user"+way, as("bob")))
+			streams["a JWT"] = append(streams["a JWT"], open(t, client, "http://"+plain+"/jwt"+way, jwt))
+			streams["a certificate"] = append(streams["a certificate"], open(t, cert, secure.url+"/cert"+way, ""))
+			streams["a token"] = append(streams["a token"], open(t, client, "http://"+plain+"/token"+way, bearer("s3-AbCdEf0123456789")))
+		}
+		return streams
+	}
+	streams := all(t)
+	// bob is no user any more, the key of the JWT is gone, and another authority is trusted.
+	_, without, _ := strings.Cut(keys, `"kid":"ed"`)
+	write("keys.json", `{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"ed"`+without)
+	copied("pool.pem", authority(other))
+	load(t, config("basic_auth {\n\talice $2a$04$Mwcw1rR64pgwbiW5Tnqmaur6pR8BJ4BfcsKZCWFO7NWCKWFxsVLTq\n}", "1"))
+	for name, opened := range streams {
+		t.Run("A30 "+name, func(t *testing.T) {
+			for _, o := range opened {
+				if name == "a token" { // which is the same
+					select {
+					case <-o.ends:
+						t.Errorf("%s: the stream has ended", o.at)
+					default:
+					}
+					continue
+				}
+				select {
+				case <-o.ends:
+				case <-time.After(patience):
+					t.Errorf("%s: the stream goes on", o.at)
+				}
+				if name != "a certificate" { // which gets no connection any more
+					if got := present(t, o.client, "POST", o.at, rpc("tools/list", `{}`), o.headers...); got.StatusCode != 401 {
+						t.Errorf("%s: %d %s", o.at, got.StatusCode, got.body)
+					}
+				}
+			}
+		})
+	}
 }

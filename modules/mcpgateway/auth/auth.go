@@ -14,9 +14,10 @@ type Provider interface {
 	// good. The error is for the log and must not tell any of them.
 	Authenticate(*Request) (identity string, err error)
 
-	// ReadsBody reports whether it looks at the body of requests. If no provider does,
-	// who has no credentials is refused before that is read.
-	ReadsBody() bool
+	// BodyNeeded returns how many bytes of the body it must see, at most, to judge the
+	// POST of somebody who is not known yet: 0 if the headers decide. The body is read
+	// before anybody is known, so that costs memory for strangers.
+	BodyNeeded(*http.Request) int64
 
 	// CredentialHeaders returns the headers that carry such credentials. They are
 	// taken off requests before these are passed on.

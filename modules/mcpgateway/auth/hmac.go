@@ -186,17 +186,9 @@ func checkHMACClient(name string) error {
 
 // Authenticate implements Provider.
 func (h *HMAC) Authenticate(r *Request) (string, error) {
-	credentials, ok, err := credentialsOf(r.Request, hmacScheme)
-	if err != nil || !ok {
+	signed, err := h.signature(r.Request)
+	if err != nil || signed == nil {
 		return "", err
-	}
-	signed, err := parseSignature(credentials)
-	if err != nil {
-		return "", err
-	}
-	window := time.Duration(h.Window)
-	if off := time.Since(signed.time); off > window || off < -window {
-		return "", fmt.Errorf("the timestamp is more than %s from our time", window)
 	}
 	// A stranger costs as much as a client, so that nobody learns who is one.
 	client, known := h.known[signed.client]
@@ -208,10 +200,28 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 	if good := hmac.Equal(mac.Sum(nil), signed.signature); !good || !known {
 		return "", errors.New("the signature is wrong, or the client is not known")
 	}
-	if err := client.nonces.add(signed.nonce, signed.time, window, h.MaxNonces); err != nil {
+	if err := client.nonces.add(signed.nonce, signed.time, time.Duration(h.Window), h.MaxNonces); err != nil {
 		return "", err
 	}
 	return signed.client, nil
+}
+
+// signature reads the signature of a request, which is of our time. It returns nil if
+// there is none.
+func (h *HMAC) signature(r *http.Request) (*hmacSignature, error) {
+	credentials, ok, err := credentialsOf(r, hmacScheme)
+	if err != nil || !ok {
+		return nil, err
+	}
+	signed, err := parseSignature(credentials)
+	if err != nil {
+		return nil, err
+	}
+	window := time.Duration(h.Window)
+	if off := time.Since(signed.time); off > window || off < -window {
+		return nil, fmt.Errorf("the timestamp is more than %s from our time", window)
+	}
+	return &signed, nil
 }
 
 // A hmacSignature is what a request says of its signature.
@@ -279,8 +289,14 @@ func asSent(r *http.Request) (method, uri string) {
 	return sent.Method, sent.URL.RequestURI() // a proxy's form, with the host
 }
 
-// ReadsBody implements Provider: the signature covers it.
-func (*HMAC) ReadsBody() bool { return true }
+// BodyNeeded implements Provider: the signature covers the whole body. Without one that
+// could be good, nothing is read.
+func (h *HMAC) BodyNeeded(r *http.Request) int64 {
+	if signed, err := h.signature(r); err != nil || signed == nil {
+		return 0
+	}
+	return math.MaxInt64
+}
 
 // FingerprintOf implements SecretHolder.
 func (h *HMAC) FingerprintOf(client string) string { return h.prints[client] }

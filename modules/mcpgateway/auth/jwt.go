@@ -266,8 +266,8 @@ func (j *JWT) checkScopes(claims claimSet) error {
 	return nil
 }
 
-// ReadsBody implements Provider.
-func (*JWT) ReadsBody() bool { return false }
+// BodyNeeded implements Provider.
+func (*JWT) BodyNeeded(*http.Request) int64 { return 0 }
 
 // CredentialHeaders implements Provider.
 func (*JWT) CredentialHeaders() []string { return []string{"Authorization"} }

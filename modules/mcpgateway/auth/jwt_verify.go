@@ -31,6 +31,7 @@ const (
 	faultAlgorithm tokenFault = "the alg of the token is not allowed"
 	faultType      tokenFault = "the typ of the token is not that of an access token"
 	faultCritical  tokenFault = "the token has extensions that are not understood"
+	faultOwnKey    tokenFault = "the token brings its own key"
 	faultKey       tokenFault = "the key of the token is not known"
 	faultSignature tokenFault = "the signature of the token is not good"
 	faultIssuer    tokenFault = "the token is from another issuer"
@@ -68,6 +69,9 @@ func (j *JWT) verify(ctx context.Context, token string) (claimSet, error) {
 	if slices.ContainsFunc(parts, isNotCanonical) {
 		return nil, faultForm
 	}
+	if err := checkOwnKey(parts[0]); err != nil {
+		return nil, err
+	}
 	signed, err := jose.ParseSignedCompact(token, j.algorithms)
 	if _, ok := errors.AsType[*jose.ErrUnexpectedSignatureAlgorithm](err); ok {
 		return nil, faultAlgorithm
@@ -96,6 +100,22 @@ func isNotCanonical(part string) bool {
 	return err != nil
 }
 
+// checkOwnKey refuses tokens that bring a key, or say where there is one, before anything
+// reads it: to parse a key can take seconds.
+func checkOwnKey(header string) error {
+	text, _ := base64.RawURLEncoding.DecodeString(header) // it is canonical
+	var members map[string]json.RawMessage
+	if json.Unmarshal(text, &members) != nil {
+		return faultForm
+	}
+	for _, name := range []string{"jwk", "jku", "x5c", "x5u"} {
+		if _, has := members[name]; has {
+			return faultOwnKey
+		}
+	}
+	return nil
+}
+
 // checkHeader refuses tokens that are for something else, such as logging out, and
 // those that must not be taken by who does not understand all of their header.
 func checkHeader(header jose.Header) error {
@@ -117,7 +137,7 @@ func checkHeader(header jose.Header) error {
 }
 
 // verifySignature returns what is signed. A key that the token does not name is looked
-// for among all that fit. The keys that it brings along are of no account.
+// for among all that fit.
 func (j *JWT) verifySignature(ctx context.Context, signed *jose.JSONWebSignature) ([]byte, error) {
 	header := signed.Signatures[0].Protected
 	kid, alg := header.KeyID, jose.SignatureAlgorithm(header.Algorithm)

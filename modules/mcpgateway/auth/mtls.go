@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -161,8 +162,8 @@ func firstName(names []string) string {
 	return names[0]
 }
 
-// ReadsBody implements Provider.
-func (*MTLS) ReadsBody() bool { return false }
+// BodyNeeded implements Provider.
+func (*MTLS) BodyNeeded(*http.Request) int64 { return 0 }
 
 // CredentialHeaders implements Provider. A certificate is not in the headers.
 func (*MTLS) CredentialHeaders() []string { return nil }

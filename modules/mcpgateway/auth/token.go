@@ -154,8 +154,16 @@ func (t *Token) client(token string) (string, error) {
 	return t.known[found].client, nil
 }
 
-// ReadsBody implements Provider: a token may be in the message.
-func (*Token) ReadsBody() bool { return true }
+// maxTokenMessage is how many bytes a message with a token in it may have.
+const maxTokenMessage = 64 << 10
+
+// BodyNeeded implements Provider: a token may be in the message.
+func (*Token) BodyNeeded(r *http.Request) int64 {
+	if _, ok, err := credentialsOf(r, "Bearer"); ok || err != nil {
+		return 0
+	}
+	return maxTokenMessage
+}
 
 // FingerprintOf implements SecretHolder.
 func (t *Token) FingerprintOf(client string) string { return t.prints[client] }

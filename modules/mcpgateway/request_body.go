@@ -1,0 +1,159 @@
+package mcpgateway
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// Bodies of requests that are held in memory, as the metrics of all stores name them.
+var (
+	clientBodies   = quota.NewKind("request bodies")
+	strangerBodies = quota.NewKind("unauthenticated request bodies")
+)
+
+const (
+	// smallBody is how large a body may be that is not counted, and that a provider may
+	// read before it knows the client.
+	smallBody = 64 << 10
+
+	// bodyPace is how long a client may take for 16 KiB of a body.
+	bodyPace = 10 * time.Second
+)
+
+// defaultInFlightLimit returns how many bytes of requests may be held at once: 256 MiB, or
+// a quarter of what the process may have if that is less. Caddy sets the memory limit of
+// Go by that of its container.
+func defaultInFlightLimit() int64 { return min(256<<20, debug.SetMemoryLimit(-1)/4) }
+
+// limitBodies sets up the limits of what is held of requests.
+func (h *Handler) limitBodies() {
+	if h.InFlightLimit == 0 {
+		h.InFlightLimit = max(defaultInFlightLimit(), h.RequestLimit)
+	}
+	limits := func(all int64) quota.Limits {
+		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, h.RequestLimit))}
+	}
+	h.bodies = quota.NewMeter(clientBodies, limits(h.InFlightLimit))
+	h.strangerBodies = quota.NewMeter(strangerBodies, limits(max(h.InFlightLimit/4, h.RequestLimit)))
+}
+
+// A heldBody is what a request has taken of a meter.
+type heldBody struct {
+	meter *quota.Meter
+	owner string
+	bytes int64
+}
+
+// hold counts so many bytes of the request for its client, or for the address that it
+// comes from. It reports whether there is room for them.
+func (b *heldBody) hold(meter *quota.Meter, x *exchange, bytes int64) bool {
+	if bytes <= smallBody {
+		return true
+	}
+	owner := x.caller.name
+	if owner == "" {
+		owner = "@" + x.address
+	}
+	if !meter.Take(owner, bytes) {
+		return false
+	}
+	*b = heldBody{meter, owner, bytes}
+	return true
+}
+
+// grow counts more bytes.
+func (b *heldBody) grow(bytes int64) bool {
+	if !b.meter.Grow(b.owner, bytes) {
+		return false
+	}
+	b.bytes += bytes
+	return true
+}
+
+// release says that the request needs nothing any more.
+func (b *heldBody) release() {
+	if b.meter != nil {
+		b.meter.Give(b.owner, b.bytes)
+		b.meter = nil
+	}
+}
+
+// read reads the message that was posted. It counts for a meter as long as the exchange
+// lasts.
+func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonrpc.Failure {
+	if r.ContentLength > limit {
+		return jsonrpc.PayloadTooLarge()
+	}
+	if !x.held.hold(meter, x, r.ContentLength) {
+		return x.busy()
+	}
+	if r.ContentLength < 0 && r.Body != nil {
+		r.Body = &countedBody{ReadCloser: r.Body, x: x, meter: meter, counted: smallBody}
+	}
+	x.bodyRead = true
+	raw, err := httpbody.ReadWithin(x.w, r, limit, bodyPace)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case tooLarge || int64(len(raw)) > limit:
+		return jsonrpc.PayloadTooLarge()
+	case errors.Is(err, errNoRoom):
+		return x.busy()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return jsonrpc.RequestTimeout()
+	case err != nil:
+		x.left = r.Context().Err() != nil
+		return jsonrpc.ParseError()
+	}
+	if httpbody.Encoding(r.Header) != "" {
+		x.message.Raw = raw // which may be signed
+		return jsonrpc.UnsupportedEncoding()
+	}
+	return x.message.ReadRequest(raw)
+}
+
+// busy refuses a request that there is no room for.
+func (x *exchange) busy() *jsonrpc.Failure {
+	x.w.Header().Set("Retry-After", "1")
+	return jsonrpc.Busy()
+}
+
+// A countedBody is a body of unknown length. What arrives is counted before there is
+// memory for it.
+type countedBody struct {
+	io.ReadCloser
+	x       *exchange
+	meter   *quota.Meter
+	arrived int64
+	counted int64
+}
+
+var errNoRoom = errors.New("too many bytes of requests are held")
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.arrived += int64(n)
+	if b.arrived <= b.counted {
+		return n, err
+	}
+	total := 2 * b.arrived // the memory for it doubles, too
+	held := &b.x.held
+	room := false
+	if held.meter == nil {
+		room = held.hold(b.meter, b.x, total)
+	} else {
+		room = held.grow(total - b.counted)
+	}
+	if !room {
+		return n, errNoRoom
+	}
+	b.counted = total
+	return n, err
+}
