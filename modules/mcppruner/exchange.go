@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap/zapcore"
@@ -66,7 +68,7 @@ func refuse(failure *jsonrpc.Failure) reply {
 }
 
 // serve answers a request at one of the doors.
-func (h *Handler) serve(at door, r *http.Request) reply {
+func (h *Handler) serve(at door, w http.ResponseWriter, r *http.Request) reply {
 	x := &exchange{handler: h, door: at, r: r}
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl != nil {
@@ -83,7 +85,7 @@ func (h *Handler) serve(at door, r *http.Request) reply {
 		refused.allow = http.MethodPost
 		return refused
 	}
-	body, failure := h.read(r)
+	body, failure := h.read(w, r)
 	if failure != nil {
 		return refuse(failure)
 	}
@@ -100,17 +102,23 @@ func behindGateway(repl *caddy.Replacer) bool {
 	return set
 }
 
+// bodyPace is how long a client may take for 16 KiB of a body.
+const bodyPace = 10 * time.Second
+
 // read reads the body of a request.
-func (h *Handler) read(r *http.Request) ([]byte, *jsonrpc.Failure) {
+func (h *Handler) read(w http.ResponseWriter, r *http.Request) ([]byte, *jsonrpc.Failure) {
 	if httpbody.Encoding(r.Header) != "" {
 		return nil, jsonrpc.UnsupportedEncoding()
 	}
 	if r.ContentLength > h.requestLimit {
 		return nil, jsonrpc.PayloadTooLarge()
 	}
-	body, err := httpbody.Read(r, h.requestLimit)
+	body, err := httpbody.ReadWithin(w, r, h.requestLimit, bodyPace)
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge || int64(len(body)) > h.requestLimit {
 		return nil, jsonrpc.PayloadTooLarge()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, jsonrpc.RequestTimeout()
 	}
 	if err != nil {
 		return nil, jsonrpc.ParseError()

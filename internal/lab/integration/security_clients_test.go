@@ -561,3 +561,81 @@ func TestSecurityBacktracking(t *testing.T) {
 		t.Error("the server was not called")
 	}
 }
+
+// Who is not let in costs next to nothing: no more of a body is read than credentials can
+// be in, and nothing is waited for without end.
+func TestSecurityBodiesOfStrangers(t *testing.T) {
+	isolate(t)
+	server := newWitness(t, "echo")
+	setenv(t, "STRANGERS_SECRET", "secret-AbCdEf0123456789")
+	caddy := run(t, inFile(t, block(":8080", "bind 127.0.0.1",
+		gateway("auth token s3-AbCdEf0123456789 carol", block("auth hmac", "client dave {env.STRANGERS_SECRET}"), "in_flight_limit 64MiB", server.line("alpha")))))
+	base := "http://" + caddy.address
+	before := peakMemory(t, caddy.Process.Pid)
+	const length, connections = 10 << 20, 60
+	var sent sync.WaitGroup
+	signed := signedBy("dave", "another-secret-0123456789", "POST", "/mcp", "")
+	for i := range connections {
+		conn, err := net.Dial("tcp", caddy.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		credentials := []string{"X-None: none", bearer("wrong-AbCdEf0123456789"), signed}[i%3]
+		_, _ = fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n%s\r\nContent-Length: %d\r\n\r\n", caddy.address, credentials, length)
+		// As much as it takes. It may be closed before that.
+		sent.Go(func() { _, _ = conn.Write(make([]byte, length-200)) })
+	}
+	sent.Wait()
+	got := present(t, client, "POST", rpcAt(base, "alpha"), rpc("tools/call", `{`+echoes+`}`), bearer("s3-AbCdEf0123456789"))
+	if got.StatusCode != 200 {
+		t.Errorf("somebody with good credentials: %d %s", got.StatusCode, got.body)
+	}
+	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 64<<10 && !hasRaceDetector(t) {
+		t.Errorf("the process has grown by %d KiB", grown)
+	}
+}
+
+// Large requests of one client are served as far as there is room for them, and not at
+// the cost of others.
+func TestSecurityBytesInFlight(t *testing.T) {
+	isolate(t)
+	server := newMeeting(t, 1_000) // nobody is answered before all are there
+	caddy := run(t, inFile(t, block(":8080", "bind 127.0.0.1",
+		gateway("in_flight_limit 64MiB", block("auth token", "alice "+victimToken, "eve "+thiefToken), server.line("alpha")))))
+	base := "http://" + caddy.address
+	before := peakMemory(t, caddy.Process.Pid)
+	large := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+strings.Repeat("x", 5<<20)+`"}}`)
+	refused := make(chan answer, 64)
+	for range cap(refused) {
+		go func() {
+			req := request(t, t.Context(), "POST", mcpAt(base, "alpha"), large, acceptBoth, bearer(thiefToken))
+			if res, err := lasting.Do(req); err == nil {
+				text, _ := io.ReadAll(res.Body)
+				res.Body.Close()
+				refused <- answer{res, string(text)}
+			}
+		}()
+	}
+	for range cap(refused) - 6 { // half of the room is for 6 of them
+		select {
+		case got := <-refused:
+			if f := failureOf(t, got); f.Status != 503 || f.Symbol != "busy" || got.Header.Get("Retry-After") == "" {
+				t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
+			}
+		case <-time.After(patience):
+			t.Fatal("too few were refused")
+		}
+	}
+	await.Until(t, "those that there is room for", func() bool {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		return len(server.waiting) == 6
+	})
+	if got := present(t, client, "POST", mcpAt(base, "alpha"), rpc("tools/list", `{"pad":"`+strings.Repeat("x", 1<<20)+`"}`), bearer(victimToken)); got.StatusCode != 200 {
+		t.Errorf("another client: %d %s", got.StatusCode, got.body)
+	}
+	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 128<<10 && !hasRaceDetector(t) {
+		t.Errorf("the process has grown by %d KiB", grown)
+	}
+}
