@@ -1,54 +1,51 @@
 package httpbody
 
 import (
+	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"time"
 )
 
-// progress is how many bytes of a body must arrive before its deadline moves. One
-// byte now and then does not keep a connection and its memory.
+// progress is how much of a body must arrive within the time of [ReadWithin].
 const progress = 16 << 10
 
 // ReadWithin reads like [Read], from a client that must go on sending: each 16 KiB
 // of the body, or the end of it, must arrive within a time. Otherwise it fails with
-// [os.ErrDeadlineExceeded], and the connection or stream cannot be read any more.
+// an error that is [os.ErrDeadlineExceeded]. A byte now and then thus keeps neither
+// memory nor a connection.
 //
-// A server with a ReadTimeout has a deadline of its own, which stays.
-func ReadWithin(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte, error) {
-	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
-	if r.Body == nil || r.Body == http.NoBody || server != nil && server.ReadTimeout > 0 {
-		return Read(r, limit)
+// The time is looked at when something arrives. A client that sends nothing at all
+// is given up by Caddy's read_idle_timeout, which sets a new deadline before each
+// read of a body, by default a minute away.
+func ReadWithin(r *http.Request, limit int64, within time.Duration) ([]byte, error) {
+	if r.Body == nil {
+		return nil, nil
 	}
 	body := r.Body
-	paced := &pacedBody{ReadCloser: body, control: http.NewResponseController(w), within: within}
-	r.Body = paced
-	raw, err := Read(r, limit)
-	r.Body = body
-	if err == nil {
-		// The next handler may read more, and the server waits for the next request
-		// or for the client to leave. After an error the deadline stays: the server
-		// would otherwise wait for the rest of the body to skip it.
-		_ = paced.control.SetReadDeadline(time.Time{})
-	}
-	return raw, err
+	defer func() { r.Body = body }()
+	r.Body = &pacedBody{ReadCloser: body, within: within}
+	return Read(r, limit)
 }
 
-// A pacedBody moves the deadline of its connection or stream as bytes arrive.
+// A pacedBody fails when too little of it arrives in a time.
 type pacedBody struct {
 	io.ReadCloser
-	control *http.ResponseController
-	within  time.Duration
-	left    int // bytes to read before the deadline moves
+	within   time.Duration
+	deadline time.Time
+	left     int // bytes to read before the deadline moves
 }
 
 func (b *pacedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		b.left = progress
-		_ = b.control.SetReadDeadline(time.Now().Add(b.within)) // not all writers have one
+		b.left, b.deadline = progress, time.Now().Add(b.within)
 	}
 	n, err := b.ReadCloser.Read(p)
 	b.left -= n
+	if err == nil && b.left > 0 && time.Now().After(b.deadline) {
+		err = fmt.Errorf("less than %d bytes of the body have arrived in %s: %w", progress, b.within, os.ErrDeadlineExceeded)
+	}
 	return n, err
 }
 
