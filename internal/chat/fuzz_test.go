@@ -122,7 +122,7 @@ func eachNumber(d *json.Decoder, place []string, f func(place []string, n int)) 
 		return
 	}
 	if number, ok := token.(json.Number); ok {
-		if n, err := strconv.Atoi(number.String()); err == nil && n >= 0 && len(number) <= 256 {
+		if n, err := strconv.Atoi(number.String()); err == nil && n >= 0 && n <= maxTokens && len(number) <= 256 {
 			f(place, n)
 		}
 	}

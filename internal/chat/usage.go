@@ -89,9 +89,13 @@ func NewUsageReader(stream bool) *UsageReader {
 	return u
 }
 
+// maxTokens is the largest figure that is believed. A counter that has been told
+// more does not see what others tell any more.
+const maxTokens = 1_000_000_000
+
 func (u *UsageReader) tell(path int, k jsonspan.Kind, literal []byte) {
 	n, err := strconv.Atoi(string(literal))
-	if k != jsonspan.Number || err != nil || n < 0 {
+	if k != jsonspan.Number || err != nil || n < 0 || n > maxTokens {
 		return
 	}
 	u.told[told[path].is] = n
