@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// run masks a body and returns what is sent in its place.
+// run masks a body and returns what is sent in its place, which is never much longer.
 func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
 	t.Helper()
 	var c Conversation
@@ -21,6 +21,9 @@ func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
 	var out bytes.Buffer
 	if err := jsonspan.Splice(&out, body, plan.Edits); err != nil {
 		t.Fatal(err)
+	}
+	if out.Len() > len(body)+MaxGrowth {
+		t.Fatalf("%d bytes became %d", len(body), out.Len())
 	}
 	return out.Bytes(), plan, nil
 }

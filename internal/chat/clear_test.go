@@ -152,13 +152,52 @@ func TestBoundaryStaysWhenPeopleTalk(t *testing.T) {
 	}
 }
 
-// A name that is repeated in the place of each of many results must not be long.
-func TestPlaceholdersAreShort(t *testing.T) {
-	body := `{"messages":[{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"` + strings.Repeat("n", 200_000) + `"}}]}` +
-		strings.Repeat(`,{"role":"tool","tool_call_id":"a","content":""}`, 5000) + `,{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
-	out, plan, err := run(t, []byte(body), Policy{WindowTurns: 1})
-	if err != nil || plan.Results != 5000 || len(out) > 3*len(body) {
-		t.Errorf("%d results masked, %d bytes of %d, %v", plan.Results, len(out), len(body), err)
+// A body made of results that are shorter than their placeholders passes as it is.
+// [run] checks that no body becomes much longer.
+func TestGrowth(t *testing.T) {
+	const n = 5000
+	template := must(ParseTemplate("{tool_call_id}{tool_call_id}{tool_name}"))
+	chat := func(id, name, content string) string {
+		return `{"messages":[{"role":"assistant","tool_calls":[{"id":"` + id + `","function":{"name":"` + name + `"}}]}` +
+			strings.Repeat(`,{"role":"tool","tool_call_id":"`+id+`","content":"`+content+`"}`, n) + `,{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
+	}
+	anthropic := func(name, content string) string {
+		return `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"` + name + `"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"x"}` +
+			strings.Repeat(`,{"type":"tool_result","tool_use_id":"a","content":`+content+`}`, n) + `]},{"role":"assistant","content":[{"type":"tool_use","id":"b"}]}]}`
+	}
+	responses := func(name, output string) string {
+		return `{"input":[{"type":"function_call","call_id":"a","name":"` + name + `"}` +
+			strings.Repeat(`,{"type":"function_call_output","call_id":"a","output":"`+output+`"}`, n) + `,{"type":"function_call","call_id":"b"}]}`
+	}
+	emoji := strings.Repeat(`\ud83d\ude00`, 64)   // 256 bytes
+	tooLong := strings.Repeat(`\ud83d\ude00`, 65) // an unknown tool
+	long := strings.Repeat("x", 1500)
+	texts := func(text string) string {
+		return `[` + strings.TrimSuffix(strings.Repeat(`{"type":"text","text":"`+text+`"},`, 100), ",") + `]`
+	}
+	for _, test := range []struct {
+		name, body string
+		template   Template
+		grows      bool
+		results    int
+	}{
+		{"empty results", chat("a", emoji, ""), DefaultTemplate, true, 0},
+		{"empty results of an unknown tool", chat("a", tooLong, ""), DefaultTemplate, true, 0},
+		{"empty results of Anthropic", anthropic(emoji, `""`), DefaultTemplate, true, 0},
+		{"empty outputs", responses(emoji, ""), DefaultTemplate, true, 0},
+		{"results of many empty texts", anthropic("read", texts("")), DefaultTemplate, true, 0},
+		{"a long id that is repeated", chat(strings.Repeat("i", 1000), "read", "0123456789"), template, true, 0},
+		{"results as long as their placeholders", chat("a", "read", strings.Repeat("x", 120)), DefaultTemplate, false, n},
+		{"long results", chat("a", emoji, long), DefaultTemplate, false, n},
+		{"long results of a tool whose name is too long", chat("a", strings.Repeat("n", 200_000), long), DefaultTemplate, false, n},
+		{"results of many texts", anthropic("read", texts("0123456789")), DefaultTemplate, false, n + 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			out, plan, err := run(t, []byte(test.body), Policy{WindowTurns: 1, Template: test.template})
+			if err != nil || plan.Results != test.results || plan.Grows != test.grows || plan.Broken == test.grows {
+				t.Errorf("%d results masked, %d bytes of %d, grows %t, broken %t, %v", plan.Results, len(out), len(test.body), plan.Grows, plan.Broken, err)
+			}
+		})
 	}
 }
 

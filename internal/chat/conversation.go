@@ -480,17 +480,22 @@ func (v value) isText() bool {
 	return v.kind == jsonspan.String && v.end-v.start > 2
 }
 
-// maxName is how many characters the name of a tool may have. Providers allow 64 to
-// 128; a longer one, repeated in the place of each result, would be no placeholder.
+// maxName is how many bytes the name of a tool may have, in UTF-8. Providers allow 64
+// to 128; a longer one, repeated in the place of each result, is not a placeholder.
 const maxName = 256
+
+// maxEscape is how many bytes a byte of a string takes at most in JSON: \u0001.
+const maxEscape = 6
 
 // call makes a call, whose tool may have no name.
 func (c *Conversation) call(id, name value) call {
 	tool := int32(noSymbol)
-	if name.isText() && name.chars <= maxName {
-		tool = c.names.number(c.decode(name))
-		if int(tool) == len(c.spelled) {
-			c.spelled = append(c.spelled, name)
+	if name.isText() && len(c.text(name)) <= maxEscape*maxName {
+		if text := c.decode(name); len(text) <= maxName {
+			tool = c.names.number(text)
+			if int(tool) == len(c.spelled) {
+				c.spelled = append(c.spelled, name)
+			}
 		}
 	}
 	return call{c.ids.number(c.decode(id)), tool}

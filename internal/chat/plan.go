@@ -21,7 +21,16 @@ type Plan struct {
 	// otherwise: a provider that remembers prompts by their beginning has to read
 	// again from the first result that has changed.
 	Broken bool
+
+	// Grows reports that nothing is masked because what would be sent exceeded the
+	// body by more than [MaxGrowth].
+	Grows bool
 }
+
+// MaxGrowth is by how many bytes masking may make a body longer. Short results are
+// masked, too, so placeholders can be longer than what they stand for; but a body
+// made of nothing else must not become many times as large.
+const MaxGrowth = 64 << 10
 
 // A state is how far masking has got.
 type state struct {
@@ -75,7 +84,7 @@ func (c *Conversation) Mask(p *Policy) Plan {
 			c.results[i].before = c.results[i].shown
 		}
 	}
-	c.choose(now, p)
+	plan.Grows = c.choose(now, p)
 	size, texts := 0, 0
 	for i := range c.results {
 		r := &c.results[i]
@@ -97,8 +106,9 @@ func (c *Conversation) Mask(p *Policy) Plan {
 }
 
 // choose decides what is shown of each result in a state. What has come after its
-// step does not matter: it is as it was when the boundary moved there.
-func (c *Conversation) choose(s state, p *Policy) {
+// step does not matter: it is as it was when the boundary moved there. If the body
+// would grow too much, all results are shown themselves.
+func (c *Conversation) choose(s state, p *Policy) (grows bool) {
 	c.forget(p)
 	for t := range s.step {
 		c.learn(t)
@@ -107,6 +117,7 @@ func (c *Conversation) choose(s state, p *Policy) {
 	if p.KeepLastPerTool > 0 {
 		c.keepLast(end, p)
 	}
+	growth := 0
 	for i := range c.results {
 		r := &c.results[i]
 		r.shown = itself
@@ -115,8 +126,26 @@ func (c *Conversation) choose(s state, p *Policy) {
 			if p.template().uses[toolName] > 0 {
 				r.shown += shown(id.tool - noSymbol)
 			}
+			growth += c.growth(r, p)
 		}
 	}
+	if growth <= MaxGrowth {
+		return false
+	}
+	for i := range c.results {
+		c.results[i].shown = itself
+	}
+	return true
+}
+
+// growth returns by how many bytes the body is longer if a result is masked.
+func (c *Conversation) growth(r *result, p *Policy) int {
+	bytes, _ := p.template().size(c.filling(r))
+	bytes += int(r.n-1) * len(more)
+	for _, t := range c.texts[r.texts : r.texts+r.n] {
+		bytes -= int(t.end - t.start - 2)
+	}
+	return bytes
 }
 
 // shown is what is sent of a result: itself, or a placeholder. If that names the

@@ -204,7 +204,7 @@ func referenceInput(input []any) referenceConversation {
 
 // referenceName returns the name of a tool, if it is one.
 func referenceName(v any) string {
-	if name := referenceText(v); utf8.RuneCountInString(name) <= 256 {
+	if name := referenceText(v); len(name) <= 256 {
 		return name
 	}
 	return ""

@@ -36,6 +36,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		min_mask_chars       <characters>
 //		exclude_tools        <names...>
 //		buffer_limit         <size>
+//		max_buffered         <size>
+//		body_timeout         <duration>
 //		route                <name>
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
@@ -89,6 +91,12 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			if h.BufferLimit, err = subdirective.Size(d); err == nil && h.BufferLimit == 0 {
 				return d.Errf("buffer_limit: 0 holds nothing, so nothing would be masked")
 			}
+		case "max_buffered":
+			if h.MaxBuffered, err = subdirective.Size(d); err == nil && h.MaxBuffered == 0 {
+				return d.Errf("max_buffered: 0 holds nothing, so nothing would be masked")
+			}
+		case "body_timeout":
+			h.BodyTimeout, err = subdirective.Duration(d)
 		case "route":
 			if !d.AllArgs(&h.Route) {
 				return d.ArgErr()

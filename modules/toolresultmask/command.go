@@ -116,6 +116,9 @@ func (h *Handler) show(body []byte, sent, told io.Writer) error {
 		return err
 	}
 	plan := c.Mask(&h.policy)
+	if plan.Grows {
+		fmt.Fprintln(told, "not masked: the placeholders are longer than the results")
+	}
 	var out bytes.Buffer
 	if err := jsonspan.Splice(&out, body, plan.Edits); err != nil {
 		return err

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -25,6 +27,7 @@ type exchange struct {
 	handler *Handler
 	masked  masked
 	passed  reason // why nothing could be done
+	held    int64  // bytes in memory, of the handler's max_buffered
 
 	answered bool
 	usage    *chat.UsageReader
@@ -52,10 +55,13 @@ type reason string
 const (
 	tooLarge    reason = "too_large"
 	unreadable  reason = "unreadable" // broken off, or refused by another handler
+	stalled     reason = "stalled"    // the client has stopped sending it
+	memoryFull  reason = "memory"     // other requests take all of max_buffered
 	badEncoding reason = "encoding"
 	invalidJSON reason = "invalid_json"
 	repeatedKey reason = "repeated_key"
 	otherShape  reason = "shape"
+	grows       reason = "grows" // placeholders are longer than what they stand for
 )
 
 // mask makes r what is to be sent on. It is r itself that changes, for whoever
@@ -69,8 +75,19 @@ func (x *exchange) mask(r *http.Request) {
 		x.pass(tooLarge, nil)
 		return
 	}
-	raw, err := httpbody.Read(r, limit)
+	original := r.Body
+	r.Body = body{x.count(original), original}
+	raw, err := httpbody.ReadWithin(r, limit, time.Duration(x.handler.BodyTimeout))
+	r.Body = original
 	switch {
+	case errors.Is(err, errMemory):
+		x.pass(memoryFull, nil)
+		r.Body = body{io.MultiReader(bytes.NewReader(raw), r.Body), r.Body}
+		return
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		x.pass(stalled, err)
+		r.Body = body{io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body}
+		return
 	case err != nil:
 		x.pass(unreadable, err)
 		r.Body = body{io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body}
@@ -82,8 +99,11 @@ func (x *exchange) mask(r *http.Request) {
 	}
 	setBody(r, func() io.Reader { return bytes.NewReader(raw) })
 
-	text, err := decoded(raw, httpbody.Encoding(r.Header), limit)
+	text, err := x.decoded(raw, httpbody.Encoding(r.Header), limit)
 	switch {
+	case errors.Is(err, errMemory):
+		x.pass(memoryFull, nil)
+		return
 	case err == errTooLarge:
 		x.pass(tooLarge, err)
 		return
@@ -123,6 +143,9 @@ func (x *exchange) decide(text []byte) []jsonspan.Edit {
 		return nil
 	}
 	plan := c.Mask(&x.handler.policy)
+	if plan.Grows {
+		x.pass(grows, nil)
+	}
 	x.masked = masked{plan.Turns, plan.Results, plan.Saved, plan.Broken}
 	if plan.Results > 0 {
 		maskedResults.WithLabelValues().Add(float64(plan.Results))
@@ -157,7 +180,7 @@ func (x *exchange) pass(why reason, err error) {
 }
 
 // decoded returns a body without its encoding, if it has one.
-func decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
+func (x *exchange) decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
 	if encoding == "" {
 		return raw, nil
 	}
@@ -169,7 +192,7 @@ func decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("unknown content encoding %q", encoding)
 	}
 	defer r.Close()
-	text, err := io.ReadAll(io.LimitReader(r, limit+1))
+	text, err := io.ReadAll(io.LimitReader(x.count(r), limit+1))
 	if err == nil && int64(len(text)) > limit {
 		err = errTooLarge
 	}
@@ -177,6 +200,30 @@ func decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
 }
 
 var errTooLarge = errors.New("larger than the limit when decoded")
+
+// errMemory says that all requests together hold as much as they may.
+var errMemory = errors.New("max_buffered is used up")
+
+// count returns a reader of r that counts what it reads as held, and fails when
+// that is too much. What it has read with the error is not lost.
+func (x *exchange) count(r io.Reader) io.Reader { return counted{r, x} }
+
+type counted struct {
+	io.Reader
+	exchange *exchange
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.exchange.held += int64(n)
+	if c.exchange.handler.held.Add(int64(n)) > c.exchange.handler.MaxBuffered {
+		err = errMemory
+	}
+	return n, err
+}
+
+// release says that nothing of the request is held any more.
+func (x *exchange) release() { x.handler.held.Add(-x.held) }
 
 // A body closes the one that it stands for.
 type body struct {

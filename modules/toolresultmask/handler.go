@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -89,10 +91,19 @@ type Handler struct {
 	// memory. Default: 32 MiB
 	BufferLimit int64 `json:"buffer_limit,omitempty"`
 
+	// Requests pass as they are while others hold so many bytes in memory, until
+	// they are answered. Default: 512 MiB
+	MaxBuffered int64 `json:"max_buffered,omitempty"`
+
+	// How long a client that goes on sending may take for each 16 KiB of a request.
+	// One that sends nothing is given up by Caddy's read_idle_timeout. Default: 30s
+	BodyTimeout caddy.Duration `json:"body_timeout,omitempty"`
+
 	// The name of this route to a model in the metrics of usage. Default: none
 	Route string `json:"route,omitempty"`
 
 	policy chat.Policy
+	held   *atomic.Int64 // bytes of requests in memory
 	logger *zap.Logger
 }
 
@@ -143,6 +154,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.held = new(atomic.Int64)
 	if err := h.compile(); err != nil {
 		return err
 	}
@@ -203,6 +215,12 @@ func (h *Handler) setDefaults() {
 	if h.BufferLimit == 0 {
 		h.BufferLimit = 32 << 20
 	}
+	if h.MaxBuffered == 0 {
+		h.MaxBuffered = 512 << 20
+	}
+	if h.BodyTimeout == 0 {
+		h.BodyTimeout = caddy.Duration(30 * time.Second)
+	}
 }
 
 // Validate ensures that the configuration makes sense.
@@ -216,6 +234,10 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
 	case h.BufferLimit > chat.MaxBody:
 		return fmt.Errorf("buffer_limit: %d is more than %d, the largest request that can be masked", h.BufferLimit, chat.MaxBody)
+	case h.MaxBuffered < 0:
+		return fmt.Errorf("max_buffered: %d is negative", h.MaxBuffered)
+	case h.BodyTimeout < 0:
+		return fmt.Errorf("body_timeout: %s is negative", time.Duration(h.BodyTimeout))
 	case p.ReadPrice < 0 || p.WritePrice < 0:
 		return fmt.Errorf("cache_prices: %g and %g, but prices are positive", p.ReadPrice, p.WritePrice)
 	case p.ReadPrice >= p.WritePrice:
@@ -238,6 +260,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		handler:               h,
 	}
+	defer x.release()
 	x.mask(r)
 	if outer, ok := caddyhttp.GetVar(r.Context(), exchangeVar).(*exchange); ok {
 		// There is one of us in front. It watches the answer, and the log is its.

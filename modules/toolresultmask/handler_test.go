@@ -89,6 +89,9 @@ func through(t *testing.T, h *Handler, r *http.Request, answer func(http.Respons
 	if err := h.ServeHTTP(w, r, next); err != nil {
 		t.Fatal(err)
 	}
+	if n := h.held.Load(); n != 0 {
+		t.Errorf("%d bytes are still held", n)
+	}
 	return s, w
 }
 
@@ -127,6 +130,8 @@ func TestRequestPasses(t *testing.T) {
 		{"T29 another type", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }},
 		{"T24 over the limit", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), nil},
 		{"T24 over the limit, and not announced", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), func(r *http.Request) { r.ContentLength = -1 }},
+		{"T24 more than all requests may hold", fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, len(body)-1), nil},
+		{"T24 more than all requests may hold, and not announced", `{"window_turns":1,"max_buffered":10}`, func(r *http.Request) { r.ContentLength = -1 }},
 		{"T24 an encoding that it is not in", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }},
 		{"T24 an encoding that nobody knows", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Encoding", "rot13") }},
 	} {
@@ -182,6 +187,27 @@ func TestRequestThatBreaksOff(t *testing.T) {
 		}
 		if n := count(passedConversations, string(unreadable)) - before; n != 1 {
 			t.Errorf("counted %v times", n)
+		}
+	}
+}
+
+// What a request holds counts once as it came and once decoded.
+func TestMemoryOfCompressedRequests(t *testing.T) {
+	var compressed bytes.Buffer
+	zw := gzip.NewWriter(&compressed)
+	_, _ = zw.Write([]byte(turns("AAAA", "BBBB")))
+	_ = zw.Close()
+	whole := compressed.Len() + len(turns("AAAA", "BBBB"))
+	for limit, want := range map[int]string{whole: turns(placeholder, "BBBB"), whole - 1: compressed.String(), compressed.Len() - 1: compressed.String()} {
+		r := post(compressed.String())
+		r.Header.Set("Content-Encoding", "gzip")
+		before := count(passedConversations, string(memoryFull))
+		got, _ := through(t, provision(t, fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, limit)), r, nil)
+		if got.body != want {
+			t.Errorf("of %d bytes, sent %q", limit, got.body)
+		}
+		if passed := count(passedConversations, string(memoryFull)) > before; passed == (limit == whole) {
+			t.Errorf("of %d bytes, passed %t", limit, passed)
 		}
 	}
 }

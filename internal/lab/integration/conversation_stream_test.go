@@ -42,6 +42,8 @@ func TestUnmaskable(t *testing.T) {
 	small := aged(calls("call_1 read"), answers("call_1", "AAA"))
 	deep := `{"x":` + strings.Repeat("[", 2000) + strings.Repeat("]", 2000) + `,` + small[1:]
 	gzipped := compress(t, "gzip", b2Sent)
+	amplifying := conversation(`{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"`+strings.Repeat(`\ud83d\ude00`, 64)+`"}}]}`,
+		strings.TrimSuffix(strings.Repeat(answers("a", "")+",", 180), ","), calls("b read"))
 	for _, tt := range []struct {
 		name, body, encoding string
 		reason               string
@@ -73,6 +75,8 @@ func TestUnmaskable(t *testing.T) {
 		{"T24 an unknown encoding", b2Sent, "x-secret", "encoding"},
 		{"T24 two encodings", compress(t, "gzip", gzipped), "gzip, gzip", "encoding"},
 		{"T24 gzip of no JSON", compress(t, "gzip", "x"), "gzip", "invalid_json"},
+		{"T24 results shorter than their placeholders", amplifying, "", "grows"},
+		{"T24 results shorter than their placeholders, compressed", compress(t, "gzip", amplifying), "gzip", "grows"},
 		{"T24 too large", large, "", "too_large"},
 		{"T24 too large and no JSON", large[1:], "", "too_large"},
 	} {
@@ -155,6 +159,38 @@ func TestBufferLimit(t *testing.T) {
 			t.Errorf("%v conversations passed", passed)
 		}
 	})
+	t.Run("T24 what all requests hold is limited, too", func(t *testing.T) {
+		arrived, answer := make(chan string), make(chan struct{})
+		url := serve(t, conversationMask("window_turns 1", fmt.Sprintf("max_buffered %dB", len(b2Sent)*3/2)), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			arrived <- string(body)
+			<-answer
+		}))))
+		answered := make(chan struct{})
+		send := func() {
+			req := unannounced(request(t, t.Context(), "POST", url, b2Sent))
+			go func() {
+				if res, err := client.Do(req); err == nil {
+					res.Body.Close()
+				}
+				answered <- struct{}{}
+			}()
+		}
+		grown := growth(t)
+		send()
+		same(t, <-arrived, b2Masked)
+		send()
+		same(t, <-arrived, b2Sent)
+		if n := grown()[`conversations_passed_total{reason="memory"}`]; n != 1 {
+			t.Errorf("%v conversations passed", n)
+		}
+		close(answer)
+		<-answered
+		<-answered
+		send() // nothing is held any more
+		same(t, <-arrived, b2Masked)
+		<-answered
+	})
 	t.Run("T24 what is over the limit is sent on before it ends", func(t *testing.T) {
 		begun, whole := make(chan struct{}), make(chan string, 1)
 		url := serve(t, conversationMask("buffer_limit 1KiB"), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -193,9 +229,10 @@ func TestClientBreaksOff(t *testing.T) {
 	isolate(t)
 	half := b2Sent[:len(b2Sent)/2]
 	lengths := map[string]string{
-		"announced":   fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(b2Sent), half),
+		"announced":   fmt.Sprintf("Content-Length: %d\r\n\r\n%s", 1<<20, half),
 		"unannounced": fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", len(half), half),
 	}
+	drop := map[string]string{"announced": " ", "unannounced": "1\r\n \r\n"}
 	arrived := make(chan string, 100) // complete bodies
 	model := func(t *testing.T) string {
 		return upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -206,9 +243,12 @@ func TestClientBreaksOff(t *testing.T) {
 	}
 	for _, limit := range []string{"1MiB", "100B"} {
 		for length, rest := range lengths {
-			for _, leave := range []string{"stops sending", "hangs up"} {
+			for _, leave := range []string{"stops sending", "hangs up", "drips"} {
+				if leave == "drips" && limit == "100B" {
+					continue // it is sent on as it comes, which holds nothing
+				}
 				t.Run(fmt.Sprintf("T24 the client %s, length %s, limit %s", leave, length, limit), func(t *testing.T) {
-					url := serve(t, conversationMask("window_turns 1", "buffer_limit "+limit), proxy(model(t)))
+					url := serve(t, conversationMask("window_turns 1", "buffer_limit "+limit, "body_timeout 1ms"), proxy(model(t)))
 					host := strings.TrimPrefix(url, "http://")
 					conn, err := net.Dial("tcp", host)
 					if err != nil {
@@ -220,7 +260,12 @@ func TestClientBreaksOff(t *testing.T) {
 					if leave == "hangs up" {
 						conn.Close()
 					} else {
-						_ = conn.(*net.TCPConn).CloseWrite()
+						if leave == "stops sending" {
+							_ = conn.(*net.TCPConn).CloseWrite()
+						}
+						for err := error(nil); leave == "drips" && err == nil; { // until it is given up
+							_, err = io.WriteString(conn, drop[length])
+						}
 						if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
 							t.Error("the connection stays open")
 						}
@@ -251,8 +296,8 @@ func TestClientBreaksOff(t *testing.T) {
 		}
 		complete++
 	}
-	if complete != 9 {
-		t.Errorf("%d requests of those served afterwards have arrived, want 9", complete)
+	if complete != 11 {
+		t.Errorf("%d requests of those served afterwards have arrived, want 11", complete)
 	}
 }
 
