@@ -2,9 +2,13 @@ package acl
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/cases"
+	"golang.org/x/text/unicode/norm"
 )
 
 // A location is what a URI comes to without its query and fragment: a scheme, a host
@@ -31,6 +35,7 @@ var (
 	errScheme     = errors.New("it does not begin with a scheme and a colon")
 	errHost       = errors.New("its host can be read in more than one way")
 	errSegments   = errors.New("its path can be read in more than one way")
+	errShortName  = errors.New("its path may have a short name of Windows in it, such as PROGRA~1")
 )
 
 // maxDecodings is how often what was decoded may be decoded again.
@@ -72,6 +77,9 @@ func locate(uri string) (location, error) {
 	segments, err := resolve(path, opaque(scheme, rest))
 	if err != nil {
 		return location{}, err
+	}
+	if !ofWeb(scheme) && slices.ContainsFunc(segments, isShortName) {
+		return location{}, errShortName
 	}
 	if scheme == "file" {
 		switch {
@@ -192,14 +200,21 @@ func canonicalHost(scheme, authority string) (string, error) {
 		return "", errHost
 	}
 	for i := range len(host) {
-		if host[i] >= utf8.RuneSelf && ofWeb(scheme) {
+		if host[i] >= utf8.RuneSelf && scheme != "file" && onNetwork(scheme) {
 			return "", errHost // it is to be written in punycode, and there are many ways to get there
 		}
 	}
 	if scheme == "file" && isDrive(host) {
 		return host, nil
 	}
-	host = canonicalPort(scheme, strings.ToLower(host))
+	name, port := cutPort(scheme, strings.ToLower(host))
+	if onNetwork(scheme) {
+		var ok bool
+		if name, ok = canonicalAddress(name); !ok {
+			return "", errHost
+		}
+	}
+	host = name + port
 	if scheme == "file" && host == "localhost" {
 		return "", nil
 	}
@@ -209,9 +224,10 @@ func canonicalHost(scheme, authority string) (string, error) {
 	return host, nil
 }
 
-// canonicalPort leaves out the default port and the dot of the root.
-func canonicalPort(scheme, host string) string {
-	name, port := host, ""
+// cutPort returns a host without the dot of the root, and its port after a colon,
+// without the default one.
+func cutPort(scheme, host string) (name, port string) {
+	name = host
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && strings.Trim(host[i+1:], "0123456789") == "" {
 		if !strings.Contains(host[:i], ":") || strings.HasSuffix(host[:i], "]") {
 			name, port = host[:i], strings.TrimLeft(host[i+1:], "0")
@@ -221,9 +237,9 @@ func canonicalPort(scheme, host string) string {
 		name = strings.TrimSuffix(name, ".")
 	}
 	if port == "" || port == defaultPorts[scheme] {
-		return name
+		return name, ""
 	}
-	return name + ":" + port
+	return name, ":" + port
 }
 
 // resolve returns the segments of a path. Some resolve .. before they decode, as is
@@ -400,10 +416,30 @@ func cutEnd(segment string) string {
 	return segment
 }
 
+// isShortName reports whether a segment may be one of the names that Windows gives to
+// files besides their own: at most eight characters that end in ~ and a number, and
+// an extension of at most three.
+func isShortName(segment string) bool {
+	name, extension, _ := strings.Cut(fold(segment), ".")
+	head, digits, tilde := strings.Cut(name, "~")
+	return tilde && head != "" && len(name) <= 8 && len(extension) <= 3 &&
+		digits != "" && strings.Trim(digits, "0123456789") == ""
+}
+
 // fold makes the same of segments that a file system may take for the same: with
-// other case, with characters that are not seen, with dots and spaces at the end.
+// other case, with characters composed or not, with characters that are not seen,
+// with dots and spaces at the end.
 func fold(segment string) string {
-	return strings.TrimRight(strings.Map(foldRune, segment), ". ")
+	folded := strings.Map(foldRune, norm.NFC.String(segment))
+	if !isASCII(folded) {
+		folded = norm.NFC.String(cases.Fold().String(folded)) // ß is ss
+		folded = strings.ReplaceAll(folded, "i\u0307", "i")   // of İ
+	}
+	return strings.TrimRightFunc(folded, func(r rune) bool { return r == '.' || unicode.IsSpace(r) })
+}
+
+func isASCII(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
 }
 
 // foldRune returns one of the characters that differ only in case, always the same.
@@ -414,7 +450,7 @@ func foldRune(r rune) rune {
 		}
 		return r
 	}
-	if unicode.Is(unicode.Cf, r) {
+	if unicode.In(r, unicode.Cf, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) {
 		return -1
 	}
 	least := r

@@ -326,12 +326,14 @@ func TestAccessToResources(t *testing.T) {
 	shown := []string{"file:///secrets/b.txt", "file:///public/c.txt", "file:///public/secret/h.txt", "file:///secret.txt", "https://host.test/secret/x"}
 	server.resources = append(slices.Clone(shown), hidden...)
 	server.templates = []string{"file:///public/{name}", "file:///secret/{name}", "file:///secrets/{name}"}
-	url := serve(t, gateway(append(restricted("deny resource:file:///secret/"), server.line("alpha"))...))
+	url := serve(t, gateway(append(restricted("deny resource:file:///secret/ resource:file:///clé/ resource:http://169.254.169.254/"), server.line("alpha"))...))
 
 	spellings := append([]string{
 		"file:///./secret/a.txt", "file:///public/%2e%2e/secret/a.txt", "file:///public/..%2fsecret/a.txt", "FILE:///secret/a.txt", "file:///secret/a.txt?x=1",
 		"file:///secret/a.txt#here", "file://localhost/secret/a.txt", "file:/secret/a.txt", "file:///secret%2Fa.txt", "file:///%2573ecret/a.txt",
 		"file:///secret/../secret/a.txt", "file:////secret/a.txt", "file:///x/y/../../secret/a.txt", "file:///secret/%61.txt",
+		"file:///secret%C2%A0/a.txt", "file:///secret\u3000/a.txt", "file:///sec\u034fret/a.txt", "file:///SECRET~1/a.txt", "file:///cle%CC%81/a.txt", "file:///CLE\u0301/a.txt",
+		"http://2852039166/latest", "http://0xa9.254.43518/latest", "http://0251.0376.0251.0376/latest", "http://[::ffff:a9fe:a9fe]/latest", "http://169.254.169.254./latest",
 	}, hidden...)
 	read := func(uri string) string { return `{"uri":` + quote(uri) + `}` }
 	completes := func(uri string) string {

@@ -1,0 +1,101 @@
+package acl
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// onNetwork reports whether the hosts in URIs of a scheme are machines. Elsewhere a
+// host may be any name: note://010/ and note://8/ are two notes.
+func onNetwork(scheme string) bool { return scheme == "file" || defaultPorts[scheme] != "" }
+
+// canonicalAddress returns a host as browsers and resolvers read it: 2852039166,
+// 0xa9.254.43518 and [::ffff:a9fe:a9fe] are 169.254.169.254. It is not ok if it looks
+// like an address and is none, or if it is an IPv6 address that may lead to an IPv4
+// address. Names stay as they are.
+func canonicalAddress(host string) (address string, ok bool) {
+	if inner, bracket := strings.CutPrefix(host, "["); bracket {
+		inner, closed := strings.CutSuffix(inner, "]")
+		ip, err := netip.ParseAddr(inner)
+		if !closed || err != nil || !ip.Is6() || ip.Zone() != "" {
+			return "", false
+		}
+		switch {
+		case ip.Is4In6():
+			return ip.Unmap().String(), true
+		case translated(ip):
+			return "", false
+		}
+		return "[" + ip.String() + "]", true
+	}
+	labels := strings.Split(host, ".")
+	if _, isNumber := number(labels[len(labels)-1]); !isNumber {
+		return host, true
+	}
+	return dottedQuad(labels)
+}
+
+// translations are the prefixes of IPv6 addresses that have an IPv4 address in them.
+var translations = []netip.Prefix{
+	netip.MustParsePrefix("::ffff:0:0:0/96"), netip.MustParsePrefix("64:ff9b::/96"),
+	netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32"),
+}
+
+func translated(ip netip.Addr) bool {
+	for _, prefix := range translations {
+		if prefix.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}
+
+// number reads a label of digits, or of hexadecimal ones after 0x, or of octal ones
+// after 0. A label of digits that are too many or not octal is a number without value.
+func number(label string) (n uint64, isNumber bool) {
+	const none = 1 << 40 // larger than any address
+	digits, base := label, 10
+	switch {
+	case label == "":
+		return 0, false
+	case strings.HasPrefix(label, "0x"), strings.HasPrefix(label, "0X"):
+		if digits, base = label[2:], 16; digits == "" {
+			return 0, true
+		}
+	case len(label) > 1 && label[0] == '0':
+		digits, base = label[1:], 8
+	}
+	n, err := strconv.ParseUint(digits, base, 64)
+	switch {
+	case strings.HasPrefix(digits, "+"), strings.Contains(digits, "_"):
+		return 0, false
+	case err == nil:
+		return min(n, none), true
+	}
+	return none, strings.Trim(label, "0123456789") == "" || base == 16 && strings.Trim(digits, "0123456789abcdefABCDEF") == ""
+}
+
+// dottedQuad returns the address of one to four numbers, of which the last fills the
+// bytes that are left.
+func dottedQuad(labels []string) (string, bool) {
+	if len(labels) > 4 {
+		return "", false
+	}
+	var address uint64
+	for i, label := range labels {
+		n, isNumber := number(label)
+		left := 4 - i // bytes
+		if i < len(labels)-1 {
+			left = 1
+		}
+		if !isNumber || n >= 1<<(8*left) {
+			return "", false
+		}
+		if i < len(labels)-1 {
+			n <<= 8 * (3 - i)
+		}
+		address |= n
+	}
+	return netip.AddrFrom4([4]byte{byte(address >> 24), byte(address >> 16), byte(address >> 8), byte(address)}).String(), true
+}
