@@ -99,7 +99,7 @@ func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonr
 		r.Body = &countedBody{ReadCloser: r.Body, x: x, meter: meter, counted: smallBody}
 	}
 	x.bodyRead = true
-	raw, err := httpbody.ReadWithin(x.w, r, limit, bodyPace)
+	raw, err := httpbody.ReadWithin(r, limit, bodyPace)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case tooLarge || int64(len(raw)) > limit:

@@ -68,7 +68,7 @@ func refuse(failure *jsonrpc.Failure) reply {
 }
 
 // serve answers a request at one of the doors.
-func (h *Handler) serve(at door, w http.ResponseWriter, r *http.Request) reply {
+func (h *Handler) serve(at door, r *http.Request) reply {
 	x := &exchange{handler: h, door: at, r: r}
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl != nil {
@@ -85,7 +85,7 @@ func (h *Handler) serve(at door, w http.ResponseWriter, r *http.Request) reply {
 		refused.allow = http.MethodPost
 		return refused
 	}
-	body, failure := h.read(w, r)
+	body, failure := h.read(r)
 	if failure != nil {
 		return refuse(failure)
 	}
@@ -106,14 +106,14 @@ func behindGateway(repl *caddy.Replacer) bool {
 const bodyPace = 10 * time.Second
 
 // read reads the body of a request.
-func (h *Handler) read(w http.ResponseWriter, r *http.Request) ([]byte, *jsonrpc.Failure) {
+func (h *Handler) read(r *http.Request) ([]byte, *jsonrpc.Failure) {
 	if httpbody.Encoding(r.Header) != "" {
 		return nil, jsonrpc.UnsupportedEncoding()
 	}
 	if r.ContentLength > h.requestLimit {
 		return nil, jsonrpc.PayloadTooLarge()
 	}
-	body, err := httpbody.ReadWithin(w, r, h.requestLimit, bodyPace)
+	body, err := httpbody.ReadWithin(r, h.requestLimit, bodyPace)
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge || int64(len(body)) > h.requestLimit {
 		return nil, jsonrpc.PayloadTooLarge()
 	}

@@ -210,9 +210,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	var answer reply
 	switch r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:] {
 	case "rpc":
-		answer = h.serve(rpcDoor, w, r)
+		answer = h.serve(rpcDoor, r)
 	case "mcp":
-		answer = h.serve(mcpDoor, w, r)
+		answer = h.serve(mcpDoor, r)
 	case "health":
 		answer = h.serveHealth(r)
 	default:
