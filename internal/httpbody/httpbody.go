@@ -3,6 +3,7 @@
 package httpbody
 
 import (
+	"mime"
 	"net/http"
 	"strings"
 )
@@ -30,6 +31,20 @@ func TypeOf(contentType string) MediaType {
 		return JSON
 	}
 	return Other
+}
+
+// IsUTF8 reports whether a body of this Content-Type is read as UTF-8: that is how JSON
+// and events are read unless a charset says otherwise.
+func IsUTF8(contentType string) bool {
+	_, params, err := mime.ParseMediaType(contentType)
+	if err != nil { // but others may be more lenient
+		return !strings.Contains(strings.ToLower(contentType), "charset")
+	}
+	switch strings.ToLower(params["charset"]) {
+	case "", "utf-8", "utf8", "us-ascii":
+		return true
+	}
+	return false
 }
 
 // Encoding returns the Content-Encoding of a message, or nothing if its body is

@@ -16,6 +16,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func TestIsUTF8(t *testing.T) {
+	for contentType, want := range map[string]bool{
+		"": true, "application/json": true, "application/json;": true, "application/json; charset=utf-8": true, `application/json;CHARSET="UTF-8"`: true, "text/plain;charset=utf8": true,
+		"application/json; charset=us-ascii": true, "nonsense": true, ";;": true,
+		"application/json; charset=utf-7": false, `application/json;CHARSET="Utf-7"`: false, "application/json; charset=utf-16le": false, "text/html; charset=iso-8859-1": false,
+		"application/json; charset*=utf-8''utf-7": false,
+		// Not what mime reads, but perhaps others.
+		"application/json; charset=utf-7; x": false, "application/json; charset=utf-8; charset=utf-7": false, "application/json, x; charset=utf-7": false, ";charset=utf-7": false,
+	} {
+		if got := IsUTF8(contentType); got != want {
+			t.Errorf("%q: got %t", contentType, got)
+		}
+	}
+}
+
 func TestTypeOf(t *testing.T) {
 	for contentType, want := range map[string]MediaType{
 		"application/json":                  JSON,

@@ -148,6 +148,11 @@ func UnsupportedEncoding() *Failure {
 	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests with a Content-Encoding are not accepted")
 }
 
+// UnsupportedCharset says that a request is in another charset than JSON is.
+func UnsupportedCharset() *Failure {
+	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests in another charset than utf-8 are not accepted; see the charset of Content-Type")
+}
+
 // MethodNotAllowed says that an HTTP method has no meaning here.
 func MethodNotAllowed() *Failure {
 	return failure(http.StatusMethodNotAllowed, CodeInvalidRequest, "invalid_request", "the HTTP method is not allowed here")

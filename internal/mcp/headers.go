@@ -25,10 +25,8 @@ const (
 // CheckModern checks a request of the modern era: that it says who it is, and that
 // its headers, which proxies decide upon, say the same as its body.
 func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
-	for _, name := range []string{VersionHeader, methodHeader, nameHeader} {
-		if len(header.Values(name)) > 1 { // of which a proxy may have read the other
-			return jsonrpc.HeaderMismatch(name + " is there more than once")
-		}
+	if failure := CheckHeaders(header, m); failure != nil {
+		return failure
 	}
 	version := header.Get(VersionHeader)
 	switch {
@@ -38,10 +36,28 @@ func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 		return jsonrpc.InvalidParams("_meta has no io.modelcontextprotocol/protocolVersion")
 	case !m.Has(jsonrpc.ClientCapabilities):
 		return jsonrpc.InvalidParams("_meta has no io.modelcontextprotocol/clientCapabilities")
-	case !m.Is(jsonrpc.Method, header.Get(methodHeader)):
+	case header.Get(methodHeader) == "":
 		return jsonrpc.HeaderMismatch("Mcp-Method and the method differ")
 	}
-	if field, named := nameOf(m); named {
+	if _, named := nameOf(m); named && header.Get(nameHeader) == "" {
+		return jsonrpc.HeaderMismatch("Mcp-Name and the name in the body differ")
+	}
+	return nil
+}
+
+// CheckHeaders checks that the headers of a request that repeat parts of its body, as
+// far as they are there, say the same. In the modern era they have to be there, see
+// [CheckModern].
+func CheckHeaders(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
+	for _, name := range []string{VersionHeader, methodHeader, nameHeader} {
+		if len(header.Values(name)) > 1 { // of which a proxy may have read the other
+			return jsonrpc.HeaderMismatch(name + " is there more than once")
+		}
+	}
+	if len(header.Values(methodHeader)) > 0 && !m.Is(jsonrpc.Method, header.Get(methodHeader)) {
+		return jsonrpc.HeaderMismatch("Mcp-Method and the method differ")
+	}
+	if field, named := nameOf(m); named && len(header.Values(nameHeader)) > 0 {
 		name, ok := headerText(header.Get(nameHeader))
 		if !ok || name == "" || !m.Is(field, name) {
 			return jsonrpc.HeaderMismatch("Mcp-Name and the name in the body differ")

@@ -127,6 +127,30 @@ func TestCheckModern(t *testing.T) {
 	}
 }
 
+func TestCheckHeaders(t *testing.T) {
+	const call, list = `{"id":1,"method":"tools/call","params":{"name":"echo"}}`, `{"id":1,"method":"tools/list"}`
+	for _, tt := range []struct {
+		name, data string
+		headers    []string
+		right      bool
+	}{
+		{"no headers", call, nil, true},
+		{"the same", call, []string{"Mcp-Method", "tools/call", "Mcp-Name", "echo"}, true},
+		{"the method alone", call, []string{"Mcp-Method", "tools/call"}, true},
+		{"the name alone", call, []string{"Mcp-Name", "echo"}, true},
+		{"a name where there is none", list, []string{"Mcp-Name", "echo"}, true},
+		{"another method", list, []string{"Mcp-Method", "tools/call"}, false},
+		{"another name", call, []string{"Mcp-Name", "rm"}, false},
+		{"an empty name", call, []string{"Mcp-Name", ""}, false},
+		{"two names", call, []string{"Mcp-Name", "echo", "Mcp-Name", "rm"}, false},
+		{"two versions", call, []string{"MCP-Protocol-Version", "2025-11-25", "MCP-Protocol-Version", "2026-07-28"}, false},
+	} {
+		if failure := CheckHeaders(header(tt.headers...), message(t, tt.data)); (failure == nil) != tt.right {
+			t.Errorf("%s: got %v", tt.name, failure)
+		}
+	}
+}
+
 func TestParamHeaders(t *testing.T) {
 	headers := ParamHeaders{}
 	cursor, err := headers.Add([]byte(`{"nextCursor":"more","tools":[

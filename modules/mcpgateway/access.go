@@ -325,8 +325,7 @@ func onlyMember(object []byte, name string) bool {
 // stripCredentials takes off a request what was for the gateway: no server gets to see
 // what its clients are let in by, unless it is told to.
 func (h *Handler) stripCredentials(header http.Header) {
-	header.Del("Authorization")
-	header.Del("Cookie")
+	dropHeaders(header, credentials)
 	for _, name := range h.credentials {
 		header.Del(name)
 	}

@@ -106,7 +106,7 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	case unread != nil:
 		return unread
 	case r.Method == http.MethodPost:
-		if failure := x.checkExact(); failure != nil {
+		if failure := x.checkReading(r.Header); failure != nil {
 			return failure
 		}
 		if failure := x.stripToken(); failure != nil {
@@ -146,23 +146,32 @@ func dropHopByHop(header http.Header) {
 	header.Del("Connection")
 }
 
-// checkExact refuses messages that the server may read differently, if anything is
-// decided on them.
-func (x *exchange) checkExact() *jsonrpc.Failure {
+// checkReading refuses messages that the server may read differently: in another charset
+// and, if anything is decided on them, by other keys or by headers that contradict them.
+func (x *exchange) checkReading(header http.Header) *jsonrpc.Failure {
+	for _, contentType := range header["Content-Type"] {
+		if !httpbody.IsUTF8(contentType) {
+			return jsonrpc.UnsupportedCharset()
+		}
+	}
 	if x.door != joinedDoor && !x.guarded() && len(x.handler.providers) == 0 {
 		return nil
 	}
 	_, known := mcp.KnownMethod(x.methodName())
-	return x.message.CheckExact(known)
+	if failure := x.message.CheckExact(known); failure != nil || x.door == joinedDoor { // which checks the headers itself
+		return failure
+	}
+	return mcp.CheckHeaders(header, &x.message)
 }
 
-// post has r pass on the message. The transport may still read it when the answer is
-// there, so its bytes are never used again.
+// post has r pass on the message, as what it was read as. The transport may still read it
+// when the answer is there, so its bytes are never used again.
 func (x *exchange) post(r *http.Request) {
 	raw := x.message.Raw
 	x.body.Reset(raw)
 	r.Body = &x.body
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
+	r.Header.Set("Content-Type", "application/json")
 	if r.ContentLength != int64(len(raw)) {
 		r.Header.Set("Content-Length", strconv.Itoa(len(raw)))
 	}
@@ -201,8 +210,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	if x.repl != nil {
 		x.repl.Map(x.placeholder)
 	}
-	// Over any other protocol nobody would mask, count or time anything.
-	r.Header.Del("Upgrade")
+	stripOverrides(r.Header)
 	if !x.server.forwardAuth {
 		x.handler.stripCredentials(r.Header)
 	}
@@ -216,7 +224,6 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	case innerDoor:
 		x.inner.x, x.reply = x, &x.inner
 	case rpcDoor:
-		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set("Accept", "application/json, text/event-stream")
 		r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
 		x.rpc.x, x.reply = x, &x.rpc

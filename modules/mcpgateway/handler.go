@@ -55,7 +55,7 @@ func init() {
 // `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
 // `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
 // `http_error` | 502 | -32603 | The server answered with another status than 200 (/rpc only), or a handler on the way refused the request with its status
-// `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method or a Content-Encoding
+// `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method, a Content-Encoding or a charset other than utf-8
 // `parse_error` | 400 | -32700 | The request is not JSON
 // `busy` | 503 | -32002 | The gateway holds as many bytes of requests as it may. Retry-After says when to try again
 // `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes
@@ -68,7 +68,7 @@ func init() {
 // `unknown_session` | 404 | -32001 | The session has ended, never was, or is somebody else's
 // `invalid_params` | 200, 400 | -32602 | There is no such tool, prompt, resource or cursor, something is missing, or nobody can know what is meant
 // `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
-// `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | At /mcp: the headers of a request of 2026-07-28 do not say what its body says, or it is of another revision
+// `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | The headers of a request do not say what its body says: at /mcp for 2026-07-28, elsewhere where a rule or auth applies; or at /mcp it is of another revision
 // `missing_capability`, `input_refused` | 200 | -32021 or the client's | A server needs an answer that the client cannot, or does not want to, give
 //
 // At /mcp, what goes wrong at one server comes with status 200, because clients take
@@ -196,8 +196,8 @@ type Handler struct {
 	// client is enough. Default: none, and everybody may use the gateway
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
-	// Pass the Authorization and Cookie headers of clients on to servers. What a client
-	// is known by is for one, and where all servers are one, all of them would get it. So
+	// Pass the credentials of clients on to servers: Authorization, Cookie, and keys such
+	// as X-Api-Key. What a client is known by is for one, and where all servers are one, all of them would get it. So
 	// servers that need credentials get their own by request_header, and those that let
 	// clients log in themselves need this in their block. Default: false
 	ForwardAuthHeader bool `json:"forward_auth_header,omitempty"`

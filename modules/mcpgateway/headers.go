@@ -1,0 +1,39 @@
+package mcpgateway
+
+import (
+	"maps"
+	"net/http"
+	"strings"
+)
+
+// credentials are the headers by which clients prove who they are, to anybody.
+var credentials = headerSet("Authorization", "Cookie", "Proxy-Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Access-Token")
+
+// overrides are the headers by which a client could have a server take a request for
+// another one: of another path, method, charset or protocol. Frameworks believe some of
+// them, because proxies set them.
+var overrides = headerSet(
+	"Upgrade", "Accept-Charset",
+	"X-Original-Url", "X-Original-Uri", "X-Original-Method", "X-Rewrite-Url", "X-Rewrite-Uri",
+	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
+	"X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Prefix", "X-Forwarded-Method",
+)
+
+// stripOverrides takes off a request what the gateway has decided itself.
+func stripOverrides(header http.Header) { dropHeaders(header, overrides) }
+
+// dropHeaders takes off a request the headers of a set. To many servers an underscore in
+// a name is a hyphen.
+func dropHeaders(header http.Header, set map[string]bool) {
+	maps.DeleteFunc(header, func(name string, _ []string) bool {
+		return set[name] || strings.IndexByte(name, '_') >= 0 && set[http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))]
+	})
+}
+
+func headerSet(names ...string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
+}
