@@ -203,8 +203,8 @@ func encoded(value any) []byte {
 // setLevel passes on which log messages the client wants, to all who have some (A15).
 func (t *turn) setLevel() *jsonrpc.Failure {
 	level := t.m.Text(jsonrpc.Level)
-	if !slices.Contains(levels, level) {
-		return jsonrpc.InvalidParams("level: it is none of " + strings.Join(levels, ", ")).AsAnswer()
+	if !slices.Contains(mcp.LogLevels, level) {
+		return jsonrpc.InvalidParams("level: it is none of " + strings.Join(mcp.LogLevels, ", ")).AsAnswer()
 	}
 	t.client.mu.Lock()
 	t.client.level = level
@@ -216,9 +216,6 @@ func (t *turn) setLevel() *jsonrpc.Failure {
 	})
 	return t.answer([]byte("{}"))
 }
-
-// levels are those of log messages.
-var levels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
 // delete ends a session.
 func (t *turn) delete() *jsonrpc.Failure {

@@ -32,6 +32,9 @@ var methods = func() map[string]string {
 	return all
 }()
 
+// LogLevels are the levels of log messages, the least severe first.
+var LogLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
 // MethodListen is the request whose answer is a stream that lasts, in the
 // stateless era.
 const MethodListen = "subscriptions/listen"

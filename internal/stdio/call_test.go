@@ -232,8 +232,8 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 	})
 	t.Run("in the middle of the stream", func(t *testing.T) {
 		p := newPool(t, "")
-		r := p.client().initialize(`{"roots":{}}`).post(toolCall(`"theirs"`, "ask-roots", `{}`))
-		contains(t, "question", r.next(), `"roots/list"`)
+		r := p.client().initialize(`{"elicitation":{}}`).post(toolCall(`"theirs"`, "ask", `{"method":"elicitation/create"}`))
+		contains(t, "question", r.next(), `"elicitation/create"`)
 		r.Body.Close()
 		r.Body.Close() // which does no harm
 		check(t, p)
@@ -311,8 +311,14 @@ func TestClientNotifications(t *testing.T) { // A27, A28
 	}
 	c.call("echo", `{}`)
 	equal(t, "initialized", len(p.received("notifications/initialized")), 1)
-	equal(t, "known", len(p.received("notifications/roots/list_changed")), 1)
+	equal(t, "of roots that others do not have", len(p.received("notifications/roots/list_changed")), 0)
 	equal(t, "unknown", strings.Join(p.received("notifications/foo"), ""), notification("notifications/foo", `{"x" : 1.0}`))
+
+	own := newPool(t, "", perSession)
+	c = own.client().initialize(`{"roots":{}}`)
+	c.post(notification("notifications/roots/list_changed", `{}`))
+	c.call("echo", `{}`)
+	equal(t, "of its own roots", len(own.received("notifications/roots/list_changed")), 1)
 
 	idle := newPool(t, "")
 	equal(t, "status", idle.client().post(notification("notifications/foo", `{}`)).StatusCode, http.StatusAccepted)
@@ -361,7 +367,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 }
 
 func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {
-	p := newPool(t, "")
+	p := newPool(t, "", perSession)
 	c := p.client().initialize(`{"roots":{}}`)
 	for tool, want := range map[string]string{"emit": "emitted", "ask-roots": `\"roots\":[]`} {
 		r := c.post(toolCall(`1`, tool, `{}`), "Accept", "application/json")

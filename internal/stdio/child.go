@@ -33,6 +33,8 @@ type child struct {
 	asides chan []byte   // to its stdin as well, for who cannot wait for room in the queue
 	born   time.Time
 
+	levelling chan struct{} // has a value while it is told a log level
+
 	hello     hello                            // what it said at first; set before it is used
 	announced chan struct{}                    // closed when it has been reported as started
 	params    atomic.Pointer[mcp.ParamHeaders] // what its tools want in headers, if known
@@ -42,9 +44,11 @@ type child struct {
 	lastKnown uint64 // the latest call that the child can have known of when it wrote the bytes last read
 	calls     map[uint64]*call
 	doubts    []doubt
-	stateless time.Time // when it has answered a client without a session
-	served    bool      // it has answered a client
-	dead      error     // why it takes no calls any more
+	client    *session // for whom it has worked
+	several   bool     // it has worked for others as well, or for one without a session
+	level     string   // of log messages, that it was told for all clients
+	served    bool     // it has answered a client
+	dead      error    // why it takes no calls any more
 }
 
 // A call is a request that waits for its answer.
@@ -93,6 +97,7 @@ func startChild(s *server) (*child, error) {
 		large:     make(chan struct{}, maxLarge),
 		asides:    make(chan []byte, maxQueue),
 		born:      time.Now(),
+		levelling: make(chan struct{}, 1),
 		announced: make(chan struct{}),
 		calls:     map[uint64]*call{},
 	}
@@ -350,7 +355,23 @@ func (c *child) register(call *call) error {
 	c.lastID++
 	call.id = c.lastID
 	c.calls[call.id] = call
+	if !call.own && !call.lists() {
+		c.several = c.several || call.session == nil || c.client != nil && c.client != call.session
+		c.client = call.session
+	}
 	return nil
+}
+
+// lists reports whether the call is one for a list, which says nothing of its client.
+func (call *call) lists() bool {
+	return strings.HasSuffix(call.request.Text(jsonrpc.Method), "/list")
+}
+
+// workedOnlyFor reports whether the child knows nothing of other clients than this.
+func (c *child) workedOnlyFor(s *session) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.several && (c.client == nil || c.client == s)
 }
 
 // forget reports whether a call was still waiting. It does not any more.
@@ -448,9 +469,6 @@ func (c *child) take(id []byte) *call {
 	delete(c.calls, number)
 	c.served = c.served || call != nil && !call.own
 	c.doubts = slices.DeleteFunc(c.doubts, func(d doubt) bool { return d.id == number })
-	if call != nil && !call.own && call.session == nil {
-		c.stateless = time.Now()
-	}
 	c.mu.Unlock()
 	if call != nil && call.session != nil {
 		call.session.outlive(call)
@@ -461,8 +479,7 @@ func (c *child) take(id []byte) *call {
 // caller returns the call that a message of the server belongs to. The message
 // does not say, so it is the latest call of the only client that has any. If
 // several clients have, nobody can know; nor if another has just given one up, of
-// which the child may not have heard; nor if none has, and one without a session had.
-// Calls that the child did not know of when it wrote the message do not count.
+// which the child may not have heard. Calls that the child did not know of when it wrote the message do not count.
 func (c *child) caller() (found *call, doubtful bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -483,7 +500,7 @@ func (c *child) caller() (found *call, doubtful bool) {
 			return nil, true
 		}
 	}
-	return found, found == nil && now.Before(c.stateless.Add(doubtTime))
+	return found, false
 }
 
 // listens reports whether the call gets only what says that it belongs to it.
@@ -598,12 +615,17 @@ func (c *child) notify(m *jsonrpc.Message) {
 		c.server.broadcast(m, everybody)
 	default:
 		call, doubtful := c.caller()
-		if call != nil || doubtful {
+		switch {
+		case call != nil && !c.loud(m, call.session):
+		case call != nil || doubtful:
 			c.deliver(call, m)
-			return
+		default:
+			sole := c.server.sole(c)
+			if sole == nil {
+				c.server.pool.observe.Dropped(c.server.name)
+			}
+			c.server.broadcast(m, func(s *session) bool { return s == sole && c.loud(m, s) })
 		}
-		sole := c.server.sole()
-		c.server.broadcast(m, func(s *session) bool { return s == sole })
 	}
 }
 

@@ -10,11 +10,16 @@
 //
 // All clients count their requests from 0. Towards the child every request has an
 // id of ours, and so have its progress token and what cancels it; what comes back
-// gets the client's own literal again. Questions of the server and notifications
+// gets the client's own literal again. Questions of the server and log messages
 // carry no sign of whose call they belong to. They go to the one client that had
 // calls in flight when the child wrote them; with several clients they are never
-// guessed at, because a wrong guess shows one client's data to another. Give each session a child of its own
-// ([PerSession]) where a server asks questions of many clients.
+// guessed at, because a wrong guess shows one client's data to another.
+//
+// What one client says never changes what the child does for others. Roots come from
+// the configuration. Questions between calls are refused. The child is told the most
+// verbose log level that a client wants, and each client gets the messages of its own
+// level. A resource is unsubscribed when the last client gives it up. Give each session
+// a child of its own ([PerSession]) where a server needs more of its clients.
 //
 // # Lives
 //

@@ -144,6 +144,9 @@ func (x *exchange) initialize() (*http.Response, error) {
 		return x.fail(failure), nil
 	}
 	x.session = session
+	if s, err := x.server(mcp.Legacy); err == nil && s.owner == nil && session.can(rootsList) {
+		s.sayRootsStay()
+	}
 	c, err := x.child()
 	if err != nil {
 		x.pool.end(session)
@@ -181,13 +184,29 @@ func (x *exchange) notify() (*http.Response, error) {
 		return x.accepted(), nil
 	}
 	for _, c := range x.children() {
-		if method == "notifications/cancelled" {
+		switch {
+		case method == "notifications/cancelled":
 			x.cancel(c)
-		} else if err := c.send(x.req.Context(), x.m.Raw); err != nil && x.req.Context().Err() != nil {
-			return nil, err
+		case c.server.owner == nil && !x.concerns(c, method):
+		default:
+			if err := c.send(x.req.Context(), x.m.Raw); err != nil && x.req.Context().Err() != nil {
+				return nil, err
+			}
 		}
 	}
 	return x.accepted(), nil
+}
+
+// concerns reports whether a notification of one of its clients is for a shared child:
+// not that the client has other roots, and of progress only with what it was asked.
+func (x *exchange) concerns(c *child, method string) bool {
+	switch method {
+	case "notifications/roots/list_changed":
+		return false
+	case "notifications/progress":
+		return x.session != nil && x.session.awaits(c, x.m.Literal(jsonrpc.Progress))
+	}
+	return true
 }
 
 // cancel ends the call that the client has cancelled, if it waits for this child.
@@ -239,6 +258,9 @@ func (x *exchange) call() (*http.Response, error) {
 		if failure != nil {
 			return x.fail(failure), nil
 		}
+	}
+	if c.server.owner == nil && c.server.at.era == mcp.Legacy && x.m.Is(jsonrpc.Method, setLevelMethod) {
+		return x.setLevel(c)
 	}
 	if x.subscribes(c.server) {
 		return respond(x.req, http.StatusOK, jsonrpc.Answer(x.m.Literal(jsonrpc.ID), []byte("{}"))), nil
@@ -326,17 +348,18 @@ func modernStatus(answer []byte) int {
 
 // subscribes notes to which resources a client of a shared child subscribes. It
 // reports whether that is all: the child goes on telling of a resource for as long
-// as one of its clients wants it.
+// as one of its clients wants it, whoever asks it not to.
 func (x *exchange) subscribes(s *server) bool {
-	if x.session == nil {
-		return false
-	}
 	uri := x.m.Text(jsonrpc.URI)
 	switch x.m.Text(jsonrpc.Method) {
 	case "resources/subscribe":
-		x.session.subscribe(uri, true)
+		if x.session != nil {
+			x.session.subscribe(uri, true)
+		}
 	case "resources/unsubscribe":
-		x.session.subscribe(uri, false)
+		if x.session != nil {
+			x.session.subscribe(uri, false)
+		}
 		return s.wanted(uri)
 	}
 	return false

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -29,8 +30,11 @@ func TestASessionIsWithOneServer(t *testing.T) {
 	contains(t, "what is heard first", stream.next(), "tools/list_changed")
 }
 
-func TestWhatBelongsToNoCallIsForTheOnlyClient(t *testing.T) {
+// TestMessagesOutsideOfCalls: they go to the only client that the child has worked for.
+// What it says later may still be about others.
+func TestMessagesOutsideOfCalls(t *testing.T) {
 	const log = `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"%s"}}` + "\n"
+	changed := notification("notifications/tools/list_changed", `{}`) + "\n"
 	p := newPuppets(t)
 	a := p.client().initialize(`{"sampling":{}}`)
 	first := a.listen()
@@ -41,13 +45,98 @@ func TestWhatBelongsToNoCallIsForTheOnlyClient(t *testing.T) {
 	b := p.client().initialize(`{"sampling":{}}`)
 	second := b.listen()
 	defer second.Body.Close()
-	untold(a, fmt.Sprintf(log, "of one of two")+askedBetweenCalls)
-	p.eventually("the question is refused", func() bool {
-		return strings.Contains(a.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
-	})
-	untold(b, notification("notifications/tools/list_changed", `{}`)+"\n")
+	untold(a, fmt.Sprintf(log, "of one of two")+changed)
 	contains(t, "next of the first", first.next(), "list_changed")
 	contains(t, "next of the second", second.next(), "list_changed")
+
+	untold(b, changed)
+	contains(t, "next of the first", first.next(), "list_changed")
+	if _, err := b.do(http.MethodDelete, ""); err != nil {
+		t.Fatal(err)
+	}
+	untold(a, fmt.Sprintf(log, "of one that has left")+changed)
+	contains(t, "next of the one that has stayed", first.next(), "list_changed")
+}
+
+// TestQuestionsOutsideOfCallsAreRefused: a shared child cannot say whom they are for, and
+// what it makes of the answer is for everybody.
+func TestQuestionsOutsideOfCallsAreRefused(t *testing.T) {
+	p := newPuppets(t)
+	c := p.client().initialize(`{"sampling":{}}`)
+	stream := c.listen()
+	defer stream.Body.Close()
+	untold(c, askedBetweenCalls)
+	p.eventually("the question is refused", func() bool {
+		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)
+	})
+	equal(t, "open questions", len(c.known(p).questions), 0)
+}
+
+// TestOneClientsStateIsNotAnothers: what a client tells a shared child to do is done for
+// that client.
+func TestOneClientsStateIsNotAnothers(t *testing.T) {
+	p := newPool(t, "")
+	a, b := p.client().initialize(`{}`), p.client().initialize(`{}`)
+	levels := func() (levels string) {
+		for _, m := range p.received("logging/setLevel") {
+			_, level, _ := strings.Cut(m, `"level":"`)
+			level, _, _ = strings.Cut(level, `"`)
+			levels += " " + level
+		}
+		return levels
+	}
+	set := func(c *client, level string) string {
+		return c.post(request(`"l"`, "logging/setLevel", `{"level":"`+level+`"}`)).whole()
+	}
+	logged := func(c *client, level string) bool {
+		r := c.post(toolCall(`1`, "emit", `{"method":"notifications/message","params":{"level":"`+level+`","data":"x"}}`))
+		return r.events != nil && strings.Contains(r.next(), "notifications/message")
+	}
+	equal(t, "before anybody has said", logged(b, "debug"), true)
+	equal(t, "answer", set(a, "warning"), `{"jsonrpc":"2.0","id":"l","result":{}}`)
+	set(b, "error")
+	equal(t, "one that wants less", levels(), " warning")
+	set(b, "debug")
+	equal(t, "one that wants more", levels(), " warning debug")
+	equal(t, "to who wants more", logged(b, "debug"), true)
+	equal(t, "to who wants less", logged(a, "info"), false)
+	equal(t, "to who has not said", logged(p.client(), "debug"), false)
+	contains(t, "no level", set(a, "loud"), `"code":-32602`)
+	contains(t, "without a session", set(p.client(), "emergency"), `"code":-32600`)
+	equal(t, "the child was told", levels(), " warning debug")
+
+	p.soon("alpha:1", mcp.Legacy)
+	_ = syscall.Kill(a.pid(), syscall.SIGKILL)
+	p.eventually("the level is set after a restart", func() bool { return levels() == " warning debug debug" })
+	if _, err := b.do(http.MethodDelete, ""); err != nil {
+		t.Fatal(err)
+	}
+	p.eventually("the level of one that has left is forgotten", func() bool { return levels() == " warning debug debug warning" })
+
+	a.post(request(`1`, "resources/subscribe", `{"uri":"x:1"}`)).whole()
+	stream := a.listen()
+	defer stream.Body.Close()
+	p.client().post(request(`1`, "resources/unsubscribe", `{"uri":"x:1"}`)).whole()
+	p.client().call("touch", `{"uri":"x:1"}`)
+	for message := stream.next(); !strings.Contains(message, "resources/updated"); message = stream.next() {
+		contains(t, "after the restart", message, "list_changed")
+	}
+	equal(t, "unsubscribed", len(p.received("resources/unsubscribe")), 0)
+}
+
+// TestProgressOfQuestions: a client reports that of what it was asked.
+func TestProgressOfQuestions(t *testing.T) {
+	p := newPuppets(t)
+	a, b := p.client().initialize(`{"sampling":{}}`), p.client().initialize(`{"sampling":{}}`)
+	r := a.post(say(`1`, `{"id":"q","method":"sampling/createMessage","params":{"_meta":{"progressToken":"theirs"}}}`+"\n"))
+	defer r.Body.Close()
+	contains(t, "question", r.next(), "sampling")
+	for who, c := range map[string]*client{"a": a, "b": b, "nobody": p.client()} {
+		c.post(notification("notifications/progress", `{"progressToken":"theirs","message":"of `+who+`"}`))
+	}
+	heard := p.client().post(request(`1`, "heard", `{}`)).whole()
+	contains(t, "heard", heard, "of a")
+	equal(t, "from others", strings.Contains(heard, "of b") || strings.Contains(heard, "of nobody"), false)
 }
 
 // TestALaterCallGetsNothingThatWasWrittenBeforeIt: the gateway has read a log message
@@ -119,7 +208,7 @@ func TestProgressThatNobodyAskedForIsDropped(t *testing.T) {
 // A child that many share must not get what may be its end.
 func TestWhatIsNoMessageReachesNoChild(t *testing.T) {
 	p := newPool(t, "")
-	c := p.client().initialize(`{"roots":{}}`)
+	c := p.client().initialize(`{"sampling":{}}`)
 	for _, body := range []string{
 		`{"method":"ping","id":1}`,
 		`{"jsonrpc":"1.0","id":1,"method":"ping"}`,
@@ -133,29 +222,33 @@ func TestWhatIsNoMessageReachesNoChild(t *testing.T) {
 	} {
 		equal(t, body, c.post(body).StatusCode, http.StatusBadRequest)
 	}
-	r := c.post(toolCall(`1`, "ask-roots", `{}`))
+	r := c.post(toolCall(`1`, "ask", `{"method":"sampling/createMessage"}`))
 	id := idOf(t, r.next())
 	for _, answer := range []string{`{"code":1.5,"message":"x"}`, `{"code":99999999999999999999,"message":"x"}`, `{"code":1,"message":5}`, `{"code":1}`, `5`, `null`} {
 		body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":%s}`, id, answer)
 		equal(t, answer, c.post(body).StatusCode, http.StatusBadRequest)
 	}
-	c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-1,"message":"no roots"}}`, id))
-	contains(t, "answer", r.next(), "no roots")
+	c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-1,"message":"no model"}}`, id))
+	contains(t, "answer", r.next(), "no model")
 	for _, method := range []string{"ping", "x"} {
 		equal(t, "received "+method, len(p.received(method)), 0)
 	}
 }
 
 func TestAQuestionOnAStreamThatHasEnded(t *testing.T) { // A25
-	p := newPuppets(t)
+	p := newPuppets(t, perSession)
 	c := p.client().initialize(`{"sampling":{}}`)
 	stream := c.listen()
 	untold(c, askedBetweenCalls)
 	contains(t, "question", stream.next(), "sampling")
 	stream.Body.Close()
 	p.eventually("the question is refused", func() bool {
-		return strings.Contains(p.client().post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
+		s := c.known(p)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.questions) == 0
 	})
+	contains(t, "told", c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
 }
 
 func TestCancellationsReachAllChildrenOfAServer(t *testing.T) {

@@ -237,23 +237,27 @@ func (p *Pool) end(s *session) {
 	case p.closed: // Close stops everybody
 	case s.server != nil:
 		p.running.Go(s.server.stop)
-	case len(uris) > 0:
-		p.running.Go(func() { p.unsubscribe(s.name, uris) })
+	case len(uris) > 0 || s.logLevel() != "":
+		p.running.Go(func() { p.forget(s.name, uris) })
 	}
 }
 
-// unsubscribe ends the subscriptions of a session that has ended, where it was the
-// last to have them.
-func (p *Pool) unsubscribe(name string, uris []string) {
+// forget takes back what a session that has ended wanted of shared children: its
+// subscriptions, where it was the last to have them, and its log level.
+func (p *Pool) forget(name string, uris []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.config.StartTimeout)
 	defer cancel()
 	for _, server := range p.named(name, mcp.Legacy) {
 		c := server.current()
+		if c == nil {
+			continue
+		}
 		for _, uri := range uris {
-			if c != nil && !server.wanted(uri) {
+			if !server.wanted(uri) {
 				_, _ = c.request(ctx, "resources/unsubscribe", uriParams(uri))
 			}
 		}
+		server.relevel(c)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"slices"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
@@ -15,11 +17,15 @@ type question struct {
 	id      []byte // the literal that the child has given it
 	method  string
 	number  uint64
-	call    *call // on whose stream it is asked, if on one
+	token   []byte // under which the child wants to hear of progress, if it does
+	call    *call  // on whose stream it is asked, if on one
 }
 
+const rootsList = "roots/list"
+
 // ask has a question of the server answered: by the client whose call it belongs
-// to, by the only client there is, or here.
+// to, by the client whose own child it is, or here. The roots of a shared child are
+// those of the configuration: servers keep them, and one client's would be everybody's.
 func (c *child) ask(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method == "ping" {
@@ -34,28 +40,48 @@ func (c *child) ask(m *jsonrpc.Message) {
 		}
 		return
 	}
-	call, doubtful := c.caller()
+	owner := c.server.owner
+	if owner == nil && method == rootsList {
+		c.server.sayRootsStay()
+	}
+	call, _ := c.caller()
 	switch {
-	case call != nil && call.session != nil && call.session.can(method):
+	case call != nil && call.session != nil && call.session.can(method) && (owner != nil || method != rootsList):
 		call.session.ask(c, call, m)
 	case call != nil:
 		c.answerFor(call.session, m.Literal(jsonrpc.ID), method)
-	case doubtful:
-		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound,
-			"several clients share this server: whom this is for cannot be known; give each session a process of its own")
+	case owner != nil && owner.can(method):
+		owner.ask(c, nil, m)
 	default:
-		if s := c.server.sole(); s != nil && s.can(method) {
-			s.ask(c, nil, m)
-		} else {
-			c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, "no client can be asked this now")
+		why := "no client can be asked this now"
+		if owner == nil {
+			why = "clients share this server: it can ask one only while that one alone has a call in flight; give each session a process of its own"
 		}
+		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, why)
 	}
+}
+
+// sayRootsStay logs once that a shared child does not get the roots of clients, unless
+// it has some of its configuration.
+func (s *server) sayRootsStay() {
+	if !s.hasRoots() {
+		s.rootsStay.Do(func() {
+			s.log().Info("roots of clients are not passed to a shared server",
+				zap.String("hint", "configure roots, or isolation session if it needs those of clients"))
+		})
+	}
+}
+
+// hasRoots reports whether there are roots that are no client's.
+func (s *server) hasRoots() bool {
+	result, _ := s.pool.answer(s.at.host, rootsList)
+	return result != nil || len(s.pool.config.Roots) > 0
 }
 
 // answerHere answers a question in the place of a client: with the roots, if it is
 // these that are asked for, else with an error.
 func (c *child) answerHere(id []byte, method string, code int, why string) {
-	if method == "roots/list" {
+	if method == rootsList {
 		c.tell(jsonrpc.Answer(id, c.server.pool.roots))
 		return
 	}
@@ -65,7 +91,10 @@ func (c *child) answerHere(id []byte, method string, code int, why string) {
 // answerFor answers a question in the place of a client that cannot be asked. If it has
 // a session, it has said that it has no roots; somebody may have configured some (A25).
 func (c *child) answerFor(s *session, id []byte, method string) {
-	const why = "the client cannot be asked this"
+	why := "the client cannot be asked this"
+	if method == rootsList && c.server.owner == nil {
+		why = "clients share this server: its roots come from its configuration"
+	}
 	if s != nil && len(c.server.pool.config.Roots) == 0 {
 		c.tell(jsonrpc.Refusal(id, jsonrpc.CodeMethodNotFound, why))
 		return

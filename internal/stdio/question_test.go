@@ -29,7 +29,7 @@ func result(id, result string) string {
 }
 
 func TestQuestionsOnTheStreamOfACall(t *testing.T) { // A23, A24
-	p := newPool(t, "")
+	p := newPool(t, "", perSession)
 	c := p.client().initialize(`{"roots":{},"sampling":{},"elicitation":{}}`)
 	for _, method := range []string{"roots/list", "sampling/createMessage", "elicitation/create", "their/own"} {
 		t.Run(method, func(t *testing.T) {
@@ -48,6 +48,8 @@ func TestQuestionsOnTheStreamOfACall(t *testing.T) { // A23, A24
 		equal(t, "their text", r.text(), `{"code":-1,"message":"no"}`)
 	})
 	t.Run("the latest call of a client is asked on", func(t *testing.T) {
+		p := newPool(t, "")
+		c := p.client().initialize(`{"sampling":{}}`)
 		ctx, leave := context.WithCancel(t.Context())
 		left := make(chan struct{})
 		go func() {
@@ -55,9 +57,9 @@ func TestQuestionsOnTheStreamOfACall(t *testing.T) { // A23, A24
 			_, _ = c.with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 		}()
 		p.inFlightIs(1)
-		r := c.post(toolCall(`2`, "ask-roots", `{}`))
-		c.post(result(idOf(t, r.next()), `{"roots":[]}`))
-		equal(t, "their text", r.text(), `{"roots":[]}`)
+		r := c.post(toolCall(`2`, "ask", `{"method":"sampling/createMessage"}`))
+		c.post(result(idOf(t, r.next()), `{"x":[]}`))
+		equal(t, "their text", r.text(), `{"x":[]}`)
 		leave()
 		<-left
 	})
@@ -71,16 +73,16 @@ func TestEqualIdsOfTwoChildren(t *testing.T) { // A24
 		var replies []*reply
 		var questions []string
 		for _, c := range clients {
-			c.initialize(`{"roots":{}}`)
-			r := c.post(toolCall(`1`, "ask-roots", `{}`)) // the first question of both
+			c.initialize(`{"sampling":{}}`)
+			r := c.post(toolCall(`1`, "ask", `{"method":"sampling/createMessage"}`)) // the first question of both
 			replies, questions = append(replies, r), append(questions, r.next())
 		}
 		for i := range clients {
 			c := clients[1-i]
-			equal(t, "status", c.post(result(idOf(t, questions[1-i]), fmt.Sprintf(`{"roots":[%d]}`, 1-i))).StatusCode, http.StatusAccepted)
+			equal(t, "status", c.post(result(idOf(t, questions[1-i]), fmt.Sprintf(`{"answer":[%d]}`, 1-i))).StatusCode, http.StatusAccepted)
 		}
 		for i, r := range replies {
-			equal(t, "roots", r.text(), fmt.Sprintf(`{"roots":[%d]}`, i))
+			equal(t, "answer", r.text(), fmt.Sprintf(`{"answer":[%d]}`, i))
 		}
 	}
 }
@@ -99,6 +101,8 @@ func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
 		{"roots of a client that has none are configured", withRoots, `{"sampling":{}}`, "roots/list", roots},
 		{"roots are empty by default", func(*Config) {}, "", "roots/list", `{"roots":[]}`},
 		{"roots of a client that has none are refused if none are configured", func(*Config) {}, `{}`, "roots/list", `"code":-32601`},
+		{"roots of a client are not those of all", func(*Config) {}, `{"roots":{}}`, "roots/list", `"code":-32601`},
+		{"roots of a client are not those of all if some are configured", withRoots, `{"roots":{}}`, "roots/list", roots},
 		{"a capability that is no object is none", func(*Config) {}, `{"roots":true}`, "roots/list", `"code":-32601`},
 		{"sampling without a session is refused", withRoots, "", "sampling/createMessage", `"code":-32601`},
 		{"sampling without the capability is refused", withRoots, `{"roots":{}}`, "sampling/createMessage", `"code":-32601`},
@@ -154,7 +158,7 @@ func untold(c *client, raw string) {
 }
 
 func TestQuestionsOnTheStreamOfASession(t *testing.T) {
-	p := newPuppets(t)
+	p := newPuppets(t, perSession)
 	c := p.client().initialize(`{"sampling":{}}`)
 	heard := func() string { return c.post(request(`1`, "heard", `{}`)).whole() }
 	stream := c.listen()
@@ -190,11 +194,6 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 		untold(c, strings.ReplaceAll(askedBetweenCalls, "theirs", "lonely"))
 		stream = c.listen()
 		contains(t, "question", stream.next(), "sampling/createMessage")
-	})
-	t.Run("of one of several are refused", func(t *testing.T) { // nobody knows of which
-		p.client().initialize(`{"sampling":{}}`)
-		untold(c, strings.ReplaceAll(askedBetweenCalls, "theirs", "doubtful"))
-		p.eventually("it is refused", func() bool { return strings.Contains(heard(), `\"id\":\"doubtful\",\"error\":{\"code\":-32601`) })
 	})
 	stream.Body.Close()
 }
@@ -406,7 +405,7 @@ func (p *testPool) messages() string {
 
 func TestClientsLeaveWhileAsked(t *testing.T) {
 	p := newPuppets(t)
-	c := p.client().initialize(`{"sampling":{},"roots":{}}`)
+	c := p.client().initialize(`{"sampling":{}}`)
 	stay := p.client()
 	heard := func() string { return stay.post(request(`1`, "heard", `{}`)).whole() }
 
@@ -415,9 +414,6 @@ func TestClientsLeaveWhileAsked(t *testing.T) {
 	r.Body.Close()
 	contains(t, "after a hang-up", heard(), `\"id\":\"a\",\"error\":{\"code\":-32603`)
 	equal(t, "too late", c.post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
-
-	c.post(say(`1`, `{"id":"b","method":"roots/list"}`+"\n")).Body.Close()
-	contains(t, "roots after a hang-up", heard(), `\"id\":\"b\",\"result\":{\"roots\":[]}`)
 
 	r = c.post(say(`1`, `{"id":"c","method":"sampling/createMessage"}`+"\n"))
 	contains(t, "question", r.next(), "sampling")

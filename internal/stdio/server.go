@@ -39,6 +39,8 @@ type server struct {
 	missed   int           // pings in a row that were not answered
 	unsaid   int           // how often one did not say whether it knows the modern era
 	stopped  chan struct{} // closed when there will be none any more
+
+	rootsStay sync.Once // it has been logged that clients keep their roots
 }
 
 func newServer(p *Pool, at address, owner *session) *server {
@@ -354,10 +356,15 @@ func (s *server) unsure(err error) error {
 }
 
 // initialize shakes hands. A child of a session gets what its client has said, a
-// shared one that everything can be asked: whom to ask is found out when it asks.
+// shared one that everything can be asked: whom to ask is found out when it asks. Only
+// roots are not there unless they are configured.
 func (c *child) initialize(ctx context.Context) error {
+	roots := ""
+	if c.server.hasRoots() {
+		roots = `"roots":{},`
+	}
 	params := []byte(`{"protocolVersion":"` + mcp.Latest + `",` +
-		`"capabilities":{"roots":{},"sampling":{},"elicitation":{"form":{},"url":{}}},` +
+		`"capabilities":{` + roots + `"sampling":{},"elicitation":{"form":{},"url":{}}},` +
 		`"clientInfo":` + clientInfo + `}`)
 	if owner := c.server.owner; owner != nil {
 		params = owner.hello.Literal(jsonrpc.Params)
@@ -396,7 +403,7 @@ func (c *child) discover(ctx context.Context) error {
 }
 
 // resume gives clients what they had before a restart: the child gets their
-// subscriptions, and they are told that its lists may have changed.
+// subscriptions and log level, and they are told that its lists may have changed.
 func (s *server) resume(c *child) {
 	uris := map[string]bool{}
 	s.eachSession(func(session *session) {
@@ -413,6 +420,7 @@ func (s *server) resume(c *child) {
 			break
 		}
 	}
+	s.relevel(c)
 	for _, list := range c.hello.lists {
 		var m jsonrpc.Message
 		if m.Read(jsonrpc.Notification("notifications/"+list+"/list_changed", nil)) == nil {
@@ -464,12 +472,15 @@ func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
 	})
 }
 
-// sole returns the session that what belongs to no call in flight is for: the only
-// one. If there are several, nobody can know.
-func (s *server) sole() *session {
+// sole returns the session that what a child says outside of calls is for: the only
+// one, if the child has worked for nobody else since it was started.
+func (s *server) sole(c *child) *session {
+	if s.owner != nil {
+		return s.owner
+	}
 	var sessions []*session
 	s.eachSession(func(session *session) { sessions = append(sessions, session) })
-	if len(sessions) != 1 {
+	if len(sessions) != 1 || !c.workedOnlyFor(sessions[0]) {
 		return nil
 	}
 	return sessions[0]

@@ -176,10 +176,10 @@ func TestAChildDies(t *testing.T) { // A37
 
 func TestAChildDiesInMidStream(t *testing.T) {
 	p := newPool(t, "")
-	c := p.client().initialize(`{"roots":{}}`)
+	c := p.client().initialize(`{"elicitation":{}}`)
 	p.soon("alpha:1", mcp.Legacy)
 	pid := c.pid()
-	r := c.post(toolCall(`"q"`, "ask-roots", `{}`))
+	r := c.post(toolCall(`"q"`, "ask", `{"method":"elicitation/create"}`))
 	question := r.next()
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	equal(t, "answer", r.next(), `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server could not be reached or broke off","data":{"code":"connect_error","server_name":"alpha"}},"id":"q"}`)

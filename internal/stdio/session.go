@@ -32,6 +32,7 @@ type session struct {
 	lastQuestion  uint64
 	questions     map[uint64]*question
 	subscriptions map[string]bool // URIs of resources
+	level         string          // of the log messages that it wants, if it has said
 }
 
 func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
@@ -106,7 +107,8 @@ func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 		return
 	}
 	s.lastQuestion++
-	q := &question{session: s, child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method), number: s.lastQuestion, call: call}
+	q := &question{session: s, child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method), number: s.lastQuestion,
+		token: bytes.Clone(m.Literal(jsonrpc.ProgressToken)), call: call}
 	s.questions[q.number] = q
 	s.mu.Unlock()
 
@@ -222,6 +224,31 @@ func (s *session) withdrawn(c *child, id []byte) (number uint64, to *inbox) {
 		}
 	}
 	return 0, nil
+}
+
+// awaits reports whether the client has been asked something by this child that it
+// reports the progress of with this token.
+func (s *session) awaits(c *child, token []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.questions {
+		if q.child == c && q.token != nil && bytes.Equal(q.token, token) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *session) logLevel() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.level
+}
+
+func (s *session) setLevel(level string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.level = level
 }
 
 func (s *session) subscribed(uri string) bool {

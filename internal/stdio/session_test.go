@@ -72,9 +72,9 @@ func TestSessionsEnd(t *testing.T) {
 func TestSessionsEndWithCallsInFlight(t *testing.T) {
 	for _, change := range []func(*Config){perSession, func(*Config) {}} {
 		p := newPool(t, "", change)
-		c := p.client().initialize(`{"roots":{}}`)
-		r := c.post(toolCall(`1`, "ask-roots", `{}`))
-		contains(t, "question", r.next(), "roots/list")
+		c := p.client().initialize(`{"elicitation":{}}`)
+		r := c.post(toolCall(`1`, "ask", `{"method":"elicitation/create"}`))
+		contains(t, "question", r.next(), "elicitation/create")
 		if _, err := c.do(http.MethodDelete, ""); err != nil {
 			t.Fatal(err)
 		}

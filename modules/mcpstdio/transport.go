@@ -73,14 +73,15 @@ type Transport struct {
 	Framing stdio.Framing `json:"framing,omitempty"`
 
 	// Who shares a child: shared is one for all clients, session one for each
-	// session. A shared child cannot tell which of several clients a question
-	// (sampling, elicitation) or log message is for, so in doubt it gets no answer;
-	// servers that ask many clients, or keep a state for each, want session.
-	// Default: shared
+	// session. What one client says does not change what a shared child does for
+	// others: it gets no client's roots, and it cannot tell which of several clients
+	// a question (sampling, elicitation) or log message is for, so in doubt it gets
+	// no answer. Servers that ask many clients, or keep a state for each, want
+	// session. Default: shared
 	Isolation stdio.Isolation `json:"isolation,omitempty"`
 
-	// URIs of the roots that it is told of when it asks and no client can say.
-	// Default: none
+	// URIs of the roots that it is told of when it asks. With isolation session
+	// those of a client come first. Default: none
 	Roots []string `json:"roots,omitempty"`
 
 	// How long it may take to start and to be initialized. Default: 15s

@@ -153,7 +153,7 @@ func TestAggregateServersAsk(t *testing.T) {
 
 func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 	isolate(t)
-	for _, isolation := range []string{"session", "shared"} {
+	for isolation, question := range map[string]string{"session": "roots/list", "shared": "sampling/createMessage"} {
 		t.Run("A25 "+isolation, func(t *testing.T) {
 			journal := newJournal(t)
 			url := serve(t, gateway(block(child("early", "--roots-at-init"), journal.env(), "isolation "+isolation), block(child("alpha"), "isolation "+isolation)))
@@ -166,10 +166,10 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 				t.Errorf("asked all the same: %v", asked)
 			}
 			// What was asked before anybody was ready hinders nobody.
-			able := joinAll(t, url, `{"roots":{}}`)
+			able := joinAll(t, url, `{"roots":{},"sampling":{}}`)
 			able.answer(func(legacyMessage) string { return `"result":{"roots":[{"uri":"file:///w"}]}` })
 			for _, server := range []string{"early", "alpha"} {
-				if got := able.use(server+"::ask-roots", `{}`); !strings.Contains(got, "file:///w") {
+				if got := able.use(server+"::ask", `{"method":`+quote(question)+`,"params":{}}`); !strings.Contains(got, "file:///w") {
 					t.Errorf("%s: %s", server, got)
 				}
 				if got := mute.use(server+"::slow", `{"ms":0}`); got != "slept" {

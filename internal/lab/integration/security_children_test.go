@@ -1,0 +1,166 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+)
+
+// The roots of one client are not those of a server that others use, before, while and
+// after it is there. The server is the official one, which takes roots in place of the
+// directories that it was started with.
+func TestSecurityRootsOfASharedChild(t *testing.T) {
+	isolate(t)
+	ours, theirs := t.TempDir(), t.TempDir()
+	for dir, text := range map[string]string{ours: "ours", theirs: "theirs"} {
+		if err := os.WriteFile(filepath.Join(dir, "file.txt"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files := "server files stdio node " + modulesOfNode + "@modelcontextprotocol/server-filesystem/dist/index.js "
+	for _, test := range []struct {
+		name    string
+		options string // of the server
+		answer  string // of the gateway
+		started string // the directory that the server is started with
+		asks    bool   // the client that has roots is asked for them
+		says    bool   // the log says that they are not passed on
+	}{
+		{"shared", "isolation shared", "", ours, false, true},
+		{"shared, with roots", "roots file://" + ours, "", theirs, false, false},
+		{"shared, with an answer", "isolation shared", block("answer files roots/list", "roots file://"+ours), theirs, false, false},
+		{"of its own", "isolation session", "", ours, true, false},
+	} {
+		for _, early := range []bool{true, false} {
+			name := test.name + ", later than another"
+			if early {
+				name = test.name + ", first of all"
+			}
+			t.Run(name, func(t *testing.T) {
+				log := filepath.Join(t.TempDir(), "log")
+				address := freeAddress(t)
+				load(t, block("", block("log", "output file "+log))+"\n"+site(address, gateway(
+					block(files+test.started, test.options, "start_timeout 2m", "env RUN "+quote(name)), child("other"), test.answer))) // another child each time
+				url := "http://" + address
+				read := func(c *legacyClient, dir string) string {
+					return c.use("files::read_text_file", `{"path":`+quote(filepath.Join(dir, "file.txt"))+`}`)
+				}
+				direct := func(dir string) string {
+					return use(t, rpcAt(url, "files"), "read_text_file", `{"path":`+quote(filepath.Join(dir, "file.txt"))+`}`)
+				}
+				others := func(when string, c *legacyClient) {
+					t.Helper()
+					if got := read(c, ours); got != "ours" {
+						t.Errorf("%s, another client reads %q", when, got)
+					}
+					if got := read(c, theirs); !strings.Contains(got, "Access denied") {
+						t.Errorf("%s, another client reads %q", when, got)
+					}
+					if got := direct(ours); got != "ours" {
+						t.Errorf("%s, /rpc reads %q", when, got)
+					}
+					if got := direct(theirs); !strings.Contains(got, "Access denied") {
+						t.Errorf("%s, /rpc reads %q", when, got)
+					}
+				}
+
+				var bob *legacyClient
+				if !early {
+					await.Until(t, "the directories of the configuration", func() bool { return direct(ours) == "ours" })
+					bob = joinAll(t, url, `{}`)
+					others("before", bob)
+				}
+				alice := joinAll(t, url, `{"roots":{"listChanged":true}}`)
+				alice.answer(func(legacyMessage) string { return `"result":{"roots":[{"uri":"file://` + theirs + `"}]}` })
+				alice.notify("notifications/roots/list_changed", "")
+				await.Until(t, "the directories of the configuration", func() bool { return direct(ours) == "ours" })
+				if test.asks {
+					await.Until(t, "its roots to be used", func() bool { return read(alice, theirs) == "theirs" })
+				} else {
+					others("to itself", alice)
+				}
+				if bob == nil {
+					bob = joinAll(t, url, `{}`)
+				}
+				others("while it is there", bob)
+				send(t, client, "DELETE", joinedAt(url), "", alice.session)
+				others("after it has left", bob)
+				others("after it has left", joinAll(t, url, `{}`))
+
+				if asked := alice.heardOf("roots/list"); !test.asks && len(asked) > 0 {
+					t.Errorf("the client was asked: %v", asked)
+				}
+				const said = "roots of clients are not passed to a shared server"
+				text, err := os.ReadFile(log)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := 0
+				if test.says {
+					want = 1
+				}
+				if n := strings.Count(string(text), `"`+said+`","server":"files"`); n != want {
+					t.Errorf("the log says it %d times", n)
+				}
+			})
+		}
+	}
+}
+
+// What one client does to a server that others use stays its own: its log level, its
+// subscriptions and what it says between calls.
+func TestSecurityStateOfASharedChild(t *testing.T) {
+	isolate(t)
+	journal := newJournal(t)
+	url := serve(t, gateway(block(child("alpha"), journal.env())))
+	alice, bob := joinAll(t, url, canAll), joinAll(t, url, canAll)
+
+	t.Run("subscriptions", func(t *testing.T) {
+		bob := bob.in(t)
+		uri := bob.list("resources/list", "uri")[0]
+		bob.result("resources/subscribe", `{"uri":`+quote(uri)+`}`)
+		own := ""
+		await.Until(t, "the subscription", func() bool {
+			if all := journal.messages(t, "resources/subscribe"); len(all) == 1 {
+				own = strings.Trim(all[0].member("uri"), `"`)
+			}
+			return own != ""
+		})
+		post(t, rpcAt(url, "alpha"), rpc("resources/unsubscribe", `{"uri":`+quote(own)+`}`))
+		use(t, rpcAt(url, "alpha"), "touch", `{"uri":`+quote(own)+`}`)
+		bob.hears("notifications/resources/updated", 1)
+	})
+	t.Run("log levels", func(t *testing.T) {
+		alice, bob := alice.in(t), bob.in(t)
+		alice.result("logging/setLevel", `{"level":"debug"}`)
+		bob.result("logging/setLevel", `{"level":"error"}`)
+		post(t, rpcAt(url, "alpha"), rpc("logging/setLevel", `{"level":"emergency"}`))
+		var told []string
+		for _, m := range journal.messages(t, "logging/setLevel") {
+			told = append(told, m.member("level"))
+		}
+		if strings.Join(told, " ") != `"debug"` {
+			t.Errorf("the server was told %v", told)
+		}
+		alice.use("alpha::emit", `{"method":"notifications/message","params":{"level":"info","data":"for alice"}}`)
+		bob.use("alpha::emit", `{"method":"notifications/message","params":{"level":"info","data":"not for bob"}}`)
+		bob.use("alpha::emit", `{"method":"notifications/message","params":{"level":"error","data":"for bob"}}`)
+		if got := alice.hears("notifications/message", 1); !strings.Contains(got[0].raw, "for alice") {
+			t.Errorf("alice hears %s", got[0].raw)
+		}
+		if got := bob.hears("notifications/message", 1); !strings.Contains(got[0].raw, "for bob") {
+			t.Errorf("bob hears %s", got[0].raw)
+		}
+	})
+	t.Run("roots that have changed", func(t *testing.T) {
+		alice.in(t).notify("notifications/roots/list_changed", "")
+		alice.in(t).notify("notifications/their/own", "")
+		await.Until(t, "the other notification", func() bool { return len(journal.entries(t, "notifications/their/own")) == 1 })
+		if n := len(journal.entries(t, "notifications/roots/list_changed")); n != 0 {
+			t.Errorf("the server has heard it %d times", n)
+		}
+	})
+}
