@@ -363,7 +363,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		})
 	}
 	equal(t, "started", p.events("start"), 0)
-	equal(t, "in flight", p.inFlight, 0)
+	equal(t, "in flight", len(p.inFlight), 0)
 }
 
 func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {

@@ -31,7 +31,7 @@ func (x *exchange) done() {
 	if x.session != nil {
 		x.session.release()
 	}
-	x.pool.leave()
+	x.pool.leave(x.req.URL.Host)
 }
 
 func (x *exchange) serve() (*http.Response, error) {
@@ -138,6 +138,9 @@ func (x *exchange) initialize() (*http.Response, error) {
 	const longestHello = 64 << 10 // it is kept for as long as the session
 	if len(x.m.Raw) > longestHello {
 		return x.fail(jsonrpc.PayloadTooLarge()), nil
+	}
+	if !x.pool.serves(x.req.URL.Host) {
+		return nil, errStopped
 	}
 	session, failure := x.pool.open(&x.m, x.address(mcp.Legacy))
 	if failure != nil {
@@ -385,7 +388,7 @@ func (x *exchange) get() *http.Response {
 	st.buf = []byte(": open\n\n") // so that the header goes out
 	x.session.listen(st)
 	x.pool.listen(st)
-	x.pool.leave() // nobody waits for its end
+	x.pool.leave(x.req.URL.Host) // nobody waits for its end
 	return respondStream(x.req, st)
 }
 

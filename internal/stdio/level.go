@@ -25,7 +25,7 @@ func (x *exchange) setLevel(c *child) (*http.Response, error) {
 	id, level := x.m.Literal(jsonrpc.ID), x.m.Text(jsonrpc.Level)
 	switch {
 	case x.session == nil:
-		return respond(x.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidRequest, "clients share this server: a log level needs a session")), nil
+		return respond(x.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidRequest, "several clients share this server: a log level needs a session")), nil
 	case !slices.Contains(mcp.LogLevels, level):
 		return respond(x.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidParams, "level: it is none of "+strings.Join(mcp.LogLevels, ", "))), nil
 	}

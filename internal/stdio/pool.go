@@ -61,11 +61,12 @@ type Pool struct {
 	mu        sync.Mutex
 	servers   map[address]*server
 	sessions  map[string]*session
-	listening map[*stream]bool       // streams that would not end by themselves
-	answerers map[string][]*Answerer // by host
-	hungUp    bool                   // they all have to
-	inFlight  int
-	idle      chan struct{} // closed when nothing is in flight any more
+	listening map[*stream]bool         // streams that would not end by themselves
+	answerers map[string][]*Answerer   // by host
+	hungUp    bool                     // they all have to
+	inFlight  map[string]int           // requests, by host
+	idle      map[string]chan struct{} // closed when nothing is in flight any more at a host, or at any ("")
+	users     map[string]int           // by host, or of any host (""); nil if nobody has said
 	closed    bool
 }
 
@@ -79,6 +80,8 @@ func NewPool(config Config, observe Observer) *Pool {
 		sessions:  map[string]*session{},
 		listening: map[*stream]bool{},
 		answerers: map[string][]*Answerer{},
+		inFlight:  map[string]int{},
+		idle:      map[string]chan struct{}{},
 	}
 }
 
@@ -87,7 +90,7 @@ func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil {
 		defer req.Body.Close()
 	}
-	if !p.enter() {
+	if !p.enter(req.URL.Host) {
 		return nil, errStopped
 	}
 	x := &exchange{pool: p, req: req, version: req.Header.Get(mcp.VersionHeader)}
@@ -99,22 +102,34 @@ func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // enter counts a request, unless the pool has been closed.
-func (p *Pool) enter() bool {
+func (p *Pool) enter(host string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
-		p.inFlight++
+		p.inFlight[host]++
 	}
 	return !p.closed
 }
 
-func (p *Pool) leave() {
+func (p *Pool) leave(host string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.inFlight--; p.inFlight == 0 && p.idle != nil {
-		close(p.idle)
-		p.idle = nil
+	if p.inFlight[host]--; p.inFlight[host] > 0 {
+		return
 	}
+	delete(p.inFlight, host)
+	for _, at := range []string{host, ""} {
+		if idle := p.idle[at]; idle != nil && !p.inFlightAt(at) {
+			close(idle)
+			delete(p.idle, at)
+		}
+	}
+}
+
+// inFlightAt reports whether requests are in flight at a host, or at any (""). The caller
+// holds the lock.
+func (p *Pool) inFlightAt(host string) bool {
+	return p.inFlight[host] > 0 || host == "" && len(p.inFlight) > 0
 }
 
 // An address is where requests of an era are sent to. A server that knows both
@@ -137,10 +152,10 @@ func (a address) name() string {
 func (p *Pool) server(a address) (*server, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	s := p.servers[a]
+	if p.closed || s == nil && !p.used(a.host) {
 		return nil, errStopped
 	}
-	s := p.servers[a]
 	if s == nil {
 		s = newServer(p, a, nil)
 		p.servers[a] = s
@@ -305,13 +320,117 @@ func (p *Pool) Check(ctx context.Context, host string) error {
 	return errors.Join(legacyErr, modernErr)
 }
 
+// Use says that requests are sent to these hosts, or to any if none is named. Once it
+// has been said, nothing is started elsewhere.
+func (p *Pool) Use(hosts ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == nil {
+		p.users = map[string]int{}
+	}
+	for _, host := range orAny(hosts) {
+		p.users[host]++
+	}
+}
+
+// orAny returns the hosts, or "" for any if there are none.
+func orAny(hosts []string) []string {
+	if len(hosts) == 0 {
+		return []string{""}
+	}
+	return hosts
+}
+
+// Release takes back what Use has said. At hosts that nobody uses any more it lets what
+// is in flight come to its end, as Drain does, and stops the children.
+func (p *Pool) Release(ctx context.Context, linger time.Duration, hosts ...string) {
+	p.mu.Lock()
+	for _, host := range orAny(hosts) {
+		if p.users[host]--; p.users[host] == 0 {
+			delete(p.users, host)
+		}
+	}
+	unused := map[string]bool{}
+	for a := range p.servers {
+		unused[a.host] = !p.used(a.host)
+	}
+	for _, s := range p.sessions {
+		if s.server != nil {
+			unused[s.server.at.host] = !p.used(s.server.at.host)
+		}
+	}
+	p.mu.Unlock()
+	var retiring sync.WaitGroup
+	for host := range unused {
+		if unused[host] {
+			retiring.Go(func() { p.retire(ctx, linger, host) })
+		}
+	}
+	retiring.Wait()
+}
+
+// serves reports whether something can be started at a host.
+func (p *Pool) serves(host string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used(host)
+}
+
+// used reports whether requests may be sent to a host. The caller holds the lock.
+func (p *Pool) used(host string) bool {
+	return p.users == nil || p.users[""] > 0 || p.users[host] > 0
+}
+
+// usedName reports whether requests may be sent to a server of this name. The caller
+// holds the lock.
+func (p *Pool) usedName(name string) bool {
+	for host := range p.users {
+		if host == "" || (address{host: host}).name() == name {
+			return true
+		}
+	}
+	return p.users == nil
+}
+
+// retire stops what runs at a host that is not used any more.
+func (p *Pool) retire(ctx context.Context, linger time.Duration, host string) {
+	for p.busy(ctx, linger, host) {
+	}
+	p.mu.Lock()
+	if p.closed || p.used(host) { // again
+		p.mu.Unlock()
+		return
+	}
+	var stopping sync.WaitGroup
+	for a, s := range p.servers {
+		if a.host == host {
+			delete(p.servers, a)
+			stopping.Go(s.stop)
+		}
+	}
+	var ended []*session
+	for _, s := range p.sessions {
+		if s.server != nil && s.server.at.host == host || !p.usedName(s.name) {
+			ended = append(ended, s)
+		}
+	}
+	p.mu.Unlock()
+	for _, s := range ended {
+		p.end(s)
+		if s.server != nil {
+			stopping.Go(s.server.stop)
+		}
+	}
+	stopping.Wait()
+}
+
 // Drain lets what is in flight come to its end, for as long as ctx lasts, and
 // closes the pool. The streams of sessions end at once: their clients open new ones
 // elsewhere. Requests that come late are still served as long as others are, and
 // for the time of linger after them.
 func (p *Pool) Drain(ctx context.Context, linger time.Duration) {
 	p.Hangup()
-	for p.busy(ctx, linger) {
+	for p.busy(ctx, linger, "") {
 	}
 	p.Close()
 }
@@ -343,14 +462,16 @@ func (p *Pool) unlisten(st *stream) {
 	delete(p.listening, st)
 }
 
-// busy waits until nothing is in flight, and then for a while. It reports whether
-// something came in the meantime.
-func (p *Pool) busy(ctx context.Context, linger time.Duration) bool {
+// busy waits until nothing is in flight at a host, or at any (""), and then for a while.
+// It reports whether something came in the meantime.
+func (p *Pool) busy(ctx context.Context, linger time.Duration, host string) bool {
 	p.mu.Lock()
 	var idle chan struct{}
-	if p.inFlight > 0 {
-		idle = make(chan struct{})
-		p.idle = idle
+	if p.inFlightAt(host) {
+		if idle = p.idle[host]; idle == nil {
+			idle = make(chan struct{})
+			p.idle[host] = idle
+		}
 	}
 	p.mu.Unlock()
 	if idle != nil {
@@ -368,7 +489,20 @@ func (p *Pool) busy(ctx context.Context, linger time.Duration) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.inFlight > 0 && ctx.Err() == nil
+	return (p.inFlightAt(host) || p.ownBusy(host)) && ctx.Err() == nil
+}
+
+// ownBusy reports whether calls wait for a session's own child at a host. They may have
+// come by another host of the same server. The caller holds the lock.
+func (p *Pool) ownBusy(host string) bool {
+	for _, s := range p.sessions {
+		if s.server != nil && s.server.at.host == host {
+			if c := s.server.current(); c != nil && c.busy() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Close ends all sessions and stops all children. It returns when they have ended.

@@ -55,7 +55,7 @@ func (c *child) ask(m *jsonrpc.Message) {
 	default:
 		why := "no client can be asked this now"
 		if owner == nil {
-			why = "clients share this server: it can ask one only while that one alone has a call in flight; give each session a process of its own"
+			why = "several clients share this server: it can ask one only while that one alone has a call in flight; give each session a process of its own"
 		}
 		c.answerHere(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, why)
 	}
@@ -93,7 +93,7 @@ func (c *child) answerHere(id []byte, method string, code int, why string) {
 func (c *child) answerFor(s *session, id []byte, method string) {
 	why := "the client cannot be asked this"
 	if method == rootsList && c.server.owner == nil {
-		why = "clients share this server: its roots come from its configuration"
+		why = "several clients share this server: its roots come from its configuration"
 	}
 	if s != nil && len(c.server.pool.config.Roots) == 0 {
 		c.tell(jsonrpc.Refusal(id, jsonrpc.CodeMethodNotFound, why))

@@ -82,7 +82,7 @@ func TestSessionsEndWithCallsInFlight(t *testing.T) {
 			t.Error("the call has no answer")
 		}
 		r.Body.Close()
-		equal(t, "in flight", p.inFlight, 0)
+		equal(t, "in flight", len(p.inFlight), 0)
 	}
 }
 

@@ -3,6 +3,7 @@ package stdio
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -354,5 +355,44 @@ func TestTwoHundredPools(t *testing.T) {
 			p.client().initialize(`{}`).call("echo", `{}`)
 		}
 		p.Close()
+	}
+}
+
+// TestHostsThatAreNotUsedAnyMore: their children end when they have answered, and no
+// others are started there.
+func TestHostsThatAreNotUsedAnyMore(t *testing.T) {
+	for _, change := range []func(*Config){func(*Config) {}, perSession} {
+		p := newPool(t, "", change)
+		p.Use("alpha:1", "alpha:2", "alpha:3", "beta:1")
+		at := func(host string) *client {
+			c := p.client()
+			c.host = host
+			return c.initialize(`{}`)
+		}
+		kept, removed, renamed := at("alpha:1"), at("alpha:2"), at("beta:1")
+		pids := []int{kept.pid(), removed.pid(), renamed.pid()}
+
+		p.Use("alpha:1", "gamma:1") // as the next configuration does
+		waiting := make(chan string)
+		go func() { waiting <- removed.call("slow", `{"ms":300}`) }()
+		p.eventually("it is called", func() bool { return len(p.received("tools/call")) == 4 })
+		p.within("Release", func() { p.Release(t.Context(), 0, "alpha:1", "alpha:2", "alpha:3", "beta:1") })
+
+		equal(t, "the call in flight", <-waiting, "slept")
+		equal(t, "the one that is kept", kept.pid(), pids[0])
+		for _, pid := range pids[1:] {
+			equal(t, "one that is not", exists(pid), false)
+		}
+		equal(t, "the session of one that is gone", renamed.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
+		if _, err := renamed.do(http.MethodPost, request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`)); !errors.Is(err, errStopped) {
+			t.Errorf("one that comes too late gets %v", err)
+		}
+		p.Use("beta:1")
+		renamed.session = ""
+		equal(t, "one that is back", renamed.initialize(`{}`).pid() != pids[2], true)
+		p.Use()
+		at("delta:1").pid()
+		p.within("Release", func() { p.Release(t.Context(), 0) })
+		p.until("two children are left", func() bool { return len(p.started)-len(p.exited) == 2 })
 	}
 }

@@ -3,7 +3,6 @@ package mcpgateway
 import (
 	"slices"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -49,7 +48,7 @@ func (u *upstreams) of(proxy *reverseproxy.Handler) {
 	for _, upstream := range proxy.Upstreams {
 		if !isChild {
 			u.addProxied(upstream, proxy.HealthChecks)
-		} else if host, ok := childHost(upstream.Dial); ok {
+		} else if host, ok := mcpstdio.Host(upstream.Dial); ok {
 			u.addChild(child{transport, host})
 		}
 	}
@@ -70,18 +69,4 @@ func (u *upstreams) addChild(c child) {
 	}) {
 		u.children = append(u.children, c)
 	}
-}
-
-// childHost returns the host to which reverse_proxy sends requests for an address. There
-// is none that is known if it has placeholders that a request fills.
-func childHost(dial string) (string, bool) {
-	dial, err := caddy.NewReplacer().ReplaceOrErr(dial, true, true)
-	if err != nil {
-		return "", false
-	}
-	address, err := caddy.ParseNetworkAddress(dial)
-	if err != nil {
-		return "", false
-	}
-	return address.JoinHostPort(0), true
 }

@@ -30,6 +30,7 @@ type user struct {
 	ctx    caddy.Context
 	logger *zap.Logger
 	events *caddyevents.App
+	hosts  []string // of its upstreams; none if these are not known
 }
 
 var (
@@ -78,6 +79,7 @@ func (p *pool) join(u *user) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.users = append(p.users, u)
+	p.Use(u.hosts...)
 }
 
 // latest returns the module to report to. When all have left, what is still to be
@@ -96,8 +98,21 @@ func (p *pool) leave(u *user) error {
 		p.users = slices.DeleteFunc(p.users, func(other *user) bool { return other == u })
 	}
 	p.mu.Unlock()
-	_, err := pools.Delete(p.key)
+	deleted, err := pools.Delete(p.key)
+	if !deleted && err == nil { // other modules go on with some of its children, or with none
+		p.drain(func(ctx context.Context) { p.Release(ctx, linger, u.hosts...) })
+	}
 	return err
+}
+
+// drain has something come to its end in the background.
+func (p *pool) drain(end func(context.Context)) {
+	draining.Go(func() {
+		ctx, cancel := context.WithTimeout(exiting, drainTime)
+		defer cancel()
+		end(ctx)
+		running.forget()
+	})
 }
 
 // The time that a pool which is not used any more has for what is in flight, and how
@@ -114,12 +129,7 @@ func (p *pool) Destruct() error {
 		draining.Go(p.Close)
 		return nil
 	}
-	draining.Go(func() {
-		ctx, cancel := context.WithTimeout(exiting, drainTime)
-		defer cancel()
-		p.Drain(ctx, linger)
-		running.forget()
-	})
+	p.drain(func(ctx context.Context) { p.Drain(ctx, linger) })
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
@@ -45,7 +46,8 @@ func init() {
 // health_timeout is ended and started again.
 //
 // Children, their sessions and calls survive reloads of the configuration that leave
-// the transport as it is. A changed one lets calls in flight come to their end.
+// the transport and the upstream as they are. Otherwise calls in flight come to their
+// end, and then the children of upstreams that are gone end.
 //
 // A server that knows both eras of the protocol gets one child for each that clients
 // use.
@@ -131,10 +133,47 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.pool, err = openPool(t.config()); err != nil {
 		return err
 	}
-	t.user = &user{ctx, ctx.Logger(), events}
+	t.user = &user{ctx, ctx.Logger(), events, hosts(ctx)}
 	t.warnOfEmpty()
 	t.pool.join(t.user)
 	return events.On("stopping", t.pool)
+}
+
+// hosts returns the hosts of the reverse_proxy that loads the transport. There are none
+// if they are known only when a request comes.
+func hosts(ctx caddy.Context) (hosts []string) {
+	for _, module := range slices.Backward(ctx.Modules()) {
+		proxy, ok := module.(*reverseproxy.Handler)
+		if !ok {
+			continue
+		}
+		for _, upstream := range proxy.Upstreams {
+			host, known := Host(upstream.Dial)
+			if !known {
+				return nil
+			}
+			hosts = append(hosts, host)
+		}
+		if proxy.DynamicUpstreamsRaw != nil {
+			return nil
+		}
+		break
+	}
+	return hosts
+}
+
+// Host returns the host to which reverse_proxy sends requests for an address. It is not
+// known if the address has placeholders that a request fills.
+func Host(dial string) (host string, known bool) {
+	dial, err := caddy.NewReplacer().ReplaceOrErr(dial, true, true)
+	if err != nil {
+		return "", false
+	}
+	address, err := caddy.ParseNetworkAddress(dial)
+	if err != nil {
+		return "", false
+	}
+	return address.JoinHostPort(0), true
 }
 
 func (t *Transport) setDefaults() {

@@ -1444,7 +1444,7 @@ func TestAccessToCallsOfOthers(t *testing.T) {
 	isolate(t)
 	const one, two = "one-AbCdEf0123456789", "two-AbCdEf0123456789"
 	remote := &mcptest.Remote{Name: "far", Legacy: true}
-	url := serve(t, gateway("separator __", block("auth token", "one "+one, "two "+two), child("kid"), "server far http://"+upstream(t, remote)+"/mcp"))
+	url := serve(t, gateway("separator __", block("auth token", "one "+one, "two "+two), block(child("kid"), "isolation session"), "server far http://"+upstream(t, remote)+"/mcp"))
 	t.Cleanup(remote.Close)
 	for server, tool := range map[string]string{"kid": "ask-roots", "far": "ask"} {
 		t.Run("A57 a modern client of a legacy server: "+server, func(t *testing.T) {

@@ -635,6 +635,70 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 	})
 }
 
+// Children end with the servers that they were started for, though others have the same
+// command, and calls that they have to answer come to their end.
+func TestGatewayStdioServersThatGo(t *testing.T) {
+	isolate(t)
+	const grown = 8
+	for _, test := range []struct {
+		name    string
+		servers []string // one configuration after the other
+		used    string   // the servers of the last one
+		want    int      // children in the end
+	}{
+		{"renamed", []string{"alpha:1", "beta:1", "gamma:1", "delta:1", "epsilon:1", "zeta:1"}, "zeta", 1},
+		{"scaled down", []string{fmt.Sprintf("tools:1-%d", grown), "tools:1-2"}, "tools", 2},
+		{"removed", []string{"stays:1 goes:1", "stays:1"}, "stays", 1},
+		{"turned into others", []string{"a:1 b:1-2", "c:1-2 d:1"}, "c d", 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			journal, address := newJournal(t), freeAddress(t)
+			at := func(server string) string { return mcpAt("http://"+address, server) }
+			var waiting []<-chan answer
+			for i, servers := range test.servers {
+				var proxies, names []string
+				for server := range strings.FieldsSeq(servers) {
+					name, _, _ := strings.Cut(server, ":")
+					names = append(names, name)
+					// The arguments are the same, as they belong to the transport.
+					proxies = append(proxies, strings.Replace(stdioProxy("same", server, nil, []string{journal.env()}, "lb_policy round_robin"), "same", name, 1))
+				}
+				load(t, site(address, gateway(proxies...)))
+				for _, name := range names {
+					for range grown { // so that each child has its turn
+						pidAt(t, at(name))
+					}
+					if i < len(test.servers)-1 {
+						calls := len(journal.entries(t, "tools/call"))
+						waiting = append(waiting, later(t, at(name), "slow", `{"ms":300}`))
+						await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
+					}
+				}
+			}
+			for _, call := range waiting {
+				if got := <-call; toolText(t, answerIn(got.body)) != "slept" {
+					t.Errorf("a call in flight got %s %s", got.Status, got.body)
+				}
+			}
+			runs := func() (n int) {
+				for _, e := range journal.entries(t, "start") {
+					if processRuns(e.PID) {
+						n++
+					}
+				}
+				return n
+			}
+			await.Until(t, "the end of children of servers that are gone", func() bool { return runs() == test.want })
+			for _, name := range strings.Fields(test.used) {
+				pidAt(t, at(name))
+			}
+			if n := runs(); n != test.want {
+				t.Errorf("%d children run", n)
+			}
+		})
+	}
+}
+
 func TestGatewayStdioManyClients(t *testing.T) {
 	isolate(t)
 	const clients, connections = 2000, 200
