@@ -20,14 +20,14 @@ import (
 // A client is whoever talks to us: a session of the legacy era, or all requests of
 // the modern era that come from the same client as far as anybody can tell.
 type client struct {
-	key       string    // in State
-	using     int       // by how many; guarded by State.mu
-	idleSince time.Time // guarded by State.mu
-	held      int       // how many calls wait for it; guarded by State.mu
+	key   string // in State
+	using int    // by how many; guarded by State.mu
 
 	era      mcp.Era
 	version  string
-	identity string // who it is, if that is known
+	identity string    // who it is, if that is known
+	owner    string    // of what is kept for it
+	issued   time.Time // when its session began
 	hello    hello
 
 	ended atomic.Bool // it has said so
@@ -57,6 +57,13 @@ func helloOf(params []byte) hello {
 	return hello{params, p.Capabilities, p.Info}.complete()
 }
 
+// helloTooLarge refuses a client that has too much to say of itself, and names where.
+func helloTooLarge(where string) *jsonrpc.Failure {
+	failure := jsonrpc.PayloadTooLarge()
+	failure.Message = where + " have more than 16 KiB"
+	return failure
+}
+
 // complete fills in what the protocol demands.
 func (h hello) complete() hello {
 	if len(h.capabilities) == 0 || h.capabilities[0] != '{' {
@@ -82,17 +89,32 @@ func (h hello) brief(version string) []byte {
 	})
 }
 
-func newClient(era mcp.Era, version, identity string, h hello) *client {
+func newClient(era mcp.Era, version string, who Visitor, h hello) *client {
 	return &client{
 		era:       era,
 		version:   version,
-		identity:  identity,
+		identity:  who.Identity,
+		owner:     who.owner(),
 		hello:     h,
 		links:     map[string]*link{},
 		calls:     map[string]*inFlight{},
 		questions: map[string]question{},
 		streams:   map[*stream]bool{},
 	}
+}
+
+// size returns about how much memory a client takes that does nothing.
+func (c *client) size() int64 {
+	size := 1<<10 + len(c.hello.params) + len(c.hello.capabilities) + len(c.hello.info)
+	for _, l := range c.allLinks() {
+		size += l.size()
+	}
+	return int64(size)
+}
+
+// hasMore reports whether a client has told us what its session id does not carry.
+func (c *client) hasMore() bool {
+	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool { return len(c.subscribed(l)) > 0 })
 }
 
 // restore gives a client the links of a ticket.
@@ -114,10 +136,13 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 // are of the same client if they say the same of themselves and have the same
 // credentials, whether these are for us or for the servers. Those of nobody in
 // particular come from the same address, too. The client has to be released.
-func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *client {
+func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) (*client, *jsonrpc.Failure) {
 	h := hello{
 		capabilities: m.Literal(jsonrpc.ClientCapabilities),
 		info:         m.Literal(jsonrpc.ClientInfo),
+	}
+	if len(h.capabilities)+len(h.info) > longestHello {
+		return nil, helloTooLarge("_meta: clientInfo and clientCapabilities")
 	}
 	sum := sha256.New()
 	identity := who.Identity
@@ -138,10 +163,10 @@ func (a *Aggregate) visitor(r *http.Request, m *jsonrpc.Message, who Visitor) *c
 	_, _ = sum.Write(h.capabilities)
 	_, _ = sum.Write([]byte{0})
 	_, _ = sum.Write(h.info)
-	return a.client(mcp.Modern, string(sum.Sum(nil)), func() *client {
+	return a.client(string(sum.Sum(nil)), func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
-		return newClient(mcp.Modern, mcp.Stateless, who.Identity, h.complete())
-	})
+		return newClient(mcp.Modern, mcp.Stateless, who, h.complete())
+	}), nil
 }
 
 // credentials are the parts of names of headers that say who sends them. Others differ

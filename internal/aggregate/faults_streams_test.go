@@ -503,11 +503,13 @@ func TestStreamsThatHaveMovedEndAtTheExit(t *testing.T) {
 func TestBoundsOfConfigurationsThatAreGone(t *testing.T) {
 	g := newMemory(t, nil, legacyPeer("a"))
 	defer g.close()
-	before := g.State.max
 	config := g.config
 	config.MaxClients, config.Generation = 1, new(int)
 	New(config, g.State).Close()
-	if g.State.max != before {
-		t.Errorf("%d clients are remembered, not %d", g.State.max, before)
+	for range 3 {
+		g.legacy(t)
+	}
+	if n := len(g.known()); n != 3 {
+		t.Errorf("%d clients are remembered, not 3", n)
 	}
 }

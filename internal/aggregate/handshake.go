@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -19,7 +20,7 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	case t.m.Kind(jsonrpc.Params) != jsonspan.BeginObject || t.m.Kind(jsonrpc.Requested) != jsonspan.String:
 		return jsonrpc.InvalidParams("protocolVersion: it is missing, or no string").AsAnswer()
 	case len(params) > longestHello:
-		return jsonrpc.PayloadTooLarge()
+		return helloTooLarge("params: capabilities and clientInfo")
 	}
 	version := mcp.Negotiate(t.m.Text(jsonrpc.Requested), mcp.Latest)
 	edits := []jsonspan.Edit{t.m.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
@@ -32,10 +33,11 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	t.client = newClient(mcp.Legacy, version, t.who.Identity, helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	t.client = newClient(mcp.Legacy, version, t.who, helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	t.client.issued = time.Now()
 	t.a.keep(t.client)
-	if t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, nil}) == "" {
-		return jsonrpc.PayloadTooLarge()
+	if t.a.sealed(t.client.ticket(nil)) == "" {
+		return helloTooLarge("params: capabilities and clientInfo, compressed,")
 	}
 	t.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, t.a, t.r) }) // who fails is left out, and has been logged
 	if t.r.Context().Err() != nil {
@@ -49,8 +51,8 @@ func (t *turn) initialize() *jsonrpc.Failure {
 			links[s.Name] = ticket
 		}
 	}
-	id := t.a.sealed(ticket{t.who.Identity, version, t.client.hello.params, links})
-	t.client = t.a.client(mcp.Legacy, id, func() *client { return t.client })
+	id := t.a.sealed(t.client.ticket(links))
+	t.client = t.a.client(id, func() *client { return t.client })
 	t.a.release(t.client) // as the one that had no id yet
 	t.out.w.Header().Set(mcp.SessionHeader, id)
 
@@ -219,7 +221,7 @@ func (t *turn) setLevel() *jsonrpc.Failure {
 
 // delete ends a session.
 func (t *turn) delete() *jsonrpc.Failure {
-	t.client.ended.Store(true)
+	t.a.end(t.client)
 	for _, s := range t.client.listening() {
 		s.end()
 	}

@@ -55,6 +55,25 @@ func newLink(c *client, s *Server) *link {
 	return &link{client: c, server: s.Name, id: s.ID, prefix: rand.Text()[:8], opening: make(chan struct{}, 1)}
 }
 
+// size returns about how much memory a link takes.
+func (l *link) size() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	size := 1<<9 + len(l.session) + len(l.about.Capabilities) + len(l.about.Instructions)
+	for _, uri := range l.subscriptions {
+		size += len(uri) + len(l.windows[uri])
+	}
+	if l.of != nil {
+		for name, values := range l.of.Header {
+			size += len(name)
+			for _, value := range values {
+				size += len(value)
+			}
+		}
+	}
+	return size
+}
+
 // about is what a server says of itself.
 type about struct {
 	Capabilities json.RawMessage `json:"capabilities"`

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // interests are what a client of the modern era listens to.
@@ -32,9 +33,16 @@ func (t *turn) listen() *jsonrpc.Failure {
 	if t.m.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(t.m.Literal(jsonrpc.Notifications), wants) != nil {
 		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
 	}
-	if len(wants.URIs) > maxSubscriptions {
+	size := int64(0)
+	for _, uri := range wants.URIs {
+		if size += int64(len(uri)); len(uri) > longestURI {
+			return jsonrpc.InvalidParams("resourceSubscriptions: a URI has more than 8 KiB")
+		}
+	}
+	if len(wants.URIs) > maxSubscriptions || !t.a.subscribing.Take(t.client.owner, size) {
 		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
 	}
+	defer t.a.subscribing.Give(t.client.owner, size)
 	wants.resolve(t)
 	if !t.out.accepts {
 		return notAcceptable()
@@ -243,15 +251,28 @@ func (t *turn) subscribe(on bool) *jsonrpc.Failure {
 	if failure := l.open(t.r.Context(), t.a, t.r); failure != nil {
 		return t.failed(t.r.Context(), failure)
 	}
-	uri := target.Name
-	if !l.subscribe(uri, on) {
-		return invalid("uri: there are too many subscriptions")
-	}
+	uri, shown := target.Name, ""
 	if t.led.elsewhere() {
-		l.look(uri, t.led.shown, on)
+		shown = t.led.shown
+	}
+	added := false
+	switch {
+	case len(uri) > longestURI || len(shown) > longestURI:
+		return invalid("uri: it has more than 8 KiB")
+	case !on:
+		l.unsubscribe(t.a.subscribing, uri)
+	default:
+		var ok bool
+		if added, ok = l.subscribe(t.a.subscribing, uri, shown); !ok {
+			return invalid("uri: there are too many subscriptions")
+		}
 	}
 	if era, _ := l.state(); era == mcp.Legacy {
-		return t.pass(s, target, edits)
+		failure := t.pass(s, target, edits)
+		if added && (failure != nil || t.result.Code != 0) {
+			l.unsubscribe(t.a.subscribing, uri) // which the server has not agreed to
+		}
+		return failure
 	}
 	t.result.Server = s.Name
 	for _, listening := range t.client.listening() {
@@ -281,34 +302,63 @@ func (s *stream) stop(key earKey) {
 // era each takes a stream.
 const maxSubscriptions, maxEars = 1_000, 64
 
-// subscribe notes a subscription: a server of the modern era has no such request, and
-// one of the legacy era may have to be told again.
-func (l *link) subscribe(uri string, on bool) (ok bool) {
+// longestURI is how long the URI of a subscription may be.
+const longestURI = 8 << 10
+
+// subscriptionLimits are for all servers and clients of a gateway.
+var subscriptionLimits = quota.Limits{Entries: 100_000, Bytes: 64 << 20, OwnerEntries: 10_000, OwnerBytes: 8 << 20}
+
+var keptSubscriptions = quota.NewKind("subscriptions")
+
+// subscribe notes a subscription, and by which URI of the gateway itself it was made, if
+// by one: a server of the modern era has no such request, and one of the legacy era may
+// have to be told again. It reports whether it was not there before, and whether it is
+// now.
+func (l *link) subscribe(meter *quota.Meter, uri, shown string) (added, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i, there := slices.BinarySearch(l.subscriptions, uri)
 	switch {
-	case on && !there && (len(l.subscriptions) == maxSubscriptions || l.era == mcp.Modern && len(l.subscriptions) == maxEars):
-		return false
-	case on && !there:
-		l.subscriptions = slices.Insert(l.subscriptions, i, uri)
-	case !on && there:
+	case there && (shown == "" || shown == l.windows[uri]):
+		return false, true
+	case there: // by another URI
+		meter.Give(l.client.owner, int64(len(uri)+len(l.windows[uri])))
 		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
+		delete(l.windows, uri)
 	}
-	return true
+	switch {
+	case len(l.subscriptions) == maxSubscriptions || l.era == mcp.Modern && len(l.subscriptions) == maxEars,
+		!meter.Take(l.client.owner, int64(len(uri)+len(shown))):
+		return false, false
+	}
+	l.subscriptions = slices.Insert(l.subscriptions, i, uri)
+	if shown != "" {
+		if l.windows == nil {
+			l.windows = map[string]string{}
+		}
+		l.windows[uri] = shown
+	}
+	return !there, true
 }
 
-// look notes by which URI of the gateway itself the client has subscribed to a resource.
-func (l *link) look(uri, shown string, on bool) {
+// unsubscribe notes that a subscription has ended.
+func (l *link) unsubscribe(meter *quota.Meter, uri string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case !on:
+	if i, there := slices.BinarySearch(l.subscriptions, uri); there {
+		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
+		meter.Give(l.client.owner, int64(len(uri)+len(l.windows[uri])))
 		delete(l.windows, uri)
-	case l.windows == nil:
-		l.windows = map[string]string{uri: shown}
-	default:
-		l.windows[uri] = shown
+	}
+}
+
+// unsubscribe notes that all subscriptions of a client have ended, of which nobody
+// will hear any more.
+func (c *client) unsubscribe(meter *quota.Meter) {
+	for _, l := range c.allLinks() {
+		for _, uri := range c.subscribed(l) {
+			l.unsubscribe(meter, uri)
+		}
 	}
 }
 

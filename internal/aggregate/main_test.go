@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -931,12 +929,4 @@ func (g *gateway) close() {
 }
 
 // known returns all clients that are remembered.
-func (g *gateway) known() []*client {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	all := slices.Collect(maps.Values(g.busy))
-	for _, idle := range g.idle {
-		all = append(all, idle.Values()...)
-	}
-	return all
-}
+func (g *gateway) known() []*client { return g.clients() }

@@ -27,6 +27,43 @@ type overhearing struct {
 	idle    *time.Timer // ends it; stopped while there are calls
 }
 
+// overhearings are all that there are.
+type overhearings struct {
+	mu    sync.Mutex
+	all   map[*overhearing]bool
+	ended bool
+}
+
+// add notes one, unless nothing is listened to any more.
+func (all *overhearings) add(o *overhearing) bool {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.all == nil {
+		all.all = map[*overhearing]bool{}
+	}
+	if !all.ended {
+		all.all[o] = true
+	}
+	return !all.ended
+}
+
+// remove notes that one has ended.
+func (all *overhearings) remove(o *overhearing) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	delete(all.all, o)
+}
+
+// end ends all of them.
+func (all *overhearings) end() {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.ended = true
+	for o := range all.all {
+		o.cancel()
+	}
+}
+
 // overhear listens to the server for a call. What it returns ends that.
 func (held *heldCall) overhear(ctx context.Context) (end func()) {
 	a, l := held.a, held.link
@@ -52,14 +89,14 @@ func (held *heldCall) overhear(ctx context.Context) (end func()) {
 	listening, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	o.cancel, o.idle = cancel, time.AfterFunc(time.Hour, cancel)
 	o.idle.Stop()
-	if !a.overhears(o) {
+	if !a.State.overhear.add(o) {
 		cancel()
 		return end
 	}
 	l.overheard = o
 	a.running.Go(func() {
 		defer cancel()
-		defer a.overheard(o)
+		defer a.State.overhear.remove(o)
 		l.overhear(listening, a, held.of, o)
 	})
 	return end

@@ -68,8 +68,11 @@ func (s *State) clients() []*client {
 // everybody is clients for callers that hold the lock.
 func (s *State) everybody() []*client {
 	all := slices.Collect(maps.Values(s.busy))
-	for _, idle := range s.idle {
-		all = append(all, idle.Values()...)
+	for _, c := range s.idle.All {
+		all = append(all, c)
+	}
+	for _, c := range s.resting.All {
+		all = append(all, c)
 	}
 	return all
 }

@@ -10,19 +10,33 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"io"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // A ticket is what the session id of a client says to whoever can open it: all it
 // takes to go on with the session.
 type ticket struct {
 	Identity string                `json:"i,omitempty"`
+	Address  string                `json:"a,omitempty"` // where it began, if nobody knows who it is
+	Issued   int64                 `json:"t"`           // when, in seconds since 1970
 	Version  string                `json:"v"`
 	Hello    json.RawMessage       `json:"h"` // params of its initialize
 	Links    map[string]linkTicket `json:"l,omitempty"`
+}
+
+// ticket returns what it takes to go on with the session of a client elsewhere.
+func (c *client) ticket(links map[string]linkTicket) ticket {
+	t := ticket{Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.hello.params, Links: links}
+	if c.identity == "" {
+		t.Address = strings.TrimPrefix(c.owner, "@")
+	}
+	return t
 }
 
 // A linkTicket is what it takes to go on with the session of one server.
@@ -125,22 +139,95 @@ var packers = sync.Pool{New: func() any {
 }}
 
 // session finds the client that has this session. It has to be released.
-func (a *Aggregate) session(id, identity string) (*client, *jsonrpc.Failure) {
-	c := a.client(mcp.Legacy, id, func() *client {
+func (a *Aggregate) session(id string, who Visitor) (*client, *jsonrpc.Failure) {
+	c := a.client(id, func() *client {
 		t, ok := a.opened(id)
 		if !ok {
 			return nil
 		}
-		return newClient(mcp.Legacy, t.Version, t.Identity, helloOf(t.Hello)).restore(t.Links, a.config.Servers)
+		c := newClient(mcp.Legacy, t.Version, Visitor{Identity: t.Identity, Address: t.Address}, helloOf(t.Hello))
+		c.issued = time.Unix(t.Issued, 0)
+		return c.restore(t.Links, a.config.Servers)
 	})
 	switch {
 	case c == nil:
 		return nil, jsonrpc.UnknownSession()
-	case c.identity != identity || c.ended.Load():
+	case c.identity != who.Identity || a.hasEnded(c):
 		a.release(c)
 		return nil, jsonrpc.UnknownSession()
 	}
 	return c, nil
+}
+
+// sessionTime is how long a session may last, whoever remembers it. That it has ended
+// is known only where it was ended, so its id is good elsewhere until then.
+const sessionTime = 7 * 24 * time.Hour
+
+// sessionsOver are the sessions that have ended before their time. It is guarded by
+// State.mu.
+type sessionsOver struct {
+	ids *quota.Cache[[16]byte, sessionOver] // by a hash of their ids
+
+	// When there are too many of an owner, those that it began up to a time have all
+	// ended.
+	until map[string]time.Time
+	all   time.Time // the same for all owners
+}
+
+// A sessionOver is a session that has ended.
+type sessionOver struct {
+	owner  string
+	issued time.Time
+}
+
+const (
+	maxSessionsOver = 100_000 // 30 MB
+	maxOwnersOver   = 1_000
+)
+
+var keptOver = quota.NewKind("ended_sessions")
+
+func newSessionsOver() sessionsOver {
+	over := sessionsOver{until: map[string]time.Time{}}
+	over.ids = quota.NewCache(keptOver, quota.Limits{Entries: maxSessionsOver}, sessionTime, func(_ [16]byte, s sessionOver) {
+		if time.Since(s.issued) < sessionTime && over.until[s.owner].Before(s.issued) {
+			over.until[s.owner] = s.issued
+		}
+	})
+	return over
+}
+
+// end notes that a session has ended, for as long as its id would be good.
+func (s *State) end(c *client) {
+	c.ended.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over.ids.Put(c.owner, overKey(c.key), sessionOver{c.owner, c.issued}, 0)
+	if len(s.over.until) <= maxOwnersOver {
+		return
+	}
+	for _, until := range s.over.until {
+		if until.After(s.over.all) {
+			s.over.all = until
+		}
+	}
+	clear(s.over.until)
+}
+
+// hasEnded reports whether a session has been ended, or has lasted too long.
+func (s *State) hasEnded(c *client) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, over := s.over.ids.Get(overKey(c.key))
+	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) || !c.issued.After(s.over.all) {
+		c.ended.Store(true)
+	}
+	return c.ended.Load()
+}
+
+func overKey(id string) [16]byte {
+	sum := sha256.Sum256([]byte(id))
+	return [16]byte(sum[:])
 }
 
 // NewKey returns a key for as long as a process lives.

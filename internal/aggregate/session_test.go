@@ -8,13 +8,15 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
-	want := ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{
+	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{
 		"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: hasTools},
 		"b": {Version: "2025-03-26", Session: "s", Can: hasTools | canSubscribe},
 	}}
@@ -319,6 +321,105 @@ func TestDeletedSessionsAreOver(t *testing.T) {
 			t.Errorf("%s: %d times", p.name, n)
 		}
 	}
+}
+
+// end ends the session of a client.
+func (u *user) end() {
+	u.t.Helper()
+	response, err := u.do(u.t.Context(), http.MethodDelete, "")
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusNoContent {
+		u.t.Errorf("DELETE: got %d", response.StatusCode)
+	}
+}
+
+// That a session has ended is known for as long as its id would be good, whoever else
+// comes and goes.
+func TestEndedSessionsStayEnded(t *testing.T) {
+	g := newMemory(t, func(c *Config) { c.MaxClients = 2 }, legacyPeer("a"))
+	defer g.close()
+	u, still := g.legacy(t), g.legacy(t)
+	u.end()
+	for range 5 {
+		g.legacy(t)
+	}
+	if s := u.ask("tools/list", ""); s.status != http.StatusNotFound || s.symbol() != "unknown_session" {
+		t.Errorf("got %d %s", s.status, s.body)
+	}
+	if s := still.ask("tools/list", ""); s.code() != 0 {
+		t.Errorf("the session that has not ended: %s", s.body)
+	}
+	if n := g.over.ids.Len(); n != 1 {
+		t.Errorf("%d ended sessions are remembered, want 1", n)
+	}
+}
+
+// More sessions than can be remembered have ended: all of their owner that began before
+// one that is forgotten have, and none of anybody else.
+func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
+	s := NewState()
+	defer func() { _ = s.Destruct() }()
+	began := time.Now().Add(-time.Hour)
+	session := func(owner string, i int) *client {
+		return &client{owner: owner, key: fmt.Sprint(owner, i), issued: began.Add(time.Duration(i) * time.Millisecond)}
+	}
+	s.end(session("bob", 1))
+	for i := range maxSessionsOver + 10 {
+		s.end(session("ann", i))
+	}
+	for _, tt := range []struct {
+		owner string
+		i     int
+		want  bool
+	}{
+		{"ann", 0, true}, {"ann", maxSessionsOver, true},
+		{"ann", maxSessionsOver + 20, false},
+		{"bob", 0, false}, {"bob", 1, true}, {"bob", 2, false},
+	} {
+		if got := s.hasEnded(session(tt.owner, tt.i)); got != tt.want {
+			t.Errorf("session %d of %s has ended: %t", tt.i, tt.owner, got)
+		}
+	}
+
+	// Of very many owners, all together. It is better that a session ends than that one
+	// comes back.
+	s = NewState()
+	defer func() { _ = s.Destruct() }()
+	for i := range maxSessionsOver + 2*maxOwnersOver {
+		s.end(session(fmt.Sprint("owner", i), 500))
+	}
+	if n := len(s.over.until); n > maxOwnersOver {
+		t.Errorf("%d owners", n)
+	}
+	if !s.hasEnded(session("owner1", 500)) || s.hasEnded(session("carol", 501)) {
+		t.Error("a session has come back, or one that is newer has ended")
+	}
+}
+
+// In time that is not real: a session has an end.
+func TestSessionsThatLastTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		g, other := newMemory(t, nil, p), newMemory(t, nil, p)
+		defer g.close()
+		defer other.close()
+		u := g.legacy(t)
+		time.Sleep(sessionTime - time.Minute)
+		for _, at := range []*gateway{g, other} {
+			if s := u.at(at).ask("ping", ""); s.status != http.StatusOK {
+				t.Errorf("got %s", s.body)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		for _, at := range []*gateway{g, other} {
+			if s := u.at(at).ask("ping", ""); s.status != http.StatusNotFound {
+				t.Errorf("got %s", s.body)
+			}
+		}
+	})
 }
 
 // Under the race detector: streams begin while their session ends.

@@ -3,14 +3,12 @@ package aggregate
 import (
 	"context"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // A State is what is remembered of clients. It outlives configurations: an Aggregate
@@ -21,54 +19,90 @@ type State struct {
 	index   index
 	running sync.WaitGroup // calls that are given up, and sessions that are being ended
 	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
+	holding *quota.Meter   // of calls that wait for their clients
+
+	subscribing *quota.Meter // to resources
+
+	overhear overhearings
 
 	mu       sync.Mutex
-	busy     map[string]*client                 // those that are being served
-	idle     [2]*simplelru.LRU[string, *client] // the others, by era
-	max      int                                // how many of each are kept
-	sweeping *time.Timer                        // nil if there is nothing to sweep
+	busy     map[string]*client            // those that are being served
+	idle     *quota.Cache[string, *client] // the others
+	resting  *quota.Cache[string, *client] // sessions that were not seen for long, but have more to them than their ids say
+	over     sessionsOver
+	sweeping *time.Timer // nil if there is nothing to sweep
 	held     map[string]*heldCall
 	streams  map[*stream]bool
-	overhear map[*overhearing]bool
 	members  []*Aggregate
 	ended    bool
 }
 
-// idleTime is how long a client of the modern era is remembered. It never says that it
-// leaves, and may have sessions with servers of the other era that nobody else ends.
-const idleTime = 30 * time.Minute
+const (
+	// idleTime is how long a client that does nothing is remembered. One of the modern era
+	// never says that it leaves, and may have sessions with servers of the other era that
+	// nobody else ends. A session of the legacy era goes on from what its id carries.
+	idleTime = 30 * time.Minute
+
+	// restTime is how long a session is remembered after that, if its client has
+	// subscribed to something or has set a log level: its id does not carry that.
+	restTime = 24 * time.Hour
+)
+
+// What is kept for clients, as the metrics call it.
+var (
+	keptClients = quota.NewKind("clients")
+	keptResting = quota.NewKind("resting_sessions")
+	keptCalls   = quota.NewKind("held_calls")
+)
 
 // NewState returns a State in which nobody is known.
 func NewState() *State {
-	s := &State{ending: make(chan struct{}, 16), busy: map[string]*client{}, held: map[string]*heldCall{}, streams: map[*stream]bool{}, overhear: map[*overhearing]bool{}}
-	for era := range s.idle {
-		s.idle[era], _ = simplelru.NewLRU[string, *client](math.MaxInt32, nil)
+	s := &State{
+		ending:      make(chan struct{}, 16),
+		holding:     quota.NewMeter(keptCalls, quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne}),
+		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		busy:        map[string]*client{},
+		over:        newSessionsOver(),
+		held:        map[string]*heldCall{},
+		streams:     map[*stream]bool{},
 	}
+	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
+	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
 	return s
+}
+
+// clientLimits returns the limits for so many clients: in memory 4 KiB each, of which
+// most need less.
+func clientLimits(clients int) quota.Limits {
+	return quota.Limits{Entries: clients, Bytes: int64(max(clients, 64)) << 12}
 }
 
 // client returns the client that is known under a key, or makes it known, and keeps it
 // until it is released.
-func (s *State) client(era mcp.Era, key string, make func() *client) *client {
-	if c := s.known(era, key, nil); c != nil {
+func (s *State) client(key string, make func() *client) *client {
+	if c := s.known(key, nil); c != nil {
 		return c
 	}
 	c := make() // which may take a while
 	if c == nil {
 		return nil
 	}
-	return s.known(era, key, c)
+	return s.known(key, c)
 }
 
 // known returns the client that is known under a key, or else makes another one known.
-func (s *State) known(era mcp.Era, key string, or *client) *client {
+func (s *State) known(key string, or *client) *client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.busy[key]
 	if c == nil {
-		if c, _ = s.idle[era].Peek(key); c != nil {
-			s.idle[era].Remove(key)
-		} else if c = or; c == nil {
+		if c, _ = s.idle.Remove(key); c == nil {
+			c, _ = s.resting.Remove(key)
+		}
+		if c == nil {
+			c = or
+		}
+		if c == nil {
 			return nil
 		}
 		c.key = key
@@ -92,41 +126,39 @@ func (s *State) release(c *client) {
 	if c.using--; c.using > 0 || c.key == "" {
 		return
 	}
-	delete(s.busy, c.key) // and if it has ended, that is remembered
-	c.idleSince = time.Now()
-	s.idle[c.era].Add(c.key, c)
-	for s.idle[c.era].Len() > s.max {
-		s.forget(c.era)
+	delete(s.busy, c.key)
+	if s.ended || c.ended.Load() {
+		c.unsubscribe(s.subscribing)
+		return
 	}
-	if c.era == mcp.Modern && s.sweeping == nil {
+	if bytes := c.size(); !s.idle.Put(c.owner, c.key, c, bytes) {
+		s.forget(c)
+	}
+	if s.sweeping == nil {
 		s.sweeping = time.AfterFunc(idleTime/10, s.sweep)
 	}
 }
 
-// sweep forgets clients of the modern era that were not seen for long.
+// sweep forgets clients that were not seen for long.
 func (s *State) sweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for {
-		_, c, ok := s.idle[mcp.Modern].GetOldest()
-		if !ok {
-			s.sweeping = nil
-			return
-		}
-		if time.Since(c.idleSince) < idleTime {
-			s.sweeping.Reset(idleTime / 10)
-			return
-		}
-		s.forget(mcp.Modern)
+	s.idle.Expire()
+	s.resting.Expire()
+	if s.ended || s.idle.Len() == 0 && s.resting.Len() == 0 {
+		s.sweeping = nil
+		return
 	}
+	s.sweeping.Reset(idleTime / 10)
 }
 
-// forget forgets the client that was not seen for the longest time. The caller holds
-// the lock.
-func (s *State) forget(era mcp.Era) {
-	_, c, ok := s.idle[era].RemoveOldest()
-	if !ok || era == mcp.Legacy || len(s.members) == 0 {
-		return // what a session of ours carries is still good
+// forget forgets a client that is idle. The caller holds the lock.
+func (s *State) forget(c *client) {
+	if c.era == mcp.Legacy {
+		if c.hasMore() && !s.resting.Put(c.owner, c.key, c, c.size()) {
+			c.unsubscribe(s.subscribing)
+		}
+		return // what its id carries is good in any case
 	}
 	for _, l := range c.allLinks() {
 		i := slices.IndexFunc(s.members, func(member *Aggregate) bool { return member.of(l) != nil })
@@ -144,6 +176,12 @@ func (s *State) forget(era mcp.Era) {
 	}
 }
 
+// setLimits sets how many clients are remembered. The caller holds the lock.
+func (s *State) setLimits(clients int) {
+	s.idle.SetLimits(clientLimits(clients))
+	s.resting.SetLimits(clientLimits(clients))
+}
+
 func (s *State) join(a *Aggregate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +192,7 @@ func (s *State) join(a *Aggregate) {
 		}
 	}
 	s.members = append(s.members, a)
-	s.max = a.config.MaxClients
+	s.setLimits(a.config.MaxClients)
 }
 
 // leave says that a serves no more requests. Who listens to its servers listens to
@@ -166,7 +204,7 @@ func (s *State) leave(a *Aggregate) {
 	to := s.successor(a)
 	a.left, a.next = true, to
 	if len(s.members) > 0 {
-		s.max = s.members[len(s.members)-1].config.MaxClients
+		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
 	}
 	s.dropLinks()
 	var moving []*stream
@@ -185,23 +223,6 @@ func (s *State) leave(a *Aggregate) {
 	}
 }
 
-// overhears notes what is listened to for calls, unless nothing is any more.
-func (s *State) overhears(o *overhearing) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ended {
-		s.overhear[o] = true
-	}
-	return !s.ended
-}
-
-// overheard notes that it has ended.
-func (s *State) overheard(o *overhearing) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.overhear, o)
-}
-
 // dropLinks forgets connections to servers that are no longer there. The caller holds
 // the lock.
 func (s *State) dropLinks() {
@@ -216,7 +237,14 @@ func (s *State) dropLinks() {
 	}
 	for _, c := range s.everybody() {
 		c.mu.Lock()
-		maps.DeleteFunc(c.links, func(id string, _ *link) bool { return !there[id] })
+		maps.DeleteFunc(c.links, func(id string, l *link) bool {
+			if !there[id] {
+				for _, uri := range c.subscribed(l) {
+					l.unsubscribe(s.subscribing, uri)
+				}
+			}
+			return !there[id]
+		})
 		c.mu.Unlock()
 	}
 }
@@ -251,14 +279,17 @@ func (s *State) Destruct() error {
 		s.running.Go(held.giveUp)
 	}
 	clear(s.held)
-	for o := range s.overhear {
-		o.cancel()
-	}
 	s.ended = true
 	if s.sweeping != nil {
 		s.sweeping.Stop()
 	}
+	s.idle.Close()
+	s.resting.Close()
+	s.over.ids.Close()
+	s.holding.Close()
+	s.subscribing.Close()
 	s.mu.Unlock()
+	s.overhear.end()
 	s.running.Wait()
 	return nil
 }

@@ -138,6 +138,159 @@ func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
 	})
 }
 
+// In time that is not real: a session of the legacy era is not remembered for long either.
+// It goes on from what its id carries, and what its client has subscribed to is kept for a
+// day.
+func TestSessionsThatAreNotUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		g := newMemory(t, nil, p)
+		defer g.close()
+		plain, subscriber := g.legacy(t), g.legacy(t)
+		if s := subscriber.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "file:///x")+`"}`); s.code() != 0 {
+			t.Fatalf("got %s", s.body)
+		}
+		for _, after := range []struct {
+			pause time.Duration
+			known int
+		}{{idleTime + idleTime/2, 1}, {restTime, 0}} {
+			time.Sleep(after.pause)
+			synctest.Wait()
+			if n := len(g.known()); n != after.known {
+				t.Errorf("%d clients are known after %v, want %d", n, after.pause, after.known)
+			}
+		}
+		if s := plain.call("a::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		if n := p.count("initialize"); n != 2 {
+			t.Errorf("initialized %d times, want 2", n)
+		}
+	})
+}
+
+// A client that comes under ever other names pushes out its own, and nobody else's.
+func TestClientsPushOutTheirOwn(t *testing.T) {
+	p := legacyPeer("a")
+	g := newMemory(t, func(c *Config) { c.MaxClients = 8 }, p)
+	defer g.close()
+	quiet := g.modern(t)
+	quiet.identity = "quiet"
+	quiet.call("a::x")
+	for i := range 40 {
+		loud := g.modern(t)
+		loud.identity, loud.info = "loud", fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+		loud.call("a::x")
+	}
+	if n := len(g.known()); n != 8 {
+		t.Errorf("%d clients are known, want 8", n)
+	}
+	met := p.count("initialize")
+	if quiet.call("a::x"); p.count("initialize") != met {
+		t.Error("the quiet client was forgotten")
+	}
+}
+
+// What a client says of itself is kept, so it has to be short.
+func TestClientsThatSayTooMuch(t *testing.T) {
+	g := newMemory(t, nil, legacyPeer("a"))
+	defer g.close()
+	long := strings.Repeat("x", longestHello)
+	for name, u := range map[string]*user{
+		"info":         {info: `{"name":"` + long + `","version":"1"}`, can: `{}`},
+		"capabilities": {info: `{"name":"x","version":"1"}`, can: `{"` + long + `":{}}`},
+		"both":         {info: `{"name":"` + long[:longestHello/2] + `","version":"1"}`, can: `{"` + long[:longestHello/2] + `":{}}`},
+	} {
+		modern := g.modern(t)
+		modern.info, modern.can = u.info, u.can
+		if s := modern.ask("tools/list", ""); s.status != http.StatusRequestEntityTooLarge || s.symbol() != "payload_too_large" || !strings.Contains(s.body, "clientInfo") {
+			t.Errorf("%s: got %d %.200s", name, s.status, s.body)
+		}
+		legacy := g.user(t, mcp.Legacy)
+		if s := legacy.ask("initialize", `{"protocolVersion":"`+mcp.Latest+`","capabilities":`+u.can+`,"clientInfo":`+u.info+`}`); s.status != http.StatusRequestEntityTooLarge || !strings.Contains(s.body, "clientInfo") {
+			t.Errorf("%s in a handshake: got %d %.200s", name, s.status, s.body)
+		}
+	}
+	if n := len(g.known()); n > 0 {
+		t.Errorf("%d clients are known", n)
+	}
+}
+
+// What clients subscribe to is kept: as long as the server has agreed and the client has
+// a session, and so much for each.
+func TestSubscriptionsAreCounted(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("resources/subscribe", func(w http.ResponseWriter, a *arrival) {
+		if strings.Contains(a.message.Text(jsonrpc.URI), "refused") {
+			a.refuse(w, http.StatusOK, jsonrpc.CodeInvalidParams, "no")
+			return
+		}
+		a.reply(w, "{}")
+	})
+	g := newMemory(t, nil, p)
+	defer g.close()
+	before := keptSubscriptions.Usage()
+	counted := func(when string, entries, bytes int) {
+		t.Helper()
+		now := keptSubscriptions.Usage()
+		if got := now.Entries - before.Entries; got != int64(entries) {
+			t.Errorf("%s: %d subscriptions, want %d", when, got, entries)
+		}
+		if got := now.Bytes - before.Bytes; got != int64(bytes) {
+			t.Errorf("%s: %d bytes, want %d", when, got, bytes)
+		}
+	}
+	subscribe := func(u *user, method, uri string) said {
+		t.Helper()
+		return u.ask("resources/"+method, `{"uri":"`+mcp.ResourceURI("a", uri)+`"}`)
+	}
+	ann := g.user(t, mcp.Legacy)
+	ann.identity = "ann"
+	ann.connect()
+	subscribe(ann, "subscribe", "x://1")
+	subscribe(ann, "subscribe", "x://1")
+	subscribe(ann, "subscribe", "x://2")
+	counted("two", 2, 10)
+	subscribe(ann, "subscribe", "x://refused")
+	counted("one that the server refuses", 2, 10)
+	if s := subscribe(ann, "subscribe", "x://"+strings.Repeat("y", longestURI)); s.code() != jsonrpc.CodeInvalidParams || p.count("resources/subscribe") != 4 {
+		t.Errorf("a long URI: got %s", s.body)
+	}
+	subscribe(ann, "unsubscribe", "x://1")
+	counted("one that has ended", 1, 5)
+	modern := g.modern(t)
+	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+strings.Repeat("y", longestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
+		t.Errorf("a long URI to listen to: got %s", s.body)
+	}
+	counted("a client of the other era", 1, 5)
+
+	long := "x://" + strings.Repeat("y", longestURI-10)
+	refused, all := false, []*user{ann}
+	for range 2 { // sessions
+		again := g.user(t, mcp.Legacy)
+		again.identity = "ann"
+		again.connect()
+		for i := range maxSubscriptions {
+			s := subscribe(again, "subscribe", fmt.Sprint(long, i))
+			refused = refused || s.code() != 0
+		}
+		all = append(all, again)
+	}
+	if !refused || keptSubscriptions.Usage().Bytes-before.Bytes > subscriptionLimits.OwnerBytes {
+		t.Errorf("%+v", keptSubscriptions.Usage())
+	}
+	bob := g.user(t, mcp.Legacy)
+	bob.identity = "bob"
+	bob.connect()
+	if s := subscribe(bob, "subscribe", "x://1"); s.code() != 0 {
+		t.Errorf("another client: got %s", s.body)
+	}
+	for _, u := range append(all, bob) {
+		u.end()
+	}
+	counted("all sessions have ended", 0, 0)
+}
+
 // Under the race detector: configurations change while clients call and listen. No
 // call fails.
 func TestConfigurationsThatChangeUnderLoad(t *testing.T) {

@@ -22,7 +22,8 @@ import (
 // in mid-call; the client gets a result that asks for input, and makes the call again
 // with its answers. Meanwhile the call at the server is held open.
 
-// How many calls can be held open for clients that owe an answer, and for each of them.
+// How many calls can be held open for clients that owe an answer, and for each of them:
+// by who it is or, if nobody knows, by its address, whatever it says of itself.
 const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
 // A heldCall is a call to a server of the legacy era.
@@ -126,9 +127,7 @@ func (t *turn) takeUp(l *link) *heldCall {
 	if held == nil || held.client != t.client || held.link != l || held.about != t.about() {
 		return nil
 	}
-	delete(t.a.held, string(key))
-	held.client.held--
-	held.expires.Stop()
+	t.a.unhold(held)
 	return held
 }
 
@@ -445,10 +444,9 @@ func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *json
 func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.ended || len(a.held) >= maxHeldCalls || held.client.held >= maxHeldOfOne {
+	if a.ended || !a.holding.Take(held.client.owner, 0) {
 		return "", false
 	}
-	held.client.held++
 	held.key = rand.Text()
 	a.held[held.key] = held
 	key := held.key
@@ -456,8 +454,7 @@ func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.held[key] == held {
-			delete(a.held, key)
-			held.client.held--
+			a.unhold(held)
 			a.running.Go(held.giveUp)
 		}
 	})
@@ -470,10 +467,15 @@ func (a *Aggregate) retire(held *heldCall) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.held[held.key] == held {
-		delete(a.held, held.key)
-		held.client.held--
-		held.expires.Stop()
+		a.unhold(held)
 	}
+}
+
+// unhold gives the place of a call back. The caller holds the lock.
+func (s *State) unhold(held *heldCall) {
+	delete(s.held, held.key)
+	s.holding.Give(held.client.owner, 0)
+	held.expires.Stop()
 }
 
 // reply gives the server the answers of the client.

@@ -320,8 +320,8 @@ func TestHeldCallsWhoseServerEnds(t *testing.T) {
 	}
 }
 
-// No more than 1,000 calls are held, and of one client no more than 32. The server of
-// another one is told.
+// No more than 1,000 calls are held, and of one client no more than 32, whatever it says of
+// itself. The server of another one is told.
 func TestTooManyHeldCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").does("tools/call", asking(1))
@@ -338,9 +338,11 @@ func TestTooManyHeldCalls(t *testing.T) {
 			if i%maxHeldOfOne == 0 {
 				if u != nil {
 					refused(u)
+					u.info = `{"name":"another","version":"1"}`
+					refused(u)
 				}
 				u = g.modern(t)
-				u.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+				u.identity = fmt.Sprint(i)
 			}
 			wanted(t, u.call("a::x"))
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
 // A turn is a request of a client and the response to it.
@@ -36,6 +37,15 @@ type Visitor struct {
 	// Admit is asked once for each request, whether the client may do what it is
 	// about. If it is nil, it may.
 	Admit func(mcp.Target) *jsonrpc.Failure
+}
+
+// owner returns whom something is kept for: the client or, if it is not known, all at its
+// address. A network of IPv6 is one address.
+func (v Visitor) owner() string {
+	if v.Identity == "" {
+		return "@" + ratelimit.Address(v.Address)
+	}
+	return v.Identity
 }
 
 // Serve answers a request. It has been read already: m is what it posts, if it
@@ -152,7 +162,7 @@ func (t *turn) join() (failure *jsonrpc.Failure) {
 		}
 		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
 	}
-	t.client, failure = t.a.session(id, t.who.Identity)
+	t.client, failure = t.a.session(id, t.who)
 	return failure
 }
 
@@ -205,7 +215,10 @@ func (t *turn) postModern() *jsonrpc.Failure {
 	if !t.m.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
 		return jsonrpc.UnsupportedVersion(t.m.Text(jsonrpc.ProtocolVersion), mcp.Versions())
 	}
-	t.client = t.a.visitor(t.r, t.m, t.who)
+	var failure *jsonrpc.Failure
+	if t.client, failure = t.a.visitor(t.r, t.m, t.who); failure != nil {
+		return failure
+	}
 	switch method := t.m.Text(jsonrpc.Method); method {
 	case "server/discover":
 		return t.discover()
