@@ -50,6 +50,13 @@ func (x *index) search(of []*listing) *toolsearch.Index {
 	return x.tools
 }
 
+// clear forgets the index, as its lists are.
+func (x *index) clear() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.of, x.tools = nil, nil
+}
+
 // searchTools answers a call of search_tools.
 func (t *turn) searchTools() *jsonrpc.Failure {
 	var p struct {

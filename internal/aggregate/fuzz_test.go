@@ -30,7 +30,7 @@ func FuzzListing(f *testing.F) {
 	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
 	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
 		k := kind(which) % kindCount
-		b := &builder{a: a, server: a.config.Servers[0], kind: k, seen: map[string]bool{}}
+		b := &builder{a: a, server: a.config.Servers[0], kind: k, list: new(listing), seen: map[string]bool{}}
 		failure := b.add(page)
 		if !json.Valid(page) && failure == nil {
 			t.Fatalf("%q was taken", page)

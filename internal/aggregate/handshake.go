@@ -64,6 +64,11 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	if text := t.instructions(); text != "" {
 		result["instructions"] = text
 	}
+	for _, l := range t.client.allLinks() {
+		l.mu.Lock()
+		l.about = about{} // which the client never asks for again
+		l.mu.Unlock()
+	}
 	return t.answer(encoded(result))
 }
 
@@ -131,10 +136,10 @@ func (t *turn) capabilities() map[string]any {
 	for _, s := range t.a.seen(t.who.Identity) {
 		l := t.client.link(s)
 		l.mu.Lock()
-		ready, raw := l.ready, l.about.Capabilities
+		ready, raw := l.ready, l.about.capabilities.text()
 		l.mu.Unlock()
 		var one map[string]any
-		if json.Unmarshal(raw, &one) == nil {
+		if json.Unmarshal([]byte(raw), &one) == nil {
 			merge(all, one)
 		}
 		if !ready && all["tools"] == nil {
@@ -180,7 +185,7 @@ func (t *turn) instructions() string {
 	for _, s := range t.a.seen(t.who.Identity) {
 		l := t.client.link(s)
 		l.mu.Lock()
-		text := l.about.Instructions
+		text := l.about.instructions.text()
 		l.mu.Unlock()
 		switch {
 		case text == "":

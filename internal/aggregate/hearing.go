@@ -1,6 +1,8 @@
 package aggregate
 
 import (
+	"cmp"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -29,6 +31,9 @@ type Hearing struct {
 	// large to be held: nowhere, if it returns nil. If it is nil, everything is held.
 	large func(event string) io.WriteCloser
 	id    []byte
+
+	// limit is how many bytes a message may have that is held; maxOwn if it is 0.
+	limit int
 
 	// begun is told that the server has begun to answer, with which status. What it
 	// returns says whether anybody wants to hear it.
@@ -68,7 +73,7 @@ const (
 	// maxHeld is how much of a message is held. Larger ones are passed on as they
 	// arrive, if they are answers.
 	maxHeld = 1 << 20
-	// maxOwn is how much is held of others, such as lists.
+	// maxOwn is how much is held of others, such as questions.
 	maxOwn = 64 << 20
 )
 
@@ -203,7 +208,7 @@ func (h *Hearing) take(p []byte) {
 		if h.large != nil && len(h.data) > maxHeld {
 			h.letGo(p)
 		}
-		if len(h.data) > maxOwn {
+		if len(h.data) > cmp.Or(h.limit, maxOwn) {
 			h.err = errTooLarge
 		}
 	}
@@ -330,7 +335,7 @@ func (h *Hearing) Fault(server string) *jsonrpc.Failure {
 func (h *Hearing) failure(server string) *jsonrpc.Failure {
 	switch h.err {
 	case errTooLarge:
-		return jsonrpc.ResponseTooLarge(server)
+		return tooLarge(server, cmp.Or(h.limit, maxOwn))
 	case errNoMessage:
 		if h.status != http.StatusOK {
 			return jsonrpc.HTTPError(server, h.status)
@@ -341,6 +346,13 @@ func (h *Hearing) failure(server string) *jsonrpc.Failure {
 		return jsonrpc.HTTPError(server, h.status)
 	}
 	return jsonrpc.InvalidResponse(server)
+}
+
+// tooLarge says that something of a server has more than so many bytes.
+func tooLarge(server string, limit int) *jsonrpc.Failure {
+	failure := jsonrpc.ResponseTooLarge(server)
+	failure.Message += fmt.Sprintf(": more than %d MiB", limit>>20)
+	return failure
 }
 
 // Interface guard

@@ -230,7 +230,7 @@ func TestHearingOfLargeMessages(t *testing.T) {
 				if code, answered := l.Outcome(); code != tt.code || answered != tt.answered || err != tt.err {
 					t.Errorf("got %d, %t, %v", code, answered, err)
 				}
-				if err == errTooLarge && l.failure("a").Message != jsonrpc.ResponseTooLarge("a").Message {
+				if err == errTooLarge && l.failure("a").Message != jsonrpc.ResponseTooLarge("a").Message+": more than 64 MiB" {
 					t.Errorf("got %+v", l.failure("a"))
 				}
 			})

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"unique"
 
 	"go.uber.org/zap"
 
@@ -59,7 +60,10 @@ func newLink(c *client, s *Server) *link {
 func (l *link) size() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	size := 1<<9 + len(l.session) + len(l.about.Capabilities) + len(l.about.Instructions)
+	size := 1<<9 + len(l.session)
+	if about := len(l.about.capabilities.text()) + len(l.about.instructions.text()); about > 4<<10 {
+		size += about // few servers say as much, and those may say it differently each time
+	}
 	for _, uri := range l.subscriptions {
 		size += len(uri) + len(l.windows[uri])
 	}
@@ -74,11 +78,23 @@ func (l *link) size() int {
 	return size
 }
 
-// about is what a server says of itself.
-type about struct {
-	Capabilities json.RawMessage `json:"capabilities"`
-	Instructions string          `json:"instructions"`
+// about is what a server says of itself. Most servers say the same to all clients.
+type about struct{ capabilities, instructions shared }
+
+// shared is a text that is kept once for all who have the same.
+type shared struct{ handle unique.Handle[string] }
+
+func share(text string) shared { return shared{unique.Make(text)} }
+
+func (s shared) text() string {
+	if s == (shared{}) {
+		return ""
+	}
+	return s.handle.Value()
 }
+
+// longestAbout is how many bytes that may have.
+const longestAbout = 64 << 10
 
 // abilities are the capabilities of a server that we decide upon.
 type abilities uint16
@@ -206,7 +222,7 @@ func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http
 			result, session, failure = l.initialize(ctx, a, of)
 		}
 		if failure == nil {
-			failure = l.know(era, result, session)
+			failure = l.know(a, era, result, session)
 		}
 		if failure == nil && session != "" && l.client.era == mcp.Modern {
 			l.of = s.Upstream.Request(context.WithoutCancel(ctx), of)
@@ -230,14 +246,19 @@ func (l *link) shakeHands(ctx context.Context, a *Aggregate, s *Server, of *http
 }
 
 // know notes what a server has said of itself.
-func (l *link) know(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
+func (l *link) know(a *Aggregate, era mcp.Era, result []byte, session string) *jsonrpc.Failure {
 	var hi struct {
-		about
-		Version  string   `json:"protocolVersion"`
-		Versions []string `json:"supportedVersions"`
+		Capabilities json.RawMessage `json:"capabilities"`
+		Instructions string          `json:"instructions"`
+		Version      string          `json:"protocolVersion"`
+		Versions     []string        `json:"supportedVersions"`
 	}
-	if json.Unmarshal(result, &hi) != nil {
+	if json.Unmarshal(result, &hi) != nil || len(hi.Capabilities) > longestAbout {
 		return jsonrpc.InvalidResponse(l.server)
+	}
+	if len(hi.Capabilities)+len(hi.Instructions) > longestAbout {
+		a.config.Logger.Warn("instructions of MCP server left out: too long", zap.String("mcp_server", l.server), zap.Int("bytes", len(hi.Instructions)))
+		hi.Instructions = ""
 	}
 	if era == mcp.Modern {
 		if !slices.Contains(hi.Versions, mcp.Stateless) {
@@ -248,7 +269,7 @@ func (l *link) know(era mcp.Era, result []byte, session string) *jsonrpc.Failure
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, hi.Version, session
-	l.about, l.can = hi.about, abilitiesOf(hi.Capabilities)
+	l.about, l.can = about{share(string(hi.Capabilities)), share(hi.Instructions)}, abilitiesOf(hi.Capabilities)
 	l.greeted = era == mcp.Modern
 	return nil
 }
@@ -334,7 +355,7 @@ func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []b
 		mcp.SetModern(r.Header, &asked, mcp.Stateless)
 	}
 	httpbody.Post(r, body)
-	h = &Hearing{}
+	h = &Hearing{limit: maxListing}
 	var refusal *jsonrpc.Failure
 	var asides Asides
 	defer asides.Wait()

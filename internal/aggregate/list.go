@@ -19,7 +19,7 @@ const (
 	// maxPages is how many pages of a list a server may have.
 	maxPages = 10_000
 	// maxListing is how many bytes the list of a server may have.
-	maxListing = 64 << 20
+	maxListing = 16 << 20
 	// failurePause is how long a list is not asked for again that could not be had.
 	failurePause = 5 * time.Second
 )
@@ -46,6 +46,10 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	fetching, cancel := context.WithTimeout(ctx, t.a.config.JoinTimeout)
 	defer cancel()
 	list, fresh, failure := l.fetch(fetching, t, k)
+	var key listKey
+	if failure == nil && k != tasks { // which are not remembered
+		key, list = t.a.shelf.put(l.id, list)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.lists[k]
@@ -53,7 +57,7 @@ func (l *link) listing(ctx context.Context, t *turn, k kind) (*listing, freshnes
 	case failure != nil && ctx.Err() == nil:
 		c.failed = time.Now()
 	case failure == nil && c.changes == changes:
-		c.list, c.fresh, c.view, c.failed = list, fresh, view, time.Time{}
+		c.key, c.fresh, c.view, c.failed = key, fresh, view, time.Time{}
 	}
 	return list, fresh, failure
 }
@@ -68,14 +72,18 @@ func (l *link) remembered(a *Aggregate, k kind) (*listing, freshness, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.lists[k]
-	if !l.ready || c.list == nil || c.view != view || k == tasks {
+	if !l.ready || c.key == (listKey{}) || c.view != view {
 		return nil, freshness{}, false
 	}
 	told := l.hearing[k] > 0 // we would have heard of a change, or of the end of the server
 	if l.era == mcp.Modern {
 		told = told && l.can&kinds[k].changes != 0
 	}
-	return c.list, c.fresh, told || time.Now().Before(c.fresh.until)
+	if !told && !time.Now().Before(c.fresh.until) {
+		return nil, freshness{}, false
+	}
+	list := a.shelf.get(c.key)
+	return list, c.fresh, list != nil
 }
 
 // view returns what changes with what the client is shown of lists.
@@ -93,7 +101,7 @@ func (l *link) changed(notice string) {
 	for k := range kinds {
 		if kinds[k].notice == notice {
 			l.lists[k].changes++
-			l.lists[k].list, l.lists[k].failed = nil, time.Time{}
+			l.lists[k].key, l.lists[k].failed = listKey{}, time.Time{}
 		}
 	}
 }
@@ -108,7 +116,7 @@ func (l *link) forget(lists ...kind) {
 // fetch asks for all pages of a list (A21).
 func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness, *jsonrpc.Failure) {
 	era, can := l.state()
-	b := &builder{a: t.a, server: t.a.of(l), kind: k, seen: map[string]bool{}}
+	b := &builder{a: t.a, server: t.a.of(l), kind: k, list: new(listing), seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte
@@ -122,7 +130,7 @@ func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness,
 		}
 		switch {
 		case b.joined.Len() > maxListing:
-			return nil, freshness{}, jsonrpc.ResponseTooLarge(l.server)
+			return nil, freshness{}, tooLarge(l.server, maxListing)
 		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
 			if era == mcp.Legacy && can&kinds[k].changes == 0 {
 				b.fresh.until = time.Now().Add(unchangedTime)

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -528,8 +527,8 @@ func TestListsOfSeveralClients(t *testing.T) {
 		for _, c := range g.known() {
 			for _, l := range c.links {
 				l.mu.Lock()
-				if l.lists[prompts].list != nil {
-					seen[l.lists[prompts].list]++
+				if list := g.shelf.get(l.lists[prompts].key); list != nil {
+					seen[list]++
 				}
 				l.mu.Unlock()
 			}
@@ -540,31 +539,107 @@ func TestListsOfSeveralClients(t *testing.T) {
 	}
 }
 
-// What nobody uses is not kept.
+// Lists that are the same are kept once. They are not kept for long, and there is only so
+// much room for those of a server.
 func TestShelf(t *testing.T) {
-	var s shelf
-	build := func(text string) *listing {
-		return &listing{joined: []byte(text), ends: []int{len(text)}, names: []string{text}}
-	}
-	a := s.share(build(`{"a":1}`))
-	if b := s.share(build(`{"a":1}`)); a != b {
-		t.Error("there are two")
-	}
-	if c := s.share(build(`{"a":2}`)); a == c {
-		t.Error("different lists are one")
-	}
-	short := build(`{"a":1}`)
-	short.short = map[string]string{short.names[0]: "other"}
-	if s.share(short) == a {
-		t.Error("lists of different tools are one")
-	}
-	runtime.KeepAlive(a)
-	await.Until(t, "lists are forgotten", func() bool {
-		runtime.GC()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.listings) == 0
+	synctest.Test(t, func(t *testing.T) {
+		s := newShelf()
+		defer s.close()
+		build := func(text string) *listing {
+			return &listing{joined: []byte(text), ends: []int{len(text)}, names: []string{"x"}}
+		}
+		key, a := s.put("a", build(`{"a":1}`))
+		if again, b := s.put("a", build(`{"a":1}`)); a != b || again != key || s.get(key) != a {
+			t.Error("there are two")
+		}
+		if _, b := s.put("b", build(`{"a":1}`)); a == b {
+			t.Error("lists of different servers are one")
+		}
+		if _, c := s.put("a", build(`{"a":2}`)); a == c {
+			t.Error("different lists are one")
+		}
+		short := build(`{"a":1}`)
+		short.short = map[string]string{short.names[0]: "other"}
+		if _, d := s.put("a", short); d == a {
+			t.Error("lists of different tools are one")
+		}
+		large := strings.Repeat(" ", maxListing)
+		for i := range 10 {
+			s.put("hostile", build(fmt.Sprint(large, i)))
+		}
+		if held := keptListings.Usage().Bytes; held > maxListingsOfOne+1<<10 {
+			t.Errorf("%d bytes are kept", held)
+		}
+		if s.get(key) != a {
+			t.Error("another server has pushed the list out")
+		}
+		time.Sleep(listTime + time.Minute)
+		if n := s.expire(); n > 0 || s.get(key) != nil {
+			t.Errorf("%d are kept", n)
+		}
 	})
+}
+
+// In time that is not real: a list that is not kept any more is asked for again.
+func TestListsThatAreNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.listens()
+		g := newMemory(t, func(c *Config) { c.Discovery = true }, p)
+		defer g.close()
+		u := g.legacy(t)
+		stream := u.listen()
+		defer stream.hangUp()
+		search := func() {
+			t.Helper()
+			if s := u.ask("tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`); !strings.Contains(s.answer, "a::x") {
+				t.Errorf("got %s", s.body)
+			}
+		}
+		search()
+		search()
+		if n := p.count("tools/list"); n != 1 {
+			t.Errorf("asked %d times, want 1", n)
+		}
+		time.Sleep(listTime + idleTime/10)
+		synctest.Wait()
+		if g.index.tools != nil || g.shelf.expire() > 0 {
+			t.Error("lists of idle clients are kept")
+		}
+		search()
+		if n := p.count("tools/list"); n != 2 {
+			t.Errorf("asked %d times, want 2", n)
+		}
+	})
+}
+
+// What a server says of itself is kept once for all clients, and so much of it.
+func TestServersThatSayTooMuch(t *testing.T) {
+	long := strings.Repeat("x", longestAbout)
+	for name, tt := range map[string]struct {
+		instructions, capabilities string
+		want                       string // the instructions that clients get
+		tools                      bool   // it can be used
+	}{
+		"little":                {"how to", everything, "a:\nhow to", true},
+		"long instructions":     {long, everything, "", true},
+		"too many capabilities": {"how to", `{"tools":{},"` + long + `":{}}`, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := legacyPeer("a").hasTools("x")
+			p.instructions, p.capabilities = tt.instructions, tt.capabilities
+			g := newMemory(t, nil, p)
+			defer g.close()
+			u := g.legacy(t)
+			var result struct{ Instructions string }
+			if _ = json.Unmarshal(u.hello.Result, &result); result.Instructions != tt.want {
+				t.Errorf("got instructions %.100q", result.Instructions)
+			}
+			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) == 1 != tt.tools {
+				t.Errorf("got tools %v", got)
+			}
+		})
+	}
 }
 
 // Many ask at the same time, while the list changes.

@@ -3,16 +3,15 @@ package aggregate
 import (
 	"bytes"
 	"crypto/sha256"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
-	"weak"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // A kind is one of the lists that servers have.
@@ -98,7 +97,7 @@ type freshness struct {
 
 // cached is a list as a link knows it.
 type cached struct {
-	list    *listing // nil if it has to be asked for
+	key     listKey // on the shelf; zero if it has to be asked for
 	fresh   freshness
 	view    string    // with what was shown of it to the client
 	changes uint64    // how often the server has said that it has changed
@@ -112,7 +111,7 @@ type builder struct {
 	kind   kind
 
 	joined bytes.Buffer
-	list   listing
+	list   *listing
 	seen   map[string]bool
 	fresh  freshness
 	ttls   []time.Duration // of the pages
@@ -216,48 +215,95 @@ func (a *Aggregate) shown(server string, k kind, name string) string {
 	return a.config.Naming.Join(server, name)
 }
 
-// done returns the listing, which may be one that was there already.
+// done returns the listing.
 func (b *builder) done() *listing {
 	if len(b.ttls) > 0 {
 		b.fresh.ttl = slices.Min(b.ttls)
 		b.fresh.until = time.Now().Add(b.fresh.ttl)
 	}
 	b.list.joined = bytes.Clone(b.joined.Bytes())
-	return b.a.shelf.share(&b.list)
+	return b.list
 }
 
-// A shelf keeps listings as long as anybody uses them, and each but once: ten
-// thousand clients see the same tools.
+// size returns about how much memory a listing takes.
+func (l *listing) size() int64 {
+	size := len(l.joined) + 8*len(l.ends)
+	for _, name := range l.names {
+		size += 16 + len(name)
+	}
+	for name, original := range l.short {
+		size += 64 + len(name) + len(original)
+	}
+	return int64(size)
+}
+
+// A shelf keeps listings, and each but once: ten thousand clients see the same tools. When
+// it is full, the server that has most on it makes room. Listings that are gone are asked
+// for again.
 type shelf struct {
 	mu       sync.Mutex
-	listings map[[sha256.Size]byte]weak.Pointer[listing]
+	listings *quota.Cache[listKey, *listing]
+	closed   bool
 }
 
-// share returns a listing that is the same.
-func (s *shelf) share(l *listing) *listing {
+// A listKey stands for what is in a listing, and whose it is.
+type listKey [sha256.Size]byte
+
+const (
+	// listTime is how long a listing is kept after somebody was told it.
+	listTime = 10 * time.Minute
+	// How many bytes of listings are kept in all, and for each server.
+	maxListings, maxListingsOfOne = 256 << 20, 64 << 20
+)
+
+var keptListings = quota.NewKind("lists")
+
+func newShelf() *shelf {
+	limits := quota.Limits{Bytes: maxListings, OwnerBytes: maxListingsOfOne}
+	return &shelf{listings: quota.NewCache[listKey, *listing](keptListings, limits, listTime, nil)}
+}
+
+// put keeps a listing of a server. It returns the one that is kept, which is the same.
+func (s *shelf) put(server string, l *listing) (listKey, *listing) {
 	sum := sha256.New()
+	_, _ = sum.Write([]byte(server + "\x00"))
 	_, _ = sum.Write(l.joined)
 	for _, name := range l.names {
 		_, _ = sum.Write([]byte(l.short[name]))
 		_, _ = sum.Write([]byte{0})
 	}
-	key := [sha256.Size]byte(sum.Sum(nil))
+	key := listKey(sum.Sum(nil))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if known := s.listings[key].Value(); known != nil {
-		return known
+	if known, ok := s.listings.Get(key); ok {
+		l = known
 	}
-	if s.listings == nil {
-		s.listings = map[[sha256.Size]byte]weak.Pointer[listing]{}
+	if !s.closed {
+		s.listings.Put(server, key, l, l.size())
 	}
-	pointer := weak.Make(l)
-	s.listings[key] = pointer
-	runtime.AddCleanup(l, func(key [sha256.Size]byte) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.listings[key] == pointer {
-			delete(s.listings, key)
-		}
-	}, key)
+	return key, l
+}
+
+// get returns the listing with a key, nil if it is not kept any more.
+func (s *shelf) get(key listKey) *listing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, _ := s.listings.Get(key)
 	return l
+}
+
+// expire drops what nobody was told for long. It returns how many listings are left.
+func (s *shelf) expire() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listings.Expire()
+	return s.listings.Len()
+}
+
+// close says that nothing more is kept.
+func (s *shelf) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.listings.Close()
 }

@@ -15,7 +15,7 @@ import (
 // that takes the place of another goes on with its clients, their connections to
 // servers that are the same, their streams and the calls that wait for them.
 type State struct {
-	shelf   shelf
+	shelf   *shelf
 	index   index
 	running sync.WaitGroup // calls that are given up, and sessions that are being ended
 	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
@@ -58,6 +58,7 @@ var (
 // NewState returns a State in which nobody is known.
 func NewState() *State {
 	s := &State{
+		shelf:       newShelf(),
 		ending:      make(chan struct{}, 16),
 		holding:     quota.NewMeter(keptCalls, quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
@@ -145,7 +146,11 @@ func (s *State) sweep() {
 	defer s.mu.Unlock()
 	s.idle.Expire()
 	s.resting.Expire()
-	if s.ended || s.idle.Len() == 0 && s.resting.Len() == 0 {
+	lists := s.shelf.expire()
+	if lists == 0 {
+		s.index.clear()
+	}
+	if s.ended || lists == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
 		s.sweeping = nil
 		return
 	}
@@ -288,6 +293,7 @@ func (s *State) Destruct() error {
 	s.over.ids.Close()
 	s.holding.Close()
 	s.subscribing.Close()
+	s.shelf.close()
 	s.mu.Unlock()
 	s.overhear.end()
 	s.running.Wait()

@@ -102,7 +102,7 @@ func antiquated(body []byte) []byte {
 // checkParams checks that the headers of a call repeat its arguments where its tool
 // says so. A server of the legacy era cannot.
 func (t *turn) checkParams(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
-	if t.found || l.known(tools) == nil && !mcp.HasParams(t.r.Header) {
+	if t.found || l.known(t.a, tools) == nil && !mcp.HasParams(t.r.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
 	var m jsonrpc.Message

@@ -73,7 +73,7 @@ func (t *turn) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
 	if !t.m.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	if list := l.known(tools); list != nil {
+	if list := l.known(t.a, tools); list != nil {
 		return list.params
 	}
 	ctx, cancel := context.WithTimeout(ctx, listPatience)
@@ -89,11 +89,12 @@ func (t *turn) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
 // need nothing of it.
 const listPatience = 2 * time.Second
 
-// known returns the last list that there was. The client has seen none that is newer.
-func (l *link) known(k kind) *listing {
+// known returns the last list that there was, if it is still kept. The client has seen none
+// that is newer.
+func (l *link) known(a *Aggregate, k kind) *listing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.lists[k].list
+	return a.shelf.get(l.lists[k].key)
 }
 
 // input asks the client for what a server wants to know.

@@ -1,10 +1,13 @@
 package integration
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
@@ -65,5 +68,49 @@ func TestSecurityMemoryOfClients(t *testing.T) {
 				t.Errorf("another client got %s", got)
 			}
 		})
+	}
+}
+
+// A server whose lists are never the same fills its own share of memory with them, and of
+// what it says of itself. That of another client, and other servers, are of no concern to it.
+func TestSecurityMemoryOfServers(t *testing.T) {
+	isolate(t)
+	var last atomic.Int64
+	hostile := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m legacyMessage
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		w.Header().Set("Content-Type", "application/json")
+		nonce := last.Add(1)
+		result := `{}`
+		switch m.Method {
+		case "initialize":
+			w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", nonce))
+			result = fmt.Sprintf(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"prompts":{},"resources":{}},"serverInfo":{"name":"x","version":"1"},"instructions":"%d %s"}`,
+				nonce, strings.Repeat("i", 15<<20))
+		case "tools/list":
+			result = fmt.Sprintf(`{"tools":[{"name":"x","inputSchema":{"type":"object"},"description":"%d %s"}]}`, nonce, strings.Repeat("t", 10<<20))
+		case "prompts/list":
+			result = fmt.Sprintf(`{"prompts":[{"name":"x","description":"%d %s"}]}`, nonce, strings.Repeat("p", 10<<20))
+		case "resources/list":
+			result = fmt.Sprintf(`{"resources":[{"uri":"x://x","name":"%d %s"}]}`, nonce, strings.Repeat("r", 20<<20)) // which is too much
+		}
+		if m.ID != nil {
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+		}
+	}))
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	t.Cleanup(remote.Close)
+	at := joinedAt(serve(t, gateway("separator __", "server hostile http://"+hostile+"/mcp", "server far http://"+upstream(t, remote)+"/mcp")))
+	before := inUse(t)
+	for range 10 {
+		c := newSpeaker(t, at, false, `{}`)
+		for method, want := range map[string]string{"tools/list": "far__echo", "prompts/list": "far__p", "resources/list": "proxy://resource/eyJzZXJ2ZXIiOiJmYXIi"} {
+			if got := c.ask(t, method, `{}`); !strings.Contains(got.answer.raw, want) {
+				t.Errorf("%s: %.300s", method, got.answer.raw)
+			}
+		}
+	}
+	if grown := inUse(t) - before; grown > muchMemory+8 { // which is how much a server may have of lists
+		t.Errorf("Caddy keeps %d MiB", grown)
 	}
 }
