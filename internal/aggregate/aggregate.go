@@ -103,10 +103,16 @@ type Aggregate struct {
 
 	fingerprint string // of all servers
 	// Guarded by State.mu.
-	alone bool       // of its generation
-	left  bool       // it serves no more requests
-	next  *Aggregate // who does; nil if nobody knows
+	alone bool   // of its generation
+	left  bool   // it serves no more requests
+	place *place // the same for all that took it one after the other
 	*State
+}
+
+// A place is where Aggregates take over from each other. A stream holds the one that it was
+// opened at, and by this the one that serves now, but none in between.
+type place struct {
+	current *Aggregate // nil if nobody knows
 }
 
 // New returns an Aggregate whose clients are those of a State. It has to be closed.
@@ -125,6 +131,7 @@ func New(config Config, state *State) *Aggregate {
 		a.ids[s.ID] = s
 		a.fingerprint += s.ID + "\x00"
 	}
+	a.place = &place{a}
 	state.join(a)
 	return a
 }

@@ -207,7 +207,10 @@ func (s *State) leave(a *Aggregate) {
 	s.mu.Lock()
 	s.members = slices.DeleteFunc(s.members, func(member *Aggregate) bool { return member == a })
 	to := s.successor(a)
-	a.left, a.next = true, to
+	a.left, a.place.current = true, to
+	if to != nil {
+		to.place = a.place
+	}
 	if len(s.members) > 0 {
 		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
 	}

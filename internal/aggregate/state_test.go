@@ -3,12 +3,14 @@ package aggregate
 import (
 	"fmt"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -87,6 +89,30 @@ func TestTheSameConfigurationAgain(t *testing.T) {
 	}
 	if n := a.count("GET"); n != 1 {
 		t.Errorf("listened to %d times", n)
+	}
+}
+
+// A stream does not hold the configurations that have come and gone since it was opened.
+func TestStreamsDoNotHoldConfigurations(t *testing.T) {
+	a := legacyPeer("a")
+	a.listens()
+	g := newGateway(t, nil, a)
+	stream := g.legacy(t).listen()
+	a.await(t, "GET", 1)
+	var gone []weak.Pointer[Aggregate]
+	for range 5 {
+		g.replace(nil, a)
+		gone = append(gone, weak.Make(g.Aggregate))
+	}
+	g.replace(nil, a)
+	await.Until(t, "configurations in between are collected", func() bool {
+		runtime.GC()
+		return !slices.ContainsFunc(gone, func(p weak.Pointer[Aggregate]) bool { return p.Value() != nil })
+	})
+	select {
+	case e := <-stream.events:
+		t.Errorf("the stream has ended, or heard %s", e.data)
+	default:
 	}
 }
 

@@ -89,11 +89,11 @@ func (t *turn) newStream(wants *interests) *stream {
 	t.a.mu.Lock()
 	a := t.a
 	for a.left { // while the request was on its way
-		if a.next == nil {
+		if a.place.current == nil {
 			s.end()
 			break
 		}
-		a = a.next
+		a = a.place.current
 	}
 	s.a.Store(a)
 	t.a.streams[s] = true
