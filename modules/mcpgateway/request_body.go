@@ -15,8 +15,8 @@ import (
 
 // Bodies of requests that are held in memory, as the metrics of all stores name them.
 var (
-	clientBodies   = quota.NewKind("request bodies")
-	strangerBodies = quota.NewKind("unauthenticated request bodies")
+	clientBodies   = quota.NewKind("request_bodies")
+	strangerBodies = quota.NewKind("unauthenticated_bodies")
 )
 
 const (

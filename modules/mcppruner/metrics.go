@@ -14,6 +14,6 @@ var (
 
 // What is kept, as the metrics of all stores name it.
 var (
-	pruned = quota.NewKind("pruned texts")
-	scores = quota.NewKind("prune scores")
+	pruned = quota.NewKind("pruned_texts")
+	scores = quota.NewKind("prune_scores")
 )
