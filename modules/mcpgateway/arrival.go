@@ -17,11 +17,13 @@ import (
 
 // An arrival is the server's end of an answer: what its routes write to. It keeps
 // the time and the limit, which count what the server sends and not what is left
-// of it.
+// of it. Of the headers it passes on those that clients may have; those that were there
+// before the routes ran are the operator's, and stay. There are no trailers.
 type arrival struct {
 	caddyhttp.ResponseWriterWrapper
-	x   *exchange
-	ctx context.Context
+	x      *exchange
+	ctx    context.Context
+	header http.Header // as the routes see it
 
 	timer    *time.Timer // ends the request; nil for those that may last
 	timeout  time.Duration
@@ -29,7 +31,7 @@ type arrival struct {
 	size     int64 // how many have
 	status   int
 	begun    bool // the status has come
-	gaveUp   bool // reverse_proxy has, because the request was canceled
+	gaveUp   bool // reverse_proxy has, because the request was canceled, or we have
 	informed int  // how many informational responses have come
 	broken   bool // the routes have not come to their end, or to a bad one
 }
@@ -39,6 +41,16 @@ const statusClientLeft = 499
 
 // maxInformed is how many informational responses a client gets.
 const maxInformed = 100
+
+// Header returns the headers that the routes may change.
+func (a *arrival) Header() http.Header {
+	if a.header == nil {
+		if a.header = a.x.before.Clone(); a.header == nil {
+			a.header = make(http.Header)
+		}
+	}
+	return a.header
+}
 
 // WriteHeader takes the status.
 func (a *arrival) WriteHeader(status int) {
@@ -50,34 +62,82 @@ func (a *arrival) WriteHeader(status int) {
 		return
 	}
 	if status < 200 {
-		if a.x.bindsSessions() {
-			a.Header().Del(mcp.SessionHeader) // which is for the answer alone
-		}
+		a.header = nil                               // reverse_proxy clears the ones it has, and they are not for this
 		if a.informed++; a.informed <= maxInformed { // of which there may be any number, and which say nothing of the call
 			a.ResponseWriter.WriteHeader(status)
 		}
 		return
 	}
 	a.heard()
-	if id := a.Header().Get(mcp.SessionHeader); id != "" && !a.begun && a.x.bindsSessions() {
-		a.Header().Set(mcp.SessionHeader, a.x.bindSession(id))
+	if a.begun {
+		return
 	}
-	if a.begun = true; a.status == 0 {
-		a.status = status
+	header := a.Header()
+	a.begun, a.status = true, status
+	if failure := a.x.unacceptable(status, header); failure != nil {
+		a.x.verdict, a.gaveUp = failure, true
+		return
+	}
+	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
+		header.Set(mcp.SessionHeader, a.x.bindSession(id))
 	}
 	if a.x.door == rpcDoor && (status == http.StatusOK || status == http.StatusForbidden) &&
-		httpbody.TypeOf(a.Header().Get("Content-Type")) == httpbody.Other {
+		httpbody.TypeOf(header.Get("Content-Type")) == httpbody.Other {
 		// Some say text/plain, some nothing. Whether it is JSON-RPC will show, and
 		// until then the mask shall take it for that.
-		a.Header().Set("Content-Type", "application/json")
+		header.Set("Content-Type", "application/json")
 	}
+	a.passHeader()
 	a.ResponseWriter.WriteHeader(status)
+}
+
+// passHeader gives the client the headers of the answer that it may have.
+func (a *arrival) passHeader() {
+	to := a.ResponseWriter.Header()
+	for name := range a.x.before {
+		if a.header[name] == nil { // such as Server, which reverse_proxy takes off
+			delete(to, name)
+		}
+	}
+	for name, values := range a.header {
+		if a.x.passesHeader(name) {
+			to[name] = values
+		}
+	}
+	if types := to["Content-Type"]; len(types) > 1 {
+		to["Content-Type"] = types[:1] // which is the one that we have read
+	}
+	if a.x.stream.opened {
+		// A browser that is sent here must not take a page of the server for one of ours.
+		to.Set("X-Content-Type-Options", "nosniff")
+		to.Set("Content-Security-Policy", "sandbox")
+	}
+}
+
+// unacceptable says why an answer does not reach the client, whatever is in it: one that
+// sends the client elsewhere, or one that the client may read as something else than was
+// looked at.
+func (x *exchange) unacceptable(status int, header http.Header) *jsonrpc.Failure {
+	switch {
+	case status/100 == 3:
+		return jsonrpc.HTTPError(x.server.Name, status)
+	case x.stream.opened && httpbody.Encoding(header) != "":
+		return jsonrpc.InvalidResponse(x.server.Name)
+	case x.stream.opened || x.looked && httpbody.TypeOf(header.Get("Content-Type")) != httpbody.Other:
+		if !httpbody.IsUTF8(header.Get("Content-Type")) {
+			return jsonrpc.InvalidResponse(x.server.Name)
+		}
+	}
+	return nil
 }
 
 // Write takes the next bytes of the body.
 func (a *arrival) Write(p []byte) (int, error) {
 	if !a.begun {
 		a.WriteHeader(http.StatusOK)
+	}
+	if a.gaveUp {
+		return 0, errUnacceptable
 	}
 	if !isComment(p) {
 		a.heard()
@@ -87,6 +147,17 @@ func (a *arrival) Write(p []byte) (int, error) {
 		return 0, errResponseLimit
 	}
 	return a.ResponseWriter.Write(p)
+}
+
+// FlushError sends on what has come.
+func (a *arrival) FlushError() error {
+	if !a.begun {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.gaveUp {
+		return nil
+	}
+	return http.NewResponseController(a.ResponseWriter).Flush()
 }
 
 // ReadFrom keeps io.Copy from finding the ReadFrom of the writer below.
@@ -106,6 +177,8 @@ func (a *arrival) heard() {
 func isComment(p []byte) bool {
 	return len(p) > 0 && p[0] == ':' && !bytes.Contains(p, []byte("data:"))
 }
+
+var errUnacceptable = errors.New("the answer of the MCP server is not accepted")
 
 var errResponseLimit = errors.New("the answer of the MCP server exceeds response_limit")
 

@@ -1,11 +1,11 @@
 package mcpgateway
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"net/url"
 	"strings"
 
@@ -58,41 +58,110 @@ func (s *Server) unseal(token, client string) (*url.URL, *jsonrpc.Failure) {
 	return u, nil
 }
 
-// rewriteEndpoint returns an event with the address in it replaced by one below
-// path, if it is the event that names one.
-func (s *Server) rewriteEndpoint(event []byte, path, client string) []byte {
-	if !isEndpoint(event) {
-		return event
-	}
-	var events sse.Scanner
-	var address []byte
-	events.Each(event, func(kind sse.Kind, part []byte) {
-		if kind == sse.Data {
-			address = append(address, part...)
-		}
-	})
-	ref, err := url.Parse(strings.TrimSpace(string(address)))
+// sealedEndpoint returns the address below path that stands for one of the server. It
+// reports whether it is one.
+func (s *Server) sealedEndpoint(address, path, client string) (string, bool) {
+	ref, err := url.Parse(strings.TrimSpace(address))
 	if err != nil || ref.Opaque != "" {
-		return event
+		return "", false
 	}
-	ours := path + "?" + endpointParam + "=" + s.seal(s.target.ResolveReference(ref).RequestURI(), client)
-
-	rewritten := make([]byte, 0, len(event)+len(ours))
-	events = sse.Scanner{}
-	events.Each(event, func(kind sse.Kind, part []byte) {
-		if kind == sse.Data {
-			part, ours = []byte(ours), ""
-		}
-		rewritten = append(rewritten, part...)
-	})
-	return rewritten
+	return path + "?" + endpointParam + "=" + s.seal(s.target.ResolveReference(ref).RequestURI(), client), true
 }
 
-func isEndpoint(event []byte) bool {
-	for line := range bytes.Lines(event) {
-		if value, ok := bytes.CutPrefix(line, []byte("event:")); ok && string(bytes.TrimSpace(value)) == "endpoint" {
-			return true
+// An endpointSealer replaces the address in each event of a stream that names one. All
+// servers are one origin, so an address that passed as it is could be that of another
+// server, and the client would talk to that.
+type endpointSealer struct {
+	events  sse.Scanner
+	fields  sse.Fields // of the event
+	held    []byte     // of the event, until it is known what it is
+	out     []byte
+	named   bool // the event names an endpoint
+	passing bool // its beginning has been passed on
+}
+
+// longestEndpoint is how much of an event is held back. A longer one passes as it comes,
+// and ends the stream if it then turns out to name an endpoint.
+const longestEndpoint = 64 << 10
+
+var errEndpoint = errors.New("the MCP server names an endpoint that is none")
+
+// seal returns what of a stream can be passed on. It is good until the next call.
+func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bool)) (_ []byte, err error) {
+	s.out = s.out[:0]
+	s.events.Each(p, func(kind sse.Kind, part []byte) {
+		if err != nil {
+			return
 		}
+		if kind == sse.Dispatch {
+			err = s.dispatch(replace)
+			return
+		}
+		if kind == sse.Frame {
+			s.read(part)
+		}
+		if s.held = append(s.held, part...); len(s.held) > longestEndpoint || s.passing {
+			s.passing = true
+			if s.named {
+				err = errEndpoint
+				return
+			}
+			s.pass(s.held)
+			return
+		}
+		// A comment, by which servers keep connections open, belongs to no event. A line
+		// end that stands alone is the rest of one.
+		if ends := part[len(part)-1] == '\n' || part[len(part)-1] == '\r'; ends && (s.held[0] == ':' || len(s.held) == 1) {
+			s.pass(s.held)
+		}
+	})
+	return s.out, err
+}
+
+// rest returns what is left of a body that has ended, and may have been no stream.
+func (s *endpointSealer) rest() []byte {
+	if s.read([]byte{'\n'}); s.named {
+		return nil
 	}
-	return false
+	return s.held
+}
+
+// read takes the next bytes of the framing. Once an event has named an endpoint it is
+// taken for one, and the name is not read as strictly as the standard does: there are
+// clients of all kinds.
+func (s *endpointSealer) read(frame []byte) {
+	s.fields.Read(frame)
+	s.named = s.named || strings.EqualFold(strings.TrimSpace(s.fields.Type), endpointParam)
+}
+
+func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) error {
+	if !s.named {
+		s.pass(s.held)
+	} else {
+		ours, ok := replace(dataOf(s.held))
+		if !ok {
+			return errEndpoint
+		}
+		s.pass([]byte("event: " + endpointParam + "\ndata: " + ours + "\n\n"))
+	}
+	s.fields.Reset()
+	s.named, s.passing = false, false
+	return nil
+}
+
+func (s *endpointSealer) pass(p []byte) {
+	s.out = append(s.out, p...)
+	s.held = s.held[:0]
+}
+
+// dataOf returns the data of an event.
+func dataOf(event []byte) string {
+	var events sse.Scanner
+	var data []byte
+	events.Each(event, func(kind sse.Kind, part []byte) {
+		if kind == sse.Data {
+			data = append(data, part...)
+		}
+	})
+	return string(data)
 }

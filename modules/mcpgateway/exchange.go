@@ -50,6 +50,7 @@ type exchange struct {
 
 	sent    *http.Request // as the routes of the server got it, if anybody may have to know
 	before  http.Header   // of the response, before the routes ran
+	looked  bool          // at what the server says, before it goes on
 	arrival arrival
 	reply   reply
 	rpc     rpcReply    // reply, at /rpc
@@ -232,9 +233,10 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		x.stream.opened = r.Method == http.MethodGet
 		x.stream.path = path
 	}
-	if x.door != innerDoor {
-		x.before = maps.Clone(x.w.Header())
+	if x.stream.opened {
+		r.Header.Del("Accept-Encoding") // the stream is read
 	}
+	x.before = maps.Clone(x.w.Header())
 
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -327,7 +329,7 @@ func (x *exchange) masked() bool {
 // one.
 func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	w, screen := x.screened(w, r)
-	x.arrival.ResponseWriter = w
+	x.arrival.ResponseWriter, x.looked = w, screen != nil
 	ended := false
 	defer func() {
 		x.arrival.broken = !ended // before the mask lets out what it has
@@ -385,8 +387,8 @@ func (x *exchange) whatFailed(err error) *jsonrpc.Failure {
 		case status == http.StatusGatewayTimeout:
 			return jsonrpc.Timeout(x.server.Name)
 		case 400 <= status && status < 499:
-			x.before = nil // its headers tell how to do better: WWW-Authenticate, Retry-After
-			httpbody.DropDescription(x.w.Header())
+			x.before = x.arrival.header // which tell how to do better: WWW-Authenticate, Retry-After
+			httpbody.DropDescription(x.before)
 			return jsonrpc.Refused(x.server.Name, status)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -135,4 +136,60 @@ func FuzzAuthToken(f *testing.F) {
 			}
 		}
 	})
+}
+
+// No event of a stream names an endpoint that is not ours, however it is written and
+// however it comes in pieces. Nothing else is changed.
+func FuzzSealedEndpoints(f *testing.F) {
+	for _, stream := range []string{
+		"event: endpoint\ndata: /mcp/files\n\n", "data: {}\n\nevent: endpoint\ndata: /mcp/files\n\n", "event: endpoint\r\ndata: /a\r\n\r\nevent: endpoint\rdata: /b\r\r", "\ufeffevent:endpoint\ndata:/x\n\n",
+		"event: endpoint\nevent: message\ndata: x\n\n", "data: /x\nevent: endpoint\n\n", ": ping\n: ping\n\nid: 1\nevent: endpoint\n\n", "event: endpoint\ndata: mailto:x\n\n", "event: endpoint\ndata: /x", "data: /x\nevent: endpoint", "{}\n",
+	} {
+		f.Add(stream, uint8(0))
+		f.Add(stream, uint8(6))
+	}
+	target, _ := url.Parse("/v1/sse")
+	s := &Server{Name: "old", target: target}
+	f.Fuzz(func(t *testing.T, stream string, size uint8) {
+		if strings.HasPrefix(stream, "\xef") && !strings.HasPrefix(stream, "\uFEFF") {
+			return // a part of a byte order mark, of which nobody says what it is
+		}
+		got, err := sealAll(s, stream, int(size)+1)
+		named := false
+		for _, e := range readEvents(stream) {
+			named = named || strings.EqualFold(strings.TrimSpace(e.name), "endpoint")
+		}
+		if !named && !strings.Contains(strings.ToLower(stream), "endpoint") && (err != nil || got != stream) {
+			t.Fatalf("%q became %q, %v", stream, got, err)
+		}
+		for _, e := range readEvents(got + "\n\n") {
+			if e.name == "endpoint" && e.data != "" && !strings.HasPrefix(e.data, "/mcp/old?endpoint=") {
+				t.Fatalf("%q became %q, %v", stream, got, err)
+			}
+		}
+	})
+}
+
+type readEvent struct{ name, data string }
+
+// readEvents reads an event stream line by line, as the standard has it.
+func readEvents(stream string) (events []readEvent) {
+	stream = strings.TrimPrefix(stream, "\ufeff")
+	stream = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)
+	var e readEvent
+	lines := strings.Split(stream, "\n")
+	for _, line := range lines[:len(lines)-1] {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "":
+			events = append(events, e)
+			e = readEvent{}
+		case name == "event":
+			e.name = value
+		case name == "data":
+			e.data += value
+		}
+	}
+	return events
 }

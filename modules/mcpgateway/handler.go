@@ -39,7 +39,7 @@ func init() {
 // Path | What is served there
 // -----|---------------------
 // `/mcp` | All servers as one, over Streamable HTTP, for clients and servers of every revision of the protocol in any mixture. The name of a server stands before those of its tools and prompts
-// `/mcp/{server}` | The server as it is, over Streamable HTTP: POST, GET and DELETE pass with their statuses, headers, sessions and event streams. Servers of the older HTTP+SSE transport work, too
+// `/mcp/{server}` | The server as it is, over Streamable HTTP: POST, GET and DELETE pass with their statuses, sessions and event streams, and with the headers that cannot lead a client elsewhere. Servers of the older HTTP+SSE transport work, too
 // `/api/mcp-gateway/{server}/rpc` | One JSON-RPC message by POST, one JSON answer: no handshake, no session, no event stream
 //
 // Every other request goes to the next handler untouched.
@@ -54,7 +54,7 @@ func init() {
 // `connect_error` | 502 | -32002 | The server cannot be reached, or broke off
 // `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
 // `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
-// `http_error` | 502 | -32603 | The server answered with another status than 200 (/rpc only), or a handler on the way refused the request with its status
+// `http_error` | 502 | -32603 | The server answered with a redirect or, at /rpc, with any other status than 200; or a handler on the way refused the request with its status
 // `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method, a Content-Encoding or a charset other than utf-8
 // `parse_error` | 400 | -32700 | The request is not JSON
 // `busy` | 503 | -32002 | The gateway holds as many bytes of requests as it may. Retry-After says when to try again

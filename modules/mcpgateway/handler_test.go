@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -72,6 +73,20 @@ func TestAdmitByListener(t *testing.T) {
 	}
 }
 
+// sealAll has a stream pass in pieces of a size.
+func sealAll(s *Server, stream string, size int) (string, error) {
+	var sealer endpointSealer
+	var all []byte
+	for piece := range slices.Chunk([]byte(stream), size) {
+		passed, err := sealer.seal(piece, func(address string) (string, bool) { return s.sealedEndpoint(address, "/mcp/old", "ann") })
+		all = append(all, passed...)
+		if err != nil {
+			return string(all), err
+		}
+	}
+	return string(append(all, sealer.rest()...)), nil
+}
+
 func TestEndpoints(t *testing.T) {
 	target, _ := url.Parse("/v1/sse?x=1")
 	s := &Server{Name: "old", target: target}
@@ -81,12 +96,26 @@ func TestEndpoints(t *testing.T) {
 		{"a relative path", "event:endpoint\r\ndata:messages?s=1\r\n\r\n", "/v1/messages?s=1"},
 		{"a query", "data: ?s=1\nevent: endpoint" + end, "/v1/sse?s=1"},
 		{"a URL", "event: endpoint\ndata: https://u:p@elsewhere/a%2Fb" + end, "/a%2Fb"},
+		{"two lines", "event: endpoint\ndata: /mess\ndata: ages" + end, "/messages"},
+		{"lines that end with CR", "event: endpoint\rdata: /messages\r\r", "/messages"},
+		{"after a byte order mark", "\ufeffevent: endpoint\ndata: /messages" + end, "/messages"},
+		{"a name that some clients would read so", "event:  Endpoint\ndata: /messages" + end, "/messages"},
+		{"an address that is none", "event: endpoint\ndata: mailto:x" + end, "error"},
+		{"an address that browsers can read", "event: endpoint\ndata: /mcp/files?%zz#%zz" + end, "error"},
+		{"a name after long data", "data: " + strings.Repeat("x", longestEndpoint) + "\nevent: endpoint" + end, "error"},
 		{"another event", "event: message\ndata: /messages" + end, ""},
 		{"an event without a name", "data: /messages" + end, ""},
-		{"an address that is none", "event: endpoint\ndata: mailto:x" + end, ""},
+		{"an event that has not ended", "data: /messages\n", ""},
+		{"no stream", "not found", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := string(s.rewriteEndpoint([]byte(tt.event), "/mcp/old", "ann"))
+			got, err := sealAll(s, tt.event, 5)
+			if (err != nil) != (tt.uri == "error") {
+				t.Fatalf("%q: %v", got, err)
+			}
+			if tt.uri == "error" {
+				return
+			}
 			if tt.uri == "" {
 				if got != tt.event {
 					t.Errorf("rewritten: %q", got)

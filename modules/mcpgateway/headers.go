@@ -22,6 +22,27 @@ var overrides = headerSet(
 // stripOverrides takes off a request what the gateway has decided itself.
 func stripOverrides(header http.Header) { dropHeaders(header, overrides) }
 
+// answerHeaders are the headers of a server's answer that clients get, besides those of
+// MCP and of rate limits, see [exchange.passesHeader]. All servers are one origin with one
+// credential, so nothing is among them by which a server could send a client elsewhere,
+// have it keep or forget something, or change what its browser may do there.
+var answerHeaders = headerSet(
+	"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Digest", "Repr-Digest", "Etag", "Last-Modified",
+	"Cache-Control", "Expires", "Age", "Vary", "Via", "Allow", "Retry-After", "X-Accel-Buffering",
+	"X-Request-Id", "X-Correlation-Id", "Request-Id", "Traceparent", "Tracestate", "Traceresponse", "Server-Timing",
+)
+
+// passesHeader reports whether clients get a header of the server's answer.
+func (x *exchange) passesHeader(name string) bool {
+	switch {
+	case answerHeaders[name], strings.HasPrefix(name, "Mcp-"), strings.HasPrefix(name, "Ratelimit"), strings.HasPrefix(name, "X-Ratelimit-"):
+		return true
+	case name == "Www-Authenticate":
+		return x.server.forwardAuth // else its clients cannot log in there
+	}
+	return false
+}
+
 // dropHeaders takes off a request the headers of a set. To many servers an underscore in
 // a name is a hyphen.
 func dropHeaders(header http.Header, set map[string]bool) {

@@ -16,11 +16,11 @@ type streamReply struct {
 
 	status    int // 0 until WriteHeader
 	media     httpbody.MediaType
-	look      *look // nil if there is nothing to see
-	searching bool  // for the event that names an endpoint
-	inEvent   bool  // something of an event has been sent, and not its end
-	data      bool  // data of it, too
-	answered  bool  // one of the events was the answer
+	look      *look          // nil if there is nothing to see
+	endpoints endpointSealer // of a stream that was opened to listen
+	inEvent   bool           // something of an event has been sent, and not its end
+	data      bool           // data of it, too
+	answered  bool           // one of the events was the answer
 }
 
 const noBuffering = "X-Accel-Buffering"
@@ -43,7 +43,6 @@ func (w *streamReply) WriteHeader(status int) {
 	}
 	if w.media != httpbody.Other {
 		w.look = borrowLook()
-		w.searching = w.opened && w.media == httpbody.EventStream
 	}
 	if w.media == httpbody.EventStream && w.Header().Get(noBuffering) == "" {
 		w.Header().Set(noBuffering, "no") // else nginx in front of us holds events back
@@ -58,10 +57,10 @@ func (w *streamReply) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 	}
-	if w.searching {
-		return w.search(p)
+	if w.opened { // whatever the type is: there are clients who do not look at it closely
+		return w.seal(p)
 	}
-	if w.look != nil && !w.opened {
+	if w.look != nil {
 		w.observe(p)
 	}
 	return w.write(p)
@@ -81,30 +80,18 @@ func (w *streamReply) FlushError() error {
 	return http.NewResponseController(w.x.w).Flush()
 }
 
-// longestEndpoint is how much is held back of a stream to find its first event.
-const longestEndpoint = 64 << 10
-
-// search holds back the first event of a stream until it is complete. Comments
-// before it, by which servers keep connections open, are not held.
-func (w *streamReply) search(p []byte) (int, error) {
-	held := &w.look.held
-	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
-		held.Write(part)
-		w.data = w.data || kind == sse.Data
-		if kind != sse.Dispatch || !w.searching {
-			return
-		}
-		event := held.Bytes()
-		if w.data {
-			w.searching = false
-			event = w.x.server.rewriteEndpoint(event, w.path, w.x.caller.identity)
-		}
-		_, _ = w.write(event)
-		held.Reset()
+// seal passes events on, and addresses in them as ours.
+func (w *streamReply) seal(p []byte) (int, error) {
+	sealed, err := w.endpoints.seal(p, func(address string) (string, bool) {
+		return w.x.server.sealedEndpoint(address, w.path, w.x.caller.identity)
 	})
-	w.searching = w.searching && held.Len() <= longestEndpoint
-	if !w.searching {
-		_, _ = w.write(held.Bytes())
+	if len(sealed) > 0 {
+		_, _ = w.write(sealed)
+		w.data = w.endpoints.passing
+	}
+	if err != nil {
+		w.x.verdict = jsonrpc.InvalidResponse(w.x.server.Name)
+		return 0, err
 	}
 	return len(p), w.FlushError() // which fails if a write has
 }
@@ -136,8 +123,8 @@ func (w *streamReply) observe(p []byte) {
 }
 
 func (w *streamReply) complete() *jsonrpc.Failure {
-	if w.searching {
-		_, _ = w.write(w.look.held.Bytes()) // a stream that has ended in its first event
+	if rest := w.endpoints.rest(); len(rest) > 0 {
+		_, _ = w.write(rest)
 	}
 	if !w.answered {
 		w.x.told(nil)
@@ -160,9 +147,6 @@ func (w *streamReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 		return nil
 	}
 	w.x.outcome, w.x.errorCode = failure.Data.Symbol, failure.Code
-	if w.searching {
-		_, _ = w.write(w.look.held.Bytes())
-	}
 	panic(http.ErrAbortHandler)
 }
 

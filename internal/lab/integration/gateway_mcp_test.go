@@ -14,10 +14,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// Whatever a server says over Streamable HTTP passes as it is, but for what is masked.
+// Whatever a server says over Streamable HTTP passes as it is, but for what is masked and
+// for headers that are not on the list.
 func TestGatewayMCPPassesThrough(t *testing.T) {
 	isolate(t)
-	const session = `"headers":{"Mcp-Session-Id":"s-1","X-Other":"kept"}`
+	const session = `"headers":{"Mcp-Session-Id":"s-1","X-Other":"of the server"}`
 	long := result(`"` + strings.Repeat("A", 5000) + `"`)
 	tests := []struct {
 		name, request string
@@ -30,7 +31,7 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 		{"202 for a client's reply", `{"jsonrpc":"2.0","id":1,"result":{},"method":"note"}`, ""},
 		{"400", raw(`{"jsonrpc":"2.0","id":1,"error":{"code":-32020,"message":"x"}}`, `"status":400`), ""},
 		{"404 for a lost session", raw("lost", `"status":404,"ctype":"text/plain"`), ""},
-		{"401 with its challenge", raw("", `"status":401,"headers":{"Www-Authenticate":"Bearer resource_metadata=x"}`), ""},
+		{"401 without its challenge", raw("", `"status":401,"headers":{"Www-Authenticate":"Bearer resource_metadata=x"}`), ""},
 		{"403 stays 403", raw(`{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"refus"}}`, `"status":403`), ""},
 		{"500 with HTML", raw("<p>", `"status":500,"ctype":"text/html"`), ""},
 		{"no JSON", raw("{", ""+`"status":200`), ""},
@@ -49,8 +50,11 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 			}
 			got := post(t, mcpAt(url, "stub"), tt.request, "Mcp-Session-Id: mine", "Mcp-Protocol-Version: 2025-11-25", "Mcp-Method: raw", "Last-Event-Id: 7", "Accept: application/json")
 			same(t, got.body, want.body)
+			if got.Header.Get("X-Other")+got.Header.Get("WWW-Authenticate") != "" {
+				t.Errorf("the client got %v", got.Header)
+			}
 			for _, header := range []http.Header{got.Header, want.Header} {
-				for _, name := range []string{"Date", "Via", "Content-Length"} {
+				for _, name := range []string{"Date", "Via", "Content-Length", "X-Other", "Www-Authenticate"} {
 					header.Del(name)
 				}
 			}
@@ -373,7 +377,7 @@ func TestGatewayLegacyServer(t *testing.T) {
 			same(t, nextEvent(t, body), ": hello\n\n")
 			proceed <- struct{}{} // a comment is not held back
 			first := nextEvent(t, body)
-			endpoint, ok := strings.CutPrefix(first, "event: endpoint\r\ndata: /tools/mcp/old?endpoint=")
+			endpoint, ok := strings.CutPrefix(first, "event: endpoint\ndata: /tools/mcp/old?endpoint=")
 			if !ok {
 				t.Fatalf("the first event is %q", first)
 			}
