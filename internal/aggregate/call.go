@@ -297,7 +297,7 @@ func (rl *relay) forgotten() bool { return rl.again && rl.h.forgotten() }
 // heard passes a message of the server on.
 func (rl *relay) heard(e *event) error {
 	t, l, m := rl.turn, rl.link, &e.message
-	out := outgoing{id: streamID(callStream, l.server, e.id), retry: e.retry}
+	out := outgoing{id: l.eventID(t.a, callStream, e.id), retry: e.retry}
 	switch {
 	case len(e.data) == 0:
 		rl.resumable = t.client.primed() && t.out.event(&out) && out.id != "" || rl.resumable
@@ -360,7 +360,7 @@ func (rl *relay) large(id string) io.WriteCloser {
 		return nil
 	}
 	rl.answered = true
-	to := t.out.large(&outgoing{id: streamID(callStream, l.server, id)}, rl.h.media == httpbody.EventStream)
+	to := t.out.large(&outgoing{id: l.eventID(t.a, callStream, id)}, rl.h.media == httpbody.EventStream)
 	if t.a.transparent() && !t.led.elsewhere() {
 		return to
 	}

@@ -474,7 +474,7 @@ func TestStreamsResumedAtAServerThatForgot(t *testing.T) {
 		})
 		g := newMemory(t, nil, p)
 		u := g.legacy(t)
-		u.header.Set("Last-Event-Id", "listen/a/1")
+		u.header.Set("Last-Event-Id", u.event("listen/a/1"))
 		stream := u.listen()
 		stream.nextOf("vendor/x")
 		stream.hangUp()

@@ -516,6 +516,9 @@ func (u *user) at(g *gateway) *user {
 		accept: u.accept, session: u.session, header: u.header}
 }
 
+// event returns the id of an event as the client has got it.
+func (u *user) event(id string) string { return u.g.bindEvent(u.session, id) }
+
 // do sends an HTTP request.
 func (u *user) do(ctx context.Context, method, body string) (*http.Response, error) {
 	var content io.Reader

@@ -149,7 +149,7 @@ func TestAnswersOnStreamsOfListeners(t *testing.T) { // A54
 	p := legacyPeer("a")
 	say := p.listens()
 	u := newGateway(t, nil, p).legacy(t)
-	u.header = http.Header{"Last-Event-Id": {"listen/a/1"}}
+	u.header = http.Header{"Last-Event-Id": {u.event("listen/a/1")}}
 	stream := u.listen()
 	p.await(t, "GET", 1)
 	say(`{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"x"}]}}`)

@@ -5,6 +5,7 @@ import (
 	"compress/flate"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
@@ -106,6 +107,22 @@ func (a *Aggregate) openBytes(purpose, sealed string) ([]byte, bool) {
 	}
 	plain, err := a.seal.Open(nil, nil, raw, []byte(purpose))
 	return plain, err == nil
+}
+
+// bindEvent returns the id of an event as one that is good in a session only.
+func (a *Aggregate) bindEvent(session, id string) string {
+	mac := hmac.New(sha256.New, a.config.Key)
+	_, _ = mac.Write([]byte("mcp event id\x00" + session + "\x00" + id))
+	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:12])
+}
+
+// claimEvent returns the id that bindEvent was given for a session, and whether it was.
+func (a *Aggregate) claimEvent(session, bound string) (id string, ok bool) {
+	id = bound[:max(strings.LastIndexByte(bound, '.'), 0)]
+	if !hmac.Equal([]byte(bound), []byte(a.bindEvent(session, id))) {
+		return bound, false
+	}
+	return id, true
 }
 
 // opened returns what a session id carries.

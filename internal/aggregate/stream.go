@@ -68,12 +68,13 @@ const (
 	listenStream = "listen"
 )
 
-// streamID returns the id of an event of a server for clients: it tells whose it is.
-func streamID(kind, server, id string) string {
+// eventID returns the id of an event of a server for its client: it tells whose it is, and
+// is good in the session of the client only. To a server all clients may be one.
+func (l *link) eventID(a *Aggregate, kind, id string) string {
 	if id == "" {
 		return ""
 	}
-	return kind + "/" + server + "/" + id
+	return a.bindEvent(l.client.key, kind+"/"+l.server+"/"+id)
 }
 
 // listening returns the streams by which the client listens.
@@ -135,12 +136,18 @@ func (t *turn) get() *jsonrpc.Failure {
 		return notAcceptable()
 	}
 	kind, server, last := "", "", ""
-	if id := t.r.Header.Get("Last-Event-Id"); id != "" {
+	if bound := t.r.Header.Get("Last-Event-Id"); bound != "" {
+		id, ok := t.a.claimEvent(t.client.key, bound)
 		kind, id, _ = strings.Cut(id, "/")
 		server, last, _ = strings.Cut(id, "/")
-	}
-	if kind == callStream {
-		return t.resumeCall(server, last)
+		switch {
+		case kind == callStream && ok:
+			return t.resumeCall(server, last)
+		case kind == callStream:
+			return notOfSession()
+		case !ok:
+			server = "" // to listen is something that can begin anew
+		}
 	}
 	s := t.newStream(nil)
 	defer s.close()
@@ -162,11 +169,16 @@ func notAcceptable() *jsonrpc.Failure {
 	return failure
 }
 
+// notOfSession refuses to go on with a stream that a session never had.
+func notOfSession() *jsonrpc.Failure {
+	return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this session")
+}
+
 // resumeCall goes on with the stream of a call, at the one server that has it.
 func (t *turn) resumeCall(server, last string) *jsonrpc.Failure {
 	owner := t.a.servers[server]
 	if owner == nil || !t.sees(owner) {
-		return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this server")
+		return notOfSession()
 	}
 	t.result.Server = owner.Name
 	l := t.client.link(owner)
@@ -440,7 +452,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 		if e.id != "" {
 			ear.last, ear.lastIn = e.id, session
 		}
-		m, id := &e.message, streamID(kind, l.server, e.id)
+		m, id := &e.message, l.eventID(a, kind, e.id)
 		switch {
 		case len(e.data) == 0:
 			if kind == callStream && t.client.primed() {

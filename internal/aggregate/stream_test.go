@@ -157,7 +157,8 @@ func TestResumedCalls(t *testing.T) {
 		}
 		a.sendAs(w, "id: 2\n", `{"jsonrpc":"2.0","id":2,"result":{"contents":[{"uri":"x://a"}]}}`)
 	})
-	u := newGateway(t, nil, legacyPeer("b"), p).legacy(t)
+	g := newGateway(t, nil, legacyPeer("b"), p)
+	u := g.legacy(t)
 	s := u.call("a::x")
 	if len(s.events) != 1 || s.events[0].retry != "500" || s.events[0].data != "" || s.broken != nil {
 		t.Fatalf("got %q", s.body)
@@ -168,7 +169,7 @@ func TestResumedCalls(t *testing.T) {
 		t.Errorf("got %s", e.data)
 	}
 	stream.ended()
-	for _, id := range []string{"call/c/1", "call/", "call"} {
+	for _, id := range []string{"call/c/1", "call/", "call", "call/a/1", u.event("call/c/1"), u.event("call/"), g.bindEvent(g.legacy(t).session, "call/a/1")} {
 		u.header = http.Header{"Last-Event-Id": {id}}
 		if stream := u.listen(); stream.status != http.StatusBadRequest {
 			t.Errorf("%s: got %d", id, stream.status)
@@ -206,7 +207,7 @@ func TestStreamsAreResumed(t *testing.T) {
 		g := newMemory(t, nil, p, b)
 		defer g.close()
 		u := g.legacy(t)
-		u.header = http.Header{"Last-Event-Id": {"listen/a/old"}}
+		u.header = http.Header{"Last-Event-Id": {u.event("listen/a/old")}}
 		stream := u.listen()
 		var got []string
 		timer := time.AfterFunc(5*time.Minute, stream.cancel)
@@ -217,7 +218,7 @@ func TestStreamsAreResumed(t *testing.T) {
 			}
 		}
 		timer.Stop()
-		if want := []string{"listen/a/1 vendor/one", "listen/a/3 vendor/two"}; !slices.Equal(got, want) {
+		if want := []string{u.event("listen/a/1") + " vendor/one", u.event("listen/a/3") + " vendor/two"}; !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		stream.hangUp()

@@ -329,7 +329,7 @@ func (x *exchange) masked() bool {
 // one.
 func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	w, screen := x.screened(w, r)
-	x.arrival.ResponseWriter, x.looked = w, screen != nil
+	x.arrival.ResponseWriter, x.looked = x.bindEvents(w), screen != nil
 	ended := false
 	defer func() {
 		x.arrival.broken = !ended // before the mask lets out what it has

@@ -2,6 +2,9 @@ package mcpgateway
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"net/http"
@@ -164,6 +167,13 @@ func hears(t *testing.T, h *Handler, r *http.Request, until string) string {
 	return s.Body.String()
 }
 
+// boundEvent returns the id of an event as the client of a session gets it at /mcp.
+func boundEvent(session, id string) string {
+	mac := hmac.New(sha256.New, processKey)
+	mac.Write([]byte("mcp event id\x00" + session + "\x00" + id))
+	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:12])
+}
+
 func TestListsThatAreResumed(t *testing.T) { // A54
 	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
 		switch {
@@ -183,7 +193,8 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 		t.Run(tt.last+" at "+tt.path, func(t *testing.T) {
 			headers := []string{"Last-Event-Id", tt.last}
 			if tt.path == "/mcp" {
-				headers = append(headers, mcp.SessionHeader, session(t, h))
+				id := session(t, h)
+				headers = []string{"Last-Event-Id", boundEvent(id, tt.last), mcp.SessionHeader, id}
 			}
 			if got := hears(t, h, listening(t, tt.path, headers...), "notifications/after"); strings.Contains(got, "secret") || !strings.Contains(got, "notifications/after") {
 				t.Errorf("got %s", got)

@@ -1,47 +1,181 @@
 package mcpgateway
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"net/http"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// Where a client talks to one server, the sessions are the server's. To it all clients
-// may be one: the gateway. So the ids that clients whom somebody knows are given are
-// good for them only.
+// Where a client talks to one server, the sessions and the streams are the server's. To it
+// all clients may be one: the gateway. So the ids that clients whom somebody knows are given
+// are good for them only.
 
-// bindSession returns the id of a session as one that is good for the client only.
-func (x *exchange) bindSession(id string) string {
+// What ids are of.
+const (
+	sessionOfServer = "session of one server"
+	eventOfServer   = "event of one server"
+)
+
+// bind returns an id as one that is good for the client only.
+func (x *exchange) bind(of, id string) string {
 	mac := hmac.New(sha256.New, x.handler.sessionKey)
-	_, _ = mac.Write([]byte("session of one server\x00" + x.server.Name + "\x00" + x.caller.identity + "\x00" + id))
+	_, _ = mac.Write([]byte(of + "\x00" + x.server.Name + "\x00" + x.caller.identity + "\x00" + id))
 	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// claimSession has a request name the session as the server knows it, if the session is
-// the client's.
+// bindSession returns the id of a session as one that is good for the client only.
+func (x *exchange) bindSession(id string) string { return x.bind(sessionOfServer, id) }
+
+// claimSession has a request name the session, and the event after which a stream is to go
+// on, as the server knows them, if they are the client's.
 func (x *exchange) claimSession(header http.Header) *jsonrpc.Failure {
-	values := header.Values(mcp.SessionHeader)
-	if !x.bindsSessions() || len(values) == 0 {
-		return nil
+	if header.Get("Last-Event-Id") == "" {
+		header.Del("Last-Event-Id") // which is as good as none
 	}
-	if len(values) > 1 {
-		return jsonrpc.UnknownSession() // servers could take either
+	switch {
+	case !x.bindsSessions():
+		return nil
+	case !x.claim(sessionOfServer, header, mcp.SessionHeader):
+		return jsonrpc.UnknownSession()
+	case !x.claim(eventOfServer, header, "Last-Event-Id"):
+		return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this client")
+	}
+	return nil
+}
+
+// claim gives a header the id that was bound. It reports whether that is the client's, or
+// there is none.
+func (x *exchange) claim(of string, header http.Header, name string) bool {
+	values := header.Values(name)
+	if len(values) != 1 {
+		return len(values) == 0 // servers could take either
 	}
 	bound := values[0]
 	id := bound[:max(strings.LastIndexByte(bound, '.'), 0)]
-	if !hmac.Equal([]byte(bound), []byte(x.bindSession(id))) {
-		return jsonrpc.UnknownSession()
+	if !hmac.Equal([]byte(bound), []byte(x.bind(of, id))) {
+		return false
 	}
-	header.Set(mcp.SessionHeader, id)
-	return nil
+	header.Set(name, id)
+	return true
 }
 
 // bindsSessions reports whether sessions are good for the client only.
 func (x *exchange) bindsSessions() bool {
 	return (x.door == mcpDoor || x.door == rpcDoor) && x.caller.identity != ""
 }
+
+// bindEvents returns w as what is written to if the ids of events are to be good for the
+// client only, or w itself.
+func (x *exchange) bindEvents(w http.ResponseWriter) http.ResponseWriter {
+	if !x.bindsSessions() || x.door != mcpDoor {
+		return w
+	}
+	return &eventBinder{next: w, x: x}
+}
+
+// An eventBinder binds the ids of events to the client. All else passes as it is.
+type eventBinder struct {
+	next http.ResponseWriter
+	x    *exchange
+
+	status  int
+	stream  bool // of events
+	events  sse.Scanner
+	line    []byte // a line that has not ended, and may be an id
+	passing bool   // the line is none
+	out     []byte
+}
+
+// longestEventID is how long the line of an id may be. A longer one is good for nobody.
+const longestEventID = 4 << 10
+
+func (w *eventBinder) Header() http.Header         { return w.next.Header() }
+func (w *eventBinder) Unwrap() http.ResponseWriter { return w.next }
+
+func (w *eventBinder) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+		w.stream = httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream && httpbody.Encoding(w.Header()) == ""
+		if w.stream {
+			w.Header().Del("Content-Length")
+		}
+	}
+	w.next.WriteHeader(status)
+}
+
+func (w *eventBinder) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	if !w.stream {
+		return w.next.Write(p)
+	}
+	w.out = w.out[:0]
+	w.events.Each(p, func(kind sse.Kind, part []byte) {
+		if kind == sse.Frame {
+			w.frame(part)
+		} else {
+			w.out = append(w.out, part...)
+		}
+	})
+	if len(w.out) > 0 {
+		if _, err := w.next.Write(w.out); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+// frame takes the next bytes of lines, without the data in them. It holds back a line as
+// long as it may be an id.
+func (w *eventBinder) frame(p []byte) {
+	for _, c := range p {
+		ends := c == '\n' || c == '\r'
+		if !ends && !w.passing {
+			w.line = append(w.line, c)
+			w.passing = !mayBeID(w.line) || len(w.line) > longestEventID
+			if w.passing {
+				w.out, w.line = append(w.out, w.line...), w.line[:0]
+			}
+			continue
+		}
+		if ends {
+			w.out, w.line = append(w.out, w.bound()...), w.line[:0]
+			w.passing = false
+		}
+		w.out = append(w.out, c)
+	}
+}
+
+// byteOrderMark may stand before the first line.
+var byteOrderMark = []byte("\ufeff")
+
+// mayBeID reports whether a line may be the field id, as far as it goes.
+func mayBeID(line []byte) bool {
+	if len(line) < len(byteOrderMark) && bytes.HasPrefix(byteOrderMark, line) {
+		return true
+	}
+	name, _, ended := bytes.Cut(bytes.TrimPrefix(line, byteOrderMark), []byte{':'})
+	return string(name) == "id" || !ended && bytes.HasPrefix([]byte("id"), name)
+}
+
+// bound returns the line that is held back, with the id in it bound.
+func (w *eventBinder) bound() []byte {
+	name, value, _ := bytes.Cut(bytes.TrimPrefix(w.line, byteOrderMark), []byte{':'})
+	id := bytes.TrimPrefix(value, []byte{' '})
+	if string(name) != "id" || len(id) == 0 {
+		return w.line
+	}
+	return append(w.line[:len(w.line)-len(id)], w.x.bind(eventOfServer, string(id))...)
+}
+
+// Interface guard
+var _ http.ResponseWriter = (*eventBinder)(nil)

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -81,5 +82,64 @@ func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
 				}
 			})
 		}
+	}
+}
+
+// The ids of events are good for who got them.
+func TestEventsOfOneServer(t *testing.T) { // A30, A57
+	const stream = "id: 5/\u00e9.x\ndata: {}\n\n" + ": id: comment\n\n" + "event: message\r\nid:6\r\ndata: id: data\r\n\r\n" + "id\ndata: {}\n\n" + "idle: 7\rid: 8\rretry: 3\r\r"
+	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, _ witnessed) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		rest := stream
+		if r.Header.Get("X-Mark") != "" {
+			rest = "\ufeffid: 9\n" + stream
+		}
+		for rest != "" {
+			piece := rest[:min(len(rest), 3)]
+			rest = rest[len(piece):]
+			_, _ = w.Write([]byte(piece))
+		}
+	})
+	h := gateway(t, `{"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
+	if got := servesUser(t, h, "", listening(t, "/mcp/a")).Body.String(); got != stream {
+		t.Errorf("somebody whom nobody knows got %q", got)
+	}
+	ids := regexp.MustCompile(`(?m)^(\x{FEFF}?id: ?)(5/\x{e9}\.x|6|8|9)\.([\w-]{22})`)
+	bound := servesUser(t, h, "ann", listening(t, "/mcp/a")).Body.String()
+	if got := strings.ReplaceAll(ids.ReplaceAllString(strings.ReplaceAll(bound, "\r", "\n"), "$1$2"), "\n", ""); got != strings.NewReplacer("\r", "", "\n", "").Replace(stream) {
+		t.Errorf("ann got %q", bound)
+	}
+	if n := len(ids.FindAllString(strings.ReplaceAll(bound, "\r", "\n"), -1)); n != 3 {
+		t.Errorf("%d ids are bound in %q", n, bound)
+	}
+	if got := servesUser(t, h, "ann", listening(t, "/mcp/a", "X-Mark", "yes")).Body.String(); !ids.MatchString(got) || !strings.HasPrefix(got, "\ufeffid: 9.") {
+		t.Errorf("after a byte order mark: %q", got)
+	}
+	anns := strings.TrimPrefix(ids.FindString(bound), "id: ")
+	for _, tt := range []struct {
+		name, user, path, last string
+		want                   string // that the server gets
+		status                 int
+	}{
+		{"its own", "ann", "/mcp/a", anns, "5/\u00e9.x", 200},
+		{"none", "ann", "/mcp/a", "", "", 200},
+		{"of nobody in particular", "", "/mcp/a", "5", "5", 200},
+		{"of another client", "bob", "/mcp/a", anns, "", 400},
+		{"as the server knows it", "ann", "/mcp/a", "5/\u00e9.x", "", 400},
+		{"as the server knows it, by another client", "bob", "/mcp/a", "0", "", 400},
+		{"of another server", "ann", "/mcp/b", anns, "", 400},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			before := len(server.saw())
+			w := servesUser(t, h, tt.user, listening(t, tt.path, "Last-Event-Id", tt.last))
+			if w.Code != tt.status {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+			for _, got := range server.saw()[before:] {
+				if last := got.header.Get("Last-Event-Id"); last != tt.want || tt.status != 200 {
+					t.Errorf("the server got %q", last)
+				}
+			}
+		})
 	}
 }
