@@ -308,7 +308,7 @@ func (x *exchange) run(r *http.Request) (err error) {
 	if !x.masked() {
 		return x.ServeHTTP(x.reply, r)
 	}
-	return x.server.mask.ServeHTTP(x.reply, r, x)
+	return x.server.mask.ServeHTTP(x.reply, x.about(r), x)
 }
 
 // masked reports whether the answer is to be masked. Where servers are one, answers

@@ -7,6 +7,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/recovery"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
 // offerRecovery adds the tool and the resource by which clients read back what was
@@ -32,12 +33,14 @@ func (h *Handler) offerRecovery(config *aggregate.Config) {
 		who := h.callerIn(r.Context())
 		return recovery.Reader{MaxChars: shortest, Get: func(handle string) ([]byte, bool) {
 			for _, s := range masked {
-				if !who.policy().Server(s.Name) {
-					continue // not any more
+				body, target, ok := s.mask.Original(who.name, handle)
+				if !ok {
+					continue
 				}
-				if body, ok := s.mask.Original(who.name, handle); ok {
-					return who.redactor().Body(body), true
+				if target.Server = s.Name; !who.allows(target) || h.withheld(target) {
+					return nil, false // not any more
 				}
+				return who.redactor().Body(body), true
 			}
 			return nil, false
 		}}
@@ -59,6 +62,19 @@ func (h *Handler) offerRecovery(config *aggregate.Config) {
 		}
 		return contents(uri, "text/plain", text), true
 	}
+}
+
+// about returns r as one of which the mask knows what it is about, if that keeps anything.
+// Of an answer that is resumed, or of a task, nobody can tell.
+func (x *exchange) about(r *http.Request) *http.Request {
+	if _, keeps := x.server.mask.Recovers(); !keeps {
+		return r
+	}
+	target, ok := mcp.TargetOf(x.server.Name, &x.message)
+	if !ok || !x.message.IsRequest() {
+		target = mcp.Target{Server: x.server.Name, Kind: mcp.Other}
+	}
+	return observationmask.WithTarget(r, target)
 }
 
 // contents is the result of a resources/read.

@@ -3,6 +3,8 @@
 package observationmask
 
 import (
+	"context"
+	"encoding/binary"
 	"fmt"
 	"net/http"
 	"slices"
@@ -222,13 +224,38 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 		return nil
 	}
 	owner := identity.Of(r)
+	target, _ := r.Context().Value(targetKey{}).(mcp.Target)
+	label := appendTarget(nil, target)
 	return func(body []byte) string {
-		handle := store.Handle(mask.HandlePrefix, []byte(owner), body)
-		if !h.store.Put(h.scope(owner), handle, body) {
+		handle := store.Handle(mask.HandlePrefix, []byte(owner), label, body)
+		if !h.store.Put(h.scope(owner), handle, slices.Concat(label, body)) {
 			return ""
 		}
 		return handle
 	}
+}
+
+// targetKey is where a context has what a request is about.
+type targetKey struct{}
+
+// WithTarget returns r as one that is about target. What is masked of the answer can be
+// had again by who may use that.
+func WithTarget(r *http.Request, target mcp.Target) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), targetKey{}, target))
+}
+
+// appendTarget appends what is kept before an original: what it was about.
+func appendTarget(dst []byte, target mcp.Target) []byte {
+	dst = append(dst, byte(target.Kind))
+	dst = binary.AppendUvarint(dst, uint64(len(target.Name)))
+	return append(dst, target.Name...)
+}
+
+// cutTarget returns what appendTarget has appended, and the rest.
+func (h *Handler) cutTarget(kept []byte) (mcp.Target, []byte) {
+	size, n := binary.Uvarint(kept[1:])
+	name, body := kept[1+n:][:size], kept[1+n:][size:]
+	return mcp.Target{Server: h.Server, Kind: mcp.TargetKind(kept[0]), Name: string(name)}, body
 }
 
 // scope returns who finds what is kept for a client: stores may be shared, and a client
@@ -236,12 +263,17 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
 
 // Original returns what was masked and is kept for a client under a handle: the body
-// of a JSON string, escapes and all.
-func (h *Handler) Original(client, handle string) (body []byte, ok bool) {
+// of a JSON string, escapes and all, and what the client had asked for.
+func (h *Handler) Original(client, handle string) (body []byte, target mcp.Target, ok bool) {
 	if h.store == nil {
-		return nil, false
+		return nil, mcp.Target{}, false
 	}
-	return h.store.Get(h.scope(client), handle)
+	kept, ok := h.store.Get(h.scope(client), handle)
+	if !ok {
+		return nil, mcp.Target{}, false
+	}
+	target, body = h.cutTarget(kept)
+	return body, target, true
 }
 
 // Recovers reports whether originals are kept, and how long answers may be that are

@@ -493,11 +493,11 @@ func TestRecover(t *testing.T) {
 		t.Fatalf("no handle in %.3000q", first)
 	}
 	literal, _ := json.Marshal(text)
-	got, ok := h.Original("", id[1])
+	got, _, ok := h.Original("", id[1])
 	if !ok || string(got) != string(literal[1:len(literal)-1]) {
 		t.Errorf("recovered %d bytes, want %d", len(got), len(literal)-2)
 	}
-	if _, ok := h.Original("somebody else", id[1]); ok {
+	if _, _, ok := h.Original("somebody else", id[1]); ok {
 		t.Error("another client's handle was honoured")
 	}
 
@@ -557,7 +557,7 @@ func checkHandlesBoundBy(t *testing.T, placeholder string) {
 			t.Fatal(err)
 		}
 		id := regexp.MustCompile(`obs_[A-Za-z0-9]{22}`).FindString(recorder.Body.String())
-		if _, ok := h.Original(user, id); !ok {
+		if _, _, ok := h.Original(user, id); !ok {
 			t.Errorf("%s cannot recover %q", user, id)
 		}
 		ids[user] = id
@@ -565,7 +565,7 @@ func checkHandlesBoundBy(t *testing.T, placeholder string) {
 	if ids["alice"] == ids["bob"] {
 		t.Error("two clients share a handle")
 	}
-	if _, ok := h.Original("bob", ids["alice"]); ok {
+	if _, _, ok := h.Original("bob", ids["alice"]); ok {
 		t.Error("bob recovered what alice was given")
 	}
 }

@@ -267,4 +267,17 @@ func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
 		}
 		refused(t, bob, handle)
 	})
+	t.Run("O23 after a reload that denies the tool", func(t *testing.T) {
+		alice := newSpeaker(t, at, false, `{}`, closes, as("alice"))
+		handle := observe(t, alice, "alpha", "big", `{"n":20002}`)
+		denying := func(pattern string) string {
+			return site(address, accounts, gateway("separator __", block("mask", "recover on"), block("client alice", "deny "+pattern), child("alpha")))
+		}
+		load(t, denying("alpha::big"))
+		refused(t, alice, handle)
+		load(t, denying("alpha::echo"))
+		if r := recoverBy(t, alice, `{"id":"`+handle+`"}`); r.IsError {
+			t.Errorf("when another tool is denied: %+v", r)
+		}
+	})
 }
