@@ -211,6 +211,37 @@ func (p *Policy) Template(server, uriTemplate string) bool {
 	return p.otherwise
 }
 
+// Everything reports whether all that can be made of a template of a server may be read.
+func (p *Policy) Everything(server, uriTemplate string) bool {
+	beginning, open := literal(uriTemplate)
+	if !open {
+		return p.Resource(server, uriTemplate)
+	}
+	if !p.restricts(server, resources) {
+		return true
+	}
+	var at location
+	if beginning != "" {
+		var err error
+		if at, err = locate(beginning); err != nil {
+			return false
+		}
+	}
+	for i := range p.rules {
+		r := &p.rules[i]
+		if r.kinds&resources == 0 || !mcp.MatchName(r.server, server) {
+			continue
+		}
+		switch {
+		case r.whole, r.selects(at):
+			return r.Allow
+		case !r.Allow && (beginning == "" || within(r.at.readings[0], at.readings[0])):
+			return false
+		}
+	}
+	return p.otherwise
+}
+
 // denied reports whether a rule before the nth denies the prefix of the nth.
 func (p *Policy) denied(server string, n int) bool {
 	for i := range p.rules[:n] {

@@ -355,6 +355,26 @@ var matrix = []struct {
 		{"no tools", "+ tool alpha x"},
 		{"templates", "- template alpha {+x}"},
 	}},
+	{"deny resource:file:///a/b, allow resource:file:///a, deny resource:note:x, allow", [][2]string{
+		{"all below the narrow one", "- everything fs file:///a/b/{x}"},
+		{"all above it", "- everything fs file:///a/{x}"},
+		{"all beside it", "+ everything fs file:///a/c/{x}"},
+		{"all beside both", "+ everything fs file:///c/{x}"},
+		{"all of a scheme", "- everything fs note:{x}"},
+		{"all that there is", "- everything fs {+x}"},
+		{"in another spelling", "- everything fs FILE:///A/{x}"},
+		{"one", "+ everything fs file:///a/c"},
+		{"one that is denied", "- everything fs file:///a/b"},
+		{"a beginning that is none", "- everything fs file:///%zz/{x}"},
+		{"all of a whole host", "+ everything fs https://h.example/{x}"},
+	}},
+	{"allow resource:file:///a, deny", [][2]string{
+		{"all below it", "+ everything fs file:///a/{x}"},
+		{"all above it", "- everything fs file:///{x}"},
+	}},
+	{"deny resource:al*::file:///a, allow", [][2]string{
+		{"all of another server", "+ everything beta {+x}"},
+	}},
 	{"deny resource:note:abc, allow", [][2]string{
 		{"the note", "- resource n note:abc"},
 		{"below it", "- resource n note:abc/d"},
@@ -623,6 +643,8 @@ func TestMatrix(t *testing.T) { // A53, A54, A55, A57, A69
 				got = p.Resource(server, target)
 			case "template":
 				got = p.Template(server, target)
+			case "everything":
+				got = p.Everything(server, target)
 			default:
 				t.Fatalf("%q is about nothing", row[1])
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -30,10 +31,11 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 	look := looking{
 		lists:   x.showsLists(r, modern),
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
+		values:  x.showsValues(r),
 		answers: answers,
 	}
 	// A server of the modern era asks by results.
-	whole := look.lists || x.caller.redactor() != nil || answers && modern
+	whole := look.lists || look.values || x.caller.redactor() != nil || answers && modern
 	if !whole && !look.updates && !look.answers {
 		return w, nil
 	}
@@ -64,6 +66,7 @@ func unmarked(message []byte) []byte {
 type looking struct {
 	lists   bool // that a client is not shown all of, or not as they are
 	updates bool // of resources that the client may not know
+	values  bool // that complete the URIs of such resources
 	answers bool // what is not for the client at all
 }
 
@@ -80,6 +83,13 @@ func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 		return modern && len(x.handler.Clients) > 0 // it says who else may have it
 	}
 	return false
+}
+
+// showsValues reports whether the answer may have values that complete the URI of a
+// resource that the client may not read.
+func (x *exchange) showsValues(r *http.Request) bool {
+	return x.caller.policy().RestrictsResources(x.server.Name) &&
+		(r.Method == http.MethodGet || x.methodName() == "completion/complete" && x.message.Has(jsonrpc.RefURI))
 }
 
 // screen returns a message of the server as it goes on, nil if it does not.
@@ -110,6 +120,12 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 			return x.leftOut(r, err)
 		}
 		x.handler.savePins(x.server)
+	}
+	if look.values {
+		var err error
+		if message, err = x.completed(message); err != nil {
+			return x.leftOut(r, err)
+		}
 	}
 	redacted, n := x.caller.redactor().Message(message)
 	if n > 0 {
@@ -144,8 +160,7 @@ func (x *exchange) private(message []byte) []byte {
 	return jsonspan.Spliced(message, m.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 }
 
-// visible returns a list as the client may see it. What cannot be read as a message is
-// passed on only if there is nothing to hide, or if nobody else can read a list in it.
+// visible returns a list as the client may see it.
 func (x *exchange) visible(message []byte) ([]byte, error) {
 	h, server := x.handler, x.server.Name
 	policy := x.caller.policy()
@@ -156,6 +171,36 @@ func (x *exchange) visible(message []byte) ([]byte, error) {
 		}
 		return sees(policy, server, item)
 	})
+	return x.passable(message, filtered, err, hides)
+}
+
+// maxValues is how many values of a completion are looked at. The protocol allows 100.
+const maxValues = 1000
+
+// completed returns an answer with those values only that complete the URIs of resources
+// which the client may read. If other arguments come first that are not known, it may have
+// to be all of them. The template of an answer that is resumed is not known.
+func (x *exchange) completed(message []byte) ([]byte, error) {
+	policy, server := x.caller.policy(), x.server.Name
+	completion, unknown := mcp.CompletionOf(x.message.Raw)
+	left := maxValues
+	filtered, err := mcp.FilterCompletion(message, func(value string) bool {
+		if left--; unknown != nil || left < 0 {
+			return false
+		}
+		uris, reached := completion.Expand(value)
+		allowed := policy.Everything
+		if reached {
+			allowed = policy.Template
+		}
+		return !slices.ContainsFunc(uris, func(uri string) bool { return !allowed(server, uri) })
+	})
+	return x.passable(message, filtered, err, true)
+}
+
+// passable returns a message that was filtered. One that cannot be read is passed on only
+// if there is nothing to hide, or if nobody else can read a message in it.
+func (x *exchange) passable(message, filtered []byte, err error, hides bool) ([]byte, error) {
 	switch {
 	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
 		return nil, errUnreadable // a batch

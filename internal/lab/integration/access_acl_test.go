@@ -438,6 +438,62 @@ func TestAccessToResources(t *testing.T) {
 	}
 }
 
+// A69: completions show no names below what is denied, as lists do not.
+func TestAccessToCompletions(t *testing.T) {
+	isolate(t)
+	server := newWitness(t, "echo")
+	server.templates = []string{"file:///{path}", "file:///{dir}/{name}"}
+	server.completes = []string{"secret/passwords.txt", "secret/key.pem", "SECRET/x", "pub/../secret/y", "secret", "secrets/ok.txt", "50%"}
+	url := serve(t, gateway(append(restricted("deny resource:file:///secret/"), server.line("alpha"))...))
+	completes := func(template, argument, known string) string {
+		return `{"ref":{"type":"ref/resource","uri":` + quote(template) + `},"argument":{"name":` + quote(argument) + `,"value":"s"},"context":{"arguments":{` + known + `}}}`
+	}
+	type result struct {
+		Completion struct {
+			Values []string
+			Total  int
+		}
+	}
+	all := append([]string{"complete"}, server.completes...)
+	shown := []string{"complete", "secrets/ok.txt", "50%"}
+	tests := []struct {
+		name, template, argument, known string
+		want                            []string
+	}{
+		{"a path", "file:///{path}", "path", "", shown},
+		{"a reserved path", "file:///{+path}", "path", "", shown},
+		{"a directory", "file:///{dir}/{name}", "dir", "", shown},
+		{"a name in a directory that is denied", "file:///{dir}/{name}", "name", `"dir":"secret"`, nil},
+		{"a name in another directory", "file:///{dir}/{name}", "name", `"dir":"pub"`, []string{"complete", "secret/passwords.txt", "secret/key.pem", "SECRET/x", "secret", "secrets/ok.txt", "50%"}},
+		{"a name in a directory that is not known", "file:///{dir}/{name}", "name", "", nil},
+		{"a name in a directory that does not matter", "file:///pub/{dir}/{name}", "name", "", all},
+		{"another host", "https://h.example/{path}", "path", "", []string{"complete", "secret/passwords.txt", "secret/key.pem", "SECRET/x", "secret", "secrets/ok.txt", "50%"}}, // one is ambiguous
+	}
+	check := func(t *testing.T, name, body string, want []string) {
+		t.Helper()
+		var got struct{ Result result }
+		if err := json.Unmarshal([]byte(body), &got); err != nil || !slices.Equal(got.Result.Completion.Values, want) || got.Result.Completion.Total != len(want) {
+			t.Errorf("%s: %v, %s", name, err, body)
+		}
+	}
+	for _, way := range waysIn(url, "alpha")[1:] {
+		t.Run("A69 at "+way.name, func(t *testing.T) {
+			for _, tt := range tests {
+				check(t, tt.name, post(t, way.at, rpc("completion/complete", completes(tt.template, tt.argument, tt.known)), bearer(eveToken)).body, tt.want)
+				check(t, tt.name+", of another client", post(t, way.at, rpc("completion/complete", completes(tt.template, tt.argument, tt.known)), bearer(zoeToken)).body, all)
+			}
+		})
+	}
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		t.Run("A69 at /mcp of a "+era.name, func(t *testing.T) {
+			for _, tt := range tests {
+				check(t, tt.name, c.ask(t, "completion/complete", completes("proxy://template/alpha/"+tt.template, tt.argument, tt.known)).answer.raw, tt.want)
+			}
+		})
+	}
+}
+
 // Nobody hears of a resource that is hidden (A55, A68).
 func TestAccessToChangesOfResources(t *testing.T) {
 	isolate(t)

@@ -48,6 +48,7 @@ type witness struct {
 	tools     []string // names
 	resources []string // URIs
 	templates []string // URI templates
+	completes []string // values, beside the one that always is
 
 	// replies are the members of answers, such as "result":{}, by the method or by the
 	// name of the tool.
@@ -173,7 +174,8 @@ func (w *witness) answer(m legacyMessage, modern bool) string {
 		case "prompts/get":
 			members = `"result":{"messages":[{"role":"user","content":{"type":"text","text":"hello"}}]}`
 		case "completion/complete":
-			members = `"result":{"completion":{"values":["complete"]}}`
+			values, _ := json.Marshal(append([]string{"complete"}, w.completes...))
+			members = fmt.Sprintf(`"result":{"completion":{"values":%s,"total":%d,"hasMore":false}}`, values, 1+len(w.completes))
 		case "tools/call":
 			members = `"result":{"content":[{"type":"text","text":` + quote(string(m.Params)) + `}]}`
 		case "ping", "resources/subscribe", "resources/unsubscribe":
