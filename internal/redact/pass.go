@@ -48,9 +48,6 @@ func (p *pass) value(data []byte, at int, messages bool) int {
 	s := &p.scanner
 	s.MaxDepth = math.MaxInt // nothing here recurs
 	s.Reset()
-	if len(p.fields) == 0 {
-		s.Report(2, 0) // the members of messages, and all strings
-	}
 	s.Feed(data[at:])
 	s.Finish()
 	var (
@@ -81,6 +78,9 @@ func (p *pass) value(data []byte, at int, messages bool) int {
 			if mayHide, keep = in.enter(name, s.Depth()); mayHide {
 				_, hide = p.fields[string(name)]
 				from = end
+			}
+			if !in.isEnvelope(s.Depth()) {
+				p.look(data[start+1:end-1], start+1)
 			}
 			continue
 		case jsonspan.BeginObject, jsonspan.BeginArray:

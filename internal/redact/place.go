@@ -64,6 +64,12 @@ func (in *place) enter(name []byte, depth int) (mayHide, keep bool) {
 	return in.schema == 0, false
 }
 
+// isEnvelope reports whether the member that was entered last, inside so many containers,
+// makes a message one.
+func (in *place) isEnvelope(depth int) bool {
+	return in.messages && depth-in.around == 1 && in.member != otherMember
+}
+
 // sentBack are the members that a client has to send back as they are.
 var sentBack = map[string]bool{"nextCursor": true, "requestState": true, "taskId": true, "requestId": true, "progressToken": true}
 

@@ -6,11 +6,13 @@
 package redact
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
@@ -74,8 +76,9 @@ func prefixOf(re *regexp.Regexp) []byte {
 // not be told replaced, and how many replacements were made. If there were none, it is
 // the same slice.
 //
-// Patterns see what each string stands for, whatever its escapes, at any depth; not
-// keys, not numbers, and of the message itself neither jsonrpc nor id nor method.
+// Patterns see what each string and each key stands for, whatever its escapes, at any
+// depth; not numbers, not the keys that make a message one, and of the message itself
+// neither jsonrpc nor id nor method.
 // The value of a field is replaced by a string, whatever it was. The members that
 // make a message one are no fields, nor are the code and the message of an error, nor
 // what the schemas of listed tools and of elicitation describe. Of repeated members
@@ -86,9 +89,16 @@ func prefixOf(re *regexp.Regexp) []byte {
 //
 // What is not JSON is no message, and no reader should make one of it. Nevertheless
 // it is looked at as JSON as far as it is, and patterns see its bytes.
-func (r *Redactor) Message(raw []byte) ([]byte, int) {
+//
+// A message in another encoding than UTF-8 cannot be looked at. That is an error, and
+// so are replacements that make a message more than three times as long, as of a
+// pattern that matches single characters. Values of fields cannot.
+func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	if r == nil || len(r.patterns) == 0 && len(r.fields) == 0 {
-		return raw, 0
+		return raw, 0, nil
+	}
+	if !utf8.Valid(raw) || bytes.IndexByte(raw, 0) >= 0 { // UTF-16 and UTF-32 have zeros
+		return nil, 0, errEncoding
 	}
 	p := passes.Get().(*pass)
 	defer p.release()
@@ -99,9 +109,37 @@ func (r *Redactor) Message(raw []byte) ([]byte, int) {
 		edits = merge(r.appendMatches(edits, raw))
 	}
 	if len(edits) == 0 {
-		return raw, 0
+		return raw, 0, nil
 	}
-	return jsonspan.Spliced(raw, edits...), len(edits)
+	growth := 0
+	for _, e := range edits {
+		growth += len(e.New) - (e.End - e.Start)
+	}
+	if growth > 2*len(raw)+maxGrowth {
+		return nil, 0, errGrowth
+	}
+	return jsonspan.Spliced(raw, edits...), len(edits), nil
+}
+
+// maxGrowth is by how many bytes a message may become more than three times as long.
+const maxGrowth = 4 << 10
+
+var (
+	errEncoding = errors.New("redact: the message is not UTF-8")
+	errGrowth   = errors.New("redact: the message would become too long")
+)
+
+// Line returns a line of an event stream that is not data, with matches of the patterns
+// replaced, and how many there were.
+func (r *Redactor) Line(line []byte) ([]byte, int) {
+	if r == nil {
+		return line, 0
+	}
+	edits := merge(r.appendMatches(nil, line))
+	if len(edits) == 0 {
+		return line, 0
+	}
+	return jsonspan.Spliced(line, edits...), len(edits)
 }
 
 // passes are kept between messages.
@@ -138,8 +176,11 @@ func (r *Redactor) Body(body []byte) []byte {
 		return body
 	}
 	const before, after = `{"result":"`, `"}`
-	redacted, n := r.Message(slices.Concat([]byte(before), body, []byte(after)))
-	if n == 0 {
+	redacted, n, err := r.Message(slices.Concat([]byte(before), body, []byte(after)))
+	switch {
+	case err != nil:
+		return replacement
+	case n == 0:
 		return body
 	}
 	return redacted[len(before) : len(redacted)-len(after)]

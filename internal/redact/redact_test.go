@@ -52,14 +52,17 @@ func TestA56PatternsAreReplaced(t *testing.T) {
 			`{"nextCursor":"[redacted]","result":{"x":{"requestState":"[redacted]"},"taskId":["[redacted]"]},"error":{"data":{"nextCursor":"[redacted]"}}}`, 4},
 		{"not in what the names of a message are written like", `{"i\u0064":"sk-b","ID":"sk-c"}`, `{"i\u0064":"sk-b","ID":"[redacted]"}`, 1},
 		{"not in an id that is none", `{"id":{"x":"sk-a"},"method":["sk-b"]}`, `{"id":{"x":"[redacted]"},"method":["[redacted]"]}`, 2},
-		{"not in keys", `{"result":{"sk-a":"b","c":{"sk-d":{}}}}`, `{"result":{"sk-a":"b","c":{"sk-d":{}}}}`, 0},
+		{"in keys", `{"result":{"sk-a":"b","c":{"the sk-d":{"sk-e":["sk-f"]}}}}`, `{"result":{"[redacted]":"b","c":{"the [redacted]":{"[redacted]":["[redacted]"]}}}}`, 4},
+		{"in keys in spite of escapes", `{"result":{"\u0073k-a":{"\u0073k\u002da":1}}}`, `{"result":{"[redacted]":{"[redacted]":1}}}`, 2},
+		{"in keys beside those of a message", `{"sk-a":1,"id":2}`, `{"[redacted]":1,"id":2}`, 1},
+		{"in keys of errors and batches", `[{"error":{"data":{"sk-a":1}}},{"params":{"sk-b":2}}]`, `[{"error":{"data":{"[redacted]":1}}},{"params":{"[redacted]":2}}]`, 2},
+		{"in keys of JSON in a text", `{"result":"{\"\\u0073k-a\":{\"sk-b\":1}}"}`, `{"result":"{\"[redacted]\":{\"[redacted]\":1}}"}`, 2},
 		{"not in numbers", `{"result":[1.50,-0,1e5,true,null]}`, `{"result":[1.50,-0,1e5,true,null]}`, 0},
 		{"with everything else as it came", "{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 sk-a \\/ \\u00e9\",0.10 ] , \"a\":{}}\n",
 			"{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 [redacted] \\/ \\u00e9\",0.10 ] , \"a\":{}}\n", 1},
 		{"in spite of an escape", `{"result":"\u0073k-\u0061b"}`, `{"result":"[redacted]"}`, 1},
 		{"in spite of escapes before and after it", `{"result":"\n\"sk-a\"\u0020\\"}`, `{"result":"\n\"[redacted]\"\u0020\\"}`, 1},
 		{"beside surrogate pairs and lone surrogates", `{"result":"\ud83d\ude00😀\ud83dé sk-a\ude00\ud83d\ude00 sk-b"}`, `{"result":"\ud83d\ude00😀\ud83dé [redacted]\ude00\ud83d\ude00 [redacted]"}`, 2},
-		{"beside bytes that are no UTF-8", "{\"result\":\"\xff\xc3 sk-a\xe2\x82\\n sk-b\"}", "{\"result\":\"\xff\xc3 [redacted]\xe2\x82\\n [redacted]\"}", 2},
 		{"of repeated members in each", `{"result":"sk-a","result":{"x":"sk-b","x":"sk-c","x":1}}`, `{"result":"[redacted]","result":{"x":"[redacted]","x":"[redacted]","x":1}}`, 3},
 		{"in JSON in a text", `{"result":{"text":"{\"k\":\"sk-a\",\"n\": 1}"}}`, `{"result":{"text":"{\"k\":\"[redacted]\",\"n\": 1}"}}`, 1},
 		{"in spite of an escape in JSON in a text", `{"result":{"text":" [\"\\u0073k-a \\n sk-b\", \"x\\\\sk-c\"]"}}`, `{"result":{"text":" [\"[redacted] \\n [redacted]\", \"x\\\\[redacted]\"]"}}`, 3},
@@ -81,9 +84,9 @@ func TestA56PatternsAreReplaced(t *testing.T) {
 func check(t *testing.T, r *Redactor, in, want string, n int) {
 	t.Helper()
 	raw := []byte(in)
-	got, count := r.Message(raw)
-	if string(got) != want || count != n {
-		t.Errorf("%d replacements:\n got %s\nwant %s", count, got, want)
+	got, count, err := r.Message(raw)
+	if string(got) != want || count != n || err != nil {
+		t.Errorf("%d replacements, %v:\n got %s\nwant %s", count, err, got, want)
 	}
 	if n == 0 && len(in) > 0 && &got[0] != &raw[0] {
 		t.Error("copied for nothing")
@@ -161,6 +164,68 @@ func TestA56PatternsThatOverlap(t *testing.T) {
 	}
 }
 
+// What cannot be read as UTF-8 is refused: others may read it otherwise.
+func TestA56Encodings(t *testing.T) {
+	const message = `{"id":1,"result":"sk-a"}`
+	utf16LE, utf16BE, utf32LE, utf32BE := []byte{}, []byte{}, []byte{}, []byte{}
+	for _, c := range []byte(message) {
+		utf16LE, utf16BE = append(utf16LE, c, 0), append(utf16BE, 0, c)
+		utf32LE, utf32BE = append(utf32LE, c, 0, 0, 0), append(utf32BE, 0, 0, 0, c)
+	}
+	for name, raw := range map[string][]byte{
+		"UTF-16LE": utf16LE, "UTF-16BE": utf16BE, "UTF-32LE": utf32LE, "UTF-32BE": utf32BE,
+		"UTF-16LE with a mark": append([]byte{0xFF, 0xFE}, utf16LE...), "UTF-16BE with a mark": append([]byte{0xFE, 0xFF}, utf16BE...),
+		"UTF-32LE with a mark": append([]byte{0xFF, 0xFE, 0, 0}, utf32LE...), "UTF-32BE with a mark": append([]byte{0, 0, 0xFE, 0xFF}, utf32BE...),
+		"Latin-1": []byte("{\"id\":1,\"result\":\"\xe9\"}"), "an overlong spelling": []byte("{\"id\":1,\"result\":\"\xc1\xb3k-a\"}"), "a surrogate": []byte("{\"id\":1,\"result\":\"\xed\xa0\x80\"}"),
+		"a zero": []byte("{\"id\":1,\"result\":\"\x00\"}"),
+	} {
+		for _, r := range []*Redactor{newRedactor(t, []string{key}, nil), newRedactor(t, nil, []string{"password"})} {
+			if got, n, err := r.Message(raw); got != nil || n != 0 || err == nil {
+				t.Errorf("%s: %q, %d, %v", name, got, n, err)
+			}
+		}
+		if got, n, err := (*Redactor)(nil).Message(raw); !bytes.Equal(got, raw) || n != 0 || err != nil {
+			t.Errorf("%s, with nothing to redact: %q, %v", name, got, err)
+		}
+	}
+}
+
+// A message never becomes more than three times as long, and a little.
+func TestA56Growth(t *testing.T) {
+	all := newRedactor(t, []string{"[a-z]"}, nil)
+	for name, test := range map[string]struct {
+		r       *Redactor
+		raw     string
+		refused bool
+	}{
+		"a text of single letters": {all, `{"result":"` + strings.Repeat("x1", 10_000) + `"}`, true},
+		"fields of one digit":      {newRedactor(t, nil, []string{"k"}), `{"result":[` + strings.Repeat(`{"k":1},`, 10_000) + `1]}`, false},
+	} {
+		if got, _, err := test.r.Message([]byte(test.raw)); (err != nil) != test.refused || len(got) > 3*len(test.raw)+maxGrowth {
+			t.Errorf("%s: %d bytes became %d, %v", name, len(test.raw), len(got), err)
+		}
+	}
+	short := `{"result":"x"}`
+	if got, n, err := all.Message([]byte(short)); string(got) != `{"result":"[redacted]"}` || n != 1 || err != nil {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// Lines of event streams that are not data.
+func TestA56Lines(t *testing.T) {
+	r := newRedactor(t, []string{key}, []string{"id"})
+	for line, want := range map[string]string{
+		": the sk-a": ": the [redacted]", "id: sk-a": "id: [redacted]", "event:sk-a": "event:[redacted]", "sk-a": "[redacted]", ":": ":", "": "", "retry: 5": "retry: 5",
+	} {
+		if got, n := r.Line([]byte(line)); string(got) != want || (n > 0) != (want != line) {
+			t.Errorf("%q became %q, %d", line, got, n)
+		}
+	}
+	if got, n := (*Redactor)(nil).Line([]byte("id: sk-a")); string(got) != "id: sk-a" || n != 0 {
+		t.Errorf("%q, %d", got, n)
+	}
+}
+
 func TestA56WhatCannotBeRedacted(t *testing.T) {
 	for _, test := range []struct {
 		name             string
@@ -186,7 +251,7 @@ func TestA56NothingToRedact(t *testing.T) {
 	check(t, newRedactor(t, nil, nil), `{"result":"sk-a"}`, `{"result":"sk-a"}`, 0)
 }
 
-// stringsIn returns all string values in v.
+// stringsIn returns all strings and keys in v.
 func stringsIn(v any) (all []string) {
 	switch v := v.(type) {
 	case string:
@@ -196,8 +261,8 @@ func stringsIn(v any) (all []string) {
 			all = append(all, stringsIn(e)...)
 		}
 	case map[string]any:
-		for _, e := range v {
-			all = append(all, stringsIn(e)...)
+		for name, e := range v {
+			all = append(append(all, name), stringsIn(e)...)
 		}
 	}
 	return all
@@ -215,14 +280,23 @@ func FuzzA56Message(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		before := bytes.Clone(raw)
 		for _, r := range []*Redactor{onlyPatterns, both} {
-			out, n := r.Message(raw)
+			out, n, err := r.Message(raw)
+			if (err != nil) != (!utf8.Valid(raw) || bytes.IndexByte(raw, 0) >= 0) && err != errGrowth {
+				t.Fatalf("%v", err)
+			}
+			if err != nil {
+				continue
+			}
+			if len(out) > 3*len(raw)+maxGrowth {
+				t.Fatalf("%d bytes became %d", len(raw), len(out))
+			}
 			if !bytes.Equal(raw, before) {
 				t.Fatal("changed in place")
 			}
 			if (n == 0) != bytes.Equal(out, raw) {
 				t.Fatalf("%d replacements: %q from %q", n, out, raw)
 			}
-			if again, n := onlyPatterns.Message(out); n != 0 {
+			if again, n, _ := onlyPatterns.Message(out); n != 0 {
 				t.Fatalf("%q still has something to replace: %q", out, again)
 			}
 			if !json.Valid(raw) {

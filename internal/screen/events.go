@@ -99,16 +99,32 @@ func (w *Writer) endEvent() {
 		w.release()
 	default:
 		w.send(true)
-		w.let(w.withData(edited))
+		w.let(w.withLines(w.withData(edited)))
 		w.done(false)
 	}
 }
 
-// release lets through what is held, as it came.
+// release lets through what is held, with its data as it came.
 func (w *Writer) release() {
 	w.send(true)
-	w.let(w.held)
+	w.let(w.withLines(w.held))
 	w.done(false)
+}
+
+// withLines returns an event with the lines that are not data edited.
+func (w *Writer) withLines(event []byte) []byte {
+	if w.Line == nil {
+		return event
+	}
+	out := make([]byte, 0, len(event))
+	for len(event) > 0 {
+		line, end, rest := cutLine(event)
+		if _, isData := cutData(line); !isData && len(line) > 0 {
+			line = w.Line(line)
+		}
+		out, event = append(append(out, line...), end...), rest
+	}
+	return out
 }
 
 // done forgets what was held, which has been let through or dropped.

@@ -29,8 +29,8 @@ var (
 //
 // The body of a response that is an event stream is let through event by event. All data
 // is given to edit, also what is no message, such as the endpoint of the older transport.
-// Comments pass as they are, and so does an event that edit leaves as it is. Every other body is one message, whatever
-// its type says. It is held until Close. Until something is let through, or the
+// What else there is in a stream passes as Line returns it, and an event that edit leaves as it is otherwise as it came.
+// Every other body is one message, whatever its type says. It is held until Close. Until something is let through, or the
 // handlers flush an event stream, the status is held, too: somebody can still answer
 // otherwise.
 //
@@ -44,6 +44,10 @@ type Writer struct {
 	// EventsOnly says that only event streams are looked at. Other bodies pass as they
 	// are.
 	EventsOnly bool
+
+	// Line edits a line of an event stream that is not data, without its end: a
+	// comment, or a field such as id. Without it they pass as they are.
+	Line func(line []byte) []byte
 
 	next  http.ResponseWriter
 	limit int64

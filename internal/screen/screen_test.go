@@ -121,6 +121,29 @@ func TestA56Events(t *testing.T) {
 	}
 }
 
+// Lines that are not data are edited on their own, and data is not touched by that.
+func TestA56Lines(t *testing.T) {
+	for stream, want := range map[string]string{
+		": x\n\n": ": LOUD\n\n", ": x\r\n:\r\n": ": LOUD\r\n:\r\n",
+		"id: x\nevent: x\ndata: [x]\nx\n\n": "id: LOUD\nevent: LOUD\ndata: [LOUD]\nLOUD\n\n",
+		"id: x\rdata: [1]\r\r":              "id: LOUD\rdata: [1]\r\r",
+		"id: x\n\ndata: [1]\nid: x":         "id: LOUD\n\ndata: [1]\nid: LOUD",
+		"data: {\nid: x\ndata: x}\n\n":      "data: {\ndata: LOUD}\nid: LOUD\n\n",
+		"datax: x\n\n":                      "dataLOUD: LOUD\n\n",
+	} {
+		for i := range len(stream) + 1 {
+			r := record("text/event-stream")
+			w := NewWriter(r, 1<<20, shout)
+			w.Line = func(line []byte) []byte { return bytes.ReplaceAll(line, []byte("x"), []byte("LOUD")) }
+			_, err := w.Write([]byte(stream[:i]))
+			_, errRest := w.Write([]byte(stream[i:]))
+			if err := errors.Join(err, errRest, w.Close()); r.Body.String() != want || err != nil {
+				t.Fatalf("%q cut at %d: %q, %v", stream, i, r.Body, err)
+			}
+		}
+	}
+}
+
 // A message that edit gives line breaks becomes lines of data, as it must.
 func TestA56DataThatGetsLines(t *testing.T) {
 	for edited, want := range map[string]string{

@@ -49,6 +49,13 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 		return message, err
 	})
 	s.EventsOnly = !whole
+	if redactor := x.caller.redactor(); redactor != nil {
+		s.Line = func(line []byte) []byte {
+			line, n := redactor.Line(line)
+			x.countRedactions(n)
+			return line
+		}
+	}
 	return s, s
 }
 
@@ -127,11 +134,18 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 			return x.leftOut(r, err)
 		}
 	}
-	redacted, n := x.caller.redactor().Message(message)
+	redacted, n, err := x.caller.redactor().Message(message)
+	if err != nil {
+		return x.leftOut(r, err)
+	}
+	x.countRedactions(n)
+	return redacted, nil
+}
+
+func (x *exchange) countRedactions(n int) {
 	if n > 0 {
 		redactions.WithLabelValues(x.caller.label).Add(float64(n))
 	}
-	return redacted, nil
 }
 
 // leftOut has a message not go on that cannot be looked at. On a stream that a client

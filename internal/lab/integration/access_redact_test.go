@@ -44,6 +44,8 @@ var redactions = []redaction{
 		[]string{`[[{"a":"[redacted]"}],"[redacted]",1.0,null]`}, []string{aKey}},
 	{"structured content", "structured", `"result":{"content":[],"structuredContent":{"key":"` + aKey + `","n":12345678901234567890}}`,
 		[]string{`"key":"[redacted]"`, `12345678901234567890`}, []string{aKey}},
+	{"keys", "keys", `"result":{"content":[],"structuredContent":{"` + aKey + `":{"the \u0073k-abcdef0123456789 of bob":1},"kept":2}}`,
+		[]string{`{"[redacted]":{"the [redacted] of bob":1},"kept":2}`}, []string{aKey, "abcdef"}},
 	{"a resource in a result", "embedded", `"result":{"content":[{"type":"resource","resource":{"uri":"file:///x","text":"` + aKey + `"}}]}`,
 		[]string{redacted}, []string{aKey}},
 	{"an error of a tool", "failing", `"result":{"isError":true,"content":[{"type":"text","text":"bad key ` + aKey + `"}]}`,
@@ -366,6 +368,15 @@ func TestAccessRedactsNothingElse(t *testing.T) {
 	}
 }
 
+// wide is a text with so many zeros after and before each of its bytes, as of UTF-16 or UTF-32.
+func wide(text string, after, before int) string {
+	var b strings.Builder
+	for _, c := range []byte(text) {
+		b.WriteString(strings.Repeat("\x00", before) + string(rune(c)) + strings.Repeat("\x00", after))
+	}
+	return b.String()
+}
+
 // However a server spells its answer, or whatever it is, what must not be told is not
 // (A56).
 func TestAccessRedactsOddAnswers(t *testing.T) {
@@ -395,6 +406,15 @@ func TestAccessRedactsOddAnswers(t *testing.T) {
 		{"in an event that is not ended", "data: " + answer, []string{asEvents}},
 		{"in a text of an event", "data: bad key " + aKey + "\n\n", []string{asEvents}},
 		{"in a batch of an event", "data: [" + answer + "]\n\n", []string{asEvents}},
+		{"in a comment of events", ": " + aKey + "\n\ndata: " + answer + "\n: " + aKey + "\n\n", []string{asEvents}},
+		{"in the id of an event", "id: " + aKey + "\ndata: {}\n\nid: " + aKey + "\n\n", []string{asEvents}},
+		{"in the name of an event", "event: " + aKey + "\r\ndata: " + answer + "\r\n\r\n", []string{asEvents}},
+		{"in a field of an event that there is not", aKey + ": " + aKey + "\ndata: " + answer + "\n\n", []string{asEvents}},
+		{"in UTF-16", wide(answer, 1, 0), nil},
+		{"in UTF-16 of the other order", wide(answer, 0, 1), []string{`"ctype":"application/json; charset=utf-16be"`}},
+		{"in UTF-32", wide(answer, 3, 0), nil},
+		{"in UTF-16 as plain text", wide(answer, 1, 0), []string{`"ctype":"text/plain"`}},
+		{"in UTF-16 of an event", "data: " + wide(answer, 1, 0) + "\n\n", []string{asEvents}},
 		{"in an event with the status of an error", "data: " + answer + "\n\n", []string{asEvents, `"status":400`}},
 	}
 	stub := upstream(t, new(mcptest.Stub))
@@ -409,7 +429,7 @@ func TestAccessRedactsOddAnswers(t *testing.T) {
 					text, _ := io.ReadAll(unzipped)
 					got = string(text)
 				}
-				if strings.Contains(got, aKey) {
+				if strings.Contains(strings.ReplaceAll(got, "\x00", ""), aKey) {
 					t.Errorf("%d %v %s", res.StatusCode, res.Header, got)
 				}
 			})
