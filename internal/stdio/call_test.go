@@ -98,7 +98,7 @@ func TestAnswersOfAServer(t *testing.T) {
 	}
 	t.Run("lengths that are right and bytes that are no UTF-8 pass", func(t *testing.T) {
 		// JSON in Go has no such bytes, so a shell says them.
-		script := `read -r l; printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
+		script := `read -r l; printf 'Content-Length: 84\r\n\r\n%s' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
 			`read -r l; printf 'Content-Length: 24\r\n\r\n{"id":2,"result":"\377\376\377\376"}'; ` +
 			`read -r l; printf '{"id":3,"result":"\377"}\n'; cat`
 		p := newPoolOf(t, []string{"sh", "-c", script})

@@ -27,10 +27,11 @@ import (
 type child struct {
 	*process
 	server *server
-	noise  rate.Sometimes
-	queue  chan []byte   // to its stdin
-	large  chan struct{} // has a value for each message on its way there that is large
-	asides chan []byte   // to its stdin as well, for who cannot wait for room in the queue
+	noise  rate.Sometimes // how often it is logged that a line is no message
+	long   rate.Sometimes // and that one is too long
+	queue  chan []byte    // to its stdin
+	large  chan struct{}  // has a value for each message on its way there that is large
+	asides chan []byte    // to its stdin as well, for who cannot wait for room in the queue
 	born   time.Time
 
 	levelling chan struct{} // has a value while it is told a log level
@@ -48,6 +49,8 @@ type child struct {
 	several   bool     // it has worked for others as well, or for one without a session
 	level     string   // of log messages, that it was told for all clients
 	served    bool     // it has answered a client
+	unheard   int      // calls in a row that were given up, and it has said nothing
+	asked     bool     // it is being asked whether it is alive because of that
 	dead      error    // why it takes no calls any more
 }
 
@@ -61,7 +64,8 @@ type call struct {
 	err     error // in the place of its answer; good when the inbox has ended
 
 	// Guarded by the lock of the child.
-	sent         bool   // it is on its way to the child
+	sent         bool // it is on its way to the child
+	begun        time.Time
 	cancellation []byte // what tells the child that it was given up
 }
 
@@ -93,6 +97,7 @@ func startChild(s *server) (*child, error) {
 		process:   p,
 		server:    s,
 		noise:     rate.Sometimes{First: 10, Interval: time.Minute},
+		long:      rate.Sometimes{First: 10, Interval: time.Minute},
 		queue:     make(chan []byte, maxQueue),
 		large:     make(chan struct{}, maxLarge),
 		asides:    make(chan []byte, maxQueue),
@@ -158,9 +163,15 @@ func (c *child) read() {
 		var tooLong *tooLongError
 		switch {
 		case err == nil && m.Read(frame) == nil:
+			if c.server.pool.config.Framing == Newline && (m.Has(jsonrpc.Version) || m.Has(jsonrpc.Result)) {
+				frames.settle()
+			}
+			c.heard()
 			c.receive(&m)
 		case errors.As(err, &tooLong):
-			c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))
+			c.long.Do(func() {
+				c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))
+			})
 			c.lose(&tooLong.lost, jsonrpc.ResponseTooLarge(c.server.name), err)
 		case err == nil || errors.Is(err, errNoise):
 			c.server.pool.observe.Noise(c.server.name)
@@ -244,22 +255,67 @@ func (c *child) write() {
 	}
 }
 
-// readErrors logs what the child writes to stderr, line by line.
+// readErrors logs what the child writes to stderr, line by line, as far as the log can
+// take it.
 func (c *child) readErrors() {
 	defer c.stderr.Close()
 	const longestLine = 8 << 10
 	lines := bufio.NewReaderSize(c.stderr, longestLine)
+	var passed throttle
+	logLeft := func(left int) {
+		if left > 0 {
+			c.log().Warn("lines on stderr left out", zap.Int("lines", left))
+		}
+	}
 	cut := false // the line began in the piece before
 	for {
 		line, err := lines.ReadSlice('\n')
 		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
-			c.log().Info("stderr", zap.String("line", string(text)))
+			pass, left := passed.line(len(text), time.Now())
+			logLeft(left)
+			switch {
+			case pass:
+				c.log().Info("stderr", zap.String("line", string(text)))
+			case passed.left == 1:
+				c.log().Warn("too much on stderr, lines are left out", zap.Int("lines", throttleLines), zap.Int("bytes", throttleBytes), zap.Duration("in", throttleTime))
+			}
 		}
 		cut = err == bufio.ErrBufferFull
 		if err != nil && !cut {
+			logLeft(passed.left)
 			return
 		}
 	}
+}
+
+// So much of what a child writes to stderr is logged in that time.
+const (
+	throttleTime  = 10 * time.Second
+	throttleLines = 1_000
+	throttleBytes = 256 << 10
+)
+
+// A throttle lets so many lines and bytes pass in a time.
+type throttle struct {
+	since        time.Time
+	lines, bytes int // that have passed since
+	left         int // lines that have not
+}
+
+// line reports whether a line of so many bytes may pass. If it is the first of a new
+// time, it returns how many have not passed before.
+func (t *throttle) line(bytes int, now time.Time) (pass bool, left int) {
+	if now.Sub(t.since) >= throttleTime {
+		left = t.left
+		*t = throttle{since: now}
+	}
+	if t.left > 0 || t.lines == throttleLines || t.bytes+bytes > throttleBytes {
+		t.left++
+		return false, left
+	}
+	t.lines++
+	t.bytes += bytes
+	return true, left
 }
 
 // send queues a message for the child.
@@ -339,7 +395,7 @@ func (c *child) begin(ctx context.Context, call *call) error {
 func (c *child) markSent(call *call) (cancellation []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	call.sent = true
+	call.sent, call.begun = true, time.Now()
 	return call.cancellation
 }
 
@@ -410,6 +466,7 @@ func (c *child) cancel(call *call, reason string) {
 		if c.noteCancellation(call, cancellation) {
 			c.tell(cancellation)
 		}
+		c.noteUnheard(call)
 	}
 	c.abandon(call)
 }

@@ -39,6 +39,8 @@ type frameReader struct {
 	src     *bufio.Reader
 	max     int    // bytes of the longest message
 	message []byte // one that did not fit into src
+	byLine  bool   // the latest message was a line
+	lines   bool   // all messages are lines
 }
 
 // A lost message is one that is passed over. If it has an id, somebody waits: a call
@@ -73,7 +75,8 @@ func (r *frameReader) next() ([]byte, error) {
 		if err != nil && (err != io.EOF || len(line) == 0) {
 			return nil, err
 		}
-		line = bytes.TrimSpace(line)
+		line = bytes.TrimPrefix(bytes.TrimSpace(line), byteOrderMark)
+		r.byLine = true
 		switch {
 		case len(line) == 0:
 			continue
@@ -82,12 +85,25 @@ func (r *frameReader) next() ([]byte, error) {
 		case line[0] == '{':
 			return line, nil
 		}
-		if n, ok := contentLength(line); ok {
+		if n, ok := contentLength(line); ok && !r.lines && n <= maxExcess*r.max {
+			r.byLine = false
 			return r.body(n)
 		}
 		return line, errNoise
 	}
 }
+
+// byteOrderMark is what some programs begin their output with.
+var byteOrderMark = []byte("\ufeff")
+
+// maxExcess is how many times the longest message one may have that is passed over by
+// its length. Beyond it, a header is text that somebody has printed: with it, all
+// answers to come would be passed over.
+const maxExcess = 4
+
+// settle says that the latest message was one of JSON-RPC. If it was a line, so are
+// those to come, and what looks like a header is none.
+func (r *frameReader) settle() { r.lines = r.lines || r.byLine }
 
 // contentLength returns the length that a header states.
 func contentLength(line []byte) (n int, ok bool) {

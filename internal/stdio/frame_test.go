@@ -51,6 +51,8 @@ func TestFramesAreRead(t *testing.T) {
 		{"a message of a length may have line breaks", "Content-Length: 9\r\n\r\n{\"a\":\n\n1}", []string{"{\"a\":\n\n1}"}},
 		{"both framings may be mixed", "{}\nContent-Length: 7\r\n\r\n{\"a\":1}{\"b\":1}\nContent-Length: 2\r\n\r\n{}\n", []string{"{}", `{"a":1}`, `{"b":1}`, "{}"}},
 		{"a length that is none is noise", "Content-Length: many\n{}\nContent-Length: -1\n{}\n", []string{"noise Content-Length: many", "{}", "noise Content-Length: -1", "{}"}},
+		{"a length that no message has is noise", "Content-Length: 99999999999\r\n\r\n{}\n", []string{"noise Content-Length: 99999999999", "{}"}},
+		{"a byte order mark is nothing", "\ufeff{}\n{}\n\ufeffContent-Length: 2\r\n\r\n{}", []string{"{}", "{}", "{}"}},
 		{"what is cut off is the end", "{}\nContent-Length: 70\r\n\r\n{", []string{"{}"}},
 
 		{"a message may have as many bytes as allowed", edge + "\n{}\n", []string{edge, "{}"}},
@@ -184,4 +186,22 @@ func naiveFrames(input []byte, longest int) (found []string) {
 		}
 	}
 	return found
+}
+
+// TestLinesStayLines: after a message that was a line, what looks like a header is text.
+func TestLinesStayLines(t *testing.T) {
+	const input = "Content-Length: 2\r\n\r\n{}{}\nContent-Length: 9\r\n\r\n{}\n{}\n"
+	r := newFrameReader(strings.NewReader(input), 1000)
+	var got []string
+	for {
+		frame, err := r.next()
+		if err != nil && !errors.Is(err, errNoise) {
+			break
+		}
+		if err == nil {
+			r.settle()
+		}
+		got = append(got, string(frame))
+	}
+	equal(t, "frames", strings.Join(got, "|"), "{}|{}|Content-Length: 9|{}|{}")
 }

@@ -58,6 +58,8 @@ type Pool struct {
 	roots   []byte
 	running sync.WaitGroup // goroutines, each child's included
 
+	unheardTime, aliveTime time.Duration // constant, but for tests
+
 	mu        sync.Mutex
 	servers   map[address]*server
 	sessions  map[string]*session
@@ -82,6 +84,9 @@ func NewPool(config Config, observe Observer) *Pool {
 		answerers: map[string][]*Answerer{},
 		inFlight:  map[string]int{},
 		idle:      map[string]chan struct{}{},
+
+		unheardTime: unheardTime,
+		aliveTime:   aliveTime,
 	}
 }
 

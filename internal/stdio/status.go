@@ -29,6 +29,7 @@ const (
 	Idle     State = "idle"     // nobody has needed it yet
 	Starting State = "starting" // and being initialized
 	Running  State = "running"
+	Silent   State = "silent"  // it runs, but has not answered several calls in a row
 	Waiting  State = "waiting" // for its restart
 	Stopped  State = "stopped" // until it is needed, if it is not for good
 )
@@ -93,7 +94,7 @@ func (s *server) status() Status {
 	if s.fault != nil {
 		status.LastError = mcp.Shortened(s.fault.Error())
 	}
-	if status.State == Running {
+	if status.State == Running || status.State == Silent {
 		status.PID, status.Since = s.child.cmd.Process.Pid, s.child.born
 	}
 	return status
@@ -104,6 +105,8 @@ func (s *server) state() State {
 	switch {
 	case s.ending():
 		return Stopped
+	case s.child != nil && s.child.silent():
+		return Silent
 	case s.child != nil:
 		return Running
 	case s.starting != nil && time.Until(s.due) > 0:
@@ -169,7 +172,7 @@ func (p *Pool) Alive(ctx context.Context, host string) (asked bool, err error) {
 	var checks sync.WaitGroup
 	for i, s := range servers {
 		switch state := s.status().State; {
-		case s.owner != nil && state == Running:
+		case s.owner != nil && (state == Running || state == Silent):
 			checks.Go(func() { _ = s.check(ctx) })
 		case s.owner == nil && state != Idle && state != Starting:
 			checks.Go(func() { errs[i] = s.check(ctx) })

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -180,6 +181,77 @@ func TestStderrIsLogged(t *testing.T) { // A35
 	p.until("all is logged", func() bool { l := lines(); return len(l) > 0 && l[len(l)-1] == "the last" })
 	want := []string{"something to say", "something to say", "something to say", long[:8<<10], long[:8<<10], "the last"}
 	equal(t, "lines", strings.Join(lines(), "\n"), strings.Join(want, "\n"))
+}
+
+// TestStderrIsBounded: a flood costs the log a bounded part of it, and what was left out
+// is counted.
+func TestStderrIsBounded(t *testing.T) {
+	p := newPool(t, "")
+	const lines = 200_000
+	pid := p.client().pid()
+	p.client().call("stderr", `{"lines":`+strconv.Itoa(lines)+`,"text":"x"}`)
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+	left := func() int64 {
+		for _, e := range p.logs.FilterMessage("lines on stderr left out").All() {
+			return e.ContextMap()["lines"].(int64)
+		}
+		return 0
+	}
+	p.until("the rest is counted", func() bool { return left() > 0 })
+	logged := p.logs.FilterMessage("stderr").Len()
+	equal(t, "logged", logged, throttleLines)
+	equal(t, "all", left()+int64(logged), lines)
+	equal(t, "said at once", p.logs.FilterMessage("too much on stderr, lines are left out").Len(), 1)
+}
+
+func TestThrottle(t *testing.T) {
+	var passed throttle
+	now := time.Now()
+	n := 0
+	for pass := true; pass; n++ {
+		pass, _ = passed.line(8<<10, now)
+	}
+	equal(t, "long lines", n, throttleBytes/(8<<10)+1)
+	pass, left := passed.line(1, now.Add(throttleTime-1))
+	equal(t, "a short one after them", pass, false)
+	equal(t, "too early to tell", left, 0)
+	pass, left = passed.line(1, now.Add(throttleTime))
+	equal(t, "later", pass, true)
+	equal(t, "left out", left, 2)
+}
+
+// TestASilentChildIsAsked: without health checks, its calls tell that it does not answer.
+func TestASilentChildIsAsked(t *testing.T) {
+	for _, flags := range []string{"", "--hang-ping"} {
+		p := newPool(t, flags)
+		p.unheardTime, p.aliveTime = 0, 100*time.Millisecond
+		p.soon("alpha:1", mcp.Legacy)
+		pid := p.client().pid()
+		state := func() State { return p.Status("alpha:1")[0].State }
+		hang := func() {
+			ctx, leave := context.WithCancel(t.Context())
+			left := make(chan struct{})
+			calls := len(p.received("tools/call"))
+			go func() {
+				defer close(left)
+				_, _ = p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+			}()
+			p.eventually("it is called", func() bool { return len(p.received("tools/call")) > calls })
+			leave()
+			<-left
+		}
+		for range maxUnheard - 1 {
+			hang()
+		}
+		equal(t, "state before", state(), Running)
+		hang()
+		if flags != "" {
+			p.until("it is started again", func() bool { return p.again == 1 })
+		} else {
+			p.eventually("it answers a ping", func() bool { return len(p.received("ping")) == 1 && state() == Running })
+		}
+		equal(t, "the same", p.client().pid() == pid, flags == "")
+	}
 }
 
 func TestNoiseIsCountedAndSeldomLogged(t *testing.T) { // A35

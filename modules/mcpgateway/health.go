@@ -200,7 +200,7 @@ func (s *Server) healthState() healthState {
 			switch status.State {
 			case stdio.Running:
 				state.Known, state.Healthy = true, true
-			case stdio.Waiting, stdio.Stopped:
+			case stdio.Waiting, stdio.Stopped, stdio.Silent:
 				state.Known = true
 			}
 			if status.LastError != "" {

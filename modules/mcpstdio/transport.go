@@ -71,7 +71,8 @@ type Transport struct {
 	Dir string `json:"dir,omitempty"`
 
 	// How messages are told apart on its stdin: newline or content-length. On its
-	// stdout both are understood. Default: newline
+	// stdout both are understood; with newline only until it has written a message
+	// as a line. Default: newline
 	Framing stdio.Framing `json:"framing,omitempty"`
 
 	// Who shares a child: shared is one for all clients, session one for each

@@ -164,3 +164,54 @@ func TestSecurityStateOfASharedChild(t *testing.T) {
 		}
 	})
 }
+
+// What a child prints, on purpose or because a client has said it, costs the log a bounded
+// part of it, and hides none of its answers.
+func TestSecurityOutputOfAChild(t *testing.T) {
+	isolate(t)
+	log, address := filepath.Join(t.TempDir(), "log"), freeAddress(t)
+	load(t, block("", block("log", "output file "+log))+"\n"+site(address, gateway(child("alpha"))))
+	at := rpcAt("http://"+address, "alpha")
+	for _, line := range []string{"Content-Length: 99999999999", "Content-Length: 99999999999\\r\\n\\r", "Content-Length: 1000\\r\\n\\r"} {
+		if got := use(t, at, "noise", `{"lines":2,"text":"`+line+`"}`); got != "written" {
+			t.Errorf("%s: %s", line, got)
+		}
+		if got := use(t, at, "slow", `{"ms":0}`); got != "slept" {
+			t.Errorf("after %s: %s", line, got)
+		}
+	}
+	if got := use(t, at, "stderr", `{"lines":1000000,"text":"x"}`); got != "written" {
+		t.Error(got)
+	}
+	await.Until(t, "the log says that lines are left out", func() bool {
+		text, _ := os.ReadFile(log)
+		return strings.Contains(string(text), "lines are left out")
+	})
+	load(t, site(address, gateway("server other http://127.0.0.1:1")))
+	size := func() int64 {
+		info, err := os.Stat(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	if n := size(); n > 1<<20 {
+		t.Errorf("the log has %d bytes", n)
+	}
+}
+
+func TestSecurityByteOrderMark(t *testing.T) {
+	isolate(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := filepath.Join(t.TempDir(), "server")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nprintf '\\357\\273\\277'\nexec "+self+" ds alpha\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	url := serve(t, gateway(block("server alpha stdio "+script, "start_timeout 5s")))
+	if got := use(t, rpcAt(url, "alpha"), "slow", `{"ms":0}`); got != "slept" {
+		t.Error(got)
+	}
+}
