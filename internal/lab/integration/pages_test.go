@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -167,6 +168,37 @@ func TestTargetsOfPages(t *testing.T) {
 				t.Errorf("%s: there is no target %s", page, named[1])
 			}
 		}
+	}
+}
+
+// The table of what is kept has every kind, and no other.
+func TestKindsThatAreKept(t *testing.T) {
+	isolate(t)
+	var kinds []string
+	_ = filepath.WalkDir("../../..", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case entry.IsDir() && (entry.Name() == "lab" || entry.Name() == "node_modules" || entry.Name() == ".git"):
+			return filepath.SkipDir
+		case strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go"):
+			text, _ := os.ReadFile(path)
+			for _, m := range regexp.MustCompile(`quota\.NewKind\("([^"]*)"\)`).FindAllStringSubmatch(string(text), -1) {
+				kinds = append(kinds, m[1])
+			}
+		}
+		return nil
+	})
+	_, memory, _ := strings.Cut(pages(t)["docs/reliability.md"], "\n## Memory\n")
+	memory, _, _ = strings.Cut(memory, "\n## ")
+	var shown []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(memory, -1) {
+		shown = append(shown, m[1])
+	}
+	slices.Sort(kinds)
+	slices.Sort(shown)
+	if len(kinds) == 0 || !slices.Equal(kinds, shown) {
+		t.Errorf("there are\n%s\nand the page has\n%s", strings.Join(kinds, "\n"), strings.Join(shown, "\n"))
 	}
 }
 
