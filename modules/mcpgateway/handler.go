@@ -77,7 +77,8 @@ func init() {
 // A web page can have the browser of its reader send requests to servers on the
 // reader's machine or in its network, under a name of its own if it makes that
 // resolve to their address (DNS rebinding). Therefore, as the protocol demands,
-// requests with an Origin are refused unless it is local or one of origins, and
+// requests with an Origin are refused unless it is local or one of origins, requests
+// without one if the browser says that a page of another origin has sent them, and
 // requests that come in at a loopback address unless their Host is local or one of
 // hosts. Behind another proxy on the same machine, which passes on the Host it was
 // asked for, that host has to be named.

@@ -206,7 +206,11 @@ func (w *rpcReply) send(length int) {
 	if length != unknownLength {
 		header.Set("Content-Length", strconv.Itoa(length))
 	}
-	w.x.w.WriteHeader(http.StatusOK)
+	status := http.StatusOK
+	if w.refused() {
+		status = w.status
+	}
+	w.x.w.WriteHeader(status)
 	_ = w.write(w.look.held.Bytes())
 	w.look.held.Reset()
 }
@@ -232,7 +236,14 @@ func (w *rpcReply) answer() {
 // answerable reports whether an answer can come with this status. Some servers
 // refuse what they may not do with 403, and say so in JSON-RPC.
 func (w *rpcReply) answerable() bool {
-	return w.status == http.StatusOK || w.status == http.StatusForbidden
+	return w.status == http.StatusOK || w.status == http.StatusForbidden || w.refused()
+}
+
+// refused reports whether the request was refused by our own transport, which speaks for
+// child processes: they know no HTTP, and what they say comes with 200.
+func (w *rpcReply) refused() bool {
+	upstreams := &w.x.server.upstreams
+	return w.status >= 400 && len(upstreams.children) > 0 && len(upstreams.proxied) == 0
 }
 
 func (w *rpcReply) complete() *jsonrpc.Failure {

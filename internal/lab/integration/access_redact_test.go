@@ -3,6 +3,7 @@ package integration
 import (
 	"bufio"
 	"compress/gzip"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -433,6 +434,54 @@ func TestAccessRedactsOddAnswers(t *testing.T) {
 					t.Errorf("%d %v %s", res.StatusCode, res.Header, got)
 				}
 			})
+		}
+	}
+}
+
+// An answer that the client may read in another way than it was looked at does not arrive,
+// as far as something is to be redacted (A56).
+func TestAccessRedactsOtherCharsets(t *testing.T) {
+	isolate(t)
+	answer := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"the key is ` + aKey + `"}]}}`
+	wide := func(unit int, big bool, mark bool) string {
+		var out []byte
+		for _, c := range map[bool]string{true: "\ufeff", false: ""}[mark] + answer {
+			letter := make([]byte, unit)
+			if big {
+				letter[unit-2], letter[unit-1] = byte(c>>8), byte(c)
+			} else {
+				letter[0], letter[1] = byte(c), byte(c>>8)
+			}
+			out = append(out, letter...)
+		}
+		return string(out)
+	}
+	inUTF7 := strings.ReplaceAll(answer, aKey, "+"+base64.RawStdEncoding.EncodeToString([]byte("\x00"+strings.Join(strings.Split(aKey, ""), "\x00")))+"-")
+	type form struct{ name, contentType, body string }
+	forms := []form{
+		{"UTF-7", "application/json; charset=utf-7", inUTF7}, {"UTF-7 in events", "text/event-stream; charset=utf-7", "data: " + inUTF7 + "\n\n"},
+		{"a charset that is none of its own", "application/json; charset=iso-8859-1", answer}, {"bytes that are no text", "application/json", strings.Replace(answer, "the key", "the \xff key", 1)},
+	}
+	for _, unit := range []int{2, 4} {
+		for _, big := range []bool{true, false} {
+			for _, mark := range []bool{true, false} {
+				name := fmt.Sprintf("UTF-%d, big %t, mark %t", 8*unit, big, mark)
+				forms = append(forms, form{name, "application/json", wide(unit, big, mark)}, form{name + ", said so", fmt.Sprintf("application/json; charset=utf-%d", 8*unit), wide(unit, big, mark)},
+					form{name + ", plain", "text/plain", wide(unit, big, mark)}, form{name + ", in an event", "text/event-stream", "data: " + wide(unit, big, mark) + "\n\n"})
+			}
+		}
+	}
+	for _, f := range forms {
+		server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", f.contentType)
+			_, _ = io.WriteString(w, f.body)
+		}))
+		url := serve(t, gateway(keyless("server alpha http://"+server+"/mcp")...))
+		for _, way := range waysIn(url, "alpha")[1:] {
+			got := post(t, way.at, rpc("tools/call", `{`+echoes+`}`), acceptBoth, bearer(eveToken))
+			if read := strings.ReplaceAll(got.body, "\x00", ""); strings.Contains(read, aKey) || strings.Contains(read, inUTF7) && strings.Contains(got.Header.Get("Content-Type"), "utf-7") {
+				t.Errorf("A56 %s at %s: %d %v %q", f.name, way.name, got.StatusCode, got.Header, got.body)
+			}
 		}
 	}
 }

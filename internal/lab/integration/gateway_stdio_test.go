@@ -177,6 +177,26 @@ func TestGatewayStdioNeedsNoSession(t *testing.T) {
 	}
 }
 
+// A request that is none is the client's fault, and is told so at all ways in: no server
+// was asked.
+func TestGatewayStdioMalformedRequests(t *testing.T) {
+	isolate(t)
+	j := newJournal(t)
+	url := serve(t, gateway(block(child("kid"), j.env())))
+	post(t, rpcAt(url, "kid"), rpc("tools/list", `{}`))
+	for _, body := range []string{
+		`{"id":1,"method":"tools/list"}`, `{"jsonrpc":"1.0","id":1,"method":"tools/list"}`, `{"jsonrpc":2,"id":1,"method":"tools/list"}`, `{"jsonrpc":"2.0","id":1}`, `{"jsonrpc":"2.0","id":1,"method":7}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":7}`, `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":"x"}`, `{"jsonrpc":"2.0","id":99,"result":{}}`, `{"jsonrpc":"2.0"}`, `{}`,
+	} {
+		for _, way := range waysIn(url, "kid")[1:] {
+			got := failureOf(t, post(t, way.at, body, acceptBoth))
+			if got.Status != 400 || got.Symbol != "invalid_request" || got.Code != -32600 {
+				t.Errorf("%s at %s: %+v", body, way.name, got)
+			}
+		}
+	}
+}
+
 func TestGatewayStdioLog(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "caddy.log")

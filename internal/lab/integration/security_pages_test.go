@@ -146,6 +146,14 @@ func TestSecurityCrossSiteRequests(t *testing.T) {
 			}
 		})
 	}
+	for _, site := range []string{"cross-site", "same-site"} {
+		t.Run("A43 an image in a page, "+site, func(t *testing.T) {
+			for _, door := range pageDoors {
+				got := send(t, &http.Client{Timeout: patience}, "GET", base+door, "", "Sec-Fetch-Site: "+site, "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image")
+				refusedToPage(t, got)
+			}
+		})
+	}
 	t.Run("a page asks first", func(t *testing.T) {
 		for _, door := range pageDoors {
 			got := newPage("https://evil.test", caddy.address).send(t, "OPTIONS", base+door, "", "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: content-type, mcp-session-id")

@@ -29,15 +29,27 @@ type Policy struct {
 
 // Admit returns why a request is refused, or nil.
 func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
-	for _, origin := range r.Header["Origin"] {
+	origins := r.Header["Origin"]
+	for _, origin := range origins {
 		if !p.allowsOrigin(origin) {
 			return jsonrpc.ForbiddenOrigin("requests of this Origin are not allowed; add it to origins of " + p.Directive)
 		}
+	}
+	if len(origins) == 0 && fromOtherSite(r) && !slices.Contains(p.Origins, anyOf) {
+		return jsonrpc.ForbiddenOrigin("requests of pages of other sites are not allowed without an Origin; see origins of " + p.Directive)
 	}
 	if (len(p.Hosts) > 0 || onLoopback(r)) && !p.allowsHost(r.Host) {
 		return jsonrpc.ForbiddenHost("requests for this Host are not allowed; add it to hosts of " + p.Directive)
 	}
 	return nil
+}
+
+// fromOtherSite reports whether the browser says that a page of another origin has sent
+// r. It says so also where it sends no Origin: for images, links and the like.
+func fromOtherSite(r *http.Request) bool {
+	return slices.ContainsFunc(r.Header["Sec-Fetch-Site"], func(site string) bool {
+		return site != "none" && site != "same-origin"
+	})
 }
 
 func (p Policy) allowsOrigin(origin string) bool {

@@ -18,21 +18,30 @@ func TestAdmit(t *testing.T) {
 		origin string // several are divided by blanks
 		host   string
 		why    string // it is refused, nothing if it is not
+		site   string // as the browser says
 	}{
-		{"no page", Policy{}, loopback, "", "localhost:8080", ""},
-		{"a page of this machine", Policy{}, loopback, "http://[::1]:3000", "127.0.0.1", ""},
-		{"a page of another", Policy{}, loopback, "https://evil.test", "127.0.0.1", "origins of test"},
-		{"a page that hides where it is from", Policy{}, loopback, "null", "127.0.0.1", "origins of test"},
-		{"a page of another that looks local", Policy{}, loopback, "https://localhost.evil.test", "127.0.0.1", "origins of test"},
-		{"a page that is allowed", Policy{Origins: []string{"https://APP.test"}}, loopback, "https://app.test", "127.0.0.1", ""},
-		{"a page that is allowed, with another port", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test:8443", "127.0.0.1", "origins of test"},
-		{"any page", Policy{Origins: []string{"*"}}, loopback, "https://evil.test", "127.0.0.1", ""},
-		{"two origins of which one is allowed", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test https://evil.test", "127.0.0.1", "origins of test"},
-		{"a name that resolves to here", Policy{}, loopback, "", "evil.test", "hosts of test"},
-		{"a name that is allowed", Policy{Hosts: []string{"mcp.test"}}, loopback, "", "MCP.test.:443", ""},
-		{"a name that is not, at a public address", Policy{Hosts: []string{"mcp.test"}}, public, "", "evil.test", "hosts of test"},
-		{"any name at a public address", Policy{}, public, "", "evil.test", ""},
-		{"any name", Policy{Hosts: []string{"*"}}, loopback, "", "evil.test", ""},
+		{"no page", Policy{}, loopback, "", "localhost:8080", "", ""},
+		{"a page of this machine", Policy{}, loopback, "http://[::1]:3000", "127.0.0.1", "", ""},
+		{"a page of another", Policy{}, loopback, "https://evil.test", "127.0.0.1", "origins of test", ""},
+		{"a page that hides where it is from", Policy{}, loopback, "null", "127.0.0.1", "origins of test", ""},
+		{"a page of another that looks local", Policy{}, loopback, "https://localhost.evil.test", "127.0.0.1", "origins of test", ""},
+		{"a page that is allowed", Policy{Origins: []string{"https://APP.test"}}, loopback, "https://app.test", "127.0.0.1", "", ""},
+		{"a page that is allowed, with another port", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test:8443", "127.0.0.1", "origins of test", ""},
+		{"any page", Policy{Origins: []string{"*"}}, loopback, "https://evil.test", "127.0.0.1", "", ""},
+		{"two origins of which one is allowed", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test https://evil.test", "127.0.0.1", "origins of test", ""},
+		{"a name that resolves to here", Policy{}, loopback, "", "evil.test", "hosts of test", ""},
+		{"a name that is allowed", Policy{Hosts: []string{"mcp.test"}}, loopback, "", "MCP.test.:443", "", ""},
+		{"a name that is not, at a public address", Policy{Hosts: []string{"mcp.test"}}, public, "", "evil.test", "hosts of test", ""},
+		{"any name at a public address", Policy{}, public, "", "evil.test", "", ""},
+		{"any name", Policy{Hosts: []string{"*"}}, loopback, "", "evil.test", "", ""},
+		{"an image in a page of another site", Policy{}, loopback, "", "127.0.0.1", "origins of test", "cross-site"},
+		{"an image in a page of the same site", Policy{}, public, "", "mcp.test", "origins of test", "same-site"},
+		{"a word that nobody knows yet", Policy{}, public, "", "mcp.test", "origins of test", "other-site"},
+		{"an image in a page of its own", Policy{}, loopback, "", "127.0.0.1", "", "same-origin"},
+		{"an address that somebody has typed", Policy{}, loopback, "", "127.0.0.1", "", "none"},
+		{"a page of this machine at another port", Policy{}, loopback, "http://localhost:3000", "127.0.0.1", "", "same-site"},
+		{"a page of another site that is allowed", Policy{Origins: []string{"https://app.test"}}, loopback, "https://app.test", "127.0.0.1", "", "cross-site"},
+		{"an image in any page", Policy{Origins: []string{"*"}}, loopback, "", "127.0.0.1", "", "cross-site"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -41,6 +50,9 @@ func TestAdmit(t *testing.T) {
 			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, tt.at))
 			for _, origin := range strings.Fields(tt.origin) {
 				r.Header.Add("Origin", origin)
+			}
+			if tt.site != "" {
+				r.Header.Set("Sec-Fetch-Site", tt.site)
 			}
 			tt.policy.Directive = "test"
 			switch failure := tt.policy.Admit(r); {
