@@ -30,13 +30,31 @@ var listKinds = [...]ListItem{{Kind: Tool}, {Kind: Prompt}, {Kind: Resource}, {K
 // all of it. A message that repeats a member, if only in another case, is an error: two
 // readers could see different lists in it.
 func FilterLists(message []byte, keep func(ListItem) bool) ([]byte, error) {
+	return filter(listPaths, message, func(list int, name string, raw []byte) bool {
+		item := listKinds[list]
+		item.Name, item.Raw = name, raw
+		return keep(item)
+	})
+}
+
+// taskPaths are those of a list of tasks.
+var taskPaths = jsonspan.CompilePaths("result.tasks.*.taskId", "result.tasks.*", "result.tasks")
+
+// FilterTasks is FilterLists for tasks, by their ids.
+func FilterTasks(message []byte, keep func(id string) bool) ([]byte, error) {
+	return filter(taskPaths, message, func(_ int, id string, _ []byte) bool { return keep(id) })
+}
+
+// filter filters lists of which each has three paths: that of the names of its items, that
+// of the items, and its own.
+func filter(paths *jsonspan.Paths, message []byte, keep func(list int, name string, raw []byte) bool) ([]byte, error) {
 	var (
 		edits   []jsonspan.Edit
 		kept    [][]byte
 		name    string
 		dropped bool
 	)
-	err := listPaths.FindExact(message, func(path int, v jsonspan.Value) {
+	err := paths.FindExact(message, func(path int, v jsonspan.Value) {
 		switch path % 3 {
 		case 0:
 			name = ""
@@ -44,13 +62,12 @@ func FilterLists(message []byte, keep func(ListItem) bool) ([]byte, error) {
 				name = string(jsonspan.AppendText(nil, v.Body(message)))
 			}
 		case 1:
-			item := listKinds[path/3]
-			item.Name, item.Raw, name = name, message[v.Start:v.End], ""
-			if keep(item) {
-				kept = append(kept, item.Raw)
+			if raw := message[v.Start:v.End]; keep(path/3, name, raw) {
+				kept = append(kept, raw)
 			} else {
 				dropped = true
 			}
+			name = ""
 		case 2:
 			if dropped {
 				list := slices.Concat([]byte("["), bytes.Join(kept, []byte(",")), []byte("]"))

@@ -155,7 +155,7 @@ func (x *exchange) checkReading(header http.Header) *jsonrpc.Failure {
 			return jsonrpc.UnsupportedCharset()
 		}
 	}
-	if x.door != joinedDoor && !x.guarded() && len(x.handler.providers) == 0 {
+	if x.door != joinedDoor && !x.guarded() && len(x.handler.providers) == 0 && x.caller.identity == "" {
 		return nil
 	}
 	_, known := mcp.KnownMethod(x.methodName())
@@ -329,7 +329,7 @@ func (x *exchange) masked() bool {
 // one.
 func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	w, screen := x.screened(w, r)
-	x.arrival.ResponseWriter, x.looked = x.bindEvents(w), screen != nil
+	x.arrival.ResponseWriter, x.looked = x.bound(r, w), screen != nil
 	ended := false
 	defer func() {
 		x.arrival.broken = !ended // before the mask lets out what it has

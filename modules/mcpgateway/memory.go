@@ -19,6 +19,7 @@ import (
 type memory struct {
 	buckets   *ratelimit.Buckets // what clients have used of their rates
 	templates *hosted.Templates  // that the admin API has it host
+	tasks     *tasks             // that clients have begun
 	tallies   sync.Map           // of clients, by what they are called in metrics
 }
 
@@ -40,11 +41,14 @@ func (m *memory) tally(label string) *tally {
 // memories are those in use, by gateway.
 var memories = caddy.NewUsagePool()
 
-// kept is a memory in its place. Nothing has to be done when nobody needs it any more.
+// kept is a memory in its place.
 type kept struct{ memory *memory }
 
 // Destruct implements caddy.Destructor.
-func (kept) Destruct() error { return nil }
+func (k kept) Destruct() error {
+	k.memory.tasks.close()
+	return nil
+}
 
 // maxLimited is how many clients a gateway knows the rates of.
 const maxLimited = 100_000
@@ -52,7 +56,7 @@ const maxLimited = 100_000
 // recall finds what the gateway remembers.
 func (h *Handler) recall() error {
 	value, _, err := memories.LoadOrNew(h.place(), func() (caddy.Destructor, error) {
-		return kept{&memory{buckets: ratelimit.New(maxLimited), templates: hosted.New()}}, nil
+		return kept{&memory{buckets: ratelimit.New(maxLimited), templates: hosted.New(), tasks: newTasks()}}, nil
 	})
 	if err != nil {
 		return err

@@ -33,9 +33,10 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
 		values:  x.showsValues(r),
 		answers: answers,
+		tasks:   x.methodName() == "tasks/list",
 	}
 	// A server of the modern era asks by results.
-	whole := look.lists || look.values || x.caller.redactor() != nil || answers && modern
+	whole := look.lists || look.values || look.tasks || x.caller.redactor() != nil || answers && modern
 	if !whole && !look.updates && !look.answers {
 		return w, nil
 	}
@@ -75,6 +76,7 @@ type looking struct {
 	updates bool // of resources that the client may not know
 	values  bool // that complete the URIs of such resources
 	answers bool // what is not for the client at all
+	tasks   bool // of others
 }
 
 // showsLists reports whether the answer may be one that a client is not shown all of, or
@@ -131,6 +133,12 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	if look.values {
 		var err error
 		if message, err = x.completed(message); err != nil {
+			return x.leftOut(r, err)
+		}
+	}
+	if look.tasks {
+		var err error
+		if message, err = x.ownTasks(message); err != nil {
 			return x.leftOut(r, err)
 		}
 	}

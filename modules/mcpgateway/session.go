@@ -35,10 +35,13 @@ func (x *exchange) bind(of, id string) string {
 func (x *exchange) bindSession(id string) string { return x.bind(sessionOfServer, id) }
 
 // claimSession has a request name the session, and the event after which a stream is to go
-// on, as the server knows them, if they are the client's.
+// on, as the server knows them. It refuses those that are not the client's, and tasks, too.
 func (x *exchange) claimSession(header http.Header) *jsonrpc.Failure {
 	if header.Get("Last-Event-Id") == "" {
 		header.Del("Last-Event-Id") // which is as good as none
+	}
+	if failure := x.claimTask(); failure != nil {
+		return failure
 	}
 	switch {
 	case !x.bindsSessions():
@@ -72,9 +75,10 @@ func (x *exchange) bindsSessions() bool {
 	return (x.door == mcpDoor || x.door == rpcDoor) && x.caller.identity != ""
 }
 
-// bindEvents returns w as what is written to if the ids of events are to be good for the
+// bound returns w as what is written to if something of the answer is to be good for the
 // client only, or w itself.
-func (x *exchange) bindEvents(w http.ResponseWriter) http.ResponseWriter {
+func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	w = x.watchTasks(r, w)
 	if !x.bindsSessions() || x.door != mcpDoor {
 		return w
 	}

@@ -84,3 +84,139 @@ func TestSecurityStreamsOfOthers(t *testing.T) {
 		})
 	}
 }
+
+// A worker is a server that works on tasks, and does not care whose they are.
+type worker struct {
+	mu    sync.Mutex
+	tasks []string
+	asked []string // methods with ids
+}
+
+func (s *worker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		ID     json.RawMessage
+		Method string
+		Params struct {
+			Task   json.RawMessage
+			TaskID string `json:"taskId"`
+		}
+	}
+	if r.Method != http.MethodPost || json.NewDecoder(r.Body).Decode(&m) != nil {
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	result := `{}`
+	switch m.Method {
+	case "initialize":
+		result = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{"list":{},"cancel":{}}},"serverInfo":{"name":"x","version":"1"}}`
+	case "tools/list":
+		result = `{"tools":[{"name":"dig","inputSchema":{"type":"object"}}]}`
+	case "tools/call":
+		id := fmt.Sprint("t", len(s.tasks))
+		s.tasks = append(s.tasks, id)
+		result = `{"task":{"taskId":"` + id + `","status":"working"}}`
+		if m.Params.Task == nil { // it is of the modern era
+			result = `{"resultType":"task","taskId":"` + id + `","status":"working"}`
+		}
+	case "tasks/list":
+		var all []string
+		for _, id := range s.tasks {
+			all = append(all, `{"taskId":"`+id+`","status":"working"}`)
+		}
+		result = `{"tasks":[` + strings.Join(all, ",") + `]}`
+	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
+		s.asked = append(s.asked, m.Method+" "+m.Params.TaskID)
+		result = `{"taskId":"` + m.Params.TaskID + `","status":"working"}`
+	}
+	if m.ID == nil {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+}
+
+func (s *worker) seen() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.asked)
+}
+
+// A task belongs to the client that began it, as long as that may use its tool.
+func TestSecurityTasksOfOthers(t *testing.T) {
+	isolate(t)
+	up := new(worker)
+	address := freeAddress(t)
+	line := "server up http://" + upstream(t, up) + "/mcp"
+	load(t, site(address, gateway("separator __", strangers(), line)))
+	url := "http://" + address
+	type way struct {
+		name, at, tool string
+		members        string // of the params of a call
+	}
+	ways := []way{
+		{"/mcp", joinedAt(url), "up__dig", `"task":{}`},
+		{"/mcp/{server}", mcpAt(url, "up"), "dig", `"task":{}`},
+		{"/mcp/{server}, as of 2026-07-28", mcpAt(url, "up"), "dig", `"_meta":{"io.modelcontextprotocol/clientCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}`},
+		{"/rpc", rpcAt(url, "up"), "dig", `"task":{}`},
+	}
+	ask := func(t *testing.T, way way, token, method, params string) string {
+		t.Helper()
+		headers := []string{bearer(token), acceptBoth, closes}
+		if way.name == "/mcp" {
+			headers = append(headers, sessionAt(t, way.at, bearer(token)))
+		}
+		return answerIn(post(t, way.at, rpc(method, params), headers...).body)
+	}
+	methods := []string{"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
+	begun := map[string]string{}
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			var got struct {
+				Result struct {
+					TaskID string `json:"taskId"`
+					Task   struct {
+						TaskID string `json:"taskId"`
+					}
+				}
+			}
+			text := ask(t, way, victimToken, "tools/call", `{"name":"`+way.tool+`","arguments":{},`+way.members+`}`)
+			_ = json.Unmarshal([]byte(text), &got)
+			id := got.Result.TaskID + got.Result.Task.TaskID
+			if begun[way.name] = id; id == "" {
+				t.Fatalf("no task: %s", text)
+			}
+			before := up.seen()
+			for _, method := range methods {
+				if text := ask(t, way, thiefToken, method, `{"taskId":"`+id+`"}`); !strings.Contains(text, "-32602") || up.seen() != before {
+					t.Errorf("%s of another's task: %s", method, text)
+				}
+			}
+			for _, method := range methods {
+				if text := ask(t, way, victimToken, method, `{"taskId":"`+id+`"}`); !strings.Contains(text, "working") {
+					t.Errorf("%s: %s", method, text)
+				}
+			}
+			if text := ask(t, way, thiefToken, "tasks/list", `{}`); !strings.Contains(text, `"tasks":[]`) {
+				t.Errorf("the list of another client: %s", text)
+			}
+			if text := ask(t, way, victimToken, "tasks/list", `{}`); !strings.Contains(text, `"`+id+`"`) {
+				t.Errorf("the list: %s", text)
+			}
+		})
+	}
+	t.Run("when the tool is denied since", func(t *testing.T) {
+		load(t, site(address, gateway("separator __", strangers(), block("client victim", "deny up::dig"), line)))
+		for _, way := range ways {
+			before := up.seen()
+			if text := ask(t, way, victimToken, "tasks/result", `{"taskId":"`+begun[way.name]+`"}`); !strings.Contains(text, "error") || up.seen() != before {
+				t.Errorf("%s: %s", way.name, text)
+			}
+			if text := ask(t, way, victimToken, "tasks/list", `{}`); strings.Contains(text, "working") {
+				t.Errorf("%s, the list: %s", way.name, text)
+			}
+		}
+	})
+}

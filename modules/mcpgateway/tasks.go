@@ -1,0 +1,167 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// Tasks outlive the calls that begin them, and have ids of their own. To a server all clients
+// may be one, so it is remembered who has begun which task, and by what call. A client that
+// is known has no others, and only as long as it may still make that call.
+
+// tasks are those that clients have begun.
+type tasks struct {
+	mu   sync.Mutex
+	kept *quota.Cache[taskKey, task]
+}
+
+type taskKey struct{ server, id string }
+
+// A task is what is known of one.
+type task struct {
+	identity string
+	target   mcp.Target // of the call that began it
+}
+
+// taskTime is how long a task is remembered that nobody asks for.
+const taskTime = 24 * time.Hour
+
+var keptTasks = quota.NewKind("tasks")
+
+func newTasks() *tasks {
+	return &tasks{kept: quota.NewCache[taskKey, task](keptTasks, quota.Limits{Entries: 100_000, Bytes: 32 << 20}, taskTime, nil)}
+}
+
+func (t *tasks) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept.Close()
+}
+
+// add notes who has begun a task. A task has one owner.
+func (t *tasks) add(key taskKey, begun task) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, known := t.kept.Get(key); !known {
+		t.kept.Put(begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
+	}
+}
+
+// get returns a task, and remembers it for longer.
+func (t *tasks) get(key taskKey) (task, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	found, ok := t.kept.Get(key)
+	if ok {
+		t.kept.Put(found.identity, key, found, int64(len(key.id)+len(found.target.Name)))
+	}
+	return found, ok
+}
+
+// hasTask reports whether the client may ask for a task of the server.
+func (x *exchange) hasTask(id string) bool {
+	found, known := x.handler.tasks.get(taskKey{x.server.Name, id})
+	if !known {
+		return x.caller.identity == "" // of those whom nobody knows, nothing is
+	}
+	return found.identity == x.caller.identity && x.caller.allows(found.target)
+}
+
+// claimTask refuses a request for a task that is not the client's.
+func (x *exchange) claimTask() *jsonrpc.Failure {
+	if !strings.HasPrefix(x.methodName(), "tasks/") || !x.message.Has(jsonrpc.TaskID) || x.hasTask(x.message.Text(jsonrpc.TaskID)) {
+		return nil
+	}
+	return jsonrpc.InvalidParams("taskId: it is none of this client, or not known any more").AsAnswer()
+}
+
+// ownTasks returns a list of tasks with those that are the client's.
+func (x *exchange) ownTasks(message []byte) ([]byte, error) {
+	filtered, err := mcp.FilterTasks(message, x.hasTask)
+	if err != nil && looksLikeJSON(message) {
+		return nil, err
+	}
+	return filtered, nil
+}
+
+// watchTasks returns w as what is written to if the answer may begin a task of a client that
+// is known, or w itself.
+func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	target := mcp.Target{Server: x.server.Name, Kind: mcp.Other}
+	switch {
+	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
+		return w
+	case r.Method == http.MethodGet: // in which answers are resumed
+	case !x.message.IsRequest() || !bytes.Contains(x.message.Raw, []byte("task")):
+		return w // the client does not know of tasks
+	default:
+		if asked, ok := mcp.TargetOf(x.server.Name, &x.message); ok {
+			target = asked
+		}
+	}
+	watching := &taskWatcher{next: w}
+	watching.found = beginPaths.Watch(func(_ int, k jsonspan.Kind, literal []byte) {
+		if k == jsonspan.String {
+			id := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
+			x.handler.tasks.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+		}
+	})
+	return watching
+}
+
+// beginPaths are where an answer has the id of the task that it begins.
+var beginPaths = jsonspan.CompilePaths("result.task.taskId", "result.taskId")
+
+// A taskWatcher looks for a task in an answer, which passes as it is.
+type taskWatcher struct {
+	next   http.ResponseWriter
+	found  *jsonspan.Watcher
+	media  httpbody.MediaType
+	begun  bool
+	events sse.Scanner
+}
+
+func (w *taskWatcher) Header() http.Header         { return w.next.Header() }
+func (w *taskWatcher) Unwrap() http.ResponseWriter { return w.next }
+
+func (w *taskWatcher) WriteHeader(status int) {
+	if status >= 200 && !w.begun {
+		w.begun, w.media = true, httpbody.TypeOf(w.Header().Get("Content-Type"))
+	}
+	w.next.WriteHeader(status)
+}
+
+// Write looks before the client can: it may ask for the task at once.
+func (w *taskWatcher) Write(p []byte) (int, error) {
+	if !w.begun {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.media != httpbody.EventStream {
+		_, _ = w.found.Write(p)
+		return w.next.Write(p)
+	}
+	w.events.Each(p, func(kind sse.Kind, part []byte) {
+		switch kind {
+		case sse.Data:
+			_, _ = w.found.Write(part)
+		case sse.Frame:
+			w.found.Gap(len(part))
+		case sse.Dispatch:
+			w.found.Reset()
+		}
+	})
+	return w.next.Write(p)
+}
+
+// Interface guard
+var _ http.ResponseWriter = (*taskWatcher)(nil)
