@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // A Template is a resource template. A resource of it is either a text or one of a
@@ -46,7 +48,10 @@ type Templates struct {
 	mu      sync.RWMutex
 	byName  map[string]*hosting
 	inOrder []*hosting // the order in which URIs are matched
+	counts  *quota.Meter
 }
+
+var keptTemplates = quota.NewKind("templates")
 
 // A hosting is a template that has been read.
 type hosting struct {
@@ -56,7 +61,17 @@ type hosting struct {
 }
 
 // New returns templates of which there are none yet.
-func New() *Templates { return &Templates{byName: map[string]*hosting{}} }
+func New() *Templates {
+	return &Templates{byName: map[string]*hosting{}, counts: quota.NewMeter(keptTemplates, quota.Limits{Entries: maxTemplates})}
+}
+
+// Close says that the templates are not used any more.
+func (ts *Templates) Close() { ts.counts.Close() }
+
+// size returns how many bytes a template has.
+func (t *Template) size() int64 {
+	return int64(len(t.Name) + len(t.URITemplate) + len(t.Title) + len(t.Description) + len(t.MIMEType) + len(t.Text) + len(t.Server) + len(t.URI))
+}
 
 // Put adds a template, or puts it in the place of the one of the same name. The error
 // names the field that makes no sense.
@@ -68,13 +83,16 @@ func (ts *Templates) Put(t Template) (created bool, err error) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	created = ts.byName[t.Name] == nil
-	if created && len(ts.byName) >= maxTemplates {
-		return false, fmt.Errorf("name: there are %d templates already", maxTemplates)
-	}
 	for name, other := range ts.byName {
 		if name != t.Name && other.URITemplate == t.URITemplate {
 			return false, fmt.Errorf("uriTemplate: %q has the same", name)
 		}
+	}
+	if !created {
+		ts.counts.Give("", ts.byName[t.Name].size())
+	}
+	if !ts.counts.Take("", t.size()) {
+		return false, fmt.Errorf("name: there are %d templates already", maxTemplates)
 	}
 	ts.byName[t.Name] = h
 	ts.arrange()
@@ -85,9 +103,11 @@ func (ts *Templates) Put(t Template) (created bool, err error) {
 func (ts *Templates) Delete(name string) bool {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if ts.byName[name] == nil {
+	old := ts.byName[name]
+	if old == nil {
 		return false
 	}
+	ts.counts.Give("", old.size())
 	delete(ts.byName, name)
 	ts.arrange()
 	return true

@@ -15,6 +15,8 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/time/rate"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // A Limit is one bucket of a client: N requests in Per, Burst of them at once. All
@@ -48,13 +50,20 @@ type Buckets struct {
 
 	mu      sync.Mutex // held only to find a client
 	clients *simplelru.LRU[string, *client]
+	counts  *quota.Meter
 }
+
+var keptBuckets = quota.NewKind("rates")
 
 // New returns Buckets that remember so many clients.
 func New(maxClients int) *Buckets {
 	clients, _ := simplelru.NewLRU[string, *client](math.MaxInt, nil) // makeRoom knows who is in use
-	return &Buckets{max: max(maxClients, 1), clients: clients}
+	maxClients = max(maxClients, 1)
+	return &Buckets{max: maxClients, clients: clients, counts: quota.NewMeter(keptBuckets, quota.Limits{Entries: maxClients})}
 }
+
+// Close says that the buckets are not used any more.
+func (b *Buckets) Close() { b.counts.Close() }
 
 // Take takes one from each of the buckets of a client that limits names, or from none.
 // If it took none, it returns how long to wait until it could.
@@ -96,7 +105,7 @@ func (b *Buckets) find(name string) *client {
 	c, ok := b.clients.Get(name)
 	if !ok {
 		b.makeRoom()
-		c = new(client)
+		c = &client{counted: b.counts.Take("", 0)}
 		b.clients.Add(strings.Clone(name), c)
 	}
 	c.users.Add(1)
@@ -116,12 +125,16 @@ func (b *Buckets) makeRoom() {
 			continue
 		}
 		b.clients.Remove(name)
+		if c.counted {
+			b.counts.Give("", 0)
+		}
 	}
 }
 
 // A client has few buckets.
 type client struct {
-	users atomic.Int32 // is raised only while Buckets is locked
+	users   atomic.Int32 // is raised only while Buckets is locked
+	counted bool         // there was room for it
 
 	mu      sync.Mutex
 	buckets []*bucket

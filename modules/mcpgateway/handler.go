@@ -441,6 +441,7 @@ func (h *Handler) Cleanup() error {
 		for _, release := range s.releases {
 			release()
 		}
+		s.replaced.Store(true)
 		err = errors.Join(err, s.closePins())
 	}
 	if h.joined != nil {

@@ -46,6 +46,8 @@ type kept struct{ memory *memory }
 
 // Destruct implements caddy.Destructor.
 func (k kept) Destruct() error {
+	k.memory.buckets.Close()
+	k.memory.templates.Close()
 	k.memory.tasks.close()
 	return nil
 }

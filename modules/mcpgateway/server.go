@@ -67,6 +67,7 @@ type Server struct {
 	endStreams  context.CancelFunc
 	asides      aggregate.Asides // what it is told beside
 	releases    []func()         // of what answers its children
+	replaced    atomic.Bool      // another configuration has taken the place of this one
 	forwardAuth bool
 	upstreams   upstreams // that the routes pass requests on to
 	health      atomic.Pointer[healthRecord]
@@ -102,10 +103,25 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 		return err
 	}
 	s.upstreams = findUpstreams(s.Routes)
-	s.routes = s.Routes.Compile(caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+	routes := s.Routes.Compile(caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 		return jsonrpc.NoHandler(s.Name)
 	}))
+	s.routes = caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		defer s.closeIdle()
+		return routes.ServeHTTP(w, r)
+	})
 	return nil
+}
+
+// closeIdle closes connections that are not in use, if the configuration is not any more.
+// Caddy does so when it replaces one, but streams and the end of sessions go on in the old
+// one after that, and their connections would wait for others for minutes.
+func (s *Server) closeIdle() {
+	if s.replaced.Load() {
+		for _, pool := range s.upstreams.pools {
+			pool.CloseIdleConnections()
+		}
+	}
 }
 
 // maxAsides is how much a server can be told beside at the same time, by all clients.

@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"net/http"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -15,6 +16,7 @@ type upstreams struct {
 	children []child
 	proxied  []*reverseproxy.Upstream // that are no children
 	checked  []*reverseproxy.Upstream // those of them that reverse_proxy itself checks
+	pools    []*http.Transport        // that keep connections to them
 }
 
 // A child is an upstream that is a child process, or some for the same address.
@@ -45,6 +47,9 @@ func (u *upstreams) inRoutes(routes caddyhttp.RouteList) {
 
 func (u *upstreams) of(proxy *reverseproxy.Handler) {
 	transport, isChild := proxy.Transport.(*mcpstdio.Transport)
+	if pool, ok := proxy.Transport.(*reverseproxy.HTTPTransport); ok && pool.Transport != nil {
+		u.pools = append(u.pools, pool.Transport)
+	}
 	for _, upstream := range proxy.Upstreams {
 		if !isChild {
 			u.addProxied(upstream, proxy.HealthChecks)

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -300,5 +301,44 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 				t.Errorf("%s got the credentials %q", l.of.name, got)
 			}
 		}
+	})
+}
+
+// What was needed for configurations that have come and gone under open streams is given back:
+// memory, and connections to servers.
+func TestAggregateReloadsLeaveNothingBehind(t *testing.T) {
+	isolate(t)
+	address := freeAddress(t)
+	lines := []string{"separator __"}
+	for i := range 8 {
+		remote := &mcptest.Remote{Name: fmt.Sprint("far", i), Legacy: true}
+		t.Cleanup(remote.Close)
+		lines = append(lines, fmt.Sprintf("server far%d http://%s/mcp", i, upstream(t, remote)))
+	}
+	config := func(servers int) string { return site(address, gateway(lines[:1+servers]...)) }
+	load(t, config(2))
+	for range 10 {
+		newSpeaker(t, joinedAt("http://"+address), false, `{}`, closes).listens(t)
+	}
+	r := loaderOf(t).caddy
+	files := func() int { return len(openFiles(t, r.Process.Pid)) }
+	t.Run("connections", func(t *testing.T) {
+		before := files()
+		for range 15 {
+			load(t, config(8))
+			load(t, config(2))
+		}
+		await.Until(t, "connections to servers to close", func() bool { return files() < before+20 })
+	})
+	t.Run("memory", func(t *testing.T) {
+		more := func(i int) string { return config(2) + site(freeAddress(t), fmt.Sprintf("respond %d", i)) }
+		for i := range 10 {
+			load(t, more(i))
+		}
+		before := inUse(t)
+		for i := range 150 {
+			load(t, more(i))
+		}
+		await.Until(t, "configurations to be collected", func() bool { return inUse(t) <= before+2 })
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
 )
 
@@ -329,7 +330,11 @@ type nonceSet struct {
 	came   *simplelru.LRU[string, time.Time]
 	window time.Duration // the widest there was
 	floor  time.Time     // what was signed before may have been forgotten
+	counts *quota.Meter
 }
+
+// keptNonces has no limit: each client has its own, max_nonces.
+var keptNonces = quota.NewKind("nonces")
 
 type nonceSetKey struct {
 	client string
@@ -344,7 +349,7 @@ func openNonceSet(client, secret string) (*nonceSet, error) {
 	value, _, err := nonceSets.LoadOrNew(key, func() (caddy.Destructor, error) {
 		// It is add that bounds it, for it must not forget the oldest to take in more.
 		came, err := simplelru.NewLRU[string, time.Time](math.MaxInt, nil)
-		return &nonceSet{key: key, came: came}, err
+		return &nonceSet{key: key, came: came, counts: quota.NewMeter(keptNonces, quota.Limits{})}, err
 	})
 	if err != nil {
 		return nil, err
@@ -369,6 +374,7 @@ func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, lim
 		return fmt.Errorf("the client has used %d nonces within two windows: max_nonces", limit)
 	}
 	s.came.Add(strings.Clone(nonce), now) // the other would keep all headers
+	s.counts.Take("", int64(len(nonce)))
 	return nil
 }
 
@@ -386,11 +392,12 @@ func (s *nonceSet) widen(now time.Time, window time.Duration) {
 
 func (s *nonceSet) forget(now time.Time) {
 	for {
-		_, came, ok := s.came.GetOldest()
+		nonce, came, ok := s.came.GetOldest()
 		if !ok || now.Sub(came) <= 2*s.window {
 			return
 		}
 		s.came.RemoveOldest()
+		s.counts.Give("", int64(len(nonce)))
 	}
 }
 
@@ -399,6 +406,7 @@ func (s *nonceSet) Destruct() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.came.Purge()
+	s.counts.Close()
 	return nil
 }
 
