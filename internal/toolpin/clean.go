@@ -4,19 +4,23 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"slices"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Clean returns a JSON text, such as a page of tools or a server's instructions,
+// Clean returns a message, such as a page of tools or a server's instructions,
 // without the characters that let a model read what a person does not see: controls
 // but for line breaks and tabs, what reorders text, what has no width, tags. They go
 // from the strings that are a member called description, title or instructions, at
-// any depth, raw or escaped. So do lone surrogates and bytes that are not UTF-8,
+// any depth, and from all strings and keys of listed tools, prompts, resources and
+// templates, raw or escaped. So do lone surrogates and bytes that are not UTF-8,
 // which readers take for different things. The joiners U+200C and U+200D stay, as
-// scripts and emoji need them, and so does U+FE0F. Everything else is kept byte for byte.
+// scripts and emoji need them, and so does U+FE0F. Everything else is kept byte for byte,
+// also the name or URI of what is listed: it would be called by another one. See
+// [IsPlainName].
 //
 // If there is nothing to take away, or raw is no JSON, Clean returns raw itself.
 func Clean(raw []byte) []byte {
@@ -28,7 +32,10 @@ func Clean(raw []byte) []byte {
 	s.Feed(raw)
 	s.Finish()
 	c := cleaner{raw: raw}
-	said := false // the value that follows is what a person is to read
+	var (
+		in   listed
+		said bool // the value that follows is what a person is to read
+	)
 	for {
 		k := s.Next()
 		start, end := s.Span()
@@ -37,20 +44,67 @@ func Clean(raw []byte) []byte {
 			return c.end()
 		case jsonspan.Invalid:
 			return raw
+		case jsonspan.BeginArray:
+			if s.Depth() == 0 {
+				in.batch = 1
+			}
 		case jsonspan.Key:
-			said = isText(raw[start+1 : end-1])
+			key := raw[start+1 : end-1]
+			if isItem := in.enter(key, s.Depth()); isItem {
+				c.clean(int(start+1), int(end-1))
+			}
+			said = isText(key)
 			continue
 		case jsonspan.String:
-			if said {
+			if said || in.item && !in.name {
 				c.clean(int(start+1), int(end-1))
 			}
 		}
-		said = false
+		said, in.name = false, false
 	}
 }
 
+// listed is where in the list of a result a text is.
+type listed struct {
+	batch  int  // containers around each message
+	result bool // in the member result
+	item   bool // in a list of that
+	name   bool // before the name or URI of an item
+}
+
+// enter moves to a member inside so many containers. It reports whether that is a part
+// of an item.
+func (in *listed) enter(key []byte, depth int) (isItem bool) {
+	in.name = false
+	switch depth -= in.batch; {
+	case depth == 1:
+		in.result, in.item = jsonspan.TextIs(key, "result"), false
+	case depth == 2:
+		in.item = in.result && isOneOf(key, "tools", "prompts", "resources", "resourceTemplates")
+	case in.item:
+		in.name = depth == 4 && isOneOf(key, "name", "uri", "uriTemplate")
+		return true
+	}
+	return false
+}
+
+func isOneOf(key []byte, names ...string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return jsonspan.TextIs(key, name) })
+}
+
+// IsPlainName reports whether a person sees all of the name of a tool or prompt, or of the
+// URI of a resource: it has no controls, and nothing else that is not shown.
+func IsPlainName(name string) bool {
+	for _, r := range name {
+		if isHidden(r) || unicode.IsControl(r) || r == utf8.RuneError || unicode.In(r, unicode.Join_Control, unicode.Variation_Selector) {
+			return false
+		}
+	}
+	return true
+}
+
 func isText(key []byte) bool {
-	return jsonspan.TextIs(key, "description") || jsonspan.TextIs(key, "title") || jsonspan.TextIs(key, "instructions")
+	return isOneOf(key, "description", "title", "instructions")
 }
 
 // A cleaner copies a text but for some characters.

@@ -33,6 +33,14 @@ func TestCleanTakesAwayWhatIsHidden(t *testing.T) {
 		{"a key with escapes", `{"descri\u0070tion":"\u200bx"}`, `{"descri\u0070tion":"x"}`},
 		{"a key twice", `{"title":"\u200bx","title":"y\u200b"}`, `{"title":"x","title":"y"}`},
 		{"several tools", `{"tools":[{"description":"\u200ba"}, {"description":"b\u200b"} ]}`, `{"tools":[{"description":"a"}, {"description":"b"} ]}`},
+		{"all strings of a tool", `{"id":"\u200b","result":{"tools":[{"enum":["a\u200b"],"x":{"default":"\u202eb","examples":[["\u001bc"]],"y":"\udb40\udc41"}}],"nextCursor":"\u200b"}}`,
+			`{"id":"\u200b","result":{"tools":[{"enum":["a"],"x":{"default":"b","examples":[["c"]],"y":""}}],"nextCursor":"\u200b"}}`},
+		{"all keys of a tool", "{\"result\":{\"tools\":[{\"inputSchema\":{\"properties\":{\"pa\\u200bth\":{},\"\U000E0041x\":{\"y\u202e\":1}}}}]}}", `{"result":{"tools":[{"inputSchema":{"properties":{"path":{},"x":{"y":1}}}}]}}`},
+		{"names inside of a tool", `{"result":{"tools":[{"name":"a\u200b","x":{"name":"b\u200b","uri":"c\u200b"}}]}}`, `{"result":{"tools":[{"name":"a\u200b","x":{"name":"b","uri":"c"}}]}}`},
+		{"prompts, resources and templates", `{"result":{"prompts":[{"name":"\u200b","arguments":[{"name":"a\u200b"}]}],"resources":[{"uri":"\u200b","name":"\u200b","mimeType":"b\u200b"}],"resourceTemplates":[{"uriTemplate":"\u200b","x":"c\u200b"}]}}`,
+			`{"result":{"prompts":[{"name":"\u200b","arguments":[{"name":"a"}]}],"resources":[{"uri":"\u200b","name":"\u200b","mimeType":"b"}],"resourceTemplates":[{"uriTemplate":"\u200b","x":"c"}]}}`},
+		{"tools of a batch", `[{"result":{"tools":[{"name":"\u200b","x":"a\u200b"}]}},{"result":{"tools":["b\u200b"]}}]`, `[{"result":{"tools":[{"name":"\u200b","x":"a"}]}},{"result":{"tools":["b"]}}]`},
+		{"a list with escapes in its key", `{"r\u0065sult":{"t\u006fols":[{"x":"a\u200b"}]}}`, `{"r\u0065sult":{"t\u006fols":[{"x":"a"}]}}`},
 		{"depth", strings.Repeat(`[`, 5000) + `{"title":"\u200b"}` + strings.Repeat(`]`, 5000), strings.Repeat(`[`, 5000) + `{"title":""}` + strings.Repeat(`]`, 5000)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -58,6 +66,9 @@ func TestCleanKeepsTheRest(t *testing.T) {
 		{"what is no escape", `{"title":"\\u202e \\\\ud800 \\b"}`},
 		{"names", `{"name":"\u202e"}`},
 		{"text that a tool returned", `{"text":"\u202e"}`},
+		{"text that a tool returned, as a message", `{"id":1,"result":{"content":[{"text":"\u202e"}],"structuredContent":{"tools":[{"x":"\u202e"}],"\u202e":1}}}`},
+		{"text of a resource", `{"id":1,"result":{"contents":[{"uri":"x","text":"\u202e"}]}}`},
+		{"lists elsewhere", `{"params":{"tools":[{"x":"\u202e"}]},"tools":[{"x":"\u202e"}],"x":{"result":{"tools":["\u202e"]}}}`},
 		{"other members", `{"pattern":"[\u0000-\u001f]","enum":["\u200b"],"default":"\u202e"}`},
 		{"keys", `{"\u200bdescription":"x","Description":"\u200b"}`},
 		{"elements of an array called title", `{"title":["\u200b"],"description":{"a":"\u200b"}}`},
@@ -262,5 +273,17 @@ func BenchmarkClean(b *testing.B) {
 				Clean(raw)
 			}
 		})
+	}
+}
+
+func TestIsPlainName(t *testing.T) {
+	for name, want := range map[string]bool{
+		"read_file": true, "files/read-all.v2": true, "日本": true, "lire é": true, "": true, "file:///a%20b": true,
+		"read\u200b": false, "read\u200d": false, "read\ufe0f": false, "re\u202ead": false, "read\n": false, "read\t": false, "read\x1b[8m": false, "read\U000e0041": false,
+		"read\u00ad": false, "read\u3164": false, "read\xff": false, "read\ufffd": false, "read\u0085": false,
+	} {
+		if got := IsPlainName(name); got != want {
+			t.Errorf("%q: %t", name, got)
+		}
 	}
 }

@@ -24,12 +24,18 @@ func (d digest) short() string { return hex.EncodeToString(d[:16]) }
 const maxRead = 256 << 10
 
 // define returns the digest of a definition. The order of members, white space and
-// escapes do not count, nor does its member _meta, which is not about the tool.
-// Everything else does, numbers as they are written. Of a text that is no JSON or
-// repeats a key in an object every byte counts, as readers may disagree about it.
-func define(raw []byte) digest {
+// escapes do not count. Everything else does, numbers as they are written; also its
+// member _meta, which can say what a user interface is loaded from. Of a text that is no
+// JSON or repeats a key in an object every byte counts, as readers may disagree about it.
+func define(raw []byte) digest { return digestOf(raw, false) }
+
+// defineWithoutMeta returns the digest of a definition in the first format of pins, in
+// which its member _meta did not count.
+func defineWithoutMeta(raw []byte) digest { return digestOf(raw, true) }
+
+func digestOf(raw []byte, withoutMeta bool) digest {
 	if len(raw) <= maxRead {
-		if d, ok := meaning(raw); ok {
+		if d, ok := meaning(raw, withoutMeta); ok {
 			return d
 		}
 	}
@@ -46,7 +52,7 @@ type value struct {
 }
 
 // meaning makes the digest of each container of those of its values, in one pass.
-func meaning(raw []byte) (d digest, ok bool) {
+func meaning(raw []byte, withoutMeta bool) (d digest, ok bool) {
 	var (
 		s      jsonspan.Scanner
 		values []value // those of the open containers, which are themselves before theirs
@@ -76,7 +82,7 @@ func meaning(raw []byte) (d digest, ok bool) {
 			open = open[:len(open)-1]
 			if k == jsonspan.EndArray {
 				room = appendArray(room[:0], values[first:])
-			} else if room, ok = appendObject(room[:0], values[first:], len(open) == 0); !ok {
+			} else if room, ok = appendObject(room[:0], values[first:], withoutMeta && len(open) == 0); !ok {
 				return digest{}, false
 			}
 			values = values[:first]
@@ -113,7 +119,7 @@ func appendArray(dst []byte, elements []value) []byte {
 }
 
 // appendObject also reports whether each key is there just once.
-func appendObject(dst []byte, members []value, outermost bool) ([]byte, bool) {
+func appendObject(dst []byte, members []value, withoutMeta bool) ([]byte, bool) {
 	slices.SortFunc(members, func(a, b value) int { return cmp.Compare(a.key, b.key) })
 	dst = append(dst, '{')
 	for i := range members {
@@ -121,7 +127,7 @@ func appendObject(dst []byte, members []value, outermost bool) ([]byte, bool) {
 		if i > 0 && m.key == members[i-1].key {
 			return dst, false
 		}
-		if outermost && m.key == "_meta" {
+		if withoutMeta && m.key == "_meta" {
 			continue
 		}
 		key := sha256.Sum256([]byte(m.key))

@@ -14,8 +14,7 @@ func TestDefinitionsThatSayTheSame(t *testing.T) {
 		{"in another order", `{"name":"a","inputSchema":{"type":"object","x":1}}`, `{"inputSchema":{"x":1,"type":"object"},"name":"a"}`},
 		{"with other white space", `{"name":"a","icons":[1,2]}`, " {\n\t\"name\" : \"a\",\r\n\"icons\": [ 1 , 2 ] } "},
 		{"with other escapes", `{"description":"é/\n😀"}`, `{"descri\u0070tion":"\u00e9\/\u000a\ud83d\uDE00"}`},
-		{"with other metadata", `{"name":"a","_meta":{"at":1}}`, `{"_meta":{"at":2},"name":"a"}`},
-		{"without metadata", `{"name":"a","_meta":{"at":1}}`, `{"name":"a"}`},
+		{"with metadata in another order", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"},"at":1}}`, `{"_meta":{"at":1,"ui":{"resourceUri":"ui://a"}},"name":"a"}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if define([]byte(test.a)) != define([]byte(test.b)) {
@@ -41,6 +40,8 @@ func TestDefinitionsThatSayOtherThings(t *testing.T) {
 		{"the same values elsewhere", `{"a":{"b":1},"c":{}}`, `{"a":{},"c":{"b":1}}`},
 		{"a key and a value exchanged", `{"a":"b"}`, `{"b":"a"}`},
 		{"elements in one array or two", `[["a"],["b"]]`, `[["a","b"],[]]`},
+		{"other metadata", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"}}}`, `{"name":"a","_meta":{"ui":{"resourceUri":"ui://b"}}}`},
+		{"metadata, or none", `{"name":"a","_meta":{}}`, `{"name":"a"}`},
 		{"a parameter called _meta", `{"inputSchema":{"properties":{"_meta":{}}}}`, `{"inputSchema":{"properties":{}}}`},
 		{"another lone surrogate", `{"title":"\ud800"}`, `{"title":"\ud801"}`},
 		{"another lone surrogate in a key", `{"\ud800":1}`, `{"\ud801":1}`},

@@ -45,6 +45,7 @@ type Pins struct {
 	names   int       // how many bytes the names of tools have
 	texts   int       // how many bytes the texts of tools have
 	full    time.Time // when there was first no room for a tool, if ever
+	lost    bool      // what was pinned is not known, so there is no room for any
 	version uint64
 }
 
@@ -53,6 +54,9 @@ type Pins struct {
 type pin struct {
 	seen   []definition
 	latest int
+	// The digest of the pinned definition is without its _meta: it comes from a file of
+	// the first format.
+	withoutMeta bool
 	// The pinned definition and, if it is another one, the latest, as they were written.
 	// Each is empty if it is not known, or too long.
 	before, after json.RawMessage
@@ -66,10 +70,11 @@ type definition struct {
 
 // A Change is a tool whose latest definition is not the pinned one.
 type Change struct {
-	Tool   string    `json:"tool"`   // empty for all those that could not be pinned
-	Pinned string    `json:"pinned"` // the beginning of the digest
-	Seen   string    `json:"seen"`   // that of the latest definition
-	At     time.Time `json:"at"`     // when that was first seen
+	Tool   string    `json:"tool"`           // empty for all those that could not be pinned
+	Pinned string    `json:"pinned"`         // the beginning of the digest
+	Seen   string    `json:"seen"`           // that of the latest definition
+	At     time.Time `json:"at"`             // when that was first seen
+	Lost   bool      `json:"lost,omitempty"` // what was pinned could not be read
 
 	// Both definitions, which must not be changed. That from before a restart is not
 	// known, nor is one longer than 64 KiB, or of a server that has more than 8 MiB.
@@ -102,6 +107,10 @@ func (p *Pins) See(tool string, descriptor []byte) (changed, news bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if t := p.tools[tool]; t != nil {
+		if t.withoutMeta && defineWithoutMeta(descriptor) == t.seen[0].sum {
+			t.seen[0].sum, t.withoutMeta = d.sum, false
+			p.version++
+		}
 		changed, news = t.see(d)
 		p.keep(t, descriptor)
 		return changed, news
@@ -185,12 +194,12 @@ func (p *Pins) Changes() []Change {
 	defer p.mu.RUnlock()
 	var changes []Change
 	if !p.full.IsZero() {
-		changes = append(changes, Change{At: p.full})
+		changes = append(changes, Change{At: p.full, Lost: p.lost})
 	}
 	for tool, t := range p.tools {
 		if t.latest != 0 {
 			pinned, seen := t.seen[0], t.seen[t.latest]
-			changes = append(changes, Change{tool, pinned.sum.short(), seen.sum.short(), seen.at, t.before, t.after})
+			changes = append(changes, Change{Tool: tool, Pinned: pinned.sum.short(), Seen: seen.sum.short(), At: seen.at, Before: t.before, After: t.after})
 		}
 	}
 	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.Tool, b.Tool) })
@@ -227,9 +236,17 @@ func (p *Pins) acceptAll() (accepted int) {
 	}
 	if !p.full.IsZero() {
 		accepted++
-		p.tools, p.names, p.texts, p.full = nil, 0, 0, time.Time{}
+		p.tools, p.names, p.texts, p.full, p.lost = nil, 0, 0, time.Time{}, false
 	}
 	return accepted
+}
+
+// Lose notes that what was pinned is not known any more. Until all is accepted, every tool
+// counts as changed.
+func (p *Pins) Lose() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tools, p.names, p.texts, p.full, p.lost = nil, 0, 0, now(), true
 }
 
 func (p *Pins) accept(t *pin) int {
@@ -238,7 +255,7 @@ func (p *Pins) accept(t *pin) int {
 	}
 	d := t.seen[t.latest]
 	d.at = now()
-	t.seen, t.latest = []definition{d}, 0
+	t.seen, t.latest, t.withoutMeta = []definition{d}, 0, false
 	p.texts -= len(t.before)
 	t.before, t.after = t.after, nil
 	return 1
@@ -254,7 +271,7 @@ func (p *Pins) Version() uint64 {
 
 // room reports whether one more tool can be pinned.
 func (p *Pins) room(tool string) bool {
-	return len(p.tools) < maxTools && p.names+len(tool) <= maxNames
+	return !p.lost && len(p.tools) < maxTools && p.names+len(tool) <= maxNames
 }
 
 // pin pins a tool that is not pinned yet. It returns nil if there is no room.

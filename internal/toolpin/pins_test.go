@@ -42,12 +42,91 @@ func TestFirstDefinitionIsPinned(t *testing.T) {
 	see(t, p, "write", "writes", false, false)
 }
 
-func TestMetadataAndSpellingAreNoChange(t *testing.T) {
+func TestSpellingIsNoChange(t *testing.T) {
 	p := new(Pins)
-	for _, descriptor := range []string{`{"name":"a","title":"b"}`, `{ "title":"\u0062", "name":"a", "_meta":{} }`, `{"name":"a","title":"b"}`} {
+	for _, descriptor := range []string{`{"name":"a","title":"b"}`, `{ "title":"\u0062", "name":"a" }`, `{"name":"a","title":"b"}`} {
 		if changed, news := p.See("a", []byte(descriptor)); changed || news {
 			t.Errorf("%s: changed %v, news %v", descriptor, changed, news)
 		}
+	}
+}
+
+// Pins of the first format, in which _meta did not count, raise no alarm. From the first
+// definition on that they are of, it does.
+func TestPinsOfTheFirstFormat(t *testing.T) {
+	const atFirst, later, other = `{"name":"a","_meta":{"ui":"a"}}`, `{"name":"a","_meta":{"ui":"b"}}`, `{"name":"a","title":"x"}`
+	file := func(hash digest) []byte {
+		return []byte(`{"format":1,"tools":[{"tool":"a","hash":"` + hash.String() + `","first_seen":"2000-01-01T00:00:00Z"}]}`)
+	}
+	seen := func(t *testing.T, p *Pins, descriptor string, want bool) {
+		t.Helper()
+		if changed, _ := p.See("a", []byte(descriptor)); changed != want || p.Changed("a") != want {
+			t.Errorf("%s has changed: %t", descriptor, changed)
+		}
+	}
+	for _, again := range []bool{false, true} { // saved and loaded in between
+		p := new(Pins)
+		if err := p.UnmarshalJSON(file(defineWithoutMeta([]byte(atFirst)))); err != nil {
+			t.Fatal(err)
+		}
+		reload := func() {
+			if again {
+				text := save(t, p)
+				if p = new(Pins); p.UnmarshalJSON([]byte(text)) != nil {
+					t.Fatal(text)
+				}
+			}
+		}
+		reload()
+		seen(t, p, other, true)
+		version := p.Version()
+		seen(t, p, atFirst, false)
+		if p.Version() == version {
+			t.Error("there is nothing to save")
+		}
+		reload()
+		seen(t, p, later, true)
+		seen(t, p, atFirst, false)
+		seen(t, p, later, true)
+		if n, err := p.Accept("a", ""); n != 1 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		seen(t, p, later, false)
+		seen(t, p, atFirst, true)
+	}
+	p := new(Pins)
+	_ = p.UnmarshalJSON(file(defineWithoutMeta([]byte(atFirst))))
+	p.See("a", []byte(other))
+	if n, _ := p.Accept("a", ""); n != 1 || p.Changed("a") || strings.Contains(save(t, p), "without_meta") {
+		t.Errorf("accepted %d, saved %s", n, save(t, p))
+	}
+}
+
+// If pins are lost, every tool counts as changed until all is accepted.
+func TestLostPins(t *testing.T) {
+	p := new(Pins)
+	see(t, p, "read", "1", false, false)
+	before := p.Version()
+	p.Lose()
+	if !p.Changed("read") || !p.Changed("write") || p.Version() != before {
+		t.Error("nothing has changed")
+	}
+	see(t, p, "read", "1", true, false)
+	see(t, p, "write", "1", true, false)
+	if n, err := p.Accept("read", ""); n != 0 || err != nil {
+		t.Errorf("one of them is accepted: %d, %v", n, err)
+	}
+	if got := p.Changes(); len(got) != 1 || !got[0].Lost || got[0].Tool != "" {
+		t.Errorf("%+v", got)
+	}
+	if n, err := p.Accept("", ""); n != 1 || err != nil || p.Version() == before {
+		t.Errorf("accepted %d, %v", n, err)
+	}
+	see(t, p, "read", "2", false, false)
+	see(t, p, "read", "1", true, true)
+	p.Lose()
+	if err := p.UnmarshalJSON([]byte(`{"format":2,"tools":[]}`)); err != nil || p.Changed("read") {
+		t.Errorf("they are found again: %v", err)
 	}
 }
 
@@ -125,7 +204,7 @@ func TestChanges(t *testing.T) {
 		at := time.Now()
 		time.Sleep(time.Minute)
 		see(t, p, "read", "2", true, false)
-		want := []Change{{"read", define(say("1")).String()[:32], define(say("2")).String()[:32], at.UTC(), say("1"), say("2")}}
+		want := []Change{{Tool: "read", Pinned: define(say("1")).String()[:32], Seen: define(say("2")).String()[:32], At: at.UTC(), Before: say("1"), After: say("2")}}
 		got := p.Changes()
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %v", got)
@@ -178,7 +257,7 @@ func TestDefinitionsCanBeLookedAt(t *testing.T) {
 		t.Helper()
 		changes := p.Changes()
 		if len(changes) != 1 || !bytes.Equal(changes[0].Before, before) || !bytes.Equal(changes[0].After, after) {
-			t.Errorf("%s: %s", what, changes)
+			t.Errorf("%v: %v", what, changes)
 		}
 	}
 	shown := bytes.Clone(one)
@@ -218,7 +297,7 @@ func TestDefinitionsThatCannotBeLookedAt(t *testing.T) {
 			p.See("read", say("1"))
 			p.See("read", []byte(test.text))
 			if got := p.Changes(); len(got) != 1 || string(got[0].After) != test.want || got[0].Seen == "" {
-				t.Errorf("got %.200s", got)
+				t.Errorf("got %.200v", got)
 			}
 			if _, err := json.Marshal(p.Changes()); err != nil {
 				t.Error(err)
@@ -326,7 +405,7 @@ func TestPinsOutliveARestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		hash := define(say("1")).String()
-		want := `{"format":1,"tools":[` +
+		want := `{"format":2,"tools":[` +
 			`{"tool":"list","hash":"` + hash + `","first_seen":"2000-01-01T00:00:00Z"},` +
 			`{"tool":"read","hash":"` + hash + `","first_seen":"2000-01-01T01:00:00Z"},` +
 			`{"tool":"write","hash":"` + hash + `","first_seen":"2000-01-01T01:00:00Z"}]}`
@@ -388,7 +467,7 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"no JSON", `{`, "unexpected end"},
 		{"nothing", `null`, "format is 0"},
-		{"another format", `{"format":2,"tools":[]}`, "format is 2"},
+		{"another format", `{"format":3,"tools":[]}`, "format is 3"},
 		{"a hash too short", tool("00"), `hash of "write"`},
 		{"a hash too long", tool(strings.Repeat("0", 66)), `hash of "write"`},
 		{"no hash", tool(strings.Repeat("x", 64)), `hash of "write"`},

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// format is that of saved pins. Another way to make digests is another format, as it
-// would make every tool a changed one.
-const format = 1
+// format is that of saved pins. In the first, the _meta of tools did not count. Its digests
+// are good until a definition is seen that has one of them.
+const format = 2
 
 type saved struct {
 	Format int         `json:"format"`
@@ -23,6 +23,8 @@ type savedTool struct {
 	Tool      string    `json:"tool"`
 	Hash      string    `json:"hash"`
 	FirstSeen time.Time `json:"first_seen"`
+
+	WithoutMeta bool `json:"without_meta,omitempty"` // the hash is one of the first format
 }
 
 // MarshalJSON returns what is pinned, in an order that is always the same. Changes
@@ -31,7 +33,7 @@ func (p *Pins) MarshalJSON() ([]byte, error) {
 	p.mu.RLock()
 	file := saved{Format: format, Tools: []savedTool{}}
 	for tool, t := range p.tools {
-		file.Tools = append(file.Tools, savedTool{tool, t.seen[0].sum.String(), t.seen[0].at})
+		file.Tools = append(file.Tools, savedTool{tool, t.seen[0].sum.String(), t.seen[0].at, t.withoutMeta})
 	}
 	p.mu.RUnlock()
 	slices.SortFunc(file.Tools, func(a, b savedTool) int { return cmp.Compare(a.Tool, b.Tool) })
@@ -45,7 +47,7 @@ func (p *Pins) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &file); err != nil {
 		return fmt.Errorf("read pinned tools: %w", err)
 	}
-	if file.Format != format {
+	if file.Format != 1 && file.Format != format {
 		return fmt.Errorf("read pinned tools: format is %d, not %d", file.Format, format)
 	}
 	var loaded Pins
@@ -57,12 +59,14 @@ func (p *Pins) UnmarshalJSON(data []byte) error {
 		d := definition{sum: digest(sum), at: tool.FirstSeen}
 		// What there is no room for is not pinned, and counts as changed.
 		if loaded.tools[tool.Tool] == nil {
-			loaded.pin(tool.Tool, d)
+			if t := loaded.pin(tool.Tool, d); t != nil {
+				t.withoutMeta = tool.WithoutMeta || file.Format == 1
+			}
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tools, p.names, p.texts, p.full = loaded.tools, loaded.names, 0, time.Time{}
+	p.tools, p.names, p.texts, p.full, p.lost = loaded.tools, loaded.names, 0, time.Time{}, false
 	p.version++
 	return nil
 }

@@ -174,6 +174,8 @@ func (c *adminCall) accept() (int, any, error) {
 	switch {
 	case errors.Is(err, toolpin.ErrChangedAgain):
 		return 0, nil, adminErrorf(http.StatusConflict, "changed_again", "the tool %q of the server %q: %v", which.Tool, s.Name, err)
+	case errors.Is(err, errNotSaved):
+		return 0, nil, adminErrorf(http.StatusInternalServerError, "not_saved", "tools of the server %q are %v; it is tried again", s.Name, err)
 	case err != nil:
 		return 0, nil, err
 	case which.Tool != "" && accepted == 0:

@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
 // Client says what a client may do. Who the client is, the providers of auth find out,
@@ -255,9 +256,9 @@ func (c *caller) allows(target mcp.Target) bool {
 	}
 	switch target.Kind {
 	case mcp.Tool:
-		return policy.Tool(target.Server, target.Name)
+		return toolpin.IsPlainName(target.Name) && policy.Tool(target.Server, target.Name) // as it is listed
 	case mcp.Prompt:
-		return policy.Prompt(target.Server, target.Name)
+		return toolpin.IsPlainName(target.Name) && policy.Prompt(target.Server, target.Name)
 	case mcp.Resource:
 		return policy.Resource(target.Server, target.Name)
 	case mcp.Other:

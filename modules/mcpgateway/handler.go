@@ -265,6 +265,8 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler and its servers.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.exiting, h.exit = context.WithCancel(context.Background())
+	h.unproved, h.endUnproved = context.WithCancel(context.Background())
 	app, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
@@ -278,8 +280,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
-	h.exiting, h.exit = context.WithCancel(context.Background())
-	h.unproved, h.endUnproved = context.WithCancel(context.Background())
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
 	}
@@ -433,6 +433,7 @@ func (h *Handler) Cleanup() error {
 	h.hush()
 	h.bodies.Close()
 	h.strangerBodies.Close()
+	h.flushPins()
 	err := h.forget()
 	for _, s := range h.Servers {
 		if s == nil {

@@ -29,6 +29,7 @@ type pinning struct {
 	failing bool                      // it cannot be saved, which has been said
 	saved   atomic.Uint64             // the version that is there
 	pause   atomic.Pointer[time.Time] // before which nothing is saved; nil for none
+	retry   *time.Timer               // ends that pause; nil if there was none
 }
 
 // Destruct implements caddy.Destructor.
@@ -44,11 +45,8 @@ func (h *Handler) openPins(s *Server) error {
 		return err
 	}
 	s.pins = value.(*pinning)
-	if !h.PinTools {
-		return nil
-	}
-	if err := s.pins.load(h.ctx, s.pinsKey()); err != nil {
-		return fmt.Errorf("pin_tools: %s: %w", s.pinsKey(), err)
+	if h.PinTools {
+		h.loadPins(s)
 	}
 	return nil
 }
@@ -62,29 +60,67 @@ func (s *Server) closePins() error {
 	return err
 }
 
+// flushPins saves what could not be saved before. Nothing is tried again after that.
+func (h *Handler) flushPins() {
+	var saving sync.WaitGroup
+	for _, s := range h.Servers {
+		if s == nil || s.pins == nil || !h.PinTools {
+			continue
+		}
+		saving.Go(func() {
+			_ = h.saveNow(s) // it logs why it cannot
+			s.pins.mu.Lock()
+			defer s.pins.mu.Unlock()
+			if s.pins.retry != nil {
+				s.pins.retry.Stop()
+			}
+		})
+	}
+	saving.Wait()
+}
+
 // pinsKey is where the pins of a server are in Caddy's storage.
 func (s *Server) pinsKey() string {
 	sum := sha256.Sum256([]byte(s.source))
 	return path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
 }
 
-// load takes what is in Caddy's storage in the place of what was seen while nobody
-// withheld anything.
-func (p *pinning) load(ctx caddy.Context, key string) error {
+// loadPins takes what is in Caddy's storage in the place of what was seen while nobody
+// withheld anything. If it cannot be read, the gateway serves nevertheless, as do other
+// sites, but withholds all tools of the server until an operator accepts them: any of them
+// may have changed. What is there stays until then.
+func (h *Handler) loadPins(s *Server) {
+	p, key := s.pins, s.pinsKey()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.loaded {
+		return
+	}
+	text, err := h.ctx.Storage().Load(h.ctx, key)
+	if errors.Is(err, fs.ErrNotExist) {
+		p.loaded = true
+		return
+	}
+	if err == nil {
+		err = p.UnmarshalJSON(text)
+	}
+	if p.loaded = err == nil; err != nil {
+		p.Lose()
+		h.logger.Error("pinned tools cannot be read; all tools of the server are withheld until they are accepted",
+			zap.String("mcp_server", s.Name), zap.String("key", key), zap.Error(err))
+	}
+	p.saved.Store(p.Version())
+}
+
+// keepBroken keeps a copy of what could not be read before it is replaced.
+func (h *Handler) keepBroken(ctx context.Context, key string) error {
+	text, err := h.ctx.Storage().Load(ctx, key)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	text, err := ctx.Storage().Load(ctx, key)
-	switch {
-	case err == nil:
-		err = p.UnmarshalJSON(text)
-		p.saved.Store(p.Version())
-	case errors.Is(err, fs.ErrNotExist):
-		err = nil
+	if err == nil {
+		err = h.ctx.Storage().Store(ctx, key+".broken", text)
 	}
-	p.loaded = err == nil
 	return err
 }
 
@@ -99,31 +135,48 @@ func (h *Handler) savePins(s *Server) {
 	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
-	s.asides.Go(func() { h.store(s) }) // nobody has to wait for it
+	s.asides.Go(func() { _ = h.store(s) }) // nobody has to wait for it
 }
 
-// store saves the pins of a server.
-func (h *Handler) store(s *Server) {
+// saveNow saves the pins of a server, even if that has failed just before.
+func (h *Handler) saveNow(s *Server) error {
+	s.pins.pause.Store(nil)
+	return h.store(s)
+}
+
+// store saves the pins of a server. If it cannot, it is tried again later.
+func (h *Handler) store(s *Server) error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
 	if s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
-		return // somebody else has, or could not
+		return nil // somebody else has, or could not
 	}
 	version := s.pins.Version()
 	text, err := s.pins.MarshalJSON()
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), saveTime)
 		defer cancel()
-		err = h.ctx.Storage().Store(ctx, s.pinsKey(), text)
+		if !s.pins.loaded {
+			err = h.keepBroken(ctx, s.pinsKey())
+		}
+		if err == nil {
+			err = h.ctx.Storage().Store(ctx, s.pinsKey(), text)
+		}
 	}
 	if err != nil && !s.pins.failing {
 		h.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Error(err))
 	}
 	if s.pins.failing = err != nil; err != nil {
 		s.pins.pause.Store(new(time.Now().Add(savePause)))
-		return
+		if s.pins.retry != nil {
+			s.pins.retry.Stop()
+		}
+		s.pins.retry = time.AfterFunc(savePause, func() { h.savePins(s) })
+		return err
 	}
+	s.pins.loaded = true
 	s.pins.saved.Store(version)
+	return nil
 }
 
 // How long Caddy's storage may take, and how long it is left alone after it has failed.
@@ -167,8 +220,15 @@ func (h *Handler) changedTools() (changes []toolChange) {
 func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
 	accepted, err = s.pins.Accept(tool, seen)
 	if accepted > 0 {
-		h.savePins(s)
+		if h.PinTools {
+			if failed := h.saveNow(s); failed != nil {
+				err = fmt.Errorf("%w: %w", errNotSaved, failed)
+			}
+		}
 		h.joined.Refresh(s.Name)
 	}
 	return accepted, err
 }
+
+// errNotSaved is that what was accepted is withheld again after a restart.
+var errNotSaved = errors.New("accepted, but not saved")

@@ -3,8 +3,11 @@ package mcpgateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
@@ -160,6 +164,117 @@ func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
 	server.pins.pause.Store(nil)
 	if offers(t, h, "slow"); server.pins.saved.Load() != server.pins.Version() {
 		t.Error("it is left alone for ever")
+	}
+}
+
+// fill makes the storage fail as a full disk does, until free is called.
+func fill(t *testing.T, dir string) (free func()) {
+	t.Helper()
+	at := filepath.Join(dir, "mcp_gateway")
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(at); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What could not be saved is saved when Caddy stops. A change is then seen by the next one.
+func TestPinsAreSavedOnStop(t *testing.T) { // A54
+	dir := t.TempDir()
+	server := newFickle(t)
+	h, unload := loadGateway(t, dir, withPins(server.line("stopped"), true))
+	free := fill(t, dir)
+	if listed, called := offers(t, h, "stopped"); !listed || !called {
+		t.Errorf("while the disk is full: listed %t, called %t", listed, called)
+	}
+	free()
+	unload()
+	server.version.Store(1)
+	anotherProcess(t)
+	if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("stopped"), true)), "stopped"); listed || called {
+		t.Errorf("it has changed: listed %t, called %t", listed, called)
+	}
+}
+
+// What could not be saved is tried again, also if nobody asks for a list.
+func TestPinsAreSavedLater(t *testing.T) { // A54
+	dir := t.TempDir()
+	h := storedGateway(t, dir, withPins(newFickle(t).line("later"), true))
+	pins := h.Servers[0].pins
+	free := fill(t, dir)
+	pins.See("weather", []byte(`{}`))
+	if err := h.store(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
+		t.Fatalf("on a full disk: %v", err)
+	}
+	free()
+	pins.pause.Store(nil)
+	pins.retry.Reset(0) // it is time
+	await.Until(t, "the pins to be saved", func() bool { return pins.saved.Load() == pins.Version() })
+}
+
+// An operator who accepts a tool is told if that is lost with the next restart.
+func TestAcceptThatIsNotSaved(t *testing.T) { // A54
+	dir := t.TempDir()
+	h := storedGateway(t, dir, withPins(newFickle(t).line("accepted"), true))
+	server := h.Servers[0]
+	server.pins.See("weather", []byte(`{}`))
+	server.pins.See("weather", []byte(`{"title":"x"}`))
+	free := fill(t, dir)
+	if n, err := h.acceptTools(server, "weather", ""); n != 1 || !errors.Is(err, errNotSaved) {
+		t.Errorf("on a full disk: %d, %v", n, err)
+	}
+	free()
+	server.pins.See("weather", []byte(`{"title":"y"}`))
+	if n, err := h.acceptTools(server, "weather", ""); n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// If pins cannot be read, the gateway serves and withholds all tools of the server, until
+// they are accepted. What could not be read is kept.
+func TestBrokenPins(t *testing.T) { // A54
+	for name, broken := range map[string]string{"cut short": `{"format":2,"tools":[{"tool":"wea`, "empty": "", "of another format": `{"format":9}`} {
+		t.Run(name, func(t *testing.T) {
+			anotherProcess(t)
+			dir := t.TempDir()
+			server := newFickle(t)
+			h, unload := loadGateway(t, dir, withPins(server.line("broken"), true))
+			offers(t, h, "broken")
+			unload()
+			file := filepath.Join(dir, h.Servers[0].pinsKey())
+			if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			anotherProcess(t)
+			h, unload = loadGateway(t, dir, withPins(server.line("broken"), true))
+			if listed, called := offers(t, h, "broken"); listed || called {
+				t.Errorf("listed %t, called %t", listed, called)
+			}
+			if got := h.changedTools(); len(got) != 1 || !got[0].Lost {
+				t.Errorf("operators are told of %+v", got)
+			}
+			if text, err := os.ReadFile(file); string(text) != broken || err != nil {
+				t.Errorf("it was replaced by %s, %v", text, err)
+			}
+			if n, err := h.acceptTools(h.Servers[0], "", ""); n != 1 || err != nil {
+				t.Errorf("accepted %d, %v", n, err)
+			}
+			if listed, called := offers(t, h, "broken"); !listed || !called {
+				t.Errorf("after it was accepted: listed %t, called %t", listed, called)
+			}
+			if text, err := os.ReadFile(file + ".broken"); string(text) != broken || err != nil {
+				t.Errorf("kept %s, %v", text, err)
+			}
+			unload()
+			server.version.Store(1)
+			anotherProcess(t)
+			if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("broken"), true)), "broken"); listed || called {
+				t.Errorf("it has changed: listed %t, called %t", listed, called)
+			}
+		})
 	}
 }
 

@@ -188,7 +188,7 @@ func (x *exchange) visible(message []byte) ([]byte, error) {
 	policy := x.caller.policy()
 	hides := h.PinTools || policy.Restricts(server)
 	filtered, err := mcp.FilterLists(message, func(item mcp.ListItem) bool {
-		if hides && item.Name == "" || item.Kind == mcp.Tool && !x.pinned(item) && h.PinTools {
+		if !toolpin.IsPlainName(item.Name) || hides && item.Name == "" || item.Kind == mcp.Tool && !x.pinned(item) && h.PinTools {
 			return false
 		}
 		return sees(policy, server, item)

@@ -268,6 +268,32 @@ func TestOperatePinsOutliveCaddy(t *testing.T) {
 	if got := toolsOf(t, c); !slices.Equal(got, []string{"far__steady", "far__fickle"}) {
 		t.Errorf("after it was accepted %v", got)
 	}
+	third.stop(t)
+
+	// A file that was cut short keeps nothing from starting, but all tools from being used.
+	pins, err := filepath.Glob(filepath.Join(dir, "mcp_gateway", "tool_pins", "*"))
+	if err != nil || len(pins) != 1 {
+		t.Fatalf("%v, %v", pins, err)
+	}
+	if err := os.Truncate(pins[0], 20); err != nil {
+		t.Fatal(err)
+	}
+	fourth := run(t, file)
+	c = newSpeaker(t, joinedAt("http://"+fourth.address), false, `{}`)
+	if got := toolsOf(t, c); len(got) != 0 {
+		t.Errorf("with a file that is cut short %v", got)
+	}
+	c.refuses(t, "tools/call", callOf("far", "steady", `{}`), 403, "tool_changed")
+	if got := send(t, client, "GET", "http://"+fourth.moved[":2019"]+"/mcp_gateway/tools/changes", ""); !strings.Contains(got.body, `"lost":true`) {
+		t.Errorf("%d %s", got.StatusCode, got.body)
+	}
+	if got := send(t, client, "POST", "http://"+fourth.moved[":2019"]+"/mcp_gateway/servers/far/accept", ""); got.StatusCode != 200 {
+		t.Errorf("%d %s", got.StatusCode, got.body)
+	}
+	c = newSpeaker(t, joinedAt("http://"+fourth.address), false, `{}`)
+	if got := toolsOf(t, c); !slices.Equal(got, []string{"far__steady", "far__fickle"}) {
+		t.Errorf("after that was accepted %v", got)
+	}
 }
 
 // Who finds tools by searching is protected as well.
@@ -312,7 +338,8 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 func TestOperateCleansDescriptions(t *testing.T) {
 	isolate(t)
 	far := newRemoteServer(t)
-	far.tools = []string{`{"name":"odd","title":"a\u202Eb","description":"one\u0007\u202etwo\u2066 \u200bthree\nfour\tfive é","inputSchema":{"type":"object","properties":{"x":{"description":"in\u0000side","default":"kept\u202e"}}}}`}
+	far.tools = []string{`{"name":"odd","title":"a\u202Eb","description":"one\u0007\u202etwo\u2066 \u200bthree\nfour\tfive é","inputSchema":{"type":"object","properties":{"x":{"description":"in\u0000side","default":"kept\u202e","enum":["a\udb40\udc41"],"examples":["\u001b[8mb"]},"pa\u200bth":{}}}}`,
+		`{"name":"od\u200bd","description":"not what it seems","inputSchema":{"type":"object"}}`, `{"name":"odd\u001b[8m","description":"not what it seems","inputSchema":{"type":"object"}}`}
 	url := serve(t, gateway("name clean", "separator __", child("alpha"), far.line("far")))
 	c := newSpeaker(t, joinedAt(url), false, `{}`)
 	c.use(t, "alpha", "add-tool", `{"name":"odd","description":"one\u0007\u202etwo\u2066 \u200bthree\nfour\tfive é"}`)
@@ -326,8 +353,11 @@ func TestOperateCleansDescriptions(t *testing.T) {
 					return
 				}
 				raw := v.list(t).answer.raw
-				if !strings.Contains(raw, `"title":"ab"`) || !strings.Contains(raw, `"description":"inside"`) || !strings.Contains(raw, `"default":"kept\u202e"`) {
+				if !strings.Contains(raw, `"title":"ab"`) || !strings.Contains(raw, `"description":"inside"`) || !strings.Contains(raw, `"default":"kept","enum":["a"],"examples":["[8mb"]}`) || !strings.Contains(raw, `"path":{}`) {
 					t.Errorf("listed %s", raw)
+				}
+				if strings.Contains(raw, "not what it seems") {
+					t.Errorf("tools with such names are listed: %s", raw)
 				}
 			})
 		}
