@@ -56,6 +56,7 @@ func startProcess(command, env []string, dir string) (_ *process, err error) {
 	}
 	theirs, p.stderr, p.cmd.Stderr = append(theirs, stderr), ours, stderr
 
+	keepFiles()
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}

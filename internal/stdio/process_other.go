@@ -11,4 +11,6 @@ var terminate = os.Kill // there is no asking here
 
 func ownGroup(*exec.Cmd) {}
 
+func keepFiles() {} // only what is named is passed on here
+
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }

@@ -5,6 +5,7 @@ package stdio
 import (
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 )
 
@@ -14,6 +15,19 @@ const terminate = syscall.SIGTERM
 // reach its children as well, and those of Caddy's terminal do not.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+}
+
+// keepFilesIn keeps the files above the standard streams that are listed in a directory.
+func keepFilesIn(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
 }
 
 // signal sends a signal to the process and to what it has started. That all of

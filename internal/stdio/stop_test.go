@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -467,4 +468,23 @@ func TestHostsThatAreNotUsedAnyMore(t *testing.T) {
 		p.within("Release", func() { p.Release(t.Context(), 0) })
 		p.until("two children are left", func() bool { return len(p.started)-len(p.exited) == 2 })
 	}
+}
+
+// TestChildrenGetNoFiles: a file that Go has not opened is not for children, either.
+func TestChildrenGetNoFiles(t *testing.T) {
+	fd, err := syscall.Dup(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	script := fmt.Sprintf(`if true <&%d; then echo inherited; else echo kept; fi`, fd)
+	p, err := startProcess([]string{"sh", "-c", script}, os.Environ(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, _ := io.ReadAll(p.stdout)
+	<-p.exited
+	equal(t, "the file", strings.TrimSpace(string(said)), "kept")
+	p.stdout.Close()
+	p.stderr.Close()
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -213,5 +214,55 @@ func TestSecurityByteOrderMark(t *testing.T) {
 	url := serve(t, gateway(block("server alpha stdio "+script, "start_timeout 5s")))
 	if got := use(t, rpcAt(url, "alpha"), "slow", `{"ms":0}`); got != "slept" {
 		t.Error(got)
+	}
+}
+
+// A child gets no file with which Caddy was started, and Caddy itself can use it.
+func TestSecurityFilesOfCaddy(t *testing.T) {
+	isolate(t)
+	if _, err := os.Stat("/proc/self/fd"); err != nil {
+		t.Skip("no /proc here")
+	}
+	address := freeAddress(t)
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	socket, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	secret, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer secret.Close()
+	dir := t.TempDir()
+	config, found := filepath.Join(dir, "Caddyfile"), filepath.Join(dir, "found")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "ls /proc/self/fd/ >" + found + "; exec " + self + " ds alpha"
+	text := withAdmin("http://"+address+" {\nbind fd/3\n"+gateway("server alpha stdio sh -c `"+script+"`")+"\n}\n", freeAddress(t))
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := caddy(t, "run", "--config", config)
+	cmd.ExtraFiles = []*os.File{socket, secret}
+	r := startCaddy(t, cmd)
+	defer r.stop(t)
+	if got := use(t, rpcAt("http://"+address, "alpha"), "slow", `{"ms":0}`); got != "slept" {
+		t.Error(got)
+	}
+	files, err := os.ReadFile(found)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 3 is the directory that ls reads.
+	if got := strings.Join(strings.Fields(string(files)), " "); got != "0 1 2 3" {
+		t.Errorf("a child has the files %s", got)
 	}
 }

@@ -1,0 +1,8 @@
+//go:build unix && !linux
+
+package stdio
+
+// keepFiles has no process that is started from now on get an open file of ours but its
+// standard streams. Go opens files so that they are kept; those with which Caddy was
+// started are not.
+func keepFiles() { keepFilesIn("/dev/fd") }
