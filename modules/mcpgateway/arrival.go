@@ -73,6 +73,7 @@ func (a *arrival) WriteHeader(status int) {
 		return
 	}
 	header := a.Header()
+	a.x.session.Restore(header)
 	a.begun, a.status = true, status
 	if failure := a.x.unacceptable(status, header); failure != nil {
 		a.x.verdict, a.gaveUp = failure, true
@@ -123,7 +124,7 @@ func (x *exchange) unacceptable(status int, header http.Header) *jsonrpc.Failure
 		return jsonrpc.HTTPError(x.server.Name, status)
 	case x.stream.opened && httpbody.Encoding(header) != "":
 		return jsonrpc.InvalidResponse(x.server.Name)
-	case x.stream.opened || x.looked && httpbody.TypeOf(header.Get("Content-Type")) != httpbody.Other:
+	case x.stream.opened, x.caller.redactor() != nil, x.looked && httpbody.TypeOf(header.Get("Content-Type")) != httpbody.Other:
 		if !httpbody.IsUTF8(header.Get("Content-Type")) {
 			return jsonrpc.InvalidResponse(x.server.Name)
 		}

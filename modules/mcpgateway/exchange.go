@@ -23,6 +23,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
 
 // An exchange is a request to an MCP server and the answer to it.
@@ -51,6 +52,7 @@ type exchange struct {
 	sent    *http.Request // as the routes of the server got it, if anybody may have to know
 	before  http.Header   // of the response, before the routes ran
 	looked  bool          // at what the server says, before it goes on
+	session unlogged.Session
 	arrival arrival
 	reply   reply
 	rpc     rpcReply    // reply, at /rpc
@@ -238,7 +240,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	x.before = maps.Clone(x.w.Header())
 
-	ctx, cancel := context.WithCancelCause(r.Context())
+	ctx, cancel := context.WithCancelCause(x.session.In(r.Context()))
 	defer cancel(nil)
 	x.arrival.x, x.arrival.ctx = x, ctx
 	switch lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); {

@@ -99,6 +99,11 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	}
 	s.asides.Max = maxAsides
 	s.streams, s.endStreams = context.WithCancel(h.exiting)
+	for _, route := range s.Routes {
+		for i, handler := range route.HandlersRaw {
+			route.HandlersRaw[i] = withTransport(handler)
+		}
+	}
 	if err := s.Routes.Provision(ctx); err != nil {
 		return err
 	}

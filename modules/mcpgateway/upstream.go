@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
 
 // An upstream is the way to a server from behind the door to all of them.
@@ -24,8 +25,8 @@ type upstream struct {
 
 // Request implements [aggregate.Upstream].
 func (u upstream) Request(ctx context.Context, of *http.Request) *http.Request {
-	r := of.WithContext(ctx)
-	r.Body, r.GetBody = http.NoBody, nil // it will have its own
+	r := of.WithContext(new(unlogged.Session).In(ctx)) // not that of another request
+	r.Body, r.GetBody = http.NoBody, nil               // it will have its own
 	r.Header = of.Header.Clone()
 	r.URL = new(url.URL)
 	*r.URL = *of.URL

@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
 
 func init() {
@@ -279,7 +280,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // no client's, so it is a health check
 		return t.check(r)
 	}
-	return t.pool.RoundTrip(r)
+	return unlogged.RoundTrip(r, t.pool.RoundTrip)
 }
 
 // check answers a health check.

@@ -172,7 +172,7 @@ func (v *vault) config(more ...string) string {
 		return block("log", "output file "+filepath.Join(v.dir, name), "format json")
 	}
 	servers := []string{
-		block(v.server.line("alpha"), `request_header Authorization "Bearer {env.PLANTED_UPSTREAM}"`), v.beside.line("beside"), "server down http://127.0.0.1:1",
+		block(v.server.line("alpha"), `request_header Authorization "Bearer {env.PLANTED_UPSTREAM}"`, "request_header X-Key {env.PLANTED_UPSTREAM}"), v.beside.line("beside"), "server down http://127.0.0.1:1",
 		block(child("kid", "--modern"), v.kid.env(), "env API_KEY {env.PLANTED_CHILD}"), block(child("quiet"), v.quiet.env(), "isolation session"),
 	}
 	main := gateway(append([]string{

@@ -1,0 +1,67 @@
+// Package unlogged keeps credentials out of what Caddy's reverse_proxy logs. That is all
+// headers of a request, at level WARN whenever a client hangs up in mid-answer, and at
+// level DEBUG those of the response as well. Caddy itself hides Authorization and cookies
+// only, but servers are given keys in any header.
+package unlogged
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// shown are the headers whose values are logged.
+var shown = map[string]bool{
+	"Accept": true, "Accept-Encoding": true, "Accept-Language": true, "Content-Length": true, "Content-Type": true, "User-Agent": true, "Via": true,
+	"Mcp-Method": true, "Mcp-Protocol-Version": true, "Traceparent": true, "X-Request-Id": true,
+	"X-Forwarded-For": true, "X-Forwarded-Host": true, "X-Forwarded-Proto": true,
+}
+
+var redacted = []string{"REDACTED"}
+
+const sessionHeader = "Mcp-Session-Id"
+
+// RoundTrip makes a request by a transport of a reverse_proxy. When it returns, r is as it
+// may be logged: reverse_proxy has no other use for it then. The id of a session is taken
+// out of the response if there is a [Session] to keep it.
+func RoundTrip(r *http.Request, transport func(*http.Request) (*http.Response, error)) (*http.Response, error) {
+	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // a health check of reverse_proxy's own, which logs no headers
+		return transport(r)
+	}
+	res, err := transport(r.WithContext(r.Context())) // which may still read its request when the response is there
+	header := make(http.Header, len(r.Header))
+	for name, values := range r.Header {
+		if header[name] = redacted; shown[name] {
+			header[name] = values
+		}
+	}
+	r.Header = header
+	r.RequestURI, _, _ = strings.Cut(r.RequestURI, "?") // where keys and sessions can be, too
+	if err != nil {
+		return res, err
+	}
+	if session, ok := r.Context().Value(sessionKey{}).(*Session); ok {
+		session.ids = res.Header[sessionHeader]
+		delete(res.Header, sessionHeader)
+	}
+	return res, nil
+}
+
+// A Session is the id of a session that came with a response, and is not logged with it.
+type Session struct{ ids []string }
+
+type sessionKey struct{}
+
+// In returns a context for a request, so that the id of a session is kept in s.
+func (s *Session) In(ctx context.Context) context.Context {
+	return context.WithValue(ctx, sessionKey{}, s)
+}
+
+// Restore puts the id back into the headers of the response.
+func (s *Session) Restore(header http.Header) {
+	if s.ids != nil {
+		header[sessionHeader] = s.ids
+	}
+}

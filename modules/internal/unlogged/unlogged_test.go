@@ -1,0 +1,55 @@
+package unlogged
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func TestRoundTrip(t *testing.T) {
+	failed := errors.New("failed")
+	for name, fails := range map[string]error{"a response": nil, "none": failed} {
+		t.Run(name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodPost, "/mcp?key=secret", nil)
+			r.Header = http.Header{"X-Key": {"secret"}, "Mcp-Session-Id": {"secret"}, "Accept": {"*/*"}}
+			var session Session
+			r = r.WithContext(session.In(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{})))
+			res, err := RoundTrip(r, func(sent *http.Request) (*http.Response, error) {
+				if sent.Header.Get("X-Key") != "secret" || sent.Header.Get("Mcp-Session-Id") != "secret" || sent.URL.RawQuery != "key=secret" {
+					t.Errorf("sent %v", sent.Header)
+				}
+				if fails != nil {
+					return nil, fails
+				}
+				return &http.Response{Header: http.Header{"Mcp-Session-Id": {"new"}, "Allow": {"POST"}}}, nil
+			})
+			if r.Header.Get("X-Key") != "REDACTED" || r.Header.Get("Mcp-Session-Id") != "REDACTED" || r.Header.Get("Accept") != "*/*" || r.RequestURI != "/mcp" {
+				t.Errorf("%v at %s would be logged", r.Header, r.RequestURI)
+			}
+			if !errors.Is(err, fails) {
+				t.Fatal(err)
+			}
+			if fails != nil {
+				return
+			}
+			if res.Header.Get("Mcp-Session-Id") != "" || res.Header.Get("Allow") != "POST" {
+				t.Errorf("%v would be logged", res.Header)
+			}
+			if session.Restore(res.Header); res.Header.Get("Mcp-Session-Id") != "new" {
+				t.Errorf("%v", res.Header)
+			}
+		})
+	}
+	t.Run("a health check", func(t *testing.T) {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("X-Key", "secret")
+		_, _ = RoundTrip(r, func(*http.Request) (*http.Response, error) { return nil, failed })
+		if r.Header.Get("X-Key") != "secret" {
+			t.Errorf("%v", r.Header)
+		}
+	})
+}
