@@ -171,14 +171,22 @@ bench-prune: ## what pruning keeps and saves, beside simpler ways; flags in PRUN
 	go mod download
 	go -C $(LAB) run ./bench/prune $(PRUNEFLAGS)
 
-lint: ## gofmt, go vet, staticcheck, actionlint
+# govulncheck needs a database, VULNDB. A scan of the modules shows whether it can be
+# reached, before the packages are compiled.
+lint: VULNDB ?= https://vuln.go.dev
+lint: ## gofmt, go vet, staticcheck, actionlint, govulncheck
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }
-	go -C $(LAB) build -o "$(CURDIR)/bin/" honnef.co/go/tools/cmd/staticcheck github.com/rhysd/actionlint/cmd/actionlint
+	go -C $(LAB) build -o "$(CURDIR)/bin/" honnef.co/go/tools/cmd/staticcheck github.com/rhysd/actionlint/cmd/actionlint golang.org/x/vuln/cmd/govulncheck
 	bin/actionlint -shellcheck= -pyflakes=
 	@for module in . $(LAB); do \
 		echo "go vet and staticcheck in $$module"; \
 		(cd $$module && go vet -tags $(TAGS) ./... && "$(CURDIR)/bin/staticcheck" -tags $(TAGS) ./...) || exit 1; \
 	done
+	@if bin/govulncheck -db $(VULNDB) -C modules -scan module 2>&1 | grep -q 'fetching vulnerabilities'; then \
+		echo "govulncheck skipped: the database of vulnerabilities cannot be reached"; \
+	else \
+		echo "govulncheck" && bin/govulncheck -db $(VULNDB) -tags $(TAGS) ./...; \
+	fi
 
 version: ## print the version of this folder
 	@$(PRINT_VERSION)

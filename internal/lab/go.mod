@@ -217,6 +217,8 @@ require (
 	github.com/modelcontextprotocol/go-sdk v1.8.0
 )
 
+require golang.org/x/telemetry v0.0.0-20260924152758-ed294f943157 // indirect
+
 require (
 	github.com/AlekSi/pointer v1.2.0 // indirect
 	github.com/Microsoft/go-winio v0.6.2 // indirect
@@ -251,6 +253,7 @@ require (
 	github.com/xanzy/ssh-agent v0.3.3 // indirect
 	gitlab.com/digitalxero/go-conventional-commit v1.0.7 // indirect
 	go.yaml.in/yaml/v4 v4.0.0-rc.3 // indirect
+	golang.org/x/vuln v1.8.0 // indirect
 	gopkg.in/warnings.v0 v0.1.2 // indirect
 )
 
@@ -258,5 +261,6 @@ tool (
 	github.com/TBXark/mcp-proxy
 	github.com/caddyserver/xcaddy/cmd/xcaddy
 	github.com/rhysd/actionlint/cmd/actionlint
+	golang.org/x/vuln/cmd/govulncheck
 	honnef.co/go/tools/cmd/staticcheck
 )
