@@ -14,7 +14,9 @@ import (
 
 var contract = Policy{MaxChars: DefaultMaxChars, HeadChars: DefaultHeadChars, TailChars: DefaultTailChars}
 
-// apply masks text as it would arrive in pieces of the given size.
+// apply masks text as it would arrive in pieces of the given size. It grows by a marker at
+// most for each string that is longer than what is kept of one, so by a few percent with
+// the default policy.
 func apply(t testing.TB, p Policy, text string, piece int) (string, Stats) {
 	t.Helper()
 	var out bytes.Buffer
@@ -28,6 +30,9 @@ func apply(t testing.TB, p Policy, text string, piece int) (string, Stats) {
 	}
 	if err := m.End(); err != nil {
 		t.Fatal(err)
+	}
+	if most := len(text) + len(text)/(p.MaxChars+1)*maxMarker; out.Len() > most {
+		t.Fatalf("%d bytes became %d", len(text), out.Len())
 	}
 	return out.String(), m.Stats()
 }

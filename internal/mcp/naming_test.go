@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -262,5 +263,31 @@ func TestShortened(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 		})
+	}
+}
+
+// What clients are shown in the place of a name or URI is longer by a third of it and a
+// constant at most, which depends on the name of the server: so a list grows by that for
+// each item.
+func TestShownNamesGrowLittle(t *testing.T) {
+	const server = "a-server"
+	const constant = 80
+	for _, name := range []string{"", "a", "\x01\"\\<>&é\u2028😀", strings.Repeat("n", 10_000), strings.Repeat("\x01", 1000), strings.Repeat("é", 1000), strings.Repeat("%", 1000)} {
+		literal, err := json.Marshal(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, shown := range map[string]string{
+			"a resource": ResourceURI(server, name), "a template": TemplateURI(server, name),
+			"a tool": Naming{Separator: "__"}.Join(server, name), "a tool with a short name": Naming{Separator: "__", Longest: 64}.Join(server, name),
+		} {
+			spelled, err := json.Marshal(shown)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(spelled) > len(literal)+len(literal)/3+constant {
+				t.Errorf("%s: %.40q of %d bytes becomes %d", what, name, len(literal), len(spelled))
+			}
+		}
 	}
 }

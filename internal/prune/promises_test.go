@@ -105,6 +105,7 @@ var promises = []struct {
 	{"P40 nothing removed is nothing changed", (*pruning).leavesAlone},
 	{"P20 P66 the statistics add up", (*pruning).accounts},
 	{"P76 a text of 60 lines never grows", (*pruning).saves},
+	{"P76 what is added is line numbers, where they are asked for, and a few markers", (*pruning).growsLittle},
 	{"P41 P53 what is removed can be had back", (*pruning).recovers},
 	{"P38 what is not to be pruned is not", (*pruning).obeysDirectives},
 	{"P36 failures of logs stay", (*pruning).keepsFailures},
@@ -243,6 +244,23 @@ func (p *pruning) accounts() error {
 func (p *pruning) saves() error {
 	if len(p.whole) >= 60 && !p.Options.AnnotateLines && p.got.Stats.TokensAfter > p.got.Stats.TokensBefore {
 		return fmt.Errorf("%d tokens became %d", p.got.Stats.TokensBefore, p.got.Stats.TokensAfter)
+	}
+	return nil
+}
+
+// growsLittle has the text and its annotations no longer than the text that was sent and a
+// constant. Line numbers are asked for by whoever sends it.
+func (p *pruning) growsLittle() error {
+	const constant, number, annotation = 16 << 10, 12, 300
+	added := constant
+	if p.Options.AnnotateLines {
+		added += number * len(p.whole)
+	}
+	if got := len(p.got.PrunedText); got > len(p.Text)+added {
+		return fmt.Errorf("%d bytes became %d", len(p.Text), got)
+	}
+	if n := len(p.got.Annotations); annotation*n > len(p.Text)+constant {
+		return fmt.Errorf("%d annotations of %d bytes", n, len(p.Text))
 	}
 	return nil
 }
