@@ -55,17 +55,17 @@ func init() {
 // `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
 // `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
 // `http_error` | 502 | -32603 | The server answered with a redirect or, at /rpc, with any other status than 200; or a handler on the way refused the request with its status
-// `invalid_request` | 400, 405, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method, a Content-Encoding or a charset other than utf-8
+// `invalid_request` | 400, 405, 408, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method, a Content-Encoding or a charset other than utf-8, or it did not arrive in time
 // `parse_error` | 400 | -32700 | The request is not JSON
 // `busy` | 503 | -32002 | The gateway holds as many bytes of requests as it may. Retry-After says when to try again
-// `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes
+// `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes, or the client says more than 16 KiB of itself
 // `unauthorized` | 401 | -32600 | The client has no credentials that auth, or a handler on the way to the server, takes
 // `acl_denied` | 403 | -32600 | The client may not use this
 // `rate_limited` | 429 | -32600 | The client has used up a rate. Retry-After says when it can go on
 // `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
 // `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
 // `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
-// `unknown_session` | 404 | -32001 | The session has ended, never was, or is somebody else's
+// `unknown_session` | 404 | -32001 | The session has ended, is older than seven days, never was, or is somebody else's
 // `invalid_params` | 200, 400 | -32602 | There is no such tool, prompt, resource or cursor, something is missing, or nobody can know what is meant
 // `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
 // `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | The headers of a request do not say what its body says: at /mcp for 2026-07-28, elsewhere where a rule or auth applies; or at /mcp it is of another revision
@@ -168,9 +168,9 @@ type Handler struct {
 	// {env.MCP_SESSION_KEY}. Default: random, for as long as the process lives
 	SessionKey string `json:"session_key,omitempty"`
 
-	// How many clients are remembered. Of those who were not seen for the longest
-	// time, what is kept in memory is forgotten; their sessions go on.
-	// Default: 100000
+	// How many clients that do nothing are remembered, for half an hour. If there are
+	// more, the one that has the most of them, by who it is or its address, loses the
+	// oldest. Sessions go on from what their ids carry. Default: 100000
 	MaxSessions int `json:"max_sessions,omitempty"`
 
 	// List three tools, search_tools, describe_tool and call_tool, in place of all.
