@@ -22,6 +22,7 @@ type State struct {
 	holding *quota.Meter   // of calls that wait for their clients
 
 	subscribing *quota.Meter // to resources
+	listening   *quota.Meter // by streams
 
 	overhear overhearings
 
@@ -52,6 +53,7 @@ const (
 var (
 	keptClients = quota.NewKind("clients")
 	keptResting = quota.NewKind("resting_sessions")
+	keptStreams = quota.NewKind("streams") // which connections limit
 	keptCalls   = quota.NewKind("held_calls")
 )
 
@@ -61,6 +63,7 @@ func NewState() *State {
 		shelf:       newShelf(),
 		ending:      make(chan struct{}, 16),
 		holding:     quota.NewMeter(keptCalls, quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne}),
+		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
 		busy:        map[string]*client{},
 		over:        newSessionsOver(),
@@ -296,6 +299,7 @@ func (s *State) Destruct() error {
 	s.over.ids.Close()
 	s.holding.Close()
 	s.subscribing.Close()
+	s.listening.Close()
 	s.shelf.close()
 	s.mu.Unlock()
 	s.overhear.end()

@@ -98,6 +98,7 @@ func (t *turn) newStream(wants *interests) *stream {
 	}
 	s.a.Store(a)
 	t.a.streams[s] = true
+	t.a.listening.Take(t.client.owner, 0)
 	t.a.mu.Unlock()
 	if a != t.a {
 		s.follow(a)
@@ -118,7 +119,10 @@ func (s *stream) close() {
 	delete(c.streams, s)
 	c.mu.Unlock()
 	state.mu.Lock()
-	delete(state.streams, s)
+	if state.streams[s] {
+		delete(state.streams, s)
+		state.listening.Give(c.owner, 0)
+	}
 	state.mu.Unlock()
 	s.mu.Lock()
 	s.closed = true

@@ -960,9 +960,14 @@ func TestAccessToOddLists(t *testing.T) {
 			_, _ = io.WriteString(w, "id: 1\ndata: "+strings.ReplaceAll(list(echo+","+slow), id, "1")+"\n\n")
 		})
 		url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
-		got := send(t, client, "GET", mcpAt(url, "alpha"), "", "Last-Event-Id: 0", "Accept: text/event-stream", bearer(eveToken))
-		if strings.Contains(got.body, "marks it") || !strings.Contains(got.body, "echo") {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+		last := "" // as the stream itself has it for this client
+		for range 2 {
+			got := send(t, client, "GET", mcpAt(url, "alpha"), "", "Last-Event-Id: "+last, "Accept: text/event-stream", bearer(eveToken))
+			if strings.Contains(got.body, "marks it") || !strings.Contains(got.body, "echo") {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+			_, last, _ = strings.Cut(got.body, "id: ")
+			last, _, _ = strings.Cut(last, "\n")
 		}
 	})
 	t.Run("A54 what is no list passes as it is", func(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // A replayer is a server whose streams can be resumed, by ids that can be guessed and without
@@ -219,4 +221,53 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// One client cannot take all the room there is for calls that wait for their clients, under
+// however many names.
+func TestSecurityHeldCallsOfOthers(t *testing.T) {
+	isolate(t)
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	t.Cleanup(remote.Close)
+	at := joinedAt(serve(t, gateway("separator __", strangers(), "server far http://"+upstream(t, remote)+"/mcp")))
+	asks := func(token string, i int) spoken {
+		t.Helper()
+		c := newSpeaker(t, at, true, fmt.Sprintf(`{"elicitation":{"form":{}},"experimental":{"%d":{}}}`, i), bearer(token))
+		return c.ask(t, "tools/call", callOf("far", "ask", `{"method":"elicitation/create","params":{"message":"m"}}`)).answer
+	}
+	held := 0
+	for i := range 40 {
+		if strings.Contains(asks(thiefToken, i).raw, "input_required") {
+			held++
+		}
+	}
+	if held != 32 {
+		t.Errorf("%d calls of one client are held, want 32", held)
+	}
+	asks(victimToken, 0).input(t)
+}
+
+// A session that has ended does not come back, whoever else begins one.
+func TestSecurityEndedSessions(t *testing.T) {
+	isolate(t)
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	t.Cleanup(remote.Close)
+	at := joinedAt(serve(t, gateway("separator __", strangers(), "max_sessions 2", "server far http://"+upstream(t, remote)+"/mcp")))
+	session := sessionAt(t, at, bearer(victimToken))
+	uses := func() int {
+		t.Helper()
+		return post(t, at, rpc("tools/list", `{}`), session, bearer(victimToken), acceptBoth).StatusCode
+	}
+	if got := uses(); got != 200 {
+		t.Fatalf("the session: %d", got)
+	}
+	if got := send(t, client, "DELETE", at, "", session, bearer(victimToken)); got.StatusCode != 204 {
+		t.Fatalf("DELETE: %d %s", got.StatusCode, got.body)
+	}
+	for range 4 {
+		sessionAt(t, at, bearer(thiefToken))
+	}
+	if got := uses(); got != 404 {
+		t.Errorf("the session that has ended: %d", got)
+	}
 }
