@@ -142,9 +142,11 @@ func (x *exchange) initialize() (*http.Response, error) {
 	if !x.pool.serves(x.req.URL.Host) {
 		return nil, errStopped
 	}
-	session, failure := x.pool.open(&x.m, x.address(mcp.Legacy))
+	session, failure := x.pool.open(&x.m, x.address(mcp.Legacy), ownerOf(x.req.Context()))
 	if failure != nil {
-		return x.fail(failure), nil
+		res := x.fail(failure)
+		res.Header.Set("Retry-After", "1")
+		return res, nil
 	}
 	x.session = session
 	if s, err := x.server(mcp.Legacy); err == nil && s.owner == nil && session.can(rootsList) {

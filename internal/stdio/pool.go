@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // A Config says how children are run. All fields are needed but Dir, Env and Roots.
@@ -70,6 +72,9 @@ type Pool struct {
 	idle      map[string]chan struct{} // closed when nothing is in flight any more at a host, or at any ("")
 	users     map[string]int           // by host, or of any host (""); nil if nobody has said
 	closed    bool
+	closeOnce sync.Once
+	kept      *quota.Meter // of sessions
+	starts    starts
 }
 
 // NewPool returns a pool. It starts nothing yet.
@@ -84,6 +89,9 @@ func NewPool(config Config, observe Observer) *Pool {
 		answerers: map[string][]*Answerer{},
 		inFlight:  map[string]int{},
 		idle:      map[string]chan struct{}{},
+
+		kept:   quota.NewMeter(sessionsKept, quota.Limits{Entries: config.MaxSessions}),
+		starts: starts{of: map[string]*rate.Limiter{}},
 
 		unheardTime: unheardTime,
 		aliveTime:   aliveTime,
@@ -178,15 +186,19 @@ func (p *Pool) each(f func(*session)) {
 	}
 }
 
-// open begins a session.
-func (p *Pool) open(hello *jsonrpc.Message, a address) (*session, *jsonrpc.Failure) {
+// open begins a session of an owner.
+func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) (*session, *jsonrpc.Failure) {
+	if p.config.Isolation == PerSession && !p.starts.allow(owner) {
+		return nil, jsonrpc.TooManySessions()
+	}
 	if p.full() { // of clients that did not say goodbye, most likely
-		p.endUnused()
+		p.makeRoom(owner)
 	}
 	s := newSession(p, a.name(), hello)
+	s.owner, s.began = owner, time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || len(p.sessions) >= p.config.MaxSessions {
+	if p.closed || !p.kept.Take(owner, 0) {
 		return nil, jsonrpc.TooManySessions()
 	}
 	if p.config.Isolation == PerSession {
@@ -203,20 +215,6 @@ func (p *Pool) full() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.sessions) >= p.config.MaxSessions
-}
-
-// endUnused ends the session that has not been used for longest.
-func (p *Pool) endUnused() {
-	var oldest *session
-	var since time.Time
-	p.each(func(s *session) {
-		if unused, at := s.unused(); unused && (oldest == nil || at.Before(since)) {
-			oldest, since = s, at
-		}
-	})
-	if oldest != nil {
-		p.expire(oldest)
-	}
 }
 
 // session returns a session at an address, in use.
@@ -252,7 +250,10 @@ func (p *Pool) end(s *session) {
 	uris := s.uris()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.sessions, s.id)
+	if p.sessions[s.id] == s {
+		delete(p.sessions, s.id)
+		p.kept.Give(s.owner, 0)
+	}
 	switch {
 	case p.closed: // Close stops everybody
 	case s.server != nil:
@@ -529,4 +530,5 @@ func (p *Pool) Close() {
 	}
 	stopping.Wait()
 	p.running.Wait()
+	p.closeOnce.Do(p.kept.Close)
 }

@@ -22,6 +22,8 @@ type session struct {
 	server  *server         // its own, if it has one
 	hello   jsonrpc.Message // its initialize request
 	expires *time.Timer
+	owner   string
+	began   time.Time
 
 	mu            sync.Mutex
 	mail          *inbox // what is to go to its stream

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -90,7 +93,7 @@ func TestSessionsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Minute, MaxSessions: 10}, nil)
 		at := address{"alpha:1", mcp.Legacy}
-		s, failure := p.open(new(jsonrpc.Message), at)
+		s, failure := p.open(new(jsonrpc.Message), at, "")
 		if failure != nil {
 			t.Fatal(failure)
 		}
@@ -130,6 +133,56 @@ func TestThereAreNotTooManySessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.client().initialize(`{}`)
+}
+
+// TestSessionsOfOthersStay: an owner makes room for its own sessions.
+func TestSessionsOfOthersStay(t *testing.T) {
+	p := newPool(t, "", perSession, func(c *Config) { c.MaxSessions = 4 })
+	as := func(owner string) *client {
+		c := p.client()
+		return c.with(WithOwner(c.ctx, owner))
+	}
+	there := func(c *client) bool { return c.post(toolCall(`1`, "pid", `{}`)).StatusCode == http.StatusOK }
+	bob := as("bob").initialize(`{}`)
+	pid := bob.pid()
+	var first *client
+	for range 8 {
+		alice := as("alice").initialize(`{}`)
+		if first == nil {
+			first = alice
+		}
+		alice.pid()
+	}
+	equal(t, "the other's child", bob.pid(), pid)
+	equal(t, "its own oldest", there(first), false)
+
+	// One that uses all that it has loses some of it, to those who have less.
+	for range 3 {
+		alice := as("alice").initialize(`{}`)
+		stream := alice.listen()
+		t.Cleanup(func() { stream.Body.Close() })
+	}
+	r := as("alice").post(request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
+	equal(t, "one more of them", r.StatusCode, http.StatusServiceUnavailable)
+	equal(t, "Retry-After", r.Header.Get("Retry-After"), "1")
+	carol := as("carol").initialize(`{}`)
+	equal(t, "a third", there(carol) && there(bob), true)
+	equal(t, "sessions", len(p.sessions), 4)
+}
+
+// TestStartsOfSessions: an owner cannot have processes started and ended without end.
+func TestStartsOfSessions(t *testing.T) {
+	s := starts{of: map[string]*rate.Limiter{}}
+	n := 0
+	for s.allow("alice") && n < 10*startBurst {
+		n++
+	}
+	equal(t, "at once", n >= startBurst && n < 2*startBurst, true)
+	equal(t, "another", s.allow("bob"), true)
+	for i := range 20_000 {
+		s.allow(fmt.Sprint(i))
+	}
+	equal(t, "owners", len(s.of) <= 10_000, true)
 }
 
 func TestASecondStreamTakesOver(t *testing.T) {
@@ -196,8 +249,8 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		var sessions []*session
 		var ended sync.WaitGroup
 		begin := make(chan struct{})
-		for range 100 {
-			s, failure := p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy})
+		for i := range 100 {
+			s, failure := p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy}, strconv.Itoa(i))
 			if failure != nil {
 				t.Fatal(failure)
 			}

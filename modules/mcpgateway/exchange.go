@@ -23,6 +23,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
 
@@ -240,7 +241,11 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	x.before = maps.Clone(x.w.Header())
 
-	ctx, cancel := context.WithCancelCause(x.session.In(r.Context()))
+	owned := x.session.In(r.Context())
+	if x.door != innerDoor { // where the outer request has an owner
+		owned = stdio.WithOwner(owned, x.budget())
+	}
+	ctx, cancel := context.WithCancelCause(owned)
 	defer cancel(nil)
 	x.arrival.x, x.arrival.ctx = x, ctx
 	switch lasts := r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen); {

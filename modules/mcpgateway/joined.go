@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
@@ -166,7 +167,7 @@ func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
 	}
 	posted := r
 	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it need not have that
-	r = r.WithContext(context.WithValue(r.Context(), outerKey{}, x.outer(r)))
+	r = r.WithContext(context.WithValue(stdio.WithOwner(r.Context(), x.budget()), outerKey{}, x.outer(r)))
 	if len(x.handler.providers) > 0 && !x.handler.forwardsAuth {
 		// They have told who the client is, and would tell it apart from itself: some are
 		// others in each request.

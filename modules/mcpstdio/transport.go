@@ -280,7 +280,17 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // no client's, so it is a health check
 		return t.check(r)
 	}
-	return unlogged.RoundTrip(r, t.pool.RoundTrip)
+	return unlogged.RoundTrip(t.owned(r), t.pool.RoundTrip)
+}
+
+// owned has a session that the request begins belong to the client's address, unless a
+// gateway in front knows better.
+func (t *Transport) owned(r *http.Request) *http.Request {
+	if stdio.HasOwner(r.Context()) {
+		return r
+	}
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return r.WithContext(stdio.WithOwner(r.Context(), address))
 }
 
 // check answers a health check.

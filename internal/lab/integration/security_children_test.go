@@ -266,3 +266,47 @@ func TestSecurityFilesOfCaddy(t *testing.T) {
 		t.Errorf("a child has the files %s", got)
 	}
 }
+
+// One client cannot end the children of another's sessions, nor have processes started
+// without end.
+func TestSecurityChildrenOfOthers(t *testing.T) {
+	isolate(t)
+	const alice, bob = "alice-AbCdEf0123456789", "bob-AbCdEf0123456789"
+	journal := newJournal(t)
+	url := serve(t, gateway(block("auth token", "alice "+alice, "bob "+bob), block(child("own"), "isolation session", "max_sessions 3", journal.env())))
+	for name, at := range map[string]string{"of one server": mcpAt(url, "own"), "of all": joinedAt(url)} {
+		t.Run(name, func(t *testing.T) {
+			hello := rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
+			pid := func(session string) string {
+				tool := "pid"
+				if at == joinedAt(url) {
+					tool = "own::pid"
+				}
+				return use(t, at, tool, `{}`, session, bearer(bob))
+			}
+			got := post(t, at, hello, bearer(bob), acceptBoth)
+			session := "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
+			before := pid(session)
+			for range 6 {
+				post(t, at, hello, bearer(alice), acceptBoth)
+			}
+			if after := pid(session); after != before {
+				t.Errorf("the child of another was %s and is %s", before, after)
+			}
+		})
+	}
+	refused := 0
+	for range 200 {
+		got := post(t, mcpAt(url, "own"), rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`), bearer(alice), acceptBoth)
+		if got.StatusCode == 503 {
+			refused++
+			if got.Header.Get("Retry-After") == "" {
+				t.Fatal("503 without Retry-After")
+			}
+			break
+		}
+	}
+	if refused == 0 {
+		t.Errorf("%d children were started for one client", len(journal.entries(t, "start")))
+	}
+}
