@@ -149,7 +149,7 @@ func (x *exchange) initialize() (*http.Response, error) {
 		return res, nil
 	}
 	x.session = session
-	if s, err := x.server(mcp.Legacy); err == nil && s.owner == nil && session.can(rootsList) {
+	if s, err := x.server(mcp.Legacy); err == nil && s.owner == nil && !x.pool.config.SoleClient && session.can(rootsList) {
 		s.sayRootsStay()
 	}
 	c, err := x.child()
@@ -207,7 +207,7 @@ func (x *exchange) notify() (*http.Response, error) {
 func (x *exchange) concerns(c *child, method string) bool {
 	switch method {
 	case "notifications/roots/list_changed":
-		return false
+		return x.pool.config.SoleClient
 	case "notifications/progress":
 		return x.session != nil && x.session.awaits(c, x.m.Literal(jsonrpc.Progress))
 	}

@@ -26,6 +26,7 @@ type Config struct {
 	Framing      Framing
 	Isolation    Isolation
 	Roots        []string      // the answer to roots/list where no client gives one
+	SoleClient   bool          // one client uses all children, so they get its roots
 	StartTimeout time.Duration // for a child to be initialized
 	StopGrace    time.Duration // for a child to end by itself
 	MaxMessage   int           // bytes

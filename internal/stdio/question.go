@@ -40,7 +40,7 @@ func (c *child) ask(m *jsonrpc.Message) {
 		}
 		return
 	}
-	owner := c.server.owner
+	owner := c.server.ownerOf(c)
 	if owner == nil && method == rootsList {
 		c.server.sayRootsStay()
 	}

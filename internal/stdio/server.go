@@ -357,10 +357,10 @@ func (s *server) unsure(err error) error {
 
 // initialize shakes hands. A child of a session gets what its client has said, a
 // shared one that everything can be asked: whom to ask is found out when it asks. Only
-// roots are not there unless they are configured.
+// roots are not there unless they are configured, or there is but one client.
 func (c *child) initialize(ctx context.Context) error {
 	roots := ""
-	if c.server.hasRoots() {
+	if c.server.hasRoots() || c.server.pool.config.SoleClient {
 		roots = `"roots":{},`
 	}
 	params := []byte(`{"protocolVersion":"` + mcp.Latest + `",` +
@@ -484,6 +484,14 @@ func (s *server) sole(c *child) *session {
 		return nil
 	}
 	return sessions[0]
+}
+
+// ownerOf returns the session that a child is for alone, or nil if it may be shared.
+func (s *server) ownerOf(c *child) *session {
+	if s.owner == nil && s.pool.config.SoleClient {
+		return s.sole(c)
+	}
+	return s.owner
 }
 
 // withdraw tells a client that the server takes a question back.

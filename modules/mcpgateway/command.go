@@ -26,6 +26,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
 func init() {
@@ -77,6 +78,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	}
 
 	stdioClient = cmp.Or(flags.String("client"), operator)
+	mcpstdio.SoleClient()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -33,6 +33,13 @@ type user struct {
 	hosts  []string // of its upstreams; none if these are not known
 }
 
+// soleClient says that this process serves one client.
+var soleClient bool
+
+// SoleClient says that this process serves one client, to which all of its children
+// belong. It is called before a configuration is loaded.
+func SoleClient() { soleClient = true }
+
 var (
 	// pools are the pools in use, by their configuration.
 	pools = caddy.NewUsagePool()

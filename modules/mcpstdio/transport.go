@@ -214,6 +214,7 @@ func (t *Transport) config() stdio.Config {
 		Framing:      t.Framing,
 		Isolation:    t.Isolation,
 		Roots:        t.Roots,
+		SoleClient:   soleClient,
 		StartTimeout: time.Duration(t.StartTimeout),
 		StopGrace:    time.Duration(t.StopGrace),
 		MaxMessage:   int(t.MaxLine),
