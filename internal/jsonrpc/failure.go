@@ -133,6 +133,12 @@ func PayloadTooLarge() *Failure {
 	return failure(http.StatusRequestEntityTooLarge, CodeInvalidRequest, "payload_too_large", "the request is too large")
 }
 
+// TooEarly says that a request came before the TLS handshake was complete, so that it may
+// be somebody's copy of another one.
+func TooEarly() *Failure {
+	return failure(http.StatusTooEarly, CodeInvalidRequest, "invalid_request", "the request came before the TLS handshake was complete")
+}
+
 // RequestTimeout says that a request has not arrived in time.
 func RequestTimeout() *Failure {
 	return failure(http.StatusRequestTimeout, CodeInvalidRequest, "invalid_request", "the body of the request did not arrive in time")

@@ -95,6 +95,9 @@ func (x *exchange) serve(name string, r *http.Request) *jsonrpc.Failure {
 	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	x.server = x.handler.byName[name]
 	x.span, x.version = trace.SpanFromContext(r.Context()), r.Header.Get(mcp.VersionHeader)
+	if r.TLS != nil && !r.TLS.HandshakeComplete {
+		return jsonrpc.TooEarly() // no call is to run twice
+	}
 	if failure := x.handler.checkOrigin(r); failure != nil {
 		return failure
 	}

@@ -55,7 +55,7 @@ func init() {
 // `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
 // `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
 // `http_error` | 502 | -32603 | The server answered with a redirect or, at /rpc, with any other status than 200; or a handler on the way refused the request with its status
-// `invalid_request` | 400, 405, 408, 415 | -32600 | The request is not a JSON object (batches are not taken), or has another HTTP method, a Content-Encoding or a charset other than utf-8, or it did not arrive in time
+// `invalid_request` | 400, 405, 408, 415, 425 | -32600 | The request is not a JSON object (batches are not taken), has another HTTP method, a Content-Encoding or a charset other than utf-8, did not arrive in time, or came in early data of HTTP/3
 // `parse_error` | 400 | -32700 | The request is not JSON
 // `busy` | 503 | -32002 | The gateway holds as many bytes of requests as it may. Retry-After says when to try again
 // `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes, or the client says more than 16 KiB of itself
