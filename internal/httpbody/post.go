@@ -12,7 +12,7 @@ import (
 func Post(r *http.Request, message []byte) {
 	r.Method = http.MethodPost
 	r.Body = io.NopCloser(bytes.NewReader(message))
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(message)), nil }
+	r.GetBody = Keep(message)
 	r.ContentLength, r.TransferEncoding = int64(len(message)), nil
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Content-Length", strconv.Itoa(len(message)))

@@ -244,7 +244,7 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 // heard of the cancellation first would run a call that has no client.
 func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 	s, c := loose(t)
-	c.queue, c.asides = make(chan []byte), make(chan []byte, 1) // the queue is full
+	c.queue, c.asides = make(chan frame), make(chan frame, 1) // the queue is full
 	waiting := &call{session: s}
 	if failure := waiting.request.Read([]byte(toolCall(`"theirs"`, "hang", `{}`))); failure != nil {
 		t.Fatal(failure)
@@ -254,11 +254,11 @@ func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 	await.Until(t, "the call waits", c.busy)
 	c.cancel(waiting, "x")
 	equal(t, "told before the call", len(c.asides), 0)
-	contains(t, "first", string(<-c.queue), `"id":1,"method":"tools/call"`)
+	contains(t, "first", (<-c.queue).text(), `"id":1,"method":"tools/call"`)
 	if err := <-begun; err != nil {
 		t.Error(err)
 	}
-	contains(t, "then", string(<-c.asides), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
+	contains(t, "then", (<-c.asides).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
 	if _, _, last := waiting.inbox.take(); !last {
 		t.Error("its client waits for an answer")
 	}

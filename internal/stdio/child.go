@@ -29,9 +29,9 @@ type child struct {
 	server *server
 	noise  rate.Sometimes // how often it is logged that a line is no message
 	long   rate.Sometimes // and that one is too long
-	queue  chan []byte    // to its stdin
+	queue  chan frame     // to its stdin
 	large  chan struct{}  // has a value for each message on its way there that is large
-	asides chan []byte    // to its stdin as well, for who cannot wait for room in the queue
+	asides chan frame     // to its stdin as well, for who cannot wait for room in the queue
 	born   time.Time
 
 	levelling chan struct{} // has a value while it is told a log level
@@ -98,9 +98,9 @@ func startChild(s *server) (*child, error) {
 		server:    s,
 		noise:     rate.Sometimes{First: 10, Interval: time.Minute},
 		long:      rate.Sometimes{First: 10, Interval: time.Minute},
-		queue:     make(chan []byte, maxQueue),
+		queue:     make(chan frame, maxQueue),
 		large:     make(chan struct{}, maxLarge),
-		asides:    make(chan []byte, maxQueue),
+		asides:    make(chan frame, maxQueue),
 		born:      time.Now(),
 		levelling: make(chan struct{}, 1),
 		announced: make(chan struct{}),
@@ -217,42 +217,53 @@ func (c *child) lose(l *lost, failure *jsonrpc.Failure, cause error) {
 	}
 }
 
-// write writes to stdin what is in the queue. What waits there goes together.
+// write writes to stdin what is in the queue. What is small and waits there goes together.
 func (c *child) write() {
 	var batch []byte
-	add := func(frame []byte) {
-		if batch = append(batch, frame...); len(frame) > large {
-			<-c.large
-		}
-	}
 	for {
 		batch = batch[:0]
+		var f frame
 		select {
 		case <-c.exited:
 			return
-		case frame := <-c.queue:
-			add(frame)
-		case frame := <-c.asides:
-			add(frame)
+		case f = <-c.queue:
+		case f = <-c.asides:
 		}
-		for more := true; more && len(batch) < large; {
+		for f != nil && f.len() <= large && len(batch) < large {
+			for _, piece := range f {
+				batch = append(batch, piece...)
+			}
 			select {
-			case frame := <-c.queue:
-				add(frame)
+			case f = <-c.queue:
 			default:
-				more = false
+				f = nil
 			}
 		}
-		if _, err := c.stdin.Write(batch); err != nil {
+		if err := c.writeAll(batch, f); err != nil {
 			if !errors.Is(err, os.ErrClosed) { // it is not we who stop it
 				c.terminate() // who closes stdin hears no more
 			}
 			return
 		}
-		if cap(batch) > 1<<20 {
-			batch = nil
+		if f.len() > large {
+			<-c.large
 		}
 	}
+}
+
+// writeAll writes what goes together, and then a frame.
+func (c *child) writeAll(batch []byte, f frame) error {
+	if len(batch) > 0 {
+		if _, err := c.stdin.Write(batch); err != nil {
+			return err
+		}
+	}
+	for _, piece := range f {
+		if _, err := c.stdin.Write(piece); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readErrors logs what the child writes to stderr, line by line, as far as the log can
@@ -318,10 +329,14 @@ func (t *throttle) line(bytes int, now time.Time) (pass bool, left int) {
 	return true, left
 }
 
-// send queues a message for the child.
+// send queues a message for the child. It must not be changed any more.
 func (c *child) send(ctx context.Context, message []byte) error {
-	frame := appendFrame(nil, message, c.server.pool.config.Framing)
-	if len(frame) > large {
+	return c.sendFrame(ctx, newFrame(message, c.server.pool.config.Framing))
+}
+
+func (c *child) sendFrame(ctx context.Context, f frame) error {
+	isLarge := f.len() > large
+	if isLarge {
 		select {
 		case c.large <- struct{}{}:
 		case <-c.exited:
@@ -331,12 +346,12 @@ func (c *child) send(ctx context.Context, message []byte) error {
 		}
 	}
 	select {
-	case c.queue <- frame:
+	case c.queue <- f:
 		return nil
 	case <-c.exited:
 		return c.cause()
 	case <-ctx.Done():
-		if len(frame) > large {
+		if isLarge {
 			<-c.large
 		}
 		return ctx.Err()
@@ -347,8 +362,9 @@ func (c *child) send(ctx context.Context, message []byte) error {
 // the child writes that calls it, and the child waits for that one. Calls that fill
 // the queue leave it room nevertheless: the child may be waiting for an answer.
 func (c *child) tell(message []byte) {
-	frame := appendFrame(nil, message, c.server.pool.config.Framing)
-	if len(frame) > large {
+	f := newFrame(message, c.server.pool.config.Framing)
+	isLarge := f.len() > large
+	if isLarge {
 		select {
 		case c.large <- struct{}{}:
 		default:
@@ -357,14 +373,14 @@ func (c *child) tell(message []byte) {
 		}
 	}
 	select {
-	case c.queue <- frame:
+	case c.queue <- f:
 		return
 	default:
 	}
 	select {
-	case c.asides <- frame:
+	case c.asides <- f:
 	default:
-		if len(frame) > large {
+		if isLarge {
 			<-c.large
 		}
 		c.server.pool.observe.Dropped(c.server.name)
@@ -379,7 +395,8 @@ func (c *child) begin(ctx context.Context, call *call) error {
 		return err
 	}
 	number := strconv.AppendUint(nil, call.id, 10)
-	if err := c.send(ctx, replaced(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)); err != nil {
+	edits := replacements(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)
+	if err := c.sendFrame(ctx, spliced(call.request.Raw, edits, c.server.pool.config.Framing)); err != nil {
 		c.forget(call)
 		c.abandon(call)
 		return err
@@ -706,15 +723,20 @@ func (c *child) deliver(call *call, m *jsonrpc.Message, fields ...jsonrpc.Field)
 // replaced returns a message, in memory of its own, with a literal in the place of
 // those of the fields that it has.
 func replaced(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) []byte {
-	var edits []jsonspan.Edit
+	r := jsonspan.NewReader(m.Raw, replacements(m, literal, fields...))
+	out := make([]byte, r.Len())
+	_, _ = io.ReadFull(r, out)
+	return out
+}
+
+// replacements returns the edits that put a literal in the place of those of the fields
+// that a message has.
+func replacements(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) (edits []jsonspan.Edit) {
 	for _, f := range fields {
 		if m.Has(f) {
 			edits = append(edits, m.Replace(f, literal))
 		}
 	}
 	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
-	r := jsonspan.NewReader(m.Raw, edits)
-	out := make([]byte, r.Len())
-	_, _ = io.ReadFull(r, out)
-	return out
+	return edits
 }

@@ -74,7 +74,7 @@ func (x *exchange) address(era mcp.Era) address { return address{x.req.URL.Host,
 
 // post takes a message.
 func (x *exchange) post() (*http.Response, error) {
-	body, err := httpbody.Read(x.req, int64(x.pool.config.MaxMessage))
+	body, err := httpbody.ReadKept(x.req, int64(x.pool.config.MaxMessage))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read request: %w", err)

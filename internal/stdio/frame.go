@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -23,16 +24,43 @@ const (
 	ContentLength Framing = "content-length"
 )
 
-// appendFrame appends a message as it goes to a child.
-func appendFrame(dst, message []byte, f Framing) []byte {
-	if f == ContentLength {
-		dst = append(dst, "Content-Length: "...)
-		dst = strconv.AppendInt(dst, int64(len(message)), 10)
-		dst = append(dst, "\r\n\r\n"...)
-		return append(dst, message...)
+// A frame is a message as it goes to a child, in pieces that are written one after the
+// other, so that a large one need not be put together.
+type frame [][]byte
+
+func (f frame) len() (n int) {
+	for _, piece := range f {
+		n += len(piece)
 	}
-	return append(jsonspan.AppendLine(dst, message), '\n')
+	return n
 }
+
+// newFrame returns the frame of a message that will not be changed.
+func newFrame(message []byte, framing Framing) frame { return spliced(message, nil, framing) }
+
+// spliced returns the frame of a message with edits made. The bytes of the message are
+// shared, unless it has line breaks that must go.
+func spliced(message []byte, edits []jsonspan.Edit, framing Framing) frame {
+	f := make(frame, 1, 2*len(edits)+3)
+	at := 0
+	for _, e := range edits {
+		f = append(f, message[at:e.Start], e.New)
+		at = e.End
+	}
+	f = append(f, message[at:])
+	if framing == ContentLength {
+		f[0] = fmt.Appendf(nil, "Content-Length: %d\r\n\r\n", f.len())
+		return f
+	}
+	for i, piece := range f {
+		if bytes.ContainsAny(piece, "\r\n") {
+			f[i] = jsonspan.AppendLine(make([]byte, 0, len(piece)), piece)
+		}
+	}
+	return append(f, newline)
+}
+
+var newline = []byte("\n")
 
 // A frameReader reads what a child writes.
 type frameReader struct {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
 // readAll returns what a reader of frames finds: messages as they are, noise as
@@ -96,7 +98,7 @@ func TestFramesAreWritten(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			equal(t, "frame", string(appendFrame([]byte("x"), []byte(tt.message), tt.framing)), "x"+tt.want)
+			equal(t, "frame", newFrame([]byte(tt.message), tt.framing).text(), tt.want)
 		})
 	}
 }
@@ -204,4 +206,22 @@ func TestLinesStayLines(t *testing.T) {
 		got = append(got, string(frame))
 	}
 	equal(t, "frames", strings.Join(got, "|"), "{}|{}|Content-Length: 9|{}|{}")
+}
+
+// TestLargeMessagesAreNotCopied on their way to a child.
+func TestLargeMessagesAreNotCopied(t *testing.T) {
+	raw := []byte(toolCall(`"theirs"`, "echo", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`))
+	m := message(t, string(raw))
+	m.Raw = raw
+	for _, framing := range []Framing{Newline, ContentLength} {
+		f := spliced(m.Raw, replacements(m, []byte("7"), jsonrpc.ID), framing)
+		shared := 0
+		for _, piece := range f {
+			if len(piece) > 0 && &piece[0] == &raw[0] || len(piece) > 1<<20 && &piece[len(piece)-1] == &raw[len(raw)-1] {
+				shared += len(piece)
+			}
+		}
+		equal(t, "shared bytes", shared, len(raw)-len(`"theirs"`))
+		contains(t, "frame", f.text(), `"id":7,"method"`)
+	}
 }

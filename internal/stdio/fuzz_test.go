@@ -28,7 +28,7 @@ func FuzzAppendFrame(f *testing.F) {
 			}
 		}
 		for _, framing := range []Framing{Newline, ContentLength} {
-			stream := appendFrame(appendFrame(nil, first, framing), second, framing)
+			stream := []byte(newFrame(first, framing).text() + newFrame(second, framing).text())
 			r := newFrameReader(&stepReader{stream, int(step)%64 + 1}, 1<<20)
 			for _, message := range [][]byte{first, second} {
 				got, err := r.next()
@@ -97,7 +97,7 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		seen := new(tally)
 		pool := NewPool(Config{Framing: Newline, Logger: zap.NewNop}, seen)
-		c := &child{process: &process{}, server: newServer(pool, address{}, nil), queue: make(chan []byte, maxQueue), large: make(chan struct{}, maxLarge), asides: make(chan []byte, maxQueue), calls: map[uint64]*call{}}
+		c := &child{process: &process{}, server: newServer(pool, address{}, nil), queue: make(chan frame, maxQueue), large: make(chan struct{}, maxLarge), asides: make(chan frame, maxQueue), calls: map[uint64]*call{}}
 		calls := make([]*call, len(requests))
 		for i, request := range requests {
 			calls[i] = &call{inbox: newInbox(maxUnread)}
@@ -161,7 +161,7 @@ func FuzzReceive(f *testing.F) {
 		}
 		// What the child is told is a message on a line.
 		for len(c.queue) > 0 {
-			if frame := <-c.queue; !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
+			if frame := []byte((<-c.queue).text()); !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
 				t.Fatalf("%q was told %q", said, frame)
 			}
 		}

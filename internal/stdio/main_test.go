@@ -259,6 +259,9 @@ func processState(stat []byte) (state, parent string) {
 	return string(fields[0]), string(fields[1])
 }
 
+// text returns the bytes of a frame.
+func (f frame) text() string { return string(bytes.Join(f, nil)) }
+
 // A client makes requests.
 type client struct {
 	p       *testPool

@@ -215,7 +215,7 @@ func loose(t *testing.T) (*session, *child) {
 	return s, &child{
 		process: &process{exited: make(chan struct{})},
 		server:  newServer(p, at, nil),
-		queue:   make(chan []byte, 2),
+		queue:   make(chan frame, 2),
 		calls:   map[uint64]*call{},
 	}
 }
@@ -281,7 +281,7 @@ func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
 				time.Sleep(questionTime - time.Second)
 				equal(t, "at once", len(c.queue), 0)
 				time.Sleep(2 * time.Second)
-				equal(t, "answer", strings.TrimSpace(string(<-c.queue)), `{"jsonrpc":"2.0","id":"q",`+tt.want)
+				equal(t, "answer", strings.TrimSpace((<-c.queue).text()), `{"jsonrpc":"2.0","id":"q",`+tt.want)
 				equal(t, "open questions", len(s.questions), 0)
 			})
 		})
@@ -326,7 +326,7 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 		c.take([]byte("1"))
 		c.cancel(asked, "it has left")
 		asked.inbox.end([]byte("{}"))
-		contains(t, "told", string(<-c.queue), `"id":"q","error":{"code":-32603`)
+		contains(t, "told", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
 		equal(t, "open questions", len(s.questions), 0)
 	})
 	t.Run("in the buffer of the stream", func(t *testing.T) {
@@ -345,12 +345,12 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 // TestAnAnswerThatCannotBeSent: the child gets one nevertheless.
 func TestAnAnswerThatCannotBeSent(t *testing.T) {
 	s, c := loose(t)
-	c.queue, c.asides = make(chan []byte), make(chan []byte, 1) // the queue is full
+	c.queue, c.asides = make(chan frame), make(chan frame, 1) // the queue is full
 	s.ask(c, nil, asks(t, "sampling/createMessage"))
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
 	equal(t, "it was asked", s.answer(ctx, message(t, result(`1`, `"mine"`))), true)
-	contains(t, "told", string(<-c.asides), `"id":"q","error":{"code":-32603`)
+	contains(t, "told", (<-c.asides).text(), `"id":"q","error":{"code":-32603`)
 }
 
 // TestACallThatWasGivenUpRaisesDoubts: the child may not have heard yet that its
@@ -462,7 +462,7 @@ func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &child{process: s.child.process, server: s, queue: make(chan []byte, 1), asides: make(chan []byte, 1)}
+	c := &child{process: s.child.process, server: s, queue: make(chan frame, 1), asides: make(chan frame, 1)}
 	c.tell([]byte("{}"))
 	c.tell([]byte("{}"))
 	equal(t, "queue", len(c.queue)+len(c.asides), 2)
@@ -484,7 +484,7 @@ func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	equal(t, "found", found, asked)
 	c.cancel(asked, "x")
 	s.ask(c, found, asks(t, "sampling/createMessage"))
-	contains(t, "first", string(<-c.queue), "notifications/cancelled")
-	contains(t, "then", string(<-c.queue), `"id":"q","error":{"code":-32603`)
+	contains(t, "first", (<-c.queue).text(), "notifications/cancelled")
+	contains(t, "then", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
 	equal(t, "open questions", len(s.questions), 0)
 }

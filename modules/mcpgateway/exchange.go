@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"maps"
 	"math"
 	"net/http"
@@ -177,7 +176,7 @@ func (x *exchange) post(r *http.Request) {
 	raw := x.message.Raw
 	x.body.Reset(raw)
 	r.Body = &x.body
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
+	r.GetBody = httpbody.Keep(raw)
 	r.Header.Set("Content-Type", "application/json")
 	if r.ContentLength != int64(len(raw)) {
 		r.Header.Set("Content-Length", strconv.Itoa(len(raw)))

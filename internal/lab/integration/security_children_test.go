@@ -4,7 +4,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
@@ -308,5 +310,59 @@ func TestSecurityChildrenOfOthers(t *testing.T) {
 	}
 	if refused == 0 {
 		t.Errorf("%d children were started for one client", len(journal.entries(t, "start")))
+	}
+}
+
+// What is on its way to a child is in memory once where its server is asked, and twice
+// where it got another name on the way.
+func TestSecurityMemoryOfRequests(t *testing.T) {
+	isolate(t)
+	const calls, size = 32, 5 << 20
+	url := serve(t, gateway(child("alpha")))
+	for name, test := range map[string]struct {
+		at, tool string
+		factor   float64
+	}{
+		"of one server": {mcpAt(url, "alpha"), "slow", 1.5},
+		"of all":        {joinedAt(url), "alpha::slow", 2.5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			session := greet(t, test.at)
+			pid := pidAt(t, rpcAt(url, "alpha"))
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
+			heap := func() float64 {
+				_, after, _ := strings.Cut(admin(t, "GET", "/debug/pprof/heap?gc=1&debug=1", "").body, "# HeapAlloc = ")
+				line, _, _ := strings.Cut(after, "\n")
+				n, err := strconv.ParseFloat(line, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			before := heap()
+			padding := strings.Repeat("x", size)
+			var waiting []<-chan answer
+			for range calls {
+				waiting = append(waiting, later(t, test.at, test.tool, `{"ms":0,"padding":"`+padding+`"}`, session))
+			}
+			await.Until(t, "all calls to wait for the child", func() bool {
+				stacks := admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body
+				return strings.Count(stacks, "stdio.(*child).send")+strings.Count(stacks, "stdio.(*exchange).first(") == calls
+			})
+			if got := (heap() - before) / (calls * size); got > test.factor {
+				t.Errorf("%.2f times what is in flight is in memory", got)
+			} else {
+				t.Logf("%.2f times what is in flight is in memory", got)
+			}
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+			for _, call := range waiting {
+				if got := <-call; toolText(t, answerIn(got.body)) != "slept" {
+					t.Errorf("%s %.200s", got.Status, got.body)
+				}
+			}
+		})
 	}
 }
