@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"time"
 )
 
@@ -15,6 +16,9 @@ type process struct {
 	stdout *os.File
 	stderr *os.File
 	exited chan struct{} // closed when it has ended
+
+	mu     sync.Mutex
+	strays strays
 
 	after func(time.Duration) <-chan time.Time // time.After, unless a test needs another
 }
@@ -60,6 +64,7 @@ func startProcess(command, env []string, dir string) (_ *process, err error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
+	p.findPipes()
 	go p.wait()
 	return p, nil
 }
@@ -73,6 +78,7 @@ const drainTime = time.Second
 func (p *process) wait() {
 	_ = p.cmd.Wait()
 	p.signal(os.Kill)
+	p.killStrays()
 	deadline := time.Now().Add(drainTime)
 	_ = p.stdout.SetReadDeadline(deadline)
 	_ = p.stderr.SetReadDeadline(deadline)
@@ -87,6 +93,7 @@ const lastWords = time.Second
 // if that was not heard within the grace, and KILL if that was not heard either. It
 // returns when the process has ended.
 func (p *process) stop(grace time.Duration) {
+	p.markStrays()
 	p.stdin.Close()
 	if p.endsWithin(grace) {
 		return
@@ -107,6 +114,7 @@ func (p *process) kill() {
 // terminate kills the process without waiting for its end.
 func (p *process) terminate() {
 	if !p.hasExited() { // else its number may be another's by now
+		p.markStrays()
 		p.signal(os.Kill)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -487,4 +489,35 @@ func TestChildrenGetNoFiles(t *testing.T) {
 	equal(t, "the file", strings.TrimSpace(string(said)), "kept")
 	p.stdout.Close()
 	p.stderr.Close()
+}
+
+// TestProcessesThatLeaveTheGroup: what a child has started in a session of its own ends
+// with it, where that can be found.
+func TestProcessesThatLeaveTheGroup(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("not here")
+	}
+	const begin = `echo $$ >"$0"; exec sleep 300`
+	for name, start := range map[string]string{
+		"with its streams, and without its parent": `( setsid sh -c '` + begin + `' "$1" & )`,
+		"without its streams, and with its parent": `setsid sh -c '` + begin + `' "$1" </dev/null >/dev/null 2>&1 &`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "pid")
+			p, err := startProcess([]string{"sh", "-c", start + "\ncat >/dev/null", "sh", file}, os.Environ(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid := 0
+			await.Until(t, "its number", func() bool {
+				text, _ := os.ReadFile(file)
+				pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+				return pid > 0
+			})
+			p.stop(await.Patience)
+			p.stdout.Close()
+			p.stderr.Close()
+			await.Until(t, "its end", func() bool { return !exists(pid) })
+		})
+	}
 }
