@@ -76,13 +76,23 @@ type jwksSource interface {
 
 var jwksPool = caddy.NewUsagePool()
 
-// openJWKS returns the keys at an address. They must be released. Nothing is fetched.
+// openJWKS returns the keys at an address. They must be released. Nothing is fetched. Keys
+// that are known from an earlier configuration are renewed before they are used: somebody
+// may have reloaded because one was taken away.
 func openJWKS(address string) (*jwks, error) {
-	value, _, err := jwksPool.LoadOrNew(address, func() (caddy.Destructor, error) { return newJWKS(address) })
+	value, known, err := jwksPool.LoadOrNew(address, func() (caddy.Destructor, error) { return newJWKS(address) })
 	if err != nil {
 		return nil, err
 	}
-	return value.(*jwks), nil
+	k := value.(*jwks)
+	if known {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.fetched = (time.Time{}); k.isFile() {
+			k.tried = time.Time{}
+		}
+	}
+	return k, nil
 }
 
 func newJWKS(address string) (*jwks, error) {
