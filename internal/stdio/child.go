@@ -47,6 +47,7 @@ type child struct {
 	doubts    []doubt
 	client    *session // for whom it has worked
 	several   bool     // it has worked for others as well, or for one without a session
+	lent      *session // whose calls it finishes, and nobody else's
 	level     string   // of log messages, that it was told for all clients
 	served    bool     // it has answered a client
 	unheard   int      // calls in a row that were given up, and it has said nothing
@@ -84,7 +85,10 @@ const (
 	maxUnread = 16 << 20 // bytes that a client has not read yet of what comes before its answer
 )
 
-var errBusy = errors.New("too many calls are waiting")
+var (
+	errBusy = errors.New("too many calls are waiting")
+	errLent = errors.New("the child belongs to one client now")
+)
 
 // startChild starts the process of a server. It has not been initialized yet.
 func startChild(s *server) (*child, error) {
@@ -422,6 +426,8 @@ func (c *child) register(call *call) error {
 	switch {
 	case c.dead != nil:
 		return c.dead
+	case c.lent != nil:
+		return errLent
 	case len(c.calls) >= maxCalls:
 		return errBusy
 	}
@@ -447,8 +453,40 @@ func (c *child) workedOnlyFor(s *session) bool {
 	return !c.several && (c.client == nil || c.client == s)
 }
 
+// lend has the child be for the calls that one client has there, and for no others. It
+// fails if others have some.
+func (c *child) lend(to *session) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.calls {
+		if !call.own && call.session != to {
+			return false
+		}
+	}
+	c.lent = to
+	return true
+}
+
+// lentTo reports whether the child is for the calls of a client alone.
+func (c *child) lentTo(s *session) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lent != nil && c.lent == s
+}
+
+// stopIfLent ends a child that was lent once it has nothing to do.
+func (c *child) stopIfLent() {
+	c.mu.Lock()
+	over := c.lent != nil && len(c.calls) == 0
+	c.mu.Unlock()
+	if over {
+		go c.stop(c.server.pool.config.StopGrace) // it is waited for by who reads its output
+	}
+}
+
 // forget reports whether a call was still waiting. It does not any more.
 func (c *child) forget(call *call) bool {
+	defer c.stopIfLent()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, waiting := c.calls[call.id]
@@ -547,6 +585,7 @@ func (c *child) take(id []byte) *call {
 	if call != nil && call.session != nil {
 		call.session.outlive(call)
 	}
+	c.stopIfLent()
 	return call
 }
 

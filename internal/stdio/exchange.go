@@ -237,9 +237,7 @@ func (x *exchange) children() (children []*child) {
 		servers = []*server{x.session.server}
 	}
 	for _, s := range servers {
-		if c := s.current(); c != nil {
-			children = append(children, c)
-		}
+		children = append(children, s.working(x.session)...)
 	}
 	if children == nil && x.era == mcp.Modern { // a legacy child serves its clients
 		x.era = mcp.Legacy
@@ -271,7 +269,10 @@ func (x *exchange) call() (*http.Response, error) {
 		return respond(x.req, http.StatusOK, jsonrpc.Answer(x.m.Literal(jsonrpc.ID), []byte("{}"))), nil
 	}
 	call := &call{request: x.m, session: x.session}
-	if err := c.begin(ctx, call); err != nil {
+	switch err := c.begin(ctx, call); {
+	case errors.Is(err, errLent): // and another takes its place
+		return x.call()
+	case err != nil:
 		return nil, err
 	}
 	l, last, err := x.first(call)

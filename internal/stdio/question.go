@@ -24,8 +24,9 @@ type question struct {
 const rootsList = "roots/list"
 
 // ask has a question of the server answered: by the client whose call it belongs
-// to, by the client whose own child it is, or here. The roots of a shared child are
-// those of the configuration: servers keep them, and one client's would be everybody's.
+// to, by the client whose own child it is, or here. A shared child is not told that it
+// can ask for roots, unless some are configured: it would keep one client's for everybody.
+// If it asks for them nevertheless, within a call, it serves nobody else any more.
 func (c *child) ask(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method == "ping" {
@@ -41,12 +42,15 @@ func (c *child) ask(m *jsonrpc.Message) {
 		return
 	}
 	owner := c.server.ownerOf(c)
-	if owner == nil && method == rootsList {
-		c.server.sayRootsStay()
-	}
 	call, _ := c.caller()
+	asked := call != nil && call.session != nil && call.session.can(method)
+	if owner == nil && method == rootsList {
+		if asked = asked && !c.server.hasRoots() && c.server.lend(c, call.session); !asked {
+			c.server.sayRootsStay()
+		}
+	}
 	switch {
-	case call != nil && call.session != nil && call.session.can(method) && (owner != nil || method != rootsList):
+	case asked:
 		call.session.ask(c, call, m)
 	case call != nil:
 		c.answerFor(call.session, m.Literal(jsonrpc.ID), method)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -101,7 +102,6 @@ func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
 		{"roots of a client that has none are configured", withRoots, `{"sampling":{}}`, "roots/list", roots},
 		{"roots are empty by default", func(*Config) {}, "", "roots/list", `{"roots":[]}`},
 		{"roots of a client that has none are refused if none are configured", func(*Config) {}, `{}`, "roots/list", `"code":-32601`},
-		{"roots of a client are not those of all", func(*Config) {}, `{"roots":{}}`, "roots/list", `"code":-32601`},
 		{"roots of a client are not those of all if some are configured", withRoots, `{"roots":{}}`, "roots/list", roots},
 		{"a capability that is no object is none", func(*Config) {}, `{"roots":true}`, "roots/list", `"code":-32601`},
 		{"sampling without a session is refused", withRoots, "", "sampling/createMessage", `"code":-32601`},
@@ -120,6 +120,58 @@ func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
 			contains(t, "answer", c.call("ask", `{"method":"`+tt.method+`"}`), tt.want)
 		})
 	}
+}
+
+// A shared child that was told the roots of a client, which it may keep, serves nobody
+// else, and ends when it has answered that client.
+func TestRootsOfOneClient(t *testing.T) { // A23
+	p := newPool(t, "")
+	c, other := p.client().initialize(`{"roots":{}}`), p.client().initialize(`{"roots":{}}`)
+	shared := other.call("pid", `{}`)
+	r := c.post(toolCall(`1`, "ask-roots", `{}`))
+	question := r.next()
+	contains(t, "question", question, `"roots/list"`)
+	another := other.call("pid", `{}`)
+	if another == shared {
+		t.Error("the other client is served by the child that was told the roots")
+	}
+	equal(t, "without a session", p.client().call("pid", `{}`), another)
+	equal(t, "the client itself", c.call("pid", `{}`), another)
+	equal(t, "status", c.post(result(idOf(t, question), `{"roots":[{"uri":"file:///mine"}]}`)).StatusCode, http.StatusAccepted)
+	equal(t, "their text", r.text(), `{"roots":[{"uri":"file:///mine"}]}`)
+	pid, err := strconv.Atoi(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.eventually("the child that was told them has ended", func() bool { return !exists(pid) })
+
+	t.Run("not while another has a call there", func(t *testing.T) {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			_, _ = other.with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+		}()
+		p.inFlightIs(1)
+		contains(t, "answer", c.call("ask-roots", `{}`), `"roots":[]`)
+		leave()
+		<-left
+	})
+	t.Run("a call that is cancelled", func(t *testing.T) {
+		p := newPool(t, "")
+		c := p.client().initialize(`{"roots":{}}`)
+		shared, err := strconv.Atoi(c.call("pid", `{}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := c.post(toolCall(`7`, "ask-roots", `{}`))
+		r.next()
+		c.post(notification("notifications/cancelled", `{"requestId":7}`))
+		p.eventually("the child has ended", func() bool { return !exists(shared) })
+		if now := c.call("pid", `{}`); now == strconv.Itoa(shared) {
+			t.Error("the same child serves")
+		}
+	})
 }
 
 func TestQuestionsInDoubtAreRefused(t *testing.T) {

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,20 +27,21 @@ type server struct {
 	owner *session // whose own it is; nil if it is for all
 
 	mu       sync.Mutex
-	child    *child        // nil unless one is ready
-	starting chan struct{} // closed when the attempt to start one has ended
-	started  int           // how often one has been
-	worked   bool          // one has been ready before
-	err      error         // why there is none
-	fault    error         // why there was none the last time
-	delay    time.Duration // before the latest restart
-	due      time.Time     // before which there is no restart
-	hurry    chan struct{} // closed if the one that is being started is due at once
-	leaving  *child        // the one whose place it takes
-	left     chan struct{} // closed when that has ended
-	missed   int           // pings in a row that were not answered
-	unsaid   int           // how often one did not say whether it knows the modern era
-	stopped  chan struct{} // closed when there will be none any more
+	child    *child          // nil unless one is ready
+	starting chan struct{}   // closed when the attempt to start one has ended
+	started  int             // how often one has been
+	worked   bool            // one has been ready before
+	err      error           // why there is none
+	fault    error           // why there was none the last time
+	delay    time.Duration   // before the latest restart
+	due      time.Time       // before which there is no restart
+	hurry    chan struct{}   // closed if the one that is being started is due at once
+	leaving  *child          // the one whose place it takes
+	lent     map[*child]bool // those that finish the calls of one client
+	left     chan struct{}   // closed when that has ended
+	missed   int             // pings in a row that were not answered
+	unsaid   int             // how often one did not say whether it knows the modern era
+	stopped  chan struct{}   // closed when there will be none any more
 
 	rootsStay sync.Once // it has been logged that clients keep their roots
 }
@@ -70,6 +73,21 @@ var (
 	errLegacyOnly = errors.New("the server does not know the modern era")
 	errAskLegacy  = errors.New("the server may not know the modern era")
 )
+
+// working returns the children that a client's calls may be with.
+func (s *server) working(of *session) (children []*child) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.child != nil {
+		children = append(children, s.child)
+	}
+	for c := range s.lent {
+		if c.lentTo(of) {
+			children = append(children, c)
+		}
+	}
+	return children
+}
 
 // current returns the child if one is ready.
 func (s *server) current() *child {
@@ -222,6 +240,11 @@ func (s *server) ended(c *child, err error) {
 	s.pool.observe.Exited(s.name, c.cmd.Process.Pid, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.lent[c] {
+		s.log().Info("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
+		delete(s.lent, c)
+		return
+	}
 	if s.leaving == c {
 		s.log().Info("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
 		s.leaving = nil
@@ -240,7 +263,27 @@ func (s *server) ended(c *child, err error) {
 func (s *server) has(c *child) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.child == c || s.leaving == c
+	return s.child == c || s.leaving == c || s.lent[c]
+}
+
+// lend has the child that is ready be for the calls that one client has there, and has
+// another take its place for everybody. It fails if other clients have calls there.
+func (s *server) lend(c *child, to *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lent[c] {
+		return c.lentTo(to)
+	}
+	if s.child != c || s.ending() || !c.lend(to) {
+		return false
+	}
+	if s.lent == nil {
+		s.lent = map[*child]bool{}
+	}
+	s.lent[c] = true
+	s.child, s.due = nil, time.Time{}
+	s.start()
+	return true
 }
 
 // restart starts a child at once, in the place of the one that there is, and waits for
@@ -540,12 +583,17 @@ func (s *server) miss(n int) int {
 // stop ends the child for good. It returns when the process has ended.
 func (s *server) stop() {
 	s.mu.Lock()
-	c := s.child
+	children := slices.Collect(maps.Keys(s.lent))
+	if s.child != nil {
+		children = append(children, s.child)
+	}
 	if !s.ending() {
 		close(s.stopped)
 	}
 	s.mu.Unlock()
-	if c != nil {
-		c.stop(s.pool.config.StopGrace)
+	var stopping sync.WaitGroup
+	for _, c := range children {
+		stopping.Go(func() { c.stop(s.pool.config.StopGrace) })
 	}
+	stopping.Wait()
 }

@@ -979,9 +979,9 @@ func TestAggregateRequests(t *testing.T) {
 		for i := range noise { // which does not compress
 			noise[i] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"[(i*i*31+i*17+i>>3)%64]
 		}
-		c := newLegacyClient(t, url, `{"sampling":{},"experimental":{"x":{"y":"`+string(noise)+`"}}}`)
-		c.answer(func(legacyMessage) string { return `"result":{"x":[]}` })
-		if got := c.use("alpha::ask", `{"method":"sampling/createMessage","params":{}}`); got != `{"x":[]}` {
+		c := newLegacyClient(t, url, `{"roots":{},"experimental":{"x":{"y":"`+string(noise)+`"}}}`)
+		c.answer(func(legacyMessage) string { return `"result":{"roots":[]}` })
+		if got := c.use("alpha::ask-roots", `{}`); got != `{"roots":[]}` {
 			t.Error(got)
 		}
 	})
