@@ -15,6 +15,7 @@ type Cache[K comparable, V any] struct {
 	limits  Limits
 	ttl     time.Duration
 	dropped func(K, V)
+	closed  bool
 
 	total   amount
 	entries map[K]*entry[K, V]
@@ -73,6 +74,9 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 // share of a full cache alone.
 func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
 	c.Remove(key)
+	if c.closed {
+		return false
+	}
 	if one := (amount{1, bytes}); one.exceeds(c.limits.Entries, c.limits.Bytes) || one.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
 		c.kind.refused.Add(1)
 		return false
@@ -136,8 +140,10 @@ func (c *Cache[K, V]) All(yield func(K, V) bool) {
 
 // SetLimits changes the limits, and makes room.
 func (c *Cache[K, V]) SetLimits(limits Limits) {
-	c.kind.close(c.limits, amount{})
-	c.kind.open(limits)
+	if !c.closed {
+		c.kind.close(c.limits)
+		c.kind.open(limits)
+	}
 	c.limits = limits
 	for _, o := range c.byShare {
 		o.share = o.held.share(limits)
@@ -153,8 +159,17 @@ func (c *Cache[K, V]) SetLimits(limits Limits) {
 	}
 }
 
-// Close says that the cache is not used any more.
-func (c *Cache[K, V]) Close() { c.kind.close(c.limits, c.total) }
+// Close drops all entries. The cache keeps nothing from now on.
+func (c *Cache[K, V]) Close() {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	for _, e := range c.entries {
+		c.remove(e)
+	}
+	c.kind.close(c.limits)
+}
 
 // drop drops the oldest entry of an owner.
 func (c *Cache[K, V]) drop(o *owner) {

@@ -65,6 +65,10 @@ func (m *Meter) Close() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
 	m.closed = true
-	m.kind.close(m.limits, m.total)
+	m.kind.close(m.limits)
+	m.kind.add(-m.total.entries, -m.total.bytes)
 }

@@ -45,10 +45,9 @@ func (k *Kind) open(l Limits) {
 	k.maxBytes.Add(l.Bytes)
 }
 
-func (k *Kind) close(l Limits, held amount) {
+func (k *Kind) close(l Limits) {
 	k.maxEntries.Add(-int64(l.Entries))
 	k.maxBytes.Add(-l.Bytes)
-	k.add(-held.entries, -held.bytes)
 }
 
 func (k *Kind) add(entries int, bytes int64) {

@@ -49,6 +49,9 @@ func TestTheOwnerOfTheLargestShareMakesRoom(t *testing.T) {
 	if got := kind.Usage(); got.Entries != 0 || got.MaxEntries != 0 || got.Bytes != 0 || got.MaxBytes != 0 {
 		t.Errorf("usage of a closed cache: %+v", got)
 	}
+	if c.Put("bob", "late", 1, 1) || kind.Usage().Entries != 0 {
+		t.Error("a closed cache keeps something")
+	}
 }
 
 func TestSharesOfBytesCountToo(t *testing.T) {

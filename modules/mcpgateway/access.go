@@ -69,7 +69,7 @@ func (x *exchange) authenticate(r *http.Request) (unread, failure *jsonrpc.Failu
 			return nil, x.rateLimited(wait, errTooManyGuesses)
 		}
 		unread = x.read(r, min(needed, h.RequestLimit), h.strangerBodies)
-		if unread != nil && unread.Status == http.StatusServiceUnavailable {
+		if unread != nil && !x.complete(needed) { // so nobody could judge it
 			return nil, unread
 		}
 	case post:
@@ -87,6 +87,12 @@ func (x *exchange) authenticate(r *http.Request) (unread, failure *jsonrpc.Failu
 		return x.busy(), nil
 	}
 	return unread, nil
+}
+
+// complete reports whether as much of the body was read as the providers need, or as can
+// be a message with credentials in it.
+func (x *exchange) complete(needed int64) bool {
+	return x.message.Raw != nil || needed < x.handler.RequestLimit
 }
 
 // knownToCaddy reports whether it is known who the client is, or no matter, without any

@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
 // Bodies of requests that are held in memory, as the metrics of all stores name them.
@@ -26,6 +27,9 @@ const (
 
 	// bodyPace is how long a client may take for 16 KiB of a body.
 	bodyPace = 10 * time.Second
+
+	// strangerTime is how long one that is not known yet may take for all of it.
+	strangerTime = time.Minute
 )
 
 // defaultInFlightLimit returns how many bytes of requests may be held at once: 256 MiB, or
@@ -60,7 +64,7 @@ func (b *heldBody) hold(meter *quota.Meter, x *exchange, bytes int64) bool {
 	}
 	owner := x.caller.name
 	if owner == "" {
-		owner = "@" + x.address
+		owner = "@" + ratelimit.Address(x.address)
 	}
 	if !meter.Take(owner, bytes) {
 		return false
@@ -92,11 +96,17 @@ func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonr
 	if r.ContentLength > limit {
 		return jsonrpc.PayloadTooLarge()
 	}
-	if !x.held.hold(meter, x, r.ContentLength) {
+	body := &countedBody{ReadCloser: r.Body, x: x, meter: meter, limit: max(limit, smallBody+1), counted: smallBody}
+	switch {
+	case r.Body == nil:
+	case meter == x.handler.strangerBodies:
+		// What somebody only announces takes no room from others.
+		body.until = time.Now().Add(strangerTime)
+		r.Body, r.ContentLength = body, -1
+	case r.ContentLength < 0:
+		r.Body = body
+	case !x.held.hold(meter, x, r.ContentLength):
 		return x.busy()
-	}
-	if r.ContentLength < 0 && r.Body != nil {
-		r.Body = &countedBody{ReadCloser: r.Body, x: x, meter: meter, counted: smallBody}
 	}
 	x.bodyRead = true
 	raw, err := httpbody.ReadWithin(r, limit, bodyPace)
@@ -125,12 +135,14 @@ func (x *exchange) busy() *jsonrpc.Failure {
 	return jsonrpc.Busy()
 }
 
-// A countedBody is a body of unknown length. What arrives is counted before there is
-// memory for it.
+// A countedBody is a body of unknown length. What arrives is counted as memory for it
+// grows.
 type countedBody struct {
 	io.ReadCloser
+	until   time.Time // when it must have arrived, if at any time
 	x       *exchange
 	meter   *quota.Meter
+	limit   int64
 	arrived int64
 	counted int64
 }
@@ -139,11 +151,14 @@ var errNoRoom = errors.New("too many bytes of requests are held")
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if err == nil && !b.until.IsZero() && time.Now().After(b.until) {
+		err = os.ErrDeadlineExceeded
+	}
 	b.arrived += int64(n)
 	if b.arrived <= b.counted {
 		return n, err
 	}
-	total := 2 * b.arrived // the memory for it doubles, too
+	total := min(2*b.arrived, b.limit) // the memory for it doubles, too
 	held := &b.x.held
 	room := false
 	if held.meter == nil {

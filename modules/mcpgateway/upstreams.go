@@ -47,7 +47,7 @@ func (u *upstreams) inRoutes(routes caddyhttp.RouteList) {
 
 func (u *upstreams) of(proxy *reverseproxy.Handler) {
 	transport, isChild := proxy.Transport.(*mcpstdio.Transport)
-	if pool, ok := proxy.Transport.(*reverseproxy.HTTPTransport); ok && pool.Transport != nil {
+	if pool, ok := proxy.Transport.(*Transport); ok {
 		u.pools = append(u.pools, pool.Transport)
 	}
 	for _, upstream := range proxy.Upstreams {

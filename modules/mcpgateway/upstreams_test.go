@@ -99,6 +99,9 @@ func TestFindUpstreams(t *testing.T) { // A70
 			for _, upstream := range u.checked {
 				checked = append(checked, upstream.Dial)
 			}
+			if (len(u.pools) > 0) != (tt.proxied != "") {
+				t.Errorf("%d pools of connections", len(u.pools))
+			}
 			for i, got := range [...][]string{children, proxied, checked} {
 				if want := [...]string{tt.children, tt.proxied, tt.checked}[i]; strings.Join(got, " ") != want {
 					t.Errorf("got %s, want %s", got, want)
