@@ -29,6 +29,14 @@ func ReadWithin(r *http.Request, limit int64, within time.Duration) ([]byte, err
 	return Read(r, limit)
 }
 
+// Skip reads the body of a request at the pace of [ReadWithin], up to limit bytes, and
+// throws it away. A client that sends all before it reads gets to see the answer then.
+func Skip(r *http.Request, limit int64, within time.Duration) {
+	if r.Body != nil {
+		_, _ = io.CopyN(io.Discard, &pacedBody{ReadCloser: r.Body, within: within}, limit)
+	}
+}
+
 // A pacedBody fails when too little of it arrives in a time.
 type pacedBody struct {
 	io.ReadCloser

@@ -106,6 +106,8 @@ func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonr
 	case r.ContentLength < 0:
 		r.Body = body
 	case !x.held.hold(meter, x, r.ContentLength):
+		x.bodyRead = true
+		httpbody.Skip(r, limit, bodyPace)
 		return x.busy()
 	}
 	x.bodyRead = true
@@ -115,6 +117,9 @@ func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonr
 	case tooLarge || int64(len(raw)) > limit:
 		return jsonrpc.PayloadTooLarge()
 	case errors.Is(err, errNoRoom):
+		if r.Body = body.ReadCloser; meter == x.handler.bodies {
+			httpbody.Skip(r, limit, bodyPace)
+		}
 		return x.busy()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return jsonrpc.RequestTimeout()
