@@ -51,8 +51,9 @@ func translated(ip netip.Addr) bool {
 	return false
 }
 
-// number reads a label of digits, or of hexadecimal ones after 0x, or of octal ones
-// after 0. A label of digits that are too many or not octal is a number without value.
+// number reads a label of digits, or of hexadecimal ones after 0x. A label of digits that
+// are too many is a number without value. So is one that begins with 0, for some read the
+// rest as octal digits and others as decimal ones, unless that is the same.
 func number(label string) (n uint64, isNumber bool) {
 	const none = 1 << 40 // larger than any address
 	digits, base := label, 10
@@ -63,8 +64,11 @@ func number(label string) (n uint64, isNumber bool) {
 		if digits, base = label[2:], 16; digits == "" {
 			return 0, true
 		}
-	case len(label) > 1 && label[0] == '0':
-		digits, base = label[1:], 8
+	case label[0] == '0':
+		if digits = strings.TrimLeft(label[1:], "0"); len(digits) > 1 || digits > "7" {
+			return none, strings.Trim(label, "0123456789") == ""
+		}
+		digits = "0" + digits
 	}
 	n, err := strconv.ParseUint(digits, base, 64)
 	switch {

@@ -113,9 +113,12 @@ func isText(s string) bool {
 }
 
 // cutScheme returns the scheme of a URI in lower case. One letter is no scheme but a
-// drive, in a path that is no URI.
+// drive, in a path that is no URI. A url: in front says nothing: some libraries cut it off.
 func cutScheme(uri string) (scheme, rest string, ok bool) {
 	scheme, rest, ok = strings.Cut(uri, ":")
+	for ok && strings.EqualFold(scheme, "url") {
+		scheme, rest, ok = strings.Cut(rest, ":")
+	}
 	if !ok || len(scheme) < 2 {
 		return "", "", false
 	}
