@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 // An arrival is the server's end of an answer: what its routes write to. It keeps
@@ -34,6 +35,9 @@ type arrival struct {
 	gaveUp   bool // reverse_proxy has, because the request was canceled, or we have
 	informed int  // how many informational responses have come
 	broken   bool // the routes have not come to their end, or to a bad one
+	bodiless bool // the body is dropped
+	escapes  bool // what other readers than the gateway may end lines at
+	breaks   sse.Breaks
 }
 
 // statusClientLeft is how reverse_proxy notes that a request was canceled.
@@ -79,6 +83,13 @@ func (a *arrival) WriteHeader(status int) {
 		a.x.verdict, a.gaveUp = failure, true
 		return
 	}
+	if a.bodiless = a.x.misread(header); a.bodiless {
+		httpbody.DropDescription(header)
+		header.Del("Content-Type")
+	}
+	if a.escapes = a.x.readsEvents(header); a.escapes {
+		httpbody.DropDescription(header)
+	}
 	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
 		header.Set(mcp.SessionHeader, a.x.bindSession(id))
 	}
@@ -117,19 +128,37 @@ func (a *arrival) passHeader() {
 
 // unacceptable says why an answer does not reach the client, whatever is in it: one that
 // sends the client elsewhere, or one that the client may read as something else than was
-// looked at.
+// looked at. Of one that says all by its status, such as that a session has ended, only the
+// body does not.
 func (x *exchange) unacceptable(status int, header http.Header) *jsonrpc.Failure {
 	switch {
 	case status/100 == 3:
 		return jsonrpc.HTTPError(x.server.Name, status)
-	case x.stream.opened && httpbody.Encoding(header) != "":
+	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent, header.Get("Content-Length") == "0":
+		return nil
+	case x.misread(header):
 		return jsonrpc.InvalidResponse(x.server.Name)
-	case x.stream.opened, x.caller.redactor() != nil, x.looked && httpbody.TypeOf(header.Get("Content-Type")) != httpbody.Other:
-		if !httpbody.IsUTF8(header.Get("Content-Type")) {
-			return jsonrpc.InvalidResponse(x.server.Name)
-		}
 	}
 	return nil
+}
+
+// misread reports whether a client may read a body as something else than is looked at.
+func (x *exchange) misread(header http.Header) bool {
+	contentType := header.Get("Content-Type")
+	switch {
+	case x.stream.opened && httpbody.Encoding(header) != "":
+		return true
+	case x.stream.opened, x.caller.redactor() != nil, x.looked && httpbody.TypeOf(contentType) != httpbody.Other:
+		return !httpbody.IsUTF8(contentType)
+	}
+	return false
+}
+
+// readsEvents reports whether a body is looked at as an event stream. A client that has
+// opened a stream may not look at its type closely.
+func (x *exchange) readsEvents(header http.Header) bool {
+	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
+	return (x.stream.opened || x.looked && isEvents) && httpbody.Encoding(header) == ""
 }
 
 // Write takes the next bytes of the body.
@@ -146,6 +175,13 @@ func (a *arrival) Write(p []byte) (int, error) {
 	if a.size += int64(len(p)); a.limit > 0 && a.size > a.limit {
 		a.x.verdict = jsonrpc.ResponseTooLarge(a.x.server.Name)
 		return 0, errResponseLimit
+	}
+	if a.bodiless {
+		return len(p), nil
+	}
+	if a.escapes {
+		_, err := a.ResponseWriter.Write(a.breaks.Escape(p))
+		return len(p), err
 	}
 	return a.ResponseWriter.Write(p)
 }

@@ -906,6 +906,8 @@ func TestAccessToOddLists(t *testing.T) {
 		{"in an event after a byte order mark", "text/event-stream", "\ufeffdata:" + list(echo+","+slow) + "\n\n", nil},
 		{"in an event that is a batch", "text/event-stream", "data: [" + list(echo+","+slow) + "]\n\n", nil},
 		{"in an event that is not ended", "text/event-stream", "data: " + list(echo+","+slow), nil},
+		{"behind another end of a line", "text/event-stream", "x\u2028data: " + list(slow) + "\u2028\u2028\ndata: " + list(echo) + "\n\n", nil},
+		{"behind another end of a line, in data", "text/event-stream", "data: " + list(`{"name":"echo","inputSchema":{},"title":"\u0085\u0085data: `+strings.ReplaceAll(list(slow), `"`, `'`)+`\u2029\u2029"}`) + "\n\n", nil},
 		{"with the status of an error", "application/json", "STATUS" + list(echo+","+slow), nil},
 	}
 	for _, tt := range tests {
@@ -937,8 +939,11 @@ func TestAccessToOddLists(t *testing.T) {
 					text, _ := io.ReadAll(unzipped)
 					got = string(text)
 				}
-				if strings.Contains(got, "marks it") {
-					t.Errorf("%s: %s", what, got)
+				for _, line := range strings.Split(splitLines.Replace(got), "\n") {
+					// What stands in a line that is none, and in a text, no client reads as a list.
+					if strings.Contains(line, "marks it") && !strings.HasPrefix(line, "x") && !strings.Contains(line, "'marks it'") || strings.HasPrefix(line, "data: {'") {
+						t.Errorf("%s: %s", what, got)
+					}
 				}
 			}
 			for _, way := range waysIn(url, "alpha")[1:] {

@@ -486,6 +486,39 @@ func TestAccessRedactsOtherCharsets(t *testing.T) {
 	}
 }
 
+// What an answer says by its status arrives, also if its body does not.
+func TestAccessRedactsNoStatus(t *testing.T) {
+	isolate(t)
+	const latin = "text/html;charset=iso-8859-1"
+	for _, tt := range []struct {
+		status int
+		body   string
+	}{{405, "<h1>" + aKey + "</h1>"}, {404, "<h1>" + aKey + "</h1>"}, {503, aKey}, {202, ""}, {202, aKey}, {204, ""}, {200, ""}} {
+		server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", latin)
+			w.Header().Set("Retry-After", "7")
+			w.WriteHeader(tt.status)
+			if tt.body != "" {
+				_, _ = io.WriteString(w, tt.body)
+			}
+		}))
+		url := serve(t, gateway(keyless("server alpha http://"+server+"/mcp")...))
+		for _, token := range []string{eveToken, zoeToken} {
+			for _, method := range []string{"GET", "POST", "DELETE"} {
+				message := ""
+				if method == "POST" {
+					message = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+				}
+				res := open(t, client, method, mcpAt(url, "alpha"), message, acceptBoth, bearer(token))
+				body, _ := io.ReadAll(res.Body)
+				if res.StatusCode != tt.status || res.Header.Get("Retry-After") != "7" || (token == eveToken || method == "GET") && (len(body) > 0 || strings.Contains(res.Header.Get("Content-Type"), "8859")) {
+					t.Errorf("%s of %d %q for %s: %d %v %q", method, tt.status, tt.body, token, res.StatusCode, res.Header, body)
+				}
+			}
+		}
+	}
+}
+
 // A client for whom something is redacted gets results of any size, and streams as they
 // come (A56).
 func TestAccessRedactsOnTheWay(t *testing.T) {

@@ -147,7 +147,9 @@ func TestSecuritySealedEndpoints(t *testing.T) {
 		"after a long event": "data: " + long + "\n\nevent: endpoint\ndata: /mcp/files\n\n", "a type after long data": "data: " + long + "\ndata: /mcp/files\nevent: endpoint\n\n",
 		"after a long comment": ": " + long + "\nevent: endpoint\ndata: /mcp/files\n\n", "a long address": "event: endpoint\ndata: /mcp/files?" + long + "\n\n",
 		"twice": "event: endpoint\ndata: /messages\n\nevent: endpoint\ndata: /mcp/files\n\n", "another site": "event: endpoint\ndata: http://elsewhere.test/mcp/files\n\n", "no address": "event: endpoint\ndata: http:/mcp/files\n\n",
-		"an escape that is none": "event: endpoint\ndata: /mcp/files?%zz\n\n", "tabs in it": "event: endpoint\ndata: /mc\tp/files\n\n", "an id": "id: 1\nevent: endpoint\nretry: 1\ndata: /mcp/files\n\n",
+		"an escape that is none": "event: endpoint\ndata: /mcp/files?%zz\n\n", "tabs in it": "event: endpoint\ndata: /mc\tp/files\n\n", "other ends of lines": "x\u2028event: endpoint\u2028data: /mcp/files\n\n", "ends in a comment": ": x\vevent: endpoint\fdata: /mcp/files\n\n",
+		"ends in an id": "id: x\x1cevent: endpoint\u0085data: /mcp/files\n\n", "ends in data": "data: {\"a\":\"\u2029\u2029event: endpoint\x1ddata: /mcp/files\x1e\x1e\"}\n\n",
+		"ends in long data": "data: " + long + "\u2028event: endpoint\u2028data: /mcp/files\n\n", "an id": "id: 1\nevent: endpoint\nretry: 1\ndata: /mcp/files\n\n",
 	} {
 		streams = append(streams, stream{name, "text/event-stream", "", text})
 	}
@@ -182,7 +184,7 @@ func TestSecuritySealedEndpoints(t *testing.T) {
 				if e := res.Header.Get("Content-Encoding"); e != "" || strings.Contains(res.Header.Get("Content-Type"), "utf-7") || strings.Contains(res.Header.Get("Content-Type"), "utf-16") {
 					t.Errorf("%s, %q: it can be read as something else: %v", s.name, more, res.Header)
 				}
-				for _, e := range eventsOf(string(body)) {
+				for _, e := range append(eventsOf(string(body)), eventsOf(splitLines.Replace(string(body)))...) {
 					if e.name == "endpoint" && !strings.HasPrefix(e.data, "/mcp/old?endpoint=") {
 						t.Errorf("%s, %q, in pieces of %d: %d %+v", s.name, more, size, res.StatusCode, e)
 					}
@@ -191,6 +193,9 @@ func TestSecuritySealedEndpoints(t *testing.T) {
 		}
 	}
 }
+
+// splitLines ends lines as Python's splitlines does, which some clients use.
+var splitLines = strings.NewReplacer("\v", "\n", "\f", "\n", "\x1c", "\n", "\x1d", "\n", "\x1e", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n")
 
 type namedEvent struct{ name, data string }
 
