@@ -81,6 +81,26 @@ func (w *Writer) isLeftover(part []byte) bool {
 	return last == '\r' && part[0] == '\n'
 }
 
+// Named reports whether the event that edit is called for has such a name, in any of its
+// lines.
+func (w *Writer) Named(is func(name string) bool) bool {
+	if w.mode != isStream {
+		return false
+	}
+	var fields sse.Fields
+	for event := w.held; len(event) > 0; {
+		line, end, rest := cutLine(event)
+		if event = rest; !bytes.HasPrefix(line, []byte("event:")) {
+			continue
+		}
+		fields.Read(line)
+		if fields.Read(end); is(fields.Type) {
+			return true
+		}
+	}
+	return false
+}
+
 // endEvent lets the event that is held through. At the end of a stream it may lack its
 // end.
 func (w *Writer) endEvent() {

@@ -127,12 +127,15 @@ func (s *endpointSealer) rest() []byte {
 }
 
 // read takes the next bytes of the framing. Once an event has named an endpoint it is
-// taken for one, and the name is not read as strictly as the standard does: there are
-// clients of all kinds.
+// taken for one.
 func (s *endpointSealer) read(frame []byte) {
 	s.fields.Read(frame)
-	s.named = s.named || strings.EqualFold(strings.TrimSpace(s.fields.Type), endpointParam)
+	s.named = s.named || isEndpoint(s.fields.Type)
 }
+
+// isEndpoint reports whether an event of this name names an endpoint. The name is not read
+// as strictly as the standard does: there are clients of all kinds.
+func isEndpoint(name string) bool { return strings.EqualFold(strings.TrimSpace(name), endpointParam) }
 
 func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) error {
 	if !s.named {

@@ -41,7 +41,11 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 		return w, nil
 	}
 	r.Header.Del("Accept-Encoding")
-	s := screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) {
+	var s *screen.Writer
+	s = screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) {
+		if r.Method == http.MethodGet && s.Named(isEndpoint) && x.noteEndpoint(message) {
+			return message, nil // which is not what the client gets
+		}
 		// Some servers begin with this, and some clients ignore it.
 		message, err := x.screen(r, unmarked(message), look)
 		if err != nil && x.verdict == nil {
@@ -106,9 +110,6 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	var m jsonrpc.Message
 	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates) {
 		return x.leftOut(r, errUnreadable) // by us, but perhaps not by the client
-	}
-	if r.Method == http.MethodGet && x.noteEndpoint(message) {
-		return message, nil // which is not what the client gets
 	}
 	if look.answers {
 		if x.answered(r, &m) {

@@ -519,6 +519,23 @@ func TestAccessRedactsNoStatus(t *testing.T) {
 	}
 }
 
+// What only looks like an address is redacted (A56).
+func TestAccessRedactsAddresses(t *testing.T) {
+	isolate(t)
+	for _, text := range []string{"data: /x " + aKey, "event: message\ndata: http://x/" + aKey, "event: endpoints\ndata: /" + aKey, ": event: endpoint\ndata: /" + aKey, "data: event: endpoint\ndata: /" + aKey} {
+		server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, text+"\n\nevent: endpoint\ndata: /messages?s="+aKey+"\n\n")
+		}))
+		url := serve(t, gateway(keyless("server alpha http://"+server+"/sse")...))
+		res := open(t, client, "GET", mcpAt(url, "alpha"), "", "Accept: text/event-stream", bearer(eveToken))
+		body, _ := io.ReadAll(res.Body)
+		if got := string(body); strings.Contains(got, aKey) || !strings.Contains(got, redacted) || !strings.Contains(got, "data: /mcp/alpha?endpoint=") {
+			t.Errorf("A56 %q arrives as %q", text, got)
+		}
+	}
+}
+
 // A client for whom something is redacted gets results of any size, and streams as they
 // come (A56).
 func TestAccessRedactsOnTheWay(t *testing.T) {
