@@ -18,6 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
 // An exchange is a request to a model and the answer to it. The request is masked
@@ -27,6 +28,7 @@ type exchange struct {
 	handler *Handler
 	masked  masked
 	passed  reason // why nothing could be done
+	owner   string // the address that the request comes from, if something is held
 	held    int64  // bytes in memory, of the handler's max_buffered
 
 	answered bool
@@ -75,6 +77,8 @@ func (x *exchange) mask(r *http.Request) {
 		x.pass(tooLarge, nil)
 		return
 	}
+	x.owner = addressOf(r)
+	x.handler.held.Take(x.owner, 0)
 	original := r.Body
 	r.Body = body{x.count(original), original}
 	raw, err := httpbody.ReadWithin(r, limit, time.Duration(x.handler.BodyTimeout))
@@ -215,15 +219,28 @@ type counted struct {
 
 func (c counted) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
-	c.exchange.held += int64(n)
-	if c.exchange.handler.held.Add(int64(n)) > c.exchange.handler.MaxBuffered {
-		err = errMemory
+	if !c.exchange.handler.held.Grow(c.exchange.owner, int64(n)) {
+		return n, errMemory
 	}
+	c.exchange.held += int64(n)
 	return n, err
 }
 
 // release says that nothing of the request is held any more.
-func (x *exchange) release() { x.handler.held.Add(-x.held) }
+func (x *exchange) release() {
+	if x.owner != "" {
+		x.handler.held.Give(x.owner, x.held)
+	}
+}
+
+// addressOf returns where a request comes from, as Caddy's trusted_proxies say.
+func addressOf(r *http.Request) string {
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	if address == "" {
+		address = r.RemoteAddr
+	}
+	return "@" + ratelimit.Address(address)
+}
 
 // A body closes the one that it stands for.
 type body struct {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
@@ -92,7 +92,7 @@ type Handler struct {
 	BufferLimit int64 `json:"buffer_limit,omitempty"`
 
 	// Requests pass as they are while others hold so many bytes in memory, until
-	// they are answered. Default: 512 MiB
+	// they are answered. Those of one address may hold half of it. Default: 512 MiB
 	MaxBuffered int64 `json:"max_buffered,omitempty"`
 
 	// How long a client that goes on sending may take for each 16 KiB of a request.
@@ -103,7 +103,7 @@ type Handler struct {
 	Route string `json:"route,omitempty"`
 
 	policy chat.Policy
-	held   *atomic.Int64 // bytes of requests in memory
+	held   *quota.Meter // requests in memory
 	logger *zap.Logger
 }
 
@@ -154,15 +154,24 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	h.held = new(atomic.Int64)
 	if err := h.compile(); err != nil {
 		return err
 	}
+	h.held = quota.NewMeter(heldConversations, quota.Limits{
+		Bytes:      h.MaxBuffered,
+		OwnerBytes: max(h.MaxBuffered/2, min(h.MaxBuffered, 2*h.BufferLimit)), // one request, as it came and decoded
+	})
 	if !h.policy.Template.NamesCall() {
 		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
 			zap.String("placeholder_template", h.policy.Template.String()))
 	}
 	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, usageTokens)
+}
+
+// Cleanup says that what is still held does not count any more.
+func (h *Handler) Cleanup() error {
+	h.held.Close()
+	return nil
 }
 
 // compile makes the policy of the configuration.
@@ -289,5 +298,6 @@ func postsJSON(r *http.Request) bool {
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)
 	_ caddy.Validator             = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
 	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
 )

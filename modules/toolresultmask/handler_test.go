@@ -89,8 +89,8 @@ func through(t *testing.T, h *Handler, r *http.Request, answer func(http.Respons
 	if err := h.ServeHTTP(w, r, next); err != nil {
 		t.Fatal(err)
 	}
-	if n := h.held.Load(); n != 0 {
-		t.Errorf("%d bytes are still held", n)
+	if use := heldConversations.Usage(); use.Entries != 0 || use.Bytes != 0 {
+		t.Errorf("%+v are still held", use)
 	}
 	return s, w
 }
@@ -209,6 +209,43 @@ func TestMemoryOfCompressedRequests(t *testing.T) {
 		if passed := count(passedConversations, string(memoryFull)) > before; passed == (limit == whole) {
 			t.Errorf("of %d bytes, passed %t", limit, passed)
 		}
+	}
+}
+
+// One address cannot take all of max_buffered, whatever it holds.
+func TestMemoryOfOneAddress(t *testing.T) {
+	body := turns("AAAA", "BBBB")
+	h := provision(t, fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d,"max_buffered":%d}`, len(body), 5*len(body)))
+	serve := func(address string, then func()) (sent string) {
+		w, r := httptest.NewRecorder(), post(body)
+		r.RemoteAddr = address
+		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+		if err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
+			text, err := io.ReadAll(r.Body)
+			sent = string(text)
+			then()
+			return err
+		})); err != nil {
+			t.Error(err)
+		}
+		return sent
+	}
+	masked := turns(placeholder, "BBBB")
+	serve("[2001:db8::1]:1", func() {
+		serve("[2001:db8::2]:2", func() {
+			if got := serve("[2001:db8::3]:3", func() {}); got != body {
+				t.Errorf("a third of the same network: %q", got)
+			}
+			if got := serve("192.0.2.1:1", func() {}); got != masked {
+				t.Errorf("one of another: %q", got)
+			}
+		})
+	})
+	if got := serve("[2001:db8::3]:3", func() {}); got != masked {
+		t.Errorf("after that: %q", got)
+	}
+	if use := heldConversations.Usage(); use.Entries != 0 || use.Bytes != 0 {
+		t.Errorf("%+v are still held", use)
 	}
 }
 

@@ -1,6 +1,12 @@
 package toolresultmask
 
-import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+import (
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+)
+
+// heldConversations are requests in memory, as the metrics of all stores name them.
+var heldConversations = quota.NewKind("conversations")
 
 var (
 	maskedResults       = telemetry.NewCounter("tool_results_masked_total", "Old tool results sent to a model as placeholders.")
