@@ -87,7 +87,7 @@ func (a *arrival) WriteHeader(status int) {
 		httpbody.DropDescription(header)
 		header.Del("Content-Type")
 	}
-	if a.escapes = a.x.readsEvents(header); a.escapes {
+	if a.escapes = a.x.readsEvents(header); a.escapes && a.x.door != innerDoor { // which takes the length for a hint
 		httpbody.DropDescription(header)
 	}
 	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
@@ -154,11 +154,12 @@ func (x *exchange) misread(header http.Header) bool {
 	return false
 }
 
-// readsEvents reports whether a body is looked at as an event stream. A client that has
-// opened a stream may not look at its type closely.
+// readsEvents reports whether a body is looked at as an event stream, or becomes a part of
+// one, as where all servers are one. A client that has opened a stream may not look at its
+// type closely.
 func (x *exchange) readsEvents(header http.Header) bool {
 	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
-	return (x.stream.opened || x.looked && isEvents) && httpbody.Encoding(header) == ""
+	return (x.stream.opened || x.door == innerDoor || x.looked && isEvents) && httpbody.Encoding(header) == ""
 }
 
 // Write takes the next bytes of the body.

@@ -194,6 +194,25 @@ func TestSecuritySealedEndpoints(t *testing.T) {
 	}
 }
 
+// Where all servers are one, a server cannot have a client end lines, and with them events,
+// within what it says.
+func TestSecurityLineEndsOfServers(t *testing.T) {
+	isolate(t)
+	const text = "x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029"
+	server := newWitness(t, "read")
+	server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + text + `"}]}`}
+	url := serve(t, gateway("separator __", "mask off", server.line("alpha")))
+	for _, server.events = range []bool{false, true} {
+		for _, era := range clientEras {
+			c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+			got := c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.raw
+			if splitLines.Replace(got) != got || !strings.Contains(got, `x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029`) {
+				t.Errorf("a %s, events %t: %q", era.name, server.events, got)
+			}
+		}
+	}
+}
+
 // splitLines ends lines as Python's splitlines does, which some clients use.
 var splitLines = strings.NewReplacer("\v", "\n", "\f", "\n", "\x1c", "\n", "\x1d", "\n", "\x1e", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n")
 
