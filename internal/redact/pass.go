@@ -2,6 +2,7 @@ package redact
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"slices"
 	"unicode/utf8"
@@ -15,6 +16,7 @@ type pass struct {
 	scanner jsonspan.Scanner
 	edits   []jsonspan.Edit
 	quoted  []byte // what stands for the value of a field
+	keys    int    // in which something was replaced
 
 	text  []byte          // what the latest string stands for
 	found []jsonspan.Edit // in it
@@ -80,7 +82,7 @@ func (p *pass) value(data []byte, at int, messages bool) int {
 				from = end
 			}
 			if !in.isEnvelope(s.Depth()) {
-				p.look(data[start+1:end-1], start+1)
+				p.lookAtKey(data[start+1:end-1], start+1)
 			}
 			continue
 		case jsonspan.BeginObject, jsonspan.BeginArray:
@@ -156,6 +158,19 @@ func (p *pass) look(body []byte, at int) {
 	for _, e := range merge(p.found) {
 		start := place(e.Start)
 		p.edits = append(p.edits, jsonspan.Edit{Start: start, End: place(e.End), New: e.New})
+	}
+}
+
+// lookAtKey looks at a key. From the second one on in which something is replaced they are
+// numbered, so that the keys of an object stay different.
+func (p *pass) lookAtKey(body []byte, at int) {
+	before := len(p.edits)
+	if p.look(body, at); len(p.edits) == before {
+		return
+	}
+	if p.keys++; p.keys > 1 {
+		last := &p.edits[len(p.edits)-1]
+		last.New = fmt.Appendf(nil, "%s %d", last.New, p.keys)
 	}
 }
 

@@ -78,7 +78,7 @@ func prefixOf(re *regexp.Regexp) []byte {
 //
 // Patterns see what each string and each key stands for, whatever its escapes, at any
 // depth; not numbers, not the keys that make a message one, and of the message itself
-// neither jsonrpc nor id nor method.
+// neither jsonrpc nor id nor method. Keys that would become the same are numbered.
 // The value of a field is replaced by a string, whatever it was. The members that
 // make a message one are no fields, nor are the code and the message of an error, nor
 // what the schemas of listed tools and of elicitation describe. Of repeated members
@@ -155,9 +155,9 @@ var (
 const maxKept = 4 << 20
 
 func (p *pass) begin(r *Redactor) {
-	p.Redactor, p.edits = r, p.edits[:0]
+	p.Redactor, p.edits, p.keys = r, p.edits[:0], 0
 	if p.inner != nil {
-		p.inner.Redactor = r
+		p.inner.Redactor, p.inner.keys = r, 0
 	}
 }
 
