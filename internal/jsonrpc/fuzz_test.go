@@ -21,7 +21,7 @@ var wire = [fieldCount][]string{
 	Arguments: {"params", "arguments"}, Requested: {"params", "protocolVersion"}, Capabilities: {"params", "capabilities"}, Info: {"params", "clientInfo"},
 	Cursor: {"params", "cursor"}, Limit: {"params", "limit"}, Level: {"params", "level"}, RefName: {"params", "ref", "name"}, RefURI: {"params", "ref", "uri"},
 	InputResponses: {"params", "inputResponses"}, RequestState: {"params", "requestState"}, Notifications: {"params", "notifications"},
-	Subscriptions: {"params", "notifications", "resourceSubscriptions"}, Proxy: {"params", "proxy"}, AuthToken: {"params", "proxy", "authToken"},
+	Subscriptions: {"params", "notifications", "resourceSubscriptions"}, TaskIDs: {"params", "notifications", "taskIds"}, Proxy: {"params", "proxy"}, AuthToken: {"params", "proxy", "authToken"},
 	Meta: {"params", "_meta"}, ProgressToken: {"params", "_meta", "progressToken"}, Traceparent: {"params", "_meta", "traceparent"},
 	ProtocolVersion:    {"params", "_meta", "io.modelcontextprotocol/protocolVersion"},
 	ClientCapabilities: {"params", "_meta", "io.modelcontextprotocol/clientCapabilities"},

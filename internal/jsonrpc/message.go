@@ -44,6 +44,7 @@ const (
 	RequestState       // params.requestState, of a call that is made again
 	Notifications      // params.notifications, of subscriptions/listen
 	Subscriptions      // params.notifications.resourceSubscriptions
+	TaskIDs            // params.notifications.taskIds
 	Proxy              // params.proxy: what is said between a client and a gateway only
 	AuthToken          // params.proxy.authToken: what lets the client in
 	Meta               // params._meta
@@ -72,7 +73,7 @@ var fields = jsonspan.CompilePaths(
 	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
 	"params.arguments", "params.protocolVersion", "params.capabilities", "params.clientInfo",
 	"params.cursor", "params.limit", "params.level", "params.ref.name", "params.ref.uri",
-	"params.inputResponses", "params.requestState", "params.notifications", "params.notifications.resourceSubscriptions", "params.proxy", "params.proxy.authToken",
+	"params.inputResponses", "params.requestState", "params.notifications", "params.notifications.resourceSubscriptions", "params.notifications.taskIds", "params.proxy", "params.proxy.authToken",
 	"params._meta", "params._meta.progressToken", "params._meta.traceparent",
 	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
 	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
@@ -124,7 +125,7 @@ func (m *Message) CheckExact(known bool) *Failure {
 }
 
 // decisive are the fields of what a server sends on which anything is decided.
-var decisive = jsonspan.CompilePaths("jsonrpc", "id", "method", "params", "params.uri",
+var decisive = jsonspan.CompilePaths("jsonrpc", "id", "method", "params", "params.uri", "params.taskId",
 	"result", "result.resultType", "result.inputRequests", "result.cacheScope", "error")
 
 // ReadExact is Read for a message of a server that is decided upon: it refuses those that

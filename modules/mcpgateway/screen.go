@@ -34,10 +34,11 @@ func (x *exchange) screened(w http.ResponseWriter, r *http.Request) (http.Respon
 		values:  x.showsValues(r),
 		answers: answers,
 		tasks:   x.methodName() == "tasks/list",
+		notices: x.caller.identity != "" && (r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
 	// A server of the modern era asks by results.
 	whole := look.lists || look.values || look.tasks || x.caller.redactor() != nil || answers && modern
-	if !whole && !look.updates && !look.answers {
+	if !whole && !look.updates && !look.answers && !look.notices {
 		return w, nil
 	}
 	r.Header.Del("Accept-Encoding")
@@ -81,6 +82,7 @@ type looking struct {
 	values  bool // that complete the URIs of such resources
 	answers bool // what is not for the client at all
 	tasks   bool // of others
+	notices bool // of how such go on
 }
 
 // showsLists reports whether the answer may be one that a client is not shown all of, or
@@ -108,7 +110,7 @@ func (x *exchange) showsValues(r *http.Request) bool {
 // screen returns a message of the server as it goes on, nil if it does not.
 func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte, error) {
 	var m jsonrpc.Message
-	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates) {
+	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates || look.notices) {
 		return x.leftOut(r, errUnreadable) // by us, but perhaps not by the client
 	}
 	if look.answers {
@@ -122,6 +124,9 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	}
 	if look.updates && m.Is(jsonrpc.Method, mcp.MethodUpdated) &&
 		!x.caller.allows(mcp.Target{Server: x.server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
+		return nil, nil
+	}
+	if look.notices && x.isOfOthers(&m) {
 		return nil, nil
 	}
 	if look.lists {

@@ -40,7 +40,7 @@ func (x *exchange) claimSession(header http.Header) *jsonrpc.Failure {
 	if header.Get("Last-Event-Id") == "" {
 		header.Del("Last-Event-Id") // which is as good as none
 	}
-	if failure := x.claimTask(); failure != nil {
+	if failure := x.claimTasks(); failure != nil {
 		return failure
 	}
 	switch {
@@ -82,6 +82,7 @@ func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWr
 	if !x.bindsSessions() || x.door != mcpDoor {
 		return w
 	}
+	r.Header.Del("Accept-Encoding") // the stream is read
 	return &eventBinder{next: w, x: x}
 }
 

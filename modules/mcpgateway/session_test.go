@@ -100,7 +100,7 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 			_, _ = w.Write([]byte(piece))
 		}
 	})
-	h := gateway(t, `{"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
+	h := gateway(t, `{"mask":{"max_chars":0},"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
 	if got := servesUser(t, h, "", listening(t, "/mcp/a")).Body.String(); got != stream {
 		t.Errorf("somebody whom nobody knows got %q", got)
 	}
@@ -114,6 +114,10 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 	}
 	if got := servesUser(t, h, "ann", listening(t, "/mcp/a", "X-Mark", "yes")).Body.String(); !ids.MatchString(got) || !strings.HasPrefix(got, "\ufeffid: 9.") {
 		t.Errorf("after a byte order mark: %q", got)
+	}
+	servesUser(t, h, "ann", posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Accept-Encoding", "zstd"))
+	if saw := server.saw(); saw[len(saw)-1].header.Get("Accept-Encoding") == "zstd" {
+		t.Error("a server may compress events, and their ids would not be bound")
 	}
 	anns := strings.TrimPrefix(ids.FindString(bound), "id: ")
 	for _, tt := range []struct {

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/http"
 	"strings"
 	"sync"
@@ -53,8 +54,14 @@ func (t *tasks) add(key taskKey, begun task) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if _, known := t.kept.Get(key); !known {
-		t.kept.Put(begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
+		t.put(key, begun)
 	}
+}
+
+// put keeps a task as one of its client at its server: a server that says it has begun very
+// many pushes out its own. The caller holds the lock.
+func (t *tasks) put(key taskKey, begun task) {
+	t.kept.Put(key.server+"\x00"+begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
 }
 
 // get returns a task, and remembers it for longer.
@@ -63,7 +70,7 @@ func (t *tasks) get(key taskKey) (task, bool) {
 	defer t.mu.Unlock()
 	found, ok := t.kept.Get(key)
 	if ok {
-		t.kept.Put(found.identity, key, found, int64(len(key.id)+len(found.target.Name)))
+		t.put(key, found)
 	}
 	return found, ok
 }
@@ -77,12 +84,32 @@ func (x *exchange) hasTask(id string) bool {
 	return found.identity == x.caller.identity && x.caller.allows(found.target)
 }
 
-// claimTask refuses a request for a task that is not the client's.
-func (x *exchange) claimTask() *jsonrpc.Failure {
-	if !strings.HasPrefix(x.methodName(), "tasks/") || !x.message.Has(jsonrpc.TaskID) || x.hasTask(x.message.Text(jsonrpc.TaskID)) {
-		return nil
+// claimTasks refuses a request for tasks that are not all the client's.
+func (x *exchange) claimTasks() *jsonrpc.Failure {
+	var ids []string
+	switch m := &x.message; {
+	case strings.HasPrefix(x.methodName(), "tasks/") && m.Has(jsonrpc.TaskID):
+		ids = []string{m.Text(jsonrpc.TaskID)}
+	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
+		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+			return jsonrpc.InvalidParams("taskIds: they are no list of ids").AsAnswer()
+		}
 	}
-	return jsonrpc.InvalidParams("taskId: it is none of this client, or not known any more").AsAnswer()
+	for _, id := range ids {
+		if !x.hasTask(id) {
+			return jsonrpc.InvalidParams("taskId: it is none of this client, or not known any more").AsAnswer()
+		}
+	}
+	return nil
+}
+
+// isOfOthers reports whether a server says how a task goes on that is not the client's.
+func (x *exchange) isOfOthers(m *jsonrpc.Message) bool {
+	switch m.Text(jsonrpc.Method) {
+	case "notifications/tasks", "notifications/tasks/status":
+		return !x.hasTask(m.Text(jsonrpc.TaskID))
+	}
+	return false
 }
 
 // ownTasks returns a list of tasks with those that are the client's.
@@ -101,7 +128,12 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	switch {
 	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
 		return w
-	case r.Method == http.MethodGet: // in which answers are resumed
+	case r.Method == http.MethodGet:
+		// Answers come when they are resumed or, of the first revision of the protocol, all
+		// of them. Clients of that do not name their version.
+		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
+			return w
+		}
 	case !x.message.IsRequest() || !bytes.Contains(x.message.Raw, []byte("task")):
 		return w // the client does not know of tasks
 	default:
@@ -109,26 +141,46 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 			target = asked
 		}
 	}
-	watching := &taskWatcher{next: w}
-	watching.found = beginPaths.Watch(func(_ int, k jsonspan.Kind, literal []byte) {
-		if k == jsonspan.String {
-			id := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
-			x.handler.tasks.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
-		}
-	})
+	r.Header.Del("Accept-Encoding") // the answer is read
+	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
+	watching.note = func(id string) {
+		x.handler.tasks.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+	}
+	watching.reader = beginPaths.Watch(watching.found)
 	return watching
 }
 
-// beginPaths are where an answer has the id of the task that it begins.
-var beginPaths = jsonspan.CompilePaths("result.task.taskId", "result.taskId")
+// beginPaths are where an answer has its own id, and that of the task that it begins.
+var beginPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
 
 // A taskWatcher looks for a task in an answer, which passes as it is.
 type taskWatcher struct {
-	next   http.ResponseWriter
-	found  *jsonspan.Watcher
-	media  httpbody.MediaType
-	begun  bool
-	events sse.Scanner
+	next    http.ResponseWriter
+	request []byte // the id of what is answered, nil if that can be anything
+	note    func(task string)
+	reader  *jsonspan.Watcher
+	media   httpbody.MediaType
+	begun   bool
+	events  sse.Scanner
+
+	// of the message that is being read
+	answers bool // the request
+	task    string
+}
+
+// found takes a value of a message, in whatever order they come.
+func (w *taskWatcher) found(path int, k jsonspan.Kind, literal []byte) {
+	switch {
+	case k == jsonspan.Key:
+	case path == 0:
+		w.answers = w.request == nil || jsonrpc.SameID(w.request, literal)
+	case k == jsonspan.String:
+		w.task = string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
+	}
+	if w.answers && w.task != "" {
+		w.note(w.task)
+		w.task = ""
+	}
 }
 
 func (w *taskWatcher) Header() http.Header         { return w.next.Header() }
@@ -147,17 +199,18 @@ func (w *taskWatcher) Write(p []byte) (int, error) {
 		w.WriteHeader(http.StatusOK)
 	}
 	if w.media != httpbody.EventStream {
-		_, _ = w.found.Write(p)
+		_, _ = w.reader.Write(p)
 		return w.next.Write(p)
 	}
 	w.events.Each(p, func(kind sse.Kind, part []byte) {
 		switch kind {
 		case sse.Data:
-			_, _ = w.found.Write(part)
+			_, _ = w.reader.Write(part)
 		case sse.Frame:
-			w.found.Gap(len(part))
+			w.reader.Gap(len(part))
 		case sse.Dispatch:
-			w.found.Reset()
+			w.reader.Reset()
+			w.answers, w.task = false, ""
 		}
 	})
 	return w.next.Write(p)

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -101,6 +102,10 @@ func (s *worker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Params struct {
 			Task   json.RawMessage
 			TaskID string `json:"taskId"`
+
+			Notifications struct {
+				TaskIDs []string `json:"taskIds"`
+			}
 		}
 	}
 	if r.Method != http.MethodPost || json.NewDecoder(r.Body).Decode(&m) != nil {
@@ -109,6 +114,12 @@ func (s *worker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		w.Header().Set("Content-Encoding", "gzip")
+		zipped := gzip.NewWriter(w)
+		defer zipped.Close()
+		w = zippedWriter{w, zipped}
+	}
 	result := `{}`
 	switch m.Method {
 	case "initialize":
@@ -131,6 +142,14 @@ func (s *worker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
 		s.asked = append(s.asked, m.Method+" "+m.Params.TaskID)
 		result = `{"taskId":"` + m.Params.TaskID + `","status":"working"}`
+	case "subscriptions/listen": // whoever listens hears of all
+		s.asked = append(s.asked, m.Method+" "+strings.Join(m.Params.Notifications.TaskIDs, " "))
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, id := range s.tasks {
+			fmt.Fprintf(w, `data: {"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":"%s","status":"completed","result":{}}}`+"\n\n", id)
+		}
+		fmt.Fprintf(w, `data: {"jsonrpc":"2.0","id":%s,"result":{}}`+"\n\n", m.ID)
+		return
 	}
 	if m.ID == nil {
 		w.WriteHeader(http.StatusAccepted)
@@ -139,6 +158,14 @@ func (s *worker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
 }
+
+// A zippedWriter compresses what is written.
+type zippedWriter struct {
+	http.ResponseWriter
+	zipped *gzip.Writer
+}
+
+func (w zippedWriter) Write(p []byte) (int, error) { return w.zipped.Write(p) }
 
 func (s *worker) seen() int {
 	s.mu.Lock()
@@ -152,7 +179,7 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 	up := new(worker)
 	address := freeAddress(t)
 	line := "server up http://" + upstream(t, up) + "/mcp"
-	load(t, site(address, gateway("separator __", strangers(), line)))
+	load(t, site(address, gateway("separator __", "mask off", strangers(), line)))
 	url := "http://" + address
 	type way struct {
 		name, at, tool string
@@ -166,11 +193,15 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 	}
 	ask := func(t *testing.T, way way, token, method, params string) string {
 		t.Helper()
-		headers := []string{bearer(token), acceptBoth, closes}
+		headers := []string{bearer(token), acceptBoth, closes, "Accept-Encoding: gzip"}
 		if way.name == "/mcp" {
 			headers = append(headers, sessionAt(t, way.at, bearer(token)))
 		}
-		return answerIn(post(t, way.at, rpc(method, params), headers...).body)
+		body := post(t, way.at, rpc(method, params), headers...).body
+		if method == "subscriptions/listen" {
+			return body
+		}
+		return answerIn(body)
 	}
 	methods := []string{"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
 	begun := map[string]string{}
@@ -206,6 +237,20 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 			}
 			if text := ask(t, way, victimToken, "tasks/list", `{}`); !strings.Contains(text, `"`+id+`"`) {
 				t.Errorf("the list: %s", text)
+			}
+			if way.name == "/mcp" {
+				return // which listens to no tasks
+			}
+			before = up.seen()
+			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+`"]}}`); !strings.Contains(text, "-32602") || up.seen() != before {
+				t.Errorf("the thief listens to another's task: %s", text)
+			}
+			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{}}`); strings.Contains(text, "taskId") || up.seen() == before {
+				t.Errorf("the thief listens: %s", text)
+			}
+			text = ask(t, way, victimToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+`"]}}`)
+			if heard := strings.Contains(text, `"`+id+`"`); heard != (way.name != "/rpc") || !strings.Contains(text, `"result":{}`) { // which has no events
+				t.Errorf("the victim listens: %s", text)
 			}
 		})
 	}
