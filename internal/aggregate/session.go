@@ -188,7 +188,6 @@ type sessionsOver struct {
 	// When there are too many of an owner, those that it began up to a time have all
 	// ended.
 	until map[string]time.Time
-	all   time.Time // the same for all owners
 }
 
 // A sessionOver is a session that has ended.
@@ -220,15 +219,21 @@ func (s *State) end(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over.ids.Put(c.owner, overKey(c.key), sessionOver{c.owner, c.issued}, 0)
-	if len(s.over.until) <= maxOwnersOver {
-		return
+	if len(s.over.until) > maxOwnersOver {
+		s.over.forgetOldest()
 	}
-	for _, until := range s.over.until {
-		if until.After(s.over.all) {
-			s.over.all = until
+}
+
+// forgetOldest makes room for another owner. The one that is forgotten can use its own
+// sessions again until they are too old. That is better than to end those of anybody else.
+func (over *sessionsOver) forgetOldest() {
+	var oldest string
+	for owner, until := range over.until {
+		if oldest == "" || until.Before(over.until[oldest]) {
+			oldest = owner
 		}
 	}
-	clear(s.over.until)
+	delete(over.until, oldest)
 }
 
 // hasEnded reports whether a session has been ended, or has lasted too long.
@@ -236,7 +241,7 @@ func (s *State) hasEnded(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, over := s.over.ids.Get(overKey(c.key))
-	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) || !c.issued.After(s.over.all) {
+	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) {
 		c.ended.Store(true)
 	}
 	return c.ended.Load()
