@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 	"unique"
 
 	"go.uber.org/zap"
@@ -177,12 +178,13 @@ func (l *link) opened() bool {
 
 // meet shakes hands with the server, as long as that may take.
 func (l *link) meet(ctx context.Context, a *Aggregate, s *Server, of *http.Request) *jsonrpc.Failure {
+	began := time.Now()
 	joining, cancel := context.WithTimeout(ctx, a.config.JoinTimeout)
 	defer cancel()
 	failure := l.shakeHands(joining, a, s, of)
 	switch {
 	case failure == nil:
-		s.tried(nil)
+		s.tried(began, nil)
 		return nil
 	case ctx.Err() != nil:
 		s.gaveUp() // because the client did
@@ -190,11 +192,11 @@ func (l *link) meet(ctx context.Context, a *Aggregate, s *Server, of *http.Reque
 	}
 	log := a.config.Logger.With(zap.String("mcp_server", l.server), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
 	if !unreachable(failure) {
-		s.tried(nil)
+		s.tried(began, nil)
 		log.Warn("MCP server refuses a client")
 		return failure
 	}
-	log.Warn("MCP server left out", zap.Duration("retry_after", s.tried(failure)))
+	log.Warn("MCP server left out", zap.Duration("retry_after", s.tried(began, failure)))
 	return failure
 }
 

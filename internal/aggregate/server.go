@@ -29,6 +29,7 @@ type Server struct {
 type outage struct {
 	failure  *jsonrpc.Failure // nil if there is none
 	failures int              // in a row
+	noted    time.Time        // the last of them
 	retry    time.Time        // not before
 	trying   bool             // somebody does
 }
@@ -47,18 +48,21 @@ func (s *Server) out() *jsonrpc.Failure {
 	return nil
 }
 
-// tried notes whether the server could be reached. It returns after what pause it is
-// tried again.
-func (s *Server) tried(failure *jsonrpc.Failure) (pause time.Duration) {
+// tried notes whether the server could be reached by somebody who has begun to try at some
+// time. It returns after what pause it is tried again.
+func (s *Server) tried(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if failure == nil {
 		s.outage = outage{}
 		return 0
 	}
-	o := &s.outage
+	o, now := &s.outage, time.Now()
+	if o.failure != nil && !began.After(o.noted) { // it is the same failure, of which another has told
+		return max(o.retry.Sub(now), 0)
+	}
 	pause = min(time.Second<<min(o.failures, 5), 30*time.Second)
-	o.failure, o.trying, o.retry = failure, false, time.Now().Add(pause)
+	o.failure, o.trying, o.noted, o.retry = failure, false, now, now.Add(pause)
 	o.failures++
 	return pause
 }
