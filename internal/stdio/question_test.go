@@ -540,3 +540,20 @@ func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	contains(t, "then", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
 	equal(t, "open questions", len(s.questions), 0)
 }
+
+// TestASoleClientInitializesAgain: all sessions are its own, and it listens with the
+// latest.
+func TestASoleClientInitializesAgain(t *testing.T) {
+	p := newPuppets(t, func(c *Config) { c.SoleClient = true })
+	before := p.client().initialize(`{"roots":{}}`)
+	untold(before, "\n")
+	c := p.client().initialize(`{"roots":{}}`)
+	stream := c.listen()
+	defer stream.Body.Close()
+	untold(c, `{"jsonrpc":"2.0","id":"theirs","method":"roots/list"}`+"\n")
+	contains(t, "between calls", stream.next(), "roots/list")
+	r := c.post(say(`1`, `{"jsonrpc":"2.0","id":"more","method":"roots/list"}`+"\n"))
+	defer r.Body.Close()
+	contains(t, "within a call", r.next(), "roots/list")
+	equal(t, "started", len(p.started), 1)
+}

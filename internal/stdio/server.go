@@ -516,13 +516,17 @@ func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
 }
 
 // sole returns the session that what a child says outside of calls is for: the only
-// one, if the child has worked for nobody else since it was started.
+// one, if the child has worked for nobody else since it was started. If there is but one
+// client, all sessions are that client's, and it is the latest.
 func (s *server) sole(c *child) *session {
 	if s.owner != nil {
 		return s.owner
 	}
 	var sessions []*session
 	s.eachSession(func(session *session) { sessions = append(sessions, session) })
+	if s.pool.config.SoleClient && len(sessions) > 0 {
+		return slices.MaxFunc(sessions, func(a, b *session) int { return a.began.Compare(b.began) })
+	}
 	if len(sessions) != 1 || !c.workedOnlyFor(sessions[0]) {
 		return nil
 	}
