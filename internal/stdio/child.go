@@ -50,9 +50,11 @@ type child struct {
 	lent      *session // whose calls it finishes, and nobody else's
 	level     string   // of log messages, that it was told for all clients
 	served    bool     // it has answered a client
-	unheard   int      // calls in a row that were given up, and it has said nothing
-	asked     bool     // it is being asked whether it is alive because of that
 	dead      error    // why it takes no calls any more
+
+	unheard     int       // calls that have timed out since it has said something
+	lastUnheard time.Time // when the last of them did
+	asked       bool      // it is being asked whether it is alive because of that
 }
 
 // A call is a request that waits for its answer.
@@ -170,7 +172,6 @@ func (c *child) read() {
 			if c.server.pool.config.Framing == Newline && (m.Has(jsonrpc.Version) || m.Has(jsonrpc.Result)) {
 				frames.settle()
 			}
-			c.heard()
 			c.receive(&m)
 		case errors.As(err, &tooLong):
 			c.long.Do(func() {
@@ -198,7 +199,9 @@ type output struct{ *child }
 
 func (o output) Read(p []byte) (int, error) {
 	n, err := o.stdout.Read(p)
-	o.noteRead()
+	if n > 0 {
+		o.noteRead()
+	}
 	return n, err
 }
 
@@ -208,6 +211,7 @@ func (c *child) noteRead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lastKnown = c.lastID
+	c.unheard = 0
 }
 
 // lose fails whoever waits for a message that is passed over.
@@ -508,6 +512,12 @@ func (c *child) abandon(call *call) {
 	}
 }
 
+// giveUp cancels a call whose request has ended, and says why it has.
+func (c *child) giveUp(call *call, cause error) {
+	c.noteUnheard(call, cause)
+	c.cancel(call, "the client has left")
+}
+
 // cancel gives a call up, and tells the child that nobody waits for it, nor answers
 // what it has asked. A call that still waits for room in the queue is cancelled after
 // it: before, the child would not know what is meant.
@@ -521,7 +531,6 @@ func (c *child) cancel(call *call, reason string) {
 		if c.noteCancellation(call, cancellation) {
 			c.tell(cancellation)
 		}
-		c.noteUnheard(call)
 	}
 	c.abandon(call)
 }

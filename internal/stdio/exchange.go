@@ -277,7 +277,7 @@ func (x *exchange) call() (*http.Response, error) {
 	}
 	l, last, err := x.first(call)
 	if err != nil {
-		c.cancel(call, "the client has left")
+		c.giveUp(call, err)
 		return nil, err
 	}
 	if last {
@@ -286,7 +286,7 @@ func (x *exchange) call() (*http.Response, error) {
 	var st *stream
 	st = newStream(ctx, call.inbox, func() {
 		x.pool.unlisten(st)
-		c.cancel(call, "the client has left")
+		c.giveUp(call, context.Cause(ctx))
 		x.done()
 	})
 	st.load(l)

@@ -61,7 +61,7 @@ type Pool struct {
 	roots   []byte
 	running sync.WaitGroup // goroutines, each child's included
 
-	unheardTime, aliveTime time.Duration // constant, but for tests
+	aliveTime time.Duration // constant, but for tests
 
 	mu        sync.Mutex
 	servers   map[address]*server
@@ -94,8 +94,7 @@ func NewPool(config Config, observe Observer) *Pool {
 		kept:   quota.NewMeter(sessionsKept, quota.Limits{Entries: config.MaxSessions}),
 		starts: starts{of: map[string]*rate.Limiter{}},
 
-		unheardTime: unheardTime,
-		aliveTime:   aliveTime,
+		aliveTime: aliveTime,
 	}
 }
 

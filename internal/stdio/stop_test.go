@@ -223,38 +223,88 @@ func TestThrottle(t *testing.T) {
 	equal(t, "left out", left, 2)
 }
 
-// TestASilentChildIsAsked: without health checks, its calls tell that it does not answer.
+// TestASilentChildIsAsked: without health checks, calls that time out tell that it does
+// not answer.
 func TestASilentChildIsAsked(t *testing.T) {
-	for _, flags := range []string{"", "--hang-ping"} {
-		p := newPool(t, flags)
-		p.unheardTime, p.aliveTime = 0, 100*time.Millisecond
-		p.soon("alpha:1", mcp.Legacy)
-		pid := p.client().pid()
-		state := func() State { return p.Status("alpha:1")[0].State }
-		hang := func() {
-			ctx, leave := context.WithCancel(t.Context())
-			left := make(chan struct{})
-			calls := len(p.received("tools/call"))
-			go func() {
-				defer close(left)
-				_, _ = p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
-			}()
-			p.eventually("it is called", func() bool { return len(p.received("tools/call")) > calls })
-			leave()
-			<-left
-		}
-		for range maxUnheard - 1 {
-			hang()
-		}
-		equal(t, "state before", state(), Running)
-		hang()
-		if flags != "" {
-			p.until("it is started again", func() bool { return p.again == 1 })
-		} else {
-			p.eventually("it answers a ping", func() bool { return len(p.received("ping")) == 1 && state() == Running })
-		}
-		equal(t, "the same", p.client().pid() == pid, flags == "")
+	timeout := os.ErrDeadlineExceeded // is a net.Error, as the gateway's own
+	for name, test := range map[string]struct {
+		flags    string
+		cause    error // why calls are given up
+		together bool  // they wait at the same time
+		state    State // after that, if it answers nothing
+		back     bool  // it is started again
+	}{
+		"it answers a ping":            {"", timeout, false, Running, false},
+		"it answers nothing":           {"--hang-ping", timeout, false, Silent, true},
+		"clients leave":                {"--hang-ping", context.Canceled, false, Running, false},
+		"calls wait at the same time":  {"--hang-ping", timeout, true, Running, false},
+		"clients leave, all at a time": {"--hang-ping", context.Canceled, true, Running, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t, test.flags)
+			p.soon("alpha:1", mcp.Legacy)
+			pid := p.client().pid()
+			p.aliveTime = time.Hour
+			if test.back {
+				p.aliveTime = 100 * time.Millisecond
+			}
+			var giveUp []func()
+			for range maxUnheard {
+				ctx, leave := context.WithCancelCause(t.Context())
+				left := make(chan struct{})
+				calls := len(p.received("tools/call"))
+				go func() {
+					defer close(left)
+					_, _ = p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
+				}()
+				p.eventually("it is called", func() bool { return len(p.received("tools/call")) > calls })
+				equal(t, "state before", p.Status("alpha:1")[0].State, Running)
+				giveUp = append(giveUp, func() {
+					leave(test.cause)
+					<-left
+				})
+				if !test.together {
+					giveUp[len(giveUp)-1]()
+				}
+			}
+			if test.together {
+				for _, f := range giveUp {
+					f()
+				}
+			}
+			pings := func() int { return len(p.received("ping")) }
+			switch {
+			case test.back:
+				p.until("it is started again", func() bool { return p.again == 1 })
+				equal(t, "it was told to end", p.events("eof"), 1)
+			case test.flags == "":
+				p.eventually("it answers a ping", func() bool { return pings() == 1 && p.Status("alpha:1")[0].State == test.state })
+			default:
+				equal(t, "state", p.Status("alpha:1")[0].State, test.state)
+			}
+			equal(t, "the same", p.client().pid() == pid, !test.back)
+			equal(t, "it is asked", pings() > 0, test.cause == timeout && !test.together)
+		})
 	}
+}
+
+// TestASilentChildThatSpeaksIsSpared: it was at work, be it on a call that was given up.
+func TestASilentChildThatSpeaksIsSpared(t *testing.T) {
+	p := newPool(t, "--hang-ping")
+	pid := p.client().pid()
+	s, _ := p.server(address{"alpha:1", mcp.Legacy})
+	c := s.current()
+	for range maxUnheard {
+		call := &call{inbox: newInbox(1), sent: true, begun: time.Now()}
+		if err := c.register(call); err != nil {
+			t.Fatal(err)
+		}
+		c.giveUp(call, os.ErrDeadlineExceeded)
+	}
+	equal(t, "state", s.status().State, Silent)
+	p.eventually("it is asked", func() bool { return len(p.received("ping")) == 1 })
+	equal(t, "the same", p.client().pid(), pid)
+	equal(t, "state", s.status().State, Running)
 }
 
 func TestNoiseIsCountedAndSeldomLogged(t *testing.T) { // A35
