@@ -128,6 +128,11 @@ func TooManySessions() *Failure {
 	return failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_sessions", "too many sessions")
 }
 
+// TooManySubscriptions says that a client cannot hear of a further resource.
+func TooManySubscriptions() *Failure {
+	return failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_subscriptions", "too many subscriptions, or their URIs are too long")
+}
+
 // PayloadTooLarge says that a request has too many bytes.
 func PayloadTooLarge() *Failure {
 	return failure(http.StatusRequestEntityTooLarge, CodeInvalidRequest, "payload_too_large", "the request is too large")

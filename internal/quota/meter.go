@@ -24,6 +24,19 @@ func NewMeter(kind *Kind, limits Limits) *Meter {
 // counts it.
 func (m *Meter) Take(owner string, bytes int64) bool { return m.take(owner, amount{1, bytes}) }
 
+// Fits reports whether owner may hold one entry more, of so many bytes. It counts
+// nothing.
+func (m *Meter) Fits(owner string, bytes int64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fits(m.each[owner].plus(amount{1, bytes}), m.total.plus(amount{1, bytes}))
+}
+
+// fits reports whether an owner may hold own, if all hold all. The caller holds the lock.
+func (m *Meter) fits(own, all amount) bool {
+	return !all.exceeds(m.limits.Entries, m.limits.Bytes) && !own.exceeds(m.limits.OwnerEntries, m.limits.OwnerBytes)
+}
+
 // Grow reports whether an entry that owner holds may have so many bytes more, and
 // counts them.
 func (m *Meter) Grow(owner string, bytes int64) bool { return m.take(owner, amount{0, bytes}) }
@@ -32,7 +45,7 @@ func (m *Meter) take(owner string, more amount) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	own, all := m.each[owner].plus(more), m.total.plus(more)
-	if all.exceeds(m.limits.Entries, m.limits.Bytes) || own.exceeds(m.limits.OwnerEntries, m.limits.OwnerBytes) {
+	if !m.fits(own, all) {
 		m.kind.refused.Add(1)
 		return false
 	}

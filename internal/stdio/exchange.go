@@ -135,21 +135,24 @@ func (x *exchange) ready(era mcp.Era) (*child, error) {
 
 // initialize begins a session. The child has been initialized already or is now.
 func (x *exchange) initialize() (*http.Response, error) {
-	const longestHello = 64 << 10 // it is kept for as long as the session
-	if len(x.m.Raw) > longestHello {
+	const longestHello = 17 << 10 // 16 KiB, as where servers are one, and what is added there
+	if len(x.m.Literal(jsonrpc.Params)) > longestHello {
 		return x.fail(jsonrpc.PayloadTooLarge()), nil
 	}
 	if !x.pool.serves(x.req.URL.Host) {
 		return nil, errStopped
 	}
-	session, failure := x.pool.open(&x.m, x.address(mcp.Legacy), ownerOf(x.req.Context()))
-	if failure != nil {
-		res := x.fail(failure)
+	session, err := x.open()
+	if err != nil {
+		return nil, err
+	}
+	if session == nil {
+		res := x.fail(jsonrpc.TooManySessions())
 		res.Header.Set("Retry-After", "1")
 		return res, nil
 	}
 	x.session = session
-	if s, err := x.server(mcp.Legacy); err == nil && s.owner == nil && !x.pool.config.SoleClient && session.can(rootsList) {
+	if s, err := x.server(mcp.Legacy); err == nil && s.owner == nil && !x.pool.config.SoleClient && session.canBeAsked(rootsList) {
 		s.sayRootsStay()
 	}
 	c, err := x.child()
@@ -172,6 +175,19 @@ func (x *exchange) initialize() (*http.Response, error) {
 	res := respond(x.req, http.StatusOK, jsonrpc.Answer(x.m.Literal(jsonrpc.ID), result))
 	res.Header.Set(mcp.SessionHeader, session.id)
 	return res, nil
+}
+
+// open begins a session, when it is its owner's turn. There is none if its owner has begun
+// too many of late, or if there is no room.
+func (x *exchange) open() (*session, error) {
+	p, ctx := x.pool, x.req.Context()
+	owner := ownerOf(ctx)
+	if p.config.Isolation == PerSession {
+		if can, err := p.starts.wait(ctx, owner, min(startWait, p.config.StartTimeout)); !can {
+			return nil, err
+		}
+	}
+	return p.open(&x.m, x.address(mcp.Legacy), owner), nil
 }
 
 // answer takes the answer to a question of the server.
@@ -265,7 +281,11 @@ func (x *exchange) call() (*http.Response, error) {
 	if c.server.owner == nil && c.server.at.era == mcp.Legacy && x.m.Is(jsonrpc.Method, setLevelMethod) {
 		return x.setLevel(c)
 	}
-	if x.subscribes(c.server) {
+	done, failure := x.subscribes(c.server)
+	if failure != nil {
+		return x.fail(failure), nil
+	}
+	if done {
 		return respond(x.req, http.StatusOK, jsonrpc.Answer(x.m.Literal(jsonrpc.ID), []byte("{}"))), nil
 	}
 	call := &call{request: x.m, session: x.session}
@@ -355,20 +375,20 @@ func modernStatus(answer []byte) int {
 // subscribes notes to which resources a client of a shared child subscribes. It
 // reports whether that is all: the child goes on telling of a resource for as long
 // as one of its clients wants it, whoever asks it not to.
-func (x *exchange) subscribes(s *server) bool {
+func (x *exchange) subscribes(s *server) (done bool, failure *jsonrpc.Failure) {
 	uri := x.m.Text(jsonrpc.URI)
 	switch x.m.Text(jsonrpc.Method) {
 	case "resources/subscribe":
-		if x.session != nil {
-			x.session.subscribe(uri, true)
+		if x.session != nil && !x.session.subscribe(uri) {
+			return false, jsonrpc.TooManySubscriptions().AsAnswer()
 		}
 	case "resources/unsubscribe":
 		if x.session != nil {
-			x.session.subscribe(uri, false)
+			x.session.unsubscribe(uri)
 		}
-		return s.wanted(uri)
+		return s.wanted(uri), nil
 	}
-	return false
+	return false, nil
 }
 
 // get opens the stream of a session.

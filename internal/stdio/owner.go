@@ -1,6 +1,7 @@
 package stdio
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -33,38 +34,102 @@ func ownerOf(ctx context.Context) string {
 	return owner
 }
 
-// makeRoom ends a session so that an owner can begin one: that which has not been used
-// for longest, of the owner that has most. An owner that has more than half of all loses
-// one even if it is in use.
-func (p *Pool) makeRoom(owner string) {
-	held := map[string][]*session{owner: {nil}} // with the one to come
-	p.each(func(s *session) { held[s.owner] = append(held[s.owner], s) })
-	most := slices.MaxFunc(slices.Collect(maps.Values(held)), func(a, b []*session) int { return len(a) - len(b) })
-	if len(held[owner]) == len(most) {
-		most = held[owner]
-	}
-	var oldest *session
-	var since time.Time
-	for _, s := range most {
-		if s == nil {
-			continue
+// What is kept for sessions: what clients have said of themselves, and the resources
+// that they have subscribed to.
+const (
+	maxBytes      = 64 << 20
+	maxOwnerBytes = 8 << 20
+)
+
+// abandonedTime is how long a session is not used until it counts as abandoned.
+const abandonedTime = time.Minute
+
+// A candidate is a session that may end so that another can begin.
+type candidate struct {
+	*session
+	now   activity
+	since time.Time
+	bytes int64
+	owns  *holding
+}
+
+// A holding is what an owner has.
+type holding struct {
+	sessions, bytes int64
+	held, idle      int64 // the one or the other of these: that for which there is no room
+}
+
+// makeRoom ends a session so that another can begin, and reports whether it has. A
+// session that is not used comes first: that which has not been used for longest, of the
+// owner that has most such. An owner can take abandoned sessions of those that have less,
+// but not the only one that somebody has while there is another way. Sessions in use end
+// for others if their owner has more than half of all, and those that only listen if it
+// has more than its share.
+func (p *Pool) makeRoom(next *session) bool {
+	var all []candidate
+	owners := map[string]*holding{next.owner: {}}
+	p.each(func(s *session) {
+		now, since, bytes := s.activity()
+		if owners[s.owner] == nil {
+			owners[s.owner] = new(holding)
 		}
-		if unused, at := s.unused(); unused && (oldest == nil || at.Before(since)) {
-			oldest, since = s, at
+		all = append(all, candidate{s, now, since, bytes, owners[s.owner]})
+	})
+	limit, weight := int64(p.config.MaxSessions), func(int64) int64 { return 1 }
+	if len(all) < p.config.MaxSessions {
+		limit, weight = maxBytes, func(bytes int64) int64 { return bytes }
+	}
+	for _, c := range all {
+		c.owns.sessions++
+		c.owns.bytes += c.bytes
+		c.owns.held += weight(c.bytes)
+		if c.now == idle {
+			c.owns.idle += weight(c.bytes)
 		}
 	}
-	switch {
-	case oldest != nil:
-		p.expire(oldest)
-	case len(most) > len(held[owner]) && len(most) > p.config.MaxSessions/2:
-		p.end(slices.MinFunc(most, func(a, b *session) int { return a.began.Compare(b.began) }))
+	own := owners[next.owner]
+	mine := own.held + weight(next.bytes)
+	rank := func(c candidate) int {
+		abandoned := time.Since(c.since) > abandonedTime
+		more := c.owns.held > mine
+		switch {
+		case c.owns == own && c.now == idle:
+			return 1
+		case c.owns == own, own.bytes+next.bytes > maxOwnerBytes:
+			return 0
+		case c.now == idle && more:
+			return 1
+		case c.now == idle && abandoned && c.owns.sessions > 1:
+			return 2
+		case c.now == listening && more && (c.owns.held > limit/2 || abandoned && c.owns.held > limit/int64(len(owners))):
+			return 3
+		case c.now == idle && abandoned:
+			return 4
+		case more && c.owns.held > limit/2:
+			return 5
+		}
+		return 0
 	}
+	all = slices.DeleteFunc(all, func(c candidate) bool { return rank(c) == 0 })
+	if len(all) == 0 {
+		return false
+	}
+	last := slices.MinFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.owns.idle, a.owns.idle), cmp.Compare(b.owns.held, a.owns.held), a.since.Compare(b.since))
+	})
+	if last.now == idle {
+		p.expire(last.session) // unless it is used again
+	} else {
+		p.end(last.session)
+	}
+	return true
 }
 
 // How fast an owner can begin sessions that have a child of their own.
 const (
 	startRate  = 5  // in a second
 	startBurst = 50 // at once
+	startWait  = 10 * time.Second
 )
 
 // starts limits how fast owners begin sessions.
@@ -73,8 +138,35 @@ type starts struct {
 	of map[string]*rate.Limiter
 }
 
-// allow reports whether an owner can begin a session now.
-func (s *starts) allow(owner string) bool {
+// wait waits until an owner can begin a session. It reports whether it can, which it
+// cannot if it would have to wait for longer than so long.
+func (s *starts) wait(ctx context.Context, owner string, longest time.Duration) (bool, error) {
+	limiter := s.limiter(owner)
+	if limiter == nil {
+		return false, nil
+	}
+	turn := limiter.Reserve()
+	pause := turn.Delay()
+	switch {
+	case pause == 0:
+		return true, nil
+	case pause > longest:
+		turn.Cancel()
+		return false, nil
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true, nil
+	case <-ctx.Done():
+		turn.Cancel()
+		return false, context.Cause(ctx)
+	}
+}
+
+// limiter returns what limits an owner, or nil if there are too many owners.
+func (s *starts) limiter(owner string) *rate.Limiter {
 	const many = 10_000
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,10 +176,10 @@ func (s *starts) allow(owner string) bool {
 			maps.DeleteFunc(s.of, func(_ string, l *rate.Limiter) bool { return l.Tokens() >= startBurst })
 		}
 		if len(s.of) >= many {
-			return false
+			return nil
 		}
 		limiter = rate.NewLimiter(startRate, startBurst)
 		s.of[owner] = limiter
 	}
-	return limiter.Allow()
+	return limiter
 }

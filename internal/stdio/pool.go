@@ -74,7 +74,8 @@ type Pool struct {
 	users     map[string]int           // by host, or of any host (""); nil if nobody has said
 	closed    bool
 	closeOnce sync.Once
-	kept      *quota.Meter // of sessions
+	kept      *quota.Meter // of sessions, with what they have said of themselves and subscribed to
+	opening   sync.Mutex   // held while there is made room for a session
 	starts    starts
 }
 
@@ -91,7 +92,7 @@ func NewPool(config Config, observe Observer) *Pool {
 		inFlight:  map[string]int{},
 		idle:      map[string]chan struct{}{},
 
-		kept:   quota.NewMeter(sessionsKept, quota.Limits{Entries: config.MaxSessions}),
+		kept:   quota.NewMeter(sessionsKept, quota.Limits{Entries: config.MaxSessions, Bytes: maxBytes, OwnerBytes: maxOwnerBytes}),
 		starts: starts{of: map[string]*rate.Limiter{}},
 
 		aliveTime: aliveTime,
@@ -186,20 +187,19 @@ func (p *Pool) each(f func(*session)) {
 	}
 }
 
-// open begins a session of an owner.
-func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) (*session, *jsonrpc.Failure) {
-	if p.config.Isolation == PerSession && !p.starts.allow(owner) {
-		return nil, jsonrpc.TooManySessions()
-	}
-	if p.full() { // of clients that did not say goodbye, most likely
-		p.makeRoom(owner)
-	}
+// open begins a session of an owner. It returns nil if there is no room.
+func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) *session {
 	s := newSession(p, a.name(), hello)
 	s.owner, s.began = owner, time.Now()
+	s.lastUsed = s.began
+	p.opening.Lock()
+	defer p.opening.Unlock()
+	for !p.kept.Fits(owner, s.bytes) && p.makeRoom(s) { // of clients that did not say goodbye, most likely
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || !p.kept.Take(owner, 0) {
-		return nil, jsonrpc.TooManySessions()
+	if p.closed || !p.kept.Take(owner, s.bytes) {
+		return nil
 	}
 	if p.config.Isolation == PerSession {
 		s.server = newServer(p, a, s)
@@ -208,13 +208,7 @@ func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) (*session, 
 	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.expire(s) })
 	s.expires.Stop() // until it is released
 	p.sessions[s.id] = s
-	return s, nil
-}
-
-func (p *Pool) full() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.sessions) >= p.config.MaxSessions
+	return s
 }
 
 // session returns a session at an address, in use.
@@ -243,6 +237,7 @@ func (p *Pool) expire(s *session) {
 func (p *Pool) end(s *session) {
 	s.mu.Lock()
 	s.ended = true
+	kept := s.bytes
 	s.expires.Stop()
 	s.mu.Unlock()
 	s.mail.discard()
@@ -252,7 +247,7 @@ func (p *Pool) end(s *session) {
 	defer p.mu.Unlock()
 	if p.sessions[s.id] == s {
 		delete(p.sessions, s.id)
-		p.kept.Give(s.owner, 0)
+		p.kept.Give(s.owner, kept)
 	}
 	switch {
 	case p.closed: // Close stops everybody

@@ -43,7 +43,7 @@ func (c *child) ask(m *jsonrpc.Message) {
 	}
 	owner := c.server.ownerOf(c)
 	call, _ := c.caller()
-	asked := call != nil && call.session != nil && call.session.can(method)
+	asked := call != nil && call.session != nil && call.session.canBeAsked(method)
 	if owner == nil && method == rootsList {
 		if asked = asked && !c.server.hasRoots() && c.server.lend(c, call.session); !asked {
 			c.server.sayRootsStay()
@@ -54,7 +54,7 @@ func (c *child) ask(m *jsonrpc.Message) {
 		call.session.ask(c, call, m)
 	case call != nil:
 		c.answerFor(call.session, m.Literal(jsonrpc.ID), method)
-	case owner != nil && owner.can(method):
+	case owner != nil && owner.canBeAsked(method):
 		owner.ask(c, nil, m)
 	default:
 		why := "no client can be asked this now"

@@ -410,7 +410,7 @@ func (c *child) initialize(ctx context.Context) error {
 		`"capabilities":{` + roots + `"sampling":{},"elicitation":{"form":{},"url":{}}},` +
 		`"clientInfo":` + clientInfo + `}`)
 	if owner := c.server.owner; owner != nil {
-		params = owner.hello.Literal(jsonrpc.Params)
+		params = owner.hello
 	}
 	answer, err := c.request(ctx, "initialize", params)
 	if err != nil {

@@ -19,8 +19,9 @@ type session struct {
 	id      string
 	name    string // of the server it is with
 	pool    *Pool
-	server  *server         // its own, if it has one
-	hello   jsonrpc.Message // its initialize request
+	server  *server // its own, if it has one
+	hello   []byte  // the params of its initialize request, for its own server
+	can     []byte  // its capabilities
 	expires *time.Timer
 	owner   string
 	began   time.Time
@@ -35,18 +36,24 @@ type session struct {
 	questions     map[uint64]*question
 	subscriptions map[string]bool // URIs of resources
 	level         string          // of the log messages that it wants, if it has said
+	bytes         int64           // that are kept for it
 }
 
 func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
-	return &session{
+	s := &session{
 		id:            rand.Text(),
 		name:          name,
 		pool:          p,
-		hello:         *hello,
+		can:           bytes.Clone(hello.Literal(jsonrpc.Capabilities)),
 		mail:          newInbox(maxMail),
 		questions:     map[uint64]*question{},
 		subscriptions: map[string]bool{},
 	}
+	if p.config.Isolation == PerSession {
+		s.hello = bytes.Clone(hello.Literal(jsonrpc.Params))
+	}
+	s.bytes = int64(len(s.hello) + len(s.can))
+	return s
 }
 
 // use keeps the session from expiring until release is called. It reports whether
@@ -65,23 +72,37 @@ func (s *session) use() bool {
 func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.lastUsed = time.Now()
 	if s.using--; s.using == 0 && !s.ended {
-		s.lastUsed = time.Now()
 		s.expires.Reset(s.pool.config.SessionTTL)
 	}
 }
 
-// unused reports whether nobody uses the session, and since when.
-func (s *session) unused() (bool, time.Time) {
+// An activity is how much a session is used.
+type activity int
+
+const (
+	idle      activity = iota
+	listening          // its stream is open, and no call waits
+	busy
+)
+
+// activity returns how much the session is used, since when that is all, and how many
+// bytes are kept for it.
+func (s *session) activity() (now activity, since time.Time, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.using == 0, s.lastUsed
+	switch {
+	case s.using == 0:
+		return idle, s.lastUsed, s.bytes
+	case s.using == 1 && s.stream != nil:
+		return listening, s.lastUsed, s.bytes
+	}
+	return busy, s.began, s.bytes
 }
 
-// can reports whether the client has said that it can be asked this.
-func (s *session) can(method string) bool {
-	return mcp.CanBeAsked(s.hello.Literal(jsonrpc.Capabilities), method)
-}
+// canBeAsked reports whether the client has said that it can be asked this.
+func (s *session) canBeAsked(method string) bool { return mcp.CanBeAsked(s.can, method) }
 
 // maxMail is how many bytes wait for a client to open its stream.
 const maxMail = 64 << 10
@@ -266,19 +287,38 @@ func (s *session) uris() []string {
 	return slices.Collect(maps.Keys(s.subscriptions))
 }
 
-// subscribe notes that the client wants to know of changes to a resource, or does
-// not any more.
-func (s *session) subscribe(uri string, wanted bool) {
-	const (
-		maxSubscriptions = 1_000
-		longestURI       = 8 << 10
-	)
+const (
+	maxSubscriptions  = 1_000 // of a session
+	longestURI        = 8 << 10
+	subscriptionBytes = 64 // besides its URI
+)
+
+// subscribe notes that the client wants to know of changes to a resource. It reports
+// whether there is room for that.
+func (s *session) subscribe(uri string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !wanted {
+	if s.subscriptions[uri] {
+		return true
+	}
+	size := int64(len(uri) + subscriptionBytes)
+	if s.ended || len(s.subscriptions) == maxSubscriptions || len(uri) > longestURI || !s.pool.kept.Grow(s.owner, size) {
+		return false
+	}
+	s.bytes += size
+	s.subscriptions[uri] = true
+	return true
+}
+
+// unsubscribe notes that the client does not want to know any more.
+func (s *session) unsubscribe(uri string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended && s.subscriptions[uri] {
+		size := int64(len(uri) + subscriptionBytes)
+		s.pool.kept.Grow(s.owner, -size)
+		s.bytes -= size
 		delete(s.subscriptions, uri)
-	} else if len(s.subscriptions) < maxSubscriptions && len(uri) <= longestURI {
-		s.subscriptions[uri] = true
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,9 +94,9 @@ func TestSessionsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Minute, MaxSessions: 10}, nil)
 		at := address{"alpha:1", mcp.Legacy}
-		s, failure := p.open(new(jsonrpc.Message), at, "")
-		if failure != nil {
-			t.Fatal(failure)
+		s := p.open(new(jsonrpc.Message), at, "")
+		if s == nil {
+			t.Fatal("there is no room")
 		}
 		time.Sleep(time.Hour) // in use
 		s.release()
@@ -170,19 +171,167 @@ func TestSessionsOfOthersStay(t *testing.T) {
 	equal(t, "sessions", len(p.sessions), 4)
 }
 
-// TestStartsOfSessions: an owner cannot have processes started and ended without end.
-func TestStartsOfSessions(t *testing.T) {
-	s := starts{of: map[string]*rate.Limiter{}}
+// TestRoomForSessions: which session ends so that another can begin.
+func TestRoomForSessions(t *testing.T) {
+	for name, test := range map[string]struct {
+		is   string // sessions as owner:activity, the oldest first; ! is between those that are abandoned and the others
+		by   string // who begins one
+		want string // what has ended
+	}{
+		"its own":                                     {"a:idle b:idle a:idle b:idle", "a", "a:idle"},
+		"of who has most that are idle":               {"a:busy a:busy a:busy b:idle b:idle", "c", "b:idle"},
+		"of others, before its own calls":             {"a:busy a:busy a:busy b:idle b:idle !", "a", "b:idle"},
+		"not of others that were just used":           {"a:busy a:busy a:busy ! b:idle b:idle", "a", ""},
+		"not the only one of another, of who listens": {"b:idle a:listening a:listening a:listening !", "c", "a:listening"},
+		"the only one of another, before calls":       {"b:idle a:busy a:busy a:busy !", "c", "b:idle"},
+		"of who listens with more than its share":     {"a:listening a:listening b:listening b:busy !", "c", "a:listening"},
+		"not of who listens and has called":           {"! a:listening a:listening b:listening b:busy", "c", ""},
+		"of who uses more than half":                  {"a:busy a:busy a:busy b:busy", "c", "a:busy"},
+		"none, if all are used":                       {"a:busy a:busy b:busy b:busy", "c", ""},
+		"none of its own that is used":                {"a:busy a:busy a:busy b:busy", "a", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				names := strings.Fields(strings.ReplaceAll(test.is, "!", ""))
+				p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: len(names)}, nil)
+				defer p.Close()
+				open := func(owner string) *session {
+					return p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy}, owner)
+				}
+				of := map[string]string{}
+				for _, name := range strings.Fields(test.is) {
+					owner, use, found := strings.Cut(name, ":")
+					if !found {
+						time.Sleep(2 * abandonedTime)
+						continue
+					}
+					s := open(owner)
+					if s == nil {
+						t.Fatal("there is no room")
+					}
+					of[s.id] = name
+					switch use {
+					case "idle":
+						s.release()
+					case "listening":
+						s.listen(newStream(t.Context(), s.mail, func() {}))
+					}
+				}
+				equal(t, "refused", open(test.by) == nil, test.want == "")
+				var ended []string
+				for id, name := range of {
+					if p.sessions[id] == nil {
+						ended = append(ended, name)
+					}
+				}
+				equal(t, "ended", strings.Join(ended, " "), test.want)
+			})
+		})
+	}
+}
+
+// TestBytesOfSessions: what is kept for sessions is counted, and bounded.
+func TestBytesOfSessions(t *testing.T) {
+	kept := func() int64 { return sessionsKept.Usage().Bytes }
+	before := kept()
+	hello := func(info int) string {
+		return request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{"roots":{}},"clientInfo":{"name":"`+strings.Repeat("x", info)+`"}}`)
+	}
+	p := newPool(t, "")
+	equal(t, "too much to say", p.client().post(hello(20<<10)).StatusCode, http.StatusRequestEntityTooLarge)
+	c := p.client()
+	c.session = c.post(hello(15 << 10)).Header.Get("Mcp-Session-Id")
+	equal(t, "of a session with a shared child", kept()-before, int64(len(`{"roots":{}}`)))
+
+	uri := func(n int) string { return fmt.Sprintf(`{"uri":"x:%d%s"}`, n, strings.Repeat("x", 8000)) }
+	for n := range maxSubscriptions {
+		if !c.known(p).subscribe(uri(n)) {
+			t.Fatalf("subscription %d is refused", n)
+		}
+	}
+	one := kept()
+	answer := c.post(request(`1`, "resources/subscribe", uri(maxSubscriptions)))
+	equal(t, "status", answer.StatusCode, http.StatusOK)
+	contains(t, "one more", answer.whole(), `"data":{"code":"too_many_subscriptions"}},"id":1}`)
+	other := p.client().initialize(`{}`)
 	n := 0
-	for s.allow("alice") && n < 10*startBurst {
+	for other.known(p).subscribe(uri(n)) {
 		n++
 	}
-	equal(t, "at once", n >= startBurst && n < 2*startBurst, true)
-	equal(t, "another", s.allow("bob"), true)
-	for i := range 20_000 {
-		s.allow(fmt.Sprint(i))
+	equal(t, "all of an owner", n < maxSubscriptions && kept()-before <= maxOwnerBytes, true)
+	other.known(p).unsubscribe(uri(0))
+	equal(t, "after one is given up", other.known(p).subscribe(uri(0)), true)
+	equal(t, "of another owner", p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).known(p).subscribe(uri(0)), true)
+	for _, c := range []*client{c, other} {
+		if _, err := c.do(http.MethodDelete, ""); err != nil {
+			t.Fatal(err)
+		}
 	}
-	equal(t, "owners", len(s.of) <= 10_000, true)
+	equal(t, "after they have left", kept() < one, true)
+	p.Close()
+	equal(t, "after all", kept(), before)
+}
+
+// TestBytesOfSessionsWithChildren: an owner makes room for its own.
+func TestBytesOfSessionsWithChildren(t *testing.T) {
+	before := sessionsKept.Usage().Bytes
+	p := NewPool(Config{Isolation: PerSession, SessionTTL: time.Hour, MaxSessions: 10_000}, nil)
+	defer p.Close()
+	hello := message(t, request(`1`, "initialize", `{"capabilities":{},"clientInfo":{"name":"`+strings.Repeat("x", 16_000)+`"}}`))
+	open := func(owner string) bool {
+		s := p.open(hello, address{"alpha:1", mcp.Legacy}, owner)
+		if s != nil {
+			s.release()
+		}
+		return s != nil
+	}
+	equal(t, "another", open("bob"), true)
+	for range 1_000 {
+		if !open("alice") {
+			t.Fatal("there is no room")
+		}
+	}
+	equal(t, "bytes", sessionsKept.Usage().Bytes-before <= maxOwnerBytes+(17<<10), true)
+	held := map[string]int{}
+	p.each(func(s *session) { held[s.owner]++ })
+	equal(t, "of the other", held["bob"], 1)
+	equal(t, "of the owner", held["alice"] > 400 && held["alice"] < 600, true)
+}
+
+// TestStartsOfSessions: an owner cannot have processes started and ended without end. A
+// burst waits.
+func TestStartsOfSessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := starts{of: map[string]*rate.Limiter{}}
+		start := time.Now()
+		var can, cannot atomic.Int32
+		var asked sync.WaitGroup
+		for range 10 * startBurst {
+			asked.Go(func() {
+				if ok, _ := s.wait(t.Context(), "alice", startWait); ok {
+					can.Add(1)
+				} else {
+					cannot.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		equal(t, "at once", can.Load(), startBurst)
+		equal(t, "never", cannot.Load(), 9*startBurst-startRate*int32(startWait/time.Second))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		ok, err := s.wait(ctx, "bob", startWait)
+		equal(t, "another", ok && err == nil, true)
+		asked.Wait()
+		equal(t, "in the end", can.Load(), startBurst+startRate*int32(startWait/time.Second))
+		equal(t, "after", time.Since(start).Round(time.Second), startWait)
+		ok, err = s.wait(ctx, "alice", startWait)
+		equal(t, "one that leaves", ok || err != context.Canceled, false)
+		for i := range 20_000 {
+			_, _ = s.wait(ctx, fmt.Sprint(i), 0)
+		}
+		equal(t, "owners", len(s.of) <= 10_000, true)
+	})
 }
 
 func TestASecondStreamTakesOver(t *testing.T) {
@@ -250,9 +399,9 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		var ended sync.WaitGroup
 		begin := make(chan struct{})
 		for i := range 100 {
-			s, failure := p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy}, strconv.Itoa(i))
-			if failure != nil {
-				t.Fatal(failure)
+			s := p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy}, strconv.Itoa(i))
+			if s == nil {
+				t.Fatal("there is no room")
 			}
 			sessions = append(sessions, s)
 			ended.Go(func() {
