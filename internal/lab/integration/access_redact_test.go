@@ -46,7 +46,7 @@ var redactions = []redaction{
 	{"structured content", "structured", `"result":{"content":[],"structuredContent":{"key":"` + aKey + `","n":12345678901234567890}}`,
 		[]string{`"key":"[redacted]"`, `12345678901234567890`}, []string{aKey}},
 	{"keys", "keys", `"result":{"content":[],"structuredContent":{"` + aKey + `":{"the \u0073k-abcdef0123456789 of bob":1},"kept":2}}`,
-		[]string{`{"[redacted]":{"the [redacted] of bob":1},"kept":2}`}, []string{aKey, "abcdef"}},
+		[]string{`{"[redacted]":{"the [redacted] 2 of bob":1},"kept":2}`}, []string{aKey, "abcdef"}},
 	{"a resource in a result", "embedded", `"result":{"content":[{"type":"resource","resource":{"uri":"file:///x","text":"` + aKey + `"}}]}`,
 		[]string{redacted}, []string{aKey}},
 	{"an error of a tool", "failing", `"result":{"isError":true,"content":[{"type":"text","text":"bad key ` + aKey + `"}]}`,
