@@ -141,35 +141,43 @@ type starts struct {
 // wait waits until an owner can begin a session. It reports whether it can, which it
 // cannot if it would have to wait for longer than so long.
 func (s *starts) wait(ctx context.Context, owner string, longest time.Duration) (bool, error) {
-	limiter := s.limiter(owner)
-	if limiter == nil {
-		return false, nil
-	}
-	turn := limiter.Reserve()
-	pause := turn.Delay()
-	switch {
-	case pause == 0:
-		return true, nil
-	case pause > longest:
-		turn.Cancel()
-		return false, nil
+	pause, ok := s.reserve(owner, longest)
+	if !ok || pause == 0 {
+		return ok, nil
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true, nil
-	case <-ctx.Done():
-		turn.Cancel()
+	case <-ctx.Done(): // its turn is lost
 		return false, context.Cause(ctx)
 	}
 }
 
-// limiter returns what limits an owner, or nil if there are too many owners.
-func (s *starts) limiter(owner string) *rate.Limiter {
-	const many = 10_000
+// reserve returns after what time it is the owner's turn, if that is not too long. The
+// clock is read under the lock, so that it does not run backwards for a limiter, which
+// would then give more turns than it should.
+func (s *starts) reserve(owner string, longest time.Duration) (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	limiter := s.limiter(owner)
+	if limiter == nil {
+		return 0, false
+	}
+	now := time.Now()
+	turn := limiter.ReserveN(now, 1)
+	if pause = turn.DelayFrom(now); pause > longest {
+		turn.CancelAt(now)
+		return 0, false
+	}
+	return pause, true
+}
+
+// limiter returns what limits an owner, or nil if there are too many owners. The caller
+// holds the lock.
+func (s *starts) limiter(owner string) *rate.Limiter {
+	const many = 10_000
 	limiter := s.of[owner]
 	if limiter == nil {
 		if len(s.of) >= many { // those that have not been used for a while are as good as new
