@@ -182,19 +182,9 @@ func (p *Policy) Resource(server, uri string) bool {
 // Template reports whether a template of a server may be shown: whether something
 // that can be made of it may be allowed. What is made of it is up to Resource.
 func (p *Policy) Template(server, uriTemplate string) bool {
-	beginning, open := literal(uriTemplate)
-	if !open {
-		return p.Resource(server, uriTemplate)
-	}
-	if !p.restricts(server, resources) {
-		return true
-	}
-	var at location // of everything, unless the template says more
-	if beginning != "" {
-		var err error
-		if at, err = locate(beginning); err != nil {
-			return false
-		}
+	at, allowed, decided := p.template(server, uriTemplate)
+	if decided {
+		return allowed
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -211,21 +201,28 @@ func (p *Policy) Template(server, uriTemplate string) bool {
 	return p.otherwise
 }
 
+// template returns the location that the URIs of a template lie in: that of everything,
+// unless the template says more. It also reports whether it is decided without the rules
+// if they may be read.
+func (p *Policy) template(server, uriTemplate string) (at location, allowed, decided bool) {
+	beginning, open := literal(uriTemplate)
+	switch {
+	case !open:
+		return at, p.Resource(server, uriTemplate), true
+	case !p.restricts(server, resources):
+		return at, true, true
+	case beginning == "":
+		return at, false, false
+	}
+	at, err := locate(beginning)
+	return at, false, err != nil
+}
+
 // Everything reports whether all that can be made of a template of a server may be read.
 func (p *Policy) Everything(server, uriTemplate string) bool {
-	beginning, open := literal(uriTemplate)
-	if !open {
-		return p.Resource(server, uriTemplate)
-	}
-	if !p.restricts(server, resources) {
-		return true
-	}
-	var at location
-	if beginning != "" {
-		var err error
-		if at, err = locate(beginning); err != nil {
-			return false
-		}
+	at, allowed, decided := p.template(server, uriTemplate)
+	if decided {
+		return allowed
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -235,7 +232,7 @@ func (p *Policy) Everything(server, uriTemplate string) bool {
 		switch {
 		case r.whole, r.selects(at):
 			return r.Allow
-		case !r.Allow && (beginning == "" || within(r.at.readings[0], at.readings[0])):
+		case !r.Allow && (len(at.readings) == 0 || within(r.at.readings[0], at.readings[0])):
 			return false
 		}
 	}

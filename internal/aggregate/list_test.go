@@ -580,7 +580,7 @@ func TestShelf(t *testing.T) {
 	})
 }
 
-// In time that is not real: a list that is not kept any more is asked for again.
+// In time that is not real: a list that is no longer kept is asked for again.
 func TestListsThatAreNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")

@@ -250,7 +250,7 @@ type shelf struct {
 type listKey [sha256.Size]byte
 
 const (
-	// listTime is how long a listing is kept after somebody was told it.
+	// listTime is how long a listing is kept after it was last sent.
 	listTime = 10 * time.Minute
 	// How many bytes of listings are kept in all, and for each server.
 	maxListings, maxListingsOfOne = 256 << 20, 64 << 20
@@ -284,7 +284,7 @@ func (s *shelf) put(server string, l *listing) (listKey, *listing) {
 	return key, l
 }
 
-// get returns the listing with a key, nil if it is not kept any more.
+// get returns the listing with a key, nil if it is no longer kept.
 func (s *shelf) get(key listKey) *listing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,7 +292,7 @@ func (s *shelf) get(key listKey) *listing {
 	return l
 }
 
-// expire drops what nobody was told for long. It returns how many listings are left.
+// expire drops listings that were not sent for a while. It returns how many listings are left.
 func (s *shelf) expire() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

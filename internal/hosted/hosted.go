@@ -65,7 +65,7 @@ func New() *Templates {
 	return &Templates{byName: map[string]*hosting{}, counts: quota.NewMeter(keptTemplates, quota.Limits{Entries: maxTemplates})}
 }
 
-// Close says that the templates are not used any more.
+// Close says that the templates are no longer used.
 func (ts *Templates) Close() { ts.counts.Close() }
 
 // size returns how many bytes a template has.

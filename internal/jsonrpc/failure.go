@@ -139,7 +139,7 @@ func PayloadTooLarge() *Failure {
 }
 
 // TooEarly says that a request came before the TLS handshake was complete, so that it may
-// be somebody's copy of another one.
+// be a replayed copy.
 func TooEarly() *Failure {
 	return failure(http.StatusTooEarly, CodeInvalidRequest, "invalid_request", "the request came before the TLS handshake was complete")
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // A Cache keeps values for a while. When it is full, the owner that holds the
-// largest share of it loses its oldest entry, so nobody can push out what others
+// largest share of it loses its oldest entry, so no owner can push out what others
 // have. It is not safe for concurrent use.
 type Cache[K comparable, V any] struct {
 	kind    *Kind

@@ -70,7 +70,7 @@ func (m *Meter) Give(owner string, bytes int64) {
 	}
 }
 
-// Close says that the meter is not used any more. What is still held does not
+// Close says that the meter is no longer used. What is still held does not
 // count from now on. A meter that is nil may be closed, too.
 func (m *Meter) Close() {
 	if m == nil {

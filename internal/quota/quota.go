@@ -88,7 +88,7 @@ type Limits struct {
 	OwnerBytes   int64
 }
 
-// An amount is what somebody holds.
+// An amount is what an owner holds.
 type amount struct {
 	entries int
 	bytes   int64

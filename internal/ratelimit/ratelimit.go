@@ -62,7 +62,7 @@ func New(maxClients int) *Buckets {
 	return &Buckets{max: maxClients, clients: clients, counts: quota.NewMeter(keptBuckets, quota.Limits{Entries: maxClients})}
 }
 
-// Close says that the buckets are not used any more.
+// Close says that the buckets are no longer used.
 func (b *Buckets) Close() { b.counts.Close() }
 
 // Take takes one from each of the buckets of a client that limits names, or from none.

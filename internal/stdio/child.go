@@ -47,7 +47,7 @@ type child struct {
 	doubts    []doubt
 	client    *session // for whom it has worked
 	several   bool     // it has worked for others as well, or for one without a session
-	lent      *session // whose calls it finishes, and nobody else's
+	lent      *session // whose calls it finishes; it takes no others
 	level     string   // of log messages, that it was told for all clients
 	served    bool     // it has answered a client
 	dead      error    // why it takes no calls any more

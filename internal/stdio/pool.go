@@ -393,7 +393,7 @@ func (p *Pool) usedName(name string) bool {
 	return p.users == nil
 }
 
-// retire stops what runs at a host that is not used any more.
+// retire stops what runs at a host that is no longer used.
 func (p *Pool) retire(ctx context.Context, linger time.Duration, host string) {
 	for p.busy(ctx, linger, host) {
 	}

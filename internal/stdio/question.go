@@ -26,7 +26,7 @@ const rootsList = "roots/list"
 // ask has a question of the server answered: by the client whose call it belongs
 // to, by the client whose own child it is, or here. A shared child is not told that it
 // can ask for roots, unless some are configured: it would keep one client's for everybody.
-// If it asks for them nevertheless, within a call, it serves nobody else any more.
+// If it asks for them nevertheless, within a call, it serves no other client.
 func (c *child) ask(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method == "ping" {

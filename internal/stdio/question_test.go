@@ -122,8 +122,8 @@ func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
 	}
 }
 
-// A shared child that was told the roots of a client, which it may keep, serves nobody
-// else, and ends when it has answered that client.
+// A shared child that was told the roots of a client, which it may keep, serves no
+// other client, and ends when it has answered that one.
 func TestRootsOfOneClient(t *testing.T) { // A23
 	p := newPool(t, "")
 	c, other := p.client().initialize(`{"roots":{}}`), p.client().initialize(`{"roots":{}}`)

@@ -310,7 +310,7 @@ func (s *session) subscribe(uri string) bool {
 	return true
 }
 
-// unsubscribe notes that the client does not want to know any more.
+// unsubscribe notes that the client has given up a subscription.
 func (s *session) unsubscribe(uri string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

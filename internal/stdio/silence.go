@@ -20,7 +20,7 @@ const (
 	aliveTime  = 5 * time.Minute // in which it says something
 )
 
-// silent reports whether the child is suspected not to answer any more.
+// silent reports whether the child seems to have stopped answering.
 func (c *child) silent() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 )
 
 // What a child has started may have left its process group. It is known by the child's
-// pipes, which nobody else has, or by its parents, while these live.
+// pipes, which no other process has, or by its parents, while these live.
 
 // strays are processes that end with the child.
 type strays struct {

@@ -60,7 +60,7 @@ func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
 	return s.entries.Get(key{owner, handle})
 }
 
-// Close says that the store is not used any more.
+// Close says that the store is no longer used.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

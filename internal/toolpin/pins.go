@@ -241,7 +241,7 @@ func (p *Pins) acceptAll() (accepted int) {
 	return accepted
 }
 
-// Lose notes that what was pinned is not known any more. Until all is accepted, every tool
+// Lose notes that the pins are lost. Until all is accepted, every tool
 // counts as changed.
 func (p *Pins) Lose() {
 	p.mu.Lock()

@@ -69,7 +69,7 @@ func (x *exchange) authenticate(r *http.Request) (unread, failure *jsonrpc.Failu
 			return nil, x.rateLimited(wait, errTooManyGuesses)
 		}
 		unread = x.read(r, min(needed, h.RequestLimit), h.strangerBodies)
-		if unread != nil && !x.complete(needed) { // so nobody could judge it
+		if unread != nil && !x.complete(needed) { // the providers have not seen enough of it
 			return nil, unread
 		}
 	case post:
@@ -172,7 +172,7 @@ func (x *exchange) notLetIn(r *auth.Request, reasons []error) *jsonrpc.Failure {
 	return x.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
 }
 
-// exhausted returns how long it takes until the address of a client that nobody knows may
+// exhausted returns how long it takes until the address of an unknown client may
 // be asked for credentials again.
 func (x *exchange) exhausted() time.Duration {
 	x.caller = x.handler.callerOf("")
@@ -183,7 +183,7 @@ func (x *exchange) exhausted() time.Duration {
 	return x.handler.buckets.Wait(x.budget(), limits)
 }
 
-// rateLimited refuses a client that nobody knows for a while.
+// rateLimited refuses an unknown client for a while.
 func (x *exchange) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
 	x.w.Header().Set("Retry-After", retryAfter(wait))
 	return x.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)

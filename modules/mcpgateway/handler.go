@@ -65,7 +65,7 @@ func init() {
 // `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
 // `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
 // `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
-// `unknown_session` | 404 | -32001 | The session has ended, is older than seven days, never was, or is somebody else's
+// `unknown_session` | 404 | -32001 | The session has ended, is older than seven days, never was, or belongs to another client
 // `invalid_params` | 200, 400 | -32602 | There is no such tool, prompt, resource or cursor, something is missing, or nobody can know what is meant
 // `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
 // `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | The headers of a request do not say what its body says: at /mcp for 2026-07-28, elsewhere where a rule or auth applies; or at /mcp it is of another revision
@@ -247,7 +247,7 @@ type Handler struct {
 	byName             map[string]*Server // and by alias
 	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
 	admits, permits    string             // change with who is let in, and what they may
-	unproved           context.Context    // done when clients whom no secret of ours lets in must prove anew who they are
+	unproved           context.Context    // done when clients without a secret in the configuration must authenticate again
 	endUnproved        context.CancelFunc
 	exiting            context.Context // done when Caddy exits
 	exit               context.CancelFunc

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// credentials are the headers by which clients prove who they are, to anybody.
+// credentials are the headers by which clients authenticate.
 var credentials = headerSet("Authorization", "Cookie", "Proxy-Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Access-Token")
 
 // overrides are the headers by which a client could have a server take a request for

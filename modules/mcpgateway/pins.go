@@ -135,7 +135,7 @@ func (h *Handler) savePins(s *Server) {
 	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
-	s.asides.Go(func() { _ = h.store(s) }) // nobody has to wait for it
+	s.asides.Go(func() { _ = h.store(s) }) // the caller need not wait for it
 }
 
 // saveNow saves the pins of a server, even if that has failed just before.

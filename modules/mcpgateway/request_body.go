@@ -82,7 +82,7 @@ func (b *heldBody) grow(bytes int64) bool {
 	return true
 }
 
-// release says that the request needs nothing any more.
+// release gives back what the request has taken.
 func (b *heldBody) release() {
 	if b.meter != nil {
 		b.meter.Give(b.owner, b.bytes)
@@ -100,7 +100,7 @@ func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonr
 	switch {
 	case r.Body == nil:
 	case meter == x.handler.strangerBodies:
-		// What somebody only announces takes no room from others.
+		// An announced length takes no room from others.
 		body.until = time.Now().Add(strangerTime)
 		r.Body, r.ContentLength = body, -1
 	case r.ContentLength < 0:

@@ -118,7 +118,7 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	return nil
 }
 
-// closeIdle closes connections that are not in use, if the configuration is not any more.
+// closeIdle closes idle connections if the configuration is no longer used.
 // Caddy does so when it replaces one, but streams and the end of sessions go on in the old
 // one after that, and their connections would wait for others for minutes.
 func (s *Server) closeIdle() {

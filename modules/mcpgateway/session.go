@@ -49,7 +49,7 @@ func (x *exchange) claimSession(header http.Header) *jsonrpc.Failure {
 	case !x.claim(sessionOfServer, header, mcp.SessionHeader):
 		return jsonrpc.UnknownSession()
 	case !x.claim(eventOfServer, header, "Last-Event-Id"):
-		return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this client")
+		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ type eventBinder struct {
 	out     []byte
 }
 
-// longestEventID is how long the line of an id may be. A longer one is good for nobody.
+// longestEventID is how long the line of an id may be. A longer one cannot be resumed from.
 const longestEventID = 4 << 10
 
 func (w *eventBinder) Header() http.Header         { return w.next.Header() }

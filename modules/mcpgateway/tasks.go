@@ -34,7 +34,7 @@ type task struct {
 	target   mcp.Target // of the call that began it
 }
 
-// taskTime is how long a task is remembered that nobody asks for.
+// taskTime is how long a task is remembered after its last use.
 const taskTime = 24 * time.Hour
 
 var keptTasks = quota.NewKind("tasks")
@@ -79,7 +79,7 @@ func (t *tasks) get(key taskKey) (task, bool) {
 func (x *exchange) hasTask(id string) bool {
 	found, known := x.handler.tasks.get(taskKey{x.server.Name, id})
 	if !known {
-		return x.caller.identity == "" // of those whom nobody knows, nothing is
+		return x.caller.identity == "" // tasks of unknown clients are not bound
 	}
 	return found.identity == x.caller.identity && x.caller.allows(found.target)
 }
@@ -92,12 +92,12 @@ func (x *exchange) claimTasks() *jsonrpc.Failure {
 		ids = []string{m.Text(jsonrpc.TaskID)}
 	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
 		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
-			return jsonrpc.InvalidParams("taskIds: they are no list of ids").AsAnswer()
+			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
 		}
 	}
 	for _, id := range ids {
 		if !x.hasTask(id) {
-			return jsonrpc.InvalidParams("taskId: it is none of this client, or not known any more").AsAnswer()
+			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
 		}
 	}
 	return nil

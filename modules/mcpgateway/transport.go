@@ -44,7 +44,7 @@ func withTransport(handler json.RawMessage) json.RawMessage {
 	decoder.UseNumber()
 	var config any
 	if decoder.Decode(&config) != nil {
-		return handler // whoever loads it knows what is wrong
+		return handler // loading it reports what is wrong
 	}
 	replaceTransports(config)
 	replaced, err := json.Marshal(config)

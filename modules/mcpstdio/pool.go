@@ -122,7 +122,7 @@ func (p *pool) drain(end func(context.Context)) {
 	})
 }
 
-// The time that a pool which is not used any more has for what is in flight, and how
+// The time that a pool which is no longer used has for what is in flight, and how
 // long it waits for requests that are still on their way to it.
 const (
 	drainTime = 5 * time.Minute

@@ -15,8 +15,8 @@ type Provider interface {
 	Authenticate(*Request) (identity string, err error)
 
 	// BodyNeeded returns how many bytes of the body it must see, at most, to judge the
-	// POST of somebody who is not known yet: 0 if the headers decide. The body is read
-	// before anybody is known, so that costs memory for strangers.
+	// POST of an unknown sender: 0 if the headers decide. The body is read
+	// before the sender is known, so it costs memory for strangers.
 	BodyNeeded(*http.Request) int64
 
 	// CredentialHeaders returns the headers that carry such credentials. They are

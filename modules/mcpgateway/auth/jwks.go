@@ -77,7 +77,7 @@ type jwksSource interface {
 var jwksPool = caddy.NewUsagePool()
 
 // openJWKS returns the keys at an address. They must be released. Nothing is fetched. Keys
-// that are known from an earlier configuration are renewed before they are used: somebody
+// that are known from an earlier configuration are renewed before they are used: an operator
 // may have reloaded because one was taken away.
 func openJWKS(address string) (*jwks, error) {
 	value, known, err := jwksPool.LoadOrNew(address, func() (caddy.Destructor, error) { return newJWKS(address) })

@@ -36,7 +36,7 @@ func init() {
 // the SHA-256 too, as sha256:<hex>.
 //
 // To change a token give its client the new one beside the old one, and take that
-// away when it is not used any more.
+// away when it is no longer used.
 type Token struct {
 	// The tokens, one at least. Required.
 	Tokens []ClientToken `json:"tokens,omitempty"`
