@@ -11,6 +11,10 @@ import (
 // progress is how much of a body must arrive within the time of [ReadWithin].
 const progress = 16 << 10
 
+// Pace is how long a client may take for 16 KiB of a body, where nothing else is
+// configured.
+const Pace = 10 * time.Second
+
 // ReadWithin reads like [Read], from a client that must go on sending: each 16 KiB
 // of the body, or the end of it, must arrive within a time. Otherwise it fails with
 // an error that is [os.ErrDeadlineExceeded]. A byte now and then thus keeps neither

@@ -417,7 +417,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer x.held.release()
 	if failure := x.serve(name, r); failure != nil {
 		if !x.bodyRead {
-			httpbody.Abandon(w, r, bodyPace)
+			httpbody.Abandon(w, r, httpbody.Pace)
 		}
 		x.fail(failure)
 	}

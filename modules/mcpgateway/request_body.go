@@ -25,9 +25,6 @@ const (
 	// read before it knows the client.
 	smallBody = 64 << 10
 
-	// bodyPace is how long a client may take for 16 KiB of a body.
-	bodyPace = 10 * time.Second
-
 	// strangerTime is how long one that is not known yet may take for all of it.
 	strangerTime = time.Minute
 )
@@ -107,18 +104,18 @@ func (x *exchange) read(r *http.Request, limit int64, meter *quota.Meter) *jsonr
 		r.Body = body
 	case !x.held.hold(meter, x, r.ContentLength):
 		x.bodyRead = true
-		httpbody.Skip(r, limit, bodyPace)
+		httpbody.Skip(r, limit, httpbody.Pace)
 		return x.busy()
 	}
 	x.bodyRead = true
-	raw, err := httpbody.ReadWithin(r, limit, bodyPace)
+	raw, err := httpbody.ReadWithin(r, limit, httpbody.Pace)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case tooLarge || int64(len(raw)) > limit:
 		return jsonrpc.PayloadTooLarge()
 	case errors.Is(err, errNoRoom):
 		if r.Body = body.ReadCloser; meter == x.handler.bodies {
-			httpbody.Skip(r, limit, bodyPace)
+			httpbody.Skip(r, limit, httpbody.Pace)
 		}
 		return x.busy()
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"sync/atomic"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap/zapcore"
@@ -102,9 +101,6 @@ func behindGateway(repl *caddy.Replacer) bool {
 	return set
 }
 
-// bodyPace is how long a client may take for 16 KiB of a body.
-const bodyPace = 10 * time.Second
-
 // read reads the body of a request.
 func (h *Handler) read(r *http.Request) ([]byte, *jsonrpc.Failure) {
 	if httpbody.Encoding(r.Header) != "" {
@@ -113,7 +109,7 @@ func (h *Handler) read(r *http.Request) ([]byte, *jsonrpc.Failure) {
 	if r.ContentLength > h.requestLimit {
 		return nil, jsonrpc.PayloadTooLarge()
 	}
-	body, err := httpbody.ReadWithin(r, h.requestLimit, bodyPace)
+	body, err := httpbody.ReadWithin(r, h.requestLimit, httpbody.Pace)
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge || int64(len(body)) > h.requestLimit {
 		return nil, jsonrpc.PayloadTooLarge()
 	}
