@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // invalid refuses what is named in a request.
@@ -212,7 +213,7 @@ func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Fa
 	if t.r.Context().Err() != nil {
 		return nil
 	}
-	if ctx.Err() != nil && !t.out.streaming() {
+	if ctx.Err() != nil && !t.out.Streaming() {
 		// The client has canceled the call, and does not wait for it.
 		t.accepted()
 		return nil
@@ -220,13 +221,13 @@ func (t *turn) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Fa
 	if _, known := mcp.KnownMethod(t.m.Text(jsonrpc.Method)); !known && t.era == mcp.Modern && failure.Data.Symbol == "http_error" {
 		return jsonrpc.MethodNotFound(shortened(t.m.Text(jsonrpc.Method))) // of the modern era: a server of the other need not have read it
 	}
-	t.out.answer(http.StatusOK, &outgoing{data: failure.Append(nil, t.m.Literal(jsonrpc.ID))})
+	t.out.Answer(http.StatusOK, &streamable.Event{Data: failure.Append(nil, t.m.Literal(jsonrpc.ID))})
 	return nil
 }
 
 // relay passes the request on to a server of the same era.
 func (t *turn) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
-	failure := l.inSession(ctx, t.a, t.r, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
+	failure := l.inSession(ctx, t.a, t.r, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		t.asides.Wait() // which have begun with the headers of the request as they are
 		rl := &relay{turn: t, link: l, ctx: ctx, again: again}
 		if t.found && t.era == mcp.Modern {
@@ -249,7 +250,7 @@ type relay struct {
 	session string
 	again   bool             // it can be tried once more
 	params  mcp.ParamHeaders // of the tools of the server
-	h       Hearing
+	h       streamable.Reader
 
 	answered  bool
 	resumable bool             // the client knows how to ask for the rest
@@ -273,13 +274,13 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 		}
 	}
 	httpbody.Post(r, body)
-	rl.h = Hearing{each: rl.heard, large: rl.large, id: m.Literal(jsonrpc.ID)}
-	defer rl.h.lend()()
+	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID)}
+	defer rl.h.Borrow()()
 	defer l.client.unasked(&rl.h)
 	t.result.Sent = true
 	failure := s.Upstream.Send(&rl.h, r, &m)
 	switch {
-	case rl.h.torn():
+	case rl.h.Torn():
 		t.result.Torn = true
 		return nil
 	case rl.answered, rl.input != nil, failure == nil && rl.resumable: // for the rest of it the client will ask
@@ -287,44 +288,44 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	case failure != nil:
 		return failure
 	}
-	return rl.h.failure(l.server)
+	return rl.h.Failure(l.server)
 }
 
 // forgotten reports whether the server did not know the session, and the call can be
 // made again in another one.
-func (rl *relay) forgotten() bool { return rl.again && rl.h.forgotten() }
+func (rl *relay) forgotten() bool { return rl.again && rl.h.SessionLost() }
 
 // heard passes a message of the server on.
-func (rl *relay) heard(e *event) error {
-	t, l, m := rl.turn, rl.link, &e.message
-	out := outgoing{id: l.eventID(t.a, callStream, e.id), retry: e.retry}
+func (rl *relay) heard(e *streamable.Event) error {
+	t, l, m := rl.turn, rl.link, &e.Message
+	out := streamable.Event{ID: l.eventID(t.a, callStream, e.ID), Retry: e.Retry}
 	switch {
-	case len(e.data) == 0:
-		rl.resumable = t.client.primed() && t.out.event(&out) && out.id != "" || rl.resumable
+	case len(e.Data) == 0:
+		rl.resumable = t.client.primed() && t.out.Event(&out) && out.ID != "" || rl.resumable
 	case m.IsAnswer():
 		rl.answer(e, &out)
 	case m.IsRequest():
 		l.question(t, rl.ctx, m, &out, &rl.h)
-		rl.resumable = rl.resumable || out.id != ""
+		rl.resumable = rl.resumable || out.ID != ""
 	default:
 		l.noted(t.a, m)
-		out.data = l.translated(t.a, m)
-		rl.resumable = t.out.event(&out) && out.id != "" || rl.resumable
+		out.Data = l.translated(t.a, m)
+		rl.resumable = t.out.Event(&out) && out.ID != "" || rl.resumable
 	}
 	return nil
 }
 
 // answer passes the answer on.
-func (rl *relay) answer(e *event, out *outgoing) {
-	t, m, id := rl.turn, &e.message, rl.turn.m.Literal(jsonrpc.ID)
-	if !rl.h.answers(m, id) || rl.answered {
+func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
+	t, m, id := rl.turn, &e.Message, rl.turn.m.Literal(jsonrpc.ID)
+	if !rl.h.Answers(m, id) || rl.answered {
 		return // it is of somebody else
 	}
 	if rl.forgotten() {
 		return
 	}
-	out.data = t.led.back(t.a, rl.link.server, rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...)))
-	rl.h.settled(m)
+	out.Data = t.led.back(t.a, rl.link.server, rl.link.rewritten(t.a, jsonspan.Spliced(m.Raw, withID(m, id)...)))
+	rl.h.Settle(m)
 	if t.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
 			return
@@ -332,14 +333,14 @@ func (rl *relay) answer(e *event, out *outgoing) {
 		rl.input = nil // the client may make more of it
 	}
 	rl.answered = true
-	t.result.Code = rl.h.errorCode
+	t.result.Code, _ = rl.h.Outcome()
 	status := http.StatusOK
 	if t.era == mcp.Modern {
-		if status = m.Status(); rl.h.status >= 400 && rl.h.status < 500 {
-			status = rl.h.status
+		if status = m.Status(); rl.h.Status() >= 400 && rl.h.Status() < 500 {
+			status = rl.h.Status()
 		}
 	}
-	t.out.answer(status, out)
+	t.out.Answer(status, out)
 }
 
 // withID returns the edits that give an answer the id of the request, to the byte.
@@ -360,7 +361,7 @@ func (rl *relay) large(id string) io.WriteCloser {
 		return nil
 	}
 	rl.answered = true
-	to := t.out.large(&outgoing{id: l.eventID(t.a, callStream, id)}, rl.h.media == httpbody.EventStream)
+	to := t.out.Large(&streamable.Event{ID: l.eventID(t.a, callStream, id)}, rl.h.IsStream())
 	if t.a.transparent() && !t.led.elsewhere() {
 		return to
 	}

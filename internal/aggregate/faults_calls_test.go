@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // In time that is not real: two gateways that nobody has named know the same clients.
@@ -100,7 +101,7 @@ type slowEnds struct {
 	open, most atomic.Int32
 }
 
-func (s *slowEnds) Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+func (s *slowEnds) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
 	if r.Method == http.MethodDelete {
 		n := s.open.Add(1)
 		defer s.open.Add(-1)
@@ -336,7 +337,7 @@ type meeting struct {
 	met chan<- struct{}
 }
 
-func (m meeting) Send(h *Hearing, r *http.Request, message *jsonrpc.Message) *jsonrpc.Failure {
+func (m meeting) Send(h *streamable.Reader, r *http.Request, message *jsonrpc.Message) *jsonrpc.Failure {
 	failure := m.direct.Send(h, r, message)
 	if r.Method == http.MethodPost && message.Is(jsonrpc.Method, "initialize") {
 		m.met <- struct{}{}

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // acknowledged is what a stream of the modern era begins with.
@@ -133,22 +134,22 @@ func (w witnessed) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestSilenceHasNoDeadline(t *testing.T) {
 	t.Run("whatever is written", func(t *testing.T) {
 		w := &witness{header: http.Header{}}
-		o := &outlet{w: w, accepts: true}
-		e := &outgoing{id: "1", data: []byte("{}")}
+		o := streamable.NewWriter(w, http.Header{"Accept": {"text/event-stream"}})
+		e := &streamable.Event{ID: "1", Data: []byte("{}")}
 		for _, step := range []struct {
 			name string
 			do   func()
 		}{
-			{"the beginning", o.begin},
-			{"an event", func() { o.event(e) }},
-			{"a comment", o.comment},
+			{"the beginning", o.Begin},
+			{"an event", func() { o.Event(e) }},
+			{"a comment", o.KeepAlive},
 			{"a large answer", func() {
-				large := o.large(e, true)
+				large := o.Large(e, true)
 				_, _ = large.Write([]byte("{}"))
 				_ = large.Close()
 			}},
-			{"an answer", func() { o.answer(http.StatusOK, e) }},
-			{"the end", o.close},
+			{"an answer", func() { o.Answer(http.StatusOK, e) }},
+			{"the end", o.Close},
 		} {
 			step.do()
 			if _, _, pressed := w.look(); pressed {
@@ -231,12 +232,12 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 				t.Error("it was delivered to nobody")
 			}
 			streams[0].announce(tools)
-			out := &streams[0].turn.out
-			out.begin()
-			out.comment()
-			out.sent()
-			out.answer(http.StatusOK, &outgoing{data: m.Raw})
-			out.close()
+			out := streams[0].turn.out
+			out.Begin()
+			out.KeepAlive()
+			out.Flush()
+			out.Answer(http.StatusOK, &streamable.Event{Data: m.Raw})
+			out.Close()
 			if after, written, _ := w.look(); after != before {
 				t.Errorf("it was used %d times after its end: %s", after-before, written)
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // Servers know their clients by headers of their own. Who sends another key is another
@@ -255,7 +256,7 @@ type quarrelsome struct {
 	hold    chan struct{} // if there is one, answers take until it is closed
 }
 
-func (q quarrelsome) Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+func (q quarrelsome) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
 	if r.Method != http.MethodPost || !m.IsAnswer() {
 		return q.direct.Send(h, r, m)
 	}
@@ -267,7 +268,7 @@ func (q quarrelsome) Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *json
 	for i := range 2 {
 		_, _ = fmt.Fprintf(h, "data: {\"jsonrpc\":\"2.0\",\"id\":\"more %d\",\"method\":\"elicitation/create\",\"params\":{}}\n\n", i)
 	}
-	_ = h.End()
+	_ = h.Close()
 	return nil
 }
 
@@ -631,13 +632,13 @@ func TestRefusalsSayNothingOfEras(t *testing.T) {
 // guarded is the way to a server that wants a key.
 type guarded struct{ direct }
 
-func (g guarded) Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+func (g guarded) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
 	if r.Header.Get("Authorization") == "Bearer good" {
 		return g.direct.Send(h, r, m)
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
 	h.WriteHeader(http.StatusUnauthorized)
-	_ = h.End()
+	_ = h.Close()
 	return nil
 }
 

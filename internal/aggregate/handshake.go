@@ -54,7 +54,7 @@ func (t *turn) initialize() *jsonrpc.Failure {
 	id := t.a.sealed(t.client.ticket(links))
 	t.client = t.a.client(id, func() *client { return t.client })
 	t.a.release(t.client) // as the one that had no id yet
-	t.out.w.Header().Set(mcp.SessionHeader, id)
+	t.w.Header().Set(mcp.SessionHeader, id)
 
 	result := map[string]any{
 		"protocolVersion": version,
@@ -235,6 +235,6 @@ func (t *turn) delete() *jsonrpc.Failure {
 		ending.Go(func() { l.end(t.r.Context(), t.a, t.r) })
 	}
 	ending.Wait()
-	t.out.w.WriteHeader(204)
+	t.w.WriteHeader(204)
 	return nil
 }

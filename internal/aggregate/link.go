@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A link is a client's connection to one of the servers.
@@ -348,29 +349,29 @@ func (l *link) dress(r *http.Request, era mcp.Era, version, session string) {
 }
 
 // roundTrip has the server answer a request of our own.
-func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []byte, h *Hearing, failure *jsonrpc.Failure) {
+func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []byte, h *streamable.Reader, failure *jsonrpc.Failure) {
 	var asked jsonrpc.Message
 	if failure := asked.Read(body); failure != nil {
-		return nil, new(Hearing), failure
+		return nil, new(streamable.Reader), failure
 	}
 	if r.Header.Get(mcp.VersionHeader) == mcp.Stateless {
 		mcp.SetModern(r.Header, &asked, mcp.Stateless)
 	}
 	httpbody.Post(r, body)
-	h = &Hearing{limit: maxListing}
+	h = &streamable.Reader{Limit: maxListing}
 	var refusal *jsonrpc.Failure
 	var asides Asides
 	defer asides.Wait()
-	h.each = func(e *event) error {
-		m := &e.message
-		if !h.answers(m, asked.Literal(jsonrpc.ID)) {
+	h.OnMessage = func(e *streamable.Event) error {
+		m := &e.Message
+		if !h.Answers(m, asked.Literal(jsonrpc.ID)) {
 			l.stray(a, r, &asides, e)
 			return nil
 		}
-		h.settled(m)
+		h.Settle(m)
 		switch {
-		case m.Has(jsonrpc.Error) && h.status >= 300 && !m.Has(jsonrpc.ErrorCode): // it is OAuth's, or whoever's
-			refusal = jsonrpc.HTTPError(l.server, h.status)
+		case m.Has(jsonrpc.Error) && h.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // it is OAuth's, or whoever's
+			refusal = jsonrpc.HTTPError(l.server, h.Status())
 		case m.Has(jsonrpc.Error):
 			refusal = jsonrpc.ServerError(l.server, m)
 		default:
@@ -390,19 +391,19 @@ func (l *link) roundTrip(a *Aggregate, r *http.Request, body []byte) (result []b
 	case ctx.Err() != nil:
 		return nil, h, jsonrpc.Timeout(l.server)
 	}
-	return nil, h, h.failure(l.server)
+	return nil, h, h.Failure(l.server)
 }
 
 // request has the server answer a request of our own, in the session there is. A
 // server that has forgotten it is met anew.
 func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, method string, params []byte) (result []byte, _ *jsonrpc.Failure) {
-	return result, l.inSession(ctx, a, of, func(bool) (*Hearing, string, *jsonrpc.Failure) {
+	return result, l.inSession(ctx, a, of, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		r, session, era := l.prepare(ctx, a, of)
 		own := params
 		if era == mcp.Modern {
 			own = withMeta(params, l.client.meta(l.client.logLevel()))
 		}
-		var h *Hearing
+		var h *streamable.Reader
 		var failure *jsonrpc.Failure
 		result, h, failure = l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, own))
 		return h, session, failure
@@ -412,14 +413,14 @@ func (l *link) request(ctx context.Context, a *Aggregate, of *http.Request, meth
 // inSession has something tried in a session with the server. If that has failed
 // because the server has forgotten the session, it is tried once more in another one;
 // the first time, again says that it can be.
-func (l *link) inSession(ctx context.Context, a *Aggregate, of *http.Request, try func(again bool) (h *Hearing, session string, _ *jsonrpc.Failure)) *jsonrpc.Failure {
+func (l *link) inSession(ctx context.Context, a *Aggregate, of *http.Request, try func(again bool) (h *streamable.Reader, session string, _ *jsonrpc.Failure)) *jsonrpc.Failure {
 	for again := true; ; again = false {
 		if failure := l.open(ctx, a, of); failure != nil {
 			return failure
 		}
 		l.greet(ctx, a, of)
 		h, session, failure := try(again)
-		if failure == nil || !again || !h.forgotten() {
+		if failure == nil || !again || !h.SessionLost() {
 			return failure
 		}
 		l.lost(session)
@@ -462,24 +463,24 @@ func (l *link) tell(ctx context.Context, a *Aggregate, of *http.Request, body []
 		return failure
 	}
 	httpbody.Post(r, body)
-	h := &Hearing{each: func(e *event) error {
+	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
 		// What a server says to something that it need not answer is not answered
 		// either: two who do so could go on for ever.
-		if e.message.IsNotification() {
+		if e.Message.IsNotification() {
 			l.stray(a, r, nil, e)
 		}
 		return nil
 	}}
 	failure := a.of(l).Upstream.Send(h, r, &m)
 	switch {
-	case h.status/100 == 2:
+	case h.Status()/100 == 2:
 		return nil // it has been accepted, whatever else the server has to say
 	case failure != nil:
 		return failure
-	case h.status == 0: // nobody has waited for it
+	case h.Status() == 0: // nobody has waited for it
 		return jsonrpc.Timeout(l.server)
-	case h.status >= 300:
-		return jsonrpc.HTTPError(l.server, h.status)
+	case h.Status() >= 300:
+		return jsonrpc.HTTPError(l.server, h.Status())
 	}
 	return nil
 }
@@ -561,7 +562,7 @@ func (l *link) end(ctx context.Context, a *Aggregate, of *http.Request) {
 	r := a.of(l).Upstream.Request(ctx, of)
 	l.dress(r, mcp.Legacy, version, session)
 	setNoBody(r, http.MethodDelete)
-	h := &Hearing{each: func(*event) error { return nil }}
+	h := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
 	_ = a.of(l).Upstream.Send(h, r, new(jsonrpc.Message)) // it may not care for sessions
 }
 

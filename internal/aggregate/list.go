@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 const (
@@ -130,7 +131,7 @@ func (l *link) fetch(ctx context.Context, t *turn, k kind) (*listing, freshness,
 		}
 		switch {
 		case b.joined.Len() > maxListing:
-			return nil, freshness{}, tooLarge(l.server, maxListing)
+			return nil, freshness{}, streamable.TooLarge(l.server, maxListing)
 		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
 			if era == mcp.Legacy && can&kinds[k].changes == 0 {
 				b.fresh.until = time.Now().Add(unchangedTime)
@@ -246,7 +247,7 @@ func (t *turn) list(k kind) *jsonrpc.Failure {
 		b = append(b, fresh.members()...)
 	}
 	*answer = append(b, "}}"...)
-	t.out.answer(http.StatusOK, &outgoing{data: *answer})
+	t.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
 	return nil
 }
 

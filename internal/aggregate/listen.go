@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // interests are what a client of the modern era listens to.
@@ -44,7 +45,7 @@ func (t *turn) listen() *jsonrpc.Failure {
 	}
 	defer t.a.subscribing.Give(t.client.owner, size)
 	wants.resolve(t)
-	if !t.out.accepts {
+	if !t.out.AcceptsStream() {
 		return notAcceptable()
 	}
 	t.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, t.a, t.r) })
@@ -65,13 +66,13 @@ func (t *turn) listen() *jsonrpc.Failure {
 	if !agreed.nothing() {
 		s.await(s.join(func(string) string { return "" }))
 	}
-	t.out.event(&outgoing{data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
+	t.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
 		slices.Concat([]byte(`{"notifications":`), encoded(agreed), []byte("}"))))})
 	if !agreed.nothing() {
 		s.last()
 	}
 	if t.r.Context().Err() == nil || s.a.Load().leaving() {
-		t.out.answer(http.StatusOK, &outgoing{data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), slices.Concat(
+		t.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), slices.Concat(
 			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), t.m.Literal(jsonrpc.ID), []byte("}}")))})
 	}
 	return nil
@@ -212,10 +213,10 @@ func (s *stream) hearListen(ctx context.Context, a *Aggregate, l *link, can abil
 	mcp.SetModern(r.Header, &m, mcp.Stateless)
 	httpbody.Post(r, body)
 	heard, refused := false, false
-	h := &Hearing{each: func(e *event) error {
-		m := &e.message
+	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
+		m := &e.Message
 		switch {
-		case len(e.data) == 0:
+		case len(e.Data) == 0:
 		case m.IsAnswer():
 			refused = m.Has(jsonrpc.Error)
 		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):

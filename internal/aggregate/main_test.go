@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -358,7 +359,7 @@ func (direct) Pass(ctx context.Context, r *http.Request) *http.Request {
 	return passed
 }
 
-func (d direct) Send(h *Hearing, r *http.Request, _ *jsonrpc.Message) (failure *jsonrpc.Failure) {
+func (d direct) Send(h *streamable.Reader, r *http.Request, _ *jsonrpc.Message) (failure *jsonrpc.Failure) {
 	defer func() {
 		switch p := recover(); {
 		case p == http.ErrAbortHandler:
@@ -374,7 +375,7 @@ func (d direct) Send(h *Hearing, r *http.Request, _ *jsonrpc.Message) (failure *
 	if r.Context().Err() != nil {
 		return jsonrpc.Timeout(d.name)
 	}
-	_ = h.End() // h knows it
+	_ = h.Close() // h knows it
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // Many servers of the legacy era ask their questions not in the stream of the call that
@@ -144,7 +145,7 @@ func (l *link) overhear(ctx context.Context, a *Aggregate, of *http.Request, o *
 	r.Header.Set("Accept", "text/event-stream")
 	var asides Asides
 	defer asides.Wait()
-	h := &Hearing{begun: func(status int) bool {
+	h := &streamable.Reader{OnHeader: func(status int) bool {
 		if status == http.StatusMethodNotAllowed {
 			l.mu.Lock()
 			l.deaf = true
@@ -153,10 +154,10 @@ func (l *link) overhear(ctx context.Context, a *Aggregate, of *http.Request, o *
 		begun()
 		return status == http.StatusOK
 	}}
-	h.each = func(e *event) error {
-		m := &e.message
+	h.OnMessage = func(e *streamable.Event) error {
+		m := &e.Message
 		switch {
-		case len(e.data) == 0 || m.IsAnswer():
+		case len(e.Data) == 0 || m.IsAnswer():
 		case !m.IsRequest():
 			l.noted(a, m)
 			l.spread(a, m)
@@ -199,7 +200,7 @@ func (held *heldCall) take(m *jsonrpc.Message) bool {
 	h := held.hearing.Load()
 	asks := h != nil && m.IsRequest()
 	if asks {
-		h.ask()
+		h.QuestionAsked()
 	}
 	select {
 	case held.messages <- heldMessage{raw: slices.Clone(m.Raw)}:
@@ -208,7 +209,7 @@ func (held *heldCall) take(m *jsonrpc.Message) bool {
 	case <-held.done:
 	}
 	if asks {
-		h.told()
+		h.QuestionAnswered()
 	}
 	return false
 }

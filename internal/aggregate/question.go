@@ -12,27 +12,28 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A question is one that a client has been asked.
 type question struct {
-	hearing *Hearing                // the call that waits for the answer; or
+	hearing *streamable.Reader      // the call that waits for the answer; or
 	answer  chan<- *jsonrpc.Message // where the answer is wanted
 }
 
 // question puts a question of the server to the client, in the response to a call
 // (A23). If the client cannot be asked, the server is told so: it must not wait for
 // nobody (A25).
-func (l *link) question(t *turn, ctx context.Context, m *jsonrpc.Message, out *outgoing, h *Hearing) {
+func (l *link) question(t *turn, ctx context.Context, m *jsonrpc.Message, out *streamable.Event, h *streamable.Reader) {
 	method := shortened(m.Text(jsonrpc.Method))
 	if !l.client.can(method) {
 		l.refuse(t.a, t.r, ctx, &t.asides, m, "the client has not declared that it can be asked "+method)
 		return
 	}
 	id := l.shown(t.a, m.Literal(jsonrpc.ID))
-	out.data = l.translated(t.a, m)
+	out.Data = l.translated(t.a, m)
 	l.client.asked(id, h)
-	if !t.out.event(out) {
+	if !t.out.Event(out) {
 		l.client.settled(id)
 		l.refuse(t.a, t.r, ctx, &t.asides, m, "the client cannot be asked: it takes no event streams")
 	}
@@ -42,12 +43,12 @@ func (l *link) question(t *turn, ctx context.Context, m *jsonrpc.Message, out *o
 const maxQuestions = 1_000
 
 // asked notes that the client has been asked something.
-func (c *client) asked(id []byte, h *Hearing) {
+func (c *client) asked(id []byte, h *streamable.Reader) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
 		c.questions[keyOf(id)] = question{hearing: h}
-		h.ask()
+		h.QuestionAsked()
 	}
 }
 
@@ -56,14 +57,14 @@ func (c *client) settled(id []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if q := c.questions[keyOf(id)]; q.hearing != nil {
-		q.hearing.told()
+		q.hearing.QuestionAnswered()
 		delete(c.questions, keyOf(id))
 	}
 }
 
 // unasked forgets the questions of a call that has ended.
-func (c *client) unasked(h *Hearing) {
-	if h.open.Load() == 0 {
+func (c *client) unasked(h *streamable.Reader) {
+	if !h.HasQuestions() {
 		return
 	}
 	c.mu.Lock()
@@ -97,9 +98,9 @@ func (l *link) noted(a *Aggregate, m *jsonrpc.Message) {
 
 // stray takes a message that came with the answer to a request of our own. The
 // client gets it if it listens.
-func (l *link) stray(a *Aggregate, of *http.Request, asides *Asides, e *event) {
-	m := &e.message
-	if len(e.data) == 0 || m.IsAnswer() {
+func (l *link) stray(a *Aggregate, of *http.Request, asides *Asides, e *streamable.Event) {
+	m := &e.Message
+	if len(e.Data) == 0 || m.IsAnswer() {
 		return
 	}
 	l.noted(a, m)
@@ -139,7 +140,7 @@ func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
 	delete(c.questions, keyOf(id))
 	switch {
 	case q.hearing != nil:
-		q.hearing.told()
+		q.hearing.QuestionAnswered()
 		return false // it is the server's
 	case ok:
 		answer := *m

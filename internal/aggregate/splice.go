@@ -1,7 +1,6 @@
 package aggregate
 
 import (
-	"bytes"
 	"slices"
 	"strings"
 
@@ -23,15 +22,6 @@ func (t *turn) forwardable(edits ...jsonspan.Edit) []byte {
 		edits = append(edits, t.withoutProxy())
 	}
 	return jsonspan.Spliced(t.m.Raw, edits...)
-}
-
-// oneLine returns a part of a JSON text without line breaks, which stand between
-// tokens only.
-func oneLine(p []byte) []byte {
-	if bytes.IndexByte(p, '\n') < 0 && bytes.IndexByte(p, '\r') < 0 {
-		return p
-	}
-	return jsonspan.AppendLine(nil, p)
 }
 
 // namings are where answers of servers name resources and tasks.

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A stream is a response that a client has opened to listen: by GET in the legacy
@@ -136,7 +137,7 @@ func (s *stream) close() {
 
 // get opens the stream of a session.
 func (t *turn) get() *jsonrpc.Failure {
-	if !t.out.accepts {
+	if !t.out.AcceptsStream() {
 		return notAcceptable()
 	}
 	kind, server, last := "", "", ""
@@ -161,7 +162,7 @@ func (t *turn) get() *jsonrpc.Failure {
 		}
 		return ""
 	}))
-	t.out.begin()
+	t.out.Begin()
 	s.last()
 	return nil
 }
@@ -189,7 +190,7 @@ func (t *turn) resumeCall(server, last string) *jsonrpc.Failure {
 	if failure := l.open(t.r.Context(), t.a, t.r); failure != nil {
 		return failure
 	}
-	t.out.begin()
+	t.out.Begin()
 	s := &stream{turn: t} // by which nobody listens
 	s.hearGET(t.r.Context(), t.a, l, &ear{last: last}, callStream, func() {})
 	return nil
@@ -204,7 +205,7 @@ func (s *stream) last() {
 		case <-s.ctx.Done():
 			return
 		case <-ticker.C:
-			s.turn.out.comment()
+			s.turn.out.KeepAlive()
 		}
 	}
 }
@@ -309,9 +310,9 @@ func (s *stream) announce(changed ...kind) {
 		}
 		switch {
 		case s.wants == nil:
-			s.turn.out.event(&outgoing{data: m.Raw})
+			s.turn.out.Event(&streamable.Event{Data: m.Raw})
 		case s.wants.want(&m, ""):
-			s.turn.out.event(&outgoing{data: s.tagged(m.Raw)})
+			s.turn.out.Event(&streamable.Event{Data: s.tagged(m.Raw)})
 		}
 	}
 }
@@ -443,28 +444,28 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	if resuming {
 		r.Header.Set("Last-Event-Id", ear.last)
 	}
-	h := &Hearing{Resumed: kind == callStream}
+	h := &streamable.Reader{Resumed: kind == callStream}
 	heard := false
-	h.begun = func(status int) bool {
+	h.OnHeader = func(status int) bool {
 		if heard = status == http.StatusOK; heard && kind == listenStream {
 			l.listened(everyKind, 1)
 		}
 		begun()
 		return heard
 	}
-	h.each = func(e *event) error {
-		if e.id != "" {
-			ear.last, ear.lastIn = e.id, session
+	h.OnMessage = func(e *streamable.Event) error {
+		if e.ID != "" {
+			ear.last, ear.lastIn = e.ID, session
 		}
-		m, id := &e.message, l.eventID(a, kind, e.id)
+		m, id := &e.Message, l.eventID(a, kind, e.ID)
 		switch {
-		case len(e.data) == 0:
+		case len(e.Data) == 0:
 			if kind == callStream && t.client.primed() {
-				t.out.event(&outgoing{id: id, retry: e.retry})
+				t.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
 			}
 		case m.IsAnswer():
 			if kind == callStream { // on others nobody waits for one
-				t.out.event(&outgoing{id: id, data: l.rewritten(a, m.Raw)})
+				t.out.Event(&streamable.Event{ID: id, Data: l.rewritten(a, m.Raw)})
 			}
 		default:
 			l.noted(a, m)
@@ -482,10 +483,10 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 		return true
 	}
 	switch {
-	case resuming && h.status/100 == 4:
+	case resuming && h.Status()/100 == 4:
 		ear.last = "" // it may be of another time
 		return s.hearGET(ctx, a, l, ear, kind, begun)
-	case session != "" && (h.status == http.StatusNotFound || h.status == http.StatusBadRequest):
+	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.
 		_, _ = l.request(ctx, a, t.r, "ping", nil)
@@ -494,7 +495,7 @@ func (s *stream) hearGET(ctx context.Context, a *Aggregate, l *link, ear *ear, k
 	case ear.heard:
 		return true
 	}
-	switch h.status {
+	switch h.Status() {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
 		return failure != nil // there is no such stream
 	}
@@ -537,7 +538,7 @@ func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) b
 		if m.IsRequest() && !t.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
 			return false
 		}
-		return t.out.event(&outgoing{id: id, data: l.translated(a, m)})
+		return t.out.Event(&streamable.Event{ID: id, Data: l.translated(a, m)})
 	}
 	if !s.wants.want(m, l.server) {
 		return false
@@ -549,7 +550,7 @@ func (s *stream) deliver(a *Aggregate, l *link, m *jsonrpc.Message, id string) b
 			raw = jsonspan.Spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
 		}
 	}
-	return t.out.event(&outgoing{data: raw})
+	return t.out.Event(&streamable.Event{Data: raw})
 }
 
 // tagged returns a message with the id of the listen request it belongs to.

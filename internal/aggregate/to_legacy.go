@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A client of the modern era in front of a server of the legacy one. The server asks
@@ -44,7 +45,7 @@ type heldCall struct {
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
-	hearing   atomic.Pointer[Hearing] // of the server
+	hearing   atomic.Pointer[streamable.Reader] // of the server
 }
 
 // A heldMessage is a message of a server, or an answer that is too large to be held, as
@@ -190,8 +191,8 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 	if failure := m.Read(body); failure != nil {
 		return failure
 	}
-	return l.inSession(ctx, a, of, func(again bool) (*Hearing, string, *jsonrpc.Failure) {
-		h := &Hearing{id: held.id}
+	return l.inSession(ctx, a, of, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+		h := &streamable.Reader{RequestID: held.id}
 		held.hearing.Store(h)
 		defer held.overhear(ctx)()
 		l.listen(ctx)
@@ -199,23 +200,23 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		session, _ := l.sign(r)
 		httpbody.Post(r, body)
 		answered := false
-		h.each = func(e *event) error {
-			if len(e.data) == 0 || answered {
+		h.OnMessage = func(e *streamable.Event) error {
+			if len(e.Data) == 0 || answered {
 				return nil // nobody waits for what comes after the answer
 			}
-			if e.message.IsAnswer() {
-				if !h.answers(&e.message, held.id) || h.forgotten() && again {
+			if e.Message.IsAnswer() {
+				if !h.Answers(&e.Message, held.id) || h.SessionLost() && again {
 					return nil
 				}
 				answered = true
 				close(held.answering)
-				h.settled(&e.message)
+				h.Settle(&e.Message)
 			}
-			if e.message.IsRequest() {
-				h.ask()
+			if e.Message.IsRequest() {
+				h.QuestionAsked()
 			}
 			select {
-			case held.messages <- heldMessage{raw: slices.Clone(e.message.Raw)}:
+			case held.messages <- heldMessage{raw: slices.Clone(e.Message.Raw)}:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -227,8 +228,8 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 				to.CloseWithError(io.ErrUnexpectedEOF) // unless all of it has come
 			}
 		}()
-		h.large = func(string) io.WriteCloser {
-			if answered || h.forgotten() && again {
+		h.OnLarge = func(string) io.WriteCloser {
+			if answered || h.SessionLost() && again {
 				return nil
 			}
 			answered = true
@@ -236,7 +237,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 			var from *io.PipeReader
 			from, to = io.Pipe()
 			select {
-			case held.messages <- heldMessage{large: from, typed: h.outline.Has(jsonrpc.ResultType)}:
+			case held.messages <- heldMessage{large: from, typed: h.LargeHas(jsonrpc.ResultType)}:
 				return to
 			case <-ctx.Done():
 				return nil
@@ -247,7 +248,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 		case answered:
 			failure = nil
 		case failure == nil:
-			failure = h.failure(l.server)
+			failure = h.Failure(l.server)
 		}
 		return h, session, failure
 	})
@@ -318,11 +319,11 @@ func (held *heldCall) pass(t *turn, raw []byte) (done bool, failure *jsonrpc.Fai
 		if token == nil || !m.Has(jsonrpc.Progress) || m.Read(jsonspan.Spliced(raw, m.Replace(jsonrpc.Progress, token))) != nil {
 			return false, nil
 		}
-		t.out.event(&outgoing{data: l.translated(t.a, &m)})
+		t.out.Event(&streamable.Event{Data: l.translated(t.a, &m)})
 	case !m.Is(jsonrpc.Method, "notifications/message"):
 		l.spread(t.a, &m) // it is for those who listen
 	case t.m.Has(jsonrpc.LogLevel):
-		t.out.event(&outgoing{data: l.translated(t.a, &m)})
+		t.out.Event(&streamable.Event{Data: l.translated(t.a, &m)})
 	}
 	return false, nil
 }
@@ -335,7 +336,7 @@ func (held *heldCall) settle(t *turn) {
 		return
 	default:
 	}
-	t.out.sent()
+	t.out.Flush()
 	timer := time.NewTimer(50 * time.Millisecond)
 	defer timer.Stop()
 	select {
@@ -355,7 +356,7 @@ func (held *heldCall) answer(t *turn, m *jsonrpc.Message) {
 		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), t.completion()).Moved(at.Start))
 	}
 	raw := t.led.back(t.a, held.link.server, held.link.rewritten(t.a, jsonspan.Spliced(m.Raw, edits...)))
-	t.out.answer(m.Status(), &outgoing{data: raw})
+	t.out.Answer(m.Status(), &streamable.Event{Data: raw})
 }
 
 // completion returns what results of the modern era say in addition.
@@ -371,7 +372,7 @@ func (t *turn) completion() []byte {
 func (held *heldCall) stream(ctx context.Context, t *turn, said heldMessage) {
 	from := said.large
 	defer context.AfterFunc(ctx, func() { from.CloseWithError(ctx.Err()) })()
-	out := t.out.large(new(outgoing), false)
+	out := t.out.Large(new(streamable.Event), false)
 	to := &rewriting{modernPaths.Rewrite(out, held.modernized(t, said.typed)), out}
 	_, err := io.Copy(to, from)
 	if err == nil {
@@ -417,7 +418,7 @@ func (held *heldCall) modernized(t *turn, typed bool) func(path int, k jsonspan.
 func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
 	method := m.Text(jsonrpc.Method)
 	if !mcp.IsQuestion(method) || !t.client.can(method) {
-		held.hearing.Load().told()
+		held.hearing.Load().QuestionAnswered()
 		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "the client has not declared that it can be asked "+shortened(method))
 		return false, nil
 	}
@@ -430,7 +431,7 @@ func (held *heldCall) ask(t *turn, m *jsonrpc.Message) (done bool, failure *json
 	state, ok := t.a.putAway(held)
 	if !ok {
 		delete(held.questions, key)
-		held.hearing.Load().told()
+		held.hearing.Load().QuestionAnswered()
 		held.link.refuse(t.a, t.r, t.r.Context(), &t.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
@@ -450,7 +451,7 @@ func (a *Aggregate) putAway(held *heldCall) (state string, ok bool) {
 	held.key = rand.Text()
 	a.held[held.key] = held
 	key := held.key
-	held.expires = time.AfterFunc(questionTime, func() {
+	held.expires = time.AfterFunc(streamable.QuestionTime, func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.held[key] == held {
@@ -494,7 +495,7 @@ func (held *heldCall) reply(ctx context.Context, t *turn) *jsonrpc.Failure {
 			failed = failure
 		}
 		delete(held.questions, key)
-		held.hearing.Load().told()
+		held.hearing.Load().QuestionAnswered()
 	}
 	return failed
 }

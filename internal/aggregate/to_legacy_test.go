@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // inputs is a result that asks for input.
@@ -276,7 +277,7 @@ func TestHeldCallsExpire(t *testing.T) {
 		defer g.close()
 		u := g.modern(t)
 		in, key := wanted(t, u.call("a::x"))
-		time.Sleep(questionTime - time.Second)
+		time.Sleep(streamable.QuestionTime - time.Second)
 		select {
 		case <-ended:
 			t.Fatal("it has ended too early")
@@ -348,7 +349,7 @@ func TestTooManyHeldCalls(t *testing.T) {
 		}
 		refused(u)
 		refused(g.modern(t))
-		time.Sleep(questionTime + time.Minute)
+		time.Sleep(streamable.QuestionTime + time.Minute)
 		wanted(t, u.call("a::x"))
 	})
 }
@@ -416,7 +417,7 @@ func TestDestructEndsHeldCalls(t *testing.T) {
 // An answer that is too large to be held reaches the client as it comes, and is the
 // same as if it had been held.
 func TestHeldCallsWithLargeAnswers(t *testing.T) {
-	text := strings.Repeat("x", 2*maxHeld)
+	text := strings.Repeat("x", 2*streamable.MaxHeld)
 	result := `{"content":[{"type":"resource_link","uri":"file:///a"},{"type":"text","text":"` + text + `"}]}`
 	want := `"result":{"resultType":"complete","content":[{"type":"resource_link","uri":"` +
 		mcp.ResourceURI("a", "file:///a") + `"},{"type":"text","text":"` + text + `"}]}}`
@@ -475,7 +476,7 @@ func TestLargeAnswersOfHeldCallsComeAtOnce(t *testing.T) {
 	ended := make(chan struct{})
 	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
 		defer close(ended)
-		a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*maxHeld))
+		a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*streamable.MaxHeld))
 		_ = http.NewResponseController(w).Flush()
 		<-a.Context().Done()
 	})
@@ -486,7 +487,7 @@ func TestLargeAnswersOfHeldCallsComeAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	if n, err := io.ReadFull(response.Body, make([]byte, maxHeld)); err != nil {
+	if n, err := io.ReadFull(response.Body, make([]byte, streamable.MaxHeld)); err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	hangUp()
@@ -501,7 +502,7 @@ func TestQuestionsDuringALargeAnswer(t *testing.T) {
 	say := p.listens()
 	refused := make(chan struct{})
 	p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
-		a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*maxHeld))
+		a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*streamable.MaxHeld))
 		_ = http.NewResponseController(w).Flush()
 		select {
 		case <-refused:
@@ -515,7 +516,7 @@ func TestQuestionsDuringALargeAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	if _, err := io.ReadFull(response.Body, make([]byte, maxHeld)); err != nil {
+	if _, err := io.ReadFull(response.Body, make([]byte, streamable.MaxHeld)); err != nil {
 		t.Fatal(err)
 	}
 	say(`{"jsonrpc":"2.0","id":77,"method":"elicitation/create","params":{}}`)

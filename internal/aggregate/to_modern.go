@@ -9,19 +9,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A client of the legacy era in front of a server of the modern one. The server asks
 // for input by a result; the client is asked by requests on the stream of its call,
 // and the call is made again with its answers.
 
-const (
-	// maxRounds is how often a server may ask for input in one call.
-	maxRounds = 16
-	// questionTime is how long a client, and the person in front of it, may take to
-	// answer.
-	questionTime = 10 * time.Minute
-)
+// maxRounds is how often a server may ask for input in one call.
+const maxRounds = 16
 
 // toModern passes the request on to a server of the modern era. It reports whether the
 // server is not what it was, and the request can be made again.
@@ -99,7 +95,7 @@ func (l *link) known(a *Aggregate, k kind) *listing {
 
 // input asks the client for what a server wants to know.
 func (t *turn) input(ctx context.Context, l *link, wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
-	ctx, cancel := context.WithTimeout(ctx, questionTime)
+	ctx, cancel := context.WithTimeout(ctx, streamable.QuestionTime)
 	defer cancel()
 	answers := map[string]<-chan *jsonrpc.Message{}
 	for key, q := range wanted.Requests {
@@ -112,7 +108,7 @@ func (t *turn) input(ctx context.Context, l *link, wanted *mcp.InputResult) (map
 		if failure := m.Read(jsonrpc.RequestAs(id, q.Method, q.Params)); failure != nil {
 			return nil, jsonrpc.InvalidResponse(l.server)
 		}
-		if !t.out.event(&outgoing{data: l.tagged(t.a, &m)}) {
+		if !t.out.Event(&streamable.Event{Data: l.tagged(t.a, &m)}) {
 			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
 		}
 		answers[key] = answer

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // wanting is a tool of the modern era that wants some inputs, one after the other.
@@ -187,7 +188,7 @@ func TestInputThatComesTooLate(t *testing.T) {
 				break
 			}
 		}
-		if took := time.Since(began); took < questionTime || took > questionTime+time.Minute || !strings.Contains(end.data, `"timeout"`) {
+		if took := time.Since(began); took < streamable.QuestionTime || took > streamable.QuestionTime+time.Minute || !strings.Contains(end.data, `"timeout"`) {
 			t.Errorf("after %v: %s", took, end.data)
 		}
 		u.answer(q, "{}")

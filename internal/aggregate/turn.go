@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A turn is a request of a client and the response to it.
@@ -24,7 +25,8 @@ type turn struct {
 	found   bool // what is called is not what was posted, but named in it
 	asked   bool // somebody has been, whether the client may do this
 	led     led  // to the resource that it is about
-	out     outlet
+	w       http.ResponseWriter
+	out     *streamable.Writer
 	asides  Asides
 	result  Result
 }
@@ -52,13 +54,13 @@ func (v Visitor) owner() string {
 // posts something.
 func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Message, who Visitor) Result {
 	t := &turn{a: a, r: r, m: m, who: who, version: r.Header.Get(mcp.VersionHeader)}
-	t.out = outlet{w: w, accepts: acceptsStreams(r.Header)}
+	t.w, t.out = w, streamable.NewWriter(w, r.Header)
 	defer func() {
 		if t.client != nil {
 			a.release(t.client)
 		}
 	}()
-	defer t.out.close()
+	defer t.out.Close()
 	defer t.asides.Wait()
 	failure := t.serve()
 	if failure != nil && !t.asked {
@@ -68,27 +70,13 @@ func (a *Aggregate) Serve(w http.ResponseWriter, r *http.Request, m *jsonrpc.Mes
 			failure = refused
 		}
 	}
-	if failure != nil && t.out.streaming() {
-		t.out.answer(failure.Status, &outgoing{data: failure.Append(nil, m.Literal(jsonrpc.ID))})
+	if failure != nil && t.out.Streaming() {
+		t.out.Answer(failure.Status, &streamable.Event{Data: failure.Append(nil, m.Literal(jsonrpc.ID))})
 		t.result.Code = failure.Code
 	} else {
 		t.result.Failure = failure
 	}
 	return t.result
-}
-
-// acceptsStreams reports whether a client takes event streams. One that takes anything
-// has not been made for them: it gets JSON.
-func acceptsStreams(header http.Header) bool {
-	for _, line := range header["Accept"] {
-		for accepted := range strings.SplitSeq(line, ",") {
-			mediaType, _, _ := strings.Cut(accepted, ";")
-			if strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream") {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // admit asks whether the client may do this.
@@ -148,7 +136,7 @@ func (t *turn) serve() *jsonrpc.Failure {
 }
 
 func (t *turn) notAllowed(allow string) *jsonrpc.Failure {
-	t.out.w.Header().Set("Allow", allow)
+	t.w.Header().Set("Allow", allow)
 	return jsonrpc.MethodNotAllowed()
 }
 
@@ -264,7 +252,7 @@ func shortened(name string) string { return strings.ToValidUTF8(name[:min(len(na
 
 // accepted answers what wants no answer.
 func (t *turn) accepted() {
-	t.out.w.WriteHeader(http.StatusAccepted)
+	t.w.WriteHeader(http.StatusAccepted)
 }
 
 // answer answers the request with a result of ours.
@@ -276,7 +264,7 @@ func (t *turn) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	if t.era == mcp.Modern {
 		result = t.a.signed(resultType, result)
 	}
-	t.out.answer(http.StatusOK, &outgoing{data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), result)})
+	t.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(t.m.Literal(jsonrpc.ID), result)})
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // An Upstream is the way to a server.
@@ -24,7 +25,7 @@ type Upstream interface {
 	// Send has the server answer a request, which posts this message if it posts
 	// one. It returns when the answer is complete, having said so to h, or why it is
 	// not. Nobody else uses r any more.
-	Send(h *Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure
+	Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure
 }
 
 // setNoBody makes r one that has nothing to post.

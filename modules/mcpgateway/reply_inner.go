@@ -3,18 +3,18 @@ package mcpgateway
 import (
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // An innerReply hands an answer to whoever asked in place of the client.
 type innerReply struct {
-	*aggregate.Hearing
+	*streamable.Reader
 	x *exchange
 }
 
 func (w *innerReply) complete() *jsonrpc.Failure {
-	err := w.End()
+	err := w.Close()
 	code, _ := w.Outcome()
 	switch w.x.outcome = outcomeOK; {
 	case code != 0:
@@ -44,7 +44,7 @@ func (w *innerReply) release() {}
 // left returns how much of its time a server still has, because it had to wait for an
 // answer itself.
 func (w *innerReply) left(timeout time.Duration) time.Duration {
-	if w.Hearing == nil {
+	if w.Reader == nil {
 		return 0
 	}
 	return timeout - w.Idle()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
 
@@ -95,10 +96,10 @@ func (noResponse) Write(p []byte) (int, error) { return len(p), nil }
 func (noResponse) WriteHeader(int)             {}
 
 // Send implements [aggregate.Upstream].
-func (u upstream) Send(h *aggregate.Hearing, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+func (u upstream) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
 	x := &exchange{handler: u.handler, server: u.server, door: innerDoor, w: h, began: time.Now(), message: *m}
 	x.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	x.inner.Hearing = h
+	x.inner.Reader = h
 	x.caller = u.handler.callerIn(r.Context())
 	defer x.record(r.Method)
 	failure := x.forward(r)

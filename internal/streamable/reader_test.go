@@ -1,4 +1,4 @@
-package aggregate
+package streamable
 
 import (
 	"bytes"
@@ -10,12 +10,11 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A listener notes what a Hearing gives out.
+// A listener notes what a Reader gives out.
 type listener struct {
-	Hearing
+	Reader
 	heard []string
 	large bytes.Buffer
 }
@@ -27,16 +26,16 @@ func (p largePart) Close() error                { p.l.heard = append(p.l.heard, 
 
 func newListener(contentType string) *listener {
 	l := &listener{}
-	l.id = []byte("1")
+	l.RequestID = []byte("1")
 	l.Header().Set("Content-Type", contentType)
-	l.each = func(e *event) error {
-		l.heard = append(l.heard, fmt.Sprintf("%q %q %s", e.id, e.retry, e.data))
-		if e.message.IsAnswer() {
-			l.settled(&e.message)
+	l.OnMessage = func(e *Event) error {
+		l.heard = append(l.heard, fmt.Sprintf("%q %q %s", e.ID, e.Retry, e.Data))
+		if e.Message.IsAnswer() {
+			l.Settle(&e.Message)
 		}
 		return nil
 	}
-	l.Hearing.large = func(id string) io.WriteCloser {
+	l.OnLarge = func(id string) io.WriteCloser {
 		l.heard = append(l.heard, fmt.Sprintf("large %q", id))
 		return largePart{l}
 	}
@@ -50,13 +49,13 @@ func (l *listener) hear(pieces ...string) string {
 		_, _ = l.Write(scratch)
 		clear(scratch) // what was given belongs to the server
 	}
-	_ = l.End()
+	_ = l.Close()
 	return strings.Join(l.heard, "\n")
 }
 
 const heardAnswer = `{"jsonrpc":"2.0","id":1,"result":{"a":"é\u00e9"}}`
 
-func TestHearingInAnyPieces(t *testing.T) {
+func TestReaderInAnyPieces(t *testing.T) {
 	const stream = "text/event-stream"
 	note := `{"jsonrpc":"2.0","method":"n"}`
 	tests := []struct{ name, contentType, text, want string }{
@@ -117,7 +116,7 @@ func TestHearingInAnyPieces(t *testing.T) {
 	}
 }
 
-func TestHearingNoMessage(t *testing.T) {
+func TestReaderNoMessage(t *testing.T) {
 	tests := []struct {
 		name, contentType, text string
 		status                  int
@@ -144,14 +143,14 @@ func TestHearingNoMessage(t *testing.T) {
 			if code, answered := l.Outcome(); answered || code != 0 || l.Status() != tt.status {
 				t.Errorf("outcome %d, %t, status %d", code, answered, l.Status())
 			}
-			if failure := l.failure("a"); failure.Data.Symbol != tt.symbol {
+			if failure := l.Failure("a"); failure.Data.Symbol != tt.symbol {
 				t.Errorf("got %+v, want %s", failure, tt.symbol)
 			}
 		})
 	}
 }
 
-func TestHearingOfInformationalStatus(t *testing.T) {
+func TestReaderOfInformationalStatus(t *testing.T) {
 	l := newListener("application/json")
 	l.WriteHeader(http.StatusEarlyHints)
 	l.WriteHeader(http.StatusBadRequest)
@@ -162,7 +161,7 @@ func TestHearingOfInformationalStatus(t *testing.T) {
 	}
 }
 
-func TestHearingOfWhatIsCompressed(t *testing.T) {
+func TestReaderOfWhatIsCompressed(t *testing.T) {
 	l := newListener("text/event-stream")
 	l.Header().Set("Content-Encoding", "gzip")
 	if got := l.hear("data: " + heardAnswer + "\n\n"); got != "" {
@@ -173,10 +172,10 @@ func TestHearingOfWhatIsCompressed(t *testing.T) {
 	}
 }
 
-func TestHearingOfLargeMessages(t *testing.T) {
-	filler := strings.Repeat("x", maxHeld)
+func TestReaderOfLargeMessages(t *testing.T) {
+	filler := strings.Repeat("x", MaxHeld)
 	large := `{"jsonrpc":"2.0","id":1,"result":{"t":"` + filler + `"}}`
-	exact := strings.Replace(large, filler, filler[:maxHeld-(len(large)-len(filler))], 1)
+	exact := strings.Replace(large, filler, filler[:MaxHeld-(len(large)-len(filler))], 1)
 	note := `{"jsonrpc":"2.0","method":"n","params":{"t":"` + filler + `"}}`
 	request := `{"jsonrpc":"2.0","id":1,"method":"n","params":{"t":"` + filler + `"}}`
 	tests := []struct {
@@ -190,8 +189,8 @@ func TestHearingOfLargeMessages(t *testing.T) {
 		{"without a final blank line", "text/event-stream", "id: 5\ndata: " + large, "large \"5\"\nlarge end", large, 0, true, nil},
 		{"an error", "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, "large \"\"\nlarge end",
 			`{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, -7, true, nil},
-		{"in lines", "text/event-stream", "data: " + large[:maxHeld/2] + "\ndata: " + large[maxHeld/2:] + "\n\n", "large \"\"",
-			large[:maxHeld/2] + "\n" + large[maxHeld/2:], 0, true, errNoMessage},
+		{"in lines", "text/event-stream", "data: " + large[:MaxHeld/2] + "\ndata: " + large[MaxHeld/2:] + "\n\n", "large \"\"",
+			large[:MaxHeld/2] + "\n" + large[MaxHeld/2:], 0, true, errNoMessage},
 		{"in lines between tokens", "text/event-stream", "data: " + large[:len(large)-2] + "\ndata: }\r\ndata: }\n\n", "large \"\"\nlarge end",
 			large[:len(large)-2] + "\n}\n}", 0, true, nil},
 		{"of exactly what is held", "application/json", exact, `"" "" ` + exact, "", 0, true, nil},
@@ -220,7 +219,7 @@ func TestHearingOfLargeMessages(t *testing.T) {
 					clear(scratch)
 					text = text[n:]
 				}
-				err := l.End()
+				err := l.Close()
 				if got := strings.Join(l.heard, "\n"); got != tt.heard {
 					t.Errorf("heard %.300q, want %.300q", got, tt.heard)
 				}
@@ -230,196 +229,16 @@ func TestHearingOfLargeMessages(t *testing.T) {
 				if code, answered := l.Outcome(); code != tt.code || answered != tt.answered || err != tt.err {
 					t.Errorf("got %d, %t, %v", code, answered, err)
 				}
-				if err == errTooLarge && l.failure("a").Message != jsonrpc.ResponseTooLarge("a").Message+": more than 64 MiB" {
-					t.Errorf("got %+v", l.failure("a"))
+				if err == errTooLarge && l.Failure("a").Message != jsonrpc.ResponseTooLarge("a").Message+": more than 64 MiB" {
+					t.Errorf("got %+v", l.Failure("a"))
 				}
 			})
 		}
-	}
-}
-
-// largeResult returns a result that names resources before, amid and after much text.
-func largeResult(size int) string {
-	var b strings.Builder
-	b.WriteString(`{"content":[{"type":"resource_link","uri":"x://first","name":"a"}`)
-	for i := 0; b.Len() < size; i++ {
-		fmt.Fprintf(&b, `,{"type":"text","text":%q,"uri2":"x://not"},{"type":"resource","resource":{"uri":"x:\/\/n\u00e9%d","text":"y"}}`, strings.Repeat("text ", 1000), i)
-	}
-	b.WriteString(`], "n":12345678901234567890123, "structuredContent":{"uri":"x://stays","contents":[{"uri":"x://stays"}]},"_meta":{"k":"v"}}`)
-	return b.String()
-}
-
-// Large answers come as small ones would, if these could be so large.
-func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
-	result := largeResult(3 << 20)
-	want := string((&link{server: "a"}).rewritten(joining(nil, newPeer("a")), []byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
-	if !strings.Contains(want, mcp.ResourceURI("a", "x://first")) || strings.Contains(want, `"x://first"`) {
-		t.Fatal("nothing is rewritten")
-	}
-	send := map[string]func(w http.ResponseWriter, head, text string){
-		"JSON": func(w http.ResponseWriter, _, text string) {
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, text)
-		},
-		"JSON in small pieces": func(w http.ResponseWriter, _, text string) {
-			w.Header().Set("Content-Type", "application/json")
-			for text != "" {
-				n := min(1021, len(text))
-				_, _ = io.WriteString(w, text[:n])
-				text = text[n:]
-			}
-		},
-		"an event": func(w http.ResponseWriter, head, text string) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, head+"data: "+text+"\n\n")
-		},
-		"an event of many lines": func(w http.ResponseWriter, head, text string) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, head+"data: "+strings.ReplaceAll(text, `,{"type"`, ",\r\ndata: {\"type\"")+"\r\n\r\n")
-		},
-		"after a notification": func(w http.ResponseWriter, head, text string) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\n")
-			_, _ = io.WriteString(w, head+"data: "+text+"\n\n")
-		},
-	}
-	for name, send := range send {
-		for _, pair := range [][2]mcp.Era{{mcp.Legacy, mcp.Legacy}, {mcp.Modern, mcp.Modern}, {mcp.Legacy, mcp.Modern}} {
-			t.Run(fmt.Sprint(name, pair), func(t *testing.T) {
-				p := newPeer("a")
-				p.speaks[pair[1]] = true
-				p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
-					send(w, "id: 9\n", `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
-				})
-				g := newGateway(t, nil, p)
-				u := g.user(t, pair[0])
-				if pair[0] == mcp.Legacy {
-					u.connect()
-				}
-				u.last.Store(0)
-				s := u.call("a::x")
-				if s.broken != nil || strings.ReplaceAll(s.answer, `, {"type"`, `,{"type"`) != want { // line breaks become spaces
-					t.Errorf("%v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
-				}
-				if n := len(s.events); n > 0 && !strings.HasPrefix(s.events[n-1].last, "call/a/9.") {
-					t.Errorf("got id %q", s.events[n-1].last)
-				}
-				u.accept = "application/json"
-				u.last.Store(0)
-				if s := u.call("a::x"); strings.ReplaceAll(s.answer, "\n", "") != want {
-					t.Errorf("without event streams: %v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
-				}
-			})
-		}
-	}
-}
-
-// A client must not take half an answer for a whole one.
-func TestLargeAnswersThatBreakOff(t *testing.T) {
-	result := largeResult(2 << 20)
-	for _, contentType := range []string{"application/json", "text/event-stream"} {
-		for name, abort := range map[string]bool{"breaks off": true, "just ends": false} {
-			for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
-				t.Run(fmt.Sprint(contentType, " ", name, server), func(t *testing.T) {
-					p := newPeer("a")
-					p.speaks[server] = true
-					p.does("tools/call", func(w http.ResponseWriter, a *arrival) {
-						w.Header().Set("Content-Type", contentType)
-						if contentType != "application/json" {
-							_, _ = io.WriteString(w, "data: ")
-						}
-						_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result[:3<<19])
-						if abort {
-							panic(http.ErrAbortHandler)
-						}
-					})
-					g := newGateway(t, nil, p)
-					u := g.legacy(t)
-					if s := u.call("a::x"); s.broken == nil {
-						t.Errorf("the client got %d bytes and thinks that is all", len(s.body))
-					}
-					if s := u.ask("ping", ""); s.code() != 0 || s.broken != nil {
-						t.Errorf("afterwards: %+v", s)
-					}
-				})
-			}
-		}
-	}
-}
-
-// What is no answer can be large, too.
-func TestLargeNotifications(t *testing.T) {
-	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` + strings.Repeat("x", 2*maxHeld) + `"}}`
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
-		a.send(w, note)
-		a.finish(w, "{}")
-	})
-	u := newGateway(t, nil, p).legacy(t)
-	if s := u.call("a::x"); len(s.events) != 2 || len(s.events[0].data) < len(note) || string(s.Result) != "{}" {
-		t.Errorf("got %d %.300s", s.status, s.body)
-	}
-}
-
-// The answer to another request is none, however large it is.
-func TestLargeAnswersToOthers(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
-		a.send(w, `{"jsonrpc":"2.0","id":"another","result":{"t":"`+strings.Repeat("x", maxHeld)+`"}}`)
-		a.finish(w, `{"mine":true}`)
-	})
-	g := newGateway(t, nil, p)
-	u := g.legacy(t)
-	s := u.call("a::x")
-	if strings.Contains(s.body, "another") {
-		t.Errorf("it was passed on: %.200s", s.body)
-	}
-	if s.Error == nil && string(s.Result) != `{"mine":true}` {
-		t.Errorf("got %.200s", s.answer)
-	}
-}
-
-func TestWrongAnswers(t *testing.T) {
-	tests := []struct {
-		name        string
-		status      int
-		contentType string
-		body        string // ID stands for the id
-		symbol      string // none: the error is that of the server
-		code        int
-	}{
-		{"500 and HTML", 500, "text/html", "<h1>", "http_error", 0},
-		{"401", 401, "", "", "http_error", 0},
-		{"302", 302, "", "", "http_error", 0},
-		{"200 and HTML", 200, "text/html", "<h1>", "invalid_json", 0},
-		{"200 and nothing", 200, "application/json", "", "invalid_response", 0},
-		{"a batch", 200, "application/json", `[{"jsonrpc":"2.0","id":ID,"result":{}}]`, "invalid_json", 0},
-		{"an error, id null", 200, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}`, "", -1},
-		{"an error without an id", 500, "application/json", `{"jsonrpc":"2.0","error":{"code":-1,"message":"m"}}`, "", -1},
-		{"an error", 500, "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"m"}}`, "", -1},
-		{"a request in place of an answer", 200, "application/json", `{"jsonrpc":"2.0","method":"n"}`, "invalid_response", 0},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *arrival) {
-				w.Header().Set("Content-Type", tt.contentType)
-				w.WriteHeader(tt.status)
-				_, _ = io.WriteString(w, strings.ReplaceAll(tt.body, "ID", a.id()))
-			})
-			g := newGateway(t, nil, p)
-			u := g.legacy(t)
-			s := u.call("a::x")
-			var m jsonrpc.Message
-			if failure := m.Read([]byte(s.answer)); failure != nil || !m.IsAnswer() || string(m.Literal(jsonrpc.ID)) != strconv.FormatInt(u.last.Load(), 10) {
-				t.Fatalf("got %d %s", s.status, s.body)
-			}
-			if s.symbol() != tt.symbol || tt.code != 0 && s.code() != tt.code || s.status != 200 {
-				t.Errorf("got %d %s", s.status, s.body)
-			}
-		})
 	}
 }
 
 // What is heard does not depend on the pieces in which it comes.
-func FuzzHearing(f *testing.F) {
+func FuzzReader(f *testing.F) {
 	for _, text := range []string{
 		heardAnswer, "data: " + heardAnswer + "\n\n", "id: 1\r\nretry: 5\rdata: {\"id\":1,\n\rdata:\"result\":{}}\r\n\r\n", "\xEF\xBB\xBFid\ndata\n:\n\n",
 		"data: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\ndata: x\n\n", "event: x\n\n\n\rdata: {}",

@@ -1,0 +1,227 @@
+package streamable
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A Writer sends messages to a client: one JSON message or, once another message precedes
+// the answer, a stream of events. It is safe for concurrent use.
+type Writer struct {
+	w       http.ResponseWriter
+	accepts bool // the client accepts event streams
+
+	mu     sync.Mutex
+	begun  bool // the status has been sent
+	stream bool
+	err    error // writing failed, or the response has ended
+}
+
+// NewWriter returns a Writer of the response to a request with this header.
+func NewWriter(w http.ResponseWriter, request http.Header) *Writer {
+	return &Writer{w: w, accepts: acceptsStream(request)}
+}
+
+// acceptsStream reports whether a client names event streams in Accept. One that accepts
+// just anything was not made for them, and gets JSON.
+func acceptsStream(header http.Header) bool {
+	for _, line := range header["Accept"] {
+		for accepted := range strings.SplitSeq(line, ",") {
+			mediaType, _, _ := strings.Cut(accepted, ";")
+			if strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// writeTimeout is how long a client may take to read an event. A slow client holds up the
+// server and the other streams that receive the same event.
+const writeTimeout = 30 * time.Second
+
+// AcceptsStream reports whether the client accepts event streams.
+func (w *Writer) AcceptsStream() bool { return w.accepts }
+
+// begin begins an event stream if it can, and reports whether there is one.
+func (w *Writer) begin() bool {
+	if w.begun || !w.accepts || w.err != nil {
+		return w.stream
+	}
+	w.begun, w.stream = true, true
+	header := w.w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-cache, no-transform")
+	header.Set("X-Accel-Buffering", "no") // nginx would hold events back
+	w.w.WriteHeader(http.StatusOK)
+	return true
+}
+
+// Begin begins an event stream before there is an event to send.
+func (w *Writer) Begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begin()
+	w.flush()
+}
+
+// Event sends an event. It reports whether that succeeded.
+func (w *Writer) Event(e *Event) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.begin() || w.err != nil {
+		return false
+	}
+	w.writeEvent(e)
+	return w.err == nil
+}
+
+func (w *Writer) writeEvent(e *Event) {
+	w.write(e.head())
+	w.write(oneLine(e.Data))
+	w.write([]byte("\n\n"))
+	w.flush()
+}
+
+// head returns the lines before the data, and the beginning of that.
+func (e *Event) head() []byte {
+	var head []byte
+	if e.ID != "" {
+		head = append(append(append(head, "id: "...), e.ID...), '\n')
+	}
+	if e.Retry != "" {
+		head = append(append(append(head, "retry: "...), e.Retry...), '\n')
+	}
+	return append(head, "data: "...)
+}
+
+// oneLine returns a part of a JSON text without line breaks, which stand between tokens
+// only.
+func oneLine(p []byte) []byte {
+	if bytes.IndexByte(p, '\n') < 0 && bytes.IndexByte(p, '\r') < 0 {
+		return p
+	}
+	return jsonspan.AppendLine(nil, p)
+}
+
+// Answer sends the answer: as the whole response, or as an event if others precede it.
+func (w *Writer) Answer(status int, e *Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stream {
+		w.writeEvent(e)
+		return
+	}
+	if w.begun || w.err != nil {
+		return
+	}
+	w.begun = true
+	header := w.w.Header()
+	header.Set("Content-Type", "application/json")
+	header.Set("Content-Length", strconv.Itoa(len(e.Data)))
+	w.w.WriteHeader(status)
+	w.write(e.Data)
+}
+
+// Large begins an answer of unknown length, as an event if stream is set or others precede
+// it. The caller writes it, then closes it. Nothing else may be sent meanwhile.
+func (w *Writer) Large(e *Event, stream bool) io.WriteCloser {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if stream && w.begin() || w.stream {
+		w.write(e.head())
+	} else if !w.begun && w.err == nil {
+		w.begun = true
+		w.w.Header().Set("Content-Type", "application/json")
+		w.w.WriteHeader(http.StatusOK)
+	}
+	return &largeAnswer{w}
+}
+
+// A largeAnswer is an answer that is passed on as it arrives.
+type largeAnswer struct{ w *Writer }
+
+func (l *largeAnswer) Write(p []byte) (int, error) {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	if l.w.stream {
+		p = oneLine(p)
+	}
+	l.w.write(p)
+	return len(p), l.w.err
+}
+
+func (l *largeAnswer) Close() error {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	if l.w.stream {
+		l.w.write([]byte("\n\n"))
+	}
+	l.w.flush()
+	return l.w.err
+}
+
+// KeepAlive sends a comment, so that proxies do not close a silent stream.
+func (w *Writer) KeepAlive() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.write([]byte(":\n\n"))
+	w.flush()
+}
+
+func (w *Writer) write(p []byte) {
+	if w.err != nil {
+		return
+	}
+	if w.stream {
+		_ = http.NewResponseController(w.w).SetWriteDeadline(time.Now().Add(writeTimeout)) // where it is supported
+	}
+	_, w.err = w.w.Write(p)
+}
+
+// flush sends what was written. The deadline is for writing only: an HTTP/2 stream would
+// end at it even while nothing is written.
+func (w *Writer) flush() {
+	if w.err != nil {
+		return
+	}
+	controller := http.NewResponseController(w.w)
+	if w.err = controller.Flush(); w.err == nil && w.stream {
+		_ = controller.SetWriteDeadline(time.Time{})
+	}
+}
+
+// Flush sends what was written.
+func (w *Writer) Flush() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.flush()
+}
+
+// Close ends the response. Later writes are dropped: the response writer may belong to
+// another request by then.
+func (w *Writer) Close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stream && w.err == nil {
+		_ = http.NewResponseController(w.w).SetWriteDeadline(time.Time{})
+	}
+	w.err = errEnded
+}
+
+var errEnded = errors.New("the response has ended")
+
+// Streaming reports whether an event stream has begun.
+func (w *Writer) Streaming() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stream
+}
