@@ -38,9 +38,6 @@ type Reader struct {
 	// Limit is the maximum size of a message that is held. Default: 64 MiB
 	Limit int
 
-	// Resumed says that the response is the rest of the stream of a call.
-	Resumed bool
-
 	header   http.Header
 	status   int
 	media    httpbody.MediaType

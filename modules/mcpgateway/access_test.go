@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -150,7 +151,7 @@ func denies(patterns ...string) string {
 
 func TestOnlyWhatIsPostedIsAMessage(t *testing.T) { // A54, A55
 	server := newWitness(t, nil)
-	h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
 		for _, path := range []string{"/mcp/a", "/mcp"} {
 			t.Run(method+" "+path, func(t *testing.T) {
@@ -209,7 +210,7 @@ func TestWhatNobodyCanKnowIsNotPassedOn(t *testing.T) { // A54, A55, A64
 	}
 	t.Run("nothing", func(t *testing.T) {
 		server := newWitness(t, nil)
-		h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 		for what, message := range unreadable {
 			if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,`+message+`}`)); w.Code != http.StatusOK {
 				t.Errorf("%s: %d %s", what, w.Code, w.Body)
@@ -232,7 +233,7 @@ var lookAlikes = map[string]string{
 
 func TestNamesInOtherLettersAreNotPassedOn(t *testing.T) { // A54, A55
 	server := newWitness(t, nil)
-	h := gateway(t, `{`+denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{`+denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 	for what, message := range lookAlikes {
 		for _, path := range single {
 			t.Run(what+" at "+path, func(t *testing.T) {
@@ -252,7 +253,7 @@ func TestTwoReferencesAtAllServers(t *testing.T) { // A45, A55
 		"as one": `{"separator":"none",` + denies("resource:a::file:///secret/") + `"servers":[` + server.line("a") + `]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := gateway(t, config)
+			h := adaptGateway(t, config)
 			id := session(t, h)
 			w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"completion/complete","params":{"ref":{"type":"ref/resource","name":"a::p","uri":"file:///secret/{x}"},"argument":{"name":"x","value":""}}}`, mcp.SessionHeader, id))
 			if !strings.Contains(w.Body.String(), `"error"`) || slices.ContainsFunc(server.saw(), func(got witnessed) bool { return got.is("completion/complete") }) {
@@ -264,7 +265,7 @@ func TestTwoReferencesAtAllServers(t *testing.T) { // A45, A55
 
 func TestListeningToOneServer(t *testing.T) { // A55, A68
 	server := newWitness(t, nil)
-	h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 	for _, tt := range []struct {
 		name, wants string
 		status      int
@@ -295,7 +296,7 @@ func TestListeningToOneServer(t *testing.T) { // A55, A68
 
 func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 	server := newWitness(t, nil)
-	h := gateway(t, `{`+denies("uno::secret", "prompt:uno::secret", "resource:uno::file:///secret/")+
+	h := adaptGateway(t, `{`+denies("uno::secret", "prompt:uno::secret", "resource:uno::file:///secret/")+
 		`"rates":[{"tools":"uno::seldom","requests":1,"per":"1h"}],
 		"servers":[{"name":"a","aliases":["uno"],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, path := range append([]string{"/mcp/uno", "/api/mcp-gateway/uno/rpc"}, single...) {
@@ -330,7 +331,7 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
 	server := newWitness(t, nil)
 	config := func(rules string) *Handler {
-		return gateway(t, `{"clients":[{"name":"*",`+rules+`}],"servers":[`+server.line("a")+`]}`)
+		return adaptGateway(t, `{"clients":[{"name":"*",`+rules+`}],"servers":[`+server.line("a")+`]}`)
 	}
 	for _, tt := range []struct {
 		name, rules string
@@ -360,7 +361,7 @@ func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
 
 func TestWhatTheProtocolDoesNotKnowAtAllServers(t *testing.T) { // A53, A54, A58
 	server := newWitness(t, nil)
-	h := gateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],"servers":[`+server.line("a")+`]}`)
 	id := session(t, h)
 	for _, message := range []string{
 		`{"jsonrpc":"2.0","method":"admin/deleteEverything","params":{}}`,
@@ -405,7 +406,7 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 		want    int
 	}{"which the server is not told": {"false", 1}, "which the server is told": {"true", 2}} {
 		t.Run(name, func(t *testing.T) {
-			h := gateway(t, `{"forward_auth_header":`+tt.forward+`,"auth":[{"provider":"token","tokens":[{"token":"{env.FIRST_TOKEN}","client":"ann"},{"token":"{env.SECOND_TOKEN}","client":"ann"}]}],
+			h := adaptGateway(t, `{"forward_auth_header":`+tt.forward+`,"auth":[{"provider":"token","tokens":[{"token":"{env.FIRST_TOKEN}","client":"ann"},{"token":"{env.SECOND_TOKEN}","client":"ann"}]}],
 				"servers":[`+server.line("a")+`]}`)
 			before := len(server.saw())
 			for _, token := range []string{"first", "second", "first", "second"} {
@@ -431,7 +432,7 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 func TestGuessesAreLimited(t *testing.T) { // A30, A65, R14
 	t.Setenv("SECRET_TOKEN", "right-AbCdEf0123456789")
 	server := newWitness(t, nil)
-	h := gateway(t, `{"rates":[{"requests":3,"per":"1h"}],"auth":[{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}","client":"ann"}]}],"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"rates":[{"requests":3,"per":"1h"}],"auth":[{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}","client":"ann"}]}],"servers":[`+server.line("a")+`]}`)
 	for i := range 5 {
 		w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization", fmt.Sprintf("Bearer wrong-%d", i)))
 		want := http.StatusUnauthorized
@@ -477,7 +478,7 @@ func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 		{"with an old signature", hmac, signature(time.Now().Add(-time.Hour)), 100, 401},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := gateway(t, `{"auth":[`+tt.provider+`],"servers":[`+server.line("a")+`]}`)
+			h := adaptGateway(t, `{"auth":[`+tt.provider+`],"servers":[`+server.line("a")+`]}`)
 			for _, path := range append([]string{"/mcp"}, single...) {
 				r := posting(path, "", "Authorization", tt.credentials)
 				if tt.credentials == "" {
@@ -491,7 +492,7 @@ func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 		})
 	}
 	t.Run("what is announced takes no room, what arrives does", func(t *testing.T) {
-		h := gateway(t, `{"request_limit":1000000,"in_flight_limit":1000000,"auth":[`+hmac+`],"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{"request_limit":1000000,"in_flight_limit":1000000,"auth":[`+hmac+`],"servers":[`+server.line("a")+`]}`)
 		stranger := func(address string, body io.Reader) *http.Request {
 			r := posting("/mcp/a", "", "Authorization", signature(time.Now()))
 			r.RemoteAddr = address + ":1234"
@@ -519,7 +520,7 @@ func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 		}
 	})
 	t.Run("from an address that has guessed too often", func(t *testing.T) {
-		h := gateway(t, `{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.line("a")+`]}`)
 		for i, want := range []int{401, 429} {
 			r := posting("/mcp/a", "{}")
 			if i > 0 {
@@ -558,7 +559,7 @@ func TestBytesOfRequestsAreLimited(t *testing.T) { // G24
 		}
 		says(w, got, `{}`)
 	})
-	h := gateway(t, `{"request_limit":1000000,"in_flight_limit":2000000,"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"request_limit":1000000,"in_flight_limit":2000000,"servers":[`+server.line("a")+`]}`)
 	call := func(size int) *http.Request {
 		return posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":"`+strings.Repeat("x", size)+`"}}}`)
 	}
@@ -607,7 +608,7 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 		{"this server gets them", "", `,"forward_auth_header":true`, true},
 		{"this server does not", `"forward_auth_header":true,`, `,"forward_auth_header":false`, false},
 	} {
-		h := gateway(t, `{`+tt.config+`"servers":[{"name":"a","routes":[{"handle":[`+proxyTo("", server.address)+`]}]`+tt.server+`}]}`)
+		h := adaptGateway(t, `{`+tt.config+`"servers":[{"name":"a","routes":[{"handle":[`+proxyTo("", server.address)+`]}]`+tt.server+`}]}`)
 		for _, path := range append([]string{"/mcp"}, single...) {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				before := len(server.saw())
@@ -631,8 +632,8 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 
 func TestNobodyElseIsTheOperator(t *testing.T) { // A30, A57
 	server := newWitness(t, nil)
-	h := gateway(t, `{`+denies("*")+`"rates":[{"requests":1000,"per":"1h"}],"servers":[`+server.line("a")+`]}`)
-	for _, user := range []string{operator, "a\nb", strings.Repeat("x", 100_000)} {
+	h := adaptGateway(t, `{`+denies("*")+`"rates":[{"requests":1000,"per":"1h"}],"servers":[`+server.line("a")+`]}`)
+	for _, user := range []string{gateway.OperatorIdentity, "a\nb", strings.Repeat("x", 100_000)} {
 		for _, path := range single {
 			if w := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)); w.Code != http.StatusForbidden {
 				t.Errorf("%.20q at %s: %d %s", user, path, w.Code, w.Body)
@@ -666,18 +667,19 @@ func TestTheCommandKnowsItsClients(t *testing.T) { // A42, A57
 
 func TestWhatAClientIsShownChanges(t *testing.T) { // A56, A57, A60
 	view := func(t *testing.T, more string) string {
-		return storedGateway(t, t.TempDir(), `{`+more+`"servers":[`+serverOf("a", staticHandler)+`]}`).view("ann")
+		clients, err := adaptGateway(t, `{`+more+`"servers":[`+serverOf("a", staticHandler)+`]}`).clients()
+		if err != nil || len(clients) != 1 {
+			t.Fatalf("got %d clients, %v", len(clients), err)
+		}
+		return clients[0].View
 	}
 	views := map[string]string{}
 	for name, more := range map[string]string{
-		"nothing":       ``,
-		"a rule":        denies("a::x"),
-		"another rule":  denies("a::y"),
-		"a pattern":     `"clients":[{"name":"ann","redact":["sk-[a-z]+"]}],`,
-		"another":       `"clients":[{"name":"ann","redact":["sk-[0-9]+"]}],`,
-		"a field":       `"clients":[{"name":"ann","redact_fields":["sk-[a-z]+"]}],`,
-		"pinned tools":  `"pin_tools":true,`,
-		"pinned, ruled": `"pin_tools":true,` + denies("a::x"),
+		"a rule":       denies("a::x"),
+		"another rule": denies("a::y"),
+		"a pattern":    `"clients":[{"name":"ann","redact":["sk-[a-z]+"]}],`,
+		"another":      `"clients":[{"name":"ann","redact":["sk-[0-9]+"]}],`,
+		"a field":      `"clients":[{"name":"ann","redact_fields":["sk-[a-z]+"]}],`,
 	} {
 		got := view(t, more)
 		if got != view(t, more) {
@@ -694,14 +696,14 @@ func TestGatewaysWithoutANameShareNothing(t *testing.T) { // A63, A67
 	config := func(server string) string {
 		return `{"rates":[{"requests":1,"per":"1h"}],"servers":[` + serverOf(server, staticHandler) + `]}`
 	}
-	one, other := gateway(t, config("twin-one")), gateway(t, config("twin-other"))
+	one, other := adaptGateway(t, config("twin-one")), adaptGateway(t, config("twin-other"))
 	call := func(h *Handler, server string) int {
 		return serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)).Code
 	}
 	if got := []int{call(one, "twin-one"), call(one, "twin-one"), call(other, "twin-other")}; !slices.Equal(got, []int{200, 429, 200}) {
 		t.Errorf("got %v", got)
 	}
-	if again := gateway(t, config("twin-one")); call(again, "twin-one") != 429 {
+	if again := adaptGateway(t, config("twin-one")); call(again, "twin-one") != 429 {
 		t.Error("what was used is forgotten with a reload")
 	}
 }
@@ -719,7 +721,7 @@ func TestAConfigurationThatFailsLeavesNothing(t *testing.T) { // A61
 		}
 		cancel()
 	}
-	if n, _ := memories.References("fails\x00/mcp"); n > 0 {
+	if n, _ := retainedPool.References("fails\x00/mcp"); n > 0 {
 		t.Errorf("what it remembers is in use %d times", n)
 	}
 	pinnings.Range(func(key, _ any) bool {
@@ -730,18 +732,10 @@ func TestAConfigurationThatFailsLeavesNothing(t *testing.T) { // A61
 	})
 }
 
-func TestTalliesAllocateNothing(t *testing.T) {
-	m := new(memory)
-	m.tally("ann")
-	if n := testing.AllocsPerRun(100, func() { m.tally("ann").requests.Add(1) }); n > 0 {
-		t.Errorf("%v times", n)
-	}
-}
-
 func TestMethodsThatAreNoStrings(t *testing.T) { // A54, A64
 	server := newWitness(t, nil)
 	for name, guard := range map[string]string{"nothing is decided": "", "rules": denies("a::secret")} {
-		h := gateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
 		for _, method := range []string{`["tools/call"]`, `["tools/list"]`, `{"x":"tools/call"}`, `null`, `5`} {
 			for _, path := range append([]string{"/mcp"}, single...) {
 				t.Run(name+": "+method+" at "+path, func(t *testing.T) {
@@ -773,7 +767,7 @@ func TestNamesInOtherLettersWhereTheyAreNoneOfOurs(t *testing.T) { // A35, A54
 		{"the method, where there are rules", denies("a::secret"), `"method":"Users.Get","Method":"tools/call","params":{"name":"secret"}`, false},
 	} {
 		server := newWitness(t, nil)
-		h := gateway(t, `{`+tt.guard+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+tt.guard+`"servers":[`+server.line("a")+`]}`)
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				before := len(server.saw())
@@ -795,7 +789,7 @@ func TestTasksAtAllServers(t *testing.T) { // A53, A54
 		says(w, got, `{"tasks":[{"taskId":"of-somebody-else","status":"completed"}]}`)
 	})
 	for pattern, want := range map[string]bool{"a::ok": false, "a::*": true} {
-		h := gateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["`+pattern+`"]}]}],"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["`+pattern+`"]}]}],"servers":[`+server.line("a")+`]}`)
 		w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tasks/list","params":{}}`, mcp.SessionHeader, session(t, h)))
 		if got := strings.Contains(w.Body.String(), "of-somebody-else"); got != want {
 			t.Errorf("who may use %s: %d %s", pattern, w.Code, w.Body)
@@ -816,7 +810,7 @@ func TestRequestsThatAreCalledNotifications(t *testing.T) { // A53, A54, A63
 	} {
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
-				h := gateway(t, `{"name":"`+t.Name()+`",`+tt.guard+`"servers":[`+server.line("a")+`]}`)
+				h := adaptGateway(t, `{"name":"`+t.Name()+`",`+tt.guard+`"servers":[`+server.line("a")+`]}`)
 				for i, want := range tt.want {
 					w := serves(t, h, posting(path, `{"jsonrpc":"2.0",`+tt.id+`"method":"notifications/send"}`))
 					if w.Code != want && (want != 200 || w.Code/100 != 2) {
@@ -848,19 +842,19 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 		t.Run(name, func(t *testing.T) {
 			loaded := func(secret string) *Handler {
 				write(secret)
-				return gateway(t, `{"auth":[`+provider+`],"servers":[`+serverOf("a", staticHandler)+`]}`)
+				return adaptGateway(t, `{"auth":[`+provider+`],"servers":[`+serverOf("a", staticHandler)+`]}`)
 			}
 			before, same, after := loaded(old), loaded(old), loaded(other)
-			standing := func(h *Handler) string {
-				return h.standing("ann" + realmMark + realmOf(h.providers[len(h.providers)-1], "ann"))
+			realm := func(h *Handler) string {
+				return realmOf(h.auth.providers[len(h.auth.providers)-1], "ann")
 			}
-			if before.admits != same.admits || standing(before) != standing(same) {
+			if before.auth.fingerprint != same.auth.fingerprint || realm(before) != realm(same) {
 				t.Error("the same secret is another")
 			}
-			if before.admits == after.admits || standing(before) == standing(after) {
+			if before.auth.fingerprint == after.auth.fingerprint || realm(before) == realm(after) {
 				t.Error("another secret is the same")
 			}
-			if strings.Contains(before.admits, old) {
+			if strings.Contains(before.auth.fingerprint, old) {
 				t.Error("the secret is told")
 			}
 		})
@@ -893,12 +887,12 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 			registry.all = nil
 			t.Cleanup(func() { registry.all = others })
 			// The other stands beside it in the same configuration.
-			h, sibling := gateway(t, `{"name":"g",`+servers+`}`), gateway(t, `{"name":"g",`+servers+`}`)
+			h, sibling := adaptGateway(t, `{"name":"g",`+servers+`}`), adaptGateway(t, `{"name":"g",`+servers+`}`)
 			h.generation, sibling.generation = "before", "before"
 			registry.add(h)
 			registry.add(sibling)
 			for _, config := range tt.next {
-				next := gateway(t, config)
+				next := adaptGateway(t, config)
 				next.generation = "after"
 				registry.add(next)
 			}
@@ -923,7 +917,7 @@ func TestStreamsThatEndAreAnswered(t *testing.T) { // A60
 		hung <- struct{}{}
 		<-r.Context().Done()
 	})
-	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -950,7 +944,7 @@ func TestClientsOfOneNameInTwoGateways(t *testing.T) { // A30, A57
 		}
 	})
 	site := func(name string) *Handler {
-		return gateway(t, `{"auth":[{"provider":"token","tokens":[{"token":"{env.SITE_`+strings.ToUpper(name)+`}"}]}],"servers":[`+server.line("a")+`]}`)
+		return adaptGateway(t, `{"auth":[{"provider":"token","tokens":[{"token":"{env.SITE_`+strings.ToUpper(name)+`}"}]}],"servers":[`+server.line("a")+`]}`)
 	}
 	one, other := site("a"), site("b")
 	by := func(name string) []string {
@@ -1016,7 +1010,7 @@ func TestAnswersOfAServerByItsAlias(t *testing.T) { // A59
 }
 
 func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
-	h := gateway(t, `{"rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
+	h := adaptGateway(t, `{"rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
 	from := func(address string) int {
 		r := posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)
 		r.RemoteAddr = address
@@ -1036,9 +1030,9 @@ func (listenerAddr) String() string  { return stdioHost }
 
 func TestNobodyLimitsTheOperator(t *testing.T) { // A42, A65
 	before := stdioClient
-	stdioClient = operator
+	stdioClient = gateway.OperatorIdentity
 	t.Cleanup(func() { stdioClient = before })
-	h := gateway(t, `{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
+	h := adaptGateway(t, `{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
 	for i := range 3 {
 		r := posting("/mcp/a", aCall)
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, listenerAddr{}))

@@ -3,8 +3,9 @@ package mcpgateway
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 // A clientStatus tells of a client, or of all that have no block of their own.
@@ -36,26 +37,17 @@ func (h *Handler) clientStatus() []clientStatus {
 		status := of(c.Name)
 		status.Match, status.Rules, status.Default, status.Rates = c.Match, c.Rules, c.Default, c.Rates
 	}
-	sessions := h.joined.Sessions()
-	for _, identity := range slices.Sorted(maps.Keys(sessions)) {
-		who := h.callerOf(identity)
-		name, _, _ := strings.Cut(identity, realmMark)
-		switch name {
-		case "":
-			name = anonymous
-		case operator:
-			name = who.label
-		}
-		of(who.label).Sessions[name] += sessions[identity]
+	sessions := h.gateway.Sessions()
+	for _, label := range slices.Sorted(maps.Keys(sessions)) {
+		of(label).Sessions = sessions[label]
 	}
-	h.tallies.Range(func(label, value any) bool {
-		t, status := value.(*tally), of(label.(string))
-		status.Requests, status.Denied = t.requests.Load(), t.denied.Load()
-		if last := t.last.Load(); last > 0 {
+	h.Tallies(func(label string, t *gateway.Tally) {
+		status := of(label)
+		status.Requests, status.Denied = t.Requests.Load(), t.Denied.Load()
+		if last := t.Last.Load(); last > 0 {
 			at := time.UnixMilli(last).UTC()
 			status.LastSeen = &at
 		}
-		return true
 	})
 	all := make([]clientStatus, len(order))
 	for i, label := range order {

@@ -3,6 +3,8 @@ package mcpgateway
 import (
 	"net/http"
 	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 // metricsStatus is what is counted.
@@ -79,7 +81,7 @@ func (s *metricsStatus) count(m metric, value float64) {
 	case "requests":
 		outcome := m.Labels["outcome"]
 		s.Requests = append(s.Requests, requestCount{m.Labels["gateway"], m.Labels["server"], m.Labels["method"], outcome, value})
-		if outcome != outcomeOK && outcome != outcomeCanceled {
+		if outcome != gateway.OutcomeOK && outcome != gateway.OutcomeCanceled {
 			s.Totals["errors"] += value
 		}
 	case "upstream_restarts":

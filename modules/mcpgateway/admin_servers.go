@@ -144,7 +144,7 @@ func (c *adminCall) refresh() (int, any, error) {
 	}
 	return http.StatusOK, struct {
 		Clients int `json:"clients"` // that were told
-	}{h.joined.Refresh(s.Name)}, nil
+	}{h.gateway.Refresh(s.Name)}, nil
 }
 
 func (c *adminCall) accept() (int, any, error) {

@@ -48,7 +48,7 @@ func newAdmin(t *testing.T, configs ...string) *adminTest {
 		})
 	}
 	for _, config := range configs {
-		h := gateway(t, config)
+		h := adaptGateway(t, config)
 		h.generation = t // as if all were of one configuration
 		registry.add(h)
 	}

@@ -3,6 +3,7 @@ package mcpgateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -89,7 +90,7 @@ const asBob = "/v2/rpc[1] [a] [bob] [bob] [tenant of bob]"
 
 func TestAnswersPassTheRoutesOfTheServer(t *testing.T) { // A59
 	server := askedIn(t)
-	h := gateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
 	for _, path := range append([]string{"/mcp"}, single...) {
 		t.Run(path, func(t *testing.T) {
 			message, headers := aCall, []string(nil)
@@ -129,7 +130,7 @@ func TestQuestionsWithoutEnd(t *testing.T) { // A59
 		}
 		saysInEvents(w, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
 	})
-	h := gateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, path := range single {
 		done := make(chan string, 1)
 		go func() { done <- servesInPart(h, posting(path, aCall)).Body.String() }()
@@ -138,8 +139,8 @@ func TestQuestionsWithoutEnd(t *testing.T) { // A59
 		}
 	}
 	close(release)
-	h.Servers[0].asides.Wait()
-	if n := told.Load(); n == 0 || n > int32(len(single))*maxTold {
+	h.gateway.WaitForSideRequests()
+	if n := told.Load(); n == 0 || n > int32(len(single))*64 {
 		t.Errorf("the server was told %d times at the same time", n)
 	}
 }
@@ -153,7 +154,7 @@ func TestQuestionsThatCannotBeRead(t *testing.T) { // A59
 		}
 		saysInEvents(w, event.Load().(string), `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
 	})
-	h := gateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, tt := range []struct{ name, event string }{
 		{"as it should be", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
 		{"escaped", `{"jsonrpc":"2.0","id":1,"m\u0065thod":"s\u0061mpling/createMessage","params":{}}`},
@@ -202,7 +203,7 @@ func TestInputThatIsNotAskedFor(t *testing.T) { // A59
 		}
 		says(w, got, `{"resultType":"`+kind+`","inputRequests":`+requests.Load().(string)+`}`)
 	})
-	h := gateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for name, asks := range inputRequests {
 		t.Run(name, func(t *testing.T) {
 			requests.Store(asks)
@@ -248,7 +249,7 @@ func TestCallsThatAreMadeAgain(t *testing.T) { // A59
 			says(w, got, result)
 		}
 	})
-	h := gateway(t, `{"response_limit":1000,"servers":[{"name":"a","mask":{"max_chars":0},`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"response_limit":1000,"servers":[{"name":"a","mask":{"max_chars":0},`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
 	for _, path := range single {
 		for name, headers := range map[string][]string{
 			"says the version in a header": {mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"},
@@ -311,7 +312,7 @@ func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
 			says(w, got, `{}`)
 		}
 	})
-	h := gateway(t, `{"servers":[{"name":"a","answers":[{"method":"notifications/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a","answers":[{"method":"notifications/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	id := session(t, h)
 	ctx, hangUp := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -362,7 +363,7 @@ func TestAnswersToTheFirstRevision(t *testing.T) { // A59
 		w.WriteHeader(http.StatusAccepted)
 		answered <- got.method + " " + got.uri + " " + got.body
 	})
-	h := gateway(t, `{"servers":[{"name":"a","path":"/sse",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a","path":"/sse",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	w := serves(t, h, listening(t, "/mcp/a", mcp.VersionHeader, "2025-06-18"))
 	if got := w.Body.String(); strings.Contains(got, "roots/list") || !strings.Contains(got, "event: endpoint") {
 		t.Errorf("got %s", got)
@@ -429,7 +430,7 @@ func TestAnswersToCallsThatAreMadeAgain(t *testing.T) { // A59
 				w.Header().Set("Content-Type", "application/json")
 				_, _ = io.WriteString(w, mark+answer.Body.String())
 			})
-			h := gateway(t, `{"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["file:///x"]},{"method":"sampling/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+			h := adaptGateway(t, `{"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["file:///x"]},{"method":"sampling/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 			for _, path := range single {
 				t.Run(fmt.Sprintf("%s, %d marks before it, at %s", tt.name, len(mark)/3, path), func(t *testing.T) {
 					w := serves(t, h, posting(path, modernCall, mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"))
@@ -461,7 +462,7 @@ func TestManyClientsAreAskedAtOnce(t *testing.T) { // A59
 			saysInEvents(w, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
 		}
 	})
-	h := gateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
 	done := make(chan string, clients)
@@ -476,7 +477,7 @@ func TestManyClientsAreAskedAtOnce(t *testing.T) { // A59
 			t.Errorf("got %s", got)
 		}
 	}
-	h.Servers[0].asides.Wait()
+	h.gateway.WaitForSideRequests()
 }
 
 func TestGatewaysThatShareAChildAnswerForThemselves(t *testing.T) { // A59
@@ -511,11 +512,14 @@ func TestAnswersThatTheServerRefuses(t *testing.T) { // A59
 		}
 		w.WriteHeader(http.StatusInternalServerError)
 	})
-	h := gateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	core, logs := observer.New(zap.WarnLevel)
 	h.logger = zap.New(core)
+	if err := errors.Join(h.closeGateway(), h.newGateway()); err != nil {
+		t.Fatal(err)
+	}
 	serves(t, h, posting("/mcp/a", aCall))
-	h.Servers[0].asides.Wait()
+	h.gateway.WaitForSideRequests()
 	if got := logs.FilterMessage("answer not delivered").All(); len(got) != 1 || got[0].ContextMap()["mcp_server"] != "a" {
 		t.Errorf("logged %v", logs.All())
 	}

@@ -9,9 +9,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
 // Client says what a client may do. Who the client is, the providers of auth find out,
@@ -58,11 +58,6 @@ type Client struct {
 	// How often it may make requests, besides the gateway's rates. Default: as often
 	// as it likes
 	Rates []*Rate `json:"rates,omitempty"`
-
-	policy   *acl.Policy
-	redactor *redact.Redactor
-	limits   []limit
-	view     string // changes with what is shown
 }
 
 // AccessRule allows or denies what its patterns select.
@@ -79,10 +74,9 @@ const (
 	deny  = "deny"
 )
 
-// anonymous is the name of clients that nobody knows.
-const anonymous = "anonymous"
-
-func (c *Client) provision(h *Handler) error {
+// compile returns the rules of the client as the gateway has them.
+func (c *Client) compile(h *Handler) (*gateway.Client, error) {
+	compiled := &gateway.Client{Name: c.Name, Match: c.Match}
 	otherwise := c.Default == allow
 	if c.Default == "" {
 		otherwise = !slices.ContainsFunc(c.Rules, func(r *AccessRule) bool { return r != nil && r.Action == allow })
@@ -90,10 +84,10 @@ func (c *Client) provision(h *Handler) error {
 	var rules []acl.Rule
 	for i, r := range c.Rules {
 		if r == nil || r.Action != allow && r.Action != deny {
-			return fmt.Errorf("rules: the action of number %d is neither allow nor deny", i)
+			return nil, fmt.Errorf("rules: the action of number %d is neither allow nor deny", i)
 		}
 		if len(r.Patterns) == 0 {
-			return fmt.Errorf("rules: %s without a pattern", r.Action)
+			return nil, fmt.Errorf("rules: %s without a pattern", r.Action)
 		}
 		for _, pattern := range r.Patterns {
 			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: h.qualified(pattern, c.Name)})
@@ -101,21 +95,21 @@ func (c *Client) provision(h *Handler) error {
 	}
 	var err error
 	if len(rules) > 0 || !otherwise {
-		if c.policy, err = acl.New(rules, otherwise); err != nil {
-			return err
+		if compiled.Policy, err = acl.New(rules, otherwise); err != nil {
+			return nil, err
 		}
-		for _, shadowed := range c.policy.Shadowed() {
+		for _, shadowed := range compiled.Policy.Shadowed() {
 			h.logger.Warn("rule never decides", zap.String("client", c.Name), zap.String("rule", shadowed))
 		}
 	}
 	if len(c.Redact) > 0 || len(c.RedactFields) > 0 {
-		if c.redactor, err = redact.New(c.Redact, c.RedactFields); err != nil {
-			return fmt.Errorf("redact: %w", err)
+		if compiled.Redactor, err = redact.New(c.Redact, c.RedactFields); err != nil {
+			return nil, fmt.Errorf("redact: %w", err)
 		}
 	}
-	c.view = digest([]any{c.policy.Fingerprint(), c.Redact, c.RedactFields})
-	c.limits, err = h.limitsOf("client", c.Rates, c.Name)
-	return err
+	compiled.View = digest([]any{compiled.Policy.Fingerprint(), c.Redact, c.RedactFields})
+	compiled.Limits, err = h.limits("client", c.Rates, c.Name)
+	return compiled, err
 }
 
 // qualified returns a pattern with the name of a server that it calls by an alias. One that
@@ -151,127 +145,28 @@ func (c *Client) validate() error {
 // isPattern reports whether the block is for several clients.
 func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
-// provisionClients sets up who may do what.
-func (h *Handler) provisionClients() error {
-	h.byIdentity, h.permits = map[string]*Client{}, digest(h.Clients)
+// clients returns the rules of all clients as the gateway has them.
+func (h *Handler) clients() (all []*gateway.Client, err error) {
+	h.permits = digest(h.Clients)
+	known := map[string]bool{}
 	for i, c := range h.Clients {
 		if c == nil {
-			return fmt.Errorf("clients: number %d is null", i)
+			return nil, fmt.Errorf("clients: number %d is null", i)
 		}
-		if err := c.provision(h); err != nil {
-			return fmt.Errorf("client %q: %w", c.Name, err)
-		}
-		if c.isPattern() {
-			h.patterns = append(h.patterns, c)
+		compiled, err := c.compile(h)
+		if err != nil {
+			return nil, fmt.Errorf("client %q: %w", c.Name, err)
 		}
 		for _, name := range append([]string{c.Name}, c.Match...) {
-			if h.byIdentity[name] != nil {
-				return fmt.Errorf("client %q: the name %q is given twice", c.Name, name)
+			if known[name] {
+				return nil, fmt.Errorf("client %q: the name %q is given twice", c.Name, name)
 			}
-			h.byIdentity[name] = c
+			known[name] = true
 		}
+		all = append(all, compiled)
 	}
-	var err error
-	if len(h.providers) == 0 && slices.ContainsFunc(h.Clients, func(c *Client) bool { return !c.isPattern() && c.Name != anonymous }) {
+	if len(h.auth.providers) == 0 && slices.ContainsFunc(h.Clients, func(c *Client) bool { return !c.isPattern() && c.Name != gateway.Anonymous }) {
 		h.logger.Warn("clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can")
 	}
-	h.limits, err = h.limitsOf("gateway", h.Rates, "")
-	return err
-}
-
-// A caller is whom a request comes from.
-type caller struct {
-	identity string  // as far as it has proved it; "" for nobody in particular
-	name     string  // of the client, "" for nobody in particular
-	label    string  // of the client in metrics: there are only so many
-	rules    *Client // nil if there are none
-}
-
-// realmMark stands in an identity between who it is and what tells it from others of the
-// same name elsewhere.
-const realmMark = "\x01"
-
-// operator is the identity of whoever has started this very process to talk to it. No
-// rules are for them, and nobody else can have it.
-const operator = "\x00operator"
-
-// callerOf returns the caller with this identity. It has a block of its own, or one that
-// is for several, or none.
-func (h *Handler) callerOf(identity string) caller {
-	if identity == operator {
-		return caller{identity: identity, label: "operator"}
-	}
-	who := caller{identity: identity, label: anonymous}
-	identity, _, _ = strings.Cut(identity, realmMark)
-	if who.name = identity; identity == "" {
-		identity = anonymous
-	}
-	if who.rules = h.byIdentity[identity]; who.rules != nil && !who.rules.isPattern() {
-		who.label = who.rules.Name
-		if who.name != "" {
-			who.name = who.rules.Name
-		}
-		return who
-	}
-	i := slices.IndexFunc(h.patterns, func(c *Client) bool { return mcp.MatchName(c.Name, identity) })
-	if i < 0 {
-		who.rules = nil
-		if who.name != "" {
-			who.label = "other"
-		}
-		return who
-	}
-	who.rules, who.label = h.patterns[i], h.patterns[i].Name
-	return who
-}
-
-// mustProveAgain reports whether only another request can show that the caller is still
-// let in: it has no secret here that could be compared.
-func (c *caller) mustProveAgain() bool {
-	name, realm, _ := strings.Cut(c.identity, realmMark)
-	return name != "" && realm == "" && c.identity != operator
-}
-
-// policy returns what the caller may use; nil for everything.
-func (c *caller) policy() *acl.Policy {
-	if c.rules == nil {
-		return nil
-	}
-	return c.rules.policy
-}
-
-// allows reports whether the caller may use something. What the gateway itself has is
-// for everybody, but for the resources that an operator has it host.
-func (c *caller) allows(target mcp.Target) bool {
-	policy := c.policy()
-	if policy == nil {
-		return true
-	}
-	if target.Server == "" {
-		_, own := mcp.ParseObservationURI(target.Name)
-		return own || target.Kind != mcp.Resource || policy.Resource("", target.Name)
-	}
-	if !policy.Server(target.Server) {
-		return false
-	}
-	switch target.Kind {
-	case mcp.Tool:
-		return toolpin.IsPlainName(target.Name) && policy.Tool(target.Server, target.Name) // as it is listed
-	case mcp.Prompt:
-		return toolpin.IsPlainName(target.Name) && policy.Prompt(target.Server, target.Name)
-	case mcp.Resource:
-		return policy.Resource(target.Server, target.Name)
-	case mcp.Other:
-		return policy.Other(target.Server)
-	}
-	return true
-}
-
-// redactor returns what takes out of results what the caller must not see; nil for
-// nothing.
-func (c *caller) redactor() *redact.Redactor {
-	if c.rules == nil {
-		return nil
-	}
-	return c.rules.redactor
+	return all, nil
 }

@@ -27,6 +27,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 func init() {
@@ -77,7 +79,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
 
-	stdioClient = cmp.Or(flags.String("client"), operator)
+	stdioClient = cmp.Or(flags.String("client"), gateway.OperatorIdentity)
 	mcpstdio.SoleClient()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 // The command mcp-stdio runs Caddy for itself alone. So it has it listen on a network
@@ -19,7 +21,7 @@ const (
 )
 
 // stdioClient is who comes in by that network.
-var stdioClient = operator
+var stdioClient = gateway.OperatorIdentity
 
 // stdioConns hands connections over from those who dial to those who listen.
 var stdioConns = map[string]chan net.Conn{

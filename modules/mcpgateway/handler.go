@@ -17,9 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
@@ -226,32 +224,26 @@ type Handler struct {
 	// all
 	NotificationRoutes []*NotificationRoute `json:"notification_routes,omitempty"`
 
-	bodies         *quota.Meter // of requests that are being served
-	strangerBodies *quota.Meter // of requests whose sender is not known yet
+	gateway *gateway.Gateway
+	auth    authenticator
+	byName  map[string]*Server // and by alias
 
-	providers    []auth.Provider
-	credentials  []string           // headers that they read
-	forwardsAuth bool               // to a server at least
-	byIdentity   map[string]*Client // by name and match
-	patterns     []*Client          // whose names are patterns
-	limits       []limit
-	*memory
-	health *health // nil unless servers are tried
+	*gateway.Retained        // what outlives a reload, besides clients
+	stateKey          string // of the clients of gateway, in states
+
+	belowMCP, belowRPC string // how the escaped paths of requests begin, slash included
+	permits            string // changes with what clients may do
+	generation         any    // the configuration that this is part of
+
+	reauthenticate    context.Context // see [gateway.Config]
+	endReauthenticate context.CancelFunc
+	exiting           context.Context // done when Caddy exits
+	exit              context.CancelFunc
+
+	health *health // nil unless servers are checked
 	events *caddyevents.App
 	ctx    caddy.Context
-
-	sessionKey         []byte
-	joined             *aggregate.Aggregate
-	stateKey           string             // of joined, in states
-	generation         any                // the configuration that this is part of
-	byName             map[string]*Server // and by alias
-	belowMCP, belowRPC string             // how the escaped paths of requests begin, slash included
-	admits, permits    string             // change with who is let in, and what they may
-	unproved           context.Context    // done when clients without a secret in the configuration must authenticate again
-	endUnproved        context.CancelFunc
-	exiting            context.Context // done when Caddy exits
-	exit               context.CancelFunc
-	logger             *zap.Logger
+	logger *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -266,7 +258,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.exiting, h.exit = context.WithCancel(context.Background())
-	h.unproved, h.endUnproved = context.WithCancel(context.Background())
+	h.reauthenticate, h.endReauthenticate = context.WithCancel(context.Background())
 	app, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
@@ -286,7 +278,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.RequestLimit == 0 {
 		h.RequestLimit = 10 << 20
 	}
-	h.limitBodies()
+	if h.InFlightLimit == 0 {
+		h.InFlightLimit = max(gateway.DefaultInFlightLimit(), h.RequestLimit)
+	}
 	if h.MCPPath == "" {
 		h.MCPPath = "/mcp"
 	}
@@ -309,7 +303,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if err := h.openPins(s); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
-		h.forwardsAuth = h.forwardsAuth || s.forwardAuth
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			if h.byName[name] != nil {
 				return fmt.Errorf("server %q: the name or alias %q is given twice", s.Name, name)
@@ -320,13 +313,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.loadProviders(ctx); err != nil {
 		return fmt.Errorf("auth: %w", err)
 	}
-	if err := h.provisionClients(); err != nil {
-		return err
-	}
-	if err := h.recall(); err != nil {
-		return err
-	}
-	if err := h.join(); err != nil {
+	if err := h.newGateway(); err != nil {
 		return err
 	}
 	if err := telemetry.Register(ctx, requests, durations, denials, redactions, toolChanges, mcpstdio.Healthy()); err != nil {
@@ -404,94 +391,81 @@ func (h *Handler) Handle(_ context.Context, event caddy.Event) error {
 
 // ServeHTTP answers requests to MCP servers.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	door, name := h.find(r.URL)
-	switch door {
+	at, to, resource := h.find(r.URL)
+	switch at {
 	case elsewhere:
 		return next.ServeHTTP(w, r)
-	case metadataDoor:
-		return h.serveMetadata(w, r, name)
+	case metadata:
+		return h.serveMetadata(w, r, resource)
 	}
-	x := &exchange{handler: h, door: door, w: w, began: time.Now()}
-	telemetry.JoinAccessLog(r, x)
-	defer x.record(r.Method) // also when reverse_proxy panics because one side has died in mid-body
-	defer x.held.release()
-	if failure := x.serve(name, r); failure != nil {
-		if !x.bodyRead {
-			httpbody.Abandon(w, r, httpbody.Pace)
-		}
-		x.fail(failure)
+	if to.Kind == gateway.Aggregate {
+		r = r.WithContext(context.WithValue(r.Context(), inheritedKey{}, inherit(r)))
 	}
+	q := h.gateway.NewRequest(w, r, to, peerOf(r))
+	telemetry.JoinAccessLog(r, q)
+	if failure := h.checkOrigin(r); failure != nil {
+		q.Refuse(failure)
+		return nil
+	}
+	q.Serve()
 	return nil
 }
 
-// Cleanup hands the clients over to the handler that takes the place of this one, if
-// there is one.
+// Cleanup hands the clients over to the handler that takes the place of this one, if there
+// is one.
 func (h *Handler) Cleanup() error {
 	h.revoke()
 	registry.remove(h)
 	h.stopHealth()
-	h.hush()
-	h.bodies.Close()
-	h.strangerBodies.Close()
+	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some
+		h.gateway.WaitForSideRequests()
+	}
 	h.flushPins()
-	err := h.forget()
+	var err error
 	for _, s := range h.Servers {
-		if s == nil {
-			continue
+		if s != nil {
+			err = errors.Join(err, s.cleanup())
 		}
-		for _, release := range s.releases {
-			release()
-		}
-		s.replaced.Store(true)
-		err = errors.Join(err, s.closePins())
 	}
-	if h.joined != nil {
-		h.joined.Close()
-		_, closing := states.Delete(h.stateKey)
-		err = errors.Join(err, closing)
-	}
-	return err
+	return errors.Join(err, h.closeGateway())
 }
 
-// A door is one of the ways in.
-type door uint8
+// A location is what is served at a path.
+type location uint8
 
 const (
-	elsewhere    door = iota
-	joinedDoor        // all servers as one, over Streamable HTTP
-	mcpDoor           // one server, over Streamable HTTP
-	rpcDoor           // one server, by POST of one JSON-RPC message
-	innerDoor         // one server, from behind joinedDoor
-	metadataDoor      // where clients learn how they are let in
+	elsewhere location = iota // the next handler
+	endpoint                  // of the gateway
+	metadata                  // how clients authenticate
 )
 
-// find returns where a request comes in, and the name of the server it is for.
-func (h *Handler) find(u *url.URL) (door, string) {
+// find returns what is served at a path: an endpoint, or metadata of a resource.
+func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource string) {
 	path := u.EscapedPath()
 	if path == h.belowMCP || path == strings.TrimSuffix(h.belowMCP, "/") {
-		return joinedDoor, ""
+		return endpoint, gateway.Endpoint{Kind: gateway.Aggregate}, ""
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
-		return segment(mcpDoor, rest)
+		return serverEndpoint(gateway.Single, rest)
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {
 		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
-			return segment(rpcDoor, name)
+			return serverEndpoint(gateway.RPC, name)
 		}
 	}
 	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.describer() != nil {
 		return h.described(resource)
 	}
-	return elsewhere, ""
+	return elsewhere, gateway.Endpoint{}, ""
 }
 
-// segment decodes a name that is one segment of a path.
-func segment(at door, escaped string) (door, string) {
+// serverEndpoint returns the endpoint of a server whose name is one segment of a path.
+func serverEndpoint(kind gateway.EndpointKind, escaped string) (location, gateway.Endpoint, string) {
 	name, err := url.PathUnescape(escaped)
 	if err != nil || name == "" || strings.Contains(escaped, "/") {
-		return elsewhere, ""
+		return elsewhere, gateway.Endpoint{}, ""
 	}
-	return at, name
+	return endpoint, gateway.Endpoint{Kind: kind, Server: name}, ""
 }
 
 // Interface guards

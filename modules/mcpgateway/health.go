@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,8 +16,8 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
@@ -268,45 +267,40 @@ func (u *upstreams) childrenAnswer(ctx context.Context) (asked bool, err error) 
 	return asked, errors.Join(failures...)
 }
 
-// healthPing is what a server is asked.
-const healthPing = `{"jsonrpc":"2.0","id":"` + healthID + `","method":"ping"}`
+// healthPing is the message that a server is checked with.
+const healthPing = `{"jsonrpc":"2.0","id":"gateway-health","method":"ping"}`
 
-const healthID = "gateway-health"
-
-// ping has the routes of the server answer a ping. Any JSON-RPC answer will do, one that
-// there is no session included, and so will success without one. So will a refusal: who
-// wants credentials, or GET as the old HTTP+SSE transport, reads requests.
+// ping has the routes of the server answer a ping. Any JSON-RPC answer will do, also that there
+// is no session, and so will success without one. So will a refusal: a server that wants
+// credentials, or GET as the old HTTP+SSE transport, reads requests.
 func (s *Server) ping(ctx context.Context) error {
 	answered, cancel := context.WithCancel(ctx)
 	defer cancel()
 	end := time.AfterFunc(math.MaxInt64, cancel)
 	defer end.Stop()
-	r, err := http.NewRequestWithContext(answered, http.MethodPost, "http://localhost", strings.NewReader(healthPing))
+	r, err := http.NewRequestWithContext(answered, http.MethodPost, "http://localhost", nil)
 	if err != nil {
 		return err
 	}
-	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "application/json, text/event-stream")
-	repl := caddy.NewReplacer()
-	repl.Map(s.healthPlaceholder)
-	w := &pong{header: http.Header{}, answered: func() { end.Reset(pongLinger) }}
-	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
-	direct(r, s.target)
-	if err = s.serve(w, r); err == nil {
-		w.WriteHeader(http.StatusOK)
+	w := newPong(func() { end.Reset(pongLinger) })
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+	if err = s.server.Probe(w, r, []byte(healthPing)); err == nil {
+		w.WriteHeader(http.StatusOK) // a handler that writes nothing means that
 	}
+	_ = w.Close() // what cannot be read is no answer
 	switch {
-	case w.isAnswer():
+	case w.answered:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err == nil && w.status/100 != 2 && w.status/100 != 4:
-		return fmt.Errorf("status %d without a JSON-RPC answer", w.status)
+	case err == nil && w.Status()/100 != 2 && w.Status()/100 != 4:
+		return fmt.Errorf("status %d without a JSON-RPC answer", w.Status())
 	}
 	return plain(err)
 }
 
-// plain returns an error without what only tells where in Caddy it came from.
+// plain returns an error without where in Caddy it came from.
 func plain(err error) error {
 	refusal, ok := errors.AsType[caddyhttp.HandlerError](err)
 	switch {
@@ -318,85 +312,38 @@ func plain(err error) error {
 	return refusal.Err
 }
 
-func (s *Server) healthPlaceholder(key string) (any, bool) {
-	switch key {
-	case serverPlaceholder:
-		return s.Name, true
-	case methodPlaceholder:
-		return "ping", true
-	case idPlaceholder:
-		return healthID, true
-	case toolPlaceholder, clientPlaceholder:
-		return "", true
-	}
-	return nil, false
-}
-
 const (
 	// maxPong is how much is read of an answer to a ping.
 	maxPong = 64 << 10
-	// pongLinger is how long a stream may go on after the answer. Most servers end it,
-	// and reverse_proxy warns of every one that somebody else has to end.
+	// pongLinger is how long a stream may go on after the answer. Most servers end it, and
+	// reverse_proxy warns of each that is ended by somebody else.
 	pongLinger = time.Second
 )
 
 // A pong is the answer to a ping.
 type pong struct {
-	header   http.Header
-	status   int
-	body     []byte // as JSON, whether it came so or as the first event with data
-	events   *sse.Scanner
-	whole    bool   // there is nothing more to be read
-	answered func() // called when it is
+	streamable.Reader
+	answered bool
 }
 
-func (p *pong) Header() http.Header { return p.header }
-
-func (p *pong) WriteHeader(status int) {
-	if p.status != 0 || status < 200 {
-		return
-	}
-	p.status = status
-	if strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream") {
-		p.events = new(sse.Scanner)
-	}
-}
-
-// Write takes the answer.
-func (p *pong) Write(data []byte) (int, error) {
-	p.WriteHeader(http.StatusOK)
-	if p.events == nil {
-		p.add(data)
-		return len(data), nil
-	}
-	p.events.Each(data, func(kind sse.Kind, part []byte) {
-		switch {
-		case p.whole:
-		case kind == sse.Data:
-			p.add(part)
-		case kind == sse.Dispatch && len(p.body) > 0:
-			p.whole = true
-			p.answered()
+// newPong returns a pong that calls done when the answer has come.
+func newPong(done func()) *pong {
+	p := new(pong)
+	p.Limit = maxPong
+	p.OnMessage = func(e *streamable.Event) error {
+		if e.Message.Has(jsonrpc.Version) && !p.answered {
+			p.answered = true
+			done()
 		}
-	})
-	return len(data), nil
-}
-
-func (p *pong) add(data []byte) {
-	room := maxPong - len(p.body)
-	p.body = append(p.body, data[:min(len(data), room)]...)
-	if len(data) > room && !p.whole {
-		p.whole = true
-		p.answered()
+		return nil
 	}
+	return p
 }
 
-func (p *pong) FlushError() error { return nil }
-
-// isAnswer reports whether there is a JSON-RPC message.
-func (p *pong) isAnswer() bool {
-	var m jsonrpc.Message
-	return len(p.body) > 0 && m.Read(p.body) == nil && m.Has(jsonrpc.Version)
+// Write takes the answer. A server that sends more than is read is alive, too.
+func (p *pong) Write(b []byte) (int, error) {
+	_, _ = p.Reader.Write(b)
+	return len(b), nil
 }
 
 // Interface guards

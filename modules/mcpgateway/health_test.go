@@ -29,7 +29,9 @@ import (
 // serving is a server of one handler.
 func serving(name string, handler caddyhttp.HandlerFunc) *Server {
 	target, _ := url.Parse("/rpc?x=1")
-	return &Server{Name: name, id: name, target: target, routes: handler}
+	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool), pins: new(pinning)}
+	s.config()
+	return s
 }
 
 func TestPing(t *testing.T) { // A36
@@ -316,7 +318,7 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	}))
 	defer private.Close()
 	address := func(s *httptest.Server) string { return s.Listener.Addr().String() }
-	h := gateway(t, fmt.Sprintf(`{"servers":[%s,%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone))),
+	h := adaptGateway(t, fmt.Sprintf(`{"servers":[%s,%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone))),
 		serverOf("private", proxyTo("", address(private)))))
 	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
@@ -344,7 +346,7 @@ func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 	}))
 	defer upstream.Close()
 	const active = `,"health_checks":{"active":{"uri":"/","interval":3600000000000}}`
-	s := gateway(t, `{"servers":[`+serverOf("a", proxyTo(active, upstream.Listener.Addr().String()))+`]}`).Servers[0]
+	s := adaptGateway(t, `{"servers":[`+serverOf("a", proxyTo(active, upstream.Listener.Addr().String()))+`]}`).Servers[0]
 	close(provisioned)
 	await.Until(t, "the verdict is noted", func() bool { return !s.upstreams.checked[0].Healthy() })
 	if asked, err := s.answers(t.Context()); !asked || !errors.Is(err, errNoUpstream) {
@@ -361,7 +363,7 @@ func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 }
 
 func TestHealthOfChildren(t *testing.T) { // A36, A37
-	h := gateway(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--hang-ping"), "alpha:1"))+`]}`)
+	h := adaptGateway(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--hang-ping"), "alpha:1"))+`]}`)
 	h.logger = zap.NewNop()
 	s, record := h.Servers[0], new(healthRecord)
 	s.health.Store(record)

@@ -1,20 +1,18 @@
 package mcpgateway
 
 import (
-	"context"
+	"cmp"
 	"crypto/sha256"
+	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
@@ -23,14 +21,14 @@ const noSeparator = "none"
 
 // processKey seals session ids unless there is another key. It outlives reloads, and
 // so do sessions.
-var processKey = aggregate.NewKey()
+var processKey = gateway.NewKey()
 
 // shortestKey is how long a session_key has to be. It is no password that people
 // remember.
 const shortestKey = 32
 
-// join makes one server of all.
-func (h *Handler) join() error {
+// newGateway sets up the gateway.
+func (h *Handler) newGateway() error {
 	if h.Separator == "" {
 		h.Separator = mcp.Separator
 	}
@@ -47,52 +45,77 @@ func (h *Handler) join() error {
 	if err != nil {
 		return fmt.Errorf("session_key: %w", err)
 	}
-	h.sessionKey = key
-	config := aggregate.Config{
-		Name:        h.Name,
-		Version:     version.Current(),
-		Naming:      h.naming(),
-		Key:         key,
-		JoinTimeout: time.Duration(h.JoinTimeout),
-		MaxClients:  h.MaxSessions,
-		Discovery:   h.Discovery,
-		Generation:  h.generation,
-		Exiting:     h.exiting,
-		Logger:      h.logger,
-		Lead:        h.lead,
-		View:        h.view,
-		Standing:    h.standing,
+	config := gateway.Config{
+		Name:           cmp.Or(h.Name, "caddy-mcp-gateway"),
+		Version:        version.Current(),
+		Naming:         h.naming(),
+		Key:            key,
+		JoinTimeout:    time.Duration(h.JoinTimeout),
+		MaxClients:     h.MaxSessions,
+		Discovery:      h.Discovery,
+		Logger:         h.logger,
+		Observer:       reporter{h},
+		Generation:     h.generation,
+		Exiting:        h.exiting,
+		Reauthenticate: h.reauthenticate,
+		RequestLimit:   h.RequestLimit,
+		InFlightLimit:  h.InFlightLimit,
+		ResponseLimit:  h.ResponseLimit,
+		PinTools:       h.PinTools,
 	}
-	if len(h.Clients) > 0 {
-		config.Sees, config.Hears, config.Others = h.sees, h.hears, h.others
-	}
-	if len(h.NotificationRoutes) > 0 {
-		config.Concerned = h.concerned
-	}
-	if config.Name == "" {
-		config.Name = "caddy-mcp-gateway"
+	if len(h.auth.providers) > 0 {
+		config.Auth = &h.auth
 	}
 	for _, s := range h.Servers {
-		config.Servers = append(config.Servers, &aggregate.Server{
-			Name: s.Name, ID: s.id, Aliases: s.Aliases, Expose: s.Expose, Upstream: upstream{h, s},
-		})
+		config.Servers = append(config.Servers, s.config())
 	}
-	h.offerRecovery(&config)
-	h.offerTemplates(&config)
-	sealedBy := sha256.Sum256(key) // what is remembered is found by what was sealed
-	h.stateKey = h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
-	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return aggregate.NewState(), nil })
+	if config.Clients, err = h.clients(); err != nil {
+		return err
+	}
+	if config.Limits, err = h.limits("gateway", h.Rates, ""); err != nil {
+		return err
+	}
+	for _, n := range h.NotificationRoutes {
+		if n != nil { // which Validate refuses
+			config.NotificationRoutes = append(config.NotificationRoutes, n.config(h))
+		}
+	}
+	retained, _, err := retainedPool.LoadOrNew(h.place(), func() (caddy.Destructor, error) { return gateway.NewRetained(), nil })
 	if err != nil {
 		return err
 	}
-	h.joined = aggregate.New(config, state.(*aggregate.State))
+	h.Retained = retained.(*gateway.Retained)
+	sealedBy := sha256.Sum256(key) // clients are remembered by what they hold
+	h.stateKey = h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
+	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return gateway.NewState(), nil })
+	if err != nil {
+		return err
+	}
+	h.gateway = gateway.New(config, state.(*gateway.State), h.Retained)
 	return nil
 }
 
-// states has what is remembered of clients, by gateway. It outlives reloads. Gateways
-// of the same name that are in use at the same time have the same: what is kept for a
-// client there is kept by server, and two servers with the same configuration are one.
+// closeGateway gives back what newGateway has taken.
+func (h *Handler) closeGateway() error {
+	var err error
+	if h.gateway != nil {
+		h.gateway.Close()
+		_, err = states.Delete(h.stateKey)
+	}
+	if h.Retained != nil {
+		_, released := retainedPool.Delete(h.place())
+		err = errors.Join(err, released)
+	}
+	return err
+}
+
+// states are the clients of gateways. They outlive reloads. Gateways of the same name that
+// are in use at the same time share one: what is kept for a client there is kept by server,
+// and two servers with the same configuration are one.
 var states = caddy.NewUsagePool()
+
+// retainedPool has what else gateways keep across reloads.
+var retainedPool = caddy.NewUsagePool()
 
 func (h *Handler) naming() mcp.Naming {
 	if h.Separator == noSeparator {
@@ -155,42 +178,4 @@ func (h *Handler) key() ([]byte, error) {
 		return nil, fmt.Errorf("it has %d characters, and needs %d", len(key), shortestKey)
 	}
 	return []byte(key), nil
-}
-
-// serveJoined answers a request to all servers.
-func (x *exchange) serveJoined(r *http.Request) *jsonrpc.Failure {
-	if r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen) {
-		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
-		defer context.AfterFunc(x.handler.exiting, cancel)()
-		r = r.WithContext(ctx)
-	}
-	posted := r
-	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it need not have that
-	r = r.WithContext(context.WithValue(stdio.WithOwner(r.Context(), x.budget()), outerKey{}, x.outer(r)))
-	if len(x.handler.providers) > 0 && !x.handler.forwardsAuth {
-		// They have told who the client is, and would tell it apart from itself: some are
-		// others in each request.
-		x.handler.stripCredentials(r.Header)
-	}
-	who := aggregate.Visitor{Identity: x.caller.identity, Address: x.address, Admit: x.admit}
-	result := x.handler.joined.Serve(x.w, r, &x.message, who)
-	if x.server = x.handler.byName[result.Server]; x.server != nil {
-		x.passedOn, x.tool = result.Sent, mcp.Shortened(result.Name)
-	}
-	switch x.errorCode = result.Code; {
-	case result.Torn:
-		panic(http.ErrAbortHandler) // so that the client can tell
-	case result.Failure != nil:
-		return result.Failure
-	case r.Context().Err() != nil && x.handler.exiting.Err() == nil:
-		x.outcome = outcomeCanceled
-	case result.Symbol != "":
-		x.outcome = result.Symbol
-	case result.Code != 0:
-		x.outcome = outcomeError
-	default:
-		x.outcome = outcomeOK
-	}
-	return nil
 }

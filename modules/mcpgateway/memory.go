@@ -5,76 +5,12 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// A memory is what a gateway remembers over reloads, beside its clients.
-type memory struct {
-	buckets   *ratelimit.Buckets // what clients have used of their rates
-	templates *hosted.Templates  // that the admin API has it host
-	tasks     *tasks             // that clients have begun
-	tallies   sync.Map           // of clients, by what they are called in metrics
-}
-
-// A tally counts what a client does.
-type tally struct {
-	requests, denied atomic.Int64
-	last             atomic.Int64 // when, in milliseconds since 1970
-}
-
-// tally returns that of a client.
-func (m *memory) tally(label string) *tally {
-	t, ok := m.tallies.Load(label)
-	if !ok {
-		t, _ = m.tallies.LoadOrStore(label, new(tally))
-	}
-	return t.(*tally)
-}
-
-// memories are those in use, by gateway.
-var memories = caddy.NewUsagePool()
-
-// kept is a memory in its place.
-type kept struct{ memory *memory }
-
-// Destruct implements caddy.Destructor.
-func (k kept) Destruct() error {
-	k.memory.buckets.Close()
-	k.memory.templates.Close()
-	k.memory.tasks.close()
-	return nil
-}
-
-// maxLimited is how many clients a gateway knows the rates of.
-const maxLimited = 100_000
-
-// recall finds what the gateway remembers.
-func (h *Handler) recall() error {
-	value, _, err := memories.LoadOrNew(h.place(), func() (caddy.Destructor, error) {
-		return kept{&memory{buckets: ratelimit.New(maxLimited), templates: hosted.New(), tasks: newTasks()}}, nil
-	})
-	if err != nil {
-		return err
-	}
-	h.memory = value.(kept).memory
-	return nil
-}
-
-// forget says that this handler needs no memory any more.
-func (h *Handler) forget() error {
-	if h.memory == nil {
-		return nil
-	}
-	_, err := memories.Delete(h.place())
-	return err
-}
+// What outlives reloads is found by keys, which stay the same as long as something is the
+// same.
 
 // place tells this gateway from others, over reloads: by its name or, if it has none, by
 // what its servers are called.

@@ -7,12 +7,13 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
 // describer returns the provider that knows where clients get credentials.
 func (h *Handler) describer() auth.Describer {
-	for _, provider := range h.providers {
+	for _, provider := range h.auth.providers {
 		if describer, ok := provider.(auth.Describer); ok {
 			return describer
 		}
@@ -20,16 +21,16 @@ func (h *Handler) describer() auth.Describer {
 	return nil
 }
 
-// described returns the door of a description, if what it is of is ours. Clients ask for
-// it at the path of that, behind [auth.MetadataPath], or for none.
-func (h *Handler) described(resource string) (door, string) {
+// described returns where metadata of a resource is served, if that is ours. Clients ask for
+// it at the path of the resource, behind [auth.MetadataPath], or without one.
+func (h *Handler) described(resource string) (location, gateway.Endpoint, string) {
 	switch {
 	case resource == "", resource == "/":
-		return metadataDoor, strings.TrimSuffix(h.belowMCP, "/")
+		return metadata, gateway.Endpoint{}, strings.TrimSuffix(h.belowMCP, "/")
 	case resource+"/" == h.belowMCP, strings.HasPrefix(resource, h.belowMCP), strings.HasPrefix(resource, h.belowRPC):
-		return metadataDoor, resource
+		return metadata, gateway.Endpoint{}, resource
 	}
-	return elsewhere, ""
+	return elsewhere, gateway.Endpoint{}, ""
 }
 
 // serveMetadata tells anybody how clients are let in at a path. Web pages may know it.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 // NotificationRoute says to which servers a notification of a client is passed on.
@@ -36,15 +36,13 @@ func (n *NotificationRoute) validate(h *Handler) error {
 	return nil
 }
 
-// concerned returns the servers that a notification of a client is for, if it is not for
-// all.
-func (h *Handler) concerned(method string) (servers []string, some bool) {
-	i := slices.IndexFunc(h.NotificationRoutes, func(n *NotificationRoute) bool { return mcp.MatchName(n.Method, method) })
-	if i < 0 {
-		return nil, false
+// config returns the route as the gateway has it.
+func (n *NotificationRoute) config(h *Handler) gateway.NotificationRoute {
+	route := gateway.NotificationRoute{Method: n.Method}
+	for _, name := range n.Servers {
+		if s := h.byName[name]; s != nil { // else Validate refuses it
+			route.Servers = append(route.Servers, s.Name)
+		}
 	}
-	for _, name := range h.NotificationRoutes[i].Servers {
-		servers = append(servers, h.byName[name].Name)
-	}
-	return servers, true
+	return route
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
@@ -135,7 +134,7 @@ func (h *Handler) savePins(s *Server) {
 	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
-	s.asides.Go(func() { _ = h.store(s) }) // the caller need not wait for it
+	s.saving.Go(func() { _ = h.store(s) }) // the caller need not wait for it
 }
 
 // saveNow saves the pins of a server, even if that has failed just before.
@@ -182,27 +181,6 @@ func (h *Handler) store(s *Server) error {
 // How long Caddy's storage may take, and how long it is left alone after it has failed.
 const saveTime, savePause = 5 * time.Second, 30 * time.Second
 
-// withheld reports whether a tool may not be used because it is not what it was.
-func (h *Handler) withheld(target mcp.Target) bool {
-	s := h.byName[target.Server]
-	return h.PinTools && s != nil && target.Kind == mcp.Tool && s.pins.Changed(target.Name)
-}
-
-// pinned reports whether a tool is what it was when it was first seen. That it is not
-// any more may be an attack: what a client has agreed to was another tool.
-func (x *exchange) pinned(item mcp.ListItem) bool {
-	changed, news := x.server.pins.See(item.Name, item.Raw)
-	if news {
-		toolChanges.WithLabelValues(x.server.Name).Inc()
-		x.handler.logger.Warn("definition of tool has changed", zap.String("mcp_server", x.server.Name),
-			zap.String("mcp_tool", mcp.Shortened(item.Name)), zap.Bool("withheld", x.handler.PinTools))
-		x.handler.events.Emit(x.handler.ctx, "mcp_tool_changed", map[string]any{
-			"gateway": x.handler.Name, "server": x.server.Name, "tool": mcp.Shortened(item.Name),
-		})
-	}
-	return !changed
-}
-
 // changedTools returns the tools whose definition is not what it was when it was first
 // seen.
 func (h *Handler) changedTools() (changes []toolChange) {
@@ -225,7 +203,7 @@ func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err e
 				err = fmt.Errorf("%w: %w", errNotSaved, failed)
 			}
 		}
-		h.joined.Refresh(s.Name)
+		h.gateway.Refresh(s.Name)
 	}
 	return accepted, err
 }

@@ -45,7 +45,7 @@ func loadGateway(t *testing.T, dir, config string) (h *Handler, unload func()) {
 	h = module.(*Handler)
 	t.Cleanup(func() {
 		for _, s := range h.Servers {
-			s.asides.Wait() // before the directory goes
+			s.saving.Wait() // before the directory goes
 		}
 	})
 	return h, cancel
@@ -82,7 +82,7 @@ func withPins(server string, pin bool) string {
 func offers(t *testing.T, h *Handler, server string) (listed, called bool) {
 	t.Helper()
 	list := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
-	h.byName[server].asides.Wait()
+	h.byName[server].saving.Wait()
 	call := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather"}}`))
 	return strings.Contains(list.Body.String(), `"weather"`), call.Code == http.StatusOK
 }
@@ -156,7 +156,7 @@ func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
 	}
 	server.pins.pause.Store(new(time.Now().Add(time.Hour))) // and could not
 	server.pins.mu.Unlock()
-	server.asides.Wait()
+	server.saving.Wait()
 	offers(t, h, "slow")
 	if server.pins.saved.Load() == server.pins.Version() {
 		t.Error("it is not left alone")

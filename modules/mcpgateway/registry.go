@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // registry has the gateways of this process, for the admin API.
@@ -70,4 +72,29 @@ func (h *Handler) fingerprint() string {
 		b.WriteString("\x00" + s.id)
 	}
 	return b.String()
+}
+
+// revoke ends the streams that clients have opened to one server, unless a handler that takes
+// the place of this one has the same server, and would let them in as this one has. They come
+// back, and are asked again. Streams to all servers go on there, if they may.
+func (h *Handler) revoke() {
+	if caddy.Exiting() {
+		return
+	}
+	stays := map[string]bool{}
+	for _, other := range registry.current() {
+		if other.generation == h.generation || other.Name != h.Name || other.MCPPath != h.MCPPath ||
+			other.auth.fingerprint != h.auth.fingerprint || other.permits != h.permits {
+			continue
+		}
+		for _, s := range other.Servers {
+			stays[s.id] = true
+		}
+	}
+	h.endReauthenticate()
+	for _, s := range h.Servers {
+		if s != nil && s.endStreams != nil && !stays[s.id] {
+			s.endStreams()
+		}
+	}
 }

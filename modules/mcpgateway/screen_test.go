@@ -54,7 +54,7 @@ func TestListsWithAByteOrderMark(t *testing.T) { // A54
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := gateway(t, `{`+denies("a::secret")+`"servers":[`+lister(t, write).line("a")+`]}`)
+			h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+lister(t, write).line("a")+`]}`)
 			for _, path := range append([]string{"/mcp"}, single...) {
 				var headers []string
 				if path == "/mcp" {
@@ -170,8 +170,8 @@ func hears(t *testing.T, h *Handler, r *http.Request, until string) string {
 // boundEvent returns the id of an event as the client of a session gets it at /mcp.
 func boundEvent(session, id string) string {
 	mac := hmac.New(sha256.New, processKey)
-	mac.Write([]byte("mcp event id\x00" + session + "\x00" + id))
-	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:12])
+	mac.Write([]byte("event of a session\x00" + session + "\x00" + id))
+	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
 func TestListsThatAreResumed(t *testing.T) { // A54
@@ -186,7 +186,7 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 			says(w, got, `{}`)
 		}
 	})
-	h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 	for _, tt := range []struct{ path, last string }{
 		{"/mcp/a", "L1"}, {"/mcp/a", ""}, {"/mcp", "call/a/L1"}, {"/mcp", "listen/a/L1"}, {"/mcp", ""},
 	} {
@@ -205,7 +205,7 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 
 func TestWhatIsResumedIsCleaned(t *testing.T) { // A54
 	server := streaming(t, `{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"a`+"\u202e"+`b","inputSchema":{}}]}}`)
-	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	got := serves(t, h, listening(t, "/mcp/a", "Last-Event-Id", "1")).Body.String()
 	if strings.Contains(got, "\u202e") || !strings.Contains(got, `"ab"`) {
 		t.Errorf("got %q", got)
@@ -218,7 +218,7 @@ func TestUpdatesOfWhatMayNotBeKnown(t *testing.T) { // A55, A68
 	}
 	t.Run("one by one", func(t *testing.T) {
 		server := streaming(t, update("file:///secret/x"), update(`file:///s\u0065cret/y`), "\ufeff"+update("file:///secret/z"), update("file:///public/x"))
-		h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 		got := serves(t, h, listening(t, "/mcp/a")).Body.String()
 		if strings.Contains(got, "cret/") || !strings.Contains(got, "file:///public/x") {
 			t.Errorf("got %s", got)
@@ -231,7 +231,7 @@ func TestUpdatesOfWhatMayNotBeKnown(t *testing.T) { // A55, A68
 		"as a method in other letters": `{"jsonrpc":"2.0","method":"vendor/x","Method":"notifications/resources/updated","params":{"uri":"file:///secret/x"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+streaming(t, event).line("a")+`]}`)
+			h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+streaming(t, event).line("a")+`]}`)
 			if got := servesInPart(h, listening(t, "/mcp/a")).Body.String(); strings.Contains(got, "secret/") {
 				t.Errorf("got %s", got)
 			}
@@ -253,7 +253,7 @@ func TestWhoElseMayHaveAResult(t *testing.T) { // A57
 		{"who has none, where others have", `"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "bob", false},
 		{"nobody in particular, where others have rules", `"clients":[{"name":"ann","redact":["x"]}],`, "", false},
 	} {
-		h := gateway(t, `{`+tt.clients+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+tt.clients+`"servers":[`+server.line("a")+`]}`)
 		for method, name := range map[string]string{"tools/list": "", "resources/read": "file:///x"} {
 			for _, path := range single {
 				t.Run(tt.name+": "+method+" at "+path, func(t *testing.T) {
@@ -285,7 +285,7 @@ func TestListsThatOnlySomeCanRead(t *testing.T) { // A54
 					w.WriteHeader(status)
 					_, _ = io.WriteString(w, before+answer)
 				})
-				h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+				h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 				for _, path := range single {
 					t.Run(fmt.Sprintf("%s before it, as %q with %d at %s", name, kind, status, path), func(t *testing.T) {
 						if w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)); strings.Contains(w.Body.String(), "secret") {
@@ -302,7 +302,7 @@ func TestToolsWithoutAName(t *testing.T) { // A54
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		says(w, got, `{"tools":[{"name":"ok"},{"name":["secret"]},{"name":null,"title":"secret"},{"title":"secret"},"secret",["secret"]]}`)
 	})
-	h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 	for _, path := range single {
 		w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 		if got := w.Body.String(); strings.Contains(got, "secret") || !strings.Contains(got, `"ok"`) {
@@ -329,7 +329,7 @@ func TestStreamsGoOnAfterOddMessages(t *testing.T) { // A55, A59
 		for what, odd := range oddities {
 			t.Run(name+": "+what, func(t *testing.T) {
 				server := streaming(t, odd, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"second"}}`)
-				h := gateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
+				h := adaptGateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
 				if got := servesInPart(h, listening(t, "/mcp/a")).Body.String(); !strings.Contains(got, "second") {
 					t.Errorf("got %q", got)
 				}
@@ -353,7 +353,7 @@ func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
 		}
 	})
 	for _, pattern := range []string{"a::secret", "resource:a::file:///secret/"} {
-		h := gateway(t, `{`+denies(pattern)+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+denies(pattern)+`"servers":[`+server.line("a")+`]}`)
 		for _, path := range append([]string{"/mcp"}, single...) {
 			t.Run(pattern+" at "+path, func(t *testing.T) {
 				call, headers := aCall, []string(nil)
@@ -370,7 +370,7 @@ func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
 		server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, _ witnessed) {
 			saysInEvents(w, `[{"jsonrpc":"2.0","id":7,"result":{"content":[]}}]`)
 		})
-		h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 		if got := servesInPart(h, posting("/mcp/a", aCall)).Body.String(); !strings.Contains(got, `"content":[]`) {
 			t.Errorf("got %s", got)
 		}
@@ -379,7 +379,7 @@ func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
 		server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, _ witnessed) {
 			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"x"}}`, `{"jsonrpc":"2.0","id":7,"result":{"content":[]},"result":{}}`)
 		})
-		h := gateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 		got := serves(t, h, posting("/mcp/a", aCall)).Body.String()
 		if !strings.Contains(got, "invalid_response") || !strings.Contains(got, `"id":7`) || strings.Contains(got, `"content"`) {
 			t.Errorf("got %s", got)
@@ -400,7 +400,7 @@ func TestWhatClientsSendBackIsNotRedacted(t *testing.T) { // A56
 			says(w, got, `{"resultType":"input_required","requestState":"`+state+`","inputRequests":{"e":{"method":"elicitation/create","params":{"message":"`+state+`"}}}}`)
 		}
 	})
-	h := gateway(t, `{"clients":[{"name":"*","redact":["[0-9a-f]{32}"]}],"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"clients":[{"name":"*","redact":["[0-9a-f]{32}"]}],"servers":[`+server.line("a")+`]}`)
 	for message, member := range map[string]string{`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`: "nextCursor", modernCall: "requestState"} {
 		got := serves(t, h, posting("/mcp/a", message, mcp.VersionHeader, mcp.Stateless)).Body.String()
 		if !strings.Contains(got, `"`+member+`":"`+state+`"`) || strings.Count(got, state) != 1 {
@@ -423,7 +423,7 @@ func TestEndpointsAreOfOneClient(t *testing.T) { // A30, A57
 		}
 		w.WriteHeader(http.StatusAccepted)
 	})
-	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	_, endpoint, _ := strings.Cut(servesUser(t, h, "ann", listening(t, "/mcp/a")).Body.String(), "data: ")
 	endpoint = strings.TrimSpace(endpoint)
 	for user, want := range map[string]bool{"ann": true, "bob": false, "": false} {

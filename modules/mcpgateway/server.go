@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/aggregate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
@@ -58,19 +58,19 @@ type Server struct {
 	id     string // the same as long as nothing changes for clients
 	source string // the same as long as it is the same server, by which its tools are known
 	pins   *pinning
-	target *url.URL // Path
+	saving gateway.Asides // of pins
+	target *url.URL       // Path
 	routes caddyhttp.Handler
 	mask   *observationmask.Handler // nil if nothing is masked
-	masked bool                     // somebody has asked for that
+	masked bool                     // the configuration asks for that
+	server *gateway.Server          // this server in the gateway
 
-	streams     context.Context // done when those that clients have opened to it are to end
-	endStreams  context.CancelFunc
-	asides      aggregate.Asides // what it is told beside
-	releases    []func()         // of what answers its children
-	replaced    atomic.Bool      // another configuration has taken the place of this one
-	forwardAuth bool
-	upstreams   upstreams // that the routes pass requests on to
-	health      atomic.Pointer[healthRecord]
+	streams    context.Context // see [gateway.Server]
+	endStreams context.CancelFunc
+	releases   []func()    // of what answers its children
+	replaced   atomic.Bool // another configuration has taken the place of this one
+	upstreams  upstreams   // that the routes pass requests on to
+	health     atomic.Pointer[healthRecord]
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
@@ -93,11 +93,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 			return fmt.Errorf("answers: %w", err)
 		}
 	}
-	s.forwardAuth = h.ForwardAuthHeader
-	if s.ForwardAuthHeader != nil {
-		s.forwardAuth = *s.ForwardAuthHeader
+	if s.ForwardAuthHeader == nil {
+		s.ForwardAuthHeader = &h.ForwardAuthHeader
 	}
-	s.asides.Max = maxAsides
 	s.streams, s.endStreams = context.WithCancel(h.exiting)
 	for _, route := range s.Routes {
 		for i, handler := range route.HandlersRaw {
@@ -129,8 +127,30 @@ func (s *Server) closeIdle() {
 	}
 }
 
-// maxAsides is how much a server can be told beside at the same time, by all clients.
-const maxAsides = 1024
+// config returns the server as the gateway has it.
+func (s *Server) config() *gateway.Server {
+	s.server = &gateway.Server{
+		Name: s.Name, ID: s.id, Aliases: s.Aliases, Expose: s.Expose, Upstream: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
+		ForwardAuth: *s.ForwardAuthHeader, MaskAggregate: s.masked, Pins: &s.pins.Pins, Streams: s.streams,
+		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
+	}
+	if s.mask != nil {
+		s.server.Mask = mask{s.mask}
+	}
+	for _, a := range s.Answers {
+		s.server.Answers = append(s.server.Answers, a.config())
+	}
+	return s.server
+}
+
+// cleanup gives back what the server has taken.
+func (s *Server) cleanup() error {
+	for _, release := range s.releases {
+		release()
+	}
+	s.replaced.Store(true)
+	return s.closePins()
+}
 
 // provisionMask gives the server a mask of its own, under its name.
 func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Handler) error {
@@ -201,12 +221,4 @@ func parsePath(path string) (*url.URL, error) {
 		return nil, fmt.Errorf("%q is not a path", path)
 	}
 	return u, nil
-}
-
-// direct makes r a request for this address, in place as rewrites are: so the
-// routes of the server have it in their placeholders, too.
-func direct(r *http.Request, target *url.URL) {
-	r.URL.Path, r.URL.RawPath = target.Path, target.RawPath
-	r.URL.RawQuery, r.URL.ForceQuery = target.RawQuery, target.ForceQuery
-	r.RequestURI = r.URL.RequestURI()
 }

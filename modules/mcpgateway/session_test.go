@@ -18,7 +18,7 @@ func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 		}
 		says(w, got, `{}`)
 	})
-	h := gateway(t, `{"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
 	begin := func(user string) string {
 		return servesUser(t, h, user, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
 	}
@@ -62,7 +62,7 @@ func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
 		w.Header().Set(mcp.SessionHeader, "of the server")
 		says(w, got, `{}`)
 	})
-	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	bobs := servesUser(t, h, "bob", posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
 	for name, sessions := range map[string][]string{
 		"none, and another's": {"", "victim"},
@@ -100,7 +100,7 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 			_, _ = w.Write([]byte(piece))
 		}
 	})
-	h := gateway(t, `{"mask":{"max_chars":0},"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
+	h := adaptGateway(t, `{"mask":{"max_chars":0},"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
 	if got := servesUser(t, h, "", listening(t, "/mcp/a")).Body.String(); got != stream {
 		t.Errorf("somebody whom nobody knows got %q", got)
 	}

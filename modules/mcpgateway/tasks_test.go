@@ -5,40 +5,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
-
-func TestTasksHaveOneOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		all := newTasks()
-		defer all.close()
-		key := taskKey{"a", "1"}
-		all.add(key, task{"ann", mcp.Target{Name: "x"}})
-		all.add(key, task{"bob", mcp.Target{Name: "y"}})
-		for range 3 { // each of which renews it
-			time.Sleep(taskTime - time.Minute)
-			if got, ok := all.get(key); !ok || got.identity != "ann" || got.target.Name != "x" {
-				t.Errorf("got %+v, %t", got, ok)
-			}
-		}
-		if _, ok := all.get(taskKey{"b", "1"}); ok {
-			t.Error("it is one of another server, too")
-		}
-		for i := range 100_100 { // that another server says it has begun
-			all.add(taskKey{"b", fmt.Sprint(i)}, task{"ann", mcp.Target{}})
-		}
-		if _, ok := all.get(key); !ok {
-			t.Error("another server has pushed it out")
-		}
-		time.Sleep(taskTime + time.Minute)
-		if _, ok := all.get(key); ok {
-			t.Error("it is remembered for ever")
-		}
-	})
-}
 
 func TestTasksOfClients(t *testing.T) {
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
@@ -56,7 +25,7 @@ func TestTasksOfClients(t *testing.T) {
 			says(w, got, `{}`)
 		}
 	})
-	h := gateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	users := []string{"ann", "bob", ""}
 	for _, user := range users {
 		servesUser(t, h, user, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","task":{}}}`, "X-User", user))

@@ -26,7 +26,7 @@ func TestTracesOfOddMessages(t *testing.T) { // A54
 		}
 		says(w, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
 	})
-	h := gateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`,`+serverOf("dead", proxyTo("", "127.0.0.1:1"))+`]}`)
+	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`,`+serverOf("dead", proxyTo("", "127.0.0.1:1"))+`]}`)
 	for _, tt := range []struct {
 		name, params string
 		told         bool // the server is told of the trace

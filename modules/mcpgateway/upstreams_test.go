@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 // gateway provisions a gateway that ends with the test.
-func gateway(t *testing.T, config string) *Handler {
+func adaptGateway(t *testing.T, config string) *Handler {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
@@ -88,7 +88,7 @@ func TestFindUpstreams(t *testing.T) { // A70
 		{"none", []string{`{"handler":"static_response"}`}, "", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			u := gateway(t, `{"servers":[`+serverOf("a", tt.handlers...)+`]}`).Servers[0].upstreams
+			u := adaptGateway(t, `{"servers":[`+serverOf("a", tt.handlers...)+`]}`).Servers[0].upstreams
 			var children, proxied, checked []string
 			for _, c := range u.children {
 				children = append(children, c.host)

@@ -5,11 +5,12 @@
 package unlogged
 
 import (
-	"context"
 	"net/http"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
 // shown are the headers whose values are logged.
@@ -21,11 +22,9 @@ var shown = map[string]bool{
 
 var redacted = []string{"REDACTED"}
 
-const sessionHeader = "Mcp-Session-Id"
-
 // RoundTrip makes a request by a transport of a reverse_proxy. When it returns, r is as it
 // may be logged: reverse_proxy has no other use for it then. The id of a session is taken
-// out of the response if there is a [Session] to keep it.
+// out of the response if there is a [unlogged.Session] to keep it.
 func RoundTrip(r *http.Request, transport func(*http.Request) (*http.Response, error)) (*http.Response, error) {
 	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // a health check of reverse_proxy's own, which logs no headers
 		return transport(r)
@@ -42,26 +41,6 @@ func RoundTrip(r *http.Request, transport func(*http.Request) (*http.Response, e
 	if err != nil {
 		return res, err
 	}
-	if session, ok := r.Context().Value(sessionKey{}).(*Session); ok {
-		session.ids = res.Header[sessionHeader]
-		delete(res.Header, sessionHeader)
-	}
+	unlogged.Hide(r.Context(), res.Header)
 	return res, nil
-}
-
-// A Session is the id of a session that came with a response, and is not logged with it.
-type Session struct{ ids []string }
-
-type sessionKey struct{}
-
-// In returns a context for a request, so that the id of a session is kept in s.
-func (s *Session) In(ctx context.Context) context.Context {
-	return context.WithValue(ctx, sessionKey{}, s)
-}
-
-// Restore puts the id back into the headers of the response.
-func (s *Session) Restore(header http.Header) {
-	if s.ids != nil {
-		header[sessionHeader] = s.ids
-	}
 }

@@ -1,0 +1,167 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// guarded reports whether it matters what the request is about.
+func (q *Request) guarded() bool {
+	return q.caller.rules != nil || q.g.config.PinTools || len(q.g.config.Limits) > 0
+}
+
+// admit decides whether the client may do this, now. It is asked once for each message.
+func (q *Request) admit(target mcp.Target) *jsonrpc.Failure {
+	q.admitted = true
+	q.tally().Requests.Add(1)
+	if !q.caller.allows(target) {
+		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+	}
+	if q.g.withheld(target) {
+		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
+	}
+	if wait, ok := q.take(target); !ok {
+		q.w.Header().Set("Retry-After", retryAfter(wait))
+		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
+	}
+	return nil
+}
+
+// withheld reports whether a tool may not be used because its definition has changed.
+func (g *Gateway) withheld(target mcp.Target) bool {
+	s := g.servers[target.Server]
+	return g.config.PinTools && s != nil && target.Kind == mcp.Tool && s.Pins.Changed(target.Name)
+}
+
+// admitAt decides whether the client may make the request at one server.
+func (q *Request) admitAt(s *Server) *jsonrpc.Failure {
+	target, known := mcp.Target{Server: s.Name}, true
+	if q.guarded() {
+		target, known = mcp.TargetOf(s.Name, &q.message)
+	}
+	if failure := q.admit(target); failure != nil {
+		return failure
+	}
+	if !known {
+		return jsonrpc.InvalidParams("params: ambiguous target")
+	}
+	return q.admitListening(s)
+}
+
+// admitListening decides whether the client may hear of changes of all the resources that it
+// wants to listen to at one server. At the aggregate those that it may not are left out.
+func (q *Request) admitListening(s *Server) *jsonrpc.Failure {
+	if q.caller.policy() == nil || !q.message.Is(jsonrpc.Method, mcp.MethodListen) {
+		return nil
+	}
+	if q.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject {
+		return jsonrpc.InvalidParams("notifications: missing, or not an object")
+	}
+	if !q.message.Has(jsonrpc.Subscriptions) {
+		return nil
+	}
+	var uris []string
+	if json.Unmarshal(q.message.Literal(jsonrpc.Subscriptions), &uris) != nil {
+		return jsonrpc.InvalidParams("resourceSubscriptions: not a list of URIs")
+	}
+	for _, uri := range uris {
+		if target := (mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}); !q.caller.allows(target) {
+			return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+		}
+	}
+	return nil
+}
+
+// A Denial is a request that was refused.
+type Denial struct {
+	Client  string // its name, or [Anonymous]
+	Label   string // of the client in metrics
+	Address string // of its machine
+	Method  string
+	Target  mcp.Target
+	Code    string // why, as error.data.code says
+	Reason  error  // more of it, for logs only; may be nil
+}
+
+// denied reports that the client was refused something.
+func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
+	client := q.caller.name
+	if client == "" {
+		client = Anonymous
+	}
+	q.tally().Denied.Add(1)
+	q.g.config.Observer.Denied(&Denial{
+		Client: client, Label: q.caller.label, Address: q.peer.Address, Method: q.methodName(), Target: target,
+		Code: failure.Data.Symbol, Reason: reason,
+	})
+	return failure
+}
+
+// tally returns what counts for the client, and notes that it is there.
+func (q *Request) tally() *Tally {
+	t := q.g.Tally(q.caller.label)
+	t.Last.Store(q.began.UnixMilli())
+	return t
+}
+
+// What a client may see and hear is asked by its identity where there is no request of it
+// now: streams and lists outlive the configuration that their request came in by.
+
+// sees reports whether a client may know of a server. Others are never contacted for it.
+func (g *Gateway) sees(identity string, s *Server) bool {
+	if len(g.config.Clients) == 0 {
+		return true
+	}
+	who := g.rules.caller(identity)
+	return who.policy().Server(s.Name)
+}
+
+// hears reports whether a client may know of changes of a resource.
+func (g *Gateway) hears(identity string, s *Server, uri string) bool {
+	if len(g.config.Clients) == 0 {
+		return true
+	}
+	who := g.rules.caller(identity)
+	return g.sees(identity, s) && who.allows(mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri})
+}
+
+// allowsUnknown reports whether a client may send a server methods that MCP does not define.
+func (g *Gateway) allowsUnknown(identity string, s *Server) bool {
+	if len(g.config.Clients) == 0 {
+		return true
+	}
+	who := g.rules.caller(identity)
+	return who.allows(mcp.Target{Server: s.Name, Kind: mcp.Other})
+}
+
+// view returns a text that changes with what a client is shown of lists.
+func (g *Gateway) view(identity string) string {
+	view := ""
+	if who := g.rules.caller(identity); who.rules != nil {
+		view = who.rules.View
+	}
+	if g.config.PinTools {
+		view += " pinned"
+	}
+	return view
+}
+
+// standing returns a text that changes with what lets a client in. Only a new request can
+// show whether a certificate, a JWT or Caddy's own authentication still does, so for those it
+// changes with each configuration.
+func (g *Gateway) standing(identity string) string {
+	who := g.rules.caller(identity)
+	standing := who.label
+	if g.config.Auth != nil {
+		standing += g.config.Auth.Fingerprint()
+	}
+	if who.isVolatile() {
+		standing += fmt.Sprintf(" %p", g.config.Generation)
+	}
+	return standing
+}

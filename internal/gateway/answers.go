@@ -1,0 +1,277 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/screen"
+)
+
+// An Answer says what happens to a message that a server sends on its own account: a question
+// such as roots/list, or a notification.
+type Answer struct {
+	Method string // in which * stands for any characters
+	Action AnswerAction
+	Result []byte // of the question, if Action is AnswerHere
+}
+
+// An AnswerAction is what happens to such a message.
+type AnswerAction uint8
+
+const (
+	Deliver    AnswerAction = iota // it is passed on to the client
+	Drop                           // it is not; a server is told that its question is not answered
+	AnswerHere                     // the gateway answers it
+)
+
+const rootsList = "roots/list"
+
+// Answer returns what happens to a method that the server uses. The first that fits decides.
+func (s *Server) Answer(method string) Answer {
+	i := slices.IndexFunc(s.Answers, func(a Answer) bool { return mcp.MatchName(a.Method, method) })
+	if i < 0 {
+		return Answer{Action: Deliver}
+	}
+	return s.Answers[i]
+}
+
+// answered takes a message that is not for the client (A59). It reports whether it is
+// such.
+func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
+	if m.IsAnswer() || !m.Has(jsonrpc.Method) {
+		return false
+	}
+	method := m.Text(jsonrpc.Method)
+	a := x.server.Answer(method)
+	if a.Action == Deliver {
+		return false
+	}
+	if !m.IsRequest() {
+		// Where all servers are one, who joins them has to know what has changed.
+		return x.kind != Aggregate || !strings.HasSuffix(method, "/list_changed")
+	}
+	reply := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "no client answers "+mcp.Shortened(method))
+	switch {
+	case a.Action == AnswerHere:
+		reply = jsonrpc.Answer(m.Literal(jsonrpc.ID), a.Result)
+	case method == "ping":
+		reply = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}"))
+	}
+	// The server may have more to say before it listens, and the client need not wait
+	// for that.
+	answer, cancel := x.request(context.WithoutCancel(r.Context()), reply)
+	mcp.ClearModern(answer.Header)
+	stop := context.AfterFunc(x.g.config.Exiting, cancel)
+	begun := x.telling.Add(1) <= maxTold && x.server.asides.Go(func() {
+		defer x.telling.Add(-1)
+		defer cancel()
+		defer stop()
+		if err := x.server.post(answer); err != nil {
+			x.g.config.Logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
+		}
+	})
+	if !begun { // who asks so much at once gets no more answers
+		x.telling.Add(-1)
+		stop()
+		cancel()
+		x.g.config.Logger.Warn("question of MCP server not answered, because it asks too much at once", zap.String("mcp_server", x.server.Name))
+	}
+	return true
+}
+
+// maxTold is how much a server can be told at the same time beside one request.
+const maxTold = 64
+
+// resolved returns the answer of a server of the modern era. What it asks before it goes
+// on, by a result, is answered here or dropped, and what is left for the client to
+// answer is all that it is asked.
+func (x *exchange) resolved(r *http.Request, message []byte) ([]byte, error) {
+	m := new(jsonrpc.Message)
+	for range maxRounds {
+		if m.Read(message) != nil {
+			return message, nil
+		}
+		asks, is, err := mcp.ReadInput(m)
+		if err != nil || !is {
+			return message, err
+		}
+		var ours []string
+		for key, q := range asks.Requests {
+			switch x.server.Answer(q.Method).Action {
+			case Deliver:
+			case Drop:
+				return jsonrpc.MissingCapability(x.server.Name, mcp.Shortened(q.Method)).Append(nil, m.Literal(jsonrpc.ID)), nil
+			default:
+				ours = append(ours, key)
+			}
+		}
+		if len(ours) == 0 {
+			return message, nil
+		}
+		if len(ours) < len(asks.Requests) {
+			return withoutRequests(m, ours), nil // the server asks again for what the client does not say
+		}
+		answer, err := x.callAgain(r, ours, &asks)
+		if err != nil {
+			x.g.config.Logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
+			return jsonrpc.ConnectError(x.server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
+		}
+		message = answer
+	}
+	return jsonrpc.InvalidResponse(x.server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
+}
+
+// withoutRequests returns a result that asks for input without some of its questions.
+func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
+	result := m.Literal(jsonrpc.Result)
+	for member := range jsonspan.Members(result) {
+		if member.Key != "inputRequests" {
+			continue
+		}
+		left := result[member.Value.Start:member.Value.End]
+		for _, key := range keys {
+			if edit, ok := jsonspan.Remove(left, key); ok {
+				left = jsonspan.Spliced(left, edit)
+			}
+		}
+		edit := jsonspan.Edit{Start: member.Value.Start, End: member.Value.End, New: left}
+		return jsonspan.Spliced(m.Raw, m.Within(jsonrpc.Result, edit))
+	}
+	return m.Raw
+}
+
+// callAgain makes the call again with answers to what the server asks, besides those
+// that the client has given, and returns the answer to that. What the server says on the
+// way there nobody hears.
+func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResult) (answer []byte, err error) {
+	responses := map[string]json.RawMessage{}
+	_ = json.Unmarshal(x.message.Literal(jsonrpc.InputResponses), &responses) // there may be none
+	for _, key := range keys {
+		responses[key] = x.server.Answer(asks.Requests[key].Method).Result
+	}
+	again, cancel := x.request(r.Context(), mcp.WithInput(&x.message, responses, asks.State))
+	defer cancel()
+	limit := int64(maxScreened)
+	if x.arrival.limit > 0 {
+		limit = min(limit, x.arrival.limit)
+	}
+	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, limit, func(message []byte) ([]byte, error) {
+		x.arrival.heard()
+		var m jsonrpc.Message
+		message = unmarked(message)
+		if looksLikeJSON(message) && m.ReadExact(message) != nil {
+			return nil, errUnreadable
+		}
+		if m.IsAnswer() {
+			answer = bytes.Clone(message)
+		}
+		return nil, nil
+	})
+	if err = x.server.serve(w, again); err == nil {
+		err = w.Close()
+	}
+	if answer == nil && err == nil {
+		err = errAborted
+	}
+	return answer, err
+}
+
+// noteEndpoint notes where a server of the protocol's first revision wants to be told
+// something: it says so in its stream. It reports whether this is it.
+func (x *exchange) noteEndpoint(address []byte) bool {
+	ref, err := url.Parse(string(bytes.TrimSpace(address)))
+	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
+		return false
+	}
+	if x.sent != nil {
+		direct(x.sent, x.server.Target.ResolveReference(ref))
+	}
+	return true
+}
+
+// offerRoots declares to a server whose questions for roots are answered here that it
+// may ask, whatever the client can do.
+func (x *exchange) offerRoots(r *http.Request) {
+	if x.server.Answer(rootsList).Action != AnswerHere {
+		return
+	}
+	in := jsonrpc.ClientCapabilities
+	if x.message.Is(jsonrpc.Method, "initialize") {
+		in = jsonrpc.Capabilities
+	}
+	capabilities := x.message.Literal(in)
+	var declared map[string]json.RawMessage
+	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
+		return
+	}
+	x.edit(r, x.message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
+}
+
+// request returns a request of our own to the server, in the session of the one that is being
+// served, as the routes have got that.
+func (x *exchange) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, x.server.Timeout)
+	r := x.server.Upstream.Derive(ctx, x.sent, false)
+	x.server.Upstream.Describe(r, x.placeholder)
+	for _, name := range [...]string{"Last-Event-Id", "Content-Encoding"} {
+		r.Header.Del(name)
+	}
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	httpbody.Post(r, body)
+	return r, cancel
+}
+
+// post sends the server a request of which only the status matters.
+func (s *Server) post(r *http.Request) error {
+	w := &statusRecorder{header: http.Header{}}
+	if err := s.serve(w, r); err != nil {
+		return err
+	}
+	if w.status/100 != 2 {
+		return fmt.Errorf("status %d", w.status)
+	}
+	return nil
+}
+
+// serve has the routes of the server answer a request of our own.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
+	defer func() {
+		if reason := recover(); reason == http.ErrAbortHandler {
+			err = errAborted
+		} else if reason != nil {
+			err = fmt.Errorf("panic: %v", reason)
+		}
+	}()
+	return s.Upstream.Serve(w, r)
+}
+
+// A statusRecorder takes a response of which only the status matters.
+type statusRecorder struct {
+	header http.Header
+	status int
+}
+
+func (w *statusRecorder) Header() http.Header { return w.header }
+
+func (w *statusRecorder) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+	}
+}
+
+func (w *statusRecorder) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return len(p), nil
+}

@@ -1,0 +1,228 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// An arrival is the server's end of an answer: what its routes write to. It keeps
+// the time and the limit, which count what the server sends and not what is left
+// of it. Of the headers it passes on those that clients may have; those that were there
+// before the routes ran are the operator's, and stay. There are no trailers.
+type arrival struct {
+	http.ResponseWriter
+	x      *exchange
+	ctx    context.Context
+	header http.Header // as the routes see it
+
+	timer    *time.Timer // ends the request; nil for those that may last
+	timeout  time.Duration
+	limit    int64 // how many bytes may come; 0 for any number
+	size     int64 // how many have
+	status   int
+	begun    bool // the status has come
+	gaveUp   bool // reverse_proxy has, because the request was canceled, or we have
+	informed int  // how many informational responses have come
+	broken   bool // the routes have not come to their end, or to a bad one
+	bodiless bool // the body is dropped
+	escapes  bool // what other readers than the gateway may end lines at
+	breaks   sse.Breaks
+}
+
+// statusClientLeft is how reverse_proxy notes that a request was canceled.
+const statusClientLeft = 499
+
+// maxInformed is how many informational responses a client gets.
+const maxInformed = 100
+
+// Header returns the headers that the routes may change.
+func (a *arrival) Header() http.Header {
+	if a.header == nil {
+		if a.header = a.x.before.Clone(); a.header == nil {
+			a.header = make(http.Header)
+		}
+	}
+	return a.header
+}
+
+// WriteHeader takes the status.
+func (a *arrival) WriteHeader(status int) {
+	if status == statusClientLeft && a.ctx.Err() != nil {
+		// Nobody is there to get it, unless it was us who canceled.
+		if a.gaveUp = true; context.Cause(a.ctx) != errTimeout && a.x.kind != Aggregate {
+			a.x.w.WriteHeader(status)
+		}
+		return
+	}
+	if status < 200 {
+		a.header = nil                               // reverse_proxy clears the ones it has, and they are not for this
+		if a.informed++; a.informed <= maxInformed { // of which there may be any number, and which say nothing of the call
+			a.ResponseWriter.WriteHeader(status)
+		}
+		return
+	}
+	a.heard()
+	if a.begun {
+		return
+	}
+	header := a.Header()
+	a.x.session.Restore(header)
+	a.begun, a.status = true, status
+	if failure := a.x.unacceptable(status, header); failure != nil {
+		a.x.verdict, a.gaveUp = failure, true
+		return
+	}
+	if a.bodiless = a.x.misread(header); a.bodiless {
+		httpbody.DropDescription(header)
+		header.Del("Content-Type")
+	}
+	if a.escapes = a.x.readsEvents(header); a.escapes && a.x.kind != Aggregate { // which takes the length for a hint
+		httpbody.DropDescription(header)
+	}
+	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
+		header.Set(mcp.SessionHeader, a.x.bind(sessionOfServer, id))
+	}
+	if a.x.kind == RPC && (status == http.StatusOK || status == http.StatusForbidden) &&
+		httpbody.TypeOf(header.Get("Content-Type")) == httpbody.Other {
+		// Some say text/plain, some nothing. Whether it is JSON-RPC will show, and
+		// until then the mask shall take it for that.
+		header.Set("Content-Type", "application/json")
+	}
+	a.passHeader()
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// passHeader gives the client the headers of the answer that it may have.
+func (a *arrival) passHeader() {
+	to := a.ResponseWriter.Header()
+	for name := range a.x.before {
+		if a.header[name] == nil { // such as Server, which reverse_proxy takes off
+			delete(to, name)
+		}
+	}
+	for name, values := range a.header {
+		if a.x.passesHeader(name) {
+			to[name] = values
+		}
+	}
+	if types := to["Content-Type"]; len(types) > 1 {
+		to["Content-Type"] = types[:1] // which is the one that we have read
+	}
+	if a.x.stream.opened {
+		// A browser that is sent here must not take a page of the server for one of ours.
+		to.Set("X-Content-Type-Options", "nosniff")
+		to.Set("Content-Security-Policy", "sandbox")
+	}
+}
+
+// unacceptable says why an answer does not reach the client, whatever is in it: one that
+// sends the client elsewhere, or one that the client may read as something else than was
+// looked at. Of one that says all by its status, such as that a session has ended, only the
+// body does not.
+func (x *exchange) unacceptable(status int, header http.Header) *jsonrpc.Failure {
+	switch {
+	case status/100 == 3:
+		return jsonrpc.HTTPError(x.server.Name, status)
+	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent, header.Get("Content-Length") == "0":
+		return nil
+	case x.misread(header):
+		return jsonrpc.InvalidResponse(x.server.Name)
+	}
+	return nil
+}
+
+// misread reports whether a client may read a body as something else than is looked at.
+func (x *exchange) misread(header http.Header) bool {
+	contentType := header.Get("Content-Type")
+	switch {
+	case x.stream.opened && httpbody.Encoding(header) != "":
+		return true
+	case x.stream.opened, x.caller.redactor() != nil, x.looked && httpbody.TypeOf(contentType) != httpbody.Other:
+		return !httpbody.IsUTF8(contentType)
+	}
+	return false
+}
+
+// readsEvents reports whether a body is looked at as an event stream, or becomes a part of
+// one, as where all servers are one. A client that has opened a stream may not look at its
+// type closely.
+func (x *exchange) readsEvents(header http.Header) bool {
+	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
+	return (x.stream.opened || x.kind == Aggregate || x.looked && isEvents) && httpbody.Encoding(header) == ""
+}
+
+// Write takes the next bytes of the body.
+func (a *arrival) Write(p []byte) (int, error) {
+	if !a.begun {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.gaveUp {
+		return 0, errUnacceptable
+	}
+	if !isComment(p) {
+		a.heard()
+	}
+	if a.size += int64(len(p)); a.limit > 0 && a.size > a.limit {
+		a.x.verdict = jsonrpc.ResponseTooLarge(a.x.server.Name)
+		return 0, errResponseLimit
+	}
+	if a.bodiless {
+		return len(p), nil
+	}
+	if a.escapes {
+		_, err := a.ResponseWriter.Write(a.breaks.Escape(p))
+		return len(p), err
+	}
+	return a.ResponseWriter.Write(p)
+}
+
+// Unwrap returns the writer behind a, for http.ResponseController.
+func (a *arrival) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// FlushError sends on what has come.
+func (a *arrival) FlushError() error {
+	if !a.begun {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.gaveUp {
+		return nil
+	}
+	return http.NewResponseController(a.ResponseWriter).Flush()
+}
+
+// ReadFrom keeps io.Copy from finding the ReadFrom of the writer below.
+func (a *arrival) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{a}, r)
+}
+
+// heard notes that the server is alive. At /rpc the time is for the whole answer.
+func (a *arrival) heard() {
+	if a.timer != nil && a.x.kind != RPC {
+		a.timer.Reset(a.timeout)
+	}
+}
+
+// isComment reports whether this is what servers send into event streams to keep
+// connections open. It says nothing of the call.
+func isComment(p []byte) bool {
+	return len(p) > 0 && p[0] == ':' && !bytes.Contains(p, []byte("data:"))
+}
+
+var errUnacceptable = errors.New("the answer of the MCP server is not accepted")
+
+var errResponseLimit = errors.New("the answer of the MCP server exceeds response_limit")
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*arrival)(nil)
+	_ io.ReaderFrom       = (*arrival)(nil)
+)

@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"bytes"
+	"net/http"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// Where a client talks to one server, sessions and streams are the server's. The server cannot
+// tell our clients apart, so the ids that it gives are bound to the client, if that is
+// identified.
+
+// What an id identifies.
+const (
+	sessionOfServer  = "session of one server"
+	eventOfServer    = "event of one server"
+	endpointOfServer = "endpoint of one server"
+)
+
+// bind returns an id that is good for the client at this server only.
+func (x *exchange) bind(kind, id string) string {
+	return x.g.sealer.bind(id, kind, x.server.Name, x.caller.identity)
+}
+
+// claim has a request name the session, and the event after which a stream is to go on, as
+// the server knows them. It refuses those of other clients, and tasks, too.
+func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
+	if header.Get("Last-Event-Id") == "" {
+		header.Del("Last-Event-Id") // an empty one has no meaning
+	}
+	if failure := x.claimTasks(); failure != nil {
+		return failure
+	}
+	switch {
+	case !x.bindsSessions():
+		return nil
+	case !x.claimHeader(sessionOfServer, header, mcp.SessionHeader):
+		return jsonrpc.UnknownSession()
+	case !x.claimHeader(eventOfServer, header, "Last-Event-Id"):
+		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
+	}
+	return nil
+}
+
+// claimHeader gives a header the id that was bound. It reports whether that is the client's,
+// or there is none.
+func (x *exchange) claimHeader(kind string, header http.Header, name string) bool {
+	values := header.Values(name)
+	if len(values) != 1 {
+		return len(values) == 0 // the server could take either
+	}
+	id, ok := x.g.sealer.claim(values[0], kind, x.server.Name, x.caller.identity)
+	if ok {
+		header.Set(name, id)
+	}
+	return ok
+}
+
+// bindsSessions reports whether sessions are good for the client only.
+func (x *exchange) bindsSessions() bool {
+	return x.kind != Aggregate && x.caller.identity != ""
+}
+
+// bound returns w as what is written to if something of the answer is to be good for the
+// client only, or w itself.
+func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	w = x.watchTasks(r, w)
+	if !x.bindsSessions() || x.kind != Single {
+		return w
+	}
+	r.Header.Del("Accept-Encoding") // the stream is read
+	return &eventBinder{next: w, x: x}
+}
+
+// An eventBinder binds the ids of events to the client. All else passes as it is.
+type eventBinder struct {
+	next http.ResponseWriter
+	x    *exchange
+
+	status  int
+	stream  bool // of events
+	events  sse.Scanner
+	line    []byte // a line that has not ended, and may be an id
+	passing bool   // the line is none
+	out     []byte
+}
+
+// longestEventID is how long the line of an id may be. A longer one cannot be resumed from.
+const longestEventID = 4 << 10
+
+func (w *eventBinder) Header() http.Header         { return w.next.Header() }
+func (w *eventBinder) Unwrap() http.ResponseWriter { return w.next }
+
+func (w *eventBinder) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+		w.stream = httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream && httpbody.Encoding(w.Header()) == ""
+		if w.stream {
+			w.Header().Del("Content-Length")
+		}
+	}
+	w.next.WriteHeader(status)
+}
+
+func (w *eventBinder) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	if !w.stream {
+		return w.next.Write(p)
+	}
+	w.out = w.out[:0]
+	w.events.Each(p, func(kind sse.Kind, part []byte) {
+		if kind == sse.Frame {
+			w.frame(part)
+		} else {
+			w.out = append(w.out, part...)
+		}
+	})
+	if len(w.out) > 0 {
+		if _, err := w.next.Write(w.out); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+// frame takes the next bytes of lines, without the data in them. It holds back a line as
+// long as it may be an id.
+func (w *eventBinder) frame(p []byte) {
+	for _, c := range p {
+		ends := c == '\n' || c == '\r'
+		if !ends && !w.passing {
+			w.line = append(w.line, c)
+			w.passing = !mayBeID(w.line) || len(w.line) > longestEventID
+			if w.passing {
+				w.out, w.line = append(w.out, w.line...), w.line[:0]
+			}
+			continue
+		}
+		if ends {
+			w.out, w.line = append(w.out, w.bound()...), w.line[:0]
+			w.passing = false
+		}
+		w.out = append(w.out, c)
+	}
+}
+
+// byteOrderMark may stand before the first line.
+var byteOrderMark = []byte("\ufeff")
+
+// mayBeID reports whether a line may be the field id, as far as it goes.
+func mayBeID(line []byte) bool {
+	if len(line) < len(byteOrderMark) && bytes.HasPrefix(byteOrderMark, line) {
+		return true
+	}
+	name, _, ended := bytes.Cut(bytes.TrimPrefix(line, byteOrderMark), []byte{':'})
+	return string(name) == "id" || !ended && bytes.HasPrefix([]byte("id"), name)
+}
+
+// bound returns the line that is held back, with the id in it bound.
+func (w *eventBinder) bound() []byte {
+	name, value, _ := bytes.Cut(bytes.TrimPrefix(w.line, byteOrderMark), []byte{':'})
+	id := bytes.TrimPrefix(value, []byte{' '})
+	if string(name) != "id" || len(id) == 0 {
+		return w.line
+	}
+	return append(w.line[:len(w.line)-len(id)], w.x.bind(eventOfServer, string(id))...)
+}
+
+// Interface guard
+var _ http.ResponseWriter = (*eventBinder)(nil)

@@ -1,0 +1,164 @@
+package gateway
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+)
+
+// A Client says what a client may do.
+type Client struct {
+	Name     string           // in which * stands for any characters
+	Match    []string         // other names by which it is known
+	Policy   *acl.Policy      // nil to allow everything
+	Redactor *redact.Redactor // nil to redact nothing
+	Limits   []Limit
+	View     string // changes with what the client is shown
+}
+
+// isPattern reports whether the rules are for several clients.
+func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
+
+// rules are the Clients of a gateway.
+type rules struct {
+	all        []*Client
+	byIdentity map[string]*Client // by name and match
+	patterns   []*Client          // whose names are patterns
+}
+
+func newRules(config *Config) rules {
+	r := rules{all: config.Clients, byIdentity: map[string]*Client{}}
+	for _, c := range config.Clients {
+		if c.isPattern() {
+			r.patterns = append(r.patterns, c)
+		}
+		for _, name := range append([]string{c.Name}, c.Match...) {
+			r.byIdentity[name] = c
+		}
+	}
+	return r
+}
+
+// Anonymous is the name of clients that are not identified.
+const Anonymous = "anonymous"
+
+// OperatorIdentity is the identity of the command that has started this process to talk to
+// it. No rules apply to it, and nobody else can have it.
+const OperatorIdentity = "\x00operator"
+
+// realmMark stands in an identity between its name and what tells it from others of the same
+// name elsewhere.
+const realmMark = "\x01"
+
+// Identity returns the identity of a client by its name and realm: what lets it in, in short.
+// Without a realm only another request can show that the client is still let in.
+func Identity(name, realm string) string { return name + realmMark + realm }
+
+// A caller is the sender of a request.
+type caller struct {
+	identity string  // as far as it was proved; "" for unknown
+	name     string  // of the client; "" for unknown
+	label    string  // of the client in metrics, of which there are only so many
+	rules    *Client // nil if there are none
+}
+
+// caller returns the caller with an identity. Its rules are its own, or those of the first
+// pattern that fits.
+func (r *rules) caller(identity string) caller {
+	if identity == OperatorIdentity {
+		return caller{identity: identity, label: "operator"}
+	}
+	c := caller{identity: identity, label: Anonymous}
+	name, _, _ := strings.Cut(identity, realmMark)
+	c.name = name
+	if name == "" {
+		name = Anonymous
+	}
+	c.rules = r.byIdentity[name]
+	if c.rules != nil && !c.rules.isPattern() {
+		c.label = c.rules.Name
+		if c.name != "" {
+			c.name = c.rules.Name
+		}
+		return c
+	}
+	i := slices.IndexFunc(r.patterns, func(c *Client) bool { return mcp.MatchName(c.Name, name) })
+	if i < 0 {
+		c.rules = nil
+		if c.name != "" {
+			c.label = "other"
+		}
+		return c
+	}
+	c.rules, c.label = r.patterns[i], r.patterns[i].Name
+	return c
+}
+
+// isVolatile reports whether only another request can show that the caller is still let in:
+// the configuration has no secret of it that could be compared.
+func (c *caller) isVolatile() bool {
+	name, realm, _ := strings.Cut(c.identity, realmMark)
+	return name != "" && realm == "" && c.identity != OperatorIdentity
+}
+
+// policy returns what the caller may use; nil for everything.
+func (c *caller) policy() *acl.Policy {
+	if c.rules == nil {
+		return nil
+	}
+	return c.rules.Policy
+}
+
+// redactor returns what removes from results what the caller must not see; nil for nothing.
+func (c *caller) redactor() *redact.Redactor {
+	if c.rules == nil {
+		return nil
+	}
+	return c.rules.Redactor
+}
+
+// allows reports whether the caller may use something. What the gateway itself has is for
+// everybody, except for resources that an operator has it host.
+func (c *caller) allows(target mcp.Target) bool {
+	policy := c.policy()
+	if policy == nil {
+		return true
+	}
+	if target.Server == "" {
+		_, own := mcp.ParseObservationURI(target.Name)
+		return own || target.Kind != mcp.Resource || policy.Resource("", target.Name)
+	}
+	if !policy.Server(target.Server) {
+		return false
+	}
+	switch target.Kind {
+	case mcp.Tool:
+		return toolpin.IsPlainName(target.Name) && policy.Tool(target.Server, target.Name) // as it is listed
+	case mcp.Prompt:
+		return toolpin.IsPlainName(target.Name) && policy.Prompt(target.Server, target.Name)
+	case mcp.Resource:
+		return policy.Resource(target.Server, target.Name)
+	case mcp.Other:
+		return policy.Other(target.Server)
+	}
+	return true
+}
+
+// sees reports whether the caller may see an item of a list.
+func (c *caller) sees(server string, item mcp.ListItem) bool {
+	policy := c.policy()
+	switch {
+	case item.Template:
+		return policy.Template(server, item.Name)
+	case item.Kind == mcp.Tool:
+		return policy.Tool(server, item.Name)
+	case item.Kind == mcp.Prompt:
+		return policy.Prompt(server, item.Name)
+	default:
+		return policy.Resource(server, item.Name)
+	}
+}

@@ -1,0 +1,312 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+)
+
+// A posted is the message that a request posts.
+type posted struct {
+	message jsonrpc.Message
+	body    requestBody
+	method  string // once it was asked for
+	tool    string
+}
+
+// A requestBody is a message to be read by a transport.
+type requestBody struct{ bytes.Reader }
+
+func (*requestBody) Close() error { return nil }
+
+// methodName returns the method as logs have it.
+func (p *posted) methodName() string {
+	if p.method == "" && p.message.Has(jsonrpc.Method) {
+		if known, ok := p.knownMethod(); ok {
+			p.method = known
+		} else {
+			p.method = mcp.Shortened(p.message.Text(jsonrpc.Method))
+		}
+	}
+	return p.method
+}
+
+// knownMethod returns the method if the protocol defines it. Names of methods need no
+// escapes, so one with escapes is not known.
+func (p *posted) knownMethod() (string, bool) {
+	literal := p.message.Literal(jsonrpc.Method)
+	if len(literal) < 2 {
+		return "", false
+	}
+	return mcp.KnownMethod(string(literal[1 : len(literal)-1]))
+}
+
+// toolName returns the name of what is called as logs have it.
+func (p *posted) toolName() string {
+	if p.tool == "" {
+		p.tool = mcp.Shortened(p.message.Text(jsonrpc.Name))
+	}
+	return p.tool
+}
+
+// requestID returns the id of the request as logs have it.
+func (p *posted) requestID() string {
+	if id := p.message.Text(jsonrpc.ID); id != "" {
+		return mcp.Shortened(id)
+	}
+	return mcp.Shortened(string(p.message.Literal(jsonrpc.ID)))
+}
+
+// post makes r post the message. A transport may still read it when the answer is there, so
+// its bytes are never used again.
+func (p *posted) post(r *http.Request) {
+	raw := p.message.Raw
+	p.body.Reset(raw)
+	r.Body = &p.body
+	r.GetBody = httpbody.Keep(raw)
+	r.Header.Set("Content-Type", "application/json")
+	if r.ContentLength != int64(len(raw)) {
+		r.Header.Set("Content-Length", strconv.Itoa(len(raw)))
+	}
+	r.ContentLength, r.TransferEncoding = int64(len(raw)), nil
+}
+
+// edit makes r post the message with an edit.
+func (p *posted) edit(r *http.Request, edit jsonspan.Edit) {
+	var edited jsonrpc.Message
+	if edited.Read(jsonspan.Spliced(p.message.Raw, edit)) == nil { // else it stays as it is
+		p.message = edited
+		p.post(r)
+	}
+}
+
+// Bodies of requests that are held in memory, as the metrics of all stores name them.
+var (
+	clientBodies  = quota.NewKind("request_bodies")
+	unknownBodies = quota.NewKind("unauthenticated_bodies")
+)
+
+const (
+	// smallBody is the size up to which a body is not counted, and up to which a provider
+	// may read it before the client is identified.
+	smallBody = 64 << 10
+
+	// unknownTime is how long an unidentified client may take to send its body.
+	unknownTime = time.Minute
+)
+
+// DefaultInFlightLimit returns how many bytes of requests may be held at once: 256 MiB, or a
+// quarter of Go's memory limit, which Caddy sets to that of its container.
+func DefaultInFlightLimit() int64 { return min(256<<20, debug.SetMemoryLimit(-1)/4) }
+
+// limitBodies sets up the limits of what is held of requests.
+func (g *Gateway) limitBodies() {
+	limits := func(all int64) quota.Limits {
+		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, g.config.RequestLimit))}
+	}
+	g.bodies = quota.NewMeter(clientBodies, limits(g.config.InFlightLimit))
+	g.unknown = quota.NewMeter(unknownBodies, limits(max(g.config.InFlightLimit/4, g.config.RequestLimit)))
+}
+
+// A heldBody is what a request has taken of a meter.
+type heldBody struct {
+	meter *quota.Meter
+	owner string
+	bytes int64
+}
+
+// take counts so many bytes for an owner. It reports whether there is room for them.
+func (b *heldBody) take(meter *quota.Meter, owner string, bytes int64) bool {
+	if bytes <= smallBody {
+		return true
+	}
+	if !meter.Take(owner, bytes) {
+		return false
+	}
+	*b = heldBody{meter, owner, bytes}
+	return true
+}
+
+// grow counts more bytes.
+func (b *heldBody) grow(bytes int64) bool {
+	if !b.meter.Grow(b.owner, bytes) {
+		return false
+	}
+	b.bytes += bytes
+	return true
+}
+
+// release gives back what the request has taken.
+func (b *heldBody) release() {
+	if b.meter != nil {
+		b.meter.Give(b.owner, b.bytes)
+		b.meter = nil
+	}
+}
+
+// bodyOwner returns whom the body of the request is counted for: the client or, if it is
+// unknown, its address.
+func (q *Request) bodyOwner() string {
+	if q.caller.name == "" {
+		return "@" + ratelimit.Address(q.peer.Address)
+	}
+	return q.caller.name
+}
+
+// read reads the posted message. It counts for a meter until the request ends.
+func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
+	r := q.r
+	if r.ContentLength > limit {
+		return jsonrpc.PayloadTooLarge()
+	}
+	body := &countedBody{ReadCloser: r.Body, held: &q.held, owner: q.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody}
+	switch {
+	case r.Body == nil:
+	case meter == q.g.unknown:
+		// An announced length takes no room from others.
+		body.until = time.Now().Add(unknownTime)
+		r.Body, r.ContentLength = body, -1
+	case r.ContentLength < 0:
+		r.Body = body
+	case !q.held.take(meter, body.owner, r.ContentLength):
+		q.bodyRead = true
+		httpbody.Skip(r, limit, httpbody.Pace)
+		return q.busy()
+	}
+	q.bodyRead = true
+	raw, err := httpbody.ReadWithin(r, limit, httpbody.Pace)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case tooLarge || int64(len(raw)) > limit:
+		return jsonrpc.PayloadTooLarge()
+	case errors.Is(err, errNoRoom):
+		if r.Body = body.ReadCloser; meter == q.g.bodies {
+			httpbody.Skip(r, limit, httpbody.Pace)
+		}
+		return q.busy()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return jsonrpc.RequestTimeout()
+	case err != nil:
+		q.left = r.Context().Err() != nil
+		return jsonrpc.ParseError()
+	}
+	if httpbody.Encoding(r.Header) != "" {
+		q.message.Raw = raw // which may be signed
+		return jsonrpc.UnsupportedEncoding()
+	}
+	return q.message.ReadRequest(raw)
+}
+
+// busy refuses a request that there is no room for.
+func (q *Request) busy() *jsonrpc.Failure {
+	q.w.Header().Set("Retry-After", "1")
+	return jsonrpc.Busy()
+}
+
+// A countedBody is a body of unknown length. What arrives is counted as memory for it
+// grows.
+type countedBody struct {
+	io.ReadCloser
+	until   time.Time // deadline; zero for none
+	held    *heldBody
+	owner   string
+	meter   *quota.Meter
+	limit   int64
+	arrived int64
+	counted int64
+}
+
+var errNoRoom = errors.New("too many bytes of requests are held")
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == nil && !b.until.IsZero() && time.Now().After(b.until) {
+		err = os.ErrDeadlineExceeded
+	}
+	b.arrived += int64(n)
+	if b.arrived <= b.counted {
+		return n, err
+	}
+	total := min(2*b.arrived, b.limit) // the memory for it doubles, too
+	room := false
+	if b.held.meter == nil {
+		room = b.held.take(b.meter, b.owner, total)
+	} else {
+		room = b.held.grow(total - b.counted)
+	}
+	if !room {
+		return n, errNoRoom
+	}
+	b.counted = total
+	return n, err
+}
+
+// checkReading refuses messages that the server may read differently: in another charset
+// and, if anything is decided on them, by other keys or by headers that contradict them.
+func (q *Request) checkReading() *jsonrpc.Failure {
+	for _, contentType := range q.r.Header["Content-Type"] {
+		if !httpbody.IsUTF8(contentType) {
+			return jsonrpc.UnsupportedCharset()
+		}
+	}
+	if q.to.Kind != Aggregate && !q.guarded() && q.g.config.Auth == nil && q.caller.identity == "" {
+		return nil
+	}
+	_, known := mcp.KnownMethod(q.methodName())
+	if failure := q.message.CheckExact(known); failure != nil || q.to.Kind == Aggregate { // which checks the headers itself
+		return failure
+	}
+	return mcp.CheckHeaders(q.r.Header, &q.message)
+}
+
+// stripToken removes the token that was meant for the gateway from the message, and the
+// object around it if that has nothing else (A31).
+func (q *Request) stripToken() *jsonrpc.Failure {
+	m := &q.message
+	if q.g.config.Auth == nil || !m.Has(jsonrpc.AuthToken) {
+		return nil
+	}
+	within, field := "authToken", jsonrpc.Proxy
+	if onlyMember(m.Literal(jsonrpc.Proxy), within) {
+		within, field = "proxy", jsonrpc.Params
+	}
+	edit, ok := jsonspan.Remove(m.Literal(field), within)
+	if !ok {
+		return jsonrpc.ParseError() // cannot happen: it was read there
+	}
+	return m.Read(jsonspan.Spliced(m.Raw, m.Within(field, edit)))
+}
+
+// onlyMember reports whether an object has no other member than this.
+func onlyMember(object []byte, name string) bool {
+	for member := range jsonspan.Members(object) {
+		if member.Key != name {
+			return false
+		}
+	}
+	return true
+}
+
+// dropHopByHop removes the headers that Connection names. reverse_proxy does so as well, but
+// after the handlers of the server's block have set theirs, which a client could then remove.
+func dropHopByHop(header http.Header) {
+	for _, names := range header["Connection"] {
+		for name := range strings.SplitSeq(names, ",") {
+			header.Del(strings.TrimSpace(name))
+		}
+	}
+	header.Del("Connection")
+}

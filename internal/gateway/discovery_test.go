@@ -1,0 +1,205 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// text returns the text of a tool result.
+func (s *said) text() (text string, isError bool) {
+	var result struct {
+		Content []struct{ Text string }
+		IsError bool
+	}
+	if json.Unmarshal(s.Result, &result) != nil || len(result.Content) == 0 {
+		return s.body, true
+	}
+	return result.Content[0].Text, result.IsError
+}
+
+func (u *user) use(tool, arguments string) said {
+	u.t.Helper()
+	return u.ask("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)
+}
+
+func TestDiscovery(t *testing.T) {
+	weather := `{"name":"get_weather","description":"Tells the weather of a city. And more.","inputSchema":{"type":"object","properties":{"city":{"type":"string","description":"Name of a town"}}}}`
+	configure := func(c *Config) {
+		c.Discovery = true
+		c.Servers[1].Expose = []string{"send*"}
+		c.Tools = []Tool{{Name: "own", Descriptor: []byte(`{"name":"own","inputSchema":{"type":"object"}}`), Call: func(_ *http.Request, arguments []byte) []byte {
+			return slices.Concat([]byte(`{"content":[],"got":`), arguments, []byte("}"))
+		}}}
+	}
+	both(t, configure, func() []*peer {
+		return []*peer{
+			newPeer("a").has("tools/list", "tools", weather, `{"name":"copy_file","description":"Copies a file."}`),
+			newPeer("b").has("tools/list", "tools", `{"name":"send_mail","description":"Sends a letter."}`, `{"name":"delete_mail","description":"Deletes a letter."}`),
+		}
+	}, func(t *testing.T, u *user, peers []*peer) {
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool", "own"}) {
+			t.Errorf("listed: %v", got)
+		}
+		s := u.use("search_tools", `{"query":"weather in a town"}`)
+		if text, isError := s.text(); isError || !strings.HasPrefix(text, "a::get_weather: Tells the weather of a city.") {
+			t.Errorf("got %s", text)
+		}
+		s = u.use("search_tools", `{"query":"letter"}`)
+		if text, isError := s.text(); isError || !strings.Contains(text, "b::send_mail") || strings.Contains(text, "delete_mail") {
+			t.Errorf("got %s", text)
+		}
+		s = u.use("search_tools", `{"query":"zebra"}`)
+		if text, isError := s.text(); isError || !strings.Contains(text, "None") {
+			t.Errorf("got %s", text)
+		}
+		s = u.use("describe_tool", `{"name":"a::get_weather"}`)
+		if text, isError := s.text(); isError || text != strings.Replace(weather, `"get_weather"`, `"a::get_weather"`, 1) {
+			t.Errorf("got %s", text)
+		}
+		for tool, arguments := range map[string][]string{
+			"search_tools":  {`{"query":1}`, `[]`, `{"query":"x","limit":"y"}`},
+			"describe_tool": {`{}`, `{"name":1}`, `{"name":"a::no"}`, `{"name":"b::delete_mail"}`, `{"name":"search_tools"}`},
+			"call_tool":     {`{}`, `{"name":1}`, `{"name":"no"}`, `{"name":"c::x"}`, `{"name":"b::delete_mail"}`, `[]`},
+		} {
+			for _, a := range arguments {
+				s := u.use(tool, a)
+				if text, isError := s.text(); !isError || s.Error != nil {
+					t.Errorf("%s %s: got %s", tool, a, text)
+				}
+			}
+		}
+		if n := peers[1].count("tools/call"); n != 0 {
+			t.Errorf("%d calls were passed on", n)
+		}
+		s = u.use("call_tool", `{"name":"a::get_weather","arguments":{`+odd+`}}`)
+		if text, _ := s.text(); text != "a" {
+			t.Errorf("got %s", s.body)
+		}
+		call := peers[0].await(t, "tools/call", 1)
+		if call.message.Text(jsonrpc.Name) != "get_weather" || string(call.message.Literal(jsonrpc.Arguments)) != `{`+odd+`}` {
+			t.Errorf("got %s", call.body)
+		}
+		u.use("call_tool", `{"name":"a::copy_file"}`)
+		if call := peers[0].await(t, "tools/call", 2); call.message.Text(jsonrpc.Name) != "copy_file" || string(call.message.Literal(jsonrpc.Arguments)) != `{}` {
+			t.Errorf("got %s", call.body)
+		}
+		// Who knows a name can use it.
+		if s := u.call("b::send_mail"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		if s := u.use("own", `{"a":1.0}`); !strings.Contains(string(s.Result), `"got":{"a":1.0}`) {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+// A tool that is called through call_tool gets the headers it wants, too.
+func TestDiscoveryRepeatsArgumentsInHeaders(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := modernPeer("a").has("tools/list", "tools", `{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`)
+		u := newGateway(t, func(c *Config) { c.Discovery = true }, p).user(t, era)
+		if era == mcp.Legacy {
+			u.connect()
+		}
+		u.use("call_tool", `{"name":"a::x","arguments":{"region":"eu"}}`)
+		if call := p.await(t, "tools/call", 1); call.Header.Get("Mcp-Param-Region") != "eu" || call.Header.Get("Mcp-Name") != "x" {
+			t.Errorf("client of era %d: got %v", era, call.Header)
+		}
+	}
+}
+
+// The index follows the tools.
+func TestDiscoveryOfToolsThatChange(t *testing.T) {
+	p := legacyPeer("a").has("tools/list", "tools", `{"name":"old","description":"zebra"}`)
+	u := newGateway(t, func(c *Config) { c.Discovery = true }, p).legacy(t)
+	s := u.use("search_tools", `{"query":"zebra"}`)
+	if text, _ := s.text(); text != "a::old: zebra" {
+		t.Errorf("got %s", text)
+	}
+	p.has("tools/list", "tools", `{"name":"new","description":"zebra"}`)
+	s = u.use("search_tools", `{"query":"zebra"}`)
+	if text, _ := s.text(); text != "a::new: zebra" {
+		t.Errorf("got %s", text)
+	}
+}
+
+func TestOwnToolsAndTemplates(t *testing.T) {
+	configure := func(c *Config) {
+		c.Tools = []Tool{{Name: "recover_observation", Descriptor: []byte(`{"name":"recover_observation", "x":1.0}`), Call: func(r *http.Request, arguments []byte) []byte {
+			return []byte(`{"content":[{"type":"text","text":"` + r.Header.Get("X-Identity") + `"}]}`)
+		}}}
+		c.Templates = func(string) [][]byte {
+			return [][]byte{[]byte(`{"uriTemplate":"proxy://observation/{id}","name":"o"}`)}
+		}
+		c.ReadOwn = func(_ *http.Request, uri string) ([]byte, bool) {
+			id, ours := mcp.ParseObservationURI(uri)
+			if id != "1" {
+				return nil, ours
+			}
+			return []byte(`{"contents":[{"uri":"` + uri + `","text":"t"}]}`), ours
+		}
+	}
+	both(t, configure, func() []*peer {
+		p := newPeer("a").hasTools("x", "recover_observation").has("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}","name":"t"}`)
+		p.capabilities = `{"tools":{},"resources":{}}`
+		return []*peer{p}
+	}, func(t *testing.T, u *user, peers []*peer) {
+		u.identity = "ann"
+		if u.era == mcp.Legacy {
+			u.session = ""
+			u.connect()
+		}
+		for limit := range 4 {
+			if got, _ := u.walk("tools/list", "tools", "name", limit); !slices.Equal(got, []string{"a::x", "a::recover_observation", "recover_observation"}) {
+				t.Errorf("got %v", got)
+			}
+		}
+		if got, _ := u.walk("resources/templates/list", "resourceTemplates", "uriTemplate", 1); len(got) != 2 || got[1] != "proxy://observation/{id}" {
+			t.Errorf("got %v", got)
+		}
+		s := u.call("recover_observation")
+		if text, _ := s.text(); text != "ann" || peers[0].count("tools/call") != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		if u.call("a::recover_observation"); peers[0].count("tools/call") != 1 {
+			t.Error("the tool of the server was not called")
+		}
+		if s := u.ask("resources/read", `{"uri":"proxy://observation/1"}`); !strings.Contains(string(s.Result), `"contents":[{"uri":"proxy://observation/1","text":"t"}]`) {
+			t.Errorf("got %s", s.body)
+		}
+		if s := u.ask("resources/read", `{"uri":"proxy://observation/2"}`); s.code() != jsonrpc.CodeInvalidParams || s.Error.Data.URI != "proxy://observation/2" {
+			t.Errorf("got %s", s.body)
+		}
+		if n := peers[0].count("resources/read"); n != 0 {
+			t.Errorf("%d were passed on", n)
+		}
+	})
+}
+
+// What is ours is there even if no server has anything like it.
+func TestOwnCapabilities(t *testing.T) {
+	p := legacyPeer("a")
+	p.capabilities = `{"logging":{}}`
+	configure := func(c *Config) {
+		c.Tools = []Tool{{Name: "own", Descriptor: []byte(`{"name":"own"}`)}}
+		c.Templates = func(string) [][]byte { return [][]byte{[]byte(`{"uriTemplate":"x"}`)} }
+	}
+	u := newGateway(t, configure, p).legacy(t)
+	for _, name := range []string{`"tools":{`, `"resources":{`, `"logging":{}`} {
+		if !strings.Contains(string(u.hello.Result), name) {
+			t.Errorf("no %s in %s", name, u.hello.Result)
+		}
+	}
+	if strings.Contains(string(u.hello.Result), `"prompts"`) {
+		t.Errorf("got %s", u.hello.Result)
+	}
+	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"own"}) {
+		t.Errorf("got %v", got)
+	}
+}

@@ -1,0 +1,348 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
+)
+
+// An exchange is one HTTP request to a server, and its response.
+//
+// The response comes from the routes of the server. It passes the arrival, which keeps the
+// limits; the filter, if some of it is not for the client; the mask; and reaches the reply,
+// which makes of it what the endpoint serves. The exchange itself is the Handler that the
+// mask calls.
+type exchange struct {
+	g      *Gateway
+	server *Server
+	kind   EndpointKind
+	w      http.ResponseWriter // of the client, or the Reader at the aggregate
+	began  time.Time
+	owner  string // of what its server keeps for the client; "" if the context has it
+
+	posted
+	caller  caller
+	path    string // of the client's request
+	resumed bool   // the response is the rest of the stream of a call
+
+	sent    *http.Request // as the routes got it, if the server may be answered in place of the client
+	before  http.Header   // of the response, before the routes ran
+	looked  bool          // the filter looks at the response
+	session unlogged.Session
+	arrival arrival
+	reply   reply
+	rpc     rpcReply         // reply, at RPC
+	stream  passthroughReply // reply, at Single
+	inner   readerReply      // reply, at Aggregate
+
+	telling   atomic.Int32     // messages that are being sent to the server besides
+	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
+	left      bool             // the client cannot be written to
+	outcome   string
+	errorCode int // of JSON-RPC, 0 for none
+}
+
+// A reply receives the response to an exchange.
+type reply interface {
+	http.ResponseWriter
+
+	// complete says that the response is complete. What it returns is to be answered in
+	// place of that.
+	complete() *jsonrpc.Failure
+
+	// breakOff says that there is no response, or not all of it. What it returns can still
+	// be answered; otherwise it has made the best of it, or panics so that the client can
+	// tell.
+	breakOff(*jsonrpc.Failure) *jsonrpc.Failure
+
+	// done reports whether the client has its answer.
+	done() bool
+
+	// release gives back what was borrowed.
+	release()
+}
+
+// send has a server answer a request of the aggregate, which posts this message if it posts
+// one, into a Reader. It returns when the response is complete, or why it is not. Nobody else
+// uses r anymore.
+func (g *Gateway) send(l *link, to *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+	return g.exchange(l, to, r, m, false)
+}
+
+// resume is send for the rest of the stream of a call.
+func (g *Gateway) resume(l *link, to *streamable.Reader, r *http.Request) *jsonrpc.Failure {
+	return g.exchange(l, to, r, new(jsonrpc.Message), true)
+}
+
+func (g *Gateway) exchange(l *link, to *streamable.Reader, r *http.Request, m *jsonrpc.Message, resumed bool) *jsonrpc.Failure {
+	x := &exchange{
+		g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), posted: posted{message: *m},
+		caller: g.rules.caller(l.client.identity), resumed: resumed,
+	}
+	x.inner.Reader = to
+	defer x.record(r.Method)
+	failure := x.forward(r)
+	if failure != nil {
+		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
+	}
+	return failure
+}
+
+// forward has the server answer.
+func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
+	target, failure := x.target(r)
+	if failure == nil {
+		failure = x.claim(r.Header)
+	}
+	if failure != nil {
+		return failure
+	}
+	direct(r, target)
+	x.server.Upstream.Describe(r, x.placeholder)
+	stripOverrides(r.Header)
+	if !x.server.ForwardAuth {
+		x.g.stripCredentials(r.Header)
+	}
+	x.offerRoots(r)
+	x.propagate(r)
+	if len(x.server.Answers) > 0 {
+		x.sent = r.Clone(r.Context())
+		x.sent.Body, x.sent.GetBody = http.NoBody, nil
+	}
+	x.setReply(r)
+	x.before = maps.Clone(x.w.Header())
+
+	ctx := x.session.In(r.Context())
+	if x.owner != "" {
+		ctx = stdio.WithOwner(ctx, x.owner)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer x.limitTime(r.Method, cancel)()
+	x.arrival.x, x.arrival.ctx = x, ctx
+	defer x.reply.release()
+	return x.conclude(ctx, x.run(r.WithContext(ctx)))
+}
+
+// target returns where the server takes the request: at its configured path, or at the
+// endpoint that a server of the protocol's first revision has named.
+func (x *exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
+	if x.kind == Single && r.Method == http.MethodPost && strings.HasPrefix(r.URL.RawQuery, endpointParam+"=") {
+		return x.g.openEndpoint(x.server, r.URL.Query().Get(endpointParam), x.caller.identity)
+	}
+	return x.server.Target, nil
+}
+
+// direct makes r a request for an address, in place as rewrites do, so that the placeholders
+// of the server's routes have it, too.
+func direct(r *http.Request, target *url.URL) {
+	r.URL.Path, r.URL.RawPath = target.Path, target.RawPath
+	r.URL.RawQuery, r.URL.ForceQuery = target.RawQuery, target.ForceQuery
+	r.RequestURI = r.URL.RequestURI()
+}
+
+// setReply sets what the response is written to.
+func (x *exchange) setReply(r *http.Request) {
+	switch x.kind {
+	case Aggregate:
+		x.inner.x, x.reply = x, &x.inner
+	case RPC:
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
+		x.rpc.x, x.reply = x, &x.rpc
+	default:
+		x.stream.x, x.reply = x, &x.stream
+		x.stream.opened = r.Method == http.MethodGet
+		if x.stream.opened {
+			r.Header.Del("Accept-Encoding") // the stream is read
+		}
+	}
+}
+
+// limitTime ends the exchange when its time is over. A stream that a client has opened to
+// listen has no limit, but ends when the client must open it anew. The function that is
+// returned stops that.
+func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (stop func()) {
+	lasts := method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)
+	switch {
+	case lasts && x.kind == Aggregate: // its reader ends it
+		return func() {}
+	case lasts && x.kind == Single:
+		end := func() { cancel(errEnded) }
+		stop := context.AfterFunc(x.server.Streams, end)
+		if !x.caller.isVolatile() {
+			return func() { stop() }
+		}
+		stopOther := context.AfterFunc(x.g.config.Reauthenticate, end)
+		return func() { stop(); stopOther() }
+	}
+	a := &x.arrival
+	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
+	a.timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once a.timer is set
+		if left := x.inner.timeLeft(a.timeout); left > 0 {
+			a.timer.Reset(left)
+			return
+		}
+		cancel(errTimeout)
+	})
+	a.timer.Reset(a.timeout)
+	return func() { a.timer.Stop() }
+}
+
+var (
+	errTimeout = timeoutError{}                    // why a request is canceled that the client still waits for
+	errEnded   = errors.New("the stream is ended") // by us, and the client still listens
+	errAborted = errors.New("the response broke off")
+)
+
+// timeoutError is a net.Error, so that reverse_proxy does not take it for the client's wish.
+type timeoutError struct{}
+
+func (timeoutError) Error() string {
+	return "no answer within the timeout of the server, or the response_timeout of the gateway"
+}
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return true }
+
+// run has the routes of the server answer. They panic when one side dies while the body is
+// sent. That is an error here, because it may still be answered.
+func (x *exchange) run(r *http.Request) (err error) {
+	defer func() {
+		switch reason := recover(); {
+		case reason == nil:
+		case reason == http.ErrAbortHandler:
+			err = errAborted
+		case x.kind == Aggregate: // there are other servers to serve, and this may be a goroutine of its own
+			x.g.config.Logger.Error("handler of MCP server panicked", zap.String("mcp_server", x.server.Name), zap.Any("panic", reason), zap.Stack("stack"))
+			err = errAborted
+		default:
+			panic(reason)
+		}
+	}()
+	if !x.masked() {
+		return x.ServeHTTP(x.reply, r)
+	}
+	return x.server.Mask.Serve(x.reply, r, x.about(), x)
+}
+
+// masked reports whether the answer is masked. At the aggregate, answers pass to the byte
+// unless the configuration says otherwise (A44), and lists always do.
+func (x *exchange) masked() bool {
+	if x.kind != Aggregate || x.server.Mask == nil {
+		return x.server.Mask != nil
+	}
+	switch method, _ := x.knownMethod(); method {
+	case "tools/call", "resources/read", "prompts/get":
+		return x.server.MaskAggregate
+	}
+	return x.server.MaskAggregate && x.resumed
+}
+
+// about returns what the exchange is about, for the mask. For an answer that is resumed, or
+// that of a task, it is not known.
+func (x *exchange) about() mcp.Target {
+	target, ok := mcp.TargetOf(x.server.Name, &x.message)
+	if !ok || !x.message.IsRequest() {
+		target = mcp.Target{Server: x.server.Name, Kind: mcp.Other}
+	}
+	return target
+}
+
+// ServeHTTP has the routes of the server write to w, which is the mask if there is one.
+func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+	w, filter := x.filtered(w, r)
+	x.arrival.ResponseWriter, x.looked = x.bound(r, w), filter != nil
+	ended := false
+	defer func() {
+		x.arrival.broken = !ended // before the mask lets out what it has held back
+		if filter != nil {
+			x.notFiltered(filter.Err())
+		}
+	}()
+	err := x.server.Upstream.Serve(&x.arrival, r)
+	if err == nil && filter != nil {
+		err = filter.Close()
+	}
+	ended = err == nil
+	return err
+}
+
+// conclude ends the exchange, however it went.
+func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
+	if err == nil && !x.arrival.gaveUp {
+		return x.reply.complete()
+	}
+	if x.reply.done() {
+		return nil
+	}
+	var failure *jsonrpc.Failure
+	switch cause := context.Cause(ctx); {
+	case x.verdict != nil:
+		failure = x.verdict
+	case cause == errTimeout:
+		failure = jsonrpc.Timeout(x.server.Name)
+	case cause == errEnded:
+		x.outcome = OutcomeOK
+		return nil
+	case cause != nil || x.left:
+		x.left, x.outcome = true, OutcomeCanceled
+		if err == errAborted && x.kind != Aggregate {
+			panic(http.ErrAbortHandler)
+		}
+		return nil
+	default:
+		failure = x.failureOf(err)
+	}
+	if c := x.g.config.Logger.Check(zapcore.ErrorLevel, "no answer of MCP server"); c != nil && failure.Status >= 500 {
+		c.Write(zap.String("mcp_server", x.server.Name), zap.String("code", failure.Data.Symbol), zap.Error(err))
+	}
+	return x.reply.breakOff(failure)
+}
+
+// failureOf returns what an error of the routes means to the client.
+func (x *exchange) failureOf(err error) *jsonrpc.Failure {
+	if failure, ok := errors.AsType[*jsonrpc.Failure](err); ok {
+		return failure
+	}
+	if refusal, ok := errors.AsType[*StatusError](err); ok {
+		switch status := refusal.Status; {
+		case status == http.StatusGatewayTimeout:
+			return jsonrpc.Timeout(x.server.Name)
+		case 400 <= status && status < 499:
+			x.before = x.arrival.header // WWW-Authenticate and Retry-After are for the client
+			httpbody.DropDescription(x.before)
+			return jsonrpc.Refused(x.server.Name, status)
+		}
+	}
+	return jsonrpc.ConnectError(x.server.Name)
+}
+
+// ended notes how an answer of the server has ended.
+func (x *exchange) ended(outline *jsonrpc.Outline) {
+	x.outcome = OutcomeOK
+	if outline == nil {
+		return
+	}
+	if code, ok := outline.ErrorCode(); ok {
+		x.outcome, x.errorCode = outcomeError, code
+	}
+}
+
+// Interface guard
+var _ Handler = (*exchange)(nil)

@@ -1,0 +1,443 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// In time that is not real: two gateways that nobody has named know the same clients.
+// The sessions of those that are forgotten are ended where they are, and no credentials
+// reach a server of the other gateway that happens to have the same name.
+func TestForgottenClientsOfSeveralGateways(t *testing.T) {
+	for _, last := range []bool{false, true} {
+		t.Run(fmt.Sprint("comes last ", last), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				own, foreign := legacyPeer("fs"), legacyPeer("fs")
+				state, generation := NewState(), new(int)
+				of := func(p *peer, id string) *Gateway {
+					made := joining(func(c *Config) { c.Generation, c.Servers[0].ID = generation, id }, p)
+					made.Close()
+					return New(made.config, state)
+				}
+				var one, two *Gateway
+				if last {
+					two, one = of(foreign, "2"), of(own, "1")
+				} else {
+					one, two = of(own, "1"), of(foreign, "2")
+				}
+				g := &front{Gateway: one, t: t, url: "http://gateway.invalid/mcp"}
+				g.serving.Store(one)
+				g.transport = memory{g}
+				defer g.close()
+				defer two.Close()
+				const clients = 3
+				for i := range clients {
+					u := g.modern(t)
+					u.header.Set("Authorization", fmt.Sprint("Bearer ", i))
+					u.call("fs::x")
+				}
+				time.Sleep(2 * idleTime)
+				synctest.Wait()
+				if all := foreign.arrivals; len(all) > 0 {
+					t.Errorf("a server of another gateway got %s with %s", all[0].method(), all[0].Header.Get("Authorization"))
+				}
+				keys := map[string]string{}
+				for _, call := range own.heard("tools/call") {
+					keys[call.session] = call.Header.Get("Authorization")
+				}
+				ended := own.heard("DELETE")
+				if len(ended) != clients {
+					t.Errorf("%d of %d sessions were ended", len(ended), clients)
+				}
+				for _, end := range ended {
+					if got := end.Header.Get("Authorization"); got != keys[end.session] {
+						t.Errorf("the session of %q was ended by %q", keys[end.session], got)
+					}
+				}
+			})
+		})
+	}
+}
+
+// In time that is not real: those who came together are forgotten together. Their
+// sessions are ended a few at a time.
+func TestManyClientsAreForgottenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		ends := &slowEnds{direct: toPeer{p}}
+		g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = ends }, p)
+		defer g.close()
+		const clients = 100
+		for i := range clients {
+			u := g.modern(t)
+			u.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+			u.call("a::x")
+		}
+		time.Sleep(2 * idleTime)
+		synctest.Wait()
+		if n := p.count("DELETE"); n != clients {
+			t.Errorf("%d of %d sessions were ended", n, clients)
+		}
+		if most, places := ends.most.Load(), int32(cap(g.ending)); most > places {
+			t.Errorf("%d at once, there are %d places", most, places)
+		}
+	})
+}
+
+// slowEnds is the way to a server that takes a while to end a session.
+type slowEnds struct {
+	toPeer
+	open, most atomic.Int32
+}
+
+func (s *slowEnds) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+	if r.Method == http.MethodDelete {
+		n := s.open.Add(1)
+		defer s.open.Add(-1)
+		for most := s.most.Load(); n > most && !s.most.CompareAndSwap(most, n); most = s.most.Load() {
+		}
+		time.Sleep(time.Second)
+	}
+	return s.toPeer.Send(h, r, m)
+}
+
+// What proxies and tracing add differs from request to request, and makes nobody another
+// client: it goes on with its calls. Other credentials do.
+func TestHeadersThatDifferFromRequestToRequest(t *testing.T) {
+	same := map[string]bool{}
+	for _, name := range []string{
+		"Cf-Ray", "Cf-Connecting-Ip", "Cdn-Loop", "X-B3-Traceid", "B3", "Sentry-Trace", "X-Datadog-Trace-Id", "X-Cloud-Trace-Context",
+		"X-Correlation-Id", "Request-Id", "X-Amz-Cf-Id", "Uber-Trace-Id", "X-Stainless-Retry-Count", "Idempotency-Key", "True-Client-Ip", "Baggage", "User-Agent",
+	} {
+		same[name] = true
+	}
+	for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Tenant-Id", "X-User-Id", "X-Session", "X-Client-Secret"} {
+		same[name] = false
+	}
+	p := legacyPeer("a").does("tools/call", asking(1))
+	g := newMemory(t, nil, p)
+	defer g.close()
+	for name, goesOn := range same {
+		u := g.modern(t)
+		u.info = fmt.Sprintf(`{"name":%q,"version":"1"}`, name)
+		before := p.count("initialize")
+		u.header.Set(name, "1")
+		in, key := wanted(t, u.call("a::x"))
+		u.header.Set(name, "2")
+		s := u.retry("a::x", in, key, `{"action":"mine"}`)
+		if strings.Contains(s.answer, `"mine"`) != goesOn {
+			t.Errorf("%s: got %s", name, s.body)
+		}
+		if n := p.count("initialize") - before; goesOn && n != 1 || !goesOn && n != 2 {
+			t.Errorf("%s: %d sessions", name, n)
+		}
+	}
+}
+
+// In time that is not real: a server that does not like notifications/initialized is not
+// told again with every request, and holds up nobody.
+func TestServersThatDoNotWantToBeTold(t *testing.T) {
+	refusing := func(status int) script {
+		return func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(status) }
+	}
+	for _, test := range []struct {
+		name   string
+		answer script
+		times  int
+	}{
+		{"400", refusing(400), 1},
+		{"405", refusing(405), 1},
+		{"500, which may pass", refusing(500), 3},
+		{"503, which may pass", refusing(503), 3},
+		{"a response that never ends", func(w http.ResponseWriter, a *incoming) {
+			w.WriteHeader(http.StatusAccepted)
+			_ = http.NewResponseController(w).Flush()
+			<-a.Context().Done()
+		}, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("a").does("notifications/initialized", test.answer)
+				g := newMemory(t, nil, p)
+				defer g.close()
+				u := g.legacy(t)
+				var calls sync.WaitGroup
+				for range 10 {
+					calls.Go(func() {
+						if s := u.call("a::x"); s.code() != 0 {
+							t.Errorf("got %s", s.body)
+						}
+					})
+				}
+				calls.Wait()
+				if n := p.count("notifications/initialized"); n != test.times {
+					t.Errorf("it was told %d times, want %d", n, test.times)
+				}
+			})
+		})
+	}
+}
+
+// Of a request by which a session is ended long after nothing is kept but its headers.
+func TestRequestsThatAreKeptHaveNoBody(t *testing.T) {
+	p := legacyPeer("a")
+	g := newMemory(t, nil, p)
+	defer g.close()
+	u := g.modern(t)
+	u.header.Set("Authorization", "Bearer mine")
+	u.call("a::x")
+	for _, l := range g.known()[0].allLinks() {
+		if l.of == nil || l.of.Header.Get("Authorization") != "Bearer mine" {
+			t.Fatalf("kept %v", l.of)
+		}
+		if l.of.Body != http.NoBody || l.of.GetBody != nil {
+			t.Error("a body is kept")
+		}
+	}
+}
+
+// In time that is not real: a call that has its answer is over, also if its server never
+// ends the stream.
+func TestAnsweredCallsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ended atomic.Bool
+		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			a.finish(w, `{"done":true}`)
+			for range 1_000 {
+				if a.Context().Err() != nil {
+					ended.Store(true)
+					return
+				}
+				a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}`)
+				time.Sleep(time.Second)
+			}
+		})
+		g := newMemory(t, nil, p)
+		defer g.close()
+		if s := g.modern(t).call("a::x"); !strings.Contains(s.answer, `"done":true`) {
+			t.Errorf("got %s", s.body)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if !ended.Load() || len(g.busy) > 0 {
+			t.Errorf("ended: %t; %d clients are busy", ended.Load(), len(g.busy))
+		}
+	})
+}
+
+// Servers that ping take anything but an answer for a client that is dead. Where nobody
+// else answers, we do.
+func TestServersMayPing(t *testing.T) {
+	ping := func(p *peer, method, result string) <-chan string {
+		answer := make(chan string, 1)
+		p.does(method, func(w http.ResponseWriter, a *incoming) {
+			answer <- a.ask(w, `"p"`, "ping", `{}`)
+			if result == "" {
+				<-a.Context().Done()
+				return
+			}
+			a.finish(w, result)
+		})
+		return answer
+	}
+	listen := func(u *user) {
+		u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
+	}
+	for _, test := range []struct {
+		name           string
+		era            mcp.Era
+		method, result string
+		visit          func(u *user)
+	}{
+		{"in a call of a client of the modern era", mcp.Modern, "tools/call", `{"content":[]}`, func(u *user) { u.call("a::x") }},
+		{"on the stream of a client of the modern era", mcp.Modern, "GET", "", listen},
+		{"with a list, to a client of the modern era", mcp.Modern, "tools/list", `{"tools":[]}`, func(u *user) { u.ask("tools/list", "") }},
+		{"with a list, to a client of the legacy era that does not listen", mcp.Legacy, "tools/list", `{"tools":[]}`, func(u *user) { u.ask("tools/list", "") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := legacyPeer("a")
+			answer := ping(p, test.method, test.result)
+			u := newGateway(t, nil, p).user(t, test.era)
+			u.can = `{}`
+			if test.era == mcp.Legacy {
+				u.connect()
+			}
+			test.visit(u)
+			await.Until(t, "it is answered", func() bool { return len(answer) > 0 })
+			if got := <-answer; got != `{"jsonrpc":"2.0","id":"p","result":{}}` {
+				t.Errorf("it was answered %s", got)
+			}
+		})
+	}
+}
+
+// Two processes serve one session of a server, and both have requests of their own in it.
+func TestIDsOfReplicas(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	one, two := newMemory(t, nil, p), newMemory(t, nil, p)
+	defer one.close()
+	defer two.close()
+	u := one.legacy(t)
+	for _, u := range []*user{u, u.at(two), u.at(two), u} {
+		for _, method := range []string{"tools/list", "prompts/list", "resources/list"} {
+			u.ask(method, "")
+		}
+	}
+	seen := map[string]bool{}
+	for _, method := range []string{"initialize", "tools/list", "prompts/list", "resources/list"} {
+		for _, a := range p.heard(method) {
+			if seen[a.id()] {
+				t.Errorf("%s has the id %s of another request", method, a.id())
+			}
+			seen[a.id()] = true
+		}
+	}
+	if n := p.count("initialize"); n != 1 {
+		t.Errorf("initialized %d times", n)
+	}
+}
+
+// A client that gives up while it waits for a server leaves no session at the others.
+func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
+	quick, slow := legacyPeer("a"), legacyPeer("b").does("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+	met := make(chan struct{})
+	g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = meeting{toPeer{quick}, met} }, quick, slow)
+	defer g.close()
+	u := g.user(t, mcp.Legacy)
+	const tries = 3
+	for i := range tries {
+		talk := u.start(http.MethodPost, u.request("1", "initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{}}`))
+		<-met
+		slow.await(t, "initialize", i+1)
+		talk.hangUp()
+	}
+	await.Until(t, "no session is left", func() bool {
+		quick.mu.Lock()
+		defer quick.mu.Unlock()
+		return quick.last == tries && len(quick.alive) == 0
+	})
+}
+
+// meeting is the way to a server of which one hears when it has been met.
+type meeting struct {
+	toPeer
+	met chan<- struct{}
+}
+
+func (m meeting) Send(h *streamable.Reader, r *http.Request, message *jsonrpc.Message) *jsonrpc.Failure {
+	failure := m.toPeer.Send(h, r, message)
+	if r.Method == http.MethodPost && message.Is(jsonrpc.Method, "initialize") {
+		m.met <- struct{}{}
+	}
+	return failure
+}
+
+// A server that does not take the answer to its question is told that the call is over.
+func TestServersThatDoNotTakeAnAnswer(t *testing.T) {
+	p := legacyPeer("a").does("tools/call", asking(1))
+	p.forgotten = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) }
+	g := newMemory(t, nil, p)
+	defer g.close()
+	u := g.modern(t)
+	in, key := wanted(t, u.call("a::x"))
+	p.forget()
+	if s := u.retry("a::x", in, key, `{}`); s.code() == 0 {
+		t.Errorf("got %s", s.body)
+	}
+	call := p.await(t, "tools/call", 1)
+	if cancellation := p.await(t, "notifications/cancelled", 1); !strings.Contains(cancellation.body, `"requestId":`+call.id()) {
+		t.Errorf("got %s", cancellation.body)
+	}
+}
+
+// In time that is not real: calls work although the list of tools never comes.
+func TestCallsDoNotWaitForLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").does("tools/list", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.modern(t)
+		for range 3 {
+			began := time.Now()
+			s := u.call("a::x")
+			if took := time.Since(began); s.code() != 0 || took > time.Second {
+				t.Errorf("got %s after %v", s.body, took)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// A request has one answer, however large the second one is.
+func TestSecondAnswersThatAreLarge(t *testing.T) {
+	large := `{"content":"` + strings.Repeat("x", 2<<20) + `"}`
+	for name, first := range map[string]string{
+		"the only message": "",
+		"in a stream":      `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				if first != "" {
+					a.send(w, first)
+				}
+				a.finish(w, `{"n":1}`)
+				a.finish(w, large)
+			})
+			s := newGateway(t, nil, p).legacy(t).call("a::x")
+			if s.broken != nil || !strings.Contains(s.answer, `"n":1`) || len(s.body) > 1_000 {
+				t.Errorf("got %d bytes: %.100s (%v)", len(s.body), s.body, s.broken)
+			}
+		})
+	}
+}
+
+// In time that is not real: calls whose server is gone leave their places to others.
+func TestPlacesOfCallsThatAreOver(t *testing.T) {
+	for name, end := range map[string]script{
+		"it breaks off": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"it ends":       func(http.ResponseWriter, *incoming) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+					a.send(w, `{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{}}`)
+					time.Sleep(time.Second)
+					end(w, a)
+				})
+				g := newMemory(t, nil, p)
+				defer g.close()
+				u := g.modern(t)
+				var in inputs
+				var key string
+				for range maxHeldOfOne {
+					in, key = wanted(t, u.call("a::x"))
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				g.mu.Lock()
+				held := len(g.held)
+				g.mu.Unlock()
+				if held > 0 {
+					t.Errorf("%d calls are held", held)
+				}
+				if s := u.retry("a::x", in, key, `{}`); s.code() == 0 {
+					t.Errorf("got %s", s.body)
+				}
+				wanted(t, u.call("a::x"))
+			})
+		})
+	}
+}

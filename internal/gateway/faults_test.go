@@ -1,0 +1,775 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// Servers know their clients by headers of their own. Who sends another key is another
+// client; who only sends another trace is not.
+func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
+	for _, header := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "Api-Key", "X-Tenant"} {
+		t.Run(header, func(t *testing.T) {
+			p := legacyPeer("a")
+			p.capabilities = `{"tools":{}}` // so that lists are kept
+			p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+				a.reply(w, `{"tools":[{"name":"of_`+a.Header.Get(header)+`","inputSchema":{}}]}`)
+			})
+			g := newGateway(t, nil, p)
+			for _, key := range []string{"alice", "bob", "alice"} {
+				u := g.modern(t)
+				u.header = http.Header{header: {key}}
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::of_" + key}) {
+					t.Errorf("%s sees %v", key, got)
+				}
+			}
+			if n := p.count("initialize"); n != 2 {
+				t.Errorf("initialized %d times, want 2", n)
+			}
+			sessions := map[string]string{}
+			for _, list := range p.heard("tools/list") {
+				if other, ok := sessions[list.session]; ok && other != list.Header.Get(header) {
+					t.Errorf("two keys in session %s", list.session)
+				}
+				sessions[list.session] = list.Header.Get(header)
+			}
+		})
+	}
+	t.Run("headers that say nothing of a client", func(t *testing.T) {
+		p := legacyPeer("a")
+		g := newGateway(t, nil, p)
+		for i := range 3 {
+			u := g.modern(t)
+			for _, name := range []string{"User-Agent", "Traceparent", "X-Request-Id", "X-Forwarded-For", "Accept-Language", "Cache-Control"} {
+				u.header.Set(name, fmt.Sprint(i))
+			}
+			u.call("a::x")
+		}
+		if n := p.count("initialize"); n != 1 {
+			t.Errorf("initialized %d times, want 1", n)
+		}
+	})
+}
+
+// beside returns an Gateway with a State that others have, too, as gateways without a
+// name on two sites do.
+func beside(state *State, generation any, peers ...*peer) *Gateway {
+	made := joining(nil, peers...)
+	config := made.config
+	made.Close()
+	config.Generation = generation
+	return New(config, state)
+}
+
+// A reload that replaces two gateways at once leaves each with its own streams, in
+// whichever order they come and go. What nobody knows the place of is ended.
+func TestStreamsMoveToTheirOwnGatewayOnly(t *testing.T) {
+	for _, firstComes := range []bool{true, false} {
+		for _, firstGoes := range []bool{true, false} {
+			for _, changed := range []bool{false, true} {
+				t.Run(fmt.Sprint("comes first ", firstComes, ", goes first ", firstGoes, ", changed ", changed), func(t *testing.T) {
+					a, b, c := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
+					say := a.listens()
+					b.listens()
+					before, after := new(int), new(int)
+					g := newGateway(t, func(c *Config) { c.Generation = before }, a)
+					other := beside(g.State, before, b)
+					u := g.legacy(t)
+					u.header = http.Header{"Authorization": {"Bearer for a only"}}
+					stream := u.listen()
+					a.await(t, "GET", 1)
+
+					peers := []*peer{a}
+					if changed {
+						peers = append(peers, c)
+					}
+					var next, otherNext *Gateway
+					if firstComes {
+						next = beside(g.State, after, peers...)
+						otherNext = beside(g.State, after, b)
+					} else {
+						otherNext = beside(g.State, after, b)
+						next = beside(g.State, after, peers...)
+					}
+					old := g.Gateway
+					g.Gateway = next
+					g.serving.Store(next)
+					if firstGoes {
+						old.Close()
+						other.Close()
+					} else {
+						other.Close()
+						old.Close()
+					}
+					defer otherNext.Close()
+					if changed {
+						stream.ended()
+						stream = u.listen()
+						a.await(t, "GET", 2)
+					}
+					await.Until(t, "it is heard", func() bool {
+						say(`{"jsonrpc":"2.0","method":"vendor/a"}`)
+						select {
+						case e := <-stream.events:
+							return e.method() == "vendor/a"
+						default:
+							return false
+						}
+					})
+					if n := b.count("GET") + b.count("initialize"); n > 0 {
+						t.Errorf("a server of the other gateway got %d requests", n)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A gateway that is gone leaves no stream that would be silent for ever.
+func TestStreamsEndWithTheirGateway(t *testing.T) {
+	p := legacyPeer("a")
+	p.listens()
+	g := newGateway(t, nil, p)
+	m := g.modern(t)
+	streams := []*talk{g.legacy(t).listen(), m.open(http.MethodPost, m.request("1", mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))}
+	streams[1].nextOf("notifications/subscriptions/acknowledged")
+	g.Close()
+	for _, stream := range streams {
+		stream.ended()
+	}
+}
+
+// A stream whose request is still on its way when the configuration changes ends up at
+// the new one.
+func TestStreamsThatOpenDuringAReload(t *testing.T) {
+	p := legacyPeer("a")
+	say := p.listens()
+	met, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+		once.Do(func() { close(met); <-goOn })
+		p.initialize(w, a)
+	})
+	g := newGateway(t, nil, p)
+	u := g.modern(t)
+	stream := u.start(http.MethodPost, u.request("1", mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))
+	<-met
+	old := g.Gateway
+	g.replace(nil, p)
+	close(goOn)
+	stream.nextOf("notifications/subscriptions/acknowledged")
+	g.mu.Lock()
+	for s := range g.streams {
+		if s.a.Load() == old {
+			t.Error("a stream listens to servers of a configuration that is gone")
+		}
+	}
+	g.mu.Unlock()
+	await.Until(t, "it is heard", func() bool {
+		say(toolsChanged)
+		select {
+		case e := <-stream.events:
+			return e.method() == "notifications/tools/list_changed"
+		default:
+			return false
+		}
+	})
+}
+
+// In memory: a client that does not read holds up no reload. Were it otherwise, nothing
+// would ever happen again here.
+func TestClientsThatDoNotReadHoldUpNoReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		say := p.listens()
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.legacy(t)
+		response, err := u.do(t.Context(), http.MethodGet, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go say(`{"jsonrpc":"2.0","method":"vendor/x"}`)
+		synctest.Wait() // it is stuck
+		began := time.Now()
+		g.replace(nil, p, legacyPeer("b"))
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if s := g.legacy(t).call("b::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		response.Body.Close()
+	})
+}
+
+// The stream of a call that is resumed stays that, whatever servers come.
+func TestResumedCallsOutliveConfigurations(t *testing.T) {
+	p, other := legacyPeer("a"), legacyPeer("b")
+	goOn := make(chan struct{})
+	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+		a.sendAs(w, "id: 6\n", `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+		<-goOn
+		a.sendAs(w, "id: 7\n", `{"jsonrpc":"2.0","id":1,"result":{}}`)
+	})
+	other.does("GET", func(w http.ResponseWriter, a *incoming) {
+		a.sendAs(w, "id: 1\n", `{"jsonrpc":"2.0","method":"vendor/wrong"}`)
+		<-a.Context().Done()
+	})
+	g := newGateway(t, nil, p)
+	u := g.legacy(t)
+	u.header = http.Header{"Last-Event-Id": {u.event("call/a/5")}}
+	stream := u.listen()
+	if e := stream.next(); e.last != u.event("call/a/6") {
+		t.Errorf("got %+v", e)
+	}
+	g.replace(nil, p, other)
+	close(goOn)
+	if e := stream.next(); e.last != u.event("call/a/7") || !e.isAnswer() {
+		t.Errorf("got %+v", e)
+	}
+	stream.ended()
+	if n := other.count("GET"); n > 0 {
+		t.Errorf("another server was listened to %d times", n)
+	}
+}
+
+// quarrelsome is the way to a server that answers each answer with two more questions.
+type quarrelsome struct {
+	toPeer
+	answers *atomic.Int32
+	hold    chan struct{} // if there is one, answers take until it is closed
+}
+
+func (q quarrelsome) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+	if r.Method != http.MethodPost || !m.IsAnswer() {
+		return q.toPeer.Send(h, r, m)
+	}
+	q.answers.Add(1)
+	if q.hold != nil {
+		<-q.hold
+	}
+	h.Header().Set("Content-Type", "text/event-stream")
+	for i := range 2 {
+		_, _ = fmt.Fprintf(h, "data: {\"jsonrpc\":\"2.0\",\"id\":\"more %d\",\"method\":\"elicitation/create\",\"params\":{}}\n\n", i)
+	}
+	_ = h.Close()
+	return nil
+}
+
+// A refusal is the end of it: what a server asks in answer to one is not refused in turn.
+func TestRefusalsAreNoConversation(t *testing.T) {
+	const questions = 3
+	ask := func(n int) script {
+		return func(w http.ResponseWriter, a *incoming) {
+			for i := range n {
+				a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"elicitation/create","params":{}}`, i))
+			}
+			a.finish(w, `{"done":true}`)
+		}
+	}
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		t.Run(fmt.Sprint("a call of a client of era ", era), func(t *testing.T) {
+			p := legacyPeer("a").does("tools/call", ask(questions))
+			answers := new(atomic.Int32)
+			g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = quarrelsome{toPeer{p}, answers, nil} }, p)
+			u := g.user(t, era)
+			u.can = `{}`
+			if era == mcp.Legacy {
+				u.connect()
+			}
+			if s := u.call("a::x"); !strings.Contains(s.answer, `"done":true`) {
+				t.Errorf("got %s", s.body)
+			}
+			await.Until(t, "the server has its refusals", func() bool { return answers.Load() >= questions })
+			g.passTime(t)
+			if n := answers.Load(); n != questions {
+				t.Errorf("%d refusals of %d questions", n, questions)
+			}
+		})
+	}
+	t.Run("a list", func(t *testing.T) {
+		p := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			a.send(w, `{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{}}`)
+			a.finish(w, `{"tools":[{"name":"x"}]}`)
+		})
+		answers := new(atomic.Int32)
+		g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = quarrelsome{toPeer{p}, answers, nil} }, p)
+		u := g.user(t, mcp.Legacy)
+		u.can = `{}`
+		u.connect()
+		u.ask("tools/list", "")
+		g.passTime(t)
+		if n := answers.Load(); n > 1 {
+			t.Errorf("%d refusals of one question", n)
+		}
+	})
+	t.Run("more questions than there is room for", func(t *testing.T) {
+		p := legacyPeer("a").does("tools/call", ask(10*maxAsides))
+		answers, hold := new(atomic.Int32), make(chan struct{})
+		g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = quarrelsome{toPeer{p}, answers, hold} }, p)
+		u := g.user(t, mcp.Legacy)
+		u.can = `{}`
+		u.connect()
+		call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+		await.Until(t, "all places are taken", func() bool { return answers.Load() == maxAsides })
+		g.passTime(t)
+		if n := answers.Load(); n != maxAsides {
+			t.Errorf("%d refusals at the same time", n)
+		}
+		close(hold)
+		if e := call.nextOf(""); !strings.Contains(e.data, `"done":true`) {
+			t.Errorf("got %s", e.data)
+		}
+	})
+}
+
+// passTime has somebody else ask something that no server hears of.
+func (g *front) passTime(t *testing.T) {
+	t.Helper()
+	for range 20 {
+		if s := g.modern(t).ask("vendor/unknown", ""); s.code() != jsonrpc.CodeMethodNotFound {
+			t.Errorf("got %s", s.body)
+		}
+	}
+}
+
+// A client with something open is remembered, however many others come.
+func TestClientsInUseAreNotForgotten(t *testing.T) {
+	crowd := func(g *front) {
+		for i := range 5 {
+			g.legacy(t)
+			m := g.modern(t)
+			m.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+			m.ask("server/discover", "")
+		}
+	}
+	few := func(c *Config) { c.MaxClients = 1 }
+	t.Run("a question to it", func(t *testing.T) {
+		for name, p := range map[string]*peer{"of the legacy era": legacyPeer("a").does("tools/call", asking(1)), "of the modern era": modernPeer("a").does("tools/call", wanting(1))} {
+			g := newGateway(t, few, p)
+			u := g.legacy(t)
+			call := u.begin("tools/call", `{"name":"a::x"}`)
+			question := call.nextOf("elicitation/create")
+			crowd(g)
+			u.answer(question, `{"action":"mine"}`)
+			if e := call.nextOf(""); !strings.Contains(e.data, `"mine"`) {
+				t.Errorf("of a server %s: got %s", name, e.data)
+			}
+		}
+	})
+	t.Run("a call that it cancels", func(t *testing.T) {
+		p := legacyPeer("a")
+		canceled, release := p.waits()
+		defer release()
+		g := newGateway(t, few, p)
+		u := g.legacy(t)
+		u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::wait","arguments":{"who":"me"}}`))
+		p.await(t, "tools/call", 1)
+		crowd(g)
+		u.tell("notifications/cancelled", `{"requestId":7}`)
+		await.Until(t, "it is canceled", func() bool { return canceled()["me"] })
+	})
+	t.Run("a stream", func(t *testing.T) {
+		p := legacyPeer("a")
+		p.listens()
+		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			a.send(w, `{"jsonrpc":"2.0","method":"vendor/aside"}`)
+			a.finish(w, `{"tools":[]}`)
+		})
+		g := newGateway(t, few, p)
+		u := g.legacy(t)
+		stream := u.listen()
+		crowd(g)
+		u.ask("tools/list", "")
+		stream.nextOf("vendor/aside")
+	})
+	t.Run("a call that waits for it", func(t *testing.T) {
+		g := newGateway(t, few, legacyPeer("a").does("tools/call", asking(1)))
+		u := g.modern(t)
+		in, key := wanted(t, u.call("a::x"))
+		crowd(g)
+		if s := u.retry("a::x", in, key, `{"mine":1}`); !strings.Contains(s.answer, `"mine":1`) {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+// In time that is not real: a server that cannot be listened to just now is tried again,
+// one that has no such stream is not, and neither loses its session by that.
+func TestStreamsThatAreRefused(t *testing.T) {
+	for status, again := range map[int]bool{409: true, 429: true, 408: true, 503: true, 405: false, 404: false, 501: false} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("a")
+				p.does("GET", func(w http.ResponseWriter, a *incoming) {
+					if p.count("GET") < 3 {
+						w.WriteHeader(status)
+						return
+					}
+					a.send(w, `{"jsonrpc":"2.0","method":"vendor/x"}`)
+					<-a.Context().Done()
+				})
+				g := newMemory(t, nil, p)
+				defer g.close()
+				stream := g.legacy(t).listen()
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				switch n := p.count("GET"); {
+				case again && n < 3:
+					t.Errorf("tried %d times", n)
+				case !again && n > 2:
+					t.Errorf("a server without a stream was asked for it %d times", n)
+				}
+				if n := p.count("initialize"); n != 1 {
+					t.Errorf("initialized %d times", n)
+				}
+				if again {
+					stream.nextOf("vendor/x")
+				}
+				stream.hangUp()
+			})
+		})
+	}
+}
+
+// A list that was kept for a while is good for that much less, and one that is empty
+// because a server has nothing of the kind is good for no time, and for nobody else.
+func TestAgeOfListsIsCounted(t *testing.T) {
+	type freshness struct {
+		TTL        *int64 `json:"ttlMs"`
+		CacheScope string
+	}
+	of := func(t *testing.T, s said) (f freshness) {
+		t.Helper()
+		if json.Unmarshal(s.Result, &f) != nil || f.TTL == nil {
+			t.Fatalf("got %s", s.body)
+		}
+		return f
+	}
+	synctest.Test(t, func(t *testing.T) {
+		p := modernPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			a.reply(w, `{"resultType":"complete","tools":[{"name":"x","inputSchema":{}}],"ttlMs":60000,"cacheScope":"public"}`)
+		})
+		p.capabilities = `{"tools":{}}`
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.modern(t)
+		began := time.Now()
+		for range 3 {
+			left := 60_000 - time.Since(began).Milliseconds()
+			if f := of(t, u.ask("tools/list", "")); *f.TTL > left || *f.TTL < 0 {
+				t.Errorf("it is good for %d ms, and %d are left", *f.TTL, left)
+			}
+			time.Sleep(25 * time.Second)
+		}
+		if n := p.count("tools/list"); n != 1 {
+			t.Errorf("asked %d times", n)
+		}
+		if f := of(t, u.ask("prompts/list", "")); *f.TTL != 0 || f.CacheScope != "private" {
+			t.Errorf("nothing is good for %d ms, %s", *f.TTL, f.CacheScope)
+		}
+	})
+	t.Run("of several pages the shortest time counts", func(t *testing.T) {
+		p := modernPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			if a.message.Text(jsonrpc.Cursor) == "" {
+				a.reply(w, `{"resultType":"complete","tools":[{"name":"x"}],"nextCursor":"2","ttlMs":1000,"cacheScope":"private"}`)
+				return
+			}
+			a.reply(w, `{"resultType":"complete","tools":[{"name":"y"}],"ttlMs":600000,"cacheScope":"public"}`)
+		})
+		if f := of(t, newGateway(t, nil, p).modern(t).ask("tools/list", "")); *f.TTL > 1000 || f.CacheScope != "private" {
+			t.Errorf("good for %d ms, %s", *f.TTL, f.CacheScope)
+		}
+	})
+}
+
+// Clients that read an id and write it again may spell it in another way.
+func TestQuestionIDsInAnySpelling(t *testing.T) {
+	spellings := map[string]func(id string) string{
+		"as it is":  func(id string) string { return id },
+		"with less": func(id string) string { return strings.ReplaceAll(id, `\u0026`, "&") },
+		"with &, escaped": func(id string) string {
+			return strings.ReplaceAll(strings.ReplaceAll(id, `\u0026`, "&"), "&", `\u0026`)
+		},
+		"in ASCII": func(id string) string { return strings.ReplaceAll(id, "é", `\u00E9`) },
+	}
+	for name, spell := range spellings {
+		for _, p := range []*peer{legacyPeer("r&d é").does("tools/call", asking(1)), modernPeer("r&d é").does("tools/call", wanting(1))} {
+			t.Run(fmt.Sprint(name, ", server of era ", p.speaks), func(t *testing.T) {
+				u := newGateway(t, nil, p).legacy(t)
+				call := u.begin("tools/call", `{"name":"r&d é::x"}`)
+				question := call.nextOf("elicitation/create")
+				u.post(`{"jsonrpc":"2.0","id":` + spell(question.id()) + `,"result":{"action":"mine"}}`)
+				if e := call.nextOf(""); !strings.Contains(e.data, `"mine"`) {
+					t.Errorf("got %s", e.data)
+				}
+			})
+		}
+	}
+}
+
+// Nothing overtakes notifications/initialized: there are servers that refuse it.
+func TestInitializedComesBeforeCalls(t *testing.T) {
+	p := legacyPeer("a")
+	telling, goOn := make(chan struct{}), make(chan struct{})
+	var told, early atomic.Bool
+	p.does("notifications/initialized", func(w http.ResponseWriter, _ *incoming) {
+		close(telling)
+		<-goOn
+		told.Store(true)
+		w.WriteHeader(http.StatusAccepted)
+	})
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		if !told.Load() {
+			early.Store(true)
+		}
+		a.reply(w, "{}")
+	})
+	g := newGateway(t, nil, p)
+	u := g.modern(t)
+	var talks []*talk
+	begin := func(id string) {
+		talks = append(talks, u.start(http.MethodPost, u.request(id, "tools/call", `{"name":"a::x"}`)))
+	}
+	begin("1")
+	<-telling
+	begin("2")
+	begin("3")
+	g.passTime(t)
+	close(goOn)
+	for _, talk := range talks {
+		talk.nextOf("")
+	}
+	if early.Load() {
+		t.Error("a call came before")
+	}
+	if n := p.count("notifications/initialized"); n != 1 {
+		t.Errorf("it was sent %d times", n)
+	}
+}
+
+// A client that leaves in the middle of the handshake leaves no server half greeted.
+func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		telling := make(chan struct{})
+		var once sync.Once
+		var told, early atomic.Bool
+		p.does("notifications/initialized", func(w http.ResponseWriter, a *incoming) {
+			first := false
+			once.Do(func() { first = true; close(telling) })
+			if first {
+				select {
+				case <-a.Context().Done(): // it went with its client
+					panic(http.ErrAbortHandler)
+				case <-time.After(time.Second): // it outlives it, which is as good
+				}
+			}
+			told.Store(true)
+			w.WriteHeader(http.StatusAccepted)
+		})
+		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			if !told.Load() {
+				early.Store(true)
+			}
+			a.reply(w, "{}")
+		})
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.modern(t)
+		leaving := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+		<-telling
+		leaving.hangUp()
+		if s := u.call("a::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		if early.Load() || !told.Load() {
+			t.Error("a call was made of a server that was never told that its client is ready")
+		}
+	})
+}
+
+// A stranger's 401 says nothing of what a server can speak.
+func TestRefusalsSayNothingOfEras(t *testing.T) {
+	p := newPeer("a")
+	p.speaks = [2]bool{true, true}
+	configure := func(c *Config) { c.Servers[0].Upstream = guarded{toPeer{p}} }
+	g := newGateway(t, configure, p)
+	good := http.Header{"Authorization": {"Bearer good"}}
+	legacy := g.user(t, mcp.Legacy)
+	legacy.header = good
+	legacy.connect()
+	before := p.count("initialize")
+	if s := g.modern(t).call("a::x"); s.code() == 0 {
+		t.Errorf("a stranger got %s", s.body)
+	}
+	u := g.modern(t)
+	u.header = good
+	if s := u.call("a::x"); s.code() != 0 {
+		t.Errorf("got %s", s.body)
+	}
+	if n := p.count("initialize") - before; n > 0 {
+		t.Error("a server of the modern era is spoken to in the other one")
+	}
+}
+
+// guarded is the way to a server that wants a key.
+type guarded struct{ toPeer }
+
+func (g guarded) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+	if r.Header.Get("Authorization") == "Bearer good" {
+		return g.toPeer.Send(h, r, m)
+	}
+	_, _ = io.Copy(io.Discard, r.Body)
+	h.WriteHeader(http.StatusUnauthorized)
+	_ = h.Close()
+	return nil
+}
+
+// Connections to servers that are gone are not kept.
+func TestLinksOfServersThatAreGone(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g := newGateway(t, nil, p)
+	u, m := g.legacy(t), g.modern(t)
+	for i := range 10 {
+		g.replace(func(c *Config) { c.Servers[0].ID = fmt.Sprint("a", i) }, p)
+		for _, u := range []*user{u, m} {
+			if s := u.call("a::x"); s.code() != 0 {
+				t.Errorf("got %s", s.body)
+			}
+		}
+	}
+	for _, c := range g.known() {
+		if n := len(c.allLinks()); n > 2 {
+			t.Errorf("a client has %d links to one server", n)
+		}
+	}
+}
+
+// A call that is being served does not hold up the reload that removes its gateway.
+func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := legacyPeer("a")
+		goOn := make(chan struct{})
+		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			<-goOn
+			a.reply(w, `{"done":true}`)
+		})
+		g := newGateway(t, nil, p)
+		u := g.user(t, era)
+		if era == mcp.Legacy {
+			u.connect()
+		}
+		call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+		p.await(t, "tools/call", 1)
+		ended := make(chan struct{})
+		go func() {
+			g.close()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(await.Patience):
+			t.Errorf("era %d: it waits for a call that is being served", era)
+		}
+		close(goOn)
+		if e := call.nextOf(""); !strings.Contains(e.data, `"done":true`) {
+			t.Errorf("era %d: got %s", era, e.data)
+		}
+		<-ended
+	}
+}
+
+// One request makes no more than so many.
+func TestSubscriptionsOfOneRequest(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := newPeer("a")
+		p.speaks[era] = true
+		p.tells()
+		u := newGateway(t, nil, p).modern(t)
+		var uris []string
+		for i := range 3 * maxSubscriptions {
+			uris = append(uris, string(jsonrpc.Quote(mcp.ResourceURI("a", fmt.Sprint("x://", i)))))
+		}
+		stream := u.start(http.MethodPost, u.request("1", mcp.MethodListen, `{"notifications":{"resourceSubscriptions":[`+strings.Join(uris, ",")+`]}}`))
+		stream.next() // it is acknowledged, or refused
+		stream.hangUp()
+		if n := p.count("resources/subscribe"); n > maxSubscriptions {
+			t.Errorf("era %d: %d requests to the server", era, n)
+		}
+		for _, a := range p.heard(mcp.MethodListen) {
+			if n := strings.Count(a.body, "x://"); n > maxSubscriptions {
+				t.Errorf("era %d: %d subscriptions", era, n)
+			}
+		}
+	}
+}
+
+// A session ends while its calls find that their server has forgotten them, and meet it
+// anew. Under the race detector, too.
+func TestSessionsThatEndDuringCalls(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.mu.Lock()
+		delete(p.alive, a.session)
+		p.mu.Unlock()
+		p.forgotten(w, a)
+	})
+	g := newGateway(t, nil, p)
+	for range 20 {
+		u := g.legacy(t)
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() { u.post(u.request(fmt.Sprint(100+i), "tools/call", `{"name":"a::x"}`)) })
+		}
+		response, err := u.do(context.Background(), http.MethodDelete, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		all.Wait()
+	}
+	await.Until(t, "no session is left at the server", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.alive) == 0
+	})
+}
+
+// A call that is still open when its session ends begins no other one, which nobody
+// would end.
+func TestSessionsThatHaveEndedAreNotBegunAnew(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.await(t, "DELETE", 1)
+		p.forgotten(w, a)
+	})
+	u := newGateway(t, nil, p).legacy(t)
+	call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+	p.await(t, "tools/call", 1)
+	response, err := u.do(context.Background(), http.MethodDelete, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	call.ended()
+	if n := p.count("initialize"); n != 1 {
+		t.Errorf("initialized %d times", n)
+	}
+}

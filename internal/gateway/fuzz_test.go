@@ -1,0 +1,256 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A page of a list becomes the items that encoding/json finds in it, each under the name
+// that clients know it by and otherwise as it was.
+func FuzzListing(f *testing.F) {
+	for _, page := range []string{
+		`{"tools":[{"name":"a","inputSchema":{"x":1.0}},{"name":"\u0062"},{"name":"a"},{"name":7},{}],"nextCursor":"c","ttlMs":5,"cacheScope":"public"}`,
+		// A cacheScope that is not a string ended the process.
+		`{"tools":[],"cacheScope":1}`, `{"tools":[],"cacheScope":{},"ttlMs":-1,"nextCursor":null}`,
+		`{"tools":{}}`, `{"tools":[]}`, `{"tools":[[{"name":"a"}]]}`, `{"tools":[{"name":"a","name":"b"}]}`,
+		`{"prompts":[{"name":"p","arguments":[]}]}`, `{"resources":[{"uri":"x://é","name":"n"}]}`, `{"resourceTemplates":[{"uriTemplate":"x://{y}"}]}`, `{"tasks":[{"taskId":"1"}]}`,
+		`{"tools":[{"inputSchema":{"properties":{"a":{"x-mcp-header":"A"}}},"name":"t"}]}`, `{"Tools":[{"name":"a"}]}`, `{}`, `[]`, `{"tools":[{"name":"` + strings.Repeat("long", 30) + `"}]}`,
+	} {
+		for k := range kindCount {
+			f.Add([]byte(page), uint8(k))
+		}
+	}
+	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
+	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
+		k := kind(which) % kindCount
+		b := &builder{a: a, server: a.config.Servers[0], kind: k, list: new(listing), seen: map[string]bool{}}
+		failure := b.add(page)
+		if !json.Valid(page) && failure == nil {
+			t.Fatalf("%q was taken", page)
+		}
+		if failure != nil || jsontest.Repeats(page) {
+			return
+		}
+		var result map[string]json.RawMessage
+		var items []json.RawMessage
+		if json.Unmarshal(page, &result) != nil || json.Unmarshal(result[kinds[k].member], &items) != nil {
+			t.Fatalf("%q was taken", page)
+		}
+		var wanted []any
+		seen := map[string]bool{}
+		for _, raw := range items {
+			item, _ := jsontest.Value(raw).(map[string]any)
+			name, isText := item[kinds[k].key].(string)
+			if !isText || seen[name] {
+				continue
+			}
+			seen[name] = true
+			item[kinds[k].key] = a.shown("a", k, name)
+			wanted = append(wanted, item)
+		}
+		list := b.done()
+		if len(list.ends) != len(wanted) || len(list.names) != len(wanted) {
+			t.Fatalf("%q has %d items, want %d", page, len(list.ends), len(wanted))
+		}
+		for i := range wanted {
+			got := jsontest.Value(list.item(i)).(map[string]any)
+			if !reflect.DeepEqual(got, wanted[i]) || got[kinds[k].key] != list.names[i] {
+				t.Fatalf("%q: item %d is %s, called %q", page, i, list.item(i), list.names[i])
+			}
+			if original, short := list.short[list.names[i]]; short && a.shown("a", k, original) != list.names[i] {
+				t.Fatalf("%q stands for %q", list.names[i], original)
+			}
+		}
+		if all := append(append([]byte{'['}, list.from(0, len(wanted))...), ']'); !json.Valid(all) {
+			t.Fatalf("%q is listed as %q", page, all)
+		}
+		var cursor string
+		_ = json.Unmarshal(result["nextCursor"], &cursor)
+		if b.cursor != cursor {
+			t.Fatalf("%q goes on at %q", page, b.cursor)
+		}
+		if string(result["cacheScope"]) != `"public"` && result["cacheScope"] != nil && !b.fresh.private {
+			t.Fatalf("%q is for everybody", page)
+		}
+	})
+}
+
+// A session id that somebody has changed in any way is none. What is sealed for another
+// purpose is none either.
+func FuzzSession(f *testing.F) {
+	a := joining(nil)
+	// Its last character has unused bits.
+	good := a.sealed(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: hasTools}}})
+	whole := uint(len(good))
+	f.Add(uint(0), uint(0), "")
+	f.Add(whole-1, uint(1), "B")
+	f.Add(whole, uint(0), "=")
+	f.Add(whole/2, uint(0), "\n") // a second spelling of a session id kept the session alive after its end
+	f.Add(whole/2, uint(0), " ")
+	f.Add(uint(0), whole, "e30")
+	f.Add(uint(0), whole, strings.Repeat("A", 40))
+	f.Add(uint(3), uint(1), "+")
+	for i := range uint(64) { // and so did other values of the unused bits
+		f.Add(whole-1, uint(1), string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[i]))
+	}
+	f.Fuzz(func(t *testing.T, at, cut uint, put string) {
+		at %= whole + 1
+		cut = min(cut, whole-at)
+		id := good[:at] + put + good[at+cut:]
+		opened, ok := a.opened(id)
+		if ok != (id == good) || ok && opened.Identity != "ann" {
+			t.Fatalf("%q was opened: %+v", id, opened)
+		}
+		if _, ok := a.openBytes("call", id); ok {
+			t.Fatalf("%q was opened as a call", id)
+		}
+		// Whatever is inside, if only we have sealed it.
+		if inside, ok := a.opened(a.sealBytes("session", []byte(put))); ok && !json.Valid(inside.Hello) && inside.Hello != nil {
+			t.Fatalf("%q was opened: %+v", put, inside)
+		}
+	})
+}
+
+// An answer reaches clients with the names that they know and is otherwise the same.
+func FuzzRewritten(f *testing.F) {
+	for _, answer := range []string{
+		`{"id":1,"result":{"contents":[{"uri":"x:\/\/a", "text":"x"},{"blob":"","uri":"x://\u00e9"}]}}`, `{"result":{"content":[{"uri":"a:b"},{"resource":{"uri":"c:d"}},{"uri":1}],"uri":"e:f"}}`,
+		`{"result":{"messages":[{"content":{"uri":"a:b"}},{"content":{"resource":{"uri":"c:d"}}}]}}`, `{"error":{"data":{"uri":"a:b"}}}`, `{"result":{"task":{"taskId":"1"},"taskId":"2"}}`,
+		`{"result":{"contents":{"a":{"uri":"x:y"}},"taskId":7.0}}`, `{"result":{"contents":[{"uri":"x:y","uri":"z:w"}]}}`, `{"result":{"contents":[{"uri":"x:y"}`, `{"result":{"contents":[{"uri":""}]}}`,
+	} {
+		f.Add([]byte(answer))
+	}
+	a := joining(nil, legacyPeer("a"), legacyPeer("b"))
+	l := &link{server: "a"}
+	places := [][]string{{"result", "contents", "*", "uri"}, {"result", "content", "*", "uri"}, {"result", "content", "*", "resource", "uri"}, {"result", "messages", "*", "content", "uri"},
+		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "task", "taskId"}, {"result", "taskId"}}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		before := bytes.Clone(raw)
+		got := l.rewritten(a, raw)
+		if !bytes.Equal(raw, before) {
+			t.Fatalf("%q has changed", before)
+		}
+		if !json.Valid(raw) || jsontest.Repeats(raw) {
+			if !json.Valid(raw) && !bytes.Equal(got, raw) {
+				t.Fatalf("%q became %q", raw, got)
+			}
+			return
+		}
+		changed := false
+		var rename func(v any, path []string) any
+		rename = func(v any, path []string) any {
+			if len(path) == 0 {
+				name, isText := v.(string)
+				if !isText {
+					return v
+				}
+				changed = true
+				place, _ := json.Marshal(map[string]string{"server": "a", "uri": name})
+				return "proxy://resource/" + base64.RawURLEncoding.EncodeToString(place)
+			}
+			switch v := v.(type) {
+			case map[string]any:
+				for key, value := range v {
+					if path[0] == "*" || path[0] == key {
+						v[key] = rename(value, path[1:])
+					}
+				}
+			case []any:
+				for i, value := range v {
+					if path[0] == "*" {
+						v[i] = rename(value, path[1:])
+					}
+				}
+			}
+			return v
+		}
+		want := jsontest.Value(raw)
+		for _, path := range places {
+			if path[len(path)-1] == "uri" {
+				want = rename(want, path)
+			} else {
+				want = retask(want, path, &changed)
+			}
+		}
+		if !reflect.DeepEqual(plain(jsontest.Value(got)), plain(want)) || !changed && !bytes.Equal(got, raw) {
+			t.Fatalf("%q became %q, want %q", raw, got, want)
+		}
+	})
+}
+
+// retask puts the server before the id of a task.
+func retask(v any, path []string, changed *bool) any {
+	object, _ := v.(map[string]any)
+	value, has := object[path[0]]
+	switch id, isText := value.(string); {
+	case !has:
+	case len(path) > 1:
+		object[path[0]] = retask(value, path[1:], changed)
+	case isText:
+		object[path[0]] = "a::" + id
+		*changed = true
+	}
+	return v
+}
+
+// plain takes URIs of the gateway apart: there are several ways to write one.
+func plain(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for key := range v {
+			v[key] = plain(v[key])
+		}
+	case []any:
+		for i := range v {
+			v[i] = plain(v[i])
+		}
+	case string:
+		if server, uri, err := mcp.ParseURI(v); err == nil && strings.HasPrefix(v, "proxy://resource/") {
+			return []any{server, uri}
+		}
+	}
+	return v
+}
+
+// antiquated takes what the modern era has put into a request out of it, and nothing else.
+func FuzzAntiquated(f *testing.F) {
+	for _, body := range []string{
+		`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"x","a":1.0 , "io.modelcontextprotocol\/clientInfo":{}}}}`, `{"params":{"_meta":{"io.modelcontextprotocol/x":1}}}`,
+		`{"params":{"_meta":{ }}}`, `{"params":{"_meta":[]}}`, `{"params":{"_meta":{"a":1,"b":2,"a":3}}}`, `{}`,
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got := antiquated(body)
+		if !json.Valid(body) || jsontest.Repeats(body) {
+			if !json.Valid(body) && !bytes.Equal(got, body) {
+				t.Fatalf("%q became %q", body, got)
+			}
+			return
+		}
+		want := jsontest.Value(body)
+		top, _ := want.(map[string]any)
+		params, _ := top["params"].(map[string]any)
+		meta, _ := params["_meta"].(map[string]any)
+		switch top["id"].(type) {
+		case nil, string, json.Number:
+		default:
+			return // no message
+		}
+		for key := range meta {
+			if strings.HasPrefix(key, "io.modelcontextprotocol/") {
+				delete(meta, key)
+			}
+		}
+		if !reflect.DeepEqual(jsontest.Value(got), want) {
+			t.Fatalf("%q became %q", body, got)
+		}
+	})
+}

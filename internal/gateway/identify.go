@@ -1,0 +1,141 @@
+package gateway
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A Peer is what Caddy knows of the sender of a request.
+type Peer struct {
+	User    string // as a handler in front of the gateway has authenticated it
+	Trusted string // identity of the command that has started this process; "" for others
+	Address string // of its machine
+	Path    string // of the request, as the client has sent it
+}
+
+// authenticate finds out who the client is, before anything else is done for it (A30), and
+// reads what it posts. unread is what is wrong with that; only a client that is let in gets
+// to know it.
+//
+// Credentials in headers come first. Without good ones, no more of the body is read than
+// the Authenticator needs, and nothing of it for an address that has used up its budget.
+func (q *Request) authenticate() (unread, failure *jsonrpc.Failure) {
+	g, post := q.g, q.r.Method == http.MethodPost
+	known := q.knownToCaddy()
+	var needed int64 // bytes of the body, to know more
+	var reason error
+	if !known {
+		if post {
+			needed = g.config.Auth.BodyNeeded(q.r)
+		}
+		known, reason = q.identify(needed == 0, nil, "")
+	}
+	switch {
+	case !known && needed == 0:
+		return nil, q.refuse(reason)
+	case !known:
+		if wait := q.exhausted(); wait > 0 {
+			return nil, q.rateLimited(wait, errTooManyGuesses)
+		}
+		unread = q.read(min(needed, g.config.RequestLimit), g.unknown)
+		if unread != nil && !q.readEnough(needed) {
+			return nil, unread
+		}
+	case post:
+		unread = q.read(g.config.RequestLimit, g.bodies)
+	}
+	token := q.message.Text(jsonrpc.AuthToken)
+	if known && (token == "" || g.config.Auth == nil) {
+		return unread, nil
+	}
+	body := q.message.Raw
+	if known, reason = q.identify(true, body, token); !known {
+		return unread, q.refuse(reason)
+	}
+	q.held.release()
+	if !q.held.take(g.bodies, q.bodyOwner(), int64(len(body))) {
+		return q.busy(), nil
+	}
+	return unread, nil
+}
+
+// readEnough reports whether as much of the body was read as the Authenticator needs, or as
+// a message with credentials in it can have.
+func (q *Request) readEnough(needed int64) bool {
+	return q.message.Raw != nil || needed < q.g.config.RequestLimit
+}
+
+// knownToCaddy identifies a client without the Authenticator, and reports whether it could:
+// Caddy has authenticated it and a client's match names it, or there is no Authenticator.
+func (q *Request) knownToCaddy() bool {
+	user := q.peer.User
+	switch c := q.g.rules.byIdentity[user]; {
+	case q.peer.Trusted != "":
+		q.caller = q.g.rules.caller(q.peer.Trusted)
+	case q.g.config.Auth == nil, user != "" && c != nil && slices.Contains(c.Match, user):
+		q.caller = q.g.rules.caller(user)
+	default:
+		return false
+	}
+	return true
+}
+
+// identify asks the Authenticator who the client is.
+func (q *Request) identify(bodyRead bool, body []byte, token string) (known bool, reason error) {
+	identity, err := q.g.config.Auth.Authenticate(q.r, bodyRead, body, token)
+	if identity == "" {
+		return false, err
+	}
+	q.caller = q.g.rules.caller(identity)
+	return true, nil
+}
+
+// refuse refuses a client that could not be identified. It takes from the budget of the
+// client's address, so that nobody can guess for long.
+func (q *Request) refuse(reason error) *jsonrpc.Failure {
+	status := q.g.config.Auth.Challenge(q.w.Header(), q.r, reason)
+	if reason == nil {
+		reason = errNoCredentials
+	}
+	q.caller = q.g.rules.caller("")
+	if wait, ok := q.takeAs(mcp.Target{}, true); !ok {
+		return q.rateLimited(wait, reason)
+	}
+	return q.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
+}
+
+// exhausted returns how long the address of an unidentified client has to wait before its
+// credentials are looked at again.
+func (q *Request) exhausted() time.Duration {
+	q.caller = q.g.rules.caller("")
+	limits := q.limitsFor(nil, mcp.Target{}, true)
+	if len(limits) == 0 {
+		return 0
+	}
+	return q.g.buckets.Wait(q.budget(), limits)
+}
+
+// rateLimited refuses an unidentified client for a while.
+func (q *Request) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
+	q.w.Header().Set("Retry-After", retryAfter(wait))
+	return q.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)
+}
+
+var (
+	errNoCredentials  = errors.New("no credentials")
+	errTooManyGuesses = errors.New("too many requests without good credentials from this address")
+)
+
+// stripCredentials removes from a request what the client authenticates with. Servers do not
+// see it unless they are configured to.
+func (g *Gateway) stripCredentials(header http.Header) {
+	dropHeaders(header, credentials)
+	for _, name := range g.credentials {
+		header.Del(name)
+	}
+}

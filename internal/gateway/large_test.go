@@ -1,0 +1,194 @@
+package gateway
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// largeResult returns a result that names resources before, amid and after much text.
+func largeResult(size int) string {
+	var b strings.Builder
+	b.WriteString(`{"content":[{"type":"resource_link","uri":"x://first","name":"a"}`)
+	for i := 0; b.Len() < size; i++ {
+		fmt.Fprintf(&b, `,{"type":"text","text":%q,"uri2":"x://not"},{"type":"resource","resource":{"uri":"x:\/\/n\u00e9%d","text":"y"}}`, strings.Repeat("text ", 1000), i)
+	}
+	b.WriteString(`], "n":12345678901234567890123, "structuredContent":{"uri":"x://stays","contents":[{"uri":"x://stays"}]},"_meta":{"k":"v"}}`)
+	return b.String()
+}
+
+// Large answers come as small ones would, if these could be so large.
+func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
+	result := largeResult(3 << 20)
+	want := string((&link{server: "a"}).rewritten(joining(nil, newPeer("a")), []byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
+	if !strings.Contains(want, mcp.ResourceURI("a", "x://first")) || strings.Contains(want, `"x://first"`) {
+		t.Fatal("nothing is rewritten")
+	}
+	send := map[string]func(w http.ResponseWriter, head, text string){
+		"JSON": func(w http.ResponseWriter, _, text string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, text)
+		},
+		"JSON in small pieces": func(w http.ResponseWriter, _, text string) {
+			w.Header().Set("Content-Type", "application/json")
+			for text != "" {
+				n := min(1021, len(text))
+				_, _ = io.WriteString(w, text[:n])
+				text = text[n:]
+			}
+		},
+		"an event": func(w http.ResponseWriter, head, text string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, head+"data: "+text+"\n\n")
+		},
+		"an event of many lines": func(w http.ResponseWriter, head, text string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, head+"data: "+strings.ReplaceAll(text, `,{"type"`, ",\r\ndata: {\"type\"")+"\r\n\r\n")
+		},
+		"after a notification": func(w http.ResponseWriter, head, text string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\n")
+			_, _ = io.WriteString(w, head+"data: "+text+"\n\n")
+		},
+	}
+	for name, send := range send {
+		for _, pair := range [][2]mcp.Era{{mcp.Legacy, mcp.Legacy}, {mcp.Modern, mcp.Modern}, {mcp.Legacy, mcp.Modern}} {
+			t.Run(fmt.Sprint(name, pair), func(t *testing.T) {
+				p := newPeer("a")
+				p.speaks[pair[1]] = true
+				p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+					send(w, "id: 9\n", `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
+				})
+				g := newGateway(t, nil, p)
+				u := g.user(t, pair[0])
+				if pair[0] == mcp.Legacy {
+					u.connect()
+				}
+				u.last.Store(0)
+				s := u.call("a::x")
+				if s.broken != nil || strings.ReplaceAll(s.answer, `, {"type"`, `,{"type"`) != want { // line breaks become spaces
+					t.Errorf("%v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
+				}
+				if n := len(s.events); n > 0 && !strings.HasPrefix(s.events[n-1].last, "call/a/9.") {
+					t.Errorf("got id %q", s.events[n-1].last)
+				}
+				u.accept = "application/json"
+				u.last.Store(0)
+				if s := u.call("a::x"); strings.ReplaceAll(s.answer, "\n", "") != want {
+					t.Errorf("without event streams: %v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
+				}
+			})
+		}
+	}
+}
+
+// A client must not take half an answer for a whole one.
+func TestLargeAnswersThatBreakOff(t *testing.T) {
+	result := largeResult(2 << 20)
+	for _, contentType := range []string{"application/json", "text/event-stream"} {
+		for name, abort := range map[string]bool{"breaks off": true, "just ends": false} {
+			for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+				t.Run(fmt.Sprint(contentType, " ", name, server), func(t *testing.T) {
+					p := newPeer("a")
+					p.speaks[server] = true
+					p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+						w.Header().Set("Content-Type", contentType)
+						if contentType != "application/json" {
+							_, _ = io.WriteString(w, "data: ")
+						}
+						_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result[:3<<19])
+						if abort {
+							panic(http.ErrAbortHandler)
+						}
+					})
+					g := newGateway(t, nil, p)
+					u := g.legacy(t)
+					if s := u.call("a::x"); s.broken == nil {
+						t.Errorf("the client got %d bytes and thinks that is all", len(s.body))
+					}
+					if s := u.ask("ping", ""); s.code() != 0 || s.broken != nil {
+						t.Errorf("afterwards: %+v", s)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What is no answer can be large, too.
+func TestLargeNotifications(t *testing.T) {
+	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` + strings.Repeat("x", 2*streamable.MaxHeld) + `"}}`
+	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		a.send(w, note)
+		a.finish(w, "{}")
+	})
+	u := newGateway(t, nil, p).legacy(t)
+	if s := u.call("a::x"); len(s.events) != 2 || len(s.events[0].data) < len(note) || string(s.Result) != "{}" {
+		t.Errorf("got %d %.300s", s.status, s.body)
+	}
+}
+
+// The answer to another request is none, however large it is.
+func TestLargeAnswersToOthers(t *testing.T) {
+	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		a.send(w, `{"jsonrpc":"2.0","id":"another","result":{"t":"`+strings.Repeat("x", streamable.MaxHeld)+`"}}`)
+		a.finish(w, `{"mine":true}`)
+	})
+	g := newGateway(t, nil, p)
+	u := g.legacy(t)
+	s := u.call("a::x")
+	if strings.Contains(s.body, "another") {
+		t.Errorf("it was passed on: %.200s", s.body)
+	}
+	if s.Error == nil && string(s.Result) != `{"mine":true}` {
+		t.Errorf("got %.200s", s.answer)
+	}
+}
+
+func TestWrongAnswers(t *testing.T) {
+	tests := []struct {
+		name        string
+		status      int
+		contentType string
+		body        string // ID stands for the id
+		symbol      string // none: the error is that of the server
+		code        int
+	}{
+		{"500 and HTML", 500, "text/html", "<h1>", "http_error", 0},
+		{"401", 401, "", "", "http_error", 0},
+		{"302", 302, "", "", "http_error", 0},
+		{"200 and HTML", 200, "text/html", "<h1>", "invalid_json", 0},
+		{"200 and nothing", 200, "application/json", "", "invalid_response", 0},
+		{"a batch", 200, "application/json", `[{"jsonrpc":"2.0","id":ID,"result":{}}]`, "invalid_json", 0},
+		{"an error, id null", 200, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}`, "", -1},
+		{"an error without an id", 500, "application/json", `{"jsonrpc":"2.0","error":{"code":-1,"message":"m"}}`, "", -1},
+		{"an error", 500, "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"m"}}`, "", -1},
+		{"a request in place of an answer", 200, "application/json", `{"jsonrpc":"2.0","method":"n"}`, "invalid_response", 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				w.Header().Set("Content-Type", tt.contentType)
+				w.WriteHeader(tt.status)
+				_, _ = io.WriteString(w, strings.ReplaceAll(tt.body, "ID", a.id()))
+			})
+			g := newGateway(t, nil, p)
+			u := g.legacy(t)
+			s := u.call("a::x")
+			var m jsonrpc.Message
+			if failure := m.Read([]byte(s.answer)); failure != nil || !m.IsAnswer() || string(m.Literal(jsonrpc.ID)) != strconv.FormatInt(u.last.Load(), 10) {
+				t.Fatalf("got %d %s", s.status, s.body)
+			}
+			if s.symbol() != tt.symbol || tt.code != 0 && s.code() != tt.code || s.status != 200 {
+				t.Errorf("got %d %s", s.status, s.body)
+			}
+		})
+	}
+}

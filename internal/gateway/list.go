@@ -1,0 +1,291 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+const (
+	// maxPages is how many pages of a list a server may have.
+	maxPages = 10_000
+	// maxListing is how many bytes the list of a server may have.
+	maxListing = 16 << 20
+	// failurePause is how long a list is not asked for again that could not be had.
+	failurePause = 5 * time.Second
+)
+
+// listing returns what the server of a link has of a kind: from memory as long as it
+// is good, else by asking. Nothing, if the server has none.
+func (l *link) listing(ctx context.Context, q *Request, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	if list, fresh, ok := l.remembered(q.g, k); ok {
+		return list, fresh, nil
+	}
+	if failure := l.open(ctx, q.g, q.r); failure != nil {
+		return nil, freshness{}, failure
+	}
+	if _, can := l.state(); can&kinds[k].needs == 0 {
+		return nothing, freshness{none: true}, nil
+	}
+	view := q.g.view(l.client.identity)
+	l.mu.Lock()
+	changes, failed := l.lists[k].changes, l.lists[k].failed
+	l.mu.Unlock()
+	if time.Since(failed) < failurePause {
+		return nil, freshness{}, jsonrpc.ConnectError(l.server)
+	}
+	fetching, cancel := context.WithTimeout(ctx, q.g.config.JoinTimeout)
+	defer cancel()
+	list, fresh, failure := l.fetch(fetching, q, k)
+	var key listKey
+	if failure == nil && k != tasks { // which are not remembered
+		key, list = q.g.shelf.put(l.id, list)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := &l.lists[k]
+	switch {
+	case failure != nil && ctx.Err() == nil:
+		c.failed = time.Now()
+	case failure == nil && c.changes == changes:
+		c.key, c.fresh, c.view, c.failed = key, fresh, view, time.Time{}
+	}
+	return list, fresh, failure
+}
+
+// unchangedTime is how long a list is taken for the same that a server of the legacy era
+// says never changes. It may be another server by then.
+const unchangedTime = 30 * time.Second
+
+// remembered returns a list that is still good.
+func (l *link) remembered(a *Gateway, k kind) (*listing, freshness, bool) {
+	view := a.view(l.client.identity)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := &l.lists[k]
+	if !l.ready || c.key == (listKey{}) || c.view != view {
+		return nil, freshness{}, false
+	}
+	told := l.hearing[k] > 0 // we would have heard of a change, or of the end of the server
+	if l.era == mcp.Modern {
+		told = told && l.can&kinds[k].changes != 0
+	}
+	if !told && !time.Now().Before(c.fresh.until) {
+		return nil, freshness{}, false
+	}
+	list := a.shelf.get(c.key)
+	return list, c.fresh, list != nil
+}
+
+// changed notes that a list of the server is no longer what it was.
+func (l *link) changed(notice string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k := range kinds {
+		if kinds[k].notice == notice {
+			l.lists[k].changes++
+			l.lists[k].key, l.lists[k].failed = listKey{}, time.Time{}
+		}
+	}
+}
+
+// forget forgets lists. The caller holds the lock.
+func (l *link) forget(lists ...kind) {
+	for _, k := range lists {
+		l.lists[k] = cached{changes: l.lists[k].changes + 1}
+	}
+}
+
+// fetch asks for all pages of a list (A21).
+func (l *link) fetch(ctx context.Context, q *Request, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	era, can := l.state()
+	b := &builder{a: q.g, server: q.g.of(l), kind: k, list: new(listing), seen: map[string]bool{}}
+	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
+	cursors := map[string]bool{}
+	var params []byte
+	for range maxPages {
+		result, failure := l.request(ctx, q.g, q.r, kinds[k].method, params)
+		if failure == nil {
+			failure = b.add(result)
+		}
+		if failure != nil {
+			return nil, freshness{}, failure
+		}
+		switch {
+		case b.joined.Len() > maxListing:
+			return nil, freshness{}, streamable.TooLarge(l.server, maxListing)
+		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
+			if era == mcp.Legacy && can&kinds[k].changes == 0 {
+				b.fresh.until = time.Now().Add(unchangedTime)
+			}
+			list := b.done()
+			return list, b.fresh, nil
+		}
+		cursors[b.cursor] = true
+		params = slices.Concat([]byte(`{"cursor":`), jsonrpc.Quote(b.cursor), []byte("}"))
+	}
+	return nil, freshness{}, jsonrpc.InvalidResponse(l.server)
+}
+
+// listings returns what all servers have of a kind, in their order. Those that fail
+// are left out (A22).
+func (q *Request) listings(k kind) ([]*listing, freshness) {
+	servers := q.g.seen(q.caller.identity)
+	if k == tasks && len(q.g.config.Clients) > 0 {
+		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !q.g.allowsUnknown(q.caller.identity, s) })
+	}
+	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
+	var asking errgroup.Group
+	asking.SetLimit(maxFanOut)
+	for i, s := range servers {
+		l := q.client.link(s)
+		var ok bool
+		if all[i], fresh[i], ok = l.remembered(q.g, k); ok {
+			continue
+		}
+		asking.Go(func() error {
+			var failure *jsonrpc.Failure
+			all[i], fresh[i], failure = l.listing(q.r.Context(), q, k)
+			if failure != nil && q.r.Context().Err() == nil {
+				q.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
+					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
+			}
+			return nil
+		})
+	}
+	_ = asking.Wait()
+	together := freshness{none: true}
+	for i := range all {
+		switch {
+		case all[i] == nil:
+			all[i] = nothing
+			fresh[i] = freshness{private: true} // it may come back at any time
+		case fresh[i].none:
+			continue
+		}
+		left := max(0, min(fresh[i].ttl, time.Until(fresh[i].until)))
+		if together.none || left < together.ttl {
+			together.ttl = left
+		}
+		together.private = together.private || fresh[i].private
+		together.none = false
+	}
+	together.private = together.private || together.none || len(q.g.config.Clients) > 0 // it may depend on who asks
+	return all, together
+}
+
+// list answers with a page of what all servers have of a kind (A18).
+func (q *Request) list(k kind) *jsonrpc.Failure {
+	offset, limit, failure := q.page()
+	if failure != nil {
+		return failure
+	}
+	var all []*listing
+	fresh := freshness{private: true}
+	if k != tools || !q.g.config.Discovery {
+		all, fresh = q.listings(k)
+	}
+	if own := q.g.own.list(k, q.caller.identity); own != nil {
+		all = append(all, own)
+	}
+	total, size := 0, 0
+	for _, l := range all {
+		total += len(l.ends)
+		size += len(l.joined) + 1
+	}
+	end := total
+	if limit > 0 && limit < total-offset {
+		end = offset + limit
+		size = size/total*limit + 1<<10
+	}
+	answer := borrowAnswer(size)
+	defer giveBackAnswer(answer)
+	b := append(*answer, `{"jsonrpc":"2.0","id":`...)
+	b = append(b, q.message.Literal(jsonrpc.ID)...)
+	b = append(b, `,"result":{`...)
+	if q.era == mcp.Modern {
+		b = append(b, q.g.signature("complete")...)
+		b = append(b, ',')
+	}
+	b = append(b, '"')
+	b = append(b, kinds[k].member...)
+	b = append(b, `":[`...)
+	at := 0
+	for _, l := range all {
+		items := l.from(min(max(offset-at, 0), len(l.ends)), min(max(end-at, 0), len(l.ends)))
+		if at += len(l.ends); len(items) == 0 {
+			continue
+		}
+		if b[len(b)-1] != '[' {
+			b = append(b, ',')
+		}
+		b = append(b, items...)
+	}
+	b = append(b, ']')
+	if end < total {
+		b = append(b, `,"nextCursor":"`...)
+		b = append(b, mcp.Cursor(end)...)
+		b = append(b, '"')
+	}
+	if q.era == mcp.Modern {
+		b = append(b, fresh.members()...)
+	}
+	*answer = append(b, "}}"...)
+	q.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
+	return nil
+}
+
+// members returns what a result of the modern era says of how long it is good.
+func (f freshness) members() []byte {
+	scope := "public"
+	if f.private {
+		scope = "private"
+	}
+	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%q`, f.ttl.Milliseconds(), scope)
+}
+
+// answers are kept between lists: those of a thousand tools have hundreds of kilobytes.
+var answers = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxKept is how large an answer may be to be kept.
+const maxKept = 1 << 20
+
+func borrowAnswer(size int) *[]byte {
+	b := answers.Get().(*[]byte)
+	*b = slices.Grow((*b)[:0], size+512)
+	return b
+}
+
+func giveBackAnswer(b *[]byte) {
+	if cap(*b) <= maxKept {
+		answers.Put(b)
+	}
+}
+
+// page returns which items are asked for.
+func (q *Request) page() (offset, limit int, failure *jsonrpc.Failure) {
+	if q.message.Has(jsonrpc.Cursor) {
+		var err error
+		if offset, err = mcp.ParseCursor(q.message.Text(jsonrpc.Cursor)); err != nil {
+			return 0, 0, jsonrpc.InvalidParams("cursor: it is none of this server").AsAnswer()
+		}
+	}
+	if q.message.Has(jsonrpc.Limit) {
+		var err error
+		if limit, err = strconv.Atoi(string(q.message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
+			return 0, 0, jsonrpc.InvalidParams("limit: it is no positive whole number").AsAnswer()
+		}
+	}
+	return offset, limit, nil
+}

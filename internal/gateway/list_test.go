@@ -1,0 +1,700 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// pages gives a peer a list of tools in pages.
+func (p *peer) pages(size int, names ...string) *peer {
+	return p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		at, _ := strconv.Atoi(a.message.Text(jsonrpc.Cursor))
+		end := min(at+size, len(names))
+		var items []string
+		for _, name := range names[at:end] {
+			items = append(items, `{"name":"`+name+`"}`)
+		}
+		next := ""
+		if end < len(names) {
+			next = fmt.Sprintf(`,"nextCursor":"%d"`, end)
+		}
+		a.reply(w, `{"tools":[`+strings.Join(items, ",")+`]`+next+`}`)
+	})
+}
+
+// walk reads a list page by page.
+func (u *user) walk(method, member, key string, limit int) (all []string, sizes []int) {
+	u.t.Helper()
+	cursor := ""
+	for range 20_000 {
+		params := `{`
+		if limit > 0 {
+			params += `"limit":` + strconv.Itoa(limit)
+		}
+		if cursor != "" {
+			if len(params) > 1 {
+				params += ","
+			}
+			params += `"cursor":"` + cursor + `"`
+		}
+		s := u.ask(method, params+`}`)
+		page := names(u.t, s, member, key)
+		all, sizes = append(all, page...), append(sizes, len(page))
+		var result struct{ NextCursor string }
+		_ = json.Unmarshal(s.Result, &result)
+		if cursor = result.NextCursor; cursor == "" {
+			return all, sizes
+		}
+	}
+	u.t.Fatal("it never ends")
+	return nil, nil
+}
+
+// Whatever the size of a page, each item comes once, and in order (A18).
+func TestPagesOfAnySize(t *testing.T) {
+	both(t, nil, func() []*peer {
+		var peers []*peer
+		for i, n := range []int{0, 7, 1, 0, 12, 3} {
+			var tools []string
+			for j := range n {
+				tools = append(tools, fmt.Sprint("t", j))
+			}
+			p := newPeer(fmt.Sprint("s", i))
+			p.capabilities = `{"tools":{}}`
+			peers = append(peers, p.pages(1+i, tools...))
+		}
+		return peers
+	}, func(t *testing.T, u *user, _ []*peer) {
+		want, _ := u.walk("tools/list", "tools", "name", 0)
+		if len(want) != 23 || want[0] != "s1::t0" || want[22] != "s5::t2" || !slices.IsSorted(want[:7]) {
+			t.Fatalf("got %v", want)
+		}
+		for limit := 1; limit <= 25; limit++ {
+			got, sizes := u.walk("tools/list", "tools", "name", limit)
+			if !slices.Equal(got, want) {
+				t.Errorf("limit %d: got %v", limit, got)
+			}
+			for i, n := range sizes {
+				if n != limit && i < len(sizes)-1 || n == 0 {
+					t.Errorf("limit %d: pages of %v", limit, sizes)
+				}
+			}
+		}
+	})
+}
+
+func TestManyTools(t *testing.T) {
+	var peers []*peer
+	var want []string
+	for i := range 20 {
+		p := legacyPeer(fmt.Sprintf("server%02d", i))
+		p.capabilities = `{"tools":{}}`
+		var tools []string
+		for j := range 500 {
+			tools = append(tools, fmt.Sprintf("tool%03d", j))
+			want = append(want, p.name+"::"+tools[j])
+		}
+		peers = append(peers, p.pages(100, tools...))
+	}
+	u := newGateway(t, nil, peers...).legacy(t)
+	for _, limit := range []int{0, 499, 9_999, 10_000} {
+		if got, _ := u.walk("tools/list", "tools", "name", limit); !slices.Equal(got, want) {
+			t.Errorf("limit %d: got %d tools", limit, len(got))
+		}
+	}
+	for _, p := range peers {
+		if n := p.count("tools/list"); n != 5 {
+			t.Errorf("%s was asked %d times", p.name, n)
+		}
+	}
+}
+
+func TestCursorsAndLimitsThatAreNone(t *testing.T) {
+	u := newGateway(t, nil, legacyPeer("a").hasTools("x", "y")).legacy(t)
+	for _, params := range []string{
+		`{"cursor":"!"}`, `{"cursor":""}`, `{"cursor":1}`, `{"cursor":null}`, `{"cursor":"e30"}`, `{"cursor":"` + mcp.Cursor(-1) + `"}`, `{"cursor":"eyJvZmZzZXQiOjEuNX0"}`,
+		`{"limit":0}`, `{"limit":-1}`, `{"limit":"1"}`, `{"limit":1.5}`, `{"limit":null}`, `{"limit":[]}`, `{"limit":99999999999999999999}`,
+	} {
+		if s := u.ask("tools/list", params); s.code() != jsonrpc.CodeInvalidParams || s.status != 200 {
+			t.Errorf("%s: got %d %s (A20)", params, s.status, s.body)
+		}
+	}
+	for params, want := range map[string]string{
+		`{"cursor":"` + mcp.Cursor(2) + `"}`:                             `{"tools":[]}`,
+		`{"cursor":"` + mcp.Cursor(1<<62) + `","limit":1}`:               `{"tools":[]}`,
+		`{"cursor":"` + mcp.Cursor(9) + `","limit":1}`:                   `{"tools":[]}`,
+		`{"limit":9223372036854775807,"cursor":"` + mcp.Cursor(3) + `"}`: `{"tools":[]}`,
+	} {
+		if s := u.ask("tools/list", params); string(s.Result) != want {
+			t.Errorf("%s: got %s (A20)", params, s.body)
+		}
+	}
+	if s := u.ask("prompts/list", `{"limit":5}`); string(s.Result) != `{"prompts":[]}` {
+		t.Errorf("got %s", s.body)
+	}
+}
+
+func TestServersThatGoRoundInCircles(t *testing.T) {
+	a := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"tools":[{"name":"x`+a.message.Text(jsonrpc.Cursor)+`"}],"nextCursor":"`+map[string]string{"": "1", "1": "2", "2": "1"}[a.message.Text(jsonrpc.Cursor)]+`"}`)
+	})
+	b := legacyPeer("b").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"tools":[{"name":"y"}],"nextCursor":"same"}`)
+	})
+	c := legacyPeer("c").hasTools("z")
+	u := newGateway(t, nil, a, b, c).legacy(t)
+	got := names(t, u.ask("tools/list", ""), "tools", "name")
+	if want := []string{"a::x", "a::x1", "a::x2", "b::y", "c::z"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v (A21)", got, want)
+	}
+}
+
+// A server that never ends costs no more than the time it has.
+func TestServersWhoseListsNeverEnd(t *testing.T) {
+	a := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		n, _ := strconv.Atoi(a.message.Text(jsonrpc.Cursor))
+		a.reply(w, fmt.Sprintf(`{"tools":[{"name":"x%d"}],"nextCursor":"%d"}`, n, n+1))
+	})
+	u := newGateway(t, nil, a, legacyPeer("b").hasTools("z")).legacy(t)
+	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"b::z"}) {
+		t.Errorf("got %d tools", len(got))
+	}
+	if n := a.count("tools/list"); n > maxPages {
+		t.Errorf("asked %d times", n)
+	}
+}
+
+func TestServersThatFailAreLeftOut(t *testing.T) {
+	ways := map[string]script{
+		"an error":       func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "no") },
+		"500":            func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
+		"garbage":        func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
+		"nothing":        func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
+		"it breaks off":  func(w http.ResponseWriter, a *incoming) { a.write(w, 200, `{"json`); panic(http.ErrAbortHandler) },
+		"no list":        func(w http.ResponseWriter, a *incoming) { a.reply(w, `{}`) },
+		"null":           func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"tools":null}`) },
+		"an object":      func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"tools":{"name":"x"}}`) },
+		"an empty array": func(w http.ResponseWriter, a *incoming) { a.reply(w, `[]`) },
+		"it fails later": func(w http.ResponseWriter, a *incoming) {
+			if a.message.Has(jsonrpc.Cursor) {
+				w.WriteHeader(500)
+				return
+			}
+			a.reply(w, `{"tools":[{"name":"x"}],"nextCursor":"1"}`)
+		},
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			both(t, nil, func() []*peer {
+				return []*peer{newPeer("a").hasTools("x"), newPeer("b").does("tools/list", way), newPeer("c").hasTools("x")}
+			}, func(t *testing.T, u *user, peers []*peer) {
+				want := []string{"a::x", "c::x"}
+				for range 2 {
+					if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+						t.Errorf("got %v, want %v (A22)", got, want)
+					}
+				}
+				if s := u.call("b::x"); s.code() != 0 {
+					t.Errorf("got %s", s.body)
+				}
+			})
+		})
+	}
+}
+
+func TestServersThatAreDownAreLeftOut(t *testing.T) {
+	both(t, nil, func() []*peer {
+		p := newPeer("b")
+		p.down.Store(true)
+		return []*peer{newPeer("a").hasTools("x"), p}
+	}, func(t *testing.T, u *user, peers []*peer) {
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+			t.Errorf("got %v (A6)", got)
+		}
+		if s := u.call("b::x"); s.symbol() != "connect_error" || s.Error.Data.ServerName != "b" {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+// In time that is not real: a server that hangs costs what it may and no more, and is
+// tried again.
+func TestServersThatHang(t *testing.T) {
+	for _, method := range []string{"initialize", "tools/list"} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("b").hasTools("x")
+				normal := p.on[method]
+				p.does(method, func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+				g := newMemory(t, func(c *Config) { c.JoinTimeout = 15 * time.Second }, legacyPeer("a").hasTools("x"), p)
+				defer g.close()
+				began := time.Now()
+				u := g.legacy(t)
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+					t.Errorf("got %v", got)
+				}
+				if took := time.Since(began); took > 20*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				if s := u.call("a::x"); s.code() != 0 || time.Since(began) > 20*time.Second {
+					t.Errorf("got %+v", s)
+				}
+				if normal == nil {
+					p.mu.Lock()
+					delete(p.on, method)
+					p.mu.Unlock()
+				} else {
+					p.does(method, normal)
+				}
+				time.Sleep(time.Minute)
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
+					t.Errorf("afterwards: got %v", got)
+				}
+			})
+		})
+	}
+}
+
+// A list is asked for again only if it may have changed.
+func TestCachedLists(t *testing.T) {
+	changed := `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`
+	t.Run("of a server whose tools never change", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.capabilities = `{"tools":{}}`
+		u := newGateway(t, nil, p).legacy(t)
+		for range 5 {
+			u.ask("tools/list", "")
+		}
+		if n := p.count("tools/list"); n != 1 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+	t.Run("of a server that nobody listens to", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		u := newGateway(t, nil, p).legacy(t)
+		for range 5 {
+			u.ask("tools/list", "")
+		}
+		if n := p.count("tools/list"); n != 5 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+	t.Run("of a server that is listened to", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		say := p.listens()
+		u := newGateway(t, nil, p).legacy(t)
+		u.ask("tools/list", "")
+		stream := u.listen()
+		for range 5 {
+			u.ask("tools/list", "")
+		}
+		if n := p.count("tools/list"); n != 2 {
+			t.Errorf("asked %d times, want 2: before and after the stream began", n)
+		}
+		p.hasTools("x", "y")
+		say(changed)
+		stream.nextOf("notifications/tools/list_changed")
+		for range 5 {
+			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+				t.Errorf("got %v", got)
+			}
+		}
+		if n := p.count("tools/list"); n != 3 {
+			t.Errorf("asked %d times, want 3", n)
+		}
+		say(`{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}`)
+		stream.nextOf("notifications/prompts/list_changed")
+		u.ask("tools/list", "")
+		if n := p.count("tools/list"); n != 3 {
+			t.Errorf("asked %d times after other things changed", n)
+		}
+		stream.hangUp()
+		await.Until(t, "lists are asked for again", func() bool {
+			n := p.count("tools/list")
+			u.ask("tools/list", "")
+			return p.count("tools/list") > n
+		})
+	})
+	t.Run("that change during a call", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.listens()
+		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			p.hasTools("x", "y")
+			a.send(w, changed)
+			a.finish(w, "{}")
+		})
+		u := newGateway(t, nil, p).legacy(t)
+		u.listen()
+		u.ask("tools/list", "")
+		if s := u.call("a::x"); len(s.events) != 2 || s.events[0].method() != "notifications/tools/list_changed" {
+			t.Errorf("got %s", s.body)
+		}
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+			t.Errorf("got %v", got)
+		}
+		if n := p.count("tools/list"); n != 2 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+	t.Run("that change while they are asked for", func(t *testing.T) {
+		p := legacyPeer("a")
+		p.listens()
+		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			a.send(w, changed)
+			a.finish(w, `{"tools":[]}`)
+		})
+		u := newGateway(t, nil, p).legacy(t)
+		stream := u.listen()
+		u.ask("tools/list", "")
+		stream.nextOf("notifications/tools/list_changed")
+		u.ask("tools/list", "")
+		if n := p.count("tools/list"); n != 2 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+	t.Run("when only a call is resumed", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.listens()
+		u := newGateway(t, nil, p).legacy(t)
+		u.header = http.Header{"Last-Event-Id": {u.event("call/a/7")}}
+		u.listen()
+		if got := p.await(t, "GET", 1).Header.Get("Last-Event-Id"); got != "7" {
+			t.Errorf("resumed after %q", got)
+		}
+		for range 3 {
+			u.ask("tools/list", "")
+		}
+		if n := p.count("tools/list"); n != 3 {
+			t.Errorf("asked %d times: nothing tells of changes", n)
+		}
+	})
+	t.Run("when other things are listened to", func(t *testing.T) {
+		for _, wants := range []string{`{"promptsListChanged":true}`, `{"resourceSubscriptions":["` + mcp.ResourceURI("a", "x://a") + `"]}`} {
+			p := modernPeer("a").hasTools("x")
+			p.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"subscribe":true}}`
+			p.tells()
+			u := newGateway(t, nil, p).modern(t)
+			u.open(http.MethodPost, u.request("1", mcp.MethodListen, `{"notifications":`+wants+`}`)).next()
+			for range 3 {
+				u.ask("tools/list", "")
+			}
+			if n := p.count("tools/list"); n != 3 {
+				t.Errorf("%s: asked %d times: nothing tells of changes", wants, n)
+			}
+		}
+	})
+	t.Run("when a legacy client has subscribed to a resource of a server that does not tell of lists", func(t *testing.T) {
+		p := modernPeer("a").hasTools("x")
+		p.capabilities = `{"tools":{"listChanged":true},"resources":{"subscribe":true}}`
+		p.does(mcp.MethodListen, func(w http.ResponseWriter, a *incoming) {
+			if !strings.Contains(a.body, "resourceSubscriptions") {
+				a.refuse(w, 200, -32603, "not now")
+				return
+			}
+			a.send(w, `{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{}}`)
+			<-a.Context().Done()
+		})
+		u := newGateway(t, nil, p).legacy(t)
+		u.listen()
+		u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`)
+		for range 3 {
+			u.ask("tools/list", "")
+		}
+		if n := p.count("tools/list"); n != 3 {
+			t.Errorf("asked %d times: nothing tells of changes", n)
+		}
+	})
+	t.Run("of a server of the modern era that is listened to", func(t *testing.T) {
+		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+			p := modernPeer("a").hasTools("x")
+			say := p.tells()
+			u := newGateway(t, nil, p).user(t, era)
+			var stream *talk
+			if era == mcp.Legacy {
+				stream = u.connect().listen()
+			} else {
+				stream = u.open(http.MethodPost, u.request(`"l"`, mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))
+				stream.next()
+			}
+			for range 3 {
+				u.ask("tools/list", "")
+			}
+			if n := p.count("tools/list"); n != 1 {
+				t.Errorf("client of era %d: asked %d times", era, n)
+			}
+			say(toolsChanged)
+			stream.nextOf("notifications/tools/list_changed")
+			u.ask("tools/list", "")
+			if n := p.count("tools/list"); n != 2 {
+				t.Errorf("client of era %d: asked %d times after a change", era, n)
+			}
+		}
+	})
+	t.Run("after a session was lost", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.capabilities = `{"tools":{}}`
+		u := newGateway(t, nil, p).legacy(t)
+		u.ask("tools/list", "")
+		p.forget()
+		p.hasTools("x", "y")
+		u.call("a::x")
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+// In the modern era lists say how long they are good.
+func TestListsThatAreGoodForAWhile(t *testing.T) {
+	for _, scope := range []string{"public", "private"} {
+		t.Run(scope, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := modernPeer("a")
+				p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+					a.reply(w, `{"tools":[{"name":"x"}],"resultType":"complete","ttlMs":60000,"cacheScope":"`+scope+`"}`)
+				})
+				q := modernPeer("b")
+				q.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+					a.reply(w, `{"tools":[{"name":"x"}],"resultType":"complete","ttlMs":30000,"cacheScope":"public"}`)
+				})
+				g := newMemory(t, nil, p, q)
+				defer g.close()
+				u := g.modern(t)
+				var result struct {
+					TTL        int64 `json:"ttlMs"`
+					CacheScope string
+					ResultType string
+				}
+				s := u.ask("tools/list", "")
+				if json.Unmarshal(s.Result, &result) != nil || result.TTL > 30_000 || result.CacheScope != scope || result.ResultType != "complete" {
+					t.Errorf("got %s", s.body)
+				}
+				time.Sleep(20 * time.Second)
+				u.ask("tools/list", "")
+				if p.count("tools/list") != 1 || q.count("tools/list") != 1 {
+					t.Errorf("asked %d and %d times", p.count("tools/list"), q.count("tools/list"))
+				}
+				time.Sleep(20 * time.Second)
+				u.ask("tools/list", "")
+				if p.count("tools/list") != 1 || q.count("tools/list") != 2 {
+					t.Errorf("after 40 s: asked %d and %d times", p.count("tools/list"), q.count("tools/list"))
+				}
+				time.Sleep(30 * time.Second)
+				u.ask("tools/list", "")
+				if p.count("tools/list") != 2 {
+					t.Errorf("after 70 s: asked %d times", p.count("tools/list"))
+				}
+			})
+		})
+	}
+}
+
+// Nobody sees the list of another, but memory is shared where lists are the same.
+func TestListsOfSeveralClients(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := newPeer("a")
+		p.speaks[era] = true
+		p.capabilities = `{"tools":{},"prompts":{}}`
+		p.has("prompts/list", "prompts", `{"name":"p"}`)
+		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			a.reply(w, `{"tools":[{"name":"of-`+a.Header.Get("Authorization")+`"}],"ttlMs":3600000,"cacheScope":"private"}`)
+		})
+		g := newGateway(t, nil, p)
+		for _, name := range []string{"ann", "bob", "ann"} {
+			u := g.user(t, era)
+			u.header.Set("Authorization", name)
+			if era == mcp.Legacy {
+				u.connect()
+			}
+			if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::of-" + name}) {
+				t.Errorf("%s got %v", name, got)
+			}
+			u.ask("prompts/list", "")
+		}
+		seen := map[*listing]int{}
+		for _, c := range g.known() {
+			for _, l := range c.links {
+				l.mu.Lock()
+				if list := g.shelf.get(l.lists[prompts].key); list != nil {
+					seen[list]++
+				}
+				l.mu.Unlock()
+			}
+		}
+		if len(seen) != 1 {
+			t.Errorf("era %d: %d copies of the same list", era, len(seen))
+		}
+	}
+}
+
+// Lists that are the same are kept once. They are not kept for long, and there is only so
+// much room for those of a server.
+func TestShelf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShelf()
+		defer s.close()
+		build := func(text string) *listing {
+			return &listing{joined: []byte(text), ends: []int{len(text)}, names: []string{"x"}}
+		}
+		key, a := s.put("a", build(`{"a":1}`))
+		if again, b := s.put("a", build(`{"a":1}`)); a != b || again != key || s.get(key) != a {
+			t.Error("there are two")
+		}
+		if _, b := s.put("b", build(`{"a":1}`)); a == b {
+			t.Error("lists of different servers are one")
+		}
+		if _, c := s.put("a", build(`{"a":2}`)); a == c {
+			t.Error("different lists are one")
+		}
+		short := build(`{"a":1}`)
+		short.short = map[string]string{short.names[0]: "other"}
+		if _, d := s.put("a", short); d == a {
+			t.Error("lists of different tools are one")
+		}
+		large := strings.Repeat(" ", maxListing)
+		for i := range 10 {
+			s.put("hostile", build(fmt.Sprint(large, i)))
+		}
+		if held := keptListings.Usage().Bytes; held > maxListingsOfOne+1<<10 {
+			t.Errorf("%d bytes are kept", held)
+		}
+		if s.get(key) != a {
+			t.Error("another server has pushed the list out")
+		}
+		time.Sleep(listTime + time.Minute)
+		if n := s.expire(); n > 0 || s.get(key) != nil {
+			t.Errorf("%d are kept", n)
+		}
+	})
+}
+
+// In time that is not real: a list that is no longer kept is asked for again.
+func TestListsThatAreNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.listens()
+		g := newMemory(t, func(c *Config) { c.Discovery = true }, p)
+		defer g.close()
+		u := g.legacy(t)
+		stream := u.listen()
+		defer stream.hangUp()
+		search := func() {
+			t.Helper()
+			if s := u.ask("tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`); !strings.Contains(s.answer, "a::x") {
+				t.Errorf("got %s", s.body)
+			}
+		}
+		search()
+		search()
+		if n := p.count("tools/list"); n != 1 {
+			t.Errorf("asked %d times, want 1", n)
+		}
+		time.Sleep(listTime + idleTime/10)
+		synctest.Wait()
+		if g.index.tools != nil || g.shelf.expire() > 0 {
+			t.Error("lists of idle clients are kept")
+		}
+		search()
+		if n := p.count("tools/list"); n != 2 {
+			t.Errorf("asked %d times, want 2", n)
+		}
+	})
+}
+
+// What a server says of itself is kept once for all clients, and so much of it.
+func TestServersThatSayTooMuch(t *testing.T) {
+	long := strings.Repeat("x", longestAbout)
+	for name, tt := range map[string]struct {
+		instructions, capabilities string
+		want                       string // the instructions that clients get
+		tools                      bool   // it can be used
+	}{
+		"little":                {"how to", everything, "a:\nhow to", true},
+		"long instructions":     {long, everything, "", true},
+		"too many capabilities": {"how to", `{"tools":{},"` + long + `":{}}`, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := legacyPeer("a").hasTools("x")
+			p.instructions, p.capabilities = tt.instructions, tt.capabilities
+			g := newMemory(t, nil, p)
+			defer g.close()
+			u := g.legacy(t)
+			var result struct{ Instructions string }
+			if _ = json.Unmarshal(u.hello.Result, &result); result.Instructions != tt.want {
+				t.Errorf("got instructions %.100q", result.Instructions)
+			}
+			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) == 1 != tt.tools {
+				t.Errorf("got tools %v", got)
+			}
+		})
+	}
+}
+
+// Many ask at the same time, while the list changes.
+func TestListsUnderLoad(t *testing.T) {
+	p, q := legacyPeer("a").hasTools("x", "y"), legacyPeer("b").hasTools("z")
+	say := p.listens()
+	g := newGateway(t, nil, p, q)
+	var all sync.WaitGroup
+	for range 10 {
+		u := g.legacy(t)
+		u.listen()
+		for range 3 {
+			all.Go(func() {
+				for range 20 {
+					s := u.ask("tools/list", `{"limit":2}`)
+					if s.code() != 0 || !strings.Contains(s.answer, `"a::x"`) || strings.Contains(s.answer, `"b::z"`) {
+						t.Errorf("got %s", s.body)
+						return
+					}
+				}
+			})
+		}
+	}
+	for range 20 {
+		say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+	}
+	all.Wait()
+}
+
+// A client learns of servers that come later.
+func TestServersThatComeLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("b").hasTools("x")
+		p.down.Store(true)
+		a := legacyPeer("a").hasTools("x")
+		a.listens()
+		p.listens()
+		g := newMemory(t, nil, a, p)
+		defer g.close()
+		u := g.legacy(t)
+		stream := u.listen()
+		defer stream.hangUp()
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+			t.Errorf("got %v", got)
+		}
+		p.down.Store(false)
+		timer := time.AfterFunc(5*time.Minute, func() { t.Error("nothing is said of it"); stream.cancel() })
+		for e := range stream.events {
+			if e.method() == "notifications/tools/list_changed" {
+				break
+			}
+		}
+		timer.Stop()
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+			t.Errorf("got %v", got)
+		}
+	})
+}

@@ -1,0 +1,309 @@
+package gateway
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// A kind is one of the lists that servers have.
+type kind uint8
+
+const (
+	tools kind = iota
+	prompts
+	resources
+	templates
+	tasks
+	kindCount
+)
+
+// kinds say where the lists are found.
+var kinds = [kindCount]struct {
+	method  string    // that asks for it
+	member  string    // of the result, that has it
+	key     string    // of an item: what it is called by
+	needs   abilities // of a server that has one
+	changes abilities // of a server that says when it has changed
+	notice  string    // by which it says so
+	target  mcp.TargetKind
+}{
+	tools:     {"tools/list", "tools", "name", hasTools, toolsChange, "notifications/tools/list_changed", mcp.Tool},
+	prompts:   {"prompts/list", "prompts", "name", hasPrompts, promptsChange, "notifications/prompts/list_changed", mcp.Prompt},
+	resources: {"resources/list", "resources", "uri", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
+	templates: {"resources/templates/list", "resourceTemplates", "uriTemplate", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
+	tasks:     {"tasks/list", "tasks", "taskId", hasTasks, 0, "", mcp.Anything},
+}
+
+// kindOf returns the kind of list that a method asks for.
+func kindOf(method string) (kind, bool) {
+	for k := range kinds {
+		if kinds[k].method == method {
+			return kind(k), true
+		}
+	}
+	return 0, false
+}
+
+// A listing is what a server has of a kind, as clients see it. It never changes, and
+// clients that see the same share one.
+type listing struct {
+	joined []byte            // the items, with commas between them
+	ends   []int             // where the items end in joined
+	names  []string          // as clients see them
+	short  map[string]string // the original names of those that were shortened
+	params mcp.ParamHeaders  // of tools
+}
+
+// nothing is the listing of who has nothing.
+var nothing = new(listing)
+
+// item returns an item.
+func (l *listing) item(i int) []byte {
+	start := 0
+	if i > 0 {
+		start = l.ends[i-1] + 1
+	}
+	return l.joined[start:l.ends[i]]
+}
+
+// from returns the items from one up to another, with commas between them.
+func (l *listing) from(start, end int) []byte {
+	if start >= end {
+		return nil
+	}
+	first := 0
+	if start > 0 {
+		first = l.ends[start-1] + 1
+	}
+	return l.joined[first:l.ends[end-1]]
+}
+
+// A freshness says how long and for whom a list is good.
+type freshness struct {
+	until   time.Time // it is to be asked for again then; zero: when it has changed
+	private bool
+	ttl     time.Duration // as the server has said
+	none    bool          // the server has no such list
+}
+
+// cached is a list as a link knows it.
+type cached struct {
+	key     listKey // on the shelf; zero if it has to be asked for
+	fresh   freshness
+	view    string    // with what was shown of it to the client
+	changes uint64    // how often the server has said that it has changed
+	failed  time.Time // it could not be had; not asked for again before retry
+}
+
+// A builder puts a listing together.
+type builder struct {
+	a      *Gateway
+	server *Server
+	kind   kind
+
+	joined bytes.Buffer
+	list   *listing
+	seen   map[string]bool
+	fresh  freshness
+	ttls   []time.Duration // of the pages
+	cursor string
+}
+
+// pagePaths are where the members of a page stand, by kind.
+var pagePaths = func() (paths [kindCount]*jsonspan.Paths) {
+	for k, about := range kinds {
+		paths[k] = jsonspan.CompilePaths(about.member+".*."+about.key, about.member+".*", about.member, "nextCursor", "ttlMs", "cacheScope")
+	}
+	return paths
+}()
+
+// add adds a page.
+func (b *builder) add(result []byte) *jsonrpc.Failure {
+	var key jsonspan.Value
+	keyed, listed := false, false
+	b.cursor = ""
+	err := pagePaths[b.kind].Find(result, func(path int, v jsonspan.Value) {
+		switch path {
+		case 0:
+			key, keyed = v, v.Kind == jsonspan.String
+		case 1:
+			if keyed {
+				b.addItem(result[v.Start:v.End], key, v.Start)
+			}
+			keyed = false
+		case 2:
+			listed = v.Kind == jsonspan.BeginArray
+		case 3:
+			if v.Kind == jsonspan.String {
+				b.cursor = string(jsonspan.AppendText(nil, v.Body(result)))
+			}
+		case 4:
+			if ms, err := strconv.ParseInt(string(result[v.Start:v.End]), 10, 32); err == nil && ms >= 0 {
+				b.ttls = append(b.ttls, time.Duration(ms)*time.Millisecond)
+			}
+		case 5:
+			isPublic := v.Kind == jsonspan.String && jsonspan.TextIs(v.Body(result), "public")
+			b.fresh.private = b.fresh.private || !isPublic
+		}
+	})
+	if err != nil || !listed {
+		return jsonrpc.InvalidResponse(b.server.Name)
+	}
+	if b.kind == tools && bytes.Contains(result, []byte("x-mcp-header")) {
+		if b.list.params == nil {
+			b.list.params = mcp.ParamHeaders{}
+		}
+		_, _ = b.list.params.Add(result) // what is no list has been seen above
+	}
+	return nil
+}
+
+// addItem adds an item with its name as clients see it. What it is called by is at
+// key, which counts from start.
+func (b *builder) addItem(item []byte, key jsonspan.Value, start int) {
+	name := string(jsonspan.AppendText(nil, item[key.Start-start+1:key.End-start-1]))
+	if b.kind == tools && !b.server.shows(name) {
+		return
+	}
+	if b.seen[name] {
+		return // servers that list the same twice confuse clients
+	}
+	b.seen[name] = true
+	shown := b.a.shown(b.server.Name, b.kind, name)
+	if b.joined.Len() > 0 {
+		b.joined.WriteByte(',')
+	}
+	if shown == name {
+		b.joined.Write(item)
+	} else {
+		b.joined.Write(item[:key.Start-start])
+		b.joined.Write(jsonrpc.Quote(shown))
+		b.joined.Write(item[key.End-start:])
+	}
+	if (b.kind == tools || b.kind == prompts) && b.a.config.Naming.MayBeShort(shown) {
+		if b.list.short == nil {
+			b.list.short = map[string]string{}
+		}
+		b.list.short[shown] = name
+	}
+	b.list.ends = append(b.list.ends, b.joined.Len())
+	b.list.names = append(b.list.names, shown)
+}
+
+// shown returns what clients call something of a server.
+func (a *Gateway) shown(server string, k kind, name string) string {
+	if a.transparent() {
+		return name
+	}
+	switch k {
+	case resources:
+		return mcp.ResourceURI(server, name)
+	case templates:
+		return mcp.TemplateURI(server, name)
+	case tasks:
+		return server + mcp.Separator + name
+	}
+	return a.config.Naming.Join(server, name)
+}
+
+// done returns the listing.
+func (b *builder) done() *listing {
+	if len(b.ttls) > 0 {
+		b.fresh.ttl = slices.Min(b.ttls)
+		b.fresh.until = time.Now().Add(b.fresh.ttl)
+	}
+	b.list.joined = bytes.Clone(b.joined.Bytes())
+	return b.list
+}
+
+// size returns about how much memory a listing takes.
+func (l *listing) size() int64 {
+	size := len(l.joined) + 8*len(l.ends)
+	for _, name := range l.names {
+		size += 16 + len(name)
+	}
+	for name, original := range l.short {
+		size += 64 + len(name) + len(original)
+	}
+	return int64(size)
+}
+
+// A shelf keeps listings, and each but once: ten thousand clients see the same tools. When
+// it is full, the server that has most on it makes room. Listings that are gone are asked
+// for again.
+type shelf struct {
+	mu       sync.Mutex
+	listings *quota.Cache[listKey, *listing]
+	closed   bool
+}
+
+// A listKey stands for what is in a listing, and whose it is.
+type listKey [sha256.Size]byte
+
+const (
+	// listTime is how long a listing is kept after it was last sent.
+	listTime = 10 * time.Minute
+	// How many bytes of listings are kept in all, and for each server.
+	maxListings, maxListingsOfOne = 256 << 20, 64 << 20
+)
+
+var keptListings = quota.NewKind("lists")
+
+func newShelf() *shelf {
+	limits := quota.Limits{Bytes: maxListings, OwnerBytes: maxListingsOfOne}
+	return &shelf{listings: quota.NewCache[listKey, *listing](keptListings, limits, listTime, nil)}
+}
+
+// put keeps a listing of a server. It returns the one that is kept, which is the same.
+func (s *shelf) put(server string, l *listing) (listKey, *listing) {
+	sum := sha256.New()
+	_, _ = sum.Write([]byte(server + "\x00"))
+	_, _ = sum.Write(l.joined)
+	for _, name := range l.names {
+		_, _ = sum.Write([]byte(l.short[name]))
+		_, _ = sum.Write([]byte{0})
+	}
+	key := listKey(sum.Sum(nil))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known, ok := s.listings.Get(key); ok {
+		l = known
+	}
+	if !s.closed {
+		s.listings.Put(server, key, l, l.size())
+	}
+	return key, l
+}
+
+// get returns the listing with a key, nil if it is no longer kept.
+func (s *shelf) get(key listKey) *listing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, _ := s.listings.Get(key)
+	return l
+}
+
+// expire drops listings that were not sent for a while. It returns how many listings are left.
+func (s *shelf) expire() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listings.Expire()
+	return s.listings.Len()
+}
+
+// close says that nothing more is kept.
+func (s *shelf) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.listings.Close()
+}

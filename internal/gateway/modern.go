@@ -1,0 +1,158 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A client of the legacy era in front of a server of the modern one. The server asks
+// for input by a result; the client is asked by requests on the stream of its call,
+// and the call is made again with its answers.
+
+// maxRounds is how often a server may ask for input in one call.
+const maxRounds = 16
+
+// toModern passes the request on to a server of the modern era. It reports whether the
+// server is not what it was, and the request can be made again.
+func (q *Request) toModern(ctx context.Context, l *link, body []byte, again bool) (lost bool, _ *jsonrpc.Failure) {
+	first, failure := q.modernized(body)
+	if failure != nil {
+		return false, q.failed(ctx, failure)
+	}
+	body = first
+	params := q.paramHeaders(ctx, l)
+	for round := range maxRounds {
+		rl := &relay{request: q, link: l, ctx: ctx, params: params, again: again && round == 0}
+		failure := rl.run(body)
+		switch {
+		case failure != nil && rl.forgotten():
+			l.lost(rl.session)
+			return true, nil
+		case failure != nil:
+			return false, q.failed(ctx, failure)
+		case rl.input == nil:
+			return false, nil
+		}
+		responses, failure := q.input(ctx, l, rl.input)
+		if failure != nil {
+			return false, q.failed(ctx, failure)
+		}
+		var m jsonrpc.Message
+		if failure := m.Read(first); failure != nil {
+			return false, q.failed(ctx, failure)
+		}
+		body = mcp.WithInput(&m, responses, rl.input.State)
+	}
+	return false, q.failed(ctx, jsonrpc.InvalidResponse(l.server))
+}
+
+// modernized returns a request of the legacy era as one of the modern era.
+func (q *Request) modernized(body []byte) ([]byte, *jsonrpc.Failure) {
+	body = antiquated(body) // what is said there is said by us
+	var m jsonrpc.Message
+	if failure := m.Read(body); failure != nil {
+		return nil, failure
+	}
+	meta := q.client.meta(q.client.logLevel())
+	return jsonspan.Spliced(body, m.InsertMeta(meta[1:len(meta)-1])), nil
+}
+
+// paramHeaders returns which arguments of the tool have to be repeated in headers.
+func (q *Request) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
+	if !q.message.Is(jsonrpc.Method, "tools/call") {
+		return nil
+	}
+	if list := l.known(q.g, tools); list != nil {
+		return list.params
+	}
+	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	list, _, failure := l.listing(ctx, q, tools)
+	if failure != nil {
+		return nil // the server will say if there were any
+	}
+	return list.params
+}
+
+// listPatience is how long a call waits for the list that its tool is in. Most tools
+// need nothing of it.
+const listPatience = 2 * time.Second
+
+// known returns the last list that there was, if it is still kept. The client has seen none
+// that is newer.
+func (l *link) known(a *Gateway, k kind) *listing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return a.shelf.get(l.lists[k].key)
+}
+
+// input asks the client for what a server wants to know.
+func (q *Request) input(ctx context.Context, l *link, wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
+	ctx, cancel := context.WithTimeout(ctx, streamable.QuestionTime)
+	defer cancel()
+	answers := map[string]<-chan *jsonrpc.Message{}
+	for key, wants := range wanted.Requests {
+		if !q.client.can(wants.Method) {
+			return nil, jsonrpc.MissingCapability(l.server, mcp.Shortened(wants.Method))
+		}
+		id, answer, forget := q.client.expect(l)
+		defer forget()
+		var m jsonrpc.Message
+		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {
+			return nil, jsonrpc.InvalidResponse(l.server)
+		}
+		if !q.out.Event(&streamable.Event{Data: l.tagged(q.g, &m)}) {
+			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
+		}
+		answers[key] = answer
+	}
+	responses := map[string]json.RawMessage{}
+	for key, answer := range answers {
+		select {
+		case m := <-answer:
+			if m.Has(jsonrpc.Error) {
+				return nil, refusedBy(l.server, m)
+			}
+			responses[key] = m.Literal(jsonrpc.Result)
+		case <-ctx.Done():
+			return nil, jsonrpc.Timeout(l.server)
+		}
+	}
+	return responses, nil
+}
+
+// refusedBy says that the client did not answer what a server wants to know.
+func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
+	failure := jsonrpc.ServerError(server, m)
+	failure.Data.Symbol = "input_refused"
+	return failure
+}
+
+// tagged returns a question of ours with the name of the server it is for.
+func (l *link) tagged(a *Gateway, m *jsonrpc.Message) []byte {
+	if a.transparent() {
+		return m.Raw
+	}
+	return jsonspan.Spliced(m.Raw, l.named(m)...)
+}
+
+// expect returns an id for a question of ours, and where its answer will come.
+func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
+	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
+	coming := make(chan *jsonrpc.Message, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.questions[keyOf(id)] = question{answer: coming}
+	return id, coming, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.questions, keyOf(id))
+	}
+}

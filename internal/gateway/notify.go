@@ -1,0 +1,235 @@
+package gateway
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A question is one that a client has been asked.
+type question struct {
+	hearing *streamable.Reader      // the call that waits for the answer; or
+	answer  chan<- *jsonrpc.Message // where the answer is wanted
+}
+
+// question puts a question of the server to the client, in the response to a call
+// (A23). If the client cannot be asked, the server is told so: it must not wait for
+// nobody (A25).
+func (l *link) question(q *Request, ctx context.Context, m *jsonrpc.Message, out *streamable.Event, h *streamable.Reader) {
+	method := mcp.Shortened(m.Text(jsonrpc.Method))
+	if !l.client.can(method) {
+		l.refuse(q.g, q.r, ctx, &q.asides, m, "the client has not declared that it can be asked "+method)
+		return
+	}
+	id := l.shown(q.g, m.Literal(jsonrpc.ID))
+	out.Data = l.translated(q.g, m)
+	l.client.asked(id, h)
+	if !q.out.Event(out) {
+		l.client.settled(id)
+		l.refuse(q.g, q.r, ctx, &q.asides, m, "the client cannot be asked: it takes no event streams")
+	}
+}
+
+// maxQuestions is how many questions of its calls a client is known to have open.
+const maxQuestions = 1_000
+
+// asked notes that the client has been asked something.
+func (c *client) asked(id []byte, h *streamable.Reader) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
+		c.questions[keyOf(id)] = question{hearing: h}
+		h.QuestionAsked()
+	}
+}
+
+// settled notes that a question needs no answer any more.
+func (c *client) settled(id []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q := c.questions[keyOf(id)]; q.hearing != nil {
+		q.hearing.QuestionAnswered()
+		delete(c.questions, keyOf(id))
+	}
+}
+
+// unasked forgets the questions of a call that has ended.
+func (c *client) unasked(h *streamable.Reader) {
+	if !h.HasQuestions() {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
+}
+
+// refuse answers a question of the server in place of the client. It does not wait
+// for that: the server may have more to say before it listens.
+func (l *link) refuse(a *Gateway, of *http.Request, ctx context.Context, asides *Asides, m *jsonrpc.Message, why string) {
+	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
+	if m.Is(jsonrpc.Method, "ping") {
+		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which anybody can answer
+	}
+	asides.Go(func() {
+		if failure := l.tell(ctx, a, of, refusal); failure != nil {
+			a.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+		}
+	})
+}
+
+// noted takes note of what a server says.
+func (l *link) noted(a *Gateway, m *jsonrpc.Message) {
+	switch method := m.Text(jsonrpc.Method); {
+	case strings.HasSuffix(method, "/list_changed"):
+		l.changed(method)
+	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
+		l.client.settled(l.shown(a, m.Literal(jsonrpc.RequestID)))
+	}
+}
+
+// stray takes a message that came with the answer to a request of our own. The
+// client gets it if it listens.
+func (l *link) stray(a *Gateway, of *http.Request, asides *Asides, e *streamable.Event) {
+	m := &e.Message
+	if len(e.Data) == 0 || m.IsAnswer() {
+		return
+	}
+	l.noted(a, m)
+	if !l.spread(a, m) && m.IsRequest() {
+		l.refuse(a, of, of.Context(), asides, m, "the client cannot be asked: it does not listen")
+	}
+}
+
+// reply takes the client's answer to a question, to whoever asked (A23, A24).
+func (q *Request) reply() {
+	id := q.message.Literal(jsonrpc.ID)
+	if q.client.replied(id, &q.message) {
+		return
+	}
+	s := q.g.config.Servers[0]
+	var edits []jsonspan.Edit
+	if !q.g.transparent() {
+		server, text, ok := strings.Cut(q.message.Text(jsonrpc.ID), mcp.Separator)
+		literal, valid := literalOf(text)
+		if s = q.g.servers[server]; !ok || !valid || s == nil || !q.sees(s) {
+			return // nobody has asked
+		}
+		edits = append(edits, q.message.Replace(jsonrpc.ID, literal))
+	}
+	q.server = s
+	l := q.client.link(s)
+	if failure := l.tell(q.r.Context(), q.g, q.r, jsonspan.Spliced(q.message.Raw, edits...)); failure != nil {
+		q.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
+	}
+}
+
+// replied hands the answer to a question of ours to whoever waits for it.
+func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q, ok := c.questions[keyOf(id)]
+	delete(c.questions, keyOf(id))
+	switch {
+	case q.hearing != nil:
+		q.hearing.QuestionAnswered()
+		return false // it is the server's
+	case ok:
+		answer := *m
+		answer.Raw = append([]byte(nil), m.Raw...)
+		q.answer <- &answer // there is room for it
+	}
+	return ok
+}
+
+// notify takes a notification of the client to whom it concerns.
+func (q *Request) notify() {
+	switch method := q.message.Text(jsonrpc.Method); method {
+	case "notifications/initialized":
+		q.all(func(ctx context.Context, s *Server, l *link) { l.greet(ctx, q.g, q.r) })
+	case "notifications/cancelled":
+		q.cancel()
+	case "notifications/progress":
+		q.progress()
+	default: // all others carry no ids (A27, R23)
+		if _, known := mcp.KnownMethod(method); known && !strings.HasPrefix(method, "notifications/") {
+			return // a request that wants no answer is none
+		}
+		body := q.forwardable()
+		servers, some := q.g.concerned(method)
+		q.all(func(ctx context.Context, s *Server, l *link) {
+			if some && !slices.Contains(servers, s.Name) || !q.mayTell(s, method) {
+				return
+			}
+			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
+				l.greet(ctx, q.g, q.r)
+				if failure := l.tell(ctx, q.g, q.r, body); failure != nil {
+					q.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
+						zap.String("mcp_method", mcp.Shortened(method)), zap.Error(failure))
+				}
+			}
+		})
+	}
+}
+
+// mayTell reports whether the client may send a server a notification.
+func (q *Request) mayTell(s *Server, method string) bool {
+	return strings.HasPrefix(method, "notifications/") || q.g.allowsUnknown(q.caller.identity, s)
+}
+
+// A NotificationRoute says to which servers a notification of a client is passed on.
+type NotificationRoute struct {
+	Method  string // in which * stands for any characters
+	Servers []string
+}
+
+// concerned returns the servers that a notification is for, if it is not for all (A58). The
+// first route that fits decides.
+func (g *Gateway) concerned(method string) (servers []string, some bool) {
+	routes := g.config.NotificationRoutes
+	i := slices.IndexFunc(routes, func(n NotificationRoute) bool { return mcp.MatchName(n.Method, method) })
+	if i < 0 {
+		return nil, false
+	}
+	return routes[i].Servers, true
+}
+
+// cancel cancels a call, at the one server that has it (A28).
+func (q *Request) cancel() {
+	call := q.client.inFlight(q.message.Literal(jsonrpc.RequestID))
+	if call == nil {
+		return // it has been answered
+	}
+	q.server = q.g.of(call.link)
+	if era, _ := call.link.state(); era == mcp.Modern {
+		call.cancel() // to hang up is to cancel
+		return
+	}
+	if failure := call.link.tell(q.r.Context(), q.g, q.r, q.forwardable()); failure != nil {
+		q.g.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
+	}
+}
+
+// progress takes the client's progress with an answer to the server that waits for it.
+func (q *Request) progress() {
+	s := q.g.config.Servers[0]
+	var edits []jsonspan.Edit
+	if !q.g.transparent() {
+		server, text, ok := strings.Cut(q.message.Text(jsonrpc.Progress), mcp.Separator)
+		literal, valid := literalOf(text)
+		if s = q.g.servers[server]; !ok || !valid || s == nil || !q.sees(s) {
+			return
+		}
+		edits = append(edits, q.message.Replace(jsonrpc.Progress, literal))
+	}
+	q.server = s
+	_ = q.client.link(s).tell(q.r.Context(), q.g, q.r, q.forwardable(edits...)) // who does not want it loses nothing
+}

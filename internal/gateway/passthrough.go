@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"net/http"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// A passthroughReply passes an answer on as it is, and looks at it in passing.
+type passthroughReply struct {
+	x      *exchange
+	opened bool // by GET, to listen
+
+	status    int // 0 until WriteHeader
+	media     httpbody.MediaType
+	look      *look          // nil if there is nothing to see
+	endpoints endpointSealer // of a stream that was opened to listen
+	inEvent   bool           // something of an event has been sent, and not its end
+	data      bool           // data of it, too
+	answered  bool           // one of the events was the answer
+}
+
+const noBuffering = "X-Accel-Buffering"
+
+func (w *passthroughReply) Header() http.Header { return w.x.w.Header() }
+
+// WriteHeader passes the header on, unless it is that of an answer of which nothing
+// is left: the mask lets out what it has held back when the server breaks off.
+func (w *passthroughReply) WriteHeader(status int) {
+	switch {
+	case w.status != 0 || w.x.arrival.broken:
+		return
+	case status < 200:
+		w.x.w.WriteHeader(status)
+		return
+	}
+	w.status = status
+	if httpbody.Encoding(w.Header()) == "" {
+		w.media = httpbody.TypeOf(w.Header().Get("Content-Type"))
+	}
+	if w.media != httpbody.Other {
+		w.look = borrowLook()
+	}
+	if w.media == httpbody.EventStream && w.Header().Get(noBuffering) == "" {
+		w.Header().Set(noBuffering, "no") // else nginx in front of us holds events back
+	}
+	w.x.w.WriteHeader(status)
+}
+
+// Write passes the next bytes of the body on.
+func (w *passthroughReply) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		if w.WriteHeader(http.StatusOK); w.status == 0 {
+			return len(p), nil
+		}
+	}
+	if w.opened { // whatever the type is: there are clients who do not look at it closely
+		return w.seal(p)
+	}
+	if w.look != nil {
+		w.observe(p)
+	}
+	return w.write(p)
+}
+
+func (w *passthroughReply) write(p []byte) (int, error) {
+	n, err := w.x.w.Write(p)
+	w.x.left = w.x.left || err != nil
+	return n, err
+}
+
+// FlushError sends on what has been written.
+func (w *passthroughReply) FlushError() error {
+	if w.status == 0 {
+		return nil
+	}
+	return http.NewResponseController(w.x.w).Flush()
+}
+
+// seal passes events on, and addresses in them as ours.
+func (w *passthroughReply) seal(p []byte) (int, error) {
+	sealed, err := w.endpoints.seal(p, w.x.sealedEndpoint)
+	if len(sealed) > 0 {
+		_, _ = w.write(sealed)
+		w.data = w.endpoints.passing
+	}
+	if err != nil {
+		w.x.verdict = jsonrpc.InvalidResponse(w.x.server.Name)
+		return 0, err
+	}
+	return len(p), w.FlushError() // which fails if a write has
+}
+
+// observe looks for the answer.
+func (w *passthroughReply) observe(p []byte) {
+	outline := w.look.outline
+	if w.media == httpbody.JSON {
+		_, _ = outline.Write(p)
+		return
+	}
+	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
+		switch kind {
+		case sse.Data:
+			w.inEvent, w.data = true, true
+			_, _ = outline.Write(part)
+		case sse.Frame:
+			w.inEvent = true
+			outline.Gap(len(part))
+		case sse.Dispatch:
+			if w.x.message.IsRequest() && !w.answered && outline.Answers(w.x.message.Literal(jsonrpc.ID)) {
+				w.answered = true
+				w.x.ended(outline)
+			}
+			outline.Reset()
+			w.inEvent, w.data = false, false
+		}
+	})
+}
+
+func (w *passthroughReply) complete() *jsonrpc.Failure {
+	if rest := w.endpoints.rest(); len(rest) > 0 {
+		_, _ = w.write(rest)
+	}
+	if !w.answered {
+		w.x.ended(nil)
+		if w.media == httpbody.JSON {
+			w.x.ended(w.look.outline)
+		}
+	}
+	if outcome := outcomeHTTP[w.status/100%10]; outcome != "" {
+		w.x.outcome = outcome
+	}
+	return nil
+}
+
+func (w *passthroughReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	if w.status == 0 {
+		return failure
+	}
+	if ours := failure == w.x.verdict || failure.Data.Symbol == "timeout"; ours && w.media == httpbody.EventStream && !w.data {
+		w.endStream(failure)
+		return nil
+	}
+	w.x.outcome, w.x.errorCode = failure.Data.Symbol, failure.Code
+	panic(http.ErrAbortHandler)
+}
+
+// endStream answers in a stream that has fallen silent, if an answer is wanted.
+func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
+	w.x.outcome, w.x.errorCode = failure.Data.Symbol, failure.Code
+	if !w.x.message.IsRequest() {
+		return
+	}
+	var event []byte
+	if w.inEvent {
+		event = append(event, "\n\n"...) // which ends whatever it was
+	}
+	event = sse.AppendEvent(event, failure.Append(nil, w.x.message.Literal(jsonrpc.ID)))
+	_, _ = w.write(event)
+	_ = w.FlushError()
+}
+
+func (w *passthroughReply) done() bool { return w.answered }
+
+func (w *passthroughReply) release() {
+	w.look.giveBack()
+	w.look = nil
+}
+
+// Interface guard
+var _ reply = (*passthroughReply)(nil)

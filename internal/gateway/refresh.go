@@ -1,0 +1,92 @@
+package gateway
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Refresh has the lists of a server asked for anew, and tells the clients that listen.
+// It returns how many that are.
+func (a *Gateway) Refresh(server string) (told int) {
+	s := a.servers[server]
+	if s == nil {
+		return 0
+	}
+	for _, c := range a.clients() {
+		c.mu.Lock()
+		l := c.links[s.ID]
+		c.mu.Unlock()
+		if l != nil {
+			l.mu.Lock()
+			l.forget(everyKind...)
+			l.mu.Unlock()
+		}
+	}
+	return a.announce(func(identity string) bool { return a.sees(identity, s) }, tools, prompts, resources)
+}
+
+// TemplatesChanged tells the clients that listen that the gateway itself has other
+// templates than before.
+func (a *Gateway) TemplatesChanged() {
+	a.announce(func(string) bool { return true }, resources)
+}
+
+// announce tells those who listen, and whom it concerns, that lists have changed.
+func (a *Gateway) announce(concerns func(identity string) bool, changed ...kind) (told int) {
+	a.mu.Lock()
+	var streams []*stream
+	for s := range a.streams {
+		if s.a.Load() == a && concerns(s.request.caller.identity) {
+			streams = append(streams, s)
+		}
+	}
+	a.mu.Unlock()
+	for _, s := range streams {
+		s.later(func() { s.announce(changed...) })
+	}
+	return len(streams)
+}
+
+// Sessions returns how many sessions of clients are remembered, by the label of the client in
+// metrics and by its name.
+func (g *Gateway) Sessions() map[string]map[string]int {
+	sessions := map[string]map[string]int{}
+	for _, c := range g.clients() {
+		if c.ended.Load() {
+			continue
+		}
+		who := g.rules.caller(c.identity)
+		name, _, _ := strings.Cut(c.identity, realmMark)
+		switch name {
+		case "":
+			name = Anonymous
+		case OperatorIdentity:
+			name = who.label
+		}
+		if sessions[who.label] == nil {
+			sessions[who.label] = map[string]int{}
+		}
+		sessions[who.label][name]++
+	}
+	return sessions
+}
+
+// clients returns all clients that are remembered.
+func (s *State) clients() []*client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.everybody()
+}
+
+// everybody is clients for callers that hold the lock.
+func (s *State) everybody() []*client {
+	all := slices.Collect(maps.Values(s.busy))
+	for _, c := range s.idle.All {
+		all = append(all, c)
+	}
+	for _, c := range s.resting.All {
+		all = append(all, c)
+	}
+	return all
+}

@@ -1,0 +1,327 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// says returns a function of an identity that always says the same.
+func says(text string) func(string) string { return func(string) string { return text } }
+
+func updateOf(uri string) string {
+	return `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"` + uri + `"}}`
+}
+
+// listensIn opens a stream of a client of either era, that hears of all changes.
+func (u *user) listensIn(wants string) *talk {
+	u.t.Helper()
+	if u.era == mcp.Legacy {
+		return u.listen()
+	}
+	k := u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true`+wants+`}}`)
+	k.nextOf("notifications/subscriptions/acknowledged")
+	return k
+}
+
+// listensOnce has the peer keep GET streams open, and returns for each what it hears by.
+func (p *peer) listensOnce() <-chan func(message string) {
+	streams := make(chan func(string), 4)
+	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		messages := make(chan string)
+		streams <- func(message string) { messages <- message }
+		for {
+			select {
+			case message := <-messages:
+				a.send(w, message)
+			case <-a.Context().Done():
+				return
+			}
+		}
+	})
+	return streams
+}
+
+func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := legacyPeer("a").hasTools("x")
+		if era == mcp.Modern {
+			p = modernPeer("a").hasTools("x")
+			p.tells()
+		} else {
+			p.listens()
+		}
+		standing := func(of map[string]string) func(*Config) {
+			return func(c *Config) {
+				c.Standing = func(identity string) string { return of[identity] }
+			}
+		}
+		g := newGateway(t, standing(map[string]string{"ann": "1", "bob": "1"}), p)
+		var streams []*talk
+		for _, identity := range []string{"ann", "bob"} {
+			u := g.user(t, era)
+			u.identity = identity
+			if era == mcp.Legacy {
+				u.connect()
+			}
+			streams = append(streams, u.listensIn(""))
+		}
+		g.replace(standing(map[string]string{"ann": "1", "bob": "1"}), p)
+		g.replace(standing(map[string]string{"ann": "1", "bob": "2"}), p)
+		streams[1].ended()
+		g.Refresh("a")
+		streams[0].nextOf("notifications/tools/list_changed")
+	}
+}
+
+func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
+	p := legacyPeer("a").hasTools("x")
+	p.listens()
+	view := func(text string) func(*Config) { return func(c *Config) { c.View = says(text) } }
+	g := newGateway(t, view("one"), p)
+	stream := g.legacy(t).listen()
+	before := p.await(t, "GET", 1)
+	g.replace(view("one"), p)
+	g.replace(view("another"), p)
+	p.await(t, "GET", 2) // by the handler of now, which looks at what it says
+	await.Until(t, "the old stream to end", func() bool { return before.Context().Err() != nil })
+	stream.nextOf("notifications/tools/list_changed")
+}
+
+func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
+	hears := func(denied string) func(*Config) {
+		return func(c *Config) {
+			c.Hears = func(_, _, uri string) bool { return !strings.HasPrefix(uri, denied) }
+			c.View = says(denied)
+		}
+	}
+	t.Run("by GET", func(t *testing.T) {
+		p := legacyPeer("a")
+		last := p.listensOnce()
+		g := newGateway(t, hears("x://secret/"), p)
+		u := g.legacy(t)
+		stream := u.listen()
+		say := <-last
+		u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://public/1")+`"}`)
+		say(updateOf("x://secret/1"))
+		say(updateOf("x://public/1"))
+		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "x://public/1")) {
+			t.Errorf("got %s", e.data)
+		}
+		g.replace(hears("x://public/"), p)
+		say = <-last
+		say(updateOf("x://public/1"))
+		say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
+		for e := stream.next(); e.method() != "vendor/after"; e = stream.next() {
+			if e.method() == "notifications/resources/updated" {
+				t.Errorf("got %s", e.data)
+			}
+		}
+	})
+	t.Run("by subscriptions/listen", func(t *testing.T) {
+		p := modernPeer("a")
+		say := p.tells()
+		u := newGateway(t, hears("x://secret/"), p).modern(t)
+		stream := u.listensIn(`,"resourceSubscriptions":["` + mcp.ResourceURI("a", "x://secret/1") + `","` + mcp.ResourceURI("a", "x://public/1") + `"]`)
+		if got := p.await(t, mcp.MethodListen, 1); strings.Contains(got.body, "secret") || !strings.Contains(got.body, "x://public/1") {
+			t.Errorf("the server was asked %s", got.body)
+		}
+		say(updateOf("x://secret/1"))
+		say(updateOf("x://public/1"))
+		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "x://public/1")) {
+			t.Errorf("got %s", e.data)
+		}
+	})
+}
+
+// An answer belongs to a call. What a server says to who just listens is none.
+func TestAnswersOnStreamsOfListeners(t *testing.T) { // A54
+	p := legacyPeer("a")
+	say := p.listens()
+	u := newGateway(t, nil, p).legacy(t)
+	u.header = http.Header{"Last-Event-Id": {u.event("listen/a/1")}}
+	stream := u.listen()
+	p.await(t, "GET", 1)
+	say(`{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"x"}]}}`)
+	say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
+	if e := stream.next(); e.method() != "vendor/after" {
+		t.Errorf("got %s", e.data)
+	}
+}
+
+func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
+	p := legacyPeer("a").does("tools/call", asking(1)).does("prompts/get", asking(1)).does("resources/read", asking(1))
+	g := newGateway(t, nil, p)
+	for name, call := range map[string][2]string{
+		"a tool":     {"tools/call", `"name":"a::x"`},
+		"a prompt":   {"prompts/get", `"name":"a::x"`},
+		"a resource": {"resources/read", `"uri":"` + mcp.ResourceURI("a", "x://a") + `"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := g.modern(t)
+			in, key := wanted(t, u.ask(call[0], `{`+call[1]+`}`))
+			goOn := func(method, named string) said {
+				return u.ask(method, `{`+named+`,"inputResponses":{"`+key+`":{}},"requestState":"`+in.RequestState+`"}`)
+			}
+			for _, other := range [][2]string{
+				{"tools/call", `"name":"a::other"`}, {"prompts/get", `"name":"a::other"`}, {"tools/call", `"name":"a::x"`}, {"prompts/get", `"name":"a::x"`},
+				{"resources/read", `"uri":"` + mcp.ResourceURI("a", "x://b") + `"`},
+			} {
+				if other == call {
+					continue
+				}
+				if s := goOn(other[0], other[1]); strings.Contains(s.body, `"answers"`) || s.code() != jsonrpc.CodeInvalidParams {
+					t.Errorf("%s %s goes on with it: %s", other[0], other[1], s.body)
+				}
+			}
+			if s := goOn(call[0], call[1]); !strings.Contains(s.body, `"answers"`) {
+				t.Errorf("got %s", s.body)
+			}
+		})
+	}
+}
+
+func TestSessionsEndWhereTheyMayNotBeAnyMore(t *testing.T) { // A53, A60
+	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
+	sees := func(servers ...string) func(*Config) {
+		return func(c *Config) {
+			c.Sees = func(_, server string) bool { return slices.Contains(servers, server) }
+		}
+	}
+	g := newGateway(t, sees("a", "b"), a, b)
+	u := g.legacy(t)
+	u.ask("tools/list", "")
+	g.replace(sees("a"), a, b)
+	response, err := u.do(t.Context(), http.MethodDelete, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	for _, p := range []*peer{a, b} {
+		if p.count("DELETE") != 1 {
+			t.Errorf("%s was told %d times", p.name, p.count("DELETE"))
+		}
+	}
+}
+
+// window leads clients from notes:// to a server.
+func window(c *Config) {
+	c.Lead = func(uri string) (string, string, bool) {
+		name, ok := strings.CutPrefix(uri, "notes://")
+		return "a", "x://" + name, ok
+	}
+}
+
+// windows are those of a gateway that joins servers, and of one that is the same as its
+// only server.
+var windows = map[string]func(*Config){"of several": window, "as one": func(c *Config) {
+	window(c)
+	c.Naming = mcp.Naming{}
+}}
+
+func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
+	contents := func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"contents":[{"uri":"`+a.message.Text(jsonrpc.URI)+`","text":"see x://b"},{"uri":"x://other","text":""}]}`)
+	}
+	for name, configure := range windows {
+		t.Run(name, func(t *testing.T) {
+			both(t, configure, func() []*peer { return []*peer{newPeer("a").does("resources/read", contents)} }, func(t *testing.T, u *user, peers []*peer) {
+				s := u.ask("resources/read", `{"uri":"notes://1"}`)
+				if got := peers[0].await(t, "resources/read", 1).message.Text(jsonrpc.URI); got != "x://1" {
+					t.Errorf("the server was asked for %s", got)
+				}
+				var result struct{ Contents []struct{ URI string } }
+				_ = json.Unmarshal(s.Result, &result)
+				if len(result.Contents) != 2 || result.Contents[0].URI != "notes://1" || strings.Contains(string(s.Result), mcp.ResourceURI("a", "x://1")) {
+					t.Errorf("got %s", s.body)
+				}
+			})
+		})
+	}
+}
+
+func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
+	for name, configure := range windows {
+		t.Run(name+": resources/subscribe", func(t *testing.T) {
+			p := legacyPeer("a")
+			say := p.listens()
+			u := newGateway(t, configure, p).legacy(t)
+			stream := u.listen()
+			p.await(t, "GET", 1)
+			if s := u.ask("resources/subscribe", `{"uri":"notes://1"}`); s.code() != 0 {
+				t.Fatalf("got %s", s.body)
+			}
+			if got := p.await(t, "resources/subscribe", 1).message.Text(jsonrpc.URI); got != "x://1" {
+				t.Errorf("the server was asked for %s", got)
+			}
+			say(updateOf("x://1"))
+			if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, `"uri":"notes://1"`) {
+				t.Errorf("got %s", e.data)
+			}
+		})
+		t.Run(name+": subscriptions/listen", func(t *testing.T) {
+			p := modernPeer("a")
+			say := p.tells()
+			u := newGateway(t, configure, p).modern(t)
+			stream := u.listensIn(`,"resourceSubscriptions":["notes://1"]`)
+			if got := p.await(t, mcp.MethodListen, 1); !strings.Contains(got.body, `"x://1"`) {
+				t.Fatalf("the server was asked %s", got.body)
+			}
+			say(updateOf("x://1"))
+			if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, `"uri":"notes://1"`) {
+				t.Errorf("got %s", e.data)
+			}
+		})
+	}
+}
+
+func TestRequestsThatWantNoAnswerGoNowhere(t *testing.T) { // A54, A58
+	a, b := legacyPeer("a"), legacyPeer("b")
+	u := newGateway(t, nil, a, b).legacy(t)
+	for method, params := range map[string]string{
+		"tools/call": `{"name":"x"}`, "prompts/get": `{"name":"x"}`, "resources/read": `{"uri":"x://a"}`, "tools/list": `{}`, "tasks/cancel": `{"taskId":"1"}`, "logging/setLevel": `{"level":"debug"}`,
+	} {
+		u.tell(method, params)
+		for _, p := range []*peer{a, b} {
+			if p.count(method) > 0 {
+				t.Errorf("%s has heard %s", p.name, method)
+			}
+		}
+	}
+	u.tell("notifications/vendor", "")
+	a.await(t, "notifications/vendor", 1)
+	b.await(t, "notifications/vendor", 1)
+}
+
+func TestHeldCallsAreTakenUpForTheirToolOnly(t *testing.T) { // A54, A60
+	p := legacyPeer("a").hasTools("x", "y").does("tools/call", asking(1))
+	discovery := func(c *Config) { c.Discovery = true }
+	for name, tt := range map[string]struct{ by, other string }{
+		"by name":      {`"name":"a::x"`, `"name":"a::y"`},
+		"by call_tool": {`"name":"call_tool","arguments":{"name":"a::x"}`, `"name":"call_tool","arguments":{"name":"a::y"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGateway(t, discovery, p)
+			u := g.modern(t)
+			in, key := wanted(t, u.ask("tools/call", `{`+tt.by+`}`))
+			g.replace(discovery, p)
+			taken := fmt.Sprintf(`,"inputResponses":{%q:{"action":"accept"}},"requestState":%q}`, key, in.RequestState)
+			if s := u.ask("tools/call", `{`+tt.other+taken); s.code() != jsonrpc.CodeInvalidParams || strings.Contains(s.body, `"answers"`) {
+				t.Errorf("as another tool: %s", s.body)
+			}
+			if s := u.ask("tools/call", `{`+tt.by+taken); !strings.Contains(string(s.Result), `"answers"`) {
+				t.Errorf("as the same: %s", s.body)
+			}
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package gateway
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"strings"
+)
+
+// A sealer makes what clients hold for us: sealed texts, which they cannot read, and bound
+// ids, which are good for one client only. Neither can be made or changed without the key.
+type sealer struct {
+	aead cipher.AEAD
+	key  []byte
+}
+
+// newSealer returns a sealer for a key of any length.
+func newSealer(key []byte) sealer {
+	derived := sha256.Sum256(append([]byte("mcp session id\x00"), key...))
+	block, err := aes.NewCipher(derived[:])
+	if err != nil {
+		panic(err) // the length is right
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return sealer{aead, key}
+}
+
+// NewKey returns a random key.
+func NewKey() []byte {
+	key := make([]byte, sha256.Size)
+	_, _ = rand.Read(key) // never fails
+	return key
+}
+
+// seal seals a text for a purpose.
+func (s sealer) seal(purpose string, plain []byte) string {
+	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, plain, []byte(purpose)))
+}
+
+// open opens what seal has sealed for the same purpose.
+func (s sealer) open(purpose, sealed string) ([]byte, bool) {
+	// Sessions are remembered by their sealed text, also that they have ended. So only one
+	// spelling is good, where decoding would accept line breaks and spare bits.
+	raw, err := base64.RawURLEncoding.DecodeString(sealed)
+	if err != nil || base64.RawURLEncoding.EncodeToString(raw) != sealed {
+		return nil, false
+	}
+	plain, err := s.aead.Open(nil, nil, raw, []byte(purpose))
+	return plain, err == nil
+}
+
+// bind returns an id that is good in a scope only, such as that of a server and a client.
+func (s sealer) bind(id string, scope ...string) string {
+	mac := hmac.New(sha256.New, s.key)
+	for _, part := range scope {
+		_, _ = mac.Write([]byte(part + "\x00"))
+	}
+	_, _ = mac.Write([]byte(id))
+	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
+}
+
+// claim returns the id that bind was given for a scope, and whether it was.
+func (s sealer) claim(bound string, scope ...string) (id string, ok bool) {
+	id = bound[:max(strings.LastIndexByte(bound, '.'), 0)]
+	return id, hmac.Equal([]byte(bound), []byte(s.bind(id, scope...)))
+}

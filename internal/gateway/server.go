@@ -1,0 +1,157 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+)
+
+// A Server is one of the servers behind the gateway.
+type Server struct {
+	Name     string
+	ID       string // equal for two servers that are the same to clients
+	Aliases  []string
+	Expose   []string // patterns of the tools that the aggregate shows; all if there are none
+	Upstream Upstream
+
+	Target        *url.URL // path and query of requests to it
+	Timeout       time.Duration
+	ForwardAuth   bool // pass the credentials of clients on to it
+	Answers       []Answer
+	Mask          Mask // nil if nothing is masked
+	MaskAggregate bool // mask at the aggregate, too
+	Pins          *toolpin.Pins
+	ChildrenOnly  bool            // its upstreams are child processes, which know no HTTP
+	Streams       context.Context // done when streams that clients have opened to it at Single are to end
+
+	asides Asides // messages to it besides requests of clients
+
+	mu     sync.Mutex
+	speaks [2]opinion // by era
+	outage outage
+}
+
+// An outage is a time in which a server cannot be reached. Of all clients one tries
+// now and then whether it is over; it costs the others no time.
+type outage struct {
+	failure  *jsonrpc.Failure // nil if there is none
+	failures int              // in a row
+	noted    time.Time        // the last of them
+	retry    time.Time        // not before
+	trying   bool             // somebody does
+}
+
+// out returns why it is of no use to talk to the server now. Whoever gets nil has to
+// say how it went.
+func (s *Server) out() *jsonrpc.Failure {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := &s.outage; o.failure != nil {
+		if o.trying || time.Now().Before(o.retry) {
+			return o.failure
+		}
+		o.trying = true
+	}
+	return nil
+}
+
+// tried notes whether the server could be reached by somebody who has begun to try at some
+// time. It returns after what pause it is tried again.
+func (s *Server) tried(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if failure == nil {
+		s.outage = outage{}
+		return 0
+	}
+	o, now := &s.outage, time.Now()
+	if o.failure != nil && !began.After(o.noted) { // it is the same failure, of which another has told
+		return max(o.retry.Sub(now), 0)
+	}
+	pause = min(time.Second<<min(o.failures, 5), 30*time.Second)
+	o.failure, o.trying, o.noted, o.retry = failure, false, now, now.Add(pause)
+	o.failures++
+	return pause
+}
+
+// gaveUp notes that nobody knows how it went.
+func (s *Server) gaveUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.outage.trying = false
+}
+
+// unreachable reports whether a failure is of the server and not of what was asked.
+func unreachable(failure *jsonrpc.Failure) bool {
+	return failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error"
+}
+
+// An opinion is what is known of a server.
+type opinion uint8
+
+const (
+	unknown opinion = iota
+	yes
+	no
+)
+
+// brief returns what tells a server from another of the same name.
+func (s *Server) brief() string {
+	sum := sha256.Sum256([]byte(s.ID))
+	return base64.RawURLEncoding.EncodeToString(sum[:6])
+}
+
+func (s *Server) learn(era mcp.Era, speaks bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.speaks[era] = no
+	if speaks {
+		s.speaks[era] = yes
+	}
+}
+
+// knows reports whether the server is known to speak in an era.
+func (s *Server) knows(era mcp.Era) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.speaks[era] == yes
+}
+
+// eras returns in which eras the server is to be spoken to, the most promising
+// first: that of the client, unless the server is known not to speak it.
+func (s *Server) eras(client mcp.Era) [2]mcp.Era {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	other := mcp.Modern - client
+	if s.speaks[client] == no && s.speaks[other] != no {
+		return [2]mcp.Era{other, client}
+	}
+	return [2]mcp.Era{client, other}
+}
+
+// shows reports whether clients may see a tool of the server, and call it.
+func (s *Server) shows(tool string) bool {
+	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, func(pattern string) bool { return mcp.MatchName(pattern, tool) })
+}
+
+// Probe has the routes of the server answer a message that no client has sent.
+func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) error {
+	x := &exchange{server: s}
+	if failure := x.message.Read(message); failure != nil {
+		return failure
+	}
+	direct(r, s.Target)
+	s.Upstream.Describe(r, x.placeholder)
+	httpbody.Post(r, message)
+	return s.serve(w, r)
+}

@@ -1,0 +1,205 @@
+package gateway
+
+import (
+	"bytes"
+	"compress/flate"
+	"crypto/sha256"
+	"encoding/json"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// A ticket is what the session id of a client says to whoever can open it: all it
+// takes to go on with the session.
+type ticket struct {
+	Identity string                `json:"i,omitempty"`
+	Address  string                `json:"a,omitempty"` // where it began, if nobody knows who it is
+	Issued   int64                 `json:"t"`           // when, in seconds since 1970
+	Version  string                `json:"v"`
+	Hello    json.RawMessage       `json:"h"` // params of its initialize
+	Links    map[string]linkTicket `json:"l,omitempty"`
+}
+
+// ticket returns what it takes to go on with the session of a client elsewhere.
+func (c *client) ticket(links map[string]linkTicket) ticket {
+	t := ticket{Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.hello.params, Links: links}
+	if c.identity == "" {
+		t.Address = strings.TrimPrefix(c.owner, "@")
+	}
+	return t
+}
+
+// A linkTicket is what it takes to go on with the session of one server.
+type linkTicket struct {
+	Server  string    `json:"i,omitempty"` // which one it was, in short
+	Era     mcp.Era   `json:"e,omitempty"`
+	Version string    `json:"v,omitempty"`
+	Session string    `json:"s,omitempty"`
+	Can     abilities `json:"c,omitempty"`
+}
+
+const (
+	// longestSession is how long session ids may be. Clients have limits on the
+	// headers they take, Node.js 16 KiB for all of them.
+	longestSession = 6 << 10
+	// longestHello is how large the params of initialize may be.
+	longestHello = 16 << 10
+	// largestTicket is how large a ticket may be. Who has no key cannot make one,
+	// but a limit is cheap.
+	largestTicket = 1 << 20
+)
+
+// sealed returns the session id that carries t. If it would be too long, what the
+// servers call the client is left out: it is known here, and others can ask for it.
+// There is none for a client that has too much to say of itself.
+func (a *Gateway) sealed(t ticket) (id string) {
+	if id = a.sealer.seal("session", packed(t)); len(id) > longestSession {
+		t.Links = nil
+		id = a.sealer.seal("session", packed(t))
+	}
+	if len(id) > longestSession {
+		t.Hello = helloOf(t.Hello).brief(t.Version)
+		id = a.sealer.seal("session", packed(t))
+	}
+	if len(id) > longestSession {
+		return ""
+	}
+	return id
+}
+
+// opened returns what a session id carries.
+func (a *Gateway) opened(id string) (t ticket, ok bool) {
+	plain, ok := a.sealer.open("session", id)
+	if !ok {
+		return ticket{}, false
+	}
+	text, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(plain)), largestTicket))
+	if err != nil || json.Unmarshal(text, &t) != nil {
+		return ticket{}, false
+	}
+	return t, true
+}
+
+func packed(t ticket) []byte {
+	text, _ := json.Marshal(t) // of strings, numbers and JSON that has been read: it cannot fail
+	var b bytes.Buffer
+	w := packers.Get().(*flate.Writer)
+	defer packers.Put(w)
+	w.Reset(&b)
+	_, _ = w.Write(text)
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// packers are kept between sessions: each takes most of a megabyte.
+var packers = sync.Pool{New: func() any {
+	w, _ := flate.NewWriter(nil, flate.DefaultCompression) // which is a level that there is
+	return w
+}}
+
+// session finds the client that has this session. It has to be released.
+func (a *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
+	c := a.client(id, func() *client {
+		t, ok := a.opened(id)
+		if !ok {
+			return nil
+		}
+		owner := t.Identity
+		if owner == "" {
+			owner = "@" + t.Address
+		}
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, helloOf(t.Hello))
+		c.issued = time.Unix(t.Issued, 0)
+		return c.restore(t.Links, a.config.Servers)
+	})
+	switch {
+	case c == nil:
+		return nil, jsonrpc.UnknownSession()
+	case c.identity != identity || a.hasEnded(c):
+		a.release(c)
+		return nil, jsonrpc.UnknownSession()
+	}
+	return c, nil
+}
+
+// sessionTime is how long a session may last, whoever remembers it. That it has ended
+// is known only where it was ended, so its id is good elsewhere until then.
+const sessionTime = 7 * 24 * time.Hour
+
+// sessionsOver are the sessions that have ended before their time. It is guarded by
+// State.mu.
+type sessionsOver struct {
+	ids *quota.Cache[[16]byte, sessionOver] // by a hash of their ids
+
+	// When there are too many of an owner, those that it began up to a time have all
+	// ended.
+	until map[string]time.Time
+}
+
+// A sessionOver is a session that has ended.
+type sessionOver struct {
+	owner  string
+	issued time.Time
+}
+
+const (
+	maxSessionsOver = 100_000 // 30 MB
+	maxOwnersOver   = 1_000
+)
+
+var keptOver = quota.NewKind("ended_sessions")
+
+func newSessionsOver() sessionsOver {
+	over := sessionsOver{until: map[string]time.Time{}}
+	over.ids = quota.NewCache(keptOver, quota.Limits{Entries: maxSessionsOver}, sessionTime, func(_ [16]byte, s sessionOver) {
+		if time.Since(s.issued) < sessionTime && over.until[s.owner].Before(s.issued) {
+			over.until[s.owner] = s.issued
+		}
+	})
+	return over
+}
+
+// end notes that a session has ended, for as long as its id would be good.
+func (s *State) end(c *client) {
+	c.ended.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over.ids.Put(c.owner, overKey(c.key), sessionOver{c.owner, c.issued}, 0)
+	if len(s.over.until) > maxOwnersOver {
+		s.over.forgetOldest()
+	}
+}
+
+// forgetOldest makes room for another owner. The one that is forgotten can use its own
+// sessions again until they are too old. That is better than to end those of anybody else.
+func (over *sessionsOver) forgetOldest() {
+	var oldest string
+	for owner, until := range over.until {
+		if oldest == "" || until.Before(over.until[oldest]) {
+			oldest = owner
+		}
+	}
+	delete(over.until, oldest)
+}
+
+// hasEnded reports whether a session has been ended, or has lasted too long.
+func (s *State) hasEnded(c *client) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, over := s.over.ids.Get(overKey(c.key))
+	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) {
+		c.ended.Store(true)
+	}
+	return c.ended.Load()
+}
+
+func overKey(id string) [16]byte {
+	sum := sha256.Sum256([]byte(id))
+	return [16]byte(sum[:])
+}

@@ -1,0 +1,486 @@
+package gateway
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
+	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{
+		"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: hasTools},
+		"b": {Version: "2025-03-26", Session: "s", Can: hasTools | canSubscribe},
+	}}
+	id := joining(nil).sealed(want)
+	got, ok := joining(nil).opened(id)
+	if a, b := encoded(got), encoded(want); !ok || string(a) != string(b) {
+		t.Errorf("got %s, want %s", a, b)
+	}
+	if again := joining(nil).sealed(want); again == id {
+		t.Error("it is sealed in the same way twice")
+	}
+	if _, ok := joining(func(c *Config) { c.Key = NewKey() }).opened(id); ok {
+		t.Error("it was opened with another key")
+	}
+	if _, ok := joining(nil).openBytes("call", id); ok {
+		t.Error("it was opened for another purpose")
+	}
+}
+
+func TestSessionIDsThatAreNotOurs(t *testing.T) {
+	p := legacyPeer("a")
+	g := newGateway(t, nil, p)
+	u := g.legacy(t)
+	foreign := newGateway(t, func(c *Config) { c.Key = NewKey() }, legacyPeer("a")).legacy(t)
+	raw, _ := base64.RawURLEncoding.DecodeString(u.session)
+	tampered := func(i int) string {
+		changed := append([]byte(nil), raw...)
+		changed[i] ^= 1
+		return base64.RawURLEncoding.EncodeToString(changed)
+	}
+	tests := map[string]string{
+		"its first byte is another":  tampered(0),
+		"its last byte is another":   tampered(len(raw) - 1),
+		"a byte within is another":   tampered(len(raw) / 2),
+		"it is cut":                  u.session[:len(u.session)-4],
+		"it is cut at once":          u.session[:4],
+		"there is more":              u.session + "AAAA",
+		"it is sealed by another":    foreign.session,
+		"it is no base64":            "!!!!",
+		"it is that of a server":     "a-session-1",
+		"it is sealed for a call":    g.sealBytes("call", []byte("x")),
+		"it is sealed, but no JSON":  g.sealBytes("session", []byte("x")),
+		"it is very long":            strings.Repeat("A", 60_000),
+		"it is empty inside":         g.sealBytes("session", nil),
+		"it is padded":               u.session + "=",
+		"it has a space within":      u.session[:9] + " " + u.session[9:],
+		"it is of another alphabet":  base64.StdEncoding.EncodeToString(raw) + "+",
+		"it is the one, upside down": u.session[len(u.session)/2:] + u.session[:len(u.session)/2],
+	}
+	for name, id := range tests {
+		t.Run(name, func(t *testing.T) {
+			for _, method := range []string{"POST", "GET", "DELETE"} {
+				other := u.at(g)
+				other.t, other.session = t, id
+				body := ""
+				if method == "POST" {
+					body = other.request("1", "tools/list", "")
+				}
+				response, err := other.do(t.Context(), method, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				response.Body.Close()
+				if response.StatusCode != http.StatusNotFound {
+					t.Errorf("%s: got %d", method, response.StatusCode)
+				}
+			}
+		})
+	}
+	if s := u.ask("ping", ""); s.status != 200 || s.code() != 0 {
+		t.Errorf("the session itself: %+v", s)
+	}
+}
+
+func TestSessionsBelongToWhoBeganThem(t *testing.T) {
+	p := legacyPeer("a")
+	g := newGateway(t, nil, p)
+	ann := g.user(t, mcp.Legacy)
+	ann.identity = "ann"
+	ann.connect()
+	for _, identity := range []string{"bob", ""} {
+		for name, at := range map[string]*front{"here": g, "at another replica": newGateway(t, nil, p)} {
+			other := ann.at(at)
+			other.identity = identity
+			if s := other.ask("ping", ""); s.status != http.StatusNotFound || s.symbol() != "unknown_session" {
+				t.Errorf("%q %s: %+v", identity, name, s)
+			}
+		}
+	}
+	if s := ann.ask("ping", ""); s.status != 200 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestAnotherReplicaGoesOnWithASession(t *testing.T) {
+	a, b := legacyPeer("a"), modernPeer("b")
+	one, other := newGateway(t, nil, a, b), newGateway(t, nil, a, b)
+	u := one.legacy(t)
+	for i, at := range []*front{other, one, other, one} {
+		for _, p := range []*peer{a, b} {
+			if s := u.at(at).call(p.name + "::x"); s.code() != 0 || !strings.Contains(s.answer, p.name) {
+				t.Errorf("call %d of %s: %+v", i, p.name, s)
+			}
+		}
+	}
+	if n := a.count("initialize"); n != 1 {
+		t.Errorf("initialized %d times", n)
+	}
+	if n := a.count("notifications/initialized"); n != 1 {
+		t.Errorf("greeted %d times (A3)", n)
+	}
+	if n := b.count("server/discover"); n != 1 {
+		t.Errorf("discovered %d times", n)
+	}
+	for _, call := range a.heard("tools/call") {
+		if call.session != "a-session-1" {
+			t.Errorf("called in session %q", call.session)
+		}
+	}
+}
+
+func TestSessionIDsFitIntoHeaders(t *testing.T) {
+	random := func(n int) string {
+		text := ""
+		for len(text) < n {
+			text += rand.Text()
+		}
+		return text[:n]
+	}
+	tests := []struct {
+		name    string
+		session int // length of the ids of servers
+		hello   int // length of what clients say of themselves
+	}{
+		{"short sessions", 36, 100},
+		{"long sessions", 400, 100},
+		{"a client that says much", 36, 9_000},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var peers []*peer
+			for i := range 50 {
+				p := legacyPeer(fmt.Sprint("server-", i))
+				id := random(tt.session)
+				p.alive[id] = true
+				p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+					w.Header().Set(mcp.SessionHeader, id)
+					a.reply(w, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true},"resources":{}}}`)
+				})
+				peers = append(peers, p)
+			}
+			g := newGateway(t, nil, peers...)
+			u := g.user(t, mcp.Legacy)
+			u.info = `{"name":"` + random(tt.hello) + `","version":"1"}`
+			u.connect()
+			if len(u.session) > 6<<10 {
+				t.Errorf("it is %d bytes long", len(u.session))
+			}
+			if s := u.at(newGateway(t, nil, peers...)).call("server-49::x"); s.code() != 0 {
+				t.Errorf("another replica: %+v", s)
+			}
+		})
+	}
+}
+
+func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
+	ways := map[string]script{
+		"404":              func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusNotFound) },
+		"404 and an error": func(w http.ResponseWriter, a *incoming) { a.refuse(w, 404, -32001, "Session not found") },
+		"404 and an error, id null": func(w http.ResponseWriter, a *incoming) {
+			a.write(w, 404, `{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}`)
+		},
+		"400 and an error, id null": func(w http.ResponseWriter, a *incoming) {
+			a.write(w, 400, `{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID provided"},"id":null}`)
+		},
+	}
+	for name, way := range ways {
+		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+			t.Run(fmt.Sprint(name, ", client of era ", era), func(t *testing.T) {
+				p := legacyPeer("a").hasTools("x")
+				p.forgotten = way
+				var ran int
+				p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+					ran++
+					a.reply(w, `{"content":[]}`)
+				})
+				g := newGateway(t, nil, p)
+				u := g.user(t, era)
+				if era == mcp.Legacy {
+					u.connect()
+				} else if s := u.ask("tools/list", ""); s.code() != 0 {
+					t.Fatalf("%+v", s)
+				}
+				p.forget()
+				if s := u.call("a::x"); s.code() != 0 || s.Result == nil {
+					t.Errorf("got %+v", s)
+				}
+				if ran != 1 {
+					t.Errorf("the call ran %d times", ran)
+				}
+				if n := p.count("initialize"); n != 2 {
+					t.Errorf("initialized %d times, want 2", n)
+				}
+				if n := p.count("notifications/initialized"); n != 2 {
+					t.Errorf("greeted %d times, want 2", n)
+				}
+				p.forget()
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+					t.Errorf("list: got %v", got)
+				}
+				if n := p.count("initialize"); n != 3 {
+					t.Errorf("initialized %d times, want 3", n)
+				}
+
+				// A second loss in the same call is an error.
+				calls := p.count("tools/call")
+				p.does("tools/call", func(w http.ResponseWriter, a *incoming) { way(w, a) })
+				if s := u.call("a::x"); s.code() == 0 {
+					t.Errorf("got %+v", s)
+				}
+				if n := p.count("tools/call") - calls; n != 2 {
+					t.Errorf("called %d times, want 2", n)
+				}
+			})
+		}
+	}
+}
+
+func TestACallThatMayHaveRunIsNotRepeated(t *testing.T) {
+	ways := map[string]script{
+		"it breaks off at once":   func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"it breaks off after 200": func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200); panic(http.ErrAbortHandler) },
+		"it breaks off in JSON": func(w http.ResponseWriter, a *incoming) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":`)
+			panic(http.ErrAbortHandler)
+		},
+		"it breaks off in a stream": func(w http.ResponseWriter, a *incoming) {
+			a.send(w, `{"jsonrpc":"2.0","method":"x"}`)
+			panic(http.ErrAbortHandler)
+		},
+		"it ends a stream":      func(w http.ResponseWriter, a *incoming) { a.send(w, `{"jsonrpc":"2.0","method":"x"}`) },
+		"it says nothing":       func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
+		"it says garbage":       func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
+		"500":                   func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
+		"202":                   func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(202) },
+		"400 and its own error": func(w http.ResponseWriter, a *incoming) { a.refuse(w, 400, -32602, "no") },
+		"an error":              func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32001, "session not found") },
+		"an error in a stream": func(w http.ResponseWriter, a *incoming) {
+			a.send(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-32001,"message":"x"}}`)
+		},
+		"the answer to another": func(w http.ResponseWriter, a *incoming) {
+			a.write(w, 200, `{"jsonrpc":"2.0","id":"another","result":{}}`)
+		},
+	}
+	for name, way := range ways {
+		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+			for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+				t.Run(fmt.Sprint(name, ", client of era ", era, ", server of ", server), func(t *testing.T) {
+					p := newPeer("a")
+					p.speaks[server] = true
+					p.does("tools/call", way)
+					g := newGateway(t, nil, p)
+					u := g.user(t, era)
+					if era == mcp.Legacy {
+						u.connect()
+					}
+					if s := u.call("a::x"); s.code() == 0 && s.status < 400 || s.answer != "" && s.Error == nil {
+						t.Errorf("got %d %s", s.status, s.body)
+					}
+					if n := p.count("tools/call"); n != 1 {
+						t.Errorf("called %d times", n)
+					}
+					if n := p.count("initialize"); server == mcp.Legacy && n != 1 {
+						t.Errorf("initialized %d times", n)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestDeletedSessionsAreOver(t *testing.T) {
+	a, b := legacyPeer("a"), legacyPeer("b")
+	a.listens()
+	g := newGateway(t, nil, a, b)
+	u := g.legacy(t)
+	stream := u.listen()
+	response, err := u.do(t.Context(), http.MethodDelete, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode/100 != 2 {
+		t.Errorf("got %d", response.StatusCode)
+	}
+	stream.ended()
+	if s := u.ask("ping", ""); s.status != http.StatusNotFound {
+		t.Errorf("got %+v", s)
+	}
+	for _, p := range []*peer{a, b} {
+		if n := p.count("DELETE"); n != 1 || p.heard("DELETE")[0].session != p.name+"-session-1" {
+			t.Errorf("%s: %d times", p.name, n)
+		}
+	}
+}
+
+// end ends the session of a client.
+func (u *user) end() {
+	u.t.Helper()
+	response, err := u.do(u.t.Context(), http.MethodDelete, "")
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusNoContent {
+		u.t.Errorf("DELETE: got %d", response.StatusCode)
+	}
+}
+
+// That a session has ended is known for as long as its id would be good, whoever else
+// comes and goes.
+func TestEndedSessionsStayEnded(t *testing.T) {
+	g := newMemory(t, func(c *Config) { c.MaxClients = 2 }, legacyPeer("a"))
+	defer g.close()
+	u, still := g.legacy(t), g.legacy(t)
+	u.end()
+	for range 5 {
+		g.legacy(t)
+	}
+	if s := u.ask("tools/list", ""); s.status != http.StatusNotFound || s.symbol() != "unknown_session" {
+		t.Errorf("got %d %s", s.status, s.body)
+	}
+	if s := still.ask("tools/list", ""); s.code() != 0 {
+		t.Errorf("the session that has not ended: %s", s.body)
+	}
+	if n := g.over.ids.Len(); n != 1 {
+		t.Errorf("%d ended sessions are remembered, want 1", n)
+	}
+}
+
+// More sessions than can be remembered have ended: all of their owner that began before
+// one that is forgotten have, and none of anybody else.
+func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
+	s := NewState()
+	defer func() { _ = s.Destruct() }()
+	began := time.Now().Add(-time.Hour)
+	session := func(owner string, i int) *client {
+		return &client{owner: owner, key: fmt.Sprint(owner, i), issued: began.Add(time.Duration(i) * time.Millisecond)}
+	}
+	s.end(session("bob", 1))
+	for i := range maxSessionsOver + 10 {
+		s.end(session("ann", i))
+	}
+	for _, tt := range []struct {
+		owner string
+		i     int
+		want  bool
+	}{
+		{"ann", 0, true}, {"ann", maxSessionsOver, true},
+		{"ann", maxSessionsOver + 20, false},
+		{"bob", 0, false}, {"bob", 1, true}, {"bob", 2, false},
+	} {
+		if got := s.hasEnded(session(tt.owner, tt.i)); got != tt.want {
+			t.Errorf("session %d of %s has ended: %t", tt.i, tt.owner, got)
+		}
+	}
+
+	// Of very many owners, those of the last are. Nobody else's session ends.
+	s = NewState()
+	defer func() { _ = s.Destruct() }()
+	for i := range maxSessionsOver + 2*maxOwnersOver {
+		s.end(session(fmt.Sprint("owner", i), 500))
+	}
+	if n := len(s.over.until); n > maxOwnersOver {
+		t.Errorf("%d owners", n)
+	}
+	s.end(session("dan", 600))
+	if !s.hasEnded(session("dan", 600)) || s.hasEnded(session("carol", 0)) {
+		t.Error("a session has come back, or that of somebody else has ended")
+	}
+}
+
+// In time that is not real: a session has an end.
+func TestSessionsThatLastTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		g, other := newMemory(t, nil, p), newMemory(t, nil, p)
+		defer g.close()
+		defer other.close()
+		u := g.legacy(t)
+		time.Sleep(sessionTime - time.Minute)
+		for _, at := range []*front{g, other} {
+			if s := u.at(at).ask("ping", ""); s.status != http.StatusOK {
+				t.Errorf("got %s", s.body)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		for _, at := range []*front{g, other} {
+			if s := u.at(at).ask("ping", ""); s.status != http.StatusNotFound {
+				t.Errorf("got %s", s.body)
+			}
+		}
+	})
+}
+
+// Under the race detector: streams begin while their session ends.
+func TestASessionThatEndsWhileStreamsBegin(t *testing.T) {
+	p := legacyPeer("a")
+	p.listens()
+	g := newGateway(t, nil, p)
+	for range 20 {
+		u := g.legacy(t)
+		begun := make(chan *talk)
+		for range 4 {
+			go func() { begun <- u.listen() }()
+		}
+		response, err := u.do(t.Context(), http.MethodDelete, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		for range 4 {
+			(<-begun).ended()
+		}
+	}
+}
+
+func TestRequestsWithoutASession(t *testing.T) {
+	g := newGateway(t, nil, legacyPeer("a"))
+	u := g.user(t, mcp.Legacy)
+	if s := u.ask("tools/list", ""); s.status != 400 || s.code() != jsonrpc.CodeInvalidRequest {
+		t.Errorf("POST: %+v", s)
+	}
+	for method, want := range map[string]int{"GET": 405, "DELETE": 400, "PUT": 405} {
+		response, err := u.do(t.Context(), method, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("%s: got %d, want %d", method, response.StatusCode, want)
+		}
+	}
+}
+
+// The one who is forgotten because there are too many goes on with what its id says.
+func TestMoreClientsThanCanBeRemembered(t *testing.T) {
+	p := legacyPeer("a")
+	g := newGateway(t, func(c *Config) { c.MaxClients = 2 }, p)
+	var users []*user
+	for range 5 {
+		users = append(users, g.legacy(t))
+	}
+	for i, u := range users {
+		if s := u.call("a::x"); s.code() != 0 {
+			t.Errorf("client %d: %+v", i, s)
+		}
+	}
+	if n := p.count("initialize"); n != 5 {
+		t.Errorf("initialized %d times", n)
+	}
+	for i, call := range p.heard("tools/call") {
+		if want := fmt.Sprint("a-session-", i+1); call.session != want {
+			t.Errorf("call in %s, want %s", call.session, want)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package gateway
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// A State is what is remembered of clients. It outlives configurations: an Gateway
+// that takes the place of another goes on with its clients, their connections to
+// servers that are the same, their streams and the calls that wait for them.
+type State struct {
+	shelf   *shelf
+	index   index
+	running sync.WaitGroup // calls that are given up, and sessions that are being ended
+	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
+	holding *quota.Meter   // of calls that wait for their clients
+
+	subscribing *quota.Meter // to resources
+	listening   *quota.Meter // by streams
+
+	overhear overhearings
+
+	mu       sync.Mutex
+	busy     map[string]*client            // those that are being served
+	idle     *quota.Cache[string, *client] // the others
+	resting  *quota.Cache[string, *client] // sessions that were not seen for long, but have more to them than their ids say
+	over     sessionsOver
+	sweeping *time.Timer // nil if there is nothing to sweep
+	held     map[string]*heldCall
+	streams  map[*stream]bool
+	members  []*Gateway
+	ended    bool
+}
+
+const (
+	// idleTime is how long a client that does nothing is remembered. One of the modern era
+	// never says that it leaves, and may have sessions with servers of the other era that
+	// nobody else ends. A session of the legacy era goes on from what its id carries.
+	idleTime = 30 * time.Minute
+
+	// restTime is how long a session is remembered after that, if its client has
+	// subscribed to something or has set a log level: its id does not carry that.
+	restTime = 24 * time.Hour
+)
+
+// What is kept for clients, as the metrics call it.
+var (
+	keptClients = quota.NewKind("clients")
+	keptResting = quota.NewKind("resting_sessions")
+	keptStreams = quota.NewKind("streams") // which connections limit
+	keptCalls   = quota.NewKind("held_calls")
+)
+
+// NewState returns a State in which nobody is known.
+func NewState() *State {
+	s := &State{
+		shelf:       newShelf(),
+		ending:      make(chan struct{}, 16),
+		holding:     quota.NewMeter(keptCalls, quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne}),
+		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
+		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		busy:        map[string]*client{},
+		over:        newSessionsOver(),
+		held:        map[string]*heldCall{},
+		streams:     map[*stream]bool{},
+	}
+	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
+	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
+	return s
+}
+
+// clientLimits returns the limits for so many clients: in memory 4 KiB each, of which
+// most need less.
+func clientLimits(clients int) quota.Limits {
+	return quota.Limits{Entries: clients, Bytes: int64(max(clients, 64)) << 12}
+}
+
+// client returns the client that is known under a key, or makes it known, and keeps it
+// until it is released.
+func (s *State) client(key string, make func() *client) *client {
+	if c := s.known(key, nil); c != nil {
+		return c
+	}
+	c := make() // which may take a while
+	if c == nil {
+		return nil
+	}
+	return s.known(key, c)
+}
+
+// known returns the client that is known under a key, or else makes another one known.
+func (s *State) known(key string, or *client) *client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.busy[key]
+	if c == nil {
+		if c, _ = s.idle.Remove(key); c == nil {
+			c, _ = s.resting.Remove(key)
+		}
+		if c == nil {
+			c = or
+		}
+		if c == nil {
+			return nil
+		}
+		c.key = key
+		s.busy[key] = c
+	}
+	c.using++
+	return c
+}
+
+// keep keeps a client that is being served for somebody else, too.
+func (s *State) keep(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.using++
+}
+
+// release says that a client is no longer needed.
+func (s *State) release(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.using--; c.using > 0 || c.key == "" {
+		return
+	}
+	delete(s.busy, c.key)
+	if s.ended || c.ended.Load() {
+		c.unsubscribe(s.subscribing)
+		return
+	}
+	if bytes := c.size(); !s.idle.Put(c.owner, c.key, c, bytes) {
+		s.forget(c)
+	}
+	if s.sweeping == nil {
+		s.sweeping = time.AfterFunc(idleTime/10, s.sweep)
+	}
+}
+
+// sweep forgets clients that were not seen for long.
+func (s *State) sweep() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle.Expire()
+	s.resting.Expire()
+	lists := s.shelf.expire()
+	if lists == 0 {
+		s.index.clear()
+	}
+	if s.ended || lists == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
+		s.sweeping = nil
+		return
+	}
+	s.sweeping.Reset(idleTime / 10)
+}
+
+// forget forgets a client that is idle. The caller holds the lock.
+func (s *State) forget(c *client) {
+	if c.era == mcp.Legacy {
+		if c.hasMore() && !s.resting.Put(c.owner, c.key, c, c.size()) {
+			c.unsubscribe(s.subscribing)
+		}
+		return // what its id carries is good in any case
+	}
+	for _, l := range c.allLinks() {
+		i := slices.IndexFunc(s.members, func(member *Gateway) bool { return member.of(l) != nil })
+		if i < 0 || l.of == nil {
+			continue
+		}
+		a := s.members[i]
+		s.running.Go(func() {
+			s.ending <- struct{}{}
+			defer func() { <-s.ending }()
+			ctx, cancel := context.WithTimeout(context.Background(), a.config.JoinTimeout)
+			defer cancel()
+			l.end(ctx, a, l.of)
+		})
+	}
+}
+
+// setLimits sets how many clients are remembered. The caller holds the lock.
+func (s *State) setLimits(clients int) {
+	s.idle.SetLimits(clientLimits(clients))
+	s.resting.SetLimits(clientLimits(clients))
+}
+
+func (s *State) join(a *Gateway) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a.alone = true
+	for _, member := range s.members {
+		if member.config.Generation == a.config.Generation {
+			a.alone, member.alone = false, false
+		}
+	}
+	s.members = append(s.members, a)
+	s.setLimits(a.config.MaxClients)
+}
+
+// leave says that a serves no more requests. Who listens to its servers listens to
+// those of its successor from now on. If there is none, or nobody knows which one that
+// is, the streams are ended: their clients come back by themselves.
+func (s *State) leave(a *Gateway) {
+	s.mu.Lock()
+	s.members = slices.DeleteFunc(s.members, func(member *Gateway) bool { return member == a })
+	to := s.successor(a)
+	a.left, a.place.current = true, to
+	if to != nil {
+		to.place = a.place
+	}
+	if len(s.members) > 0 {
+		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
+	}
+	s.dropLinks()
+	var moving []*stream
+	for stream := range s.streams {
+		if stream.a.Load() == a {
+			moving = append(moving, stream)
+		}
+	}
+	s.mu.Unlock()
+	for _, stream := range moving {
+		if to == nil {
+			stream.end()
+		} else {
+			stream.move(a, to)
+		}
+	}
+}
+
+// dropLinks forgets connections to servers that are no longer there. The caller holds
+// the lock.
+func (s *State) dropLinks() {
+	there := map[string]bool{}
+	for _, member := range s.members {
+		for _, server := range member.config.Servers {
+			there[server.ID] = true
+		}
+	}
+	if len(there) == 0 {
+		return
+	}
+	for _, c := range s.everybody() {
+		c.mu.Lock()
+		maps.DeleteFunc(c.links, func(id string, l *link) bool {
+			if !there[id] {
+				for _, uri := range c.subscribed(l) {
+					l.unsubscribe(s.subscribing, uri)
+				}
+			}
+			return !there[id]
+		})
+		c.mu.Unlock()
+	}
+}
+
+// successor returns the Gateway that takes the place of another: one with the same
+// servers or, if there never was more than one at a time, the one that is there. Two
+// gateways that happen to have the same name must not take each other's clients.
+func (s *State) successor(a *Gateway) *Gateway {
+	var others []*Gateway
+	siblings := 0
+	for _, member := range s.members {
+		switch {
+		case member.config.Generation == a.config.Generation:
+			siblings++
+		case member.fingerprint == a.fingerprint:
+			return member
+		default:
+			others = append(others, member)
+		}
+	}
+	if a.alone && siblings == 0 && len(others) == 1 && others[0].alone {
+		return others[0]
+	}
+	return nil
+}
+
+// Destruct ends all calls that are held open, and waits for them.
+func (s *State) Destruct() error {
+	s.mu.Lock()
+	for _, held := range s.held {
+		held.expires.Stop()
+		s.running.Go(held.giveUp)
+	}
+	clear(s.held)
+	s.ended = true
+	if s.sweeping != nil {
+		s.sweeping.Stop()
+	}
+	s.idle.Close()
+	s.resting.Close()
+	s.over.ids.Close()
+	s.holding.Close()
+	s.subscribing.Close()
+	s.listening.Close()
+	s.shelf.close()
+	s.mu.Unlock()
+	s.overhear.end()
+	s.running.Wait()
+	return nil
+}

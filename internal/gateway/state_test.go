@@ -1,0 +1,374 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// replace puts another Gateway with the same State in the place of that of a gateway.
+func (g *front) replace(configure func(*Config), peers ...*peer) {
+	old := g.Gateway
+	next := joining(configure, peers...)
+	config := next.config
+	next.Close()
+	config.Generation = new(int)
+	g.Gateway = New(config, old.State)
+	g.serving.Store(g.Gateway)
+	old.Close()
+}
+
+// A client goes on with another configuration as if nothing had happened.
+func TestClientsOutliveConfigurations(t *testing.T) {
+	a, b, c := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("x"), legacyPeer("c").hasTools("x")
+	sayA, _, sayC := a.listens(), b.listens(), c.listens()
+	g := newGateway(t, nil, a, b)
+	u := g.legacy(t)
+	stream := u.listen()
+	b.await(t, "GET", 1)
+	u.ask("tools/list", "")
+	g.replace(nil, a, c)
+	for _, method := range []string{"notifications/tools/list_changed", "notifications/prompts/list_changed", "notifications/resources/list_changed"} {
+		if e := stream.next(); e.method() != method {
+			t.Errorf("got %s, want %s", e.data, method)
+		}
+	}
+	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "c::x"}) {
+		t.Errorf("got %v", got)
+	}
+	c.await(t, "GET", 1)
+	await.Until(t, "the new server is listened to", func() bool {
+		sayC(`{"jsonrpc":"2.0","method":"vendor/c"}`)
+		select {
+		case e := <-stream.events:
+			return e.method() == "vendor/c"
+		default:
+			return false
+		}
+	})
+	sayA(`{"jsonrpc":"2.0","method":"vendor/a"}`)
+	stream.nextOf("vendor/a")
+	if s := u.call("a::x"); s.code() != 0 {
+		t.Errorf("got %s", s.body)
+	}
+	if s := u.call("b::x"); s.code() != jsonrpc.CodeInvalidParams {
+		t.Errorf("got %s", s.body)
+	}
+	if a.count("initialize") != 1 || a.count("GET") != 1 {
+		t.Errorf("a was met %d times and listened to %d times", a.count("initialize"), a.count("GET"))
+	}
+	if got := b.heard("GET")[0]; got.Context().Err() == nil {
+		t.Error("the old server is still listened to")
+	}
+}
+
+// If nothing has changed, clients are told nothing.
+func TestTheSameConfigurationAgain(t *testing.T) {
+	a := legacyPeer("a").hasTools("x")
+	say := a.listens()
+	g := newGateway(t, nil, a)
+	u := g.legacy(t)
+	stream := u.listen()
+	for range 3 {
+		g.replace(nil, a)
+	}
+	say(`{"jsonrpc":"2.0","method":"vendor/a"}`)
+	if e := stream.next(); e.method() != "vendor/a" {
+		t.Errorf("got %s", e.data)
+	}
+	if n := a.count("GET"); n != 1 {
+		t.Errorf("listened to %d times", n)
+	}
+}
+
+// A stream does not hold the configurations that have come and gone since it was opened.
+func TestStreamsDoNotHoldConfigurations(t *testing.T) {
+	a := legacyPeer("a")
+	a.listens()
+	g := newGateway(t, nil, a)
+	stream := g.legacy(t).listen()
+	a.await(t, "GET", 1)
+	var gone []weak.Pointer[Gateway]
+	for range 5 {
+		g.replace(nil, a)
+		gone = append(gone, weak.Make(g.Gateway))
+	}
+	g.replace(nil, a)
+	await.Until(t, "configurations in between are collected", func() bool {
+		runtime.GC()
+		return !slices.ContainsFunc(gone, func(p weak.Pointer[Gateway]) bool { return p.Value() != nil })
+	})
+	select {
+	case e := <-stream.events:
+		t.Errorf("the stream has ended, or heard %s", e.data)
+	default:
+	}
+}
+
+// A call that waits for its client goes on, too.
+func TestHeldCallsOutliveConfigurations(t *testing.T) {
+	a := legacyPeer("a").does("tools/call", asking(1))
+	g := newGateway(t, nil, a)
+	u := g.modern(t)
+	in, key := wanted(t, u.call("a::x"))
+	g.replace(nil, a)
+	if s := u.retry("a::x", in, key, `{"mine":1}`); !strings.Contains(s.answer, `"mine":1`) {
+		t.Errorf("got %s", s.body)
+	}
+}
+
+// In time that is not real: clients of the modern era never say that they leave. Their
+// sessions with servers of the other era are ended when they were not seen for long.
+func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		g := newMemory(t, nil, p)
+		defer g.close()
+		for i := range 3 {
+			u := g.modern(t)
+			u.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+			u.call("a::x")
+		}
+		still := g.user(t, mcp.Modern)
+		for range 10 {
+			still.call("a::x")
+			time.Sleep(10 * time.Minute)
+		}
+		synctest.Wait()
+		if n := p.count("DELETE"); n != 3 {
+			t.Errorf("%d sessions were ended, want 3", n)
+		}
+		if n := len(g.known()); n != 1 {
+			t.Errorf("%d clients are known, want 1", n)
+		}
+		if n := p.count("initialize"); n != 4 {
+			t.Errorf("initialized %d times, want 4", n)
+		}
+		// One that comes back begins anew.
+		u := g.modern(t)
+		u.info = `{"name":"0","version":"1"}`
+		if s := u.call("a::x"); s.code() != 0 || p.count("initialize") != 5 {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+// In time that is not real: a session of the legacy era is not remembered for long either.
+// It goes on from what its id carries, and what its client has subscribed to is kept for a
+// day.
+func TestSessionsThatAreNotUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		g := newMemory(t, nil, p)
+		defer g.close()
+		plain, subscriber := g.legacy(t), g.legacy(t)
+		if s := subscriber.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "file:///x")+`"}`); s.code() != 0 {
+			t.Fatalf("got %s", s.body)
+		}
+		for _, after := range []struct {
+			pause time.Duration
+			known int
+		}{{idleTime + idleTime/2, 1}, {restTime, 0}} {
+			time.Sleep(after.pause)
+			synctest.Wait()
+			if n := len(g.known()); n != after.known {
+				t.Errorf("%d clients are known after %v, want %d", n, after.pause, after.known)
+			}
+		}
+		if s := plain.call("a::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		if n := p.count("initialize"); n != 2 {
+			t.Errorf("initialized %d times, want 2", n)
+		}
+	})
+}
+
+// A client that comes under ever other names pushes out its own, and nobody else's.
+func TestClientsPushOutTheirOwn(t *testing.T) {
+	p := legacyPeer("a")
+	g := newMemory(t, func(c *Config) { c.MaxClients = 8 }, p)
+	defer g.close()
+	quiet := g.modern(t)
+	quiet.identity = "quiet"
+	quiet.call("a::x")
+	for i := range 40 {
+		loud := g.modern(t)
+		loud.identity, loud.info = "loud", fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+		loud.call("a::x")
+	}
+	if n := len(g.known()); n != 8 {
+		t.Errorf("%d clients are known, want 8", n)
+	}
+	met := p.count("initialize")
+	if quiet.call("a::x"); p.count("initialize") != met {
+		t.Error("the quiet client was forgotten")
+	}
+}
+
+// What a client says of itself is kept, so it has to be short.
+func TestClientsThatSayTooMuch(t *testing.T) {
+	g := newMemory(t, nil, legacyPeer("a"))
+	defer g.close()
+	long := strings.Repeat("x", longestHello)
+	for name, u := range map[string]*user{
+		"info":         {info: `{"name":"` + long + `","version":"1"}`, can: `{}`},
+		"capabilities": {info: `{"name":"x","version":"1"}`, can: `{"` + long + `":{}}`},
+		"both":         {info: `{"name":"` + long[:longestHello/2] + `","version":"1"}`, can: `{"` + long[:longestHello/2] + `":{}}`},
+	} {
+		modern := g.modern(t)
+		modern.info, modern.can = u.info, u.can
+		if s := modern.ask("tools/list", ""); s.status != http.StatusRequestEntityTooLarge || s.symbol() != "payload_too_large" || !strings.Contains(s.body, "clientInfo") {
+			t.Errorf("%s: got %d %.200s", name, s.status, s.body)
+		}
+		legacy := g.user(t, mcp.Legacy)
+		if s := legacy.ask("initialize", `{"protocolVersion":"`+mcp.Latest+`","capabilities":`+u.can+`,"clientInfo":`+u.info+`}`); s.status != http.StatusRequestEntityTooLarge || !strings.Contains(s.body, "clientInfo") {
+			t.Errorf("%s in a handshake: got %d %.200s", name, s.status, s.body)
+		}
+	}
+	if n := len(g.known()); n > 0 {
+		t.Errorf("%d clients are known", n)
+	}
+}
+
+// What clients subscribe to is kept: as long as the server has agreed and the client has
+// a session, and so much for each.
+func TestSubscriptionsAreCounted(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("resources/subscribe", func(w http.ResponseWriter, a *incoming) {
+		if strings.Contains(a.message.Text(jsonrpc.URI), "refused") {
+			a.refuse(w, http.StatusOK, jsonrpc.CodeInvalidParams, "no")
+			return
+		}
+		a.reply(w, "{}")
+	})
+	g := newMemory(t, nil, p)
+	defer g.close()
+	before := keptSubscriptions.Usage()
+	counted := func(when string, entries, bytes int) {
+		t.Helper()
+		now := keptSubscriptions.Usage()
+		if got := now.Entries - before.Entries; got != int64(entries) {
+			t.Errorf("%s: %d subscriptions, want %d", when, got, entries)
+		}
+		if got := now.Bytes - before.Bytes; got != int64(bytes) {
+			t.Errorf("%s: %d bytes, want %d", when, got, bytes)
+		}
+	}
+	subscribe := func(u *user, method, uri string) said {
+		t.Helper()
+		return u.ask("resources/"+method, `{"uri":"`+mcp.ResourceURI("a", uri)+`"}`)
+	}
+	ann := g.user(t, mcp.Legacy)
+	ann.identity = "ann"
+	ann.connect()
+	subscribe(ann, "subscribe", "x://1")
+	subscribe(ann, "subscribe", "x://1")
+	subscribe(ann, "subscribe", "x://2")
+	counted("two", 2, 10)
+	subscribe(ann, "subscribe", "x://refused")
+	counted("one that the server refuses", 2, 10)
+	if s := subscribe(ann, "subscribe", "x://"+strings.Repeat("y", longestURI)); s.code() != jsonrpc.CodeInvalidParams || p.count("resources/subscribe") != 4 {
+		t.Errorf("a long URI: got %s", s.body)
+	}
+	subscribe(ann, "unsubscribe", "x://1")
+	counted("one that has ended", 1, 5)
+	modern := g.modern(t)
+	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+strings.Repeat("y", longestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
+		t.Errorf("a long URI to listen to: got %s", s.body)
+	}
+	counted("a client of the other era", 1, 5)
+
+	long := "x://" + strings.Repeat("y", longestURI-10)
+	refused, all := false, []*user{ann}
+	for range 2 { // sessions
+		again := g.user(t, mcp.Legacy)
+		again.identity = "ann"
+		again.connect()
+		for i := range maxSubscriptions {
+			s := subscribe(again, "subscribe", fmt.Sprint(long, i))
+			refused = refused || s.code() != 0
+		}
+		all = append(all, again)
+	}
+	if !refused || keptSubscriptions.Usage().Bytes-before.Bytes > subscriptionLimits.OwnerBytes {
+		t.Errorf("%+v", keptSubscriptions.Usage())
+	}
+	bob := g.user(t, mcp.Legacy)
+	bob.identity = "bob"
+	bob.connect()
+	if s := subscribe(bob, "subscribe", "x://1"); s.code() != 0 {
+		t.Errorf("another client: got %s", s.body)
+	}
+	for _, u := range append(all, bob) {
+		u.end()
+	}
+	counted("all sessions have ended", 0, 0)
+}
+
+// Under the race detector: configurations change while clients call and listen. No
+// call fails.
+func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
+	a, b, c := legacyPeer("a").hasTools("x"), modernPeer("b").hasTools("x"), legacyPeer("c").hasTools("x")
+	a.listens()
+	b.tells()
+	g := newGateway(t, nil, a, b, c)
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	for i := range 6 {
+		u := g.user(t, mcp.Era(i%2))
+		u.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
+		var stream *talk
+		if u.era == mcp.Legacy {
+			stream = u.connect().listen()
+		} else {
+			stream = u.open(http.MethodPost, u.request(`"l"`, mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))
+		}
+		go func() {
+			for range stream.events {
+			}
+		}()
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				for _, name := range []string{"a::x", "b::x"} {
+					if s := u.call(name); s.code() != 0 {
+						t.Errorf("%s: got %s", name, s.body)
+						return
+					}
+				}
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Contains(got, "a::x") || !slices.Contains(got, "b::x") {
+					t.Errorf("got %v", got)
+					return
+				}
+			}
+		})
+	}
+	for i := range 20 {
+		if i%2 == 0 {
+			g.replace(nil, a, b)
+		} else {
+			g.replace(nil, a, b, c)
+		}
+	}
+	close(done)
+	all.Wait()
+	if n := a.count("initialize"); n > 6*3 {
+		t.Errorf("initialized %d times", n)
+	}
+}

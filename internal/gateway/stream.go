@@ -1,0 +1,568 @@
+package gateway
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A stream is a response that a client has opened to listen: by GET in the legacy
+// era, by subscriptions/listen in the modern one.
+type stream struct {
+	request *Request
+	ctx     context.Context
+	end     context.CancelFunc
+	wants   *interests              // what a client of the modern era listens to; nil for all
+	a       atomic.Pointer[Gateway] // whose servers are listened to
+
+	mu       sync.Mutex
+	closed   bool
+	unfollow func() bool
+	ears     map[earKey]*ear
+	open     sync.WaitGroup // ears
+}
+
+// An ear is what listens to a server.
+type ear struct {
+	key    earKey
+	stop   context.CancelFunc
+	last   string // the id of the last event
+	lastIn string // the session it was of; none if a client has brought it
+	heard  bool   // there is such a stream
+
+	session     string // in which it has subscribed to resources
+	unsubscribe func()
+}
+
+// An earKey says what an ear listens to: all that a server says or, of a server of the
+// modern era, changes of one resource. Each subscription has an ear of its own, so that
+// nothing is missed when there is another.
+type earKey struct {
+	id  string // of the server
+	uri string
+}
+
+const (
+	// keepAlive is after how long a silent stream gets a comment. Proxies close
+	// connections on which nothing happens.
+	keepAlive = 25 * time.Second
+	// joinPause is how long a client that begins to listen waits for the servers.
+	// What they say after that reaches it, what they said before may not.
+	joinPause = time.Second
+	// rejoinPause is after how long a server is listened to again that has hung up.
+	rejoinPause, maxRejoinPause = time.Second, 30 * time.Second
+)
+
+// The streams that events come in, by whom they can be resumed.
+const (
+	callStream   = "call"
+	listenStream = "listen"
+)
+
+// eventOfSession is the scope of the ids of events at the aggregate.
+const eventOfSession = "event of a session"
+
+// eventID returns the id of an event of a server for its client: it tells whose it is, and
+// is good in the session of the client only. To a server all clients may be one.
+func (l *link) eventID(a *Gateway, kind, id string) string {
+	if id == "" {
+		return ""
+	}
+	return a.sealer.bind(kind+"/"+l.server+"/"+id, eventOfSession, l.client.key)
+}
+
+// listening returns the streams by which the client listens.
+func (c *client) listening() []*stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.streams))
+}
+
+func (q *Request) newStream(wants *interests) *stream {
+	s := &stream{request: q, wants: wants, ears: map[earKey]*ear{}}
+	s.ctx, s.end = context.WithCancel(q.r.Context())
+	q.g.mu.Lock()
+	a := q.g
+	for a.left { // while the request was on its way
+		if a.place.current == nil {
+			s.end()
+			break
+		}
+		a = a.place.current
+	}
+	s.a.Store(a)
+	q.g.streams[s] = true
+	q.g.listening.Take(q.client.owner, 0)
+	q.g.mu.Unlock()
+	if a != q.g {
+		s.follow(a)
+	}
+	q.client.mu.Lock()
+	q.client.streams[s] = true
+	q.client.mu.Unlock()
+	if q.client.ended.Load() {
+		s.end() // which nobody else does who has not seen it
+	}
+	return s
+}
+
+// close ends the stream and waits for all that is heard in it.
+func (s *stream) close() {
+	c, state := s.request.client, s.request.g.State
+	c.mu.Lock()
+	delete(c.streams, s)
+	c.mu.Unlock()
+	state.mu.Lock()
+	if state.streams[s] {
+		delete(state.streams, s)
+		state.listening.Give(c.owner, 0)
+	}
+	state.mu.Unlock()
+	s.mu.Lock()
+	s.closed = true
+	if s.unfollow != nil {
+		s.unfollow()
+	}
+	s.mu.Unlock()
+	s.end()
+	s.open.Wait()
+}
+
+// get opens the stream of a session.
+func (q *Request) get() *jsonrpc.Failure {
+	if !q.out.AcceptsStream() {
+		return notAcceptable()
+	}
+	kind, server, last := "", "", ""
+	if bound := q.r.Header.Get("Last-Event-Id"); bound != "" {
+		id, ok := q.g.sealer.claim(bound, eventOfSession, q.client.key)
+		kind, id, _ = strings.Cut(id, "/")
+		server, last, _ = strings.Cut(id, "/")
+		switch {
+		case kind == callStream && ok:
+			return q.resumeCall(server, last)
+		case kind == callStream:
+			return notOfSession()
+		case !ok:
+			server = "" // to listen is something that can begin anew
+		}
+	}
+	s := q.newStream(nil)
+	defer s.close()
+	s.await(s.join(func(name string) string {
+		if name == server {
+			return last
+		}
+		return ""
+	}))
+	q.out.Begin()
+	s.last()
+	return nil
+}
+
+// notAcceptable refuses a client that listens but takes no event streams.
+func notAcceptable() *jsonrpc.Failure {
+	failure := jsonrpc.InvalidRequest("Accept: it does not name text/event-stream")
+	failure.Status = http.StatusNotAcceptable
+	return failure
+}
+
+// notOfSession refuses to go on with a stream that a session never had.
+func notOfSession() *jsonrpc.Failure {
+	return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this session")
+}
+
+// resumeCall goes on with the stream of a call, at the one server that has it.
+func (q *Request) resumeCall(server, last string) *jsonrpc.Failure {
+	owner := q.g.servers[server]
+	if owner == nil || !q.sees(owner) {
+		return notOfSession()
+	}
+	q.server = owner
+	l := q.client.link(owner)
+	if failure := l.open(q.r.Context(), q.g, q.r); failure != nil {
+		return failure
+	}
+	q.out.Begin()
+	s := &stream{request: q} // by which nobody listens
+	s.hearGET(q.r.Context(), q.g, l, &ear{last: last}, callStream, func() {})
+	return nil
+}
+
+// last keeps the stream open until its end.
+func (s *stream) last() {
+	ticker := time.NewTicker(keepAlive)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-ticker.C:
+			s.request.out.KeepAlive()
+		}
+	}
+}
+
+// join listens to all servers. The channel is closed when all have answered, or
+// failed to.
+func (s *stream) join(last func(server string) string) <-chan struct{} {
+	begun := make(chan struct{})
+	var first sync.WaitGroup
+	for _, server := range s.a.Load().seen(s.request.caller.identity) {
+		first.Add(1)
+		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
+	}
+	s.open.Go(func() {
+		first.Wait()
+		close(begun)
+	})
+	return begun
+}
+
+// await waits until the servers listened to have answered, but not for long.
+func (s *stream) await(begun <-chan struct{}) {
+	timer := time.NewTimer(joinPause)
+	defer timer.Stop()
+	select {
+	case <-begun:
+	case <-timer.C:
+	case <-s.ctx.Done():
+	}
+}
+
+// move makes the stream one of the servers of another Gateway, and tells the client
+// if they are not the same.
+func (s *stream) move(from, to *Gateway) {
+	s.a.Store(to)
+	s.follow(to)
+	identity := s.request.caller.identity
+	if from.standing(identity) != to.standing(identity) {
+		s.end()
+		return
+	}
+	before, now := from.seen(identity), to.seen(identity)
+	another := from.view(identity) != to.view(identity) // what is heard now is what was shown before
+	changed := another || len(before) != len(now)
+	s.mu.Lock()
+	for key, e := range s.ears {
+		if server := to.byID(key.id); another || server == nil || !to.sees(identity, server) {
+			e.stop()
+			delete(s.ears, key)
+		}
+	}
+	s.mu.Unlock()
+	for _, server := range now {
+		if another || from.byID(server.ID) == nil || !from.sees(identity, server) {
+			changed = true
+			s.listenTo(earKey{id: server.ID}, "", func() {})
+		}
+	}
+	if changed {
+		s.later(func() { s.announce(tools, prompts, resources) })
+	}
+}
+
+// follow ends the stream when an Gateway does that is not the one it was opened at.
+func (s *stream) follow(a *Gateway) {
+	if a.config.Exiting == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unfollow != nil {
+		s.unfollow()
+	}
+	if !s.closed {
+		s.unfollow = context.AfterFunc(a.config.Exiting, s.end)
+	}
+}
+
+// later does something of which nobody else waits for the end. Clients may be slow.
+func (s *stream) later(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.open.Go(f)
+	}
+}
+
+// announce tells the client that lists have changed.
+func (s *stream) announce(changed ...kind) {
+	for _, k := range changed {
+		var m jsonrpc.Message
+		if m.Read(jsonrpc.Notification(kinds[k].notice, nil)) != nil {
+			continue
+		}
+		switch {
+		case s.wants == nil:
+			s.request.out.Event(&streamable.Event{Data: m.Raw})
+		case s.wants.want(&m, ""):
+			s.request.out.Event(&streamable.Event{Data: s.tagged(m.Raw)})
+		}
+	}
+}
+
+// listenTo listens to something for as long as the stream lasts.
+func (s *stream) listenTo(key earKey, last string, begun func()) {
+	ctx, stop := context.WithCancel(s.ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.ears[key] != nil {
+		begun()
+		stop()
+		return
+	}
+	e := &ear{key: key, stop: stop, last: last}
+	s.ears[key] = e
+	s.open.Go(func() {
+		defer begun()
+		defer stop()
+		s.hear(ctx, e, begun)
+		if e.unsubscribe != nil {
+			e.unsubscribe()
+		}
+	})
+}
+
+// hear listens to a server, again and again.
+func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
+	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
+		a := s.a.Load()
+		server := a.byID(e.key.id)
+		if server == nil || !a.sees(s.request.caller.identity, server) {
+			return
+		}
+		began := time.Now()
+		again := s.hearOnce(ctx, a, server, e, begun)
+		begun()
+		if !again {
+			return
+		}
+		if time.Since(began) > maxRejoinPause {
+			pause = rejoinPause
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// hearOnce listens to a server until it hangs up. It reports whether there is a
+// point in trying again.
+func (s *stream) hearOnce(ctx context.Context, a *Gateway, server *Server, e *ear, begun func()) (again bool) {
+	q := s.request
+	l := q.client.link(server)
+	late := l.hasFailed()
+	if failure := l.open(ctx, a, q.r); failure != nil {
+		return true
+	}
+	if late {
+		s.announce(l.kinds()...) // what it has is new to the client
+	}
+	l.greet(ctx, a, q.r)
+	era, can := l.state()
+	if era == mcp.Modern {
+		if s.wants == nil && e.key.uri == "" {
+			for _, uri := range l.client.subscribed(l) {
+				s.listenTo(earKey{server.ID, uri}, "", func() {})
+			}
+		}
+		return s.hearListen(ctx, a, l, can, e.key.uri, begun)
+	}
+	if e.key.uri != "" {
+		return false // which has been told itself
+	}
+	if s.wants != nil {
+		if s.wants.at(l.server, can).nothing() {
+			return false
+		}
+		s.subscribed(ctx, a, l, e)
+	}
+	return s.hearGET(ctx, a, l, e, listenStream, begun)
+}
+
+// subscribed subscribes to what the stream listens to, once in each session.
+func (s *stream) subscribed(ctx context.Context, a *Gateway, l *link, e *ear) {
+	ticket, _ := l.ticket()
+	if e.unsubscribe == nil || e.session != ticket.Session {
+		e.session, e.unsubscribe = ticket.Session, s.subscribe(ctx, a, l)
+	}
+}
+
+// hasFailed reports whether the server could not be met when it was tried.
+func (l *link) hasFailed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}
+
+// kinds returns of which kinds the server has something to announce.
+func (l *link) kinds() (has []kind) {
+	_, can := l.state()
+	for _, k := range [...]kind{tools, prompts, resources} {
+		if can&kinds[k].needs != 0 {
+			has = append(has, k)
+		}
+	}
+	return has
+}
+
+// hearGET listens to a server of the legacy era. It notes the last event by which the
+// stream can be resumed.
+func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kind string, begun func()) (again bool) {
+	q := s.request
+	r, session, _ := l.prepare(ctx, a, q.r)
+	emptyBody(r, http.MethodGet)
+	r.Header.Set("Accept", "text/event-stream")
+	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
+	if resuming {
+		r.Header.Set("Last-Event-Id", ear.last)
+	}
+	h := new(streamable.Reader)
+	heard := false
+	h.OnHeader = func(status int) bool {
+		if heard = status == http.StatusOK; heard && kind == listenStream {
+			l.listened(everyKind, 1)
+		}
+		begun()
+		return heard
+	}
+	h.OnMessage = func(e *streamable.Event) error {
+		if e.ID != "" {
+			ear.last, ear.lastIn = e.ID, session
+		}
+		m, id := &e.Message, l.eventID(a, kind, e.ID)
+		switch {
+		case len(e.Data) == 0:
+			if kind == callStream && q.client.primed() {
+				q.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
+			}
+		case m.IsAnswer():
+			if kind == callStream { // on others nobody waits for one
+				q.out.Event(&streamable.Event{ID: id, Data: l.rewritten(a, m.Raw)})
+			}
+		default:
+			l.noted(a, m)
+			if !s.pass(a, l, m, id) && m.IsRequest() && !l.inquire(m) {
+				l.refuse(a, q.r, ctx, &q.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+			}
+		}
+		return nil
+	}
+	var failure *jsonrpc.Failure
+	if kind == callStream {
+		failure = a.resume(l, h, r)
+	} else {
+		failure = a.send(l, h, r, new(jsonrpc.Message))
+	}
+	if heard {
+		if ear.heard = true; kind == listenStream {
+			l.listened(everyKind, -1)
+		}
+		return true
+	}
+	switch {
+	case resuming && h.Status()/100 == 4:
+		ear.last = "" // it may be of another time
+		return s.hearGET(ctx, a, l, ear, kind, begun)
+	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
+		// Either the session is lost, which shows when it is used, or the stream, or
+		// there never was one.
+		_, _ = l.request(ctx, a, q.r, "ping", nil)
+		ticket, _ := l.ticket()
+		return ear.heard || ticket.Session != session
+	case ear.heard:
+		return true
+	}
+	switch h.Status() {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
+		return failure != nil // there is no such stream
+	}
+	return true // there may be later: when another one has ended (409), or the server is back
+}
+
+// pass gives the client what was heard by this stream. Servers let each session
+// listen but once; where several of a client do, what one hears is for all.
+func (s *stream) pass(a *Gateway, l *link, m *jsonrpc.Message, id string) bool {
+	if s.wants == nil {
+		return s.deliver(a, l, m, id)
+	}
+	return l.spread(a, m)
+}
+
+// everyKind are all that can change.
+var everyKind = []kind{tools, prompts, resources, templates}
+
+// listened counts the streams by which we would hear of changes.
+func (l *link) listened(to []kind, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range to {
+		if l.hearing[k] += n; n > 0 {
+			l.forget(k) // they may have changed before
+		}
+	}
+}
+
+// deliver gives the client a message of a server that belongs to no call, if it is
+// one that it wants.
+func (s *stream) deliver(a *Gateway, l *link, m *jsonrpc.Message, id string) bool {
+	q := s.request
+	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
+		if server := a.of(l); server == nil || !a.hears(q.caller.identity, server, m.Text(jsonrpc.URI)) {
+			return false
+		}
+	}
+	if s.wants == nil {
+		if m.IsRequest() && !q.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
+			return false
+		}
+		return q.out.Event(&streamable.Event{ID: id, Data: l.translated(a, m)})
+	}
+	if !s.wants.want(m, l.server) {
+		return false
+	}
+	raw := s.tagged(l.translated(a, m))
+	if shown := s.wants.shown[l.server+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
+		var own jsonrpc.Message
+		if own.Read(raw) == nil && own.Has(jsonrpc.URI) {
+			raw = jsonspan.Spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
+		}
+	}
+	return q.out.Event(&streamable.Event{Data: raw})
+}
+
+// tagged returns a message with the id of the listen request it belongs to.
+func (s *stream) tagged(raw []byte) []byte {
+	var m jsonrpc.Message
+	if m.Read(raw) != nil {
+		return raw
+	}
+	id := s.request.message.Literal(jsonrpc.ID)
+	member := slices.Concat([]byte(`"io.modelcontextprotocol/subscriptionId":`), id)
+	if m.Has(jsonrpc.SubscriptionID) {
+		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
+	}
+	return jsonspan.Spliced(raw, m.InsertMeta(member))
+}

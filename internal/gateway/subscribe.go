@@ -1,0 +1,373 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// interests are what a client of the modern era listens to.
+type interests struct {
+	Tools     bool     `json:"toolsListChanged,omitempty"`
+	Prompts   bool     `json:"promptsListChanged,omitempty"`
+	Resources bool     `json:"resourcesListChanged,omitempty"`
+	URIs      []string `json:"resourceSubscriptions,omitempty"`
+
+	of    map[string][]string // the URIs that servers know them by, by server
+	shown map[string]string   // what the client calls them, by server and URI
+}
+
+// listen opens a stream of the modern era.
+func (q *Request) listen() *jsonrpc.Failure {
+	wants := new(interests)
+	if q.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(q.message.Literal(jsonrpc.Notifications), wants) != nil {
+		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
+	}
+	size := int64(0)
+	for _, uri := range wants.URIs {
+		if size += int64(len(uri)); len(uri) > longestURI {
+			return jsonrpc.InvalidParams("resourceSubscriptions: a URI has more than 8 KiB")
+		}
+	}
+	if len(wants.URIs) > maxSubscriptions || !q.g.subscribing.Take(q.client.owner, size) {
+		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
+	}
+	defer q.g.subscribing.Give(q.client.owner, size)
+	wants.resolve(q)
+	if !q.out.AcceptsStream() {
+		return notAcceptable()
+	}
+	q.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, q.g, q.r) })
+	agreed := interests{of: map[string][]string{}, shown: wants.shown}
+	for _, server := range q.g.seen(q.caller.identity) {
+		_, can := q.client.link(server).state()
+		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
+		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
+		if len(mine.URIs) > 0 {
+			agreed.of[server.Name] = mine.URIs
+			for _, uri := range mine.URIs {
+				agreed.URIs = append(agreed.URIs, wants.shown[server.Name+"\x00"+uri])
+			}
+		}
+	}
+	s := q.newStream(&agreed)
+	defer s.close()
+	if !agreed.nothing() {
+		s.await(s.join(func(string) string { return "" }))
+	}
+	q.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
+		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(agreed), []byte("}"))))})
+	if !agreed.nothing() {
+		s.last()
+	}
+	if q.r.Context().Err() == nil || s.a.Load().exiting() {
+		q.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(q.message.Literal(jsonrpc.ID), slices.Concat(
+			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), q.message.Literal(jsonrpc.ID), []byte("}}")))})
+	}
+	return nil
+}
+
+func (i interests) nothing() bool {
+	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
+}
+
+// kinds returns of which lists one hears.
+func (i *interests) kinds() (heard []kind) {
+	if i.Tools {
+		heard = append(heard, tools)
+	}
+	if i.Prompts {
+		heard = append(heard, prompts)
+	}
+	if i.Resources {
+		heard = append(heard, resources, templates)
+	}
+	return heard
+}
+
+// resolve finds out whose resources are meant. Those that the client may not have are
+// left out.
+func (i *interests) resolve(q *Request) {
+	i.of, i.shown = map[string][]string{}, map[string]string{}
+	for _, shown := range i.URIs {
+		s, uri := q.g.locate(shown)
+		if s == nil && q.g.transparent() {
+			s, uri = q.g.config.Servers[0], shown
+		}
+		if s == nil || !q.g.hears(q.caller.identity, s, uri) {
+			continue
+		}
+		i.of[s.Name] = append(i.of[s.Name], uri)
+		i.shown[s.Name+"\x00"+uri] = shown
+	}
+}
+
+// at returns which of the interests concern a server that can do this, with URIs as it
+// has them.
+func (i *interests) at(server string, can abilities) interests {
+	mine := interests{
+		Tools:     i.Tools && can&toolsChange != 0,
+		Prompts:   i.Prompts && can&promptsChange != 0,
+		Resources: i.Resources && can&resourcesChange != 0,
+	}
+	if can&canSubscribe != 0 {
+		mine.URIs = i.of[server]
+	}
+	return mine
+}
+
+// want reports whether a message of a server is one of those that are listened to.
+func (i *interests) want(m *jsonrpc.Message, server string) bool {
+	switch m.Text(jsonrpc.Method) {
+	case kinds[tools].notice:
+		return i.Tools
+	case kinds[prompts].notice:
+		return i.Prompts
+	case kinds[resources].notice:
+		return i.Resources
+	case mcp.MethodUpdated:
+		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
+	}
+	return false
+}
+
+// subscribe subscribes to the resources of a server of the legacy era that the
+// stream listens to. What it returns undoes that.
+func (s *stream) subscribe(ctx context.Context, a *Gateway, l *link) (undo func()) {
+	q := s.request
+	_, can := l.state()
+	mine := s.wants.at(l.server, can)
+	var done []string
+	for _, uri := range mine.URIs {
+		if _, failure := l.request(ctx, a, q.r, "resources/subscribe", uriParams(uri)); failure == nil {
+			done = append(done, uri)
+		} else {
+			a.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
+		}
+	}
+	return func() {
+		// The client may have left already.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rejoinPause)
+		defer cancel()
+		for _, uri := range done {
+			if !l.client.wants(s, l.server, uri) {
+				_, _ = l.request(ctx, a, q.r, "resources/unsubscribe", uriParams(uri))
+			}
+		}
+	}
+}
+
+// wants reports whether another stream of the client listens to a resource.
+func (c *client) wants(except *stream, server, uri string) bool {
+	return slices.ContainsFunc(c.listening(), func(s *stream) bool {
+		return s != except && s.wants != nil && slices.Contains(s.wants.of[server], uri)
+	})
+}
+
+func uriParams(uri string) []byte {
+	return slices.Concat([]byte(`{"uri":`), jsonrpc.Quote(uri), []byte("}"))
+}
+
+// hearListen listens to a server of the modern era.
+func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilities, uri string, begun func()) (again bool) {
+	q := s.request
+	all := s.wants
+	switch {
+	case uri != "":
+		all = &interests{of: map[string][]string{l.server: {uri}}}
+	case all == nil:
+		all = &interests{Tools: true, Prompts: true, Resources: true}
+	}
+	mine := all.at(l.server, can)
+	if mine.nothing() {
+		return false
+	}
+	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), q.client.meta(""))
+	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
+	r, _, _ := l.prepare(ctx, a, q.r)
+	var m jsonrpc.Message
+	if m.Read(body) != nil {
+		return false
+	}
+	mcp.SetModern(r.Header, &m, mcp.Stateless)
+	httpbody.Post(r, body)
+	heard, refused := false, false
+	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
+		m := &e.Message
+		switch {
+		case len(e.Data) == 0:
+		case m.IsAnswer():
+			refused = m.Has(jsonrpc.Error)
+		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
+			if !heard {
+				heard = true
+				l.listened(mine.kinds(), 1)
+				begun()
+			}
+		default:
+			l.noted(a, m)
+			s.deliver(a, l, m, "")
+		}
+		return nil
+	}}
+	_ = a.send(l, h, r, &m)
+	if heard {
+		l.listened(mine.kinds(), -1)
+	}
+	return !refused
+}
+
+// subscribe notes that the client wants to know of changes of a resource, or does not
+// any more (A68).
+func (q *Request) subscribe(on bool) *jsonrpc.Failure {
+	s, target, edits, failure := q.findResource(jsonrpc.URI)
+	if failure == nil {
+		failure = q.admit(target)
+	}
+	if failure != nil {
+		return failure
+	}
+	l := q.client.link(s)
+	if failure := l.open(q.r.Context(), q.g, q.r); failure != nil {
+		return q.failed(q.r.Context(), failure)
+	}
+	uri, shown := target.Name, ""
+	if q.led.elsewhere() {
+		shown = q.led.shown
+	}
+	added := false
+	switch {
+	case len(uri) > longestURI || len(shown) > longestURI:
+		return invalid("uri: it has more than 8 KiB")
+	case !on:
+		l.unsubscribe(q.g.subscribing, uri)
+	default:
+		var ok bool
+		if added, ok = l.subscribe(q.g.subscribing, uri, shown); !ok {
+			return invalid("uri: there are too many subscriptions")
+		}
+	}
+	if era, _ := l.state(); era == mcp.Legacy {
+		failure := q.pass(s, target, edits)
+		if added && (failure != nil || q.errorCode != 0) {
+			l.unsubscribe(q.g.subscribing, uri) // which the server has not agreed to
+		}
+		return failure
+	}
+	q.server = s
+	for _, listening := range q.client.listening() {
+		if !on {
+			listening.stop(earKey{s.ID, uri})
+			continue
+		}
+		// The answer tells the client that it will hear of changes from now on.
+		begun := make(chan struct{})
+		listening.listenTo(earKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
+		listening.await(begun)
+	}
+	return q.answer([]byte("{}"))
+}
+
+// stop listens no longer to something.
+func (s *stream) stop(key earKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.ears[key]; e != nil {
+		e.stop()
+		delete(s.ears, key)
+	}
+}
+
+// To how many resources of a server a client can subscribe: of a server of the modern
+// era each takes a stream.
+const maxSubscriptions, maxEars = 1_000, 64
+
+// longestURI is how long the URI of a subscription may be.
+const longestURI = 8 << 10
+
+// subscriptionLimits are for all servers and clients of a gateway.
+var subscriptionLimits = quota.Limits{Entries: 100_000, Bytes: 64 << 20, OwnerEntries: 10_000, OwnerBytes: 8 << 20}
+
+var keptSubscriptions = quota.NewKind("subscriptions")
+
+// subscribe notes a subscription, and by which URI of the gateway itself it was made, if
+// by one: a server of the modern era has no such request, and one of the legacy era may
+// have to be told again. It reports whether it was not there before, and whether it is
+// now.
+func (l *link) subscribe(meter *quota.Meter, uri, shown string) (added, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, there := slices.BinarySearch(l.subscriptions, uri)
+	switch {
+	case there && (shown == "" || shown == l.windows[uri]):
+		return false, true
+	case there: // by another URI
+		meter.Give(l.client.owner, int64(len(uri)+len(l.windows[uri])))
+		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
+		delete(l.windows, uri)
+	}
+	switch {
+	case len(l.subscriptions) == maxSubscriptions || l.era == mcp.Modern && len(l.subscriptions) == maxEars,
+		!meter.Take(l.client.owner, int64(len(uri)+len(shown))):
+		return false, false
+	}
+	l.subscriptions = slices.Insert(l.subscriptions, i, uri)
+	if shown != "" {
+		if l.windows == nil {
+			l.windows = map[string]string{}
+		}
+		l.windows[uri] = shown
+	}
+	return !there, true
+}
+
+// unsubscribe notes that a subscription has ended.
+func (l *link) unsubscribe(meter *quota.Meter, uri string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i, there := slices.BinarySearch(l.subscriptions, uri); there {
+		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
+		meter.Give(l.client.owner, int64(len(uri)+len(l.windows[uri])))
+		delete(l.windows, uri)
+	}
+}
+
+// unsubscribe notes that all subscriptions of a client have ended, of which nobody
+// will hear any more.
+func (c *client) unsubscribe(meter *quota.Meter) {
+	for _, l := range c.allLinks() {
+		for _, uri := range c.subscribed(l) {
+			l.unsubscribe(meter, uri)
+		}
+	}
+}
+
+// subscribedTo reports whether a message is not about a resource that the client has
+// unsubscribed from. A server of the modern era hears of that a little later.
+func (l *link) subscribedTo(m *jsonrpc.Message) bool {
+	if !m.Is(jsonrpc.Method, mcp.MethodUpdated) {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, there := slices.BinarySearch(l.subscriptions, m.Text(jsonrpc.URI))
+	return there || l.era == mcp.Legacy
+}
+
+// subscribed returns to which resources of a server the client has subscribed.
+func (c *client) subscribed(l *link) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.subscriptions)
+}

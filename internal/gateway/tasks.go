@@ -1,0 +1,220 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// Tasks outlive the calls that begin them, and have ids of their own. To a server all clients
+// may be one, so it is remembered who has begun which task, and by what call. A client that
+// is known has no others, and only as long as it may still make that call.
+
+// taskOwners are the clients that have begun tasks.
+type taskOwners struct {
+	mu   sync.Mutex
+	kept *quota.Cache[taskKey, task]
+}
+
+type taskKey struct{ server, id string }
+
+// A task is what is known of one.
+type task struct {
+	identity string
+	target   mcp.Target // of the call that began it
+}
+
+// taskTime is how long a task is remembered after its last use.
+const taskTime = 24 * time.Hour
+
+var keptTasks = quota.NewKind("tasks")
+
+func newTaskOwners() *taskOwners {
+	return &taskOwners{kept: quota.NewCache[taskKey, task](keptTasks, quota.Limits{Entries: 100_000, Bytes: 32 << 20}, taskTime, nil)}
+}
+
+func (t *taskOwners) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept.Close()
+}
+
+// add notes who has begun a task. A task has one owner.
+func (t *taskOwners) add(key taskKey, begun task) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, known := t.kept.Get(key); !known {
+		t.put(key, begun)
+	}
+}
+
+// put keeps a task as one of its client at its server: a server that says it has begun very
+// many pushes out its own. The caller holds the lock.
+func (t *taskOwners) put(key taskKey, begun task) {
+	t.kept.Put(key.server+"\x00"+begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
+}
+
+// get returns a task, and remembers it for longer.
+func (t *taskOwners) get(key taskKey) (task, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	found, ok := t.kept.Get(key)
+	if ok {
+		t.put(key, found)
+	}
+	return found, ok
+}
+
+// hasTask reports whether the client may ask for a task of the server.
+func (x *exchange) hasTask(id string) bool {
+	found, known := x.g.tasks.get(taskKey{x.server.Name, id})
+	if !known {
+		return x.caller.identity == "" // tasks of unknown clients are not bound
+	}
+	return found.identity == x.caller.identity && x.caller.allows(found.target)
+}
+
+// claimTasks refuses a request for tasks that are not all the client's.
+func (x *exchange) claimTasks() *jsonrpc.Failure {
+	var ids []string
+	switch m := &x.message; {
+	case strings.HasPrefix(x.methodName(), "tasks/") && m.Has(jsonrpc.TaskID):
+		ids = []string{m.Text(jsonrpc.TaskID)}
+	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
+		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
+		}
+	}
+	for _, id := range ids {
+		if !x.hasTask(id) {
+			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
+		}
+	}
+	return nil
+}
+
+// isOfOthers reports whether a server says how a task goes on that is not the client's.
+func (x *exchange) isOfOthers(m *jsonrpc.Message) bool {
+	switch m.Text(jsonrpc.Method) {
+	case "notifications/tasks", "notifications/tasks/status":
+		return !x.hasTask(m.Text(jsonrpc.TaskID))
+	}
+	return false
+}
+
+// ownTasks returns a list of tasks with those that are the client's.
+func (x *exchange) ownTasks(message []byte) ([]byte, error) {
+	filtered, err := mcp.FilterTasks(message, x.hasTask)
+	if err != nil && looksLikeJSON(message) {
+		return nil, err
+	}
+	return filtered, nil
+}
+
+// watchTasks returns w as what is written to if the answer may begin a task of a client that
+// is known, or w itself.
+func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	target := mcp.Target{Server: x.server.Name, Kind: mcp.Other}
+	switch {
+	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
+		return w
+	case r.Method == http.MethodGet:
+		// Answers come when they are resumed or, of the first revision of the protocol, all
+		// of them. Clients of that do not name their version.
+		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
+			return w
+		}
+	case !x.message.IsRequest() || !bytes.Contains(x.message.Raw, []byte("task")):
+		return w // the client does not know of tasks
+	default:
+		if asked, ok := mcp.TargetOf(x.server.Name, &x.message); ok {
+			target = asked
+		}
+	}
+	r.Header.Del("Accept-Encoding") // the answer is read
+	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
+	watching.note = func(id string) {
+		x.g.tasks.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+	}
+	watching.reader = beginPaths.Watch(watching.found)
+	return watching
+}
+
+// beginPaths are where an answer has its own id, and that of the task that it begins.
+var beginPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
+
+// A taskWatcher looks for a task in an answer, which passes as it is.
+type taskWatcher struct {
+	next    http.ResponseWriter
+	request []byte // the id of what is answered, nil if that can be anything
+	note    func(task string)
+	reader  *jsonspan.Watcher
+	media   httpbody.MediaType
+	begun   bool
+	events  sse.Scanner
+
+	// of the message that is being read
+	answers bool // the request
+	task    string
+}
+
+// found takes a value of a message, in whatever order they come.
+func (w *taskWatcher) found(path int, k jsonspan.Kind, literal []byte) {
+	switch {
+	case k == jsonspan.Key:
+	case path == 0:
+		w.answers = w.request == nil || jsonrpc.SameID(w.request, literal)
+	case k == jsonspan.String:
+		w.task = string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
+	}
+	if w.answers && w.task != "" {
+		w.note(w.task)
+		w.task = ""
+	}
+}
+
+func (w *taskWatcher) Header() http.Header         { return w.next.Header() }
+func (w *taskWatcher) Unwrap() http.ResponseWriter { return w.next }
+
+func (w *taskWatcher) WriteHeader(status int) {
+	if status >= 200 && !w.begun {
+		w.begun, w.media = true, httpbody.TypeOf(w.Header().Get("Content-Type"))
+	}
+	w.next.WriteHeader(status)
+}
+
+// Write looks before the client can: it may ask for the task at once.
+func (w *taskWatcher) Write(p []byte) (int, error) {
+	if !w.begun {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.media != httpbody.EventStream {
+		_, _ = w.reader.Write(p)
+		return w.next.Write(p)
+	}
+	w.events.Each(p, func(kind sse.Kind, part []byte) {
+		switch kind {
+		case sse.Data:
+			_, _ = w.reader.Write(part)
+		case sse.Frame:
+			w.reader.Gap(len(part))
+		case sse.Dispatch:
+			w.reader.Reset()
+			w.answers, w.task = false, ""
+		}
+	})
+	return w.next.Write(p)
+}
+
+// Interface guard
+var _ http.ResponseWriter = (*taskWatcher)(nil)

@@ -1,0 +1,161 @@
+package mcpgateway
+
+import (
+	"errors"
+	"net"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
+)
+
+// An authenticator asks the providers of auth who a client is.
+type authenticator struct {
+	providers   []auth.Provider
+	headers     []string // that they read
+	fingerprint string   // changes with who is let in
+}
+
+// loadProviders loads the providers of auth.
+func (h *Handler) loadProviders(ctx caddy.Context) error {
+	if len(h.AuthRaw) == 0 {
+		return nil
+	}
+	h.auth.fingerprint = digest(h.AuthRaw)
+	modules, err := ctx.LoadModule(h, "AuthRaw")
+	if err != nil {
+		return err
+	}
+	for _, module := range modules.([]any) {
+		provider := module.(auth.Provider)
+		h.auth.providers = append(h.auth.providers, provider)
+		if holder, ok := provider.(auth.SecretHolder); ok {
+			h.auth.fingerprint += holder.FingerprintOf("")
+		}
+		for _, name := range provider.CredentialHeaders() {
+			h.auth.headers = append(h.auth.headers, http.CanonicalHeaderKey(name))
+		}
+	}
+	return nil
+}
+
+// BodyNeeded implements [gateway.Authenticator].
+func (a *authenticator) BodyNeeded(r *http.Request) (bytes int64) {
+	for _, provider := range a.providers {
+		bytes = max(bytes, provider.BodyNeeded(r))
+	}
+	return bytes
+}
+
+// Authenticate implements [gateway.Authenticator]. Providers are asked in their order. Before
+// the body is read, only those are asked that do not need it.
+func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (string, error) {
+	request := &auth.Request{Request: r, Body: body, ProxyToken: token}
+	refusals := make(refusals, len(a.providers))
+	for i, provider := range a.providers {
+		if !bodyRead && provider.BodyNeeded(r) > 0 {
+			continue
+		}
+		name, err := provider.Authenticate(request)
+		if err == nil && name != "" {
+			return gateway.Identity(name, realmOf(provider, name)), nil
+		}
+		refusals[i] = err
+	}
+	if errors.Join(refusals...) == nil {
+		return "", nil
+	}
+	return "", refusals
+}
+
+// refusals are why each provider does not know the client; nil for no credentials.
+type refusals []error
+
+func (e refusals) Error() string   { return errors.Join(e...).Error() }
+func (e refusals) Unwrap() []error { return e }
+
+// realmOf tells a client from others of its name elsewhere, by what it is let in by.
+func realmOf(provider auth.Provider, client string) string {
+	if holder, ok := provider.(auth.SecretHolder); ok {
+		return holder.FingerprintOf(client)
+	}
+	return ""
+}
+
+// Challenge implements [gateway.Authenticator].
+func (a *authenticator) Challenge(header http.Header, r *http.Request, err error) (status int) {
+	refusals, _ := err.(refusals)
+	for i, provider := range a.providers {
+		var reason error
+		if refusals != nil {
+			reason = refusals[i]
+		}
+		if challenger, ok := provider.(auth.Challenger); ok {
+			if challenge := challenger.Challenge(r, reason); challenge != "" {
+				header.Add("WWW-Authenticate", challenge)
+			}
+		}
+	}
+	if _, known := errors.AsType[*auth.ForbiddenError](err); known {
+		return http.StatusForbidden
+	}
+	return http.StatusUnauthorized
+}
+
+// CredentialHeaders implements [gateway.Authenticator].
+func (a *authenticator) CredentialHeaders() []string { return a.headers }
+
+// Fingerprint implements [gateway.Authenticator].
+func (a *authenticator) Fingerprint() string { return a.fingerprint }
+
+// peerOf returns what Caddy knows of the sender of a request.
+func peerOf(r *http.Request) gateway.Peer {
+	peer := gateway.Peer{Address: clientAddress(r), Path: clientPath(r)}
+	if isOperator(r) {
+		peer.Trusted = stdioClient
+	}
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		peer.User = identity(repl)
+	}
+	return peer
+}
+
+// identity returns who a client is, if Caddy's authentication knows. It may be any text that
+// a token of somebody else has.
+func identity(repl *caddy.Replacer) string {
+	id, _ := repl.GetString("http.auth.user.id")
+	if id != "" && auth.CheckIdentity(id) != nil {
+		return "invalid-identity-" + digest(id)
+	}
+	return id
+}
+
+// isOperator reports whether a request comes from the command that has started this process.
+func isOperator(r *http.Request) bool {
+	address, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return address != nil && address.Network() == stdioNetwork
+}
+
+// clientAddress returns where a request comes from, by Caddy's trusted_proxies.
+func clientAddress(r *http.Request) string {
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	if address == "" {
+		return r.RemoteAddr
+	}
+	return address
+}
+
+// clientPath returns the path of r as the client has sent it, whatever handlers in front have
+// stripped of it.
+func clientPath(r *http.Request) string {
+	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
+		return original.URL.EscapedPath()
+	}
+	return r.URL.EscapedPath()
+}
+
+// Interface guard
+var _ gateway.Authenticator = (*authenticator)(nil)

@@ -1,0 +1,58 @@
+package mcpgateway
+
+import (
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A reporter reports what happens in a gateway to metrics, logs and events.
+type reporter struct{ *Handler }
+
+// RequestDone implements [gateway.Observer].
+func (o reporter) RequestDone(r *gateway.Record) {
+	requests.WithLabelValues(o.Name, r.Server, r.Method, r.Outcome).Inc()
+	durations.WithLabelValues(o.Name, r.Server, r.Method).Observe(r.Duration.Seconds())
+	if c := o.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {
+		c.Write(zap.String("mcp_server", r.Server), zap.String("mcp_method", r.Called), zap.String("mcp_tool", r.Tool),
+			zap.String("outcome", r.Outcome), zap.Int("mcp_error_code", r.ErrorCode), zap.Duration("duration", r.Duration))
+	}
+}
+
+// Denied implements [gateway.Observer]. Each denial is one line in the log.
+func (o reporter) Denied(d *gateway.Denial) {
+	target := "mcp_tool"
+	if d.Target.Kind == mcp.Resource {
+		target = "mcp_resource"
+	}
+	denials.WithLabelValues(d.Label, d.Code).Inc()
+	o.logger.Named("audit").Warn("access denied",
+		zap.String("reason", d.Code), zap.String("client", d.Client), zap.String("client_ip", d.Address),
+		zap.String("mcp_server", d.Target.Server), zap.String("mcp_method", d.Method),
+		zap.String(target, mcp.Shortened(d.Target.Name)), zap.Error(d.Reason))
+	o.events.Emit(o.ctx, "mcp_access_denied", map[string]any{
+		"gateway": o.Name, "reason": d.Code, "client": d.Client, "client_ip": d.Address,
+		"server": d.Target.Server, "method": d.Method, "name": mcp.Shortened(d.Target.Name),
+	})
+}
+
+// Redacted implements [gateway.Observer].
+func (reporter) Redacted(client string, n int) {
+	redactions.WithLabelValues(client).Add(float64(n))
+}
+
+// ToolChanged implements [gateway.Observer].
+func (o reporter) ToolChanged(server, tool string) {
+	toolChanges.WithLabelValues(server).Inc()
+	o.logger.Warn("definition of tool has changed", zap.String("mcp_server", server),
+		zap.String("mcp_tool", tool), zap.Bool("withheld", o.PinTools))
+	o.events.Emit(o.ctx, "mcp_tool_changed", map[string]any{"gateway": o.Name, "server": server, "tool": tool})
+}
+
+// ToolsSeen implements [gateway.Observer].
+func (o reporter) ToolsSeen(server string) { o.savePins(o.byName[server]) }
+
+// Interface guard
+var _ gateway.Observer = reporter{}

@@ -1,0 +1,121 @@
+package mcpgateway
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
+)
+
+// A route is the way to a server: its routes.
+type route struct{ server *Server }
+
+// Serve implements [gateway.Upstream].
+func (u route) Serve(w http.ResponseWriter, r *http.Request) error {
+	err := u.server.routes.ServeHTTP(w, r)
+	if refusal, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
+		return &gateway.StatusError{Status: refusal.StatusCode, Err: err}
+	}
+	return err
+}
+
+// Describe implements [gateway.Upstream].
+func (route) Describe(r *http.Request, placeholder func(name string) (any, bool)) {
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(placeholder)
+	}
+}
+
+// Derive implements [gateway.Upstream].
+func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Request {
+	r := of.WithContext(new(unlogged.Session).In(ctx)) // not that of another request
+	r.Body, r.GetBody = http.NoBody, nil               // it will have its own
+	r.Header = of.Header.Clone()
+	r.URL = new(url.URL)
+	*r.URL = *of.URL
+	repl := caddy.NewReplacer()
+	inherited, _ := ctx.Value(inheritedKey{}).(*inherited)
+	if inherited == nil {
+		inherited = inherit(of)
+	}
+	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
+	repl.Map(inherited.placeholder)
+	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		maps.Copy(vars, inherited.vars)
+	}
+	if logged {
+		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
+	}
+	return r
+}
+
+// An inherited is what requests to servers inherit from the one of the client that they are
+// made for. There are many of them at the same time, and some outlive it, so they have
+// placeholders and variables of their own.
+type inherited struct {
+	vars map[string]any
+
+	mu   sync.Mutex
+	repl *caddy.Replacer
+}
+
+// inheritedKey is where an inherited is found in a context.
+type inheritedKey struct{}
+
+// inherit returns what requests inherit from that of a client.
+func inherit(r *http.Request) *inherited {
+	i := new(inherited)
+	i.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		i.vars = maps.Clone(vars)
+	}
+	return i
+}
+
+// placeholder returns what handlers in front of the gateway have set. Those about the request
+// itself each request has for its own.
+func (i *inherited) placeholder(key string) (any, bool) {
+	if i.repl == nil || strings.HasPrefix(key, "http.request.") || strings.HasPrefix(key, "http.response.") || strings.HasPrefix(key, "http.vars.") {
+		return nil, false
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.repl.Get(key)
+}
+
+// noResponse is the response of a request before there is one, for placeholders.
+type noResponse struct{}
+
+func (noResponse) Header() http.Header         { return http.Header{} }
+func (noResponse) Write(p []byte) (int, error) { return len(p), nil }
+func (noResponse) WriteHeader(int)             {}
+
+// A mask is the observation_mask of a server.
+type mask struct{ *observationmask.Handler }
+
+// Serve implements [gateway.Mask].
+func (m mask) Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next gateway.Handler) error {
+	if _, keeps := m.Recovers(); keeps {
+		r = observationmask.WithTarget(r, about)
+	}
+	return m.ServeHTTP(w, r, next)
+}
+
+// Interface guards
+var (
+	_ gateway.Upstream    = route{}
+	_ gateway.Mask        = mask{}
+	_ http.ResponseWriter = noResponse{}
+)
