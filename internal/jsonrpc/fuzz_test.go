@@ -28,7 +28,7 @@ var wire = [fieldCount][]string{
 	ClientInfo:         {"params", "_meta", "io.modelcontextprotocol/clientInfo"},
 	LogLevel:           {"params", "_meta", "io.modelcontextprotocol/logLevel"},
 	SubscriptionID:     {"params", "_meta", "io.modelcontextprotocol/subscriptionId"},
-	ResultType:         {"result", "resultType"}, CacheScope: {"result", "cacheScope"},
+	ResultType:         {"result", "resultType"}, CacheScope: {"result", "cacheScope"}, InputRequests: {"result", "inputRequests"},
 	ListenID:  {"result", "_meta", "io.modelcontextprotocol/subscriptionId"},
 	ErrorCode: {"error", "code"}, ErrorMessage: {"error", "message"},
 }
@@ -81,7 +81,8 @@ func FuzzEnvelope(f *testing.F) {
 	}
 	const inserted = "zz_new"
 	envelope := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[Proxy], wire[AuthToken]}
-	decisive := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[URI], wire[Result], wire[ResultType], {"result", "inputRequests"}, wire[CacheScope], wire[Error]}
+	decisive := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[URI], wire[TaskID], wire[Result], wire[ResultType], wire[InputRequests], wire[CacheScope], wire[Error]}
+	known := slices.DeleteFunc(slices.Clone(wire[:]), func(path []string) bool { return path[len(path)-1] == "inputRequests" })
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var m, request Message
 		failure, strict := m.Read(data), request.ReadRequest(data)
@@ -114,7 +115,7 @@ func FuzzEnvelope(f *testing.F) {
 			failure *Failure
 			paths   [][]string
 		}{
-			"a known method":   {m.CheckExact(true), wire[:]},
+			"a known method":   {m.CheckExact(true), known},
 			"another method":   {m.CheckExact(false), envelope},
 			"what is decisive": {new(Message).ReadExact(data), decisive},
 		} {

@@ -58,6 +58,7 @@ const (
 	Result             // of an answer
 	ResultType         // result.resultType
 	CacheScope         // result.cacheScope: who may be given the result again
+	InputRequests      // result.inputRequests, of a result that asks for input
 	ListenID           // the same id in result._meta
 	Error              // of an answer
 	ErrorCode          // error.code
@@ -78,15 +79,28 @@ var fields = jsonspan.CompilePaths(
 	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
 	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
 	"params._meta."+reserved+"subscriptionId",
-	"result", "result.resultType", "result.cacheScope", "result._meta."+reserved+"subscriptionId",
+	"result", "result.resultType", "result.cacheScope", "result.inputRequests", "result._meta."+reserved+"subscriptionId",
 	"error", "error.code", "error.message",
 )
 
 // A Message is a JSON-RPC message: a request, a notification (no id) or an answer
 // (no method).
 type Message struct {
-	Raw   []byte
-	spans [fieldCount]span
+	Raw    []byte
+	spans  [fieldCount]span
+	folded fieldSet // fields that the message has under a name in another case
+}
+
+// A fieldSet has a bit for each field, and one for names that only lead to fields.
+type fieldSet uint64
+
+const inBetween fieldSet = 1 << 63
+
+func setOf(fields ...Field) (s fieldSet) {
+	for _, f := range fields {
+		s |= 1 << f
+	}
+	return s
 }
 
 // A span is where a field stands. It is small because there are many in a message,
@@ -110,32 +124,40 @@ func (m *Message) ReadRequest(data []byte) *Failure {
 	return failure
 }
 
-// envelope are the fields that a message has whatever its method is.
-var envelope = jsonspan.CompilePaths("jsonrpc", "id", "method", "params", "params.proxy", "params.proxy.authToken")
+var (
+	// envelope are the fields that a message has whatever its method is.
+	envelope = setOf(Version, ID, Method, Params, Proxy, AuthToken)
+	// decisive are the fields of a server's message on which anything is decided.
+	decisive = setOf(Version, ID, Method, Params, URI, TaskID, Result, ResultType, InputRequests, CacheScope, Error)
+	// everything is what a client can send.
+	everything = ^setOf(InputRequests)
+)
 
-// CheckExact refuses members that some servers would take for one of the fields, because
-// they ignore case: what is decided here has to be decided on what the server reads. Of a
-// method that is not known only the envelope matters.
+// CheckExact refuses a message with members that some servers take for one of the fields,
+// because they ignore the case of names: a decision must be made on what the server reads.
+// Of an unknown method only the envelope matters.
 func (m *Message) CheckExact(known bool) *Failure {
-	paths := envelope
 	if known {
-		paths = fields
+		return m.checkFolded(everything)
 	}
-	return m.judge(paths.FindExact(m.Raw, func(int, jsonspan.Value) {}))
+	return m.checkFolded(envelope)
 }
 
-// decisive are the fields of what a server sends on which anything is decided.
-var decisive = jsonspan.CompilePaths("jsonrpc", "id", "method", "params", "params.uri", "params.taskId",
-	"result", "result.resultType", "result.inputRequests", "result.cacheScope", "error")
-
-// ReadExact is Read for a message of a server that is decided upon: it refuses those that
-// some readers would read differently there, because they ignore the case of names.
-func (m *Message) ReadExact(data []byte) *Failure {
-	failure := m.Read(data)
-	if failure == nil {
-		failure = m.judge(decisive.FindExact(data, func(int, jsonspan.Value) {}))
+func (m *Message) checkFolded(fields fieldSet) *Failure {
+	if m.folded&fields != 0 {
+		return InvalidRequest("the message has a member whose name differs from one of the protocol in case only")
 	}
-	return failure
+	return nil
+}
+
+// ReadExact is Read for a message of a server that is decided upon: it refuses a message
+// with members that some clients take for one of the fields, because they ignore the case
+// of names. The fields of such a message can be read nevertheless.
+func (m *Message) ReadExact(data []byte) *Failure {
+	if failure := m.Read(data); failure != nil {
+		return failure
+	}
+	return m.checkFolded(decisive)
 }
 
 // Read finds the fields of the message that data is, in one pass. A message that
@@ -143,14 +165,23 @@ func (m *Message) ReadExact(data []byte) *Failure {
 // says. The message keeps data.
 //
 // The failure is ready to be answered. A message that was refused has no fields:
-// of what is not understood nobody can know the id.
+// its id cannot be trusted either.
 func (m *Message) Read(data []byte) *Failure {
 	*m = Message{Raw: data}
 	if len(data) > math.MaxInt32 {
 		return PayloadTooLarge()
 	}
-	err := fields.Find(data, func(path int, v jsonspan.Value) {
-		m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
+	err := fields.Search(data, &jsonspan.Search{
+		Found: func(path int, v jsonspan.Value) {
+			m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
+		},
+		Folded: func(path int) {
+			if path < 0 {
+				m.folded |= inBetween
+			} else {
+				m.folded |= 1 << path
+			}
+		},
 	})
 	failure := m.judge(err)
 	if failure != nil {
@@ -163,8 +194,6 @@ func (m *Message) judge(err error) *Failure {
 	switch {
 	case errors.Is(err, jsonspan.ErrDuplicate):
 		return InvalidRequest("the message repeats a member")
-	case errors.Is(err, jsonspan.ErrFolded):
-		return InvalidRequest("the message has a member whose name differs from one of the protocol in case only")
 	case errors.Is(err, jsonspan.ErrDepth):
 		return InvalidRequest("the message is nested too deeply")
 	case err != nil:

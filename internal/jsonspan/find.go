@@ -15,19 +15,34 @@ import (
 // io.ErrUnexpectedEOF after what was found in it. So until Find returns nil the
 // values found are those of a text that may yet turn out to be invalid.
 func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
-	return p.find(finder{data: data, found: found})
+	return p.find(finder{data: data}, &Search{Found: found})
 }
 
 // FindExact is Find for a text that others read, too, and decide upon. Many readers take
 // Name for name, and some take name\u0000 for it. So it refuses keys that differ from those
 // of the paths in nothing else, with [ErrFolded].
 func (p *Paths) FindExact(data []byte, found func(path int, v Value)) error {
-	return p.find(finder{data: data, found: found, exact: true})
+	return p.find(finder{data: data, exact: true}, &Search{Found: found})
 }
 
-func (p *Paths) find(f finder) error {
+// A Search is a [Paths.Find] with further options. Only Found is required.
+type Search struct {
+	// Found is called for each value at one of the paths.
+	Found func(path int, v Value)
+
+	// Folded is called for each key that [Paths.FindExact] refuses, with the path that
+	// the look-alike leads to, -1 if paths only lead through there.
+	Folded func(path int)
+}
+
+// Search is Find with the options of s.
+func (p *Paths) Search(data []byte, s *Search) error {
+	return p.find(finder{data: data}, s)
+}
+
+func (p *Paths) find(f finder, s *Search) error {
 	data := f.data
-	i := f.value(f.space(0), &p.root, 0)
+	i := f.value(f.space(0), &p.root, 0, s)
 	if i >= 0 && f.space(i) < len(data) {
 		f.fail(ErrSyntax, f.space(i))
 	}
@@ -43,11 +58,11 @@ func (p *Paths) find(f finder) error {
 // leaves the text to one. So its recursion is as deep as paths are long.
 //
 // Its methods take where something begins and return where it ends, or -1 when
-// they have failed.
+// they have failed. The search is not a part of it, so that its functions need not be
+// allocated.
 type finder struct {
 	data    []byte
-	found   func(path int, v Value)
-	exact   bool // nobody may take a key for another
+	exact   bool // look-alikes are an error
 	scanner Scanner
 	err     Error
 }
@@ -68,7 +83,7 @@ func (f *finder) space(i int) int {
 }
 
 // value reads the value at i, which stands at n, or nowhere if that is nil.
-func (f *finder) value(i int, n *node, depth int) int {
+func (f *finder) value(i int, n *node, depth int, s *Search) int {
 	if i >= len(f.data) {
 		return f.fail(io.ErrUnexpectedEOF, i)
 	}
@@ -80,14 +95,14 @@ func (f *finder) value(i int, n *node, depth int) int {
 	case '{':
 		v.Kind = BeginObject
 		if n != nil && (len(n.keys) > 0 || n.each != nil) {
-			v.End = f.object(i, n, depth)
+			v.End = f.object(i, n, depth, s)
 		} else {
 			v.End = f.skip(i, depth)
 		}
 	case '[':
 		v.Kind = BeginArray
 		if n != nil && n.each != nil {
-			v.End = f.array(i, n, depth)
+			v.End = f.array(i, n, depth, s)
 		} else {
 			v.End = f.skip(i, depth)
 		}
@@ -101,12 +116,12 @@ func (f *finder) value(i int, n *node, depth int) int {
 		v.Kind, v.End = Number, f.number(i)
 	}
 	if n != nil && n.path >= 0 && v.End >= 0 {
-		f.found(n.path, v)
+		s.Found(n.path, v)
 	}
 	return v.End
 }
 
-func (f *finder) object(i int, n *node, depth int) int {
+func (f *finder) object(i int, n *node, depth int, s *Search) int {
 	var seen uint64
 	i = f.space(i + 1)
 	if i < len(f.data) && f.data[i] == '}' {
@@ -127,13 +142,17 @@ func (f *finder) object(i int, n *node, depth int) int {
 			}
 			seen |= 1 << k
 			at = n.keys[k].to
-		} else if f.exact && n.folds(f.data[key+1:i-1]) {
-			return f.fail(ErrFolded, key)
+		} else if f.exact || s.Folded != nil {
+			if k := n.folded(f.data[key+1 : i-1]); k >= 0 && f.exact {
+				return f.fail(ErrFolded, key)
+			} else if k >= 0 {
+				s.Folded(n.keys[k].to.path)
+			}
 		}
 		if i = f.space(i); i >= len(f.data) || f.data[i] != ':' {
 			return f.fail(ErrSyntax, i)
 		}
-		if i = f.value(f.space(i+1), at, depth+1); i < 0 {
+		if i = f.value(f.space(i+1), at, depth+1, s); i < 0 {
 			return -1
 		}
 		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {
@@ -144,13 +163,13 @@ func (f *finder) object(i int, n *node, depth int) int {
 	}
 }
 
-func (f *finder) array(i int, n *node, depth int) int {
+func (f *finder) array(i int, n *node, depth int, s *Search) int {
 	i = f.space(i + 1)
 	if i < len(f.data) && f.data[i] == ']' {
 		return i + 1
 	}
 	for {
-		if i = f.value(i, n.each, depth+1); i < 0 {
+		if i = f.value(i, n.each, depth+1, s); i < 0 {
 			return -1
 		}
 		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {

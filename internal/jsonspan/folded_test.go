@@ -2,6 +2,7 @@ package jsonspan
 
 import (
 	"errors"
+	"slices"
 	"testing"
 )
 
@@ -31,6 +32,26 @@ func TestFindExactRefusesLookAlikes(t *testing.T) {
 			}
 			if err := paths.Find([]byte(test.text), func(int, Value) {}); errors.Is(err, ErrFolded) {
 				t.Errorf("Find: %v", err)
+			}
+		})
+	}
+}
+
+func TestSearchReportsLookAlikes(t *testing.T) {
+	paths := CompilePaths("method", "params.name", "params.kind")
+	for _, test := range []struct {
+		name, text string
+		want       []int
+	}{
+		{"keys as they are", `{"method":1,"params":{"name":2}}`, nil},
+		{"another case", `{"METHOD":1,"params":{"Kind":1,"name":2}}`, []int{0, 2}},
+		{"a key that paths lead through", `{"Params":{"Name":1}}`, []int{-1}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var folded []int
+			err := paths.Search([]byte(test.text), &Search{Found: func(int, Value) {}, Folded: func(path int) { folded = append(folded, path) }})
+			if err != nil || !slices.Equal(folded, test.want) {
+				t.Errorf("got %v, %v", folded, err)
 			}
 		})
 	}

@@ -17,7 +17,7 @@ type Member struct {
 func Members(data []byte) iter.Seq[Member] {
 	return func(yield func(Member) bool) {
 		var v Value
-		f := finder{data: data, found: func(_ int, found Value) { v = found }}
+		f, each := finder{data: data}, Search{Found: func(_ int, found Value) { v = found }}
 		i := f.space(0)
 		for before := byte('{'); i < len(data) && data[i] == before; before = ',' {
 			start := f.space(i + 1)
@@ -31,7 +31,7 @@ func Members(data []byte) iter.Seq[Member] {
 			if i = f.space(i); i == len(data) || data[i] != ':' {
 				return
 			}
-			if i = f.value(f.space(i+1), &item, 1); i < 0 {
+			if i = f.value(f.space(i+1), &item, 1, &each); i < 0 {
 				return
 			}
 			var room [64]byte
@@ -48,10 +48,10 @@ func Members(data []byte) iter.Seq[Member] {
 func Elements(data []byte) iter.Seq[Value] {
 	return func(yield func(Value) bool) {
 		var v Value
-		f := finder{data: data, found: func(_ int, found Value) { v = found }}
+		f, each := finder{data: data}, Search{Found: func(_ int, found Value) { v = found }}
 		i := f.space(0)
 		for before := byte('['); i < len(data) && data[i] == before; before = ',' {
-			if i = f.value(f.space(i+1), &item, 1); i < 0 || !yield(v) {
+			if i = f.value(f.space(i+1), &item, 1, &each); i < 0 || !yield(v) {
 				return
 			}
 			i = f.space(i)

@@ -110,19 +110,21 @@ func (n *node) index(key []byte) int {
 	return -1
 }
 
-// folds reports whether readers that ignore case, or null characters at the end, take a key
-// for one of n's.
-func (n *node) folds(key []byte) bool {
+// folded returns which of the keys of n a reader takes this one for that ignores case, or
+// null characters at the end, or -1.
+func (n *node) folded(key []byte) int {
 	if len(n.keys) == 0 {
-		return false
+		return -1
 	}
 	if bytes.IndexByte(key, '\\') >= 0 {
 		key = bytes.TrimRight(AppendText(nil, key), "\x00")
 	}
 	for i := range n.keys {
-		if len(key) > 0 && (key[0]|0x20 == n.keys[i].key[0]|0x20 || key[0] >= utf8.RuneSelf) && strings.EqualFold(string(key), n.keys[i].key) {
-			return true
+		// Only letters beyond ASCII fold to some of another length, which is shorter.
+		name := n.keys[i].key
+		if len(key) >= len(name) && (key[0]|0x20 == name[0]|0x20 || key[0] >= utf8.RuneSelf) && strings.EqualFold(string(key), name) {
+			return i
 		}
 	}
-	return false
+	return -1
 }
