@@ -3,6 +3,8 @@ package jsonrpc
 import (
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
 var benchmarked = []struct{ name, data string }{
@@ -41,6 +43,47 @@ func BenchmarkRead(b *testing.B) {
 					}
 				}
 			})
+		}
+	}
+}
+
+func BenchmarkEdited(b *testing.B) {
+	for _, message := range benchmarked {
+		var m Message
+		if failure := m.Read([]byte(message.data)); failure != nil {
+			b.Fatal(failure)
+		}
+		for _, edit := range []struct {
+			name string
+			edit jsonspan.Edit
+		}{
+			{"id", m.Replace(ID, []byte(`"x:17"`))},
+			{"name", m.Replace(Name, []byte(`"read"`))},
+			{"meta", m.InsertMeta([]byte(`"a":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"`))},
+		} {
+			for _, way := range []struct {
+				name string
+				read func() (Message, *Failure)
+			}{
+				{"spliced only", func() (edited Message, _ *Failure) {
+					edited.Raw = jsonspan.Spliced(m.Raw, edit.edit)
+					return edited, nil
+				}},
+				{"spliced and read", func() (edited Message, _ *Failure) {
+					failure := edited.Read(jsonspan.Spliced(m.Raw, edit.edit))
+					return edited, failure
+				}},
+				{"Edited", func() (Message, *Failure) { return m.Edited(edit.edit) }},
+			} {
+				b.Run(message.name+"/"+edit.name+"/"+way.name, func(b *testing.B) {
+					b.ReportAllocs()
+					for b.Loop() {
+						if edited, failure := way.read(); failure != nil || len(edited.Raw) == 0 {
+							b.Fatal(failure)
+						}
+					}
+				})
+			}
 		}
 	}
 }

@@ -153,6 +153,51 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
+// An edited message is what is read in the spliced text, whatever the edits are.
+func FuzzEdited(f *testing.F) {
+	for i, seed := range seeds {
+		f.Add([]byte(seed), []byte(`"x"`), []byte(`{"name":"y","_meta":{"progressToken":3}}`), uint16(i), uint16(i+3), uint16(i), uint16(7*i))
+		f.Add([]byte(seed), []byte(`"name":"z"`), []byte(`"taskId":1`), uint16(fieldCount), uint16(fieldCount+1), uint16(0), uint16(0))
+		f.Add([]byte(seed), []byte(`"progressToken":1,`), []byte(``), uint16(fieldCount+1), uint16(fieldCount+2), uint16(0), uint16(0))
+		f.Add([]byte(seed), []byte(`"proxy"`), []byte(`}`), uint16(fieldCount+3), uint16(fieldCount+3), uint16(7*i), uint16(8*i))
+	}
+	f.Add([]byte(`{"q":{"uri":"y"},"params":{"name":"x"}}`), []byte(`"params"`), []byte(``), uint16(fieldCount+3), uint16(fieldCount+3), uint16(1), uint16(3))
+	f.Add([]byte(`{"id":1,"params":{"Name":"x"}}`), []byte(`2`), []byte(`2`), uint16(ID), uint16(ID), uint16(0), uint16(0))
+	f.Fuzz(func(t *testing.T, data, literal, literal2 []byte, which, which2, start, length uint16) {
+		var m Message
+		_ = m.Read(data) // of a message without fields nothing is known
+		edit := func(which uint16, literal []byte) jsonspan.Edit {
+			switch field := Field(which % (uint16(fieldCount) + 4)); {
+			case field < fieldCount && m.Has(field):
+				return m.Replace(field, literal)
+			case field == fieldCount && m.Has(Version):
+				return m.Insert(literal)
+			case field == fieldCount+1 && m.Has(Version):
+				return m.InsertMeta(literal)
+			case field == fieldCount+2 && m.Has(Params):
+				removed, _ := jsonspan.Remove(m.Literal(Params), "name")
+				return m.Within(Params, removed)
+			}
+			from := int(start) % (len(data) + 1)
+			return jsonspan.Edit{Start: from, End: from + int(length)%(len(data)-from+1), New: literal}
+		}
+		edits := []jsonspan.Edit{edit(which, literal), edit(which2, literal2)}
+		slices.SortStableFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
+		if edits[1].Start < edits[0].End {
+			edits = edits[:1]
+		}
+		edited, failure := m.Edited(edits...)
+		var want Message
+		wanted := want.Read(jsonspan.Spliced(data, edits...))
+		if (failure == nil) != (wanted == nil) || failure != nil && failure.Message != wanted.Message {
+			t.Fatalf("%q became %q: %v, want %v", data, want.Raw, failure, wanted)
+		}
+		if !bytes.Equal(edited.Raw, want.Raw) || edited.spans != want.spans || edited.folded != want.folded {
+			t.Fatalf("%q became %q:\n%v\n%v", data, want.Raw, edited.spans, want.spans)
+		}
+	})
+}
+
 // An Outline says of a message in pieces what Message says of the whole.
 func FuzzOutline(f *testing.F) {
 	for i, seed := range seeds {

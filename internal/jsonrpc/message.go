@@ -110,6 +110,10 @@ type span struct {
 	start, end int32
 }
 
+func (s span) isContainer() bool {
+	return s.kind == jsonspan.BeginObject || s.kind == jsonspan.BeginArray
+}
+
 // ReadRequest is Read for what a client sends, of which no more is accepted than
 // the standard says: a text in UTF-8, and a method that is a string.
 func (m *Message) ReadRequest(data []byte) *Failure {
@@ -166,7 +170,10 @@ func (m *Message) ReadExact(data []byte) *Failure {
 //
 // The failure is ready to be answered. A message that was refused has no fields:
 // its id cannot be trusted either.
-func (m *Message) Read(data []byte) *Failure {
+func (m *Message) Read(data []byte) *Failure { return m.read(data, nil) }
+
+// read is Read for a message of which parts may be known, as in [jsonspan.Search].
+func (m *Message) read(data []byte, known func(path, start int) (end int)) *Failure {
 	*m = Message{Raw: data}
 	if len(data) > math.MaxInt32 {
 		return PayloadTooLarge()
@@ -182,6 +189,7 @@ func (m *Message) Read(data []byte) *Failure {
 				m.folded |= 1 << path
 			}
 		},
+		Known: known,
 	})
 	failure := m.judge(err)
 	if failure != nil {
@@ -317,6 +325,38 @@ func (m *Message) body(f Field) []byte { return m.Raw[m.spans[f].start+1 : m.spa
 // message must have.
 func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
 	return jsonspan.Edit{Start: int(m.spans[f].start), End: int(m.spans[f].end), New: literal}
+}
+
+// Edited returns the message with edits made, as Read would read it. Of objects and arrays
+// that are fields it only reads those with an edit in them; the others move along. The
+// edits may come in any order, but must not overlap.
+func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
+	raw := jsonspan.Spliced(m.Raw, edits...)
+	if m.folded != 0 { // names are not kept by place
+		failure := edited.Read(raw)
+		return edited, failure
+	}
+	failure := edited.read(raw, func(path, start int) (end int) {
+		old, by := m.spans[path], 0
+		for _, e := range edits {
+			switch {
+			case e.End <= int(old.start):
+				by += len(e.New) - (e.End - e.Start)
+			case e.Start < int(old.end):
+				return 0
+			}
+		}
+		if !old.isContainer() || int(old.start)+by != start {
+			return 0
+		}
+		for f, in := range m.spans {
+			if in.start >= old.start && in.end <= old.end && in.kind != Absent {
+				edited.spans[f] = span{in.kind, in.start + int32(by), in.end + int32(by)}
+			}
+		}
+		return int(old.end) + by
+	})
+	return edited, failure
 }
 
 // Within returns an edit of the literal of a field as one of the whole message.

@@ -33,6 +33,11 @@ type Search struct {
 	// Folded is called for each key that [Paths.FindExact] refuses, with the path that
 	// the look-alike leads to, -1 if paths only lead through there.
 	Folded func(path int)
+
+	// Known returns the end of the object or array that begins at start and stands at
+	// path, if the caller knows it to be valid, else 0. It is then skipped: neither it
+	// nor a value in it is reported.
+	Known func(path, start int) (end int)
 }
 
 // Search is Find with the options of s.
@@ -88,6 +93,11 @@ func (f *finder) value(i int, n *node, depth int, s *Search) int {
 		return f.fail(io.ErrUnexpectedEOF, i)
 	}
 	v := Value{Start: i}
+	if s.Known != nil && n != nil && n.path >= 0 && (f.data[i] == '{' || f.data[i] == '[') {
+		if end := s.Known(n.path, i); end > 0 {
+			return end
+		}
+	}
 	switch f.data[i] {
 	case '"':
 		v.Kind = String

@@ -1,7 +1,6 @@
 package jsonspan
 
 import (
-	"bytes"
 	"io"
 	"slices"
 )
@@ -84,20 +83,23 @@ func (r *Reader) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// Spliced returns a text with edits made, which may come in any order.
+// Spliced returns a text with edits made, which may come in any order and are put in
+// order. Edits that overlap are a mistake of the caller and panic.
 func Spliced(text []byte, edits ...Edit) []byte {
 	if len(edits) == 0 {
 		return text
 	}
-	slices.SortFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
-	var b bytes.Buffer
+	slices.SortStableFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
 	size := len(text)
 	for _, e := range edits {
-		size += len(e.New)
+		size += len(e.New) - (e.End - e.Start)
 	}
-	b.Grow(size)
-	_ = Splice(&b, text, edits) // to memory
-	return b.Bytes()
+	spliced, at := make([]byte, 0, size), 0
+	for _, e := range edits {
+		spliced = append(append(spliced, text[at:e.Start]...), e.New...)
+		at = e.End
+	}
+	return append(spliced, text[at:]...)
 }
 
 // Moved returns an edit of a part of a text as one of the whole text.
