@@ -87,3 +87,39 @@ func BenchmarkEdited(b *testing.B) {
 		}
 	}
 }
+
+func BenchmarkReadWith(b *testing.B) {
+	more := []string{"result.contents.*.uri", "result.content.*.uri", "result.content.*.resource.uri", "error.data.uri", "result.taskId"}
+	paths, alone := CompilePaths(more...), jsonspan.CompilePaths(more...)
+	data := []byte(`{"jsonrpc":"2.0","id":17,"result":{"content":[` +
+		strings.Repeat(`{"type":"resource","resource":{"uri":"file:///tmp/a.txt","text":"`+strings.Repeat("some words ", 20)+`"}},`, 20) +
+		`{"type":"text","text":"the end"}],"isError":false}}`)
+	places := 0
+	found := func(int, jsonspan.Value) { places++ }
+	for _, way := range []struct {
+		name string
+		read func(m *Message) *Failure
+	}{
+		{"Read and Find", func(m *Message) *Failure {
+			if err := alone.Find(data, found); err != nil {
+				b.Fatal(err)
+			}
+			return m.Read(data)
+		}},
+		{"ReadWith", func(m *Message) *Failure {
+			failure, _ := m.ReadWith(data, paths, found)
+			return failure
+		}},
+	} {
+		b.Run(way.name, func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			var m Message
+			for b.Loop() {
+				if failure := way.read(&m); failure != nil {
+					b.Fatal(failure)
+				}
+			}
+		})
+	}
+}

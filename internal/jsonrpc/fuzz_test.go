@@ -3,6 +3,7 @@ package jsonrpc
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,7 +20,7 @@ var wire = [fieldCount][]string{
 	Version: {"jsonrpc"}, ID: {"id"}, Method: {"method"}, Params: {"params"}, Result: {"result"}, Error: {"error"},
 	Name: {"params", "name"}, URI: {"params", "uri"}, TaskID: {"params", "taskId"}, RequestID: {"params", "requestId"}, Progress: {"params", "progressToken"},
 	Arguments: {"params", "arguments"}, Requested: {"params", "protocolVersion"}, Capabilities: {"params", "capabilities"}, Info: {"params", "clientInfo"},
-	Cursor: {"params", "cursor"}, Limit: {"params", "limit"}, Level: {"params", "level"}, RefName: {"params", "ref", "name"}, RefURI: {"params", "ref", "uri"},
+	Cursor: {"params", "cursor"}, Limit: {"params", "limit"}, Level: {"params", "level"}, Ref: {"params", "ref"}, RefName: {"params", "ref", "name"}, RefURI: {"params", "ref", "uri"},
 	InputResponses: {"params", "inputResponses"}, RequestState: {"params", "requestState"}, Notifications: {"params", "notifications"},
 	Subscriptions: {"params", "notifications", "resourceSubscriptions"}, TaskIDs: {"params", "notifications", "taskIds"}, Proxy: {"params", "proxy"}, AuthToken: {"params", "proxy", "authToken"},
 	Meta: {"params", "_meta"}, ProgressToken: {"params", "_meta", "progressToken"}, Traceparent: {"params", "_meta", "traceparent"},
@@ -29,7 +30,7 @@ var wire = [fieldCount][]string{
 	LogLevel:           {"params", "_meta", "io.modelcontextprotocol/logLevel"},
 	SubscriptionID:     {"params", "_meta", "io.modelcontextprotocol/subscriptionId"},
 	ResultType:         {"result", "resultType"}, CacheScope: {"result", "cacheScope"}, InputRequests: {"result", "inputRequests"},
-	ListenID:  {"result", "_meta", "io.modelcontextprotocol/subscriptionId"},
+	ResultMeta: {"result", "_meta"}, ListenID: {"result", "_meta", "io.modelcontextprotocol/subscriptionId"},
 	ErrorCode: {"error", "code"}, ErrorMessage: {"error", "message"},
 }
 
@@ -149,6 +150,66 @@ func FuzzEnvelope(f *testing.F) {
 					t.Fatalf("%q became %q: %q are %q", data, out, before, after)
 				}
 			}
+		}
+	})
+}
+
+// Names that lead to a field are fields themselves, so that each look-alike has a place in
+// a fieldSet.
+func TestFieldsHaveParents(t *testing.T) {
+	for _, path := range wire {
+		isField := func(other []string) bool { return slices.Equal(other, path[:len(path)-1]) }
+		if len(path) > 1 && !slices.ContainsFunc(wire[:], isField) {
+			t.Errorf("%s is not a field", path[:len(path)-1])
+		}
+	}
+	if fieldCount > 64 {
+		t.Errorf("there are %d fields", fieldCount)
+	}
+}
+
+// ReadWith finds in one pass what Read and Find do in two.
+func FuzzReadWith(f *testing.F) {
+	for _, seed := range seeds {
+		f.Add([]byte(seed))
+	}
+	for _, seed := range []string{
+		`{"id":1,"result":{"contents":[{"uri":"a:b","text":"x"},{"uri":7},3],"cacheScope":"public","ttlMs":5}}`,
+		`{"id":1,"result":{"contents":[{"uri":"a:b","uri":"c:d"}]}}`, `{"id":1,"result":{"contents":[{"URI":"a:b"}],"ttlMs":5}}`,
+		`{"id":1,"result":{"Contents":[]}}`, `{"id":1,"result":{"_Meta":{}},"error":{"data":{"uri":"x"},"Data":1}}`, `{"id":1,"RESULT":1,"result":{"ttlMs":5},"id":2}`,
+		`{"id":1,"result":{"contents":[{"uri":"a:b"}],"contents":[]},"result":1}`, `{"id":true,"result":{"ttlMs":1}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	more := []string{"result.contents.*.uri", "result.ttlMs", "error.data.uri"}
+	paths, alone := CompilePaths(more...), jsonspan.CompilePaths(more...)
+	type place struct {
+		path  int
+		value jsonspan.Value
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var m, want Message
+		var found, wanted []place
+		failure, ambiguous := m.ReadWith(data, paths, func(path int, v jsonspan.Value) { found = append(found, place{path, v}) })
+		if expected := want.Read(data); (failure == nil) != (expected == nil) || failure != nil && failure.Message != expected.Message {
+			t.Fatalf("%q: %v, want %v", data, failure, expected)
+		}
+		if m.spans != want.spans || m.folded != want.folded {
+			t.Fatalf("%q:\n%v\n%v", data, m.spans, want.spans)
+		}
+		if failure != nil {
+			return
+		}
+		err := alone.Find(data, func(path int, v jsonspan.Value) { wanted = append(wanted, place{path, v}) })
+		if repeats := errors.Is(err, jsonspan.ErrDuplicate); repeats != errors.Is(ambiguous, jsonspan.ErrDuplicate) || !repeats && !slices.Equal(found, wanted) {
+			t.Fatalf("%q: found %v, %v, want %v, %v", data, found, ambiguous, wanted, err)
+		}
+		if err != nil {
+			return
+		}
+		err = alone.FindExact(data, func(int, jsonspan.Value) {})
+		if folded := ambiguous != nil || m.folded&setOf(Result, Error) != 0; folded != (err != nil) {
+			t.Fatalf("%q: %v, want %v", data, ambiguous, err)
 		}
 	})
 }

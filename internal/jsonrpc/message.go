@@ -38,8 +38,9 @@ const (
 	Cursor             // params.cursor, of lists
 	Limit              // params.limit, of lists: how long a page shall be
 	Level              // params.level, of logging/setLevel
-	RefName            // params.ref.name, of completion/complete
-	RefURI             // params.ref.uri, of completion/complete
+	Ref                // params.ref, of completion/complete
+	RefName            // params.ref.name
+	RefURI             // params.ref.uri
 	InputResponses     // params.inputResponses, of a call that is made again
 	RequestState       // params.requestState, of a call that is made again
 	Notifications      // params.notifications, of subscriptions/listen
@@ -59,7 +60,8 @@ const (
 	ResultType         // result.resultType
 	CacheScope         // result.cacheScope: who may be given the result again
 	InputRequests      // result.inputRequests, of a result that asks for input
-	ListenID           // the same id in result._meta
+	ResultMeta         // result._meta
+	ListenID           // the same id there
 	Error              // of an answer
 	ErrorCode          // error.code
 	ErrorMessage       // error.message
@@ -69,19 +71,30 @@ const (
 // Keys of _meta that the protocol defines begin with this.
 const reserved = `io\.modelcontextprotocol/`
 
-var fields = jsonspan.CompilePaths(
+// fieldPaths are where the fields stand. No path leads through a place that is not a field.
+var fieldPaths = []string{
 	"jsonrpc", "id", "method",
 	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
 	"params.arguments", "params.protocolVersion", "params.capabilities", "params.clientInfo",
-	"params.cursor", "params.limit", "params.level", "params.ref.name", "params.ref.uri",
+	"params.cursor", "params.limit", "params.level", "params.ref", "params.ref.name", "params.ref.uri",
 	"params.inputResponses", "params.requestState", "params.notifications", "params.notifications.resourceSubscriptions", "params.notifications.taskIds", "params.proxy", "params.proxy.authToken",
 	"params._meta", "params._meta.progressToken", "params._meta.traceparent",
-	"params._meta."+reserved+"protocolVersion", "params._meta."+reserved+"clientCapabilities",
-	"params._meta."+reserved+"clientInfo", "params._meta."+reserved+"logLevel",
-	"params._meta."+reserved+"subscriptionId",
-	"result", "result.resultType", "result.cacheScope", "result.inputRequests", "result._meta."+reserved+"subscriptionId",
+	"params._meta." + reserved + "protocolVersion", "params._meta." + reserved + "clientCapabilities",
+	"params._meta." + reserved + "clientInfo", "params._meta." + reserved + "logLevel",
+	"params._meta." + reserved + "subscriptionId",
+	"result", "result.resultType", "result.cacheScope", "result.inputRequests", "result._meta", "result._meta." + reserved + "subscriptionId",
 	"error", "error.code", "error.message",
-)
+}
+
+var fields = CompilePaths()
+
+// Paths are places in messages that are found while a message is read.
+type Paths struct{ paths *jsonspan.Paths }
+
+// CompilePaths makes Paths as [jsonspan.CompilePaths] does, which cannot be those of fields.
+func CompilePaths(paths ...string) *Paths {
+	return &Paths{jsonspan.CompilePaths(slices.Concat(fieldPaths, paths)...)}
+}
 
 // A Message is a JSON-RPC message: a request, a notification (no id) or an answer
 // (no method).
@@ -91,10 +104,8 @@ type Message struct {
 	folded fieldSet // fields that the message has under a name in another case
 }
 
-// A fieldSet has a bit for each field, and one for names that only lead to fields.
+// A fieldSet has a bit for each field.
 type fieldSet uint64
-
-const inBetween fieldSet = 1 << 63
 
 func setOf(fields ...Field) (s fieldSet) {
 	for _, f := range fields {
@@ -154,14 +165,17 @@ func (m *Message) checkFolded(fields fieldSet) *Failure {
 	return nil
 }
 
-// ReadExact is Read for a message of a server that is decided upon: it refuses a message
-// with members that some clients take for one of the fields, because they ignore the case
-// of names. The fields of such a message can be read nevertheless.
+// CheckDecisive refuses a message of a server with members that some clients take for a
+// field on which something is decided, because they ignore the case of names.
+func (m *Message) CheckDecisive() *Failure { return m.checkFolded(decisive) }
+
+// ReadExact is Read and CheckDecisive. A message that the latter refuses has its fields
+// nevertheless.
 func (m *Message) ReadExact(data []byte) *Failure {
 	if failure := m.Read(data); failure != nil {
 		return failure
 	}
-	return m.checkFolded(decisive)
+	return m.CheckDecisive()
 }
 
 // Read finds the fields of the message that data is, in one pass. A message that
@@ -170,36 +184,65 @@ func (m *Message) ReadExact(data []byte) *Failure {
 //
 // The failure is ready to be answered. A message that was refused has no fields:
 // its id cannot be trusted either.
-func (m *Message) Read(data []byte) *Failure { return m.read(data, nil) }
+func (m *Message) Read(data []byte) *Failure {
+	return m.judge(m.find(data, fields, &jsonspan.Search{}))
+}
 
-// read is Read for a message of which parts may be known, as in [jsonspan.Search].
-func (m *Message) read(data []byte, known func(path, start int) (end int)) *Failure {
+// ReadWith is Read that also calls found for each value at one of the paths, in the order
+// in which the values end. The error says why other readers could find other values there,
+// although they find the same fields: [jsonspan.ErrDuplicate], and what was found does not
+// count, or [jsonspan.ErrFolded].
+func (m *Message) ReadWith(data []byte, paths *Paths, found func(path int, v jsonspan.Value)) (_ *Failure, ambiguous error) {
+	err := m.find(data, paths, &jsonspan.Search{
+		Found:  found,
+		Folded: func(int) { ambiguous = jsonspan.ErrFolded },
+	})
+	if errors.Is(err, jsonspan.ErrDuplicate) {
+		return m.Read(data), jsonspan.ErrDuplicate
+	}
+	return m.judge(err), ambiguous
+}
+
+// find makes m the message that data is. The search is one for what is not a field.
+func (m *Message) find(data []byte, paths *Paths, other *jsonspan.Search) error {
 	*m = Message{Raw: data}
 	if len(data) > math.MaxInt32 {
-		return PayloadTooLarge()
+		return errTooLarge
 	}
-	err := fields.Search(data, &jsonspan.Search{
+	return paths.paths.Search(data, &jsonspan.Search{
 		Found: func(path int, v jsonspan.Value) {
-			m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
-		},
-		Folded: func(path int) {
-			if path < 0 {
-				m.folded |= inBetween
+			if path < int(fieldCount) {
+				m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
 			} else {
-				m.folded |= 1 << path
+				other.Found(path-int(fieldCount), v)
 			}
 		},
-		Known: known,
+		Folded: func(path int) {
+			if uint(path) < uint(fieldCount) {
+				m.folded |= 1 << path
+			} else {
+				other.Folded(path)
+			}
+		},
+		Known: other.Known,
 	})
-	failure := m.judge(err)
+}
+
+var errTooLarge = errors.New("message of more than 2 GiB")
+
+// judge returns what is wrong with a message in which find met err. It has no fields then.
+func (m *Message) judge(err error) *Failure {
+	failure := m.fault(err)
 	if failure != nil {
-		*m = Message{Raw: data}
+		*m = Message{Raw: m.Raw}
 	}
 	return failure
 }
 
-func (m *Message) judge(err error) *Failure {
+func (m *Message) fault(err error) *Failure {
 	switch {
+	case err == errTooLarge:
+		return PayloadTooLarge()
 	case errors.Is(err, jsonspan.ErrDuplicate):
 		return InvalidRequest("the message repeats a member")
 	case errors.Is(err, jsonspan.ErrDepth):
@@ -336,7 +379,7 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 		failure := edited.Read(raw)
 		return edited, failure
 	}
-	failure := edited.read(raw, func(path, start int) (end int) {
+	err := edited.find(raw, fields, &jsonspan.Search{Known: func(path, start int) (end int) {
 		old, by := m.spans[path], 0
 		for _, e := range edits {
 			switch {
@@ -355,7 +398,8 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 			}
 		}
 		return int(old.end) + by
-	})
+	}})
+	failure := edited.judge(err)
 	return edited, failure
 }
 
