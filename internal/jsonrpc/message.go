@@ -190,8 +190,8 @@ func (m *Message) Read(data []byte) *Failure {
 
 // ReadWith is Read that also calls found for each value at one of the paths, in the order
 // in which the values end. The error says why other readers could find other values there,
-// although they find the same fields: [jsonspan.ErrDuplicate], and what was found does not
-// count, or [jsonspan.ErrFolded].
+// although they find the same fields: [jsonspan.ErrDuplicate] or [jsonspan.ErrFolded]. What
+// was found does not count after a failure or a duplicate.
 func (m *Message) ReadWith(data []byte, paths *Paths, found func(path int, v jsonspan.Value)) (_ *Failure, ambiguous error) {
 	err := m.find(data, paths, &jsonspan.Search{
 		Found:  found,

@@ -335,6 +335,16 @@ func FuzzParamHeaders(f *testing.F) {
 		if wrong := json.Unmarshal(list, &page); err == nil && (wrong != nil || cursor != page.NextCursor) {
 			t.Fatalf("%q goes on at %q, want %q, %v", list, cursor, page.NextCursor, wrong)
 		}
+		var tools struct{ Tools []json.RawMessage }
+		if err == nil && json.Unmarshal(list, &tools) == nil && len(tools.Tools) == 1 {
+			var tool struct{ Name string }
+			_ = json.Unmarshal(tools.Tools[0], &tool) // as part of the list it has been read
+			one := ParamHeaders{}
+			one.AddTool(tool.Name, tools.Tools[0])
+			if all := len(params[tool.Name]); len(one[tool.Name]) != all || len(one) != len(params) {
+				t.Fatalf("%q has %d headers, as a tool %v", list, all, one)
+			}
+		}
 		header := http.Header{"Mcp-Param-Other": {"x"}, "Accept": {"y"}}
 		params.Set(header, &m)
 		names := map[string]bool{}

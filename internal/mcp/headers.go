@@ -140,18 +140,33 @@ func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
 		return "", err
 	}
 	for _, tool := range list.Tools {
-		if !bytes.Contains(tool.InputSchema, []byte("x-mcp-header")) {
-			continue
-		}
-		var s schema
-		if err := json.Unmarshal(tool.InputSchema, &s); err != nil {
-			continue // clients leave a tool out whose schema is wrong
-		}
-		if headers := s.headers(nil, nil); headers != nil {
-			p[tool.Name] = headers
-		}
+		p.add(tool.Name, tool.InputSchema)
 	}
 	return list.NextCursor, nil
+}
+
+// AddTool adds a tool by its definition.
+func (p ParamHeaders) AddTool(name string, definition []byte) {
+	if !bytes.Contains(definition, []byte("x-mcp-header")) {
+		return
+	}
+	var tool struct {
+		InputSchema json.RawMessage `json:"inputSchema"`
+	}
+	if json.Unmarshal(definition, &tool) == nil {
+		p.add(name, tool.InputSchema)
+	}
+}
+
+// add adds a tool with this schema. Clients leave out a tool whose schema is wrong.
+func (p ParamHeaders) add(name string, inputSchema []byte) {
+	var s schema
+	if !bytes.Contains(inputSchema, []byte("x-mcp-header")) || json.Unmarshal(inputSchema, &s) != nil {
+		return
+	}
+	if headers := s.headers(nil, nil); headers != nil {
+		p[name] = headers
+	}
 }
 
 func (s schema) headers(path []string, found []paramHeader) []paramHeader {

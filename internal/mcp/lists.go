@@ -15,14 +15,14 @@ type ListItem struct {
 	Raw      []byte
 }
 
-var listPaths = jsonspan.CompilePaths(
+var filterPaths = jsonspan.CompilePaths(
 	"result.tools.*.name", "result.tools.*", "result.tools",
 	"result.prompts.*.name", "result.prompts.*", "result.prompts",
 	"result.resources.*.uri", "result.resources.*", "result.resources",
 	"result.resourceTemplates.*.uriTemplate", "result.resourceTemplates.*", "result.resourceTemplates",
 )
 
-// listKinds are the kinds of items, three listPaths each.
+// listKinds are the kinds of items, three filterPaths each.
 var listKinds = [...]ListItem{{Kind: Tool}, {Kind: Prompt}, {Kind: Resource}, {Kind: Resource, Template: true}}
 
 // FilterLists returns a message with only those items in the lists of its result that
@@ -30,7 +30,7 @@ var listKinds = [...]ListItem{{Kind: Tool}, {Kind: Prompt}, {Kind: Resource}, {K
 // all of it. A message that repeats a member, if only in another case, is an error: two
 // readers could see different lists in it.
 func FilterLists(message []byte, keep func(ListItem) bool) ([]byte, error) {
-	return filter(listPaths, message, func(list int, name string, raw []byte) bool {
+	return filter(filterPaths, message, func(list int, name string, raw []byte) bool {
 		item := listKinds[list]
 		item.Name, item.Raw = name, raw
 		return keep(item)

@@ -94,11 +94,20 @@ func prefixOf(re *regexp.Regexp) []byte {
 // so are replacements that make a message more than three times as long, as of a
 // pattern that matches single characters. Values of fields cannot.
 func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
+	edits, err := r.Edits(raw)
+	if err != nil {
+		return nil, 0, err
+	}
+	return jsonspan.Spliced(raw, edits...), len(edits), nil
+}
+
+// Edits returns the replacements that [Redactor.Message] makes, in order.
+func (r *Redactor) Edits(raw []byte) ([]jsonspan.Edit, error) {
 	if r == nil || len(r.patterns) == 0 && len(r.fields) == 0 {
-		return raw, 0, nil
+		return nil, nil
 	}
 	if !utf8.Valid(raw) || bytes.IndexByte(raw, 0) >= 0 { // UTF-16 and UTF-32 have zeros
-		return nil, 0, errEncoding
+		return nil, errEncoding
 	}
 	p := passes.Get().(*pass)
 	defer p.release()
@@ -108,17 +117,14 @@ func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	if !isJSON {
 		edits = merge(r.appendMatches(edits, raw))
 	}
-	if len(edits) == 0 {
-		return raw, 0, nil
-	}
 	growth := 0
 	for _, e := range edits {
 		growth += len(e.New) - (e.End - e.Start)
 	}
 	if growth > 2*len(raw)+maxGrowth {
-		return nil, 0, errGrowth
+		return nil, errGrowth
 	}
-	return jsonspan.Spliced(raw, edits...), len(edits), nil
+	return slices.Clone(edits), nil
 }
 
 // maxGrowth is by how many bytes a message may become more than three times as long.

@@ -1,0 +1,157 @@
+package mcp
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A ListKind is one of the lists that a server has.
+type ListKind uint8
+
+const (
+	Tools ListKind = iota
+	Prompts
+	Resources
+	Templates // of resources
+	Tasks
+	listKindCount
+)
+
+// A List is the answer of a server with items of one list or several, usually one page of
+// them. It is read in one pass. Items are filtered and renamed by edits of the message,
+// which can be combined with edits of its fields.
+type List struct {
+	jsonrpc.Message
+	Items  []Item        // of lists that are arrays, in the order in which they stand
+	Cursor string        // where the list goes on; empty if it does not
+	TTL    time.Duration // how long the list is good; negative if the server does not say
+
+	lists  [listKindCount]jsonspan.Value
+	folded bool // a name in another case may be one of a list
+}
+
+// An Item is an item of a list.
+type Item struct {
+	Kind  ListKind
+	Name  string // or URI, URI template or task id; empty if it has none
+	Raw   []byte
+	Start int // where Raw begins in the message
+
+	name struct{ start, end int } // where the name stands in the message
+}
+
+// listPaths are three for each kind of list, and others.
+var listPaths = jsonrpc.CompilePaths(
+	"result.tools.*.name", "result.tools.*", "result.tools",
+	"result.prompts.*.name", "result.prompts.*", "result.prompts",
+	"result.resources.*.uri", "result.resources.*", "result.resources",
+	"result.resourceTemplates.*.uriTemplate", "result.resourceTemplates.*", "result.resourceTemplates",
+	"result.tasks.*.taskId", "result.tasks.*", "result.tasks",
+	"result.nextCursor", "result.ttlMs",
+)
+
+const (
+	cursorPath = 3 * int(listKindCount)
+	ttlPath    = cursorPath + 1
+)
+
+// Read reads the message that data is. An answer that repeats a member of a list is
+// refused, as one that repeats a field is.
+func (l *List) Read(data []byte) *jsonrpc.Failure {
+	*l = List{Items: l.Items[:0], TTL: -1}
+	text := func(v jsonspan.Value) string {
+		if v.Kind != jsonspan.String {
+			return ""
+		}
+		var room [64]byte
+		return string(jsonspan.AppendText(room[:0], v.Body(data)))
+	}
+	var name jsonspan.Value
+	failure, err := l.ReadWith(data, listPaths, func(path int, v jsonspan.Value) {
+		switch kind := ListKind(path / 3); {
+		case path == cursorPath:
+			l.Cursor = text(v)
+		case path == ttlPath:
+			if ms, err := strconv.ParseInt(string(data[v.Start:v.End]), 10, 32); err == nil && ms >= 0 {
+				l.TTL = time.Duration(ms) * time.Millisecond
+			}
+		case path%3 == 0:
+			name = v
+		case path%3 == 1:
+			item := Item{Kind: kind, Name: text(name), Raw: data[v.Start:v.End], Start: v.Start}
+			if name.Kind == jsonspan.String {
+				item.name.start, item.name.end = name.Start, name.End
+			}
+			l.Items = append(l.Items, item)
+			name = jsonspan.Value{}
+		default:
+			if l.lists[kind] = v; v.Kind != jsonspan.BeginArray { // what it has are not items
+				l.Items = slices.DeleteFunc(l.Items, func(item Item) bool { return item.Kind == kind })
+			}
+		}
+	})
+	if failure == nil && err == jsonspan.ErrDuplicate {
+		failure = jsonrpc.InvalidRequest("the message repeats a member of a list")
+	}
+	if failure != nil {
+		*l = List{Message: jsonrpc.Message{Raw: data}, Items: l.Items[:0], TTL: -1}
+	}
+	l.folded = err == jsonspan.ErrFolded
+	return failure
+}
+
+// CheckDecisive is that of the message, and also refuses members that some clients take for
+// one of a list.
+func (l *List) CheckDecisive() *jsonrpc.Failure {
+	if l.folded {
+		return jsonrpc.InvalidRequest("the message has a member whose name differs from one of a list in case only")
+	}
+	return l.Message.CheckDecisive()
+}
+
+// HasList reports whether the answer has a list of this kind, which may be empty.
+func (l *List) HasList(kind ListKind) bool { return l.lists[kind].Kind == jsonspan.BeginArray }
+
+// End returns where the item ends in the message.
+func (i *Item) End() int { return i.Start + len(i.Raw) }
+
+// HasName reports whether the item has a name that is a string.
+func (i *Item) HasName() bool { return i.name.end > 0 }
+
+// Rename returns the edit of the message that gives the item, which must have a name,
+// another one. Moved back by Start it is an edit of Raw.
+func (i *Item) Rename(name string) jsonspan.Edit {
+	return jsonspan.Edit{Start: i.name.start, End: i.name.end, New: jsonrpc.Quote(name)}
+}
+
+// Filter returns the edits of the message that take out the items that are not to be kept,
+// with their commas, and all of a list that is an object.
+func (l *List) Filter(keep func(*Item) bool) (edits []jsonspan.Edit) {
+	anyKept := false // of the list
+	for i := range l.Items {
+		item := &l.Items[i]
+		first, last := i == 0 || l.Items[i-1].Kind != item.Kind, i == len(l.Items)-1 || l.Items[i+1].Kind != item.Kind
+		anyKept = anyKept && !first
+		e := jsonspan.Edit{Start: item.Start, End: item.End()}
+		switch {
+		case keep(item):
+			anyKept = true
+			continue
+		case anyKept: // the comma before it goes
+			e.Start = l.Items[i-1].End()
+		case !last: // the comma after it goes
+			e.End = l.Items[i+1].Start
+		}
+		edits = append(edits, e)
+	}
+	for _, list := range l.lists {
+		if list.Kind == jsonspan.BeginObject {
+			edits = append(edits, jsonspan.Edit{Start: list.Start, End: list.End, New: []byte("[]")})
+		}
+	}
+	return edits
+}

@@ -1,0 +1,225 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+)
+
+func TestListItems(t *testing.T) {
+	const message = `{"id":1,"result":{"nextCursor":"c","tools":[{"name":"\u0061"},{"x":1},{"name":5}, 7 ],"cacheScope":"public","ttlMs":60,` +
+		`"prompts":[],"resources":[{"name":"n","uri":"a:b"}],"resourceTemplates":[{"uriTemplate":"a:{x}"}],"tasks":[{"taskId":"t"}],"other":[{"name":"o"}]}}`
+	var l List
+	if failure := l.Read([]byte(message)); failure != nil {
+		t.Fatal(failure)
+	}
+	var items []string
+	for _, item := range l.Items {
+		if string(item.Raw) != message[item.Start:item.End()] {
+			t.Errorf("%s stands where %s does", item.Raw, message[item.Start:item.End()])
+		}
+		items = append(items, fmt.Sprintf("%d %q %t %s", item.Kind, item.Name, item.HasName(), item.Raw))
+	}
+	want := []string{`0 "a" true {"name":"\u0061"}`, `0 "" false {"x":1}`, `0 "" false {"name":5}`, `0 "" false 7`,
+		`2 "a:b" true {"name":"n","uri":"a:b"}`, `3 "a:{x}" true {"uriTemplate":"a:{x}"}`, `4 "t" true {"taskId":"t"}`}
+	if got := strings.Join(items, "\n"); got != strings.Join(want, "\n") {
+		t.Errorf("items are\n%s", got)
+	}
+	if l.Cursor != "c" || l.TTL != 60*time.Millisecond || !l.Is(jsonrpc.CacheScope, "public") {
+		t.Errorf("the cursor is %q, the time %s", l.Cursor, l.TTL)
+	}
+	if !l.HasList(Tools) || !l.HasList(Prompts) {
+		t.Error("it has no tools or no prompts")
+	}
+	if failure := l.Read([]byte(`{"id":1,"result":{"tools":{"a":{"name":"x"}}}}`)); failure != nil || l.HasList(Tools) || l.HasList(Tasks) || len(l.Items) > 0 || l.Cursor != "" || l.TTL >= 0 {
+		t.Errorf("an object is a list: %+v, %v", l.Items, failure)
+	}
+}
+
+func TestListEdits(t *testing.T) {
+	for _, test := range []struct{ name, message, want string }{
+		{"a list without hidden items keeps its blanks", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, `{"result": {"tools" : [ {"name":"x_a"} , {"name":"x_b"} ]}}`},
+		{"the first", `{"result":{"tools":[ {"name":"s"} , {"name":"a"},{"name":"b"}]}}`, `{"result":{"tools":[ {"name":"x_a"},{"name":"x_b"}]}}`},
+		{"the last two", `{"result":{"tools":[{"name":"a"} ,{"name":"s"}, {"name":"s2"} ]}}`, `{"result":{"tools":[{"name":"x_a"} ]}}`},
+		{"the first two and the last", `{"result":{"tools":[{"name":"s"},{"name":"s"},{"name":"a"},{"name":"s"}]}}`, `{"result":{"tools":[{"name":"x_a"}]}}`},
+		{"all", `{"result":{"tools":[{"name":"s"}, {"name":"s"}],"prompts":[{"name":"p"}]}}`, `{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
+		{"in two lists", `{"result":{"tools":[{"name":"a"},{"name":"s"}],"prompts":[{"name":"s"},{"name":"p"}]}}`, `{"result":{"tools":[{"name":"x_a"}],"prompts":[{"name":"x_p"}]}}`},
+		{"a list that is an object goes", `{"result":{"tools":{"a":{"name":"a"}},"prompts":[{"name":"p"}]}}`, `{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
+		{"what is no list stays", `{"result":{"tools":"s","structuredContent":{"tools":[{"name":"s"}]}}}`, ""},
+		{"with an edit of a field", `{"result":{"cacheScope":"public","tools":[{"name":"s"}]}}`, `{"result":{"cacheScope":"private","tools":[]}}`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var l List
+			if failure := l.Read([]byte(test.message)); failure != nil {
+				t.Fatal(failure)
+			}
+			var renames []jsonspan.Edit
+			edits := l.Filter(func(item *Item) bool {
+				if secret(item.Name) {
+					return false
+				}
+				renames = append(renames, item.Rename("x_"+item.Name))
+				return true
+			})
+			if l.Has(jsonrpc.CacheScope) {
+				edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
+			}
+			if test.want == "" {
+				test.want = test.message
+			}
+			if got := jsonspan.Spliced(l.Raw, append(edits, renames...)...); string(got) != test.want {
+				t.Errorf("got %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestListsThatCanBeReadInTwoWays(t *testing.T) {
+	for _, test := range []struct {
+		name, message  string
+		repeats, folds bool
+	}{
+		{"a list twice", `{"result":{"tools":[],"tools":[{"name":"s"}]}}`, true, false},
+		{"a name twice", `{"result":{"tools":[{"name":"a","name":"s"}]}}`, true, false},
+		{"a result twice", `{"result":{},"result":{}}`, true, false},
+		{"a list in other letters", `{"result":{"Tools":[{"name":"s"}]}}`, false, true},
+		{"a name in other letters", `{"result":{"tools":[{"name":"a","NAME":"s"}]}}`, false, true},
+		{"a result in other letters", `{"result":{},"Result":{}}`, false, true},
+		{"other members twice", `{"result":{"a":1,"a":2,"tools":[{"x":1,"x":2,"X":3}]}}`, false, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var l List
+			failure := l.Read([]byte(test.message))
+			if repeats := failure != nil; repeats != test.repeats || repeats && (len(l.Items) > 0 || l.Has(jsonrpc.Result)) {
+				t.Fatalf("%v, and it has %v", failure, l.Items)
+			}
+			if folds := failure == nil && l.CheckDecisive() != nil; folds != test.folds {
+				t.Errorf("refused for its letters: %t", folds)
+			}
+		})
+	}
+}
+
+// FuzzList compares with FilterLists and FilterTasks.
+func FuzzList(f *testing.F) {
+	for _, message := range []string{
+		`{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, `{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`,
+		`{"result":{"tools":[{"name":"\u0073"},{}],"prompts":[{"name":"p"},{"name":"s","name":"t"}]}}`, `{"result":{"resources":[{"name":"s","uri":"a"},{"uri":"s"}],"resourceTemplates":[{"uriTemplate":"s/{x}"}]}}`,
+		`{"result":{"tools":{"x":{"name":"s"},"y":{"name":"a"}}}}`, `{"result":{"Tools":[{"name":"s"}]}}`, `{"result":{"tools":[{"NAME":"s"}]}}`, `{"result":{"tools":[[{"name":"s"}],"s",1,{"name":["s"]}]}}`,
+		`{"result":{"tools":[{"name":"s"}],"prompts":[ {"name":"p"} , {"name":"q"} ],"resources":[ ]}}`, `{"result":{"tasks":[{"taskId":"s"},{"taskId":"t"},{"taskId":"s"}],"ttlMs":1}}`, `{"result":{"tools":[{"name":"s"}`, `{"tools":[{"name":"s"}],"id":1.0}`,
+	} {
+		f.Add([]byte(message))
+	}
+	f.Fuzz(func(t *testing.T, message []byte) {
+		want, err := FilterLists(message, func(item ListItem) bool { return !secret(item.Name) })
+		if err == nil {
+			want, err = FilterTasks(want, func(id string) bool { return !secret(id) })
+		}
+		var l List
+		failure := l.Read(message)
+		if failure == nil {
+			failure = l.CheckDecisive()
+		}
+		if failure != nil {
+			others := jsonspan.CompilePaths("result.nextCursor", "result.ttlMs").FindExact(message, func(int, jsonspan.Value) {})
+			if err == nil && others == nil && new(jsonrpc.Message).ReadExact(message) == nil {
+				t.Fatalf("%q: %v", message, failure)
+			}
+			return
+		}
+		if err != nil && !errors.Is(err, jsonspan.ErrDepth) {
+			t.Fatalf("%q was read, want %v", message, err)
+		}
+		for _, list := range l.lists {
+			if list.Kind == jsonspan.BeginObject {
+				return // of which FilterLists keeps some
+			}
+		}
+		got := jsonspan.Spliced(message, l.Filter(func(item *Item) bool { return !secret(item.Name) })...)
+		var a, b bytes.Buffer
+		if json.Compact(&a, got) != nil || json.Compact(&b, want) != nil || !bytes.Equal(a.Bytes(), b.Bytes()) {
+			t.Fatalf("%q became %q, want %q", message, got, want)
+		}
+	})
+}
+
+// The page of a list on its way through the gateway: cleaned, filtered, private, renamed.
+func BenchmarkList(b *testing.B) {
+	var text strings.Builder
+	text.WriteString(`{"jsonrpc":"2.0","id":17,"result":{"cacheScope":"public","ttlMs":60000,"tools":[`)
+	for i := range 100 {
+		if i > 0 {
+			text.WriteByte(',')
+		}
+		fmt.Fprintf(&text, `{"name":"tool_%d","title":"Tool %d","description":"Reads a file.\nUse it for \"small\" files, and tool_%d for others.",`+
+			`"inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"Where the file is"},"limit":{"type":"integer","minimum":1}},"required":["path"]}}`, i, i, i+1)
+	}
+	text.WriteString(`]}}`)
+	data := []byte(text.String())
+	keep := func(name string) bool { return name != "tool_7" && name != "tool_50" }
+	page := jsonspan.CompilePaths("tools.*.name", "tools.*", "tools", "nextCursor", "ttlMs", "cacheScope")
+	check := func(ok bool) {
+		if !ok {
+			b.Fatal("not read")
+		}
+	}
+	for _, way := range []struct {
+		name string
+		run  func() (items int)
+	}{
+		{"before", func() (items int) {
+			var m, private, heard jsonrpc.Message
+			check(m.ReadExact(data) == nil)
+			check(private.Read(data) == nil)
+			message := toolpin.Clean(jsonspan.Spliced(data, private.Replace(jsonrpc.CacheScope, []byte(`"private"`))))
+			message, err := FilterLists(message, func(item ListItem) bool { return toolpin.IsPlainName(item.Name) && keep(item.Name) })
+			check(err == nil && heard.Read(message) == nil)
+			result := heard.Literal(jsonrpc.Result)
+			check(page.Find(result, func(path int, v jsonspan.Value) {
+				if path == 0 {
+					_ = string(jsonspan.AppendText(nil, v.Body(result)))
+					items++
+				}
+			}) == nil)
+			return items
+		}},
+		{"List", func() (items int) {
+			var l List
+			check(l.Read(toolpin.Clean(data)) == nil && l.CheckDecisive() == nil)
+			edits := l.Filter(func(item *Item) bool {
+				kept := toolpin.IsPlainName(item.Name) && keep(item.Name)
+				if kept {
+					items++
+				}
+				return kept
+			})
+			edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
+			check(len(jsonspan.Spliced(l.Raw, edits...)) > 0)
+			return items
+		}},
+		{"Clean alone", func() int {
+			check(len(toolpin.Clean(data)) == len(data))
+			return 98
+		}},
+		{"Read alone", func() int {
+			check(new(jsonrpc.Message).Read(data) == nil)
+			return 98
+		}},
+	} {
+		b.Run(way.name, func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			for b.Loop() {
+				check(way.run() == 98)
+			}
+		})
+	}
+}
