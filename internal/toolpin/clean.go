@@ -202,9 +202,30 @@ func isHidden(r rune) bool {
 		return true
 	case r == 0x200C, r == 0x200D, r == 0xFE0F: // joiners, and what makes a sign an emoji
 		return false
+	case hiddenPages[r>>14]&(1<<(r>>8&63)) == 0: // most scripts, which spares the search
+		return false
 	}
-	return unicode.In(r, unicode.Bidi_Control, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, invisible)
+	return unicode.In(r, hiddenTables...)
 }
+
+var hiddenTables = []*unicode.RangeTable{unicode.Bidi_Control, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, invisible}
+
+// hiddenPages has a bit for each 256 characters of which some are in hiddenTables.
+var hiddenPages = func() (pages [unicode.MaxRune>>14 + 1]uint64) {
+	for _, table := range hiddenTables {
+		for _, in := range table.R16 {
+			for r := rune(in.Lo); r <= rune(in.Hi); r += rune(in.Stride) {
+				pages[r>>14] |= 1 << (r >> 8 & 63)
+			}
+		}
+		for _, in := range table.R32 {
+			for r := rune(in.Lo); r <= rune(in.Hi); r += rune(in.Stride) {
+				pages[r>>14] |= 1 << (r >> 8 & 63)
+			}
+		}
+	}
+	return pages
+}()
 
 // invisible is what is ignored when text is shown and is in none of Unicode's own sets
 // for that.

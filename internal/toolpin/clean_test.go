@@ -246,6 +246,15 @@ func part(t *testing.T, raw []byte) (rest string, texts []string) {
 	}
 }
 
+func TestHiddenCharactersAreThoseOfTheTables(t *testing.T) {
+	for r := rune(0xA0); r <= unicode.MaxRune; r++ {
+		want := unicode.In(r, hiddenTables...) && r != 0x200C && r != 0x200D && r != 0xFE0F
+		if isHidden(r) != want {
+			t.Fatalf("%U is hidden: %t", r, !want)
+		}
+	}
+}
+
 func BenchmarkClean(b *testing.B) {
 	page := func(description string) []byte {
 		var page bytes.Buffer
