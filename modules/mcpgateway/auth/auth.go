@@ -1,48 +1,47 @@
-// Package auth finds out who the clients of an mcp_gateway are. Its modules are the
-// guests of http.handlers.mcp_gateway.auth.
+// Package auth identifies the clients of an mcp_gateway. Its modules are guests in
+// http.handlers.mcp_gateway.auth.
 package auth
 
 import (
 	"net/http"
 )
 
-// A Provider knows one kind of credentials. Several can stand side by side: they are
-// asked in their order, and the first that knows the client decides.
+// A Provider checks one kind of credentials. The gateway asks its providers in order, and
+// the first that identifies the client decides.
 type Provider interface {
-	// Authenticate returns who sends a request. It returns nobody, "", if the request
-	// has no credentials of this kind, and an error if it has some and they are not
-	// good. The error is for the log and must not tell any of them.
+	// Authenticate returns the client that sent a request, "" if the request has no
+	// credentials of this kind, or an error if they are invalid. The error goes to the
+	// log and must not contain credentials.
 	Authenticate(*Request) (identity string, err error)
 
-	// BodyNeeded returns how many bytes of the body it must see, at most, to judge the
-	// POST of an unknown sender: 0 if the headers decide. The body is read
-	// before the sender is known, so it costs memory for strangers.
+	// BodyNeeded returns how many bytes of a POST's body Authenticate needs at most, 0
+	// if the headers suffice. The body is read before the client is known, so it costs
+	// memory for unauthenticated requests.
 	BodyNeeded(*http.Request) int64
 
-	// CredentialHeaders returns the headers that carry such credentials. They are
-	// taken off requests before these are passed on.
+	// CredentialHeaders returns the headers that carry such credentials. The gateway
+	// removes them from requests to servers.
 	CredentialHeaders() []string
 }
 
-// A SecretHolder is a Provider that reads secrets from elsewhere.
+// A SecretHolder is a Provider that reads secrets from outside the configuration.
 type SecretHolder interface {
-	// FingerprintOf returns a text that changes with the secrets of a client, or with
-	// all if none is named, and does not tell any of them.
+	// FingerprintOf returns a hash of the secrets of a client, or of all secrets if
+	// client is "".
 	FingerprintOf(client string) string
 }
 
-// A Challenger is a Provider that tells clients how they can get in.
+// A Challenger is a Provider that tells clients how to authenticate.
 type Challenger interface {
-	// Challenge returns the WWW-Authenticate header for a request that nobody has
-	// let in. The error is what Authenticate returned for it.
+	// Challenge returns the WWW-Authenticate header for a request that was refused, with
+	// the error that Authenticate returned.
 	Challenge(*http.Request, error) string
 }
 
-// A Describer is a Provider that describes to clients where they get credentials, in
-// the protected resource metadata of RFC 9728.
+// A Describer is a Provider that publishes the protected resource metadata of RFC 9728.
 type Describer interface {
-	// Metadata returns that description, as JSON, of the resource at a path of the
-	// host that the request is for.
+	// Metadata returns the metadata, as JSON, of the resource at a path of the host of
+	// the request.
 	Metadata(r *http.Request, path string) []byte
 }
 
@@ -50,15 +49,15 @@ type Describer interface {
 type Request struct {
 	*http.Request
 
-	// Body is what the request posts, as it came.
+	// Body is the body of the request, unchanged.
 	Body []byte
 
-	// ProxyToken is the params.proxy.authToken of the message in the body: where
-	// clients put a token that cannot set headers.
+	// ProxyToken is the params.proxy.authToken of the message in the body, for clients
+	// that cannot set headers.
 	ProxyToken string
 }
 
-// A ForbiddenError says that the credentials are good, but not for this.
+// A ForbiddenError reports valid credentials that do not allow the request.
 type ForbiddenError struct{ Reason string }
 
 func (e *ForbiddenError) Error() string { return e.Reason }

@@ -1,8 +1,8 @@
 package auth
 
 import (
+	"cmp"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -16,7 +16,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -27,85 +26,69 @@ func init() {
 	caddy.RegisterModule(HMAC{})
 }
 
-// HMAC knows clients by requests that they sign with a secret they share with the
-// gateway. The secret is never sent, and who sees a request can neither change its body
-// nor send it again. Other headers are not signed, so use it over TLS all the same. Each
-// request has
+// HMAC identifies clients by requests that they sign with a shared secret. The secret is
+// never sent, and an eavesdropper can neither change the body of a request nor replay it.
+// Other headers are not signed, so use TLS as well. Each request has
 //
 //	Authorization: MCP-HMAC-SHA256 client=<name>, timestamp=<seconds>, nonce=<text>, signature=<hex>
 //
 // on one line. The parameters can be in any order and in double quotes. The timestamp is
-// that of Unix. The nonce is 8 to 64 letters, digits, - and _ that the client does not
-// use again. The signature is the HMAC-SHA256, with the secret as its key, of these six
-// lines, with a newline between them and none at the end:
+// in Unix time. The nonce has 8 to 64 letters, digits, - and _, and the client uses it
+// once. The signature is the HMAC-SHA256, keyed with the secret, of these six lines, with
+// a newline between them and none at the end:
 //
 //	MCP-HMAC-SHA256
 //	<timestamp>
 //	<nonce>
 //	<method of the request, such as POST>
-//	<path and query of the request as they are sent, such as /mcp>
+//	<path and query of the request as sent, such as /mcp>
 //	<SHA-256 of the body, in lower case hex>
 //
-// GET and DELETE have an empty body, the SHA-256 of which is e3b0c442…b855. A program
-// for the shell:
+// GET and DELETE have an empty body, the SHA-256 of which is e3b0c442…b855. docs/access.md
+// has a program for the shell.
 //
-//	body='{"jsonrpc":"2.0","id":1,"method":"ping"}'
-//	timestamp=$(date +%s)
-//	nonce=$(openssl rand -hex 16)
-//	digest=$(printf %s "$body" | openssl dgst -sha256 -r | cut -d ' ' -f 1)
-//	signature=$(printf 'MCP-HMAC-SHA256\n%s\n%s\nPOST\n/mcp\n%s' "$timestamp" "$nonce" "$digest" |
-//		openssl dgst -sha256 -hmac "$ALICE_SECRET" -r | cut -d ' ' -f 1)
-//	curl --silent --show-error http://localhost:8080/mcp \
-//		-H "Authorization: MCP-HMAC-SHA256 client=alice, timestamp=$timestamp, nonce=$nonce, signature=$signature" \
-//		-H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' \
-//		--data-binary "$body"
+// Nonces are remembered as long as their timestamps are valid, across configuration
+// reloads but not across restarts. Replicas do not share nonces, so give each replica
+// secrets of its own.
 //
-// Nonces are remembered as long as their timestamps are good, across reloads of the
-// configuration but not across restarts of Caddy. Nor do several Caddys tell each other,
-// so give them different secrets.
-//
-// To change a secret, add a client with another name and the new secret, and have the
+// To change a secret, add a client with another name and the new secret, and let the
 // gateway match both names.
 type HMAC struct {
-	// The clients, one at least. Required.
+	// Clients, at least one. Required.
 	Clients []ClientSecret `json:"clients,omitempty"`
 
-	// How far a timestamp can be from our time, before or after it. From 1s to 24h.
+	// How far a timestamp can be before or after the current time. From 1s to 24h.
 	// Default: 5m
 	Window caddy.Duration `json:"window,omitempty"`
 
-	// How many nonces are remembered for each client, in about 200 bytes each. A client
-	// that signs more requests than that within two windows is refused until the oldest
-	// are forgotten. Default: 100000
+	// How many nonces to remember for each client, at about 200 bytes each. A client
+	// that signs more requests within two windows is refused until the oldest nonces
+	// expire. Default: 100000
 	MaxNonces int `json:"max_nonces,omitempty"`
 
-	known    map[string]hmacClient
-	prints   map[string]string // of the secrets of each client, and of all
-	stranger hmacClient
+	known  map[string]hmacClient
+	prints fingerprints
 }
 
 // ClientSecret is a client and the secret it signs with.
 type ClientSecret struct {
-	// The client: up to 256 letters, digits and any of -._~@:/+ Required.
+	// Name of the client: up to 256 letters, digits and any of -._~@:/+ Required.
 	Client string `json:"client,omitempty"`
 
-	// The secret: {env.NAME} or {file./path}. It has at least 16 bytes. Required.
+	// Secret: {env.NAME} or {file./path}, at least 16 bytes. Required.
 	Secret string `json:"secret,omitempty"`
 }
 
-// An hmacClient is a client as requests are judged.
+// An hmacClient holds the state of a client.
 type hmacClient struct {
 	secret []byte
 	nonces *nonceSet
 }
 
 const (
-	hmacScheme       = "MCP-HMAC-SHA256"
-	hmacWindow       = 5 * time.Minute
-	hmacMaxNonces    = 100_000
-	minHMACSecret    = 16
-	hmacWord         = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-	hmacClientLetter = hmacWord + ".~@:/+"
+	hmacScheme     = "MCP-HMAC-SHA256"
+	minHMACSecret  = 16
+	wordCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 )
 
 // CaddyModule returns the Caddy module information.
@@ -118,15 +101,10 @@ func (HMAC) CaddyModule() caddy.ModuleInfo {
 
 // Provision reads the secrets.
 func (h *HMAC) Provision(caddy.Context) error {
-	if h.Window == 0 {
-		h.Window = caddy.Duration(hmacWindow)
-	}
-	if h.MaxNonces == 0 {
-		h.MaxNonces = hmacMaxNonces
-	}
-	h.stranger = hmacClient{secret: make([]byte, sha256.Size)}
-	_, _ = rand.Read(h.stranger.secret) // never fails
+	h.Window = cmp.Or(h.Window, caddy.Duration(5*time.Minute))
+	h.MaxNonces = cmp.Or(h.MaxNonces, 100_000)
 	h.known = make(map[string]hmacClient, len(h.Clients))
+	h.prints = fingerprints{}
 	for i, client := range h.Clients {
 		secret, err := readSecret(client.Secret)
 		if err != nil {
@@ -136,26 +114,22 @@ func (h *HMAC) Provision(caddy.Context) error {
 			return fmt.Errorf("clients[%d].secret: %s has less than %d bytes", i, client.Secret, minHMACSecret)
 		}
 		if _, ok := h.known[client.Client]; ok {
-			return fmt.Errorf("clients[%d].client: it is given twice", i)
+			return fmt.Errorf("clients[%d].client: duplicate name", i)
 		}
 		nonces, err := openNonceSet(client.Client, secret)
 		if err != nil {
 			return err
 		}
 		h.known[client.Client] = hmacClient{[]byte(secret), nonces}
+		h.prints.add(client.Client, []byte(secret))
 	}
-	h.prints = fingerprints(func(add func(client string, secret []byte)) {
-		for _, client := range h.Clients {
-			add(client.Client, h.known[client.Client].secret)
-		}
-	})
 	return nil
 }
 
-// Validate ensures that clients can be told apart.
+// Validate ensures that clients can be distinguished.
 func (h *HMAC) Validate() error {
 	if len(h.Clients) == 0 {
-		return errors.New("clients: there are none, so nobody could get in")
+		return errors.New("clients: missing")
 	}
 	if window := time.Duration(h.Window); window < time.Second || window > 24*time.Hour {
 		return fmt.Errorf("window: %s is not from 1s to 24h", window)
@@ -165,24 +139,20 @@ func (h *HMAC) Validate() error {
 	}
 	secrets := make(map[string]bool, len(h.Clients))
 	for i, client := range h.Clients {
-		if err := checkHMACClient(client.Client); err != nil {
+		if strings.Trim(client.Client, wordCharacters+".~@:/+") != "" {
+			return fmt.Errorf("clients[%d].client: only letters, digits and -._~@:/+ are allowed", i)
+		}
+		if err := CheckIdentity(client.Client); err != nil {
 			return fmt.Errorf("clients[%d].client: %w", i, err)
 		}
-		known := h.known[client.Client]
-		// What one of them has signed could be sent again as the other.
-		if secrets[string(known.secret)] {
+		// With equal secrets, a request of one client could be replayed as the other's.
+		secret := string(h.known[client.Client].secret)
+		if secrets[secret] {
 			return fmt.Errorf("clients[%d].secret: another client has the same", i)
 		}
-		secrets[string(known.secret)] = true
+		secrets[secret] = true
 	}
 	return nil
-}
-
-func checkHMACClient(name string) error {
-	if strings.Trim(name, hmacClientLetter) != "" {
-		return errors.New("it has other characters than letters, digits and -._~@:/+")
-	}
-	return checkClientName(name)
 }
 
 // Authenticate implements Provider.
@@ -191,15 +161,14 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 	if err != nil || signed == nil {
 		return "", err
 	}
-	// A stranger costs as much as a client, so that nobody learns who is one.
 	client, known := h.known[signed.client]
-	if !known {
-		client = h.stranger
+	if !known { // compute a signature all the same, so that timing does not reveal names
+		client.secret = make([]byte, minHMACSecret)
 	}
 	mac := hmac.New(sha256.New, client.secret)
 	mac.Write(signed.text(r))
-	if good := hmac.Equal(mac.Sum(nil), signed.signature); !good || !known {
-		return "", errors.New("the signature is wrong, or the client is not known")
+	if equal := hmac.Equal(mac.Sum(nil), signed.signature); !equal || !known {
+		return "", errors.New("the signature is wrong, or the client is unknown")
 	}
 	if err := client.nonces.add(signed.nonce, signed.time, time.Duration(h.Window), h.MaxNonces); err != nil {
 		return "", err
@@ -207,8 +176,8 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 	return signed.client, nil
 }
 
-// signature reads the signature of a request, which is of our time. It returns nil if
-// there is none.
+// signature returns the signature of a request if its timestamp is within the window, or
+// nil if the request has none.
 func (h *HMAC) signature(r *http.Request) (*hmacSignature, error) {
 	credentials, ok, err := credentialsOf(r, hmacScheme)
 	if err != nil || !ok {
@@ -220,20 +189,20 @@ func (h *HMAC) signature(r *http.Request) (*hmacSignature, error) {
 	}
 	window := time.Duration(h.Window)
 	if off := time.Since(signed.time); off > window || off < -window {
-		return nil, fmt.Errorf("the timestamp is more than %s from our time", window)
+		return nil, fmt.Errorf("the timestamp is more than %s from the current time", window)
 	}
 	return &signed, nil
 }
 
-// A hmacSignature is what a request says of its signature.
+// An hmacSignature contains the parameters of the Authorization header.
 type hmacSignature struct {
 	client, timestamp, nonce string
 	signature                []byte
 	time                     time.Time
 }
 
-// parseSignature reads the parameters of the header. Each must be there, once, and
-// nothing else.
+// parseSignature parses the parameters of the header. Each must occur once, and no
+// others.
 func parseSignature(credentials string) (hmacSignature, error) {
 	var s hmacSignature
 	var signature string
@@ -259,7 +228,7 @@ func parseSignature(credentials string) (hmacSignature, error) {
 		return s, errors.New("the timestamp is not a number of seconds")
 	}
 	s.time = time.Unix(int64(seconds), 0)
-	if len(s.nonce) < 8 || len(s.nonce) > 64 || strings.Trim(s.nonce, hmacWord) != "" {
+	if len(s.nonce) < 8 || len(s.nonce) > 64 || strings.Trim(s.nonce, wordCharacters) != "" {
 		return s, errors.New("the nonce is not 8 to 64 letters, digits, - and _")
 	}
 	s.signature, err = hex.DecodeString(signature)
@@ -269,29 +238,20 @@ func parseSignature(credentials string) (hmacSignature, error) {
 	return s, nil
 }
 
-// text returns what the client must have signed. None of its lines can have a newline
-// in it, so it says only one thing.
+// text returns the text that the client must have signed. No line can contain a newline,
+// so the text is unambiguous.
 func (s *hmacSignature) text(r *Request) []byte {
-	method, uri := asSent(r.Request)
+	sent := original(r.Request)
+	uri := sent.RequestURI
+	if !strings.HasPrefix(uri, "/") { // a proxy's form, with the host
+		uri = sent.URL.RequestURI()
+	}
 	sum := sha256.Sum256(r.Body)
-	return []byte(strings.Join([]string{hmacScheme, s.timestamp, s.nonce, method, uri, hex.EncodeToString(sum[:])}, "\n"))
+	return []byte(strings.Join([]string{hmacScheme, s.timestamp, s.nonce, sent.Method, uri, hex.EncodeToString(sum[:])}, "\n"))
 }
 
-// asSent returns the method and the path and query of a request before other handlers
-// have rewritten them.
-func asSent(r *http.Request) (method, uri string) {
-	sent := r
-	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
-		sent = &original
-	}
-	if strings.HasPrefix(sent.RequestURI, "/") {
-		return sent.Method, sent.RequestURI
-	}
-	return sent.Method, sent.URL.RequestURI() // a proxy's form, with the host
-}
-
-// BodyNeeded implements Provider: the signature covers the whole body. Without one that
-// could be good, nothing is read.
+// BodyNeeded implements Provider: the signature covers the whole body. Without a plausible
+// signature, nothing is read.
 func (h *HMAC) BodyNeeded(r *http.Request) int64 {
 	if signed, err := h.signature(r); err != nil || signed == nil {
 		return 0
@@ -308,8 +268,8 @@ func (*HMAC) CredentialHeaders() []string { return []string{"Authorization"} }
 // Challenge implements Challenger.
 func (*HMAC) Challenge(*http.Request, error) string { return hmacScheme + ` realm="mcp"` }
 
-// Cleanup gives the nonces back. If the next configuration has the same clients, it has
-// them already.
+// Cleanup releases the nonces. A new configuration with the same clients already holds
+// them.
 func (h *HMAC) Cleanup() error {
 	var errs []error
 	for _, known := range h.known {
@@ -319,21 +279,20 @@ func (h *HMAC) Cleanup() error {
 	return errors.Join(errs...)
 }
 
-// A nonceSet has the nonces that a client has used. A request can be signed for a window
-// ahead of our time and is good for another one after that, so nonces are remembered
-// for two windows from when they came. That is measured by the clock that is not set,
-// and in that order they are forgotten.
+// A nonceSet contains the nonces that a client has used. A request can be signed one window
+// ahead of the current time and is valid for one window after that, so nonces are kept for
+// two windows after their arrival, by the monotonic clock.
 type nonceSet struct {
 	key nonceSetKey
 
 	mu     sync.Mutex
 	came   *simplelru.LRU[string, time.Time]
-	window time.Duration // the widest there was
-	floor  time.Time     // what was signed before may have been forgotten
+	window time.Duration // the widest so far
+	floor  time.Time     // nonces signed before may have been dropped
 	counts *quota.Meter
 }
 
-// keptNonces has no limit: each client has its own, max_nonces.
+// keptNonces has no limit of its own: max_nonces limits each client.
 var keptNonces = quota.NewKind("nonces")
 
 type nonceSetKey struct {
@@ -341,13 +300,13 @@ type nonceSetKey struct {
 	secret digest
 }
 
-// nonceSets outlive configurations. Otherwise a reload would let old requests in again.
+// nonceSets survive reloads. Otherwise a reload would allow replays.
 var nonceSets = caddy.NewUsagePool()
 
 func openNonceSet(client, secret string) (*nonceSet, error) {
 	key := nonceSetKey{client, sha256.Sum256([]byte(secret))}
 	value, _, err := nonceSets.LoadOrNew(key, func() (caddy.Destructor, error) {
-		// It is add that bounds it, for it must not forget the oldest to take in more.
+		// The LRU must not evict the oldest nonce to make room. add checks the limit.
 		came, err := simplelru.NewLRU[string, time.Time](math.MaxInt, nil)
 		return &nonceSet{key: key, came: came, counts: quota.NewMeter(keptNonces, quota.Limits{})}, err
 	})
@@ -357,8 +316,8 @@ func openNonceSet(client, secret string) (*nonceSet, error) {
 	return value.(*nonceSet), nil
 }
 
-// add remembers a nonce. It returns an error if it is there already, or cannot be
-// remembered.
+// add remembers a nonce. It returns an error if the nonce was used before, or if it cannot
+// be remembered.
 func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, limit int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -373,13 +332,13 @@ func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, lim
 	case s.came.Len() >= limit:
 		return fmt.Errorf("the client has used %d nonces within two windows: max_nonces", limit)
 	}
-	s.came.Add(strings.Clone(nonce), now) // the other would keep all headers
+	s.came.Add(strings.Clone(nonce), now) // the original would retain all headers
 	s.counts.Take("", int64(len(nonce)))
 	return nil
 }
 
-// widen has nonces remembered for a window. If a reload has made it wider, timestamps
-// that were too old already stay too old: their nonces may be gone.
+// widen extends how long nonces are kept, if a reload widened the window. Timestamps that
+// were too old before stay too old, because their nonces may have been dropped.
 func (s *nonceSet) widen(now time.Time, window time.Duration) {
 	if window <= s.window {
 		return
@@ -418,11 +377,11 @@ func (s *nonceSet) Destruct() error {
 //		max_nonces <number>
 //	}
 //
-// Its errors repeat nothing that may be a secret.
+// Errors do not repeat arguments that may be secrets.
 func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
 	d.Next() // consume provider name
 	if d.NextArg() {
-		return d.Errf("auth hmac: it takes a block and no arguments")
+		return d.Errf("auth hmac takes a block and no arguments")
 	}
 	seen := map[string]bool{}
 	for d.NextBlock(0) {
@@ -458,10 +417,7 @@ func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
 func (h *HMAC) parseClient(d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	if len(args) != 2 {
-		return d.Errf("client: it takes the name of a client and its secret")
-	}
-	if err := checkHMACClient(args[0]); err != nil {
-		return d.Errf("client: the name: %w", err)
+		return d.Errf("client takes the name of a client and its secret")
 	}
 	if !namesSecret(args[1]) {
 		return d.Errf("client: %w", errWrittenOut)

@@ -14,16 +14,17 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
 )
 
 func init() {
 	caddy.RegisterModule(MTLS{})
 }
 
-// MTLS knows clients by the certificates of their TLS connections.
+// MTLS identifies clients by the certificates of their TLS connections.
 //
-// It is Caddy that asks for the certificate and verifies it. Tell it whom to trust in
-// the site block:
+// Caddy requests and verifies the certificate. Configure it in the site block:
 //
 //	tls {
 //		client_auth {
@@ -32,14 +33,14 @@ func init() {
 //		}
 //	}
 //
-// With verify_if_given in the place of require_and_verify, clients without a certificate
-// can get in by another provider. A certificate that Caddy has not verified is refused:
-// anybody can make one. So is one that expires while its connection lasts.
+// With verify_if_given instead of require_and_verify, clients without a certificate can use
+// another provider. Certificates that Caddy did not verify are refused, because anybody can
+// make one. So are certificates that expire during their connection.
 //
-// The certificate must be of the connection to Caddy itself. If something before it ends
-// TLS, there is none.
+// The certificate is that of the connection to Caddy. Behind a proxy that terminates TLS,
+// requests have none.
 type MTLS struct {
-	// What of the certificate is the client:
+	// Part of the certificate that names the client:
 	//
 	//	Field       | The client
 	//	------------|-----------
@@ -54,11 +55,11 @@ type MTLS struct {
 	Field string `json:"field,omitempty"`
 }
 
-// mtlsFields are the ways to call the owner of a certificate.
-var mtlsFields = map[string]func(*x509.Certificate) (string, error){
+// mtlsFields return the name of a client by its certificate, or "".
+var mtlsFields = map[string]func(*x509.Certificate) string{
 	"cn":          certCommonName,
-	"dns":         func(c *x509.Certificate) (string, error) { return strings.ToLower(firstName(c.DNSNames)), nil },
-	"email":       func(c *x509.Certificate) (string, error) { return firstName(c.EmailAddresses), nil },
+	"dns":         func(c *x509.Certificate) string { return strings.ToLower(firstName(c.DNSNames)) },
+	"email":       func(c *x509.Certificate) string { return firstName(c.EmailAddresses) },
 	"uri":         certURI,
 	"subject":     certSubject,
 	"fingerprint": certFingerprint,
@@ -82,7 +83,7 @@ func (m *MTLS) Provision(caddy.Context) error {
 	return nil
 }
 
-// Validate ensures that the field is one that certificates have.
+// Validate ensures that the field exists.
 func (m *MTLS) Validate() error {
 	if mtlsFields[m.Field] == nil {
 		return fmt.Errorf("field: %q is not %s", m.Field, mtlsFieldNames)
@@ -100,16 +101,13 @@ func (m *MTLS) Authenticate(r *Request) (string, error) {
 		return "", errors.New("the client certificate has not been verified: set client_auth { mode require_and_verify } and a trust_pool in tls")
 	}
 	leaf := chains[0][0]
-	// It was good at the handshake, which may be long ago.
+	// The handshake, which checked this, may be long ago.
 	if now := time.Now(); now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
 		return "", errors.New("the client certificate has expired or is not valid yet")
 	}
-	identity, err := mtlsFields[m.Field](leaf)
-	if err != nil {
-		return "", fmt.Errorf("the %s of the client certificate: %w", m.Field, err)
-	}
+	identity := mtlsFields[m.Field](leaf)
 	if identity == "" {
-		return "", fmt.Errorf("the client certificate has no %s", m.Field)
+		return "", fmt.Errorf("the client certificate has no usable %s", m.Field)
 	}
 	if err := CheckIdentity(identity); err != nil {
 		return "", fmt.Errorf("the %s of the client certificate: %w", m.Field, err)
@@ -119,8 +117,9 @@ func (m *MTLS) Authenticate(r *Request) (string, error) {
 
 var oidCommonName = asn1.ObjectIdentifier{2, 5, 4, 3}
 
-// certCommonName refuses a subject with two of them. Others may look at the other one.
-func certCommonName(c *x509.Certificate) (string, error) {
+// certCommonName refuses subjects with several common names, because other software may
+// read another one.
+func certCommonName(c *x509.Certificate) string {
 	count := 0
 	for _, name := range c.Subject.Names {
 		if name.Type.Equal(oidCommonName) {
@@ -128,31 +127,31 @@ func certCommonName(c *x509.Certificate) (string, error) {
 		}
 	}
 	if count > 1 {
-		return "", errors.New("there are several")
+		return ""
 	}
-	return c.Subject.CommonName, nil
+	return c.Subject.CommonName
 }
 
-func certURI(c *x509.Certificate) (string, error) {
+func certURI(c *x509.Certificate) string {
 	if len(c.URIs) == 0 {
-		return "", nil
+		return ""
 	}
-	return c.URIs[0].String(), nil
+	return c.URIs[0].String()
 }
 
-// certSubject has the names in the order of the certificate. That of pkix.Name is its
-// own, so that different subjects would read alike.
-func certSubject(c *x509.Certificate) (string, error) {
+// certSubject returns the names in the order of the certificate. pkix.Name reorders them,
+// so that different subjects would be equal.
+func certSubject(c *x509.Certificate) string {
 	var names pkix.RDNSequence
 	if _, err := asn1.Unmarshal(c.RawSubject, &names); err != nil {
-		return "", err
+		return ""
 	}
-	return names.String(), nil
+	return names.String()
 }
 
-func certFingerprint(c *x509.Certificate) (string, error) {
+func certFingerprint(c *x509.Certificate) string {
 	sum := sha256.Sum256(c.Raw)
-	return hex.EncodeToString(sum[:]), nil
+	return hex.EncodeToString(sum[:])
 }
 
 func firstName(names []string) string {
@@ -171,20 +170,15 @@ func (*MTLS) CredentialHeaders() []string { return nil }
 // UnmarshalCaddyfile sets up the provider from Caddyfile tokens. Syntax:
 //
 //	auth mtls [cn | dns | email | uri | subject | fingerprint]
-func (m *MTLS) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+func (m *MTLS) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
 	d.Next() // consume provider name
-
-	switch args := d.RemainingArgs(); {
-	case len(args) == 0:
-	case len(args) > 1:
-		return d.ArgErr()
-	case mtlsFields[args[0]] == nil:
-		return d.Errf("auth mtls: %q is not %s", args[0], mtlsFieldNames)
-	default:
-		m.Field = args[0]
+	if d.CountRemainingArgs() > 0 {
+		if m.Field, err = subdirective.Text(d); err != nil {
+			return err
+		}
 	}
 	if d.NextBlock(0) {
-		return d.Errf("auth mtls: it takes no block")
+		return d.Errf("auth mtls takes no block")
 	}
 	return nil
 }

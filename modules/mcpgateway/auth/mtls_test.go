@@ -248,12 +248,12 @@ func TestWrongCertificates(t *testing.T) { // A78
 		{"expired since the handshake, by its fingerprint", "fingerprint", verify, ca, expired, -2 * hour, "the client certificate has expired"},
 		{"not valid yet", "cn", verify, ca, early, 0, "tls: "},
 		{"not valid any more since the clock was put back", "cn", verify, ca, early, 2 * hour, "not valid yet"},
-		{"without a common name", "cn", verify, ca, x509.Certificate{Subject: pkix.Name{Organization: []string{"alice"}}}, 0, "has no cn"},
-		{"with two common names", "cn", verify, ca, twoNames, 0, "cn of the client certificate: there are several"},
-		{"without a DNS name", "dns", verify, ca, named("alice.example.com"), 0, "has no dns"},
-		{"without an email address", "email", verify, ca, named("alice@example.com"), 0, "has no email"},
-		{"without a URI", "uri", verify, ca, named("spiffe://example.com/alice"), 0, "has no uri"},
-		{"without a subject", "subject", verify, ca, email, 0, "has no subject"},
+		{"without a common name", "cn", verify, ca, x509.Certificate{Subject: pkix.Name{Organization: []string{"alice"}}}, 0, "has no usable cn"},
+		{"with two common names", "cn", verify, ca, twoNames, 0, "has no usable cn"},
+		{"without a DNS name", "dns", verify, ca, named("alice.example.com"), 0, "has no usable dns"},
+		{"without an email address", "email", verify, ca, named("alice@example.com"), 0, "has no usable email"},
+		{"without a URI", "uri", verify, ca, named("spiffe://example.com/alice"), 0, "has no usable uri"},
+		{"without a subject", "subject", verify, ca, email, 0, "has no usable subject"},
 		{"a newline in the name", "cn", verify, ca, named("alice\nroot"), 0, "control characters"},
 		{"a NUL in the name", "cn", verify, ca, named("root\x00.example.com"), 0, "control characters"},
 		{"a newline in the subject", "subject", verify, ca, named("alice\nroot"), 0, "control characters"},
@@ -315,10 +315,9 @@ func TestMTLSCaddyfile(t *testing.T) { // A78
 	tests := []struct{ name, input, want, err string }{
 		{"nothing more", "mtls", `{}`, ""},
 		{"a field", "mtls fingerprint", `{"field":"fingerprint"}`, ""},
-		{"a field that there is not", "mtls serial", "", `"serial" is not cn, dns`},
-		{"an empty field", `mtls ""`, "", `"" is not cn, dns`},
+		{"an empty field", `mtls ""`, "", "is empty"},
 		{"two fields", "mtls cn dns", "", "wrong argument count"},
-		{"a block", "mtls {\n cn\n}", "", "it takes no block"},
+		{"a block", "mtls {\n cn\n}", "", "takes no block"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -5,20 +5,19 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"net/http"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// errWrittenOut does not repeat what was written.
 var errWrittenOut = errors.New("a secret does not belong in the configuration: put it in an environment variable and write {env.NAME}, or in a file and write {file./path}")
 
-// readSecret returns the secret that a configuration names as {env.NAME} or
-// {file./path}. Its errors have that name, never the secret.
+// readSecret returns the secret that {env.NAME} or {file./path} names. Errors contain the
+// name, never the secret.
 func readSecret(text string) (string, error) {
 	if text == "" {
 		return "", errors.New("missing")
@@ -35,13 +34,13 @@ func readSecret(text string) (string, error) {
 		return "", fmt.Errorf("%s is empty", text)
 	}
 	if strings.TrimSpace(secret) != secret {
-		return "", fmt.Errorf("%s begins or ends with a blank", text)
+		return "", fmt.Errorf("%s begins or ends with white space", text)
 	}
 	return secret, nil
 }
 
-// namesSecret reports whether a text is one placeholder that readSecret reads. Were
-// there anything else beside it, a part of the secret would be written out.
+// namesSecret reports whether text is a single placeholder that readSecret reads. Other
+// text beside it would be a part of the secret.
 func namesSecret(text string) bool {
 	name, ok := strings.CutPrefix(text, "{env.")
 	if !ok {
@@ -55,8 +54,7 @@ type digest = [sha256.Size]byte
 
 const digestPrefix = "sha256:"
 
-// readToken returns the SHA-256 of a token, which a configuration names or has as
-// sha256:<hex>.
+// readToken returns the SHA-256 of a token: sha256:<hex>, or a placeholder.
 func readToken(text string) (digest, error) {
 	if sum, ok := parseDigest(text); ok {
 		return sum, nil
@@ -77,10 +75,9 @@ func parseDigest(text string) (sum digest, ok bool) {
 	return sum, err == nil
 }
 
-// TokenFromCaddyfile returns what the JSON configuration has in the place of a token
-// that stands in a Caddyfile. That is sha256:<hex> if it is written out, so that nobody
-// can read it there. Anything with braces stays as it is: it is a placeholder, or it is
-// refused when the configuration is loaded.
+// TokenFromCaddyfile returns the JSON form of a token in a Caddyfile. A literal token
+// becomes sha256:<hex>, so that the configuration does not reveal it. Text with braces is
+// left alone: it is a placeholder, or loading fails.
 func TokenFromCaddyfile(text string) string {
 	if _, ok := parseDigest(text); ok || text == "" || strings.ContainsAny(text, "{}") {
 		return text
@@ -89,54 +86,43 @@ func TokenFromCaddyfile(text string) string {
 	return digestPrefix + hex.EncodeToString(sum[:])
 }
 
-// CheckToken refuses what is written out in a Caddyfile and cannot be a bearer token, which
-// has letters, digits and -._~+/= only (RFC 6750). It may be a secret all the same, so it is
-// not repeated.
+// CheckToken refuses text in a Caddyfile that cannot be a bearer token (RFC 6750). Errors
+// do not repeat the text, which may be a secret.
 func CheckToken(text string) error {
 	switch _, isDigest := parseDigest(text); {
 	case text == "":
-		return errors.New("it is empty")
+		return errors.New("empty")
 	case isDigest, namesSecret(text):
 		return nil
 	case strings.ContainsAny(text, "{}"):
-		return errors.New("with braces it is {env.NAME} or {file./path}, and nothing else beside it")
+		return errors.New("braces are for a single {env.NAME} or {file./path}")
 	case strings.HasPrefix(text, "$"):
 		return errors.New("$NAME is the shell's way; here it is {env.NAME}")
-	case strings.Trim(text, hmacWord+".~+/=") != "":
-		return errors.New("it has other characters than letters, digits and -._~+/=")
+	case strings.Trim(text, wordCharacters+".~+/=") != "":
+		return errors.New("only letters, digits and -._~+/= are allowed")
 	}
 	return nil
-}
-
-// checkClientName refuses what cannot be the name of a client in a configuration. It
-// may be a secret in the wrong place, so it is not repeated.
-func checkClientName(name string) error {
-	if strings.ContainsAny(name, "{}") {
-		return errors.New("a placeholder is not the name of a client")
-	}
-	return CheckIdentity(name)
 }
 
 const maxIdentity = 256
 
-// CheckIdentity refuses identities that no log, limit or pattern should have to deal
-// with.
+// CheckIdentity refuses names of clients that are unfit for logs, limits and patterns.
 func CheckIdentity(identity string) error {
 	switch {
 	case identity == "":
-		return errors.New("the identity is empty")
+		return errors.New("the name of the client is empty")
 	case !utf8.ValidString(identity):
-		return errors.New("the identity is not UTF-8")
+		return errors.New("the name of the client is not UTF-8")
 	case utf8.RuneCountInString(identity) > maxIdentity:
-		return fmt.Errorf("the identity is longer than %d characters", maxIdentity)
+		return fmt.Errorf("the name of the client is longer than %d characters", maxIdentity)
 	case strings.ContainsFunc(identity, unicode.IsControl):
-		return errors.New("the identity has control characters")
+		return errors.New("the name of the client contains control characters")
 	}
 	return nil
 }
 
-// credentialsOf returns what follows a scheme in the Authorization header, and whether
-// it is of that scheme. Two headers are refused: somebody else may look at the other.
+// credentialsOf returns the credentials in the Authorization header, and whether it has the
+// given scheme. Several headers are refused, because other software may read another one.
 func credentialsOf(r *http.Request, scheme string) (credentials string, ok bool, err error) {
 	headers := r.Header["Authorization"]
 	if len(headers) > 1 {
@@ -149,22 +135,21 @@ func credentialsOf(r *http.Request, scheme string) (credentials string, ok bool,
 	return strings.Trim(credentials, " "), strings.EqualFold(given, scheme), nil
 }
 
-// fingerprints returns texts that change with the secrets of each client, and with those of
-// all, under no name.
-func fingerprints(each func(add func(client string, secret []byte))) map[string]string {
-	sums := map[string]hash.Hash{"": sha256.New()}
-	each(func(client string, secret []byte) {
-		if sums[client] == nil {
-			sums[client] = sha256.New()
-		}
-		digest := sha256.Sum256(secret)
-		for _, name := range []string{"", client} {
-			_, _ = sums[name].Write(digest[:])
-		}
-	})
-	prints := map[string]string{}
-	for client, sum := range sums {
-		prints[client] = hex.EncodeToString(sum.Sum(nil))
+// original returns a request as it arrived, before other handlers rewrote it.
+func original(r *http.Request) *http.Request {
+	if sent, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
+		return &sent
 	}
-	return prints
+	return r
+}
+
+// fingerprints contain a hash of the secrets of each client, and one of all under "".
+type fingerprints map[string]string
+
+func (f fingerprints) add(client string, secret []byte) {
+	digest := sha256.Sum256(secret)
+	for _, name := range []string{"", client} {
+		sum := sha256.Sum256(append([]byte(f[name]), digest[:]...))
+		f[name] = hex.EncodeToString(sum[:])
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -16,48 +17,44 @@ func init() {
 	caddy.RegisterModule(Token{})
 }
 
-// Token knows clients by tokens that you hand out to them.
+// Token identifies clients by bearer tokens that you hand out.
 //
 // A client sends its token as
 //
 //	Authorization: Bearer <token>
 //
 // or, if it cannot set headers, as params.proxy.authToken of each message. If a request
-// has both, both must be good and of the same client.
+// has both, both must be valid and belong to the same client.
 //
-// Whoever has a token is let in, so make them long and leave them to chance:
+// Anybody with a token gets in, so use long random tokens:
 //
 //	openssl rand -hex 32
 //
-// and do not put them into the configuration: write {env.NAME} for one in an environment
-// variable, {file./path} for one in a file. A token that stands in a Caddyfile, also by
-// {$NAME}, is replaced with its SHA-256, so that the configuration which Caddy keeps and
-// shows does not have it. One that is short can be found from that. JSON can have
-// the SHA-256 too, as sha256:<hex>.
+// Keep them out of the configuration: write {env.NAME} for a token in an environment
+// variable, {file./path} for one in a file. A literal token in a Caddyfile, also by {$NAME},
+// is replaced with its SHA-256, so that Caddy's stored configuration does not contain it.
+// A short token can be guessed from its hash. JSON accepts sha256:<hex>, too.
 //
-// To change a token give its client the new one beside the old one, and take that
-// away when it is no longer used.
+// To change a token, give its client the new one beside the old one, and remove the old
+// one when it is no longer used.
 type Token struct {
-	// The tokens, one at least. Required.
+	// Tokens, at least one. Required.
 	Tokens []ClientToken `json:"tokens,omitempty"`
 
 	known  []knownToken
-	prints map[string]string // of the tokens of each client, and of all
+	prints fingerprints
 }
 
-// ClientToken is a token and whose it is.
+// ClientToken is a token and its client.
 type ClientToken struct {
-	// The token: {env.NAME}, {file./path} or sha256:<hex>. Required.
+	// Token: {env.NAME}, {file./path} or sha256:<hex>. Required.
 	Token string `json:"token,omitempty"`
 
-	// The client that has it. A client can have several. Only one token can go
-	// without. Default: default
+	// Client that has the token. A client can have several tokens. Only one token can
+	// go without a client. Default: default
 	Client string `json:"client,omitempty"`
 }
 
-const defaultTokenClient = "default"
-
-// A knownToken is a token as requests are compared with it.
 type knownToken struct {
 	digest digest
 	client string
@@ -74,25 +71,22 @@ func (Token) CaddyModule() caddy.ModuleInfo {
 // Provision reads the tokens.
 func (t *Token) Provision(caddy.Context) error {
 	t.known = make([]knownToken, len(t.Tokens))
+	t.prints = fingerprints{}
 	for i, token := range t.Tokens {
 		sum, err := readToken(token.Token)
 		if err != nil {
 			return fmt.Errorf("tokens[%d].token: %w", i, err)
 		}
-		t.known[i] = knownToken{sum, cmp.Or(token.Client, defaultTokenClient)}
+		t.known[i] = knownToken{sum, cmp.Or(token.Client, "default")}
+		t.prints.add(t.known[i].client, sum[:])
 	}
-	t.prints = fingerprints(func(add func(client string, secret []byte)) {
-		for _, token := range t.known {
-			add(token.client, token.digest[:])
-		}
-	})
 	return nil
 }
 
-// Validate ensures that each token is of one client.
+// Validate ensures that each token belongs to one client.
 func (t *Token) Validate() error {
 	if len(t.Tokens) == 0 {
-		return errors.New("tokens: there are none, so nobody could get in")
+		return errors.New("tokens: missing")
 	}
 	nameless := false
 	clients := make(map[digest]string, len(t.known))
@@ -101,7 +95,10 @@ func (t *Token) Validate() error {
 			return fmt.Errorf("tokens[%d].client: missing: only one token can go without", i)
 		}
 		nameless = nameless || t.Tokens[i].Client == ""
-		if err := checkClientName(token.client); err != nil {
+		if strings.ContainsAny(token.client, "{}") { // perhaps a secret in the wrong place
+			return fmt.Errorf("tokens[%d].client: a placeholder cannot name a client", i)
+		}
+		if err := CheckIdentity(token.client); err != nil {
 			return fmt.Errorf("tokens[%d].client: %w", i, err)
 		}
 		if client, ok := clients[token.digest]; ok && client != token.client {
@@ -133,14 +130,13 @@ func (t *Token) Authenticate(r *Request) (string, error) {
 		return "", err
 	}
 	if other != client {
-		return "", errors.New("the tokens of the header and of the message are of different clients")
+		return "", errors.New("the tokens in the header and in the message belong to different clients")
 	}
 	return client, nil
 }
 
-// client returns whose a token is. How long that takes does not depend on which of the
-// tokens it is or how much it has in common with one: only digests are compared, each
-// in constant time, and always with all.
+// client returns the client of a token. It compares digests in constant time, and always
+// all of them, so that timing reveals nothing about the tokens.
 func (t *Token) client(token string) (string, error) {
 	sum := sha256.Sum256([]byte(token))
 	found := -1
@@ -154,10 +150,10 @@ func (t *Token) client(token string) (string, error) {
 	return t.known[found].client, nil
 }
 
-// maxTokenMessage is how many bytes a message with a token in it may have.
+// maxTokenMessage limits the size of a message that contains a token.
 const maxTokenMessage = 64 << 10
 
-// BodyNeeded implements Provider: a token may be in the message.
+// BodyNeeded implements Provider: the message may contain a token.
 func (*Token) BodyNeeded(r *http.Request) int64 {
 	if _, ok, err := credentialsOf(r, "Bearer"); ok || err != nil {
 		return 0
@@ -171,7 +167,7 @@ func (t *Token) FingerprintOf(client string) string { return t.prints[client] }
 // CredentialHeaders implements Provider.
 func (*Token) CredentialHeaders() []string { return []string{"Authorization"} }
 
-// Challenge implements Challenger, in the words of RFC 6750.
+// Challenge implements Challenger by RFC 6750.
 func (*Token) Challenge(_ *http.Request, err error) string {
 	if err != nil {
 		return `Bearer realm="mcp", error="invalid_token"`
@@ -186,34 +182,30 @@ func (*Token) Challenge(_ *http.Request, err error) string {
 //		<client> <token>
 //	}
 //
-// Its errors repeat nothing that may be a token.
+// Errors do not repeat arguments that may be tokens.
 func (t *Token) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
-
-	switch args := d.RemainingArgs(); len(args) {
-	case 0:
-	case 1:
-		args = append(args, "")
-		fallthrough
-	case 2:
-		if err := t.addFromCaddyfile(d, args[0], args[1]); err != nil {
+	args := d.RemainingArgs()
+	if len(args) > 2 {
+		return d.Errf("auth token takes a token and the name of its client, or a block of them")
+	}
+	if len(args) > 0 {
+		args = append(args, "") // the client is optional
+		if err := t.add(d, args[0], args[1]); err != nil {
 			return err
 		}
-	default:
-		return d.Errf("auth token: it takes a token and the name of its client, or a block of them")
 	}
-
 	inline := len(t.Tokens) > 0
 	for d.NextBlock(0) {
 		if inline {
-			return d.Errf("auth token: it takes a token or a block of them, not both")
+			return d.Errf("auth token takes a token or a block of them, not both")
 		}
 		client := d.Val()
 		args := d.RemainingArgs()
 		if len(args) != 1 || client == "" {
 			return d.Errf("auth token: each line of the block is the name of a client and its token")
 		}
-		if err := t.addFromCaddyfile(d, args[0], client); err != nil {
+		if err := t.add(d, args[0], client); err != nil {
 			return err
 		}
 	}
@@ -223,14 +215,9 @@ func (t *Token) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-func (t *Token) addFromCaddyfile(d *caddyfile.Dispenser, token, client string) error {
+func (t *Token) add(d *caddyfile.Dispenser, token, client string) error {
 	if err := CheckToken(token); err != nil {
 		return d.Errf("auth token: the token: %w", err)
-	}
-	if client != "" {
-		if err := checkClientName(client); err != nil {
-			return d.Errf("auth token: the client: %w", err)
-		}
 	}
 	t.Tokens = append(t.Tokens, ClientToken{Token: TokenFromCaddyfile(token), Client: client})
 	return nil
