@@ -2,15 +2,11 @@ package auth
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/elliptic"
 	"crypto/rsa"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -32,53 +28,48 @@ const (
 	jwksTimeout   = 10 * time.Second
 	jwksRedirects = 5
 
-	// jwksPause is how long an issuer is left alone after it was asked for a key
-	// that is not known, or has not answered. Tokens with invented keys must not
-	// make us flood it.
+	// jwksPause is the least time between two fetches for unknown keys, and between
+	// two attempts to refresh. Tokens with invented key ids must not flood the issuer.
 	jwksPause = time.Minute
 
-	// jwksFirstPause is the same for as long as there are no keys at all: an issuer
-	// that starts together with us is not there at once.
+	// jwksFirstPause applies while there are no keys: an issuer that starts together
+	// with the gateway is not up at once.
 	jwksFirstPause = 5 * time.Second
 
-	// jwksFilePause is how often a file is looked at.
+	// jwksFilePause applies to files.
 	jwksFilePause = time.Second
+
+	// jwksFresh is the time after a fetch, even a failed one, in which unknown keys do
+	// not cause another.
+	jwksFresh = time.Second
 )
 
-// A jwks has the public keys of an issuer, from a URL or a file. They are fetched
-// when the first token comes and kept in memory. It is shared by all who name the same
-// address and outlives configuration reloads.
+// A jwks caches the public keys of an issuer, from a URL or a file. Nothing is fetched
+// before the first token arrives. Providers with the same address share it, and it
+// survives configuration reloads.
 type jwks struct {
 	address string
-	source  jwksSource
+	isFile  bool
+	open    func(context.Context) (io.ReadCloser, error)
 
 	ctx     context.Context
 	stop    context.CancelFunc
 	fetches sync.WaitGroup
 
 	mu       sync.Mutex
-	keys     []jose.JSONWebKey // never written to, only replaced
-	fetched  time.Time         // when the keys came
-	tried    time.Time         // when the last fetch began
-	sought   time.Time         // when the last fetch for an unknown key began
-	fault    string            // of the last fetch
-	fetching chan struct{}     // closed when the fetch under way is over
-}
-
-// A jwksSource is where key sets come from.
-type jwksSource interface {
-	// read returns the key set, or nothing if it is the same as before.
-	read(context.Context) ([]byte, error)
-
-	// name is what logs call it.
-	name() string
+	keys     []jose.JSONWebKey // replaced, never changed
+	fetched  time.Time         // end of the last successful fetch
+	tried    time.Time         // end of the last fetch
+	sought   time.Time         // start of the last fetch for an unknown key
+	fault    string            // error of the last fetch
+	fetching chan struct{}     // closed when the current fetch ends
 }
 
 var jwksPool = caddy.NewUsagePool()
 
-// openJWKS returns the keys at an address. They must be released. Nothing is fetched. Keys
-// that are known from an earlier configuration are renewed before they are used: an operator
-// may have reloaded because one was taken away.
+// openJWKS returns the keys at an address. The caller must release them. Keys of an
+// earlier configuration are fetched again before use, because the reload may be due to a
+// withdrawn key.
 func openJWKS(address string) (*jwks, error) {
 	value, known, err := jwksPool.LoadOrNew(address, func() (caddy.Destructor, error) { return newJWKS(address) })
 	if err != nil {
@@ -88,25 +79,31 @@ func openJWKS(address string) (*jwks, error) {
 	if known {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.fetched = (time.Time{}); k.isFile() {
-			k.tried = time.Time{}
-		}
+		k.fetched, k.tried, k.fault = time.Time{}, time.Time{}, ""
 	}
 	return k, nil
 }
 
+// newJWKS accepts https URLs, http URLs of this machine, and paths.
 func newJWKS(address string) (*jwks, error) {
-	source, err := parseJWKSAddress(address)
+	k := &jwks{address: address, isFile: address != "" && !strings.Contains(address, "://")}
+	k.ctx, k.stop = context.WithCancel(context.Background())
+	if k.isFile {
+		if !filepath.IsAbs(address) && !strings.HasPrefix(address, "./") && !strings.HasPrefix(address, "../") {
+			return nil, errors.New("neither a URL (https://…) nor the path of a file (/… or ./…)")
+		}
+		k.open = k.openFile
+		return k, nil
+	}
+	u, err := parseWebURL(address)
 	if err != nil {
 		return nil, err
 	}
-	k := &jwks{address: address, source: source}
-	k.ctx, k.stop = context.WithCancel(context.Background())
-	return k, nil
+	k.open = k.openURL
+	return k, requireTLS(u)
 }
 
-// release gives the keys back, if there are any. When nobody has them any more, they
-// are forgotten.
+// release returns the keys to the pool.
 func (k *jwks) release() error {
 	if k == nil {
 		return nil
@@ -115,7 +112,7 @@ func (k *jwks) release() error {
 	return err
 }
 
-// Destruct ends the fetch that is under way.
+// Destruct ends the current fetch.
 func (k *jwks) Destruct() error {
 	k.mu.Lock()
 	k.stop()
@@ -124,121 +121,155 @@ func (k *jwks) Destruct() error {
 	return nil
 }
 
-// seek calls find with the keys that are known. If it does not find what it looks for,
-// or they are older than refresh, it is called again once they are renewed, which is
-// then what counts. If the issuer does not answer, the keys that are known stay good.
-// It returns an error only if ctx ends before.
-func (k *jwks) seek(ctx context.Context, refresh time.Duration, logger *zap.Logger, find func([]jose.JSONWebKey) bool) error {
-	renewed := k.renew(find(k.known()), refresh, logger)
-	if renewed == nil {
+// get returns the keys. It first fetches them if they are older than refresh, or if a
+// token needs an unknown key, as often as the pauses allow. If the fetch fails, the old
+// keys remain. The error is that of ctx.
+func (k *jwks) get(ctx context.Context, refresh time.Duration, unknown bool, logger *zap.Logger) ([]jose.JSONWebKey, error) {
+	if fetching := k.renew(refresh, unknown, logger); fetching != nil {
+		select {
+		case <-fetching:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.keys, nil
+}
+
+// renew starts a fetch if one is due. It returns the fetch to wait for, or nil.
+func (k *jwks) renew(refresh time.Duration, unknown bool, logger *zap.Logger) <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now, pause := time.Now(), jwksPause
+	if k.isFile {
+		refresh, pause = jwksFilePause, jwksFilePause
+	}
+	fresh, last := now.Sub(k.fetched) < refresh, k.tried
+	if unknown {
+		fresh, last = now.Sub(k.tried) < jwksFresh, k.sought
+	}
+	if k.keys == nil {
+		last, pause = k.tried, min(pause, jwksFirstPause)
+	}
+	if fresh {
 		return nil
 	}
-	select {
-	case <-renewed:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	find(k.known())
-	return nil
-}
-
-func (k *jwks) known() []jose.JSONWebKey {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.keys
-}
-
-// renew fetches the keys if it is time to. It returns nil if there is nothing to wait
-// for.
-func (k *jwks) renew(found bool, refresh time.Duration, logger *zap.Logger) (renewed <-chan struct{}) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := time.Now()
-	if k.isFile() {
-		refresh = jwksFilePause
-	}
-	stale := now.Sub(k.fetched) >= refresh
-	if k.fetching == nil && k.ctx.Err() == nil && k.due(now, found, stale) {
-		if !found && k.keys != nil {
+	if k.fetching == nil && now.Sub(last) >= pause && k.ctx.Err() == nil {
+		if unknown {
 			k.sought = now
 		}
-		k.fetch(now, logger)
+		k.fetching = make(chan struct{})
+		// The fetch does not belong to this request, which may end first.
+		k.fetches.Go(func() { k.fetch(logger) })
 	}
-	// Once a renewal has failed nobody waits for the next ones but those who need a
-	// key that is not known.
-	if found && (!stale || k.fault != "") {
-		return nil
+	if !unknown && k.fault != "" {
+		return nil // the issuer did not answer: use the old keys meanwhile
 	}
 	return k.fetching
 }
 
-// due reports whether a fetch may begin.
-func (k *jwks) due(now time.Time, found, stale bool) bool {
-	since := now.Sub(k.tried)
-	switch {
-	case k.isFile():
-		return since >= jwksFilePause
-	case k.keys == nil:
-		return since >= jwksFirstPause
-	default:
-		return stale && since >= jwksPause || !found && now.Sub(k.sought) >= jwksPause
-	}
-}
+func (k *jwks) fetch(logger *zap.Logger) {
+	ctx, cancel := context.WithTimeout(k.ctx, jwksTimeout)
+	defer cancel()
+	keys, err := k.read(ctx)
 
-func (k *jwks) isFile() bool {
-	_, ok := k.source.(*jwksFile)
-	return ok
-}
-
-// fetch begins to fetch the keys. It does so on nobody's behalf: the request that it
-// is needed for may end before.
-func (k *jwks) fetch(now time.Time, logger *zap.Logger) {
-	k.tried = now
-	done := make(chan struct{})
-	k.fetching = done
-	k.fetches.Go(func() {
-		keys, err := k.read()
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.settle(keys, err, logger)
-		k.fetching = nil
-		close(done)
-	})
-}
-
-// settle takes over what a fetch has brought.
-func (k *jwks) settle(keys []jose.JSONWebKey, err error, logger *zap.Logger) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	close(k.fetching)
+	k.fetching, k.tried = nil, time.Now()
 	if err == nil {
-		if keys != nil {
-			k.keys = keys
-		}
-		k.fetched, k.fault = time.Now(), ""
+		k.keys, k.fetched, k.fault = keys, k.tried, ""
 		return
 	}
-	// A file is looked at every second. It is enough to say once what is wrong.
-	if repeated := k.isFile() && k.fault == err.Error(); !repeated && k.ctx.Err() == nil {
-		logger.Warn("keys of the issuer cannot be fetched", zap.String("jwks", k.source.name()), zap.Int("known_keys", len(k.keys)), zap.Error(err))
+	if k.fault != err.Error() && k.ctx.Err() == nil { // do not repeat it at each attempt
+		name, _, _ := strings.Cut(k.address, "?") // the query may contain a secret
+		logger.Warn("cannot fetch the keys of the issuer", zap.String("jwks", name), zap.Int("known_keys", len(k.keys)), zap.Error(err))
 	}
 	k.fault = err.Error()
 }
 
-func (k *jwks) read() ([]jose.JSONWebKey, error) {
-	ctx, cancel := context.WithTimeout(k.ctx, jwksTimeout)
-	defer cancel()
-	set, err := k.source.read(ctx)
-	if err != nil || set == nil {
+func (k *jwks) read(ctx context.Context) ([]jose.JSONWebKey, error) {
+	body, err := k.open(ctx)
+	if err != nil {
 		return nil, err
 	}
-	return parseKeySet(set)
+	defer body.Close()
+	text, err := io.ReadAll(io.LimitReader(body, jwksMaxBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > jwksMaxBytes {
+		return nil, fmt.Errorf("longer than %d bytes", jwksMaxBytes)
+	}
+	return parseKeySet(text)
 }
 
-// parseKeySet returns the keys of a set that signatures can be verified with. Others
-// are passed over, as RFC 7517 wants it.
+func (k *jwks) openFile(context.Context) (io.ReadCloser, error) {
+	info, err := os.Stat(k.address)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // opening a pipe can block forever
+		return nil, errors.New("not a regular file")
+	}
+	return os.Open(k.address)
+}
+
+// jwksClient keeps no connections open, because it is used about once an hour.
+var jwksClient = &http.Client{
+	Transport: &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		ForceAttemptHTTP2:      true,
+		DisableKeepAlives:      true,
+		MaxResponseHeaderBytes: 64 << 10,
+	},
+	CheckRedirect: func(next *http.Request, via []*http.Request) error {
+		if len(via) > jwksRedirects {
+			return fmt.Errorf("more than %d redirects", jwksRedirects)
+		}
+		if next.URL.Scheme != via[0].URL.Scheme {
+			return errors.New("redirect to another scheme")
+		}
+		return requireTLS(next.URL)
+	},
+}
+
+func (k *jwks) openURL(ctx context.Context) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, k.address, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Accept", "application/jwk-set+json, application/json")
+	response, err := jwksClient.Do(request)
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
+		return nil, wrapped.Err // without the URL, whose query may contain a secret
+	}
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		response.Body.Close()
+		return nil, fmt.Errorf("status %d", response.StatusCode)
+	}
+	return response.Body, nil
+}
+
+// requireTLS refuses URLs whose content others could change on its way.
+func requireTLS(u *url.URL) error {
+	if u.Scheme != "https" && !origin.IsLocal(u.Hostname()) {
+		return errors.New("keys are fetched by https; http is for this machine only")
+	}
+	return nil
+}
+
+// parseKeySet returns the keys of a set that can verify signatures. It skips the others,
+// as RFC 7517 recommends.
 func parseKeySet(text []byte) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
-	if err := json.Unmarshal(text, &set); err != nil {
+	if json.Unmarshal(text, &set) != nil {
 		return nil, errors.New("not a JSON Web Key Set")
 	}
 	var keys []jose.JSONWebKey
@@ -248,13 +279,12 @@ func parseKeySet(text []byte) ([]jose.JSONWebKey, error) {
 		}
 	}
 	if keys == nil {
-		return nil, errors.New("no key in it is one to verify signatures with")
+		return nil, errors.New("no key in the set can verify signatures")
 	}
 	return keys, nil
 }
 
-// parseKey refuses keys that are not for signatures, that are too weak, and those that
-// should not be where we read them: private ones and secrets.
+// parseKey refuses keys for other purposes, weak keys, private keys and shared secrets.
 func parseKey(raw json.RawMessage) (key jose.JSONWebKey, ok bool) {
 	var purpose struct {
 		Ops []string `json:"key_ops"`
@@ -262,184 +292,9 @@ func parseKey(raw json.RawMessage) (key jose.JSONWebKey, ok bool) {
 	if json.Unmarshal(raw, &purpose) != nil || json.Unmarshal(raw, &key) != nil {
 		return key, false
 	}
-	if purpose.Ops != nil && !slices.Contains(purpose.Ops, "verify") {
+	if purpose.Ops != nil && !slices.Contains(purpose.Ops, "verify") || key.Use != "" && key.Use != "sig" {
 		return key, false
 	}
-	if !key.Valid() || !key.IsPublic() || key.Use != "" && key.Use != "sig" {
-		return key, false
-	}
-	if public, ok := key.Key.(*rsa.PublicKey); ok && (public.N.BitLen() < 2048 || public.N.BitLen() > 8192) {
-		return key, false
-	}
-	return key, true
-}
-
-// keyFits reports whether a key is one for an algorithm.
-func keyFits(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
-	if key.Algorithm != "" && key.Algorithm != string(alg) {
-		return false
-	}
-	switch public := key.Key.(type) {
-	case *rsa.PublicKey:
-		return strings.HasPrefix(string(alg), "RS") || strings.HasPrefix(string(alg), "PS")
-	case *ecdsa.PublicKey:
-		return public.Curve == curveOf(alg)
-	case ed25519.PublicKey:
-		return alg == jose.EdDSA
-	}
-	return false
-}
-
-func curveOf(alg jose.SignatureAlgorithm) elliptic.Curve {
-	switch alg {
-	case jose.ES256:
-		return elliptic.P256()
-	case jose.ES384:
-		return elliptic.P384()
-	case jose.ES512:
-		return elliptic.P521()
-	}
-	return nil
-}
-
-// parseJWKSAddress tells URLs from files. What stands in for keys must not be changed
-// on its way, so a URL is one of https, or of this machine.
-func parseJWKSAddress(address string) (jwksSource, error) {
-	if address == "" {
-		return nil, errors.New("missing")
-	}
-	if !strings.Contains(address, "://") {
-		if !filepath.IsAbs(address) && !strings.HasPrefix(address, "./") && !strings.HasPrefix(address, "../") {
-			return nil, errors.New("neither a URL (https://…) nor the path of a file (/… or ./…)")
-		}
-		return &jwksFile{path: filepath.Clean(address)}, nil
-	}
-	u, err := url.Parse(address)
-	if err != nil {
-		return nil, errors.New("not a URL")
-	}
-	if err := checkJWKSURL(u); err != nil {
-		return nil, err
-	}
-	return &jwksURL{url: u}, nil
-}
-
-func checkJWKSURL(u *url.URL) error {
-	switch {
-	case u.Scheme != "https" && u.Scheme != "http":
-		return errors.New("not a URL of https, nor the path of a file")
-	case u.Hostname() == "":
-		return errors.New("it has no host")
-	case u.User != nil:
-		return errors.New("it has a user or a password")
-	case u.Scheme == "http" && !origin.IsLocal(u.Hostname()):
-		return errors.New("keys are fetched by https, by http from this machine only")
-	}
-	return nil
-}
-
-// A jwksURL is a key set on a web server.
-type jwksURL struct{ url *url.URL }
-
-func (s *jwksURL) name() string { return s.url.Scheme + "://" + s.url.Host + s.url.EscapedPath() }
-
-func (s *jwksURL) read(ctx context.Context) ([]byte, error) {
-	// One that is asked once an hour has no use for a connection that stays open.
-	transport := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		ForceAttemptHTTP2:      true,
-		DisableKeepAlives:      true,
-		MaxResponseHeaderBytes: 64 << 10,
-	}
-	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, CheckRedirect: checkJWKSRedirect}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url.String(), nil)
-	if err != nil {
-		return nil, errors.New("not a URL")
-	}
-	request.Header.Set("Accept", "application/jwk-set+json, application/json")
-	response, err := client.Do(request)
-	if err != nil {
-		return nil, withoutURL(err)
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("status %d", response.StatusCode)
-	}
-	return readKeySet(response.Body)
-}
-
-func checkJWKSRedirect(next *http.Request, via []*http.Request) error {
-	if len(via) > jwksRedirects {
-		return fmt.Errorf("more than %d redirects", jwksRedirects)
-	}
-	if next.URL.Scheme != via[0].URL.Scheme {
-		return errors.New("a redirect to another scheme")
-	}
-	if err := checkJWKSURL(next.URL); err != nil {
-		return fmt.Errorf("redirect: %w", err)
-	}
-	return nil
-}
-
-// withoutURL takes the URL off an error: the log has it, without its query.
-func withoutURL(err error) error {
-	if wrapped, ok := errors.AsType[*url.Error](err); ok {
-		return wrapped.Err
-	}
-	return err
-}
-
-// A jwksFile is a key set in a file. It is read again when it has another size or
-// time.
-type jwksFile struct {
-	path string
-
-	// What was read last. Only the one fetch that is under way uses them.
-	size     int64
-	modified time.Time
-}
-
-func (s *jwksFile) name() string { return s.path }
-
-func (s *jwksFile) read(context.Context) ([]byte, error) {
-	info, err := os.Stat(s.path)
-	if err != nil {
-		return nil, withoutPath(err)
-	}
-	if !info.Mode().IsRegular() { // to open a pipe may take forever
-		return nil, errors.New("not a file")
-	}
-	if info.Size() == s.size && info.ModTime().Equal(s.modified) {
-		return nil, nil
-	}
-	file, err := os.Open(s.path)
-	if err != nil {
-		return nil, withoutPath(err)
-	}
-	defer file.Close()
-	text, err := readKeySet(file)
-	if err != nil {
-		return nil, err
-	}
-	s.size, s.modified = info.Size(), info.ModTime()
-	return text, nil
-}
-
-func withoutPath(err error) error {
-	if wrapped, ok := errors.AsType[*fs.PathError](err); ok {
-		return wrapped.Err
-	}
-	return err
-}
-
-func readKeySet(r io.Reader) ([]byte, error) {
-	text, err := io.ReadAll(io.LimitReader(r, jwksMaxBytes+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > jwksMaxBytes {
-		return nil, fmt.Errorf("longer than %d bytes", jwksMaxBytes)
-	}
-	return text, nil
+	public, isRSA := key.Key.(*rsa.PublicKey)
+	return key, key.Valid() && key.IsPublic() && !(isRSA && public.N.BitLen() < 2048)
 }

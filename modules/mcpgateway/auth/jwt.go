@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/go-jose/go-jose/v4"
 	"go.uber.org/zap"
 
@@ -23,35 +23,33 @@ func init() {
 	caddy.RegisterModule(JWT{})
 }
 
-// MetadataPath is where the protected resource metadata of a host is. The path of the
+// MetadataPath is where a host publishes protected resource metadata. The path of the
 // resource follows it.
 const MetadataPath = "/.well-known/oauth-protected-resource"
 
-// JWT knows clients by access tokens of an OAuth 2.1 authorization server: signed JSON
-// Web Tokens in the header Authorization: Bearer. Who a client is says one of their
-// claims. Tokens in the query or in the body are not looked at, and bearer tokens that
-// are not JWTs are left to other providers.
+// JWT identifies clients by access tokens of an OAuth 2.1 authorization server: signed
+// JSON Web Tokens in the header Authorization: Bearer. A claim names the client. Tokens in
+// the query or in the body are ignored, and bearer tokens that are not JWTs are left to
+// other providers.
 //
-// A token is good if it was signed with a key of the issuer by one of the algorithms,
-// is from that issuer and for one of the audiences, and has not expired. Audiences are
-// required, because without them a token that somebody got for another service would
-// be good here as well. One that lacks scopes is good, but forbidden.
+// A token is valid if one of the allowed algorithms and a key of the issuer signed it, if
+// it is from that issuer and for one of the audiences, and if it has not expired.
+// Audiences are required: without them, tokens for other services would be valid here.
+// A valid token that lacks a scope is forbidden.
 //
-// The keys are fetched when the first token comes, and again when a token names one
-// that is not known, but at most once a minute for that. They outlive configuration
-// reloads. If they cannot be fetched any more, those that are known stay good; as long
-// as there are none, no token is.
+// Keys are fetched when the first token arrives, after a reload, and when a token names an
+// unknown key, at most once a minute. If the issuer cannot be reached, known keys stay
+// valid, also across reloads; without keys, no token is.
 //
-// Clients that have no token, or not a good one, are told by the header
-// WWW-Authenticate where the metadata of RFC 9728 is, and there at which authorization
-// server they get one. Clients of the Model Context Protocol do all of that on their
-// own. They ask for a token for the resource that the metadata names, which is the
-// audience that the URL of the request is at or below, if there is one on its host, so
-// that the token is good here. Otherwise it is that URL itself: behind a proxy that
-// speaks TLS for the gateway, or under another name, the resource has to be configured.
+// The header WWW-Authenticate points clients without a valid token to the metadata of
+// RFC 9728, which names the authorization server and the resource to request a token for.
+// Clients of the Model Context Protocol follow it on their own. The resource is the
+// audience on the same host that the URL of the request is at or below, so that the token
+// is valid here. Without such an audience, it is the URL itself. Configure the resource if
+// clients reach the gateway by another name or by a proxy that terminates TLS.
 //
-// With Keycloak, whose tokens are for an audience if a mapper of that kind says so in
-// the client or one of its scopes:
+// Keycloak adds an audience to tokens if the client or one of its scopes has an audience
+// mapper:
 //
 //	auth jwt {
 //		issuer   https://login.example.com/realms/agents
@@ -60,8 +58,7 @@ const MetadataPath = "/.well-known/oauth-protected-resource"
 //		claim    preferred_username
 //	}
 //
-// With Auth0, whose issuers end with a slash and whose audience is the identifier of
-// the API:
+// Issuers of Auth0 end with a slash, and the audience is the identifier of the API:
 //
 //	auth jwt {
 //		issuer   https://example.eu.auth0.com/
@@ -70,40 +67,37 @@ const MetadataPath = "/.well-known/oauth-protected-resource"
 //		scopes   mcp:tools
 //	}
 type JWT struct {
-	// Who issues the tokens: the URL that they have in iss, to the letter. Clients
-	// are sent there for tokens. Required.
+	// Issuer of the tokens: the URL in their iss claim, character by character. Clients
+	// request tokens there. Required.
 	Issuer string `json:"issuer,omitempty"`
 
-	// Whom tokens are for. The aud of each must have one of these. Required.
+	// Audiences of the gateway. The aud claim of a token must contain one. Required.
 	Audience []string `json:"audience,omitempty"`
 
-	// Where the keys of the issuer are, as a JSON Web Key Set: a URL of https, or of
-	// http on this machine, or the path of a file, which is read again when it
-	// changes. Required.
+	// Location of the issuer's keys, a JSON Web Key Set: an https URL, an http URL of
+	// this machine, or the path of a file, which is read again when it changes. Required.
 	JWKS string `json:"jwks,omitempty"`
 
-	// How tokens may be signed: RS256, RS384, RS512, PS256, PS384, PS512, ES256,
+	// Allowed signature algorithms: RS256, RS384, RS512, PS256, PS384, PS512, ES256,
 	// ES384, ES512 or EdDSA. Default: RS256, ES256 and EdDSA
 	Algorithms []string `json:"algorithms,omitempty"`
 
-	// What tokens must allow, all of it. They tell it in scope or scp. Default:
-	// nothing in particular
+	// Scopes that a token needs, all of them, in its scope or scp claim. Default: none
 	Scopes []string `json:"scopes,omitempty"`
 
-	// The claim that says who the client is, such as client_id or preferred_username.
-	// It must be a text. Default: sub
+	// Claim that names the client, such as client_id or preferred_username. It must be a
+	// string. Default: sub
 	Claim string `json:"claim,omitempty"`
 
-	// When keys from a URL are fetched again, at least a minute. A key that the issuer
-	// has withdrawn is good for that long. Default: 1h
+	// Time after which keys from a URL are fetched again, at least a minute. A key that
+	// the issuer withdraws stays valid for that long. Default: 1h
 	Refresh caddy.Duration `json:"refresh,omitempty"`
 
-	// The URL that clients know this gateway by. Default: the audience that the URL of
-	// the request is at or below, or that URL; what proxies say in headers of their own
-	// is not trusted.
+	// URL by which clients know the gateway. Headers of proxies are not trusted.
+	// Default: the audience that the URL of the request is at or below, or that URL
 	Resource string `json:"resource,omitempty"`
 
-	// How much the clocks of the issuer and of this machine may differ. Default: 30s
+	// Accepted difference between the clocks of the issuer and the gateway. Default: 30s
 	Leeway caddy.Duration `json:"leeway,omitempty"`
 
 	algorithms []jose.SignatureAlgorithm
@@ -111,8 +105,7 @@ type JWT struct {
 	logger     *zap.Logger
 }
 
-// jwtAlgorithms are those whose keys can be published. A token signed with a secret
-// could be made by everybody who can check it.
+// jwtAlgorithms have public keys. With a shared secret, every verifier could issue tokens.
 var jwtAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
 const insufficientScope = "insufficient_scope"
@@ -131,18 +124,12 @@ func (j *JWT) Provision(ctx caddy.Context) (err error) {
 	if len(j.Algorithms) == 0 {
 		j.Algorithms = []string{"RS256", "ES256", "EdDSA"}
 	}
-	if j.Claim == "" {
-		j.Claim = "sub"
-	}
-	if j.Refresh == 0 {
-		j.Refresh = caddy.Duration(time.Hour)
-	}
-	if j.Leeway == 0 {
-		j.Leeway = caddy.Duration(30 * time.Second)
-	}
 	for _, name := range j.Algorithms {
 		j.algorithms = append(j.algorithms, jose.SignatureAlgorithm(name))
 	}
+	j.Claim = cmp.Or(j.Claim, "sub")
+	j.Refresh = cmp.Or(j.Refresh, caddy.Duration(time.Hour))
+	j.Leeway = cmp.Or(j.Leeway, caddy.Duration(30*time.Second))
 	if j.keys, err = openJWKS(j.JWKS); err != nil {
 		return fmt.Errorf("jwks: %w", err)
 	}
@@ -151,35 +138,34 @@ func (j *JWT) Provision(ctx caddy.Context) (err error) {
 
 // Validate ensures that the configuration makes sense.
 func (j *JWT) Validate() error {
-	if err := checkWebURL(j.Issuer); err != nil {
+	if _, err := parseResource(j.Issuer); err != nil {
 		return fmt.Errorf("issuer: %w", err)
 	}
 	for _, text := range slices.Concat(j.Audience, j.Scopes, []string{j.JWKS, j.Claim}) {
 		if strings.ContainsAny(text, "{}") {
-			return fmt.Errorf("%q has a placeholder, which is not replaced there; in a Caddyfile {$NAME} is, when it is read", text)
+			return fmt.Errorf("%q contains a placeholder, which is not replaced here; use {$NAME} in a Caddyfile", text)
 		}
 	}
 	if len(j.Audience) == 0 {
-		return errors.New("audience: missing; without it, tokens for other services would be good here")
+		return errors.New("audience: missing; without it, tokens for other services would be valid")
 	}
 	if slices.Contains(j.Audience, "") {
-		return errors.New("audience: one is empty")
+		return errors.New("audience: empty")
 	}
-	if _, err := parseJWKSAddress(j.JWKS); err != nil {
-		return fmt.Errorf("jwks: %w", err)
-	}
-	if err := checkAlgorithms(j.Algorithms); err != nil {
-		return fmt.Errorf("algorithms: %w", err)
+	for _, name := range j.Algorithms {
+		if !slices.Contains(jwtAlgorithms, name) {
+			return fmt.Errorf("algorithms: %q is not one of %s", name, strings.Join(jwtAlgorithms, ", "))
+		}
 	}
 	for _, scope := range j.Scopes {
 		if !isScope(scope) {
-			return fmt.Errorf("scopes: %q cannot be one", scope)
+			return fmt.Errorf("scopes: %q is not a scope", scope)
 		}
 	}
-	if j.Refresh != 0 && j.Refresh < caddy.Duration(jwksPause) {
+	if j.Refresh < caddy.Duration(jwksPause) {
 		return fmt.Errorf("refresh: %s is less than a minute", time.Duration(j.Refresh))
 	}
-	if err := checkWebURL(j.Resource); j.Resource != "" && err != nil {
+	if _, err := parseResource(j.Resource); j.Resource != "" && err != nil {
 		return fmt.Errorf("resource: %w", err)
 	}
 	if j.Leeway < 0 {
@@ -188,46 +174,40 @@ func (j *JWT) Validate() error {
 	return nil
 }
 
-func checkWebURL(text string) error {
-	if text == "" {
-		return errors.New("missing")
-	}
+// parseWebURL parses an http or https URL with a host and without credentials.
+func parseWebURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	switch {
+	case text == "":
+		return nil, errors.New("missing")
 	case err != nil || u.Scheme != "https" && u.Scheme != "http":
-		return errors.New("not a URL of https or http")
+		return nil, errors.New("not an http or https URL")
 	case u.Hostname() == "":
-		return errors.New("it has no host")
+		return nil, errors.New("the URL has no host")
 	case u.User != nil:
-		return errors.New("it has a user or a password")
-	case strings.ContainsAny(text, "?#"):
-		return errors.New("it has a query or a fragment")
+		return nil, errors.New("the URL contains a user name or a password")
 	}
-	return nil
+	return u, nil
 }
 
-func checkAlgorithms(names []string) error {
-	for _, name := range names {
-		if name == "none" || strings.HasPrefix(name, "HS") {
-			return fmt.Errorf("%s: everybody could sign such tokens who can check them", name)
-		}
-		if !slices.Contains(jwtAlgorithms, name) {
-			return fmt.Errorf("%q is not one of %s", name, strings.Join(jwtAlgorithms, ", "))
-		}
+// parseResource parses a web URL without a query and a fragment.
+func parseResource(text string) (*url.URL, error) {
+	if strings.ContainsAny(text, "?#") {
+		return nil, errors.New("the URL has a query or a fragment")
 	}
-	return nil
+	return parseWebURL(text)
 }
 
-// isScope reports whether a text is a scope-token of RFC 6749.
+// isScope reports whether text is a scope-token of RFC 6749.
 func isScope(text string) bool {
 	return text != "" && !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' || c == '\\' })
 }
 
-// Cleanup gives the keys back.
+// Cleanup releases the keys.
 func (j *JWT) Cleanup() error { return j.keys.release() }
 
-// Authenticate returns what the claim of a good token says. The error is a
-// *ForbiddenError if the token is good but lacks a scope.
+// Authenticate returns the client that the claim of a valid token names. The error is a
+// *ForbiddenError if the token is valid but lacks a scope.
 func (j *JWT) Authenticate(r *Request) (string, error) {
 	token, ok, err := credentialsOf(r.Request, "Bearer")
 	if err != nil {
@@ -240,7 +220,7 @@ func (j *JWT) Authenticate(r *Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	identity, err := claims.identity(j.Claim)
+	identity, err := j.identity(claims)
 	if err != nil {
 		return "", err
 	}
@@ -250,29 +230,13 @@ func (j *JWT) Authenticate(r *Request) (string, error) {
 	return identity, nil
 }
 
-func (j *JWT) checkScopes(claims claimSet) error {
-	if len(j.Scopes) == 0 {
-		return nil
-	}
-	granted, err := claims.scopes()
-	if err != nil {
-		return err
-	}
-	for _, scope := range j.Scopes {
-		if !slices.Contains(granted, scope) {
-			return &ForbiddenError{Reason: insufficientScope}
-		}
-	}
-	return nil
-}
-
 // BodyNeeded implements Provider.
 func (*JWT) BodyNeeded(*http.Request) int64 { return 0 }
 
 // CredentialHeaders implements Provider.
 func (*JWT) CredentialHeaders() []string { return []string{"Authorization"} }
 
-// Challenge implements Challenger, in the words of RFC 6750 and RFC 9728.
+// Challenge implements Challenger by RFC 6750 and RFC 9728.
 func (j *JWT) Challenge(r *http.Request, err error) string {
 	challenge := "Bearer resource_metadata=" + quoted(j.metadataURL(r))
 	if forbidden, ok := errors.AsType[*ForbiddenError](err); ok {
@@ -288,56 +252,45 @@ func (j *JWT) Challenge(r *http.Request, err error) string {
 	return challenge
 }
 
-// describe returns what a client may know of an error.
+// describe returns the part of an error that is meant for the client.
 func describe(err error) string {
 	if fault, ok := errors.AsType[tokenFault](err); ok {
 		return string(fault)
 	}
-	return "the token is not good"
+	return "the token is invalid"
 }
 
-// quoted returns a text as a quoted-string of an HTTP header.
+// quoted returns text as a quoted-string of an HTTP header.
 func quoted(text string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, c := range text {
-		switch {
-		case c == '"' || c == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(c)
-		case c < ' ' || c >= 0x7f:
-			b.WriteByte('?')
-		default:
-			b.WriteRune(c)
+	text = strings.Map(func(c rune) rune {
+		if c < ' ' || c >= 0x7f {
+			return '?'
 		}
-	}
-	b.WriteByte('"')
-	return b.String()
+		return c
+	}, text)
+	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`).Replace(text) + `"`
 }
 
-// metadataURL returns where the metadata of the resource is that a request is for:
-// between its host and its path. That of an audience is told at the path of the request,
-// as the gateway need not be asked for what is above it.
+// metadataURL returns the URL of the metadata for the resource of a request: MetadataPath
+// is between the host and the path. For an audience it has the path of the request,
+// because the gateway may not serve the paths above.
 func (j *JWT) metadataURL(r *http.Request) string {
-	asked := r.URL
-	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
-		asked = original.URL
-	}
-	u, err := url.Parse(j.resource(r, asked.Path))
+	path := original(r).URL.Path
+	u, err := url.Parse(j.resource(r, path))
 	if err != nil {
 		u = &url.URL{}
 	}
-	if j.Resource == "" {
-		u.Path = asked.Path
+	if j.Resource != "" {
+		path = u.Path
 	}
 	metadata := url.URL{Scheme: u.Scheme, Host: u.Host, Path: MetadataPath}
-	if u.Path != "/" {
-		metadata.Path += u.Path
+	if path != "/" {
+		metadata.Path += path
 	}
 	return metadata.String()
 }
 
-// resource returns the URL that clients know a path of the gateway by.
+// resource returns the URL by which clients know a path of the gateway.
 func (j *JWT) resource(r *http.Request, path string) string {
 	if j.Resource != "" {
 		return j.Resource
@@ -355,18 +308,18 @@ func (j *JWT) resource(r *http.Request, path string) string {
 	return u.String()
 }
 
-// audienceOf returns the audience that is a URL of the same host, at or above this one,
-// or "". Of several it is the nearest. It may be of https where the request is not,
-// because another proxy speaks TLS for the gateway.
-func (j *JWT) audienceOf(asked url.URL) (nearest string) {
+// audienceOf returns the nearest audience that is a URL at or above the given one, on the
+// same host, or "". An https audience matches an http request, because a proxy may
+// terminate TLS.
+func (j *JWT) audienceOf(request url.URL) (nearest string) {
 	longest := -1
 	for _, audience := range j.Audience {
-		u, err := url.Parse(audience)
-		if err != nil || checkWebURL(audience) != nil || u.Scheme != asked.Scheme && u.Scheme != "https" || !strings.EqualFold(u.Host, asked.Host) {
+		u, err := parseResource(audience)
+		if err != nil || u.Scheme != request.Scheme && u.Scheme != "https" || !strings.EqualFold(u.Host, request.Host) {
 			continue
 		}
 		above := strings.TrimSuffix(u.Path, "/")
-		if len(above) > longest && strings.HasPrefix(strings.TrimSuffix(asked.Path, "/")+"/", above+"/") {
+		if len(above) > longest && strings.HasPrefix(strings.TrimSuffix(request.Path, "/")+"/", above+"/") {
 			nearest, longest = audience, len(above)
 		}
 	}
@@ -382,7 +335,7 @@ func (j *JWT) Metadata(r *http.Request, path string) []byte {
 		Methods  []string `json:"bearer_methods_supported"`
 	}{j.resource(r, path), []string{j.Issuer}, j.Scopes, []string{"header"}})
 	if err != nil {
-		return nil // texts can always be encoded
+		return nil // strings can always be encoded
 	}
 	return text
 }
@@ -391,7 +344,7 @@ func (j *JWT) Metadata(r *http.Request, path string) []byte {
 //
 //	auth jwt {
 //		issuer     <url>
-//		audience   <texts...>
+//		audience   <audiences...>
 //		jwks       <url | file path>
 //		algorithms <names...>
 //		scopes     <scopes...>
@@ -400,50 +353,43 @@ func (j *JWT) Metadata(r *http.Request, path string) []byte {
 //		resource   <url>
 //		leeway     <duration>
 //	}
-func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
 	d.Next() // consume provider name
 	if d.NextArg() {
-		return d.Errf("auth jwt takes no arguments, only a block")
+		return d.Errf("auth jwt takes a block and no arguments")
 	}
 	seen := map[string]bool{}
 	for d.NextBlock(0) {
 		if err := subdirective.Once(d, seen); err != nil {
 			return err
 		}
-		if err := j.unmarshalLine(d); err != nil {
+		switch name := d.Val(); name {
+		case "issuer":
+			j.Issuer, err = subdirective.Text(d)
+		case "audience":
+			err = subdirective.List(d, &j.Audience)
+		case "jwks":
+			j.JWKS, err = subdirective.Text(d)
+		case "algorithms":
+			err = subdirective.List(d, &j.Algorithms)
+		case "scopes":
+			err = subdirective.List(d, &j.Scopes)
+		case "claim":
+			j.Claim, err = subdirective.Text(d)
+		case "refresh":
+			j.Refresh, err = subdirective.Duration(d)
+		case "resource":
+			j.Resource, err = subdirective.Text(d)
+		case "leeway":
+			j.Leeway, err = subdirective.Duration(d)
+		default:
+			err = d.Errf("unknown subdirective %s", name)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if err := j.Validate(); err != nil {
-		return d.Errf("auth jwt: %w", err)
-	}
 	return nil
-}
-
-func (j *JWT) unmarshalLine(d *caddyfile.Dispenser) (err error) {
-	switch name := d.Val(); name {
-	case "issuer":
-		j.Issuer, err = subdirective.Text(d)
-	case "audience":
-		err = subdirective.List(d, &j.Audience)
-	case "jwks":
-		j.JWKS, err = subdirective.Text(d)
-	case "algorithms":
-		err = subdirective.List(d, &j.Algorithms)
-	case "scopes":
-		err = subdirective.List(d, &j.Scopes)
-	case "claim":
-		j.Claim, err = subdirective.Text(d)
-	case "refresh":
-		j.Refresh, err = subdirective.Duration(d)
-	case "resource":
-		j.Resource, err = subdirective.Text(d)
-	case "leeway":
-		j.Leeway, err = subdirective.Duration(d)
-	default:
-		err = d.Errf("unknown subdirective %s", name)
-	}
-	return err
 }
 
 // Interface guards

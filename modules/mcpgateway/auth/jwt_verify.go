@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -11,15 +12,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-jose/go-jose/v4"
-	// It takes members by their exact names and refuses those that come twice.
+	// Unlike encoding/json, it matches names exactly and refuses duplicates.
 	"github.com/go-jose/go-jose/v4/json"
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
 const maxJWT = 16 << 10
 
-// A tokenFault says which check a token has not passed. It has nothing of the token in
-// it: clients and the log may both know it.
+// A tokenFault is the check that a token failed. It contains nothing of the token, so
+// both the client and the log may see it.
 type tokenFault string
 
 func (f tokenFault) Error() string { return string(f) }
@@ -30,34 +31,43 @@ const (
 	faultEncrypted tokenFault = "the token is encrypted"
 	faultAlgorithm tokenFault = "the alg of the token is not allowed"
 	faultType      tokenFault = "the typ of the token is not that of an access token"
-	faultCritical  tokenFault = "the token has extensions that are not understood"
+	faultCritical  tokenFault = "the token has unsupported extensions"
 	faultOwnKey    tokenFault = "the token brings its own key"
-	faultKey       tokenFault = "the key of the token is not known"
-	faultSignature tokenFault = "the signature of the token is not good"
+	faultKey       tokenFault = "the key of the token is unknown"
+	faultSignature tokenFault = "the signature of the token is invalid"
 	faultIssuer    tokenFault = "the token is from another issuer"
 	faultAudience  tokenFault = "the token is for another audience"
-	faultNoExpiry  tokenFault = "the token does not expire"
+	faultNoExpiry  tokenFault = "the token has no exp"
 	faultExpired   tokenFault = "the token has expired"
-	faultNotYet    tokenFault = "the token is not good yet"
-	faultFuture    tokenFault = "the token is from the future"
-	faultScope     tokenFault = "the scope of the token is neither a text nor a list of texts"
+	faultNotYet    tokenFault = "the token is not valid yet"
+	faultFuture    tokenFault = "the token was issued in the future"
+	faultScope     tokenFault = "the scope of the token is neither a string nor a list of strings"
 )
 
-// looksLikeJWT reports whether a bearer token is three parts of base64url, or five with
-// a JSON object at their head, as encrypted ones are. Whether they can be decoded is
-// not looked at: a token that is damaged is one of ours all the same.
+// claimFaults are the faults that go-jose finds.
+var claimFaults = map[error]tokenFault{
+	jwt.ErrInvalidIssuer:     faultIssuer,
+	jwt.ErrInvalidAudience:   faultAudience,
+	jwt.ErrExpired:           faultExpired,
+	jwt.ErrNotValidYet:       faultNotYet,
+	jwt.ErrIssuedInTheFuture: faultFuture,
+}
+
+// A claimSet contains the claims of a token.
+type claimSet map[string]json.RawMessage
+
+// looksLikeJWT reports whether a bearer token has three parts of base64url, or five with
+// a JSON object first, as encrypted tokens have. The parts need not decode: a damaged JWT
+// is still a JWT.
 func looksLikeJWT(token string) bool {
-	notBase64 := func(c rune) bool {
-		return !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '=' || c == '.')
-	}
-	if token == "" || token[0] == '.' || strings.ContainsFunc(token, notBase64) {
+	if token == "" || token[0] == '.' || strings.Trim(token, wordCharacters+"=.") != "" {
 		return false
 	}
 	dots := strings.Count(token, ".")
 	return dots == 2 || dots == 4 && strings.HasPrefix(token, "eyJ")
 }
 
-// verify returns the claims of a token that is good for us, whatever its scopes.
+// verify returns the claims of a valid token, whatever its scopes.
 func (j *JWT) verify(ctx context.Context, token string) (claimSet, error) {
 	if len(token) > maxJWT {
 		return nil, faultLength
@@ -69,7 +79,7 @@ func (j *JWT) verify(ctx context.Context, token string) (claimSet, error) {
 	if slices.ContainsFunc(parts, isNotCanonical) {
 		return nil, faultForm
 	}
-	if err := checkOwnKey(parts[0]); err != nil {
+	if err := checkHeader(parts[0]); err != nil {
 		return nil, err
 	}
 	signed, err := jose.ParseSignedCompact(token, j.algorithms)
@@ -77,10 +87,7 @@ func (j *JWT) verify(ctx context.Context, token string) (claimSet, error) {
 		return nil, faultAlgorithm
 	}
 	if err != nil {
-		return nil, faultForm // the error may tell what is in the token
-	}
-	if err := checkHeader(signed.Signatures[0].Protected); err != nil {
-		return nil, err
+		return nil, faultForm // the error may quote the token
 	}
 	payload, err := j.verifySignature(ctx, signed)
 	if err != nil {
@@ -90,179 +97,132 @@ func (j *JWT) verify(ctx context.Context, token string) (claimSet, error) {
 	if !utf8.Valid(payload) || json.Unmarshal(payload, &claims) != nil {
 		return nil, faultForm
 	}
-	return claims, j.checkClaims(claims, time.Now())
+	return claims, j.checkClaims(payload)
 }
 
-// isNotCanonical reports whether a part is something else than what an encoder makes.
-// The last character of many has bits that decoders pass over.
+// isNotCanonical reports whether a part differs from what an encoder writes. Decoders
+// ignore some bits of the last character.
 func isNotCanonical(part string) bool {
 	_, err := base64.RawURLEncoding.Strict().DecodeString(part)
 	return err != nil
 }
 
-// checkOwnKey refuses tokens that bring a key, or say where there is one, before anything
-// reads it: to parse a key can take seconds.
-func checkOwnKey(header string) error {
-	text, _ := base64.RawURLEncoding.DecodeString(header) // it is canonical
-	var members map[string]json.RawMessage
-	if json.Unmarshal(text, &members) != nil {
+// checkHeader refuses tokens that bring a key or its address, that have critical
+// extensions, and that are for another purpose, such as logging out. It runs before
+// go-jose parses the header, because parsing a key can take seconds.
+func checkHeader(part string) error {
+	text, _ := base64.RawURLEncoding.DecodeString(part) // it is canonical
+	var header map[string]json.RawMessage
+	if json.Unmarshal(text, &header) != nil {
 		return faultForm
 	}
-	for _, name := range []string{"jwk", "jku", "x5c", "x5u"} {
-		if _, has := members[name]; has {
+	for name := range header {
+		switch name {
+		case "jwk", "jku", "x5c", "x5u":
 			return faultOwnKey
-		}
-	}
-	return nil
-}
-
-// checkHeader refuses tokens that are for something else, such as logging out, and
-// those that must not be taken by who does not understand all of their header.
-func checkHeader(header jose.Header) error {
-	for _, name := range []jose.HeaderKey{"crit", "b64"} {
-		if _, has := header.ExtraHeaders[name]; has {
+		case "crit", "b64":
 			return faultCritical
 		}
 	}
-	value, has := header.ExtraHeaders[jose.HeaderType]
+	raw, has := header["typ"]
 	if !has {
 		return nil
 	}
-	text, _ := value.(string)
-	switch strings.TrimPrefix(strings.ToLower(text), "application/") {
+	var typ string
+	_ = json.Unmarshal(raw, &typ)
+	switch strings.TrimPrefix(strings.ToLower(typ), "application/") {
 	case "jwt", "at+jwt":
 		return nil
 	}
 	return faultType
 }
 
-// verifySignature returns what is signed. A key that the token does not name is looked
-// for among all that fit.
+// verifySignature returns the signed payload. An unknown key may be a new one.
 func (j *JWT) verifySignature(ctx context.Context, signed *jose.JSONWebSignature) ([]byte, error) {
-	header := signed.Signatures[0].Protected
-	kid, alg := header.KeyID, jose.SignatureAlgorithm(header.Algorithm)
-	var payload []byte
-	var known, verified bool
-	err := j.keys.seek(ctx, time.Duration(j.Refresh), j.logger, func(keys []jose.JSONWebKey) bool {
-		known, verified = false, false
-		for _, key := range keys {
-			if kid != "" && key.KeyID != kid {
-				continue
-			}
-			known = known || kid != ""
-			if !keyFits(key, alg) {
-				continue
-			}
-			if text, err := signed.Verify(key.Key); err == nil {
-				payload, verified = text, true
-				return true
-			}
+	for _, unknown := range []bool{false, true} {
+		keys, err := j.keys.get(ctx, time.Duration(j.Refresh), unknown, j.logger)
+		if err != nil {
+			return nil, fmt.Errorf("wait for the keys of the issuer: %w", err)
 		}
-		return known
-	})
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("wait for the keys of the issuer: %w", err)
-	case verified:
-		return payload, nil
-	case known:
-		return nil, faultSignature
+		if payload, err := verifyWith(keys, signed); err != faultKey {
+			return payload, err
+		}
 	}
 	return nil, faultKey
 }
 
-// checkClaims refuses tokens that are not from our issuer, for us and for now.
-func (j *JWT) checkClaims(claims claimSet, now time.Time) error {
-	if issuer, ok := claims.text("iss"); !ok || issuer != j.Issuer {
-		return faultIssuer
+// verifyWith tries the keys that the token names, or all of them if it names none. A key
+// with an alg is for that algorithm only; go-jose checks types and curves.
+func verifyWith(keys []jose.JSONWebKey, signed *jose.JSONWebSignature) ([]byte, error) {
+	header, fault := signed.Signatures[0].Protected, faultKey
+	for _, key := range keys {
+		if header.KeyID != "" {
+			if key.KeyID != header.KeyID {
+				continue
+			}
+			fault = faultSignature
+		}
+		if key.Algorithm != "" && key.Algorithm != header.Algorithm {
+			continue
+		}
+		if payload, err := signed.Verify(key.Key); err == nil {
+			return payload, nil
+		}
 	}
-	if !slices.ContainsFunc(claims.audience(), func(one string) bool { return slices.Contains(j.Audience, one) }) {
-		return faultAudience
+	return nil, fault
+}
+
+// checkClaims refuses tokens of other issuers, for other audiences, and outside of their
+// time.
+func (j *JWT) checkClaims(payload []byte) error {
+	var claims struct {
+		jwt.Claims
+		Subject json.RawMessage `json:"sub"` // not checked here, so of any type
+		ID      json.RawMessage `json:"jti"`
 	}
-	expiry, err := claims.date("exp")
-	if err != nil {
-		return err
+	if json.Unmarshal(payload, &claims) != nil {
+		return faultForm
 	}
-	notBefore, err := claims.date("nbf")
-	if err != nil {
-		return err
+	expected := jwt.Expected{Issuer: j.Issuer, AnyAudience: j.Audience}
+	if err := claims.ValidateWithLeeway(expected, time.Duration(j.Leeway)); err != nil {
+		return cmp.Or(claimFaults[err], faultForm)
 	}
-	issued, err := claims.date("iat")
-	if err != nil {
-		return err
-	}
-	leeway := time.Duration(j.Leeway)
-	switch {
-	case expiry == nil:
+	if claims.Expiry == nil {
 		return faultNoExpiry
-	case !now.Before(expiry.Time().Add(leeway)):
-		return faultExpired
-	case notBefore != nil && now.Add(leeway).Before(notBefore.Time()):
-		return faultNotYet
-	case issued != nil && now.Add(leeway).Before(issued.Time()):
-		return faultFuture
 	}
 	return nil
 }
 
-// A claimSet is what a token says.
-type claimSet map[string]json.RawMessage
-
-// identity returns who a client is by one of the claims.
-func (c claimSet) identity(claim string) (string, error) {
-	text, ok := c.text(claim)
-	if !ok {
-		return "", tokenFault("the claim " + claim + " of the token is missing or not a text")
+// identity returns the client that the configured claim names.
+func (j *JWT) identity(claims claimSet) (identity string, err error) {
+	if json.Unmarshal(claims[j.Claim], &identity) != nil {
+		return "", tokenFault("the claim " + j.Claim + " of the token is missing or not a string")
 	}
-	if err := CheckIdentity(text); err != nil {
-		return "", fmt.Errorf("claim %s: %w", claim, err)
+	if err := CheckIdentity(identity); err != nil {
+		return "", fmt.Errorf("claim %s: %w", j.Claim, err)
 	}
-	return text, nil
+	return identity, nil
 }
 
-func (c claimSet) text(name string) (text string, ok bool) {
-	raw := c[name]
-	return text, len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil
-}
-
-// date returns nil if there is none.
-func (c claimSet) date(name string) (*jwt.NumericDate, error) {
-	raw, has := c[name]
-	if !has {
-		return nil, nil
-	}
-	date := new(jwt.NumericDate)
-	if date.UnmarshalJSON(raw) != nil {
-		return nil, tokenFault("the " + name + " of the token is not a date")
-	}
-	return date, nil
-}
-
-func (c claimSet) audience() jwt.Audience {
-	var audience jwt.Audience
-	if raw, has := c["aud"]; !has || audience.UnmarshalJSON(raw) != nil {
+// checkScopes refuses tokens that lack a scope. RFC 9068 calls the claim scope, some
+// issuers call it scp.
+func (j *JWT) checkScopes(claims claimSet) error {
+	if len(j.Scopes) == 0 {
 		return nil
 	}
-	return audience
-}
-
-// scopes returns what the token allows. Most issuers have it in scope, as RFC 9068
-// wants it, some in scp.
-func (c claimSet) scopes() ([]string, error) {
-	raw, has := c["scope"]
+	raw, has := claims["scope"]
 	if !has {
-		raw, has = c["scp"]
+		raw, has = claims["scp"]
 	}
-	if !has {
-		return nil, nil
+	var granted jwt.Audience // like an audience, a string or a list of strings
+	if has && json.Unmarshal(raw, &granted) != nil {
+		return faultScope
 	}
-	var text string
-	if json.Unmarshal(raw, &text) == nil {
-		return strings.Fields(text), nil
+	granted = strings.Fields(strings.Join(granted, " "))
+	for _, scope := range j.Scopes {
+		if !granted.Contains(scope) {
+			return &ForbiddenError{Reason: insufficientScope}
+		}
 	}
-	var list []string
-	if json.Unmarshal(raw, &list) != nil {
-		return nil, faultScope
-	}
-	return list, nil
+	return nil
 }
