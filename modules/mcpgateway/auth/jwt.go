@@ -108,8 +108,6 @@ type JWT struct {
 // jwtAlgorithms have public keys. With a shared secret, every verifier could issue tokens.
 var jwtAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
-const insufficientScope = "insufficient_scope"
-
 // CaddyModule returns the Caddy module information.
 func (JWT) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
@@ -239,10 +237,8 @@ func (*JWT) CredentialHeaders() []string { return []string{"Authorization"} }
 // Challenge implements Challenger by RFC 6750 and RFC 9728.
 func (j *JWT) Challenge(r *http.Request, err error) string {
 	challenge := "Bearer resource_metadata=" + quoted(j.metadataURL(r))
-	if forbidden, ok := errors.AsType[*ForbiddenError](err); ok {
-		if forbidden.Reason == insufficientScope {
-			challenge += `, error="insufficient_scope", error_description="the token lacks a scope"`
-		}
+	if _, ok := errors.AsType[*ForbiddenError](err); ok {
+		challenge += `, error="insufficient_scope", error_description="the token lacks a scope"`
 	} else if err != nil {
 		challenge += `, error="invalid_token", error_description=` + quoted(describe(err))
 	}

@@ -539,10 +539,6 @@ func TestWhatClientsAreTold(t *testing.T) { // A76
 			challenge: `Bearer resource_metadata="http://localhost` + at + `/mcp", error="invalid_token", error_description="the token is invalid"`,
 		},
 		{
-			name: "forbidden for another reason", provider: plain, url: "http://localhost/mcp", err: &ForbiddenError{Reason: "hunter2"},
-			challenge: `Bearer resource_metadata="http://localhost` + at + `/mcp"`,
-		},
-		{
 			name: "a resource with a name of its own", provider: named, url: "http://10.0.0.1:8080/mcp",
 			challenge: `Bearer resource_metadata="https://mcp.example.com` + at + `/public/mcp"`,
 			metadata:  `{"resource":"https://mcp.example.com/public/mcp","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,

@@ -221,7 +221,7 @@ func (j *JWT) checkScopes(claims claimSet) error {
 	granted = strings.Fields(strings.Join(granted, " "))
 	for _, scope := range j.Scopes {
 		if !granted.Contains(scope) {
-			return &ForbiddenError{Reason: insufficientScope}
+			return &ForbiddenError{Reason: "insufficient_scope"}
 		}
 	}
 	return nil
