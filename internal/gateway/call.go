@@ -169,8 +169,8 @@ func (q *Request) callTask() *jsonrpc.Failure {
 	return invalid("taskId: it is none of this server")
 }
 
-// pass passes the request on to a server, with edits, and its answer back, if the client
-// may have what it is about.
+// pass passes the request on to a server, with edits, and its answer back, if the client may
+// have what it is about.
 func (q *Request) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	q.server = s
 	if !q.admitted || !q.sees(s) {
@@ -182,18 +182,22 @@ func (q *Request) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jso
 	defer cancel()
 	l := q.client.link(s)
 	defer q.client.begin(q.message.Literal(jsonrpc.ID), &inFlight{l, cancel})()
-	body := q.forwardable(edits...)
+	message, failure := q.forwardable(edits...)
+	if failure != nil {
+		return failure
+	}
+	q.message = message // of which there is no other copy in memory from here on
 	for again := true; ; again = false {
 		if failure := l.open(ctx, q.g, q.r); failure != nil {
 			return q.failed(ctx, failure)
 		}
 		switch era, _ := l.state(); {
 		case era == q.era:
-			return q.relay(ctx, l, body)
+			return q.relay(ctx, l)
 		case era == mcp.Legacy:
-			return q.toLegacy(ctx, l, body)
+			return q.toLegacy(ctx, l)
 		}
-		if lost, failure := q.toModern(ctx, l, body, again); !lost {
+		if lost, failure := q.toModern(ctx, l, again); !lost {
 			return failure
 		}
 	}
@@ -218,14 +222,14 @@ func (q *Request) failed(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc
 }
 
 // relay passes the request on to a server of the same era.
-func (q *Request) relay(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+func (q *Request) relay(ctx context.Context, l *link) *jsonrpc.Failure {
 	failure := l.inSession(ctx, q.g, q.r, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		q.asides.Wait() // which have begun with the headers of the request as they are
 		rl := &relay{request: q, link: l, ctx: ctx, again: again}
 		if q.found && q.era == mcp.Modern {
 			rl.params = q.paramHeaders(ctx, l)
 		}
-		failure := rl.run(body)
+		failure := rl.run(&q.message)
 		return &rl.h, rl.session, failure
 	})
 	if failure != nil {
@@ -243,33 +247,30 @@ type relay struct {
 	again   bool             // it can be tried once more
 	params  mcp.ParamHeaders // of the tools of the server
 	h       streamable.Reader
+	names   []name // in the message that was read last
 
 	answered  bool
 	resumable bool             // the client knows how to ask for the rest
 	input     *mcp.InputResult // before the server goes on
 }
 
-// run has the server answer. What it returns is to be answered in place of that.
-func (rl *relay) run(body []byte) *jsonrpc.Failure {
+// run has the server answer a message. What it returns is to be answered in place of that.
+func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	q, l := rl.request, rl.link
-	var m jsonrpc.Message
-	if failure := m.Read(body); failure != nil {
-		return failure
-	}
 	r := q.r.WithContext(rl.ctx)
 	var era mcp.Era
 	if rl.session, era = l.sign(r); era == mcp.Modern {
-		mcp.SetModern(r.Header, &m, mcp.Stateless)
+		mcp.SetModern(r.Header, m, mcp.Stateless)
 		if q.era == mcp.Legacy || q.found {
-			rl.params.Set(r.Header, &m)
+			rl.params.Set(r.Header, m)
 		}
 	}
-	httpbody.Post(r, body)
-	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID)}
+	httpbody.Post(r, m.Raw)
+	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
 	defer rl.h.Borrow()()
 	defer l.client.unasked(&rl.h)
 	q.passedOn = true
-	failure := q.g.send(l, &rl.h, r, &m)
+	failure := q.g.send(l, &rl.h, r, m)
 	switch {
 	case rl.h.Torn():
 		q.torn = true
@@ -282,13 +283,20 @@ func (rl *relay) run(body []byte) *jsonrpc.Failure {
 	return rl.h.Failure(l.server)
 }
 
+// parse reads a message of the server, and finds what it names.
+func (rl *relay) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
+	var failure *jsonrpc.Failure
+	failure, rl.names = readNames(m, data, rl.names)
+	return failure
+}
+
 // forgotten reports whether the server did not know the session, and the call can be
 // made again in another one.
 func (rl *relay) forgotten() bool { return rl.again && rl.h.SessionLost() }
 
 // heard passes a message of the server on.
 func (rl *relay) heard(e *streamable.Event) error {
-	q, l, m := rl.request, rl.link, &e.Message
+	q, l, m := rl.request, rl.link, e.Message
 	out := streamable.Event{ID: l.eventID(q.g, callStream, e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
@@ -308,14 +316,14 @@ func (rl *relay) heard(e *streamable.Event) error {
 
 // answer passes the answer on.
 func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
-	q, m, id := rl.request, &e.Message, rl.request.message.Literal(jsonrpc.ID)
+	q, m, id := rl.request, e.Message, rl.request.message.Literal(jsonrpc.ID)
 	if !rl.h.Answers(m, id) || rl.answered {
 		return // it is of somebody else
 	}
 	if rl.forgotten() {
 		return
 	}
-	out.Data = q.led.back(q.g, rl.link.server, rl.link.rewritten(q.g, jsonspan.Spliced(m.Raw, withID(m, id)...)))
+	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), q.renames(rl.link, m.Raw, rl.names)...)...)
 	rl.h.Settle(m)
 	if q.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -356,7 +364,7 @@ func (rl *relay) large(id string) io.WriteCloser {
 	if q.g.transparent() && !q.led.elsewhere() {
 		return to
 	}
-	return &rewriting{answerPaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
+	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		if k != jsonspan.String {
 			return nil
 		}

@@ -149,16 +149,16 @@ func (c *caller) allows(target mcp.Target) bool {
 }
 
 // sees reports whether the caller may see an item of a list.
-func (c *caller) sees(server string, item mcp.ListItem) bool {
+func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
 	policy := c.policy()
-	switch {
-	case item.Template:
-		return policy.Template(server, item.Name)
-	case item.Kind == mcp.Tool:
-		return policy.Tool(server, item.Name)
-	case item.Kind == mcp.Prompt:
-		return policy.Prompt(server, item.Name)
+	switch kind {
+	case mcp.Tools:
+		return policy.Tool(server, name)
+	case mcp.Prompts:
+		return policy.Prompt(server, name)
+	case mcp.Templates:
+		return policy.Template(server, name)
 	default:
-		return policy.Resource(server, item.Name)
+		return policy.Resource(server, name)
 	}
 }

@@ -86,8 +86,7 @@ func (p *posted) post(r *http.Request) {
 
 // edit makes r post the message with an edit.
 func (p *posted) edit(r *http.Request, edit jsonspan.Edit) {
-	var edited jsonrpc.Message
-	if edited.Read(jsonspan.Spliced(p.message.Raw, edit)) == nil { // else it stays as it is
+	if edited, failure := p.message.Edited(edit); failure == nil { // else it stays as it is
 		p.message = edited
 		p.post(r)
 	}
@@ -287,7 +286,9 @@ func (q *Request) stripToken() *jsonrpc.Failure {
 	if !ok {
 		return jsonrpc.ParseError() // cannot happen: it was read there
 	}
-	return m.Read(jsonspan.Spliced(m.Raw, m.Within(field, edit)))
+	edited, failure := m.Edited(m.Within(field, edit))
+	*m = edited
+	return failure
 }
 
 // onlyMember reports whether an object has no other member than this.

@@ -32,11 +32,10 @@ func (x *exchange) filtered(w http.ResponseWriter, r *http.Request) (http.Respon
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
 		values:  x.showsValues(r),
 		answers: answers,
-		tasks:   x.methodName() == "tasks/list",
 		notices: x.caller.identity != "" && (r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
 	// A server of the modern era asks by results.
-	whole := look.lists || look.values || look.tasks || x.caller.redactor() != nil || answers && modern
+	whole := look.lists || look.values || x.caller.redactor() != nil || answers && modern
 	if !whole && !look.updates && !look.answers && !look.notices {
 		return w, nil
 	}
@@ -80,7 +79,6 @@ type looking struct {
 	updates bool // of resources that the client may not know
 	values  bool // that complete the URIs of such resources
 	answers bool // what is not for the client at all
-	tasks   bool // of others
 	notices bool // of how such go on
 }
 
@@ -91,13 +89,19 @@ func (x *exchange) showsLists(r *http.Request, modern bool) bool {
 		return x.kind == Single || x.kind == Aggregate && x.resumed
 	}
 	switch x.methodName() {
-	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "initialize", "server/discover":
+	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "tasks/list":
+		return x.kind != Aggregate || !filtersAsItReads(&x.caller)
+	case "initialize", "server/discover":
 		return true
 	case "resources/read":
 		return modern && len(x.g.config.Clients) > 0 // it says who else may have it
 	}
 	return false
 }
+
+// filtersAsItReads reports whether the aggregate filters the lists for a client as it reads
+// them. What is redacted is filtered before.
+func filtersAsItReads(c *caller) bool { return c.redactor() == nil }
 
 // showsValues reports whether the answer may have values that complete the URI of a
 // resource that the client may not read.
@@ -130,7 +134,7 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	}
 	if look.lists {
 		var err error
-		if message, err = x.visible(toolpin.Clean(x.private(message))); err != nil {
+		if message, err = x.visible(message); err != nil {
 			return x.leftOut(r, err)
 		}
 		x.g.config.Observer.ToolsSeen(x.server.Name)
@@ -138,12 +142,6 @@ func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte
 	if look.values {
 		var err error
 		if message, err = x.completed(message); err != nil {
-			return x.leftOut(r, err)
-		}
-	}
-	if look.tasks {
-		var err error
-		if message, err = x.ownTasks(message); err != nil {
 			return x.leftOut(r, err)
 		}
 	}
@@ -177,28 +175,71 @@ func looksLikeJSON(body []byte) bool {
 	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
 }
 
-// private returns a result that may be kept for others as one that may not, if it can
-// depend on who asks.
-func (x *exchange) private(message []byte) []byte {
-	var m jsonrpc.Message
-	if len(x.g.config.Clients) == 0 || m.Read(message) != nil || !m.Has(jsonrpc.CacheScope) {
-		return message
-	}
-	return jsonspan.Spliced(message, m.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
+// A listFilter decides which items of the lists of a server a client sees.
+type listFilter struct {
+	g      *Gateway
+	server *Server
+	caller *caller
+	hides  bool // some items may be hidden
+	done   bool // by the exchange that the list came with
 }
 
-// visible returns a list as the client may see it.
+func (g *Gateway) listFilter(s *Server, c *caller) listFilter {
+	return listFilter{g: g, server: s, caller: c, hides: g.config.PinTools || c.policy().Restricts(s.Name)}
+}
+
+// read reads the answer of a server that may have lists, without the characters that hide
+// texts from people.
+func (f *listFilter) read(l *mcp.List, answer []byte) *jsonrpc.Failure {
+	failure := l.Read(toolpin.Clean(answer))
+	if failure == nil && f.hides {
+		failure = l.CheckDecisive()
+	}
+	return failure
+}
+
+// keeps reports whether the client sees an item.
+func (f *listFilter) keeps(item *mcp.Item) bool {
+	if f.done {
+		return true
+	}
+	if item.Kind == mcp.Tasks {
+		return f.g.hasTask(f.caller, f.server, item.Name)
+	}
+	if !toolpin.IsPlainName(item.Name) || f.hides && item.Name == "" {
+		return false
+	}
+	if item.Kind == mcp.Tools && !f.isPinned(item) && f.g.config.PinTools {
+		return false
+	}
+	return f.caller.sees(f.server.Name, item.Kind, item.Name)
+}
+
+// isPinned reports whether a tool is defined as when it was first seen. A change may be an
+// attack: the client has agreed to another tool.
+func (f *listFilter) isPinned(item *mcp.Item) bool {
+	changed, news := f.server.Pins.See(item.Name, item.Raw)
+	if news {
+		f.g.config.Observer.ToolChanged(f.server.Name, mcp.Shortened(item.Name))
+	}
+	return !changed
+}
+
+// visible returns an answer with those items of lists that the client sees. What others may
+// be given again becomes private where it can depend on the client.
 func (x *exchange) visible(message []byte) ([]byte, error) {
-	pins, server := x.g.config.PinTools, x.server.Name
-	policy := x.caller.policy()
-	hides := pins || policy.Restricts(server)
-	filtered, err := mcp.FilterLists(message, func(item mcp.ListItem) bool {
-		if !toolpin.IsPlainName(item.Name) || hides && item.Name == "" || item.Kind == mcp.Tool && !x.pinned(item) && pins {
-			return false
-		}
-		return x.caller.sees(server, item)
-	})
-	return x.passable(message, filtered, err, hides)
+	filter := x.g.listFilter(x.server, &x.caller)
+	filter.hides = filter.hides || x.methodName() == "tasks/list" // those of others
+	var l mcp.List
+	failure := filter.read(&l, message)
+	if failure != nil {
+		return x.passable(l.Raw, nil, failure, filter.hides)
+	}
+	edits := l.Filter(filter.keeps)
+	if len(x.g.config.Clients) > 0 && l.Has(jsonrpc.CacheScope) {
+		edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
+	}
+	return x.passable(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, filter.hides)
 }
 
 // maxValues is how many values of a completion are looked at. The protocol allows 100.
@@ -242,16 +283,6 @@ func (x *exchange) passable(message, filtered []byte, err error, hides bool) ([]
 }
 
 var errUnreadable = errors.New("the message cannot be looked at")
-
-// pinned reports whether a tool is defined as when it was first seen. A change may be an
-// attack: the client has agreed to another tool.
-func (x *exchange) pinned(item mcp.ListItem) bool {
-	changed, news := x.server.Pins.See(item.Name, item.Raw)
-	if news {
-		x.g.config.Observer.ToolChanged(x.server.Name, mcp.Shortened(item.Name))
-	}
-	return !changed
-}
 
 // notFiltered says what is wrong with a message that cannot be looked at.
 func (x *exchange) notFiltered(err error) {

@@ -51,14 +51,22 @@ type heldCall struct {
 // A heldMessage is a message of a server, or an answer that is too large to be held, as
 // it comes.
 type heldMessage struct {
-	raw   []byte
-	large *io.PipeReader
-	typed bool // the large one says itself what type of result it is
+	message jsonrpc.Message
+	names   []name
+	large   *io.PipeReader
+	typed   bool // the large one says itself what type of result it is
+}
+
+// keep returns a message of the server that outlives the Reader that read it.
+func (held *heldCall) keep(m *jsonrpc.Message, names []name) heldMessage {
+	kept := heldMessage{message: *m, names: slices.Clone(names)}
+	kept.message.Raw = slices.Clone(m.Raw)
+	return kept
 }
 
 // toLegacy passes the request on to a server of the legacy era, or goes on with one
 // that was.
-func (q *Request) toLegacy(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+func (q *Request) toLegacy(ctx context.Context, l *link) *jsonrpc.Failure {
 	held := q.takeUp(l)
 	switch {
 	case held != nil:
@@ -67,13 +75,18 @@ func (q *Request) toLegacy(ctx context.Context, l *link, body []byte) *jsonrpc.F
 			return q.failed(ctx, failure)
 		}
 	case q.message.Has(jsonrpc.RequestState):
-		return invalid("requestState: it is not known, or not any more")
+		return invalid("requestState: not known, or not anymore")
 	default:
-		body = antiquated(body)
-		if failure := q.checkParams(ctx, l, body); failure != nil {
+		m, failure := antiquated(&q.message)
+		if failure == nil {
+			failure = q.checkParams(ctx, l, &m)
+		}
+		if failure != nil {
 			return failure
 		}
-		held = q.hold(l, body)
+		if held, failure = q.hold(l, &m); failure != nil {
+			return failure
+		}
 	}
 	q.passedOn = true
 	return held.serve(ctx, q)
@@ -81,10 +94,9 @@ func (q *Request) toLegacy(ctx context.Context, l *link, body []byte) *jsonrpc.F
 
 // antiquated returns a request of the modern era as one of the legacy era: without
 // what it says of its client, by which servers of both eras would take it for modern.
-func antiquated(body []byte) []byte {
-	var m jsonrpc.Message
-	if m.Read(body) != nil || m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
-		return body
+func antiquated(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
+	if m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
+		return *m, nil
 	}
 	meta := m.Literal(jsonrpc.Meta)
 	kept := []byte{'{'}
@@ -97,20 +109,16 @@ func antiquated(body []byte) []byte {
 		}
 		kept = append(kept, meta[member.Start:member.End]...)
 	}
-	return jsonspan.Spliced(body, m.Replace(jsonrpc.Meta, append(kept, '}')))
+	return m.Edited(m.Replace(jsonrpc.Meta, append(kept, '}')))
 }
 
-// checkParams checks that the headers of a call repeat its arguments where its tool
-// says so. A server of the legacy era cannot.
-func (q *Request) checkParams(ctx context.Context, l *link, body []byte) *jsonrpc.Failure {
+// checkParams checks that the headers of a call repeat its arguments where its tool says so. A
+// server of the legacy era cannot.
+func (q *Request) checkParams(ctx context.Context, l *link, m *jsonrpc.Message) *jsonrpc.Failure {
 	if q.found || l.known(q.g, tools) == nil && !mcp.HasParams(q.r.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
-	var m jsonrpc.Message
-	if failure := m.Read(body); failure != nil {
-		return failure
-	}
-	return q.paramHeaders(ctx, l).Check(q.r.Header, &m)
+	return q.paramHeaders(ctx, l).Check(q.r.Header, m)
 }
 
 // takeUp returns the call that the request goes on with.
@@ -138,7 +146,7 @@ func (q *Request) about() string {
 }
 
 // hold makes a call that can outlive the request.
-func (q *Request) hold(l *link, body []byte) *heldCall {
+func (q *Request) hold(l *link, m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(q.r.Context()))
 	held := &heldCall{
 		a:         q.g,
@@ -155,68 +163,70 @@ func (q *Request) hold(l *link, body []byte) *heldCall {
 	held.of = q.g.of(l).Upstream.Derive(ctx, q.r, false) // which is there when the request is not
 	emptyBody(held.of, http.MethodPost)
 	level := q.message.Text(jsonrpc.LogLevel)
+	numbered, failure := held.renumbered(m)
+	if failure != nil {
+		cancel()
+		return nil, failure
+	}
 	q.g.keep(q.client)
 	go func() {
 		defer held.a.release(held.client)
 		defer held.a.retire(held)
 		defer close(held.done)
 		defer cancel()
-		held.failure = held.run(ctx, held.of, level, held.renumbered(body))
+		held.failure = held.run(ctx, held.of, level, &numbered)
 	}()
-	return held
+	return held, nil
 }
 
-// renumbered returns the request with ids that no other has.
-func (held *heldCall) renumbered(body []byte) []byte {
-	var m jsonrpc.Message
-	if m.Read(body) != nil {
-		return body
-	}
+// renumbered returns a request with ids that no other has.
+func (held *heldCall) renumbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 	edits := []jsonspan.Edit{m.Replace(jsonrpc.ID, held.id)}
 	if m.Has(jsonrpc.ProgressToken) {
 		edits = append(edits, m.Replace(jsonrpc.ProgressToken, held.id))
 	}
-	return jsonspan.Spliced(body, edits...)
+	return m.Edited(edits...)
 }
 
 // run has the server answer.
-func (held *heldCall) run(ctx context.Context, of *http.Request, level string, body []byte) *jsonrpc.Failure {
+func (held *heldCall) run(ctx context.Context, of *http.Request, level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	a, l := held.a, held.link
 	if level != "" {
 		if _, can := l.state(); can&hasLogging != 0 {
 			_, _ = l.request(ctx, a, of, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
-	var m jsonrpc.Message
-	if failure := m.Read(body); failure != nil {
-		return failure
-	}
 	return l.inSession(ctx, a, of, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+		var names []name
 		h := &streamable.Reader{RequestID: held.id}
+		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
+			failure, names = readNames(m, data, names)
+			return failure
+		}
 		held.hearing.Store(h)
 		defer held.overhear(ctx)()
 		l.listen(ctx)
 		r := a.of(l).Upstream.Derive(ctx, of, true)
 		session, _ := l.sign(r)
-		httpbody.Post(r, body)
+		httpbody.Post(r, m.Raw)
 		answered := false
 		h.OnMessage = func(e *streamable.Event) error {
 			if len(e.Data) == 0 || answered {
 				return nil // nobody waits for what comes after the answer
 			}
 			if e.Message.IsAnswer() {
-				if !h.Answers(&e.Message, held.id) || h.SessionLost() && again {
+				if !h.Answers(e.Message, held.id) || h.SessionLost() && again {
 					return nil
 				}
 				answered = true
 				close(held.answering)
-				h.Settle(&e.Message)
+				h.Settle(e.Message)
 			}
 			if e.Message.IsRequest() {
 				h.QuestionAsked()
 			}
 			select {
-			case held.messages <- heldMessage{raw: slices.Clone(e.Message.Raw)}:
+			case held.messages <- held.keep(e.Message, names):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -243,7 +253,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, b
 				return nil
 			}
 		}
-		failure := a.send(l, h, r, &m)
+		failure := a.send(l, h, r, m)
 		switch {
 		case answered:
 			failure = nil
@@ -264,7 +274,7 @@ func (held *heldCall) serve(ctx context.Context, q *Request) *jsonrpc.Failure {
 				held.stream(ctx, q, said)
 				return nil
 			}
-			if done, failure := held.pass(q, said.raw); done {
+			if done, failure := held.pass(q, &said); done {
 				return failure
 			}
 		case <-held.done:
@@ -298,32 +308,32 @@ func (held *heldCall) giveUp() {
 
 // pass passes on a message of the server. It reports whether the request has been
 // answered by it.
-func (held *heldCall) pass(q *Request, raw []byte) (done bool, failure *jsonrpc.Failure) {
-	l := held.link
-	var m jsonrpc.Message
-	if m.Read(raw) != nil {
-		return false, nil
-	}
+func (held *heldCall) pass(q *Request, said *heldMessage) (done bool, failure *jsonrpc.Failure) {
+	l, m := held.link, &said.message
 	switch {
 	case m.IsAnswer():
-		held.answer(q, &m)
+		held.answer(q, said)
 		held.settle(q)
 		return true, nil
 	case m.IsRequest():
-		return held.ask(q, &m)
+		return held.ask(q, m)
 	}
-	l.noted(q.g, &m)
+	l.noted(q.g, m)
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
 		token := q.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
-		if token == nil || !m.Has(jsonrpc.Progress) || m.Read(jsonspan.Spliced(raw, m.Replace(jsonrpc.Progress, token))) != nil {
+		if token == nil || !m.Has(jsonrpc.Progress) {
 			return false, nil
 		}
-		q.out.Event(&streamable.Event{Data: l.translated(q.g, &m)})
+		progress, failure := m.Edited(m.Replace(jsonrpc.Progress, token))
+		if failure != nil {
+			return false, nil
+		}
+		q.out.Event(&streamable.Event{Data: l.translated(q.g, &progress)})
 	case !m.Is(jsonrpc.Method, "notifications/message"):
-		l.spread(q.g, &m) // it is for those who listen
+		l.spread(q.g, m) // it is for those who listen
 	case q.message.Has(jsonrpc.LogLevel):
-		q.out.Event(&streamable.Event{Data: l.translated(q.g, &m)})
+		q.out.Event(&streamable.Event{Data: l.translated(q.g, m)})
 	}
 	return false, nil
 }
@@ -348,15 +358,14 @@ func (held *heldCall) settle(q *Request) {
 
 // answer passes on the answer, as one of the modern era and with the id of the
 // request that waits for it.
-func (held *heldCall) answer(q *Request, m *jsonrpc.Message) {
+func (held *heldCall) answer(q *Request, said *heldMessage) {
+	m := &said.message
 	q.errorCode = m.ErrorNumber()
-	edits := withID(m, q.message.Literal(jsonrpc.ID))
+	edits := append(withID(m, q.message.Literal(jsonrpc.ID)), q.renames(held.link, m.Raw, said.names)...)
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
-		at := m.Replace(jsonrpc.Result, nil)
-		edits = append(edits, jsonspan.Insert(m.Literal(jsonrpc.Result), q.completion()).Moved(at.Start))
+		edits = append(edits, m.Within(jsonrpc.Result, jsonspan.Insert(m.Literal(jsonrpc.Result), q.completion())))
 	}
-	raw := q.led.back(q.g, held.link.server, held.link.rewritten(q.g, jsonspan.Spliced(m.Raw, edits...)))
-	q.out.Answer(m.Status(), &streamable.Event{Data: raw})
+	q.out.Answer(m.Status(), &streamable.Event{Data: jsonspan.Spliced(m.Raw, edits...)})
 }
 
 // completion returns what results of the modern era say in addition.

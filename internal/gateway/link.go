@@ -282,7 +282,7 @@ func (l *link) initialize(ctx context.Context, a *Gateway, of *http.Request) (re
 	r := a.of(l).Upstream.Derive(ctx, of, false)
 	body := jsonrpc.RequestAs(l.nextID(), "initialize", l.client.introduction())
 	l.dress(r, mcp.Legacy, "", "")
-	result, h, failure := l.roundTrip(a, r, body)
+	h, failure := l.roundTrip(a, r, body, resultInto(&result))
 	return result, h.Header().Get(mcp.SessionHeader), failure
 }
 
@@ -298,7 +298,7 @@ func (c *client) introduction() []byte {
 // discover asks a server of the modern era who it is. There are servers of the other
 // era that never answer what they do not know, so one that is not known to be modern
 // does not get all the time there is.
-func (l *link) discover(ctx context.Context, a *Gateway, s *Server, of *http.Request) ([]byte, *jsonrpc.Failure) {
+func (l *link) discover(ctx context.Context, a *Gateway, s *Server, of *http.Request) (result []byte, failure *jsonrpc.Failure) {
 	if !s.knows(mcp.Modern) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.config.JoinTimeout/3)
@@ -307,7 +307,7 @@ func (l *link) discover(ctx context.Context, a *Gateway, s *Server, of *http.Req
 	r := a.of(l).Upstream.Derive(ctx, of, false)
 	body := jsonrpc.RequestAs(l.nextID(), "server/discover", slices.Concat([]byte(`{"_meta":`), l.client.meta(""), []byte("}")))
 	l.dress(r, mcp.Modern, mcp.Stateless, "")
-	result, _, failure := l.roundTrip(a, r, body)
+	_, failure = l.roundTrip(a, r, body, resultInto(&result))
 	return result, failure
 }
 
@@ -348,64 +348,88 @@ func (l *link) dress(r *http.Request, era mcp.Era, version, session string) {
 	}
 }
 
+// A response is how the answer to a request of our own is taken.
+type response struct {
+	// parse reads a message of the server. Default: its Read method
+	parse func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure
+
+	// take takes the answer, unless that is an error. Its bytes are valid until it returns.
+	take func(*jsonrpc.Message) *jsonrpc.Failure
+}
+
+// resultInto returns a response whose result goes to a variable.
+func resultInto(result *[]byte) response {
+	return response{take: func(m *jsonrpc.Message) *jsonrpc.Failure {
+		*result = slices.Clone(m.Literal(jsonrpc.Result))
+		return nil
+	}}
+}
+
 // roundTrip has the server answer a request of our own.
-func (l *link) roundTrip(a *Gateway, r *http.Request, body []byte) (result []byte, h *streamable.Reader, failure *jsonrpc.Failure) {
+func (l *link) roundTrip(a *Gateway, r *http.Request, body []byte, to response) (h *streamable.Reader, failure *jsonrpc.Failure) {
 	var asked jsonrpc.Message
 	if failure := asked.Read(body); failure != nil {
-		return nil, new(streamable.Reader), failure
+		return new(streamable.Reader), failure
 	}
 	if r.Header.Get(mcp.VersionHeader) == mcp.Stateless {
 		mcp.SetModern(r.Header, &asked, mcp.Stateless)
 	}
 	httpbody.Post(r, body)
-	h = &streamable.Reader{Limit: maxListing}
+	h = &streamable.Reader{Limit: maxListing, Parse: to.parse}
+	answered := false
 	var refusal *jsonrpc.Failure
 	var asides Asides
 	defer asides.Wait()
 	h.OnMessage = func(e *streamable.Event) error {
-		m := &e.Message
+		m := e.Message
 		if !h.Answers(m, asked.Literal(jsonrpc.ID)) {
 			l.stray(a, r, &asides, e)
 			return nil
 		}
+		if answered {
+			return nil
+		}
+		answered = true
 		h.Settle(m)
 		switch {
-		case m.Has(jsonrpc.Error) && h.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // it is OAuth's, or whoever's
+		case m.Has(jsonrpc.Error) && h.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // it is OAuth's, or of somebody else
 			refusal = jsonrpc.HTTPError(l.server, h.Status())
 		case m.Has(jsonrpc.Error):
 			refusal = jsonrpc.ServerError(l.server, m)
 		default:
-			result = slices.Clone(m.Literal(jsonrpc.Result))
+			refusal = to.take(m)
 		}
 		return nil
 	}
 	ctx := r.Context()
 	failure = a.send(l, h, r, &asked)
 	switch {
-	case result != nil:
-		return result, h, nil
-	case refusal != nil:
-		return nil, h, refusal
+	case answered:
+		return h, refusal
 	case failure != nil:
-		return nil, h, failure
+		return h, failure
 	case ctx.Err() != nil:
-		return nil, h, jsonrpc.Timeout(l.server)
+		return h, jsonrpc.Timeout(l.server)
 	}
-	return nil, h, h.Failure(l.server)
+	return h, h.Failure(l.server)
 }
 
-// request has the server answer a request of our own, in the session there is. A
-// server that has forgotten it is met anew.
-func (l *link) request(ctx context.Context, a *Gateway, of *http.Request, method string, params []byte) (result []byte, _ *jsonrpc.Failure) {
-	return result, l.inSession(ctx, a, of, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+// request has the server answer a request of our own, in the session there is.
+func (l *link) request(ctx context.Context, a *Gateway, of *http.Request, method string, params []byte) (result []byte, failure *jsonrpc.Failure) {
+	failure = l.ask(ctx, a, of, method, params, resultInto(&result))
+	return result, failure
+}
+
+// ask has the server answer a request of our own, in the session there is. A server that has
+// forgotten it is met anew.
+func (l *link) ask(ctx context.Context, a *Gateway, of *http.Request, method string, params []byte, to response) *jsonrpc.Failure {
+	return l.inSession(ctx, a, of, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		r, session, era := l.prepare(ctx, a, of)
 		own := params
 		if era == mcp.Modern {
 			own = withMeta(params, l.client.meta(l.client.logLevel()))
 		}
-		var h *streamable.Reader
-		var failure *jsonrpc.Failure
-		result, h, failure = l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, own))
+		h, failure := l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, own), to)
 		return h, session, failure
 	})
 }
@@ -533,7 +557,7 @@ func (l *link) remind(ctx context.Context, a *Gateway, of *http.Request) {
 // again makes a request in the session there is.
 func (l *link) again(ctx context.Context, a *Gateway, of *http.Request, method string, params []byte) {
 	r, _, _ := l.prepare(ctx, a, of)
-	if _, _, failure := l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, params)); failure != nil {
+	if _, failure := l.roundTrip(a, r, jsonrpc.RequestAs(l.nextID(), method, params), response{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}); failure != nil {
 		a.config.Logger.Warn("server not told again", zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
 	}
 }

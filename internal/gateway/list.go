@@ -107,18 +107,37 @@ func (l *link) forget(lists ...kind) {
 	}
 }
 
+// requestPage asks for a page of a list.
+func (l *link) requestPage(ctx context.Context, q *Request, b *builder, params []byte) *jsonrpc.Failure {
+	var page mcp.List
+	answer := response{
+		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
+			failure := b.filter.read(&page, data)
+			*m = page.Message
+			return failure
+		},
+		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
+	}
+	failure := l.ask(ctx, q.g, q.r, kinds[b.kind].method, params, answer)
+	if failure == nil && b.kind == tools {
+		q.g.config.Observer.ToolsSeen(b.server.Name)
+	}
+	return failure
+}
+
 // fetch asks for all pages of a list (A21).
 func (l *link) fetch(ctx context.Context, q *Request, k kind) (*listing, freshness, *jsonrpc.Failure) {
 	era, can := l.state()
-	b := &builder{a: q.g, server: q.g.of(l), kind: k, list: new(listing), seen: map[string]bool{}}
+	server := q.g.of(l)
+	who := q.g.rules.caller(l.client.identity)
+	filter := q.g.listFilter(server, &who)
+	filter.done = !filtersAsItReads(&who)
+	b := &builder{a: q.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {
-		result, failure := l.request(ctx, q.g, q.r, kinds[k].method, params)
-		if failure == nil {
-			failure = b.add(result)
-		}
+		failure := l.requestPage(ctx, q, b, params)
 		if failure != nil {
 			return nil, freshness{}, failure
 		}

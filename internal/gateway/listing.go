@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -15,32 +14,31 @@ import (
 )
 
 // A kind is one of the lists that servers have.
-type kind uint8
+type kind = mcp.ListKind
 
 const (
-	tools kind = iota
-	prompts
-	resources
-	templates
-	tasks
-	kindCount
+	tools     = mcp.Tools
+	prompts   = mcp.Prompts
+	resources = mcp.Resources
+	templates = mcp.Templates
+	tasks     = mcp.Tasks
+	kindCount = tasks + 1
 )
 
 // kinds say where the lists are found.
 var kinds = [kindCount]struct {
 	method  string    // that asks for it
 	member  string    // of the result, that has it
-	key     string    // of an item: what it is called by
 	needs   abilities // of a server that has one
 	changes abilities // of a server that says when it has changed
 	notice  string    // by which it says so
 	target  mcp.TargetKind
 }{
-	tools:     {"tools/list", "tools", "name", hasTools, toolsChange, "notifications/tools/list_changed", mcp.Tool},
-	prompts:   {"prompts/list", "prompts", "name", hasPrompts, promptsChange, "notifications/prompts/list_changed", mcp.Prompt},
-	resources: {"resources/list", "resources", "uri", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
-	templates: {"resources/templates/list", "resourceTemplates", "uriTemplate", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
-	tasks:     {"tasks/list", "tasks", "taskId", hasTasks, 0, "", mcp.Anything},
+	tools:     {"tools/list", "tools", hasTools, toolsChange, "notifications/tools/list_changed", mcp.Tool},
+	prompts:   {"prompts/list", "prompts", hasPrompts, promptsChange, "notifications/prompts/list_changed", mcp.Prompt},
+	resources: {"resources/list", "resources", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
+	templates: {"resources/templates/list", "resourceTemplates", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
+	tasks:     {"tasks/list", "tasks", hasTasks, 0, "", mcp.Anything},
 }
 
 // kindOf returns the kind of list that a method asks for.
@@ -109,6 +107,7 @@ type builder struct {
 	a      *Gateway
 	server *Server
 	kind   kind
+	filter listFilter
 
 	joined bytes.Buffer
 	list   *listing
@@ -118,82 +117,54 @@ type builder struct {
 	cursor string
 }
 
-// pagePaths are where the members of a page stand, by kind.
-var pagePaths = func() (paths [kindCount]*jsonspan.Paths) {
-	for k, about := range kinds {
-		paths[k] = jsonspan.CompilePaths(about.member+".*."+about.key, about.member+".*", about.member, "nextCursor", "ttlMs", "cacheScope")
-	}
-	return paths
-}()
-
 // add adds a page.
-func (b *builder) add(result []byte) *jsonrpc.Failure {
-	var key jsonspan.Value
-	keyed, listed := false, false
-	b.cursor = ""
-	err := pagePaths[b.kind].Find(result, func(path int, v jsonspan.Value) {
-		switch path {
-		case 0:
-			key, keyed = v, v.Kind == jsonspan.String
-		case 1:
-			if keyed {
-				b.addItem(result[v.Start:v.End], key, v.Start)
-			}
-			keyed = false
-		case 2:
-			listed = v.Kind == jsonspan.BeginArray
-		case 3:
-			if v.Kind == jsonspan.String {
-				b.cursor = string(jsonspan.AppendText(nil, v.Body(result)))
-			}
-		case 4:
-			if ms, err := strconv.ParseInt(string(result[v.Start:v.End]), 10, 32); err == nil && ms >= 0 {
-				b.ttls = append(b.ttls, time.Duration(ms)*time.Millisecond)
-			}
-		case 5:
-			isPublic := v.Kind == jsonspan.String && jsonspan.TextIs(v.Body(result), "public")
-			b.fresh.private = b.fresh.private || !isPublic
-		}
-	})
-	if err != nil || !listed {
+func (b *builder) add(page *mcp.List) *jsonrpc.Failure {
+	if !page.HasList(b.kind) {
 		return jsonrpc.InvalidResponse(b.server.Name)
 	}
-	if b.kind == tools && bytes.Contains(result, []byte("x-mcp-header")) {
-		if b.list.params == nil {
-			b.list.params = mcp.ParamHeaders{}
+	b.cursor = page.Cursor
+	if page.TTL >= 0 {
+		b.ttls = append(b.ttls, page.TTL)
+	}
+	if page.Has(jsonrpc.CacheScope) {
+		b.fresh.private = b.fresh.private || !page.Is(jsonrpc.CacheScope, "public")
+	}
+	for i := range page.Items {
+		if item := &page.Items[i]; item.Kind == b.kind && item.HasName() && b.filter.keeps(item) {
+			b.addItem(item)
 		}
-		_, _ = b.list.params.Add(result) // what is no list has been seen above
 	}
 	return nil
 }
 
-// addItem adds an item with its name as clients see it. What it is called by is at
-// key, which counts from start.
-func (b *builder) addItem(item []byte, key jsonspan.Value, start int) {
-	name := string(jsonspan.AppendText(nil, item[key.Start-start+1:key.End-start-1]))
-	if b.kind == tools && !b.server.shows(name) {
+// addItem adds an item with its name as clients see it.
+func (b *builder) addItem(item *mcp.Item) {
+	if b.kind == tools && !b.server.shows(item.Name) {
 		return
 	}
-	if b.seen[name] {
-		return // servers that list the same twice confuse clients
+	if b.seen[item.Name] {
+		return // clients are confused by servers that list something twice
 	}
-	b.seen[name] = true
-	shown := b.a.shown(b.server.Name, b.kind, name)
+	b.seen[item.Name] = true
 	if b.joined.Len() > 0 {
 		b.joined.WriteByte(',')
 	}
-	if shown == name {
-		b.joined.Write(item)
-	} else {
-		b.joined.Write(item[:key.Start-start])
-		b.joined.Write(jsonrpc.Quote(shown))
-		b.joined.Write(item[key.End-start:])
+	shown, raw := b.a.shown(b.server.Name, b.kind, item.Name), item.Raw
+	if shown != item.Name {
+		raw = jsonspan.Spliced(raw, item.Rename(shown).Moved(-item.Start))
 	}
+	b.joined.Write(raw)
 	if (b.kind == tools || b.kind == prompts) && b.a.config.Naming.MayBeShort(shown) {
 		if b.list.short == nil {
 			b.list.short = map[string]string{}
 		}
-		b.list.short[shown] = name
+		b.list.short[shown] = item.Name
+	}
+	if b.kind == tools && bytes.Contains(item.Raw, []byte("x-mcp-header")) {
+		if b.list.params == nil {
+			b.list.params = mcp.ParamHeaders{}
+		}
+		b.list.params.AddTool(item.Name, item.Raw)
 	}
 	b.list.ends = append(b.list.ends, b.joined.Len())
 	b.list.names = append(b.list.names, shown)

@@ -19,18 +19,18 @@ import (
 // maxRounds is how often a server may ask for input in one call.
 const maxRounds = 16
 
-// toModern passes the request on to a server of the modern era. It reports whether the
-// server is not what it was, and the request can be made again.
-func (q *Request) toModern(ctx context.Context, l *link, body []byte, again bool) (lost bool, _ *jsonrpc.Failure) {
-	first, failure := q.modernized(body)
+// toModern passes the request on to a server of the modern era. It reports whether the server
+// is not what it was, and the request can be made again.
+func (q *Request) toModern(ctx context.Context, l *link, again bool) (lost bool, _ *jsonrpc.Failure) {
+	first, failure := q.modernized()
 	if failure != nil {
 		return false, q.failed(ctx, failure)
 	}
-	body = first
+	message := first
 	params := q.paramHeaders(ctx, l)
 	for round := range maxRounds {
 		rl := &relay{request: q, link: l, ctx: ctx, params: params, again: again && round == 0}
-		failure := rl.run(body)
+		failure := rl.run(&message)
 		switch {
 		case failure != nil && rl.forgotten():
 			l.lost(rl.session)
@@ -41,27 +41,24 @@ func (q *Request) toModern(ctx context.Context, l *link, body []byte, again bool
 			return false, nil
 		}
 		responses, failure := q.input(ctx, l, rl.input)
+		if failure == nil {
+			failure = message.Read(mcp.WithInput(&first, responses, rl.input.State))
+		}
 		if failure != nil {
 			return false, q.failed(ctx, failure)
 		}
-		var m jsonrpc.Message
-		if failure := m.Read(first); failure != nil {
-			return false, q.failed(ctx, failure)
-		}
-		body = mcp.WithInput(&m, responses, rl.input.State)
 	}
 	return false, q.failed(ctx, jsonrpc.InvalidResponse(l.server))
 }
 
-// modernized returns a request of the legacy era as one of the modern era.
-func (q *Request) modernized(body []byte) ([]byte, *jsonrpc.Failure) {
-	body = antiquated(body) // what is said there is said by us
-	var m jsonrpc.Message
-	if failure := m.Read(body); failure != nil {
-		return nil, failure
+// modernized returns the request, which is of the legacy era, as one of the modern era.
+func (q *Request) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
+	m, failure := antiquated(&q.message) // the gateway says what it says of the client
+	if failure != nil {
+		return m, failure
 	}
 	meta := q.client.meta(q.client.logLevel())
-	return jsonspan.Spliced(body, m.InsertMeta(meta[1:len(meta)-1])), nil
+	return m.Edited(m.InsertMeta(meta[1 : len(meta)-1]))
 }
 
 // paramHeaders returns which arguments of the tool have to be repeated in headers.

@@ -99,7 +99,7 @@ func (l *link) noted(a *Gateway, m *jsonrpc.Message) {
 // stray takes a message that came with the answer to a request of our own. The
 // client gets it if it listens.
 func (l *link) stray(a *Gateway, of *http.Request, asides *Asides, e *streamable.Event) {
-	m := &e.Message
+	m := e.Message
 	if len(e.Data) == 0 || m.IsAnswer() {
 		return
 	}
@@ -163,7 +163,10 @@ func (q *Request) notify() {
 		if _, known := mcp.KnownMethod(method); known && !strings.HasPrefix(method, "notifications/") {
 			return // a request that wants no answer is none
 		}
-		body := q.forwardable()
+		message, failure := q.forwardable()
+		if failure != nil {
+			return
+		}
 		servers, some := q.g.concerned(method)
 		q.all(func(ctx context.Context, s *Server, l *link) {
 			if some && !slices.Contains(servers, s.Name) || !q.mayTell(s, method) {
@@ -171,7 +174,7 @@ func (q *Request) notify() {
 			}
 			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
 				l.greet(ctx, q.g, q.r)
-				if failure := l.tell(ctx, q.g, q.r, body); failure != nil {
+				if failure := l.tell(ctx, q.g, q.r, message.Raw); failure != nil {
 					q.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
 						zap.String("mcp_method", mcp.Shortened(method)), zap.Error(failure))
 				}
@@ -202,6 +205,15 @@ func (g *Gateway) concerned(method string) (servers []string, some bool) {
 	return routes[i].Servers, true
 }
 
+// tell passes the message on to a server, with edits. It wants no answer.
+func (q *Request) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
+	m, failure := q.forwardable(edits...)
+	if failure != nil {
+		return failure
+	}
+	return l.tell(q.r.Context(), q.g, q.r, m.Raw)
+}
+
 // cancel cancels a call, at the one server that has it (A28).
 func (q *Request) cancel() {
 	call := q.client.inFlight(q.message.Literal(jsonrpc.RequestID))
@@ -213,7 +225,7 @@ func (q *Request) cancel() {
 		call.cancel() // to hang up is to cancel
 		return
 	}
-	if failure := call.link.tell(q.r.Context(), q.g, q.r, q.forwardable()); failure != nil {
+	if failure := q.tell(call.link); failure != nil {
 		q.g.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
 	}
 }
@@ -231,5 +243,5 @@ func (q *Request) progress() {
 		edits = append(edits, q.message.Replace(jsonrpc.Progress, literal))
 	}
 	q.server = s
-	_ = q.client.link(s).tell(q.r.Context(), q.g, q.r, q.forwardable(edits...)) // who does not want it loses nothing
+	_ = q.tell(q.client.link(s), edits...) // who does not want it loses nothing
 }

@@ -155,7 +155,7 @@ func (l *link) overhear(ctx context.Context, a *Gateway, of *http.Request, o *ov
 		return status == http.StatusOK
 	}}
 	h.OnMessage = func(e *streamable.Event) error {
-		m := &e.Message
+		m := e.Message
 		switch {
 		case len(e.Data) == 0 || m.IsAnswer():
 		case !m.IsRequest():
@@ -203,7 +203,7 @@ func (held *heldCall) take(m *jsonrpc.Message) bool {
 		h.QuestionAsked()
 	}
 	select {
-	case held.messages <- heldMessage{raw: slices.Clone(m.Raw)}:
+	case held.messages <- held.keep(m, nil):
 		return true
 	case <-held.answering:
 	case <-held.done:

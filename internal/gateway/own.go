@@ -110,15 +110,15 @@ func (o *own) templates(identity string) (all [][]byte) {
 	}
 	who := o.g.rules.caller(identity)
 	for _, t := range o.g.Templates.All() {
-		item, server := mcp.ListItem{Kind: mcp.Resource, Template: true, Name: t.URITemplate}, ""
+		uri, server := t.URITemplate, ""
 		if t.Server != "" {
 			s := o.g.servers[t.Server]
 			if s == nil {
 				continue
 			}
-			item.Name, server = t.URI, s.Name
+			uri, server = t.URI, s.Name
 		}
-		if who.sees(server, item) {
+		if who.sees(server, mcp.Templates, uri) {
 			all = append(all, t.Descriptor())
 		}
 	}

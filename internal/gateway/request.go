@@ -116,7 +116,6 @@ func (q *Request) serve() *jsonrpc.Failure {
 		if failure := q.stripToken(); failure != nil {
 			return failure
 		}
-		q.post(q.r)
 		q.linkTrace()
 	}
 	if q.to.Kind == Aggregate {
@@ -145,14 +144,19 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 
 // forward passes the request on to its server as it is.
 func (q *Request) forward() *jsonrpc.Failure {
-	x := &exchange{g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, posted: q.posted, caller: q.caller, path: q.peer.Path}
-	q.r.Body = &x.body // of which the exchange has a copy
+	x := &exchange{
+		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, owner: q.budget(),
+		posted: posted{message: q.message, method: q.method, tool: q.tool}, caller: q.caller, path: q.peer.Path,
+	}
+	if q.r.Method == http.MethodPost {
+		x.post(q.r)
+	}
 	q.passedOn = true
 	defer x.record(q.httpMethod)
 	defer func() {
 		q.message, q.restore, q.left, q.outcome, q.errorCode = x.message, x.before, x.left, x.outcome, x.errorCode
 	}()
-	failure := x.forward(q.r.WithContext(stdio.WithOwner(q.r.Context(), q.budget())))
+	failure := x.forward(q.r)
 	if failure != nil && !x.left {
 		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
 	} else if failure != nil {

@@ -439,7 +439,11 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 	if resuming {
 		r.Header.Set("Last-Event-Id", ear.last)
 	}
-	h := new(streamable.Reader)
+	var names []name
+	h := &streamable.Reader{Parse: func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
+		failure, names = readNames(m, data, names)
+		return failure
+	}}
 	heard := false
 	h.OnHeader = func(status int) bool {
 		if heard = status == http.StatusOK; heard && kind == listenStream {
@@ -452,7 +456,7 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 		if e.ID != "" {
 			ear.last, ear.lastIn = e.ID, session
 		}
-		m, id := &e.Message, l.eventID(a, kind, e.ID)
+		m, id := e.Message, l.eventID(a, kind, e.ID)
 		switch {
 		case len(e.Data) == 0:
 			if kind == callStream && q.client.primed() {
@@ -460,7 +464,7 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 			}
 		case m.IsAnswer():
 			if kind == callStream { // on others nobody waits for one
-				q.out.Event(&streamable.Event{ID: id, Data: l.rewritten(a, m.Raw)})
+				q.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, q.renames(l, m.Raw, names)...)})
 			}
 		default:
 			l.noted(a, m)

@@ -204,7 +204,7 @@ func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilit
 	httpbody.Post(r, body)
 	heard, refused := false, false
 	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
-		m := &e.Message
+		m := e.Message
 		switch {
 		case len(e.Data) == 0:
 		case m.IsAnswer():

@@ -75,13 +75,13 @@ func (t *taskOwners) get(key taskKey) (task, bool) {
 	return found, ok
 }
 
-// hasTask reports whether the client may ask for a task of the server.
-func (x *exchange) hasTask(id string) bool {
-	found, known := x.g.tasks.get(taskKey{x.server.Name, id})
+// hasTask reports whether a client may ask for a task of a server.
+func (g *Gateway) hasTask(c *caller, s *Server, id string) bool {
+	found, known := g.tasks.get(taskKey{s.Name, id})
 	if !known {
-		return x.caller.identity == "" // tasks of unknown clients are not bound
+		return c.identity == "" // tasks of unknown clients are not bound
 	}
-	return found.identity == x.caller.identity && x.caller.allows(found.target)
+	return found.identity == c.identity && c.allows(found.target)
 }
 
 // claimTasks refuses a request for tasks that are not all the client's.
@@ -96,7 +96,7 @@ func (x *exchange) claimTasks() *jsonrpc.Failure {
 		}
 	}
 	for _, id := range ids {
-		if !x.hasTask(id) {
+		if !x.g.hasTask(&x.caller, x.server, id) {
 			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
 		}
 	}
@@ -107,18 +107,9 @@ func (x *exchange) claimTasks() *jsonrpc.Failure {
 func (x *exchange) isOfOthers(m *jsonrpc.Message) bool {
 	switch m.Text(jsonrpc.Method) {
 	case "notifications/tasks", "notifications/tasks/status":
-		return !x.hasTask(m.Text(jsonrpc.TaskID))
+		return !x.g.hasTask(&x.caller, x.server, m.Text(jsonrpc.TaskID))
 	}
 	return false
-}
-
-// ownTasks returns a list of tasks with those that are the client's.
-func (x *exchange) ownTasks(message []byte) ([]byte, error) {
-	filtered, err := mcp.FilterTasks(message, x.hasTask)
-	if err != nil && looksLikeJSON(message) {
-		return nil, err
-	}
-	return filtered, nil
 }
 
 // watchTasks returns w as what is written to if the answer may begin a task of a client that

@@ -32,6 +32,9 @@ type Reader struct {
 	// wanted.
 	OnHeader func(status int) bool
 
+	// Parse reads a message. Default: its Read method
+	Parse func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure
+
 	// RequestID is the JSON-RPC id of the request. A large answer to another id is dropped.
 	RequestID []byte
 
@@ -46,6 +49,7 @@ type Reader struct {
 
 	events  sse.Scanner
 	fields  sse.Fields // of the current event
+	message jsonrpc.Message
 	data    []byte
 	newLine bool             // a line of data has ended
 	outline *jsonrpc.Outline // of a large message
@@ -67,7 +71,7 @@ type Event struct {
 	Data  []byte // empty in an event that only sets ID or Retry
 
 	// Message is Data, parsed. A Writer ignores it.
-	Message jsonrpc.Message
+	Message *jsonrpc.Message
 }
 
 const (
@@ -252,7 +256,7 @@ func (r *Reader) LargeHas(f jsonrpc.Field) bool { return r.outline.Has(f) }
 
 // dispatch passes a complete message on.
 func (r *Reader) dispatch() {
-	e, skip := Event{ID: r.fields.ID, Retry: r.fields.Retry, Data: r.data}, r.skip
+	e, skip := Event{ID: r.fields.ID, Retry: r.fields.Retry, Data: r.data, Message: &r.message}, r.skip
 	defer func() {
 		r.data, r.newLine, r.outline, r.skip = r.data[:0], false, nil, false
 		r.fields.Reset()
@@ -264,7 +268,7 @@ func (r *Reader) dispatch() {
 		r.dispatchLarge()
 		return
 	}
-	if len(e.Data) > 0 && e.Message.Read(e.Data) != nil {
+	if r.message = (jsonrpc.Message{}); len(e.Data) > 0 && r.parse() != nil {
 		if r.media != httpbody.EventStream {
 			r.err = errNoMessage
 		}
@@ -273,6 +277,13 @@ func (r *Reader) dispatch() {
 	if err := r.OnMessage(&e); r.err == nil {
 		r.err = err
 	}
+}
+
+func (r *Reader) parse() *jsonrpc.Failure {
+	if r.Parse != nil {
+		return r.Parse(&r.message, r.data)
+	}
+	return r.message.Read(r.data)
 }
 
 // dispatchLarge ends an answer that was passed on as it arrived.

@@ -31,7 +31,7 @@ func newListener(contentType string) *listener {
 	l.OnMessage = func(e *Event) error {
 		l.heard = append(l.heard, fmt.Sprintf("%q %q %s", e.ID, e.Retry, e.Data))
 		if e.Message.IsAnswer() {
-			l.Settle(&e.Message)
+			l.Settle(e.Message)
 		}
 		return nil
 	}

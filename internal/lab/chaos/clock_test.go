@@ -28,7 +28,7 @@ import (
 // which the system may set back and forth. Everywhere else times are compared as Go
 // has them, with a reading of the clock that is never set.
 var wallClocks = map[string]string{
-	"internal/aggregate/session.go":       "when a session id was issued, which a replica must be able to read",
+	"internal/gateway/session.go":       "when a session id was issued, which a replica must be able to read",
 	"modules/mcpgateway/auth/hmac.go":     "the timestamp in a signature",
 	"modules/mcpgateway/access.go":        "shown by the admin API: when a client was last there",
 	"modules/mcpgateway/admin_clients.go": "the same",

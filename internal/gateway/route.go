@@ -16,12 +16,15 @@ func (q *Request) withoutProxy() jsonspan.Edit {
 	return e.Moved(at.Start)
 }
 
-// forwardable returns the message of the client as servers may see it.
-func (q *Request) forwardable(edits ...jsonspan.Edit) []byte {
+// forwardable returns the message of the client as servers may see it, with edits.
+func (q *Request) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
 	if q.message.Has(jsonrpc.Proxy) {
 		edits = append(edits, q.withoutProxy())
 	}
-	return jsonspan.Spliced(q.message.Raw, edits...)
+	if len(edits) == 0 {
+		return q.message, nil
+	}
+	return q.message.Edited(edits...)
 }
 
 // namings are where answers of servers name resources and tasks.
@@ -35,19 +38,44 @@ var namings = []string{
 
 const firstTaskPath = 6
 
-var answerPaths = jsonspan.CompilePaths(namings...)
+// The paths of namings, for messages and for answers that are passed on as they arrive.
+var (
+	namePaths  = jsonrpc.CompilePaths(namings...)
+	largePaths = jsonspan.CompilePaths(namings...)
+)
 
-// renamed returns what stands for a literal at one of the answerPaths.
-func (l *link) renamed(a *Gateway, path int, literal []byte) []byte {
-	name := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
-	if path >= firstTaskPath {
-		return jsonrpc.Quote(a.shown(l.server, tasks, name))
-	}
-	return jsonrpc.Quote(a.shown(l.server, resources, name))
+// A name is one of a resource or task, as it stands in an answer.
+type name struct {
+	path  int // of namings
+	value jsonspan.Value
 }
 
-// renamed returns what stands for a literal at one of the namings in an answer that is
-// passed on as it comes, nil for itself.
+// readNames reads a message, and finds the names in it. It reuses the room of names. A message
+// that repeats a member has none: readers could disagree about what it names.
+func readNames(m *jsonrpc.Message, data []byte, names []name) (*jsonrpc.Failure, []name) {
+	names = names[:0]
+	failure, ambiguous := m.ReadWith(data, namePaths, func(path int, v jsonspan.Value) {
+		if v.Kind == jsonspan.String {
+			names = append(names, name{path, v})
+		}
+	})
+	if failure != nil || ambiguous == jsonspan.ErrDuplicate {
+		names = names[:0]
+	}
+	return failure, names
+}
+
+// renames returns the edits that give an answer the names that the client knows.
+func (q *Request) renames(l *link, raw []byte, names []name) (edits []jsonspan.Edit) {
+	for _, n := range names {
+		if shown := q.renamed(l, n.path, raw[n.value.Start:n.value.End]); shown != nil {
+			edits = append(edits, jsonspan.Edit{Start: n.value.Start, End: n.value.End, New: shown})
+		}
+	}
+	return edits
+}
+
+// renamed returns what a name at one of the namings becomes, nil if it stays.
 func (q *Request) renamed(l *link, path int, literal []byte) []byte {
 	switch {
 	case path == 0 && q.led.elsewhere() && jsonspan.TextIs(literal[1:len(literal)-1], q.led.original):
@@ -55,25 +83,11 @@ func (q *Request) renamed(l *link, path int, literal []byte) []byte {
 	case q.g.transparent():
 		return nil
 	}
-	return l.renamed(q.g, path, literal)
-}
-
-// rewritten returns an answer with what it names under the names that clients know
-// it by.
-func (l *link) rewritten(a *Gateway, raw []byte) []byte {
-	if a.transparent() {
-		return raw
+	name := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
+	if path >= firstTaskPath {
+		return jsonrpc.Quote(q.g.shown(l.server, tasks, name))
 	}
-	var edits []jsonspan.Edit
-	err := answerPaths.Find(raw, func(path int, v jsonspan.Value) {
-		if v.Kind == jsonspan.String {
-			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: l.renamed(a, path, raw[v.Start:v.End])})
-		}
-	})
-	if err != nil {
-		return raw // it repeats a member: nobody knows which one counts
-	}
-	return jsonspan.Spliced(raw, edits...)
+	return jsonrpc.Quote(q.g.shown(l.server, resources, name))
 }
 
 // led is the way from a resource of the gateway itself to that of a server: what the
@@ -85,28 +99,6 @@ type led struct{ original, shown string }
 func (l led) elsewhere() bool {
 	return l.shown != "" && l.shown != l.original && !strings.HasPrefix(l.shown, "proxy://")
 }
-
-// back returns an answer with the resource that the client has asked for under the URI
-// that it was asked for by.
-func (l led) back(a *Gateway, server string, raw []byte) []byte {
-	if !l.elsewhere() {
-		return raw
-	}
-	known := a.shown(server, resources, l.original)
-	var edits []jsonspan.Edit
-	err := contentPaths.Find(raw, func(_ int, v jsonspan.Value) {
-		if v.Kind == jsonspan.String && jsonspan.TextIs(v.Body(raw), known) {
-			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(l.shown)})
-		}
-	})
-	if err != nil {
-		return raw
-	}
-	return jsonspan.Spliced(raw, edits...)
-}
-
-// contentPaths are where an answer names the resource that was asked for.
-var contentPaths = jsonspan.CompilePaths("result.contents.*.uri")
 
 // translated returns a message that a server sends on its own account as the client
 // gets it: with the name of the server (A23, A26), and with ids that lead back to it.
