@@ -28,14 +28,26 @@ func (u *user) use(tool, arguments string) said {
 	return u.ask("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)
 }
 
+// keeping is a Mask that leaves answers as they are, and has originals, by client and handle.
+type keeping map[string]string
+
+func (keeping) Serve(w http.ResponseWriter, r *http.Request, _ mcp.Target, next Handler) error {
+	return next.ServeHTTP(w, r)
+}
+
+func (keeping) Recovers() (int, bool) { return 1_000, true }
+
+func (k keeping) Original(client, handle string) ([]byte, mcp.Target, bool) {
+	body, ok := k[client+" "+handle]
+	return []byte(body), mcp.Target{Kind: mcp.Tool, Name: "x"}, ok
+}
+
 func TestDiscovery(t *testing.T) {
 	weather := `{"name":"get_weather","description":"Tells the weather of a city. And more.","inputSchema":{"type":"object","properties":{"city":{"type":"string","description":"Name of a town"}}}}`
 	configure := func(c *Config) {
 		c.Discovery = true
 		c.Servers[1].Expose = []string{"send*"}
-		c.Tools = []Tool{{Name: "own", Descriptor: []byte(`{"name":"own","inputSchema":{"type":"object"}}`), Call: func(_ *http.Request, arguments []byte) []byte {
-			return slices.Concat([]byte(`{"content":[],"got":`), arguments, []byte("}"))
-		}}}
+		c.Servers[0].Mask, c.Servers[0].MaskAggregate = keeping{" obs_1": "original"}, true
 	}
 	both(t, configure, func() []*peer {
 		return []*peer{
@@ -43,7 +55,7 @@ func TestDiscovery(t *testing.T) {
 			newPeer("b").has("tools/list", "tools", `{"name":"send_mail","description":"Sends a letter."}`, `{"name":"delete_mail","description":"Deletes a letter."}`),
 		}
 	}, func(t *testing.T, u *user, peers []*peer) {
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool", "own"}) {
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool", "recover_observation"}) {
 			t.Errorf("listed: %v", got)
 		}
 		s := u.use("search_tools", `{"query":"weather in a town"}`)
@@ -93,7 +105,8 @@ func TestDiscovery(t *testing.T) {
 		if s := u.call("b::send_mail"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
 		}
-		if s := u.use("own", `{"a":1.0}`); !strings.Contains(string(s.Result), `"got":{"a":1.0}`) {
+		s = u.use("recover_observation", `{"id":"obs_1","start_char":4}`)
+		if text, isError := s.text(); isError || text != "inal" {
 			t.Errorf("got %s", s.body)
 		}
 	})
@@ -131,19 +144,7 @@ func TestDiscoveryOfToolsThatChange(t *testing.T) {
 
 func TestOwnToolsAndTemplates(t *testing.T) {
 	configure := func(c *Config) {
-		c.Tools = []Tool{{Name: "recover_observation", Descriptor: []byte(`{"name":"recover_observation", "x":1.0}`), Call: func(r *http.Request, arguments []byte) []byte {
-			return []byte(`{"content":[{"type":"text","text":"` + r.Header.Get("X-Identity") + `"}]}`)
-		}}}
-		c.Templates = func(string) [][]byte {
-			return [][]byte{[]byte(`{"uriTemplate":"proxy://observation/{id}","name":"o"}`)}
-		}
-		c.ReadOwn = func(_ *http.Request, uri string) ([]byte, bool) {
-			id, ours := mcp.ParseObservationURI(uri)
-			if id != "1" {
-				return nil, ours
-			}
-			return []byte(`{"contents":[{"uri":"` + uri + `","text":"t"}]}`), ours
-		}
+		c.Servers[0].Mask, c.Servers[0].MaskAggregate = keeping{"ann 1": "of ann", "bob 2": "of bob"}, true
 	}
 	both(t, configure, func() []*peer {
 		p := newPeer("a").hasTools("x", "recover_observation").has("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}","name":"t"}`)
@@ -163,14 +164,14 @@ func TestOwnToolsAndTemplates(t *testing.T) {
 		if got, _ := u.walk("resources/templates/list", "resourceTemplates", "uriTemplate", 1); len(got) != 2 || got[1] != "proxy://observation/{id}" {
 			t.Errorf("got %v", got)
 		}
-		s := u.call("recover_observation")
-		if text, _ := s.text(); text != "ann" || peers[0].count("tools/call") != 0 {
+		s := u.use("recover_observation", `{"id":"1"}`)
+		if text, _ := s.text(); text != "of ann" || peers[0].count("tools/call") != 0 {
 			t.Errorf("got %s", s.body)
 		}
 		if u.call("a::recover_observation"); peers[0].count("tools/call") != 1 {
 			t.Error("the tool of the server was not called")
 		}
-		if s := u.ask("resources/read", `{"uri":"proxy://observation/1"}`); !strings.Contains(string(s.Result), `"contents":[{"uri":"proxy://observation/1","text":"t"}]`) {
+		if s := u.ask("resources/read", `{"uri":"proxy://observation/1"}`); !strings.Contains(string(s.Result), `"contents":[{"uri":"proxy://observation/1","mimeType":"text/plain","text":"of ann"}]`) {
 			t.Errorf("got %s", s.body)
 		}
 		if s := u.ask("resources/read", `{"uri":"proxy://observation/2"}`); s.code() != jsonrpc.CodeInvalidParams || s.Error.Data.URI != "proxy://observation/2" {
@@ -187,8 +188,7 @@ func TestOwnCapabilities(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"logging":{}}`
 	configure := func(c *Config) {
-		c.Tools = []Tool{{Name: "own", Descriptor: []byte(`{"name":"own"}`)}}
-		c.Templates = func(string) [][]byte { return [][]byte{[]byte(`{"uriTemplate":"x"}`)} }
+		c.Servers[0].Mask, c.Servers[0].MaskAggregate = keeping{}, true
 	}
 	u := newGateway(t, configure, p).legacy(t)
 	for _, name := range []string{`"tools":{`, `"resources":{`, `"logging":{}`} {
@@ -199,7 +199,7 @@ func TestOwnCapabilities(t *testing.T) {
 	if strings.Contains(string(u.hello.Result), `"prompts"`) {
 		t.Errorf("got %s", u.hello.Result)
 	}
-	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"own"}) {
+	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"recover_observation"}) {
 		t.Errorf("got %v", got)
 	}
 }

@@ -67,14 +67,15 @@ func TestEndpoints(t *testing.T) {
 				t.Fatalf("%q", got)
 			}
 			token, _, _ = strings.Cut(strings.ReplaceAll(token, "\r", "\n"), "\n")
-			u, failure := s.unseal(token, "ann")
+			g := &Gateway{sealer: newSealer(testKey)}
+			u, failure := g.openEndpoint(s, token, "ann")
 			if failure != nil || u.RequestURI() != tt.uri {
 				t.Errorf("%v %v", u, failure)
 			}
-			if _, failure := s.unseal(token, "bob"); failure == nil {
+			if _, failure := g.openEndpoint(s, token, "bob"); failure == nil {
 				t.Error("it is good for another client")
 			}
-			if _, failure := (&Server{Name: "other", target: target}).unseal(token, "ann"); failure == nil {
+			if _, failure := g.openEndpoint(&Server{Name: "other", Target: target}, token, "ann"); failure == nil {
 				t.Error("another server takes it")
 			}
 		})

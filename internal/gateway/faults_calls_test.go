@@ -13,7 +13,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // In time that is not real: two gateways that nobody has named know the same clients.
@@ -24,11 +23,9 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 		t.Run(fmt.Sprint("comes last ", last), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				own, foreign := legacyPeer("fs"), legacyPeer("fs")
-				state, generation := NewState(), new(int)
+				state, retained, generation := NewState(), NewRetained(), new(int)
 				of := func(p *peer, id string) *Gateway {
-					made := joining(func(c *Config) { c.Generation, c.Servers[0].ID = generation, id }, p)
-					made.Close()
-					return New(made.config, state)
+					return New(configOf(func(c *Config) { c.Generation, c.Servers[0].ID = generation, id }, p), state, retained)
 				}
 				var one, two *Gateway
 				if last {
@@ -75,7 +72,7 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		ends := &slowEnds{direct: toPeer{p}}
+		ends := &slowEnds{toPeer: toPeer{p}}
 		g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = ends }, p)
 		defer g.close()
 		const clients = 100
@@ -101,7 +98,7 @@ type slowEnds struct {
 	open, most atomic.Int32
 }
 
-func (s *slowEnds) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+func (s *slowEnds) Serve(w http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodDelete {
 		n := s.open.Add(1)
 		defer s.open.Add(-1)
@@ -109,7 +106,7 @@ func (s *slowEnds) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Messag
 		}
 		time.Sleep(time.Second)
 	}
-	return s.toPeer.Send(h, r, m)
+	return s.toPeer.Serve(w, r)
 }
 
 // What proxies and tracing add differs from request to request, and makes nobody another
@@ -337,12 +334,13 @@ type meeting struct {
 	met chan<- struct{}
 }
 
-func (m meeting) Send(h *streamable.Reader, r *http.Request, message *jsonrpc.Message) *jsonrpc.Failure {
-	failure := m.toPeer.Send(h, r, message)
-	if r.Method == http.MethodPost && message.Is(jsonrpc.Method, "initialize") {
+func (m meeting) Serve(w http.ResponseWriter, r *http.Request) error {
+	met := isPosted(r, func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "initialize") })
+	err := m.toPeer.Serve(w, r)
+	if met {
 		m.met <- struct{}{}
 	}
-	return failure
+	return err
 }
 
 // A server that does not take the answer to its question is told that the call is over.

@@ -232,7 +232,7 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 				t.Error("it was delivered to nobody")
 			}
 			streams[0].announce(tools)
-			out := streams[0].turn.out
+			out := streams[0].request.out
 			out.Begin()
 			out.KeepAlive()
 			out.Flush()
@@ -506,7 +506,7 @@ func TestBoundsOfConfigurationsThatAreGone(t *testing.T) {
 	defer g.close()
 	config := g.config
 	config.MaxClients, config.Generation = 1, new(int)
-	New(config, g.State).Close()
+	New(config, g.State, g.Retained).Close()
 	for range 3 {
 		g.legacy(t)
 	}

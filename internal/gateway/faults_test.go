@@ -17,7 +17,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // Servers know their clients by headers of their own. Who sends another key is another
@@ -66,14 +65,10 @@ func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
 	})
 }
 
-// beside returns an Gateway with a State that others have, too, as gateways without a
+// beside returns a Gateway with a State that others have, too, as gateways without a
 // name on two sites do.
-func beside(state *State, generation any, peers ...*peer) *Gateway {
-	made := joining(nil, peers...)
-	config := made.config
-	made.Close()
-	config.Generation = generation
-	return New(config, state)
+func beside(state *State, retained *Retained, generation any, peers ...*peer) *Gateway {
+	return New(configOf(func(c *Config) { c.Generation = generation }, peers...), state, retained)
 }
 
 // A reload that replaces two gateways at once leaves each with its own streams, in
@@ -88,7 +83,7 @@ func TestStreamsMoveToTheirOwnGatewayOnly(t *testing.T) {
 					b.listens()
 					before, after := new(int), new(int)
 					g := newGateway(t, func(c *Config) { c.Generation = before }, a)
-					other := beside(g.State, before, b)
+					other := beside(g.State, g.Retained, before, b)
 					u := g.legacy(t)
 					u.header = http.Header{"Authorization": {"Bearer for a only"}}
 					stream := u.listen()
@@ -100,11 +95,11 @@ func TestStreamsMoveToTheirOwnGatewayOnly(t *testing.T) {
 					}
 					var next, otherNext *Gateway
 					if firstComes {
-						next = beside(g.State, after, peers...)
-						otherNext = beside(g.State, after, b)
+						next = beside(g.State, g.Retained, after, peers...)
+						otherNext = beside(g.State, g.Retained, after, b)
 					} else {
-						otherNext = beside(g.State, after, b)
-						next = beside(g.State, after, peers...)
+						otherNext = beside(g.State, g.Retained, after, b)
+						next = beside(g.State, g.Retained, after, peers...)
 					}
 					old := g.Gateway
 					g.Gateway = next
@@ -256,20 +251,33 @@ type quarrelsome struct {
 	hold    chan struct{} // if there is one, answers take until it is closed
 }
 
-func (q quarrelsome) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
-	if r.Method != http.MethodPost || !m.IsAnswer() {
-		return q.toPeer.Send(h, r, m)
+func (q quarrelsome) Serve(w http.ResponseWriter, r *http.Request) error {
+	if !isPosted(r, (*jsonrpc.Message).IsAnswer) {
+		return q.toPeer.Serve(w, r)
 	}
 	q.answers.Add(1)
 	if q.hold != nil {
 		<-q.hold
 	}
-	h.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Content-Type", "text/event-stream")
 	for i := range 2 {
-		_, _ = fmt.Fprintf(h, "data: {\"jsonrpc\":\"2.0\",\"id\":\"more %d\",\"method\":\"elicitation/create\",\"params\":{}}\n\n", i)
+		_, _ = fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"more %d\",\"method\":\"elicitation/create\",\"params\":{}}\n\n", i)
 	}
-	_ = h.Close()
 	return nil
+}
+
+// isPosted reports whether a request posts a message of which something is true.
+func isPosted(r *http.Request, is func(*jsonrpc.Message) bool) bool {
+	if r.Method != http.MethodPost || r.GetBody == nil {
+		return false
+	}
+	body, err := r.GetBody()
+	if err != nil {
+		return false
+	}
+	raw, err := io.ReadAll(body)
+	var m jsonrpc.Message
+	return err == nil && m.Read(raw) == nil && is(&m)
 }
 
 // A refusal is the end of it: what a server asks in answer to one is not refused in turn.
@@ -632,13 +640,12 @@ func TestRefusalsSayNothingOfEras(t *testing.T) {
 // guarded is the way to a server that wants a key.
 type guarded struct{ toPeer }
 
-func (g guarded) Send(h *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
+func (g guarded) Serve(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get("Authorization") == "Bearer good" {
-		return g.toPeer.Send(h, r, m)
+		return g.toPeer.Serve(w, r)
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
-	h.WriteHeader(http.StatusUnauthorized)
-	_ = h.Close()
+	w.WriteHeader(http.StatusUnauthorized)
 	return nil
 }
 

@@ -22,7 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -344,39 +344,57 @@ func (p *peer) serveModern(w http.ResponseWriter, a *incoming, answer script) {
 	}
 }
 
-// toPeer is the way to a peer: its handler is called, and what it writes is heard.
+// toPeer is the way to a peer: its handler is called, and writes the response.
 type toPeer struct{ *peer }
 
-func (d direct) Request(ctx context.Context, of *http.Request) *http.Request { return d.Pass(ctx, of) }
-
-func (d direct) Logged(ctx context.Context, of *http.Request) *http.Request { return d.Pass(ctx, of) }
-
-func (direct) Pass(ctx context.Context, r *http.Request) *http.Request {
-	passed := r.WithContext(ctx)
-	passed.Header = r.Header.Clone()
-	passed.URL = new(url.URL)
-	*passed.URL = *r.URL
-	return passed
+func (toPeer) Derive(ctx context.Context, r *http.Request, _ bool) *http.Request {
+	derived := r.WithContext(ctx)
+	derived.Header = r.Header.Clone()
+	derived.URL = new(url.URL)
+	*derived.URL = *r.URL
+	derived.Body, derived.GetBody, derived.ContentLength = http.NoBody, nil, 0
+	return derived
 }
 
-func (d direct) Send(h *streamable.Reader, r *http.Request, _ *jsonrpc.Message) (failure *jsonrpc.Failure) {
-	defer func() {
-		switch p := recover(); {
-		case p == http.ErrAbortHandler:
-			failure = jsonrpc.ConnectError(d.name)
-		case p != nil:
-			panic(p)
-		}
-	}()
-	if r.Context().Err() != nil {
-		return jsonrpc.Timeout(d.name)
+func (toPeer) Describe(*http.Request, func(string) (any, bool)) {}
+
+func (to toPeer) Serve(w http.ResponseWriter, r *http.Request) error {
+	if err := r.Context().Err(); err != nil {
+		return err
 	}
-	d.ServeHTTP(h, r)
-	if r.Context().Err() != nil {
-		return jsonrpc.Timeout(d.name)
-	}
-	_ = h.Close() // h knows it
-	return nil
+	sent := r.WithContext(r.Context())
+	sent.Header = r.Header.Clone() // the peer remembers it
+	to.ServeHTTP(w, sent)
+	return r.Context().Err()
+}
+
+// An observed is an Observer that remembers what it is told.
+type observed struct {
+	mu      sync.Mutex
+	denials []Denial
+}
+
+func (*observed) RequestDone(*Record) {}
+
+func (o *observed) Denied(d *Denial) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.denials = append(o.denials, *d)
+}
+
+func (*observed) Redacted(string, int) {}
+
+func (*observed) ToolChanged(string, string) {}
+
+func (*observed) ToolsSeen(string) {}
+
+// takeDenials returns the denials since the last call.
+func (o *observed) takeDenials() []Denial {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	denials := o.denials
+	o.denials = nil
+	return denials
 }
 
 // A front is a Gateway that can be reached over HTTP.
@@ -386,30 +404,41 @@ type front struct {
 	transport http.RoundTripper
 	url       string
 	serving   atomic.Pointer[Gateway] // the same, for those who serve
-	admit     func(m *jsonrpc.Message, target mcp.Target) *jsonrpc.Failure
 }
 
 var testKey = []byte("0123456789abcdef0123456789abcdef")
 
-// joining returns an Gateway of peers.
-func joining(configure func(*Config), peers ...*peer) *Gateway {
+// configOf returns the Config of a Gateway of peers.
+func configOf(configure func(*Config), peers ...*peer) Config {
 	config := Config{
 		Name: "all", Version: "1",
-		Naming:      mcp.Naming{Separator: "::"},
-		Key:         testKey,
-		JoinTimeout: await.Patience / 2,
-		MaxClients:  10_000,
-		Logger:      zap.NewNop(),
-		Exiting:     context.Background(),
-		Generation:  new(int),
+		Naming:         mcp.Naming{Separator: "::"},
+		Key:            testKey,
+		JoinTimeout:    await.Patience / 2,
+		MaxClients:     10_000,
+		Logger:         zap.NewNop(),
+		Observer:       new(observed),
+		Exiting:        context.Background(),
+		Reauthenticate: context.Background(),
+		Generation:     new(int),
+		RequestLimit:   16 << 20,
+		InFlightLimit:  256 << 20,
 	}
 	for _, p := range peers {
-		config.Servers = append(config.Servers, &Server{Name: p.name, ID: p.name, Upstream: toPeer{p}})
+		config.Servers = append(config.Servers, &Server{
+			Name: p.name, ID: p.name, Upstream: toPeer{p}, Target: &url.URL{Path: "/"}, Timeout: 1_000 * time.Hour,
+			ForwardAuth: true, Pins: new(toolpin.Pins), Streams: context.Background(),
+		})
 	}
 	if configure != nil {
 		configure(&config)
 	}
-	return New(config, NewState())
+	return config
+}
+
+// joining returns a Gateway of peers.
+func joining(configure func(*Config), peers ...*peer) *Gateway {
+	return New(configOf(configure, peers...), NewState(), NewRetained())
 }
 
 // newGateway returns a gateway that listens on the network.
@@ -429,38 +458,8 @@ func newGateway(t testing.TB, configure func(*Config), peers ...*peer) *front {
 }
 
 func (g *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var m jsonrpc.Message
-	if r.Method == http.MethodPost {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			return
-		}
-		defer clear(body) // of a request that has ended nothing may be used
-		if failure := m.ReadRequest(body); failure != nil {
-			w.WriteHeader(failure.Status)
-			_, _ = w.Write(failure.Append(nil, nil))
-			return
-		}
-	}
-	if r.Method == http.MethodGet || m.Is(jsonrpc.Method, mcp.MethodListen) {
-		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
-		defer context.AfterFunc(g.serving.Load().config.Exiting, cancel)()
-		r = r.WithContext(ctx)
-	}
-	who := Visitor{Identity: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
-	if g.admit != nil {
-		who.Admit = func(target mcp.Target) *jsonrpc.Failure { return g.admit(&m, target) }
-	}
-	result := g.serving.Load().Serve(w, r, &m, who)
-	if result.Torn {
-		panic(http.ErrAbortHandler)
-	}
-	if failure := result.Failure; failure != nil {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(failure.Status)
-		_, _ = w.Write(failure.Append(nil, m.Literal(jsonrpc.ID)))
-	}
+	from := Peer{User: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
+	g.serving.Load().NewRequest(w, r, Endpoint{Kind: Aggregate}, from).Serve()
 }
 
 // A user is a client of the gateway.
@@ -518,7 +517,7 @@ func (u *user) at(g *front) *user {
 }
 
 // event returns the id of an event as the client has got it.
-func (u *user) event(id string) string { return u.g.bindEvent(u.session, id) }
+func (u *user) event(id string) string { return u.g.sealer.bind(id, eventOfSession, u.session) }
 
 // do sends an HTTP request.
 func (u *user) do(ctx context.Context, method, body string) (*http.Response, error) {
@@ -929,7 +928,8 @@ func newMemory(t testing.TB, configure func(*Config), peers ...*peer) *front {
 // close ends what is held.
 func (g *front) close() {
 	g.Close()
-	_ = g.Destruct()
+	_ = g.State.Destruct()
+	_ = g.Retained.Destruct()
 }
 
 // known returns all clients that are remembered.

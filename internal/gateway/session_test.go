@@ -22,7 +22,7 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 	}}
 	id := joining(nil).sealed(want)
 	got, ok := joining(nil).opened(id)
-	if a, b := encoded(got), encoded(want); !ok || string(a) != string(b) {
+	if a, b := jsonrpc.Encode(got), jsonrpc.Encode(want); !ok || string(a) != string(b) {
 		t.Errorf("got %s, want %s", a, b)
 	}
 	if again := joining(nil).sealed(want); again == id {
@@ -31,7 +31,7 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 	if _, ok := joining(func(c *Config) { c.Key = NewKey() }).opened(id); ok {
 		t.Error("it was opened with another key")
 	}
-	if _, ok := joining(nil).openBytes("call", id); ok {
+	if _, ok := joining(nil).sealer.open("call", id); ok {
 		t.Error("it was opened for another purpose")
 	}
 }
@@ -57,10 +57,10 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 		"it is sealed by another":    foreign.session,
 		"it is no base64":            "!!!!",
 		"it is that of a server":     "a-session-1",
-		"it is sealed for a call":    g.sealBytes("call", []byte("x")),
-		"it is sealed, but no JSON":  g.sealBytes("session", []byte("x")),
+		"it is sealed for a call":    g.sealer.seal("call", []byte("x")),
+		"it is sealed, but no JSON":  g.sealer.seal("session", []byte("x")),
 		"it is very long":            strings.Repeat("A", 60_000),
-		"it is empty inside":         g.sealBytes("session", nil),
+		"it is empty inside":         g.sealer.seal("session", nil),
 		"it is padded":               u.session + "=",
 		"it has a space within":      u.session[:9] + " " + u.session[9:],
 		"it is of another alphabet":  base64.StdEncoding.EncodeToString(raw) + "+",

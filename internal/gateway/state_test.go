@@ -17,14 +17,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// replace puts another Gateway with the same State in the place of that of a gateway.
+// replace puts another Gateway with the same State and Retained in the place of that of a gateway.
 func (g *front) replace(configure func(*Config), peers ...*peer) {
 	old := g.Gateway
-	next := joining(configure, peers...)
-	config := next.config
-	next.Close()
-	config.Generation = new(int)
-	g.Gateway = New(config, old.State)
+	g.Gateway = New(configOf(configure, peers...), old.State, old.Retained)
 	g.serving.Store(g.Gateway)
 	old.Close()
 }

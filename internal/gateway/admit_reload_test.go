@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,9 +11,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
-
-// says returns a function of an identity that always says the same.
-func says(text string) func(string) string { return func(string) string { return text } }
 
 func updateOf(uri string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"` + uri + `"}}`
@@ -52,6 +48,29 @@ func (p *peer) listensOnce() <-chan func(message string) {
 	return streams
 }
 
+// believing is an Authenticator that believes the header X-Identity. It has no secret of those
+// whose names begin with "guest".
+type believing struct{ fingerprint string }
+
+func (believing) BodyNeeded(*http.Request) int64 { return 0 }
+
+func (believing) Authenticate(r *http.Request, _ bool, _ []byte, _ string) (string, error) {
+	name, realm := r.Header.Get("X-Identity"), "a secret of it"
+	switch {
+	case name == "":
+		return "", nil
+	case strings.HasPrefix(name, "guest"):
+		realm = ""
+	}
+	return Identity(name, realm), nil
+}
+
+func (believing) Challenge(http.Header, *http.Request, error) int { return http.StatusUnauthorized }
+
+func (believing) CredentialHeaders() []string { return []string{"X-Identity"} }
+
+func (b believing) Fingerprint() string { return b.fingerprint }
+
 func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := legacyPeer("a").hasTools("x")
@@ -61,33 +80,51 @@ func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 		} else {
 			p.listens()
 		}
-		standing := func(of map[string]string) func(*Config) {
+		letIn := func(fingerprint string, clients ...string) func(*Config) {
 			return func(c *Config) {
-				c.Standing = func(identity string) string { return of[identity] }
+				c.Auth = believing{fingerprint}
+				for _, name := range clients {
+					c.Clients = append(c.Clients, &Client{Name: name})
+				}
 			}
 		}
-		g := newGateway(t, standing(map[string]string{"ann": "1", "bob": "1"}), p)
-		var streams []*talk
-		for _, identity := range []string{"ann", "bob"} {
+		g := newGateway(t, letIn("1", "ann", "bob"), p)
+		streams := map[string]*talk{}
+		for _, identity := range []string{"ann", "bob", "guest"} {
 			u := g.user(t, era)
 			u.identity = identity
 			if era == mcp.Legacy {
 				u.connect()
 			}
-			streams = append(streams, u.listensIn(""))
+			streams[identity] = u.listensIn("")
 		}
-		g.replace(standing(map[string]string{"ann": "1", "bob": "1"}), p)
-		g.replace(standing(map[string]string{"ann": "1", "bob": "2"}), p)
-		streams[1].ended()
-		g.Refresh("a")
-		streams[0].nextOf("notifications/tools/list_changed")
+		goOn := func(names ...string) {
+			t.Helper()
+			if told := g.Refresh("a"); told != len(names) {
+				t.Errorf("%d clients were told, not %v", told, names)
+			}
+			for _, name := range names {
+				streams[name].nextOf("notifications/tools/list_changed")
+			}
+		}
+		goOn("ann", "bob", "guest")
+		g.replace(letIn("1", "ann", "bob"), p)
+		streams["guest"].ended() // only another request can show that it is still let in
+		goOn("ann", "bob")
+		g.replace(letIn("1", "ann"), p)
+		streams["bob"].ended() // another client to the configuration
+		goOn("ann")
+		g.replace(letIn("2", "ann"), p)
+		streams["ann"].ended()
 	}
 }
 
 func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
 	p := legacyPeer("a").hasTools("x")
 	p.listens()
-	view := func(text string) func(*Config) { return func(c *Config) { c.View = says(text) } }
+	view := func(text string) func(*Config) {
+		return func(c *Config) { c.Clients = []*Client{{Name: "*", View: text}} }
+	}
 	g := newGateway(t, view("one"), p)
 	stream := g.legacy(t).listen()
 	before := p.await(t, "GET", 1)
@@ -99,12 +136,7 @@ func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
 }
 
 func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
-	hears := func(denied string) func(*Config) {
-		return func(c *Config) {
-			c.Hears = func(_, _, uri string) bool { return !strings.HasPrefix(uri, denied) }
-			c.View = says(denied)
-		}
-	}
+	hears := func(denied string) func(*Config) { return everybody("deny resource:a::" + denied) }
 	t.Run("by GET", func(t *testing.T) {
 		p := legacyPeer("a")
 		last := p.listensOnce()
@@ -193,15 +225,10 @@ func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
 
 func TestSessionsEndWhereTheyMayNotBeAnyMore(t *testing.T) { // A53, A60
 	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
-	sees := func(servers ...string) func(*Config) {
-		return func(c *Config) {
-			c.Sees = func(_, server string) bool { return slices.Contains(servers, server) }
-		}
-	}
-	g := newGateway(t, sees("a", "b"), a, b)
+	g := newGateway(t, everybody(), a, b)
 	u := g.legacy(t)
 	u.ask("tools/list", "")
-	g.replace(sees("a"), a, b)
+	g.replace(everybody("deny b::*"), a, b)
 	response, err := u.do(t.Context(), http.MethodDelete, "")
 	if err != nil {
 		t.Fatal(err)
@@ -215,19 +242,13 @@ func TestSessionsEndWhereTheyMayNotBeAnyMore(t *testing.T) { // A53, A60
 }
 
 // window leads clients from notes:// to a server.
-func window(c *Config) {
-	c.Lead = func(uri string) (string, string, bool) {
-		name, ok := strings.CutPrefix(uri, "notes://")
-		return "a", "x://" + name, ok
-	}
+func (g *front) window() *front {
+	g.hosts("notes://{name}", "x://{name}")
+	return g
 }
 
-// windows are those of a gateway that joins servers, and of one that is the same as its
-// only server.
-var windows = map[string]func(*Config){"of several": window, "as one": func(c *Config) {
-	window(c)
-	c.Naming = mcp.Naming{}
-}}
+// windows are a gateway that joins servers, and one that is the same as its only server.
+var windows = map[string]func(*Config){"of several": nil, "as one": func(c *Config) { c.Naming = mcp.Naming{} }}
 
 func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
 	contents := func(w http.ResponseWriter, a *incoming) {
@@ -236,6 +257,7 @@ func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
 	for name, configure := range windows {
 		t.Run(name, func(t *testing.T) {
 			both(t, configure, func() []*peer { return []*peer{newPeer("a").does("resources/read", contents)} }, func(t *testing.T, u *user, peers []*peer) {
+				u.g.window()
 				s := u.ask("resources/read", `{"uri":"notes://1"}`)
 				if got := peers[0].await(t, "resources/read", 1).message.Text(jsonrpc.URI); got != "x://1" {
 					t.Errorf("the server was asked for %s", got)
@@ -255,7 +277,7 @@ func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
 		t.Run(name+": resources/subscribe", func(t *testing.T) {
 			p := legacyPeer("a")
 			say := p.listens()
-			u := newGateway(t, configure, p).legacy(t)
+			u := newGateway(t, configure, p).window().legacy(t)
 			stream := u.listen()
 			p.await(t, "GET", 1)
 			if s := u.ask("resources/subscribe", `{"uri":"notes://1"}`); s.code() != 0 {
@@ -272,7 +294,7 @@ func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
 		t.Run(name+": subscriptions/listen", func(t *testing.T) {
 			p := modernPeer("a")
 			say := p.tells()
-			u := newGateway(t, configure, p).modern(t)
+			u := newGateway(t, configure, p).window().modern(t)
 			stream := u.listensIn(`,"resourceSubscriptions":["notes://1"]`)
 			if got := p.await(t, mcp.MethodListen, 1); !strings.Contains(got.body, `"x://1"`) {
 				t.Fatalf("the server was asked %s", got.body)

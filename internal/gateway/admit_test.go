@@ -1,40 +1,71 @@
 package gateway
 
 import (
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
+	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// A guard admits everything but what it is told not to, and remembers what it was asked.
-type guard struct {
-	mu     sync.Mutex
-	asked  []mcp.Target
-	denies func(mcp.Target) bool
+// rulesOf returns a policy of rules such as "allow a::x" and "deny a::*", in this order. What
+// none of them is about is allowed.
+func rulesOf(rules ...string) *acl.Policy {
+	compiled := make([]acl.Rule, len(rules))
+	for i, rule := range rules {
+		verb, pattern, _ := strings.Cut(rule, " ")
+		compiled[i] = acl.Rule{Allow: verb == "allow", Pattern: pattern}
+	}
+	policy, err := acl.New(compiled, true)
+	if err != nil {
+		panic(err)
+	}
+	return policy
 }
 
-func (g *guard) admit(m *jsonrpc.Message, target mcp.Target) *jsonrpc.Failure {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if m.IsRequest() && !m.Is(jsonrpc.Method, "initialize") {
-		g.asked = append(g.asked, target)
+// everybody returns a configuration whose rules are for all clients.
+func everybody(rules ...string) func(*Config) {
+	return func(c *Config) {
+		policy := rulesOf(rules...)
+		c.Clients = []*Client{{Name: "*", Policy: policy, View: policy.Fingerprint()}}
 	}
-	if g.denies != nil && g.denies(target) {
-		return jsonrpc.Refused(target.Server, 403)
-	}
-	return nil
 }
 
-func (g *guard) take() []mcp.Target {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	asked := g.asked
-	g.asked = nil
-	return asked
+// oneRequest limits each client to one request an hour.
+func oneRequest(c *Config) {
+	c.Limits = []Limit{NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
+}
+
+// asked sends a request twice, to a gateway that admits one. It returns the answer to the
+// first, and what the gateway was asked about before it refused the second. Each time it
+// must be asked once.
+func (u *user) asked(method, params string) (said, mcp.Target) {
+	u.t.Helper()
+	tally, observer := u.g.Tally(Anonymous), u.g.config.Observer.(*observed)
+	before := tally.Requests.Load()
+	first := u.ask(method, params)
+	if n := tally.Requests.Load() - before; n != 1 {
+		u.t.Errorf("asked %d times whether the request is admitted, want 1", n)
+	}
+	if denials := observer.takeDenials(); len(denials) > 0 {
+		u.t.Fatalf("denied: %+v", denials)
+	}
+	second := u.ask(method, params)
+	denials := observer.takeDenials()
+	if len(denials) != 1 || denials[0].Method != method || denials[0].Code != "rate_limited" || second.status != http.StatusTooManyRequests {
+		u.t.Fatalf("over the limit: got %d %s, denied %+v", second.status, second.body, denials)
+	}
+	if n := tally.Requests.Load() - before; n != 2 {
+		u.t.Errorf("asked %d times whether two requests are admitted", n)
+	}
+	return first, denials[0].Target
 }
 
 func guardedPeers() []*peer {
@@ -65,61 +96,41 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 		{"a list", "tools/list", `{}`, mcp.Target{}},
 		{"a list with a cursor of nobody", "tools/list", `{"cursor":"!"}`, mcp.Target{}},
 		{"a method that nobody knows", "no/such", `{}`, mcp.Target{}},
+		{"a search for tools", "tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`, mcp.Target{Kind: mcp.Tool, Name: "search_tools"}},
+		{"a tool that was searched for", "tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
+		{"a tool that was searched for, of no server", "tools/call", `{"name":"call_tool","arguments":{"name":"nobody"}}`, mcp.Target{Kind: mcp.Tool, Name: "call_tool"}},
+		{"a subscription", "resources/subscribe", `{"uri":"` + proxy + `"}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, test := range tests {
-			t.Run(test.name, func(t *testing.T) {
-				var asked guard
+			if era == mcp.Modern && test.method == "resources/subscribe" {
+				continue // of the legacy era
+			}
+			t.Run(fmt.Sprint(test.name, ", era ", era), func(t *testing.T) {
 				peers := guardedPeers()
 				for _, p := range peers {
 					p.speaks[era] = true
 				}
-				g := newGateway(t, func(c *Config) { c.Servers[0].Aliases = []string{"alias"} }, peers...)
-				g.admit = asked.admit
+				g := newGateway(t, func(c *Config) {
+					oneRequest(c)
+					c.Servers[0].Aliases = []string{"alias"}
+					c.Discovery = strings.Contains(test.name, "search")
+				}, peers...)
 				u := g.user(t, era)
 				if era == mcp.Legacy {
 					u.connect()
 				}
-				u.ask(test.method, test.params)
-				if got := asked.take(); len(got) != 1 || got[0] != test.want {
+				if _, got := u.asked(test.method, test.params); got != test.want {
 					t.Errorf("asked about %+v", got)
 				}
 			})
 		}
 	}
-	t.Run("a subscription", func(t *testing.T) {
-		var asked guard
-		peers := guardedPeers()
-		peers[0].speaks[mcp.Legacy], peers[1].speaks[mcp.Legacy] = true, true
-		g := newGateway(t, nil, peers...)
-		g.admit = asked.admit
-		u := g.legacy(t)
-		u.ask("resources/subscribe", `{"uri":"`+proxy+`"}`)
-		if got := asked.take(); len(got) != 1 || got[0] != (mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}) {
-			t.Errorf("asked about %+v", got)
-		}
-	})
-	t.Run("tools that were searched for", func(t *testing.T) {
-		var asked guard
-		peers := guardedPeers()
-		peers[0].speaks[mcp.Legacy], peers[1].speaks[mcp.Legacy] = true, true
-		g := newGateway(t, func(c *Config) { c.Discovery = true }, peers...)
-		g.admit = asked.admit
-		u := g.legacy(t)
-		u.ask("tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`)
-		u.ask("tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`)
-		u.ask("tools/call", `{"name":"call_tool","arguments":{"name":"nobody"}}`)
-		want := []mcp.Target{{Kind: mcp.Tool, Name: "search_tools"}, {Server: "a", Kind: mcp.Tool, Name: "x"}, {Kind: mcp.Tool, Name: "call_tool"}}
-		if got := asked.take(); !slices.Equal(got, want) {
-			t.Errorf("asked about %+v", got)
-		}
-	})
 }
 
 func TestWhatIsRefusedReachesNoServer(t *testing.T) { // A53
-	both(t, nil, guardedPeers, func(t *testing.T, u *user, peers []*peer) {
-		g := &guard{denies: func(target mcp.Target) bool { return target.Server == "a" }}
-		u.g.admit = g.admit
+	configure := everybody("allow a::other", "deny a::*") // so that the server is known
+	both(t, configure, guardedPeers, func(t *testing.T, u *user, peers []*peer) {
 		for method, params := range map[string]string{
 			"tools/call": `{"name":"a::x"}`, "prompts/get": `{"name":"a::p"}`, "resources/read": `{"uri":"` + mcp.ResourceURI("a", "r://1") + `"}`,
 			"tasks/get": `{"taskId":"a::1"}`,
@@ -139,7 +150,7 @@ func TestWhatIsRefusedReachesNoServer(t *testing.T) { // A53
 
 func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 	configure := func(c *Config) {
-		c.Sees = func(identity, server string) bool { return identity == "ann" || server != "a" }
+		c.Clients = []*Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("deny a::*")}}
 	}
 	both(t, configure, guardedPeers, func(t *testing.T, u *user, peers []*peer) {
 		if got, _ := u.walk("tools/list", "tools", "name", 0); !slices.Equal(got, []string{"b::y"}) {
@@ -168,28 +179,22 @@ func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 }
 
 func TestListsAreAskedForAgain(t *testing.T) {
-	var mu sync.Mutex
-	view := "one"
-	configure := func(c *Config) {
-		c.View = func(string) string {
-			mu.Lock()
-			defer mu.Unlock()
-			return view
-		}
+	view := func(text string) func(*Config) {
+		return func(c *Config) { c.Clients = []*Client{{Name: "*", View: text}} }
 	}
 	p := legacyPeer("a").hasTools("x") // which says that its lists never change
 	p.capabilities = `{"tools":{}}`
-	g := newGateway(t, configure, p)
+	g := newGateway(t, view("one"), p)
 	u := g.legacy(t)
 	list := func() { u.walk("tools/list", "tools", "name", 0) }
 	list()
 	list()
+	g.replace(view("one"), p)
+	list()
 	if n := p.count("tools/list"); n != 1 {
 		t.Fatalf("the list was asked for %d times", n)
 	}
-	mu.Lock()
-	view = "another"
-	mu.Unlock()
+	g.replace(view("another"), p)
 	if list(); p.count("tools/list") != 2 {
 		t.Error("a client that is shown something else is not asked for")
 	}
@@ -217,7 +222,7 @@ func TestRefreshTellsWhoListens(t *testing.T) { // A73
 	k.nextOf("notifications/tools/list_changed")
 	g.TemplatesChanged()
 	k.nextOf("notifications/resources/list_changed")
-	if got := g.Sessions()[""]; got != 1 {
+	if got := g.Sessions()[Anonymous][Anonymous]; got != 1 {
 		t.Errorf("%d sessions", got)
 	}
 }
@@ -225,7 +230,7 @@ func TestRefreshTellsWhoListens(t *testing.T) { // A73
 func TestNotificationsGoWhereTheyBelong(t *testing.T) { // A58
 	a, b := legacyPeer("a"), legacyPeer("b")
 	configure := func(c *Config) {
-		c.Concerned = func(method string) ([]string, bool) { return []string{"b"}, method == "vendor/one" }
+		c.NotificationRoutes = []NotificationRoute{{Method: "vendor/one", Servers: []string{"b"}}}
 	}
 	u := newGateway(t, configure, a, b).legacy(t)
 	u.tell("vendor/one", "")
@@ -239,24 +244,23 @@ func TestNotificationsGoWhereTheyBelong(t *testing.T) { // A58
 }
 
 func TestHostedResourcesLeadToServers(t *testing.T) { // A67, A69
-	configure := func(c *Config) {
-		c.Lead = func(uri string) (string, string, bool) {
-			name, ok := strings.CutPrefix(uri, "notes://")
-			return "a", "r://" + name, ok
-		}
-	}
 	p := legacyPeer("a").does("resources/read", nil)
 	p.capabilities = `{"resources":{}}`
-	var asked guard
-	g := newGateway(t, configure, p)
-	g.admit = asked.admit
-	u := g.legacy(t)
-	u.ask("resources/read", `{"uri":"notes://1"}`)
-	if got := asked.take(); len(got) != 1 || got[0] != (mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}) {
+	g := newGateway(t, oneRequest, p)
+	g.hosts("notes://{name}", "r://{name}")
+	if _, got := g.legacy(t).asked("resources/read", `{"uri":"notes://1"}`); got != (mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}) {
 		t.Errorf("asked about %+v", got)
 	}
 	if got := p.await(t, "resources/read", 1); got.message.Text(jsonrpc.URI) != "r://1" {
 		t.Errorf("the server was asked for %s", got.message.Raw)
+	}
+}
+
+// hosts has the gateway host a template that leads to resources of the server a.
+func (g *front) hosts(uriTemplate, uri string) {
+	g.t.Helper()
+	if _, err := g.Templates.Put(hosted.Template{Name: "notes", URITemplate: uriTemplate, Server: "a", URI: uri}); err != nil {
+		g.t.Fatal(err)
 	}
 }
 
@@ -268,7 +272,7 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 		peers = append(peers, p.has("tasks/list", "tasks", `{"taskId":"1","status":"working"}`))
 	}
 	g := newGateway(t, func(c *Config) {
-		c.Others = func(identity, server string) bool { return identity == "ann" || server == "b" }
+		c.Clients = []*Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("allow tool:a::x", "deny a::*")}}
 	}, peers...)
 	for identity, want := range map[string][]string{"ann": {"a::1", "b::1"}, "bob": {"b::1"}} {
 		u := g.user(t, mcp.Legacy)
