@@ -140,19 +140,19 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 	t.Run("by GET", func(t *testing.T) {
 		p := legacyPeer("a")
 		last := p.listensOnce()
-		g := newGateway(t, hears("x://secret/"), p)
+		g := newGateway(t, hears("docs://secret/"), p)
 		u := g.legacy(t)
 		stream := u.listen()
 		say := <-last
-		u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://public/1")+`"}`)
-		say(updateOf("x://secret/1"))
-		say(updateOf("x://public/1"))
-		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "x://public/1")) {
+		u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "docs://public/1")+`"}`)
+		say(updateOf("docs://secret/1"))
+		say(updateOf("docs://public/1"))
+		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "docs://public/1")) {
 			t.Errorf("got %s", e.data)
 		}
-		g.replace(hears("x://public/"), p)
+		g.replace(hears("docs://public/"), p)
 		say = <-last
-		say(updateOf("x://public/1"))
+		say(updateOf("docs://public/1"))
 		say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 		for e := stream.next(); e.method() != "vendor/after"; e = stream.next() {
 			if e.method() == "notifications/resources/updated" {
@@ -163,14 +163,14 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 	t.Run("by subscriptions/listen", func(t *testing.T) {
 		p := modernPeer("a")
 		say := p.tells()
-		u := newGateway(t, hears("x://secret/"), p).modern(t)
-		stream := u.listensIn(`,"resourceSubscriptions":["` + mcp.ResourceURI("a", "x://secret/1") + `","` + mcp.ResourceURI("a", "x://public/1") + `"]`)
-		if got := p.await(t, mcp.MethodListen, 1); strings.Contains(got.body, "secret") || !strings.Contains(got.body, "x://public/1") {
+		u := newGateway(t, hears("docs://secret/"), p).modern(t)
+		stream := u.listensIn(`,"resourceSubscriptions":["` + mcp.ResourceURI("a", "docs://secret/1") + `","` + mcp.ResourceURI("a", "docs://public/1") + `"]`)
+		if got := p.await(t, mcp.MethodListen, 1); strings.Contains(got.body, "secret") || !strings.Contains(got.body, "docs://public/1") {
 			t.Errorf("the server was asked %s", got.body)
 		}
-		say(updateOf("x://secret/1"))
-		say(updateOf("x://public/1"))
-		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "x://public/1")) {
+		say(updateOf("docs://secret/1"))
+		say(updateOf("docs://public/1"))
+		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "docs://public/1")) {
 			t.Errorf("got %s", e.data)
 		}
 	})

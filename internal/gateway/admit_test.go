@@ -265,19 +265,27 @@ func (g *front) hosts(uriTemplate, uri string) {
 }
 
 func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
+	begin := func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"task":{"taskId":"`+a.Header.Get("X-Identity")+`","status":"working"}}`)
+	}
 	var peers []*peer
 	for _, name := range []string{"a", "b"} {
-		p := legacyPeer(name)
+		p := legacyPeer(name).does("tools/call", begin)
 		p.capabilities = `{"tools":{},"tasks":{"list":{}}}`
-		peers = append(peers, p.has("tasks/list", "tasks", `{"taskId":"1","status":"working"}`))
+		peers = append(peers, p.has("tasks/list", "tasks", `{"taskId":"ann","status":"working"}`, `{"taskId":"bob","status":"working"}`))
 	}
 	g := newGateway(t, func(c *Config) {
 		c.Clients = []*Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("allow tool:a::x", "deny a::*")}}
 	}, peers...)
-	for identity, want := range map[string][]string{"ann": {"a::1", "b::1"}, "bob": {"b::1"}} {
+	for identity, want := range map[string][]string{"ann": {"a::ann", "b::ann"}, "bob": {"b::bob"}} {
 		u := g.user(t, mcp.Legacy)
 		u.identity = identity
 		u.connect()
+		for _, p := range peers {
+			if s := u.ask("tools/call", `{"name":"`+p.name+`::x","task":{}}`); !strings.Contains(s.body, p.name+"::"+identity) {
+				t.Errorf("%s begins no task at %s: %s", identity, p.name, s.body)
+			}
+		}
 		before := peers[0].count("tasks/list")
 		if got := names(t, u.ask("tasks/list", ""), "tasks", "taskId"); !slices.Equal(got, want) {
 			t.Errorf("%s is told of %v", identity, got)
