@@ -5,12 +5,17 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
+
+// itemKeys are the members that items are called by.
+var itemKeys = [kindCount]string{tools: "name", prompts: "name", resources: "uri", templates: "uriTemplate", tasks: "taskId"}
 
 // A page of a list becomes the items that encoding/json finds in it, each under the name
 // that clients know it by and otherwise as it was.
@@ -30,8 +35,12 @@ func FuzzListing(f *testing.F) {
 	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
 	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
 		k := kind(which) % kindCount
-		b := &builder{a: a, server: a.config.Servers[0], kind: k, list: new(listing), seen: map[string]bool{}}
-		failure := b.add(page)
+		b := &builder{a: a, server: a.config.Servers[0], kind: k, filter: listFilter{done: true}, list: new(listing), seen: map[string]bool{}}
+		var answer mcp.List
+		failure := answer.Read(slices.Concat([]byte(`{"jsonrpc":"2.0","id":1,"result":`), page, []byte("}")))
+		if failure == nil {
+			failure = b.add(&answer)
+		}
 		if !json.Valid(page) && failure == nil {
 			t.Fatalf("%q was taken", page)
 		}
@@ -47,12 +56,12 @@ func FuzzListing(f *testing.F) {
 		seen := map[string]bool{}
 		for _, raw := range items {
 			item, _ := jsontest.Value(raw).(map[string]any)
-			name, isText := item[kinds[k].key].(string)
+			name, isText := item[itemKeys[k]].(string)
 			if !isText || seen[name] {
 				continue
 			}
 			seen[name] = true
-			item[kinds[k].key] = a.shown("a", k, name)
+			item[itemKeys[k]] = a.shown("a", k, name)
 			wanted = append(wanted, item)
 		}
 		list := b.done()
@@ -61,7 +70,7 @@ func FuzzListing(f *testing.F) {
 		}
 		for i := range wanted {
 			got := jsontest.Value(list.item(i)).(map[string]any)
-			if !reflect.DeepEqual(got, wanted[i]) || got[kinds[k].key] != list.names[i] {
+			if !reflect.DeepEqual(got, wanted[i]) || got[itemKeys[k]] != list.names[i] {
 				t.Fatalf("%q: item %d is %s, called %q", page, i, list.item(i), list.names[i])
 			}
 			if original, short := list.short[list.names[i]]; short && a.shown("a", k, original) != list.names[i] {
@@ -133,7 +142,7 @@ func FuzzRewritten(f *testing.F) {
 		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "task", "taskId"}, {"result", "taskId"}}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		before := bytes.Clone(raw)
-		got := l.rewritten(a, raw)
+		got := rewritten(a, l, raw)
 		if !bytes.Equal(raw, before) {
 			t.Fatalf("%q has changed", before)
 		}
@@ -228,13 +237,15 @@ func FuzzAntiquated(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got := antiquated(body)
-		if !json.Valid(body) || jsontest.Repeats(body) {
-			if !json.Valid(body) && !bytes.Equal(got, body) {
-				t.Fatalf("%q became %q", body, got)
-			}
+		var m jsonrpc.Message
+		if m.Read(body) != nil || jsontest.Repeats(body) {
 			return
 		}
+		made, failure := antiquated(&m)
+		if failure != nil {
+			t.Fatalf("%q: %v", body, failure)
+		}
+		got := made.Raw
 		want := jsontest.Value(body)
 		top, _ := want.(map[string]any)
 		params, _ := top["params"].(map[string]any)

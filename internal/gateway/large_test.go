@@ -9,9 +9,20 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
+
+// rewritten returns an answer with the names that clients know.
+func rewritten(g *Gateway, l *link, raw []byte) []byte {
+	var m jsonrpc.Message
+	failure, names := readNames(&m, raw, nil)
+	if failure != nil {
+		return raw
+	}
+	return jsonspan.Spliced(raw, (&Request{g: g}).renames(l, raw, names)...)
+}
 
 // largeResult returns a result that names resources before, amid and after much text.
 func largeResult(size int) string {
@@ -27,7 +38,7 @@ func largeResult(size int) string {
 // Large answers come as small ones would, if these could be so large.
 func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 	result := largeResult(3 << 20)
-	want := string((&link{server: "a"}).rewritten(joining(nil, newPeer("a")), []byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
+	want := string(rewritten(joining(nil, newPeer("a")), &link{server: "a"}, []byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
 	if !strings.Contains(want, mcp.ResourceURI("a", "x://first")) || strings.Contains(want, `"x://first"`) {
 		t.Fatal("nothing is rewritten")
 	}

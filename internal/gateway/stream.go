@@ -146,6 +146,9 @@ func (q *Request) get() *jsonrpc.Failure {
 	kind, server, last := "", "", ""
 	if bound := q.r.Header.Get("Last-Event-Id"); bound != "" {
 		id, ok := q.g.sealer.claim(bound, eventOfSession, q.client.key)
+		if !ok {
+			id = bound
+		}
 		kind, id, _ = strings.Cut(id, "/")
 		server, last, _ = strings.Cut(id, "/")
 		switch {
