@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 )
 
 // rulesOf returns a policy of rules such as "allow a::x" and "deny a::*", in this order. What
@@ -259,7 +259,7 @@ func TestHostedResourcesLeadToServers(t *testing.T) { // A67, A69
 // hosts has the gateway host a template that leads to resources of the server a.
 func (g *front) hosts(uriTemplate, uri string) {
 	g.t.Helper()
-	if _, err := g.Templates.Put(hosted.Template{Name: "notes", URITemplate: uriTemplate, Server: "a", URI: uri}); err != nil {
+	if _, err := g.Templates.Put(resourcetemplate.Template{Name: "notes", URITemplate: uriTemplate, Server: "a", URI: uri}); err != nil {
 		g.t.Fatal(err)
 	}
 }

@@ -4,14 +4,14 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 )
 
 // Retained is what a gateway keeps across reloads besides its clients.
 type Retained struct {
 	// Templates are the resource templates that the admin API has the gateway host.
-	Templates *hosted.Templates
+	Templates *resourcetemplate.Set
 
 	buckets *ratelimit.Buckets // what clients have used of their rates
 	tasks   *taskOwners
@@ -23,7 +23,7 @@ const maxLimited = 100_000
 
 // NewRetained returns a Retained of a new gateway. It has to be destructed.
 func NewRetained() *Retained {
-	return &Retained{Templates: hosted.New(), buckets: ratelimit.New(maxLimited), tasks: newTaskOwners()}
+	return &Retained{Templates: resourcetemplate.New(), buckets: ratelimit.New(maxLimited), tasks: newTaskOwners()}
 }
 
 // Destruct implements caddy.Destructor.

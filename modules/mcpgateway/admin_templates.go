@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/hosted"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 )
 
 // A gatewayTemplate is a resource template that a gateway hosts.
 type gatewayTemplate struct {
 	Gateway string `json:"gateway,omitempty"`
-	hosted.Template
+	resourcetemplate.Template
 }
 
 func (c *adminCall) listTemplates() (int, any, error) {

@@ -1,4 +1,4 @@
-package hosted
+package resourcetemplate
 
 import (
 	"encoding/json"
@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// put adds templates that make sense.
-func put(t *testing.T, templates ...Template) *Templates {
+// put returns a set of these templates.
+func put(t *testing.T, templates ...Template) *Set {
 	t.Helper()
 	ts := New()
 	for _, template := range templates {
@@ -89,40 +89,40 @@ func TestWhichTemplateMatches(t *testing.T) { // A67
 	}
 }
 
-func TestTemplatesThatMakeNoSense(t *testing.T) { // A67
+func TestInvalidTemplates(t *testing.T) { // A67
 	tests := []struct {
 		name     string
 		template Template
 		want     string
 	}{
-		{"no name", Template{URITemplate: "a:b", Text: "x"}, "name: it is empty"},
-		{"a name that is too long", Template{Name: strings.Repeat("n", 257)}, "name: it has 257 bytes"},
-		{"no URI template", Template{Name: "n", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
-		{"no scheme", Template{Name: "n", URITemplate: "/a/{b}", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
-		{"a scheme that is none", Template{Name: "n", URITemplate: "1a:b", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
-		{"a scheme that is a variable", Template{Name: "n", URITemplate: "{a}://b", Text: "x"}, "uriTemplate: it does not begin with a scheme"},
-		{"the gateway's scheme", Template{Name: "n", URITemplate: "Proxy://a", Text: "x"}, "uriTemplate: proxy:// is the gateway's own"},
-		{"an operator", Template{Name: "n", URITemplate: "a://b{?q}", Text: "x"}, "{?q} has the operator ?"},
-		{"another operator", Template{Name: "n", URITemplate: "a://b{/q}", Text: "x"}, "{/q} has the operator /"},
-		{"an explosion", Template{Name: "n", URITemplate: "a://{q*}", Text: "x"}, "{q*} has a modifier"},
-		{"a length", Template{Name: "n", URITemplate: "a://{q:3}", Text: "x"}, "{q:3} has a modifier"},
-		{"several names", Template{Name: "n", URITemplate: "a://{q,r}", Text: "x"}, "{q,r} has a modifier or several names"},
-		{"a variable without a name", Template{Name: "n", URITemplate: "a://{}", Text: "x"}, "{} has no name"},
-		{"a name with a blank", Template{Name: "n", URITemplate: "a://{a b}", Text: "x"}, "{a b} is not the name"},
-		{"a variable without an end", Template{Name: "n", URITemplate: "a://{a", Text: "x"}, "a { has no }"},
-		{"a brace too many", Template{Name: "n", URITemplate: "a://a}", Text: "x"}, "a } has no {"},
-		{"a variable twice", Template{Name: "n", URITemplate: "a://{a}/{a}", Text: "x"}, "{a} is there twice"},
-		{"variables that cannot be told apart", Template{Name: "n", URITemplate: "a://{a}{b}", Text: "x"}, "nothing tells {b} from"},
-		{"a blank", Template{Name: "n", URITemplate: "a://b c", Text: "x"}, "characters that no URI has"},
-		{"neither text nor server", Template{Name: "n", URITemplate: "a:b"}, "text: it is empty"},
-		{"text and server", Template{Name: "n", URITemplate: "a:b", Text: "x", Server: "s", URI: "c:d"}, "text: there is a server"},
-		{"a server without a URI", Template{Name: "n", URITemplate: "a:b", Server: "s"}, "uri: it is missing"},
-		{"a URI without a server", Template{Name: "n", URITemplate: "a:b", URI: "c:d"}, "server: it is missing"},
+		{"no name", Template{URITemplate: "a:b", Text: "x"}, "name: missing"},
+		{"a name that is too long", Template{Name: strings.Repeat("n", 257)}, "name: 257 bytes"},
+		{"no URI template", Template{Name: "n", Text: "x"}, "uriTemplate: must begin with a scheme"},
+		{"no scheme", Template{Name: "n", URITemplate: "/a/{b}", Text: "x"}, "uriTemplate: must begin with a scheme"},
+		{"a scheme that is none", Template{Name: "n", URITemplate: "1a:b", Text: "x"}, "uriTemplate: must begin with a scheme"},
+		{"a scheme that is a variable", Template{Name: "n", URITemplate: "{a}://b", Text: "x"}, "uriTemplate: must begin with a scheme"},
+		{"the gateway's scheme", Template{Name: "n", URITemplate: "Proxy://a", Text: "x"}, "uriTemplate: proxy:// is reserved"},
+		{"an operator", Template{Name: "n", URITemplate: "a://b{?q}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"another operator", Template{Name: "n", URITemplate: "a://b{/q}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"an explosion", Template{Name: "n", URITemplate: "a://{q*}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a length", Template{Name: "n", URITemplate: "a://{q:3}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"several names", Template{Name: "n", URITemplate: "a://{q,r}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a variable without a name", Template{Name: "n", URITemplate: "a://{}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a name with a blank", Template{Name: "n", URITemplate: "a://{a b}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a variable without an end", Template{Name: "n", URITemplate: "a://{a", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a brace too many", Template{Name: "n", URITemplate: "a://a}", Text: "x"}, "uriTemplate: '}' is not allowed"},
+		{"a variable twice", Template{Name: "n", URITemplate: "a://{a}/{a}", Text: "x"}, "duplicate variable {a}"},
+		{"variables that cannot be told apart", Template{Name: "n", URITemplate: "a://{a}{b}", Text: "x"}, "no literal before {b}"},
+		{"a blank", Template{Name: "n", URITemplate: "a://b c", Text: "x"}, "uriTemplate: ' ' is not allowed"},
+		{"neither text nor server", Template{Name: "n", URITemplate: "a:b"}, "text: missing"},
+		{"text and server", Template{Name: "n", URITemplate: "a:b", Text: "x", Server: "s", URI: "c:d"}, "text: not allowed together with server"},
+		{"a server without a URI", Template{Name: "n", URITemplate: "a:b", Server: "s"}, "uri: missing"},
+		{"a URI without a server", Template{Name: "n", URITemplate: "a:b", URI: "c:d"}, "server: missing"},
 		{"a URI with another variable", Template{Name: "n", URITemplate: "a:{b}", Server: "s", URI: "c:{d}"}, "uri: {d} is not in uriTemplate"},
-		{"a URI that is no template", Template{Name: "n", URITemplate: "a:b", Server: "s", URI: "c:{"}, "uri: a { has no }"},
-		{"a text that is too long", Template{Name: "n", URITemplate: "a:b", Text: strings.Repeat("x", maxText+1)}, "text: it has 1048577 bytes"},
-		{"a text with too many variables", Template{Name: "n", URITemplate: "a:{b}", Text: strings.Repeat("{b}", maxUses+1)}, "text: it has variables at 1001 places"},
-		{"a description that is no text", Template{Name: "n", URITemplate: "a:b", Text: "x", Description: "\xff"}, "description: it is not UTF-8"},
+		{"a URI that is no template", Template{Name: "n", URITemplate: "a:b", Server: "s", URI: "c:{"}, "uri: '{' is not allowed"},
+		{"a text that is too long", Template{Name: "n", URITemplate: "a:b", Text: strings.Repeat("x", maxText+1)}, "text: 1048577 bytes"},
+		{"a text with too many variables", Template{Name: "n", URITemplate: "a:{b}", Text: strings.Repeat("{b}", maxUses+1)}, "text: 1001 uses of variables"},
+		{"a description that is no text", Template{Name: "n", URITemplate: "a:b", Text: "x", Description: "\xff"}, "description: not UTF-8"},
 		{"too many variables", Template{Name: "n", URITemplate: "a:" + manyVariables(), Text: "x"}, "more than 32 variables"},
 	}
 	for _, tt := range tests {
@@ -181,7 +181,7 @@ func TestListAndReplace(t *testing.T) { // A67
 	}
 }
 
-func TestThereAreOnlySoManyTemplates(t *testing.T) {
+func TestLimitOfTemplates(t *testing.T) {
 	ts := New()
 	for i := range maxTemplates {
 		if _, err := ts.Put(Template{Name: fmt.Sprint(i), URITemplate: fmt.Sprint("a:", i), Text: "x"}); err != nil {
@@ -199,7 +199,7 @@ func TestThereAreOnlySoManyTemplates(t *testing.T) {
 	}
 }
 
-func TestTemplatesAreSharedSafely(t *testing.T) {
+func TestConcurrentUse(t *testing.T) {
 	ts := New()
 	var all sync.WaitGroup
 	for i := range 4 {
@@ -227,7 +227,7 @@ func TestTemplatesAreSharedSafely(t *testing.T) {
 	}
 }
 
-// FuzzMatch matches URIs of any kind. What comes of them is never outside the window.
+// FuzzMatch matches any URI. The result is never outside the window.
 func FuzzMatch(f *testing.F) {
 	for _, seed := range []string{"x", "a/b", "..", "%2e%2e/", "%252e%252e%252f", "a%2Fb", "ä", "%00", "?q", "a\\..\\b"} {
 		f.Add(seed)
@@ -241,7 +241,7 @@ func FuzzMatch(f *testing.F) {
 	f.Fuzz(func(t *testing.T, v string) {
 		for _, scheme := range []string{"one://", "all://"} {
 			_, got, ok := ts.Match(scheme + v)
-			for range 3 { // for those who decode it, and who take one slash for the other
+			for range 3 { // a server may decode it, and read a backslash as a slash
 				if ok && slices.Contains(strings.FieldsFunc(got, func(c rune) bool { return c == '/' || c == '\\' }), "..") {
 					t.Errorf("%q leads to %q", v, got)
 				}

@@ -1,4 +1,4 @@
-package hosted
+package resourcetemplate
 
 import (
 	"encoding/json"
@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// A template that is taken says what a field has that is wrong, or matches what net/url
-// makes the same of, and its descriptor is JSON.
+// FuzzTemplate puts any template. The error names a field; or the descriptor is JSON, and
+// the values of a matching URI make the same URI again.
 func FuzzTemplate(f *testing.F) {
 	for _, seed := range [][3]string{
 		{"docs://{name}", "file:///srv/{name}.md", "docs://a%20b"}, {"docs://{+path}", "file:///srv/{+path}", "docs://a/b%2Fc"}, {"docs://{a}-{b}/x", "db:{b}/{a}", "docs://1-2-3/x"}, {"docs://{a}{b}", "x:y", "docs://ab"},
@@ -21,41 +21,41 @@ func FuzzTemplate(f *testing.F) {
 		f.Add(seed[0], seed[1], "text of {a} and {+path} {other}", seed[2])
 	}
 	fields := []string{"name: ", "uriTemplate: ", "uri: ", "text: ", "server: "}
-	f.Fuzz(func(t *testing.T, template, target, text, uri string) {
-		for _, hosted := range []Template{{Name: "t", URITemplate: template, Server: "s", URI: target}, {Name: "t", URITemplate: template, Text: text}} {
+	f.Fuzz(func(t *testing.T, uriTemplate, target, text, uri string) {
+		for _, template := range []Template{{Name: "t", URITemplate: uriTemplate, Server: "s", URI: target}, {Name: "t", URITemplate: uriTemplate, Text: text}} {
 			ts := New()
-			created, err := ts.Put(hosted)
+			created, err := ts.Put(template)
 			if err != nil {
 				named := false
 				for _, field := range fields {
 					named = named || strings.HasPrefix(err.Error(), field)
 				}
 				if created || !named || ts.Has("t") {
-					t.Fatalf("%+v: %t, %v", hosted, created, err)
+					t.Fatalf("%+v: %t, %v", template, created, err)
 				}
 				continue
 			}
 			var shown struct{ URITemplate, Name string }
-			if err := json.Unmarshal(ts.All()[0].Descriptor(), &shown); err != nil || shown.URITemplate != template || shown.Name != "t" {
-				t.Fatalf("%+v is shown as %s", hosted, ts.All()[0].Descriptor())
+			if err := json.Unmarshal(ts.All()[0].Descriptor(), &shown); err != nil || shown.URITemplate != uriTemplate || shown.Name != "t" {
+				t.Fatalf("%+v is shown as %s", template, ts.All()[0].Descriptor())
 			}
-			if _, original, ok := ts.Find(template); !ok || original != hosted.URI {
-				t.Fatalf("%+v is found: %t, %q", hosted, ok, original)
+			if _, original, ok := ts.Find(uriTemplate); !ok || original != template.URI {
+				t.Fatalf("%+v is found: %t, %q", template, ok, original)
 			}
-			literal, _, _ := strings.Cut(template, "{")
+			literal, _, _ := strings.Cut(uriTemplate, "{")
 			got, expanded, ok := ts.Match(uri)
 			if !ok {
 				continue
 			}
 			if got.Name != "t" || !strings.HasPrefix(uri, literal) || !utf8.ValidString(expanded) {
-				t.Fatalf("%q matches %+v, and is %q", uri, hosted, expanded)
+				t.Fatalf("%q matches %+v, and is %q", uri, template, expanded)
 			}
 			// Filled in again, the values make the same URI.
-			address, _ := parse(template)
+			address, _ := parse(uriTemplate)
 			values, _ := address.match(uri)
 			again, err := url.PathUnescape(address.expand(values))
 			if once, errOnce := url.PathUnescape(uri); err != nil || errOnce != nil || again != once {
-				t.Fatalf("%q of %q is %q after a round trip", uri, template, again)
+				t.Fatalf("%q of %q is %q after a round trip", uri, uriTemplate, again)
 			}
 			for name, v := range values {
 				for step := range strings.SplitSeq(v.decoded, "/") {
@@ -64,7 +64,7 @@ func FuzzTemplate(f *testing.F) {
 					}
 				}
 			}
-			if hosted.Server != "" {
+			if template.Server != "" {
 				continue
 			}
 			want := text
