@@ -17,7 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -95,91 +95,40 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	handler := new(Handler)
 	var auth providers
 	var answers []serverAnswer
-	seen := map[string]bool{}
-	for h.NextBlock(0) {
-		name := h.Val()
-		switch name {
-		case "server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "answer": // may stand on several lines
-		default:
-			if err := subdirective.Once(h.Dispenser, seen); err != nil {
-				return nil, err
-			}
-		}
-		var err error
-		switch name {
-		case "name":
-			handler.Name, err = subdirective.Text(h.Dispenser)
-		case "response_timeout":
-			handler.ResponseTimeout, err = subdirective.Duration(h.Dispenser)
-		case "mask":
-			handler.Mask, err = parseMask(h.Dispenser)
-		case "request_limit":
-			if handler.RequestLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.RequestLimit == 0 {
-				err = h.Errf("request_limit: 0 takes nothing")
-			}
-		case "in_flight_limit":
-			if handler.InFlightLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.InFlightLimit == 0 {
-				err = h.Errf("in_flight_limit: 0 takes nothing")
-			}
-		case "response_limit":
-			if handler.ResponseLimit, err = subdirective.Size(h.Dispenser); err == nil && handler.ResponseLimit == 0 {
-				err = h.Errf("response_limit: 0 lets nothing through")
-			}
-		case "separator":
-			handler.Separator, err = subdirective.Text(h.Dispenser)
-		case "max_name_length":
-			handler.MaxNameLength, err = positive(h.Dispenser)
-		case "join_timeout":
-			handler.JoinTimeout, err = subdirective.Duration(h.Dispenser)
-		case "session_key":
-			handler.SessionKey, err = subdirective.Secret(h.Dispenser)
-		case "max_sessions":
-			handler.MaxSessions, err = positive(h.Dispenser)
-		case "discovery":
-			handler.Discovery, err = subdirective.Switch(h.Dispenser)
-		case "mcp_path":
-			handler.MCPPath, err = subdirective.Text(h.Dispenser)
-		case "rpc_path":
-			handler.RPCPath, err = subdirective.Text(h.Dispenser)
-		case "origins":
-			err = subdirective.List(h.Dispenser, &handler.Origins)
-		case "hosts":
-			err = subdirective.List(h.Dispenser, &handler.Hosts)
-		case "auth":
-			err = auth.parse(h.Dispenser)
-		case "forward_auth_header":
-			handler.ForwardAuthHeader, err = subdirective.Switch(h.Dispenser)
-		case "rate":
-			err = parseRate(h.Dispenser, &handler.Rates)
-		case "client":
-			var client *Client
-			client, err = parseClient(h.Dispenser, &auth)
-			handler.Clients = append(handler.Clients, client)
-		case "health_interval":
-			handler.HealthInterval, err = subdirective.Duration(h.Dispenser)
-		case "health_timeout":
-			handler.HealthTimeout, err = subdirective.Duration(h.Dispenser)
-		case "pin_tools":
-			handler.PinTools, err = subdirective.Switch(h.Dispenser)
-		case "route_notifications":
-			var route *NotificationRoute
-			route, err = parseNotificationRoute(h.Dispenser)
-			handler.NotificationRoutes = append(handler.NotificationRoutes, route)
-		case "answer":
-			var answer serverAnswer
-			answer, err = parseAnswer(h.Dispenser)
-			answers = append(answers, answer)
-		case "server":
-			var server *Server
-			if server, err = parseServer(h.WithDispenser(h.NewFromNextSegment())); err == nil {
-				handler.Servers = append(handler.Servers, server)
-			}
-		default:
-			err = h.Errf("unknown subdirective %s", name)
-		}
-		if err != nil {
-			return nil, err
-		}
+	err := setting.Block(h.Dispenser, setting.Lines{
+		"name":                setting.Text(&handler.Name),
+		"response_timeout":    setting.Duration(&handler.ResponseTimeout),
+		"mask":                parseMask(&handler.Mask),
+		"request_limit":       setting.NotZero(&handler.RequestLimit, setting.Size, "request_limit: 0 takes nothing"),
+		"in_flight_limit":     setting.NotZero(&handler.InFlightLimit, setting.Size, "in_flight_limit: 0 takes nothing"),
+		"response_limit":      setting.NotZero(&handler.ResponseLimit, setting.Size, "response_limit: 0 lets nothing through"),
+		"separator":           setting.Text(&handler.Separator),
+		"max_name_length":     setting.Positive(&handler.MaxNameLength),
+		"join_timeout":        setting.Duration(&handler.JoinTimeout),
+		"session_key":         setting.Secret(&handler.SessionKey),
+		"max_sessions":        setting.Positive(&handler.MaxSessions),
+		"discovery":           setting.Switch(&handler.Discovery),
+		"mcp_path":            setting.Text(&handler.MCPPath),
+		"rpc_path":            setting.Text(&handler.RPCPath),
+		"origins":             setting.List(&handler.Origins),
+		"hosts":               setting.List(&handler.Hosts),
+		"auth":                auth.parse,
+		"forward_auth_header": setting.Switch(&handler.ForwardAuthHeader),
+		"rate":                parseRate(&handler.Rates),
+		"client":              parseClient(&handler.Clients, &auth),
+		"health_interval":     setting.Duration(&handler.HealthInterval),
+		"health_timeout":      setting.Duration(&handler.HealthTimeout),
+		"pin_tools":           setting.Switch(&handler.PinTools),
+		"route_notifications": parseNotificationRoute(&handler.NotificationRoutes),
+		"answer":              parseAnswer(&answers),
+		"server": func(d *caddyfile.Dispenser) error {
+			server, err := parseServer(h.WithDispenser(d.NewFromNextSegment()))
+			handler.Servers = append(handler.Servers, server)
+			return err
+		},
+	}, "server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "answer")
+	if err != nil {
+		return nil, err
 	}
 	for _, answer := range answers {
 		if err := answer.give(handler.Servers); err != nil {
@@ -190,20 +139,12 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	return handler, nil
 }
 
-// positive reads a number that must be positive: 0 would be the default.
-func positive(d *caddyfile.Dispenser) (int, error) {
-	name := d.Val()
-	n, err := subdirective.Number(d)
-	if err == nil && n <= 0 {
-		err = d.Errf("%s: %d is not positive", name, n)
+// parseMask reads the arguments and block of observation_mask.
+func parseMask(mask **observationmask.Handler) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		*mask = new(observationmask.Handler)
+		return (*mask).UnmarshalCaddyfile(d.NewFromNextSegment())
 	}
-	return n, err
-}
-
-// parseMask reads what observation_mask takes.
-func parseMask(d *caddyfile.Dispenser) (*observationmask.Handler, error) {
-	mask := new(observationmask.Handler)
-	return mask, mask.UnmarshalCaddyfile(d.NewFromNextSegment())
 }
 
 func parseServer(h httpcaddyfile.Helper) (*Server, error) {
@@ -248,53 +189,29 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	return s, nil
 }
 
-// parseBlock reads what a server's block says of the server itself, and returns the
-// lines that others read: its handlers, and the transport of a child.
+// parseBlock reads the settings of a server, and returns the other lines of its block:
+// its handlers, and the transport of a child.
 func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, transport []caddyfile.Token, err error) {
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		name := d.Val()
-		switch {
-		case name == "timeout", name == "path", name == "mask", name == "forward_auth_header":
-			err = subdirective.Once(d, seen)
-		case stdio && ofTransport[name]:
-			transport = append(transport, d.NextSegment()...)
-			continue
-		case name != "alias" && name != "expose": // of which there may be several lines
-			handlers = append(handlers, d.NextSegment()...)
-			continue
-		}
-		if err == nil {
-			err = s.parseLine(d, name)
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-	}
-	return handlers, transport, nil
+	err = setting.Block(d, setting.Lines{
+		"alias":               setting.List(&s.Aliases),
+		"expose":              setting.List(&s.Expose),
+		"timeout":             setting.Duration(&s.Timeout),
+		"path":                setting.Text(&s.Path),
+		"mask":                parseMask(&s.Mask),
+		"forward_auth_header": setting.Optional(&s.ForwardAuthHeader, setting.Switch),
+		setting.Unknown: func(d *caddyfile.Dispenser) error {
+			lines := &handlers
+			if stdio && ofTransport[d.Val()] {
+				lines = &transport
+			}
+			*lines = append(*lines, d.NextSegment()...)
+			return nil
+		},
+	}, "alias", "expose")
+	return handlers, transport, err
 }
 
-func (s *Server) parseLine(d *caddyfile.Dispenser, name string) (err error) {
-	switch name {
-	case "alias":
-		err = subdirective.List(d, &s.Aliases)
-	case "expose":
-		err = subdirective.List(d, &s.Expose)
-	case "timeout":
-		s.Timeout, err = subdirective.Duration(d)
-	case "path":
-		s.Path, err = subdirective.Text(d)
-	case "mask":
-		s.Mask, err = parseMask(d)
-	case "forward_auth_header":
-		var on bool
-		on, err = subdirective.Switch(d)
-		s.ForwardAuthHeader = &on
-	}
-	return err
-}
-
-// ofTransport are the subdirectives of a stdio server that its transport takes.
+// ofTransport are the subdirectives of a stdio server that its transport reads.
 var ofTransport = map[string]bool{
 	"env": true, "dir": true, "framing": true, "start_timeout": true, "stop_grace": true,
 	"isolation": true, "roots": true, "max_line": true, "max_sessions": true, "session_ttl": true,

@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
@@ -60,50 +60,41 @@ func (p *providers) json() (raw []json.RawMessage) {
 }
 
 // parseClient reads a block client.
-func parseClient(d *caddyfile.Dispenser, p *providers) (*Client, error) {
-	c := new(Client)
-	if !d.NextArg() {
-		return nil, d.ArgErr()
-	}
-	if c.Name = d.Val(); d.NextArg() {
-		return nil, d.ArgErr()
-	}
-	seen := map[string]bool{}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		var err error
-		switch name := d.Val(); name {
-		case "match":
-			err = subdirective.List(d, &c.Match)
-		case "token":
-			err = parseToken(d, c, p)
-		case "default":
-			if err = subdirective.Once(d, seen); err == nil {
-				c.Default, err = subdirective.Text(d)
-			}
-		case allow, deny:
-			rule := &AccessRule{Action: name}
-			err = subdirective.List(d, &rule.Patterns)
+func parseClient(clients *[]*Client, p *providers) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		c := new(Client)
+		if !d.NextArg() {
+			return d.ArgErr()
+		}
+		if c.Name = d.Val(); d.NextArg() {
+			return d.ArgErr()
+		}
+		*clients = append(*clients, c)
+		rule := func(d *caddyfile.Dispenser) error {
+			rule := &AccessRule{Action: d.Val()}
 			c.Rules = append(c.Rules, rule)
-		case "redact":
-			err = subdirective.List(d, &c.Redact)
-		case "redact_fields":
-			err = subdirective.List(d, &c.RedactFields)
-		case "rate":
-			err = parseRate(d, &c.Rates)
-		default:
-			err = d.Errf("client %s: unknown subdirective %s", c.Name, name)
+			return setting.List(&rule.Patterns)(d)
 		}
-		if err != nil {
-			return nil, err
-		}
+		return setting.Block(d, setting.Lines{
+			"match":         setting.List(&c.Match),
+			"token":         func(d *caddyfile.Dispenser) error { return parseToken(d, c, p) },
+			"default":       setting.Text(&c.Default),
+			allow:           rule,
+			deny:            rule,
+			"redact":        setting.List(&c.Redact),
+			"redact_fields": setting.List(&c.RedactFields),
+			"rate":          parseRate(&c.Rates),
+			setting.Unknown: func(d *caddyfile.Dispenser) error {
+				return d.Errf("client %s: unknown subdirective %s", c.Name, d.Val())
+			},
+		}, "match", "token", allow, deny, "redact", "redact_fields", "rate")
 	}
-	return c, nil
 }
 
 // parseToken reads a line token of a client.
 func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
-	token, err := subdirective.Secret(d)
-	if err != nil {
+	var token string
+	if err := setting.Secret(&token)(d); err != nil {
 		return err
 	}
 	if c.isPattern() {
@@ -117,43 +108,48 @@ func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
 }
 
 // parseRate reads a line rate: [<server::tool>] <requests>/<duration> [burst <requests>].
-func parseRate(d *caddyfile.Dispenser, rates *[]*Rate) error {
-	args := d.RemainingArgs()
-	r := new(Rate)
-	if n := len(args); n >= 2 && args[n-2] == "burst" {
-		burst, err := strconv.Atoi(args[n-1])
-		if err != nil || burst <= 0 {
-			return d.Errf("rate: burst: %q is not a positive whole number", args[n-1])
+func parseRate(rates *[]*Rate) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		args := d.RemainingArgs()
+		r := new(Rate)
+		if n := len(args); n >= 2 && args[n-2] == "burst" {
+			burst, err := strconv.Atoi(args[n-1])
+			if err != nil || burst <= 0 {
+				return d.Errf("rate: burst: %q is not a positive whole number", args[n-1])
+			}
+			r.Burst, args = burst, args[:n-2]
 		}
-		r.Burst, args = burst, args[:n-2]
+		if len(args) == 2 {
+			r.Tools, args = args[0], args[1:]
+		}
+		if len(args) != 1 {
+			return d.Err("rate: expected [<server::tool>] <requests>/<duration> [burst <requests>]")
+		}
+		requests, per, _ := strings.Cut(args[0], "/")
+		n, err := strconv.Atoi(requests)
+		if err != nil || n <= 0 {
+			return d.Errf("rate: %q is not of the form 60/1m: %q is not a positive whole number", args[0], requests)
+		}
+		duration, err := caddy.ParseDuration(per)
+		if err != nil || duration <= 0 {
+			return d.Errf("rate: %q is not of the form 60/1m: %q is not a positive duration", args[0], per)
+		}
+		r.Requests, r.Per = n, caddy.Duration(duration)
+		*rates = append(*rates, r)
+		return nil
 	}
-	if len(args) == 2 {
-		r.Tools, args = args[0], args[1:]
-	}
-	if len(args) != 1 {
-		return d.Err("rate: expected [<server::tool>] <requests>/<duration> [burst <requests>]")
-	}
-	requests, per, _ := strings.Cut(args[0], "/")
-	n, err := strconv.Atoi(requests)
-	if err != nil || n <= 0 {
-		return d.Errf("rate: %q is not of the form 60/1m: %q is not a positive whole number", args[0], requests)
-	}
-	duration, err := caddy.ParseDuration(per)
-	if err != nil || duration <= 0 {
-		return d.Errf("rate: %q is not of the form 60/1m: %q is not a positive duration", args[0], per)
-	}
-	r.Requests, r.Per = n, caddy.Duration(duration)
-	*rates = append(*rates, r)
-	return nil
 }
 
 // parseNotificationRoute reads a line route_notifications.
-func parseNotificationRoute(d *caddyfile.Dispenser) (*NotificationRoute, error) {
-	args := d.RemainingArgs()
-	if len(args) < 2 {
-		return nil, d.ArgErr()
+func parseNotificationRoute(routes *[]*NotificationRoute) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		args := d.RemainingArgs()
+		if len(args) < 2 {
+			return d.ArgErr()
+		}
+		*routes = append(*routes, &NotificationRoute{Method: args[0], Servers: args[1:]})
+		return nil
 	}
-	return &NotificationRoute{Method: args[0], Servers: args[1:]}, nil
 }
 
 // A serverAnswer is a line answer.
@@ -165,30 +161,32 @@ type serverAnswer struct {
 
 // parseAnswer reads a line answer: <server> <method> deliver | drop, or a block with
 // roots.
-func parseAnswer(d *caddyfile.Dispenser) (serverAnswer, error) {
-	a := serverAnswer{Answer: new(Answer), at: d.Token()}
-	args := d.RemainingArgs()
-	if len(args) < 2 || len(args) > 3 {
-		return a, d.ArgErr()
-	}
-	a.server, a.Method = args[0], args[1]
-	if len(args) == 3 {
-		if a.Action = args[2]; a.Action != deliver && a.Action != drop {
-			return a, d.Errf("answer: %q is neither deliver nor drop", a.Action)
+func parseAnswer(answers *[]serverAnswer) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		a := serverAnswer{Answer: new(Answer), at: d.Token()}
+		args := d.RemainingArgs()
+		if len(args) < 2 || len(args) > 3 {
+			return d.ArgErr()
 		}
-	}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if d.Val() != "roots" {
-			return a, d.Errf("answer: unknown subdirective %s", d.Val())
+		a.server, a.Method = args[0], args[1]
+		if len(args) == 3 {
+			if a.Action = args[2]; a.Action != deliver && a.Action != drop {
+				return d.Errf("answer: %q is neither deliver nor drop", a.Action)
+			}
 		}
-		if err := subdirective.List(d, &a.Roots); err != nil {
-			return a, err
+		err := setting.Block(d, setting.Lines{
+			"roots":         setting.List(&a.Roots),
+			setting.Unknown: func(d *caddyfile.Dispenser) error { return d.Errf("answer: unknown subdirective %s", d.Val()) },
+		}, "roots")
+		if err != nil {
+			return err
 		}
+		if a.Action == "" && len(a.Roots) == 0 {
+			return d.Errf("answer: expected deliver, drop or a block with roots")
+		}
+		*answers = append(*answers, a)
+		return nil
 	}
-	if a.Action == "" && len(a.Roots) == 0 {
-		return a, d.Errf("answer: expected deliver, drop or a block with roots")
-	}
-	return a, nil
 }
 
 // give gives the server its answer.

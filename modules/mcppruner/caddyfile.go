@@ -9,7 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dustin/go-humanize"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
@@ -42,50 +42,16 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.ArgErr()
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		name := d.Val()
-		if name != "origins" && name != "hosts" { // which may stand on several lines
-			if err := subdirective.Once(d, seen); err != nil {
-				return err
-			}
-		}
-		var err error
-		switch name {
-		case "max_input_chars":
-			h.MaxInputChars, err = positive(d)
-		case "prune_id_ttl":
-			h.PruneIDTTL, err = subdirective.Duration(d)
-		case "store_limit":
-			err = h.StoreLimit.unmarshal(d)
-		case "backend":
-			err = h.parseBackend(d)
-		case "cache_ttl":
-			h.CacheTTL, err = subdirective.Duration(d)
-		case "cache_max_entries":
-			h.CacheMaxEntries, err = positive(d)
-		case "origins":
-			err = subdirective.List(d, &h.Origins)
-		case "hosts":
-			err = subdirective.List(d, &h.Hosts)
-		default:
-			return d.Errf("unknown subdirective %s", name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// positive reads the one argument of a subdirective that takes a number above 0.
-func positive(d *caddyfile.Dispenser) (int, error) {
-	name := d.Val()
-	n, err := subdirective.Number(d)
-	if err == nil && n <= 0 {
-		return 0, d.Errf("%s: %d is not positive", name, n)
-	}
-	return n, err
+	return setting.Block(d, setting.Lines{
+		"max_input_chars":   setting.Positive(&h.MaxInputChars),
+		"prune_id_ttl":      setting.Duration(&h.PruneIDTTL),
+		"store_limit":       h.StoreLimit.unmarshal,
+		"backend":           h.parseBackend,
+		"cache_ttl":         setting.Duration(&h.CacheTTL),
+		"cache_max_entries": setting.Positive(&h.CacheMaxEntries),
+		"origins":           setting.List(&h.Origins),
+		"hosts":             setting.List(&h.Hosts),
+	}, "origins", "hosts")
 }
 
 func (l *StoreLimit) unmarshal(d *caddyfile.Dispenser) error {

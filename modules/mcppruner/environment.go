@@ -9,7 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/environment"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 // number returns a setting: what the first of the variables says that says a number,
@@ -20,12 +20,12 @@ func (h *Handler) number(field string, configured, fallback, most int, variables
 		n = configured
 	}
 	for _, name := range variables {
-		if said, ok := environment.Int(name); ok {
+		if said, ok := setting.EnvInt(name); ok {
 			n, from = said, name
 			break
 		}
 	}
-	clamped, beyond := environment.Clamp(n, 1, most)
+	clamped, beyond := setting.Clamp(n, 1, most)
 	if beyond {
 		h.logger.Warn("setting is out of bounds", zap.String("setting", from), zap.Int("value", n), zap.Int("used", clamped))
 	}
@@ -35,7 +35,7 @@ func (h *Handler) number(field string, configured, fallback, most int, variables
 // seconds is number for a time, which variables have in seconds.
 func (h *Handler) seconds(field string, configured caddy.Duration, fallback, most int, variable string) caddy.Duration {
 	const second = caddy.Duration(time.Second)
-	_, said := environment.Int(variable)
+	_, said := setting.EnvInt(variable)
 	switch used := min(max(configured, second), caddy.Duration(most)*second); {
 	case said || configured == 0:
 		return caddy.Duration(h.number(field, 0, fallback, most, variable)) * second
@@ -101,7 +101,7 @@ func (h *Handler) backendName() (string, error) {
 
 // backendAsked is which backend the environment asks for, if it does.
 func backendAsked() (name string, asked bool) {
-	switch said := strings.ToLower(environment.Text("KIMI_PRUNING_BACKEND")); said {
+	switch said := strings.ToLower(setting.EnvText("KIMI_PRUNING_BACKEND")); said {
 	case "deepinfra", "cloud":
 		return "deepinfra", true
 	default:

@@ -16,7 +16,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/origin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
@@ -117,7 +117,7 @@ type Handler struct {
 	requestLimit int64
 	backend      Backend
 	reranker     string // the configuration of the backend: another has other scores
-	origins      origin.Policy
+	origins      clientrequest.Policy
 	originals    *storepool.Store
 	scores       *storepool.Store
 	logger       *zap.Logger
@@ -152,7 +152,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.StoreLimit.Bytes == 0 {
 		h.StoreLimit.Bytes = 64 << 20
 	}
-	h.origins = origin.Policy{Directive: "mcp_pruner", Origins: h.Origins, Hosts: h.Hosts}
+	h.origins = clientrequest.Policy{Directive: "mcp_pruner", Origins: h.Origins, Hosts: h.Hosts}
 	h.MaxInputChars = h.number("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000, "MCP_PRUNER_MAX_INPUT_CHARS")
 	h.requestLimit = requestLimit(h.MaxInputChars)
 	if err := h.loadBackend(ctx); err != nil {

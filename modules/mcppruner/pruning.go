@@ -16,7 +16,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/identity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
 // longestTimeout is what larger values of timeout_ms count as, in milliseconds.
@@ -54,7 +54,7 @@ func (x *exchange) prune(arguments *object) reply {
 	if err != nil {
 		return x.wrong(err.Error())
 	}
-	p := &pruning{handler: x.handler, owner: identity.Of(x.r), request: r, id: r.ID(), began: time.Now()}
+	p := &pruning{handler: x.handler, owner: clientrequest.Identity(x.r), request: r, id: r.ID(), began: time.Now()}
 	p.run(x.r.Context(), chars)
 	if x.r.Context().Err() == nil { // else nobody waits for it, and it may have been cut short
 		p.count()

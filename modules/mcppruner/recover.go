@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/identity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
 // Codes of errors that only the pruner has.
@@ -76,7 +76,7 @@ func (x *exchange) recover(arguments *object) reply {
 	if err != nil {
 		return x.wrong(err.Error())
 	}
-	original, ok := x.handler.originals.Get(identity.Of(x.r), r.id)
+	original, ok := x.handler.originals.Get(clientrequest.Identity(x.r), r.id)
 	if !ok {
 		return x.failWith(codeNotFound, "prune_id_not_found", struct {
 			Symbol  string `json:"code"`

@@ -6,8 +6,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
@@ -30,51 +29,18 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if t.Command = d.RemainingArgs(); len(t.Command) == 0 {
 		return d.Errf("mcp_stdio: command: missing")
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		name := d.Val()
-		if name != "env" { // it has a line for each variable
-			if err := subdirective.Once(d, seen); err != nil {
-				return err
-			}
-		}
-		if err := t.unmarshal(d, name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// unmarshal reads one line of the block.
-func (t *Transport) unmarshal(d *caddyfile.Dispenser, name string) (err error) {
-	var text string
-	switch name {
-	case "env":
-		err = t.unmarshalEnv(d)
-	case "dir":
-		t.Dir, err = subdirective.Text(d)
-	case "framing":
-		text, err = subdirective.Text(d)
-		t.Framing = stdio.Framing(text)
-	case "isolation":
-		text, err = subdirective.Text(d)
-		t.Isolation = stdio.Isolation(text)
-	case "roots":
-		err = subdirective.List(d, &t.Roots)
-	case "start_timeout":
-		t.StartTimeout, err = subdirective.Duration(d)
-	case "stop_grace":
-		t.StopGrace, err = subdirective.Duration(d)
-	case "session_ttl":
-		t.SessionTTL, err = subdirective.Duration(d)
-	case "max_line":
-		t.MaxLine, err = subdirective.Size(d)
-	case "max_sessions":
-		t.MaxSessions, err = subdirective.Number(d)
-	default:
-		return d.Errf("unknown subdirective %s", name)
-	}
-	return err
+	return setting.Block(d, setting.Lines{
+		"env":           t.unmarshalEnv,
+		"dir":           setting.Text(&t.Dir),
+		"framing":       setting.Text((*string)(&t.Framing)),
+		"isolation":     setting.Text((*string)(&t.Isolation)),
+		"roots":         setting.List(&t.Roots),
+		"start_timeout": setting.Duration(&t.StartTimeout),
+		"stop_grace":    setting.Duration(&t.StopGrace),
+		"session_ttl":   setting.Duration(&t.SessionTTL),
+		"max_line":      setting.Size(&t.MaxLine),
+		"max_sessions":  setting.Number(&t.MaxSessions),
+	}, "env")
 }
 
 func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {

@@ -8,7 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
@@ -57,118 +57,67 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return d.ArgErr()
 	}
 
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		name := d.Val()
-		if name != "exempt" { // patterns may stand on several lines
-			if err := subdirective.Once(d, seen); err != nil {
-				return err
-			}
+	return setting.Block(d, setting.Lines{
+		"max_chars":    chars(&h.MaxChars),
+		"head_chars":   chars(&h.HeadChars),
+		"tail_chars":   chars(&h.TailChars),
+		"buffer_limit": h.parseBufferLimit,
+		"keep_media":   setting.Switch(&h.KeepMedia),
+		"recover":      h.parseRecover,
+		"exempt":       setting.List(&h.Exempt),
+		"server":       setting.Text(&h.Server),
+	}, "exempt")
+}
+
+// chars reads a number that may also be an argument of the directive.
+func chars(field **int) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		if *field != nil {
+			return d.Errf("%s is given twice", d.Val())
 		}
-		switch name {
-		case "max_chars":
-			if err := parseChars(d, &h.MaxChars); err != nil {
-				return err
-			}
-		case "head_chars":
-			if err := parseChars(d, &h.HeadChars); err != nil {
-				return err
-			}
-		case "tail_chars":
-			if err := parseChars(d, &h.TailChars); err != nil {
-				return err
-			}
-		case "buffer_limit":
-			size, err := subdirective.Size(d)
-			if err != nil {
-				return err
-			}
-			h.BufferLimit = int(size)
-		case "keep_media":
-			on, err := subdirective.Switch(d)
-			if err != nil {
-				return err
-			}
-			h.KeepMedia = on
-		case "recover":
-			if err := h.parseRecover(d); err != nil {
-				return err
-			}
-		case "exempt":
-			if err := subdirective.List(d, &h.Exempt); err != nil {
-				return err
-			}
-		case "server":
-			if !d.AllArgs(&h.Server) {
-				return d.ArgErr()
-			}
-		default:
-			return d.Errf("unknown subdirective %s", name)
-		}
+		return setting.Optional(field, setting.Number)(d)
 	}
-	return nil
+}
+
+func (h *Handler) parseBufferLimit(d *caddyfile.Dispenser) error {
+	var size int64
+	err := setting.Size(&size)(d)
+	h.BufferLimit = int(size)
+	return err
 }
 
 func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
-	on, err := subdirective.Switch(d)
-	if err != nil {
+	var on bool
+	if err := setting.Switch(&on)(d); err != nil {
 		return err
 	}
 	recovery := new(Recover)
 	if on {
 		h.Recover = recovery
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(1) {
-		if err := subdirective.Once(d, seen); err != nil {
-			return err
-		}
-		switch name := d.Val(); name {
-		case "ttl":
-			var arg string
-			if !d.AllArgs(&arg) {
-				return d.ArgErr()
-			}
-			ttl, err := caddy.ParseDuration(arg)
-			if err != nil {
-				return d.Errf("recover ttl: %v", err)
-			}
-			if ttl == 0 {
-				return d.Errf("recover ttl: 0 keeps nothing")
-			}
-			recovery.TTL = caddy.Duration(ttl)
-		case "max_entries":
-			if recovery.MaxEntries, err = subdirective.Number(d); err != nil {
-				return err
-			}
-			if recovery.MaxEntries == 0 {
-				return d.Errf("recover max_entries: 0 keeps nothing")
-			}
-		case "max_bytes":
-			if recovery.MaxBytes, err = subdirective.Size(d); err != nil {
-				return err
-			}
-			if recovery.MaxBytes == 0 {
-				return d.Errf("recover max_bytes: 0 keeps nothing")
-			}
-		default:
-			return d.Errf("unknown subdirective of recover: %s", name)
-		}
-	}
-	return nil
+	return setting.Block(d, setting.Lines{
+		"ttl":         recovery.parseTTL,
+		"max_entries": setting.NotZero(&recovery.MaxEntries, setting.Number, "recover max_entries: 0 keeps nothing"),
+		"max_bytes":   setting.NotZero(&recovery.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing"),
+		setting.Unknown: func(d *caddyfile.Dispenser) error {
+			return d.Errf("unknown subdirective of recover: %s", d.Val())
+		},
+	})
 }
 
-// parseChars reads a number of characters that may stand behind the directive, too.
-func parseChars(d *caddyfile.Dispenser, field **int) error {
-	name := d.Val()
-	n, err := subdirective.Number(d)
+func (r *Recover) parseTTL(d *caddyfile.Dispenser) error {
+	var arg string
+	if !d.AllArgs(&arg) {
+		return d.ArgErr()
+	}
+	ttl, err := caddy.ParseDuration(arg)
 	if err != nil {
-		return err
+		return d.Errf("recover ttl: %v", err)
 	}
-	if *field != nil {
-		return d.Errf("%s is given twice", name)
+	if ttl == 0 {
+		return d.Errf("recover ttl: 0 keeps nothing")
 	}
-	*field = &n
+	r.TTL = caddy.Duration(ttl)
 	return nil
 }
 

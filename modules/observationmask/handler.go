@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/identity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
@@ -223,7 +223,7 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	if h.store == nil {
 		return nil
 	}
-	owner := identity.Of(r)
+	owner := clientrequest.Identity(r)
 	target, _ := r.Context().Value(targetKey{}).(mcp.Target)
 	label := appendTarget(nil, target)
 	return func(body []byte) string {

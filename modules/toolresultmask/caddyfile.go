@@ -1,6 +1,7 @@
 package toolresultmask
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -8,7 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
@@ -45,87 +46,33 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.ArgErr()
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		name := d.Val()
-		if name != "exclude_tools" { // names may stand on several lines
-			if err := subdirective.Once(d, seen); err != nil {
-				return err
-			}
-		}
-		var err error
-		switch name {
-		case "enabled":
-			h.Enabled = new(bool)
-			*h.Enabled, err = subdirective.Switch(d)
-		case "window_turns":
-			h.WindowTurns = new(int)
-			*h.WindowTurns, err = subdirective.Number(d)
-		case "keep_errors":
-			h.KeepErrors = new(bool)
-			*h.KeepErrors, err = subdirective.Switch(d)
-		case "keep_last_k_per_tool":
-			h.KeepLastKPerTool, err = subdirective.Number(d)
-		case "placeholder_template":
-			if !d.AllArgs(&h.PlaceholderTemplate) {
-				return d.ArgErr()
-			}
-			if h.PlaceholderTemplate == "" {
-				return d.Errf("placeholder_template is empty")
-			}
-		case "step_turns":
-			if h.StepTurns, err = subdirective.Number(d); err == nil && h.StepTurns == 0 {
-				return d.Errf("step_turns: 0 would never move; 1 moves with every turn")
-			}
-		case "clear_at_least":
-			err = h.parseClearAtLeast(d)
-		case "cache_prices":
-			err = h.parseCachePrices(d)
-		case "min_mask_chars":
-			h.MinMaskChars, err = subdirective.Number(d)
-		case "exclude_tools":
-			if err := subdirective.List(d, &h.ExcludeTools); err != nil {
-				return err
-			}
-		case "buffer_limit":
-			if h.BufferLimit, err = subdirective.Size(d); err == nil && h.BufferLimit == 0 {
-				return d.Errf("buffer_limit: 0 holds nothing, so nothing would be masked")
-			}
-		case "max_buffered":
-			if h.MaxBuffered, err = subdirective.Size(d); err == nil && h.MaxBuffered == 0 {
-				return d.Errf("max_buffered: 0 holds nothing, so nothing would be masked")
-			}
-		case "body_timeout":
-			h.BodyTimeout, err = subdirective.Duration(d)
-		case "route":
-			if !d.AllArgs(&h.Route) {
-				return d.ArgErr()
-			}
-		default:
-			return d.Errf("unknown subdirective %s", name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return setting.Block(d, setting.Lines{
+		"enabled":              setting.Optional(&h.Enabled, setting.Switch),
+		"window_turns":         setting.Optional(&h.WindowTurns, setting.Number),
+		"keep_errors":          setting.Optional(&h.KeepErrors, setting.Switch),
+		"keep_last_k_per_tool": setting.Number(&h.KeepLastKPerTool),
+		"placeholder_template": setting.Text(&h.PlaceholderTemplate),
+		"step_turns":           setting.NotZero(&h.StepTurns, setting.Number, "step_turns: 0 would never move; 1 moves with every turn"),
+		"clear_at_least":       setting.Argument(&h.ClearAtLeast, parseTokens),
+		"cache_prices":         h.parseCachePrices,
+		"min_mask_chars":       setting.Number(&h.MinMaskChars),
+		"exclude_tools":        setting.List(&h.ExcludeTools),
+		"buffer_limit":         setting.NotZero(&h.BufferLimit, setting.Size, "buffer_limit: 0 holds nothing, so nothing would be masked"),
+		"max_buffered":         setting.NotZero(&h.MaxBuffered, setting.Size, "max_buffered: 0 holds nothing, so nothing would be masked"),
+		"body_timeout":         setting.Duration(&h.BodyTimeout),
+		"route":                setting.Text(&h.Route),
+	}, "exclude_tools")
 }
 
-func (h *Handler) parseClearAtLeast(d *caddyfile.Dispenser) error {
-	var arg string
-	if !d.AllArgs(&arg) {
-		return d.ArgErr()
-	}
+func parseTokens(arg string) (Tokens, error) {
 	if arg == auto {
-		h.ClearAtLeast = chat.ClearAuto
-		return nil
+		return chat.ClearAuto, nil
 	}
 	n, err := strconv.Atoi(arg)
 	if err != nil || n < 0 {
-		return d.Errf("clear_at_least: %q is neither a number of tokens nor auto", arg)
+		return 0, fmt.Errorf("%q is neither a number of tokens nor auto", arg)
 	}
-	h.ClearAtLeast = Tokens(n)
-	return nil
+	return Tokens(n), nil
 }
 
 func (h *Handler) parseCachePrices(d *caddyfile.Dispenser) error {

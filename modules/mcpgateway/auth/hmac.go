@@ -19,7 +19,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
@@ -377,36 +377,19 @@ func (s *nonceSet) Destruct() error {
 //		max_nonces <number>
 //	}
 //
-// Errors do not repeat arguments that may be secrets.
-func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
+// Its errors repeat nothing that may be a secret.
+func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
 	if d.NextArg() {
 		return d.Errf("auth hmac takes a block and no arguments")
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		name := d.Val()
-		if name != "client" {
-			if err := subdirective.Once(d, seen); err != nil {
-				return err
-			}
-		}
-		switch name {
-		case "client":
-			err = h.parseClient(d)
-		case "window":
-			h.Window, err = subdirective.Duration(d)
-		case "max_nonces":
-			h.MaxNonces, err = subdirective.Number(d)
-			if err == nil && h.MaxNonces <= 0 {
-				err = d.Errf("max_nonces: %d is not positive", h.MaxNonces)
-			}
-		default:
-			err = d.Errf("unknown subdirective %s", name)
-		}
-		if err != nil {
-			return err
-		}
+	err := setting.Block(d, setting.Lines{
+		"client":     h.parseClient,
+		"window":     setting.Duration(&h.Window),
+		"max_nonces": setting.Positive(&h.MaxNonces),
+	}, "client")
+	if err != nil {
+		return err
 	}
 	if len(h.Clients) == 0 {
 		return d.Errf("auth hmac: there is no client")

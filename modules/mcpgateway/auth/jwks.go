@@ -20,7 +20,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/origin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
 const (
@@ -257,7 +257,7 @@ func (k *jwks) openURL(ctx context.Context) (io.ReadCloser, error) {
 
 // requireTLS refuses URLs whose content others could change on its way.
 func requireTLS(u *url.URL) error {
-	if u.Scheme != "https" && !origin.IsLocal(u.Hostname()) {
+	if u.Scheme != "https" && !clientrequest.IsLocal(u.Hostname()) {
 		return errors.New("keys are fetched by https; http is for this machine only")
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
@@ -349,43 +349,22 @@ func (j *JWT) Metadata(r *http.Request, path string) []byte {
 //		resource   <url>
 //		leeway     <duration>
 //	}
-func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
+func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
 	if d.NextArg() {
 		return d.Errf("auth jwt takes a block and no arguments")
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		if err := subdirective.Once(d, seen); err != nil {
-			return err
-		}
-		switch name := d.Val(); name {
-		case "issuer":
-			j.Issuer, err = subdirective.Text(d)
-		case "audience":
-			err = subdirective.List(d, &j.Audience)
-		case "jwks":
-			j.JWKS, err = subdirective.Text(d)
-		case "algorithms":
-			err = subdirective.List(d, &j.Algorithms)
-		case "scopes":
-			err = subdirective.List(d, &j.Scopes)
-		case "claim":
-			j.Claim, err = subdirective.Text(d)
-		case "refresh":
-			j.Refresh, err = subdirective.Duration(d)
-		case "resource":
-			j.Resource, err = subdirective.Text(d)
-		case "leeway":
-			j.Leeway, err = subdirective.Duration(d)
-		default:
-			err = d.Errf("unknown subdirective %s", name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return setting.Block(d, setting.Lines{
+		"issuer":     setting.Text(&j.Issuer),
+		"audience":   setting.List(&j.Audience),
+		"jwks":       setting.Text(&j.JWKS),
+		"algorithms": setting.List(&j.Algorithms),
+		"scopes":     setting.List(&j.Scopes),
+		"claim":      setting.Text(&j.Claim),
+		"refresh":    setting.Duration(&j.Refresh),
+		"resource":   setting.Text(&j.Resource),
+		"leeway":     setting.Duration(&j.Leeway),
+	})
 }
 
 // Interface guards

@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
@@ -170,10 +170,10 @@ func (*MTLS) CredentialHeaders() []string { return nil }
 // UnmarshalCaddyfile sets up the provider from Caddyfile tokens. Syntax:
 //
 //	auth mtls [cn | dns | email | uri | subject | fingerprint]
-func (m *MTLS) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
+func (m *MTLS) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
 	if d.CountRemainingArgs() > 0 {
-		if m.Field, err = subdirective.Text(d); err != nil {
+		if err := setting.Text(&m.Field)(d); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/rerank"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/environment"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
@@ -62,8 +62,8 @@ func (b *Backend) UnmarshalJSON(config []byte) error {
 // Provision sets up the backend.
 func (b *Backend) Provision(ctx caddy.Context) error {
 	config := rerank.Config{
-		URL:      environment.Text("DEEPINFRA_ENDPOINT_URL"),
-		Key:      environment.Text("DEEPINFRA_API_KEY"),
+		URL:      setting.EnvText("DEEPINFRA_ENDPOINT_URL"),
+		Key:      setting.EnvText("DEEPINFRA_API_KEY"),
 		NeedsKey: true,
 		Wire:     rerank.Queries,
 	}
@@ -90,7 +90,7 @@ func (*Backend) Name() string { return "deepinfra" }
 //		max_docs <lines>
 //	}
 func (b *Backend) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	return b.UnmarshalBlock(d, hint, nil)
+	return b.UnmarshalBlock(d, hint, setting.Lines{})
 }
 
 // Interface guards

@@ -12,8 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/rerank"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/environment"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
@@ -66,7 +65,7 @@ func (b *Backend) UnmarshalJSON(config []byte) error {
 func (b *Backend) Provision(ctx caddy.Context) error {
 	config := rerank.Config{
 		URL:      b.URL,
-		Key:      environment.Text(b.KeyEnv),
+		Key:      setting.EnvText(b.KeyEnv),
 		NeedsKey: b.KeyEnv != "",
 		Wire:     rerank.Query,
 		Model:    b.Model,
@@ -128,27 +127,19 @@ func (*Backend) Name() string { return "rerank" }
 //		max_docs <lines>
 //	}
 func (b *Backend) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	text := func(field *string, check func(string) error) func() error {
-		return func() (err error) {
-			name := d.Val()
-			if *field, err = subdirective.Text(d); err != nil || check == nil {
-				return err
-			}
-			if err := check(*field); err != nil {
-				return d.Errf("%s: %w", name, err)
-			}
-			return nil
-		}
-	}
-	err := b.UnmarshalBlock(d, hint, map[string]func() error{
-		"url":     text(&b.URL, checkURL),
-		"model":   text(&b.Model, nil),
-		"key_env": text(&b.KeyEnv, checkName),
+	err := b.UnmarshalBlock(d, hint, setting.Lines{
+		"url":     setting.Argument(&b.URL, checked(checkURL)),
+		"model":   setting.Text(&b.Model),
+		"key_env": setting.Argument(&b.KeyEnv, checked(checkName)),
 	})
 	if err == nil && b.URL == "" {
 		return d.Errf("backend rerank: url: missing")
 	}
 	return err
+}
+
+func checked(check func(string) error) func(string) (string, error) {
+	return func(arg string) (string, error) { return arg, check(arg) }
 }
 
 // Interface guards

@@ -168,7 +168,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P61
 		{"an argument", "rerank hunter2", "no arguments"},
 		{"no URL", "rerank {\n model m\n}", "url: missing"},
 		{"no block", "rerank", "url: missing"},
-		{"an empty URL", "rerank {\n url \"\"\n}", "url is empty"},
+		{"an empty URL", "rerank {\n url \"\"\n}", "url: missing"},
 		{"a URL of something else", "rerank {\n url unix//hunter2\n}", "url: not a URL of http or https"},
 		{"a URL with a password", "rerank {\n url http://me:hunter2@127.0.0.1/\n}", "url: it has a user or a password"},
 		{"a word twice", "rerank {\n url http://a\n url http://b\n}", "url is given twice"},

@@ -12,8 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/environment"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/subdirective"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 // Limits are how much is asked of a reranker, and how long it may take.
@@ -35,29 +34,29 @@ const (
 // Bound returns the limits that hold: what variables of the environment say, in
 // milliseconds and lines, or what is configured, or the default.
 func (l Limits) Bound(logger *zap.Logger, timeoutMS, maxDocs string) (timeout time.Duration, docs int) {
-	timeout, setting := usual, "timeout"
+	timeout, source := usual, "timeout"
 	if l.Timeout != 0 {
 		timeout = time.Duration(l.Timeout)
 	}
-	if ms, ok := environment.Int(timeoutMS); ok {
+	if ms, ok := setting.EnvInt(timeoutMS); ok {
 		// A day is out of bounds and can be multiplied.
-		ms, _ = environment.Clamp(ms, 0, int(24*time.Hour/time.Millisecond))
-		timeout, setting = time.Duration(ms)*time.Millisecond, timeoutMS
+		ms, _ = setting.Clamp(ms, 0, int(24*time.Hour/time.Millisecond))
+		timeout, source = time.Duration(ms)*time.Millisecond, timeoutMS
 	}
 	if used := min(max(timeout, shortest), longest); used != timeout {
-		logger.Warn("setting is out of bounds", zap.String("setting", setting), zap.Duration("value", timeout), zap.Duration("used", used))
+		logger.Warn("setting is out of bounds", zap.String("setting", source), zap.Duration("value", timeout), zap.Duration("used", used))
 		timeout = used
 	}
 
-	docs, setting = usualDocs, "max_docs"
+	docs, source = usualDocs, "max_docs"
 	if l.MaxDocs != 0 {
 		docs = l.MaxDocs
 	}
-	if n, ok := environment.Int(maxDocs); ok {
-		docs, setting = n, maxDocs
+	if n, ok := setting.EnvInt(maxDocs); ok {
+		docs, source = n, maxDocs
 	}
-	if used, beyond := environment.Clamp(docs, 1, mostDocs); beyond {
-		logger.Warn("setting is out of bounds", zap.String("setting", setting), zap.Int("value", docs), zap.Int("used", used))
+	if used, beyond := setting.Clamp(docs, 1, mostDocs); beyond {
+		logger.Warn("setting is out of bounds", zap.String("setting", source), zap.Int("value", docs), zap.Int("used", used))
 		docs = used
 	}
 	return timeout, docs
@@ -75,45 +74,22 @@ func (l Limits) Check() error {
 	return nil
 }
 
-// UnmarshalBlock reads a backend and its block: limits, and lines that only that
-// backend has, by their names. Hint says where a key belongs.
-func (l *Limits) UnmarshalBlock(d *caddyfile.Dispenser, hint string, own map[string]func() error) error {
+// UnmarshalBlock reads the block of a backend: the limits, and the lines that only this
+// backend has. The hint says where a key belongs.
+func (l *Limits) UnmarshalBlock(d *caddyfile.Dispenser, hint string, lines setting.Lines) error {
 	d.Next() // consume backend name
 	if backend := d.Val(); d.NextArg() {
-		return d.Errf("backend %s takes no arguments, only a block", backend) // what was given may be a key
+		return d.Errf("backend %s takes no arguments, only a block", backend) // the argument may be a key
 	}
-	seen := map[string]bool{}
-	for d.NextBlock(0) {
-		if err := subdirective.Once(d, seen); err != nil {
-			return err
-		}
-		read, ok := own[d.Val()]
-		if !ok {
-			read = func() error { return l.unmarshal(d, hint) }
-		}
-		if err := read(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// unmarshal reads a line that is about limits, or refuses it.
-func (l *Limits) unmarshal(d *caddyfile.Dispenser, hint string) (err error) {
-	switch name := d.Val(); name {
-	case "timeout":
-		l.Timeout, err = subdirective.Duration(d)
-	case "max_docs":
-		if l.MaxDocs, err = subdirective.Number(d); err == nil && l.MaxDocs <= 0 {
-			err = d.Errf("max_docs: %d is not positive", l.MaxDocs)
-		}
-	default:
-		if err := RefuseKey(name, hint); err != nil {
+	lines["timeout"] = setting.Duration(&l.Timeout)
+	lines["max_docs"] = setting.Positive(&l.MaxDocs)
+	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
+		if err := RefuseKey(d.Val(), hint); err != nil {
 			return d.WrapErr(err)
 		}
-		return d.Errf("unknown subdirective %s", name)
+		return d.Errf("unknown subdirective %s", d.Val())
 	}
-	return err
+	return setting.Block(d, lines)
 }
 
 // Decode reads a configuration in JSON into a struct, and refuses members that it does

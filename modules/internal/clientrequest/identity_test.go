@@ -1,4 +1,4 @@
-package identity
+package clientrequest
 
 import (
 	"context"
@@ -8,14 +8,14 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-func TestOf(t *testing.T) {
+func TestIdentity(t *testing.T) {
 	tests := []struct {
 		name                string
 		client, user, wants string
 	}{
-		{"nobody in particular", "", "", ""},
-		{"whom Caddy knows", "", "alice", "alice"},
-		{"whom the gateway knows", "tenant", "alice", "tenant"},
+		{"not authenticated", "", "", ""},
+		{"authenticated by Caddy", "", "alice", "alice"},
+		{"authenticated by the gateway", "tenant", "alice", "tenant"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -24,12 +24,12 @@ func TestOf(t *testing.T) {
 			repl.Set("http.auth.user.id", tt.user)
 			r := httptest.NewRequest("GET", "/", nil)
 			r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, repl))
-			if got := Of(r); got != tt.wants {
+			if got := Identity(r); got != tt.wants {
 				t.Errorf("got %q", got)
 			}
 		})
 	}
-	if got := Of(httptest.NewRequest("GET", "/", nil)); got != "" {
+	if got := Identity(httptest.NewRequest("GET", "/", nil)); got != "" {
 		t.Errorf("without a replacer: got %q", got)
 	}
 }

@@ -1,5 +1,4 @@
-// Package origin refuses what a web page may have sent that should not be able to.
-package origin
+package clientrequest
 
 import (
 	"net"
@@ -12,22 +11,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// anyOf in a list of origins or hosts stands for all of them.
+// anyOf in a list of origins or hosts matches all of them.
 const anyOf = "*"
 
-// A Policy says where requests may come from.
+// A Policy refuses requests of web pages.
 //
-// A page of any origin can have the browser of its reader send requests, also to
-// servers that only listen on the reader's own machine: by their address, which
-// the Origin gives away, or by a name of its own that it makes resolve to that
-// address (DNS rebinding), which the Host gives away.
+// A page of any origin can make the browser send requests, also to servers that only
+// listen on the user's machine: to their address, which the Origin reveals, or to a
+// name of its own that resolves to that address (DNS rebinding), which the Host
+// reveals.
 type Policy struct {
-	Directive string   // which has the two lists below, for people
-	Origins   []string // that may be, besides local ones
-	Hosts     []string // that we go by, besides local ones; empty for any, except at a loopback address
+	Directive string   // the directive that has the two lists, for messages
+	Origins   []string // allowed besides local ones
+	Hosts     []string // allowed besides local ones; if empty, any is, except at a loopback address
 }
 
-// Admit returns why a request is refused, or nil.
+// Admit returns the reason to refuse a request, or nil.
 func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	origins := r.Header["Origin"]
 	for _, origin := range origins {
@@ -44,8 +43,8 @@ func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	return nil
 }
 
-// fromOtherSite reports whether the browser says that a page of another origin has sent
-// r. It says so also where it sends no Origin: for images, links and the like.
+// fromOtherSite reports whether the browser says that a page of another origin sent r.
+// Browsers say so even where they send no Origin, as for images and links.
 func fromOtherSite(r *http.Request) bool {
 	return slices.ContainsFunc(r.Header["Sec-Fetch-Site"], func(site string) bool {
 		return site != "none" && site != "same-origin"
@@ -71,7 +70,7 @@ func (p Policy) allowsHost(host string) bool {
 	})
 }
 
-// IsLocal reports whether a host is the machine itself, whoever asks.
+// IsLocal reports whether a host is localhost or a loopback address.
 func IsLocal(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true

@@ -1,11 +1,11 @@
-package environment
+package setting
 
 import (
 	"math"
 	"testing"
 )
 
-func TestInt(t *testing.T) { // P59
+func TestEnvInt(t *testing.T) { // P59
 	tests := []struct {
 		name, value string
 		want        int
@@ -28,13 +28,13 @@ func TestInt(t *testing.T) { // P59
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("SETTING", tt.value)
-			if n, ok := Int("SETTING"); ok != tt.ok || ok && n != tt.want {
+			if n, ok := EnvInt("SETTING"); ok != tt.ok || ok && n != tt.want {
 				t.Errorf("got %d, %t, want %d, %t", n, ok, tt.want, tt.ok)
 			}
 		})
 	}
 	t.Run("not set", func(t *testing.T) {
-		if n, ok := Int("SETTING_THAT_IS_NOT_SET"); ok {
+		if n, ok := EnvInt("SETTING_THAT_IS_NOT_SET"); ok {
 			t.Errorf("got %d", n)
 		}
 	})
