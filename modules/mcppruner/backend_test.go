@@ -22,7 +22,6 @@ func init() {
 	caddy.RegisterModule(reranker{})
 	caddy.RegisterModule(panicking{})
 	caddy.RegisterModule(waiting{})
-	caddy.RegisterModule(fakeDeepinfra{})
 }
 
 // reranker is a backend that scores the lines with keep in them, or does as told.
@@ -88,17 +87,6 @@ func (waiting) Score(ctx context.Context, _ string, _ []string) (*mcppruner.Scor
 	<-ctx.Done()
 	close(hungUp)
 	return nil, &mcppruner.Fault{Kind: "http", Err: ctx.Err()}
-}
-
-// fakeDeepinfra stands where the real one is not part of the build.
-type fakeDeepinfra struct{}
-
-func (fakeDeepinfra) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.deepinfra", New: func() caddy.Module { return new(fakeDeepinfra) }}
-}
-func (fakeDeepinfra) Name() string { return "deepinfra" }
-func (fakeDeepinfra) Score(context.Context, string, []string) (*mcppruner.Scored, *mcppruner.Fault) {
-	return nil, nil
 }
 
 // some is a text of which a reranker scores few lines.

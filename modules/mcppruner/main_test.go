@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
-	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/heuristic"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/backends"
 )
 
 func TestMain(m *testing.M) {

@@ -1,6 +1,4 @@
-// Package rerank has lines scored by any reranker that speaks as Cohere's does: the
-// backend http.handlers.mcp_pruner.backends.rerank.
-package rerank
+package backends
 
 import (
 	"errors"
@@ -9,26 +7,24 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/rerank"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
 
 func init() {
-	caddy.RegisterModule(Backend{})
+	caddy.RegisterModule(Rerank{})
 }
 
-// Backend has lines scored by a reranker of your choice, on this machine or elsewhere:
-// Cohere, Jina, and what serves models of your own in the same form, such as vLLM and
-// llama.cpp. The goal and lines of the text go there.
+// Rerank scores lines by a reranker of your choice, on this machine or elsewhere: Cohere,
+// Jina, and servers of your own models with the same API, such as vLLM and llama.cpp.
+// The goal and lines of the text go there.
 //
 // Each text is one POST of {"query":"<goal>","documents":["<line>",…],"model":"…"}.
 // The answer has results with index and relevance_score. If it fails, the text is
 // pruned by our own estimate and the answer says so. Redirects are not followed.
-type Backend struct {
+type Rerank struct {
 	// Where requests go, such as http://127.0.0.1:8080/v1/rerank. Required.
 	URL string `json:"url,omitempty"`
 
@@ -40,29 +36,27 @@ type Backend struct {
 	// estimate. Default: no key is sent
 	KeyEnv string `json:"key_env,omitempty"`
 
-	reranker.Limits
-
-	reranker.Client
+	reranker
 }
 
-const hint = "put it in an environment variable, and that one's name in key_env"
+const rerankHint = "put it in an environment variable, and that one's name in key_env"
 
 // CaddyModule returns the Caddy module information.
-func (Backend) CaddyModule() caddy.ModuleInfo {
+func (Rerank) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "http.handlers.mcp_pruner.backends.rerank",
-		New: func() caddy.Module { return new(Backend) },
+		New: func() caddy.Module { return new(Rerank) },
 	}
 }
 
 // UnmarshalJSON refuses a key in its own words.
-func (b *Backend) UnmarshalJSON(config []byte) error {
-	type plain Backend
-	return reranker.Decode(config, (*plain)(b), hint)
+func (b *Rerank) UnmarshalJSON(config []byte) error {
+	type plain Rerank
+	return unmarshalJSON(config, (*plain)(b), rerankHint)
 }
 
 // Provision sets up the backend.
-func (b *Backend) Provision(ctx caddy.Context) error {
+func (b *Rerank) Provision(ctx caddy.Context) error {
 	config := rerank.Config{
 		URL:      b.URL,
 		Key:      setting.EnvText(b.KeyEnv),
@@ -70,22 +64,20 @@ func (b *Backend) Provision(ctx caddy.Context) error {
 		Wire:     rerank.Query,
 		Model:    b.Model,
 	}
-	config.Timeout, config.MaxDocs = b.Bound(ctx.Logger(), "", "")
-	if err := b.Open(config); err != nil {
-		ctx.Logger().Warn("url or key_env cannot be used, texts are pruned without them", zap.Error(err))
-	}
+	config.Timeout, config.MaxDocs = b.limits(ctx.Logger(), "", "")
+	b.open(ctx.Logger(), config, "url or key_env cannot be used, texts are pruned without them")
 	return nil
 }
 
 // Validate ensures that the configuration makes sense.
-func (b *Backend) Validate() error {
+func (b *Rerank) Validate() error {
 	if err := checkURL(b.URL); err != nil {
 		return fmt.Errorf("url: %w", err)
 	}
 	if err := checkName(b.KeyEnv); b.KeyEnv != "" && err != nil {
 		return fmt.Errorf("key_env: %w", err)
 	}
-	return b.Check()
+	return b.reranker.Validate()
 }
 
 func checkURL(text string) error {
@@ -97,15 +89,15 @@ func checkURL(text string) error {
 		return err
 	}
 	for name := range u.Query() {
-		if err := reranker.RefuseKey(name, hint); err != nil {
+		if err := refuseKey(name, rerankHint); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkName refuses what cannot be the name of a variable. It may be a key, so it is
-// not repeated.
+// checkName checks the name of an environment variable. A wrong one may be a key, so the
+// error does not repeat it.
 func checkName(name string) error {
 	rest := strings.TrimLeft(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 	if rest != "" || name == "" || name[0] >= '0' && name[0] <= '9' {
@@ -115,7 +107,7 @@ func checkName(name string) error {
 }
 
 // Name is what statistics, warnings and metrics call it.
-func (*Backend) Name() string { return "rerank" }
+func (*Rerank) Name() string { return "rerank" }
 
 // UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:
 //
@@ -126,8 +118,8 @@ func (*Backend) Name() string { return "rerank" }
 //		timeout  <duration>
 //		max_docs <lines>
 //	}
-func (b *Backend) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	err := b.UnmarshalBlock(d, hint, setting.Lines{
+func (b *Rerank) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	err := b.unmarshalBlock(d, rerankHint, setting.Lines{
 		"url":     setting.Argument(&b.URL, checked(checkURL)),
 		"model":   setting.Text(&b.Model),
 		"key_env": setting.Argument(&b.KeyEnv, checked(checkName)),
@@ -144,9 +136,9 @@ func checked(check func(string) error) func(string) (string, error) {
 
 // Interface guards
 var (
-	_ mcppruner.Backend     = (*Backend)(nil)
-	_ caddy.Provisioner     = (*Backend)(nil)
-	_ caddy.Validator       = (*Backend)(nil)
-	_ caddy.CleanerUpper    = (*Backend)(nil)
-	_ caddyfile.Unmarshaler = (*Backend)(nil)
+	_ mcppruner.Backend     = (*Rerank)(nil)
+	_ caddy.Provisioner     = (*Rerank)(nil)
+	_ caddy.Validator       = (*Rerank)(nil)
+	_ caddy.CleanerUpper    = (*Rerank)(nil)
+	_ caddyfile.Unmarshaler = (*Rerank)(nil)
 )

@@ -1,4 +1,4 @@
-package reranker
+package backends
 
 import (
 	"fmt"
@@ -11,11 +11,11 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-func TestBound(t *testing.T) { // P59
+func TestLimits(t *testing.T) { // P59
 	const timeoutMS, maxDocs = "RERANKER_TIMEOUT_MS", "RERANKER_MAX_DOCS"
 	tests := []struct {
 		name      string
-		limits    Limits
+		reranker  reranker
 		timeoutMS string
 		maxDocs   string
 		timeout   time.Duration
@@ -23,14 +23,14 @@ func TestBound(t *testing.T) { // P59
 		warnings  string // the settings that are out of bounds
 	}{
 		{name: "defaults", timeout: 20 * time.Second, docs: 64},
-		{name: "configured", limits: Limits{caddy.Duration(time.Minute), 100}, timeout: time.Minute, docs: 100},
-		{name: "the environment wins", limits: Limits{caddy.Duration(time.Minute), 100}, timeoutMS: "500", maxDocs: " 3 ", timeout: 500 * time.Millisecond, docs: 3},
-		{name: "the environment says no numbers", limits: Limits{caddy.Duration(time.Minute), 100}, timeoutMS: "1s", maxDocs: "1.5", timeout: time.Minute, docs: 100},
+		{name: "configured", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100}, timeout: time.Minute, docs: 100},
+		{name: "the environment wins", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100}, timeoutMS: "500", maxDocs: " 3 ", timeout: 500 * time.Millisecond, docs: 3},
+		{name: "the environment says no numbers", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100}, timeoutMS: "1s", maxDocs: "1.5", timeout: time.Minute, docs: 100},
 		{name: "the environment says no numbers and nothing is configured", timeoutMS: "x", maxDocs: "x", timeout: 20 * time.Second, docs: 64},
-		{name: "the least", limits: Limits{caddy.Duration(time.Millisecond), 1}, timeout: time.Millisecond, docs: 1},
-		{name: "the most", limits: Limits{caddy.Duration(2 * time.Minute), 512}, timeout: 2 * time.Minute, docs: 512},
-		{name: "less", limits: Limits{Timeout: 1}, timeout: time.Millisecond, docs: 64, warnings: "timeout"},
-		{name: "more", limits: Limits{caddy.Duration(time.Hour), 513}, timeout: 2 * time.Minute, docs: 512, warnings: "timeout max_docs"},
+		{name: "the least", reranker: reranker{Timeout: caddy.Duration(time.Millisecond), MaxDocs: 1}, timeout: time.Millisecond, docs: 1},
+		{name: "the most", reranker: reranker{Timeout: caddy.Duration(2 * time.Minute), MaxDocs: 512}, timeout: 2 * time.Minute, docs: 512},
+		{name: "less", reranker: reranker{Timeout: 1}, timeout: time.Millisecond, docs: 64, warnings: "timeout"},
+		{name: "more", reranker: reranker{Timeout: caddy.Duration(time.Hour), MaxDocs: 513}, timeout: 2 * time.Minute, docs: 512, warnings: "timeout max_docs"},
 		{name: "nothing in the environment", timeoutMS: "0", maxDocs: "0", timeout: time.Millisecond, docs: 1, warnings: timeoutMS + " " + maxDocs},
 		{name: "less than nothing in the environment", timeoutMS: "-5", maxDocs: "-5", timeout: time.Millisecond, docs: 1, warnings: timeoutMS + " " + maxDocs},
 		{name: "more in the environment", timeoutMS: "120001", maxDocs: "513", timeout: 2 * time.Minute, docs: 512, warnings: timeoutMS + " " + maxDocs},
@@ -41,7 +41,7 @@ func TestBound(t *testing.T) { // P59
 			t.Setenv(timeoutMS, tt.timeoutMS)
 			t.Setenv(maxDocs, tt.maxDocs)
 			core, logs := observer.New(zap.DebugLevel)
-			timeout, docs := tt.limits.Bound(zap.New(core), timeoutMS, maxDocs)
+			timeout, docs := tt.reranker.limits(zap.New(core), timeoutMS, maxDocs)
 			if timeout != tt.timeout || docs != tt.docs {
 				t.Errorf("got %s and %d, want %s and %d", timeout, docs, tt.timeout, tt.docs)
 			}
@@ -56,7 +56,7 @@ func TestBound(t *testing.T) { // P59
 	}
 }
 
-func TestDecodeRefusesKeys(t *testing.T) { // P61
+func TestKeysAreRefused(t *testing.T) { // P61
 	tests := []struct{ config, want string }{
 		{`{"max_docs":3}`, ""},
 		{`{"api_key":"hunter2"}`, "api_key: keys do not belong in the configuration: there"},
@@ -69,7 +69,7 @@ func TestDecodeRefusesKeys(t *testing.T) { // P61
 	}
 	for _, tt := range tests {
 		t.Run(tt.config, func(t *testing.T) {
-			err := Decode([]byte(tt.config), new(Limits), "there")
+			err := unmarshalJSON([]byte(tt.config), new(reranker), "there")
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Fatalf("got %v, want … %s …", err, tt.want)
 			}

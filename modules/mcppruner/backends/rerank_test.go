@@ -1,11 +1,8 @@
-package rerank
+package backends
 
 import (
 	"encoding/json"
 	"fmt"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -13,47 +10,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"go.uber.org/goleak"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
-		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
-		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
-		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
-}
-
-const key = "sk_hunter2"
-
-// load loads the backend as mcp_pruner does.
-func load(t *testing.T, config string) (*Backend, error) {
-	t.Helper()
-	ctx, err := caddy.ProvisionContext(new(caddy.Config))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := caddy.NewContext(ctx)
-	t.Cleanup(cancel)
-	loaded, err := ctx.LoadModuleByID("http.handlers.mcp_pruner.backends.rerank", json.RawMessage(config))
-	if err != nil {
-		return nil, err
-	}
-	return loaded.(*Backend), nil
-}
-
-func serve(t *testing.T) (reranker *mcptest.Reranker, url string) {
-	t.Helper()
-	reranker = new(mcptest.Reranker)
-	server := httptest.NewServer(reranker)
-	t.Cleanup(server.Close)
-	return reranker, server.URL
-}
-
-func TestScore(t *testing.T) { // P63, P67
+func TestRerank(t *testing.T) { // P63, P67
 	tests := []struct {
 		name, config, body, bearer string
 		docs                       int
@@ -70,7 +29,7 @@ func TestScore(t *testing.T) { // P63, P67
 			t.Setenv("DEEPINFRA_API_KEY", "another")
 			t.Setenv("DEEPINFRA_MAX_DOCS", "1")
 			server, url := serve(t)
-			backend, err := load(t, fmt.Sprintf(tt.config, url+"/cohere"))
+			backend, _, err := load[Rerank](t, fmt.Sprintf(tt.config, url+"/cohere"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,7 +50,7 @@ func TestScore(t *testing.T) { // P63, P67
 	}
 }
 
-func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
+func TestRerankFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	tests := []struct {
 		name, path, members string
 		kind                string
@@ -113,7 +72,7 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 			if members == "" {
 				members = `,"key_env":"RERANK_KEY"`
 			}
-			backend, err := load(t, fmt.Sprintf(`{"url":%q%s}`, url+tt.path+"?v=hunter2", members))
+			backend, _, err := load[Rerank](t, fmt.Sprintf(`{"url":%q%s}`, url+tt.path+"?v=hunter2", members))
 			if err != nil {
 				t.Fatalf("it must load all the same: %v", err)
 			}
@@ -131,25 +90,25 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	}
 }
 
-func TestCaddyfile(t *testing.T) {
+func TestRerankCaddyfile(t *testing.T) {
 	tests := []struct {
 		name, input string
-		want        Backend
+		want        Rerank
 		json        string
 	}{
-		{"a URL", "rerank {\n url http://127.0.0.1:8080/rerank\n}", Backend{URL: "http://127.0.0.1:8080/rerank"}, `{"url":"http://127.0.0.1:8080/rerank"}`},
+		{"a URL", "rerank {\n url http://127.0.0.1:8080/rerank\n}", Rerank{URL: "http://127.0.0.1:8080/rerank"}, `{"url":"http://127.0.0.1:8080/rerank"}`},
 		{
 			"everything", "rerank {\n url https://api.example.com/v2/rerank\n model m\n key_env COHERE_API_KEY\n timeout 5s\n max_docs 128\n}",
-			Backend{
+			Rerank{
 				URL: "https://api.example.com/v2/rerank", Model: "m", KeyEnv: "COHERE_API_KEY",
-				Limits: reranker.Limits{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128},
+				reranker: reranker{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128},
 			},
 			`{"url":"https://api.example.com/v2/rerank","model":"m","key_env":"COHERE_API_KEY","timeout":5000000000,"max_docs":128}`,
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var got Backend
+			var got Rerank
 			if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input)); err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +122,7 @@ func TestCaddyfile(t *testing.T) {
 	}
 }
 
-func TestConfigurationsThatAreRefused(t *testing.T) { // P61
+func TestInvalidRerank(t *testing.T) { // P61
 	caddyfiles := []struct{ name, input, want string }{
 		{"an argument", "rerank hunter2", "no arguments"},
 		{"no URL", "rerank {\n model m\n}", "url: missing"},
@@ -181,7 +140,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P61
 	}
 	for _, tt := range caddyfiles {
 		t.Run(tt.name, func(t *testing.T) {
-			err := new(Backend).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
+			err := new(Rerank).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
@@ -199,33 +158,10 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P61
 	}
 	for _, tt := range configs {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := load(t, tt.config)
+			_, _, err := load[Rerank](t, tt.config)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
 		})
 	}
-}
-
-func TestCleanupClosesConnections(t *testing.T) {
-	closed := make(chan struct{}, 1)
-	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
-	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateClosed {
-			closed <- struct{}{}
-		}
-	}
-	server.Start()
-	defer server.Close()
-	backend, err := load(t, fmt.Sprintf(`{"url":%q}`, server.URL+"/cohere"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, fault := backend.Score(t.Context(), "goal", []string{"a"}); fault != nil {
-		t.Fatal(fault.Err)
-	}
-	if err := backend.Cleanup(); err != nil {
-		t.Fatal(err)
-	}
-	<-closed
 }

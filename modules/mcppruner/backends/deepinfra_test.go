@@ -1,103 +1,22 @@
-package deepinfra
+package backends
 
 import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"net"
-	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	_ "github.com/caddyserver/caddy/v2/modules/logging"
-	"go.uber.org/goleak"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/internal/reranker"
 )
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
-		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
-		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
-		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
-}
-
-const (
-	module = "http.handlers.mcp_pruner.backends.deepinfra"
-	key    = "sk_deepinfra_hunter2"
-)
-
-// setEnv sets the variables of the backend, those that are not named to nothing.
-func setEnv(t *testing.T, variables map[string]string) {
-	t.Helper()
-	for _, name := range []string{"DEEPINFRA_API_KEY", "DEEPINFRA_ENDPOINT_URL", "DEEPINFRA_TIMEOUT_MS", "DEEPINFRA_MAX_DOCS"} {
-		t.Setenv(name, variables[name])
-	}
-}
-
-// load loads the backend as mcp_pruner does. What it logs is in the file.
-func load(t *testing.T, config string) (backend *Backend, logs string, err error) {
-	t.Helper()
-	logs = filepath.Join(t.TempDir(), "log")
-	writer := caddyconfig.JSON(map[string]any{"output": "file", "filename": logs, "roll": false}, nil)
-	ctx, err := caddy.ProvisionContext(&caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		"default": {BaseLog: caddy.BaseLog{WriterRaw: writer, Level: "DEBUG"}},
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := caddy.NewContext(ctx)
-	t.Cleanup(cancel)
-	var raw json.RawMessage
-	if config != "" {
-		raw = json.RawMessage(config)
-	}
-	loaded, err := ctx.LoadModuleByID(module, raw)
-	if err != nil {
-		return nil, logs, err
-	}
-	return loaded.(*Backend), logs, nil
-}
-
-func contents(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-func serve(t *testing.T) (reranker *mcptest.Reranker, url string) {
-	t.Helper()
-	reranker = new(mcptest.Reranker)
-	server := httptest.NewServer(reranker)
-	t.Cleanup(server.Close)
-	return reranker, server.URL
-}
-
-func numbered(n int) []string {
-	lines := make([]string, n)
-	for i := range lines {
-		lines[i] = fmt.Sprintf("ligne %d", i+1)
-	}
-	return lines
-}
-
-func TestScore(t *testing.T) { // P63
+func TestDeepInfra(t *testing.T) { // P63
 	server, url := serve(t)
 	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": " " + key + "\n", "DEEPINFRA_ENDPOINT_URL": " " + url + "/ok "})
-	backend, _, err := load(t, "")
+	backend, _, err := load[DeepInfra](t, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,12 +39,12 @@ func TestScore(t *testing.T) { // P63
 	}
 }
 
-func TestDefaultEndpoint(t *testing.T) { // P63
-	if want := "https://api.deepinfra.com/v1/inference/Qwen/Qwen3-Reranker-0.6B"; defaultEndpoint != want {
-		t.Errorf("got %s, want %s", defaultEndpoint, want)
+func TestDeepInfraURL(t *testing.T) { // P63
+	if want := "https://api.deepinfra.com/v1/inference/Qwen/Qwen3-Reranker-0.6B"; deepInfraURL != want {
+		t.Errorf("got %s, want %s", deepInfraURL, want)
 	}
 	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": " "})
-	_, logs, err := load(t, "{}")
+	_, logs, err := load[DeepInfra](t, "{}")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +53,7 @@ func TestDefaultEndpoint(t *testing.T) { // P63
 	}
 }
 
-func TestHowManyLinesAreSent(t *testing.T) { // P59, P67
+func TestMaxDocs(t *testing.T) { // P59, P67
 	tests := []struct {
 		name, config, variable string
 		want                   int
@@ -150,7 +69,7 @@ func TestHowManyLinesAreSent(t *testing.T) { // P59, P67
 		t.Run(tt.name, func(t *testing.T) {
 			server, url := serve(t)
 			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": url + "/desc", "DEEPINFRA_MAX_DOCS": tt.variable})
-			backend, _, err := load(t, tt.config)
+			backend, _, err := load[DeepInfra](t, tt.config)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +91,7 @@ func TestHowManyLinesAreSent(t *testing.T) { // P59, P67
 	}
 }
 
-func TestTimeouts(t *testing.T) { // P59, P70
+func TestTimeout(t *testing.T) { // P59, P70
 	tests := []struct{ name, config, variable, want string }{
 		{"as configured", `{"timeout":"20ms"}`, "", "after 20ms"},
 		{"as the environment says", `{"timeout":"1m"}`, "15", "after 15ms"},
@@ -183,7 +102,7 @@ func TestTimeouts(t *testing.T) { // P59, P70
 		t.Run(tt.name, func(t *testing.T) {
 			_, url := serve(t)
 			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": url + "/hang", "DEEPINFRA_TIMEOUT_MS": tt.variable})
-			backend, _, err := load(t, tt.config)
+			backend, _, err := load[DeepInfra](t, tt.config)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,7 +114,7 @@ func TestTimeouts(t *testing.T) { // P59, P70
 	}
 }
 
-func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
+func TestDeepInfraFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	_, url := serve(t)
 	tests := []struct {
 		name, key, endpoint string
@@ -220,7 +139,7 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": tt.key, "DEEPINFRA_ENDPOINT_URL": tt.endpoint})
-			backend, logs, err := load(t, `{}`)
+			backend, logs, err := load[DeepInfra](t, `{}`)
 			if err != nil {
 				t.Fatalf("it must load all the same: %v", err)
 			}
@@ -245,20 +164,20 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	}
 }
 
-func TestCaddyfile(t *testing.T) { // P59
+func TestDeepInfraCaddyfile(t *testing.T) { // P59
 	tests := []struct {
 		name, input string
-		want        Backend
+		want        DeepInfra
 		json        string
 	}{
-		{"a name", `deepinfra`, Backend{}, `{}`},
-		{"an empty block", "deepinfra {\n}", Backend{}, `{}`},
+		{"a name", `deepinfra`, DeepInfra{}, `{}`},
+		{"an empty block", "deepinfra {\n}", DeepInfra{}, `{}`},
 		{"everything", "deepinfra {\n timeout 5s\n max_docs 128\n}",
-			Backend{Limits: reranker.Limits{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128}}, `{"timeout":5000000000,"max_docs":128}`},
+			DeepInfra{reranker: reranker{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128}}, `{"timeout":5000000000,"max_docs":128}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var got Backend
+			var got DeepInfra
 			if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input)); err != nil {
 				t.Fatal(err)
 			}
@@ -268,7 +187,7 @@ func TestCaddyfile(t *testing.T) { // P59
 			if config, err := json.Marshal(got); err != nil || string(config) != tt.json {
 				t.Errorf("got %s, %v, want %s", config, err, tt.json)
 			}
-			var again Backend
+			var again DeepInfra
 			if err := json.Unmarshal([]byte(tt.json), &again); err != nil || !reflect.DeepEqual(again, tt.want) {
 				t.Errorf("JSON gives %+v, %v", again, err)
 			}
@@ -276,7 +195,7 @@ func TestCaddyfile(t *testing.T) { // P59
 	}
 }
 
-func TestConfigurationsThatAreRefused(t *testing.T) { // P59, P61
+func TestInvalidDeepInfra(t *testing.T) { // P59, P61
 	caddyfiles := []struct{ name, input, want string }{
 		{"an argument", "deepinfra hunter2", "no arguments"},
 		{"an unknown word", "deepinfra {\n foo 1\n}", "unknown subdirective foo"},
@@ -293,7 +212,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P59, P61
 	}
 	for _, tt := range caddyfiles {
 		t.Run(tt.name, func(t *testing.T) {
-			err := new(Backend).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
+			err := new(DeepInfra).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
@@ -310,7 +229,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P59, P61
 	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key})
 	for _, tt := range configs {
 		t.Run(tt.name, func(t *testing.T) {
-			_, logs, err := load(t, tt.config)
+			_, logs, err := load[DeepInfra](t, tt.config)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
@@ -321,9 +240,9 @@ func TestConfigurationsThatAreRefused(t *testing.T) { // P59, P61
 	}
 }
 
-func TestSettingsOutOfBoundsAreLogged(t *testing.T) { // P59
+func TestDeepInfraLogsSettingsOutOfBounds(t *testing.T) { // P59
 	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_TIMEOUT_MS": "500000"})
-	_, logs, err := load(t, `{"max_docs":1000}`)
+	_, logs, err := load[DeepInfra](t, `{"max_docs":1000}`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,28 +251,4 @@ func TestSettingsOutOfBoundsAreLogged(t *testing.T) { // P59
 			t.Errorf("%s is not in %s", want, logged)
 		}
 	}
-}
-
-func TestCleanupClosesConnections(t *testing.T) {
-	closed := make(chan struct{}, 1)
-	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
-	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateClosed {
-			closed <- struct{}{}
-		}
-	}
-	server.Start()
-	defer server.Close()
-	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key, "DEEPINFRA_ENDPOINT_URL": server.URL + "/ok"})
-	backend, _, err := load(t, `{}`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, fault := backend.Score(t.Context(), "goal", []string{"a"}); fault != nil {
-		t.Fatal(fault.Err)
-	}
-	if err := backend.Cleanup(); err != nil {
-		t.Fatal(err)
-	}
-	<-closed
 }

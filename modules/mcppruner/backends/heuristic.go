@@ -1,6 +1,5 @@
-// Package heuristic leaves the choice of lines to the pruner itself: the backend
-// http.handlers.mcp_pruner.backends.heuristic.
-package heuristic
+// Package backends has the backends of mcp_pruner: heuristic, deepinfra and rerank.
+package backends
 
 import (
 	"context"
@@ -12,33 +11,33 @@ import (
 )
 
 func init() {
-	caddy.RegisterModule(Backend{})
+	caddy.RegisterModule(Heuristic{})
 }
 
-// Backend has lines chosen by rules, on this machine: nothing of a text leaves it.
-// There is nothing to configure.
-type Backend struct{}
+// Heuristic chooses lines by rules, on this machine: nothing of a text leaves it. It has
+// no settings.
+type Heuristic struct{}
 
 // CaddyModule returns the Caddy module information.
-func (Backend) CaddyModule() caddy.ModuleInfo {
+func (Heuristic) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "http.handlers.mcp_pruner.backends.heuristic",
-		New: func() caddy.Module { return new(Backend) },
+		New: func() caddy.Module { return new(Heuristic) },
 	}
 }
 
 // Name is what statistics, warnings and metrics call it.
-func (Backend) Name() string { return "heuristic" }
+func (Heuristic) Name() string { return "heuristic" }
 
 // Score leaves the work to the pruner's own estimate.
-func (Backend) Score(context.Context, string, []string) (*mcppruner.Scored, *mcppruner.Fault) {
+func (Heuristic) Score(context.Context, string, []string) (*mcppruner.Scored, *mcppruner.Fault) {
 	return nil, nil
 }
 
 // UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:
 //
 //	backend heuristic
-func (*Backend) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+func (*Heuristic) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume backend name
 	if d.NextArg() {
 		return d.ArgErr()
@@ -51,6 +50,6 @@ func (*Backend) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // Interface guards
 var (
-	_ mcppruner.Backend     = (*Backend)(nil)
-	_ caddyfile.Unmarshaler = (*Backend)(nil)
+	_ mcppruner.Backend     = (*Heuristic)(nil)
+	_ caddyfile.Unmarshaler = (*Heuristic)(nil)
 )
