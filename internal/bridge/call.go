@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -262,7 +263,7 @@ func (c *call) stream(body io.Reader) *jsonrpc.Failure {
 	var at position
 	answered, failure := c.follow(body, &at)
 	for tries := 0; !answered && failure == nil; tries++ {
-		if c.session == nil || at.id == "" || c.canceled.Load() || tries == maxTries || !sleep(c.ctx, max(at.retry, pauseAfter(tries))) {
+		if c.session == nil || at.id == "" || c.canceled.Load() || tries == maxTries || !backoff.Sleep(c.ctx, max(at.retry, reconnect.Pause(tries))) {
 			return jsonrpc.ConnectError("")
 		}
 		before := at.count

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -110,7 +111,7 @@ func (s *session) listen() {
 			if at.count > before {
 				tries = 0
 			}
-			if !sleep(s.ctx, max(at.retry, pauseAfter(tries))) {
+			if !backoff.Sleep(s.ctx, max(at.retry, reconnect.Pause(tries))) {
 				return
 			}
 		}
@@ -171,22 +172,8 @@ func isStream(res *http.Response) bool {
 // maxPause is the longest time between two attempts.
 const maxPause = 30 * time.Second
 
-// pauseAfter returns how long to wait after so many attempts that were in vain.
-func pauseAfter(tries int) time.Duration {
-	return min(250*time.Millisecond<<min(tries, 16), maxPause)
-}
-
-// sleep waits, and reports whether it could.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+// reconnect spaces out attempts to open a stream.
+var reconnect = backoff.Exponential{First: 250 * time.Millisecond, Max: maxPause}
 
 // validHeader reports whether a text can be sent back in a header.
 func validHeader(text string) bool {

@@ -243,9 +243,3 @@ func TestEventsTooLarge(t *testing.T) {
 		t.Errorf("then got %q, %v", e.data, err)
 	}
 }
-
-func TestPauses(t *testing.T) {
-	if pauseAfter(0) <= 0 || pauseAfter(1) <= pauseAfter(0) || pauseAfter(1000) != maxPause {
-		t.Errorf("%s, %s, %s", pauseAfter(0), pauseAfter(1), pauseAfter(1000))
-	}
-}

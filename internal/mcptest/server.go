@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 )
 
 // More JSON-RPC error codes, of MCP but for the first.
@@ -328,7 +330,7 @@ func (c *call) modernResult(result any, raw []byte) []byte {
 func (s *server) info() serverInfo { return serverInfo{Name: s.name, Version: serverVersion} }
 
 // sleep waits and reports whether the request is still wanted then.
-func (c *call) sleep(d time.Duration) bool { return d <= 0 || pause(c.ctx, d) }
+func (c *call) sleep(d time.Duration) bool { return d <= 0 || backoff.Sleep(c.ctx, d) }
 
 // hang waits until the request is no longer wanted.
 func (c *call) hang() (any, *rpcError) {

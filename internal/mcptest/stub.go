@@ -3,7 +3,6 @@ package mcptest
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -15,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 )
 
 // Stub is an upstream that does what the request tells it to. It serves any
@@ -286,7 +287,7 @@ func (s *Stub) sleep(w http.ResponseWriter, r *http.Request, m message) *rpcErro
 	if err := m.decodeParams(&p); err != nil {
 		return err
 	}
-	if pause(r.Context(), milliseconds(p.MS)) {
+	if backoff.Sleep(r.Context(), milliseconds(p.MS)) {
 		writeJSON(w, http.StatusOK, s.result(m.ID, []byte("true")))
 	}
 	return nil
@@ -344,7 +345,7 @@ func (s *Stub) events(w http.ResponseWriter, r *http.Request, m message) *rpcErr
 
 	startEvents(w)
 	for i := 1; i <= p.N; i++ {
-		if i > 1 && !pause(r.Context(), milliseconds(p.IntervalMS)) {
+		if i > 1 && !backoff.Sleep(r.Context(), milliseconds(p.IntervalMS)) {
 			return nil
 		}
 		text := fmt.Sprintf("event %d", i)
@@ -365,18 +366,6 @@ func (s *Stub) events(w http.ResponseWriter, r *http.Request, m message) *rpcErr
 }
 
 func milliseconds(n int) time.Duration { return time.Duration(n) * time.Millisecond }
-
-// pause waits and reports whether it waited to the end; it stops when ctx does.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
 
 func quoted(spelling []byte) []byte {
 	return fmt.Appendf(make([]byte, 0, len(spelling)+2), `"%s"`, spelling)

@@ -225,7 +225,7 @@ func (p *testPool) soon(host string, era mcp.Era) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.delay = 2 * time.Millisecond
+	s.backoff.First = 2 * time.Millisecond
 }
 
 // exists reports whether a process runs. A zombie does not.

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
@@ -145,14 +146,10 @@ func (s *starts) wait(ctx context.Context, owner string, longest time.Duration) 
 	if !ok || pause == 0 {
 		return ok, nil
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true, nil
-	case <-ctx.Done(): // its turn is lost
+	if !backoff.Sleep(ctx, pause) { // its turn is lost
 		return false, context.Cause(ctx)
 	}
+	return true, nil
 }
 
 // reserve returns after what time it is the owner's turn, if that is not too long. The

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -482,12 +483,7 @@ func (p *Pool) busy(ctx context.Context, linger time.Duration, host string) bool
 			return false
 		}
 	}
-	timer := time.NewTimer(linger)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	backoff.Sleep(ctx, linger)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return (p.inFlightAt(host) || p.ownBusy(host)) && ctx.Err() == nil

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -27,13 +27,14 @@ type server struct {
 	owner *session // whose own it is; nil if it is for all
 
 	mu       sync.Mutex
-	child    *child          // nil unless one is ready
-	starting chan struct{}   // closed when the attempt to start one has ended
-	started  int             // how often one has been
-	worked   bool            // one has been ready before
-	err      error           // why there is none
-	fault    error           // why there was none the last time
-	delay    time.Duration   // before the latest restart
+	child    *child        // nil unless one is ready
+	starting chan struct{} // closed when the attempt to start one has ended
+	started  int           // how often one has been
+	worked   bool          // one has been ready before
+	err      error         // why there is none
+	fault    error         // why there was none the last time
+	backoff  backoff.Exponential
+	failures int             // restarts in a row that were of no use
 	due      time.Time       // before which there is no restart
 	hurry    chan struct{}   // closed if the one that is being started is due at once
 	leaving  *child          // the one whose place it takes
@@ -52,6 +53,7 @@ func newServer(p *Pool, at address, owner *session) *server {
 		at:      at,
 		name:    at.name(),
 		owner:   owner,
+		backoff: backoff.Exponential{First: time.Second, Max: 30 * time.Second},
 		stopped: make(chan struct{}),
 	}
 }
@@ -60,12 +62,9 @@ func newServer(p *Pool, at address, owner *session) *server {
 // configuration that they were started under.
 func (s *server) log() *zap.Logger { return s.pool.config.Logger().With(zap.String("server", s.name)) }
 
-// The pause before a restart.
 const (
-	firstDelay = time.Second
-	maxDelay   = 30 * time.Second
-	goodLife   = time.Minute     // after which a death is an accident
-	patience   = 2 * time.Second // how long a call waits for a restart to be due
+	goodLife = time.Minute     // after which a death is an accident
+	patience = 2 * time.Second // how long a call waits for a restart to be due
 )
 
 var (
@@ -199,20 +198,18 @@ func (s *server) dueTime() time.Time {
 }
 
 // failed notes that there is no child, and when to try again. A child that keeps
-// failing before it has answered anybody is tried less and less often. One that has
-// been of use comes back soon. The caller holds the lock.
+// failing before it has answered a call is tried less and less often. One that answered
+// comes back soon. The caller holds the lock.
 func (s *server) failed(err error, life time.Duration, served bool) {
-	switch {
-	case life >= goodLife, served, s.delay == 0:
-		s.delay = firstDelay
-	default:
-		s.delay = min(2*s.delay, maxDelay)
+	if life >= goodLife || served {
+		s.failures = 0
 	}
 	s.err = err
 	if !errors.Is(err, errLegacyOnly) {
 		s.fault = err
 	}
-	s.due = time.Now().Add(s.delay/2 + rand.N(s.delay/2))
+	s.due = time.Now().Add(s.backoff.Pause(s.failures))
+	s.failures++
 	if s.worked && s.owner == nil { // somebody may be waiting for news
 		s.start()
 	}

@@ -121,7 +121,7 @@ func TestCallsDuringALongPauseFailAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.mu.Lock()
-		s.delay, s.worked = time.Minute, worked
+		s.backoff.First, s.worked = time.Minute, worked
 		s.failed(errors.New("it burned down"), 0, false)
 		s.mu.Unlock()
 		_, err = p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))

@@ -491,7 +491,7 @@ func TestEachSessionHasAChildOfItsOwn(t *testing.T) {
 	t.Run("which starts again with the same words when it is needed", func(t *testing.T) { // A37
 		own := a.known(p).server
 		own.mu.Lock()
-		own.delay = 2 * time.Millisecond
+		own.backoff.First = 2 * time.Millisecond
 		own.mu.Unlock()
 		before := a.pid()
 		if _, err := a.do(http.MethodPost, toolCall(`1`, "die", `{}`)); err == nil {

@@ -127,7 +127,7 @@ func (p *testPool) delay(d time.Duration) {
 	c.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.delay = d
+	s.backoff.First = d
 }
 
 // restart restarts what is at alpha:1.
