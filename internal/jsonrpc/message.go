@@ -308,12 +308,13 @@ func (m *Message) IsUnknownSession() bool {
 	return false
 }
 
-// Status returns the status that an answer has over HTTP in the stateless era.
+// Status returns the HTTP status of an answer in the modern era. In the legacy era it is
+// always 200.
 func (m *Message) Status() int {
 	switch m.ErrorNumber() {
 	case CodeMethodNotFound:
 		return http.StatusNotFound
-	case codeHeaderMismatch, codeMissingAbility, codeVersion:
+	case CodeInvalidParams, codeHeaderMismatch, codeMissingAbility, codeVersion:
 		return http.StatusBadRequest
 	}
 	return http.StatusOK

@@ -307,3 +307,23 @@ func FuzzMessage(f *testing.F) {
 		}
 	})
 }
+
+func TestStatus(t *testing.T) {
+	for code, want := range map[int]int{
+		0: 200, -31999: 200, -32000: 200, -32002: 200, -32603: 200,
+		-32601: 404,
+		-32602: 400, -32020: 400, -32021: 400, -32022: 400,
+	} {
+		answer := Answer([]byte("1"), []byte("{}"))
+		if code != 0 {
+			answer = Refusal([]byte("1"), code, "no")
+		}
+		var m Message
+		if failure := m.Read(answer); failure != nil {
+			t.Fatal(failure)
+		}
+		if got := m.Status(); got != want {
+			t.Errorf("%d: status %d, want %d", code, got, want)
+		}
+	}
+}

@@ -352,24 +352,12 @@ func (x *exchange) answered(call *call, answer []byte) (*http.Response, error) {
 	}
 	status := http.StatusOK
 	if x.era == mcp.Modern {
-		status = modernStatus(answer)
-	}
-	return respond(x.req, status, answer), nil
-}
-
-// modernStatus returns the status that a response of the modern era has. Legacy
-// clients read the body.
-func modernStatus(answer []byte) int {
-	var m jsonrpc.Message
-	if m.Read(answer) == nil {
-		switch string(m.Literal(jsonrpc.ErrorCode)) {
-		case "-32601":
-			return http.StatusNotFound
-		case "-32602", "-32020", "-32021", "-32022":
-			return http.StatusBadRequest
+		var m jsonrpc.Message
+		if m.Read(answer) == nil {
+			status = m.Status()
 		}
 	}
-	return http.StatusOK
+	return respond(x.req, status, answer), nil
 }
 
 // subscribes notes to which resources a client of a shared child subscribes. It
