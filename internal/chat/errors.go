@@ -50,7 +50,7 @@ func (c *Conversation) textLooksLikeError(t value) bool {
 	switch {
 	case found:
 		return true
-	case !looksLikeJSON(body), !mentioned && !bytes.Contains(body, []byte(`\\u`)):
+	case !quotesJSON(body), !mentioned && !bytes.Contains(body, []byte(`\\u`)):
 		return false
 	}
 	return saysError(jsonspan.AppendText(nil, body))
@@ -71,8 +71,8 @@ func saysError(text []byte) bool {
 	return says || err != nil // who says it twice may mean the one or the other
 }
 
-// looksLikeJSON reports whether a text begins as an object or a list.
-func looksLikeJSON(body []byte) bool {
+// quotesJSON reports whether the body of a JSON string begins as an object or a list.
+func quotesJSON(body []byte) bool {
 	for {
 		switch {
 		case len(body) == 0:

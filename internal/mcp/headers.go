@@ -33,9 +33,9 @@ func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	case m.Has(jsonrpc.ProtocolVersion) && !m.Is(jsonrpc.ProtocolVersion, version):
 		return jsonrpc.HeaderMismatch("MCP-Protocol-Version and the version in _meta differ")
 	case !m.Has(jsonrpc.ProtocolVersion):
-		return jsonrpc.InvalidParams("_meta has no io.modelcontextprotocol/protocolVersion")
+		return jsonrpc.InvalidParams("_meta has no " + MetaProtocolVersion)
 	case !m.Has(jsonrpc.ClientCapabilities):
-		return jsonrpc.InvalidParams("_meta has no io.modelcontextprotocol/clientCapabilities")
+		return jsonrpc.InvalidParams("_meta has no " + MetaClientCapabilities)
 	case header.Get(methodHeader) == "":
 		return jsonrpc.HeaderMismatch("Mcp-Method and the method differ")
 	}

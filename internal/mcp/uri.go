@@ -1,14 +1,13 @@
 package mcp
 
 import (
-	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"net/url"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
@@ -52,11 +51,7 @@ func AppendResourceURI(dst []byte, server, uri string) []byte {
 func appendQuoted(dst []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			var quoted bytes.Buffer
-			encoder := json.NewEncoder(&quoted)
-			encoder.SetEscapeHTML(false)
-			encoder.Encode(s) // strings always can be
-			return append(dst, bytes.TrimSuffix(quoted.Bytes(), []byte("\n"))...)
+			return append(dst, jsonrpc.Encode(s)...)
 		}
 	}
 	dst = append(dst, '"')

@@ -1,13 +1,13 @@
 package resourcetemplate
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
 // A Template describes resources. The content of each is either Text, or that of the
@@ -35,17 +35,13 @@ func (t *Template) Descriptor() []byte {
 	if t.descriptor != nil {
 		return t.descriptor
 	}
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(struct { // strings always encode
+	return jsonrpc.Encode(struct {
 		URITemplate string `json:"uriTemplate"`
 		Name        string `json:"name"`
 		Title       string `json:"title,omitempty"`
 		Description string `json:"description,omitempty"`
 		MIMEType    string `json:"mimeType,omitempty"`
 	}{t.URITemplate, t.Name, t.Title, t.Description, t.MIMEType})
-	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }
 
 // size returns how many bytes a template has.

@@ -473,10 +473,8 @@ func (c *child) listParams(cursor string) []byte {
 	return append(params, '}')
 }
 
-// modernMeta is what every request of the modern era has in its params.
-var modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"` + mcp.Stateless + `",` +
-	`"io.modelcontextprotocol/clientInfo":` + clientInfo + `,` +
-	`"io.modelcontextprotocol/clientCapabilities":{}}`
+// modernMeta is the member of the params of every request of the modern era.
+var modernMeta = `"_meta":` + string(mcp.RequestMeta([]byte(clientInfo), []byte("{}"), ""))
 
 // clientInfo is who a child is asked by, where that is none of the clients.
 var clientInfo = `{"name":"caddy-mcp-gateway","version":"` + version.Current() + `"}`

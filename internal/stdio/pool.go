@@ -271,7 +271,7 @@ func (p *Pool) forget(name string, uris []string) {
 		}
 		for _, uri := range uris {
 			if !server.wanted(uri) {
-				_, _ = c.request(ctx, "resources/unsubscribe", uriParams(uri))
+				_, _ = c.request(ctx, "resources/unsubscribe", mcp.URIParams(uri))
 			}
 		}
 		server.relevel(c)

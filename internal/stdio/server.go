@@ -414,10 +414,10 @@ func (c *child) initialize(ctx context.Context) error {
 		return fmt.Errorf("initialize: %w", err)
 	}
 	c.hello.answer = answer
-	if code := string(answer.Literal(jsonrpc.ErrorCode)); code != "" {
+	if answer.Has(jsonrpc.ErrorCode) {
 		// A server of the stateless era alone knows no handshake, and needs none. What
 		// it says to a client's own words is for the client.
-		if code == "-32601" || code == "-32022" || c.server.owner != nil {
+		if answer.ErrorNumber() == jsonrpc.CodeMethodNotFound || answer.IsUnsupportedVersion() || c.server.owner != nil {
 			return nil
 		}
 		return fmt.Errorf("initialize: %s", answer.Literal(jsonrpc.Error))
@@ -453,7 +453,7 @@ func (s *server) resume(c *child) {
 	})
 	for uri := range uris {
 		ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
-		_, err := c.request(ctx, "resources/subscribe", uriParams(uri))
+		_, err := c.request(ctx, "resources/subscribe", mcp.URIParams(uri))
 		cancel()
 		if err != nil {
 			s.log().Warn("not subscribed again", zap.Error(err))
@@ -467,11 +467,6 @@ func (s *server) resume(c *child) {
 			s.broadcast(&m, everybody)
 		}
 	}
-}
-
-// uriParams are the params of a request that names a resource.
-func uriParams(uri string) []byte {
-	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
 // wanted reports whether a session has subscribed to a resource.

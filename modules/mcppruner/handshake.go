@@ -26,7 +26,7 @@ type capabilities struct {
 }
 
 // signature is the members that make a result one of the modern era.
-var signature = slices.Concat([]byte(`"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":`),
+var signature = slices.Concat([]byte(`"resultType":"complete","_meta":{"`+mcp.MetaServerInfo+`":`),
 	jsonrpc.Encode(serverInfo{serverName, serverVersion}), []byte("}"))
 
 const instructions = "Call prune_text before long code, logs or docs go into the conversation: it leaves out the lines that bear least on the goal you name. " +
