@@ -135,26 +135,26 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 // are of the same client if they say the same of themselves and have the same
 // credentials, whether these are for us or for the servers. Those of nobody in
 // particular come from the same address, too. The client has to be released.
-func (q *Request) visitor() (*client, *jsonrpc.Failure) {
+func (v *visit) visitor() (*client, *jsonrpc.Failure) {
 	h := hello{
-		capabilities: q.message.Literal(jsonrpc.ClientCapabilities),
-		info:         q.message.Literal(jsonrpc.ClientInfo),
+		capabilities: v.message.Literal(jsonrpc.ClientCapabilities),
+		info:         v.message.Literal(jsonrpc.ClientInfo),
 	}
 	if len(h.capabilities)+len(h.info) > longestHello {
 		return nil, helloTooLarge("_meta: clientInfo and clientCapabilities")
 	}
 	sum := sha256.New()
-	identity := q.caller.identity
+	identity := v.caller.identity
 	if identity == "" {
-		identity = "@" + q.peer.Address
+		identity = "@" + v.peer.Address
 	}
 	_, _ = sum.Write([]byte(identity + "\x00"))
-	for _, name := range slices.Sorted(maps.Keys(q.r.Header)) {
+	for _, name := range slices.Sorted(maps.Keys(v.r.Header)) {
 		if !isIdentifying(name) {
 			continue
 		}
 		_, _ = sum.Write([]byte(name))
-		for _, value := range q.r.Header[name] {
+		for _, value := range v.r.Header[name] {
 			_, _ = sum.Write([]byte("\x00" + value))
 		}
 		_, _ = sum.Write([]byte("\n"))
@@ -162,9 +162,9 @@ func (q *Request) visitor() (*client, *jsonrpc.Failure) {
 	_, _ = sum.Write(h.capabilities)
 	_, _ = sum.Write([]byte{0})
 	_, _ = sum.Write(h.info)
-	return q.g.State.client(string(sum.Sum(nil)), func() *client {
+	return v.g.State.client(string(sum.Sum(nil)), func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
-		return newClient(mcp.Modern, mcp.Stateless, q.caller.identity, q.owner(), h.complete())
+		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.owner(), h.complete())
 	}), nil
 }
 

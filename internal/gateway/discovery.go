@@ -58,22 +58,22 @@ func (x *index) clear() {
 }
 
 // searchTools answers a call of search_tools.
-func (q *Request) searchTools() *jsonrpc.Failure {
+func (c *call) searchTools() *jsonrpc.Failure {
 	var p struct {
 		Query string `json:"query"`
 		Limit int    `json:"limit"`
 	}
-	if !q.arguments(&p) {
-		return q.text("query must be a string and limit a whole number.", true)
+	if !c.arguments(&p) {
+		return c.text("query must be a string and limit a whole number.", true)
 	}
-	all, _ := q.listings(tools)
+	all, _ := c.listings(tools)
 	total := 0
 	for _, list := range all {
 		total += len(list.names)
 	}
-	hits := q.g.index.search(all).Search(p.Query, p.Limit)
+	hits := c.g.index.search(all).Search(p.Query, p.Limit)
 	if len(hits) == 0 {
-		return q.text(fmt.Sprintf("None of the %d tools fits. Try other words.", total), false)
+		return c.text(fmt.Sprintf("None of the %d tools fits. Try other words.", total), false)
 	}
 	var b strings.Builder
 	for _, hit := range hits {
@@ -83,53 +83,53 @@ func (q *Request) searchTools() *jsonrpc.Failure {
 		}
 		b.WriteByte('\n')
 	}
-	return q.text(strings.TrimSuffix(b.String(), "\n"), false)
+	return c.text(strings.TrimSuffix(b.String(), "\n"), false)
 }
 
 // describeTool answers a call of describe_tool.
-func (q *Request) describeTool() *jsonrpc.Failure {
+func (c *call) describeTool() *jsonrpc.Failure {
 	var p struct {
 		Name string `json:"name"`
 	}
-	if !q.arguments(&p) || p.Name == "" {
-		return q.text("name must be the name of a tool.", true)
+	if !c.arguments(&p) || p.Name == "" {
+		return c.text("name must be the name of a tool.", true)
 	}
-	all, _ := q.listings(tools)
+	all, _ := c.listings(tools)
 	for _, list := range all {
 		if i := slices.Index(list.names, p.Name); i >= 0 {
-			return q.text(string(list.item(i)), false)
+			return c.text(string(list.item(i)), false)
 		}
 	}
-	return q.text("There is no tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
+	return c.text("There is no tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
 }
 
 // callFound answers a call of call_tool: it is passed on as the call of the tool.
-func (q *Request) callFound() *jsonrpc.Failure {
+func (c *call) callFound() *jsonrpc.Failure {
 	var p struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
 	}
-	if !q.arguments(&p) || p.Name == "" {
-		return q.callInVain("name must be the name of a tool, and arguments an object.")
+	if !c.arguments(&p) || p.Name == "" {
+		return c.callInVain("name must be the name of a tool, and arguments an object.")
 	}
-	s, name, failure := q.whose(p.Name, tools)
+	s, name, failure := c.whose(p.Name, tools)
 	if failure != nil {
-		return q.callInVain("There is no tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
+		return c.callInVain("There is no tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
 	}
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
 	}
-	q.name, q.found = name, true
-	return q.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
-		q.message.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
-		q.message.Replace(jsonrpc.Arguments, p.Arguments),
+	c.name, c.tool, c.found = name, mcp.Shortened(name), true
+	return c.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
+		c.message.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
+		c.message.Replace(jsonrpc.Arguments, p.Arguments),
 	})
 }
 
 // callInVain answers a call of call_tool that names no tool.
-func (q *Request) callInVain(why string) *jsonrpc.Failure {
-	if failure := q.admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
+func (c *call) callInVain(why string) *jsonrpc.Failure {
+	if failure := c.admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure
 	}
-	return q.text(why, true)
+	return c.text(why, true)
 }

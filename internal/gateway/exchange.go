@@ -98,8 +98,15 @@ func (g *Gateway) exchange(l *link, to *streamable.Reader, r *http.Request, m *j
 	x.inner.Reader = to
 	defer x.record(r.Method)
 	failure := x.forward(r)
-	if failure != nil {
+	code, answered := to.Outcome()
+	switch {
+	case failure != nil:
 		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
+	case x.outcome != "":
+	case answered && code != 0: // and broken off after that
+		x.outcome, x.errorCode = outcomeError, code
+	case answered:
+		x.outcome = OutcomeOK
 	}
 	return failure
 }

@@ -232,7 +232,7 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 				t.Error("it was delivered to nobody")
 			}
 			streams[0].announce(tools)
-			out := streams[0].request.out
+			out := streams[0].visit.out
 			out.Begin()
 			out.KeepAlive()
 			out.Flush()

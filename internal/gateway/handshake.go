@@ -14,93 +14,93 @@ import (
 )
 
 // initialize begins a session, with all servers that can be reached (A3 to A6).
-func (q *Request) initialize() *jsonrpc.Failure {
-	params := q.message.Literal(jsonrpc.Params)
+func (v *visit) initialize() *jsonrpc.Failure {
+	params := v.message.Literal(jsonrpc.Params)
 	switch {
-	case q.message.Kind(jsonrpc.Params) != jsonspan.BeginObject || q.message.Kind(jsonrpc.Requested) != jsonspan.String:
+	case v.message.Kind(jsonrpc.Params) != jsonspan.BeginObject || v.message.Kind(jsonrpc.Requested) != jsonspan.String:
 		return jsonrpc.InvalidParams("protocolVersion: it is missing, or no string").AsAnswer()
 	case len(params) > longestHello:
 		return helloTooLarge("params: capabilities and clientInfo")
 	}
-	version := mcp.Negotiate(q.message.Text(jsonrpc.Requested), mcp.Latest)
-	edits := []jsonspan.Edit{q.message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
-	if q.message.Has(jsonrpc.Proxy) {
-		edits = append(edits, q.withoutProxy())
+	version := mcp.Negotiate(v.message.Text(jsonrpc.Requested), mcp.Latest)
+	edits := []jsonspan.Edit{v.message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
+	if v.message.Has(jsonrpc.Proxy) {
+		edits = append(edits, v.withoutProxy())
 		slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
 	}
-	whole := jsonspan.Spliced(q.message.Raw, edits...)
+	whole := jsonspan.Spliced(v.message.Raw, edits...)
 	var m jsonrpc.Message
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	q.client = newClient(mcp.Legacy, version, q.caller.identity, q.owner(), helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
-	q.client.issued = time.Now()
-	q.g.keep(q.client)
-	if q.g.sealed(q.client.ticket(nil)) == "" {
+	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.owner(), helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	v.client.issued = time.Now()
+	v.g.keep(v.client)
+	if v.g.sealed(v.client.ticket(nil)) == "" {
 		return helloTooLarge("params: capabilities and clientInfo, compressed,")
 	}
-	q.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, q.g, q.r) }) // who fails is left out, and has been logged
-	if q.r.Context().Err() != nil {
-		q.g.running.Go(q.leave) // nobody else knows of the sessions that there are by now
+	v.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, v.g, v.r) }) // who fails is left out, and has been logged
+	if v.r.Context().Err() != nil {
+		v.g.running.Go(v.leave) // nobody else knows of the sessions that there are by now
 		return nil
 	}
 	links := map[string]linkTicket{}
-	for _, s := range q.g.seen(q.caller.identity) {
-		if ticket, ok := q.client.link(s).ticket(); ok {
+	for _, s := range v.g.seen(v.caller.identity) {
+		if ticket, ok := v.client.link(s).ticket(); ok {
 			ticket.Server = s.brief()
 			links[s.Name] = ticket
 		}
 	}
-	id := q.g.sealed(q.client.ticket(links))
-	q.client = q.g.client(id, func() *client { return q.client })
-	q.g.release(q.client) // as the one that had no id yet
-	q.w.Header().Set(mcp.SessionHeader, id)
+	id := v.g.sealed(v.client.ticket(links))
+	v.client = v.g.client(id, func() *client { return v.client })
+	v.g.release(v.client) // as the one that had no id yet
+	v.w.Header().Set(mcp.SessionHeader, id)
 
 	result := map[string]any{
 		"protocolVersion": version,
-		"capabilities":    q.capabilities(),
-		"serverInfo":      q.g.info(),
+		"capabilities":    v.capabilities(),
+		"serverInfo":      v.g.info(),
 	}
-	if text := q.instructions(); text != "" {
+	if text := v.instructions(); text != "" {
 		result["instructions"] = text
 	}
-	for _, l := range q.client.allLinks() {
+	for _, l := range v.client.allLinks() {
 		l.mu.Lock()
 		l.about = about{} // which the client never asks for again
 		l.mu.Unlock()
 	}
-	return q.answer(jsonrpc.Encode(result))
+	return v.answer(jsonrpc.Encode(result))
 }
 
 // leave ends the sessions with all servers of a client that has left.
-func (q *Request) leave() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.r.Context()), q.g.config.JoinTimeout)
+func (v *visit) leave() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.r.Context()), v.g.config.JoinTimeout)
 	defer cancel()
-	for _, l := range q.client.allLinks() {
-		if q.g.of(l) != nil {
-			l.end(ctx, q.g, q.r)
+	for _, l := range v.client.allLinks() {
+		if v.g.of(l) != nil {
+			l.end(ctx, v.g, v.r)
 		}
 	}
 }
 
 // discover tells clients of the modern era who we are.
-func (q *Request) discover() *jsonrpc.Failure {
-	q.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, q.g, q.r) })
-	if q.r.Context().Err() != nil {
+func (v *visit) discover() *jsonrpc.Failure {
+	v.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, v.g, v.r) })
+	if v.r.Context().Err() != nil {
 		return nil
 	}
 	versions := mcp.Versions()
 	slices.Reverse(versions)
 	result := map[string]any{
 		"supportedVersions": versions,
-		"capabilities":      q.capabilities(),
+		"capabilities":      v.capabilities(),
 		"ttlMs":             0,
 		"cacheScope":        "private",
 	}
-	if text := q.instructions(); text != "" {
+	if text := v.instructions(); text != "" {
 		result["instructions"] = text
 	}
-	return q.answer(jsonrpc.Encode(result))
+	return v.answer(jsonrpc.Encode(result))
 }
 
 // info is who we are.
@@ -131,10 +131,10 @@ func (a *Gateway) signedBy() []byte {
 
 // capabilities returns what all servers can do together (A4). As long as one of them
 // is missing, there may be tools: clients do not ask again.
-func (q *Request) capabilities() map[string]any {
+func (v *visit) capabilities() map[string]any {
 	all := map[string]any{}
-	for _, s := range q.g.seen(q.caller.identity) {
-		l := q.client.link(s)
+	for _, s := range v.g.seen(v.caller.identity) {
+		l := v.client.link(s)
 		l.mu.Lock()
 		ready, raw := l.ready, l.about.capabilities.text()
 		l.mu.Unlock()
@@ -146,10 +146,10 @@ func (q *Request) capabilities() map[string]any {
 			all["tools"] = map[string]any{}
 		}
 	}
-	if q.g.own.list(tools, q.caller.identity) != nil && all["tools"] == nil {
+	if v.g.own.list(tools, v.caller.identity) != nil && all["tools"] == nil {
 		all["tools"] = map[string]any{}
 	}
-	if q.g.own.list(templates, q.caller.identity) != nil && all["resources"] == nil {
+	if v.g.own.list(templates, v.caller.identity) != nil && all["resources"] == nil {
 		all["resources"] = map[string]any{}
 	}
 	for _, name := range [...]string{"tools", "prompts", "resources"} {
@@ -180,16 +180,16 @@ func merge(into, from map[string]any) {
 }
 
 // instructions returns what the servers say of how they are to be used.
-func (q *Request) instructions() string {
+func (v *visit) instructions() string {
 	var texts []string
-	for _, s := range q.g.seen(q.caller.identity) {
-		l := q.client.link(s)
+	for _, s := range v.g.seen(v.caller.identity) {
+		l := v.client.link(s)
 		l.mu.Lock()
 		text := l.about.instructions.text()
 		l.mu.Unlock()
 		switch {
 		case text == "":
-		case q.g.transparent():
+		case v.g.transparent():
 			return text
 		default:
 			texts = append(texts, s.Name+":\n"+text)
@@ -199,33 +199,33 @@ func (q *Request) instructions() string {
 }
 
 // setLevel passes on which log messages the client wants, to all who have some (A15).
-func (q *Request) setLevel() *jsonrpc.Failure {
-	level := q.message.Text(jsonrpc.Level)
+func (v *visit) setLevel() *jsonrpc.Failure {
+	level := v.message.Text(jsonrpc.Level)
 	if !slices.Contains(mcp.LogLevels, level) {
 		return jsonrpc.InvalidParams("level: it is none of " + strings.Join(mcp.LogLevels, ", ")).AsAnswer()
 	}
-	q.client.mu.Lock()
-	q.client.level = level
-	q.client.mu.Unlock()
-	q.all(func(ctx context.Context, s *Server, l *link) {
+	v.client.mu.Lock()
+	v.client.level = level
+	v.client.mu.Unlock()
+	v.all(func(ctx context.Context, s *Server, l *link) {
 		if era, can := l.state(); era == mcp.Legacy && can&hasLogging != 0 {
-			_, _ = l.request(ctx, q.g, q.r, "logging/setLevel", []byte(`{"level":"`+level+`"}`))
+			_, _ = l.request(ctx, v.g, v.r, "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})
-	return q.answer([]byte("{}"))
+	return v.answer([]byte("{}"))
 }
 
 // delete ends a session.
-func (q *Request) delete() *jsonrpc.Failure {
-	q.g.end(q.client)
-	for _, s := range q.client.listening() {
+func (v *visit) delete() *jsonrpc.Failure {
+	v.g.end(v.client)
+	for _, s := range v.client.listening() {
 		s.end()
 	}
 	var ending sync.WaitGroup
-	for _, l := range q.client.allLinks() { // also to servers that it may not know any more
-		ending.Go(func() { l.end(q.r.Context(), q.g, q.r) })
+	for _, l := range v.client.allLinks() { // also to servers that it may not know any more
+		ending.Go(func() { l.end(v.r.Context(), v.g, v.r) })
 	}
 	ending.Wait()
-	q.w.WriteHeader(204)
+	v.w.WriteHeader(204)
 	return nil
 }

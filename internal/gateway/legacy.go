@@ -66,30 +66,30 @@ func (held *heldCall) keep(m *jsonrpc.Message, names []name) heldMessage {
 
 // toLegacy passes the request on to a server of the legacy era, or goes on with one
 // that was.
-func (q *Request) toLegacy(ctx context.Context, l *link) *jsonrpc.Failure {
-	held := q.takeUp(l)
+func (c *call) toLegacy() *jsonrpc.Failure {
+	held := c.takeUp()
 	switch {
 	case held != nil:
-		if failure := held.reply(ctx, q); failure != nil {
+		if failure := held.reply(c); failure != nil {
 			held.giveUp()
-			return q.failed(ctx, failure)
+			return c.failed(failure)
 		}
-	case q.message.Has(jsonrpc.RequestState):
+	case c.message.Has(jsonrpc.RequestState):
 		return invalid("requestState: not known, or not anymore")
 	default:
-		m, failure := antiquated(&q.message)
+		m, failure := antiquated(&c.message)
 		if failure == nil {
-			failure = q.checkParams(ctx, l, &m)
+			failure = c.checkParams(&m)
 		}
 		if failure != nil {
 			return failure
 		}
-		if held, failure = q.hold(l, &m); failure != nil {
+		if held, failure = c.hold(&m); failure != nil {
 			return failure
 		}
 	}
-	q.passedOn = true
-	return held.serve(ctx, q)
+	c.passedOn = true
+	return held.serve(c)
 }
 
 // antiquated returns a request of the modern era as one of the legacy era: without
@@ -114,61 +114,62 @@ func antiquated(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 
 // checkParams checks that the headers of a call repeat its arguments where its tool says so. A
 // server of the legacy era cannot.
-func (q *Request) checkParams(ctx context.Context, l *link, m *jsonrpc.Message) *jsonrpc.Failure {
-	if q.found || l.known(q.g, tools) == nil && !mcp.HasParams(q.r.Header) {
+func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
+	if c.found || c.link.known(c.g, tools) == nil && !mcp.HasParams(c.r.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
-	return q.paramHeaders(ctx, l).Check(q.r.Header, m)
+	return c.paramHeaders().Check(c.r.Header, m)
 }
 
 // takeUp returns the call that the request goes on with.
-func (q *Request) takeUp(l *link) *heldCall {
-	if q.message.Kind(jsonrpc.RequestState) != jsonspan.String {
+func (c *call) takeUp() *heldCall {
+	if c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return nil
 	}
-	key, ok := q.g.sealer.open("call", q.message.Text(jsonrpc.RequestState))
+	key, ok := c.g.sealer.open("call", c.message.Text(jsonrpc.RequestState))
 	if !ok {
 		return nil
 	}
-	q.g.mu.Lock()
-	defer q.g.mu.Unlock()
-	held := q.g.held[string(key)]
-	if held == nil || held.client != q.client || held.link != l || held.about != q.about() {
+	c.g.mu.Lock()
+	defer c.g.mu.Unlock()
+	held := c.g.held[string(key)]
+	if held == nil || held.client != c.client || held.link != c.link || held.about != c.about() {
 		return nil
 	}
-	q.g.unhold(held)
+	c.g.unhold(held)
 	return held
 }
 
 // about returns what a request calls.
-func (q *Request) about() string {
-	return q.message.Text(jsonrpc.Method) + "\x00" + q.name + "\x00" + q.message.Text(jsonrpc.URI)
+func (c *call) about() string {
+	return c.message.Text(jsonrpc.Method) + "\x00" + c.name + "\x00" + c.message.Text(jsonrpc.URI)
 }
 
 // hold makes a call that can outlive the request.
-func (q *Request) hold(l *link, m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(q.r.Context()))
+func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
+	l := c.link
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
 	held := &heldCall{
-		a:         q.g,
-		client:    q.client,
+		a:         c.g,
+		client:    c.client,
 		link:      l,
 		cancel:    cancel,
-		about:     q.about(),
+		about:     c.about(),
 		id:        l.nextID(),
 		messages:  make(chan heldMessage),
 		answering: make(chan struct{}),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
-	held.of = q.g.of(l).Upstream.Derive(ctx, q.r, false) // which is there when the request is not
+	held.of = c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
 	emptyBody(held.of, http.MethodPost)
-	level := q.message.Text(jsonrpc.LogLevel)
+	level := c.message.Text(jsonrpc.LogLevel)
 	numbered, failure := held.renumbered(m)
 	if failure != nil {
 		cancel()
 		return nil, failure
 	}
-	q.g.keep(q.client)
+	c.g.keep(c.client)
 	go func() {
 		defer held.a.release(held.client)
 		defer held.a.retire(held)
@@ -266,15 +267,15 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, m
 
 // serve passes on to the client what the server says, until there is an answer, or a
 // question that the client has to answer first.
-func (held *heldCall) serve(ctx context.Context, q *Request) *jsonrpc.Failure {
+func (held *heldCall) serve(c *call) *jsonrpc.Failure {
 	for {
 		select {
 		case said := <-held.messages:
 			if said.large != nil {
-				held.stream(ctx, q, said)
+				held.stream(c, said)
 				return nil
 			}
-			if done, failure := held.pass(q, &said); done {
+			if done, failure := held.pass(c, &said); done {
 				return failure
 			}
 		case <-held.done:
@@ -282,8 +283,8 @@ func (held *heldCall) serve(ctx context.Context, q *Request) *jsonrpc.Failure {
 			if failure == nil {
 				failure = jsonrpc.InvalidResponse(held.link.server)
 			}
-			return q.failed(ctx, failure)
-		case <-ctx.Done():
+			return c.failed(failure)
+		case <-c.ctx.Done():
 			held.giveUp()
 			return nil
 		}
@@ -308,20 +309,20 @@ func (held *heldCall) giveUp() {
 
 // pass passes on a message of the server. It reports whether the request has been
 // answered by it.
-func (held *heldCall) pass(q *Request, said *heldMessage) (done bool, failure *jsonrpc.Failure) {
+func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *jsonrpc.Failure) {
 	l, m := held.link, &said.message
 	switch {
 	case m.IsAnswer():
-		held.answer(q, said)
-		held.settle(q)
+		held.answer(c, said)
+		held.settle(c)
 		return true, nil
 	case m.IsRequest():
-		return held.ask(q, m)
+		return held.ask(c, m)
 	}
-	l.noted(q.g, m)
+	l.noted(c.g, m)
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
-		token := q.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
+		token := c.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
 		if token == nil || !m.Has(jsonrpc.Progress) {
 			return false, nil
 		}
@@ -329,24 +330,24 @@ func (held *heldCall) pass(q *Request, said *heldMessage) (done bool, failure *j
 		if failure != nil {
 			return false, nil
 		}
-		q.out.Event(&streamable.Event{Data: l.translated(q.g, &progress)})
+		c.out.Event(&streamable.Event{Data: l.translated(c.g, &progress)})
 	case !m.Is(jsonrpc.Method, "notifications/message"):
-		l.spread(q.g, m) // it is for those who listen
-	case q.message.Has(jsonrpc.LogLevel):
-		q.out.Event(&streamable.Event{Data: l.translated(q.g, m)})
+		l.spread(c.g, m) // it is for those who listen
+	case c.message.Has(jsonrpc.LogLevel):
+		c.out.Event(&streamable.Event{Data: l.translated(c.g, m)})
 	}
 	return false, nil
 }
 
 // settle waits a moment for the end of a call that has been answered, because the
 // access log tells of what was masked in it. The client has its answer by then.
-func (held *heldCall) settle(q *Request) {
+func (held *heldCall) settle(c *call) {
 	select {
 	case <-held.done:
 		return
 	default:
 	}
-	q.out.Flush()
+	c.out.Flush()
 	timer := time.NewTimer(50 * time.Millisecond)
 	defer timer.Stop()
 	select {
@@ -358,19 +359,19 @@ func (held *heldCall) settle(q *Request) {
 
 // answer passes on the answer, as one of the modern era and with the id of the
 // request that waits for it.
-func (held *heldCall) answer(q *Request, said *heldMessage) {
+func (held *heldCall) answer(c *call, said *heldMessage) {
 	m := &said.message
-	q.errorCode = m.ErrorNumber()
-	edits := append(withID(m, q.message.Literal(jsonrpc.ID)), q.renames(held.link, m.Raw, said.names)...)
+	c.errorCode = m.ErrorNumber()
+	edits := append(withID(m, c.message.Literal(jsonrpc.ID)), c.renames(m.Raw, said.names)...)
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
-		edits = append(edits, m.Within(jsonrpc.Result, jsonspan.Insert(m.Literal(jsonrpc.Result), q.completion())))
+		edits = append(edits, m.Within(jsonrpc.Result, jsonspan.Insert(m.Literal(jsonrpc.Result), c.completion())))
 	}
-	q.out.Answer(m.Status(), &streamable.Event{Data: jsonspan.Spliced(m.Raw, edits...)})
+	c.out.Answer(m.Status(), &streamable.Event{Data: jsonspan.Spliced(m.Raw, edits...)})
 }
 
 // completion returns what results of the modern era say in addition.
-func (q *Request) completion() []byte {
-	if q.message.Is(jsonrpc.Method, "resources/read") {
+func (c *call) completion() []byte {
+	if c.message.Is(jsonrpc.Method, "resources/read") {
 		return []byte(`"resultType":"complete","ttlMs":0,"cacheScope":"private"`)
 	}
 	return []byte(`"resultType":"complete"`)
@@ -378,23 +379,23 @@ func (q *Request) completion() []byte {
 
 // stream passes on an answer that is too large to be held, like answer. One whose id comes
 // last, and is another's, keeps it: the client does not take it for its own.
-func (held *heldCall) stream(ctx context.Context, q *Request, said heldMessage) {
-	from := said.large
+func (held *heldCall) stream(c *call, said heldMessage) {
+	ctx, from := c.ctx, said.large
 	defer context.AfterFunc(ctx, func() { from.CloseWithError(ctx.Err()) })()
-	out := q.out.Large(new(streamable.Event), false)
-	to := &rewriting{modernPaths.Rewrite(out, held.modernized(q, said.typed)), out}
+	out := c.out.Large(new(streamable.Event), false)
+	to := &rewriting{modernPaths.Rewrite(out, held.modernized(c, said.typed)), out}
 	_, err := io.Copy(to, from)
 	if err == nil {
 		err = to.Close()
 	}
 	switch {
 	case err == nil:
-		q.errorCode, _ = held.hearing.Load().Outcome()
-		held.settle(q)
+		c.errorCode, _ = held.hearing.Load().Outcome()
+		held.settle(c)
 	case ctx.Err() != nil:
 		held.giveUp()
 	default:
-		q.torn = true
+		c.torn = true
 		from.CloseWithError(err)
 		held.giveUp()
 	}
@@ -405,30 +406,30 @@ func (held *heldCall) stream(ctx context.Context, q *Request, said heldMessage) 
 var modernPaths = jsonspan.CompilePaths(append(slices.Clone(namings), "id", "result")...)
 
 // modernized returns what stands for a literal at one of the modernPaths.
-func (held *heldCall) modernized(q *Request, typed bool) func(path int, k jsonspan.Kind, literal []byte) []byte {
+func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.Kind, literal []byte) []byte {
 	return func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
 			if jsonrpc.SameID(literal, held.id) {
-				return q.message.Literal(jsonrpc.ID)
+				return c.message.Literal(jsonrpc.ID)
 			}
 		case path > len(namings):
 			if k == jsonspan.BeginObject && !typed {
-				return slices.Concat([]byte("{"), q.completion(), []byte(","))
+				return slices.Concat([]byte("{"), c.completion(), []byte(","))
 			}
 		case k == jsonspan.String:
-			return q.renamed(held.link, path, literal)
+			return c.renamed(path, literal)
 		}
 		return nil
 	}
 }
 
 // ask has the client asked: its request is answered by a result that says so.
-func (held *heldCall) ask(q *Request, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
+func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
 	method := m.Text(jsonrpc.Method)
-	if !mcp.IsQuestion(method) || !q.client.can(method) {
+	if !mcp.IsQuestion(method) || !c.client.can(method) {
 		held.hearing.Load().QuestionAnswered()
-		held.link.refuse(q.g, q.r, q.r.Context(), &q.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
+		held.link.refuse(c.g, c.r, c.r.Context(), &c.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
 		return false, nil
 	}
 	key := strconv.Itoa(len(held.questions) + 1)
@@ -437,14 +438,14 @@ func (held *heldCall) ask(q *Request, m *jsonrpc.Message) (done bool, failure *j
 	if params == nil {
 		params = json.RawMessage("{}")
 	}
-	state, ok := q.g.putAway(held)
+	state, ok := c.g.putAway(held)
 	if !ok {
 		delete(held.questions, key)
 		held.hearing.Load().QuestionAnswered()
-		held.link.refuse(q.g, q.r, q.r.Context(), &q.asides, m, "too many calls wait for their clients")
+		held.link.refuse(c.g, c.r, c.r.Context(), &c.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
-	return true, q.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
+	return true, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
 		"inputRequests": map[string]mcp.InputRequest{key: {Method: method, Params: params}},
 		"requestState":  state,
 	}))
@@ -489,9 +490,9 @@ func (s *State) unhold(held *heldCall) {
 }
 
 // reply gives the server the answers of the client.
-func (held *heldCall) reply(ctx context.Context, q *Request) *jsonrpc.Failure {
+func (held *heldCall) reply(c *call) *jsonrpc.Failure {
 	var responses map[string]json.RawMessage
-	if json.Unmarshal(q.message.Literal(jsonrpc.InputResponses), &responses) != nil {
+	if json.Unmarshal(c.message.Literal(jsonrpc.InputResponses), &responses) != nil {
 		responses = nil
 	}
 	var failed *jsonrpc.Failure
@@ -500,7 +501,7 @@ func (held *heldCall) reply(ctx context.Context, q *Request) *jsonrpc.Failure {
 		if response, ok := responses[key]; ok {
 			body = jsonrpc.Answer(id, response)
 		}
-		if failure := held.link.tell(ctx, q.g, q.r, body); failure != nil {
+		if failure := held.link.tell(c.ctx, c.g, c.r, body); failure != nil {
 			failed = failure
 		}
 		delete(held.questions, key)

@@ -28,29 +28,29 @@ const (
 
 // listing returns what the server of a link has of a kind: from memory as long as it
 // is good, else by asking. Nothing, if the server has none.
-func (l *link) listing(ctx context.Context, q *Request, k kind) (*listing, freshness, *jsonrpc.Failure) {
-	if list, fresh, ok := l.remembered(q.g, k); ok {
+func (l *link) listing(ctx context.Context, v *visit, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	if list, fresh, ok := l.remembered(v.g, k); ok {
 		return list, fresh, nil
 	}
-	if failure := l.open(ctx, q.g, q.r); failure != nil {
+	if failure := l.open(ctx, v.g, v.r); failure != nil {
 		return nil, freshness{}, failure
 	}
 	if _, can := l.state(); can&kinds[k].needs == 0 {
 		return nothing, freshness{none: true}, nil
 	}
-	view := q.g.view(l.client.identity)
+	view := v.g.view(l.client.identity)
 	l.mu.Lock()
 	changes, failed := l.lists[k].changes, l.lists[k].failed
 	l.mu.Unlock()
 	if time.Since(failed) < failurePause {
 		return nil, freshness{}, jsonrpc.ConnectError(l.server)
 	}
-	fetching, cancel := context.WithTimeout(ctx, q.g.config.JoinTimeout)
+	fetching, cancel := context.WithTimeout(ctx, v.g.config.JoinTimeout)
 	defer cancel()
-	list, fresh, failure := l.fetch(fetching, q, k)
+	list, fresh, failure := l.fetch(fetching, v, k)
 	var key listKey
 	if failure == nil && k != tasks { // which are not remembered
-		key, list = q.g.shelf.put(l.id, list)
+		key, list = v.g.shelf.put(l.id, list)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +108,7 @@ func (l *link) forget(lists ...kind) {
 }
 
 // requestPage asks for a page of a list.
-func (l *link) requestPage(ctx context.Context, q *Request, b *builder, params []byte) *jsonrpc.Failure {
+func (l *link) requestPage(ctx context.Context, v *visit, b *builder, params []byte) *jsonrpc.Failure {
 	var page mcp.List
 	answer := response{
 		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
@@ -118,26 +118,26 @@ func (l *link) requestPage(ctx context.Context, q *Request, b *builder, params [
 		},
 		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
 	}
-	failure := l.ask(ctx, q.g, q.r, kinds[b.kind].method, params, answer)
+	failure := l.ask(ctx, v.g, v.r, kinds[b.kind].method, params, answer)
 	if failure == nil && b.kind == tools {
-		q.g.config.Observer.ToolsSeen(b.server.Name)
+		v.g.config.Observer.ToolsSeen(b.server.Name)
 	}
 	return failure
 }
 
 // fetch asks for all pages of a list (A21).
-func (l *link) fetch(ctx context.Context, q *Request, k kind) (*listing, freshness, *jsonrpc.Failure) {
+func (l *link) fetch(ctx context.Context, v *visit, k kind) (*listing, freshness, *jsonrpc.Failure) {
 	era, can := l.state()
-	server := q.g.of(l)
-	who := q.g.rules.caller(l.client.identity)
-	filter := q.g.listFilter(server, &who)
+	server := v.g.of(l)
+	who := v.g.rules.caller(l.client.identity)
+	filter := v.g.listFilter(server, &who)
 	filter.done = !filtersAsItReads(&who)
-	b := &builder{a: q.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
+	b := &builder{a: v.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {
-		failure := l.requestPage(ctx, q, b, params)
+		failure := l.requestPage(ctx, v, b, params)
 		if failure != nil {
 			return nil, freshness{}, failure
 		}
@@ -159,25 +159,25 @@ func (l *link) fetch(ctx context.Context, q *Request, k kind) (*listing, freshne
 
 // listings returns what all servers have of a kind, in their order. Those that fail
 // are left out (A22).
-func (q *Request) listings(k kind) ([]*listing, freshness) {
-	servers := q.g.seen(q.caller.identity)
-	if k == tasks && len(q.g.config.Clients) > 0 {
-		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !q.g.allowsUnknown(q.caller.identity, s) })
+func (v *visit) listings(k kind) ([]*listing, freshness) {
+	servers := v.g.seen(v.caller.identity)
+	if k == tasks && len(v.g.config.Clients) > 0 {
+		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.allowsUnknown(v.caller.identity, s) })
 	}
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	var asking errgroup.Group
 	asking.SetLimit(maxFanOut)
 	for i, s := range servers {
-		l := q.client.link(s)
+		l := v.client.link(s)
 		var ok bool
-		if all[i], fresh[i], ok = l.remembered(q.g, k); ok {
+		if all[i], fresh[i], ok = l.remembered(v.g, k); ok {
 			continue
 		}
 		asking.Go(func() error {
 			var failure *jsonrpc.Failure
-			all[i], fresh[i], failure = l.listing(q.r.Context(), q, k)
-			if failure != nil && q.r.Context().Err() == nil {
-				q.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
+			all[i], fresh[i], failure = l.listing(v.r.Context(), v, k)
+			if failure != nil && v.r.Context().Err() == nil {
+				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
 					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
 			}
 			return nil
@@ -200,22 +200,29 @@ func (q *Request) listings(k kind) ([]*listing, freshness) {
 		together.private = together.private || fresh[i].private
 		together.none = false
 	}
-	together.private = together.private || together.none || len(q.g.config.Clients) > 0 // it may depend on who asks
+	together.private = together.private || together.none || len(v.g.config.Clients) > 0 // it may depend on who asks
 	return all, together
 }
 
+// A lister answers a request for a list.
+type lister struct {
+	*visit
+	kind kind
+}
+
 // list answers with a page of what all servers have of a kind (A18).
-func (q *Request) list(k kind) *jsonrpc.Failure {
-	offset, limit, failure := q.page()
+func (v lister) list() *jsonrpc.Failure {
+	k := v.kind
+	offset, limit, failure := v.page()
 	if failure != nil {
 		return failure
 	}
 	var all []*listing
 	fresh := freshness{private: true}
-	if k != tools || !q.g.config.Discovery {
-		all, fresh = q.listings(k)
+	if k != tools || !v.g.config.Discovery {
+		all, fresh = v.listings(k)
 	}
-	if own := q.g.own.list(k, q.caller.identity); own != nil {
+	if own := v.g.own.list(k, v.caller.identity); own != nil {
 		all = append(all, own)
 	}
 	total, size := 0, 0
@@ -231,10 +238,10 @@ func (q *Request) list(k kind) *jsonrpc.Failure {
 	answer := borrowAnswer(size)
 	defer giveBackAnswer(answer)
 	b := append(*answer, `{"jsonrpc":"2.0","id":`...)
-	b = append(b, q.message.Literal(jsonrpc.ID)...)
+	b = append(b, v.message.Literal(jsonrpc.ID)...)
 	b = append(b, `,"result":{`...)
-	if q.era == mcp.Modern {
-		b = append(b, q.g.signature("complete")...)
+	if v.era == mcp.Modern {
+		b = append(b, v.g.signature("complete")...)
 		b = append(b, ',')
 	}
 	b = append(b, '"')
@@ -257,11 +264,11 @@ func (q *Request) list(k kind) *jsonrpc.Failure {
 		b = append(b, mcp.Cursor(end)...)
 		b = append(b, '"')
 	}
-	if q.era == mcp.Modern {
+	if v.era == mcp.Modern {
 		b = append(b, fresh.members()...)
 	}
 	*answer = append(b, "}}"...)
-	q.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
+	v.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
 	return nil
 }
 
@@ -271,7 +278,7 @@ func (f freshness) members() []byte {
 	if f.private {
 		scope = "private"
 	}
-	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%q`, f.ttl.Milliseconds(), scope)
+	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%v`, f.ttl.Milliseconds(), scope)
 }
 
 // answers are kept between lists: those of a thousand tools have hundreds of kilobytes.
@@ -293,16 +300,16 @@ func giveBackAnswer(b *[]byte) {
 }
 
 // page returns which items are asked for.
-func (q *Request) page() (offset, limit int, failure *jsonrpc.Failure) {
-	if q.message.Has(jsonrpc.Cursor) {
+func (v lister) page() (offset, limit int, failure *jsonrpc.Failure) {
+	if v.message.Has(jsonrpc.Cursor) {
 		var err error
-		if offset, err = mcp.ParseCursor(q.message.Text(jsonrpc.Cursor)); err != nil {
+		if offset, err = mcp.ParseCursor(v.message.Text(jsonrpc.Cursor)); err != nil {
 			return 0, 0, jsonrpc.InvalidParams("cursor: it is none of this server").AsAnswer()
 		}
 	}
-	if q.message.Has(jsonrpc.Limit) {
+	if v.message.Has(jsonrpc.Limit) {
 		var err error
-		if limit, err = strconv.Atoi(string(q.message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
+		if limit, err = strconv.Atoi(string(v.message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
 			return 0, 0, jsonrpc.InvalidParams("limit: it is no positive whole number").AsAnswer()
 		}
 	}

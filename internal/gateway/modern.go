@@ -21,57 +21,57 @@ const maxRounds = 16
 
 // toModern passes the request on to a server of the modern era. It reports whether the server
 // is not what it was, and the request can be made again.
-func (q *Request) toModern(ctx context.Context, l *link, again bool) (lost bool, _ *jsonrpc.Failure) {
-	first, failure := q.modernized()
+func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
+	first, failure := c.modernized()
 	if failure != nil {
-		return false, q.failed(ctx, failure)
+		return false, c.failed(failure)
 	}
 	message := first
-	params := q.paramHeaders(ctx, l)
+	params := c.paramHeaders()
 	for round := range maxRounds {
-		rl := &relay{request: q, link: l, ctx: ctx, params: params, again: again && round == 0}
+		rl := &relay{call: c, params: params, again: again && round == 0}
 		failure := rl.run(&message)
 		switch {
 		case failure != nil && rl.forgotten():
-			l.lost(rl.session)
+			c.link.lost(rl.session)
 			return true, nil
 		case failure != nil:
-			return false, q.failed(ctx, failure)
+			return false, c.failed(failure)
 		case rl.input == nil:
 			return false, nil
 		}
-		responses, failure := q.input(ctx, l, rl.input)
+		responses, failure := c.input(rl.input)
 		if failure == nil {
 			failure = message.Read(mcp.WithInput(&first, responses, rl.input.State))
 		}
 		if failure != nil {
-			return false, q.failed(ctx, failure)
+			return false, c.failed(failure)
 		}
 	}
-	return false, q.failed(ctx, jsonrpc.InvalidResponse(l.server))
+	return false, c.failed(jsonrpc.InvalidResponse(c.link.server))
 }
 
 // modernized returns the request, which is of the legacy era, as one of the modern era.
-func (q *Request) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
-	m, failure := antiquated(&q.message) // the gateway says what it says of the client
+func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
+	m, failure := antiquated(&c.message) // the gateway says what it says of the client
 	if failure != nil {
 		return m, failure
 	}
-	meta := q.client.meta(q.client.logLevel())
+	meta := c.client.meta(c.client.logLevel())
 	return m.Edited(m.InsertMeta(meta[1 : len(meta)-1]))
 }
 
 // paramHeaders returns which arguments of the tool have to be repeated in headers.
-func (q *Request) paramHeaders(ctx context.Context, l *link) mcp.ParamHeaders {
-	if !q.message.Is(jsonrpc.Method, "tools/call") {
+func (c *call) paramHeaders() mcp.ParamHeaders {
+	if !c.message.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	if list := l.known(q.g, tools); list != nil {
+	if list := c.link.known(c.g, tools); list != nil {
 		return list.params
 	}
-	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
 	defer cancel()
-	list, _, failure := l.listing(ctx, q, tools)
+	list, _, failure := c.link.listing(ctx, c.visit, tools)
 	if failure != nil {
 		return nil // the server will say if there were any
 	}
@@ -91,21 +91,22 @@ func (l *link) known(a *Gateway, k kind) *listing {
 }
 
 // input asks the client for what a server wants to know.
-func (q *Request) input(ctx context.Context, l *link, wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
-	ctx, cancel := context.WithTimeout(ctx, streamable.QuestionTime)
+func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
+	l := c.link
+	ctx, cancel := context.WithTimeout(c.ctx, streamable.QuestionTime)
 	defer cancel()
 	answers := map[string]<-chan *jsonrpc.Message{}
 	for key, wants := range wanted.Requests {
-		if !q.client.can(wants.Method) {
+		if !c.client.can(wants.Method) {
 			return nil, jsonrpc.MissingCapability(l.server, mcp.Shortened(wants.Method))
 		}
-		id, answer, forget := q.client.expect(l)
+		id, answer, forget := c.client.expect(l)
 		defer forget()
 		var m jsonrpc.Message
 		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {
 			return nil, jsonrpc.InvalidResponse(l.server)
 		}
-		if !q.out.Event(&streamable.Event{Data: l.tagged(q.g, &m)}) {
+		if !c.out.Event(&streamable.Event{Data: l.tagged(c.g, &m)}) {
 			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
 		}
 		answers[key] = answer

@@ -21,21 +21,20 @@ type question struct {
 	answer  chan<- *jsonrpc.Message // where the answer is wanted
 }
 
-// question puts a question of the server to the client, in the response to a call
-// (A23). If the client cannot be asked, the server is told so: it must not wait for
-// nobody (A25).
-func (l *link) question(q *Request, ctx context.Context, m *jsonrpc.Message, out *streamable.Event, h *streamable.Reader) {
-	method := mcp.Shortened(m.Text(jsonrpc.Method))
+// question puts a question of the server to the client, in the response to the call (A23). If
+// the client cannot be asked, the server is told so: it must not wait in vain (A25).
+func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
+	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
 	if !l.client.can(method) {
-		l.refuse(q.g, q.r, ctx, &q.asides, m, "the client has not declared that it can be asked "+method)
+		l.refuse(rl.g, rl.r, rl.ctx, &rl.asides, m, "the client has not declared that it can be asked "+method)
 		return
 	}
-	id := l.shown(q.g, m.Literal(jsonrpc.ID))
-	out.Data = l.translated(q.g, m)
-	l.client.asked(id, h)
-	if !q.out.Event(out) {
+	id := l.shown(rl.g, m.Literal(jsonrpc.ID))
+	out.Data = l.translated(rl.g, m)
+	l.client.asked(id, &rl.h)
+	if !rl.out.Event(out) {
 		l.client.settled(id)
-		l.refuse(q.g, q.r, ctx, &q.asides, m, "the client cannot be asked: it takes no event streams")
+		l.refuse(rl.g, rl.r, rl.ctx, &rl.asides, m, "the client cannot be asked: it takes no event streams")
 	}
 }
 
@@ -109,26 +108,30 @@ func (l *link) stray(a *Gateway, of *http.Request, asides *Asides, e *streamable
 	}
 }
 
+// A notice is a message of a client that wants no answer: a notification, or its answer to a
+// question.
+type notice struct{ *visit }
+
 // reply takes the client's answer to a question, to whoever asked (A23, A24).
-func (q *Request) reply() {
-	id := q.message.Literal(jsonrpc.ID)
-	if q.client.replied(id, &q.message) {
+func (n notice) reply() {
+	id := n.message.Literal(jsonrpc.ID)
+	if n.client.replied(id, &n.message) {
 		return
 	}
-	s := q.g.config.Servers[0]
+	s := n.g.config.Servers[0]
 	var edits []jsonspan.Edit
-	if !q.g.transparent() {
-		server, text, ok := strings.Cut(q.message.Text(jsonrpc.ID), mcp.Separator)
+	if !n.g.transparent() {
+		server, text, ok := strings.Cut(n.message.Text(jsonrpc.ID), mcp.Separator)
 		literal, valid := literalOf(text)
-		if s = q.g.servers[server]; !ok || !valid || s == nil || !q.sees(s) {
+		if s = n.g.servers[server]; !ok || !valid || s == nil || !n.sees(s) {
 			return // nobody has asked
 		}
-		edits = append(edits, q.message.Replace(jsonrpc.ID, literal))
+		edits = append(edits, n.message.Replace(jsonrpc.ID, literal))
 	}
-	q.server = s
-	l := q.client.link(s)
-	if failure := l.tell(q.r.Context(), q.g, q.r, jsonspan.Spliced(q.message.Raw, edits...)); failure != nil {
-		q.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
+	n.server = s
+	l := n.client.link(s)
+	if failure := l.tell(n.r.Context(), n.g, n.r, jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
+		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
 }
 
@@ -136,46 +139,46 @@ func (q *Request) reply() {
 func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	q, ok := c.questions[keyOf(id)]
+	n, ok := c.questions[keyOf(id)]
 	delete(c.questions, keyOf(id))
 	switch {
-	case q.hearing != nil:
-		q.hearing.QuestionAnswered()
+	case n.hearing != nil:
+		n.hearing.QuestionAnswered()
 		return false // it is the server's
 	case ok:
 		answer := *m
 		answer.Raw = append([]byte(nil), m.Raw...)
-		q.answer <- &answer // there is room for it
+		n.answer <- &answer // there is room for it
 	}
 	return ok
 }
 
-// notify takes a notification of the client to whom it concerns.
-func (q *Request) notify() {
-	switch method := q.message.Text(jsonrpc.Method); method {
+// pass passes a notification of the client on to the servers that it concerns.
+func (n notice) pass() {
+	switch method := n.message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
-		q.all(func(ctx context.Context, s *Server, l *link) { l.greet(ctx, q.g, q.r) })
+		n.all(func(ctx context.Context, s *Server, l *link) { l.greet(ctx, n.g, n.r) })
 	case "notifications/cancelled":
-		q.cancel()
+		n.cancel()
 	case "notifications/progress":
-		q.progress()
+		n.progress()
 	default: // all others carry no ids (A27, R23)
 		if _, known := mcp.KnownMethod(method); known && !strings.HasPrefix(method, "notifications/") {
 			return // a request that wants no answer is none
 		}
-		message, failure := q.forwardable()
+		message, failure := n.forwardable()
 		if failure != nil {
 			return
 		}
-		servers, some := q.g.concerned(method)
-		q.all(func(ctx context.Context, s *Server, l *link) {
-			if some && !slices.Contains(servers, s.Name) || !q.mayTell(s, method) {
+		servers, some := n.g.concerned(method)
+		n.all(func(ctx context.Context, s *Server, l *link) {
+			if some && !slices.Contains(servers, s.Name) || !n.mayTell(s, method) {
 				return
 			}
 			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
-				l.greet(ctx, q.g, q.r)
-				if failure := l.tell(ctx, q.g, q.r, message.Raw); failure != nil {
-					q.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
+				l.greet(ctx, n.g, n.r)
+				if failure := l.tell(ctx, n.g, n.r, message.Raw); failure != nil {
+					n.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
 						zap.String("mcp_method", mcp.Shortened(method)), zap.Error(failure))
 				}
 			}
@@ -184,8 +187,8 @@ func (q *Request) notify() {
 }
 
 // mayTell reports whether the client may send a server a notification.
-func (q *Request) mayTell(s *Server, method string) bool {
-	return strings.HasPrefix(method, "notifications/") || q.g.allowsUnknown(q.caller.identity, s)
+func (n notice) mayTell(s *Server, method string) bool {
+	return strings.HasPrefix(method, "notifications/") || n.g.allowsUnknown(n.caller.identity, s)
 }
 
 // A NotificationRoute says to which servers a notification of a client is passed on.
@@ -198,7 +201,7 @@ type NotificationRoute struct {
 // first route that fits decides.
 func (g *Gateway) concerned(method string) (servers []string, some bool) {
 	routes := g.config.NotificationRoutes
-	i := slices.IndexFunc(routes, func(n NotificationRoute) bool { return mcp.MatchName(n.Method, method) })
+	i := slices.IndexFunc(routes, func(route NotificationRoute) bool { return mcp.MatchName(route.Method, method) })
 	if i < 0 {
 		return nil, false
 	}
@@ -206,42 +209,42 @@ func (g *Gateway) concerned(method string) (servers []string, some bool) {
 }
 
 // tell passes the message on to a server, with edits. It wants no answer.
-func (q *Request) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
-	m, failure := q.forwardable(edits...)
+func (n notice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
+	m, failure := n.forwardable(edits...)
 	if failure != nil {
 		return failure
 	}
-	return l.tell(q.r.Context(), q.g, q.r, m.Raw)
+	return l.tell(n.r.Context(), n.g, n.r, m.Raw)
 }
 
 // cancel cancels a call, at the one server that has it (A28).
-func (q *Request) cancel() {
-	call := q.client.inFlight(q.message.Literal(jsonrpc.RequestID))
+func (n notice) cancel() {
+	call := n.client.inFlight(n.message.Literal(jsonrpc.RequestID))
 	if call == nil {
 		return // it has been answered
 	}
-	q.server = q.g.of(call.link)
+	n.server = n.g.of(call.link)
 	if era, _ := call.link.state(); era == mcp.Modern {
 		call.cancel() // to hang up is to cancel
 		return
 	}
-	if failure := q.tell(call.link); failure != nil {
-		q.g.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
+	if failure := n.tell(call.link); failure != nil {
+		n.g.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
 	}
 }
 
 // progress takes the client's progress with an answer to the server that waits for it.
-func (q *Request) progress() {
-	s := q.g.config.Servers[0]
+func (n notice) progress() {
+	s := n.g.config.Servers[0]
 	var edits []jsonspan.Edit
-	if !q.g.transparent() {
-		server, text, ok := strings.Cut(q.message.Text(jsonrpc.Progress), mcp.Separator)
+	if !n.g.transparent() {
+		server, text, ok := strings.Cut(n.message.Text(jsonrpc.Progress), mcp.Separator)
 		literal, valid := literalOf(text)
-		if s = q.g.servers[server]; !ok || !valid || s == nil || !q.sees(s) {
+		if s = n.g.servers[server]; !ok || !valid || s == nil || !n.sees(s) {
 			return
 		}
-		edits = append(edits, q.message.Replace(jsonrpc.Progress, literal))
+		edits = append(edits, n.message.Replace(jsonrpc.Progress, literal))
 	}
-	q.server = s
-	_ = q.tell(q.client.link(s), edits...) // who does not want it loses nothing
+	n.server = s
+	_ = n.tell(n.client.link(s), edits...) // who does not want it loses nothing
 }

@@ -64,38 +64,38 @@ func (o *own) list(k kind, identity string) *listing {
 
 // tool returns what answers a call of a tool of the gateway itself, nil if there is none of
 // this name.
-func (o *own) tool(name string) func(*Request) *jsonrpc.Failure {
+func (o *own) tool(name string) func(*call) *jsonrpc.Failure {
 	if o.g.config.Discovery {
 		switch name {
 		case "search_tools":
-			return (*Request).searchTools
+			return (*call).searchTools
 		case "describe_tool":
-			return (*Request).describeTool
+			return (*call).describeTool
 		case callToolName:
-			return (*Request).callFound
+			return (*call).callFound
 		}
 	}
 	if name == recovery.ToolName && len(o.masked) > 0 {
-		return func(q *Request) *jsonrpc.Failure {
-			reader := o.originals(q)
-			return q.answer(reader.Call(q.message.Literal(jsonrpc.Arguments)))
+		return func(c *call) *jsonrpc.Failure {
+			reader := o.originals(c)
+			return c.answer(reader.Call(c.message.Literal(jsonrpc.Arguments)))
 		}
 	}
 	return nil
 }
 
 // originals returns a reader of the originals that the client may have, by the rules of now.
-func (o *own) originals(q *Request) recovery.Reader {
+func (o *own) originals(c *call) recovery.Reader {
 	return recovery.Reader{MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
 		for _, s := range o.masked {
-			body, target, ok := s.Mask.Original(q.caller.name, handle)
+			body, target, ok := s.Mask.Original(c.caller.name, handle)
 			if !ok {
 				continue
 			}
-			if target.Server = s.Name; !q.caller.allows(target) || o.g.withheld(target) {
+			if target.Server = s.Name; !c.caller.allows(target) || o.g.withheld(target) {
 				return nil, false
 			}
-			return q.caller.redactor().Body(body), true
+			return c.caller.redactor().Body(body), true
 		}
 		return nil, false
 	}}
@@ -127,9 +127,9 @@ func (o *own) templates(identity string) (all [][]byte) {
 
 // read returns the result of reading a resource of the gateway itself, nil if there is none,
 // and whether the URI is that of one.
-func (o *own) read(q *Request, uri string) (result []byte, ours bool) {
+func (o *own) read(c *call, uri string) (result []byte, ours bool) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && len(o.masked) > 0 {
-		reader := o.originals(q)
+		reader := o.originals(c)
 		text, ok := reader.Text(handle)
 		if !ok {
 			return nil, true
@@ -169,19 +169,19 @@ func contents(uri, mimeType, text string) []byte {
 }
 
 // text answers the call of a tool with a text.
-func (q *Request) text(text string, isError bool) *jsonrpc.Failure {
+func (c *call) text(text string, isError bool) *jsonrpc.Failure {
 	type content struct {
 		Type string `json:"type"`
 		Text string `json:"text"`
 	}
-	return q.answer(jsonrpc.Encode(struct {
+	return c.answer(jsonrpc.Encode(struct {
 		Content []content `json:"content"`
 		IsError bool      `json:"isError,omitempty"`
 	}{[]content{{"text", text}}, isError}))
 }
 
 // arguments reads the arguments of a call.
-func (q *Request) arguments(into any) bool {
-	arguments := q.message.Literal(jsonrpc.Arguments)
+func (c *call) arguments(into any) bool {
+	arguments := c.message.Literal(jsonrpc.Arguments)
 	return arguments == nil || json.Unmarshal(arguments, into) == nil
 }

@@ -37,7 +37,7 @@ func (a *Gateway) announce(concerns func(identity string) bool, changed ...kind)
 	a.mu.Lock()
 	var streams []*stream
 	for s := range a.streams {
-		if s.a.Load() == a && concerns(s.request.caller.identity) {
+		if s.a.Load() == a && concerns(s.visit.caller.identity) {
 			streams = append(streams, s)
 		}
 	}

@@ -1,22 +1,17 @@
 package gateway
 
 import (
-	"context"
 	"maps"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // An EndpointKind is one of the ways in.
@@ -53,18 +48,8 @@ type Request struct {
 	admitted bool    // admit was asked
 	server   *Server // that the request is for, as far as it is known and just one
 
-	// At the aggregate.
-	era    mcp.Era
-	client *client
-	name   string // of what is called, as its server knows it
-	found  bool   // what is called is not what was posted, but named in it
-	led    led    // to the resource that it is about
-	out    *streamable.Writer
-	asides Asides
-
 	restore   http.Header // of the response, before a server has changed it; nil if none has
 	passedOn  bool        // to one server, whose exchange is recorded
-	torn      bool        // a part of the answer was sent, and the rest will never come
 	left      bool        // the client cannot be written to
 	outcome   string
 	errorCode int // of JSON-RPC, 0 for none
@@ -201,250 +186,3 @@ func (q *Request) owner() string {
 	}
 	return q.caller.identity
 }
-
-// serveAggregate answers a request to all servers.
-func (q *Request) serveAggregate() *jsonrpc.Failure {
-	client := q.r.Context()
-	if q.r.Method == http.MethodGet || q.message.Is(jsonrpc.Method, mcp.MethodListen) {
-		ctx, cancel := context.WithCancel(client)
-		defer cancel()
-		defer context.AfterFunc(q.g.config.Exiting, cancel)()
-		q.r = q.r.WithContext(ctx)
-	}
-	posted := q.r
-	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
-	q.r = q.r.WithContext(stdio.WithOwner(q.r.Context(), q.budget()))
-	if q.g.config.Auth != nil && !q.g.forwardsAuth {
-		// They have identified the client. Some differ in each request, and would make it
-		// another client each time.
-		q.g.stripCredentials(q.r.Header)
-	}
-	failure := q.aggregate()
-	if q.server != nil {
-		q.tool = mcp.Shortened(q.name)
-	}
-	switch {
-	case q.torn:
-		panic(http.ErrAbortHandler) // so that the client can tell
-	case failure != nil:
-	case q.r.Context().Err() != nil && !q.g.exiting():
-		q.outcome = OutcomeCanceled
-	case q.outcome != "":
-	case q.errorCode != 0:
-		q.outcome = outcomeError
-	default:
-		q.outcome = OutcomeOK
-	}
-	return failure
-}
-
-// aggregate answers the request for all servers. What it returns is to be answered.
-func (q *Request) aggregate() *jsonrpc.Failure {
-	q.out = streamable.NewWriter(q.w, q.r.Header)
-	defer func() {
-		if q.client != nil {
-			q.g.release(q.client)
-		}
-	}()
-	defer q.out.Close()
-	defer q.asides.Wait()
-	failure := q.dispatch()
-	if failure != nil && !q.admitted {
-		// Report errors only to clients that may make requests, and charge them to their
-		// rate limit.
-		if refused := q.admit(mcp.Target{}); refused != nil {
-			failure = refused
-		}
-	}
-	if failure != nil && q.out.Streaming() {
-		q.out.Answer(failure.Status, &streamable.Event{Data: failure.Append(nil, q.message.Literal(jsonrpc.ID))})
-		q.errorCode = failure.Code
-		return nil
-	}
-	return failure
-}
-
-// dispatch answers the request by its HTTP method.
-func (q *Request) dispatch() *jsonrpc.Failure {
-	if q.r.Method != http.MethodPost || !q.message.IsRequest() || !mcp.HasTarget(q.message.Text(jsonrpc.Method)) {
-		if failure := q.admit(q.general()); failure != nil {
-			return failure
-		}
-	}
-	switch q.r.Method {
-	case http.MethodPost:
-		return q.postMessage()
-	case http.MethodGet, http.MethodDelete:
-		if q.version != "" && !mcp.IsLegacy(q.version) {
-			return q.notAllowed("POST") // in the modern era all is posted
-		}
-		if failure := q.join(); failure != nil {
-			return failure
-		}
-		if q.r.Method == http.MethodGet {
-			return q.get()
-		}
-		return q.delete()
-	}
-	return q.notAllowed("POST, GET, DELETE")
-}
-
-// general returns what a request is about that names nothing.
-func (q *Request) general() mcp.Target {
-	if !q.g.transparent() || q.r.Method != http.MethodPost {
-		return mcp.Target{}
-	}
-	target, _ := mcp.TargetOf(q.g.config.Servers[0].Name, &q.message)
-	return target
-}
-
-// sees reports whether the client may know of a server.
-func (q *Request) sees(s *Server) bool { return q.g.sees(q.caller.identity, s) }
-
-// seen returns the servers that a client may know of.
-func (g *Gateway) seen(identity string) []*Server {
-	if len(g.config.Clients) == 0 {
-		return g.config.Servers
-	}
-	return slices.DeleteFunc(slices.Clone(g.config.Servers), func(s *Server) bool { return !g.sees(identity, s) })
-}
-
-// join finds the session that the request names.
-func (q *Request) join() (failure *jsonrpc.Failure) {
-	id := q.r.Header.Get(mcp.SessionHeader)
-	if id == "" {
-		if q.r.Method == http.MethodGet {
-			// Clients of the first revision, and people with a browser, try this.
-			return q.notAllowed("POST")
-		}
-		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
-	}
-	q.client, failure = q.g.session(id, q.caller.identity)
-	return failure
-}
-
-// postMessage answers a message.
-func (q *Request) postMessage() *jsonrpc.Failure {
-	if failure := q.message.Check(); failure != nil {
-		return failure
-	}
-	q.era = mcp.EraOf(q.version, &q.message)
-	if q.era == mcp.Modern {
-		return q.postModern()
-	}
-	if q.message.IsRequest() && q.message.Is(jsonrpc.Method, "initialize") {
-		return q.initialize()
-	}
-	if failure := q.join(); failure != nil {
-		return failure
-	}
-	switch {
-	case q.message.IsNotification():
-		q.notify()
-		q.accepted()
-		return nil
-	case !q.message.IsRequest():
-		q.reply()
-		q.accepted()
-		return nil
-	}
-	switch method := q.message.Text(jsonrpc.Method); method {
-	case "ping":
-		return q.answer([]byte("{}"))
-	case "logging/setLevel":
-		return q.setLevel()
-	case "resources/subscribe", "resources/unsubscribe":
-		return q.subscribe(method == "resources/subscribe")
-	default:
-		return q.postRequest(method)
-	}
-}
-
-// postModern answers a message of the modern era.
-func (q *Request) postModern() *jsonrpc.Failure {
-	if !q.message.IsRequest() {
-		q.accepted() // none has a meaning over HTTP
-		return nil
-	}
-	if failure := mcp.CheckModern(q.r.Header, &q.message); failure != nil {
-		return failure
-	}
-	if !q.message.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
-		return jsonrpc.UnsupportedVersion(q.message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
-	}
-	var failure *jsonrpc.Failure
-	if q.client, failure = q.visitor(); failure != nil {
-		return failure
-	}
-	switch method := q.message.Text(jsonrpc.Method); method {
-	case "server/discover":
-		return q.discover()
-	case mcp.MethodListen:
-		return q.listen()
-	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
-		return jsonrpc.MethodNotFound(method) // of the legacy era
-	default:
-		return q.postRequest(method)
-	}
-}
-
-// postRequest answers a request that both eras have.
-func (q *Request) postRequest(method string) *jsonrpc.Failure {
-	if k, ok := kindOf(method); ok {
-		return q.list(k)
-	}
-	switch method {
-	case "tools/call":
-		return q.callTool()
-	case "prompts/get":
-		return q.callNamed(jsonrpc.Name, prompts)
-	case "resources/read":
-		return q.readResource()
-	case "completion/complete":
-		return q.complete()
-	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
-		return q.callTask()
-	}
-	if q.g.transparent() {
-		s := q.g.config.Servers[0]
-		return q.pass(s, mcp.Target{Server: s.Name}, nil)
-	}
-	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
-	if q.era == mcp.Legacy {
-		failure = failure.AsAnswer()
-	}
-	return failure
-}
-
-// accepted answers a message that wants no answer.
-func (q *Request) accepted() { q.w.WriteHeader(http.StatusAccepted) }
-
-// answer answers the request with a result of ours.
-func (q *Request) answer(result []byte) *jsonrpc.Failure { return q.answerAs("complete", result) }
-
-// answerAs answers the request with a result of ours, of a type that the modern era has.
-func (q *Request) answerAs(resultType string, result []byte) *jsonrpc.Failure {
-	if q.era == mcp.Modern {
-		result = q.g.signed(resultType, result)
-	}
-	q.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(q.message.Literal(jsonrpc.ID), result)})
-	return nil
-}
-
-// all calls f for all servers that the client may know of at the same time, with its link to
-// each.
-func (q *Request) all(f func(ctx context.Context, s *Server, l *link)) {
-	var calls errgroup.Group
-	calls.SetLimit(maxFanOut)
-	for _, s := range q.g.seen(q.caller.identity) {
-		l := q.client.link(s)
-		calls.Go(func() error {
-			f(q.r.Context(), s, l)
-			return nil
-		})
-	}
-	_ = calls.Wait()
-}
-
-// maxFanOut is how many servers are talked to at the same time for one request.
-const maxFanOut = 64

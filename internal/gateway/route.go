@@ -10,21 +10,20 @@ import (
 )
 
 // withoutProxy returns the edit that takes out what is meant for us only (A31).
-func (q *Request) withoutProxy() jsonspan.Edit {
-	at := q.message.Replace(jsonrpc.Params, nil)
-	e, _ := jsonspan.Remove(q.message.Literal(jsonrpc.Params), "proxy")
-	return e.Moved(at.Start)
+func (p *posted) withoutProxy() jsonspan.Edit {
+	e, _ := jsonspan.Remove(p.message.Literal(jsonrpc.Params), "proxy")
+	return p.message.Within(jsonrpc.Params, e)
 }
 
 // forwardable returns the message of the client as servers may see it, with edits.
-func (q *Request) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
-	if q.message.Has(jsonrpc.Proxy) {
-		edits = append(edits, q.withoutProxy())
+func (p *posted) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
+	if p.message.Has(jsonrpc.Proxy) {
+		edits = append(edits, p.withoutProxy())
 	}
 	if len(edits) == 0 {
-		return q.message, nil
+		return p.message, nil
 	}
-	return q.message.Edited(edits...)
+	return p.message.Edited(edits...)
 }
 
 // namings are where answers of servers name resources and tasks.
@@ -66,9 +65,9 @@ func readNames(m *jsonrpc.Message, data []byte, names []name) (*jsonrpc.Failure,
 }
 
 // renames returns the edits that give an answer the names that the client knows.
-func (q *Request) renames(l *link, raw []byte, names []name) (edits []jsonspan.Edit) {
+func (c *call) renames(raw []byte, names []name) (edits []jsonspan.Edit) {
 	for _, n := range names {
-		if shown := q.renamed(l, n.path, raw[n.value.Start:n.value.End]); shown != nil {
+		if shown := c.renamed(n.path, raw[n.value.Start:n.value.End]); shown != nil {
 			edits = append(edits, jsonspan.Edit{Start: n.value.Start, End: n.value.End, New: shown})
 		}
 	}
@@ -76,18 +75,18 @@ func (q *Request) renames(l *link, raw []byte, names []name) (edits []jsonspan.E
 }
 
 // renamed returns what a name at one of the namings becomes, nil if it stays.
-func (q *Request) renamed(l *link, path int, literal []byte) []byte {
+func (c *call) renamed(path int, literal []byte) []byte {
 	switch {
-	case path == 0 && q.led.elsewhere() && jsonspan.TextIs(literal[1:len(literal)-1], q.led.original):
-		return jsonrpc.Quote(q.led.shown)
-	case q.g.transparent():
+	case path == 0 && c.led.elsewhere() && jsonspan.TextIs(literal[1:len(literal)-1], c.led.original):
+		return jsonrpc.Quote(c.led.shown)
+	case c.g.transparent():
 		return nil
 	}
 	name := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
 	if path >= firstTaskPath {
-		return jsonrpc.Quote(q.g.shown(l.server, tasks, name))
+		return jsonrpc.Quote(c.g.shown(c.link.server, tasks, name))
 	}
-	return jsonrpc.Quote(q.g.shown(l.server, resources, name))
+	return jsonrpc.Quote(c.g.shown(c.link.server, resources, name))
 }
 
 // led is the way from a resource of the gateway itself to that of a server: what the

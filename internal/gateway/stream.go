@@ -19,11 +19,11 @@ import (
 // A stream is a response that a client has opened to listen: by GET in the legacy
 // era, by subscriptions/listen in the modern one.
 type stream struct {
-	request *Request
-	ctx     context.Context
-	end     context.CancelFunc
-	wants   *interests              // what a client of the modern era listens to; nil for all
-	a       atomic.Pointer[Gateway] // whose servers are listened to
+	visit *visit
+	ctx   context.Context
+	end   context.CancelFunc
+	wants *interests              // what a client of the modern era listens to; nil for all
+	a     atomic.Pointer[Gateway] // whose servers are listened to
 
 	mu       sync.Mutex
 	closed   bool
@@ -88,11 +88,11 @@ func (c *client) listening() []*stream {
 	return slices.Collect(maps.Keys(c.streams))
 }
 
-func (q *Request) newStream(wants *interests) *stream {
-	s := &stream{request: q, wants: wants, ears: map[earKey]*ear{}}
-	s.ctx, s.end = context.WithCancel(q.r.Context())
-	q.g.mu.Lock()
-	a := q.g
+func (v *visit) newStream(wants *interests) *stream {
+	s := &stream{visit: v, wants: wants, ears: map[earKey]*ear{}}
+	s.ctx, s.end = context.WithCancel(v.r.Context())
+	v.g.mu.Lock()
+	a := v.g
 	for a.left { // while the request was on its way
 		if a.place.current == nil {
 			s.end()
@@ -101,16 +101,16 @@ func (q *Request) newStream(wants *interests) *stream {
 		a = a.place.current
 	}
 	s.a.Store(a)
-	q.g.streams[s] = true
-	q.g.listening.Take(q.client.owner, 0)
-	q.g.mu.Unlock()
-	if a != q.g {
+	v.g.streams[s] = true
+	v.g.listening.Take(v.client.owner, 0)
+	v.g.mu.Unlock()
+	if a != v.g {
 		s.follow(a)
 	}
-	q.client.mu.Lock()
-	q.client.streams[s] = true
-	q.client.mu.Unlock()
-	if q.client.ended.Load() {
+	v.client.mu.Lock()
+	v.client.streams[s] = true
+	v.client.mu.Unlock()
+	if v.client.ended.Load() {
 		s.end() // which nobody else does who has not seen it
 	}
 	return s
@@ -118,7 +118,7 @@ func (q *Request) newStream(wants *interests) *stream {
 
 // close ends the stream and waits for all that is heard in it.
 func (s *stream) close() {
-	c, state := s.request.client, s.request.g.State
+	c, state := s.visit.client, s.visit.g.State
 	c.mu.Lock()
 	delete(c.streams, s)
 	c.mu.Unlock()
@@ -139,13 +139,13 @@ func (s *stream) close() {
 }
 
 // get opens the stream of a session.
-func (q *Request) get() *jsonrpc.Failure {
-	if !q.out.AcceptsStream() {
+func (v *visit) get() *jsonrpc.Failure {
+	if !v.out.AcceptsStream() {
 		return notAcceptable()
 	}
 	kind, server, last := "", "", ""
-	if bound := q.r.Header.Get("Last-Event-Id"); bound != "" {
-		id, ok := q.g.sealer.claim(bound, eventOfSession, q.client.key)
+	if bound := v.r.Header.Get("Last-Event-Id"); bound != "" {
+		id, ok := v.g.sealer.claim(bound, eventOfSession, v.client.key)
 		if !ok {
 			id = bound
 		}
@@ -153,14 +153,14 @@ func (q *Request) get() *jsonrpc.Failure {
 		server, last, _ = strings.Cut(id, "/")
 		switch {
 		case kind == callStream && ok:
-			return q.resumeCall(server, last)
+			return v.resumeCall(server, last)
 		case kind == callStream:
 			return notOfSession()
 		case !ok:
 			server = "" // to listen is something that can begin anew
 		}
 	}
-	s := q.newStream(nil)
+	s := v.newStream(nil)
 	defer s.close()
 	s.await(s.join(func(name string) string {
 		if name == server {
@@ -168,7 +168,7 @@ func (q *Request) get() *jsonrpc.Failure {
 		}
 		return ""
 	}))
-	q.out.Begin()
+	v.out.Begin()
 	s.last()
 	return nil
 }
@@ -186,19 +186,19 @@ func notOfSession() *jsonrpc.Failure {
 }
 
 // resumeCall goes on with the stream of a call, at the one server that has it.
-func (q *Request) resumeCall(server, last string) *jsonrpc.Failure {
-	owner := q.g.servers[server]
-	if owner == nil || !q.sees(owner) {
+func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
+	owner := v.g.servers[server]
+	if owner == nil || !v.sees(owner) {
 		return notOfSession()
 	}
-	q.server = owner
-	l := q.client.link(owner)
-	if failure := l.open(q.r.Context(), q.g, q.r); failure != nil {
+	v.server = owner
+	l := v.client.link(owner)
+	if failure := l.open(v.r.Context(), v.g, v.r); failure != nil {
 		return failure
 	}
-	q.out.Begin()
-	s := &stream{request: q} // by which nobody listens
-	s.hearGET(q.r.Context(), q.g, l, &ear{last: last}, callStream, func() {})
+	v.out.Begin()
+	s := &stream{visit: v} // by which nobody listens
+	s.hearGET(v.r.Context(), v.g, l, &ear{last: last}, callStream, func() {})
 	return nil
 }
 
@@ -211,7 +211,7 @@ func (s *stream) last() {
 		case <-s.ctx.Done():
 			return
 		case <-ticker.C:
-			s.request.out.KeepAlive()
+			s.visit.out.KeepAlive()
 		}
 	}
 }
@@ -221,7 +221,7 @@ func (s *stream) last() {
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var first sync.WaitGroup
-	for _, server := range s.a.Load().seen(s.request.caller.identity) {
+	for _, server := range s.a.Load().seen(s.visit.caller.identity) {
 		first.Add(1)
 		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
 	}
@@ -248,7 +248,7 @@ func (s *stream) await(begun <-chan struct{}) {
 func (s *stream) move(from, to *Gateway) {
 	s.a.Store(to)
 	s.follow(to)
-	identity := s.request.caller.identity
+	identity := s.visit.caller.identity
 	if from.standing(identity) != to.standing(identity) {
 		s.end()
 		return
@@ -308,9 +308,9 @@ func (s *stream) announce(changed ...kind) {
 		}
 		switch {
 		case s.wants == nil:
-			s.request.out.Event(&streamable.Event{Data: m.Raw})
+			s.visit.out.Event(&streamable.Event{Data: m.Raw})
 		case s.wants.want(&m, ""):
-			s.request.out.Event(&streamable.Event{Data: s.tagged(m.Raw)})
+			s.visit.out.Event(&streamable.Event{Data: s.tagged(m.Raw)})
 		}
 	}
 }
@@ -342,7 +342,7 @@ func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
 		a := s.a.Load()
 		server := a.byID(e.key.id)
-		if server == nil || !a.sees(s.request.caller.identity, server) {
+		if server == nil || !a.sees(s.visit.caller.identity, server) {
 			return
 		}
 		began := time.Now()
@@ -374,16 +374,16 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // hearOnce listens to a server until it hangs up. It reports whether there is a
 // point in trying again.
 func (s *stream) hearOnce(ctx context.Context, a *Gateway, server *Server, e *ear, begun func()) (again bool) {
-	q := s.request
-	l := q.client.link(server)
+	v := s.visit
+	l := v.client.link(server)
 	late := l.hasFailed()
-	if failure := l.open(ctx, a, q.r); failure != nil {
+	if failure := l.open(ctx, a, v.r); failure != nil {
 		return true
 	}
 	if late {
 		s.announce(l.kinds()...) // what it has is new to the client
 	}
-	l.greet(ctx, a, q.r)
+	l.greet(ctx, a, v.r)
 	era, can := l.state()
 	if era == mcp.Modern {
 		if s.wants == nil && e.key.uri == "" {
@@ -434,8 +434,8 @@ func (l *link) kinds() (has []kind) {
 // hearGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
 func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kind string, begun func()) (again bool) {
-	q := s.request
-	r, session, _ := l.prepare(ctx, a, q.r)
+	v := s.visit
+	r, session, _ := l.prepare(ctx, a, v.r)
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
@@ -462,17 +462,17 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 		m, id := e.Message, l.eventID(a, kind, e.ID)
 		switch {
 		case len(e.Data) == 0:
-			if kind == callStream && q.client.primed() {
-				q.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
+			if kind == callStream && v.client.primed() {
+				v.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
 			}
 		case m.IsAnswer():
 			if kind == callStream { // on others nobody waits for one
-				q.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, q.renames(l, m.Raw, names)...)})
+				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, (&call{visit: v, link: l}).renames(m.Raw, names)...)})
 			}
 		default:
 			l.noted(a, m)
 			if !s.pass(a, l, m, id) && m.IsRequest() && !l.inquire(m) {
-				l.refuse(a, q.r, ctx, &q.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+				l.refuse(a, v.r, ctx, &v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
 			}
 		}
 		return nil
@@ -496,7 +496,7 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.
-		_, _ = l.request(ctx, a, q.r, "ping", nil)
+		_, _ = l.request(ctx, a, v.r, "ping", nil)
 		ticket, _ := l.ticket()
 		return ear.heard || ticket.Session != session
 	case ear.heard:
@@ -535,17 +535,17 @@ func (l *link) listened(to []kind, n int) {
 // deliver gives the client a message of a server that belongs to no call, if it is
 // one that it wants.
 func (s *stream) deliver(a *Gateway, l *link, m *jsonrpc.Message, id string) bool {
-	q := s.request
+	v := s.visit
 	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		if server := a.of(l); server == nil || !a.hears(q.caller.identity, server, m.Text(jsonrpc.URI)) {
+		if server := a.of(l); server == nil || !a.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
 			return false
 		}
 	}
 	if s.wants == nil {
-		if m.IsRequest() && !q.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
+		if m.IsRequest() && !v.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
 			return false
 		}
-		return q.out.Event(&streamable.Event{ID: id, Data: l.translated(a, m)})
+		return v.out.Event(&streamable.Event{ID: id, Data: l.translated(a, m)})
 	}
 	if !s.wants.want(m, l.server) {
 		return false
@@ -557,7 +557,7 @@ func (s *stream) deliver(a *Gateway, l *link, m *jsonrpc.Message, id string) boo
 			raw = jsonspan.Spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
 		}
 	}
-	return q.out.Event(&streamable.Event{Data: raw})
+	return v.out.Event(&streamable.Event{Data: raw})
 }
 
 // tagged returns a message with the id of the listen request it belongs to.
@@ -566,7 +566,7 @@ func (s *stream) tagged(raw []byte) []byte {
 	if m.Read(raw) != nil {
 		return raw
 	}
-	id := s.request.message.Literal(jsonrpc.ID)
+	id := s.visit.message.Literal(jsonrpc.ID)
 	member := slices.Concat([]byte(`"io.modelcontextprotocol/subscriptionId":`), id)
 	if m.Has(jsonrpc.SubscriptionID) {
 		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))

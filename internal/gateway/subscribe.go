@@ -29,9 +29,9 @@ type interests struct {
 }
 
 // listen opens a stream of the modern era.
-func (q *Request) listen() *jsonrpc.Failure {
+func (v *visit) listen() *jsonrpc.Failure {
 	wants := new(interests)
-	if q.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(q.message.Literal(jsonrpc.Notifications), wants) != nil {
+	if v.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(v.message.Literal(jsonrpc.Notifications), wants) != nil {
 		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
 	}
 	size := int64(0)
@@ -40,18 +40,18 @@ func (q *Request) listen() *jsonrpc.Failure {
 			return jsonrpc.InvalidParams("resourceSubscriptions: a URI has more than 8 KiB")
 		}
 	}
-	if len(wants.URIs) > maxSubscriptions || !q.g.subscribing.Take(q.client.owner, size) {
+	if len(wants.URIs) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
 		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
 	}
-	defer q.g.subscribing.Give(q.client.owner, size)
-	wants.resolve(q)
-	if !q.out.AcceptsStream() {
+	defer v.g.subscribing.Give(v.client.owner, size)
+	wants.resolve(v)
+	if !v.out.AcceptsStream() {
 		return notAcceptable()
 	}
-	q.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, q.g, q.r) })
+	v.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, v.g, v.r) })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown}
-	for _, server := range q.g.seen(q.caller.identity) {
-		_, can := q.client.link(server).state()
+	for _, server := range v.g.seen(v.caller.identity) {
+		_, can := v.client.link(server).state()
 		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
 		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
 		if len(mine.URIs) > 0 {
@@ -61,19 +61,19 @@ func (q *Request) listen() *jsonrpc.Failure {
 			}
 		}
 	}
-	s := q.newStream(&agreed)
+	s := v.newStream(&agreed)
 	defer s.close()
 	if !agreed.nothing() {
 		s.await(s.join(func(string) string { return "" }))
 	}
-	q.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
+	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
 		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(agreed), []byte("}"))))})
 	if !agreed.nothing() {
 		s.last()
 	}
-	if q.r.Context().Err() == nil || s.a.Load().exiting() {
-		q.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(q.message.Literal(jsonrpc.ID), slices.Concat(
-			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), q.message.Literal(jsonrpc.ID), []byte("}}")))})
+	if v.r.Context().Err() == nil || s.a.Load().exiting() {
+		v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), slices.Concat(
+			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), v.message.Literal(jsonrpc.ID), []byte("}}")))})
 	}
 	return nil
 }
@@ -98,14 +98,14 @@ func (i *interests) kinds() (heard []kind) {
 
 // resolve finds out whose resources are meant. Those that the client may not have are
 // left out.
-func (i *interests) resolve(q *Request) {
+func (i *interests) resolve(v *visit) {
 	i.of, i.shown = map[string][]string{}, map[string]string{}
 	for _, shown := range i.URIs {
-		s, uri := q.g.locate(shown)
-		if s == nil && q.g.transparent() {
-			s, uri = q.g.config.Servers[0], shown
+		s, uri := v.g.locate(shown)
+		if s == nil && v.g.transparent() {
+			s, uri = v.g.config.Servers[0], shown
 		}
-		if s == nil || !q.g.hears(q.caller.identity, s, uri) {
+		if s == nil || !v.g.hears(v.caller.identity, s, uri) {
 			continue
 		}
 		i.of[s.Name] = append(i.of[s.Name], uri)
@@ -145,12 +145,12 @@ func (i *interests) want(m *jsonrpc.Message, server string) bool {
 // subscribe subscribes to the resources of a server of the legacy era that the
 // stream listens to. What it returns undoes that.
 func (s *stream) subscribe(ctx context.Context, a *Gateway, l *link) (undo func()) {
-	q := s.request
+	v := s.visit
 	_, can := l.state()
 	mine := s.wants.at(l.server, can)
 	var done []string
 	for _, uri := range mine.URIs {
-		if _, failure := l.request(ctx, a, q.r, "resources/subscribe", uriParams(uri)); failure == nil {
+		if _, failure := l.request(ctx, a, v.r, "resources/subscribe", uriParams(uri)); failure == nil {
 			done = append(done, uri)
 		} else {
 			a.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
@@ -162,7 +162,7 @@ func (s *stream) subscribe(ctx context.Context, a *Gateway, l *link) (undo func(
 		defer cancel()
 		for _, uri := range done {
 			if !l.client.wants(s, l.server, uri) {
-				_, _ = l.request(ctx, a, q.r, "resources/unsubscribe", uriParams(uri))
+				_, _ = l.request(ctx, a, v.r, "resources/unsubscribe", uriParams(uri))
 			}
 		}
 	}
@@ -181,7 +181,7 @@ func uriParams(uri string) []byte {
 
 // hearListen listens to a server of the modern era.
 func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilities, uri string, begun func()) (again bool) {
-	q := s.request
+	v := s.visit
 	all := s.wants
 	switch {
 	case uri != "":
@@ -193,9 +193,9 @@ func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilit
 	if mine.nothing() {
 		return false
 	}
-	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), q.client.meta(""))
+	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), v.client.meta(""))
 	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
-	r, _, _ := l.prepare(ctx, a, q.r)
+	r, _, _ := l.prepare(ctx, a, v.r)
 	var m jsonrpc.Message
 	if m.Read(body) != nil {
 		return false
@@ -230,43 +230,43 @@ func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilit
 
 // subscribe notes that the client wants to know of changes of a resource, or does not
 // any more (A68).
-func (q *Request) subscribe(on bool) *jsonrpc.Failure {
-	s, target, edits, failure := q.findResource(jsonrpc.URI)
+func (c *call) subscribe(on bool) *jsonrpc.Failure {
+	s, target, edits, failure := c.findResource(jsonrpc.URI)
 	if failure == nil {
-		failure = q.admit(target)
+		failure = c.admit(target)
 	}
 	if failure != nil {
 		return failure
 	}
-	l := q.client.link(s)
-	if failure := l.open(q.r.Context(), q.g, q.r); failure != nil {
-		return q.failed(q.r.Context(), failure)
+	l := c.client.link(s)
+	if failure := l.open(c.r.Context(), c.g, c.r); failure != nil {
+		return c.failed(failure)
 	}
 	uri, shown := target.Name, ""
-	if q.led.elsewhere() {
-		shown = q.led.shown
+	if c.led.elsewhere() {
+		shown = c.led.shown
 	}
 	added := false
 	switch {
 	case len(uri) > longestURI || len(shown) > longestURI:
 		return invalid("uri: it has more than 8 KiB")
 	case !on:
-		l.unsubscribe(q.g.subscribing, uri)
+		l.unsubscribe(c.g.subscribing, uri)
 	default:
 		var ok bool
-		if added, ok = l.subscribe(q.g.subscribing, uri, shown); !ok {
+		if added, ok = l.subscribe(c.g.subscribing, uri, shown); !ok {
 			return invalid("uri: there are too many subscriptions")
 		}
 	}
 	if era, _ := l.state(); era == mcp.Legacy {
-		failure := q.pass(s, target, edits)
-		if added && (failure != nil || q.errorCode != 0) {
-			l.unsubscribe(q.g.subscribing, uri) // which the server has not agreed to
+		failure := c.pass(s, target, edits)
+		if added && (failure != nil || c.errorCode != 0) {
+			l.unsubscribe(c.g.subscribing, uri) // which the server has not agreed to
 		}
 		return failure
 	}
-	q.server = s
-	for _, listening := range q.client.listening() {
+	c.server = s
+	for _, listening := range c.client.listening() {
 		if !on {
 			listening.stop(earKey{s.ID, uri})
 			continue
@@ -276,7 +276,7 @@ func (q *Request) subscribe(on bool) *jsonrpc.Failure {
 		listening.listenTo(earKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
 		listening.await(begun)
 	}
-	return q.answer([]byte("{}"))
+	return c.answer([]byte("{}"))
 }
 
 // stop listens no longer to something.

@@ -1,0 +1,271 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A visit is a request to the aggregate.
+type visit struct {
+	*Request
+	era    mcp.Era
+	client *client
+	out    *streamable.Writer
+	asides Asides
+	torn   bool // a part of the answer was sent, and the rest will never come
+}
+
+// serveAggregate answers a request to all servers.
+func (q *Request) serveAggregate() *jsonrpc.Failure {
+	client := q.r.Context()
+	if q.r.Method == http.MethodGet || q.message.Is(jsonrpc.Method, mcp.MethodListen) {
+		ctx, cancel := context.WithCancel(client)
+		defer cancel()
+		defer context.AfterFunc(q.g.config.Exiting, cancel)()
+		q.r = q.r.WithContext(ctx)
+	}
+	posted := q.r
+	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
+	q.r = q.r.WithContext(stdio.WithOwner(q.r.Context(), q.budget()))
+	if q.g.config.Auth != nil && !q.g.forwardsAuth {
+		// They have identified the client. Some differ in each request, and would make it
+		// another client each time.
+		q.g.stripCredentials(q.r.Header)
+	}
+	v := &visit{Request: q, out: streamable.NewWriter(q.w, q.r.Header)}
+	failure := v.serve()
+	switch {
+	case v.torn:
+		panic(http.ErrAbortHandler) // so that the client can tell
+	case failure != nil:
+	case q.r.Context().Err() != nil && !q.g.exiting():
+		q.outcome = OutcomeCanceled
+	case q.outcome != "":
+	case q.errorCode != 0:
+		q.outcome = outcomeError
+	default:
+		q.outcome = OutcomeOK
+	}
+	return failure
+}
+
+// serve answers the request. What it returns is to be answered.
+func (v *visit) serve() *jsonrpc.Failure {
+	defer func() {
+		if v.client != nil {
+			v.g.release(v.client)
+		}
+	}()
+	defer v.out.Close()
+	defer v.asides.Wait()
+	failure := v.dispatch()
+	if failure != nil && !v.admitted {
+		// Report errors only to clients that may make requests, and charge them to their
+		// rate limit.
+		if refused := v.admit(mcp.Target{}); refused != nil {
+			failure = refused
+		}
+	}
+	if failure != nil && v.era == mcp.Legacy && failure.Code == jsonrpc.CodeInvalidParams {
+		failure = failure.AsAnswer() // clients of the legacy era read the body, not the status
+	}
+	if failure != nil && v.out.Streaming() {
+		v.out.Answer(failure.Status, &streamable.Event{Data: failure.Append(nil, v.message.Literal(jsonrpc.ID))})
+		v.errorCode = failure.Code
+		return nil
+	}
+	return failure
+}
+
+// dispatch answers the request by its HTTP method.
+func (v *visit) dispatch() *jsonrpc.Failure {
+	if v.r.Method != http.MethodPost || !v.message.IsRequest() || !mcp.HasTarget(v.message.Text(jsonrpc.Method)) {
+		if failure := v.admit(v.general()); failure != nil {
+			return failure
+		}
+	}
+	switch v.r.Method {
+	case http.MethodPost:
+		return v.postMessage()
+	case http.MethodGet, http.MethodDelete:
+		if v.version != "" && !mcp.IsLegacy(v.version) {
+			return v.notAllowed("POST") // in the modern era all is posted
+		}
+		if failure := v.join(); failure != nil {
+			return failure
+		}
+		if v.r.Method == http.MethodGet {
+			return v.get()
+		}
+		return v.delete()
+	}
+	return v.notAllowed("POST, GET, DELETE")
+}
+
+// general returns what a request is about that names nothing.
+func (v *visit) general() mcp.Target {
+	if !v.g.transparent() || v.r.Method != http.MethodPost {
+		return mcp.Target{}
+	}
+	target, _ := mcp.TargetOf(v.g.config.Servers[0].Name, &v.message)
+	return target
+}
+
+// sees reports whether the client may know of a server.
+func (v *visit) sees(s *Server) bool { return v.g.sees(v.caller.identity, s) }
+
+// seen returns the servers that a client may know of.
+func (g *Gateway) seen(identity string) []*Server {
+	if len(g.config.Clients) == 0 {
+		return g.config.Servers
+	}
+	return slices.DeleteFunc(slices.Clone(g.config.Servers), func(s *Server) bool { return !g.sees(identity, s) })
+}
+
+// join finds the session that the request names.
+func (v *visit) join() (failure *jsonrpc.Failure) {
+	id := v.r.Header.Get(mcp.SessionHeader)
+	if id == "" {
+		if v.r.Method == http.MethodGet {
+			// Clients of the first revision, and people with a browser, try this.
+			return v.notAllowed("POST")
+		}
+		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
+	}
+	v.client, failure = v.g.session(id, v.caller.identity)
+	return failure
+}
+
+// postMessage answers a message.
+func (v *visit) postMessage() *jsonrpc.Failure {
+	if failure := v.message.Check(); failure != nil {
+		return failure
+	}
+	v.era = mcp.EraOf(v.version, &v.message)
+	if v.era == mcp.Modern {
+		return v.postModern()
+	}
+	if v.message.IsRequest() && v.message.Is(jsonrpc.Method, "initialize") {
+		return v.initialize()
+	}
+	if failure := v.join(); failure != nil {
+		return failure
+	}
+	switch {
+	case v.message.IsNotification():
+		notice{v}.pass()
+		v.accepted()
+		return nil
+	case !v.message.IsRequest():
+		notice{v}.reply()
+		v.accepted()
+		return nil
+	}
+	switch method := v.message.Text(jsonrpc.Method); method {
+	case "ping":
+		return v.answer([]byte("{}"))
+	case "logging/setLevel":
+		return v.setLevel()
+	case "resources/subscribe", "resources/unsubscribe":
+		return v.newCall().subscribe(method == "resources/subscribe")
+	default:
+		return v.postRequest(method)
+	}
+}
+
+// postModern answers a message of the modern era.
+func (v *visit) postModern() *jsonrpc.Failure {
+	if !v.message.IsRequest() {
+		v.accepted() // none has a meaning over HTTP
+		return nil
+	}
+	if failure := mcp.CheckModern(v.r.Header, &v.message); failure != nil {
+		return failure
+	}
+	if !v.message.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
+		return jsonrpc.UnsupportedVersion(v.message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
+	}
+	var failure *jsonrpc.Failure
+	if v.client, failure = v.visitor(); failure != nil {
+		return failure
+	}
+	switch method := v.message.Text(jsonrpc.Method); method {
+	case "server/discover":
+		return v.discover()
+	case mcp.MethodListen:
+		return v.listen()
+	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
+		return jsonrpc.MethodNotFound(method) // of the legacy era
+	default:
+		return v.postRequest(method)
+	}
+}
+
+// postRequest answers a request that both eras have.
+func (v *visit) postRequest(method string) *jsonrpc.Failure {
+	if k, ok := kindOf(method); ok {
+		return lister{v, k}.list()
+	}
+	switch method {
+	case "tools/call":
+		return v.newCall().callTool()
+	case "prompts/get":
+		return v.newCall().callNamed(jsonrpc.Name, prompts)
+	case "resources/read":
+		return v.newCall().readResource()
+	case "completion/complete":
+		return v.newCall().complete()
+	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
+		return v.newCall().callTask()
+	}
+	if v.g.transparent() {
+		s := v.g.config.Servers[0]
+		return v.newCall().pass(s, mcp.Target{Server: s.Name}, nil)
+	}
+	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
+	if v.era == mcp.Legacy {
+		failure = failure.AsAnswer()
+	}
+	return failure
+}
+
+// accepted answers a message that wants no answer.
+func (v *visit) accepted() { v.w.WriteHeader(http.StatusAccepted) }
+
+// answer answers the request with a result of ours.
+func (v *visit) answer(result []byte) *jsonrpc.Failure { return v.answerAs("complete", result) }
+
+// answerAs answers the request with a result of ours, of a type that the modern era has.
+func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
+	if v.era == mcp.Modern {
+		result = v.g.signed(resultType, result)
+	}
+	v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), result)})
+	return nil
+}
+
+// all calls f for all servers that the client may know of at the same time, with its link to
+// each.
+func (v *visit) all(f func(ctx context.Context, s *Server, l *link)) {
+	var calls errgroup.Group
+	calls.SetLimit(maxFanOut)
+	for _, s := range v.g.seen(v.caller.identity) {
+		l := v.client.link(s)
+		calls.Go(func() error {
+			f(v.r.Context(), s, l)
+			return nil
+		})
+	}
+	_ = calls.Wait()
+}
+
+// maxFanOut is how many servers are talked to at the same time for one request.
+const maxFanOut = 64
