@@ -371,10 +371,15 @@ func (to toPeer) Serve(w http.ResponseWriter, r *http.Request) error {
 // An observed is an Observer that remembers what it is told.
 type observed struct {
 	mu      sync.Mutex
+	records []Record
 	denials []Denial
 }
 
-func (*observed) RequestDone(*Record) {}
+func (o *observed) RequestDone(r *Record) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.records = append(o.records, *r)
+}
 
 func (o *observed) Denied(d *Denial) {
 	o.mu.Lock()
@@ -387,6 +392,15 @@ func (*observed) Redacted(string, int) {}
 func (*observed) ToolChanged(string, string) {}
 
 func (*observed) ToolsSeen(string) {}
+
+// takeRecords returns the records since the last call.
+func (o *observed) takeRecords() []Record {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	records := o.records
+	o.records = nil
+	return records
+}
 
 // takeDenials returns the denials since the last call.
 func (o *observed) takeDenials() []Denial {
@@ -928,6 +942,11 @@ func newMemory(t testing.TB, configure func(*Config), peers ...*peer) *front {
 // close ends what is held.
 func (g *front) close() {
 	g.Close()
+	for _, r := range g.config.Observer.(*observed).takeRecords() {
+		if r.Outcome == outcomePanic {
+			g.t.Errorf("recorded as a panic: %+v", r)
+		}
+	}
 	_ = g.State.Destruct()
 	_ = g.Retained.Destruct()
 }
