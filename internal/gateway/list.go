@@ -278,7 +278,7 @@ func (f freshness) members() []byte {
 	if f.private {
 		scope = "private"
 	}
-	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%v`, f.ttl.Milliseconds(), scope)
+	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%q`, f.ttl.Milliseconds(), scope)
 }
 
 // answers are kept between lists: those of a thousand tools have hundreds of kilobytes.

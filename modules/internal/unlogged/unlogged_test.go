@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
 func TestRoundTrip(t *testing.T) {
@@ -16,7 +18,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodPost, "/mcp?key=secret", nil)
 			r.Header = http.Header{"X-Key": {"secret"}, "Mcp-Session-Id": {"secret"}, "Accept": {"*/*"}}
-			var session Session
+			var session unlogged.Session
 			r = r.WithContext(session.In(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{})))
 			res, err := RoundTrip(r, func(sent *http.Request) (*http.Response, error) {
 				if sent.Header.Get("X-Key") != "secret" || sent.Header.Get("Mcp-Session-Id") != "secret" || sent.URL.RawQuery != "key=secret" {
