@@ -24,19 +24,19 @@ func TestLegacySession(t *testing.T) { // A42
 	}
 
 	first := s.method("initialize")
-	if first.Header.Get("Mcp-Session-Id") != "" || first.Header.Get("MCP-Protocol-Version") != "" {
-		t.Errorf("initialize has %v", first.Header)
+	if first.HTTP.Header.Get("Mcp-Session-Id") != "" || first.HTTP.Header.Get("MCP-Protocol-Version") != "" {
+		t.Errorf("initialize has %v", first.HTTP.Header)
 	}
 	for _, a := range []*arrival{s.method("notifications/initialized"), s.method("tools/list"), get, s.method("DELETE")} {
-		if a.Header.Get("Mcp-Session-Id") != sessionID || a.Header.Get("MCP-Protocol-Version") != "2025-11-25" {
-			t.Errorf("%s %s has %v", a.Method, a.body, a.Header)
+		if a.HTTP.Header.Get("Mcp-Session-Id") != sessionID || a.HTTP.Header.Get("MCP-Protocol-Version") != "2025-11-25" {
+			t.Errorf("%s %s has %v", a.Method, a.Body, a.HTTP.Header)
 		}
 	}
-	if accept := first.Header.Get("Accept"); !strings.Contains(accept, "application/json") || !strings.Contains(accept, "text/event-stream") {
+	if accept := first.HTTP.Header.Get("Accept"); !strings.Contains(accept, "application/json") || !strings.Contains(accept, "text/event-stream") {
 		t.Errorf("Accept: %s", accept)
 	}
-	if first.Header.Get("Content-Type") != "application/json" {
-		t.Errorf("Content-Type: %s", first.Header.Get("Content-Type"))
+	if first.HTTP.Header.Get("Content-Type") != "application/json" {
+		t.Errorf("Content-Type: %s", first.HTTP.Header.Get("Content-Type"))
 	}
 }
 
@@ -56,7 +56,7 @@ func TestModernRequests(t *testing.T) {
 	}
 	for name, want := range map[string]string{"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "query",
 		"Mcp-Param-Region": "=?base64?w6k=?=", "Mcp-Session-Id": ""} {
-		if got := s.method("tools/call").Header.Get(name); got != want {
+		if got := s.method("tools/call").HTTP.Header.Get(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 	}
@@ -215,7 +215,7 @@ func TestCancel(t *testing.T) {
 		s := newServer(t)
 		left := make(chan struct{})
 		s.on("tools/call", func(_ http.ResponseWriter, a *arrival) {
-			<-a.Context().Done()
+			<-a.HTTP.Context().Done()
 			close(left)
 		})
 		c := connect(t, s)
@@ -245,8 +245,8 @@ func TestCancel(t *testing.T) {
 		c := connect(t, s)
 		c.initialize()
 		c.send(request("5", "tools/call"), notification("notifications/cancelled", `{"requestId":5}`))
-		if got := s.method("notifications/cancelled"); !strings.Contains(got.body, `"requestId":5`) || got.Header.Get("Mcp-Session-Id") != sessionID {
-			t.Errorf("got %s", got.body)
+		if got := s.method("notifications/cancelled"); !strings.Contains(got.Body, `"requestId":5`) || got.HTTP.Header.Get("Mcp-Session-Id") != sessionID {
+			t.Errorf("got %s", got.Body)
 		}
 		if err := c.end(); err != nil {
 			t.Error(err)
@@ -299,7 +299,7 @@ func TestResponses(t *testing.T) {
 		{"a status", func(w http.ResponseWriter, a *arrival) { http.Error(w, "no", http.StatusTeapot) },
 			[]string{`"id":1`, `"http_error"`, `"status_code":418`}},
 		{"a redirection", func(w http.ResponseWriter, a *arrival) {
-			http.Redirect(w, a.Request, "/elsewhere", http.StatusTemporaryRedirect)
+			http.Redirect(w, a.HTTP, "/elsewhere", http.StatusTemporaryRedirect)
 		}, []string{`"id":1`, `"status_code":307`}},
 		{"what is not JSON", func(w http.ResponseWriter, a *arrival) { _, _ = io.WriteString(w, "hello\nworld") },
 			[]string{`"id":1`, `"invalid_json"`}},
@@ -330,7 +330,7 @@ func TestResponses(t *testing.T) {
 		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
 		{"a stream that goes on after the answer", func(w http.ResponseWriter, a *arrival) {
 			events(w, data(resultOf(a, `{}`)))
-			<-a.Context().Done()
+			<-a.HTTP.Context().Done()
 		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
 	}
 	for _, tt := range tests {
@@ -363,9 +363,9 @@ func TestServerRequestInStream(t *testing.T) {
 			events(w, data(resultOf(a, `"done"`)))
 		}
 	})
-	s.on("", func(w http.ResponseWriter, a *arrival) {
+	s.on("answer", func(w http.ResponseWriter, a *arrival) {
 		w.WriteHeader(http.StatusAccepted)
-		if string(a.message.ID) == "1" && string(a.message.Result) == `{"action":"accept"}` {
+		if string(a.ID) == "1" && string(a.Result) == `{"action":"accept"}` {
 			answered.open()
 		}
 	})
@@ -403,7 +403,7 @@ func TestRunEnds(t *testing.T) {
 		s := newServer(t)
 		s.on("subscriptions/listen", func(w http.ResponseWriter, a *arrival) {
 			events(w, data(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged"}`))
-			<-a.Context().Done()
+			<-a.HTTP.Context().Done()
 		})
 		c := connect(t, s)
 		c.send(modern("1", "subscriptions/listen", ""))
@@ -470,7 +470,7 @@ func TestQuestionsAtTheEnd(t *testing.T) {
 	s := newServer(t)
 	s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
 		events(w, data(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{}}`))
-		<-a.Context().Done() // it waits for the answer
+		<-a.HTTP.Context().Done() // it waits for the answer
 	})
 	in := strings.NewReader(request("0", "initialize") + "\n" + notification("notifications/initialized", "{}") + "\n" + request("1", "tools/call") + "\n")
 	var out bytes.Buffer

@@ -16,25 +16,18 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must happen. Only a failing test ever
-// waits that long.
-const patience = 30 * time.Second
+// patience is how long a fuzz test waits for what must happen.
+const patience = await.Patience
 
-// An arrival is an HTTP request as a server has seen it.
-type arrival struct {
-	*http.Request
-	body    string
-	message struct {
-		ID     json.RawMessage
-		Method string
-		Params json.RawMessage
-		Result json.RawMessage
-	}
-}
+// An arrival is a request as a server has received it.
+type arrival = mcptest.Received
 
 // A server is an endpoint that notes what arrives. GET, DELETE and POST with certain
 // methods can be answered by handlers; other requests are answered with a result that
@@ -42,24 +35,22 @@ type arrival struct {
 type server struct {
 	*httptest.Server
 	t        *testing.T
+	script   mcptest.Script
 	handlers map[string]func(http.ResponseWriter, *arrival) // by JSON-RPC or HTTP method
-
-	mu       sync.Mutex
-	arrivals []*arrival
-	changed  chan struct{} // closed when something arrives
 }
 
 const sessionID = "session-1"
 
 func newServer(t *testing.T) *server {
-	s := &server{t: t, changed: make(chan struct{}), handlers: map[string]func(http.ResponseWriter, *arrival){}}
+	s := &server{t: t, handlers: map[string]func(http.ResponseWriter, *arrival){}}
+	s.script.Sessionless = true
+	s.script.Handle = s.handle
 	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
 		w.Header().Set("Mcp-Session-Id", sessionID)
 		reply(w, a, `{"protocolVersion":"2025-11-25","capabilities":{}}`)
 	})
-	s.on("GET", func(w http.ResponseWriter, _ *arrival) { w.WriteHeader(http.StatusMethodNotAllowed) })
 	s.on("DELETE", func(w http.ResponseWriter, _ *arrival) { w.WriteHeader(http.StatusNoContent) })
-	s.Server = httptest.NewServer(s)
+	s.Server = httptest.NewServer(&s.script)
 	t.Cleanup(func() {
 		s.CloseClientConnections()
 		s.Close()
@@ -71,44 +62,25 @@ func (s *server) on(method string, handler func(http.ResponseWriter, *arrival)) 
 	s.handlers[method] = handler
 }
 
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	a := &arrival{Request: r}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return
+func (s *server) handle(w http.ResponseWriter, a *arrival) bool {
+	if a.HTTP.Method == http.MethodPost && !json.Valid([]byte(a.Body)) {
+		s.t.Errorf("received %.200q, want JSON", a.Body)
 	}
-	a.body = string(body)
-	name := r.Method
-	if name == http.MethodPost {
-		if err := json.Unmarshal(body, &a.message); err != nil {
-			s.t.Errorf("%v: %.200q", err, body)
-		}
-		name = a.message.Method
-	}
-	s.mu.Lock()
-	s.arrivals = append(s.arrivals, a)
-	close(s.changed)
-	s.changed = make(chan struct{})
-	s.mu.Unlock()
-	switch handler := s.handlers[name]; {
+	switch handler := s.handlers[a.Method]; {
 	case handler != nil:
 		handler(w, a)
-	case a.message.ID != nil && a.message.Method != "":
+	case a.ID != nil && a.Method != "answer":
 		reply(w, a, `{}`)
 	default:
-		w.WriteHeader(http.StatusAccepted)
+		return false
 	}
+	return true
 }
 
 // reply answers with a result.
-func reply(w http.ResponseWriter, a *arrival, result string) {
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(w, resultOf(a, result))
-}
+func reply(w http.ResponseWriter, a *arrival, result string) { a.Answer(w, `"result":`+result) }
 
-func resultOf(a *arrival, result string) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":%s}`, a.message.ID, result)
-}
+func resultOf(a *arrival, result string) string { return a.Message(`"result":` + result) }
 
 // events answers with a stream that begins with these events, as they are.
 func events(w http.ResponseWriter, texts ...string) {
@@ -123,45 +95,29 @@ func events(w http.ResponseWriter, texts ...string) {
 func data(message string) string { return "data: " + message + "\n\n" }
 
 // arrived waits for something to arrive.
-func (s *server) arrived(what string, is func(*arrival) bool) *arrival {
+func (s *server) arrived(what string, is func(*arrival) bool) (found *arrival) {
 	s.t.Helper()
-	timeout := time.After(patience)
-	for {
-		s.mu.Lock()
-		i := slices.IndexFunc(s.arrivals, is)
-		changed := s.changed
+	await.Until(s.t, what+" to arrive", func() bool {
+		all := s.script.Received()
+		i := slices.IndexFunc(all, is)
 		if i >= 0 {
-			defer s.mu.Unlock()
-			return s.arrivals[i]
+			found = all[i]
 		}
-		s.mu.Unlock()
-		select {
-		case <-changed:
-		case <-timeout:
-			s.t.Fatalf("%s did not arrive", what)
-		}
-	}
+		return i >= 0
+	})
+	return found
 }
 
 // method waits for a message or an HTTP request with this method.
 func (s *server) method(name string) *arrival {
 	s.t.Helper()
-	return s.arrived(name, func(a *arrival) bool { return a.message.Method == name || a.Method == name })
+	return s.arrived(name, func(a *arrival) bool { return a.Method == name })
 }
 
 // order returns the methods of what has arrived.
 func (s *server) order() (methods []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, a := range s.arrivals {
-		switch {
-		case a.Method != http.MethodPost:
-			methods = append(methods, a.Method)
-		case a.message.Method == "":
-			methods = append(methods, "answer")
-		default:
-			methods = append(methods, a.message.Method)
-		}
+	for _, a := range s.script.Received() {
+		methods = append(methods, a.Method)
 	}
 	return methods
 }
@@ -305,7 +261,7 @@ func (g *gate) wait(a *arrival) bool {
 	select {
 	case <-g.opened:
 		return true
-	case <-a.Context().Done():
+	case <-a.HTTP.Context().Done():
 		return false
 	}
 }

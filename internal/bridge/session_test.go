@@ -41,8 +41,8 @@ func TestInitializeIsAwaited(t *testing.T) {
 	c.expect("notifications/message")
 	c.expect(`"id":0`)
 	c.expect(`"id":1`)
-	if list := s.method("tools/list"); list.Header.Get("Mcp-Session-Id") != sessionID || list.Header.Get("MCP-Protocol-Version") != "2025-06-18" {
-		t.Errorf("got %v", list.Header)
+	if list := s.method("tools/list"); list.HTTP.Header.Get("Mcp-Session-Id") != sessionID || list.HTTP.Header.Get("MCP-Protocol-Version") != "2025-06-18" {
+		t.Errorf("got %v", list.HTTP.Header)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestInitializeFails(t *testing.T) {
 	c.send(request("0", "initialize"))
 	c.expect(`"id":0`, `"http_error"`)
 	c.initialize()
-	if got := s.method("notifications/initialized").Header.Get("Mcp-Session-Id"); got != sessionID {
+	if got := s.method("notifications/initialized").HTTP.Header.Get("Mcp-Session-Id"); got != sessionID {
 		t.Errorf("got %q", got)
 	}
 }
@@ -76,7 +76,7 @@ func TestSessionEnds(t *testing.T) {
 		reply(w, a, `{"protocolVersion":"2025-11-25"}`)
 	})
 	s.on("tools/list", func(w http.ResponseWriter, a *arrival) {
-		if a.Header.Get("Mcp-Session-Id") == "session-1" {
+		if a.HTTP.Header.Get("Mcp-Session-Id") == "session-1" {
 			http.Error(w, "gone", http.StatusNotFound)
 			return
 		}
@@ -92,7 +92,7 @@ func TestSessionEnds(t *testing.T) {
 	if err := c.end(); err != nil {
 		t.Error(err)
 	}
-	if gone := s.method("DELETE").Header.Get("Mcp-Session-Id"); gone != "session-2" {
+	if gone := s.method("DELETE").HTTP.Header.Get("Mcp-Session-Id"); gone != "session-2" {
 		t.Errorf("%s was ended", gone)
 	}
 }
@@ -102,7 +102,7 @@ func TestSessionReplaced(t *testing.T) {
 	c := connect(t, s)
 	c.initialize()
 	c.initialize()
-	if got := s.method("DELETE").Header.Get("Mcp-Session-Id"); got != sessionID {
+	if got := s.method("DELETE").HTTP.Header.Get("Mcp-Session-Id"); got != sessionID {
 		t.Errorf("%s was ended", got)
 	}
 }
@@ -121,7 +121,7 @@ func TestServerWithoutSessions(t *testing.T) {
 	if slices.Contains(s.order(), "DELETE") {
 		t.Error("there was a session to end")
 	}
-	if got := s.method("lost").Header; got.Get("MCP-Protocol-Version") != "2025-06-18" || got.Get("Mcp-Session-Id") != "" {
+	if got := s.method("lost").HTTP.Header; got.Get("MCP-Protocol-Version") != "2025-06-18" || got.Get("Mcp-Session-Id") != "" {
 		t.Errorf("got %v", got)
 	}
 }
@@ -134,23 +134,23 @@ func TestSessionStream(t *testing.T) {
 		case 1:
 			http.Error(w, "not yet", http.StatusServiceUnavailable)
 		case 2:
-			if a.Header.Get("Last-Event-ID") != "" || a.Header.Get("Accept") != "text/event-stream" {
-				t.Errorf("got %v", a.Header)
+			if a.HTTP.Header.Get("Last-Event-ID") != "" || a.HTTP.Header.Get("Accept") != "text/event-stream" {
+				t.Errorf("got %v", a.HTTP.Header)
 			}
 			events(w, "id: e1\nretry: 1\n"+data(`{"jsonrpc":"2.0","id":"s","method":"roots/list"}`), "id: e2\ndata: {\"jsonrpc\"")
 		default:
-			if got := a.Header.Get("Last-Event-ID"); got != "e1" {
+			if got := a.HTTP.Header.Get("Last-Event-ID"); got != "e1" {
 				t.Errorf("resumed after %q", got)
 			}
 			events(w, data(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`))
-			<-a.Context().Done()
+			<-a.HTTP.Context().Done()
 		}
 	})
 	c := connect(t, s)
 	c.initialize()
 	c.expect("roots/list")
 	c.send(`{"jsonrpc":"2.0","id":"s","result":{"roots":[]}}`)
-	s.arrived("the answer", func(a *arrival) bool { return string(a.message.Result) == `{"roots":[]}` })
+	s.arrived("the answer", func(a *arrival) bool { return string(a.Result) == `{"roots":[]}` })
 	c.expect("notifications/tools/list_changed")
 	if err := c.end(); err != nil {
 		t.Error(err)
@@ -162,7 +162,7 @@ func TestResume(t *testing.T) {
 		s := newServer(t)
 		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
 		s.on("GET", func(w http.ResponseWriter, a *arrival) {
-			switch a.Header.Get("Last-Event-ID") {
+			switch a.HTTP.Header.Get("Last-Event-ID") {
 			case "p1":
 				events(w, "id: p2\n"+data(`{"jsonrpc":"2.0","method":"notifications/progress"}`))
 			case "p2":

@@ -5,10 +5,12 @@
 // how the upstream shall behave (a huge result, a slow one, a body
 // cut off by a TCP reset) and reads back what the upstream saw.
 //
-// [Remote] and [RunChild] are one rude MCP server of both eras, with two transports.
-// Remote is its Streamable HTTP: it asks, streams and fails as its fields and its
-// tools say. RunChild is its stdio, a child process with every bad habit as a flag.
-// modules/mcpsample has an honest server.
+// [Remote] and [RunChild] are one MCP server of both eras, with two transports: Remote
+// over Streamable HTTP, RunChild over stdio, as a child process. Both are strict about
+// the protocol, and misbehave only as their tools and flags say.
+//
+// [Script] is the rude server: it checks nothing, and a test writes its answers, byte by
+// byte if need be.
 //
 // [Chat] stands in for a model API, recording requests and answering "ok".
 //

@@ -6,9 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"io"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 )
@@ -29,11 +27,6 @@ type Remote struct {
 	Legacy, Modern bool
 	Primes         bool // knows of the legacy era 2025-11-25 alone, and its event streams begin with an empty event
 
-	// Handlers replace its tools except echo. Each serves the POST of a call itself,
-	// and can break HTTP in any way. The server then declares tools alone, has no
-	// sessions, and takes every request for one of the legacy era. Default: nil.
-	Handlers map[string]func(w http.ResponseWriter, r *http.Request, call RemoteMessage)
-
 	start sync.Once
 	server
 	seen []RemoteMessage
@@ -49,14 +42,6 @@ func (s *Remote) ready() {
 		s.capabilities = json.RawMessage(`{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},"completions":{}}`)
 		s.tools = toolsNamed(remoteToolNames)
 		s.sessions, s.listens = map[string]*session{}, map[*call]listenFilter{}
-		if s.Handlers == nil {
-			return
-		}
-		s.capabilities = json.RawMessage(`{"tools":{}}`)
-		s.tools = toolsNamed("echo")
-		for _, name := range slices.Sorted(maps.Keys(s.Handlers)) {
-			s.tools = append(s.tools, extraTool(name, ""))
-		}
 	})
 }
 
@@ -124,7 +109,7 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	version := r.Header.Get("Mcp-Protocol-Version")
 	legacy, modern := s.speaks()
 	if r.Method != http.MethodPost {
-		if !legacy || version == modernVersion || s.Handlers != nil {
+		if !legacy || version == modernVersion {
 			w.Header().Set("Allow", http.MethodPost)
 			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 			return
@@ -138,8 +123,7 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, nil, failure)
 		return
 	}
-	seen := RemoteMessage{Method: m.Method, ID: string(m.ID), Session: r.Header.Get("Mcp-Session-Id"), Header: r.Header.Clone(), Body: string(body)}
-	s.note(seen)
+	s.note(RemoteMessage{Method: m.Method, ID: string(m.ID), Session: r.Header.Get("Mcp-Session-Id"), Header: r.Header.Clone(), Body: string(body)})
 	var handshakes []string
 	switch {
 	case legacy && s.Primes:
@@ -147,9 +131,9 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case legacy:
 		handshakes = protocolVersions
 	}
-	x := &exchange{remote: s, w: w, r: r, seen: seen}
+	x := &exchange{remote: s, w: w, r: r}
 	c := newCall(&s.server, x, m, handshakes)
-	c.modern = s.Handlers == nil && (c.meta[metaProtocolVersion] != nil || version == modernVersion)
+	c.modern = c.meta[metaProtocolVersion] != nil || version == modernVersion
 	x.modern = c.modern
 	switch {
 	case c.modern && modern:
@@ -227,7 +211,6 @@ type exchange struct {
 	remote *Remote
 	w      http.ResponseWriter
 	r      *http.Request
-	seen   RemoteMessage
 	modern bool
 
 	writing sync.Mutex
@@ -236,26 +219,22 @@ type exchange struct {
 
 func (x *exchange) serveLegacy(c *call) {
 	session := newSession()
-	switch {
-	case x.remote.Handlers != nil:
-		session.initialized = true
-	case c.Method == "initialize":
+	if c.Method == "initialize" {
 		session.id = rand.Text()
 		x.remote.mu.Lock()
 		x.remote.sessions[session.id] = session
 		x.remote.mu.Unlock()
 		x.w.Header().Set("Mcp-Session-Id", session.id)
-	default:
-		if session = x.remote.find(x.w, x.r); session == nil {
-			return
-		}
+	} else if session = x.remote.find(x.w, x.r); session == nil {
+		return
 	}
 	if c.Method == "" || c.ID == nil {
 		session.receive(c.message)
 		x.w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	x.serve(c, x.remote.life, session)
+	c.begin(x.remote.life, session)
+	c.run()
 }
 
 func (x *exchange) serveModern(c *call) {
@@ -271,18 +250,7 @@ func (x *exchange) serveModern(c *call) {
 		refuse(x.w, http.StatusBadRequest, c.ID, failure)
 		return
 	}
-	x.serve(c, x.r.Context(), newSession())
-}
-
-// serve serves a request, which ends with ctx.
-func (x *exchange) serve(c *call, ctx context.Context, s *session) {
-	var p struct{ Name string }
-	_ = c.decodeParams(&p)
-	if handler := x.remote.Handlers[p.Name]; c.Method == "tools/call" && handler != nil {
-		handler(x.w, x.r, x.seen)
-		return
-	}
-	c.begin(ctx, s)
+	c.begin(x.r.Context(), newSession())
 	c.run()
 }
 

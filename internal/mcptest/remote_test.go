@@ -109,23 +109,3 @@ func TestRemoteChecksHeaders(t *testing.T) {
 		})
 	}
 }
-
-func TestRemoteHandlers(t *testing.T) {
-	teapot := func(w http.ResponseWriter, _ *http.Request, call mcptest.RemoteMessage) {
-		w.WriteHeader(http.StatusTeapot)
-		_, _ = io.WriteString(w, call.Method+" "+call.ID)
-	}
-	s := startRemote(t, &mcptest.Remote{Name: "far", Legacy: true, Handlers: map[string]func(http.ResponseWriter, *http.Request, mcptest.RemoteMessage){"hang": teapot}})
-	if res, body := postTo(t, s, handshake); res.Header.Get("Mcp-Session-Id") != "" || !strings.Contains(body, `"capabilities":{"tools":{}}`) {
-		t.Errorf("%v %s", res.Header, body)
-	}
-	if res, body := postTo(t, s, call("hang", `{}`)); res.StatusCode != 418 || body != "tools/call 1" {
-		t.Errorf("%d %s", res.StatusCode, body)
-	}
-	if res, body := postTo(t, s, modernCall("echo"), "Mcp-Protocol-Version", "2026-07-28"); res.StatusCode != 200 || !strings.Contains(body, `"result":{"content"`) {
-		t.Errorf("%d %s", res.StatusCode, body)
-	}
-	if res, body := postTo(t, s, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`); strings.Count(body, `"inputSchema"`) != 2 {
-		t.Errorf("%d %s", res.StatusCode, body)
-	}
-}

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +26,7 @@ var quiet = log.New(io.Discard, "", 0)
 // should; its tools are echo and others of which each is a fault.
 type server struct {
 	*httptest.Server
-	remote *mcptest.Remote
+	script *mcptest.Script
 }
 
 // An exchange is a call of a tool that is to go wrong.
@@ -36,21 +38,24 @@ type exchange struct {
 
 func newServer(t *testing.T, faults map[string]func(*exchange)) *server {
 	t.Helper()
-	handlers := map[string]func(http.ResponseWriter, *http.Request, mcptest.RemoteMessage){}
-	for name, fault := range faults {
-		handlers[name] = func(w http.ResponseWriter, r *http.Request, call mcptest.RemoteMessage) {
-			fault(&exchange{w, r, json.RawMessage(call.ID)})
-		}
+	script := &mcptest.Script{
+		Sessionless: true, Legacy: true, Capabilities: `{"tools":{}}`,
+		Tools: append(slices.Sorted(maps.Keys(faults)), "echo"),
+		Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+			fault := faults[r.Tool()]
+			if fault != nil {
+				fault(&exchange{w, r.HTTP, r.ID})
+			}
+			return fault != nil
+		},
 	}
-	remote := &mcptest.Remote{Name: "far", Legacy: true, Handlers: handlers}
-	return &server{newUpstream(t, remote), remote}
+	return &server{newUpstream(t, script), script}
 }
 
 // times returns how often a tool was called.
 func (s *server) times(tool string) (n int) {
-	for _, call := range s.remote.Seen("tools/call") {
-		var m struct{ Params struct{ Name string } }
-		if json.Unmarshal([]byte(call.Body), &m) == nil && m.Params.Name == tool {
+	for _, call := range s.script.Received("tools/call") {
+		if call.Tool() == tool {
 			n++
 		}
 	}

@@ -427,21 +427,22 @@ func lookAt(t *testing.T, r *running) (s seen) {
 }
 
 // argumentsOf returns the arguments of a call under load.
-func argumentsOf(call mcptest.RemoteMessage) (arguments struct {
+func argumentsOf(call *mcptest.Received) (arguments struct {
 	Call string
 	MS   int
 }) {
-	var m legacyMessage
-	_ = json.Unmarshal([]byte(call.Body), &m)
-	_ = json.Unmarshal([]byte(m.member("arguments")), &arguments)
+	_ = json.Unmarshal([]byte(call.Param("arguments")), &arguments)
 	return arguments
 }
 
 // sleepInCall is the tool slow of a server under load.
-func sleepInCall(w http.ResponseWriter, _ *http.Request, call mcptest.RemoteMessage) {
-	time.Sleep(time.Duration(argumentsOf(call).MS) * time.Millisecond) // it has something to do
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"slept"}]}}`, call.ID)
+func sleepInCall(w http.ResponseWriter, r *mcptest.Received) bool {
+	if r.Tool() != "slow" {
+		return false
+	}
+	time.Sleep(time.Duration(argumentsOf(r).MS) * time.Millisecond) // it has something to do
+	r.Answer(w, mcptest.Text("slept"))
+	return true
 }
 
 // Under load, the configuration is replaced again and again: 60 times, or as often as
@@ -453,7 +454,7 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	journal := newJournal(t)
-	far := &mcptest.Remote{Name: "far", Legacy: true, Handlers: map[string]func(http.ResponseWriter, *http.Request, mcptest.RemoteMessage){"slow": sleepInCall}}
+	far := &mcptest.Script{Sessionless: true, Legacy: true, Capabilities: `{"tools":{}}`, Tools: []string{"echo", "slow"}, Handle: sleepInCall}
 	upstream := httptest.NewServer(far)
 	t.Cleanup(upstream.Close)
 	caddyfile := func(max int) string {
@@ -525,7 +526,7 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 			ran[id]++
 		}
 	}
-	for _, call := range far.Seen("tools/call") {
+	for _, call := range far.Received("tools/call") {
 		ran[argumentsOf(call).Call]++
 	}
 	t.Logf("%d reloads in %.1f s; sent %v, %.0f calls/s; lost %v; answered %d; skipped %d", reloads, took.Seconds(), b.sent,
