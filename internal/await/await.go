@@ -14,12 +14,20 @@ const Patience = time.Minute
 // come true; what names it.
 func Until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
+	if !Within(Patience, condition) {
+		t.Fatalf("waited in vain: %s", what)
+	}
+}
+
+// Within waits for a condition, and reports whether it came true in time.
+func Within(patience time.Duration, condition func() bool) bool {
 	const longest = 20 * time.Millisecond
 	pause := time.Millisecond // first, and then longer: to ask costs time, too
 	for began := time.Now(); !condition(); pause = min(pause*3/2, longest) {
-		if time.Since(began) > Patience {
-			t.Fatalf("waited in vain: %s", what)
+		if time.Since(began) > patience {
+			return false
 		}
 		time.Sleep(pause)
 	}
+	return true
 }

@@ -62,9 +62,18 @@ type Received struct {
 
 	// Method is that of the message, "answer" for an answer, and the HTTP method of a
 	// request that is not a POST.
-	Method             string
-	ID, Params, Result json.RawMessage
+	Method                    string
+	ID, Params, Result, Error json.RawMessage
 }
+
+// NewReceived reads a message.
+func NewReceived(body []byte) *Received {
+	var m message
+	_ = json.Unmarshal(body, &m)
+	return &Received{Body: string(body), Method: cmp.Or(m.Method, "answer"), ID: m.ID, Params: m.Params, Result: m.Result, Error: m.Error}
+}
+
+func (r *Received) String() string { return r.Method + ": " + r.Body }
 
 // Param returns a member of the params as it was written, or "".
 func (r *Received) Param(name string) string {
@@ -151,11 +160,10 @@ func (s *Script) Listeners() int {
 // ServeHTTP implements http.Handler.
 func (s *Script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	got := &Received{HTTP: r, Body: string(body), Method: r.Method}
-	if r.Method == http.MethodPost {
-		var m message
-		_ = json.Unmarshal(body, &m)
-		got.Method, got.ID, got.Params, got.Result = cmp.Or(m.Method, "answer"), m.ID, m.Params, m.Result
+	got := NewReceived(body)
+	got.HTTP = r
+	if r.Method != http.MethodPost {
+		got.Method = r.Method
 	}
 	session := r.Header.Get("Mcp-Session-Id")
 	s.mu.Lock()
@@ -181,7 +189,7 @@ func (s *Script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case got.ID == nil || got.Method == "answer":
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		s.answer(w, got)
+		s.Answer(w, got)
 	}
 }
 
@@ -207,8 +215,8 @@ func (s *Script) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answer answers a request.
-func (s *Script) answer(w http.ResponseWriter, r *Received) {
+// Answer answers a request as the fields say. It is for handlers that do more than that.
+func (s *Script) Answer(w http.ResponseWriter, r *Received) {
 	if r.Method == "initialize" && !s.Sessionless {
 		session := "session-" + rand.Text()
 		s.Change(func(s *Script) {

@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // A way is one into the gateway, in one of the eras.
@@ -72,9 +74,8 @@ type caller struct {
 	// connections, maybe just when they are used.
 	patient bool
 
-	mu       sync.Mutex
-	sessions map[string]string // by server; at /mcp there is one, of nobody
-	next     atomic.Int64
+	mu      sync.Mutex
+	clients map[string]*mcpclient.Client // by server; at /mcp there is one, of no server
 }
 
 // caller returns a client that has introduced itself where that is to be done.
@@ -83,11 +84,33 @@ func (s *stage) caller(t *testing.T, w way) *caller { return s.callerAt(t, "", w
 // callerAt is caller for another gateway of the site.
 func (s *stage) callerAt(t *testing.T, gateway string, w way) *caller {
 	t.Helper()
-	c := &caller{url: s.url + gateway, way: w, sessions: map[string]string{}, http: newClient(t)}
-	if w == joined {
-		c.meet(t, "")
-	}
+	c := newCaller(t, s.url+gateway, w)
+	c.meet(t, "")
 	return c
+}
+
+// newCaller returns a client that has no session yet.
+func newCaller(t *testing.T, url string, w way) *caller {
+	return &caller{url: url, way: w, http: newClient(t), clients: map[string]*mcpclient.Client{}}
+}
+
+// client returns the client of a server.
+func (c *caller) client(server string) *mcpclient.Client {
+	url := c.url + "/mcp"
+	switch c.way {
+	case rpc:
+		url = c.url + "/api/mcp-gateway/" + server + "/rpc"
+	case oneServer, oneServerModern:
+		url += "/" + server
+	default:
+		server = ""
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.clients[server] == nil {
+		c.clients[server] = &mcpclient.Client{URL: url, Modern: c.way.modern(), Capabilities: `{}`, HTTP: c.http}
+	}
+	return c.clients[server]
 }
 
 // newClient leaves compression to the test.
@@ -101,22 +124,15 @@ func newClient(t *testing.T) *http.Client {
 // meet introduces the client to a server, at /mcp to all of them.
 func (c *caller) meet(t *testing.T, server string) {
 	t.Helper()
-	if c.way != joined && c.way != oneServer || c.way == joined && c.sessions[""] != "" {
+	if c.way != joined && (c.way != oneServer || server == "") {
 		return
 	}
-	if c.way == joined {
-		server = ""
+	client := c.client(server)
+	if len(client.Headers) > 0 {
+		return // it did that before
 	}
-	got := c.send(t.Context(), server, `"hi"`, `{"jsonrpc":"2.0","id":"hi","method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"chaos","version":"1"}}}`)
-	if got.class != "200 result" {
-		t.Fatalf("initialize at %s %s: %s %s", c.way, server, got.class, got.body)
-	}
-	c.mu.Lock()
-	c.sessions[server] = got.session
-	c.mu.Unlock()
-	got = c.send(t.Context(), server, "", `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	if got.class != "202 nothing" {
-		t.Fatalf("notifications/initialized at %s %s: %s %s", c.way, server, got.class, got.body)
+	if _, err := client.Initialize(t.Context(), mcpclient.Legacy); err != nil {
+		t.Fatalf("%s %s: %v", c.way, server, err)
 	}
 }
 
@@ -146,7 +162,7 @@ func (c *caller) callUntil(ctx context.Context, server, tool, arguments string) 
 	if arguments == "" {
 		arguments = "{}"
 	}
-	id := fmt.Sprintf(`"%s-%d"`, rand.Text()[:6], c.next.Add(1))
+	id := `"` + rand.Text() + `"`
 	if c.way == joined || c.way == joinedModern {
 		tool = server + "__" + tool
 	}
@@ -155,47 +171,17 @@ func (c *caller) callUntil(ctx context.Context, server, tool, arguments string) 
 
 // toolCall is the message.
 func (c *caller) toolCall(id, tool, arguments string) string {
-	meta := ""
-	if c.way.modern() {
-		meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
-	}
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":%q,"arguments":%s%s}}`, id, tool, arguments, meta)
+	client := mcpclient.Client{Modern: c.way.modern(), Capabilities: `{}`}
+	message, _ := client.Message(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments))
+	return message
 }
 
-// request prepares a message to be sent.
+// request prepares a message to be sent, whatever it says.
 func (c *caller) request(ctx context.Context, server, message string) *http.Request {
-	url := c.url + "/mcp"
-	switch c.way {
-	case rpc:
-		url = c.url + "/api/mcp-gateway/" + server + "/rpc"
-	case oneServer, oneServerModern:
-		url += "/" + server
-	}
-	req, err := http.NewRequestWithContext(ctx, "POST", url, strings.NewReader(message))
+	client := c.client(server)
+	req, err := mcpclient.NewRequest(ctx, http.MethodPost, client.URL, message, client.HeadersOf(message)...)
 	if err != nil {
 		panic(err) // the URL is right
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "application/json, text/event-stream")
-	c.mu.Lock()
-	session := c.sessions[server]
-	if c.way == joined {
-		session = c.sessions[""]
-	}
-	c.mu.Unlock()
-	if session != "" {
-		req.Header.Set("Mcp-Session-Id", session)
-		req.Header.Set("Mcp-Protocol-Version", "2025-11-25")
-	}
-	if c.way.modern() {
-		var m struct {
-			Method string
-			Params struct{ Name string }
-		}
-		_ = json.Unmarshal([]byte(message), &m)
-		req.Header.Set("Mcp-Protocol-Version", "2026-07-28")
-		req.Header.Set("Mcp-Method", m.Method)
-		req.Header.Set("Mcp-Name", m.Params.Name)
 	}
 	return req
 }

@@ -176,7 +176,7 @@ func TestClientFails(t *testing.T) {
 
 	s.endure(t, "floods the gateway with calls beyond its rate", 192, func(o *ordeal) {
 		var refused, served atomic.Int64
-		c := &caller{url: s.url + "/rated", way: rpc, http: newClient(t), sessions: map[string]string{}}
+		c := newCaller(t, s.url+"/rated", rpc)
 		flood(o, more(500, 5_000), func(int) outcome {
 			got := c.call(o, "away", "echo", "")
 			switch got.class {
@@ -196,7 +196,7 @@ func TestClientFails(t *testing.T) {
 	})
 
 	s.endure(t, "floods the gateway with sessions", 192, func(o *ordeal) {
-		c := &caller{url: s.url + "/few", way: joined, http: newClient(t), sessions: map[string]string{}}
+		c := newCaller(t, s.url+"/few", joined)
 		flood(o, more(1_000, 3_000), func(i int) outcome {
 			ctx, cancel := context.WithTimeout(t.Context(), guard)
 			defer cancel()

@@ -18,8 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
@@ -252,16 +254,13 @@ const slack = 3
 func (s *stage) settle(t *testing.T, before counts) {
 	t.Helper()
 	var now counts
-	for deadline := time.Now().Add(guard); ; time.Sleep(20 * time.Millisecond) {
+	settled := await.Within(guard, func() bool {
 		now = s.count(t)
-		if now.goroutines <= before.goroutines+slack && now.files <= before.files+slack && slices.Equal(now.children, before.children) {
-			return
-		}
-		if time.Now().After(deadline) {
-			break
-		}
+		return now.goroutines <= before.goroutines+slack && now.files <= before.files+slack && slices.Equal(now.children, before.children)
+	})
+	if !settled {
+		t.Errorf("leaked: %s before, %s now\n%.6000s", before, now, s.askAdmin(t, "GET", "/debug/pprof/goroutine?debug=1", ""))
 	}
-	t.Errorf("leaked: %s before, %s now\n%.6000s", before, now, s.askAdmin(t, "GET", "/debug/pprof/goroutine?debug=1", ""))
 }
 
 // memory is how much of it the process has, in KiB.
@@ -289,26 +288,29 @@ func (s *stage) forgetPeak(t *testing.T) {
 // a request may be lost.
 func (s *stage) askAdmin(t *testing.T, method, path, body string) string {
 	t.Helper()
-	for deadline := time.Now().Add(guard); ; {
-		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.admin+path, strings.NewReader(body))
+	var said []byte
+	var lost error
+	answered := await.Within(guard, func() bool {
+		req, err := mcpclient.NewRequest(t.Context(), method, "http://"+s.admin+path, body, "Content-Type: text/caddyfile")
 		if err != nil {
 			t.Fatal(err)
 		}
 		req.Close = true
-		req.Header.Set("Content-Type", "text/caddyfile")
 		res, err := http.DefaultClient.Do(req)
-		if err == nil {
-			said, _ := io.ReadAll(res.Body)
-			res.Body.Close()
-			if res.StatusCode != http.StatusOK {
-				t.Fatalf("%s %s: %d %s", method, path, res.StatusCode, said)
-			}
-			return string(said)
+		if lost = err; err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
+		defer res.Body.Close()
+		said, _ = io.ReadAll(res.Body)
+		if res.StatusCode != http.StatusOK {
+			t.Fatalf("%s %s: got %d %s, want 200", method, path, res.StatusCode, said)
 		}
+		return true
+	})
+	if !answered {
+		t.Fatal(lost)
 	}
+	return string(said)
 }
 
 // An ordeal is what a fault is watched by.
@@ -465,10 +467,11 @@ func (s *stage) endures(t *testing.T, f fault) {
 func (c *caller) recovers(t *testing.T, server string) {
 	t.Helper()
 	var got outcome
-	for deadline := time.Now().Add(guard); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if got = c.call(t, server, "echo", `{"text":"again"}`); got.class == "200 result" && echoed(got.text) == "again" {
-			return
-		}
+	recovered := await.Within(guard, func() bool {
+		got = c.call(t, server, "echo", `{"text":"again"}`)
+		return got.class == "200 result" && echoed(got.text) == "again"
+	})
+	if !recovered {
+		t.Errorf("%s of %s still answers with %s %.300q", c.way, server, got.class, got.body)
 	}
-	t.Errorf("%s of %s still answers with %s %.300q", c.way, server, got.class, got.body)
 }

@@ -3,7 +3,6 @@ package integration
 import (
 	"bytes"
 	"compress/gzip"
-	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -77,7 +77,7 @@ func originals(t *testing.T, uris []string) (all []string) {
 func mayNot(t *testing.T, what string, got said) {
 	t.Helper()
 	if got.status != 403 || got.answer.Error == nil || got.answer.Error.Message != "Access denied" || !strings.Contains(string(got.answer.Error.Data), `"code":"acl_denied"`) {
-		t.Errorf("%s: %d %.300s\nwant 403 acl_denied", what, got.status, got.answer.raw)
+		t.Errorf("%s: %d %.300s\nwant 403 acl_denied", what, got.status, got.answer.Raw)
 	}
 }
 
@@ -85,7 +85,7 @@ func mayNot(t *testing.T, what string, got said) {
 func may(t *testing.T, what string, got said) {
 	t.Helper()
 	if got.status != 200 || got.answer.Result == nil {
-		t.Errorf("%s: %d %.300s", what, got.status, got.answer.raw)
+		t.Errorf("%s: %d %.300s", what, got.status, got.answer.Raw)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestAccessToServers(t *testing.T) {
 		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
 		for _, list := range listKinds {
 			t.Run("A53 "+list.method+" of a "+era.name, func(t *testing.T) {
-				items := listedIn(t, c.ask(t, list.method, `{}`).answer.raw, list.kind, list.member)
+				items := listedIn(t, c.ask(t, list.method, `{}`).answer.Raw, list.kind, list.member)
 				if list.method == "resources/list" {
 					items = originals(t, items)
 				}
@@ -188,8 +188,8 @@ func TestAccessToServers(t *testing.T) {
 
 func TestAccessToTools(t *testing.T) {
 	isolate(t)
-	servers := map[string]*witness{"plain": newWitness(t, "echo", "slow", "slower"), "streams": newWitness(t, "echo", "slow", "slower")}
-	servers["streams"].events = true
+	servers := map[string]*remoteServer{"plain": newLenientServer(t, "echo", "slow", "slower"), "streams": newLenientServer(t, "echo", "slow", "slower")}
+	servers["streams"].Events = true
 	journal := newJournal(t)
 	url := serve(t, gateway(append(restricted("deny plain::slow streams::slow kid::slow kid::t1*", "deny prompt:plain::insult prompt:streams::insult prompt:kid::p"),
 		servers["plain"].line("plain"), servers["streams"].line("streams"), block(child("kid", "--page", "3", "--tools", "11", "--modern"), journal.env()))...))
@@ -215,7 +215,7 @@ func TestAccessToTools(t *testing.T) {
 				}
 			})
 			t.Run("A54 calls at "+way.name+" of "+server, func(t *testing.T) {
-				before := w.count()
+				before := w.Count()
 				for _, m := range []struct{ method, params string }{
 					{"tools/call", `{"name":"slow","arguments":{}}`},
 					{"tools/call", `{"arguments":{"name":"echo"},"n\u0061me":"sl\u006fw"}`},
@@ -227,7 +227,7 @@ func TestAccessToTools(t *testing.T) {
 				if got := failureOf(t, post(t, way.at, rpc("tools/call", `{"name":"echo","name":"slow"}`), acceptBoth, bearer(eveToken))); got.Status != 400 {
 					t.Errorf("two names: %+v", got)
 				}
-				if w.count() != before {
+				if w.Count() != before {
 					t.Error("the server was contacted")
 				}
 				for _, m := range []struct{ method, params string }{
@@ -280,20 +280,20 @@ func TestAccessToTools(t *testing.T) {
 					t.Errorf("%s is missing", name)
 				}
 			}
-			prompts := listedIn(t, c.ask(t, "prompts/list", `{}`).answer.raw, "prompts", "name")
+			prompts := listedIn(t, c.ask(t, "prompts/list", `{}`).answer.Raw, "prompts", "name")
 			if slices.Sort(prompts); !slices.Equal(prompts, []string{"plain__greet", "streams__greet"}) {
 				t.Errorf("listed %v", prompts)
 			}
 		})
 		t.Run("A54 calls at /mcp of a "+era.name, func(t *testing.T) {
-			before := servers["plain"].got("tools/call")
+			before := servers["plain"].params("tools/call")
 			calls := len(journal.entries(t, "tools/call"))
 			for _, name := range []string{"plain__slow", "plain::slow", "streams__slow", "kid__slow", "kid__t1", "kid__t11"} {
 				mayNot(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
 			}
 			mayNot(t, "a prompt", c.ask(t, "prompts/get", `{"name":"kid__p"}`))
 			mayNot(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__insult"}`))
-			if got := servers["plain"].got("tools/call"); len(got) != len(before) || len(journal.entries(t, "tools/call")) != calls {
+			if got := servers["plain"].params("tools/call"); len(got) != len(before) || len(journal.entries(t, "tools/call")) != calls {
 				t.Errorf("the server was contacted: %v", got)
 			}
 			for _, name := range []string{"plain__echo", "plain__slower", "streams__echo", "kid__t2"} {
@@ -303,16 +303,16 @@ func TestAccessToTools(t *testing.T) {
 		})
 	}
 	t.Run("A54 the body decides, not the header", func(t *testing.T) {
-		before := len(servers["plain"].got("tools/call"))
-		c := &speaker{modern: true, capabilities: `{}`}
+		before := len(servers["plain"].params("tools/call"))
+		c := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}
 		for at, prefix := range map[string]string{joinedAt(url): "plain__", mcpAt(url, "plain"): "", rpcAt(url, "plain"): ""} {
-			body, headers := c.message("1", "tools/call", `{"name":"`+prefix+`slow","arguments":{}}`)
+			body, headers := c.Message("1", "tools/call", `{"name":"`+prefix+`slow","arguments":{}}`)
 			got := post(t, at, body, append(headers, "Mcp-Name: "+prefix+"echo", bearer(eveToken))...)
 			if got.StatusCode != 400 && got.StatusCode != 403 {
 				t.Errorf("%d %s", got.StatusCode, got.body)
 			}
 		}
-		if got := servers["plain"].got("tools/call"); len(got) != before {
+		if got := servers["plain"].params("tools/call"); len(got) != before {
 			t.Errorf("the server was contacted: %v", got)
 		}
 	})
@@ -321,11 +321,11 @@ func TestAccessToTools(t *testing.T) {
 // Rules about resources are about what a URI means, however it is spelled (A55).
 func TestAccessToResources(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	hidden := []string{"file:///secret/a.txt", "file:///public/../secret/d.txt", "file:///%73ecret/e.txt", "file:///secret//f.txt", "file:///secret/deep/g.txt"}
 	shown := []string{"file:///secrets/b.txt", "file:///public/c.txt", "file:///public/secret/h.txt", "file:///secret.txt", "https://host.test/secret/x"}
-	server.resources = append(slices.Clone(shown), hidden...)
-	server.templates = []string{"file:///public/{name}", "file:///secret/{name}", "file:///secrets/{name}"}
+	server.Resources = append(slices.Clone(shown), hidden...)
+	server.Templates = []string{"file:///public/{name}", "file:///secret/{name}", "file:///secrets/{name}"}
 	url := serve(t, gateway(append(restricted("deny resource:file:///secret/ resource:file:///clé/ resource:http://169.254.169.254/"), server.line("alpha"))...))
 
 	spellings := append([]string{
@@ -349,12 +349,12 @@ func TestAccessToResources(t *testing.T) {
 			if want := []string{"file:///public/{name}", "file:///secrets/{name}"}; !slices.Equal(got, want) {
 				t.Errorf("A69 listed %v", got)
 			}
-			if got := listedIn(t, post(t, way.at, rpc("resources/list", `{}`), bearer(zoeToken)).body, "resources", "uri"); !slices.Equal(got, server.resources) {
+			if got := listedIn(t, post(t, way.at, rpc("resources/list", `{}`), bearer(zoeToken)).body, "resources", "uri"); !slices.Equal(got, server.Resources) {
 				t.Errorf("A57 another client is shown %v", got)
 			}
 		})
 		t.Run("A55 what is hidden at "+way.name, func(t *testing.T) {
-			before := server.count()
+			before := server.Count()
 			for _, uri := range spellings {
 				for _, m := range []struct{ method, params string }{
 					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)}, {"completion/complete", completes(uri)},
@@ -363,7 +363,7 @@ func TestAccessToResources(t *testing.T) {
 				}
 			}
 			isRefused(t, post(t, way.at, rpc("completion/complete", completes("file:///secret/{name}")), bearer(eveToken)), 403)
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -385,16 +385,16 @@ func TestAccessToResources(t *testing.T) {
 	for _, era := range clientEras {
 		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
 		t.Run("A55 lists at /mcp of a "+era.name, func(t *testing.T) {
-			if got := originals(t, listedIn(t, c.ask(t, "resources/list", `{}`).answer.raw, "resources", "uri")); !slices.Equal(got, shown) {
+			if got := originals(t, listedIn(t, c.ask(t, "resources/list", `{}`).answer.Raw, "resources", "uri")); !slices.Equal(got, shown) {
 				t.Errorf("listed %v", got)
 			}
-			if got := c.ask(t, "resources/templates/list", `{}`).answer.raw; strings.Contains(got, "/secret/") || !strings.Contains(got, "/public/") || !strings.Contains(got, "/secrets/") {
+			if got := c.ask(t, "resources/templates/list", `{}`).answer.Raw; strings.Contains(got, "/secret/") || !strings.Contains(got, "/public/") || !strings.Contains(got, "/secrets/") {
 				t.Errorf("A69 listed %s", got)
 			}
 		})
 		t.Run("A55 what is hidden at /mcp of a "+era.name, func(t *testing.T) {
 			touched := func() int {
-				return len(server.got("resources/read")) + len(server.got("resources/subscribe")) + len(server.got("completion/complete"))
+				return len(server.params("resources/read")) + len(server.params("resources/subscribe")) + len(server.params("completion/complete"))
 			}
 			before := touched()
 			for _, uri := range spellings {
@@ -441,9 +441,9 @@ func TestAccessToResources(t *testing.T) {
 // A69: completions show no names below what is denied, as lists do not.
 func TestAccessToCompletions(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
-	server.templates = []string{"file:///{path}", "file:///{dir}/{name}"}
-	server.completes = []string{"secret/passwords.txt", "secret/key.pem", "SECRET/x", "pub/../secret/y", "secret", "secrets/ok.txt", "50%"}
+	server := newLenientServer(t, "echo")
+	server.Templates = []string{"file:///{path}", "file:///{dir}/{name}"}
+	server.Completions = []string{"secret/passwords.txt", "secret/key.pem", "SECRET/x", "pub/../secret/y", "secret", "secrets/ok.txt", "50%"}
 	url := serve(t, gateway(append(restricted("deny resource:file:///secret/"), server.line("alpha"))...))
 	completes := func(template, argument, known string) string {
 		return `{"ref":{"type":"ref/resource","uri":` + quote(template) + `},"argument":{"name":` + quote(argument) + `,"value":"s"},"context":{"arguments":{` + known + `}}}`
@@ -454,7 +454,7 @@ func TestAccessToCompletions(t *testing.T) {
 			Total  int
 		}
 	}
-	all := append([]string{"complete"}, server.completes...)
+	all := append([]string{"complete"}, server.Completions...)
 	shown := []string{"complete", "secrets/ok.txt", "50%"}
 	tests := []struct {
 		name, template, argument, known string
@@ -488,7 +488,7 @@ func TestAccessToCompletions(t *testing.T) {
 		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
 		t.Run("A69 at /mcp of a "+era.name, func(t *testing.T) {
 			for _, tt := range tests {
-				check(t, tt.name, c.ask(t, "completion/complete", completes("proxy://template/alpha/"+tt.template, tt.argument, tt.known)).answer.raw, tt.want)
+				check(t, tt.name, c.ask(t, "completion/complete", completes("proxy://template/alpha/"+tt.template, tt.argument, tt.known)).answer.Raw, tt.want)
 			}
 		})
 	}
@@ -511,8 +511,8 @@ func TestAccessToChangesOfResources(t *testing.T) {
 				if first.Error != nil { // all of it may be refused
 					stream = eve.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(shown)+`]}}`)
 					stream.hears(t, "notifications/subscriptions/acknowledged")
-				} else if strings.Contains(first.raw, hidden) {
-					t.Errorf("agreed to %s", first.raw)
+				} else if strings.Contains(first.Raw, hidden) {
+					t.Errorf("agreed to %s", first.Raw)
 				}
 				await.Until(t, "the subscription", func() bool { return len(remote.Seen("subscriptions/listen")) > 0 })
 			} else {
@@ -529,7 +529,7 @@ func TestAccessToChangesOfResources(t *testing.T) {
 			eve.use(t, "far", "touch", `{"uri":"far:///secret"}`)
 			eve.use(t, "far", "touch", `{"uri":"far:///data"}`)
 			if m := stream.hears(t, "notifications/resources/updated"); m.Params.URI != shown {
-				t.Errorf("heard %s", m.raw)
+				t.Errorf("heard %s", m.Raw)
 			}
 		})
 	}
@@ -538,7 +538,7 @@ func TestAccessToChangesOfResources(t *testing.T) {
 // What is not shown is not found either.
 func TestAccessByDiscovery(t *testing.T) {
 	isolate(t)
-	server, other := newWitness(t, "dispatch_parcel", "track_parcel"), newWitness(t, "destroy_parcel")
+	server, other := newLenientServer(t, "dispatch_parcel", "track_parcel"), newLenientServer(t, "destroy_parcel")
 	url := serve(t, gateway(append(restricted("deny postal::track_parcel mill::*"), "discovery on", server.line("postal"), other.line("mill"))...))
 	for _, era := range clientEras {
 		eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
@@ -556,7 +556,7 @@ func TestAccessByDiscovery(t *testing.T) {
 		})
 		t.Run("A54 describe_tool of a "+era.name, func(t *testing.T) {
 			describe := func(c *speaker, name string) string {
-				return c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":`+quote(name)+`}}`).answer.raw
+				return c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":`+quote(name)+`}}`).answer.Raw
 			}
 			for _, name := range []string{"postal__track_parcel", "mill__destroy_parcel"} {
 				if got := describe(eve, name); strings.Contains(got, "inputSchema") {
@@ -571,12 +571,12 @@ func TestAccessByDiscovery(t *testing.T) {
 			}
 		})
 		t.Run("A54 call_tool of a "+era.name, func(t *testing.T) {
-			before := len(server.got("tools/call")) + len(other.got("tools/call"))
+			before := len(server.params("tools/call")) + len(other.params("tools/call"))
 			for _, name := range []string{"postal__track_parcel", "mill__destroy_parcel", "postal::track_parcel"} {
 				mayNot(t, name, eve.ask(t, "tools/call", byCallTool(name, `{}`)))
 				mayNot(t, name, eve.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
 			}
-			if n := len(server.got("tools/call")) + len(other.got("tools/call")); n != before {
+			if n := len(server.params("tools/call")) + len(other.params("tools/call")); n != before {
 				t.Errorf("a server was contacted %d times", n-before)
 			}
 			may(t, "the other tool", eve.ask(t, "tools/call", byCallTool("postal__dispatch_parcel", `{}`)))
@@ -611,7 +611,7 @@ func TestAccessRules(t *testing.T) {
 		{"prompts only", []string{"deny prompt:alpha::*"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
 		{"another case is another name", []string{"deny alpha::ECHO Alpha::slow"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
 	}
-	alpha, beta := newWitness(t, "echo", "slow", "stop"), newWitness(t, "echo", "slow", "stop")
+	alpha, beta := newLenientServer(t, "echo", "slow", "stop"), newLenientServer(t, "echo", "slow", "stop")
 	lines := []string{"separator __", alpha.line("alpha"), beta.line("beta")}
 	token := func(i int) string { return fmt.Sprintf("number-%d-AbCdEf0123456789", i) }
 	for i, tt := range tests {
@@ -657,10 +657,10 @@ func TestAccessRules(t *testing.T) {
 // Two clients see what is theirs, also at the same time (A57).
 func TestAccessAtTheSameTime(t *testing.T) {
 	isolate(t)
-	remote := newWitness(t, "echo", "slow")
+	remote := newLenientServer(t, "echo", "slow")
 	url := serve(t, gateway(append(restricted("deny far::slow kid::echo"), remote.line("far"), child("kid", "--modern"))...))
-	c := &speaker{modern: true, capabilities: `{}`}
-	body, headers := c.message("1", "tools/list", `{}`)
+	c := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}
+	body, headers := c.Message("1", "tools/list", `{}`)
 	var running sync.WaitGroup
 	for _, token := range []string{eveToken, zoeToken} {
 		for range 8 {
@@ -699,7 +699,7 @@ func TestAccessAfterReloads(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			remote := newWitness(t, "echo", "slow")
+			remote := newLenientServer(t, "echo", "slow")
 			address := freeAddress(t)
 			config := func(rules ...string) string {
 				return site(address, gateway(append(restricted(rules...), remote.line("far"), child("kid", "--modern"))...))
@@ -734,7 +734,7 @@ func TestAccessAfterReloads(t *testing.T) {
 				{"A57 A60 the first rules again", []string{"deny far::slow"}, false, true},
 			} {
 				t.Run(step.name, func(t *testing.T) {
-					for len(stream.messages) > 0 {
+					for len(stream.Messages) > 0 {
 						stream.next(t)
 					}
 					load(t, config(step.rules...))
@@ -772,8 +772,8 @@ func audited(t *testing.T, file string) (lines []auditLine) {
 func TestAccessAudit(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "all.log")
-	server := newWitness(t, "echo", "slow")
-	server.resources = []string{"file:///secret/a", "file:///public/b"}
+	server := newLenientServer(t, "echo", "slow")
+	server.Resources = []string{"file:///secret/a", "file:///public/b"}
 	address := freeAddress(t)
 	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+
 		site(address, gateway(append(restricted("deny beta::* alpha::slow prompt:alpha::insult resource:file:///secret", "rate alpha::echo 1/1h"), server.line("alpha"), "server beta http://127.0.0.1:1")...)))
@@ -846,25 +846,16 @@ func TestAccessAudit(t *testing.T) {
 	})
 }
 
-// A servant is a server that answers lists in its own way.
-func servant(t *testing.T, answers func(w http.ResponseWriter, m legacyMessage)) string {
+// newOddServer starts a server that answers everything but the handshake in its own way.
+func newOddServer(t *testing.T, answers func(w http.ResponseWriter, r *mcptest.Received)) *remoteServer {
 	t.Helper()
-	return upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		var m legacyMessage
-		_ = json.Unmarshal(body, &m)
-		if m.ID == nil && r.Method == "POST" {
-			w.WriteHeader(http.StatusAccepted)
-			return
+	return serveScript(t, &mcptest.Script{Legacy: true, Capabilities: `{"tools":{}}`, Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+		if r.Method == "initialize" || r.HTTP.Method == "POST" && r.ID == nil {
+			return false
 		}
-		if m.Method == "initialize" {
-			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set("Mcp-Session-Id", "served-"+rand.Text())
-			_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"odd","version":"1"}}}`, m.ID)
-			return
-		}
-		answers(w, m)
-	}))
+		answers(w, r)
+		return true
+	}})
 }
 
 // However a server spells its lists, what is denied is in none of them (A54).
@@ -912,7 +903,7 @@ func TestAccessToOddLists(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run("A54 a list "+tt.name, func(t *testing.T) {
-			address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
+			odd := newOddServer(t, func(w http.ResponseWriter, m *mcptest.Received) {
 				if tt.contentType != "" {
 					w.Header().Set("Content-Type", tt.contentType)
 				} else {
@@ -932,7 +923,7 @@ func TestAccessToOddLists(t *testing.T) {
 				}
 				_, _ = io.WriteString(w, body)
 			})
-			url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
+			url := serve(t, gateway(append(restricted("deny alpha::slow"), odd.line("alpha"))...))
 			clean := func(what, got string) {
 				t.Helper()
 				if unzipped, err := gzip.NewReader(strings.NewReader(got)); err == nil {
@@ -955,16 +946,16 @@ func TestAccessToOddLists(t *testing.T) {
 			}
 			for _, era := range clientEras {
 				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
-				clean("/mcp of a "+era.name, c.ask(t, "tools/list", `{}`).answer.raw)
+				clean("/mcp of a "+era.name, c.ask(t, "tools/list", `{}`).answer.Raw)
 			}
 		})
 	}
 	t.Run("A54 a list that comes again on a stream", func(t *testing.T) {
-		address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
+		odd := newOddServer(t, func(w http.ResponseWriter, m *mcptest.Received) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "id: 1\ndata: "+strings.ReplaceAll(list(echo+","+slow), id, "1")+"\n\n")
 		})
-		url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
+		url := serve(t, gateway(append(restricted("deny alpha::slow"), odd.line("alpha"))...))
 		last := "" // as the stream itself has it for this client
 		for range 2 {
 			got := send(t, client, "GET", mcpAt(url, "alpha"), "", "Last-Event-Id: "+last, "Accept: text/event-stream", bearer(eveToken))
@@ -976,8 +967,10 @@ func TestAccessToOddLists(t *testing.T) {
 		}
 	})
 	t.Run("A54 what is no list passes as it is", func(t *testing.T) {
-		address := servant(t, func(w http.ResponseWriter, m legacyMessage) { http.Error(w, "Session not found", http.StatusNotFound) })
-		url := serve(t, gateway(append(restricted("deny alpha::slow"), "server alpha http://"+address+"/mcp")...))
+		odd := newOddServer(t, func(w http.ResponseWriter, m *mcptest.Received) {
+			http.Error(w, "Session not found", http.StatusNotFound)
+		})
+		url := serve(t, gateway(append(restricted("deny alpha::slow"), odd.line("alpha"))...))
 		got := post(t, mcpAt(url, "alpha"), rpc("tools/list", `{}`), acceptBoth, bearer(eveToken))
 		if got.StatusCode != 404 || !strings.Contains(got.body, "Session not found") {
 			t.Errorf("%d %s: the client does not know that it has to begin again", got.StatusCode, got.body)
@@ -998,16 +991,16 @@ func TestAccessToNewsOfServers(t *testing.T) {
 			zoe.use(t, "beta", "add-tool", `{"name":"news"}`)
 			zoes.hears(t, listChanged)
 			if !era.modern {
-				await.Until(t, "the stream of zoe", func() bool { return remote.listeners() > 0 })
-				remote.say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+				await.Until(t, "the stream of zoe", func() bool { return remote.Listeners() > 0 })
+				remote.Say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 				zoes.hears(t, listChanged)
-				if n := remote.listeners(); n != 1 {
+				if n := remote.Listeners(); n != 1 {
 					t.Errorf("%d listen to a server that eve must not know", n)
 				}
 			}
 			zoe.use(t, "alpha", "add-tool", `{"name":"news"}`)
 			if m := eves.hears(t, listChanged); m.Params.Proxy.Server != "alpha" {
-				t.Errorf("eve hears %s", m.raw)
+				t.Errorf("eve hears %s", m.Raw)
 			}
 		})
 	}
@@ -1017,10 +1010,10 @@ func TestAccessToNewsOfServers(t *testing.T) {
 // of what is redacted (A56).
 func TestAccessToIntroductions(t *testing.T) {
 	isolate(t)
-	alpha, beta := newWitness(t, "echo"), newWitness(t, "echo")
-	for name, w := range map[string]*witness{"alpha": alpha, "beta": beta} {
+	alpha, beta := newLenientServer(t, "echo"), newLenientServer(t, "echo")
+	for name, w := range map[string]*remoteServer{"alpha": alpha, "beta": beta} {
 		capabilities := `"capabilities":{"tools":{},"experimental":{"of-` + name + `":{}}},"serverInfo":{"name":"` + name + `","version":"1"},"instructions":"instructions of ` + name + `: ` + aKey + `"`
-		w.replies = map[string]string{
+		w.Replies = map[string]string{
 			"initialize":      `"result":{"protocolVersion":"2025-11-25",` + capabilities + `}`,
 			"server/discover": `"result":{"supportedVersions":["2026-07-28"],` + capabilities + `}`,
 			"tools/list":      `"result":{"tools":[{"name":"echo","description":"say ` + aKey + `","inputSchema":{"type":"object"}}]}`,
@@ -1030,7 +1023,7 @@ func TestAccessToIntroductions(t *testing.T) {
 	hello := func(t *testing.T, at string, modern bool, token string) string {
 		t.Helper()
 		if modern {
-			return newSpeaker(t, at, true, `{}`, bearer(token)).ask(t, "server/discover", `{}`).answer.raw
+			return newSpeaker(t, at, true, `{}`, bearer(token)).ask(t, "server/discover", `{}`).answer.Raw
 		}
 		return post(t, at, rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(token)).body
 	}
@@ -1041,11 +1034,11 @@ func TestAccessToIntroductions(t *testing.T) {
 				t.Errorf("eve is told %s", got)
 			}
 			c := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
-			if got := c.ask(t, "tools/list", `{}`).answer.raw; strings.Contains(got, "beta") || strings.Contains(got, aKey) || !strings.Contains(got, "say "+redacted) {
+			if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, "beta") || strings.Contains(got, aKey) || !strings.Contains(got, "say "+redacted) {
 				t.Errorf("eve is shown %s", got)
 			}
 			c = newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken))
-			if got := c.ask(t, "tools/list", `{}`).answer.raw; !strings.Contains(got, "beta") || !strings.Contains(got, aKey) {
+			if got := c.ask(t, "tools/list", `{}`).answer.Raw; !strings.Contains(got, "beta") || !strings.Contains(got, aKey) {
 				t.Errorf("A57 zoe is shown %s", got)
 			}
 		})
@@ -1089,7 +1082,7 @@ func TestAccessAndCaches(t *testing.T) {
 // Rules are for clients that nobody knows, too, and by any of their names.
 func TestAccessOfOtherNames(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo", "slow")
+	server := newLenientServer(t, "echo", "slow")
 	call := rpc("tools/call", `{"name":"slow","arguments":{}}`)
 	t.Run("A57 anonymous", func(t *testing.T) {
 		url := serve(t, gateway(block("client anonymous", "deny alpha::slow"), server.line("alpha")))
@@ -1118,9 +1111,9 @@ func TestAccessOfOtherNames(t *testing.T) {
 		if got.StatusCode != 200 && got.StatusCode != 401 {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
-		for _, r := range server.requests() {
+		for _, r := range server.Received() {
 			if strings.Contains(fmt.Sprint(r), "upstream-key-0123456789") {
-				t.Errorf("the server saw %v", r.Headers)
+				t.Errorf("the server saw %v", r.HTTP.Header)
 			}
 		}
 	})
@@ -1147,8 +1140,8 @@ func TestAccessOfOtherNames(t *testing.T) {
 // does (A54).
 func TestAccessByOddMessages(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo", "slow")
-	server.resources = []string{"file:///secret/a", "file:///public/b"}
+	server := newLenientServer(t, "echo", "slow")
+	server.Resources = []string{"file:///secret/a", "file:///public/b"}
 	journal := newJournal(t)
 	url := serve(t, gateway(append(restricted("deny alpha::slow kid::slow prompt:*::insult resource:file:///secret resource:file://kid/secret.txt"),
 		server.line("alpha"), block(child("kid", "--modern"), journal.env()))...))
@@ -1179,7 +1172,7 @@ func TestAccessByOddMessages(t *testing.T) {
 	}
 	did := func() (did []string) { // with what is denied
 		for _, method := range []string{"tools/call", "prompts/get", "resources/read", "resources/subscribe", "ping", ""} {
-			for _, params := range append(server.got(method), rawParams(t, journal, method)...) {
+			for _, params := range append(server.params(method), rawParams(t, journal, method)...) {
 				if strings.Contains(params, "slow") || strings.Contains(params, "secret") || strings.Contains(params, "insult") {
 					did = append(did, method+" "+params)
 				}
@@ -1216,7 +1209,7 @@ func TestAccessByOddMessages(t *testing.T) {
 				if at := strings.Index(joined, "!"); at >= 0 {
 					joined = strings.NewReplacer("!file:///secret/a", proxied(server, own+"secret/a"), "!file:///public/b", proxied(server, own+"public/b")).Replace(joined)
 				}
-				post(t, joinedAt(url), joined, append(slices.Clone(legacy.headers), acceptBoth)...)
+				post(t, joinedAt(url), joined, append(slices.Clone(legacy.Headers), acceptBoth)...)
 			}
 			// What follows comes after them.
 			legacy.use(t, "kid", "pid", `{}`)

@@ -31,171 +31,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
-
-// A witness is an MCP server of both eras that writes down all it is sent. It minds no
-// sessions, so that it answers at each door of a gateway.
-type witness struct {
-	address string
-
-	// What it has, and what it does unless it is told: a call returns its params as text.
-	tools     []string // names
-	resources []string // URIs
-	templates []string // URI templates
-	completes []string // values, beside the one that always is
-
-	// replies are the members of answers, such as "result":{}, by the method or by the
-	// name of the tool.
-	replies map[string]string
-
-	// said are messages before the answer to a call. Then that is an event stream, as all
-	// answers are with events.
-	said   []string
-	events bool
-
-	mu   sync.Mutex
-	seen []mcptest.Request
-}
-
-func newWitness(t *testing.T, tools ...string) *witness {
-	t.Helper()
-	w := &witness{tools: tools}
-	w.address = upstream(t, w)
-	return w
-}
-
-// line is the server in the configuration of a gateway.
-func (w *witness) line(name string) string { return "server " + name + " http://" + w.address + "/mcp" }
-
-// count is how many requests it has got.
-func (w *witness) count() int { return len(w.requests()) }
-
-func (w *witness) requests() []mcptest.Request {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.seen)
-}
-
-// got returns the params of what it got of a method.
-func (w *witness) got(method string) (params []string) {
-	for _, r := range w.requests() {
-		var m legacyMessage
-		if json.Unmarshal([]byte(r.Body), &m) == nil && m.Method == method {
-			params = append(params, string(m.Params))
-		}
-	}
-	return params
-}
-
-func (w *witness) ServeHTTP(res http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
-	w.mu.Lock()
-	w.seen = append(w.seen, mcptest.Request{Method: r.Method, Path: r.URL.RequestURI(), Headers: r.Header.Clone(), Body: string(body)})
-	w.mu.Unlock()
-	var m legacyMessage
-	_ = json.Unmarshal(body, &m)
-	switch {
-	case r.Method == "GET":
-		res.Header().Set("Content-Type", "text/event-stream")
-		_ = http.NewResponseController(res).Flush()
-		<-r.Context().Done()
-		return
-	case r.Method == "DELETE":
-		res.WriteHeader(http.StatusNoContent)
-		return
-	case m.ID == nil || m.Method == "":
-		res.WriteHeader(http.StatusAccepted)
-		return
-	}
-	if m.Method == "initialize" {
-		res.Header().Set("Mcp-Session-Id", "witnessed-"+rand.Text())
-	}
-	members := w.answer(m, r.Header.Get("Mcp-Protocol-Version") == "2026-07-28")
-	answer := `{"jsonrpc":"2.0","id":` + string(m.ID) + `,` + members + `}`
-	said := w.said
-	if m.Method != "tools/call" {
-		said = nil
-	}
-	if !w.events && len(said) == 0 {
-		res.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(res, answer)
-		return
-	}
-	res.Header().Set("Content-Type", "text/event-stream")
-	for _, message := range append(slices.Clone(said), answer) {
-		_, _ = io.WriteString(res, event(message))
-	}
-}
-
-// answer returns the members of an answer.
-func (w *witness) answer(m legacyMessage, modern bool) string {
-	var p struct{ Name, URI string }
-	_ = json.Unmarshal(m.Params, &p)
-	members := w.replies[m.Method]
-	if m.Method == "tools/call" && w.replies[p.Name] != "" {
-		members = w.replies[p.Name]
-	}
-	list := func(kind, member string, values []string) string {
-		var items []string
-		for _, value := range values {
-			item := `{` + quote(member) + `:` + quote(value)
-			switch member {
-			case "name":
-				item += `,"inputSchema":{"type":"object"}`
-			default:
-				item += `,"name":"a name"`
-			}
-			items = append(items, item+`}`)
-		}
-		return `"result":{` + quote(kind) + `:[` + strings.Join(items, ",") + `]}`
-	}
-	if members == "" {
-		switch m.Method {
-		case "initialize":
-			members = `"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"prompts":{},"resources":{"subscribe":true},"completions":{}},"serverInfo":{"name":"witness","version":"1"}}`
-		case "server/discover":
-			members = `"result":{"supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{},"prompts":{},"resources":{"subscribe":true},"completions":{}}}`
-		case "tools/list":
-			members = list("tools", "name", w.tools)
-		case "prompts/list":
-			members = list("prompts", "name", []string{"greet", "insult"})
-		case "resources/list":
-			members = list("resources", "uri", w.resources)
-		case "resources/templates/list":
-			members = list("resourceTemplates", "uriTemplate", w.templates)
-		case "resources/read":
-			members = `"result":{"contents":[{"uri":` + quote(p.URI) + `,"text":"read"}]}`
-		case "prompts/get":
-			members = `"result":{"messages":[{"role":"user","content":{"type":"text","text":"hello"}}]}`
-		case "completion/complete":
-			values, _ := json.Marshal(append([]string{"complete"}, w.completes...))
-			members = fmt.Sprintf(`"result":{"completion":{"values":%s,"total":%d,"hasMore":false}}`, values, 1+len(w.completes))
-		case "tools/call":
-			members = `"result":{"content":[{"type":"text","text":` + quote(string(m.Params)) + `}]}`
-		case "ping", "resources/subscribe", "resources/unsubscribe":
-			members = `"result":{}`
-		default:
-			members = `"error":{"code":-32601,"message":"no such method"}`
-		}
-	}
-	if rest, ok := strings.CutPrefix(members, `"result":{`); ok && modern {
-		members = `"result":{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"witness","version":"1"}}`
-		if m.Method != "tools/call" && m.Method != "prompts/get" {
-			members += `,"ttlMs":0,"cacheScope":"private"`
-		}
-		if rest != "}" {
-			members += ","
-		}
-		members += rest
-	}
-	return members
-}
 
 // A wayIn is a door of a gateway, by which a server is reached.
 type wayIn struct{ name, at string }
@@ -278,20 +120,20 @@ func TestAccessByToken(t *testing.T) {
 	isolate(t)
 	const token, other = "s3-AbCdEf0123456789", "t4-GhIjKl0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", "auth token {env.ACCESS_TOKEN}", block("client second", "token "+other), server.line("alpha")), `respond "next handler"`) // one by placeholder, one written out
 
 	for _, way := range waysIn(url, "alpha") {
 		for _, m := range everyMessage {
 			t.Run("A30 "+m.name+" without a token at "+way.name, func(t *testing.T) {
-				before := server.count()
+				before := server.Count()
 				got := present(t, client, m.method, way.at, m.body)
 				isRefused(t, got, 401)
 				if id := failureOf(t, got).ID; strings.Contains(m.body, `"id":1`) && m.body[0] == '{' && id != "1" {
 					t.Errorf("the id has become %s", id)
 				}
 				isRefused(t, present(t, client, m.method, way.at, m.body, bearer("wrong")), 401)
-				if server.count() != before {
+				if server.Count() != before {
 					t.Error("the server was contacted")
 				}
 			})
@@ -341,7 +183,7 @@ func TestAccessByToken(t *testing.T) {
 	})
 	t.Run("A30 the modern era", func(t *testing.T) {
 		for _, method := range []string{"server/discover", "tools/list", "subscriptions/listen"} {
-			body, headers := (&speaker{modern: true, capabilities: `{}`}).message("1", method, `{}`)
+			body, headers := (&speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}).Message("1", method, `{}`)
 			isRefused(t, post(t, joinedAt(url), body, headers...), 401)
 			isRefused(t, post(t, joinedAt(url), body, append(headers, bearer("wrong"))...), 401)
 		}
@@ -368,18 +210,18 @@ type forged struct {
 }
 
 // everyWay has credentials refused at every door, with the server untouched.
-func everyWay(t *testing.T, client *http.Client, url, requirement string, server *witness, all []forged) {
+func everyWay(t *testing.T, client *http.Client, url, requirement string, server *remoteServer, all []forged) {
 	t.Helper()
 	for _, f := range all {
 		t.Run(requirement+" "+f.name, func(t *testing.T) {
-			before := server.count()
+			before := server.Count()
 			for _, way := range waysIn(url, "alpha") {
 				for _, m := range []struct{ method, params string }{{"tools/call", echoes}, {"initialize", initParams}} {
 					isRefused(t, present(t, client, "POST", way.at+f.query, rpc(m.method, `{`+m.params+f.params+`}`), f.headers...), 401)
 				}
 				isRefused(t, present(t, client, "POST", way.at+f.query, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1`+f.params+`}}`, f.headers...), 401)
 			}
-			if n := server.count() - before; n > 0 {
+			if n := server.Count() - before; n > 0 {
 				t.Errorf("the server was contacted %d times", n)
 			}
 		})
@@ -390,7 +232,7 @@ func TestAccessByWrongTokens(t *testing.T) {
 	isolate(t)
 	const token = "s3-AbCdEf0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway("auth token {env.ACCESS_TOKEN} alice", "auth token b0b-AbCdEf0123456789 bob", server.line("alpha")))
 	sum := sha256.Sum256([]byte(token))
 	digest := hex.EncodeToString(sum[:])
@@ -439,7 +281,7 @@ func TestAccessByWrongTokens(t *testing.T) {
 		{name: "the tokens of two clients", headers: []string{bearer("b0b-AbCdEf0123456789")}, params: proxy(`"authToken":"` + token + `"`)},
 	})
 	t.Run("A30 of two authTokens none counts", func(t *testing.T) {
-		before := server.count()
+		before := server.Count()
 		for _, params := range []string{
 			`,"proxy":{"authToken":"wrong","authToken":"` + token + `"}`, `,"proxy":{"authToken":"` + token + `","authToken":"wrong"}`,
 			`,"proxy":{"authToken":"wrong"},"proxy":{"authToken":"` + token + `"}`, `,"proxy":{"authToken":"` + token + `"},"proxy":{}`,
@@ -450,7 +292,7 @@ func TestAccessByWrongTokens(t *testing.T) {
 				}
 			}
 		}
-		if server.count() != before {
+		if server.Count() != before {
 			t.Error("the server was contacted")
 		}
 	})
@@ -461,19 +303,19 @@ func TestAccessTokenStaysHere(t *testing.T) {
 	isolate(t)
 	const token = "s3-AbCdEf0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", "auth token {env.ACCESS_TOKEN}", server.line("alpha")))
 	sees := func(t *testing.T, method, want string) {
 		t.Helper()
-		got := server.got(method)
+		got := server.params(method)
 		if len(got) == 0 {
 			t.Fatalf("the server has not seen %s", method)
 		}
 		if last := got[len(got)-1]; last != want {
 			t.Errorf("the server has seen %s\nwant %s", last, want)
 		}
-		for _, r := range server.requests() {
-			if all := fmt.Sprint(r); strings.Contains(all, token) || r.Headers.Get("Authorization") != "" {
+		for _, r := range server.Received() {
+			if all := fmt.Sprint(r); strings.Contains(all, token) || r.HTTP.Header.Get("Authorization") != "" {
 				t.Errorf("the server has seen %s", all)
 			}
 		}
@@ -522,7 +364,7 @@ func TestAccessTokenStaysHere(t *testing.T) {
 		if got.StatusCode != 200 {
 			t.Fatalf("%d %s", got.StatusCode, got.body)
 		}
-		for _, m := range server.got("initialize") {
+		for _, m := range server.params("initialize") {
 			if strings.Contains(m, `"proxy"`) {
 				t.Errorf("A31 initialize: the server has seen %s", m)
 			}
@@ -537,11 +379,11 @@ func TestAccessTokenStaysHere(t *testing.T) {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
 			sees(t, "prompts/get", `{"name":"greet"}`)
-			before := len(server.got("notifications/foo"))
+			before := len(server.params("notifications/foo"))
 			if got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1.0,"proxy":{`+proxy+`}}}`, session, acceptBoth); got.StatusCode != 202 {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
-			await.Until(t, "the notification", func() bool { return len(server.got("notifications/foo")) > before })
+			await.Until(t, "the notification", func() bool { return len(server.params("notifications/foo")) > before })
 			sees(t, "notifications/foo", `{"a":1.0}`)
 		}
 		post(t, at, rpc("tools/call", `{`+joined+`}`), session, acceptBoth, bearer(token))
@@ -592,7 +434,7 @@ func TestAccessBySignature(t *testing.T) {
 	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	address := freeAddress(t)
 	config := site(address, gateway("separator __", signing, block(server.line("alpha"), told...)))
 	load(t, config)
@@ -614,11 +456,11 @@ func TestAccessBySignature(t *testing.T) {
 			if got := post(t, way.at, body, header); got.StatusCode == 401 {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
-			before := server.count()
+			before := server.Count()
 			for range 3 {
 				isRefused(t, post(t, way.at, body, header), 401)
 			}
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -630,8 +472,8 @@ func TestAccessBySignature(t *testing.T) {
 			if got := post(t, at, body, header); got.StatusCode != 200 {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
-			all := server.requests()
-			if last := all[len(all)-1].Headers; last.Get("X-Client") != who || last.Get("Authorization") != "" {
+			all := server.Received()
+			if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != who || last.Get("Authorization") != "" {
 				t.Errorf("the server saw %v", last)
 			}
 		}
@@ -641,12 +483,12 @@ func TestAccessBySignature(t *testing.T) {
 		if got := post(t, at, body, header); got.StatusCode != 200 {
 			t.Fatalf("%d %s", got.StatusCode, got.body)
 		}
-		before := server.count()
+		before := server.Count()
 		load(t, config+site(freeAddress(t), "respond x"))
 		isRefused(t, post(t, at, body, header), 401)
 		load(t, site(address, gateway("separator __", "name other", "mask off", signing, block(server.line("alpha"), told...))))
 		isRefused(t, post(t, at, body, header), 401)
-		if server.count() != before {
+		if server.Count() != before {
 			t.Error("the server was contacted")
 		}
 		if got := post(t, at, body, signedBy("alice", aliceSecret, "POST", pathOf(t, at), body)); got.StatusCode != 200 {
@@ -659,7 +501,7 @@ func TestAccessByWrongSignatures(t *testing.T) {
 	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway(signing, server.line("alpha")))
 	body := rpc("tools/call", `{`+echoes+`}`)
 	tests := []struct {
@@ -696,7 +538,7 @@ func TestAccessByWrongSignatures(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run("A77 "+tt.name, func(t *testing.T) {
-			before := server.count()
+			before := server.Count()
 			for _, way := range waysIn(url, "alpha") {
 				s := signature{"alice", aliceSecret, time.Now(), rand.Text(), "POST", pathOf(t, way.at), body}
 				if tt.signed != nil {
@@ -708,7 +550,7 @@ func TestAccessByWrongSignatures(t *testing.T) {
 				}
 				isRefused(t, post(t, way.at, body, header), 401)
 			}
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -721,7 +563,7 @@ func TestAccessByTwoProviders(t *testing.T) {
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
 	const token = "s3-AbCdEf0123456789"
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", "auth token "+token+" carol", signing, block(server.line("alpha"), told...)))
 	body := rpc("tools/call", `{`+echoes+`}`)
 	for _, way := range waysIn(url, "alpha") {
@@ -731,21 +573,21 @@ func TestAccessByTwoProviders(t *testing.T) {
 				if got := post(t, way.at, body, header); got.StatusCode == 401 {
 					t.Errorf("%s: %d %s", who, got.StatusCode, got.body)
 				}
-				all := server.requests()
+				all := server.Received()
 				if way.name == "/mcp" {
 					continue // it takes a session to get further
 				}
-				if len(all) == 0 || all[len(all)-1].Headers.Get("X-Client") != who {
+				if len(all) == 0 || all[len(all)-1].HTTP.Header.Get("X-Client") != who {
 					t.Errorf("%s is not who the server was told", who)
 				}
 			}
 		})
 		t.Run("A75 neither is refused at "+way.name, func(t *testing.T) {
-			before := server.count()
+			before := server.Count()
 			for _, header := range []string{"", bearer("wrong"), signedBy("alice", bobSecret, "POST", path, body), signedBy("carol", token, "POST", path, body), bearer(aliceSecret)} {
 				isRefused(t, post(t, way.at, body, header), 401)
 			}
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -845,7 +687,7 @@ func challenged(got answer, parameter string) string {
 
 func TestAccessByJWT(t *testing.T) {
 	isolate(t)
-	issuer, server := newIssuer(t), newWitness(t, "echo")
+	issuer, server := newIssuer(t), newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", issuer.lines("scopes mcp:tools"), block(server.line("alpha"), told...)))
 	body := rpc("tools/call", `{`+echoes+`}`)
 	t.Run("A76 a good token of each kind", func(t *testing.T) {
@@ -853,8 +695,8 @@ func TestAccessByJWT(t *testing.T) {
 			if got := post(t, rpcAt(url, "alpha"), body, bearer(issuer.token(key, issuer.claims(nil)))); got.StatusCode != 200 {
 				t.Errorf("%s: %d %s", key, got.StatusCode, got.body)
 			}
-			all := server.requests()
-			if last := all[len(all)-1].Headers; last.Get("X-Client") != "robot" || last.Get("Authorization") != "" {
+			all := server.Received()
+			if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != "robot" || last.Get("Authorization") != "" {
 				t.Errorf("%s: the server saw %v", key, last)
 			}
 		}
@@ -905,13 +747,13 @@ func TestAccessByJWT(t *testing.T) {
 			}
 		})
 		t.Run("A76 insufficient scope at "+way.name, func(t *testing.T) {
-			before := server.count()
+			before := server.Count()
 			got := post(t, way.at, body, bearer(issuer.token("ec", issuer.claims(map[string]any{"scope": "mcp:other"}))))
 			isRefused(t, got, 403)
 			if challenged(got, "error") != "insufficient_scope" || !strings.Contains(challenged(got, "scope"), "mcp:tools") || challenged(got, "resource_metadata") == "" {
 				t.Errorf("WWW-Authenticate: %q", got.Header.Values("WWW-Authenticate"))
 			}
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -931,7 +773,7 @@ func TestAccessByJWT(t *testing.T) {
 
 func TestAccessByWrongJWTs(t *testing.T) {
 	isolate(t)
-	issuer, stranger, server := newIssuer(t), newIssuer(t), newWitness(t, "echo")
+	issuer, stranger, server := newIssuer(t), newIssuer(t), newLenientServer(t, "echo")
 	url := serve(t, gateway(issuer.lines(), server.line("alpha")))
 	good := issuer.token("ec", issuer.claims(nil))
 	header, payload, signature := func() (string, string, string) {
@@ -1083,7 +925,7 @@ func TestAccessByCertificate(t *testing.T) {
 	isolate(t)
 	trusted, foreign := newAuthority(t, "trusted"), newAuthority(t, "foreign")
 	namesake := newAuthority(t, "trusted") // by its name the same
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	own := trusted.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	certificate, key := inPEM(t, own)
 	pool, _ := inPEM(t, tls.Certificate{Certificate: [][]byte{trusted.certificate.Raw}, PrivateKey: trusted.key})
@@ -1122,8 +964,8 @@ func TestAccessByCertificate(t *testing.T) {
 				if got := present(t, c, "POST", rpcAt(s.url, "alpha"), body); got.StatusCode != 200 {
 					t.Fatalf("%d %s", got.StatusCode, got.body)
 				}
-				all := server.requests()
-				if last := all[len(all)-1].Headers; last.Get("X-Client") != who {
+				all := server.Received()
+				if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != who {
 					t.Errorf("A78 the tenant is %q, want %q", last.Get("X-Client"), who)
 				}
 			}
@@ -1164,7 +1006,7 @@ func TestAccessByCertificate(t *testing.T) {
 	for name, certificate := range bad {
 		for _, mode := range modes[:2] {
 			t.Run("A78 a certificate "+name+" with "+mode, func(t *testing.T) {
-				before := server.count()
+				before := server.Count()
 				c := sites[mode].as(t, certificate)
 				for _, way := range waysIn(sites[mode].url, "alpha") {
 					res, err := c.Do(request(t, t.Context(), "POST", way.at, body)) // the connection is refused
@@ -1173,19 +1015,19 @@ func TestAccessByCertificate(t *testing.T) {
 						t.Errorf("%s: %d", way.name, res.StatusCode)
 					}
 				}
-				if server.count() != before {
+				if server.Count() != before {
 					t.Error("the server was contacted")
 				}
 			})
 		}
 		for _, mode := range modes[2:] { // which let in everybody
 			t.Run("A78 a certificate "+name+" that nobody has verified, with "+mode, func(t *testing.T) {
-				before := server.count()
+				before := server.Count()
 				c := sites[mode].as(t, certificate)
 				for _, way := range waysIn(sites[mode].url, "alpha") {
 					isRefused(t, present(t, c, "POST", way.at, body), 401)
 				}
-				if server.count() != before {
+				if server.Count() != before {
 					t.Error("the server was contacted")
 				}
 			})
@@ -1193,20 +1035,20 @@ func TestAccessByCertificate(t *testing.T) {
 	}
 	for name, subject := range map[string]string{"no name": "", "a control character": "\x00operator", "a line break": "alice\nbob", "a name that is too long": strings.Repeat("x", 1000)} {
 		t.Run("A78 a good certificate with "+name, func(t *testing.T) {
-			before := server.count()
+			before := server.Count()
 			for _, mode := range modes[:2] {
 				c := sites[mode].as(t, trusted.client(t, subject))
 				for _, way := range waysIn(sites[mode].url, "alpha") {
 					isRefused(t, present(t, c, "POST", way.at, body), 401)
 				}
 			}
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
 	}
 	t.Run("A78 no certificate", func(t *testing.T) {
-		before := server.count()
+		before := server.Count()
 		if res, err := sites["require_and_verify"].as(t).Do(request(t, t.Context(), "POST", rpcAt(sites["require_and_verify"].url, "alpha"), body)); err == nil {
 			res.Body.Close()
 			t.Errorf("%d", res.StatusCode)
@@ -1216,12 +1058,12 @@ func TestAccessByCertificate(t *testing.T) {
 				isRefused(t, present(t, sites[mode].as(t), "POST", way.at, body), 401)
 			}
 		}
-		if server.count() != before {
+		if server.Count() != before {
 			t.Error("the server was contacted")
 		}
 	})
 	t.Run("A78 a certificate in a header", func(t *testing.T) {
-		before := server.count()
+		before := server.Count()
 		good := trusted.client(t, "alice")
 		inHeader := encoded(good.Certificate[0])
 		for _, header := range []string{"X-Client-Cert: " + inHeader, "X-Forwarded-Client-Cert: Subject=\"CN=alice\";Cert=" + inHeader, "X-Ssl-Client-S-Dn: CN=alice", "Client-Cert: :" + base64.StdEncoding.EncodeToString(good.Certificate[0]) + ":"} {
@@ -1229,7 +1071,7 @@ func TestAccessByCertificate(t *testing.T) {
 				isRefused(t, present(t, client, "POST", way.at, body, header), 401)
 			}
 		}
-		if server.count() != before {
+		if server.Count() != before {
 			t.Error("the server was contacted")
 		}
 	})
@@ -1238,7 +1080,7 @@ func TestAccessByCertificate(t *testing.T) {
 // A user of Caddy's own authentication is let in as the client whose match names it.
 func TestAccessByUsersOfCaddy(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo", "other")
+	server := newLenientServer(t, "echo", "other")
 	team := block("client team", "match alice", "deny alpha::other")
 	body, other := rpc("tools/call", `{`+echoes+`}`), rpc("tools/call", `{"name":"other","arguments":{}}`)
 	for name, provider := range map[string]string{"without a provider": "", "beside a provider": "auth token s3-AbCdEf0123456789 carol"} {
@@ -1248,8 +1090,8 @@ func TestAccessByUsersOfCaddy(t *testing.T) {
 				if got := post(t, at, body, as("alice")); got.StatusCode != 200 {
 					t.Fatalf("%d %s", got.StatusCode, got.body)
 				}
-				all := server.requests()
-				if last := all[len(all)-1].Headers; last.Get("X-Client") != "team" || last.Get("Authorization") != "" {
+				all := server.Received()
+				if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != "team" || last.Get("Authorization") != "" {
 					t.Errorf("the server saw %v", last)
 				}
 				isRefused(t, post(t, at, other, as("alice")), 403)
@@ -1260,11 +1102,11 @@ func TestAccessByUsersOfCaddy(t *testing.T) {
 				case got.StatusCode != 200:
 					t.Errorf("%d %s", got.StatusCode, got.body)
 				}
-				before := server.count()
+				before := server.Count()
 				if got := post(t, at, body); got.StatusCode != 401 {
 					t.Errorf("%d %s", got.StatusCode, got.body)
 				}
-				if server.count() != before {
+				if server.Count() != before {
 					t.Error("the server was contacted")
 				}
 			}
@@ -1280,12 +1122,12 @@ func TestAccessByUsersOfCaddy(t *testing.T) {
 func TestAccessToSessionsOfOthers(t *testing.T) {
 	isolate(t)
 	const one, two = "one-AbCdEf0123456789", "two-AbCdEf0123456789"
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", block("auth token", "one "+one, "two "+two), child("kid"), server.line("alpha")))
 	at := joinedAt(url)
 	c := newSpeaker(t, at, false, `{}`, bearer(one))
-	before := server.count()
-	thief := &speaker{at: at, headers: append(slices.Clone(c.headers), bearer(two))}
+	before := server.Count()
+	thief := &speaker{&mcpclient.Client{URL: at, Headers: append(slices.Clone(c.Headers), bearer(two)), HTTP: lasting}}
 	for _, m := range []struct{ name, method, body string }{
 		{"a request", "POST", rpc("tools/call", `{"name":"alpha__echo","arguments":{}}`)},
 		{"a list", "POST", rpc("tools/list", `{}`)},
@@ -1296,13 +1138,13 @@ func TestAccessToSessionsOfOthers(t *testing.T) {
 		{"the end of the session", "DELETE", ""},
 	} {
 		t.Run("A57 "+m.name, func(t *testing.T) {
-			got := failureOf(t, send(t, client, m.method, at, m.body, append(thief.headers, acceptBoth)...))
+			got := failureOf(t, send(t, client, m.method, at, m.body, append(thief.Headers, acceptBoth)...))
 			if got.Status != 404 || got.Symbol != "unknown_session" {
 				t.Errorf("%+v", got)
 			}
 		})
 	}
-	if server.count() != before {
+	if server.Count() != before {
 		t.Error("the server was contacted")
 	}
 	if got := c.use(t, "alpha", "echo", `{}`); got == "" || strings.HasPrefix(got, "not a text") {
@@ -1337,7 +1179,7 @@ func TestAccessForwardedCredentials(t *testing.T) {
 				name += ", with no provider"
 			}
 			t.Run(name, func(t *testing.T) {
-				server, beside := newWitness(t, "echo"), newWitness(t, "echo")
+				server, beside := newLenientServer(t, "echo"), newLenientServer(t, "echo")
 				url := serve(t, gateway(slices.Concat([]string{"separator __", provider}, tt.gateway, []string{block(server.line("alpha"), tt.server...), beside.line("beside")})...))
 				for _, at := range []string{rpcAt(url, "alpha"), mcpAt(url, "alpha")} {
 					if got := post(t, at, rpc("tools/call", `{`+echoes+`}`), bearer(token)); got.StatusCode != 200 {
@@ -1347,7 +1189,7 @@ func TestAccessForwardedCredentials(t *testing.T) {
 				session := sessionAt(t, mcpAt(url, "alpha"), bearer(token))
 				for _, method := range []string{"GET", "DELETE"} {
 					present(t, client, method, mcpAt(url, "alpha"), "", session, bearer(token))
-					if last := server.requests()[server.count()-1]; last.Method != method {
+					if last := server.Received()[server.Count()-1]; last.HTTP.Method != method {
 						t.Errorf("the server did not get %s but %+v", method, last)
 					}
 				}
@@ -1357,8 +1199,8 @@ func TestAccessForwardedCredentials(t *testing.T) {
 					toolsOf(t, c)
 					c.say(t, `{"jsonrpc":"2.0","method":"notifications/foo"}`)
 				}
-				for _, r := range server.requests() {
-					if got := r.Headers.Get("Authorization"); got != tt.want {
+				for _, r := range server.Received() {
+					if got := r.HTTP.Header.Get("Authorization"); got != tt.want {
 						t.Errorf("%s %.100s came with %q, want %q", r.Method, r.Body, got, tt.want)
 					}
 				}
@@ -1366,8 +1208,8 @@ func TestAccessForwardedCredentials(t *testing.T) {
 				if slices.Contains(tt.gateway, "forward_auth_header on") {
 					wantBeside = "Bearer " + token
 				}
-				for _, r := range beside.requests() {
-					if got := r.Headers.Get("Authorization"); got != wantBeside {
+				for _, r := range beside.Received() {
+					if got := r.HTTP.Header.Get("Authorization"); got != wantBeside {
 						t.Errorf("the other server: %s %.100s came with %q, want %q", r.Method, r.Body, got, wantBeside)
 					}
 				}
@@ -1375,14 +1217,14 @@ func TestAccessForwardedCredentials(t *testing.T) {
 		}
 	}
 	t.Run("A31 a credential of the server's own without one of the client", func(t *testing.T) {
-		server := newWitness(t, "echo")
+		server := newLenientServer(t, "echo")
 		url := serve(t, gateway(block(server.line("alpha"), `request_header Authorization "Bearer {env.UPSTREAM_KEY}"`)))
 		for _, at := range []string{rpcAt(url, "alpha"), mcpAt(url, "alpha")} {
 			post(t, at, rpc("tools/call", `{`+echoes+`}`))
 		}
 		newSpeaker(t, joinedAt(url), false, `{}`)
-		for _, r := range server.requests() {
-			if got := r.Headers.Get("Authorization"); got != "Bearer "+key {
+		for _, r := range server.Received() {
+			if got := r.HTTP.Header.Get("Authorization"); got != "Bearer "+key {
 				t.Errorf("%s %.100s came with %q", r.Method, r.Body, got)
 			}
 		}
@@ -1452,12 +1294,12 @@ func TestAccessToCallsOfOthers(t *testing.T) {
 		t.Run("A57 a modern client of a legacy server: "+server, func(t *testing.T) {
 			owner, thief := newSpeaker(t, joinedAt(url), true, canAll, bearer(one)), newSpeaker(t, joinedAt(url), true, canAll, bearer(two))
 			params := callOf(server, tool, `{"method":"roots/list","params":{}}`)
-			again := retried(params, owner.ask(t, "tools/call", params).answer.input(t), func(string) string { return rootsAnswer })
+			again := retried(params, owner.ask(t, "tools/call", params).answer.Input(t), func(string) string { return rootsAnswer })
 			if got := thief.ask(t, "tools/call", again); got.answer.Error == nil {
-				t.Errorf("another client got %s", got.answer.raw)
+				t.Errorf("another client got %s", got.answer.Raw)
 			}
-			if got := owner.ask(t, "tools/call", again).answer; !reached(got.text(), rootsAnswer) {
-				t.Errorf("its own client got %s", got.raw)
+			if got := owner.ask(t, "tools/call", again).answer; !reached(got.Text(), rootsAnswer) {
+				t.Errorf("its own client got %s", got.Raw)
 			}
 		})
 		t.Run("A57 a legacy client: "+server, func(t *testing.T) {
@@ -1465,10 +1307,10 @@ func TestAccessToCallsOfOthers(t *testing.T) {
 			d := owner.begin(t, "tools/call", callOf(server, tool, `{"method":"roots/list","params":{}}`))
 			question := d.next(t)
 			forged := `{"jsonrpc":"2.0","id":` + string(question.ID) + `,"result":{"roots":[{"uri":"file:///forged"}]}}`
-			post(t, thief.at, forged, append(slices.Clone(thief.headers), acceptBoth)...) // whatever it is told
+			post(t, thief.URL, forged, append(slices.Clone(thief.Headers), acceptBoth)...) // whatever it is told
 			owner.replyTo(t, question, rootsAnswer)
-			if got := d.finish(t).answer; !reached(got.text(), rootsAnswer) {
-				t.Errorf("its own client got %s", got.raw)
+			if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
+				t.Errorf("its own client got %s", got.Raw)
 			}
 		})
 	}
@@ -1478,13 +1320,13 @@ func TestAccessToCallsOfOthers(t *testing.T) {
 func TestAccessToSessionsOfOneServer(t *testing.T) {
 	isolate(t)
 	const one, two = "one-AbCdEf0123456789", "two-AbCdEf0123456789"
-	remote := newWitness(t, "slow")
-	remote.replies = map[string]string{"slow": `"result":{"content":[{"type":"text","text":"slept"}]}`}
+	remote := newLenientServer(t, "slow")
+	remote.Replies = map[string]string{"slow": `"result":{"content":[{"type":"text","text":"slept"}]}`}
 	url := serve(t, gateway(block("auth token", "one "+one, "two "+two), child("shared"), block(child("own"), "isolation session"), remote.line("remote")))
 	for _, server := range []string{"shared", "own", "remote"} {
 		at := mcpAt(url, server)
 		session := sessionAt(t, at, bearer(one))
-		before := remote.count()
+		before := remote.Count()
 		for _, m := range []struct{ method, body string }{
 			{"POST", rpc("tools/call", `{"name":"slow","arguments":{}}`)}, {"POST", `{"jsonrpc":"2.0","method":"notifications/foo"}`}, {"GET", ""}, {"DELETE", ""},
 		} {
@@ -1496,7 +1338,7 @@ func TestAccessToSessionsOfOneServer(t *testing.T) {
 			})
 		}
 		t.Run("A57 its own session of "+server, func(t *testing.T) {
-			if remote.count() != before {
+			if remote.Count() != before {
 				t.Error("the server was contacted")
 			}
 			if got := use(t, at, "slow", `{"ms":0}`, session, bearer(one)); got != "slept" {
@@ -1508,8 +1350,8 @@ func TestAccessToSessionsOfOneServer(t *testing.T) {
 		})
 	}
 	t.Run("A57 the server knows its session by its own id", func(t *testing.T) {
-		for _, r := range remote.requests() {
-			if id := r.Headers.Get("Mcp-Session-Id"); id != "" && !strings.HasPrefix(id, "witnessed-") {
+		for _, r := range remote.Received() {
+			if id := r.HTTP.Header.Get("Mcp-Session-Id"); id != "" && !strings.HasPrefix(id, "session-") {
 				t.Errorf("%s %s came with the session %s", r.Method, r.Body, id)
 			}
 		}
@@ -1519,7 +1361,7 @@ func TestAccessToSessionsOfOneServer(t *testing.T) {
 // A token that is taken away is good for nothing any more, whatever was begun with it.
 func TestAccessTakenAway(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	address := freeAddress(t)
 	config := func(tokens ...string) string {
 		return site(address, gateway("separator __", block("auth token", tokens...), server.line("alpha")))
@@ -1531,14 +1373,14 @@ func TestAccessTakenAway(t *testing.T) {
 	other := newSpeaker(t, joinedAt(url), false, canAll, closes, bearer(two))
 	stream := c.listen(t)
 	await.Until(t, "the stream", func() bool {
-		return slices.ContainsFunc(server.requests(), func(r mcptest.Request) bool { return r.Method == "GET" })
+		return slices.ContainsFunc(server.Received(), func(r *mcptest.Received) bool { return r.Method == "GET" })
 	})
 	load(t, config("two "+two))
-	before := server.count()
+	before := server.Count()
 	t.Run("A30 a request of its session", func(t *testing.T) {
-		isRefused(t, present(t, client, "POST", joinedAt(url), rpc("tools/call", callOf("alpha", "echo", `{}`)), c.headers...), 401)
-		isRefused(t, present(t, client, "GET", joinedAt(url), "", c.headers...), 401)
-		if server.count() != before {
+		isRefused(t, present(t, client, "POST", joinedAt(url), rpc("tools/call", callOf("alpha", "echo", `{}`)), c.Headers...), 401)
+		isRefused(t, present(t, client, "GET", joinedAt(url), "", c.Headers...), 401)
+		if server.Count() != before {
 			t.Error("the server was contacted")
 		}
 	})
@@ -1557,7 +1399,7 @@ func TestAccessTakenAway(t *testing.T) {
 // again.
 func TestAccessIsProvedAgainAfterReloads(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		file := filepath.Join(dir, name)

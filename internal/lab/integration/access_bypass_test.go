@@ -29,21 +29,21 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			load(t, config())
 			c := newSpeaker(t, mcpAt("http://"+address, "far"), false, canAll, closes, bearer(eveToken))
-			before := far.listeners()
+			before := far.Listeners()
 			stream := c.listen(t)
-			await.Until(t, "the gateway to listen", func() bool { return far.listeners() == before+1 })
+			await.Until(t, "the gateway to listen", func() bool { return far.Listeners() == before+1 })
 			load(t, tt.after)
 			if tt.ends {
 				stream.ended(t)
-				await.Until(t, "the extra listeners to leave", func() bool { return far.listeners() == before })
+				await.Until(t, "the extra listeners to leave", func() bool { return far.Listeners() == before })
 				return
 			}
-			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
+			far.Say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {
-				t.Errorf("heard %s", m.raw)
+				t.Errorf("heard %s", m.Raw)
 			}
-			stream.hangUp()
-			await.Until(t, "the extra listeners to leave", func() bool { return far.listeners() == before })
+			stream.HangUp()
+			await.Until(t, "the extra listeners to leave", func() bool { return far.Listeners() == before })
 		})
 	}
 }
@@ -53,8 +53,8 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 func TestAccessToWhatWasKept(t *testing.T) {
 	isolate(t)
 	keeps := func(server string) string {
-		w := newWitness(t, "read")
-		w.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(strings.Repeat("kept by "+server+" ", 1000)) + `}]}`}
+		w := newLenientServer(t, "read")
+		w.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(strings.Repeat("kept by "+server+" ", 1000)) + `}]}`}
 		return w.line(server)
 	}
 	alpha, beta := keeps("alpha"), keeps("beta")
@@ -70,8 +70,8 @@ func TestAccessToWhatWasKept(t *testing.T) {
 		for of, handle := range handles {
 			t.Run("A53 "+era.name+" of "+of, func(t *testing.T) {
 				for _, got := range []string{
-					c.ask(t, "tools/call", `{"name":"recover_observation","arguments":{"id":"`+handle+`"}}`).answer.raw,
-					c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.raw,
+					c.ask(t, "tools/call", `{"name":"recover_observation","arguments":{"id":"`+handle+`"}}`).answer.Raw,
+					c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.Raw,
 				} {
 					if strings.Contains(got, "kept by") != (of == "beta") {
 						t.Errorf("got %.300s", got)
@@ -91,7 +91,7 @@ func TestAccessBySignatureIsOfOneClient(t *testing.T) {
 	url := serve(t, gateway("separator __", signing, far.line("far")))
 	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"far__tool","arguments":{},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
 	for who, secret := range map[string]string{"alice": aliceSecret, "bob": bobSecret} {
-		before := far.count("initialize")
+		before := far.Count("initialize")
 		for range 3 {
 			got := post(t, joinedAt(url), message, acceptBoth, "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: tools/call", "Mcp-Name: far__tool",
 				signedBy(who, secret, "POST", pathOf(t, joinedAt(url)), message))
@@ -99,7 +99,7 @@ func TestAccessBySignatureIsOfOneClient(t *testing.T) {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
 		}
-		if met := far.count("initialize") - before; met != 1 {
+		if met := far.Count("initialize") - before; met != 1 {
 			t.Errorf("for %s the server was met %d times", who, met)
 		}
 	}

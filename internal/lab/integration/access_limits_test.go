@@ -22,7 +22,7 @@ import (
 func isLimited(t *testing.T, what string, got said, within time.Duration) {
 	t.Helper()
 	if got.status != 429 || got.answer.Error == nil || got.answer.Error.Message != "Rate limit exceeded" || !strings.Contains(string(got.answer.Error.Data), `"code":"rate_limited"`) {
-		t.Errorf("%s: %d %.300s\nwant 429 rate_limited", what, got.status, got.answer.raw)
+		t.Errorf("%s: %d %.300s\nwant 429 rate_limited", what, got.status, got.answer.Raw)
 	}
 	after, err := strconv.Atoi(got.header.Get("Retry-After"))
 	if err != nil || after < 1 || time.Duration(after)*time.Second > within {
@@ -54,7 +54,7 @@ func budget(t *testing.T, c *http.Client, at string, headers ...string) int {
 
 func TestAccessWithinLimits(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	for _, era := range clientEras {
 		t.Run("A32 the sixth of five at /mcp of a "+era.name, func(t *testing.T) {
 			url := serve(t, gateway("separator __", "name "+strings.ReplaceAll(era.name, " ", "-"), "rate 5/1h", server.line("alpha")))
@@ -72,10 +72,10 @@ func TestAccessWithinLimits(t *testing.T) {
 			for range 5 {
 				may(t, method, c.ask(t, method, `{}`))
 			}
-			before := server.count()
+			before := server.Count()
 			isLimited(t, method, c.ask(t, method, `{}`), 12*time.Minute)
 			isLimited(t, "a call", c.ask(t, "tools/call", callOf("alpha", "echo", `{}`)), 12*time.Minute)
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -95,7 +95,7 @@ func TestAccessWithinLimits(t *testing.T) {
 			for range 5 {
 				same(t, post(t, at, rpc("ping", `{}`)).body, result(`{}`))
 			}
-			before := server.count()
+			before := server.Count()
 			got := post(t, at, rpc("ping", `{}`))
 			isRefused(t, got, 429)
 			if after, err := strconv.Atoi(got.Header.Get("Retry-After")); err != nil || after < 1 || after > 12*60 {
@@ -104,7 +104,7 @@ func TestAccessWithinLimits(t *testing.T) {
 			if failureOf(t, got).ID != "1" {
 				t.Errorf("the id is lost: %s", got.body)
 			}
-			if server.count() != before {
+			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
@@ -157,7 +157,7 @@ func fromAddress(t *testing.T, address string) *http.Client {
 
 func TestAccessLimitsOfEachClient(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	t.Run("A33 R14 who is not known has the limit of an address", func(t *testing.T) {
 		url := serve(t, gateway("name address", "rate 5/1h", server.line("alpha")))
 		at := rpcAt(url, "alpha")
@@ -208,7 +208,7 @@ func TestAccessLimitsOfEachClient(t *testing.T) {
 
 func TestAccessLimitsOfTools(t *testing.T) {
 	isolate(t)
-	server, other := newWitness(t, "echo", "slow", "slower"), newWitness(t, "echo")
+	server, other := newLenientServer(t, "echo", "slow", "slower"), newLenientServer(t, "echo")
 	call := func(t *testing.T, at, tool string, headers ...string) int {
 		t.Helper()
 		return post(t, at, rpc("tools/call", `{"name":"`+tool+`","arguments":{}}`), headers...).StatusCode
@@ -216,11 +216,11 @@ func TestAccessLimitsOfTools(t *testing.T) {
 	t.Run("A64 a tool", func(t *testing.T) {
 		url := serve(t, gateway("name tool", "rate alpha::slow 2/1h", server.line("alpha"), other.line("beta")))
 		at := rpcAt(url, "alpha")
-		before := len(server.got("tools/call"))
+		before := len(server.params("tools/call"))
 		if n := spent(t, func() int { return call(t, at, "slow") }); n != 2 {
 			t.Errorf("%d were let through", n)
 		}
-		if n := len(server.got("tools/call")) - before; n != 2 {
+		if n := len(server.params("tools/call")) - before; n != 2 {
 			t.Errorf("the server got %d calls", n)
 		}
 		for range 10 {
@@ -271,18 +271,18 @@ func TestAccessLimitsOfTools(t *testing.T) {
 	t.Run("A64 a call that wants no answer", func(t *testing.T) {
 		url := serve(t, gateway("name notifications", "separator __", "rate alpha::slow 2/1h", server.line("alpha")))
 		c := newSpeaker(t, joinedAt(url), false, `{}`)
-		before := len(server.got("tools/call"))
+		before := len(server.params("tools/call"))
 		for range 10 {
 			for _, way := range waysIn(url, "alpha") {
 				name, headers := "slow", []string{acceptBoth}
 				if way.name == "/mcp" {
-					name, headers = "alpha__slow", append(headers, c.headers...)
+					name, headers = "alpha__slow", append(headers, c.Headers...)
 				}
 				post(t, way.at, `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"`+name+`","arguments":{}}}`, headers...)
 				post(t, way.at, `{"jsonrpc":"2.0","id":null,"method":"tools/call","params":{"name":"`+name+`","arguments":{}}}`, headers...)
 			}
 		}
-		if n := len(server.got("tools/call")) - before; n > 2 {
+		if n := len(server.params("tools/call")) - before; n > 2 {
 			t.Errorf("the server got %d calls", n)
 		}
 	})
@@ -298,7 +298,7 @@ func TestAccessLimitsOfTools(t *testing.T) {
 
 func TestAccessLimitsTogether(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo", "slow")
+	server := newLenientServer(t, "echo", "slow")
 	t.Run("A65 a burst is less than what is allowed in the long run", func(t *testing.T) {
 		url := serve(t, gateway("name burst", "rate 60/10h burst 10", server.line("alpha")))
 		if n := budget(t, client, rpcAt(url, "alpha")); n != 10 {
@@ -375,7 +375,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 // count from then on.
 func TestAccessLimitsAfterReloads(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	address := freeAddress(t)
 	config := func(lines ...string) string {
 		return site(address, gateway(append([]string{"name reloads", "auth token one-AbCdEf0123456789 one", server.line("alpha")}, lines...)...))
@@ -423,7 +423,7 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 // many are let through as the limits say.
 func TestAccessLimitsUnderTraffic(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo", "slow")
+	server := newLenientServer(t, "echo", "slow")
 	url := serve(t, gateway("name traffic", "rate 4000/1000h", "rate *::slow 1500/1000h",
 		block("client one", "token one-AbCdEf0123456789", "rate 3000/1000h", "rate alpha::slow 1000/1000h"), block("client two", "token two-AbCdEf0123456789"), server.line("alpha")))
 	connections := &http.Transport{MaxIdleConnsPerHost: 16}
@@ -460,7 +460,7 @@ func TestAccessLimitsUnderTraffic(t *testing.T) {
 			t.Errorf("A65 %d calls of %s by %s were let through, want %d", got, k.tool, k.client, want)
 		}
 	}
-	if got, want := server.count(), passed[key{"one", "slow"}]+passed[key{"one", "echo"}]+passed[key{"two", "slow"}]+passed[key{"two", "echo"}]; got != want {
+	if got, want := server.Count(), passed[key{"one", "slow"}]+passed[key{"one", "echo"}]+passed[key{"two", "slow"}]+passed[key{"two", "echo"}]; got != want {
 		t.Errorf("A65 the server got %d requests of %d", got, want)
 	}
 }

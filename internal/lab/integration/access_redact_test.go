@@ -102,24 +102,24 @@ func (r redaction) judge(t *testing.T, got string) {
 }
 
 // babbler is a server that answers like that.
-func babbler(t *testing.T, said ...string) *witness {
+func babbler(t *testing.T, said ...string) *remoteServer {
 	t.Helper()
-	w := newWitness(t)
-	w.replies = map[string]string{}
+	w := newLenientServer(t)
+	w.Replies = map[string]string{}
 	for _, r := range redactions {
-		w.replies[r.tool] = r.answers
+		w.Replies[r.tool] = r.answers
 		if !strings.Contains(r.tool, "/") {
-			w.tools = append(w.tools, r.tool)
+			w.Tools = append(w.Tools, r.tool)
 		}
 	}
-	w.said = said
+	w.Before = said
 	return w
 }
 
 func TestAccessRedacts(t *testing.T) {
 	isolate(t)
 	plain, streams := babbler(t), babbler(t)
-	streams.events = true
+	streams.Events = true
 	url := serve(t, gateway(keyless(plain.line("plain"), streams.line("streams"))...))
 	for _, r := range redactions {
 		for _, server := range []string{"plain", "streams"} {
@@ -144,9 +144,9 @@ func TestAccessRedacts(t *testing.T) {
 				t.Run("A56 "+r.name+" at /mcp of a "+era.name+" of "+server, func(t *testing.T) {
 					method, params := r.request(server + "__")
 					eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
-					r.judge(t, eve.ask(t, method, params).answer.raw)
+					r.judge(t, eve.ask(t, method, params).answer.Raw)
 					zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
-					if got := zoe.ask(t, method, params).answer.raw; len(r.gone) > 0 && r.gone[0] != redacted && (!strings.Contains(got, r.gone[0]) || strings.Contains(got, redacted)) {
+					if got := zoe.ask(t, method, params).answer.Raw; len(r.gone) > 0 && r.gone[0] != redacted && (!strings.Contains(got, r.gone[0]) || strings.Contains(got, redacted)) {
 						t.Errorf("A57 another client got %s", got)
 					}
 				})
@@ -190,7 +190,7 @@ func TestAccessRedactsNotifications(t *testing.T) {
 					t.Fatalf("heard %v", got.events)
 				}
 				for _, m := range append(got.events, got.answer) {
-					judge(t, m.raw, hidden)
+					judge(t, m.Raw, hidden)
 				}
 			}
 		})
@@ -203,9 +203,9 @@ func TestAccessRedactsNotifications(t *testing.T) {
 				}
 				got := c.ask(t, "tools/call", callOf("kid", "emit", `{"method":"notifications/message","params":{"level":"error","data":"`+aKey+`"}}`, meta))
 				for _, m := range got.events {
-					judge(t, m.raw, hidden)
+					judge(t, m.Raw, hidden)
 				}
-				judge(t, c.ask(t, "tools/call", callOf("kid", "echo", `{"text":"`+aKey+`"}`)).answer.raw, hidden)
+				judge(t, c.ask(t, "tools/call", callOf("kid", "echo", `{"text":"`+aKey+`"}`)).answer.Raw, hidden)
 			}
 		})
 	}
@@ -217,12 +217,12 @@ func TestAccessRedactsNotifications(t *testing.T) {
 			c := newSpeaker(t, joinedAt(url), false, canAll, bearer(token))
 			streams[c.listen(t)] = hidden
 		}
-		await.Until(t, "the streams", func() bool { return remote.listeners() == 2 })
-		remote.say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
-		remote.say(`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"` + aKey + `"}}],"maxTokens":5}}`)
+		await.Until(t, "the streams", func() bool { return remote.Listeners() == 2 })
+		remote.Say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
+		remote.Say(`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"` + aKey + `"}}],"maxTokens":5}}`)
 		for stream, hidden := range streams {
-			judge(t, stream.hears(t, "notifications/x").raw, hidden)
-			judge(t, stream.hears(t, "sampling/createMessage").raw, hidden)
+			judge(t, stream.hears(t, "notifications/x").Raw, hidden)
+			judge(t, stream.hears(t, "sampling/createMessage").Raw, hidden)
 		}
 	})
 	t.Run("A56 out of the blue at /mcp/{server}", func(t *testing.T) {
@@ -234,10 +234,10 @@ func TestAccessRedactsNotifications(t *testing.T) {
 			c := newSpeaker(t, at, false, canAll, bearer(token))
 			streams[c.listen(t)] = hidden
 		}
-		await.Until(t, "the streams", func() bool { return remote.listeners() == 2 })
-		remote.say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
+		await.Until(t, "the streams", func() bool { return remote.Listeners() == 2 })
+		remote.Say(`{"jsonrpc":"2.0","method":"notifications/x","params":{"key":"` + aKey + `","password":"hunter2"}}`)
 		for stream, hidden := range streams {
-			judge(t, stream.hears(t, "notifications/x").raw, hidden)
+			judge(t, stream.hears(t, "notifications/x").Raw, hidden)
 		}
 	})
 }
@@ -253,16 +253,16 @@ func TestAccessRedactsQuestions(t *testing.T) {
 				params := callOf("kid", "ask", `{"method":"elicitation/create","params":{"message":"is `+aKey+` yours?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}}`)
 				d := c.begin(t, "tools/call", params)
 				question := d.next(t)
-				if strings.Contains(question.raw, aKey) == hidden || strings.Contains(question.raw, redacted) != hidden {
-					t.Errorf("asked %s", question.raw)
+				if strings.Contains(question.Raw, aKey) == hidden || strings.Contains(question.Raw, redacted) != hidden {
+					t.Errorf("asked %s", question.Raw)
 				}
 				if era.modern {
-					d = c.begin(t, "tools/call", retried(params, question.input(t), func(string) string { return formAnswer }))
+					d = c.begin(t, "tools/call", retried(params, question.Input(t), func(string) string { return formAnswer }))
 				} else {
 					c.replyTo(t, question, formAnswer)
 				}
-				if got := d.finish(t).answer; got.text() != formAnswer {
-					t.Errorf("got %s", got.raw)
+				if got := d.finish(t).answer; got.Text() != formAnswer {
+					t.Errorf("got %s", got.Raw)
 				}
 			}
 		})
@@ -276,8 +276,8 @@ func TestAccessRedactsBeforeMasking(t *testing.T) {
 	// Keys where the head ends, where the tail begins, and amid what is left out.
 	filler := func(n int) string { return strings.Repeat("x ", n/2) }
 	long := filler(1990) + aKey + filler(3000) + "middle " + aKey + filler(3000) + aKey + filler(1990)
-	server := newWitness(t, "read", "structured")
-	server.replies = map[string]string{
+	server := newLenientServer(t, "read", "structured")
+	server.Replies = map[string]string{
 		"read":       `"result":{"content":[{"type":"text","text":` + quote(long) + `}]}`,
 		"structured": `"result":{"content":[],"structuredContent":{"deep":[` + quote(long) + `],"password":` + quote(long) + `}}`,
 	}
@@ -293,10 +293,10 @@ func TestAccessRedactsBeforeMasking(t *testing.T) {
 	for name, recover := range map[string]string{"": "mask 4000 2000 2000", " with recover on": block("mask 4000 2000 2000", "recover on")} {
 		url := serve(t, gateway(keyless(recover, server.line("alpha"))...))
 		for _, events := range []bool{false, true} {
-			server.events = events
+			server.Events = events
 			for _, way := range waysIn(url, "alpha")[1:] {
 				t.Run(fmt.Sprintf("A56 at %s%s, events: %t", way.name, name, events), func(t *testing.T) {
-					for _, tool := range server.tools {
+					for _, tool := range server.Tools {
 						got := post(t, way.at, rpc("tools/call", `{"name":"`+tool+`","arguments":{}}`), acceptBoth, bearer(eveToken)).body
 						if !strings.Contains(got, "KIMI_PROXY_OBSERVATION_MASKED") || !strings.Contains(got, redacted) {
 							t.Errorf("not masked, or not redacted: %.300s", got)
@@ -312,8 +312,8 @@ func TestAccessRedactsBeforeMasking(t *testing.T) {
 				t.Run(fmt.Sprintf("A56 at /mcp of a %s%s, events: %t", era.name, name, events), func(t *testing.T) {
 					eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
 					zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
-					for _, tool := range server.tools {
-						got := eve.ask(t, "tools/call", callOf("alpha", tool, `{}`)).answer.raw
+					for _, tool := range server.Tools {
+						got := eve.ask(t, "tools/call", callOf("alpha", tool, `{}`)).answer.Raw
 						if !strings.Contains(got, "KIMI_PROXY_OBSERVATION_MASKED") {
 							t.Errorf("not masked: %.300s", got)
 						}
@@ -330,12 +330,12 @@ func TestAccessRedactsBeforeMasking(t *testing.T) {
 						}
 						clean(t, "recovered", text.Content[0].Text)
 					}
-					whole := eve.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.raw
+					whole := eve.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.Raw
 					clean(t, "read back", whole)
 					if strings.Count(whole, redacted) != 3 || !strings.Contains(whole, "middle "+redacted) {
 						t.Errorf("read back %d × %s", strings.Count(whole, redacted), redacted)
 					}
-					whole = zoe.ask(t, "resources/read", `{"uri":"proxy://observation/`+observe(t, zoe, "alpha", "read", `{}`)+`"}`).answer.raw
+					whole = zoe.ask(t, "resources/read", `{"uri":"proxy://observation/`+observe(t, zoe, "alpha", "read", `{}`)+`"}`).answer.Raw
 					if strings.Count(whole, aKey) != 3 || strings.Contains(whole, redacted) {
 						t.Errorf("A57 another client reads back %d × the key", strings.Count(whole, aKey))
 					}
@@ -348,9 +348,9 @@ func TestAccessRedactsBeforeMasking(t *testing.T) {
 // Whatever is redacted, a message stays one, and its numbers stay as they are.
 func TestAccessRedactsNothingElse(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "text")
+	server := newLenientServer(t, "text")
 	url := serve(t, gateway(append(restricted(`redact "[a-z]+"`, "redact_fields id result error code content type text jsonrpc name"), server.line("alpha"))...))
-	server.replies = map[string]string{"text": `"result":{"content":[{"type":"text","text":"words 12"}],"n":[1.0,-0,1e2,true,null]}`}
+	server.Replies = map[string]string{"text": `"result":{"content":[{"type":"text","text":"words 12"}],"n":[1.0,-0,1e2,true,null]}`}
 	for _, way := range waysIn(url, "alpha")[1:] {
 		t.Run("A56 at "+way.name, func(t *testing.T) {
 			got := post(t, way.at, rpc("tools/call", `{"name":"text","arguments":{}}`), bearer(eveToken))
@@ -541,8 +541,8 @@ func TestAccessRedactsAddresses(t *testing.T) {
 func TestAccessRedactsOnTheWay(t *testing.T) {
 	isolate(t)
 	t.Run("A41 A56 nine megabytes", func(t *testing.T) {
-		server := newWitness(t, "read")
-		server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + strings.Repeat("A", 9<<20) + ` ` + aKey + `"}]}`}
+		server := newLenientServer(t, "read")
+		server.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + strings.Repeat("A", 9<<20) + ` ` + aKey + `"}]}`}
 		url := serve(t, gateway(keyless("mask off", server.line("alpha"))...))
 		check := func(what, got string) {
 			t.Helper()
@@ -551,13 +551,13 @@ func TestAccessRedactsOnTheWay(t *testing.T) {
 			}
 		}
 		for _, events := range []bool{false, true} {
-			server.events = events
+			server.Events = events
 			for _, way := range waysIn(url, "alpha")[1:] {
 				check(way.name, post(t, way.at, rpc("tools/call", `{"name":"read","arguments":{}}`), acceptBoth, bearer(eveToken)).body)
 			}
 			for _, era := range clientEras {
 				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
-				check("/mcp of a "+era.name, c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.raw)
+				check("/mcp of a "+era.name, c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.Raw)
 			}
 		}
 	})
@@ -581,11 +581,10 @@ func TestAccessRedactsOnTheWay(t *testing.T) {
 func TestAccessRedactsResumedCalls(t *testing.T) {
 	isolate(t)
 	broken := make(chan struct{}, 10)
-	address := servant(t, func(w http.ResponseWriter, m legacyMessage) {
+	odd := newOddServer(t, func(w http.ResponseWriter, m *mcptest.Received) {
 		switch m.Method {
 		case "tools/list":
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"read","inputSchema":{"type":"object"}}]}}`, m.ID)
+			m.Answer(w, `"result":{"tools":[{"name":"read","inputSchema":{"type":"object"}}]}`)
 		case "tools/call":
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "id: first\nretry: 10\ndata: \n\nid: second\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"before `+aKey+`"}}`))
@@ -595,7 +594,7 @@ func TestAccessRedactsResumedCalls(t *testing.T) {
 			_, _ = io.WriteString(w, "id: third\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"after `+aKey+`"}}`))
 		}
 	})
-	url := serve(t, gateway(keyless("server alpha http://"+address+"/mcp")...))
+	url := serve(t, gateway(keyless(odd.line("alpha"))...))
 	for token, hidden := range map[string]bool{eveToken: true, zoeToken: false} {
 		for _, at := range []string{mcpAt(url, "alpha"), joinedAt(url)} {
 			t.Run(fmt.Sprintf("A56 at %s, redacted: %t", pathOf(t, at), hidden), func(t *testing.T) {
@@ -634,8 +633,8 @@ func TestAccessRedactsWhatWasKept(t *testing.T) {
 	isolate(t)
 	at := 5000 // of the key
 	long := strings.Repeat("x ", at/2) + aKey + strings.Repeat(" y", 3000)
-	server := newWitness(t, "read")
-	server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(long) + `}]}`}
+	server := newLenientServer(t, "read")
+	server.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + quote(long) + `}]}`}
 	address := freeAddress(t)
 	config := func(rules ...string) string {
 		return site(address, gateway(append(restricted(rules...), block("mask 4000 2000 2000", "recover on"), server.line("alpha"))...))
@@ -662,7 +661,7 @@ func TestAccessRedactsWhatWasKept(t *testing.T) {
 			})
 		}
 		t.Run("A56 "+era.name+" as a resource", func(t *testing.T) {
-			if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.raw; strings.Contains(got, aKey) {
+			if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`).answer.Raw; strings.Contains(got, aKey) {
 				t.Error("the key is read back")
 			}
 		})

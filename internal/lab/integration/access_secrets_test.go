@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // A planted secret, and the places where it belongs, by what their names begin with.
@@ -94,7 +94,7 @@ type vault struct {
 	tokenFile, hash string
 	adminAt         string
 	main, users     string // the addresses of its sites
-	server, beside  *witness
+	server, beside  *remoteServer
 	kid, quiet      journal
 	caddy           *running
 }
@@ -128,8 +128,8 @@ func plant(t *testing.T) *vault {
 		adminAt:       freeAddress(t),
 		main:          freeAddress(t),
 		users:         freeAddress(t),
-		server:        newWitness(t, "echo", "slow"),
-		beside:        newWitness(t, "echo"),
+		server:        newLenientServer(t, "echo", "slow"),
+		beside:        newLenientServer(t, "echo"),
 		kid:           newJournal(t),
 		quiet:         newJournal(t),
 	}
@@ -214,16 +214,7 @@ func (v *vault) stop(t *testing.T) {
 // operate asks its admin API, of which a reload makes another.
 func (v *vault) operate(t *testing.T, method, path, body string, headers ...string) (got answer) {
 	t.Helper()
-	await.Until(t, "the admin API", func() bool {
-		res, err := client.Do(request(t, t.Context(), method, "http://"+v.adminAt+path, body, append(headers, closes)...))
-		if err != nil {
-			return false
-		}
-		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		got = answer{res, string(text)}
-		return err == nil
-	})
+	got = askAdmin(t, v.adminAt, method, path, body, headers...)
 	v.caddy.settle(t)
 	return v.all.answer("the admin API at "+path, got)
 }
@@ -302,7 +293,7 @@ func (v *vault) visit(t *testing.T, who visitor) {
 	if who.name == "a token" {
 		do("POST", joinedAt(base), rpc("tools/call", callOf("kid", "die", `{"why":"to go down"}`)))
 	}
-	modern, headers := (&speaker{modern: true, capabilities: `{}`}).message("1", "tools/call", callOf("alpha", "echo", `{}`))
+	modern, headers := (&speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}).Message("1", "tools/call", callOf("alpha", "echo", `{}`))
 	do("POST", joinedAt(base), modern, headers...)
 	for _, server := range []string{"alpha", "beside", "kid", "down", "nobody"} {
 		for _, way := range waysIn(base, server)[1:] {
@@ -400,9 +391,9 @@ func (v *vault) gather(t *testing.T) {
 		}
 		v.all.add("what "+name+" has read", string(text))
 	}
-	for name, w := range map[string]*witness{"the upstream": v.server, "the other upstream": v.beside} {
-		for _, r := range w.requests() {
-			v.all.add(name, fmt.Sprintln(r.Method, r.Path, r.Headers, r.Body))
+	for name, w := range map[string]*remoteServer{"the upstream": v.server, "the other upstream": v.beside} {
+		for _, r := range w.Received() {
+			v.all.add(name, fmt.Sprintln(r.Method, r.HTTP.URL.RequestURI(), r.HTTP.Header, r.Body))
 		}
 	}
 }

@@ -20,7 +20,7 @@ func toolsOf(t *testing.T, c *speaker) (names []string) {
 		NextCursor *string
 	}
 	if err := json.Unmarshal(got.answer.Result, &result); err != nil || result.NextCursor != nil {
-		t.Fatalf("%v: %.300s", err, got.answer.raw)
+		t.Fatalf("%v: %.300s", err, got.answer.Raw)
 	}
 	for _, tool := range result.Tools {
 		names = append(names, tool.Name)
@@ -32,7 +32,7 @@ func toolsOf(t *testing.T, c *speaker) (names []string) {
 func found(t *testing.T, c *speaker, query string) (names []string) {
 	t.Helper()
 	got := c.ask(t, "tools/call", `{"name":"search_tools","arguments":{"query":`+quote(query)+`}}`)
-	for line := range strings.Lines(got.answer.text()) {
+	for line := range strings.Lines(got.answer.Text()) {
 		name, _, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if strings.Contains(name, "__") {
 			names = append(names, name)
@@ -52,7 +52,7 @@ func TestAggregateDiscovery(t *testing.T) {
 	journal, hidden := newJournal(t), newJournal(t)
 	remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
 	postal := newRemoteServer(t)
-	postal.tools = []string{
+	postal.Tools = []string{
 		`{"name":"dispatch","description":"Sends a parcel to somebody.","inputSchema":{"type":"object","properties":{"recipient":{"type":"string"},"weight_grams":{"type":"integer"}},"required":["recipient"]}}`,
 		`{"name":"track","description":"Tells where a shipment is right now.","inputSchema":{"type":"object","properties":{"waybill":{"type":"string"}}}}`,
 	}
@@ -85,8 +85,8 @@ func TestAggregateDiscovery(t *testing.T) {
 			}
 		})
 		t.Run(era.name+" looks at one", func(t *testing.T) {
-			got := c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":"postal__dispatch"}}`).answer.text()
-			if want := strings.Replace(postal.tools[0], `"dispatch"`, `"postal__dispatch"`, 1); got != want {
+			got := c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":"postal__dispatch"}}`).answer.Text()
+			if want := strings.Replace(postal.Tools[0], `"dispatch"`, `"postal__dispatch"`, 1); got != want {
 				t.Errorf("got %s\nwant %s", got, want)
 			}
 		})
@@ -94,33 +94,33 @@ func TestAggregateDiscovery(t *testing.T) {
 			arguments := `{"text":"é\u00e9","n":12345678901234567890,"deep":[{"a":1.0}, null]}`
 			for _, server := range []string{"near", "far"} {
 				got := c.ask(t, "tools/call", byCallTool(server+"__echo", arguments))
-				if text := got.answer.text(); !strings.Contains(text, `"name":"echo"`) || !strings.Contains(text, `"arguments":`+arguments) {
+				if text := got.answer.Text(); !strings.Contains(text, `"name":"echo"`) || !strings.Contains(text, `"arguments":`+arguments) {
 					t.Errorf("%s received %s", server, text)
 				}
 				direct := c.ask(t, "tools/call", callOf(server, "echo", arguments))
-				if got.answer.text() != direct.answer.text() {
-					t.Errorf("%s: by call_tool %s\nby its name %s", server, got.answer.raw, direct.answer.raw)
+				if got.answer.Text() != direct.answer.Text() {
+					t.Errorf("%s: by call_tool %s\nby its name %s", server, got.answer.Raw, direct.answer.Raw)
 				}
 			}
 			got := c.ask(t, "tools/call", byCallTool("far__fail", `{"code":-32055,"message":"no","data":{"x":[1]}}`))
 			if got.answer.Error == nil || got.answer.Error.Code != -32055 || string(got.answer.Error.Data) != `{"x":[1]}` {
-				t.Errorf("got %s", got.answer.raw)
+				t.Errorf("got %s", got.answer.Raw)
 			}
 			got = c.ask(t, "tools/call", byCallTool("near__big", `{"n":10000}`))
-			same(t, got.answer.text(), strings.Repeat("x", 10000)) // untouched (A44)
+			same(t, got.answer.Text(), strings.Repeat("x", 10000)) // untouched (A44)
 		})
 		t.Run(era.name+" is asked in mid-call", func(t *testing.T) {
 			params := byCallTool("far__ask", `{"method":"roots/list","params":{}}`)
 			d := c.begin(t, "tools/call", params)
 			m := d.next(t)
 			if era.modern {
-				m = c.begin(t, "tools/call", retried(params, m.input(t), func(string) string { return rootsAnswer })).next(t)
+				m = c.begin(t, "tools/call", retried(params, m.Input(t), func(string) string { return rootsAnswer })).next(t)
 			} else {
 				c.replyTo(t, m, rootsAnswer)
 				m = d.next(t)
 			}
-			if !reached(m.text(), rootsAnswer) {
-				t.Errorf("got %s", m.raw)
+			if !reached(m.Text(), rootsAnswer) {
+				t.Errorf("got %s", m.Raw)
 			}
 		})
 		t.Run(era.name+" finds nothing of what is hidden", func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestAggregateDiscovery(t *testing.T) {
 				got := c.ask(t, "tools/call", params)
 				var result struct{ IsError bool }
 				if json.Unmarshal(got.answer.Result, &result) != nil || !result.IsError {
-					t.Errorf("%s: got %s", params, got.answer.raw)
+					t.Errorf("%s: got %s", params, got.answer.Raw)
 				}
 			}
 			if calls := hidden.entries(t, "tools/call"); len(calls) > 0 {
@@ -147,7 +147,7 @@ func TestAggregateDiscovery(t *testing.T) {
 	}
 	t.Run("the server is called by its own name for it", func(t *testing.T) {
 		for _, m := range journal.messages(t, "tools/call") {
-			if name := m.member("name"); strings.Contains(name, "__") || strings.Contains(name, "call_tool") {
+			if name := m.Param("name"); strings.Contains(name, "__") || strings.Contains(name, "call_tool") {
 				t.Errorf("called %s", name)
 			}
 		}
@@ -164,7 +164,7 @@ func TestAggregateDiscoveryWithRecovery(t *testing.T) {
 			if got := toolsOf(t, c); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool", "recover_observation"}) {
 				t.Errorf("listed %v", got)
 			}
-			text := c.ask(t, "tools/call", byCallTool("alpha__big", `{"n":10000}`)).answer.text()
+			text := c.ask(t, "tools/call", byCallTool("alpha__big", `{"n":10000}`)).answer.Text()
 			handle := handleIn.FindStringSubmatch(text)
 			if handle == nil {
 				t.Fatalf("not masked: %.100s…", text)

@@ -1,20 +1,16 @@
 package integration
 
 import (
-	"bufio"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -22,7 +18,7 @@ import (
 // the legacy era, of the modern era, and of both.
 var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth"}
 
-// isModern reports whether a server of the aggregate is spoken to in the modern era:
+// isModern reports whether a server of the aggregate is mcpclient.Message to in the modern era:
 // it knows no other, or it knows it and so does the client.
 func isModern(server string, modernClient bool) bool {
 	return strings.HasSuffix(server, "new") || strings.HasSuffix(server, "both") && modernClient
@@ -68,292 +64,6 @@ func proxyURI(server, uri string) string {
 	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"server":%q,"uri":%q}`, server, uri))
 }
 
-// A speaker is a client of an aggregate.
-type speaker struct {
-	at           string
-	modern       bool
-	capabilities string
-	headers      []string // of each request
-	lastID       atomic.Int64
-}
-
-// canAll are the capabilities of a client that can be asked everything.
-const canAll = `{"roots":{},"sampling":{},"elicitation":{"form":{}}}`
-
-// clients of both eras, which tests run with.
-var clientEras = []struct {
-	name   string
-	modern bool
-}{{"legacy client", false}, {"modern client", true}}
-
-func newSpeaker(t *testing.T, at string, modern bool, capabilities string, headers ...string) *speaker {
-	t.Helper()
-	c := &speaker{at: at, modern: modern, capabilities: capabilities, headers: headers}
-	if modern {
-		return c
-	}
-	got := c.ask(t, "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+capabilities+`,"clientInfo":{"name":"test","version":"1"}}`)
-	session := got.header.Get("Mcp-Session-Id")
-	if got.status != 200 || session == "" {
-		t.Fatalf("initialize: %d %v %s", got.status, got.header, got.answer.raw)
-	}
-	c.headers = append(c.headers, "Mcp-Session-Id: "+session, "Mcp-Protocol-Version: 2025-11-25")
-	c.say(t, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	return c
-}
-
-// A spoken is a message that a client has got.
-type spoken struct {
-	ID     json.RawMessage
-	Method string
-	Params struct {
-		Meta          map[string]json.RawMessage `json:"_meta"`
-		Proxy         struct{ Server string }
-		URI           string
-		ProgressToken json.RawMessage
-		Progress      float64
-		Message       string
-		Notifications json.RawMessage
-		Data          json.RawMessage
-	}
-	Result json.RawMessage
-	Error  *struct {
-		Code    int
-		Message string
-		Data    json.RawMessage
-	}
-	raw string
-}
-
-// text is the text of the tool result that it is, or else all of it.
-func (m spoken) text() string {
-	var result struct{ Content []struct{ Text string } }
-	if json.Unmarshal(m.Result, &result) != nil || len(result.Content) != 1 {
-		return "not a text: " + m.raw
-	}
-	return result.Content[0].Text
-}
-
-// input is the input_required result that it is.
-type input struct {
-	ResultType    string
-	InputRequests map[string]struct {
-		Method string
-		Params json.RawMessage
-	}
-	RequestState string
-}
-
-func (m spoken) input(t *testing.T) (in input) {
-	t.Helper()
-	if json.Unmarshal(m.Result, &in) != nil || in.ResultType != "input_required" || len(in.InputRequests) == 0 {
-		t.Fatalf("not a result that asks for input: %s", m.raw)
-	}
-	return in
-}
-
-// message returns a request with an id, and the headers it has.
-func (c *speaker) message(id, method, params string) (body string, headers []string) {
-	headers = append(slices.Clone(c.headers), acceptBoth)
-	if c.modern {
-		meta := `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
-			`"io.modelcontextprotocol/clientCapabilities":` + c.capabilities
-		switch {
-		case strings.Contains(params, `"_meta":{`):
-			params = strings.Replace(params, `"_meta":{`, `"_meta":{`+meta+`,`, 1)
-		case params == "{}":
-			params = `{"_meta":{` + meta + `}}`
-		default:
-			params = strings.TrimSuffix(params, "}") + `,"_meta":{` + meta + `}}`
-		}
-		headers = append(headers, "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: "+method)
-		var p struct{ Name, URI string }
-		_ = json.Unmarshal([]byte(params), &p)
-		switch method {
-		case "tools/call", "prompts/get":
-			headers = append(headers, "Mcp-Name: "+p.Name)
-		case "resources/read":
-			headers = append(headers, "Mcp-Name: "+p.URI)
-		}
-	}
-	return `{"jsonrpc":"2.0","id":` + id + `,"method":` + quote(method) + `,"params":` + params + `}`, headers
-}
-
-// A dialogue is a request whose response is read message by message.
-type dialogue struct {
-	id       string
-	status   int // once there was a message
-	header   http.Header
-	hangUp   context.CancelFunc
-	messages chan spoken
-	err      error // once there are no more messages
-}
-
-// begin makes a request and leaves the response to be read.
-func (c *speaker) begin(t *testing.T, method, params string, headers ...string) *dialogue {
-	t.Helper()
-	id := fmt.Sprintf(`"%d"`, c.lastID.Add(1))
-	body, all := c.message(id, method, params)
-	return converse(t, request(t, t.Context(), "POST", c.at, body, append(all, headers...)...), id)
-}
-
-// listen opens the stream of a session.
-func (c *speaker) listen(t *testing.T) *dialogue {
-	t.Helper()
-	return converse(t, request(t, t.Context(), "GET", c.at, "", append(slices.Clone(c.headers), "Accept: text/event-stream")...), "")
-}
-
-func converse(t *testing.T, req *http.Request, id string) *dialogue {
-	ctx, hangUp := context.WithCancel(req.Context())
-	t.Cleanup(hangUp)
-	d := &dialogue{id: id, hangUp: hangUp, messages: make(chan spoken, 100)}
-	go func() {
-		defer close(d.messages)
-		res, err := lasting.Do(req.WithContext(ctx))
-		if err != nil {
-			d.err = err
-			return
-		}
-		defer res.Body.Close()
-		d.status, d.header = res.StatusCode, res.Header
-		if !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			body, err := io.ReadAll(res.Body)
-			d.err = err
-			if len(body) > 0 {
-				d.messages <- parsed(string(body))
-			}
-			return
-		}
-		lines := bufio.NewReader(res.Body)
-		for {
-			line, err := lines.ReadString('\n')
-			if err != nil {
-				d.err = err
-				return
-			}
-			if data, ok := strings.CutPrefix(line, "data: "); ok && strings.TrimSpace(data) != "" {
-				d.messages <- parsed(strings.TrimSpace(data))
-			}
-		}
-	}()
-	return d
-}
-
-func parsed(raw string) (m spoken) {
-	if err := json.Unmarshal([]byte(raw), &m); err != nil {
-		m = spoken{Method: "not a message: " + err.Error()}
-	}
-	m.raw = raw
-	return m
-}
-
-// next returns the next message.
-func (d *dialogue) next(t *testing.T) spoken {
-	t.Helper()
-	select {
-	case m, ok := <-d.messages:
-		if !ok {
-			t.Fatalf("the response has ended: %d, %v", d.status, d.err)
-		}
-		return m
-	case <-time.After(patience):
-		t.Fatal("waited in vain for a message")
-		return spoken{}
-	}
-}
-
-// ended waits for the end of the response, whatever comes before.
-func (d *dialogue) ended(t *testing.T) {
-	t.Helper()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	for {
-		select {
-		case _, ok := <-d.messages:
-			if !ok {
-				return
-			}
-		case <-timer.C:
-			t.Fatal("waited in vain for the end of the response")
-		}
-	}
-}
-
-// A said is a response that has been read.
-type said struct {
-	status int
-	header http.Header
-	events []spoken // before the answer
-	answer spoken
-}
-
-// finish reads the rest of the response.
-func (d *dialogue) finish(t *testing.T) (got said) {
-	t.Helper()
-	for {
-		m := d.next(t)
-		if m.Method == "" {
-			got.status, got.header, got.answer = d.status, d.header, m
-			return got
-		}
-		got.events = append(got.events, m)
-	}
-}
-
-// ask makes a request and returns all that comes of it.
-func (c *speaker) ask(t *testing.T, method, params string, headers ...string) said {
-	t.Helper()
-	d := c.begin(t, method, params, headers...)
-	got := d.finish(t)
-	if string(got.answer.ID) != d.id {
-		t.Errorf("%s with id %s is answered with %s", method, d.id, got.answer.raw)
-	}
-	return got
-}
-
-// call is the params of a tools/call.
-func callOf(server, tool, arguments string, members ...string) string {
-	return "{" + strings.Join(append([]string{`"name":` + quote(server+"__"+tool), `"arguments":` + arguments}, members...), ",") + "}"
-}
-
-// use calls a tool and returns the text of its result.
-func (c *speaker) use(t *testing.T, server, tool, arguments string) string {
-	t.Helper()
-	got := c.ask(t, "tools/call", callOf(server, tool, arguments))
-	if got.status != 200 {
-		t.Errorf("%s of %s: status %d", tool, server, got.status)
-	}
-	return got.answer.text()
-}
-
-// say posts what wants no answer.
-func (c *speaker) say(t *testing.T, message string) {
-	t.Helper()
-	headers := append(slices.Clone(c.headers), acceptBoth)
-	if c.modern {
-		headers = append(headers, "Mcp-Protocol-Version: 2026-07-28")
-	}
-	if got := post(t, c.at, message, headers...); got.StatusCode != 202 || got.body != "" {
-		t.Errorf("%s: %d %s", message, got.StatusCode, got.body)
-	}
-}
-
-// replyTo answers a question of a server.
-func (c *speaker) replyTo(t *testing.T, question spoken, result string) {
-	t.Helper()
-	c.say(t, `{"jsonrpc":"2.0","id":`+string(question.ID)+`,"result":`+result+`}`)
-}
-
-// retry makes a call again with answers to what it asked for.
-func retried(params string, in input, answer func(method string) string) string {
-	responses := map[string]json.RawMessage{}
-	for key, q := range in.InputRequests {
-		responses[key] = json.RawMessage(answer(q.Method))
-	}
-	encoded, _ := json.Marshal(responses)
-	return strings.TrimSuffix(params, "}") + `,"inputResponses":` + string(encoded) + `,"requestState":` + quote(in.RequestState) + `}`
-}
-
 // The answers of a client, by what it is asked.
 const (
 	rootsAnswer  = `{"roots":[{"uri":"file:///mine"}]}`
@@ -396,7 +106,7 @@ func TestAggregateEraLists(t *testing.T) {
 				var result map[string]json.RawMessage
 				var items []map[string]json.RawMessage
 				if json.Unmarshal(got.answer.Result, &result) != nil || json.Unmarshal(result[tt.member], &items) != nil {
-					t.Fatalf("A7 %s: %s", tt.method, got.answer.raw)
+					t.Fatalf("A7 %s: %s", tt.method, got.answer.Raw)
 				}
 				var servers []string
 				for _, item := range items {
@@ -423,7 +133,7 @@ func TestAggregateEraLists(t *testing.T) {
 					t.Errorf("A18 %s has items of %v", tt.method, servers)
 				}
 				if modern := string(result["resultType"]) == `"complete"` && result["ttlMs"] != nil && result["cacheScope"] != nil; modern != era.modern {
-					t.Errorf("%s: %.300s", tt.method, got.answer.raw)
+					t.Errorf("%s: %.300s", tt.method, got.answer.Raw)
 				}
 			}
 			hello := `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`
@@ -431,7 +141,7 @@ func TestAggregateEraLists(t *testing.T) {
 			if era.modern {
 				method, hello = "server/discover", `{}`
 			} else {
-				c = &speaker{at: c.at}
+				c = &speaker{&mcpclient.Client{URL: c.URL, HTTP: lasting}}
 			}
 			var result struct {
 				ProtocolVersion   string
@@ -441,15 +151,15 @@ func TestAggregateEraLists(t *testing.T) {
 			got := c.ask(t, method, hello)
 			_ = json.Unmarshal(got.answer.Result, &result)
 			if era.modern != slices.Contains(result.SupportedVersions, "2026-07-28") || !era.modern && result.ProtocolVersion != "2025-06-18" {
-				t.Errorf("A5 %s", got.answer.raw)
+				t.Errorf("A5 %s", got.answer.Raw)
 			}
 			for _, category := range []string{"tools", "prompts", "resources", "completions"} {
 				if result.Capabilities[category] == nil {
-					t.Errorf("A4 %s is not among %s", category, got.answer.raw)
+					t.Errorf("A4 %s is not among %s", category, got.answer.Raw)
 				}
 			}
 			if !result.Capabilities["resources"]["subscribe"] || !result.Capabilities["tools"]["listChanged"] {
-				t.Errorf("A4 %s", got.answer.raw)
+				t.Errorf("A4 %s", got.answer.Raw)
 			}
 		})
 	}
@@ -468,27 +178,27 @@ func TestAggregateEraCalls(t *testing.T) {
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		arguments := `{"text":"é\u00e9","n":12345678901234567890, "f":1.0}`
 		got := c.ask(t, "tools/call", callOf(server, "echo", arguments, `"unknown":[1]`, `"_meta":{"mine":1e2}`))
-		text := got.answer.text()
+		text := got.answer.Text()
 		if got.status != 200 || !strings.Contains(text, `"name":"echo","arguments":`+arguments+`,"unknown":[1]`) || !strings.Contains(text, `"mine":1e2`) {
-			t.Errorf("A8 %d %s", got.status, got.answer.raw)
+			t.Errorf("A8 %d %s", got.status, got.answer.Raw)
 		}
-		if modern := strings.Contains(text, "io.modelcontextprotocol/protocolVersion"); modern != isModern(server, c.modern) && isModern(server, c.modern) {
+		if modern := strings.Contains(text, "io.modelcontextprotocol/protocolVersion"); modern != isModern(server, c.Modern) && isModern(server, c.Modern) {
 			t.Errorf("it got %s", text)
 		}
-		if modern := strings.Contains(string(got.answer.Result), `"resultType":"complete"`); c.modern && !modern {
-			t.Errorf("a result of the modern era has a type: %s", got.answer.raw)
+		if modern := strings.Contains(string(got.answer.Result), `"resultType":"complete"`); c.Modern && !modern {
+			t.Errorf("a result of the modern era has a type: %s", got.answer.Raw)
 		}
 
 		got = c.ask(t, "prompts/get", `{"name":"`+server+`__p","arguments":{"who":"you"}}`)
 		if !strings.Contains(string(got.answer.Result), server+" greets you") {
-			t.Errorf("A10 %s", got.answer.raw)
+			t.Errorf("A10 %s", got.answer.Raw)
 		}
 
 		uri := proxyURI(server, e.uri(server, "data"))
 		got = c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`)
 		var read struct{ Contents []struct{ URI, Text string } }
 		if json.Unmarshal(got.answer.Result, &read) != nil || len(read.Contents) != 1 || read.Contents[0].Text != "data of "+server || read.Contents[0].URI != uri {
-			t.Errorf("A12 %s", got.answer.raw)
+			t.Errorf("A12 %s", got.answer.Raw)
 		}
 
 		for _, ref := range []string{`{"type":"ref/prompt","name":"` + server + `__p"}`, `{"type":"ref/resource","uri":` + quote(uri) + `}`} {
@@ -501,7 +211,7 @@ func TestAggregateEraCalls(t *testing.T) {
 				}
 			}
 			if !strings.Contains(string(got.answer.Result), want) {
-				t.Errorf("A45 %s", got.answer.raw)
+				t.Errorf("A45 %s", got.answer.Raw)
 			}
 		}
 	})
@@ -514,15 +224,15 @@ func TestAggregateEraProgress(t *testing.T) {
 		for _, token := range []string{`"mine"`, `12345678901234567890`} {
 			got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`, `"_meta":{"progressToken":`+token+`}`))
 			if len(got.events) != 3 {
-				t.Fatalf("A28 %v before %s", got.events, got.answer.raw)
+				t.Fatalf("A28 %v before %s", got.events, got.answer.Raw)
 			}
 			for i, m := range got.events {
 				if m.Method != "notifications/progress" || string(m.Params.ProgressToken) != token || m.Params.Progress != float64(i+1) || m.Params.Proxy.Server != server {
-					t.Errorf("A26 event %d is %s", i, m.raw)
+					t.Errorf("A26 event %d is %s", i, m.Raw)
 				}
 			}
-			if got.answer.text() != "done" {
-				t.Errorf("%s", got.answer.raw)
+			if got.answer.Text() != "done" {
+				t.Errorf("%s", got.answer.Raw)
 			}
 		}
 		if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`)); len(got.events) > 0 {
@@ -543,7 +253,7 @@ func TestAggregateEraProgressOfResumedCall(t *testing.T) {
 		params := callOf(server, "progress", `{"steps":2,"ask":"roots/list"}`, mine)
 		d := c.begin(t, "tools/call", params)
 		var got []string
-		note := func(m spoken) spoken {
+		note := func(m mcpclient.Message) mcpclient.Message {
 			for m.Method == "notifications/progress" {
 				got = append(got, fmt.Sprint(string(m.Params.ProgressToken), m.Params.Progress))
 				m = d.next(t)
@@ -552,23 +262,23 @@ func TestAggregateEraProgressOfResumedCall(t *testing.T) {
 		}
 		m := note(d.next(t))
 		want := `["mine"1 "mine"2 "mine"3 "mine"4]`
-		if c.modern {
-			d = c.begin(t, "tools/call", retried(strings.Replace(params, mine, next, 1), m.input(t), func(string) string { return rootsAnswer }))
+		if c.Modern {
+			d = c.begin(t, "tools/call", retried(strings.Replace(params, mine, next, 1), m.Input(t), func(string) string { return rootsAnswer }))
 			want = `["mine"1 "mine"2 "next"3 "next"4]`
 		} else {
 			c.replyTo(t, m, rootsAnswer)
 		}
-		if m = note(d.next(t)); m.text() != "done" || fmt.Sprint(got) != want {
-			t.Errorf("A28 %v before %s", got, m.raw)
+		if m = note(d.next(t)); m.Text() != "done" || fmt.Sprint(got) != want {
+			t.Errorf("A28 %v before %s", got, m.Raw)
 		}
-		if !c.modern {
+		if !c.Modern {
 			return
 		}
 		d, got = c.begin(t, "tools/call", params), nil
 		m = note(d.next(t))
-		d = c.begin(t, "tools/call", retried(strings.Replace(params, ","+mine, "", 1), m.input(t), func(string) string { return rootsAnswer }))
-		if m = note(d.next(t)); m.text() != "done" || len(got) != 2 {
-			t.Errorf("A28 nobody has asked for it any more: %v before %s", got, m.raw)
+		d = c.begin(t, "tools/call", retried(strings.Replace(params, ","+mine, "", 1), m.Input(t), func(string) string { return rootsAnswer }))
+		if m = note(d.next(t)); m.Text() != "done" || len(got) != 2 {
+			t.Errorf("A28 nobody has asked for it any more: %v before %s", got, m.Raw)
 		}
 	})
 }
@@ -579,26 +289,26 @@ func TestAggregateEraErrors(t *testing.T) {
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		got := c.ask(t, "tools/call", callOf(server, "no-such-tool", `{}`))
 		if got.answer.Error == nil || got.answer.Error.Code != -32602 || got.answer.Error.Message != "Unknown tool: no-such-tool" {
-			t.Errorf("A9 %s", got.answer.raw)
+			t.Errorf("A9 %s", got.answer.Raw)
 		}
 		got = c.ask(t, "prompts/get", `{"name":"`+server+`__none"}`)
 		if got.answer.Error == nil || got.answer.Error.Code != -32602 || got.answer.Error.Message != "Unknown prompt: none" {
-			t.Errorf("A10 %s", got.answer.raw)
+			t.Errorf("A10 %s", got.answer.Raw)
 		}
 		got = c.ask(t, "resources/read", `{"uri":`+quote(proxyURI(server, "file://nobody/x.txt"))+`}`)
 		code := -32002
-		if isModern(server, c.modern) {
+		if isModern(server, c.Modern) {
 			code = -32602
 		}
 		if got.answer.Error == nil || got.answer.Error.Code != code && got.answer.Error.Code != -32602 || got.answer.Error.Message != "Resource not found" {
-			t.Errorf("A12 %s", got.answer.raw)
+			t.Errorf("A12 %s", got.answer.Raw)
 		}
 		if e.remote[server] == nil {
 			return
 		}
 		got = c.ask(t, "tools/call", callOf(server, "fail", `{"code":-31999,"message":"né","data":{"n":12345678901234567890,"why":["x"]}}`))
 		if f := got.answer.Error; got.status != 200 || f == nil || f.Code != -31999 || f.Message != "né" || string(f.Data) != `{"n":12345678901234567890,"why":["x"]}` {
-			t.Errorf("G6 %d %s", got.status, got.answer.raw)
+			t.Errorf("G6 %d %s", got.status, got.answer.Raw)
 		}
 	})
 }
@@ -622,14 +332,14 @@ func TestAggregateEraQuestions(t *testing.T) {
 			params := askBy(server, method)
 			d := c.begin(t, "tools/call", params)
 			first := d.next(t)
-			if c.modern {
-				in := first.input(t)
+			if c.Modern {
+				in := first.Input(t)
 				if len(in.InputRequests) != 1 {
-					t.Fatalf("%s", first.raw)
+					t.Fatalf("%s", first.Raw)
 				}
 				for _, q := range in.InputRequests {
 					if q.Method != method || !strings.Contains(string(q.Params), members(questionParams[method])) {
-						t.Errorf("asked %s", first.raw)
+						t.Errorf("asked %s", first.Raw)
 					}
 				}
 				if isModern(server, true) && e.remote[server] == nil && in.RequestState != server+" asked "+method {
@@ -637,14 +347,14 @@ func TestAggregateEraQuestions(t *testing.T) {
 				}
 				first = c.ask(t, "tools/call", retried(params, in, func(string) string { return answer })).answer
 			} else {
-				if first.Method != method || first.Params.Proxy.Server != server || !strings.Contains(first.raw, members(questionParams[method])) {
-					t.Fatalf("A23 %s", first.raw)
+				if first.Method != method || first.Params.Proxy.Server != server || !strings.Contains(first.Raw, members(questionParams[method])) {
+					t.Fatalf("A23 %s", first.Raw)
 				}
 				c.replyTo(t, first, answer)
 				first = d.finish(t).answer
 			}
-			if !reached(first.text(), answer) {
-				t.Errorf("A23 the server has got %s\nwant %s", first.raw, answer)
+			if !reached(first.Text(), answer) {
+				t.Errorf("A23 the server has got %s\nwant %s", first.Raw, answer)
 			}
 		}
 	})
@@ -668,17 +378,17 @@ func TestAggregateEraQuestionsOfOthers(t *testing.T) {
 		} {
 			d := c.begin(t, method, params)
 			first := d.next(t)
-			if c.modern {
-				first = c.ask(t, method, retried(params, first.input(t), func(string) string { return rootsAnswer })).answer
+			if c.Modern {
+				first = c.ask(t, method, retried(params, first.Input(t), func(string) string { return rootsAnswer })).answer
 			} else {
 				if first.Method != "roots/list" {
-					t.Fatalf("%s", first.raw)
+					t.Fatalf("%s", first.Raw)
 				}
 				c.replyTo(t, first, rootsAnswer)
 				first = d.finish(t).answer
 			}
-			if !strings.Contains(first.raw, `file:///mine`) {
-				t.Errorf("%s: %s", method, first.raw)
+			if !strings.Contains(first.Raw, `file:///mine`) {
+				t.Errorf("%s: %s", method, first.Raw)
 			}
 		}
 	})
@@ -702,35 +412,35 @@ func TestAggregateEraSeveralQuestions(t *testing.T) {
 		for n := range 3 {
 			answer := fmt.Sprintf(form, n)
 			want = append(want, answer)
-			if m := d.next(t); c.modern {
-				d = c.begin(t, "tools/call", retried(params, m.input(t), func(string) string { return answer }))
+			if m := d.next(t); c.Modern {
+				d = c.begin(t, "tools/call", retried(params, m.Input(t), func(string) string { return answer }))
 			} else {
 				c.replyTo(t, m, answer)
 			}
 		}
-		if m := d.next(t); m.text() != "["+strings.Join(want, ",")+"]" {
-			t.Errorf("one after the other: %s", m.raw)
+		if m := d.next(t); m.Text() != "["+strings.Join(want, ",")+"]" {
+			t.Errorf("one after the other: %s", m.Raw)
 		}
 
 		params = callOf(server, "ask-all", `{"methods":["roots/list","sampling/createMessage"]}`)
 		d = c.begin(t, "tools/call", params)
 		m := d.next(t)
-		if c.modern { // in one round or in two
-			for rounds := 0; rounds < 2 && strings.Contains(m.raw, "input_required"); rounds++ {
-				d = c.begin(t, "tools/call", retried(params, m.input(t), func(method string) string { return clientAnswers[method] }))
+		if c.Modern { // in one round or in two
+			for rounds := 0; rounds < 2 && strings.Contains(m.Raw, "input_required"); rounds++ {
+				d = c.begin(t, "tools/call", retried(params, m.Input(t), func(method string) string { return clientAnswers[method] }))
 				m = d.next(t)
 			}
 		} else {
 			other := d.next(t) // before the first is answered
-			for _, q := range []spoken{other, m} {
+			for _, q := range []mcpclient.Message{other, m} {
 				c.replyTo(t, q, clientAnswers[q.Method])
 			}
 			m = d.next(t)
 		}
-		if m.text() != "["+rootsAnswer+","+sampleAnswer+"]" {
-			t.Errorf("at once: %s", m.raw)
+		if m.Text() != "["+rootsAnswer+","+sampleAnswer+"]" {
+			t.Errorf("at once: %s", m.Raw)
 		}
-		if calls := len(e.remote[server].Seen("tools/call")) - before; !isModern(server, c.modern) && calls != 2 {
+		if calls := len(e.remote[server].Seen("tools/call")) - before; !isModern(server, c.Modern) && calls != 2 {
 			t.Errorf("the server was called %d times", calls)
 		}
 	})
@@ -746,8 +456,8 @@ func TestAggregateEraRefusedQuestions(t *testing.T) {
 			q := d.next(t)
 			c.say(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"error":{"code":-1,"message":"the user says no","data":{"x":1}}}`)
 			got := d.finish(t).answer
-			if !strings.Contains(got.raw, "the user says no") {
-				t.Errorf("A23 %s", got.raw)
+			if !strings.Contains(got.Raw, "the user says no") {
+				t.Errorf("A23 %s", got.Raw)
 			}
 		})
 	}
@@ -768,10 +478,10 @@ func TestAggregateEraMissingCapability(t *testing.T) {
 						case era.modern && isModern(server, true): // it is the server's business
 						case got.Error != nil:
 							if got.Error.Code != -32021 && got.Error.Code != -32601 || got.Error.Message == "" {
-								t.Errorf("A25 %s", got.raw)
+								t.Errorf("A25 %s", got.Raw)
 							}
-						case !strings.Contains(string(got.Result), `"isError":true`) || !strings.Contains(got.text(), `"message":"`):
-							t.Errorf("A25 %s", got.raw)
+						case !strings.Contains(string(got.Result), `"isError":true`) || !strings.Contains(got.Text(), `"message":"`):
+							t.Errorf("A25 %s", got.Raw)
 						}
 					}
 				})
@@ -789,10 +499,10 @@ func TestAggregateEraNoEventStream(t *testing.T) {
 		t.Run(server, func(t *testing.T) {
 			got := c.ask(t, "tools/call", askBy(server, "sampling/createMessage"), "Accept: application/json").answer
 			if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
-				t.Errorf("A25 %s", got.raw)
+				t.Errorf("A25 %s", got.Raw)
 			}
-			if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":2}`, `"_meta":{"progressToken":1}`), "Accept: application/json"); got.answer.text() != "done" || len(got.events) > 0 {
-				t.Errorf("%v %s", got.events, got.answer.raw)
+			if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":2}`, `"_meta":{"progressToken":1}`), "Accept: application/json"); got.answer.Text() != "done" || len(got.events) > 0 {
+				t.Errorf("%v %s", got.events, got.answer.Raw)
 			}
 		})
 	}
@@ -828,15 +538,15 @@ func TestAggregateEraCancellation(t *testing.T) {
 	e.forAll(t, func(t *testing.T, c *speaker, server string) {
 		kept, keptEnded := e.hangs(t, c, server)
 		d, ended := e.hangs(t, c, server)
-		if c.modern {
+		if c.Modern {
 			// Who says this over HTTP is heard, and no more.
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`}}`)
-			d.hangUp()
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
+			d.HangUp()
 		} else {
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`,"reason":"enough"}}`)
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`,"reason":"enough"}}`)
 		}
 		await.Until(t, "the end of the call at the server", func() bool { return ended() > 0 })
-		if !c.modern {
+		if !c.Modern {
 			d.ended(t)
 		}
 		if n := keptEnded(); n != 1 {
@@ -844,7 +554,7 @@ func TestAggregateEraCancellation(t *testing.T) {
 		}
 		if remote := e.remote[server]; remote != nil {
 			want := "hung up"
-			if !isModern(server, c.modern) {
+			if !isModern(server, c.Modern) {
 				want = "cancelled"
 			}
 			if len(remote.Seen(want)) == 0 {
@@ -852,13 +562,13 @@ func TestAggregateEraCancellation(t *testing.T) {
 			}
 		}
 		select {
-		case m, ok := <-kept.messages:
+		case m, ok := <-kept.Messages:
 			t.Errorf("A28 the other call got %v %t", m, ok)
 		default:
 		}
-		kept.hangUp()
-		if !c.modern { // for whom to hang up is not to cancel
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+kept.id+`}}`)
+		kept.HangUp()
+		if !c.Modern { // for whom to hang up is not to cancel
+			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+kept.ID+`}}`)
 		}
 		kept.ended(t)
 	})
@@ -875,10 +585,10 @@ func TestAggregateEraCancelsResumedCall(t *testing.T) {
 	c := newSpeaker(t, e.at, true, canAll)
 	remote := e.remote["farold"]
 	params := callOf("farold", "hang", `{"ask":"roots/list"}`)
-	in := c.ask(t, "tools/call", params).answer.input(t)
+	in := c.ask(t, "tools/call", params).answer.Input(t)
 	d := c.begin(t, "tools/call", retried(params, in, func(string) string { return rootsAnswer }))
 	await.Until(t, "the call to go on", func() bool { return len(remote.Seen("hanging")) > 0 })
-	d.hangUp()
+	d.HangUp()
 	await.Until(t, "the cancellation", func() bool { return len(remote.Seen("cancelled")) > 0 })
 	if calls := remote.Seen("tools/call"); len(calls) != 1 || calls[0].ID != remote.Seen("cancelled")[0].ID {
 		t.Errorf("%v", calls)
@@ -896,11 +606,11 @@ func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
 	for _, server := range []string{"old", "farold"} {
 		t.Run(server, func(t *testing.T) {
 			params := askBy(server, "elicitation/create")
-			in := alice.ask(t, "tools/call", params).answer.input(t)
+			in := alice.ask(t, "tools/call", params).answer.Input(t)
 			again := retried(params, in, func(string) string { return formAnswer })
 			for name, other := range map[string]*speaker{"bob": bob, "nobody": nobody} {
 				if got := other.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
-					t.Errorf("%s has got %s", name, got.raw)
+					t.Errorf("%s has got %s", name, got.Raw)
 				}
 			}
 			for name, state := range map[string]string{
@@ -911,18 +621,18 @@ func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
 				forged := in
 				forged.RequestState = state
 				if got := alice.ask(t, "tools/call", retried(params, forged, func(string) string { return formAnswer })).answer; got.Error == nil || got.Error.Code != -32602 {
-					t.Errorf("%s: %s", name, got.raw)
+					t.Errorf("%s: %s", name, got.Raw)
 				}
 			}
 			other := map[string]string{"old": "farold", "farold": "old"}[server]
 			if got := alice.ask(t, "tools/call", strings.Replace(again, server+"__", other+"__", 1)).answer; got.Error == nil {
-				t.Errorf("with another server: %s", got.raw)
+				t.Errorf("with another server: %s", got.Raw)
 			}
-			if got := alice.ask(t, "tools/call", again).answer; !reached(got.text(), formAnswer) {
-				t.Errorf("the owner has got %s", got.raw)
+			if got := alice.ask(t, "tools/call", again).answer; !reached(got.Text(), formAnswer) {
+				t.Errorf("the owner has got %s", got.Raw)
 			}
 			if got := alice.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
-				t.Errorf("once more: %s", got.raw)
+				t.Errorf("once more: %s", got.Raw)
 			}
 		})
 	}
@@ -938,22 +648,22 @@ func TestAggregateEraManyHeldCalls(t *testing.T) {
 	e := newEras(t)
 	const clients = 20
 	params := callOf("farold", "ask", `{"method":"elicitation/create","params":{"message":"m"},"times":2}`)
-	speakers, inputs := make([]*speaker, clients), make([]input, clients)
+	speakers, inputs := make([]*speaker, clients), make([]mcpclient.Input, clients)
 	for i := range clients {
 		speakers[i] = newSpeaker(t, e.at, true, canAll, fmt.Sprint("Authorization: Bearer ", i))
-		inputs[i] = speakers[i].ask(t, "tools/call", params).answer.input(t)
+		inputs[i] = speakers[i].ask(t, "tools/call", params).answer.Input(t)
 	}
 	answer := func(i int) func(string) string {
 		return func(string) string { return fmt.Sprintf(`{"action":"accept","content":{"name":"%d"}}`, i) }
 	}
 	for i := range clients {
 		i := clients - 1 - i
-		inputs[i] = speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer.input(t)
+		inputs[i] = speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer.Input(t)
 	}
 	for i := range clients {
 		got := speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer
-		if want := "[" + answer(i)("") + "," + answer(i)("") + "]"; got.text() != want {
-			t.Errorf("client %d: %s", i, got.raw)
+		if want := "[" + answer(i)("") + "," + answer(i)("") + "]"; got.Text() != want {
+			t.Errorf("client %d: %s", i, got.Raw)
 		}
 	}
 	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != clients {
@@ -979,16 +689,18 @@ func TestAggregateEraListen(t *testing.T) {
 	}
 	wanted, _ := json.Marshal(uris)
 	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":`+string(wanted)+`}}`)
-	tagged := func(m spoken) bool { return string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) == d.id }
+	tagged := func(m mcpclient.Message) bool {
+		return string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) == d.ID
+	}
 	first := d.next(t)
-	if first.Method != "notifications/subscriptions/acknowledged" || !tagged(first) || !strings.Contains(string(first.Params.Notifications), `"toolsListChanged":true`) || !strings.Contains(first.raw, uris[0]) {
-		t.Fatalf("the first message is %s", first.raw)
+	if first.Method != "notifications/subscriptions/acknowledged" || !tagged(first) || !strings.Contains(string(first.Params.Notifications), `"toolsListChanged":true`) || !strings.Contains(first.Raw, uris[0]) {
+		t.Fatalf("the first message is %s", first.Raw)
 	}
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
 			// next is the next of what this server says. All have arrived by now, but
 			// some may have said so late.
-			next := func() spoken {
+			next := func() mcpclient.Message {
 				for {
 					if m := d.next(t); m.Params.Proxy.Server == server {
 						return m
@@ -998,12 +710,12 @@ func TestAggregateEraListen(t *testing.T) {
 			tool, arguments := e.change(server)
 			c.use(t, server, tool, arguments)
 			if m := next(); m.Method != "notifications/tools/list_changed" || !tagged(m) {
-				t.Errorf("%s", m.raw)
+				t.Errorf("%s", m.Raw)
 			}
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
 			if m := next(); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server, e.uri(server, "data")) || !tagged(m) {
-				t.Errorf("A68 %s", m.raw)
+				t.Errorf("A68 %s", m.Raw)
 			}
 		})
 	}
@@ -1011,18 +723,18 @@ func TestAggregateEraListen(t *testing.T) {
 	// Another client, that listens to less.
 	other := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer other")
 	less := other.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(uris[4])+`]}}`)
-	if m := less.next(t); m.Method != "notifications/subscriptions/acknowledged" || strings.Contains(m.raw, "toolsListChanged") || !strings.Contains(m.raw, uris[4]) {
-		t.Fatalf("%s", m.raw)
+	if m := less.next(t); m.Method != "notifications/subscriptions/acknowledged" || strings.Contains(m.Raw, "toolsListChanged") || !strings.Contains(m.Raw, uris[4]) {
+		t.Fatalf("%s", m.Raw)
 	}
 	for _, server := range eraServers[3:] {
 		c.use(t, server, "change", `{}`)
 		c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
 	}
-	if m := less.next(t); m.Method != "notifications/resources/updated" || m.Params.URI != uris[4] || string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) != less.id {
-		t.Errorf("A68 %s", m.raw)
+	if m := less.next(t); m.Method != "notifications/resources/updated" || m.Params.URI != uris[4] || string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) != less.ID {
+		t.Errorf("A68 %s", m.Raw)
 	}
-	less.hangUp()
-	d.hangUp()
+	less.HangUp()
+	d.HangUp()
 	await.Until(t, "the servers to be left alone", func() bool { return len(e.remote["farnew"].Seen("hung up")) >= 2 })
 }
 
@@ -1033,7 +745,7 @@ func TestAggregateEraStream(t *testing.T) {
 	subscribe := func(t *testing.T, method, server string) {
 		t.Helper()
 		if got := c.ask(t, method, `{"uri":`+quote(proxyURI(server, e.uri(server, "data")))+`}`).answer; got.Error != nil {
-			t.Fatalf("A68 %s", got.raw)
+			t.Fatalf("A68 %s", got.Raw)
 		}
 	}
 	for _, server := range eraServers[:4] {
@@ -1047,7 +759,7 @@ func TestAggregateEraStream(t *testing.T) {
 			c.use(t, server, tool, arguments)
 			for {
 				select {
-				case m := <-d.messages:
+				case m := <-d.Messages:
 					if m.Params.Proxy.Server == server {
 						return true
 					}
@@ -1060,7 +772,7 @@ func TestAggregateEraStream(t *testing.T) {
 	for _, server := range eraServers[4:] {
 		subscribe(t, "resources/subscribe", server) // while it listens
 	}
-	next := func(t *testing.T, server string) spoken {
+	next := func(t *testing.T, server string) mcpclient.Message {
 		for {
 			if m := d.next(t); m.Params.Proxy.Server == server && m.Method != "notifications/tools/list_changed" {
 				return m
@@ -1072,7 +784,7 @@ func TestAggregateEraStream(t *testing.T) {
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
 			if m := next(t, server); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server, e.uri(server, "data")) {
-				t.Errorf("A68 %s", m.raw)
+				t.Errorf("A68 %s", m.Raw)
 			}
 			// Nobody hears of it any more, sooner or later.
 			subscribe(t, "resources/unsubscribe", server)
@@ -1105,7 +817,7 @@ func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
 			c.use(t, server, tool, arguments)
 			for {
 				select {
-				case m := <-d.messages:
+				case m := <-d.Messages:
 					if m.Params.Proxy.Server == server {
 						return true
 					}
@@ -1126,7 +838,7 @@ func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
 					m = d.next(t)
 				}
 				if m.Params.URI != proxyURI(server, e.uri(server, name)) {
-					t.Errorf("A68 %s", m.raw)
+					t.Errorf("A68 %s", m.Raw)
 				}
 			}
 		})
@@ -1137,15 +849,15 @@ func TestAggregateEraModernRules(t *testing.T) {
 	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
-	body, headers := c.message("7", "tools/call", callOf("farnew", "echo", `{}`))
+	body, headers := c.Message("7", "tools/call", callOf("farnew", "echo", `{}`))
 	// with returns the headers of the request with others in their place.
 	with := func(others ...string) []string { return append(slices.Clone(headers), others...) }
 	without := func(name string) []string {
 		return slices.DeleteFunc(slices.Clone(headers), func(h string) bool { return strings.HasPrefix(h, name+":") })
 	}
-	list, listHeaders := c.message("7", "tools/list", `{}`)
+	list, listHeaders := c.Message("7", "tools/list", `{}`)
 	future := strings.ReplaceAll(list, "2026-07-28", "2099-01-01")
-	read, readHeaders := c.message("7", "resources/read", `{"uri":`+quote(proxyURI("farnew", "farnew:///data"))+`}`)
+	read, readHeaders := c.Message("7", "resources/read", `{"uri":`+quote(proxyURI("farnew", "farnew:///data"))+`}`)
 	for _, tt := range []struct {
 		name, body string
 		headers    []string
@@ -1175,7 +887,7 @@ func TestAggregateEraModernRules(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := post(t, e.at, tt.body, tt.headers...)
-			m := parsed(answerIn(got.body))
+			m := mcpclient.Parse(answerIn(got.body))
 			code := 0
 			if m.Error != nil {
 				code = m.Error.Code
@@ -1215,12 +927,12 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 		for region, header := range map[string]string{"eu-west": "eu-west", "é ": "=?base64?w6kg?="} {
 			arguments := `{"region":` + quote(region) + `}`
 			var headers []string
-			if c.modern {
+			if c.Modern {
 				headers = []string{"Mcp-Param-Region: " + header}
 			}
 			got := c.ask(t, "tools/call", callOf(server, "echo", arguments), headers...)
-			if got.status != 200 || !strings.Contains(got.answer.text(), arguments) {
-				t.Fatalf("%d %s", got.status, got.answer.raw)
+			if got.status != 200 || !strings.Contains(got.answer.Text(), arguments) {
+				t.Fatalf("%d %s", got.status, got.answer.Raw)
 			}
 			remote := e.remote[server]
 			if remote == nil {
@@ -1228,15 +940,15 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 			}
 			calls := remote.Seen("tools/call")
 			last := calls[len(calls)-1].Header
-			if modern := isModern(server, c.modern); modern && (last.Get("Mcp-Param-Region") != header || last.Get("Mcp-Name") != "echo" || last.Get("Mcp-Method") != "tools/call") ||
+			if modern := isModern(server, c.Modern); modern && (last.Get("Mcp-Param-Region") != header || last.Get("Mcp-Name") != "echo" || last.Get("Mcp-Method") != "tools/call") ||
 				!modern && (last.Get("Mcp-Param-Region") != "" || last.Get("Mcp-Name") != "") || modern && last.Get("Mcp-Session-Id") != "" {
 				t.Errorf("the server has got %v", last)
 			}
 		}
-		if c.modern && isModern(server, true) {
+		if c.Modern && isModern(server, true) {
 			got := c.ask(t, "tools/call", callOf(server, "echo", `{"region":"eu"}`), "Mcp-Param-Region: us")
 			if got.answer.Error == nil || got.answer.Error.Code != -32020 || got.status != 400 {
-				t.Errorf("%d %s", got.status, got.answer.raw)
+				t.Errorf("%d %s", got.status, got.answer.Raw)
 			}
 		}
 	})
@@ -1260,10 +972,10 @@ func TestAggregateEraResourceLinks(t *testing.T) {
 		}
 		uri := proxyURI(server, server+":///data")
 		if json.Unmarshal(got.Result, &result) != nil || len(result.Content) != 2 || result.Content[0].URI != uri || result.Content[1].Resource.URI != uri {
-			t.Fatalf("A12 %s", got.raw)
+			t.Fatalf("A12 %s", got.Raw)
 		}
-		if got := c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`).answer; !strings.Contains(got.raw, "data of "+server) {
-			t.Errorf("%s", got.raw)
+		if got := c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`).answer; !strings.Contains(got.Raw, "data of "+server) {
+			t.Errorf("%s", got.Raw)
 		}
 	})
 }
@@ -1286,14 +998,14 @@ func TestAggregateEraForgottenSession(t *testing.T) {
 		params := askBy(server, "roots/list")
 		d := c.begin(t, "tools/call", params)
 		m := d.next(t)
-		if c.modern {
-			m = c.ask(t, "tools/call", retried(params, m.input(t), func(string) string { return rootsAnswer })).answer
+		if c.Modern {
+			m = c.ask(t, "tools/call", retried(params, m.Input(t), func(string) string { return rootsAnswer })).answer
 		} else {
 			c.replyTo(t, m, rootsAnswer)
 			m = d.finish(t).answer
 		}
-		if !reached(m.text(), rootsAnswer) {
-			t.Errorf("%s", m.raw)
+		if !reached(m.Text(), rootsAnswer) {
+			t.Errorf("%s", m.Raw)
 		}
 	})
 }
@@ -1306,20 +1018,20 @@ func TestAggregateEraLogs(t *testing.T) {
 		if e.remote[server] != nil {
 			return // it has no logs
 		}
-		if !c.modern {
+		if !c.Modern {
 			if got := c.ask(t, "logging/setLevel", `{"level":"debug"}`).answer; string(got.Result) != "{}" {
-				t.Errorf("A15 %s", got.raw)
+				t.Errorf("A15 %s", got.Raw)
 			}
 		} else if got := c.ask(t, "tools/call", callOf(server, "emit", `{}`)); len(got.events) > 0 {
-			t.Errorf("nobody has asked for %s", got.events[0].raw)
+			t.Errorf("nobody has asked for %s", got.events[0].Raw)
 		}
 		params := callOf(server, "emit", `{}`)
-		if c.modern {
+		if c.Modern {
 			params = callOf(server, "emit", `{}`, `"_meta":{"io.modelcontextprotocol/logLevel":"debug"}`)
 		}
 		got := c.ask(t, "tools/call", params)
 		if len(got.events) != 1 || got.events[0].Method != "notifications/message" || string(got.events[0].Params.Data) != `"hello"` || got.events[0].Params.Proxy.Server != server {
-			t.Errorf("A26 %v before %s", got.events, got.answer.raw)
+			t.Errorf("A26 %v before %s", got.events, got.answer.Raw)
 		}
 	})
 }
@@ -1342,16 +1054,16 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 			q = stream.next(t)
 		}
 		c.replyTo(t, q, rootsAnswer)
-		if got := d.finish(t).answer; !reached(got.text(), rootsAnswer) {
-			t.Errorf("A23 %s", got.raw)
+		if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
+			t.Errorf("A23 %s", got.Raw)
 		}
 	})
 	t.Run("legacy client that cannot be asked", func(t *testing.T) {
 		c := newSpeaker(t, e.at, false, `{}`)
 		c.listen(t)
 		await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 2 })
-		if got := c.ask(t, "tools/call", params).answer; !strings.Contains(got.raw, `"isError":true`) {
-			t.Errorf("A25 %s", got.raw)
+		if got := c.ask(t, "tools/call", params).answer; !strings.Contains(got.Raw, `"isError":true`) {
+			t.Errorf("A25 %s", got.Raw)
 		}
 	})
 	for _, listens := range []bool{true, false} {
@@ -1362,11 +1074,11 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 				await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 3 })
 			}
 			got := c.ask(t, "tools/call", params).answer
-			if strings.Contains(got.raw, "input_required") {
-				got = c.ask(t, "tools/call", retried(params, got.input(t), func(string) string { return rootsAnswer })).answer
+			if strings.Contains(got.Raw, "input_required") {
+				got = c.ask(t, "tools/call", retried(params, got.Input(t), func(string) string { return rootsAnswer })).answer
 			}
-			if !strings.Contains(got.raw, `"isError":true`) && !reached(got.text(), rootsAnswer) {
-				t.Errorf("A25 the server was not told: %s", got.raw)
+			if !strings.Contains(got.Raw, `"isError":true`) && !reached(got.Text(), rootsAnswer) {
+				t.Errorf("A25 the server was not told: %s", got.Raw)
 			}
 		})
 	}
@@ -1383,20 +1095,20 @@ func TestAggregateEraSlowAnswers(t *testing.T) {
 				t.Parallel()
 				c := newSpeaker(t, e.at, era.modern, canAll, "Authorization: Bearer "+server)
 				await.Until(t, "the server to be there", func() bool {
-					return strings.Contains(c.ask(t, "tools/call", callOf(server, "echo", `{}`)).answer.text(), "echo")
+					return strings.Contains(c.ask(t, "tools/call", callOf(server, "echo", `{}`)).answer.Text(), "echo")
 				})
 				params := askBy(server, "elicitation/create")
 				d := c.begin(t, "tools/call", params)
 				m := d.next(t)
 				time.Sleep(long) // the only way to see that nothing happens
-				if c.modern {
-					m = c.ask(t, "tools/call", retried(params, m.input(t), func(string) string { return formAnswer })).answer
+				if c.Modern {
+					m = c.ask(t, "tools/call", retried(params, m.Input(t), func(string) string { return formAnswer })).answer
 				} else {
 					c.replyTo(t, m, formAnswer)
 					m = d.finish(t).answer
 				}
-				if !reached(m.text(), formAnswer) {
-					t.Errorf("%s", m.raw)
+				if !reached(m.Text(), formAnswer) {
+					t.Errorf("%s", m.Raw)
 				}
 			})
 		}
@@ -1413,10 +1125,10 @@ func TestAggregateEraMissingAnswers(t *testing.T) {
 		for _, responses := range []string{`{}`, `{"other":{}}`, `[]`, `null`, `"x"`} {
 			t.Run(responses+" for "+server, func(t *testing.T) {
 				params := askBy(server, "elicitation/create")
-				in := c.ask(t, "tools/call", params).answer.input(t)
+				in := c.ask(t, "tools/call", params).answer.Input(t)
 				again := strings.TrimSuffix(params, "}") + `,"inputResponses":` + responses + `,"requestState":` + quote(in.RequestState) + `}`
-				if got := c.ask(t, "tools/call", again).answer; got.Error == nil && !strings.Contains(got.raw, `"isError":true`) && !strings.Contains(got.raw, "input_required") {
-					t.Errorf("%s", got.raw)
+				if got := c.ask(t, "tools/call", again).answer; got.Error == nil && !strings.Contains(got.Raw, `"isError":true`) && !strings.Contains(got.Raw, "input_required") {
+					t.Errorf("%s", got.Raw)
 				}
 			})
 		}
@@ -1431,10 +1143,10 @@ func TestAggregateEraInputAsJSON(t *testing.T) {
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
 			params := askBy(server, "elicitation/create")
-			in := c.ask(t, "tools/call", params, "Accept: application/json").answer.input(t)
+			in := c.ask(t, "tools/call", params, "Accept: application/json").answer.Input(t)
 			got := c.ask(t, "tools/call", retried(params, in, func(string) string { return formAnswer }), "Accept: application/json")
-			if !reached(got.answer.text(), formAnswer) || !strings.HasPrefix(got.header.Get("Content-Type"), "application/json") {
-				t.Errorf("%v %s", got.header, got.answer.raw)
+			if !reached(got.answer.Text(), formAnswer) || !strings.HasPrefix(got.header.Get("Content-Type"), "application/json") {
+				t.Errorf("%v %s", got.header, got.answer.Raw)
 			}
 		})
 	}
@@ -1461,7 +1173,7 @@ func TestAggregateEraUpgrades(t *testing.T) {
 				c.use(t, tt.from, "echo", `{}`)
 				e.remote[tt.from].Become(tt.legacy, tt.modern)
 				await.Until(t, "the server to be met anew", func() bool {
-					return strings.Contains(c.ask(t, "tools/call", callOf(tt.from, "echo", `{"again":1}`)).answer.text(), `"again":1`)
+					return strings.Contains(c.ask(t, "tools/call", callOf(tt.from, "echo", `{"again":1}`)).answer.Text(), `"again":1`)
 				})
 			})
 		}
@@ -1483,27 +1195,27 @@ func TestAggregateEraIdentity(t *testing.T) {
 	params := askBy("farold", "elicitation/create")
 
 	alice, bob := newSpeaker(t, at, true, canAll, basic("alice")), newSpeaker(t, at, true, canAll, basic("bob"))
-	in := alice.ask(t, "tools/call", params).answer.input(t)
+	in := alice.ask(t, "tools/call", params).answer.Input(t)
 	again := retried(params, in, func(string) string { return formAnswer })
 	if got := bob.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
-		t.Errorf("bob has got %s", got.raw)
+		t.Errorf("bob has got %s", got.Raw)
 	}
-	if got := alice.ask(t, "tools/call", again).answer; !reached(got.text(), formAnswer) {
-		t.Errorf("alice has got %s", got.raw)
+	if got := alice.ask(t, "tools/call", again).answer; !reached(got.Text(), formAnswer) {
+		t.Errorf("alice has got %s", got.Raw)
 	}
 
 	alice, bob = newSpeaker(t, at, false, canAll, basic("alice")), newSpeaker(t, at, false, canAll, basic("bob"))
 	d := alice.begin(t, "tools/call", params)
 	q := d.next(t)
-	thief := &speaker{at: at, headers: append(slices.Clone(alice.headers), basic("bob"))}
+	thief := &speaker{&mcpclient.Client{URL: at, Headers: append(slices.Clone(alice.Headers), basic("bob")), HTTP: lasting}}
 	if got := thief.ask(t, "tools/list", `{}`); got.status != 404 || got.answer.Error == nil {
-		t.Errorf("bob has got %d %s", got.status, got.answer.raw)
+		t.Errorf("bob has got %d %s", got.status, got.answer.Raw)
 	}
 	bob.say(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"result":{"action":"decline"}}`) // to nobody's question
-	bob.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.id+`}}`)
+	bob.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
 	alice.replyTo(t, q, formAnswer)
-	if got := d.finish(t).answer; !reached(got.text(), formAnswer) {
-		t.Errorf("alice has got %s", got.raw)
+	if got := d.finish(t).answer; !reached(got.Text(), formAnswer) {
+		t.Errorf("alice has got %s", got.Raw)
 	}
 }
 
@@ -1514,16 +1226,16 @@ func TestAggregateEraRevisions(t *testing.T) {
 	e := newEras(t)
 	for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2099-01-01"} {
 		t.Run(version, func(t *testing.T) {
-			c := &speaker{at: e.at, capabilities: canAll}
+			c := &speaker{&mcpclient.Client{URL: e.at, Capabilities: canAll, HTTP: lasting}}
 			got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":`+canAll+`,"clientInfo":{"name":"test","version":"1"}}`)
 			agreed := version
 			if version > "2026" {
 				agreed = "2025-11-25"
 			}
 			if !strings.Contains(string(got.answer.Result), `"protocolVersion":"`+agreed+`"`) {
-				t.Fatalf("A5 %s", got.answer.raw)
+				t.Fatalf("A5 %s", got.answer.Raw)
 			}
-			c.headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")} // some say no version
+			c.Headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")} // some say no version
 			c.say(t, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 			for _, server := range eraServers {
 				if got := c.use(t, server, "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
@@ -1533,7 +1245,7 @@ func TestAggregateEraRevisions(t *testing.T) {
 			if version < "2025-06-18" {
 				return
 			}
-			c.headers = append(c.headers, "Mcp-Protocol-Version: "+agreed)
+			c.Headers = append(c.Headers, "Mcp-Protocol-Version: "+agreed)
 			for _, server := range eraServers {
 				if got := c.use(t, server, "echo", `{"n":2}`); !strings.Contains(got, `{"n":2}`) {
 					t.Errorf("%s: %s", server, got)
@@ -1552,12 +1264,12 @@ func TestAggregateEraPriming(t *testing.T) {
 	t.Cleanup(remote.Close)
 	for _, version := range []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
-			c := &speaker{at: at, modern: version == "2026-07-28", capabilities: canAll}
-			if !c.modern {
+			c := &speaker{&mcpclient.Client{URL: at, Modern: version == "2026-07-28", Capabilities: canAll, HTTP: lasting}}
+			if !c.Modern {
 				got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
-				c.headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")}
+				c.Headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")}
 			}
-			body, headers := c.message(`7`, "tools/call", callOf("primes", "progress", `{"steps":1}`, `"_meta":{"progressToken":1}`))
+			body, headers := c.Message(`7`, "tools/call", callOf("primes", "progress", `{"steps":1}`, `"_meta":{"progressToken":1}`))
 			got := post(t, at, body, headers...)
 			if !strings.Contains(got.body, `"done"`) || !strings.Contains(got.body, "notifications/progress") {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
@@ -1579,10 +1291,10 @@ func TestAggregateEraEqualIDs(t *testing.T) {
 		t.Run(server, func(t *testing.T) {
 			kept, ended := e.hangs(t, one, server)
 			left, _ := e.hangs(t, two, server)
-			if kept.id != left.id {
-				t.Fatalf("the ids are %s and %s", kept.id, left.id)
+			if kept.ID != left.ID {
+				t.Fatalf("the ids are %s and %s", kept.ID, left.ID)
 			}
-			left.hangUp()
+			left.HangUp()
 			await.Until(t, "the end of the call", func() bool { return ended() > 0 })
 			if n := ended(); n != 1 {
 				t.Errorf("A28 %d calls have ended", n)
@@ -1599,7 +1311,7 @@ func TestAggregateEraEqualIDs(t *testing.T) {
 					t.Errorf("A28 the call of the other has ended: %v", hanging)
 				}
 			}
-			kept.hangUp()
+			kept.HangUp()
 			await.Until(t, "the end of the other call", func() bool { return ended() == 2 })
 		})
 	}
@@ -1610,28 +1322,28 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 	isolate(t)
 	e := newEras(t)
 	c := newSpeaker(t, e.at, true, canAll)
-	again := func(params string, in input) string {
+	again := func(params string, in mcpclient.Input) string {
 		return retried(params, in, func(string) string { return formAnswer })
 	}
 	t.Run("with the server", func(t *testing.T) {
 		params := askBy("old", "elicitation/create")
-		in := c.ask(t, "tools/call", params).answer.input(t)
+		in := c.ask(t, "tools/call", params).answer.Input(t)
 		if got := c.ask(t, "tools/call", callOf("old", "die", `{}`)).answer; got.Error == nil {
-			t.Errorf("%s", got.raw)
+			t.Errorf("%s", got.Raw)
 		}
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
-			t.Errorf("%s", got.raw)
+			t.Errorf("%s", got.Raw)
 		}
 		await.Until(t, "the server to come back", func() bool {
-			return strings.Contains(c.ask(t, "tools/call", callOf("old", "echo", `{}`)).answer.raw, `echo`)
+			return strings.Contains(c.ask(t, "tools/call", callOf("old", "echo", `{}`)).answer.Raw, `echo`)
 		})
 	})
 	t.Run("with its session", func(t *testing.T) {
 		params := askBy("farold", "elicitation/create")
-		in := c.ask(t, "tools/call", params).answer.input(t)
+		in := c.ask(t, "tools/call", params).answer.Input(t)
 		e.remote["farold"].Forget()
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
-			t.Errorf("%s", got.raw)
+			t.Errorf("%s", got.Raw)
 		}
 		if got := c.use(t, "farold", "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
 			t.Errorf("%s", got)
@@ -1639,14 +1351,14 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 	})
 	t.Run("with the configuration", func(t *testing.T) {
 		params := askBy("farold", "elicitation/create")
-		in := c.ask(t, "tools/call", params).answer.input(t)
+		in := c.ask(t, "tools/call", params).answer.Input(t)
 		config := admin(t, "GET", "/config/", "").body
 		changed := strings.Replace(config, `"separator":"__"`, `"separator":"__","max_name_length":63`, 1)
 		if got := admin(t, "POST", "/load", changed); changed == config || got.StatusCode != 200 {
 			t.Fatalf("%d %s", got.StatusCode, got.body)
 		}
-		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil && !reached(got.text(), formAnswer) {
-			t.Errorf("%s", got.raw)
+		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil && !reached(got.Text(), formAnswer) {
+			t.Errorf("%s", got.Raw)
 		}
 	})
 }

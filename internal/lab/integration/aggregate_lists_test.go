@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // proxied is the URI of a server's resource where all servers are one (A11).
@@ -26,7 +27,7 @@ func TestAggregateDescriptors(t *testing.T) {
 		`{ "inputSchema" : {"type":"object"}, "name" : "last" }`,
 		`{"outputSchema":{"type":"object"},"inputSchema":{},"icons":[{"src":"data:,"}],"name":"\u006eamed","execution":{"taskSupport":"optional"}}`,
 	}
-	remote.tools = odd
+	remote.Tools = odd
 	url := serve(t, gateway(child("alpha"), remote.line("remote"), child("beta")))
 	c := newLegacyClient(t, url, `{}`)
 
@@ -89,7 +90,7 @@ func TestAggregateCalls(t *testing.T) {
 	url := serve(t, gateway(block(child("alpha"), alpha.env()), block(child("beta"), beta.env()), remote.line("remote")))
 	c := newLegacyClient(t, url, `{}`)
 	contacts := func() int {
-		n := remote.count("tools/call") + remote.count("prompts/get")
+		n := remote.Count("tools/call") + remote.Count("prompts/get")
 		for _, j := range []journal{alpha, beta} {
 			n += len(j.entries(t, "tools/call")) + len(j.entries(t, "prompts/get"))
 		}
@@ -122,8 +123,8 @@ func TestAggregateCalls(t *testing.T) {
 			c := c.in(t)
 			before := contacts()
 			for _, method := range []string{"tools/call", "prompts/get"} {
-				if got := c.fails(method, `{"name":`+name+`}`, -32602); got.Error != nil && got.Error.Data.Code == "" {
-					t.Errorf("R13 %s", got.raw)
+				if got := c.fails(method, `{"name":`+name+`}`, -32602); got.Error != nil && got.Error.Symbol() == "" {
+					t.Errorf("R13 %s", got.Raw)
 				}
 			}
 			if n := contacts() - before; n != 0 {
@@ -143,17 +144,17 @@ func TestAggregateCalls(t *testing.T) {
 	})
 	t.Run("A9 an unknown tool of a known server", func(t *testing.T) {
 		if got := c.in(t).fails("tools/call", `{"name":"alpha::nope"}`, -32602); got.Error != nil && got.Error.Message != "Unknown tool: nope" {
-			t.Errorf("%s", got.raw)
+			t.Errorf("%s", got.Raw)
 		}
 	})
 	t.Run("A10 a prompt", func(t *testing.T) {
 		c := c.in(t)
 		same(t, c.result("prompts/get", `{"name":"beta::p","arguments":{"who":"me"}}`), `{"messages":[{"role":"user","content":{"type":"text","text":"beta greets me"}}]}`)
-		if got := beta.messages(t, "prompts/get"); len(got) != 1 || got[0].member("name") != `"p"` {
+		if got := beta.messages(t, "prompts/get"); len(got) != 1 || got[0].Param("name") != `"p"` {
 			t.Errorf("%v", got)
 		}
 		if got := c.fails("prompts/get", `{"name":"beta::nope"}`, -32602); got.Error != nil && got.Error.Message != "Unknown prompt: nope" {
-			t.Errorf("%s", got.raw)
+			t.Errorf("%s", got.Raw)
 		}
 	})
 	t.Run("A45 completions of a prompt", func(t *testing.T) {
@@ -161,7 +162,7 @@ func TestAggregateCalls(t *testing.T) {
 		same(t, c.result("completion/complete", `{"ref":{"type":"ref/prompt","name":"beta::p"},"argument":{"name":"who","value":"o"}}`),
 			`{"completion":{"values":["beta-one","beta-two"],"total":2,"hasMore":false}}`)
 		got := beta.messages(t, "completion/complete")
-		if len(got) != 1 || got[0].member("ref") != `{"type":"ref/prompt","name":"p"}` || got[0].member("argument") != `{"name":"who","value":"o"}` {
+		if len(got) != 1 || got[0].Param("ref") != `{"type":"ref/prompt","name":"p"}` || got[0].Param("argument") != `{"name":"who","value":"o"}` {
 			t.Errorf("%v", got)
 		}
 	})
@@ -182,7 +183,7 @@ func TestAggregateCalls(t *testing.T) {
 				t.Errorf("%d: %s", i, got)
 			}
 			saw := journal.messages(t, "completion/complete")
-			if len(saw) == 0 || saw[len(saw)-1].member("ref") != `{"type":"ref/resource","uri":`+quote(tt.want)+`}` {
+			if len(saw) == 0 || saw[len(saw)-1].Param("ref") != `{"type":"ref/resource","uri":`+quote(tt.want)+`}` {
 				t.Errorf("%d: %v", i, saw)
 			}
 		}
@@ -248,8 +249,8 @@ func TestAggregateResources(t *testing.T) {
 			}
 		}
 		for _, m := range alpha.messages(t, "resources/read") {
-			if !strings.HasPrefix(m.member("uri"), `"file:`) {
-				t.Errorf("asked for %s", m.raw)
+			if !strings.HasPrefix(m.Param("uri"), `"file:`) {
+				t.Errorf("asked for %s", m.Body)
 			}
 		}
 	})
@@ -308,7 +309,7 @@ func TestAggregateLogging(t *testing.T) {
 	c := newLegacyClient(t, url, `{}`)
 	same(t, c.result("logging/setLevel", `{"level":"debug"}`), `{}`)
 	await.Until(t, "A15 the level to arrive", func() bool { return len(alpha.messages(t, "logging/setLevel")) == 1 })
-	if got := alpha.messages(t, "logging/setLevel")[0].member("level"); got != `"debug"` {
+	if got := alpha.messages(t, "logging/setLevel")[0].Param("level"); got != `"debug"` {
 		t.Errorf("A15 %s", got)
 	}
 	for _, level := range []string{`{"level":"loud"}`, `{"level":5}`, `{}`, `{"level":"DEBUG"}`} {
@@ -325,8 +326,8 @@ func TestAggregatePages(t *testing.T) {
 	isolate(t)
 	one, two := newRemoteServer(t, "a", "b", "c"), newRemoteServer(t, "a", "b", "c")
 	for _, s := range []*remoteServer{one, two} {
-		s.first = func(w http.ResponseWriter, m legacyMessage) bool {
-			if m.Method == "tools/list" && (m.member("cursor") != "" || m.member("limit") != "" || m.member("proxy") != "") {
+		s.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
+			if m.Method == "tools/list" && (m.Param("cursor") != "" || m.Param("limit") != "" || m.Param("proxy") != "") {
 				_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"what?"}}`, m.ID)
 				return true
 			}
@@ -380,7 +381,7 @@ func TestAggregatePages(t *testing.T) {
 		t.Run("A20 beyond the end "+offset, func(t *testing.T) {
 			got := c.in(t).ask("tools/list", `{"limit":2,"cursor":`+encoded(`{"offset":`+offset+`}`)+`}`)
 			if got.Error != nil && got.Error.Code != -32602 || got.Error == nil && string(got.Result) != `{"tools":[]}` {
-				t.Errorf("%s", got.raw)
+				t.Errorf("%s", got.Raw)
 			}
 		})
 	}
@@ -389,7 +390,7 @@ func TestAggregatePages(t *testing.T) {
 			c := c.in(t)
 			got := c.ask("tools/list", `{"limit":`+limit+`}`)
 			if got.Error != nil && got.Error.Code != -32602 || got.Error == nil && !strings.Contains(string(got.Result), `"two::c"`) {
-				t.Errorf("%s", got.raw)
+				t.Errorf("%s", got.Raw)
 			}
 			c.result("ping", "")
 		})
@@ -407,18 +408,18 @@ func TestAggregateDrainsPages(t *testing.T) {
 	journal := newJournal(t)
 	loop, steps := newRemoteServer(t), newRemoteServer(t)
 	var asked, stepped atomic.Int64
-	page := func(w http.ResponseWriter, m legacyMessage, n int64, cursor string) {
+	page := func(w http.ResponseWriter, m *mcptest.Received, n int64, cursor string) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"t%d","inputSchema":{}}],"nextCursor":%s}}`, m.ID, n, quote(cursor))
 	}
-	loop.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	loop.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == "tools/list" {
 			page(w, m, asked.Add(1), "the same for ever")
 			return true
 		}
 		return false
 	}
-	steps.first = func(w http.ResponseWriter, m legacyMessage) bool { // in a circle of three
+	steps.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool { // in a circle of three
 		if m.Method == "tools/list" {
 			n := stepped.Add(1)
 			page(w, m, n, fmt.Sprint("page ", n%3))
@@ -453,8 +454,8 @@ func TestAggregateDrainsPages(t *testing.T) {
 		t.Errorf("A21 a loop was followed %d times", n)
 	}
 	for _, m := range journal.messages(t, "tools/list") {
-		if m.member("limit")+m.member("proxy") != "" {
-			t.Errorf("R21 A21 forwarded %s", m.raw)
+		if m.Param("limit")+m.Param("proxy") != "" {
+			t.Errorf("R21 A21 forwarded %s", m.Body)
 		}
 	}
 }
@@ -472,7 +473,7 @@ func TestAggregateManyTools(t *testing.T) {
 			want = append(want, fmt.Sprintf("s%d__%s", i, names[j]))
 		}
 		for _, name := range names {
-			s.tools = append(s.tools, `{"name":`+quote(name)+`,"inputSchema":{"type":"object"}}`)
+			s.Tools = append(s.Tools, `{"name":`+quote(name)+`,"inputSchema":{"type":"object"}}`)
 		}
 		lines = append(lines, s.line(fmt.Sprintf("s%d", i)))
 	}
@@ -498,7 +499,7 @@ func TestAggregateListsWithoutSome(t *testing.T) {
 	silent := newRemoteServer(t, "tool")
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
-	silent.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+	silent.Handle = func(_ http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == "tools/list" {
 			<-over
 		}
@@ -590,17 +591,15 @@ func TestAggregateLongNames(t *testing.T) {
 				if len([]rune(name)) > tt.longest {
 					t.Errorf("%s has %d characters", name, len([]rune(name)))
 				}
-				var want struct{ Name string }
-				_ = json.Unmarshal([]byte(s.tools[i%6]), &want)
-				if got := c.use(name, `{}`); got != `{"name":`+quote(want.Name)+`,"arguments":{}}` {
-					t.Errorf("%s: %s", name, got)
+				own := s.Tools[i%6]
+				want := `{"name":` + quote(own) + `,"arguments":{}}`
+				for _, called := range []string{name, []string{"one::", "two::"}[i/6] + own} { // its short name, and its whole name
+					if got := c.use(called, `{}`); got != want {
+						t.Errorf("%s: got %s, want %s", called, got, want)
+					}
 				}
-				// By its whole name, and by one who has listed nothing.
-				if got := c.use([]string{"one::", "two::"}[i/6]+want.Name, `{}`); got != `{"name":`+quote(want.Name)+`,"arguments":{}}` {
-					t.Errorf("%s: %s", want.Name, got)
-				}
-				if got := newLegacyClient(t, "http://"+address, `{}`).use(name, `{}`); got != `{"name":`+quote(want.Name)+`,"arguments":{}}` {
-					t.Errorf("%s: %s", name, got)
+				if got := newLegacyClient(t, "http://"+address, `{}`).use(name, `{}`); got != want { // without a list
+					t.Errorf("%s, by a client that has listed nothing: got %s, want %s", name, got, want)
 				}
 			}
 			load(t, site(address, gateway(tt.line, s.line("one"), s.line("two"))))
@@ -633,8 +632,8 @@ func TestAggregateExpose(t *testing.T) {
 	}
 	calls := len(alpha.entries(t, "tools/call"))
 	for _, name := range []string{"alpha::pid", "alpha::nope"} {
-		if got := c.ask("tools/call", `{"name":`+quote(name)+`}`); got.Error == nil || got.status != 200 {
-			t.Errorf("%d %s", got.status, got.raw)
+		if got := c.ask("tools/call", `{"name":`+quote(name)+`}`); got.Error == nil || got.Status != 200 {
+			t.Errorf("%d %s", got.Status, got.Raw)
 		}
 	}
 	if got := len(alpha.entries(t, "tools/call")); got != calls {

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,14 +26,7 @@ func fullOf(lines int) string {
 // observer is a server whose tool "read" returns this text, as JSON in the spelling given.
 func observer(t *testing.T, spelled string) *remoteServer {
 	s := newRemoteServer(t, "read")
-	s.first = func(w http.ResponseWriter, m legacyMessage) bool {
-		if m.Method != "tools/call" {
-			return false
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`, m.ID, spelled)
-		return true
-	}
+	s.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + spelled + `}]}`}
 	return s
 }
 
@@ -53,7 +45,7 @@ func recoverBy(t *testing.T, c *speaker, arguments string) (r recovered) {
 	t.Helper()
 	got := c.ask(t, "tools/call", `{"name":"recover_observation","arguments":`+arguments+`}`)
 	if err := json.Unmarshal(got.answer.Result, &r); err != nil || got.status != 200 || len(r.Content) == 0 {
-		t.Fatalf("%s: %d %s", arguments, got.status, got.answer.raw)
+		t.Fatalf("%s: %d %s", arguments, got.status, got.answer.Raw)
 	}
 	return r
 }
@@ -88,12 +80,12 @@ func TestAggregateRecovery(t *testing.T) {
 		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
 		t.Run("O23 "+era.name+" is offered it", func(t *testing.T) {
 			got := c.ask(t, "tools/list", `{}`)
-			if !strings.Contains(got.answer.raw, `"name":"recover_observation"`) {
-				t.Errorf("not listed: %.500s", got.answer.raw)
+			if !strings.Contains(got.answer.Raw, `"name":"recover_observation"`) {
+				t.Errorf("not listed: %.500s", got.answer.Raw)
 			}
 			got = c.ask(t, "resources/templates/list", `{}`)
-			if !strings.Contains(got.answer.raw, `"uriTemplate":"proxy://observation/{id}"`) {
-				t.Errorf("not listed: %.500s", got.answer.raw)
+			if !strings.Contains(got.answer.Raw, `"uriTemplate":"proxy://observation/{id}"`) {
+				t.Errorf("not listed: %.500s", got.answer.Raw)
 			}
 		})
 		for _, server := range []string{"plain", "spelled"} {
@@ -126,7 +118,7 @@ func TestAggregateRecovery(t *testing.T) {
 					Contents []struct{ URI, Text string }
 				}
 				if err := json.Unmarshal(got.answer.Result, &read); err != nil || len(read.Contents) != 1 || read.Contents[0].URI != "proxy://observation/"+handle {
-					t.Fatalf("%v: %.300s", err, got.answer.raw)
+					t.Fatalf("%v: %.300s", err, got.answer.Raw)
 				}
 				same(t, read.Contents[0].Text, original)
 			})
@@ -134,8 +126,8 @@ func TestAggregateRecovery(t *testing.T) {
 		t.Run("O23 "+era.name+" reads back what a child said", func(t *testing.T) {
 			handle := observe(t, c, "alpha", "big", `{"n":10000}`)
 			got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
-			if whole := c.use(t, "bare", "big", `{"n":10000}`); !strings.Contains(got.answer.raw, `"text":"`+whole+`"`) {
-				t.Errorf("got %.300s", got.answer.raw)
+			if whole := c.use(t, "bare", "big", `{"n":10000}`); !strings.Contains(got.answer.Raw, `"text":"`+whole+`"`) {
+				t.Errorf("got %.300s", got.answer.Raw)
 			}
 		})
 		t.Run("O23 "+era.name+" asks for what there is not", func(t *testing.T) {
@@ -150,7 +142,7 @@ func TestAggregateRecovery(t *testing.T) {
 			uri := "proxy://observation/" + unknown
 			got := c.ask(t, "resources/read", `{"uri":"`+uri+`"}`)
 			if got.answer.Error == nil || got.answer.Error.Code != -32602 || !strings.Contains(string(got.answer.Error.Data), uri) {
-				t.Errorf("got %s", got.answer.raw)
+				t.Errorf("got %s", got.answer.Raw)
 			}
 		})
 	}
@@ -239,7 +231,7 @@ func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
 			t.Errorf("got %.100s…", r.Content[0].Text)
 		}
 		if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`); got.answer.Error == nil || got.answer.Error.Code != -32602 {
-			t.Errorf("got %.300s", got.answer.raw)
+			t.Errorf("got %.300s", got.answer.Raw)
 		}
 	}
 	for i, era := range clientEras {

@@ -2,46 +2,13 @@ package integration
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
-
-// hears waits for a message of a method in a response that must not end.
-func (d *dialogue) hears(t *testing.T, method string) spoken {
-	t.Helper()
-	for {
-		if m := d.next(t); m.Method == method {
-			return m
-		}
-	}
-}
-
-// silent fails the test if there was anything in the response since.
-func (d *dialogue) silent(t *testing.T) {
-	t.Helper()
-	select {
-	case m, ok := <-d.messages:
-		t.Errorf("heard %s, ended: %t", m.raw, !ok)
-	default:
-	}
-}
-
-// listens opens a stream by which a client of either era hears of changes.
-func (c *speaker) listens(t *testing.T) *dialogue {
-	t.Helper()
-	if !c.modern {
-		return c.listen(t)
-	}
-	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`)
-	d.hears(t, "notifications/subscriptions/acknowledged")
-	return d
-}
 
 // closes is sent with requests between which configurations are replaced: Caddy closes
 // connections then, maybe just when they are used again.
@@ -78,7 +45,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 				}
 				c.use(t, "far", "change", `{}`)
 				if m := stream.hears(t, listChanged); m.Params.Proxy.Server != "far" {
-					t.Errorf("heard %s", m.raw)
+					t.Errorf("heard %s", m.Raw)
 				}
 				if n := len(remote.Seen("initialize")); n > 1 {
 					t.Errorf("the far server was initialized %d times", n)
@@ -98,16 +65,16 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 				slow := c.begin(t, "tools/call", callOf("kept", "slow", `{"ms":300}`))
 				await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
 				load(t, config()+site(freeAddress(t), "respond y"))
-				if got := slow.finish(t).answer.text(); got != "slept" {
+				if got := slow.finish(t).answer.Text(); got != "slept" {
 					t.Error(got)
 				}
 				if era.modern {
-					d = c.begin(t, "tools/call", retried(params, question.input(t), func(string) string { return rootsAnswer }))
+					d = c.begin(t, "tools/call", retried(params, question.Input(t), func(string) string { return rootsAnswer }))
 				} else {
 					c.replyTo(t, question, rootsAnswer)
 				}
-				if got := d.finish(t).answer; !reached(got.text(), rootsAnswer) {
-					t.Errorf("got %s", got.raw)
+				if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
+					t.Errorf("got %s", got.Raw)
 				}
 				goesOn(t)
 			})
@@ -139,7 +106,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 					t.Errorf("listed %v", got)
 				}
 				if got := c.ask(t, "tools/call", callOf("new", "pid", `{}`)); got.answer.Error == nil || got.answer.Error.Code != -32602 {
-					t.Errorf("got %s", got.answer.raw)
+					t.Errorf("got %s", got.answer.Raw)
 				}
 				goesOn(t)
 			})
@@ -149,7 +116,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 					load(t, config())
 				}
 				await.Until(t, "the list", func() bool { return !slices.Contains(toolsOf(t, c), "new__pid") })
-				for len(stream.messages) > 0 {
+				for len(stream.Messages) > 0 {
 					stream.next(t)
 				}
 				goesOn(t)
@@ -167,37 +134,22 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 	})
 }
 
-// A spy is a server over HTTP that writes down the credentials it gets, and says who it
-// is to all who listen.
+// A spy is a server over HTTP that has its name in its tool, and in what it says to all who
+// listen. Its clients have credentials of their own.
 type spy struct {
 	*remoteServer
 	name string
-	line string
-
-	mu    sync.Mutex
-	heard map[string]bool
 }
 
 func newSpy(t *testing.T, name string) *spy {
 	t.Helper()
-	s := &spy{remoteServer: newRemoteServer(t, "tool_of_"+name), name: name, heard: map[string]bool{}}
-	s.line = "server shared http://" + upstream(t, s) + "/mcp"
-	return s
-}
-
-func (s *spy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	s.heard[r.Header.Get("Authorization")] = true
-	s.mu.Unlock()
-	s.remoteServer.ServeHTTP(w, r)
+	return &spy{newRemoteServer(t, "tool_of_"+name), name}
 }
 
 // strangers returns the credentials that are not for this server.
 func (s *spy) strangers() (all []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for credentials := range s.heard {
-		if credentials != "Bearer of-"+s.name {
+	for _, r := range s.Received() {
+		if credentials := r.HTTP.Header.Get("Authorization"); credentials != "Bearer of-"+s.name {
 			all = append(all, credentials)
 		}
 	}
@@ -217,10 +169,10 @@ func (l *listener) hearsAgain(t *testing.T) {
 	t.Helper()
 	own := "vendor/" + l.of.name
 	await.Until(t, "a stream of "+l.of.name, func() bool {
-		l.of.say(`{"jsonrpc":"2.0","method":"` + own + `"}`)
+		l.of.Say(`{"jsonrpc":"2.0","method":"` + own + `"}`)
 		for {
 			select {
-			case m, ok := <-l.d.messages:
+			case m, ok := <-l.d.Messages:
 				switch {
 				case !ok:
 					l.d = l.c.listen(t)
@@ -228,7 +180,7 @@ func (l *listener) hearsAgain(t *testing.T) {
 				case m.Method == own:
 					return true
 				case strings.HasPrefix(m.Method, "vendor/"):
-					t.Errorf("the client of %s heard %s", l.of.name, m.raw)
+					t.Errorf("the client of %s heard %s", l.of.name, m.Raw)
 				}
 			default:
 				return false
@@ -244,7 +196,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 	one, two := newSpy(t, "one"), newSpy(t, "two")
 	addresses := map[*spy]string{one: freeAddress(t), two: freeAddress(t)}
 	config := func(moreOfOne, moreOfTwo string) string {
-		return site(addresses[one], gateway("separator __", "forward_auth_header on", one.line, moreOfOne)) + site(addresses[two], gateway("separator __", "forward_auth_header on", two.line, moreOfTwo))
+		return site(addresses[one], gateway("separator __", "forward_auth_header on", one.line("shared"), moreOfOne)) + site(addresses[two], gateway("separator __", "forward_auth_header on", two.line("shared"), moreOfTwo))
 	}
 	load(t, config("", ""))
 	var listeners []*listener
@@ -252,7 +204,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 		l := &listener{of: s, c: newSpeaker(t, joinedAt("http://"+addresses[s]), false, `{}`, closes, "Authorization: Bearer of-"+s.name)}
 		l.d = l.c.listen(t)
 		listeners = append(listeners, l)
-		await.Until(t, "the stream", func() bool { return s.listeners() == 1 })
+		await.Until(t, "the stream", func() bool { return s.Listeners() == 1 })
 	}
 	extra := func(name string) string { return "server " + name + " http://127.0.0.1:1" }
 	steps := []struct {
@@ -261,7 +213,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 	}{
 		{"nothing has changed", config("", "") + site(freeAddress(t), "respond x"), true},
 		{"nor now", config("", ""), true},
-		{"in another order", site(addresses[two], gateway("separator __", "forward_auth_header on", two.line)) + site(addresses[one], gateway("separator __", "forward_auth_header on", one.line)), true},
+		{"in another order", site(addresses[two], gateway("separator __", "forward_auth_header on", two.line("shared"))) + site(addresses[one], gateway("separator __", "forward_auth_header on", one.line("shared"))), true},
 		{"the first has one more", config(extra("more"), ""), false},
 		{"both have changed", config("", extra("other")), false},
 		{"and again", config(extra("x"), extra("y")), false},
@@ -274,9 +226,9 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 					l.hearsAgain(t)
 					continue
 				}
-				l.of.say(`{"jsonrpc":"2.0","method":"vendor/` + l.of.name + `"}`)
+				l.of.Say(`{"jsonrpc":"2.0","method":"vendor/` + l.of.name + `"}`)
 				if m := l.d.next(t); m.Method != "vendor/"+l.of.name {
-					t.Errorf("the client of %s heard %s", l.of.name, m.raw)
+					t.Errorf("the client of %s heard %s", l.of.name, m.Raw)
 				}
 			}
 			for _, l := range listeners {
@@ -290,7 +242,7 @@ func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 		})
 	}
 	t.Run("A60 one is taken away", func(t *testing.T) {
-		load(t, site(addresses[two], gateway("separator __", "forward_auth_header on", two.line, extra("y"))))
+		load(t, site(addresses[two], gateway("separator __", "forward_auth_header on", two.line("shared"), extra("y"))))
 		listeners[0].d.ended(t)
 		l := listeners[1]
 		if got := toolsOf(t, l.c); !slices.Equal(got, []string{"shared__tool_of_two"}) {

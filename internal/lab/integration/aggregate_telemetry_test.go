@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -61,17 +62,13 @@ func tally(samples map[string]float64) (outcomes, durations map[string]float64) 
 // with an error if it is 200.
 func broken(t *testing.T, status int) *remoteServer {
 	s := newRemoteServer(t, "tool")
-	s.first = func(w http.ResponseWriter, m legacyMessage) bool {
-		if m.Method != "tools/list" {
-			return false
-		}
-		if status != http.StatusOK {
+	s.Replies = map[string]string{"tools/list": `"error":{"code":-32603,"message":"no list today"}`}
+	s.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
+		fails := m.Method == "tools/list" && status != http.StatusOK
+		if fails {
 			http.Error(w, "no list today", status)
-			return true
 		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"no list today"}}`, m.ID)
-		return true
+		return fails
 	}
 	return s
 }
@@ -81,7 +78,7 @@ func broken(t *testing.T, status int) *remoteServer {
 func TestAggregateMetrics(t *testing.T) {
 	isolate(t)
 	slow := newRemoteServer(t, "tool")
-	slow.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+	slow.Handle = func(_ http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == "tools/call" {
 			<-t.Context().Done()
 		}
@@ -241,10 +238,10 @@ func TestAggregateAccessLog(t *testing.T) {
 		ask("POST", tt.message)
 	}
 	ask("PUT", "")
-	modern := &speaker{at: joinedAt(url), modern: true, capabilities: `{}`}
+	modern := &speaker{&mcpclient.Client{URL: joinedAt(url), Modern: true, Capabilities: `{}`, HTTP: lasting}}
 	one := oneByOne(t)
 	for _, params := range []string{callOf("alpha", "big", `{"n":5000,"c":"`+secret+`"}`), callOf("far", "echo", `{"text":"`+secret+`"}`)} {
-		body, headers := modern.message("1", "tools/call", params)
+		body, headers := modern.Message("1", "tools/call", params)
 		send(t, one, "POST", joinedAt(url), body, append(headers, "X-User: alice")...)
 	}
 	send(t, one, "PUT", joinedAt(url), "")
@@ -336,19 +333,20 @@ func TestAggregatePlaceholdersInFanOut(t *testing.T) {
 	for i := range servers {
 		name := "s" + strconv.Itoa(i)
 		s := newRemoteServer(t, "tool")
-		address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if got := r.Header.Get("X-Server"); got != name {
+		s.Handle = func(_ http.ResponseWriter, r *mcptest.Received) bool {
+			header := r.HTTP.Header
+			if got := header.Get("X-Server"); got != name {
 				t.Errorf("%s is told that it is %q", name, got)
 			}
-			if got := r.Header.Get("X-Unique"); !isUUID.MatchString(got) {
+			if got := header.Get("X-Unique"); !isUUID.MatchString(got) {
 				t.Errorf("%s: X-Unique is %q", name, got)
 			}
 			mu.Lock()
-			seen[name+" "+r.Header.Get("X-Method")+" "+r.Header.Get("X-Client")]++
-			mu.Unlock()
-			s.ServeHTTP(w, r)
-		}))
-		lines = append(lines, block("server "+name+" http://"+address+"/mcp", told...))
+			defer mu.Unlock()
+			seen[name+" "+header.Get("X-Method")+" "+header.Get("X-Client")]++
+			return false
+		}
+		lines = append(lines, block(s.line(name), told...))
 	}
 	url := serve(t, block("map {header.X-User} {http.auth.user.id}", `~.+ "${0}"`), "vars set front", gateway(lines...))
 	var all sync.WaitGroup

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -16,369 +15,18 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
 // joinedAt is where all servers of a gateway are one.
 func joinedAt(url string) string { return url + "/mcp" }
 
-// legacyMessage is any JSON-RPC message of the revisions with sessions.
-type legacyMessage struct {
-	ID     json.RawMessage
-	Method string
-	Params json.RawMessage
-	Result json.RawMessage
-	Error  *struct {
-		Code    int
-		Message string
-		Data    struct {
-			Code       string
-			ServerName string `json:"server_name"`
-		}
-	}
-
-	raw     string
-	eventID string
-}
-
-func (m legacyMessage) String() string { return m.raw }
-
-// member returns a member of the params, as it was written.
-func (m legacyMessage) member(name string) string {
-	var members map[string]json.RawMessage
-	_ = json.Unmarshal(m.Params, &members)
-	return string(members[name])
-}
-
-// legacyAnswer is what a POST has brought.
-type legacyAnswer struct {
-	legacyMessage
-	status int
-	header http.Header
-	body   string
-	err    error
-}
-
-// legacyClient is a client of the revisions with sessions. It writes down what servers
-// send unasked, on whichever stream, and answers what they ask.
-type legacyClient struct {
-	t *testing.T
-	*legacySession
-}
-
-// legacySession is what all tests share that use the same client.
-type legacySession struct {
-	t       *testing.T // the outermost
-	at      string
-	session string // the header, empty before there is one
-	hello   legacyAnswer
-	ids     atomic.Int64
-
-	mu      sync.Mutex
-	answers func(asked legacyMessage) string
-	heard   []legacyMessage
-}
-
-// in is the client in a test within the one that it was made for.
-func (c *legacyClient) in(t *testing.T) *legacyClient { return &legacyClient{t, c.legacySession} }
-
-// answer has what servers ask answered. The function returns the members of the
-// answer, or nothing to leave it open.
-func (s *legacySession) answer(with func(asked legacyMessage) string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.answers = with
-}
-
-const everyCapability = `{"roots":{"listChanged":true},"sampling":{},"elicitation":{}}`
-
-// joinAll begins a session of a client with these capabilities, and opens its stream
-// for what servers send unasked.
-func joinAll(t *testing.T, url, capabilities string) *legacyClient {
-	t.Helper()
-	c := newLegacyClient(t, url, capabilities)
-	c.listen()
-	return c
-}
-
-// newLegacyClient begins a session.
-func newLegacyClient(t *testing.T, url, capabilities string) *legacyClient {
-	t.Helper()
-	c := unknownClient(t, url)
-	c.initialize("2025-11-25", capabilities)
-	c.notify("notifications/initialized", "")
-	return c
-}
-
-// unknownClient is a client before it has a session.
-func unknownClient(t *testing.T, url string) *legacyClient {
-	return &legacyClient{t, &legacySession{t: t, at: joinedAt(url)}}
-}
-
-func (c *legacyClient) initialize(version, capabilities string) {
-	c.t.Helper()
-	c.hello = c.ask("initialize", `{"protocolVersion":`+quote(version)+`,"capabilities":`+capabilities+`,"clientInfo":{"name":"test","version":"1"}}`)
-	session := c.hello.header.Get("Mcp-Session-Id")
-	if c.hello.status != 200 || c.hello.Result == nil || session == "" {
-		c.t.Fatalf("initialize: %v %d %v %s", c.hello.err, c.hello.status, c.hello.header, c.hello.body)
-	}
-	c.session = "Mcp-Session-Id: " + session
-}
-
-// begin sends a request, whose answer is waited for later.
-func (c *legacyClient) begin(id, method, params string) <-chan legacyAnswer {
-	if params != "" {
-		params = `,"params":` + params
-	}
-	return c.send(`{"jsonrpc":"2.0","id":` + id + `,"method":` + quote(method) + params + `}`)
-}
-
-func (c *legacyClient) beginCall(tool, arguments string) <-chan legacyAnswer {
-	return c.begin(fmt.Sprint(c.ids.Add(1)), "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`)
-}
-
-// send posts a message.
-func (s *legacySession) send(message string) <-chan legacyAnswer {
-	answers := make(chan legacyAnswer, 1)
-	req := request(s.t, s.t.Context(), "POST", s.at, message, s.session, acceptBoth)
-	go func() {
-		res, err := lasting.Do(req)
-		if err != nil {
-			answers <- legacyAnswer{err: err}
-			return
-		}
-		defer res.Body.Close()
-		got := legacyAnswer{status: res.StatusCode, header: res.Header}
-		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			var body strings.Builder
-			got.err = s.read(io.TeeReader(res.Body, &body), func(m legacyMessage) {
-				if m.Method == "" {
-					got.legacyMessage = m
-				}
-			})
-			got.body = body.String()
-		} else {
-			var body []byte
-			body, got.err = io.ReadAll(res.Body)
-			got.body = string(body)
-			got.legacyMessage.raw = got.body
-			if len(body) > 0 && got.err == nil {
-				got.err = json.Unmarshal(body, &got.legacyMessage)
-			}
-		}
-		answers <- got
-	}()
-	return answers
-}
-
-// read reads an event stream to its end. What servers say unasked is kept.
-func (s *legacySession) read(stream io.Reader, each func(legacyMessage)) error {
-	r := bufio.NewReader(stream)
-	var id, data string
-	for {
-		line, err := r.ReadString('\n')
-		if err != nil {
-			if err == io.EOF {
-				err = nil
-			}
-			return err
-		}
-		line = strings.TrimRight(line, "\r\n")
-		if value, ok := strings.CutPrefix(line, "id:"); ok {
-			id = strings.TrimSpace(value)
-		}
-		if value, ok := strings.CutPrefix(line, "data:"); ok {
-			data += strings.TrimSpace(value)
-		}
-		if line != "" || data == "" {
-			continue
-		}
-		m := legacyMessage{raw: data, eventID: id}
-		if err := json.Unmarshal([]byte(data), &m); err != nil {
-			return fmt.Errorf("%w: %s", err, data)
-		}
-		data, id = "", ""
-		each(m)
-		if m.Method == "" {
-			continue
-		}
-		s.mu.Lock()
-		s.heard = append(s.heard, m)
-		answers := s.answers
-		s.mu.Unlock()
-		if m.ID != nil && answers != nil {
-			go func() {
-				if members := answers(m); members != "" {
-					<-s.send(`{"jsonrpc":"2.0","id":` + string(m.ID) + `,` + members + `}`)
-				}
-			}()
-		}
-	}
-}
-
-// listen opens the stream of the session, and opens it again if it ends, as clients do.
-func (c *legacyClient) listen() {
-	c.t.Helper()
-	res := open(c.t, lasting, "GET", c.at, "", c.session, "Accept: text/event-stream")
-	if res.StatusCode != 200 || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-		c.t.Fatalf("GET: %d %v", res.StatusCode, res.Header)
-	}
-	ctx := c.legacySession.t.Context()
-	go func() {
-		for {
-			_ = c.read(res.Body, func(legacyMessage) {})
-			res.Body.Close()
-			for {
-				if ctx.Err() != nil {
-					return
-				}
-				var err error
-				if res, err = lasting.Do(request(c.legacySession.t, ctx, "GET", c.at, "", c.session, "Accept: text/event-stream")); err == nil {
-					if res.StatusCode == 200 {
-						break
-					}
-					res.Body.Close()
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
-		}
-	}()
-}
-
-// await waits for the answer to a request.
-func (c *legacyClient) await(answers <-chan legacyAnswer) legacyAnswer {
-	c.t.Helper()
-	select {
-	case got := <-answers:
-		return got
-	case <-time.After(2 * patience):
-		c.t.Fatal("no answer")
-		return legacyAnswer{}
-	}
-}
-
-// ask sends a request and waits for its answer, which must have its id.
-func (c *legacyClient) ask(method, params string) legacyAnswer {
-	c.t.Helper()
-	id := fmt.Sprint(c.ids.Add(1))
-	got := c.await(c.begin(id, method, params))
-	if got.err != nil || string(got.ID) != id || (got.Result == nil) == (got.Error == nil) {
-		c.t.Fatalf("%s: %v %d, id %s and not %s: %.500s", method, got.err, got.status, got.ID, id, got.body)
-	}
-	return got
-}
-
-// result asks for a result.
-func (c *legacyClient) result(method, params string) string {
-	c.t.Helper()
-	got := c.ask(method, params)
-	if got.Error != nil || got.status != 200 {
-		c.t.Fatalf("%s %s: %d %.500s", method, params, got.status, got.raw)
-	}
-	return string(got.Result)
-}
-
-// fails asks for what must be refused with this code, and status 200.
-func (c *legacyClient) fails(method, params string, code int) legacyAnswer {
-	c.t.Helper()
-	got := c.ask(method, params)
-	if got.Error == nil || got.Error.Code != code || got.Error.Message == "" || got.status != 200 {
-		c.t.Errorf("%s %s: %d %.500s\nwant error %d", method, params, got.status, got.raw, code)
-	}
-	return got
-}
-
-// use calls a tool and returns the text of its result.
-func (c *legacyClient) use(tool, arguments string) string {
-	c.t.Helper()
-	return toolText(c.t, `{"result":`+c.result("tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`)+`}`)
-}
-
-// notify sends a notification.
-func (c *legacyClient) notify(method, params string) {
-	c.t.Helper()
-	if params != "" {
-		params = `,"params":` + params
-	}
-	if got := c.await(c.send(`{"jsonrpc":"2.0","method":` + quote(method) + params + `}`)); got.err != nil || got.status != 202 || got.body != "" {
-		c.t.Fatalf("%s: %v %d %s", method, got.err, got.status, got.body)
-	}
-}
-
-// heardOf returns what was heard of a method so far.
-func (c *legacyClient) heardOf(method string) (found []legacyMessage) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, m := range c.heard {
-		if m.Method == method {
-			found = append(found, m)
-		}
-	}
-	return found
-}
-
-// hears waits until so many messages of a method were heard, and returns them.
-func (c *legacyClient) hears(method string, n int) []legacyMessage {
-	c.t.Helper()
-	await.Until(c.t, fmt.Sprintf("%d × %s", n, method), func() bool { return len(c.heardOf(method)) >= n })
-	return c.heardOf(method)
-}
-
-// pages lists everything, page by page. The params are those besides the cursor.
-func (c *legacyClient) pages(method, params string) (pages [][]json.RawMessage, cursors []string) {
-	c.t.Helper()
-	kind := strings.TrimSuffix(method, "/list")
-	if kind == "resources/templates" {
-		kind = "resourceTemplates"
-	}
-	next := ""
-	for {
-		all := strings.Trim(params+next, ",")
-		var page map[string]json.RawMessage
-		text := c.result(method, `{`+all+`}`)
-		var items []json.RawMessage
-		if err := errors.Join(json.Unmarshal([]byte(text), &page), json.Unmarshal(page[kind], &items)); err != nil || page[kind][0] != '[' {
-			c.t.Fatalf("%v: %.500s", err, text)
-		}
-		pages = append(pages, items)
-		if page["nextCursor"] == nil {
-			return pages, cursors
-		}
-		var cursor string
-		if err := json.Unmarshal(page["nextCursor"], &cursor); err != nil || len(cursors) > 20_000 {
-			c.t.Fatalf("%d pages, then %v: %.500s", len(cursors), err, text)
-		}
-		cursors = append(cursors, cursor)
-		next = `,"cursor":` + quote(cursor)
-	}
-}
-
-// list lists everything and returns a member of each item.
-func (c *legacyClient) list(method, member string) (values []string) {
-	c.t.Helper()
-	pages, _ := c.pages(method, "")
-	for _, item := range slices.Concat(pages...) {
-		var members map[string]json.RawMessage
-		var value string
-		if err := errors.Join(json.Unmarshal(item, &members), json.Unmarshal(members[member], &value)); err != nil {
-			c.t.Fatalf("%v: %s", err, item)
-		}
-		values = append(values, value)
-	}
-	return values
-}
-
-// has reports whether a tool is listed.
-func (c *legacyClient) has(tool string) bool {
-	c.t.Helper()
-	return slices.Contains(c.list("tools/list", "name"), tool)
-}
-
 // messages returns what a child has received of a method, whole.
-func (j journal) messages(t *testing.T, method string) (found []legacyMessage) {
+func (j journal) messages(t *testing.T, method string) (found []*mcptest.Received) {
 	t.Helper()
 	text, err := os.ReadFile(string(j))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -386,174 +34,14 @@ func (j journal) messages(t *testing.T, method string) (found []legacyMessage) {
 	}
 	for line := range bytes.Lines(text) {
 		var e struct{ Message json.RawMessage }
-		var m legacyMessage
-		if json.Unmarshal(line, &e) == nil && json.Unmarshal(e.Message, &m) == nil && m.Method == method {
-			m.raw = string(e.Message)
+		if json.Unmarshal(line, &e) != nil || e.Message == nil {
+			continue // an event
+		}
+		if m := mcptest.NewReceived(e.Message); m.Method == method {
 			found = append(found, m)
 		}
 	}
 	return found
-}
-
-// remoteServer is an MCP server over Streamable HTTP with sessions, in the hands of the test.
-type remoteServer struct {
-	address string
-
-	// hello is the result of initialize, tools are the descriptors of what it has.
-	hello string
-	tools []string
-
-	// first may answer a request itself. Then it returns true.
-	first func(w http.ResponseWriter, m legacyMessage) bool
-
-	mu       sync.Mutex
-	sessions map[string]bool
-	number   int
-	got      []legacyMessage // in order; DELETE is a method here
-	streams  map[chan string]bool
-}
-
-func newRemoteServer(t *testing.T, tools ...string) *remoteServer {
-	t.Helper()
-	s := &remoteServer{
-		hello:    `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"remote","version":"1"}}`,
-		sessions: map[string]bool{},
-		streams:  map[chan string]bool{},
-	}
-	for _, name := range tools {
-		s.tools = append(s.tools, `{"name":`+quote(name)+`,"inputSchema":{"type":"object"}}`)
-	}
-	s.address = upstream(t, s)
-	return s
-}
-
-// line is the server in the configuration of a gateway.
-func (s *remoteServer) line(name string) string {
-	return "server " + name + " http://" + s.address + "/mcp"
-}
-
-// count returns how often a method was received.
-func (s *remoteServer) count(method string) int { return len(s.received(method)) }
-
-func (s *remoteServer) received(method string) (found []legacyMessage) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, m := range s.got {
-		if m.Method == method {
-			found = append(found, m)
-		}
-	}
-	return found
-}
-
-// forget ends all sessions, as a restart does.
-func (s *remoteServer) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	clear(s.sessions)
-}
-
-// say sends a message to all who listen.
-func (s *remoteServer) say(message string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for stream := range s.streams {
-		stream <- message
-	}
-}
-
-// listeners is how many do.
-func (s *remoteServer) listeners() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.streams)
-}
-
-func (s *remoteServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
-	m := legacyMessage{Method: r.Method}
-	if r.Method == "POST" {
-		_ = json.Unmarshal(body, &m)
-		if m.Method == "POST" {
-			m.Method = "answer"
-		}
-	}
-	m.raw = string(body)
-	session := r.Header.Get("Mcp-Session-Id")
-	s.mu.Lock()
-	s.got = append(s.got, m)
-	known := s.sessions[session]
-	s.mu.Unlock()
-	if s.first != nil && s.first(w, m) {
-		return
-	}
-	if m.Method != "initialize" && !known {
-		status := http.StatusNotFound
-		if session == "" {
-			status = http.StatusBadRequest
-		}
-		http.Error(w, "no such session", status)
-		return
-	}
-	switch {
-	case r.Method == "GET":
-		s.stream(w, r)
-		return
-	case r.Method == "DELETE":
-		s.mu.Lock()
-		delete(s.sessions, session)
-		s.mu.Unlock()
-		w.WriteHeader(http.StatusNoContent)
-		return
-	case m.ID == nil || m.Method == "answer":
-		w.WriteHeader(http.StatusAccepted)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	var result string
-	switch m.Method {
-	case "initialize":
-		s.mu.Lock()
-		s.number++
-		session := fmt.Sprintf("session-%d", s.number)
-		s.sessions[session] = true
-		s.mu.Unlock()
-		w.Header().Set("Mcp-Session-Id", session)
-		result = s.hello
-	case "tools/list":
-		result = `{"tools":[` + strings.Join(s.tools, ",") + `]}`
-	case "tools/call":
-		result = `{"content":[{"type":"text","text":` + quote(string(m.Params)) + `}]}`
-	case "ping":
-		result = `{}`
-	default:
-		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no such method"}}`, m.ID)
-		return
-	}
-	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
-}
-
-// stream serves one who listens.
-func (s *remoteServer) stream(w http.ResponseWriter, r *http.Request) {
-	stream := make(chan string, 100)
-	s.mu.Lock()
-	s.streams[stream] = true
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.streams, stream)
-		s.mu.Unlock()
-	}()
-	w.Header().Set("Content-Type", "text/event-stream")
-	for {
-		_ = http.NewResponseController(w).Flush()
-		select {
-		case message := <-stream:
-			_, _ = io.WriteString(w, event(message))
-		case <-r.Context().Done():
-			return
-		}
-	}
 }
 
 func TestAggregateHandshake(t *testing.T) {
@@ -595,7 +83,7 @@ func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
 	if len(pids) != 4 {
 		t.Errorf("children: %v", pids)
 	}
-	if inits, initialized := remote.count("initialize"), remote.count("notifications/initialized"); inits != 2 || initialized != 2 {
+	if inits, initialized := remote.Count("initialize"), remote.Count("notifications/initialized"); inits != 2 || initialized != 2 {
 		t.Errorf("A3 the remote server got %d × initialize, %d × initialized", inits, initialized)
 	}
 	for _, method := range []string{"initialize", "notifications/initialized"} {
@@ -608,8 +96,8 @@ func TestAggregateHandshakeOfChildrenOfSessions(t *testing.T) {
 		}
 	}
 	capabilities := map[string]int{}
-	for _, m := range append(journal.messages(t, "initialize"), remote.received("initialize")...) {
-		capabilities[m.member("capabilities")]++
+	for _, m := range append(journal.messages(t, "initialize"), remote.Received("initialize")...) {
+		capabilities[m.Param("capabilities")]++
 	}
 	if capabilities[`{"roots":{}}`] != 3 || capabilities[`{"sampling":{}}`] != 3 {
 		t.Errorf("A3 the clients' capabilities became %v", capabilities)
@@ -628,7 +116,7 @@ func TestAggregateAsksAllAtOnce(t *testing.T) {
 			for i := range servers {
 				s := newRemoteServer(t, "tool")
 				var once sync.Once
-				s.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+				s.Handle = func(_ http.ResponseWriter, m *mcptest.Received) bool {
 					if m.Method == method {
 						once.Do(asked.Done)
 						asked.Wait()
@@ -688,14 +176,13 @@ func TestAggregateIntroducesItself(t *testing.T) {
 func TestAggregateVersions(t *testing.T) {
 	isolate(t)
 	old := newRemoteServer(t, "tool")
-	old.hello = `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"old","version":"1"}}`
+	old.Replies = map[string]string{"initialize": `"result":{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"old","version":"1"}}`}
 	url := serve(t, gateway(child("alpha"), old.line("old")))
 	supported := []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"}
 	for _, version := range append([]string{"1999-01-01", "2099-01-01", ""}, supported...) {
 		t.Run("A5 "+version, func(t *testing.T) {
-			c := unknownClient(t, url)
-			c.initialize(version, `{}`)
-			c.notify("notifications/initialized", "")
+			c := unknownClient(t, url, `{}`)
+			c.initialize(version)
 			var hello struct{ ProtocolVersion string }
 			if err := json.Unmarshal(c.hello.Result, &hello); err != nil || !slices.Contains(supported, hello.ProtocolVersion) ||
 				slices.Contains(supported, version) && hello.ProtocolVersion != version {
@@ -717,7 +204,7 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 	absent := freeAddress(t)
 	late := newRemoteServer(t, "tool")
 	var awake atomic.Bool
-	late.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	late.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if !awake.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return true
@@ -744,8 +231,8 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 	}
 	for _, server := range []string{"missing", "down", "quits"} {
 		got := c.ask("tools/call", `{"name":"`+server+`::echo"}`)
-		if got.Error == nil || got.status != 200 || got.Error.Data.Code != "connect_error" || got.Error.Data.ServerName != server {
-			t.Errorf("A6 %s: %d %s", server, got.status, got.raw)
+		if got.Error == nil || got.Status != 200 || got.Error.Symbol() != "connect_error" || got.Error.Server() != server {
+			t.Errorf("A6 %s: %d %s", server, got.Status, got.Raw)
 		}
 	}
 	c.result("ping", "")
@@ -769,8 +256,8 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 		t.Cleanup(func() { present.Close() })
 		c.hears("notifications/tools/list_changed", before+1)
 		await.Until(t, "its tool", func() bool { return c.has("absent::tool") })
-		if got := s.count("notifications/initialized"); got != s.count("initialize") {
-			t.Errorf("%d × initialize, %d × initialized", s.count("initialize"), got)
+		if got := s.Count("notifications/initialized"); got != s.Count("initialize") {
+			t.Errorf("%d × initialize, %d × initialized", s.Count("initialize"), got)
 		}
 	})
 }
@@ -838,7 +325,7 @@ func TestAggregateSessions(t *testing.T) {
 		{"of bytes that are no ASCII", "Mcp-Session-Id: \xff\xfe", 404},
 	} {
 		t.Run("a session id "+tt.name, func(t *testing.T) {
-			calls := len(alpha.entries(t, "tools/call")) + remote.count("tools/call")
+			calls := len(alpha.entries(t, "tools/call")) + remote.Count("tools/call")
 			for _, message := range []string{ping, rpc("tools/list", `{}`), toolCall{"alpha::pid", `{}`}.request(), toolCall{"remote::tool", `{}`}.request(), `{"jsonrpc":"2.0","method":"notifications/foo"}`} {
 				want := tt.want
 				if want == 200 && !strings.Contains(message, `"id"`) {
@@ -859,7 +346,7 @@ func TestAggregateSessions(t *testing.T) {
 				t.Errorf("GET: %v", res.Header)
 			}
 			if tt.want != 200 {
-				if got := len(alpha.entries(t, "tools/call")) + remote.count("tools/call"); got != calls {
+				if got := len(alpha.entries(t, "tools/call")) + remote.Count("tools/call"); got != calls {
 					t.Errorf("%d calls have got through", got-calls)
 				}
 				if got := send(t, client, "DELETE", at, "", tt.session); got.StatusCode != tt.want {
@@ -881,7 +368,7 @@ func TestAggregateSessions(t *testing.T) {
 		if res := open(t, client, "GET", at, "", c.session, "Accept: text/event-stream"); res.StatusCode != 404 {
 			t.Errorf("then GET gets %d", res.StatusCode)
 		}
-		await.Until(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
+		await.Until(t, "the end of the upstream's session", func() bool { return remote.Count("DELETE") > 0 })
 		if got := other.use("alpha::slow", `{"ms":0}`) + other.use("remote::tool", `{}`); !strings.HasPrefix(got, "slept") {
 			t.Errorf("another session gets %s", got)
 		}
@@ -946,7 +433,7 @@ func TestAggregateRequests(t *testing.T) {
 			for _, params := range []string{`"ping"`, `"tools/list"`, `"tools/call","params":{"name":"alpha::pid"}`, `"tools/call","params":{"name":"zeta::pid"}`} {
 				got := c.await(c.send(`{"jsonrpc":"2.0","id":` + id + `,"method":` + params + `}`))
 				if string(got.ID) != id {
-					t.Errorf("G4 %s %s: %s", id, params, got.raw)
+					t.Errorf("G4 %s %s: %s", id, params, got.Raw)
 				}
 			}
 		}
@@ -980,7 +467,7 @@ func TestAggregateRequests(t *testing.T) {
 			noise[i] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"[(i*i*31+i*17+i>>3)%64]
 		}
 		c := newLegacyClient(t, url, `{"roots":{},"experimental":{"x":{"y":"`+string(noise)+`"}}}`)
-		c.answer(func(legacyMessage) string { return `"result":{"roots":[]}` })
+		c.answer(func(mcpclient.Message) string { return `"result":{"roots":[]}` })
 		if got := c.use("alpha::ask-roots", `{}`); got != `{"roots":[]}` {
 			t.Error(got)
 		}
@@ -1074,7 +561,7 @@ func TestAggregateFaults(t *testing.T) {
 	var faulty atomic.Value
 	fault.Store("")
 	faulty.Store("")
-	bad.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	bad.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == faulty.Load() {
 			faults[fault.Load().(string)](w, string(m.ID))
 			return true
@@ -1095,12 +582,12 @@ func TestAggregateFaults(t *testing.T) {
 				if method != "tools/list" && !(method == "tools/call" && name == "a result of another shape") {
 					got := c.ask("tools/call", `{"name":"bad::tool"}`)
 					switch {
-					case got.Error == nil || got.status != 200:
-						t.Errorf("R13 %d %s", got.status, got.raw)
+					case got.Error == nil || got.Status != 200:
+						t.Errorf("R13 %d %s", got.Status, got.Raw)
 					case name == "400 with an error" && method == "tools/call":
 						// Its own words may do, too.
-					case !slices.Contains(symbols, got.Error.Data.Code):
-						t.Errorf("R13 %s", got.raw)
+					case !slices.Contains(symbols, got.Error.Symbol()):
+						t.Errorf("R13 %s", got.Raw)
 					}
 				}
 				if got := c.use("good::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
@@ -1128,63 +615,64 @@ func TestAggregateRecoversSessions(t *testing.T) {
 	c.use("remote::tool", `{}`)
 	t.Run("of one call", func(t *testing.T) {
 		c := c.in(t)
-		inits, calls := remote.count("initialize"), remote.count("tools/call")
-		remote.forget()
+		inits, calls := remote.Count("initialize"), remote.Count("tools/call")
+		remote.Forget()
 		if got := c.use("remote::tool", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
 			t.Error(got)
 		}
-		if got := remote.count("initialize") - inits; got != 1 {
+		if got := remote.Count("initialize") - inits; got != 1 {
 			t.Errorf("initialized %d times", got)
 		}
-		if got := remote.count("tools/call") - calls; got != 2 { // one of which was refused
+		if got := remote.Count("tools/call") - calls; got != 2 { // one of which was refused
 			t.Errorf("called %d times", got)
 		}
-		last := remote.received("initialize")
-		if first := remote.received("initialize")[0]; first.member("capabilities") != last[len(last)-1].member("capabilities") || first.member("clientInfo") != last[len(last)-1].member("clientInfo") {
-			t.Errorf("A37 at first %s\nthen %s", first.raw, last[len(last)-1].raw)
+		last := remote.Received("initialize")
+		if first := remote.Received("initialize")[0]; first.Param("capabilities") != last[len(last)-1].Param("capabilities") || first.Param("clientInfo") != last[len(last)-1].Param("clientInfo") {
+			t.Errorf("A37 at first %s\nthen %s", first.Body, last[len(last)-1].Body)
 		}
-		if got := remote.count("notifications/initialized"); got != inits+1 {
+		if got := remote.Count("notifications/initialized"); got != inits+1 {
 			t.Errorf("%d × initialized", got)
 		}
 	})
 	t.Run("of many calls", func(t *testing.T) {
 		c := c.in(t)
-		inits := remote.count("initialize")
-		remote.forget()
-		var pending []<-chan legacyAnswer
+		inits := remote.Count("initialize")
+		remote.Forget()
+		var pending []<-chan mcpclient.Answer
 		for i := range 20 {
 			pending = append(pending, c.beginCall("remote::tool", fmt.Sprintf(`{"call":"many-%d-"}`, i)))
 		}
 		for i, p := range pending {
-			if got := c.await(p); got.Error != nil || !strings.Contains(got.raw, fmt.Sprintf(`many-%d-`, i)) {
-				t.Errorf("%d: %s", i, got.raw)
+			if got := c.await(p); got.Error != nil || !strings.Contains(got.Raw, fmt.Sprintf(`many-%d-`, i)) {
+				t.Errorf("%d: %s", i, got.Raw)
 			}
 		}
-		if got := remote.count("initialize") - inits; got != 1 {
+		if got := remote.Count("initialize") - inits; got != 1 {
 			t.Errorf("initialized %d times", got)
 		}
 	})
 	t.Run("of a list", func(t *testing.T) {
 		c := c.in(t)
-		remote.forget()
+		remote.Forget()
 		if !c.has("remote::tool") || !c.has("alpha::echo") {
 			t.Error(c.list("tools/list", "name"))
 		}
 	})
 	t.Run("A6 not of one that forgets at once", func(t *testing.T) {
 		c := c.in(t)
-		inits := remote.count("initialize")
-		remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
-			if m.Method == "tools/call" {
-				http.NotFound(w, nil)
-				return true
+		inits := remote.Count("initialize")
+		remote.Change(func(s *mcptest.Script) {
+			s.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
+				if m.Method == "tools/call" {
+					http.NotFound(w, nil)
+				}
+				return m.Method == "tools/call"
 			}
-			return false
+		})
+		if got := c.ask("tools/call", `{"name":"remote::tool"}`); got.Error == nil || got.Status != 200 {
+			t.Errorf("%d %s", got.Status, got.Raw)
 		}
-		if got := c.ask("tools/call", `{"name":"remote::tool"}`); got.Error == nil || got.status != 200 {
-			t.Errorf("%d %s", got.status, got.raw)
-		}
-		if got := remote.count("initialize") - inits; got > 2 {
+		if got := remote.Count("initialize") - inits; got > 2 {
 			t.Errorf("initialized %d times", got)
 		}
 		if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
@@ -1203,47 +691,45 @@ func TestAggregateReplicas(t *testing.T) {
 	load(t, site(one, gateway(append(lines, "name one")...))+site(two, gateway(append(lines, "name two")...)))
 	c := newLegacyClient(t, "http://"+one, `{"roots":{}}`)
 	for i := range 10 {
-		c.at = joinedAt("http://" + []string{one, two}[i%2])
+		c.URL = joinedAt("http://" + []string{one, two}[i%2])
 		if got := c.use("remote::tool", fmt.Sprintf(`{"i":%d}`, i)); !strings.Contains(got, fmt.Sprintf(`{"i":%d}`, i)) {
 			t.Error(got)
 		}
 		if !c.has("remote::tool") {
-			t.Errorf("no tool at %s", c.at)
+			t.Errorf("no tool at %s", c.URL)
 		}
 	}
-	if got := remote.count("initialize"); got != 1 {
+	if got := remote.Count("initialize"); got != 1 {
 		t.Errorf("initialized %d times", got)
 	}
-	remote.forget()
+	remote.Forget()
 	for i := range 4 {
-		c.at = joinedAt("http://" + []string{one, two}[i%2])
+		c.URL = joinedAt("http://" + []string{one, two}[i%2])
 		c.use("remote::tool", `{}`)
 	}
 	// Each gateway may learn by itself that the session was lost.
-	if got := remote.count("initialize"); got > 3 {
+	if got := remote.Count("initialize"); got > 3 {
 		t.Errorf("initialized %d times", got)
 	}
 	if got := send(t, client, "DELETE", joinedAt("http://"+two), "", c.session); got.StatusCode/100 != 2 {
 		t.Errorf("DELETE: %d %s", got.StatusCode, got.body)
 	}
-	await.Until(t, "the end of the upstream's session", func() bool { return remote.count("DELETE") > 0 })
+	await.Until(t, "the end of the upstream's session", func() bool { return remote.Count("DELETE") > 0 })
 }
 
 // What a server asks through one gateway may be answered through another.
 func TestAggregateReplicasAsk(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t, "tool")
-	answers := make(chan legacyMessage, 1)
-	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	answers := make(chan *mcptest.Received, 1)
+	remote.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		switch m.Method {
 		case "tools/call":
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, event(`{"jsonrpc":"2.0","id":12345678901234567890,"method":"roots/list"}`))
-			_ = http.NewResponseController(w).Flush()
+			m.Stream(w, `{"jsonrpc":"2.0","id":12345678901234567890,"method":"roots/list"}`)
 			select {
 			case answer := <-answers:
-				_, _ = io.WriteString(w, event(`{"jsonrpc":"2.0","id":`+string(m.ID)+`,"result":{"content":[{"type":"text","text":`+quote(answer.raw)+`}]}}`))
-			case <-time.After(patience):
+				m.Stream(w, m.Message(mcptest.Text(answer.Body)))
+			case <-m.HTTP.Context().Done():
 			}
 			return true
 		case "answer":
@@ -1261,7 +747,7 @@ func TestAggregateReplicasAsk(t *testing.T) {
 	if got.StatusCode != 202 {
 		t.Errorf("%d %s", got.StatusCode, got.body)
 	}
-	if text := toolText(t, c.await(call).raw); !strings.Contains(text, `"id":12345678901234567890`) || !strings.Contains(text, `"result":{"roots":[]}`) {
+	if text := toolText(t, c.await(call).Raw); !strings.Contains(text, `"id":12345678901234567890`) || !strings.Contains(text, `"result":{"roots":[]}`) {
 		t.Errorf("the server got %s", text)
 	}
 }
@@ -1270,37 +756,34 @@ func TestAggregateReplicasAsk(t *testing.T) {
 func TestAggregateResumes(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t, "tool")
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if last := r.Header.Get("Last-Event-Id"); r.Method == "GET" && last != "" {
+	remote.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
+		last := m.HTTP.Header.Get("Last-Event-Id")
+		switch {
+		case m.Method == "GET" && last != "":
 			w.Header().Set("Content-Type", "text/event-stream")
-			text := quote("after " + last)
-			_, _ = io.WriteString(w, "id: 6/x\ndata: {\"jsonrpc\":\"2.0\",\"id\":99,\"result\":{\"content\":[{\"type\":\"text\",\"text\":"+text+"}]}}\n\n")
-			return
-		}
-		remote.ServeHTTP(w, r)
-	})
-	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
-		if m.Method != "tools/call" {
+			_, _ = io.WriteString(w, "id: 6/x\ndata: {\"jsonrpc\":\"2.0\",\"id\":99,"+mcptest.Text("after "+last)+"}\n\n")
+		case m.Method == "tools/call":
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "id: 5/é\nretry: 10\ndata:\n\n")
+		default:
 			return false
 		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, "id: 5/é\nretry: 10\ndata:\n\n")
 		return true
 	}
-	url := serve(t, gateway("server remote http://"+upstream(t, handler)+"/mcp", child("alpha")))
+	url := serve(t, gateway(remote.line("remote"), child("alpha")))
 	c := newLegacyClient(t, url, `{}`)
-	stream := post(t, c.at, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"remote::tool"}}`, c.session, acceptBoth).body
+	stream := post(t, c.URL, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"remote::tool"}}`, c.session, acceptBoth).body
 	_, id, ok := strings.Cut(stream, "id: ")
 	id, _, _ = strings.Cut(id, "\n")
 	if !ok || !strings.HasPrefix(id, "call/remote/") {
 		t.Fatalf("the stream says %q", stream)
 	}
-	again := send(t, client, "GET", c.at, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id)
+	again := send(t, client, "GET", c.URL, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id)
 	if text := toolText(t, answerIn(again.body)); again.StatusCode != 200 || text != "after 5/é" {
 		t.Errorf("%d %s", again.StatusCode, again.body)
 	}
 	for _, id := range []string{"call/zeta/5", "call/remote", "5", "call/", "\xff"} {
-		if res := open(t, client, "GET", c.at, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id); res.StatusCode/100 == 5 {
+		if res := open(t, client, "GET", c.URL, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id); res.StatusCode/100 == 5 {
 			t.Errorf("%q: %d", id, res.StatusCode)
 		}
 	}
@@ -1325,7 +808,7 @@ func TestAggregateForgetsNobody(t *testing.T) {
 			}
 		}
 	}
-	if got := remote.count("initialize"); got != len(clients) {
+	if got := remote.Count("initialize"); got != len(clients) {
 		t.Errorf("initialized %d times", got)
 	}
 }
@@ -1337,18 +820,18 @@ func TestAggregateEndsSessions(t *testing.T) {
 	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session")))
 	c, other := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
 	other.use("alpha::pid", `{}`)
-	stream := open(t, lasting, "GET", c.at, "", c.session, "Accept: text/event-stream")
+	stream := open(t, lasting, "GET", c.URL, "", c.session, "Accept: text/event-stream")
 	waiting := c.beginCall("alpha::hang", `{}`)
 	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
 	pids := map[int]bool{}
 	for _, e := range journal.entries(t, "start") {
 		pids[e.PID] = true
 	}
-	if got := send(t, client, "DELETE", c.at, "", c.session); got.StatusCode/100 != 2 {
+	if got := send(t, client, "DELETE", c.URL, "", c.session); got.StatusCode/100 != 2 {
 		t.Errorf("%d %s", got.StatusCode, got.body)
 	}
 	if got := c.await(waiting); got.Result != nil {
-		t.Errorf("the call got %s", got.body)
+		t.Errorf("the call got %s", got.Body)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -1394,8 +877,8 @@ func TestAggregateKindsOfServers(t *testing.T) {
 		}
 	}
 	for server, symbol := range map[string]string{"guarded": "unauthorized", "limited": "rate_limited"} {
-		if got := c.ask("tools/call", `{"name":"`+server+`::echo","arguments":{"text":"x"}}`); got.Error == nil || got.Error.Data.Code != symbol || got.status != 200 {
-			t.Errorf("R13 %d %s", got.status, got.raw)
+		if got := c.ask("tools/call", `{"name":"`+server+`::echo","arguments":{"text":"x"}}`); got.Error == nil || got.Error.Symbol() != symbol || got.Status != 200 {
+			t.Errorf("R13 %d %s", got.Status, got.Raw)
 		}
 	}
 }
@@ -1421,9 +904,9 @@ func TestAggregateDeath(t *testing.T) {
 	pid := c.use("mortal::pid", `{}`)
 	waiting := c.beginCall("mortal::hang", `{}`)
 	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
-	for _, got := range []legacyAnswer{c.await(c.beginCall("mortal::die", `{"code":3}`)), c.await(waiting)} {
-		if got.Error == nil || got.Error.Code != -32002 || got.Error.Data.Code != "connect_error" || got.status != 200 {
-			t.Errorf("A37 %d %s", got.status, got.raw)
+	for _, got := range []mcpclient.Answer{c.await(c.beginCall("mortal::die", `{"code":3}`)), c.await(waiting)} {
+		if got.Error == nil || got.Error.Code != -32002 || got.Error.Symbol() != "connect_error" || got.Status != 200 {
+			t.Errorf("A37 %d %s", got.Status, got.Raw)
 		}
 	}
 	if got := c.use("other::slow", `{"ms":1}`); got != "slept" {
@@ -1467,7 +950,7 @@ func TestAggregateReloads(t *testing.T) {
 			t.Errorf("%s has become %s", own, again)
 		}
 		if got := c.await(waiting); got.Result == nil {
-			t.Errorf("the call in flight got %v %s", got.err, got.body)
+			t.Errorf("the call in flight got %v %s", got.Err, got.Body)
 		}
 	})
 	t.Run("A61 a broken configuration changes nothing", func(t *testing.T) {
@@ -1522,13 +1005,12 @@ func TestAggregateProcesses(t *testing.T) {
 	processes := []*running{run(t, config), run(t, config)}
 	c := newLegacyClient(t, "http://"+processes[0].address, `{}`)
 	for i := range 6 {
-		other := &legacyClient{t, &legacySession{t: t, at: joinedAt("http://" + processes[i%2].address), session: c.session}}
-		other.ids.Store(int64(100 * (i + 1)))
-		if got := other.use("remote::tool", `{}`); !strings.Contains(got, "tool") {
-			t.Errorf("call %d: %s", i, got)
+		c.URL = joinedAt("http://" + processes[i%2].address)
+		if got := c.use("remote::tool", `{}`); !strings.Contains(got, "tool") {
+			t.Errorf("call %d of %s: got %s, want the params", i, c.URL, got)
 		}
 	}
-	if n := remote.count("initialize"); n != 1 {
+	if n := remote.Count("initialize"); n != 1 {
 		t.Errorf("the server was initialized %d times", n)
 	}
 }

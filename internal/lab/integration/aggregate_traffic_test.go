@@ -10,14 +10,9 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
-
-// proxyServer is what the params of a server's message say about whose it is.
-func (m legacyMessage) proxyServer() string {
-	var p struct{ Server string }
-	_ = json.Unmarshal([]byte(m.member("proxy")), &p)
-	return p.Server
-}
 
 func TestAggregateServersAsk(t *testing.T) {
 	isolate(t)
@@ -29,57 +24,57 @@ func TestAggregateServersAsk(t *testing.T) {
 
 			t.Run("A23 roots", func(t *testing.T) {
 				c := c.in(t)
-				c.answer(func(asked legacyMessage) string { return `"result":{"roots":[{"uri":"file:///w"}]}` })
+				c.answer(func(asked mcpclient.Message) string { return `"result":{"roots":[{"uri":"file:///w"}]}` })
 				if got := c.use("alpha::ask-roots", `{}`); got != `{"roots":[{"uri":"file:///w"}]}` {
 					t.Error(got)
 				}
 				asked := c.heardOf("roots/list")
-				if len(asked) != 1 || asked[0].proxyServer() != "alpha" || !strings.HasPrefix(string(asked[0].ID), `"alpha`) {
+				if len(asked) != 1 || asked[0].Params.Proxy.Server != "alpha" || !strings.HasPrefix(string(asked[0].ID), `"alpha`) {
 					t.Fatalf("asked %v", asked)
 				}
 			})
 			t.Run("A23 params stay as they are", func(t *testing.T) {
 				c := c.in(t)
-				c.answer(func(asked legacyMessage) string { return `"result":{"role":"assistant","n":1.0,"t":"é\u00e9"}` })
+				c.answer(func(asked mcpclient.Message) string { return `"result":{"role":"assistant","n":1.0,"t":"é\u00e9"}` })
 				if got := c.use("beta::ask", `{"method":"sampling/createMessage","params":{"maxTokens":1e2,"messages":[],"x":"\u00e9","big":12345678901234567890}}`); got != `{"role":"assistant","n":1.0,"t":"é\u00e9"}` {
 					t.Error(got)
 				}
 				asked := c.heardOf("sampling/createMessage")
-				if len(asked) != 1 || asked[0].proxyServer() != "beta" {
+				if len(asked) != 1 || asked[0].Params.Proxy.Server != "beta" {
 					t.Fatalf("asked %v", asked)
 				}
-				if !strings.Contains(string(asked[0].Params), `"maxTokens":1e2,"messages":[],"x":"\u00e9","big":12345678901234567890`) {
-					t.Errorf("asked %s", asked[0].raw)
+				if !strings.Contains(string(asked[0].Params.Raw), `"maxTokens":1e2,"messages":[],"x":"\u00e9","big":12345678901234567890`) {
+					t.Errorf("asked %s", asked[0].Raw)
 				}
 			})
 			t.Run("A23 a proxy member of the server's own", func(t *testing.T) {
 				c := c.in(t)
-				c.answer(func(asked legacyMessage) string { return `"result":{"action":"accept"}` })
+				c.answer(func(asked mcpclient.Message) string { return `"result":{"action":"accept"}` })
 				c.use("beta::ask", `{"method":"elicitation/create","params":{"message":"?","proxy":{"server":"alpha"}}}`)
 				asked := c.heardOf("elicitation/create")
-				if len(asked) != 1 || asked[0].proxyServer() != "beta" {
+				if len(asked) != 1 || asked[0].Params.Proxy.Server != "beta" {
 					t.Fatalf("asked %v", asked)
 				}
 			})
 			t.Run("A23 an error of the client", func(t *testing.T) {
 				c := c.in(t)
-				c.answer(func(asked legacyMessage) string {
+				c.answer(func(asked mcpclient.Message) string {
 					return `"error":{"code":-1,"message":"user rejected","data":{"n":1.0}}`
 				})
 				got := c.ask("tools/call", `{"name":"alpha::ask","arguments":{"method":"sampling/createMessage","params":{}}}`)
 				if !strings.Contains(string(got.Result), `user rejected`) || !strings.Contains(string(got.Result), `1.0`) {
-					t.Errorf("%s", got.raw)
+					t.Errorf("%s", got.Raw)
 				}
 			})
 			t.Run("A24 equal ids of two servers at once", func(t *testing.T) {
 				c := c.in(t)
 				release := make(chan struct{})
 				before := len(c.heardOf("roots/list"))
-				c.answer(func(asked legacyMessage) string {
+				c.answer(func(asked mcpclient.Message) string {
 					<-release
-					return `"result":{"roots":[{"uri":"file:///for-` + asked.proxyServer() + `"}]}`
+					return `"result":{"roots":[{"uri":"file:///for-` + asked.Params.Proxy.Server + `"}]}`
 				})
-				pending := map[string]<-chan legacyAnswer{}
+				pending := map[string]<-chan mcpclient.Answer{}
 				for _, server := range []string{"alpha", "beta"} {
 					pending[server] = c.beginCall(server+"::ask-roots", `{}`)
 				}
@@ -94,23 +89,23 @@ func TestAggregateServersAsk(t *testing.T) {
 				}
 				close(release)
 				for server, p := range pending {
-					if got := c.await(p); !strings.Contains(got.raw, "file:///for-"+server) {
-						t.Errorf("%s got %s", server, got.raw)
+					if got := c.await(p); !strings.Contains(got.Raw, "file:///for-"+server) {
+						t.Errorf("%s got %s", server, got.Raw)
 					}
 				}
 			})
 			t.Run("A24 many questions of one server at once", func(t *testing.T) {
 				c := c.in(t)
-				c.answer(func(asked legacyMessage) string {
-					return `"result":{"was":` + quote(strings.Trim(asked.member("n"), `"`)) + `}`
+				c.answer(func(asked mcpclient.Message) string {
+					return `"result":{"was":` + quote(strings.Trim(asked.Param("n"), `"`)) + `}`
 				})
-				var pending []<-chan legacyAnswer
+				var pending []<-chan mcpclient.Answer
 				for i := range 20 {
 					pending = append(pending, c.beginCall([]string{"alpha", "beta"}[i%2]+"::ask", fmt.Sprintf(`{"method":"sampling/createMessage","params":{"n":"q%d"}}`, i)))
 				}
 				for i, p := range pending {
-					if got := c.await(p); !strings.Contains(got.raw, fmt.Sprintf(`{\"was\":\"q%d\"}`, i)) {
-						t.Errorf("%d got %s", i, got.raw)
+					if got := c.await(p); !strings.Contains(got.Raw, fmt.Sprintf(`{\"was\":\"q%d\"}`, i)) {
+						t.Errorf("%d got %s", i, got.Raw)
 					}
 				}
 			})
@@ -118,20 +113,20 @@ func TestAggregateServersAsk(t *testing.T) {
 				other := joinAll(t, url, everyCapability)
 				clients := []*legacyClient{c.in(t), other}
 				for i, c := range clients {
-					c.answer(func(legacyMessage) string { return fmt.Sprintf(`"result":{"client":%d}`, i) })
+					c.answer(func(mcpclient.Message) string { return fmt.Sprintf(`"result":{"client":%d}`, i) })
 				}
 				for range 5 {
-					var pending []<-chan legacyAnswer
+					var pending []<-chan mcpclient.Answer
 					for _, c := range clients {
 						pending = append(pending, c.begin(`"same"`, "tools/call", `{"name":"alpha::ask","arguments":{"method":"sampling/createMessage","params":{}}}`))
 					}
 					for i, p := range pending {
 						got := c.in(t).await(p)
-						if isolation == "shared" && strings.Contains(got.raw, `"isError":true`) && strings.Contains(got.raw, "several clients") {
+						if isolation == "shared" && strings.Contains(got.Raw, `"isError":true`) && strings.Contains(got.Raw, "several clients") {
 							continue // who is meant cannot be known, and nobody else gets it
 						}
-						if !strings.Contains(got.raw, fmt.Sprintf(`{\"client\":%d}`, i)) || string(got.ID) != `"same"` {
-							t.Errorf("client %d got %s", i, got.raw)
+						if !strings.Contains(got.Raw, fmt.Sprintf(`{\"client\":%d}`, i)) || string(got.ID) != `"same"` {
+							t.Errorf("client %d got %s", i, got.Raw)
 						}
 					}
 				}
@@ -139,8 +134,8 @@ func TestAggregateServersAsk(t *testing.T) {
 			t.Run("A23 answers to what nobody asked", func(t *testing.T) {
 				c := c.in(t)
 				for _, id := range []string{`"alpha/0"`, `"alpha"`, `5`, `"zeta/1"`, `"alpha/"`, `""`, `null`} {
-					if got := c.await(c.send(`{"jsonrpc":"2.0","id":` + id + `,"result":{}}`)); got.err != nil || got.status/100 == 5 {
-						t.Errorf("%s: %v %d %s", id, got.err, got.status, got.body)
+					if got := c.await(c.send(`{"jsonrpc":"2.0","id":` + id + `,"result":{}}`)); got.Err != nil || got.Status/100 == 5 {
+						t.Errorf("%s: %v %d %s", id, got.Err, got.Status, got.Body)
 					}
 				}
 				if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
@@ -160,14 +155,14 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 			mute := joinAll(t, url, `{}`)
 			got := mute.ask("tools/call", `{"name":"alpha::ask-roots","arguments":{}}`)
 			if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
-				t.Errorf("%s", got.raw)
+				t.Errorf("%s", got.Raw)
 			}
 			if asked := mute.heardOf("roots/list"); len(asked) != 0 {
 				t.Errorf("asked all the same: %v", asked)
 			}
 			// What was asked before anybody was ready hinders nobody.
 			able := joinAll(t, url, `{"roots":{}}`)
-			able.answer(func(legacyMessage) string { return `"result":{"roots":[{"uri":"file:///w"}]}` })
+			able.answer(func(mcpclient.Message) string { return `"result":{"roots":[{"uri":"file:///w"}]}` })
 			for _, server := range []string{"early", "alpha"} {
 				if got := able.use(server+"::ask-roots", `{}`); !strings.Contains(got, "file:///w") {
 					t.Errorf("%s: %s", server, got)
@@ -183,7 +178,7 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 		c := joinAll(t, url, `{"roots":{}}`)
 		got := c.ask("tools/call", `{"name":"alpha::ask","arguments":{"method":"sampling/createMessage","params":{}}}`)
 		if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
-			t.Errorf("%s", got.raw)
+			t.Errorf("%s", got.Raw)
 		}
 		if asked := c.heardOf("sampling/createMessage"); len(asked) != 0 {
 			t.Errorf("asked all the same: %v", asked)
@@ -203,56 +198,56 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 				t.Error(got)
 			}
 			heard := c.hears("notifications/message", i+1)[i]
-			if heard.proxyServer() != server || !strings.Contains(string(heard.Params), `"level":"error","data":{"n":1.0,"t":"é\u00e9"},"logger":"x"`) {
-				t.Errorf("%s", heard.raw)
+			if heard.Params.Proxy.Server != server || !strings.Contains(string(heard.Params.Raw), `"level":"error","data":{"n":1.0,"t":"é\u00e9"},"logger":"x"`) {
+				t.Errorf("%s", heard.Raw)
 			}
 		}
 	})
 	t.Run("A26 without params", func(t *testing.T) {
 		c := c.in(t)
 		c.use("alpha::emit", `{"method":"notifications/x"}`)
-		if heard := c.hears("notifications/x", 1)[0]; heard.proxyServer() != "alpha" {
-			t.Errorf("%s", heard.raw)
+		if heard := c.hears("notifications/x", 1)[0]; heard.Params.Proxy.Server != "alpha" {
+			t.Errorf("%s", heard.Raw)
 		}
 	})
 	t.Run("A26 with empty params", func(t *testing.T) {
 		c := c.in(t)
 		c.use("alpha::emit", `{"method":"notifications/y","params":{ }}`)
-		if heard := c.hears("notifications/y", 1)[0]; heard.proxyServer() != "alpha" {
-			t.Errorf("%s", heard.raw)
+		if heard := c.hears("notifications/y", 1)[0]; heard.Params.Proxy.Server != "alpha" {
+			t.Errorf("%s", heard.Raw)
 		}
 	})
 	t.Run("A26 out of the blue", func(t *testing.T) {
 		c := c.in(t)
-		await.Until(t, "the gateway to listen", func() bool { return remote.listeners() > 0 })
-		remote.say(`{"jsonrpc":"2.0","method":"notifications/z","params":{"a":1.0}}`)
+		await.Until(t, "the gateway to listen", func() bool { return remote.Listeners() > 0 })
+		remote.Say(`{"jsonrpc":"2.0","method":"notifications/z","params":{"a":1.0}}`)
 		heard := c.hears("notifications/z", 1)[0]
-		if heard.proxyServer() != "remote" || !strings.Contains(string(heard.Params), `"a":1.0`) {
-			t.Errorf("%s", heard.raw)
+		if heard.Params.Proxy.Server != "remote" || !strings.Contains(string(heard.Params.Raw), `"a":1.0`) {
+			t.Errorf("%s", heard.Raw)
 		}
 	})
 	t.Run("A23 a question out of the blue", func(t *testing.T) {
 		c := joinAll(t, url, `{"roots":{}}`)
-		c.answer(func(legacyMessage) string { return `"result":{"roots":[{"uri":"file:///w","n":1.0}]}` })
-		await.Until(t, "the gateway to listen for both clients", func() bool { return remote.listeners() == 2 })
-		remote.say(`{"jsonrpc":"2.0","id":"q\u0031","method":"roots/list","params":{"x":1.0}}`)
+		c.answer(func(mcpclient.Message) string { return `"result":{"roots":[{"uri":"file:///w","n":1.0}]}` })
+		await.Until(t, "the gateway to listen for both clients", func() bool { return remote.Listeners() == 2 })
+		remote.Say(`{"jsonrpc":"2.0","id":"q\u0031","method":"roots/list","params":{"x":1.0}}`)
 		asked := c.hears("roots/list", 1)[0]
-		if asked.proxyServer() != "remote" || asked.member("x") != "1.0" || !strings.HasPrefix(string(asked.ID), `"remote`) {
-			t.Errorf("asked %s", asked.raw)
+		if asked.Params.Proxy.Server != "remote" || asked.Param("x") != "1.0" || !strings.HasPrefix(string(asked.ID), `"remote`) {
+			t.Errorf("asked %s", asked.Raw)
 		}
 		// Of the two clients one cannot answer, which is an answer, too.
-		await.Until(t, "the answers", func() bool { return remote.count("answer") >= 2 })
+		await.Until(t, "the answers", func() bool { return remote.Count("answer") >= 2 })
 		results := 0
-		for _, m := range remote.received("answer") {
+		for _, m := range remote.Received("answer") {
 			if string(m.ID) != `"q\u0031"` {
-				t.Errorf("answered %s", m.raw)
+				t.Errorf("answered %s", m.Body)
 			}
 			if string(m.Result) == `{"roots":[{"uri":"file:///w","n":1.0}]}` {
 				results++
 			}
 		}
 		if results != 1 {
-			t.Errorf("answered %v", remote.received("answer"))
+			t.Errorf("answered %v", remote.Received("answer"))
 		}
 	})
 	t.Run("A26 once, however many streams there are", func(t *testing.T) {
@@ -296,54 +291,54 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 		c.notify("notifications/bar", "")
 		for _, method := range []string{"notifications/foo", "notifications/bar"} {
 			await.Until(t, method, func() bool {
-				return len(alpha.entries(t, method)) == 1 && len(beta.entries(t, method)) == 1 && remote.count(method) == 1
+				return len(alpha.entries(t, method)) == 1 && len(beta.entries(t, method)) == 1 && remote.Count(method) == 1
 			})
 		}
-		for _, got := range []legacyMessage{alpha.messages(t, "notifications/foo")[0], beta.messages(t, "notifications/foo")[0], remote.received("notifications/foo")[0]} {
+		for _, got := range []*mcptest.Received{alpha.messages(t, "notifications/foo")[0], beta.messages(t, "notifications/foo")[0], remote.Received("notifications/foo")[0]} {
 			if string(got.Params) != `{"n":1.0,"t":"é\u00e9"}` {
-				t.Errorf("%s", got.raw)
+				t.Errorf("got the params %s, want them as they were sent", got.Params)
 			}
 		}
 	})
 	t.Run("roots that have changed", func(t *testing.T) {
 		const method = "notifications/roots/list_changed"
 		c.in(t).notify(method, "")
-		await.Until(t, method, func() bool { return len(alpha.entries(t, method)) == 1 && remote.count(method) == 1 })
+		await.Until(t, method, func() bool { return len(alpha.entries(t, method)) == 1 && remote.Count(method) == 1 })
 	})
 	t.Run("A28 initialized is not sent twice", func(t *testing.T) {
 		c := c.in(t)
 		c.notify("notifications/initialized", "")
 		c.notify("notifications/after", "")
 		await.Until(t, "what came after", func() bool {
-			return len(alpha.entries(t, "notifications/after")) == 1 && len(beta.entries(t, "notifications/after")) == 1 && remote.count("notifications/after") == 1
+			return len(alpha.entries(t, "notifications/after")) == 1 && len(beta.entries(t, "notifications/after")) == 1 && remote.Count("notifications/after") == 1
 		})
-		if a, b, r := len(alpha.entries(t, "notifications/initialized")), len(beta.entries(t, "notifications/initialized")), remote.count("notifications/initialized"); a != 1 || b != 1 || r != 1 {
+		if a, b, r := len(alpha.entries(t, "notifications/initialized")), len(beta.entries(t, "notifications/initialized")), remote.Count("notifications/initialized"); a != 1 || b != 1 || r != 1 {
 			t.Errorf("sent %d, %d and %d times", a, b, r)
 		}
 	})
 	t.Run("A28 progress goes to who has asked", func(t *testing.T) {
 		c := newLegacyClient(t, url, everyCapability)
 		release := make(chan struct{})
-		c.answer(func(asked legacyMessage) string {
+		c.answer(func(asked mcpclient.Message) string {
 			<-release
 			return `"result":{}`
 		})
 		call := c.beginCall("alpha::ask", `{"method":"sampling/createMessage","params":{"_meta":{"progressToken":"tok"}}}`)
 		asked := c.hears("sampling/createMessage", 1)[0]
 		var meta struct{ ProgressToken json.RawMessage }
-		if err := json.Unmarshal([]byte(asked.member("_meta")), &meta); err != nil || meta.ProgressToken == nil {
-			t.Fatalf("%v: %s", err, asked.raw)
+		if err := json.Unmarshal([]byte(asked.Param("_meta")), &meta); err != nil || meta.ProgressToken == nil {
+			t.Fatalf("%v: %s", err, asked.Raw)
 		}
 		c.notify("notifications/progress", `{"progressToken":`+string(meta.ProgressToken)+`,"progress":1.0,"total":2}`)
 		await.Until(t, "progress", func() bool { return len(alpha.entries(t, "notifications/progress")) == 1 })
-		if got := alpha.messages(t, "notifications/progress")[0]; got.member("progressToken") != `"tok"` || got.member("progress") != `1.0` {
-			t.Errorf("%s", got.raw)
+		if got := alpha.messages(t, "notifications/progress")[0]; got.Param("progressToken") != `"tok"` || got.Param("progress") != `1.0` {
+			t.Errorf("%s", got.Body)
 		}
 		c.notify("notifications/progress", `{"progressToken":"nobody's","progress":1}`)
 		close(release)
 		c.await(call)
 		c.use("beta::pid", `{}`)
-		if a, b, r := len(alpha.entries(t, "notifications/progress")), len(beta.entries(t, "notifications/progress")), remote.count("notifications/progress"); a != 1 || b != 0 || r != 0 {
+		if a, b, r := len(alpha.entries(t, "notifications/progress")), len(beta.entries(t, "notifications/progress")), remote.Count("notifications/progress"); a != 1 || b != 0 || r != 0 {
 			t.Errorf("R23 sent %d, %d and %d times", a, b, r)
 		}
 	})
@@ -354,8 +349,8 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 		// Its ids count from 0, and it is a child of this session.
 		c.use("alpha::emit", `{"method":"notifications/cancelled","params":{"requestId":0,"reason":"x"}}`)
 		got := c.hears("notifications/cancelled", 1)[0]
-		if got.member("requestId") != string(asked.ID) || got.member("reason") != `"x"` {
-			t.Errorf("of %s it says %s", asked.ID, got.raw)
+		if got.Param("requestId") != string(asked.ID) || got.Param("reason") != `"x"` {
+			t.Errorf("of %s it says %s", asked.ID, got.Raw)
 		}
 		<-c.send(`{"jsonrpc":"2.0","id":` + string(asked.ID) + `,"result":{}}`) // too late
 		if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
@@ -371,7 +366,7 @@ func TestAggregateCancellation(t *testing.T) {
 			alpha, beta := newJournal(t), newJournal(t)
 			url := serve(t, gateway(block(child("alpha"), alpha.env(), "isolation "+isolation), block(child("beta"), beta.env())))
 			one, two := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
-			hang := func(c *legacyClient) <-chan legacyAnswer {
+			hang := func(c *legacyClient) <-chan mcpclient.Answer {
 				return c.begin("7", "tools/call", `{"name":"alpha::hang","arguments":{}}`)
 			}
 			first, second := hang(one), hang(two)
@@ -379,7 +374,7 @@ func TestAggregateCancellation(t *testing.T) {
 			one.notify("notifications/cancelled", `{"requestId":7,"reason":"no more"}`)
 			await.Until(t, "the cancellation", func() bool { return len(alpha.entries(t, "cancelled")) == 1 })
 			if got := one.await(first); got.Result != nil {
-				t.Errorf("what was cancelled got %s", got.raw)
+				t.Errorf("what was cancelled got %s", got.Raw)
 			}
 			one.notify("notifications/cancelled", `{"requestId":7}`)    // not any more
 			one.notify("notifications/cancelled", `{"requestId":"7"}`)  // never
@@ -398,14 +393,14 @@ func TestAggregateCancellation(t *testing.T) {
 			}
 			select {
 			case got := <-second:
-				t.Errorf("the other client got %s", got.body)
+				t.Errorf("the other client got %s", got.Body)
 			default:
 			}
 			two.notify("notifications/cancelled", `{"requestId":7}`)
 			await.Until(t, "the cancellation", func() bool { return len(alpha.entries(t, "cancelled")) == 2 })
 			two.await(second)
 			notes := alpha.messages(t, "notifications/cancelled")
-			if len(notes) != 2 || notes[0].member("reason") != `"no more"` {
+			if len(notes) != 2 || notes[0].Param("reason") != `"no more"` {
 				t.Errorf("alpha was told %v", notes)
 			}
 			if got := beta.entries(t, "notifications/cancelled"); len(got) != 0 {
@@ -424,22 +419,22 @@ func TestAggregateProgress(t *testing.T) {
 			one, two := one.in(t), two.in(t)
 			steps := map[*legacyClient]int{one: 3, two: 7}
 			before := map[*legacyClient]int{}
-			pending := map[*legacyClient]<-chan legacyAnswer{}
+			pending := map[*legacyClient]<-chan mcpclient.Answer{}
 			for c, n := range steps {
 				before[c] = len(c.heardOf("notifications/progress"))
 				pending[c] = c.begin("9", "tools/call", fmt.Sprintf(`{"_meta":{"progressToken":%s},"name":"alpha::progress","arguments":{"steps":%d}}`, token, n))
 			}
 			for c, n := range steps {
-				if got := c.await(pending[c]); toolText(t, got.raw) != "done" {
-					t.Errorf("%s", got.raw)
+				if got := c.await(pending[c]); toolText(t, got.Raw) != "done" {
+					t.Errorf("%s", got.Raw)
 				}
 				heard := c.heardOf("notifications/progress")[before[c]:]
 				if len(heard) != n {
 					t.Fatalf("%d steps and not %d", len(heard), n)
 				}
 				for i, m := range heard {
-					if m.member("progressToken") != token || m.member("progress") != fmt.Sprint(i+1) || m.member("total") != fmt.Sprint(n) || m.proxyServer() != "alpha" {
-						t.Errorf("%d: %s", i, m.raw)
+					if m.Param("progressToken") != token || m.Param("progress") != fmt.Sprint(i+1) || m.Param("total") != fmt.Sprint(n) || m.Params.Proxy.Server != "alpha" {
+						t.Errorf("%d: %s", i, m.Raw)
 					}
 				}
 			}
@@ -465,13 +460,13 @@ func TestAggregateConcurrency(t *testing.T) {
 		}
 		c.list("tools/list", "name")
 	}
-	var pending []<-chan legacyAnswer
+	var pending []<-chan mcpclient.Answer
 	for i := range 200 {
 		pending = append(pending, []*legacyClient{one, two}[i%2].begin(fmt.Sprint(1000+i/2), "tools/call", fmt.Sprintf(`{"name":"%s::echo","arguments":{"i":"call %d."}}`, []string{"alpha", "beta"}[i/2%2], i)))
 	}
 	for i, p := range pending {
-		if got := one.await(p); string(got.ID) != fmt.Sprint(1000+i/2) || !strings.Contains(got.raw, fmt.Sprintf("call %d.", i)) {
-			t.Errorf("G22 %d: %v %s", i, got.err, got.body)
+		if got := one.await(p); string(got.ID) != fmt.Sprint(1000+i/2) || !strings.Contains(got.Raw, fmt.Sprintf("call %d.", i)) {
+			t.Errorf("G22 %d: %v %s", i, got.Err, got.Body)
 		}
 	}
 }
@@ -482,7 +477,7 @@ func TestAggregateTimeout(t *testing.T) {
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
 	var silent atomic.Bool
-	remote.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	remote.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == "tools/call" && silent.Load() {
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, ": \n\n")
@@ -500,8 +495,8 @@ func TestAggregateTimeout(t *testing.T) {
 			t.Errorf("A38 %s", got)
 		}
 		server, _, _ := strings.Cut(tool, "::")
-		if got := c.await(waiting); got.Error == nil || got.Error.Code != -32002 || got.Error.Data.Code != "timeout" || got.Error.Data.ServerName != server || string(got.ID) != `"h\u0061ng"` || got.status != 200 {
-			t.Errorf("A38 %s: %v %d %s", tool, got.err, got.status, got.body)
+		if got := c.await(waiting); got.Error == nil || got.Error.Code != -32002 || got.Error.Symbol() != "timeout" || got.Error.Server() != server || string(got.ID) != `"h\u0061ng"` || got.Status != 200 {
+			t.Errorf("A38 %s: %v %d %s", tool, got.Err, got.Status, got.Body)
 		}
 	}
 	silent.Store(false)
@@ -587,7 +582,7 @@ func TestAggregateSubscriptions(t *testing.T) {
 				return fmt.Sprint(len(subscriber.heardOf(updated)), len(second.heardOf(updated)), len(other.heardOf(updated)))
 			}
 			subscriber.result("resources/subscribe", `{"uri":`+uri+`}`)
-			if got := alpha.messages(t, "resources/subscribe"); len(got) != 1 || got[0].member("uri") != quote(data) {
+			if got := alpha.messages(t, "resources/subscribe"); len(got) != 1 || got[0].Param("uri") != quote(data) {
 				t.Errorf("alpha got %v", got)
 			}
 			touch(data)
@@ -596,8 +591,8 @@ func TestAggregateSubscriptions(t *testing.T) {
 			if got := counts(); got != "1 0 0" {
 				t.Fatalf("heard by %s", got)
 			}
-			if got := subscriber.heardOf(updated)[0]; got.member("uri") != uri || got.proxyServer() != "alpha" {
-				t.Errorf("%s", got.raw)
+			if got := subscriber.heardOf(updated)[0]; got.Param("uri") != uri || got.Params.Proxy.Server != "alpha" {
+				t.Errorf("%s", got.Raw)
 			}
 			second.result("resources/subscribe", `{"uri":`+uri+`}`)
 			touch(data)

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
@@ -227,21 +226,31 @@ func (l *loader) start() {
 // change the configuration, even one that fails, returns when Caddy has settled.
 func admin(t *testing.T, method, path, body string, headers ...string) (got answer) {
 	t.Helper()
+	got = askAdmin(t, adminAddress(t), method, path, body, headers...)
+	if method != http.MethodGet {
+		loaderOf(t).caddy.settle(t)
+	}
+	return got
+}
+
+// askAdmin asks the admin API at an address, again if the request is lost.
+func askAdmin(t *testing.T, address, method, path, body string, headers ...string) (got answer) {
+	t.Helper()
 	var lost error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		req := request(t, t.Context(), method, "http://"+adminAddress(t)+path, body, headers...)
+	answered := await.Within(patience, func() bool {
+		req := request(t, t.Context(), method, "http://"+address+path, body, headers...)
 		req.Close = true // a reload closes kept connections
 		res, err := client.Do(req)
 		if lost = err; err != nil {
-			continue
+			return false
 		}
+		defer res.Body.Close()
 		text, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		if method != http.MethodGet {
-			loaderOf(t).caddy.settle(t)
-		}
-		return answer{res, string(text)}
+		got = answer{res, string(text)}
+		return true
+	})
+	if !answered {
+		t.Fatal(lost)
 	}
-	t.Fatal(lost)
 	return got
 }

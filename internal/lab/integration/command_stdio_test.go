@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // stdioGreeting is what a client of the command mcp-stdio says first.
@@ -119,14 +121,14 @@ func TestCommandStdioJoined(t *testing.T) {
 		}
 	}
 	// hear returns the next message that is an answer, or asks with this method.
-	hear := func(method string) (m legacyMessage) {
+	hear := func(method string) (m mcpclient.Message) {
 		t.Helper()
 		for {
 			line, err := lines.ReadString('\n')
 			if err != nil {
 				t.Fatalf("%v\n%s", err, &logged)
 			}
-			m = legacyMessage{raw: line}
+			m = mcpclient.Message{Raw: line}
 			if err := json.Unmarshal([]byte(line), &m); err != nil {
 				t.Fatalf("%v: %s", err, line)
 			}
@@ -136,32 +138,32 @@ func TestCommandStdioJoined(t *testing.T) {
 		}
 	}
 	say(strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"roots":{}}`, 1)))
-	if m := hear(""); m.Result == nil || !strings.Contains(m.raw, `"protocolVersion":"2025-11-25"`) {
+	if m := hear(""); m.Result == nil || !strings.Contains(m.Raw, `"protocolVersion":"2025-11-25"`) {
 		t.Fatalf("got %s", m)
 	}
 	say(rpc("tools/list", `{}`))
-	if m := hear(""); !strings.Contains(m.raw, `"name":"alpha::echo"`) || !strings.Contains(m.raw, `"name":"beta::echo"`) {
+	if m := hear(""); !strings.Contains(m.Raw, `"name":"alpha::echo"`) || !strings.Contains(m.Raw, `"name":"beta::echo"`) {
 		t.Errorf("A42 listed %.500s", m)
 	}
 	for _, server := range []string{"alpha", "beta"} {
 		say(toolCall{server + "::echo", `{"text":"é"}`}.request())
-		if text := toolText(t, hear("").raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
+		if text := toolText(t, hear("").Raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
 			t.Errorf("A42 %s received %s", server, text)
 		}
 		say(toolCall{server + "::ask-roots", `{}`}.request())
 		question := hear("roots/list")
-		if question.proxyServer() != server {
+		if question.Params.Proxy.Server != server {
 			t.Errorf("A27 asked by %s: %s", server, question)
 		}
 		const roots = `{"roots":[{"uri":"file:///mine"}]}`
 		say(`{"jsonrpc":"2.0","id":` + string(question.ID) + `,"result":` + roots + `}`)
-		if text := toolText(t, hear("").raw); text != roots {
+		if text := toolText(t, hear("").Raw); text != roots {
 			t.Errorf("A27 %s was told %s", server, text)
 		}
 	}
 	// What a server says unasked comes by itself.
 	say(toolCall{"beta::add-tool", `{"name":"more"}`}.request())
-	if m := hear("notifications/tools/list_changed"); m.proxyServer() != "beta" {
+	if m := hear("notifications/tools/list_changed"); m.Params.Proxy.Server != "beta" {
 		t.Errorf("A26 heard %s", m)
 	}
 	say(toolCall{"alpha::slow", `{"ms":200}`}.request())

@@ -23,6 +23,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -786,14 +787,9 @@ func TestConversationMetrics(t *testing.T) {
 		res := open(t, client, "POST", "http://"+address+"/v1/messages", streamed(blocks(`"x"`)))
 		nextEvent(t, bufio.NewReader(res.Body))
 		res.Body.Close()
-		for deadline := time.Now().Add(patience); ; { // nobody tells when the server has noticed
-			if grown()[`usage_tokens_total{route="left",type="input"}`] == float64(usage.Input) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("counted %v", grown())
-			}
-		}
+		await.Until(t, "the input tokens to be counted", func() bool {
+			return grown()[`usage_tokens_total{route="left",type="input"}`] == float64(usage.Input)
+		})
 	})
 }
 

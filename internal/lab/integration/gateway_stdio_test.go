@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // child is a server of a gateway: this very program, which can be an MCP server of
@@ -72,7 +73,7 @@ func use(t *testing.T, at, tool, arguments string, headers ...string) string {
 	return toolText(t, answerIn(post(t, at, toolCall{tool, arguments}.request(), append(headers, acceptBoth)...).body))
 }
 
-const acceptBoth = "Accept: application/json, text/event-stream"
+const acceptBoth = mcpclient.Accept
 
 // answerIn returns the answer in a body, the last of its events if it has any.
 func answerIn(body string) string {

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -82,11 +82,9 @@ func TestGatewayCountsClientsThatLeave(t *testing.T) {
 		}()
 		wait(t, asked, "the request")
 		leave()
-		for deadline := time.Now().Add(patience); grown()[`requests_total{gateway="",method="ping",outcome="canceled",server="waits"}`] != 1; {
-			if time.Now().After(deadline) {
-				t.Fatal("not counted")
-			}
-		}
+		await.Until(t, "the request to be counted as canceled", func() bool {
+			return grown()[`requests_total{gateway="",method="ping",outcome="canceled",server="waits"}`] == 1
+		})
 	}
 }
 

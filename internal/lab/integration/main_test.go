@@ -21,6 +21,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )
@@ -105,6 +106,44 @@ func upstream(t *testing.T, handler http.Handler) string {
 	return server.Listener.Addr().String()
 }
 
+// A remoteServer is an MCP server over HTTP whose answers the test writes.
+type remoteServer struct {
+	*mcptest.Script
+	address string
+}
+
+// newRemoteServer starts a server of the legacy era with these tools, which insists on
+// sessions.
+func newRemoteServer(t *testing.T, tools ...string) *remoteServer {
+	t.Helper()
+	return serveScript(t, &mcptest.Script{Sessions: true, Legacy: true, Capabilities: `{"tools":{"listChanged":true}}`, Tools: tools})
+}
+
+// newLenientServer starts a server of both eras with these tools. It takes requests outside
+// of sessions, so it answers at every endpoint of a gateway.
+func newLenientServer(t *testing.T, tools ...string) *remoteServer {
+	t.Helper()
+	return serveScript(t, &mcptest.Script{Tools: tools})
+}
+
+func serveScript(t *testing.T, script *mcptest.Script) *remoteServer {
+	t.Helper()
+	return &remoteServer{script, upstream(t, script)}
+}
+
+// line is the server in the configuration of a gateway.
+func (s *remoteServer) line(name string) string {
+	return "server " + name + " http://" + s.address + "/mcp"
+}
+
+// params returns the params of the requests with a method.
+func (s *remoteServer) params(method string) (all []string) {
+	for _, r := range s.Received(method) {
+		all = append(all, string(r.Params))
+	}
+	return all
+}
+
 // proxy is the directive that forwards to an address.
 func proxy(address string) string { return "reverse_proxy " + address }
 
@@ -151,15 +190,9 @@ func open(t *testing.T, client *http.Client, method, url, message string, header
 
 func request(t *testing.T, ctx context.Context, method, url, message string, headers ...string) *http.Request {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(message))
+	req, err := mcpclient.NewRequest(ctx, method, url, message, headers...)
 	if err != nil {
 		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	for _, header := range headers {
-		if name, value, _ := strings.Cut(header, ": "); value != "" {
-			req.Header.Set(name, value)
-		}
 	}
 	return req
 }

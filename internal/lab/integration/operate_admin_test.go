@@ -132,7 +132,7 @@ func membersOf(t *testing.T, c *speaker, method, kind, member string) (values []
 	var result map[string]json.RawMessage
 	var items []map[string]json.RawMessage
 	if json.Unmarshal(got.answer.Result, &result) != nil || json.Unmarshal(result[kind], &items) != nil || result["nextCursor"] != nil {
-		t.Fatalf("%s: %d %.500s", method, got.status, got.answer.raw)
+		t.Fatalf("%s: %d %.500s", method, got.status, got.answer.Raw)
 	}
 	for _, item := range items {
 		var value string
@@ -156,7 +156,7 @@ func (c *speaker) read(t *testing.T, uri string) string {
 		Contents []struct{ Text, MIMEType string }
 	}
 	if json.Unmarshal(got.answer.Result, &result) != nil || len(result.Contents) != 1 || got.status != 200 {
-		t.Fatalf("%s: %d %.500s", uri, got.status, got.answer.raw)
+		t.Fatalf("%s: %d %.500s", uri, got.status, got.answer.Raw)
 	}
 	return result.Contents[0].Text
 }
@@ -170,7 +170,7 @@ func (c *speaker) refuses(t *testing.T, method, params string, status int, symbo
 		_ = json.Unmarshal(got.answer.Error.Data, &data)
 	}
 	if got.status != status || data.Code != symbol {
-		t.Errorf("%s %s: %d %s\nwant %d %s", method, params, got.status, got.answer.raw, status, symbol)
+		t.Errorf("%s %s: %d %s\nwant %d %s", method, params, got.status, got.answer.Raw, status, symbol)
 	}
 }
 
@@ -265,7 +265,7 @@ func TestOperateRestart(t *testing.T) {
 			t.Errorf("beta was %s and is %s", beta, again)
 		}
 		if got := c.await(waiting); got.Error == nil {
-			t.Errorf("A37 the call in flight: %v %d %s", got.err, got.status, got.body)
+			t.Errorf("A37 the call in flight: %v %d %s", got.Err, got.Status, got.Body)
 		}
 		c.hears(listChanged, heard+1)
 		if starts := alpha.entries(t, "start"); len(starts) != 2 || processRuns(starts[0].PID) {
@@ -551,9 +551,7 @@ func TestOperateRefresh(t *testing.T) {
 		c := newSpeaker(t, joinedAt(url), false, `{}`)
 		stream := c.listens(t)
 		toolsOf(t, c)
-		remote.mu.Lock()
-		remote.tools = append(remote.tools, `{"name":"second","inputSchema":{"type":"object"}}`)
-		remote.mu.Unlock()
+		remote.Change(func(s *mcptest.Script) { s.Tools = append(s.Tools, "second") })
 		control[struct{}](t, "POST", "/servers/far/refresh", "", 200)
 		stream.hears(t, listChanged)
 		if got := toolsOf(t, c); !slices.Contains(got, "far__second") {
@@ -681,7 +679,7 @@ func TestOperateTemplates(t *testing.T) {
 				if got := c.read(t, "far-docs://x"); got != "x of far" {
 					t.Errorf("read %q", got)
 				}
-				if seen := alpha.messages(t, "resources/read"); len(seen) == 0 || seen[len(seen)-1].member("uri") != `"file://alpha/data.txt"` {
+				if seen := alpha.messages(t, "resources/read"); len(seen) == 0 || seen[len(seen)-1].Param("uri") != `"file://alpha/data.txt"` {
 					t.Errorf("alpha was asked for %v", seen)
 				}
 			})
@@ -738,7 +736,7 @@ func TestOperateTemplates(t *testing.T) {
 			}
 			for _, uri := range []string{"notes://ann/x", "docs://data"} {
 				if got := c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`); got.answer.Error == nil {
-					t.Errorf("%s: %s", uri, got.answer.raw)
+					t.Errorf("%s: %s", uri, got.answer.Raw)
 				}
 			}
 		}

@@ -86,9 +86,9 @@ func TestOperateBehindNginx(t *testing.T) {
 	for i := range 5 { // a few, which fill no buffer; those of before the stream was open are lost
 		c.ask(t, "tools/call", fmt.Sprintf(`{"name":"child__add-tool","arguments":{"name":"new_%d"}}`, i))
 		select {
-		case m := <-stream.messages:
+		case m := <-stream.Messages:
 			if m.Method != listChanged {
-				t.Errorf("got %s", m.raw)
+				t.Errorf("got %s", m.Raw)
 			}
 			return
 		case <-time.After(patience / 5):
@@ -110,7 +110,7 @@ func TestOperateState(t *testing.T) {
 	c := newSpeaker(t, "http://"+before.address+"/mcp", false, `{}`)
 	read := func(tool, arguments string) string {
 		t.Helper()
-		return c.ask(t, "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`).answer.text()
+		return c.ask(t, "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`).answer.Text()
 	}
 	pid, changing := read("child__pid", `{}`), read("changed__pid", `{}`)
 	id := regexp.MustCompile(`obs_\w+`).FindString(read("child__big", `{"n":300}`))
@@ -152,7 +152,7 @@ func TestOperateState(t *testing.T) {
 
 	before.stop(t)
 	after := run(t, inFile(t, file("20", "yes")), key)
-	c.at = "http://" + after.address + "/mcp"
+	c.URL = "http://" + after.address + "/mcp"
 	if got := read("child__pid", `{}`); got == pid {
 		t.Errorf("the child has outlived a restart: %s", got)
 	}

@@ -111,7 +111,7 @@ func TestOperateHealthRestarts(t *testing.T) {
 			await.Until(t, "another process", func() bool { return len(journal.entries(t, "start")) == 2 })
 			for name, d := range pending {
 				if got := d.finish(t).answer; got.Error == nil || got.Error.Code != -32002 || !strings.Contains(string(got.Error.Data), `"connect_error"`) {
-					t.Errorf("A37 the pending call of the %s client: %s", name, got.raw)
+					t.Errorf("A37 the pending call of the %s client: %s", name, got.Raw)
 				}
 			}
 			if f := failureOf(t, <-alone); f != (failed{502, -32002, "connect_error", "1", server, 0}) {
@@ -162,7 +162,7 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 	stopped(t, pid)
 	if got := pending.finish(t).answer; got.Error == nil || got.Error.Code != -32002 {
-		t.Errorf("A37 the pending call: %s", got.raw)
+		t.Errorf("A37 the pending call: %s", got.Raw)
 	}
 	if after := one.use(t, "own", "pid", `{}`); after == before {
 		t.Errorf("A36 it is still %s", after)
@@ -173,7 +173,7 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	await.Until(t, "A37 each to be initialized as its client wants it", func() bool {
 		capabilities := map[string]int{}
 		for _, m := range journal.messages(t, "initialize") {
-			capabilities[m.member("capabilities")]++
+			capabilities[m.Param("capabilities")]++
 		}
 		return capabilities[canAll] == 2 && capabilities[`{"sampling":{}}`] == 1
 	})
@@ -264,15 +264,14 @@ func TestOperateHealthOverHTTP(t *testing.T) {
 	up := &comingAndGoing{address: freeAddress(t), handler: remote}
 	sick := newRemoteServer(t, "tool")
 	var well atomic.Bool
-	sick.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	sick.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if !well.Load() {
 			http.Error(w, "<html>not today</html>", http.StatusServiceUnavailable)
 		}
 		return !well.Load()
 	}
-	sick.hello = strings.Replace(sick.hello, "remote", "sick", 1)
 	mute, over := newRemoteServer(t, "tool"), make(chan struct{})
-	mute.first = func(http.ResponseWriter, legacyMessage) bool {
+	mute.Handle = func(http.ResponseWriter, *mcptest.Received) bool {
 		<-over
 		return false
 	}

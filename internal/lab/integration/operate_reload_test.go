@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -152,7 +151,7 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 				marks++ // by which it is known what was heard before
 				clients[name].use(t, "kept", "add-tool", fmt.Sprintf(`{"name":"mark-%d"}`, marks))
 				if m := stream.hears(t, listChanged); m.Params.Proxy.Server != "kept" {
-					t.Errorf("%s heard %s", name, m.raw)
+					t.Errorf("%s heard %s", name, m.Raw)
 				}
 				if got := clients[name].use(t, "extra", "slow", `{"ms":1}`); got != "slept" {
 					t.Errorf("%s: %s", name, got)
@@ -168,7 +167,7 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 					t.Errorf("%s: listed %v", name, got)
 				}
 				if got := clients[name].ask(t, "tools/call", callOf("extra", "pid", `{}`)); got.answer.Error == nil {
-					t.Errorf("%s: %s", name, got.answer.raw)
+					t.Errorf("%s: %s", name, got.answer.Raw)
 				}
 			}
 			goesOn(t)
@@ -177,7 +176,7 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 			})
 		})
 	}
-	if n := far.count("initialize"); n > 2 { // one of each client
+	if n := far.Count("initialize"); n > 2 { // one of each client
 		t.Errorf("A60 the server over HTTP was initialized %d times", n)
 	}
 }
@@ -469,20 +468,8 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 	running := run(t, file)
 	reload := func(max int, headers ...string) {
 		config := withAdmin(strings.ReplaceAll(caddyfile(max), ":8080", strings.TrimPrefix(running.address, "127.0.0.1")), running.moved[":2019"])
-		for deadline := time.Now().Add(patience); ; {
-			res, err := client.Do(request(t, t.Context(), "POST", "http://"+running.moved[":2019"]+"/load", config, append(headers, "Content-Type: text/caddyfile", closes)...))
-			if err != nil && time.Now().Before(deadline) {
-				continue // its server is replaced, too
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, _ := io.ReadAll(res.Body)
-			res.Body.Close()
-			if res.StatusCode != 200 {
-				t.Fatalf("not loaded: %d %s", res.StatusCode, body)
-			}
-			return
+		if got := askAdmin(t, running.moved[":2019"], "POST", "/load", config, append(headers, "Content-Type: text/caddyfile")...); got.StatusCode != 200 {
+			t.Fatalf("not loaded: got %d %s, want 200", got.StatusCode, got.body)
 		}
 	}
 	url := "http://" + running.address
@@ -521,7 +508,7 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 	for _, m := range journal.messages(t, "tools/call") {
 		var id string
 		var arguments struct{ Call string }
-		_ = json.Unmarshal([]byte(m.member("arguments")), &arguments)
+		_ = json.Unmarshal([]byte(m.Param("arguments")), &arguments)
 		if id = arguments.Call; id != "" {
 			ran[id]++
 		}

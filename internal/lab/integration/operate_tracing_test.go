@@ -128,13 +128,13 @@ func TestOperateTracing(t *testing.T) {
 			c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
 			calls = append(calls, call{server + " among all, " + era.name, server, func(t *testing.T, meta string, headers ...string) string {
 				got := c.ask(t, "tools/call", callOf(server, "echo", `{"text":"x"}`, meta), headers...)
-				return got.answer.text()
+				return got.answer.Text()
 			}})
 		}
 	}
 	alone := newSpeaker(t, mcpAt(url, "old"), false, `{}`)
 	calls = append(calls, call{"old alone", "old", func(t *testing.T, meta string, headers ...string) string {
-		return alone.ask(t, "tools/call", `{"name":"echo","arguments":{"text":"x"},`+meta+`}`, headers...).answer.text()
+		return alone.ask(t, "tools/call", `{"name":"echo","arguments":{"text":"x"},`+meta+`}`, headers...).answer.Text()
 	}}, call{"old by plain POST", "old", func(t *testing.T, meta string, headers ...string) string {
 		got := post(t, rpcAt(url, "old"), rpc("tools/call", `{"name":"echo","arguments":{"text":"x"},`+meta+`}`), headers...)
 		return toolText(t, got.body)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -34,7 +35,7 @@ func TestOperateRoutesNotifications(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := func() []int {
-				return []int{len(alpha.entries(t, tt.method)), len(beta.entries(t, tt.method)), far.count(tt.method)}
+				return []int{len(alpha.entries(t, tt.method)), len(beta.entries(t, tt.method)), far.Count(tt.method)}
 			}
 			await.Until(t, tt.method, func() bool {
 				now := got()
@@ -50,7 +51,7 @@ func TestOperateRoutesNotifications(t *testing.T) {
 		})
 	}
 	if got := beta.messages(t, "notifications/foo")[0]; string(got.Params) != `{"n":1.0,"t":"é\u00e9"}` {
-		t.Errorf("A58 beta got %s", got.raw)
+		t.Errorf("A58 beta got %s", got.Body)
 	}
 }
 
@@ -86,7 +87,7 @@ func asking(t *testing.T, journal journal) []answering {
 
 // asksClient reports whether a client was asked anything.
 func (s said) asksClient() bool {
-	return strings.Contains(s.answer.raw, "inputRequests") || slices.ContainsFunc(s.events, func(m spoken) bool { return m.ID != nil })
+	return strings.Contains(s.answer.Raw, "inputRequests") || slices.ContainsFunc(s.events, func(m mcpclient.Message) bool { return m.ID != nil })
 }
 
 // failed reports whether the answer is an error, of the gateway or of the tool.
@@ -137,17 +138,17 @@ func TestOperateAnswersHere(t *testing.T) {
 		params := `{"name":` + quote(named(s.name, s.ask)) + `,"arguments":{"method":"roots/list","params":{}}}`
 		for range 2 {
 			got := c.ask(t, "tools/call", params)
-			text := got.answer.text()
+			text := got.answer.Text()
 			if !strings.Contains(text, `{"roots":[{"uri":"file:///workspace"`) || !strings.Contains(text, `"file:///second"`) || got.failed() {
-				t.Errorf("A59 got %s", got.answer.raw)
+				t.Errorf("A59 got %s", got.answer.Raw)
 			}
 			if got.asksClient() {
-				t.Errorf("A59 the client was asked: %v %s", got.events, got.answer.raw)
+				t.Errorf("A59 the client was asked: %v %s", got.events, got.answer.Raw)
 			}
 		}
 		// Anything else goes where it always has.
 		if got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, "echo"))+`,"arguments":{"text":"x"}}`); got.failed() {
-			t.Errorf("then %s", got.answer.raw)
+			t.Errorf("then %s", got.answer.Raw)
 		}
 	})
 }
@@ -192,32 +193,32 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 	for _, door := range doors {
 		t.Run("A59 on the stream of a session, "+door.name, func(t *testing.T) {
 			c := newSpeaker(t, door.at(url, "far"), false, canAll)
-			before, answers := far.listeners(), far.count("answer")
+			before, answers := far.Listeners(), far.Count("answer")
 			stream := c.listen(t)
-			await.Until(t, "the gateway to listen", func() bool { return far.listeners() == before+1 })
-			far.say(`{"jsonrpc":"2.0","id":"r\u0031","method":"roots/list"}`)
-			far.say(`{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage","params":{}}`)
-			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
+			await.Until(t, "the gateway to listen", func() bool { return far.Listeners() == before+1 })
+			far.Say(`{"jsonrpc":"2.0","id":"r\u0031","method":"roots/list"}`)
+			far.Say(`{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage","params":{}}`)
+			far.Say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {
-				t.Errorf("the client heard %s", m.raw)
+				t.Errorf("the client heard %s", m.Raw)
 			}
-			await.Until(t, "both answers", func() bool { return far.count("answer") >= answers+2 })
-			for _, m := range far.received("answer")[answers:] {
+			await.Until(t, "both answers", func() bool { return far.Count("answer") >= answers+2 })
+			for _, m := range far.Received("answer")[answers:] {
 				switch string(m.ID) {
 				case `"r\u0031"`:
-					if !strings.Contains(m.raw, roots) {
-						t.Errorf("answered %s", m.raw)
+					if !strings.Contains(m.Body, roots) {
+						t.Errorf("answered %s", m.Body)
 					}
 				case `2`:
 					if m.Error == nil {
-						t.Errorf("answered %s", m.raw)
+						t.Errorf("answered %s", m.Body)
 					}
 				default:
-					t.Errorf("answered %s", m.raw)
+					t.Errorf("answered %s", m.Body)
 				}
 			}
-			stream.hangUp()
-			await.Until(t, "the end of the stream", func() bool { return far.listeners() == before })
+			stream.HangUp()
+			await.Until(t, "the end of the stream", func() bool { return far.Listeners() == before })
 		})
 	}
 }
@@ -228,18 +229,18 @@ func TestOperateAnswersForOne(t *testing.T) {
 	url := serve(t, gateway("separator __", block(child("alpha"), "isolation session"), block(child("beta"), "isolation session"),
 		block("answer alpha roots/list", "roots file:///workspace"), "answer beta roots/list deliver"))
 	c := newSpeaker(t, joinedAt(url), false, canAll)
-	if got := c.ask(t, "tools/call", callOf("alpha", "ask-roots", `{}`)); got.asksClient() || !strings.Contains(got.answer.text(), "file:///workspace") {
-		t.Errorf("A59 alpha: %v %s", got.events, got.answer.raw)
+	if got := c.ask(t, "tools/call", callOf("alpha", "ask-roots", `{}`)); got.asksClient() || !strings.Contains(got.answer.Text(), "file:///workspace") {
+		t.Errorf("A59 alpha: %v %s", got.events, got.answer.Raw)
 	}
 	d := c.begin(t, "tools/call", callOf("beta", "ask-roots", `{}`))
 	question := d.hears(t, "roots/list")
 	c.replyTo(t, question, rootsAnswer)
-	if got := d.finish(t).answer.text(); got != rootsAnswer {
+	if got := d.finish(t).answer.Text(); got != rootsAnswer {
 		t.Errorf("A59 beta: %s", got)
 	}
 	d = c.begin(t, "tools/call", callOf("alpha", "ask", `{"method":"sampling/createMessage","params":{}}`))
 	c.replyTo(t, d.hears(t, "sampling/createMessage"), sampleAnswer)
-	if got := d.finish(t).answer.text(); got != sampleAnswer {
+	if got := d.finish(t).answer.Text(); got != sampleAnswer {
 		t.Errorf("A59 what else alpha asks: %s", got)
 	}
 }
@@ -256,13 +257,13 @@ func TestOperateDropsQuestions(t *testing.T) {
 	forDoors(t, url, servers, func(t *testing.T, c *speaker, s answering, named func(string, string) string) {
 		got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, s.ask))+`,"arguments":{"method":"roots/list","params":{}}}`)
 		if !got.failed() {
-			t.Errorf("A59 the server is not told of an error: %s", got.answer.raw)
+			t.Errorf("A59 the server is not told of an error: %s", got.answer.Raw)
 		}
 		if got.asksClient() {
-			t.Errorf("A59 the client was asked: %v %s", got.events, got.answer.raw)
+			t.Errorf("A59 the client was asked: %v %s", got.events, got.answer.Raw)
 		}
 		if got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, "echo"))+`,"arguments":{"text":"x"}}`); got.failed() {
-			t.Errorf("then %s", got.answer.raw)
+			t.Errorf("then %s", got.answer.Raw)
 		}
 	})
 }
@@ -272,17 +273,17 @@ func TestOperateDropsNotifications(t *testing.T) {
 	far := newRemoteServer(t, "tool")
 	url := serve(t, gateway("separator __", child("alpha"), child("beta"), far.line("far"),
 		"answer beta notifications/message drop", "answer far notifications/* drop"))
-	heardIn := func(events []spoken, method string) bool {
-		return slices.ContainsFunc(events, func(m spoken) bool { return m.Method == method })
+	heardIn := func(events []mcpclient.Message, method string) bool {
+		return slices.ContainsFunc(events, func(m mcpclient.Message) bool { return m.Method == method })
 	}
 	for _, door := range doors {
 		t.Run("A59 in a call, "+door.name, func(t *testing.T) {
 			for _, server := range []string{"alpha", "beta"} {
 				c := newSpeaker(t, door.at(url, server), false, `{}`)
-				emits := func(method string) []spoken {
+				emits := func(method string) []mcpclient.Message {
 					got := c.ask(t, "tools/call", `{"name":`+quote(door.named(server, "emit"))+`,"arguments":{"method":`+quote(method)+`,"params":{"level":"error","data":"x"}}}`)
-					if got.answer.text() != "emitted" {
-						t.Errorf("%s: %s", server, got.answer.raw)
+					if got.answer.Text() != "emitted" {
+						t.Errorf("%s: %s", server, got.answer.Raw)
 					}
 					return got.events
 				}
@@ -296,13 +297,13 @@ func TestOperateDropsNotifications(t *testing.T) {
 		})
 		t.Run("A59 out of the blue, "+door.name, func(t *testing.T) {
 			c := newSpeaker(t, door.at(url, "far"), false, `{}`)
-			before := far.listeners()
+			before := far.Listeners()
 			stream := c.listen(t)
-			await.Until(t, "the gateway to listen", func() bool { return far.listeners() > before })
-			far.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"x"}}`)
-			far.say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
+			await.Until(t, "the gateway to listen", func() bool { return far.Listeners() > before })
+			far.Say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"x"}}`)
+			far.Say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {
-				t.Errorf("heard %s", m.raw)
+				t.Errorf("heard %s", m.Raw)
 			}
 		})
 	}

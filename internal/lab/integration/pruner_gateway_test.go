@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // prunerServer is a pruner as a server of a gateway.
@@ -26,12 +28,12 @@ func prunerDoors(url string) (doors []prunerDoor) {
 			}
 			doors = append(doors, prunerDoor{name + ", " + era.name, func(t *testing.T, tool, arguments string, headers ...string) (int, string) {
 				t.Helper()
-				c := &speaker{at: at, modern: era.modern, capabilities: `{}`, headers: headers}
+				c := &speaker{&mcpclient.Client{URL: at, Modern: era.modern, Capabilities: `{}`, Headers: headers, HTTP: lasting}}
 				if name == "joined" {
 					c = newSpeaker(t, at, era.modern, `{}`, headers...)
 				}
 				got := c.ask(t, "tools/call", `{"name":`+quote(prefix+tool)+`,"arguments":`+arguments+`}`)
-				return got.status, got.answer.raw
+				return got.status, got.answer.Raw
 			}})
 		}
 	}
@@ -64,15 +66,15 @@ func TestPrunerInGateway(t *testing.T) {
 				same(t, payload[recoveredLines](t, message).Text, strings.Join(lines[first.Start-1:first.End], "\n"))
 			}
 			_, message = door.call(t, "recover_text", recovering("prn_nope", false, 1, 1))
-			if m := parsed(message); m.Error == nil || m.Error.Code != -32004 || m.Error.Message != "prune_id_not_found" || !strings.Contains(string(m.Error.Data), `"prune_id":"prn_nope"`) {
+			if m := mcpclient.Parse(message); m.Error == nil || m.Error.Code != -32004 || m.Error.Message != "prune_id_not_found" || !strings.Contains(string(m.Error.Data), `"prune_id":"prn_nope"`) {
 				t.Errorf("P45 %s", message)
 			}
 			_, message = door.call(t, "recover_text", recovering(got.PruneID, false, 5, 4))
-			if m := parsed(message); m.Error == nil || m.Error.Code != -32005 || m.Error.Message != "invalid_range" {
+			if m := mcpclient.Parse(message); m.Error == nil || m.Error.Code != -32005 || m.Error.Message != "invalid_range" {
 				t.Errorf("P46 %s", message)
 			}
 			_, message = door.call(t, "prune_text", `{}`)
-			if m := parsed(message); m.Error == nil || m.Error.Code != -32602 {
+			if m := mcpclient.Parse(message); m.Error == nil || m.Error.Code != -32602 {
 				t.Errorf("P13 %s", message)
 			}
 			_, message = door.call(t, "health", `{}`)
@@ -124,7 +126,7 @@ func TestPrunerInGatewayIsTheClientsOwn(t *testing.T) {
 			ask := recovering(id, false, 300, 300)
 			for _, other := range doors {
 				_, message := other.call(t, "recover_text", ask, as("bob"))
-				if m := parsed(message); m.Error == nil || m.Error.Code != -32004 {
+				if m := mcpclient.Parse(message); m.Error == nil || m.Error.Code != -32004 {
 					t.Errorf("bob reads through %s: %.300s", other.name, message)
 				}
 				_, message = other.call(t, "recover_text", ask, as("alice"))
@@ -141,7 +143,7 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 	isolate(t)
 	url := serve(t, pruner())
 	for _, path := range []string{"/mcp", "/rpc"} {
-		modern := &speaker{at: url + path, modern: true, capabilities: `{}`}
+		modern := &speaker{&mcpclient.Client{URL: url + path, Modern: true, Capabilities: `{}`, HTTP: lasting}}
 		t.Run("P79 the modern era at "+path, func(t *testing.T) {
 			got := modern.ask(t, "server/discover", `{}`)
 			var discovered struct {
@@ -152,31 +154,31 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 			}
 			if err := json.Unmarshal(got.answer.Result, &discovered); err != nil || got.status != 200 || discovered.ResultType != "complete" || discovered.Capabilities["tools"] == nil ||
 				!strings.Contains(fmt.Sprint(discovered.SupportedVersions), "2026-07-28") || discovered.Meta["io.modelcontextprotocol/serverInfo"]["name"] != "mcp-pruner" {
-				t.Errorf("%v: %d %s", err, got.status, got.answer.raw)
+				t.Errorf("%v: %d %s", err, got.status, got.answer.Raw)
 			}
 			got = modern.ask(t, "tools/list", `{}`)
-			if !strings.Contains(got.answer.raw, `"ttlMs":`) || !strings.Contains(got.answer.raw, `"cacheScope":`) || !strings.Contains(got.answer.raw, `"resultType":"complete"`) {
-				t.Errorf("%.300s", got.answer.raw)
+			if !strings.Contains(got.answer.Raw, `"ttlMs":`) || !strings.Contains(got.answer.Raw, `"cacheScope":`) || !strings.Contains(got.answer.Raw, `"resultType":"complete"`) {
+				t.Errorf("%.300s", got.answer.Raw)
 			}
 			p := prunable{text: numbered(300)}
 			got = modern.ask(t, "tools/call", `{"name":"prune_text","arguments":`+p.arguments()+`}`)
-			answered := payload[pruned](t, got.answer.raw)
+			answered := payload[pruned](t, got.answer.Raw)
 			p.judge(t, answered)
 			got = modern.ask(t, "tools/call", `{"name":"recover_text","arguments":`+recovering(answered.PruneID, false, 1, 1)+`}`)
-			if payload[recoveredLines](t, got.answer.raw).Text != "ligne 1" || !strings.Contains(got.answer.raw, `"resultType":"complete"`) {
-				t.Error(got.answer.raw)
+			if payload[recoveredLines](t, got.answer.Raw).Text != "ligne 1" || !strings.Contains(got.answer.Raw, `"resultType":"complete"`) {
+				t.Error(got.answer.Raw)
 			}
 			got = modern.ask(t, "tools/call", `{"name":"recover_text","arguments":`+recovering("prn_nope", false, 1, 1)+`}`)
 			if got.status != 200 || got.answer.Error == nil || got.answer.Error.Code != -32004 {
-				t.Errorf("P45 %d %s", got.status, got.answer.raw)
+				t.Errorf("P45 %d %s", got.status, got.answer.Raw)
 			}
 			got = modern.ask(t, "foo", `{}`)
 			if got.status != 404 || got.answer.Error == nil || got.answer.Error.Code != -32601 {
-				t.Errorf("P9 %d %s", got.status, got.answer.raw)
+				t.Errorf("P9 %d %s", got.status, got.answer.Raw)
 			}
 			got = modern.ask(t, "tools/list", `{}`, "Mcp-Method: tools/call")
 			if got.status != 400 || got.answer.Error == nil || got.answer.Error.Code != -32020 {
-				t.Errorf("a header that says another method: %d %s", got.status, got.answer.raw)
+				t.Errorf("a header that says another method: %d %s", got.status, got.answer.Raw)
 			}
 		})
 	}

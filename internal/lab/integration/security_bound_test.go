@@ -10,55 +10,44 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A replayer is a server whose streams can be resumed, by ids that can be guessed and without
-// sessions: to it, all clients are one.
-type replayer struct {
-	mu     sync.Mutex
-	events []string
-}
-
-func (s *replayer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if r.Method == http.MethodGet {
-		last, err := strconv.Atoi(r.Header.Get("Last-Event-Id"))
-		if err != nil {
-			w.WriteHeader(http.StatusMethodNotAllowed)
-			return
+// newReplayer starts a server whose streams can be resumed, by ids that can be guessed and
+// without sessions: it does not tell clients apart.
+func newReplayer(t *testing.T) *remoteServer {
+	t.Helper()
+	var mu sync.Mutex
+	var results []string
+	return serveScript(t, &mcptest.Script{Sessionless: true, Legacy: true, Capabilities: `{"tools":{}}`, Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		last, err := strconv.Atoi(r.HTTP.Header.Get("Last-Event-Id"))
+		switch {
+		case r.Method == "GET" && err == nil:
+			w.Header().Set("Content-Type", "text/event-stream")
+			for i, result := range results[min(last, len(results)):] {
+				fmt.Fprintf(w, "id: %d\ndata: %s\n\n", last+i+1, result)
+			}
+		case r.Method == "tools/call":
+			var arguments struct{ Patient string }
+			_ = json.Unmarshal([]byte(r.Param("arguments")), &arguments)
+			results = append(results, r.Message(mcptest.Text("results of "+arguments.Patient)))
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprintf(w, "id: %d\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":1,\"progress\":1}}\n\n", len(results)-1)
+			fmt.Fprintf(w, "id: %d\ndata: %s\n\n", len(results), results[len(results)-1])
+		default:
+			return false
 		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		for i, event := range s.events[min(last, len(s.events)):] {
-			fmt.Fprintf(w, "id: %d\ndata: %s\n\n", last+i+1, event)
-		}
-		return
-	}
-	var m struct {
-		ID     json.RawMessage
-		Method string
-		Params struct{ Arguments struct{ Patient string } }
-	}
-	_ = json.NewDecoder(r.Body).Decode(&m)
-	switch {
-	case m.ID == nil:
-		w.WriteHeader(http.StatusAccepted)
-	case m.Method == "initialize":
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}}`, m.ID)
-	default:
-		s.events = append(s.events, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"results of %s"}]}}`, m.ID, m.Params.Arguments.Patient))
-		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprintf(w, "id: %d\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":1,\"progress\":1}}\n\n", len(s.events)-1)
-		fmt.Fprintf(w, "id: %d\ndata: %s\n\n", len(s.events), s.events[len(s.events)-1])
-	}
+		return true
+	}})
 }
 
 // A stream that broke off goes on for the client that had it, and for no other one.
 func TestSecurityStreamsOfOthers(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway("separator __", strangers(), "server up http://"+upstream(t, new(replayer))+"/mcp"))
+	url := serve(t, gateway("separator __", strangers(), newReplayer(t).line("up")))
 	for _, at := range []string{joinedAt(url), mcpAt(url, "up")} {
 		t.Run(strings.TrimPrefix(at, url), func(t *testing.T) {
 			tool, guesses := "x", []string{"0", "1"}
@@ -88,75 +77,58 @@ func TestSecurityStreamsOfOthers(t *testing.T) {
 	}
 }
 
-// A worker is a server that works on tasks, and does not care whose they are.
-type worker struct {
-	mu    sync.Mutex
-	tasks []string
-	asked []string // methods with ids
-}
-
-func (s *worker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var m struct {
-		ID     json.RawMessage
-		Method string
-		Params struct {
-			Task   json.RawMessage
-			TaskID string `json:"taskId"`
-
-			Notifications struct {
-				TaskIDs []string `json:"taskIds"`
+// newWorker starts a server that works on tasks, and does not care whose they are. It
+// compresses what it says.
+func newWorker(t *testing.T) (server *remoteServer) {
+	t.Helper()
+	var mu sync.Mutex
+	var tasks []string
+	server = serveScript(t, &mcptest.Script{
+		Sessionless: true, Legacy: true, Tools: []string{"dig"}, Capabilities: `{"tools":{},"tasks":{"list":{},"cancel":{}}}`,
+		Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+			if strings.Contains(r.HTTP.Header.Get("Accept-Encoding"), "gzip") && r.ID != nil {
+				w.Header().Set("Content-Encoding", "gzip")
+				zipped := gzip.NewWriter(w)
+				defer zipped.Close()
+				w = zippedWriter{w, zipped}
 			}
-		}
-	}
-	if r.Method != http.MethodPost || json.NewDecoder(r.Body).Decode(&m) != nil {
-		w.WriteHeader(http.StatusMethodNotAllowed)
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		w.Header().Set("Content-Encoding", "gzip")
-		zipped := gzip.NewWriter(w)
-		defer zipped.Close()
-		w = zippedWriter{w, zipped}
-	}
-	result := `{}`
-	switch m.Method {
-	case "initialize":
-		result = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{"list":{},"cancel":{}}},"serverInfo":{"name":"x","version":"1"}}`
-	case "tools/list":
-		result = `{"tools":[{"name":"dig","inputSchema":{"type":"object"}}]}`
-	case "tools/call":
-		id := fmt.Sprint("t", len(s.tasks))
-		s.tasks = append(s.tasks, id)
-		result = `{"task":{"taskId":"` + id + `","status":"working"}}`
-		if m.Params.Task == nil { // it is of the modern era
-			result = `{"resultType":"task","taskId":"` + id + `","status":"working"}`
-		}
-	case "tasks/list":
-		var all []string
-		for _, id := range s.tasks {
-			all = append(all, `{"taskId":"`+id+`","status":"working"}`)
-		}
-		result = `{"tasks":[` + strings.Join(all, ",") + `]}`
-	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
-		s.asked = append(s.asked, m.Method+" "+m.Params.TaskID)
-		result = `{"taskId":"` + m.Params.TaskID + `","status":"working"}`
-	case "subscriptions/listen": // whoever listens hears of all
-		s.asked = append(s.asked, m.Method+" "+strings.Join(m.Params.Notifications.TaskIDs, " "))
-		w.Header().Set("Content-Type", "text/event-stream")
-		for _, id := range s.tasks {
-			fmt.Fprintf(w, `data: {"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":"%s","status":"completed","result":{}}}`+"\n\n", id)
-		}
-		fmt.Fprintf(w, `data: {"jsonrpc":"2.0","id":%s,"result":{}}`+"\n\n", m.ID)
-		return
-	}
-	if m.ID == nil {
-		w.WriteHeader(http.StatusAccepted)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+			mu.Lock()
+			defer mu.Unlock()
+			var id string
+			_ = json.Unmarshal([]byte(r.Param("taskId")), &id)
+			list := func(format string) (all []string) {
+				for _, id := range tasks {
+					all = append(all, fmt.Sprintf(format, id))
+				}
+				return all
+			}
+			switch r.Method {
+			case "tools/call":
+				id = fmt.Sprint("t", len(tasks))
+				tasks = append(tasks, id)
+				task := `"taskId":"` + id + `","status":"working"}`
+				if r.Param("task") == "" { // it is of the modern era
+					r.Answer(w, `"result":{"resultType":"task",`+task)
+				} else {
+					r.Answer(w, `"result":{"task":{`+task+`}`)
+				}
+			case "tasks/list":
+				r.Answer(w, `"result":{"tasks":[`+strings.Join(list(`{"taskId":"%s","status":"working"}`), ",")+`]}`)
+			case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
+				r.Answer(w, `"result":{"taskId":"`+id+`","status":"working"}`)
+			case "subscriptions/listen": // whoever listens hears of all
+				all := list(`{"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":"%s","status":"completed","result":{}}}`)
+				r.Stream(w, append(all, r.Message(`"result":{}`))...)
+			default:
+				if r.ID != nil {
+					server.Answer(w, r)
+				}
+				return r.ID != nil
+			}
+			return true
+		},
+	})
+	return server
 }
 
 // A zippedWriter compresses what is written.
@@ -167,18 +139,15 @@ type zippedWriter struct {
 
 func (w zippedWriter) Write(p []byte) (int, error) { return w.zipped.Write(p) }
 
-func (s *worker) seen() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.asked)
-}
-
 // A task belongs to the client that began it, as long as that may use its tool.
 func TestSecurityTasksOfOthers(t *testing.T) {
 	isolate(t)
-	up := new(worker)
+	up := newWorker(t)
+	seen := func() int {
+		return up.Count("tasks/get", "tasks/result", "tasks/cancel", "tasks/update", "subscriptions/listen")
+	}
 	address := freeAddress(t)
-	line := "server up http://" + upstream(t, up) + "/mcp"
+	line := up.line("up")
 	load(t, site(address, gateway("separator __", "mask off", strangers(), line)))
 	url := "http://" + address
 	type way struct {
@@ -221,9 +190,9 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 			if begun[way.name] = id; id == "" {
 				t.Fatalf("no task: %s", text)
 			}
-			before := up.seen()
+			before := seen()
 			for _, method := range methods {
-				if text := ask(t, way, thiefToken, method, `{"taskId":"`+id+`"}`); !strings.Contains(text, "-32602") || up.seen() != before {
+				if text := ask(t, way, thiefToken, method, `{"taskId":"`+id+`"}`); !strings.Contains(text, "-32602") || seen() != before {
 					t.Errorf("%s of another's task: %s", method, text)
 				}
 			}
@@ -241,11 +210,11 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 			if way.name == "/mcp" {
 				return // which listens to no tasks
 			}
-			before = up.seen()
-			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+`"]}}`); !strings.Contains(text, "-32602") || up.seen() != before {
+			before = seen()
+			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+`"]}}`); !strings.Contains(text, "-32602") || seen() != before {
 				t.Errorf("the thief listens to another's task: %s", text)
 			}
-			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{}}`); strings.Contains(text, "taskId") || up.seen() == before {
+			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{}}`); strings.Contains(text, "taskId") || seen() == before {
 				t.Errorf("the thief listens: %s", text)
 			}
 			text = ask(t, way, victimToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+`"]}}`)
@@ -257,8 +226,8 @@ func TestSecurityTasksOfOthers(t *testing.T) {
 	t.Run("when the tool is denied since", func(t *testing.T) {
 		load(t, site(address, gateway("separator __", strangers(), block("client victim", "deny up::dig"), line)))
 		for _, way := range ways {
-			before := up.seen()
-			if text := ask(t, way, victimToken, "tasks/result", `{"taskId":"`+begun[way.name]+`"}`); !strings.Contains(text, "error") || up.seen() != before {
+			before := seen()
+			if text := ask(t, way, victimToken, "tasks/result", `{"taskId":"`+begun[way.name]+`"}`); !strings.Contains(text, "error") || seen() != before {
 				t.Errorf("%s: %s", way.name, text)
 			}
 			if text := ask(t, way, victimToken, "tasks/list", `{}`); strings.Contains(text, "working") {
@@ -275,21 +244,21 @@ func TestSecurityHeldCallsOfOthers(t *testing.T) {
 	remote := &mcptest.Remote{Name: "far", Legacy: true}
 	t.Cleanup(remote.Close)
 	at := joinedAt(serve(t, gateway("separator __", strangers(), "server far http://"+upstream(t, remote)+"/mcp")))
-	asks := func(token string, i int) spoken {
+	asks := func(token string, i int) mcpclient.Message {
 		t.Helper()
 		c := newSpeaker(t, at, true, fmt.Sprintf(`{"elicitation":{"form":{}},"experimental":{"%d":{}}}`, i), bearer(token))
 		return c.ask(t, "tools/call", callOf("far", "ask", `{"method":"elicitation/create","params":{"message":"m"}}`)).answer
 	}
 	held := 0
 	for i := range 40 {
-		if strings.Contains(asks(thiefToken, i).raw, "input_required") {
+		if strings.Contains(asks(thiefToken, i).Raw, "input_required") {
 			held++
 		}
 	}
 	if held != 32 {
 		t.Errorf("%d calls of one client are held, want 32", held)
 	}
-	asks(victimToken, 0).input(t)
+	asks(victimToken, 0).Input(t)
 }
 
 // A session that has ended does not come back, whoever else begins one.

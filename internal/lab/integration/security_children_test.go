@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // The roots of one client are not those of a server that others use, before, while and
@@ -80,7 +81,7 @@ func TestSecurityRootsOfASharedChild(t *testing.T) {
 					others("before", bob)
 				}
 				alice := joinAll(t, url, `{"roots":{"listChanged":true}}`)
-				alice.answer(func(legacyMessage) string { return `"result":{"roots":[{"uri":"file://` + theirs + `"}]}` })
+				alice.answer(func(mcpclient.Message) string { return `"result":{"roots":[{"uri":"file://` + theirs + `"}]}` })
 				alice.notify("notifications/roots/list_changed", "")
 				await.Until(t, "the directories of the configuration", func() bool { return direct(ours) == "ours" })
 				if test.asks {
@@ -131,7 +132,7 @@ func TestSecurityStateOfASharedChild(t *testing.T) {
 		own := ""
 		await.Until(t, "the subscription", func() bool {
 			if all := journal.messages(t, "resources/subscribe"); len(all) == 1 {
-				own = strings.Trim(all[0].member("uri"), `"`)
+				own = strings.Trim(all[0].Param("uri"), `"`)
 			}
 			return own != ""
 		})
@@ -146,7 +147,7 @@ func TestSecurityStateOfASharedChild(t *testing.T) {
 		post(t, rpcAt(url, "alpha"), rpc("logging/setLevel", `{"level":"emergency"}`))
 		var told []string
 		for _, m := range journal.messages(t, "logging/setLevel") {
-			told = append(told, m.member("level"))
+			told = append(told, m.Param("level"))
 		}
 		if strings.Join(told, " ") != `"debug"` {
 			t.Errorf("the server was told %v", told)
@@ -154,11 +155,11 @@ func TestSecurityStateOfASharedChild(t *testing.T) {
 		alice.use("alpha::emit", `{"method":"notifications/message","params":{"level":"info","data":"for alice"}}`)
 		bob.use("alpha::emit", `{"method":"notifications/message","params":{"level":"info","data":"not for bob"}}`)
 		bob.use("alpha::emit", `{"method":"notifications/message","params":{"level":"error","data":"for bob"}}`)
-		if got := alice.hears("notifications/message", 1); !strings.Contains(got[0].raw, "for alice") {
-			t.Errorf("alice hears %s", got[0].raw)
+		if got := alice.hears("notifications/message", 1); !strings.Contains(got[0].Raw, "for alice") {
+			t.Errorf("alice hears %s", got[0].Raw)
 		}
-		if got := bob.hears("notifications/message", 1); !strings.Contains(got[0].raw, "for bob") {
-			t.Errorf("bob hears %s", got[0].raw)
+		if got := bob.hears("notifications/message", 1); !strings.Contains(got[0].Raw, "for bob") {
+			t.Errorf("bob hears %s", got[0].Raw)
 		}
 	})
 	t.Run("roots that have changed", func(t *testing.T) {
@@ -327,7 +328,7 @@ func TestSecurityChildrenOfOthers(t *testing.T) {
 func TestSecurityMemoryOfRequests(t *testing.T) {
 	isolate(t)
 	const calls, size = 32, 5 << 20
-	url := serve(t, gateway("in_flight_limit 1GiB", child("alpha")))
+	url := serve(t, gateway("in_flight_limit 1GiB", "response_timeout 10m", child("alpha"))) // the calls wait for as long as it takes
 	for name, test := range map[string]struct {
 		at, tool string
 		factor   float64

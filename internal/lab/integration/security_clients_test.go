@@ -17,6 +17,7 @@ import (
 	"unicode"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -29,47 +30,38 @@ const (
 // strangers are their lines in a gateway.
 func strangers() string { return block("auth token", "victim "+victimToken, "thief "+thiefToken) }
 
-// A meeting has all calls wait until so many are there, and then answers them in the reverse
-// order. So all of them are in flight at the same time.
-type meeting struct {
-	*witness
-	mu      sync.Mutex
-	size    int
-	waiting []chan struct{}
-}
-
-func newMeeting(t *testing.T, size int) *meeting {
+// newMeeting starts a server that has all calls wait until so many are there, and then
+// answers them in the reverse order. So all of them are in flight at the same time.
+func newMeeting(t *testing.T, size int) *remoteServer {
 	t.Helper()
-	m := &meeting{witness: &witness{tools: []string{"echo"}}, size: size}
-	m.address = upstream(t, m)
-	return m
-}
-
-func (m *meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
-	r.Body = io.NopCloser(strings.NewReader(string(body)))
-	if strings.Contains(string(body), `"tools/call"`) {
-		turn := make(chan struct{})
-		m.mu.Lock()
-		if m.waiting = append(m.waiting, turn); len(m.waiting) == m.size {
-			close(turn) // and each opens the door for the one before it
+	var mu sync.Mutex
+	var waiting []chan struct{}
+	server := newLenientServer(t, "echo")
+	server.Handle = func(w http.ResponseWriter, r *mcptest.Received) bool {
+		if r.Method != "tools/call" {
+			return false
 		}
-		place := len(m.waiting) - 1
-		m.mu.Unlock()
+		turn := make(chan struct{})
+		mu.Lock()
+		if waiting = append(waiting, turn); len(waiting) == size {
+			close(turn) // each answer lets the call before it go on
+		}
+		place := len(waiting) - 1
+		mu.Unlock()
 		select {
 		case <-turn:
-		case <-r.Context().Done():
-			return
+		case <-r.HTTP.Context().Done():
+			return true
 		}
-		defer func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			if place > 0 {
-				close(m.waiting[place-1])
-			}
-		}()
+		server.Answer(w, r)
+		mu.Lock()
+		defer mu.Unlock()
+		if place > 0 {
+			close(waiting[place-1])
+		}
+		return true
 	}
-	m.witness.ServeHTTP(w, r)
+	return server
 }
 
 // Clients count from 1, all of them. Where they share a server, an answer must not go to
@@ -94,7 +86,7 @@ func TestSecurityIDCollision(t *testing.T) {
 			message, headers := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+secret+`"},"_meta":{"progressToken":1}}`), []string{bearer(token)}
 			switch {
 			case way.name == "/mcp" && i%2 == 0: // of the modern era
-				message, headers = (&speaker{modern: true, capabilities: `{}`, headers: headers}).message("1", "tools/call", callOf(server, "echo", `{"text":"`+secret+`"}`))
+				message, headers = (&speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: headers, HTTP: lasting}}).Message("1", "tools/call", callOf(server, "echo", `{"text":"`+secret+`"}`))
 			case way.name == "/mcp":
 				headers = append(headers, sessionAt(t, way.at, bearer(token)))
 				message = strings.Replace(message, `"echo"`, `"`+server+`__echo"`, 1)
@@ -122,7 +114,7 @@ func TestSecurityIDCollision(t *testing.T) {
 		victim, thief := newSpeaker(t, joinedAt(url), false, canAll, bearer(victimToken)), newSpeaker(t, joinedAt(url), false, canAll, bearer(thiefToken))
 		call := victim.begin(t, "tools/call", callOf("kid", "hang", `{}`))
 		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 1 })
-		for _, id := range []string{call.id, strings.Trim(call.id, `"`), "1", "2", "3", `"kid::1"`} {
+		for _, id := range []string{call.ID, strings.Trim(call.ID, `"`), "1", "2", "3", `"kid::1"`} {
 			cancel := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`
 			thief.say(t, cancel)
 			post(t, mcpAt(url, "kid"), cancel, acceptBoth, bearer(thiefToken))
@@ -132,22 +124,15 @@ func TestSecurityIDCollision(t *testing.T) {
 		if ended := journal.entries(t, "cancelled"); len(ended) > 0 {
 			t.Errorf("the call has ended: %v", ended)
 		}
-		call.hangUp()
+		call.HangUp()
 		await.Until(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == 1 })
 	})
 }
 
-// A gullible server reads keys as Go's encoding/json does, in any case, and as the library
-// that took its place in the SDK did, with null characters at their end. It writes down what
-// it has been talked into.
-type gullible struct {
-	*witness
-	did []string // its lock is that of the witness
-}
-
-func (g *gullible) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
-	r.Body = io.NopCloser(strings.NewReader(string(body)))
+// gullible reads a message as Go's encoding/json does, with keys in any case, and as the
+// library that took its place in the SDK did, with null characters at the end of keys. It
+// returns what a server does that reads it like that.
+func gullible(body string) string {
 	var m struct {
 		Method string
 		Params struct {
@@ -155,22 +140,19 @@ func (g *gullible) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Ref       struct{ Name, URI string }
 		}
 	}
-	_ = json.Unmarshal([]byte(strings.ReplaceAll(string(body), `\u0000`, "")), &m)
-	g.mu.Lock()
-	g.did = append(g.did, strings.Join([]string{m.Method, m.Params.Name, m.Params.URI, m.Params.Ref.Name, m.Params.Ref.URI}, " "))
-	g.mu.Unlock()
-	g.witness.ServeHTTP(w, r)
+	_ = json.Unmarshal([]byte(strings.ReplaceAll(body, `\u0000`, "")), &m)
+	return strings.Join([]string{m.Method, m.Params.Name, m.Params.URI, m.Params.Ref.Name, m.Params.Ref.URI}, " ")
 }
 
 // Of two keys that differ in case, or in null characters, the gateway reads one and the server
 // the other (CVE-2026-27896, GHSA-q382-vc8q-7jhj).
 func TestSecurityCaseFoldedKeys(t *testing.T) {
 	isolate(t)
-	server := &gullible{witness: &witness{tools: []string{"echo", "slow"}, resources: []string{"file:///public/b", "file:///secret/a"}}}
-	server.address = upstream(t, server)
+	server := newLenientServer(t, "echo", "slow")
+	server.Resources = []string{"file:///public/b", "file:///secret/a"}
 	url := serve(t, gateway(append(restricted("deny alpha::slow prompt:alpha::insult resource:file:///secret"), server.line("alpha"))...))
 	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
-	modern := &speaker{modern: true, capabilities: `{}`, headers: []string{bearer(eveToken)}}
+	modern := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: []string{bearer(eveToken)}, HTTP: lasting}}
 	folded := func(key string) (keys []string) {
 		keys = []string{strings.ToUpper(key), strings.ToUpper(key[:1]) + key[1:], key + `\u0000`, key + `\u0000\u0000`, strings.ToUpper(key[:1]) + key[1:] + `\u0000`}
 		for letter, other := range map[string]string{"s": `\u017f`, "k": `\u212a`} {
@@ -194,10 +176,10 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 					post(t, way.at, own, acceptBoth, bearer(eveToken))
 				}
 				joined := strings.NewReplacer("@", "alpha__", "!file:///public/b", proxied("alpha", "file:///public/b"), "!file:///secret/a", proxied("alpha", "file:///secret/a")).Replace(message)
-				post(t, joinedAt(url), joined, append(slices.Clone(legacy.headers), acceptBoth)...)
-				var m legacyMessage
+				post(t, joinedAt(url), joined, append(slices.Clone(legacy.Headers), acceptBoth)...)
+				var m mcpclient.Message
 				_ = json.Unmarshal([]byte(joined), &m)
-				body, headers := modern.message("1", tt.method, string(m.Params))
+				body, headers := modern.Message("1", tt.method, string(m.Params.Raw))
 				post(t, joinedAt(url), body, headers...)
 				post(t, mcpAt(url, "alpha"), own, append(slices.Clone(headers), acceptBoth)...)
 			}
@@ -214,20 +196,20 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 			}
 		})
 	}
-	server.mu.Lock()
-	all := slices.Clone(server.did)
-	server.mu.Unlock()
-	if len(all) == 0 {
-		t.Error("the server was not asked for anything")
+	if server.Count() == 0 {
+		t.Error("the server received nothing, want the requests that are allowed")
 	}
-	for _, did := range all {
+	for _, r := range server.Received() {
+		did := gullible(r.Body)
 		if strings.Contains(did, "slow") || strings.Contains(did, "insult") || strings.Contains(did, "secret") {
 			t.Errorf("the server was talked into %s", did)
 		}
 	}
 	t.Run("A54 in a list of the server", func(t *testing.T) {
 		for _, key := range folded("name") {
-			server.replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","` + key + `":"slow","inputSchema":{}}]}`}
+			server.Change(func(s *mcptest.Script) {
+				s.Replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","` + key + `":"slow","inputSchema":{}}]}`}
+			})
 			for _, way := range waysIn(url, "alpha")[1:] {
 				if got := post(t, way.at, rpc("tools/list", `{}`), acceptBoth, bearer(eveToken)); strings.Contains(got.body, "slow") {
 					t.Errorf("%s at %s: %s", key, way.name, got.body)
@@ -243,24 +225,21 @@ func TestSecurityTokenPassthrough(t *testing.T) {
 	isolate(t)
 	const ownKey = "key-of-alpha-0123456789"
 	setenv(t, "SECURITY_ALPHA_KEY", ownKey)
-	alpha, beta := newWitness(t, "echo"), newWitness(t, "echo")
-	asking := newWitness(t, "echo") // asks for credentials, and sends clients elsewhere for them
-	elsewhere := newWitness(t)
-	greedy := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		asking.mu.Lock()
-		asking.seen = append(asking.seen, mcptest.Request{Method: r.Method, Path: r.URL.RequestURI(), Headers: r.Header.Clone(), Body: string(body)})
-		asking.mu.Unlock()
+	alpha, beta := newLenientServer(t, "echo"), newLenientServer(t, "echo")
+	asking := newLenientServer(t) // asks for credentials, and sends clients elsewhere for them
+	elsewhere := newLenientServer(t)
+	asking.Handle = func(w http.ResponseWriter, _ *mcptest.Received) bool {
 		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="http://`+elsewhere.address+`/.well-known/oauth-protected-resource"`)
 		w.Header().Set("Location", "http://"+elsewhere.address+"/mcp")
-		w.WriteHeader([]int{http.StatusUnauthorized, http.StatusTemporaryRedirect, http.StatusPermanentRedirect}[asking.count()%3])
-	}))
+		w.WriteHeader([]int{http.StatusUnauthorized, http.StatusTemporaryRedirect, http.StatusPermanentRedirect}[asking.Count()%3])
+		return true
+	}
 	journal := newJournal(t)
 	issuer := newIssuer(t)
 	address := freeAddress(t)
 	load(t, site(address, gateway("separator __", strangers(), issuer.lines(), block("auth hmac", "client signer {env.SECURITY_ALPHA_KEY}"),
 		block(alpha.line("alpha"), `request_header Authorization "Bearer {env.SECURITY_ALPHA_KEY}"`), beta.line("beta"),
-		"server greedy http://"+greedy+"/mcp", block(child("kid", "--modern"), journal.env()))))
+		asking.line("greedy"), block(child("kid", "--modern"), journal.env()))))
 	base := "http://" + address
 	jwt := issuer.token("ec", issuer.claims(nil))
 	cookie := "session=cookie-of-the-client"
@@ -304,8 +283,8 @@ func TestSecurityTokenPassthrough(t *testing.T) {
 			}
 		}
 	})
-	if n := elsewhere.count(); n > 0 {
-		t.Errorf("the gateway went where it was sent: %v", elsewhere.requests())
+	if n := elsewhere.Count(); n > 0 {
+		t.Errorf("the gateway went where it was sent: %v", elsewhere.Received())
 	}
 	read, err := os.ReadFile(string(journal))
 	if err != nil {
@@ -313,14 +292,14 @@ func TestSecurityTokenPassthrough(t *testing.T) {
 	}
 	seen := evidence{}
 	seen.add("the child", string(read))
-	for name, w := range map[string]*witness{"alpha": alpha, "beta": beta, "greedy": asking} {
-		if w.count() == 0 {
+	for name, w := range map[string]*remoteServer{"alpha": alpha, "beta": beta, "greedy": asking} {
+		if w.Count() == 0 {
 			t.Errorf("%s was not asked", name)
 		}
-		for _, r := range w.requests() {
-			seen.add(name, fmt.Sprintln(r.Method, r.Path, r.Headers, r.Body))
-			if want := map[string]string{"alpha": "Bearer " + ownKey}[name]; r.Headers.Get("Authorization") != want {
-				t.Errorf("%s got the Authorization %q", name, r.Headers.Get("Authorization"))
+		for _, r := range w.Received() {
+			seen.add(name, fmt.Sprintln(r.Method, r.HTTP.URL.RequestURI(), r.HTTP.Header, r.Body))
+			if want := map[string]string{"alpha": "Bearer " + ownKey}[name]; r.HTTP.Header.Get("Authorization") != want {
+				t.Errorf("%s got the Authorization %q", name, r.HTTP.Header.Get("Authorization"))
 			}
 		}
 	}
@@ -341,8 +320,8 @@ func TestSecuritySessionTheft(t *testing.T) {
 	base := "http://" + address
 	victim := newSpeaker(t, joinedAt(base), false, canAll, bearer(victimToken))
 	stream := victim.listen(t)
-	await.Until(t, "the gateway to listen", func() bool { return far.listeners() == 1 })
-	stolen := victim.headers[1]
+	await.Until(t, "the gateway to listen", func() bool { return far.Listeners() == 1 })
+	stolen := victim.Headers[1]
 
 	type attempt struct {
 		name, at string
@@ -364,7 +343,7 @@ func TestSecuritySessionTheft(t *testing.T) {
 			attempt{"of the server " + server + " as that knows it", mcpAt(base, server), []string{"Mcp-Session-Id: " + id[:max(1, strings.LastIndexByte(id, '.'))], bearer(thiefToken)}},
 			attempt{"of the server " + server + " at /rpc", rpcAt(base, server), []string{bound, bearer(thiefToken)}})
 	}
-	before := len(far.received("tools/call"))
+	before := len(far.Received("tools/call"))
 	for _, a := range attempts {
 		t.Run("A57 a session "+a.name, func(t *testing.T) {
 			for _, m := range []struct{ method, body string }{
@@ -381,16 +360,16 @@ func TestSecuritySessionTheft(t *testing.T) {
 			}
 		})
 	}
-	if n := len(far.received("tools/call")) - before; n > 0 {
+	if n := len(far.Received("tools/call")) - before; n > 0 {
 		t.Errorf("the server was called %d times", n)
 	}
 	t.Run("A57 the session and its stream are still the client's", func(t *testing.T) {
 		if got := victim.use(t, "far", "tool", `{}`); strings.HasPrefix(got, "not a text") {
 			t.Error(got)
 		}
-		far.say(`{"jsonrpc":"2.0","method":"vendor/for-the-victim"}`)
+		far.Say(`{"jsonrpc":"2.0","method":"vendor/for-the-victim"}`)
 		if m := stream.next(t); m.Method != "vendor/for-the-victim" {
-			t.Errorf("heard %s", m.raw)
+			t.Errorf("heard %s", m.Raw)
 		}
 	})
 	t.Run("A57 ids cannot be guessed", func(t *testing.T) {
@@ -406,13 +385,13 @@ func TestSecuritySessionTheft(t *testing.T) {
 		}
 	})
 	t.Run("A57 a session by a name that some servers take for the header", func(t *testing.T) { // GHSA-f59h-q822-g45g
-		server := newWitness(t, "echo")
+		server := newLenientServer(t, "echo")
 		url := serve(t, gateway("separator __", strangers(), server.line("alpha")))
 		for _, way := range waysIn(url, "alpha") {
 			post(t, way.at, rpc("initialize", `{`+initParams+`}`), "Mcp_Session_Id: stolen", "MCP_Session-ID: stolen", acceptBoth, bearer(thiefToken))
 		}
-		for _, r := range server.requests() {
-			for name, values := range r.Headers {
+		for _, r := range server.Received() {
+			for name, values := range r.HTTP.Header {
 				if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "Mcp-Session-Id") && slices.Contains(values, "stolen") {
 					t.Errorf("the server got %s %v", name, values)
 				}
@@ -424,8 +403,8 @@ func TestSecuritySessionTheft(t *testing.T) {
 // Prefixes of names are not names, and of paths not paths (CVE-2025-53110).
 func TestSecurityPrefixConfusion(t *testing.T) {
 	isolate(t)
-	alpha, beta := newWitness(t, "b__echo", "beta::echo", "echo", "beta__echo"), newWitness(t, "echo", "b__echo")
-	alpha.resources = []string{"file:///srv/data/a"}
+	alpha, beta := newLenientServer(t, "b__echo", "beta::echo", "echo", "beta__echo"), newLenientServer(t, "echo", "b__echo")
+	alpha.Resources = []string{"file:///srv/data/a"}
 	address := freeAddress(t)
 	load(t, site(address, gateway(append(restricted("allow tool:alpha::* resource:alpha::file:///srv/data"), alpha.line("alpha"), block(beta.line("beta"), "alias b"))...)))
 	base := "http://" + address
@@ -447,11 +426,11 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 				}
 				for _, proxied := range []string{proxied("alpha", uri), "proxy://template/alpha/" + uri, uri} {
 					for _, c := range []*speaker{legacy, modern} {
-						if c.modern && strings.ContainsFunc(proxied, unicode.IsControl) {
+						if c.Modern && strings.ContainsFunc(proxied, unicode.IsControl) {
 							continue // it cannot be in a header
 						}
 						if got := c.ask(t, method, `{"uri":`+quote(proxied)+`}`); got.answer.Error == nil {
-							t.Errorf("%s of %s: %s", method, proxied, got.answer.raw)
+							t.Errorf("%s of %s: %s", method, proxied, got.answer.Raw)
 						}
 					}
 				}
@@ -459,7 +438,7 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 		})
 	}
 	for _, method := range []string{"resources/read", "resources/subscribe"} {
-		if got := alpha.got(method); len(got) > 0 {
+		if got := alpha.params(method); len(got) > 0 {
 			t.Errorf("alpha got %s %q", method, got)
 		}
 	}
@@ -486,17 +465,17 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 	t.Run("A12 ways round the prefix of a tool", func(t *testing.T) {
 		for _, c := range []*speaker{legacy, modern} {
 			for _, name := range []string{"beta__echo", "beta::echo", "b__echo", "b::echo", "BETA__echo", " beta__echo", "__beta__echo", "::beta::echo", "alpha__beta::echo", "alpha::beta__echo", "alpha__b__echo", "alpha/../beta__echo", "alpha\u0000__echo", "beta__echo__alpha"} {
-				if !c.modern || !strings.ContainsFunc(name, unicode.IsControl) {
+				if !c.Modern || !strings.ContainsFunc(name, unicode.IsControl) {
 					c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`)
 				}
 			}
 		}
-		if got := alpha.got("tools/call"); !slices.ContainsFunc(got, func(params string) bool { return strings.Contains(params, `"beta__echo"`) }) {
+		if got := alpha.params("tools/call"); !slices.ContainsFunc(got, func(params string) bool { return strings.Contains(params, `"beta__echo"`) }) {
 			t.Errorf("alpha's own tool was not called: %q", got)
 		}
 	})
-	if n := beta.count(); n > 0 {
-		t.Errorf("beta was contacted: %v", beta.requests())
+	if n := beta.Count(); n > 0 {
+		t.Errorf("beta was contacted: %v", beta.Received())
 	}
 	t.Run("A12 names that could be another's are no configuration", func(t *testing.T) {
 		for _, name := range []string{"alpha__b", "alpha_", "alpha::b"} {
@@ -509,7 +488,7 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 // which the operator tells a server who that client is.
 func TestSecurityHopByHopHeaders(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", strangers(), block(server.line("alpha"), `request_header X-User {http.mcp.client}`, `request_header Authorization "Bearer of-the-gateway"`)))
 	for _, way := range waysIn(url, "alpha") {
 		body := rpc("tools/call", `{`+echoes+`}`)
@@ -528,9 +507,9 @@ func TestSecurityHopByHopHeaders(t *testing.T) {
 			t.Errorf("%s: %q %v", way.name, status, err)
 		}
 	}
-	for _, r := range server.requests() {
-		if r.Headers.Get("X-User") != "thief" || r.Headers.Get("Authorization") != "Bearer of-the-gateway" || r.Headers.Get("X-Forwarded-For") == "" {
-			t.Errorf("the server got %v", r.Headers)
+	for _, r := range server.Received() {
+		if r.HTTP.Header.Get("X-User") != "thief" || r.HTTP.Header.Get("Authorization") != "Bearer of-the-gateway" || r.HTTP.Header.Get("X-Forwarded-For") == "" {
+			t.Errorf("the server got %v", r.HTTP.Header)
 		}
 	}
 }
@@ -539,7 +518,7 @@ func TestSecurityHopByHopHeaders(t *testing.T) {
 // None of them takes a time that doubles with each character (CVE-2026-0621).
 func TestSecurityBacktracking(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	stars := strings.Repeat("*a", 40)
 	url := serve(t, gateway(append(restricted("deny alpha::"+stars+"b prompt:alpha::"+stars+"b", `redact "(a+)+$" "(a|aa)+b" "(.*)*x"`), "rate alpha::"+stars+"b 1/1m", "name patterns", block(server.line("alpha"), "expose "+stars+"c echo"))...))
 	if got := admin(t, "POST", "/mcp_gateway/templates?gateway=patterns", `{"name":"many","uriTemplate":"many://{a}-{b}-{c}-{d}-{e}-{f}-{g}-{h}-end","text":"x"}`); got.StatusCode >= 300 {
@@ -557,7 +536,7 @@ func TestSecurityBacktracking(t *testing.T) {
 		c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`)
 		post(t, mcpAt(url, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`), acceptBoth, bearer(eveToken))
 	}
-	if n := len(server.got("tools/call")); n == 0 {
+	if n := len(server.params("tools/call")); n == 0 {
 		t.Error("the server was not called")
 	}
 }
@@ -566,7 +545,7 @@ func TestSecurityBacktracking(t *testing.T) {
 // be in, and nothing is waited for without end.
 func TestSecurityBodiesOfStrangers(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	setenv(t, "STRANGERS_SECRET", "secret-AbCdEf0123456789")
 	caddy := run(t, inFile(t, block(":8080", "bind 127.0.0.1",
 		gateway("auth token s3-AbCdEf0123456789 carol", block("auth hmac", "client dave {env.STRANGERS_SECRET}"), "in_flight_limit 64MiB", server.line("alpha")))))
@@ -627,11 +606,7 @@ func TestSecurityBytesInFlight(t *testing.T) {
 			t.Fatal("too few were refused")
 		}
 	}
-	await.Until(t, "those that there is room for", func() bool {
-		server.mu.Lock()
-		defer server.mu.Unlock()
-		return len(server.waiting) == 6
-	})
+	await.Until(t, "those that there is room for", func() bool { return server.Count("tools/call") == 6 })
 	if got := present(t, client, "POST", mcpAt(base, "alpha"), rpc("tools/list", `{"pad":"`+strings.Repeat("x", 1<<20)+`"}`), bearer(victimToken)); got.StatusCode != 200 {
 		t.Errorf("another client: %d %s", got.StatusCode, got.body)
 	}

@@ -20,7 +20,7 @@ import (
 // handshake is complete, can be a copy that somebody else sends, and is refused.
 func TestSecurityHTTP3(t *testing.T) {
 	isolate(t)
-	server := newWitness(t, "echo")
+	server := newLenientServer(t, "echo")
 	authority := newAuthority(t, "trusted")
 	certificate, key := inPEM(t, authority.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}))
 	address := freeAddress(t)
@@ -41,7 +41,7 @@ func TestSecurityHTTP3(t *testing.T) {
 	if got := present(t, over, "POST", mcpAt(url, "alpha"), call, bearer(victimToken)); got.StatusCode != 200 || got.ProtoMajor != 3 {
 		t.Fatalf("%s %d %s", got.Proto, got.StatusCode, got.body)
 	}
-	before := server.count()
+	before := server.Count()
 	for _, way := range waysIn(url, "alpha") {
 		isRefused(t, present(t, over, "POST", way.at, call), 401)
 		if f := failureOf(t, present(t, over, "POST", way.at, call, bearer(victimToken), "Origin: https://evil.example")); f.Symbol != "forbidden_origin" {
@@ -52,14 +52,14 @@ func TestSecurityHTTP3(t *testing.T) {
 		}
 	}
 	isRefused(t, present(t, over, "POST", mcpAt(url, "alpha"), call, bearer(thiefToken)), 403)
-	if server.count() != before {
+	if server.Count() != before {
 		t.Error("the server was contacted")
 	}
 
 	// A new connection sends its first request in early data, if it may.
 	await.Until(t, "a request in early data", func() bool {
 		transport.CloseIdleConnections()
-		before := server.count()
+		before := server.Count()
 		req := request(t, t.Context(), http3.MethodGet0RTT, mcpAt(url, "alpha"), "", "Accept: text/event-stream", bearer(victimToken))
 		res, err := transport.RoundTrip(req)
 		if err != nil {
@@ -70,8 +70,8 @@ func TestSecurityHTTP3(t *testing.T) {
 			return false
 		}
 		text, _ := io.ReadAll(res.Body)
-		if !strings.Contains(string(text), `"invalid_request"`) || server.count() != before {
-			t.Errorf("%s; the server got %d requests", text, server.count()-before)
+		if !strings.Contains(string(text), `"invalid_request"`) || server.Count() != before {
+			t.Errorf("%s; the server got %d requests", text, server.Count()-before)
 		}
 		return true
 	})

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -32,18 +33,18 @@ func TestSecurityPlaceholderExpansion(t *testing.T) {
 	all := strings.Join(attacks, " ")
 
 	// A server that says it, in all that it can say.
-	server := newWitness(t, all)
-	server.resources, server.templates = []string{"file:///" + attacks[0]}, []string{"file:///{env.SECURITY_SECRET}/{file." + file + "}"}
-	says := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := newLenientServer(t, all)
+	server.Resources, server.Templates = []string{"file:///" + attacks[0]}, []string{"file:///{env.SECURITY_SECRET}/{file." + file + "}"}
+	server.Handle = func(w http.ResponseWriter, _ *mcptest.Received) bool {
 		for i, attack := range attacks {
 			w.Header().Set(fmt.Sprintf("X-Server-%d", i), attack)
 		}
-		server.ServeHTTP(w, r)
-	}))
-	model := newWitness(t)
+		return false
+	}
+	model := newLenientServer(t)
 	journal := newJournal(t)
 	caddy := run(t, inFile(t, block("", "debug", block("log", "output file "+filepath.Join(dir, "caddy.log"), "format json"))+"\n"+block(":8080", "bind 127.0.0.1", "log", "log_append attacked {http.mcp.tool}",
-		gateway("separator __", "origins *", "hosts *", block("server alpha http://"+says+"/mcp",
+		gateway("separator __", "origins *", "hosts *", block(server.line("alpha"),
 			`request_header X-Tool "{http.mcp.tool} {http.mcp.method} {http.mcp.request_id} {http.mcp.client} {http.mcp.server}"`,
 			`vars attack {http.mcp.tool}`, `@attacked vars_regexp attack attack (.+)`, `request_header @attacked X-Matched {re.attack.1}`,
 			`rewrite * /mcp?tool={http.mcp.tool}&id={http.mcp.request_id}`, `header X-Echo "{http.mcp.tool} {http.mcp.request_id}"`),
@@ -74,13 +75,13 @@ func TestSecurityPlaceholderExpansion(t *testing.T) {
 		hello := post(t, joinedAt(base), bodies[4], acceptBoth, header)
 		session := "Mcp-Session-Id: " + hello.Header.Get("Mcp-Session-Id")
 		seen.answer("an answer at /mcp", hello)
-		modern := &speaker{modern: true, capabilities: `{}`, headers: []string{header}}
+		modern := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: []string{header}, HTTP: lasting}}
 		for _, body := range append(bodies, message("tools/call", `{"name":`+quote("alpha__"+attack)+`,"arguments":{}}`), message("tools/call", `{"name":`+quote("kid__"+attack)+`,"arguments":{}}`),
 			message("resources/read", `{"uri":`+quote(proxied("alpha", attack))+`}`), message("resources/read", `{"uri":`+quote("proxy://template/alpha/"+attack)+`}`), message("tools/list", `{}`), message("resources/templates/list", `{}`)) {
 			seen.answer("an answer at /mcp", post(t, joinedAt(base), body, acceptBoth, header, session))
-			var m legacyMessage
-			if json.Unmarshal([]byte(body), &m) == nil && m.Params != nil {
-				body, headers := modern.message(q, m.Method, string(m.Params))
+			var m mcpclient.Message
+			if json.Unmarshal([]byte(body), &m) == nil && m.Params.Raw != nil {
+				body, headers := modern.Message(q, m.Method, string(m.Params.Raw))
 				seen.answer("an answer at /mcp", post(t, joinedAt(base), body, slices.DeleteFunc(headers, func(h string) bool { return strings.ContainsAny(h, "\n") })...))
 			}
 		}
@@ -95,7 +96,7 @@ func TestSecurityPlaceholderExpansion(t *testing.T) {
 		seen.answer("an answer of the model", post(t, base+"/v1/chat/completions", `{"model":`+q+`,"messages":[`+call(q)+`,`+call(quote(attack+"2"))+`]}`, header))
 	}
 	masked := 0
-	for _, r := range model.requests() {
+	for _, r := range model.Received() {
 		if strings.Contains(r.Body, `"gone {env.SECURITY_SECRET} {env.SECURITY_SECRET} `) {
 			masked++
 		}
@@ -111,9 +112,9 @@ func TestSecurityPlaceholderExpansion(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen.add("the child", string(read))
-	for name, w := range map[string]*witness{"the server": server, "the model": model} {
-		for _, r := range w.requests() {
-			seen.add(name, fmt.Sprintln(r.Method, r.Path, r.Headers, r.Body))
+	for name, w := range map[string]*remoteServer{"the server": server, "the model": model} {
+		for _, r := range w.Received() {
+			seen.add(name, fmt.Sprintln(r.Method, r.HTTP.URL.RequestURI(), r.HTTP.Header, r.Body))
 		}
 	}
 	for i, found := range seen.search([]planted{secret, inAFile}) {
@@ -131,7 +132,7 @@ func TestSecurityPlaceholderExpansion(t *testing.T) {
 				t.Errorf("nothing of it is in %s", prefix)
 			}
 		}
-		if !slices.ContainsFunc(server.requests(), func(r mcptest.Request) bool { return r.Headers.Get("X-Matched") == attacks[0] }) {
+		if !slices.ContainsFunc(server.Received(), func(r *mcptest.Received) bool { return r.HTTP.Header.Get("X-Matched") == attacks[0] }) {
 			t.Error("no handler of the server's block has matched it")
 		}
 	})
@@ -159,7 +160,7 @@ func TestSecurityChildEnvironment(t *testing.T) {
 		for _, era := range clientEras {
 			c := newSpeaker(t, joinedAt(base), era.modern, canAll, me)
 			for _, server := range []string{"kid", "own", "pool"} {
-				got := c.ask(t, "tools/call", callOf(server, "env", `{"env":{"EVIL":"1"}}`, `"env":{"EVIL":"1"}`, `"_meta":{"env":{"EVIL":"1"}}`)).answer.text()
+				got := c.ask(t, "tools/call", callOf(server, "env", `{"env":{"EVIL":"1"}}`, `"env":{"EVIL":"1"}`, `"_meta":{"env":{"EVIL":"1"}}`)).answer.Text()
 				var env map[string]string
 				if err := json.Unmarshal([]byte(got), &env); err != nil {
 					t.Fatalf("%s: %s", server, got)

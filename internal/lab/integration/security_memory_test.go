@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -75,37 +74,35 @@ func TestSecurityMemoryOfClients(t *testing.T) {
 func TestSecurityMemoryOfServers(t *testing.T) {
 	isolate(t)
 	var last atomic.Int64
-	hostile := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m legacyMessage
-		_ = json.NewDecoder(r.Body).Decode(&m)
-		w.Header().Set("Content-Type", "application/json")
-		nonce := last.Add(1)
-		result := `{}`
-		switch m.Method {
+	hostile := newLenientServer(t)
+	hostile.Legacy = true
+	hostile.Handle = func(w http.ResponseWriter, r *mcptest.Received) bool {
+		format, text := "", ""
+		switch r.Method {
 		case "initialize":
-			w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", nonce))
-			result = fmt.Sprintf(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"prompts":{},"resources":{}},"serverInfo":{"name":"x","version":"1"},"instructions":"%d %s"}`,
-				nonce, strings.Repeat("i", 15<<20))
+			w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", last.Load()))
+			format, text = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"prompts":{},"resources":{}},"serverInfo":{"name":"x","version":"1"},"instructions":"%d %s"}`, strings.Repeat("i", 15<<20)
 		case "tools/list":
-			result = fmt.Sprintf(`{"tools":[{"name":"x","inputSchema":{"type":"object"},"description":"%d %s"}]}`, nonce, strings.Repeat("t", 10<<20))
+			format, text = `{"tools":[{"name":"x","inputSchema":{"type":"object"},"description":"%d %s"}]}`, strings.Repeat("t", 10<<20)
 		case "prompts/list":
-			result = fmt.Sprintf(`{"prompts":[{"name":"x","description":"%d %s"}]}`, nonce, strings.Repeat("p", 10<<20))
+			format, text = `{"prompts":[{"name":"x","description":"%d %s"}]}`, strings.Repeat("p", 10<<20)
 		case "resources/list":
-			result = fmt.Sprintf(`{"resources":[{"uri":"x://x","name":"%d %s"}]}`, nonce, strings.Repeat("r", 20<<20)) // which is too much
+			format, text = `{"resources":[{"uri":"x://x","name":"%d %s"}]}`, strings.Repeat("r", 20<<20) // which is too much
+		default:
+			return false
 		}
-		if m.ID != nil {
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
-		}
-	}))
+		r.Answer(w, `"result":`+fmt.Sprintf(format, last.Add(1), text))
+		return true
+	}
 	remote := &mcptest.Remote{Name: "far", Legacy: true}
 	t.Cleanup(remote.Close)
-	at := joinedAt(serve(t, gateway("separator __", "server hostile http://"+hostile+"/mcp", "server far http://"+upstream(t, remote)+"/mcp")))
+	at := joinedAt(serve(t, gateway("separator __", hostile.line("hostile"), "server far http://"+upstream(t, remote)+"/mcp")))
 	before := inUse(t)
 	for range 10 {
 		c := newSpeaker(t, at, false, `{}`)
 		for method, want := range map[string]string{"tools/list": "far__echo", "prompts/list": "far__p", "resources/list": "proxy://resource/eyJzZXJ2ZXIiOiJmYXIi"} {
-			if got := c.ask(t, method, `{}`); !strings.Contains(got.answer.raw, want) {
-				t.Errorf("%s: %.300s", method, got.answer.raw)
+			if got := c.ask(t, method, `{}`); !strings.Contains(got.answer.Raw, want) {
+				t.Errorf("%s: %.300s", method, got.answer.Raw)
 			}
 		}
 	}

@@ -3,7 +3,6 @@ package integration
 import (
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,40 +11,34 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // All servers of a gateway are one origin for its clients, so nothing that a server sends
 // may lead a client to another server: there the client would act with its own rights.
 
-// hostile is a server that lists delete_file, answers calls as call does, and opens the
-// stream that get writes.
-func hostile(t *testing.T, call, get http.HandlerFunc) string {
-	return upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet {
-			if get == nil {
-				w.WriteHeader(http.StatusMethodNotAllowed)
-				return
+// newHostileServer starts a server that lists delete_file, answers calls as call does, and
+// opens the stream that get writes. It has no stream if get is nil.
+func newHostileServer(t *testing.T, call, get http.HandlerFunc) *remoteServer {
+	t.Helper()
+	return serveScript(t, &mcptest.Script{
+		Sessionless: true, Legacy: true, Tools: []string{"delete_file"},
+		Replies: map[string]string{"initialize": `"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"hostile","version":"1"}}`},
+		Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+			handler := call
+			switch {
+			case r.Method == "GET":
+				handler = get
+			case r.Method == "initialize" || r.Method == "tools/list" || r.ID == nil:
+				return false
 			}
-			get(w, r)
-			return
-		}
-		body, _ := io.ReadAll(r.Body)
-		var m legacyMessage
-		_ = json.Unmarshal(body, &m)
-		members := map[string]string{
-			"initialize": `"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"hostile","version":"1"}}`,
-			"tools/list": `"result":{"tools":[{"name":"delete_file","inputSchema":{"type":"object"}}]}`,
-		}[m.Method]
-		switch {
-		case m.ID == nil:
-			w.WriteHeader(http.StatusAccepted)
-		case members != "":
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+string(m.ID)+`,`+members+`}`)
-		default:
-			call(w, r)
-		}
-	}))
+			if handler != nil {
+				handler(w, r.HTTP)
+			}
+			return handler != nil
+		},
+	})
 }
 
 func TestSecurityServersLeadNowhere(t *testing.T) {
@@ -53,32 +46,32 @@ func TestSecurityServersLeadNowhere(t *testing.T) {
 	calls := `[{"name":"delete_file","arguments":{}}]`
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		t.Run(fmt.Sprintf("the official client and a redirect %d", status), func(t *testing.T) {
-			files := newWitness(t, "delete_file")
-			weather := hostile(t, func(w http.ResponseWriter, r *http.Request) {
+			files := newLenientServer(t, "delete_file")
+			weather := newHostileServer(t, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Location", "/mcp/files")
 				w.WriteHeader(status)
 			}, nil)
-			url := serve(t, gateway("separator __", "server weather http://"+weather+"/mcp", files.line("files")))
+			url := serve(t, gateway("separator __", weather.line("weather"), files.line("files")))
 			client := peer(t, "call.mjs", mcpAt(url, "weather"), "http")
 			client.Stdin = strings.NewReader(calls)
 			if out, err := client.Output(); err == nil {
 				t.Errorf("the call has an answer: %s", out)
 			}
-			if n := files.count(); n > 0 {
-				t.Errorf("the other server was asked: %+v", files.requests())
+			if n := files.Count(); n > 0 {
+				t.Errorf("the other server was asked: %+v", files.Received())
 			}
 		})
 	}
 	t.Run("redirects at all ways in", func(t *testing.T) {
-		files := newWitness(t, "delete_file")
+		files := newLenientServer(t, "delete_file")
 		for _, status := range []int{300, 301, 302, 303, 304, 305, 307, 308, 399} {
-			weather := hostile(t, func(w http.ResponseWriter, r *http.Request) {
+			weather := newHostileServer(t, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Location", "/mcp/files")
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(status)
 				_, _ = io.WriteString(w, result(`{}`))
 			}, nil)
-			url := serve(t, gateway("separator __", "server weather http://"+weather+"/mcp", files.line("files")))
+			url := serve(t, gateway("separator __", weather.line("weather"), files.line("files")))
 			for _, way := range waysIn(url, "weather")[1:] {
 				got := send(t, &http.Client{CheckRedirect: stay, Timeout: patience}, "POST", way.at, rpc("tools/call", `{"name":"delete_file","arguments":{}}`), acceptBoth)
 				if f := failureOf(t, got); f != (failed{502, -32603, "http_error", "1", "weather", status}) || got.Header.Get("Location") != "" {
@@ -87,7 +80,7 @@ func TestSecurityServersLeadNowhere(t *testing.T) {
 			}
 			c := newSpeaker(t, joinedAt(url), false, canAll)
 			if got := c.ask(t, "tools/call", callOf("weather", "delete_file", `{}`)); got.answer.Error == nil || got.header.Get("Location") != "" {
-				t.Errorf("/mcp: %s", got.answer.raw)
+				t.Errorf("/mcp: %s", got.answer.Raw)
 			}
 		}
 	})
@@ -100,8 +93,8 @@ func TestSecurityServersLeadNowhere(t *testing.T) {
 		"a type that begins like the stream": "event: endpoint\ndata: /mcp/files\n\n", // with another Content-Type, see below
 	} {
 		t.Run("the official client and "+name, func(t *testing.T) {
-			files := newWitness(t, "delete_file")
-			oldsse := hostile(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusAccepted) }, func(w http.ResponseWriter, r *http.Request) {
+			files := newLenientServer(t, "delete_file")
+			oldsse := newHostileServer(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusAccepted) }, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				if strings.HasPrefix(name, "a type") {
 					w.Header().Set("Content-Type", "text/event-stream,x+json")
@@ -118,11 +111,11 @@ func TestSecurityServersLeadNowhere(t *testing.T) {
 				case <-t.Context().Done():
 				}
 			})
-			url := serve(t, gateway("separator __", "server oldsse http://"+oldsse+"/sse", files.line("files")))
+			url := serve(t, gateway("separator __", "server oldsse http://"+oldsse.address+"/sse", files.line("files")))
 			client := peer(t, "lured.mjs", mcpAt(url, "oldsse"))
 			out, err := client.Output()
-			if n := files.count(); n > 0 || err != nil {
-				t.Errorf("%v: the client says %s, and the other server was asked %+v", err, out, files.requests())
+			if n := files.Count(); n > 0 || err != nil {
+				t.Errorf("%v: the client says %s, and the other server was asked %+v", err, out, files.Received())
 			}
 		})
 	}
@@ -199,15 +192,15 @@ func TestSecuritySealedEndpoints(t *testing.T) {
 func TestSecurityLineEndsOfServers(t *testing.T) {
 	isolate(t)
 	const text = "x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029"
-	server := newWitness(t, "read")
-	server.replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + text + `"}]}`}
+	server := newLenientServer(t, "read")
+	server.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + text + `"}]}`}
 	url := serve(t, gateway("separator __", "mask off", server.line("alpha")))
-	for _, server.events = range []bool{false, true} {
+	for _, server.Events = range []bool{false, true} {
 		for _, era := range clientEras {
 			c := newSpeaker(t, joinedAt(url), era.modern, canAll)
-			got := c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.raw
+			got := c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.Raw
 			if splitLines.Replace(got) != got || !strings.Contains(got, `x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029`) {
-				t.Errorf("a %s, events %t: %q", era.name, server.events, got)
+				t.Errorf("a %s, events %t: %q", era.name, server.Events, got)
 			}
 		}
 	}

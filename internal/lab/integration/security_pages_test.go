@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
 // A page is a web page that is open in a browser on this machine: what it can make that
@@ -40,9 +42,9 @@ var pageDoors = []string{"/mcp", "/mcp/alpha", "/mcp/kid", "/api/mcp-gateway/alp
 
 // runForPages runs the built binary as people run it on their own machine: at a loopback
 // address, without credentials.
-func runForPages(t *testing.T) (caddy *running, server *witness, kid journal) {
+func runForPages(t *testing.T) (caddy *running, server *remoteServer, kid journal) {
 	t.Helper()
-	server, kid = newWitness(t, "echo"), newJournal(t)
+	server, kid = newLenientServer(t, "echo"), newJournal(t)
 	caddy = run(t, inFile(t, block(":8080", "bind 127.0.0.1", gateway("separator __", server.line("alpha"), block(child("kid", "--modern"), kid.env())),
 		block("handle_path /pruner/*", pruner()))))
 	return caddy, server, kid
@@ -50,7 +52,7 @@ func runForPages(t *testing.T) (caddy *running, server *witness, kid journal) {
 
 // pageCalls are the messages that a page would like to be obeyed, of both eras.
 func pageCalls() (messages []string, headers [][]string) {
-	modern, with := (&speaker{modern: true, capabilities: `{}`}).message("1", "tools/call", callOf("alpha", "echo", `{}`))
+	modern, with := (&speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}).Message("1", "tools/call", callOf("alpha", "echo", `{}`))
 	return []string{rpc("tools/call", `{`+echoes+`}`), rpc("initialize", `{`+initParams+`}`), rpc("prune_text", `{}`), modern}, [][]string{nil, nil, nil, with}
 }
 
@@ -96,7 +98,7 @@ func TestSecurityDNSRebinding(t *testing.T) {
 			}
 		}
 	})
-	for _, r := range server.requests() {
+	for _, r := range server.Received() {
 		if !strings.Contains(r.Body, `"ping"`) {
 			t.Errorf("the server got %s %s", r.Method, r.Body)
 		}
@@ -124,7 +126,7 @@ func TestSecurityCrossSiteRequests(t *testing.T) {
 	caddy, server, kid := runForPages(t)
 	base := "http://" + caddy.address
 	pid := pidAt(t, base+"/mcp/kid")
-	before := server.count()
+	before := server.Count()
 	messages, _ := pageCalls()
 	for _, origin := range []string{"https://evil.test", "null", "http://localhost.evil.test", "chrome-extension://abcdefghijklmnop", "http://127.0.0.1.evil.test:8080", "http://[::ffff:203.0.113.1]"} {
 		p := newPage(origin, caddy.address)
@@ -162,7 +164,7 @@ func TestSecurityCrossSiteRequests(t *testing.T) {
 			}
 		}
 	})
-	if n := server.count() - before; n > 0 {
+	if n := server.Count() - before; n > 0 {
 		t.Errorf("the server got %d requests", n)
 	}
 	if again := pidAt(t, base+"/mcp/kid"); again != pid {

@@ -108,16 +108,16 @@ func TestSecurityOneReading(t *testing.T) {
 // front of it, do something else than what was decided on.
 func TestSecurityContradictingHeaders(t *testing.T) {
 	isolate(t)
-	w := newWitness(t, "echo", "delete_file")
+	w := newLenientServer(t, "echo", "delete_file")
 	url := serve(t, gateway(append(restricted("deny files::delete_*"), w.line("files"))...))
 	call := rpc("tools/call", `{"name":"echo","arguments":{}}`)
 	for _, way := range waysIn(url, "files")[1:] {
 		for _, headers := range [][]string{
 			{"Mcp-Name: delete_file"}, {"Mcp-Method: tools/list"}, {"Mcp-Method: tools/call", "Mcp-Name: delete_file"}, {"Mcp-Method: tools/call", "Mcp-Name: =?base64?ZGVsZXRlX2ZpbGU=?="},
 		} {
-			before := w.count()
+			before := w.Count()
 			got := post(t, way.at, call, append(headers, acceptBoth, bearer(eveToken))...)
-			if f := failureOf(t, got); f.Status != 400 || f.Symbol != "header_mismatch" || w.count() != before {
+			if f := failureOf(t, got); f.Status != 400 || f.Symbol != "header_mismatch" || w.Count() != before {
 				t.Errorf("%s %q: %d %s", way.name, headers, got.StatusCode, got.body)
 			}
 		}
@@ -132,7 +132,7 @@ func TestSecurityContradictingHeaders(t *testing.T) {
 // A client has no say in the path, the method or the charset of what a server is asked.
 func TestSecurityOverridingHeaders(t *testing.T) {
 	isolate(t)
-	w := newWitness(t, "echo")
+	w := newLenientServer(t, "echo")
 	url := serve(t, gateway("separator __", block("client eve", "token "+eveToken), w.line("files")))
 	overrides := map[string]string{
 		"X-Original-Url": "/admin", "X-Rewrite-Url": "/admin", "X-Http-Method-Override": "DELETE", "X-Http-Method": "DELETE", "X-Method-Override": "DELETE", "Accept-Charset": "utf-16",
@@ -141,7 +141,7 @@ func TestSecurityOverridingHeaders(t *testing.T) {
 		"X-Api-Key": "of the client", "Api-Key": "of the client", "X-Goog-Api-Key": "of the client", "Proxy-Authorization": "Bearer x", "X_api_key": "of the client",
 	}
 	for _, way := range waysIn(url, "files") {
-		before := w.count()
+		before := w.Count()
 		headers := []string{acceptBoth, bearer(eveToken), "X-Tenant: mine"}
 		for name, value := range overrides {
 			headers = append(headers, name+": "+value)
@@ -152,17 +152,17 @@ func TestSecurityOverridingHeaders(t *testing.T) {
 			post(t, way.at, rpc("tools/call", `{`+echoes+`}`), headers...)
 			send(t, &http.Client{Timeout: patience}, "DELETE", mcpAt(url, "files"), "", headers...)
 		}
-		for _, r := range w.requests()[before:] {
-			for name := range r.Headers {
+		for _, r := range w.Received()[before:] {
+			for name := range r.HTTP.Header {
 				if overrides[name] != "" {
-					t.Errorf("%s: the server got %s: %s", way.name, name, r.Headers.Get(name))
+					t.Errorf("%s: the server got %s: %s", way.name, name, r.HTTP.Header.Get(name))
 				}
 			}
-			if r.Headers.Get("X-Tenant") != "mine" {
-				t.Errorf("%s: the server got %v", way.name, r.Headers)
+			if r.HTTP.Header.Get("X-Tenant") != "mine" {
+				t.Errorf("%s: the server got %v", way.name, r.HTTP.Header)
 			}
 		}
-		if w.count() == before {
+		if w.Count() == before {
 			t.Errorf("%s: the server was not asked", way.name)
 		}
 	}

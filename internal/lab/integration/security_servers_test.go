@@ -18,7 +18,9 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 // scripted is a server of a gateway that is a shell script: a child that follows no rules but
@@ -64,13 +66,13 @@ func TestSecurityForgedAnswers(t *testing.T) {
 	const victim = `"victim"`
 	good, evil := newRemoteServer(t, "work"), newRemoteServer(t, "poke")
 	hold := make(chan struct{})
-	good.first = func(_ http.ResponseWriter, m legacyMessage) bool {
+	good.Handle = func(_ http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == "tools/call" {
 			<-hold
 		}
 		return false
 	}
-	evil.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	evil.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method != "tools/call" {
 			return false
 		}
@@ -91,35 +93,35 @@ func TestSecurityForgedAnswers(t *testing.T) {
 	url := serve(t, gateway("separator __", good.line("good"), evil.line("evil"), scripted(t, "worse", script.String())))
 	c := joinAll(t, url, everyCapability)
 	waiting := c.begin(victim, "tools/call", `{"name":"good__work","arguments":{}}`)
-	await.Until(t, "the call", func() bool { return good.count("tools/call") == 1 })
+	await.Until(t, "the call", func() bool { return good.Count("tools/call") == 1 })
 
 	for _, server := range []string{"evil", "worse"} {
 		t.Run("A28 "+server, func(t *testing.T) {
 			got := c.in(t).await(c.begin(`"own"`, "tools/call", `{"name":`+quote(map[string]string{"evil": "evil__poke", "worse": "worse__echo"}[server])+`,"arguments":{}}`))
-			if string(got.ID) != `"own"` || strings.Contains(got.body, "FORGED") {
-				t.Errorf("%d %s", got.status, got.body)
+			if string(got.ID) != `"own"` || strings.Contains(got.Body, "FORGED") {
+				t.Errorf("%d %s", got.Status, got.Body)
 			}
-			if strings.Contains(got.raw, link) || !strings.Contains(got.raw, "proxy://resource/") {
-				t.Errorf("a link to what another server has: %s", got.raw)
+			if strings.Contains(got.Raw, link) || !strings.Contains(got.Raw, "proxy://resource/") {
+				t.Errorf("a link to what another server has: %s", got.Raw)
 			}
 		})
 	}
-	await.Until(t, "the gateway to listen", func() bool { return evil.listeners() == 1 })
+	await.Until(t, "the gateway to listen", func() bool { return evil.Listeners() == 1 })
 	for _, lie := range lies {
-		evil.say(strings.ReplaceAll(lie, "@", victim))
+		evil.Say(strings.ReplaceAll(lie, "@", victim))
 	}
-	evil.say(`{"jsonrpc":"2.0","method":"vendor/end"}`)
+	evil.Say(`{"jsonrpc":"2.0","method":"vendor/end"}`)
 	c.hears("vendor/end", 1)
 	for _, method := range []string{"notifications/cancelled", "notifications/resources/updated", "notifications/message"} {
 		for _, m := range c.heardOf(method) {
-			if from := m.proxyServer(); from != "evil" && from != "worse" || m.member("requestId") == victim || m.member("uri") == quote(link) {
+			if from := m.Params.Proxy.Server; from != "evil" && from != "worse" || m.Param("requestId") == victim || m.Param("uri") == quote(link) {
 				t.Errorf("it speaks for another: %s", m)
 			}
 		}
 	}
 	close(hold)
-	if got := c.await(waiting); string(got.ID) != victim || strings.Contains(got.body, "FORGED") || !strings.Contains(got.raw, `"text"`) {
-		t.Errorf("the call of the good one is answered with %s", got.body)
+	if got := c.await(waiting); string(got.ID) != victim || strings.Contains(got.Body, "FORGED") || !strings.Contains(got.Raw, `"text"`) {
+		t.Errorf("the call of the good one is answered with %s", got.Body)
 	}
 }
 
@@ -134,11 +136,11 @@ func TestSecurityEventInjection(t *testing.T) {
 		return "{\r\"jsonrpc\":\"2.0\",\r\r\"id\":" + id + ",\r\"result\":\r\r{\"content\":[{\"type\":\"text\",\r\"text\":\"whole\\r\\n\\r\\ndata: {}\\n\\n\"}]}}"
 	}
 	far := newRemoteServer(t, "echo")
-	far.first = func(w http.ResponseWriter, m legacyMessage) bool {
+	far.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method != "tools/call" {
 			return false
 		}
-		if strings.Contains(m.raw, "as JSON") {
+		if strings.Contains(m.Body, "as JSON") {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = io.WriteString(w, broken(string(m.ID)))
 			return true
@@ -184,7 +186,7 @@ func TestSecurityEventInjection(t *testing.T) {
 		}
 	}
 	t.Run("names in headers", func(t *testing.T) {
-		server := newWitness(t, "echo")
+		server := newLenientServer(t, "echo")
 		url := serve(t, gateway("separator __", block(server.line("alpha"), `request_header X-Tool "{http.mcp.tool}"`, `request_header X-Id "{http.mcp.request_id}"`, `header X-Tool "{http.mcp.tool}"`)))
 		for _, name := range []string{"echo\r\nX-Evil: 1", "echo\nX-Evil: 1", "echo\u0000", "echo\r\n\r\nPOST /evil HTTP/1.1\r\nHost: x\r\n\r\n", "écho\u2028X-Evil: 1"} {
 			params := `{"name":` + quote(name) + `,"arguments":{}}`
@@ -196,14 +198,14 @@ func TestSecurityEventInjection(t *testing.T) {
 			}
 			c := newSpeaker(t, joinedAt(url), false, `{}`)
 			c.ask(t, "tools/call", `{"name":`+quote("alpha__"+name)+`,"arguments":{}}`)
-			modern := &speaker{at: joinedAt(url), modern: true, capabilities: `{}`}
-			body, headers := modern.message("1", "tools/call", `{"name":`+quote("alpha__"+name)+`,"arguments":{}}`)
+			modern := &speaker{&mcpclient.Client{URL: joinedAt(url), Modern: true, Capabilities: `{}`, HTTP: lasting}}
+			body, headers := modern.Message("1", "tools/call", `{"name":`+quote("alpha__"+name)+`,"arguments":{}}`)
 			headers = slices.DeleteFunc(headers, func(header string) bool { return strings.HasPrefix(header, "Mcp-Name") })
 			post(t, joinedAt(url), body, headers...)
 		}
-		for _, r := range server.requests() {
-			if r.Headers.Get("X-Evil") != "" || r.Path != "/mcp" {
-				t.Errorf("the server got %s %v", r.Path, r.Headers)
+		for _, r := range server.Received() {
+			if r.HTTP.Header.Get("X-Evil") != "" || r.HTTP.URL.RequestURI() != "/mcp" {
+				t.Errorf("the server got %s %v", r.HTTP.URL.RequestURI(), r.HTTP.Header)
 			}
 		}
 	})
@@ -237,13 +239,13 @@ func TestSecurityCommandInjection(t *testing.T) {
 					for _, way := range waysIn(base, server)[1:] {
 						post(t, way.at, strings.ReplaceAll(message, "@", ""), acceptBoth, bearer(eveToken))
 					}
-					post(t, joinedAt(base), strings.ReplaceAll(message, "@", server+"__"), append(slices.Clone(c.headers), acceptBoth)...)
+					post(t, joinedAt(base), strings.ReplaceAll(message, "@", server+"__"), append(slices.Clone(c.Headers), acceptBoth)...)
 				}
 			}
 		}
 		for _, e := range append(journal.messages(t, "tools/call"), journal.messages(t, "")...) {
-			if strings.HasPrefix(e.raw, inner[:20]) && strings.Contains(string(e.Params), `"name":"slow"`) && !strings.Contains(string(e.Params), `"echo"`) {
-				t.Errorf("a child got %s", e.raw)
+			if strings.HasPrefix(e.Body, inner[:20]) && strings.Contains(string(e.Params), `"name":"slow"`) && !strings.Contains(string(e.Params), `"echo"`) {
+				t.Errorf("a child got %s", e.Body)
 			}
 		}
 		if garbage := journal.entries(t, "garbage"); len(garbage) > 0 {
@@ -402,7 +404,7 @@ func TestSecurityLogInjection(t *testing.T) {
 // Where a server sends the gateway, it does not go.
 func TestSecurityRedirects(t *testing.T) {
 	isolate(t)
-	elsewhere := newWitness(t, "echo")
+	elsewhere := newLenientServer(t, "echo")
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		sends := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Location", "http://"+elsewhere.address+r.URL.Path)
@@ -417,8 +419,8 @@ func TestSecurityRedirects(t *testing.T) {
 		c := newSpeaker(t, joinedAt(url), false, canAll)
 		c.ask(t, "resources/read", `{"uri":`+quote(proxied("sends", "http://"+elsewhere.address+"/secret"))+`}`)
 	}
-	if n := elsewhere.count(); n > 0 {
-		t.Errorf("it went there: %v", elsewhere.requests())
+	if n := elsewhere.Count(); n > 0 {
+		t.Errorf("it went there: %v", elsewhere.Received())
 	}
 }
 
@@ -444,8 +446,8 @@ func TestSecurityErrorsSayNothing(t *testing.T) {
 				t.Errorf("%s at %s: %d %s", server, way.name, got.StatusCode, got.body)
 			}
 		}
-		if got := c.ask(t, "tools/call", callOf(server, "echo", `{}`)); got.answer.Error == nil || tells.MatchString(got.answer.raw) {
-			t.Errorf("%s at /mcp: %s", server, got.answer.raw)
+		if got := c.ask(t, "tools/call", callOf(server, "echo", `{}`)); got.answer.Error == nil || tells.MatchString(got.answer.Raw) {
+			t.Errorf("%s at /mcp: %s", server, got.answer.Raw)
 		}
 	}
 }

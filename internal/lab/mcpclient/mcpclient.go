@@ -1,0 +1,367 @@
+// Package mcpclient has the clients of the lab's tests.
+//
+// [Client] is honest: it speaks Streamable HTTP as the specification has it, in either
+// era. [NewRequest] is for the rude: it sends any bytes with any headers.
+package mcpclient
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// Revisions of the protocol.
+const (
+	Legacy = "2025-11-25" // the latest with sessions
+	Modern = "2026-07-28"
+)
+
+// Accept is the header that each POST has.
+const Accept = "Accept: application/json, text/event-stream"
+
+// NewRequest prepares a request with this body. Headers are given as "Name: value"; one
+// without a value is not sent.
+func NewRequest(ctx context.Context, method, url, body string, headers ...string) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for _, header := range headers {
+		if name, value, _ := strings.Cut(header, ": "); value != "" {
+			req.Header.Set(name, value)
+		}
+	}
+	return req, nil
+}
+
+// Client is a client of an endpoint. In the legacy era it needs [Client.Initialize].
+type Client struct {
+	URL          string
+	Modern       bool         // speaks the modern era
+	Capabilities string       // JSON
+	Headers      []string     // of each request, those of the session among them
+	HTTP         *http.Client // http.DefaultClient if nil
+
+	ids atomic.Int64
+}
+
+// Initialize introduces the client. It settles on the version of the answer, and on its
+// session if there is one.
+func (c *Client) Initialize(ctx context.Context, version string) (Answer, error) {
+	got := c.Begin(ctx, "initialize", fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}`, version, c.Capabilities)).Finish()
+	var hello struct{ ProtocolVersion string }
+	err := got.Err
+	if err == nil {
+		err = json.Unmarshal(got.Result, &hello)
+	}
+	if err != nil || got.Status != http.StatusOK {
+		return got, fmt.Errorf("initialize: %d %v %.500s, error %v", got.Status, got.Header, got.Body, err)
+	}
+	c.Headers = append(slices.Clone(c.Headers), "Mcp-Protocol-Version: "+hello.ProtocolVersion)
+	if session := got.Header.Get("Mcp-Session-Id"); session != "" {
+		c.Headers = append(c.Headers, "Mcp-Session-Id: "+session)
+	}
+	return got, c.Notify(ctx, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+}
+
+// Notify posts a message that wants no answer.
+func (c *Client) Notify(ctx context.Context, message string) error {
+	got := c.Post(ctx, message).Finish()
+	if got.Err != nil || got.Status != http.StatusAccepted || got.Body != "" {
+		return fmt.Errorf("%s: got %d %s, error %v, want 202", message, got.Status, got.Body, got.Err)
+	}
+	return nil
+}
+
+// NextID returns an id that the client has not used.
+func (c *Client) NextID() string { return fmt.Sprintf(`"%d"`, c.ids.Add(1)) }
+
+// Begin makes a request with the next id, and leaves the response to be read.
+func (c *Client) Begin(ctx context.Context, method, params string, headers ...string) *Exchange {
+	id := c.NextID()
+	body, all := c.Message(id, method, params)
+	return c.exchange(ctx, id, http.MethodPost, body, append(all, headers...))
+}
+
+// Post posts a message, and leaves the response to be read.
+func (c *Client) Post(ctx context.Context, message string) *Exchange {
+	return c.exchange(ctx, "", http.MethodPost, message, c.HeadersOf(message))
+}
+
+// Listen opens the stream of the session.
+func (c *Client) Listen(ctx context.Context) *Exchange {
+	return c.exchange(ctx, "", http.MethodGet, "", append(slices.Clone(c.Headers), "Accept: text/event-stream"))
+}
+
+// Message returns a request, and the headers that go with it. Params are an object, or "".
+func (c *Client) Message(id, method, params string) (body string, headers []string) {
+	if c.Modern {
+		meta := `"io.modelcontextprotocol/protocolVersion":"` + Modern + `","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
+			`"io.modelcontextprotocol/clientCapabilities":` + c.Capabilities
+		switch {
+		case strings.Contains(params, `"_meta":{`):
+			params = strings.Replace(params, `"_meta":{`, `"_meta":{`+meta+`,`, 1)
+		case params == "{}" || params == "":
+			params = `{"_meta":{` + meta + `}}`
+		default:
+			params = strings.TrimSuffix(params, "}") + `,"_meta":{` + meta + `}}`
+		}
+	}
+	if params != "" {
+		params = `,"params":` + params
+	}
+	name, _ := json.Marshal(method) // of a string, which does not fail
+	body = fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%s%s}`, id, name, params)
+	return body, c.HeadersOf(body)
+}
+
+// HeadersOf returns the headers of a POST with this message.
+func (c *Client) HeadersOf(message string) []string {
+	headers := append(slices.Clone(c.Headers), Accept)
+	if !c.Modern {
+		return headers
+	}
+	var m struct {
+		Method string
+		Params struct{ Name, URI string }
+	}
+	_ = json.Unmarshal([]byte(message), &m)
+	headers = append(headers, "Mcp-Protocol-Version: "+Modern, "Mcp-Method: "+m.Method)
+	switch m.Method {
+	case "tools/call", "prompts/get":
+		headers = append(headers, "Mcp-Name: "+m.Params.Name)
+	case "resources/read":
+		headers = append(headers, "Mcp-Name: "+m.Params.URI)
+	}
+	return headers
+}
+
+// exchange makes a request.
+func (c *Client) exchange(ctx context.Context, id, method, body string, headers []string) *Exchange {
+	ctx, hangUp := context.WithCancel(ctx)
+	messages := make(chan Message, 100)
+	opened := make(chan struct{})
+	x := &Exchange{ID: id, HangUp: hangUp, Opened: opened, Messages: messages}
+	go func() {
+		defer close(messages)
+		defer hangUp()
+		res, err := c.do(ctx, method, body, headers)
+		if err != nil {
+			x.Err = err
+			close(opened)
+			return
+		}
+		defer res.Body.Close()
+		x.Status, x.Header = res.StatusCode, res.Header
+		close(opened)
+		x.body, x.Err = read(res, messages)
+	}()
+	return x
+}
+
+func (c *Client) do(ctx context.Context, method, body string, headers []string) (*http.Response, error) {
+	req, err := NewRequest(ctx, method, c.URL, body, headers...)
+	if err != nil {
+		return nil, err
+	}
+	client := c.HTTP
+	if client == nil {
+		client = http.DefaultClient
+	}
+	return client.Do(req)
+}
+
+// read reads the messages of a response, and returns its body.
+func read(res *http.Response, messages chan<- Message) (body string, err error) {
+	var text strings.Builder
+	stream := io.TeeReader(res.Body, &text)
+	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		err = readEvents(stream, func(id, data string) { messages <- parse(id, data) })
+		return text.String(), err
+	}
+	_, err = io.Copy(io.Discard, stream)
+	if err == nil && text.Len() > 0 {
+		messages <- parse("", text.String())
+	}
+	return text.String(), err
+}
+
+// readEvents calls each for every event with data, until the stream ends.
+func readEvents(stream io.Reader, each func(id, data string)) error {
+	lines := bufio.NewReader(stream)
+	var id string
+	var data []string
+	for {
+		line, err := lines.ReadString('\n')
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
+		switch value = strings.TrimPrefix(value, " "); name {
+		case "id":
+			id = value
+		case "data":
+			if value != "" {
+				data = append(data, value)
+			}
+		case "":
+			if value == "" && len(data) > 0 { // not a comment
+				each(id, strings.Join(data, "\n"))
+			}
+			if value == "" {
+				id, data = "", nil
+			}
+		}
+	}
+}
+
+// Exchange is a request whose response is read message by message.
+type Exchange struct {
+	ID     string
+	HangUp context.CancelFunc
+
+	Opened <-chan struct{} // closed when Status and Header are there, or Err is
+	Status int
+	Header http.Header
+
+	Messages <-chan Message // closed at the end of the response
+	Err      error          // then
+
+	body string
+}
+
+// Answer is a response that has been read.
+type Answer struct {
+	Message
+	Status int
+	Header http.Header
+	Body   string
+	Before []Message // messages before the answer
+	Err    error
+}
+
+// Finish reads the response to its end.
+func (x *Exchange) Finish() (got Answer) {
+	for m := range x.Messages {
+		if m.Method == "" {
+			got.Message = m
+		} else {
+			got.Before = append(got.Before, m)
+		}
+	}
+	got.Status, got.Header, got.Body, got.Err = x.Status, x.Header, x.body, x.Err
+	return got
+}
+
+// Message is a message that a client received.
+type Message struct {
+	ID     json.RawMessage
+	Method string
+	Params Params
+	Result json.RawMessage
+	Error  *Error
+
+	Raw     string `json:"-"` // all of it
+	EventID string `json:"-"`
+}
+
+// Params are those of a message from a server.
+type Params struct {
+	Meta          map[string]json.RawMessage `json:"_meta"`
+	Proxy         struct{ Server string }
+	URI           string
+	ProgressToken json.RawMessage
+	Progress      float64
+	Message       string
+	Notifications json.RawMessage
+	Data          json.RawMessage
+
+	Raw json.RawMessage `json:"-"` // all of them
+}
+
+// UnmarshalJSON implements json.Unmarshaler. Params of another shape are in Raw alone.
+func (p *Params) UnmarshalJSON(text []byte) error {
+	type plain Params
+	_ = json.Unmarshal(text, (*plain)(p))
+	p.Raw = slices.Clone(text)
+	return nil
+}
+
+// Error is the error member of a message.
+type Error struct {
+	Code    int
+	Message string
+	Data    json.RawMessage
+}
+
+// Symbol returns the code in the data of an error that the gateway made.
+func (e *Error) Symbol() string { return e.member("code") }
+
+// Server returns the name of the server in the data of an error that the gateway made.
+func (e *Error) Server() string { return e.member("server_name") }
+
+func (e *Error) member(name string) (value string) {
+	var members map[string]json.RawMessage
+	_ = json.Unmarshal(e.Data, &members)
+	_ = json.Unmarshal(members[name], &value)
+	return value
+}
+
+// Parse reads a message. The method of what is not a message says so.
+func Parse(raw string) Message { return parse("", raw) }
+
+func parse(eventID, raw string) (m Message) {
+	if err := json.Unmarshal([]byte(raw), &m); err != nil {
+		m = Message{Method: "not a message: " + err.Error()}
+	}
+	m.Raw, m.EventID = raw, eventID
+	return m
+}
+
+func (m Message) String() string { return m.Raw }
+
+// Param returns a member of the params as it was written, or "".
+func (m Message) Param(name string) string {
+	var members map[string]json.RawMessage
+	_ = json.Unmarshal(m.Params.Raw, &members)
+	return string(members[name])
+}
+
+// Input is a result that asks the client for more.
+type Input struct {
+	ResultType    string
+	InputRequests map[string]struct {
+		Method string
+		Params json.RawMessage
+	}
+	RequestState string
+}
+
+// Input returns the input_required result that the message must be.
+func (m Message) Input(t testing.TB) (in Input) {
+	t.Helper()
+	if json.Unmarshal(m.Result, &in) != nil || in.ResultType != "input_required" || len(in.InputRequests) == 0 {
+		t.Fatalf("got %s, want a result that asks for input", m.Raw)
+	}
+	return in
+}
+
+// Text returns the text of the tool result that the message is, or says that it is none.
+func (m Message) Text() string {
+	var result struct{ Content []struct{ Text string } }
+	if json.Unmarshal(m.Result, &result) != nil || len(result.Content) != 1 {
+		return "not a text: " + m.Raw
+	}
+	return result.Content[0].Text
+}

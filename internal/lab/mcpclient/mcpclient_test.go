@@ -1,0 +1,80 @@
+package mcpclient_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// serve starts a server, and returns its URL.
+func serve(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	s := httptest.NewServer(handler)
+	t.Cleanup(func() {
+		s.CloseClientConnections() // else Close waits for streams
+		s.Close()
+	})
+	return s.URL
+}
+
+// The strict server of the tests has nothing to complain about, in either era.
+func TestClient(t *testing.T) {
+	for name, isModern := range map[string]bool{"legacy": false, "modern": true} {
+		t.Run(name, func(t *testing.T) {
+			remote := &mcptest.Remote{Name: "far", Legacy: !isModern, Modern: isModern}
+			t.Cleanup(remote.Close)
+			c := &mcpclient.Client{URL: serve(t, remote), Modern: isModern, Capabilities: `{"roots":{}}`}
+			if !isModern {
+				if _, err := c.Initialize(t.Context(), mcpclient.Legacy); err != nil {
+					t.Fatal(err)
+				}
+				stream := c.Listen(t.Context())
+				<-stream.Opened
+				c.Begin(t.Context(), "tools/call", `{"name":"change"}`).Finish()
+				if m := <-stream.Messages; m.Method != "notifications/tools/list_changed" {
+					t.Errorf("heard %s, want that the list has changed", m)
+				}
+				stream.HangUp()
+			}
+			got := c.Begin(t.Context(), "tools/call", `{"name":"progress","arguments":{"steps":2},"_meta":{"progressToken":7}}`).Finish()
+			if got.Err != nil || got.Status != 200 || len(got.Before) != 2 || got.Before[1].Params.Progress != 2 || got.Before[1].Param("progressToken") != "7" || got.Result == nil {
+				t.Errorf("got %d %s, error %v, want two notifications and a result", got.Status, got.Body, got.Err)
+			}
+			if got := c.Begin(t.Context(), "tools/call", `{"name":"no such tool"}`).Finish(); got.Error == nil {
+				t.Errorf("got %s, want an error", got.Body)
+			}
+		})
+	}
+}
+
+func TestClientReadsEvents(t *testing.T) {
+	script := &mcptest.Script{Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = w.Write([]byte(": comment\n\nid: 1\r\ndata:\r\n\r\nid: 2\nevent: message\ndata: {\"id\":" + string(r.ID) + ",\ndata: \"result\":1.0}\n\ndata: nothing\n\ndata: {\"cut"))
+		return true
+	}}
+	x := (&mcpclient.Client{URL: serve(t, script)}).Begin(t.Context(), "x", "")
+	if m := <-x.Messages; string(m.ID) != x.ID || string(m.Result) != "1.0" || m.EventID != "2" {
+		t.Errorf("got %+v, want the result in event 2", m)
+	}
+	if m := <-x.Messages; m.Raw != "nothing" || m.Method == "" {
+		t.Errorf("got %+v, want what is not a message", m)
+	}
+	if m, ok := <-x.Messages; ok {
+		t.Errorf("got %s, want nothing of an event without an end", m)
+	}
+}
+
+func TestNotifyWants202(t *testing.T) {
+	script := &mcptest.Script{Handle: func(w http.ResponseWriter, _ *mcptest.Received) bool {
+		w.WriteHeader(http.StatusTeapot)
+		return true
+	}}
+	c := &mcpclient.Client{URL: serve(t, script)}
+	if err := c.Notify(t.Context(), `{"jsonrpc":"2.0","method":"x"}`); err == nil {
+		t.Error("got no error, want that the status is not 202")
+	}
+}
