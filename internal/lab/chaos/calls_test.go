@@ -345,6 +345,13 @@ func (s *stage) visit(t *testing.T) *load {
 	return l
 }
 
+// calls returns how many calls have ended.
+func (l *load) calls() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int(l.good.Load()) + len(l.wrong)
+}
+
 // once makes one call, whose answer can be told from any other.
 func (n *neighbour) once(t *testing.T, l *load) {
 	own := rand.Text() + rand.Text()

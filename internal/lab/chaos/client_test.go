@@ -101,8 +101,10 @@ func TestClientFails(t *testing.T) {
 				conns = append(conns, o.slowReader(callers[w], "away", "big"))
 			}
 		}
-		for range more(3, 15) { // seconds
-			time.Sleep(time.Second)
+		pace := time.NewTicker(time.Second)
+		defer pace.Stop()
+		for range more(3, 15) {
+			<-pace.C
 			for _, conn := range conns {
 				if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 					o.Error(err)
@@ -130,7 +132,7 @@ func TestClientFails(t *testing.T) {
 					})
 				}
 			}
-			time.Sleep(time.Duration(more(2, 15)) * time.Second)
+			o.meanwhile(more(30, 300))
 			close(leaves)
 			running.Wait()
 		})
@@ -214,7 +216,7 @@ func TestClientFails(t *testing.T) {
 		for range more(500, 2_000) {
 			conns = append(conns, o.dial())
 		}
-		time.Sleep(time.Duration(more(1, 5)) * time.Second) // in which others are served
+		o.meanwhile(more(15, 100))
 		for _, conn := range conns {
 			o.ended(rpc, outcome{class: "it leaves"})
 			conn.Close()

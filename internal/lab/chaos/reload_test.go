@@ -90,7 +90,7 @@ func TestReloadWhileThingsFail(t *testing.T) {
 				config = strings.Replace(config, "separator __", "separator __\nrequest_limit 9MiB", 1)
 			}
 			s.askAdmin(t, "POST", "/load", config)
-			time.Sleep(200 * time.Millisecond) // and then things go on
+			o.meanwhile(5)
 		}
 		s.askAdmin(t, "POST", "/load", s.config)
 		close(over)

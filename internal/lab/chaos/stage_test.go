@@ -317,6 +317,7 @@ func (s *stage) askAdmin(t *testing.T, method, path, body string) string {
 type ordeal struct {
 	*testing.T
 	*stage
+	load *load // neighbours at work
 
 	mu      sync.Mutex
 	answers []string // by way, as they first came
@@ -334,6 +335,15 @@ func (o *ordeal) ended(w way, got outcome) {
 	if class := w.path() + " " + got.class; !o.seen[class] {
 		o.seen[class] = true
 		o.answers = append(o.answers, class)
+	}
+}
+
+// meanwhile has the fault last until each neighbour has made so many more calls.
+func (o *ordeal) meanwhile(calls int) {
+	o.Helper()
+	enough := o.load.calls() + calls*len(o.neighbours)
+	if !await.Within(guard, func() bool { return o.load.calls() >= enough }) {
+		o.Errorf("the neighbours made %d calls, want %d", o.load.calls(), enough)
 	}
 }
 
@@ -355,7 +365,7 @@ func (s *stage) endure(t *testing.T, name string, budget int, fault func(*ordeal
 		before := s.count(t)
 		s.forgetPeak(t)
 		load := s.visit(t)
-		o := &ordeal{T: t, stage: s, seen: map[string]bool{}}
+		o := &ordeal{T: t, stage: s, load: load, seen: map[string]bool{}}
 		fault(o)
 		good := load.leave(t)
 		s.settle(t, before)

@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
@@ -194,6 +193,11 @@ func TestGatewayMCPStreams(t *testing.T) {
 	listen := `{"jsonrpc":"2.0","id":"listen:0","method":"subscriptions/listen","params":{}}`
 	timeout := `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time","data":{"code":"timeout","server_name":"talks"}},"id":1}`
 
+	mute := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // else it does not see the end of the connection
+		<-r.Context().Done()
+	}))
+	var url string
 	begin := func(t *testing.T, method, message string) (*source, *bufio.Reader) {
 		t.Helper()
 		var s *source
@@ -202,7 +206,7 @@ func TestGatewayMCPStreams(t *testing.T) {
 		} else {
 			s = talker(t)
 		}
-		url := serve(t, gateway(block("server talks http://"+s.address, "timeout 2s")))
+		url = serve(t, gateway(block("server talks http://"+s.address, "timeout 2s"), block("server mute http://"+mute, "timeout 2s")))
 		res := open(t, client, method, mcpAt(url, "talks"), message)
 		if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
 			t.Fatalf("%d %v", res.StatusCode, res.Header)
@@ -279,7 +283,10 @@ func TestGatewayMCPStreams(t *testing.T) {
 			s, body := begin(t, lasting.method, lasting.message)
 			s.send(t, note)
 			same(t, nextEvent(t, body), note)
-			time.Sleep(2500 * time.Millisecond) // the only way to see that nothing happens
+			// A request that begins after that is given up before the next event.
+			if got := failureOf(t, post(t, mcpAt(url, "mute"), rpc("read", `1`))); got.Symbol != "timeout" {
+				t.Fatalf("a request without an answer: got %+v, want a timeout", got)
+			}
 			s.send(t, note)
 			same(t, nextEvent(t, body), note)
 		})
