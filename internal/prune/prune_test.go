@@ -22,7 +22,7 @@ func request(source Source, text, goal string) *Request {
 }
 
 func TestNeutralLinesAreReallyPruned(t *testing.T) { // P33
-	for _, n := range []int{200, 201, 1000} {
+	for _, n := range []int{200, 201, 1000, 5000} {
 		for _, source := range []Source{Code, Logs, Docs} {
 			for _, ratio := range []float64{0.3, 0.55, 0.9, 1} {
 				for _, annotated := range []bool{false, true} {
@@ -80,6 +80,12 @@ func TestLimits(t *testing.T) { // P29, P30, P56
 	}{
 		{"half of an odd number", 303, 0.5, 0, 151},
 		{"a number that floating point is not exact about", 100, 0.29, 0, 29},
+		{"another such number", 100, 0.57, 0, 57},
+		{"a small one", 100, 0.07, 0, 7},
+		{"a third", 303, 0.3333333333333333, 0, 101},
+		{"a little less than half", 1000, 0.49999999, 0, 499},
+		{"nearly everything", 1000, 0.999, 0, 999},
+		{"one line", 1, 0.999, 0, 0},
 		{"a minimum that is stricter", 1000, 0.9, 900, 100},
 		{"nothing by the ratio", 1000, 0, 0, 0},
 		{"nothing by the minimum", 1000, 1, 1000, 0},
@@ -103,7 +109,8 @@ func TestLimits(t *testing.T) { // P29, P30, P56
 }
 
 func TestEdges(t *testing.T) { // P40
-	for _, text := range []string{"", "\n", "\r\n", "a", "a\n", "a\r\nb\r\n", "\n\n\n", "a\rb", "\xff", "\u2028"} {
+	for _, text := range []string{"", "\n", "\r\n", "a", "a\n", "a\r\nb\r\n", "\n\n\n", "a\rb", "\xff", "\u2028",
+		"a\u2028b\u2029c\n", "a\n\n\n\n", "\r\n\n\r", " ", "a\x00b\n\x00", "\ufeffa\nb", "a\ufffdb\n"} {
 		for _, source := range []Source{Code, Logs, Docs} {
 			r := request(source, text, "goal")
 			r.Options.MaxPruneRatio = 0

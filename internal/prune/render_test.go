@@ -25,6 +25,7 @@ func TestRender(t *testing.T) { // P23 to P28
 		{"with numbers", "a\nb\nc\nd\ne\n", []block{{1, 3}}, true, true, "1│ a\n<1>\n4│ d\n5│ e\n"},
 		{"with numbers and without markers", "a\nb\nc\n", []block{{1, 2}}, true, false, "1│ a\n3│ c\n"},
 		{"numbers and nothing removed", "a\n\nc", nil, true, true, "1│ a\n2│ \n3│ c"},
+		{"numbers count LF, CRLF and CR alone", "a\u2028b\r\nc\u0085d\re\ff\ng", nil, true, true, "1│ a\u2028b\r\n2│ c\u0085d\r3│ e\ff\n4│ g"},
 		{"nothing removed", "a\r\n\r\nc\r", nil, false, true, "a\r\n\r\nc\r"},
 		{"carriage returns with line feeds", "a\r\nb\r\nc\r\n", []block{{1, 2}}, false, true, "a\r\n<1>\nc\r\n"},
 		{"carriage returns alone", "a\rb\rc\r", []block{{1, 2}}, false, true, "a\r<1>\nc\r"},
