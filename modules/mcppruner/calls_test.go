@@ -153,6 +153,8 @@ func TestRecoverText(t *testing.T) {
 	}{
 		{"P41: all of it, kept and removed lines alike", "recover_text", `[{"start_line":1,"end_line":1000}]`, false, text},
 		{"P42: with numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, true, "120│ ligne 120\n121│ ligne 121"},
+		{"P42: without numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, false, "ligne 120\nligne 121"},
+		{"P43: several ranges with numbers", "recover_text", `[{"start_line":1000,"end_line":1000},{"start_line":1,"end_line":1}]`, true, "1000│ ligne 1000\n1│ ligne 1"},
 		{"P43: several ranges, as they are asked for", "recover_text", `[{"start_line":5,"end_line":6},{"start_line":1,"end_line":2},{"start_line":5,"end_line":5}]`, false, "ligne 5\nligne 6\nligne 1\nligne 2\nligne 5"},
 		{"P44: beyond the end", "recover_text", `[{"start_line":999,"end_line":99999}]`, false, "ligne 999\nligne 1000"},
 		{"P44: far beyond the end", "recover_text", `[{"start_line":1000,"end_line":1e30}]`, false, "ligne 1000"},
@@ -197,6 +199,8 @@ func TestRecoverTextRefuses(t *testing.T) {
 		{"P46: an id that never was and a bad range", `{"prune_id":"prn_nope","ranges":[{"start_line":2,"end_line":1}],"include_line_numbers":false}`, -32004, "prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
 		{"P46: backwards", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1},{"start_line":3,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":3,"end_line":2},"index":1,"lines":3}`},
 		{"P46: line 0", `{"prune_id":"ID","ranges":[{"start_line":0,"end_line":1}],"include_line_numbers":false}`, -32005, "invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":0,"end_line":1},"index":0,"lines":3}`},
+		{"P46: an end below line 1", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":0}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: far behind the last line", `{"prune_id":"ID","ranges":[{"start_line":1e30,"end_line":1e30}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P46: below line 0", `{"prune_id":"ID","ranges":[{"start_line":-1e30,"end_line":1}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P46: half a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P46: a line that is a string", `{"prune_id":"ID","ranges":[{"start_line":"1","end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
@@ -207,6 +211,11 @@ func TestRecoverTextRefuses(t *testing.T) {
 		{"P52: an id that is a number", `{"prune_id":5,"ranges":[],"include_line_numbers":false}`, -32602, "prune_id: it is not a string", ""},
 		{"P52: ranges that are a string", `{"prune_id":"ID","ranges":"x","include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
 		{"P52: a range that is a number", `{"prune_id":"ID","ranges":[5],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
+		{"P52: a range that is null", `{"prune_id":"ID","ranges":[null],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
+		{"P52: a range that is a list", `{"prune_id":"ID","ranges":[[1,2]],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
+		{"P52: ranges that are an object", `{"prune_id":"ID","ranges":{"start_line":1,"end_line":2},"include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
+		{"P52: a range without a start", `{"prune_id":"ID","ranges":[{"end_line":2}],"include_line_numbers":false}`, -32602, "ranges[0].start_line: it is missing", ""},
+		{"P52: numbers that are null", `{"prune_id":"ID","ranges":[],"include_line_numbers":null}`, -32602, "include_line_numbers: it is not true or false", ""},
 		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is missing", ""},
 		{"P52: a range with more to it", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],"include_line_numbers":false}`, -32602, "ranges[0].step: there is no such argument", ""},
 		{"P52: a range that says it twice", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is given twice", ""},
@@ -224,6 +233,14 @@ func TestRecoverTextRefuses(t *testing.T) {
 			}
 		})
 	}
+	t.Run("P45: ids that are almost right", func(t *testing.T) {
+		for _, other := range []string{"", id + "x", id[:len(id)-1], strings.ToUpper(id), "prn_" + strings.Repeat("é", 40)} {
+			a := called(t, h, "", "recover_text", `{"prune_id":"`+other+`","ranges":[],"include_line_numbers":false}`)
+			if a.code() != -32004 {
+				t.Errorf("%q: got code %d, want -32004", other, a.code())
+			}
+		}
+	})
 	t.Run("an id without end is not repeated", func(t *testing.T) {
 		a := called(t, h, "", "recover_text", `{"prune_id":"`+strings.Repeat("x", 5000)+`","ranges":[],"include_line_numbers":false}`)
 		if a.code() != -32004 || len(a.Error.Data) > 500 {

@@ -65,6 +65,8 @@ func TestMessages(t *testing.T) {
 		{"P2: a handshake", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","clientInfo":{"name":"diag","version":"1.0.0"}}}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"|"capabilities":{"tools":{}}|"serverInfo":{"name":"mcp-pruner","version":"0.1.0"}`},
 		{"P2: a handshake of an old client", `{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2024-11-05"}}`, 200, 200, 0, `"a"`, `"protocolVersion":"2024-11-05"`},
+		{"P2: a handshake of a client between", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`, 200, 200, 0, "1", `"protocolVersion":"2025-06-18"`},
+		{"P2: a handshake with a number for a version", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5}}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
 		{"P2: a handshake in a version that never was", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
 		{"P2: a handshake in a version that has none", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
 		{"P2: a handshake without a version", `{"jsonrpc":"2.0","id":1,"method":"initialize"}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},

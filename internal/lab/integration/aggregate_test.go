@@ -302,7 +302,7 @@ func TestAggregateSessions(t *testing.T) {
 	url := "http://" + here
 	at := joinedAt(url)
 	c, foreign := newLegacyClient(t, url, `{}`), newLegacyClient(t, "http://"+there, `{}`)
-	id := strings.TrimPrefix(c.session, "Mcp-Session-Id: ")
+	id := strings.TrimPrefix(c.Session, "Mcp-Session-Id: ")
 	for _, r := range id {
 		if r < 0x21 || r > 0x7e {
 			t.Errorf("the id of a session is %q", id)
@@ -313,12 +313,12 @@ func TestAggregateSessions(t *testing.T) {
 		name, session string
 		want          int
 	}{
-		{"its own", c.session, 200},
+		{"its own", c.Session, 200},
 		{"missing", "", 400},
-		{"of another gateway", foreign.session, 404},
+		{"of another gateway", foreign.Session, 404},
 		{"made up", "Mcp-Session-Id: 12345", 404},
-		{"one character more", c.session + "A", 404},
-		{"one character less", c.session[:len(c.session)-1], 404},
+		{"one character more", c.Session + "A", 404},
+		{"one character less", c.Session[:len(c.Session)-1], 404},
 		{"one bit of it flipped", "Mcp-Session-Id: " + flipped(id, len(id)/2), 404},
 		{"its first bit flipped", "Mcp-Session-Id: " + flipped(id, 0), 404},
 		{"that is long", "Mcp-Session-Id: " + strings.Repeat("A", 8<<10), 404},
@@ -359,13 +359,13 @@ func TestAggregateSessions(t *testing.T) {
 		c := c.in(t)
 		other := newLegacyClient(t, url, `{}`)
 		c.use("remote::tool", `{}`)
-		if got := send(t, client, "DELETE", at, "", c.session); got.StatusCode != 200 && got.StatusCode != 204 {
+		if got := send(t, client, "DELETE", at, "", c.Session); got.StatusCode != 200 && got.StatusCode != 204 {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
-		if got := post(t, at, ping, c.session, acceptBoth); got.StatusCode != 404 {
+		if got := post(t, at, ping, c.Session, acceptBoth); got.StatusCode != 404 {
 			t.Errorf("then %d %s", got.StatusCode, got.body)
 		}
-		if res := open(t, client, "GET", at, "", c.session, "Accept: text/event-stream"); res.StatusCode != 404 {
+		if res := open(t, client, "GET", at, "", c.Session, "Accept: text/event-stream"); res.StatusCode != 404 {
 			t.Errorf("then GET gets %d", res.StatusCode)
 		}
 		await.Until(t, "the end of the upstream's session", func() bool { return remote.Count("DELETE") > 0 })
@@ -404,25 +404,25 @@ func TestAggregateRequests(t *testing.T) {
 		{"too much", strings.Repeat(" ", 10<<20+1), nil, 413, -32600},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := post(t, at, tt.body, append(tt.headers, c.session, acceptBoth)...)
+			got := post(t, at, tt.body, append(tt.headers, c.Session, acceptBoth)...)
 			if f := failureOf(t, got); f.Status != tt.status || f.Code != tt.code || f.Symbol == "" {
 				t.Errorf("%+v", f)
 			}
 		})
 	}
 	t.Run("a local Origin", func(t *testing.T) {
-		if got := post(t, at, rpc("ping", `{}`), "Origin: http://localhost:3000", c.session, acceptBoth); got.StatusCode != 200 {
+		if got := post(t, at, rpc("ping", `{}`), "Origin: http://localhost:3000", c.Session, acceptBoth); got.StatusCode != 200 {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
 	})
 	t.Run("a version nobody knows", func(t *testing.T) {
-		if got := post(t, at, rpc("ping", `{}`), "Mcp-Protocol-Version: 1999-01-01", c.session, acceptBoth); got.StatusCode != 400 {
+		if got := post(t, at, rpc("ping", `{}`), "Mcp-Protocol-Version: 1999-01-01", c.Session, acceptBoth); got.StatusCode != 400 {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
 	})
 	t.Run("other methods", func(t *testing.T) {
 		for _, method := range []string{"PUT", "PATCH", "OPTIONS"} {
-			if got := send(t, client, method, at, "", c.session); got.StatusCode != 405 || got.Header.Get("Allow") == "" {
+			if got := send(t, client, method, at, "", c.Session); got.StatusCode != 405 || got.Header.Get("Allow") == "" {
 				t.Errorf("%s: %d %v", method, got.StatusCode, got.Header)
 			}
 		}
@@ -449,7 +449,7 @@ func TestAggregateRequests(t *testing.T) {
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"x":"` + strings.Repeat("A", 100_000) + `"},"clientInfo":{}}}`,
 	} {
 		t.Run("odd "+body[:min(len(body), 80)], func(t *testing.T) {
-			got := post(t, at, body, c.session, acceptBoth)
+			got := post(t, at, body, c.Session, acceptBoth)
 			if got.StatusCode/100 != 2 && got.StatusCode/100 != 4 {
 				t.Errorf("%d %s", got.StatusCode, got.body)
 			}
@@ -711,7 +711,7 @@ func TestAggregateReplicas(t *testing.T) {
 	if got := remote.Count("initialize"); got > 3 {
 		t.Errorf("initialized %d times", got)
 	}
-	if got := send(t, client, "DELETE", joinedAt("http://"+two), "", c.session); got.StatusCode/100 != 2 {
+	if got := send(t, client, "DELETE", joinedAt("http://"+two), "", c.Session); got.StatusCode/100 != 2 {
 		t.Errorf("DELETE: %d %s", got.StatusCode, got.body)
 	}
 	await.Until(t, "the end of the upstream's session", func() bool { return remote.Count("DELETE") > 0 })
@@ -743,7 +743,7 @@ func TestAggregateReplicasAsk(t *testing.T) {
 	c := newLegacyClient(t, "http://"+one, `{"roots":{}}`)
 	call := c.beginCall("remote::tool", `{}`)
 	asked := c.hears("roots/list", 1)[0]
-	got := post(t, joinedAt("http://"+two), `{"jsonrpc":"2.0","id":`+string(asked.ID)+`,"result":{"roots":[]}}`, c.session, acceptBoth)
+	got := post(t, joinedAt("http://"+two), `{"jsonrpc":"2.0","id":`+string(asked.ID)+`,"result":{"roots":[]}}`, c.Session, acceptBoth)
 	if got.StatusCode != 202 {
 		t.Errorf("%d %s", got.StatusCode, got.body)
 	}
@@ -772,18 +772,18 @@ func TestAggregateResumes(t *testing.T) {
 	}
 	url := serve(t, gateway(remote.line("remote"), child("alpha")))
 	c := newLegacyClient(t, url, `{}`)
-	stream := post(t, c.URL, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"remote::tool"}}`, c.session, acceptBoth).body
+	stream := post(t, c.URL, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"remote::tool"}}`, c.Session, acceptBoth).body
 	_, id, ok := strings.Cut(stream, "id: ")
 	id, _, _ = strings.Cut(id, "\n")
 	if !ok || !strings.HasPrefix(id, "call/remote/") {
 		t.Fatalf("the stream says %q", stream)
 	}
-	again := send(t, client, "GET", c.URL, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id)
+	again := send(t, client, "GET", c.URL, "", c.Session, "Accept: text/event-stream", "Last-Event-Id: "+id)
 	if text := toolText(t, answerIn(again.body)); again.StatusCode != 200 || text != "after 5/é" {
 		t.Errorf("%d %s", again.StatusCode, again.body)
 	}
 	for _, id := range []string{"call/zeta/5", "call/remote", "5", "call/", "\xff"} {
-		if res := open(t, client, "GET", c.URL, "", c.session, "Accept: text/event-stream", "Last-Event-Id: "+id); res.StatusCode/100 == 5 {
+		if res := open(t, client, "GET", c.URL, "", c.Session, "Accept: text/event-stream", "Last-Event-Id: "+id); res.StatusCode/100 == 5 {
 			t.Errorf("%q: %d", id, res.StatusCode)
 		}
 	}
@@ -820,14 +820,14 @@ func TestAggregateEndsSessions(t *testing.T) {
 	url := serve(t, gateway(block(child("alpha"), journal.env(), "isolation session"), block(child("beta"), journal.env(), "isolation session")))
 	c, other := newLegacyClient(t, url, `{}`), newLegacyClient(t, url, `{}`)
 	other.use("alpha::pid", `{}`)
-	stream := open(t, lasting, "GET", c.URL, "", c.session, "Accept: text/event-stream")
+	stream := open(t, lasting, "GET", c.URL, "", c.Session, "Accept: text/event-stream")
 	waiting := c.beginCall("alpha::hang", `{}`)
 	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 2 })
 	pids := map[int]bool{}
 	for _, e := range journal.entries(t, "start") {
 		pids[e.PID] = true
 	}
-	if got := send(t, client, "DELETE", c.URL, "", c.session); got.StatusCode/100 != 2 {
+	if got := send(t, client, "DELETE", c.URL, "", c.Session); got.StatusCode/100 != 2 {
 		t.Errorf("%d %s", got.StatusCode, got.body)
 	}
 	if got := c.await(waiting); got.Result != nil {

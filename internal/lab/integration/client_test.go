@@ -33,7 +33,7 @@ func newSpeaker(t *testing.T, at string, modern bool, capabilities string, heade
 	if modern {
 		return c
 	}
-	if got, err := c.Initialize(t.Context(), mcpclient.Legacy); err != nil || got.Header.Get("Mcp-Session-Id") == "" {
+	if got, err := c.Initialize(t.Context(), mcpclient.Legacy); err != nil || c.Session == "" {
 		t.Fatalf("initialize: got %d %v, error %v, want a session", got.Status, got.Header, err)
 	}
 	return c
@@ -199,9 +199,8 @@ type legacyClient struct {
 // legacySession is what all tests share that use the same client.
 type legacySession struct {
 	*mcpclient.Client
-	t       *testing.T // the outermost
-	session string     // the header, empty before there is one
-	hello   mcpclient.Answer
+	t     *testing.T // the outermost
+	hello mcpclient.Answer
 
 	mu      sync.Mutex
 	answers func(asked mcpclient.Message) string
@@ -236,11 +235,9 @@ func (c *legacyClient) initialize(version string) {
 	c.t.Helper()
 	var err error
 	c.hello, err = c.Initialize(c.legacySession.t.Context(), version)
-	session := c.hello.Header.Get("Mcp-Session-Id")
-	if err != nil || session == "" {
+	if err != nil || c.Session == "" {
 		c.t.Fatalf("initialize: got %d %v, error %v, want a session", c.hello.Status, c.hello.Header, err)
 	}
-	c.session = "Mcp-Session-Id: " + session
 }
 
 // in is the client in a test within the one that it was made for.

@@ -9,7 +9,6 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -302,96 +301,11 @@ func resultOf[T any](t *testing.T, at, method, params string) (value T) {
 	return *response.Result
 }
 
-type initialized struct {
-	ProtocolVersion string
-	Capabilities    map[string]json.RawMessage
-	ServerInfo      map[string]string
-}
-
-func TestPrunerHandshake(t *testing.T) {
+// TestPrunerCall has the call of the documents, with its white space (P5).
+func TestPrunerCall(t *testing.T) {
 	isolate(t)
 	at := serve(t, pruner()) + "/rpc"
-	tests := []struct {
-		name, params, want string
-	}{
-		{"P2 a client without capabilities", `{"protocolVersion":"2025-11-25","clientInfo":{"name":"diag","version":"1.0.0"}}`, "2025-11-25"},
-		{"P2 an older revision", `{"protocolVersion":"2024-11-05","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`, "2024-11-05"},
-		{"P2 a revision between", `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`, "2025-06-18"},
-		{"P2 a revision that never was", `{"protocolVersion":"1999-01-01"}`, "2025-11-25"},
-		{"P2 no revision", `{}`, "2025-11-25"},
-		{"P2 a revision that is a number", `{"protocolVersion":5}`, "2025-11-25"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got := resultOf[initialized](t, at, "initialize", tt.params)
-			if got.ProtocolVersion != tt.want || got.Capabilities["tools"] == nil || got.ServerInfo["name"] != "mcp-pruner" || got.ServerInfo["version"] != "0.1.0" {
-				t.Errorf("%+v", got)
-			}
-		})
-	}
-	t.Run("P2 no params at all", func(t *testing.T) {
-		got := post(t, at, `{"jsonrpc":"2.0","id":"a","method":"initialize"}`)
-		if !strings.Contains(got.body, `"protocolVersion":"2025-11-25"`) || !strings.Contains(got.body, `"id":"a"`) {
-			t.Errorf("%d %s", got.StatusCode, got.body)
-		}
-	})
-	t.Run("P3 initialized", func(t *testing.T) {
-		got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-		if got.StatusCode != 202 && got.StatusCode != 204 || got.body != "" {
-			t.Errorf("without an id: %d %q", got.StatusCode, got.body)
-		}
-		got = post(t, at, `{"jsonrpc":"2.0","id":5,"method":"notifications/initialized"}`)
-		var response map[string]json.RawMessage
-		if err := json.Unmarshal([]byte(got.body), &response); err != nil || string(response["id"]) != "5" || response["result"] == nil || response["error"] != nil {
-			t.Errorf("with an id: %d %q", got.StatusCode, got.body)
-		}
-	})
-	t.Run("P6 lists that are empty", func(t *testing.T) {
-		for method, want := range map[string]string{
-			"resources/list": `{"resources":[]}`, "resources/templates/list": `{"resourceTemplates":[]}`, "prompts/list": `{"prompts":[]}`,
-		} {
-			if got := string(resultOf[json.RawMessage](t, at, method, `{}`)); got != want {
-				t.Errorf("%s: %s", method, got)
-			}
-		}
-	})
-	t.Run("ping", func(t *testing.T) { resultOf[struct{}](t, at, "ping", `{}`) })
-}
-
-func TestPrunerTools(t *testing.T) {
-	isolate(t)
-	at := serve(t, pruner()) + "/rpc"
-	tools := map[string]map[string]any{}
-	for _, tool := range resultOf[struct{ Tools []map[string]any }](t, at, "tools/list", `{}`).Tools {
-		tools[tool["name"].(string)] = tool
-	}
-	for _, name := range []string{"prune_text", "recover_text", "health"} {
-		tool := tools[name]
-		description, _ := tool["description"].(string)
-		input, _ := tool["inputSchema"].(map[string]any)
-		output, _ := tool["outputSchema"].(map[string]any)
-		if description == "" || input["type"] != "object" || output["type"] != "object" {
-			t.Errorf("P4, P79 %s: %v", name, tool)
-		}
-	}
-	if len(tools) != 3 {
-		t.Errorf("P4 %d tools", len(tools))
-	}
-	for _, name := range []string{"prune_text", "recover_text"} {
-		schema, err := os.ReadFile("../../../modules/mcppruner/testdata/" + name + ".schema.json")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var want any
-		if err := json.Unmarshal(schema, &want); err != nil {
-			t.Fatal(err)
-		}
-		if !reflect.DeepEqual(tools[name]["inputSchema"], want) {
-			t.Errorf("P16, P17 %s: %v\nwant %v", name, tools[name]["inputSchema"], want)
-		}
-	}
-	t.Run("P5 a call", func(t *testing.T) {
-		got := post(t, at, `{
+	got := post(t, at, `{
     "jsonrpc":"2.0",
     "id":2,
     "method":"tools/call",
@@ -411,8 +325,7 @@ func TestPrunerTools(t *testing.T) {
       }
     }
   }`)
-		prunable{text: "L1\nL2\nL3\nL4", ratio: "0.75", annotate: true}.judge(t, payload[pruned](t, got.body))
-	})
+	prunable{text: "L1\nL2\nL3\nL4", ratio: "0.75", annotate: true}.judge(t, payload[pruned](t, got.body))
 }
 
 func TestPrunerHealth(t *testing.T) {

@@ -93,7 +93,7 @@ func TestSecurityRootsOfASharedChild(t *testing.T) {
 					bob = joinAll(t, url, `{}`)
 				}
 				others("while it is there", bob)
-				send(t, client, "DELETE", joinedAt(url), "", alice.session)
+				send(t, client, "DELETE", joinedAt(url), "", alice.Session)
 				others("after it has left", bob)
 				others("after it has left", joinAll(t, url, `{}`))
 

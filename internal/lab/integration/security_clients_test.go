@@ -321,7 +321,7 @@ func TestSecuritySessionTheft(t *testing.T) {
 	victim := newSpeaker(t, joinedAt(base), false, canAll, bearer(victimToken))
 	stream := victim.listen(t)
 	await.Until(t, "the gateway to listen", func() bool { return far.Listeners() == 1 })
-	stolen := victim.Headers[1]
+	stolen := victim.Session
 
 	type attempt struct {
 		name, at string

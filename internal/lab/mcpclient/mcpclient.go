@@ -48,6 +48,7 @@ type Client struct {
 	Modern       bool         // speaks the modern era
 	Capabilities string       // JSON
 	Headers      []string     // of each request, those of the session among them
+	Session      string       // the header that names the session, or ""
 	HTTP         *http.Client // http.DefaultClient if nil
 
 	ids atomic.Int64
@@ -65,10 +66,12 @@ func (c *Client) Initialize(ctx context.Context, version string) (Answer, error)
 	if err != nil || got.Status != http.StatusOK {
 		return got, fmt.Errorf("initialize: %d %v %.500s, error %v", got.Status, got.Header, got.Body, err)
 	}
-	c.Headers = append(slices.Clone(c.Headers), "Mcp-Protocol-Version: "+hello.ProtocolVersion)
+	c.Headers = slices.Clone(c.Headers)
 	if session := got.Header.Get("Mcp-Session-Id"); session != "" {
-		c.Headers = append(c.Headers, "Mcp-Session-Id: "+session)
+		c.Session = "Mcp-Session-Id: " + session
+		c.Headers = append(c.Headers, c.Session)
 	}
+	c.Headers = append(c.Headers, "Mcp-Protocol-Version: "+hello.ProtocolVersion)
 	return got, c.Notify(ctx, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 }
 
