@@ -142,7 +142,7 @@ func TestAccessToServers(t *testing.T) {
 		}
 		t.Run("A53 the other server works for a "+era.name, func(t *testing.T) {
 			if got := c.use(t, "alpha", "slow", `{"ms":0}`); got != "slept" {
-				t.Error(got)
+				t.Errorf("got %q, want %q", got, "slept")
 			}
 			may(t, "a prompt", c.ask(t, "prompts/get", `{"name":"alpha__p"}`))
 			may(t, "a resource", c.ask(t, "resources/read", `{"uri":`+quote(proxied("alpha", "file://alpha/data.txt"))+`}`))
@@ -177,7 +177,7 @@ func TestAccessToServers(t *testing.T) {
 				t.Errorf("listed %v", got)
 			}
 			if got := c.use(t, "beta", "slow", `{"ms":0}`); got != "slept" {
-				t.Error(got)
+				t.Errorf("got %q, want %q", got, "slept")
 			}
 		}
 		if len(beta.entries(t, "tools/call")) == 0 {
@@ -238,11 +238,11 @@ func TestAccessToTools(t *testing.T) {
 					{"completion/complete", `{"ref":{"type":"ref/prompt","name":"greet"},"argument":{"name":"x","value":"y"}}`},
 				} {
 					if got := post(t, way.at, rpc(m.method, m.params), acceptBoth, bearer(eveToken)); got.StatusCode != 200 {
-						t.Errorf("%s: %d %s", m.params, got.StatusCode, got.body)
+						t.Errorf("%s: got %d %s, want 200", m.params, got.StatusCode, got.body)
 					}
 				}
 				if got := post(t, way.at, rpc("tools/call", `{"name":"slow","arguments":{}}`), acceptBoth, bearer(zoeToken)); got.StatusCode != 200 {
-					t.Errorf("A57 another client: %d %s", got.StatusCode, got.body)
+					t.Errorf("A57 another client: got %d %s, want 200", got.StatusCode, got.body)
 				}
 			})
 		}
@@ -373,12 +373,12 @@ func TestAccessToResources(t *testing.T) {
 					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)}, {"completion/complete", completes(uri)},
 				} {
 					if got := post(t, way.at, rpc(m.method, m.params), bearer(eveToken)); got.StatusCode != 200 {
-						t.Errorf("%s %s: %d %s", m.method, uri, got.StatusCode, got.body)
+						t.Errorf("%s %s: got %d %s, want 200", m.method, uri, got.StatusCode, got.body)
 					}
 				}
 			}
 			if got := post(t, way.at, rpc("resources/read", read(hidden[0])), bearer(zoeToken)); got.StatusCode != 200 {
-				t.Errorf("A57 another client: %d %s", got.StatusCode, got.body)
+				t.Errorf("A57 another client: got %d %s, want 200", got.StatusCode, got.body)
 			}
 		})
 	}
@@ -567,7 +567,7 @@ func TestAccessByDiscovery(t *testing.T) {
 				}
 			}
 			if got := describe(eve, "postal__dispatch_parcel"); !strings.Contains(got, "inputSchema") {
-				t.Error(got)
+				t.Errorf("got %s, want %s in it", got, "inputSchema")
 			}
 		})
 		t.Run("A54 call_tool of a "+era.name, func(t *testing.T) {
@@ -1100,7 +1100,7 @@ func TestAccessOfOtherNames(t *testing.T) {
 		isRefused(t, post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(nil)))), 403)
 		stranger := bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": "stranger"})))
 		if got := post(t, rpcAt(url, "alpha"), call, stranger); got.StatusCode != 200 {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 		}
 	})
 	t.Run("A57 A76 a subject is no placeholder", func(t *testing.T) {
@@ -1185,7 +1185,7 @@ func TestAccessByOddMessages(t *testing.T) {
 		const arguments = `{"name":"slow","Name":"x","NAME":1,"params":{"uri":"file:///secret","URI":2}}`
 		for _, way := range waysIn(url, "alpha")[1:] {
 			if got := post(t, way.at, rpc("tools/call", `{"name":"echo","arguments":`+arguments+`}`), bearer(eveToken)); got.StatusCode != 200 {
-				t.Errorf("%s: %d %s", way.name, got.StatusCode, got.body)
+				t.Errorf("%s: got %d %s, want 200", way.name, got.StatusCode, got.body)
 			}
 		}
 		if got := legacy.use(t, "kid", "echo", arguments); !strings.Contains(got, arguments) {

@@ -189,7 +189,7 @@ func TestAccessByToken(t *testing.T) {
 		}
 		c := newSpeaker(t, joinedAt(url), true, `{}`, bearer(token))
 		if got := c.use(t, "alpha", "echo", `{"text":"x"}`); !strings.Contains(got, `"text":"x"`) {
-			t.Error(got)
+			t.Errorf("got %s, want %s in it", got, `"text":"x"`)
 		}
 	})
 	t.Run("A30 what is not the gateway's is not guarded", func(t *testing.T) {
@@ -332,7 +332,7 @@ func TestAccessTokenStaysHere(t *testing.T) {
 		} {
 			t.Run("A31 a token "+tt.name+" at "+way.name, func(t *testing.T) {
 				if got := post(t, way.at, rpc("tools/call", tt.params)); got.StatusCode != 200 {
-					t.Fatalf("%d %s", got.StatusCode, got.body)
+					t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 				}
 				sees(t, "tools/call", tt.want)
 			})
@@ -346,13 +346,13 @@ func TestAccessTokenStaysHere(t *testing.T) {
 		})
 		t.Run("A31 params of nothing else at "+way.name, func(t *testing.T) {
 			if got := post(t, way.at, rpc("ping", `{"proxy":{"authToken":"`+token+`"}}`)); got.StatusCode != 200 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 			sees(t, "ping", `{}`)
 		})
 		t.Run("A31 a header at "+way.name, func(t *testing.T) {
 			if got := post(t, way.at, rpc("tools/call", `{`+direct+`,"proxy":{"server":"x"}}`), bearer(token)); got.StatusCode != 200 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 			sees(t, "tools/call", `{`+direct+`,"proxy":{"server":"x"}}`)
 		})
@@ -372,16 +372,16 @@ func TestAccessTokenStaysHere(t *testing.T) {
 		joined := strings.Replace(direct, `"echo"`, `"alpha__echo"`, 1)
 		for _, proxy := range []string{`"authToken":"` + token + `"`, `"server":"x","authToken":"` + token + `","n":1.0`} {
 			if got := post(t, at, rpc("tools/call", `{`+joined+`,"proxy":{`+proxy+`}}`), session, acceptBoth); got.StatusCode != 200 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 			sees(t, "tools/call", `{`+direct+`}`)
 			if got := post(t, at, rpc("prompts/get", `{"name":"alpha__greet","proxy":{`+proxy+`}}`), session, acceptBoth); got.StatusCode != 200 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 			sees(t, "prompts/get", `{"name":"greet"}`)
 			before := len(server.params("notifications/foo"))
 			if got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1.0,"proxy":{`+proxy+`}}}`, session, acceptBoth); got.StatusCode != 202 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 202", got.StatusCode, got.body)
 			}
 			await.Until(t, "the notification", func() bool { return len(server.params("notifications/foo")) > before })
 			sees(t, "notifications/foo", `{"a":1.0}`)
@@ -470,7 +470,7 @@ func TestAccessBySignature(t *testing.T) {
 		for who, secret := range map[string]string{"alice": aliceSecret, "bob": bobSecret} {
 			header := signedBy(who, secret, "POST", pathOf(t, at), body)
 			if got := post(t, at, body, header); got.StatusCode != 200 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 			all := server.Received()
 			if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != who || last.Get("Authorization") != "" {
@@ -481,7 +481,7 @@ func TestAccessBySignature(t *testing.T) {
 	t.Run("A77 a request that is sent again after a reload", func(t *testing.T) {
 		header := signedBy("alice", aliceSecret, "POST", pathOf(t, at), body)
 		if got := post(t, at, body, header); got.StatusCode != 200 {
-			t.Fatalf("%d %s", got.StatusCode, got.body)
+			t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 		}
 		before := server.Count()
 		load(t, config+site(freeAddress(t), "respond x"))
@@ -492,7 +492,7 @@ func TestAccessBySignature(t *testing.T) {
 			t.Error("the server was contacted")
 		}
 		if got := post(t, at, body, signedBy("alice", aliceSecret, "POST", pathOf(t, at), body)); got.StatusCode != 200 {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 		}
 	})
 }
@@ -693,7 +693,7 @@ func TestAccessByJWT(t *testing.T) {
 	t.Run("A76 a good token of each kind", func(t *testing.T) {
 		for key := range issuer.keys {
 			if got := post(t, rpcAt(url, "alpha"), body, bearer(issuer.token(key, issuer.claims(nil)))); got.StatusCode != 200 {
-				t.Errorf("%s: %d %s", key, got.StatusCode, got.body)
+				t.Errorf("%s: got %d %s, want 200", key, got.StatusCode, got.body)
 			}
 			all := server.Received()
 			if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != "robot" || last.Get("Authorization") != "" {
@@ -704,7 +704,7 @@ func TestAccessByJWT(t *testing.T) {
 	t.Run("A76 several audiences, and scopes as a list", func(t *testing.T) {
 		for _, others := range []map[string]any{{"aud": []string{"x", "https://mcp.test/mcp"}}, {"scope": nil, "scp": []string{"mcp:tools"}}} {
 			if got := post(t, rpcAt(url, "alpha"), body, bearer(issuer.token("ec", issuer.claims(others)))); got.StatusCode != 200 {
-				t.Errorf("%v: %d %s", others, got.StatusCode, got.body)
+				t.Errorf("%v: got %d %s, want 200", others, got.StatusCode, got.body)
 			}
 		}
 	})
@@ -824,7 +824,7 @@ func TestAccessByWrongJWTs(t *testing.T) {
 		{name: "two of them", headers: []string{bearer("a.b.c"), bearer(good)}},
 	})
 	if got := post(t, rpcAt(url, "alpha"), rpc("tools/call", `{`+echoes+`}`), bearer(good)); got.StatusCode != 200 {
-		t.Errorf("A76 the good one: %d %s", got.StatusCode, got.body)
+		t.Errorf("A76 the good one: got %d %s, want 200", got.StatusCode, got.body)
 	}
 }
 
@@ -962,7 +962,7 @@ func TestAccessByCertificate(t *testing.T) {
 					}
 				}
 				if got := present(t, c, "POST", rpcAt(s.url, "alpha"), body); got.StatusCode != 200 {
-					t.Fatalf("%d %s", got.StatusCode, got.body)
+					t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 				}
 				all := server.Received()
 				if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != who {
@@ -974,13 +974,13 @@ func TestAccessByCertificate(t *testing.T) {
 			other := rpc("tools/call", `{"name":"other","arguments":{}}`)
 			isRefused(t, present(t, s.as(t, trusted.client(t, "alice")), "POST", rpcAt(s.url, "alpha"), other), 403)
 			if got := present(t, s.as(t, trusted.client(t, "bob")), "POST", rpcAt(s.url, "alpha"), other); got.StatusCode != 200 {
-				t.Errorf("%d %s", got.StatusCode, got.body)
+				t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 		})
 	}
 	t.Run("A75 A78 without a certificate a token will do", func(t *testing.T) {
 		if got := present(t, sites["verify_if_given"].as(t), "POST", rpcAt(sites["verify_if_given"].url, "alpha"), body, bearer("s3-AbCdEf0123456789")); got.StatusCode != 200 {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 		}
 	})
 
@@ -1088,7 +1088,7 @@ func TestAccessByUsersOfCaddy(t *testing.T) {
 			url := serve(t, accounts, gateway("separator __", provider, team, block(server.line("alpha"), told...)))
 			for _, at := range []string{rpcAt(url, "alpha"), mcpAt(url, "alpha")} {
 				if got := post(t, at, body, as("alice")); got.StatusCode != 200 {
-					t.Fatalf("%d %s", got.StatusCode, got.body)
+					t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 				}
 				all := server.Received()
 				if last := all[len(all)-1].HTTP.Header; last.Get("X-Client") != "team" || last.Get("Authorization") != "" {
@@ -1104,7 +1104,7 @@ func TestAccessByUsersOfCaddy(t *testing.T) {
 				}
 				before := server.Count()
 				if got := post(t, at, body); got.StatusCode != 401 {
-					t.Errorf("%d %s", got.StatusCode, got.body)
+					t.Errorf("got %d %s, want 401", got.StatusCode, got.body)
 				}
 				if server.Count() != before {
 					t.Error("the server was contacted")
@@ -1183,7 +1183,7 @@ func TestAccessForwardedCredentials(t *testing.T) {
 				url := serve(t, gateway(slices.Concat([]string{"separator __", provider}, tt.gateway, []string{block(server.line("alpha"), tt.server...), beside.line("beside")})...))
 				for _, at := range []string{rpcAt(url, "alpha"), mcpAt(url, "alpha")} {
 					if got := post(t, at, rpc("tools/call", `{`+echoes+`}`), bearer(token)); got.StatusCode != 200 {
-						t.Fatalf("%d %s", got.StatusCode, got.body)
+						t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 					}
 				}
 				session := sessionAt(t, mcpAt(url, "alpha"), bearer(token))
@@ -1511,7 +1511,7 @@ func TestAccessIsProvedAgainAfterReloads(t *testing.T) {
 				}
 				if name != "a certificate" { // which gets no connection any more
 					if got := present(t, o.client, "POST", o.at, rpc("tools/list", `{}`), o.headers...); got.StatusCode != 401 {
-						t.Errorf("%s: %d %s", o.at, got.StatusCode, got.body)
+						t.Errorf("%s: got %d %s, want 401", o.at, got.StatusCode, got.body)
 					}
 				}
 			}

@@ -89,7 +89,7 @@ func TestAccessWithinLimits(t *testing.T) {
 			}
 			for range 3 {
 				if got := post(t, at, rpc("initialize", `{`+initParams+`}`), acceptBoth); got.StatusCode != 200 {
-					t.Errorf("%d %s", got.StatusCode, got.body)
+					t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 				}
 			}
 			for range 5 {

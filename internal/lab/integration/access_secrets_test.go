@@ -410,7 +410,7 @@ func TestAccessKeepsSecrets(t *testing.T) {
 	v.children(t)
 	reloaded := strings.Replace(v.config("respond /x hello"), "separator __", "separator __\nhealth_interval 10m", 1)
 	if got := v.operate(t, "POST", "/load", reloaded, isCaddyfile); got.StatusCode != 200 {
-		t.Fatalf("%d %s", got.StatusCode, got.body)
+		t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 	}
 	for _, who := range v.visitors(t) {
 		v.visit(t, who)

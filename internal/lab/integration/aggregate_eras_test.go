@@ -992,7 +992,7 @@ func TestAggregateEraForgottenSession(t *testing.T) {
 		c.use(t, server, "echo", `{}`)
 		remote.Forget()
 		if got := c.use(t, server, "echo", `{"again":true}`); !strings.Contains(got, `"again":true`) {
-			t.Errorf("%s", got)
+			t.Errorf("got %s, want %s in it", got, `"again":true`)
 		}
 		remote.Forget()
 		params := askBy(server, "roots/list")
@@ -1005,7 +1005,7 @@ func TestAggregateEraForgottenSession(t *testing.T) {
 			m = d.finish(t).answer
 		}
 		if !reached(m.Text(), rootsAnswer) {
-			t.Errorf("%s", m.Raw)
+			t.Errorf("got %s, want the answer to reach the server", m.Raw)
 		}
 	})
 }
@@ -1055,7 +1055,7 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 		}
 		c.replyTo(t, q, rootsAnswer)
 		if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
-			t.Errorf("A23 %s", got.Raw)
+			t.Errorf("A23 got %s, want the answer to reach the server", got.Raw)
 		}
 	})
 	t.Run("legacy client that cannot be asked", func(t *testing.T) {
@@ -1348,7 +1348,7 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 			t.Errorf("%s", got.Raw)
 		}
 		if got := c.use(t, "farold", "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
-			t.Errorf("%s", got)
+			t.Errorf("got %s, want %s in it", got, `{"n":1}`)
 		}
 	})
 	t.Run("with the configuration", func(t *testing.T) {
@@ -1360,7 +1360,7 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 			t.Fatalf("%d %s", got.StatusCode, got.body)
 		}
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil && !reached(got.Text(), formAnswer) {
-			t.Errorf("%s", got.Raw)
+			t.Errorf("got %s, want the answer to reach the server", got.Raw)
 		}
 	})
 }

@@ -115,7 +115,7 @@ func TestAggregateCalls(t *testing.T) {
 	t.Run("A8 a name never listed", func(t *testing.T) {
 		// Listed or not, in a session of its own.
 		if got := newLegacyClient(t, url, `{}`).use("beta::slow", `{"ms":0}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
 	for _, name := range []string{`"echo"`, `"zeta::echo"`, `5`, `null`, `""`, `"::"`, `"::echo"`, `["alpha::echo"]`, `"ALPHA::echo"`, `" alpha::echo"`, `"alpha:echo"`} {
@@ -490,7 +490,7 @@ func TestAggregateManyTools(t *testing.T) {
 		same(t, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if got := c.use("s19__tool_499", `{}`); got != `{"name":"tool_499","arguments":{}}` {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, `{"name":"tool_499","arguments":{}}`)
 	}
 }
 
@@ -523,10 +523,10 @@ func TestAggregateListsWithoutSome(t *testing.T) {
 		})
 	}
 	if got := c.use("broken::slow", `{"ms":0}`); got != "slept" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "slept")
 	}
 	if got := c.use("silent::tool", `{}`); got != `{"name":"tool","arguments":{}}` {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, `{"name":"tool","arguments":{}}`)
 	}
 }
 
@@ -537,7 +537,7 @@ func TestAggregateSeparators(t *testing.T) {
 		url := serve(t, gateway("separator __", s.line("one"), s.line("one_more")))
 		c := newLegacyClient(t, url, `{}`)
 		if got := strings.Join(c.list("tools/list", "name"), " "); got != "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c one_more__d::e" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c one_more__d::e")
 		}
 		for name, want := range map[string]string{
 			"one__x": "x", "one::x": "x", "one__a__b": "a__b", "one::a__b": "a__b", "one____c": "__c", "one__d::e": "d::e", "one::d::e": "d::e",
@@ -558,7 +558,7 @@ func TestAggregateSeparators(t *testing.T) {
 			t.Error(c.list("tools/list", "name"))
 		}
 		if got := c.use("slow", `{"ms":0}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 		if got := c.list("prompts/list", "name"); strings.Join(got, " ") != "p" {
 			t.Error(got)
@@ -622,13 +622,13 @@ func TestAggregateExpose(t *testing.T) {
 		}
 	}
 	if got := strings.Join(names, " "); got != "alpha::echo alpha::slow alpha::stderr alpha::spawn" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "alpha::echo alpha::slow alpha::stderr alpha::spawn")
 	}
 	if !c.has("beta::pid") {
 		t.Error("beta hides something")
 	}
 	if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "slept")
 	}
 	calls := len(alpha.entries(t, "tools/call"))
 	for _, name := range []string{"alpha::pid", "alpha::nope"} {

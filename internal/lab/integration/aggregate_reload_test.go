@@ -66,7 +66,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 				await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
 				load(t, config()+site(freeAddress(t), "respond y"))
 				if got := slow.finish(t).answer.Text(); got != "slept" {
-					t.Error(got)
+					t.Errorf("got %q, want %q", got, "slept")
 				}
 				if era.modern {
 					d = c.begin(t, "tools/call", retried(params, question.Input(t), func(string) string { return rootsAnswer }))

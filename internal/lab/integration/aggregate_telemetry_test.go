@@ -33,7 +33,7 @@ func oneByOneSession(t *testing.T, url string) (ask func(method, message string,
 		t.Fatalf("%d %s", got.StatusCode, got.body)
 	}
 	if got := ask("POST", `{"jsonrpc":"2.0","method":"notifications/initialized"}`); got.StatusCode != 202 {
-		t.Fatalf("%d %s", got.StatusCode, got.body)
+		t.Fatalf("got %d %s, want 202", got.StatusCode, got.body)
 	}
 	return ask
 }

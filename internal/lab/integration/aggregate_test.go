@@ -189,10 +189,10 @@ func TestAggregateVersions(t *testing.T) {
 				t.Errorf("%v: %s", err, c.hello.Result)
 			}
 			if got := c.use("old::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
-				t.Error(got)
+				t.Errorf("got %s, want %s in it", got, `{"a":1}`)
 			}
 			if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
-				t.Error(got)
+				t.Errorf("got %q, want %q", got, "slept")
 			}
 		})
 	}
@@ -244,7 +244,7 @@ func TestAggregateGoesOnWithoutSome(t *testing.T) {
 		c.hears("notifications/tools/list_changed", before+1)
 		await.Until(t, "its tool", func() bool { return c.has("late::tool") })
 		if got := c.use("late::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
-			t.Error(got)
+			t.Errorf("got %s, want %s in it", got, `{"a":1}`)
 		}
 	})
 	t.Run("A6 the absent are tried again", func(t *testing.T) {
@@ -363,7 +363,7 @@ func TestAggregateSessions(t *testing.T) {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
 		if got := post(t, at, ping, c.Session, acceptBoth); got.StatusCode != 404 {
-			t.Errorf("then %d %s", got.StatusCode, got.body)
+			t.Errorf("then got %d %s, want 404", got.StatusCode, got.body)
 		}
 		if res := open(t, client, "GET", at, "", c.Session, "Accept: text/event-stream"); res.StatusCode != 404 {
 			t.Errorf("then GET gets %d", res.StatusCode)
@@ -412,12 +412,12 @@ func TestAggregateRequests(t *testing.T) {
 	}
 	t.Run("a local Origin", func(t *testing.T) {
 		if got := post(t, at, rpc("ping", `{}`), "Origin: http://localhost:3000", c.Session, acceptBoth); got.StatusCode != 200 {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 		}
 	})
 	t.Run("a version nobody knows", func(t *testing.T) {
 		if got := post(t, at, rpc("ping", `{}`), "Mcp-Protocol-Version: 1999-01-01", c.Session, acceptBoth); got.StatusCode != 400 {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s, want 400", got.StatusCode, got.body)
 		}
 	})
 	t.Run("other methods", func(t *testing.T) {
@@ -457,7 +457,7 @@ func TestAggregateRequests(t *testing.T) {
 				t.Errorf("%d %s", got.StatusCode, got.body)
 			}
 			if text := c.in(t).use("alpha::slow", `{"ms":0}`); text != "slept" {
-				t.Error(text)
+				t.Errorf("got %q, want %q", text, "slept")
 			}
 		})
 	}
@@ -469,7 +469,7 @@ func TestAggregateRequests(t *testing.T) {
 		c := newLegacyClient(t, url, `{"roots":{},"experimental":{"x":{"y":"`+string(noise)+`"}}}`)
 		c.answer(func(mcpclient.Message) string { return `"result":{"roots":[]}` })
 		if got := c.use("alpha::ask-roots", `{}`); got != `{"roots":[]}` {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, `{"roots":[]}`)
 		}
 	})
 	t.Run("A16 ping", func(t *testing.T) {
@@ -591,7 +591,7 @@ func TestAggregateFaults(t *testing.T) {
 					}
 				}
 				if got := c.use("good::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
-					t.Error(got)
+					t.Errorf("got %s, want %s in it", got, `{"a":1}`)
 				}
 				faulty.Store("")
 				if method == "tools/list" && name != "500" {
@@ -599,7 +599,7 @@ func TestAggregateFaults(t *testing.T) {
 				}
 				await.Until(t, "its recovery", func() bool { return c.has("bad::tool") })
 				if got := c.use("bad::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
-					t.Error(got)
+					t.Errorf("got %s, want %s in it", got, `{"a":1}`)
 				}
 			})
 		}
@@ -618,7 +618,7 @@ func TestAggregateRecoversSessions(t *testing.T) {
 		inits, calls := remote.Count("initialize"), remote.Count("tools/call")
 		remote.Forget()
 		if got := c.use("remote::tool", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
-			t.Error(got)
+			t.Errorf("got %s, want %s in it", got, `{"n":1}`)
 		}
 		if got := remote.Count("initialize") - inits; got != 1 {
 			t.Errorf("initialized %d times", got)
@@ -676,7 +676,7 @@ func TestAggregateRecoversSessions(t *testing.T) {
 			t.Errorf("initialized %d times", got)
 		}
 		if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
 }
@@ -801,7 +801,7 @@ func TestAggregateForgetsNobody(t *testing.T) {
 	for range 3 {
 		for _, c := range clients {
 			if got := c.use("alpha::slow", `{"ms":0}`) + c.use("remote::tool", `{}`); got != `slept{"name":"tool","arguments":{}}` {
-				t.Error(got)
+				t.Errorf("got %q, want %q", got, `slept{"name":"tool","arguments":{}}`)
 			}
 			if !c.has("remote::tool") || !c.has("alpha::echo") {
 				t.Error("tools are missing")
@@ -849,7 +849,7 @@ func TestAggregateEndsSessions(t *testing.T) {
 		return running == len(pids)-2
 	})
 	if got := other.use("alpha::slow", `{"ms":0}`); got != "slept" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "slept")
 	}
 }
 
@@ -910,7 +910,7 @@ func TestAggregateDeath(t *testing.T) {
 		}
 	}
 	if got := c.use("other::slow", `{"ms":1}`); got != "slept" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "slept")
 	}
 	if again := c.use("mortal::pid", `{}`); again == pid {
 		t.Errorf("A37 the dead have answered")
@@ -941,7 +941,7 @@ func TestAggregateReloads(t *testing.T) {
 			t.Errorf("listed %v", c.list("tools/list", "name"))
 		}
 		if got := c.use("new::slow", `{"ms":0}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 		if again := c.use("kept::pid", `{}`); again != pid {
 			t.Errorf("%s has become %s", pid, again)

@@ -26,7 +26,7 @@ func TestAggregateServersAsk(t *testing.T) {
 				c := c.in(t)
 				c.answer(func(asked mcpclient.Message) string { return `"result":{"roots":[{"uri":"file:///w"}]}` })
 				if got := c.use("alpha::ask-roots", `{}`); got != `{"roots":[{"uri":"file:///w"}]}` {
-					t.Error(got)
+					t.Errorf("got %q, want %q", got, `{"roots":[{"uri":"file:///w"}]}`)
 				}
 				asked := c.heardOf("roots/list")
 				if len(asked) != 1 || asked[0].Params.Proxy.Server != "alpha" || !strings.HasPrefix(string(asked[0].ID), `"alpha`) {
@@ -37,7 +37,7 @@ func TestAggregateServersAsk(t *testing.T) {
 				c := c.in(t)
 				c.answer(func(asked mcpclient.Message) string { return `"result":{"role":"assistant","n":1.0,"t":"é\u00e9"}` })
 				if got := c.use("beta::ask", `{"method":"sampling/createMessage","params":{"maxTokens":1e2,"messages":[],"x":"\u00e9","big":12345678901234567890}}`); got != `{"role":"assistant","n":1.0,"t":"é\u00e9"}` {
-					t.Error(got)
+					t.Errorf("got %q, want %q", got, `{"role":"assistant","n":1.0,"t":"é\u00e9"}`)
 				}
 				asked := c.heardOf("sampling/createMessage")
 				if len(asked) != 1 || asked[0].Params.Proxy.Server != "beta" {
@@ -84,7 +84,7 @@ func TestAggregateServersAsk(t *testing.T) {
 				}
 				for _, server := range []string{"alpha", "beta"} { // while they wait
 					if got := c.use(server+"::slow", `{"ms":0}`); got != "slept" {
-						t.Error(got)
+						t.Errorf("got %q, want %q", got, "slept")
 					}
 				}
 				close(release)
@@ -139,7 +139,7 @@ func TestAggregateServersAsk(t *testing.T) {
 					}
 				}
 				if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
-					t.Error(got)
+					t.Errorf("got %q, want %q", got, "slept")
 				}
 			})
 		})
@@ -168,7 +168,7 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 					t.Errorf("%s: %s", server, got)
 				}
 				if got := mute.use(server+"::slow", `{"ms":0}`); got != "slept" {
-					t.Error(got)
+					t.Errorf("got %q, want %q", got, "slept")
 				}
 			}
 		})
@@ -195,7 +195,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 		c := c.in(t)
 		for i, server := range []string{"alpha", "beta"} {
 			if got := c.use(server+"::emit", `{"method":"notifications/message","params":{"level":"error","data":{"n":1.0,"t":"é\u00e9"},"logger":"x"}}`); got != "emitted" {
-				t.Error(got)
+				t.Errorf("got %q, want %q", got, "emitted")
 			}
 			heard := c.hears("notifications/message", i+1)[i]
 			if heard.Params.Proxy.Server != server || !strings.Contains(string(heard.Params.Raw), `"level":"error","data":{"n":1.0,"t":"é\u00e9"},"logger":"x"`) {
@@ -274,7 +274,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 				t.Errorf("listed %v", c.list("tools/list", "name"))
 			}
 			if got := c.use("beta::fresh", `{}`); got != "fresh" {
-				t.Error(got)
+				t.Errorf("got %q, want %q", got, "fresh")
 			}
 		}
 	})
@@ -354,7 +354,7 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 		}
 		<-c.send(`{"jsonrpc":"2.0","id":` + string(asked.ID) + `,"result":{}}`) // too late
 		if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
 }
@@ -384,7 +384,7 @@ func TestAggregateCancellation(t *testing.T) {
 			two.notify("notifications/cancelled", `{}`)
 			for _, c := range []*legacyClient{one, two} {
 				if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
-					t.Error(got)
+					t.Errorf("got %q, want %q", got, "slept")
 				}
 				c.use("beta::pid", `{}`)
 			}

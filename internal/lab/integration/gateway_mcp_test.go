@@ -390,7 +390,7 @@ func TestGatewayLegacyServer(t *testing.T) {
 			}
 			token := strings.TrimSpace(endpoint)
 			if got := post(t, url+"/tools/mcp/old?endpoint="+token, rpc("read", `1`)); got.StatusCode != 202 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s, want 202", got.StatusCode, got.body)
 			}
 			text := nextEvent(t, body)
 			if !strings.Contains(text, "KIMI_PROXY_OBSERVATION_MASKED") || !strings.Contains(text, `\"method\":\"read\"`) {

@@ -102,7 +102,7 @@ func greet(t *testing.T, at string) string {
 		t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
 	}
 	if got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, session, acceptBoth); got.StatusCode != 202 {
-		t.Fatalf("%d %s", got.StatusCode, got.body)
+		t.Fatalf("got %d %s, want 202", got.StatusCode, got.body)
 	}
 	return session
 }
@@ -488,10 +488,10 @@ func TestGatewayStdioPool(t *testing.T) {
 		t.Errorf("in sessions with children of their own: %v and %v", ones, twos)
 	}
 	if got := send(t, client, "DELETE", mcpAt(url, "beta"), "", one); got.StatusCode != 204 {
-		t.Errorf("%d %s", got.StatusCode, got.body)
+		t.Errorf("got %d %s, want 204", got.StatusCode, got.body)
 	}
 	if got := post(t, mcpAt(url, "beta"), toolCall{"pid", `{}`}.request(), one, acceptBoth); got.StatusCode != 404 {
-		t.Errorf("after its end a session gets %d %s", got.StatusCode, got.body)
+		t.Errorf("after its end a session gets got %d %s, want 404", got.StatusCode, got.body)
 	}
 	await.Until(t, "the end of its child", func() bool { return syscall.Kill(pid, 0) != nil })
 }
@@ -593,7 +593,7 @@ func TestGatewayStdioReloads(t *testing.T) {
 			t.Errorf("the stream ends with %q, %v", rest, err)
 		}
 		if got := post(t, at, toolCall{"pid", `{}`}.request(), session, acceptBoth); got.StatusCode != 404 {
-			t.Errorf("the session of the old child gets %d %s", got.StatusCode, got.body)
+			t.Errorf("the session of the old child gets got %d %s, want 404", got.StatusCode, got.body)
 		}
 		await.Until(t, "the end of the old child", func() bool { return syscall.Kill(pid, 0) != nil })
 	})

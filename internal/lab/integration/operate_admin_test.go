@@ -285,7 +285,7 @@ func TestOperateRestart(t *testing.T) {
 	t.Run("A72 a server that is no child", func(t *testing.T) {
 		controlRefused(t, "POST", "/servers/far/restart", "", 409)
 		if got := c.in(t).use("far::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
-			t.Error(got)
+			t.Errorf("got %s, want %s in it", got, `{"a":1}`)
 		}
 	})
 	t.Run("A74 each action leaves one line", func(t *testing.T) {

@@ -262,7 +262,7 @@ func TestOperatePinsOutliveCaddy(t *testing.T) {
 	}
 	c.refuses(t, "tools/call", callOf("far", "fickle", `{}`), 403, "tool_changed")
 	if got := send(t, client, "POST", "http://"+second.moved[":2019"]+"/mcp_gateway/servers/far/accept", ""); got.StatusCode != 200 {
-		t.Errorf("%d %s", got.StatusCode, got.body)
+		t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 	}
 	second.stop(t)
 	third := run(t, file)
@@ -290,7 +290,7 @@ func TestOperatePinsOutliveCaddy(t *testing.T) {
 		t.Errorf("%d %s", got.StatusCode, got.body)
 	}
 	if got := send(t, client, "POST", "http://"+fourth.moved[":2019"]+"/mcp_gateway/servers/far/accept", ""); got.StatusCode != 200 {
-		t.Errorf("%d %s", got.StatusCode, got.body)
+		t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 	}
 	c = newSpeaker(t, joinedAt("http://"+fourth.address), false, `{}`)
 	if got := toolsOf(t, c); !slices.Equal(got, []string{"far__steady", "far__fickle"}) {

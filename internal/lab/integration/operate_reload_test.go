@@ -75,7 +75,7 @@ func serverIn(t *testing.T, caddyfile string) string {
 func configure(t *testing.T, method, path, value string) {
 	t.Helper()
 	if got := admin(t, method, "/config"+path, value); got.StatusCode != 200 {
-		t.Fatalf("%s %s: %d %s", method, path, got.StatusCode, got.body)
+		t.Fatalf("%s %s: got %d %s, want 200", method, path, got.StatusCode, got.body)
 	}
 }
 
@@ -215,14 +215,14 @@ func TestOperateWatchesTheFile(t *testing.T) {
 		rewrite(block(child("more"), journal.env()))
 		stream.hears(t, listChanged)
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
 	t.Run("A61 a file that is broken", func(t *testing.T) {
 		rewrite("server more http://127.0.0.1:1", "server more http://127.0.0.1:1")
 		await.Until(t, "the error in the log", func() bool { return strings.Contains(running.logged(), "applying latest config") })
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
 	t.Run("A61 and mended", func(t *testing.T) {

@@ -99,7 +99,7 @@ func TestPrunerInGateway(t *testing.T) {
 	t.Run("the plain door without a handshake", func(t *testing.T) {
 		id := pruneBy(t, rpcAt(url, "pruner"), prunable{text: numbered(200)}).PruneID
 		if got := recoverLines(t, rpcAt(url, "pruner"), id, true, 200, 200).Text; got != "200│ ligne 200" {
-			t.Error(got)
+			t.Errorf("got %q, want %q", got, "200│ ligne 200")
 		}
 	})
 	t.Run("all doors lead to one store", func(t *testing.T) {

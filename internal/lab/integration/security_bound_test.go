@@ -276,7 +276,7 @@ func TestSecurityEndedSessions(t *testing.T) {
 		t.Fatalf("the session: %d", got)
 	}
 	if got := send(t, client, "DELETE", at, "", session, bearer(victimToken)); got.StatusCode != 204 {
-		t.Fatalf("DELETE: %d %s", got.StatusCode, got.body)
+		t.Fatalf("DELETE: got %d %s, want 204", got.StatusCode, got.body)
 	}
 	for range 4 {
 		sessionAt(t, at, bearer(thiefToken))

@@ -188,7 +188,7 @@ func TestSecurityOutputOfAChild(t *testing.T) {
 		}
 	}
 	if got := use(t, at, "stderr", `{"lines":1000000,"text":"x"}`); got != "written" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "written")
 	}
 	await.Until(t, "the log says that lines are left out", func() bool {
 		text, _ := os.ReadFile(log)
@@ -219,7 +219,7 @@ func TestSecurityByteOrderMark(t *testing.T) {
 	}
 	url := serve(t, gateway(block("server alpha stdio "+script, "start_timeout 5s")))
 	if got := use(t, rpcAt(url, "alpha"), "slow", `{"ms":0}`); got != "slept" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "slept")
 	}
 }
 
@@ -261,7 +261,7 @@ func TestSecurityFilesOfCaddy(t *testing.T) {
 	r := startCaddy(t, cmd)
 	defer r.stop(t)
 	if got := use(t, rpcAt("http://"+address, "alpha"), "slow", `{"ms":0}`); got != "slept" {
-		t.Error(got)
+		t.Errorf("got %q, want %q", got, "slept")
 	}
 	files, err := os.ReadFile(found)
 	if err != nil {

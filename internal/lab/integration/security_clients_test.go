@@ -445,7 +445,7 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 	t.Run("A55 what is below", func(t *testing.T) {
 		for _, uri := range []string{"file:///srv/data", "file:///srv/data/", "file:///srv/data/a", "file:///srv/data/x/../a"} {
 			if got := post(t, rpcAt(base, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`), bearer(eveToken)); got.StatusCode != 200 {
-				t.Errorf("%s: %d %s", uri, got.StatusCode, got.body)
+				t.Errorf("%s: got %d %s, want 200", uri, got.StatusCode, got.body)
 			}
 		}
 	})
@@ -608,7 +608,7 @@ func TestSecurityBytesInFlight(t *testing.T) {
 	}
 	await.Until(t, "those that there is room for", func() bool { return server.Count("tools/call") == 6 })
 	if got := present(t, client, "POST", mcpAt(base, "alpha"), rpc("tools/list", `{"pad":"`+strings.Repeat("x", 1<<20)+`"}`), bearer(victimToken)); got.StatusCode != 200 {
-		t.Errorf("another client: %d %s", got.StatusCode, got.body)
+		t.Errorf("another client: got %d %s, want 200", got.StatusCode, got.body)
 	}
 	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 128<<10 && !hasRaceDetector(t) {
 		t.Errorf("the process has grown by %d KiB", grown)

@@ -174,7 +174,7 @@ func TestSecurityChildEnvironment(t *testing.T) {
 		}
 		for _, server := range []string{"kid", "pool"} {
 			if got := send(t, client, "POST", "http://"+running.moved[":2019"]+"/mcp_gateway/servers/"+server+"/restart", ""); got.StatusCode != 200 {
-				t.Errorf("%d %s", got.StatusCode, got.body)
+				t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 			}
 		}
 	}

@@ -85,7 +85,7 @@ func TestSecurityDNSRebinding(t *testing.T) {
 		p := newPage("", caddy.address)
 		for _, door := range pageDoors[1:] {
 			if got := p.send(t, "POST", "http://localhost:"+port+door, rpc("ping", `{}`), acceptBoth); got.StatusCode != 200 {
-				t.Errorf("%s: %d %s", door, got.StatusCode, got.body)
+				t.Errorf("%s: got %d %s, want 200", door, got.StatusCode, got.body)
 			}
 		}
 	})
@@ -94,7 +94,7 @@ func TestSecurityDNSRebinding(t *testing.T) {
 		_, port, _ := net.SplitHostPort(address)
 		for _, path := range []string{"/config/", "/mcp_gateway/servers", "/mcp_gateway/clients"} {
 			if got := newPage("", address).send(t, "GET", "http://evil.test:"+port+path, ""); got.StatusCode != 403 {
-				t.Errorf("%s: %d %s", path, got.StatusCode, got.body)
+				t.Errorf("%s: got %d %s, want 403", path, got.StatusCode, got.body)
 			}
 		}
 	})
@@ -191,7 +191,7 @@ func TestSecurityCORSOfServers(t *testing.T) {
 			continue
 		}
 		if got := post(t, way.at, rpc("ping", `{}`), "Origin: https://app.test"); got.StatusCode != 200 {
-			t.Errorf("%s: %d %s", way.name, got.StatusCode, got.body)
+			t.Errorf("%s: got %d %s, want 200", way.name, got.StatusCode, got.body)
 		}
 	}
 }

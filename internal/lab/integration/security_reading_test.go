@@ -123,7 +123,7 @@ func TestSecurityContradictingHeaders(t *testing.T) {
 		}
 		for _, headers := range [][]string{nil, {"Mcp-Method: tools/call", "Mcp-Name: echo"}, {"Mcp-Name: =?base64?ZWNobw==?="}} {
 			if got := post(t, way.at, call, append(headers, acceptBoth, bearer(eveToken))...); got.StatusCode != 200 {
-				t.Errorf("%s %q: %d %s", way.name, headers, got.StatusCode, got.body)
+				t.Errorf("%s %q: got %d %s, want 200", way.name, headers, got.StatusCode, got.body)
 			}
 		}
 	}

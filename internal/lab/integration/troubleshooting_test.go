@@ -400,7 +400,7 @@ func (s symptoms) restarted(t *testing.T) {
 		}
 		before.settle(t)
 		if got := post(t, "http://"+before.address+"/secret/sample", rpc("ping", `{}`), bearer(token)); got.StatusCode != 200 {
-			t.Errorf("%q: %d %s", args, got.StatusCode, got.body)
+			t.Errorf("%q: got %d %s, want 200", args, got.StatusCode, got.body)
 		}
 	}
 	reload(old)
