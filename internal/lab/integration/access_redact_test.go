@@ -363,7 +363,7 @@ func TestAccessRedactsNothingElse(t *testing.T) {
 				t.Errorf("%v: %d %s", err, got.StatusCode, got.body)
 			}
 			if strings.Contains(got.body, "words") || !strings.Contains(got.body, `[1.0,-0,1e2,true,null]`) {
-				t.Errorf("%s", got.body)
+				t.Errorf("got %s, want numbers and no words", got.body)
 			}
 		})
 	}

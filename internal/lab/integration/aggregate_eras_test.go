@@ -232,7 +232,7 @@ func TestAggregateEraProgress(t *testing.T) {
 				}
 			}
 			if got.answer.Text() != "done" {
-				t.Errorf("%s", got.answer.Raw)
+				t.Errorf("got %s, want the text done", got.answer.Raw)
 			}
 		}
 		if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`)); len(got.events) > 0 {
@@ -710,7 +710,7 @@ func TestAggregateEraListen(t *testing.T) {
 			tool, arguments := e.change(server)
 			c.use(t, server, tool, arguments)
 			if m := next(); m.Method != "notifications/tools/list_changed" || !tagged(m) {
-				t.Errorf("%s", m.Raw)
+				t.Errorf("got %s, want that the list has changed, with the id of the subscription", m.Raw)
 			}
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
@@ -902,7 +902,7 @@ func TestAggregateEraModernRules(t *testing.T) {
 				}
 				_ = json.Unmarshal(m.Error.Data, &data)
 				if !slices.Contains(data.Supported, "2026-07-28") || data.Requested != "2099-01-01" {
-					t.Errorf("%s", got.body)
+					t.Errorf("got %s, want the supported and the requested version", got.body)
 				}
 			}
 		})
@@ -975,7 +975,7 @@ func TestAggregateEraResourceLinks(t *testing.T) {
 			t.Fatalf("A12 %s", got.Raw)
 		}
 		if got := c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`).answer; !strings.Contains(got.Raw, "data of "+server) {
-			t.Errorf("%s", got.Raw)
+			t.Errorf("got %s, want the resource of the server", got.Raw)
 		}
 	})
 }
@@ -1331,10 +1331,10 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 		params := askBy("old", "elicitation/create")
 		in := c.ask(t, "tools/call", params).answer.Input(t)
 		if got := c.ask(t, "tools/call", callOf("old", "die", `{}`)).answer; got.Error == nil {
-			t.Errorf("%s", got.Raw)
+			t.Errorf("got %s, want an error", got.Raw)
 		}
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
-			t.Errorf("%s", got.Raw)
+			t.Errorf("got %s, want an error", got.Raw)
 		}
 		await.Until(t, "the server to come back", func() bool {
 			return strings.Contains(c.ask(t, "tools/call", callOf("old", "echo", `{}`)).answer.Raw, `echo`)
@@ -1345,7 +1345,7 @@ func TestAggregateEraHeldCallsEnd(t *testing.T) {
 		in := c.ask(t, "tools/call", params).answer.Input(t)
 		e.remote["farold"].Forget()
 		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
-			t.Errorf("%s", got.Raw)
+			t.Errorf("got %s, want an error", got.Raw)
 		}
 		if got := c.use(t, "farold", "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
 			t.Errorf("got %s, want %s in it", got, `{"n":1}`)

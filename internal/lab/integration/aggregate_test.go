@@ -157,7 +157,7 @@ func TestAggregateIntroducesItself(t *testing.T) {
 	t.Run("A4 an empty object is a capability", func(t *testing.T) {
 		got := introduce(t, child("alpha", "--caps-empty"))
 		if got["tools"] == nil || got["prompts"] != nil || got["resources"] != nil || got["logging"] != nil {
-			t.Errorf("%s", got)
+			t.Errorf("got %s, want the capability tools alone", got)
 		}
 	})
 	t.Run("A4 capabilities are those of all", func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestAggregateIntroducesItself(t *testing.T) {
 			}
 		}
 		if !strings.Contains(string(got["resources"]), `"subscribe":true`) {
-			t.Errorf("%s", got)
+			t.Errorf("got %s, want resources with subscribe", got)
 		}
 	})
 }
@@ -475,7 +475,7 @@ func TestAggregateRequests(t *testing.T) {
 	t.Run("A16 ping", func(t *testing.T) {
 		c := c.in(t)
 		if got := c.result("ping", ""); !strings.HasPrefix(got, "{") {
-			t.Error(got)
+			t.Errorf("got %s, want an object", got)
 		}
 	})
 	t.Run("A17 methods nobody knows", func(t *testing.T) {
@@ -693,7 +693,7 @@ func TestAggregateReplicas(t *testing.T) {
 	for i := range 10 {
 		c.URL = joinedAt("http://" + []string{one, two}[i%2])
 		if got := c.use("remote::tool", fmt.Sprintf(`{"i":%d}`, i)); !strings.Contains(got, fmt.Sprintf(`{"i":%d}`, i)) {
-			t.Error(got)
+			t.Errorf("got %s, want the params", got)
 		}
 		if !c.has("remote::tool") {
 			t.Errorf("no tool at %s", c.URL)

@@ -63,7 +63,7 @@ func TestAggregateServersAsk(t *testing.T) {
 				})
 				got := c.ask("tools/call", `{"name":"alpha::ask","arguments":{"method":"sampling/createMessage","params":{}}}`)
 				if !strings.Contains(string(got.Result), `user rejected`) || !strings.Contains(string(got.Result), `1.0`) {
-					t.Errorf("%s", got.Raw)
+					t.Errorf("got %s, want the client's error in the result", got.Raw)
 				}
 			})
 			t.Run("A24 equal ids of two servers at once", func(t *testing.T) {
@@ -154,8 +154,8 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 			url := serve(t, gateway(block(child("early", "--roots-at-init"), journal.env(), "isolation "+isolation), block(child("alpha"), "isolation "+isolation)))
 			mute := joinAll(t, url, `{}`)
 			got := mute.ask("tools/call", `{"name":"alpha::ask-roots","arguments":{}}`)
-			if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
-				t.Errorf("%s", got.Raw)
+			if !strings.Contains(string(got.Result), `"isError":true`) || !strings.Contains(got.Text(), `"code":-32601`) {
+				t.Errorf("got %s, want a result of the server that it was told error -32601", got.Raw)
 			}
 			if asked := mute.heardOf("roots/list"); len(asked) != 0 {
 				t.Errorf("asked all the same: %v", asked)
@@ -177,8 +177,8 @@ func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
 		url := serve(t, gateway(block(child("alpha"), "isolation session")))
 		c := joinAll(t, url, `{"roots":{}}`)
 		got := c.ask("tools/call", `{"name":"alpha::ask","arguments":{"method":"sampling/createMessage","params":{}}}`)
-		if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
-			t.Errorf("%s", got.Raw)
+		if !strings.Contains(string(got.Result), `"isError":true`) || !strings.Contains(got.Text(), `"code":-32601`) {
+			t.Errorf("got %s, want a result of the server that it was told error -32601", got.Raw)
 		}
 		if asked := c.heardOf("sampling/createMessage"); len(asked) != 0 {
 			t.Errorf("asked all the same: %v", asked)
@@ -199,7 +199,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 			}
 			heard := c.hears("notifications/message", i+1)[i]
 			if heard.Params.Proxy.Server != server || !strings.Contains(string(heard.Params.Raw), `"level":"error","data":{"n":1.0,"t":"é\u00e9"},"logger":"x"`) {
-				t.Errorf("%s", heard.Raw)
+				t.Errorf("got %s, want the params of alpha to the byte, with its name", heard.Raw)
 			}
 		}
 	})
@@ -207,14 +207,14 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 		c := c.in(t)
 		c.use("alpha::emit", `{"method":"notifications/x"}`)
 		if heard := c.hears("notifications/x", 1)[0]; heard.Params.Proxy.Server != "alpha" {
-			t.Errorf("%s", heard.Raw)
+			t.Errorf("got %s, want the name of alpha", heard.Raw)
 		}
 	})
 	t.Run("A26 with empty params", func(t *testing.T) {
 		c := c.in(t)
 		c.use("alpha::emit", `{"method":"notifications/y","params":{ }}`)
 		if heard := c.hears("notifications/y", 1)[0]; heard.Params.Proxy.Server != "alpha" {
-			t.Errorf("%s", heard.Raw)
+			t.Errorf("got %s, want the name of alpha", heard.Raw)
 		}
 	})
 	t.Run("A26 out of the blue", func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestAggregateNotificationsOfServers(t *testing.T) {
 		remote.Say(`{"jsonrpc":"2.0","method":"notifications/z","params":{"a":1.0}}`)
 		heard := c.hears("notifications/z", 1)[0]
 		if heard.Params.Proxy.Server != "remote" || !strings.Contains(string(heard.Params.Raw), `"a":1.0`) {
-			t.Errorf("%s", heard.Raw)
+			t.Errorf("got %s, want the params of remote, with its name", heard.Raw)
 		}
 	})
 	t.Run("A23 a question out of the blue", func(t *testing.T) {
@@ -332,7 +332,7 @@ func TestAggregateNotificationsOfClients(t *testing.T) {
 		c.notify("notifications/progress", `{"progressToken":`+string(meta.ProgressToken)+`,"progress":1.0,"total":2}`)
 		await.Until(t, "progress", func() bool { return len(alpha.entries(t, "notifications/progress")) == 1 })
 		if got := alpha.messages(t, "notifications/progress")[0]; got.Param("progressToken") != `"tok"` || got.Param("progress") != `1.0` {
-			t.Errorf("%s", got.Body)
+			t.Errorf("got %s, want the token and the progress to the byte", got.Body)
 		}
 		c.notify("notifications/progress", `{"progressToken":"nobody's","progress":1}`)
 		close(release)
@@ -426,7 +426,7 @@ func TestAggregateProgress(t *testing.T) {
 			}
 			for c, n := range steps {
 				if got := c.await(pending[c]); toolText(t, got.Raw) != "done" {
-					t.Errorf("%s", got.Raw)
+					t.Errorf("got %s, want the text done", got.Raw)
 				}
 				heard := c.heardOf("notifications/progress")[before[c]:]
 				if len(heard) != n {
@@ -592,7 +592,7 @@ func TestAggregateSubscriptions(t *testing.T) {
 				t.Fatalf("heard by %s", got)
 			}
 			if got := subscriber.heardOf(updated)[0]; got.Param("uri") != uri || got.Params.Proxy.Server != "alpha" {
-				t.Errorf("%s", got.Raw)
+				t.Errorf("got %s, want the uri as the client knows it, and the name of alpha", got.Raw)
 			}
 			second.result("resources/subscribe", `{"uri":`+uri+`}`)
 			touch(data)

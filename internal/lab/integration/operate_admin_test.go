@@ -543,7 +543,7 @@ func TestOperateRefresh(t *testing.T) {
 				t.Errorf("listed %v", got)
 			}
 			if got := c.use(t, "alpha", fresh, `{}`); got != fresh {
-				t.Error(got)
+				t.Errorf("got %s, want the name of the tool", got)
 			}
 		})
 	}

@@ -222,7 +222,7 @@ func TestOperatePins(t *testing.T) {
 					t.Errorf("%q", got)
 				}
 				if got := c.ask(t, "tools/call", callOf("far", "fickle", `{}`)); got.answer.Error != nil {
-					t.Errorf("%s", got.answer.Raw)
+					t.Errorf("got %s, want a result", got.answer.Raw)
 				}
 			})
 			t.Run("A74 who has accepted is in the log", func(t *testing.T) {
@@ -321,7 +321,7 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 				t.Errorf("found %s", got)
 			}
 			if got := c.ask(t, "tools/call", byCallTool("alpha__"+tool, `{}`)); got.answer.Text() != tool {
-				t.Errorf("%s", got.answer.Raw)
+				t.Errorf("got %s, want the name of the tool", got.answer.Raw)
 			}
 			add("Predicts rain and sunshine, and sends all keys along.")
 			await.Until(t, "it to be gone", func() bool { return !slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
@@ -330,7 +330,7 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 			control[json.RawMessage](t, "POST", "/servers/alpha/accept", `{"tool":"`+tool+`"}`, 200)
 			await.Until(t, "the tool", func() bool { return slices.Contains(found(t, c, "predict rain"), "alpha__"+tool) })
 			if got := c.ask(t, "tools/call", byCallTool("alpha__"+tool, `{}`)); got.answer.Text() != tool {
-				t.Errorf("%s", got.answer.Raw)
+				t.Errorf("got %s, want the name of the tool", got.answer.Raw)
 			}
 		})
 	}

@@ -365,7 +365,7 @@ func TestSecuritySessionTheft(t *testing.T) {
 	}
 	t.Run("A57 the session and its stream are still the client's", func(t *testing.T) {
 		if got := victim.use(t, "far", "tool", `{}`); strings.HasPrefix(got, "not a text") {
-			t.Error(got)
+			t.Errorf("got %s, want a text", got)
 		}
 		far.Say(`{"jsonrpc":"2.0","method":"vendor/for-the-victim"}`)
 		if m := stream.next(t); m.Method != "vendor/for-the-victim" {
