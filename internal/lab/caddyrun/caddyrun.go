@@ -99,10 +99,15 @@ func awaitWord(ready *net.TCPListener, word string) error {
 // another, both listen at the addresses that they share, and connections that the system
 // gives to the old one are lost when it closes.
 func (p *Process) Settled() bool {
-	listeners := procfs.Listeners(p.Process.Pid)
-	n := len(listeners)
-	slices.Sort(listeners)
-	return len(slices.Compact(listeners)) == n
+	for range 2 { // the system may leave a listener out of a list that changes while it is read
+		listeners := procfs.Listeners(p.Process.Pid)
+		n := len(listeners)
+		slices.Sort(listeners)
+		if len(slices.Compact(listeners)) != n {
+			return false
+		}
+	}
+	return true
 }
 
 // Stop ends the process as an operator would. It is killed if it does not end in time.
