@@ -209,7 +209,7 @@ func TestTelemetryPage(t *testing.T) {
 	isolate(t)
 	page := pages(t)["docs/telemetry.md"]
 	var source strings.Builder
-	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go"} {
+	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go", "../../../internal/gateway/*.go"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
 			if text, err := os.ReadFile(file); err == nil && !strings.HasSuffix(file, "_test.go") {
