@@ -1,9 +1,9 @@
-// Package bridge makes a server of MCP's Streamable HTTP transport one that speaks on
-// two streams, as clients have it that start their servers as processes.
+// Package bridge connects a client that speaks MCP on stdin and stdout to a server of the
+// Streamable HTTP transport.
 //
-// Messages pass as they are. What HTTP needs besides them the bridge adds and takes
-// off again: the session and the stream of the legacy era, the headers of the modern
-// one, and the connection that a modern request is canceled by.
+// Messages pass unchanged. The bridge adds what HTTP needs besides them, and takes it off
+// again: the session and the stream of the legacy era, and the headers of the modern era,
+// in which closing the connection cancels a request.
 package bridge
 
 import (
@@ -19,41 +19,41 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 const (
 	maxLine    = 64 << 20  // bytes of a message from the client
 	maxMessage = 256 << 20 // bytes of a message to the client
-	maxActive  = 256       // requests that are with the server at once
-	maxCalls   = 4096      // requests that have no answer yet
+	maxActive  = 256       // requests at the server at once
+	maxCalls   = 4096      // requests without an answer yet
 	maxHeld    = 256 << 20 // their bytes
 
-	deliverTimeout = 30 * time.Second // for the server to accept what has no answer
+	deliverTimeout = 30 * time.Second // for the server to accept a notification or answer
 	deleteTimeout  = 5 * time.Second  // for the server to end a session
 	lingerTime     = time.Second      // for a stream to end after its answer
 )
 
 // A Bridge carries messages between a client's streams and an endpoint.
 type Bridge struct {
-	// Transport makes the HTTP requests. It must tell when it has written one, as
-	// that of net/http does (see [net/http/httptrace]): what a client says of a
-	// request, such as that it is canceled, must not arrive before it.
+	// Transport makes the HTTP requests. It must report when it has written one, as
+	// net/http's does (see [net/http/httptrace]), so that a cancellation does not arrive
+	// before its request.
 	Transport http.RoundTripper
 
-	// URL is that of the endpoint.
+	// URL of the endpoint.
 	URL string
 
-	// Log, if there is one, is told what neither side is. It may be called by many
-	// at once.
+	// Log, if it is set, is called with errors that neither side gets to see. It must be
+	// safe for concurrent use.
 	Log func(message string, err error)
 }
 
 // Run carries messages, one on a line, from in to the endpoint and from there to out.
 //
-// When in ends, Run waits for the answers that are still to come, ends the session and
-// returns nil. When ctx is done or out cannot be written to, it does not wait, and
-// returns why. Then nothing of it is left but a Read or Write that does not return;
-// whoever has to, closes in and out.
+// When in ends, Run waits for outstanding answers, ends the session and returns nil. When
+// ctx is done or writing to out fails, it does not wait, and returns the error. A Read or
+// Write that is still blocked then ends when the caller closes in and out.
 func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -78,7 +78,7 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	r.dismiss()
 	r.running.Wait()
 	if r.session != nil {
-		r.session.close() // which ends its stream, if the server is quick
+		r.session.close() // a quick server ends the stream then
 		r.session.cancel()
 	}
 	r.listening.Wait()
@@ -103,19 +103,19 @@ type run struct {
 	session   *session // of the legacy era; nil before initialize has succeeded
 	running   sync.WaitGroup
 	listening sync.WaitGroup
-	active    chan struct{} // one for each request that is with the server
+	active    chan struct{} // holds a value for each request at the server
 
 	mu     sync.Mutex
 	calls  map[string]*call // by id
 	count  int              // of calls, including those whose id was used again
 	held   int              // their bytes
-	asked  map[string]*call // questions of the server, by their ids: the calls that wait for answers
-	ended  bool             // the client has said all, and will answer nothing
+	asked  map[string]*call // calls that wait for the client's answer to a question, by its id
+	ended  bool             // so did the input: the client will answer nothing
 	params mcp.ParamHeaders
 }
 
-// write writes lines. It does nothing else, so that nobody waits for a client that
-// does not read when there is no point in it any more.
+// write writes lines in a goroutine of its own, so that a client that does not read holds
+// nothing up once ctx is done.
 func (r *run) write(out io.Writer) {
 	for text := range r.out {
 		if _, err := out.Write(text); err != nil {
@@ -125,14 +125,15 @@ func (r *run) write(out io.Writer) {
 	}
 }
 
-// say sends a message, whose bytes it takes over, to the client.
+// say sends a copy of a message to the client.
 func (r *run) say(message []byte) {
 	if r.ctx.Err() != nil {
 		return
 	}
 	message = bytes.TrimSpace(message)
+	line := jsonspan.AppendLine(make([]byte, 0, len(message)+1), message)
 	select {
-	case r.out <- append(jsonspan.AppendLine(message[:0], message), '\n'):
+	case r.out <- append(line, '\n'):
 	case <-r.ctx.Done():
 	}
 }
@@ -143,7 +144,7 @@ func (r *run) log(message string, err error) {
 	}
 }
 
-// forward takes lines until there are no more.
+// forward sends lines to the server until the input ends.
 func (r *run) forward(lines <-chan line) error {
 	for {
 		select {
@@ -184,11 +185,11 @@ func (r *run) take(text []byte) {
 	}
 }
 
-// deliver sends a message that has no answer, and waits until it is accepted.
+// deliver sends a notification or an answer, and waits until it is accepted.
 func (r *run) deliver(m *jsonrpc.Message) {
 	ctx, cancel := context.WithTimeout(r.ctx, deliverTimeout)
 	defer cancel()
-	res, err := r.send(ctx, http.MethodPost, m.Raw, r.header(m, r.session))
+	res, err := r.post(ctx, m, r.session)
 	if err != nil {
 		r.log("message not delivered", err)
 		return
@@ -204,20 +205,20 @@ func (r *run) deliver(m *jsonrpc.Message) {
 	}
 }
 
-// header returns the headers of a message that is sent, in a session or in none.
-func (r *run) header(m *jsonrpc.Message, s *session) http.Header {
+// post sends a message: in a session, in none, or with headers of the modern era.
+func (r *run) post(ctx context.Context, m *jsonrpc.Message, s *session) (*http.Response, error) {
 	header := http.Header{}
 	header.Set("Content-Type", "application/json")
-	header.Set("Accept", "application/json, text/event-stream")
-	if !m.Has(jsonrpc.ProtocolVersion) {
+	if m.Has(jsonrpc.ProtocolVersion) {
+		streamable.Session{Era: mcp.Modern}.Sign(header)
+		mcp.SetModern(header, m, m.Text(jsonrpc.ProtocolVersion))
+		r.mu.Lock()
+		r.params.Set(header, m)
+		r.mu.Unlock()
+	} else {
 		s.sign(header)
-		return header
 	}
-	mcp.SetModern(header, m, m.Text(jsonrpc.ProtocolVersion))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.params.Set(header, m)
-	return header
+	return r.send(ctx, http.MethodPost, m.Raw, header)
 }
 
 // send makes an HTTP request.
@@ -230,8 +231,8 @@ func (r *run) send(ctx context.Context, method string, body []byte, header http.
 	return r.Transport.RoundTrip(req)
 }
 
-// discard closes a response that says nothing. It reads a little of it first, so that
-// the connection can be used again.
+// discard closes a response whose body does not matter. It reads a little of it first, so
+// that the connection can be reused.
 func discard(res *http.Response) {
 	const little = 64 << 10
 	_, _ = io.CopyN(io.Discard, res.Body, little)

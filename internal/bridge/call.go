@@ -1,25 +1,21 @@
 package bridge
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"io"
 	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A call is a request of the client and the answer to it.
+// A call is a request of the client and its answer.
 type call struct {
 	run     *run
 	message *jsonrpc.Message
@@ -31,26 +27,25 @@ type call struct {
 	opens   bool     // it is an initialize
 	opened  bool     // and has succeeded
 
-	state    atomic.Int32
-	canceled atomic.Bool   // the client does not want the answer any more
-	sent     chan struct{} // closed when what comes next may be sent
+	at       streamable.Position
+	answered bool
+	linger   *time.Timer   // hangs up some time after the answer
+	sent     chan struct{} // closed when the next message may be sent
 	markSent func()
+
+	// Guarded by the mutex of the run.
+	begun    bool // it is with the server, or on its way
+	canceled bool // the client does not want the answer anymore
 }
 
-// The states of a call.
-const (
-	waiting int32 = iota // for others to be answered
-	begun                // it is with the server, or on its way
-	dropped              // it was canceled before that
-)
-
-// request sends a request. It returns when the server has it, so that whatever the
-// client sends next comes after it; but if too many are with the server, it is sent
-// later. What follows on initialize needs what that brings.
+// request sends a request. It returns when the server has it, so that the next message of
+// the client arrives after it. If too many requests are with the server it returns at once,
+// and the request is sent later. It waits for the answer to initialize, which later
+// messages need.
 func (r *run) request(m *jsonrpc.Message) {
 	c := &call{run: r, message: m, key: keyOf(m, jsonrpc.ID), session: r.session, sent: make(chan struct{})}
-	switch modern := m.Has(jsonrpc.ProtocolVersion); {
-	case modern:
+	switch {
+	case m.Has(jsonrpc.ProtocolVersion):
 		c.session = nil
 	case m.Is(jsonrpc.Method, "initialize"):
 		c.session, c.opens = nil, true
@@ -64,17 +59,17 @@ func (r *run) request(m *jsonrpc.Message) {
 	}
 	select {
 	case r.active <- struct{}{}:
-		c.state.Store(begun)
+		c.begun = true
 	default:
 	}
-	now := c.state.Load() == begun
+	wait := c.begun || c.opens
 	r.running.Go(func() {
 		defer r.remove(c)
 		defer c.hangUp()
 		defer c.markSent()
 		c.serve()
 	})
-	if !now && !c.opens {
+	if !wait {
 		return
 	}
 	select {
@@ -94,7 +89,7 @@ var tooManyRequests = &jsonrpc.Failure{
 	Data:    jsonrpc.FailureData{Symbol: "rate_limited"},
 }
 
-// keyOf returns an id such that the same are equal however they are spelled.
+// keyOf returns an id in a form that is equal for equal ids, however they are spelled.
 func keyOf(m *jsonrpc.Message, f jsonrpc.Field) string {
 	if m.Kind(f) == jsonspan.String {
 		return `"` + m.Text(f)
@@ -102,7 +97,7 @@ func keyOf(m *jsonrpc.Message, f jsonrpc.Field) string {
 	return string(m.Literal(f))
 }
 
-// add makes c one of the calls, if there is room for it.
+// add registers a call, if there is room for it.
 func (r *run) add(c *call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,22 +121,25 @@ func (r *run) remove(c *call) {
 	maps.DeleteFunc(r.asked, func(_ string, asks *call) bool { return asks == c })
 }
 
-// cancel passes on that a request is canceled. In the modern era that is done by
-// hanging up, and nothing is sent.
+// cancel passes on that a request is canceled. In the modern era that is done by hanging
+// up, without a message.
 func (r *run) cancel(m *jsonrpc.Message) {
 	r.mu.Lock()
 	c := r.calls[keyOf(m, jsonrpc.RequestID)]
+	unsent := false
+	if c != nil {
+		c.canceled = true
+		unsent = !c.begun
+	}
 	r.mu.Unlock()
 	switch {
 	case c == nil && r.session == nil:
-		return // it is too late, and there is nobody to tell
+		return // it is too late, and there is no session to tell it in
 	case c == nil:
-	case c.state.CompareAndSwap(waiting, dropped), c.message.Has(jsonrpc.ProtocolVersion):
-		c.canceled.Store(true)
+	case unsent, c.message.Has(jsonrpc.ProtocolVersion):
 		c.hangUp()
 		return
 	default:
-		c.canceled.Store(true)
 		select {
 		case <-c.sent:
 		case <-r.ctx.Done():
@@ -150,7 +148,8 @@ func (r *run) cancel(m *jsonrpc.Message) {
 	r.deliver(m)
 }
 
-// dismiss ends the calls that nobody will wait for once the client has said all.
+// dismiss ends the calls that need the client after the end of its input: those it has
+// canceled, those that listen, and those that ask it something.
 func (r *run) dismiss() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,16 +158,16 @@ func (r *run) dismiss() {
 		c.hangUp()
 	}
 	for _, c := range r.calls {
-		if c.canceled.Load() || c.message.Is(jsonrpc.Method, mcp.MethodListen) {
-			c.canceled.Store(true)
+		if c.canceled || c.message.Is(jsonrpc.Method, mcp.MethodListen) {
+			c.canceled = true
 			c.hangUp()
 		}
 	}
 }
 
-// serve has the client get an answer, unless it does not want one.
+// serve gets the client its answer, unless it cancels the request.
 func (c *call) serve() {
-	if c.state.Load() != begun {
+	if !c.begun {
 		select {
 		case c.run.active <- struct{}{}:
 		case <-c.ctx.Done():
@@ -176,16 +175,30 @@ func (c *call) serve() {
 		}
 	}
 	defer func() { <-c.run.active }()
-	if c.state.CompareAndSwap(waiting, begun); c.state.Load() == dropped {
+	if !c.run.begin(c) {
 		return
 	}
-	if failure := c.exchange(); failure != nil && !c.canceled.Load() {
+	if failure := c.exchange(); failure != nil && !c.run.isCanceled(c) {
 		c.run.say(failure.Append(nil, c.message.Literal(jsonrpc.ID)))
 	}
 }
 
-// exchange sends the request and passes on the answer. What it returns is to be
-// answered in its place.
+// begin notes that a call goes to the server, unless it is canceled.
+func (r *run) begin(c *call) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.begun = c.begun || !c.canceled
+	return c.begun
+}
+
+func (r *run) isCanceled(c *call) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.canceled
+}
+
+// exchange sends the request and passes on the answer. It returns a failure to answer in
+// its place.
 func (c *call) exchange() *jsonrpc.Failure {
 	ctx := c.ctx
 	if !c.opens {
@@ -195,21 +208,21 @@ func (c *call) exchange() *jsonrpc.Failure {
 			}
 		}})
 	}
-	res, err := c.run.send(ctx, http.MethodPost, c.message.Raw, c.run.header(c.message, c.session))
+	res, err := c.run.post(ctx, c.message, c.session)
 	if err != nil {
 		c.log("request failed", err)
 		return jsonrpc.ConnectError("")
 	}
-	defer res.Body.Close()
 	if c.opens {
 		c.session = newSession(c.run, res.Header.Get(mcp.SessionHeader))
 	} else {
 		c.markSent()
 	}
-	if res.StatusCode/100 == 2 && httpbody.TypeOf(res.Header.Get("Content-Type")) == httpbody.EventStream {
-		return c.stream(res.Body)
+	failure := c.read(res)
+	for !c.answered && failure == nil {
+		failure = c.resume()
 	}
-	return c.whole(res)
+	return failure
 }
 
 func (c *call) log(message string, err error) {
@@ -218,112 +231,82 @@ func (c *call) log(message string, err error) {
 	}
 }
 
-// whole passes on a response that is one message.
-func (c *call) whole(res *http.Response) *jsonrpc.Failure {
-	body, err := io.ReadAll(io.LimitReader(res.Body, maxMessage+1))
-	lost := c.session.lost(res) && !c.opens
-	switch {
-	case err != nil:
-		c.log("response broke off", err)
-		return jsonrpc.ConnectError("")
-	case len(body) > maxMessage:
-		return jsonrpc.ResponseTooLarge("")
-	}
-	var m jsonrpc.Message
-	failure := m.Read(body)
-	switch {
-	case c.isAnswer(&m):
-		c.answer(&m)
+// read passes on the messages of a response. It returns a failure if the answer is neither
+// one of them nor in the rest of a stream.
+func (c *call) read(res *http.Response) *jsonrpc.Failure {
+	reader := &streamable.Reader{Limit: maxMessage, Position: &c.at}
+	reader.OnMessage = func(e *streamable.Event) error {
+		switch {
+		case !e.HasMessage():
+		case c.isAnswer(e.Message):
+			c.answer(e.Message)
+		case e.Message.Has(jsonrpc.Error) && e.Message.Kind(jsonrpc.ID) == jsonspan.Null:
+			// The server could not read the request, but the client waits for it.
+			c.run.say(jsonspan.Spliced(e.Data, e.Message.Replace(jsonrpc.ID, c.message.Literal(jsonrpc.ID))))
+			c.answered = true
+		case !reader.IsStream():
+		default:
+			if e.Message.IsRequest() {
+				c.run.asks(c, e.Message)
+			}
+			c.run.say(e.Data)
+		}
 		return nil
-	case m.Has(jsonrpc.Error) && m.Kind(jsonrpc.ID) == jsonspan.Null:
-		// Whoever has refused the request had not read it, but the client waits.
-		c.run.say(withID(&m, c.message.Literal(jsonrpc.ID)))
+	}
+	defer func() {
+		if c.linger != nil {
+			c.linger.Stop()
+		}
+	}()
+	lost := c.session.lost(res) && !c.opens
+	err := reader.ReadResponse(res)
+	fault := reader.Fault("")
+	switch {
+	case c.answered:
 		return nil
 	case lost:
 		return jsonrpc.UnknownSession()
-	case res.StatusCode/100 != 2:
-		return jsonrpc.HTTPError("", res.StatusCode)
-	case failure != nil && failure.Code == jsonrpc.CodeParseError:
-		return jsonrpc.InvalidJSON("")
+	case fault != nil:
+		return fault
+	case err != nil:
+		c.log("response broke off", err)
 	}
-	return jsonrpc.InvalidResponse("")
-}
-
-// withID returns a message with another id.
-func withID(m *jsonrpc.Message, id []byte) []byte {
-	var b bytes.Buffer
-	_ = jsonspan.Splice(&b, m.Raw, []jsonspan.Edit{m.Replace(jsonrpc.ID, id)}) // into memory
-	return b.Bytes()
-}
-
-// stream passes on a response that is a stream of events. If it ends before the
-// answer, the rest is asked for, if the server has said how.
-func (c *call) stream(body io.Reader) *jsonrpc.Failure {
-	const maxTries = 10 // in a row that bring nothing
-	var at position
-	answered, failure := c.follow(body, &at)
-	for tries := 0; !answered && failure == nil; tries++ {
-		if c.session == nil || at.id == "" || c.canceled.Load() || tries == maxTries || !backoff.Sleep(c.ctx, max(at.retry, reconnect.Pause(tries))) {
-			return jsonrpc.ConnectError("")
-		}
-		before := at.count
-		res, err := c.run.send(c.ctx, http.MethodGet, nil, c.session.listenHeader(&at))
-		if err != nil {
-			c.log("stream not resumed", err)
-			continue
-		}
-		switch {
-		case isStream(res):
-			answered, failure = c.follow(res.Body, &at)
-		case c.session.lost(res):
-			failure = jsonrpc.UnknownSession()
-		case res.StatusCode/100 != 5:
-			failure = jsonrpc.ConnectError("")
-		}
-		res.Body.Close()
-		if at.count > before {
-			tries = -1
-		}
+	switch {
+	case reader.IsStream() && res.StatusCode/100 == 2:
+		return nil
+	case err != nil:
+		return jsonrpc.ConnectError("")
 	}
-	return failure
+	return reader.Failure("")
 }
 
-// follow passes on the messages of a stream, and reports whether the answer was one
-// of them.
-func (c *call) follow(body io.Reader, at *position) (answered bool, failure *jsonrpc.Failure) {
-	for events := newEventReader(body, at); ; {
-		e, err := events.next()
-		switch {
-		case err == io.EOF:
-			return answered, nil
-		case err != nil:
-			if !answered {
-				c.log("stream broke off", err)
-			}
-			return answered, nil
-		case e.tooLarge && !answered:
-			return false, jsonrpc.ResponseTooLarge("")
-		}
-		m := c.run.message(e)
-		switch {
-		case m == nil:
-		case c.isAnswer(m):
-			c.answer(m)
-			if !answered { // what follows belongs to nothing
-				answered = true
-				defer time.AfterFunc(lingerTime, c.hangUp).Stop()
-			}
-		default:
-			if m.IsRequest() {
-				c.run.asks(c, m)
-			}
-			c.run.say(m.Raw)
-		}
+// resume asks for the rest of a stream that ended before the answer, if the server has
+// said how.
+func (c *call) resume() *jsonrpc.Failure {
+	const maxAttempts = 10 // in a row that bring nothing
+	if c.session == nil || c.at.ID == "" || c.run.isCanceled(c) || c.at.Attempts == maxAttempts || !c.at.Wait(c.ctx) {
+		return jsonrpc.ConnectError("")
 	}
+	res, err := c.session.get(c.ctx, &c.at)
+	switch {
+	case err != nil:
+		c.log("stream not resumed", err)
+		return nil
+	case isStream(res):
+		return c.read(res)
+	}
+	discard(res)
+	switch {
+	case c.session.lost(res):
+		return jsonrpc.UnknownSession()
+	case res.StatusCode/100 != 5:
+		return jsonrpc.ConnectError("")
+	}
+	return nil
 }
 
-// asks notes that the server waits for an answer of the client before it goes on with a
-// call. If there will be none, nobody waits for the call.
+// asks notes that the server asks the client something before it goes on with a call. After
+// the end of the input nobody can answer, so the call ends.
 func (r *run) asks(c *call, m *jsonrpc.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -345,31 +328,15 @@ func (r *run) answered(m *jsonrpc.Message) {
 	maps.DeleteFunc(r.asked, func(id string, _ *call) bool { return jsonrpc.SameID([]byte(id), m.Literal(jsonrpc.ID)) })
 }
 
-// message returns the message that an event carries, or nil.
-func (r *run) message(e event) *jsonrpc.Message {
-	if e.tooLarge {
-		r.log("message from the server dropped", errTooLong)
-		return nil
-	}
-	if !e.message || len(bytes.TrimSpace(e.data)) == 0 {
-		return nil
-	}
-	m := new(jsonrpc.Message)
-	if failure := m.Read(e.data); failure != nil {
-		r.log("event from the server dropped", failure)
-		return nil
-	}
-	return m
-}
-
-// isAnswer reports whether m is what the client waits for. There are servers that
-// write "error":null into results.
+// isAnswer reports whether m answers the call. Some servers write "error":null into
+// results.
 func (c *call) isAnswer(m *jsonrpc.Message) bool {
 	return !m.Has(jsonrpc.Method) && (m.Has(jsonrpc.Result) || m.Has(jsonrpc.Error)) &&
 		jsonrpc.SameID(m.Literal(jsonrpc.ID), c.message.Literal(jsonrpc.ID))
 }
 
-// answer passes on the answer, and learns what later requests need of it.
+// answer passes on the answer, and learns from it what later requests need. Then it hangs
+// up, a little later.
 func (c *call) answer(m *jsonrpc.Message) {
 	result := m.Literal(jsonrpc.Result)
 	switch {
@@ -382,15 +349,19 @@ func (c *call) answer(m *jsonrpc.Message) {
 	}
 	c.run.say(m.Raw)
 	c.markSent()
+	if !c.answered {
+		c.answered = true
+		c.linger = time.AfterFunc(lingerTime, c.hangUp)
+	}
 }
 
-// learn notes which arguments of tools go into headers, too, from a page of the list
-// of tools.
+// learn takes from a page of the list of tools which of their arguments are repeated in
+// headers.
 func (r *run) learn(m *jsonrpc.Message, result []byte) {
 	var params struct {
 		Cursor string `json:"cursor"`
 	}
-	_ = json.Unmarshal(m.Literal(jsonrpc.Params), &params) // the server has understood it
+	_ = json.Unmarshal(m.Literal(jsonrpc.Params), &params) // the server has read it
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if params.Cursor == "" || r.params == nil {

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
-	"time"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -44,60 +42,6 @@ func FuzzLines(f *testing.F) {
 		}
 		if got := <-lines; got.err != io.EOF || got.text != nil {
 			t.Fatalf("%q ends with %q, %v", text, got.text, got.err)
-		}
-	})
-}
-
-// Events are those of the standard, however the stream comes.
-func FuzzEvents(f *testing.F) {
-	for _, stream := range []string{
-		"id: 1\nretry: 20\ndata: {\"a\":\ndata: 1}\n\nevent: message\r\ndata: x\r\n\r\n", "event: endpoint\ndata: /x\n\n:\n\ndata\ndata:\n\n", "retry: 99999999999999999999\n\nid\n\ndata: cut",
-		"\uFEFFid: 1\rdata: x\r\r", // a field after a byte order mark was lost
-		"data: a\n\nid: \x01\ndata:  b\n\n",
-	} {
-		f.Add([]byte(stream), uint16(0))
-		f.Add([]byte(stream), uint16(6))
-	}
-	f.Fuzz(func(t *testing.T, stream []byte, size uint16) {
-		if bytes.HasPrefix(stream, []byte{0xEF}) && !bytes.HasPrefix(stream, []byte("\uFEFF")) {
-			return // a part of a byte order mark, of which nobody says what it is
-		}
-		at, want := position{}, position{}
-		events := newEventReader(inPieces(stream, int(size)+1), &at)
-		text := strings.TrimPrefix(string(stream), "\uFEFF")
-		text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
-		lines := strings.Split(text, "\n")
-		var data []string
-		kind, id, hasID, retry := "", "", false, ""
-		for _, line := range lines[:len(lines)-1] {
-			name, value, _ := strings.Cut(line, ":")
-			switch value = strings.TrimPrefix(value, " "); {
-			case line == "":
-				if hasID {
-					want.id = id
-				}
-				if ms, err := strconv.ParseUint(retry, 10, 31); err == nil {
-					want.retry = min(time.Duration(ms)*time.Millisecond, maxPause)
-				}
-				want.count++
-				got, err := events.next()
-				if joined := strings.Join(data, "\n"); err != nil || string(got.data) != joined || got.message != (kind == "" || kind == "message") || got.tooLarge || at != want {
-					t.Fatalf("%q: got %q at %+v, %v, want %q at %+v", stream, got.data, at, err, joined, want)
-				}
-				data, kind, id, hasID, retry = nil, "", "", false, ""
-			case name == "data" && value != "":
-				data = append(data, value)
-			case len(line) > 4<<10:
-			case name == "id" && !strings.ContainsFunc(value, unicode.IsControl):
-				id, hasID = value, true
-			case name == "event":
-				kind = value
-			case name == "retry" && value != "" && strings.Trim(value, "0123456789") == "":
-				retry = value
-			}
-		}
-		if got, err := events.next(); err != io.EOF {
-			t.Fatalf("%q: got %q, too, %v", stream, got.data, err)
 		}
 	})
 }

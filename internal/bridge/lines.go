@@ -7,42 +7,36 @@ import (
 	"io"
 )
 
-// A line is a message, or why there is none.
+// A line is a message, or the reason why there is none.
 type line struct {
 	text []byte
-	err  error // errTooLong, or the end
+	err  error // errTooLong, or the end of the input
 }
 
 var errTooLong = errors.New("message too long")
 
-// readLines sends the lines of in that are not blank, and then its end, until done.
+// readLines sends the lines of in that are not blank, then the error that ends it, until
+// done is closed.
 func readLines(in io.Reader, lines chan<- line, done <-chan struct{}) {
 	src := bufio.NewReaderSize(in, 64<<10)
 	for {
 		text, err := readLine(src)
-		if text = bytes.TrimSpace(text); len(text) > 0 || errors.Is(err, errTooLong) {
-			var next line
-			if next.text = text; errors.Is(err, errTooLong) {
-				next, err = line{err: errTooLong}, nil
-			}
-			select {
-			case lines <- next:
-			case <-done:
-				return
-			}
+		text = bytes.TrimSpace(text)
+		if len(text) == 0 && err == nil {
+			continue
 		}
-		if err != nil {
-			select {
-			case lines <- line{err: err}:
-			case <-done:
-			}
+		select {
+		case lines <- line{text, err}:
+		case <-done:
+			return
+		}
+		if err != nil && err != errTooLong {
 			return
 		}
 	}
 }
 
-// readLine reads up to the end of a line. One that is too long it reads as well, but
-// does not keep.
+// readLine reads a line. It reads one that is too long to its end, but does not keep it.
 func readLine(src *bufio.Reader) (text []byte, err error) {
 	for tooLong := false; ; {
 		piece, err := src.ReadSlice('\n')
@@ -55,8 +49,10 @@ func readLine(src *bufio.Reader) (text []byte, err error) {
 		case err == bufio.ErrBufferFull:
 		case err == nil && tooLong:
 			return nil, errTooLong
+		case len(text) > 0:
+			return text, nil // an error comes back with the next read
 		default:
-			return text, err
+			return nil, err
 		}
 	}
 }

@@ -5,30 +5,29 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"sync/atomic"
-	"time"
+	"unicode"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 var errSessionEnded = errors.New("the session has ended")
 
-// A session is what initialize has begun. The methods of a nil session are those of
-// messages that belong to none.
+// A session is what initialize begins. The methods of a nil session are for messages
+// without one.
 type session struct {
+	streamable.Session
 	run     *run
-	id      string // none if the server keeps no sessions
-	version string
 	ctx     context.Context
 	cancel  context.CancelFunc
 	listens bool
-	ended   atomic.Bool // the server knows it no more
+	ended   atomic.Bool // the server does not know it anymore
 }
 
 func newSession(r *run, id string) *session {
-	s := &session{run: r, id: id}
+	s := &session{run: r, Session: streamable.Session{ID: id}}
 	s.ctx, s.cancel = context.WithCancel(r.ctx)
 	return s
 }
@@ -38,27 +37,24 @@ func (s *session) read(result []byte) {
 	var r struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
-	if err := json.Unmarshal(result, &r); err == nil && validHeader(r.ProtocolVersion) {
-		s.version = r.ProtocolVersion
+	if err := json.Unmarshal(result, &r); err == nil && !strings.ContainsFunc(r.ProtocolVersion, unicode.IsControl) {
+		s.Version = r.ProtocolVersion
 	}
 }
 
 // sign adds the headers of the session.
 func (s *session) sign(header http.Header) {
 	if s == nil {
+		streamable.Session{}.Sign(header)
 		return
 	}
-	if s.id != "" {
-		header.Set(mcp.SessionHeader, s.id)
-	}
-	if s.version != "" {
-		header.Set(mcp.VersionHeader, s.version)
-	}
+	s.Sign(header)
 }
 
-// lost reports whether a response says that the session is no more, and notes it.
+// lost reports whether a response says that the server does not know the session, and
+// notes it.
 func (s *session) lost(res *http.Response) bool {
-	if s == nil || s.id == "" || res.StatusCode != http.StatusNotFound {
+	if s == nil || s.ID == "" || res.StatusCode != http.StatusNotFound {
 		return false
 	}
 	s.ended.Store(true)
@@ -66,7 +62,7 @@ func (s *session) lost(res *http.Response) bool {
 	return true
 }
 
-// replaceSession makes s the session of all that follows.
+// replaceSession makes s the session of all later messages.
 func (r *run) replaceSession(s *session) {
 	before := r.session
 	r.session = s
@@ -76,10 +72,9 @@ func (r *run) replaceSession(s *session) {
 	}
 }
 
-// close tells the server that the session is not needed any more, also when there is
-// no time left for anything else.
+// close ends the session at the server, even if the run is canceled.
 func (s *session) close() {
-	if s.id == "" || s.ended.Load() {
+	if s.ID == "" || s.ended.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), deleteTimeout)
@@ -94,7 +89,8 @@ func (s *session) close() {
 	discard(res)
 }
 
-// listen opens the stream on which the server speaks first, and keeps it open.
+// listen opens the stream for messages of the server that belong to no call, and keeps it
+// open.
 func (s *session) listen() {
 	if s.listens {
 		return
@@ -102,26 +98,16 @@ func (s *session) listen() {
 	s.listens = true
 	s.run.listening.Go(func() {
 		defer s.cancel()
-		var at position
-		for tries := 0; ; tries++ {
-			before := at.count
-			if !s.follow(&at) {
-				return
-			}
-			if at.count > before {
-				tries = 0
-			}
-			if !backoff.Sleep(s.ctx, max(at.retry, reconnect.Pause(tries))) {
-				return
-			}
+		var at streamable.Position
+		for s.follow(&at) && at.Wait(s.ctx) {
 		}
 	})
 }
 
-// follow passes on the messages of the stream until it ends, and reports whether there
-// is a point in opening it again.
-func (s *session) follow(at *position) bool {
-	res, err := s.run.send(s.ctx, http.MethodGet, nil, s.listenHeader(at))
+// follow passes on the messages of the stream until it ends. It reports whether to open
+// it again.
+func (s *session) follow(at *streamable.Position) bool {
+	res, err := s.get(s.ctx, at)
 	if err != nil {
 		s.log("stream of the session not opened", err)
 		return true
@@ -132,20 +118,19 @@ func (s *session) follow(at *position) bool {
 		s.run.log("stream of the session not opened", errSessionEnded)
 		return false
 	case res.StatusCode == http.StatusMethodNotAllowed, res.StatusCode == http.StatusNotFound:
-		return false // this server has none
+		return false // the server does not offer it
 	case !isStream(res):
 		s.log("stream of the session not opened", statusError(res.StatusCode))
 		return res.StatusCode/100 != 2
 	}
-	for events := newEventReader(res.Body, at); ; {
-		e, err := events.next()
-		if err != nil {
-			return true // that it ends is nothing special
+	reader := streamable.Reader{Limit: maxMessage, Position: at, OnMessage: func(e *streamable.Event) error {
+		if e.HasMessage() {
+			s.run.say(e.Data)
 		}
-		if m := s.run.message(e); m != nil {
-			s.run.say(m.Raw)
-		}
-	}
+		return nil
+	}}
+	_ = reader.ReadResponse(res) // a stream may end in any way
+	return true
 }
 
 func (s *session) log(message string, err error) {
@@ -154,33 +139,13 @@ func (s *session) log(message string, err error) {
 	}
 }
 
-// listenHeader returns the headers of a request for a stream from a position on.
-func (s *session) listenHeader(at *position) http.Header {
+// get asks for the rest of a stream.
+func (s *session) get(ctx context.Context, at *streamable.Position) (*http.Response, error) {
 	header := http.Header{}
-	header.Set("Accept", "text/event-stream")
-	s.sign(header)
-	if at.id != "" {
-		header.Set("Last-Event-ID", at.id)
-	}
-	return header
+	s.SignGET(header, at.ID)
+	return s.run.send(ctx, http.MethodGet, nil, header)
 }
 
 func isStream(res *http.Response) bool {
 	return res.StatusCode == http.StatusOK && httpbody.TypeOf(res.Header.Get("Content-Type")) == httpbody.EventStream
-}
-
-// maxPause is the longest time between two attempts.
-const maxPause = 30 * time.Second
-
-// reconnect spaces out attempts to open a stream.
-var reconnect = backoff.Exponential{First: 250 * time.Millisecond, Max: maxPause}
-
-// validHeader reports whether a text can be sent back in a header.
-func validHeader(text string) bool {
-	for i := range len(text) {
-		if c := text[i]; c < ' ' || c == 0x7f {
-			return false
-		}
-	}
-	return true
 }

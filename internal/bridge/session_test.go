@@ -3,13 +3,10 @@ package bridge
 import (
 	"net/http"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 func parsed(t *testing.T, text string) *jsonrpc.Message {
@@ -201,45 +198,4 @@ func TestResume(t *testing.T) {
 			t.Error("it was tried")
 		}
 	})
-}
-
-func TestEvents(t *testing.T) {
-	text := "\uFEFFid: 1\nid: 2\nretry: 10\ndata: a\ndata: b\n\n" + // the last id counts
-		": comment\r\revent: other\rdata:c\r\r" +
-		"id: bad\x00\ndata: d\n\n" +
-		"id: " + strings.Repeat("x", 2*4<<10) + "\ndata: e\n\n" +
-		"retry: soon\nid: 3\ndata: not complete\n"
-	var at position
-	var got []string
-	for events := newEventReader(strings.NewReader(text), &at); ; {
-		e, err := events.next()
-		if err != nil {
-			break
-		}
-		if len(e.data) > 0 {
-			kind := "message"
-			if !e.message {
-				kind = "other"
-			}
-			got = append(got, kind+" "+string(e.data)+" "+at.id)
-		}
-	}
-	if want := []string{"message a\nb 2", "other c 2", "message d 2", "message e 2"}; !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
-	if at.retry != 10*time.Millisecond {
-		t.Errorf("retry %s", at.retry)
-	}
-}
-
-func TestEventsTooLarge(t *testing.T) {
-	events := newEventReader(strings.NewReader("xx\n\n"+data("small")), new(position))
-	events.scanner.Each([]byte("data: "), func(sse.Kind, []byte) {})
-	events.current.data = make([]byte, maxMessage-1) // what was before
-	if e, err := events.next(); err != nil || !e.tooLarge || e.data != nil {
-		t.Errorf("got %d bytes, %v", len(e.data), err)
-	}
-	if e, err := events.next(); err != nil || string(e.data) != "small" {
-		t.Errorf("then got %q, %v", e.data, err)
-	}
 }

@@ -41,6 +41,9 @@ type Reader struct {
 	// Limit is the maximum size of a message that is held. Default: 64 MiB
 	Limit int
 
+	// Position, if it is set, follows the events of the stream.
+	Position *Position
+
 	header   http.Header
 	status   int
 	media    httpbody.MediaType
@@ -62,16 +65,6 @@ type Reader struct {
 	answered  bool
 	owned     bool // an answer with the id of the request has come, so the server has read it
 	errorCode int
-}
-
-// An Event is a message with its place in a stream of events.
-type Event struct {
-	ID    string // resumes the stream after this event
-	Retry string // how many milliseconds to wait before that
-	Data  []byte // empty in an event that only sets ID or Retry
-
-	// Message is Data, parsed. A Writer ignores it.
-	Message *jsonrpc.Message
 }
 
 const (
@@ -206,6 +199,9 @@ func (r *Reader) part(kind sse.Kind, part []byte) {
 		r.newLine = len(r.data) > 0 || r.rest != nil
 		r.fields.Read(part)
 	case sse.Dispatch:
+		if r.Position != nil {
+			r.Position.advance(&r.fields)
+		}
 		r.dispatch()
 	}
 }
@@ -256,7 +252,7 @@ func (r *Reader) LargeHas(f jsonrpc.Field) bool { return r.outline.Has(f) }
 
 // dispatch passes a complete message on.
 func (r *Reader) dispatch() {
-	e, skip := Event{ID: r.fields.ID, Retry: r.fields.Retry, Data: r.data, Message: &r.message}, r.skip
+	e, skip := Event{ID: r.fields.ID, Retry: r.fields.Retry, Type: r.fields.Type, Data: r.data, Message: &r.message}, r.skip
 	defer func() {
 		r.data, r.newLine, r.outline, r.skip = r.data[:0], false, nil, false
 		r.fields.Reset()

@@ -1,7 +1,6 @@
 package streamable
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -9,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
 // A Writer sends messages to a client: one JSON message or, once another message precedes
@@ -85,31 +82,10 @@ func (w *Writer) Event(e *Event) bool {
 }
 
 func (w *Writer) writeEvent(e *Event) {
-	w.write(e.head())
-	w.write(oneLine(e.Data))
-	w.write([]byte("\n\n"))
+	for _, piece := range e.Buffers(e.Data) {
+		w.write(piece)
+	}
 	w.flush()
-}
-
-// head returns the lines before the data, and the beginning of that.
-func (e *Event) head() []byte {
-	var head []byte
-	if e.ID != "" {
-		head = append(append(append(head, "id: "...), e.ID...), '\n')
-	}
-	if e.Retry != "" {
-		head = append(append(append(head, "retry: "...), e.Retry...), '\n')
-	}
-	return append(head, "data: "...)
-}
-
-// oneLine returns a part of a JSON text without line breaks, which stand between tokens
-// only.
-func oneLine(p []byte) []byte {
-	if bytes.IndexByte(p, '\n') < 0 && bytes.IndexByte(p, '\r') < 0 {
-		return p
-	}
-	return jsonspan.AppendLine(nil, p)
 }
 
 // Answer sends the answer: as the whole response, or as an event if others precede it.
@@ -163,7 +139,7 @@ func (l *largeAnswer) Close() error {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	if l.w.stream {
-		l.w.write([]byte("\n\n"))
+		l.w.write(eventEnd)
 	}
 	l.w.flush()
 	return l.w.err
@@ -173,7 +149,7 @@ func (l *largeAnswer) Close() error {
 func (w *Writer) KeepAlive() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.write([]byte(":\n\n"))
+	w.write(Comment)
 	w.flush()
 }
 

@@ -1,0 +1,108 @@
+package streamable
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+)
+
+// A Session is what the headers of each request of a client to a server have in common.
+// The zero value is that of a request that begins a session.
+type Session struct {
+	Era     mcp.Era
+	Version string // of the protocol, once it is negotiated
+	ID      string // empty if the server keeps no sessions
+}
+
+// Sign gives a POST or DELETE the headers of the session, in place of those that another
+// client has given it. The headers that repeat parts of a message are up to
+// [mcp.SetModern].
+func (s Session) Sign(header http.Header) {
+	for _, name := range [...]string{mcp.SessionHeader, mcp.VersionHeader, "Accept-Encoding", "Content-Encoding", lastEventID, "Upgrade"} {
+		delete(header, name)
+	}
+	if s.Era == mcp.Legacy {
+		mcp.ClearModern(header)
+	}
+	header.Set("Accept", "application/json, text/event-stream")
+	if s.Version != "" {
+		header.Set(mcp.VersionHeader, s.Version)
+	}
+	if s.ID != "" {
+		header.Set(mcp.SessionHeader, s.ID)
+	}
+}
+
+// SignGET gives a GET the headers of the session. It resumes the stream after the event
+// with this id, if there is one.
+func (s Session) SignGET(header http.Header, after string) {
+	s.Sign(header)
+	header.Set("Accept", "text/event-stream")
+	if after != "" {
+		header.Set(lastEventID, after)
+	}
+}
+
+const lastEventID = "Last-Event-Id"
+
+// ReadResponse reads a response to its end. It returns why the response broke off, or what
+// is wrong with it.
+func (r *Reader) ReadResponse(res *http.Response) error {
+	defer res.Body.Close()
+	r.header = res.Header
+	r.WriteHeader(res.StatusCode)
+	if r.unwanted {
+		return nil
+	}
+	if _, err := io.Copy(r, res.Body); err != nil {
+		return err
+	}
+	return r.Close()
+}
+
+// A Position is how far a stream of events has been read. It outlives the connections that
+// the stream comes over. The zero value is the beginning of a stream.
+type Position struct {
+	ID       string // of the last event that has one
+	Attempts int    // to resume the stream since the last event
+
+	retry time.Duration // as the server wants it
+}
+
+// advance notes that an event was read.
+func (p *Position) advance(f *sse.Fields) {
+	p.Attempts = 0
+	if f.HasID {
+		p.ID = f.ID
+	}
+	if ms, err := strconv.ParseUint(f.Retry, 10, 31); err == nil {
+		p.retry = min(time.Duration(ms)*time.Millisecond, maxPause)
+	}
+}
+
+// maxPause is the longest pause before a stream is resumed.
+const maxPause = 30 * time.Second
+
+// pause returns how long to wait before the next attempt.
+func (p *Position) pause() time.Duration {
+	return max(p.retry, min(250*time.Millisecond<<min(p.Attempts, 16), maxPause))
+}
+
+// Wait waits until the stream may be resumed: for as long as the server says, and longer
+// after each attempt in vain. It reports whether ctx allowed it to.
+func (p *Position) Wait(ctx context.Context) bool {
+	timer := time.NewTimer(p.pause())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		p.Attempts++
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

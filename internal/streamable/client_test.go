@@ -1,0 +1,132 @@
+package streamable
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+func TestSessionHeaders(t *testing.T) {
+	inherited := func() http.Header {
+		return http.Header{"Mcp-Session-Id": {"another"}, "Mcp-Protocol-Version": {"2024-11-05"}, "Mcp-Method": {"x"}, "Mcp-Param-A": {"x"},
+			"Accept-Encoding": {"gzip"}, "Last-Event-Id": {"7"}, "Upgrade": {"h2c"}, "X-Kept": {"x"}}
+	}
+	tests := []struct {
+		name    string
+		session Session
+		want    map[string]string
+	}{
+		{"before initialize", Session{}, map[string]string{"Mcp-Session-Id": "", "Mcp-Protocol-Version": "", "Mcp-Method": "", "Mcp-Param-A": ""}},
+		{"a legacy session", Session{Version: "2025-11-25", ID: "s"}, map[string]string{"Mcp-Session-Id": "s", "Mcp-Protocol-Version": "2025-11-25", "Mcp-Method": ""}},
+		{"the modern era", Session{Era: mcp.Modern, Version: mcp.Stateless}, map[string]string{"Mcp-Session-Id": "", "Mcp-Protocol-Version": mcp.Stateless, "Mcp-Method": "x", "Mcp-Param-A": "x"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			header := inherited()
+			tt.session.Sign(header)
+			tt.want["Accept"], tt.want["X-Kept"] = "application/json, text/event-stream", "x"
+			for _, name := range []string{"Accept-Encoding", "Last-Event-Id", "Upgrade"} {
+				tt.want[name] = ""
+			}
+			for name, want := range tt.want {
+				if got := header.Get(name); got != want {
+					t.Errorf("%s: got %q, want %q", name, got, want)
+				}
+			}
+		})
+	}
+	for _, after := range []string{"", "e7"} {
+		header := inherited()
+		Session{ID: "s"}.SignGET(header, after)
+		if header.Get("Accept") != "text/event-stream" || header.Get("Mcp-Session-Id") != "s" || header.Get("Last-Event-ID") != after {
+			t.Errorf("GET after %q has %v", after, header)
+		}
+	}
+}
+
+// response returns a stream of events.
+func response(body io.Reader) *http.Response {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(body)}
+}
+
+func TestPositionFollowsAStream(t *testing.T) {
+	const message = "data: {\"method\":\"n\"}\n\n"
+	tests := []struct {
+		name, stream, want string
+		retry              time.Duration
+	}{
+		{"the last id of an event counts", "\uFEFFid: 1\nid: 2\nretry: 10\n" + message, "2", 10 * time.Millisecond},
+		{"an event without an id keeps it", "id: 1\n\n" + message, "1", 0},
+		{"an id without data counts", "id: 1\n" + message + "id: 2\ndata:\n\n", "2", 0},
+		{"an id of an event that is not a message counts", "id: 1\n" + message + "id: 2\nevent: other\ndata: x\n\n", "2", 0},
+		{"an empty id forgets it", "id: 1\n" + message + "id\n\n", "", 0},
+		{"an id with control characters does not count", "id: 1\n" + message + "id: \x00\n" + message, "1", 0},
+		{"an id that is too long does not count", "id: 1\n" + message + "id: " + strings.Repeat("x", 8<<10) + "\n" + message, "1", 0},
+		{"an event that is cut does not count", "id: 1\n" + message + "id: 2\ndata: {", "1", 0},
+		{"a retry that is not a number does not count", "retry: 10\n\nretry: soon\n\n", "", 10 * time.Millisecond},
+		{"a long retry is shortened", "retry: 2000000000\n\n", "", maxPause},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			at := Position{Attempts: 3}
+			r := Reader{Position: &at, OnMessage: func(*Event) error { return nil }}
+			if err := r.ReadResponse(response(iotest.OneByteReader(strings.NewReader(tt.stream)))); err != nil {
+				t.Fatal(err)
+			}
+			if at.ID != tt.want || at.retry != tt.retry || at.Attempts != 0 {
+				t.Errorf("got %+v, want id %q, retry %s, no attempts", at, tt.want, tt.retry)
+			}
+		})
+	}
+}
+
+func TestPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var at Position
+		for _, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second} {
+			began := time.Now()
+			if !at.Wait(t.Context()) || time.Since(began) != want {
+				t.Errorf("waited for %s, want %s", time.Since(began), want)
+			}
+		}
+		at.Attempts = 1000
+		if at.pause() != maxPause {
+			t.Errorf("pauses grow to %s", at.pause())
+		}
+		at = Position{retry: 7 * time.Second}
+		if at.pause() != at.retry {
+			t.Errorf("the server wants %s, got %s", at.retry, at.pause())
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if at.Wait(ctx) {
+			t.Error("it waited for a context that is done")
+		}
+	})
+}
+
+func TestReadResponse(t *testing.T) {
+	var got []string
+	r := Reader{OnMessage: func(e *Event) error { got = append(got, e.Type+string(e.Data)); return nil }}
+	broken := io.MultiReader(strings.NewReader("event: message\ndata: {}\n\ndata: {}"), iotest.ErrReader(io.ErrUnexpectedEOF))
+	if err := r.ReadResponse(response(broken)); err != io.ErrUnexpectedEOF {
+		t.Errorf("got %v", err)
+	}
+	if len(got) != 1 || got[0] != "message{}" {
+		t.Errorf("got %q", got)
+	}
+	if r.Fault("a") != nil {
+		t.Error("that a response breaks off is not a fault of its content")
+	}
+	r = Reader{OnHeader: func(status int) bool { return status != http.StatusOK }}
+	if err := r.ReadResponse(response(iotest.ErrReader(io.ErrUnexpectedEOF))); err != nil {
+		t.Errorf("a body that is not wanted was read: %v", err)
+	}
+}
