@@ -3,6 +3,7 @@ package jsonrpc
 import (
 	"net/http"
 	"strconv"
+	"strings"
 )
 
 // The codes of JSON-RPC itself.
@@ -32,6 +33,9 @@ type Failure struct {
 	Code    int    // of the JSON-RPC error
 	Message string // for people
 	Data    FailureData
+
+	// Allow is the header of that name in the HTTP response, for status 405.
+	Allow string
 }
 
 // FailureData is what programs can rely on.
@@ -164,9 +168,11 @@ func UnsupportedCharset() *Failure {
 	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests in another charset than utf-8 are not accepted; see the charset of Content-Type")
 }
 
-// MethodNotAllowed says that an HTTP method has no meaning here.
-func MethodNotAllowed() *Failure {
-	return failure(http.StatusMethodNotAllowed, CodeInvalidRequest, "invalid_request", "the HTTP method is not allowed here")
+// MethodNotAllowed says that an HTTP method has no meaning here, and which methods have.
+func MethodNotAllowed(allow ...string) *Failure {
+	f := failure(http.StatusMethodNotAllowed, CodeInvalidRequest, "invalid_request", "the HTTP method is not allowed here")
+	f.Allow = strings.Join(allow, ", ")
+	return f
 }
 
 // ForbiddenOrigin says that web pages of the request's origin may not use this

@@ -62,12 +62,13 @@ func (w *Writer) begin() bool {
 	return true
 }
 
-// Begin begins an event stream before there is an event to send.
+// Begin begins an event stream before there is an event to send, if the client accepts one.
 func (w *Writer) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.begin()
-	w.flush()
+	if w.begin() {
+		w.flush()
+	}
 }
 
 // Event sends an event. It reports whether that succeeded.

@@ -210,9 +210,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	var answer reply
 	switch r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:] {
 	case "rpc":
-		answer = h.serve(rpcDoor, r)
+		answer = h.serve(rpcEndpoint, r)
 	case "mcp":
-		answer = h.serve(mcpDoor, r)
+		answer = h.serve(mcpEndpoint, r)
 	case "health":
 		answer = h.serveHealth(r)
 	default:
@@ -225,9 +225,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // serveHealth answers GET …/health.
 func (h *Handler) serveHealth(r *http.Request) reply {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		refused := refuse(jsonrpc.MethodNotAllowed())
-		refused.allow = "GET, HEAD"
-		return refused
+		return refuse(jsonrpc.MethodNotAllowed(http.MethodGet, http.MethodHead))
 	}
 	return reply{status: http.StatusOK, body: jsonrpc.Encode(h.health())}
 }

@@ -34,7 +34,7 @@ const instructions = "Call prune_text before long code, logs or docs go into the
 
 // initialize shakes hands with a client of the legacy era. There is no session: each
 // request could be the first.
-func (x *exchange) initialize() []byte {
+func (x *request) initialize() []byte {
 	return jsonrpc.Encode(struct {
 		ProtocolVersion string       `json:"protocolVersion"`
 		Capabilities    capabilities `json:"capabilities"`
@@ -56,7 +56,7 @@ type caching struct {
 var forAll = caching{TTL: int(time.Hour / time.Millisecond), Scope: "public"}
 
 // discover tells clients of the modern era who we are.
-func (x *exchange) discover() []byte {
+func (x *request) discover() []byte {
 	versions := mcp.Versions()
 	slices.Reverse(versions)
 	return jsonrpc.Encode(struct {
@@ -68,7 +68,7 @@ func (x *exchange) discover() []byte {
 }
 
 // list returns the result of a list: items are JSON, and all there are.
-func (x *exchange) list(kind string, items []byte) []byte {
+func (x *request) list(kind string, items []byte) []byte {
 	result := slices.Concat([]byte(`{"`+kind+`":[`), items, []byte(`]`))
 	if x.era == mcp.Modern {
 		result = append(append(result, ','), jsonrpc.Encode(forAll)[1:]...)

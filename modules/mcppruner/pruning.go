@@ -49,7 +49,7 @@ func parsePrune(arguments *object) (r *prune.Request, chars int, err error) {
 }
 
 // prune answers prune_text.
-func (x *exchange) prune(arguments *object) reply {
+func (x *request) prune(arguments *object) reply {
 	r, chars, err := parsePrune(arguments)
 	if err != nil {
 		return x.wrong(err.Error())

@@ -71,7 +71,7 @@ func (o *object) line(name string) int {
 }
 
 // recover returns lines of an original.
-func (x *exchange) recover(arguments *object) reply {
+func (x *request) recover(arguments *object) reply {
 	r, err := parseRecovery(arguments)
 	if err != nil {
 		return x.wrong(err.Error())

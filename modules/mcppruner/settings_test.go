@@ -132,7 +132,7 @@ func TestScoredIsKept(t *testing.T) { // P73
 func TestAccessLogTellsNothingOfTheText(t *testing.T) {
 	r := &prune.Request{Text: "secret", Goal: "secret", Source: prune.Docs}
 	result := prune.Raw(r, prune.InputTooLarge)
-	x := new(exchange)
+	x := new(request)
 	tool := "prune_text"
 	x.tool.Store(&tool)
 	x.pruned.Store(&pruning{request: r, result: result, scoring: scoring{backend: "heuristic"}})

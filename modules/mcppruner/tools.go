@@ -103,7 +103,7 @@ const healthTool = `{"name":"health",` +
 	`"annotations":{"title":"Health of the pruner","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`
 
 // call calls a tool.
-func (x *exchange) call() reply {
+func (x *request) call() reply {
 	if x.message.Kind(jsonrpc.Name) != jsonspan.String {
 		return x.wrong("name: it is missing, or no string")
 	}
@@ -134,13 +134,13 @@ func (x *exchange) call() reply {
 }
 
 // wrong says what is wrong with the parameters of a call.
-func (x *exchange) wrong(message string) reply {
+func (x *request) wrong(message string) reply {
 	return x.fail(jsonrpc.InvalidParams(message).AsAnswer())
 }
 
 // tell answers a call with an object, given as JSON: as a text, as all clients know
 // it, and as it is.
-func (x *exchange) tell(object []byte) reply {
+func (x *request) tell(object []byte) reply {
 	return x.answer(slices.Concat([]byte(`{"content":[{"type":"text","text":`), jsonrpc.Encode(string(object)),
 		[]byte(`}],"structuredContent":`), object, []byte("}")))
 }

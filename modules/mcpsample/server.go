@@ -8,13 +8,11 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
@@ -55,12 +53,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusBadRequest, answer)
 	case answer == nil:
 		w.WriteHeader(http.StatusAccepted)
-	case acceptsEvents(r.Header):
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.Header().Set("Cache-Control", "no-cache")
-		_, _ = w.Write(sse.AppendEvent(nil, answer))
 	default:
-		writeJSON(w, http.StatusOK, answer)
+		out := streamable.NewWriter(w, r.Header)
+		out.Begin()
+		out.Answer(http.StatusOK, &streamable.Event{Type: "message", Data: answer})
 	}
 }
 
@@ -167,21 +163,8 @@ func (s *Server) callTool(name string, arguments json.RawMessage) (any, *failure
 	return result, nil
 }
 
-func acceptsEvents(header http.Header) bool {
-	for accepted := range strings.SplitSeq(strings.Join(header.Values("Accept"), ","), ",") {
-		mediaType, _, _ := strings.Cut(accepted, ";")
-		if strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream") {
-			return true
-		}
-	}
-	return false
-}
-
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	streamable.NewWriter(w, nil).Answer(status, &streamable.Event{Data: body})
 }
 
 // Interface guard

@@ -1,0 +1,205 @@
+package mcppruner
+
+import (
+	"bytes"
+	"net/http"
+	"slices"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+)
+
+// An endpoint is a path that the pruner answers at.
+type endpoint uint8
+
+const (
+	rpcEndpoint endpoint = iota // a POST of one JSON-RPC message
+	mcpEndpoint                 // Streamable HTTP
+)
+
+// A request is a request to the pruner and its answer.
+type request struct {
+	handler  *Handler
+	endpoint endpoint
+	r        *http.Request
+	message  jsonrpc.Message
+	era      mcp.Era
+	logged   bool // a handler in front of this one logs what is called
+
+	// For the access log, which may be written while the call still goes on.
+	tool   atomic.Pointer[string]
+	pruned atomic.Pointer[pruning]
+}
+
+// A reply is the response to a request.
+type reply struct {
+	status int
+	allow  string // the header, if any
+	body   []byte // JSON, or none
+}
+
+func (a reply) write(w http.ResponseWriter) {
+	if a.allow != "" {
+		w.Header().Set("Allow", a.allow)
+	}
+	if a.body == nil {
+		w.WriteHeader(a.status)
+		return
+	}
+	streamable.NewWriter(w, nil).Answer(a.status, &streamable.Event{Data: a.body})
+}
+
+// refuse answers an HTTP request that carries no message.
+func refuse(failure *jsonrpc.Failure) reply {
+	return reply{status: failure.Status, allow: failure.Allow, body: failure.Append(nil, nil)}
+}
+
+// serve answers a request at one of the endpoints.
+func (h *Handler) serve(at endpoint, r *http.Request) reply {
+	x := &request{handler: h, endpoint: at, r: r}
+	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if repl != nil {
+		_, x.logged = repl.GetString("http.mcp.method")
+	}
+	telemetry.JoinAccessLog(r, x)
+	if !behindGateway(repl) {
+		if failure := h.origins.Admit(r); failure != nil {
+			return refuse(failure)
+		}
+	}
+	if r.Method != http.MethodPost {
+		return refuse(jsonrpc.MethodNotAllowed(http.MethodPost))
+	}
+	body, failure := streamable.ReadBody(r, h.requestLimit)
+	if failure != nil {
+		return refuse(failure)
+	}
+	return x.post(body)
+}
+
+// behindGateway reports whether a gateway has admitted the request. Masks set the other
+// placeholders of calls as well, but only a gateway sets this one.
+func behindGateway(repl *caddy.Replacer) bool {
+	if repl == nil {
+		return false
+	}
+	_, set := repl.GetString("http.mcp.request_id")
+	return set
+}
+
+// post answers a message.
+func (x *request) post(body []byte) reply {
+	m := &x.message
+	if failure := m.ReadRequest(body); failure != nil {
+		return x.fail(failure)
+	}
+	asked, failure := streamable.Inspect(x.r, m)
+	x.era = asked.Era
+	switch {
+	case failure != nil:
+		return x.fail(failure)
+	case asked.Kind == streamable.Answer && x.endpoint == rpcEndpoint:
+		return x.fail(jsonrpc.InvalidRequest("the message is not a request"))
+	case !m.IsRequest():
+		return reply{status: http.StatusAccepted} // the pruner needs no notifications, and asks nothing
+	case x.era == mcp.Modern:
+		return x.postModern()
+	}
+	switch method := m.Text(jsonrpc.Method); method {
+	case "initialize":
+		return x.answer(x.initialize())
+	case "notifications/initialized", "ping": // some clients give the former an id
+		return x.answer([]byte("{}"))
+	default:
+		return x.either(method)
+	}
+}
+
+// postModern answers a request of the modern era.
+func (x *request) postModern() reply {
+	if failure := streamable.CheckVersion(&x.message); failure != nil {
+		return x.fail(failure)
+	}
+	switch method := x.message.Text(jsonrpc.Method); method {
+	case "server/discover":
+		return x.answer(x.discover())
+	default:
+		return x.either(method)
+	}
+}
+
+// either answers a request that both eras have.
+func (x *request) either(method string) reply {
+	switch method {
+	case "tools/list":
+		return x.answer(x.list("tools", toolList))
+	case "tools/call":
+		return x.call()
+	case "resources/list": // some clients ask for these whatever the server's capabilities
+		return x.answer(x.list("resources", nil))
+	case "resources/templates/list":
+		return x.answer(x.list("resourceTemplates", nil))
+	case "prompts/list":
+		return x.answer(x.list("prompts", nil))
+	case "health":
+		return x.answer(jsonrpc.Encode(x.handler.health()))
+	}
+	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
+	if x.era == mcp.Legacy {
+		failure = failure.AsAnswer()
+	}
+	return x.fail(failure)
+}
+
+// answer answers the request with a result.
+func (x *request) answer(result []byte) reply {
+	if x.era == mcp.Modern {
+		var signed bytes.Buffer
+		_ = jsonspan.Splice(&signed, result, []jsonspan.Edit{jsonspan.Insert(result, signature)}) // to memory
+		result = signed.Bytes()
+	}
+	return reply{status: http.StatusOK, body: jsonrpc.Answer(x.message.Literal(jsonrpc.ID), result)}
+}
+
+// fail answers the request with an error. At the rpc endpoint its status is 200, except for
+// a body that is not JSON. A gateway may send requests of Streamable HTTP there as well,
+// with the headers of that.
+func (x *request) fail(failure *jsonrpc.Failure) reply {
+	hasStatus := x.endpoint == mcpEndpoint || x.era == mcp.Modern && x.r.Header.Get(mcp.VersionHeader) != ""
+	if !hasStatus && failure.Code != jsonrpc.CodeParseError {
+		failure = failure.AsAnswer()
+	}
+	return reply{status: failure.Status, body: failure.Append(nil, x.message.Literal(jsonrpc.ID))}
+}
+
+// failWith answers the request with one of the pruner's own errors.
+func (x *request) failWith(code int, symbol string, data any) reply {
+	failure := jsonrpc.Encode(struct {
+		Code    int    `json:"code"`
+		Message string `json:"message"`
+		Data    any    `json:"data"`
+	}{code, symbol, data})
+	body := slices.Concat([]byte(`{"jsonrpc":"2.0","id":`), x.message.Literal(jsonrpc.ID), []byte(`,"error":`), failure, []byte("}"))
+	return reply{status: http.StatusOK, body: body}
+}
+
+// MarshalLogObject adds the tool and the effect of a pruning to the access log.
+func (x *request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	if tool := x.tool.Load(); tool != nil && !x.logged {
+		enc.AddString("mcp_tool", *tool)
+	}
+	if pruned := x.pruned.Load(); pruned != nil {
+		return pruned.MarshalLogObject(enc)
+	}
+	return nil
+}
+
+// Interface guard
+var _ zapcore.ObjectMarshaler = (*request)(nil)
