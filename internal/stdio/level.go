@@ -21,23 +21,23 @@ const usualLevel = "info"
 const setLevelMethod = "logging/setLevel"
 
 // setLevel sets the log level of a client of a shared child.
-func (x *exchange) setLevel(c *child) (*http.Response, error) {
-	id, level := x.m.Literal(jsonrpc.ID), x.m.Text(jsonrpc.Level)
+func (rt *roundTrip) setLevel(c *child) (*http.Response, error) {
+	id, level := rt.m.Literal(jsonrpc.ID), rt.m.Text(jsonrpc.Level)
 	switch {
-	case x.session == nil:
-		return respond(x.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidRequest, "several clients share this server: a log level needs a session")), nil
+	case rt.session == nil:
+		return respond(rt.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidRequest, "several clients share this server: a log level needs a session")), nil
 	case !slices.Contains(mcp.LogLevels, level):
-		return respond(x.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidParams, "level: it is none of "+strings.Join(mcp.LogLevels, ", "))), nil
+		return respond(rt.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidParams, "level: it is none of "+strings.Join(mcp.LogLevels, ", "))), nil
 	}
-	x.session.setLevel(level)
-	answer, err := c.tellLevel(x.req.Context())
+	rt.session.setLevel(level)
+	answer, err := c.tellLevel(rt.req.Context())
 	if err != nil {
 		return nil, err
 	}
 	if answer == nil { // it knows
-		return respond(x.req, http.StatusOK, jsonrpc.Answer(id, []byte("{}"))), nil
+		return respond(rt.req, http.StatusOK, jsonrpc.Answer(id, []byte("{}"))), nil
 	}
-	return respond(x.req, http.StatusOK, replaced(answer, id, jsonrpc.ID)), nil
+	return respond(rt.req, http.StatusOK, replaced(answer, id, jsonrpc.ID)), nil
 }
 
 // tellLevel tells a child the log level that its clients want together. It returns its

@@ -108,10 +108,10 @@ func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !p.enter(req.URL.Host) {
 		return nil, errStopped
 	}
-	x := &exchange{pool: p, req: req, version: req.Header.Get(mcp.VersionHeader)}
-	res, err := x.serve()
+	rt := &roundTrip{pool: p, req: req}
+	res, err := rt.serve()
 	if err != nil || res.Body == http.NoBody || res.ContentLength >= 0 {
-		x.done()
+		rt.done()
 	}
 	return res, err
 }

@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // respond makes a response with a JSON body, or none.
@@ -44,19 +45,15 @@ func respondStream(req *http.Request, s *stream) *http.Response {
 	return res
 }
 
-// keepAlive is how long a stream is silent at most. Whoever stands between us and
-// the client may cut connections on which nothing happens.
-const keepAlive = 15 * time.Second
-
 // A stream is an event stream of what comes into an inbox. Each message is one
 // event.
 type stream struct {
 	request  context.Context
 	ctx      context.Context // done when the request is, or the stream is stopped
 	inbox    *inbox
-	buf      []byte    // of an event that has not been read to its end
-	question *question // that the event asks, if it does
-	last     bool      // buf is the end
+	buf      net.Buffers // of an event that has not been read to its end
+	question *question   // that the event asks, if it does
+	last     bool        // buf is the end
 	stop     context.CancelFunc
 	closed   func() // is called once when the response has ended
 }
@@ -76,8 +73,7 @@ func (s *stream) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n := copy(p, s.buf)
-	s.buf = s.buf[n:]
+	n, _ := s.buf.Read(p) // io.EOF is the end of the event only
 	return n, nil
 }
 
@@ -92,12 +88,12 @@ func (s *stream) next() error {
 	}
 	l, ok, last := s.inbox.take()
 	if !ok && !last {
-		timer := time.NewTimer(keepAlive)
+		timer := time.NewTimer(streamable.KeepAlive)
 		defer timer.Stop()
 		select {
 		case <-s.inbox.more:
 		case <-timer.C:
-			s.buf, s.question = []byte(": keep-alive\n\n"), nil
+			s.buf, s.question = net.Buffers{streamable.Comment}, nil
 		case <-s.ctx.Done():
 		}
 		return nil
@@ -111,7 +107,8 @@ func (s *stream) next() error {
 
 // load makes a message what is read next.
 func (s *stream) load(l letter) {
-	s.buf, s.question = sse.AppendEvent(nil, l.message), l.question
+	event := streamable.Event{Type: "message"}
+	s.buf, s.question = event.Buffers(l.message), l.question
 }
 
 // Close implements io.Closer.

@@ -24,12 +24,12 @@ type Writer struct {
 
 // NewWriter returns a Writer of the response to a request with this header.
 func NewWriter(w http.ResponseWriter, request http.Header) *Writer {
-	return &Writer{w: w, accepts: acceptsStream(request)}
+	return &Writer{w: w, accepts: AcceptsStream(request)}
 }
 
-// acceptsStream reports whether a client names event streams in Accept. One that accepts
+// AcceptsStream reports whether a client names event streams in Accept. One that accepts
 // just anything was not made for them, and gets JSON.
-func acceptsStream(header http.Header) bool {
+func AcceptsStream(header http.Header) bool {
 	for _, line := range header["Accept"] {
 		for accepted := range strings.SplitSeq(line, ",") {
 			mediaType, _, _ := strings.Cut(accepted, ";")

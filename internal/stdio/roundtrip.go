@@ -1,0 +1,455 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
+)
+
+// A roundTrip is one HTTP request and its response.
+type roundTrip struct {
+	pool    *Pool
+	req     *http.Request
+	era     mcp.Era
+	m       jsonrpc.Message // of a POST
+	session *session
+}
+
+// done is called at the end of the response.
+func (rt *roundTrip) done() {
+	if rt.session != nil {
+		rt.session.release()
+	}
+	rt.pool.leave(rt.req.URL.Host)
+}
+
+func (rt *roundTrip) serve() (*http.Response, error) {
+	if rt.req.Method == http.MethodPost {
+		if failure, err := rt.read(); err != nil || failure != nil {
+			return rt.fail(failure), err
+		}
+	}
+	asked, failure := streamable.Inspect(rt.req, &rt.m)
+	if failure != nil {
+		return rt.fail(failure), nil
+	}
+	rt.era = asked.Era
+	if asked.Session != "" {
+		if rt.session = rt.pool.session(asked.Session, rt.address(mcp.Legacy)); rt.session == nil {
+			return rt.fail(jsonrpc.UnknownSession()), nil
+		}
+	}
+	switch asked.Kind {
+	case streamable.Initialize:
+		return rt.initialize()
+	case streamable.Notification:
+		return rt.notify()
+	case streamable.Answer:
+		return rt.answer(), nil
+	case streamable.Listen:
+		return rt.listen(), nil
+	case streamable.End:
+		return rt.end(), nil
+	}
+	return rt.call()
+}
+
+// read reads the message of a POST.
+func (rt *roundTrip) read() (*jsonrpc.Failure, error) {
+	body, err := httpbody.ReadKept(rt.req, int64(rt.pool.config.MaxMessage))
+	if err != nil {
+		return nil, fmt.Errorf("read request: %w", err)
+	}
+	if len(body) > rt.pool.config.MaxMessage {
+		return jsonrpc.PayloadTooLarge(), nil
+	}
+	return rt.m.ReadRequest(body), nil
+}
+
+// fail answers with a failure. Without one there is no response.
+func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
+	if f == nil {
+		return nil
+	}
+	res := respond(rt.req, f.Status, f.Append(nil, rt.m.Literal(jsonrpc.ID)))
+	if f.Allow != "" {
+		res.Header.Set("Allow", f.Allow)
+	}
+	return res
+}
+
+func (rt *roundTrip) accepted() *http.Response { return respond(rt.req, http.StatusAccepted, nil) }
+
+func (rt *roundTrip) address(era mcp.Era) address { return address{rt.req.URL.Host, era} }
+
+// server returns the server of the session, or that at the address of the request.
+func (rt *roundTrip) server(era mcp.Era) (*server, error) {
+	if rt.session != nil && rt.session.server != nil {
+		return rt.session.server, nil
+	}
+	return rt.pool.server(rt.address(era))
+}
+
+// child returns the child to talk to. If there is none for the modern era, that for
+// the legacy era is asked: it does not mind what more a request has to say.
+func (rt *roundTrip) child() (*child, error) {
+	c, err := rt.ready(rt.era)
+	if errors.Is(err, errLegacyOnly) || errors.Is(err, errAskLegacy) {
+		c, err = rt.ready(mcp.Legacy)
+	}
+	return c, err
+}
+
+func (rt *roundTrip) ready(era mcp.Era) (*child, error) {
+	s, err := rt.server(era)
+	if err != nil {
+		return nil, err
+	}
+	return s.ready(rt.req.Context())
+}
+
+// initialize begins a session. The child has been initialized already or is now.
+func (rt *roundTrip) initialize() (*http.Response, error) {
+	const longestHello = 17 << 10 // 16 KiB, as where servers are one, and what is added there
+	if len(rt.m.Literal(jsonrpc.Params)) > longestHello {
+		return rt.fail(jsonrpc.PayloadTooLarge()), nil
+	}
+	if !rt.pool.serves(rt.req.URL.Host) {
+		return nil, errStopped
+	}
+	session, err := rt.open()
+	if err != nil {
+		return nil, err
+	}
+	if session == nil {
+		res := rt.fail(jsonrpc.TooManySessions())
+		res.Header.Set("Retry-After", "1")
+		return res, nil
+	}
+	rt.session = session
+	if s, err := rt.server(mcp.Legacy); err == nil && s.owner == nil && !rt.pool.config.SoleClient && session.canBeAsked(rootsList) {
+		s.sayRootsStay()
+	}
+	c, err := rt.child()
+	if err != nil {
+		rt.pool.end(session)
+		return nil, err
+	}
+	if c.hello.answer.Has(jsonrpc.ErrorCode) {
+		rt.pool.end(session)
+		return respond(rt.req, http.StatusOK, replaced(c.hello.answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)), nil
+	}
+	result := c.hello.answer.Literal(jsonrpc.Result)
+	if session.server == nil { // else the two have agreed already
+		at := c.hello.version
+		version := mcp.Negotiate(rt.m.Text(jsonrpc.Requested), string(jsonspan.AppendText(nil, at.Body(result))))
+		var edited bytes.Buffer
+		_ = jsonspan.Splice(&edited, result, []jsonspan.Edit{{Start: at.Start, End: at.End, New: jsonrpc.Quote(version)}})
+		result = edited.Bytes()
+	}
+	res := respond(rt.req, http.StatusOK, jsonrpc.Answer(rt.m.Literal(jsonrpc.ID), result))
+	res.Header.Set(mcp.SessionHeader, session.id)
+	return res, nil
+}
+
+// open begins a session, when it is its owner's turn. There is none if its owner has begun
+// too many of late, or if there is no room.
+func (rt *roundTrip) open() (*session, error) {
+	p, ctx := rt.pool, rt.req.Context()
+	owner := ownerOf(ctx)
+	if p.config.Isolation == PerSession {
+		if can, err := p.starts.wait(ctx, owner, min(startWait, p.config.StartTimeout)); !can {
+			return nil, err
+		}
+	}
+	return p.open(&rt.m, rt.address(mcp.Legacy), owner), nil
+}
+
+// answer takes the answer to a question of the server.
+func (rt *roundTrip) answer() *http.Response {
+	if rt.session == nil || !rt.m.IsAnswer() || !rt.session.answer(rt.req.Context(), &rt.m) {
+		return rt.fail(jsonrpc.InvalidRequest("this answers nothing that was asked"))
+	}
+	return rt.accepted()
+}
+
+// notify takes a notification. It starts nobody.
+func (rt *roundTrip) notify() (*http.Response, error) {
+	method := rt.m.Text(jsonrpc.Method)
+	if method == "notifications/initialized" { // the child has heard it
+		return rt.accepted(), nil
+	}
+	for _, c := range rt.children() {
+		switch {
+		case method == "notifications/cancelled":
+			rt.cancel(c)
+		case c.server.owner == nil && !rt.concerns(c, method):
+		default:
+			if err := c.send(rt.req.Context(), rt.m.Raw); err != nil && rt.req.Context().Err() != nil {
+				return nil, err
+			}
+		}
+	}
+	return rt.accepted(), nil
+}
+
+// concerns reports whether a notification of one of its clients is for a shared child:
+// not that the client has other roots, and of progress only with what it was asked.
+func (rt *roundTrip) concerns(c *child, method string) bool {
+	switch method {
+	case "notifications/roots/list_changed":
+		return rt.pool.config.SoleClient
+	case "notifications/progress":
+		return rt.session != nil && rt.session.awaits(c, rt.m.Literal(jsonrpc.Progress))
+	}
+	return true
+}
+
+// cancel ends the call that the client has cancelled, if it waits for this child.
+// Without a session nobody can say whose it is.
+func (rt *roundTrip) cancel(c *child) {
+	if rt.session == nil {
+		return
+	}
+	if call := c.called(rt.session, rt.m.Literal(jsonrpc.RequestID)); call != nil {
+		var params struct {
+			Reason string `json:"reason"`
+		}
+		_ = json.Unmarshal(rt.m.Literal(jsonrpc.Params), &params) // a reason need not be given
+		c.cancel(call, params.Reason)
+	}
+}
+
+// children returns the children that the client's calls may be with: its own, or
+// all of the server's name.
+func (rt *roundTrip) children() (children []*child) {
+	servers := rt.pool.named(rt.address(rt.era).name(), rt.era)
+	if rt.session != nil && rt.session.server != nil {
+		servers = []*server{rt.session.server}
+	}
+	for _, s := range servers {
+		children = append(children, s.working(rt.session)...)
+	}
+	if children == nil && rt.era == mcp.Modern { // a legacy child serves its clients
+		rt.era = mcp.Legacy
+		return rt.children()
+	}
+	return children
+}
+
+// call makes a request and waits for what comes of it first.
+func (rt *roundTrip) call() (*http.Response, error) {
+	c, err := rt.child()
+	if err != nil {
+		return nil, err
+	}
+	ctx := rt.req.Context()
+	if rt.era == mcp.Modern && rt.m.Is(jsonrpc.Method, "tools/call") {
+		failure, err := rt.checkParams(c)
+		if err != nil {
+			return nil, err
+		}
+		if failure != nil {
+			return rt.fail(failure), nil
+		}
+	}
+	if c.server.owner == nil && c.server.at.era == mcp.Legacy && rt.m.Is(jsonrpc.Method, setLevelMethod) {
+		return rt.setLevel(c)
+	}
+	done, failure := rt.subscribes(c.server)
+	if failure != nil {
+		return rt.fail(failure), nil
+	}
+	if done {
+		return respond(rt.req, http.StatusOK, jsonrpc.Answer(rt.m.Literal(jsonrpc.ID), []byte("{}"))), nil
+	}
+	call := &call{request: rt.m, session: rt.session}
+	switch err := c.begin(ctx, call); {
+	case errors.Is(err, errLent): // and another takes its place
+		return rt.call()
+	case err != nil:
+		return nil, err
+	}
+	l, last, err := rt.first(call)
+	if err != nil {
+		c.giveUp(call, err)
+		return nil, err
+	}
+	if last {
+		return rt.answered(call, l.message)
+	}
+	var st *stream
+	st = newStream(ctx, call.inbox, func() {
+		rt.pool.unlisten(st)
+		c.giveUp(call, context.Cause(ctx))
+		rt.done()
+	})
+	st.load(l)
+	if rt.m.Is(jsonrpc.Method, mcp.MethodListen) {
+		rt.pool.listen(st)
+	}
+	return respondStream(rt.req, st), nil
+}
+
+// first waits for the first message that the client takes: if it takes no event
+// stream, that is the answer.
+func (rt *roundTrip) first(call *call) (l letter, last bool, err error) {
+	ctx := rt.req.Context()
+	for {
+		select {
+		case <-call.inbox.more:
+		case <-ctx.Done():
+			return letter{}, false, context.Cause(ctx)
+		}
+		if l, _, last = call.inbox.take(); last || rt.takesStream() {
+			return l, last, nil
+		}
+		if l.question != nil {
+			call.session.refuse(l.question, "the client takes no event stream")
+		}
+	}
+}
+
+// takesStream reports whether the client accepts an event stream. Programs that send no
+// Accept at all do.
+func (rt *roundTrip) takesStream() bool {
+	accept := strings.Join(rt.req.Header["Accept"], ",")
+	return accept == "" || strings.Contains(accept, "*/*") || streamable.AcceptsStream(rt.req.Header)
+}
+
+// answered makes a response of an answer that nothing came before.
+func (rt *roundTrip) answered(call *call, answer []byte) (*http.Response, error) {
+	if answer == nil { // the client has cancelled it
+		return rt.accepted(), nil
+	}
+	if call.err != nil { // whoever forwards the request knows how to tell
+		return nil, call.err
+	}
+	status := http.StatusOK
+	if rt.era == mcp.Modern {
+		var m jsonrpc.Message
+		if m.Read(answer) == nil {
+			status = m.Status()
+		}
+	}
+	return respond(rt.req, status, answer), nil
+}
+
+// subscribes notes to which resources a client of a shared child subscribes. It
+// reports whether that is all: the child goes on telling of a resource for as long
+// as one of its clients wants it, whoever asks it not to.
+func (rt *roundTrip) subscribes(s *server) (done bool, failure *jsonrpc.Failure) {
+	uri := rt.m.Text(jsonrpc.URI)
+	switch rt.m.Text(jsonrpc.Method) {
+	case "resources/subscribe":
+		if rt.session != nil && !rt.session.subscribe(uri) {
+			return false, jsonrpc.TooManySubscriptions().AsAnswer()
+		}
+	case "resources/unsubscribe":
+		if rt.session != nil {
+			rt.session.unsubscribe(uri)
+		}
+		return s.wanted(uri), nil
+	}
+	return false, nil
+}
+
+// listen opens the stream of the session.
+func (rt *roundTrip) listen() *http.Response {
+	if rt.session == nil || !streamable.AcceptsStream(rt.req.Header) {
+		return rt.fail(jsonrpc.MethodNotAllowed("POST"))
+	}
+	var st *stream
+	st = newStream(rt.req.Context(), rt.session.mail, func() {
+		rt.pool.unlisten(st)
+		rt.session.leave(st)
+		rt.session.release()
+	})
+	st.buf = net.Buffers{streamable.Comment} // so that the header goes out
+	rt.session.listen(st)
+	rt.pool.listen(st)
+	rt.pool.leave(rt.req.URL.Host) // a pool that is idle has streams
+	return respondStream(rt.req, st)
+}
+
+// end ends the session.
+func (rt *roundTrip) end() *http.Response {
+	if rt.session == nil {
+		return rt.fail(jsonrpc.MethodNotAllowed("POST", "GET"))
+	}
+	rt.pool.end(rt.session)
+	return respond(rt.req, http.StatusNoContent, nil)
+}
+
+// checkParams checks that headers repeat the arguments that a tool wants in them. No
+// child has to say that its tools have changed, so nobody is refused by what was
+// known before.
+func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error) {
+	for _, fresh := range []bool{false, true} {
+		if fresh {
+			c.params.Store(nil)
+		}
+		headers, err := c.paramHeaders(rt.req.Context())
+		if err != nil {
+			return nil, err
+		}
+		if failure = headers.Check(rt.req.Header, &rt.m); failure == nil {
+			return nil, nil
+		}
+	}
+	return failure, nil
+}
+
+// paramHeaders returns which arguments of the child's tools are repeated in headers.
+func (c *child) paramHeaders(ctx context.Context) (mcp.ParamHeaders, error) {
+	if known := c.params.Load(); known != nil {
+		return *known, nil
+	}
+	headers := mcp.ParamHeaders{}
+	const maxPages = 1000
+	cursor := ""
+	for range maxPages {
+		answer, err := c.request(ctx, "tools/list", c.listParams(cursor))
+		if err != nil {
+			return nil, err
+		}
+		if cursor, err = headers.Add(answer.Literal(jsonrpc.Result)); err != nil || cursor == "" {
+			break // a server without a list has no such headers
+		}
+	}
+	c.params.Store(&headers)
+	return headers, nil
+}
+
+// listParams are the params of a list request.
+func (c *child) listParams(cursor string) []byte {
+	params := []byte("{")
+	if c.server.at.era == mcp.Modern {
+		params = append(params, modernMeta...)
+	}
+	if cursor != "" {
+		if len(params) > 1 {
+			params = append(params, ',')
+		}
+		params = append(append(params, `"cursor":`...), jsonrpc.Quote(cursor)...)
+	}
+	return append(params, '}')
+}
+
+// modernMeta is the member of the params of every request of the modern era.
+var modernMeta = `"_meta":` + string(mcp.RequestMeta([]byte(clientInfo), []byte("{}"), ""))
+
+// clientInfo is who a child is asked by, where that is none of the clients.
+var clientInfo = `{"name":"caddy-mcp-gateway","version":"` + version.Current() + `"}`
