@@ -310,8 +310,12 @@ func (m *Message) IsUnknownSession() bool {
 
 // Status returns the HTTP status of an answer in the modern era. In the legacy era it is
 // always 200.
-func (m *Message) Status() int {
-	switch m.ErrorNumber() {
+func (m *Message) Status() int { return StatusOf(m.ErrorNumber()) }
+
+// StatusOf returns the HTTP status of an answer in the stateless era, by the code of its error,
+// 0 for a result.
+func StatusOf(code int) int {
+	switch code {
 	case CodeMethodNotFound:
 		return http.StatusNotFound
 	case CodeInvalidParams, codeHeaderMismatch, codeMissingAbility, codeVersion:

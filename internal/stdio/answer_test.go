@@ -1,6 +1,9 @@
 package stdio
 
 import (
+	"fmt"
+	"io"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -81,4 +84,31 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 		c.call("ask", `{"method":"roots/list"}`)
 		changes.Wait()
 	})
+}
+
+// A large answer takes twice its size on its way to the client: what is read of a line whose
+// end is not known yet, and the line.
+func TestMemoryOfLargeAnswers(t *testing.T) {
+	const size = 32 << 20
+	for name, raw := range map[string]string{
+		"JSON":     "",
+		"an event": `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}` + "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPuppets(t, func(config *Config) { config.MaxMessage = 2 * size })
+			c := p.client().initialize("{}")
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			r := c.post(request(`"theirs"`, "fill", fmt.Sprintf(`{"code":%d,"raw":%s}`, size, quote(raw))))
+			n, err := io.Copy(io.Discard, r.Body)
+			runtime.ReadMemStats(&after)
+			r.Body.Close()
+			if err != nil || n < size {
+				t.Fatalf("got %d bytes, %v", n, err)
+			}
+			if times := float64(after.TotalAlloc-before.TotalAlloc) / size; times > 2.2 {
+				t.Errorf("it took %.1f times its size", times)
+			}
+		})
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -76,7 +75,7 @@ type call struct {
 // never the cause.
 func (call *call) fail(f *jsonrpc.Failure, cause error) {
 	call.err = fmt.Errorf("%w: %w", f, cause)
-	call.inbox.end(f.Append(nil, call.request.Literal(jsonrpc.ID)))
+	call.inbox.end(letter{message: frame{f.Append(nil, call.request.Literal(jsonrpc.ID))}})
 }
 
 const (
@@ -337,12 +336,14 @@ func (t *throttle) line(bytes int, now time.Time) (pass bool, left int) {
 	return true, left
 }
 
-// send queues a message for the child. It must not be changed any more.
+// send queues a message for the child. Its bytes must not change anymore.
 func (c *child) send(ctx context.Context, message []byte) error {
-	return c.sendFrame(ctx, newFrame(message, c.server.pool.config.Framing))
+	return c.sendEdited(ctx, message, nil)
 }
 
-func (c *child) sendFrame(ctx context.Context, f frame) error {
+// sendEdited queues a message with edits made.
+func (c *child) sendEdited(ctx context.Context, message []byte, edits []jsonspan.Edit) error {
+	f := spliced(message, edits, c.server.pool.config.Framing)
 	isLarge := f.len() > large
 	if isLarge {
 		select {
@@ -404,7 +405,7 @@ func (c *child) begin(ctx context.Context, call *call) error {
 	}
 	number := strconv.AppendUint(nil, call.id, 10)
 	edits := replacements(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)
-	if err := c.sendFrame(ctx, spliced(call.request.Raw, edits, c.server.pool.config.Framing)); err != nil {
+	if err := c.sendEdited(ctx, call.request.Raw, edits); err != nil {
 		c.forget(call)
 		c.abandon(call)
 		return err
@@ -571,7 +572,7 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 			return nil, call.err
 		}
 		answer := new(jsonrpc.Message)
-		if failure := answer.Read(l.message); failure != nil {
+		if failure := answer.Read(bytes.Join(l.message, nil)); failure != nil {
 			return nil, failure
 		}
 		return answer, nil
@@ -679,7 +680,7 @@ func (c *child) called(s *session, id []byte) *call {
 	return nil
 }
 
-// receive passes on a message of the child. The message is good until it returns.
+// receive passes on a message of the child, whose bytes never change.
 func (c *child) receive(m *jsonrpc.Message) {
 	switch {
 	case m.IsRequest():
@@ -709,7 +710,7 @@ func (c *child) answer(m *jsonrpc.Message) {
 		call.fail(jsonrpc.InvalidResponse(c.server.name), errNoise)
 		return
 	}
-	call.inbox.end(replaced(m, id, jsonrpc.ID, jsonrpc.ListenID))
+	call.inbox.end(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), code: m.ErrorNumber()})
 }
 
 // notify passes on a notification to whom it concerns.
@@ -757,7 +758,7 @@ func everybody(*session) bool { return true }
 // if they are given, gets the value that the second has in the client's request.
 func (c *child) deliver(call *call, m *jsonrpc.Message, fields ...jsonrpc.Field) {
 	if call != nil {
-		message := bytes.Clone(m.Raw)
+		message := frame{m.Raw}
 		if len(fields) == 2 {
 			message = replaced(m, call.request.Literal(fields[1]), fields[0])
 		}
@@ -768,13 +769,10 @@ func (c *child) deliver(call *call, m *jsonrpc.Message, fields ...jsonrpc.Field)
 	c.server.pool.observe.Dropped(c.server.name)
 }
 
-// replaced returns a message, in memory of its own, with a literal in the place of
-// those of the fields that it has.
-func replaced(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) []byte {
-	r := jsonspan.NewReader(m.Raw, replacements(m, literal, fields...))
-	out := make([]byte, r.Len())
-	_, _ = io.ReadFull(r, out)
-	return out
+// replaced returns a message with a literal in place of those of the fields that it has.
+// It shares the bytes of the message and of the literal.
+func replaced(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) frame {
+	return edited(m.Raw, replacements(m, literal, fields...))
 }
 
 // replacements returns the edits that put a literal in the place of those of the fields

@@ -13,19 +13,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Framing is how messages are told apart on a child's stdin. What it writes is
-// read in either way.
+// A Framing is how messages are separated on a child's stdin. Its stdout is read in either
+// framing.
 type Framing string
 
 const (
-	// Newline ends each message with a line feed, as MCP has it.
+	// Newline ends each message with a line feed, as in MCP.
 	Newline Framing = "newline"
-	// ContentLength puts a header with its length before each message, as LSP has it.
+	// ContentLength puts a header with its length before each message, as in LSP.
 	ContentLength Framing = "content-length"
 )
 
-// A frame is a message as it goes to a child, in pieces that are written one after the
-// other, so that a large one need not be put together.
+// A frame is a message in pieces, so that a large one is edited without a copy.
 type frame [][]byte
 
 func (f frame) len() (n int) {
@@ -35,19 +34,27 @@ func (f frame) len() (n int) {
 	return n
 }
 
-// newFrame returns the frame of a message that will not be changed.
-func newFrame(message []byte, framing Framing) frame { return spliced(message, nil, framing) }
+// edited returns a message with edits made. It shares the bytes of the message.
+func edited(message []byte, edits []jsonspan.Edit) frame {
+	return appendEdited(make(frame, 0, 2*len(edits)+1), message, edits)
+}
 
-// spliced returns the frame of a message with edits made. The bytes of the message are
-// shared, unless it has line breaks that must go.
-func spliced(message []byte, edits []jsonspan.Edit, framing Framing) frame {
-	f := make(frame, 1, 2*len(edits)+3)
+func appendEdited(f frame, message []byte, edits []jsonspan.Edit) frame {
 	at := 0
 	for _, e := range edits {
 		f = append(f, message[at:e.Start], e.New)
 		at = e.End
 	}
-	f = append(f, message[at:])
+	return append(f, message[at:])
+}
+
+// newFrame returns a message as it goes to a child. It shares the bytes of the message.
+func newFrame(message []byte, framing Framing) frame { return spliced(message, nil, framing) }
+
+// spliced returns a message with edits made, as it goes to a child. It shares the bytes of
+// the message, unless line breaks must go.
+func spliced(message []byte, edits []jsonspan.Edit, framing Framing) frame {
+	f := appendEdited(make(frame, 1, 2*len(edits)+3), message, edits)
 	if framing == ContentLength {
 		f[0] = fmt.Appendf(nil, "Content-Length: %d\r\n\r\n", f.len())
 		return f
@@ -62,42 +69,37 @@ func spliced(message []byte, edits []jsonspan.Edit, framing Framing) frame {
 
 var newline = []byte("\n")
 
-// A frameReader reads what a child writes.
+// A frameReader reads the messages that a child writes.
 type frameReader struct {
-	src     *bufio.Reader
-	max     int    // bytes of the longest message
-	message []byte // one that did not fit into src
-	byLine  bool   // the latest message was a line
-	lines   bool   // all messages are lines
+	src    *bufio.Reader
+	max    int  // bytes of the longest message
+	byLine bool // the latest message was a line
+	lines  bool // all messages are lines
 }
 
-// A lost message is one that is passed over. If it has an id, somebody waits: a call
-// for its answer, or the child for one if it was a request.
+// A lost message is one that is skipped. If it has an id, a call waits for it or, if it is
+// a request, the child waits for an answer.
 type lost struct {
 	id      []byte
 	request bool
 }
 
-// A tooLongError says that a message was passed over because of its length.
+// A tooLongError says that a message was skipped because of its length.
 type tooLongError struct{ lost }
 
 func (tooLongError) Error() string { return "message too long" }
 
-// errNoise says that a line is no message.
+// errNoise says that a line is not a message.
 var errNoise = errors.New("not a message")
 
 func newFrameReader(r io.Reader, maxMessage int) *frameReader {
 	return &frameReader{src: bufio.NewReaderSize(r, 64<<10), max: maxMessage}
 }
 
-// next returns the next message, good until the next call. With errNoise it
-// returns a line that is none, with a *tooLongError nothing; reading can go on after
-// both. Any other error is the end.
+// next returns the next message, in memory of its own. With errNoise it returns a line that
+// is not a message, with a *tooLongError nothing. Reading can go on after both. Any other
+// error is the end.
 func (r *frameReader) next() ([]byte, error) {
-	const sensible = 1 << 20 // what is kept between messages
-	if cap(r.message) > sensible {
-		r.message = nil
-	}
 	for {
 		line, err := r.line()
 		if err != nil && (err != io.EOF || len(line) == 0) {
@@ -109,7 +111,7 @@ func (r *frameReader) next() ([]byte, error) {
 		case len(line) == 0:
 			continue
 		case line[0] == '{' && len(line) > r.max:
-			return nil, r.skip(line, nil)
+			return nil, r.skip(nil, line)
 		case line[0] == '{':
 			return line, nil
 		}
@@ -121,16 +123,15 @@ func (r *frameReader) next() ([]byte, error) {
 	}
 }
 
-// byteOrderMark is what some programs begin their output with.
+// Some programs begin their output with a byte order mark.
 var byteOrderMark = []byte("\ufeff")
 
-// maxExcess is how many times the longest message one may have that is passed over by
-// its length. Beyond it, a header is text that somebody has printed: with it, all
-// answers to come would be passed over.
+// maxExcess is how many times the longest message a Content-Length may be. Beyond it, a
+// header is taken for text: skipping so much would skip all answers to come.
 const maxExcess = 4
 
-// settle says that the latest message was one of JSON-RPC. If it was a line, so are
-// those to come, and what looks like a header is none.
+// settle says that the latest message was valid. If it was a line, so are all later ones,
+// and text that looks like a header is not one.
 func (r *frameReader) settle() { r.lines = r.lines || r.byLine }
 
 // contentLength returns the length that a header states.
@@ -144,33 +145,28 @@ func contentLength(line []byte) (n int, ok bool) {
 	return n, strings.EqualFold(name, "Content-Length") && err == nil && n >= 0
 }
 
-// line reads up to the end of a line.
+// line reads up to the end of a line. The pieces of a long one are joined once, at its end:
+// a slice that grows would be copied over and over.
 func (r *frameReader) line() ([]byte, error) {
-	line, err := r.src.ReadSlice('\n')
+	piece, err := r.src.ReadSlice('\n')
 	if err != bufio.ErrBufferFull {
-		return line, err
+		return bytes.Clone(piece), err
 	}
-	r.message = r.message[:0]
-	for {
-		if cap(r.message)-len(r.message) < len(line) {
-			// append alone would copy a line of megabytes five times over.
-			r.message = slices.Grow(r.message, max(len(line), len(r.message)))
-		}
-		r.message = append(r.message, line...)
-		if err != bufio.ErrBufferFull {
-			return r.message, err
-		}
-		if len(r.message) > r.max {
-			return nil, r.skip(r.message, func() ([]byte, bool, error) {
+	var pieces [][]byte
+	size := 0
+	for ; err == bufio.ErrBufferFull; piece, err = r.src.ReadSlice('\n') {
+		pieces = append(pieces, bytes.Clone(piece))
+		if size += len(piece); size > r.max {
+			return nil, r.skip(func() ([]byte, bool, error) {
 				piece, err := r.src.ReadSlice('\n')
 				if err == bufio.ErrBufferFull {
 					return piece, true, nil
 				}
 				return piece, false, err
-			})
+			}, pieces...)
 		}
-		line, err = r.src.ReadSlice('\n')
 	}
+	return slices.Concat(append(pieces, piece)...), err
 }
 
 // body reads a message of a stated length, after the rest of its header.
@@ -185,28 +181,26 @@ func (r *frameReader) body(n int) ([]byte, error) {
 		}
 	}
 	if n > r.max {
-		return nil, r.skip(nil, func() ([]byte, bool, error) {
+		return nil, r.skip(func() ([]byte, bool, error) {
 			piece, err := r.src.Peek(min(n, r.src.Size()))
 			_, _ = r.src.Discard(len(piece))
 			n -= len(piece)
 			return piece, n > 0, err
 		})
 	}
-	if cap(r.message) < n {
-		r.message = make([]byte, n)
-	}
-	r.message = r.message[:n]
-	_, err := io.ReadFull(r.src, r.message)
-	return r.message, err
+	message := make([]byte, n)
+	_, err := io.ReadFull(r.src, message)
+	return message, err
 }
 
-// skip reads the rest of a message that is too long, to find out who waits for it.
-// Without next there is no rest.
-func (r *frameReader) skip(begin []byte, next func() (piece []byte, more bool, err error)) error {
+// skip reads the rest of a message that is too long, to find out its id. Without next there
+// is no rest.
+func (r *frameReader) skip(next func() (piece []byte, more bool, err error), begin ...[]byte) error {
 	skipped := new(tooLongError)
 	watcher := skipped.watch()
-	_, _ = watcher.Write(begin)
-	r.message = nil
+	for _, piece := range begin {
+		_, _ = watcher.Write(piece)
+	}
 	for more := next != nil; more; {
 		var piece []byte
 		var err error
@@ -221,7 +215,7 @@ func (r *frameReader) skip(begin []byte, next func() (piece []byte, more bool, e
 
 var idPaths = jsonspan.CompilePaths("id", "method")
 
-// watch finds out who waits for a message that passes by.
+// watch returns what to write the message to.
 func (l *lost) watch() *jsonspan.Watcher {
 	return idPaths.Watch(func(path int, _ jsonspan.Kind, literal []byte) {
 		if path == 0 {

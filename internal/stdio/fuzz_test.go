@@ -131,18 +131,19 @@ func FuzzReceive(f *testing.F) {
 					if !ok {
 						break
 					}
-					got := jsontest.Members(l.message)
-					if !json.Valid(l.message) {
-						t.Fatalf("%q reached a client as %q", line, l.message)
+					text := []byte(l.message.text())
+					got := jsontest.Members(text)
+					if !json.Valid(text) {
+						t.Fatalf("%q reached a client as %q", line, text)
 					}
 					if !last {
 						if !isCall || got["id"] != object["id"] {
-							t.Fatalf("%q reached a client as %q", line, l.message)
+							t.Fatalf("%q reached a client as %q", line, text)
 						}
 						continue
 					}
 					if isCall || answered[i] || object["id"] != fmt.Sprint(i+1) || got["id"] != own {
-						t.Fatalf("%q was taken for the answer to %s, as %q", line, own, l.message)
+						t.Fatalf("%q was taken for the answer to %s, as %q", line, own, text)
 					}
 					answered[i] = true
 					if !hasResult && !hasError {
@@ -151,7 +152,7 @@ func FuzzReceive(f *testing.F) {
 					delete(got, "id")
 					delete(object, "id")
 					if listen := `"io.modelcontextprotocol/subscriptionId"`; !maps.Equal(got, object) && !strings.Contains(string(line), listen) && !strings.Contains(string(line), `\u`) {
-						t.Fatalf("%q reached a client as %q", line, l.message)
+						t.Fatalf("%q reached a client as %q", line, text)
 					}
 				}
 				if wanted := !isCall && (hasResult || hasError) && object["id"] == fmt.Sprint(i+1); wanted && !answered[i] {

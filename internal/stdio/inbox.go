@@ -4,8 +4,9 @@ import "sync"
 
 // A letter is a message on its way to a client.
 type letter struct {
-	message  []byte
-	question *question // what it asks, if the server asks something
+	message  frame
+	code     int       // of the error that the message is; 0 for none
+	question *question // that the message asks; nil for none
 }
 
 // An inbox holds what a child has sent for a client until the client's response
@@ -28,7 +29,7 @@ func newInbox(limit int) *inbox { return &inbox{more: make(chan struct{}, 1), li
 func (b *inbox) put(l letter) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.size > 0 && b.size+len(l.message) > b.limit {
+	if b.closed || b.size > 0 && b.size+l.message.len() > b.limit {
 		return false
 	}
 	b.add(l)
@@ -36,19 +37,19 @@ func (b *inbox) put(l letter) bool {
 }
 
 // end adds the last message.
-func (b *inbox) end(last []byte) {
+func (b *inbox) end(last letter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return
 	}
 	b.closed = true
-	b.add(letter{message: last})
+	b.add(last)
 }
 
 func (b *inbox) add(l letter) {
 	b.letters = append(b.letters, l)
-	b.size += len(l.message)
+	b.size += l.message.len()
 	b.wake()
 }
 
@@ -68,7 +69,7 @@ func (b *inbox) take() (l letter, ok, last bool) {
 		l, ok = b.letters[0], true
 		b.letters[0] = letter{}
 		b.letters = b.letters[1:]
-		b.size -= len(l.message)
+		b.size -= l.message.len()
 	}
 	if len(b.letters) > 0 {
 		b.wake()
@@ -97,7 +98,7 @@ func (b *inbox) withdraw(q *question) bool {
 	defer b.mu.Unlock()
 	for i := range b.letters {
 		if b.letters[i].question == q {
-			b.size -= len(b.letters[i].message)
+			b.size -= b.letters[i].message.len()
 			b.letters = append(b.letters[:i:i], b.letters[i+1:]...)
 			return true
 		}

@@ -3,18 +3,18 @@ package stdio
 import "testing"
 
 func TestInbox(t *testing.T) {
-	put := func(text string) letter { return letter{message: []byte(text)} }
+	put := func(text string) letter { return letter{message: frame{[]byte(text)}} }
 	take := func(t *testing.T, b *inbox, want string, wantLast bool) {
 		t.Helper()
 		l, _, last := b.take()
-		equal(t, "message", string(l.message), want)
+		equal(t, "message", l.message.text(), want)
 		equal(t, "last", last, wantLast)
 	}
 	t.Run("messages come in order and the end after them", func(t *testing.T) {
 		b := newInbox(10)
 		b.put(put("a"))
 		b.put(put("b"))
-		b.end([]byte("c"))
+		b.end(put("c"))
 		equal(t, "put after the end", b.put(put("d")), false)
 		for _, want := range []string{"a", "b", "c"} {
 			<-b.more // a wake-up for each
@@ -32,7 +32,7 @@ func TestInbox(t *testing.T) {
 	t.Run("an answer does not count", func(t *testing.T) {
 		b := newInbox(2)
 		b.put(put("ab"))
-		b.end([]byte("answer"))
+		b.end(put("answer"))
 		take(t, b, "ab", false)
 		take(t, b, "answer", true)
 	})
@@ -52,7 +52,7 @@ func TestInbox(t *testing.T) {
 	t.Run("a question can be taken back until it is taken", func(t *testing.T) {
 		b, q := newInbox(10), new(question)
 		b.put(put("a"))
-		b.put(letter{message: []byte("q"), question: q})
+		b.put(letter{message: frame{[]byte("q")}, question: q})
 		b.put(put("b"))
 		equal(t, "withdrawn", b.withdraw(q), true)
 		equal(t, "again", b.withdraw(q), false)

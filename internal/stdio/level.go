@@ -37,7 +37,7 @@ func (rt *roundTrip) setLevel(c *child) (*http.Response, error) {
 	if answer == nil { // it knows
 		return respond(rt.req, http.StatusOK, jsonrpc.Answer(id, []byte("{}"))), nil
 	}
-	return respond(rt.req, http.StatusOK, replaced(answer, id, jsonrpc.ID)), nil
+	return respond(rt.req, http.StatusOK, replaced(answer, id, jsonrpc.ID)...), nil
 }
 
 // tellLevel tells a child the log level that its clients want together. It returns its

@@ -47,7 +47,8 @@ func TestMain(m *testing.M) {
 
 // puppet is a child that does what it is told to. The request say has raw bytes to
 // write, in which $ID stands for the request's own id; the request heard is
-// answered with all messages that came before it; a notification exit is the end.
+// answered with all messages that came before it; the request fill has raw bytes to
+// write and is answered with so many bytes; a notification exit is the end.
 func puppet(stdin io.Reader, stdout io.Writer) {
 	var heard []string
 	lines := bufio.NewReader(stdin)
@@ -74,6 +75,9 @@ func puppet(stdin io.Reader, stdout io.Writer) {
 			answer(map[string]any{"protocolVersion": mcp.Latest, "capabilities": map[string]any{"tools": map[string]any{}}, "serverInfo": map[string]any{"name": "puppet", "version": "1"}})
 		case "say":
 			_, _ = io.WriteString(stdout, strings.ReplaceAll(m.Params.Raw, "$ID", string(m.ID)))
+		case "fill":
+			_, _ = io.WriteString(stdout, m.Params.Raw)
+			answer(strings.Repeat("x", m.Params.Code))
 		case "heard":
 			answer(heard)
 		case "close-stdin":

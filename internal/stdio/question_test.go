@@ -377,7 +377,7 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 		s.ask(c, asked, asks(t, "sampling/createMessage"))
 		c.take([]byte("1"))
 		c.cancel(asked, "it has left")
-		asked.inbox.end([]byte("{}"))
+		asked.inbox.end(letter{message: frame{[]byte("{}")}})
 		contains(t, "told", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
 		equal(t, "open questions", len(s.questions), 0)
 	})

@@ -1,7 +1,6 @@
 package stdio
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net"
@@ -13,8 +12,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// respond makes a response with a JSON body, or none.
-func respond(req *http.Request, status int, body []byte) *http.Response {
+// respond makes a response with a JSON body in pieces, or without a body.
+func respond(req *http.Request, status int, body ...[]byte) *http.Response {
+	length := frame(body).len()
 	res := &http.Response{
 		Status:        strconv.Itoa(status) + " " + http.StatusText(status),
 		StatusCode:    status,
@@ -23,20 +23,20 @@ func respond(req *http.Request, status int, body []byte) *http.Response {
 		ProtoMinor:    1,
 		Header:        http.Header{},
 		Body:          http.NoBody,
-		ContentLength: int64(len(body)),
+		ContentLength: int64(length),
 		Request:       req,
 	}
-	if body != nil {
+	if length > 0 {
 		res.Header["Content-Type"] = []string{"application/json"}
-		res.Header["Content-Length"] = []string{strconv.Itoa(len(body))}
-		res.Body = io.NopCloser(bytes.NewReader(body))
+		res.Header["Content-Length"] = []string{strconv.Itoa(length)}
+		res.Body = io.NopCloser((*net.Buffers)(&body))
 	}
 	return res
 }
 
 // respondStream makes a response with an event stream.
 func respondStream(req *http.Request, s *stream) *http.Response {
-	res := respond(req, http.StatusOK, nil)
+	res := respond(req, http.StatusOK)
 	res.ContentLength = -1
 	res.Header["Content-Type"] = []string{"text/event-stream"}
 	res.Header["Cache-Control"] = []string{"no-cache"}
@@ -108,7 +108,7 @@ func (s *stream) next() error {
 // load makes a message what is read next.
 func (s *stream) load(l letter) {
 	event := streamable.Event{Type: "message"}
-	s.buf, s.question = event.Buffers(l.message), l.question
+	s.buf, s.question = event.Buffers(l.message...), l.question
 }
 
 // Close implements io.Closer.

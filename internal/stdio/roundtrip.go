@@ -90,7 +90,7 @@ func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
 	return res
 }
 
-func (rt *roundTrip) accepted() *http.Response { return respond(rt.req, http.StatusAccepted, nil) }
+func (rt *roundTrip) accepted() *http.Response { return respond(rt.req, http.StatusAccepted) }
 
 func (rt *roundTrip) address(era mcp.Era) address { return address{rt.req.URL.Host, era} }
 
@@ -149,7 +149,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 	}
 	if c.hello.answer.Has(jsonrpc.ErrorCode) {
 		rt.pool.end(session)
-		return respond(rt.req, http.StatusOK, replaced(c.hello.answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)), nil
+		return respond(rt.req, http.StatusOK, replaced(c.hello.answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...), nil
 	}
 	result := c.hello.answer.Literal(jsonrpc.Result)
 	if session.server == nil { // else the two have agreed already
@@ -288,7 +288,7 @@ func (rt *roundTrip) call() (*http.Response, error) {
 		return nil, err
 	}
 	if last {
-		return rt.answered(call, l.message)
+		return rt.answered(call, l)
 	}
 	var st *stream
 	st = newStream(ctx, call.inbox, func() {
@@ -329,22 +329,19 @@ func (rt *roundTrip) takesStream() bool {
 	return accept == "" || strings.Contains(accept, "*/*") || streamable.AcceptsStream(rt.req.Header)
 }
 
-// answered makes a response of an answer that nothing came before.
-func (rt *roundTrip) answered(call *call, answer []byte) (*http.Response, error) {
-	if answer == nil { // the client has cancelled it
+// answered makes a response of an answer without messages before it.
+func (rt *roundTrip) answered(call *call, answer letter) (*http.Response, error) {
+	if answer.message == nil { // the client has cancelled the call
 		return rt.accepted(), nil
 	}
-	if call.err != nil { // whoever forwards the request knows how to tell
+	if call.err != nil { // the handler that forwards the request answers with it
 		return nil, call.err
 	}
 	status := http.StatusOK
 	if rt.era == mcp.Modern {
-		var m jsonrpc.Message
-		if m.Read(answer) == nil {
-			status = m.Status()
-		}
+		status = jsonrpc.StatusOf(answer.code)
 	}
-	return respond(rt.req, status, answer), nil
+	return respond(rt.req, status, answer.message...), nil
 }
 
 // subscribes notes to which resources a client of a shared child subscribes. It
@@ -390,7 +387,7 @@ func (rt *roundTrip) end() *http.Response {
 		return rt.fail(jsonrpc.MethodNotAllowed("POST", "GET"))
 	}
 	rt.pool.end(rt.session)
-	return respond(rt.req, http.StatusNoContent, nil)
+	return respond(rt.req, http.StatusNoContent)
 }
 
 // checkParams checks that headers repeat the arguments that a tool wants in them. No

@@ -1,7 +1,6 @@
 package stdio
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -493,15 +492,8 @@ func (s *server) eachSession(f func(*session)) {
 
 // broadcast puts a notification on the streams of those whom it concerns.
 func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
-	var message []byte
 	s.eachSession(func(session *session) {
-		if !concerns(session) {
-			return
-		}
-		if message == nil {
-			message = bytes.Clone(m.Raw)
-		}
-		if !session.mail.put(letter{message: message}) {
+		if concerns(session) && !session.mail.put(letter{message: frame{m.Raw}}) {
 			s.pool.observe.Dropped(s.name)
 		}
 	})

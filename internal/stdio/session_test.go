@@ -357,7 +357,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 		}
 		listen()
 		for n := range 200 {
-			go c.known(p).mail.put(letter{message: fmt.Append(nil, n)})
+			go c.known(p).mail.put(letter{message: frame{fmt.Append(nil, n)}})
 			listen() // at the same time
 			select {
 			case m := <-messages:
@@ -378,7 +378,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
 	mail := newInbox(maxMail)
 	old := newStream(t.Context(), mail, func() {})
-	mail.put(letter{message: []byte("x")})
+	mail.put(letter{message: frame{[]byte("x")}})
 	<-mail.more // it is woken
 	old.stop()  // and taken over
 	if err := old.next(); err != io.EOF {
