@@ -40,22 +40,21 @@ func respondStream(req *http.Request, s *stream) *http.Response {
 	res.ContentLength = -1
 	res.Header["Content-Type"] = []string{"text/event-stream"}
 	res.Header["Cache-Control"] = []string{"no-cache"}
-	res.Header["X-Accel-Buffering"] = []string{"no"} // nginx holds streams back otherwise
+	res.Header["X-Accel-Buffering"] = []string{"no"} // nginx would hold events back
 	res.Body = s
 	return res
 }
 
-// A stream is an event stream of what comes into an inbox. Each message is one
-// event.
+// A stream is an event stream of the messages in an inbox.
 type stream struct {
 	request  context.Context
 	ctx      context.Context // done when the request is, or the stream is stopped
 	inbox    *inbox
 	buf      net.Buffers // of an event that has not been read to its end
-	question *question   // that the event asks, if it does
-	last     bool        // buf is the end
+	question *question   // that the event asks; nil for none
+	last     bool        // buf is the end of the stream
 	stop     context.CancelFunc
-	closed   func() // is called once when the response has ended
+	closed   func() // called once at the end of the response
 }
 
 func newStream(ctx context.Context, b *inbox, closed func()) *stream {
@@ -80,11 +79,11 @@ func (s *stream) Read(p []byte) (int, error) {
 // next waits for the next event.
 func (s *stream) next() error {
 	if s.ctx.Err() != nil {
-		s.inbox.wake() // what it was woken for is for the stream that comes after it
+		s.inbox.wake() // the wake-up may have been for the stream that replaces this one
 		if err := context.Cause(s.request); err != nil {
 			return err
 		}
-		return io.EOF // we have stopped it
+		return io.EOF // it was stopped
 	}
 	l, ok, last := s.inbox.take()
 	if !ok && !last {
@@ -105,7 +104,7 @@ func (s *stream) next() error {
 	return nil
 }
 
-// load makes a message what is read next.
+// load makes a message the next event.
 func (s *stream) load(l letter) {
 	event := streamable.Event{Type: "message"}
 	s.buf, s.question = event.Buffers(l.message...), l.question
@@ -114,7 +113,7 @@ func (s *stream) load(l letter) {
 // Close implements io.Closer.
 func (s *stream) Close() error {
 	s.stop()
-	if q := s.question; q != nil && len(s.buf) > 0 { // it has not been read to its end
+	if q := s.question; q != nil && len(s.buf) > 0 { // the client has not read all of it
 		q.session.refuse(q, "the client has left")
 	}
 	s.closed()

@@ -102,8 +102,8 @@ func (rt *roundTrip) server(era mcp.Era) (*server, error) {
 	return rt.pool.server(rt.address(era))
 }
 
-// child returns the child to talk to. If there is none for the modern era, that for
-// the legacy era is asked: it does not mind what more a request has to say.
+// child returns the child for the request. A server that does not know the modern era has
+// only one of the legacy era, which ignores what a modern request adds.
 func (rt *roundTrip) child() (*child, error) {
 	c, err := rt.ready(rt.era)
 	if errors.Is(err, errLegacyOnly) || errors.Is(err, errAskLegacy) {
@@ -120,9 +120,9 @@ func (rt *roundTrip) ready(era mcp.Era) (*child, error) {
 	return s.ready(rt.req.Context())
 }
 
-// initialize begins a session. The child has been initialized already or is now.
+// initialize begins a session. It initializes the child unless another client has.
 func (rt *roundTrip) initialize() (*http.Response, error) {
-	const longestHello = 17 << 10 // 16 KiB, as where servers are one, and what is added there
+	const longestHello = 17 << 10 // the gateway's limit of 16 KiB, and what it adds
 	if len(rt.m.Literal(jsonrpc.Params)) > longestHello {
 		return rt.fail(jsonrpc.PayloadTooLarge()), nil
 	}
@@ -152,7 +152,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 		return respond(rt.req, http.StatusOK, replaced(c.hello.answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...), nil
 	}
 	result := c.hello.answer.Literal(jsonrpc.Result)
-	if session.server == nil { // else the two have agreed already
+	if session.server == nil { // a child of its own has negotiated with the client
 		at := c.hello.version
 		version := mcp.Negotiate(rt.m.Text(jsonrpc.Requested), string(jsonspan.AppendText(nil, at.Body(result))))
 		var edited bytes.Buffer
@@ -164,8 +164,8 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 	return res, nil
 }
 
-// open begins a session, when it is its owner's turn. There is none if its owner has begun
-// too many of late, or if there is no room.
+// open begins a session when it is its owner's turn. It returns nil if the owner has begun
+// too many lately, or if there is no room.
 func (rt *roundTrip) open() (*session, error) {
 	p, ctx := rt.pool, rt.req.Context()
 	owner := ownerOf(ctx)
@@ -185,10 +185,10 @@ func (rt *roundTrip) answer() *http.Response {
 	return rt.accepted()
 }
 
-// notify takes a notification. It starts nobody.
+// notify takes a notification. It starts no child.
 func (rt *roundTrip) notify() (*http.Response, error) {
 	method := rt.m.Text(jsonrpc.Method)
-	if method == "notifications/initialized" { // the child has heard it
+	if method == "notifications/initialized" { // the child already has it
 		return rt.accepted(), nil
 	}
 	for _, c := range rt.children() {
@@ -205,8 +205,8 @@ func (rt *roundTrip) notify() (*http.Response, error) {
 	return rt.accepted(), nil
 }
 
-// concerns reports whether a notification of one of its clients is for a shared child:
-// not that the client has other roots, and of progress only with what it was asked.
+// concerns reports whether a shared child gets a notification of a client. It does not get
+// changes of the client's roots, and progress only with questions of its own.
 func (rt *roundTrip) concerns(c *child, method string) bool {
 	switch method {
 	case "notifications/roots/list_changed":
@@ -217,8 +217,8 @@ func (rt *roundTrip) concerns(c *child, method string) bool {
 	return true
 }
 
-// cancel ends the call that the client has cancelled, if it waits for this child.
-// Without a session nobody can say whose it is.
+// cancel ends the call that the client has canceled, if this child has it. Without a session
+// an id does not identify a call.
 func (rt *roundTrip) cancel(c *child) {
 	if rt.session == nil {
 		return
@@ -232,8 +232,8 @@ func (rt *roundTrip) cancel(c *child) {
 	}
 }
 
-// children returns the children that the client's calls may be with: its own, or
-// all of the server's name.
+// children returns the children that may have calls of the client: its own, or all of the
+// server's name.
 func (rt *roundTrip) children() (children []*child) {
 	servers := rt.pool.named(rt.address(rt.era).name(), rt.era)
 	if rt.session != nil && rt.session.server != nil {
@@ -249,7 +249,7 @@ func (rt *roundTrip) children() (children []*child) {
 	return children
 }
 
-// call makes a request and waits for what comes of it first.
+// call makes a request and waits for the first message that the client takes.
 func (rt *roundTrip) call() (*http.Response, error) {
 	c, err := rt.child()
 	if err != nil {
@@ -277,7 +277,7 @@ func (rt *roundTrip) call() (*http.Response, error) {
 	}
 	call := &call{request: rt.m, session: rt.session}
 	switch err := c.begin(ctx, call); {
-	case errors.Is(err, errLent): // and another takes its place
+	case errors.Is(err, errLent): // another child takes its place
 		return rt.call()
 	case err != nil:
 		return nil, err
@@ -303,7 +303,7 @@ func (rt *roundTrip) call() (*http.Response, error) {
 	return respondStream(rt.req, st), nil
 }
 
-// first waits for the first message that the client takes: if it takes no event
+// first waits for the first message that the client takes. If it does not accept an event
 // stream, that is the answer.
 func (rt *roundTrip) first(call *call) (l letter, last bool, err error) {
 	ctx := rt.req.Context()
@@ -322,8 +322,8 @@ func (rt *roundTrip) first(call *call) (l letter, last bool, err error) {
 	}
 }
 
-// takesStream reports whether the client accepts an event stream. Programs that send no
-// Accept at all do.
+// takesStream reports whether the client accepts an event stream. A client that sends no
+// Accept does.
 func (rt *roundTrip) takesStream() bool {
 	accept := strings.Join(rt.req.Header["Accept"], ",")
 	return accept == "" || strings.Contains(accept, "*/*") || streamable.AcceptsStream(rt.req.Header)
@@ -377,7 +377,7 @@ func (rt *roundTrip) listen() *http.Response {
 	st.buf = net.Buffers{streamable.Comment} // so that the header goes out
 	rt.session.listen(st)
 	rt.pool.listen(st)
-	rt.pool.leave(rt.req.URL.Host) // a pool that is idle has streams
+	rt.pool.leave(rt.req.URL.Host) // an idle pool may have open streams
 	return respondStream(rt.req, st)
 }
 
@@ -390,9 +390,8 @@ func (rt *roundTrip) end() *http.Response {
 	return respond(rt.req, http.StatusNoContent)
 }
 
-// checkParams checks that headers repeat the arguments that a tool wants in them. No
-// child has to say that its tools have changed, so nobody is refused by what was
-// known before.
+// checkParams checks that headers repeat the arguments that a tool wants in them. A child
+// need not announce changes of its tools, so a request is refused by a fresh list only.
 func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error) {
 	for _, fresh := range []bool{false, true} {
 		if fresh {
@@ -448,5 +447,5 @@ func (c *child) listParams(cursor string) []byte {
 // modernMeta is the member of the params of every request of the modern era.
 var modernMeta = `"_meta":` + string(mcp.RequestMeta([]byte(clientInfo), []byte("{}"), ""))
 
-// clientInfo is who a child is asked by, where that is none of the clients.
+// clientInfo identifies the client of requests of our own.
 var clientInfo = `{"name":"caddy-mcp-gateway","version":"` + version.Current() + `"}`
