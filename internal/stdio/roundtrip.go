@@ -1,7 +1,6 @@
 package stdio
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -155,9 +154,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 	if session.server == nil { // a child of its own has negotiated with the client
 		at := c.hello.version
 		version := mcp.Negotiate(rt.m.Text(jsonrpc.Requested), string(jsonspan.AppendText(nil, at.Body(result))))
-		var edited bytes.Buffer
-		_ = jsonspan.Splice(&edited, result, []jsonspan.Edit{{Start: at.Start, End: at.End, New: jsonrpc.Quote(version)}})
-		result = edited.Bytes()
+		result = jsonspan.Spliced(result, jsonspan.Edit{Start: at.Start, End: at.End, New: jsonrpc.Quote(version)})
 	}
 	res := respond(rt.req, http.StatusOK, jsonrpc.Answer(rt.m.Literal(jsonrpc.ID), result))
 	res.Header.Set(mcp.SessionHeader, session.id)

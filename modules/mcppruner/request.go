@@ -1,7 +1,6 @@
 package mcppruner
 
 import (
-	"bytes"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -161,9 +160,7 @@ func (x *request) either(method string) reply {
 // answer answers the request with a result.
 func (x *request) answer(result []byte) reply {
 	if x.era == mcp.Modern {
-		var signed bytes.Buffer
-		_ = jsonspan.Splice(&signed, result, []jsonspan.Edit{jsonspan.Insert(result, signature)}) // to memory
-		result = signed.Bytes()
+		result = jsonspan.Spliced(result, jsonspan.Insert(result, signature))
 	}
 	return reply{status: http.StatusOK, body: jsonrpc.Answer(x.message.Literal(jsonrpc.ID), result)}
 }
