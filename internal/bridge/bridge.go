@@ -138,8 +138,9 @@ func (r *run) say(message []byte) {
 	}
 }
 
-func (r *run) log(message string, err error) {
-	if r.Log != nil && r.ctx.Err() == nil {
+// log logs an error, unless ctx is done: that may be the cause of it.
+func (r *run) log(ctx context.Context, message string, err error) {
+	if r.Log != nil && ctx.Err() == nil {
 		r.Log(message, err)
 	}
 }
@@ -191,15 +192,15 @@ func (r *run) deliver(m *jsonrpc.Message) {
 	defer cancel()
 	res, err := r.post(ctx, m, r.session)
 	if err != nil {
-		r.log("message not delivered", err)
+		r.log(r.ctx, "message not delivered", err)
 		return
 	}
 	discard(res)
 	switch {
 	case r.session.lost(res):
-		r.log("message not delivered", errSessionEnded)
+		r.log(r.ctx, "message not delivered", errSessionEnded)
 	case res.StatusCode/100 != 2:
-		r.log("message not delivered", statusError(res.StatusCode))
+		r.log(r.ctx, "message not delivered", statusError(res))
 	case m.Is(jsonrpc.Method, "notifications/initialized") && r.session != nil && !m.Has(jsonrpc.ProtocolVersion):
 		r.session.listen()
 	}
@@ -239,7 +240,4 @@ func discard(res *http.Response) {
 	res.Body.Close()
 }
 
-// statusError is an HTTP status as an error.
-type statusError int
-
-func (e statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(e)) }
+func statusError(res *http.Response) error { return fmt.Errorf("HTTP status %d", res.StatusCode) }

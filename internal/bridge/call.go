@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptrace"
-	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -29,8 +28,8 @@ type call struct {
 
 	at       streamable.Position
 	answered bool
-	linger   *time.Timer   // hangs up some time after the answer
-	sent     chan struct{} // closed when the next message may be sent
+	linger   *time.Timer     // hangs up some time after the answer
+	sent     <-chan struct{} // closed when the next message may be sent
 	markSent func()
 
 	// Guarded by the mutex of the run.
@@ -43,14 +42,15 @@ type call struct {
 // and the request is sent later. It waits for the answer to initialize, which later
 // messages need.
 func (r *run) request(m *jsonrpc.Message) {
-	c := &call{run: r, message: m, key: keyOf(m, jsonrpc.ID), session: r.session, sent: make(chan struct{})}
+	c := &call{run: r, message: m, key: keyOf(m, jsonrpc.ID), session: r.session}
 	switch {
 	case m.Has(jsonrpc.ProtocolVersion):
 		c.session = nil
 	case m.Is(jsonrpc.Method, "initialize"):
 		c.session, c.opens = nil, true
 	}
-	c.markSent = sync.OnceFunc(func() { close(c.sent) })
+	sent, markSent := context.WithCancel(context.Background())
+	c.sent, c.markSent = sent.Done(), markSent
 	c.ctx, c.hangUp = context.WithCancel(r.ctx)
 	if !r.add(c) {
 		c.hangUp()
@@ -77,7 +77,7 @@ func (r *run) request(m *jsonrpc.Message) {
 	case <-r.ctx.Done():
 		return
 	}
-	if c.opens && c.opened {
+	if c.opened {
 		r.replaceSession(c.session)
 	}
 }
@@ -210,7 +210,7 @@ func (c *call) exchange() *jsonrpc.Failure {
 	}
 	res, err := c.run.post(ctx, c.message, c.session)
 	if err != nil {
-		c.log("request failed", err)
+		c.run.log(c.ctx, "request failed", err)
 		return jsonrpc.ConnectError("")
 	}
 	if c.opens {
@@ -223,12 +223,6 @@ func (c *call) exchange() *jsonrpc.Failure {
 		failure = c.resume()
 	}
 	return failure
-}
-
-func (c *call) log(message string, err error) {
-	if c.ctx.Err() == nil {
-		c.run.log(message, err)
-	}
 }
 
 // read passes on the messages of a response. It returns a failure if the answer is neither
@@ -269,7 +263,7 @@ func (c *call) read(res *http.Response) *jsonrpc.Failure {
 	case fault != nil:
 		return fault
 	case err != nil:
-		c.log("response broke off", err)
+		c.run.log(c.ctx, "response broke off", err)
 	}
 	switch {
 	case reader.IsStream() && res.StatusCode/100 == 2:
@@ -290,7 +284,7 @@ func (c *call) resume() *jsonrpc.Failure {
 	res, err := c.session.get(c.ctx, &c.at)
 	switch {
 	case err != nil:
-		c.log("stream not resumed", err)
+		c.run.log(c.ctx, "stream not resumed", err)
 		return nil
 	case isStream(res):
 		return c.read(res)
@@ -368,6 +362,6 @@ func (r *run) learn(m *jsonrpc.Message, result []byte) {
 		r.params = mcp.ParamHeaders{}
 	}
 	if _, err := r.params.Add(result); err != nil {
-		r.log("list of tools not understood", err)
+		r.log(r.ctx, "list of tools not understood", err)
 	}
 }

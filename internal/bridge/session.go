@@ -83,7 +83,7 @@ func (s *session) close() {
 	s.sign(header)
 	res, err := s.run.send(ctx, http.MethodDelete, nil, header)
 	if err != nil {
-		s.run.log("session not ended", err)
+		s.run.log(s.run.ctx, "session not ended", err)
 		return
 	}
 	discard(res)
@@ -109,18 +109,18 @@ func (s *session) listen() {
 func (s *session) follow(at *streamable.Position) bool {
 	res, err := s.get(s.ctx, at)
 	if err != nil {
-		s.log("stream of the session not opened", err)
+		s.run.log(s.ctx, "stream of the session not opened", err)
 		return true
 	}
 	defer res.Body.Close()
 	switch {
 	case s.lost(res):
-		s.run.log("stream of the session not opened", errSessionEnded)
+		s.run.log(s.run.ctx, "stream of the session not opened", errSessionEnded)
 		return false
 	case res.StatusCode == http.StatusMethodNotAllowed, res.StatusCode == http.StatusNotFound:
 		return false // the server does not offer it
 	case !isStream(res):
-		s.log("stream of the session not opened", statusError(res.StatusCode))
+		s.run.log(s.ctx, "stream of the session not opened", statusError(res))
 		return res.StatusCode/100 != 2
 	}
 	reader := streamable.Reader{Limit: maxMessage, Position: at, OnMessage: func(e *streamable.Event) error {
@@ -131,12 +131,6 @@ func (s *session) follow(at *streamable.Position) bool {
 	}}
 	_ = reader.ReadResponse(res) // a stream may end in any way
 	return true
-}
-
-func (s *session) log(message string, err error) {
-	if s.ctx.Err() == nil {
-		s.run.log(message, err)
-	}
 }
 
 // get asks for the rest of a stream.
