@@ -210,6 +210,7 @@ func TestRoomForSessions(t *testing.T) {
 						t.Fatal("there is no room")
 					}
 					of[s.id] = name
+					time.Sleep(time.Second) // each is older than the next
 					switch use {
 					case "idle":
 						s.release()
