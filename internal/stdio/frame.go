@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -166,7 +165,7 @@ func (r *frameReader) line() ([]byte, error) {
 			}, pieces...)
 		}
 	}
-	return slices.Concat(append(pieces, piece)...), err
+	return bytes.Join(append(pieces, piece), nil), err
 }
 
 // body reads a message of a stated length, after the rest of its header.
