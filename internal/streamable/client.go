@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
@@ -88,21 +89,15 @@ func (p *Position) advance(f *sse.Fields) {
 // maxPause is the longest pause before a stream is resumed.
 const maxPause = 30 * time.Second
 
-// pause returns how long to wait before the next attempt.
-func (p *Position) pause() time.Duration {
-	return max(p.retry, min(250*time.Millisecond<<min(p.Attempts, 16), maxPause))
-}
+// reconnect spaces out attempts to resume a stream.
+var reconnect = backoff.Exponential{First: 250 * time.Millisecond, Max: maxPause}
 
 // Wait waits until the stream may be resumed: for as long as the server says, and longer
 // after each attempt in vain. It reports whether ctx allowed it to.
 func (p *Position) Wait(ctx context.Context) bool {
-	timer := time.NewTimer(p.pause())
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		p.Attempts++
-		return true
-	case <-ctx.Done():
+	if !backoff.Sleep(ctx, max(p.retry, reconnect.Pause(p.Attempts))) {
 		return false
 	}
+	p.Attempts++
+	return true
 }
