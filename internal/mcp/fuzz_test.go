@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
@@ -127,6 +128,19 @@ func FuzzNaming(f *testing.F) {
 // secret reports whether a name is one that is hidden here.
 func secret(name string) bool { return strings.Contains(name, "s") }
 
+// filterLists returns an answer without the items that are not to be kept.
+func filterLists(message []byte, keep func(*Item) bool) ([]byte, error) {
+	var l List
+	failure := l.Read(message)
+	if failure == nil {
+		failure = l.CheckDecisive()
+	}
+	if failure != nil {
+		return message, failure
+	}
+	return jsonspan.Spliced(message, l.Filter(keep)...), nil
+}
+
 // FuzzFilterLists compares with lists that encoding/json has read. What is kept, and
 // everything around the lists, stays to the byte.
 func FuzzFilterLists(f *testing.F) {
@@ -138,16 +152,13 @@ func FuzzFilterLists(f *testing.F) {
 	} {
 		f.Add([]byte(message))
 	}
-	lists := map[string]struct {
-		key  string
-		kind TargetKind
-	}{"tools": {"name", Tool}, "prompts": {"name", Prompt}, "resources": {"uri", Resource}, "resourceTemplates": {"uriTemplate", Resource}}
+	lists := map[string]string{"tools": "name", "prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate", "tasks": "taskId"}
 	f.Fuzz(func(t *testing.T, message []byte) {
 		before := bytes.Clone(message)
 		asked := 0
-		got, err := FilterLists(message, func(item ListItem) bool {
+		got, err := filterLists(message, func(item *Item) bool {
 			asked++
-			if !json.Valid(item.Raw) || item.Template && item.Kind != Resource {
+			if !json.Valid(item.Raw) || !bytes.Equal(item.Raw, message[item.Start:item.End()]) {
 				t.Fatalf("asked for %+v", item)
 			}
 			return !secret(item.Name)
@@ -175,13 +186,22 @@ func FuzzFilterLists(f *testing.F) {
 			t.Fatalf("%q became %q", message, got)
 		}
 		wantAsked, changes := 0, false
-		for member, list := range lists {
+		for member, key := range lists {
+			if list := result[member]; len(list) > 0 && list[0] == '{' {
+				if string(resultGot[member]) != "[]" {
+					t.Fatalf("%q became %q: %s is an object", message, got, member)
+				}
+				changes = true
+				delete(result, member)
+				delete(resultGot, member)
+				continue
+			}
 			items, kept := itemsOf(result[member]), []json.RawMessage{}
 			for _, item := range items {
 				wantAsked++
 				var object map[string]json.RawMessage
 				var name string
-				if json.Unmarshal(item, &object) != nil || json.Unmarshal(object[list.key], &name) != nil || !secret(name) {
+				if json.Unmarshal(item, &object) != nil || json.Unmarshal(object[key], &name) != nil || !secret(name) {
 					kept = append(kept, item)
 				}
 			}

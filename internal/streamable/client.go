@@ -95,9 +95,11 @@ var reconnect = backoff.Exponential{First: 250 * time.Millisecond, Max: maxPause
 // Wait waits until the stream may be resumed: for as long as the server says, and longer
 // after each attempt in vain. It reports whether ctx allowed it to.
 func (p *Position) Wait(ctx context.Context) bool {
-	if !backoff.Sleep(ctx, max(p.retry, reconnect.Pause(p.Attempts))) {
+	if !backoff.Sleep(ctx, p.pause()) {
 		return false
 	}
 	p.Attempts++
 	return true
 }
+
+func (p *Position) pause() time.Duration { return max(p.retry, reconnect.Pause(p.Attempts)) }
