@@ -65,7 +65,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"keep_media":   setting.Switch(&h.KeepMedia),
 		"recover":      h.parseRecover,
 		"exempt":       setting.List(&h.Exempt),
-		"server":       setting.Text(&h.Server),
+		"server":       setting.Name(&h.Server),
 	}, "exempt")
 }
 

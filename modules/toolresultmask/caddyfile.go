@@ -60,7 +60,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"buffer_limit":         setting.NotZero(&h.BufferLimit, setting.Size, "buffer_limit: 0 holds nothing, so nothing would be masked"),
 		"max_buffered":         setting.NotZero(&h.MaxBuffered, setting.Size, "max_buffered: 0 holds nothing, so nothing would be masked"),
 		"body_timeout":         setting.Duration(&h.BodyTimeout),
-		"route":                setting.Text(&h.Route),
+		"route":                setting.Name(&h.Route),
 	}, "exclude_tools")
 }
 

@@ -334,7 +334,7 @@ func TestSecurityMemoryOfRequests(t *testing.T) {
 		factor   float64
 	}{
 		"of one server": {mcpAt(url, "alpha"), "slow", 1.5},
-		"of all":        {joinedAt(url), "alpha::slow", 2.5},
+		"of all":        {joinedAt(url), "alpha::slow", 1.5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			session := greet(t, test.at)
@@ -360,7 +360,7 @@ func TestSecurityMemoryOfRequests(t *testing.T) {
 			}
 			await.Until(t, "all calls to wait for the child", func() bool {
 				stacks := admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body
-				return strings.Count(stacks, "stdio.(*child).send")+strings.Count(stacks, "stdio.(*exchange).first(") == calls
+				return strings.Count(stacks, "stdio.(*child).send")+strings.Count(stacks, "stdio.(*roundTrip).first(") == calls
 			})
 			if got := (heap() - before) / (calls * size); got > test.factor {
 				t.Errorf("%.2f times what is in flight is in memory", got)

@@ -105,6 +105,16 @@ func Size(field *int64) Line {
 	})
 }
 
+// Name reads a text that may be empty, for none.
+func Name(field *string) Line {
+	return func(d *caddyfile.Dispenser) error {
+		if !d.AllArgs(field) {
+			return d.ArgErr()
+		}
+		return nil
+	}
+}
+
 // Text reads a text that is not empty.
 func Text(field *string) Line {
 	return func(d *caddyfile.Dispenser) error {
