@@ -21,9 +21,9 @@ type clientStatus struct {
 	LastSeen *time.Time     `json:"last_seen,omitempty"`
 }
 
-// clientStatus returns what the clients may do, which of them are there, and what they
+// clientStatuses returns what the clients may do, which of them are there, and what they
 // were refused.
-func (h *Handler) clientStatus() []clientStatus {
+func clientStatuses(h *Handler) []clientStatus {
 	byLabel := map[string]*clientStatus{}
 	var order []string
 	of := func(label string) *clientStatus {
@@ -41,7 +41,7 @@ func (h *Handler) clientStatus() []clientStatus {
 	for _, label := range slices.Sorted(maps.Keys(sessions)) {
 		of(label).Sessions = sessions[label]
 	}
-	h.Tallies(func(label string, t *gateway.Tally) {
+	h.retained.Tallies(func(label string, t *gateway.Tally) {
 		status := of(label)
 		status.Requests, status.Denied = t.Requests.Load(), t.Denied.Load()
 		if last := t.Last.Load(); last > 0 {

@@ -218,7 +218,7 @@ func (c *adminCall) listClients() (int, any, error) {
 	}
 	all := []gatewayClient{}
 	for _, h := range found {
-		for _, client := range h.clientStatus() {
+		for _, client := range clientStatuses(h) {
 			all = append(all, gatewayClient{h.Name, client})
 		}
 	}

@@ -21,7 +21,7 @@ func (c *adminCall) listTemplates() (int, any, error) {
 	}
 	all := []gatewayTemplate{}
 	for _, h := range found {
-		for _, t := range h.Templates.All() {
+		for _, t := range h.retained.Templates.All() {
 			all = append(all, gatewayTemplate{h.Name, t})
 		}
 	}
@@ -44,7 +44,7 @@ func (c *adminCall) putTemplate() (int, any, error) {
 	} else if body.Server != "" {
 		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: there is no %q", body.Server)
 	}
-	created, err := h.Templates.Put(body.Template)
+	created, err := h.retained.Templates.Put(body.Template)
 	if err != nil {
 		return 0, nil, invalid(err)
 	}
@@ -58,11 +58,11 @@ func (c *adminCall) putTemplate() (int, any, error) {
 
 func (c *adminCall) deleteTemplate() (int, any, error) {
 	c.action, c.name = "delete_template", c.r.PathValue("name")
-	h, err := c.one(fmt.Sprintf("template %q", c.name), func(h *Handler) bool { return h.Templates.Has(c.name) })
+	h, err := c.one(fmt.Sprintf("template %q", c.name), func(h *Handler) bool { return h.retained.Templates.Has(c.name) })
 	if err != nil {
 		return 0, nil, err
 	}
-	if !h.Templates.Delete(c.name) { // somebody else has, just now
+	if !h.retained.Templates.Delete(c.name) { // somebody else has, just now
 		return 0, nil, notFound("there is no template %q", c.name)
 	}
 	h.gateway.TemplatesChanged()

@@ -226,10 +226,11 @@ type Handler struct {
 
 	gateway *gateway.Gateway
 	auth    authenticator
+	pins    pinStore
 	byName  map[string]*Server // and by alias
 
-	*gateway.Retained        // what outlives a reload, besides clients
-	stateKey          string // of the clients of gateway, in states
+	retained *gateway.Retained // what outlives a reload, besides clients
+	stateKey string            // of the clients of gateway, in states
 
 	belowMCP, belowRPC string // how the escaped paths of requests begin, slash included
 	permits            string // changes with what clients may do
@@ -265,6 +266,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.generation = app // each configuration has one
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
+	h.pins = pinStore{ctx: ctx, logger: h.logger, on: h.PinTools}
 	// Before anything else: the health checks of a reverse_proxy begin when that is
 	// provisioned, and emit events themselves.
 	for _, event := range []string{"started", "stopping"} {
@@ -296,11 +298,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if s == nil {
 			return fmt.Errorf("servers: number %d is null", i)
 		}
-		s.id, s.source = h.serverID(s), serverSource(s)
+		s.id, s.source = serverID(h, s), serverSource(s)
 		if err := s.provision(ctx, h); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
-		if err := h.openPins(s); err != nil {
+		if err := h.pins.open(s); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
@@ -420,7 +422,7 @@ func (h *Handler) Cleanup() error {
 	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some
 		h.gateway.WaitForSideRequests()
 	}
-	h.flushPins()
+	h.pins.flush(h.Servers)
 	var err error
 	for _, s := range h.Servers {
 		if s != nil {
@@ -453,7 +455,7 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 			return serverEndpoint(gateway.RPC, name)
 		}
 	}
-	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.describer() != nil {
+	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.auth.describer() != nil {
 		return h.described(resource)
 	}
 	return elsewhere, gateway.Endpoint{}, ""

@@ -23,6 +23,9 @@ import (
 
 // A health tries the servers of a gateway.
 type health struct {
+	interval, timeout time.Duration
+	logger            *zap.Logger
+
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	keys    []string // of records in use
@@ -76,25 +79,26 @@ func (s healthState) name() string {
 	return stateUnhealthy
 }
 
-// startHealth begins to try the servers, each again and again. Nobody is tried before
-// the configuration runs: to validate one must not dial.
+// startHealth begins to check the servers, each again and again. It is called once the
+// configuration runs: validation must not dial.
 func (h *Handler) startHealth() {
 	if h.HealthInterval <= 0 || h.health != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h.health = &health{cancel: cancel}
+	h.health = &health{interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout), logger: h.logger, cancel: cancel}
+	checks := h.health
 	for _, s := range h.Servers {
 		key := h.Name + "\x00" + s.id
 		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return &healthRecord{server: s.Name}, nil })
 		h.health.keys = append(h.health.keys, key)
 		record := value.(*healthRecord)
 		s.health.Store(record)
-		h.health.running.Go(func() { h.watch(ctx, s, record) })
+		h.health.running.Go(func() { checks.watch(ctx, s, record) })
 	}
 }
 
-// stopHealth ends what startHealth has begun. It returns when nobody is tried any more.
+// stopHealth ends what startHealth has begun, and waits for it.
 func (h *Handler) stopHealth() {
 	if h.health == nil {
 		return
@@ -109,8 +113,8 @@ func (h *Handler) stopHealth() {
 
 // watch tries a server until ctx ends: at first soon, then every interval, give or take
 // a tenth, lest all are tried at the same moment.
-func (h *Handler) watch(ctx context.Context, s *Server, record *healthRecord) {
-	interval := time.Duration(h.HealthInterval)
+func (h *health) watch(ctx context.Context, s *Server, record *healthRecord) {
+	interval := h.interval
 	timer := time.NewTimer(rand.N(interval/10 + 1))
 	defer timer.Stop()
 	for {
@@ -125,12 +129,12 @@ func (h *Handler) watch(ctx context.Context, s *Server, record *healthRecord) {
 }
 
 // try finds out whether a server answers, unless another configuration does so just now.
-func (h *Handler) try(ctx context.Context, s *Server, record *healthRecord) {
+func (h *health) try(ctx context.Context, s *Server, record *healthRecord) {
 	if !record.trying.TryLock() {
 		return
 	}
 	defer record.trying.Unlock()
-	timeout := time.Duration(h.HealthTimeout)
+	timeout := h.timeout
 	trial, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	asked, err := s.answers(trial)

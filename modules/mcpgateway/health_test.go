@@ -364,11 +364,10 @@ func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 
 func TestHealthOfChildren(t *testing.T) { // A36, A37
 	h := adaptGateway(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--hang-ping"), "alpha:1"))+`]}`)
-	h.logger = zap.NewNop()
+	checks := &health{timeout: 50 * time.Millisecond, logger: zap.NewNop()}
 	s, record := h.Servers[0], new(healthRecord)
 	s.health.Store(record)
-	h.HealthTimeout = caddy.Duration(50 * time.Millisecond)
-	h.try(t.Context(), s, record)
+	checks.try(t.Context(), s, record)
 	child := s.upstreams.children[0]
 	status := child.transport.Status("alpha:1")[0]
 	if status.State != stdio.Idle || s.healthState().Known {
@@ -377,7 +376,7 @@ func TestHealthOfChildren(t *testing.T) { // A36, A37
 	if err := child.transport.Restart(t.Context(), "alpha:1"); err != nil {
 		t.Fatal(err)
 	}
-	h.try(t.Context(), s, record)
+	checks.try(t.Context(), s, record)
 	if got := s.healthState(); got.name() != "unhealthy" || got.LastError != "no answer within 50ms" {
 		t.Errorf("one that does not answer: %+v", got)
 	}

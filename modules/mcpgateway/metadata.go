@@ -12,8 +12,8 @@ import (
 )
 
 // describer returns the provider that knows where clients get credentials.
-func (h *Handler) describer() auth.Describer {
-	for _, provider := range h.auth.providers {
+func (a *authenticator) describer() auth.Describer {
+	for _, provider := range a.providers {
 		if describer, ok := provider.(auth.Describer); ok {
 			return describer
 		}
@@ -52,6 +52,6 @@ func (h *Handler) serveMetadata(w http.ResponseWriter, r *http.Request, path str
 	if err != nil {
 		return caddyhttp.Error(http.StatusBadRequest, err)
 	}
-	_, err = w.Write(h.describer().Metadata(r, path))
+	_, err = w.Write(h.auth.describer().Metadata(r, path))
 	return err
 }

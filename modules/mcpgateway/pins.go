@@ -34,18 +34,25 @@ type pinning struct {
 // Destruct implements caddy.Destructor.
 func (*pinning) Destruct() error { return nil }
 
+// A pinStore keeps the pins of servers in Caddy's storage.
+type pinStore struct {
+	ctx    caddy.Context
+	logger *zap.Logger
+	on     bool // tools are withheld
+}
+
 // pinnings are those in use, by the source of the server.
 var pinnings = caddy.NewUsagePool()
 
-// openPins finds how the tools of a server were defined.
-func (h *Handler) openPins(s *Server) error {
+// open finds how the tools of a server were defined.
+func (p *pinStore) open(s *Server) error {
 	value, _, err := pinnings.LoadOrNew(s.source, func() (caddy.Destructor, error) { return new(pinning), nil })
 	if err != nil {
 		return err
 	}
 	s.pins = value.(*pinning)
-	if h.PinTools {
-		h.loadPins(s)
+	if p.on {
+		p.load(s)
 	}
 	return nil
 }
@@ -59,15 +66,15 @@ func (s *Server) closePins() error {
 	return err
 }
 
-// flushPins saves what could not be saved before. Nothing is tried again after that.
-func (h *Handler) flushPins() {
+// flush saves what could not be saved before. Nothing is tried again after that.
+func (p *pinStore) flush(servers []*Server) {
 	var saving sync.WaitGroup
-	for _, s := range h.Servers {
-		if s == nil || s.pins == nil || !h.PinTools {
+	for _, s := range servers {
+		if s == nil || s.pins == nil || !p.on {
 			continue
 		}
 		saving.Go(func() {
-			_ = h.saveNow(s) // it logs why it cannot
+			_ = p.saveNow(s) // it logs why it cannot
 			s.pins.mu.Lock()
 			defer s.pins.mu.Unlock()
 			if s.pins.retry != nil {
@@ -84,41 +91,41 @@ func (s *Server) pinsKey() string {
 	return path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
 }
 
-// loadPins takes what is in Caddy's storage in the place of what was seen while nobody
-// withheld anything. If it cannot be read, the gateway serves nevertheless, as do other
+// load takes what is in Caddy's storage in place of what was seen while nothing was
+// withheld. If it cannot be read, the gateway serves nevertheless, as do other
 // sites, but withholds all tools of the server until an operator accepts them: any of them
 // may have changed. What is there stays until then.
-func (h *Handler) loadPins(s *Server) {
-	p, key := s.pins, s.pinsKey()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.loaded {
+func (p *pinStore) load(s *Server) {
+	pins, key := s.pins, s.pinsKey()
+	pins.mu.Lock()
+	defer pins.mu.Unlock()
+	if pins.loaded {
 		return
 	}
-	text, err := h.ctx.Storage().Load(h.ctx, key)
+	text, err := p.ctx.Storage().Load(p.ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
-		p.loaded = true
+		pins.loaded = true
 		return
 	}
 	if err == nil {
-		err = p.UnmarshalJSON(text)
+		err = pins.UnmarshalJSON(text)
 	}
-	if p.loaded = err == nil; err != nil {
-		p.Lose()
-		h.logger.Error("pinned tools cannot be read; all tools of the server are withheld until they are accepted",
+	if pins.loaded = err == nil; err != nil {
+		pins.Lose()
+		p.logger.Error("pinned tools cannot be read; all tools of the server are withheld until they are accepted",
 			zap.String("mcp_server", s.Name), zap.String("key", key), zap.Error(err))
 	}
-	p.saved.Store(p.Version())
+	pins.saved.Store(pins.Version())
 }
 
 // keepBroken keeps a copy of what could not be read before it is replaced.
-func (h *Handler) keepBroken(ctx context.Context, key string) error {
-	text, err := h.ctx.Storage().Load(ctx, key)
+func (p *pinStore) keepBroken(ctx context.Context, key string) error {
+	text, err := p.ctx.Storage().Load(ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		err = h.ctx.Storage().Store(ctx, key+".broken", text)
+		err = p.ctx.Storage().Store(ctx, key+".broken", text)
 	}
 	return err
 }
@@ -129,22 +136,22 @@ func (p *pinning) paused() bool {
 	return until != nil && time.Now().Before(*until)
 }
 
-// savePins saves what has been seen for the first time, or accepted.
-func (h *Handler) savePins(s *Server) {
-	if !h.PinTools || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
+// save saves what has been seen for the first time, or accepted.
+func (p *pinStore) save(s *Server) {
+	if !p.on || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
-	s.saving.Go(func() { _ = h.store(s) }) // the caller need not wait for it
+	s.saving.Go(func() { _ = p.store(s) }) // the caller need not wait for it
 }
 
 // saveNow saves the pins of a server, even if that has failed just before.
-func (h *Handler) saveNow(s *Server) error {
+func (p *pinStore) saveNow(s *Server) error {
 	s.pins.pause.Store(nil)
-	return h.store(s)
+	return p.store(s)
 }
 
 // store saves the pins of a server. If it cannot, it is tried again later.
-func (h *Handler) store(s *Server) error {
+func (p *pinStore) store(s *Server) error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
 	if s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
@@ -153,24 +160,24 @@ func (h *Handler) store(s *Server) error {
 	version := s.pins.Version()
 	text, err := s.pins.MarshalJSON()
 	if err == nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), saveTime)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), saveTime)
 		defer cancel()
 		if !s.pins.loaded {
-			err = h.keepBroken(ctx, s.pinsKey())
+			err = p.keepBroken(ctx, s.pinsKey())
 		}
 		if err == nil {
-			err = h.ctx.Storage().Store(ctx, s.pinsKey(), text)
+			err = p.ctx.Storage().Store(ctx, s.pinsKey(), text)
 		}
 	}
 	if err != nil && !s.pins.failing {
-		h.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Error(err))
+		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Error(err))
 	}
 	if s.pins.failing = err != nil; err != nil {
 		s.pins.pause.Store(new(time.Now().Add(savePause)))
 		if s.pins.retry != nil {
 			s.pins.retry.Stop()
 		}
-		s.pins.retry = time.AfterFunc(savePause, func() { h.savePins(s) })
+		s.pins.retry = time.AfterFunc(savePause, func() { p.save(s) })
 		return err
 	}
 	s.pins.loaded = true
@@ -199,7 +206,7 @@ func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err e
 	accepted, err = s.pins.Accept(tool, seen)
 	if accepted > 0 {
 		if h.PinTools {
-			if failed := h.saveNow(s); failed != nil {
+			if failed := h.pins.saveNow(s); failed != nil {
 				err = fmt.Errorf("%w: %w", errNotSaved, failed)
 			}
 		}

@@ -206,7 +206,7 @@ func TestPinsAreSavedLater(t *testing.T) { // A54
 	pins := h.Servers[0].pins
 	free := fill(t, dir)
 	pins.See("weather", []byte(`{}`))
-	if err := h.store(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
+	if err := h.pins.store(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
 		t.Fatalf("on a full disk: %v", err)
 	}
 	free()

@@ -42,8 +42,8 @@ func (g *gateways) current() (current []*Handler) {
 	defer g.mu.Unlock()
 	seen := map[string]bool{}
 	for _, h := range g.all {
-		if h.generation == newest.generation && !seen[h.fingerprint()] {
-			seen[h.fingerprint()] = true
+		if h.generation == newest.generation && !seen[fingerprint(h)] {
+			seen[fingerprint(h)] = true
 			current = append(current, h)
 		}
 	}
@@ -65,7 +65,7 @@ func (g *gateways) newest() *Handler {
 
 // fingerprint tells the gateway from all others that are different in any way for
 // clients.
-func (h *Handler) fingerprint() string {
+func fingerprint(h *Handler) string {
 	var b strings.Builder
 	b.WriteString(h.place())
 	for _, s := range h.Servers {

@@ -52,7 +52,7 @@ func (o reporter) ToolChanged(server, tool string) {
 }
 
 // ToolsSeen implements [gateway.Observer].
-func (o reporter) ToolsSeen(server string) { o.savePins(o.byName[server]) }
+func (o reporter) ToolsSeen(server string) { o.pins.save(o.byName[server]) }
 
 // Interface guard
 var _ gateway.Observer = reporter{}

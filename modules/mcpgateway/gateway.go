@@ -41,7 +41,7 @@ func (h *Handler) newGateway() error {
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
 	}
-	key, err := h.key()
+	key, err := sessionKey(h.SessionKey)
 	if err != nil {
 		return fmt.Errorf("session_key: %w", err)
 	}
@@ -84,14 +84,14 @@ func (h *Handler) newGateway() error {
 	if err != nil {
 		return err
 	}
-	h.Retained = retained.(*gateway.Retained)
+	h.retained = retained.(*gateway.Retained)
 	sealedBy := sha256.Sum256(key) // clients are remembered by what they hold
 	h.stateKey = h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return gateway.NewState(), nil })
 	if err != nil {
 		return err
 	}
-	h.gateway = gateway.New(config, state.(*gateway.State), h.Retained)
+	h.gateway = gateway.New(config, state.(*gateway.State), h.retained)
 	return nil
 }
 
@@ -102,7 +102,7 @@ func (h *Handler) closeGateway() error {
 		h.gateway.Close()
 		_, err = states.Delete(h.stateKey)
 	}
-	if h.Retained != nil {
+	if h.retained != nil {
 		_, released := retainedPool.Delete(h.place())
 		err = errors.Join(err, released)
 	}
@@ -165,12 +165,12 @@ func refusedByModels(c rune) bool {
 	return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 }
 
-// key returns what seals session ids.
-func (h *Handler) key() ([]byte, error) {
-	if h.SessionKey == "" {
+// sessionKey returns what seals session ids.
+func sessionKey(config string) ([]byte, error) {
+	if config == "" {
 		return processKey, nil
 	}
-	key, err := caddy.NewReplacer().ReplaceOrErr(h.SessionKey, true, true)
+	key, err := caddy.NewReplacer().ReplaceOrErr(config, true, true)
 	if err != nil {
 		return nil, err
 	}

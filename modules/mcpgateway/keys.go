@@ -29,7 +29,7 @@ func (h *Handler) place() string {
 // serverID returns what tells a server from all that are another for clients: one with
 // the same id can be talked to as if nothing had happened. The routes are those that
 // are not provisioned yet.
-func (h *Handler) serverID(s *Server) string {
+func serverID(h *Handler, s *Server) string {
 	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath})
 }
 

@@ -63,7 +63,7 @@ func TestTemplatesOfAServerThatIsGone(t *testing.T) { // A67, A69
 			if got := offered(t, tt.h); got != tt.listed {
 				t.Errorf("listed %s", got)
 			}
-			if got := len(tt.h.Templates.All()); got != 4 {
+			if got := len(tt.h.retained.Templates.All()); got != 4 {
 				t.Errorf("%d are left", got)
 			}
 		})
