@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -25,7 +24,7 @@ func (q *Request) admit(target mcp.Target) *jsonrpc.Failure {
 	if q.g.withheld(target) {
 		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
 	}
-	if wait, ok := q.take(target); !ok {
+	if wait, ok := q.take(target, q.isRequest()); !ok {
 		q.w.Header().Set("Retry-After", retryAfter(wait))
 		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
 	}
@@ -107,61 +106,4 @@ func (q *Request) tally() *Tally {
 	t := q.g.Tally(q.caller.label)
 	t.Last.Store(q.began.UnixMilli())
 	return t
-}
-
-// What a client may see and hear is asked by its identity where there is no request of it
-// now: streams and lists outlive the configuration that their request came in by.
-
-// sees reports whether a client may know of a server. Others are never contacted for it.
-func (g *Gateway) sees(identity string, s *Server) bool {
-	if len(g.config.Clients) == 0 {
-		return true
-	}
-	who := g.rules.caller(identity)
-	return who.policy().Server(s.Name)
-}
-
-// hears reports whether a client may know of changes of a resource.
-func (g *Gateway) hears(identity string, s *Server, uri string) bool {
-	if len(g.config.Clients) == 0 {
-		return true
-	}
-	who := g.rules.caller(identity)
-	return g.sees(identity, s) && who.allows(mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri})
-}
-
-// allowsUnknown reports whether a client may send a server methods that MCP does not define.
-func (g *Gateway) allowsUnknown(identity string, s *Server) bool {
-	if len(g.config.Clients) == 0 {
-		return true
-	}
-	who := g.rules.caller(identity)
-	return who.allows(mcp.Target{Server: s.Name, Kind: mcp.Other})
-}
-
-// view returns a text that changes with what a client is shown of lists.
-func (g *Gateway) view(identity string) string {
-	view := ""
-	if who := g.rules.caller(identity); who.rules != nil {
-		view = who.rules.View
-	}
-	if g.config.PinTools {
-		view += " pinned"
-	}
-	return view
-}
-
-// standing returns a text that changes with what lets a client in. Only a new request can
-// show whether a certificate, a JWT or Caddy's own authentication still does, so for those it
-// changes with each configuration.
-func (g *Gateway) standing(identity string) string {
-	who := g.rules.caller(identity)
-	standing := who.label
-	if g.config.Auth != nil {
-		standing += g.config.Auth.Fingerprint()
-	}
-	if who.isVolatile() {
-		standing += fmt.Sprintf(" %p", g.config.Generation)
-	}
-	return standing
 }

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"net/http"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -34,7 +33,7 @@ func (q *Request) serveAggregate() *jsonrpc.Failure {
 	}
 	posted := q.r
 	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
-	q.r = q.r.WithContext(stdio.WithOwner(q.r.Context(), q.budget()))
+	q.r = q.r.WithContext(stdio.WithOwner(q.r.Context(), q.caller.budget()))
 	if q.g.config.Auth != nil && !q.g.forwardsAuth {
 		// They have identified the client. Some differ in each request, and would make it
 		// another client each time.
@@ -120,15 +119,7 @@ func (v *visit) general() mcp.Target {
 }
 
 // sees reports whether the client may know of a server.
-func (v *visit) sees(s *Server) bool { return v.g.sees(v.caller.identity, s) }
-
-// seen returns the servers that a client may know of.
-func (g *Gateway) seen(identity string) []*Server {
-	if len(g.config.Clients) == 0 {
-		return g.config.Servers
-	}
-	return slices.DeleteFunc(slices.Clone(g.config.Servers), func(s *Server) bool { return !g.sees(identity, s) })
-}
+func (v *visit) sees(s *Server) bool { return v.g.rules.sees(v.caller.identity, s) }
 
 // join finds the session that the request names.
 func (v *visit) join() (failure *jsonrpc.Failure) {
@@ -246,7 +237,7 @@ func (v *visit) answer(result []byte) *jsonrpc.Failure { return v.answerAs("comp
 // answerAs answers the request with a result of ours, of a type that the modern era has.
 func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	if v.era == mcp.Modern {
-		result = v.g.signed(resultType, result)
+		result = v.g.info.sign(resultType, result)
 	}
 	v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), result)})
 	return nil
@@ -257,7 +248,7 @@ func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 func (v *visit) all(f func(ctx context.Context, s *Server, l *link)) {
 	var calls errgroup.Group
 	calls.SetLimit(maxFanOut)
-	for _, s := range v.g.seen(v.caller.identity) {
+	for _, s := range v.g.rules.seen(v.caller.identity) {
 		l := v.client.link(s)
 		calls.Go(func() error {
 			f(v.r.Context(), s, l)

@@ -47,9 +47,15 @@ func (s *Server) Answer(method string) Answer {
 	return s.Answers[i]
 }
 
+// An answerer answers messages of a server in place of the client.
+type answerer struct {
+	*exchange
+	r *http.Request // to the server
+}
+
 // answered takes a message that is not for the client (A59). It reports whether it is
 // such.
-func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
+func (x answerer) answered(m *jsonrpc.Message) bool {
 	if m.IsAnswer() || !m.Has(jsonrpc.Method) {
 		return false
 	}
@@ -71,7 +77,7 @@ func (x *exchange) answered(r *http.Request, m *jsonrpc.Message) bool {
 	}
 	// The server may have more to say before it listens, and the client need not wait
 	// for that.
-	answer, cancel := x.request(context.WithoutCancel(r.Context()), reply)
+	answer, cancel := x.request(context.WithoutCancel(x.r.Context()), reply)
 	mcp.ClearModern(answer.Header)
 	stop := context.AfterFunc(x.g.config.Exiting, cancel)
 	begun := x.telling.Add(1) <= maxTold && x.server.asides.Go(func() {
@@ -97,7 +103,7 @@ const maxTold = 64
 // resolved returns the answer of a server of the modern era. What it asks before it goes
 // on, by a result, is answered here or dropped, and what is left for the client to
 // answer is all that it is asked.
-func (x *exchange) resolved(r *http.Request, message []byte) ([]byte, error) {
+func (x answerer) resolved(message []byte) ([]byte, error) {
 	m := new(jsonrpc.Message)
 	for range maxRounds {
 		if m.Read(message) != nil {
@@ -123,7 +129,7 @@ func (x *exchange) resolved(r *http.Request, message []byte) ([]byte, error) {
 		if len(ours) < len(asks.Requests) {
 			return withoutRequests(m, ours), nil // the server asks again for what the client does not say
 		}
-		answer, err := x.callAgain(r, ours, &asks)
+		answer, err := x.callAgain(ours, &asks)
 		if err != nil {
 			x.g.config.Logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
 			return jsonrpc.ConnectError(x.server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
@@ -155,13 +161,13 @@ func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
 // callAgain makes the call again with answers to what the server asks, besides those
 // that the client has given, and returns the answer to that. What the server says on the
 // way there nobody hears.
-func (x *exchange) callAgain(r *http.Request, keys []string, asks *mcp.InputResult) (answer []byte, err error) {
+func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte, err error) {
 	responses := map[string]json.RawMessage{}
 	_ = json.Unmarshal(x.message.Literal(jsonrpc.InputResponses), &responses) // there may be none
 	for _, key := range keys {
 		responses[key] = x.server.Answer(asks.Requests[key].Method).Result
 	}
-	again, cancel := x.request(r.Context(), mcp.WithInput(&x.message, responses, asks.State))
+	again, cancel := x.request(x.r.Context(), mcp.WithInput(&x.message, responses, asks.State))
 	defer cancel()
 	limit := int64(maxScreened)
 	if x.arrival.limit > 0 {
@@ -221,7 +227,7 @@ func (x *exchange) offerRoots(r *http.Request) {
 
 // request returns a request of our own to the server, in the session of the one that is being
 // served, as the routes have got that.
-func (x *exchange) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
+func (x answerer) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, x.server.Timeout)
 	r := x.server.Upstream.Derive(ctx, x.sent, false)
 	x.server.Upstream.Describe(r, x.placeholder)

@@ -34,6 +34,7 @@ type arrival struct {
 	informed int  // how many informational responses have come
 	broken   bool // the routes have not come to their end, or to a bad one
 	bodiless bool // the body is dropped
+	filtered bool // a filter looks at the response
 	escapes  bool // what other readers than the gateway may end lines at
 	breaks   sse.Breaks
 }
@@ -77,19 +78,19 @@ func (a *arrival) WriteHeader(status int) {
 	header := a.Header()
 	a.x.session.Restore(header)
 	a.begun, a.status = true, status
-	if failure := a.x.unacceptable(status, header); failure != nil {
+	if failure := a.unacceptable(status, header); failure != nil {
 		a.x.verdict, a.gaveUp = failure, true
 		return
 	}
-	if a.bodiless = a.x.misread(header); a.bodiless {
+	if a.bodiless = a.misread(header); a.bodiless {
 		httpbody.DropDescription(header)
 		header.Del("Content-Type")
 	}
-	if a.escapes = a.x.readsEvents(header); a.escapes && a.x.kind != Aggregate { // which takes the length for a hint
+	if a.escapes = a.readsEvents(header); a.escapes && a.x.kind != Aggregate { // which takes the length for a hint
 		httpbody.DropDescription(header)
 	}
 	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
-		header.Set(mcp.SessionHeader, a.x.bind(sessionOfServer, id))
+		header.Set(mcp.SessionHeader, a.x.binding().bind(sessionOfServer, id))
 	}
 	if a.x.kind == RPC && (status == http.StatusOK || status == http.StatusForbidden) &&
 		httpbody.TypeOf(header.Get("Content-Type")) == httpbody.Other {
@@ -110,7 +111,7 @@ func (a *arrival) passHeader() {
 		}
 	}
 	for name, values := range a.header {
-		if a.x.passesHeader(name) {
+		if a.passesHeader(name) {
 			to[name] = values
 		}
 	}
@@ -128,25 +129,25 @@ func (a *arrival) passHeader() {
 // sends the client elsewhere, or one that the client may read as something else than was
 // looked at. Of one that says all by its status, such as that a session has ended, only the
 // body does not.
-func (x *exchange) unacceptable(status int, header http.Header) *jsonrpc.Failure {
+func (a *arrival) unacceptable(status int, header http.Header) *jsonrpc.Failure {
 	switch {
 	case status/100 == 3:
-		return jsonrpc.HTTPError(x.server.Name, status)
+		return jsonrpc.HTTPError(a.x.server.Name, status)
 	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent, header.Get("Content-Length") == "0":
 		return nil
-	case x.misread(header):
-		return jsonrpc.InvalidResponse(x.server.Name)
+	case a.misread(header):
+		return jsonrpc.InvalidResponse(a.x.server.Name)
 	}
 	return nil
 }
 
 // misread reports whether a client may read a body as something else than is looked at.
-func (x *exchange) misread(header http.Header) bool {
+func (a *arrival) misread(header http.Header) bool {
 	contentType := header.Get("Content-Type")
 	switch {
-	case x.stream.opened && httpbody.Encoding(header) != "":
+	case a.x.stream.opened && httpbody.Encoding(header) != "":
 		return true
-	case x.stream.opened, x.caller.redactor() != nil, x.looked && httpbody.TypeOf(contentType) != httpbody.Other:
+	case a.x.stream.opened, a.x.caller.redactor() != nil, a.filtered && httpbody.TypeOf(contentType) != httpbody.Other:
 		return !httpbody.IsUTF8(contentType)
 	}
 	return false
@@ -155,9 +156,9 @@ func (x *exchange) misread(header http.Header) bool {
 // readsEvents reports whether a body is looked at as an event stream, or becomes a part of
 // one, as where all servers are one. A client that has opened a stream may not look at its
 // type closely.
-func (x *exchange) readsEvents(header http.Header) bool {
+func (a *arrival) readsEvents(header http.Header) bool {
 	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
-	return (x.stream.opened || x.kind == Aggregate || x.looked && isEvents) && httpbody.Encoding(header) == ""
+	return (a.x.stream.opened || a.x.kind == Aggregate || a.filtered && isEvents) && httpbody.Encoding(header) == ""
 }
 
 // Write takes the next bytes of the body.

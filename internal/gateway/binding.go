@@ -21,9 +21,24 @@ const (
 	endpointOfServer = "endpoint of one server"
 )
 
-// bind returns an id that is good for the client at this server only.
-func (x *exchange) bind(kind, id string) string {
-	return x.g.sealer.bind(id, kind, x.server.Name, x.caller.identity)
+// A binding makes ids of a server good for one client only.
+type binding struct {
+	sealer         sealer
+	server, client string
+}
+
+func (x *exchange) binding() binding {
+	return binding{x.g.sealer, x.server.Name, x.caller.identity}
+}
+
+// bind returns an id of the server as the client gets it.
+func (b binding) bind(kind, id string) string {
+	return b.sealer.bind(id, kind, b.server, b.client)
+}
+
+// claim returns the id that was bound, and whether it is the client's.
+func (b binding) claim(kind, bound string) (id string, ok bool) {
+	return b.sealer.claim(bound, kind, b.server, b.client)
 }
 
 // claim has a request name the session, and the event after which a stream is to go on, as
@@ -38,9 +53,9 @@ func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
 	switch {
 	case !x.bindsSessions():
 		return nil
-	case !x.claimHeader(sessionOfServer, header, mcp.SessionHeader):
+	case !x.binding().claimHeader(sessionOfServer, header, mcp.SessionHeader):
 		return jsonrpc.UnknownSession()
-	case !x.claimHeader(eventOfServer, header, "Last-Event-Id"):
+	case !x.binding().claimHeader(eventOfServer, header, "Last-Event-Id"):
 		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
 	}
 	return nil
@@ -48,12 +63,12 @@ func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
 
 // claimHeader gives a header the id that was bound. It reports whether that is the client's,
 // or there is none.
-func (x *exchange) claimHeader(kind string, header http.Header, name string) bool {
+func (b binding) claimHeader(kind string, header http.Header, name string) bool {
 	values := header.Values(name)
 	if len(values) != 1 {
 		return len(values) == 0 // the server could take either
 	}
-	id, ok := x.g.sealer.claim(values[0], kind, x.server.Name, x.caller.identity)
+	id, ok := b.claim(kind, values[0])
 	if ok {
 		header.Set(name, id)
 	}
@@ -169,7 +184,7 @@ func (w *eventBinder) bound() []byte {
 	if string(name) != "id" || len(id) == 0 {
 		return w.line
 	}
-	return append(w.line[:len(w.line)-len(id)], w.x.bind(eventOfServer, string(id))...)
+	return append(w.line[:len(w.line)-len(id)], w.x.binding().bind(eventOfServer, string(id))...)
 }
 
 // Interface guard

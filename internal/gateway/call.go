@@ -218,7 +218,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 
 // failed answers with a failure of a server, if there is anybody to answer.
 func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
-	c.errorCode, c.outcome = failure.Code, failure.Data.Symbol
+	c.endWith(failure)
 	if c.r.Context().Err() != nil {
 		return nil
 	}
@@ -281,7 +281,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	defer rl.h.Borrow()()
 	defer l.client.unasked(&rl.h)
 	c.passedOn = true
-	failure := c.g.send(l, &rl.h, r, m)
+	failure := c.g.newExchange(l, &rl.h, m).send(r)
 	switch {
 	case rl.h.Torn():
 		c.torn = true

@@ -1,11 +1,13 @@
 package gateway
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
@@ -23,15 +25,15 @@ type Client struct {
 // isPattern reports whether the rules are for several clients.
 func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
-// rules are the Clients of a gateway.
+// rules are what the clients of a gateway may do.
 type rules struct {
-	all        []*Client
+	config     *Config
 	byIdentity map[string]*Client // by name and match
 	patterns   []*Client          // whose names are patterns
 }
 
 func newRules(config *Config) rules {
-	r := rules{all: config.Clients, byIdentity: map[string]*Client{}}
+	r := rules{config: config, byIdentity: map[string]*Client{}}
 	for _, c := range config.Clients {
 		if c.isPattern() {
 			r.patterns = append(r.patterns, c)
@@ -63,6 +65,7 @@ type caller struct {
 	identity string  // as far as it was proved; "" for unknown
 	name     string  // of the client; "" for unknown
 	label    string  // of the client in metrics, of which there are only so many
+	address  string  // of its machine; "" where there is no request
 	rules    *Client // nil if there are none
 }
 
@@ -96,6 +99,32 @@ func (r *rules) caller(identity string) caller {
 	}
 	c.rules, c.label = r.patterns[i], r.patterns[i].Name
 	return c
+}
+
+// owner returns whom something is kept for: the client or, if it is unknown, all at its
+// address. A network of IPv6 is one address.
+func (c *caller) owner() string {
+	if c.identity == "" {
+		return "@" + ratelimit.Address(c.address)
+	}
+	return c.identity
+}
+
+// bodyOwner returns whom the body of a request is counted for.
+func (c *caller) bodyOwner() string {
+	if c.name == "" {
+		return "@" + ratelimit.Address(c.address)
+	}
+	return c.name
+}
+
+// budget returns whose budget a request is on: the client's or, if it is unknown, that of its
+// address (R14).
+func (c *caller) budget() string {
+	if c.name != "" {
+		return "client " + c.name
+	}
+	return "address " + ratelimit.Address(c.address)
 }
 
 // isVolatile reports whether only another request can show that the caller is still let in:
@@ -161,4 +190,69 @@ func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
 	default:
 		return policy.Resource(server, name)
 	}
+}
+
+// The rules below go by identity, because streams and lists outlive the configuration
+// that their request came in with.
+
+// sees reports whether a client may know of a server. Others are never contacted for it.
+func (r *rules) sees(identity string, s *Server) bool {
+	if len(r.config.Clients) == 0 {
+		return true
+	}
+	who := r.caller(identity)
+	return who.policy().Server(s.Name)
+}
+
+// hears reports whether a client may know of changes of a resource.
+func (r *rules) hears(identity string, s *Server, uri string) bool {
+	if len(r.config.Clients) == 0 {
+		return true
+	}
+	who := r.caller(identity)
+	return r.sees(identity, s) && who.allows(mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri})
+}
+
+// allowsUnknown reports whether a client may send a server methods that MCP does not define.
+func (r *rules) allowsUnknown(identity string, s *Server) bool {
+	if len(r.config.Clients) == 0 {
+		return true
+	}
+	who := r.caller(identity)
+	return who.allows(mcp.Target{Server: s.Name, Kind: mcp.Other})
+}
+
+// view returns a text that changes with what a client is shown of lists.
+func (r *rules) view(identity string) string {
+	view := ""
+	if who := r.caller(identity); who.rules != nil {
+		view = who.rules.View
+	}
+	if r.config.PinTools {
+		view += " pinned"
+	}
+	return view
+}
+
+// standing returns a text that changes with what lets a client in. Only a new request can
+// show whether a certificate, a JWT or Caddy's own authentication still does, so for those it
+// changes with each configuration.
+func (r *rules) standing(identity string) string {
+	who := r.caller(identity)
+	standing := who.label
+	if r.config.Auth != nil {
+		standing += r.config.Auth.Fingerprint()
+	}
+	if who.isVolatile() {
+		standing += fmt.Sprintf(" %p", r.config.Generation)
+	}
+	return standing
+}
+
+// seen returns the servers that a client may know of.
+func (r *rules) seen(identity string) []*Server {
+	if len(r.config.Clients) == 0 {
+		return r.config.Servers
+	}
+	return slices.DeleteFunc(slices.Clone(r.config.Servers), func(s *Server) bool { return !r.sees(identity, s) })
 }

@@ -164,7 +164,7 @@ func (v *visit) visitor() (*client, *jsonrpc.Failure) {
 	_, _ = sum.Write(h.info)
 	return v.g.State.client(string(sum.Sum(nil)), func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
-		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.owner(), h.complete())
+		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
 	}), nil
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
 // A posted is the message that a request posts.
@@ -70,6 +69,17 @@ func (p *posted) requestID() string {
 	return mcp.Shortened(string(p.message.Literal(jsonrpc.ID)))
 }
 
+// isRequest reports whether the message is a request and not part of a handshake. Some
+// servers run requests without an id, too.
+func (p *posted) isRequest() bool {
+	switch method := p.methodName(); method {
+	case "", "initialize", "server/discover":
+		return false
+	default:
+		return !strings.HasPrefix(method, "notifications/") || p.message.Has(jsonrpc.ID)
+	}
+}
+
 // post makes r post the message. A transport may still read it when the answer is there, so
 // its bytes are never used again.
 func (p *posted) post(r *http.Request) {
@@ -111,13 +121,14 @@ const (
 // quarter of Go's memory limit, which Caddy sets to that of its container.
 func DefaultInFlightLimit() int64 { return min(256<<20, debug.SetMemoryLimit(-1)/4) }
 
-// limitBodies sets up the limits of what is held of requests.
-func (g *Gateway) limitBodies() {
+// bodyMeters returns the meters of bodies in memory: of clients, and of senders that are not
+// identified yet.
+func bodyMeters(c *Config) (clients, unknown *quota.Meter) {
 	limits := func(all int64) quota.Limits {
-		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, g.config.RequestLimit))}
+		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, c.RequestLimit))}
 	}
-	g.bodies = quota.NewMeter(clientBodies, limits(g.config.InFlightLimit))
-	g.unknown = quota.NewMeter(unknownBodies, limits(max(g.config.InFlightLimit/4, g.config.RequestLimit)))
+	return quota.NewMeter(clientBodies, limits(c.InFlightLimit)),
+		quota.NewMeter(unknownBodies, limits(max(c.InFlightLimit/4, c.RequestLimit)))
 }
 
 // A heldBody is what a request has taken of a meter.
@@ -156,22 +167,13 @@ func (b *heldBody) release() {
 	}
 }
 
-// bodyOwner returns whom the body of the request is counted for: the client or, if it is
-// unknown, its address.
-func (q *Request) bodyOwner() string {
-	if q.caller.name == "" {
-		return "@" + ratelimit.Address(q.peer.Address)
-	}
-	return q.caller.name
-}
-
 // read reads the posted message. It counts for a meter until the request ends.
 func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	r := q.r
 	if r.ContentLength > limit {
 		return jsonrpc.PayloadTooLarge()
 	}
-	body := &countedBody{ReadCloser: r.Body, held: &q.held, owner: q.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody}
+	body := &countedBody{ReadCloser: r.Body, held: &q.held, owner: q.caller.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody}
 	switch {
 	case r.Body == nil:
 	case meter == q.g.unknown:
@@ -183,7 +185,7 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	case !q.held.take(meter, body.owner, r.ContentLength):
 		q.bodyRead = true
 		httpbody.Skip(r, limit, httpbody.Pace)
-		return q.busy()
+		return busy(q.w)
 	}
 	q.bodyRead = true
 	raw, err := httpbody.ReadWithin(r, limit, httpbody.Pace)
@@ -195,7 +197,7 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 		if r.Body = body.ReadCloser; meter == q.g.bodies {
 			httpbody.Skip(r, limit, httpbody.Pace)
 		}
-		return q.busy()
+		return busy(q.w)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return jsonrpc.RequestTimeout()
 	case err != nil:
@@ -210,8 +212,8 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 }
 
 // busy refuses a request that there is no room for.
-func (q *Request) busy() *jsonrpc.Failure {
-	q.w.Header().Set("Retry-After", "1")
+func busy(w http.ResponseWriter) *jsonrpc.Failure {
+	w.Header().Set("Retry-After", "1")
 	return jsonrpc.Busy()
 }
 
@@ -271,11 +273,11 @@ func (q *Request) checkReading() *jsonrpc.Failure {
 	return mcp.CheckHeaders(q.r.Header, &q.message)
 }
 
-// stripToken removes the token that was meant for the gateway from the message, and the
-// object around it if that has nothing else (A31).
-func (q *Request) stripToken() *jsonrpc.Failure {
-	m := &q.message
-	if q.g.config.Auth == nil || !m.Has(jsonrpc.AuthToken) {
+// stripToken removes the token that was meant for the gateway, which authenticates clients,
+// and the object around it if that has nothing else (A31).
+func (p *posted) stripToken(authenticates bool) *jsonrpc.Failure {
+	m := &p.message
+	if !authenticates || !m.Has(jsonrpc.AuthToken) {
 		return nil
 	}
 	within, field := "authToken", jsonrpc.Proxy

@@ -26,13 +26,13 @@ func (x *exchange) sealedEndpoint(address string) (string, bool) {
 		return "", false
 	}
 	uri := base64.RawURLEncoding.EncodeToString([]byte(x.server.Target.ResolveReference(ref).RequestURI()))
-	return x.path + "?" + endpointParam + "=" + x.bind(endpointOfServer, uri), true
+	return x.path + "?" + endpointParam + "=" + x.binding().bind(endpointOfServer, uri), true
 }
 
 // openEndpoint returns the address that a token stands for.
-func (g *Gateway) openEndpoint(s *Server, token, client string) (*url.URL, *jsonrpc.Failure) {
+func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
 	failure := jsonrpc.InvalidRequest("the endpoint is not one of this MCP server")
-	encoded, ok := g.sealer.claim(token, endpointOfServer, s.Name, client)
+	encoded, ok := b.claim(endpointOfServer, token)
 	if !ok {
 		return nil, failure
 	}

@@ -68,14 +68,14 @@ func TestEndpoints(t *testing.T) {
 			}
 			token, _, _ = strings.Cut(strings.ReplaceAll(token, "\r", "\n"), "\n")
 			g := &Gateway{sealer: newSealer(testKey)}
-			u, failure := g.openEndpoint(s, token, "ann")
+			u, failure := binding{g.sealer, s.Name, "ann"}.openEndpoint(token)
 			if failure != nil || u.RequestURI() != tt.uri {
 				t.Errorf("%v %v", u, failure)
 			}
-			if _, failure := g.openEndpoint(s, token, "bob"); failure == nil {
+			if _, failure := (binding{g.sealer, s.Name, "bob"}).openEndpoint(token); failure == nil {
 				t.Error("it is good for another client")
 			}
-			if _, failure := g.openEndpoint(&Server{Name: "other", Target: target}, token, "ann"); failure == nil {
+			if _, failure := (binding{g.sealer, "other", "ann"}).openEndpoint(token); failure == nil {
 				t.Error("another server takes it")
 			}
 		})
@@ -102,11 +102,11 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 		if identity == "" {
 			return // nobody in particular has no session of its own
 		}
-		bound := own.bind(sessionOfServer, id)
+		bound := own.binding().bind(sessionOfServer, id)
 		if got, ok := claims(own, bound); got != id || !ok {
 			t.Fatalf("%q is %q to its own client, %t", bound, got, ok)
 		}
-		if _, ok := claims(own, made); ok && own.bind(sessionOfServer, made[:strings.LastIndexByte(made, '.')]) != made {
+		if _, ok := claims(own, made); ok && own.binding().bind(sessionOfServer, made[:strings.LastIndexByte(made, '.')]) != made {
 			t.Fatalf("%q is a session", made)
 		}
 		if otherIdentity == "" || strings.ContainsRune(identity+otherIdentity+server+otherServer+id, 0) {

@@ -43,7 +43,6 @@ type exchange struct {
 
 	sent    *http.Request // as the routes got it, if the server may be answered in place of the client
 	before  http.Header   // of the response, before the routes ran
-	looked  bool          // the filter looks at the response
 	session unlogged.Session
 	arrival arrival
 	reply   reply
@@ -51,11 +50,10 @@ type exchange struct {
 	stream  passthroughReply // reply, at Single
 	inner   readerReply      // reply, at Aggregate
 
-	telling   atomic.Int32     // messages that are being sent to the server besides
-	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
-	left      bool             // the client cannot be written to
-	outcome   string
-	errorCode int // of JSON-RPC, 0 for none
+	telling atomic.Int32     // messages that are being sent to the server besides
+	verdict *jsonrpc.Failure // why the rest of the answer is not wanted
+	left    bool             // the client cannot be written to
+	ending
 }
 
 // A reply receives the response to an exchange.
@@ -78,30 +76,26 @@ type reply interface {
 	release()
 }
 
-// send has a server answer a request of the aggregate, which posts this message if it posts
-// one, into a Reader. It returns when the response is complete, or why it is not. Nobody else
-// uses r anymore.
-func (g *Gateway) send(l *link, to *streamable.Reader, r *http.Request, m *jsonrpc.Message) *jsonrpc.Failure {
-	return g.exchange(l, to, r, m, false)
-}
-
-// resume is send for the rest of the stream of a call.
-func (g *Gateway) resume(l *link, to *streamable.Reader, r *http.Request) *jsonrpc.Failure {
-	return g.exchange(l, to, r, new(jsonrpc.Message), true)
-}
-
-func (g *Gateway) exchange(l *link, to *streamable.Reader, r *http.Request, m *jsonrpc.Message, resumed bool) *jsonrpc.Failure {
-	x := &exchange{
-		g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), posted: posted{message: *m},
-		caller: g.rules.caller(l.client.identity), resumed: resumed,
+// newExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
+// message that is posted; nil if none is.
+func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *exchange {
+	x := &exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
+	if m != nil {
+		x.message = *m
 	}
 	x.inner.Reader = to
+	return x
+}
+
+// send has the server of the aggregate answer r, which is the exchange's from here on. It
+// returns when the response is complete, or why it is not.
+func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
 	defer x.record(r.Method)
 	failure := x.forward(r)
-	code, answered := to.Outcome()
+	code, answered := x.inner.Outcome()
 	switch {
 	case failure != nil:
-		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
+		x.endWith(failure)
 	case x.outcome != "":
 	case answered && code != 0: // and broken off after that
 		x.outcome, x.errorCode = outcomeError, code
@@ -151,7 +145,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 // endpoint that a server of the protocol's first revision has named.
 func (x *exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 	if x.kind == Single && r.Method == http.MethodPost && strings.HasPrefix(r.URL.RawQuery, endpointParam+"=") {
-		return x.g.openEndpoint(x.server, r.URL.Query().Get(endpointParam), x.caller.identity)
+		return x.binding().openEndpoint(r.URL.Query().Get(endpointParam))
 	}
 	return x.server.Target, nil
 }
@@ -273,13 +267,16 @@ func (x *exchange) about() mcp.Target {
 
 // ServeHTTP has the routes of the server write to w, which is the mask if there is one.
 func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
-	w, filter := x.filtered(w, r)
-	x.arrival.ResponseWriter, x.looked = x.bound(r, w), filter != nil
+	filter := newFilter(x, w, r)
+	if filter != nil {
+		w = filter
+	}
+	x.arrival.ResponseWriter, x.arrival.filtered = x.bound(r, w), filter != nil
 	ended := false
 	defer func() {
 		x.arrival.broken = !ended // before the mask lets out what it has held back
 		if filter != nil {
-			x.notFiltered(filter.Err())
+			filter.notFiltered()
 		}
 	}()
 	err := x.server.Upstream.Serve(&x.arrival, r)
@@ -338,17 +335,6 @@ func (x *exchange) failureOf(err error) *jsonrpc.Failure {
 		}
 	}
 	return jsonrpc.ConnectError(x.server.Name)
-}
-
-// ended notes how an answer of the server has ended.
-func (x *exchange) ended(outline *jsonrpc.Outline) {
-	x.outcome = OutcomeOK
-	if outline == nil {
-		return
-	}
-	if code, ok := outline.ErrorCode(); ok {
-		x.outcome, x.errorCode = outcomeError, code
-	}
 }
 
 // Interface guard

@@ -15,52 +15,65 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// Some of what servers say is looked at before it reaches anybody else: lists, which the
-// client may see a part of only; all of it, if something is to be redacted or to be
-// answered in the place of the client. It is held message by message. Everything else
-// streams.
-
-// maxScreened is how large a message may be that is looked at.
+// maxScreened is how large a message may be that is filtered.
 const maxScreened = 64 << 20
 
-// filtered returns w as what is looked at is written to, or w itself.
-func (x *exchange) filtered(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *screen.Writer) {
+// A filter looks at messages of a server before they go on to the client: at lists that the
+// client may see only a part of; at all messages, if something is to be redacted, or to be
+// answered in place of the client. It holds back each message that it looks at. Everything
+// else streams.
+type filter struct {
+	*screen.Writer
+	x *exchange
+	r *http.Request // to the server
+
+	// What messages are looked at for, besides what is redacted.
+	lists   bool // lists that the client is not shown all of, or not as they are
+	updates bool // changes of resources that the client may not know
+	values  bool // values that complete the URIs of such resources
+	answers bool // questions that the gateway answers
+	notices bool // news of tasks of other clients
+}
+
+// newFilter returns a filter that writes to w; nil if there is nothing to filter.
+func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
 	modern := r.Header.Get(mcp.VersionHeader) == mcp.Stateless || x.message.Has(jsonrpc.ProtocolVersion) || x.kind == RPC // which need not say so
-	answers := len(x.server.Answers) > 0
-	look := looking{
-		lists:   x.showsLists(r, modern),
+	f := &filter{
+		x: x, r: r,
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
-		values:  x.showsValues(r),
-		answers: answers,
+		answers: len(x.server.Answers) > 0,
 		notices: x.caller.identity != "" && (r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
+	f.lists, f.values = f.showsLists(modern), f.showsValues()
 	// A server of the modern era asks by results.
-	whole := look.lists || look.values || x.caller.redactor() != nil || answers && modern
-	if !whole && !look.updates && !look.answers && !look.notices {
-		return w, nil
+	whole := f.lists || f.values || x.caller.redactor() != nil || f.answers && modern
+	if !whole && !f.updates && !f.answers && !f.notices {
+		return nil
 	}
 	r.Header.Del("Accept-Encoding")
-	var s *screen.Writer
-	s = screen.NewWriter(w, maxScreened, func(message []byte) ([]byte, error) {
-		if r.Method == http.MethodGet && s.Named(isEndpoint) && x.noteEndpoint(message) {
-			return message, nil // which is not what the client gets
-		}
-		// Some servers begin with this, and some clients ignore it.
-		message, err := x.screen(r, unmarked(message), look)
-		if err != nil && x.verdict == nil {
-			x.verdict = jsonrpc.InvalidResponse(x.server.Name)
-		}
-		return message, err
-	})
-	s.EventsOnly = !whole
+	f.Writer = screen.NewWriter(w, maxScreened, f.take)
+	f.EventsOnly = !whole
 	if redactor := x.caller.redactor(); redactor != nil {
-		s.Line = func(line []byte) []byte {
+		f.Line = func(line []byte) []byte {
 			line, n := redactor.Line(line)
-			x.countRedactions(n)
+			f.countRedactions(n)
 			return line
 		}
 	}
-	return s, s
+	return f
+}
+
+// take returns a message as it goes on, nil if it does not.
+func (f *filter) take(message []byte) ([]byte, error) {
+	if f.r.Method == http.MethodGet && f.Named(isEndpoint) && f.x.noteEndpoint(message) {
+		return message, nil // which is not what the client gets
+	}
+	// Some servers begin with byte order marks, and some clients ignore them.
+	message, err := f.screen(unmarked(message))
+	if err != nil && f.x.verdict == nil {
+		f.x.verdict = jsonrpc.InvalidResponse(f.x.server.Name)
+	}
+	return message, err
 }
 
 // unmarked returns a message without the byte order marks that it begins with.
@@ -73,28 +86,19 @@ func unmarked(message []byte) []byte {
 	return text
 }
 
-// looking is what messages of a server are looked at for, beside what is redacted.
-type looking struct {
-	lists   bool // that a client is not shown all of, or not as they are
-	updates bool // of resources that the client may not know
-	values  bool // that complete the URIs of such resources
-	answers bool // what is not for the client at all
-	notices bool // of how such go on
-}
-
 // showsLists reports whether the answer may be one that a client is not shown all of, or
 // not as it is.
-func (x *exchange) showsLists(r *http.Request, modern bool) bool {
-	if r.Method == http.MethodGet { // in which answers are resumed
-		return x.kind == Single || x.kind == Aggregate && x.resumed
+func (f *filter) showsLists(modern bool) bool {
+	if f.r.Method == http.MethodGet { // in which answers are resumed
+		return f.x.kind == Single || f.x.kind == Aggregate && f.x.resumed
 	}
-	switch x.methodName() {
+	switch f.x.methodName() {
 	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "tasks/list":
-		return x.kind != Aggregate || !filtersAsItReads(&x.caller)
+		return f.x.kind != Aggregate || !filtersAsItReads(&f.x.caller)
 	case "initialize", "server/discover":
 		return true
 	case "resources/read":
-		return modern && len(x.g.config.Clients) > 0 // it says who else may have it
+		return modern && len(f.x.g.config.Clients) > 0 // it says who else may have it
 	}
 	return false
 }
@@ -105,67 +109,68 @@ func filtersAsItReads(c *caller) bool { return c.redactor() == nil }
 
 // showsValues reports whether the answer may have values that complete the URI of a
 // resource that the client may not read.
-func (x *exchange) showsValues(r *http.Request) bool {
-	return x.caller.policy().RestrictsResources(x.server.Name) &&
-		(r.Method == http.MethodGet || x.methodName() == "completion/complete" && x.message.Has(jsonrpc.RefURI))
+func (f *filter) showsValues() bool {
+	return f.x.caller.policy().RestrictsResources(f.x.server.Name) &&
+		(f.r.Method == http.MethodGet || f.x.methodName() == "completion/complete" && f.x.message.Has(jsonrpc.RefURI))
 }
 
 // screen returns a message of the server as it goes on, nil if it does not.
-func (x *exchange) screen(r *http.Request, message []byte, look looking) ([]byte, error) {
+func (f *filter) screen(message []byte) ([]byte, error) {
 	var m jsonrpc.Message
-	if looksLikeJSON(message) && m.ReadExact(message) != nil && (look.answers || look.updates || look.notices) {
-		return x.leftOut(r, errUnreadable) // by us, but perhaps not by the client
+	if looksLikeJSON(message) && m.ReadExact(message) != nil && (f.answers || f.updates || f.notices) {
+		return f.leftOut(errUnreadable) // by us, but perhaps not by the client
 	}
-	if look.answers {
-		if x.answered(r, &m) {
+	if f.answers {
+		answers := answerer{f.x, f.r}
+		if answers.answered(&m) {
 			return nil, nil
 		}
 		var err error
-		if message, err = x.resolved(r, message); err != nil {
+		if message, err = answers.resolved(message); err != nil {
 			return nil, err
 		}
 	}
-	if look.updates && m.Is(jsonrpc.Method, mcp.MethodUpdated) &&
-		!x.caller.allows(mcp.Target{Server: x.server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
+	if f.updates && m.Is(jsonrpc.Method, mcp.MethodUpdated) &&
+		!f.x.caller.allows(mcp.Target{Server: f.x.server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
 		return nil, nil
 	}
-	if look.notices && x.isOfOthers(&m) {
+	if f.notices && f.isOfOthers(&m) {
 		return nil, nil
 	}
-	if look.lists {
+	if f.lists {
 		var err error
-		if message, err = x.visible(message); err != nil {
-			return x.leftOut(r, err)
+		if message, err = f.visible(message); err != nil {
+			return f.leftOut(err)
 		}
-		x.g.config.Observer.ToolsSeen(x.server.Name)
+		f.x.g.config.Observer.ToolsSeen(f.x.server.Name)
 	}
-	if look.values {
+	if f.values {
 		var err error
-		if message, err = x.completed(message); err != nil {
-			return x.leftOut(r, err)
+		if message, err = f.completed(message); err != nil {
+			return f.leftOut(err)
 		}
 	}
-	redacted, n, err := x.caller.redactor().Message(message)
+	redacted, n, err := f.x.caller.redactor().Message(message)
 	if err != nil {
-		return x.leftOut(r, err)
+		return f.leftOut(err)
 	}
-	x.countRedactions(n)
+	f.countRedactions(n)
 	return redacted, nil
 }
 
-func (x *exchange) countRedactions(n int) {
+func (f *filter) countRedactions(n int) {
 	if n > 0 {
-		x.g.config.Observer.Redacted(x.caller.label, n)
+		f.x.g.config.Observer.Redacted(f.x.caller.label, n)
 	}
 }
 
 // leftOut has a message not go on that cannot be looked at. On a stream that a client
 // listens to there may be others; what a client waits for is answered with an error.
-func (x *exchange) leftOut(r *http.Request, err error) ([]byte, error) {
-	if r.Method != http.MethodGet {
+func (f *filter) leftOut(err error) ([]byte, error) {
+	if f.r.Method != http.MethodGet {
 		return nil, err
 	}
-	x.g.config.Logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", x.server.Name))
+	f.x.g.config.Logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", f.x.server.Name))
 	return nil, nil
 }
 
@@ -184,7 +189,7 @@ type listFilter struct {
 	done   bool // by the exchange that the list came with
 }
 
-func (g *Gateway) listFilter(s *Server, c *caller) listFilter {
+func newListFilter(g *Gateway, s *Server, c *caller) listFilter {
 	return listFilter{g: g, server: s, caller: c, hides: g.config.PinTools || c.policy().Restricts(s.Name)}
 }
 
@@ -204,7 +209,7 @@ func (f *listFilter) keeps(item *mcp.Item) bool {
 		return true
 	}
 	if item.Kind == mcp.Tasks {
-		return f.g.hasTask(f.caller, f.server, item.Name)
+		return f.g.tasks.has(f.caller, f.server, item.Name)
 	}
 	if !toolpin.IsPlainName(item.Name) || f.hides && item.Name == "" {
 		return false
@@ -227,19 +232,19 @@ func (f *listFilter) isPinned(item *mcp.Item) bool {
 
 // visible returns an answer with those items of lists that the client sees. What others may
 // be given again becomes private where it can depend on the client.
-func (x *exchange) visible(message []byte) ([]byte, error) {
-	filter := x.g.listFilter(x.server, &x.caller)
-	filter.hides = filter.hides || x.methodName() == "tasks/list" // those of others
+func (f *filter) visible(message []byte) ([]byte, error) {
+	visible := newListFilter(f.x.g, f.x.server, &f.x.caller)
+	visible.hides = visible.hides || f.x.methodName() == "tasks/list" // those of others
 	var l mcp.List
-	failure := filter.read(&l, message)
+	failure := visible.read(&l, message)
 	if failure != nil {
-		return x.passable(l.Raw, nil, failure, filter.hides)
+		return f.passable(l.Raw, nil, failure, visible.hides)
 	}
-	edits := l.Filter(filter.keeps)
-	if len(x.g.config.Clients) > 0 && l.Has(jsonrpc.CacheScope) {
+	edits := l.Filter(visible.keeps)
+	if len(f.x.g.config.Clients) > 0 && l.Has(jsonrpc.CacheScope) {
 		edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 	}
-	return x.passable(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, filter.hides)
+	return f.passable(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, visible.hides)
 }
 
 // maxValues is how many values of a completion are looked at. The protocol allows 100.
@@ -248,9 +253,9 @@ const maxValues = 1000
 // completed returns an answer with those values only that complete the URIs of resources
 // which the client may read. If other arguments come first that are not known, it may have
 // to be all of them. The template of an answer that is resumed is not known.
-func (x *exchange) completed(message []byte) ([]byte, error) {
-	policy, server := x.caller.policy(), x.server.Name
-	completion, unknown := mcp.CompletionOf(x.message.Raw)
+func (f *filter) completed(message []byte) ([]byte, error) {
+	policy, server := f.x.caller.policy(), f.x.server.Name
+	completion, unknown := mcp.CompletionOf(f.x.message.Raw)
 	left := maxValues
 	filtered, err := mcp.FilterCompletion(message, func(value string) bool {
 		if left--; unknown != nil || left < 0 {
@@ -263,16 +268,16 @@ func (x *exchange) completed(message []byte) ([]byte, error) {
 		}
 		return !slices.ContainsFunc(uris, func(uri string) bool { return !allowed(server, uri) })
 	})
-	return x.passable(message, filtered, err, true)
+	return f.passable(message, filtered, err, true)
 }
 
 // passable returns a message that was filtered. One that cannot be read is passed on only
 // if there is nothing to hide, or if nobody else can read a message in it.
-func (x *exchange) passable(message, filtered []byte, err error, hides bool) ([]byte, error) {
+func (f *filter) passable(message, filtered []byte, err error, hides bool) ([]byte, error) {
 	switch {
 	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
 		return nil, errUnreadable // a batch
-	case hides && x.arrival.status/100 == 2 && !looksLikeJSON(message) && x.message.IsRequest():
+	case hides && f.x.arrival.status/100 == 2 && !looksLikeJSON(message) && f.x.message.IsRequest():
 		return nil, errUnreadable // to us, but there are lenient readers
 	case err == nil:
 		return filtered, nil
@@ -285,12 +290,21 @@ func (x *exchange) passable(message, filtered []byte, err error, hides bool) ([]
 var errUnreadable = errors.New("the message cannot be looked at")
 
 // notFiltered says what is wrong with a message that cannot be looked at.
-func (x *exchange) notFiltered(err error) {
-	switch {
-	case x.verdict != nil:
+func (f *filter) notFiltered() {
+	switch err := f.Err(); {
+	case f.x.verdict != nil:
 	case errors.Is(err, screen.ErrTooLarge):
-		x.verdict = jsonrpc.ResponseTooLarge(x.server.Name)
+		f.x.verdict = jsonrpc.ResponseTooLarge(f.x.server.Name)
 	case errors.Is(err, screen.ErrEncoded):
-		x.verdict = jsonrpc.InvalidResponse(x.server.Name)
+		f.x.verdict = jsonrpc.InvalidResponse(f.x.server.Name)
 	}
+}
+
+// isOfOthers reports whether a server says how a task goes on that is not the client's.
+func (f *filter) isOfOthers(m *jsonrpc.Message) bool {
+	switch m.Text(jsonrpc.Method) {
+	case "notifications/tasks", "notifications/tasks/status":
+		return !f.x.g.tasks.has(&f.x.caller, f.x.server, m.Text(jsonrpc.TaskID))
+	}
+	return false
 }

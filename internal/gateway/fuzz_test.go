@@ -96,7 +96,7 @@ func FuzzListing(f *testing.F) {
 func FuzzSession(f *testing.F) {
 	a := joining(nil)
 	// Its last character has unused bits.
-	good := a.sealed(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: hasTools}}})
+	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: hasTools}}})
 	whole := uint(len(good))
 	f.Add(uint(0), uint(0), "")
 	f.Add(whole-1, uint(1), "B")
@@ -113,7 +113,7 @@ func FuzzSession(f *testing.F) {
 		at %= whole + 1
 		cut = min(cut, whole-at)
 		id := good[:at] + put + good[at+cut:]
-		opened, ok := a.opened(id)
+		opened, ok := a.sealer.openTicket(id)
 		if ok != (id == good) || ok && opened.Identity != "ann" {
 			t.Fatalf("%q was opened: %+v", id, opened)
 		}
@@ -121,7 +121,7 @@ func FuzzSession(f *testing.F) {
 			t.Fatalf("%q was opened as a call", id)
 		}
 		// Whatever is inside, if only we have sealed it.
-		if inside, ok := a.opened(a.sealer.seal("session", []byte(put))); ok && !json.Valid(inside.Hello) && inside.Hello != nil {
+		if inside, ok := a.sealer.openTicket(a.sealer.seal("session", []byte(put))); ok && !json.Valid(inside.Hello) && inside.Hello != nil {
 			t.Fatalf("%q was opened: %+v", put, inside)
 		}
 	})

@@ -172,6 +172,7 @@ func (e *StatusError) Unwrap() error { return e.Err }
 // A Gateway serves the endpoints of one configuration.
 type Gateway struct {
 	config  Config
+	info    serverInfo
 	servers map[string]*Server // by name and alias
 	ids     map[string]*Server // by ID
 	rules   rules
@@ -203,14 +204,15 @@ type place struct {
 func New(config Config, state *State, retained *Retained) *Gateway {
 	g := &Gateway{
 		config:   config,
+		info:     serverInfo{config.Name, config.Version},
 		servers:  map[string]*Server{},
 		ids:      map[string]*Server{},
-		rules:    newRules(&config),
 		sealer:   newSealer(config.Key),
 		State:    state,
 		Retained: retained,
 	}
-	g.limitBodies()
+	g.rules = newRules(&g.config)
+	g.bodies, g.unknown = bodyMeters(&config)
 	if config.Auth != nil {
 		g.credentials = config.Auth.CredentialHeaders()
 	}
@@ -223,7 +225,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		g.forwardsAuth = g.forwardsAuth || s.ForwardAuth
 		s.asides.Max = maxServerAsides
 	}
-	g.own = g.newOwn()
+	g.own = newOwn(g)
 	g.place = &place{g}
 	state.join(g)
 	return g

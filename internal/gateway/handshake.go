@@ -33,10 +33,10 @@ func (v *visit) initialize() *jsonrpc.Failure {
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.owner(), helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
 	v.client.issued = time.Now()
 	v.g.keep(v.client)
-	if v.g.sealed(v.client.ticket(nil)) == "" {
+	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return helloTooLarge("params: capabilities and clientInfo, compressed,")
 	}
 	v.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, v.g, v.r) }) // who fails is left out, and has been logged
@@ -45,13 +45,13 @@ func (v *visit) initialize() *jsonrpc.Failure {
 		return nil
 	}
 	links := map[string]linkTicket{}
-	for _, s := range v.g.seen(v.caller.identity) {
+	for _, s := range v.g.rules.seen(v.caller.identity) {
 		if ticket, ok := v.client.link(s).ticket(); ok {
 			ticket.Server = s.brief()
 			links[s.Name] = ticket
 		}
 	}
-	id := v.g.sealed(v.client.ticket(links))
+	id := v.g.sealer.sealTicket(v.client.ticket(links))
 	v.client = v.g.client(id, func() *client { return v.client })
 	v.g.release(v.client) // as the one that had no id yet
 	v.w.Header().Set(mcp.SessionHeader, id)
@@ -59,7 +59,7 @@ func (v *visit) initialize() *jsonrpc.Failure {
 	result := map[string]any{
 		"protocolVersion": version,
 		"capabilities":    v.capabilities(),
-		"serverInfo":      v.g.info(),
+		"serverInfo":      v.g.info,
 	}
 	if text := v.instructions(); text != "" {
 		result["instructions"] = text
@@ -103,37 +103,40 @@ func (v *visit) discover() *jsonrpc.Failure {
 	return v.answer(jsonrpc.Encode(result))
 }
 
-// info is who we are.
-func (a *Gateway) info() map[string]string {
-	return map[string]string{"name": a.config.Name, "version": a.config.Version}
+// A serverInfo identifies the gateway to clients of the aggregate.
+type serverInfo struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
 }
 
-// signed makes a result of ours one of the modern era.
-func (a *Gateway) signed(resultType string, result []byte) []byte {
-	by, as := a.signedBy(), []byte(`"resultType":"`+resultType+`"`)
+// sign returns a result of the gateway itself with the members that the modern era wants.
+func (i serverInfo) sign(resultType string, result []byte) []byte {
 	for member := range jsonspan.Members(result) {
 		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
-			return jsonspan.Spliced(result, jsonspan.Insert(result, as), jsonspan.Insert(result[at.Start:at.End], by).Moved(at.Start))
+			return jsonspan.Spliced(result, jsonspan.Insert(result, typeMember(resultType)),
+				jsonspan.Insert(result[at.Start:at.End], i.metaMember()).Moved(at.Start))
 		}
 	}
-	return jsonspan.Spliced(result, jsonspan.Insert(result, a.signature(resultType)))
+	return jsonspan.Spliced(result, jsonspan.Insert(result, i.members(resultType)))
 }
 
-// signature returns the members that make a result of ours one of the modern era.
-func (a *Gateway) signature(resultType string) []byte {
-	return slices.Concat([]byte(`"resultType":"`+resultType+`","_meta":{`), a.signedBy(), []byte("}"))
+// members returns the members of a result of the modern era: its type and its sender.
+func (i serverInfo) members(resultType string) []byte {
+	return slices.Concat(typeMember(resultType), []byte(`,"_meta":{`), i.metaMember(), []byte("}"))
 }
 
-// signedBy returns the member of _meta that says who we are.
-func (a *Gateway) signedBy() []byte {
-	return slices.Concat([]byte(`"io.modelcontextprotocol/serverInfo":`), jsonrpc.Encode(a.info()))
+// metaMember returns the member of _meta that names the sender.
+func (i serverInfo) metaMember() []byte {
+	return slices.Concat([]byte(`"`+mcp.MetaServerInfo+`":`), jsonrpc.Encode(i))
 }
+
+func typeMember(resultType string) []byte { return []byte(`"resultType":"` + resultType + `"`) }
 
 // capabilities returns what all servers can do together (A4). As long as one of them
 // is missing, there may be tools: clients do not ask again.
 func (v *visit) capabilities() map[string]any {
 	all := map[string]any{}
-	for _, s := range v.g.seen(v.caller.identity) {
+	for _, s := range v.g.rules.seen(v.caller.identity) {
 		l := v.client.link(s)
 		l.mu.Lock()
 		ready, raw := l.ready, l.about.capabilities.text()
@@ -182,7 +185,7 @@ func merge(into, from map[string]any) {
 // instructions returns what the servers say of how they are to be used.
 func (v *visit) instructions() string {
 	var texts []string
-	for _, s := range v.g.seen(v.caller.identity) {
+	for _, s := range v.g.rules.seen(v.caller.identity) {
 		l := v.client.link(s)
 		l.mu.Lock()
 		text := l.about.instructions.text()

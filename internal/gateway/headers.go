@@ -33,12 +33,12 @@ var answerHeaders = headerSet(
 )
 
 // passesHeader reports whether clients get a header of the server's answer.
-func (x *exchange) passesHeader(name string) bool {
+func (a *arrival) passesHeader(name string) bool {
 	switch {
 	case answerHeaders[name], strings.HasPrefix(name, "Mcp-"), strings.HasPrefix(name, "Ratelimit"), strings.HasPrefix(name, "X-Ratelimit-"):
 		return true
 	case name == "Www-Authenticate":
-		return x.server.ForwardAuth // else its clients cannot log in there
+		return a.x.server.ForwardAuth // else its clients cannot log in there
 	}
 	return false
 }

@@ -18,13 +18,15 @@ type Peer struct {
 	Path    string // of the request, as the client has sent it
 }
 
-// authenticate finds out who the client is, before anything else is done for it (A30), and
-// reads what it posts. unread is what is wrong with that; only a client that is let in gets
-// to know it.
+// An authentication identifies the sender of a request.
+type authentication struct{ *Request }
+
+// run identifies the sender, before anything else is done for it (A30), and reads what it
+// posts. unread is what is wrong with that; only a client that is let in gets to know it.
 //
 // Credentials in headers come first. Without good ones, no more of the body is read than
 // the Authenticator needs, and nothing of it for an address that has used up its budget.
-func (q *Request) authenticate() (unread, failure *jsonrpc.Failure) {
+func (q authentication) run() (unread, failure *jsonrpc.Failure) {
 	g, post := q.g, q.r.Method == http.MethodPost
 	known := q.knownToCaddy()
 	var needed int64 // bytes of the body, to know more
@@ -58,27 +60,33 @@ func (q *Request) authenticate() (unread, failure *jsonrpc.Failure) {
 		return unread, q.refuse(reason)
 	}
 	q.held.release()
-	if !q.held.take(g.bodies, q.bodyOwner(), int64(len(body))) {
-		return q.busy(), nil
+	if !q.held.take(g.bodies, q.caller.bodyOwner(), int64(len(body))) {
+		return busy(q.w), nil
 	}
 	return unread, nil
 }
 
+// setCaller notes who the sender is.
+func (q authentication) setCaller(identity string) {
+	q.caller = q.g.rules.caller(identity)
+	q.caller.address = q.peer.Address
+}
+
 // readEnough reports whether as much of the body was read as the Authenticator needs, or as
 // a message with credentials in it can have.
-func (q *Request) readEnough(needed int64) bool {
+func (q authentication) readEnough(needed int64) bool {
 	return q.message.Raw != nil || needed < q.g.config.RequestLimit
 }
 
 // knownToCaddy identifies a client without the Authenticator, and reports whether it could:
 // Caddy has authenticated it and a client's match names it, or there is no Authenticator.
-func (q *Request) knownToCaddy() bool {
+func (q authentication) knownToCaddy() bool {
 	user := q.peer.User
 	switch c := q.g.rules.byIdentity[user]; {
 	case q.peer.Trusted != "":
-		q.caller = q.g.rules.caller(q.peer.Trusted)
+		q.setCaller(q.peer.Trusted)
 	case q.g.config.Auth == nil, user != "" && c != nil && slices.Contains(c.Match, user):
-		q.caller = q.g.rules.caller(user)
+		q.setCaller(user)
 	default:
 		return false
 	}
@@ -86,24 +94,24 @@ func (q *Request) knownToCaddy() bool {
 }
 
 // identify asks the Authenticator who the client is.
-func (q *Request) identify(bodyRead bool, body []byte, token string) (known bool, reason error) {
+func (q authentication) identify(bodyRead bool, body []byte, token string) (known bool, reason error) {
 	identity, err := q.g.config.Auth.Authenticate(q.r, bodyRead, body, token)
 	if identity == "" {
 		return false, err
 	}
-	q.caller = q.g.rules.caller(identity)
+	q.setCaller(identity)
 	return true, nil
 }
 
 // refuse refuses a client that could not be identified. It takes from the budget of the
 // client's address, so that nobody can guess for long.
-func (q *Request) refuse(reason error) *jsonrpc.Failure {
+func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	status := q.g.config.Auth.Challenge(q.w.Header(), q.r, reason)
 	if reason == nil {
 		reason = errNoCredentials
 	}
-	q.caller = q.g.rules.caller("")
-	if wait, ok := q.takeAs(mcp.Target{}, true); !ok {
+	q.setCaller("")
+	if wait, ok := q.take(mcp.Target{}, true); !ok {
 		return q.rateLimited(wait, reason)
 	}
 	return q.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
@@ -111,17 +119,17 @@ func (q *Request) refuse(reason error) *jsonrpc.Failure {
 
 // exhausted returns how long the address of an unidentified client has to wait before its
 // credentials are looked at again.
-func (q *Request) exhausted() time.Duration {
-	q.caller = q.g.rules.caller("")
-	limits := q.limitsFor(nil, mcp.Target{}, true)
+func (q authentication) exhausted() time.Duration {
+	q.setCaller("")
+	limits := q.g.rules.limits(nil, &q.caller, mcp.Target{}, true)
 	if len(limits) == 0 {
 		return 0
 	}
-	return q.g.buckets.Wait(q.budget(), limits)
+	return q.g.buckets.Wait(q.caller.budget(), limits)
 }
 
 // rateLimited refuses an unidentified client for a while.
-func (q *Request) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
+func (q authentication) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
 	q.w.Header().Set("Retry-After", retryAfter(wait))
 	return q.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)
 }

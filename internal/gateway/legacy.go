@@ -254,7 +254,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, m
 				return nil
 			}
 		}
-		failure := a.send(l, h, r, m)
+		failure := a.newExchange(l, h, m).send(r)
 		switch {
 		case answered:
 			failure = nil
@@ -438,7 +438,7 @@ func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *json
 	if params == nil {
 		params = json.RawMessage("{}")
 	}
-	state, ok := c.g.putAway(held)
+	stateKey, ok := c.g.putAway(held)
 	if !ok {
 		delete(held.questions, key)
 		held.hearing.Load().QuestionAnswered()
@@ -447,38 +447,37 @@ func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *json
 	}
 	return true, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
 		"inputRequests": map[string]mcp.InputRequest{key: {Method: method, Params: params}},
-		"requestState":  state,
+		"requestState":  c.g.sealer.seal("call", []byte(stateKey)),
 	}))
 }
 
-// putAway keeps a call until its client makes it again.
-func (a *Gateway) putAway(held *heldCall) (state string, ok bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.ended || !a.holding.Take(held.client.owner, 0) {
+// putAway keeps a call until its client makes it again, under the key that it returns.
+func (s *State) putAway(held *heldCall) (key string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || !s.holding.Take(held.client.owner, 0) {
 		return "", false
 	}
-	held.key = rand.Text()
-	a.held[held.key] = held
-	key := held.key
+	key = rand.Text()
+	held.key = key
+	s.held[key] = held
 	held.expires = time.AfterFunc(streamable.QuestionTime, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.held[key] == held {
-			a.unhold(held)
-			a.running.Go(held.giveUp)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.held[key] == held {
+			s.unhold(held)
+			s.running.Go(held.giveUp)
 		}
 	})
-	return a.sealer.seal("call", []byte(key)), true
+	return key, true
 }
 
-// retire gives a place back that a call has which is over, before its client has come
-// back.
-func (a *Gateway) retire(held *heldCall) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.held[held.key] == held {
-		a.unhold(held)
+// retire forgets a call that is over before its client has come back.
+func (s *State) retire(held *heldCall) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[held.key] == held {
+		s.unhold(held)
 	}
 }
 

@@ -3,10 +3,8 @@ package gateway
 import (
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
@@ -48,52 +46,28 @@ func appendLimits(to []ratelimit.Limit, limits []Limit, target mcp.Target, reque
 	return to
 }
 
-// take takes what the message needs from the budgets of its client. If there is not enough,
-// it returns when there will be.
-func (q *Request) take(target mcp.Target) (wait time.Duration, ok bool) {
-	return q.takeAs(target, q.counts())
+// limits appends the limits that apply to a message of a client, which is a request or comes
+// besides.
+func (r *rules) limits(to []ratelimit.Limit, c *caller, target mcp.Target, request bool) []ratelimit.Limit {
+	var own []Limit
+	if c.rules != nil {
+		own = c.rules.Limits
+	}
+	if len(own)+len(r.config.Limits) == 0 || c.identity == OperatorIdentity {
+		return to
+	}
+	return appendLimits(appendLimits(to, r.config.Limits, target, request), own, target, request)
 }
 
-// takeAs is take for a message that is, or is not, a request.
-func (q *Request) takeAs(target mcp.Target, request bool) (wait time.Duration, ok bool) {
+// take takes what a message needs from the budgets of its client. If there is not enough, it
+// returns when there will be.
+func (q *Request) take(target mcp.Target, request bool) (wait time.Duration, ok bool) {
 	var room [8]ratelimit.Limit
-	limits := q.limitsFor(room[:0], target, request)
+	limits := q.g.rules.limits(room[:0], &q.caller, target, request)
 	if len(limits) == 0 {
 		return 0, true
 	}
-	return q.g.buckets.Take(q.budget(), limits)
-}
-
-// limitsFor appends the limits that apply to a message of the client.
-func (q *Request) limitsFor(to []ratelimit.Limit, target mcp.Target, request bool) []ratelimit.Limit {
-	var own []Limit
-	if q.caller.rules != nil {
-		own = q.caller.rules.Limits
-	}
-	if len(own)+len(q.g.config.Limits) == 0 || q.caller.identity == OperatorIdentity {
-		return to
-	}
-	return appendLimits(appendLimits(to, q.g.config.Limits, target, request), own, target, request)
-}
-
-// budget returns whose budget the request is on: the client's or, if it is unknown, that of
-// its address (R14).
-func (q *Request) budget() string {
-	if q.caller.name != "" {
-		return "client " + q.caller.name
-	}
-	return "address " + ratelimit.Address(q.peer.Address)
-}
-
-// counts reports whether the message is a request and not part of a handshake. Some servers
-// run requests without an id, too.
-func (q *Request) counts() bool {
-	switch method := q.methodName(); method {
-	case "", "initialize", "server/discover":
-		return false
-	default:
-		return !strings.HasPrefix(method, "notifications/") || q.message.Has(jsonrpc.ID)
-	}
+	return q.g.buckets.Take(q.caller.budget(), limits)
 }
 
 // retryAfter returns a time as the header has it, in whole seconds.

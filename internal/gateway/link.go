@@ -402,7 +402,7 @@ func (l *link) roundTrip(a *Gateway, r *http.Request, body []byte, to response) 
 		return nil
 	}
 	ctx := r.Context()
-	failure = a.send(l, h, r, &asked)
+	failure = a.newExchange(l, h, &asked).send(r)
 	switch {
 	case answered:
 		return h, refusal
@@ -495,7 +495,7 @@ func (l *link) tell(ctx context.Context, a *Gateway, of *http.Request, body []by
 		}
 		return nil
 	}}
-	failure := a.send(l, h, r, &m)
+	failure := a.newExchange(l, h, &m).send(r)
 	switch {
 	case h.Status()/100 == 2:
 		return nil // it has been accepted, whatever else the server has to say
@@ -587,7 +587,7 @@ func (l *link) end(ctx context.Context, a *Gateway, of *http.Request) {
 	l.dress(r, mcp.Legacy, version, session)
 	emptyBody(r, http.MethodDelete)
 	h := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
-	_ = a.send(l, h, r, new(jsonrpc.Message)) // it may not care for sessions
+	_ = a.newExchange(l, h, nil).send(r) // it may not care for sessions
 }
 
 // logLevel returns which log messages the client wants, if it has said.

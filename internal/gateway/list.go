@@ -38,7 +38,7 @@ func (l *link) listing(ctx context.Context, v *visit, k kind) (*listing, freshne
 	if _, can := l.state(); can&kinds[k].needs == 0 {
 		return nothing, freshness{none: true}, nil
 	}
-	view := v.g.view(l.client.identity)
+	view := v.g.rules.view(l.client.identity)
 	l.mu.Lock()
 	changes, failed := l.lists[k].changes, l.lists[k].failed
 	l.mu.Unlock()
@@ -70,7 +70,7 @@ const unchangedTime = 30 * time.Second
 
 // remembered returns a list that is still good.
 func (l *link) remembered(a *Gateway, k kind) (*listing, freshness, bool) {
-	view := a.view(l.client.identity)
+	view := a.rules.view(l.client.identity)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.lists[k]
@@ -130,7 +130,7 @@ func (l *link) fetch(ctx context.Context, v *visit, k kind) (*listing, freshness
 	era, can := l.state()
 	server := v.g.of(l)
 	who := v.g.rules.caller(l.client.identity)
-	filter := v.g.listFilter(server, &who)
+	filter := newListFilter(v.g, server, &who)
 	filter.done = !filtersAsItReads(&who)
 	b := &builder{a: v.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
@@ -160,9 +160,9 @@ func (l *link) fetch(ctx context.Context, v *visit, k kind) (*listing, freshness
 // listings returns what all servers have of a kind, in their order. Those that fail
 // are left out (A22).
 func (v *visit) listings(k kind) ([]*listing, freshness) {
-	servers := v.g.seen(v.caller.identity)
+	servers := v.g.rules.seen(v.caller.identity)
 	if k == tasks && len(v.g.config.Clients) > 0 {
-		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.allowsUnknown(v.caller.identity, s) })
+		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.rules.allowsUnknown(v.caller.identity, s) })
 	}
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	var asking errgroup.Group
@@ -241,7 +241,7 @@ func (v lister) list() *jsonrpc.Failure {
 	b = append(b, v.message.Literal(jsonrpc.ID)...)
 	b = append(b, `,"result":{`...)
 	if v.era == mcp.Modern {
-		b = append(b, v.g.signature("complete")...)
+		b = append(b, v.g.info.members("complete")...)
 		b = append(b, ',')
 	}
 	b = append(b, '"')

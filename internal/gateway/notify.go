@@ -188,7 +188,7 @@ func (n notice) pass() {
 
 // mayTell reports whether the client may send a server a notification.
 func (n notice) mayTell(s *Server, method string) bool {
-	return strings.HasPrefix(method, "notifications/") || n.g.allowsUnknown(n.caller.identity, s)
+	return strings.HasPrefix(method, "notifications/") || n.g.rules.allowsUnknown(n.caller.identity, s)
 }
 
 // A NotificationRoute says to which servers a notification of a client is passed on.

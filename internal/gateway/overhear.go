@@ -166,7 +166,7 @@ func (l *link) overhear(ctx context.Context, a *Gateway, of *http.Request, o *ov
 		}
 		return nil
 	}
-	_ = a.send(l, h, r, new(jsonrpc.Message)) // without it, calls go on
+	_ = a.newExchange(l, h, nil).send(r) // without it, calls go on
 }
 
 // spread gives the client what was heard besides: by each of the streams of the modern

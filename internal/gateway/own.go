@@ -18,7 +18,7 @@ type own struct {
 	maxChars int       // of a part of an original
 }
 
-func (g *Gateway) newOwn() own {
+func newOwn(g *Gateway) own {
 	o := own{g: g}
 	for _, s := range g.config.Servers {
 		if s.Mask == nil || !s.MaskAggregate {

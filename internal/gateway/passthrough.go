@@ -111,7 +111,7 @@ func (w *passthroughReply) observe(p []byte) {
 		case sse.Dispatch:
 			if w.x.message.IsRequest() && !w.answered && outline.Answers(w.x.message.Literal(jsonrpc.ID)) {
 				w.answered = true
-				w.x.ended(outline)
+				w.x.endAnswered(outline)
 			}
 			outline.Reset()
 			w.inEvent, w.data = false, false
@@ -124,9 +124,9 @@ func (w *passthroughReply) complete() *jsonrpc.Failure {
 		_, _ = w.write(rest)
 	}
 	if !w.answered {
-		w.x.ended(nil)
+		w.x.endAnswered(nil)
 		if w.media == httpbody.JSON {
-			w.x.ended(w.look.outline)
+			w.x.endAnswered(w.look.outline)
 		}
 	}
 	if outcome := outcomeHTTP[w.status/100%10]; outcome != "" {
@@ -143,13 +143,13 @@ func (w *passthroughReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 		w.endStream(failure)
 		return nil
 	}
-	w.x.outcome, w.x.errorCode = failure.Data.Symbol, failure.Code
+	w.x.endWith(failure)
 	panic(http.ErrAbortHandler)
 }
 
 // endStream answers in a stream that has fallen silent, if an answer is wanted.
 func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
-	w.x.outcome, w.x.errorCode = failure.Data.Symbol, failure.Code
+	w.x.endWith(failure)
 	if !w.x.message.IsRequest() {
 		return
 	}

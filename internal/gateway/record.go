@@ -31,6 +31,28 @@ const (
 // outcomeHTTP has the outcomes of statuses by their first digit.
 var outcomeHTTP = [10]string{3: "http_3xx", 4: "http_4xx", 5: "http_5xx", 6: "http_xxx", 7: "http_xxx", 8: "http_xxx", 9: "http_xxx"}
 
+// An ending is how a request, or an exchange with a server, has ended.
+type ending struct {
+	outcome   string // "" as long as it has not
+	errorCode int    // of JSON-RPC, 0 for none
+}
+
+// endWith notes a failure.
+func (e *ending) endWith(failure *jsonrpc.Failure) {
+	e.outcome, e.errorCode = failure.Data.Symbol, failure.Code
+}
+
+// endAnswered notes an answer of the server; nil for one that is not read.
+func (e *ending) endAnswered(outline *jsonrpc.Outline) {
+	e.outcome = OutcomeOK
+	if outline == nil {
+		return
+	}
+	if code, ok := outline.ErrorCode(); ok {
+		e.outcome, e.errorCode = outcomeError, code
+	}
+}
+
 // The methods of requests other than those of the protocol, as metrics have them.
 const (
 	methodStream = "stream" // GET
@@ -115,11 +137,6 @@ func (q *Request) serverName() string {
 		return ""
 	}
 	return q.server.Name
-}
-
-// endWith notes how the request ends that is answered with a failure.
-func (q *Request) endWith(failure *jsonrpc.Failure) {
-	q.outcome, q.errorCode = failure.Data.Symbol, failure.Code
 }
 
 // MarshalLogObject writes what was called, and how it failed, to the access log.

@@ -23,7 +23,7 @@ func (a *Gateway) Refresh(server string) (told int) {
 			l.mu.Unlock()
 		}
 	}
-	return a.announce(func(identity string) bool { return a.sees(identity, s) }, tools, prompts, resources)
+	return a.announce(func(identity string) bool { return a.rules.sees(identity, s) }, tools, prompts, resources)
 }
 
 // TemplatesChanged tells the clients that listen that the gateway itself has other

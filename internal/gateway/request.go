@@ -11,7 +11,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
 // An EndpointKind is one of the ways in.
@@ -48,11 +47,10 @@ type Request struct {
 	admitted bool    // admit was asked
 	server   *Server // that the request is for, as far as it is known and just one
 
-	restore   http.Header // of the response, before a server has changed it; nil if none has
-	passedOn  bool        // to one server, whose exchange is recorded
-	left      bool        // the client cannot be written to
-	outcome   string
-	errorCode int // of JSON-RPC, 0 for none
+	restore  http.Header // of the response, before a server has changed it; nil if none has
+	passedOn bool        // to one server, whose exchange is recorded
+	left     bool        // the client cannot be written to
+	ending
 }
 
 // NewRequest returns a request that came in at an endpoint, to be served.
@@ -86,7 +84,7 @@ func (q *Request) serve() *jsonrpc.Failure {
 	if q.r.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
 		httpbody.Empty(q.r)
 	}
-	unread, failure := q.authenticate()
+	unread, failure := authentication{q}.run()
 	if failure != nil {
 		return failure
 	}
@@ -98,7 +96,7 @@ func (q *Request) serve() *jsonrpc.Failure {
 		if failure := q.checkReading(); failure != nil {
 			return failure
 		}
-		if failure := q.stripToken(); failure != nil {
+		if failure := q.stripToken(q.g.config.Auth != nil); failure != nil {
 			return failure
 		}
 		q.linkTrace()
@@ -130,7 +128,7 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 // forward passes the request on to its server as it is.
 func (q *Request) forward() *jsonrpc.Failure {
 	x := &exchange{
-		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, owner: q.budget(),
+		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, owner: q.caller.budget(),
 		posted: posted{message: q.message, method: q.method, tool: q.tool}, caller: q.caller, path: q.peer.Path,
 	}
 	if q.r.Method == http.MethodPost {
@@ -139,11 +137,11 @@ func (q *Request) forward() *jsonrpc.Failure {
 	q.passedOn = true
 	defer x.record(q.httpMethod)
 	defer func() {
-		q.message, q.restore, q.left, q.outcome, q.errorCode = x.message, x.before, x.left, x.outcome, x.errorCode
+		q.message, q.restore, q.left, q.ending = x.message, x.before, x.left, x.ending
 	}()
 	failure := x.forward(q.r)
 	if failure != nil && !x.left {
-		x.outcome, x.errorCode = failure.Data.Symbol, failure.Code
+		x.endWith(failure)
 	} else if failure != nil {
 		x.outcome = OutcomeCanceled
 	}
@@ -176,13 +174,4 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	q.w.WriteHeader(failure.Status)
 	_, _ = q.w.Write(body)
-}
-
-// owner returns whom something is kept for: the client or, if it is unknown, all at its
-// address. A network of IPv6 is one address.
-func (q *Request) owner() string {
-	if q.caller.identity == "" {
-		return "@" + ratelimit.Address(q.peer.Address)
-	}
-	return q.caller.identity
 }

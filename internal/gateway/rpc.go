@@ -230,7 +230,7 @@ func (w *rpcReply) answer() {
 		}
 	}
 	w.answered = true
-	w.x.ended(w.look.outline)
+	w.x.endAnswered(w.look.outline)
 }
 
 // answerable reports whether an answer can come with this status. Some servers
@@ -268,7 +268,7 @@ func (w *rpcReply) complete() *jsonrpc.Failure {
 		httpbody.DropDescription(header)
 		header.Del("Content-Type")
 		w.x.w.WriteHeader(http.StatusAccepted)
-		w.x.ended(nil)
+		w.x.endAnswered(nil)
 		return nil
 	}
 	if failure := w.judge(whole); failure != nil {
@@ -307,7 +307,7 @@ func (w *rpcReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if !w.sent {
 		return failure
 	}
-	w.x.outcome, w.x.errorCode = failure.Data.Symbol, failure.Code
+	w.x.endWith(failure)
 	panic(http.ErrAbortHandler)
 }
 

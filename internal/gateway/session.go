@@ -55,17 +55,17 @@ const (
 	largestTicket = 1 << 20
 )
 
-// sealed returns the session id that carries t. If it would be too long, what the
+// sealTicket returns the session id that carries t. If it would be too long, what the
 // servers call the client is left out: it is known here, and others can ask for it.
 // There is none for a client that has too much to say of itself.
-func (a *Gateway) sealed(t ticket) (id string) {
-	if id = a.sealer.seal("session", packed(t)); len(id) > longestSession {
+func (s sealer) sealTicket(t ticket) (id string) {
+	if id = s.seal("session", packed(t)); len(id) > longestSession {
 		t.Links = nil
-		id = a.sealer.seal("session", packed(t))
+		id = s.seal("session", packed(t))
 	}
 	if len(id) > longestSession {
 		t.Hello = helloOf(t.Hello).brief(t.Version)
-		id = a.sealer.seal("session", packed(t))
+		id = s.seal("session", packed(t))
 	}
 	if len(id) > longestSession {
 		return ""
@@ -73,9 +73,9 @@ func (a *Gateway) sealed(t ticket) (id string) {
 	return id
 }
 
-// opened returns what a session id carries.
-func (a *Gateway) opened(id string) (t ticket, ok bool) {
-	plain, ok := a.sealer.open("session", id)
+// openTicket returns what a session id carries.
+func (s sealer) openTicket(id string) (t ticket, ok bool) {
+	plain, ok := s.open("session", id)
 	if !ok {
 		return ticket{}, false
 	}
@@ -104,9 +104,9 @@ var packers = sync.Pool{New: func() any {
 }}
 
 // session finds the client that has this session. It has to be released.
-func (a *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
-	c := a.client(id, func() *client {
-		t, ok := a.opened(id)
+func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
+	c := g.client(id, func() *client {
+		t, ok := g.sealer.openTicket(id)
 		if !ok {
 			return nil
 		}
@@ -116,13 +116,13 @@ func (a *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
 		}
 		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, helloOf(t.Hello))
 		c.issued = time.Unix(t.Issued, 0)
-		return c.restore(t.Links, a.config.Servers)
+		return c.restore(t.Links, g.config.Servers)
 	})
 	switch {
 	case c == nil:
 		return nil, jsonrpc.UnknownSession()
-	case c.identity != identity || a.hasEnded(c):
-		a.release(c)
+	case c.identity != identity || g.hasEnded(c):
+		g.release(c)
 		return nil, jsonrpc.UnknownSession()
 	}
 	return c, nil

@@ -20,15 +20,15 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 		"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: hasTools},
 		"b": {Version: "2025-03-26", Session: "s", Can: hasTools | canSubscribe},
 	}}
-	id := joining(nil).sealed(want)
-	got, ok := joining(nil).opened(id)
+	id := joining(nil).sealer.sealTicket(want)
+	got, ok := joining(nil).sealer.openTicket(id)
 	if a, b := jsonrpc.Encode(got), jsonrpc.Encode(want); !ok || string(a) != string(b) {
 		t.Errorf("got %s, want %s", a, b)
 	}
-	if again := joining(nil).sealed(want); again == id {
+	if again := joining(nil).sealer.sealTicket(want); again == id {
 		t.Error("it is sealed in the same way twice")
 	}
-	if _, ok := joining(func(c *Config) { c.Key = NewKey() }).opened(id); ok {
+	if _, ok := joining(func(c *Config) { c.Key = NewKey() }).sealer.openTicket(id); ok {
 		t.Error("it was opened with another key")
 	}
 	if _, ok := joining(nil).sealer.open("call", id); ok {

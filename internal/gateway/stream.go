@@ -221,7 +221,7 @@ func (s *stream) last() {
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var first sync.WaitGroup
-	for _, server := range s.a.Load().seen(s.visit.caller.identity) {
+	for _, server := range s.a.Load().rules.seen(s.visit.caller.identity) {
 		first.Add(1)
 		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
 	}
@@ -249,23 +249,23 @@ func (s *stream) move(from, to *Gateway) {
 	s.a.Store(to)
 	s.follow(to)
 	identity := s.visit.caller.identity
-	if from.standing(identity) != to.standing(identity) {
+	if from.rules.standing(identity) != to.rules.standing(identity) {
 		s.end()
 		return
 	}
-	before, now := from.seen(identity), to.seen(identity)
-	another := from.view(identity) != to.view(identity) // what is heard now is what was shown before
+	before, now := from.rules.seen(identity), to.rules.seen(identity)
+	another := from.rules.view(identity) != to.rules.view(identity) // what is heard now is what was shown before
 	changed := another || len(before) != len(now)
 	s.mu.Lock()
 	for key, e := range s.ears {
-		if server := to.byID(key.id); another || server == nil || !to.sees(identity, server) {
+		if server := to.byID(key.id); another || server == nil || !to.rules.sees(identity, server) {
 			e.stop()
 			delete(s.ears, key)
 		}
 	}
 	s.mu.Unlock()
 	for _, server := range now {
-		if another || from.byID(server.ID) == nil || !from.sees(identity, server) {
+		if another || from.byID(server.ID) == nil || !from.rules.sees(identity, server) {
 			changed = true
 			s.listenTo(earKey{id: server.ID}, "", func() {})
 		}
@@ -342,7 +342,7 @@ func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
 		a := s.a.Load()
 		server := a.byID(e.key.id)
-		if server == nil || !a.sees(s.visit.caller.identity, server) {
+		if server == nil || !a.rules.sees(s.visit.caller.identity, server) {
 			return
 		}
 		began := time.Now()
@@ -477,12 +477,9 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 		}
 		return nil
 	}
-	var failure *jsonrpc.Failure
-	if kind == callStream {
-		failure = a.resume(l, h, r)
-	} else {
-		failure = a.send(l, h, r, new(jsonrpc.Message))
-	}
+	x := a.newExchange(l, h, nil)
+	x.resumed = kind == callStream
+	failure := x.send(r)
 	if heard {
 		if ear.heard = true; kind == listenStream {
 			l.listened(everyKind, -1)
@@ -537,7 +534,7 @@ func (l *link) listened(to []kind, n int) {
 func (s *stream) deliver(a *Gateway, l *link, m *jsonrpc.Message, id string) bool {
 	v := s.visit
 	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		if server := a.of(l); server == nil || !a.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
+		if server := a.of(l); server == nil || !a.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
 			return false
 		}
 	}

@@ -50,7 +50,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	}
 	v.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, v.g, v.r) })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown}
-	for _, server := range v.g.seen(v.caller.identity) {
+	for _, server := range v.g.rules.seen(v.caller.identity) {
 		_, can := v.client.link(server).state()
 		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
 		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
@@ -105,7 +105,7 @@ func (i *interests) resolve(v *visit) {
 		if s == nil && v.g.transparent() {
 			s, uri = v.g.config.Servers[0], shown
 		}
-		if s == nil || !v.g.hears(v.caller.identity, s, uri) {
+		if s == nil || !v.g.rules.hears(v.caller.identity, s, uri) {
 			continue
 		}
 		i.of[s.Name] = append(i.of[s.Name], uri)
@@ -221,7 +221,7 @@ func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilit
 		}
 		return nil
 	}}
-	_ = a.send(l, h, r, &m)
+	_ = a.newExchange(l, h, &m).send(r)
 	if heard {
 		l.listened(mine.kinds(), -1)
 	}

@@ -75,9 +75,9 @@ func (t *taskOwners) get(key taskKey) (task, bool) {
 	return found, ok
 }
 
-// hasTask reports whether a client may ask for a task of a server.
-func (g *Gateway) hasTask(c *caller, s *Server, id string) bool {
-	found, known := g.tasks.get(taskKey{s.Name, id})
+// has reports whether a client may ask for a task of a server.
+func (t *taskOwners) has(c *caller, s *Server, id string) bool {
+	found, known := t.get(taskKey{s.Name, id})
 	if !known {
 		return c.identity == "" // tasks of unknown clients are not bound
 	}
@@ -96,20 +96,11 @@ func (x *exchange) claimTasks() *jsonrpc.Failure {
 		}
 	}
 	for _, id := range ids {
-		if !x.g.hasTask(&x.caller, x.server, id) {
+		if !x.g.tasks.has(&x.caller, x.server, id) {
 			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
 		}
 	}
 	return nil
-}
-
-// isOfOthers reports whether a server says how a task goes on that is not the client's.
-func (x *exchange) isOfOthers(m *jsonrpc.Message) bool {
-	switch m.Text(jsonrpc.Method) {
-	case "notifications/tasks", "notifications/tasks/status":
-		return !x.g.hasTask(&x.caller, x.server, m.Text(jsonrpc.TaskID))
-	}
-	return false
 }
 
 // watchTasks returns w as what is written to if the answer may begin a task of a client that
