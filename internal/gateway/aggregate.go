@@ -145,7 +145,7 @@ func (v *visit) postMessage() *jsonrpc.Failure {
 		return v.postModern()
 	}
 	if v.message.IsRequest() && v.message.Is(jsonrpc.Method, "initialize") {
-		return v.initialize()
+		return handshake{v}.initialize()
 	}
 	if failure := v.join(); failure != nil {
 		return failure
@@ -190,7 +190,7 @@ func (v *visit) postModern() *jsonrpc.Failure {
 	}
 	switch method := v.message.Text(jsonrpc.Method); method {
 	case "server/discover":
-		return v.discover()
+		return handshake{v}.discover()
 	case mcp.MethodListen:
 		return v.listen()
 	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
@@ -243,15 +243,18 @@ func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	return nil
 }
 
+// origin returns the origin of what the gateway does for the client.
+func (v *visit) origin() origin { return origin{v.r.Context(), v.g, v.r} }
+
 // all calls f for all servers that the client may know of at the same time, with its link to
 // each.
-func (v *visit) all(f func(ctx context.Context, s *Server, l *link)) {
+func (v *visit) all(f func(s *Server, l *link)) {
 	var calls errgroup.Group
 	calls.SetLimit(maxFanOut)
 	for _, s := range v.g.rules.seen(v.caller.identity) {
 		l := v.client.link(s)
 		calls.Go(func() error {
-			f(v.r.Context(), s, l)
+			f(s, l)
 			return nil
 		})
 	}

@@ -25,22 +25,28 @@ type call struct {
 	link  *link           // to the server; nil until that is known
 	name  string          // of what is called, as the server knows it
 	found bool            // what is called is not what was posted, but named in it
-	led   led             // to the resource that it is about
+	alias alias           // of the resource that it is about
 }
 
 func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
+
+// origin returns the origin of what the gateway does for the call.
+func (c *call) origin() origin { return origin{c.ctx, c.g, c.r} }
+
+// translator returns what translates names in the answer.
+func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
 
 // callTool calls a tool: of a server, or of the gateway itself.
 func (c *call) callTool() *jsonrpc.Failure {
 	name := c.message.Text(jsonrpc.Name)
 	if tool := c.g.own.tool(name); tool != nil {
 		if name == callToolName {
-			return tool(c) // which is about the tool that it calls
+			return tool(ownCall{c}) // which is about the tool that it calls
 		}
 		if failure := c.admit(mcp.Target{Kind: mcp.Tool, Name: name}); failure != nil {
 			return failure
 		}
-		return tool(c)
+		return tool(ownCall{c})
 	}
 	return c.callNamed(jsonrpc.Name, tools)
 }
@@ -76,7 +82,7 @@ func (c *call) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
 		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
 		if c.g.config.Naming.MayBeShort(shown) {
 			// Its original is known from the list that it was read in.
-			list, _, failure := c.client.link(s).listing(c.r.Context(), c.visit, k)
+			list, _, failure := c.client.link(s).lists.get(c.visit.origin(), k)
 			if failure != nil {
 				return nil, "", failure.AsAnswer()
 			}
@@ -93,7 +99,7 @@ func (c *call) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
 
 // readResource reads a resource (A12, A13).
 func (c *call) readResource() *jsonrpc.Failure {
-	result, ours := c.g.own.read(c, c.message.Text(jsonrpc.URI))
+	result, ours := c.g.own.read(&c.caller, c.message.Text(jsonrpc.URI))
 	if !ours {
 		return c.callURI(jsonrpc.URI)
 	}
@@ -129,19 +135,19 @@ func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Ed
 	case s == nil:
 		return nil, mcp.Target{}, nil, c.noResource("uri: it is none of this server")
 	}
-	c.led = led{uri, given}
+	c.alias = alias{uri, given}
 	return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}, []jsonspan.Edit{c.message.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 
 // locate returns the server that has a resource which clients know by a URI, and the URI
 // it has there.
-func (a *Gateway) locate(shown string) (*Server, string) {
-	if !a.transparent() {
+func (g *Gateway) locate(shown string) (*Server, string) {
+	if !g.transparent() {
 		if server, uri, err := mcp.ParseURI(shown); err == nil {
-			return a.servers[server], uri
+			return g.servers[server], uri
 		}
 	}
-	return a.own.lead(shown)
+	return g.own.original(shown)
 }
 
 // noResource says that there is no such resource.
@@ -201,7 +207,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	}
 	c.message = message // of which there is no other copy in memory from here on
 	for again := true; ; again = false {
-		if failure := l.open(ctx, c.g, c.r); failure != nil {
+		if failure := l.open(c.origin()); failure != nil {
 			return c.failed(failure)
 		}
 		switch era, _ := l.state(); {
@@ -236,7 +242,7 @@ func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
 
 // relay passes the request on to a server of the same era.
 func (c *call) relay() *jsonrpc.Failure {
-	failure := c.link.inSession(c.ctx, c.g, c.r, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+	failure := c.link.inSession(c.origin(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		c.asides.Wait() // which have begun with the headers of the request as they are
 		rl := &relay{call: c, again: again}
 		if c.found && c.era == mcp.Modern {
@@ -270,7 +276,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	c, l := rl.call, rl.link
 	r := c.r.WithContext(rl.ctx)
 	var era mcp.Era
-	if rl.session, era = l.sign(r); era == mcp.Modern {
+	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
 		if c.era == mcp.Legacy || c.found {
 			rl.params.Set(r.Header, m)
@@ -308,7 +314,7 @@ func (rl *relay) forgotten() bool { return rl.again && rl.h.SessionLost() }
 // heard passes a message of the server on.
 func (rl *relay) heard(e *streamable.Event) error {
 	c, l, m := rl.call, rl.link, e.Message
-	out := streamable.Event{ID: l.eventID(c.g, callStream, e.ID), Retry: e.Retry}
+	out := streamable.Event{ID: l.translator(c.g).eventID(callStream, e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
 		rl.resumable = c.client.primed() && c.out.Event(&out) && out.ID != "" || rl.resumable
@@ -318,8 +324,8 @@ func (rl *relay) heard(e *streamable.Event) error {
 		rl.question(m, &out)
 		rl.resumable = rl.resumable || out.ID != ""
 	default:
-		l.noted(c.g, m)
-		out.Data = l.translated(c.g, m)
+		l.unsolicited(c.origin()).note(m)
+		out.Data = l.translator(c.g).message(m)
 		rl.resumable = c.out.Event(&out) && out.ID != "" || rl.resumable
 	}
 	return nil
@@ -334,7 +340,7 @@ func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 	if rl.forgotten() {
 		return
 	}
-	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), c.renames(m.Raw, rl.names)...)...)
+	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), c.translator().rename(m.Raw, rl.names)...)...)
 	rl.h.Settle(m)
 	if c.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -371,15 +377,15 @@ func (rl *relay) large(id string) io.WriteCloser {
 		return nil
 	}
 	rl.answered = true
-	to := c.out.Large(&streamable.Event{ID: l.eventID(c.g, callStream, id)}, rl.h.IsStream())
-	if c.g.transparent() && !c.led.elsewhere() {
+	to := c.out.Large(&streamable.Event{ID: l.translator(c.g).eventID(callStream, id)}, rl.h.IsStream())
+	if c.g.transparent() && !c.alias.isSet() {
 		return to
 	}
 	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		if k != jsonspan.String {
 			return nil
 		}
-		return c.renamed(path, literal)
+		return c.translator().renamed(path, literal)
 	}), to}
 }
 

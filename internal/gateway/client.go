@@ -113,7 +113,7 @@ func (c *client) size() int64 {
 
 // hasMore reports whether a client has told us what its session id does not carry.
 func (c *client) hasMore() bool {
-	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool { return len(c.subscribed(l)) > 0 })
+	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool { return l.subscriptions.size() > 0 })
 }
 
 // restore gives a client the links of a ticket.
@@ -124,7 +124,7 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 			continue
 		}
 		l := newLink(c, s)
-		l.ready, l.greeted = true, true
+		l.ready, l.initialized = true, true
 		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
 		c.links[s.ID] = l
 	}
@@ -247,3 +247,24 @@ func (c *client) primed() bool { return c.version >= mcp.Latest }
 
 // can reports whether the client can be asked this.
 func (c *client) can(method string) bool { return mcp.CanBeAsked(c.hello.capabilities, method) }
+
+// introduction returns the params of initialize.
+func (c *client) introduction() []byte {
+	if c.era == mcp.Legacy {
+		return c.hello.params
+	}
+	return slices.Concat([]byte(`{"protocolVersion":"`+mcp.Latest+`","capabilities":`), c.hello.capabilities,
+		[]byte(`,"clientInfo":`), c.hello.info, []byte("}"))
+}
+
+// meta returns what a request of the modern era says of the client.
+func (c *client) meta(level string) []byte {
+	return mcp.RequestMeta(c.hello.info, c.hello.capabilities, level)
+}
+
+// logLevel returns which log messages the client wants, if it has said.
+func (c *client) logLevel() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.level
+}

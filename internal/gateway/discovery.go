@@ -57,8 +57,35 @@ func (x *index) clear() {
 	x.of, x.tools = nil, nil
 }
 
+// An ownCall is a call of a tool of the gateway itself.
+type ownCall struct{ *call }
+
+// text answers the call of a tool with a text.
+func (c ownCall) text(text string, isError bool) *jsonrpc.Failure {
+	type content struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	return c.answer(jsonrpc.Encode(struct {
+		Content []content `json:"content"`
+		IsError bool      `json:"isError,omitempty"`
+	}{[]content{{"text", text}}, isError}))
+}
+
+// arguments reads the arguments of a call.
+func (c ownCall) arguments(into any) bool {
+	arguments := c.message.Literal(jsonrpc.Arguments)
+	return arguments == nil || json.Unmarshal(arguments, into) == nil
+}
+
+// recover answers a call of the tool that returns originals of masked results.
+func (c ownCall) recover() *jsonrpc.Failure {
+	reader := c.g.own.originals(&c.caller)
+	return c.answer(reader.Call(c.message.Literal(jsonrpc.Arguments)))
+}
+
 // searchTools answers a call of search_tools.
-func (c *call) searchTools() *jsonrpc.Failure {
+func (c ownCall) searchTools() *jsonrpc.Failure {
 	var p struct {
 		Query string `json:"query"`
 		Limit int    `json:"limit"`
@@ -87,7 +114,7 @@ func (c *call) searchTools() *jsonrpc.Failure {
 }
 
 // describeTool answers a call of describe_tool.
-func (c *call) describeTool() *jsonrpc.Failure {
+func (c ownCall) describeTool() *jsonrpc.Failure {
 	var p struct {
 		Name string `json:"name"`
 	}
@@ -104,7 +131,7 @@ func (c *call) describeTool() *jsonrpc.Failure {
 }
 
 // callFound answers a call of call_tool: it is passed on as the call of the tool.
-func (c *call) callFound() *jsonrpc.Failure {
+func (c ownCall) callFound() *jsonrpc.Failure {
 	var p struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -127,7 +154,7 @@ func (c *call) callFound() *jsonrpc.Failure {
 }
 
 // callInVain answers a call of call_tool that names no tool.
-func (c *call) callInVain(why string) *jsonrpc.Failure {
+func (c ownCall) callInVain(why string) *jsonrpc.Failure {
 	if failure := c.admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure
 	}

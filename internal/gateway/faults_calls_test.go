@@ -195,10 +195,10 @@ func TestRequestsThatAreKeptHaveNoBody(t *testing.T) {
 	u.header.Set("Authorization", "Bearer mine")
 	u.call("a::x")
 	for _, l := range g.known()[0].allLinks() {
-		if l.of == nil || l.of.Header.Get("Authorization") != "Bearer mine" {
-			t.Fatalf("kept %v", l.of)
+		if l.ender == nil || l.ender.Header.Get("Authorization") != "Bearer mine" {
+			t.Fatalf("kept %v", l.ender)
 		}
-		if l.of.Body != http.NoBody || l.of.GetBody != nil {
+		if l.ender.Body != http.NoBody || l.ender.GetBody != nil {
 			t.Error("a body is kept")
 		}
 	}

@@ -41,7 +41,7 @@ func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 	others.Go(func() {
 		for ctx.Err() == nil {
 			for _, s := range c.listening() {
-				if s.a.Load() == nil {
+				if s.g.Load() == nil {
 					t.Error("a stream without servers")
 					return
 				}
@@ -248,7 +248,7 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 // Each subscription to a resource of a server of the modern era takes a stream. There
 // are only so many, and who wants more is told.
 func TestTooManySubscriptions(t *testing.T) {
-	for era, most := range map[mcp.Era]int{mcp.Legacy: maxSubscriptions, mcp.Modern: maxEars} {
+	for era, most := range map[mcp.Era]int{mcp.Legacy: maxSubscriptions, mcp.Modern: maxListeners} {
 		t.Run(fmt.Sprint("a server of era ", era), func(t *testing.T) {
 			p := newPeer("a")
 			p.speaks[era] = true

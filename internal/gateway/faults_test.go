@@ -170,7 +170,7 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	stream.nextOf("notifications/subscriptions/acknowledged")
 	g.mu.Lock()
 	for s := range g.streams {
-		if s.a.Load() == old {
+		if s.g.Load() == old {
 			t.Error("a stream listens to servers of a configuration that is gone")
 		}
 	}

@@ -35,7 +35,7 @@ func FuzzListing(f *testing.F) {
 	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
 	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
 		k := kind(which) % kindCount
-		b := &builder{a: a, server: a.config.Servers[0], kind: k, filter: listFilter{done: true}, list: new(listing), seen: map[string]bool{}}
+		b := &builder{g: a, server: a.config.Servers[0], kind: k, filter: listFilter{done: true}, list: new(listing), seen: map[string]bool{}}
 		var answer mcp.List
 		failure := answer.Read(slices.Concat([]byte(`{"jsonrpc":"2.0","id":1,"result":`), page, []byte("}")))
 		if failure == nil {

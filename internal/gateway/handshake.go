@@ -13,8 +13,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
+// A handshake is a request by which a client gets to know the gateway: initialize, or
+// server/discover in the modern era.
+type handshake struct{ *visit }
+
 // initialize begins a session, with all servers that can be reached (A3 to A6).
-func (v *visit) initialize() *jsonrpc.Failure {
+func (v handshake) initialize() *jsonrpc.Failure {
 	params := v.message.Literal(jsonrpc.Params)
 	switch {
 	case v.message.Kind(jsonrpc.Params) != jsonspan.BeginObject || v.message.Kind(jsonrpc.Requested) != jsonspan.String:
@@ -39,7 +43,7 @@ func (v *visit) initialize() *jsonrpc.Failure {
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return helloTooLarge("params: capabilities and clientInfo, compressed,")
 	}
-	v.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, v.g, v.r) }) // who fails is left out, and has been logged
+	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) }) // who fails is left out, and has been logged
 	if v.r.Context().Err() != nil {
 		v.g.running.Go(v.leave) // nobody else knows of the sessions that there are by now
 		return nil
@@ -73,19 +77,19 @@ func (v *visit) initialize() *jsonrpc.Failure {
 }
 
 // leave ends the sessions with all servers of a client that has left.
-func (v *visit) leave() {
+func (v handshake) leave() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.r.Context()), v.g.config.JoinTimeout)
 	defer cancel()
 	for _, l := range v.client.allLinks() {
 		if v.g.of(l) != nil {
-			l.end(ctx, v.g, v.r)
+			l.end(v.origin().within(ctx))
 		}
 	}
 }
 
 // discover tells clients of the modern era who we are.
-func (v *visit) discover() *jsonrpc.Failure {
-	v.all(func(ctx context.Context, s *Server, l *link) { _ = l.open(ctx, v.g, v.r) })
+func (v handshake) discover() *jsonrpc.Failure {
+	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) })
 	if v.r.Context().Err() != nil {
 		return nil
 	}
@@ -134,7 +138,7 @@ func typeMember(resultType string) []byte { return []byte(`"resultType":"` + res
 
 // capabilities returns what all servers can do together (A4). As long as one of them
 // is missing, there may be tools: clients do not ask again.
-func (v *visit) capabilities() map[string]any {
+func (v handshake) capabilities() map[string]any {
 	all := map[string]any{}
 	for _, s := range v.g.rules.seen(v.caller.identity) {
 		l := v.client.link(s)
@@ -183,7 +187,7 @@ func merge(into, from map[string]any) {
 }
 
 // instructions returns what the servers say of how they are to be used.
-func (v *visit) instructions() string {
+func (v handshake) instructions() string {
 	var texts []string
 	for _, s := range v.g.rules.seen(v.caller.identity) {
 		l := v.client.link(s)
@@ -210,9 +214,9 @@ func (v *visit) setLevel() *jsonrpc.Failure {
 	v.client.mu.Lock()
 	v.client.level = level
 	v.client.mu.Unlock()
-	v.all(func(ctx context.Context, s *Server, l *link) {
+	v.all(func(_ *Server, l *link) {
 		if era, can := l.state(); era == mcp.Legacy && can&hasLogging != 0 {
-			_, _ = l.request(ctx, v.g, v.r, "logging/setLevel", []byte(`{"level":"`+level+`"}`))
+			_, _ = l.request(v.origin(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})
 	return v.answer([]byte("{}"))
@@ -226,7 +230,7 @@ func (v *visit) delete() *jsonrpc.Failure {
 	}
 	var ending sync.WaitGroup
 	for _, l := range v.client.allLinks() { // also to servers that it may not know any more
-		ending.Go(func() { l.end(v.r.Context(), v.g, v.r) })
+		ending.Go(func() { l.end(v.origin()) })
 	}
 	ending.Wait()
 	v.w.WriteHeader(204)

@@ -21,7 +21,7 @@ func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	if failure != nil {
 		return raw
 	}
-	return jsonspan.Spliced(raw, (&call{visit: &visit{Request: &Request{g: g}}, link: l}).renames(raw, names)...)
+	return jsonspan.Spliced(raw, l.translator(g).rename(raw, names)...)
 }
 
 // largeResult returns a result that names resources before, amid and after much text.

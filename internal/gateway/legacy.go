@@ -29,12 +29,11 @@ const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
 // A heldCall is a call to a server of the legacy era.
 type heldCall struct {
-	a      *Gateway
+	origin // which outlives the request of the client
 	key    string
 	client *client
 	link   *link
 	cancel context.CancelFunc
-	of     *http.Request // on behalf of which it is made
 
 	about     string           // what the client has called, which it goes on with
 	id        []byte           // that the server knows it by: many clients call each of theirs 1
@@ -101,7 +100,7 @@ func antiquated(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 	meta := m.Literal(jsonrpc.Meta)
 	kept := []byte{'{'}
 	for member := range jsonspan.Members(meta) {
-		if strings.HasPrefix(member.Key, "io.modelcontextprotocol/") {
+		if strings.HasPrefix(member.Key, mcp.MetaPrefix) {
 			continue
 		}
 		if len(kept) > 1 {
@@ -115,7 +114,7 @@ func antiquated(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 // checkParams checks that the headers of a call repeat its arguments where its tool says so. A
 // server of the legacy era cannot.
 func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
-	if c.found || c.link.known(c.g, tools) == nil && !mcp.HasParams(c.r.Header) {
+	if c.found || c.link.lists.known(c.g, tools) == nil && !mcp.HasParams(c.r.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
 	return c.paramHeaders().Check(c.r.Header, m)
@@ -149,8 +148,10 @@ func (c *call) about() string {
 func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	l := c.link
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
+	r := c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
+	emptyBody(r, http.MethodPost)
 	held := &heldCall{
-		a:         c.g,
+		origin:    origin{ctx, c.g, r},
 		client:    c.client,
 		link:      l,
 		cancel:    cancel,
@@ -161,8 +162,6 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
-	held.of = c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
-	emptyBody(held.of, http.MethodPost)
 	level := c.message.Text(jsonrpc.LogLevel)
 	numbered, failure := held.renumbered(m)
 	if failure != nil {
@@ -171,11 +170,11 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	}
 	c.g.keep(c.client)
 	go func() {
-		defer held.a.release(held.client)
-		defer held.a.retire(held)
+		defer held.g.release(held.client)
+		defer held.g.retire(held)
 		defer close(held.done)
 		defer cancel()
-		held.failure = held.run(ctx, held.of, level, &numbered)
+		held.failure = held.run(level, &numbered)
 	}()
 	return held, nil
 }
@@ -190,14 +189,14 @@ func (held *heldCall) renumbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.
 }
 
 // run has the server answer.
-func (held *heldCall) run(ctx context.Context, of *http.Request, level string, m *jsonrpc.Message) *jsonrpc.Failure {
-	a, l := held.a, held.link
+func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
+	l, ctx := held.link, held.ctx
 	if level != "" {
 		if _, can := l.state(); can&hasLogging != 0 {
-			_, _ = l.request(ctx, a, of, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
+			_, _ = l.request(held.origin, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
-	return l.inSession(ctx, a, of, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+	return l.inSession(held.origin, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names []name
 		h := &streamable.Reader{RequestID: held.id}
 		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
@@ -205,10 +204,10 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, m
 			return failure
 		}
 		held.hearing.Store(h)
-		defer held.overhear(ctx)()
-		l.listen(ctx)
-		r := a.of(l).Upstream.Derive(ctx, of, true)
-		session, _ := l.sign(r)
+		defer l.held.begin(held, held.origin)()
+		l.held.await(ctx)
+		r := held.g.of(l).Upstream.Derive(ctx, held.r, true)
+		session, _ := l.setSessionHeaders(r)
 		httpbody.Post(r, m.Raw)
 		answered := false
 		h.OnMessage = func(e *streamable.Event) error {
@@ -254,7 +253,7 @@ func (held *heldCall) run(ctx context.Context, of *http.Request, level string, m
 				return nil
 			}
 		}
-		failure := a.newExchange(l, h, m).send(r)
+		failure := held.g.newExchange(l, h, m).send(r)
 		switch {
 		case answered:
 			failure = nil
@@ -298,12 +297,12 @@ func (held *heldCall) giveUp() {
 		held.cancel()
 		<-held.done
 	}()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.of.Context()), rejoinPause)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.r.Context()), rejoinPause)
 	defer cancel()
 	for _, id := range held.questions {
-		_ = held.link.tell(ctx, held.a, held.of, jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered"))
+		_ = held.link.tell(held.within(ctx), jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered"))
 	}
-	_ = held.link.tell(ctx, held.a, held.of, jsonrpc.Notification("notifications/cancelled",
+	_ = held.link.tell(held.within(ctx), jsonrpc.Notification("notifications/cancelled",
 		slices.Concat([]byte(`{"requestId":`), held.id, []byte("}"))))
 }
 
@@ -319,7 +318,7 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 	case m.IsRequest():
 		return held.ask(c, m)
 	}
-	l.noted(c.g, m)
+	l.unsolicited(c.origin()).note(m)
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
 		token := c.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
@@ -330,11 +329,11 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 		if failure != nil {
 			return false, nil
 		}
-		c.out.Event(&streamable.Event{Data: l.translated(c.g, &progress)})
+		c.out.Event(&streamable.Event{Data: l.translator(c.g).message(&progress)})
 	case !m.Is(jsonrpc.Method, "notifications/message"):
-		l.spread(c.g, m) // it is for those who listen
+		l.unsolicited(c.origin()).broadcast(m) // it is for those who listen
 	case c.message.Has(jsonrpc.LogLevel):
-		c.out.Event(&streamable.Event{Data: l.translated(c.g, m)})
+		c.out.Event(&streamable.Event{Data: l.translator(c.g).message(m)})
 	}
 	return false, nil
 }
@@ -362,7 +361,7 @@ func (held *heldCall) settle(c *call) {
 func (held *heldCall) answer(c *call, said *heldMessage) {
 	m := &said.message
 	c.errorCode = m.ErrorNumber()
-	edits := append(withID(m, c.message.Literal(jsonrpc.ID)), c.renames(m.Raw, said.names)...)
+	edits := append(withID(m, c.message.Literal(jsonrpc.ID)), c.translator().rename(m.Raw, said.names)...)
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
 		edits = append(edits, m.Within(jsonrpc.Result, jsonspan.Insert(m.Literal(jsonrpc.Result), c.completion())))
 	}
@@ -418,7 +417,7 @@ func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.
 				return slices.Concat([]byte("{"), c.completion(), []byte(","))
 			}
 		case k == jsonspan.String:
-			return c.renamed(path, literal)
+			return c.translator().renamed(path, literal)
 		}
 		return nil
 	}
@@ -429,7 +428,7 @@ func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *json
 	method := m.Text(jsonrpc.Method)
 	if !mcp.IsQuestion(method) || !c.client.can(method) {
 		held.hearing.Load().QuestionAnswered()
-		held.link.refuse(c.g, c.r, c.r.Context(), &c.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
+		held.link.unsolicited(c.visit.origin()).refuse(&c.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
 		return false, nil
 	}
 	key := strconv.Itoa(len(held.questions) + 1)
@@ -442,7 +441,7 @@ func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *json
 	if !ok {
 		delete(held.questions, key)
 		held.hearing.Load().QuestionAnswered()
-		held.link.refuse(c.g, c.r, c.r.Context(), &c.asides, m, "too many calls wait for their clients")
+		held.link.unsolicited(c.visit.origin()).refuse(&c.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
 	return true, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
@@ -500,7 +499,7 @@ func (held *heldCall) reply(c *call) *jsonrpc.Failure {
 		if response, ok := responses[key]; ok {
 			body = jsonrpc.Answer(id, response)
 		}
-		if failure := held.link.tell(c.ctx, c.g, c.r, body); failure != nil {
+		if failure := held.link.tell(c.origin(), body); failure != nil {
 			failed = failure
 		}
 		delete(held.questions, key)

@@ -26,40 +26,50 @@ const (
 	failurePause = 5 * time.Second
 )
 
-// listing returns what the server of a link has of a kind: from memory as long as it
-// is good, else by asking. Nothing, if the server has none.
-func (l *link) listing(ctx context.Context, v *visit, k kind) (*listing, freshness, *jsonrpc.Failure) {
-	if list, fresh, ok := l.remembered(v.g, k); ok {
+// A listCache has the lists of a server as a client knows them.
+type listCache struct {
+	link *link
+
+	mu        sync.Mutex
+	kept      [kindCount]cached
+	listeners [kindCount]int // streams by which the server can say that its lists have changed
+}
+
+// get returns what the server has of a kind: from memory as long as it is good, else by
+// asking. It returns nothing if the server has none.
+func (c *listCache) get(o origin, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	if list, fresh, ok := c.remembered(o.g, k); ok {
 		return list, fresh, nil
 	}
-	if failure := l.open(ctx, v.g, v.r); failure != nil {
+	l := c.link
+	if failure := l.open(o); failure != nil {
 		return nil, freshness{}, failure
 	}
 	if _, can := l.state(); can&kinds[k].needs == 0 {
 		return nothing, freshness{none: true}, nil
 	}
-	view := v.g.rules.view(l.client.identity)
-	l.mu.Lock()
-	changes, failed := l.lists[k].changes, l.lists[k].failed
-	l.mu.Unlock()
+	view := o.g.rules.view(l.client.identity)
+	c.mu.Lock()
+	changes, failed := c.kept[k].changes, c.kept[k].failed
+	c.mu.Unlock()
 	if time.Since(failed) < failurePause {
 		return nil, freshness{}, jsonrpc.ConnectError(l.server)
 	}
-	fetching, cancel := context.WithTimeout(ctx, v.g.config.JoinTimeout)
+	fetching, cancel := context.WithTimeout(o.ctx, o.g.config.JoinTimeout)
 	defer cancel()
-	list, fresh, failure := l.fetch(fetching, v, k)
+	list, fresh, failure := c.fetch(o.within(fetching), k)
 	var key listKey
 	if failure == nil && k != tasks { // which are not remembered
-		key, list = v.g.shelf.put(l.id, list)
+		key, list = o.g.shelf.put(l.id, list)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := &l.lists[k]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept := &c.kept[k]
 	switch {
-	case failure != nil && ctx.Err() == nil:
-		c.failed = time.Now()
-	case failure == nil && c.changes == changes:
-		c.key, c.fresh, c.view, c.failed = key, fresh, view, time.Time{}
+	case failure != nil && o.ctx.Err() == nil:
+		kept.failed = time.Now()
+	case failure == nil && kept.changes == changes:
+		kept.key, kept.fresh, kept.view, kept.failed = key, fresh, view, time.Time{}
 	}
 	return list, fresh, failure
 }
@@ -69,75 +79,89 @@ func (l *link) listing(ctx context.Context, v *visit, k kind) (*listing, freshne
 const unchangedTime = 30 * time.Second
 
 // remembered returns a list that is still good.
-func (l *link) remembered(a *Gateway, k kind) (*listing, freshness, bool) {
-	view := a.rules.view(l.client.identity)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := &l.lists[k]
-	if !l.ready || c.key == (listKey{}) || c.view != view {
+func (c *listCache) remembered(g *Gateway, k kind) (*listing, freshness, bool) {
+	if !c.link.isOpen() {
 		return nil, freshness{}, false
 	}
-	told := l.hearing[k] > 0 // we would have heard of a change, or of the end of the server
-	if l.era == mcp.Modern {
-		told = told && l.can&kinds[k].changes != 0
-	}
-	if !told && !time.Now().Before(c.fresh.until) {
+	view := g.rules.view(c.link.client.identity)
+	era, can := c.link.state()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept := &c.kept[k]
+	if kept.key == (listKey{}) || kept.view != view {
 		return nil, freshness{}, false
 	}
-	list := a.shelf.get(c.key)
-	return list, c.fresh, list != nil
+	// With a listener we would know of a change, or of the end of the server.
+	current := c.listeners[k] > 0 && (era == mcp.Legacy || can&kinds[k].changes != 0)
+	if !current && !time.Now().Before(kept.fresh.until) {
+		return nil, freshness{}, false
+	}
+	list := g.shelf.get(kept.key)
+	return list, kept.fresh, list != nil
+}
+
+// known returns the last list that there was, if it is still kept. The client has seen none
+// that is newer.
+func (c *listCache) known(g *Gateway, k kind) *listing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return g.shelf.get(c.kept[k].key)
 }
 
 // changed notes that a list of the server is no longer what it was.
-func (l *link) changed(notice string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (c *listCache) changed(notice string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for k := range kinds {
 		if kinds[k].notice == notice {
-			l.lists[k].changes++
-			l.lists[k].key, l.lists[k].failed = listKey{}, time.Time{}
+			c.kept[k].changes++
+			c.kept[k].key, c.kept[k].failed = listKey{}, time.Time{}
 		}
 	}
 }
 
-// forget forgets lists. The caller holds the lock.
-func (l *link) forget(lists ...kind) {
+// forget forgets lists.
+func (c *listCache) forget(lists ...kind) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, k := range lists {
-		l.lists[k] = cached{changes: l.lists[k].changes + 1}
+		c.kept[k] = cached{changes: c.kept[k].changes + 1}
 	}
 }
 
-// requestPage asks for a page of a list.
-func (l *link) requestPage(ctx context.Context, v *visit, b *builder, params []byte) *jsonrpc.Failure {
-	var page mcp.List
-	answer := response{
-		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
-			failure := b.filter.read(&page, data)
-			*m = page.Message
-			return failure
-		},
-		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
+// listen notes that n more streams would tell of changes.
+func (c *listCache) listen(lists []kind, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range lists {
+		c.listeners[k] += n
+		if n > 0 {
+			c.kept[k] = cached{changes: c.kept[k].changes + 1} // it may have changed before
+		}
 	}
-	failure := l.ask(ctx, v.g, v.r, kinds[b.kind].method, params, answer)
-	if failure == nil && b.kind == tools {
-		v.g.config.Observer.ToolsSeen(b.server.Name)
-	}
-	return failure
+}
+
+// hasListener reports whether a stream would tell of changes.
+func (c *listCache) hasListener(k kind) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.listeners[k] > 0
 }
 
 // fetch asks for all pages of a list (A21).
-func (l *link) fetch(ctx context.Context, v *visit, k kind) (*listing, freshness, *jsonrpc.Failure) {
+func (c *listCache) fetch(o origin, k kind) (*listing, freshness, *jsonrpc.Failure) {
+	l := c.link
 	era, can := l.state()
-	server := v.g.of(l)
-	who := v.g.rules.caller(l.client.identity)
-	filter := newListFilter(v.g, server, &who)
+	server := o.g.of(l)
+	who := o.g.rules.caller(l.client.identity)
+	filter := newListFilter(o.g, server, &who)
 	filter.done = !filtersAsItReads(&who)
-	b := &builder{a: v.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
+	b := &builder{g: o.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {
-		failure := l.requestPage(ctx, v, b, params)
+		failure := c.requestPage(o, b, params)
 		if failure != nil {
 			return nil, freshness{}, failure
 		}
@@ -157,6 +181,24 @@ func (l *link) fetch(ctx context.Context, v *visit, k kind) (*listing, freshness
 	return nil, freshness{}, jsonrpc.InvalidResponse(l.server)
 }
 
+// requestPage asks for a page of a list.
+func (c *listCache) requestPage(o origin, b *builder, params []byte) *jsonrpc.Failure {
+	var page mcp.List
+	answer := response{
+		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
+			failure := b.filter.read(&page, data)
+			*m = page.Message
+			return failure
+		},
+		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
+	}
+	failure := c.link.ask(o, kinds[b.kind].method, params, answer)
+	if failure == nil && b.kind == tools {
+		o.g.config.Observer.ToolsSeen(b.server.Name)
+	}
+	return failure
+}
+
 // listings returns what all servers have of a kind, in their order. Those that fail
 // are left out (A22).
 func (v *visit) listings(k kind) ([]*listing, freshness) {
@@ -170,12 +212,12 @@ func (v *visit) listings(k kind) ([]*listing, freshness) {
 	for i, s := range servers {
 		l := v.client.link(s)
 		var ok bool
-		if all[i], fresh[i], ok = l.remembered(v.g, k); ok {
+		if all[i], fresh[i], ok = l.lists.remembered(v.g, k); ok {
 			continue
 		}
 		asking.Go(func() error {
 			var failure *jsonrpc.Failure
-			all[i], fresh[i], failure = l.listing(v.r.Context(), v, k)
+			all[i], fresh[i], failure = l.lists.get(v.origin(), k)
 			if failure != nil && v.r.Context().Err() == nil {
 				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
 					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))

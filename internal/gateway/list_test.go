@@ -526,11 +526,11 @@ func TestListsOfSeveralClients(t *testing.T) {
 		seen := map[*listing]int{}
 		for _, c := range g.known() {
 			for _, l := range c.links {
-				l.mu.Lock()
-				if list := g.shelf.get(l.lists[prompts].key); list != nil {
+				l.lists.mu.Lock()
+				if list := g.shelf.get(l.lists.kept[prompts].key); list != nil {
 					seen[list]++
 				}
-				l.mu.Unlock()
+				l.lists.mu.Unlock()
 			}
 		}
 		if len(seen) != 1 {

@@ -104,7 +104,7 @@ type cached struct {
 
 // A builder puts a listing together.
 type builder struct {
-	a      *Gateway
+	g      *Gateway
 	server *Server
 	kind   kind
 	filter listFilter
@@ -149,12 +149,12 @@ func (b *builder) addItem(item *mcp.Item) {
 	if b.joined.Len() > 0 {
 		b.joined.WriteByte(',')
 	}
-	shown, raw := b.a.shown(b.server.Name, b.kind, item.Name), item.Raw
+	shown, raw := b.g.shown(b.server.Name, b.kind, item.Name), item.Raw
 	if shown != item.Name {
 		raw = jsonspan.Spliced(raw, item.Rename(shown).Moved(-item.Start))
 	}
 	b.joined.Write(raw)
-	if (b.kind == tools || b.kind == prompts) && b.a.config.Naming.MayBeShort(shown) {
+	if (b.kind == tools || b.kind == prompts) && b.g.config.Naming.MayBeShort(shown) {
 		if b.list.short == nil {
 			b.list.short = map[string]string{}
 		}
@@ -171,8 +171,8 @@ func (b *builder) addItem(item *mcp.Item) {
 }
 
 // shown returns what clients call something of a server.
-func (a *Gateway) shown(server string, k kind, name string) string {
-	if a.transparent() {
+func (g *Gateway) shown(server string, k kind, name string) string {
+	if g.transparent() {
 		return name
 	}
 	switch k {
@@ -183,7 +183,7 @@ func (a *Gateway) shown(server string, k kind, name string) string {
 	case tasks:
 		return server + mcp.Separator + name
 	}
-	return a.config.Naming.Join(server, name)
+	return g.config.Naming.Join(server, name)
 }
 
 // done returns the listing.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
@@ -66,12 +65,12 @@ func (c *call) paramHeaders() mcp.ParamHeaders {
 	if !c.message.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	if list := c.link.known(c.g, tools); list != nil {
+	if list := c.link.lists.known(c.g, tools); list != nil {
 		return list.params
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
 	defer cancel()
-	list, _, failure := c.link.listing(ctx, c.visit, tools)
+	list, _, failure := c.link.lists.get(c.origin().within(ctx), tools)
 	if failure != nil {
 		return nil // the server will say if there were any
 	}
@@ -81,14 +80,6 @@ func (c *call) paramHeaders() mcp.ParamHeaders {
 // listPatience is how long a call waits for the list that its tool is in. Most tools
 // need nothing of it.
 const listPatience = 2 * time.Second
-
-// known returns the last list that there was, if it is still kept. The client has seen none
-// that is newer.
-func (l *link) known(a *Gateway, k kind) *listing {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return a.shelf.get(l.lists[k].key)
-}
 
 // input asks the client for what a server wants to know.
 func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
@@ -106,7 +97,7 @@ func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *json
 		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {
 			return nil, jsonrpc.InvalidResponse(l.server)
 		}
-		if !c.out.Event(&streamable.Event{Data: l.tagged(c.g, &m)}) {
+		if !c.out.Event(&streamable.Event{Data: l.translator(c.g).question(&m)}) {
 			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
 		}
 		answers[key] = answer
@@ -131,14 +122,6 @@ func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := jsonrpc.ServerError(server, m)
 	failure.Data.Symbol = "input_refused"
 	return failure
-}
-
-// tagged returns a question of ours with the name of the server it is for.
-func (l *link) tagged(a *Gateway, m *jsonrpc.Message) []byte {
-	if a.transparent() {
-		return m.Raw
-	}
-	return jsonspan.Spliced(m.Raw, l.named(m)...)
 }
 
 // expect returns an id for a question of ours, and where its answer will come.

@@ -1,9 +1,7 @@
 package gateway
 
 import (
-	"context"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -26,15 +24,15 @@ type question struct {
 func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
 	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
 	if !l.client.can(method) {
-		l.refuse(rl.g, rl.r, rl.ctx, &rl.asides, m, "the client has not declared that it can be asked "+method)
+		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client has not declared that it can be asked "+method)
 		return
 	}
-	id := l.shown(rl.g, m.Literal(jsonrpc.ID))
-	out.Data = l.translated(rl.g, m)
+	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
+	out.Data = l.translator(rl.g).message(m)
 	l.client.asked(id, &rl.h)
 	if !rl.out.Event(out) {
 		l.client.settled(id)
-		l.refuse(rl.g, rl.r, rl.ctx, &rl.asides, m, "the client cannot be asked: it takes no event streams")
+		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
 	}
 }
 
@@ -71,41 +69,64 @@ func (c *client) unasked(h *streamable.Reader) {
 	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
 }
 
-// refuse answers a question of the server in place of the client. It does not wait
-// for that: the server may have more to say before it listens.
-func (l *link) refuse(a *Gateway, of *http.Request, ctx context.Context, asides *Asides, m *jsonrpc.Message, why string) {
-	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
-	if m.Is(jsonrpc.Method, "ping") {
-		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which anybody can answer
-	}
-	asides.Go(func() {
-		if failure := l.tell(ctx, a, of, refusal); failure != nil {
-			a.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
-		}
-	})
+// unsolicited handles the messages of a server that answer no request.
+type unsolicited struct {
+	origin
+	link *link
 }
 
-// noted takes note of what a server says.
-func (l *link) noted(a *Gateway, m *jsonrpc.Message) {
-	switch method := m.Text(jsonrpc.Method); {
-	case strings.HasSuffix(method, "/list_changed"):
-		l.changed(method)
-	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
-		l.client.settled(l.shown(a, m.Literal(jsonrpc.RequestID)))
-	}
-}
+func (l *link) unsolicited(o origin) unsolicited { return unsolicited{o, l} }
 
-// stray takes a message that came with the answer to a request of our own. The
-// client gets it if it listens.
-func (l *link) stray(a *Gateway, of *http.Request, asides *Asides, e *streamable.Event) {
+// take takes a message that came with the answer to a request of our own. The client gets it
+// if it listens.
+func (u unsolicited) take(e *streamable.Event, asides *Asides) {
 	m := e.Message
 	if len(e.Data) == 0 || m.IsAnswer() {
 		return
 	}
-	l.noted(a, m)
-	if !l.spread(a, m) && m.IsRequest() {
-		l.refuse(a, of, of.Context(), asides, m, "the client cannot be asked: it does not listen")
+	u.note(m)
+	if !u.broadcast(m) && m.IsRequest() {
+		u.refuse(asides, m, "the client cannot be asked: it does not listen")
 	}
+}
+
+// note updates what is known of the server.
+func (u unsolicited) note(m *jsonrpc.Message) {
+	switch method := m.Text(jsonrpc.Method); {
+	case strings.HasSuffix(method, "/list_changed"):
+		u.link.lists.changed(method)
+	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
+		u.link.client.settled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
+	}
+}
+
+// broadcast gives the client a message by each of its streams of the modern era that wants
+// it, or by one of the legacy era.
+func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
+	for _, s := range u.link.client.listening() {
+		if s.g.Load().of(u.link) == nil || !s.deliver(u.g, u.link, m, "") {
+			continue
+		}
+		delivered = true
+		if s.wants == nil {
+			break
+		}
+	}
+	return delivered
+}
+
+// refuse answers a question of the server in place of the client. It does not wait for that:
+// the server may have more to say before it listens.
+func (u unsolicited) refuse(asides *Asides, m *jsonrpc.Message, why string) {
+	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
+	if m.Is(jsonrpc.Method, "ping") {
+		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which needs no client
+	}
+	asides.Go(func() {
+		if failure := u.link.tell(u.origin, refusal); failure != nil {
+			u.g.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", u.link.server), zap.Error(failure))
+		}
+	})
 }
 
 // A notice is a message of a client that wants no answer: a notification, or its answer to a
@@ -130,7 +151,7 @@ func (n notice) reply() {
 	}
 	n.server = s
 	l := n.client.link(s)
-	if failure := l.tell(n.r.Context(), n.g, n.r, jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
+	if failure := l.tell(n.origin(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
 		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
 }
@@ -157,7 +178,7 @@ func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
 func (n notice) pass() {
 	switch method := n.message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
-		n.all(func(ctx context.Context, s *Server, l *link) { l.greet(ctx, n.g, n.r) })
+		n.all(func(_ *Server, l *link) { l.sendInitialized(n.origin()) })
 	case "notifications/cancelled":
 		n.cancel()
 	case "notifications/progress":
@@ -171,13 +192,13 @@ func (n notice) pass() {
 			return
 		}
 		servers, some := n.g.concerned(method)
-		n.all(func(ctx context.Context, s *Server, l *link) {
+		n.all(func(s *Server, l *link) {
 			if some && !slices.Contains(servers, s.Name) || !n.mayTell(s, method) {
 				return
 			}
 			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
-				l.greet(ctx, n.g, n.r)
-				if failure := l.tell(ctx, n.g, n.r, message.Raw); failure != nil {
+				l.sendInitialized(n.origin())
+				if failure := l.tell(n.origin(), message.Raw); failure != nil {
 					n.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
 						zap.String("mcp_method", mcp.Shortened(method)), zap.Error(failure))
 				}
@@ -214,7 +235,7 @@ func (n notice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	return l.tell(n.r.Context(), n.g, n.r, m.Raw)
+	return l.tell(n.origin(), m.Raw)
 }
 
 // cancel cancels a call, at the one server that has it (A28).

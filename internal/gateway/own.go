@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"encoding/json"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -64,38 +63,35 @@ func (o *own) list(k kind, identity string) *listing {
 
 // tool returns what answers a call of a tool of the gateway itself, nil if there is none of
 // this name.
-func (o *own) tool(name string) func(*call) *jsonrpc.Failure {
+func (o *own) tool(name string) func(ownCall) *jsonrpc.Failure {
 	if o.g.config.Discovery {
 		switch name {
 		case "search_tools":
-			return (*call).searchTools
+			return ownCall.searchTools
 		case "describe_tool":
-			return (*call).describeTool
+			return ownCall.describeTool
 		case callToolName:
-			return (*call).callFound
+			return ownCall.callFound
 		}
 	}
 	if name == recovery.ToolName && len(o.masked) > 0 {
-		return func(c *call) *jsonrpc.Failure {
-			reader := o.originals(c)
-			return c.answer(reader.Call(c.message.Literal(jsonrpc.Arguments)))
-		}
+		return ownCall.recover
 	}
 	return nil
 }
 
-// originals returns a reader of the originals that the client may have, by the rules of now.
-func (o *own) originals(c *call) recovery.Reader {
+// originals returns a reader of the originals that a client may have, by the rules of now.
+func (o *own) originals(c *caller) recovery.Reader {
 	return recovery.Reader{MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
 		for _, s := range o.masked {
-			body, target, ok := s.Mask.Original(c.caller.name, handle)
+			body, target, ok := s.Mask.Original(c.name, handle)
 			if !ok {
 				continue
 			}
-			if target.Server = s.Name; !c.caller.allows(target) || o.g.withheld(target) {
+			if target.Server = s.Name; !c.allows(target) || o.g.withheld(target) {
 				return nil, false
 			}
-			return c.caller.redactor().Body(body), true
+			return c.redactor().Body(body), true
 		}
 		return nil, false
 	}}
@@ -127,7 +123,7 @@ func (o *own) templates(identity string) (all [][]byte) {
 
 // read returns the result of reading a resource of the gateway itself, nil if there is none,
 // and whether the URI is that of one.
-func (o *own) read(c *call, uri string) (result []byte, ours bool) {
+func (o *own) read(c *caller, uri string) (result []byte, ours bool) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && len(o.masked) > 0 {
 		reader := o.originals(c)
 		text, ok := reader.Text(handle)
@@ -143,9 +139,9 @@ func (o *own) read(c *call, uri string) (result []byte, ours bool) {
 	return contents(uri, t.MIMEType, text), true
 }
 
-// lead returns the resource of a server that a URI of a hosted template leads to, or the
-// template that a hosted template itself leads to.
-func (o *own) lead(uri string) (*Server, string) {
+// original returns the resource of a server that a URI of a hosted template is an alias of, or
+// the template that a hosted template itself stands for.
+func (o *own) original(uri string) (*Server, string) {
 	t, original, ok := o.g.Templates.Match(uri)
 	if strings.Contains(uri, "{") {
 		t, original, ok = o.g.Templates.Find(uri)
@@ -166,22 +162,4 @@ func contents(uri, mimeType, text string) []byte {
 	return jsonrpc.Encode(struct {
 		Contents []content `json:"contents"`
 	}{[]content{{uri, mimeType, text}}})
-}
-
-// text answers the call of a tool with a text.
-func (c *call) text(text string, isError bool) *jsonrpc.Failure {
-	type content struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
-	}
-	return c.answer(jsonrpc.Encode(struct {
-		Content []content `json:"content"`
-		IsError bool      `json:"isError,omitempty"`
-	}{[]content{{"text", text}}, isError}))
-}
-
-// arguments reads the arguments of a call.
-func (c *call) arguments(into any) bool {
-	arguments := c.message.Literal(jsonrpc.Arguments)
-	return arguments == nil || json.Unmarshal(arguments, into) == nil
 }

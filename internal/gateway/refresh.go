@@ -8,40 +8,38 @@ import (
 
 // Refresh has the lists of a server asked for anew, and tells the clients that listen.
 // It returns how many that are.
-func (a *Gateway) Refresh(server string) (told int) {
-	s := a.servers[server]
+func (g *Gateway) Refresh(server string) (told int) {
+	s := g.servers[server]
 	if s == nil {
 		return 0
 	}
-	for _, c := range a.clients() {
+	for _, c := range g.clients() {
 		c.mu.Lock()
 		l := c.links[s.ID]
 		c.mu.Unlock()
 		if l != nil {
-			l.mu.Lock()
-			l.forget(everyKind...)
-			l.mu.Unlock()
+			l.lists.forget(everyKind...)
 		}
 	}
-	return a.announce(func(identity string) bool { return a.rules.sees(identity, s) }, tools, prompts, resources)
+	return g.announce(func(identity string) bool { return g.rules.sees(identity, s) }, tools, prompts, resources)
 }
 
 // TemplatesChanged tells the clients that listen that the gateway itself has other
 // templates than before.
-func (a *Gateway) TemplatesChanged() {
-	a.announce(func(string) bool { return true }, resources)
+func (g *Gateway) TemplatesChanged() {
+	g.announce(func(string) bool { return true }, resources)
 }
 
 // announce tells those who listen, and whom it concerns, that lists have changed.
-func (a *Gateway) announce(concerns func(identity string) bool, changed ...kind) (told int) {
-	a.mu.Lock()
+func (g *Gateway) announce(concerns func(identity string) bool, changed ...kind) (told int) {
+	g.mu.Lock()
 	var streams []*stream
-	for s := range a.streams {
-		if s.a.Load() == a && concerns(s.visit.caller.identity) {
+	for s := range g.streams {
+		if s.g.Load() == g && concerns(s.visit.caller.identity) {
 			streams = append(streams, s)
 		}
 	}
-	a.mu.Unlock()
+	g.mu.Unlock()
 	for _, s := range streams {
 		s.later(func() { s.announce(changed...) })
 	}

@@ -64,47 +64,55 @@ func readNames(m *jsonrpc.Message, data []byte, names []name) (*jsonrpc.Failure,
 	return failure, names
 }
 
-// renames returns the edits that give an answer the names that the client knows.
-func (c *call) renames(raw []byte, names []name) (edits []jsonspan.Edit) {
-	for _, n := range names {
-		if shown := c.renamed(n.path, raw[n.value.Start:n.value.End]); shown != nil {
-			edits = append(edits, jsonspan.Edit{Start: n.value.Start, End: n.value.End, New: shown})
+// A translator translates between what a server calls things and what its client does.
+type translator struct {
+	g     *Gateway
+	link  *link
+	alias alias // of the resource that a call is about
+}
+
+func (l *link) translator(g *Gateway) translator { return translator{g: g, link: l} }
+
+// An alias is another URI of a server's resource: one of a template that the gateway hosts.
+type alias struct{ original, shown string }
+
+// isSet reports whether the client calls the resource by a URI that the server's own is not
+// made of.
+func (a alias) isSet() bool {
+	return a.shown != "" && a.shown != a.original && !strings.HasPrefix(a.shown, "proxy://")
+}
+
+// rename returns the edits that give an answer the names that the client knows.
+func (t translator) rename(raw []byte, found []name) (edits []jsonspan.Edit) {
+	for _, f := range found {
+		if shown := t.renamed(f.path, raw[f.value.Start:f.value.End]); shown != nil {
+			edits = append(edits, jsonspan.Edit{Start: f.value.Start, End: f.value.End, New: shown})
 		}
 	}
 	return edits
 }
 
 // renamed returns what a name at one of the namings becomes, nil if it stays.
-func (c *call) renamed(path int, literal []byte) []byte {
+func (t translator) renamed(path int, literal []byte) []byte {
 	switch {
-	case path == 0 && c.led.elsewhere() && jsonspan.TextIs(literal[1:len(literal)-1], c.led.original):
-		return jsonrpc.Quote(c.led.shown)
-	case c.g.transparent():
+	case path == 0 && t.alias.isSet() && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original):
+		return jsonrpc.Quote(t.alias.shown)
+	case t.g.transparent():
 		return nil
 	}
-	name := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
+	text := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
 	if path >= firstTaskPath {
-		return jsonrpc.Quote(c.g.shown(c.link.server, tasks, name))
+		return jsonrpc.Quote(t.g.shown(t.link.server, tasks, text))
 	}
-	return jsonrpc.Quote(c.g.shown(c.link.server, resources, name))
+	return jsonrpc.Quote(t.g.shown(t.link.server, resources, text))
 }
 
-// led is the way from a resource of the gateway itself to that of a server: what the
-// server calls it, and what the client does.
-type led struct{ original, shown string }
-
-// elsewhere reports whether the client calls the resource by a URI that the server's own
-// is not made of.
-func (l led) elsewhere() bool {
-	return l.shown != "" && l.shown != l.original && !strings.HasPrefix(l.shown, "proxy://")
-}
-
-// translated returns a message that a server sends on its own account as the client
-// gets it: with the name of the server (A23, A26), and with ids that lead back to it.
-func (l *link) translated(a *Gateway, m *jsonrpc.Message) []byte {
-	if a.transparent() {
-		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, mcp.MethodUpdated) && l.shownAs(a, uri) != uri {
-			return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(a, uri))))
+// message returns a message that a server sends on its own account as the client gets it:
+// with the name of the server (A23, A26), and with ids that lead back to it.
+func (t translator) message(m *jsonrpc.Message) []byte {
+	if t.g.transparent() {
+		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, mcp.MethodUpdated) && t.uri(uri) != uri {
+			return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.URI, jsonrpc.Quote(t.uri(uri))))
 		}
 		return m.Raw
 	}
@@ -115,34 +123,32 @@ func (l *link) translated(a *Gateway, m *jsonrpc.Message) []byte {
 		}
 	}
 	if m.IsRequest() {
-		replace(jsonrpc.ID, l.shown(a, m.Literal(jsonrpc.ID)))
-		replace(jsonrpc.ProgressToken, l.shown(a, m.Literal(jsonrpc.ProgressToken)))
+		replace(jsonrpc.ID, t.id(m.Literal(jsonrpc.ID)))
+		replace(jsonrpc.ProgressToken, t.id(m.Literal(jsonrpc.ProgressToken)))
 	}
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
-		replace(jsonrpc.RequestID, l.shown(a, m.Literal(jsonrpc.RequestID)))
+		replace(jsonrpc.RequestID, t.id(m.Literal(jsonrpc.RequestID)))
 	case m.Is(jsonrpc.Method, mcp.MethodUpdated) && m.Kind(jsonrpc.URI) == jsonspan.String:
-		replace(jsonrpc.URI, jsonrpc.Quote(l.shownAs(a, m.Text(jsonrpc.URI))))
+		replace(jsonrpc.URI, jsonrpc.Quote(t.uri(m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
-		replace(jsonrpc.TaskID, jsonrpc.Quote(a.shown(l.server, tasks, m.Text(jsonrpc.TaskID))))
+		replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shown(t.link.server, tasks, m.Text(jsonrpc.TaskID))))
 	}
-	return jsonspan.Spliced(m.Raw, append(edits, l.named(m)...)...)
+	return jsonspan.Spliced(m.Raw, append(edits, t.tag(m)...)...)
 }
 
-// shownAs returns the URI by which the client knows a resource.
-func (l *link) shownAs(a *Gateway, uri string) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if shown := l.windows[uri]; shown != "" {
-		return shown
+// question returns a question of ours with the name of the server it is for.
+func (t translator) question(m *jsonrpc.Message) []byte {
+	if t.g.transparent() {
+		return m.Raw
 	}
-	return a.shown(l.server, resources, uri)
+	return jsonspan.Spliced(m.Raw, t.tag(m)...)
 }
 
-// named returns the edits that put the name of the server into the params of a message,
+// tag returns the edits that put the name of the server into the params of a message,
 // whatever name the server itself may have put there.
-func (l *link) named(m *jsonrpc.Message) []jsonspan.Edit {
-	server := slices.Concat([]byte(`{"server":`), jsonrpc.Quote(l.server), []byte("}"))
+func (t translator) tag(m *jsonrpc.Message) []jsonspan.Edit {
+	server := slices.Concat([]byte(`{"server":`), jsonrpc.Quote(t.link.server), []byte("}"))
 	switch {
 	case m.Has(jsonrpc.Proxy):
 		return []jsonspan.Edit{m.Replace(jsonrpc.Proxy, server)}
@@ -152,10 +158,27 @@ func (l *link) named(m *jsonrpc.Message) []jsonspan.Edit {
 	return nil // they are a list
 }
 
-// shown returns an id that leads back to an id of the server.
-func (l *link) shown(a *Gateway, literal []byte) []byte {
-	if a.transparent() {
+// uri returns the URI by which the client knows a resource.
+func (t translator) uri(uri string) string {
+	if shown := t.link.subscriptions.alias(uri); shown != "" {
+		return shown
+	}
+	return t.g.shown(t.link.server, resources, uri)
+}
+
+// id returns an id that leads back to an id of the server.
+func (t translator) id(literal []byte) []byte {
+	if t.g.transparent() {
 		return literal
 	}
-	return jsonrpc.Quote(l.server + mcp.Separator + string(literal))
+	return jsonrpc.Quote(t.link.server + mcp.Separator + string(literal))
+}
+
+// eventID returns the id of an event for the client: it names the server and the stream, and
+// is good in the session of the client only. To a server all clients may be one.
+func (t translator) eventID(stream, id string) string {
+	if id == "" {
+		return ""
+	}
+	return t.g.sealer.bind(stream+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
 }

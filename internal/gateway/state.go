@@ -24,7 +24,7 @@ type State struct {
 	subscribing *quota.Meter // to resources
 	listening   *quota.Meter // by streams
 
-	overhear overhearings
+	sideStreams sideStreams
 
 	mu       sync.Mutex
 	busy     map[string]*client            // those that are being served
@@ -170,16 +170,16 @@ func (s *State) forget(c *client) {
 	}
 	for _, l := range c.allLinks() {
 		i := slices.IndexFunc(s.members, func(member *Gateway) bool { return member.of(l) != nil })
-		if i < 0 || l.of == nil {
+		if i < 0 || l.ender == nil {
 			continue
 		}
-		a := s.members[i]
+		g := s.members[i]
 		s.running.Go(func() {
 			s.ending <- struct{}{}
 			defer func() { <-s.ending }()
-			ctx, cancel := context.WithTimeout(context.Background(), a.config.JoinTimeout)
+			ctx, cancel := context.WithTimeout(context.Background(), g.config.JoinTimeout)
 			defer cancel()
-			l.end(ctx, a, l.of)
+			l.end(origin{ctx, g, l.ender})
 		})
 	}
 }
@@ -190,29 +190,29 @@ func (s *State) setLimits(clients int) {
 	s.resting.SetLimits(clientLimits(clients))
 }
 
-func (s *State) join(a *Gateway) {
+func (s *State) join(g *Gateway) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.alone = true
+	g.alone = true
 	for _, member := range s.members {
-		if member.config.Generation == a.config.Generation {
-			a.alone, member.alone = false, false
+		if member.config.Generation == g.config.Generation {
+			g.alone, member.alone = false, false
 		}
 	}
-	s.members = append(s.members, a)
-	s.setLimits(a.config.MaxClients)
+	s.members = append(s.members, g)
+	s.setLimits(g.config.MaxClients)
 }
 
-// leave says that a serves no more requests. Who listens to its servers listens to
+// leave says that g serves no more requests. Who listens to its servers listens to
 // those of its successor from now on. If there is none, or nobody knows which one that
 // is, the streams are ended: their clients come back by themselves.
-func (s *State) leave(a *Gateway) {
+func (s *State) leave(g *Gateway) {
 	s.mu.Lock()
-	s.members = slices.DeleteFunc(s.members, func(member *Gateway) bool { return member == a })
-	to := s.successor(a)
-	a.left, a.place.current = true, to
+	s.members = slices.DeleteFunc(s.members, func(member *Gateway) bool { return member == g })
+	to := s.successor(g)
+	g.left, g.place.current = true, to
 	if to != nil {
-		to.place = a.place
+		to.place = g.place
 	}
 	if len(s.members) > 0 {
 		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
@@ -220,7 +220,7 @@ func (s *State) leave(a *Gateway) {
 	s.dropLinks()
 	var moving []*stream
 	for stream := range s.streams {
-		if stream.a.Load() == a {
+		if stream.g.Load() == g {
 			moving = append(moving, stream)
 		}
 	}
@@ -229,7 +229,7 @@ func (s *State) leave(a *Gateway) {
 		if to == nil {
 			stream.end()
 		} else {
-			stream.move(a, to)
+			stream.move(g, to)
 		}
 	}
 }
@@ -250,9 +250,7 @@ func (s *State) dropLinks() {
 		c.mu.Lock()
 		maps.DeleteFunc(c.links, func(id string, l *link) bool {
 			if !there[id] {
-				for _, uri := range c.subscribed(l) {
-					l.unsubscribe(s.subscribing, uri)
-				}
+				l.subscriptions.removeAll(s.subscribing, c.owner)
 			}
 			return !there[id]
 		})
@@ -263,20 +261,20 @@ func (s *State) dropLinks() {
 // successor returns the Gateway that takes the place of another: one with the same
 // servers or, if there never was more than one at a time, the one that is there. Two
 // gateways that happen to have the same name must not take each other's clients.
-func (s *State) successor(a *Gateway) *Gateway {
+func (s *State) successor(g *Gateway) *Gateway {
 	var others []*Gateway
 	siblings := 0
 	for _, member := range s.members {
 		switch {
-		case member.config.Generation == a.config.Generation:
+		case member.config.Generation == g.config.Generation:
 			siblings++
-		case member.fingerprint == a.fingerprint:
+		case member.fingerprint == g.fingerprint:
 			return member
 		default:
 			others = append(others, member)
 		}
 	}
-	if a.alone && siblings == 0 && len(others) == 1 && others[0].alone {
+	if g.alone && siblings == 0 && len(others) == 1 && others[0].alone {
 		return others[0]
 	}
 	return nil
@@ -302,7 +300,7 @@ func (s *State) Destruct() error {
 	s.listening.Close()
 	s.shelf.close()
 	s.mu.Unlock()
-	s.overhear.end()
+	s.sideStreams.end()
 	s.running.Wait()
 	return nil
 }

@@ -23,7 +23,7 @@ type stream struct {
 	ctx   context.Context
 	end   context.CancelFunc
 	wants *interests              // what a client of the modern era listens to; nil for all
-	a     atomic.Pointer[Gateway] // whose servers are listened to
+	g     atomic.Pointer[Gateway] // whose servers are listened to
 
 	mu       sync.Mutex
 	closed   bool
@@ -72,15 +72,6 @@ const (
 // eventOfSession is the scope of the ids of events at the aggregate.
 const eventOfSession = "event of a session"
 
-// eventID returns the id of an event of a server for its client: it tells whose it is, and
-// is good in the session of the client only. To a server all clients may be one.
-func (l *link) eventID(a *Gateway, kind, id string) string {
-	if id == "" {
-		return ""
-	}
-	return a.sealer.bind(kind+"/"+l.server+"/"+id, eventOfSession, l.client.key)
-}
-
 // listening returns the streams by which the client listens.
 func (c *client) listening() []*stream {
 	c.mu.Lock()
@@ -92,20 +83,20 @@ func (v *visit) newStream(wants *interests) *stream {
 	s := &stream{visit: v, wants: wants, ears: map[earKey]*ear{}}
 	s.ctx, s.end = context.WithCancel(v.r.Context())
 	v.g.mu.Lock()
-	a := v.g
-	for a.left { // while the request was on its way
-		if a.place.current == nil {
+	g := v.g
+	for g.left { // while the request was on its way
+		if g.place.current == nil {
 			s.end()
 			break
 		}
-		a = a.place.current
+		g = g.place.current
 	}
-	s.a.Store(a)
+	s.g.Store(g)
 	v.g.streams[s] = true
 	v.g.listening.Take(v.client.owner, 0)
 	v.g.mu.Unlock()
-	if a != v.g {
-		s.follow(a)
+	if g != v.g {
+		s.follow(g)
 	}
 	v.client.mu.Lock()
 	v.client.streams[s] = true
@@ -193,12 +184,12 @@ func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
 	}
 	v.server = owner
 	l := v.client.link(owner)
-	if failure := l.open(v.r.Context(), v.g, v.r); failure != nil {
+	if failure := l.open(v.origin()); failure != nil {
 		return failure
 	}
 	v.out.Begin()
 	s := &stream{visit: v} // by which nobody listens
-	s.hearGET(v.r.Context(), v.g, l, &ear{last: last}, callStream, func() {})
+	s.hearGET(v.origin(), l, &ear{last: last}, callStream, func() {})
 	return nil
 }
 
@@ -221,7 +212,7 @@ func (s *stream) last() {
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var first sync.WaitGroup
-	for _, server := range s.a.Load().rules.seen(s.visit.caller.identity) {
+	for _, server := range s.g.Load().rules.seen(s.visit.caller.identity) {
 		first.Add(1)
 		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
 	}
@@ -246,7 +237,7 @@ func (s *stream) await(begun <-chan struct{}) {
 // move makes the stream one of the servers of another Gateway, and tells the client
 // if they are not the same.
 func (s *stream) move(from, to *Gateway) {
-	s.a.Store(to)
+	s.g.Store(to)
 	s.follow(to)
 	identity := s.visit.caller.identity
 	if from.rules.standing(identity) != to.rules.standing(identity) {
@@ -276,8 +267,8 @@ func (s *stream) move(from, to *Gateway) {
 }
 
 // follow ends the stream when an Gateway does that is not the one it was opened at.
-func (s *stream) follow(a *Gateway) {
-	if a.config.Exiting == nil {
+func (s *stream) follow(g *Gateway) {
+	if g.config.Exiting == nil {
 		return
 	}
 	s.mu.Lock()
@@ -286,7 +277,7 @@ func (s *stream) follow(a *Gateway) {
 		s.unfollow()
 	}
 	if !s.closed {
-		s.unfollow = context.AfterFunc(a.config.Exiting, s.end)
+		s.unfollow = context.AfterFunc(g.config.Exiting, s.end)
 	}
 }
 
@@ -340,13 +331,13 @@ func (s *stream) listenTo(key earKey, last string, begun func()) {
 // hear listens to a server, again and again.
 func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
-		a := s.a.Load()
-		server := a.byID(e.key.id)
-		if server == nil || !a.rules.sees(s.visit.caller.identity, server) {
+		g := s.g.Load()
+		server := g.byID(e.key.id)
+		if server == nil || !g.rules.sees(s.visit.caller.identity, server) {
 			return
 		}
 		began := time.Now()
-		again := s.hearOnce(ctx, a, server, e, begun)
+		again := s.hearOnce(origin{ctx, g, s.visit.r}, server, e, begun)
 		begun()
 		if !again {
 			return
@@ -373,25 +364,24 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // hearOnce listens to a server until it hangs up. It reports whether there is a
 // point in trying again.
-func (s *stream) hearOnce(ctx context.Context, a *Gateway, server *Server, e *ear, begun func()) (again bool) {
-	v := s.visit
-	l := v.client.link(server)
+func (s *stream) hearOnce(o origin, server *Server, e *ear, begun func()) (again bool) {
+	l := s.visit.client.link(server)
 	late := l.hasFailed()
-	if failure := l.open(ctx, a, v.r); failure != nil {
+	if failure := l.open(o); failure != nil {
 		return true
 	}
 	if late {
 		s.announce(l.kinds()...) // what it has is new to the client
 	}
-	l.greet(ctx, a, v.r)
+	l.sendInitialized(o)
 	era, can := l.state()
 	if era == mcp.Modern {
 		if s.wants == nil && e.key.uri == "" {
-			for _, uri := range l.client.subscribed(l) {
+			for _, uri := range l.subscriptions.all() {
 				s.listenTo(earKey{server.ID, uri}, "", func() {})
 			}
 		}
-		return s.hearListen(ctx, a, l, can, e.key.uri, begun)
+		return s.hearListen(o, l, can, e.key.uri, begun)
 	}
 	if e.key.uri != "" {
 		return false // which has been told itself
@@ -400,24 +390,16 @@ func (s *stream) hearOnce(ctx context.Context, a *Gateway, server *Server, e *ea
 		if s.wants.at(l.server, can).nothing() {
 			return false
 		}
-		s.subscribed(ctx, a, l, e)
+		s.subscribed(o, l, e)
 	}
-	return s.hearGET(ctx, a, l, e, listenStream, begun)
+	return s.hearGET(o, l, e, listenStream, begun)
 }
 
 // subscribed subscribes to what the stream listens to, once in each session.
-func (s *stream) subscribed(ctx context.Context, a *Gateway, l *link, e *ear) {
-	ticket, _ := l.ticket()
-	if e.unsubscribe == nil || e.session != ticket.Session {
-		e.session, e.unsubscribe = ticket.Session, s.subscribe(ctx, a, l)
+func (s *stream) subscribed(o origin, l *link, e *ear) {
+	if session := l.sessionID(); e.unsubscribe == nil || e.session != session {
+		e.session, e.unsubscribe = session, s.subscribe(o, l)
 	}
-}
-
-// hasFailed reports whether the server could not be met when it was tried.
-func (l *link) hasFailed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.failed
 }
 
 // kinds returns of which kinds the server has something to announce.
@@ -433,9 +415,9 @@ func (l *link) kinds() (has []kind) {
 
 // hearGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
-func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kind string, begun func()) (again bool) {
+func (s *stream) hearGET(o origin, l *link, ear *ear, kind string, begun func()) (again bool) {
 	v := s.visit
-	r, session, _ := l.prepare(ctx, a, v.r)
+	r, session, _ := l.prepare(o)
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
@@ -450,7 +432,7 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 	heard := false
 	h.OnHeader = func(status int) bool {
 		if heard = status == http.StatusOK; heard && kind == listenStream {
-			l.listened(everyKind, 1)
+			l.lists.listen(everyKind, 1)
 		}
 		begun()
 		return heard
@@ -459,7 +441,7 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 		if e.ID != "" {
 			ear.last, ear.lastIn = e.ID, session
 		}
-		m, id := e.Message, l.eventID(a, kind, e.ID)
+		m, id := e.Message, l.translator(o.g).eventID(kind, e.ID)
 		switch {
 		case len(e.Data) == 0:
 			if kind == callStream && v.client.primed() {
@@ -467,35 +449,35 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 			}
 		case m.IsAnswer():
 			if kind == callStream { // on others nobody waits for one
-				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, (&call{visit: v, link: l}).renames(m.Raw, names)...)})
+				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, l.translator(o.g).rename(m.Raw, names)...)})
 			}
 		default:
-			l.noted(a, m)
-			if !s.pass(a, l, m, id) && m.IsRequest() && !l.inquire(m) {
-				l.refuse(a, v.r, ctx, &v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+			others := l.unsolicited(o)
+			others.note(m)
+			if !s.pass(others, m, id) && m.IsRequest() && !l.held.ask(m) {
+				others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
 			}
 		}
 		return nil
 	}
-	x := a.newExchange(l, h, nil)
+	x := o.g.newExchange(l, h, nil)
 	x.resumed = kind == callStream
 	failure := x.send(r)
 	if heard {
 		if ear.heard = true; kind == listenStream {
-			l.listened(everyKind, -1)
+			l.lists.listen(everyKind, -1)
 		}
 		return true
 	}
 	switch {
 	case resuming && h.Status()/100 == 4:
 		ear.last = "" // it may be of another time
-		return s.hearGET(ctx, a, l, ear, kind, begun)
+		return s.hearGET(o, l, ear, kind, begun)
 	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.
-		_, _ = l.request(ctx, a, v.r, "ping", nil)
-		ticket, _ := l.ticket()
-		return ear.heard || ticket.Session != session
+		_, _ = l.request(o, "ping", nil)
+		return ear.heard || l.sessionID() != session
 	case ear.heard:
 		return true
 	}
@@ -508,46 +490,39 @@ func (s *stream) hearGET(ctx context.Context, a *Gateway, l *link, ear *ear, kin
 
 // pass gives the client what was heard by this stream. Servers let each session
 // listen but once; where several of a client do, what one hears is for all.
-func (s *stream) pass(a *Gateway, l *link, m *jsonrpc.Message, id string) bool {
+func (s *stream) pass(u unsolicited, m *jsonrpc.Message, id string) bool {
 	if s.wants == nil {
-		return s.deliver(a, l, m, id)
+		return s.deliver(u.g, u.link, m, id)
 	}
-	return l.spread(a, m)
+	return u.broadcast(m)
 }
 
 // everyKind are all that can change.
 var everyKind = []kind{tools, prompts, resources, templates}
 
-// listened counts the streams by which we would hear of changes.
-func (l *link) listened(to []kind, n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, k := range to {
-		if l.hearing[k] += n; n > 0 {
-			l.forget(k) // they may have changed before
-		}
-	}
-}
-
 // deliver gives the client a message of a server that belongs to no call, if it is
 // one that it wants.
-func (s *stream) deliver(a *Gateway, l *link, m *jsonrpc.Message, id string) bool {
+func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) bool {
 	v := s.visit
 	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		if server := a.of(l); server == nil || !a.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
+		if server := g.of(l); server == nil || !g.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
 			return false
 		}
 	}
 	if s.wants == nil {
-		if m.IsRequest() && !v.client.can(m.Text(jsonrpc.Method)) || !l.subscribedTo(m) {
+		if m.IsRequest() && !v.client.can(m.Text(jsonrpc.Method)) {
 			return false
 		}
-		return v.out.Event(&streamable.Event{ID: id, Data: l.translated(a, m)})
+		// A server of the modern era learns a little later that the client has unsubscribed.
+		if era, _ := l.state(); era == mcp.Modern && m.Is(jsonrpc.Method, mcp.MethodUpdated) && !l.subscriptions.has(m.Text(jsonrpc.URI)) {
+			return false
+		}
+		return v.out.Event(&streamable.Event{ID: id, Data: l.translator(g).message(m)})
 	}
 	if !s.wants.want(m, l.server) {
 		return false
 	}
-	raw := s.tagged(l.translated(a, m))
+	raw := s.tagged(l.translator(g).message(m))
 	if shown := s.wants.shown[l.server+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
 		var own jsonrpc.Message
 		if own.Read(raw) == nil && own.Has(jsonrpc.URI) {
@@ -564,7 +539,7 @@ func (s *stream) tagged(raw []byte) []byte {
 		return raw
 	}
 	id := s.visit.message.Literal(jsonrpc.ID)
-	member := slices.Concat([]byte(`"io.modelcontextprotocol/subscriptionId":`), id)
+	member := slices.Concat([]byte(`"`+mcp.MetaSubscriptionID+`":`), id)
 	if m.Has(jsonrpc.SubscriptionID) {
 		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
 	}

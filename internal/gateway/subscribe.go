@@ -48,7 +48,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if !v.out.AcceptsStream() {
 		return notAcceptable()
 	}
-	v.all(func(ctx context.Context, _ *Server, l *link) { _ = l.open(ctx, v.g, v.r) })
+	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown}
 	for _, server := range v.g.rules.seen(v.caller.identity) {
 		_, can := v.client.link(server).state()
@@ -71,9 +71,9 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if !agreed.nothing() {
 		s.last()
 	}
-	if v.r.Context().Err() == nil || s.a.Load().exiting() {
+	if v.r.Context().Err() == nil || s.g.Load().exiting() {
 		v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), slices.Concat(
-			[]byte(`{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":`), v.message.Literal(jsonrpc.ID), []byte("}}")))})
+			[]byte(`{"resultType":"complete","_meta":{"`+mcp.MetaSubscriptionID+`":`), v.message.Literal(jsonrpc.ID), []byte("}}")))})
 	}
 	return nil
 }
@@ -144,25 +144,24 @@ func (i *interests) want(m *jsonrpc.Message, server string) bool {
 
 // subscribe subscribes to the resources of a server of the legacy era that the
 // stream listens to. What it returns undoes that.
-func (s *stream) subscribe(ctx context.Context, a *Gateway, l *link) (undo func()) {
-	v := s.visit
+func (s *stream) subscribe(o origin, l *link) (undo func()) {
 	_, can := l.state()
 	mine := s.wants.at(l.server, can)
 	var done []string
 	for _, uri := range mine.URIs {
-		if _, failure := l.request(ctx, a, v.r, "resources/subscribe", uriParams(uri)); failure == nil {
+		if _, failure := l.request(o, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
 			done = append(done, uri)
 		} else {
-			a.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
+			o.g.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
 		}
 	}
 	return func() {
 		// The client may have left already.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rejoinPause)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), rejoinPause)
 		defer cancel()
 		for _, uri := range done {
 			if !l.client.wants(s, l.server, uri) {
-				_, _ = l.request(ctx, a, v.r, "resources/unsubscribe", uriParams(uri))
+				_, _ = l.request(o.within(ctx), "resources/unsubscribe", mcp.URIParams(uri))
 			}
 		}
 	}
@@ -175,13 +174,8 @@ func (c *client) wants(except *stream, server, uri string) bool {
 	})
 }
 
-func uriParams(uri string) []byte {
-	return slices.Concat([]byte(`{"uri":`), jsonrpc.Quote(uri), []byte("}"))
-}
-
 // hearListen listens to a server of the modern era.
-func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilities, uri string, begun func()) (again bool) {
-	v := s.visit
+func (s *stream) hearListen(o origin, l *link, can abilities, uri string, begun func()) (again bool) {
 	all := s.wants
 	switch {
 	case uri != "":
@@ -193,9 +187,9 @@ func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilit
 	if mine.nothing() {
 		return false
 	}
-	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), v.client.meta(""))
+	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), l.client.meta(""))
 	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
-	r, _, _ := l.prepare(ctx, a, v.r)
+	r, _, _ := l.prepare(o)
 	var m jsonrpc.Message
 	if m.Read(body) != nil {
 		return false
@@ -212,18 +206,18 @@ func (s *stream) hearListen(ctx context.Context, a *Gateway, l *link, can abilit
 		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
 			if !heard {
 				heard = true
-				l.listened(mine.kinds(), 1)
+				l.lists.listen(mine.kinds(), 1)
 				begun()
 			}
 		default:
-			l.noted(a, m)
-			s.deliver(a, l, m, "")
+			l.unsolicited(o).note(m)
+			s.deliver(o.g, l, m, "")
 		}
 		return nil
 	}}
-	_ = a.newExchange(l, h, &m).send(r)
+	_ = o.g.newExchange(l, h, &m).send(r)
 	if heard {
-		l.listened(mine.kinds(), -1)
+		l.lists.listen(mine.kinds(), -1)
 	}
 	return !refused
 }
@@ -239,29 +233,34 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 		return failure
 	}
 	l := c.client.link(s)
-	if failure := l.open(c.r.Context(), c.g, c.r); failure != nil {
+	if failure := l.open(c.origin()); failure != nil {
 		return c.failed(failure)
 	}
 	uri, shown := target.Name, ""
-	if c.led.elsewhere() {
-		shown = c.led.shown
+	if c.alias.isSet() {
+		shown = c.alias.shown
+	}
+	era, _ := l.state()
+	limit := maxSubscriptions
+	if era == mcp.Modern {
+		limit = maxListeners
 	}
 	added := false
 	switch {
 	case len(uri) > longestURI || len(shown) > longestURI:
 		return invalid("uri: it has more than 8 KiB")
 	case !on:
-		l.unsubscribe(c.g.subscribing, uri)
+		l.subscriptions.remove(c.g.subscribing, c.client.owner, uri)
 	default:
 		var ok bool
-		if added, ok = l.subscribe(c.g.subscribing, uri, shown); !ok {
+		if added, ok = l.subscriptions.add(c.g.subscribing, c.client.owner, uri, shown, limit); !ok {
 			return invalid("uri: there are too many subscriptions")
 		}
 	}
-	if era, _ := l.state(); era == mcp.Legacy {
+	if era == mcp.Legacy {
 		failure := c.pass(s, target, edits)
 		if added && (failure != nil || c.errorCode != 0) {
-			l.unsubscribe(c.g.subscribing, uri) // which the server has not agreed to
+			l.subscriptions.remove(c.g.subscribing, c.client.owner, uri) // which the server has not agreed to
 		}
 		return failure
 	}
@@ -291,7 +290,7 @@ func (s *stream) stop(key earKey) {
 
 // To how many resources of a server a client can subscribe: of a server of the modern
 // era each takes a stream.
-const maxSubscriptions, maxEars = 1_000, 64
+const maxSubscriptions, maxListeners = 1_000, 64
 
 // longestURI is how long the URI of a subscription may be.
 const longestURI = 8 << 10
@@ -301,73 +300,100 @@ var subscriptionLimits = quota.Limits{Entries: 100_000, Bytes: 64 << 20, OwnerEn
 
 var keptSubscriptions = quota.NewKind("subscriptions")
 
-// subscribe notes a subscription, and by which URI of the gateway itself it was made, if
-// by one: a server of the modern era has no such request, and one of the legacy era may
-// have to be told again. It reports whether it was not there before, and whether it is
-// now.
-func (l *link) subscribe(meter *quota.Meter, uri, shown string) (added, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i, there := slices.BinarySearch(l.subscriptions, uri)
+// subscriptions are the resources of a server that a client has subscribed to. A server of the
+// modern era has no such request, and one of the legacy era may have to be asked again.
+type subscriptions struct {
+	mu      sync.Mutex
+	uris    []string          // sorted
+	aliases map[string]string // what the client calls those that it has subscribed to by another URI
+}
+
+// add notes a subscription, made by an alias if that is not empty, unless there are as many
+// as the limit. It reports whether it was not there before, and whether it is now.
+func (s *subscriptions) add(meter *quota.Meter, owner, uri, alias string, limit int) (added, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, there := slices.BinarySearch(s.uris, uri)
 	switch {
-	case there && (shown == "" || shown == l.windows[uri]):
+	case there && (alias == "" || alias == s.aliases[uri]):
 		return false, true
 	case there: // by another URI
-		meter.Give(l.client.owner, int64(len(uri)+len(l.windows[uri])))
-		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
-		delete(l.windows, uri)
+		s.drop(meter, owner, i)
 	}
-	switch {
-	case len(l.subscriptions) == maxSubscriptions || l.era == mcp.Modern && len(l.subscriptions) == maxEars,
-		!meter.Take(l.client.owner, int64(len(uri)+len(shown))):
+	if len(s.uris) == limit || !meter.Take(owner, int64(len(uri)+len(alias))) {
 		return false, false
 	}
-	l.subscriptions = slices.Insert(l.subscriptions, i, uri)
-	if shown != "" {
-		if l.windows == nil {
-			l.windows = map[string]string{}
+	s.uris = slices.Insert(s.uris, i, uri)
+	if alias != "" {
+		if s.aliases == nil {
+			s.aliases = map[string]string{}
 		}
-		l.windows[uri] = shown
+		s.aliases[uri] = alias
 	}
 	return !there, true
 }
 
-// unsubscribe notes that a subscription has ended.
-func (l *link) unsubscribe(meter *quota.Meter, uri string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i, there := slices.BinarySearch(l.subscriptions, uri); there {
-		l.subscriptions = slices.Delete(l.subscriptions, i, i+1)
-		meter.Give(l.client.owner, int64(len(uri)+len(l.windows[uri])))
-		delete(l.windows, uri)
+// remove notes that a subscription has ended.
+func (s *subscriptions) remove(meter *quota.Meter, owner, uri string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i, there := slices.BinarySearch(s.uris, uri); there {
+		s.drop(meter, owner, i)
 	}
 }
 
-// unsubscribe notes that all subscriptions of a client have ended, of which nobody
-// will hear any more.
+// removeAll notes that all subscriptions have ended.
+func (s *subscriptions) removeAll(meter *quota.Meter, owner string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.uris) > 0 {
+		s.drop(meter, owner, len(s.uris)-1)
+	}
+}
+
+// drop removes a subscription. The caller holds the lock.
+func (s *subscriptions) drop(meter *quota.Meter, owner string, i int) {
+	uri := s.uris[i]
+	meter.Give(owner, int64(len(uri)+len(s.aliases[uri])))
+	s.uris = slices.Delete(s.uris, i, i+1)
+	delete(s.aliases, uri)
+}
+
+// has reports whether the client has subscribed to a resource.
+func (s *subscriptions) has(uri string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, there := slices.BinarySearch(s.uris, uri)
+	return there
+}
+
+// all returns the URIs of all of them.
+func (s *subscriptions) all() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.uris)
+}
+
+// alias returns what the client calls a resource, if it has subscribed to it by another URI.
+func (s *subscriptions) alias(uri string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.aliases[uri]
+}
+
+// size returns about how much memory they take.
+func (s *subscriptions) size() (bytes int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, uri := range s.uris {
+		bytes += len(uri) + len(s.aliases[uri])
+	}
+	return bytes
+}
+
+// unsubscribe ends all subscriptions of a client that nothing can be sent to anymore.
 func (c *client) unsubscribe(meter *quota.Meter) {
 	for _, l := range c.allLinks() {
-		for _, uri := range c.subscribed(l) {
-			l.unsubscribe(meter, uri)
-		}
+		l.subscriptions.removeAll(meter, c.owner)
 	}
-}
-
-// subscribedTo reports whether a message is not about a resource that the client has
-// unsubscribed from. A server of the modern era hears of that a little later.
-func (l *link) subscribedTo(m *jsonrpc.Message) bool {
-	if !m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		return true
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, there := slices.BinarySearch(l.subscriptions, m.Text(jsonrpc.URI))
-	return there || l.era == mcp.Legacy
-}
-
-// subscribed returns to which resources of a server the client has subscribed.
-func (c *client) subscribed(l *link) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.subscriptions)
 }

@@ -1,0 +1,254 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"time"
+	"unique"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A connecting is an attempt to connect a client to a server.
+type connecting struct {
+	origin
+	link   *link
+	server *Server
+}
+
+// run shakes hands with the server, as long as that may take.
+func (c connecting) run() *jsonrpc.Failure {
+	began, s := time.Now(), c.server
+	ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout)
+	defer cancel()
+	failure := connecting{c.within(ctx), c.link, s}.shakeHands()
+	switch {
+	case failure == nil:
+		s.tried(began, nil)
+		return nil
+	case c.ctx.Err() != nil:
+		s.gaveUp() // because the client did
+		return failure
+	}
+	log := c.g.config.Logger.With(zap.String("mcp_server", s.Name), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
+	if !unreachable(failure) {
+		s.tried(began, nil)
+		log.Warn("MCP server refuses a client")
+		return failure
+	}
+	log.Warn("MCP server left out", zap.Duration("retry_after", s.tried(began, failure)))
+	return failure
+}
+
+// shakeHands finds out in which era the server speaks, and begins a session if it
+// has such.
+func (c connecting) shakeHands() *jsonrpc.Failure {
+	l, s := c.link, c.server
+	var failure *jsonrpc.Failure
+	silent := false // to what only servers of the modern era know
+	for _, era := range s.eras(l.client.era) {
+		var result []byte
+		var session string
+		if era == mcp.Modern {
+			result, failure = c.discover()
+		} else {
+			result, session, failure = c.initialize()
+		}
+		if failure == nil {
+			failure = c.accept(era, result, session)
+		}
+		if failure == nil && session != "" && l.client.era == mcp.Modern {
+			l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
+			emptyBody(l.ender, http.MethodDelete)
+		}
+		if failure != nil && unreachable(failure) {
+			if era == mcp.Modern && !s.knows(era) && failure.Data.Symbol == "timeout" && c.ctx.Err() == nil {
+				silent = true
+				continue
+			}
+			return failure
+		}
+		if s.learn(era, failure == nil); failure == nil {
+			if silent {
+				s.learn(mcp.Modern, false)
+			}
+			return nil
+		}
+	}
+	return failure
+}
+
+// accept notes what a server has said of itself.
+func (c connecting) accept(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
+	l := c.link
+	var said struct {
+		Capabilities json.RawMessage `json:"capabilities"`
+		Instructions string          `json:"instructions"`
+		Version      string          `json:"protocolVersion"`
+		Versions     []string        `json:"supportedVersions"`
+	}
+	if json.Unmarshal(result, &said) != nil || len(said.Capabilities) > longestAbout {
+		return jsonrpc.InvalidResponse(l.server)
+	}
+	if len(said.Capabilities)+len(said.Instructions) > longestAbout {
+		c.g.config.Logger.Warn("instructions of MCP server left out: too long", zap.String("mcp_server", l.server), zap.Int("bytes", len(said.Instructions)))
+		said.Instructions = ""
+	}
+	if era == mcp.Modern {
+		if !slices.Contains(said.Versions, mcp.Stateless) {
+			return jsonrpc.InvalidResponse(l.server)
+		}
+		said.Version = mcp.Stateless
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.era, l.version, l.session = era, said.Version, session
+	l.about, l.can = about{share(string(said.Capabilities)), share(said.Instructions)}, abilitiesOf(said.Capabilities)
+	l.initialized = era == mcp.Modern
+	return nil
+}
+
+// initialize begins a session.
+func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
+	r := c.derive(c.link)
+	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.introduction())
+	setHeaders(r.Header, mcp.Legacy, "", "")
+	h, failure := c.link.roundTrip(c.g, r, body, resultInto(&result))
+	return result, h.Header().Get(mcp.SessionHeader), failure
+}
+
+// discover asks a server of the modern era who it is. There are servers of the other
+// era that never answer what they do not know, so one that is not known to be modern
+// does not get all the time there is.
+func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
+	if !c.server.knows(mcp.Modern) {
+		ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout/3)
+		defer cancel()
+		c.ctx = ctx
+	}
+	r := c.derive(c.link)
+	body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", withMeta(nil, c.link.client.meta("")))
+	setHeaders(r.Header, mcp.Modern, mcp.Stateless, "")
+	_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
+	return result, failure
+}
+
+// about is what a server says of itself. Most servers say the same to all clients.
+type about struct{ capabilities, instructions shared }
+
+// shared is a text that is kept once for all who have the same.
+type shared struct{ handle unique.Handle[string] }
+
+func share(text string) shared { return shared{unique.Make(text)} }
+
+func (s shared) text() string {
+	if s == (shared{}) {
+		return ""
+	}
+	return s.handle.Value()
+}
+
+// longestAbout is how many bytes that may have.
+const longestAbout = 64 << 10
+
+// abilities are the capabilities of a server that we decide upon.
+type abilities uint16
+
+const (
+	hasTools abilities = 1 << iota
+	hasPrompts
+	hasResources
+	hasLogging
+	hasCompletions
+	hasTasks
+	canSubscribe
+	toolsChange
+	promptsChange
+	resourcesChange
+)
+
+var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
+	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged")
+
+// abilitiesOf reads capabilities. An empty object is a capability, too (A4).
+func abilitiesOf(capabilities []byte) (can abilities) {
+	_ = abilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
+		if v.Kind == jsonspan.BeginObject || v.Kind == jsonspan.True {
+			can |= 1 << path
+		}
+	})
+	return can
+}
+
+// sendInitialized tells the server that the client is ready, once and before anything else
+// (A3).
+func (l *link) sendInitialized(o origin) {
+	if l.isInitialized() {
+		return
+	}
+	select {
+	case l.opening <- struct{}{}:
+		defer func() { <-l.opening }()
+	case <-o.ctx.Done():
+		return
+	}
+	if l.isInitialized() {
+		return
+	}
+	// A client that has left by now leaves the session to others, which need this.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.g.config.JoinTimeout)
+	defer cancel()
+	o = o.within(ctx)
+	const tries = 3
+	failure := l.tell(o, jsonrpc.Notification("notifications/initialized", nil))
+	l.mu.Lock()
+	l.attempts++
+	l.initialized = failure == nil || failure.Data.StatusCode != 0 && !isTemporary(failure.Data.StatusCode) || l.attempts == tries
+	initialized := l.initialized
+	l.mu.Unlock()
+	if failure != nil {
+		o.g.config.Logger.Warn("notifications/initialized not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+	}
+	if initialized {
+		l.restoreSession(o)
+	}
+}
+
+// isInitialized reports whether the server knows that the client is ready, or cannot know.
+func (l *link) isInitialized() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.initialized || !l.ready
+}
+
+// isTemporary reports whether a status may be another one the next time.
+func isTemporary(status int) bool {
+	return status == http.StatusNotFound || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests || status >= 500
+}
+
+// restoreSession repeats to a server of the legacy era what its client has asked for in a
+// session that is lost.
+func (l *link) restoreSession(o origin) {
+	_, can := l.state()
+	if level := l.client.logLevel(); level != "" && can&hasLogging != 0 {
+		l.repeat(o, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
+	}
+	for _, uri := range l.subscriptions.all() {
+		l.repeat(o, "resources/subscribe", mcp.URIParams(uri))
+	}
+}
+
+// repeat makes a request of the client again.
+func (l *link) repeat(o origin, method string, params []byte) {
+	r, _, _ := l.prepare(o)
+	ignore := response{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
+	if _, failure := l.roundTrip(o.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {
+		o.g.config.Logger.Warn("server not told again", zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
+	}
+}
