@@ -297,7 +297,7 @@ func (held *heldCall) giveUp() {
 		held.cancel()
 		<-held.done
 	}()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.r.Context()), rejoinPause)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.r.Context()), partingTime)
 	defer cancel()
 	for _, id := range held.questions {
 		_ = held.link.tell(held.within(ctx), jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered"))

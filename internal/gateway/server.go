@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -51,6 +52,9 @@ type outage struct {
 	trying   bool             // somebody does
 }
 
+// outagePause is how long a server that cannot be reached is left alone.
+var outagePause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
+
 // out returns why it is of no use to talk to the server now. Whoever gets nil has to
 // say how it went.
 func (s *Server) out() *jsonrpc.Failure {
@@ -78,7 +82,7 @@ func (s *Server) tried(began time.Time, failure *jsonrpc.Failure) (pause time.Du
 	if o.failure != nil && !began.After(o.noted) { // it is the same failure, of which another has told
 		return max(o.retry.Sub(now), 0)
 	}
-	pause = min(time.Second<<min(o.failures, 5), 30*time.Second)
+	pause = outagePause.Pause(o.failures)
 	o.failure, o.trying, o.noted, o.retry = failure, false, now, now.Add(pause)
 	o.failures++
 	return pause

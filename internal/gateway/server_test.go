@@ -13,27 +13,30 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, failure := new(Server), jsonrpc.ConnectError("a")
 		began := time.Now()
-		fails := func(began time.Time, want time.Duration) {
+		fails := func(began time.Time, least, most time.Duration) time.Duration {
 			t.Helper()
-			if got := s.tried(began, failure); got != want {
-				t.Errorf("it is tried again after %v, want %v", got, want)
+			got := s.tried(began, failure)
+			if got < least || got > most {
+				t.Errorf("it is tried again after %v, want %v to %v", got, least, most)
 			}
+			return got
 		}
 		time.Sleep(time.Second)
-		for range 6 {
-			fails(began, time.Second)
+		pause := fails(began, time.Second/2, time.Second)
+		for range 5 {
+			fails(began, pause, pause)
 		}
-		time.Sleep(time.Second)
+		time.Sleep(pause)
 		if s.out() != nil {
 			t.Error("nobody tries again")
 		}
 		again := time.Now()
-		fails(began, 0) // which says nothing of the one who tries again
+		fails(began, 0, 0) // which says nothing of the one who tries again
 		if s.out() == nil {
 			t.Error("two try at the same time")
 		}
 		time.Sleep(time.Second)
-		fails(again, 2*time.Second)
+		fails(again, time.Second, 2*time.Second)
 		if s.out() == nil {
 			t.Error("it is tried at once")
 		}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -59,9 +60,12 @@ const (
 	// joinPause is how long a client that begins to listen waits for the servers.
 	// What they say after that reaches it, what they said before may not.
 	joinPause = time.Second
-	// rejoinPause is after how long a server is listened to again that has hung up.
-	rejoinPause, maxRejoinPause = time.Second, 30 * time.Second
+	// partingTime is how long a server gets to take note that a client has left.
+	partingTime = time.Second
 )
+
+// rejoinPause is after how long a server is listened to again that has hung up.
+var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
 // The streams that events come in, by whom they can be resumed.
 const (
@@ -330,7 +334,7 @@ func (s *stream) listenTo(key earKey, last string, begun func()) {
 
 // hear listens to a server, again and again.
 func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
-	for pause := rejoinPause; ctx.Err() == nil; pause = min(2*pause, maxRejoinPause) {
+	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
 		server := g.byID(e.key.id)
 		if server == nil || !g.rules.sees(s.visit.caller.identity, server) {
@@ -342,23 +346,12 @@ func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 		if !again {
 			return
 		}
-		if time.Since(began) > maxRejoinPause {
-			pause = rejoinPause
+		if time.Since(began) > rejoinPause.Max {
+			failures = 0
 		}
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, rejoinPause.Pause(failures)) {
 			return
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -157,7 +157,7 @@ func (s *stream) subscribe(o origin, l *link) (undo func()) {
 	}
 	return func() {
 		// The client may have left already.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), rejoinPause)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), partingTime)
 		defer cancel()
 		for _, uri := range done {
 			if !l.client.wants(s, l.server, uri) {
