@@ -2,17 +2,16 @@ package gateway
 
 import (
 	"encoding/json"
+	"math"
 	"net/http"
+	"strconv"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
-
-// guarded reports whether it matters what the request is about.
-func (q *Request) guarded() bool {
-	return q.caller.rules != nil || q.g.config.PinTools || len(q.g.config.Limits) > 0
-}
 
 // admit decides whether the client may do this, now. It is asked once for each message.
 func (q *Request) admit(target mcp.Target) *jsonrpc.Failure {
@@ -76,17 +75,6 @@ func (q *Request) admitListening(s *Server) *jsonrpc.Failure {
 	return nil
 }
 
-// A Denial is a request that was refused.
-type Denial struct {
-	Client  string // its name, or [Anonymous]
-	Label   string // of the client in metrics
-	Address string // of its machine
-	Method  string
-	Target  mcp.Target
-	Code    string // why, as error.data.code says
-	Reason  error  // more of it, for logs only; may be nil
-}
-
 // denied reports that the client was refused something.
 func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
 	client := q.caller.name
@@ -106,4 +94,20 @@ func (q *Request) tally() *Tally {
 	t := q.g.Tally(q.caller.label)
 	t.Last.Store(q.began.UnixMilli())
 	return t
+}
+
+// take takes what a message needs from the budgets of its client. If there is not enough, it
+// returns when there will be.
+func (q *Request) take(target mcp.Target, request bool) (wait time.Duration, ok bool) {
+	var room [8]ratelimit.Limit
+	limits := q.g.rules.limits(room[:0], &q.caller, target, request)
+	if len(limits) == 0 {
+		return 0, true
+	}
+	return q.g.buckets.Take(q.caller.budget(), limits)
+}
+
+// retryAfter returns a time as the header has it, in whole seconds.
+func retryAfter(wait time.Duration) string {
+	return strconv.Itoa(max(1, int(math.Ceil(wait.Seconds()))))
 }

@@ -4,23 +4,11 @@ import (
 	"context"
 	"net/http"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
-
-// A visit is a request to the aggregate.
-type visit struct {
-	*Request
-	era    mcp.Era
-	client *client
-	out    *streamable.Writer
-	asides Asides
-	torn   bool // a part of the answer was sent, and the rest will never come
-}
 
 // serveAggregate answers a request to all servers.
 func (q *Request) serveAggregate() *jsonrpc.Failure {
@@ -107,32 +95,6 @@ func (v *visit) dispatch() *jsonrpc.Failure {
 		return v.delete()
 	}
 	return v.notAllowed("POST, GET, DELETE")
-}
-
-// general returns what a request is about that names nothing.
-func (v *visit) general() mcp.Target {
-	if !v.g.transparent() || v.r.Method != http.MethodPost {
-		return mcp.Target{}
-	}
-	target, _ := mcp.TargetOf(v.g.config.Servers[0].Name, &v.message)
-	return target
-}
-
-// sees reports whether the client may know of a server.
-func (v *visit) sees(s *Server) bool { return v.g.rules.sees(v.caller.identity, s) }
-
-// join finds the session that the request names.
-func (v *visit) join() (failure *jsonrpc.Failure) {
-	id := v.r.Header.Get(mcp.SessionHeader)
-	if id == "" {
-		if v.r.Method == http.MethodGet {
-			// Clients of the first revision, and people with a browser, try this.
-			return v.notAllowed("POST")
-		}
-		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
-	}
-	v.client, failure = v.g.session(id, v.caller.identity)
-	return failure
 }
 
 // postMessage answers a message.
@@ -227,39 +189,3 @@ func (v *visit) postRequest(method string) *jsonrpc.Failure {
 	}
 	return failure
 }
-
-// accepted answers a message that wants no answer.
-func (v *visit) accepted() { v.w.WriteHeader(http.StatusAccepted) }
-
-// answer answers the request with a result of ours.
-func (v *visit) answer(result []byte) *jsonrpc.Failure { return v.answerAs("complete", result) }
-
-// answerAs answers the request with a result of ours, of a type that the modern era has.
-func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
-	if v.era == mcp.Modern {
-		result = v.g.info.sign(resultType, result)
-	}
-	v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), result)})
-	return nil
-}
-
-// origin returns the origin of what the gateway does for the client.
-func (v *visit) origin() origin { return origin{v.r.Context(), v.g, v.r} }
-
-// all calls f for all servers that the client may know of at the same time, with its link to
-// each.
-func (v *visit) all(f func(s *Server, l *link)) {
-	var calls errgroup.Group
-	calls.SetLimit(maxFanOut)
-	for _, s := range v.g.rules.seen(v.caller.identity) {
-		l := v.client.link(s)
-		calls.Go(func() error {
-			f(s, l)
-			return nil
-		})
-	}
-	_ = calls.Wait()
-}
-
-// maxFanOut is how many servers are talked to at the same time for one request.
-const maxFanOut = 64

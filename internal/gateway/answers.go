@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -18,34 +17,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/screen"
 )
-
-// An Answer says what happens to a message that a server sends on its own account: a question
-// such as roots/list, or a notification.
-type Answer struct {
-	Method string // in which * stands for any characters
-	Action AnswerAction
-	Result []byte // of the question, if Action is AnswerHere
-}
-
-// An AnswerAction is what happens to such a message.
-type AnswerAction uint8
-
-const (
-	Deliver    AnswerAction = iota // it is passed on to the client
-	Drop                           // it is not; a server is told that its question is not answered
-	AnswerHere                     // the gateway answers it
-)
-
-const rootsList = "roots/list"
-
-// Answer returns what happens to a method that the server uses. The first that fits decides.
-func (s *Server) Answer(method string) Answer {
-	i := slices.IndexFunc(s.Answers, func(a Answer) bool { return mcp.MatchName(a.Method, method) })
-	if i < 0 {
-		return Answer{Action: Deliver}
-	}
-	return s.Answers[i]
-}
 
 // An answerer answers messages of a server in place of the client.
 type answerer struct {
@@ -207,24 +178,6 @@ func (x *exchange) noteEndpoint(address []byte) bool {
 	return true
 }
 
-// offerRoots declares to a server whose questions for roots are answered here that it
-// may ask, whatever the client can do.
-func (x *exchange) offerRoots(r *http.Request) {
-	if x.server.Answer(rootsList).Action != AnswerHere {
-		return
-	}
-	in := jsonrpc.ClientCapabilities
-	if x.message.Is(jsonrpc.Method, "initialize") {
-		in = jsonrpc.Capabilities
-	}
-	capabilities := x.message.Literal(in)
-	var declared map[string]json.RawMessage
-	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
-		return
-	}
-	x.edit(r, x.message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
-}
-
 // request returns a request of our own to the server, in the session of the one that is being
 // served, as the routes have got that.
 func (x answerer) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
@@ -239,45 +192,26 @@ func (x answerer) request(ctx context.Context, body []byte) (*http.Request, cont
 	return r, cancel
 }
 
-// post sends the server a request of which only the status matters.
-func (s *Server) post(r *http.Request) error {
-	w := &statusRecorder{header: http.Header{}}
-	if err := s.serve(w, r); err != nil {
-		return err
+// unmarked returns a message without the byte order marks that it begins with.
+func unmarked(message []byte) []byte {
+	const mark = "\ufeff"
+	text := bytes.TrimLeft(message, mark+" \t\r\n")
+	if !bytes.Contains(message[:len(message)-len(text)], []byte(mark)) {
+		return message
 	}
-	if w.status/100 != 2 {
-		return fmt.Errorf("status %d", w.status)
-	}
-	return nil
+	return text
 }
 
-// serve has the routes of the server answer a request of our own.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
-	defer func() {
-		if reason := recover(); reason == http.ErrAbortHandler {
-			err = errAborted
-		} else if reason != nil {
-			err = fmt.Errorf("panic: %v", reason)
-		}
-	}()
-	return s.Upstream.Serve(w, r)
+// looksLikeJSON reports whether a body is a message, or several, as far as one can see.
+func looksLikeJSON(body []byte) bool {
+	body = bytes.TrimSpace(body)
+	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
 }
 
-// A statusRecorder takes a response of which only the status matters.
-type statusRecorder struct {
-	header http.Header
-	status int
-}
+var errUnreadable = errors.New("the message cannot be looked at")
 
-func (w *statusRecorder) Header() http.Header { return w.header }
+// maxScreened is how large a message may be that is filtered.
+const maxScreened = 64 << 20
 
-func (w *statusRecorder) WriteHeader(status int) {
-	if w.status == 0 && status >= 200 {
-		w.status = status
-	}
-}
-
-func (w *statusRecorder) Write(p []byte) (int, error) {
-	w.WriteHeader(http.StatusOK)
-	return len(p), nil
-}
+// maxRounds is how often a server may ask for input in one call.
+const maxRounds = 16

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
@@ -118,7 +119,7 @@ func (a *arrival) passHeader() {
 	if types := to["Content-Type"]; len(types) > 1 {
 		to["Content-Type"] = types[:1] // which is the one that we have read
 	}
-	if a.x.stream.opened {
+	if a.x.listens {
 		// A browser that is sent here must not take a page of the server for one of ours.
 		to.Set("X-Content-Type-Options", "nosniff")
 		to.Set("Content-Security-Policy", "sandbox")
@@ -145,9 +146,9 @@ func (a *arrival) unacceptable(status int, header http.Header) *jsonrpc.Failure 
 func (a *arrival) misread(header http.Header) bool {
 	contentType := header.Get("Content-Type")
 	switch {
-	case a.x.stream.opened && httpbody.Encoding(header) != "":
+	case a.x.listens && httpbody.Encoding(header) != "":
 		return true
-	case a.x.stream.opened, a.x.caller.redactor() != nil, a.filtered && httpbody.TypeOf(contentType) != httpbody.Other:
+	case a.x.listens, a.x.caller.redactor() != nil, a.filtered && httpbody.TypeOf(contentType) != httpbody.Other:
 		return !httpbody.IsUTF8(contentType)
 	}
 	return false
@@ -158,7 +159,7 @@ func (a *arrival) misread(header http.Header) bool {
 // type closely.
 func (a *arrival) readsEvents(header http.Header) bool {
 	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
-	return (a.x.stream.opened || a.x.kind == Aggregate || a.filtered && isEvents) && httpbody.Encoding(header) == ""
+	return (a.x.listens || a.x.kind == Aggregate || a.filtered && isEvents) && httpbody.Encoding(header) == ""
 }
 
 // Write takes the next bytes of the body.
@@ -227,3 +228,24 @@ var (
 	_ http.ResponseWriter = (*arrival)(nil)
 	_ io.ReaderFrom       = (*arrival)(nil)
 )
+
+// answerHeaders are the headers of a server's answer that clients get, besides those of
+// MCP and of rate limits, see passesHeader. All servers are one origin with one
+// credential, so nothing is among them by which a server could send a client elsewhere,
+// have it keep or forget something, or change what its browser may do there.
+var answerHeaders = headerSet(
+	"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Digest", "Repr-Digest", "Etag", "Last-Modified",
+	"Cache-Control", "Expires", "Age", "Vary", "Via", "Allow", "Retry-After", "X-Accel-Buffering",
+	"X-Request-Id", "X-Correlation-Id", "Request-Id", "Traceparent", "Tracestate", "Traceresponse", "Server-Timing",
+)
+
+// passesHeader reports whether clients get a header of the server's answer.
+func (a *arrival) passesHeader(name string) bool {
+	switch {
+	case answerHeaders[name], strings.HasPrefix(name, "Mcp-"), strings.HasPrefix(name, "Ratelimit"), strings.HasPrefix(name, "X-Ratelimit-"):
+		return true
+	case name == "Www-Authenticate":
+		return a.x.server.ForwardAuth // else its clients cannot log in there
+	}
+	return false
+}

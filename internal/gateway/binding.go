@@ -5,8 +5,6 @@ import (
 	"net/http"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
@@ -27,10 +25,6 @@ type binding struct {
 	server, client string
 }
 
-func (x *exchange) binding() binding {
-	return binding{x.g.sealer, x.server.Name, x.caller.identity}
-}
-
 // bind returns an id of the server as the client gets it.
 func (b binding) bind(kind, id string) string {
 	return b.sealer.bind(id, kind, b.server, b.client)
@@ -39,26 +33,6 @@ func (b binding) bind(kind, id string) string {
 // claim returns the id that was bound, and whether it is the client's.
 func (b binding) claim(kind, bound string) (id string, ok bool) {
 	return b.sealer.claim(bound, kind, b.server, b.client)
-}
-
-// claim has a request name the session, and the event after which a stream is to go on, as
-// the server knows them. It refuses those of other clients, and tasks, too.
-func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
-	if header.Get("Last-Event-Id") == "" {
-		header.Del("Last-Event-Id") // an empty one has no meaning
-	}
-	if failure := x.claimTasks(); failure != nil {
-		return failure
-	}
-	switch {
-	case !x.bindsSessions():
-		return nil
-	case !x.binding().claimHeader(sessionOfServer, header, mcp.SessionHeader):
-		return jsonrpc.UnknownSession()
-	case !x.binding().claimHeader(eventOfServer, header, "Last-Event-Id"):
-		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
-	}
-	return nil
 }
 
 // claimHeader gives a header the id that was bound. It reports whether that is the client's,
@@ -75,26 +49,10 @@ func (b binding) claimHeader(kind string, header http.Header, name string) bool 
 	return ok
 }
 
-// bindsSessions reports whether sessions are good for the client only.
-func (x *exchange) bindsSessions() bool {
-	return x.kind != Aggregate && x.caller.identity != ""
-}
-
-// bound returns w as what is written to if something of the answer is to be good for the
-// client only, or w itself.
-func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
-	w = x.watchTasks(r, w)
-	if !x.bindsSessions() || x.kind != Single {
-		return w
-	}
-	r.Header.Del("Accept-Encoding") // the stream is read
-	return &eventBinder{next: w, x: x}
-}
-
 // An eventBinder binds the ids of events to the client. All else passes as it is.
 type eventBinder struct {
-	next http.ResponseWriter
-	x    *exchange
+	next    http.ResponseWriter
+	binding binding
 
 	status  int
 	stream  bool // of events
@@ -184,7 +142,7 @@ func (w *eventBinder) bound() []byte {
 	if string(name) != "id" || len(id) == 0 {
 		return w.line
 	}
-	return append(w.line[:len(w.line)-len(id)], w.x.binding().bind(eventOfServer, string(id))...)
+	return append(w.line[:len(w.line)-len(id)], w.binding.bind(eventOfServer, string(id))...)
 }
 
 // Interface guard

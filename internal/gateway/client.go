@@ -2,11 +2,10 @@ package gateway
 
 import (
 	"context"
-	"crypto/sha256"
+	"crypto/rand"
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A client is whoever talks to us: a session of the legacy era, or all requests of
@@ -54,13 +55,6 @@ func helloOf(params []byte) hello {
 	}
 	_ = json.Unmarshal(params, &p) // what is wrong is missing
 	return hello{params, p.Capabilities, p.Info}.complete()
-}
-
-// helloTooLarge refuses a client that has too much to say of itself, and names where.
-func helloTooLarge(where string) *jsonrpc.Failure {
-	failure := jsonrpc.PayloadTooLarge()
-	failure.Message = where + " have more than 16 KiB"
-	return failure
 }
 
 // complete fills in what the protocol demands.
@@ -114,75 +108,6 @@ func (c *client) size() int64 {
 // hasMore reports whether a client has told us what its session id does not carry.
 func (c *client) hasMore() bool {
 	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool { return l.subscriptions.size() > 0 })
-}
-
-// restore gives a client the links of a ticket.
-func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *client {
-	for _, s := range servers {
-		t, ok := tickets[s.Name]
-		if !ok || t.Server != s.brief() {
-			continue
-		}
-		l := newLink(c, s)
-		l.ready, l.initialized = true, true
-		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
-		c.links[s.ID] = l
-	}
-	return c
-}
-
-// visitor finds the client that a request of the modern era comes from. Requests
-// are of the same client if they say the same of themselves and have the same
-// credentials, whether these are for us or for the servers. Those of nobody in
-// particular come from the same address, too. The client has to be released.
-func (v *visit) visitor() (*client, *jsonrpc.Failure) {
-	h := hello{
-		capabilities: v.message.Literal(jsonrpc.ClientCapabilities),
-		info:         v.message.Literal(jsonrpc.ClientInfo),
-	}
-	if len(h.capabilities)+len(h.info) > longestHello {
-		return nil, helloTooLarge("_meta: clientInfo and clientCapabilities")
-	}
-	sum := sha256.New()
-	identity := v.caller.identity
-	if identity == "" {
-		identity = "@" + v.peer.Address
-	}
-	_, _ = sum.Write([]byte(identity + "\x00"))
-	for _, name := range slices.Sorted(maps.Keys(v.r.Header)) {
-		if !isIdentifying(name) {
-			continue
-		}
-		_, _ = sum.Write([]byte(name))
-		for _, value := range v.r.Header[name] {
-			_, _ = sum.Write([]byte("\x00" + value))
-		}
-		_, _ = sum.Write([]byte("\n"))
-	}
-	_, _ = sum.Write(h.capabilities)
-	_, _ = sum.Write([]byte{0})
-	_, _ = sum.Write(h.info)
-	return v.g.State.client(string(sum.Sum(nil)), func() *client {
-		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
-		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
-	}), nil
-}
-
-// identifying are the parts of names of headers that say who sends them. Others differ
-// from request to request, as those do that proxies and tracing add.
-var identifying = []string{
-	"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
-	"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team", "tenant", "workspace",
-}
-
-// isIdentifying reports whether a header says who sends it.
-func isIdentifying(name string) bool {
-	name = strings.ToLower(name)
-	switch {
-	case strings.HasPrefix(name, "mcp-"), strings.HasPrefix(name, "sec-"), name == "user-agent", name == "idempotency-key":
-		return false
-	}
-	return slices.ContainsFunc(identifying, func(part string) bool { return strings.Contains(name, part) })
 }
 
 // link returns the client's connection to a server.
@@ -268,3 +193,118 @@ func (c *client) logLevel() string {
 	defer c.mu.Unlock()
 	return c.level
 }
+
+// listening returns the streams by which the client listens.
+func (c *client) listening() []*stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.streams))
+}
+
+// wants reports whether another stream of the client listens to a resource.
+func (c *client) wants(except *stream, server, uri string) bool {
+	return slices.ContainsFunc(c.listening(), func(s *stream) bool {
+		return s != except && s.wants != nil && slices.Contains(s.wants.of[server], uri)
+	})
+}
+
+// unsubscribe ends all subscriptions of a client that nothing can be sent to anymore.
+func (c *client) unsubscribe(meter *quota.Meter) {
+	for _, l := range c.allLinks() {
+		l.subscriptions.removeAll(meter, c.owner)
+	}
+}
+
+// asked notes that the client has been asked something.
+func (c *client) asked(id []byte, h *streamable.Reader) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
+		c.questions[keyOf(id)] = question{hearing: h}
+		h.QuestionAsked()
+	}
+}
+
+// settled notes that a question needs no answer any more.
+func (c *client) settled(id []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q := c.questions[keyOf(id)]; q.hearing != nil {
+		q.hearing.QuestionAnswered()
+		delete(c.questions, keyOf(id))
+	}
+}
+
+// unasked forgets the questions of a call that has ended.
+func (c *client) unasked(h *streamable.Reader) {
+	if !h.HasQuestions() {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
+}
+
+// replied hands the answer to a question of ours to whoever waits for it.
+func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, ok := c.questions[keyOf(id)]
+	delete(c.questions, keyOf(id))
+	switch {
+	case n.hearing != nil:
+		n.hearing.QuestionAnswered()
+		return false // it is the server's
+	case ok:
+		answer := *m
+		answer.Raw = append([]byte(nil), m.Raw...)
+		n.answer <- &answer // there is room for it
+	}
+	return ok
+}
+
+// expect returns an id for a question of ours, and where its answer will come.
+func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
+	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
+	coming := make(chan *jsonrpc.Message, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.questions[keyOf(id)] = question{answer: coming}
+	return id, coming, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.questions, keyOf(id))
+	}
+}
+
+// inquirable reports whether the client can be asked anything.
+func (c *client) inquirable() bool {
+	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, c.can)
+}
+
+// A question is one that a client has been asked.
+type question struct {
+	hearing *streamable.Reader      // the call that waits for the answer; or
+	answer  chan<- *jsonrpc.Message // where the answer is wanted
+}
+
+// maxQuestions is how many questions of its calls a client is known to have open.
+const maxQuestions = 1_000
+
+// helloTooLarge refuses a client that has too much to say of itself, and names where.
+func helloTooLarge(where string) *jsonrpc.Failure {
+	failure := jsonrpc.PayloadTooLarge()
+	failure.Message = where + " have more than 16 KiB"
+	return failure
+}
+
+const (
+	// longestSession is how long session ids may be. Clients have limits on the
+	// headers they take, Node.js 16 KiB for all of them.
+	longestSession = 6 << 10
+	// longestHello is how large the params of initialize may be.
+	longestHello = 16 << 10
+	// largestTicket is how large a ticket may be. Who has no key cannot make one,
+	// but a limit is cheap.
+	largestTicket = 1 << 20
+)

@@ -255,24 +255,6 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// checkReading refuses messages that the server may read differently: in another charset
-// and, if anything is decided on them, by other keys or by headers that contradict them.
-func (q *Request) checkReading() *jsonrpc.Failure {
-	for _, contentType := range q.r.Header["Content-Type"] {
-		if !httpbody.IsUTF8(contentType) {
-			return jsonrpc.UnsupportedCharset()
-		}
-	}
-	if q.to.Kind != Aggregate && !q.guarded() && q.g.config.Auth == nil && q.caller.identity == "" {
-		return nil
-	}
-	_, known := mcp.KnownMethod(q.methodName())
-	if failure := q.message.CheckExact(known); failure != nil || q.to.Kind == Aggregate { // which checks the headers itself
-		return failure
-	}
-	return mcp.CheckHeaders(q.r.Header, &q.message)
-}
-
 // stripToken removes the token that was meant for the gateway, which authenticates clients,
 // and the object around it if that has nothing else (A31).
 func (p *posted) stripToken(authenticates bool) *jsonrpc.Failure {
@@ -303,13 +285,18 @@ func onlyMember(object []byte, name string) bool {
 	return true
 }
 
-// dropHopByHop removes the headers that Connection names. reverse_proxy does so as well, but
-// after the handlers of the server's block have set theirs, which a client could then remove.
-func dropHopByHop(header http.Header) {
-	for _, names := range header["Connection"] {
-		for name := range strings.SplitSeq(names, ",") {
-			header.Del(strings.TrimSpace(name))
-		}
+// label returns the method of a request as metrics have it.
+func (p *posted) label(httpMethod string, kind EndpointKind) string {
+	switch {
+	case httpMethod == http.MethodGet && kind != RPC:
+		return methodStream
+	case httpMethod == http.MethodDelete && kind != RPC:
+		return methodDelete
+	case p.message.IsAnswer():
+		return methodAnswer
 	}
-	header.Del("Connection")
+	if method, ok := p.knownMethod(); ok {
+		return method
+	}
+	return methodOther
 }

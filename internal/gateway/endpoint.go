@@ -18,17 +18,6 @@ import (
 // endpointParam is the parameter of an address of ours.
 const endpointParam = "endpoint"
 
-// sealedEndpoint returns the address below path that stands for one of the server. It reports
-// whether it is one.
-func (x *exchange) sealedEndpoint(address string) (string, bool) {
-	ref, err := url.Parse(strings.TrimSpace(address))
-	if err != nil || ref.Opaque != "" {
-		return "", false
-	}
-	uri := base64.RawURLEncoding.EncodeToString([]byte(x.server.Target.ResolveReference(ref).RequestURI()))
-	return x.path + "?" + endpointParam + "=" + x.binding().bind(endpointOfServer, uri), true
-}
-
 // openEndpoint returns the address that a token stands for.
 func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
 	failure := jsonrpc.InvalidRequest("the endpoint is not one of this MCP server")

@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"maps"
 	"math"
@@ -16,6 +19,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
@@ -46,9 +50,8 @@ type exchange struct {
 	session unlogged.Session
 	arrival arrival
 	reply   reply
-	rpc     rpcReply         // reply, at RPC
-	stream  passthroughReply // reply, at Single
-	inner   readerReply      // reply, at Aggregate
+	reader  *streamable.Reader // that reply writes to, at Aggregate
+	listens bool               // the client has opened a stream to listen, at Single
 
 	telling atomic.Int32     // messages that are being sent to the server besides
 	verdict *jsonrpc.Failure // why the rest of the answer is not wanted
@@ -59,6 +62,9 @@ type exchange struct {
 // A reply receives the response to an exchange.
 type reply interface {
 	http.ResponseWriter
+
+	// prepare has the server answer in a form that can be read.
+	prepare(*http.Request)
 
 	// complete says that the response is complete. What it returns is to be answered in
 	// place of that.
@@ -72,37 +78,12 @@ type reply interface {
 	// done reports whether the client has its answer.
 	done() bool
 
+	// timeLeft returns how much of its timeout a server still has that has been silent for
+	// all of it, because it had to wait for the client.
+	timeLeft(timeout time.Duration) time.Duration
+
 	// release gives back what was borrowed.
 	release()
-}
-
-// newExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
-// message that is posted; nil if none is.
-func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *exchange {
-	x := &exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
-	if m != nil {
-		x.message = *m
-	}
-	x.inner.Reader = to
-	return x
-}
-
-// send has the server of the aggregate answer r, which is the exchange's from here on. It
-// returns when the response is complete, or why it is not.
-func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
-	defer x.record(r.Method)
-	failure := x.forward(r)
-	code, answered := x.inner.Outcome()
-	switch {
-	case failure != nil:
-		x.endWith(failure)
-	case x.outcome != "":
-	case answered && code != 0: // and broken off after that
-		x.outcome, x.errorCode = outcomeError, code
-	case answered:
-		x.outcome = OutcomeOK
-	}
-	return failure
 }
 
 // forward has the server answer.
@@ -126,7 +107,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		x.sent = r.Clone(r.Context())
 		x.sent.Body, x.sent.GetBody = http.NoBody, nil
 	}
-	x.setReply(r)
+	x.reply.prepare(r)
 	x.before = maps.Clone(x.w.Header())
 
 	ctx := x.session.In(r.Context())
@@ -158,24 +139,6 @@ func direct(r *http.Request, target *url.URL) {
 	r.RequestURI = r.URL.RequestURI()
 }
 
-// setReply sets what the response is written to.
-func (x *exchange) setReply(r *http.Request) {
-	switch x.kind {
-	case Aggregate:
-		x.inner.x, x.reply = x, &x.inner
-	case RPC:
-		r.Header.Set("Accept", "application/json, text/event-stream")
-		r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
-		x.rpc.x, x.reply = x, &x.rpc
-	default:
-		x.stream.x, x.reply = x, &x.stream
-		x.stream.opened = r.Method == http.MethodGet
-		if x.stream.opened {
-			r.Header.Del("Accept-Encoding") // the stream is read
-		}
-	}
-}
-
 // limitTime ends the exchange when its time is over. A stream that a client has opened to
 // listen has no limit, but ends when the client must open it anew. The function that is
 // returned stops that.
@@ -196,7 +159,7 @@ func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (sto
 	a := &x.arrival
 	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
 	a.timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once a.timer is set
-		if left := x.inner.timeLeft(a.timeout); left > 0 {
+		if left := x.reply.timeLeft(a.timeout); left > 0 {
 			a.timer.Reset(left)
 			return
 		}
@@ -209,7 +172,6 @@ func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (sto
 var (
 	errTimeout = timeoutError{}                    // why a request is canceled that the client still waits for
 	errEnded   = errors.New("the stream is ended") // by us, and the client still listens
-	errAborted = errors.New("the response broke off")
 )
 
 // timeoutError is a net.Error, so that reverse_proxy does not take it for the client's wish.
@@ -339,3 +301,178 @@ func (x *exchange) failureOf(err error) *jsonrpc.Failure {
 
 // Interface guard
 var _ Handler = (*exchange)(nil)
+
+// placeholder returns the value of a placeholder of the request to the server.
+func (x *exchange) placeholder(name string) (any, bool) {
+	switch name {
+	case ServerPlaceholder:
+		return x.server.Name, true
+	case MethodPlaceholder:
+		return x.methodName(), true
+	case ToolPlaceholder:
+		return x.toolName(), true
+	case IDPlaceholder:
+		return x.requestID(), true
+	case ClientPlaceholder:
+		return x.caller.name, true
+	}
+	return nil, false
+}
+
+// record reports the end of the exchange.
+func (x *exchange) record(httpMethod string) {
+	if x.outcome == "" {
+		x.outcome = outcomePanic
+	}
+	x.g.config.Observer.RequestDone(&Record{
+		Server: x.server.Name, Method: x.label(httpMethod, x.kind), Called: x.methodName(), Tool: x.toolName(),
+		Outcome: x.outcome, ErrorCode: x.errorCode, Duration: time.Since(x.began),
+	})
+}
+
+func (x *exchange) binding() binding {
+	return binding{x.g.sealer, x.server.Name, x.caller.identity}
+}
+
+// claim has a request name the session, and the event after which a stream is to go on, as
+// the server knows them. It refuses those of other clients, and tasks, too.
+func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
+	if header.Get("Last-Event-Id") == "" {
+		header.Del("Last-Event-Id") // an empty one has no meaning
+	}
+	if failure := x.claimTasks(); failure != nil {
+		return failure
+	}
+	switch {
+	case !x.bindsSessions():
+		return nil
+	case !x.binding().claimHeader(sessionOfServer, header, mcp.SessionHeader):
+		return jsonrpc.UnknownSession()
+	case !x.binding().claimHeader(eventOfServer, header, "Last-Event-Id"):
+		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
+	}
+	return nil
+}
+
+// bindsSessions reports whether sessions are good for the client only.
+func (x *exchange) bindsSessions() bool {
+	return x.kind != Aggregate && x.caller.identity != ""
+}
+
+// bound returns w as what is written to if something of the answer is to be good for the
+// client only, or w itself.
+func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	w = x.watchTasks(r, w)
+	if !x.bindsSessions() || x.kind != Single {
+		return w
+	}
+	r.Header.Del("Accept-Encoding") // the stream is read
+	return &eventBinder{next: w, binding: x.binding()}
+}
+
+// claimTasks refuses a request for tasks that are not all the client's.
+func (x *exchange) claimTasks() *jsonrpc.Failure {
+	var ids []string
+	switch m := &x.message; {
+	case strings.HasPrefix(x.methodName(), "tasks/") && m.Has(jsonrpc.TaskID):
+		ids = []string{m.Text(jsonrpc.TaskID)}
+	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
+		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
+		}
+	}
+	for _, id := range ids {
+		if !x.g.tasks.has(&x.caller, x.server, id) {
+			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
+		}
+	}
+	return nil
+}
+
+// watchTasks returns w as what is written to if the answer may begin a task of a client that
+// is known, or w itself.
+func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	target := mcp.Target{Server: x.server.Name, Kind: mcp.Other}
+	switch {
+	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
+		return w
+	case r.Method == http.MethodGet:
+		// Answers come when they are resumed or, of the first revision of the protocol, all
+		// of them. Clients of that do not name their version.
+		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
+			return w
+		}
+	case !x.message.IsRequest() || !bytes.Contains(x.message.Raw, []byte("task")):
+		return w // the client does not know of tasks
+	default:
+		if asked, ok := mcp.TargetOf(x.server.Name, &x.message); ok {
+			target = asked
+		}
+	}
+	r.Header.Del("Accept-Encoding") // the answer is read
+	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
+	watching.note = func(id string) {
+		x.g.tasks.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+	}
+	watching.reader = beginPaths.Watch(watching.found)
+	return watching
+}
+
+// offerRoots declares to a server whose questions for roots are answered here that it
+// may ask, whatever the client can do.
+func (x *exchange) offerRoots(r *http.Request) {
+	if x.server.Answer(rootsList).Action != AnswerHere {
+		return
+	}
+	in := jsonrpc.ClientCapabilities
+	if x.message.Is(jsonrpc.Method, "initialize") {
+		in = jsonrpc.Capabilities
+	}
+	capabilities := x.message.Literal(in)
+	var declared map[string]json.RawMessage
+	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
+		return
+	}
+	x.edit(r, x.message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
+}
+
+// sealedEndpoint returns the address below path that stands for one of the server. It reports
+// whether it is one.
+func (x *exchange) sealedEndpoint(address string) (string, bool) {
+	ref, err := url.Parse(strings.TrimSpace(address))
+	if err != nil || ref.Opaque != "" {
+		return "", false
+	}
+	uri := base64.RawURLEncoding.EncodeToString([]byte(x.server.Target.ResolveReference(ref).RequestURI()))
+	return x.path + "?" + endpointParam + "=" + x.binding().bind(endpointOfServer, uri), true
+}
+
+// send has the server of the aggregate answer r, which is the exchange's from here on. It
+// returns when the response is complete, or why it is not.
+func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
+	defer x.record(r.Method)
+	failure := x.forward(r)
+	code, answered := x.reader.Outcome()
+	switch {
+	case failure != nil:
+		x.endWith(failure)
+	case x.outcome != "":
+	case answered && code != 0: // and broken off after that
+		x.outcome, x.errorCode = outcomeError, code
+	case answered:
+		x.outcome = OutcomeOK
+	}
+	return failure
+}
+
+// Probe has the routes of the server answer a message that no client has sent.
+func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) error {
+	x := &exchange{server: s}
+	if failure := x.message.Read(message); failure != nil {
+		return failure
+	}
+	direct(r, s.Target)
+	s.Upstream.Describe(r, x.placeholder)
+	httpbody.Post(r, message)
+	return s.serve(w, r)
+}

@@ -15,9 +15,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// maxScreened is how large a message may be that is filtered.
-const maxScreened = 64 << 20
-
 // A filter looks at messages of a server before they go on to the client: at lists that the
 // client may see only a part of; at all messages, if something is to be redacted, or to be
 // answered in place of the client. It holds back each message that it looks at. Everything
@@ -74,16 +71,6 @@ func (f *filter) take(message []byte) ([]byte, error) {
 		f.x.verdict = jsonrpc.InvalidResponse(f.x.server.Name)
 	}
 	return message, err
-}
-
-// unmarked returns a message without the byte order marks that it begins with.
-func unmarked(message []byte) []byte {
-	const mark = "\ufeff"
-	text := bytes.TrimLeft(message, mark+" \t\r\n")
-	if !bytes.Contains(message[:len(message)-len(text)], []byte(mark)) {
-		return message
-	}
-	return text
 }
 
 // showsLists reports whether the answer may be one that a client is not shown all of, or
@@ -172,12 +159,6 @@ func (f *filter) leftOut(err error) ([]byte, error) {
 	}
 	f.x.g.config.Logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", f.x.server.Name))
 	return nil, nil
-}
-
-// looksLikeJSON reports whether a body is a message, or several, as far as one can see.
-func looksLikeJSON(body []byte) bool {
-	body = bytes.TrimSpace(body)
-	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
 }
 
 // A listFilter decides which items of the lists of a server a client sees.
@@ -286,8 +267,6 @@ func (f *filter) passable(message, filtered []byte, err error, hides bool) ([]by
 	}
 	return message, nil
 }
-
-var errUnreadable = errors.New("the message cannot be looked at")
 
 // notFiltered says what is wrong with a message that cannot be looked at.
 func (f *filter) notFiltered() {

@@ -37,137 +37,13 @@
 package gateway
 
 import (
-	"context"
-	"net/http"
-	"time"
+	"slices"
 
-	"go.uber.org/zap"
-
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
-
-// A Config describes a gateway.
-type Config struct {
-	Name, Version string // as clients see the aggregate
-	Servers       []*Server
-	Naming        mcp.Naming
-	Key           []byte        // seals what clients hold for us
-	JoinTimeout   time.Duration // for the handshake with a server, and for each of its lists
-	MaxClients    int           // how many idle ones are remembered
-	Discovery     bool          // list tools to search tools with, in place of all tools
-	Logger        *zap.Logger
-	Observer      Observer
-
-	// Generation identifies the Caddy configuration that the gateway is part of.
-	Generation any
-
-	// Exiting is done when Caddy exits. Streams end then.
-	Exiting context.Context
-
-	// Reauthenticate is done when clients whose secrets the configuration does not have,
-	// such as those with certificates, must authenticate again.
-	Reauthenticate context.Context
-
-	RequestLimit  int64 // bytes of a request
-	InFlightLimit int64 // bytes of all requests that are being served
-	ResponseLimit int64 // bytes of a response; 0 for no limit
-
-	Auth     Authenticator // nil to let everybody in
-	Clients  []*Client
-	Limits   []Limit // of each client
-	PinTools bool    // withhold tools whose definition has changed
-
-	NotificationRoutes []NotificationRoute
-}
-
-// An Authenticator finds out who clients are.
-type Authenticator interface {
-	// BodyNeeded returns how many bytes of the body of a POST must be read to identify its
-	// sender: 0 if the headers decide.
-	BodyNeeded(r *http.Request) int64
-
-	// Authenticate returns the identity of the sender. body and token, the
-	// params.proxy.authToken of the message, are set once the body was read. Before that,
-	// only credentials that need no body are looked at.
-	Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (identity string, err error)
-
-	// Challenge adds to the header of a response how the sender, whom Authenticate refused
-	// with this error, can authenticate. It returns the status.
-	Challenge(header http.Header, r *http.Request, err error) (status int)
-
-	// CredentialHeaders returns the headers in which clients send credentials.
-	CredentialHeaders() []string
-
-	// Fingerprint changes with who is let in.
-	Fingerprint() string
-}
-
-// An Upstream is the way to a server: a list of Caddy routes.
-type Upstream interface {
-	// Derive returns a request to the server on behalf of the client that sent r, with r's
-	// header and no body. It lives as long as ctx. If logged is set, what handlers add to
-	// the access log goes to that of r.
-	Derive(ctx context.Context, r *http.Request, logged bool) *http.Request
-
-	// Describe sets the placeholders of a request to the server.
-	Describe(r *http.Request, placeholder func(name string) (value any, ok bool))
-
-	// Serve has the routes answer r. A refusal of a handler is a [StatusError].
-	Serve(w http.ResponseWriter, r *http.Request) error
-}
-
-// A Handler answers a request.
-type Handler interface {
-	ServeHTTP(http.ResponseWriter, *http.Request) error
-}
-
-// A Mask shortens the results of a server.
-type Mask interface {
-	// Serve has next answer r, and writes its answer to w, masked. about is what r asks for.
-	Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next Handler) error
-
-	// Recovers reports whether originals are kept, and how long a part of one that is read
-	// back may be.
-	Recovers() (maxChars int, ok bool)
-
-	// Original returns an original that was masked for a client.
-	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
-}
-
-// An Observer is told what happens.
-type Observer interface {
-	// RequestDone is called at the end of each request to a server, and of each request of a
-	// client that was not passed on to just one.
-	RequestDone(*Record)
-
-	// Denied is called for each request that is refused.
-	Denied(*Denial)
-
-	// Redacted is called when n parts of a message for a client were redacted.
-	Redacted(client string, n int)
-
-	// ToolChanged is called when the definition of a tool is not what it was.
-	ToolChanged(server, tool string)
-
-	// ToolsSeen is called after a list of tools was read, whose definitions are pinned.
-	ToolsSeen(server string)
-}
-
-// A StatusError is the refusal of a request by a handler on the way to the server.
-type StatusError struct {
-	Status int
-	Err    error
-}
-
-func (e *StatusError) Error() string {
-	if e.Err == nil {
-		return http.StatusText(e.Status)
-	}
-	return e.Err.Error()
-}
-
-func (e *StatusError) Unwrap() error { return e.Err }
 
 // A Gateway serves the endpoints of one configuration.
 type Gateway struct {
@@ -253,9 +129,6 @@ func (g *Gateway) transparent() bool { return g.config.Naming.Separator == "" }
 // byID returns the server with an ID, nil if there is none.
 func (g *Gateway) byID(id string) *Server { return g.ids[id] }
 
-// of returns the server that a link is to. Another one may have its name by now.
-func (g *Gateway) of(l *link) *Server { return g.ids[l.id] }
-
 // exiting reports whether requests end because Caddy exits, and their clients are still
 // there.
 func (g *Gateway) exiting() bool { return g.config.Exiting != nil && g.config.Exiting.Err() != nil }
@@ -263,3 +136,32 @@ func (g *Gateway) exiting() bool { return g.config.Exiting != nil && g.config.Ex
 // maxServerAsides is how many messages a server is sent besides requests at the same time, for
 // all clients.
 const maxServerAsides = 1024
+
+// A serverInfo identifies the gateway to clients of the aggregate.
+type serverInfo struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+}
+
+// sign returns a result of the gateway itself with the members that the modern era wants.
+func (i serverInfo) sign(resultType string, result []byte) []byte {
+	for member := range jsonspan.Members(result) {
+		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
+			return jsonspan.Spliced(result, jsonspan.Insert(result, typeMember(resultType)),
+				jsonspan.Insert(result[at.Start:at.End], i.metaMember()).Moved(at.Start))
+		}
+	}
+	return jsonspan.Spliced(result, jsonspan.Insert(result, i.members(resultType)))
+}
+
+// members returns the members of a result of the modern era: its type and its sender.
+func (i serverInfo) members(resultType string) []byte {
+	return slices.Concat(typeMember(resultType), []byte(`,"_meta":{`), i.metaMember(), []byte("}"))
+}
+
+// metaMember returns the member of _meta that names the sender.
+func (i serverInfo) metaMember() []byte {
+	return slices.Concat([]byte(`"`+mcp.MetaServerInfo+`":`), jsonrpc.Encode(i))
+}
+
+func typeMember(resultType string) []byte { return []byte(`"resultType":"` + resultType + `"`) }

@@ -107,35 +107,6 @@ func (v handshake) discover() *jsonrpc.Failure {
 	return v.answer(jsonrpc.Encode(result))
 }
 
-// A serverInfo identifies the gateway to clients of the aggregate.
-type serverInfo struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-}
-
-// sign returns a result of the gateway itself with the members that the modern era wants.
-func (i serverInfo) sign(resultType string, result []byte) []byte {
-	for member := range jsonspan.Members(result) {
-		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
-			return jsonspan.Spliced(result, jsonspan.Insert(result, typeMember(resultType)),
-				jsonspan.Insert(result[at.Start:at.End], i.metaMember()).Moved(at.Start))
-		}
-	}
-	return jsonspan.Spliced(result, jsonspan.Insert(result, i.members(resultType)))
-}
-
-// members returns the members of a result of the modern era: its type and its sender.
-func (i serverInfo) members(resultType string) []byte {
-	return slices.Concat(typeMember(resultType), []byte(`,"_meta":{`), i.metaMember(), []byte("}"))
-}
-
-// metaMember returns the member of _meta that names the sender.
-func (i serverInfo) metaMember() []byte {
-	return slices.Concat([]byte(`"`+mcp.MetaServerInfo+`":`), jsonrpc.Encode(i))
-}
-
-func typeMember(resultType string) []byte { return []byte(`"resultType":"` + resultType + `"`) }
-
 // capabilities returns what all servers can do together (A4). As long as one of them
 // is missing, there may be tools: clients do not ask again.
 func (v handshake) capabilities() map[string]any {

@@ -22,27 +22,6 @@ var overrides = headerSet(
 // stripOverrides takes off a request what the gateway has decided itself.
 func stripOverrides(header http.Header) { dropHeaders(header, overrides) }
 
-// answerHeaders are the headers of a server's answer that clients get, besides those of
-// MCP and of rate limits, see passesHeader. All servers are one origin with one
-// credential, so nothing is among them by which a server could send a client elsewhere,
-// have it keep or forget something, or change what its browser may do there.
-var answerHeaders = headerSet(
-	"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Digest", "Repr-Digest", "Etag", "Last-Modified",
-	"Cache-Control", "Expires", "Age", "Vary", "Via", "Allow", "Retry-After", "X-Accel-Buffering",
-	"X-Request-Id", "X-Correlation-Id", "Request-Id", "Traceparent", "Tracestate", "Traceresponse", "Server-Timing",
-)
-
-// passesHeader reports whether clients get a header of the server's answer.
-func (a *arrival) passesHeader(name string) bool {
-	switch {
-	case answerHeaders[name], strings.HasPrefix(name, "Mcp-"), strings.HasPrefix(name, "Ratelimit"), strings.HasPrefix(name, "X-Ratelimit-"):
-		return true
-	case name == "Www-Authenticate":
-		return a.x.server.ForwardAuth // else its clients cannot log in there
-	}
-	return false
-}
-
 // dropHeaders takes off a request the headers of a set. To many servers an underscore in
 // a name is a hyphen.
 func dropHeaders(header http.Header, set map[string]bool) {
@@ -57,4 +36,24 @@ func headerSet(names ...string) map[string]bool {
 		set[name] = true
 	}
 	return set
+}
+
+// stripCredentials removes from a request what the client authenticates with. Servers do not
+// see it unless they are configured to.
+func (g *Gateway) stripCredentials(header http.Header) {
+	dropHeaders(header, credentials)
+	for _, name := range g.credentials {
+		header.Del(name)
+	}
+}
+
+// dropHopByHop removes the headers that Connection names. reverse_proxy does so as well, but
+// after the handlers of the server's block have set theirs, which a client could then remove.
+func dropHopByHop(header http.Header) {
+	for _, names := range header["Connection"] {
+		for name := range strings.SplitSeq(names, ",") {
+			header.Del(strings.TrimSpace(name))
+		}
+	}
+	header.Del("Connection")
 }

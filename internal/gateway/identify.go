@@ -10,14 +10,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A Peer is what Caddy knows of the sender of a request.
-type Peer struct {
-	User    string // as a handler in front of the gateway has authenticated it
-	Trusted string // identity of the command that has started this process; "" for others
-	Address string // of its machine
-	Path    string // of the request, as the client has sent it
-}
-
 // An authentication identifies the sender of a request.
 type authentication struct{ *Request }
 
@@ -138,12 +130,3 @@ var (
 	errNoCredentials  = errors.New("no credentials")
 	errTooManyGuesses = errors.New("too many requests without good credentials from this address")
 )
-
-// stripCredentials removes from a request what the client authenticates with. Servers do not
-// see it unless they are configured to.
-func (g *Gateway) stripCredentials(header http.Header) {
-	dropHeaders(header, credentials)
-	for _, name := range g.credentials {
-		header.Del(name)
-	}
-}

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -448,43 +447,6 @@ func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *json
 		"inputRequests": map[string]mcp.InputRequest{key: {Method: method, Params: params}},
 		"requestState":  c.g.sealer.seal("call", []byte(stateKey)),
 	}))
-}
-
-// putAway keeps a call until its client makes it again, under the key that it returns.
-func (s *State) putAway(held *heldCall) (key string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || !s.holding.Take(held.client.owner, 0) {
-		return "", false
-	}
-	key = rand.Text()
-	held.key = key
-	s.held[key] = held
-	held.expires = time.AfterFunc(streamable.QuestionTime, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.held[key] == held {
-			s.unhold(held)
-			s.running.Go(held.giveUp)
-		}
-	})
-	return key, true
-}
-
-// retire forgets a call that is over before its client has come back.
-func (s *State) retire(held *heldCall) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.held[held.key] == held {
-		s.unhold(held)
-	}
-}
-
-// unhold gives the place of a call back. The caller holds the lock.
-func (s *State) unhold(held *heldCall) {
-	delete(s.held, held.key)
-	s.holding.Give(held.client.owner, 0)
-	held.expires.Stop()
 }
 
 // reply gives the server the answers of the client.

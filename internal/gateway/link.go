@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -368,4 +369,18 @@ func (l *link) end(o origin) {
 func emptyBody(r *http.Request, method string) {
 	r.Method = method
 	httpbody.Empty(r)
+}
+
+// of returns the server that a link is to. Another one may have its name by now.
+func (g *Gateway) of(l *link) *Server { return g.ids[l.id] }
+
+// newExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
+// message that is posted; nil if none is.
+func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *exchange {
+	x := &exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
+	if m != nil {
+		x.message = *m
+	}
+	x.reader, x.reply = to, &readerReply{to, x}
+	return x
 }

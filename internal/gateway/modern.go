@@ -2,9 +2,7 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -14,9 +12,6 @@ import (
 // A client of the legacy era in front of a server of the modern one. The server asks
 // for input by a result; the client is asked by requests on the stream of its call,
 // and the call is made again with its answers.
-
-// maxRounds is how often a server may ask for input in one call.
-const maxRounds = 16
 
 // toModern passes the request on to a server of the modern era. It reports whether the server
 // is not what it was, and the request can be made again.
@@ -60,27 +55,6 @@ func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
 	return m.Edited(m.InsertMeta(meta[1 : len(meta)-1]))
 }
 
-// paramHeaders returns which arguments of the tool have to be repeated in headers.
-func (c *call) paramHeaders() mcp.ParamHeaders {
-	if !c.message.Is(jsonrpc.Method, "tools/call") {
-		return nil
-	}
-	if list := c.link.lists.known(c.g, tools); list != nil {
-		return list.params
-	}
-	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
-	defer cancel()
-	list, _, failure := c.link.lists.get(c.origin().within(ctx), tools)
-	if failure != nil {
-		return nil // the server will say if there were any
-	}
-	return list.params
-}
-
-// listPatience is how long a call waits for the list that its tool is in. Most tools
-// need nothing of it.
-const listPatience = 2 * time.Second
-
 // input asks the client for what a server wants to know.
 func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
 	l := c.link
@@ -122,18 +96,4 @@ func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := jsonrpc.ServerError(server, m)
 	failure.Data.Symbol = "input_refused"
 	return failure
-}
-
-// expect returns an id for a question of ours, and where its answer will come.
-func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
-	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
-	coming := make(chan *jsonrpc.Message, 1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.questions[keyOf(id)] = question{answer: coming}
-	return id, coming, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.questions, keyOf(id))
-	}
 }

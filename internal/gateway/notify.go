@@ -1,7 +1,7 @@
 package gateway
 
 import (
-	"maps"
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -10,124 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
-
-// A question is one that a client has been asked.
-type question struct {
-	hearing *streamable.Reader      // the call that waits for the answer; or
-	answer  chan<- *jsonrpc.Message // where the answer is wanted
-}
-
-// question puts a question of the server to the client, in the response to the call (A23). If
-// the client cannot be asked, the server is told so: it must not wait in vain (A25).
-func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
-	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
-	if !l.client.can(method) {
-		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client has not declared that it can be asked "+method)
-		return
-	}
-	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
-	out.Data = l.translator(rl.g).message(m)
-	l.client.asked(id, &rl.h)
-	if !rl.out.Event(out) {
-		l.client.settled(id)
-		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
-	}
-}
-
-// maxQuestions is how many questions of its calls a client is known to have open.
-const maxQuestions = 1_000
-
-// asked notes that the client has been asked something.
-func (c *client) asked(id []byte, h *streamable.Reader) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
-		c.questions[keyOf(id)] = question{hearing: h}
-		h.QuestionAsked()
-	}
-}
-
-// settled notes that a question needs no answer any more.
-func (c *client) settled(id []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if q := c.questions[keyOf(id)]; q.hearing != nil {
-		q.hearing.QuestionAnswered()
-		delete(c.questions, keyOf(id))
-	}
-}
-
-// unasked forgets the questions of a call that has ended.
-func (c *client) unasked(h *streamable.Reader) {
-	if !h.HasQuestions() {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
-}
-
-// unsolicited handles the messages of a server that answer no request.
-type unsolicited struct {
-	origin
-	link *link
-}
-
-func (l *link) unsolicited(o origin) unsolicited { return unsolicited{o, l} }
-
-// take takes a message that came with the answer to a request of our own. The client gets it
-// if it listens.
-func (u unsolicited) take(e *streamable.Event, asides *Asides) {
-	m := e.Message
-	if len(e.Data) == 0 || m.IsAnswer() {
-		return
-	}
-	u.note(m)
-	if !u.broadcast(m) && m.IsRequest() {
-		u.refuse(asides, m, "the client cannot be asked: it does not listen")
-	}
-}
-
-// note updates what is known of the server.
-func (u unsolicited) note(m *jsonrpc.Message) {
-	switch method := m.Text(jsonrpc.Method); {
-	case strings.HasSuffix(method, "/list_changed"):
-		u.link.lists.changed(method)
-	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
-		u.link.client.settled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
-	}
-}
-
-// broadcast gives the client a message by each of its streams of the modern era that wants
-// it, or by one of the legacy era.
-func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
-	for _, s := range u.link.client.listening() {
-		if s.g.Load().of(u.link) == nil || !s.deliver(u.g, u.link, m, "") {
-			continue
-		}
-		delivered = true
-		if s.wants == nil {
-			break
-		}
-	}
-	return delivered
-}
-
-// refuse answers a question of the server in place of the client. It does not wait for that:
-// the server may have more to say before it listens.
-func (u unsolicited) refuse(asides *Asides, m *jsonrpc.Message, why string) {
-	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
-	if m.Is(jsonrpc.Method, "ping") {
-		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which needs no client
-	}
-	asides.Go(func() {
-		if failure := u.link.tell(u.origin, refusal); failure != nil {
-			u.g.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", u.link.server), zap.Error(failure))
-		}
-	})
-}
 
 // A notice is a message of a client that wants no answer: a notification, or its answer to a
 // question.
@@ -154,24 +37,6 @@ func (n notice) reply() {
 	if failure := l.tell(n.origin(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
 		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
-}
-
-// replied hands the answer to a question of ours to whoever waits for it.
-func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n, ok := c.questions[keyOf(id)]
-	delete(c.questions, keyOf(id))
-	switch {
-	case n.hearing != nil:
-		n.hearing.QuestionAnswered()
-		return false // it is the server's
-	case ok:
-		answer := *m
-		answer.Raw = append([]byte(nil), m.Raw...)
-		n.answer <- &answer // there is room for it
-	}
-	return ok
 }
 
 // pass passes a notification of the client on to the servers that it concerns.
@@ -210,12 +75,6 @@ func (n notice) pass() {
 // mayTell reports whether the client may send a server a notification.
 func (n notice) mayTell(s *Server, method string) bool {
 	return strings.HasPrefix(method, "notifications/") || n.g.rules.allowsUnknown(n.caller.identity, s)
-}
-
-// A NotificationRoute says to which servers a notification of a client is passed on.
-type NotificationRoute struct {
-	Method  string // in which * stands for any characters
-	Servers []string
 }
 
 // concerned returns the servers that a notification is for, if it is not for all (A58). The
@@ -268,4 +127,13 @@ func (n notice) progress() {
 	}
 	n.server = s
 	_ = n.tell(n.client.link(s), edits...) // who does not want it loses nothing
+}
+
+// literalOf returns an id that a text stands for, as a server wrote it.
+func literalOf(text string) ([]byte, bool) {
+	literal := []byte(text)
+	if !json.Valid(literal) || strings.ContainsAny(text[:1], "{[tfn \t\r\n") {
+		return nil, false
+	}
+	return literal, true
 }

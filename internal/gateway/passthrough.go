@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -10,8 +11,7 @@ import (
 
 // A passthroughReply passes an answer on as it is, and looks at it in passing.
 type passthroughReply struct {
-	x      *exchange
-	opened bool // by GET, to listen
+	x *exchange
 
 	status    int // 0 until WriteHeader
 	media     httpbody.MediaType
@@ -23,6 +23,12 @@ type passthroughReply struct {
 }
 
 const noBuffering = "X-Accel-Buffering"
+
+func (w *passthroughReply) prepare(r *http.Request) {
+	if w.x.listens {
+		r.Header.Del("Accept-Encoding") // the stream is read
+	}
+}
 
 func (w *passthroughReply) Header() http.Header { return w.x.w.Header() }
 
@@ -56,7 +62,7 @@ func (w *passthroughReply) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 	}
-	if w.opened { // whatever the type is: there are clients who do not look at it closely
+	if w.x.listens { // whatever the type is: there are clients who do not look at it closely
 		return w.seal(p)
 	}
 	if w.look != nil {
@@ -163,6 +169,8 @@ func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
 }
 
 func (w *passthroughReply) done() bool { return w.answered }
+
+func (w *passthroughReply) timeLeft(time.Duration) time.Duration { return 0 }
 
 func (w *passthroughReply) release() {
 	w.look.giveBack()

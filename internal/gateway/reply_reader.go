@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"net/http"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -12,6 +13,8 @@ type readerReply struct {
 	*streamable.Reader
 	x *exchange
 }
+
+func (w *readerReply) prepare(*http.Request) {}
 
 func (w *readerReply) complete() *jsonrpc.Failure {
 	err := w.Close()
@@ -41,14 +44,7 @@ func (w *readerReply) done() bool {
 
 func (w *readerReply) release() {}
 
-// timeLeft returns how much of its time a server still has, because it had to wait for an
-// answer of the client.
-func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
-	if w.Reader == nil {
-		return 0
-	}
-	return timeout - w.Idle()
-}
+func (w *readerReply) timeLeft(timeout time.Duration) time.Duration { return timeout - w.Idle() }
 
 // Interface guard
 var _ reply = (*readerReply)(nil)

@@ -7,26 +7,12 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
-
-// An EndpointKind is one of the ways in.
-type EndpointKind uint8
-
-const (
-	Aggregate EndpointKind = iota // all servers as one, over Streamable HTTP
-	Single                        // one server, over Streamable HTTP
-	RPC                           // one server, by POST of one JSON-RPC message
-)
-
-// An Endpoint is where a request comes in.
-type Endpoint struct {
-	Kind   EndpointKind
-	Server string // name or alias; "" at the aggregate
-}
 
 // A Request is a request of a client, and the response to it.
 type Request struct {
@@ -61,93 +47,6 @@ func (g *Gateway) NewRequest(w http.ResponseWriter, r *http.Request, to Endpoint
 	}
 }
 
-// Serve answers the request.
-func (q *Request) Serve() {
-	defer q.record() // also when reverse_proxy panics because one side has died while the body was sent
-	defer q.held.release()
-	if failure := q.serve(); failure != nil {
-		q.fail(failure)
-	}
-}
-
-// Refuse answers the request with a failure.
-func (q *Request) Refuse(failure *jsonrpc.Failure) {
-	defer q.record()
-	q.fail(failure)
-}
-
-// serve has the request answered, or returns what is to be answered in place of that.
-func (q *Request) serve() *jsonrpc.Failure {
-	if q.r.TLS != nil && !q.r.TLS.HandshakeComplete {
-		return jsonrpc.TooEarly() // no call is to run twice
-	}
-	if q.r.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
-		httpbody.Empty(q.r)
-	}
-	unread, failure := authentication{q}.run()
-	if failure != nil {
-		return failure
-	}
-	dropHopByHop(q.r.Header)
-	switch {
-	case unread != nil:
-		return unread
-	case q.r.Method == http.MethodPost:
-		if failure := q.checkReading(); failure != nil {
-			return failure
-		}
-		if failure := q.stripToken(q.g.config.Auth != nil); failure != nil {
-			return failure
-		}
-		q.linkTrace()
-	}
-	if q.to.Kind == Aggregate {
-		return q.serveAggregate()
-	}
-	return q.serveOne()
-}
-
-// serveOne has one server answer the request.
-func (q *Request) serveOne() *jsonrpc.Failure {
-	switch {
-	case q.r.Method == http.MethodPost:
-	case q.to.Kind == RPC:
-		return q.notAllowed("POST")
-	case q.r.Method != http.MethodGet && q.r.Method != http.MethodDelete:
-		return q.notAllowed("POST, GET, DELETE")
-	}
-	if q.server == nil {
-		return jsonrpc.UnknownServer(mcp.Shortened(q.to.Server))
-	}
-	if failure := q.admitAt(q.server); failure != nil {
-		return failure
-	}
-	return q.forward()
-}
-
-// forward passes the request on to its server as it is.
-func (q *Request) forward() *jsonrpc.Failure {
-	x := &exchange{
-		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, owner: q.caller.budget(),
-		posted: posted{message: q.message, method: q.method, tool: q.tool}, caller: q.caller, path: q.peer.Path,
-	}
-	if q.r.Method == http.MethodPost {
-		x.post(q.r)
-	}
-	q.passedOn = true
-	defer x.record(q.httpMethod)
-	defer func() {
-		q.message, q.restore, q.left, q.ending = x.message, x.before, x.left, x.ending
-	}()
-	failure := x.forward(q.r)
-	if failure != nil && !x.left {
-		x.endWith(failure)
-	} else if failure != nil {
-		x.outcome = OutcomeCanceled
-	}
-	return failure
-}
-
 // notAllowed refuses the HTTP method.
 func (q *Request) notAllowed(allow string) *jsonrpc.Failure {
 	q.w.Header().Set("Allow", allow)
@@ -174,4 +73,52 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	q.w.WriteHeader(failure.Status)
 	_, _ = q.w.Write(body)
+}
+
+// record reports the end of the request, unless that of the exchange with one server says it
+// all.
+func (q *Request) record() {
+	if q.outcome == "" {
+		q.outcome = outcomePanic
+	}
+	q.trace()
+	if q.passedOn {
+		return
+	}
+	q.g.config.Observer.RequestDone(&Record{
+		Server: q.serverName(), Method: q.label(q.httpMethod, q.to.Kind), Called: q.methodName(), Tool: q.toolName(),
+		Outcome: q.outcome, ErrorCode: q.errorCode, Duration: time.Since(q.began),
+	})
+}
+
+// serverName returns the name of the server that the request is for, "" if it is not for just
+// one.
+func (q *Request) serverName() string {
+	if q.server == nil {
+		return ""
+	}
+	return q.server.Name
+}
+
+// MarshalLogObject writes what was called, and how it failed, to the access log.
+func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	for _, field := range [...][2]string{
+		{"mcp_server", q.serverName()}, {"mcp_method", q.methodName()}, {"mcp_tool", q.toolName()}, {"mcp_client", q.caller.name},
+	} {
+		if field[1] != "" {
+			enc.AddString(field[0], field[1])
+		}
+	}
+	if q.errorCode != 0 {
+		enc.AddInt("mcp_error_code", q.errorCode)
+	}
+	return nil
+}
+
+// Interface guard
+var _ zapcore.ObjectMarshaler = (*Request)(nil)
+
+// guarded reports whether it matters what the request is about.
+func (q *Request) guarded() bool {
+	return q.caller.rules != nil || q.g.config.PinTools || len(q.g.config.Limits) > 0
 }

@@ -182,3 +182,77 @@ func (t translator) eventID(stream, id string) string {
 	}
 	return t.g.sealer.bind(stream+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
 }
+
+// eventOfSession is the scope of the ids of events at the aggregate.
+const eventOfSession = "event of a session"
+
+// The streams that events come in, by whom they can be resumed.
+const (
+	callStream   = "call"
+	listenStream = "listen"
+)
+
+// whose returns the server that has something, and what it is called there.
+func (c *call) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
+	s, name := c.g.config.Servers[0], shown
+	if !c.g.transparent() {
+		server, rest, ok := c.g.config.Naming.Split(shown, func(server string) bool { return c.g.servers[server] != nil })
+		if !ok {
+			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + mcp.Shortened(shown))
+		}
+		if s, name = c.g.servers[server], rest; !c.sees(s) {
+			return s, name, nil // and nobody asks it
+		}
+		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
+		if c.g.config.Naming.MayBeShort(shown) {
+			// Its original is known from the list that it was read in.
+			list, _, failure := c.client.link(s).lists.get(c.visit.origin(), k)
+			if failure != nil {
+				return nil, "", failure.AsAnswer()
+			}
+			if original, ok := list.short[shown]; ok {
+				name = original
+			}
+		}
+	}
+	if k == tools && !s.shows(name) {
+		return nil, "", invalid("name: there is no tool " + mcp.Shortened(shown))
+	}
+	return s, name, nil
+}
+
+// findResource returns whose resource a request is for, which one it is there, and the edits
+// that give the request that URI.
+func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
+	given := c.message.Text(f)
+	s, uri := c.g.locate(given)
+	switch {
+	case c.g.transparent() && s == nil:
+		s := c.g.config.Servers[0]
+		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: given}, nil, nil
+	case c.message.Kind(f) != jsonspan.String:
+		return nil, mcp.Target{}, nil, invalid("uri: it is missing, or no string")
+	case s == nil:
+		return nil, mcp.Target{}, nil, c.noResource("uri: it is none of this server")
+	}
+	c.alias = alias{uri, given}
+	return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}, []jsonspan.Edit{c.message.Replace(f, jsonrpc.Quote(uri))}, nil
+}
+
+// locate returns the server that has a resource which clients know by a URI, and the URI
+// it has there.
+func (g *Gateway) locate(shown string) (*Server, string) {
+	if !g.transparent() {
+		if server, uri, err := mcp.ParseURI(shown); err == nil {
+			return g.servers[server], uri
+		}
+	}
+	return g.own.original(shown)
+}
+
+// noResource says that there is no such resource.
+func (c *call) noResource(message string) *jsonrpc.Failure {
+	failure := invalid(message)
+	failure.Data.URI = mcp.Shortened(c.message.Text(jsonrpc.URI))
+	return failure
+}

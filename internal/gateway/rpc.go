@@ -57,6 +57,11 @@ func (l *look) giveBack() {
 	}
 }
 
+func (w *rpcReply) prepare(r *http.Request) {
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
+}
+
 func (w *rpcReply) Header() http.Header { return w.x.w.Header() }
 
 // WriteHeader notes the status. Nothing is sent before there is an answer.
@@ -312,6 +317,8 @@ func (w *rpcReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 }
 
 func (w *rpcReply) done() bool { return w.answered }
+
+func (w *rpcReply) timeLeft(time.Duration) time.Duration { return 0 }
 
 func (w *rpcReply) release() {
 	if w.decoder != nil {

@@ -1,9 +1,12 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -11,7 +14,6 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
@@ -148,14 +150,118 @@ func (s *Server) shows(tool string) bool {
 	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, func(pattern string) bool { return mcp.MatchName(pattern, tool) })
 }
 
-// Probe has the routes of the server answer a message that no client has sent.
-func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) error {
-	x := &exchange{server: s}
-	if failure := x.message.Read(message); failure != nil {
-		return failure
+// Asides are what is said to a server beside the answer to a request.
+type Asides struct {
+	// Max is how many there may be at the same time; 64 if it is 0.
+	Max int
+
+	mu     sync.Mutex
+	open   int
+	silent chan struct{} // closed when nothing is said any more; nil if nothing is
+	closed bool
+}
+
+// maxAsides is how many there may be of one request. A server that asks more at once of a
+// client that cannot answer gets no more than that.
+const maxAsides = 64
+
+// Go says something, unless there is too much of it or nothing is to be said any more. It
+// reports whether it does.
+func (a *Asides) Go(say func()) (begun bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed || a.open >= cmp.Or(a.Max, maxAsides) {
+		return false
 	}
-	direct(r, s.Target)
-	s.Upstream.Describe(r, x.placeholder)
-	httpbody.Post(r, message)
-	return s.serve(w, r)
+	if a.open++; a.open == 1 {
+		a.silent = make(chan struct{})
+	}
+	go func() {
+		defer a.end()
+		say()
+	}()
+	return true
+}
+
+func (a *Asides) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.open--; a.open == 0 {
+		close(a.silent)
+		a.silent = nil
+	}
+}
+
+// Wait waits until all that has begun is said.
+func (a *Asides) Wait() {
+	a.mu.Lock()
+	silent := a.silent
+	a.mu.Unlock()
+	if silent != nil {
+		<-silent
+	}
+}
+
+// Close waits for what has begun. Nothing more is said.
+func (a *Asides) Close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.Wait()
+}
+
+const rootsList = "roots/list"
+
+// Answer returns what happens to a method that the server uses. The first that fits decides.
+func (s *Server) Answer(method string) Answer {
+	i := slices.IndexFunc(s.Answers, func(a Answer) bool { return mcp.MatchName(a.Method, method) })
+	if i < 0 {
+		return Answer{Action: Deliver}
+	}
+	return s.Answers[i]
+}
+
+// post sends the server a request of which only the status matters.
+func (s *Server) post(r *http.Request) error {
+	w := &statusRecorder{header: http.Header{}}
+	if err := s.serve(w, r); err != nil {
+		return err
+	}
+	if w.status/100 != 2 {
+		return fmt.Errorf("status %d", w.status)
+	}
+	return nil
+}
+
+var errAborted = errors.New("the response broke off")
+
+// serve has the routes of the server answer a request of our own.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
+	defer func() {
+		if reason := recover(); reason == http.ErrAbortHandler {
+			err = errAborted
+		} else if reason != nil {
+			err = fmt.Errorf("panic: %v", reason)
+		}
+	}()
+	return s.Upstream.Serve(w, r)
+}
+
+// A statusRecorder takes a response of which only the status matters.
+type statusRecorder struct {
+	header http.Header
+	status int
+}
+
+func (w *statusRecorder) Header() http.Header { return w.header }
+
+func (w *statusRecorder) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+	}
+}
+
+func (w *statusRecorder) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return len(p), nil
 }

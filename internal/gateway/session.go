@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
@@ -43,17 +42,6 @@ type linkTicket struct {
 	Session string    `json:"s,omitempty"`
 	Can     abilities `json:"c,omitempty"`
 }
-
-const (
-	// longestSession is how long session ids may be. Clients have limits on the
-	// headers they take, Node.js 16 KiB for all of them.
-	longestSession = 6 << 10
-	// longestHello is how large the params of initialize may be.
-	longestHello = 16 << 10
-	// largestTicket is how large a ticket may be. Who has no key cannot make one,
-	// but a limit is cheap.
-	largestTicket = 1 << 20
-)
 
 // sealTicket returns the session id that carries t. If it would be too long, what the
 // servers call the client is left out: it is known here, and others can ask for it.
@@ -103,31 +91,6 @@ var packers = sync.Pool{New: func() any {
 	return w
 }}
 
-// session finds the client that has this session. It has to be released.
-func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
-	c := g.client(id, func() *client {
-		t, ok := g.sealer.openTicket(id)
-		if !ok {
-			return nil
-		}
-		owner := t.Identity
-		if owner == "" {
-			owner = "@" + t.Address
-		}
-		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, helloOf(t.Hello))
-		c.issued = time.Unix(t.Issued, 0)
-		return c.restore(t.Links, g.config.Servers)
-	})
-	switch {
-	case c == nil:
-		return nil, jsonrpc.UnknownSession()
-	case c.identity != identity || g.hasEnded(c):
-		g.release(c)
-		return nil, jsonrpc.UnknownSession()
-	}
-	return c, nil
-}
-
 // sessionTime is how long a session may last, whoever remembers it. That it has ended
 // is known only where it was ended, so its id is good elsewhere until then.
 const sessionTime = 7 * 24 * time.Hour
@@ -165,17 +128,6 @@ func newSessionsOver() sessionsOver {
 	return over
 }
 
-// end notes that a session has ended, for as long as its id would be good.
-func (s *State) end(c *client) {
-	c.ended.Store(true)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.over.ids.Put(c.owner, overKey(c.key), sessionOver{c.owner, c.issued}, 0)
-	if len(s.over.until) > maxOwnersOver {
-		s.over.forgetOldest()
-	}
-}
-
 // forgetOldest makes room for another owner. The one that is forgotten can use its own
 // sessions again until they are too old. That is better than to end those of anybody else.
 func (over *sessionsOver) forgetOldest() {
@@ -188,18 +140,22 @@ func (over *sessionsOver) forgetOldest() {
 	delete(over.until, oldest)
 }
 
-// hasEnded reports whether a session has been ended, or has lasted too long.
-func (s *State) hasEnded(c *client) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, over := s.over.ids.Get(overKey(c.key))
-	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) {
-		c.ended.Store(true)
-	}
-	return c.ended.Load()
-}
-
 func overKey(id string) [16]byte {
 	sum := sha256.Sum256([]byte(id))
 	return [16]byte(sum[:])
+}
+
+// restore gives a client the links of a ticket.
+func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *client {
+	for _, s := range servers {
+		t, ok := tickets[s.Name]
+		if !ok || t.Server != s.brief() {
+			continue
+		}
+		l := newLink(c, s)
+		l.ready, l.initialized = true, true
+		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
+		c.links[s.ID] = l
+	}
+	return c
 }

@@ -114,11 +114,6 @@ func (h *heldCalls) begin(held *heldCall, o origin) (end func()) {
 	return end
 }
 
-// inquirable reports whether the client can be asked anything.
-func (c *client) inquirable() bool {
-	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, c.can)
-}
-
 // await waits until the side stream has begun, if there is to be one, but not for long.
 func (h *heldCalls) await(ctx context.Context) {
 	h.mu.Lock()

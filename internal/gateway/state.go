@@ -2,13 +2,18 @@ package gateway
 
 import (
 	"context"
+	"crypto/rand"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A State is what is remembered of clients. It outlives configurations: an Gateway
@@ -303,4 +308,131 @@ func (s *State) Destruct() error {
 	s.sideStreams.end()
 	s.running.Wait()
 	return nil
+}
+
+// Retained is what a gateway keeps across reloads besides its clients.
+type Retained struct {
+	// Templates are the resource templates that the admin API has the gateway host.
+	Templates *resourcetemplate.Set
+
+	buckets *ratelimit.Buckets // what clients have used of their rates
+	tasks   *taskOwners
+	tallies sync.Map // *Tally by the label of the client in metrics
+}
+
+// maxLimited is how many clients a gateway knows the rates of.
+const maxLimited = 100_000
+
+// NewRetained returns a Retained of a new gateway. It has to be destructed.
+func NewRetained() *Retained {
+	return &Retained{Templates: resourcetemplate.New(), buckets: ratelimit.New(maxLimited), tasks: newTaskOwners()}
+}
+
+// Destruct implements caddy.Destructor.
+func (k *Retained) Destruct() error {
+	k.buckets.Close()
+	k.Templates.Close()
+	k.tasks.close()
+	return nil
+}
+
+// A Tally counts what a client does.
+type Tally struct {
+	Requests, Denied atomic.Int64
+	Last             atomic.Int64 // request, in milliseconds since 1970
+}
+
+// Tally returns that of a client, by its label in metrics.
+func (k *Retained) Tally(label string) *Tally {
+	t, ok := k.tallies.Load(label)
+	if !ok {
+		t, _ = k.tallies.LoadOrStore(label, new(Tally))
+	}
+	return t.(*Tally)
+}
+
+// Tallies calls f for each client that has been there.
+func (k *Retained) Tallies(f func(label string, t *Tally)) {
+	k.tallies.Range(func(label, t any) bool {
+		f(label.(string), t.(*Tally))
+		return true
+	})
+}
+
+// clients returns all clients that are remembered.
+func (s *State) clients() []*client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.everybody()
+}
+
+// everybody is clients for callers that hold the lock.
+func (s *State) everybody() []*client {
+	all := slices.Collect(maps.Values(s.busy))
+	for _, c := range s.idle.All {
+		all = append(all, c)
+	}
+	for _, c := range s.resting.All {
+		all = append(all, c)
+	}
+	return all
+}
+
+// putAway keeps a call until its client makes it again, under the key that it returns.
+func (s *State) putAway(held *heldCall) (key string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || !s.holding.Take(held.client.owner, 0) {
+		return "", false
+	}
+	key = rand.Text()
+	held.key = key
+	s.held[key] = held
+	held.expires = time.AfterFunc(streamable.QuestionTime, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.held[key] == held {
+			s.unhold(held)
+			s.running.Go(held.giveUp)
+		}
+	})
+	return key, true
+}
+
+// retire forgets a call that is over before its client has come back.
+func (s *State) retire(held *heldCall) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[held.key] == held {
+		s.unhold(held)
+	}
+}
+
+// unhold gives the place of a call back. The caller holds the lock.
+func (s *State) unhold(held *heldCall) {
+	delete(s.held, held.key)
+	s.holding.Give(held.client.owner, 0)
+	held.expires.Stop()
+}
+
+// end notes that a session has ended, for as long as its id would be good.
+func (s *State) end(c *client) {
+	c.ended.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over.ids.Put(c.owner, overKey(c.key), sessionOver{c.owner, c.issued}, 0)
+	if len(s.over.until) > maxOwnersOver {
+		s.over.forgetOldest()
+	}
+}
+
+// hasEnded reports whether a session has been ended, or has lasted too long.
+func (s *State) hasEnded(c *client) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, over := s.over.ids.Get(overKey(c.key))
+	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) {
+		c.ended.Store(true)
+	}
+	return c.ended.Load()
 }

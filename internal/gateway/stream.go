@@ -2,15 +2,11 @@ package gateway
 
 import (
 	"context"
-	"maps"
-	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -33,26 +29,6 @@ type stream struct {
 	open     sync.WaitGroup // ears
 }
 
-// An ear is what listens to a server.
-type ear struct {
-	key    earKey
-	stop   context.CancelFunc
-	last   string // the id of the last event
-	lastIn string // the session it was of; none if a client has brought it
-	heard  bool   // there is such a stream
-
-	session     string // in which it has subscribed to resources
-	unsubscribe func()
-}
-
-// An earKey says what an ear listens to: all that a server says or, of a server of the
-// modern era, changes of one resource. Each subscription has an ear of its own, so that
-// nothing is missed when there is another.
-type earKey struct {
-	id  string // of the server
-	uri string
-}
-
 const (
 	// keepAlive is after how long a silent stream gets a comment. Proxies close
 	// connections on which nothing happens.
@@ -63,25 +39,6 @@ const (
 	// partingTime is how long a server gets to take note that a client has left.
 	partingTime = time.Second
 )
-
-// rejoinPause is after how long a server is listened to again that has hung up.
-var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
-
-// The streams that events come in, by whom they can be resumed.
-const (
-	callStream   = "call"
-	listenStream = "listen"
-)
-
-// eventOfSession is the scope of the ids of events at the aggregate.
-const eventOfSession = "event of a session"
-
-// listening returns the streams by which the client listens.
-func (c *client) listening() []*stream {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Collect(maps.Keys(c.streams))
-}
 
 func (v *visit) newStream(wants *interests) *stream {
 	s := &stream{visit: v, wants: wants, ears: map[earKey]*ear{}}
@@ -131,70 +88,6 @@ func (s *stream) close() {
 	s.mu.Unlock()
 	s.end()
 	s.open.Wait()
-}
-
-// get opens the stream of a session.
-func (v *visit) get() *jsonrpc.Failure {
-	if !v.out.AcceptsStream() {
-		return notAcceptable()
-	}
-	kind, server, last := "", "", ""
-	if bound := v.r.Header.Get("Last-Event-Id"); bound != "" {
-		id, ok := v.g.sealer.claim(bound, eventOfSession, v.client.key)
-		if !ok {
-			id = bound
-		}
-		kind, id, _ = strings.Cut(id, "/")
-		server, last, _ = strings.Cut(id, "/")
-		switch {
-		case kind == callStream && ok:
-			return v.resumeCall(server, last)
-		case kind == callStream:
-			return notOfSession()
-		case !ok:
-			server = "" // to listen is something that can begin anew
-		}
-	}
-	s := v.newStream(nil)
-	defer s.close()
-	s.await(s.join(func(name string) string {
-		if name == server {
-			return last
-		}
-		return ""
-	}))
-	v.out.Begin()
-	s.last()
-	return nil
-}
-
-// notAcceptable refuses a client that listens but takes no event streams.
-func notAcceptable() *jsonrpc.Failure {
-	failure := jsonrpc.InvalidRequest("Accept: it does not name text/event-stream")
-	failure.Status = http.StatusNotAcceptable
-	return failure
-}
-
-// notOfSession refuses to go on with a stream that a session never had.
-func notOfSession() *jsonrpc.Failure {
-	return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this session")
-}
-
-// resumeCall goes on with the stream of a call, at the one server that has it.
-func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
-	owner := v.g.servers[server]
-	if owner == nil || !v.sees(owner) {
-		return notOfSession()
-	}
-	v.server = owner
-	l := v.client.link(owner)
-	if failure := l.open(v.origin()); failure != nil {
-		return failure
-	}
-	v.out.Begin()
-	s := &stream{visit: v} // by which nobody listens
-	s.hearGET(v.origin(), l, &ear{last: last}, callStream, func() {})
-	return nil
 }
 
 // last keeps the stream open until its end.
@@ -332,167 +225,6 @@ func (s *stream) listenTo(key earKey, last string, begun func()) {
 	})
 }
 
-// hear listens to a server, again and again.
-func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
-	for failures := 0; ctx.Err() == nil; failures++ {
-		g := s.g.Load()
-		server := g.byID(e.key.id)
-		if server == nil || !g.rules.sees(s.visit.caller.identity, server) {
-			return
-		}
-		began := time.Now()
-		again := s.hearOnce(origin{ctx, g, s.visit.r}, server, e, begun)
-		begun()
-		if !again {
-			return
-		}
-		if time.Since(began) > rejoinPause.Max {
-			failures = 0
-		}
-		if !backoff.Sleep(ctx, rejoinPause.Pause(failures)) {
-			return
-		}
-	}
-}
-
-// hearOnce listens to a server until it hangs up. It reports whether there is a
-// point in trying again.
-func (s *stream) hearOnce(o origin, server *Server, e *ear, begun func()) (again bool) {
-	l := s.visit.client.link(server)
-	late := l.hasFailed()
-	if failure := l.open(o); failure != nil {
-		return true
-	}
-	if late {
-		s.announce(l.kinds()...) // what it has is new to the client
-	}
-	l.sendInitialized(o)
-	era, can := l.state()
-	if era == mcp.Modern {
-		if s.wants == nil && e.key.uri == "" {
-			for _, uri := range l.subscriptions.all() {
-				s.listenTo(earKey{server.ID, uri}, "", func() {})
-			}
-		}
-		return s.hearListen(o, l, can, e.key.uri, begun)
-	}
-	if e.key.uri != "" {
-		return false // which has been told itself
-	}
-	if s.wants != nil {
-		if s.wants.at(l.server, can).nothing() {
-			return false
-		}
-		s.subscribed(o, l, e)
-	}
-	return s.hearGET(o, l, e, listenStream, begun)
-}
-
-// subscribed subscribes to what the stream listens to, once in each session.
-func (s *stream) subscribed(o origin, l *link, e *ear) {
-	if session := l.sessionID(); e.unsubscribe == nil || e.session != session {
-		e.session, e.unsubscribe = session, s.subscribe(o, l)
-	}
-}
-
-// kinds returns of which kinds the server has something to announce.
-func (l *link) kinds() (has []kind) {
-	_, can := l.state()
-	for _, k := range [...]kind{tools, prompts, resources} {
-		if can&kinds[k].needs != 0 {
-			has = append(has, k)
-		}
-	}
-	return has
-}
-
-// hearGET listens to a server of the legacy era. It notes the last event by which the
-// stream can be resumed.
-func (s *stream) hearGET(o origin, l *link, ear *ear, kind string, begun func()) (again bool) {
-	v := s.visit
-	r, session, _ := l.prepare(o)
-	emptyBody(r, http.MethodGet)
-	r.Header.Set("Accept", "text/event-stream")
-	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
-	if resuming {
-		r.Header.Set("Last-Event-Id", ear.last)
-	}
-	var names []name
-	h := &streamable.Reader{Parse: func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
-		failure, names = readNames(m, data, names)
-		return failure
-	}}
-	heard := false
-	h.OnHeader = func(status int) bool {
-		if heard = status == http.StatusOK; heard && kind == listenStream {
-			l.lists.listen(everyKind, 1)
-		}
-		begun()
-		return heard
-	}
-	h.OnMessage = func(e *streamable.Event) error {
-		if e.ID != "" {
-			ear.last, ear.lastIn = e.ID, session
-		}
-		m, id := e.Message, l.translator(o.g).eventID(kind, e.ID)
-		switch {
-		case len(e.Data) == 0:
-			if kind == callStream && v.client.primed() {
-				v.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
-			}
-		case m.IsAnswer():
-			if kind == callStream { // on others nobody waits for one
-				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, l.translator(o.g).rename(m.Raw, names)...)})
-			}
-		default:
-			others := l.unsolicited(o)
-			others.note(m)
-			if !s.pass(others, m, id) && m.IsRequest() && !l.held.ask(m) {
-				others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
-			}
-		}
-		return nil
-	}
-	x := o.g.newExchange(l, h, nil)
-	x.resumed = kind == callStream
-	failure := x.send(r)
-	if heard {
-		if ear.heard = true; kind == listenStream {
-			l.lists.listen(everyKind, -1)
-		}
-		return true
-	}
-	switch {
-	case resuming && h.Status()/100 == 4:
-		ear.last = "" // it may be of another time
-		return s.hearGET(o, l, ear, kind, begun)
-	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
-		// Either the session is lost, which shows when it is used, or the stream, or
-		// there never was one.
-		_, _ = l.request(o, "ping", nil)
-		return ear.heard || l.sessionID() != session
-	case ear.heard:
-		return true
-	}
-	switch h.Status() {
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
-		return failure != nil // there is no such stream
-	}
-	return true // there may be later: when another one has ended (409), or the server is back
-}
-
-// pass gives the client what was heard by this stream. Servers let each session
-// listen but once; where several of a client do, what one hears is for all.
-func (s *stream) pass(u unsolicited, m *jsonrpc.Message, id string) bool {
-	if s.wants == nil {
-		return s.deliver(u.g, u.link, m, id)
-	}
-	return u.broadcast(m)
-}
-
-// everyKind are all that can change.
-var everyKind = []kind{tools, prompts, resources, templates}
-
 // deliver gives the client a message of a server that belongs to no call, if it is
 // one that it wants.
 func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) bool {
@@ -537,4 +269,89 @@ func (s *stream) tagged(raw []byte) []byte {
 		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
 	}
 	return jsonspan.Spliced(raw, m.InsertMeta(member))
+}
+
+// stop listens no longer to something.
+func (s *stream) stop(key earKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.ears[key]; e != nil {
+		e.stop()
+		delete(s.ears, key)
+	}
+}
+
+// interests are what a client of the modern era listens to.
+type interests struct {
+	Tools     bool     `json:"toolsListChanged,omitempty"`
+	Prompts   bool     `json:"promptsListChanged,omitempty"`
+	Resources bool     `json:"resourcesListChanged,omitempty"`
+	URIs      []string `json:"resourceSubscriptions,omitempty"`
+
+	of    map[string][]string // the URIs that servers know them by, by server
+	shown map[string]string   // what the client calls them, by server and URI
+}
+
+func (i interests) nothing() bool {
+	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
+}
+
+// kinds returns of which lists one hears.
+func (i *interests) kinds() (heard []kind) {
+	if i.Tools {
+		heard = append(heard, tools)
+	}
+	if i.Prompts {
+		heard = append(heard, prompts)
+	}
+	if i.Resources {
+		heard = append(heard, resources, templates)
+	}
+	return heard
+}
+
+// resolve finds out whose resources are meant. Those that the client may not have are
+// left out.
+func (i *interests) resolve(v *visit) {
+	i.of, i.shown = map[string][]string{}, map[string]string{}
+	for _, shown := range i.URIs {
+		s, uri := v.g.locate(shown)
+		if s == nil && v.g.transparent() {
+			s, uri = v.g.config.Servers[0], shown
+		}
+		if s == nil || !v.g.rules.hears(v.caller.identity, s, uri) {
+			continue
+		}
+		i.of[s.Name] = append(i.of[s.Name], uri)
+		i.shown[s.Name+"\x00"+uri] = shown
+	}
+}
+
+// at returns which of the interests concern a server that can do this, with URIs as it
+// has them.
+func (i *interests) at(server string, can abilities) interests {
+	mine := interests{
+		Tools:     i.Tools && can&toolsChange != 0,
+		Prompts:   i.Prompts && can&promptsChange != 0,
+		Resources: i.Resources && can&resourcesChange != 0,
+	}
+	if can&canSubscribe != 0 {
+		mine.URIs = i.of[server]
+	}
+	return mine
+}
+
+// want reports whether a message of a server is one of those that are listened to.
+func (i *interests) want(m *jsonrpc.Message, server string) bool {
+	switch m.Text(jsonrpc.Method) {
+	case kinds[tools].notice:
+		return i.Tools
+	case kinds[prompts].notice:
+		return i.Prompts
+	case kinds[resources].notice:
+		return i.Resources
+	case mcp.MethodUpdated:
+		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
+	}
+	return false
 }

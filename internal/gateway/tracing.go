@@ -17,9 +17,6 @@ import (
 // called, by OpenTelemetry's conventions for MCP, and tells the server which trace the call
 // belongs to: over HTTP in a header, and in the message, which is all a child process gets.
 
-// traceparent is the member of _meta, and the header, that names the trace of a request.
-const traceparent = "traceparent"
-
 // trace adds to the span of the request what was called, and how it ended.
 func (q *Request) trace() {
 	if !q.span.IsRecording() {
@@ -80,3 +77,6 @@ func (x *exchange) propagate(r *http.Request) {
 	member := append([]byte(`"`+traceparent+`":`), jsonrpc.Quote(carrier[traceparent])...)
 	x.edit(r, x.message.InsertMeta(member))
 }
+
+// traceparent is the member of _meta, and the header, that names the trace of a request.
+const traceparent = "traceparent"

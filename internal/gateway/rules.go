@@ -12,19 +12,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A Client says what a client may do.
-type Client struct {
-	Name     string           // in which * stands for any characters
-	Match    []string         // other names by which it is known
-	Policy   *acl.Policy      // nil to allow everything
-	Redactor *redact.Redactor // nil to redact nothing
-	Limits   []Limit
-	View     string // changes with what the client is shown
-}
-
-// isPattern reports whether the rules are for several clients.
-func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
-
 // rules are what the clients of a gateway may do.
 type rules struct {
 	config     *Config
@@ -255,4 +242,34 @@ func (r *rules) seen(identity string) []*Server {
 		return r.config.Servers
 	}
 	return slices.DeleteFunc(slices.Clone(r.config.Servers), func(s *Server) bool { return !r.sees(identity, s) })
+}
+
+// appendLimits appends those limits that apply to something.
+func appendLimits(to []ratelimit.Limit, limits []Limit, target mcp.Target, request bool) []ratelimit.Limit {
+	for i := range limits {
+		switch l := &limits[i]; {
+		case l.tools != nil:
+			if request && target.Kind == mcp.Tool && l.tools.Match(target.Server, target.Name) {
+				to = append(to, l.own)
+			}
+		case request:
+			to = append(to, l.own)
+		default:
+			to = append(to, l.aside)
+		}
+	}
+	return to
+}
+
+// limits appends the limits that apply to a message of a client, which is a request or comes
+// besides.
+func (r *rules) limits(to []ratelimit.Limit, c *caller, target mcp.Target, request bool) []ratelimit.Limit {
+	var own []Limit
+	if c.rules != nil {
+		own = c.rules.Limits
+	}
+	if len(own)+len(r.config.Limits) == 0 || c.identity == OperatorIdentity {
+		return to
+	}
+	return appendLimits(appendLimits(to, r.config.Limits, target, request), own, target, request)
 }

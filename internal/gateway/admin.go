@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"maps"
-	"slices"
 	"strings"
 )
 
@@ -68,23 +66,4 @@ func (g *Gateway) Sessions() map[string]map[string]int {
 		sessions[who.label][name]++
 	}
 	return sessions
-}
-
-// clients returns all clients that are remembered.
-func (s *State) clients() []*client {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.everybody()
-}
-
-// everybody is clients for callers that hold the lock.
-func (s *State) everybody() []*client {
-	all := slices.Collect(maps.Values(s.busy))
-	for _, c := range s.idle.All {
-		all = append(all, c)
-	}
-	for _, c := range s.resting.All {
-		all = append(all, c)
-	}
-	return all
 }

@@ -1,0 +1,227 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+)
+
+// A Config describes a gateway.
+type Config struct {
+	Name, Version string // as clients see the aggregate
+	Servers       []*Server
+	Naming        mcp.Naming
+	Key           []byte        // seals what clients hold for us
+	JoinTimeout   time.Duration // for the handshake with a server, and for each of its lists
+	MaxClients    int           // how many idle ones are remembered
+	Discovery     bool          // list tools to search tools with, in place of all tools
+	Logger        *zap.Logger
+	Observer      Observer
+
+	// Generation identifies the Caddy configuration that the gateway is part of.
+	Generation any
+
+	// Exiting is done when Caddy exits. Streams end then.
+	Exiting context.Context
+
+	// Reauthenticate is done when clients whose secrets the configuration does not have,
+	// such as those with certificates, must authenticate again.
+	Reauthenticate context.Context
+
+	RequestLimit  int64 // bytes of a request
+	InFlightLimit int64 // bytes of all requests that are being served
+	ResponseLimit int64 // bytes of a response; 0 for no limit
+
+	Auth     Authenticator // nil to let everybody in
+	Clients  []*Client
+	Limits   []Limit // of each client
+	PinTools bool    // withhold tools whose definition has changed
+
+	NotificationRoutes []NotificationRoute
+}
+
+// An Authenticator finds out who clients are.
+type Authenticator interface {
+	// BodyNeeded returns how many bytes of the body of a POST must be read to identify its
+	// sender: 0 if the headers decide.
+	BodyNeeded(r *http.Request) int64
+
+	// Authenticate returns the identity of the sender. body and token, the
+	// params.proxy.authToken of the message, are set once the body was read. Before that,
+	// only credentials that need no body are looked at.
+	Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (identity string, err error)
+
+	// Challenge adds to the header of a response how the sender, whom Authenticate refused
+	// with this error, can authenticate. It returns the status.
+	Challenge(header http.Header, r *http.Request, err error) (status int)
+
+	// CredentialHeaders returns the headers in which clients send credentials.
+	CredentialHeaders() []string
+
+	// Fingerprint changes with who is let in.
+	Fingerprint() string
+}
+
+// An Upstream is the way to a server: a list of Caddy routes.
+type Upstream interface {
+	// Derive returns a request to the server on behalf of the client that sent r, with r's
+	// header and no body. It lives as long as ctx. If logged is set, what handlers add to
+	// the access log goes to that of r.
+	Derive(ctx context.Context, r *http.Request, logged bool) *http.Request
+
+	// Describe sets the placeholders of a request to the server.
+	Describe(r *http.Request, placeholder func(name string) (value any, ok bool))
+
+	// Serve has the routes answer r. A refusal of a handler is a [StatusError].
+	Serve(w http.ResponseWriter, r *http.Request) error
+}
+
+// A Handler answers a request.
+type Handler interface {
+	ServeHTTP(http.ResponseWriter, *http.Request) error
+}
+
+// A Mask shortens the results of a server.
+type Mask interface {
+	// Serve has next answer r, and writes its answer to w, masked. about is what r asks for.
+	Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next Handler) error
+
+	// Recovers reports whether originals are kept, and how long a part of one that is read
+	// back may be.
+	Recovers() (maxChars int, ok bool)
+
+	// Original returns an original that was masked for a client.
+	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
+}
+
+// An Observer is told what happens.
+type Observer interface {
+	// RequestDone is called at the end of each request to a server, and of each request of a
+	// client that was not passed on to just one.
+	RequestDone(*Record)
+
+	// Denied is called for each request that is refused.
+	Denied(*Denial)
+
+	// Redacted is called when n parts of a message for a client were redacted.
+	Redacted(client string, n int)
+
+	// ToolChanged is called when the definition of a tool is not what it was.
+	ToolChanged(server, tool string)
+
+	// ToolsSeen is called after a list of tools was read, whose definitions are pinned.
+	ToolsSeen(server string)
+}
+
+// A StatusError is the refusal of a request by a handler on the way to the server.
+type StatusError struct {
+	Status int
+	Err    error
+}
+
+func (e *StatusError) Error() string {
+	if e.Err == nil {
+		return http.StatusText(e.Status)
+	}
+	return e.Err.Error()
+}
+
+func (e *StatusError) Unwrap() error { return e.Err }
+
+// A Denial is a request that was refused.
+type Denial struct {
+	Client  string // its name, or [Anonymous]
+	Label   string // of the client in metrics
+	Address string // of its machine
+	Method  string
+	Target  mcp.Target
+	Code    string // why, as error.data.code says
+	Reason  error  // more of it, for logs only; may be nil
+}
+
+// A NotificationRoute says to which servers a notification of a client is passed on.
+type NotificationRoute struct {
+	Method  string // in which * stands for any characters
+	Servers []string
+}
+
+// An Answer says what happens to a message that a server sends on its own account: a question
+// such as roots/list, or a notification.
+type Answer struct {
+	Method string // in which * stands for any characters
+	Action AnswerAction
+	Result []byte // of the question, if Action is AnswerHere
+}
+
+// An AnswerAction is what happens to such a message.
+type AnswerAction uint8
+
+const (
+	Deliver    AnswerAction = iota // it is passed on to the client
+	Drop                           // it is not; a server is told that its question is not answered
+	AnswerHere                     // the gateway answers it
+)
+
+// A Peer is what Caddy knows of the sender of a request.
+type Peer struct {
+	User    string // as a handler in front of the gateway has authenticated it
+	Trusted string // identity of the command that has started this process; "" for others
+	Address string // of its machine
+	Path    string // of the request, as the client has sent it
+}
+
+// An EndpointKind is one of the ways in.
+type EndpointKind uint8
+
+const (
+	Aggregate EndpointKind = iota // all servers as one, over Streamable HTTP
+	Single                        // one server, over Streamable HTTP
+	RPC                           // one server, by POST of one JSON-RPC message
+)
+
+// An Endpoint is where a request comes in.
+type Endpoint struct {
+	Kind   EndpointKind
+	Server string // name or alias; "" at the aggregate
+}
+
+// A Client says what a client may do.
+type Client struct {
+	Name     string           // in which * stands for any characters
+	Match    []string         // other names by which it is known
+	Policy   *acl.Policy      // nil to allow everything
+	Redactor *redact.Redactor // nil to redact nothing
+	Limits   []Limit
+	View     string // changes with what the client is shown
+}
+
+// isPattern reports whether the rules are for several clients.
+func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
+
+// A Limit limits how often a client may make requests.
+type Limit struct {
+	tools *mcp.Pattern // nil for all requests
+	own   ratelimit.Limit
+	aside ratelimit.Limit // for messages that surround requests
+}
+
+// asideFactor is how many other messages come with each request: handshakes, notifications,
+// answers to questions, streams. They have a budget of their own, so that a client which
+// comes back after a cut has as many requests as others.
+const asideFactor = 10
+
+// NewLimit returns a Limit on calls of the tools that a pattern selects, or on all requests if
+// it is nil.
+func NewLimit(l ratelimit.Limit, tools *mcp.Pattern) Limit {
+	aside := l
+	aside.Key, aside.N, aside.Burst = l.Key+" aside", asideFactor*l.N, asideFactor*l.Burst
+	return Limit{tools, l, aside}
+}

@@ -1,0 +1,271 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// An ear is what listens to a server.
+type ear struct {
+	key    earKey
+	stop   context.CancelFunc
+	last   string // the id of the last event
+	lastIn string // the session it was of; none if a client has brought it
+	heard  bool   // there is such a stream
+
+	session     string // in which it has subscribed to resources
+	unsubscribe func()
+}
+
+// An earKey says what an ear listens to: all that a server says or, of a server of the
+// modern era, changes of one resource. Each subscription has an ear of its own, so that
+// nothing is missed when there is another.
+type earKey struct {
+	id  string // of the server
+	uri string
+}
+
+// rejoinPause is after how long a server is listened to again that has hung up.
+var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
+
+// hear listens to a server, again and again.
+func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
+	for failures := 0; ctx.Err() == nil; failures++ {
+		g := s.g.Load()
+		server := g.byID(e.key.id)
+		if server == nil || !g.rules.sees(s.visit.caller.identity, server) {
+			return
+		}
+		began := time.Now()
+		again := s.hearOnce(origin{ctx, g, s.visit.r}, server, e, begun)
+		begun()
+		if !again {
+			return
+		}
+		if time.Since(began) > rejoinPause.Max {
+			failures = 0
+		}
+		if !backoff.Sleep(ctx, rejoinPause.Pause(failures)) {
+			return
+		}
+	}
+}
+
+// hearOnce listens to a server until it hangs up. It reports whether there is a
+// point in trying again.
+func (s *stream) hearOnce(o origin, server *Server, e *ear, begun func()) (again bool) {
+	l := s.visit.client.link(server)
+	late := l.hasFailed()
+	if failure := l.open(o); failure != nil {
+		return true
+	}
+	if late {
+		s.announce(l.kinds()...) // what it has is new to the client
+	}
+	l.sendInitialized(o)
+	era, can := l.state()
+	if era == mcp.Modern {
+		if s.wants == nil && e.key.uri == "" {
+			for _, uri := range l.subscriptions.all() {
+				s.listenTo(earKey{server.ID, uri}, "", func() {})
+			}
+		}
+		return s.hearListen(o, l, can, e.key.uri, begun)
+	}
+	if e.key.uri != "" {
+		return false // which has been told itself
+	}
+	if s.wants != nil {
+		if s.wants.at(l.server, can).nothing() {
+			return false
+		}
+		s.subscribed(o, l, e)
+	}
+	return s.hearGET(o, l, e, listenStream, begun)
+}
+
+// subscribed subscribes to what the stream listens to, once in each session.
+func (s *stream) subscribed(o origin, l *link, e *ear) {
+	if session := l.sessionID(); e.unsubscribe == nil || e.session != session {
+		e.session, e.unsubscribe = session, s.subscribe(o, l)
+	}
+}
+
+// kinds returns of which kinds the server has something to announce.
+func (l *link) kinds() (has []kind) {
+	_, can := l.state()
+	for _, k := range [...]kind{tools, prompts, resources} {
+		if can&kinds[k].needs != 0 {
+			has = append(has, k)
+		}
+	}
+	return has
+}
+
+// hearGET listens to a server of the legacy era. It notes the last event by which the
+// stream can be resumed.
+func (s *stream) hearGET(o origin, l *link, ear *ear, kind string, begun func()) (again bool) {
+	v := s.visit
+	r, session, _ := l.prepare(o)
+	emptyBody(r, http.MethodGet)
+	r.Header.Set("Accept", "text/event-stream")
+	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
+	if resuming {
+		r.Header.Set("Last-Event-Id", ear.last)
+	}
+	var names []name
+	h := &streamable.Reader{Parse: func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
+		failure, names = readNames(m, data, names)
+		return failure
+	}}
+	heard := false
+	h.OnHeader = func(status int) bool {
+		if heard = status == http.StatusOK; heard && kind == listenStream {
+			l.lists.listen(everyKind, 1)
+		}
+		begun()
+		return heard
+	}
+	h.OnMessage = func(e *streamable.Event) error {
+		if e.ID != "" {
+			ear.last, ear.lastIn = e.ID, session
+		}
+		m, id := e.Message, l.translator(o.g).eventID(kind, e.ID)
+		switch {
+		case len(e.Data) == 0:
+			if kind == callStream && v.client.primed() {
+				v.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
+			}
+		case m.IsAnswer():
+			if kind == callStream { // on others nobody waits for one
+				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, l.translator(o.g).rename(m.Raw, names)...)})
+			}
+		default:
+			others := l.unsolicited(o)
+			others.note(m)
+			if !s.pass(others, m, id) && m.IsRequest() && !l.held.ask(m) {
+				others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+			}
+		}
+		return nil
+	}
+	x := o.g.newExchange(l, h, nil)
+	x.resumed = kind == callStream
+	failure := x.send(r)
+	if heard {
+		if ear.heard = true; kind == listenStream {
+			l.lists.listen(everyKind, -1)
+		}
+		return true
+	}
+	switch {
+	case resuming && h.Status()/100 == 4:
+		ear.last = "" // it may be of another time
+		return s.hearGET(o, l, ear, kind, begun)
+	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
+		// Either the session is lost, which shows when it is used, or the stream, or
+		// there never was one.
+		_, _ = l.request(o, "ping", nil)
+		return ear.heard || l.sessionID() != session
+	case ear.heard:
+		return true
+	}
+	switch h.Status() {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
+		return failure != nil // there is no such stream
+	}
+	return true // there may be later: when another one has ended (409), or the server is back
+}
+
+// pass gives the client what was heard by this stream. Servers let each session
+// listen but once; where several of a client do, what one hears is for all.
+func (s *stream) pass(u unsolicited, m *jsonrpc.Message, id string) bool {
+	if s.wants == nil {
+		return s.deliver(u.g, u.link, m, id)
+	}
+	return u.broadcast(m)
+}
+
+// subscribe subscribes to the resources of a server of the legacy era that the
+// stream listens to. What it returns undoes that.
+func (s *stream) subscribe(o origin, l *link) (undo func()) {
+	_, can := l.state()
+	mine := s.wants.at(l.server, can)
+	var done []string
+	for _, uri := range mine.URIs {
+		if _, failure := l.request(o, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
+			done = append(done, uri)
+		} else {
+			o.g.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
+		}
+	}
+	return func() {
+		// The client may have left already.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), partingTime)
+		defer cancel()
+		for _, uri := range done {
+			if !l.client.wants(s, l.server, uri) {
+				_, _ = l.request(o.within(ctx), "resources/unsubscribe", mcp.URIParams(uri))
+			}
+		}
+	}
+}
+
+// hearListen listens to a server of the modern era.
+func (s *stream) hearListen(o origin, l *link, can abilities, uri string, begun func()) (again bool) {
+	all := s.wants
+	switch {
+	case uri != "":
+		all = &interests{of: map[string][]string{l.server: {uri}}}
+	case all == nil:
+		all = &interests{Tools: true, Prompts: true, Resources: true}
+	}
+	mine := all.at(l.server, can)
+	if mine.nothing() {
+		return false
+	}
+	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), l.client.meta(""))
+	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
+	r, _, _ := l.prepare(o)
+	var m jsonrpc.Message
+	if m.Read(body) != nil {
+		return false
+	}
+	mcp.SetModern(r.Header, &m, mcp.Stateless)
+	httpbody.Post(r, body)
+	heard, refused := false, false
+	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
+		m := e.Message
+		switch {
+		case len(e.Data) == 0:
+		case m.IsAnswer():
+			refused = m.Has(jsonrpc.Error)
+		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
+			if !heard {
+				heard = true
+				l.lists.listen(mine.kinds(), 1)
+				begun()
+			}
+		default:
+			l.unsolicited(o).note(m)
+			s.deliver(o.g, l, m, "")
+		}
+		return nil
+	}}
+	_ = o.g.newExchange(l, h, &m).send(r)
+	if heard {
+		l.lists.listen(mine.kinds(), -1)
+	}
+	return !refused
+}

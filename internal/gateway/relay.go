@@ -1,0 +1,239 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// invalid refuses what is named in a request.
+func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).AsAnswer() }
+
+// A call is a request that one server answers, or the gateway in its place.
+type call struct {
+	*visit
+	ctx   context.Context // ends when the client cancels the call
+	link  *link           // to the server; nil until that is known
+	name  string          // of what is called, as the server knows it
+	found bool            // what is called is not what was posted, but named in it
+	alias alias           // of the resource that it is about
+}
+
+func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
+
+// origin returns the origin of what the gateway does for the call.
+func (c *call) origin() origin { return origin{c.ctx, c.g, c.r} }
+
+// translator returns what translates names in the answer.
+func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
+
+// failed answers with a failure of a server, if there is anybody to answer.
+func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	c.endWith(failure)
+	if c.r.Context().Err() != nil {
+		return nil
+	}
+	if c.ctx.Err() != nil && !c.out.Streaming() {
+		// The client has canceled the call, and does not wait for it.
+		c.accepted()
+		return nil
+	}
+	if _, known := mcp.KnownMethod(c.message.Text(jsonrpc.Method)); !known && c.era == mcp.Modern && failure.Data.Symbol == "http_error" {
+		return jsonrpc.MethodNotFound(mcp.Shortened(c.message.Text(jsonrpc.Method))) // of the modern era: a server of the other need not have read it
+	}
+	c.out.Answer(http.StatusOK, &streamable.Event{Data: failure.Append(nil, c.message.Literal(jsonrpc.ID))})
+	return nil
+}
+
+// A relay is a request that is passed on.
+type relay struct {
+	*call
+	session string
+	again   bool             // it can be tried once more
+	params  mcp.ParamHeaders // of the tools of the server
+	h       streamable.Reader
+	names   []name // in the message that was read last
+
+	answered  bool
+	resumable bool             // the client knows how to ask for the rest
+	input     *mcp.InputResult // before the server goes on
+}
+
+// run has the server answer a message. What it returns is to be answered in place of that.
+func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
+	c, l := rl.call, rl.link
+	r := c.r.WithContext(rl.ctx)
+	var era mcp.Era
+	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
+		mcp.SetModern(r.Header, m, mcp.Stateless)
+		if c.era == mcp.Legacy || c.found {
+			rl.params.Set(r.Header, m)
+		}
+	}
+	httpbody.Post(r, m.Raw)
+	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
+	defer rl.h.Borrow()()
+	defer l.client.unasked(&rl.h)
+	c.passedOn = true
+	failure := c.g.newExchange(l, &rl.h, m).send(r)
+	switch {
+	case rl.h.Torn():
+		c.torn = true
+		return nil
+	case rl.answered, rl.input != nil, failure == nil && rl.resumable: // for the rest of it the client will ask
+		return nil
+	case failure != nil:
+		return failure
+	}
+	return rl.h.Failure(l.server)
+}
+
+// parse reads a message of the server, and finds what it names.
+func (rl *relay) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
+	var failure *jsonrpc.Failure
+	failure, rl.names = readNames(m, data, rl.names)
+	return failure
+}
+
+// forgotten reports whether the server did not know the session, and the call can be
+// made again in another one.
+func (rl *relay) forgotten() bool { return rl.again && rl.h.SessionLost() }
+
+// heard passes a message of the server on.
+func (rl *relay) heard(e *streamable.Event) error {
+	c, l, m := rl.call, rl.link, e.Message
+	out := streamable.Event{ID: l.translator(c.g).eventID(callStream, e.ID), Retry: e.Retry}
+	switch {
+	case len(e.Data) == 0:
+		rl.resumable = c.client.primed() && c.out.Event(&out) && out.ID != "" || rl.resumable
+	case m.IsAnswer():
+		rl.answer(e, &out)
+	case m.IsRequest():
+		rl.question(m, &out)
+		rl.resumable = rl.resumable || out.ID != ""
+	default:
+		l.unsolicited(c.origin()).note(m)
+		out.Data = l.translator(c.g).message(m)
+		rl.resumable = c.out.Event(&out) && out.ID != "" || rl.resumable
+	}
+	return nil
+}
+
+// answer passes the answer on.
+func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
+	c, m, id := rl.call, e.Message, rl.message.Literal(jsonrpc.ID)
+	if !rl.h.Answers(m, id) || rl.answered {
+		return // it is of somebody else
+	}
+	if rl.forgotten() {
+		return
+	}
+	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), c.translator().rename(m.Raw, rl.names)...)...)
+	rl.h.Settle(m)
+	if c.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
+		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
+			return
+		}
+		rl.input = nil // the client may make more of it
+	}
+	rl.answered = true
+	c.errorCode, _ = rl.h.Outcome()
+	status := http.StatusOK
+	if c.era == mcp.Modern {
+		if status = m.Status(); rl.h.Status() >= 400 && rl.h.Status() < 500 {
+			status = rl.h.Status()
+		}
+	}
+	c.out.Answer(status, out)
+}
+
+// withID returns the edits that give an answer the id of the request, to the byte.
+func withID(m *jsonrpc.Message, id []byte) []jsonspan.Edit {
+	switch {
+	case !m.Has(jsonrpc.ID):
+		return []jsonspan.Edit{jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))}
+	case !bytes.Equal(m.Literal(jsonrpc.ID), id):
+		return []jsonspan.Edit{m.Replace(jsonrpc.ID, id)}
+	}
+	return nil
+}
+
+// large takes an answer that is too large to be held.
+func (rl *relay) large(id string) io.WriteCloser {
+	c, l := rl.call, rl.link
+	if rl.answered {
+		return nil
+	}
+	rl.answered = true
+	to := c.out.Large(&streamable.Event{ID: l.translator(c.g).eventID(callStream, id)}, rl.h.IsStream())
+	if c.g.transparent() && !c.alias.isSet() {
+		return to
+	}
+	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
+		if k != jsonspan.String {
+			return nil
+		}
+		return c.translator().renamed(path, literal)
+	}), to}
+}
+
+// question puts a question of the server to the client, in the response to the call (A23). If
+// the client cannot be asked, the server is told so: it must not wait in vain (A25).
+func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
+	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
+	if !l.client.can(method) {
+		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client has not declared that it can be asked "+method)
+		return
+	}
+	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
+	out.Data = l.translator(rl.g).message(m)
+	l.client.asked(id, &rl.h)
+	if !rl.out.Event(out) {
+		l.client.settled(id)
+		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
+	}
+}
+
+// rewriting is a large answer whose names are rewritten.
+type rewriting struct {
+	*jsonspan.Rewriter
+	to io.Closer
+}
+
+func (r *rewriting) Close() error {
+	err := r.Rewriter.Close()
+	if closing := r.to.Close(); err == nil {
+		err = closing
+	}
+	return err
+}
+
+// paramHeaders returns which arguments of the tool have to be repeated in headers.
+func (c *call) paramHeaders() mcp.ParamHeaders {
+	if !c.message.Is(jsonrpc.Method, "tools/call") {
+		return nil
+	}
+	if list := c.link.lists.known(c.g, tools); list != nil {
+		return list.params
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
+	defer cancel()
+	list, _, failure := c.link.lists.get(c.origin().within(ctx), tools)
+	if failure != nil {
+		return nil // the server will say if there were any
+	}
+	return list.params
+}
+
+// listPatience is how long a call waits for the list that its tool is in. Most tools
+// need nothing of it.
+const listPatience = 2 * time.Second

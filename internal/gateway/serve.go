@@ -1,0 +1,119 @@
+package gateway
+
+import (
+	"net/http"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// Serve answers the request.
+func (q *Request) Serve() {
+	defer q.record() // also when reverse_proxy panics because one side has died while the body was sent
+	defer q.held.release()
+	if failure := q.serve(); failure != nil {
+		q.fail(failure)
+	}
+}
+
+// Refuse answers the request with a failure.
+func (q *Request) Refuse(failure *jsonrpc.Failure) {
+	defer q.record()
+	q.fail(failure)
+}
+
+// serve has the request answered, or returns what is to be answered in place of that.
+func (q *Request) serve() *jsonrpc.Failure {
+	if q.r.TLS != nil && !q.r.TLS.HandshakeComplete {
+		return jsonrpc.TooEarly() // no call is to run twice
+	}
+	if q.r.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
+		httpbody.Empty(q.r)
+	}
+	unread, failure := authentication{q}.run()
+	if failure != nil {
+		return failure
+	}
+	dropHopByHop(q.r.Header)
+	switch {
+	case unread != nil:
+		return unread
+	case q.r.Method == http.MethodPost:
+		if failure := q.checkReading(); failure != nil {
+			return failure
+		}
+		if failure := q.stripToken(q.g.config.Auth != nil); failure != nil {
+			return failure
+		}
+		q.linkTrace()
+	}
+	if q.to.Kind == Aggregate {
+		return q.serveAggregate()
+	}
+	return q.serveOne()
+}
+
+// serveOne has one server answer the request.
+func (q *Request) serveOne() *jsonrpc.Failure {
+	switch {
+	case q.r.Method == http.MethodPost:
+	case q.to.Kind == RPC:
+		return q.notAllowed("POST")
+	case q.r.Method != http.MethodGet && q.r.Method != http.MethodDelete:
+		return q.notAllowed("POST, GET, DELETE")
+	}
+	if q.server == nil {
+		return jsonrpc.UnknownServer(mcp.Shortened(q.to.Server))
+	}
+	if failure := q.admitAt(q.server); failure != nil {
+		return failure
+	}
+	return q.forward()
+}
+
+// forward passes the request on to its server as it is.
+func (q *Request) forward() *jsonrpc.Failure {
+	x := &exchange{
+		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, owner: q.caller.budget(),
+		posted: posted{message: q.message, method: q.method, tool: q.tool}, caller: q.caller, path: q.peer.Path,
+	}
+	if q.r.Method == http.MethodPost {
+		x.post(q.r)
+	}
+	if q.to.Kind == RPC {
+		x.reply = &rpcReply{x: x}
+	} else {
+		x.reply, x.listens = &passthroughReply{x: x}, q.r.Method == http.MethodGet
+	}
+	q.passedOn = true
+	defer x.record(q.httpMethod)
+	defer func() {
+		q.message, q.restore, q.left, q.ending = x.message, x.before, x.left, x.ending
+	}()
+	failure := x.forward(q.r)
+	if failure != nil && !x.left {
+		x.endWith(failure)
+	} else if failure != nil {
+		x.outcome = OutcomeCanceled
+	}
+	return failure
+}
+
+// checkReading refuses messages that the server may read differently: in another charset
+// and, if anything is decided on them, by other keys or by headers that contradict them.
+func (q *Request) checkReading() *jsonrpc.Failure {
+	for _, contentType := range q.r.Header["Content-Type"] {
+		if !httpbody.IsUTF8(contentType) {
+			return jsonrpc.UnsupportedCharset()
+		}
+	}
+	if q.to.Kind != Aggregate && !q.guarded() && q.g.config.Auth == nil && q.caller.identity == "" {
+		return nil
+	}
+	_, known := mcp.KnownMethod(q.methodName())
+	if failure := q.message.CheckExact(known); failure != nil || q.to.Kind == Aggregate { // which checks the headers itself
+		return failure
+	}
+	return mcp.CheckHeaders(q.r.Header, &q.message)
+}

@@ -1,0 +1,167 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A visit is a request to the aggregate.
+type visit struct {
+	*Request
+	era    mcp.Era
+	client *client
+	out    *streamable.Writer
+	asides Asides
+	torn   bool // a part of the answer was sent, and the rest will never come
+}
+
+// general returns what a request is about that names nothing.
+func (v *visit) general() mcp.Target {
+	if !v.g.transparent() || v.r.Method != http.MethodPost {
+		return mcp.Target{}
+	}
+	target, _ := mcp.TargetOf(v.g.config.Servers[0].Name, &v.message)
+	return target
+}
+
+// sees reports whether the client may know of a server.
+func (v *visit) sees(s *Server) bool { return v.g.rules.sees(v.caller.identity, s) }
+
+// join finds the session that the request names.
+func (v *visit) join() (failure *jsonrpc.Failure) {
+	id := v.r.Header.Get(mcp.SessionHeader)
+	if id == "" {
+		if v.r.Method == http.MethodGet {
+			// Clients of the first revision, and people with a browser, try this.
+			return v.notAllowed("POST")
+		}
+		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
+	}
+	v.client, failure = v.g.session(id, v.caller.identity)
+	return failure
+}
+
+// visitor finds the client that a request of the modern era comes from. Requests
+// are of the same client if they say the same of themselves and have the same
+// credentials, whether these are for us or for the servers. Those of nobody in
+// particular come from the same address, too. The client has to be released.
+func (v *visit) visitor() (*client, *jsonrpc.Failure) {
+	h := hello{
+		capabilities: v.message.Literal(jsonrpc.ClientCapabilities),
+		info:         v.message.Literal(jsonrpc.ClientInfo),
+	}
+	if len(h.capabilities)+len(h.info) > longestHello {
+		return nil, helloTooLarge("_meta: clientInfo and clientCapabilities")
+	}
+	sum := sha256.New()
+	identity := v.caller.identity
+	if identity == "" {
+		identity = "@" + v.peer.Address
+	}
+	_, _ = sum.Write([]byte(identity + "\x00"))
+	for _, name := range slices.Sorted(maps.Keys(v.r.Header)) {
+		if !isIdentifying(name) {
+			continue
+		}
+		_, _ = sum.Write([]byte(name))
+		for _, value := range v.r.Header[name] {
+			_, _ = sum.Write([]byte("\x00" + value))
+		}
+		_, _ = sum.Write([]byte("\n"))
+	}
+	_, _ = sum.Write(h.capabilities)
+	_, _ = sum.Write([]byte{0})
+	_, _ = sum.Write(h.info)
+	return v.g.State.client(string(sum.Sum(nil)), func() *client {
+		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
+		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
+	}), nil
+}
+
+// identifying are the parts of names of headers that say who sends them. Others differ
+// from request to request, as those do that proxies and tracing add.
+var identifying = []string{
+	"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
+	"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team", "tenant", "workspace",
+}
+
+// isIdentifying reports whether a header says who sends it.
+func isIdentifying(name string) bool {
+	name = strings.ToLower(name)
+	switch {
+	case strings.HasPrefix(name, "mcp-"), strings.HasPrefix(name, "sec-"), name == "user-agent", name == "idempotency-key":
+		return false
+	}
+	return slices.ContainsFunc(identifying, func(part string) bool { return strings.Contains(name, part) })
+}
+
+// session finds the client that has this session. It has to be released.
+func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
+	c := g.client(id, func() *client {
+		t, ok := g.sealer.openTicket(id)
+		if !ok {
+			return nil
+		}
+		owner := t.Identity
+		if owner == "" {
+			owner = "@" + t.Address
+		}
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, helloOf(t.Hello))
+		c.issued = time.Unix(t.Issued, 0)
+		return c.restore(t.Links, g.config.Servers)
+	})
+	switch {
+	case c == nil:
+		return nil, jsonrpc.UnknownSession()
+	case c.identity != identity || g.hasEnded(c):
+		g.release(c)
+		return nil, jsonrpc.UnknownSession()
+	}
+	return c, nil
+}
+
+// accepted answers a message that wants no answer.
+func (v *visit) accepted() { v.w.WriteHeader(http.StatusAccepted) }
+
+// answer answers the request with a result of ours.
+func (v *visit) answer(result []byte) *jsonrpc.Failure { return v.answerAs("complete", result) }
+
+// answerAs answers the request with a result of ours, of a type that the modern era has.
+func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
+	if v.era == mcp.Modern {
+		result = v.g.info.sign(resultType, result)
+	}
+	v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), result)})
+	return nil
+}
+
+// origin returns the origin of what the gateway does for the client.
+func (v *visit) origin() origin { return origin{v.r.Context(), v.g, v.r} }
+
+// all calls f for all servers that the client may know of at the same time, with its link to
+// each.
+func (v *visit) all(f func(s *Server, l *link)) {
+	var calls errgroup.Group
+	calls.SetLimit(maxFanOut)
+	for _, s := range v.g.rules.seen(v.caller.identity) {
+		l := v.client.link(s)
+		calls.Go(func() error {
+			f(s, l)
+			return nil
+		})
+	}
+	_ = calls.Wait()
+}
+
+// maxFanOut is how many servers are talked to at the same time for one request.
+const maxFanOut = 64
