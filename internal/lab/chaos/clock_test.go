@@ -28,9 +28,10 @@ import (
 // which the system may set back and forth. Everywhere else times are compared as Go
 // has them, with a reading of the clock that is never set.
 var wallClocks = map[string]string{
-	"internal/gateway/session.go":       "when a session id was issued, which a replica must be able to read",
+	"internal/gateway/session.go":         "when a session id was issued, which a replica must be able to read",
+	"internal/gateway/visit.go":           "the same",
 	"modules/mcpgateway/auth/hmac.go":     "the timestamp in a signature",
-	"modules/mcpgateway/access.go":        "shown by the admin API: when a client was last there",
+	"internal/gateway/admit.go":           "shown by the admin API: when a client was last there",
 	"modules/mcpgateway/admin_clients.go": "the same",
 	"modules/mcppruner/handshake.go":      "shown by the tool health",
 	"internal/toolpin/pins.go":            "shown by the admin API: when a tool was first seen",

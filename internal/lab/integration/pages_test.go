@@ -252,3 +252,23 @@ func TestTelemetryPage(t *testing.T) {
 		}
 	}
 }
+
+// Every file that the page of the architecture names is there.
+func TestArchitecturePage(t *testing.T) {
+	isolate(t)
+	page := pages(t)["docs/architecture.md"]
+	files := regexp.MustCompile(`[a-z_/]*[a-z_]+\.go\b`).FindAllString(page, -1)
+	if len(files) < 20 {
+		t.Fatalf("the page names %d files", len(files))
+	}
+	for _, name := range files {
+		found := false
+		for _, folder := range []string{"", "internal/gateway", "modules/mcpgateway"} {
+			_, err := os.Stat(filepath.Join("../../..", folder, name))
+			found = found || err == nil
+		}
+		if !found {
+			t.Errorf("there is no file %s", name)
+		}
+	}
+}
