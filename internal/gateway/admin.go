@@ -29,7 +29,7 @@ func (g *Gateway) TemplatesChanged() {
 }
 
 // announce tells those who listen, and whom it concerns, that lists have changed.
-func (g *Gateway) announce(concerns func(identity string) bool, changed ...kind) (told int) {
+func (g *Gateway) announce(concerns func(identity string) bool, changed ...listKind) (told int) {
 	g.mu.Lock()
 	var streams []*stream
 	for s := range g.streams {

@@ -75,7 +75,7 @@ func (v *visit) serve() *jsonrpc.Failure {
 // dispatch answers the request by its HTTP method.
 func (v *visit) dispatch() *jsonrpc.Failure {
 	if v.r.Method != http.MethodPost || !v.message.IsRequest() || !mcp.HasTarget(v.message.Text(jsonrpc.Method)) {
-		if failure := v.admit(v.general()); failure != nil {
+		if failure := v.admit(v.targetOfAll()); failure != nil {
 			return failure
 		}
 	}
@@ -114,11 +114,11 @@ func (v *visit) postMessage() *jsonrpc.Failure {
 	}
 	switch {
 	case v.message.IsNotification():
-		notice{v}.pass()
+		clientNotice{v}.pass()
 		v.accepted()
 		return nil
 	case !v.message.IsRequest():
-		notice{v}.reply()
+		clientNotice{v}.reply()
 		v.accepted()
 		return nil
 	}
@@ -147,7 +147,7 @@ func (v *visit) postModern() *jsonrpc.Failure {
 		return jsonrpc.UnsupportedVersion(v.message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
 	}
 	var failure *jsonrpc.Failure
-	if v.client, failure = v.visitor(); failure != nil {
+	if v.client, failure = v.modernClient(); failure != nil {
 		return failure
 	}
 	switch method := v.message.Text(jsonrpc.Method); method {

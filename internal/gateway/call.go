@@ -26,11 +26,11 @@ func (c *call) callTool() *jsonrpc.Failure {
 }
 
 // callNamed passes on a request for something that has a name (A8 to A10).
-func (c *call) callNamed(f jsonrpc.Field, k kind) *jsonrpc.Failure {
+func (c *call) callNamed(f jsonrpc.Field, k listKind) *jsonrpc.Failure {
 	if c.message.Kind(f) != jsonspan.String {
 		return invalid("name: it is missing, or no string")
 	}
-	s, name, failure := c.whose(c.message.Text(f), k)
+	s, name, failure := c.locateNamed(c.message.Text(f), k)
 	if failure != nil {
 		return failure
 	}

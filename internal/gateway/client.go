@@ -23,12 +23,12 @@ type client struct {
 	key   string // in State
 	using int    // by how many; guarded by State.mu
 
-	era      mcp.Era
-	version  string
-	identity string    // who it is, if that is known
-	owner    string    // of what is kept for it
-	issued   time.Time // when its session began
-	hello    hello
+	era          mcp.Era
+	version      string
+	identity     string    // who it is, if that is known
+	owner        string    // of what is kept for it
+	issued       time.Time // when its session began
+	introduction introduction
 
 	ended atomic.Bool // it has said so
 
@@ -41,24 +41,24 @@ type client struct {
 }
 
 // A hello is what a client says of itself.
-type hello struct {
+type introduction struct {
 	params       []byte // of initialize, in the legacy era
 	capabilities []byte
 	info         []byte
 }
 
-// helloOf reads the params of an initialize request.
-func helloOf(params []byte) hello {
+// parseIntroduction reads the params of an initialize request.
+func parseIntroduction(params []byte) introduction {
 	var p struct {
 		Capabilities json.RawMessage `json:"capabilities"`
 		Info         json.RawMessage `json:"clientInfo"`
 	}
 	_ = json.Unmarshal(params, &p) // what is wrong is missing
-	return hello{params, p.Capabilities, p.Info}.complete()
+	return introduction{params, p.Capabilities, p.Info}.complete()
 }
 
 // complete fills in what the protocol demands.
-func (h hello) complete() hello {
+func (h introduction) complete() introduction {
 	if len(h.capabilities) == 0 || h.capabilities[0] != '{' {
 		h.capabilities = []byte("{}")
 	}
@@ -70,7 +70,7 @@ func (h hello) complete() hello {
 
 // brief returns the params of initialize with no more than is needed: pictures of
 // clients come with them.
-func (h hello) brief(version string) []byte {
+func (h introduction) brief(version string) []byte {
 	var info struct {
 		Name    string `json:"name"`
 		Version string `json:"version"`
@@ -82,23 +82,23 @@ func (h hello) brief(version string) []byte {
 	})
 }
 
-func newClient(era mcp.Era, version, identity, owner string, h hello) *client {
+func newClient(era mcp.Era, version, identity, owner string, h introduction) *client {
 	return &client{
-		era:       era,
-		version:   version,
-		identity:  identity,
-		owner:     owner,
-		hello:     h,
-		links:     map[string]*link{},
-		calls:     map[string]*inFlight{},
-		questions: map[string]question{},
-		streams:   map[*stream]bool{},
+		era:          era,
+		version:      version,
+		identity:     identity,
+		owner:        owner,
+		introduction: h,
+		links:        map[string]*link{},
+		calls:        map[string]*inFlight{},
+		questions:    map[string]question{},
+		streams:      map[*stream]bool{},
 	}
 }
 
 // size returns about how much memory a client takes that does nothing.
 func (c *client) size() int64 {
-	size := 1<<10 + len(c.hello.params) + len(c.hello.capabilities) + len(c.hello.info)
+	size := 1<<10 + len(c.introduction.params) + len(c.introduction.capabilities) + len(c.introduction.info)
 	for _, l := range c.allLinks() {
 		size += l.size()
 	}
@@ -167,24 +167,24 @@ func keyOf(id []byte) string {
 	return string(jsonspan.AppendText([]byte{'"'}, id[1:len(id)-1]))
 }
 
-// primed reports whether the client knows events without data. Older ones fail on them.
-func (c *client) primed() bool { return c.version >= mcp.Latest }
+// takesEmptyEvents reports whether the client knows events without data. Older ones fail on them.
+func (c *client) takesEmptyEvents() bool { return c.version >= mcp.Latest }
 
 // can reports whether the client can be asked this.
-func (c *client) can(method string) bool { return mcp.CanBeAsked(c.hello.capabilities, method) }
+func (c *client) can(method string) bool { return mcp.CanBeAsked(c.introduction.capabilities, method) }
 
-// introduction returns the params of initialize.
-func (c *client) introduction() []byte {
+// initializeParams returns the params of initialize.
+func (c *client) initializeParams() []byte {
 	if c.era == mcp.Legacy {
-		return c.hello.params
+		return c.introduction.params
 	}
-	return slices.Concat([]byte(`{"protocolVersion":"`+mcp.Latest+`","capabilities":`), c.hello.capabilities,
-		[]byte(`,"clientInfo":`), c.hello.info, []byte("}"))
+	return slices.Concat([]byte(`{"protocolVersion":"`+mcp.Latest+`","capabilities":`), c.introduction.capabilities,
+		[]byte(`,"clientInfo":`), c.introduction.info, []byte("}"))
 }
 
 // meta returns what a request of the modern era says of the client.
 func (c *client) meta(level string) []byte {
-	return mcp.RequestMeta(c.hello.info, c.hello.capabilities, level)
+	return mcp.RequestMeta(c.introduction.info, c.introduction.capabilities, level)
 }
 
 // logLevel returns which log messages the client wants, if it has said.
@@ -215,8 +215,8 @@ func (c *client) unsubscribe(meter *quota.Meter) {
 	}
 }
 
-// asked notes that the client has been asked something.
-func (c *client) asked(id []byte, h *streamable.Reader) {
+// noteQuestion notes that the client has been asked something.
+func (c *client) noteQuestion(id []byte, h *streamable.Reader) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
@@ -225,8 +225,8 @@ func (c *client) asked(id []byte, h *streamable.Reader) {
 	}
 }
 
-// settled notes that a question needs no answer any more.
-func (c *client) settled(id []byte) {
+// questionSettled notes that a question needs no answer any more.
+func (c *client) questionSettled(id []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if q := c.questions[keyOf(id)]; q.hearing != nil {
@@ -235,8 +235,8 @@ func (c *client) settled(id []byte) {
 	}
 }
 
-// unasked forgets the questions of a call that has ended.
-func (c *client) unasked(h *streamable.Reader) {
+// dropQuestions forgets the questions of a call that has ended.
+func (c *client) dropQuestions(h *streamable.Reader) {
 	if !h.HasQuestions() {
 		return
 	}
@@ -245,8 +245,8 @@ func (c *client) unasked(h *streamable.Reader) {
 	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
 }
 
-// replied hands the answer to a question of ours to whoever waits for it.
-func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
+// takeReply hands the answer to a question of ours to whoever waits for it.
+func (c *client) takeReply(id []byte, m *jsonrpc.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n, ok := c.questions[keyOf(id)]
@@ -263,8 +263,8 @@ func (c *client) replied(id []byte, m *jsonrpc.Message) bool {
 	return ok
 }
 
-// expect returns an id for a question of ours, and where its answer will come.
-func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
+// expectAnswer returns an id for a question of ours, and where its answer will come.
+func (c *client) expectAnswer(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
 	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
 	coming := make(chan *jsonrpc.Message, 1)
 	c.mu.Lock()
@@ -277,8 +277,8 @@ func (c *client) expect(l *link) (id []byte, answer <-chan *jsonrpc.Message, for
 	}
 }
 
-// inquirable reports whether the client can be asked anything.
-func (c *client) inquirable() bool {
+// canBeAsked reports whether the client can be asked anything.
+func (c *client) canBeAsked() bool {
 	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, c.can)
 }
 
@@ -291,8 +291,8 @@ type question struct {
 // maxQuestions is how many questions of its calls a client is known to have open.
 const maxQuestions = 1_000
 
-// helloTooLarge refuses a client that has too much to say of itself, and names where.
-func helloTooLarge(where string) *jsonrpc.Failure {
+// introductionTooLarge refuses a client that has too much to say of itself, and names where.
+func introductionTooLarge(where string) *jsonrpc.Failure {
 	failure := jsonrpc.PayloadTooLarge()
 	failure.Message = where + " have more than 16 KiB"
 	return failure
@@ -303,7 +303,7 @@ const (
 	// headers they take, Node.js 16 KiB for all of them.
 	longestSession = 6 << 10
 	// longestHello is how large the params of initialize may be.
-	longestHello = 16 << 10
+	longestIntroduction = 16 << 10
 	// largestTicket is how large a ticket may be. Who has no key cannot make one,
 	// but a limit is cheap.
 	largestTicket = 1 << 20

@@ -30,19 +30,19 @@ func (c connecting) run() *jsonrpc.Failure {
 	failure := connecting{c.within(ctx), c.link, s}.shakeHands()
 	switch {
 	case failure == nil:
-		s.tried(began, nil)
+		s.noteAttempt(began, nil)
 		return nil
 	case c.ctx.Err() != nil:
-		s.gaveUp() // because the client did
+		s.abandonAttempt() // because the client did
 		return failure
 	}
 	log := c.g.config.Logger.With(zap.String("mcp_server", s.Name), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
 	if !unreachable(failure) {
-		s.tried(began, nil)
+		s.noteAttempt(began, nil)
 		log.Warn("MCP server refuses a client")
 		return failure
 	}
-	log.Warn("MCP server left out", zap.Duration("retry_after", s.tried(began, failure)))
+	log.Warn("MCP server left out", zap.Duration("retry_after", s.noteAttempt(began, failure)))
 	return failure
 }
 
@@ -68,15 +68,15 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 			emptyBody(l.ender, http.MethodDelete)
 		}
 		if failure != nil && unreachable(failure) {
-			if era == mcp.Modern && !s.knows(era) && failure.Data.Symbol == "timeout" && c.ctx.Err() == nil {
+			if era == mcp.Modern && !s.speaksEra(era) && failure.Data.Symbol == "timeout" && c.ctx.Err() == nil {
 				silent = true
 				continue
 			}
 			return failure
 		}
-		if s.learn(era, failure == nil); failure == nil {
+		if s.noteEra(era, failure == nil); failure == nil {
 			if silent {
-				s.learn(mcp.Modern, false)
+				s.noteEra(mcp.Modern, false)
 			}
 			return nil
 		}
@@ -109,7 +109,7 @@ func (c connecting) accept(era mcp.Era, result []byte, session string) *jsonrpc.
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session
-	l.about, l.can = about{share(string(said.Capabilities)), share(said.Instructions)}, abilitiesOf(said.Capabilities)
+	l.about, l.can = description{share(string(said.Capabilities)), share(said.Instructions)}, abilitiesOf(said.Capabilities)
 	l.initialized = era == mcp.Modern
 	return nil
 }
@@ -117,7 +117,7 @@ func (c connecting) accept(era mcp.Era, result []byte, session string) *jsonrpc.
 // initialize begins a session.
 func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
 	r := c.derive(c.link)
-	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.introduction())
+	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams())
 	setHeaders(r.Header, mcp.Legacy, "", "")
 	h, failure := c.link.roundTrip(c.g, r, body, resultInto(&result))
 	return result, h.Header().Get(mcp.SessionHeader), failure
@@ -127,7 +127,7 @@ func (c connecting) initialize() (result []byte, session string, failure *jsonrp
 // era that never answer what they do not know, so one that is not known to be modern
 // does not get all the time there is.
 func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
-	if !c.server.knows(mcp.Modern) {
+	if !c.server.speaksEra(mcp.Modern) {
 		ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout/3)
 		defer cancel()
 		c.ctx = ctx
@@ -139,8 +139,8 @@ func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
 	return result, failure
 }
 
-// about is what a server says of itself. Most servers say the same to all clients.
-type about struct{ capabilities, instructions shared }
+// description is what a server says of itself. Most servers say the same to all clients.
+type description struct{ capabilities, instructions shared }
 
 // shared is a text that is kept once for all who have the same.
 type shared struct{ handle unique.Handle[string] }

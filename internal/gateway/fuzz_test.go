@@ -34,7 +34,7 @@ func FuzzListing(f *testing.F) {
 	}
 	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
 	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
-		k := kind(which) % kindCount
+		k := listKind(which) % kindCount
 		b := &builder{g: a, server: a.config.Servers[0], kind: k, filter: listFilter{done: true}, list: new(listing), seen: map[string]bool{}}
 		var answer mcp.List
 		failure := answer.Read(slices.Concat([]byte(`{"jsonrpc":"2.0","id":1,"result":`), page, []byte("}")))
@@ -241,7 +241,7 @@ func FuzzAntiquated(f *testing.F) {
 		if m.Read(body) != nil || jsontest.Repeats(body) {
 			return
 		}
-		made, failure := antiquated(&m)
+		made, failure := withoutModernMeta(&m)
 		if failure != nil {
 			t.Fatalf("%q: %v", body, failure)
 		}

@@ -53,7 +53,7 @@ type Gateway struct {
 	ids     map[string]*Server // by ID
 	rules   rules
 	sealer  sealer
-	own     own // what the gateway has itself
+	own     ownItems // what the gateway has itself
 	bodies  *quota.Meter
 	unknown *quota.Meter // bodies of senders that are not identified yet
 

@@ -23,8 +23,8 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	switch {
 	case v.message.Kind(jsonrpc.Params) != jsonspan.BeginObject || v.message.Kind(jsonrpc.Requested) != jsonspan.String:
 		return jsonrpc.InvalidParams("protocolVersion: it is missing, or no string").AsAnswer()
-	case len(params) > longestHello:
-		return helloTooLarge("params: capabilities and clientInfo")
+	case len(params) > longestIntroduction:
+		return introductionTooLarge("params: capabilities and clientInfo")
 	}
 	version := mcp.Negotiate(v.message.Text(jsonrpc.Requested), mcp.Latest)
 	edits := []jsonspan.Edit{v.message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
@@ -37,11 +37,11 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), helloOf(slices.Clone(m.Literal(jsonrpc.Params))))
+	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), parseIntroduction(slices.Clone(m.Literal(jsonrpc.Params))))
 	v.client.issued = time.Now()
 	v.g.keep(v.client)
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
-		return helloTooLarge("params: capabilities and clientInfo, compressed,")
+		return introductionTooLarge("params: capabilities and clientInfo, compressed,")
 	}
 	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) }) // who fails is left out, and has been logged
 	if v.r.Context().Err() != nil {
@@ -70,7 +70,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	}
 	for _, l := range v.client.allLinks() {
 		l.mu.Lock()
-		l.about = about{} // which the client never asks for again
+		l.about = description{} // which the client never asks for again
 		l.mu.Unlock()
 	}
 	return v.answer(jsonrpc.Encode(result))

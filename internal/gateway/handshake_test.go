@@ -85,7 +85,7 @@ func TestVersions(t *testing.T) {
 			t.Errorf("%s: got %s", params, s.body)
 		}
 	}
-	if s := g.user(t, mcp.Legacy).ask("initialize", `{"protocolVersion":"2025-11-25","x":"`+strings.Repeat("x", longestHello)+`"}`); s.status != http.StatusRequestEntityTooLarge {
+	if s := g.user(t, mcp.Legacy).ask("initialize", `{"protocolVersion":"2025-11-25","x":"`+strings.Repeat("x", longestIntroduction)+`"}`); s.status != http.StatusRequestEntityTooLarge {
 		t.Errorf("got %d", s.status)
 	}
 	u := g.modern(t)

@@ -50,13 +50,13 @@ type heldCall struct {
 // it comes.
 type heldMessage struct {
 	message jsonrpc.Message
-	names   []name
+	names   []foundName
 	large   *io.PipeReader
 	typed   bool // the large one says itself what type of result it is
 }
 
 // keep returns a message of the server that outlives the Reader that read it.
-func (held *heldCall) keep(m *jsonrpc.Message, names []name) heldMessage {
+func (held *heldCall) keep(m *jsonrpc.Message, names []foundName) heldMessage {
 	kept := heldMessage{message: *m, names: slices.Clone(names)}
 	kept.message.Raw = slices.Clone(m.Raw)
 	return kept
@@ -69,13 +69,13 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 	switch {
 	case held != nil:
 		if failure := held.reply(c); failure != nil {
-			held.giveUp()
+			held.abandon()
 			return c.failed(failure)
 		}
 	case c.message.Has(jsonrpc.RequestState):
 		return invalid("requestState: not known, or not anymore")
 	default:
-		m, failure := antiquated(&c.message)
+		m, failure := withoutModernMeta(&c.message)
 		if failure == nil {
 			failure = c.checkParams(&m)
 		}
@@ -90,9 +90,9 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 	return held.serve(c)
 }
 
-// antiquated returns a request of the modern era as one of the legacy era: without
+// withoutModernMeta returns a request of the modern era as one of the legacy era: without
 // what it says of its client, by which servers of both eras would take it for modern.
-func antiquated(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
+func withoutModernMeta(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 	if m.Kind(jsonrpc.Meta) != jsonspan.BeginObject {
 		return *m, nil
 	}
@@ -196,7 +196,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		}
 	}
 	return l.inSession(held.origin, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		var names []name
+		var names []foundName
 		h := &streamable.Reader{RequestID: held.id}
 		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
 			failure, names = readNames(m, data, names)
@@ -283,15 +283,15 @@ func (held *heldCall) serve(c *call) *jsonrpc.Failure {
 			}
 			return c.failed(failure)
 		case <-c.ctx.Done():
-			held.giveUp()
+			held.abandon()
 			return nil
 		}
 	}
 }
 
-// giveUp cancels the call because the client has hung up, which means that, or has not
+// abandon cancels the call because the client has hung up, which means that, or has not
 // come back. A server of the legacy era does not know what it means to hang up.
-func (held *heldCall) giveUp() {
+func (held *heldCall) abandon() {
 	defer func() {
 		held.cancel()
 		<-held.done
@@ -312,10 +312,10 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 	switch {
 	case m.IsAnswer():
 		held.answer(c, said)
-		held.settle(c)
+		held.awaitEnd(c)
 		return true, nil
 	case m.IsRequest():
-		return held.ask(c, m)
+		return held.askClient(c, m)
 	}
 	l.unsolicited(c.origin()).note(m)
 	switch {
@@ -337,9 +337,9 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 	return false, nil
 }
 
-// settle waits a moment for the end of a call that has been answered, because the
+// awaitEnd waits a moment for the end of a call that has been answered, because the
 // access log tells of what was masked in it. The client has its answer by then.
-func (held *heldCall) settle(c *call) {
+func (held *heldCall) awaitEnd(c *call) {
 	select {
 	case <-held.done:
 		return
@@ -389,13 +389,13 @@ func (held *heldCall) stream(c *call, said heldMessage) {
 	switch {
 	case err == nil:
 		c.errorCode, _ = held.hearing.Load().Outcome()
-		held.settle(c)
+		held.awaitEnd(c)
 	case ctx.Err() != nil:
-		held.giveUp()
+		held.abandon()
 	default:
 		c.torn = true
 		from.CloseWithError(err)
-		held.giveUp()
+		held.abandon()
 	}
 }
 
@@ -422,8 +422,8 @@ func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.
 	}
 }
 
-// ask has the client asked: its request is answered by a result that says so.
-func (held *heldCall) ask(c *call, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
+// askClient has the client asked: its request is answered by a result that says so.
+func (held *heldCall) askClient(c *call, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
 	method := m.Text(jsonrpc.Method)
 	if !mcp.IsQuestion(method) || !c.client.can(method) {
 		held.hearing.Load().QuestionAnswered()

@@ -38,7 +38,7 @@ type link struct {
 	version     string
 	session     string
 	can         abilities
-	about       about
+	about       description
 	lastID      uint64
 	ender       *http.Request // on behalf of which the session is ended, if the client never does
 }
@@ -128,7 +128,7 @@ func (l *link) open(o origin) *jsonrpc.Failure {
 	case s == nil:
 		return jsonrpc.UnknownServer(l.server)
 	}
-	failure := s.out()
+	failure := s.unavailable()
 	if failure == nil {
 		failure = connecting{o, l, s}.run()
 	}

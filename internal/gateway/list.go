@@ -18,7 +18,7 @@ import (
 
 // listings returns what all servers have of a kind, in their order. Those that fail
 // are left out (A22).
-func (v *visit) listings(k kind) ([]*listing, freshness) {
+func (v *visit) listings(k listKind) ([]*listing, freshness) {
 	servers := v.g.rules.seen(v.caller.identity)
 	if k == tasks && len(v.g.config.Clients) > 0 {
 		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.rules.allowsUnknown(v.caller.identity, s) })
@@ -47,7 +47,7 @@ func (v *visit) listings(k kind) ([]*listing, freshness) {
 	for i := range all {
 		switch {
 		case all[i] == nil:
-			all[i] = nothing
+			all[i] = emptyListing
 			fresh[i] = freshness{private: true} // it may come back at any time
 		case fresh[i].none:
 			continue
@@ -66,7 +66,7 @@ func (v *visit) listings(k kind) ([]*listing, freshness) {
 // A lister answers a request for a list.
 type lister struct {
 	*visit
-	kind kind
+	kind listKind
 }
 
 // list answers with a page of what all servers have of a kind (A18).
@@ -140,21 +140,21 @@ func (f freshness) members() []byte {
 	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%q`, f.ttl.Milliseconds(), scope)
 }
 
-// answers are kept between lists: those of a thousand tools have hundreds of kilobytes.
-var answers = sync.Pool{New: func() any { return new([]byte) }}
+// answerBuffers are kept between lists: those of a thousand tools have hundreds of kilobytes.
+var answerBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // maxKept is how large an answer may be to be kept.
 const maxKept = 1 << 20
 
 func borrowAnswer(size int) *[]byte {
-	b := answers.Get().(*[]byte)
+	b := answerBuffers.Get().(*[]byte)
 	*b = slices.Grow((*b)[:0], size+512)
 	return b
 }
 
 func giveBackAnswer(b *[]byte) {
 	if cap(*b) <= maxKept {
-		answers.Put(b)
+		answerBuffers.Put(b)
 	}
 }
 

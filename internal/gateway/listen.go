@@ -17,8 +17,8 @@ import (
 )
 
 // An ear is what listens to a server.
-type ear struct {
-	key    earKey
+type listener struct {
+	key    listenerKey
 	stop   context.CancelFunc
 	last   string // the id of the last event
 	lastIn string // the session it was of; none if a client has brought it
@@ -31,7 +31,7 @@ type ear struct {
 // An earKey says what an ear listens to: all that a server says or, of a server of the
 // modern era, changes of one resource. Each subscription has an ear of its own, so that
 // nothing is missed when there is another.
-type earKey struct {
+type listenerKey struct {
 	id  string // of the server
 	uri string
 }
@@ -39,8 +39,8 @@ type earKey struct {
 // rejoinPause is after how long a server is listened to again that has hung up.
 var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
-// hear listens to a server, again and again.
-func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
+// listen listens to a server, again and again.
+func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
 		server := g.byID(e.key.id)
@@ -48,7 +48,7 @@ func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 			return
 		}
 		began := time.Now()
-		again := s.hearOnce(origin{ctx, g, s.visit.r}, server, e, begun)
+		again := s.listenOnce(origin{ctx, g, s.visit.r}, server, e, begun)
 		begun()
 		if !again {
 			return
@@ -62,9 +62,9 @@ func (s *stream) hear(ctx context.Context, e *ear, begun func()) {
 	}
 }
 
-// hearOnce listens to a server until it hangs up. It reports whether there is a
+// listenOnce listens to a server until it hangs up. It reports whether there is a
 // point in trying again.
-func (s *stream) hearOnce(o origin, server *Server, e *ear, begun func()) (again bool) {
+func (s *stream) listenOnce(o origin, server *Server, e *listener, begun func()) (again bool) {
 	l := s.visit.client.link(server)
 	late := l.hasFailed()
 	if failure := l.open(o); failure != nil {
@@ -78,10 +78,10 @@ func (s *stream) hearOnce(o origin, server *Server, e *ear, begun func()) (again
 	if era == mcp.Modern {
 		if s.wants == nil && e.key.uri == "" {
 			for _, uri := range l.subscriptions.all() {
-				s.listenTo(earKey{server.ID, uri}, "", func() {})
+				s.listenTo(listenerKey{server.ID, uri}, "", func() {})
 			}
 		}
-		return s.hearListen(o, l, can, e.key.uri, begun)
+		return s.listenModern(o, l, can, e.key.uri, begun)
 	}
 	if e.key.uri != "" {
 		return false // which has been told itself
@@ -92,20 +92,20 @@ func (s *stream) hearOnce(o origin, server *Server, e *ear, begun func()) (again
 		}
 		s.subscribed(o, l, e)
 	}
-	return s.hearGET(o, l, e, listenStream, begun)
+	return s.listenGET(o, l, e, listenStream, begun)
 }
 
 // subscribed subscribes to what the stream listens to, once in each session.
-func (s *stream) subscribed(o origin, l *link, e *ear) {
+func (s *stream) subscribed(o origin, l *link, e *listener) {
 	if session := l.sessionID(); e.unsubscribe == nil || e.session != session {
 		e.session, e.unsubscribe = session, s.subscribe(o, l)
 	}
 }
 
 // kinds returns of which kinds the server has something to announce.
-func (l *link) kinds() (has []kind) {
+func (l *link) kinds() (has []listKind) {
 	_, can := l.state()
-	for _, k := range [...]kind{tools, prompts, resources} {
+	for _, k := range [...]listKind{tools, prompts, resources} {
 		if can&kinds[k].needs != 0 {
 			has = append(has, k)
 		}
@@ -113,18 +113,18 @@ func (l *link) kinds() (has []kind) {
 	return has
 }
 
-// hearGET listens to a server of the legacy era. It notes the last event by which the
+// listenGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
-func (s *stream) hearGET(o origin, l *link, ear *ear, kind string, begun func()) (again bool) {
+func (s *stream) listenGET(o origin, l *link, to *listener, kind string, begun func()) (again bool) {
 	v := s.visit
 	r, session, _ := l.prepare(o)
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	resuming := ear.last != "" && (ear.lastIn == "" || ear.lastIn == session)
+	resuming := to.last != "" && (to.lastIn == "" || to.lastIn == session)
 	if resuming {
-		r.Header.Set("Last-Event-Id", ear.last)
+		r.Header.Set("Last-Event-Id", to.last)
 	}
-	var names []name
+	var names []foundName
 	h := &streamable.Reader{Parse: func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
 		failure, names = readNames(m, data, names)
 		return failure
@@ -139,12 +139,12 @@ func (s *stream) hearGET(o origin, l *link, ear *ear, kind string, begun func())
 	}
 	h.OnMessage = func(e *streamable.Event) error {
 		if e.ID != "" {
-			ear.last, ear.lastIn = e.ID, session
+			to.last, to.lastIn = e.ID, session
 		}
 		m, id := e.Message, l.translator(o.g).eventID(kind, e.ID)
 		switch {
 		case len(e.Data) == 0:
-			if kind == callStream && v.client.primed() {
+			if kind == callStream && v.client.takesEmptyEvents() {
 				v.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
 			}
 		case m.IsAnswer():
@@ -164,21 +164,21 @@ func (s *stream) hearGET(o origin, l *link, ear *ear, kind string, begun func())
 	x.resumed = kind == callStream
 	failure := x.send(r)
 	if heard {
-		if ear.heard = true; kind == listenStream {
+		if to.heard = true; kind == listenStream {
 			l.lists.listen(everyKind, -1)
 		}
 		return true
 	}
 	switch {
 	case resuming && h.Status()/100 == 4:
-		ear.last = "" // it may be of another time
-		return s.hearGET(o, l, ear, kind, begun)
+		to.last = "" // it may be of another time
+		return s.listenGET(o, l, to, kind, begun)
 	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.
 		_, _ = l.request(o, "ping", nil)
-		return ear.heard || l.sessionID() != session
-	case ear.heard:
+		return to.heard || l.sessionID() != session
+	case to.heard:
 		return true
 	}
 	switch h.Status() {
@@ -222,8 +222,8 @@ func (s *stream) subscribe(o origin, l *link) (undo func()) {
 	}
 }
 
-// hearListen listens to a server of the modern era.
-func (s *stream) hearListen(o origin, l *link, can abilities, uri string, begun func()) (again bool) {
+// listenModern listens to a server of the modern era.
+func (s *stream) listenModern(o origin, l *link, can abilities, uri string, begun func()) (again bool) {
 	all := s.wants
 	switch {
 	case uri != "":

@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A kind is one of the lists that servers have.
-type kind = mcp.ListKind
+// A listKind is one of the lists that servers have.
+type listKind = mcp.ListKind
 
 const (
 	tools     = mcp.Tools
@@ -44,10 +44,10 @@ var kinds = [kindCount]struct {
 }
 
 // kindOf returns the kind of list that a method asks for.
-func kindOf(method string) (kind, bool) {
+func kindOf(method string) (listKind, bool) {
 	for k := range kinds {
 		if kinds[k].method == method {
-			return kind(k), true
+			return listKind(k), true
 		}
 	}
 	return 0, false
@@ -64,7 +64,7 @@ type listing struct {
 }
 
 // nothing is the listing of who has nothing.
-var nothing = new(listing)
+var emptyListing = new(listing)
 
 // item returns an item.
 func (l *listing) item(i int) []byte {
@@ -108,7 +108,7 @@ type cached struct {
 type builder struct {
 	g      *Gateway
 	server *Server
-	kind   kind
+	kind   listKind
 	filter listFilter
 
 	joined bytes.Buffer
@@ -173,7 +173,7 @@ func (b *builder) addItem(item *mcp.Item) {
 }
 
 // shown returns what clients call something of a server.
-func (g *Gateway) shown(server string, k kind, name string) string {
+func (g *Gateway) shown(server string, k listKind, name string) string {
 	if g.transparent() {
 		return name
 	}
@@ -282,7 +282,7 @@ func (s *shelf) close() {
 }
 
 // everyKind are all that can change.
-var everyKind = []kind{tools, prompts, resources, templates}
+var everyKind = []listKind{tools, prompts, resources, templates}
 
 // A listCache has the lists of a server as a client knows them.
 type listCache struct {
@@ -295,7 +295,7 @@ type listCache struct {
 
 // get returns what the server has of a kind: from memory as long as it is good, else by
 // asking. It returns nothing if the server has none.
-func (c *listCache) get(o origin, k kind) (*listing, freshness, *jsonrpc.Failure) {
+func (c *listCache) get(o origin, k listKind) (*listing, freshness, *jsonrpc.Failure) {
 	if list, fresh, ok := c.remembered(o.g, k); ok {
 		return list, fresh, nil
 	}
@@ -304,7 +304,7 @@ func (c *listCache) get(o origin, k kind) (*listing, freshness, *jsonrpc.Failure
 		return nil, freshness{}, failure
 	}
 	if _, can := l.state(); can&kinds[k].needs == 0 {
-		return nothing, freshness{none: true}, nil
+		return emptyListing, freshness{none: true}, nil
 	}
 	view := o.g.rules.view(l.client.identity)
 	c.mu.Lock()
@@ -337,7 +337,7 @@ func (c *listCache) get(o origin, k kind) (*listing, freshness, *jsonrpc.Failure
 const unchangedTime = 30 * time.Second
 
 // remembered returns a list that is still good.
-func (c *listCache) remembered(g *Gateway, k kind) (*listing, freshness, bool) {
+func (c *listCache) remembered(g *Gateway, k listKind) (*listing, freshness, bool) {
 	if !c.link.isOpen() {
 		return nil, freshness{}, false
 	}
@@ -360,7 +360,7 @@ func (c *listCache) remembered(g *Gateway, k kind) (*listing, freshness, bool) {
 
 // known returns the last list that there was, if it is still kept. The client has seen none
 // that is newer.
-func (c *listCache) known(g *Gateway, k kind) *listing {
+func (c *listCache) known(g *Gateway, k listKind) *listing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return g.shelf.get(c.kept[k].key)
@@ -379,7 +379,7 @@ func (c *listCache) changed(notice string) {
 }
 
 // forget forgets lists.
-func (c *listCache) forget(lists ...kind) {
+func (c *listCache) forget(lists ...listKind) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range lists {
@@ -388,7 +388,7 @@ func (c *listCache) forget(lists ...kind) {
 }
 
 // listen notes that n more streams would tell of changes.
-func (c *listCache) listen(lists []kind, n int) {
+func (c *listCache) listen(lists []listKind, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range lists {
@@ -400,14 +400,14 @@ func (c *listCache) listen(lists []kind, n int) {
 }
 
 // hasListener reports whether a stream would tell of changes.
-func (c *listCache) hasListener(k kind) bool {
+func (c *listCache) hasListener(k listKind) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.listeners[k] > 0
 }
 
 // fetch asks for all pages of a list (A21).
-func (c *listCache) fetch(o origin, k kind) (*listing, freshness, *jsonrpc.Failure) {
+func (c *listCache) fetch(o origin, k listKind) (*listing, freshness, *jsonrpc.Failure) {
 	l := c.link
 	era, can := l.state()
 	server := o.g.of(l)

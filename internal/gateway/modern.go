@@ -47,7 +47,7 @@ func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 
 // modernized returns the request, which is of the legacy era, as one of the modern era.
 func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
-	m, failure := antiquated(&c.message) // the gateway says what it says of the client
+	m, failure := withoutModernMeta(&c.message) // the gateway says what it says of the client
 	if failure != nil {
 		return m, failure
 	}
@@ -65,7 +65,7 @@ func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *json
 		if !c.client.can(wants.Method) {
 			return nil, jsonrpc.MissingCapability(l.server, mcp.Shortened(wants.Method))
 		}
-		id, answer, forget := c.client.expect(l)
+		id, answer, forget := c.client.expectAnswer(l)
 		defer forget()
 		var m jsonrpc.Message
 		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A notice is a message of a client that wants no answer: a notification, or its answer to a
+// A clientNotice is a message of a client that wants no answer: a notification, or its answer to a
 // question.
-type notice struct{ *visit }
+type clientNotice struct{ *visit }
 
 // reply takes the client's answer to a question, to whoever asked (A23, A24).
-func (n notice) reply() {
+func (n clientNotice) reply() {
 	id := n.message.Literal(jsonrpc.ID)
-	if n.client.replied(id, &n.message) {
+	if n.client.takeReply(id, &n.message) {
 		return
 	}
 	s := n.g.config.Servers[0]
@@ -40,7 +40,7 @@ func (n notice) reply() {
 }
 
 // pass passes a notification of the client on to the servers that it concerns.
-func (n notice) pass() {
+func (n clientNotice) pass() {
 	switch method := n.message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
 		n.all(func(_ *Server, l *link) { l.sendInitialized(n.origin()) })
@@ -73,7 +73,7 @@ func (n notice) pass() {
 }
 
 // mayTell reports whether the client may send a server a notification.
-func (n notice) mayTell(s *Server, method string) bool {
+func (n clientNotice) mayTell(s *Server, method string) bool {
 	return strings.HasPrefix(method, "notifications/") || n.g.rules.allowsUnknown(n.caller.identity, s)
 }
 
@@ -89,7 +89,7 @@ func (g *Gateway) concerned(method string) (servers []string, some bool) {
 }
 
 // tell passes the message on to a server, with edits. It wants no answer.
-func (n notice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
+func (n clientNotice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 	m, failure := n.forwardable(edits...)
 	if failure != nil {
 		return failure
@@ -98,7 +98,7 @@ func (n notice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 }
 
 // cancel cancels a call, at the one server that has it (A28).
-func (n notice) cancel() {
+func (n clientNotice) cancel() {
 	call := n.client.inFlight(n.message.Literal(jsonrpc.RequestID))
 	if call == nil {
 		return // it has been answered
@@ -114,7 +114,7 @@ func (n notice) cancel() {
 }
 
 // progress takes the client's progress with an answer to the server that waits for it.
-func (n notice) progress() {
+func (n clientNotice) progress() {
 	s := n.g.config.Servers[0]
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {

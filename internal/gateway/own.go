@@ -14,17 +14,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolsearch"
 )
 
-// own is what the gateway itself has for clients of the aggregate: tools to find other
+// ownItems is what the gateway itself has for clients of the aggregate: tools to find other
 // tools with, originals of what was masked, and the templates that the admin API has it
 // host.
-type own struct {
+type ownItems struct {
 	g        *Gateway
 	masked   []*Server // whose masks keep originals
 	maxChars int       // of a part of an original
 }
 
-func newOwn(g *Gateway) own {
-	o := own{g: g}
+func newOwn(g *Gateway) ownItems {
+	o := ownItems{g: g}
 	for _, s := range g.config.Servers {
 		if s.Mask == nil || !s.MaskAggregate {
 			continue
@@ -40,7 +40,7 @@ func newOwn(g *Gateway) own {
 }
 
 // list returns what the gateway itself has of a kind for a client, nil for nothing.
-func (o *own) list(k kind, identity string) *listing {
+func (o *ownItems) list(k listKind, identity string) *listing {
 	var items [][]byte
 	switch k {
 	case tools:
@@ -69,7 +69,7 @@ func (o *own) list(k kind, identity string) *listing {
 
 // tool returns what answers a call of a tool of the gateway itself, nil if there is none of
 // this name.
-func (o *own) tool(name string) func(ownCall) *jsonrpc.Failure {
+func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 	if o.g.config.Discovery {
 		switch name {
 		case "search_tools":
@@ -87,7 +87,7 @@ func (o *own) tool(name string) func(ownCall) *jsonrpc.Failure {
 }
 
 // originals returns a reader of the originals that a client may have, by the rules of now.
-func (o *own) originals(c *caller) recovery.Reader {
+func (o *ownItems) originals(c *caller) recovery.Reader {
 	return recovery.Reader{MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
 		for _, s := range o.masked {
 			body, target, ok := s.Mask.Original(c.name, handle)
@@ -106,7 +106,7 @@ func (o *own) originals(c *caller) recovery.Reader {
 // templates returns the resource templates of the gateway itself that a client sees (A67).
 // A template that leads to a resource of a server is seen by clients that see that (A69).
 // Those of a server that a reload has removed wait for it to come back.
-func (o *own) templates(identity string) (all [][]byte) {
+func (o *ownItems) templates(identity string) (all [][]byte) {
 	if len(o.masked) > 0 {
 		all = append(all, recovery.Template)
 	}
@@ -129,7 +129,7 @@ func (o *own) templates(identity string) (all [][]byte) {
 
 // read returns the result of reading a resource of the gateway itself, nil if there is none,
 // and whether the URI is that of one.
-func (o *own) read(c *caller, uri string) (result []byte, ours bool) {
+func (o *ownItems) read(c *caller, uri string) (result []byte, ours bool) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && len(o.masked) > 0 {
 		reader := o.originals(c)
 		text, ok := reader.Text(handle)
@@ -147,7 +147,7 @@ func (o *own) read(c *caller, uri string) (result []byte, ours bool) {
 
 // original returns the resource of a server that a URI of a hosted template is an alias of, or
 // the template that a hosted template itself stands for.
-func (o *own) original(uri string) (*Server, string) {
+func (o *ownItems) original(uri string) (*Server, string) {
 	t, original, ok := o.g.Templates.Match(uri)
 	if strings.Contains(uri, "{") {
 		t, original, ok = o.g.Templates.Find(uri)
@@ -264,11 +264,11 @@ func (c ownCall) callFound() *jsonrpc.Failure {
 		Arguments json.RawMessage `json:"arguments"`
 	}
 	if !c.arguments(&p) || p.Name == "" {
-		return c.callInVain("name must be the name of a tool, and arguments an object.")
+		return c.callUnknown("name must be the name of a tool, and arguments an object.")
 	}
-	s, name, failure := c.whose(p.Name, tools)
+	s, name, failure := c.locateNamed(p.Name, tools)
 	if failure != nil {
-		return c.callInVain("There is no tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
+		return c.callUnknown("There is no tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
 	}
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
@@ -280,8 +280,8 @@ func (c ownCall) callFound() *jsonrpc.Failure {
 	})
 }
 
-// callInVain answers a call of call_tool that names no tool.
-func (c ownCall) callInVain(why string) *jsonrpc.Failure {
+// callUnknown answers a call of call_tool that names no tool.
+func (c ownCall) callUnknown(why string) *jsonrpc.Failure {
 	if failure := c.admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure
 	}

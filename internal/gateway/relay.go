@@ -25,7 +25,7 @@ type call struct {
 	link  *link           // to the server; nil until that is known
 	name  string          // of what is called, as the server knows it
 	found bool            // what is called is not what was posted, but named in it
-	alias alias           // of the resource that it is about
+	alias uriAlias        // of the resource that it is about
 }
 
 func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
@@ -61,7 +61,7 @@ type relay struct {
 	again   bool             // it can be tried once more
 	params  mcp.ParamHeaders // of the tools of the server
 	h       streamable.Reader
-	names   []name // in the message that was read last
+	names   []foundName // in the message that was read last
 
 	answered  bool
 	resumable bool             // the client knows how to ask for the rest
@@ -82,7 +82,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	httpbody.Post(r, m.Raw)
 	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
 	defer rl.h.Borrow()()
-	defer l.client.unasked(&rl.h)
+	defer l.client.dropQuestions(&rl.h)
 	c.passedOn = true
 	failure := c.g.newExchange(l, &rl.h, m).send(r)
 	switch {
@@ -114,7 +114,7 @@ func (rl *relay) heard(e *streamable.Event) error {
 	out := streamable.Event{ID: l.translator(c.g).eventID(callStream, e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
-		rl.resumable = c.client.primed() && c.out.Event(&out) && out.ID != "" || rl.resumable
+		rl.resumable = c.client.takesEmptyEvents() && c.out.Event(&out) && out.ID != "" || rl.resumable
 	case m.IsAnswer():
 		rl.answer(e, &out)
 	case m.IsRequest():
@@ -196,9 +196,9 @@ func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
 	}
 	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
 	out.Data = l.translator(rl.g).message(m)
-	l.client.asked(id, &rl.h)
+	l.client.noteQuestion(id, &rl.h)
 	if !rl.out.Event(out) {
-		l.client.settled(id)
+		l.client.questionSettled(id)
 		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
 	}
 }

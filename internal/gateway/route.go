@@ -43,19 +43,19 @@ var (
 	largePaths = jsonspan.CompilePaths(namings...)
 )
 
-// A name is one of a resource or task, as it stands in an answer.
-type name struct {
+// A foundName is one of a resource or task, as it stands in an answer.
+type foundName struct {
 	path  int // of namings
 	value jsonspan.Value
 }
 
 // readNames reads a message, and finds the names in it. It reuses the room of names. A message
 // that repeats a member has none: readers could disagree about what it names.
-func readNames(m *jsonrpc.Message, data []byte, names []name) (*jsonrpc.Failure, []name) {
+func readNames(m *jsonrpc.Message, data []byte, names []foundName) (*jsonrpc.Failure, []foundName) {
 	names = names[:0]
 	failure, ambiguous := m.ReadWith(data, namePaths, func(path int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String {
-			names = append(names, name{path, v})
+			names = append(names, foundName{path, v})
 		}
 	})
 	if failure != nil || ambiguous == jsonspan.ErrDuplicate {
@@ -68,22 +68,22 @@ func readNames(m *jsonrpc.Message, data []byte, names []name) (*jsonrpc.Failure,
 type translator struct {
 	g     *Gateway
 	link  *link
-	alias alias // of the resource that a call is about
+	alias uriAlias // of the resource that a call is about
 }
 
 func (l *link) translator(g *Gateway) translator { return translator{g: g, link: l} }
 
-// An alias is another URI of a server's resource: one of a template that the gateway hosts.
-type alias struct{ original, shown string }
+// An uriAlias is another URI of a server's resource: one of a template that the gateway hosts.
+type uriAlias struct{ original, shown string }
 
 // isSet reports whether the client calls the resource by a URI that the server's own is not
 // made of.
-func (a alias) isSet() bool {
+func (a uriAlias) isSet() bool {
 	return a.shown != "" && a.shown != a.original && !strings.HasPrefix(a.shown, "proxy://")
 }
 
 // rename returns the edits that give an answer the names that the client knows.
-func (t translator) rename(raw []byte, found []name) (edits []jsonspan.Edit) {
+func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit) {
 	for _, f := range found {
 		if shown := t.renamed(f.path, raw[f.value.Start:f.value.End]); shown != nil {
 			edits = append(edits, jsonspan.Edit{Start: f.value.Start, End: f.value.End, New: shown})
@@ -192,8 +192,8 @@ const (
 	listenStream = "listen"
 )
 
-// whose returns the server that has something, and what it is called there.
-func (c *call) whose(shown string, k kind) (*Server, string, *jsonrpc.Failure) {
+// locateNamed returns the server that has something, and what it is called there.
+func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.Failure) {
 	s, name := c.g.config.Servers[0], shown
 	if !c.g.transparent() {
 		server, rest, ok := c.g.config.Naming.Split(shown, func(server string) bool { return c.g.servers[server] != nil })
@@ -235,7 +235,7 @@ func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Ed
 	case s == nil:
 		return nil, mcp.Target{}, nil, c.noResource("uri: it is none of this server")
 	}
-	c.alias = alias{uri, given}
+	c.alias = uriAlias{uri, given}
 	return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}, []jsonspan.Edit{c.message.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 

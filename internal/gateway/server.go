@@ -57,9 +57,9 @@ type outage struct {
 // outagePause is how long a server that cannot be reached is left alone.
 var outagePause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
-// out returns why it is of no use to talk to the server now. Whoever gets nil has to
+// unavailable returns why it is of no use to talk to the server now. Whoever gets nil has to
 // say how it went.
-func (s *Server) out() *jsonrpc.Failure {
+func (s *Server) unavailable() *jsonrpc.Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if o := &s.outage; o.failure != nil {
@@ -71,9 +71,9 @@ func (s *Server) out() *jsonrpc.Failure {
 	return nil
 }
 
-// tried notes whether the server could be reached by somebody who has begun to try at some
+// noteAttempt notes whether the server could be reached by somebody who has begun to try at some
 // time. It returns after what pause it is tried again.
-func (s *Server) tried(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
+func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if failure == nil {
@@ -90,8 +90,8 @@ func (s *Server) tried(began time.Time, failure *jsonrpc.Failure) (pause time.Du
 	return pause
 }
 
-// gaveUp notes that nobody knows how it went.
-func (s *Server) gaveUp() {
+// abandonAttempt notes that nobody knows how it went.
+func (s *Server) abandonAttempt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.outage.trying = false
@@ -117,7 +117,7 @@ func (s *Server) brief() string {
 	return base64.RawURLEncoding.EncodeToString(sum[:6])
 }
 
-func (s *Server) learn(era mcp.Era, speaks bool) {
+func (s *Server) noteEra(era mcp.Era, speaks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.speaks[era] = no
@@ -126,8 +126,8 @@ func (s *Server) learn(era mcp.Era, speaks bool) {
 	}
 }
 
-// knows reports whether the server is known to speak in an era.
-func (s *Server) knows(era mcp.Era) bool {
+// speaksEra reports whether the server is known to speak in an era.
+func (s *Server) speaksEra(era mcp.Era) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.speaks[era] == yes

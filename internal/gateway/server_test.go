@@ -15,7 +15,7 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 		began := time.Now()
 		fails := func(began time.Time, least, most time.Duration) time.Duration {
 			t.Helper()
-			got := s.tried(began, failure)
+			got := s.noteAttempt(began, failure)
 			if got < least || got > most {
 				t.Errorf("it is tried again after %v, want %v to %v", got, least, most)
 			}
@@ -27,20 +27,20 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 			fails(began, pause, pause)
 		}
 		time.Sleep(pause)
-		if s.out() != nil {
+		if s.unavailable() != nil {
 			t.Error("nobody tries again")
 		}
 		again := time.Now()
 		fails(began, 0, 0) // which says nothing of the one who tries again
-		if s.out() == nil {
+		if s.unavailable() == nil {
 			t.Error("two try at the same time")
 		}
 		time.Sleep(time.Second)
 		fails(again, time.Second, 2*time.Second)
-		if s.out() == nil {
+		if s.unavailable() == nil {
 			t.Error("it is tried at once")
 		}
-		if s.tried(again, nil); s.out() != nil {
+		if s.noteAttempt(again, nil); s.unavailable() != nil {
 			t.Error("the outage is not over")
 		}
 	})

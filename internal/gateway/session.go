@@ -27,7 +27,7 @@ type ticket struct {
 
 // ticket returns what it takes to go on with the session of a client elsewhere.
 func (c *client) ticket(links map[string]linkTicket) ticket {
-	t := ticket{Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.hello.params, Links: links}
+	t := ticket{Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.introduction.params, Links: links}
 	if c.identity == "" {
 		t.Address = strings.TrimPrefix(c.owner, "@")
 	}
@@ -52,7 +52,7 @@ func (s sealer) sealTicket(t ticket) (id string) {
 		id = s.seal("session", packed(t))
 	}
 	if len(id) > longestSession {
-		t.Hello = helloOf(t.Hello).brief(t.Version)
+		t.Hello = parseIntroduction(t.Hello).brief(t.Version)
 		id = s.seal("session", packed(t))
 	}
 	if len(id) > longestSession {

@@ -90,7 +90,7 @@ func (h *heldCalls) begin(held *heldCall, o origin) (end func()) {
 			h.stream.idle.Reset(sideStreamTime)
 		}
 	}
-	if !h.link.client.inquirable() || h.none || listens {
+	if !h.link.client.canBeAsked() || h.none || listens {
 		return end // there is nothing to read, or another stream reads it
 	}
 	if h.stream != nil && h.stream.session == session {

@@ -290,7 +290,7 @@ func (s *State) Destruct() error {
 	s.mu.Lock()
 	for _, held := range s.held {
 		held.expires.Stop()
-		s.running.Go(held.giveUp)
+		s.running.Go(held.abandon)
 	}
 	clear(s.held)
 	s.ended = true
@@ -393,7 +393,7 @@ func (s *State) putAway(held *heldCall) (key string, ok bool) {
 		defer s.mu.Unlock()
 		if s.held[key] == held {
 			s.unhold(held)
-			s.running.Go(held.giveUp)
+			s.running.Go(held.abandon)
 		}
 	})
 	return key, true

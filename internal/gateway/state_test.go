@@ -217,11 +217,11 @@ func TestClientsPushOutTheirOwn(t *testing.T) {
 func TestClientsThatSayTooMuch(t *testing.T) {
 	g := newMemory(t, nil, legacyPeer("a"))
 	defer g.close()
-	long := strings.Repeat("x", longestHello)
+	long := strings.Repeat("x", longestIntroduction)
 	for name, u := range map[string]*user{
 		"info":         {info: `{"name":"` + long + `","version":"1"}`, can: `{}`},
 		"capabilities": {info: `{"name":"x","version":"1"}`, can: `{"` + long + `":{}}`},
-		"both":         {info: `{"name":"` + long[:longestHello/2] + `","version":"1"}`, can: `{"` + long[:longestHello/2] + `":{}}`},
+		"both":         {info: `{"name":"` + long[:longestIntroduction/2] + `","version":"1"}`, can: `{"` + long[:longestIntroduction/2] + `":{}}`},
 	} {
 		modern := g.modern(t)
 		modern.info, modern.can = u.info, u.can

@@ -22,11 +22,11 @@ type stream struct {
 	wants *interests              // what a client of the modern era listens to; nil for all
 	g     atomic.Pointer[Gateway] // whose servers are listened to
 
-	mu       sync.Mutex
-	closed   bool
-	unfollow func() bool
-	ears     map[earKey]*ear
-	open     sync.WaitGroup // ears
+	mu        sync.Mutex
+	closed    bool
+	unfollow  func() bool
+	listeners map[listenerKey]*listener
+	open      sync.WaitGroup // ears
 }
 
 const (
@@ -41,7 +41,7 @@ const (
 )
 
 func (v *visit) newStream(wants *interests) *stream {
-	s := &stream{visit: v, wants: wants, ears: map[earKey]*ear{}}
+	s := &stream{visit: v, wants: wants, listeners: map[listenerKey]*listener{}}
 	s.ctx, s.end = context.WithCancel(v.r.Context())
 	v.g.mu.Lock()
 	g := v.g
@@ -90,8 +90,8 @@ func (s *stream) close() {
 	s.open.Wait()
 }
 
-// last keeps the stream open until its end.
-func (s *stream) last() {
+// keepOpen keeps the stream open until its end.
+func (s *stream) keepOpen() {
 	ticker := time.NewTicker(keepAlive)
 	defer ticker.Stop()
 	for {
@@ -111,7 +111,7 @@ func (s *stream) join(last func(server string) string) <-chan struct{} {
 	var first sync.WaitGroup
 	for _, server := range s.g.Load().rules.seen(s.visit.caller.identity) {
 		first.Add(1)
-		s.listenTo(earKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
+		s.listenTo(listenerKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
 	}
 	s.open.Go(func() {
 		first.Wait()
@@ -145,17 +145,17 @@ func (s *stream) move(from, to *Gateway) {
 	another := from.rules.view(identity) != to.rules.view(identity) // what is heard now is what was shown before
 	changed := another || len(before) != len(now)
 	s.mu.Lock()
-	for key, e := range s.ears {
+	for key, e := range s.listeners {
 		if server := to.byID(key.id); another || server == nil || !to.rules.sees(identity, server) {
 			e.stop()
-			delete(s.ears, key)
+			delete(s.listeners, key)
 		}
 	}
 	s.mu.Unlock()
 	for _, server := range now {
 		if another || from.byID(server.ID) == nil || !from.rules.sees(identity, server) {
 			changed = true
-			s.listenTo(earKey{id: server.ID}, "", func() {})
+			s.listenTo(listenerKey{id: server.ID}, "", func() {})
 		}
 	}
 	if changed {
@@ -188,7 +188,7 @@ func (s *stream) later(f func()) {
 }
 
 // announce tells the client that lists have changed.
-func (s *stream) announce(changed ...kind) {
+func (s *stream) announce(changed ...listKind) {
 	for _, k := range changed {
 		var m jsonrpc.Message
 		if m.Read(jsonrpc.Notification(kinds[k].notice, nil)) != nil {
@@ -204,21 +204,21 @@ func (s *stream) announce(changed ...kind) {
 }
 
 // listenTo listens to something for as long as the stream lasts.
-func (s *stream) listenTo(key earKey, last string, begun func()) {
+func (s *stream) listenTo(key listenerKey, last string, begun func()) {
 	ctx, stop := context.WithCancel(s.ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.ears[key] != nil {
+	if s.closed || s.listeners[key] != nil {
 		begun()
 		stop()
 		return
 	}
-	e := &ear{key: key, stop: stop, last: last}
-	s.ears[key] = e
+	e := &listener{key: key, stop: stop, last: last}
+	s.listeners[key] = e
 	s.open.Go(func() {
 		defer begun()
 		defer stop()
-		s.hear(ctx, e, begun)
+		s.listen(ctx, e, begun)
 		if e.unsubscribe != nil {
 			e.unsubscribe()
 		}
@@ -272,12 +272,12 @@ func (s *stream) tagged(raw []byte) []byte {
 }
 
 // stop listens no longer to something.
-func (s *stream) stop(key earKey) {
+func (s *stream) stop(key listenerKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.ears[key]; e != nil {
+	if e := s.listeners[key]; e != nil {
 		e.stop()
-		delete(s.ears, key)
+		delete(s.listeners, key)
 	}
 }
 
@@ -297,7 +297,7 @@ func (i interests) nothing() bool {
 }
 
 // kinds returns of which lists one hears.
-func (i *interests) kinds() (heard []kind) {
+func (i *interests) kinds() (heard []listKind) {
 	if i.Tools {
 		heard = append(heard, tools)
 	}

@@ -54,7 +54,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
 		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(agreed), []byte("}"))))})
 	if !agreed.nothing() {
-		s.last()
+		s.keepOpen()
 	}
 	if v.r.Context().Err() == nil || s.g.Load().exiting() {
 		v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), slices.Concat(
@@ -108,12 +108,12 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	c.server = s
 	for _, listening := range c.client.listening() {
 		if !on {
-			listening.stop(earKey{s.ID, uri})
+			listening.stop(listenerKey{s.ID, uri})
 			continue
 		}
 		// The answer tells the client that it will hear of changes from now on.
 		begun := make(chan struct{})
-		listening.listenTo(earKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
+		listening.listenTo(listenerKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
 		listening.await(begun)
 	}
 	return c.answer([]byte("{}"))
@@ -150,7 +150,7 @@ func (v *visit) get() *jsonrpc.Failure {
 		return ""
 	}))
 	v.out.Begin()
-	s.last()
+	s.keepOpen()
 	return nil
 }
 
@@ -167,7 +167,7 @@ func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
 	}
 	v.out.Begin()
 	s := &stream{visit: v} // by which nobody listens
-	s.hearGET(v.origin(), l, &ear{last: last}, callStream, func() {})
+	s.listenGET(v.origin(), l, &listener{last: last}, callStream, func() {})
 	return nil
 }
 

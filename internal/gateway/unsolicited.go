@@ -36,7 +36,7 @@ func (u unsolicited) note(m *jsonrpc.Message) {
 	case strings.HasSuffix(method, "/list_changed"):
 		u.link.lists.changed(method)
 	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
-		u.link.client.settled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
+		u.link.client.questionSettled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
 	}
 }
 

@@ -25,8 +25,8 @@ type visit struct {
 	torn   bool // a part of the answer was sent, and the rest will never come
 }
 
-// general returns what a request is about that names nothing.
-func (v *visit) general() mcp.Target {
+// targetOfAll returns what a request is about that names nothing.
+func (v *visit) targetOfAll() mcp.Target {
 	if !v.g.transparent() || v.r.Method != http.MethodPost {
 		return mcp.Target{}
 	}
@@ -51,17 +51,17 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 	return failure
 }
 
-// visitor finds the client that a request of the modern era comes from. Requests
+// modernClient finds the client that a request of the modern era comes from. Requests
 // are of the same client if they say the same of themselves and have the same
 // credentials, whether these are for us or for the servers. Those of nobody in
 // particular come from the same address, too. The client has to be released.
-func (v *visit) visitor() (*client, *jsonrpc.Failure) {
-	h := hello{
+func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
+	h := introduction{
 		capabilities: v.message.Literal(jsonrpc.ClientCapabilities),
 		info:         v.message.Literal(jsonrpc.ClientInfo),
 	}
-	if len(h.capabilities)+len(h.info) > longestHello {
-		return nil, helloTooLarge("_meta: clientInfo and clientCapabilities")
+	if len(h.capabilities)+len(h.info) > longestIntroduction {
+		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities")
 	}
 	sum := sha256.New()
 	identity := v.caller.identity
@@ -116,7 +116,7 @@ func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
 		if owner == "" {
 			owner = "@" + t.Address
 		}
-		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, helloOf(t.Hello))
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, parseIntroduction(t.Hello))
 		c.issued = time.Unix(t.Issued, 0)
 		return c.restore(t.Links, g.config.Servers)
 	})
