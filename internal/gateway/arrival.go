@@ -223,12 +223,6 @@ var errUnacceptable = errors.New("the answer of the MCP server is not accepted")
 
 var errResponseLimit = errors.New("the answer of the MCP server exceeds response_limit")
 
-// Interface guards
-var (
-	_ http.ResponseWriter = (*arrival)(nil)
-	_ io.ReaderFrom       = (*arrival)(nil)
-)
-
 // answerHeaders are the headers of a server's answer that clients get, besides those of
 // MCP and of rate limits, see passesHeader. All servers are one origin with one
 // credential, so nothing is among them by which a server could send a client elsewhere,
@@ -249,3 +243,9 @@ func (a *arrival) passesHeader(name string) bool {
 	}
 	return false
 }
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*arrival)(nil)
+	_ io.ReaderFrom       = (*arrival)(nil)
+)

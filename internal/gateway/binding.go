@@ -54,12 +54,12 @@ type eventBinder struct {
 	next    http.ResponseWriter
 	binding binding
 
-	status  int
-	stream  bool // of events
-	events  sse.Scanner
-	line    []byte // a line that has not ended, and may be an id
-	passing bool   // the line is none
-	out     []byte
+	status   int
+	isStream bool // of events
+	events   sse.Scanner
+	line     []byte // a line that has not ended, and may be an id
+	passing  bool   // the line is none
+	out      []byte
 }
 
 // longestEventID is how long the line of an id may be. A longer one cannot be resumed from.
@@ -71,8 +71,8 @@ func (w *eventBinder) Unwrap() http.ResponseWriter { return w.next }
 func (w *eventBinder) WriteHeader(status int) {
 	if w.status == 0 && status >= 200 {
 		w.status = status
-		w.stream = httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream && httpbody.Encoding(w.Header()) == ""
-		if w.stream {
+		w.isStream = httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream && httpbody.Encoding(w.Header()) == ""
+		if w.isStream {
 			w.Header().Del("Content-Length")
 		}
 	}
@@ -83,7 +83,7 @@ func (w *eventBinder) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	if !w.stream {
+	if !w.isStream {
 		return w.next.Write(p)
 	}
 	w.out = w.out[:0]

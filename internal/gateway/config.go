@@ -208,9 +208,9 @@ func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
 // A Limit limits how often a client may make requests.
 type Limit struct {
-	tools *mcp.Pattern // nil for all requests
-	own   ratelimit.Limit
-	aside ratelimit.Limit // for messages that surround requests
+	pattern *mcp.Pattern // nil for all requests
+	own     ratelimit.Limit
+	aside   ratelimit.Limit // for messages that surround requests
 }
 
 // asideFactor is how many other messages come with each request: handshakes, notifications,
@@ -220,8 +220,8 @@ const asideFactor = 10
 
 // NewLimit returns a Limit on calls of the tools that a pattern selects, or on all requests if
 // it is nil.
-func NewLimit(l ratelimit.Limit, tools *mcp.Pattern) Limit {
+func NewLimit(l ratelimit.Limit, pattern *mcp.Pattern) Limit {
 	aside := l
 	aside.Key, aside.N, aside.Burst = l.Key+" aside", asideFactor*l.N, asideFactor*l.Burst
-	return Limit{tools, l, aside}
+	return Limit{pattern, l, aside}
 }

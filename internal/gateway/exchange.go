@@ -299,9 +299,6 @@ func (x *exchange) failureOf(err error) *jsonrpc.Failure {
 	return jsonrpc.ConnectError(x.server.Name)
 }
 
-// Interface guard
-var _ Handler = (*exchange)(nil)
-
 // placeholder returns the value of a placeholder of the request to the server.
 func (x *exchange) placeholder(name string) (any, bool) {
 	switch name {
@@ -382,7 +379,7 @@ func (x *exchange) claimTasks() *jsonrpc.Failure {
 		}
 	}
 	for _, id := range ids {
-		if !x.g.tasks.has(&x.caller, x.server, id) {
+		if !x.g.taskOwners.has(&x.caller, x.server, id) {
 			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
 		}
 	}
@@ -412,7 +409,7 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	r.Header.Del("Accept-Encoding") // the answer is read
 	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
 	watching.note = func(id string) {
-		x.g.tasks.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
 	}
 	watching.reader = beginPaths.Watch(watching.found)
 	return watching
@@ -476,3 +473,6 @@ func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) e
 	httpbody.Post(r, message)
 	return s.serve(w, r)
 }
+
+// Interface guard
+var _ Handler = (*exchange)(nil)

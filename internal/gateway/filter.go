@@ -190,7 +190,7 @@ func (f *listFilter) keeps(item *mcp.Item) bool {
 		return true
 	}
 	if item.Kind == mcp.Tasks {
-		return f.g.tasks.has(f.caller, f.server, item.Name)
+		return f.g.taskOwners.has(f.caller, f.server, item.Name)
 	}
 	if !toolpin.IsPlainName(item.Name) || f.hides && item.Name == "" {
 		return false
@@ -283,7 +283,7 @@ func (f *filter) notFiltered() {
 func (f *filter) isOfOthers(m *jsonrpc.Message) bool {
 	switch m.Text(jsonrpc.Method) {
 	case "notifications/tasks", "notifications/tasks/status":
-		return !f.x.g.tasks.has(&f.x.caller, f.x.server, m.Text(jsonrpc.TaskID))
+		return !f.x.g.taskOwners.has(&f.x.caller, f.x.server, m.Text(jsonrpc.TaskID))
 	}
 	return false
 }

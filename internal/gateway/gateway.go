@@ -7,18 +7,28 @@
 //
 // # One direction
 //
-// A request of a client takes the same way at all of them, one file a stage:
+// A request of a client takes the same way at all of them, one file a stage, and files call
+// downward:
 //
+//	serve.go      the stages of a request, in their order
+//	identify.go   who the client is: credentials, or what the body says
 //	decode.go     read the message, within limits
-//	identify.go   find out who the client is
-//	admit.go      decide whether it may do this: rules, pinned tools, rates
-//	route.go      find the server, and the name it has there
-//	call.go       pass it on; or list.go, subscribe.go, notify.go
+//	admit.go      may it do this: rules, pinned tools, rates
+//	aggregate.go  which method of the aggregate answers it
+//	handshake.go, list.go, subscribe.go, notify.go, call.go
+//	              these methods; a call is passed on to one server
+//	route.go      which server that is, and the names that things have there
+//	legacy.go, modern.go
+//	              translate between eras; relay.go passes on within one
+//	link.go       the session of a client with a server; connect.go opens it
 //	exchange.go   one HTTP request to a server, and its response
-//	filter.go     what of the response the client may see
-//	passthrough.go, rpc.go or call.go write the answer
+//	arrival.go, filter.go
+//	              the limits of a response, and what of it the client may see
+//	passthrough.go, rpc.go, reply_reader.go
+//	              make of the response what the endpoint answers
 //
-// A [Request] is the client's side of that, an exchange the server's.
+// A [Request] is the client's side of that, an exchange the server's. state.go has what
+// outlives a configuration, config.go what a configuration consists of.
 //
 // # Eras
 //
@@ -57,8 +67,8 @@ type Gateway struct {
 	bodies  *quota.Meter
 	unknown *quota.Meter // bodies of senders that are not identified yet
 
-	credentials  []string // headers of Auth
-	forwardsAuth bool     // to a server at least
+	credentialHeaders []string // headers of Auth
+	forwardsAuth      bool     // to a server at least
 
 	fingerprint string // of all servers
 	// Guarded by State.mu.
@@ -90,7 +100,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	g.rules = newRules(&g.config)
 	g.bodies, g.unknown = bodyMeters(&config)
 	if config.Auth != nil {
-		g.credentials = config.Auth.CredentialHeaders()
+		g.credentialHeaders = config.Auth.CredentialHeaders()
 	}
 	for _, s := range config.Servers {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {

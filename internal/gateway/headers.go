@@ -42,7 +42,7 @@ func headerSet(names ...string) map[string]bool {
 // see it unless they are configured to.
 func (g *Gateway) stripCredentials(header http.Header) {
 	dropHeaders(header, credentials)
-	for _, name := range g.credentials {
+	for _, name := range g.credentialHeaders {
 		header.Del(name)
 	}
 }

@@ -115,10 +115,10 @@ func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// Interface guard
-var _ zapcore.ObjectMarshaler = (*Request)(nil)
-
 // guarded reports whether it matters what the request is about.
 func (q *Request) guarded() bool {
 	return q.caller.rules != nil || q.g.config.PinTools || len(q.g.config.Limits) > 0
 }
+
+// Interface guard
+var _ zapcore.ObjectMarshaler = (*Request)(nil)

@@ -176,11 +176,11 @@ func (t translator) id(literal []byte) []byte {
 
 // eventID returns the id of an event for the client: it names the server and the stream, and
 // is good in the session of the client only. To a server all clients may be one.
-func (t translator) eventID(stream, id string) string {
+func (t translator) eventID(streamKind, id string) string {
 	if id == "" {
 		return ""
 	}
-	return t.g.sealer.bind(stream+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
+	return t.g.sealer.bind(streamKind+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
 }
 
 // eventOfSession is the scope of the ids of events at the aggregate.

@@ -248,8 +248,8 @@ func (r *rules) seen(identity string) []*Server {
 func appendLimits(to []ratelimit.Limit, limits []Limit, target mcp.Target, request bool) []ratelimit.Limit {
 	for i := range limits {
 		switch l := &limits[i]; {
-		case l.tools != nil:
-			if request && target.Kind == mcp.Tool && l.tools.Match(target.Server, target.Name) {
+		case l.pattern != nil:
+			if request && target.Kind == mcp.Tool && l.pattern.Match(target.Server, target.Name) {
 				to = append(to, l.own)
 			}
 		case request:

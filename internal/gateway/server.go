@@ -135,14 +135,14 @@ func (s *Server) speaksEra(era mcp.Era) bool {
 
 // eras returns in which eras the server is to be spoken to, the most promising
 // first: that of the client, unless the server is known not to speak it.
-func (s *Server) eras(client mcp.Era) [2]mcp.Era {
+func (s *Server) eras(preferred mcp.Era) [2]mcp.Era {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	other := mcp.Modern - client
-	if s.speaks[client] == no && s.speaks[other] != no {
-		return [2]mcp.Era{other, client}
+	other := mcp.Modern - preferred
+	if s.speaks[preferred] == no && s.speaks[other] != no {
+		return [2]mcp.Era{other, preferred}
 	}
-	return [2]mcp.Era{client, other}
+	return [2]mcp.Era{preferred, other}
 }
 
 // shows reports whether clients may see a tool of the server, and call it.

@@ -315,9 +315,9 @@ type Retained struct {
 	// Templates are the resource templates that the admin API has the gateway host.
 	Templates *resourcetemplate.Set
 
-	buckets *ratelimit.Buckets // what clients have used of their rates
-	tasks   *taskOwners
-	tallies sync.Map // *Tally by the label of the client in metrics
+	buckets    *ratelimit.Buckets // what clients have used of their rates
+	taskOwners *taskOwners
+	tallies    sync.Map // *Tally by the label of the client in metrics
 }
 
 // maxLimited is how many clients a gateway knows the rates of.
@@ -325,14 +325,14 @@ const maxLimited = 100_000
 
 // NewRetained returns a Retained of a new gateway. It has to be destructed.
 func NewRetained() *Retained {
-	return &Retained{Templates: resourcetemplate.New(), buckets: ratelimit.New(maxLimited), tasks: newTaskOwners()}
+	return &Retained{Templates: resourcetemplate.New(), buckets: ratelimit.New(maxLimited), taskOwners: newTaskOwners()}
 }
 
 // Destruct implements caddy.Destructor.
 func (k *Retained) Destruct() error {
 	k.buckets.Close()
 	k.Templates.Close()
-	k.tasks.close()
+	k.taskOwners.close()
 	return nil
 }
 
