@@ -51,8 +51,8 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 	answer, cancel := x.request(context.WithoutCancel(x.r.Context()), reply)
 	mcp.ClearModern(answer.Header)
 	stop := context.AfterFunc(x.g.config.Exiting, cancel)
-	begun := x.telling.Add(1) <= maxTold && x.server.asides.Go(func() {
-		defer x.telling.Add(-1)
+	begun := x.answering.Add(1) <= maxAnswering && x.server.asides.Go(func() {
+		defer x.answering.Add(-1)
 		defer cancel()
 		defer stop()
 		if err := x.server.post(answer); err != nil {
@@ -60,7 +60,7 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 		}
 	})
 	if !begun { // who asks so much at once gets no more answers
-		x.telling.Add(-1)
+		x.answering.Add(-1)
 		stop()
 		cancel()
 		x.g.config.Logger.Warn("question of MCP server not answered, because it asks too much at once", zap.String("mcp_server", x.server.Name))
@@ -68,8 +68,8 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 	return true
 }
 
-// maxTold is how much a server can be told at the same time beside one request.
-const maxTold = 64
+// maxTold is how many answers to a server can be under way beside one request.
+const maxAnswering = 64
 
 // resolved returns the answer of a server of the modern era. What it asks before it goes
 // on, by a result, is answered here or dropped, and what is left for the client to

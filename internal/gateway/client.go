@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A client is whoever talks to us: a session of the legacy era, or all requests of
-// the modern era that come from the same client as far as anybody can tell.
+// A client is a session of the legacy era, or all requests of the modern era that seem to come
+// from the same client.
 type client struct {
 	key   string // in State
 	using int    // by how many; guarded by State.mu
@@ -47,8 +47,8 @@ type introduction struct {
 	info         []byte
 }
 
-// parseIntroduction reads the params of an initialize request.
-func parseIntroduction(params []byte) introduction {
+// readIntroduction reads the params of an initialize request.
+func readIntroduction(params []byte) introduction {
 	var p struct {
 		Capabilities json.RawMessage `json:"capabilities"`
 		Info         json.RawMessage `json:"clientInfo"`
@@ -68,9 +68,9 @@ func (h introduction) complete() introduction {
 	return h
 }
 
-// brief returns the params of initialize with no more than is needed: pictures of
+// shortened returns the params of initialize with no more than is needed: pictures of
 // clients come with them.
-func (h introduction) brief(version string) []byte {
+func (h introduction) shortened(version string) []byte {
 	var info struct {
 		Name    string `json:"name"`
 		Version string `json:"version"`
@@ -105,7 +105,7 @@ func (c *client) size() int64 {
 	return int64(size)
 }
 
-// hasMore reports whether a client has told us what its session id does not carry.
+// hasMore reports whether a client has state that its session id does not carry.
 func (c *client) hasMore() bool {
 	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool { return l.subscriptions.size() > 0 })
 }
@@ -225,7 +225,7 @@ func (c *client) noteQuestion(id []byte, h *streamable.Reader) {
 	}
 }
 
-// questionSettled notes that a question needs no answer any more.
+// questionSettled notes that a question needs no answer anymore.
 func (c *client) questionSettled(id []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,7 +245,8 @@ func (c *client) dropQuestions(h *streamable.Reader) {
 	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
 }
 
-// takeReply hands the answer to a question of ours to whoever waits for it.
+// takeReply hands an answer of the client to the call that waits for it. It reports whether
+// the question was one of the gateway.
 func (c *client) takeReply(id []byte, m *jsonrpc.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,7 +264,7 @@ func (c *client) takeReply(id []byte, m *jsonrpc.Message) bool {
 	return ok
 }
 
-// expectAnswer returns an id for a question of ours, and where its answer will come.
+// expectAnswer returns an id for a question of the gateway, and the channel for its answer.
 func (c *client) expectAnswer(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
 	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
 	coming := make(chan *jsonrpc.Message, 1)

@@ -48,7 +48,7 @@ type Config struct {
 	NotificationRoutes []NotificationRoute
 }
 
-// An Authenticator finds out who clients are.
+// An Authenticator identifies clients.
 type Authenticator interface {
 	// BodyNeeded returns how many bytes of the body of a POST must be read to identify its
 	// sender: 0 if the headers decide.
@@ -102,7 +102,7 @@ type Mask interface {
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
 }
 
-// An Observer is told what happens.
+// An Observer counts and logs what happens.
 type Observer interface {
 	// RequestDone is called at the end of each request to a server, and of each request of a
 	// client that was not passed on to just one.
@@ -166,7 +166,7 @@ type AnswerAction uint8
 
 const (
 	Deliver    AnswerAction = iota // it is passed on to the client
-	Drop                           // it is not; a server is told that its question is not answered
+	Drop                           // it is not; a question is refused
 	AnswerHere                     // the gateway answers it
 )
 

@@ -61,7 +61,7 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 			result, session, failure = c.initialize()
 		}
 		if failure == nil {
-			failure = c.accept(era, result, session)
+			failure = c.noteServer(era, result, session)
 		}
 		if failure == nil && session != "" && l.client.era == mcp.Modern {
 			l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
@@ -84,8 +84,8 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 	return failure
 }
 
-// accept notes what a server has said of itself.
-func (c connecting) accept(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
+// noteServer notes what a server has said of itself.
+func (c connecting) noteServer(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
 	l := c.link
 	var said struct {
 		Capabilities json.RawMessage `json:"capabilities"`

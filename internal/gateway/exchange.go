@@ -53,9 +53,9 @@ type exchange struct {
 	reader  *streamable.Reader // that reply writes to, at Aggregate
 	listens bool               // the client has opened a stream to listen, at Single
 
-	telling atomic.Int32     // messages that are being sent to the server besides
-	verdict *jsonrpc.Failure // why the rest of the answer is not wanted
-	left    bool             // the client cannot be written to
+	answering atomic.Int32     // messages that are being sent to the server besides
+	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
+	left      bool             // the client cannot be written to
 	ending
 }
 

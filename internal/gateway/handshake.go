@@ -37,21 +37,21 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), parseIntroduction(slices.Clone(m.Literal(jsonrpc.Params))))
+	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), readIntroduction(slices.Clone(m.Literal(jsonrpc.Params))))
 	v.client.issued = time.Now()
 	v.g.keep(v.client)
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo, compressed,")
 	}
-	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) }) // who fails is left out, and has been logged
+	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) }) // servers that fail are left out, and logged
 	if v.r.Context().Err() != nil {
-		v.g.running.Go(v.leave) // nobody else knows of the sessions that there are by now
+		v.g.running.Go(v.leave) // the client does not know the sessions that exist by now
 		return nil
 	}
 	links := map[string]linkTicket{}
 	for _, s := range v.g.rules.seen(v.caller.identity) {
 		if ticket, ok := v.client.link(s).ticket(); ok {
-			ticket.Server = s.brief()
+			ticket.Server = s.shortID()
 			links[s.Name] = ticket
 		}
 	}
@@ -87,7 +87,7 @@ func (v handshake) leave() {
 	}
 }
 
-// discover tells clients of the modern era who we are.
+// discover answers server/discover.
 func (v handshake) discover() *jsonrpc.Failure {
 	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) })
 	if v.r.Context().Err() != nil {
@@ -176,7 +176,7 @@ func (v handshake) instructions() string {
 	return strings.Join(texts, "\n\n")
 }
 
-// setLevel passes on which log messages the client wants, to all who have some (A15).
+// setLevel passes on which log messages the client wants, to all servers that log (A15).
 func (v *visit) setLevel() *jsonrpc.Failure {
 	level := v.message.Text(jsonrpc.Level)
 	if !slices.Contains(mcp.LogLevels, level) {
@@ -200,7 +200,7 @@ func (v *visit) delete() *jsonrpc.Failure {
 		s.end()
 	}
 	var ending sync.WaitGroup
-	for _, l := range v.client.allLinks() { // also to servers that it may not know any more
+	for _, l := range v.client.allLinks() { // also to servers that it may not see anymore
 		ending.Go(func() { l.end(v.origin()) })
 	}
 	ending.Wait()

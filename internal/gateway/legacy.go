@@ -18,12 +18,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A client of the modern era in front of a server of the legacy one. The server asks
-// in mid-call; the client gets a result that asks for input, and makes the call again
-// with its answers. Meanwhile the call at the server is held open.
+// A client of the modern era calls a server of the legacy one. When the server asks a question
+// during the call, the client gets a result that asks for input, and makes the call again
+// with its answers. Meanwhile the call to the server stays open.
 
 // How many calls can be held open for clients that owe an answer, and for each of them:
-// by who it is or, if nobody knows, by its address, whatever it says of itself.
+// by its identity or, if that is unknown, by its address.
 const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
 // A heldCall is a call to a server of the legacy era.
@@ -37,7 +37,7 @@ type heldCall struct {
 	about     string           // what the client has called, which it goes on with
 	id        []byte           // that the server knows it by: many clients call each of theirs 1
 	messages  chan heldMessage // of the server
-	answering chan struct{}    // closed when the answer comes: nobody is asked any more
+	answering chan struct{}    // closed when the answer comes: no more questions are asked
 	done      chan struct{}    // closed when there are no more
 	failure   *jsonrpc.Failure
 
@@ -211,7 +211,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		answered := false
 		h.OnMessage = func(e *streamable.Event) error {
 			if len(e.Data) == 0 || answered {
-				return nil // nobody waits for what comes after the answer
+				return nil // the answer is the last message of a call
 			}
 			if e.Message.IsAnswer() {
 				if !h.Answers(e.Message, held.id) || h.SessionLost() && again {

@@ -214,7 +214,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 		answered = true
 		h.Settle(m)
 		switch {
-		case m.Has(jsonrpc.Error) && h.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // it is OAuth's, or of somebody else
+		case m.Has(jsonrpc.Error) && h.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // it is an error of OAuth, for example
 			refusal = jsonrpc.HTTPError(l.server, h.Status())
 		case m.Has(jsonrpc.Error):
 			refusal = jsonrpc.ServerError(l.server, m)
@@ -341,7 +341,7 @@ func (l *link) tell(o origin, body []byte) *jsonrpc.Failure {
 		return nil // it has been accepted, whatever else the server has to say
 	case failure != nil:
 		return failure
-	case h.Status() == 0: // nobody has waited for it
+	case h.Status() == 0: // the request was canceled
 		return jsonrpc.Timeout(l.server)
 	case h.Status() >= 300:
 		return jsonrpc.HTTPError(l.server, h.Status())

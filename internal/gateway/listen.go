@@ -16,30 +16,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// An ear is what listens to a server.
+// A listener reads a stream of a server for a stream of a client.
 type listener struct {
 	key    listenerKey
 	stop   context.CancelFunc
-	last   string // the id of the last event
-	lastIn string // the session it was of; none if a client has brought it
-	heard  bool   // there is such a stream
+	last   string // id of the last event
+	lastIn string // session of that event; "" if the client has named the event
+	heard  bool   // the server has such a stream
 
 	session     string // in which it has subscribed to resources
 	unsubscribe func()
 }
 
-// An earKey says what an ear listens to: all that a server says or, of a server of the
-// modern era, changes of one resource. Each subscription has an ear of its own, so that
-// nothing is missed when there is another.
+// A listenerKey identifies what a listener reads: all messages of a server or, of a server of
+// the modern era, changes of one resource. Each subscription has a listener of its own, so
+// that a new one does not interrupt the others.
 type listenerKey struct {
 	id  string // of the server
 	uri string
 }
 
-// rejoinPause is after how long a server is listened to again that has hung up.
+// rejoinPause is the pause before a stream that has ended is opened again.
 var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
-// listen listens to a server, again and again.
+// listen reads a stream of a server, and opens it again when it ends.
 func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
@@ -62,8 +62,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 	}
 }
 
-// listenOnce listens to a server until it hangs up. It reports whether there is a
-// point in trying again.
+// listenOnce reads a stream of a server to its end. It reports whether to try again.
 func (s *stream) listenOnce(o origin, server *Server, e *listener, begun func()) (again bool) {
 	l := s.visit.client.link(server)
 	late := l.hasFailed()
@@ -84,7 +83,7 @@ func (s *stream) listenOnce(o origin, server *Server, e *listener, begun func())
 		return s.listenModern(o, l, can, e.key.uri, begun)
 	}
 	if e.key.uri != "" {
-		return false // which has been told itself
+		return false // the server has its own subscription
 	}
 	if s.wants != nil {
 		if s.wants.at(l.server, can).nothing() {
@@ -102,7 +101,7 @@ func (s *stream) subscribed(o origin, l *link, e *listener) {
 	}
 }
 
-// kinds returns of which kinds the server has something to announce.
+// kinds returns the kinds of lists that the server has.
 func (l *link) kinds() (has []listKind) {
 	_, can := l.state()
 	for _, k := range [...]listKind{tools, prompts, resources} {
@@ -148,7 +147,7 @@ func (s *stream) listenGET(o origin, l *link, to *listener, kind string, begun f
 				v.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
 			}
 		case m.IsAnswer():
-			if kind == callStream { // on others nobody waits for one
+			if kind == callStream { // on other streams no call waits for one
 				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, l.translator(o.g).rename(m.Raw, names)...)})
 			}
 		default:
@@ -171,7 +170,7 @@ func (s *stream) listenGET(o origin, l *link, to *listener, kind string, begun f
 	}
 	switch {
 	case resuming && h.Status()/100 == 4:
-		to.last = "" // it may be of another time
+		to.last = "" // the event may be too old
 		return s.listenGET(o, l, to, kind, begun)
 	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
@@ -188,8 +187,8 @@ func (s *stream) listenGET(o origin, l *link, to *listener, kind string, begun f
 	return true // there may be later: when another one has ended (409), or the server is back
 }
 
-// pass gives the client what was heard by this stream. Servers let each session
-// listen but once; where several of a client do, what one hears is for all.
+// pass gives the client a message. A session has one stream of a server, so a message is for
+// all streams of the client that want it.
 func (s *stream) pass(u unsolicited, m *jsonrpc.Message, id string) bool {
 	if s.wants == nil {
 		return s.deliver(u.g, u.link, m, id)

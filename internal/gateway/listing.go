@@ -63,7 +63,7 @@ type listing struct {
 	params mcp.ParamHeaders  // of tools
 }
 
-// nothing is the listing of who has nothing.
+// emptyListing is the listing of a server that has nothing.
 var emptyListing = new(listing)
 
 // item returns an item.

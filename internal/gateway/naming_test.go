@@ -435,7 +435,7 @@ func TestAServerThatWasDownIsSpokenToInTheEraOfItsClient(t *testing.T) {
 		a := joining(nil, p)
 		s := a.servers["a"]
 		connect := func() *client {
-			c := newClient(era, mcp.Latest, "", "", parseIntroduction([]byte(`{"protocolVersion":"2025-11-25"}`)))
+			c := newClient(era, mcp.Latest, "", "", readIntroduction([]byte(`{"protocolVersion":"2025-11-25"}`)))
 			r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://a/", http.NoBody)
 			_ = c.link(s).open(origin{t.Context(), a, r})
 			return c

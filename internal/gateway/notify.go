@@ -16,7 +16,7 @@ import (
 // question.
 type clientNotice struct{ *visit }
 
-// reply takes the client's answer to a question, to whoever asked (A23, A24).
+// reply passes the client's answer on to the server that has asked (A23, A24).
 func (n clientNotice) reply() {
 	id := n.message.Literal(jsonrpc.ID)
 	if n.client.takeReply(id, &n.message) {
@@ -28,7 +28,7 @@ func (n clientNotice) reply() {
 		server, text, ok := strings.Cut(n.message.Text(jsonrpc.ID), mcp.Separator)
 		literal, valid := literalOf(text)
 		if s = n.g.servers[server]; !ok || !valid || s == nil || !n.sees(s) {
-			return // nobody has asked
+			return // no server has asked
 		}
 		edits = append(edits, n.message.Replace(jsonrpc.ID, literal))
 	}
@@ -50,7 +50,7 @@ func (n clientNotice) pass() {
 		n.progress()
 	default: // all others carry no ids (A27, R23)
 		if _, known := mcp.KnownMethod(method); known && !strings.HasPrefix(method, "notifications/") {
-			return // a request that wants no answer is none
+			return // requests need an id
 		}
 		message, failure := n.forwardable()
 		if failure != nil {
@@ -126,7 +126,7 @@ func (n clientNotice) progress() {
 		edits = append(edits, n.message.Replace(jsonrpc.Progress, literal))
 	}
 	n.server = s
-	_ = n.tell(n.client.link(s), edits...) // who does not want it loses nothing
+	_ = n.tell(n.client.link(s), edits...) // progress may be lost
 }
 
 // literalOf returns an id that a text stands for, as a server wrote it.

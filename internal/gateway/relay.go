@@ -36,7 +36,7 @@ func (c *call) origin() origin { return origin{c.ctx, c.g, c.r} }
 // translator returns what translates names in the answer.
 func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
 
-// failed answers with a failure of a server, if there is anybody to answer.
+// failed answers with a failure of a server, if the client still waits.
 func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	c.endWith(failure)
 	if c.r.Context().Err() != nil {
@@ -132,7 +132,7 @@ func (rl *relay) heard(e *streamable.Event) error {
 func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 	c, m, id := rl.call, e.Message, rl.message.Literal(jsonrpc.ID)
 	if !rl.h.Answers(m, id) || rl.answered {
-		return // it is of somebody else
+		return // to another request
 	}
 	if rl.forgotten() {
 		return

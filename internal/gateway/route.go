@@ -201,7 +201,7 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + mcp.Shortened(shown))
 		}
 		if s, name = c.g.servers[server], rest; !c.sees(s) {
-			return s, name, nil // and nobody asks it
+			return s, name, nil // admit refuses it, and no list is needed
 		}
 		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
 		if c.g.config.Naming.MayBeShort(shown) {

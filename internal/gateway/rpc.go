@@ -120,7 +120,7 @@ func (b rpcBody) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
-// undecodable takes a body of an encoding that nobody knows.
+// undecodable takes a body of an unknown encoding.
 type undecodable struct{}
 
 func (undecodable) Write([]byte) (int, error) { return 0, errNoAnswer }
@@ -128,7 +128,7 @@ func (undecodable) Write([]byte) (int, error) { return 0, errNoAnswer }
 // errNoAnswer stops a server that says much and answers nothing.
 var errNoAnswer = errors.New("what the MCP server sends is no answer")
 
-// take takes the next bytes of the answer, of which outline has been told.
+// take takes the next bytes of the answer, which outline has read.
 func (w *rpcReply) take(p []byte) error {
 	if !w.sent {
 		if w.look.held.Len()+len(p) <= holdOutput {

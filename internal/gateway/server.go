@@ -44,21 +44,21 @@ type Server struct {
 	outage outage
 }
 
-// An outage is a time in which a server cannot be reached. Of all clients one tries
-// now and then whether it is over; it costs the others no time.
+// An outage is a time in which a server cannot be reached. Now and then one client tries
+// whether it is over. The others fail at once.
 type outage struct {
 	failure  *jsonrpc.Failure // nil if there is none
 	failures int              // in a row
 	noted    time.Time        // the last of them
 	retry    time.Time        // not before
-	trying   bool             // somebody does
+	trying   bool             // an attempt is being made
 }
 
 // outagePause is how long a server that cannot be reached is left alone.
 var outagePause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
-// unavailable returns why it is of no use to talk to the server now. Whoever gets nil has to
-// say how it went.
+// unavailable returns why the server cannot be reached now. If it returns nil, the caller has
+// to note how its attempt went.
 func (s *Server) unavailable() *jsonrpc.Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,8 +71,8 @@ func (s *Server) unavailable() *jsonrpc.Failure {
 	return nil
 }
 
-// noteAttempt notes whether the server could be reached by somebody who has begun to try at some
-// time. It returns after what pause it is tried again.
+// noteAttempt notes whether the server could be reached by an attempt that began at some time.
+// It returns the pause until the next one.
 func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause t
 		return 0
 	}
 	o, now := &s.outage, time.Now()
-	if o.failure != nil && !began.After(o.noted) { // it is the same failure, of which another has told
+	if o.failure != nil && !began.After(o.noted) { // another client has noted this failure
 		return max(o.retry.Sub(now), 0)
 	}
 	pause = outagePause.Pause(o.failures)
@@ -90,7 +90,7 @@ func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause t
 	return pause
 }
 
-// abandonAttempt notes that nobody knows how it went.
+// abandonAttempt notes that the result of an attempt is unknown.
 func (s *Server) abandonAttempt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,8 +111,8 @@ const (
 	no
 )
 
-// brief returns what tells a server from another of the same name.
-func (s *Server) brief() string {
+// shortID returns what tells a server from another of the same name.
+func (s *Server) shortID() string {
 	sum := sha256.Sum256([]byte(s.ID))
 	return base64.RawURLEncoding.EncodeToString(sum[:6])
 }
@@ -150,35 +150,36 @@ func (s *Server) shows(tool string) bool {
 	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, func(pattern string) bool { return mcp.MatchName(pattern, tool) })
 }
 
-// Asides are what is said to a server beside the answer to a request.
+// Asides send messages to a server besides the answer to a request.
 type Asides struct {
-	// Max is how many there may be at the same time; 64 if it is 0.
+	// Max is how many can be under way at the same time. Default: 64
 	Max int
 
 	mu     sync.Mutex
 	open   int
-	silent chan struct{} // closed when nothing is said any more; nil if nothing is
+	silent chan struct{} // closed when none is under way anymore; nil if none is
 	closed bool
 }
 
-// maxAsides is how many there may be of one request. A server that asks more at once of a
-// client that cannot answer gets no more than that.
+// maxAsides is how many a request can have under way. A server that asks more at once of a
+// client that cannot answer gets no more answers than that.
 const maxAsides = 64
 
-// Go says something, unless there is too much of it or nothing is to be said any more. It
-// reports whether it does.
-func (a *Asides) Go(say func()) (begun bool) {
+// Go runs send in a goroutine, unless there are too many or the Asides are closed. It reports
+// whether it does.
+func (a *Asides) Go(send func()) (begun bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed || a.open >= cmp.Or(a.Max, maxAsides) {
 		return false
 	}
-	if a.open++; a.open == 1 {
+	a.open++
+	if a.open == 1 {
 		a.silent = make(chan struct{})
 	}
 	go func() {
 		defer a.end()
-		say()
+		send()
 	}()
 	return true
 }
@@ -192,7 +193,7 @@ func (a *Asides) end() {
 	}
 }
 
-// Wait waits until all that has begun is said.
+// Wait waits for all that are under way.
 func (a *Asides) Wait() {
 	a.mu.Lock()
 	silent := a.silent
@@ -202,7 +203,7 @@ func (a *Asides) Wait() {
 	}
 }
 
-// Close waits for what has begun. Nothing more is said.
+// Close waits for all that are under way, and lets no more begin.
 func (a *Asides) Close() {
 	a.mu.Lock()
 	a.closed = true

@@ -14,11 +14,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A ticket is what the session id of a client says to whoever can open it: all it
-// takes to go on with the session.
+// A ticket is the content of a session id: all it takes to go on with the session.
 type ticket struct {
 	Identity string                `json:"i,omitempty"`
-	Address  string                `json:"a,omitempty"` // where it began, if nobody knows who it is
+	Address  string                `json:"a,omitempty"` // where it began, if its client is unknown
 	Issued   int64                 `json:"t"`           // when, in seconds since 1970
 	Version  string                `json:"v"`
 	Hello    json.RawMessage       `json:"h"` // params of its initialize
@@ -52,7 +51,7 @@ func (s sealer) sealTicket(t ticket) (id string) {
 		id = s.seal("session", packed(t))
 	}
 	if len(id) > longestSession {
-		t.Hello = parseIntroduction(t.Hello).brief(t.Version)
+		t.Hello = readIntroduction(t.Hello).shortened(t.Version)
 		id = s.seal("session", packed(t))
 	}
 	if len(id) > longestSession {
@@ -91,7 +90,7 @@ var packers = sync.Pool{New: func() any {
 	return w
 }}
 
-// sessionTime is how long a session may last, whoever remembers it. That it has ended
+// sessionTime is how long a session may last. That it has ended
 // is known only where it was ended, so its id is good elsewhere until then.
 const sessionTime = 7 * 24 * time.Hour
 
@@ -149,7 +148,7 @@ func overKey(id string) [16]byte {
 func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *client {
 	for _, s := range servers {
 		t, ok := tickets[s.Name]
-		if !ok || t.Server != s.brief() {
+		if !ok || t.Server != s.shortID() {
 			continue
 		}
 		l := newLink(c, s)

@@ -70,10 +70,10 @@ func (all *sideStreams) end() {
 type heldCalls struct {
 	link *link
 
-	mu     sync.Mutex
-	calls  []*heldCall
-	stream *sideStream
-	none   bool // the server has no such stream
+	mu          sync.Mutex
+	calls       []*heldCall
+	stream      *sideStream
+	unavailable bool // the server has no such stream
 }
 
 // begin notes a call, and opens the side stream if there is a point in it.
@@ -90,7 +90,7 @@ func (h *heldCalls) begin(held *heldCall, o origin) (end func()) {
 			h.stream.idle.Reset(sideStreamTime)
 		}
 	}
-	if !h.link.client.canBeAsked() || h.none || listens {
+	if !h.link.client.canBeAsked() || h.unavailable || listens {
 		return end // there is nothing to read, or another stream reads it
 	}
 	if h.stream != nil && h.stream.session == session {
@@ -154,7 +154,7 @@ func (h *heldCalls) read(o origin, s *sideStream) {
 	reader := &streamable.Reader{OnHeader: func(status int) bool {
 		if status == http.StatusMethodNotAllowed {
 			h.mu.Lock()
-			h.none = true
+			h.unavailable = true
 			h.mu.Unlock()
 		}
 		begun()
@@ -188,7 +188,7 @@ func (h *heldCalls) ask(m *jsonrpc.Message) bool {
 	return calls[0].take(m)
 }
 
-// take takes a message of the server. It reports whether somebody waits for it.
+// take takes a message of the server. It reports whether the call still takes messages.
 func (held *heldCall) take(m *jsonrpc.Message) bool {
 	h := held.hearing.Load()
 	asks := h != nil && m.IsRequest()

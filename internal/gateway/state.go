@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A State is what is remembered of clients. It outlives configurations: an Gateway
+// A State is what is remembered of clients. It outlives configurations: a Gateway
 // that takes the place of another goes on with its clients, their connections to
 // servers that are the same, their streams and the calls that wait for them.
 type State struct {
@@ -62,7 +62,7 @@ var (
 	keptCalls   = quota.NewKind("held_calls")
 )
 
-// NewState returns a State in which nobody is known.
+// NewState returns a State without clients.
 func NewState() *State {
 	s := &State{
 		shelf:       newShelf(),
@@ -121,7 +121,7 @@ func (s *State) known(key string, or *client) *client {
 	return c
 }
 
-// keep keeps a client that is being served for somebody else, too.
+// keep counts another user of a client that is being served.
 func (s *State) keep(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,7 +26,7 @@ type stream struct {
 	closed    bool
 	unfollow  func() bool
 	listeners map[listenerKey]*listener
-	open      sync.WaitGroup // ears
+	open      sync.WaitGroup // listeners
 }
 
 const (
@@ -63,12 +63,12 @@ func (v *visit) newStream(wants *interests) *stream {
 	v.client.streams[s] = true
 	v.client.mu.Unlock()
 	if v.client.ended.Load() {
-		s.end() // which nobody else does who has not seen it
+		s.end() // delete did not see this stream
 	}
 	return s
 }
 
-// close ends the stream and waits for all that is heard in it.
+// close ends the stream and waits for its listeners.
 func (s *stream) close() {
 	c, state := s.visit.client, s.visit.g.State
 	c.mu.Lock()
@@ -131,8 +131,7 @@ func (s *stream) await(begun <-chan struct{}) {
 	}
 }
 
-// move makes the stream one of the servers of another Gateway, and tells the client
-// if they are not the same.
+// move makes the stream one of another Gateway. It tells the client if that has other servers.
 func (s *stream) move(from, to *Gateway) {
 	s.g.Store(to)
 	s.follow(to)
@@ -142,7 +141,7 @@ func (s *stream) move(from, to *Gateway) {
 		return
 	}
 	before, now := from.rules.seen(identity), to.rules.seen(identity)
-	another := from.rules.view(identity) != to.rules.view(identity) // what is heard now is what was shown before
+	another := from.rules.view(identity) != to.rules.view(identity) // listeners go by the old view
 	changed := another || len(before) != len(now)
 	s.mu.Lock()
 	for key, e := range s.listeners {
@@ -163,7 +162,7 @@ func (s *stream) move(from, to *Gateway) {
 	}
 }
 
-// follow ends the stream when an Gateway does that is not the one it was opened at.
+// follow ends the stream when another Gateway ends than the one it was opened at.
 func (s *stream) follow(g *Gateway) {
 	if g.config.Exiting == nil {
 		return
@@ -178,7 +177,7 @@ func (s *stream) follow(g *Gateway) {
 	}
 }
 
-// later does something of which nobody else waits for the end. Clients may be slow.
+// later runs f in the background: clients may be slow. close waits for it.
 func (s *stream) later(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +202,7 @@ func (s *stream) announce(changed ...listKind) {
 	}
 }
 
-// listenTo listens to something for as long as the stream lasts.
+// listenTo starts a listener, for as long as the stream lasts.
 func (s *stream) listenTo(key listenerKey, last string, begun func()) {
 	ctx, stop := context.WithCancel(s.ctx)
 	s.mu.Lock()
@@ -271,7 +270,7 @@ func (s *stream) tagged(raw []byte) []byte {
 	return jsonspan.Spliced(raw, m.InsertMeta(member))
 }
 
-// stop listens no longer to something.
+// stop stops a listener.
 func (s *stream) stop(key listenerKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,7 +295,7 @@ func (i interests) nothing() bool {
 	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
 }
 
-// kinds returns of which lists one hears.
+// kinds returns the lists whose changes are wanted.
 func (i *interests) kinds() (heard []listKind) {
 	if i.Tools {
 		heard = append(heard, tools)
@@ -310,8 +309,8 @@ func (i *interests) kinds() (heard []listKind) {
 	return heard
 }
 
-// resolve finds out whose resources are meant. Those that the client may not have are
-// left out.
+// resolve finds the servers of the resources. It leaves out resources that the client may not
+// have.
 func (i *interests) resolve(v *visit) {
 	i.of, i.shown = map[string][]string{}, map[string]string{}
 	for _, shown := range i.URIs {
@@ -341,7 +340,7 @@ func (i *interests) at(server string, can abilities) interests {
 	return mine
 }
 
-// want reports whether a message of a server is one of those that are listened to.
+// want reports whether the client wants a message of a server.
 func (i *interests) want(m *jsonrpc.Message, server string) bool {
 	switch m.Text(jsonrpc.Method) {
 	case kinds[tools].notice:

@@ -63,8 +63,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	return nil
 }
 
-// subscribe notes that the client wants to know of changes of a resource, or does not
-// any more (A68).
+// subscribe answers resources/subscribe, or resources/unsubscribe if on is false (A68).
 func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	s, target, edits, failure := c.findResource(jsonrpc.URI)
 	if failure == nil {
@@ -111,7 +110,7 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 			listening.stop(listenerKey{s.ID, uri})
 			continue
 		}
-		// The answer tells the client that it will hear of changes from now on.
+		// After the answer, the client expects to get every change.
 		begun := make(chan struct{})
 		listening.listenTo(listenerKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
 		listening.await(begun)
@@ -166,7 +165,7 @@ func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
 		return failure
 	}
 	v.out.Begin()
-	s := &stream{visit: v} // by which nobody listens
+	s := &stream{visit: v} // without listeners
 	s.listenGET(v.origin(), l, &listener{last: last}, callStream, func() {})
 	return nil
 }

@@ -51,10 +51,10 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 	return failure
 }
 
-// modernClient finds the client that a request of the modern era comes from. Requests
-// are of the same client if they say the same of themselves and have the same
-// credentials, whether these are for us or for the servers. Those of nobody in
-// particular come from the same address, too. The client has to be released.
+// modernClient finds the client that a request of the modern era comes from. Requests are of
+// the same client if their clientInfo, capabilities and credentials are equal, whether the
+// credentials are for the gateway or for servers. Without an identity, they come from the
+// same address, too. The client has to be released.
 func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 	h := introduction{
 		capabilities: v.message.Literal(jsonrpc.ClientCapabilities),
@@ -116,7 +116,7 @@ func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
 		if owner == "" {
 			owner = "@" + t.Address
 		}
-		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, parseIntroduction(t.Hello))
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.Hello))
 		c.issued = time.Unix(t.Issued, 0)
 		return c.restore(t.Links, g.config.Servers)
 	})
@@ -133,10 +133,10 @@ func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
 // accepted answers a message that wants no answer.
 func (v *visit) accepted() { v.w.WriteHeader(http.StatusAccepted) }
 
-// answer answers the request with a result of ours.
+// answer answers the request with a result of the gateway.
 func (v *visit) answer(result []byte) *jsonrpc.Failure { return v.answerAs("complete", result) }
 
-// answerAs answers the request with a result of ours, of a type that the modern era has.
+// answerAs answers the request with a result of the gateway, of a type that the modern era has.
 func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	if v.era == mcp.Modern {
 		result = v.g.info.sign(resultType, result)
