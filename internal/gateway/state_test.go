@@ -204,9 +204,7 @@ func TestClientsPushOutTheirOwn(t *testing.T) {
 		loud.identity, loud.info = "loud", fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
 		loud.call("a::x")
 	}
-	if n := len(g.known()); n != 8 {
-		t.Errorf("%d clients are known, want 8", n)
-	}
+	await.Until(t, "8 clients are known", func() bool { return len(g.known()) == 8 })
 	met := p.count("initialize")
 	if quiet.call("a::x"); p.count("initialize") != met {
 		t.Error("the quiet client was forgotten")
@@ -254,13 +252,11 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	before := keptSubscriptions.Usage()
 	counted := func(when string, entries, bytes int) {
 		t.Helper()
-		now := keptSubscriptions.Usage()
-		if got := now.Entries - before.Entries; got != int64(entries) {
-			t.Errorf("%s: %d subscriptions, want %d", when, got, entries)
-		}
-		if got := now.Bytes - before.Bytes; got != int64(bytes) {
-			t.Errorf("%s: %d bytes, want %d", when, got, bytes)
-		}
+		// The client has its answer before the request has ended.
+		await.Until(t, fmt.Sprintf("%s: %d subscriptions of %d bytes", when, entries, bytes), func() bool {
+			now := keptSubscriptions.Usage()
+			return now.Entries-before.Entries == int64(entries) && now.Bytes-before.Bytes == int64(bytes)
+		})
 	}
 	subscribe := func(u *user, method, uri string) said {
 		t.Helper()
