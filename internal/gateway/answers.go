@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"go.uber.org/zap"
@@ -68,7 +66,7 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 	return true
 }
 
-// maxTold is how many answers to a server can be under way beside one request.
+// maxAnswering is how many answers to a server can be under way beside one request.
 const maxAnswering = 64
 
 // resolved returns the answer of a server of the modern era. What it asks before it goes
@@ -165,19 +163,6 @@ func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte
 	return answer, err
 }
 
-// noteEndpoint notes where a server of the protocol's first revision wants to be told
-// something: it says so in its stream. It reports whether this is it.
-func (x *exchange) noteEndpoint(address []byte) bool {
-	ref, err := url.Parse(string(bytes.TrimSpace(address)))
-	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
-		return false
-	}
-	if x.sent != nil {
-		direct(x.sent, x.server.Target.ResolveReference(ref))
-	}
-	return true
-}
-
 // request returns a request of our own to the server, in the session of the one that is being
 // served, as the routes have got that.
 func (x answerer) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
@@ -192,26 +177,23 @@ func (x answerer) request(ctx context.Context, body []byte) (*http.Request, cont
 	return r, cancel
 }
 
-// unmarked returns a message without the byte order marks that it begins with.
-func unmarked(message []byte) []byte {
-	const mark = "\ufeff"
-	text := bytes.TrimLeft(message, mark+" \t\r\n")
-	if !bytes.Contains(message[:len(message)-len(text)], []byte(mark)) {
-		return message
-	}
-	return text
-}
-
-// looksLikeJSON reports whether a body is a message, or several, as far as one can see.
-func looksLikeJSON(body []byte) bool {
-	body = bytes.TrimSpace(body)
-	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
-}
-
-var errUnreadable = errors.New("the message cannot be looked at")
-
-// maxScreened is how large a message may be that is filtered.
-const maxScreened = 64 << 20
-
 // maxRounds is how often a server may ask for input in one call.
 const maxRounds = 16
+
+// offerRoots declares to a server whose questions for roots are answered here that it
+// may ask, whatever the client can do.
+func (x *exchange) offerRoots(r *http.Request) {
+	if x.server.Answer(rootsList).Action != AnswerHere {
+		return
+	}
+	in := jsonrpc.ClientCapabilities
+	if x.message.Is(jsonrpc.Method, "initialize") {
+		in = jsonrpc.Capabilities
+	}
+	capabilities := x.message.Literal(in)
+	var declared map[string]json.RawMessage
+	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
+		return
+	}
+	x.edit(r, x.message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
+}

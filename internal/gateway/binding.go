@@ -5,6 +5,8 @@ import (
 	"net/http"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
@@ -47,6 +49,46 @@ func (b binding) claimHeader(kind string, header http.Header, name string) bool 
 		header.Set(name, id)
 	}
 	return ok
+}
+
+func (x *exchange) binding() binding {
+	return binding{x.g.sealer, x.server.Name, x.caller.identity}
+}
+
+// claim has a request name the session, and the event after which a stream is to go on, as
+// the server knows them. It refuses those of other clients, and tasks, too.
+func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
+	if header.Get("Last-Event-Id") == "" {
+		header.Del("Last-Event-Id") // an empty one has no meaning
+	}
+	if failure := x.claimTasks(); failure != nil {
+		return failure
+	}
+	switch {
+	case !x.bindsSessions():
+		return nil
+	case !x.binding().claimHeader(sessionOfServer, header, mcp.SessionHeader):
+		return jsonrpc.UnknownSession()
+	case !x.binding().claimHeader(eventOfServer, header, "Last-Event-Id"):
+		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
+	}
+	return nil
+}
+
+// bindsSessions reports whether sessions are good for the client only.
+func (x *exchange) bindsSessions() bool {
+	return x.kind != Aggregate && x.caller.identity != ""
+}
+
+// bound returns w as what is written to if something of the answer is to be good for the
+// client only, or w itself.
+func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	w = x.watchTasks(r, w)
+	if !x.bindsSessions() || x.kind != Single {
+		return w
+	}
+	r.Header.Del("Accept-Encoding") // the stream is read
+	return &eventBinder{next: w, binding: x.binding()}
 }
 
 // An eventBinder binds the ids of events to the client. All else passes as it is.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"net/http"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -9,6 +10,45 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
+
+// invalid refuses what is named in a request.
+func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).AsAnswer() }
+
+// A call is a request that one server answers, or the gateway in its place.
+type call struct {
+	*visit
+	ctx   context.Context // ends when the client cancels the call
+	link  *link           // to the server; nil until that is known
+	name  string          // of what is called, as the server knows it
+	found bool            // what is called is not what was posted, but named in it
+	alias uriAlias        // of the resource that it is about
+}
+
+func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
+
+// behalf returns on whose behalf the gateway acts for the call.
+func (c *call) behalf() behalf { return behalf{c.ctx, c.g, c.r} }
+
+// translator returns what translates names in the answer.
+func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
+
+// failed answers with a failure of a server, if the client still waits.
+func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	c.endWith(failure)
+	if c.r.Context().Err() != nil {
+		return nil
+	}
+	if c.ctx.Err() != nil && !c.out.Streaming() {
+		// The client has canceled the call, and does not wait for it.
+		c.accepted()
+		return nil
+	}
+	if _, known := mcp.KnownMethod(c.message.Text(jsonrpc.Method)); !known && c.era == mcp.Modern && failure.Data.Symbol == "http_error" {
+		return jsonrpc.MethodNotFound(mcp.Shortened(c.message.Text(jsonrpc.Method))) // of the modern era: a server of the other need not have read it
+	}
+	c.out.Answer(http.StatusOK, &streamable.Event{Data: failure.Append(nil, c.message.Literal(jsonrpc.ID))})
+	return nil
+}
 
 // callTool calls a tool: of a server, or of the gateway itself.
 func (c *call) callTool() *jsonrpc.Failure {
@@ -116,7 +156,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	}
 	c.message = message // of which there is no other copy in memory from here on
 	for again := true; ; again = false {
-		if failure := l.open(c.origin()); failure != nil {
+		if failure := l.open(c.behalf()); failure != nil {
 			return c.failed(failure)
 		}
 		switch era, _ := l.state(); {
@@ -133,7 +173,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 
 // relay passes the request on to a server of the same era.
 func (c *call) relay() *jsonrpc.Failure {
-	failure := c.link.inSession(c.origin(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+	failure := c.link.inSession(c.behalf(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		c.asides.Wait() // which have begun with the headers of the request as they are
 		rl := &relay{call: c, again: again}
 		if c.found && c.era == mcp.Modern {

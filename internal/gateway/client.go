@@ -40,7 +40,7 @@ type client struct {
 	level     string // of the log messages it wants
 }
 
-// A hello is what a client says of itself.
+// An introduction is what a client says of itself.
 type introduction struct {
 	params       []byte // of initialize, in the legacy era
 	capabilities []byte
@@ -303,7 +303,7 @@ const (
 	// longestSession is how long session ids may be. Clients have limits on the
 	// headers they take, Node.js 16 KiB for all of them.
 	longestSession = 6 << 10
-	// longestHello is how large the params of initialize may be.
+	// longestIntroduction is how large the params of initialize may be.
 	longestIntroduction = 16 << 10
 	// largestTicket is how large a ticket may be. Who has no key cannot make one,
 	// but a limit is cheap.

@@ -29,7 +29,7 @@ type Config struct {
 	// Generation identifies the Caddy configuration that the gateway is part of.
 	Generation any
 
-	// Exiting is done when Caddy exits. Streams end then.
+	// Exiting is done when Caddy exits. Streams end then. Required, as is the next.
 	Exiting context.Context
 
 	// Reauthenticate is done when clients whose secrets the configuration does not have,

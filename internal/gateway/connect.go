@@ -17,7 +17,7 @@ import (
 
 // A connecting is an attempt to connect a client to a server.
 type connecting struct {
-	origin
+	behalf
 	link   *link
 	server *Server
 }
@@ -188,7 +188,7 @@ func abilitiesOf(capabilities []byte) (can abilities) {
 
 // sendInitialized tells the server that the client is ready, once and before anything else
 // (A3).
-func (l *link) sendInitialized(o origin) {
+func (l *link) sendInitialized(o behalf) {
 	if l.isInitialized() {
 		return
 	}
@@ -234,7 +234,7 @@ func isTemporary(status int) bool {
 
 // restoreSession repeats to a server of the legacy era what its client has asked for in a
 // session that is lost.
-func (l *link) restoreSession(o origin) {
+func (l *link) restoreSession(o behalf) {
 	_, can := l.state()
 	if level := l.client.logLevel(); level != "" && can&hasLogging != 0 {
 		l.repeat(o, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
@@ -245,7 +245,7 @@ func (l *link) restoreSession(o origin) {
 }
 
 // repeat makes a request of the client again.
-func (l *link) repeat(o origin, method string, params []byte) {
+func (l *link) repeat(o behalf, method string, params []byte) {
 	r, _, _ := l.prepare(o)
 	ignore := response{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
 	if _, failure := l.roundTrip(o.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {

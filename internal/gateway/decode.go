@@ -176,7 +176,7 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	body := &countedBody{ReadCloser: r.Body, held: &q.held, owner: q.caller.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody}
 	switch {
 	case r.Body == nil:
-	case meter == q.g.unknown:
+	case meter == q.g.unidentified:
 		// An announced length takes no room from others.
 		body.until = time.Now().Add(unknownTime)
 		r.Body, r.ContentLength = body, -1

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/base64"
 	"errors"
 	"net/url"
@@ -34,6 +35,30 @@ func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
 		return nil, failure
 	}
 	return u, nil
+}
+
+// sealedEndpoint returns the address below path that stands for one of the server. It reports
+// whether it is one.
+func (x *exchange) sealedEndpoint(address string) (string, bool) {
+	ref, err := url.Parse(strings.TrimSpace(address))
+	if err != nil || ref.Opaque != "" {
+		return "", false
+	}
+	uri := base64.RawURLEncoding.EncodeToString([]byte(x.server.Target.ResolveReference(ref).RequestURI()))
+	return x.path + "?" + endpointParam + "=" + x.binding().bind(endpointOfServer, uri), true
+}
+
+// noteEndpoint notes where a server of the protocol's first revision wants to be told
+// something: it says so in its stream. It reports whether this is it.
+func (x *exchange) noteEndpoint(address []byte) bool {
+	ref, err := url.Parse(string(bytes.TrimSpace(address)))
+	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
+		return false
+	}
+	if x.sent != nil {
+		direct(x.sent, x.server.Target.ResolveReference(ref))
+	}
+	return true
 }
 
 // An endpointSealer replaces the address in each event of a stream that names one. All

@@ -1,10 +1,7 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"maps"
 	"math"
@@ -19,7 +16,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
@@ -84,6 +80,17 @@ type reply interface {
 
 	// release gives back what was borrowed.
 	release()
+}
+
+// newExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
+// message that is posted; nil if none is.
+func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *exchange {
+	x := &exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
+	if m != nil {
+		x.message = *m
+	}
+	x.reader, x.reply = to, &readerReply{to, x}
+	return x
 }
 
 // forward has the server answer.
@@ -207,14 +214,19 @@ func (x *exchange) run(r *http.Request) (err error) {
 // masked reports whether the answer is masked. At the aggregate, answers pass to the byte
 // unless the configuration says otherwise (A44), and lists always do.
 func (x *exchange) masked() bool {
-	if x.kind != Aggregate || x.server.Mask == nil {
-		return x.server.Mask != nil
+	switch {
+	case x.server.Mask == nil:
+		return false
+	case x.kind != Aggregate:
+		return true
+	case !x.server.MaskAggregate:
+		return false
 	}
 	switch method, _ := x.knownMethod(); method {
 	case "tools/call", "resources/read", "prompts/get":
-		return x.server.MaskAggregate
+		return true
 	}
-	return x.server.MaskAggregate && x.resumed
+	return x.resumed
 }
 
 // about returns what the exchange is about, for the mask. For an answer that is resumed, or
@@ -327,123 +339,6 @@ func (x *exchange) record(httpMethod string) {
 	})
 }
 
-func (x *exchange) binding() binding {
-	return binding{x.g.sealer, x.server.Name, x.caller.identity}
-}
-
-// claim has a request name the session, and the event after which a stream is to go on, as
-// the server knows them. It refuses those of other clients, and tasks, too.
-func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
-	if header.Get("Last-Event-Id") == "" {
-		header.Del("Last-Event-Id") // an empty one has no meaning
-	}
-	if failure := x.claimTasks(); failure != nil {
-		return failure
-	}
-	switch {
-	case !x.bindsSessions():
-		return nil
-	case !x.binding().claimHeader(sessionOfServer, header, mcp.SessionHeader):
-		return jsonrpc.UnknownSession()
-	case !x.binding().claimHeader(eventOfServer, header, "Last-Event-Id"):
-		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
-	}
-	return nil
-}
-
-// bindsSessions reports whether sessions are good for the client only.
-func (x *exchange) bindsSessions() bool {
-	return x.kind != Aggregate && x.caller.identity != ""
-}
-
-// bound returns w as what is written to if something of the answer is to be good for the
-// client only, or w itself.
-func (x *exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
-	w = x.watchTasks(r, w)
-	if !x.bindsSessions() || x.kind != Single {
-		return w
-	}
-	r.Header.Del("Accept-Encoding") // the stream is read
-	return &eventBinder{next: w, binding: x.binding()}
-}
-
-// claimTasks refuses a request for tasks that are not all the client's.
-func (x *exchange) claimTasks() *jsonrpc.Failure {
-	var ids []string
-	switch m := &x.message; {
-	case strings.HasPrefix(x.methodName(), "tasks/") && m.Has(jsonrpc.TaskID):
-		ids = []string{m.Text(jsonrpc.TaskID)}
-	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
-		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
-			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
-		}
-	}
-	for _, id := range ids {
-		if !x.g.taskOwners.has(&x.caller, x.server, id) {
-			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
-		}
-	}
-	return nil
-}
-
-// watchTasks returns w as what is written to if the answer may begin a task of a client that
-// is known, or w itself.
-func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
-	target := mcp.Target{Server: x.server.Name, Kind: mcp.Other}
-	switch {
-	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
-		return w
-	case r.Method == http.MethodGet:
-		// Answers come when they are resumed or, of the first revision of the protocol, all
-		// of them. Clients of that do not name their version.
-		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
-			return w
-		}
-	case !x.message.IsRequest() || !bytes.Contains(x.message.Raw, []byte("task")):
-		return w // the client does not know of tasks
-	default:
-		if asked, ok := mcp.TargetOf(x.server.Name, &x.message); ok {
-			target = asked
-		}
-	}
-	r.Header.Del("Accept-Encoding") // the answer is read
-	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
-	watching.note = func(id string) {
-		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
-	}
-	watching.reader = beginPaths.Watch(watching.found)
-	return watching
-}
-
-// offerRoots declares to a server whose questions for roots are answered here that it
-// may ask, whatever the client can do.
-func (x *exchange) offerRoots(r *http.Request) {
-	if x.server.Answer(rootsList).Action != AnswerHere {
-		return
-	}
-	in := jsonrpc.ClientCapabilities
-	if x.message.Is(jsonrpc.Method, "initialize") {
-		in = jsonrpc.Capabilities
-	}
-	capabilities := x.message.Literal(in)
-	var declared map[string]json.RawMessage
-	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
-		return
-	}
-	x.edit(r, x.message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
-}
-
-// sealedEndpoint returns the address below path that stands for one of the server. It reports
-// whether it is one.
-func (x *exchange) sealedEndpoint(address string) (string, bool) {
-	ref, err := url.Parse(strings.TrimSpace(address))
-	if err != nil || ref.Opaque != "" {
-		return "", false
-	}
-	uri := base64.RawURLEncoding.EncodeToString([]byte(x.server.Target.ResolveReference(ref).RequestURI()))
-	return x.path + "?" + endpointParam + "=" + x.binding().bind(endpointOfServer, uri), true
-}
-
 // send has the server of the aggregate answer r, which is the exchange's from here on. It
 // returns when the response is complete, or why it is not.
 func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
@@ -462,17 +357,46 @@ func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
 	return failure
 }
 
-// Probe has the routes of the server answer a message that no client has sent.
-func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) error {
-	x := &exchange{server: s}
-	if failure := x.message.Read(message); failure != nil {
-		return failure
-	}
-	direct(r, s.Target)
-	s.Upstream.Describe(r, x.placeholder)
-	httpbody.Post(r, message)
-	return s.serve(w, r)
-}
-
 // Interface guard
 var _ Handler = (*exchange)(nil)
+
+// A readerReply gives an answer to a Reader of the aggregate.
+type readerReply struct {
+	*streamable.Reader
+	x *exchange
+}
+
+func (w *readerReply) prepare(*http.Request) {}
+
+func (w *readerReply) complete() *jsonrpc.Failure {
+	err := w.Close()
+	code, _ := w.Outcome()
+	switch w.x.outcome = OutcomeOK; {
+	case code != 0:
+		w.x.outcome, w.x.errorCode = outcomeError, code
+	case outcomeHTTP[w.Status()/100%10] != "":
+		w.x.outcome = outcomeHTTP[w.Status()/100%10]
+	case err != nil:
+		w.x.outcome = "invalid_response"
+	}
+	return nil
+}
+
+func (w *readerReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	if fault := w.Fault(w.x.server.Name); fault != nil {
+		return fault
+	}
+	return failure
+}
+
+func (w *readerReply) done() bool {
+	_, answered := w.Outcome()
+	return answered
+}
+
+func (w *readerReply) release() {}
+
+func (w *readerReply) timeLeft(timeout time.Duration) time.Duration { return timeout - w.Idle() }
+
+// Interface guard
+var _ reply = (*readerReply)(nil)

@@ -287,3 +287,24 @@ func (f *filter) isOfOthers(m *jsonrpc.Message) bool {
 	}
 	return false
 }
+
+// unmarked returns a message without the byte order marks that it begins with.
+func unmarked(message []byte) []byte {
+	const mark = "\ufeff"
+	text := bytes.TrimLeft(message, mark+" \t\r\n")
+	if !bytes.Contains(message[:len(message)-len(text)], []byte(mark)) {
+		return message
+	}
+	return text
+}
+
+// looksLikeJSON reports whether a body is a message, or several, as far as one can see.
+func looksLikeJSON(body []byte) bool {
+	body = bytes.TrimSpace(body)
+	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
+}
+
+var errUnreadable = errors.New("the message cannot be looked at")
+
+// maxScreened is how large a message may be that is filtered.
+const maxScreened = 64 << 20

@@ -7,8 +7,7 @@
 //
 // # One direction
 //
-// A request of a client takes the same way at all of them, one file a stage, and files call
-// downward:
+// A request of a client takes the same way at all of them, one file a stage:
 //
 //	serve.go      the stages of a request, in their order
 //	identify.go   who the client is: credentials, or what the body says
@@ -24,7 +23,7 @@
 //	exchange.go   one HTTP request to a server, and its response
 //	arrival.go, filter.go
 //	              the limits of a response, and what of it the client may see
-//	passthrough.go, rpc.go, reply_reader.go
+//	passthrough.go, rpc.go
 //	              make of the response what the endpoint answers
 //
 // A [Request] is the client's side of that, an exchange the server's. state.go has what
@@ -57,15 +56,15 @@ import (
 
 // A Gateway serves the endpoints of one configuration.
 type Gateway struct {
-	config  Config
-	info    serverInfo
-	servers map[string]*Server // by name and alias
-	ids     map[string]*Server // by ID
-	rules   rules
-	sealer  sealer
-	own     ownItems // what the gateway has itself
-	bodies  *quota.Meter
-	unknown *quota.Meter // bodies of senders that are not identified yet
+	config       Config
+	info         serverInfo
+	servers      map[string]*Server // by name and alias
+	ids          map[string]*Server // by ID
+	rules        rules
+	sealer       sealer
+	own          ownItems // what the gateway has itself
+	bodies       *quota.Meter
+	unidentified *quota.Meter // bodies of senders that are not identified yet
 
 	credentialHeaders []string // headers of Auth
 	forwardsAuth      bool     // to a server at least
@@ -98,7 +97,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		Retained: retained,
 	}
 	g.rules = newRules(&g.config)
-	g.bodies, g.unknown = bodyMeters(&config)
+	g.bodies, g.unidentified = bodyMeters(&config)
 	if config.Auth != nil {
 		g.credentialHeaders = config.Auth.CredentialHeaders()
 	}
@@ -121,7 +120,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 // there is one. Requests that are being served are served to their end.
 func (g *Gateway) Close() {
 	g.bodies.Close()
-	g.unknown.Close()
+	g.unidentified.Close()
 	g.leave(g)
 }
 

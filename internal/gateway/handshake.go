@@ -43,7 +43,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo, compressed,")
 	}
-	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) }) // servers that fail are left out, and logged
+	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) }) // servers that fail are left out, and logged
 	if v.r.Context().Err() != nil {
 		v.g.running.Go(v.leave) // the client does not know the sessions that exist by now
 		return nil
@@ -82,14 +82,14 @@ func (v handshake) leave() {
 	defer cancel()
 	for _, l := range v.client.allLinks() {
 		if v.g.of(l) != nil {
-			l.end(v.origin().within(ctx))
+			l.end(v.behalf().within(ctx))
 		}
 	}
 }
 
 // discover answers server/discover.
 func (v handshake) discover() *jsonrpc.Failure {
-	v.all(func(_ *Server, l *link) { _ = l.open(v.origin()) })
+	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) })
 	if v.r.Context().Err() != nil {
 		return nil
 	}
@@ -187,7 +187,7 @@ func (v *visit) setLevel() *jsonrpc.Failure {
 	v.client.mu.Unlock()
 	v.all(func(_ *Server, l *link) {
 		if era, can := l.state(); era == mcp.Legacy && can&hasLogging != 0 {
-			_, _ = l.request(v.origin(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
+			_, _ = l.request(v.behalf(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})
 	return v.answer([]byte("{}"))
@@ -201,7 +201,7 @@ func (v *visit) delete() *jsonrpc.Failure {
 	}
 	var ending sync.WaitGroup
 	for _, l := range v.client.allLinks() { // also to servers that it may not see anymore
-		ending.Go(func() { l.end(v.origin()) })
+		ending.Go(func() { l.end(v.behalf()) })
 	}
 	ending.Wait()
 	v.w.WriteHeader(204)

@@ -14,13 +14,13 @@ import (
 type authentication struct{ *Request }
 
 // run identifies the sender, before anything else is done for it (A30), and reads what it
-// posts. unread is what is wrong with that; only a client that is let in gets to know it.
+// posts. bodyFailure is what is wrong with that; only a client that is let in gets to know it.
 //
 // Credentials in headers come first. Without good ones, no more of the body is read than
 // the Authenticator needs, and nothing of it for an address that has used up its budget.
-func (q authentication) run() (unread, failure *jsonrpc.Failure) {
+func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 	g, post := q.g, q.r.Method == http.MethodPost
-	known := q.knownToCaddy()
+	known := q.identifyWithoutAuth()
 	var needed int64 // bytes of the body, to know more
 	var reason error
 	if !known {
@@ -36,26 +36,26 @@ func (q authentication) run() (unread, failure *jsonrpc.Failure) {
 		if wait := q.exhausted(); wait > 0 {
 			return nil, q.rateLimited(wait, errTooManyGuesses)
 		}
-		unread = q.read(min(needed, g.config.RequestLimit), g.unknown)
-		if unread != nil && !q.readEnough(needed) {
-			return nil, unread
+		bodyFailure = q.read(min(needed, g.config.RequestLimit), g.unidentified)
+		if bodyFailure != nil && !q.readEnough(needed) {
+			return nil, bodyFailure
 		}
 	case post:
-		unread = q.read(g.config.RequestLimit, g.bodies)
+		bodyFailure = q.read(g.config.RequestLimit, g.bodies)
 	}
 	token := q.message.Text(jsonrpc.AuthToken)
 	if known && (token == "" || g.config.Auth == nil) {
-		return unread, nil
+		return bodyFailure, nil
 	}
 	body := q.message.Raw
 	if known, reason = q.identify(true, body, token); !known {
-		return unread, q.refuse(reason)
+		return bodyFailure, q.refuse(reason)
 	}
 	q.held.release()
 	if !q.held.take(g.bodies, q.caller.bodyOwner(), int64(len(body))) {
 		return busy(q.w), nil
 	}
-	return unread, nil
+	return bodyFailure, nil
 }
 
 // setCaller notes who the sender is.
@@ -70,9 +70,10 @@ func (q authentication) readEnough(needed int64) bool {
 	return q.message.Raw != nil || needed < q.g.config.RequestLimit
 }
 
-// knownToCaddy identifies a client without the Authenticator, and reports whether it could:
-// Caddy has authenticated it and a client's match names it, or there is no Authenticator.
-func (q authentication) knownToCaddy() bool {
+// identifyWithoutAuth identifies a client without the Authenticator, and reports whether it
+// could: Caddy has authenticated it and a client's match names it, or there is no
+// Authenticator and everybody is let in.
+func (q authentication) identifyWithoutAuth() bool {
 	user := q.peer.User
 	switch c := q.g.rules.byIdentity[user]; {
 	case q.peer.Trusted != "":

@@ -28,7 +28,7 @@ const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
 // A heldCall is a call to a server of the legacy era.
 type heldCall struct {
-	origin // which outlives the request of the client
+	behalf // which outlives the request of the client
 	key    string
 	client *client
 	link   *link
@@ -150,7 +150,7 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	r := c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
 	emptyBody(r, http.MethodPost)
 	held := &heldCall{
-		origin:    origin{ctx, c.g, r},
+		behalf:    behalf{ctx, c.g, r},
 		client:    c.client,
 		link:      l,
 		cancel:    cancel,
@@ -192,10 +192,10 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	l, ctx := held.link, held.ctx
 	if level != "" {
 		if _, can := l.state(); can&hasLogging != 0 {
-			_, _ = l.request(held.origin, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
+			_, _ = l.request(held.behalf, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
-	return l.inSession(held.origin, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+	return l.inSession(held.behalf, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names []foundName
 		h := &streamable.Reader{RequestID: held.id}
 		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
@@ -203,7 +203,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			return failure
 		}
 		held.hearing.Store(h)
-		defer l.held.begin(held, held.origin)()
+		defer l.held.begin(held, held.behalf)()
 		l.held.await(ctx)
 		r := held.g.of(l).Upstream.Derive(ctx, held.r, true)
 		session, _ := l.setSessionHeaders(r)
@@ -317,7 +317,7 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 	case m.IsRequest():
 		return held.askClient(c, m)
 	}
-	l.unsolicited(c.origin()).note(m)
+	l.unsolicited(c.behalf()).note(m)
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
 		token := c.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
@@ -330,7 +330,7 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 		}
 		c.out.Event(&streamable.Event{Data: l.translator(c.g).message(&progress)})
 	case !m.Is(jsonrpc.Method, "notifications/message"):
-		l.unsolicited(c.origin()).broadcast(m) // it is for those who listen
+		l.unsolicited(c.behalf()).broadcast(m) // it is for those who listen
 	case c.message.Has(jsonrpc.LogLevel):
 		c.out.Event(&streamable.Event{Data: l.translator(c.g).message(m)})
 	}
@@ -427,7 +427,7 @@ func (held *heldCall) askClient(c *call, m *jsonrpc.Message) (done bool, failure
 	method := m.Text(jsonrpc.Method)
 	if !mcp.IsQuestion(method) || !c.client.can(method) {
 		held.hearing.Load().QuestionAnswered()
-		held.link.unsolicited(c.visit.origin()).refuse(&c.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
+		held.link.unsolicited(c.visit.behalf()).refuse(&c.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
 		return false, nil
 	}
 	key := strconv.Itoa(len(held.questions) + 1)
@@ -440,7 +440,7 @@ func (held *heldCall) askClient(c *call, m *jsonrpc.Message) (done bool, failure
 	if !ok {
 		delete(held.questions, key)
 		held.hearing.Load().QuestionAnswered()
-		held.link.unsolicited(c.visit.origin()).refuse(&c.asides, m, "too many calls wait for their clients")
+		held.link.unsolicited(c.visit.behalf()).refuse(&c.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
 	return true, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
@@ -461,7 +461,7 @@ func (held *heldCall) reply(c *call) *jsonrpc.Failure {
 		if response, ok := responses[key]; ok {
 			body = jsonrpc.Answer(id, response)
 		}
-		if failure := held.link.tell(c.origin(), body); failure != nil {
+		if failure := held.link.tell(c.behalf(), body); failure != nil {
 			failed = failure
 		}
 		delete(held.questions, key)

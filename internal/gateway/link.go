@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -43,21 +42,21 @@ type link struct {
 	ender       *http.Request // on behalf of which the session is ended, if the client never does
 }
 
-// An origin is the request of a client on whose behalf the gateway talks to a server.
-type origin struct {
+// A behalf is the request of a client on whose behalf the gateway talks to a server.
+type behalf struct {
 	ctx context.Context // of what the gateway does, which may end earlier than r, or later
 	g   *Gateway
 	r   *http.Request
 }
 
-// within returns the origin for as long as ctx lasts.
-func (o origin) within(ctx context.Context) origin {
+// within returns the same for as long as ctx lasts.
+func (o behalf) within(ctx context.Context) behalf {
 	o.ctx = ctx
 	return o
 }
 
 // derive returns a request to the server of a link.
-func (o origin) derive(l *link) *http.Request {
+func (o behalf) derive(l *link) *http.Request {
 	return o.g.of(l).Upstream.Derive(o.ctx, o.r, false)
 }
 
@@ -109,7 +108,7 @@ func (l *link) state() (era mcp.Era, can abilities) {
 }
 
 // open connects to the server, if that has not been done.
-func (l *link) open(o origin) *jsonrpc.Failure {
+func (l *link) open(o behalf) *jsonrpc.Failure {
 	if l.isOpen() {
 		return nil
 	}
@@ -205,7 +204,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 	h.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
 		if !h.Answers(m, asked.Literal(jsonrpc.ID)) {
-			l.unsolicited(origin{r.Context(), g, r}).take(e, &asides)
+			l.unsolicited(behalf{r.Context(), g, r}).take(e, &asides)
 			return nil
 		}
 		if answered {
@@ -237,14 +236,14 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 }
 
 // request has the server answer a request of our own, in the session there is.
-func (l *link) request(o origin, method string, params []byte) (result []byte, failure *jsonrpc.Failure) {
+func (l *link) request(o behalf, method string, params []byte) (result []byte, failure *jsonrpc.Failure) {
 	failure = l.ask(o, method, params, resultInto(&result))
 	return result, failure
 }
 
 // ask has the server answer a request of our own, in the session there is, or in another one
 // if the server has forgotten that.
-func (l *link) ask(o origin, method string, params []byte, to response) *jsonrpc.Failure {
+func (l *link) ask(o behalf, method string, params []byte, to response) *jsonrpc.Failure {
 	return l.inSession(o, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		r, session, era := l.prepare(o)
 		sent := params
@@ -259,7 +258,7 @@ func (l *link) ask(o origin, method string, params []byte, to response) *jsonrpc
 // inSession has something tried in a session with the server. If that fails because the
 // server has forgotten the session, it is tried once more in another one. again says whether
 // it can be.
-func (l *link) inSession(o origin, try func(again bool) (h *streamable.Reader, session string, _ *jsonrpc.Failure)) *jsonrpc.Failure {
+func (l *link) inSession(o behalf, try func(again bool) (h *streamable.Reader, session string, _ *jsonrpc.Failure)) *jsonrpc.Failure {
 	for again := true; ; again = false {
 		if failure := l.open(o); failure != nil {
 			return failure
@@ -274,7 +273,7 @@ func (l *link) inSession(o origin, try func(again bool) (h *streamable.Reader, s
 }
 
 // prepare returns a request in the session there is.
-func (l *link) prepare(o origin) (r *http.Request, session string, era mcp.Era) {
+func (l *link) prepare(o behalf) (r *http.Request, session string, era mcp.Era) {
 	r = o.derive(l)
 	session, era = l.setSessionHeaders(r)
 	return r, session, era
@@ -317,7 +316,7 @@ func withMeta(params, meta []byte) []byte {
 }
 
 // tell sends the server a message that wants no answer.
-func (l *link) tell(o origin, body []byte) *jsonrpc.Failure {
+func (l *link) tell(o behalf, body []byte) *jsonrpc.Failure {
 	if o.g.of(l) == nil {
 		return jsonrpc.UnknownServer(l.server)
 	}
@@ -331,7 +330,7 @@ func (l *link) tell(o origin, body []byte) *jsonrpc.Failure {
 		// What a server says to something that it need not answer is not answered
 		// either: two who do so could go on for ever.
 		if e.Message.IsNotification() {
-			l.unsolicited(origin{r.Context(), o.g, r}).take(e, nil)
+			l.unsolicited(behalf{r.Context(), o.g, r}).take(e, nil)
 		}
 		return nil
 	}}
@@ -350,7 +349,7 @@ func (l *link) tell(o origin, body []byte) *jsonrpc.Failure {
 }
 
 // end ends the session with the server.
-func (l *link) end(o origin) {
+func (l *link) end(o behalf) {
 	l.mu.Lock()
 	session, version := l.session, l.version
 	l.ready, l.session = false, ""
@@ -373,14 +372,3 @@ func emptyBody(r *http.Request, method string) {
 
 // of returns the server that a link is to. Another one may have its name by now.
 func (g *Gateway) of(l *link) *Server { return g.ids[l.id] }
-
-// newExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
-// message that is posted; nil if none is.
-func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *exchange {
-	x := &exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
-	if m != nil {
-		x.message = *m
-	}
-	x.reader, x.reply = to, &readerReply{to, x}
-	return x
-}

@@ -34,7 +34,7 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 		}
 		asking.Go(func() error {
 			var failure *jsonrpc.Failure
-			all[i], fresh[i], failure = l.lists.get(v.origin(), k)
+			all[i], fresh[i], failure = l.lists.get(v.behalf(), k)
 			if failure != nil && v.r.Context().Err() == nil {
 				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
 					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))

@@ -2,8 +2,10 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -48,7 +50,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 			return
 		}
 		began := time.Now()
-		again := s.listenOnce(origin{ctx, g, s.visit.r}, server, e, begun)
+		again := s.listenOnce(behalf{ctx, g, s.visit.r}, server, e, begun)
 		begun()
 		if !again {
 			return
@@ -63,7 +65,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 }
 
 // listenOnce reads a stream of a server to its end. It reports whether to try again.
-func (s *stream) listenOnce(o origin, server *Server, e *listener, begun func()) (again bool) {
+func (s *stream) listenOnce(o behalf, server *Server, e *listener, begun func()) (again bool) {
 	l := s.visit.client.link(server)
 	late := l.hasFailed()
 	if failure := l.open(o); failure != nil {
@@ -95,7 +97,7 @@ func (s *stream) listenOnce(o origin, server *Server, e *listener, begun func())
 }
 
 // subscribed subscribes to what the stream listens to, once in each session.
-func (s *stream) subscribed(o origin, l *link, e *listener) {
+func (s *stream) subscribed(o behalf, l *link, e *listener) {
 	if session := l.sessionID(); e.unsubscribe == nil || e.session != session {
 		e.session, e.unsubscribe = session, s.subscribe(o, l)
 	}
@@ -114,7 +116,7 @@ func (l *link) kinds() (has []listKind) {
 
 // listenGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
-func (s *stream) listenGET(o origin, l *link, to *listener, kind string, begun func()) (again bool) {
+func (s *stream) listenGET(o behalf, l *link, to *listener, kind string, begun func()) (again bool) {
 	v := s.visit
 	r, session, _ := l.prepare(o)
 	emptyBody(r, http.MethodGet)
@@ -198,7 +200,7 @@ func (s *stream) pass(u unsolicited, m *jsonrpc.Message, id string) bool {
 
 // subscribe subscribes to the resources of a server of the legacy era that the
 // stream listens to. What it returns undoes that.
-func (s *stream) subscribe(o origin, l *link) (undo func()) {
+func (s *stream) subscribe(o behalf, l *link) (undo func()) {
 	_, can := l.state()
 	mine := s.wants.at(l.server, can)
 	var done []string
@@ -222,7 +224,7 @@ func (s *stream) subscribe(o origin, l *link) (undo func()) {
 }
 
 // listenModern listens to a server of the modern era.
-func (s *stream) listenModern(o origin, l *link, can abilities, uri string, begun func()) (again bool) {
+func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begun func()) (again bool) {
 	all := s.wants
 	switch {
 	case uri != "":
@@ -267,4 +269,89 @@ func (s *stream) listenModern(o origin, l *link, can abilities, uri string, begu
 		l.lists.listen(mine.kinds(), -1)
 	}
 	return !refused
+}
+
+// listen opens a stream of the modern era.
+func (v *visit) listen() *jsonrpc.Failure {
+	wants := new(interests)
+	if v.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(v.message.Literal(jsonrpc.Notifications), wants) != nil {
+		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
+	}
+	size := int64(0)
+	for _, uri := range wants.URIs {
+		if size += int64(len(uri)); len(uri) > longestURI {
+			return jsonrpc.InvalidParams("resourceSubscriptions: a URI has more than 8 KiB")
+		}
+	}
+	if len(wants.URIs) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
+		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
+	}
+	defer v.g.subscribing.Give(v.client.owner, size)
+	wants.resolve(v)
+	if !v.out.AcceptsStream() {
+		return notAcceptable()
+	}
+	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) })
+	agreed := interests{of: map[string][]string{}, shown: wants.shown}
+	for _, server := range v.g.rules.seen(v.caller.identity) {
+		_, can := v.client.link(server).state()
+		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
+		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
+		if len(mine.URIs) > 0 {
+			agreed.of[server.Name] = mine.URIs
+			for _, uri := range mine.URIs {
+				agreed.URIs = append(agreed.URIs, wants.shown[server.Name+"\x00"+uri])
+			}
+		}
+	}
+	s := v.newStream(&agreed)
+	defer s.close()
+	if !agreed.nothing() {
+		s.await(s.join(func(string) string { return "" }))
+	}
+	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
+		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(agreed), []byte("}"))))})
+	if !agreed.nothing() {
+		s.keepOpen()
+	}
+	if v.r.Context().Err() == nil || s.g.Load().exiting() {
+		v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), slices.Concat(
+			[]byte(`{"resultType":"complete","_meta":{"`+mcp.MetaSubscriptionID+`":`), v.message.Literal(jsonrpc.ID), []byte("}}")))})
+	}
+	return nil
+}
+
+// get opens the stream of a session.
+func (v *visit) get() *jsonrpc.Failure {
+	if !v.out.AcceptsStream() {
+		return notAcceptable()
+	}
+	kind, server, last := "", "", ""
+	if bound := v.r.Header.Get("Last-Event-Id"); bound != "" {
+		id, ok := v.g.sealer.claim(bound, eventOfSession, v.client.key)
+		if !ok {
+			id = bound
+		}
+		kind, id, _ = strings.Cut(id, "/")
+		server, last, _ = strings.Cut(id, "/")
+		switch {
+		case kind == callStream && ok:
+			return v.resumeCall(server, last)
+		case kind == callStream:
+			return notOfSession()
+		case !ok:
+			server = "" // to listen is something that can begin anew
+		}
+	}
+	s := v.newStream(nil)
+	defer s.close()
+	s.await(s.join(func(name string) string {
+		if name == server {
+			return last
+		}
+		return ""
+	}))
+	v.out.Begin()
+	s.keepOpen()
+	return nil
 }

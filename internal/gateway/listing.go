@@ -295,7 +295,7 @@ type listCache struct {
 
 // get returns what the server has of a kind: from memory as long as it is good, else by
 // asking. It returns nothing if the server has none.
-func (c *listCache) get(o origin, k listKind) (*listing, freshness, *jsonrpc.Failure) {
+func (c *listCache) get(o behalf, k listKind) (*listing, freshness, *jsonrpc.Failure) {
 	if list, fresh, ok := c.remembered(o.g, k); ok {
 		return list, fresh, nil
 	}
@@ -407,7 +407,7 @@ func (c *listCache) hasListener(k listKind) bool {
 }
 
 // fetch asks for all pages of a list (A21).
-func (c *listCache) fetch(o origin, k listKind) (*listing, freshness, *jsonrpc.Failure) {
+func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.Failure) {
 	l := c.link
 	era, can := l.state()
 	server := o.g.of(l)
@@ -440,7 +440,7 @@ func (c *listCache) fetch(o origin, k listKind) (*listing, freshness, *jsonrpc.F
 }
 
 // requestPage asks for a page of a list.
-func (c *listCache) requestPage(o origin, b *builder, params []byte) *jsonrpc.Failure {
+func (c *listCache) requestPage(o behalf, b *builder, params []byte) *jsonrpc.Failure {
 	var page mcp.List
 	answer := response{
 		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {

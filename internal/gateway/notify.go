@@ -34,7 +34,7 @@ func (n clientNotice) reply() {
 	}
 	n.server = s
 	l := n.client.link(s)
-	if failure := l.tell(n.origin(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
+	if failure := l.tell(n.behalf(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
 		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
 }
@@ -43,7 +43,7 @@ func (n clientNotice) reply() {
 func (n clientNotice) pass() {
 	switch method := n.message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
-		n.all(func(_ *Server, l *link) { l.sendInitialized(n.origin()) })
+		n.all(func(_ *Server, l *link) { l.sendInitialized(n.behalf()) })
 	case "notifications/cancelled":
 		n.cancel()
 	case "notifications/progress":
@@ -62,8 +62,8 @@ func (n clientNotice) pass() {
 				return
 			}
 			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
-				l.sendInitialized(n.origin())
-				if failure := l.tell(n.origin(), message.Raw); failure != nil {
+				l.sendInitialized(n.behalf())
+				if failure := l.tell(n.behalf(), message.Raw); failure != nil {
 					n.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
 						zap.String("mcp_method", mcp.Shortened(method)), zap.Error(failure))
 				}
@@ -94,7 +94,7 @@ func (n clientNotice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	return l.tell(n.origin(), m.Raw)
+	return l.tell(n.behalf(), m.Raw)
 }
 
 // cancel cancels a call, at the one server that has it (A28).

@@ -15,45 +15,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// invalid refuses what is named in a request.
-func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).AsAnswer() }
-
-// A call is a request that one server answers, or the gateway in its place.
-type call struct {
-	*visit
-	ctx   context.Context // ends when the client cancels the call
-	link  *link           // to the server; nil until that is known
-	name  string          // of what is called, as the server knows it
-	found bool            // what is called is not what was posted, but named in it
-	alias uriAlias        // of the resource that it is about
-}
-
-func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
-
-// origin returns the origin of what the gateway does for the call.
-func (c *call) origin() origin { return origin{c.ctx, c.g, c.r} }
-
-// translator returns what translates names in the answer.
-func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
-
-// failed answers with a failure of a server, if the client still waits.
-func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
-	c.endWith(failure)
-	if c.r.Context().Err() != nil {
-		return nil
-	}
-	if c.ctx.Err() != nil && !c.out.Streaming() {
-		// The client has canceled the call, and does not wait for it.
-		c.accepted()
-		return nil
-	}
-	if _, known := mcp.KnownMethod(c.message.Text(jsonrpc.Method)); !known && c.era == mcp.Modern && failure.Data.Symbol == "http_error" {
-		return jsonrpc.MethodNotFound(mcp.Shortened(c.message.Text(jsonrpc.Method))) // of the modern era: a server of the other need not have read it
-	}
-	c.out.Answer(http.StatusOK, &streamable.Event{Data: failure.Append(nil, c.message.Literal(jsonrpc.ID))})
-	return nil
-}
-
 // A relay is a request that is passed on.
 type relay struct {
 	*call
@@ -71,6 +32,10 @@ type relay struct {
 // run has the server answer a message. What it returns is to be answered in place of that.
 func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	c, l := rl.call, rl.link
+	// A call is the request of the client itself, so that what handlers log and the placeholders
+	// they set are those of the client. All other requests are derived from it.
+	// A call is the request of the client itself, so that log fields and placeholders that
+	// handlers set are those of the client. All other requests are derived from it.
 	r := c.r.WithContext(rl.ctx)
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
@@ -121,7 +86,7 @@ func (rl *relay) heard(e *streamable.Event) error {
 		rl.question(m, &out)
 		rl.resumable = rl.resumable || out.ID != ""
 	default:
-		l.unsolicited(c.origin()).note(m)
+		l.unsolicited(c.behalf()).note(m)
 		out.Data = l.translator(c.g).message(m)
 		rl.resumable = c.out.Event(&out) && out.ID != "" || rl.resumable
 	}
@@ -191,7 +156,7 @@ func (rl *relay) large(id string) io.WriteCloser {
 func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
 	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
 	if !l.client.can(method) {
-		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client has not declared that it can be asked "+method)
+		l.unsolicited(rl.behalf()).refuse(&rl.asides, m, "the client has not declared that it can be asked "+method)
 		return
 	}
 	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
@@ -199,7 +164,7 @@ func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
 	l.client.noteQuestion(id, &rl.h)
 	if !rl.out.Event(out) {
 		l.client.questionSettled(id)
-		l.unsolicited(rl.origin()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
+		l.unsolicited(rl.behalf()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
 	}
 }
 
@@ -227,7 +192,7 @@ func (c *call) paramHeaders() mcp.ParamHeaders {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
 	defer cancel()
-	list, _, failure := c.link.lists.get(c.origin().within(ctx), tools)
+	list, _, failure := c.link.lists.get(c.behalf().within(ctx), tools)
 	if failure != nil {
 		return nil // the server will say if there were any
 	}

@@ -206,7 +206,7 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
 		if c.g.config.Naming.MayBeShort(shown) {
 			// Its original is known from the list that it was read in.
-			list, _, failure := c.client.link(s).lists.get(c.visit.origin(), k)
+			list, _, failure := c.client.link(s).lists.get(c.visit.behalf(), k)
 			if failure != nil {
 				return nil, "", failure.AsAnswer()
 			}

@@ -31,14 +31,14 @@ func (q *Request) serve() *jsonrpc.Failure {
 	if q.r.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
 		httpbody.Empty(q.r)
 	}
-	unread, failure := authentication{q}.run()
+	bodyFailure, failure := authentication{q}.run()
 	if failure != nil {
 		return failure
 	}
 	dropHopByHop(q.r.Header)
 	switch {
-	case unread != nil:
-		return unread
+	case bodyFailure != nil:
+		return bodyFailure
 	case q.r.Method == http.MethodPost:
 		if failure := q.checkReading(); failure != nil {
 			return failure

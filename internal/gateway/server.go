@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
@@ -265,4 +266,16 @@ func (w *statusRecorder) WriteHeader(status int) {
 func (w *statusRecorder) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	return len(p), nil
+}
+
+// Probe has the routes of the server answer a message that no client has sent.
+func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) error {
+	x := &exchange{server: s}
+	if failure := x.message.Read(message); failure != nil {
+		return failure
+	}
+	direct(r, s.Target)
+	s.Upstream.Describe(r, x.placeholder)
+	httpbody.Post(r, message)
+	return s.serve(w, r)
 }

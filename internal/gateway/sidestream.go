@@ -77,7 +77,7 @@ type heldCalls struct {
 }
 
 // begin notes a call, and opens the side stream if there is a point in it.
-func (h *heldCalls) begin(held *heldCall, o origin) (end func()) {
+func (h *heldCalls) begin(held *heldCall, o behalf) (end func()) {
 	session, listens := h.link.sessionID(), h.link.lists.hasListener(tools)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,7 +132,7 @@ func (h *heldCalls) await(ctx context.Context) {
 }
 
 // read reads a side stream.
-func (h *heldCalls) read(o origin, s *sideStream) {
+func (h *heldCalls) read(o behalf, s *sideStream) {
 	l := h.link
 	begun := sync.OnceFunc(func() { close(s.begun) })
 	defer begun()

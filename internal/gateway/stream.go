@@ -30,9 +30,6 @@ type stream struct {
 }
 
 const (
-	// keepAlive is after how long a silent stream gets a comment. Proxies close
-	// connections on which nothing happens.
-	keepAlive = 25 * time.Second
 	// joinPause is how long a client that begins to listen waits for the servers.
 	// What they say after that reaches it, what they said before may not.
 	joinPause = time.Second
@@ -92,7 +89,7 @@ func (s *stream) close() {
 
 // keepOpen keeps the stream open until its end.
 func (s *stream) keepOpen() {
-	ticker := time.NewTicker(keepAlive)
+	ticker := time.NewTicker(streamable.KeepAlive)
 	defer ticker.Stop()
 	for {
 		select {

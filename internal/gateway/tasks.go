@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"bytes"
+	"encoding/json"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -79,6 +82,54 @@ func (t *taskOwners) has(c *caller, s *Server, id string) bool {
 		return c.identity == "" // tasks of unknown clients are not bound
 	}
 	return found.identity == c.identity && c.allows(found.target)
+}
+
+// claimTasks refuses a request for tasks that are not all the client's.
+func (x *exchange) claimTasks() *jsonrpc.Failure {
+	var ids []string
+	switch m := &x.message; {
+	case strings.HasPrefix(x.methodName(), "tasks/") && m.Has(jsonrpc.TaskID):
+		ids = []string{m.Text(jsonrpc.TaskID)}
+	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
+		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
+		}
+	}
+	for _, id := range ids {
+		if !x.g.taskOwners.has(&x.caller, x.server, id) {
+			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
+		}
+	}
+	return nil
+}
+
+// watchTasks returns w as what is written to if the answer may begin a task of a client that
+// is known, or w itself.
+func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+	target := mcp.Target{Server: x.server.Name, Kind: mcp.Other}
+	switch {
+	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
+		return w
+	case r.Method == http.MethodGet:
+		// Answers come when they are resumed or, of the first revision of the protocol, all
+		// of them. Clients of that do not name their version.
+		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
+			return w
+		}
+	case !x.message.IsRequest() || !bytes.Contains(x.message.Raw, []byte("task")):
+		return w // the client does not know of tasks
+	default:
+		if asked, ok := mcp.TargetOf(x.server.Name, &x.message); ok {
+			target = asked
+		}
+	}
+	r.Header.Del("Accept-Encoding") // the answer is read
+	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
+	watching.note = func(id string) {
+		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+	}
+	watching.reader = beginPaths.Watch(watching.found)
+	return watching
 }
 
 // beginPaths are where an answer has its own id, and that of the task that it begins.

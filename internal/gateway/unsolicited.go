@@ -11,11 +11,11 @@ import (
 
 // unsolicited handles the messages of a server that answer no request.
 type unsolicited struct {
-	origin
+	behalf
 	link *link
 }
 
-func (l *link) unsolicited(o origin) unsolicited { return unsolicited{o, l} }
+func (l *link) unsolicited(o behalf) unsolicited { return unsolicited{o, l} }
 
 // take takes a message that came with the answer to a request of our own. The client gets it
 // if it listens.
@@ -63,7 +63,7 @@ func (u unsolicited) refuse(asides *Asides, m *jsonrpc.Message, why string) {
 		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which needs no client
 	}
 	asides.Go(func() {
-		if failure := u.link.tell(u.origin, refusal); failure != nil {
+		if failure := u.link.tell(u.behalf, refusal); failure != nil {
 			u.g.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", u.link.server), zap.Error(failure))
 		}
 	})

@@ -145,8 +145,8 @@ func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	return nil
 }
 
-// origin returns the origin of what the gateway does for the client.
-func (v *visit) origin() origin { return origin{v.r.Context(), v.g, v.r} }
+// behalf returns on whose behalf the gateway acts for the client.
+func (v *visit) behalf() behalf { return behalf{v.r.Context(), v.g, v.r} }
 
 // all calls f for all servers that the client may know of at the same time, with its link to
 // each.

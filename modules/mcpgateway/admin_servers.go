@@ -200,7 +200,7 @@ func (c *adminCall) listChanges() (int, any, error) {
 	}
 	all := []toolChange{}
 	for _, h := range found {
-		all = append(all, h.changedTools()...)
+		all = append(all, changedTools(h)...)
 	}
 	return http.StatusOK, all, nil
 }

@@ -274,24 +274,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
-	if h.ResponseTimeout == 0 {
-		h.ResponseTimeout = caddy.Duration(30 * time.Second)
-	}
-	if h.RequestLimit == 0 {
-		h.RequestLimit = 10 << 20
-	}
-	if h.InFlightLimit == 0 {
-		h.InFlightLimit = max(gateway.DefaultInFlightLimit(), h.RequestLimit)
-	}
-	if h.MCPPath == "" {
-		h.MCPPath = "/mcp"
-	}
-	if h.RPCPath == "" {
-		h.RPCPath = "/api/mcp-gateway"
-	}
-	if h.HealthTimeout == 0 {
-		h.HealthTimeout = caddy.Duration(5 * time.Second)
-	}
+	h.setDefaults()
 	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
 	h.byName = make(map[string]*Server)
 	for i, s := range h.Servers {
@@ -401,6 +384,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.serveMetadata(w, r, resource)
 	}
 	if to.Kind == gateway.Aggregate {
+		// Requests besides the call start from these, and not from what its routes make of them.
 		r = r.WithContext(context.WithValue(r.Context(), inheritedKey{}, inherit(r)))
 	}
 	q := h.gateway.NewRequest(w, r, to, peerOf(r))

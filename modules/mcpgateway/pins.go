@@ -190,7 +190,7 @@ const saveTime, savePause = 5 * time.Second, 30 * time.Second
 
 // changedTools returns the tools whose definition is not what it was when it was first
 // seen.
-func (h *Handler) changedTools() (changes []toolChange) {
+func changedTools(h *Handler) (changes []toolChange) {
 	for _, s := range h.Servers {
 		for _, change := range s.pins.Changes() {
 			changes = append(changes, toolChange{h.Name, s.Name, change})

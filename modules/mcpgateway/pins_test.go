@@ -253,7 +253,7 @@ func TestBrokenPins(t *testing.T) { // A54
 			if listed, called := offers(t, h, "broken"); listed || called {
 				t.Errorf("listed %t, called %t", listed, called)
 			}
-			if got := h.changedTools(); len(got) != 1 || !got[0].Lost {
+			if got := changedTools(h); len(got) != 1 || !got[0].Lost {
 				t.Errorf("operators are told of %+v", got)
 			}
 			if text, err := os.ReadFile(file); string(text) != broken || err != nil {

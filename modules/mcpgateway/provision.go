@@ -27,8 +27,27 @@ var processKey = gateway.NewKey()
 // remember.
 const shortestKey = 32
 
-// newGateway sets up the gateway.
-func (h *Handler) newGateway() error {
+// setDefaults fills in what the configuration leaves out. It comes before all else: the
+// identity of a server depends on it.
+func (h *Handler) setDefaults() {
+	if h.ResponseTimeout == 0 {
+		h.ResponseTimeout = caddy.Duration(30 * time.Second)
+	}
+	if h.RequestLimit == 0 {
+		h.RequestLimit = 10 << 20
+	}
+	if h.InFlightLimit == 0 {
+		h.InFlightLimit = max(gateway.DefaultInFlightLimit(), h.RequestLimit)
+	}
+	if h.MCPPath == "" {
+		h.MCPPath = "/mcp"
+	}
+	if h.RPCPath == "" {
+		h.RPCPath = "/api/mcp-gateway"
+	}
+	if h.HealthTimeout == 0 {
+		h.HealthTimeout = caddy.Duration(5 * time.Second)
+	}
 	if h.Separator == "" {
 		h.Separator = mcp.Separator
 	}
@@ -41,6 +60,10 @@ func (h *Handler) newGateway() error {
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
 	}
+}
+
+// newGateway sets up the gateway.
+func (h *Handler) newGateway() error {
 	key, err := sessionKey(h.SessionKey)
 	if err != nil {
 		return fmt.Errorf("session_key: %w", err)

@@ -1,0 +1,20 @@
+package mcpgateway
+
+import "testing"
+
+// A server is the same whether a default is written out or not, so a reload that only does
+// that keeps its sessions.
+func TestDefaultsAreTheSameServer(t *testing.T) {
+	id := func(more string) string {
+		return adaptGateway(t, `{`+more+`"servers":[`+serverOf("a", staticHandler)+`]}`).Servers[0].id
+	}
+	want := id("")
+	for _, more := range []string{`"separator":"::",`, `"max_name_length":64,`, `"mcp_path":"/mcp",`} {
+		if got := id(more); got != want {
+			t.Errorf("%s makes it another server", more)
+		}
+	}
+	if id(`"separator":"__",`) == want {
+		t.Error("another separator makes it the same server")
+	}
+}
