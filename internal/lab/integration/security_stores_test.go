@@ -1,0 +1,486 @@
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// A filling is how one client, the thief, fills a store, and what another one, the
+// victim, has in it.
+type filling struct {
+	fill  func(i int) // sends a request of the thief
+	still func()      // wants the victim to have what it had before
+	again func()      // has the victim do once what the thief does
+}
+
+// fillings are how to fill the stores of docs/reliability.md.
+var fillings = []struct {
+	name  string
+	kinds []string
+	more  int // MiB that the store may take for one client, besides muchMemory
+	begin func(t *testing.T) filling
+}{
+	{"clients", []string{"clients"}, 0, fillClients},
+	{"resting sessions", []string{"resting_sessions"}, 0, fillRestingSessions},
+	{"ended sessions", []string{"ended_sessions"}, 0, fillEndedSessions},
+	{"subscriptions", []string{"subscriptions"}, 8 + 32, fillSubscriptions},         // 8 MiB for one owner, in streams
+	{"streams", []string{"streams"}, 32, fillStreams},                               // half of in_flight_limit: a stream is a request
+	{"held calls", []string{"held_calls"}, 320, fillHeldCalls},                      // 32 calls of request_limit each, which in_flight_limit does not count
+	{"tasks", []string{"tasks"}, 32, fillTasks},                                     // 32 MiB in all
+	{"lists", []string{"lists"}, 0, fillLists},                                      // equal lists are kept once
+	{"observations", []string{"observations"}, 64, fillObservations},                // max_bytes of recover
+	{"pruned texts", []string{"pruned_texts", "prune_scores"}, 16, fillPrunedTexts}, // store_limit
+	{"shared children", []string{"stdio_sessions"}, 8, fillSharedChildren},          // 8 MiB for one owner
+	{"isolated children", []string{"stdio_sessions"}, 8, fillIsolatedChildren},      // the same
+	{"nonces", []string{"nonces"}, 0, fillNonces},
+	{"conversations", []string{"conversations"}, 32, fillConversations}, // half of max_buffered
+}
+
+// filledElsewhere are the stores that fillings lacks, and why.
+var filledElsewhere = map[string]string{
+	"request_bodies":         "TestSecurityBytesInFlight",
+	"unauthenticated_bodies": "TestSecurityBodiesOfStrangers",
+	"rates":                  "a client has one entry",
+	"templates":              "only operators add templates, by the admin API",
+}
+
+// One client sends 60 requests for each store, of 10 MB where the store takes so much.
+// The gateway keeps little of them, and another client keeps what it had.
+func TestSecurityMemoryOfEveryStore(t *testing.T) {
+	isolate(t)
+	t.Run("all are known", func(t *testing.T) {
+		serve(t, gateway("server far http://127.0.0.1:1"))
+		known := slices.Collect(maps.Keys(filledElsewhere))
+		for _, row := range fillings {
+			known = append(known, row.kinds...)
+		}
+		slices.Sort(known)
+		var kinds []string
+		for sample := range metrics(t) {
+			if found := regexp.MustCompile(`^kept_entries\{kind="(.*)"\}$`).FindStringSubmatch(sample); found != nil {
+				kinds = append(kinds, found[1])
+			}
+		}
+		slices.Sort(kinds)
+		if known = slices.Compact(known); !slices.Equal(kinds, known) {
+			t.Errorf("the stores are %v, want %v", kinds, known)
+		}
+	})
+	for _, row := range fillings {
+		t.Run(row.name, func(t *testing.T) {
+			isolate(t)
+			f := row.begin(t)
+			passed := func(kind string) (n float64) { // entries that came to the store
+				all := metrics(t)
+				for _, metric := range []string{"entries", "dropped_total", "refused_total"} {
+					n += all["kept_"+metric+`{kind="`+kind+`"}`]
+				}
+				return n
+			}
+			passedBefore := map[string]float64{}
+			for _, kind := range row.kinds {
+				passedBefore[kind] = passed(kind)
+			}
+			before := inUse(t)
+			for i := range 60 {
+				f.fill(i)
+			}
+			keepsLittle(t, before+muchMemory+row.more)
+			t.Logf("%+d MiB", inUse(t)-before)
+			for _, kind := range row.kinds {
+				if passed(kind) <= passedBefore[kind] {
+					t.Errorf("nothing came to the store %s", kind)
+				}
+			}
+			f.still()
+			f.again()
+		})
+	}
+}
+
+// padding makes a request as large as it may be.
+var padding = strings.Repeat("A", 10_000_000)
+
+// newFar serves a gateway that has one server for both clients, and returns its
+// endpoint for all servers.
+func newFar(t *testing.T, lines ...string) (remote *mcptest.Remote, at string) {
+	t.Helper()
+	remote = &mcptest.Remote{Name: "far", Legacy: true}
+	t.Cleanup(remote.Close)
+	server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body) // the server writes down what it gets, without the padding
+		r.Body = io.NopCloser(bytes.NewReader(bytes.ReplaceAll(body, []byte(padding), nil)))
+		remote.ServeHTTP(w, r)
+	}))
+	lines = append(lines, "separator __", strangers(), "in_flight_limit 64MiB", "server far http://"+server+"/mcp")
+	return remote, joinedAt(serve(t, gateway(lines...)))
+}
+
+// named are capabilities that make a client of the modern era another one.
+func named(i int) string {
+	return fmt.Sprintf(`{"elicitation":{"form":{}},"experimental":{"%d":{}}}`, i)
+}
+
+func fillClients(t *testing.T) filling {
+	remote, at := newFar(t, "max_sessions 20")
+	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	echoes := func(c *speaker) {
+		if got := c.use(t, "far", "echo", `{"text":"mine"}`); !strings.Contains(got, "mine") {
+			t.Errorf("another client got %s", got)
+		}
+	}
+	echoes(victim)
+	ofVictim := func() (n int) {
+		for _, m := range remote.Seen("initialize") {
+			if !strings.Contains(m.Body, "experimental") {
+				n++
+			}
+		}
+		return n
+	}
+	sessions := ofVictim()
+	return filling{
+		fill: func(i int) {
+			if i%2 == 0 {
+				c := newSpeaker(t, at, true, fmt.Sprintf(`{"experimental":{"%d":{"pad":"%s"}}}`, i, padding), bearer(thiefToken))
+				c.ask(t, "tools/call", callOf("far", "echo", `{}`))
+			} else {
+				c := newSpeaker(t, at, true, named(i), bearer(thiefToken))
+				c.ask(t, "tools/call", callOf("far", "echo", `{"pad":"`+padding+`"}`))
+			}
+		},
+		still: func() {
+			if echoes(victim); ofVictim() != sessions {
+				t.Errorf("the client had %d sessions with the server and has begun %d, want no other one", sessions, ofVictim())
+			}
+		},
+		again: func() { echoes(newSpeaker(t, at, true, named(0), bearer(victimToken))) },
+	}
+}
+
+// subscribe has a client of the legacy era subscribe to a resource.
+func subscribe(t *testing.T, c *speaker, uri, pad string) {
+	t.Helper()
+	if got := c.ask(t, "resources/subscribe", `{"uri":`+quote(proxied("far", uri))+`,"pad":"`+pad+`"}`); got.answer.Error != nil {
+		t.Errorf("resources/subscribe: got %.300s", got.answer.Raw)
+	}
+}
+
+func fillRestingSessions(t *testing.T) filling {
+	remote, at := newFar(t, "max_sessions 8")
+	victim := newSpeaker(t, at, false, canAll, bearer(victimToken))
+	subscribe(t, victim, "far:///data", "")
+	return filling{
+		fill: func(i int) {
+			c := newSpeaker(t, at, false, canAll, bearer(thiefToken))
+			subscribe(t, c, fmt.Sprintf("far:///%d%s", i, padding[:5_000]), padding)
+		},
+		still: func() {
+			stream := victim.listen(t)
+			await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) > 0 })
+			victim.use(t, "far", "touch", `{"uri":"far:///data"}`)
+			stream.hears(t, "notifications/resources/updated")
+		},
+		again: func() {
+			subscribe(t, newSpeaker(t, at, false, canAll, bearer(victimToken)), "far:///data", "")
+		},
+	}
+}
+
+func fillEndedSessions(t *testing.T) filling {
+	_, at := newFar(t)
+	uses := func(session string, want int) {
+		t.Helper()
+		if got := post(t, at, rpc("tools/list", `{}`), session, bearer(victimToken), acceptBoth); got.StatusCode != want {
+			t.Errorf("got %d %.300s, want %d", got.StatusCode, got.body, want)
+		}
+	}
+	end := func(session, token string) {
+		t.Helper()
+		if got := send(t, client, "DELETE", at, "", session, bearer(token)); got.StatusCode != 204 {
+			t.Errorf("DELETE: got %d %s, want 204", got.StatusCode, got.body)
+		}
+	}
+	ended, live := sessionAt(t, at, bearer(victimToken)), sessionAt(t, at, bearer(victimToken))
+	end(ended, victimToken)
+	return filling{
+		fill: func(int) {
+			got := post(t, at, strings.Replace(rpc("initialize", `{`+initParams+`}`), "{", `{"pad":"`+padding+`",`, 1), acceptBoth, bearer(thiefToken))
+			end("Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id"), thiefToken)
+		},
+		still: func() {
+			uses(ended, 404)
+			uses(live, 200)
+		},
+		again: func() {
+			end(live, victimToken)
+			uses(live, 404)
+		},
+	}
+}
+
+func fillSubscriptions(t *testing.T) filling {
+	_, at := newFar(t)
+	wants := func(c *speaker, uris ...string) *dialogue {
+		return c.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+strings.Join(uris, ",")+`]},"pad":"`+padding[:3_000_000]+`"}`)
+	}
+	data := quote(proxied("far", "far:///data"))
+	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	stream := wants(victim, data)
+	stream.hears(t, "notifications/subscriptions/acknowledged")
+	var uris []string
+	for n := range 900 { // of 7.5 KB each
+		uris = append(uris, quote(proxied("far", fmt.Sprintf("far:///%d/%s", n, padding[:5_500]))))
+	}
+	return filling{
+		fill: func(i int) {
+			wants(newSpeaker(t, at, true, named(i), bearer(thiefToken)), uris...).next(t)
+		},
+		still: func() {
+			victim.use(t, "far", "touch", `{"uri":"far:///data"}`)
+			stream.hears(t, "notifications/resources/updated")
+		},
+		again: func() {
+			wants(newSpeaker(t, at, true, named(0), bearer(victimToken)), data).hears(t, "notifications/subscriptions/acknowledged")
+		},
+	}
+}
+
+func fillStreams(t *testing.T) filling {
+	_, at := newFar(t)
+	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	stream := victim.listens(t)
+	return filling{
+		fill: func(i int) {
+			c := newSpeaker(t, at, true, named(i), bearer(thiefToken))
+			c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true},"pad":"`+padding+`"}`).next(t)
+		},
+		still: func() {
+			victim.use(t, "far", "change", `{}`)
+			stream.hears(t, "notifications/tools/list_changed")
+		},
+		again: func() { newSpeaker(t, at, true, named(0), bearer(victimToken)).listens(t) },
+	}
+}
+
+func fillHeldCalls(t *testing.T) filling {
+	_, at := newFar(t)
+	params := func(pad string) string {
+		return callOf("far", "ask", `{"method":"elicitation/create","params":{"message":"m"},"pad":"`+pad+`"}`)
+	}
+	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	held := victim.ask(t, "tools/call", params("")).answer.Input(t)
+	return filling{
+		fill: func(i int) {
+			newSpeaker(t, at, true, named(i), bearer(thiefToken)).ask(t, "tools/call", params(padding))
+		},
+		still: func() {
+			got := victim.ask(t, "tools/call", retried(params(""), held, func(string) string { return formAnswer }))
+			if got.answer.Result == nil || strings.Contains(got.answer.Raw, "input_required") {
+				t.Errorf("the call that was held ended with %s", got.answer.Raw)
+			}
+		},
+		again: func() {
+			newSpeaker(t, at, true, named(0), bearer(victimToken)).ask(t, "tools/call", params("")).answer.Input(t)
+		},
+	}
+}
+
+func fillTasks(t *testing.T) filling {
+	var last atomic.Int64
+	server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		if bytes.Contains(body, []byte(`"tasks/get"`)) {
+			_, _ = io.WriteString(w, result(`{"taskId":"x","status":"working"}`))
+			return
+		}
+		_, _ = io.WriteString(w, result(fmt.Sprintf(`{"task":{"taskId":"t%d","status":"working"}}`, last.Add(1))))
+	}))
+	at := rpcAt(serve(t, gateway(strangers(), "server far http://"+server+"/mcp")), "far")
+	asks := func(token, method, params, want string) {
+		t.Helper()
+		if got := post(t, at, rpc(method, params), bearer(token)); !strings.Contains(got.body, want) {
+			t.Errorf("%s: got %d %.300s, want %s", method, got.StatusCode, got.body, want)
+		}
+	}
+	asks(victimToken, "tools/call", `{"name":"dig","arguments":{},"task":{}}`, `"t1"`)
+	return filling{
+		fill: func(int) {
+			asks(thiefToken, "tools/call", `{"name":"`+padding+`","arguments":{},"task":{}}`, `"taskId"`)
+		},
+		still: func() {
+			asks(thiefToken, "tasks/get", `{"taskId":"t1"}`, "-32602")
+			asks(victimToken, "tasks/get", `{"taskId":"t1"}`, "working")
+		},
+		again: func() {
+			asks(victimToken, "tools/call", `{"name":"dig","arguments":{},"task":{}}`, `"t62"`)
+			asks(victimToken, "tasks/get", `{"taskId":"t62"}`, "working")
+		},
+	}
+}
+
+func fillLists(t *testing.T) filling {
+	server := newLenientServer(t)
+	server.Resources = []string{"file:///a"}
+	server.Replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","inputSchema":{"type":"object"},"description":"` + padding[:3_000_000] + `"}]}`}
+	at := joinedAt(serve(t, gateway("separator __", strangers(), server.line("far"))))
+	lists := func(c *speaker, method, want string) {
+		t.Helper()
+		if got := c.ask(t, method, `{}`); !strings.Contains(got.answer.Raw, want) {
+			t.Errorf("%s: got %.300s, want %s", method, got.answer.Raw, want)
+		}
+	}
+	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	lists(victim, "resources/list", "proxy://resource/")
+	return filling{
+		fill:  func(i int) { lists(newSpeaker(t, at, true, named(i), bearer(thiefToken)), "tools/list", "far__echo") },
+		still: func() { lists(victim, "resources/list", "proxy://resource/") },
+		again: func() { lists(victim, "tools/list", "far__echo") },
+	}
+}
+
+func fillObservations(t *testing.T) filling {
+	server := newLenientServer(t, "read")
+	server.Handle = func(w http.ResponseWriter, r *mcptest.Received) bool {
+		if r.Method != "tools/call" {
+			return false
+		}
+		r.Answer(w, `"result":{"content":[{"type":"text","text":`+quote(r.Param("arguments")+padding[:8_000_000])+`}]}`)
+		return true
+	}
+	at := joinedAt(serve(t, gateway("separator __", strangers(), block("mask 4000 2000 2000", "recover on"), server.line("far"))))
+	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	thief := newSpeaker(t, at, true, canAll, bearer(thiefToken))
+	recovers := func(handle string) {
+		t.Helper()
+		if got := recoverBy(t, victim, `{"id":"`+handle+`"}`); got.IsError || got.Meta.Total < 8_000_000 {
+			t.Errorf("got %+v, want the original", got.Meta)
+		}
+	}
+	handle := observe(t, victim, "far", "read", `{"mine":0}`)
+	return filling{
+		fill:  func(i int) { observe(t, thief, "far", "read", fmt.Sprintf(`{"n":%d}`, i)) },
+		still: func() { recovers(handle) },
+		again: func() { recovers(observe(t, victim, "far", "read", `{"mine":1}`)) },
+	}
+}
+
+func fillPrunedTexts(t *testing.T) filling {
+	_, reranker := newMoodyReranker(t, "/cohere")
+	at := serve(t, accounts, pruner("store_limit 1000 16MiB", block("backend rerank", "url "+reranker))) + "/rpc"
+	text := strings.Repeat(padding[:10_000]+"\n", 199) // not more than 2,000,000 characters
+	mine := prunable{text: numbered(300)}
+	id := pruneBy(t, at, mine, as("bob")).PruneID
+	has := func(id string) {
+		t.Helper()
+		if isGone(t, at, id, as("bob")) {
+			t.Error("the original is gone")
+		}
+	}
+	return filling{
+		fill: func(i int) {
+			got := post(t, at, prunable{text: fmt.Sprintln(i) + text}.request(), as("alice"))
+			if payload[pruned](t, got.body).Stats.Pruned == 0 {
+				t.Errorf("got %d %.300s, want a text without some of its lines", got.StatusCode, got.body)
+			}
+		},
+		still: func() { has(id) },
+		again: func() { has(pruneBy(t, at, prunable{text: numbered(310)}, as("bob")).PruneID) },
+	}
+}
+
+func fillSharedChildren(t *testing.T) filling { return fillChildren(t) }
+
+func fillIsolatedChildren(t *testing.T) filling {
+	return fillChildren(t, "isolation session", "max_sessions 4")
+}
+
+func fillChildren(t *testing.T, lines ...string) filling {
+	at := mcpAt(serve(t, gateway(strangers(), block(child("kid"), lines...))), "kid")
+	session := sessionAt(t, at, bearer(victimToken))
+	pid := pidAt(t, at, session, bearer(victimToken))
+	return filling{
+		fill: func(int) {
+			post(t, at, strings.Replace(rpc("initialize", `{`+initParams+`}`), "{", `{"pad":"`+padding+`",`, 1), acceptBoth, bearer(thiefToken))
+		},
+		still: func() {
+			if now := pidAt(t, at, session, bearer(victimToken)); now != pid {
+				t.Errorf("the child of the session was %d and is %d", pid, now)
+			}
+		},
+		again: func() { pidAt(t, at, sessionAt(t, at, bearer(victimToken)), bearer(victimToken)) },
+	}
+}
+
+func fillNonces(t *testing.T) filling {
+	setenv(t, "ALICE_SECRET", aliceSecret)
+	setenv(t, "BOB_SECRET", bobSecret)
+	server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, result(`{}`))
+	}))
+	at := rpcAt(serve(t, gateway(signing, "server far http://"+server+"/mcp")), "far")
+	sends := func(message, signed string, want int) {
+		t.Helper()
+		if got := post(t, at, message, signed); got.StatusCode != want {
+			t.Errorf("got %d %.300s, want %d", got.StatusCode, got.body, want)
+		}
+	}
+	small, large := rpc("ping", `{}`), rpc("ping", `{"pad":"`+padding+`"}`)
+	first := signedBy("bob", bobSecret, "POST", pathOf(t, at), small)
+	sends(small, first, 200)
+	return filling{
+		fill:  func(int) { sends(large, signedBy("alice", aliceSecret, "POST", pathOf(t, at), large), 200) },
+		still: func() { sends(small, first, 401) },
+		again: func() { sends(small, signedBy("bob", bobSecret, "POST", pathOf(t, at), small), 200) },
+	}
+}
+
+func fillConversations(t *testing.T) filling {
+	arrived := make(chan struct{})
+	model := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		if r.Header.Get("X-Waits") == "" {
+			_, _ = fmt.Fprint(w, n)
+			return
+		}
+		arrived <- struct{}{}
+		<-r.Context().Done()
+	}))
+	url := serve(t, conversationMask("window_turns 1", "buffer_limit 16MiB", "max_buffered 64MiB"), proxy(model))
+	asks := aged(says("user", "hi"), calls("call_1 read"), answers("call_1", padding))
+	victim := fromAddress(t, "127.0.0.2")
+	isMasked := func() {
+		t.Helper()
+		if got := send(t, victim, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 || len(got.body) > 4 {
+			t.Errorf("got %d, the model received %s bytes, want a masked request", got.StatusCode, got.body)
+		}
+	}
+	isMasked()
+	return filling{
+		fill: func(int) {
+			req := request(t, t.Context(), "POST", url, asks, "Content-Type: application/json", "X-Waits: 1")
+			go func() {
+				if res, err := lasting.Do(req); err == nil {
+					res.Body.Close()
+				}
+			}()
+			wait(t, arrived, "the request at the model")
+		},
+		still: isMasked,
+		again: isMasked,
+	}
+}
