@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
@@ -26,10 +27,14 @@ import (
 // by its identity or, if that is unknown, by its address.
 const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
+// heldCallLimits also bound the bytes of their messages.
+var heldCallLimits = quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne, Bytes: 128 << 20, OwnerBytes: 32 << 20}
+
 // A heldCall is a call to a server of the legacy era.
 type heldCall struct {
 	behalf // which outlives the request of the client
 	key    string
+	bytes  int64 // of its message, which may have to be sent again
 	client *client
 	link   *link
 	cancel context.CancelFunc
@@ -163,6 +168,7 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	}
 	level := c.message.Text(jsonrpc.LogLevel)
 	numbered, failure := held.renumbered(m)
+	held.bytes = int64(len(numbered.Raw))
 	if failure != nil {
 		cancel()
 		return nil, failure

@@ -67,7 +67,7 @@ func NewState() *State {
 	s := &State{
 		shelf:       newShelf(),
 		ending:      make(chan struct{}, 16),
-		holding:     quota.NewMeter(keptCalls, quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne}),
+		holding:     quota.NewMeter(keptCalls, heldCallLimits),
 		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
 		busy:        map[string]*client{},
@@ -382,7 +382,7 @@ func (s *State) everybody() []*client {
 func (s *State) putAway(held *heldCall) (key string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || !s.holding.Take(held.client.owner, 0) {
+	if s.ended || !s.holding.Take(held.client.owner, held.bytes) {
 		return "", false
 	}
 	key = rand.Text()
@@ -411,7 +411,7 @@ func (s *State) retire(held *heldCall) {
 // unhold gives the place of a call back. The caller holds the lock.
 func (s *State) unhold(held *heldCall) {
 	delete(s.held, held.key)
-	s.holding.Give(held.client.owner, 0)
+	s.holding.Give(held.client.owner, held.bytes)
 	held.expires.Stop()
 }
 

@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -45,11 +46,11 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 	r.URL = new(url.URL)
 	*r.URL = *of.URL
 	repl := caddy.NewReplacer()
-	inherited, _ := ctx.Value(inheritedKey{}).(*inherited)
-	if inherited == nil {
-		inherited = inherit(of)
+	inherited := inheritedBy(ctx, of)
+	server, _ := cmp.Or(ctx.Value(caddyhttp.ServerCtxKey), of.Context().Value(caddyhttp.ServerCtxKey)).(*caddyhttp.Server)
+	if server == nil { // which reverse_proxy does not expect
+		server = new(caddyhttp.Server)
 	}
-	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
 	repl.Map(inherited.placeholder)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
@@ -73,6 +74,17 @@ type inherited struct {
 
 // inheritedKey is where an inherited is found in a context.
 type inheritedKey struct{}
+
+// inheritedBy returns what a request inherits that is made for another one. The session of a
+// client that has gone is ended in a context of its own.
+func inheritedBy(ctx context.Context, of *http.Request) *inherited {
+	for _, ctx := range [...]context.Context{ctx, of.Context()} {
+		if i, ok := ctx.Value(inheritedKey{}).(*inherited); ok {
+			return i
+		}
+	}
+	return inherit(of)
+}
 
 // inherit returns what requests inherit from that of a client.
 func inherit(r *http.Request) *inherited {

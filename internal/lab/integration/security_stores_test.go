@@ -36,7 +36,7 @@ var fillings = []struct {
 	{"ended sessions", []string{"ended_sessions"}, 0, fillEndedSessions},
 	{"subscriptions", []string{"subscriptions"}, 8 + 32, fillSubscriptions},         // 8 MiB for one owner, in streams
 	{"streams", []string{"streams"}, 32, fillStreams},                               // half of in_flight_limit: a stream is a request
-	{"held calls", []string{"held_calls"}, 320, fillHeldCalls},                      // 32 calls of request_limit each, which in_flight_limit does not count
+	{"held calls", []string{"held_calls"}, 32, fillHeldCalls},                       // the limit for one owner
 	{"tasks", []string{"tasks"}, 32, fillTasks},                                     // 32 MiB in all
 	{"lists", []string{"lists"}, 0, fillLists},                                      // equal lists are kept once
 	{"observations", []string{"observations"}, 64, fillObservations},                // max_bytes of recover
