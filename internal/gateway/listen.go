@@ -291,6 +291,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if !v.out.AcceptsStream() {
 		return notAcceptable()
 	}
+	v.keepID()
 	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown}
 	for _, server := range v.g.rules.seen(v.caller.identity) {
@@ -354,4 +355,16 @@ func (v *visit) get() *jsonrpc.Failure {
 	v.out.Begin()
 	s.keepOpen()
 	return nil
+}
+
+// keepID lets go of the message but for its id, which is all that a stream needs of it. The
+// stream may last for days.
+func (v *visit) keepID() {
+	brief := jsonrpc.RequestAs(v.message.Literal(jsonrpc.ID), mcp.MethodListen, nil)
+	if len(brief) > smallBody {
+		return // and counts as before
+	}
+	if v.message.Read(brief) == nil {
+		v.held.release()
+	}
 }

@@ -34,8 +34,8 @@ var fillings = []struct {
 	{"clients", []string{"clients"}, 0, fillClients},
 	{"resting sessions", []string{"resting_sessions"}, 0, fillRestingSessions},
 	{"ended sessions", []string{"ended_sessions"}, 0, fillEndedSessions},
-	{"subscriptions", []string{"subscriptions"}, 8 + 32, fillSubscriptions},         // 8 MiB for one owner, in streams
-	{"streams", []string{"streams"}, 32, fillStreams},                               // half of in_flight_limit: a stream is a request
+	{"subscriptions", []string{"subscriptions"}, 8, fillSubscriptions}, // 8 MiB for one owner
+	{"streams", []string{"streams"}, 0, fillStreams},
 	{"held calls", []string{"held_calls"}, 32, fillHeldCalls},                       // the limit for one owner
 	{"tasks", []string{"tasks"}, 32, fillTasks},                                     // 32 MiB in all
 	{"lists", []string{"lists"}, 0, fillLists},                                      // equal lists are kept once
