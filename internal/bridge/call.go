@@ -300,7 +300,7 @@ func (c *call) resume() *jsonrpc.Failure {
 }
 
 // asks notes that the server asks the client something before it goes on with a call. After
-// the end of the input nobody can answer, so the call ends.
+// the end of the input no answer can come, so the call ends.
 func (r *run) asks(c *call, m *jsonrpc.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -84,7 +84,7 @@ func (v *visit) dispatch() *jsonrpc.Failure {
 		return v.postMessage()
 	case http.MethodGet, http.MethodDelete:
 		if v.version != "" && !mcp.IsLegacy(v.version) {
-			return v.notAllowed("POST") // in the modern era all is posted
+			return jsonrpc.MethodNotAllowed("POST") // in the modern era all is posted
 		}
 		if failure := v.join(); failure != nil {
 			return failure
@@ -94,7 +94,7 @@ func (v *visit) dispatch() *jsonrpc.Failure {
 		}
 		return v.delete()
 	}
-	return v.notAllowed("POST, GET, DELETE")
+	return jsonrpc.MethodNotAllowed("POST", "GET", "DELETE")
 }
 
 // postMessage answers a message.

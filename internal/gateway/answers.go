@@ -128,8 +128,8 @@ func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
 }
 
 // callAgain makes the call again with answers to what the server asks, besides those
-// that the client has given, and returns the answer to that. What the server says on the
-// way there nobody hears.
+// that the client has given, and returns the answer to that. Other messages that the server
+// sends meanwhile are dropped.
 func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte, err error) {
 	responses := map[string]json.RawMessage{}
 	_ = json.Unmarshal(x.message.Literal(jsonrpc.InputResponses), &responses) // there may be none

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A connecting is an attempt to connect a client to a server.
@@ -118,7 +119,7 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
 	r := c.derive(c.link)
 	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams())
-	setHeaders(r.Header, mcp.Legacy, "", "")
+	streamable.Session{Era: mcp.Legacy}.Sign(r.Header)
 	h, failure := c.link.roundTrip(c.g, r, body, resultInto(&result))
 	return result, h.Header().Get(mcp.SessionHeader), failure
 }
@@ -134,7 +135,7 @@ func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
 	}
 	r := c.derive(c.link)
 	body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", withMeta(nil, c.link.client.meta("")))
-	setHeaders(r.Header, mcp.Modern, mcp.Stateless, "")
+	streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.Sign(r.Header)
 	_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 	return result, failure
 }

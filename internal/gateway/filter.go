@@ -253,7 +253,7 @@ func (f *filter) completed(message []byte) ([]byte, error) {
 }
 
 // passable returns a message that was filtered. One that cannot be read is passed on only
-// if there is nothing to hide, or if nobody else can read a message in it.
+// if there is nothing to hide, or if no reader finds a message in it.
 func (f *filter) passable(message, filtered []byte, err error, hides bool) ([]byte, error) {
 	switch {
 	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):

@@ -97,7 +97,7 @@ func (q authentication) identify(bodyRead bool, body []byte, token string) (know
 }
 
 // refuse refuses a client that could not be identified. It takes from the budget of the
-// client's address, so that nobody can guess for long.
+// client's address, so that guessing ends soon.
 func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	status := q.g.config.Auth.Challenge(q.w.Header(), q.r, reason)
 	if reason == nil {

@@ -284,26 +284,8 @@ func (l *link) setSessionHeaders(r *http.Request) (session string, era mcp.Era) 
 	l.mu.Lock()
 	era, version, session := l.era, l.version, l.session
 	l.mu.Unlock()
-	setHeaders(r.Header, era, version, session)
+	streamable.Session{Era: era, Version: version, ID: session}.Sign(r.Header)
 	return session, era
-}
-
-// setHeaders sets the headers that a server of this era needs, apart from those that repeat
-// what the body says.
-func setHeaders(header http.Header, era mcp.Era, version, session string) {
-	for _, name := range [...]string{mcp.SessionHeader, mcp.VersionHeader, "Accept-Encoding", "Content-Encoding", "Last-Event-Id", "Upgrade"} {
-		delete(header, name)
-	}
-	if era == mcp.Legacy {
-		mcp.ClearModern(header)
-	}
-	header.Set("Accept", "application/json, text/event-stream")
-	if version != "" {
-		header.Set(mcp.VersionHeader, version)
-	}
-	if session != "" {
-		header.Set(mcp.SessionHeader, session)
-	}
 }
 
 // withMeta returns params with _meta in them, which they do not have.
@@ -358,7 +340,7 @@ func (l *link) end(o behalf) {
 		return
 	}
 	r := o.derive(l)
-	setHeaders(r.Header, mcp.Legacy, version, session)
+	streamable.Session{Era: mcp.Legacy, Version: version, ID: session}.Sign(r.Header)
 	emptyBody(r, http.MethodDelete)
 	h := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
 	_ = o.g.newExchange(l, h, nil).send(r) // it may not care for sessions

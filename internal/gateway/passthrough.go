@@ -7,6 +7,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A passthroughReply passes an answer on as it is, and looks at it in passing.
@@ -163,7 +164,10 @@ func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
 	if w.inEvent {
 		event = append(event, "\n\n"...) // which ends whatever it was
 	}
-	event = sse.AppendEvent(event, failure.Append(nil, w.x.message.Literal(jsonrpc.ID)))
+	message := &streamable.Event{Type: "message"}
+	for _, part := range message.Buffers(failure.Append(nil, w.x.message.Literal(jsonrpc.ID))) {
+		event = append(event, part...)
+	}
 	_, _ = w.write(event)
 	_ = w.FlushError()
 }

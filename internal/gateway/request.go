@@ -47,12 +47,6 @@ func (g *Gateway) NewRequest(w http.ResponseWriter, r *http.Request, to Endpoint
 	}
 }
 
-// notAllowed refuses the HTTP method.
-func (q *Request) notAllowed(allow string) *jsonrpc.Failure {
-	q.w.Header().Set("Allow", allow)
-	return jsonrpc.MethodNotAllowed()
-}
-
 // fail answers with a failure in place of what a server may have begun to answer.
 func (q *Request) fail(failure *jsonrpc.Failure) {
 	if !q.bodyRead {
@@ -69,6 +63,9 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 		maps.Copy(header, q.restore)
 	}
 	body := failure.Append(nil, q.message.Literal(jsonrpc.ID))
+	if failure.Allow != "" {
+		header.Set("Allow", failure.Allow)
+	}
 	header.Set("Content-Type", "application/json")
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	q.w.WriteHeader(failure.Status)

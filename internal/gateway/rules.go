@@ -36,7 +36,7 @@ func newRules(config *Config) rules {
 const Anonymous = "anonymous"
 
 // OperatorIdentity is the identity of the command that has started this process to talk to
-// it. No rules apply to it, and nobody else can have it.
+// it. No rules apply to it, and no client can claim it.
 const OperatorIdentity = "\x00operator"
 
 // realmMark stands in an identity between its name and what tells it from others of the same

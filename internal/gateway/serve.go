@@ -59,9 +59,9 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 	switch {
 	case q.r.Method == http.MethodPost:
 	case q.to.Kind == RPC:
-		return q.notAllowed("POST")
+		return jsonrpc.MethodNotAllowed("POST")
 	case q.r.Method != http.MethodGet && q.r.Method != http.MethodDelete:
-		return q.notAllowed("POST, GET, DELETE")
+		return jsonrpc.MethodNotAllowed("POST", "GET", "DELETE")
 	}
 	if q.server == nil {
 		return jsonrpc.UnknownServer(mcp.Shortened(q.to.Server))

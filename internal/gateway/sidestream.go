@@ -169,7 +169,7 @@ func (h *heldCalls) read(o behalf, s *sideStream) {
 			others.note(m)
 			others.broadcast(m)
 		case !h.ask(m):
-			others.refuse(&asides, m, "nobody knows which call of the client this is for")
+			others.refuse(&asides, m, "the question belongs to no call of the client, or to several")
 		}
 		return nil
 	}

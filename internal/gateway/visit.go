@@ -43,7 +43,7 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 	if id == "" {
 		if v.r.Method == http.MethodGet {
 			// Clients of the first revision, and people with a browser, try this.
-			return v.notAllowed("POST")
+			return jsonrpc.MethodNotAllowed("POST")
 		}
 		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
 	}

@@ -1,8 +1,6 @@
 package sse
 
 import (
-	"bytes"
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -76,39 +74,4 @@ func FuzzFields(f *testing.F) {
 			}
 		}
 	})
-}
-
-// An event carries its message and nothing else, whatever the message is.
-func FuzzAppendEvent(f *testing.F) {
-	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\r1\n}", "", "data: x\n\nid: 7\n\n", "{\"a\":\"\u2028\\n\"}", "\n", " x "} {
-		f.Add([]byte(message), []byte(`{"id":2}`))
-	}
-	f.Fuzz(func(t *testing.T, first, second []byte) {
-		stream := AppendEvent(AppendEvent(nil, first), second)
-		events := parse(string(stream))
-		if all, scanned := scan(string(stream), 3); all != string(stream) || !slices.Equal(scanned, events) {
-			t.Fatalf("%q is %q, scanned %q", stream, events, scanned)
-		}
-		if len(events) != 2 {
-			t.Fatalf("%q and %q are %q", first, second, stream)
-		}
-		for i, message := range [][]byte{first, second} {
-			want := strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message))
-			if events[i] != want {
-				t.Fatalf("%q is read as %q", message, events[i])
-			}
-			if json.Valid(message) && !bytes.Equal(compact(t, message), compact(t, []byte(events[i]))) {
-				t.Fatalf("%q says something else than %q", events[i], message)
-			}
-		}
-	})
-}
-
-func compact(t *testing.T, text []byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	if err := json.Compact(&out, text); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
 }

@@ -2,7 +2,12 @@ package streamable
 
 import (
 	"bytes"
+	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 func TestEventBuffers(t *testing.T) {
@@ -16,6 +21,7 @@ func TestEventBuffers(t *testing.T) {
 		{"all fields", Event{ID: "7", Retry: "10", Type: "message"}, []string{`{"id":1}`}, "id: 7\nretry: 10\nevent: message\ndata: {\"id\":1}\n\n"},
 		{"no data", Event{ID: "7"}, nil, "id: 7\ndata: \n\n"},
 		{"several lines", Event{}, []string{"{\r\n\t\"id\": \"a\\nb\"\n}"}, "data: {  \t\"id\": \"a\\nb\" }\n\n"},
+		{"CR alone", Event{Type: "message"}, []string{"\n[1,\r2]\r\n"}, "event: message\ndata:  [1, 2]  \n\n"},
 		{"pieces", Event{}, []string{"\n{\"id\":", "1", "}\r\n"}, "data:  {\"id\":1}  \n\n"},
 	}
 	for _, tt := range tests {
@@ -29,4 +35,38 @@ func TestEventBuffers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An event carries its message and nothing else, whatever the message is.
+func FuzzEventBuffers(f *testing.F) {
+	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\r1\n}", "", "data: x\n\nid: 7\n\n", "{\"a\":\"\u2028\\n\"}", "\n", " x "} {
+		f.Add([]byte(message), []byte(`{"id":2}`))
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		e := &Event{Type: "message"}
+		stream := slices.Concat(bytes.Join(e.Buffers(first), nil), bytes.Join(e.Buffers(second), nil))
+		var events []string
+		var data []byte
+		var scanner sse.Scanner
+		scanner.Each(stream, func(kind sse.Kind, part []byte) {
+			switch kind {
+			case sse.Data:
+				data = append(data, part...)
+			case sse.Dispatch:
+				events, data = append(events, string(data)), nil
+			}
+		})
+		if len(events) != 2 {
+			t.Fatalf("%q and %q are %q", first, second, stream)
+		}
+		for i, message := range [][]byte{first, second} {
+			if want := strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message)); events[i] != want {
+				t.Fatalf("%q is read as %q, want %q", message, events[i], want)
+			}
+			var before, after bytes.Buffer
+			if json.Compact(&before, message) == nil && (json.Compact(&after, []byte(events[i])) != nil || !bytes.Equal(before.Bytes(), after.Bytes())) {
+				t.Fatalf("%q says something else than %q", events[i], message)
+			}
+		}
+	})
 }

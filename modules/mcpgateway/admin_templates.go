@@ -62,7 +62,7 @@ func (c *adminCall) deleteTemplate() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if !h.retained.Templates.Delete(c.name) { // somebody else has, just now
+	if !h.retained.Templates.Delete(c.name) { // another request has, just now
 		return 0, nil, notFound("there is no template %q", c.name)
 	}
 	h.gateway.TemplatesChanged()

@@ -124,7 +124,7 @@ func peerOf(r *http.Request) gateway.Peer {
 }
 
 // identity returns who a client is, if Caddy's authentication knows. It may be any text that
-// a token of somebody else has.
+// a token of another issuer has.
 func identity(repl *caddy.Replacer) string {
 	id, _ := repl.GetString("http.auth.user.id")
 	if id != "" && auth.CheckIdentity(id) != nil {

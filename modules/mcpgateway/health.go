@@ -320,7 +320,7 @@ const (
 	// maxPong is how much is read of an answer to a ping.
 	maxPong = 64 << 10
 	// pongLinger is how long a stream may go on after the answer. Most servers end it, and
-	// reverse_proxy warns of each that is ended by somebody else.
+	// reverse_proxy warns of each stream that the gateway ends.
 	pongLinger = time.Second
 )
 
