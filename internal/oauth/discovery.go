@@ -1,0 +1,210 @@
+package oauth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	maxIssuers   = 16
+	metadataTime = 15 * time.Minute // for which the metadata of an authorization server are good
+)
+
+// resourceMetadata are those of RFC 9728.
+type resourceMetadata struct {
+	Resource             string   `json:"resource"`
+	AuthorizationServers []string `json:"authorization_servers"`
+	Scopes               []string `json:"scopes_supported"`
+}
+
+// serverMetadata are those of an authorization server (RFC 8414, OpenID Connect Discovery).
+type serverMetadata struct {
+	Issuer                string   `json:"issuer"`
+	AuthorizationEndpoint string   `json:"authorization_endpoint"`
+	TokenEndpoint         string   `json:"token_endpoint"`
+	RegistrationEndpoint  string   `json:"registration_endpoint"`
+	RevocationEndpoint    string   `json:"revocation_endpoint"`
+	Scopes                []string `json:"scopes_supported"`
+	ChallengeMethods      []string `json:"code_challenge_methods_supported"`
+	AuthMethods           []string `json:"token_endpoint_auth_methods_supported"`
+	ClientDocuments       bool     `json:"client_id_metadata_document_supported"`
+	IssParameter          bool     `json:"authorization_response_iss_parameter_supported"`
+}
+
+// cachedMetadata are metadata as they were at a time.
+type cachedMetadata struct {
+	*serverMetadata
+	since time.Time
+}
+
+// A place is where to log in to a resource.
+type place struct {
+	*serverMetadata
+	resource string   // as it is sent to the authorization server
+	scopes   []string // that the resource supports
+}
+
+// discover finds out where to log in. The URL of the metadata comes from a challenge, and
+// may be empty. A login that is in use stays with its issuer if the resource still names it.
+func (s *Server) discover(ctx context.Context, metadataURL, issuer string) (place, error) {
+	published, err := s.resourceMetadata(ctx, metadataURL)
+	if err != nil {
+		return place{}, err
+	}
+	found := place{resource: s.resource()}
+	if published == nil {
+		issuer = s.origin()
+	} else {
+		found.resource, found.scopes = published.Resource, published.Scopes
+		if issuer, err = s.chooseIssuer(published.AuthorizationServers, issuer); err != nil {
+			return place{}, err
+		}
+	}
+	found.serverMetadata, err = s.fetchMetadata(ctx, issuer, published == nil)
+	return found, err
+}
+
+// chooseIssuer returns the current issuer if it is among those of the resource, else the first.
+func (s *Server) chooseIssuer(issuers []string, current string) (string, error) {
+	if len(issuers) == 0 {
+		return "", errors.New("the metadata of the resource name no authorization server")
+	}
+	if pinned := s.config.Issuer; pinned != "" {
+		if !slices.Contains(issuers, pinned) {
+			return "", fmt.Errorf("the resource names the issuer %q, configured is %q", printable(issuers[0]), pinned)
+		}
+		return pinned, nil
+	}
+	if slices.Contains(issuers, current) {
+		return current, nil
+	}
+	return issuers[0], nil
+}
+
+// resourceMetadata returns the metadata of the resource, nil if it publishes none.
+func (s *Server) resourceMetadata(ctx context.Context, challenged string) (*resourceMetadata, error) {
+	path := strings.TrimSuffix(s.config.Resource.EscapedPath(), "/")
+	places := []string{s.origin() + "/.well-known/oauth-protected-resource" + path}
+	if path != "" {
+		places = append(places, s.origin()+"/.well-known/oauth-protected-resource")
+	}
+	if challenged != "" {
+		u, err := s.guard.parse(challenged)
+		if err != nil {
+			return nil, fmt.Errorf("resource_metadata: %w", err)
+		}
+		if !s.guard.trusts(u) {
+			return nil, fmt.Errorf("resource_metadata: %w", &refusal{u.Host, "another origin than " + s.origin()})
+		}
+		places = append([]string{challenged}, places...)
+	}
+	for _, address := range places {
+		var published resourceMetadata
+		found, err := s.guard.get(ctx, address, &published)
+		if err != nil {
+			return nil, fmt.Errorf("metadata of the resource: %w", err)
+		}
+		if !found {
+			continue
+		}
+		if !s.covers(published.Resource) {
+			return nil, fmt.Errorf("the metadata at %s are of the resource %q, not of %q", printable(address), printable(published.Resource), s.resource())
+		}
+		return &published, nil
+	}
+	return nil, nil
+}
+
+// covers reports whether a published resource is ours, or a parent of it.
+func (s *Server) covers(published string) bool {
+	u, err := url.Parse(published)
+	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil || origin(u) != s.origin() {
+		return false
+	}
+	if u.RawQuery != "" && u.RawQuery != s.config.Resource.RawQuery {
+		return false
+	}
+	parent := strings.TrimSuffix(u.EscapedPath(), "/") + "/"
+	return strings.HasPrefix(s.config.Resource.EscapedPath()+"/", parent)
+}
+
+// issuerMetadata returns the metadata of an issuer that a login has used before.
+func (s *Server) issuerMetadata(ctx context.Context, issuer string) (*serverMetadata, error) {
+	s.mu.Lock()
+	cached, ok := s.metadata.Get(issuer)
+	s.mu.Unlock()
+	if ok && s.now().Sub(cached.since) < metadataTime {
+		return cached.serverMetadata, nil
+	}
+	return s.fetchMetadata(ctx, issuer, strings.TrimSuffix(issuer, "/") == s.origin())
+}
+
+// fetchMetadata gets the metadata of an issuer. With fallback, an issuer without metadata
+// has the default endpoints of MCP 2025-03-26.
+func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool) (*serverMetadata, error) {
+	u, err := s.guard.parse(issuer)
+	if err != nil {
+		return nil, fmt.Errorf("issuer: %w", err)
+	}
+	if u.RawQuery != "" {
+		return nil, fmt.Errorf("issuer: %q has a query", printable(issuer))
+	}
+	base, path := origin(u), strings.TrimSuffix(u.EscapedPath(), "/")
+	places := []string{base + "/.well-known/oauth-authorization-server" + path, base + "/.well-known/openid-configuration" + path}
+	if path != "" {
+		places = append(places, base+path+"/.well-known/openid-configuration")
+	}
+	for _, address := range places {
+		metadata := &serverMetadata{}
+		found, err := s.guard.get(ctx, address, metadata)
+		if err != nil {
+			return nil, fmt.Errorf("metadata of the authorization server: %w", err)
+		}
+		if !found {
+			continue
+		}
+		if metadata.Issuer != issuer && !(fallback && strings.TrimSuffix(metadata.Issuer, "/") == issuer) {
+			return nil, fmt.Errorf("the metadata at %s are of the issuer %q, not of %q", printable(address), printable(metadata.Issuer), printable(issuer))
+		}
+		return s.remember(metadata)
+	}
+	if !fallback {
+		return nil, fmt.Errorf("the issuer %q publishes no metadata", printable(issuer))
+	}
+	return s.remember(&serverMetadata{
+		Issuer:                issuer,
+		AuthorizationEndpoint: base + "/authorize",
+		TokenEndpoint:         base + "/token",
+		RegistrationEndpoint:  base + "/register",
+	})
+}
+
+// remember checks metadata and keeps them.
+func (s *Server) remember(metadata *serverMetadata) (*serverMetadata, error) {
+	for name, endpoint := range map[string]string{
+		"authorization_endpoint": metadata.AuthorizationEndpoint, "token_endpoint": metadata.TokenEndpoint,
+		"registration_endpoint": metadata.RegistrationEndpoint, "revocation_endpoint": metadata.RevocationEndpoint,
+	} {
+		if endpoint == "" {
+			continue
+		}
+		if _, err := s.guard.parse(endpoint); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if metadata.TokenEndpoint == "" {
+		return nil, fmt.Errorf("the issuer %q has no token_endpoint", printable(metadata.Issuer))
+	}
+	if metadata.ChallengeMethods != nil && !slices.Contains(metadata.ChallengeMethods, "S256") {
+		return nil, fmt.Errorf("the issuer %q does not support PKCE with S256", printable(metadata.Issuer))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metadata.Add(metadata.Issuer, cachedMetadata{metadata, s.now()})
+	return metadata, nil
+}

@@ -1,0 +1,219 @@
+// Package oauth logs in to protected resources with OAuth 2.1, as the authorization part
+// of the Model Context Protocol (2025-11-25 and 2026-07-28) asks of clients. It finds the
+// authorization server of a resource, registers there, sends people to log in, and keeps
+// the tokens fresh, once at a time also across processes.
+//
+// Metadata come from servers that may be hostile, so requests go to public addresses
+// over https only; see [Config.TrustedHosts].
+package oauth
+
+import (
+	"context"
+	"crypto"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// ErrLoginRequired says that a person must log in, see [Account.Begin]. Errors that wrap
+// it say why.
+var ErrLoginRequired = errors.New("login required")
+
+// A Grant is a way to get tokens.
+type Grant int
+
+const (
+	// AuthorizationCode lets a person log in with a browser.
+	AuthorizationCode Grant = iota
+	// ClientCredentials uses the credentials of the configuration, without a person.
+	ClientCredentials
+	// TokenExchange gives the tokens of callers for tokens of the server, see
+	// [Account.Exchange].
+	TokenExchange
+)
+
+// Config describes a protected resource and how to log in to it.
+type Config struct {
+	// URL of the protected resource. Its own origin is trusted like TrustedHosts.
+	Resource *url.URL
+
+	// The client at the authorization server. An https URL is a client-ID metadata
+	// document, used where the authorization server supports that. Default: register.
+	ClientID string
+
+	// Secret of ClientID. Default: none.
+	ClientSecret string
+
+	// Key of ClientID for private_key_jwt, RSA, ECDSA P-256 or Ed25519. Default: none.
+	PrivateKey crypto.Signer
+
+	// The authorization server that ClientID belongs to. The resource names its
+	// authorization server, and the credentials above are sent to the one it names:
+	// a resource that is not trusted with them could name its own. With Issuer set, a
+	// resource that names another issuer is refused. Default: any.
+	Issuer string
+
+	// How to get tokens. Default: AuthorizationCode.
+	Grant Grant
+
+	// Scopes to ask for, in place of those that the resource asks for.
+	Scopes []string
+
+	// Hosts of metadata and authorization servers that may have addresses that are not
+	// public, and may use plain http. * matches any characters. Requests to these hosts,
+	// and only to these, use the proxy of the environment (HTTPS_PROXY): a proxy hides the
+	// address that it connects to. Default: none but the origin of Resource.
+	TrustedHosts []string
+
+	// Name of the client, which authorization servers show to people.
+	ClientName string
+
+	// Keeps logins and registrations. Servers with the same Resource and Store share
+	// their logins. Values are secret, see [Encrypted].
+	Store Store
+}
+
+// Format keeps secrets out of texts.
+func (Config) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Config") }
+
+// maxAccounts bounds the accounts in memory. The Store has all of them.
+const maxAccounts = 10_000
+
+// A Server is a protected resource with the accounts at it. It is safe for concurrent
+// use, and starts no goroutines.
+type Server struct {
+	config Config
+	guard  *guard
+	now    func() time.Time
+
+	mu        sync.Mutex
+	accounts  *simplelru.LRU[string, *Account]
+	metadata  *simplelru.LRU[string, cachedMetadata]
+	exchanged *simplelru.LRU[[32]byte, *exchanged]
+}
+
+// New returns a Server. It does not connect to anything.
+func New(config Config) *Server {
+	s := &Server{config: config, now: time.Now}
+	s.guard = newGuard(config.Resource, config.TrustedHosts)
+	s.accounts, _ = simplelru.NewLRU[string, *Account](maxAccounts, nil) // the sizes are positive
+	s.metadata, _ = simplelru.NewLRU[string, cachedMetadata](maxIssuers, nil)
+	s.exchanged, _ = simplelru.NewLRU[[32]byte, *exchanged](maxExchanged, nil)
+	return s
+}
+
+// Format keeps secrets out of texts.
+func (s *Server) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Server") }
+
+// resource returns the URL of the resource as it is sent if the resource publishes none.
+func (s *Server) resource() string {
+	u := *s.config.Resource
+	u.Fragment, u.RawFragment, u.User = "", "", nil
+	return u.String()
+}
+
+// origin returns the origin of the resource.
+func (s *Server) origin() string { return origin(s.config.Resource) }
+
+// Account returns the account with this id, "" for the shared one.
+func (s *Server) Account(id string) *Account {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, ok := s.accounts.Get(id)
+	if !ok {
+		a = &Account{server: s, id: id, key: storeKey("logins", s.resource(), id), turn: make(chan struct{}, 1)}
+		s.accounts.Add(id, a)
+	}
+	return a
+}
+
+// An Account is a login at a [Server]. It is safe for concurrent use.
+type Account struct {
+	server  *Server
+	id, key string
+	turn    chan struct{} // holds a value while a call changes the login
+
+	mu      sync.Mutex
+	known   login // as last seen in the Store
+	err     error // the last failure
+	retryAt time.Time
+}
+
+// Format keeps secrets out of texts.
+func (a *Account) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Account") }
+
+// Status describes a login.
+type Status struct {
+	LoggedIn bool      // there is a token, which may be refused nevertheless
+	Issuer   string    // of the authorization server
+	Scopes   []string  // that the login has asked for
+	Expires  time.Time // of the access token, zero if it did not say; refresh may prolong it
+	Err      error     // the last failure, nil after a success
+}
+
+// Status says how the login is.
+func (a *Account) Status(ctx context.Context) Status {
+	l, err := a.load(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		err = a.err
+	}
+	return Status{
+		LoggedIn: l.AccessToken != "" && (l.RefreshToken != "" || l.usable(a.server.now())),
+		Issuer:   l.Issuer, Scopes: l.Scopes, Expires: l.Expires, Err: err,
+	}
+}
+
+// Logout forgets the tokens, and revokes them where the authorization server offers that
+// (RFC 7009). They are forgotten even if that fails.
+func (a *Account) Logout(ctx context.Context) error {
+	if err := a.acquire(ctx); err != nil {
+		return err
+	}
+	defer a.release()
+	var old login
+	_, err := a.update(ctx, func(l *login) error {
+		old, *l = *l, login{}
+		return nil
+	})
+	if err != nil || old.AccessToken == "" {
+		return err
+	}
+	if err := a.server.revoke(ctx, old); err != nil {
+		return fmt.Errorf("forgotten, but not revoked at %s: %w", old.Issuer, err)
+	}
+	return nil
+}
+
+// acquire waits for the turn of the caller to change the login.
+func (a *Account) acquire(ctx context.Context) error {
+	select {
+	case a.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (a *Account) release() { <-a.turn }
+
+// printable returns a text of a server that is fit for errors: bounded, on one line.
+func printable(text string) string {
+	const limit = 200
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\u2028' || r == '\u2029' || r >= 0x80 && r < 0xa0 {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "\ufffd"))
+	if runes := []rune(text); len(runes) > limit {
+		text = string(runes[:limit]) + "…"
+	}
+	return text
+}

@@ -1,0 +1,192 @@
+package oauth
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Methods by which clients authenticate at the token endpoint.
+const (
+	methodBasic = "client_secret_basic"
+	methodPost  = "client_secret_post"
+	methodNone  = "none"
+	methodJWT   = "private_key_jwt"
+)
+
+// A client is one that an authorization server knows. It is stored if it was registered.
+type client struct {
+	ID      string    `json:"client_id"`
+	Secret  string    `json:"client_secret,omitempty"`
+	Method  string    `json:"method"`
+	Expires time.Time `json:"expires,omitzero"` // of Secret
+
+	key string // under which a registered client is stored
+}
+
+// isDocument reports whether a client id is the URL of a metadata document.
+func isDocument(id string) bool { return strings.HasPrefix(id, "https://") }
+
+// chooseClient returns the client for a login that begins.
+func (s *Server) chooseClient(ctx context.Context, metadata *serverMetadata, redirectURL, document string) (client, error) {
+	id := s.config.ClientID
+	switch {
+	case id != "" && !isDocument(id):
+		return s.configured(metadata, id), nil
+	case isDocument(id) && metadata.ClientDocuments:
+		return s.configured(metadata, id), nil
+	case isDocument(document) && metadata.ClientDocuments:
+		return client{ID: document, Method: methodNone}, nil
+	case metadata.RegistrationEndpoint != "" && redirectURL != "":
+		return s.registered(ctx, metadata, redirectURL)
+	}
+	return client{}, fmt.Errorf("%s does not register clients: set client_id", printable(metadata.Issuer))
+}
+
+// knownClient returns the client of a login that has begun before.
+func (s *Server) knownClient(ctx context.Context, metadata *serverMetadata, id, redirectURL string) (client, error) {
+	if id == s.config.ClientID {
+		return s.configured(metadata, id), nil
+	}
+	if isDocument(id) {
+		return client{ID: id, Method: methodNone}, nil
+	}
+	c, err := s.loadClient(ctx, metadata.Issuer, redirectURL)
+	if err == nil && c.ID != id {
+		err = fmt.Errorf("%w: the registration at %s has ended", ErrLoginRequired, printable(metadata.Issuer))
+	}
+	return c, err
+}
+
+// configured returns the client of the configuration.
+func (s *Server) configured(metadata *serverMetadata, id string) client {
+	c := client{ID: id, Secret: s.config.ClientSecret, Method: methodNone}
+	switch {
+	case s.config.PrivateKey != nil:
+		c.Method = methodJWT
+	case c.Secret != "" && len(metadata.AuthMethods) > 0 && !slices.Contains(metadata.AuthMethods, methodBasic) && slices.Contains(metadata.AuthMethods, methodPost):
+		c.Method = methodPost
+	case c.Secret != "":
+		c.Method = methodBasic
+	}
+	return c
+}
+
+// loadClient returns the client that is registered for a redirect URL, empty if there is none.
+func (s *Server) loadClient(ctx context.Context, issuer, redirectURL string) (client, error) {
+	c := client{key: storeKey("clients", issuer, redirectURL)}
+	if err := loadJSON(ctx, s.config.Store, c.key, &c); err != nil {
+		return client{}, err
+	}
+	if !c.Expires.IsZero() && !s.now().Before(c.Expires) {
+		return client{key: c.key}, nil
+	}
+	return c, nil
+}
+
+// registered returns the client that is registered for a redirect URL, and registers it
+// if needed.
+func (s *Server) registered(ctx context.Context, metadata *serverMetadata, redirectURL string) (client, error) {
+	key := storeKey("clients", metadata.Issuer, redirectURL)
+	if err := s.config.Store.Lock(ctx, key); err != nil {
+		return client{}, fmt.Errorf("lock registration: %w", err)
+	}
+	defer func() { _ = s.config.Store.Unlock(context.WithoutCancel(ctx), key) }()
+	c, err := s.loadClient(ctx, metadata.Issuer, redirectURL)
+	if err != nil || c.ID != "" {
+		return c, err
+	}
+	if c, err = s.register(ctx, metadata, redirectURL); err != nil {
+		return client{}, fmt.Errorf("register at %s: %w", printable(metadata.Issuer), err)
+	}
+	c.key = key
+	return c, storeJSON(ctx, s.config.Store, key, c)
+}
+
+// register registers a client (RFC 7591).
+func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirectURL string) (client, error) {
+	method := methodBasic // the default of RFC 8414
+	if offered := metadata.AuthMethods; len(offered) > 0 {
+		i := slices.IndexFunc([]string{methodBasic, methodPost, methodNone}, func(m string) bool { return slices.Contains(offered, m) })
+		if i < 0 {
+			return client{}, fmt.Errorf("none of token_endpoint_auth_methods_supported can be used: set client_id")
+		}
+		method = []string{methodBasic, methodPost, methodNone}[i]
+	}
+	body, err := json.Marshal(map[string]any{
+		"client_name":                s.config.ClientName,
+		"redirect_uris":              []string{redirectURL},
+		"grant_types":                []string{"authorization_code", "refresh_token"},
+		"response_types":             []string{"code"},
+		"token_endpoint_auth_method": method,
+		"application_type":           applicationType(redirectURL),
+	})
+	if err != nil {
+		return client{}, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, metadata.RegistrationEndpoint, bytes.NewReader(body))
+	if err != nil {
+		return client{}, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	var answer struct {
+		ClientID      string `json:"client_id"`
+		ClientSecret  string `json:"client_secret"`
+		SecretExpires int64  `json:"client_secret_expires_at"`
+		Method        string `json:"token_endpoint_auth_method"`
+		Error         string `json:"error"`
+		Description   string `json:"error_description"`
+	}
+	registered, err := s.guard.send(request, &answer)
+	switch {
+	case err != nil:
+		return client{}, err
+	case !registered:
+		return client{}, fmt.Errorf("refused: %s", printable(answer.Error+" "+answer.Description))
+	case answer.ClientID == "":
+		return client{}, errors.New("the answer has no client_id")
+	}
+	c := client{ID: answer.ClientID, Secret: answer.ClientSecret, Method: method}
+	if answer.Method != "" {
+		c.Method = answer.Method
+	}
+	if c.Secret == "" {
+		c.Method = methodNone
+	} else if answer.SecretExpires > 0 {
+		c.Expires = time.Unix(answer.SecretExpires, 0)
+	}
+	if !slices.Contains([]string{methodBasic, methodPost, methodNone}, c.Method) {
+		return client{}, fmt.Errorf("token_endpoint_auth_method %q was not asked for", printable(c.Method))
+	}
+	return c, nil
+}
+
+// forget forgets a registered client that the authorization server no longer knows.
+func (s *Server) forget(ctx context.Context, c client) error {
+	if c.key == "" {
+		return nil
+	}
+	return s.config.Store.Delete(context.WithoutCancel(ctx), c.key)
+}
+
+// applicationType is that of OpenID Connect Registration: browsers of other machines do
+// not reach a native one.
+func applicationType(redirectURL string) string {
+	u, err := url.Parse(redirectURL)
+	if err != nil {
+		return "web"
+	}
+	address, err := netip.ParseAddr(u.Hostname())
+	if u.Hostname() == "localhost" || err == nil && address.IsLoopback() {
+		return "native"
+	}
+	return "web"
+}

@@ -1,0 +1,199 @@
+package oauth
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+)
+
+// Store keeps values under keys, and locks them across processes. certmagic.Storage has
+// these methods.
+type Store interface {
+	Load(ctx context.Context, key string) ([]byte, error) // fs.ErrNotExist if there is none
+	Store(ctx context.Context, key string, value []byte) error
+	Delete(ctx context.Context, key string) error
+	Lock(ctx context.Context, name string) error
+	Unlock(ctx context.Context, name string) error
+}
+
+// Encrypted returns a Store that encrypts values with AES-256-GCM. The encryption key is
+// derived from key by HKDF. A value is bound to its storage key: it cannot be moved.
+func Encrypted(s Store, key []byte) Store {
+	derived, err := hkdf.Key(sha256.New, key, nil, "oauth store", 32)
+	if err != nil {
+		panic(err) // the length is right
+	}
+	block, err := aes.NewCipher(derived)
+	if err != nil {
+		panic(err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return encrypted{s, aead}
+}
+
+type encrypted struct {
+	inner Store
+	aead  cipher.AEAD
+}
+
+func (e encrypted) Load(ctx context.Context, key string) ([]byte, error) {
+	sealed, err := e.inner.Load(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	value, err := e.aead.Open(nil, nil, sealed, []byte(key))
+	if err != nil {
+		return nil, fmt.Errorf("%s: encrypted with another key, or damaged", key)
+	}
+	return value, nil
+}
+
+func (e encrypted) Store(ctx context.Context, key string, value []byte) error {
+	return e.inner.Store(ctx, key, e.aead.Seal(nil, nil, value, []byte(key)))
+}
+
+func (e encrypted) Delete(ctx context.Context, key string) error  { return e.inner.Delete(ctx, key) }
+func (e encrypted) Lock(ctx context.Context, name string) error   { return e.inner.Lock(ctx, name) }
+func (e encrypted) Unlock(ctx context.Context, name string) error { return e.inner.Unlock(ctx, name) }
+
+// storeKey returns the key of a value. Parts are hashed: they may have any characters and
+// any length.
+func storeKey(kind string, parts ...string) string {
+	hash := sha256.New()
+	for _, part := range parts {
+		fmt.Fprintf(hash, "%d %s", len(part), part)
+	}
+	return "oauth/" + kind + "/" + hex.EncodeToString(hash.Sum(nil)) + ".json"
+}
+
+// loadJSON loads a value. It leaves into alone if there is none.
+func loadJSON(ctx context.Context, s Store, key string, into any) error {
+	raw, err := s.Load(ctx, key)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
+	if err != nil {
+		return fmt.Errorf("load from storage: %w", err)
+	}
+	return nil
+}
+
+// storeJSON stores a value, also if the caller of ctx has gone: a rotated refresh token
+// that is not stored is a lost login.
+func storeJSON(ctx context.Context, s Store, key string, value any) error {
+	raw, err := json.Marshal(value)
+	if err == nil {
+		err = s.Store(context.WithoutCancel(ctx), key, raw)
+	}
+	if err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	return nil
+}
+
+// A login is what is stored of an account.
+type login struct {
+	Issuer      string   `json:"issuer,omitempty"`
+	Resource    string   `json:"resource,omitempty"` // as it is sent to the issuer
+	ClientID    string   `json:"client_id,omitempty"`
+	RedirectURL string   `json:"redirect_url,omitempty"`
+	Scopes      []string `json:"scopes,omitempty"` // that were asked for
+
+	AccessToken  string    `json:"access_token,omitempty"`
+	RefreshToken string    `json:"refresh_token,omitempty"`
+	Obtained     time.Time `json:"obtained,omitzero"`
+	Expires      time.Time `json:"expires,omitzero"`
+
+	Accepted bool `json:"accepted,omitempty"` // the resource has accepted a token of this login
+	Tried    bool `json:"tried,omitempty"`    // what can be done about a 401 for AccessToken has been done
+
+	Demand demand `json:"demand,omitzero"`
+}
+
+// A demand is what the resource has said about how to log in to it.
+type demand struct {
+	Metadata string   `json:"metadata,omitempty"` // URL of the resource's metadata
+	Scopes   []string `json:"scopes,omitempty"`   // for the next login
+}
+
+func (d demand) equal(other demand) bool {
+	return d.Metadata == other.Metadata && slices.Equal(d.Scopes, other.Scopes)
+}
+
+func (l login) equal(other login) bool {
+	a, _ := json.Marshal(l) // strings, times and booleans only
+	b, _ := json.Marshal(other)
+	return string(a) == string(b)
+}
+
+// fresh reports whether the access token can be used, and need not be refreshed yet. A
+// token is refreshed half a minute before it expires, or after two fifths of its life.
+func (l login) fresh(now time.Time) bool {
+	return l.validFor(now, min(l.Expires.Sub(l.Obtained)*3/5, 30*time.Second))
+}
+
+// usable reports whether the access token is still valid. Servers count in whole seconds,
+// so a token may expire up to a second early.
+func (l login) usable(now time.Time) bool {
+	return l.validFor(now, min(l.Expires.Sub(l.Obtained)/2, time.Second))
+}
+
+func (l login) validFor(now time.Time, margin time.Duration) bool {
+	return l.AccessToken != "" && (l.Expires.IsZero() || now.Before(l.Expires.Add(-margin)))
+}
+
+// load returns the login as the Store has it.
+func (a *Account) load(ctx context.Context) (login, error) {
+	var l login
+	if err := loadJSON(ctx, a.server.config.Store, a.key, &l); err != nil {
+		return login{}, err
+	}
+	if id := a.server.config.ClientID; id != "" && l.ClientID != "" && l.ClientID != id && !isDocument(id) {
+		l = login{Demand: l.Demand} // of a client that is no longer configured
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known = l
+	return l, nil
+}
+
+// update changes the login by f, alone among all processes, and stores it, also if f
+// fails. The caller has the turn.
+func (a *Account) update(ctx context.Context, f func(*login) error) (login, error) {
+	store := a.server.config.Store
+	if err := store.Lock(ctx, a.key); err != nil {
+		return login{}, fmt.Errorf("lock login: %w", err)
+	}
+	defer func() { _ = store.Unlock(context.WithoutCancel(ctx), a.key) }()
+	l, err := a.load(ctx)
+	if err != nil {
+		return login{}, err
+	}
+	before := l
+	err = f(&l)
+	if l.equal(before) {
+		return l, err
+	}
+	a.mu.Lock()
+	a.known = l
+	a.mu.Unlock()
+	if l.equal(login{}) {
+		return l, errors.Join(err, store.Delete(context.WithoutCancel(ctx), a.key))
+	}
+	return l, errors.Join(err, storeJSON(ctx, store, a.key, l))
+}
