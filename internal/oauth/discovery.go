@@ -57,6 +57,9 @@ func (s *Server) discover(ctx context.Context, metadataURL, issuer string) (plac
 		return place{}, err
 	}
 	found := place{resource: s.resource()}
+	if published == nil && s.config.Grant == TokenExchange {
+		return place{}, errors.New("the resource publishes no metadata: the tokens of callers are not sent to a guessed server")
+	}
 	if published == nil {
 		issuer = s.origin()
 	} else {
@@ -69,19 +72,16 @@ func (s *Server) discover(ctx context.Context, metadataURL, issuer string) (plac
 	return found, err
 }
 
-// chooseIssuer returns the current issuer if it is among those of the resource, else the first.
+// chooseIssuer returns the issuer that is configured, else the current one, else the first,
+// of those that the resource names.
 func (s *Server) chooseIssuer(issuers []string, current string) (string, error) {
+	for _, wanted := range []string{s.config.Issuer, current} {
+		if wanted != "" && slices.Contains(issuers, wanted) {
+			return wanted, nil
+		}
+	}
 	if len(issuers) == 0 {
 		return "", errors.New("the metadata of the resource name no authorization server")
-	}
-	if pinned := s.config.Issuer; pinned != "" {
-		if !slices.Contains(issuers, pinned) {
-			return "", fmt.Errorf("the resource names the issuer %q, configured is %q", printable(issuers[0]), pinned)
-		}
-		return pinned, nil
-	}
-	if slices.Contains(issuers, current) {
-		return current, nil
 	}
 	return issuers[0], nil
 }
@@ -197,6 +197,9 @@ func (s *Server) remember(metadata *serverMetadata) (*serverMetadata, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
+	if pinned := s.config.Issuer; pinned != "" && metadata.Issuer != pinned {
+		return nil, fmt.Errorf("the issuer is %q, not %q as configured", printable(metadata.Issuer), pinned)
+	}
 	if metadata.TokenEndpoint == "" {
 		return nil, fmt.Errorf("the issuer %q has no token_endpoint", printable(metadata.Issuer))
 	}
@@ -207,4 +210,11 @@ func (s *Server) remember(metadata *serverMetadata) (*serverMetadata, error) {
 	defer s.mu.Unlock()
 	s.metadata.Add(metadata.Issuer, cachedMetadata{metadata, s.now()})
 	return metadata, nil
+}
+
+// dropMetadata forgets the metadata of an issuer, to get them anew.
+func (s *Server) dropMetadata(issuer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metadata.Remove(issuer)
 }

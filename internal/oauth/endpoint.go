@@ -39,79 +39,94 @@ func (e *answerError) Error() string {
 	return text
 }
 
-// answered reports whether err is an answer with one of these codes.
-func answered(err error, codes ...string) bool {
+// answered reports whether err is an answer with this code.
+func answered(err error, code string) bool {
 	var answer *answerError
-	if !errors.As(err, &answer) {
-		return false
-	}
-	for _, code := range codes {
-		if answer.code == code {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &answer) && answer.code == code
 }
 
-// final reports whether err is an answer that stays the same when the request is repeated.
-func final(err error) bool {
+// isUnknownClient reports whether err says that the credentials of the client are wrong.
+func isUnknownClient(err error) bool {
+	return answered(err, "invalid_client") || answered(err, "unauthorized_client")
+}
+
+// isFinal reports whether err is an answer that stays the same if the request is repeated.
+func isFinal(err error) bool {
 	var answer *answerError
-	return errors.As(err, &answer) && answer.status < 500 && answer.status != http.StatusTooManyRequests &&
-		!answered(err, "temporarily_unavailable", "server_error", "slow_down")
+	if !errors.As(err, &answer) || answer.status >= 500 || answer.status == http.StatusTooManyRequests {
+		return false
+	}
+	return answer.code != "" && answer.code != "temporarily_unavailable" && answer.code != "server_error" && answer.code != "slow_down"
 }
 
 // ask sends a grant to the token endpoint. It goes on if the caller has gone: the answer
 // may be the only copy of a rotated refresh token.
 func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, params url.Values) (*oauth2.Token, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
-	defer cancel()
-	config := clientcredentials.Config{ClientID: c.ID, TokenURL: metadata.TokenEndpoint, EndpointParams: params, AuthStyle: oauth2.AuthStyleInParams}
-	switch c.Method {
-	case methodBasic:
-		config.ClientSecret, config.AuthStyle = c.Secret, oauth2.AuthStyleInHeader
-	case methodPost:
-		config.ClientSecret = c.Secret
-	case methodJWT:
-		assertion, err := s.assertion(metadata.Issuer, c.ID)
-		if err != nil {
-			return nil, err
-		}
-		params.Set("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-		params.Set("client_assertion", assertion)
-	}
 	endpoint, err := s.guard.parse(metadata.TokenEndpoint)
 	if err != nil {
 		return nil, err
 	}
-	token, err := config.Token(context.WithValue(ctx, oauth2.HTTPClient, s.guard.client))
+	secret, style, err := s.authenticate(metadata.Issuer, c, params)
 	if err != nil {
-		return nil, tokenError(endpoint.Host, err, c.Secret, params)
+		return nil, err
+	}
+	config := clientcredentials.Config{ClientID: c.ID, ClientSecret: secret, TokenURL: metadata.TokenEndpoint, EndpointParams: params, AuthStyle: style}
+	token, err := config.Token(context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, s.guard.client))
+	if err != nil {
+		s.dropMetadata(metadata.Issuer) // it may have moved
+		err = tokenError(endpoint.Host, err, secret, params)
+		if isUnknownClient(err) {
+			err = errors.Join(err, s.forget(ctx, c))
+		}
+		return nil, err
 	}
 	if !strings.EqualFold(token.TokenType, "Bearer") {
 		return nil, fmt.Errorf("%s: token_type is %q, not Bearer", endpoint.Host, printable(token.TokenType))
 	}
+	if strings.ContainsFunc(token.AccessToken, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, fmt.Errorf("%s: access_token has characters that cannot be sent", endpoint.Host)
+	}
 	return token, nil
+}
+
+// authenticate returns how a client authenticates, and adds an assertion to the parameters
+// if it has a key.
+func (s *Server) authenticate(issuer string, c client, params url.Values) (secret string, style oauth2.AuthStyle, err error) {
+	switch c.Method {
+	case methodBasic:
+		return c.Secret, oauth2.AuthStyleInHeader, nil
+	case methodPost:
+		return c.Secret, oauth2.AuthStyleInParams, nil
+	case methodJWT:
+		assertion, err := s.assertion(issuer, c.ID)
+		if err != nil {
+			return "", 0, err
+		}
+		params.Set("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
+		params.Set("client_assertion", assertion)
+	}
+	return "", oauth2.AuthStyleInParams, nil
 }
 
 // tokenError returns an error of the token endpoint without secrets in it, which some
 // servers repeat.
 func tokenError(host string, err error, secret string, params url.Values) error {
 	var refused *oauth2.RetrieveError
-	if !errors.As(err, &refused) {
-		var failed *url.Error
-		if errors.As(err, &failed) {
-			return fmt.Errorf("%s: %w", host, plain(failed.Err))
-		}
+	var failed *url.Error
+	switch {
+	case errors.As(err, &failed):
+		return plain(host, failed)
+	case !errors.As(err, &refused):
 		return fmt.Errorf("%s: the answer has no token", host)
 	}
 	var pairs []string
-	for _, name := range []string{"code", "code_verifier", "refresh_token", "subject_token", "client_assertion"} {
-		if value := params.Get(name); value != "" {
+	for _, value := range []string{
+		secret, params.Get("code"), params.Get("code_verifier"), params.Get("refresh_token"),
+		params.Get("subject_token"), params.Get("client_assertion"),
+	} {
+		if value != "" {
 			pairs = append(pairs, value, "…")
 		}
-	}
-	if secret != "" {
-		pairs = append(pairs, secret, "…")
 	}
 	scrub := strings.NewReplacer(pairs...)
 	return &answerError{
@@ -157,7 +172,7 @@ func (s *Server) assertion(issuer, id string) (string, error) {
 	return signed.CompactSerialize()
 }
 
-// revoke revokes the tokens of a login (RFC 7009).
+// revoke revokes the tokens of a login (RFC 7009), where the authorization server offers it.
 func (s *Server) revoke(ctx context.Context, l login) error {
 	metadata, err := s.issuerMetadata(ctx, l.Issuer)
 	if err != nil || metadata.RevocationEndpoint == "" {
@@ -167,45 +182,33 @@ func (s *Server) revoke(ctx context.Context, l login) error {
 	if err != nil {
 		return err
 	}
-	token, hint := l.RefreshToken, "refresh_token"
-	if token == "" {
-		token, hint = l.AccessToken, "access_token"
+	params := url.Values{"token": {l.AccessToken}, "token_type_hint": {"access_token"}, "client_id": {c.ID}}
+	if l.RefreshToken != "" {
+		params.Set("token", l.RefreshToken)
+		params.Set("token_type_hint", "refresh_token")
 	}
-	params := url.Values{"token": {token}, "token_type_hint": {hint}}
-	return s.postRevocation(ctx, metadata, c, params)
-}
-
-func (s *Server) postRevocation(ctx context.Context, metadata *serverMetadata, c client, params url.Values) error {
-	switch c.Method {
-	case methodPost:
-		params.Set("client_secret", c.Secret)
-		fallthrough
-	case methodNone:
-		params.Set("client_id", c.ID)
-	case methodJWT:
-		assertion, err := s.assertion(metadata.Issuer, c.ID)
-		if err != nil {
-			return err
-		}
-		params.Set("client_id", c.ID)
-		params.Set("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-		params.Set("client_assertion", assertion)
+	secret, style, err := s.authenticate(metadata.Issuer, c, params)
+	if err != nil {
+		return err
+	}
+	if secret != "" && style == oauth2.AuthStyleInParams {
+		params.Set("client_secret", secret)
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, metadata.RevocationEndpoint, strings.NewReader(params.Encode()))
 	if err != nil {
 		return err
 	}
 	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	if c.Method == methodBasic {
-		request.SetBasicAuth(url.QueryEscape(c.ID), url.QueryEscape(c.Secret))
+	if style == oauth2.AuthStyleInHeader {
+		request.SetBasicAuth(url.QueryEscape(c.ID), url.QueryEscape(secret))
 	}
 	response, err := s.guard.client.Do(request)
 	if err != nil {
-		return plain(err)
+		return plain(request.URL.Host, err)
 	}
 	_ = response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return &statusError{request.URL.Host, response.StatusCode}
+		return fmt.Errorf("status %d", response.StatusCode)
 	}
 	return nil
 }

@@ -11,54 +11,137 @@ import (
 // maxExchanged bounds the tokens of [TokenExchange] in memory.
 const maxExchanged = 10_000
 
-// tokenTypeAccess is the type of access tokens (RFC 8693).
-const tokenTypeAccess = "urn:ietf:params:oauth:token-type:access_token"
-
-// exchanged is a token that was got in place of another.
+// exchanged is the token that was got in place of a caller's.
 type exchanged struct {
-	login login
+	turn  chan struct{} // holds a value while a call gets the token
+	login login         // guarded by Server.mu
 }
 
 // Exchange returns a token for the server in place of a caller's token (RFC 8693). It is
 // kept until it expires.
+//
+// The resource names the authorization server that the caller's token is sent to, unless
+// [Config.Issuer] does.
 func (a *Account) Exchange(ctx context.Context, subjectToken string) (token string, err error) {
-	defer func() { a.note(err) }()
 	s := a.server
 	key := sha256.Sum256([]byte(subjectToken))
 	s.mu.Lock()
 	kept, ok := s.exchanged.Get(key)
+	if !ok {
+		kept = &exchanged{turn: make(chan struct{}, 1)}
+		s.exchanged.Add(key, kept)
+	}
 	s.mu.Unlock()
-	if ok && kept.login.fresh(s.now()) {
-		return kept.login.AccessToken, nil
+	select {
+	case kept.turn <- struct{}{}:
+		defer func() { <-kept.turn }()
+	case <-ctx.Done():
+		return "", ctx.Err()
 	}
-	found, err := s.discover(ctx, "", "")
-	if err != nil {
+	s.mu.Lock()
+	l, where := kept.login, s.exchangeAt
+	s.mu.Unlock()
+	if l.fresh(s.now()) {
+		return l.AccessToken, nil
+	}
+	defer func() { a.note(err) }()
+	if where == nil {
+		if where, err = s.exchangePlace(ctx); err != nil {
+			return "", err
+		}
+	}
+	if err := s.exchange(ctx, where, subjectToken, &l); err != nil {
 		return "", err
 	}
-	c, err := s.chooseClient(ctx, found.serverMetadata, "", "")
-	if err != nil {
-		return "", err
-	}
-	params := url.Values{
-		"grant_type": {"urn:ietf:params:oauth:grant-type:token-exchange"}, "subject_token": {subjectToken},
-		"subject_token_type": {tokenTypeAccess}, "resource": {found.resource}, "audience": {found.resource},
-	}
-	if scopes := s.chooseScopes(found, nil); len(scopes) > 0 {
-		params.Set("scope", strings.Join(scopes, " "))
-	}
-	asked := s.now()
-	answer, err := s.ask(ctx, found.serverMetadata, c, params)
-	if err != nil {
-		return "", err
-	}
-	next := &exchanged{}
-	next.login.take(answer, asked, s.now())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.exchanged.Add(key, next)
-	return next.login.AccessToken, nil
+	kept.login = l
+	s.issued.Add(l.AccessToken, kept)
+	return l.AccessToken, nil
 }
 
-func (s *Server) acceptExchanged(string) {}
+// exchangePlace finds out where to exchange tokens, and remembers it until a token is refused.
+func (s *Server) exchangePlace(ctx context.Context) (*place, error) {
+	s.mu.Lock()
+	challenged := s.challenged
+	s.mu.Unlock()
+	found, err := s.discover(ctx, challenged, "")
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.exchangeAt = &found
+	return &found, nil
+}
 
-func (s *Server) rejectExchanged(string) error { return errors.New("the server refuses the token") }
+// exchange gets a token in place of a caller's.
+func (s *Server) exchange(ctx context.Context, where *place, subjectToken string, l *login) error {
+	metadata, err := s.issuerMetadata(ctx, where.Issuer)
+	if err != nil {
+		return err
+	}
+	c, err := s.chooseClient(ctx, metadata, "", "")
+	if err != nil {
+		return err
+	}
+	params := url.Values{
+		"grant_type":         {"urn:ietf:params:oauth:grant-type:token-exchange"},
+		"subject_token":      {subjectToken},
+		"subject_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
+		"resource":           {where.resource},
+		"audience":           {where.resource},
+	}
+	l.Scopes = s.chooseScopes(*where, l.Demand.Scopes)
+	if len(l.Scopes) > 0 {
+		params.Set("scope", strings.Join(l.Scopes, " "))
+	}
+	asked := s.now()
+	token, err := s.ask(ctx, metadata, c, params)
+	if err != nil {
+		return err
+	}
+	l.take(token, asked)
+	return nil
+}
+
+// acceptExchanged notes that the server accepts a token.
+func (s *Server) acceptExchanged(token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if kept, ok := s.issued.Get(token); ok {
+		kept.login.Tried = false
+	}
+}
+
+// rejectExchanged forgets a token that the server refuses, and where it came from. It
+// returns why another one would not help.
+func (s *Server) rejectExchanged(token string, asked challenge) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.exchangeAt = nil
+	if asked.metadata != "" {
+		s.challenged = asked.metadata
+	}
+	kept, ok := s.issued.Get(token)
+	if !ok || kept.login.AccessToken != token {
+		return nil
+	}
+	if asked.err == insufficientScope {
+		if err := s.demandScopes(&kept.login, asked.scopes); !errors.Is(err, ErrLoginRequired) {
+			return err
+		}
+	} else if kept.login.Tried {
+		return errors.New("the server does not accept exchanged tokens")
+	}
+	kept.login = login{Demand: kept.login.Demand, Tried: true}
+	return nil
+}
+
+// forgetExchanged forgets all exchanged tokens.
+func (s *Server) forgetExchanged() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.exchanged.Purge()
+	s.issued.Purge()
+}

@@ -112,6 +112,9 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	response.Body = http.MaxBytesReader(nil, response.Body, maxBody)
+	if r.Method == http.MethodPost {
+		response.Header.Set("Content-Type", "application/json") // x/oauth2 would read other types as a form
+	}
 	return response, nil
 }
 
@@ -173,14 +176,6 @@ func isPublic(address netip.Addr) bool {
 	return address.Zone() == "" && address.IsGlobalUnicast() && !address.IsPrivate()
 }
 
-// A statusError is an answer that is not a success.
-type statusError struct {
-	host   string
-	status int
-}
-
-func (e *statusError) Error() string { return fmt.Sprintf("%s: status %d", e.host, e.status) }
-
 // get gets a JSON document. It is not found if the server says so, or sends a web page.
 func (g *guard) get(ctx context.Context, address string, into any) (found bool, err error) {
 	u, err := g.parse(address)
@@ -198,7 +193,7 @@ func (g *guard) get(ctx context.Context, address string, into any) (found bool, 
 func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	response, err := g.client.Do(request)
 	if err != nil {
-		return false, plain(err)
+		return false, plain(request.URL.Host, err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	switch {
@@ -206,14 +201,14 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 		_ = json.NewDecoder(response.Body).Decode(into) // an OAuth error, perhaps
 		return false, nil
 	case response.StatusCode < 200 || response.StatusCode > 299:
-		return false, &statusError{request.URL.Host, response.StatusCode}
+		return false, fmt.Errorf("%s: status %d", request.URL.Host, response.StatusCode)
 	}
 	if content, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); content == "text/html" {
 		return false, nil
 	}
 	raw, err := io.ReadAll(response.Body)
 	if err != nil {
-		return false, fmt.Errorf("%s: %w", request.URL.Host, plain(err))
+		return false, fmt.Errorf("%s: %w", request.URL.Host, err)
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
 		return false, fmt.Errorf("%s: the answer is not the expected JSON", request.URL.Host)
@@ -221,13 +216,18 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	return true, nil
 }
 
-// plain returns a refusal without the errors around it.
-func plain(err error) error {
+// plain returns an error of the client with the host in place of the URL, which a redirect
+// may have put secrets into.
+func plain(host string, err error) error {
 	var refused *refusal
 	if errors.As(err, &refused) {
 		return refused
 	}
-	return err
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		err = failed.Err
+	}
+	return fmt.Errorf("%s: %w", host, err)
 }
 
 // origin returns the scheme, host and port of a URL.

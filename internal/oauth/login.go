@@ -66,7 +66,11 @@ func (a *Account) Begin(ctx context.Context, redirectURL, clientDocument string,
 	if slices.Contains(p.Scopes, offlineAccess) {
 		options = append(options, oauth2.SetAuthURLParam("prompt", "consent")) // OpenID Connect demands it
 	}
-	return config.AuthCodeURL(seal(p), options...), nil
+	state := seal(p)
+	if state == "" {
+		return "", errors.New("the login has no state")
+	}
+	return config.AuthCodeURL(state, options...), nil
 }
 
 // chooseScopes returns the scopes to ask for.
@@ -82,17 +86,6 @@ func (s *Server) chooseScopes(found place, demanded []string) []string {
 		scopes = union(scopes, []string{offlineAccess})
 	}
 	return scopes
-}
-
-// union returns the scopes of both, in order.
-func union(a, b []string) []string {
-	all := slices.Clone(a)
-	for _, scope := range b {
-		if !slices.Contains(all, scope) {
-			all = append(all, scope)
-		}
-	}
-	return all
 }
 
 // Finish takes the query of the callback, and gets the tokens.
@@ -114,14 +107,11 @@ func (a *Account) Finish(ctx context.Context, p *Pending, query url.Values) (err
 	if err != nil {
 		return err
 	}
-	obtained := s.now()
+	asked := s.now()
 	token, err := s.ask(ctx, metadata, c, url.Values{
 		"grant_type": {"authorization_code"}, "code": {code}, "redirect_uri": {p.RedirectURL},
 		"code_verifier": {p.Verifier}, "resource": {p.Resource},
 	})
-	if answered(err, "invalid_client", "unauthorized_client") {
-		err = errors.Join(err, s.forget(ctx, c))
-	}
 	if err != nil {
 		return err
 	}
@@ -134,7 +124,7 @@ func (a *Account) Finish(ctx context.Context, p *Pending, query url.Values) (err
 			Issuer: p.Issuer, Resource: p.Resource, ClientID: p.ClientID, RedirectURL: p.RedirectURL, Scopes: p.Scopes,
 			Demand: l.Demand,
 		}
-		l.take(token, obtained, s.now())
+		l.take(token, asked)
 		return nil
 	})
 	return err

@@ -10,9 +10,11 @@ package oauth
 import (
 	"context"
 	"crypto"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -91,20 +93,35 @@ type Server struct {
 	guard  *guard
 	now    func() time.Time
 
-	mu        sync.Mutex
-	accounts  *simplelru.LRU[string, *Account]
-	metadata  *simplelru.LRU[string, cachedMetadata]
-	exchanged *simplelru.LRU[[32]byte, *exchanged]
+	mu       sync.Mutex
+	accounts *simplelru.LRU[string, *Account]
+	metadata *simplelru.LRU[string, cachedMetadata] // by issuer
+
+	exchanged  *simplelru.LRU[[sha256.Size]byte, *exchanged] // by hash of the caller's token
+	issued     *simplelru.LRU[string, *exchanged]            // by the token that came for it
+	exchangeAt *place                                        // where tokens are exchanged, nil if unknown
+	challenged string                                        // where a challenge said that the metadata of the resource are
 }
 
 // New returns a Server. It does not connect to anything.
 func New(config Config) *Server {
-	s := &Server{config: config, now: time.Now}
-	s.guard = newGuard(config.Resource, config.TrustedHosts)
-	s.accounts, _ = simplelru.NewLRU[string, *Account](maxAccounts, nil) // the sizes are positive
-	s.metadata, _ = simplelru.NewLRU[string, cachedMetadata](maxIssuers, nil)
-	s.exchanged, _ = simplelru.NewLRU[[32]byte, *exchanged](maxExchanged, nil)
-	return s
+	return &Server{
+		config:    config,
+		guard:     newGuard(config.Resource, config.TrustedHosts),
+		now:       time.Now,
+		accounts:  newLRU[string, *Account](maxAccounts),
+		metadata:  newLRU[string, cachedMetadata](maxIssuers),
+		exchanged: newLRU[[sha256.Size]byte, *exchanged](maxExchanged),
+		issued:    newLRU[string, *exchanged](maxExchanged),
+	}
+}
+
+func newLRU[K comparable, V any](size int) *simplelru.LRU[K, V] {
+	lru, err := simplelru.NewLRU[K, V](size, nil)
+	if err != nil {
+		panic(err) // the size is positive
+	}
+	return lru
 }
 
 // Format keeps secrets out of texts.
@@ -126,7 +143,8 @@ func (s *Server) Account(id string) *Account {
 	defer s.mu.Unlock()
 	a, ok := s.accounts.Get(id)
 	if !ok {
-		a = &Account{server: s, id: id, key: storeKey("logins", s.resource(), id), turn: make(chan struct{}, 1)}
+		key := storeKey("logins", s.resource(), strconv.Itoa(int(s.config.Grant)), id)
+		a = &Account{server: s, id: id, key: key, turn: make(chan struct{}, 1)}
 		s.accounts.Add(id, a)
 	}
 	return a
@@ -139,9 +157,10 @@ type Account struct {
 	turn    chan struct{} // holds a value while a call changes the login
 
 	mu      sync.Mutex
-	known   login // as last seen in the Store
-	err     error // the last failure
-	retryAt time.Time
+	known   login     // as last seen in the Store
+	err     error     // the last failure, nil after a success
+	failure error     // why the token could not be refreshed
+	retryAt time.Time // until when failure is good
 }
 
 // Format keeps secrets out of texts.
@@ -165,7 +184,7 @@ func (a *Account) Status(ctx context.Context) Status {
 		err = a.err
 	}
 	return Status{
-		LoggedIn: l.AccessToken != "" && (l.RefreshToken != "" || l.usable(a.server.now())),
+		LoggedIn: l.usable(a.server.now()) || a.server.renewable(l),
 		Issuer:   l.Issuer, Scopes: l.Scopes, Expires: l.Expires, Err: err,
 	}
 }
@@ -177,6 +196,7 @@ func (a *Account) Logout(ctx context.Context) error {
 		return err
 	}
 	defer a.release()
+	a.server.forgetExchanged()
 	var old login
 	_, err := a.update(ctx, func(l *login) error {
 		old, *l = *l, login{}
@@ -189,6 +209,31 @@ func (a *Account) Logout(ctx context.Context) error {
 		return fmt.Errorf("forgotten, but not revoked at %s: %w", old.Issuer, err)
 	}
 	return nil
+}
+
+// note remembers how the last request went, for [Account.Status].
+func (a *Account) note(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.err = err
+}
+
+// pause keeps other calls from trying for a while what has failed, if it has.
+func (a *Account) pause(failure error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.failure, a.retryAt = failure, a.server.now().Add(retryTime)
+}
+
+// remembered returns the login as last seen in the Store, and why it should not be
+// refreshed now, if so.
+func (a *Account) remembered() (l login, failure error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.server.now().Before(a.retryAt) {
+		failure = a.failure
+	}
+	return a.known, failure
 }
 
 // acquire waits for the turn of the caller to change the login.

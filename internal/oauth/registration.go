@@ -22,6 +22,9 @@ const (
 	methodJWT   = "private_key_jwt"
 )
 
+// registeredMethods are those of clients that register themselves, the best one first.
+var registeredMethods = []string{methodBasic, methodPost, methodNone}
+
 // A client is one that an authorization server knows. It is stored if it was registered.
 type client struct {
 	ID      string    `json:"client_id"`
@@ -39,42 +42,42 @@ func isDocument(id string) bool { return strings.HasPrefix(id, "https://") }
 func (s *Server) chooseClient(ctx context.Context, metadata *serverMetadata, redirectURL, document string) (client, error) {
 	id := s.config.ClientID
 	switch {
-	case id != "" && !isDocument(id):
-		return s.configured(metadata, id), nil
-	case isDocument(id) && metadata.ClientDocuments:
-		return s.configured(metadata, id), nil
+	case id != "" && !isDocument(id), isDocument(id) && metadata.ClientDocuments:
+		return s.configured(metadata), nil
 	case isDocument(document) && metadata.ClientDocuments:
 		return client{ID: document, Method: methodNone}, nil
 	case metadata.RegistrationEndpoint != "" && redirectURL != "":
 		return s.registered(ctx, metadata, redirectURL)
 	}
-	return client{}, fmt.Errorf("%s does not register clients: set client_id", printable(metadata.Issuer))
+	return client{}, fmt.Errorf("client_id is not set, and a client cannot register itself at %s", printable(metadata.Issuer))
 }
 
 // knownClient returns the client of a login that has begun before.
 func (s *Server) knownClient(ctx context.Context, metadata *serverMetadata, id, redirectURL string) (client, error) {
-	if id == s.config.ClientID {
-		return s.configured(metadata, id), nil
-	}
-	if isDocument(id) {
+	switch {
+	case id == s.config.ClientID:
+		return s.configured(metadata), nil
+	case isDocument(id):
 		return client{ID: id, Method: methodNone}, nil
 	}
 	c, err := s.loadClient(ctx, metadata.Issuer, redirectURL)
 	if err == nil && c.ID != id {
-		err = fmt.Errorf("%w: the registration at %s has ended", ErrLoginRequired, printable(metadata.Issuer))
+		return client{}, fmt.Errorf("%w: the registration at %s has ended", ErrLoginRequired, printable(metadata.Issuer))
 	}
 	return c, err
 }
 
-// configured returns the client of the configuration.
-func (s *Server) configured(metadata *serverMetadata, id string) client {
-	c := client{ID: id, Secret: s.config.ClientSecret, Method: methodNone}
-	switch {
+// configured returns the client of the configuration. That of a document has no secret.
+func (s *Server) configured(metadata *serverMetadata) client {
+	c := client{ID: s.config.ClientID, Secret: s.config.ClientSecret}
+	switch offered := metadata.AuthMethods; {
 	case s.config.PrivateKey != nil:
 		c.Method = methodJWT
-	case c.Secret != "" && len(metadata.AuthMethods) > 0 && !slices.Contains(metadata.AuthMethods, methodBasic) && slices.Contains(metadata.AuthMethods, methodPost):
+	case c.Secret == "" || isDocument(c.ID):
+		c.Method = methodNone
+	case slices.Contains(offered, methodPost) && !slices.Contains(offered, methodBasic):
 		c.Method = methodPost
-	case c.Secret != "":
+	default:
 		c.Method = methodBasic
 	}
 	return c
@@ -82,13 +85,12 @@ func (s *Server) configured(metadata *serverMetadata, id string) client {
 
 // loadClient returns the client that is registered for a redirect URL, empty if there is none.
 func (s *Server) loadClient(ctx context.Context, issuer, redirectURL string) (client, error) {
-	c := client{key: storeKey("clients", issuer, redirectURL)}
-	if err := loadJSON(ctx, s.config.Store, c.key, &c); err != nil {
+	key := storeKey("clients", issuer, redirectURL)
+	c, err := loadJSON[client](ctx, s.config.Store, key)
+	if err != nil || !c.Expires.IsZero() && !s.now().Before(c.Expires) {
 		return client{}, err
 	}
-	if !c.Expires.IsZero() && !s.now().Before(c.Expires) {
-		return client{key: c.key}, nil
-	}
+	c.key = key
 	return c, nil
 }
 
@@ -113,14 +115,15 @@ func (s *Server) registered(ctx context.Context, metadata *serverMetadata, redir
 
 // register registers a client (RFC 7591).
 func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirectURL string) (client, error) {
-	method := methodBasic // the default of RFC 8414
-	if offered := metadata.AuthMethods; len(offered) > 0 {
-		i := slices.IndexFunc([]string{methodBasic, methodPost, methodNone}, func(m string) bool { return slices.Contains(offered, m) })
-		if i < 0 {
-			return client{}, fmt.Errorf("none of token_endpoint_auth_methods_supported can be used: set client_id")
-		}
-		method = []string{methodBasic, methodPost, methodNone}[i]
+	offered := metadata.AuthMethods
+	if len(offered) == 0 {
+		offered = []string{methodBasic} // the default of RFC 8414
 	}
+	i := slices.IndexFunc(registeredMethods, func(method string) bool { return slices.Contains(offered, method) })
+	if i < 0 {
+		return client{}, errors.New("no method of authentication is known: set client_id")
+	}
+	method := registeredMethods[i]
 	body, err := json.Marshal(map[string]any{
 		"client_name":                s.config.ClientName,
 		"redirect_uris":              []string{redirectURL},
@@ -150,7 +153,7 @@ func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirec
 	case err != nil:
 		return client{}, err
 	case !registered:
-		return client{}, fmt.Errorf("refused: %s", printable(answer.Error+" "+answer.Description))
+		return client{}, fmt.Errorf("refused: %s; set client_id instead", printable(strings.TrimSpace(answer.Error+" "+answer.Description)))
 	case answer.ClientID == "":
 		return client{}, errors.New("the answer has no client_id")
 	}
@@ -163,7 +166,7 @@ func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirec
 	} else if answer.SecretExpires > 0 {
 		c.Expires = time.Unix(answer.SecretExpires, 0)
 	}
-	if !slices.Contains([]string{methodBasic, methodPost, methodNone}, c.Method) {
+	if !slices.Contains(registeredMethods, c.Method) {
 		return client{}, fmt.Errorf("token_endpoint_auth_method %q was not asked for", printable(c.Method))
 	}
 	return c, nil
@@ -173,6 +176,10 @@ func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirec
 func (s *Server) forget(ctx context.Context, c client) error {
 	if c.key == "" {
 		return nil
+	}
+	current, err := loadJSON[client](ctx, s.config.Store, c.key)
+	if err != nil || current.ID != c.ID {
+		return err // another process has registered anew
 	}
 	return s.config.Store.Delete(context.WithoutCancel(ctx), c.key)
 }

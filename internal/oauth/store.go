@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"time"
 )
 
@@ -26,7 +25,8 @@ type Store interface {
 }
 
 // Encrypted returns a Store that encrypts values with AES-256-GCM. The encryption key is
-// derived from key by HKDF. A value is bound to its storage key: it cannot be moved.
+// derived from key by HKDF. A value is bound to its storage key: it cannot be moved. One
+// that cannot be decrypted does not exist, so that a login can take its place.
 func Encrypted(s Store, key []byte) Store {
 	derived, err := hkdf.Key(sha256.New, key, nil, "oauth store", 32)
 	if err != nil {
@@ -55,7 +55,7 @@ func (e encrypted) Load(ctx context.Context, key string) ([]byte, error) {
 	}
 	value, err := e.aead.Open(nil, nil, sealed, []byte(key))
 	if err != nil {
-		return nil, fmt.Errorf("%s: encrypted with another key, or damaged", key)
+		return nil, fmt.Errorf("%s: encrypted with another key, or damaged: %w", key, fs.ErrNotExist)
 	}
 	return value, nil
 }
@@ -78,19 +78,20 @@ func storeKey(kind string, parts ...string) string {
 	return "oauth/" + kind + "/" + hex.EncodeToString(hash.Sum(nil)) + ".json"
 }
 
-// loadJSON loads a value. It leaves into alone if there is none.
-func loadJSON(ctx context.Context, s Store, key string, into any) error {
+// loadJSON loads a value. The value is zero if there is none, or none that can be read.
+func loadJSON[T any](ctx context.Context, s Store, key string) (value T, err error) {
 	raw, err := s.Load(ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = json.Unmarshal(raw, into)
+		return value, nil
 	}
 	if err != nil {
-		return fmt.Errorf("load from storage: %w", err)
+		return value, fmt.Errorf("load from storage: %w", err)
 	}
-	return nil
+	if json.Unmarshal(raw, &value) != nil {
+		var zero T
+		return zero, nil
+	}
+	return value, nil
 }
 
 // storeJSON stores a value, also if the caller of ctx has gone: a rotated refresh token
@@ -101,7 +102,7 @@ func storeJSON(ctx context.Context, s Store, key string, value any) error {
 		err = s.Store(context.WithoutCancel(ctx), key, raw)
 	}
 	if err != nil {
-		return fmt.Errorf("store: %w", err)
+		return fmt.Errorf("write to storage: %w", err)
 	}
 	return nil
 }
@@ -131,36 +132,16 @@ type demand struct {
 	Scopes   []string `json:"scopes,omitempty"`   // for the next login
 }
 
-func (d demand) equal(other demand) bool {
-	return d.Metadata == other.Metadata && slices.Equal(d.Scopes, other.Scopes)
-}
-
 func (l login) equal(other login) bool {
 	a, _ := json.Marshal(l) // strings, times and booleans only
 	b, _ := json.Marshal(other)
 	return string(a) == string(b)
 }
 
-// fresh reports whether the access token can be used, and need not be refreshed yet. A
-// token is refreshed half a minute before it expires, or after two fifths of its life.
-func (l login) fresh(now time.Time) bool {
-	return l.validFor(now, min(l.Expires.Sub(l.Obtained)*3/5, 30*time.Second))
-}
-
-// usable reports whether the access token is still valid. Servers count in whole seconds,
-// so a token may expire up to a second early.
-func (l login) usable(now time.Time) bool {
-	return l.validFor(now, min(l.Expires.Sub(l.Obtained)/2, time.Second))
-}
-
-func (l login) validFor(now time.Time, margin time.Duration) bool {
-	return l.AccessToken != "" && (l.Expires.IsZero() || now.Before(l.Expires.Add(-margin)))
-}
-
 // load returns the login as the Store has it.
 func (a *Account) load(ctx context.Context) (login, error) {
-	var l login
-	if err := loadJSON(ctx, a.server.config.Store, a.key, &l); err != nil {
+	l, err := loadJSON[login](ctx, a.server.config.Store, a.key)
+	if err != nil {
 		return login{}, err
 	}
 	if id := a.server.config.ClientID; id != "" && l.ClientID != "" && l.ClientID != id && !isDocument(id) {
