@@ -1,9 +1,6 @@
 package oauth
 
-import (
-	"maps"
-	"strings"
-)
+import "strings"
 
 // A challenge is what the Bearer challenges of WWW-Authenticate say.
 type challenge struct {
@@ -15,17 +12,16 @@ type challenge struct {
 // insufficientScope is the error of a challenge to a token that lacks scopes.
 const insufficientScope = "insufficient_scope"
 
+// maxParam bounds the parameters of a challenge. Longer ones are ignored.
+const maxParam = 2048
+
 // parseChallenges reads the values of WWW-Authenticate. Of several Bearer challenges the
 // first that has a parameter counts for it.
 func parseChallenges(values []string) challenge {
-	bearer := map[string]string{}
+	bearer := map[string]string{"resource_metadata": "", "scope": "", "error": ""}
 	for _, value := range values {
 		p := challengeParser{rest: value}
-		for scheme, params, ok := p.next(); ok; scheme, params, ok = p.next() {
-			if strings.EqualFold(scheme, "Bearer") {
-				maps.Copy(params, bearer)
-				bearer = params
-			}
+		for p.next(bearer) {
 		}
 	}
 	return challenge{bearer["resource_metadata"], strings.Fields(bearer["scope"]), bearer["error"]}
@@ -34,26 +30,27 @@ func parseChallenges(values []string) challenge {
 // A challengeParser reads challenges of RFC 9110, 11.6.1, and skips what is malformed.
 type challengeParser struct{ rest string }
 
-// next returns the next challenge. Of parameters with the same name the first counts.
-func (p *challengeParser) next() (scheme string, params map[string]string, ok bool) {
+// next reads a challenge, and sets those parameters of a Bearer challenge that bearer has
+// with an empty value.
+func (p *challengeParser) next(bearer map[string]string) bool {
+	scheme := ""
 	for scheme == "" {
 		p.rest = strings.TrimLeft(p.rest, " \t,")
 		if p.rest == "" {
-			return "", nil, false
+			return false
 		}
 		if scheme = p.token(); scheme == "" {
 			p.skip()
 		}
 	}
-	params = map[string]string{}
 	for {
 		p.rest = strings.TrimLeft(p.rest, " \t,")
-		name, value, isParam := p.param()
-		if !isParam {
-			return scheme, params, true
+		name, value, ok := p.param()
+		if !ok {
+			return true
 		}
-		if _, again := params[name]; !again && name != "" {
-			params[name] = value
+		if old, wanted := bearer[name]; wanted && old == "" && len(value) <= maxParam && strings.EqualFold(scheme, "Bearer") {
+			bearer[name] = value
 		}
 	}
 }
