@@ -156,11 +156,12 @@ type Account struct {
 	id, key string
 	turn    chan struct{} // holds a value while a call changes the login
 
-	mu      sync.Mutex
-	known   login     // as last seen in the Store
-	err     error     // the last failure, nil after a success
-	failure error     // why the token could not be refreshed
-	retryAt time.Time // until when failure is good
+	mu        sync.Mutex
+	known     login     // as last seen in the Store
+	notStored bool      // known is newer than what the Store has
+	err       error     // the last failure, nil after a success
+	failure   error     // why the token could not be refreshed
+	retryAt   time.Time // until when failure is good
 }
 
 // Format keeps secrets out of texts.

@@ -138,8 +138,11 @@ func (l login) equal(other login) bool {
 	return string(a) == string(b)
 }
 
-// load returns the login as the Store has it.
+// load returns the login as the Store has it, or as it could not be stored.
 func (a *Account) load(ctx context.Context) (login, error) {
+	if l, unsaved := a.unsaved(); unsaved {
+		return l, nil
+	}
 	l, err := loadJSON[login](ctx, a.server.config.Store, a.key)
 	if err != nil {
 		return login{}, err
@@ -147,9 +150,7 @@ func (a *Account) load(ctx context.Context) (login, error) {
 	if id := a.server.config.ClientID; id != "" && l.ClientID != "" && l.ClientID != id && !isDocument(id) {
 		l = login{Demand: l.Demand} // of a client that is no longer configured
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.known = l
+	a.know(l, false)
 	return l, nil
 }
 
@@ -167,14 +168,27 @@ func (a *Account) update(ctx context.Context, f func(*login) error) (login, erro
 	}
 	before := l
 	err = f(&l)
-	if l.equal(before) {
+	if _, unsaved := a.unsaved(); !unsaved && l.equal(before) {
 		return l, err
 	}
-	a.mu.Lock()
-	a.known = l
-	a.mu.Unlock()
+	var failure error
 	if l.equal(login{}) {
-		return l, errors.Join(err, store.Delete(context.WithoutCancel(ctx), a.key))
+		failure = store.Delete(context.WithoutCancel(ctx), a.key)
+	} else {
+		failure = storeJSON(ctx, store, a.key, l)
 	}
-	return l, errors.Join(err, storeJSON(ctx, store, a.key, l))
+	a.know(l, failure != nil)
+	return l, errors.Join(err, failure)
+}
+
+func (a *Account) know(l login, unsaved bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known, a.notStored = l, unsaved
+}
+
+func (a *Account) unsaved() (login, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.known, a.notStored
 }

@@ -1,0 +1,294 @@
+package oauth
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestTokensAreRefreshedBeforeTheyExpire(t *testing.T) {
+	for name, row := range map[string]struct {
+		lifetime  int
+		after     time.Duration
+		refreshes int
+	}{
+		"not after one of two seconds, minus the margin": {2, 700 * time.Millisecond, 0},
+		"after one of two seconds":                       {2, time.Second, 1},
+		"not after 59 minutes of an hour":                {3600, 59 * time.Minute, 0},
+		"half a minute before the end of an hour":        {3600, 59*time.Minute + 31*time.Second, 1},
+		"never, if they do not expire":                   {0, 10000 * time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.issuer.lifetime = row.lifetime
+			a := w.server().Account("")
+			w.login(a)
+			w.wait(row.after)
+			if got := w.token(a); got != w.current() {
+				t.Errorf("token %q, want %q", got, w.current())
+			}
+			forms := w.issuer.requests()
+			if len(forms) != row.refreshes {
+				t.Fatalf("%d refreshes, want %d", len(forms), row.refreshes)
+			}
+			if row.refreshes > 0 && (forms[0].Get("grant_type") != "refresh_token" || forms[0].Get("resource") != w.resource.URL+"/mcp") {
+				t.Errorf("refreshed by %v", forms[0])
+			}
+		})
+	}
+}
+
+func TestARefreshTokenThatIsNotRotatedIsKept(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	for range 2 {
+		w.issuer.change(func() { w.issuer.refreshes = false })
+		w.wait(2 * time.Hour)
+		if got := w.token(a); got != w.current() {
+			t.Errorf("token %q, want %q", got, w.current())
+		}
+	}
+}
+
+func TestATokenWithoutRefreshTokenExpires(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.refreshes = false
+	a := w.loggedIn()
+	w.wait(3595 * time.Second)
+	if got := w.token(a); got != w.current() {
+		t.Errorf("token %q, want %q", got, w.current())
+	}
+	w.wait(6 * time.Second)
+	if _, err := a.Token(t.Context()); !errors.Is(err, ErrLoginRequired) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAFailureToRefresh(t *testing.T) {
+	answer := func(status int, code string) func(*world) {
+		return func(w *world) { w.issuer.fail = func(url.Values) (int, string) { return status, code } }
+	}
+	for name, row := range map[string]struct {
+		fail     func(*world)
+		login    bool // a person must log in
+		forgets  bool // the tokens
+		register bool // the registration is forgotten
+	}{
+		"ends the login, if the grant is invalid":                 {answer(400, "invalid_grant"), true, true, false},
+		"ends the login and the registration, if that is unknown": {answer(401, "invalid_client"), true, true, true},
+		"demands a login, if the scope is invalid":                {answer(400, "invalid_scope"), true, false, false},
+		"is temporary, if the server is broken":                   {answer(500, "server_error"), false, false, false},
+		"is temporary, if the server is busy":                     {answer(429, "slow_down"), false, false, false},
+		"is temporary, if a proxy forbids it":                     {answer(403, ""), false, false, false},
+		"is temporary, if the network is":                         {func(w *world) { w.issuer.CloseClientConnections(); w.issuer.Listener.Close() }, false, false, false},
+		"is temporary, if the answer is not JSON": {func(w *world) {
+			w.issuer.page("/token", func(rw http.ResponseWriter, _ *http.Request) {
+				rw.Header().Set("Content-Type", "text/plain")
+				_, _ = rw.Write([]byte("access_token=evil&token_type=bearer"))
+			})
+		}, false, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a := w.loggedIn()
+			old, secret := w.current(), w.issuer.refresh
+			w.issuer.change(func() { row.fail(w) })
+			w.wait(3580 * time.Second) // refreshed early, and still valid
+			token, err := a.Token(t.Context())
+			if row.login {
+				if !errors.Is(err, ErrLoginRequired) || token != "" {
+					t.Errorf("token %q, error %v", token, err)
+				}
+			} else if err != nil || token != old {
+				t.Errorf("token %q, error %v, want the old token", token, err)
+			}
+			w.wait(30 * time.Second)
+			token, err = a.Token(t.Context())
+			if token != "" || (err == nil) != row.forgets || errors.Is(err, ErrLoginRequired) != (row.login && !row.forgets) {
+				t.Errorf("token %q, error %v after the old one has expired", token, err)
+			}
+			if text := a.Status(t.Context()).Err; text == nil || strings.Contains(text.Error(), secret) || strings.Contains(text.Error(), "registered-secret") {
+				t.Errorf("status %v", text)
+			}
+			if got := len(w.store.keys("clients")) == 0; got != row.register {
+				t.Errorf("registration forgotten: %t, want %t", got, row.register)
+			}
+			if row.forgets {
+				return
+			}
+			w.wait(retryTime)
+			w.issuer.change(func() { w.issuer.fail = nil })
+			w.issuer.page("/token", w.issuer.serveToken)
+			if strings.Contains(name, "network") {
+				return
+			}
+			if got := w.token(a); got != w.current() || got == old {
+				t.Errorf("token %q after the failure, want %q", got, w.current())
+			}
+		})
+	}
+}
+
+// An authorization server that is down is not asked by every call.
+func TestAfterAFailureTheIssuerIsLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 500, "" } })
+	w.wait(2 * time.Hour)
+	for range 3 {
+		if _, err := a.Token(t.Context()); err == nil || errors.Is(err, ErrLoginRequired) {
+			t.Errorf("error %v", err)
+		}
+	}
+	if got := len(w.issuer.requests()); got != 1 {
+		t.Errorf("%d requests", got)
+	}
+}
+
+func TestConfiguredCredentialsThatAreWrong(t *testing.T) {
+	w := newWorld(t)
+	w.config.ClientID, w.config.ClientSecret = "a", "b-secret"
+	a := w.loggedIn()
+	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 401, "invalid_client" } })
+	w.wait(2 * time.Hour)
+	_, err := a.Token(t.Context())
+	if errors.Is(err, ErrLoginRequired) {
+		t.Error("a login does not help")
+	}
+	wantError(t, err, "invalid_client")
+}
+
+// A caller that goes away in the middle of a refresh does not lose the rotated token.
+func TestARefreshGoesOnWithoutItsCaller(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	ctx, cancel := context.WithCancel(t.Context())
+	w.issuer.change(func() {
+		w.issuer.fail = func(url.Values) (int, string) { cancel(); return 0, "" }
+	})
+	w.wait(2 * time.Hour)
+	if _, err := a.Token(ctx); err != nil {
+		t.Error(err)
+	}
+	if got := w.token(w.server().Account("")); got != w.current() {
+		t.Errorf("token %q, want %q", got, w.current())
+	}
+}
+
+// A call that waits while another one refreshes uses the token that is still valid.
+func TestATokenIsUsedWhileItIsRefreshed(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	old := w.token(a)
+	asked, answer := make(chan struct{}), make(chan struct{})
+	w.issuer.change(func() {
+		w.issuer.fail = func(url.Values) (int, string) { close(asked); <-answer; return 0, "" }
+	})
+	w.wait(3580 * time.Second)
+	done := make(chan string)
+	go func() { done <- w.token(a) }()
+	<-asked
+	if got := w.token(a); got != old {
+		t.Errorf("token %q, want %q", got, old)
+	}
+	close(answer)
+	if got := <-done; got == old {
+		t.Error("not refreshed")
+	}
+}
+
+// A Store that fails does not lose a token in memory.
+func TestATokenThatIsNotStoredIsUsed(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	w.store.mu.Lock()
+	w.store.fail = errors.New("disk full")
+	w.store.mu.Unlock()
+	w.wait(2 * time.Hour)
+	if got := w.token(a); got != w.current() {
+		t.Errorf("token %q, want %q", got, w.current())
+	}
+	wantError(t, a.Status(t.Context()).Err, "disk full")
+	w.wait(2 * time.Hour)
+	w.token(a)
+	w.store.mu.Lock()
+	w.store.fail = nil
+	w.store.mu.Unlock()
+	w.wait(2 * time.Hour)
+	w.token(a)
+	if got := w.token(w.server().Account("")); got != w.current() || len(w.issuer.reused) > 0 {
+		t.Errorf("token %q, want %q; used twice: %q", got, w.current(), w.issuer.reused)
+	}
+}
+
+// Two processes share a refresh token that is good once. The tokens expire and are revoked
+// all the time. No refresh token is used twice, and no call fails.
+func TestTwoProcessesShareARotatingToken(t *testing.T) {
+	w := newWorld(t)
+	w.loggedIn()
+	const rounds, workers = 20, 8
+	servers := []*Server{w.server(), w.server()}
+	for round := range rounds {
+		if round%2 == 0 {
+			w.wait(2 * time.Hour) // the token has expired
+		} else {
+			w.issuer.change(func() { w.issuer.access = "revoked" })
+		}
+		var calls sync.WaitGroup
+		for i := range workers {
+			a := servers[i%len(servers)].Account("")
+			calls.Go(func() {
+				token, err := a.Token(t.Context())
+				if err == nil && token != w.current() {
+					token, err = a.Rejected(t.Context(), token, http.StatusUnauthorized, nil)
+				}
+				if err != nil || token != w.current() {
+					t.Errorf("round %d: token %q, want %q, error %v", round, token, w.current(), err)
+				}
+				a.Accepted(t.Context(), token)
+			})
+		}
+		calls.Wait()
+		if got := len(w.issuer.requests()); got != 1 {
+			t.Errorf("round %d: %d refreshes", round, got)
+		}
+	}
+	if len(w.issuer.reused) > 0 {
+		t.Errorf("used twice: %q", w.issuer.reused)
+	}
+}
+
+// Accounts that no longer fit into memory are still logged in.
+func TestForgottenAccountsAreLoggedIn(t *testing.T) {
+	w := newWorld(t)
+	s := w.server()
+	s.accounts = newLRU[string, *Account](1)
+	a := s.Account("ann")
+	w.login(a)
+	if s.Account("ann") != a {
+		t.Error("two accounts for one id")
+	}
+	s.Account("bob")
+	if b := s.Account("ann"); b == a || w.token(b) != w.current() {
+		t.Error("not logged in")
+	}
+}
+
+// A login of a client that is no longer configured is not used.
+func TestALoginOfAnotherClient(t *testing.T) {
+	w := newWorld(t)
+	w.loggedIn()
+	w.config.ClientID = "my-client"
+	if got := w.token(w.server().Account("")); got != "" {
+		t.Errorf("token %q", got)
+	}
+	w.config.ClientID, w.config.Grant = "", ClientCredentials
+	if got := w.token(w.server().Account("")); got != "" {
+		t.Errorf("token %q of another grant", got)
+	}
+}
