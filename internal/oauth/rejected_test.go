@@ -1,0 +1,322 @@
+package oauth
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+)
+
+func TestALoginIsRequired(t *testing.T) {
+	w := newWorld(t)
+	a := w.server().Account("")
+	if got := w.token(a); got != "" {
+		t.Errorf("token %q", got)
+	}
+	if _, err := w.refuse(a, "", "Bearer"); !errors.Is(err, ErrLoginRequired) {
+		t.Errorf("error %v", err)
+	}
+	if got := slices.Concat(w.resource.paths(), w.issuer.paths()); len(got) > 0 {
+		t.Errorf("asked for %q", got)
+	}
+}
+
+func TestA403WithoutDemandIsFinal(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	_, err := a.Rejected(t.Context(), w.token(a), http.StatusForbidden, []string{`Bearer error="invalid_token"`})
+	if err == nil || errors.Is(err, ErrLoginRequired) || len(w.issuer.requests()) > 0 {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A 401 for a token that another process has replaced needs no request.
+func TestARejectedTokenIsReplacedByANewerOne(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.loggedIn(), w.server().Account("")
+	old := w.token(b)
+	if token, err := w.refuse(a, old); err != nil || token != w.current() {
+		t.Fatal(token, err)
+	}
+	w.issuer.requests()
+	if token, err := w.refuse(b, old); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v, want %q", token, err, w.current())
+	}
+	// A call that was sent before the login.
+	if token, err := w.refuse(b, ""); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v, want %q", token, err, w.current())
+	}
+	if got := w.issuer.requests(); len(got) > 0 {
+		t.Errorf("requests %v", got)
+	}
+	// The newer one has expired meanwhile.
+	w.wait(2 * time.Hour)
+	if token, err := w.refuse(b, old); err != nil || token != w.current() || len(w.issuer.requests()) != 1 {
+		t.Errorf("token %q, error %v, want %q", token, err, w.current())
+	}
+}
+
+func TestAServerThatAnswers401ForEver(t *testing.T) {
+	for name, row := range map[string]struct {
+		refreshes bool // the issuer gives refresh tokens
+		accepted  bool // the server has accepted a token of the login
+		tries     int
+		login     bool // a person is asked in the end
+	}{
+		"a new login does not help":                              {false, false, 1, false},
+		"a new login does not help, nor does a refresh":          {true, false, 2, false},
+		"a login that was good is asked for again":               {false, true, 1, true},
+		"a login that was good is asked for again after refresh": {true, true, 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.issuer.refreshes = row.refreshes
+			a := w.server().Account("")
+			w.login(a)
+			token := w.token(a)
+			if row.accepted {
+				a.Accepted(t.Context(), token)
+			}
+			var err error
+			for try := 1; err == nil; try++ {
+				last := token
+				if token, err = w.refuse(a, token); err == nil && (token == last || token != w.current()) {
+					t.Fatalf("token %q again", token)
+				}
+				if (err != nil) != (try == row.tries) {
+					t.Fatalf("try %d: error %v", try, err)
+				}
+			}
+			if errors.Is(err, ErrLoginRequired) != row.login {
+				t.Errorf("error %v", err)
+			}
+			if row.login {
+				return
+			}
+			wantError(t, err, "does not accept")
+			// Later calls, of other processes too, end without a request.
+			w.issuer.requests()
+			w.resource.paths()
+			for _, later := range []*Account{a, w.server().Account("")} {
+				if _, err := w.refuse(later, w.token(later)); err == nil || errors.Is(err, ErrLoginRequired) {
+					t.Errorf("error %v", err)
+				}
+			}
+			if len(w.issuer.requests())+len(w.resource.paths()) > 0 {
+				t.Error("asked again")
+			}
+			// A person may log in nevertheless, and is not asked for another login either.
+			w.login(a)
+			token, err = w.refuse(a, w.token(a))
+			if err == nil {
+				_, err = w.refuse(a, token)
+			}
+			if err == nil || errors.Is(err, ErrLoginRequired) {
+				t.Errorf("error %v after another login", err)
+			}
+		})
+	}
+}
+
+// A token that was accepted after a refresh can be refreshed again.
+func TestEveryRefreshThatHelpsCanBeRepeated(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	for range 3 {
+		token, err := w.refuse(a, w.token(a))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Accepted(t.Context(), token)
+	}
+}
+
+func TestStepUp(t *testing.T) {
+	for name, row := range map[string]struct {
+		configured []string
+		demanded   string
+		want       string // scope of the next login, or part of the error
+	}{
+		"asks for all scopes together":           {nil, "b", "a b"},
+		"asks for each scope once":               {nil, "b a", "a b"},
+		"ends if the login has asked for it":     {nil, "a", "which the login has asked for"},
+		"ends if nothing is demanded":            {nil, "", "which the login has asked for"},
+		"ends if it is not among the configured": {[]string{"a"}, "b", "not among those configured"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.config.Scopes = row.configured
+			a := w.server().Account("")
+			_, _ = w.refuse(a, "", `Bearer scope="a"`)
+			w.login(a)
+			token := w.token(a)
+			challenge := `Bearer error="insufficient_scope", scope="` + row.demanded + `"`
+			_, err := a.Rejected(t.Context(), token, http.StatusForbidden, []string{challenge})
+			if !errors.Is(err, ErrLoginRequired) {
+				wantError(t, err, row.want)
+				return
+			}
+			if w.token(a) != token {
+				t.Error("the token is no longer used for the rest")
+			}
+			// Another process begins the login.
+			b := w.server().Account("")
+			if got := w.login(b).Get("scope"); got != row.want {
+				t.Errorf("scope %q, want %q", got, row.want)
+			}
+			if token, err := a.Rejected(t.Context(), token, http.StatusForbidden, []string{challenge}); err != nil || token != w.current() {
+				t.Errorf("token %q, error %v, want %q", token, err, w.current())
+			}
+			if _, err := a.Rejected(t.Context(), w.current(), http.StatusForbidden, []string{challenge}); err == nil || errors.Is(err, ErrLoginRequired) {
+				t.Errorf("error %v after the step-up, want the limit", err)
+			}
+		})
+	}
+}
+
+func TestMigrationToAnotherIssuer(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	old := w.issuer
+	w.issuer = newIssuer(t, "")
+	w.prm["authorization_servers"] = []string{w.issuer.name}
+	_, err := w.refuse(a, w.token(a))
+	if !errors.Is(err, ErrLoginRequired) {
+		t.Fatal(err)
+	}
+	wantError(t, err, old.name, w.issuer.name)
+	if got := w.token(a); got != "" || len(old.requests()) > 0 {
+		t.Errorf("token %q of the old issuer", got)
+	}
+	w.login(a)
+	if len(w.issuer.registered) != 1 || w.token(a) != w.current() {
+		t.Error("not registered at the new issuer")
+	}
+	// One of several issuers may go as long as ours stays.
+	w.prm["authorization_servers"] = []string{old.name, w.issuer.name}
+	if token, err := w.refuse(a, w.token(a)); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v, want %q", token, err, w.current())
+	}
+}
+
+func TestClientCredentials(t *testing.T) {
+	w := newWorld(t)
+	w.config.Grant, w.config.ClientID, w.config.ClientSecret = ClientCredentials, "me", "my-secret"
+	w.issuer.refreshes = false
+	a := w.server().Account("")
+	if got := w.token(a); got != "" {
+		t.Errorf("token %q", got)
+	}
+	token, err := w.refuse(a, "", `Bearer scope="a"`)
+	if err != nil || token != w.current() {
+		t.Fatalf("token %q, error %v", token, err)
+	}
+	form := w.issuer.requests()[0]
+	for name, want := range map[string]string{
+		"grant_type": "client_credentials", "scope": "a", "resource": w.resource.URL + "/mcp", "basic_id": "me", "basic_secret": "my-secret",
+	} {
+		if got := form.Get(name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	a.Accepted(t.Context(), token)
+
+	w.wait(2 * time.Hour)
+	if got := w.token(a); got == token || got != w.current() {
+		t.Errorf("token %q after the old one has expired", got)
+	}
+	if token, err = w.refuse(a, w.current()); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v after the server refused one", token, err)
+	}
+	if _, err = w.refuse(a, token); err == nil || errors.Is(err, ErrLoginRequired) {
+		t.Errorf("error %v after the server refused two", err)
+	}
+
+	w.issuer.requests()
+	token, err = a.Rejected(t.Context(), token, http.StatusForbidden, []string{`Bearer error="insufficient_scope", scope="b"`})
+	if err != nil || token != w.current() || w.issuer.requests()[0].Get("scope") != "a b" {
+		t.Errorf("token %q, error %v after step-up", token, err)
+	}
+	a.Accepted(t.Context(), token)
+
+	w.issuer = newIssuer(t, "")
+	w.prm["authorization_servers"] = []string{w.issuer.name}
+	if token, err = w.refuse(a, token); err != nil || token != w.current() || w.token(a) != token {
+		t.Errorf("token %q, error %v after migration", token, err)
+	}
+	if _, err := w.begin(a); err == nil {
+		t.Error("a login began")
+	}
+
+	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 401, "invalid_client" } })
+	w.wait(2 * time.Hour)
+	_, err = a.Token(t.Context())
+	wantError(t, err, "invalid_client")
+	if errors.Is(err, ErrLoginRequired) || strings.Contains(err.Error(), "my-secret") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestClientCredentialsNeedAClient(t *testing.T) {
+	w := newWorld(t)
+	w.config.Grant = ClientCredentials
+	_, err := w.refuse(w.server().Account(""), "", "Bearer")
+	wantError(t, err, "client_id is not set")
+}
+
+func TestPrivateKeys(t *testing.T) {
+	rsaKey, _ := rsa.GenerateKey(rand.Reader, 2048)
+	p256, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	p384, _ := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	_, edwards, _ := ed25519.GenerateKey(rand.Reader)
+	for name, row := range map[string]struct {
+		key       crypto.Signer
+		algorithm jose.SignatureAlgorithm
+	}{
+		"RSA signs with RS256":         {rsaKey, jose.RS256},
+		"ECDSA P-256 signs with ES256": {p256, jose.ES256},
+		"Ed25519 signs with EdDSA":     {edwards, jose.EdDSA},
+		"ECDSA P-384 is refused":       {p384, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.config.Grant, w.config.ClientID, w.config.ClientSecret, w.config.PrivateKey = ClientCredentials, "me", "unused", row.key
+			_, err := w.refuse(w.server().Account(""), "", "Bearer")
+			if row.algorithm == "" {
+				wantError(t, err, "private_key")
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			form := w.issuer.requests()[0]
+			if form.Has("basic_id") || form.Has("client_secret") || form.Get("client_assertion_type") != "urn:ietf:params:oauth:client-assertion-type:jwt-bearer" {
+				t.Errorf("request %v", form)
+			}
+			token, err := jwt.ParseSigned(form.Get("client_assertion"), []jose.SignatureAlgorithm{row.algorithm})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var claims jwt.Claims
+			if err := token.Claims(row.key.Public(), &claims); err != nil {
+				t.Fatal(err)
+			}
+			life := claims.Expiry.Time().Sub(claims.IssuedAt.Time())
+			if claims.Issuer != "me" || claims.Subject != "me" || !slices.Equal(claims.Audience, jwt.Audience{w.issuer.name}) || claims.ID == "" || life != 5*time.Minute {
+				t.Errorf("claims %+v", claims)
+			}
+		})
+	}
+}
