@@ -7,7 +7,6 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/clientcredentials"
 )
@@ -66,15 +66,24 @@ func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, pa
 	if err != nil {
 		return nil, err
 	}
-	secret, style, err := s.authenticate(metadata.Issuer, c, params)
-	if err != nil {
-		return nil, err
+	config := clientcredentials.Config{ClientID: c.ID, TokenURL: metadata.TokenEndpoint, EndpointParams: params, AuthStyle: oauth2.AuthStyleInParams}
+	switch c.Method {
+	case methodBasic:
+		config.ClientSecret, config.AuthStyle = c.Secret, oauth2.AuthStyleInHeader
+	case methodPost:
+		config.ClientSecret = c.Secret
+	case methodJWT:
+		assertion, err := s.assertion(metadata.Issuer, c.ID)
+		if err != nil {
+			return nil, fmt.Errorf("private_key: %w", err)
+		}
+		params.Set("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
+		params.Set("client_assertion", assertion)
 	}
-	config := clientcredentials.Config{ClientID: c.ID, ClientSecret: secret, TokenURL: metadata.TokenEndpoint, EndpointParams: params, AuthStyle: style}
 	token, err := config.Token(context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, s.guard.client))
 	if err != nil {
 		s.dropMetadata(metadata.Issuer) // it may have moved
-		err = tokenError(endpoint.Host, err, secret, params)
+		err = tokenError(endpoint.Host, err, c.Secret, params)
 		if isUnknownClient(err) {
 			err = errors.Join(err, s.forget(ctx, c))
 		}
@@ -89,24 +98,8 @@ func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, pa
 	return token, nil
 }
 
-// authenticate returns how a client authenticates, and adds an assertion to the parameters
-// if it has a key.
-func (s *Server) authenticate(issuer string, c client, params url.Values) (secret string, style oauth2.AuthStyle, err error) {
-	switch c.Method {
-	case methodBasic:
-		return c.Secret, oauth2.AuthStyleInHeader, nil
-	case methodPost:
-		return c.Secret, oauth2.AuthStyleInParams, nil
-	case methodJWT:
-		assertion, err := s.assertion(issuer, c.ID)
-		if err != nil {
-			return "", 0, err
-		}
-		params.Set("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-		params.Set("client_assertion", assertion)
-	}
-	return "", oauth2.AuthStyleInParams, nil
-}
+// errNoToken says that an answer is a success, but has no token.
+var errNoToken = errors.New("the answer has no token")
 
 // tokenError returns an error of the token endpoint without secrets in it, which some
 // servers repeat.
@@ -117,12 +110,12 @@ func tokenError(host string, err error, secret string, params url.Values) error 
 	case errors.As(err, &failed):
 		return plain(host, failed)
 	case !errors.As(err, &refused):
-		return fmt.Errorf("%s: the answer has no token", host)
+		return fmt.Errorf("%s: %w", host, errNoToken)
 	}
 	var pairs []string
 	for _, value := range []string{
 		secret, params.Get("code"), params.Get("code_verifier"), params.Get("refresh_token"),
-		params.Get("subject_token"), params.Get("client_assertion"),
+		params.Get("subject_token"), params.Get("client_assertion"), params.Get("token"),
 	} {
 		if value != "" {
 			pairs = append(pairs, value, "…")
@@ -151,25 +144,16 @@ func (s *Server) assertion(issuer, id string) (string, error) {
 		}
 	}
 	if algorithm == "" {
-		return "", errors.New("private_key: not RSA, ECDSA P-256 or Ed25519")
+		return "", errors.New("not RSA, ECDSA P-256 or Ed25519")
 	}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: s.config.PrivateKey}, (&jose.SignerOptions{}).WithType("JWT"))
 	if err != nil {
-		return "", fmt.Errorf("private_key: %w", err)
-	}
-	now := s.now()
-	claims, err := json.Marshal(map[string]any{
-		"iss": id, "sub": id, "aud": issuer, "jti": rand.Text(),
-		"iat": now.Unix(), "exp": now.Add(5 * time.Minute).Unix(),
-	})
-	if err != nil {
 		return "", err
 	}
-	signed, err := signer.Sign(claims)
-	if err != nil {
-		return "", fmt.Errorf("private_key: %w", err)
-	}
-	return signed.CompactSerialize()
+	return jwt.Signed(signer).Claims(jwt.Claims{
+		Issuer: id, Subject: id, Audience: jwt.Audience{issuer}, ID: rand.Text(),
+		IssuedAt: jwt.NewNumericDate(s.now()), Expiry: jwt.NewNumericDate(s.now().Add(5 * time.Minute)),
+	}).Serialize()
 }
 
 // revoke revokes the tokens of a login (RFC 7009), where the authorization server offers it.
@@ -182,33 +166,14 @@ func (s *Server) revoke(ctx context.Context, l login) error {
 	if err != nil {
 		return err
 	}
-	params := url.Values{"token": {l.AccessToken}, "token_type_hint": {"access_token"}, "client_id": {c.ID}}
+	params := url.Values{"grant_type": nil, "token": {l.AccessToken}, "token_type_hint": {"access_token"}}
 	if l.RefreshToken != "" {
-		params.Set("token", l.RefreshToken)
-		params.Set("token_type_hint", "refresh_token")
+		params = url.Values{"grant_type": nil, "token": {l.RefreshToken}, "token_type_hint": {"refresh_token"}}
 	}
-	secret, style, err := s.authenticate(metadata.Issuer, c, params)
-	if err != nil {
+	revocation := *metadata
+	revocation.TokenEndpoint = metadata.RevocationEndpoint
+	if _, err := s.ask(ctx, &revocation, c, params); !errors.Is(err, errNoToken) {
 		return err
-	}
-	if secret != "" && style == oauth2.AuthStyleInParams {
-		params.Set("client_secret", secret)
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, metadata.RevocationEndpoint, strings.NewReader(params.Encode()))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	if style == oauth2.AuthStyleInHeader {
-		request.SetBasicAuth(url.QueryEscape(c.ID), url.QueryEscape(secret))
-	}
-	response, err := s.guard.client.Do(request)
-	if err != nil {
-		return plain(request.URL.Host, err)
-	}
-	_ = response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("status %d", response.StatusCode)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ type guard struct {
 func newGuard(resource *url.URL, hosts []string) *guard {
 	g := &guard{resource: origin(resource)}
 	for _, host := range hosts {
-		g.hosts = append(g.hosts, strings.ToLower(host))
+		g.hosts = append(g.hosts, strings.ToLower(strings.Trim(host, "[]")))
 	}
 	// Requests are rare. Without idle connections nothing is left to close.
 	g.trusted = &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSHandshakeTimeout: requestTime}

@@ -31,7 +31,7 @@ func TestPublicAddresses(t *testing.T) {
 }
 
 func TestURLsOfServers(t *testing.T) {
-	g := newGuard(mustParse("http://10.0.0.1:3000/mcp"), []string{"localhost", "*.corp.example", "10.1.*"})
+	g := newGuard(mustParse("http://10.0.0.1:3000/mcp"), []string{"localhost", "*.corp.example", "10.1.*", "[fd00::1]"})
 	for address, want := range map[string]string{ // part of the error
 		"https://login.example/token":             "",
 		"https://1.1.1.1/token":                   "",
@@ -41,6 +41,7 @@ func TestURLsOfServers(t *testing.T) {
 		"http://login.corp.example/token":         "",
 		"https://10.1.2.3/token":                  "",
 		"http://login.example/token":              "plain http",
+		"http://[fd00::1]:8080/token":             "",
 		"http://10.0.0.1:3001/token":              "plain http",
 		"https://10.0.0.1:3000/token":             "not public",
 		"https://127.0.0.1/token":                 "not public",

@@ -39,7 +39,7 @@ func (a *Account) Begin(ctx context.Context, redirectURL, clientDocument string,
 	if s.config.Grant != AuthorizationCode {
 		return "", errors.New("this grant needs no login")
 	}
-	l, err := a.load(ctx)
+	l, err := a.read(ctx)
 	if err != nil {
 		return "", err
 	}

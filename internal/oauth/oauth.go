@@ -178,7 +178,7 @@ type Status struct {
 
 // Status says how the login is.
 func (a *Account) Status(ctx context.Context) Status {
-	l, err := a.load(ctx)
+	l, err := a.read(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil {

@@ -138,20 +138,26 @@ func (l login) equal(other login) bool {
 	return string(a) == string(b)
 }
 
-// load returns the login as the Store has it, or as it could not be stored.
-func (a *Account) load(ctx context.Context) (login, error) {
+// read returns the login as the Store has it, or as it could not be stored.
+func (a *Account) read(ctx context.Context) (login, error) {
 	if l, unsaved := a.unsaved(); unsaved {
 		return l, nil
 	}
 	l, err := loadJSON[login](ctx, a.server.config.Store, a.key)
-	if err != nil {
-		return login{}, err
-	}
 	if id := a.server.config.ClientID; id != "" && l.ClientID != "" && l.ClientID != id && !isDocument(id) {
 		l = login{Demand: l.Demand} // of a client that is no longer configured
 	}
-	a.know(l, false)
-	return l, nil
+	return l, err
+}
+
+// load reads the login and remembers it. The caller has the turn.
+func (a *Account) load(ctx context.Context) (login, error) {
+	l, err := a.read(ctx)
+	if err == nil {
+		_, unsaved := a.unsaved()
+		a.know(l, unsaved)
+	}
+	return l, err
 }
 
 // update changes the login by f, alone among all processes, and stores it, also if f
