@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const wellKnown = "/.well-known/oauth-protected-resource"
@@ -74,7 +75,7 @@ func TestAServerWithoutMetadataIsItsOwnIssuer(t *testing.T) {
 			if got := w.login(a).Get("resource"); got != w.issuer.name+"/mcp" {
 				t.Errorf("resource %q", got)
 			}
-			w.wait(2 * 3600e9)
+			w.wait(2 * time.Hour)
 			if got := w.token(a); got != w.current() {
 				t.Errorf("token %q, want %q", got, w.current())
 			}
@@ -113,10 +114,10 @@ func TestThePublishedResource(t *testing.T) {
 			if got := w.login(a).Get("resource"); got != published {
 				t.Errorf("authorization request for %q, want %q", got, published)
 			}
-			if got := w.pending.Resource; got != published {
+			if got := w.finished.Get("resource"); got != published {
 				t.Errorf("token request for %q, want %q", got, published)
 			}
-			w.wait(2 * 3600e9)
+			w.wait(2 * time.Hour)
 			w.token(a)
 			if got := w.issuer.requests()[0].Get("resource"); got != published {
 				t.Errorf("refresh for %q, want %q", got, published)
@@ -175,7 +176,7 @@ func TestMetadataAreRefused(t *testing.T) {
 		"with no challenge methods":                   {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{} }, []string{"PKCE"}},
 		"without a token endpoint":                    {func(w *world) { delete(w.issuer.metadata, "token_endpoint") }, []string{"token_endpoint"}},
 		"without an authorization endpoint":           {func(w *world) { delete(w.issuer.metadata, "authorization_endpoint") }, []string{"authorization_endpoint"}},
-		"of an issuer that is not the configured one": {func(w *world) { w.config.Issuer = "https://login.example" }, []string{w0, "https://login.example"}},
+		"of an issuer that is not the configured one": {func(w *world) { w.config.Issuer = "https://login.example" }, []string{"http://127.0.0.1", "https://login.example"}},
 		"of a server that is its own issuer, and not the configured one": {func(w *world) {
 			w.config.Resource, w.config.Issuer = mustParse(w.issuer.name+"/mcp"), "https://login.example"
 		}, []string{"https://login.example"}},
@@ -206,8 +207,6 @@ func TestMetadataAreRefused(t *testing.T) {
 	}
 }
 
-const w0 = "http://127.0.0.1"
-
 func TestAnIssuerWithoutChallengeMethodsIsTried(t *testing.T) {
 	w := newWorld(t)
 	delete(w.issuer.metadata, "code_challenge_methods_supported")
@@ -219,4 +218,48 @@ func TestTheConfiguredIssuerIsChosen(t *testing.T) {
 	w.prm["authorization_servers"] = []string{"https://other.example", w.issuer.name}
 	w.config.Issuer = w.issuer.name
 	w.login(w.server().Account(""))
+}
+
+// Metadata of an issuer are good for a while, unless its token endpoint fails.
+func TestATokenEndpointMoves(t *testing.T) {
+	for name, gone := range map[string]bool{"and the old one is gone": true, "and the old one stays": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.issuer.lifetime = 60
+			a := w.loggedIn()
+			w.issuer.change(func() { w.issuer.metadata["token_endpoint"] = w.issuer.name + "/token2" })
+			w.issuer.page("/token2", w.issuer.serveToken)
+			w.wait(time.Minute)
+			if gone {
+				w.issuer.page("/token", nil)
+				if _, err := a.Token(t.Context()); err == nil {
+					t.Fatal("no error")
+				}
+				w.wait(retryTime)
+			} else {
+				w.token(a)
+				if got := w.issuer.requests()[0].Get("path"); got != "/token" {
+					t.Fatalf("refreshed at %s", got)
+				}
+				w.wait(metadataTime)
+			}
+			w.token(a)
+			if got := w.issuer.requests()[0].Get("path"); got != "/token2" {
+				t.Errorf("refreshed at %s", got)
+			}
+		})
+	}
+}
+
+// Some servers say only once where their metadata are.
+func TestThePlaceOfTheMetadataIsRemembered(t *testing.T) {
+	w := newWorld(t)
+	clear(w.resource.pages)
+	w.resource.document("/custom.json", w.prm)
+	a := w.server().Account("")
+	_, _ = w.refuse(a, "", `Bearer resource_metadata="`+w.resource.URL+`/custom.json"`)
+	w.login(a)
+	if token, err := w.refuse(w.server().Account(""), w.token(a), "Bearer"); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v", token, err)
+	}
 }

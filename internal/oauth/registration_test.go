@@ -1,6 +1,7 @@
 package oauth
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -169,10 +170,13 @@ func TestTheClientAuthenticates(t *testing.T) {
 			url.Values{"client_id": {"client-1"}, "client_secret": {"registered-secret"}}, []string{"basic_id"}},
 		"without the secret of a public registration": {func(*Config) {}, []string{"none"},
 			url.Values{"client_id": {"client-1"}}, []string{"basic_id", "client_secret"}},
+		"without a secret, if it has a document": {func(c *Config) { c.ClientID, c.ClientSecret = "https://own.example/client.json", "s" }, nil,
+			url.Values{"client_id": {"https://own.example/client.json"}}, []string{"basic_id", "client_secret"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.issuer.metadata["token_endpoint_auth_methods_supported"] = row.offered
+			w.issuer.metadata["client_id_metadata_document_supported"] = true
 			row.config(&w.config)
 			a := w.server().Account("")
 			w.login(a)
@@ -206,5 +210,31 @@ func TestATextOfAServerIsBounded(t *testing.T) {
 		if text := fmt.Sprintf(format+format+format+format+format, s, a, s.config, p, &p); len(text) == 0 || slices.Contains([]byte(text), '{') {
 			t.Errorf("%s: %s", format, text)
 		}
+	}
+}
+
+func TestAnIssuerThatRegistersWithoutSecret(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.answer = map[string]any{"client_secret": ""}
+	w.login(w.server().Account(""))
+	if w.finished.Has("basic_id") || w.finished.Get("client_id") != "client-1" {
+		t.Errorf("request %v", w.finished)
+	}
+}
+
+// The tokens of one client are not refreshed by another.
+func TestALoginOfARegistrationThatHasEnded(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.answer = map[string]any{"client_secret_expires_at": time.Now().Add(time.Hour).Unix()}
+	s := w.server()
+	w.login(s.Account("ann"))
+	w.wait(2 * time.Hour)
+	w.issuer.change(func() { w.issuer.answer = nil })
+	w.login(s.Account("bob"))
+	if _, err := s.Account("ann").Token(t.Context()); !errors.Is(err, ErrLoginRequired) {
+		t.Errorf("error %v", err)
+	}
+	if len(w.issuer.requests()) > 0 {
+		t.Error("refreshed")
 	}
 }

@@ -143,6 +143,19 @@ func TestEveryRefreshThatHelpsCanBeRepeated(t *testing.T) {
 	}
 }
 
+// A token that was never sent says nothing about the next one.
+func TestARoutineRefreshCanBeFollowedByAnother(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	if _, err := w.refuse(a, w.token(a)); err != nil {
+		t.Fatal(err)
+	}
+	w.wait(2 * time.Hour)
+	if token, err := w.refuse(a, w.token(a)); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v, want %q", token, err, w.current())
+	}
+}
+
 func TestStepUp(t *testing.T) {
 	for name, row := range map[string]struct {
 		configured []string
@@ -267,6 +280,18 @@ func TestClientCredentials(t *testing.T) {
 	if errors.Is(err, ErrLoginRequired) || strings.Contains(err.Error(), "my-secret") {
 		t.Errorf("error %v", err)
 	}
+}
+
+func TestAServerThatNeverAcceptsClientCredentials(t *testing.T) {
+	w := newWorld(t)
+	w.config.Grant, w.config.ClientID, w.config.ClientSecret = ClientCredentials, "me", "my-secret"
+	a := w.server().Account("")
+	token, err := w.refuse(a, "", "Bearer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.refuse(a, token, "Bearer")
+	wantError(t, err, "does not accept")
 }
 
 func TestClientCredentialsNeedAClient(t *testing.T) {

@@ -31,13 +31,10 @@ func (l login) validFor(now time.Time, margin time.Duration) bool {
 	return l.AccessToken != "" && (l.Expires.IsZero() || now.Before(l.Expires.Add(-margin)))
 }
 
-// take takes a token that was asked for at a time. The old refresh token stays if no
-// other one came.
+// take takes a token that was asked for at a time. Its refresh token is the old one if no
+// other one came: x/oauth2 sees to that.
 func (l *login) take(token *oauth2.Token, asked time.Time) {
-	l.AccessToken, l.Obtained, l.Expires = token.AccessToken, asked, time.Time{}
-	if token.RefreshToken != "" {
-		l.RefreshToken = token.RefreshToken
-	}
+	l.AccessToken, l.RefreshToken, l.Obtained, l.Expires = token.AccessToken, token.RefreshToken, asked, time.Time{}
 	if !token.Expiry.IsZero() {
 		l.Expires = asked.Add(time.Until(token.Expiry))
 	}

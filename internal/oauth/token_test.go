@@ -139,12 +139,16 @@ func TestAfterAFailureTheIssuerIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 500, "" } })
-	w.wait(2 * time.Hour)
-	for range 3 {
-		if _, err := a.Token(t.Context()); err == nil || errors.Is(err, ErrLoginRequired) {
-			t.Errorf("error %v", err)
-		}
+	w.wait(3599*time.Second + 500*time.Millisecond) // servers count in whole seconds
+	var calls sync.WaitGroup
+	for range 8 {
+		calls.Go(func() {
+			if token, err := a.Token(t.Context()); err == nil || errors.Is(err, ErrLoginRequired) {
+				t.Errorf("token %q, error %v", token, err)
+			}
+		})
 	}
+	calls.Wait()
 	if got := len(w.issuer.requests()); got != 1 {
 		t.Errorf("%d requests", got)
 	}
@@ -176,6 +180,27 @@ func TestARefreshGoesOnWithoutItsCaller(t *testing.T) {
 		t.Error(err)
 	}
 	if got := w.token(w.server().Account("")); got != w.current() {
+		t.Errorf("token %q, want %q", got, w.current())
+	}
+}
+
+// A caller that goes away while it waits does not keep the others from refreshing.
+func TestACallerThatGoesAwayIsNotAFailure(t *testing.T) {
+	w := newWorld(t)
+	a := w.loggedIn()
+	w.wait(2 * time.Hour)
+	if err := w.store.Lock(t.Context(), a.key); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := a.Token(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if err := w.store.Unlock(t.Context(), a.key); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.token(a); got != w.current() {
 		t.Errorf("token %q, want %q", got, w.current())
 	}
 }

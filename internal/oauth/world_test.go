@@ -233,6 +233,7 @@ type world struct {
 	config   Config
 	store    *memory
 	pending  *Pending
+	finished url.Values // the token request of the last login
 
 	mu    sync.Mutex
 	later time.Duration
@@ -285,7 +286,7 @@ func (w *world) begin(a *Account) (string, error) {
 	})
 }
 
-// login logs in, and returns the authorization request.
+// login logs in with the consent of a person, and returns the authorization request.
 func (w *world) login(a *Account) url.Values {
 	w.t.Helper()
 	address, err := w.begin(a)
@@ -295,7 +296,7 @@ func (w *world) login(a *Account) url.Values {
 	if err := a.Finish(w.t.Context(), w.pending, w.issuer.authorize(w.t, address)); err != nil {
 		w.t.Fatal(err)
 	}
-	w.issuer.requests()
+	w.finished = w.issuer.requests()[0]
 	return mustParse(address).Query()
 }
 
