@@ -20,6 +20,7 @@ func TestChallenges(t *testing.T) {
 		"spaces around the equals sign":          {[]string{`Bearer scope = "a"`}, challenge{"", []string{"a"}, ""}},
 		"after another scheme in one header":     {[]string{`Basic realm="x", Bearer scope="a"`}, challenge{"", []string{"a"}, ""}},
 		"before another scheme in one header":    {[]string{`Bearer scope="a", DPoP scope="b"`}, challenge{"", []string{"a"}, ""}},
+		"not of another scheme":                  {[]string{`DPoP scope="b", Bearer error="e", Basic scope="c"`}, challenge{"", nil, "e"}},
 		"after a scheme with a token68":          {[]string{`Negotiate YWJj/+==, Bearer scope="a"`}, challenge{"", []string{"a"}, ""}},
 		"after a scheme with a plain token68":    {[]string{`Negotiate YWJj, Bearer scope="a"`}, challenge{"", []string{"a"}, ""}},
 		"in another header":                      {[]string{`Basic realm="x"`, `Bearer scope="a"`}, challenge{"", []string{"a"}, ""}},

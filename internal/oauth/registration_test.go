@@ -222,6 +222,20 @@ func TestAnIssuerThatRegistersWithoutSecret(t *testing.T) {
 	}
 }
 
+// Another process may have registered anew when this one hears that the client is unknown.
+func TestANewRegistrationIsNotForgotten(t *testing.T) {
+	w := newWorld(t)
+	s := w.server()
+	w.login(s.Account(""))
+	key := w.store.keys("clients")[0]
+	if err := s.forget(t.Context(), client{ID: "client-0", key: key}); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.store.keys("clients")) != 1 {
+		t.Error("forgotten")
+	}
+}
+
 // The tokens of one client are not refreshed by another.
 func TestALoginOfARegistrationThatHasEnded(t *testing.T) {
 	w := newWorld(t)
