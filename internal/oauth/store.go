@@ -75,7 +75,7 @@ func storeKey(kind string, parts ...string) string {
 	for _, part := range parts {
 		fmt.Fprintf(hash, "%d %s", len(part), part)
 	}
-	return "oauth/" + kind + "/" + hex.EncodeToString(hash.Sum(nil)) + ".json"
+	return "oauth/" + kind + "/" + hex.EncodeToString(hash.Sum(nil))
 }
 
 // loadJSON loads a value. The value is zero if there is none, or none that can be read.
