@@ -173,7 +173,7 @@ type Status struct {
 	Issuer   string    // of the authorization server
 	Scopes   []string  // that the login has asked for
 	Expires  time.Time // of the access token, zero if it did not say; refresh may prolong it
-	Err      error     // the last failure, nil after a success
+	Err      error     // the last failure in this process, nil after a success
 }
 
 // Status says how the login is.

@@ -47,7 +47,8 @@ func (s *Server) renewable(l login) bool {
 
 // Token returns an access token to send, "" if there is none yet. It refreshes one that is
 // about to expire, once at a time, also across processes. While that is under way or fails,
-// a token that is still valid goes on being used. With [TokenExchange] it returns "".
+// a token that is still valid goes on being used. The error wraps [ErrLoginRequired] if the
+// login has ended. With [TokenExchange] it returns "".
 func (a *Account) Token(ctx context.Context) (string, error) {
 	if a.server.config.Grant == TokenExchange {
 		return "", nil
