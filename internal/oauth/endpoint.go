@@ -61,7 +61,10 @@ func isFinal(err error) bool {
 
 // ask sends a grant to the token endpoint. It goes on if the caller has gone: the answer
 // may be the only copy of a rotated refresh token.
-func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, params url.Values) (*oauth2.Token, error) {
+func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, params url.Values) (_ *oauth2.Token, err error) {
+	if s.config.OnToken != nil {
+		defer func() { s.config.OnToken(params.Get("grant_type"), err) }()
+	}
 	endpoint, err := s.guard.parse(metadata.TokenEndpoint)
 	if err != nil {
 		return nil, err

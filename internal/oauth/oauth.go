@@ -75,6 +75,9 @@ type Config struct {
 	// Name of the client, which authorization servers show to people.
 	ClientName string
 
+	// Called after each request to a token endpoint. Default: nothing is called.
+	OnToken func(grant string, err error)
+
 	// Keeps logins and registrations. Servers with the same Resource and Store share
 	// their logins. Values are secret, see [Encrypted].
 	Store Store
@@ -188,6 +191,19 @@ func (a *Account) Status(ctx context.Context) Status {
 		LoggedIn: l.usable(a.server.now()) || a.server.renewable(l),
 		Issuer:   l.Issuer, Scopes: l.Scopes, Expires: l.Expires, Err: err,
 	}
+}
+
+// LoginRequired reports whether a person has to log in before the server answers: there is no
+// login, its token is no longer accepted, or the server demands further scopes.
+func (a *Account) LoginRequired(ctx context.Context) bool {
+	l, err := a.read(ctx)
+	switch {
+	case err != nil || l.AccessToken == "" || l.Tried:
+		return true
+	case l.RefreshToken == "" && !l.usable(a.server.now()):
+		return true
+	}
+	return a.server.config.Scopes == nil && !containsAll(l.Scopes, l.Demand.Scopes)
 }
 
 // Logout forgets the tokens, and revokes them where the authorization server offers that
