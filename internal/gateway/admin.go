@@ -11,15 +11,20 @@ func (g *Gateway) Refresh(server string) (told int) {
 	if s == nil {
 		return 0
 	}
+	return g.refresh(s, func(string) bool { return true })
+}
+
+// refresh does so for the clients that it concerns.
+func (g *Gateway) refresh(s *Server, concerns func(identity string) bool) (told int) {
 	for _, c := range g.clients() {
 		c.mu.Lock()
 		l := c.links[s.ID]
 		c.mu.Unlock()
-		if l != nil {
+		if l != nil && concerns(c.identity) {
 			l.lists.forget(everyKind...)
 		}
 	}
-	return g.announce(func(identity string) bool { return g.rules.sees(identity, s) }, tools, prompts, resources)
+	return g.announce(func(identity string) bool { return g.rules.sees(identity, s) && concerns(identity) }, tools, prompts, resources)
 }
 
 // TemplatesChanged tells the clients that listen that the gateway itself has other

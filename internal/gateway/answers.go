@@ -53,7 +53,7 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 		defer x.answering.Add(-1)
 		defer cancel()
 		defer stop()
-		if err := x.server.post(answer); err != nil {
+		if err := x.server.post(answer, x.caller.account()); err != nil {
 			x.g.config.Logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
 		}
 	})
@@ -154,7 +154,7 @@ func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte
 		}
 		return nil, nil
 	})
-	if err = x.server.serve(w, again); err == nil {
+	if err = x.server.serve(w, again, x.caller.account()); err == nil {
 		err = w.Close()
 	}
 	if answer == nil && err == nil {

@@ -29,12 +29,12 @@ type binding struct {
 
 // bind returns an id of the server as the client gets it.
 func (b binding) bind(kind, id string) string {
-	return b.sealer.bind(id, kind, b.server, b.client)
+	return b.sealer.Bind(id, kind, b.server, b.client)
 }
 
 // claim returns the id that was bound, and whether it is the client's.
 func (b binding) claim(kind, bound string) (id string, ok bool) {
-	return b.sealer.claim(bound, kind, b.server, b.client)
+	return b.sealer.Claim(bound, kind, b.server, b.client)
 }
 
 // claimHeader gives a header the id that was bound. It reports whether that is the client's,

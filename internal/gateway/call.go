@@ -22,6 +22,8 @@ type call struct {
 	name  string          // of what is called, as the server knows it
 	found bool            // what is called is not what was posted, but named in it
 	alias uriAlias        // of the resource that it is about
+
+	required *jsonrpc.Failure // the server wants a login first
 }
 
 func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
@@ -32,8 +34,17 @@ func (c *call) behalf() behalf { return behalf{c.ctx, c.g, c.r} }
 // translator returns what translates names in the answer.
 func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
 
-// failed answers with a failure of a server, if the client still waits.
+// failed answers with a failure of a server, unless a login mends that.
 func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	if isLoginRequired(failure) && c.ctx.Err() == nil {
+		c.required = failure
+		return nil
+	}
+	return c.answerFailure(failure)
+}
+
+// answerFailure answers with a failure, if the client still waits.
+func (c *call) answerFailure(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	c.endWith(failure)
 	if c.r.Context().Err() != nil {
 		return nil
@@ -155,6 +166,15 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 		return failure
 	}
 	c.message = message // of which there is no other copy in memory from here on
+	if c.isLoginTool(s, target) {
+		return c.withLogin(c.callLoginTool)
+	}
+	return c.withLogin(c.send)
+}
+
+// send has the server answer.
+func (c *call) send() *jsonrpc.Failure {
+	l := c.link
 	for again := true; ; again = false {
 		if failure := l.open(c.behalf()); failure != nil {
 			return c.failed(failure)

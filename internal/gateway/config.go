@@ -80,8 +80,17 @@ type Upstream interface {
 	// Describe sets the placeholders of a request to the server.
 	Describe(r *http.Request, placeholder func(name string) (value any, ok bool))
 
-	// Serve has the routes answer r. A refusal of a handler is a [StatusError].
-	Serve(w http.ResponseWriter, r *http.Request) error
+	// Serve has the routes answer r, on behalf of the client with an account; "" for none. A
+	// refusal of a handler is a [StatusError].
+	Serve(w http.ResponseWriter, r *http.Request, account string) error
+}
+
+// A Login is how the gateway logs in to a server. The [Upstream] sends what it takes; a
+// request that needs a login first fails with [jsonrpc.LoginRequired].
+type Login interface {
+	// Await waits until the login that was required for an account is done. It reports false
+	// if it is not when ctx is.
+	Await(ctx context.Context, account string) bool
 }
 
 // A Handler answers a request.

@@ -37,6 +37,10 @@ func (c connecting) run() *jsonrpc.Failure {
 		s.abandonAttempt() // because the client did
 		return failure
 	}
+	if isLoginRequired(failure) {
+		s.noteAttempt(began, nil)
+		return failure
+	}
 	log := c.g.config.Logger.With(zap.String("mcp_server", s.Name), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
 	if !unreachable(failure) {
 		s.noteAttempt(began, nil)
@@ -67,6 +71,9 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 		if failure == nil && session != "" && l.client.era == mcp.Modern {
 			l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
 			emptyBody(l.ender, http.MethodDelete)
+		}
+		if isLoginRequired(failure) {
+			return failure
 		}
 		if failure != nil && unreachable(failure) {
 			if era == mcp.Modern && !s.speaksEra(era) && failure.Data.Symbol == "timeout" && c.ctx.Err() == nil {

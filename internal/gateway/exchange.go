@@ -253,7 +253,7 @@ func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 			filter.notFiltered()
 		}
 	}()
-	err := x.server.Upstream.Serve(&x.arrival, r)
+	err := x.server.Upstream.Serve(&x.arrival, r, x.caller.account())
 	if err == nil && filter != nil {
 		err = filter.Close()
 	}

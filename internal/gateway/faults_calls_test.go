@@ -98,7 +98,7 @@ type slowEnds struct {
 	open, most atomic.Int32
 }
 
-func (s *slowEnds) Serve(w http.ResponseWriter, r *http.Request) error {
+func (s *slowEnds) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if r.Method == http.MethodDelete {
 		n := s.open.Add(1)
 		defer s.open.Add(-1)
@@ -106,7 +106,7 @@ func (s *slowEnds) Serve(w http.ResponseWriter, r *http.Request) error {
 		}
 		time.Sleep(time.Second)
 	}
-	return s.toPeer.Serve(w, r)
+	return s.toPeer.Serve(w, r, account)
 }
 
 // What proxies and tracing add differs from request to request, and makes nobody another
@@ -334,9 +334,9 @@ type meeting struct {
 	met chan<- struct{}
 }
 
-func (m meeting) Serve(w http.ResponseWriter, r *http.Request) error {
+func (m meeting) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	met := isPosted(r, func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "initialize") })
-	err := m.toPeer.Serve(w, r)
+	err := m.toPeer.Serve(w, r, account)
 	if met {
 		m.met <- struct{}{}
 	}

@@ -251,9 +251,9 @@ type quarrelsome struct {
 	hold    chan struct{} // if there is one, answers take until it is closed
 }
 
-func (q quarrelsome) Serve(w http.ResponseWriter, r *http.Request) error {
+func (q quarrelsome) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if !isPosted(r, (*jsonrpc.Message).IsAnswer) {
-		return q.toPeer.Serve(w, r)
+		return q.toPeer.Serve(w, r, account)
 	}
 	q.answers.Add(1)
 	if q.hold != nil {
@@ -640,9 +640,9 @@ func TestRefusalsSayNothingOfEras(t *testing.T) {
 // guarded is the way to a server that wants a key.
 type guarded struct{ toPeer }
 
-func (g guarded) Serve(w http.ResponseWriter, r *http.Request) error {
+func (g guarded) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if r.Header.Get("Authorization") == "Bearer good" {
-		return g.toPeer.Serve(w, r)
+		return g.toPeer.Serve(w, r, account)
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
 	w.WriteHeader(http.StatusUnauthorized)

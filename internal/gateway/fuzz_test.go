@@ -117,11 +117,11 @@ func FuzzSession(f *testing.F) {
 		if ok != (id == good) || ok && opened.Identity != "ann" {
 			t.Fatalf("%q was opened: %+v", id, opened)
 		}
-		if _, ok := a.sealer.open("call", id); ok {
+		if _, ok := a.sealer.Open("call", id); ok {
 			t.Fatalf("%q was opened as a call", id)
 		}
 		// Whatever is inside, if only we have sealed it.
-		if inside, ok := a.sealer.openTicket(a.sealer.seal("session", []byte(put))); ok && !json.Valid(inside.Hello) && inside.Hello != nil {
+		if inside, ok := a.sealer.openTicket(a.sealer.Seal("session", []byte(put))); ok && !json.Valid(inside.Hello) && inside.Hello != nil {
 			t.Fatalf("%q was opened: %+v", put, inside)
 		}
 	})

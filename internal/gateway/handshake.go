@@ -120,8 +120,17 @@ func (v handshake) capabilities() map[string]any {
 		if json.Unmarshal([]byte(raw), &one) == nil {
 			merge(all, one)
 		}
-		if !ready && all["tools"] == nil {
-			all["tools"] = map[string]any{}
+		missing := []string{"tools"}
+		switch {
+		case ready:
+			missing = nil
+		case s.Login != nil:
+			missing = []string{"tools", "prompts", "resources"}
+		}
+		for _, name := range missing {
+			if all[name] == nil {
+				all[name] = map[string]any{}
+			}
 		}
 	}
 	if v.g.own.list(tools, v.caller.identity) != nil && all["tools"] == nil {

@@ -129,7 +129,7 @@ func (c *call) takeUp() *heldCall {
 	if c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return nil
 	}
-	key, ok := c.g.sealer.open("call", c.message.Text(jsonrpc.RequestState))
+	key, ok := c.g.sealer.Open("call", c.message.Text(jsonrpc.RequestState))
 	if !ok {
 		return nil
 	}
@@ -451,7 +451,7 @@ func (held *heldCall) askClient(c *call, m *jsonrpc.Message) (done bool, failure
 	}
 	return true, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
 		"inputRequests": map[string]mcp.InputRequest{key: {Method: method, Params: params}},
-		"requestState":  c.g.sealer.seal("call", []byte(stateKey)),
+		"requestState":  c.g.sealer.Seal("call", []byte(stateKey)),
 	}))
 }
 

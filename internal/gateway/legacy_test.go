@@ -199,7 +199,7 @@ func TestHeldCallsOfOthers(t *testing.T) {
 		t.Errorf("at another server: %s", s.body)
 	}
 	for name, state := range map[string]string{
-		"made up": "abc", "empty": "", "cut": in.RequestState[:20], "sealed for another purpose": g.sealer.seal("session", []byte("x")), "of nothing": g.sealer.seal("call", []byte("x")),
+		"made up": "abc", "empty": "", "cut": in.RequestState[:20], "sealed for another purpose": g.sealer.Seal("session", []byte("x")), "of nothing": g.sealer.Seal("call", []byte("x")),
 	} {
 		forged := in
 		forged.RequestState = state

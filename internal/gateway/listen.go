@@ -329,7 +329,7 @@ func (v *visit) get() *jsonrpc.Failure {
 	}
 	kind, server, last := "", "", ""
 	if bound := v.r.Header.Get("Last-Event-Id"); bound != "" {
-		id, ok := v.g.sealer.claim(bound, eventOfSession, v.client.key)
+		id, ok := v.g.sealer.Claim(bound, eventOfSession, v.client.key)
 		if !ok {
 			id = bound
 		}

@@ -101,7 +101,7 @@ type cached struct {
 	fresh   freshness
 	view    string    // with what was shown of it to the client
 	changes uint64    // how often the server has said that it has changed
-	failed  time.Time // it could not be had; not asked for again before retry
+	failed  time.Time // it could not be had; not asked for again for failurePause
 }
 
 // A builder puts a listing together.
@@ -324,6 +324,7 @@ func (c *listCache) get(o behalf, k listKind) (*listing, freshness, *jsonrpc.Fai
 	defer c.mu.Unlock()
 	kept := &c.kept[k]
 	switch {
+	case isLoginRequired(failure): // which may be there at any time
 	case failure != nil && o.ctx.Err() == nil:
 		kept.failed = time.Now()
 	case failure == nil && kept.changes == changes:

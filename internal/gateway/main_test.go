@@ -358,7 +358,7 @@ func (toPeer) Derive(ctx context.Context, r *http.Request, _ bool) *http.Request
 
 func (toPeer) Describe(*http.Request, func(string) (any, bool)) {}
 
-func (to toPeer) Serve(w http.ResponseWriter, r *http.Request) error {
+func (to toPeer) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if err := r.Context().Err(); err != nil {
 		return err
 	}
@@ -531,7 +531,7 @@ func (u *user) at(g *front) *user {
 }
 
 // event returns the id of an event as the client has got it.
-func (u *user) event(id string) string { return u.g.sealer.bind(id, eventOfSession, u.session) }
+func (u *user) event(id string) string { return u.g.sealer.Bind(id, eventOfSession, u.session) }
 
 // do sends an HTTP request.
 func (u *user) do(ctx context.Context, method, body string) (*http.Response, error) {

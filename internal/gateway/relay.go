@@ -32,8 +32,6 @@ type relay struct {
 // run has the server answer a message. What it returns is to be answered in place of that.
 func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	c, l := rl.call, rl.link
-	// A call is the request of the client itself, so that what handlers log and the placeholders
-	// they set are those of the client. All other requests are derived from it.
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
 	r := c.r.WithContext(rl.ctx)

@@ -180,7 +180,7 @@ func (t translator) eventID(streamKind, id string) string {
 	if id == "" {
 		return ""
 	}
-	return t.g.sealer.bind(streamKind+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
+	return t.g.sealer.Bind(streamKind+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
 }
 
 // eventOfSession is the scope of the ids of events at the aggregate.

@@ -88,6 +88,15 @@ func (r *rules) caller(identity string) caller {
 	return c
 }
 
+// account returns whose account at a server is used, where each client has one; "" if the
+// caller is unknown.
+func (c *caller) account() string {
+	if c.identity == OperatorIdentity {
+		return c.identity
+	}
+	return c.name
+}
+
 // owner returns whom something is kept for: the client or, if it is unknown, all at its
 // address. A network of IPv6 is one address.
 func (c *caller) owner() string {

@@ -37,6 +37,7 @@ type Server struct {
 	Pins          *toolpin.Pins
 	ChildrenOnly  bool            // its upstreams are child processes, which know no HTTP
 	Streams       context.Context // done when streams that clients have opened to it at Single are to end
+	Login         Login           // of the gateway at the server; nil if it needs none
 
 	asides Asides // messages to it besides requests of clients
 
@@ -224,9 +225,9 @@ func (s *Server) Answer(method string) Answer {
 }
 
 // post sends the server a request of which only the status matters.
-func (s *Server) post(r *http.Request) error {
+func (s *Server) post(r *http.Request, account string) error {
 	w := &statusRecorder{header: http.Header{}}
-	if err := s.serve(w, r); err != nil {
+	if err := s.serve(w, r, account); err != nil {
 		return err
 	}
 	if w.status/100 != 2 {
@@ -238,7 +239,7 @@ func (s *Server) post(r *http.Request) error {
 var errAborted = errors.New("the response broke off")
 
 // serve has the routes of the server answer a request of our own.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, account string) (err error) {
 	defer func() {
 		if reason := recover(); reason == http.ErrAbortHandler {
 			err = errAborted
@@ -246,7 +247,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) (err error) {
 			err = fmt.Errorf("panic: %v", reason)
 		}
 	}()
-	return s.Upstream.Serve(w, r)
+	return s.Upstream.Serve(w, r, account)
 }
 
 // A statusRecorder takes a response of which only the status matters.
@@ -277,5 +278,5 @@ func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) e
 	direct(r, s.Target)
 	s.Upstream.Describe(r, x.placeholder)
 	httpbody.Post(r, message)
-	return s.serve(w, r)
+	return s.serve(w, r, "")
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
 // A ticket is the content of a session id: all it takes to go on with the session.
@@ -42,17 +43,22 @@ type linkTicket struct {
 	Can     abilities `json:"c,omitempty"`
 }
 
+// A sealer makes what clients hold for us.
+type sealer struct{ seal.Sealer }
+
+func newSealer(key []byte) sealer { return sealer{seal.New("mcp session id", key)} }
+
 // sealTicket returns the session id that carries t. If it would be too long, what the
 // servers call the client is left out: it is known here, and others can ask for it.
 // There is none for a client that has too much to say of itself.
 func (s sealer) sealTicket(t ticket) (id string) {
-	if id = s.seal("session", packed(t)); len(id) > longestSession {
+	if id = s.Seal("session", packed(t)); len(id) > longestSession {
 		t.Links = nil
-		id = s.seal("session", packed(t))
+		id = s.Seal("session", packed(t))
 	}
 	if len(id) > longestSession {
 		t.Hello = readIntroduction(t.Hello).shortened(t.Version)
-		id = s.seal("session", packed(t))
+		id = s.Seal("session", packed(t))
 	}
 	if len(id) > longestSession {
 		return ""
@@ -62,7 +68,7 @@ func (s sealer) sealTicket(t ticket) (id string) {
 
 // openTicket returns what a session id carries.
 func (s sealer) openTicket(id string) (t ticket, ok bool) {
-	plain, ok := s.open("session", id)
+	plain, ok := s.Open("session", id)
 	if !ok {
 		return ticket{}, false
 	}

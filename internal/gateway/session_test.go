@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
 func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
@@ -28,10 +29,10 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 	if again := joining(nil).sealer.sealTicket(want); again == id {
 		t.Error("it is sealed in the same way twice")
 	}
-	if _, ok := joining(func(c *Config) { c.Key = NewKey() }).sealer.openTicket(id); ok {
+	if _, ok := joining(func(c *Config) { c.Key = seal.NewKey() }).sealer.openTicket(id); ok {
 		t.Error("it was opened with another key")
 	}
-	if _, ok := joining(nil).sealer.open("call", id); ok {
+	if _, ok := joining(nil).sealer.Open("call", id); ok {
 		t.Error("it was opened for another purpose")
 	}
 }
@@ -40,7 +41,7 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
-	foreign := newGateway(t, func(c *Config) { c.Key = NewKey() }, legacyPeer("a")).legacy(t)
+	foreign := newGateway(t, func(c *Config) { c.Key = seal.NewKey() }, legacyPeer("a")).legacy(t)
 	raw, _ := base64.RawURLEncoding.DecodeString(u.session)
 	tampered := func(i int) string {
 		changed := append([]byte(nil), raw...)
@@ -57,10 +58,10 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 		"it is sealed by another":    foreign.session,
 		"it is no base64":            "!!!!",
 		"it is that of a server":     "a-session-1",
-		"it is sealed for a call":    g.sealer.seal("call", []byte("x")),
-		"it is sealed, but no JSON":  g.sealer.seal("session", []byte("x")),
+		"it is sealed for a call":    g.sealer.Seal("call", []byte("x")),
+		"it is sealed, but no JSON":  g.sealer.Seal("session", []byte("x")),
 		"it is very long":            strings.Repeat("A", 60_000),
-		"it is empty inside":         g.sealer.seal("session", nil),
+		"it is empty inside":         g.sealer.Seal("session", nil),
 		"it is padded":               u.session + "=",
 		"it has a space within":      u.session[:9] + " " + u.session[9:],
 		"it is of another alphabet":  base64.StdEncoding.EncodeToString(raw) + "+",

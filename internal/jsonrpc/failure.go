@@ -24,6 +24,7 @@ const (
 	codeHeaderMismatch  = -32020 // MCP's own
 	codeMissingAbility  = -32021 // MCP's own
 	codeVersion         = -32022 // MCP's own
+	codeLoginRequired   = -32042 // MCP's own: a URL elicitation is required
 )
 
 // A Failure is an error that is made here, in the place of an answer that did not
@@ -46,6 +47,18 @@ type FailureData struct {
 	URI        string   `json:"uri,omitempty"`
 	Supported  []string `json:"supported,omitempty"` // versions of the protocol
 	Requested  string   `json:"requested,omitempty"` // one of them that is not
+
+	// Elicitations are the addresses that a person has to open before the request can be
+	// answered.
+	Elicitations []URLElicitation `json:"elicitations,omitempty"`
+}
+
+// A URLElicitation asks a person to open an address.
+type URLElicitation struct {
+	Mode    string `json:"mode"` // "url"
+	Message string `json:"message"`
+	URL     string `json:"url"`
+	ID      string `json:"elicitationId"`
 }
 
 func (f *Failure) Error() string { return f.Message }
@@ -248,6 +261,24 @@ func Refused(server string, status int) *Failure {
 // accepted the other one yet.
 func ToolChanged(server string) *Failure {
 	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed", "the definition of the tool has changed: it is withheld until it is accepted at the admin API")
+	f.Data.ServerName = server
+	return f
+}
+
+// LoginRequired says that the gateway has to log in to a server first. ask is how the client
+// can do that; nil if only the operator can.
+func LoginRequired(server string, ask *URLElicitation) *Failure {
+	f := failure(http.StatusOK, codeLoginRequired, "login_required", "the operator of the gateway has to log in to the MCP server "+server)
+	f.Data.ServerName = server
+	if ask != nil {
+		f.Message, f.Data.Elicitations = ask.Message, []URLElicitation{*ask}
+	}
+	return f
+}
+
+// LoginFailed says that the gateway cannot log in to a server.
+func LoginFailed(server, reason string) *Failure {
+	f := failure(http.StatusBadGateway, CodeInternalError, "login_failed", "the gateway cannot log in to the MCP server: "+reason)
 	f.Data.ServerName = server
 	return f
 }

@@ -25,6 +25,15 @@ func CanBeAsked(capabilities []byte, method string) bool {
 	return declared
 }
 
+var openURLsPath = jsonspan.CompilePaths("elicitation.url")
+
+// CanOpenURLs reports whether a client with these capabilities has said that it can have a
+// person open an address.
+func CanOpenURLs(capabilities []byte) (declared bool) {
+	_ = openURLsPath.Find(capabilities, func(_ int, v jsonspan.Value) { declared = v.Kind == jsonspan.BeginObject })
+	return declared
+}
+
 // IsQuestion reports whether a method is one by which servers ask clients.
 func IsQuestion(method string) bool {
 	_, known := asked[method]

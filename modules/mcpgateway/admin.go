@@ -69,6 +69,7 @@ func adminRoutes() []adminRoute {
 		{get, at + "/servers/{server}", "one of them, by its name or an alias", (*adminCall).showServer},
 		{post, at + "/servers/{server}/restart", "ends its child processes and starts others, without a pause", (*adminCall).restart},
 		{post, at + "/servers/{server}/refresh", "forgets what it has listed, and tells clients to ask again", (*adminCall).refresh},
+		{post, at + "/servers/{server}/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
 		{post, at + "/servers/{server}/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
 		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},

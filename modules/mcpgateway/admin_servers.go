@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
 // A serverStatus is how a server is.
@@ -25,6 +26,8 @@ type serverStatus struct {
 	Upstreams    []upstreamStatus `json:"upstreams,omitempty"`
 	Restarts     int              `json:"restarts"`
 	ToolsChanged int              `json:"tools_changed"`
+	Login        *login.Status    `json:"login,omitempty"`     // if the server has oauth
+	LoginURL     string           `json:"login_url,omitempty"` // where a person has to log in
 }
 
 // A childStatus is how a child process is.
@@ -64,6 +67,10 @@ func (h *Handler) status(s *Server) serverStatus {
 		status.Upstreams = append(status.Upstreams, upstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
 	}
 	status.ToolsChanged = len(s.pins.Changes())
+	if s.login != nil {
+		known := s.login.Status(h.ctx)
+		status.Login, status.LoginURL = &known, known.URL
+	}
 	return status
 }
 
@@ -145,6 +152,28 @@ func (c *adminCall) refresh() (int, any, error) {
 	return http.StatusOK, struct {
 		Clients int `json:"clients"` // that were told
 	}{h.gateway.Refresh(s.Name)}, nil
+}
+
+// logout ends a login of the gateway at a server.
+func (c *adminCall) logout() (int, any, error) {
+	h, s, err := c.change("logout")
+	if err != nil {
+		return 0, nil, err
+	}
+	var whose struct {
+		Client string `json:"client"`
+	}
+	if err := c.decode(&whose, true); err != nil {
+		return 0, nil, err
+	}
+	c.name = whose.Client
+	if s.login == nil {
+		return 0, nil, adminErrorf(http.StatusConflict, "no_oauth", "the server %q has no oauth", s.Name)
+	}
+	if err := s.login.Logout(c.r.Context(), whose.Client); err != nil {
+		return 0, nil, adminErrorf(http.StatusBadRequest, "logout_failed", "server %q: %v", s.Name, err)
+	}
+	return http.StatusOK, h.status(s), nil
 }
 
 func (c *adminCall) accept() (int, any, error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -47,6 +48,7 @@ func init() {
 //		rpc_path         <path>
 //		origins          <origins...>
 //		hosts            <hosts...>
+//		public_url       <url>
 //		auth             token <token> [<client>]
 //		auth             hmac | jwt {
 //			<what the provider takes>
@@ -79,6 +81,16 @@ func init() {
 //			mask    <as above>
 //			expose  <patterns...>
 //			forward_auth_header on | off
+//			oauth   [per_client | exchange] {
+//				client_id     <id>
+//				client_secret <secret>
+//				private_key   <file>
+//				scopes        <scopes...>
+//				grant         authorization_code | client_credentials
+//				issuer        <url>
+//				trusted_hosts <hosts...>
+//				resource      <url>
+//			}
 //			<what the mcp_stdio transport takes, with stdio>
 //			<handler directives, ordered as in a site>
 //		}
@@ -112,6 +124,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		"rpc_path":            setting.Text(&handler.RPCPath),
 		"origins":             setting.List(&handler.Origins),
 		"hosts":               setting.List(&handler.Hosts),
+		"public_url":          setting.Text(&handler.PublicURL),
 		"auth":                auth.parse,
 		"forward_auth_header": setting.Switch(&handler.ForwardAuthHeader),
 		"rate":                parseRate(&handler.Rates),
@@ -199,6 +212,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		"path":                setting.Text(&s.Path),
 		"mask":                parseMask(&s.Mask),
 		"forward_auth_header": setting.Optional(&s.ForwardAuthHeader, setting.Switch),
+		"oauth":               parseOAuth(&s.OAuth),
 		setting.Unknown: func(d *caddyfile.Dispenser) error {
 			lines := &handlers
 			if stdio && ofTransport[d.Val()] {
@@ -209,6 +223,14 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		},
 	}, "alias", "expose")
 	return handlers, transport, err
+}
+
+// parseOAuth reads how the gateway logs in to a server.
+func parseOAuth(o **login.OAuth) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		*o = new(login.OAuth)
+		return (*o).UnmarshalCaddyfile(d.NewFromNextSegment())
+	}
 }
 
 // ofTransport are the subdirectives of a stdio server that its transport reads.
@@ -254,6 +276,9 @@ func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseprox
 			return nil, d.Errf("server %s: path is given twice, in the URL and in the block", s.Name)
 		}
 		s.Path = u.RequestURI()
+	}
+	if s.OAuth != nil && s.OAuth.Resource == "" {
+		s.OAuth.Resource = address
 	}
 	transport := &reverseproxy.HTTPTransport{DialTimeout: caddy.Duration(5 * time.Second)}
 	port := u.Port()

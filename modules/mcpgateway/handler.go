@@ -20,6 +20,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
@@ -191,6 +192,11 @@ type Handler struct {
 	// checked. Default: any name, except at a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
+	// Where browsers reach the gateway, such as https://mcp.example.com. People who log in to
+	// a server with oauth come back there. Default: where the request of the client went to;
+	// for the operator http://localhost, at the port of the site
+	PublicURL string `json:"public_url,omitempty"`
+
 	// What finds out who clients are. They are asked in their order; one that knows the
 	// client is enough. Default: none, and everybody may use the gateway
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
@@ -228,6 +234,7 @@ type Handler struct {
 	auth    authenticator
 	pins    pinStore
 	byName  map[string]*Server // and by alias
+	pages   *login.Pages       // nil if no server has oauth
 
 	retained *gateway.Retained // what outlives a reload, besides clients
 	stateKey string            // of the clients of gateway, in states
@@ -277,6 +284,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.setDefaults()
 	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
 	h.byName = make(map[string]*Server)
+	if err := h.openPages(); err != nil {
+		return fmt.Errorf("oauth: %w", err)
+	}
 	for i, s := range h.Servers {
 		if s == nil {
 			return fmt.Errorf("servers: number %d is null", i)
@@ -334,6 +344,8 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("response_limit: %d is negative", h.ResponseLimit)
 	case !strings.HasPrefix(h.MCPPath, "/"):
 		return fmt.Errorf("mcp_path: %q does not begin with a slash", h.MCPPath)
+	case h.PublicURL != "" && !isOrigin(h.PublicURL):
+		return fmt.Errorf("public_url: %q is not a URL such as https://mcp.example.com", h.PublicURL)
 	case !strings.HasPrefix(h.RPCPath, "/"):
 		return fmt.Errorf("rpc_path: %q does not begin with a slash", h.RPCPath)
 	case strings.HasPrefix(h.belowMCP, h.belowRPC), strings.HasPrefix(h.belowRPC, h.belowMCP):
@@ -382,7 +394,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	case metadata:
 		return h.serveMetadata(w, r, resource)
+	case loginPages:
+		return h.servePages(w, r)
 	}
+	r = h.withSubject(r)
 	if to.Kind == gateway.Aggregate {
 		// Requests besides the call start from these, and not from what its routes make of them.
 		r = r.WithContext(context.WithValue(r.Context(), inheritedKey{}, inherit(r)))
@@ -420,9 +435,10 @@ func (h *Handler) Cleanup() error {
 type location uint8
 
 const (
-	elsewhere location = iota // the next handler
-	endpoint                  // of the gateway
-	metadata                  // how clients authenticate
+	elsewhere  location = iota // the next handler
+	endpoint                   // of the gateway
+	metadata                   // how clients authenticate
+	loginPages                 // where people log in to servers
 )
 
 // find returns what is served at a path: an endpoint, or metadata of a resource.
@@ -432,6 +448,9 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 		return endpoint, gateway.Endpoint{Kind: gateway.Aggregate}, ""
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
+		if h.pages != nil && strings.HasPrefix(rest, "oauth/") {
+			return loginPages, gateway.Endpoint{}, ""
+		}
 		return serverEndpoint(gateway.Single, rest)
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {

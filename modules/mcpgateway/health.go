@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -293,8 +294,11 @@ func (s *Server) ping(ctx context.Context) error {
 		w.WriteHeader(http.StatusOK) // a handler that writes nothing means that
 	}
 	_ = w.Close() // what cannot be read is no answer
+	failure, _ := errors.AsType[*jsonrpc.Failure](err)
 	switch {
 	case w.answered:
+		return nil
+	case failure != nil && strings.HasPrefix(failure.Data.Symbol, "login_"):
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()

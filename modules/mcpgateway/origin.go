@@ -8,6 +8,8 @@ import (
 )
 
 // checkOrigin refuses what a web page may have sent that should not be able to.
-func (h *Handler) checkOrigin(r *http.Request) *jsonrpc.Failure {
-	return clientrequest.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}.Admit(r)
+func (h *Handler) checkOrigin(r *http.Request) *jsonrpc.Failure { return h.originPolicy().Admit(r) }
+
+func (h *Handler) originPolicy() clientrequest.Policy {
+	return clientrequest.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 )
 
@@ -21,7 +22,7 @@ const noSeparator = "none"
 
 // processKey seals session ids unless there is another key. It outlives reloads, and
 // so do sessions.
-var processKey = gateway.NewKey()
+var processKey = seal.NewKey()
 
 // shortestKey is how long a session_key has to be. It is no password that people
 // remember.

@@ -18,6 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -48,6 +49,9 @@ type Server struct {
 	// says
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
 
+	// How the gateway logs in to the server. Default: not at all
+	OAuth *login.OAuth `json:"oauth,omitempty"`
+
 	// What becomes of what the server sends to clients on its own account. Default: it
 	// is delivered
 	Answers []*Answer `json:"answers,omitempty"`
@@ -61,6 +65,7 @@ type Server struct {
 	saving gateway.Asides // of pins
 	target *url.URL       // Path
 	routes caddyhttp.Handler
+	login  *login.Login             // nil if it needs none
 	mask   *observationmask.Handler // nil if nothing is masked
 	masked bool                     // the configuration asks for that
 	server *gateway.Server          // this server in the gateway
@@ -106,6 +111,11 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 		return err
 	}
 	s.upstreams = findUpstreams(s.Routes)
+	if s.OAuth != nil {
+		if s.login, err = h.newLogin(s); err != nil {
+			return fmt.Errorf("oauth: %w", err)
+		}
+	}
 	routes := s.Routes.Compile(caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 		return jsonrpc.NoHandler(s.Name)
 	}))
@@ -136,6 +146,9 @@ func (s *Server) config() *gateway.Server {
 	}
 	if s.mask != nil {
 		s.server.Mask = mask{s.mask}
+	}
+	if s.login != nil {
+		s.server.Login = s.login
 	}
 	for _, a := range s.Answers {
 		s.server.Answers = append(s.server.Answers, a.config())
@@ -190,6 +203,14 @@ func (s *Server) validate() error {
 	for _, a := range s.Answers {
 		if err := a.validate(); err != nil {
 			return fmt.Errorf("answers: %w", err)
+		}
+	}
+	if s.OAuth != nil {
+		if len(s.upstreams.children) > 0 {
+			return errors.New("oauth: a child process has no login; give it credentials by env")
+		}
+		if err := s.OAuth.Validate(); err != nil {
+			return fmt.Errorf("oauth: %w", err)
 		}
 	}
 	switch {

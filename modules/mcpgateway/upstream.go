@@ -23,7 +23,15 @@ import (
 type route struct{ server *Server }
 
 // Serve implements [gateway.Upstream].
-func (u route) Serve(w http.ResponseWriter, r *http.Request) error {
+func (u route) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+	if u.server.login != nil {
+		return u.server.login.Serve(w, r, account, u.serve)
+	}
+	return u.serve(w, r)
+}
+
+// serve has the routes answer r.
+func (u route) serve(w http.ResponseWriter, r *http.Request) error {
 	err := u.server.routes.ServeHTTP(w, r)
 	if refusal, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
 		return &gateway.StatusError{Status: refusal.StatusCode, Err: err}

@@ -37,6 +37,12 @@ func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	if len(origins) == 0 && fromOtherSite(r) && !slices.Contains(p.Origins, anyOf) {
 		return jsonrpc.ForbiddenOrigin("requests of pages of other sites are not allowed without an Origin; see origins of " + p.Directive)
 	}
+	return p.AdmitHost(r)
+}
+
+// AdmitHost returns the reason to refuse a request for its Host, or nil. A page of any origin
+// may have sent it.
+func (p Policy) AdmitHost(r *http.Request) *jsonrpc.Failure {
 	if (len(p.Hosts) > 0 || onLoopback(r)) && !p.allowsHost(r.Host) {
 		return jsonrpc.ForbiddenHost("requests for this Host are not allowed; add it to hosts of " + p.Directive)
 	}

@@ -1,4 +1,6 @@
-package gateway
+// Package seal makes what others hold for us: sealed texts, which they cannot read, and bound
+// ids, which are good in one scope only. Neither can be made or changed without the key.
+package seal
 
 import (
 	"crypto/aes"
@@ -10,16 +12,16 @@ import (
 	"strings"
 )
 
-// A sealer makes what clients hold for us: sealed texts, which they cannot read, and bound
-// ids, which are good for one client only. Neither can be made or changed without the key.
-type sealer struct {
+// A Sealer seals texts and binds ids with a key.
+type Sealer struct {
 	aead cipher.AEAD
 	key  []byte
 }
 
-// newSealer returns a sealer for a key of any length.
-func newSealer(key []byte) sealer {
-	derived := sha256.Sum256(append([]byte("mcp session id\x00"), key...))
+// New returns a Sealer for a key of any length. Sealers with other labels cannot open what it
+// has sealed.
+func New(label string, key []byte) Sealer {
+	derived := sha256.Sum256(append([]byte(label+"\x00"), key...))
 	block, err := aes.NewCipher(derived[:])
 	if err != nil {
 		panic(err) // the length is right
@@ -28,7 +30,7 @@ func newSealer(key []byte) sealer {
 	if err != nil {
 		panic(err)
 	}
-	return sealer{aead, key}
+	return Sealer{aead, key}
 }
 
 // NewKey returns a random key.
@@ -38,13 +40,13 @@ func NewKey() []byte {
 	return key
 }
 
-// seal seals a text for a purpose.
-func (s sealer) seal(purpose string, plain []byte) string {
+// Seal seals a text for a purpose.
+func (s Sealer) Seal(purpose string, plain []byte) string {
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, plain, []byte(purpose)))
 }
 
-// open opens what seal has sealed for the same purpose.
-func (s sealer) open(purpose, sealed string) ([]byte, bool) {
+// Open opens what Seal has sealed for the same purpose.
+func (s Sealer) Open(purpose, sealed string) ([]byte, bool) {
 	// Sessions are remembered by their sealed text, also that they have ended. So only one
 	// spelling is good, where decoding would accept line breaks and spare bits.
 	raw, err := base64.RawURLEncoding.DecodeString(sealed)
@@ -55,8 +57,8 @@ func (s sealer) open(purpose, sealed string) ([]byte, bool) {
 	return plain, err == nil
 }
 
-// bind returns an id that is good in a scope only, such as that of a server and a client.
-func (s sealer) bind(id string, scope ...string) string {
+// Bind returns an id that is good in a scope only, such as that of a server and a client.
+func (s Sealer) Bind(id string, scope ...string) string {
 	mac := hmac.New(sha256.New, s.key)
 	for _, part := range scope {
 		_, _ = mac.Write([]byte(part + "\x00"))
@@ -65,8 +67,8 @@ func (s sealer) bind(id string, scope ...string) string {
 	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// claim returns the id that bind was given for a scope, and whether it was.
-func (s sealer) claim(bound string, scope ...string) (id string, ok bool) {
+// Claim returns the id that Bind was given for a scope, and whether it was.
+func (s Sealer) Claim(bound string, scope ...string) (id string, ok bool) {
 	id = bound[:max(strings.LastIndexByte(bound, '.'), 0)]
-	return id, hmac.Equal([]byte(bound), []byte(s.bind(id, scope...)))
+	return id, hmac.Equal([]byte(bound), []byte(s.Bind(id, scope...)))
 }

@@ -1,0 +1,233 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// Some servers want the gateway to log in. Until it has, requests to them fail with
+// login_required. A client of the aggregate is then asked to open the address of the login
+// page: by a question in the stream of its call in the legacy era, by a result that asks for
+// input in the modern one, and otherwise by the text of a tool result. After the login the
+// call goes on.
+
+// loginTool is the name of the tool that a server shows until the gateway has logged in.
+const loginTool = "login"
+
+// maxLogins is how often a client is asked to log in during one call: at first, and when the
+// server wants further scopes.
+const maxLogins = 3
+
+// isLoginRequired reports whether a login mends a failure.
+func isLoginRequired(failure *jsonrpc.Failure) bool {
+	return failure != nil && failure.Data.Symbol == "login_required"
+}
+
+// withLogin makes attempts to answer the call, and asks the client to log in between them.
+func (c *call) withLogin(attempt func() *jsonrpc.Failure) *jsonrpc.Failure {
+	if again, failure := c.takeLoginAnswer(); !again {
+		return failure
+	}
+	for range maxLogins {
+		failure := attempt()
+		required := c.required
+		if c.required = nil; required == nil {
+			return failure
+		}
+		again, failure := c.logIn(required)
+		if !again {
+			return failure
+		}
+	}
+	return c.answerFailure(jsonrpc.LoginFailed(c.link.server, "the server keeps asking for a login"))
+}
+
+// logIn asks the client to log in. It reports whether the client has.
+func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure) {
+	if len(required.Data.Elicitations) == 0 {
+		return false, c.answerFailure(required)
+	}
+	ask := &required.Data.Elicitations[0]
+	if !mcp.CanOpenURLs(c.client.introduction.capabilities) {
+		return false, c.answerLoginAddress(required, ask)
+	}
+	wants := mcp.InputRequest{Method: "elicitation/create", Params: jsonrpc.Encode(ask)}
+	if c.era == mcp.Modern {
+		return false, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
+			"inputRequests": map[string]mcp.InputRequest{loginTool: wants},
+			"requestState":  c.loginState(),
+		}))
+	}
+	if !c.out.AcceptsStream() {
+		return false, c.answerLoginAddress(required, ask)
+	}
+	responses, failure := c.input(&mcp.InputResult{Requests: map[string]mcp.InputRequest{loginTool: wants}})
+	if failure == nil {
+		failure = c.awaitLogin(responses)
+	}
+	if failure != nil {
+		return false, c.answerFailure(failure)
+	}
+	c.out.Event(&streamable.Event{Data: jsonrpc.Notification("notifications/elicitation/complete",
+		jsonrpc.Encode(map[string]string{"elicitationId": ask.ID}))})
+	return true, nil
+}
+
+// answerLoginAddress tells a client that cannot open addresses which one a person has to open.
+func (c *call) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URLElicitation) *jsonrpc.Failure {
+	if !c.message.Is(jsonrpc.Method, "tools/call") {
+		return c.answerFailure(required)
+	}
+	c.endWith(required)
+	return ownCall{c}.text(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
+}
+
+// awaitLogin waits for the login that the client was asked for, if the client has agreed to it.
+func (c *call) awaitLogin(responses map[string]json.RawMessage) *jsonrpc.Failure {
+	var response struct {
+		Action string `json:"action"`
+	}
+	_ = json.Unmarshal(responses[loginTool], &response) // without an action it is refused
+	if response.Action != "accept" {
+		failure := jsonrpc.LoginRequired(c.link.server, nil)
+		failure.Message, failure.Data.Symbol = "the login was declined", "input_refused"
+		return failure
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, streamable.QuestionTime)
+	defer cancel()
+	done := make(chan bool, 1)
+	go func() { done <- c.server.Login.Await(ctx, c.caller.account()) }()
+	ticker := time.NewTicker(streamable.KeepAlive)
+	defer ticker.Stop()
+	for {
+		select {
+		case ok := <-done:
+			if !ok {
+				return jsonrpc.Timeout(c.link.server)
+			}
+			return nil
+		case <-ticker.C:
+			if c.out.AcceptsStream() {
+				c.out.KeepAlive()
+			}
+		}
+	}
+}
+
+// A loginState is what a client of the modern era sends back with its answer.
+type loginState struct {
+	Server, Account, About string
+
+	// What the client had sent as an answer to the server, which its next request lacks.
+	State     json.RawMessage `json:",omitempty"`
+	Responses json.RawMessage `json:",omitempty"`
+}
+
+// loginState returns the state of the call, sealed.
+func (c *call) loginState() string {
+	return c.g.sealer.Seal("login", jsonrpc.Encode(loginState{
+		c.server.ID, c.caller.account(), c.about(), c.message.Literal(jsonrpc.RequestState), c.message.Literal(jsonrpc.InputResponses),
+	}))
+}
+
+// takeLoginAnswer takes the answer of a client of the modern era to a request to log in off
+// its message, and waits for that login. It reports whether the call can be made.
+func (c *call) takeLoginAnswer() (again bool, _ *jsonrpc.Failure) {
+	if c.era != mcp.Modern || c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
+		return true, nil
+	}
+	plain, ok := c.g.sealer.Open("login", c.message.Text(jsonrpc.RequestState))
+	if !ok {
+		return true, nil // it is the server's
+	}
+	var state loginState
+	if json.Unmarshal(plain, &state) != nil || state.Server != c.server.ID || state.Account != c.caller.account() || state.About != c.about() {
+		return false, invalid("requestState: it belongs to another request")
+	}
+	var responses map[string]json.RawMessage
+	_ = json.Unmarshal(c.message.Literal(jsonrpc.InputResponses), &responses) // without a response it is refused
+	message := c.message
+	for _, restored := range [...]struct {
+		field jsonrpc.Field
+		name  string
+		value []byte // of the client's request before; nil if it had none
+	}{
+		{jsonrpc.RequestState, "requestState", state.State},
+		{jsonrpc.InputResponses, "inputResponses", state.Responses},
+	} {
+		edit, ok := jsonspan.Remove(message.Literal(jsonrpc.Params), restored.name)
+		if !ok {
+			continue
+		}
+		edit = message.Within(jsonrpc.Params, edit)
+		if restored.value != nil {
+			edit = message.Replace(restored.field, restored.value)
+		}
+		var failure *jsonrpc.Failure
+		if message, failure = message.Edited(edit); failure != nil {
+			return false, failure
+		}
+	}
+	if failure := c.awaitLogin(responses); failure != nil {
+		return false, c.answerFailure(failure)
+	}
+	c.message = message
+	return true, nil
+}
+
+// isLoginTool reports whether a tool of a server is the one that the gateway shows for it. A
+// server that the gateway has logged in to may have a tool of that name itself.
+func (c *call) isLoginTool(s *Server, target mcp.Target) bool {
+	if s.Login == nil || target.Kind != mcp.Tool || target.Name != loginTool {
+		return false
+	}
+	known := c.client.link(s).lists.known(c.g, tools)
+	return known == nil || !slices.Contains(known.names, c.g.shown(s.Name, tools, loginTool))
+}
+
+// callLoginTool answers a call of that tool.
+func (c *call) callLoginTool() *jsonrpc.Failure {
+	list, _, failure := c.link.lists.get(c.behalf(), tools)
+	if failure != nil {
+		return c.failed(failure)
+	}
+	if slices.Contains(list.names, c.g.shown(c.link.server, tools, loginTool)) {
+		return c.send() // it is the server's after all
+	}
+	return ownCall{c}.text("Logged in to "+c.link.server+". Its tools can be listed now.", false)
+}
+
+// loginListing returns the tool that a client sees of a server as long as a login is required,
+// nil if the client cannot log in.
+func (g *Gateway) loginListing(s *Server, required *jsonrpc.Failure) *listing {
+	if len(required.Data.Elicitations) == 0 {
+		return nil
+	}
+	name := g.shown(s.Name, tools, loginTool)
+	item := jsonrpc.Encode(map[string]any{
+		"name":        name,
+		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",
+		"inputSchema": map[string]any{"type": "object", "properties": map[string]any{}},
+	})
+	return &listing{joined: item, ends: []int{len(item)}, names: []string{name}}
+}
+
+// LoginChanged tells clients that the login at a server has changed: those of one account, or
+// all of them if the login is shared.
+func (g *Gateway) LoginChanged(server, account string, shared bool) {
+	s := g.servers[server]
+	if s == nil {
+		return
+	}
+	g.refresh(s, func(identity string) bool {
+		who := g.rules.caller(identity)
+		return shared || who.account() == account
+	})
+}

@@ -1,0 +1,221 @@
+package mcpgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/certmagic"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
+)
+
+// openPages sets up the pages by which people log in to servers, if there is one with oauth.
+func (h *Handler) openPages() error {
+	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil }) {
+		return nil
+	}
+	key, err := h.loginKey()
+	if err != nil {
+		return err
+	}
+	h.pages = login.NewPages(login.Pages{
+		Path:    h.belowMCP + "oauth",
+		Logger:  h.logger,
+		Base:    h.base,
+		IsLocal: isLocal,
+		User:    func(r *http.Request) string { return peerOf(r).User },
+		Changed: func(server, account string, shared bool) { h.current().gateway.LoginChanged(server, account, shared) },
+		Ask:     func(ctx context.Context, server string) { _ = h.byName[server].ping(ctx) }, // it is about what the server wants
+	}, key)
+	return nil
+}
+
+// current returns the handler that has taken the place of this one, or this one.
+func (h *Handler) current() *Handler {
+	for _, other := range registry.current() {
+		if other.Name == h.Name && other.MCPPath == h.MCPPath {
+			return other
+		}
+	}
+	return h
+}
+
+// newLogin returns the login of the gateway at a server.
+func (h *Handler) newLogin(s *Server) (*login.Login, error) {
+	key, err := h.loginKey()
+	if err != nil {
+		return nil, err
+	}
+	store := oauth.Encrypted(storageBelow{h.ctx.Storage(), path.Join(loginFolder, storageName(h.Name), storageName(s.Name))}, key)
+	return h.pages.Add(s.Name, s.OAuth, store)
+}
+
+// loginFolder is where logins are in Caddy's storage.
+const loginFolder = "mcp_gateway/oauth"
+
+// storageName returns a name that can be part of a key in Caddy's storage.
+func storageName(name string) string { return "_" + certmagic.StorageKeys.Safe(name) }
+
+// loginKey returns what encrypts logins: the session_key, or a key that is made when it is
+// first needed, and kept in Caddy's storage.
+func (h *Handler) loginKey() ([]byte, error) {
+	if h.SessionKey != "" {
+		key, err := sessionKey(h.SessionKey)
+		if err != nil {
+			return nil, fmt.Errorf("session_key: %w", err)
+		}
+		return key, nil
+	}
+	store, name := h.ctx.Storage(), path.Join(loginFolder, "key")
+	if err := store.Lock(h.ctx, name); err != nil {
+		return nil, err
+	}
+	defer store.Unlock(h.ctx, name) //nolint:errcheck // it expires
+	key, err := store.Load(h.ctx, name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		key = seal.NewKey()
+		err = store.Store(h.ctx, name, key)
+	case err == nil && len(key) < shortestKey:
+		err = fmt.Errorf("%s in the storage is too short", name)
+	}
+	return key, err
+}
+
+// A storageBelow is what a storage has below a path.
+type storageBelow struct {
+	certmagic.Storage
+	path string
+}
+
+func (b storageBelow) Load(ctx context.Context, key string) ([]byte, error) {
+	return b.Storage.Load(ctx, path.Join(b.path, key))
+}
+func (b storageBelow) Store(ctx context.Context, key string, value []byte) error {
+	return b.Storage.Store(ctx, path.Join(b.path, key), value)
+}
+func (b storageBelow) Delete(ctx context.Context, key string) error {
+	return b.Storage.Delete(ctx, path.Join(b.path, key))
+}
+func (b storageBelow) Lock(ctx context.Context, name string) error {
+	return b.Storage.Lock(ctx, path.Join(b.path, name))
+}
+func (b storageBelow) Unlock(ctx context.Context, name string) error {
+	return b.Storage.Unlock(ctx, path.Join(b.path, name))
+}
+
+// servePages serves the pages by which people log in to servers.
+func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) error {
+	if failure := h.originPolicy().AdmitHost(r); failure != nil {
+		return caddyhttp.Error(failure.Status, failure)
+	}
+	h.pages.ServeHTTP(w, r)
+	return nil
+}
+
+// withSubject returns r with the token of its client, if there are servers for which it is
+// exchanged.
+func (h *Handler) withSubject(r *http.Request) *http.Request {
+	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.login != nil && s.login.Exchanges() }) {
+		return r
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return r
+	}
+	return r.WithContext(login.WithSubject(r.Context(), strings.TrimSpace(token)))
+}
+
+// isLocal reports whether the client that sent r is on this machine.
+func isLocal(r *http.Request) bool {
+	address := clientAddress(r)
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		address = host
+	}
+	ip, err := netip.ParseAddr(address)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// isOrigin reports whether a text is a scheme and a host.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && u.User == nil && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
+}
+
+// base returns the scheme and host by which the gateway is reached: as configured, as the
+// client did, or as a browser on this machine does.
+func (h *Handler) base(r *http.Request) string {
+	switch {
+	case h.PublicURL != "":
+		return strings.TrimSuffix(h.PublicURL, "/")
+	case r == nil:
+		return h.localBase()
+	case r.TLS != nil:
+		return "https://" + r.Host
+	}
+	return "http://" + r.Host
+}
+
+// localBase returns the address of the site that the gateway stands in, on this machine.
+func (h *Handler) localBase() string {
+	app, err := h.ctx.App("http")
+	if err != nil {
+		return "http://localhost"
+	}
+	for _, server := range app.(*caddyhttp.App).Servers {
+		if !contains(server.Routes, h) {
+			continue
+		}
+		for _, listen := range server.Listen {
+			address, err := caddy.ParseNetworkAddress(listen)
+			if err != nil || address.IsUnixNetwork() || address.StartPort == 0 {
+				continue
+			}
+			scheme, port := "http", int(address.StartPort)
+			if len(server.TLSConnPolicies) > 0 {
+				scheme = "https"
+			}
+			if scheme == "http" && port == 80 || scheme == "https" && port == 443 {
+				return scheme + "://localhost"
+			}
+			return scheme + "://localhost:" + strconv.Itoa(port)
+		}
+	}
+	return "http://localhost"
+}
+
+// contains reports whether a handler is in routes, also in nested ones.
+func contains(routes caddyhttp.RouteList, h *Handler) bool {
+	for _, route := range routes {
+		for _, handler := range route.Handlers {
+			switch handler := handler.(type) {
+			case *Handler:
+				if handler == h {
+					return true
+				}
+			case *caddyhttp.Subroute:
+				if contains(handler.Routes, h) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// Interface guard
+var _ oauth.Store = storageBelow{}

@@ -1,0 +1,197 @@
+// Package login logs an mcp_gateway in to MCP servers by OAuth.
+//
+// A [Login] is that of one server. It adds access tokens to requests, and turns a response
+// that asks for a login into a failure that tells the client where to log in. The [Pages] of a
+// gateway are where people do that.
+package login
+
+import (
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+)
+
+// The accounts that a gateway can use at a server.
+const (
+	perClient = "per_client"
+	exchange  = "exchange"
+)
+
+// clientCredentials is the grant for which no person logs in.
+const clientCredentials = "client_credentials"
+
+// OAuth is how the gateway logs in to a server.
+type OAuth struct {
+	// Whose account is used. The default is one login of the operator, which all clients
+	// share. per_client is a login of each client, which has to be identified. exchange
+	// trades the token that a client has sent to the gateway for one of the server (RFC 8693).
+	Account string `json:"account,omitempty"`
+
+	// The client id that the authorization server knows. An https URL is a client-ID metadata
+	// document, and used where the authorization server takes such. Default: the gateway's own
+	// document, or dynamic registration
+	ClientID string `json:"client_id,omitempty"`
+
+	// The secret that belongs to the client id. Default: none
+	ClientSecret string `json:"client_secret,omitempty"`
+
+	// A PEM file with the private key that belongs to the client id, for private_key_jwt.
+	// Default: none
+	PrivateKey string `json:"private_key,omitempty"`
+
+	// The scopes to ask for. Default: those that the server asks for
+	Scopes []string `json:"scopes,omitempty"`
+
+	// The grant: authorization_code, for which a person logs in, or client_credentials.
+	// Default: authorization_code
+	Grant string `json:"grant,omitempty"`
+
+	// The only authorization server that is accepted, by its issuer. Default: the one that the
+	// server names
+	Issuer string `json:"issuer,omitempty"`
+
+	// Hosts of authorization servers and metadata that may be reached by plain HTTP, or at
+	// addresses that are not public: * stands for any characters. Default: none
+	TrustedHosts []string `json:"trusted_hosts,omitempty"`
+
+	// The URL by which the authorization server knows the MCP server. Default: the URL of the
+	// server
+	Resource string `json:"resource,omitempty"`
+}
+
+// UnmarshalCaddyfile sets up the login from Caddyfile tokens. Syntax:
+//
+//	oauth [per_client | exchange] {
+//		client_id     <id>
+//		client_secret <secret>
+//		private_key   <file>
+//		scopes        <scopes...>
+//		grant         authorization_code | client_credentials
+//		issuer        <url>
+//		trusted_hosts <hosts...>
+//		resource      <url>
+//	}
+func (o *OAuth) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // consume "oauth"
+	if d.NextArg() {
+		o.Account = d.Val()
+	}
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	return setting.Block(d, setting.Lines{
+		"client_id":     setting.Text(&o.ClientID),
+		"client_secret": setting.Secret(&o.ClientSecret),
+		"private_key":   setting.Text(&o.PrivateKey),
+		"scopes":        setting.List(&o.Scopes),
+		"grant":         setting.Text(&o.Grant),
+		"issuer":        setting.Text(&o.Issuer),
+		"trusted_hosts": setting.List(&o.TrustedHosts),
+		"resource":      setting.Text(&o.Resource),
+	}, "scopes", "trusted_hosts")
+}
+
+// Validate ensures that the configuration makes sense.
+func (o *OAuth) Validate() error {
+	switch {
+	case o.Account != "" && o.Account != perClient && o.Account != exchange:
+		return fmt.Errorf("%q is not per_client or exchange", o.Account)
+	case o.Grant != "" && o.Grant != "authorization_code" && o.Grant != clientCredentials:
+		return fmt.Errorf("grant: %q is not authorization_code or client_credentials", o.Grant)
+	case o.Grant == clientCredentials && o.Account != "":
+		return fmt.Errorf("grant: client_credentials is a login of the gateway itself, not %s", o.Account)
+	case o.Grant == clientCredentials && (o.ClientID == "" || o.ClientSecret == "" && o.PrivateKey == ""):
+		return errors.New("grant: client_credentials needs client_id, and client_secret or private_key")
+	case o.Account == exchange && o.ClientID == "":
+		return errors.New("exchange needs client_id")
+	case o.ClientSecret != "" && o.ClientID == "":
+		return errors.New("client_secret needs client_id")
+	case o.PrivateKey != "" && o.ClientID == "":
+		return errors.New("private_key needs client_id")
+	case o.ClientSecret != "" && o.PrivateKey != "":
+		return errors.New("client_secret and private_key exclude each other")
+	}
+	if o.Issuer != "" {
+		if u, err := url.Parse(o.Issuer); err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+			return fmt.Errorf("issuer: %q is not a URL", o.Issuer)
+		}
+	}
+	return nil
+}
+
+// config returns what the library needs.
+func (o *OAuth) config() (oauth.Config, error) {
+	resource, err := url.Parse(o.Resource)
+	switch {
+	case o.Resource == "":
+		return oauth.Config{}, errors.New("resource: missing; only a server that is given by its URL has a default")
+	case err != nil || resource.Host == "" || resource.Scheme != "https" && resource.Scheme != "http" || resource.Fragment != "":
+		return oauth.Config{}, fmt.Errorf("resource: %q is not an http or https URL", o.Resource)
+	}
+	config := oauth.Config{
+		Resource: resource, ClientID: o.ClientID, Scopes: o.Scopes, Issuer: o.Issuer, TrustedHosts: o.TrustedHosts,
+		ClientName: clientName,
+	}
+	repl := caddy.NewReplacer()
+	if config.ClientID, err = repl.ReplaceOrErr(o.ClientID, true, true); err != nil {
+		return oauth.Config{}, fmt.Errorf("client_id: %w", err)
+	}
+	if config.ClientSecret, err = repl.ReplaceOrErr(o.ClientSecret, true, true); err != nil {
+		return oauth.Config{}, fmt.Errorf("client_secret: %w", err)
+	}
+	if o.PrivateKey != "" {
+		if config.PrivateKey, err = readKey(o.PrivateKey); err != nil {
+			return oauth.Config{}, fmt.Errorf("private_key: %w", err)
+		}
+	}
+	switch {
+	case o.Grant == clientCredentials:
+		config.Grant = oauth.ClientCredentials
+	case o.Account == exchange:
+		config.Grant = oauth.TokenExchange
+	}
+	return config, nil
+}
+
+// readKey reads a private key from a PEM file.
+func readKey(file string) (crypto.Signer, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("%s has no PEM block", file)
+	}
+	var key any
+	switch {
+	case strings.HasPrefix(block.Type, "RSA "):
+		key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+	case strings.HasPrefix(block.Type, "EC "):
+		key, err = x509.ParseECPrivateKey(block.Bytes)
+	default:
+		key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("%s: a key of type %T cannot sign", file, key)
+	}
+	return signer, nil
+}
+
+// Interface guard
+var _ caddyfile.Unmarshaler = (*OAuth)(nil)

@@ -1,0 +1,204 @@
+package login
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+)
+
+// A Login is the login of a gateway at one of its servers.
+type Login struct {
+	server   string
+	resource string
+	account  string // see [OAuth]
+	oauth    *oauth.Server
+	pages    *Pages
+	failures failures // of accounts, a moment ago
+}
+
+// Await implements [gateway.Login]. The login may be finished in another process, so it also
+// looks from time to time.
+func (l *Login) Await(ctx context.Context, client string) bool {
+	account := l.oauth.Account(l.accountOf(client))
+	ticker := time.NewTicker(lookInterval)
+	defer ticker.Stop()
+	for {
+		changed := logins.changed()
+		l.failures.forget(l.accountOf(client))
+		if !account.LoginRequired(ctx) {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ticker.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+const lookInterval = 2 * time.Second
+
+// accountOf returns the account that is used for a client.
+func (l *Login) accountOf(client string) string {
+	if l.account == "" {
+		return ""
+	}
+	return client
+}
+
+// Serve has next answer r with an access token. If the server refuses the token, and there is
+// a better one, next is called again.
+func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, next func(http.ResponseWriter, *http.Request) error) error {
+	if client == "" && l.account != "" {
+		return l.serveUnidentified(w, r, next)
+	}
+	id := l.accountOf(client)
+	account := l.oauth.Account(id)
+	token, err := l.token(r, account)
+	if err == nil {
+		err = l.failures.recent(id, token)
+	}
+	for tries := 1; err == nil; tries++ {
+		attempt := &attempt{to: w}
+		if served := next(attempt, withToken(r, token)); !attempt.refused() {
+			if attempt.status != 0 && token != "" {
+				account.Accepted(r.Context(), token)
+			}
+			return served
+		}
+		refused := token
+		token, err = account.Rejected(r.Context(), refused, attempt.status, attempt.header.Values("WWW-Authenticate"))
+		switch {
+		case err == nil && tries == maxTries:
+			err = errors.New("the server refuses every token")
+		case err == nil && l.account == exchange:
+			token, err = l.token(r, account)
+		}
+		if err != nil && attempt.status == http.StatusUnauthorized && r.Context().Err() == nil {
+			l.failures.note(id, refused, err)
+		}
+	}
+	switch {
+	case r.Context().Err() != nil:
+		return r.Context().Err()
+	case errors.Is(err, oauth.ErrLoginRequired):
+		return jsonrpc.LoginRequired(l.server, l.ask(r, client))
+	}
+	l.pages.Logger.Warn("login to MCP server failed", zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
+	return jsonrpc.LoginFailed(l.server, err.Error())
+}
+
+// maxTries is how often a request is sent: with the token there is, and with a better one.
+const maxTries = 2
+
+// token returns the token that a request is sent with; "" if there is none.
+func (l *Login) token(r *http.Request, account *oauth.Account) (string, error) {
+	if l.account == exchange {
+		subject, _ := r.Context().Value(subjectKey{}).(string)
+		if subject == "" {
+			return "", errors.New("the client has sent no bearer token to exchange")
+		}
+		return account.Exchange(r.Context(), subject)
+	}
+	return account.Token(r.Context())
+}
+
+// serveUnidentified has next answer a request that has no account, such as a health check.
+func (l *Login) serveUnidentified(w http.ResponseWriter, r *http.Request, next func(http.ResponseWriter, *http.Request) error) error {
+	attempt := &attempt{to: w}
+	if err := next(attempt, withToken(r, "")); !attempt.refused() {
+		return err
+	}
+	return jsonrpc.LoginFailed(l.server, fmt.Sprintf("oauth %s needs a client that is identified", l.account))
+}
+
+// withToken returns r with a token. The header of r itself stays as it is: other servers get
+// requests made from it.
+func withToken(r *http.Request, token string) *http.Request {
+	sent := r.WithContext(r.Context())
+	sent.Header = r.Header.Clone()
+	sent.Header.Del("Authorization")
+	if token != "" {
+		sent.Header.Set("Authorization", "Bearer "+token)
+	}
+	if r.GetBody != nil {
+		if body, err := r.GetBody(); err == nil {
+			sent.Body = body
+		}
+	}
+	return sent
+}
+
+// subjectKey is where the token of a client is found in a context.
+type subjectKey struct{}
+
+// WithSubject returns a context that has the token of a client, to be exchanged.
+func WithSubject(ctx context.Context, token string) context.Context {
+	return context.WithValue(ctx, subjectKey{}, token)
+}
+
+// Exchanges reports whether the tokens of clients are exchanged.
+func (l *Login) Exchanges() bool { return l.account == exchange }
+
+// ask returns how the client that sent r can log in; nil if it cannot. The login of the
+// operator is for clients on this machine only.
+func (l *Login) ask(r *http.Request, client string) *jsonrpc.URLElicitation {
+	if l.account == "" && !l.pages.IsLocal(r) {
+		return nil
+	}
+	address := l.pages.loginAddress(l.pages.Base(r), l.server, l.accountOf(client))
+	return &jsonrpc.URLElicitation{Mode: "url", URL: address, ID: rand.Text(), Message: "Log in to " + l.server + " to go on."}
+}
+
+// finished is called when the login of an account has changed.
+func (l *Login) finished(account string) {
+	l.failures.forget(account)
+	logins.change()
+	l.pages.Changed(l.server, account, l.account == "")
+}
+
+// A Status is how the login of the operator is.
+type Status struct {
+	State  string    `json:"state"` // logged_in, required, or per_client
+	URL    string    `json:"-"`     // where to log in, if that is required
+	Issuer string    `json:"issuer,omitempty"`
+	Scopes []string  `json:"scopes,omitempty"`
+	Until  time.Time `json:"expires,omitzero"` // of the access token, which is refreshed
+	Error  string    `json:"error,omitempty"`
+}
+
+// Status returns how the login of the operator is.
+func (l *Login) Status(ctx context.Context) Status {
+	if l.account != "" {
+		return Status{State: l.account}
+	}
+	known := l.oauth.Account("").Status(ctx)
+	status := Status{State: "logged_in", Issuer: known.Issuer, Scopes: known.Scopes, Until: known.Expires}
+	if known.Err != nil {
+		status.Error = known.Err.Error()
+	}
+	if !known.LoggedIn {
+		status.State, status.URL = "required", l.pages.loginAddress(l.pages.Base(nil), l.server, "")
+	}
+	return status
+}
+
+// Logout ends the login of a client; "" for that of the operator.
+func (l *Login) Logout(ctx context.Context, client string) error {
+	account := l.accountOf(client)
+	if l.account != "" && client == "" {
+		return errors.New("client: missing, and each client has its own login")
+	}
+	err := l.oauth.Account(account).Logout(ctx)
+	l.finished(account)
+	return err
+}

@@ -1,0 +1,333 @@
+package login
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
+)
+
+// Pages are where people log in to the servers of a gateway, with a browser: a page that asks
+// them to, and the callback of the authorization server.
+//
+// The address of the first has a ticket, which names the server and the account. It is sealed,
+// as is the state of a login that has begun. A state is good once, for a quarter of an hour, and
+// in the browser that began the login.
+type Pages struct {
+	Path   string // of the pages, without a slash at the end
+	Logger *zap.Logger
+
+	// Base returns the scheme and host of the gateway, as the client that sent r reaches it; r
+	// is nil if there is none.
+	Base func(r *http.Request) string
+
+	// IsLocal reports whether the client that sent r is on this machine.
+	IsLocal func(r *http.Request) bool
+
+	// User returns who sent r, if Caddy has authenticated the user; else "".
+	User func(r *http.Request) string
+
+	// Changed is called when the login of an account at a server has changed. All clients use
+	// it if it is shared.
+	Changed func(server, account string, shared bool)
+
+	// Ask has a server answer a request without an account, so that it says what it wants.
+	Ask func(ctx context.Context, server string)
+
+	sealer seal.Sealer
+	logins map[string]*Login // by server
+}
+
+// Paths below those of the Pages.
+const (
+	loginPath    = "/login"
+	callbackPath = "/callback"
+	documentPath = "/client.json"
+)
+
+// NewPages returns the Pages of a gateway. The key seals what they give away.
+func NewPages(p Pages, key []byte) *Pages {
+	p.sealer, p.logins = seal.New("mcp login", key), map[string]*Login{}
+	return &p
+}
+
+// Add adds the login at a server, whose tokens are kept in a store.
+func (p *Pages) Add(server string, o *OAuth, store oauth.Store) (*Login, error) {
+	config, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	config.Store = store
+	l := &Login{
+		server: server, resource: o.Resource, account: o.Account, oauth: oauth.New(config), pages: p,
+	}
+	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
+	p.logins[server] = l
+	return l, nil
+}
+
+const (
+	ticketTime = time.Hour
+	stateTime  = 15 * time.Minute
+)
+
+// A ticket is a way to log in.
+type ticket struct {
+	Server, Account string
+	Expires         time.Time
+}
+
+// A state is a login that has begun.
+type state struct {
+	ticket
+	ID      string
+	Browser string // digest of its cookie
+	Pending oauth.Pending
+}
+
+// loginAddress returns the address of the page that logs in to a server.
+func (p *Pages) loginAddress(base, server, account string) string {
+	t := ticket{server, account, time.Now().Add(ticketTime)}
+	return base + p.Path + loginPath + "?ticket=" + p.sealed("ticket", t)
+}
+
+func (p *Pages) sealed(purpose string, v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // it has only texts and times
+	}
+	return p.sealer.Seal(purpose, text)
+}
+
+// open opens what sealed has returned.
+func (p *Pages) open(purpose, sealed string, v any) bool {
+	text, ok := p.sealer.Open(purpose, sealed)
+	return ok && json.Unmarshal(text, v) == nil
+}
+
+// ServeHTTP serves the pages. The host of r has been checked.
+func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("X-Content-Type-Options", "nosniff")
+	var err error
+	switch path, method := r.URL.Path[len(p.Path):], r.Method; {
+	case path == documentPath && method == http.MethodGet:
+		p.serveDocument(w, r)
+	case path == loginPath && method == http.MethodGet:
+		err = p.showLogin(w, r)
+	case path == loginPath && method == http.MethodPost:
+		err = p.beginLogin(w, r)
+	case path == callbackPath && method == http.MethodGet:
+		err = p.finishLogin(w, r)
+	default:
+		err = &refusal{http.StatusNotFound, "There is no such page."}
+	}
+	if err == nil {
+		return
+	}
+	refused, ok := errors.AsType[*refusal](err)
+	if !ok {
+		refused = &refusal{http.StatusBadGateway, "The login has failed: " + err.Error() + "."}
+	}
+	p.write(w, refused.status, page{Title: "Login failed", Text: refused.text})
+}
+
+// A refusal is an error for the person in front of the browser.
+type refusal struct {
+	status int
+	text   string
+}
+
+func (e *refusal) Error() string { return e.text }
+
+// A page is what people see.
+type page struct {
+	Title, Text string
+	Ticket      string // of the form; "" for a page without one
+}
+
+var pageTemplate = template.Must(template.New("").Parse(`<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{.Title}}</title>
+<style>
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 15vh auto; padding: 0 1rem; overflow-wrap: anywhere }
+button { font: inherit; padding: .5rem 1.25rem }
+</style>
+</head>
+<body>
+<h1>{{.Title}}</h1>
+<p>{{.Text}}</p>
+{{- if .Ticket}}
+<form method="post"><input type="hidden" name="ticket" value="{{.Ticket}}"><button type="submit" autofocus>Continue</button></form>
+{{- end}}
+</body>
+</html>
+`))
+
+func (p *Pages) write(w http.ResponseWriter, status int, content page) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_ = pageTemplate.Execute(w, content) // the browser may have gone
+}
+
+// cookieName is the cookie that tells the browser in which a login was begun.
+const cookieName = "mcp_login"
+
+// ticketOf returns the ticket of a request, and the login it is for.
+func (p *Pages) ticketOf(r *http.Request) (sealed string, t ticket, l *Login, _ error) {
+	sealed = r.FormValue("ticket")
+	if !p.open("ticket", sealed, &t) || time.Now().After(t.Expires) {
+		return "", t, nil, &refusal{http.StatusBadRequest, "This address is not valid, or not anymore. Ask for another one."}
+	}
+	if l = p.logins[t.Server]; l == nil {
+		return "", t, nil, &refusal{http.StatusNotFound, "The gateway does not have the server " + t.Server + " anymore."}
+	}
+	return sealed, t, l, p.checkUser(r, t)
+}
+
+// checkUser refuses a login of one client that another one is about to finish.
+func (p *Pages) checkUser(r *http.Request, t ticket) error {
+	if user := p.User(r); user != "" && t.Account != "" && user != t.Account {
+		return &refusal{http.StatusForbidden, fmt.Sprintf("This login was begun by %q, and you are %q.", t.Account, user)}
+	}
+	return nil
+}
+
+// showLogin shows what the login is for, and asks to go on.
+func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
+	sealed, t, l, err := p.ticketOf(r)
+	if err != nil {
+		return err
+	}
+	if _, err := r.Cookie(cookieName); err != nil {
+		http.SetCookie(w, &http.Cookie{
+			Name: cookieName, Value: rand.Text(), Path: p.Path + "/", MaxAge: int(ticketTime.Seconds()),
+			HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: isSecure(p.Base(r)),
+		})
+	}
+	text := fmt.Sprintf("The MCP gateway at %s logs in to the server %q, at %s.", p.Base(r), t.Server, l.resource)
+	if t.Account == "" {
+		text += " All clients of the gateway will use this login."
+	} else {
+		text += fmt.Sprintf(" Only its client %q will use this login. Go on if that is you, and you have asked for it.", t.Account)
+	}
+	p.write(w, http.StatusOK, page{Title: "Log in to " + t.Server, Text: text, Ticket: sealed})
+	return nil
+}
+
+func isSecure(base string) bool {
+	u, err := url.Parse(base)
+	return err == nil && u.Scheme == "https"
+}
+
+// beginLogin sends the browser to the authorization server.
+func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
+	if origin := r.Header.Get("Origin"); origin != "" && origin != p.Base(r) || r.Header.Get("Sec-Fetch-Site") == "cross-site" {
+		return &refusal{http.StatusForbidden, "A page of another site has sent this request."}
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, 64<<10)
+	_, t, l, err := p.ticketOf(r)
+	if err != nil {
+		return err
+	}
+	cookie, err := r.Cookie(cookieName)
+	if err != nil {
+		return &refusal{http.StatusBadRequest, "The browser has not kept the cookie of this page. Allow cookies, and open the address again."}
+	}
+	if t.Account == "" {
+		p.Ask(r.Context(), t.Server)
+	}
+	begun := state{ticket: ticket{t.Server, t.Account, time.Now().Add(stateTime)}, ID: rand.Text(), Browser: digest(cookie.Value)}
+	base := p.Base(r)
+	address, err := l.oauth.Account(t.Account).Begin(r.Context(), base+p.Path+callbackPath, base+p.Path+documentPath,
+		func(pending *oauth.Pending) string {
+			begun.Pending = *pending
+			return p.sealed("state", begun)
+		})
+	if err != nil {
+		p.Logger.Warn("login to MCP server cannot begin", zap.String("mcp_server", t.Server), zap.Error(err))
+		return err
+	}
+	http.Redirect(w, r, address, http.StatusSeeOther)
+	return nil
+}
+
+// finishLogin takes what the authorization server says.
+func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
+	var s state
+	query := r.URL.Query()
+	if !p.open("state", query.Get("state"), &s) || time.Now().After(s.Expires) {
+		return &refusal{http.StatusBadRequest, "This login is not known, or has taken too long. Begin again."}
+	}
+	l := p.logins[s.Server]
+	if l == nil {
+		return &refusal{http.StatusNotFound, "The gateway does not have the server " + s.Server + " anymore."}
+	}
+	cookie, err := r.Cookie(cookieName)
+	if err != nil || subtle.ConstantTimeCompare([]byte(digest(cookie.Value)), []byte(s.Browser)) != 1 {
+		return &refusal{http.StatusForbidden, "This login was begun in another browser."}
+	}
+	if err := p.checkUser(r, s.ticket); err != nil {
+		return err
+	}
+	if !finished.add(s.ID) {
+		return &refusal{http.StatusBadRequest, "This login has been finished before."}
+	}
+	logger := p.Logger.With(zap.String("mcp_server", s.Server), zap.String("client", s.Account))
+	if err := l.oauth.Account(s.Account).Finish(r.Context(), &s.Pending, query); err != nil {
+		logger.Warn("login to MCP server failed", zap.Error(err))
+		return err
+	}
+	logger.Info("logged in to MCP server", zap.String("issuer", s.Pending.Issuer))
+	l.finished(s.Account)
+	p.write(w, http.StatusOK, page{Title: "Logged in to " + s.Server, Text: "You can close this window."})
+	return nil
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// serveDocument serves the client-ID metadata document.
+func (p *Pages) serveDocument(w http.ResponseWriter, r *http.Request) {
+	base := p.Base(r)
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "max-age=300")
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"client_id":                  base + p.Path + documentPath,
+		"client_name":                clientName,
+		"client_uri":                 base,
+		"redirect_uris":              []string{base + p.Path + callbackPath},
+		"grant_types":                []string{"authorization_code", "refresh_token"},
+		"response_types":             []string{"code"},
+		"token_endpoint_auth_method": "none",
+	})
+}
+
+// clientName is what authorization servers call the gateway.
+const clientName = "caddy-mcp-gateway"
+
+// Interface guard
+var _ http.Handler = (*Pages)(nil)
