@@ -23,6 +23,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
@@ -147,6 +148,10 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if path, err = chosen.path(server); err != nil {
 		return nil, "", err
 	}
+	mcpPath, err := chosen.path("")
+	if err != nil {
+		return nil, "", err
+	}
 	if err := chosen.knows(client); err != nil {
 		return nil, "", err
 	}
@@ -164,11 +169,25 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if chosen.namedRoutes != nil {
 		site["named_routes"] = chosen.namedRoutes
 	}
+	servers := object{"mcp_stdio": site}
+	if chosen.hasLogin() && chosen.PublicURL == "" {
+		// People log in with a browser, which needs an address.
+		address, err := freeLoopbackAddress()
+		if err != nil {
+			return nil, "", err
+		}
+		chosen.publish("http://" + address)
+		site["routes"] = []any{object{"handle": []any{chosen.raw}}}
+		login := maps.Clone(site)
+		login["listen"] = []string{address}
+		login["routes"] = []any{object{"match": []any{object{"path": []string{mcpPath + "/oauth/*"}}}, "handle": []any{chosen.raw}}}
+		servers["mcp_login"] = login
+	}
 	small := object{
 		"admin":   object{"listen": stdioNetwork + "/" + stdioAdminHost, "config": object{"persist": false}},
 		"logging": logging,
 		"apps": object{
-			"http": object{"grace_period": "5s", "servers": object{"mcp_stdio": site}},
+			"http": object{"grace_period": "5s", "servers": servers},
 			// Every HTTP app has one, and it would tidy up what belongs to another process.
 			"tls": object{"disable_storage_clean": true},
 		},
@@ -210,9 +229,10 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 			if len(g.Servers) == 0 {
 				return nil, errors.New("mcp_gateway: server: there is none")
 			}
-			// Nobody else can come in, so nobody's secrets are needed.
+			// No other client can come in, so no secrets of clients are needed. Logins are
+			// encrypted with the session_key.
 			for _, member := range []string{"auth", "session_key"} {
-				if edit, ok := jsonspan.Remove(raw, member); ok {
+				if edit, ok := jsonspan.Remove(raw, member); ok && (member == "auth" || !g.hasLogin()) {
 					raw = jsonspan.Spliced(raw, edit)
 				}
 			}
@@ -242,6 +262,16 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 		return nil, fmt.Errorf("there are several mcp_gateway; --gateway names one of: %s", strings.Join(names, ", "))
 	}
 	return found[0], nil
+}
+
+// hasLogin reports whether the gateway logs in to a server.
+func (g *configuredGateway) hasLogin() bool {
+	return slices.ContainsFunc(g.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil })
+}
+
+// publish sets where browsers reach the gateway.
+func (g *configuredGateway) publish(address string) {
+	g.raw = jsonspan.Spliced(g.raw, jsonspan.Insert(g.raw, slices.Concat([]byte(`"public_url":`), jsonrpc.Quote(address))))
 }
 
 // knows reports whether there are rules for a client, if one is named.

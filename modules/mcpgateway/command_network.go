@@ -42,6 +42,15 @@ func init() {
 	})
 }
 
+// freeLoopbackAddress returns an address of this machine that is free.
+func freeLoopbackAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
 // A stdioListener listens at one of the addresses. Several can, as they do while one
 // configuration takes the place of another.
 type stdioListener struct {

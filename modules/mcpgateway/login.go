@@ -39,9 +39,21 @@ func (h *Handler) openPages() error {
 		IsLocal: isLocal,
 		User:    func(r *http.Request) string { return peerOf(r).User },
 		Changed: func(server, account string, shared bool) { h.current().gateway.LoginChanged(server, account, shared) },
-		Ask:     func(ctx context.Context, server string) { _ = h.byName[server].ping(ctx) }, // it is about what the server wants
+		Count:   func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
+		CountToken: func(server, grant string, err error) {
+			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
+		},
+		Ask: func(ctx context.Context, server string) { _ = h.byName[server].ping(ctx) }, // it is about what the server wants
 	}, key)
 	return nil
+}
+
+// outcomeOf returns how something ended, for metrics.
+func outcomeOf(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "ok"
 }
 
 // current returns the handler that has taken the place of this one, or this one.

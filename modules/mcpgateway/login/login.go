@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,6 +23,8 @@ type Login struct {
 	oauth    *oauth.Server
 	pages    *Pages
 	failures failures // of accounts, a moment ago
+
+	announced atomic.Bool // the operator was told that a login is required
 }
 
 // Await implements [gateway.Login]. The login may be finished in another process, so it also
@@ -91,6 +94,9 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 	case r.Context().Err() != nil:
 		return r.Context().Err()
 	case errors.Is(err, oauth.ErrLoginRequired):
+		if l.account == "" && l.announced.CompareAndSwap(false, true) {
+			l.pages.Logger.Info("MCP server wants a login; see caddy mcp login", zap.String("mcp_server", l.server), zap.String("reason", err.Error()))
+		}
 		return jsonrpc.LoginRequired(l.server, l.ask(r, client))
 	}
 	l.pages.Logger.Warn("login to MCP server failed", zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
@@ -162,6 +168,7 @@ func (l *Login) ask(r *http.Request, client string) *jsonrpc.URLElicitation {
 // finished is called when the login of an account has changed.
 func (l *Login) finished(account string) {
 	l.failures.forget(account)
+	l.announced.Store(false)
 	logins.change()
 	l.pages.Changed(l.server, account, l.account == "")
 }
@@ -199,6 +206,7 @@ func (l *Login) Logout(ctx context.Context, client string) error {
 		return errors.New("client: missing, and each client has its own login")
 	}
 	err := l.oauth.Account(account).Logout(ctx)
+	l.pages.Logger.Info("logged out of MCP server", zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
 	l.finished(account)
 	return err
 }

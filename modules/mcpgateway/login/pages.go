@@ -45,6 +45,10 @@ type Pages struct {
 	// it if it is shared.
 	Changed func(server, account string, shared bool)
 
+	// Count is called when a login has ended, CountToken after a request for a token.
+	Count      func(server string, err error)
+	CountToken func(server, grant string, err error)
+
 	// Ask has a server answer a request without an account, so that it says what it wants.
 	Ask func(ctx context.Context, server string)
 
@@ -72,6 +76,7 @@ func (p *Pages) Add(server string, o *OAuth, store oauth.Store) (*Login, error) 
 		return nil, err
 	}
 	config.Store = store
+	config.OnToken = func(grant string, err error) { p.CountToken(server, grant, err) }
 	l := &Login{
 		server: server, resource: o.Resource, account: o.Account, oauth: oauth.New(config), pages: p,
 	}
@@ -295,7 +300,9 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 		return &refusal{http.StatusBadRequest, "This login has been finished before."}
 	}
 	logger := p.Logger.With(zap.String("mcp_server", s.Server), zap.String("client", s.Account))
-	if err := l.oauth.Account(s.Account).Finish(r.Context(), &s.Pending, query); err != nil {
+	err = l.oauth.Account(s.Account).Finish(r.Context(), &s.Pending, query)
+	p.Count(s.Server, err)
+	if err != nil {
 		logger.Warn("login to MCP server failed", zap.Error(err))
 		return err
 	}
