@@ -151,6 +151,10 @@ func (c *call) callTask() *jsonrpc.Failure {
 // have what it is about.
 func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.server = s
+	isLogin := c.isLoginTool(s, target)
+	if isLogin && c.sees(s) {
+		target = mcp.Target{} // it is the gateway's own
+	}
 	if !c.admitted || !c.sees(s) {
 		if failure := c.admit(target); failure != nil {
 			return failure
@@ -166,7 +170,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 		return failure
 	}
 	c.message = message // of which there is no other copy in memory from here on
-	if c.isLoginTool(s, target) {
+	if isLogin {
 		return c.withLogin(c.callLoginTool)
 	}
 	return c.withLogin(c.send)

@@ -60,6 +60,9 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	}
 	wants := mcp.InputRequest{Method: "elicitation/create", Params: jsonrpc.Encode(ask)}
 	if c.era == mcp.Modern {
+		if !mcp.MayRequireInput(c.message.Text(jsonrpc.Method)) {
+			return false, c.answerFailure(required)
+		}
 		return false, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
 			"inputRequests": map[string]mcp.InputRequest{loginTool: wants},
 			"requestState":  c.loginState(),
@@ -219,6 +222,12 @@ func (g *Gateway) loginListing(s *Server, required *jsonrpc.Failure) *listing {
 	return &listing{joined: item, ends: []int{len(item)}, names: []string{name}}
 }
 
+// Account returns whose account is used for an identity, where each client has one.
+func (g *Gateway) Account(identity string) string {
+	who := g.rules.caller(identity)
+	return who.account()
+}
+
 // LoginChanged tells clients that the login at a server has changed: those of one account, or
 // all of them if the login is shared.
 func (g *Gateway) LoginChanged(server, account string, shared bool) {
@@ -226,8 +235,5 @@ func (g *Gateway) LoginChanged(server, account string, shared bool) {
 	if s == nil {
 		return
 	}
-	g.refresh(s, func(identity string) bool {
-		who := g.rules.caller(identity)
-		return shared || who.account() == account
-	})
+	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account })
 }

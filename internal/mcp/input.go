@@ -15,6 +15,11 @@ import (
 // something before it goes on.
 const InputRequired = "input_required"
 
+// MayRequireInput reports whether a method can be answered by such a result.
+func MayRequireInput(method string) bool {
+	return method == "tools/call" || method == "prompts/get" || method == "resources/read"
+}
+
 // An InputResult is such a result.
 type InputResult struct {
 	Requests map[string]InputRequest `json:"inputRequests"`

@@ -104,6 +104,64 @@ func TestStdioConfigListensNowhere(t *testing.T) {
 	}
 }
 
+// People log in to servers with a browser, which needs an address. Nothing else is served there.
+func TestStdioHasAnAddressForLogins(t *testing.T) {
+	const oauth = "session_key {$KEY:0123456789abcdef0123456789abcdef}\nserver a https://a.example.com/mcp {\noauth\n}\n"
+	for _, tt := range []struct {
+		name, settings string
+		listens        bool
+	}{
+		{"no server wants a login", "server sample {\nmcp_sample\n}\n", false},
+		{"a server wants one", oauth, true},
+		{"the login is at another Caddy", "public_url https://mcp.example.com\n" + oauth, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			config, _, err := stdioConfig(adapted(t, ":80 {\nmcp_gateway {\nmcp_path /tools\n"+tt.settings+"}\n}"), "", "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			type handler struct {
+				PublicURL  string `json:"public_url"`
+				SessionKey string `json:"session_key"`
+			}
+			var made struct {
+				Apps struct {
+					HTTP struct {
+						Servers map[string]struct {
+							Listen []string
+							Routes []struct {
+								Match  []struct{ Path []string }
+								Handle []handler
+							}
+						}
+					}
+				}
+			}
+			if err := json.Unmarshal(config, &made); err != nil {
+				t.Fatal(err)
+			}
+			site, listens := made.Apps.HTTP.Servers["mcp_login"]
+			if listens != tt.listens {
+				t.Fatalf("got %s", config)
+			}
+			if !listens {
+				return
+			}
+			route := site.Routes[0]
+			if !strings.HasPrefix(site.Listen[0], "127.0.0.1:") || route.Match[0].Path[0] != "/tools/oauth/*" {
+				t.Errorf("it serves %s at %s", route.Match, site.Listen)
+			}
+			inside := made.Apps.HTTP.Servers["mcp_stdio"].Routes[0].Handle[0]
+			if inside.PublicURL != "http://"+site.Listen[0] || inside.SessionKey == "" || route.Handle[0] != inside {
+				t.Errorf("the gateway: %+v", inside)
+			}
+			if err := caddy.Validate(parsedConfig(t, config)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestStdioNeedsNoSecrets(t *testing.T) { // A42
 	for _, text := range []string{
 		"auth token {env.STDIO_NOT_SET} ann\n", "client ann {\ntoken {env.STDIO_NOT_SET}\n}\n",

@@ -37,7 +37,7 @@ func (h *Handler) openPages() error {
 		Logger:  h.logger,
 		Base:    h.base,
 		IsLocal: isLocal,
-		User:    func(r *http.Request) string { return peerOf(r).User },
+		User:    func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
 		Changed: func(server, account string, shared bool) { h.current().gateway.LoginChanged(server, account, shared) },
 		Count:   func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {

@@ -99,7 +99,6 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 		}
 		return jsonrpc.LoginRequired(l.server, l.ask(r, client))
 	}
-	l.pages.Logger.Warn("login to MCP server failed", zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
 	return jsonrpc.LoginFailed(l.server, err.Error())
 }
 

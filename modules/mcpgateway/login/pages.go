@@ -38,7 +38,8 @@ type Pages struct {
 	// IsLocal reports whether the client that sent r is on this machine.
 	IsLocal func(r *http.Request) bool
 
-	// User returns who sent r, if Caddy has authenticated the user; else "".
+	// User returns whose account the sender of r uses, if Caddy has authenticated the user;
+	// else "".
 	User func(r *http.Request) string
 
 	// Changed is called when the login of an account at a server has changed. All clients use

@@ -1,0 +1,326 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A loginPeer is the way to a server that wants a login of each account first.
+type loginPeer struct {
+	toPeer
+	operatorOnly bool // clients are not offered a login
+
+	mu       sync.Mutex
+	accounts map[string]bool
+	changed  chan struct{}
+}
+
+// newLoginGateway returns a gateway in front of a server that wants a login.
+func newLoginGateway(t *testing.T, p *peer, configure func(*Config)) (*front, *loginPeer) {
+	login := &loginPeer{toPeer: toPeer{p}, accounts: map[string]bool{}, changed: make(chan struct{})}
+	g := newGateway(t, func(c *Config) {
+		c.Servers[0].Upstream, c.Servers[0].Login = login, login
+		if configure != nil {
+			configure(c)
+		}
+	}, p)
+	return g, login
+}
+
+func (l *loginPeer) isLoggedIn(account string) (bool, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.accounts[account], l.changed
+}
+
+// logIn finishes the login of an account.
+func (l *loginPeer) logIn(g *front, account string) {
+	l.mu.Lock()
+	l.accounts[account] = true
+	close(l.changed)
+	l.changed = make(chan struct{})
+	l.mu.Unlock()
+	g.LoginChanged(l.name, account, false)
+}
+
+func (l *loginPeer) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+	if ok, _ := l.isLoggedIn(account); ok {
+		return l.toPeer.Serve(w, r, account)
+	}
+	_, _ = io.Copy(io.Discard, r.Body)
+	if l.operatorOnly {
+		return jsonrpc.LoginRequired(l.name, nil)
+	}
+	return jsonrpc.LoginRequired(l.name, &jsonrpc.URLElicitation{
+		Mode: "url", URL: "https://gateway/login?for=" + account, ID: "e1", Message: "Log in to " + l.name + " to go on.",
+	})
+}
+
+func (l *loginPeer) Await(ctx context.Context, account string) bool {
+	for {
+		ok, changed := l.isLoggedIn(account)
+		if ok {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// opensURLs are the capabilities of a client that can have a person open an address.
+const opensURLs = `{"elicitation":{"url":{}}}`
+
+func TestServerThatWantsALoginShowsOneTool(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := legacyPeer("a").hasTools("x")
+		g, login := newLoginGateway(t, p, nil)
+		u := g.user(t, era)
+		u.identity = "ann"
+		if era == mcp.Legacy {
+			u.connect()
+			if !strings.Contains(u.hello.answer, `"prompts":{"listChanged":true}`) {
+				t.Errorf("a server may have prompts after the login: %s", u.hello.answer)
+			}
+		}
+		if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::login"}) {
+			t.Errorf("before the login: %q", got)
+		}
+		login.logIn(g, "ann")
+		if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+			t.Errorf("after the login: %q", got)
+		}
+		if s := u.call("a::login"); !strings.Contains(s.answer, "Logged in to a") || strings.Contains(s.answer, "isError") {
+			t.Errorf("the login tool after the login: %s", s.body)
+		}
+	}
+}
+
+func TestLoginOfTheOperatorIsNotOffered(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g, login := newLoginGateway(t, p, nil)
+	login.operatorOnly = true
+	u := g.legacy(t)
+	if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); len(got) != 0 {
+		t.Errorf("listed: %q", got)
+	}
+	s := u.call("a::x")
+	if s.symbol() != "login_required" || s.code() != -32042 || strings.Contains(s.body, "elicitations") || !strings.Contains(s.body, "operator") {
+		t.Errorf("got %s", s.body)
+	}
+}
+
+func TestClientWithoutElicitationIsToldTheAddress(t *testing.T) {
+	p := legacyPeer("a").hasTools("x").has("prompts/list", "prompts", `{"name":"p"}`)
+	g, login := newLoginGateway(t, p, nil)
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		u := g.user(t, era)
+		u.identity, u.can = "ann", `{}`
+		if era == mcp.Legacy {
+			u.connect()
+		}
+		for _, tool := range []string{"a::login", "a::x"} {
+			if s := u.call(tool); !strings.Contains(s.answer, "https://gateway/login?for=ann") || !strings.Contains(s.answer, `"isError":true`) {
+				t.Errorf("%s: %s", tool, s.body)
+			}
+		}
+		s := u.ask("prompts/get", `{"name":"a::p"}`)
+		if s.code() != -32042 || !strings.Contains(s.body, `"elicitations":[{"mode":"url","message":"Log in to a to go on.","url":"https://gateway/login?for=ann","elicitationId":"e1"}]`) {
+			t.Errorf("prompt: %s", s.body)
+		}
+	}
+	if n := p.count("initialize"); n != 0 {
+		t.Errorf("the server got %d requests without a login", n)
+	}
+	login.logIn(g, "ann")
+}
+
+func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g, login := newLoginGateway(t, p, nil)
+	u := g.user(t, mcp.Legacy)
+	u.identity, u.can = "ann", opensURLs
+	u.connect()
+	listening := u.listen()
+	call := u.begin("tools/call", `{"name":"a::x","arguments":{}}`)
+	question := call.nextOf("elicitation/create")
+	for _, part := range []string{`"mode":"url"`, `"url":"https://gateway/login?for=ann"`, `"elicitationId":"e1"`} {
+		if !strings.Contains(question.data, part) {
+			t.Errorf("the question lacks %s: %s", part, question.data)
+		}
+	}
+	u.answer(question, `{"action":"accept"}`)
+	login.logIn(g, "ann")
+	if done := call.nextOf("notifications/elicitation/complete"); !strings.Contains(done.data, `"e1"`) {
+		t.Errorf("got %s", done.data)
+	}
+	if answer := call.nextOf(""); !strings.Contains(answer.data, `"text":"a"`) {
+		t.Errorf("the call has not gone on: %s", answer.data)
+	}
+	listening.nextOf("notifications/tools/list_changed")
+}
+
+func TestLoginCanBeDeclined(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g, _ := newLoginGateway(t, p, nil)
+	u := g.user(t, mcp.Legacy)
+	u.identity, u.can = "ann", opensURLs
+	u.connect()
+	call := u.begin("tools/call", `{"name":"a::x","arguments":{}}`)
+	u.answer(call.nextOf("elicitation/create"), `{"action":"decline"}`)
+	if answer := call.nextOf(""); !strings.Contains(answer.data, "input_refused") {
+		t.Errorf("got %s", answer.data)
+	}
+
+	m := g.user(t, mcp.Modern)
+	m.identity, m.can = "ann", opensURLs
+	state := requestState(t, m.call("a::x"))
+	s := m.ask("tools/call", `{"name":"a::x","arguments":{},"requestState":`+state+`,"inputResponses":{"login":{"action":"cancel"}}}`)
+	if s.symbol() != "input_refused" {
+		t.Errorf("got %s", s.body)
+	}
+}
+
+// requestState returns the state of a result that asks for input.
+func requestState(t *testing.T, s said) string {
+	t.Helper()
+	var answer struct {
+		Result struct {
+			ResultType   string          `json:"resultType"`
+			RequestState json.RawMessage `json:"requestState"`
+			Requests     map[string]struct {
+				Method string
+				Params jsonrpc.URLElicitation
+			} `json:"inputRequests"`
+		}
+	}
+	if err := json.Unmarshal([]byte(s.answer), &answer); err != nil {
+		t.Fatal(err)
+	}
+	result := answer.Result
+	if asked := result.Requests["login"]; result.ResultType != "input_required" || asked.Method != "elicitation/create" || asked.Params.URL == "" {
+		t.Fatalf("it does not ask for a login: %s", s.body)
+	}
+	return string(result.RequestState)
+}
+
+func TestModernClientIsAskedByAResult(t *testing.T) {
+	for _, p := range []*peer{legacyPeer("a"), modernPeer("a")} {
+		p.hasTools("x")
+		g, login := newLoginGateway(t, p, nil)
+		u := g.user(t, mcp.Modern)
+		u.identity, u.can = "ann", opensURLs
+		state := requestState(t, u.call("a::x"))
+		again := u.start(http.MethodPost, u.request(u.nextID(), "tools/call",
+			`{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`))
+		login.logIn(g, "ann")
+		if answer := again.nextOf(""); !strings.Contains(answer.data, `"text":"a"`) {
+			t.Errorf("the call has not gone on: %s", answer.data)
+		}
+		for _, sent := range p.heard("tools/call") {
+			if strings.Contains(sent.body, "requestState") || strings.Contains(sent.body, "inputResponses") {
+				t.Errorf("the server got the answer to the gateway's question: %s", sent.body)
+			}
+		}
+	}
+}
+
+func TestStateOfALoginIsGoodForItsCallOnly(t *testing.T) {
+	p := legacyPeer("a").hasTools("x", "y")
+	g, login := newLoginGateway(t, p, nil)
+	ann, bob := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
+	ann.identity, ann.can = "ann", opensURLs
+	bob.identity, bob.can = "bob", opensURLs
+	state := requestState(t, ann.call("a::x"))
+	login.logIn(g, "ann")
+	login.logIn(g, "bob")
+	for name, s := range map[string]said{
+		"another client": bob.ask("tools/call", `{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`),
+		"another tool":   ann.ask("tools/call", `{"name":"a::y","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`),
+	} {
+		if s.symbol() != "invalid_params" {
+			t.Errorf("%s: %s", name, s.body)
+		}
+	}
+}
+
+// A server may ask for input itself, and for another login after that. The answer that the
+// client has given to the server is not lost.
+func TestLoginKeepsWhatTheServerAsked(t *testing.T) {
+	p := modernPeer("a").hasTools("x")
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		if a.message.Is(jsonrpc.RequestState, "s1") {
+			a.reply(w, `{"resultType":"complete","content":[{"type":"text","text":"done"}]}`)
+			return
+		}
+		a.reply(w, `{"resultType":"input_required","requestState":"s1","inputRequests":{"k":{"method":"roots/list","params":{}}}}`)
+	})
+	g, login := newLoginGateway(t, p, nil)
+	u := g.user(t, mcp.Modern)
+	u.identity, u.can = "ann", `{"elicitation":{"url":{}},"roots":{}}`
+	login.logIn(g, "ann")
+	if s := u.call("a::x"); !strings.Contains(s.answer, `"requestState":"s1"`) {
+		t.Fatalf("got %s", s.body)
+	}
+	login.mu.Lock()
+	login.accounts["ann"] = false
+	login.mu.Unlock()
+	state := requestState(t, u.ask("tools/call", `{"name":"a::x","requestState":"s1","inputResponses":{"k":{"roots":[]}}}`))
+	again := u.start(http.MethodPost, u.request(u.nextID(), "tools/call",
+		`{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`))
+	login.logIn(g, "ann")
+	if answer := again.nextOf(""); !strings.Contains(answer.data, `"text":"done"`) {
+		t.Errorf("got %s", answer.data)
+	}
+	calls := p.heard("tools/call")
+	if last := calls[len(calls)-1].body; !strings.Contains(last, `"inputResponses":{"k":{"roots":[]}}`) {
+		t.Errorf("the server got %s", last)
+	}
+}
+
+func TestLoginIsOfOneAccount(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g, login := newLoginGateway(t, p, nil)
+	ann, bob := g.user(t, mcp.Legacy), g.user(t, mcp.Legacy)
+	ann.identity, bob.identity = "ann", "bob"
+	ann.can, bob.can = `{}`, `{}`
+	ann.connect()
+	bob.connect()
+	login.logIn(g, "ann")
+	if s := ann.call("a::x"); !strings.Contains(s.answer, `"text":"a"`) {
+		t.Errorf("ann: %s", s.body)
+	}
+	if s := bob.call("a::x"); !strings.Contains(s.answer, "for=bob") {
+		t.Errorf("bob: %s", s.body)
+	}
+}
+
+// Rules name the tools of a server, and the login tool is not one of them.
+func TestLoginToolNeedsNoRule(t *testing.T) {
+	p := legacyPeer("a").hasTools("x", "y")
+	g, _ := newLoginGateway(t, p, func(c *Config) {
+		c.Clients = []*Client{{Name: "ann", Policy: rulesOf("allow a::x", "deny a::*")}, {Name: "*", Policy: rulesOf("deny a::*")}}
+	})
+	ann, eve := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
+	ann.identity, eve.identity = "ann", "eve"
+	if s := ann.call("a::login"); !strings.Contains(s.answer, "https://gateway/login") {
+		t.Errorf("a client that may use a tool of the server: %s", s.body)
+	}
+	if s := ann.call("a::y"); s.symbol() != "acl_denied" {
+		t.Errorf("a tool that the client may not use: %s", s.body)
+	}
+	if s := eve.call("a::login"); s.symbol() != "acl_denied" {
+		t.Errorf("a client that may not know the server: %s", s.body)
+	}
+}

@@ -1,0 +1,463 @@
+package login
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A site is a gateway with one server, as far as logins are concerned: it serves the pages, and
+// passes requests on to the server at /call.
+type site struct {
+	*httptest.Server
+	pages *Pages
+	login *Login
+
+	mu      sync.Mutex
+	tokens  []string // that the server has got
+	accepts string   // the token that the server accepts
+	user    string   // whom Caddy has authenticated
+	changed []string
+}
+
+func newSite(t *testing.T, o OAuth) *site {
+	t.Helper()
+	s := &site{accepts: "token"}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(s.Close)
+	s.pages = NewPages(Pages{
+		Path:    "/mcp/oauth",
+		Logger:  zap.NewNop(),
+		Base:    func(*http.Request) string { return s.URL },
+		IsLocal: func(*http.Request) bool { return true },
+		User:    func(*http.Request) string { s.mu.Lock(); defer s.mu.Unlock(); return s.user },
+		Changed: func(_, account string, _ bool) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.changed = append(s.changed, account)
+		},
+		Count:      func(string, error) {},
+		CountToken: func(string, string, error) {},
+		Ask:        func(context.Context, string) {},
+	}, []byte("0123456789abcdef0123456789abcdef"))
+	o.Resource, o.TrustedHosts = s.URL+"/server", []string{"127.0.0.1"}
+	var err error
+	if s.login, err = s.pages.Add("files", &o, &memory{values: map[string][]byte{}}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// ServeHTTP is the gateway, the server and its authorization server.
+func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case strings.HasPrefix(r.URL.Path, "/mcp/oauth/"):
+		s.pages.ServeHTTP(w, r)
+	case r.URL.Path == "/.well-known/oauth-protected-resource/server":
+		answer(map[string]any{"resource": s.URL + "/server", "authorization_servers": []string{s.URL}})
+	case r.URL.Path == "/.well-known/oauth-authorization-server":
+		answer(map[string]any{
+			"issuer": s.URL, "authorization_endpoint": s.URL + "/authorize", "token_endpoint": s.URL + "/token",
+			"registration_endpoint": s.URL + "/register", "code_challenge_methods_supported": []string{"S256"},
+		})
+	case r.URL.Path == "/register":
+		w.WriteHeader(http.StatusCreated)
+		answer(map[string]any{"client_id": "me", "client_secret": "secret"})
+	case r.URL.Path == "/authorize":
+		http.Redirect(w, r, r.FormValue("redirect_uri")+"?code=c&state="+url.QueryEscape(r.FormValue("state")), http.StatusFound)
+	case r.URL.Path == "/token":
+		answer(map[string]any{"access_token": "token", "token_type": "Bearer", "expires_in": 3600})
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// call has the server answer a request of a client.
+func (s *site) call(client string) (*httptest.ResponseRecorder, error) {
+	r := httptest.NewRequest(http.MethodPost, s.URL+"/server", strings.NewReader("hello"))
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("hello")), nil }
+	r.Header.Set("Authorization", "Bearer of the client")
+	w := httptest.NewRecorder()
+	err := s.login.Serve(w, r, client, func(w http.ResponseWriter, r *http.Request) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		s.tokens = append(s.tokens, token)
+		if token != s.accepts {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			w.Header().Set("X-Refused", "yes")
+			w.WriteHeader(http.StatusUnauthorized)
+			_, _ = io.WriteString(w, "no")
+			return nil
+		}
+		_, _ = io.Copy(w, r.Body)
+		return nil
+	})
+	if got := r.Header.Get("Authorization"); got != "Bearer of the client" {
+		panic("the request of the client has changed: " + got)
+	}
+	return w, err
+}
+
+// loginAddress returns the address that a client is asked to open.
+func (s *site) loginAddress(t *testing.T, client string) string {
+	t.Helper()
+	_, err := s.call(client)
+	failure, ok := errors.AsType[*jsonrpc.Failure](err)
+	if !ok || failure.Data.Symbol != "login_required" || len(failure.Data.Elicitations) != 1 {
+		t.Fatalf("no login is required: %v", err)
+	}
+	return failure.Data.Elicitations[0].URL
+}
+
+// A browser is what people log in with.
+type browser struct{ http.Client }
+
+func newBrowser() *browser {
+	jar, _ := cookiejar.New(nil)
+	return &browser{http.Client{Jar: jar, Transport: &http.Transport{DisableKeepAlives: true}}}
+}
+
+var ticketField = regexp.MustCompile(`name="ticket" value="([^"]*)"`)
+
+// open opens a page and returns its status and text.
+func (b *browser) open(t *testing.T, r *http.Request) (int, string) {
+	t.Helper()
+	res, err := b.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
+
+func get(address string) *http.Request {
+	r, _ := http.NewRequest(http.MethodGet, address, nil)
+	return r
+}
+
+// submit presses the button of the page at an address.
+func submit(address, page string) *http.Request {
+	found := ticketField.FindStringSubmatch(page)
+	if found == nil {
+		found = []string{"", ""}
+	}
+	r, _ := http.NewRequest(http.MethodPost, address, strings.NewReader(url.Values{"ticket": {found[1]}}.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	return r
+}
+
+func TestLogin(t *testing.T) {
+	s := newSite(t, OAuth{})
+	address := s.loginAddress(t, "")
+	b := newBrowser()
+	status, page := b.open(t, get(address))
+	if status != http.StatusOK || !strings.Contains(page, "Log in to files") {
+		t.Fatalf("the page: %d %s", status, page)
+	}
+	if status, page = b.open(t, submit(address, page)); status != http.StatusOK || !strings.Contains(page, "Logged in to files") {
+		t.Fatalf("after the login: %d %s", status, page)
+	}
+	w, err := s.call("")
+	if err != nil || w.Body.String() != "hello" || w.Header().Get("X-Refused") != "" {
+		t.Errorf("after the login: %v, %q, %v", err, w.Body, w.Header())
+	}
+	if len(s.changed) != 1 {
+		t.Errorf("changes announced: %q", s.changed)
+	}
+	if got := s.login.Status(t.Context()); got.State != "logged_in" || got.URL != "" || got.Issuer != s.URL {
+		t.Errorf("status: %+v", got)
+	}
+	if err := s.login.Logout(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.login.Status(t.Context()); got.State != "required" || got.URL == "" {
+		t.Errorf("status after the logout: %+v", got)
+	}
+	s.loginAddress(t, "")
+}
+
+// Servers are not asked again and again while a login is required.
+func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
+	s := newSite(t, OAuth{})
+	for range 10 {
+		s.loginAddress(t, "")
+	}
+	if len(s.tokens) != 1 {
+		t.Errorf("the server got %d requests", len(s.tokens))
+	}
+}
+
+func TestLoginIsRefused(t *testing.T) {
+	start := func(s *site, t *testing.T) (b *browser, address, page string) {
+		b, address = newBrowser(), s.loginAddress(t, "ann")
+		_, page = b.open(t, get(address))
+		return b, address, page
+	}
+	// callback begins a login, and returns what the authorization server sends the browser to.
+	callback := func(s *site, t *testing.T, b *browser, address, page string) string {
+		var last string
+		b.CheckRedirect = func(r *http.Request, _ []*http.Request) error {
+			if last = r.URL.String(); strings.Contains(last, callbackPath) {
+				return http.ErrUseLastResponse
+			}
+			return nil
+		}
+		b.open(t, submit(address, page))
+		b.CheckRedirect = nil
+		return last
+	}
+	tests := map[string]struct {
+		wants int
+		open  func(s *site, t *testing.T) (int, string)
+	}{
+		"no ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			return newBrowser().open(t, get(s.URL+"/mcp/oauth/login"))
+		}},
+		"a ticket that was changed": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			return newBrowser().open(t, get(s.pages.loginAddress(s.URL, "files", "")+"x"))
+		}},
+		"a state in place of a ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			return newBrowser().open(t, get(s.URL+"/mcp/oauth/login?ticket="+s.pages.sealed("state", ticket{})))
+		}},
+		"a browser without the cookie": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			_, address, page := start(s, t)
+			return newBrowser().open(t, submit(address, page))
+		}},
+		"a form of another site": {http.StatusForbidden, func(s *site, t *testing.T) (int, string) {
+			b, address, page := start(s, t)
+			r := submit(address, page)
+			r.Header.Set("Origin", "https://evil.example.com")
+			return b.open(t, r)
+		}},
+		"another user": {http.StatusForbidden, func(s *site, t *testing.T) (int, string) {
+			s.user = "bob"
+			return newBrowser().open(t, get(s.loginAddress(t, "ann")))
+		}},
+		"another user finishes": {http.StatusForbidden, func(s *site, t *testing.T) (int, string) {
+			b, address, page := start(s, t)
+			last := callback(s, t, b, address, page)
+			s.user = "bob"
+			return b.open(t, get(last))
+		}},
+		"another browser finishes": {http.StatusForbidden, func(s *site, t *testing.T) (int, string) {
+			b, address, page := start(s, t)
+			last := callback(s, t, b, address, page)
+			other := newBrowser()
+			other.open(t, get(address))
+			return other.open(t, get(last))
+		}},
+		"it is finished twice": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			b, address, page := start(s, t)
+			last := callback(s, t, b, address, page)
+			if status, text := b.open(t, get(last)); status != http.StatusOK {
+				t.Fatalf("the first time: %d %s", status, text)
+			}
+			s.login.Logout(t.Context(), "ann") //nolint:errcheck // the second time must not log in again
+			return b.open(t, get(last))
+		}},
+		"a state that is made up": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			return newBrowser().open(t, get(s.URL+"/mcp/oauth/callback?code=c&state=abc"))
+		}},
+		"the person has declined": {http.StatusBadGateway, func(s *site, t *testing.T) (int, string) {
+			b, address, page := start(s, t)
+			last := callback(s, t, b, address, page)
+			return b.open(t, get(strings.Replace(last, "code=c", "error=access_denied", 1)))
+		}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, OAuth{Account: perClient})
+			status, text := tt.open(s, t)
+			if status != tt.wants {
+				t.Errorf("status %d, wants %d: %s", status, tt.wants, text)
+			}
+			if !s.login.oauth.Account("ann").LoginRequired(t.Context()) {
+				t.Error("the client is logged in")
+			}
+		})
+	}
+}
+
+func TestClientsHaveTheirOwnLogins(t *testing.T) {
+	s := newSite(t, OAuth{Account: perClient})
+	b := newBrowser()
+	address := s.loginAddress(t, "ann")
+	_, page := b.open(t, get(address))
+	if status, text := b.open(t, submit(address, page)); status != http.StatusOK {
+		t.Fatalf("%d %s", status, text)
+	}
+	if w, err := s.call("ann"); err != nil || w.Body.String() != "hello" {
+		t.Errorf("ann: %v %s", err, w.Body)
+	}
+	s.loginAddress(t, "bob")
+	_, err := s.call("")
+	if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Data.Symbol != "login_failed" {
+		t.Errorf("a client that is not identified: %v", err)
+	}
+}
+
+func TestAwait(t *testing.T) {
+	s := newSite(t, OAuth{Account: perClient})
+	address := s.loginAddress(t, "ann")
+	waiting := make(chan bool, 1)
+	go func() { waiting <- s.login.Await(t.Context(), "ann") }()
+	b := newBrowser()
+	_, page := b.open(t, get(address))
+	b.open(t, submit(address, page))
+	if !<-waiting {
+		t.Error("the login was not noticed")
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s.login.Await(canceled, "bob") {
+		t.Error("bob has not logged in")
+	}
+}
+
+// The metadata document is what authorization servers that take one fetch.
+func TestClientDocument(t *testing.T) {
+	s := newSite(t, OAuth{})
+	_, text := newBrowser().open(t, get(s.URL+"/mcp/oauth/client.json"))
+	var document struct {
+		ID        string   `json:"client_id"`
+		Redirects []string `json:"redirect_uris"`
+	}
+	if err := json.Unmarshal([]byte(text), &document); err != nil {
+		t.Fatal(err)
+	}
+	if document.ID != s.URL+"/mcp/oauth/client.json" || len(document.Redirects) != 1 || document.Redirects[0] != s.URL+"/mcp/oauth/callback" {
+		t.Errorf("got %s", text)
+	}
+}
+
+func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
+	tests := map[string]struct {
+		status    int
+		challenge string
+		held      bool
+	}{
+		"success":                     {http.StatusOK, "", false},
+		"no token":                    {http.StatusUnauthorized, "Bearer", true},
+		"a scope is missing":          {http.StatusForbidden, `Bearer error="insufficient_scope", scope="write"`, true},
+		"forbidden for other reasons": {http.StatusForbidden, "", false},
+		"a session is not known":      {http.StatusNotFound, "", false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			w.Header().Set("X-Before", "1")
+			a := &attempt{to: w}
+			if tt.challenge != "" {
+				a.Header().Set("WWW-Authenticate", tt.challenge)
+			}
+			a.WriteHeader(tt.status)
+			if _, err := io.WriteString(a, "body"); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.FlushError(); err != nil {
+				t.Fatal(err)
+			}
+			if a.refused() != tt.held || (w.Body.Len() == 0) != tt.held || w.Flushed == tt.held {
+				t.Errorf("held back: %v, body %q, flushed %v", a.refused(), w.Body, w.Flushed)
+			}
+			if !tt.held && (w.Code != tt.status || w.Header().Get("X-Before") != "1") {
+				t.Errorf("got %d %v", w.Code, w.Header())
+			}
+		})
+	}
+}
+
+func TestConfigurationIsRefused(t *testing.T) {
+	for wants, o := range map[string]OAuth{
+		"is not per_client or exchange":      {Account: "each"},
+		"is not authorization_code":          {Grant: "password"},
+		"needs client_id, and client_secret": {Grant: clientCredentials, ClientID: "me"},
+		"is a login of the gateway itself":   {Grant: clientCredentials, Account: perClient},
+		"exchange needs client_id":           {Account: exchange},
+		"client_secret needs client_id":      {ClientSecret: "s"},
+		"private_key needs client_id":        {PrivateKey: "k"},
+		"exclude each other":                 {ClientID: "me", ClientSecret: "s", PrivateKey: "k"},
+		`issuer: "here" is not a URL`:        {Issuer: "here"},
+	} {
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), wants) {
+			t.Errorf("%+v: %v, wants %q", o, err, wants)
+		}
+	}
+	for wants, o := range map[string]OAuth{
+		"resource: missing":              {},
+		"is not an http or https URL":    {Resource: "file:///x"},
+		"private_key: open /nowhere.pem": {Resource: "https://a/", PrivateKey: "/nowhere.pem"},
+		"client_secret":                  {Resource: "https://a/", ClientSecret: "{env.NOT_SET_IN_THIS_TEST}"},
+	} {
+		if _, err := o.config(); err == nil || !strings.Contains(err.Error(), wants) {
+			t.Errorf("%+v: %v, wants %q", o, err, wants)
+		}
+	}
+}
+
+// memory is a Store.
+type memory struct {
+	mu     sync.Mutex
+	values map[string][]byte
+	locks  sync.Map
+}
+
+func (m *memory) Load(_ context.Context, key string) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	value, ok := m.values[key]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return value, nil
+}
+
+func (m *memory) Store(_ context.Context, key string, value []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.values[key] = value
+	return nil
+}
+
+func (m *memory) Delete(_ context.Context, key string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.values, key)
+	return nil
+}
+
+func (m *memory) Lock(_ context.Context, name string) error {
+	lock, _ := m.locks.LoadOrStore(name, new(sync.Mutex))
+	lock.(*sync.Mutex).Lock()
+	return nil
+}
+
+func (m *memory) Unlock(_ context.Context, name string) error {
+	lock, _ := m.locks.Load(name)
+	lock.(*sync.Mutex).Unlock()
+	return nil
+}
