@@ -35,9 +35,11 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 		asking.Go(func() error {
 			var failure *jsonrpc.Failure
 			all[i], fresh[i], failure = l.lists.get(v.behalf(), k)
-			if isLoginRequired(failure) && k == tools {
+			switch {
+			case isLoginRequired(failure) && k == tools:
 				all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
-			} else if failure != nil && v.r.Context().Err() == nil {
+			case isLoginRequired(failure):
+			case failure != nil && v.r.Context().Err() == nil:
 				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
 					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
 			}

@@ -74,8 +74,12 @@ func (f *Failure) Append(dst, id []byte) []byte {
 	if id == nil {
 		id = []byte("null")
 	}
+	message := f.Message
+	for _, ask := range f.Data.Elicitations {
+		message += " Open " + ask.URL // many clients show only the message
+	}
 	dst = append(dst, `{"jsonrpc":"2.0","error":`...)
-	dst = append(dst, Encode(rpcError{f.Code, f.Message, f.Data})...)
+	dst = append(dst, Encode(rpcError{f.Code, message, f.Data})...)
 	dst = append(dst, `,"id":`...)
 	dst = append(dst, id...)
 	return append(dst, '}')
