@@ -618,9 +618,8 @@ func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
 				"an empty state": "",
 				"another state":  "not ours",
 			} {
-				forged := in
-				forged.RequestState = state
-				if got := alice.ask(t, "tools/call", retried(params, forged, func(string) string { return formAnswer })).answer; got.Error == nil || got.Error.Code != -32602 {
+				forged := strings.Replace(again, quote(in.RequestState), quote(state), 1)
+				if got := alice.ask(t, "tools/call", forged).answer; got.Error == nil || got.Error.Code != -32602 {
 					t.Errorf("%s: %s", name, got.Raw)
 				}
 			}

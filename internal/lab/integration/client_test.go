@@ -181,12 +181,7 @@ func (c *speaker) replyTo(t *testing.T, question mcpclient.Message, result strin
 // retried returns the params of a call that is made again with the answers to what it
 // asked for.
 func retried(params string, in mcpclient.Input, answer func(method string) string) string {
-	responses := map[string]json.RawMessage{}
-	for key, q := range in.InputRequests {
-		responses[key] = json.RawMessage(answer(q.Method))
-	}
-	encoded, _ := json.Marshal(responses)
-	return strings.TrimSuffix(params, "}") + `,"inputResponses":` + string(encoded) + `,"requestState":` + quote(in.RequestState) + `}`
+	return in.Retry(params, func(method string, _ json.RawMessage) string { return answer(method) })
 }
 
 // legacyClient is a client of the revisions with sessions. It writes down what servers

@@ -6,6 +6,7 @@ package mcpclient
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -86,6 +87,41 @@ func (c *Client) Notify(ctx context.Context, message string) error {
 
 // NextID returns an id that the client has not used.
 func (c *Client) NextID() string { return fmt.Sprintf(`"%d"`, c.ids.Add(1)) }
+
+// An Answerer returns the result, as JSON, of a request that a server makes of the client.
+type Answerer func(method string, params json.RawMessage) string
+
+// Ask makes a request and answers what the server asks before it answers: requests in
+// the stream of the response, and results that ask for input, after which Ask repeats
+// its request. A server that asks for input 10 times gets no more.
+func (c *Client) Ask(ctx context.Context, method, params string, answer Answerer) (got Answer) {
+	attempt := params
+	for range 10 {
+		got = c.Converse(ctx, c.Begin(ctx, method, attempt), answer)
+		in, asks := got.input()
+		if !asks {
+			break
+		}
+		attempt = in.Retry(params, answer)
+	}
+	return got
+}
+
+// Converse reads a response to its end, and answers the requests in it. It hangs up if
+// an answer cannot be sent.
+func (c *Client) Converse(ctx context.Context, x *Exchange, answer Answerer) Answer {
+	var failed error
+	got := x.finish(func(m Message) {
+		if m.ID == nil || failed != nil {
+			return
+		}
+		if failed = c.Notify(ctx, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, answer(m.Method, m.Params.Raw))); failed != nil {
+			x.HangUp()
+		}
+	})
+	got.Err = cmp.Or(failed, got.Err)
+	return got
+}
 
 // Begin makes a request with the next id, and leaves the response to be read.
 func (c *Client) Begin(ctx context.Context, method, params string, headers ...string) *Exchange {
@@ -255,12 +291,16 @@ type Answer struct {
 }
 
 // Finish reads the response to its end.
-func (x *Exchange) Finish() (got Answer) {
+func (x *Exchange) Finish() Answer { return x.finish(func(Message) {}) }
+
+// finish reads the response to its end, and calls each with every message but the answer.
+func (x *Exchange) finish(each func(Message)) (got Answer) {
 	for m := range x.Messages {
 		if m.Method == "" {
 			got.Message = m
 		} else {
 			got.Before = append(got.Before, m)
+			each(m)
 		}
 	}
 	got.Status, got.Header, got.Body, got.Err = x.Status, x.Header, x.body, x.Err
@@ -352,12 +392,34 @@ type Input struct {
 }
 
 // Input returns the input_required result that the message must be.
-func (m Message) Input(t testing.TB) (in Input) {
+func (m Message) Input(t testing.TB) Input {
 	t.Helper()
-	if json.Unmarshal(m.Result, &in) != nil || in.ResultType != "input_required" || len(in.InputRequests) == 0 {
+	in, ok := m.input()
+	if !ok {
 		t.Fatalf("got %s, want a result that asks for input", m.Raw)
 	}
 	return in
+}
+
+func (m Message) input() (in Input, ok bool) {
+	ok = json.Unmarshal(m.Result, &in) == nil && in.ResultType == "input_required" && len(in.InputRequests) > 0
+	return in, ok
+}
+
+// Retry returns the params of a request that is repeated with the answers to what its
+// result asked for.
+func (in Input) Retry(params string, answer Answerer) string {
+	responses := map[string]json.RawMessage{}
+	for key, request := range in.InputRequests {
+		responses[key] = json.RawMessage(answer(request.Method, request.Params))
+	}
+	encoded, _ := json.Marshal(responses)
+	params = strings.TrimSuffix(params, "}") + `,"inputResponses":` + string(encoded)
+	if in.RequestState != "" {
+		state, _ := json.Marshal(in.RequestState)
+		params += `,"requestState":` + string(state)
+	}
+	return params + "}"
 }
 
 // Text returns the text of the tool result that the message is, or says that it is none.

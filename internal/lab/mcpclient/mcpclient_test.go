@@ -1,8 +1,12 @@
 package mcpclient_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
@@ -45,6 +49,41 @@ func TestClient(t *testing.T) {
 			}
 			if got := c.Begin(t.Context(), "tools/call", `{"name":"no such tool"}`).Finish(); got.Error == nil {
 				t.Errorf("got %s, want an error", got.Body)
+			}
+		})
+	}
+}
+
+// A question reaches the client in the stream of the call, in that of the session, or as
+// a result.
+func TestClientAnswers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		isModern bool
+		aside    bool
+	}{"legacy": {}, "legacy, aside": {aside: true}, "modern": {isModern: true}} {
+		t.Run(name, func(t *testing.T) {
+			remote := &mcptest.Remote{Name: "far", Legacy: !tt.isModern, Modern: tt.isModern}
+			t.Cleanup(remote.Close)
+			c := &mcpclient.Client{URL: serve(t, remote), Modern: tt.isModern, Capabilities: `{"elicitation":{"url":{}}}`}
+			answer := func(method string, params json.RawMessage) string {
+				if method != "elicitation/create" || string(params) != `{"mode":"url"}` {
+					t.Errorf("got %s %s, want the elicitation", method, params)
+				}
+				return `{"action":"accept"}`
+			}
+			if !tt.isModern {
+				if _, err := c.Initialize(t.Context(), mcpclient.Legacy); err != nil {
+					t.Fatal(err)
+				}
+				stream := c.Listen(t.Context())
+				<-stream.Opened
+				var reader sync.WaitGroup
+				reader.Go(func() { c.Converse(t.Context(), stream, answer) })
+				defer func() { stream.HangUp(); reader.Wait() }()
+			}
+			params := fmt.Sprintf(`{"name":"ask","arguments":{"method":"elicitation/create","params":{"mode":"url"},"times":2,"aside":%t}}`, tt.aside)
+			if got := c.Ask(t.Context(), "tools/call", params, answer); got.Err != nil || !strings.Contains(got.Text(), "accept") {
+				t.Errorf("got %d %s, error %v, want the answer in the result", got.Status, got.Body, got.Err)
 			}
 		})
 	}
