@@ -1,13 +1,16 @@
 //go:build unix
 
-// Command conformance runs the public MCP conformance suite against a reference
-// server, directly and through the gateway of the built binary:
+// Command conformance runs the public MCP conformance suite through the gateway of the
+// built binary:
 //
-//	go -C internal/lab run ./conformance [-run regexp] [-direct] [-out dir] [-caddy bin/caddy]
+//	go -C internal/lab run ./conformance [-leg server|client] [-run regexp] [-direct] [-out dir] [-caddy bin/caddy]
 //
-// It does so in both protocol revisions, and prints a table for each. The columns
-// are the ways to the reference server, which is behind the gateway over HTTP and
-// as a child process over stdio:
+// The suite has two legs, one for servers and one for clients. Both run in both protocol
+// revisions, and print a table for each.
+//
+// In the server leg the suite is the client of a reference server, directly and through
+// the gateway. The columns are the ways to the reference server, which is behind the
+// gateway over HTTP and as a child process over stdio:
 //
 //	direct                      the server itself
 //	http, stdio                 its own path, /mcp/{server}
@@ -16,13 +19,24 @@
 //
 // As the suite names tools, prompts and resources as the reference server does, it
 // reaches the last two through a shim that adds the prefixes and takes them off.
-//
-// It fails if a scenario that the server passes directly fails through the gateway,
+// The leg fails if a scenario that the server passes directly fails through the gateway,
 // and if the server itself fails a scenario that its revision requires.
+//
+// In the client leg the suite is the server, and the gateway its client. For each
+// scenario the suite starts a driver (driver.go), which starts a gateway in front of the
+// suite's server and uses that as a client does; in the scenarios about authorization
+// it also logs in as a person does. The columns are the eras of that client:
+//
+//	legacy    2025-11-25, with sessions
+//	modern    2026-07-28, stateless
+//
+// The leg fails if a scenario fails that its revision requires, unless knownFailures
+// (client.go) lists it, and if one passes that is listed there.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -30,7 +44,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -40,6 +53,7 @@ import (
 var revisions = []string{"2025-11-25", "2026-07-28"}
 
 type options struct {
+	leg                  leg // "" for both
 	caddy, suite, server string
 	run                  *regexp.Regexp
 	direct               bool
@@ -49,34 +63,42 @@ type options struct {
 }
 
 func main() {
-	var opts options
+	// The context stops the child processes, which a signal must not leave behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var err error
+	if len(os.Args) > 1 && os.Args[1] == driverCommand {
+		err = drive(ctx, os.Args[2:])
+	} else {
+		err = conform(ctx, parseOptions())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func parseOptions() (opts options) {
+	flag.StringVar((*string)(&opts.leg), "leg", "", "run only the server or the client `leg`")
 	flag.StringVar(&opts.caddy, "caddy", "../../bin/caddy", "the `binary` with the gateway")
 	flag.StringVar(&opts.suite, "suite", "conformance/suite", "the `folder` in which the suite is installed")
 	flag.StringVar(&opts.server, "server", "conformance/gosdk/server", "the `folder` of the reference server's source")
 	flag.BoolVar(&opts.direct, "direct", false, "run only against the reference server itself, without a gateway")
 	flag.StringVar(&opts.out, "out", "", "keep results and logs in this `folder`; by default they are removed")
 	flag.DurationVar(&opts.timeout, "timeout", 4*time.Minute, "how long the suite may take for one column of the table")
-	flag.IntVar(&opts.parallel, "parallel", runtime.NumCPU(), "how many `columns` of a table are filled at a time")
-	run := flag.String("run", "", "only scenarios whose `name` matches this regular expression, such as 2026-07-28/server-stateless")
+	flag.IntVar(&opts.parallel, "parallel", runtime.NumCPU(), "how many `runs` of the suite there are at a time")
+	flag.Func("run", "only scenarios whose `name` matches this regular expression, such as 2026-07-28/server-stateless", func(value string) (err error) {
+		opts.run, err = regexp.Compile(value)
+		return err
+	})
+	opts.run = regexp.MustCompile("")
 	flag.Parse()
-
-	// The context stops the child processes, which a signal must not leave behind.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	var err error
-	if opts.run, err = regexp.Compile(*run); err != nil {
-		err = fmt.Errorf("-run: %w", err)
-	} else {
-		err = conform(ctx, opts)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "conformance:", err)
-		os.Exit(1)
-	}
+	return opts
 }
 
 func conform(ctx context.Context, opts options) (err error) {
-	suite, err := openSuite(ctx, opts.suite)
+	installed, err := openSuite(ctx, opts.suite)
 	if err != nil {
 		return err
 	}
@@ -94,15 +116,31 @@ func conform(ctx context.Context, opts options) (err error) {
 		return err
 	}
 
-	targets, stop, err := startTargets(ctx, opts, dir)
-	if err != nil {
-		return err
+	var errs []error
+	found := false
+	for _, leg := range []struct {
+		name leg
+		test func(context.Context, options, *suite, []table, string) error
+	}{{serverLeg, testServers}, {clientLeg, testClients}} {
+		if tables := installed.tables(leg.name, opts); len(tables) > 0 && ctx.Err() == nil {
+			found = true
+			errs = append(errs, leg.test(ctx, opts, installed, tables, dir))
+		}
 	}
-	defer stop()
-	tables := make([]table, 0, len(revisions))
+	if !found {
+		return errors.New("no scenario of that name")
+	}
+	return errors.Join(errs...)
+}
+
+// tables returns the tables to fill in a leg.
+func (s *suite) tables(leg leg, opts options) (tables []table) {
+	if opts.leg != "" && opts.leg != leg || opts.direct && leg == clientLeg {
+		return nil
+	}
 	for _, revision := range revisions {
-		table := table{revision: revision, targets: targets, columns: make([]map[string]checks, len(targets))}
-		for _, scenario := range suite.scenarios[revision] {
+		table := table{revision: revision}
+		for _, scenario := range s.scenarios[leg][revision] {
 			if opts.run.MatchString(revision + "/" + scenario.name) {
 				table.scenarios = append(table.scenarios, scenario)
 			}
@@ -111,48 +149,5 @@ func conform(ctx context.Context, opts options) (err error) {
 			tables = append(tables, table)
 		}
 	}
-	if err := fill(ctx, opts, suite, targets, tables, dir); err != nil {
-		return err
-	}
-	return report(os.Stdout, tables)
-}
-
-// fill runs the suite for every column of the tables. Targets have nothing in
-// common but the gateway, so some of them run at a time: the suite mostly waits.
-// The revisions run one after the other, because both use the server of a target.
-func fill(ctx context.Context, opts options, suite *suite, targets []target, tables []table, dir string) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	running := make(chan struct{}, max(opts.parallel, 1))
-	var all sync.WaitGroup
-	for i, target := range targets {
-		all.Go(func() {
-			running <- struct{}{}
-			defer func() { <-running }()
-			for _, table := range tables {
-				column, err := fillColumn(ctx, opts, suite, target, table, dir)
-				if err != nil {
-					cancel(fmt.Errorf("%s %s: %w", table.revision, target.name, err))
-					return
-				}
-				table.columns[i] = column
-			}
-		})
-	}
-	all.Wait()
-	return context.Cause(ctx)
-}
-
-func fillColumn(ctx context.Context, opts options, suite *suite, target target, table table, dir string) (map[string]checks, error) {
-	results := filepath.Join(dir, table.revision+"-"+target.name)
-	if err := os.RemoveAll(results); err != nil { // of an earlier run
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
-	defer cancel()
-	if ctx.Err() != nil { // another column has failed
-		return nil, ctx.Err()
-	}
-	fmt.Fprintf(os.Stderr, "%s %s\n", table.revision, target.name)
-	return suite.run(ctx, target.url, table.revision, table.scenarios, results)
+	return tables
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,20 +12,18 @@ import (
 )
 
 // A table holds the outcome of one revision: a row per scenario, a column per
-// target, the reference server itself first.
+// target or era.
 type table struct {
 	revision  string
 	scenarios []scenario
-	targets   []target
+	names     []string // of the columns
 	columns   []map[string]checks
 }
 
-// report prints the tables and what needs explaining in them. It returns an error
-// if the gateway, or the reference server, did not do what it should.
-func report(w io.Writer, tables []table) error {
-	if len(tables) == 0 {
-		return errors.New("no scenario of that name")
-	}
+// reportServers prints the tables, whose first column is the reference server itself,
+// and what needs explaining in them. It returns an error if the gateway, or the
+// reference server, did not do what it should.
+func reportServers(w io.Writer, tables []table) error {
 	var unfit, lost int
 	var own, regressions, weaker strings.Builder
 	for _, t := range tables {
@@ -38,15 +37,15 @@ func report(w io.Writer, tables []table) error {
 				fmt.Fprintf(&own, "  %s %s\n%s", t.revision, label(scenario), failures(direct, scenario.scored))
 				continue
 			}
-			for i, target := range t.targets[1:] {
+			for i, target := range t.names[1:] {
 				through := t.columns[i+1][scenario.name]
 				// To leave out what is required is no way to pass it.
 				evaded := scenario.scored && through.skipped() && !direct.skipped()
 				if !through.passed() || evaded {
 					lost++
-					fmt.Fprintf(&regressions, "  %s %s %s\n%s", t.revision, target.name, label(scenario), failures(through, true))
+					fmt.Fprintf(&regressions, "  %s %s %s\n%s", t.revision, target, label(scenario), failures(through, true))
 				} else if gone := missing(direct, through); gone != "" {
-					fmt.Fprintf(&weaker, "  %s %s %s: %s\n", t.revision, target.name, label(scenario), gone)
+					fmt.Fprintf(&weaker, "  %s %s %s: %s\n", t.revision, target, label(scenario), gone)
 				}
 			}
 		}
@@ -75,12 +74,12 @@ func (t table) print(w io.Writer) {
 	out := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	row := func(name string, cell func(column int) string) {
 		fmt.Fprint(out, name)
-		for i := range t.targets {
+		for i := range t.names {
 			fmt.Fprint(out, "\t", cell(i))
 		}
 		fmt.Fprintln(out)
 	}
-	row(t.revision, func(i int) string { return t.targets[i].name })
+	row(t.revision, func(i int) string { return t.names[i] })
 	for _, scenario := range t.scenarios {
 		row(label(scenario), func(i int) string { return verdict(t.columns[i][scenario.name]) })
 	}
@@ -137,7 +136,7 @@ func failures(c checks, verbose bool) string {
 	var out strings.Builder
 	for _, check := range c {
 		if check.Status == failure {
-			message, _, _ := strings.Cut(check.ErrorMessage, "\n")
+			message, _, _ := strings.Cut(cmp.Or(check.ErrorMessage, check.Description), "\n")
 			if len(message) > 300 {
 				message = message[:300] + "…"
 			}

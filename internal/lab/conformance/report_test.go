@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-func TestServerScenarios(t *testing.T) {
-	got := serverScenarios(`# a comment
+func TestReadScenarios(t *testing.T) {
+	const requirements = `# a comment
 server:
   - ping
   - tools-list
@@ -26,21 +26,28 @@ not_scored:
     reason: pending
     note: >-
       SEP-2243: pending
-`)
-	want := []scenario{{"ping", true}, {"tools-list", true}, {"http-header-validation", false}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+`
+	for leg, want := range map[leg][]scenario{
+		serverLeg: {{"ping", true}, {"tools-list", true}, {"http-header-validation", false}},
+		clientLeg: {{"initialize", true}, {"auth/dpop", false}},
+	} {
+		if got := readScenarios(requirements, leg); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %v, want %v", leg, got, want)
+		}
 	}
 }
 
-func TestReport(t *testing.T) {
-	of := func(statuses ...string) checks {
-		all := checks{}
-		for _, status := range statuses {
-			all = append(all, check{ID: "it", Status: status})
-		}
-		return all
+// checksOf returns checks with these statuses.
+func checksOf(statuses ...string) checks {
+	all := checks{}
+	for _, status := range statuses {
+		all = append(all, check{ID: "it", Status: status})
 	}
+	return all
+}
+
+func TestReportServers(t *testing.T) {
+	of := checksOf
 	for _, test := range []struct {
 		name            string
 		required        bool
@@ -62,10 +69,10 @@ func TestReport(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
-			err := report(&out, []table{{
+			err := reportServers(&out, []table{{
 				revision:  "2026-07-28",
 				scenarios: []scenario{{"one", test.required}},
-				targets:   []target{{name: "direct"}, {name: "http"}},
+				names:     []string{"direct", "http"},
 				columns:   []map[string]checks{{"one": test.direct}, {"one": test.through}},
 			}})
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
@@ -75,5 +82,52 @@ func TestReport(t *testing.T) {
 				t.Errorf("does not say %q:\n%s", test.says, &out)
 			}
 		})
+	}
+}
+
+func TestReportClients(t *testing.T) {
+	of := checksOf
+	for _, test := range []struct {
+		name     string
+		scenario scenario
+		got      checks
+		err      string // "" if all is well
+		says     string
+	}{
+		{"passes", scenario{"auth/one", true}, of(success), "", "1/1"},
+		{"fails", scenario{"auth/one", true}, of(success, failure), "fails 1 required", "These fail:"},
+		{"does not end", scenario{"auth/one", true}, nil, "fails 1 required", "NO END"},
+		{"has nothing to check", scenario{"auth/one", true}, of("INFO"), "fails 1 required", "found nothing to check"},
+		{"fails, and is not required", scenario{"auth/dpop", false}, of(failure), "", "not required"},
+		{"fails as expected", scenario{"sse-retry", true}, of(failure), "", "known to fail:"},
+		{"passes, and is expected to fail", scenario{"sse-retry", true}, of(success), "remove them", "but pass"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var out strings.Builder
+			err := reportClients(&out, []table{{
+				revision:  "2025-11-25",
+				scenarios: []scenario{test.scenario},
+				names:     []string{legacy},
+				columns:   []map[string]checks{{test.scenario.name: test.got}},
+			}})
+			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("got error %v, want %q", err, test.err)
+			}
+			if !strings.Contains(out.String(), test.says) {
+				t.Errorf("does not say %q:\n%s", test.says, &out)
+			}
+		})
+	}
+}
+
+func TestKnownFailuresAreNotAboutAuthorization(t *testing.T) {
+	for revision, byEra := range knownFailures {
+		for era, names := range byEra {
+			for _, name := range names {
+				if strings.HasPrefix(name, "auth/") {
+					t.Errorf("%s %s: %s is listed", revision, era, name)
+				}
+			}
+		}
 	}
 }

@@ -3,12 +3,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -18,8 +20,16 @@ import (
 // A suite is the installed conformance suite.
 type suite struct {
 	node, script string
-	scenarios    map[string][]scenario // by revision
+	scenarios    map[leg]map[string][]scenario // by revision
 }
+
+// A leg is the part of the suite that tests servers, or the one that tests clients.
+type leg string
+
+const (
+	serverLeg leg = "server"
+	clientLeg leg = "client"
+)
 
 // A scenario is required by its revision, or run for information only.
 type scenario struct {
@@ -29,11 +39,12 @@ type scenario struct {
 
 // A check is one thing that a scenario has looked at.
 type check struct {
-	ID, Name, Status, ErrorMessage string
+	ID, Name, Description, Status, ErrorMessage string
 }
 
 const (
 	success = "SUCCESS"
+	warning = "WARNING"
 	failure = "FAILURE"
 )
 
@@ -49,8 +60,7 @@ func (c checks) count(status string) (n int) {
 	return n
 }
 
-// passed follows the suite: it takes a failed check to fail a scenario, and
-// warnings are none.
+// passed reports whether no check failed. The suite lets servers pass with warnings.
 func (c checks) passed() bool {
 	return c != nil && c.count(failure) == 0
 }
@@ -62,7 +72,10 @@ func (c checks) skipped() bool {
 
 func openSuite(ctx context.Context, dir string) (*suite, error) {
 	pkg := filepath.Join(dir, "node_modules", "@modelcontextprotocol", "conformance")
-	s := &suite{script: filepath.Join(pkg, "dist", "index.js"), scenarios: make(map[string][]scenario)}
+	s := &suite{
+		script:    filepath.Join(pkg, "dist", "index.js"),
+		scenarios: map[leg]map[string][]scenario{serverLeg: {}, clientLeg: {}},
+	}
 	if _, err := os.Stat(s.script); err != nil {
 		return nil, fmt.Errorf("the conformance suite is not installed: %w; install it with npm ci --prefix %s", err, dir)
 	}
@@ -71,8 +84,10 @@ func openSuite(ctx context.Context, dir string) (*suite, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s.scenarios[revision] = serverScenarios(string(requirements)); len(s.scenarios[revision]) == 0 {
-			return nil, fmt.Errorf("no server scenarios in the suite's requirements for %s", revision)
+		for leg, scenarios := range s.scenarios {
+			if scenarios[revision] = readScenarios(string(requirements), leg); len(scenarios[revision]) == 0 {
+				return nil, fmt.Errorf("no %s scenarios in the suite's requirements for %s", leg, revision)
+			}
 		}
 	}
 	var err error
@@ -97,10 +112,10 @@ func findNode(ctx context.Context, dir string) (string, error) {
 	return "node", nil
 }
 
-// serverScenarios reads the scenarios for servers from a requirements file, which
-// is YAML of a simple kind: a list of names under "server", and under "not_scored"
-// a list of maps with the keys scenario and leg.
-func serverScenarios(requirements string) (scenarios []scenario) {
+// readScenarios reads the scenarios of a leg from a requirements file, which is YAML
+// of a simple kind: a list of names under "server" and "client", and under
+// "not_scored" a list of maps with the keys scenario and leg.
+func readScenarios(requirements string, of leg) (scenarios []scenario) {
 	var section, name string
 	for line := range strings.Lines(requirements) {
 		line = strings.TrimRight(line, " \n")
@@ -108,48 +123,91 @@ func serverScenarios(requirements string) (scenarios []scenario) {
 		case strings.HasPrefix(line, "#") || line == "":
 		case !strings.HasPrefix(line, " "):
 			section = strings.TrimSuffix(line, ":")
-		case section == "server":
+		case section == string(of):
 			scenarios = append(scenarios, scenario{name: key, scored: true})
 		case section == "not_scored" && key == "scenario":
 			name = value
-		case section == "not_scored" && key == "leg" && value == "server":
+		case section == "not_scored" && key == "leg" && value == string(of):
 			scenarios = append(scenarios, scenario{name: name})
 		}
 	}
 	return scenarios
 }
 
-// run runs scenarios against a server and returns their checks by name. A
+// testServer runs scenarios against a server and returns their checks by name. A
 // scenario that did not come to its end has none. The suite leaves its results
 // in the folder, and what it prints in a log next to it.
-func (s *suite) run(ctx context.Context, url, revision string, scenarios []scenario, results string) (map[string]checks, error) {
+func (s *suite) testServer(ctx context.Context, url, revision string, scenarios []scenario, results string) (map[string]checks, error) {
 	// All at once is faster. The suite does not combine that with a choice.
 	selections := [][]string{{"--requirements", revision}}
-	if len(scenarios) < len(s.scenarios[revision]) {
+	if len(scenarios) < len(s.scenarios[serverLeg][revision]) {
 		selections = nil
 		for _, scenario := range scenarios {
 			selections = append(selections, []string{"--spec-version", revision, "--force", "--scenario", scenario.name})
 		}
 	}
 	for i, selection := range selections {
-		args := append([]string{s.script, "server", "--url", url, "--output-dir", results}, selection...)
-		p, err := startProcess(exec.Command(s.node, args...), fmt.Sprintf("%s.%d.log", results, i))
+		args := append([]string{"server", "--url", url, "--output-dir", results}, selection...)
+		p, err := s.run(ctx, fmt.Sprintf("%s.%d.log", results, i), args...)
 		if err != nil {
 			return nil, err
-		}
-		select {
-		case <-p.exited: // its exit code tells of failed checks, which are counted here
-		case <-ctx.Done():
-			p.stop()
-		}
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return nil, ctx.Err()
 		}
 		if found, _ := filepath.Glob(filepath.Join(results, "*")); len(found) == 0 {
 			return nil, p.failed(errors.New("the suite has left no results"))
 		}
 	}
 	return readResults(results)
+}
+
+// testClient runs a scenario with a client, which is a command for the shell. It
+// returns nil if the scenario did not come to its end. The suite leaves its results
+// in the folder, and what it prints in a log there.
+func (s *suite) testClient(ctx context.Context, command, revision string, scenario scenario, results string) (checks, error) {
+	p, err := s.run(ctx, filepath.Join(results, "suite.log"), "client", "--command", command, "--output-dir", results,
+		"--spec-version", revision, "--force", "--scenario", scenario.name, "--timeout", strconv.FormatInt(clientTimeout.Milliseconds(), 10))
+	if err != nil {
+		return nil, err
+	}
+	// The name of a scenario may have a slash, and so the path of its results has one more.
+	files, err := filepath.Glob(filepath.Join(results, path.Dir(scenario.name), "*", "checks.json"))
+	if err != nil || len(files) == 0 {
+		return nil, err
+	}
+	got, err := readChecks(files[0])
+	if err != nil {
+		return nil, err
+	}
+	for i := range got {
+		if got[i].Status == warning { // for clients, the suite takes these to be failures
+			got[i].Status = failure
+		}
+	}
+	if p.err != nil { // the client may have said why
+		output, _ := os.ReadFile(filepath.Join(filepath.Dir(files[0]), "stderr.txt"))
+		first, _, _ := strings.Cut(string(output), "\n")
+		if first != "" || got.passed() {
+			got = append(got, check{ID: "client", Status: failure, ErrorMessage: cmp.Or(first, "it did not end in time")})
+		}
+	}
+	return got, nil
+}
+
+// run runs the suite to its end, and returns its process. It stops the suite if the
+// context ends, and returns an error if that was not by a timeout.
+func (s *suite) run(ctx context.Context, log string, args ...string) (*process, error) {
+	p, err := startProcess(exec.Command(s.node, append([]string{s.script}, args...)...), log)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-p.exited: // its exit code tells of failed checks
+	case <-ctx.Done():
+		p.stop()
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil, ctx.Err()
+	}
+	return p, nil
 }
 
 // resultFolder is what the suite calls the folder of a scenario's results.
@@ -166,15 +224,21 @@ func readResults(dir string) (map[string]checks, error) {
 		if match == nil {
 			return nil, fmt.Errorf("unexpected result %s", file)
 		}
-		content, err := os.ReadFile(file)
-		if err != nil {
+		if results[match[1]], err = readChecks(file); err != nil {
 			return nil, err
 		}
-		checks := checks{} // not nil if it is empty: the scenario has come to its end
-		if err := json.Unmarshal(content, &checks); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		results[match[1]] = checks
 	}
 	return results, nil
+}
+
+func readChecks(file string) (checks, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	got := checks{} // not nil if it is empty: the scenario has come to its end
+	if err := json.Unmarshal(content, &got); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return got, nil
 }

@@ -1,0 +1,162 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+)
+
+// The eras of clients, which are the columns of the client leg.
+const (
+	legacy = "legacy"
+	modern = "modern"
+)
+
+var eras = []string{legacy, modern}
+
+// knownFailures are required scenarios that do not pass yet, by revision and era. None
+// of them may be about authorization.
+var knownFailures = map[string]map[string][]string{
+	"2025-11-25": {
+		legacy: {"sse-retry"},
+		modern: {"sse-retry"},
+	},
+	"2026-07-28": {
+		legacy: {"request-metadata", "http-custom-headers", "http-invalid-tool-headers", "http-standard-headers", "sep-2322-client-request-state"},
+		modern: {"request-metadata", "http-custom-headers", "http-invalid-tool-headers"},
+	},
+}
+
+// clientTimeout is how long a driver may take. The suite ends it then.
+const clientTimeout = 30 * time.Second
+
+// testClients runs the client leg: the gateway, behind a client of each era, as a client
+// of the suite.
+func testClients(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
+	if err := fillClients(ctx, opts, suite, tables, dir); err != nil {
+		return err
+	}
+	return reportClients(os.Stdout, tables)
+}
+
+// fillClients runs the suite for every cell of the tables, some of them at a time.
+func fillClients(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	caddy, err := filepath.Abs(opts.caddy)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	running := make(chan struct{}, max(opts.parallel, 1))
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for i := range tables {
+		table := &tables[i]
+		table.names = eras
+		for _, era := range eras {
+			column := make(map[string]checks)
+			table.columns = append(table.columns, column)
+			fmt.Fprintf(os.Stderr, "%s behind a %s client\n", table.revision, era)
+			for _, scenario := range table.scenarios {
+				running <- struct{}{}
+				all.Go(func() {
+					defer func() { <-running }()
+					got, err := testClient(ctx, suite, driverOptions{
+						executable: executable,
+						caddy:      caddy,
+						era:        era,
+						dir:        filepath.Join(dir, table.revision+"-"+era+"-client", scenario.name),
+					}, table.revision, scenario)
+					if err != nil {
+						cancel(fmt.Errorf("%s %s %s: %w", table.revision, era, scenario.name, err))
+						return
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					column[scenario.name] = got
+				})
+			}
+		}
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+// testClient runs one scenario. The driver keeps the gateway's files in the folder, too.
+func testClient(ctx context.Context, suite *suite, driver driverOptions, revision string, scenario scenario) (checks, error) {
+	if ctx.Err() != nil { // another scenario has failed
+		return nil, ctx.Err()
+	}
+	if err := os.RemoveAll(driver.dir); err != nil { // of an earlier run
+		return nil, err
+	}
+	if err := os.MkdirAll(driver.dir, 0o755); err != nil {
+		return nil, err
+	}
+	ports, err := loopback.FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	driver.port = ports[0]
+	ctx, cancel := context.WithTimeout(ctx, 2*clientTimeout)
+	defer cancel()
+	return suite.testClient(ctx, driver.command(), revision, scenario, driver.dir)
+}
+
+// reportClients prints the tables and what needs explaining in them. It returns an error
+// if the gateway fails where it must not, or passes where knownFailures says otherwise.
+func reportClients(w io.Writer, tables []table) error {
+	var lost, outdated int
+	var optional, known, failed, passed strings.Builder
+	for _, t := range tables {
+		t.print(w)
+		for _, scenario := range t.scenarios {
+			for i, era := range t.names {
+				got := t.columns[i][scenario.name]
+				listed := slices.Contains(knownFailures[t.revision][era], scenario.name)
+				row := fmt.Sprintf("  %s %s %s\n", t.revision, era, label(scenario))
+				switch passes := verdict(got) == "pass"; {
+				case passes && listed:
+					outdated++
+					passed.WriteString(row)
+				case passes:
+				case listed:
+					known.WriteString(row)
+				case !scenario.scored:
+					optional.WriteString(row + failures(got, true))
+				default:
+					lost++
+					failed.WriteString(row + failures(got, true))
+				}
+			}
+		}
+	}
+	section(w, "These fail, and are not required", optional.String())
+	section(w, "These are known to fail", known.String())
+	section(w, "These are known to fail, but pass", passed.String())
+	section(w, "These fail", failed.String())
+
+	var errs []error
+	if lost > 0 {
+		errs = append(errs, fmt.Errorf("the gateway fails %d required client scenarios", lost))
+	}
+	if outdated > 0 {
+		errs = append(errs, fmt.Errorf("%d client scenarios pass: remove them from knownFailures", outdated))
+	}
+	return errors.Join(errs...)
+}

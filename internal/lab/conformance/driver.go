@@ -1,0 +1,412 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+)
+
+// driverCommand is the argument that makes this program the one that the suite starts
+// for a scenario.
+const driverCommand = "drive"
+
+// driverOptions are the flags of the driver.
+type driverOptions struct {
+	executable string // of the driver
+	caddy      string
+	era        string
+	port       int    // of the gateway
+	dir        string // for the gateway's files
+}
+
+// command returns the command to start the driver with. The suite passes it to a
+// shell, and adds the URL of its server.
+func (o driverOptions) command() string {
+	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+	return fmt.Sprintf("%s %s -caddy %s -era %s -port %d -dir %s", quote(o.executable), driverCommand, quote(o.caddy), o.era, o.port, quote(o.dir))
+}
+
+// A testCase is the scenario that the driver was started for. The suite gives it in the
+// environment.
+type testCase struct {
+	scenario     string
+	ClientID     string `json:"client_id"`
+	ClientSecret string `json:"client_secret"`
+	PrivateKey   string `json:"private_key_pem"`
+	ToolCalls    []struct {
+		Name      string
+		Arguments json.RawMessage
+	}
+}
+
+// metadataDocument is the client ID that auth/basic-cimd expects.
+const metadataDocument = "https://conformance-test.local/client-metadata.json"
+
+func readTestCase() (test testCase, err error) {
+	if text := os.Getenv("MCP_CONFORMANCE_CONTEXT"); text != "" {
+		if err := json.Unmarshal([]byte(text), &test); err != nil {
+			return test, fmt.Errorf("MCP_CONFORMANCE_CONTEXT: %w", err)
+		}
+	}
+	if test.scenario = os.Getenv("MCP_CONFORMANCE_SCENARIO"); test.scenario == "" {
+		return test, errors.New("MCP_CONFORMANCE_SCENARIO is not set")
+	}
+	if test.scenario == "auth/basic-cimd" {
+		test.ClientID = metadataDocument
+	}
+	return test, nil
+}
+
+// authorizes reports whether the scenario is about authorization.
+func (test testCase) authorizes() bool { return strings.HasPrefix(test.scenario, "auth/") }
+
+// drive starts a gateway in front of the suite's server, and does as its client what
+// the scenario is about. The error has the gateway's log.
+func drive(ctx context.Context, args []string) error {
+	var opts driverOptions
+	flags := flag.NewFlagSet(driverCommand, flag.ExitOnError)
+	flags.StringVar(&opts.caddy, "caddy", "", "the `binary` with the gateway")
+	flags.StringVar(&opts.era, "era", modern, "the `era` of the client, legacy or modern")
+	flags.IntVar(&opts.port, "port", 0, "the `port` of the gateway")
+	flags.StringVar(&opts.dir, "dir", "", "the `folder` for the gateway's files")
+	_ = flags.Parse(args) // exits on errors
+	test, err := readTestCase()
+	if err != nil {
+		return err
+	}
+	// The driver ends before the suite ends it.
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout*4/5)
+	defer cancel()
+
+	log, err := os.Create(filepath.Join(opts.dir, "caddy.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	if err = driveGateway(ctx, opts, test, flags.Arg(0), log); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		return fmt.Errorf("%w\n%s", err, text)
+	}
+	return nil
+}
+
+func driveGateway(ctx context.Context, opts driverOptions, test testCase, serverURL string, log *os.File) error {
+	config := filepath.Join(opts.dir, "Caddyfile")
+	text, err := test.caddyfile(opts, serverURL)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return err
+	}
+	cmd := caddyrun.Command(ctx, opts.caddy, opts.dir, "run", "--adapter", "caddyfile", "--config", config)
+	cmd.Stdout, cmd.Stderr = log, log
+	gateway, err := caddyrun.Start(cmd)
+	if err != nil {
+		return err
+	}
+	d := newDriver(test, fmt.Sprintf("http://127.0.0.1:%d/mcp", opts.port), opts.era)
+	return errors.Join(d.run(ctx), gateway.Stop(5*time.Second))
+}
+
+// caddyfile returns the configuration of the gateway.
+func (test testCase) caddyfile(opts driverOptions, serverURL string) (string, error) {
+	if _, err := url.ParseRequestURI(serverURL); err != nil {
+		return "", err
+	}
+	var oauth strings.Builder
+	if test.authorizes() {
+		oauth.WriteString("oauth {\n\t\t\t\ttrusted_hosts localhost 127.0.0.1\n")
+		option := func(name, value string) {
+			if value != "" {
+				fmt.Fprintf(&oauth, "\t\t\t\t%s %q\n", name, value)
+			}
+		}
+		option("client_id", test.ClientID)
+		option("client_secret", test.ClientSecret)
+		if test.PrivateKey != "" {
+			file := filepath.Join(opts.dir, "private_key.pem")
+			if err := os.WriteFile(file, []byte(test.PrivateKey), 0o600); err != nil {
+				return "", err
+			}
+			option("private_key", file)
+		}
+		if strings.HasPrefix(test.scenario, "auth/client-credentials-") {
+			option("grant", "client_credentials")
+		}
+		oauth.WriteString("\t\t\t}")
+	}
+	return fmt.Sprintf(`{
+	admin off
+	persist_config off
+	grace_period 1s
+}
+http://:%d {
+	bind 127.0.0.1
+	mcp_gateway {
+		separator __
+		server conformance %s {
+			%s
+		}
+	}
+}
+`, opts.port, serverURL, &oauth), nil
+}
+
+// A driver uses the gateway as a client.
+type driver struct {
+	testCase
+	client  *mcpclient.Client
+	browser *browser
+
+	mu     sync.Mutex // held while a question is answered
+	logins int
+	errs   []error // of answers
+}
+
+func newDriver(test testCase, endpoint, era string) *driver {
+	return &driver{
+		testCase: test,
+		client:   &mcpclient.Client{URL: endpoint, Modern: era == modern, Capabilities: `{"elicitation":{"form":{},"url":{}}}`},
+		browser:  newBrowser(),
+	}
+}
+
+// prefix is that of the names of the suite's server, as in the Caddyfile.
+const prefix = "conformance__"
+
+// maxLogins is how often a driver logs in. It is more often than any scenario needs, and
+// than auth/scope-retry-limit allows: the gateway is to stop asking before.
+const maxLogins = 5
+
+// A tool is one that the gateway lists.
+type tool struct {
+	Name        string
+	InputSchema json.RawMessage
+}
+
+func (d *driver) run(ctx context.Context) error {
+	if !d.client.Modern {
+		if _, err := d.client.Initialize(ctx, mcpclient.Legacy); err != nil {
+			return err
+		}
+		// As the client of the official SDK does, it keeps a stream open.
+		stream, closed := d.client.Listen(ctx), make(chan struct{})
+		go func() {
+			defer close(closed)
+			d.client.Converse(ctx, stream, d.answerer(ctx))
+		}()
+		defer func() { stream.HangUp(); <-closed }()
+		<-stream.Opened
+	}
+	tools, err := d.tools(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case d.authorizes():
+		if !slices.ContainsFunc(tools, func(t tool) bool { return t.Name == prefix+"test-tool" }) {
+			return fmt.Errorf("got tools %v, want %stest-tool", tools, prefix)
+		}
+	case d.scenario == "json-schema-ref-no-deref":
+		return nil // its tool is only for lists
+	}
+	errs := []error{d.callAll(ctx, tools)}
+	if d.scenario == "http-standard-headers" {
+		errs = append(errs, d.useAll(ctx, "resources", "read", "uri"), d.useAll(ctx, "prompts", "get", "name"))
+	}
+	return errors.Join(errs...)
+}
+
+// tools returns the tools of the suite's server, after a login if that is what the
+// gateway offers in their place.
+func (d *driver) tools(ctx context.Context) ([]tool, error) {
+	for range maxLogins {
+		var result struct{ Tools []tool }
+		if err := d.ask(ctx, "tools/list", nil, &result); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(result.Tools, func(t tool) bool { return t.Name == prefix+"login" }) {
+			return result.Tools, nil
+		}
+		if err := d.call(ctx, prefix+"login", struct{}{}); err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("the gateway wants a login after %d", maxLogins)
+}
+
+// callAll calls each tool, also if others fail.
+func (d *driver) callAll(ctx context.Context, tools []tool) error {
+	var errs []error
+	for _, t := range tools {
+		errs = append(errs, d.call(ctx, t.Name, d.arguments(t, tools)))
+	}
+	return errors.Join(errs...)
+}
+
+// arguments returns those that the scenario wants a tool to be called with, or such
+// that fit its schema.
+func (d *driver) arguments(t tool, all []tool) any {
+	for _, call := range d.ToolCalls {
+		if prefix+call.Name == t.Name {
+			return call.Arguments
+		}
+	}
+	if t.Name == prefix+"json_schema_echo" {
+		for _, other := range all {
+			if other.Name == prefix+"json_schema_2020_12_tool" {
+				return map[string]any{"schema": other.InputSchema}
+			}
+		}
+	}
+	return example(t.InputSchema)
+}
+
+// useAll lists resources or prompts, and uses each.
+func (d *driver) useAll(ctx context.Context, kind, verb, key string) error {
+	var lists map[string]json.RawMessage
+	if err := d.ask(ctx, kind+"/list", nil, &lists); err != nil {
+		return err
+	}
+	var items []map[string]any
+	if err := json.Unmarshal(lists[kind], &items); err != nil {
+		return fmt.Errorf("%s/list: %w", kind, err)
+	}
+	var errs []error
+	for _, item := range items {
+		var result json.RawMessage
+		errs = append(errs, d.ask(ctx, kind+"/"+verb, map[string]any{key: item[key]}, &result))
+	}
+	return errors.Join(errs...)
+}
+
+// call calls a tool, which must not fail.
+func (d *driver) call(ctx context.Context, name string, arguments any) error {
+	var result struct {
+		IsError bool
+		Content json.RawMessage
+	}
+	if err := d.ask(ctx, "tools/call", map[string]any{"name": name, "arguments": arguments}, &result); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if result.IsError {
+		return d.failed(fmt.Errorf("%s failed: %s", name, result.Content))
+	}
+	return nil
+}
+
+// ask makes a request and answers what the gateway asks meanwhile.
+func (d *driver) ask(ctx context.Context, method string, params map[string]any, result any) error {
+	text := ""
+	if params != nil {
+		encoded, err := json.Marshal(params)
+		if err != nil {
+			return err
+		}
+		text = string(encoded)
+	}
+	got := d.client.Ask(ctx, method, text, d.answerer(ctx))
+	err := got.Err
+	switch {
+	case err != nil:
+	case got.Result == nil:
+		err = fmt.Errorf("got %d %.1000s, want a result", got.Status, got.Body)
+	default:
+		err = json.Unmarshal(got.Result, result)
+	}
+	if err != nil {
+		return d.failed(fmt.Errorf("%s: %w", method, err))
+	}
+	return nil
+}
+
+// failed adds to an error what may have been its cause.
+func (d *driver) failed(err error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(append(d.errs, err)...)
+}
+
+// answerer returns what answers the gateway's questions.
+func (d *driver) answerer(ctx context.Context) mcpclient.Answerer {
+	return func(method string, params json.RawMessage) string {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		result, err := d.answer(ctx, method, params)
+		if err != nil {
+			d.errs = append(d.errs, err)
+			return `{"action":"cancel"}`
+		}
+		return result
+	}
+}
+
+// answer answers an elicitation. It fills in a form as its schema suggests, and logs in
+// at a URL before it accepts.
+func (d *driver) answer(ctx context.Context, method string, params json.RawMessage) (string, error) {
+	var question struct {
+		Mode, URL       string
+		RequestedSchema json.RawMessage
+	}
+	if err := json.Unmarshal(params, &question); err != nil || method != "elicitation/create" {
+		return "", fmt.Errorf("unexpected request %s %s", method, params)
+	}
+	if question.Mode != "url" {
+		content, err := json.Marshal(example(question.RequestedSchema))
+		return `{"action":"accept","content":` + string(content) + `}`, err
+	}
+	if d.logins == maxLogins {
+		return "", fmt.Errorf("asked for a login after %d", maxLogins)
+	}
+	d.logins++
+	return `{"action":"accept"}`, d.browser.login(ctx, question.URL)
+}
+
+// example returns a value that fits a simple JSON schema: the default if there is one.
+func example(schema json.RawMessage) any {
+	var s struct {
+		Type       any
+		Default    any
+		Enum       []any
+		Properties map[string]json.RawMessage
+	}
+	_ = json.Unmarshal(schema, &s)
+	switch {
+	case s.Default != nil:
+		return s.Default
+	case len(s.Enum) > 0:
+		return s.Enum[0]
+	}
+	switch s.Type {
+	case "object":
+		object := make(map[string]any)
+		for name, property := range s.Properties {
+			object[name] = example(property)
+		}
+		return object
+	case "array":
+		return []any{}
+	case "string":
+		return "text"
+	case "number", "integer":
+		return 1
+	case "boolean":
+		return true
+	}
+	return nil
+}
