@@ -120,7 +120,7 @@ race: $(PEERS)/node_modules ## the same under the race detector, which needs a C
 	CGO_ENABLED=1 go $(GO_TEST) -race ./...
 	CADDY="$(CURDIR)/bin/caddy-race" CGO_ENABLED=1 go -C $(LAB) $(GO_TEST) -race ./...
 
-conformance: build $(SUITE)/node_modules ## the public suite: what a server passes directly, it passes behind the gateway
+conformance: build $(SUITE)/node_modules ## the public suite, for servers behind the gateway and for the gateway as a client
 	go -C $(LAB) run ./conformance
 
 clients: build $(CLIENTS)/node_modules $(PEERS)/node_modules ## Claude Code, Codex, Cline, Continue and Inspector do what docs/clients.md says; needs 1.3 GB

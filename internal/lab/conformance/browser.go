@@ -7,10 +7,12 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -34,7 +36,7 @@ func newBrowser() *browser {
 // A page is what a browser shows.
 type page struct {
 	url  *url.URL
-	html string
+	text string // HTML
 }
 
 // A form is the form of a page.
@@ -89,15 +91,23 @@ func (b *browser) load(ctx context.Context, method, address, origin string, valu
 		return nil, err
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s %s: got %d %.1000s", method, res.Request.URL, res.StatusCode, text)
+		return nil, fmt.Errorf("%s %s: got %d %q", res.Request.Method, res.Request.URL.Path, res.StatusCode, shown(string(text)))
 	}
 	return &page{res.Request.URL, string(text)}, nil
+}
+
+// markup is what a browser does not show of a page.
+var markup = regexp.MustCompile(`(?s)<(style|title)\b.*?</(style|title)>|<[^>]*>`)
+
+// shown returns the text of a page, in one line.
+func shown(page string) string {
+	return strings.Join(strings.Fields(html.UnescapeString(markup.ReplaceAllString(page, " "))), " ")
 }
 
 // form returns the only form of a page.
 func (p *page) form() (*form, error) {
 	var found []*form
-	tokens := xml.NewDecoder(strings.NewReader(p.html))
+	tokens := xml.NewDecoder(strings.NewReader(p.text))
 	tokens.Strict, tokens.AutoClose, tokens.Entity = false, xml.HTMLAutoClose, xml.HTMLEntity
 	for {
 		token, err := tokens.RawToken()
@@ -127,7 +137,7 @@ func (p *page) form() (*form, error) {
 		}
 	}
 	if len(found) != 1 {
-		return nil, fmt.Errorf("page %s: got %d forms, want 1\n%s", p.url, len(found), p.html)
+		return nil, fmt.Errorf("page %s: got %d forms, want 1\n%s", p.url, len(found), p.text)
 	}
 	return found[0], nil
 }

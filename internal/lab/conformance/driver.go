@@ -199,6 +199,13 @@ type tool struct {
 	InputSchema json.RawMessage
 }
 
+func (t tool) String() string { return t.Name }
+
+// has reports whether there is a tool of this name.
+func has(tools []tool, name string) bool {
+	return slices.ContainsFunc(tools, func(t tool) bool { return t.Name == prefix+name })
+}
+
 func (d *driver) run(ctx context.Context) error {
 	if !d.client.Modern {
 		if _, err := d.client.Initialize(ctx, mcpclient.Legacy); err != nil {
@@ -219,8 +226,8 @@ func (d *driver) run(ctx context.Context) error {
 	}
 	switch {
 	case d.authorizes():
-		if !slices.ContainsFunc(tools, func(t tool) bool { return t.Name == prefix+"test-tool" }) {
-			return fmt.Errorf("got tools %v, want %stest-tool", tools, prefix)
+		if !has(tools, "test-tool") {
+			return fmt.Errorf("got tools %s, want %stest-tool", tools, prefix)
 		}
 	case d.scenario == "json-schema-ref-no-deref":
 		return nil // its tool is only for lists
@@ -240,7 +247,7 @@ func (d *driver) tools(ctx context.Context) ([]tool, error) {
 		if err := d.ask(ctx, "tools/list", nil, &result); err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(result.Tools, func(t tool) bool { return t.Name == prefix+"login" }) {
+		if !has(result.Tools, "login") {
 			return result.Tools, nil
 		}
 		if err := d.call(ctx, prefix+"login", struct{}{}); err != nil {

@@ -116,6 +116,8 @@ func conform(ctx context.Context, opts options) (err error) {
 		return err
 	}
 
+	installed.cache = filepath.Join(dir, "node-cache")
+
 	var errs []error
 	found := false
 	for _, leg := range []struct {

@@ -20,6 +20,7 @@ import (
 // A suite is the installed conformance suite.
 type suite struct {
 	node, script string
+	cache        string                        // the folder for what Node has compiled
 	scenarios    map[leg]map[string][]scenario // by revision
 }
 
@@ -195,7 +196,9 @@ func (s *suite) testClient(ctx context.Context, command, revision string, scenar
 // run runs the suite to its end, and returns its process. It stops the suite if the
 // context ends, and returns an error if that was not by a timeout.
 func (s *suite) run(ctx context.Context, log string, args ...string) (*process, error) {
-	p, err := startProcess(exec.Command(s.node, append([]string{s.script}, args...)...), log)
+	cmd := exec.Command(s.node, append([]string{s.script}, args...)...)
+	cmd.Env = append(os.Environ(), "NODE_COMPILE_CACHE="+s.cache) // saves half of its start
+	p, err := startProcess(cmd, log)
 	if err != nil {
 		return nil, err
 	}
