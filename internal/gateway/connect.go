@@ -72,8 +72,8 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 			l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
 			emptyBody(l.ender, http.MethodDelete)
 		}
-		if isLoginRequired(failure) {
-			return failure
+		if isLoginRequired(failure) || failure != nil && failure.Data.Symbol == "login_failed" {
+			return failure // which says nothing of the era
 		}
 		if failure != nil && unreachable(failure) {
 			if era == mcp.Modern && !s.speaksEra(era) && failure.Data.Symbol == "timeout" && c.ctx.Err() == nil {

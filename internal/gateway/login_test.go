@@ -324,3 +324,23 @@ func TestLoginToolNeedsNoRule(t *testing.T) {
 		t.Errorf("a client that may not know the server: %s", s.body)
 	}
 }
+
+// A login that fails says nothing of the era of the server.
+func TestEraIsNotGuessedFromALoginThatFails(t *testing.T) {
+	p := modernPeer("a").hasTools("x")
+	g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = failingLogin{toPeer{p}} }, p)
+	s := g.modern(t).call("a::x")
+	if s.symbol() != "login_failed" {
+		t.Errorf("got %s", s.body)
+	}
+}
+
+// failingLogin is the way to a server that the gateway cannot log in to.
+type failingLogin struct{ toPeer }
+
+func (f failingLogin) Serve(w http.ResponseWriter, r *http.Request, _ string) error {
+	if r.Header.Get(mcp.VersionHeader) != mcp.Stateless {
+		return f.toPeer.Serve(w, r, "")
+	}
+	return jsonrpc.LoginFailed(f.name, "no")
+}

@@ -282,7 +282,7 @@ func TestLoginIsRefused(t *testing.T) {
 		"a state that is made up": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			return newBrowser().open(t, get(s.URL+"/mcp/oauth/callback?code=c&state=abc"))
 		}},
-		"the person has declined": {http.StatusBadGateway, func(s *site, t *testing.T) (int, string) {
+		"the person has declined": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			b, address, page := start(s, t)
 			last := callback(s, t, b, address, page)
 			return b.open(t, get(strings.Replace(last, "code=c", "error=access_denied", 1)))

@@ -305,7 +305,7 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	p.Count(s.Server, err)
 	if err != nil {
 		logger.Warn("login to MCP server failed", zap.Error(err))
-		return err
+		return &refusal{http.StatusBadRequest, "The login has failed: " + err.Error() + "."}
 	}
 	logger.Info("logged in to MCP server", zap.String("issuer", s.Pending.Issuer))
 	l.finished(s.Account)
