@@ -68,7 +68,9 @@ func init() {
 // `invalid_params` | 200, 400 | -32602 | There is no such tool, prompt, resource or cursor, something is missing, or nobody can know what is meant
 // `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
 // `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | The headers of a request do not say what its body says: at /mcp for 2026-07-28, elsewhere where a rule or auth applies; or at /mcp it is of another revision
-// `missing_capability`, `input_refused` | 200 | -32021 or the client's | A server needs an answer that the client cannot, or does not want to, give
+// `missing_capability`, `input_refused` | 200 | -32021 or the client's | A server needs an answer that the client cannot, or does not want to, give; or a person declined to log in (-32042)
+// `login_required` | 200 | -32042 | A person has to log in to the server first. error.data.elicitations has the address to open, if the client can do it
+// `login_failed` | 502 | -32603 | The gateway cannot log in to the server, and another login would not help
 //
 // At /mcp, what goes wrong at one server comes with status 200, because clients take
 // any other for a fault of the connection to all of them.
