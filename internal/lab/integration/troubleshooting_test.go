@@ -229,6 +229,8 @@ func (s symptoms) noAnswer(t *testing.T) {
 		"server nopath "+wrong,
 		"server old "+wrong+"/sse",
 		"server locked "+wrong+"/locked",
+		block("server waiting "+wrong+"/locked", "oauth"),
+		block("server personal "+wrong+"/locked", "oauth per_client"),
 		"server page "+wrong+"/page",
 		block("server slow "+wrong+"/slow", "timeout 50ms"),
 		block("server nobody", "respond /never 200"),
@@ -243,10 +245,11 @@ func (s symptoms) noAnswer(t *testing.T) {
 		"missing": unreachable, "relative": unreachable, "quits": unreachable, "keyless": unreachable, "late": unreachable,
 		"refused": unreachable, "plain": unreachable, "private": unreachable,
 		"nopath": "the MCP server answered with HTTP status 404", "trusted": "the MCP server answered with HTTP status 404",
-		"old":    "the MCP server answered with HTTP status 405",
-		"locked": "the MCP server answered with HTTP status 401",
-		"page":   "the MCP server's answer is not valid JSON",
-		"slow":   "the MCP server did not answer in time",
+		"old":     "the MCP server answered with HTTP status 405",
+		"locked":  "the MCP server answered with HTTP status 401",
+		"waiting": "Log in to … to go on.", "personal": "the gateway cannot log in to the MCP server: …",
+		"page": "the MCP server's answer is not valid JSON",
+		"slow": "the MCP server did not answer in time",
 	} {
 		s.in(t, ask(server), symptom)
 	}
