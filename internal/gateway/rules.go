@@ -92,7 +92,7 @@ func (r *rules) caller(identity string) caller {
 // caller is unknown.
 func (c *caller) account() string {
 	if c.identity == OperatorIdentity {
-		return c.identity
+		return "(operator)"
 	}
 	return c.name
 }

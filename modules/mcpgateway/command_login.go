@@ -133,7 +133,7 @@ func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) err
 			fmt.Fprintf(w, "%s is logged in already; caddy mcp logout %s ends that\n", server, server)
 			return nil
 		case status.LoginURL == "":
-			return fmt.Errorf("each client logs in to %q itself (oauth %s)", server, status.Login.State)
+			return fmt.Errorf("the operator does not log in to %q: its oauth is %s", server, status.Login.State)
 		case !shown:
 			fmt.Fprintf(w, "Open this address to log in to %s:\n\n  %s\n\nwaiting for the login\n", server, status.LoginURL)
 			shown = true

@@ -33,13 +33,14 @@ func (h *Handler) openPages() error {
 		return err
 	}
 	h.pages = login.NewPages(login.Pages{
-		Path:    h.belowMCP + "oauth",
-		Logger:  h.logger,
-		Base:    h.base,
-		IsLocal: isLocal,
-		User:    func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
-		Changed: func(server, account string, shared bool) { h.current().gateway.LoginChanged(server, account, shared) },
-		Count:   func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
+		Path:      h.belowMCP + "oauth",
+		Logger:    h.logger,
+		Base:      h.base,
+		Published: h.PublicURL != "",
+		IsLocal:   isLocal,
+		User:      func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
+		Changed:   func(server, account string, shared bool) { h.current().gateway.LoginChanged(server, account, shared) },
+		Count:     func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {
 			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
 		},

@@ -20,6 +20,7 @@ type Login struct {
 	server   string
 	resource string
 	account  string // see [OAuth]
+	grant    string
 	oauth    *oauth.Server
 	pages    *Pages
 	failures failures // of accounts, a moment ago
@@ -174,7 +175,7 @@ func (l *Login) finished(account string) {
 
 // A Status is how the login of the operator is.
 type Status struct {
-	State  string    `json:"state"` // logged_in, required, or per_client
+	State  string    `json:"state"` // logged_in, required; or how the gateway logs in without the operator
 	URL    string    `json:"-"`     // where to log in, if that is required
 	Issuer string    `json:"issuer,omitempty"`
 	Scopes []string  `json:"scopes,omitempty"`
@@ -186,6 +187,9 @@ type Status struct {
 func (l *Login) Status(ctx context.Context) Status {
 	if l.account != "" {
 		return Status{State: l.account}
+	}
+	if l.grant == clientCredentials {
+		return Status{State: l.grant}
 	}
 	known := l.oauth.Account("").Status(ctx)
 	status := Status{State: "logged_in", Issuer: known.Issuer, Scopes: known.Scopes, Until: known.Expires}

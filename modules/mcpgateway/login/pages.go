@@ -35,6 +35,10 @@ type Pages struct {
 	// is nil if there is none.
 	Base func(r *http.Request) string
 
+	// Published says that authorization servers can fetch the client-ID metadata document
+	// there.
+	Published bool
+
 	// IsLocal reports whether the client that sent r is on this machine.
 	IsLocal func(r *http.Request) bool
 
@@ -79,7 +83,7 @@ func (p *Pages) Add(server string, o *OAuth, store oauth.Store) (*Login, error) 
 	config.Store = store
 	config.OnToken = func(grant string, err error) { p.CountToken(server, grant, err) }
 	l := &Login{
-		server: server, resource: o.Resource, account: o.Account, oauth: oauth.New(config), pages: p,
+		server: server, resource: o.Resource, account: o.Account, grant: o.Grant, oauth: oauth.New(config), pages: p,
 	}
 	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
 	p.logins[server] = l
@@ -130,7 +134,7 @@ func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Cache-Control", "no-store")
 	header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'")
-	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Referrer-Policy", "same-origin") // with no-referrer, browsers send forms without their origin
 	header.Set("X-Content-Type-Options", "nosniff")
 	var err error
 	switch path, method := r.URL.Path[len(p.Path):], r.Method; {
@@ -265,8 +269,11 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 		p.Ask(r.Context(), t.Server)
 	}
 	begun := state{ticket: ticket{t.Server, t.Account, time.Now().Add(stateTime)}, ID: rand.Text(), Browser: digest(cookie.Value)}
-	base := p.Base(r)
-	address, err := l.oauth.Account(t.Account).Begin(r.Context(), base+p.Path+callbackPath, base+p.Path+documentPath,
+	base, document := p.Base(r), ""
+	if p.Published {
+		document = base + p.Path + documentPath
+	}
+	address, err := l.oauth.Account(t.Account).Begin(r.Context(), base+p.Path+callbackPath, document,
 		func(pending *oauth.Pending) string {
 			begun.Pending = *pending
 			return p.sealed("state", begun)
