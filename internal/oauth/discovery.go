@@ -141,7 +141,14 @@ func (s *Server) issuerMetadata(ctx context.Context, issuer string) (*serverMeta
 	if ok && s.now().Sub(cached.since) < metadataTime {
 		return cached.serverMetadata, nil
 	}
-	return s.fetchMetadata(ctx, issuer, strings.TrimSuffix(issuer, "/") == s.origin())
+	metadata, err := s.fetchMetadata(ctx, issuer, strings.TrimSuffix(issuer, "/") == s.origin())
+	if err != nil && issuer == s.config.Issuer {
+		// The resource may name another place for them.
+		if found, failure := s.discover(ctx, "", issuer); failure == nil && found.Issuer == issuer {
+			return found.serverMetadata, nil
+		}
+	}
+	return metadata, err
 }
 
 // fetchMetadata gets the metadata of an issuer. With fallback, an issuer without metadata
@@ -168,7 +175,7 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 		if !found {
 			continue
 		}
-		if metadata.Issuer != issuer && !(fallback && strings.TrimSuffix(metadata.Issuer, "/") == issuer) {
+		if !s.accepts(metadata.Issuer, issuer) && !(fallback && strings.TrimSuffix(metadata.Issuer, "/") == issuer) {
 			return nil, fmt.Errorf("the metadata at %s are of the issuer %q, not of %q", printable(address), printable(metadata.Issuer), printable(issuer))
 		}
 		return s.remember(metadata)
@@ -182,6 +189,13 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 		TokenEndpoint:         base + "/token",
 		RegistrationEndpoint:  base + "/register",
 	})
+}
+
+// accepts reports whether metadata that were looked for under one issuer may be of this one:
+// of the same, or of the one that is configured. Some servers name an authorization server
+// that calls itself differently.
+func (s *Server) accepts(issuer, wanted string) bool {
+	return issuer == wanted || issuer != "" && issuer == s.config.Issuer
 }
 
 // remember checks metadata and keeps them.

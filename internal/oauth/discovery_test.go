@@ -220,6 +220,24 @@ func TestTheConfiguredIssuerIsChosen(t *testing.T) {
 	w.login(w.server().Account(""))
 }
 
+// Some servers name an authorization server that calls itself differently. An operator who
+// knows that configures the issuer.
+func TestConfiguredIssuerMayBeFoundUnderAnotherName(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.lifetime = 60
+	w.config.Issuer = w.issuer.name + "/itself"
+	w.issuer.metadata["issuer"] = w.config.Issuer
+	a := w.loggedIn()
+	if got := a.Status(t.Context()).Issuer; got != w.config.Issuer {
+		t.Errorf("the issuer is %q", got)
+	}
+	w.wait(metadataTime) // the token has expired, and the metadata are fetched anew
+	w.token(a)
+	if got := w.issuer.requests()[0].Get("grant_type"); got != "refresh_token" {
+		t.Errorf("got a token by %q", got)
+	}
+}
+
 // Metadata of an issuer are good for a while, unless its token endpoint fails.
 func TestATokenEndpointMoves(t *testing.T) {
 	for name, gone := range map[string]bool{"and the old one is gone": true, "and the old one stays": false} {

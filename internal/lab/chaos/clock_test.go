@@ -34,6 +34,7 @@ var wallClocks = map[string]string{
 	"internal/gateway/admit.go":           "shown by the admin API: when a client was last there",
 	"modules/mcpgateway/admin_clients.go": "the same",
 	"modules/mcppruner/handshake.go":      "shown by the tool health",
+	"internal/oauth/registration.go":      "until when a client secret is good, as the authorization server says",
 	"internal/toolpin/pins.go":            "shown by the admin API: when a tool was first seen",
 }
 
