@@ -97,7 +97,7 @@ func TestPluginHasNoTestCode(t *testing.T) {
 	}
 	plugin := required(t, filepath.Join(project, "go.mod"))
 	for _, module := range []string{
-		"github.com/Shopify/toxiproxy/v2", "github.com/bytedance/sonic", "github.com/modelcontextprotocol/go-sdk",
+		"github.com/Shopify/toxiproxy/v2", "github.com/bytedance/sonic", "github.com/chromedp/chromedp", "github.com/modelcontextprotocol/go-sdk",
 		"github.com/caddyserver/xcaddy", "honnef.co/go/tools",
 	} {
 		if plugin[module] != "" {
