@@ -1,0 +1,116 @@
+package integration
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+)
+
+// callSteadily calls a tool of a server so many times, that often a second, and wants every call
+// to succeed.
+func callSteadily(t *testing.T, c *speaker, calls, perSecond int) {
+	t.Helper()
+	for range 50 { // at first Node.js is slow, and calls that queue there outlive their tokens
+		works(t, c, "whoami", "alice")
+	}
+	pace := time.NewTicker(time.Second / time.Duration(perSecond))
+	defer pace.Stop()
+	var all sync.WaitGroup
+	for range calls {
+		<-pace.C
+		all.Go(func() {
+			got := c.Begin(t.Context(), "tools/call", callOf("notes", "whoami", `{}`)).Finish()
+			if got.Err != nil || got.Text() != "whoami of alice" {
+				t.Errorf("got %d %s, error %v", got.Status, got.Body, got.Err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// fleeting are the settings of an authorization server that is far away, and whose tokens
+// live for two seconds.
+var fleeting = map[string]any{"accessTokenSeconds": 2, "tokenMilliseconds": 200}
+
+// refreshedOnce wants tokens to have been refreshed several times, and none of them twice.
+func refreshedOnce(t *testing.T, a *authServer) {
+	t.Helper()
+	if got := a.stats(t); got.Grants["refresh_token"] < 3 || got.Reused != 0 || got.Logins != 1 || len(got.RefusedGrants) != 0 {
+		got.Tokens = nil
+		t.Errorf("the authorization server has seen %+v, want refresh tokens that are each used once", got)
+	}
+}
+
+// No call fails while tokens expire (50 calls per second).
+func TestOAuthRefresh(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, fleeting)
+	g := startGateway(t, t.TempDir(), a.line("oauth"))
+	c := g.join(t)
+	isLoggedIn(t, newFormBrowser(t).logIn(t, asksToLogIn(t, c, "whoami"), "alice"))
+	callSteadily(t, c, 600, 50)
+	refreshedOnce(t, a)
+}
+
+// Without refresh tokens a login is good as long as its token.
+func TestOAuthLoginExpires(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, map[string]any{"accessTokenSeconds": 2, "refreshTokens": false})
+	g := startGateway(t, t.TempDir(), a.line("oauth"))
+	c, b := g.join(t), newFormBrowser(t)
+	address := asksToLogIn(t, c, "whoami")
+	for range 2 {
+		isLoggedIn(t, b.logIn(t, address, "alice"))
+		await.Until(t, "the end of the login", func() bool {
+			address = loginAddress.FindString(c.use(t, "notes", "whoami", `{}`))
+			return address != ""
+		})
+	}
+	if got := a.stats(t); got.Grants["refresh_token"] != 0 || len(got.RefusedGrants) != 0 || got.Calls["alice"] == 0 {
+		t.Errorf("the servers have seen %+v, want no attempt to refresh", got)
+	}
+}
+
+// Two processes that share a login refresh its tokens one after the other.
+func TestOAuthRefreshAcrossProcesses(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, fleeting)
+	home := t.TempDir()
+	first := startGateway(t, home, sessionKey, a.line("oauth"))
+	isLoggedIn(t, newFormBrowser(t).logIn(t, asksToLogIn(t, first.join(t), "whoami"), "alice"))
+	second := startGateway(t, home, sessionKey, a.line("oauth"))
+	var both sync.WaitGroup
+	for _, g := range []*oauthGateway{first, second} {
+		c := g.join(t)
+		both.Go(func() { callSteadily(t, c, 250, 25) })
+	}
+	both.Wait()
+	refreshedOnce(t, a)
+}
+
+// A server that refuses every token is not asked for ever.
+func TestOAuthRefused(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, map[string]any{"rejectAll": true})
+	g := startGateway(t, t.TempDir(), a.line("oauth"))
+	c := g.join(t)
+	isLoggedIn(t, newFormBrowser(t).logIn(t, asksToLogIn(t, c, "whoami"), "alice"))
+	const calls = 10
+	before := a.stats(t)
+	for range calls {
+		got := c.ask(t, "tools/call", callOf("notes", "whoami", `{}`)).answer
+		if got.Error == nil || got.Error.Symbol() != "login_failed" || !strings.Contains(got.Error.Message, "the server does not accept the tokens of "+a.Issuer) {
+			t.Errorf("got %s, want that the server accepts no token", got.Raw)
+		}
+	}
+	after := a.stats(t)
+	if n := after.Requests - before.Requests; n > calls {
+		t.Errorf("%d calls made %d requests, want fewer", calls, n)
+	}
+	if n := after.Grants["refresh_token"]; n > calls/2 || after.Grants["authorization_code"] != 1 || after.Registrations != 1 || after.Reused != 0 {
+		t.Errorf("the authorization server has seen %+v, want one login and few refreshes", after)
+	}
+}
