@@ -279,7 +279,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	// Before anything else: the health checks of a reverse_proxy begin when that is
 	// provisioned, and emit events themselves.
 	for _, event := range []string{"started", "stopping"} {
-		if err := h.events.On(event, h); err != nil {
+		if err := h.events.On(event, lifecycle{h}); err != nil {
 			return err
 		}
 	}
@@ -371,10 +371,15 @@ func (h *Handler) Validate() error {
 	return h.validateJoined()
 }
 
-// Handle is told that the configuration has been started, or is being stopped. If Caddy
+// A lifecycle handles the events of the configuration. Caddy logs the handlers of events, and
+// the Handler itself has secrets.
+type lifecycle struct{ handler *Handler }
+
+// Handle is called when the configuration has been started, or is being stopped. If Caddy
 // exits, streams that clients have opened to listen are ended: Caddy waits for all
 // requests, and these would never end. A reload leaves them alone.
-func (h *Handler) Handle(_ context.Context, event caddy.Event) error {
+func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
+	h := l.handler
 	switch {
 	case event.Name() == "started":
 		registry.add(h)
@@ -481,5 +486,5 @@ var (
 	_ caddy.Validator             = (*Handler)(nil)
 	_ caddy.CleanerUpper          = (*Handler)(nil)
 	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
-	_ caddyevents.Handler         = (*Handler)(nil)
+	_ caddyevents.Handler         = lifecycle{}
 )

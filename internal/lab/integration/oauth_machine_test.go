@@ -35,11 +35,15 @@ func TestOAuthClientCredentials(t *testing.T) {
 	}
 	jwk := map[string]any{"kty": "EC", "crv": "P-256", "x": encoded(point[1:33]), "y": encoded(point[33:])}
 	const secret = "s3cret-AbCdEf0123456789-AbCdEf0123456789"
+	secretFile := filepath.Join(t.TempDir(), "secret") // Caddy itself logs the configuration at debug level
+	if err := os.WriteFile(secretFile, []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tt := range map[string]struct {
 		line   string
 		client map[string]any // as the authorization server knows it
 	}{
-		"by secret": {"client_secret " + secret, map[string]any{"client_secret": secret}},
+		"by secret": {"client_secret {file." + secretFile + "}", map[string]any{"client_secret": secret}},
 		"by key":    {"private_key " + file, map[string]any{"jwks": map[string]any{"keys": []any{jwk}}, "token_endpoint_auth_method": "private_key_jwt", "token_endpoint_auth_signing_alg": "ES256"}},
 	} {
 		t.Run(name, func(t *testing.T) {
