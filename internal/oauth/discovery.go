@@ -51,39 +51,45 @@ type place struct {
 
 // discover finds out where to log in. The URL of the metadata comes from a challenge, and
 // may be empty. A login that is in use stays with its issuer if the resource still names it.
-func (s *Server) discover(ctx context.Context, metadataURL, issuer string) (place, error) {
+func (s *Server) discover(ctx context.Context, metadataURL, current string) (place, error) {
 	published, err := s.resourceMetadata(ctx, metadataURL)
 	if err != nil {
 		return place{}, err
 	}
 	found := place{resource: s.resource()}
-	if published == nil && s.config.Grant == TokenExchange {
-		return place{}, errors.New("the resource publishes no metadata: the tokens of callers are not sent to a guessed server")
-	}
-	if published == nil {
-		issuer = s.origin()
-	} else {
+	if published != nil {
 		found.resource, found.scopes = published.Resource, published.Scopes
-		if issuer, err = s.chooseIssuer(published.AuthorizationServers, issuer); err != nil {
-			return place{}, err
-		}
 	}
-	found.serverMetadata, err = s.fetchMetadata(ctx, issuer, published == nil)
+	issuer, err := s.chooseIssuer(published, current)
+	if err != nil {
+		return place{}, err
+	}
+	found.serverMetadata, err = s.fetchMetadata(ctx, issuer, published == nil && s.isOwnIssuer(issuer))
 	return found, err
 }
 
-// chooseIssuer returns the issuer that is configured, else the current one, else the first,
-// of those that the resource names.
-func (s *Server) chooseIssuer(issuers []string, current string) (string, error) {
-	for _, wanted := range []string{s.config.Issuer, current} {
-		if wanted != "" && slices.Contains(issuers, wanted) {
-			return wanted, nil
-		}
-	}
-	if len(issuers) == 0 {
+// chooseIssuer returns the issuer that is configured, whatever the resource says. Otherwise it
+// is the current one, or the first, of those that the resource names; or the resource itself
+// if it publishes nothing.
+func (s *Server) chooseIssuer(published *resourceMetadata, current string) (string, error) {
+	switch {
+	case s.config.Issuer != "":
+		return s.config.Issuer, nil
+	case published == nil && s.config.Grant == TokenExchange:
+		return "", errors.New("the resource publishes no metadata: the tokens of callers are not sent to a guessed server")
+	case published == nil:
+		return s.origin(), nil
+	case len(published.AuthorizationServers) == 0:
 		return "", errors.New("the metadata of the resource name no authorization server")
+	case slices.Contains(published.AuthorizationServers, current):
+		return current, nil
 	}
-	return issuers[0], nil
+	return published.AuthorizationServers[0], nil
+}
+
+// isOwnIssuer reports whether an issuer has the origin of the resource for its name.
+func (s *Server) isOwnIssuer(issuer string) bool {
+	return strings.TrimSuffix(issuer, "/") == s.origin()
 }
 
 // resourceMetadata returns the metadata of the resource, nil if it publishes none.
@@ -141,14 +147,7 @@ func (s *Server) issuerMetadata(ctx context.Context, issuer string) (*serverMeta
 	if ok && s.now().Sub(cached.since) < metadataTime {
 		return cached.serverMetadata, nil
 	}
-	metadata, err := s.fetchMetadata(ctx, issuer, strings.TrimSuffix(issuer, "/") == s.origin())
-	if err != nil && issuer == s.config.Issuer {
-		// The resource may name another place for them.
-		if found, failure := s.discover(ctx, "", issuer); failure == nil && found.Issuer == issuer {
-			return found.serverMetadata, nil
-		}
-	}
-	return metadata, err
+	return s.fetchMetadata(ctx, issuer, s.isOwnIssuer(issuer))
 }
 
 // fetchMetadata gets the metadata of an issuer. With fallback, an issuer without metadata
@@ -175,7 +174,7 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 		if !found {
 			continue
 		}
-		if !s.accepts(metadata.Issuer, issuer) && !(fallback && strings.TrimSuffix(metadata.Issuer, "/") == issuer) {
+		if metadata.Issuer != issuer && !(fallback && strings.TrimSuffix(metadata.Issuer, "/") == issuer) {
 			return nil, fmt.Errorf("the metadata at %s are of the issuer %q, not of %q", printable(address), printable(metadata.Issuer), printable(issuer))
 		}
 		return s.remember(metadata)
@@ -189,13 +188,6 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 		TokenEndpoint:         base + "/token",
 		RegistrationEndpoint:  base + "/register",
 	})
-}
-
-// accepts reports whether metadata that were looked for under one issuer may be of this one:
-// of the same, or of the one that is configured. Some servers name an authorization server
-// that calls itself differently.
-func (s *Server) accepts(issuer, wanted string) bool {
-	return issuer == wanted || issuer != "" && issuer == s.config.Issuer
 }
 
 // remember checks metadata and keeps them.

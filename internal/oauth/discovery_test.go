@@ -168,18 +168,14 @@ func TestMetadataAreRefused(t *testing.T) {
 		change func(*world)
 		want   []string
 	}{
-		"without an authorization server":             {func(w *world) { w.prm["authorization_servers"] = nil }, []string{"name no authorization server"}},
-		"of another issuer":                           {func(w *world) { w.issuer.metadata["issuer"] = "https://evil.example" }, []string{"https://evil.example", "127.0.0.1"}},
-		"of an issuer with a slash more":              {func(w *world) { w.issuer.metadata["issuer"] = w.issuer.name + "/" }, []string{"the metadata at"}},
-		"of an issuer with a query":                   {func(w *world) { w.prm["authorization_servers"] = []string{w.issuer.name + "?a=b"} }, []string{"has a query"}},
-		"without S256":                                {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{"plain"} }, []string{"PKCE"}},
-		"with no challenge methods":                   {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{} }, []string{"PKCE"}},
-		"without a token endpoint":                    {func(w *world) { delete(w.issuer.metadata, "token_endpoint") }, []string{"token_endpoint"}},
-		"without an authorization endpoint":           {func(w *world) { delete(w.issuer.metadata, "authorization_endpoint") }, []string{"authorization_endpoint"}},
-		"of an issuer that is not the configured one": {func(w *world) { w.config.Issuer = "https://login.example" }, []string{"http://127.0.0.1", "https://login.example"}},
-		"of a server that is its own issuer, and not the configured one": {func(w *world) {
-			w.config.Resource, w.config.Issuer = mustParse(w.issuer.name+"/mcp"), "https://login.example"
-		}, []string{"https://login.example"}},
+		"without an authorization server":   {func(w *world) { w.prm["authorization_servers"] = nil }, []string{"name no authorization server"}},
+		"of another issuer":                 {func(w *world) { w.issuer.metadata["issuer"] = "https://evil.example" }, []string{"https://evil.example", "127.0.0.1"}},
+		"of an issuer with a slash more":    {func(w *world) { w.issuer.metadata["issuer"] = w.issuer.name + "/" }, []string{"the metadata at"}},
+		"of an issuer with a query":         {func(w *world) { w.prm["authorization_servers"] = []string{w.issuer.name + "?a=b"} }, []string{"has a query"}},
+		"without S256":                      {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{"plain"} }, []string{"PKCE"}},
+		"with no challenge methods":         {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{} }, []string{"PKCE"}},
+		"without a token endpoint":          {func(w *world) { delete(w.issuer.metadata, "token_endpoint") }, []string{"token_endpoint"}},
+		"without an authorization endpoint": {func(w *world) { delete(w.issuer.metadata, "authorization_endpoint") }, []string{"authorization_endpoint"}},
 		"that fail": {func(w *world) {
 			w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusBadGateway) })
 		}, []string{"status 502"}},
@@ -213,28 +209,42 @@ func TestAnIssuerWithoutChallengeMethodsIsTried(t *testing.T) {
 	w.login(w.server().Account(""))
 }
 
-func TestTheConfiguredIssuerIsChosen(t *testing.T) {
-	w := newWorld(t)
-	w.prm["authorization_servers"] = []string{"https://other.example", w.issuer.name}
-	w.config.Issuer = w.issuer.name
-	w.login(w.server().Account(""))
+// A hostile resource could name its own authorization server, which could claim to be the
+// configured one to get the secret of the client.
+func TestTheConfiguredIssuerIsUsedWhateverTheResourceSays(t *testing.T) {
+	for name, change := range map[string]func(w *world, other *issuer){
+		"it is among others":            func(w *world, other *issuer) { w.prm["authorization_servers"] = []string{other.name, w.issuer.name} },
+		"another one is named":          func(w *world, other *issuer) { w.prm["authorization_servers"] = []string{other.name} },
+		"it is named with a slash more": func(w *world, _ *issuer) { w.prm["authorization_servers"] = []string{w.issuer.name + "/"} },
+		"none is named":                 func(w *world, _ *issuer) { w.prm["authorization_servers"] = nil },
+		"the resource has no metadata":  func(w *world, _ *issuer) { w.resource.page(wellKnown+"/mcp", http.NotFound) },
+		"another one claims to be it": func(w *world, other *issuer) {
+			w.prm["authorization_servers"] = []string{other.name}
+			other.metadata["issuer"] = w.issuer.name
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, other := newWorld(t), newIssuer(t, "")
+			w.config.Issuer, w.config.ClientID, w.config.ClientSecret = w.issuer.name, "me", "secret"
+			change(w, other)
+			a := w.loggedIn()
+			w.wait(metadataTime) // the metadata are fetched anew
+			if _, err := w.refuse(a, w.token(a)); err != nil {
+				t.Error(err)
+			}
+			if paths := other.paths(); len(paths) > 0 {
+				t.Errorf("the other issuer was asked for %q", paths)
+			}
+		})
+	}
 }
 
-// Some servers name an authorization server that calls itself differently. An operator who
-// knows that configures the issuer.
-func TestConfiguredIssuerMayBeFoundUnderAnotherName(t *testing.T) {
+func TestALoginAtAnotherIssuerThanTheConfiguredOneIsNotUsed(t *testing.T) {
 	w := newWorld(t)
-	w.issuer.lifetime = 60
-	w.config.Issuer = w.issuer.name + "/itself"
-	w.issuer.metadata["issuer"] = w.config.Issuer
-	a := w.loggedIn()
-	if got := a.Status(t.Context()).Issuer; got != w.config.Issuer {
-		t.Errorf("the issuer is %q", got)
-	}
-	w.wait(metadataTime) // the token has expired, and the metadata are fetched anew
-	w.token(a)
-	if got := w.issuer.requests()[0].Get("grant_type"); got != "refresh_token" {
-		t.Errorf("got a token by %q", got)
+	w.loggedIn()
+	w.config.Issuer = newIssuer(t, "").name
+	if got := w.token(w.server().Account("")); got != "" {
+		t.Errorf("got the token %q", got)
 	}
 }
 

@@ -54,10 +54,10 @@ type Config struct {
 	// Key of ClientID for private_key_jwt, RSA, ECDSA P-256 or Ed25519. Default: none.
 	PrivateKey crypto.Signer
 
-	// The authorization server that ClientID belongs to. The resource names its
-	// authorization server, and the credentials above are sent to the one it names:
-	// a resource that is not trusted with them could name its own. With Issuer set, a
-	// resource that names another issuer is refused. Default: any.
+	// The authorization server that ClientID belongs to. Its metadata come from Issuer
+	// itself, whatever the resource says. Without it, the resource names its authorization
+	// server, and the credentials above are sent there: a resource that is not trusted with
+	// them could name its own. Default: the one that the resource names.
 	Issuer string
 
 	// How to get tokens. Default: AuthorizationCode.

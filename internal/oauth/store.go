@@ -144,8 +144,11 @@ func (a *Account) read(ctx context.Context) (login, error) {
 		return l, nil
 	}
 	l, err := loadJSON[login](ctx, a.server.config.Store, a.key)
-	if id := a.server.config.ClientID; id != "" && l.ClientID != "" && l.ClientID != id && !isDocument(id) {
-		l = login{Demand: l.Demand} // of a client that is no longer configured
+	config := &a.server.config
+	otherClient := config.ClientID != "" && !isDocument(config.ClientID) && l.ClientID != config.ClientID
+	otherIssuer := config.Issuer != "" && l.Issuer != config.Issuer
+	if otherClient || otherIssuer { // than is configured now
+		l = login{Demand: l.Demand}
 	}
 	return l, err
 }

@@ -57,8 +57,8 @@ type OAuth struct {
 	// Default: authorization_code
 	Grant string `json:"grant,omitempty"`
 
-	// The only authorization server that is accepted, by its issuer. Default: the one that the
-	// server names
+	// The issuer of the authorization server, whatever the server says. Default: the one that
+	// the server names
 	Issuer string `json:"issuer,omitempty"`
 
 	// Hosts of authorization servers and metadata that may be reached by plain HTTP, or at
