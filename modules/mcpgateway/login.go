@@ -16,7 +16,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/certmagic"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
@@ -33,13 +32,14 @@ func (h *Handler) openPages() error {
 		return err
 	}
 	h.pages = login.NewPages(login.Pages{
+		Gateway:   h.loginScope(),
 		Path:      h.belowMCP + "oauth",
 		Logger:    h.logger,
 		Base:      h.base,
 		Published: h.PublicURL != "",
 		IsLocal:   isLocal,
 		User:      func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
-		Changed:   func(server, account string, shared bool) { h.current().gateway.LoginChanged(server, account, shared) },
+		Changed:   h.loginChanged,
 		Count:     func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {
 			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
@@ -57,31 +57,40 @@ func outcomeOf(err error) string {
 	return "ok"
 }
 
-// current returns the handler that has taken the place of this one, or this one.
-func (h *Handler) current() *Handler {
+// loginScope tells the gateways that share logins, also in other processes, from others.
+func (h *Handler) loginScope() string { return h.Name + "\x00" + h.MCPPath }
+
+// loginChanged tells clients that a login has changed. Another handler may have taken the place
+// of this one, and others may share the login.
+func (h *Handler) loginChanged(server, account string, shared bool) {
 	for _, other := range registry.current() {
-		if other.Name == h.Name && other.MCPPath == h.MCPPath {
-			return other
+		if other.loginScope() == h.loginScope() {
+			other.gateway.LoginChanged(server, account, shared)
 		}
 	}
-	return h
 }
 
 // newLogin returns the login of the gateway at a server.
 func (h *Handler) newLogin(s *Server) (*login.Login, error) {
+	store, err := h.loginStore(s)
+	if err != nil {
+		return nil, err
+	}
+	return h.pages.Add(s.Name, s.OAuth, store)
+}
+
+// loginStore returns where logins at a server are kept.
+func (h *Handler) loginStore(s *Server) (oauth.Store, error) {
 	key, err := h.loginKey()
 	if err != nil {
 		return nil, err
 	}
-	store := oauth.Encrypted(storageBelow{h.ctx.Storage(), path.Join(loginFolder, storageName(h.Name), storageName(s.Name))}, key)
-	return h.pages.Add(s.Name, s.OAuth, store)
+	folder := path.Join(loginFolder, digest([]string{h.loginScope(), s.Name}))
+	return storageBelow{oauth.Encrypted(h.ctx.Storage(), key), folder}, nil
 }
 
 // loginFolder is where logins are in Caddy's storage.
 const loginFolder = "mcp_gateway/oauth"
-
-// storageName returns a name that can be part of a key in Caddy's storage.
-func storageName(name string) string { return "_" + certmagic.StorageKeys.Safe(name) }
 
 // loginKey returns what encrypts logins: the session_key, or a key that is made when it is
 // first needed, and kept in Caddy's storage.
@@ -109,26 +118,26 @@ func (h *Handler) loginKey() ([]byte, error) {
 	return key, err
 }
 
-// A storageBelow is what a storage has below a path.
+// A storageBelow is what a store has below a path.
 type storageBelow struct {
-	certmagic.Storage
-	path string
+	inner oauth.Store
+	path  string
 }
 
 func (b storageBelow) Load(ctx context.Context, key string) ([]byte, error) {
-	return b.Storage.Load(ctx, path.Join(b.path, key))
+	return b.inner.Load(ctx, path.Join(b.path, key))
 }
 func (b storageBelow) Store(ctx context.Context, key string, value []byte) error {
-	return b.Storage.Store(ctx, path.Join(b.path, key), value)
+	return b.inner.Store(ctx, path.Join(b.path, key), value)
 }
 func (b storageBelow) Delete(ctx context.Context, key string) error {
-	return b.Storage.Delete(ctx, path.Join(b.path, key))
+	return b.inner.Delete(ctx, path.Join(b.path, key))
 }
 func (b storageBelow) Lock(ctx context.Context, name string) error {
-	return b.Storage.Lock(ctx, path.Join(b.path, name))
+	return b.inner.Lock(ctx, path.Join(b.path, name))
 }
 func (b storageBelow) Unlock(ctx context.Context, name string) error {
-	return b.Storage.Unlock(ctx, path.Join(b.path, name))
+	return b.inner.Unlock(ctx, path.Join(b.path, name))
 }
 
 // servePages serves the pages by which people log in to servers.

@@ -37,6 +37,8 @@ type site struct {
 	changed []string
 }
 
+const testKey = "0123456789abcdef0123456789abcdef"
+
 func newSite(t *testing.T, o OAuth) *site {
 	t.Helper()
 	s := &site{accepts: "token"}
@@ -56,7 +58,7 @@ func newSite(t *testing.T, o OAuth) *site {
 		Count:      func(string, error) {},
 		CountToken: func(string, string, error) {},
 		Ask:        func(context.Context, string) {},
-	}, []byte("0123456789abcdef0123456789abcdef"))
+	}, []byte(testKey))
 	o.Resource, o.TrustedHosts = s.URL+"/server", []string{"127.0.0.1"}
 	var err error
 	if s.login, err = s.pages.Add("files", &o, &memory{values: map[string][]byte{}}); err != nil {
@@ -242,6 +244,10 @@ func TestLoginIsRefused(t *testing.T) {
 		}},
 		"a state in place of a ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			return newBrowser().open(t, get(s.URL+"/mcp/oauth/login?ticket="+s.pages.sealed("state", ticket{})))
+		}},
+		"a ticket of another gateway": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			other := NewPages(Pages{Gateway: "other", Path: s.pages.Path}, []byte(testKey))
+			return newBrowser().open(t, get(other.loginAddress(s.URL, "files", "ann")))
 		}},
 		"a browser without the cookie": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			_, address, page := start(s, t)

@@ -12,6 +12,7 @@ import (
 	"html/template"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -28,8 +29,9 @@ import (
 // as is the state of a login that has begun. A state is good once, for a quarter of an hour, and
 // in the browser that began the login.
 type Pages struct {
-	Path   string // of the pages, without a slash at the end
-	Logger *zap.Logger
+	Gateway string // tells it from others with the same key: tickets and states are good there only
+	Path    string // of the pages, as in a URL, without a slash at the end
+	Logger  *zap.Logger
 
 	// Base returns the scheme and host of the gateway, as the client that sent r reaches it; r
 	// is nil if there is none.
@@ -70,7 +72,7 @@ const (
 
 // NewPages returns the Pages of a gateway. The key seals what they give away.
 func NewPages(p Pages, key []byte) *Pages {
-	p.sealer, p.logins = seal.New("mcp login", key), map[string]*Login{}
+	p.sealer, p.logins = seal.New("mcp login at "+p.Gateway, key), map[string]*Login{}
 	return &p
 }
 
@@ -137,7 +139,7 @@ func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Referrer-Policy", "same-origin") // with no-referrer, browsers send forms without their origin
 	header.Set("X-Content-Type-Options", "nosniff")
 	var err error
-	switch path, method := r.URL.Path[len(p.Path):], r.Method; {
+	switch path, method := strings.TrimPrefix(r.URL.EscapedPath(), p.Path), r.Method; {
 	case path == documentPath && method == http.MethodGet:
 		p.serveDocument(w, r)
 	case path == loginPath && method == http.MethodGet:

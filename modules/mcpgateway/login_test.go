@@ -1,0 +1,80 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// loginGateway returns a gateway with one server that wants a login.
+func loginGateway(t *testing.T, storage, name, mcpPath, server string) *Handler {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(fmt.Sprintf(`{"module":"file_system","root":%q}`, storage))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	module, err := ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(fmt.Sprintf(
+		`{"name":%q,"mcp_path":%q,"servers":[{"name":%q,"routes":[{}],"oauth":{"account":"per_client","resource":"https://files.example.com/mcp"}}]}`,
+		name, mcpPath, server)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return module.(*Handler)
+}
+
+// A client of one gateway has nothing to do with a client of the same name of another one.
+func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
+	storage := t.TempDir()
+	h := loginGateway(t, storage, "one", "/mcp", "files")
+	store, err := h.loginStore(h.Servers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Store(t.Context(), "key", []byte("login")); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		title, name, path, server string
+		shared                    bool
+	}{
+		{"the same gateway", "one", "/mcp", "files", true},
+		{"another name", "two", "/mcp", "files", false},
+		{"a name in other letters", "One", "/mcp", "files", false},
+		{"another path", "one", "/other", "files", false},
+		{"another server", "one", "/mcp", "Files", false},
+	} {
+		t.Run(tt.title, func(t *testing.T) {
+			other := loginGateway(t, storage, tt.name, tt.path, tt.server)
+			store, err := other.loginStore(other.Servers[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := store.Load(t.Context(), "key"); errors.Is(err, fs.ErrNotExist) == tt.shared {
+				t.Errorf("the login of the other: %v", err)
+			}
+		})
+	}
+}
+
+func TestLoginPagesAreFoundByTheirPath(t *testing.T) {
+	for _, path := range []string{"/mcp", "/m%20c%20p"} {
+		h := loginGateway(t, t.TempDir(), "", path, "files")
+		for page, status := range map[string]int{"": 404, "login": 400, "client.json": 200} {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest(http.MethodGet, below(path)+"oauth/"+page, nil)
+			r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+			if err := h.ServeHTTP(w, r, nil); err != nil || w.Code != status {
+				t.Errorf("%q below %q: %d, %v", page, path, w.Code, err)
+			}
+		}
+	}
+}
