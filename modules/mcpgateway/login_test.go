@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -76,5 +77,41 @@ func TestLoginPagesAreFoundByTheirPath(t *testing.T) {
 				t.Errorf("%q below %q: %d, %v", page, path, w.Code, err)
 			}
 		}
+	}
+}
+
+// Handlers of a server run again if it refuses a token: as if they had not run before.
+func TestRoutesRunAgainWithABetterToken(t *testing.T) {
+	var server *httptest.Server
+	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case "/.well-known/oauth-protected-resource/mcp":
+			fmt.Fprintf(w, `{"resource":"%s/mcp","authorization_servers":["%[1]s"]}`, server.URL)
+		case "/.well-known/oauth-authorization-server":
+			fmt.Fprintf(w, `{"issuer":"%s","token_endpoint":"%[1]s/token"}`, server.URL)
+		case "/token":
+			fmt.Fprint(w, `{"access_token":"good","token_type":"Bearer"}`)
+		case "/v1/mcp":
+			if r.Header.Get("Authorization") != "Bearer good" {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+		default:
+			t.Errorf("request for %s", r.URL)
+		}
+	}))
+	t.Cleanup(server.Close)
+	h := adaptGateway(t, fmt.Sprintf(`{"session_key":"0123456789abcdef0123456789abcdef","servers":[{"name":"files","path":"/mcp",
+		"oauth":{"resource":"%s/mcp","grant":"client_credentials","client_id":"me","client_secret":"secret"},
+		"routes":[{"group":"a","match":[{"path":["/other"]}],"handle":[%s]},{"group":"a","handle":[{"handler":"rewrite","uri":"/v1{http.request.uri}"},%s]}]}]}`,
+		server.URL, staticHandler, proxyTo("", strings.TrimPrefix(server.URL, "http://"))))
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodPost, "/api/mcp-gateway/files/rpc", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
+	r.Header.Set("Content-Type", "application/json")
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+	if err := h.ServeHTTP(w, r, nil); err != nil || !strings.Contains(w.Body.String(), `"result"`) {
+		t.Errorf("%d %s, %v", w.Code, w.Body, err)
 	}
 }

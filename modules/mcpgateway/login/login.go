@@ -5,10 +5,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -71,7 +73,9 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 	if err == nil {
 		err = l.failures.recent(id, token)
 	}
+	target := *r.URL
 	for tries := 1; err == nil; tries++ {
+		*r.URL = target // handlers rewrite it in place
 		attempt := &attempt{to: w}
 		if served := next(attempt, withToken(r, token)); !attempt.refused() {
 			if attempt.status != 0 && token != "" {
@@ -87,7 +91,7 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 		case err == nil && l.account == exchange:
 			token, err = l.token(r, account)
 		}
-		if err != nil && attempt.status == http.StatusUnauthorized && r.Context().Err() == nil {
+		if err != nil && attempt.status == http.StatusUnauthorized && r.Method == http.MethodPost && r.Context().Err() == nil {
 			l.failures.note(id, refused, err)
 		}
 	}
@@ -98,7 +102,11 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 		if l.account == "" && l.announced.CompareAndSwap(false, true) {
 			l.pages.Logger.Info("MCP server wants a login; see caddy mcp login", zap.String("mcp_server", l.server), zap.String("reason", err.Error()))
 		}
-		return jsonrpc.LoginRequired(l.server, l.ask(r, client))
+		failure := jsonrpc.LoginRequired(l.server, l.ask(r, client))
+		if r.Method == http.MethodGet {
+			failure.Status = http.StatusForbidden // a success would be a stream
+		}
+		return failure
 	}
 	return jsonrpc.LoginFailed(l.server, err.Error())
 }
@@ -128,9 +136,13 @@ func (l *Login) serveUnidentified(w http.ResponseWriter, r *http.Request, next f
 }
 
 // withToken returns r with a token. The header of r itself stays as it is: other servers get
-// requests made from it.
+// requests made from it. Routes run anew, so those of a group are not taken for having run.
 func withToken(r *http.Request, token string) *http.Request {
-	sent := r.WithContext(r.Context())
+	ctx := r.Context()
+	if groups, ok := ctx.Value(routeGroups).(map[string]struct{}); ok {
+		ctx = context.WithValue(ctx, routeGroups, maps.Clone(groups))
+	}
+	sent := r.WithContext(ctx)
 	sent.Header = r.Header.Clone()
 	sent.Header.Del("Authorization")
 	if token != "" {
@@ -143,6 +155,9 @@ func withToken(r *http.Request, token string) *http.Request {
 	}
 	return sent
 }
+
+// routeGroups is where caddyhttp keeps which groups of routes have run.
+const routeGroups caddy.CtxKey = "route_group"
 
 // subjectKey is where the token of a client is found in a context.
 type subjectKey struct{}

@@ -95,7 +95,11 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // call has the server answer a request of a client.
 func (s *site) call(client string) (*httptest.ResponseRecorder, error) {
-	r := httptest.NewRequest(http.MethodPost, s.URL+"/server", strings.NewReader("hello"))
+	return s.send(http.MethodPost, client)
+}
+
+func (s *site) send(method, client string) (*httptest.ResponseRecorder, error) {
+	r := httptest.NewRequest(method, s.URL+"/server", strings.NewReader("hello"))
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("hello")), nil }
 	r.Header.Set("Authorization", "Bearer of the client")
 	w := httptest.NewRecorder()
@@ -210,6 +214,24 @@ func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
 	}
 	if len(s.tokens) != 1 {
 		t.Errorf("the server got %d requests", len(s.tokens))
+	}
+}
+
+// Some servers want no one to listen. Calls go on.
+func TestStreamThatIsRefusedConcernsNoCalls(t *testing.T) {
+	s := newSite(t, OAuth{})
+	s.accepts = ""
+	if _, err := s.call(""); err != nil {
+		t.Fatal(err)
+	}
+	s.accepts = "another"
+	_, err := s.send(http.MethodGet, "")
+	if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Status != http.StatusForbidden {
+		t.Errorf("the stream: %v", err)
+	}
+	s.accepts = ""
+	if _, err := s.call(""); err != nil {
+		t.Error(err)
 	}
 }
 
