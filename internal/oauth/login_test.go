@@ -1,7 +1,9 @@
 package oauth
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/url"
 	"reflect"
 	"strings"
@@ -227,6 +229,36 @@ func TestStatusAndLogout(t *testing.T) {
 	}
 	if keys := w.store.keys("logins"); len(keys) > 0 {
 		t.Errorf("stored: %q", keys)
+	}
+}
+
+func TestOtherProcessesSeeALogout(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.lifetime = 0 // the token does not expire
+	a, other := w.loggedIn(), w.server().Account("")
+	if err := other.Logout(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.wait(lookTime)
+	if got := w.token(a); got != "" {
+		t.Errorf("the token after the logout is %q", got)
+	}
+	w.login(other)
+	if got := w.token(a); got != w.current() {
+		t.Errorf("the token after the next login is %q, want %q", got, w.current())
+	}
+}
+
+func TestACallerWhoHasGoneIsNoFailure(t *testing.T) {
+	w := newWorld(t)
+	a := w.server().Account("")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := a.Begin(ctx, redirectURL, "", func(*Pending) string { return "state" }); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if got := a.Status(t.Context()); got.Err != nil {
+		t.Errorf("status %+v", got)
 	}
 }
 

@@ -161,6 +161,7 @@ type Account struct {
 
 	mu        sync.Mutex
 	known     login     // as last seen in the Store
+	seen      time.Time // when that was
 	notStored bool      // known is newer than what the Store has
 	err       error     // the last failure, nil after a success
 	failure   error     // why the token could not be refreshed
@@ -228,8 +229,11 @@ func (a *Account) Logout(ctx context.Context) error {
 	return nil
 }
 
-// note remembers how the last request went, for [Account.Status].
+// note remembers how the last request went, for [Account.Status], unless the caller has gone.
 func (a *Account) note(err error) {
+	if errors.Is(err, context.Canceled) {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.err = err
@@ -242,15 +246,16 @@ func (a *Account) pause(failure error) {
 	a.failure, a.retryAt = failure, a.server.now().Add(retryTime)
 }
 
-// remembered returns the login as last seen in the Store, and why it should not be
-// refreshed now, if so.
-func (a *Account) remembered() (l login, failure error) {
+// remembered returns the login as last seen in the Store, whether that was a moment ago, and
+// why it should not be refreshed now, if so.
+func (a *Account) remembered() (l login, recent bool, failure error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.server.now().Before(a.retryAt) {
+	now := a.server.now()
+	if now.Before(a.retryAt) {
 		failure = a.failure
 	}
-	return a.known, failure
+	return a.known, now.Sub(a.seen) < lookTime, failure
 }
 
 // acquire waits for the turn of the caller to change the login.

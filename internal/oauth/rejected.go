@@ -17,7 +17,7 @@ func (a *Account) Accepted(ctx context.Context, token string) {
 		a.server.acceptExchanged(token)
 		return
 	}
-	known, _ := a.remembered()
+	known, _, _ := a.remembered()
 	if known.AccessToken != token || token == "" || known.Accepted && !known.Tried || a.acquire(ctx) != nil {
 		return
 	}
@@ -100,11 +100,11 @@ func (s *Server) judge(l *login, token string, asked challenge) (next step, err 
 		return nothing, nil // another call or process has got it
 	case l.AccessToken != token && s.renewable(*l):
 		return renewToken, nil
-	case asked.err == insufficientScope:
-		err = s.demandScopes(l, asked.scopes)
 	case token == "" || l.AccessToken != token:
 		l.Demand.Scopes = asked.scopes
 		err = ErrLoginRequired
+	case asked.err == insufficientScope:
+		err = s.demandScopes(l, asked.scopes)
 	case l.Tried:
 		return nothing, s.refused(l)
 	default:

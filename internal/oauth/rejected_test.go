@@ -25,8 +25,10 @@ func TestALoginIsRequired(t *testing.T) {
 	if got := w.token(a); got != "" {
 		t.Errorf("token %q", got)
 	}
-	if _, err := w.refuse(a, "", "Bearer"); !errors.Is(err, ErrLoginRequired) {
-		t.Errorf("error %v", err)
+	for _, challenge := range []string{"Bearer", `Bearer error="insufficient_scope"`, ""} {
+		if _, err := w.refuse(a, "", challenge); !errors.Is(err, ErrLoginRequired) {
+			t.Errorf("challenge %s: error %v", challenge, err)
+		}
 	}
 	if got := slices.Concat(w.resource.paths(), w.issuer.paths()); len(got) > 0 {
 		t.Errorf("asked for %q", got)

@@ -193,7 +193,7 @@ func (a *Account) update(ctx context.Context, f func(*login) error) (login, erro
 func (a *Account) know(l login, unsaved bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.known, a.notStored = l, unsaved
+	a.known, a.notStored, a.seen = l, unsaved, a.server.now()
 }
 
 func (a *Account) unsaved() (login, bool) {

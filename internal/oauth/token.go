@@ -11,8 +11,13 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// retryTime is how long an authorization server that failed is left alone.
-const retryTime = time.Second
+const (
+	// retryTime is how long an authorization server that failed is left alone.
+	retryTime = time.Second
+	// lookTime is how long a token is used without a look whether another process has
+	// logged out, or logged in as someone else.
+	lookTime = 5 * time.Second
+)
 
 // fresh reports whether the access token can be used, and need not be refreshed yet. A
 // token is refreshed half a minute before it expires, a short one after two fifths of its
@@ -53,16 +58,16 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	if a.server.config.Grant == TokenExchange {
 		return "", nil
 	}
-	known, failure := a.remembered()
+	known, recent, failure := a.remembered()
 	switch now := a.server.now(); {
-	case known.fresh(now), failure != nil && known.usable(now):
+	case recent && known.fresh(now), failure != nil && known.usable(now):
 		return known.AccessToken, nil
 	case failure != nil:
 		return "", failure
 	}
 	select {
 	case a.turn <- struct{}{}:
-	default: // another call is refreshing the token
+	default: // another call is refreshing the token, or looks whether there is another one
 		if known.usable(a.server.now()) {
 			return known.AccessToken, nil
 		}
@@ -73,7 +78,7 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	defer a.release()
 	l, err := a.freshen(ctx)
 	if err != nil && !errors.Is(err, ErrLoginRequired) {
-		if known, _ := a.remembered(); known.usable(a.server.now()) {
+		if known, _, _ := a.remembered(); known.usable(a.server.now()) {
 			return known.AccessToken, nil
 		}
 	}
@@ -83,7 +88,7 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 // freshen returns the login of the Store, refreshed if needed. The caller has the turn.
 func (a *Account) freshen(ctx context.Context) (login, error) {
 	s := a.server
-	if _, failure := a.remembered(); failure != nil {
+	if _, _, failure := a.remembered(); failure != nil {
 		return login{}, failure // of the call that had the turn before
 	}
 	l, err := a.load(ctx)
