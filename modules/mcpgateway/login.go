@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -44,7 +45,11 @@ func (h *Handler) openPages() error {
 		CountToken: func(server, grant string, err error) {
 			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
 		},
-		Ask: func(ctx context.Context, server string) { _ = h.byName[server].ping(ctx) }, // it is about what the server wants
+		Ask: func(ctx context.Context, server string) {
+			ctx, cancel := context.WithTimeout(ctx, time.Duration(h.HealthTimeout))
+			defer cancel()
+			_ = h.byName[server].ping(ctx) // it is about what the server wants
+		},
 	}, key)
 	return nil
 }

@@ -220,8 +220,11 @@ func (l *Login) Status(ctx context.Context) Status {
 // Logout ends the login of a client; "" for that of the operator.
 func (l *Login) Logout(ctx context.Context, client string) error {
 	account := l.accountOf(client)
-	if l.account != "" && client == "" {
+	switch {
+	case l.account != "" && client == "":
 		return errors.New("client: missing, and each client has its own login")
+	case l.account == "" && client != "":
+		return errors.New("client: all clients share one login")
 	}
 	err := l.oauth.Account(account).Logout(ctx)
 	l.pages.Logger.Info("logged out of MCP server", zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))

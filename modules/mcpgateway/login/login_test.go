@@ -197,6 +197,9 @@ func TestLogin(t *testing.T) {
 	if got := s.login.Status(t.Context()); got.State != "logged_in" || got.URL != "" || got.Issuer != s.URL {
 		t.Errorf("status: %+v", got)
 	}
+	if err := s.login.Logout(t.Context(), "ann"); err == nil || s.login.Status(t.Context()).State != "logged_in" {
+		t.Errorf("the logout of one client ended the login of all: %v", err)
+	}
 	if err := s.login.Logout(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
@@ -327,6 +330,23 @@ func TestLoginIsRefused(t *testing.T) {
 				t.Error("the client is logged in")
 			}
 		})
+	}
+}
+
+// A host of the same domain can set cookies, but not those that begin with __Host-.
+func TestCookieIsOfThisHost(t *testing.T) {
+	for base, wants := range map[string]string{
+		"http://localhost:8080":   "mcp_login= Path=/mcp/oauth/ Max-Age=3600 HttpOnly SameSite=Lax",
+		"https://mcp.example.com": "__Host-mcp_login= Path=/ Max-Age=3600 HttpOnly Secure SameSite=Lax",
+	} {
+		s := newSite(t, OAuth{})
+		s.pages.Base = func(*http.Request) string { return base }
+		w := httptest.NewRecorder()
+		s.pages.ServeHTTP(w, httptest.NewRequest(http.MethodGet, s.pages.loginAddress("", "files", ""), nil))
+		got := regexp.MustCompile("=[A-Z2-7]{26};").ReplaceAllString(w.Header().Get("Set-Cookie"), "=;")
+		if got = strings.ReplaceAll(got, ";", ""); got != wants {
+			t.Errorf("%s: %q, wants %q", base, got, wants)
+		}
 	}
 }
 

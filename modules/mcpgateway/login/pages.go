@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -203,8 +202,17 @@ func (p *Pages) write(w http.ResponseWriter, status int, content page) {
 	_ = pageTemplate.Execute(w, content) // the browser may have gone
 }
 
-// cookieName is the cookie that tells the browser in which a login was begun.
-const cookieName = "mcp_login"
+// browserCookie returns the cookie that tells the browser in which a login was begun, without
+// a value. With https, no other host of the same domain can set it.
+func (p *Pages) browserCookie(r *http.Request) *http.Cookie {
+	c := &http.Cookie{
+		Name: "mcp_login", Path: p.Path + "/", MaxAge: int(ticketTime.Seconds()), HttpOnly: true, SameSite: http.SameSiteLaxMode,
+	}
+	if strings.HasPrefix(p.Base(r), "https:") {
+		c.Name, c.Path, c.Secure = "__Host-mcp_login", "/", true
+	}
+	return c
+}
 
 // ticketOf returns the ticket of a request, and the login it is for.
 func (p *Pages) ticketOf(r *http.Request) (sealed string, t ticket, l *Login, _ error) {
@@ -232,11 +240,10 @@ func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if _, err := r.Cookie(cookieName); err != nil {
-		http.SetCookie(w, &http.Cookie{
-			Name: cookieName, Value: rand.Text(), Path: p.Path + "/", MaxAge: int(ticketTime.Seconds()),
-			HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: isSecure(p.Base(r)),
-		})
+	cookie := p.browserCookie(r)
+	if _, err := r.Cookie(cookie.Name); err != nil {
+		cookie.Value = rand.Text()
+		http.SetCookie(w, cookie)
 	}
 	text := fmt.Sprintf("The MCP gateway at %s logs in to the server %q, at %s.", p.Base(r), t.Server, l.resource)
 	if t.Account == "" {
@@ -246,11 +253,6 @@ func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
 	}
 	p.write(w, http.StatusOK, page{Title: "Log in to " + t.Server, Text: text, Ticket: sealed})
 	return nil
-}
-
-func isSecure(base string) bool {
-	u, err := url.Parse(base)
-	return err == nil && u.Scheme == "https"
 }
 
 // beginLogin sends the browser to the authorization server.
@@ -263,7 +265,7 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	cookie, err := r.Cookie(cookieName)
+	cookie, err := r.Cookie(p.browserCookie(r).Name)
 	if err != nil {
 		return &refusal{http.StatusBadRequest, "The browser has not kept the cookie of this page. Allow cookies, and open the address again."}
 	}
@@ -299,7 +301,7 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	if l == nil {
 		return &refusal{http.StatusNotFound, "The gateway does not have the server " + s.Server + " anymore."}
 	}
-	cookie, err := r.Cookie(cookieName)
+	cookie, err := r.Cookie(p.browserCookie(r).Name)
 	if err != nil || subtle.ConstantTimeCompare([]byte(digest(cookie.Value)), []byte(s.Browser)) != 1 {
 		return &refusal{http.StatusForbidden, "This login was begun in another browser."}
 	}
