@@ -202,7 +202,11 @@ func (c *call) callLoginTool() *jsonrpc.Failure {
 		return c.failed(failure)
 	}
 	if slices.Contains(list.names, c.g.shown(c.link.server, tools, loginTool)) {
-		return c.send() // it is the server's after all
+		// It is the server's after all.
+		if failure := c.admit(mcp.Target{Server: c.link.server, Kind: mcp.Tool, Name: loginTool}); failure != nil {
+			return c.answerFailure(failure)
+		}
+		return c.send()
 	}
 	return ownCall{c}.text("Logged in to "+c.link.server+". Its tools can be listed now.", false)
 }

@@ -9,9 +9,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
 // A loginPeer is the way to a server that wants a login of each account first.
@@ -322,6 +324,25 @@ func TestLoginToolNeedsNoRule(t *testing.T) {
 	}
 	if s := eve.call("a::login"); s.symbol() != "acl_denied" {
 		t.Errorf("a client that may not know the server: %s", s.body)
+	}
+}
+
+// A server may have a tool of that name, for which its own limits apply.
+func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
+	pattern, err := mcp.ParsePattern("a::login")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, login := newLoginGateway(t, legacyPeer("a").hasTools("login"), func(c *Config) {
+		c.Limits = []Limit{NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, &pattern)}
+	})
+	login.logIn(g, "ann")
+	for _, wants := range []string{"", "rate_limited"} {
+		ann := g.user(t, mcp.Legacy)
+		ann.identity = "ann"
+		if s := ann.connect().call("a::login"); s.symbol() != wants {
+			t.Errorf("wants %q: %s", wants, s.body)
+		}
 	}
 }
 
