@@ -23,6 +23,7 @@ type call struct {
 	found bool            // what is called is not what was posted, but named in it
 	alias uriAlias        // of the resource that it is about
 
+	flight   *inFlight        // the call itself, to be canceled
 	required *jsonrpc.Failure // the server wants a login first
 }
 
@@ -163,8 +164,8 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	ctx, cancel := context.WithCancel(c.r.Context())
 	defer cancel()
 	l := c.client.link(s)
-	c.ctx, c.link = ctx, l
-	defer c.client.begin(c.message.Literal(jsonrpc.ID), &inFlight{l, cancel})()
+	c.ctx, c.link, c.flight = ctx, l, &inFlight{link: l, cancel: cancel}
+	defer c.client.begin(c.message.Literal(jsonrpc.ID), c.flight)()
 	message, failure := c.forwardable(edits...)
 	if failure != nil {
 		return failure

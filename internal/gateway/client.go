@@ -133,6 +133,7 @@ func (c *client) allLinks() []*link {
 type inFlight struct {
 	link   *link
 	cancel context.CancelFunc
+	held   atomic.Bool // by the gateway: the server has nothing to cancel
 }
 
 // begin notes a call, so that it can be canceled. Ids that are in use already

@@ -71,6 +71,8 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	if !c.out.AcceptsStream() {
 		return false, c.answerLoginAddress(required, ask)
 	}
+	c.flight.held.Store(true)
+	defer c.flight.held.Store(false)
 	responses, failure := c.input(&mcp.InputResult{Requests: map[string]mcp.InputRequest{loginTool: wants}})
 	if failure == nil {
 		failure = c.awaitLogin(responses)

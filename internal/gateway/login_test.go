@@ -54,6 +54,13 @@ func (l *loginPeer) logIn(g *front, account string) {
 	g.LoginChanged(l.name, account, false)
 }
 
+// logOut ends the login of an account.
+func (l *loginPeer) logOut(account string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.accounts, account)
+}
+
 func (l *loginPeer) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if ok, _ := l.isLoggedIn(account); ok {
 		return l.toPeer.Serve(w, r, account)
@@ -171,6 +178,27 @@ func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
 		t.Errorf("the call has not gone on: %s", answer.data)
 	}
 	listening.nextOf("notifications/tools/list_changed")
+}
+
+// The server does not have a call that waits for a login, so it cannot cancel it.
+func TestCallThatWaitsForALoginCanBeCanceled(t *testing.T) {
+	g, login := newLoginGateway(t, legacyPeer("a").hasTools("x"), nil)
+	u := g.user(t, mcp.Legacy)
+	u.identity, u.can = "ann", opensURLs
+	u.connect()
+	login.logIn(g, "ann")
+	u.call("a::x") // the server is known to be of the legacy era
+	login.logOut("ann")
+	for _, answered := range []bool{false, true} {
+		id := u.nextID()
+		call := u.open(http.MethodPost, u.request(id, "tools/call", `{"name":"a::x","arguments":{}}`))
+		question := call.nextOf("elicitation/create")
+		if answered {
+			u.answer(question, `{"action":"accept"}`)
+		}
+		u.tell("notifications/cancelled", `{"requestId":`+id+`}`)
+		call.nextOf("")
+	}
 }
 
 func TestLoginCanBeDeclined(t *testing.T) {

@@ -104,7 +104,7 @@ func (n clientNotice) cancel() {
 		return // it has been answered
 	}
 	n.server = n.g.of(call.link)
-	if era, _ := call.link.state(); era == mcp.Modern {
+	if era, _ := call.link.state(); era == mcp.Modern || call.held.Load() {
 		call.cancel() // to hang up is to cancel
 		return
 	}
