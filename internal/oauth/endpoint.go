@@ -62,8 +62,8 @@ func isFinal(err error) bool {
 // ask sends a grant to the token endpoint. It goes on if the caller has gone: the answer
 // may be the only copy of a rotated refresh token.
 func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, params url.Values) (_ *oauth2.Token, err error) {
-	if s.config.OnToken != nil {
-		defer func() { s.config.OnToken(params.Get("grant_type"), err) }()
+	if grant := params.Get("grant_type"); s.config.OnToken != nil && grant != "" { // which a revocation lacks
+		defer func() { s.config.OnToken(grant, err) }()
 	}
 	endpoint, err := s.guard.parse(metadata.TokenEndpoint)
 	if err != nil {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -229,6 +231,19 @@ func TestStatusAndLogout(t *testing.T) {
 	}
 	if keys := w.store.keys("logins"); len(keys) > 0 {
 		t.Errorf("stored: %q", keys)
+	}
+}
+
+func TestTokenRequestsAreCounted(t *testing.T) {
+	w := newWorld(t)
+	var counted []string
+	w.config.OnToken = func(grant string, err error) { counted = append(counted, fmt.Sprint(grant, " ", err)) }
+	a := w.loggedIn()
+	if err := a.Logout(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"authorization_code <nil>"}; !slices.Equal(counted, want) {
+		t.Errorf("counted %q, want %q", counted, want)
 	}
 }
 
