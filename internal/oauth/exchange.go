@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // maxExchanged bounds the tokens of [TokenExchange] in memory.
@@ -13,8 +14,12 @@ const maxExchanged = 10_000
 
 // exchanged is the token that was got in place of a caller's.
 type exchanged struct {
-	turn  chan struct{} // holds a value while a call gets the token
-	login login         // guarded by Server.mu
+	turn chan struct{} // holds a value while a call gets the token
+
+	// Guarded by Server.mu:
+	login   login
+	failure error     // why there is no token
+	retryAt time.Time // until when failure is good
 }
 
 // Exchange returns a token for the server in place of a caller's token (RFC 8693). It is
@@ -39,22 +44,29 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 		return "", ctx.Err()
 	}
 	s.mu.Lock()
-	l, where := kept.login, s.exchangeAt
+	l, where, failure, retryAt := kept.login, s.exchangeAt, kept.failure, kept.retryAt
 	s.mu.Unlock()
-	if l.fresh(s.now()) {
+	switch now := s.now(); {
+	case l.fresh(now):
 		return l.AccessToken, nil
+	case failure != nil && now.Before(retryAt):
+		return "", failure // of the call that had the turn before
 	}
-	defer func() { a.note(err) }()
 	if where == nil {
-		if where, err = s.exchangePlace(ctx); err != nil {
-			return "", err
-		}
+		where, err = s.exchangePlace(ctx)
 	}
-	if err := s.exchange(ctx, where, subjectToken, &l); err != nil {
-		return "", err
+	if err == nil {
+		err = s.exchange(ctx, where, subjectToken, &l)
 	}
+	a.note(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err == nil || ctx.Err() == nil {
+		kept.failure, kept.retryAt = err, s.now().Add(retryTime)
+	}
+	if err != nil {
+		return "", err
+	}
 	kept.login = l
 	s.issued.Add(l.AccessToken, kept)
 	return l.AccessToken, nil

@@ -56,6 +56,23 @@ func TestExchange(t *testing.T) {
 	}
 }
 
+func TestAfterAFailedExchangeTheIssuerIsLeftAlone(t *testing.T) {
+	w, a := newExchange(t)
+	w.issuer.fail = func(url.Values) (int, string) { return 503, "" }
+	for range 3 {
+		_, err := a.Exchange(t.Context(), "token-of-ann")
+		wantError(t, err, "503")
+	}
+	if got := len(w.issuer.requests()); got != 1 {
+		t.Errorf("%d requests", got)
+	}
+	w.issuer.change(func() { w.issuer.fail = nil })
+	w.wait(retryTime)
+	if token, err := a.Exchange(t.Context(), "token-of-ann"); err != nil || token != w.current() {
+		t.Errorf("token %q, error %v", token, err)
+	}
+}
+
 func TestExchangesAtOnce(t *testing.T) {
 	w, a := newExchange(t)
 	var calls sync.WaitGroup
