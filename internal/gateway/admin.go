@@ -11,17 +11,17 @@ func (g *Gateway) Refresh(server string) (told int) {
 	if s == nil {
 		return 0
 	}
-	return g.refresh(s, func(string) bool { return true })
+	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.lists.forget(everyKind...) })
 }
 
-// refresh does so for the clients that it concerns.
-func (g *Gateway) refresh(s *Server, concerns func(identity string) bool) (told int) {
+// refresh has the links of clients that it concerns forget something, and tells the clients.
+func (g *Gateway) refresh(s *Server, concerns func(identity string) bool, forget func(*link)) (told int) {
 	for _, c := range g.clients() {
 		c.mu.Lock()
 		l := c.links[s.ID]
 		c.mu.Unlock()
 		if l != nil && concerns(c.identity) {
-			l.lists.forget(everyKind...)
+			forget(l)
 		}
 	}
 	return g.announce(func(identity string) bool { return g.rules.sees(identity, s) && concerns(identity) }, tools, prompts, resources)

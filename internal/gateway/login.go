@@ -241,5 +241,8 @@ func (g *Gateway) LoginChanged(server, account string, shared bool) {
 	if s == nil {
 		return
 	}
-	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account })
+	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account }, func(l *link) {
+		l.lost(l.sessionID()) // it may be of another account
+		l.lists.forget(everyKind...)
+	})
 }

@@ -336,6 +336,25 @@ func TestLoginIsOfOneAccount(t *testing.T) {
 	}
 }
 
+// A session with a server is of the account that began it.
+func TestSessionEndsWithItsLogin(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g, login := newLoginGateway(t, p, nil)
+	u := g.user(t, mcp.Legacy)
+	u.identity = "ann"
+	login.logIn(g, "ann")
+	u.connect()
+	u.call("a::x")
+	before := p.count("initialize")
+	login.logIn(g, "ann") // as another account, perhaps
+	if s := u.call("a::x"); s.code() != 0 {
+		t.Fatalf("got %s", s.body)
+	}
+	if n := p.count("initialize") - before; n != 1 {
+		t.Errorf("%d sessions were begun after the login", n)
+	}
+}
+
 // Rules name the tools of a server, and the login tool is not one of them.
 func TestLoginToolNeedsNoRule(t *testing.T) {
 	p := legacyPeer("a").hasTools("x", "y")

@@ -39,6 +39,9 @@ const Anonymous = "anonymous"
 // it. No rules apply to it, and no client can claim it.
 const OperatorIdentity = "\x00operator"
 
+// OperatorAccount is whose account it uses, where each client has one. No client has this name.
+const OperatorAccount = "(operator)"
+
 // realmMark stands in an identity between its name and what tells it from others of the same
 // name elsewhere.
 const realmMark = "\x01"
@@ -92,7 +95,7 @@ func (r *rules) caller(identity string) caller {
 // caller is unknown.
 func (c *caller) account() string {
 	if c.identity == OperatorIdentity {
-		return "(operator)"
+		return OperatorAccount
 	}
 	return c.name
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -39,7 +40,7 @@ type guard struct {
 func newGuard(resource *url.URL, hosts []string) *guard {
 	g := &guard{resource: origin(resource)}
 	for _, host := range hosts {
-		g.hosts = append(g.hosts, strings.ToLower(strings.Trim(host, "[]")))
+		g.hosts = append(g.hosts, strings.ToLower(host))
 	}
 	// Requests are rare. Without idle connections nothing is left to close.
 	g.trusted = &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSHandshakeTimeout: requestTime}
@@ -60,12 +61,9 @@ func (g *guard) trusts(u *url.URL) bool {
 	if origin(u) == g.resource {
 		return true
 	}
-	for _, pattern := range g.hosts {
-		if mcp.MatchName(pattern, strings.ToLower(u.Hostname())) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.hosts, func(pattern string) bool {
+		return mcp.MatchName(strings.Trim(pattern, "[]"), strings.ToLower(u.Hostname())) || mcp.MatchName(pattern, strings.ToLower(u.Host))
+	})
 }
 
 // parse parses a URL of a server, and reports why it must not be used.

@@ -180,3 +180,15 @@ func TestOnlyTrustedHostsUseAProxy(t *testing.T) {
 		t.Error("the proxy of the environment is used for hosts that are not trusted")
 	}
 }
+
+func TestTrustedHostsMayHaveAPort(t *testing.T) {
+	g := newGuard(mustParse("https://server.example"), []string{"localhost:4000", "[::1]:5000", "[::2]", "*.corp"})
+	for address, trusted := range map[string]bool{
+		"http://localhost:4000/token": true, "http://LOCALHOST:4000/token": true, "http://localhost:2019/stop": false, "http://localhost/": false,
+		"http://[::1]:5000/": true, "http://[::1]:5001/": false, "http://[::2]:1/": true, "http://a.corp:1/": true, "http://corp/": false,
+	} {
+		if g.trusts(mustParse(address)) != trusted {
+			t.Errorf("%s: trusted %v", address, !trusted)
+		}
+	}
+}

@@ -67,7 +67,7 @@ type Config struct {
 	Scopes []string
 
 	// Hosts of metadata and authorization servers that may have addresses that are not
-	// public, and may use plain http. * matches any characters. Requests to these hosts,
+	// public, and may use plain http, with or without a port. * matches any characters. Requests to these hosts,
 	// and only to these, use the proxy of the environment (HTTPS_PROXY): a proxy hides the
 	// address that it connects to. Default: none but the origin of Resource.
 	TrustedHosts []string
@@ -78,9 +78,10 @@ type Config struct {
 	// Called after each request to a token endpoint. Default: nothing is called.
 	OnToken func(grant string, err error)
 
-	// Keeps logins and registrations. Servers with the same Resource and Store share
-	// their logins. Values are secret, see [Encrypted].
-	Store Store
+	// Keeps logins and registrations, below Folder. Servers with the same Resource, Store and
+	// Folder share their logins. Values are secret, see [Encrypted].
+	Store  Store
+	Folder string
 }
 
 // Format keeps secrets out of texts.
@@ -146,7 +147,7 @@ func (s *Server) Account(id string) *Account {
 	defer s.mu.Unlock()
 	a, ok := s.accounts.Get(id)
 	if !ok {
-		key := storeKey("logins", s.resource(), strconv.Itoa(int(s.config.Grant)), id)
+		key := s.storeKey("logins", s.resource(), strconv.Itoa(int(s.config.Grant)), id)
 		a = &Account{server: s, id: id, key: key, turn: make(chan struct{}, 1)}
 		s.accounts.Add(id, a)
 	}

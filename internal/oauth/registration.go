@@ -85,7 +85,7 @@ func (s *Server) configured(metadata *serverMetadata) client {
 
 // loadClient returns the client that is registered for a redirect URL, empty if there is none.
 func (s *Server) loadClient(ctx context.Context, issuer, redirectURL string) (client, error) {
-	key := storeKey("clients", issuer, redirectURL)
+	key := s.storeKey("clients", issuer, redirectURL)
 	c, err := loadJSON[client](ctx, s.config.Store, key)
 	if err != nil || !c.Expires.IsZero() && !s.now().Before(c.Expires) {
 		return client{}, err
@@ -97,7 +97,7 @@ func (s *Server) loadClient(ctx context.Context, issuer, redirectURL string) (cl
 // registered returns the client that is registered for a redirect URL, and registers it
 // if needed.
 func (s *Server) registered(ctx context.Context, metadata *serverMetadata, redirectURL string) (client, error) {
-	key := storeKey("clients", metadata.Issuer, redirectURL)
+	key := s.storeKey("clients", metadata.Issuer, redirectURL)
 	if err := s.config.Store.Lock(ctx, key); err != nil {
 		return client{}, fmt.Errorf("lock registration: %w", err)
 	}

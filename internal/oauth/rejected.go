@@ -95,10 +95,11 @@ func (s *Server) judge(l *login, token string, asked challenge) (next step, err 
 	if asked.metadata != "" {
 		l.Demand.Metadata = asked.metadata
 	}
+	now, renewable := s.now(), s.renewable(*l)
 	switch {
-	case l.AccessToken != token && l.usable(s.now()):
+	case l.AccessToken != token && (l.fresh(now) || l.usable(now) && !renewable):
 		return nothing, nil // another call or process has got it
-	case l.AccessToken != token && s.renewable(*l):
+	case renewable && (l.AccessToken != token || !l.usable(now)): // it has expired on the way
 		return renewToken, nil
 	case token == "" || l.AccessToken != token:
 		l.Demand.Scopes = asked.scopes

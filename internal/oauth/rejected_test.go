@@ -347,3 +347,34 @@ func TestPrivateKeys(t *testing.T) {
 		})
 	}
 }
+
+// A token that is about to expire would be refused on the next try as well.
+func TestARejectedTokenIsNotReplacedByOneThatIsAboutToExpire(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.lifetime = 10
+	a, b := w.loggedIn(), w.server().Account("")
+	old := w.token(b)
+	if _, err := w.refuse(a, old); err != nil {
+		t.Fatal(err)
+	}
+	w.wait(9 * time.Second)
+	late := w.current()
+	if token, err := w.refuse(b, old); err != nil || token == late || token != w.current() {
+		t.Errorf("token %q, error %v", token, err)
+	}
+}
+
+// A token that was renewed after a refusal may expire on its way to the server.
+func TestATokenThatExpiredOnTheWayIsRenewedAgain(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.lifetime = 10
+	a := w.loggedIn()
+	renewed, err := w.refuse(a, w.token(a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.wait(11 * time.Second)
+	if token, err := w.refuse(a, renewed); err != nil || token == renewed {
+		t.Errorf("token %q, error %v", token, err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"time"
 )
 
@@ -70,12 +71,12 @@ func (e encrypted) Unlock(ctx context.Context, name string) error { return e.inn
 
 // storeKey returns the key of a value. Parts are hashed: they may have any characters and
 // any length.
-func storeKey(kind string, parts ...string) string {
+func (s *Server) storeKey(kind string, parts ...string) string {
 	hash := sha256.New()
 	for _, part := range parts {
 		fmt.Fprintf(hash, "%d %s", len(part), part)
 	}
-	return "oauth/" + kind + "/" + hex.EncodeToString(hash.Sum(nil))
+	return path.Join(s.config.Folder, kind, hex.EncodeToString(hash.Sum(nil)))
 }
 
 // loadJSON loads a value. The value is zero if there is none, or none that can be read.

@@ -74,7 +74,8 @@ func TestALoginThatCannotBeRead(t *testing.T) {
 
 // Keys of parts that run together differ.
 func TestStoreKeys(t *testing.T) {
-	if storeKey("a", "b", "c") == storeKey("a", "bc", "") || storeKey("a", "1", "2 34") == storeKey("a", "1", "2", "34") {
+	s := New(Config{Resource: mustParse("https://a")})
+	if s.storeKey("a", "b", "c") == s.storeKey("a", "bc", "") || s.storeKey("a", "1", "2 34") == s.storeKey("a", "1", "2", "34") {
 		t.Error("equal keys")
 	}
 }

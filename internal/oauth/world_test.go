@@ -245,7 +245,7 @@ func newWorld(t *testing.T) *world {
 	w.prm = map[string]any{"resource": w.resource.URL + "/mcp", "authorization_servers": []string{w.issuer.name}}
 	w.resource.document("/.well-known/oauth-protected-resource/mcp", w.prm)
 	w.config = Config{
-		Resource: mustParse(w.resource.URL + "/mcp"), TrustedHosts: []string{"127.0.0.1"}, ClientName: "gateway", Store: w.store,
+		Resource: mustParse(w.resource.URL + "/mcp"), TrustedHosts: []string{"127.0.0.1"}, ClientName: "gateway", Store: w.store, Folder: "oauth",
 	}
 	return w
 }

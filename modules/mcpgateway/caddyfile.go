@@ -226,9 +226,9 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 }
 
 // parseOAuth reads how the gateway logs in to a server.
-func parseOAuth(o **login.OAuth) setting.Line {
+func parseOAuth(o **login.Config) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
-		*o = new(login.OAuth)
+		*o = new(login.Config)
 		return (*o).UnmarshalCaddyfile(d.NewFromNextSegment())
 	}
 }

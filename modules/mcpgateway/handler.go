@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
@@ -237,6 +238,8 @@ type Handler struct {
 	pins    pinStore
 	byName  map[string]*Server // and by alias
 	pages   *login.Pages       // nil if no server has oauth
+
+	loginStore oauth.Store // has the logins, encrypted
 
 	retained *gateway.Retained // what outlives a reload, besides clients
 	stateKey string            // of the clients of gateway, in states

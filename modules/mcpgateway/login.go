@@ -32,6 +32,7 @@ func (h *Handler) openPages() error {
 	if err != nil {
 		return err
 	}
+	h.loginStore = oauth.Encrypted(h.ctx.Storage(), key)
 	h.pages = login.NewPages(login.Pages{
 		Gateway:   h.loginScope(),
 		Path:      h.belowMCP + "oauth",
@@ -77,25 +78,16 @@ func (h *Handler) loginChanged(server, account string, shared bool) {
 
 // newLogin returns the login of the gateway at a server.
 func (h *Handler) newLogin(s *Server) (*login.Login, error) {
-	store, err := h.loginStore(s)
-	if err != nil {
-		return nil, err
-	}
-	return h.pages.Add(s.Name, s.OAuth, store)
+	return h.pages.Add(s.Name, s.OAuth, h.loginStore, h.loginFolder(s))
 }
 
-// loginStore returns where logins at a server are kept.
-func (h *Handler) loginStore(s *Server) (oauth.Store, error) {
-	key, err := h.loginKey()
-	if err != nil {
-		return nil, err
-	}
-	folder := path.Join(loginFolder, digest([]string{h.loginScope(), s.Name}))
-	return storageBelow{oauth.Encrypted(h.ctx.Storage(), key), folder}, nil
+// loginFolder returns where the logins at a server are in Caddy's storage.
+func (h *Handler) loginFolder(s *Server) string {
+	return path.Join(loginsFolder, digest([]string{h.loginScope(), s.Name}))
 }
 
-// loginFolder is where logins are in Caddy's storage.
-const loginFolder = "mcp_gateway/oauth"
+// loginsFolder is where all logins are.
+const loginsFolder = "mcp_gateway/oauth"
 
 // loginKey returns what encrypts logins: the session_key, or a key that is made when it is
 // first needed, and kept in Caddy's storage.
@@ -107,7 +99,7 @@ func (h *Handler) loginKey() ([]byte, error) {
 		}
 		return key, nil
 	}
-	store, name := h.ctx.Storage(), path.Join(loginFolder, "key")
+	store, name := h.ctx.Storage(), path.Join(loginsFolder, "key")
 	if err := store.Lock(h.ctx, name); err != nil {
 		return nil, err
 	}
@@ -121,28 +113,6 @@ func (h *Handler) loginKey() ([]byte, error) {
 		err = fmt.Errorf("%s in the storage is too short", name)
 	}
 	return key, err
-}
-
-// A storageBelow is what a store has below a path.
-type storageBelow struct {
-	inner oauth.Store
-	path  string
-}
-
-func (b storageBelow) Load(ctx context.Context, key string) ([]byte, error) {
-	return b.inner.Load(ctx, path.Join(b.path, key))
-}
-func (b storageBelow) Store(ctx context.Context, key string, value []byte) error {
-	return b.inner.Store(ctx, path.Join(b.path, key), value)
-}
-func (b storageBelow) Delete(ctx context.Context, key string) error {
-	return b.inner.Delete(ctx, path.Join(b.path, key))
-}
-func (b storageBelow) Lock(ctx context.Context, name string) error {
-	return b.inner.Lock(ctx, path.Join(b.path, name))
-}
-func (b storageBelow) Unlock(ctx context.Context, name string) error {
-	return b.inner.Unlock(ctx, path.Join(b.path, name))
 }
 
 // servePages serves the pages by which people log in to servers.
@@ -243,6 +213,3 @@ func contains(routes caddyhttp.RouteList, h *Handler) bool {
 	}
 	return false
 }
-
-// Interface guard
-var _ oauth.Store = storageBelow{}

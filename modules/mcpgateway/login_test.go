@@ -36,11 +36,7 @@ func loginGateway(t *testing.T, storage, name, mcpPath, server string) *Handler 
 func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 	storage := t.TempDir()
 	h := loginGateway(t, storage, "one", "/mcp", "files")
-	store, err := h.loginStore(h.Servers[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Store(t.Context(), "key", []byte("login")); err != nil {
+	if err := h.loginStore.Store(t.Context(), h.loginFolder(h.Servers[0])+"/key", []byte("login")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -55,11 +51,8 @@ func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 	} {
 		t.Run(tt.title, func(t *testing.T) {
 			other := loginGateway(t, storage, tt.name, tt.path, tt.server)
-			store, err := other.loginStore(other.Servers[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := store.Load(t.Context(), "key"); errors.Is(err, fs.ErrNotExist) == tt.shared {
+			_, err := other.loginStore.Load(t.Context(), other.loginFolder(other.Servers[0])+"/key")
+			if errors.Is(err, fs.ErrNotExist) == tt.shared {
 				t.Errorf("the login of the other: %v", err)
 			}
 		})

@@ -50,7 +50,7 @@ type Server struct {
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
 
 	// How the gateway logs in to the server. Default: not at all
-	OAuth *login.OAuth `json:"oauth,omitempty"`
+	OAuth *login.Config `json:"oauth,omitempty"`
 
 	// What becomes of what the server sends to clients on its own account. Default: it
 	// is delivered

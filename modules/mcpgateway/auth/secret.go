@@ -12,6 +12,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 var errWrittenOut = errors.New("a secret does not belong in the configuration: put it in an environment variable and write {env.NAME}, or in a file and write {file./path}")
@@ -117,6 +119,8 @@ func CheckIdentity(identity string) error {
 		return fmt.Errorf("the name of the client is longer than %d characters", maxIdentity)
 	case strings.ContainsFunc(identity, unicode.IsControl):
 		return errors.New("the name of the client contains control characters")
+	case identity == gateway.OperatorAccount:
+		return errors.New("the name of the client is reserved")
 	}
 	return nil
 }

@@ -31,8 +31,8 @@ const (
 // clientCredentials is the grant for which no person logs in.
 const clientCredentials = "client_credentials"
 
-// OAuth is how the gateway logs in to a server.
-type OAuth struct {
+// A Config is how the gateway logs in to a server.
+type Config struct {
 	// Whose account is used. The default is one login of the operator, which all clients
 	// share. per_client is a login of each client, which has to be identified. exchange
 	// trades the token that a client has sent to the gateway for one of the server (RFC 8693).
@@ -82,7 +82,7 @@ type OAuth struct {
 //		trusted_hosts <hosts...>
 //		resource      <url>
 //	}
-func (o *OAuth) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+func (o *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume "oauth"
 	if d.NextArg() {
 		o.Account = d.Val()
@@ -103,7 +103,7 @@ func (o *OAuth) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 }
 
 // Validate ensures that the configuration makes sense.
-func (o *OAuth) Validate() error {
+func (o *Config) Validate() error {
 	switch {
 	case o.Account != "" && o.Account != perClient && o.Account != exchange:
 		return fmt.Errorf("%q is not per_client or exchange", o.Account)
@@ -131,7 +131,7 @@ func (o *OAuth) Validate() error {
 }
 
 // config returns what the library needs.
-func (o *OAuth) config() (oauth.Config, error) {
+func (o *Config) config() (oauth.Config, error) {
 	resource, err := url.Parse(o.Resource)
 	switch {
 	case o.Resource == "":
@@ -194,4 +194,4 @@ func readKey(file string) (crypto.Signer, error) {
 }
 
 // Interface guard
-var _ caddyfile.Unmarshaler = (*OAuth)(nil)
+var _ caddyfile.Unmarshaler = (*Config)(nil)

@@ -21,7 +21,7 @@ import (
 type Login struct {
 	server   string
 	resource string
-	account  string // see [OAuth]
+	kind     string // of account, see [Config]
 	grant    string
 	oauth    *oauth.Server
 	pages    *Pages
@@ -37,7 +37,7 @@ func (l *Login) Await(ctx context.Context, client string) bool {
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
 	for {
-		changed := logins.changed()
+		changed := loginChanges.next()
 		l.failures.forget(l.accountOf(client))
 		if !account.LoginRequired(ctx) {
 			return true
@@ -55,7 +55,7 @@ const lookInterval = 2 * time.Second
 
 // accountOf returns the account that is used for a client.
 func (l *Login) accountOf(client string) string {
-	if l.account == "" {
+	if l.kind == "" {
 		return ""
 	}
 	return client
@@ -64,7 +64,7 @@ func (l *Login) accountOf(client string) string {
 // Serve has next answer r with an access token. If the server refuses the token, and there is
 // a better one, next is called again.
 func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, next func(http.ResponseWriter, *http.Request) error) error {
-	if client == "" && l.account != "" {
+	if client == "" && l.kind != "" {
 		return l.serveUnidentified(w, r, next)
 	}
 	id := l.accountOf(client)
@@ -88,7 +88,7 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 		switch {
 		case err == nil && tries == maxTries:
 			err = errors.New("the server refuses every token")
-		case err == nil && l.account == exchange:
+		case err == nil && l.kind == exchange:
 			token, err = l.token(r, account)
 		}
 		if err != nil && attempt.status == http.StatusUnauthorized && r.Method == http.MethodPost && r.Context().Err() == nil {
@@ -99,7 +99,7 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 	case r.Context().Err() != nil:
 		return r.Context().Err()
 	case errors.Is(err, oauth.ErrLoginRequired):
-		if l.account == "" && l.announced.CompareAndSwap(false, true) {
+		if l.kind == "" && l.announced.CompareAndSwap(false, true) {
 			l.pages.Logger.Info("MCP server wants a login; see caddy mcp login", zap.String("mcp_server", l.server), zap.String("reason", err.Error()))
 		}
 		failure := jsonrpc.LoginRequired(l.server, l.ask(r, client))
@@ -111,12 +111,13 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 	return jsonrpc.LoginFailed(l.server, err.Error())
 }
 
-// maxTries is how often a request is sent: with the token there is, and with a better one.
-const maxTries = 2
+// maxTries is how often a request is sent: with the token there is, with a better one, and once
+// more if that has expired on the way.
+const maxTries = 3
 
 // token returns the token that a request is sent with; "" if there is none.
 func (l *Login) token(r *http.Request, account *oauth.Account) (string, error) {
-	if l.account == exchange {
+	if l.kind == exchange {
 		subject, _ := r.Context().Value(subjectKey{}).(string)
 		if subject == "" {
 			return "", errors.New("the client has sent no bearer token to exchange")
@@ -132,7 +133,7 @@ func (l *Login) serveUnidentified(w http.ResponseWriter, r *http.Request, next f
 	if err := next(attempt, withToken(r, "")); !attempt.refused() {
 		return err
 	}
-	return jsonrpc.LoginFailed(l.server, fmt.Sprintf("oauth %s needs a client that is identified", l.account))
+	return jsonrpc.LoginFailed(l.server, fmt.Sprintf("oauth %s needs a client that is identified", l.kind))
 }
 
 // withToken returns r with a token. The header of r itself stays as it is: other servers get
@@ -168,12 +169,12 @@ func WithSubject(ctx context.Context, token string) context.Context {
 }
 
 // Exchanges reports whether the tokens of clients are exchanged.
-func (l *Login) Exchanges() bool { return l.account == exchange }
+func (l *Login) Exchanges() bool { return l.kind == exchange }
 
 // ask returns how the client that sent r can log in; nil if it cannot. The login of the
 // operator is for clients on this machine only.
 func (l *Login) ask(r *http.Request, client string) *jsonrpc.URLElicitation {
-	if l.account == "" && !l.pages.IsLocal(r) {
+	if l.kind == "" && !l.pages.IsLocal(r) {
 		return nil
 	}
 	address := l.pages.loginAddress(l.pages.Base(r), l.server, l.accountOf(client))
@@ -184,8 +185,8 @@ func (l *Login) ask(r *http.Request, client string) *jsonrpc.URLElicitation {
 func (l *Login) finished(account string) {
 	l.failures.forget(account)
 	l.announced.Store(false)
-	logins.change()
-	l.pages.Changed(l.server, account, l.account == "")
+	loginChanges.announce()
+	l.pages.Changed(l.server, account, l.kind == "")
 }
 
 // A Status is how the login of the operator is.
@@ -200,8 +201,8 @@ type Status struct {
 
 // Status returns how the login of the operator is.
 func (l *Login) Status(ctx context.Context) Status {
-	if l.account != "" {
-		return Status{State: l.account}
+	if l.kind != "" {
+		return Status{State: l.kind}
 	}
 	if l.grant == clientCredentials {
 		return Status{State: l.grant}
@@ -221,9 +222,9 @@ func (l *Login) Status(ctx context.Context) Status {
 func (l *Login) Logout(ctx context.Context, client string) error {
 	account := l.accountOf(client)
 	switch {
-	case l.account != "" && client == "":
+	case l.kind != "" && client == "":
 		return errors.New("client: missing, and each client has its own login")
-	case l.account == "" && client != "":
+	case l.kind == "" && client != "":
 		return errors.New("client: all clients share one login")
 	}
 	err := l.oauth.Account(account).Logout(ctx)

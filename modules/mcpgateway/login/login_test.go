@@ -39,7 +39,7 @@ type site struct {
 
 const testKey = "0123456789abcdef0123456789abcdef"
 
-func newSite(t *testing.T, o OAuth) *site {
+func newSite(t *testing.T, o Config) *site {
 	t.Helper()
 	s := &site{accepts: "token"}
 	s.Server = httptest.NewServer(s)
@@ -61,7 +61,7 @@ func newSite(t *testing.T, o OAuth) *site {
 	}, []byte(testKey))
 	o.Resource, o.TrustedHosts = s.URL+"/server", []string{"127.0.0.1"}
 	var err error
-	if s.login, err = s.pages.Add("files", &o, &memory{values: map[string][]byte{}}); err != nil {
+	if s.login, err = s.pages.Add("files", &o, &memory{values: map[string][]byte{}}, "files"); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -177,7 +177,7 @@ func submit(address, page string) *http.Request {
 }
 
 func TestLogin(t *testing.T) {
-	s := newSite(t, OAuth{})
+	s := newSite(t, Config{})
 	address := s.loginAddress(t, "")
 	b := newBrowser()
 	status, page := b.open(t, get(address))
@@ -211,7 +211,7 @@ func TestLogin(t *testing.T) {
 
 // Servers are not asked again and again while a login is required.
 func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
-	s := newSite(t, OAuth{})
+	s := newSite(t, Config{})
 	for range 10 {
 		s.loginAddress(t, "")
 	}
@@ -222,7 +222,7 @@ func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
 
 // Some servers want no one to listen. Calls go on.
 func TestStreamThatIsRefusedConcernsNoCalls(t *testing.T) {
-	s := newSite(t, OAuth{})
+	s := newSite(t, Config{})
 	s.accepts = ""
 	if _, err := s.call(""); err != nil {
 		t.Fatal(err)
@@ -321,7 +321,7 @@ func TestLoginIsRefused(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, OAuth{Account: perClient})
+			s := newSite(t, Config{Account: perClient})
 			status, text := tt.open(s, t)
 			if status != tt.wants {
 				t.Errorf("status %d, wants %d: %s", status, tt.wants, text)
@@ -339,7 +339,7 @@ func TestCookieIsOfThisHost(t *testing.T) {
 		"http://localhost:8080":   "mcp_login= Path=/mcp/oauth/ Max-Age=3600 HttpOnly SameSite=Lax",
 		"https://mcp.example.com": "__Host-mcp_login= Path=/ Max-Age=3600 HttpOnly Secure SameSite=Lax",
 	} {
-		s := newSite(t, OAuth{})
+		s := newSite(t, Config{})
 		s.pages.Base = func(*http.Request) string { return base }
 		w := httptest.NewRecorder()
 		s.pages.ServeHTTP(w, httptest.NewRequest(http.MethodGet, s.pages.loginAddress("", "files", ""), nil))
@@ -351,7 +351,7 @@ func TestCookieIsOfThisHost(t *testing.T) {
 }
 
 func TestClientsHaveTheirOwnLogins(t *testing.T) {
-	s := newSite(t, OAuth{Account: perClient})
+	s := newSite(t, Config{Account: perClient})
 	b := newBrowser()
 	address := s.loginAddress(t, "ann")
 	_, page := b.open(t, get(address))
@@ -369,7 +369,7 @@ func TestClientsHaveTheirOwnLogins(t *testing.T) {
 }
 
 func TestAwait(t *testing.T) {
-	s := newSite(t, OAuth{Account: perClient})
+	s := newSite(t, Config{Account: perClient})
 	address := s.loginAddress(t, "ann")
 	waiting := make(chan bool, 1)
 	go func() { waiting <- s.login.Await(t.Context(), "ann") }()
@@ -388,7 +388,7 @@ func TestAwait(t *testing.T) {
 
 // The metadata document is what authorization servers that take one fetch.
 func TestClientDocument(t *testing.T) {
-	s := newSite(t, OAuth{})
+	s := newSite(t, Config{})
 	_, text := newBrowser().open(t, get(s.URL+"/mcp/oauth/client.json"))
 	var document struct {
 		ID        string   `json:"client_id"`
@@ -440,7 +440,7 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 }
 
 func TestConfigurationIsRefused(t *testing.T) {
-	for wants, o := range map[string]OAuth{
+	for wants, o := range map[string]Config{
 		"is not per_client or exchange":      {Account: "each"},
 		"is not authorization_code":          {Grant: "password"},
 		"needs client_id, and client_secret": {Grant: clientCredentials, ClientID: "me"},
@@ -455,7 +455,7 @@ func TestConfigurationIsRefused(t *testing.T) {
 			t.Errorf("%+v: %v, wants %q", o, err, wants)
 		}
 	}
-	for wants, o := range map[string]OAuth{
+	for wants, o := range map[string]Config{
 		"resource: missing":              {},
 		"is not an http or https URL":    {Resource: "file:///x"},
 		"private_key: open /nowhere.pem": {Resource: "https://a/", PrivateKey: "/nowhere.pem"},

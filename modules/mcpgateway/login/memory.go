@@ -54,8 +54,8 @@ func (f *failures) forget(account string) {
 	f.known.Remove(account)
 }
 
-// finished are the logins that have been finished, in this process.
-var finished states
+// usedStates are the states of logins that have been finished, in this process.
+var usedStates states
 
 // states are the ids of states that have been used.
 type states struct {
@@ -80,26 +80,26 @@ func (s *states) add(id string) bool {
 	return true
 }
 
-// logins tells those who wait for a login that one has changed, in this process.
-var logins = &signal{next: make(chan struct{})}
+// loginChanges wakes calls that wait for a login, when one in this process has changed.
+var loginChanges = &signal{pending: make(chan struct{})}
 
 // A signal can be waited for, any number of times.
 type signal struct {
-	mu   sync.Mutex
-	next chan struct{}
+	mu      sync.Mutex
+	pending chan struct{}
 }
 
-// changed returns a channel that is closed at the next change.
-func (s *signal) changed() <-chan struct{} {
+// next returns a channel that is closed at the next change.
+func (s *signal) next() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.next
+	return s.pending
 }
 
-// change wakes all who wait.
-func (s *signal) change() {
+// announce announces a change.
+func (s *signal) announce() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(s.next)
-	s.next = make(chan struct{})
+	close(s.pending)
+	s.pending = make(chan struct{})
 }

@@ -75,16 +75,16 @@ func NewPages(p Pages, key []byte) *Pages {
 	return &p
 }
 
-// Add adds the login at a server, whose tokens are kept in a store.
-func (p *Pages) Add(server string, o *OAuth, store oauth.Store) (*Login, error) {
+// Add adds the login at a server, whose tokens are kept in a folder of a store.
+func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) (*Login, error) {
 	config, err := o.config()
 	if err != nil {
 		return nil, err
 	}
-	config.Store = store
+	config.Store, config.Folder = store, folder
 	config.OnToken = func(grant string, err error) { p.CountToken(server, grant, err) }
 	l := &Login{
-		server: server, resource: o.Resource, account: o.Account, grant: o.Grant, oauth: oauth.New(config), pages: p,
+		server: server, resource: o.Resource, kind: o.Account, grant: o.Grant, oauth: oauth.New(config), pages: p,
 	}
 	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
 	p.logins[server] = l
@@ -308,7 +308,7 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	if err := p.checkUser(r, s.ticket); err != nil {
 		return err
 	}
-	if !finished.add(s.ID) {
+	if !usedStates.add(s.ID) {
 		return &refusal{http.StatusBadRequest, "This login has been finished before."}
 	}
 	logger := p.Logger.With(zap.String("mcp_server", s.Server), zap.String("client", s.Account))
