@@ -54,6 +54,10 @@ type Config struct {
 	// Key of ClientID for private_key_jwt, RSA, ECDSA P-256 or Ed25519. Default: none.
 	PrivateKey crypto.Signer
 
+	// With ClientCredentials: returns a JWT that vouches for the client in place of its
+	// credentials (RFC 7523), such as that of a workload. Default: none.
+	Assertion func() (string, error)
+
 	// The authorization server that ClientID belongs to. Its metadata come from Issuer
 	// itself, whatever the resource says. Without it, the resource names its authorization
 	// server, and the credentials above are sent there: a resource that is not trusted with

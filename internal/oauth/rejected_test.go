@@ -378,3 +378,31 @@ func TestATokenThatExpiredOnTheWayIsRenewedAgain(t *testing.T) {
 		t.Errorf("token %q, error %v", token, err)
 	}
 }
+
+// A workload has a token of its platform in place of credentials. It is read for each request.
+func TestAnAssertionInPlaceOfCredentials(t *testing.T) {
+	w := newWorld(t)
+	w.issuer.lifetime = 60
+	n := 0
+	w.config.Grant, w.config.ClientID = ClientCredentials, "me"
+	w.config.Assertion = func() (string, error) { n++; return strings.Repeat("jwt", n), nil }
+	a := w.server().Account("")
+	for range 2 {
+		if _, err := w.refuse(a, w.token(a)); err != nil {
+			t.Fatal(err)
+		}
+		a.Accepted(t.Context(), w.token(a))
+		requests := w.issuer.requests()
+		request := requests[len(requests)-1]
+		if request.Get("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" || request.Get("assertion") != strings.Repeat("jwt", n) ||
+			request.Get("client_id") != "me" {
+			t.Errorf("request %v", request)
+		}
+		w.wait(time.Hour)
+	}
+	w.config.Assertion = func() (string, error) { return "", errors.New("no file") }
+	b := w.server().Account("other")
+	if _, err := w.refuse(b, ""); err == nil || errors.Is(err, ErrLoginRequired) {
+		t.Errorf("error %v", err)
+	}
+}

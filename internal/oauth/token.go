@@ -131,6 +131,14 @@ func (a *Account) renew(ctx context.Context, l *login) error {
 	params := url.Values{"grant_type": {"refresh_token"}, "refresh_token": {l.RefreshToken}, "resource": {l.Resource}}
 	if s.config.Grant == ClientCredentials {
 		params = url.Values{"grant_type": {"client_credentials"}, "resource": {l.Resource}}
+		if s.config.Assertion != nil {
+			assertion, err := s.config.Assertion()
+			if err != nil {
+				return err
+			}
+			params.Set("grant_type", "urn:ietf:params:oauth:grant-type:jwt-bearer")
+			params.Set("assertion", assertion)
+		}
 		if len(l.Scopes) > 0 {
 			params.Set("scope", strings.Join(l.Scopes, " "))
 		}

@@ -86,7 +86,8 @@ func init() {
 //				client_secret <secret>
 //				private_key   <file>
 //				scopes        <scopes...>
-//				grant         authorization_code | client_credentials
+//				grant         authorization_code | client_credentials | jwt_bearer
+//				assertion     <file>
 //				issuer        <url>
 //				trusted_hosts <hosts...>
 //				resource      <url>

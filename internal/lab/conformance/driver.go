@@ -47,6 +47,7 @@ type testCase struct {
 	ClientID     string `json:"client_id"`
 	ClientSecret string `json:"client_secret"`
 	PrivateKey   string `json:"private_key_pem"`
+	Assertion    string `json:"valid_jwt"`
 	ToolCalls    []struct {
 		Name      string
 		Arguments json.RawMessage
@@ -138,12 +139,18 @@ func (test testCase) caddyfile(opts driverOptions, serverURL string) (string, er
 		}
 		option("client_id", test.ClientID)
 		option("client_secret", test.ClientSecret)
-		if test.PrivateKey != "" {
-			file := filepath.Join(opts.dir, "private_key.pem")
-			if err := os.WriteFile(file, []byte(test.PrivateKey), 0o600); err != nil {
+		for name, content := range map[string]string{"private_key": test.PrivateKey, "assertion": test.Assertion} {
+			if content == "" {
+				continue
+			}
+			file := filepath.Join(opts.dir, name)
+			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 				return "", err
 			}
-			option("private_key", file)
+			option(name, file)
+		}
+		if test.Assertion != "" {
+			option("grant", "jwt_bearer")
 		}
 		if strings.HasPrefix(test.scenario, "auth/client-credentials-") {
 			option("grant", "client_credentials")

@@ -28,8 +28,11 @@ const (
 	exchange  = "exchange"
 )
 
-// clientCredentials is the grant for which no person logs in.
-const clientCredentials = "client_credentials"
+// The grants for which no person logs in.
+const (
+	clientCredentials = "client_credentials"
+	jwtBearer         = "jwt_bearer"
+)
 
 // A Config is how the gateway logs in to a server.
 type Config struct {
@@ -53,9 +56,13 @@ type Config struct {
 	// The scopes to ask for. Default: those that the server asks for
 	Scopes []string `json:"scopes,omitempty"`
 
-	// The grant: authorization_code, for which a person logs in, or client_credentials.
-	// Default: authorization_code
+	// The grant: authorization_code, for which a person logs in; client_credentials; or
+	// jwt_bearer, for which assertion vouches for the gateway. Default: authorization_code
 	Grant string `json:"grant,omitempty"`
+
+	// A file with the JWT for jwt_bearer, such as that of a Kubernetes service account. It is
+	// read for each token. Default: none
+	Assertion string `json:"assertion,omitempty"`
 
 	// The issuer of the authorization server, whatever the server says. Default: the one that
 	// the server names
@@ -77,7 +84,8 @@ type Config struct {
 //		client_secret <secret>
 //		private_key   <file>
 //		scopes        <scopes...>
-//		grant         authorization_code | client_credentials
+//		grant         authorization_code | client_credentials | jwt_bearer
+//		assertion     <file>
 //		issuer        <url>
 //		trusted_hosts <hosts...>
 //		resource      <url>
@@ -96,6 +104,7 @@ func (o *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"private_key":   setting.Text(&o.PrivateKey),
 		"scopes":        setting.List(&o.Scopes),
 		"grant":         setting.Text(&o.Grant),
+		"assertion":     setting.Text(&o.Assertion),
 		"issuer":        setting.Text(&o.Issuer),
 		"trusted_hosts": setting.List(&o.TrustedHosts),
 		"resource":      setting.Text(&o.Resource),
@@ -107,10 +116,14 @@ func (o *Config) Validate() error {
 	switch {
 	case o.Account != "" && o.Account != perClient && o.Account != exchange:
 		return fmt.Errorf("%q is not per_client or exchange", o.Account)
-	case o.Grant != "" && o.Grant != "authorization_code" && o.Grant != clientCredentials:
-		return fmt.Errorf("grant: %q is not authorization_code or client_credentials", o.Grant)
-	case o.Grant == clientCredentials && o.Account != "":
-		return fmt.Errorf("grant: client_credentials is a login of the gateway itself, not %s", o.Account)
+	case o.Grant != "" && o.Grant != "authorization_code" && !o.isMachine():
+		return fmt.Errorf("grant: %q is not authorization_code, client_credentials or jwt_bearer", o.Grant)
+	case o.isMachine() && o.Account != "":
+		return fmt.Errorf("grant: %s is a login of the gateway itself, not %s", o.Grant, o.Account)
+	case (o.Grant == jwtBearer) != (o.Assertion != ""):
+		return errors.New("grant: jwt_bearer needs assertion, and only that does")
+	case o.Grant == jwtBearer && o.ClientID == "":
+		return errors.New("grant: jwt_bearer needs client_id")
 	case o.Grant == clientCredentials && (o.ClientID == "" || o.ClientSecret == "" && o.PrivateKey == ""):
 		return errors.New("grant: client_credentials needs client_id, and client_secret or private_key")
 	case o.Account == exchange && o.ClientID == "":
@@ -129,6 +142,9 @@ func (o *Config) Validate() error {
 	}
 	return nil
 }
+
+// isMachine reports whether the gateway logs in without a person.
+func (o *Config) isMachine() bool { return o.Grant == clientCredentials || o.Grant == jwtBearer }
 
 // config returns what the library needs.
 func (o *Config) config() (oauth.Config, error) {
@@ -155,8 +171,17 @@ func (o *Config) config() (oauth.Config, error) {
 			return oauth.Config{}, fmt.Errorf("private_key: %w", err)
 		}
 	}
+	if o.Assertion != "" {
+		config.Assertion = func() (string, error) {
+			text, err := os.ReadFile(o.Assertion)
+			if err != nil {
+				return "", fmt.Errorf("assertion: %w", err)
+			}
+			return strings.TrimSpace(string(text)), nil
+		}
+	}
 	switch {
-	case o.Grant == clientCredentials:
+	case o.isMachine():
 		config.Grant = oauth.ClientCredentials
 	case o.Account == exchange:
 		config.Grant = oauth.TokenExchange

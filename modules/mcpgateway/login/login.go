@@ -22,7 +22,7 @@ type Login struct {
 	server   string
 	resource string
 	kind     string // of account, see [Config]
-	grant    string
+	machine  string // the grant, if no person logs in
 	oauth    *oauth.Server
 	pages    *Pages
 	failures failures // of accounts, a moment ago
@@ -204,8 +204,8 @@ func (l *Login) Status(ctx context.Context) Status {
 	if l.kind != "" {
 		return Status{State: l.kind}
 	}
-	if l.grant == clientCredentials {
-		return Status{State: l.grant}
+	if l.machine != "" {
+		return Status{State: l.machine}
 	}
 	known := l.oauth.Account("").Status(ctx)
 	status := Status{State: "logged_in", Issuer: known.Issuer, Scopes: known.Scopes, Until: known.Expires}

@@ -442,6 +442,9 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 func TestConfigurationIsRefused(t *testing.T) {
 	for wants, o := range map[string]Config{
 		"is not per_client or exchange":      {Account: "each"},
+		"jwt_bearer needs assertion":         {Grant: jwtBearer, ClientID: "me"},
+		"only that does":                     {Assertion: "file"},
+		"jwt_bearer needs client_id":         {Grant: jwtBearer, Assertion: "file"},
 		"is not authorization_code":          {Grant: "password"},
 		"needs client_id, and client_secret": {Grant: clientCredentials, ClientID: "me"},
 		"is a login of the gateway itself":   {Grant: clientCredentials, Account: perClient},

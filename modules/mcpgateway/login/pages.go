@@ -84,7 +84,10 @@ func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) 
 	config.Store, config.Folder = store, folder
 	config.OnToken = func(grant string, err error) { p.CountToken(server, grant, err) }
 	l := &Login{
-		server: server, resource: o.Resource, kind: o.Account, grant: o.Grant, oauth: oauth.New(config), pages: p,
+		server: server, resource: o.Resource, kind: o.Account, oauth: oauth.New(config), pages: p,
+	}
+	if o.isMachine() {
+		l.machine = o.Grant
 	}
 	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
 	p.logins[server] = l
