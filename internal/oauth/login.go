@@ -144,7 +144,8 @@ func callbackCode(metadata *serverMetadata, query url.Values) (string, error) {
 	case !query.Has("iss") && metadata.IssParameter:
 		return "", fmt.Errorf("the callback has no iss, which %q always sends", printable(metadata.Issuer))
 	case query.Has("error"):
-		return "", fmt.Errorf("%s refused the login: %s", printable(metadata.Issuer), strings.TrimSpace(printable(query.Get("error")+" "+query.Get("error_description"))))
+		reason := strings.TrimSpace(query.Get("error") + " " + query.Get("error_description"))
+		return "", fmt.Errorf("%s refused the login: %s", printable(metadata.Issuer), printable(reason))
 	case query.Get("code") == "":
 		return "", errors.New("the callback has no code")
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// A gateway that is a client of its own right needs nobody to log in.
+// A gateway that is a client of its own right needs no person to log in.
 func TestOAuthClientCredentials(t *testing.T) {
 	isolate(t)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
