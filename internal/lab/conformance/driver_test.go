@@ -177,7 +177,7 @@ func TestBrowserWantsOneForm(t *testing.T) {
 
 func TestCaddyfile(t *testing.T) {
 	dir := t.TempDir()
-	key := filepath.Join(dir, "private_key.pem")
+	key := filepath.Join(dir, "private_key")
 	for _, tt := range []struct {
 		test testCase
 		want []string // of the oauth block, nil for none
@@ -186,6 +186,7 @@ func TestCaddyfile(t *testing.T) {
 		{testCase{scenario: "auth/metadata-default"}, []string{}},
 		{testCase{scenario: "auth/pre-registration", ClientID: "id", ClientSecret: "secret"}, []string{`client_id "id"`, `client_secret "secret"`}},
 		{testCase{scenario: "auth/client-credentials-jwt", ClientID: "id", PrivateKey: "key"}, []string{`client_id "id"`, `private_key "` + key + `"`, `grant "client_credentials"`}},
+		{testCase{scenario: "auth/wif-jwt-bearer", ClientID: "id", Assertion: "jwt"}, []string{`client_id "id"`, `assertion "` + filepath.Join(dir, "assertion") + `"`, `grant "jwt_bearer"`}},
 	} {
 		got, err := tt.test.caddyfile(driverOptions{port: 1, dir: dir}, "http://localhost:2/mcp")
 		if err != nil {
