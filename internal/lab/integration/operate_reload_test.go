@@ -214,6 +214,7 @@ func TestOperateWatchesTheFile(t *testing.T) {
 	t.Run("A61 a server more", func(t *testing.T) {
 		rewrite(block(child("more"), journal.env()))
 		stream.hears(t, listChanged)
+		running.settle(t)
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
 			t.Errorf("got %q, want %q", got, "slept")
 		}
@@ -228,6 +229,7 @@ func TestOperateWatchesTheFile(t *testing.T) {
 	t.Run("A61 and mended", func(t *testing.T) {
 		rewrite()
 		stream.hears(t, listChanged)
+		running.settle(t)
 		if got := toolsOf(t, c); slices.Contains(got, "more__pid") {
 			t.Errorf("listed %v", got)
 		}
@@ -239,9 +241,8 @@ func TestOperateWatchesTheFile(t *testing.T) {
 
 // A watching is a Caddy that watches its file.
 type watching struct {
-	address, config string
-	moved           map[string]string
-	log             string
+	*running
+	config, log string
 }
 
 func (w *watching) logged() string {
@@ -259,7 +260,7 @@ func watched(t *testing.T, file string) *watching {
 	moved, addresses := elsewhere(t, string(caddyfile))
 	addresses[":2019"] = freeAddress(t)
 	dir := t.TempDir()
-	w := &watching{addresses[":8080"], filepath.Join(dir, "Caddyfile"), addresses, filepath.Join(dir, "log")}
+	w := &watching{config: filepath.Join(dir, "Caddyfile"), log: filepath.Join(dir, "log")}
 	if err := os.WriteFile(w.config, []byte(withAdmin(moved, addresses[":2019"])), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -270,20 +271,8 @@ func watched(t *testing.T, file string) *watching {
 	defer log.Close()
 	cmd := caddy(t, "run", "--watch", "--config", w.config)
 	cmd.Stderr = log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	await.Until(t, "Caddy", func() bool {
-		res, err := client.Get("http://" + w.address)
-		if err == nil {
-			res.Body.Close()
-		}
-		return err == nil
-	})
+	w.running = startCaddy(t, cmd)
+	w.address, w.moved = addresses[":8080"], addresses
 	return w
 }
 
