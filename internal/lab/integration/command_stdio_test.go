@@ -94,91 +94,115 @@ func TestCommandStdio(t *testing.T) {
 	}
 }
 
+// A stdioProcess is a `caddy mcp-stdio` whose client is the test.
+type stdioProcess struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	lines  *bufio.Reader
+	logged bytes.Buffer
+}
+
+// startStdio starts `caddy mcp-stdio` with a configuration file.
+func startStdio(t *testing.T, config string) *stdioProcess {
+	t.Helper()
+	p := &stdioProcess{cmd: caddy(t, "mcp-stdio", "--config", config)}
+	p.cmd.Stderr = &p.logged
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.stdin, p.lines = stdin, bufio.NewReader(stdout)
+	return p
+}
+
+// say sends a message.
+func (p *stdioProcess) say(t *testing.T, message string) {
+	t.Helper()
+	if _, err := io.WriteString(p.stdin, strings.TrimSpace(message)+"\n"); err != nil {
+		t.Fatalf("%v\n%s", err, &p.logged)
+	}
+}
+
+// hear returns the next message with a method, or the next answer if it is empty.
+func (p *stdioProcess) hear(t *testing.T, method string) (m mcpclient.Message) {
+	t.Helper()
+	for {
+		line, err := p.lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%v\n%s", err, &p.logged)
+		}
+		m = mcpclient.Message{Raw: line}
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		if m.Method == method {
+			return m
+		}
+	}
+}
+
+// end closes the input, and returns what the process still says. It must exit by itself.
+func (p *stdioProcess) end(t *testing.T) []byte {
+	t.Helper()
+	if err := p.stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(p.lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		t.Errorf("A42 it ended with %v\n%s", err, &p.logged)
+	}
+	return rest
+}
+
 // TestCommandStdioJoined has it serve all servers of a gateway as one (A42).
 func TestCommandStdioJoined(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
 	config := inFile(t, site(freeAddress(t), gateway(block(child("alpha"), journal.env()), block(child("beta"), journal.env()))))
-	cmd := caddy(t, "mcp-stdio", "--config", config)
-	var logged bytes.Buffer
-	cmd.Stderr = &logged
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewReader(stdout)
-	say := func(message string) {
-		t.Helper()
-		if _, err := io.WriteString(stdin, message+"\n"); err != nil {
-			t.Fatalf("%v\n%s", err, &logged)
-		}
-	}
-	// hear returns the next message that is an answer, or asks with this method.
-	hear := func(method string) (m mcpclient.Message) {
-		t.Helper()
-		for {
-			line, err := lines.ReadString('\n')
-			if err != nil {
-				t.Fatalf("%v\n%s", err, &logged)
-			}
-			m = mcpclient.Message{Raw: line}
-			if err := json.Unmarshal([]byte(line), &m); err != nil {
-				t.Fatalf("%v: %s", err, line)
-			}
-			if m.Method == method {
-				return m
-			}
-		}
-	}
-	say(strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"roots":{}}`, 1)))
-	if m := hear(""); m.Result == nil || !strings.Contains(m.Raw, `"protocolVersion":"2025-11-25"`) {
+	p := startStdio(t, config)
+	say, hear := p.say, p.hear
+	say(t, strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"roots":{}}`, 1)))
+	if m := hear(t, ""); m.Result == nil || !strings.Contains(m.Raw, `"protocolVersion":"2025-11-25"`) {
 		t.Fatalf("got %s", m)
 	}
-	say(rpc("tools/list", `{}`))
-	if m := hear(""); !strings.Contains(m.Raw, `"name":"alpha::echo"`) || !strings.Contains(m.Raw, `"name":"beta::echo"`) {
+	say(t, rpc("tools/list", `{}`))
+	if m := hear(t, ""); !strings.Contains(m.Raw, `"name":"alpha::echo"`) || !strings.Contains(m.Raw, `"name":"beta::echo"`) {
 		t.Errorf("A42 listed %.500s", m)
 	}
 	for _, server := range []string{"alpha", "beta"} {
-		say(toolCall{server + "::echo", `{"text":"é"}`}.request())
-		if text := toolText(t, hear("").Raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
+		say(t, toolCall{server + "::echo", `{"text":"é"}`}.request())
+		if text := toolText(t, hear(t, "").Raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
 			t.Errorf("A42 %s received %s", server, text)
 		}
-		say(toolCall{server + "::ask-roots", `{}`}.request())
-		question := hear("roots/list")
+		say(t, toolCall{server + "::ask-roots", `{}`}.request())
+		question := hear(t, "roots/list")
 		if question.Params.Proxy.Server != server {
 			t.Errorf("A27 asked by %s: %s", server, question)
 		}
 		const roots = `{"roots":[{"uri":"file:///mine"}]}`
-		say(`{"jsonrpc":"2.0","id":` + string(question.ID) + `,"result":` + roots + `}`)
-		if text := toolText(t, hear("").Raw); text != roots {
+		say(t, `{"jsonrpc":"2.0","id":`+string(question.ID)+`,"result":`+roots+`}`)
+		if text := toolText(t, hear(t, "").Raw); text != roots {
 			t.Errorf("A27 %s was told %s", server, text)
 		}
 	}
 	// What a server says unasked comes by itself.
-	say(toolCall{"beta::add-tool", `{"name":"more"}`}.request())
-	if m := hear("notifications/tools/list_changed"); m.Params.Proxy.Server != "beta" {
+	say(t, toolCall{"beta::add-tool", `{"name":"more"}`}.request())
+	if m := hear(t, "notifications/tools/list_changed"); m.Params.Proxy.Server != "beta" {
 		t.Errorf("A26 heard %s", m)
 	}
-	say(toolCall{"alpha::slow", `{"ms":200}`}.request())
-	if err := stdin.Close(); err != nil {
-		t.Fatal(err)
-	}
-	rest, err := io.ReadAll(lines)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if all := messages(t, rest); len(all) == 0 || !strings.Contains(all[len(all)-1], "slept") {
+	say(t, toolCall{"alpha::slow", `{"ms":200}`}.request())
+	if all := messages(t, p.end(t)); len(all) == 0 || !strings.Contains(all[len(all)-1], "slept") {
 		t.Errorf("A42 the call that was still open got %q", all)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("A42 it ended with %v\n%s", err, &logged)
 	}
 	for _, e := range journal.entries(t, "start") {
 		if processRuns(e.PID) {

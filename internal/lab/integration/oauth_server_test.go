@@ -118,7 +118,7 @@ func (a *authServer) token(t *testing.T, form url.Values) (got tokens) {
 // login gets tokens for a person in the way of an honest client.
 func (a *authServer) login(t *testing.T, clientID, account, resource, scope string) tokens {
 	t.Helper()
-	const redirect = "http://127.0.0.1:1/callback" // nobody answers there
+	const redirect = "http://127.0.0.1:1/callback" // without a listener
 	verifier := strings.Repeat("v", 43)
 	challenge := sha256.Sum256([]byte(verifier))
 	b := newFormBrowser(t)

@@ -1,9 +1,6 @@
 package integration
 
 import (
-	"bufio"
-	"bytes"
-	"io"
 	"strings"
 	"testing"
 )
@@ -13,36 +10,11 @@ import (
 func TestOAuthStdio(t *testing.T) {
 	isolate(t)
 	a := startAuthServer(t, map[string]any{})
-	cmd := caddy(t, "mcp-stdio", "--config", inFile(t, site(freeAddress(t), gateway(a.line("oauth"), "separator __"))))
-	var logged bytes.Buffer
-	cmd.Stderr = &logged
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewReader(stdout)
-	// ask sends a request, and returns the answer.
+	p := startStdio(t, inFile(t, site(freeAddress(t), gateway(a.line("oauth"), "separator __"))))
 	ask := func(message string) string {
 		t.Helper()
-		if _, err := io.WriteString(stdin, strings.TrimSpace(message)+"\n"); err != nil {
-			t.Fatalf("%v\n%s", err, &logged)
-		}
-		for {
-			line, err := lines.ReadString('\n')
-			if err != nil {
-				t.Fatalf("%v\n%s", err, &logged)
-			}
-			if strings.Contains(line, `"result":`) || strings.Contains(line, `"error":`) {
-				return line
-			}
-		}
+		p.say(t, message)
+		return p.hear(t, "").Raw
 	}
 	ask(stdioGreeting)
 	text := toolText(t, ask(toolCall{"notes__login", `{}`}.request()))
@@ -58,11 +30,5 @@ func TestOAuthStdio(t *testing.T) {
 	if at, _ := newFormBrowser(t).open(t, address[:strings.Index(address, "/oauth/")]); at.status == 200 && at.text != "" {
 		t.Errorf("the gateway itself is served, too: %d %s", at.status, at.text)
 	}
-	if err := stdin.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = io.Copy(io.Discard, lines)
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("it ended with %v\n%s", err, &logged)
-	}
+	p.end(t)
 }

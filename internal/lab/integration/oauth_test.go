@@ -509,7 +509,7 @@ func TestOAuthPerClient(t *testing.T) {
 		refuses(t, b, with(begin(t, b), "iss", "https://evil.test"))
 		refuses(t, b, with(begin(t, b), "iss", ""))
 	})
-	t.Run("an address without its ticket logs nobody in", func(t *testing.T) {
+	t.Run("an address without its ticket is refused", func(t *testing.T) {
 		for _, ticket := range []string{"", "?ticket=", "?ticket=x"} {
 			if got, form := newFormBrowser(t).open(t, at+"/oauth/login"+ticket); got.status < 400 || got.status > 499 || form != nil {
 				t.Errorf("%q: got %d %s, want that it is refused", ticket, got.status, got.text)
