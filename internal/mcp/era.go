@@ -42,6 +42,16 @@ func EraOf(versionHeader string, m *jsonrpc.Message) Era {
 	return Legacy
 }
 
+// NewestLegacy returns the newest of some revisions that has a handshake, "" if none has.
+func NewestLegacy(versions []string) string {
+	for _, version := range slices.Backward(legacy) {
+		if slices.Contains(versions, version) {
+			return version
+		}
+	}
+	return ""
+}
+
 // Negotiate returns the revision that a server answers to a client that asks for
 // one: the same if the server can speak it, else its own.
 func Negotiate(requested, server string) string {

@@ -1,13 +1,9 @@
 package mcp
 
 import (
-	"bytes"
 	"encoding/base64"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -109,119 +105,4 @@ func headerText(value string) (string, bool) {
 	}
 	text, err := base64.StdEncoding.DecodeString(encoded)
 	return string(text), err == nil
-}
-
-// ParamHeaders says which arguments of a server's tools are repeated in headers
-// (x-mcp-header in a tool's schema), by tool.
-type ParamHeaders map[string][]paramHeader
-
-type paramHeader struct {
-	path []string // of the argument
-	name string   // of the header
-}
-
-// A schema is as much of a JSON schema as matters here.
-type schema struct {
-	Header     string                     `json:"x-mcp-header"`
-	Properties map[string]json.RawMessage `json:"properties"`
-}
-
-// Add adds the tools of the result of a tools/list, and returns where the list goes
-// on.
-func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
-	var list struct {
-		Tools []struct {
-			Name        string          `json:"name"`
-			InputSchema json.RawMessage `json:"inputSchema"`
-		} `json:"tools"`
-		NextCursor string `json:"nextCursor"`
-	}
-	if err := json.Unmarshal(result, &list); err != nil {
-		return "", err
-	}
-	for _, tool := range list.Tools {
-		p.add(tool.Name, tool.InputSchema)
-	}
-	return list.NextCursor, nil
-}
-
-// AddTool adds a tool by its definition.
-func (p ParamHeaders) AddTool(name string, definition []byte) {
-	if !bytes.Contains(definition, []byte("x-mcp-header")) {
-		return
-	}
-	var tool struct {
-		InputSchema json.RawMessage `json:"inputSchema"`
-	}
-	if json.Unmarshal(definition, &tool) == nil {
-		p.add(name, tool.InputSchema)
-	}
-}
-
-// add adds a tool with this schema. Clients leave out a tool whose schema is wrong.
-func (p ParamHeaders) add(name string, inputSchema []byte) {
-	var s schema
-	if !bytes.Contains(inputSchema, []byte("x-mcp-header")) || json.Unmarshal(inputSchema, &s) != nil {
-		return
-	}
-	if headers := s.headers(nil, nil); headers != nil {
-		p[name] = headers
-	}
-}
-
-func (s schema) headers(path []string, found []paramHeader) []paramHeader {
-	for name, raw := range s.Properties {
-		var property schema
-		if json.Unmarshal(raw, &property) != nil {
-			continue // it may be no more than true
-		}
-		at := append(path[:len(path):len(path)], name)
-		if property.Header != "" {
-			found = append(found, paramHeader{at, property.Header})
-		}
-		found = property.headers(at, found)
-	}
-	return found
-}
-
-// Check checks that the headers of a tools/call repeat its arguments.
-func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
-	for _, h := range p[m.Text(jsonrpc.Name)] {
-		value, repeated := argument(m.Literal(jsonrpc.Arguments), h.path)
-		values := header.Values(paramPrefix + h.name)
-		if !repeated && len(values) == 0 {
-			continue
-		}
-		text, ok := headerText(header.Get(paramPrefix + h.name))
-		if !ok || len(values) != 1 || !repeated || text != value {
-			return jsonrpc.HeaderMismatch(fmt.Sprintf("%s%s and the argument %s differ", paramPrefix, h.name, strings.Join(h.path, ".")))
-		}
-	}
-	return nil
-}
-
-// argument returns an argument of a simple type as a header has it.
-func argument(arguments []byte, path []string) (string, bool) {
-	for _, name := range path {
-		var object map[string]json.RawMessage
-		if json.Unmarshal(arguments, &object) != nil {
-			return "", false
-		}
-		arguments = object[name]
-	}
-	var value any
-	decoder := json.NewDecoder(bytes.NewReader(arguments))
-	decoder.UseNumber()
-	if decoder.Decode(&value) != nil {
-		return "", false
-	}
-	switch v := value.(type) {
-	case string:
-		return v, true
-	case bool:
-		return strconv.FormatBool(v), true
-	case json.Number:
-		return v.String(), true
-	}
-	return "", false
 }

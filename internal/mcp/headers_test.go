@@ -3,7 +3,6 @@ package mcp
 import (
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -148,63 +147,6 @@ func TestCheckHeaders(t *testing.T) {
 		if failure := CheckHeaders(header(tt.headers...), message(t, tt.data)); (failure == nil) != tt.right {
 			t.Errorf("%s: got %v", tt.name, failure)
 		}
-	}
-}
-
-func TestParamHeaders(t *testing.T) {
-	headers := ParamHeaders{}
-	cursor, err := headers.Add([]byte(`{"nextCursor":"more","tools":[
-		{"name":"plain","inputSchema":{"type":"object","properties":{"x":{"type":"string"}}}},
-		{"name":"broken","inputSchema":{"properties":["x-mcp-header"]}},
-		{"name":"query","inputSchema":{"type":"object","properties":{
-			"region":{"type":"string","x-mcp-header":"Region"},
-			"n":{"type":"integer","x-mcp-header":"N"},
-			"on":{"type":"boolean","x-mcp-header":"On"},
-			"at":{"type":"object","properties":{"zone":{"type":"string","x-mcp-header":"Zone"}}}}}}]}`))
-	if err != nil || cursor != "more" || len(headers) != 1 {
-		t.Fatalf("got %v, %q, %v", headers, cursor, err)
-	}
-	for _, bad := range []string{``, `[]`, `{"tools":1}`} {
-		if _, err := headers.Add([]byte(bad)); err == nil {
-			t.Errorf("%q is taken for a list", bad)
-		}
-	}
-	tests := []struct {
-		name      string
-		tool      string
-		arguments string
-		headers   []string
-		ok        bool
-	}{
-		{"a tool without", "plain", `{"x":"y"}`, nil, true},
-		{"an unknown tool", "zz", `{"region":"eu"}`, nil, true},
-		{"nothing on either side", "query", `{}`, nil, true},
-		{"no arguments at all", "query", `null`, nil, true},
-		{"a string", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu"}, true},
-		{"a string with an escape", "query", `{"r\u0065gion":"\u0065u"}`, []string{"Mcp-Param-Region", "eu"}, true},
-		{"a string in base64", "query", `{"region":"é"}`, []string{"Mcp-Param-Region", "=?base64?w6k=?="}, true},
-		{"a number", "query", `{"n":12345678901234567890}`, []string{"Mcp-Param-N", "12345678901234567890"}, true},
-		{"a boolean", "query", `{"on":true}`, []string{"Mcp-Param-On", "true"}, true},
-		{"one further down", "query", `{"at":{"zone":"a"}}`, []string{"Mcp-Param-Zone", "a"}, true},
-		{"null is nothing", "query", `{"region":null}`, nil, true},
-		{"no header", "query", `{"region":"eu"}`, nil, false},
-		{"no argument", "query", `{}`, []string{"Mcp-Param-Region", "eu"}, false},
-		{"another value", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "us"}, false},
-		{"two values", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu", "Mcp-Param-Region", "us"}, false},
-		{"base64 that is none", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "=?base64?*?="}, false},
-		{"an object is not repeated", "query", `{"region":{}}`, []string{"Mcp-Param-Region", "{}"}, false},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			m := message(t, fmt.Sprintf(`{"id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tt.tool, tt.arguments))
-			failure := headers.Check(header(tt.headers...), m)
-			if (failure == nil) != tt.ok {
-				t.Errorf("got %v", failure)
-			}
-			if failure != nil && (failure.Code != -32020 || !strings.Contains(failure.Message, "Mcp-Param-")) {
-				t.Errorf("got %d %s", failure.Code, failure.Message)
-			}
-		})
 	}
 }
 

@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"encoding/base64"
-	"maps"
 	"net/http"
 	"strings"
 
@@ -21,36 +20,6 @@ func SetModern(header http.Header, m *jsonrpc.Message, version string) {
 			header.Set(nameHeader, HeaderText(name))
 		}
 	}
-}
-
-// Set sets the headers that repeat the arguments of a tools/call, and takes away
-// all others of their kind.
-func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
-	maps.DeleteFunc(header, func(name string, _ []string) bool {
-		return len(name) >= len(paramPrefix) && strings.EqualFold(name[:len(paramPrefix)], paramPrefix)
-	})
-	if !m.Is(jsonrpc.Method, "tools/call") {
-		return
-	}
-	for _, h := range p[m.Text(jsonrpc.Name)] {
-		// A name that no header can have would make the whole request fail.
-		if value, repeated := argument(m.Literal(jsonrpc.Arguments), h.path); repeated && isToken(h.name) {
-			header.Set(paramPrefix+h.name, HeaderText(value))
-		}
-	}
-}
-
-// isToken reports whether a name can be that of a header.
-func isToken(name string) bool {
-	for i := range len(name) {
-		switch c := name[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		case strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return name != ""
 }
 
 // HeaderText returns a text as it can stand in a header: as it is, or as base64 in

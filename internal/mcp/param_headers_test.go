@@ -1,0 +1,154 @@
+package mcp
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func TestParamHeaders(t *testing.T) {
+	headers := ParamHeaders{}
+	cursor, err := headers.Add([]byte(`{"nextCursor":"more","tools":[
+		{"name":"plain","inputSchema":{"type":"object","properties":{"x":{"type":"string"}}}},
+		{"name":"broken","inputSchema":{"properties":["x-mcp-header"]}},
+		{"name":"query","inputSchema":{"type":"object","properties":{
+			"region":{"type":"string","x-mcp-header":"Region"},
+			"n":{"type":"integer","x-mcp-header":"N"},
+			"on":{"type":"boolean","x-mcp-header":"On"},
+			"at":{"type":"object","properties":{"zone":{"type":"string","x-mcp-header":"Zone"}}}}}}]}`))
+	if err != nil || cursor != "more" || len(headers) != 1 {
+		t.Fatalf("got %v, %q, %v", headers, cursor, err)
+	}
+	for _, bad := range []string{``, `[]`, `{"tools":1}`} {
+		if _, err := headers.Add([]byte(bad)); err == nil {
+			t.Errorf("%q is taken for a list", bad)
+		}
+	}
+	tests := []struct {
+		name      string
+		tool      string
+		arguments string
+		headers   []string
+		ok        bool
+	}{
+		{"a tool without", "plain", `{"x":"y"}`, nil, true},
+		{"an unknown tool", "zz", `{"region":"eu"}`, nil, true},
+		{"nothing on either side", "query", `{}`, nil, true},
+		{"no arguments at all", "query", `null`, nil, true},
+		{"a string", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu"}, true},
+		{"a string with an escape", "query", `{"r\u0065gion":"\u0065u"}`, []string{"Mcp-Param-Region", "eu"}, true},
+		{"a string in base64", "query", `{"region":"é"}`, []string{"Mcp-Param-Region", "=?base64?w6k=?="}, true},
+		{"a number", "query", `{"n":12345678901234567890}`, []string{"Mcp-Param-N", "12345678901234567890"}, true},
+		{"a boolean", "query", `{"on":true}`, []string{"Mcp-Param-On", "true"}, true},
+		{"one further down", "query", `{"at":{"zone":"a"}}`, []string{"Mcp-Param-Zone", "a"}, true},
+		{"null is nothing", "query", `{"region":null}`, nil, true},
+		{"a number in another form", "query", `{"n":42}`, []string{"Mcp-Param-N", "42.0"}, true},
+		{"a string that looks like a number", "query", `{"region":"42"}`, []string{"Mcp-Param-Region", "42.0"}, false},
+		{"no header", "query", `{"region":"eu"}`, nil, false},
+		{"no argument", "query", `{}`, []string{"Mcp-Param-Region", "eu"}, false},
+		{"another value", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "us"}, false},
+		{"two values", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu", "Mcp-Param-Region", "us"}, false},
+		{"base64 that is none", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "=?base64?*?="}, false},
+		{"an object is not repeated", "query", `{"region":{}}`, []string{"Mcp-Param-Region", "{}"}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m := message(t, fmt.Sprintf(`{"id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tt.tool, tt.arguments))
+			failure := headers.Check(header(tt.headers...), m)
+			if (failure == nil) != tt.ok {
+				t.Errorf("got %v", failure)
+			}
+			if failure != nil && (failure.Code != -32020 || !strings.Contains(failure.Message, "Mcp-Param-")) {
+				t.Errorf("got %d %s", failure.Code, failure.Message)
+			}
+		})
+	}
+}
+
+func TestSetParamHeaders(t *testing.T) {
+	headers := ParamHeaders{}
+	if _, err := headers.Add([]byte(`{"tools":[
+		{"name":"bad","inputSchema":{"properties":{"x":{"type":"string","x-mcp-header":"a b"},"z":{"type":"string","x-mcp-header":"Z"}}}},
+		{"name":"query","inputSchema":{"properties":{
+			"region":{"type":"string","x-mcp-header":"Region"},
+			"n":{"type":"integer","x-mcp-header":"x-N"},
+			"on":{"type":"boolean","x-mcp-header":"On"},
+			"at":{"properties":{"zone":{"type":"string","x-mcp-header":"Zone"}}}}}}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name      string
+		method    string
+		tool      string
+		arguments string
+		want      map[string]string
+	}{
+		{"all kinds", "tools/call", "query", `{"region":"eu","n":4.2e1,"on":false,"at":{"zone":"a"}}`,
+			map[string]string{"Mcp-Param-Region": "eu", "Mcp-Param-X-N": "42", "Mcp-Param-On": "false", "Mcp-Param-Zone": "a"}},
+		{"beyond ASCII", "tools/call", "query", `{"region":"é"}`, map[string]string{"Mcp-Param-Region": "=?base64?w6k=?="}},
+		{"what would be another header", "tools/call", "query", `{"region":"a\r\nX-Evil: 1"}`, map[string]string{"Mcp-Param-Region": "=?base64?YQ0KWC1FdmlsOiAx?="}},
+		{"quotes", "tools/call", "query", `{"region":"\"eu\""}`, map[string]string{"Mcp-Param-Region": `"eu"`}},
+		{"an empty string", "tools/call", "query", `{"region":""}`, map[string]string{"Mcp-Param-Region": ""}},
+		{"null and an object", "tools/call", "query", `{"region":null,"n":{},"on":[]}`, nil},
+		{"no arguments", "tools/call", "query", `null`, nil},
+		{"an unknown tool", "tools/call", "zz", `{"region":"eu"}`, nil},
+		{"a tool whose annotations are invalid", "tools/call", "bad", `{"x":"1","z":"2"}`, nil},
+		{"a prompt of the same name", "prompts/get", "query", `{"region":"eu"}`, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m := message(t, fmt.Sprintf(`{"id":1,"method":%q,"params":{"name":%q,"arguments":%s}}`, tt.method, tt.tool, tt.arguments))
+			h := header("Mcp-Param-Region", "old", "Mcp-Param-Region", "older", "Mcp-Param-Other", "x", "Mcp-Params", "stays", "Accept", "*/*")
+			h["mcp-param-raw"] = []string{"x"}
+			headers.Set(h, m)
+			if h.Get("Accept") != "*/*" || h.Get("Mcp-Params") != "stays" || len(h) != 2+len(tt.want) {
+				t.Errorf("got %v", h)
+			}
+			for name, value := range tt.want {
+				if got := h.Values(name); len(got) != 1 || got[0] != value {
+					t.Errorf("%s: got %q, want %q", name, got, value)
+				}
+			}
+			if failure := headers.Check(h, m); tt.method == "tools/call" && failure != nil {
+				t.Errorf("got %v", failure)
+			}
+		})
+	}
+}
+
+// Clients must leave out tools whose annotations are not as the protocol has them.
+func TestInvalidParamHeaders(t *testing.T) {
+	deep := strings.Repeat(`{"properties":{"a":`, 70) + `{"type":"string","x-mcp-header":"A"}` + strings.Repeat(`}}`, 70)
+	tests := []struct {
+		name, schema string
+		want         string // part of the error; "" if it is valid
+	}{
+		{"valid", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"properties":{"c":{"type":"integer","x-mcp-header":"B-c"}}}}}`, ""},
+		{"a property of that name", `{"properties":{"x-mcp-header":{"type":"object"}}}`, ""},
+		{"a default of that name", `{"properties":{"a":{"type":"object","default":{"x-mcp-header":""}}}}`, ""},
+		{"empty", `{"properties":{"a":{"type":"string","x-mcp-header":""}}}`, "x-mcp-header of a: it is not a name"},
+		{"no string", `{"properties":{"a":{"type":"string","x-mcp-header":true}}}`, "it is not a name"},
+		{"a space", `{"properties":{"a":{"type":"string","x-mcp-header":"My Region"}}}`, "it is not a name"},
+		{"a colon", `{"properties":{"a":{"type":"string","x-mcp-header":"A:B"}}}`, "it is not a name"},
+		{"beyond ASCII", `{"properties":{"a":{"type":"string","x-mcp-header":"Région"}}}`, "it is not a name"},
+		{"a control character", `{"properties":{"a":{"type":"string","x-mcp-header":"A\t1"}}}`, "it is not a name"},
+		{"an object", `{"properties":{"a":{"type":"object","x-mcp-header":"A"}}}`, "the type of the property"},
+		{"a number", `{"properties":{"a":{"type":"number","x-mcp-header":"A"}}}`, "the type of the property"},
+		{"no type", `{"properties":{"a":{"x-mcp-header":"A"}}}`, "the type of the property"},
+		{"several types", `{"properties":{"a":{"type":["string","null"],"x-mcp-header":"A"}}}`, "the type of the property"},
+		{"twice", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}`, "is on two properties"},
+		{"the schema itself", `{"type":"string","x-mcp-header":"A"}`, "of the schema itself: it is not on a property"},
+		{"in a list", `{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}`, "of a.items: it is not on a property"},
+		{"in an alternative", `{"anyOf":[true,{"properties":{"a":{"type":"string","x-mcp-header":"A"}}}]}`, "it is not on a property"},
+		{"in a definition", `{"$defs":{"a":{"type":"string","x-mcp-header":"A"}}}`, "it is not on a property"},
+		{"too deep", deep, "more than 64 levels"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := ParamHeaders{}.AddTool("t", []byte(`{"name":"t","inputSchema":`+tt.schema+`}`))
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
