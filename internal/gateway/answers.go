@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -136,7 +137,12 @@ func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte
 	for _, key := range keys {
 		responses[key] = x.server.Answer(asks.Requests[key].Method).Result
 	}
-	again, cancel := x.request(x.r.Context(), mcp.WithInput(&x.message, responses, asks.State))
+	var call jsonrpc.Message
+	if failure := call.Read(mcp.WithInput(&x.message, responses, asks.State)); failure != nil {
+		return nil, failure
+	}
+	id := jsonrpc.Quote("gateway:" + rand.Text()) // the protocol wants another one
+	again, cancel := x.request(x.r.Context(), jsonspan.Spliced(call.Raw, call.Replace(jsonrpc.ID, id)))
 	defer cancel()
 	limit := int64(maxScreened)
 	if x.arrival.limit > 0 {
@@ -150,7 +156,7 @@ func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte
 			return nil, errUnreadable
 		}
 		if m.IsAnswer() {
-			answer = bytes.Clone(message)
+			answer = jsonspan.Spliced(bytes.Clone(message), withID(&m, x.message.Literal(jsonrpc.ID))...)
 		}
 		return nil, nil
 	})

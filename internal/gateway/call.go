@@ -21,7 +21,10 @@ type call struct {
 	link  *link           // to the server; nil until that is known
 	name  string          // of what is called, as the server knows it
 	found bool            // what is called is not what was posted, but named in it
-	alias uriAlias        // of the resource that it is about
+
+	attempted bool     // the server has got it, with the id of the client
+	repeated  bool     // the client repeats arguments in headers itself
+	alias     uriAlias // of the resource that it is about
 
 	flight   *inFlight        // the call itself, to be canceled
 	required *jsonrpc.Failure // the server wants a login first
@@ -165,6 +168,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	defer cancel()
 	l := c.client.link(s)
 	c.ctx, c.link, c.flight = ctx, l, &inFlight{link: l, cancel: cancel}
+	c.repeated = c.era == mcp.Modern && !c.found && mcp.HasParams(c.r.Header)
 	defer c.client.begin(c.message.Literal(jsonrpc.ID), c.flight)()
 	message, failure := c.forwardable(edits...)
 	if failure != nil {
@@ -201,9 +205,6 @@ func (c *call) relay() *jsonrpc.Failure {
 	failure := c.link.inSession(c.behalf(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		c.asides.Wait() // which have begun with the headers of the request as they are
 		rl := &relay{call: c, again: again}
-		if c.found && c.era == mcp.Modern {
-			rl.params = c.paramHeaders()
-		}
 		failure := rl.run(&c.message)
 		return &rl.h, rl.session, failure
 	})

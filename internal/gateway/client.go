@@ -134,6 +134,10 @@ type inFlight struct {
 	link   *link
 	cancel context.CancelFunc
 	held   atomic.Bool // by the gateway: the server has nothing to cancel
+
+	// id is the one by which the server knows a call that was made again; nil for the client's
+	// own.
+	id atomic.Pointer[[]byte]
 }
 
 // begin notes a call, so that it can be canceled. Ids that are in use already
@@ -174,13 +178,27 @@ func (c *client) takesEmptyEvents() bool { return c.version >= mcp.Latest }
 // can reports whether the client can be asked this.
 func (c *client) can(method string) bool { return mcp.CanBeAsked(c.introduction.capabilities, method) }
 
-// initializeParams returns the params of initialize.
-func (c *client) initializeParams() []byte {
-	if c.era == mcp.Legacy {
-		return c.introduction.params
+// initializeParams returns the params of initialize, with a version of the protocol.
+func (c *client) initializeParams(version string) []byte {
+	params := c.introduction.params
+	if c.era == mcp.Modern {
+		return slices.Concat([]byte(`{"protocolVersion":"`+version+`","capabilities":`), c.introduction.capabilities,
+			[]byte(`,"clientInfo":`), c.introduction.info, []byte("}"))
 	}
-	return slices.Concat([]byte(`{"protocolVersion":"`+mcp.Latest+`","capabilities":`), c.introduction.capabilities,
-		[]byte(`,"clientInfo":`), c.introduction.info, []byte("}"))
+	for member := range jsonspan.Members(params) {
+		if member.Key == "protocolVersion" {
+			return jsonspan.Spliced(params, jsonspan.Edit{Start: member.Value.Start, End: member.Value.End, New: jsonrpc.Quote(version)})
+		}
+	}
+	return params
+}
+
+// legacyVersion returns the version of the legacy era that the client would like to speak.
+func (c *client) legacyVersion() string {
+	if c.era == mcp.Legacy {
+		return c.version
+	}
+	return mcp.Latest
 }
 
 // meta returns what a request of the modern era says of the client.

@@ -126,6 +126,9 @@ type Observer interface {
 	// ToolChanged is called when the definition of a tool is not what it was.
 	ToolChanged(server, tool string)
 
+	// ToolInvalid is called when a tool is left out because its definition is invalid.
+	ToolInvalid(server, tool string, reason error)
+
 	// ToolsSeen is called after a list of tools was read, whose definitions are pinned.
 	ToolsSeen(server string)
 }

@@ -52,12 +52,12 @@ func (c connecting) run() *jsonrpc.Failure {
 }
 
 // shakeHands finds out in which era the server speaks, and begins a session if it
-// has such.
+// has such. That it does not speak in one is known when it does in the other.
 func (c connecting) shakeHands() *jsonrpc.Failure {
 	l, s := c.link, c.server
 	var failure *jsonrpc.Failure
-	silent := false // to what only servers of the modern era know
-	for _, era := range s.eras(l.client.era) {
+	joined := false // in the modern era, and the server says that it speaks that of the client, too
+	for i, era := range s.eras(l.client.era) {
 		var result []byte
 		var session string
 		if era == mcp.Modern {
@@ -68,28 +68,34 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 		if failure == nil {
 			failure = c.noteServer(era, result, session)
 		}
-		if failure == nil && session != "" && l.client.era == mcp.Modern {
-			l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
-			emptyBody(l.ender, http.MethodDelete)
-		}
-		if isLoginRequired(failure) || failure != nil && failure.Data.Symbol == "login_failed" {
-			return failure // which says nothing of the era
-		}
-		if failure != nil && unreachable(failure) {
-			if era == mcp.Modern && !s.speaksEra(era) && failure.Data.Symbol == "timeout" && c.ctx.Err() == nil {
-				silent = true
-				continue
+		switch {
+		case failure == nil:
+			if s.noteEra(era, true); i > 0 && !joined {
+				s.noteEra(mcp.Modern-era, false)
 			}
+			if session != "" && l.client.era == mcp.Modern {
+				l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
+				emptyBody(l.ender, http.MethodDelete)
+			}
+			if joined = era == mcp.Modern && l.client.era == mcp.Legacy && s.speaksEra(mcp.Legacy) && i == 0; !joined {
+				return nil
+			}
+		case isLoginRequired(failure), failure.Data.Symbol == "login_failed":
+			return failure // which says nothing of the era
+		case unreachable(failure) && !(c.ctx.Err() == nil && c.mayBeSilent(era, failure)):
 			return failure
 		}
-		if s.noteEra(era, failure == nil); failure == nil {
-			if silent {
-				s.noteEra(mcp.Modern, false)
-			}
-			return nil
-		}
+	}
+	if joined {
+		return nil
 	}
 	return failure
+}
+
+// mayBeSilent reports whether the server may not have answered because it does not know what it
+// was asked. There are servers of the legacy era that never answer what they do not know.
+func (c connecting) mayBeSilent(era mcp.Era, failure *jsonrpc.Failure) bool {
+	return era == mcp.Modern && !c.server.speaksEra(era) && failure.Data.Symbol == "timeout"
 }
 
 // noteServer notes what a server has said of itself.
@@ -109,6 +115,9 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 		said.Instructions = ""
 	}
 	if era == mcp.Modern {
+		if mcp.NewestLegacy(said.Versions) != "" {
+			c.server.noteEra(mcp.Legacy, true)
+		}
 		if !slices.Contains(said.Versions, mcp.Stateless) {
 			return jsonrpc.InvalidResponse(l.server)
 		}
@@ -122,28 +131,50 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 	return nil
 }
 
-// initialize begins a session.
+// initialize begins a session. A server that refuses the version of the client is asked again
+// with one that it offers.
 func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
+	version := c.link.client.legacyVersion()
+	result, session, failure = c.initializeAs(version)
+	if failure == nil {
+		return result, session, nil
+	}
+	if offered := mcp.NewestLegacy(failure.Data.Supported); offered != "" && offered != version {
+		return c.initializeAs(offered)
+	}
+	return result, session, failure
+}
+
+// initializeAs begins a session in a version of the protocol.
+func (c connecting) initializeAs(version string) (result []byte, session string, failure *jsonrpc.Failure) {
 	r := c.derive(c.link)
-	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams())
+	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams(version))
 	streamable.Session{Era: mcp.Legacy}.Sign(r.Header)
 	h, failure := c.link.roundTrip(c.g, r, body, resultInto(&result))
 	return result, h.Header().Get(mcp.SessionHeader), failure
 }
 
-// discover asks a server of the modern era who it is. There are servers of the other
-// era that never answer what they do not know, so one that is not known to be modern
-// does not get all the time there is.
+// discover asks a server of the modern era who it is. One that is not known to be modern does
+// not get all the time there is, see mayBeSilent.
 func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
 	if !c.server.speaksEra(mcp.Modern) {
 		ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout/3)
 		defer cancel()
 		c.ctx = ctx
 	}
-	r := c.derive(c.link)
-	body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", withMeta(nil, c.link.client.meta("")))
-	streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.Sign(r.Header)
-	_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
+	for again := true; ; again = false {
+		r := c.derive(c.link)
+		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", withMeta(nil, c.link.client.meta("")))
+		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.Sign(r.Header)
+		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
+		if failure == nil || !again || !slices.Contains(failure.Data.Supported, mcp.Stateless) {
+			break
+		}
+		// It has refused a version that it offers. Another process may have done so.
+	}
+	if failure != nil && mcp.NewestLegacy(failure.Data.Supported) != "" {
+		c.server.noteEra(mcp.Legacy, true)
+	}
 	return result, failure
 }
 

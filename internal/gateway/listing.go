@@ -109,6 +109,7 @@ type builder struct {
 	g      *Gateway
 	server *Server
 	kind   listKind
+	era    mcp.Era // of the session
 	filter listFilter
 
 	joined bytes.Buffer
@@ -147,6 +148,9 @@ func (b *builder) addItem(item *mcp.Item) {
 	if b.seen[item.Name] {
 		return // clients are confused by servers that list something twice
 	}
+	if b.kind == tools && !b.addParams(item) {
+		return
+	}
 	b.seen[item.Name] = true
 	if b.joined.Len() > 0 {
 		b.joined.WriteByte(',')
@@ -162,14 +166,27 @@ func (b *builder) addItem(item *mcp.Item) {
 		}
 		b.list.short[shown] = item.Name
 	}
-	if b.kind == tools && bytes.Contains(item.Raw, []byte("x-mcp-header")) {
+	b.list.ends = append(b.list.ends, b.joined.Len())
+	b.list.names = append(b.list.names, shown)
+}
+
+// addParams notes which arguments of a tool are repeated in headers. It reports whether the tool
+// can be called: over HTTP those of the modern era cannot if that is not well defined.
+func (b *builder) addParams(item *mcp.Item) bool {
+	var err error
+	if bytes.Contains(item.Raw, []byte("x-mcp-header")) {
 		if b.list.params == nil {
 			b.list.params = mcp.ParamHeaders{}
 		}
-		b.list.params.AddTool(item.Name, item.Raw)
+		err = b.list.params.AddTool(item.Name, item.Raw)
 	}
-	b.list.ends = append(b.list.ends, b.joined.Len())
-	b.list.names = append(b.list.names, shown)
+	if b.era == mcp.Legacy || b.server.ChildrenOnly {
+		err = nil
+	}
+	if b.server.noteTool(item.Name, err) {
+		b.g.config.Observer.ToolInvalid(b.server.Name, mcp.Shortened(item.Name), err)
+	}
+	return err == nil
 }
 
 // shown returns what clients call something of a server.
@@ -415,7 +432,7 @@ func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.F
 	who := o.g.rules.caller(l.client.identity)
 	filter := newListFilter(o.g, server, &who)
 	filter.done = !filtersAsItReads(&who)
-	b := &builder{g: o.g, server: server, kind: k, filter: filter, list: new(listing), seen: map[string]bool{}}
+	b := &builder{g: o.g, server: server, kind: k, era: era, filter: filter, list: new(listing), seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte

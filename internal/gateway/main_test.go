@@ -337,7 +337,11 @@ func (p *peer) serveModern(w http.ResponseWriter, a *incoming, answer script) {
 	case answer != nil:
 		answer(w, a)
 	case method == "server/discover":
-		a.reply(w, fmt.Sprintf(`{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":%s,"instructions":%q,"ttlMs":0,"cacheScope":"private"}`,
+		versions := `"2026-07-28"`
+		if p.speaks[mcp.Legacy] {
+			versions += `,"2025-11-25"`
+		}
+		a.reply(w, fmt.Sprintf(`{"resultType":"complete","supportedVersions":[%s],"capabilities":%s,"instructions":%q,"ttlMs":0,"cacheScope":"private"}`, versions,
 			p.capabilities, p.instructions))
 	default:
 		a.refuse(w, http.StatusNotFound, jsonrpc.CodeMethodNotFound, "method not found")
@@ -373,6 +377,7 @@ type observed struct {
 	mu      sync.Mutex
 	records []Record
 	denials []Denial
+	invalid []string // tools, with the reason
 }
 
 func (o *observed) RequestDone(r *Record) {
@@ -390,6 +395,12 @@ func (o *observed) Denied(d *Denial) {
 func (*observed) Redacted(string, int) {}
 
 func (*observed) ToolChanged(string, string) {}
+
+func (o *observed) ToolInvalid(server, tool string, reason error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.invalid = append(o.invalid, server+" "+tool+": "+reason.Error())
+}
 
 func (*observed) ToolsSeen(string) {}
 

@@ -21,9 +21,8 @@ func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 		return false, c.failed(failure)
 	}
 	message := first
-	params := c.paramHeaders()
 	for round := range maxRounds {
-		rl := &relay{call: c, params: params, again: again && round == 0}
+		rl := &relay{call: c, again: again && round == 0}
 		failure := rl.run(&message)
 		switch {
 		case failure != nil && rl.forgotten():

@@ -108,7 +108,11 @@ func (n clientNotice) cancel() {
 		call.cancel() // to hang up is to cancel
 		return
 	}
-	if failure := n.tell(call.link); failure != nil {
+	var edits []jsonspan.Edit
+	if id := call.id.Load(); id != nil {
+		edits = append(edits, n.message.Replace(jsonrpc.RequestID, *id))
+	}
+	if failure := n.tell(call.link, edits...); failure != nil {
 		n.g.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
 	}
 }

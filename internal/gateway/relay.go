@@ -19,27 +19,44 @@ import (
 type relay struct {
 	*call
 	session string
-	again   bool             // it can be tried once more
-	params  mcp.ParamHeaders // of the tools of the server
+	again   bool // it can be tried once more
 	h       streamable.Reader
 	names   []foundName // in the message that was read last
 
 	answered  bool
 	resumable bool             // the client knows how to ask for the rest
 	input     *mcp.InputResult // before the server goes on
+	unheaded  bool             // the server misses headers that repeat arguments
 }
 
 // run has the server answer a message. What it returns is to be answered in place of that.
 func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
+	failure := rl.send(m)
+	if rl.unheaded {
+		// The list of tools says which headers there are to be. It must have changed.
+		rl.link.lists.forget(tools)
+		rl.again, rl.unheaded = false, false
+		failure = rl.send(m)
+	}
+	return failure
+}
+
+// send sends the server a message, and passes its answer on.
+func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	c, l := rl.call, rl.link
+	numbered, failure := rl.numbered(m)
+	if failure != nil {
+		return failure
+	}
+	m = &numbered
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
 	r := c.r.WithContext(rl.ctx)
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
-		if c.era == mcp.Legacy || c.found {
-			rl.params.Set(r.Header, m)
+		if !c.repeated {
+			c.paramHeaders().Set(r.Header, m)
 		}
 	}
 	httpbody.Post(r, m.Raw)
@@ -47,7 +64,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	defer rl.h.Borrow()()
 	defer l.client.dropQuestions(&rl.h)
 	c.passedOn = true
-	failure := c.g.newExchange(l, &rl.h, m).send(r)
+	failure = c.g.newExchange(l, &rl.h, m).send(r)
 	switch {
 	case rl.h.Torn():
 		c.torn = true
@@ -58,6 +75,18 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 		return failure
 	}
 	return rl.h.Failure(l.server)
+}
+
+// numbered returns the message with an id that no other attempt of the call has. The first has
+// that of the client.
+func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
+	if !rl.attempted {
+		rl.attempted = true
+		return *m, nil
+	}
+	id := rl.link.nextID()
+	rl.flight.id.Store(&id)
+	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
 
 // parse reads a message of the server, and finds what it names.
@@ -94,10 +123,13 @@ func (rl *relay) heard(e *streamable.Event) error {
 // answer passes the answer on.
 func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 	c, m, id := rl.call, e.Message, rl.message.Literal(jsonrpc.ID)
-	if !rl.h.Answers(m, id) || rl.answered {
+	if !rl.h.Answers(m, rl.h.RequestID) || rl.answered {
 		return // to another request
 	}
 	if rl.forgotten() {
+		return
+	}
+	if rl.unheaded = rl.again && !c.repeated && m.IsHeaderMismatch() && c.message.Is(jsonrpc.Method, "tools/call"); rl.unheaded {
 		return
 	}
 	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), c.translator().rename(m.Raw, rl.names)...)...)
@@ -138,14 +170,18 @@ func (rl *relay) large(id string) io.WriteCloser {
 	}
 	rl.answered = true
 	to := c.out.Large(&streamable.Event{ID: l.translator(c.g).eventID(callStream, id)}, rl.h.IsStream())
-	if c.g.transparent() && !c.alias.isSet() {
+	clientID := c.message.Literal(jsonrpc.ID)
+	if c.g.transparent() && !c.alias.isSet() && bytes.Equal(clientID, rl.h.RequestID) {
 		return to
 	}
 	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
-		if k != jsonspan.String {
-			return nil
+		switch {
+		case path == len(namings):
+			return clientID
+		case k == jsonspan.String:
+			return c.translator().renamed(path, literal)
 		}
-		return c.translator().renamed(path, literal)
+		return nil
 	}), to}
 }
 
@@ -180,7 +216,8 @@ func (r *rewriting) Close() error {
 	return err
 }
 
-// paramHeaders returns which arguments of the tool have to be repeated in headers.
+// paramHeaders returns which arguments of tools have to be repeated in headers. It asks for the
+// list of the tools if that is not known.
 func (c *call) paramHeaders() mcp.ParamHeaders {
 	if !c.message.Is(jsonrpc.Method, "tools/call") {
 		return nil

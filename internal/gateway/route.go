@@ -40,7 +40,7 @@ const firstTaskPath = 6
 // The paths of namings, for messages and for answers that are passed on as they arrive.
 var (
 	namePaths  = jsonrpc.CompilePaths(namings...)
-	largePaths = jsonspan.CompilePaths(namings...)
+	largePaths = jsonspan.CompilePaths(append(slices.Clone(namings), "id")...)
 )
 
 // A foundName is one of a resource or task, as it stands in an answer.
@@ -217,6 +217,9 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 	}
 	if k == tools && !s.shows(name) {
 		return nil, "", invalid("name: there is no tool " + mcp.Shortened(shown))
+	}
+	if err := s.invalidTool(name); k == tools && err != nil {
+		return nil, "", invalid("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())
 	}
 	return s, name, nil
 }

@@ -41,9 +41,10 @@ type Server struct {
 
 	asides Asides // messages to it besides requests of clients
 
-	mu     sync.Mutex
-	speaks [2]opinion // by era
-	outage outage
+	mu      sync.Mutex
+	speaks  [2]opinion // by era
+	outage  outage
+	invalid map[string]error // what is wrong with the definitions of tools, by name
 }
 
 // An outage is a time in which a server cannot be reached. Now and then one client tries
@@ -135,16 +136,52 @@ func (s *Server) speaksEra(era mcp.Era) bool {
 	return s.speaks[era] == yes
 }
 
-// eras returns in which eras the server is to be spoken to, the most promising
-// first: that of the client, unless the server is known not to speak it.
-func (s *Server) eras(preferred mcp.Era) [2]mcp.Era {
+// eras returns in which eras the server is to be spoken to for a client, the most promising
+// first. With a server that speaks both it is the era of the client. As long as that is not
+// known, the server is asked in the modern era: its answer tells, and servers of that era may not
+// understand what came before. Children are not asked, because each era starts a process.
+func (s *Server) eras(client mcp.Era) [2]mcp.Era {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	other := mcp.Modern - preferred
-	if s.speaks[preferred] == no && s.speaks[other] != no {
-		return [2]mcp.Era{other, preferred}
+	first := mcp.Modern
+	if client == mcp.Legacy && (s.speaks[mcp.Legacy] == yes || s.ChildrenOnly) {
+		first = mcp.Legacy
 	}
-	return [2]mcp.Era{preferred, other}
+	other := mcp.Modern - first
+	if s.speaks[first] == no && s.speaks[other] != no {
+		return [2]mcp.Era{other, first}
+	}
+	return [2]mcp.Era{first, other}
+}
+
+// maxInvalidTools is how many invalid tools of a server are remembered. Others are left out of
+// lists, too, but not logged.
+const maxInvalidTools = 1000
+
+// noteTool notes whether the definition of a tool is valid, and reports whether it is news that
+// it is not.
+func (s *Server) noteTool(name string, err error) (news bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		delete(s.invalid, name)
+		return false
+	}
+	if _, known := s.invalid[name]; known || len(s.invalid) >= maxInvalidTools {
+		return false
+	}
+	if s.invalid == nil {
+		s.invalid = map[string]error{}
+	}
+	s.invalid[name] = err
+	return true
+}
+
+// invalidTool returns what is wrong with the definition of a tool, if that is known.
+func (s *Server) invalidTool(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.invalid[name]
 }
 
 // shows reports whether clients may see a tool of the server, and call it.
@@ -269,11 +306,26 @@ func (w *statusRecorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// The messages that tell whether a server answers, one for each era.
+var probes = [...][]byte{
+	mcp.Legacy: []byte(`{"jsonrpc":"2.0","id":"gateway-health","method":"ping"}`),
+	mcp.Modern: jsonrpc.RequestAs([]byte(`"gateway-health"`), "server/discover",
+		withMeta(nil, mcp.RequestMeta([]byte(`{"name":"gateway-health","version":"1"}`), []byte("{}"), ""))),
+}
+
 // Probe has the routes of the server answer a message that no client has sent.
-func (s *Server) Probe(w http.ResponseWriter, r *http.Request, message []byte) error {
+func (s *Server) Probe(w http.ResponseWriter, r *http.Request) error {
+	era := mcp.Legacy
+	if s.speaksEra(mcp.Modern) && !s.speaksEra(mcp.Legacy) {
+		era = mcp.Modern
+	}
+	message := probes[era]
 	x := &exchange{server: s}
 	if failure := x.message.Read(message); failure != nil {
 		return failure
+	}
+	if era == mcp.Modern {
+		mcp.SetModern(r.Header, &x.message, mcp.Stateless)
 	}
 	direct(r, s.Target)
 	s.Upstream.Describe(r, x.placeholder)

@@ -1,6 +1,7 @@
 package jsonrpc
 
 import (
+	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
@@ -128,6 +129,14 @@ func MissingCapability(server, method string) *Failure {
 func ServerError(server string, m *Message) *Failure {
 	f := failure(http.StatusOK, m.ErrorNumber(), "server_error", m.Text(ErrorMessage))
 	f.Data.ServerName = server
+	var refusal struct {
+		Data struct {
+			Supported []string `json:"supported"`
+		} `json:"data"`
+	}
+	if json.Unmarshal(m.Literal(Error), &refusal) == nil {
+		f.Data.Supported = refusal.Data.Supported
+	}
 	return f
 }
 

@@ -298,6 +298,10 @@ func (m *Message) ErrorNumber() int {
 // which is not spoken there.
 func (m *Message) IsUnsupportedVersion() bool { return m.ErrorNumber() == codeVersion }
 
+// IsHeaderMismatch reports whether an answer says that the headers of the request and its body
+// do not agree.
+func (m *Message) IsHeaderMismatch() bool { return m.ErrorNumber() == codeHeaderMismatch }
+
 // IsUnknownSession reports whether an answer says what servers say of sessions that they
 // do not know.
 func (m *Message) IsUnknownSession() bool {

@@ -316,7 +316,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.newGateway(); err != nil {
 		return err
 	}
-	if err := telemetry.Register(ctx, requests, durations, denials, redactions, toolChanges, loginCount, tokenRequests, mcpstdio.Healthy()); err != nil {
+	if err := telemetry.Register(ctx, requests, durations, denials, redactions, invalidTools, toolChanges, loginCount, tokenRequests, mcpstdio.Healthy()); err != nil {
 		return err
 	}
 	return nil

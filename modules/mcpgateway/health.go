@@ -272,10 +272,7 @@ func (u *upstreams) childrenAnswer(ctx context.Context) (asked bool, err error) 
 	return asked, errors.Join(failures...)
 }
 
-// healthPing is the message that a server is checked with.
-const healthPing = `{"jsonrpc":"2.0","id":"gateway-health","method":"ping"}`
-
-// ping has the routes of the server answer a ping. Any JSON-RPC answer will do, also that there
+// ping has the routes of the server answer a message. Any JSON-RPC answer will do, also that there
 // is no session, and so will success without one. So will a refusal: a server that wants
 // credentials, or GET as the old HTTP+SSE transport, reads requests.
 func (s *Server) ping(ctx context.Context) error {
@@ -290,7 +287,7 @@ func (s *Server) ping(ctx context.Context) error {
 	r.Header.Set("Accept", "application/json, text/event-stream")
 	w := newPong(func() { end.Reset(pongLinger) })
 	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
-	if err = s.server.Probe(w, r, []byte(healthPing)); err == nil {
+	if err = s.server.Probe(w, r); err == nil {
 		w.WriteHeader(http.StatusOK) // a handler that writes nothing means that
 	}
 	_ = w.Close() // what cannot be read is no answer

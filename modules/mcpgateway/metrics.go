@@ -9,7 +9,8 @@ var (
 	loginCount    = telemetry.NewCounter("logins_total", "Logins to MCP servers by OAuth that a person has finished.", "server", "outcome")
 	tokenRequests = telemetry.NewCounter("token_requests_total", "Requests for access tokens of MCP servers, by grant.", "server", "grant", "outcome")
 
-	denials     = telemetry.NewCounter("denied_total", "What clients were refused.", "client", "reason")
-	redactions  = telemetry.NewCounter("redacted_total", "What was replaced in results.", "client")
-	toolChanges = telemetry.NewCounter("tool_changes_total", "Tools whose definition is not what it was when it was first seen.", "server")
+	denials      = telemetry.NewCounter("denied_total", "What clients were refused.", "client", "reason")
+	redactions   = telemetry.NewCounter("redacted_total", "What was replaced in results.", "client")
+	invalidTools = telemetry.NewCounter("invalid_tools_total", "Tools that were left out because their definition is invalid.", "server")
+	toolChanges  = telemetry.NewCounter("tool_changes_total", "Tools whose definition is not what it was when it was first seen.", "server")
 )

@@ -51,6 +51,13 @@ func (o reporter) ToolChanged(server, tool string) {
 	o.events.Emit(o.ctx, "mcp_tool_changed", map[string]any{"gateway": o.Name, "server": server, "tool": tool})
 }
 
+// ToolInvalid implements [gateway.Observer].
+func (o reporter) ToolInvalid(server, tool string, reason error) {
+	invalidTools.WithLabelValues(server).Inc()
+	o.logger.Warn("tool left out, because its definition is invalid", zap.String("mcp_server", server), zap.String("mcp_tool", tool),
+		zap.Error(reason))
+}
+
 // ToolsSeen implements [gateway.Observer].
 func (o reporter) ToolsSeen(server string) { o.pins.save(o.byName[server]) }
 

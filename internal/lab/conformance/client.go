@@ -32,10 +32,6 @@ var knownFailures = map[string]map[string][]string{
 		legacy: {"sse-retry"},
 		modern: {"sse-retry"},
 	},
-	"2026-07-28": {
-		legacy: {"request-metadata", "http-custom-headers", "http-invalid-tool-headers", "http-standard-headers", "sep-2322-client-request-state"},
-		modern: {"request-metadata", "http-custom-headers", "http-invalid-tool-headers"},
-	},
 }
 
 // clientTimeout is how long a driver may take. The suite ends it then.

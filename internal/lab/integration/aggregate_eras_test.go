@@ -953,6 +953,39 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 	})
 }
 
+// newInvalidServer starts a server of 2026-07-28 with a good tool and one whose annotation is
+// not the name of a header.
+func newInvalidServer(t *testing.T) *remoteServer {
+	t.Helper()
+	remote := newLenientServer(t, "good")
+	remote.Replies = map[string]string{
+		"server/discover": `"result":{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}`,
+		"tools/list": `"result":{"tools":[{"name":"good","inputSchema":{"type":"object"}},` +
+			`{"name":"bad","inputSchema":{"type":"object","properties":{"a":{"type":"string","x-mcp-header":"not a token"}}}}]}`,
+	}
+	return remote
+}
+
+// A tool of a modern server whose annotations cannot be followed is left out, and counted.
+func TestAggregateEraInvalidTools(t *testing.T) {
+	isolate(t)
+	url := serve(t, gateway("separator __", newInvalidServer(t).line("alpha")))
+	grown := growth(t)
+	for _, era := range clientEras {
+		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
+		if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, "bad") || !strings.Contains(got, "good") {
+			t.Errorf("%s: got %s", era.name, got)
+		}
+		got := c.ask(t, "tools/call", callOf("alpha", "bad", `{"a":"b"}`)).answer
+		if got.Error == nil || got.Error.Code != -32602 || !strings.Contains(got.Raw, "x-mcp-header of a: it is not a name that a header can have") {
+			t.Errorf("%s: got %s", era.name, got.Raw)
+		}
+	}
+	if n := grown()[sample("invalid_tools_total", "alpha")]; n != 1 {
+		t.Errorf("%v tools were counted, want 1", n)
+	}
+}
+
 // Links to resources, and resources, in what tools return can be read by the URIs
 // they have there.
 func TestAggregateEraResourceLinks(t *testing.T) {

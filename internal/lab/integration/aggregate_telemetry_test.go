@@ -92,7 +92,7 @@ func TestAggregateMetrics(t *testing.T) {
 	ask("PUT", "") // by which it is known that all is counted
 	t.Run("A51 the handshake", func(t *testing.T) {
 		got, _ := tally(beginning())
-		for _, want := range []string{" initialize ok", "alpha initialize ok", "beta initialize ok", "refusing initialize ok", "broken initialize ok", "slow initialize ok", "down initialize connect_error"} {
+		for _, want := range []string{" initialize ok", "alpha initialize ok", "beta initialize ok", "refusing initialize ok", "broken initialize ok", "slow initialize ok", "down server/discover connect_error"} {
 			if got[want] != 1 {
 				t.Errorf("%s: %v in %v", want, got[want], got)
 			}
@@ -136,7 +136,7 @@ func TestAggregateMetrics(t *testing.T) {
 			outcomes, durations := tally(grown())
 			maps.DeleteFunc(outcomes, func(name string, _ float64) bool { return strings.HasPrefix(name, " stream ") })
 			// A server that was away may have been tried again.
-			maps.DeleteFunc(outcomes, func(name string, _ float64) bool { return strings.HasPrefix(name, "down initialize ") })
+			maps.DeleteFunc(outcomes, func(name string, _ float64) bool { return strings.HasPrefix(name, "down server/discover ") })
 			if !maps.Equal(outcomes, tt.want) {
 				t.Errorf("counted %v\nwant %v\nafter %v: %d %.300s", outcomes, tt.want, time.Since(began), got.StatusCode, got.body)
 			}

@@ -351,7 +351,7 @@ func (s symptoms) missingAndCut(t *testing.T) {
 	caddy := run(t, inFile(t, block(":8080", "bind 127.0.0.1",
 		gateway("mcp_path /few", "rpc_path /few-rpc", "separator __", "discovery on", sampleServer),
 		gateway("separator __", block("mask 4000 2000 2000", block("recover on", "max_bytes 256KiB")), "max_name_length 30", sampleServer, child("child"),
-			block("server with_a_name", "mcp_sample"), "server odd http://"+stub+"/mcp"))))
+			block("server with_a_name", "mcp_sample"), "server odd http://"+stub+"/mcp", newInvalidServer(t).line("invalid")))))
 	url := "http://" + caddy.address
 	s.in(t, newSpeaker(t, url+"/few", true, `{}`).ask(t, "tools/list", `{}`).answer.Raw, "search_tools", "describe_tool", "call_tool")
 
@@ -365,7 +365,8 @@ func (s symptoms) missingAndCut(t *testing.T) {
 	}
 	s.in(t, read("recover_observation", `{"id":"obs_aaaaaaaaaaaaaaaaaaaaaa"}`), "Nothing is kept under the id …")
 	post(t, mcpAt(url, "odd"), raw(result(quote(strings.Repeat("A", 5000))), `"headers":{"Content-Encoding":"compress"}`))
-	s.in(t, caddy.stop(t), "response not masked: unknown content encoding")
+	c.ask(t, "tools/list", `{}`)
+	s.in(t, caddy.stop(t), "response not masked: unknown content encoding", "tool left out, because its definition is invalid")
 }
 
 func (s symptoms) conversation(t *testing.T) {

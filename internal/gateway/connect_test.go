@@ -1,0 +1,283 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// methods returns what a peer was asked, in order.
+func (p *peer) methods() (all []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.arrivals {
+		all = append(all, a.method())
+	}
+	return all
+}
+
+// Servers are first asked in the modern era, whatever that of the client, and once only.
+func TestServersAreDiscovered(t *testing.T) {
+	tests := []struct {
+		name   string
+		peer   *peer
+		speaks [2]bool
+		client mcp.Era
+		want   []string // at the beginning
+		again  string   // what a second client says first
+	}{
+		{"modern server", modernPeer("a"), [2]bool{mcp.Modern: true}, mcp.Legacy, []string{"server/discover"}, "server/discover"},
+		{"legacy server", legacyPeer("a"), [2]bool{mcp.Legacy: true}, mcp.Legacy, []string{"server/discover", "initialize"}, "initialize"},
+		{"both, legacy client", newPeer("a"), [2]bool{true, true}, mcp.Legacy, []string{"server/discover", "initialize"}, "initialize"},
+		{"both, modern client", newPeer("a"), [2]bool{true, true}, mcp.Modern, []string{"server/discover"}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := tt.peer
+			p.speaks = tt.speaks
+			g := newGateway(t, nil, p)
+			connect := func() {
+				u := g.user(t, tt.client)
+				if tt.client == mcp.Legacy {
+					u.connect()
+				}
+				if s := u.call("a::x"); s.code() != 0 {
+					t.Errorf("got %s", s.body)
+				}
+			}
+			connect()
+			got := p.methods()
+			if len(got) < len(tt.want) || !slices.Equal(got[:len(tt.want)], tt.want) || got[len(tt.want)] == "initialize" {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			connect()
+			if next := p.methods()[len(got)]; tt.again != "" && next != tt.again {
+				t.Errorf("then got %q, want %q", next, tt.again)
+			}
+		})
+	}
+}
+
+// A server that refuses a version is asked again with one that it offers.
+func TestRefusedVersions(t *testing.T) {
+	refuse := func(w http.ResponseWriter, a *incoming, code int, supported string) {
+		a.write(w, http.StatusBadRequest, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":"Unsupported protocol version","data":{"supported":[%s]}}}`, a.id(), code, supported))
+	}
+	t.Run("the same again", func(t *testing.T) {
+		p := modernPeer("a")
+		p.does("server/discover", func(w http.ResponseWriter, a *incoming) {
+			p.does("server/discover", nil)
+			refuse(w, a, -32022, `"2026-07-28"`)
+		})
+		if s := newGateway(t, nil, p).legacy(t).call("a::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		all := p.heard("server/discover")
+		if len(all) != 2 || all[0].id() == all[1].id() {
+			t.Errorf("got %d requests", len(all))
+		}
+		for _, a := range all {
+			if failure := mcp.CheckModern(a.Header, &a.message); failure != nil || !a.message.Has(jsonrpc.ClientInfo) {
+				t.Errorf("got %v, %v, %s", failure, a.Header, a.body)
+			}
+		}
+	})
+	t.Run("for ever", func(t *testing.T) {
+		p := modernPeer("a").does("server/discover", func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2026-07-28"`) })
+		if s := newGateway(t, nil, p).modern(t).call("a::x"); s.code() == 0 || p.count("server/discover") != 2 {
+			t.Errorf("got %s after %d attempts", s.body, p.count("server/discover"))
+		}
+	})
+	t.Run("an older one", func(t *testing.T) {
+		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+			p := legacyPeer("a")
+			p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+				if !a.message.Is(jsonrpc.Requested, "2024-11-05") {
+					refuse(w, a, -32602, `"2024-11-05"`)
+					return
+				}
+				p.initialize(w, a)
+			})
+			u := newGateway(t, nil, p).user(t, era)
+			if era == mcp.Legacy {
+				u.connect()
+			}
+			if s := u.call("a::x"); s.code() != 0 {
+				t.Errorf("got %s", s.body)
+			}
+			asked := p.heard("initialize")
+			if len(asked) != 2 || !strings.Contains(asked[1].body, `"capabilities":`+asksAll) {
+				t.Errorf("got %d requests", len(asked))
+			}
+			if call := p.heard("tools/call")[0]; call.Header.Get(mcp.VersionHeader) != "2024-11-05" {
+				t.Errorf("got %v", call.Header)
+			}
+		}
+	})
+	t.Run("the other era", func(t *testing.T) {
+		p := legacyPeer("a").does("server/discover", nil)
+		p.speaks = [2]bool{true, true}
+		p.does("server/discover", func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2025-11-25"`) })
+		if s := newGateway(t, nil, p).modern(t).call("a::x"); s.code() != 0 || p.count("initialize") != 1 {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+// What is made again has another id, and the client gets its own back.
+func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
+	check := func(t *testing.T, p *peer, n int) {
+		t.Helper()
+		ids := map[string]bool{}
+		for _, call := range p.heard("tools/call") {
+			ids[call.id()] = true
+		}
+		if calls := p.count("tools/call"); calls != n || len(ids) != n {
+			t.Errorf("got %d calls with %d ids, want %d", calls, len(ids), n)
+		}
+	}
+	large := strings.Repeat("x", 2<<20)
+	t.Run("after input", func(t *testing.T) {
+		p := modernPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			if a.message.Has(jsonrpc.InputResponses) {
+				a.reply(w, `{"resultType":"complete","content":[{"type":"text","text":"`+large+`"}]}`)
+				return
+			}
+			a.reply(w, `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}}}`)
+		})
+		u := newGateway(t, nil, p).legacy(t)
+		call := u.begin("tools/call", `{"name":"a::x"}`)
+		u.answer(call.nextOf("roots/list"), `{"roots":[]}`)
+		if e := call.nextOf(""); e.id() != fmt.Sprint(u.last.Load()) || !strings.Contains(e.data, large) {
+			t.Errorf("got id %s and %d bytes", e.id(), len(e.data))
+		}
+		check(t, p, 2)
+	})
+	t.Run("after input that the gateway gives", func(t *testing.T) {
+		p := modernPeer("a").does("tools/call", wanting(2))
+		u := newGateway(t, func(c *Config) {
+			c.Servers[0].Answers = []Answer{{Method: "elicitation/create", Action: AnswerHere, Result: []byte(`{"action":"accept"}`)}}
+		}, p).modern(t)
+		if s := u.call("a::x"); s.code() != 0 || !strings.Contains(s.answer, `"accept"`) || !strings.Contains(s.answer, `"id":`+fmt.Sprint(u.last.Load())) {
+			t.Errorf("got %s", s.body)
+		}
+		check(t, p, 3)
+	})
+	t.Run("in another session", func(t *testing.T) {
+		p := legacyPeer("a")
+		u := newGateway(t, nil, p).legacy(t)
+		p.forget()
+		started := make(chan struct{})
+		p.does("tools/call", func(_ http.ResponseWriter, a *incoming) {
+			close(started)
+			<-a.Context().Done()
+		})
+		call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
+		defer call.hangUp()
+		<-started
+		check(t, p, 2)
+		u.tell("notifications/cancelled", `{"requestId":7}`)
+		canceled := p.await(t, "notifications/cancelled", 1)
+		if got := string(canceled.message.Literal(jsonrpc.RequestID)); got != p.heard("tools/call")[1].id() {
+			t.Errorf("got %s", canceled.body)
+		}
+	})
+}
+
+// invalidTool has an annotation that no header can have.
+const invalidTool = `{"name":"bad","inputSchema":{"type":"object","properties":{"a":{"type":"number","x-mcp-header":"A"}}}}`
+
+// Tools whose annotations are invalid cannot be used over HTTP in the modern era.
+func TestInvalidToolsAreLeftOut(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := modernPeer("a").has("tools/list", "tools", invalidTool, `{"name":"good","inputSchema":{"type":"object"}}`)
+		g := newGateway(t, nil, p)
+		u := g.user(t, era)
+		if era == mcp.Legacy {
+			u.connect()
+		}
+		for range 2 {
+			if s := u.ask("tools/list", "{}"); strings.Contains(s.answer, "bad") || !strings.Contains(s.answer, "a::good") {
+				t.Errorf("got %s", s.body)
+			}
+		}
+		if s := u.call("a::bad"); s.code() != jsonrpc.CodeInvalidParams || !strings.Contains(s.body, "x-mcp-header of a") || p.count("tools/call") != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		if got := g.config.Observer.(*observed).invalid; len(got) != 1 || !strings.HasPrefix(got[0], "a bad: x-mcp-header of a: ") {
+			t.Errorf("got %q", got)
+		}
+		p.hasTools("bad", "good")
+		if s := u.ask("tools/list", "{}"); !strings.Contains(s.answer, "a::bad") {
+			t.Errorf("got %s", s.body)
+		}
+		if s := u.call("a::bad"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+	}
+	t.Run("not where headers have no meaning", func(t *testing.T) {
+		child := modernPeer("b").has("tools/list", "tools", invalidTool)
+		legacy := legacyPeer("a").has("tools/list", "tools", invalidTool)
+		u := newGateway(t, func(c *Config) { c.Servers[1].ChildrenOnly = true }, legacy, child).legacy(t)
+		if s := u.ask("tools/list", "{}"); !strings.Contains(s.answer, "a::bad") || !strings.Contains(s.answer, "b::bad") {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+// A server that misses headers is called again with those of its list as it is now.
+func TestMissingParamHeaders(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		p := modernPeer("a").hasTools("x")
+		g := newGateway(t, nil, p)
+		u := g.user(t, era)
+		if era == mcp.Legacy {
+			u.connect()
+		}
+		u.ask("tools/list", "{}")
+		p.has("tools/list", "tools", `{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`)
+		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			if a.Header.Get("Mcp-Param-Region") != "eu" {
+				a.refuse(w, http.StatusBadRequest, -32020, "Mcp-Param-Region is missing")
+				return
+			}
+			a.reply(w, `{"resultType":"complete","content":[]}`)
+		})
+		const params = `{"name":"a::x","arguments":{"region":"eu"}}`
+		if s := u.ask("tools/call", params); s.code() != 0 || p.count("tools/call") != 2 {
+			t.Errorf("client of era %d: got %s after %d calls", era, s.body, p.count("tools/call"))
+		}
+		if s := u.ask("tools/call", params); s.code() != 0 || p.count("tools/call") != 3 {
+			t.Errorf("client of era %d: got %s after %d calls", era, s.body, p.count("tools/call"))
+		}
+		// A server that is never content is not asked for ever.
+		p.does("tools/call", func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusBadRequest, -32020, "no") })
+		if s := u.ask("tools/call", params); s.code() != -32020 || p.count("tools/call") != 5 {
+			t.Errorf("client of era %d: got %s after %d calls", era, s.body, p.count("tools/call"))
+		}
+	}
+}
+
+// Health checks speak the era of the server.
+func TestProbesSpeakTheEraOfTheServer(t *testing.T) {
+	for want, p := range map[string]*peer{"ping": legacyPeer("a"), "server/discover": modernPeer("a")} {
+		g := newGateway(t, nil, p)
+		g.modern(t).call("a::x")
+		n := p.count(want)
+		r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/", http.NoBody)
+		if err := g.servers["a"].Probe(&statusRecorder{header: http.Header{}}, r); err != nil {
+			t.Error(err)
+		}
+		probes := p.heard(want)
+		if len(probes) != n+1 {
+			t.Errorf("got %q, want %s", p.methods(), want)
+		} else if failure := mcp.CheckModern(probes[n].Header, &probes[n].message); (failure == nil) != (want == "server/discover") {
+			t.Errorf("got %v %s", probes[n].Header, probes[n].body)
+		}
+	}
+}
