@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
@@ -70,14 +71,17 @@ func (r *Reader) ReadResponse(res *http.Response) error {
 // the stream comes over. The zero value is the beginning of a stream.
 type Position struct {
 	ID       string // of the last event that has one
-	Attempts int    // to resume the stream since the last event
+	Attempts int    // to resume the stream since the last new event
 
 	retry time.Duration // as the server wants it
 }
 
-// advance notes that an event was read.
-func (p *Position) advance(f *sse.Fields) {
-	p.Attempts = 0
+// advance notes that an event was read. It is a new one if it has another id than the last one
+// or, without an id, data.
+func (p *Position) advance(f *sse.Fields, hasData bool) {
+	if f.HasID && f.ID != p.ID || !f.HasID && hasData {
+		p.Attempts = 0
+	}
 	if f.HasID {
 		p.ID = f.ID
 	}
@@ -103,3 +107,15 @@ func (p *Position) Wait(ctx context.Context) bool {
 }
 
 func (p *Position) pause() time.Duration { return max(p.retry, reconnect.Pause(p.Attempts)) }
+
+// Retry returns how long the server wants its clients to wait before they resume the stream.
+func (p *Position) Retry() time.Duration { return p.retry }
+
+// Resume makes r read the response that goes on with the stream of the request. Only an event
+// stream does. Messages go to the same functions, and questions stay open.
+func (r *Reader) Resume() {
+	r.header, r.status, r.media, r.unwanted, r.err = nil, 0, httpbody.Other, false, nil
+	r.events, r.fields = sse.Scanner{}, sse.Fields{}
+	r.data, r.outline, r.newLine, r.skip = r.data[:0], nil, false, false
+	r.resumed, r.owned = true, true // the server has answered the request with a stream
+}

@@ -70,8 +70,9 @@ func TestPositionFollowsAStream(t *testing.T) {
 		{"an id with control characters does not count", "id: 1\n" + message + "id: \x00\n" + message, "1", 0},
 		{"an id that is too long does not count", "id: 1\n" + message + "id: " + strings.Repeat("x", 8<<10) + "\n" + message, "1", 0},
 		{"an event that is cut does not count", "id: 1\n" + message + "id: 2\ndata: {", "1", 0},
-		{"a retry that is not a number does not count", "retry: 10\n\nretry: soon\n\n", "", 10 * time.Millisecond},
-		{"a long retry is shortened", "retry: 2000000000\n\n", "", maxPause},
+		{"an event counts that lacks no more than its end", "id: 1\n" + message + "id: 2\ndata: {\"method\":\"n\"}", "2", 0},
+		{"a retry that is not a number does not count", "id: 1\nretry: 10\n\nretry: soon\n\n", "1", 10 * time.Millisecond},
+		{"a long retry is shortened", "id: 1\nretry: 2000000000\n\n", "1", maxPause},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,6 +85,55 @@ func TestPositionFollowsAStream(t *testing.T) {
 				t.Errorf("got %+v, want id %q, retry %s, no attempts", at, tt.want, tt.retry)
 			}
 		})
+	}
+}
+
+// Only new events show that it makes sense to go on.
+func TestPositionCountsAttempts(t *testing.T) {
+	for stream, want := range map[string]int{
+		"":                      3,
+		":\n\n":                 3,
+		"data:\n\n":             3,
+		"retry: 10\n\n":         3,
+		"id: 7\ndata:\n\n":      3,
+		"id: 7\ndata: {}\n\n":   3,
+		"id: 8\ndata:\n\n":      0,
+		"data: {\"id\":1}\n\n":  0,
+		"id: 8\ndata: {\"id\":": 3,
+	} {
+		at := Position{ID: "7", Attempts: 3}
+		r := Reader{Position: &at, OnMessage: func(*Event) error { return nil }}
+		if err := r.ReadResponse(response(strings.NewReader(stream))); err != nil || at.Attempts != want {
+			t.Errorf("%q: got %d attempts, want %d: %v", stream, at.Attempts, want, err)
+		}
+	}
+}
+
+// A Reader reads on in another response, and drops what was left of the last one.
+func TestResume(t *testing.T) {
+	var got []string
+	at := new(Position)
+	r := Reader{Position: at, OnMessage: func(e *Event) error { got = append(got, e.ID+string(e.Data)); return nil }}
+	broken := io.MultiReader(strings.NewReader("id: 1\ndata: {\"method\":\"a\"}\n\nid: 2\ndata: {\"met"), iotest.ErrReader(io.ErrUnexpectedEOF))
+	if err := r.ReadResponse(response(broken)); err != io.ErrUnexpectedEOF {
+		t.Errorf("got %v", err)
+	}
+	r.QuestionAsked()
+	for _, refused := range []*http.Response{
+		{StatusCode: http.StatusNotFound, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"error":{"code":1},"id":null}`))},
+		{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(`{"result":{},"id":1}`))},
+	} {
+		r.Resume()
+		if err := r.ReadResponse(refused); err != nil || len(got) != 1 || r.SessionLost() {
+			t.Errorf("%d: got %q: %v", refused.StatusCode, got, err)
+		}
+	}
+	r.Resume()
+	if err := r.ReadResponse(response(strings.NewReader("\uFEFFid: 2\ndata: {\"method\":\"b\"}\n\n"))); err != nil {
+		t.Error(err)
+	}
+	if len(got) != 2 || got[1] != `2{"method":"b"}` || at.ID != "2" || !r.HasQuestions() {
+		t.Errorf("got %q up to %q", got, at.ID)
 	}
 }
 

@@ -48,6 +48,7 @@ type Reader struct {
 	status   int
 	media    httpbody.MediaType
 	unwanted bool // the body
+	resumed  bool // the response goes on with the stream of another one
 	err      error
 
 	events  sse.Scanner
@@ -92,7 +93,7 @@ func (r *Reader) WriteHeader(status int) {
 	if httpbody.Encoding(r.Header()) == "" {
 		r.media = httpbody.TypeOf(r.Header().Get("Content-Type"))
 	}
-	r.unwanted = r.OnHeader != nil && !r.OnHeader(status)
+	r.unwanted = r.OnHeader != nil && !r.OnHeader(status) || r.resumed && !r.goesOn()
 	if n, err := strconv.Atoi(r.Header().Get("Content-Length")); err == nil && n > 0 && n <= MaxHeld {
 		r.data = slices.Grow(r.data, n)
 	}
@@ -180,6 +181,9 @@ func (r *Reader) Outcome() (code int, answered bool) { return r.errorCode, r.ans
 // Status returns the status of the response, 0 before there is one.
 func (r *Reader) Status() int { return r.status }
 
+// goesOn reports whether the response can be the rest of a stream.
+func (r *Reader) goesOn() bool { return r.status == http.StatusOK && r.IsStream() }
+
 // IsStream reports whether the response is a stream of events.
 func (r *Reader) IsStream() bool { return r.media == httpbody.EventStream }
 
@@ -200,7 +204,7 @@ func (r *Reader) part(kind sse.Kind, part []byte) {
 		r.fields.Read(part)
 	case sse.Dispatch:
 		if r.Position != nil {
-			r.Position.advance(&r.fields)
+			r.Position.advance(&r.fields, len(r.data) > 0 || r.rest != nil || r.skip)
 		}
 		r.dispatch()
 	}
@@ -299,6 +303,11 @@ func (r *Reader) dispatchLarge() {
 // Close says that the response is complete. It returns the error that reading it has met.
 func (r *Reader) Close() error {
 	if r.err == nil && !r.unwanted && (len(r.data) > 0 || r.rest != nil) {
+		// An event whose end is missing counts if its message is complete. Otherwise it comes
+		// again when the stream is resumed.
+		if r.Position != nil && r.IsStream() && r.parse() == nil {
+			r.Position.advance(&r.fields, true)
+		}
 		r.dispatch()
 	}
 	return r.err
