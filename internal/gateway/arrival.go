@@ -27,8 +27,9 @@ type arrival struct {
 
 	timer    *time.Timer // ends the request; nil for those that may last
 	timeout  time.Duration
-	limit    int64 // how many bytes may come; 0 for any number
-	size     int64 // how many have
+	heardAt  time.Time // when the server was heard last, or asked, without the pauses it wants
+	limit    int64     // how many bytes may come; 0 for any number
+	size     int64     // how many have
 	status   int
 	begun    bool // the status has come
 	gaveUp   bool // reverse_proxy has, because the request was canceled, or we have
@@ -72,7 +73,9 @@ func (a *arrival) WriteHeader(status int) {
 		}
 		return
 	}
-	a.heard()
+	if !a.x.resumed { // else it says only that there may be more
+		a.heard()
+	}
 	if a.begun {
 		return
 	}
@@ -170,7 +173,7 @@ func (a *arrival) Write(p []byte) (int, error) {
 	if a.gaveUp {
 		return 0, errUnacceptable
 	}
-	if !isComment(p) {
+	if !isEmpty(p) {
 		a.heard()
 	}
 	if a.size += int64(len(p)); a.limit > 0 && a.size > a.limit {
@@ -209,14 +212,29 @@ func (a *arrival) ReadFrom(r io.Reader) (int64, error) {
 // heard notes that the server is alive. At /rpc the time is for the whole answer.
 func (a *arrival) heard() {
 	if a.timer != nil && a.x.kind != RPC {
+		a.heardAt = time.Now()
 		a.timer.Reset(a.timeout)
 	}
 }
 
-// isComment reports whether this is what servers send into event streams to keep
-// connections open. It says nothing of the call.
-func isComment(p []byte) bool {
-	return len(p) > 0 && p[0] == ':' && !bytes.Contains(p, []byte("data:"))
+// isEmpty reports whether this is what servers send into event streams to keep connections
+// open, or to have them resumed: comments, and events without data. It says nothing of the
+// call.
+func isEmpty(p []byte) (empty bool) {
+	for line := range bytes.Lines(p) {
+		name, value, isField := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte{':'})
+		switch {
+		case !isField && len(name) > 0:
+			return false
+		case !isField: // an empty line
+		case len(name) == 0, string(name) == "id", string(name) == "retry", string(name) == "event",
+			string(name) == "data" && len(bytes.TrimSpace(value)) == 0:
+			empty = true
+		default:
+			return false
+		}
+	}
+	return empty
 }
 
 var errUnacceptable = errors.New("the answer of the MCP server is not accepted")

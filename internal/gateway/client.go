@@ -138,6 +138,29 @@ type inFlight struct {
 	// id is the one by which the server knows a call that was made again; nil for the client's
 	// own.
 	id atomic.Pointer[[]byte]
+
+	canceled atomic.Bool // by the client; the server knows
+	paused   atomic.Bool // the server has ended the stream, and the rest is not asked for yet
+}
+
+// drop notes that the client has canceled the call. The rest of its stream is not asked for.
+func (f *inFlight) drop() {
+	f.canceled.Store(true)
+	if f.paused.Load() {
+		f.cancel()
+	}
+}
+
+// pause notes that the rest of the stream is going to be asked for, if f is not nil.
+func (f *inFlight) pause() (end func()) {
+	if f == nil {
+		return func() {}
+	}
+	f.paused.Store(true)
+	if f.canceled.Load() {
+		f.cancel()
+	}
+	return func() { f.paused.Store(false) }
 }
 
 // begin notes a call, so that it can be canceled. Ids that are in use already

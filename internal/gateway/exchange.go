@@ -38,8 +38,9 @@ type exchange struct {
 
 	posted
 	caller  caller
-	path    string // of the client's request
-	resumed bool   // the response is the rest of the stream of a call
+	path    string    // of the client's request
+	resumed bool      // the response is the rest of the stream of a call
+	flight  *inFlight // the call of the client that the message is, if it can be canceled
 
 	sent    *http.Request // as the routes got it, if the server may be answered in place of the client
 	before  http.Header   // of the response, before the routes ran
@@ -108,8 +109,10 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	if !x.server.ForwardAuth {
 		x.g.stripCredentials(r.Header)
 	}
-	x.offerRoots(r)
-	x.propagate(r)
+	if r.Method == http.MethodPost {
+		x.offerRoots(r)
+		x.propagate(r)
+	}
 	if len(x.server.Answers) > 0 {
 		x.sent = r.Clone(r.Context())
 		x.sent.Body, x.sent.GetBody = http.NoBody, nil
@@ -150,7 +153,7 @@ func direct(r *http.Request, target *url.URL) {
 // listen has no limit, but ends when the client must open it anew. The function that is
 // returned stops that.
 func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (stop func()) {
-	lasts := method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)
+	lasts := x.answersAny(method) || x.message.Is(jsonrpc.Method, mcp.MethodListen)
 	switch {
 	case lasts && x.kind == Aggregate: // its reader ends it
 		return func() {}
@@ -172,8 +175,17 @@ func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (sto
 		}
 		cancel(errTimeout)
 	})
-	a.timer.Reset(a.timeout)
+	if a.heardAt.IsZero() {
+		a.heardAt = time.Now()
+	}
+	a.timer.Reset(a.timeout - time.Since(a.heardAt))
 	return func() { a.timer.Stop() }
+}
+
+// answersAny reports whether the response may have answers to any requests of the client: it
+// is a stream that the client has opened, and not the rest of that of a known call.
+func (x *exchange) answersAny(method string) bool {
+	return method == http.MethodGet && !x.message.IsRequest()
 }
 
 var (
@@ -226,11 +238,11 @@ func (x *exchange) masked() bool {
 	case "tools/call", "resources/read", "prompts/get":
 		return true
 	}
-	return x.resumed
+	return x.resumed && !x.message.IsRequest()
 }
 
-// about returns what the exchange is about, for the mask. For an answer that is resumed, or
-// that of a task, it is not known.
+// about returns what the exchange is about, for the mask. For an answer that a client resumes,
+// or that of a task, it is not known.
 func (x *exchange) about() mcp.Target {
 	target, ok := mcp.TargetOf(x.server.Name, &x.message)
 	if !ok || !x.message.IsRequest() {
@@ -275,6 +287,7 @@ func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
 		failure = x.verdict
 	case cause == errTimeout:
 		failure = jsonrpc.Timeout(x.server.Name)
+		x.verdict = failure
 	case cause == errEnded:
 		x.outcome = OutcomeOK
 		return nil
@@ -287,10 +300,17 @@ func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
 	default:
 		failure = x.failureOf(err)
 	}
+	if !x.isResumable() {
+		x.logFailure(failure, err)
+	}
+	return x.reply.breakOff(failure)
+}
+
+// logFailure logs that there is no answer, if that is the fault of the server.
+func (x *exchange) logFailure(failure *jsonrpc.Failure, err error) {
 	if c := x.g.config.Logger.Check(zapcore.ErrorLevel, "no answer of MCP server"); c != nil && failure.Status >= 500 {
 		c.Write(zap.String("mcp_server", x.server.Name), zap.String("code", failure.Data.Symbol), zap.Error(err))
 	}
-	return x.reply.breakOff(failure)
 }
 
 // failureOf returns what an error of the routes means to the client.
@@ -340,10 +360,11 @@ func (x *exchange) record(httpMethod string) {
 }
 
 // send has the server of the aggregate answer r, which is the exchange's from here on. It
-// returns when the response is complete, or why it is not.
+// returns when the response is complete, or why it is not. A stream that can be resumed is
+// complete when it has the answer.
 func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
 	defer x.record(r.Method)
-	failure := x.forward(r)
+	failure := x.readOn(r, x.forward(r))
 	code, answered := x.reader.Outcome()
 	switch {
 	case failure != nil:
@@ -396,7 +417,22 @@ func (w *readerReply) done() bool {
 
 func (w *readerReply) release() {}
 
-func (w *readerReply) timeLeft(timeout time.Duration) time.Duration { return timeout - w.Idle() }
+func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
+	if w.done() {
+		return 0
+	}
+	return timeout - w.Idle()
+}
+
+// Write takes the next bytes of the body. Some servers do not end a resumed stream after the
+// answer.
+func (w *readerReply) Write(p []byte) (int, error) {
+	n, err := w.Reader.Write(p)
+	if timer := w.x.arrival.timer; w.x.resumed && timer != nil && w.done() {
+		timer.Reset(streamGrace)
+	}
+	return n, err
+}
 
 // Interface guard
 var _ reply = (*readerReply)(nil)

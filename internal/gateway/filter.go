@@ -76,7 +76,7 @@ func (f *filter) take(message []byte) ([]byte, error) {
 // showsLists reports whether the answer may be one that a client is not shown all of, or
 // not as it is.
 func (f *filter) showsLists(modern bool) bool {
-	if f.r.Method == http.MethodGet { // in which answers are resumed
+	if f.x.answersAny(f.r.Method) {
 		return f.x.kind == Single || f.x.kind == Aggregate && f.x.resumed
 	}
 	switch f.x.methodName() {
@@ -98,7 +98,7 @@ func filtersAsItReads(c *caller) bool { return c.redactor() == nil }
 // resource that the client may not read.
 func (f *filter) showsValues() bool {
 	return f.x.caller.policy().RestrictsResources(f.x.server.Name) &&
-		(f.r.Method == http.MethodGet || f.x.methodName() == "completion/complete" && f.x.message.Has(jsonrpc.RefURI))
+		(f.x.answersAny(f.r.Method) || f.x.methodName() == "completion/complete" && f.x.message.Has(jsonrpc.RefURI))
 }
 
 // screen returns a message of the server as it goes on, nil if it does not.
@@ -154,7 +154,7 @@ func (f *filter) countRedactions(n int) {
 // leftOut has a message not go on that cannot be looked at. On a stream that a client
 // listens to there may be others; what a client waits for is answered with an error.
 func (f *filter) leftOut(err error) ([]byte, error) {
-	if f.r.Method != http.MethodGet {
+	if !f.x.answersAny(f.r.Method) {
 		return nil, err
 	}
 	f.x.g.config.Logger.Warn("message of MCP server left out, because it can be read in several ways", zap.String("mcp_server", f.x.server.Name))
@@ -233,7 +233,7 @@ const maxValues = 1000
 
 // completed returns an answer with those values only that complete the URIs of resources
 // which the client may read. If other arguments come first that are not known, it may have
-// to be all of them. The template of an answer that is resumed is not known.
+// to be all of them. The template of an answer that a client resumes is not known.
 func (f *filter) completed(message []byte) ([]byte, error) {
 	policy, server := f.x.caller.policy(), f.x.server.Name
 	completion, unknown := mcp.CompletionOf(f.x.message.Raw)

@@ -203,7 +203,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	return l.inSession(held.behalf, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names []foundName
-		h := &streamable.Reader{RequestID: held.id}
+		h := &streamable.Reader{RequestID: held.id, Position: new(streamable.Position)}
 		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
 			failure, names = readNames(m, data, names)
 			return failure

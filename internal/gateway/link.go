@@ -197,6 +197,9 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 	}
 	httpbody.Post(r, body)
 	h = &streamable.Reader{Limit: maxListing, Parse: to.parse}
+	if r.Header.Get(mcp.VersionHeader) != mcp.Stateless && !asked.Is(jsonrpc.Method, "initialize") {
+		h.Position = new(streamable.Position)
+	}
 	answered := false
 	var refusal *jsonrpc.Failure
 	var asides Asides

@@ -22,8 +22,8 @@ import (
 type listener struct {
 	key    listenerKey
 	stop   context.CancelFunc
-	last   string // id of the last event
-	lastIn string // session of that event; "" if the client has named the event
+	at     streamable.Position
+	lastIn string // session of the last event; "" if the client has named the event
 	heard  bool   // the server has such a stream
 
 	session     string // in which it has subscribed to resources
@@ -58,7 +58,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 		if time.Since(began) > rejoinPause.Max {
 			failures = 0
 		}
-		if !backoff.Sleep(ctx, rejoinPause.Pause(failures)) {
+		if !backoff.Sleep(ctx, max(rejoinPause.Pause(failures), e.at.Retry())) {
 			return
 		}
 	}
@@ -93,7 +93,7 @@ func (s *stream) listenOnce(o behalf, server *Server, e *listener, begun func())
 		}
 		s.subscribed(o, l, e)
 	}
-	return s.listenGET(o, l, e, listenStream, begun)
+	return s.listenGET(o, l, e, begun)
 }
 
 // subscribed subscribes to what the stream listens to, once in each session.
@@ -116,23 +116,19 @@ func (l *link) kinds() (has []listKind) {
 
 // listenGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
-func (s *stream) listenGET(o behalf, l *link, to *listener, kind string, begun func()) (again bool) {
+func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again bool) {
 	v := s.visit
 	r, session, _ := l.prepare(o)
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	resuming := to.last != "" && (to.lastIn == "" || to.lastIn == session)
+	resuming := to.at.ID != "" && (to.lastIn == "" || to.lastIn == session)
 	if resuming {
-		r.Header.Set("Last-Event-Id", to.last)
+		r.Header.Set("Last-Event-Id", to.at.ID)
 	}
-	var names []foundName
-	h := &streamable.Reader{Parse: func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
-		failure, names = readNames(m, data, names)
-		return failure
-	}}
 	heard := false
+	h := &streamable.Reader{Position: &to.at}
 	h.OnHeader = func(status int) bool {
-		if heard = status == http.StatusOK; heard && kind == listenStream {
+		if heard = status == http.StatusOK; heard {
 			l.lists.listen(everyKind, 1)
 		}
 		begun()
@@ -140,40 +136,29 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, kind string, begun f
 	}
 	h.OnMessage = func(e *streamable.Event) error {
 		if e.ID != "" {
-			to.last, to.lastIn = e.ID, session
+			to.lastIn = session
 		}
-		m, id := e.Message, l.translator(o.g).eventID(kind, e.ID)
-		switch {
-		case len(e.Data) == 0:
-			if kind == callStream && v.client.takesEmptyEvents() {
-				v.out.Event(&streamable.Event{ID: id, Retry: e.Retry})
-			}
-		case m.IsAnswer():
-			if kind == callStream { // on other streams no call waits for one
-				v.out.Event(&streamable.Event{ID: id, Data: jsonspan.Spliced(m.Raw, l.translator(o.g).rename(m.Raw, names)...)})
-			}
-		default:
-			others := l.unsolicited(o)
-			others.note(m)
-			if !s.pass(others, m, id) && m.IsRequest() && !l.held.ask(m) {
-				others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
-			}
+		m := e.Message
+		if len(e.Data) == 0 || m.IsAnswer() { // no call waits for one here
+			return nil
+		}
+		others := l.unsolicited(o)
+		others.note(m)
+		if !s.pass(others, m, l.translator(o.g).eventID(listenStream, e.ID)) && m.IsRequest() && !l.held.ask(m) {
+			others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
 		}
 		return nil
 	}
-	x := o.g.newExchange(l, h, nil)
-	x.resumed = kind == callStream
-	failure := x.send(r)
+	failure := o.g.newExchange(l, h, nil).send(r)
 	if heard {
-		if to.heard = true; kind == listenStream {
-			l.lists.listen(everyKind, -1)
-		}
+		to.heard = true
+		l.lists.listen(everyKind, -1)
 		return true
 	}
 	switch {
 	case resuming && h.Status()/100 == 4:
-		to.last = "" // the event may be too old
-		return s.listenGET(o, l, to, kind, begun)
+		to.at.ID = "" // the event may be too old
+		return s.listenGET(o, l, to, begun)
 	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
 		// Either the session is lost, which shows when it is used, or the stream, or
 		// there never was one.

@@ -108,6 +108,7 @@ func (n clientNotice) cancel() {
 		call.cancel() // to hang up is to cancel
 		return
 	}
+	call.drop()
 	var edits []jsonspan.Edit
 	if id := call.id.Load(); id != nil {
 		edits = append(edits, n.message.Replace(jsonrpc.RequestID, *id))

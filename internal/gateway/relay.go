@@ -23,10 +23,10 @@ type relay struct {
 	h       streamable.Reader
 	names   []foundName // in the message that was read last
 
-	answered  bool
-	resumable bool             // the client knows how to ask for the rest
-	input     *mcp.InputResult // before the server goes on
-	unheaded  bool             // the server misses headers that repeat arguments
+	answered bool
+	at       streamable.Position // in the stream of the server
+	input    *mcp.InputResult    // before the server goes on
+	unheaded bool                // the server misses headers that repeat arguments
 }
 
 // run has the server answer a message. What it returns is to be answered in place of that.
@@ -61,15 +61,20 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	httpbody.Post(r, m.Raw)
 	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
+	if era == mcp.Legacy {
+		rl.h.Position = &rl.at
+	}
 	defer rl.h.Borrow()()
 	defer l.client.dropQuestions(&rl.h)
 	c.passedOn = true
-	failure = c.g.newExchange(l, &rl.h, m).send(r)
+	x := c.g.newExchange(l, &rl.h, m)
+	x.flight = c.flight
+	failure = x.send(r)
 	switch {
 	case rl.h.Torn():
 		c.torn = true
 		return nil
-	case rl.answered, rl.input != nil, failure == nil && rl.resumable: // for the rest of it the client will ask
+	case rl.answered, rl.input != nil:
 		return nil
 	case failure != nil:
 		return failure
@@ -106,16 +111,17 @@ func (rl *relay) heard(e *streamable.Event) error {
 	out := streamable.Event{ID: l.translator(c.g).eventID(callStream, e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
-		rl.resumable = c.client.takesEmptyEvents() && c.out.Event(&out) && out.ID != "" || rl.resumable
+		if c.client.takesEmptyEvents() {
+			c.out.Event(&out)
+		}
 	case m.IsAnswer():
 		rl.answer(e, &out)
 	case m.IsRequest():
 		rl.question(m, &out)
-		rl.resumable = rl.resumable || out.ID != ""
 	default:
 		l.unsolicited(c.behalf()).note(m)
 		out.Data = l.translator(c.g).message(m)
-		rl.resumable = c.out.Event(&out) && out.ID != "" || rl.resumable
+		c.out.Event(&out)
 	}
 	return nil
 }

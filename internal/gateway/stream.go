@@ -209,7 +209,7 @@ func (s *stream) listenTo(key listenerKey, last string, begun func()) {
 		stop()
 		return
 	}
-	e := &listener{key: key, stop: stop, last: last}
+	e := &listener{key: key, stop: stop, at: streamable.Position{ID: last}}
 	s.listeners[key] = e
 	s.open.Go(func() {
 		defer begun()

@@ -160,7 +160,7 @@ func TestResumedCalls(t *testing.T) {
 	g := newGateway(t, nil, legacyPeer("b"), p)
 	u := g.legacy(t)
 	s := u.call("a::x")
-	if len(s.events) != 1 || s.events[0].retry != "500" || s.events[0].data != "" || s.broken != nil {
+	if len(s.events) != 2 || s.events[0].retry != "500" || s.events[0].data != "" || s.broken != nil {
 		t.Fatalf("got %q", s.body)
 	}
 	u.header = http.Header{"Last-Event-Id": {s.events[0].last}}

@@ -63,23 +63,6 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	return c.answer([]byte("{}"))
 }
 
-// resumeCall goes on with the stream of a call, at the one server that has it.
-func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
-	owner := v.g.servers[server]
-	if owner == nil || !v.sees(owner) {
-		return notOfSession()
-	}
-	v.server = owner
-	l := v.client.link(owner)
-	if failure := l.open(v.behalf()); failure != nil {
-		return failure
-	}
-	v.out.Begin()
-	s := &stream{visit: v} // without listeners
-	s.listenGET(v.behalf(), l, &listener{last: last}, callStream, func() {})
-	return nil
-}
-
 // notAcceptable refuses a client that listens but takes no event streams.
 func notAcceptable() *jsonrpc.Failure {
 	failure := jsonrpc.InvalidRequest("Accept: it does not name text/event-stream")

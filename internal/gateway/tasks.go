@@ -110,7 +110,7 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	switch {
 	case x.caller.identity == "" || strings.HasPrefix(x.methodName(), "tasks/"):
 		return w
-	case r.Method == http.MethodGet:
+	case x.answersAny(r.Method):
 		// Answers come when they are resumed or, of the first revision of the protocol, all
 		// of them. Clients of that do not name their version.
 		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {

@@ -230,6 +230,12 @@ func ConnectError(server string) *Failure {
 	return unavailable("connect_error", server, "the MCP server could not be reached or broke off")
 }
 
+// StreamLost says that a server ended the stream of a request before the answer, and that the
+// rest of it could not be had.
+func StreamLost(server string) *Failure {
+	return unavailable("connect_error", server, "the MCP server ended its stream before the answer, and the rest of it cannot be had: the request may have been carried out")
+}
+
 // InvalidJSON says that what a server answered is not JSON.
 func InvalidJSON(server string) *Failure {
 	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_json", "the MCP server's answer is not valid JSON")

@@ -4,12 +4,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,15 +22,6 @@ const (
 )
 
 var eras = []string{legacy, modern}
-
-// knownFailures are required scenarios that do not pass yet, by revision and era. None
-// of them may be about authorization.
-var knownFailures = map[string]map[string][]string{
-	"2025-11-25": {
-		legacy: {"sse-retry"},
-		modern: {"sse-retry"},
-	},
-}
 
 // clientTimeout is how long a driver may take. The suite ends it then.
 const clientTimeout = 30 * time.Second
@@ -115,44 +104,31 @@ func testClient(ctx context.Context, suite *suite, driver driverOptions, revisio
 }
 
 // reportClients prints the tables and what needs explaining in them. It returns an error
-// if the gateway fails where it must not, or passes where knownFailures says otherwise.
+// if the gateway fails where it must not.
 func reportClients(w io.Writer, tables []table) error {
-	var lost, outdated int
-	var optional, known, failed, passed strings.Builder
+	var lost int
+	var optional, failed strings.Builder
 	for _, t := range tables {
 		t.print(w)
 		for _, scenario := range t.scenarios {
 			for i, era := range t.names {
 				got := t.columns[i][scenario.name]
-				listed := slices.Contains(knownFailures[t.revision][era], scenario.name)
 				row := fmt.Sprintf("  %s %s %s\n", t.revision, era, label(scenario))
-				switch passes := verdict(got) == "pass"; {
-				case passes && listed:
-					outdated++
-					passed.WriteString(row)
-				case passes:
-				case listed:
-					known.WriteString(row)
-				case !scenario.scored:
-					optional.WriteString(row + failures(got, true))
-				default:
+				switch {
+				case verdict(got) == "pass":
+				case scenario.scored:
 					lost++
 					failed.WriteString(row + failures(got, true))
+				default:
+					optional.WriteString(row + failures(got, true))
 				}
 			}
 		}
 	}
 	section(w, "These fail, and are not required", optional.String())
-	section(w, "These are known to fail", known.String())
-	section(w, "These are known to fail, but pass", passed.String())
 	section(w, "These fail", failed.String())
-
-	var errs []error
 	if lost > 0 {
-		errs = append(errs, fmt.Errorf("the gateway fails %d required client scenarios", lost))
+		return fmt.Errorf("the gateway fails %d required client scenarios", lost)
 	}
-	if outdated > 0 {
-		errs = append(errs, fmt.Errorf("%d client scenarios pass: remove them from knownFailures", outdated))
-	}
-	return errors.Join(errs...)
+	return nil
 }

@@ -30,8 +30,7 @@
 //	legacy    2025-11-25, with sessions
 //	modern    2026-07-28, stateless
 //
-// The leg fails if a scenario fails that its revision requires, unless knownFailures
-// (client.go) lists it, and if one passes that is listed there.
+// The leg fails if a scenario fails that its revision requires.
 package main
 
 import (

@@ -99,8 +99,6 @@ func TestReportClients(t *testing.T) {
 		{"does not end", scenario{"auth/one", true}, nil, "fails 1 required", "NO END"},
 		{"has nothing to check", scenario{"auth/one", true}, of("INFO"), "fails 1 required", "found nothing to check"},
 		{"fails, and is not required", scenario{"auth/dpop", false}, of(failure), "", "not required"},
-		{"fails as expected", scenario{"sse-retry", true}, of(failure), "", "known to fail:"},
-		{"passes, and is expected to fail", scenario{"sse-retry", true}, of(success), "remove them", "but pass"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
@@ -117,17 +115,5 @@ func TestReportClients(t *testing.T) {
 				t.Errorf("does not say %q:\n%s", test.says, &out)
 			}
 		})
-	}
-}
-
-func TestKnownFailuresAreNotAboutAuthorization(t *testing.T) {
-	for revision, byEra := range knownFailures {
-		for era, names := range byEra {
-			for _, name := range names {
-				if strings.HasPrefix(name, "auth/") {
-					t.Errorf("%s %s: %s is listed", revision, era, name)
-				}
-			}
-		}
 	}
 }

@@ -1,0 +1,181 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A server of the legacy era may end the stream of a request before the answer, and a
+// connection may break. The gateway then asks for the rest, after the last event that it has
+// read. It never posts the request again, because that may have been carried out.
+
+// maxResumes is how often the rest of a stream is asked for before there is another event.
+const maxResumes = 10
+
+// isResumable reports whether the response has ended before the answer, and there is a way to
+// ask for the rest.
+func (x *exchange) isResumable() bool {
+	h := x.reader
+	return h != nil && h.Position != nil && h.Position.ID != "" && (x.message.IsRequest() || x.resumed) &&
+		!x.reply.done() && !h.Torn() && x.verdict == nil && !x.left && h.Fault(x.server.Name) == nil
+}
+
+// readOn asks for the rest of a stream until it has the answer. r is the request that has begun
+// the stream, and failure how its response has ended.
+func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Failure {
+	ctx, at := r.Context(), x.reader.Position
+	session := streamable.Session{Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader)}
+	for last := x; last.isResumable(); {
+		if !last.mayGoOn(failure) {
+			return x.giveUp(ctx, jsonrpc.StreamLost(x.server.Name))
+		}
+		if failure := last.pause(ctx, x.flight); failure != nil {
+			return x.giveUp(ctx, failure)
+		}
+		x.g.config.Logger.Debug("stream of MCP server is resumed", zap.String("mcp_server", x.server.Name), zap.Int("attempt", at.Attempts))
+		get := x.server.Upstream.Derive(ctx, r, false)
+		emptyBody(get, http.MethodGet)
+		session.SignGET(get.Header, at.ID)
+		last = last.rest()
+		failure = last.forward(get)
+		x.ending = last.ending
+	}
+	return failure
+}
+
+// pause waits until the rest of the stream may be asked for. Its failure says that this is
+// not done anymore.
+func (x *exchange) pause(ctx context.Context, flight *inFlight) *jsonrpc.Failure {
+	at, a := x.reader.Position, &x.arrival
+	if at.Attempts >= maxResumes {
+		return jsonrpc.StreamLost(x.server.Name)
+	}
+	defer flight.pause()()
+	if a.timer != nil { // else the client decides how long it waits
+		a.heardAt = a.heardAt.Add(at.Retry()) // the pause that the server wants is not its silence
+		left := max(a.timeout-time.Since(a.heardAt), x.reply.timeLeft(a.timeout))
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, left)
+		defer cancel()
+	}
+	if !at.Wait(ctx) {
+		return jsonrpc.Timeout(x.server.Name)
+	}
+	return nil
+}
+
+// rest returns the exchange for the rest of the stream.
+func (x *exchange) rest() *exchange {
+	x.reader.Resume()
+	rest := &exchange{
+		g: x.g, server: x.server, kind: x.kind, w: x.w, began: x.began, owner: x.owner,
+		posted: posted{message: x.message}, caller: x.caller, resumed: true, reader: x.reader,
+	}
+	rest.reply = &readerReply{x.reader, rest}
+	rest.arrival.heardAt, rest.arrival.size = x.arrival.heardAt, x.arrival.size
+	return rest
+}
+
+// mayGoOn reports whether the rest of the stream can still be had, now or later. A server
+// answers 409 if it does not know yet that the last connection is broken.
+func (x *exchange) mayGoOn(failure *jsonrpc.Failure) bool {
+	switch status := x.reader.Status(); {
+	case status == 0:
+		return failure == nil || failure.Status >= 500
+	case status == http.StatusOK:
+		return x.reader.IsStream()
+	default:
+		return status >= 500 || status == http.StatusConflict
+	}
+}
+
+// giveUp ends a request whose answer will not come.
+func (x *exchange) giveUp(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Failure {
+	if ctx.Err() != nil {
+		x.left, x.outcome = true, OutcomeCanceled
+		return nil
+	}
+	if x.message.IsRequest() { // else it is up to the client what it asks for
+		x.logFailure(failure, nil)
+	}
+	return failure
+}
+
+// resumeCall goes on with the stream of a call that a client has lost, at the one server that
+// has it.
+func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
+	owner := v.g.servers[server]
+	if owner == nil || !v.sees(owner) {
+		return notOfSession()
+	}
+	v.server = owner
+	l := v.client.link(owner)
+	if failure := l.open(v.behalf()); failure != nil {
+		return failure
+	}
+	s := &stream{visit: v} // without listeners
+	s.ctx, s.end = context.WithCancel(v.r.Context())
+	defer s.open.Wait()
+	defer s.end()
+	begin := sync.OnceFunc(func() {
+		v.out.Begin()
+		s.open.Go(s.keepOpen)
+	})
+	o := v.behalf().within(s.ctx)
+	h := &streamable.Reader{Position: &streamable.Position{ID: last}}
+	var names []foundName
+	h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
+		failure, names = readNames(m, data, names)
+		return failure
+	}
+	h.OnHeader = func(status int) bool {
+		if status == http.StatusOK {
+			begin()
+		}
+		return status == http.StatusOK
+	}
+	h.OnMessage = func(e *streamable.Event) error {
+		m, out := e.Message, streamable.Event{ID: l.translator(v.g).eventID(callStream, e.ID), Retry: e.Retry}
+		switch {
+		case len(e.Data) == 0:
+			if v.client.takesEmptyEvents() {
+				v.out.Event(&out)
+			}
+		case m.IsAnswer():
+			h.Settle(m)
+			out.Data = jsonspan.Spliced(m.Raw, l.translator(v.g).rename(m.Raw, names)...)
+			v.out.Event(&out)
+			time.AfterFunc(streamGrace, s.end) // some servers do not end the stream
+		default:
+			others := l.unsolicited(o)
+			others.note(m)
+			if !s.deliver(v.g, l, m, out.ID) && m.IsRequest() {
+				others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+			}
+		}
+		return nil
+	}
+	r, _, _ := l.prepare(o)
+	emptyBody(r, http.MethodGet)
+	r.Header.Set("Accept", "text/event-stream")
+	r.Header.Set("Last-Event-Id", last)
+	x := v.g.newExchange(l, h, nil)
+	x.resumed = true
+	failure := x.send(r)
+	switch {
+	case v.out.Streaming():
+		return nil
+	case h.Status()/100 == 4:
+		return jsonrpc.InvalidRequest("Last-Event-ID: the MCP server cannot go on after this event")
+	}
+	return failure
+}

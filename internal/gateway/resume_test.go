@@ -1,0 +1,475 @@
+package gateway
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A cutStream is the stream of a call that a peer gives out in parts, one to each connection.
+type cutStream struct {
+	p      *peer
+	method string
+	parts  []func(*connection)
+
+	mu   sync.Mutex
+	next int
+	call string // its id
+}
+
+// A connection is the one that a part of a stream is sent over.
+type connection struct {
+	*incoming
+	w http.ResponseWriter
+	*cutStream
+}
+
+// cuts has a peer give out the stream of a method in parts. Each connection has to go on where
+// the last one has ended.
+func (p *peer) cuts(method string, parts ...func(*connection)) {
+	s := &cutStream{p: p, method: method, parts: parts}
+	serve := func(w http.ResponseWriter, a *incoming) {
+		last := a.Header.Get("Last-Event-Id")
+		s.mu.Lock()
+		n := s.next
+		s.next++
+		if n == 0 {
+			s.call = a.id()
+		}
+		s.mu.Unlock()
+		if want := strconv.Itoa(n); n > 0 && (last != want || a.Header.Get(mcp.SessionHeader) == "" || a.Header.Get(mcp.VersionHeader) == "" || a.Header.Get("Accept") != "text/event-stream") {
+			a.refuse(w, http.StatusBadRequest, -32000, "wants to go on after "+last+", not "+want)
+			return
+		}
+		s.parts[n](&connection{a, w, s})
+	}
+	p.does(method, serve)
+	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+		if a.Header.Get("Last-Event-Id") == "" {
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		}
+		serve(w, a)
+	})
+}
+
+// resumed returns how often the rest of a stream was asked for.
+func (p *peer) resumed() (n int) {
+	for _, a := range p.heard("GET") {
+		if a.Header.Get("Last-Event-Id") != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// say sends an event by which the stream can be resumed.
+func (c *connection) say(message string) {
+	c.sendAs(c.w, fmt.Sprintf("id: %d\nretry: 2000\n", c.next), message)
+}
+
+// steps reports progress, with the token that the client has chosen or the gateway for it.
+func (c *connection) steps(n int) {
+	token := c.call
+	if !strings.HasPrefix(token, `"gateway`) {
+		token = `"mine"`
+	}
+	c.say(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`, token, n))
+}
+
+func (c *connection) result(result string) {
+	c.say(`{"jsonrpc":"2.0","id":` + c.call + `,"result":` + result + `}`)
+}
+
+// progressOf returns the progress that was reported to a client, in order.
+func progressOf(s said) (all []string) {
+	for _, e := range s.events {
+		if e.method() == "notifications/progress" {
+			_, n, _ := strings.Cut(e.data, `"progress":`)
+			n, _, _ = strings.Cut(n, "}")
+			all = append(all, strings.TrimSuffix(n, `,"proxy":{"server":"a"`))
+		}
+	}
+	return all
+}
+
+const withToken = `{"name":"a::x","arguments":{},"_meta":{"progressToken":"mine"}}`
+
+// callWithToken makes a call whose progress the client wants to know.
+func (u *user) callWithToken() said {
+	u.t.Helper()
+	if u.era == mcp.Legacy {
+		return u.ask("tools/call", withToken)
+	}
+	return u.post(`{"jsonrpc":"2.0","id":` + u.nextID() + `,"method":"tools/call","params":{"name":"a::x","arguments":{},"_meta":` + string(u.meta(`,"progressToken":"mine"`)) + `}}`)
+}
+
+var bothEras = map[string]mcp.Era{"legacy": mcp.Legacy, "modern": mcp.Modern}
+
+// as returns a client of an era.
+func (g *front) as(t testing.TB, era mcp.Era) *user {
+	if era == mcp.Modern {
+		return g.modern(t)
+	}
+	return g.legacy(t)
+}
+
+// In time that is not real: a server ends the stream of a call again and again, or its
+// connections break. The client does not notice.
+func TestCallsAreResumed(t *testing.T) {
+	const parts = 30
+	for name, era := range bothEras {
+		for ending, end := range map[string]func(*connection){
+			"ended": func(*connection) {},
+			"broken in mid-event": func(c *connection) {
+				_, _ = io.WriteString(c.w, "id: 99\ndata: {\"jsonrpc\":\"2.0\",")
+				panic(http.ErrAbortHandler)
+			},
+			"ended in mid-event": func(c *connection) {
+				_, _ = io.WriteString(c.w, "id: 99\ndata: {\"jsonrpc\":\"2.0\",")
+			},
+		} {
+			t.Run(name+", "+ending, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := legacyPeer("a")
+					all := []func(*connection){func(c *connection) { c.say(""); end(c) }}
+					for i := range parts {
+						all = append(all, func(c *connection) {
+							time.Sleep(time.Second)
+							c.steps(i)
+							end(c)
+						})
+					}
+					p.cuts("tools/call", append(all, func(c *connection) {
+						c.result(`{"content":[{"type":"resource_link","uri":"x://a"}]}`)
+						<-c.Context().Done() // some servers do not end it
+					})...)
+					g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p, legacyPeer("b"))
+					defer g.close()
+					u := g.as(t, era)
+					g.config.Observer.(*observed).takeRecords()
+					s := u.callWithToken()
+					var want []string
+					for i := range parts {
+						want = append(want, strconv.Itoa(i))
+					}
+					if got := progressOf(s); !slices.Equal(got, want) || !strings.Contains(s.answer, mcp.ResourceURI("a", "x://a")) {
+						t.Errorf("got %v and %s", got, s.body)
+					}
+					if calls, gets := p.count("tools/call"), p.resumed(); calls != 1 || gets != parts+1 {
+						t.Errorf("called %d times, resumed %d times", calls, gets)
+					}
+					for _, r := range g.config.Observer.(*observed).takeRecords() {
+						if r.Method == "tools/call" && (r.Outcome != OutcomeOK || r.Duration < parts*3*time.Second) || r.Method == methodStream && era == mcp.Legacy {
+							t.Errorf("recorded as %+v", r)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A stream that cannot be resumed is a failure. The call may have run, so it is not made again.
+func TestCallsThatCannotBeResumed(t *testing.T) {
+	for name, era := range bothEras {
+		for ending, tt := range map[string]struct {
+			rest script
+			want string // the symbol of the error
+		}{
+			"a lost session": {func(w http.ResponseWriter, a *incoming) {
+				a.write(w, http.StatusNotFound, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"Session not found"}}`)
+			}, "connect_error"},
+			"an unknown event": {func(w http.ResponseWriter, a *incoming) {
+				a.write(w, http.StatusBadRequest, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Invalid event ID format"}}`)
+			}, "connect_error"},
+			"no such method":      {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) }, "connect_error"},
+			"no stream":           {func(w http.ResponseWriter, a *incoming) { a.write(w, http.StatusOK, `{}`) }, "connect_error"},
+			"a server in trouble": {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) }, "connect_error"},
+			"nothing new":         {func(w http.ResponseWriter, a *incoming) { a.send(w, "") }, "connect_error"},
+			"no connection":       {func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) }, "connect_error"},
+			"silence": {func(w http.ResponseWriter, a *incoming) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				w.WriteHeader(http.StatusOK)
+				<-a.Context().Done()
+			}, "timeout"},
+		} {
+			t.Run(name+", "+ending, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\nretry: 20\n", "") })
+					g := newMemory(t, func(c *Config) {
+						if c.Servers[0].Timeout = time.Hour; tt.want == "timeout" {
+							c.Servers[0].Timeout = 20 * time.Second
+						}
+					}, p)
+					defer g.close()
+					u := g.as(t, era)
+					u.ask("tools/list", "")
+					p.does("GET", func(w http.ResponseWriter, a *incoming) {
+						if a.Header.Get("Last-Event-Id") == "" {
+							w.WriteHeader(http.StatusMethodNotAllowed)
+							return
+						}
+						tt.rest(w, a)
+					})
+					s := u.call("a::x")
+					if s.symbol() != tt.want {
+						t.Errorf("got %d %s", s.status, s.body)
+					}
+					if n := p.count("tools/call"); n != 1 {
+						t.Errorf("called %d times", n)
+					}
+					if n := p.resumed(); n == 0 || n > maxResumes {
+						t.Errorf("asked for the rest %d times", n)
+					}
+				})
+			})
+		}
+	}
+}
+
+// In time that is not real: a server that ends its stream and stays away does not get more time
+// than one that is silent.
+func TestResumedCallsEndInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\n", "") })
+		p.does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })
+		g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
+		defer g.close()
+		began := time.Now()
+		s := g.legacy(t).call("a::x")
+		if took := time.Since(began); s.symbol() != "timeout" || took != 5*time.Second {
+			t.Errorf("got %s after %v", s.body, took)
+		}
+	})
+}
+
+// The requests of the gateway itself are resumed, too.
+func TestListsAreResumed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		p.cuts("tools/list", func(c *connection) { c.say("") }, func(c *connection) { c.say("") },
+			func(c *connection) { c.result(`{"tools":[{"name":"x","inputSchema":{}}]}`) })
+		g := newMemory(t, nil, p)
+		defer g.close()
+		if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) || p.count("tools/list") != 1 {
+			t.Errorf("got %q by %d requests", got, p.count("tools/list"))
+		}
+	})
+}
+
+// A server asks its questions in a stream that was resumed, and gets the answers, however long
+// the client takes.
+func TestQuestionsInResumedStreams(t *testing.T) {
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("a")
+				answered := p.expect("a-session-1", "7")
+				p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) {
+					c.say(`{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"?"}}`)
+				}, func(c *connection) {
+					select {
+					case text := <-answered:
+						c.result(`{"got":` + text + `}`)
+					case <-c.Context().Done():
+					}
+				})
+				g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
+				defer g.close()
+				u := g.as(t, era)
+				var answer string
+				if era == mcp.Modern {
+					in, key := wanted(t, u.call("a::x"))
+					time.Sleep(time.Minute)
+					answer = u.retry("a::x", in, key, `{"action":"accept"}`).body
+				} else {
+					talk := u.begin("tools/call", `{"name":"a::x"}`)
+					e := talk.nextOf("elicitation/create")
+					time.Sleep(time.Minute)
+					u.answer(e, `{"action":"accept"}`)
+					answer = talk.nextOf("").data
+					for answer == "" { // an event without data
+						answer = talk.nextOf("").data
+					}
+				}
+				if !strings.Contains(answer, `"got":{"jsonrpc":"2.0","id":7,"result":{"action":"accept"}}`) || p.count("tools/call") != 1 {
+					t.Errorf("got %s", answer)
+				}
+			})
+		})
+	}
+}
+
+// A call that the client cancels, or leaves, while the gateway waits is not resumed.
+func TestLeavingBeforeACallIsResumed(t *testing.T) {
+	for name, leave := range map[string]func(*user, *talk){
+		"it cancels the call":     func(u *user, _ *talk) { u.tell("notifications/cancelled", `{"requestId":2}`) },
+		"it hangs up":             func(_ *user, k *talk) { k.hangUp() },
+		"it cancels and hangs up": func(u *user, k *talk) { u.tell("notifications/cancelled", `{"requestId":2}`); k.hangUp() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\nretry: 10000\n", "") })
+				g := newMemory(t, nil, p)
+				defer g.close()
+				u := g.legacy(t)
+				talk := u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
+				p.await(t, "tools/call", 1)
+				synctest.Wait()
+				leave(u, talk)
+				talk.ended()
+				time.Sleep(time.Minute)
+				if n := p.resumed(); n != 0 {
+					t.Errorf("resumed %d times", n)
+				}
+				if n, want := p.count("notifications/cancelled"), strings.Count(name, "cancels"); n != want {
+					t.Errorf("the server heard of %d cancellations, not %d", n, want)
+				}
+			})
+		})
+	}
+}
+
+// A server ends the stream of a call because the client has canceled it.
+func TestCanceledCallsAreNotResumed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		canceled := make(chan struct{})
+		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			a.sendAs(w, "id: 1\nretry: 10\n", "")
+			<-canceled
+		})
+		p.does("notifications/cancelled", func(w http.ResponseWriter, _ *incoming) {
+			w.WriteHeader(http.StatusAccepted)
+			close(canceled)
+		})
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.legacy(t)
+		talk := u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
+		p.await(t, "tools/call", 1)
+		u.tell("notifications/cancelled", `{"requestId":2}`)
+		talk.ended()
+		if n := p.resumed(); n != 0 {
+			t.Errorf("resumed %d times", n)
+		}
+	})
+}
+
+// A client comes back to a call whose stream the server ends again and again.
+func TestClientsResumeCallsThatAreCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		parts := []func(*connection){func(c *connection) { c.steps(0); <-c.Context().Done() }}
+		for i := range 20 {
+			parts = append(parts, func(c *connection) { c.steps(i + 1) })
+		}
+		p.cuts("tools/call", append(parts, func(c *connection) { c.result(`{}`); <-c.Context().Done() })...)
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u, other := g.legacy(t), g.legacy(t)
+		talk := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
+		first := talk.next()
+		talk.hangUp()
+		synctest.Wait()
+		other.header = http.Header{"Last-Event-Id": {first.last}}
+		if stream := other.listen(); stream.status != http.StatusBadRequest {
+			t.Errorf("another session got %d", stream.status)
+		}
+		u.header = http.Header{"Last-Event-Id": {first.last}}
+		stream := u.listen()
+		for i := range 20 {
+			if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i+1)) || e.last != u.event(fmt.Sprintf("call/a/%d", i+2)) {
+				t.Fatalf("got %+v after %d", e, i)
+			}
+		}
+		if e := stream.next(); e.id() != "2" || !e.isAnswer() {
+			t.Errorf("got %+v", e)
+		}
+		stream.ended()
+		if n := p.count("tools/call"); n != 1 {
+			t.Errorf("called %d times", n)
+		}
+	})
+}
+
+// A client that wants to go on after an event which the server has forgotten is told so.
+func TestClientsResumeAfterForgottenEvents(t *testing.T) {
+	p := legacyPeer("a").does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadRequest) })
+	g := newGateway(t, nil, p)
+	u := g.legacy(t)
+	u.header = http.Header{"Last-Event-Id": {u.event("call/a/1")}}
+	if stream := u.listen(); stream.status != http.StatusBadRequest || p.count("GET") != 1 {
+		t.Errorf("got %d after %d attempts", stream.status, p.count("GET"))
+	}
+}
+
+// An answer of which a part was passed on cannot be resumed. One of which nothing was, can.
+func TestLargeAnswersAreResumed(t *testing.T) {
+	result := largeResult(3 << 20)
+	for name, tt := range map[string]struct {
+		size int // that comes before the connection breaks
+		torn bool
+	}{"little has come": {1 << 10, false}, "a part was passed on": {2 << 20, true}} {
+		for era, of := range bothEras {
+			t.Run(name+", "+era, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := legacyPeer("a")
+					p.cuts("tools/call", func(c *connection) {
+						c.say("")
+						_, _ = io.WriteString(c.w, "id: 2\ndata: "+(`{"jsonrpc":"2.0","id":` + c.call + `,"result":` + result)[:tt.size])
+						panic(http.ErrAbortHandler)
+					}, func(c *connection) { c.result(result) })
+					g := newMemory(t, nil, p)
+					defer g.close()
+					s := g.as(t, of).call("a::x")
+					switch {
+					case tt.torn && (s.broken == nil || p.resumed() != 0):
+						t.Errorf("got %.200s, resumed %d times: %v", s.body, p.resumed(), s.broken)
+					case !tt.torn && !strings.Contains(s.answer, mcp.ResourceURI("a", "x://first")):
+						t.Errorf("got %.200s", s.body)
+					}
+				})
+			})
+		}
+	}
+}
+
+// aboutMask is a Mask that remembers what it has masked.
+type aboutMask struct {
+	keeping
+	mu    sync.Mutex
+	about []mcp.Target
+}
+
+func (m *aboutMask) Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next Handler) error {
+	m.mu.Lock()
+	m.about = append(m.about, about)
+	m.mu.Unlock()
+	return next.ServeHTTP(w, r)
+}
+
+// The rest of a call is masked as the call is.
+func TestResumedCallsAreMasked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mask := new(aboutMask)
+		p := legacyPeer("a")
+		p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) { c.result(`{}`) })
+		g := newMemory(t, func(c *Config) { c.Servers[0].Mask, c.Servers[0].MaskAggregate = mask, true }, p)
+		defer g.close()
+		g.legacy(t).call("a::x")
+		want := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
+		if !slices.Equal(mask.about, []mcp.Target{want, want}) {
+			t.Errorf("masked %v", mask.about)
+		}
+	})
+}
