@@ -168,6 +168,16 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 		}
 		check(t, p, 3)
 	})
+	t.Run("in another session, of a modern client", func(t *testing.T) {
+		p := legacyPeer("a")
+		u := newGateway(t, nil, p).modern(t)
+		u.call("a::x")
+		p.forget()
+		if s := u.call("a::x"); s.code() != 0 {
+			t.Errorf("got %s", s.body)
+		}
+		check(t, p, 3)
+	})
 	t.Run("in another session", func(t *testing.T) {
 		p := legacyPeer("a")
 		u := newGateway(t, nil, p).legacy(t)
@@ -187,6 +197,33 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 			t.Errorf("got %s", canceled.body)
 		}
 	})
+}
+
+// A client that resumes a call gets the answer with its own id, also if the server knows the
+// call by another.
+func TestRepeatedCallsAreResumed(t *testing.T) {
+	p := legacyPeer("a")
+	u := newGateway(t, nil, p).legacy(t)
+	p.forget()
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		a.sendAs(w, "id: 1\n", `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"first"}}`)
+		<-a.Context().Done()
+	})
+	call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
+	first := call.next()
+	call.hangUp()
+	sent := p.heard("tools/call")[1].id()
+	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+		if a.Header.Get("Last-Event-Id") == "1" {
+			a.send(w, `{"jsonrpc":"2.0","id":`+sent+`,"result":{"content":[]}}`)
+		}
+	})
+	u.header = http.Header{"Last-Event-Id": {first.last}}
+	rest := u.start(http.MethodGet, "")
+	defer rest.hangUp()
+	if e := rest.nextOf(""); e.id() != "7" {
+		t.Errorf("got %s", e.data)
+	}
 }
 
 // invalidTool has an annotation that no header can have.

@@ -40,7 +40,6 @@ type heldCall struct {
 	cancel context.CancelFunc
 
 	about     string           // what the client has called, which it goes on with
-	id        []byte           // that the server knows it by: many clients call each of theirs 1
 	messages  chan heldMessage // of the server
 	answering chan struct{}    // closed when the answer comes: no more questions are asked
 	done      chan struct{}    // closed when there are no more
@@ -160,35 +159,29 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 		link:      l,
 		cancel:    cancel,
 		about:     c.about(),
-		id:        l.nextID(),
 		messages:  make(chan heldMessage),
 		answering: make(chan struct{}),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 	}
 	level := c.message.Text(jsonrpc.LogLevel)
-	numbered, failure := held.renumbered(m)
-	held.bytes = int64(len(numbered.Raw))
-	if failure != nil {
-		cancel()
-		return nil, failure
-	}
+	held.bytes = int64(len(m.Raw))
 	c.g.keep(c.client)
 	go func() {
 		defer held.g.release(held.client)
 		defer held.g.retire(held)
 		defer close(held.done)
 		defer cancel()
-		held.failure = held.run(level, &numbered)
+		held.failure = held.run(level, m)
 	}()
 	return held, nil
 }
 
-// renumbered returns a request with ids that no other has.
-func (held *heldCall) renumbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
-	edits := []jsonspan.Edit{m.Replace(jsonrpc.ID, held.id)}
+// renumbered returns a request with an id that no other has: many clients call each of theirs 1.
+func renumbered(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failure) {
+	edits := []jsonspan.Edit{m.Replace(jsonrpc.ID, id)}
 	if m.Has(jsonrpc.ProgressToken) {
-		edits = append(edits, m.Replace(jsonrpc.ProgressToken, held.id))
+		edits = append(edits, m.Replace(jsonrpc.ProgressToken, id))
 	}
 	return m.Edited(edits...)
 }
@@ -203,7 +196,11 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	return l.inSession(held.behalf, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names []foundName
-		h := &streamable.Reader{RequestID: held.id, Position: new(streamable.Position)}
+		h := &streamable.Reader{RequestID: l.nextID(), Position: new(streamable.Position)}
+		numbered, failure := renumbered(m, h.RequestID)
+		if failure != nil {
+			return h, "", failure
+		}
 		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
 			failure, names = readNames(m, data, names)
 			return failure
@@ -213,14 +210,14 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		l.held.await(ctx)
 		r := held.g.of(l).Upstream.Derive(ctx, held.r, true)
 		session, _ := l.setSessionHeaders(r)
-		httpbody.Post(r, m.Raw)
+		httpbody.Post(r, numbered.Raw)
 		answered := false
 		h.OnMessage = func(e *streamable.Event) error {
 			if len(e.Data) == 0 || answered {
 				return nil // the answer is the last message of a call
 			}
 			if e.Message.IsAnswer() {
-				if !h.Answers(e.Message, held.id) || h.SessionLost() && again {
+				if !h.Answers(e.Message, h.RequestID) || h.SessionLost() && again {
 					return nil
 				}
 				answered = true
@@ -258,7 +255,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				return nil
 			}
 		}
-		failure := held.g.newExchange(l, h, m).send(r)
+		failure = held.g.newExchange(l, h, &numbered).send(r)
 		switch {
 		case answered:
 			failure = nil
@@ -307,8 +304,10 @@ func (held *heldCall) abandon() {
 	for _, id := range held.questions {
 		_ = held.link.tell(held.within(ctx), jsonrpc.Refusal(id, jsonrpc.CodeInternalError, "the client has not answered"))
 	}
-	_ = held.link.tell(held.within(ctx), jsonrpc.Notification("notifications/cancelled",
-		slices.Concat([]byte(`{"requestId":`), held.id, []byte("}"))))
+	if h := held.hearing.Load(); h != nil {
+		_ = held.link.tell(held.within(ctx), jsonrpc.Notification("notifications/cancelled",
+			slices.Concat([]byte(`{"requestId":`), h.RequestID, []byte("}"))))
+	}
 }
 
 // pass passes on a message of the server. It reports whether the request has been
@@ -414,7 +413,7 @@ func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.
 	return func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
-			if jsonrpc.SameID(literal, held.id) {
+			if jsonrpc.SameID(literal, held.hearing.Load().RequestID) {
 				return c.message.Literal(jsonrpc.ID)
 			}
 		case path > len(namings):

@@ -320,10 +320,10 @@ func (v *visit) get() *jsonrpc.Failure {
 		}
 		kind, id, _ = strings.Cut(id, "/")
 		server, last, _ = strings.Cut(id, "/")
-		switch {
-		case kind == callStream && ok:
-			return v.resumeCall(server, last)
-		case kind == callStream:
+		switch ofCall := strings.HasPrefix(kind, callStream); {
+		case ofCall && ok:
+			return v.resumeCall(kind, server, last)
+		case ofCall:
 			return notOfSession()
 		case !ok:
 			server = "" // to listen is something that can begin anew

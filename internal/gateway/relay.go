@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -94,6 +95,16 @@ func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
 
+// eventID returns the id of an event for the client. If the server knows the call by another id
+// than the client, it carries that of the client.
+func (rl *relay) eventID(id string) string {
+	kind := callStream
+	if own := rl.message.Literal(jsonrpc.ID); !bytes.Equal(own, rl.h.RequestID) {
+		kind += ":" + base64.RawURLEncoding.EncodeToString(own)
+	}
+	return rl.link.translator(rl.g).eventID(kind, id)
+}
+
 // parse reads a message of the server, and finds what it names.
 func (rl *relay) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
 	var failure *jsonrpc.Failure
@@ -108,7 +119,7 @@ func (rl *relay) forgotten() bool { return rl.again && rl.h.SessionLost() }
 // heard passes a message of the server on.
 func (rl *relay) heard(e *streamable.Event) error {
 	c, l, m := rl.call, rl.link, e.Message
-	out := streamable.Event{ID: l.translator(c.g).eventID(callStream, e.ID), Retry: e.Retry}
+	out := streamable.Event{ID: rl.eventID(e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
 		if c.client.takesEmptyEvents() {
@@ -170,12 +181,12 @@ func withID(m *jsonrpc.Message, id []byte) []jsonspan.Edit {
 
 // large takes an answer that is too large to be held.
 func (rl *relay) large(id string) io.WriteCloser {
-	c, l := rl.call, rl.link
+	c := rl.call
 	if rl.answered {
 		return nil
 	}
 	rl.answered = true
-	to := c.out.Large(&streamable.Event{ID: l.translator(c.g).eventID(callStream, id)}, rl.h.IsStream())
+	to := c.out.Large(&streamable.Event{ID: rl.eventID(id)}, rl.h.IsStream())
 	clientID := c.message.Literal(jsonrpc.ID)
 	if c.g.transparent() && !c.alias.isSet() && bytes.Equal(clientID, rl.h.RequestID) {
 		return to

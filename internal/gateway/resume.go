@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"context"
+	"encoding/base64"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,8 +113,13 @@ func (x *exchange) giveUp(ctx context.Context, failure *jsonrpc.Failure) *jsonrp
 }
 
 // resumeCall goes on with the stream of a call that a client has lost, at the one server that
-// has it.
-func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
+// has it. kind is that of its events, see relay.eventID.
+func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
+	_, encoded, _ := strings.Cut(kind, ":")
+	clientID, err := base64.RawURLEncoding.DecodeString(encoded)
+	if err != nil {
+		return notOfSession()
+	}
 	owner := v.g.servers[server]
 	if owner == nil || !v.sees(owner) {
 		return notOfSession()
@@ -144,7 +151,7 @@ func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
 		return status == http.StatusOK
 	}
 	h.OnMessage = func(e *streamable.Event) error {
-		m, out := e.Message, streamable.Event{ID: l.translator(v.g).eventID(callStream, e.ID), Retry: e.Retry}
+		m, out := e.Message, streamable.Event{ID: l.translator(v.g).eventID(kind, e.ID), Retry: e.Retry}
 		switch {
 		case len(e.Data) == 0:
 			if v.client.takesEmptyEvents() {
@@ -152,7 +159,11 @@ func (v *visit) resumeCall(server, last string) *jsonrpc.Failure {
 			}
 		case m.IsAnswer():
 			h.Settle(m)
-			out.Data = jsonspan.Spliced(m.Raw, l.translator(v.g).rename(m.Raw, names)...)
+			edits := l.translator(v.g).rename(m.Raw, names)
+			if len(clientID) > 0 {
+				edits = append(edits, withID(m, clientID)...)
+			}
+			out.Data = jsonspan.Spliced(m.Raw, edits...)
 			v.out.Event(&out)
 			time.AfterFunc(streamGrace, s.end) // some servers do not end the stream
 		default:
