@@ -127,6 +127,7 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session
 	l.about, l.can = description{share(string(said.Capabilities)), share(said.Instructions)}, abilitiesOf(said.Capabilities)
+	l.mentioned = share(mcp.Mentions(said.Instructions))
 	l.initialized = era == mcp.Modern
 	return nil
 }

@@ -77,7 +77,13 @@ func FuzzListing(f *testing.F) {
 				t.Fatalf("%q stands for %q", list.names[i], original)
 			}
 		}
-		if all := append(append([]byte{'['}, list.from(0, len(wanted))...), ']'); !json.Valid(all) {
+		for _, ui := range list.uis {
+			var uri string
+			if err := json.Unmarshal(list.joined[ui.start:ui.end], &uri); err != nil || uri != ui.uri {
+				t.Fatalf("%q: %q stands for %q, %v", page, list.joined[ui.start:ui.end], ui.uri, err)
+			}
+		}
+		if all := append(append([]byte{'['}, list.from(0, len(wanted), nil)...), ']'); !json.Valid(all) {
 			t.Fatalf("%q is listed as %q", page, all)
 		}
 		var cursor string
@@ -131,15 +137,16 @@ func FuzzSession(f *testing.F) {
 func FuzzRewritten(f *testing.F) {
 	for _, answer := range []string{
 		`{"id":1,"result":{"contents":[{"uri":"x:\/\/a", "text":"x"},{"blob":"","uri":"x://\u00e9"}]}}`, `{"result":{"content":[{"uri":"a:b"},{"resource":{"uri":"c:d"}},{"uri":1}],"uri":"e:f"}}`,
-		`{"result":{"messages":[{"content":{"uri":"a:b"}},{"content":{"resource":{"uri":"c:d"}}}]}}`, `{"error":{"data":{"uri":"a:b"}}}`, `{"result":{"task":{"taskId":"1"},"taskId":"2"}}`,
+		`{"result":{"messages":[{"content":{"uri":"a:b"}},{"content":{"resource":{"uri":"c:d"}}}]}}`, `{"error":{"data":{"uri":"a:b"}}}`,
+		`{"result":{"_meta":{"ui":{"resourceUri":"ui://a"},"ui/resourceUri":"ui:\/\/b","openai/outputTemplate":"c:d"}}}`, `{"result":{"content":[{"resource":{"uri":"ui://a"}}],"_meta":{"ui":"ui://a"}}}`, `{"result":{"task":{"taskId":"1"},"taskId":"2"}}`,
 		`{"result":{"contents":{"a":{"uri":"x:y"}},"taskId":7.0}}`, `{"result":{"contents":[{"uri":"x:y","uri":"z:w"}]}}`, `{"result":{"contents":[{"uri":"x:y"}`, `{"result":{"contents":[{"uri":""}]}}`,
 	} {
 		f.Add([]byte(answer))
 	}
 	a := joining(nil, legacyPeer("a"), legacyPeer("b"))
-	l := &link{server: "a"}
+	l := newLink(newClient(mcp.Legacy, mcp.Latest, "", "", introduction{}), a.config.Servers[0])
 	places := [][]string{{"result", "contents", "*", "uri"}, {"result", "content", "*", "uri"}, {"result", "content", "*", "resource", "uri"}, {"result", "messages", "*", "content", "uri"},
-		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "task", "taskId"}, {"result", "taskId"}}
+		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "_meta", "ui", "resourceUri"}, {"result", "_meta", "ui/resourceUri"}, {"result", "_meta", "openai/outputTemplate"}, {"result", "task", "taskId"}, {"result", "taskId"}}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		before := bytes.Clone(raw)
 		got := rewritten(a, l, raw)
@@ -162,7 +169,11 @@ func FuzzRewritten(f *testing.F) {
 				}
 				changed = true
 				place, _ := json.Marshal(map[string]string{"server": "a", "uri": name})
-				return "proxy://resource/" + base64.RawURLEncoding.EncodeToString(place)
+				prefix := "proxy://resource/"
+				if strings.HasPrefix(name, "ui://") {
+					prefix = "ui://proxy/resource/"
+				}
+				return prefix + base64.RawURLEncoding.EncodeToString(place)
 			}
 			switch v := v.(type) {
 			case map[string]any:
@@ -182,7 +193,7 @@ func FuzzRewritten(f *testing.F) {
 		}
 		want := jsontest.Value(raw)
 		for _, path := range places {
-			if path[len(path)-1] == "uri" {
+			if path[len(path)-1] != "taskId" {
 				want = rename(want, path)
 			} else {
 				want = retask(want, path, &changed)

@@ -38,6 +38,7 @@ type link struct {
 	session     string
 	can         abilities
 	about       description
+	mentioned   shared // the URIs in its instructions
 	lastID      uint64
 	ender       *http.Request // on behalf of which the session is ended, if the client never does
 }

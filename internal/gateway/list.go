@@ -23,30 +23,7 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 	if k == tasks && len(v.g.config.Clients) > 0 {
 		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.rules.allowsUnknown(v.caller.identity, s) })
 	}
-	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
-	var asking errgroup.Group
-	asking.SetLimit(maxFanOut)
-	for i, s := range servers {
-		l := v.client.link(s)
-		var ok bool
-		if all[i], fresh[i], ok = l.lists.remembered(v.g, k); ok {
-			continue
-		}
-		asking.Go(func() error {
-			var failure *jsonrpc.Failure
-			all[i], fresh[i], failure = l.lists.get(v.behalf(), k)
-			switch {
-			case isLoginRequired(failure) && k == tools:
-				all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
-			case isLoginRequired(failure):
-			case failure != nil && v.r.Context().Err() == nil:
-				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
-					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
-			}
-			return nil
-		})
-	}
-	_ = asking.Wait()
+	all, fresh := v.listsOf(v.behalf(), servers, k)
 	together := freshness{none: true}
 	for i := range all {
 		switch {
@@ -65,6 +42,35 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 	}
 	together.private = together.private || together.none || len(v.g.config.Clients) > 0 // it may depend on who asks
 	return all, together
+}
+
+// listsOf returns the lists of servers. Those that cannot be had are nil, and logged.
+func (v *visit) listsOf(o behalf, servers []*Server, k listKind) ([]*listing, []freshness) {
+	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
+	var asking errgroup.Group
+	asking.SetLimit(maxFanOut)
+	for i, s := range servers {
+		l := v.client.link(s)
+		var ok bool
+		if all[i], fresh[i], ok = l.lists.remembered(v.g, k); ok {
+			continue
+		}
+		asking.Go(func() error {
+			var failure *jsonrpc.Failure
+			all[i], fresh[i], failure = l.lists.get(o, k)
+			switch {
+			case isLoginRequired(failure) && k == tools:
+				all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
+			case isLoginRequired(failure):
+			case failure != nil && o.ctx.Err() == nil:
+				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
+					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
+			}
+			return nil
+		})
+	}
+	_ = asking.Wait()
+	return all, fresh
 }
 
 // A lister answers a request for a list.
@@ -88,6 +94,7 @@ func (v lister) list() *jsonrpc.Failure {
 	if own := v.g.own.list(k, v.caller.identity); own != nil {
 		all = append(all, own)
 	}
+	shared := v.sharedUIs(k, all)
 	total, size := 0, 0
 	for _, l := range all {
 		total += len(l.ends)
@@ -112,7 +119,7 @@ func (v lister) list() *jsonrpc.Failure {
 	b = append(b, `":[`...)
 	at := 0
 	for _, l := range all {
-		items := l.from(min(max(offset-at, 0), len(l.ends)), min(max(end-at, 0), len(l.ends)))
+		items := l.from(min(max(offset-at, 0), len(l.ends)), min(max(end-at, 0), len(l.ends)), shared)
 		if at += len(l.ends); len(items) == 0 {
 			continue
 		}

@@ -56,35 +56,33 @@ func kindOf(method string) (listKind, bool) {
 // A listing is what a server has of a kind, as clients see it. It never changes, and
 // clients that see the same share one.
 type listing struct {
+	key    listKey           // on the shelf; zero if it is not there
+	server string            // its name
 	joined []byte            // the items, with commas between them
 	ends   []int             // where the items end in joined
 	names  []string          // as clients see them
 	short  map[string]string // the original names of those that were shortened
 	params mcp.ParamHeaders  // of tools
+	uis    []uiName          // of tools, in the order in which they stand
 }
 
 // emptyListing is the listing of a server that has nothing.
 var emptyListing = new(listing)
 
 // item returns an item.
-func (l *listing) item(i int) []byte {
-	start := 0
-	if i > 0 {
-		start = l.ends[i-1] + 1
-	}
-	return l.joined[start:l.ends[i]]
-}
+func (l *listing) item(i int) []byte { return l.from(i, i+1, nil) }
 
-// from returns the items from one up to another, with commas between them.
-func (l *listing) from(start, end int) []byte {
+// from returns the items from one up to another, with commas between them. URIs of UI resources
+// that other servers have, too, say which server is meant.
+func (l *listing) from(start, end int, shared sharedUIs) []byte {
 	if start >= end {
 		return nil
 	}
-	first := 0
+	first, last := 0, l.ends[end-1]
 	if start > 0 {
 		first = l.ends[start-1] + 1
 	}
-	return l.joined[first:l.ends[end-1]]
+	return jsonspan.Spliced(l.joined[first:last], shared.edits(l, first, last)...)
 }
 
 // A freshness says how long and for whom a list is good.
@@ -159,6 +157,9 @@ func (b *builder) addItem(item *mcp.Item) {
 	if shown != item.Name {
 		raw = jsonspan.Spliced(raw, item.Rename(shown).Moved(-item.Start))
 	}
+	if b.kind == tools {
+		b.list.uis = appendUINames(b.list.uis, raw, b.joined.Len())
+	}
 	b.joined.Write(raw)
 	if (b.kind == tools || b.kind == prompts) && b.g.config.Naming.MayBeShort(shown) {
 		if b.list.short == nil {
@@ -224,6 +225,9 @@ func (l *listing) size() int64 {
 	for name, original := range l.short {
 		size += 64 + len(name) + len(original)
 	}
+	for _, ui := range l.uis {
+		size += 32 + len(ui.uri)
+	}
 	return int64(size)
 }
 
@@ -263,6 +267,7 @@ func (s *shelf) put(server string, l *listing) (listKey, *listing) {
 		_, _ = sum.Write([]byte{0})
 	}
 	key := listKey(sum.Sum(nil))
+	l.key = key
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known, ok := s.listings.Get(key); ok {
@@ -308,6 +313,7 @@ type listCache struct {
 	mu        sync.Mutex
 	kept      [kindCount]cached
 	listeners [kindCount]int // streams by which the server can say that its lists have changed
+	plain     listKey        // of the last list of tools that the client got with all UI resources by their own URIs
 }
 
 // get returns what the server has of a kind: from memory as long as it is good, else by
@@ -432,7 +438,7 @@ func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.F
 	who := o.g.rules.caller(l.client.identity)
 	filter := newListFilter(o.g, server, &who)
 	filter.done = !filtersAsItReads(&who)
-	b := &builder{g: o.g, server: server, kind: k, era: era, filter: filter, list: new(listing), seen: map[string]bool{}}
+	b := &builder{g: o.g, server: server, kind: k, era: era, filter: filter, list: &listing{server: server.Name}, seen: map[string]bool{}}
 	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
 	cursors := map[string]bool{}
 	var params []byte

@@ -249,9 +249,10 @@ func (c ownCall) describeTool() *jsonrpc.Failure {
 		return c.text("name must be the name of a tool.", true)
 	}
 	all, _ := c.listings(tools)
+	shared := c.sharedUIs(tools, all)
 	for _, list := range all {
 		if i := slices.Index(list.names, p.Name); i >= 0 {
-			return c.text(string(list.item(i)), false)
+			return c.text(string(list.from(i, i+1, shared)), false)
 		}
 	}
 	return c.text("There is no tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)

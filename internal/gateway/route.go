@@ -32,10 +32,17 @@ var namings = []string{
 	"result.content.*.uri", "result.content.*.resource.uri",
 	"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
 	"error.data.uri",
+	"result." + uiMembers[0], "result." + uiMembers[1], "result." + uiMembers[2],
 	"result.task.taskId", "result.taskId",
 }
 
-const firstTaskPath = 6
+// Where in namings others than links begin.
+const (
+	contentsPath  = 0
+	errorPath     = 5
+	firstUIPath   = 6
+	firstTaskPath = 9
+)
 
 // The paths of namings, for messages and for answers that are passed on as they arrive.
 var (
@@ -73,13 +80,13 @@ type translator struct {
 
 func (l *link) translator(g *Gateway) translator { return translator{g: g, link: l} }
 
-// An uriAlias is another URI of a server's resource: one of a template that the gateway hosts.
+// A uriAlias is the URI by which a client has asked for a server's resource: one of a template that
+// the gateway hosts, or that of the server itself.
 type uriAlias struct{ original, shown string }
 
-// isSet reports whether the client calls the resource by a URI that the server's own is not
-// made of.
+// isSet reports whether the client calls the resource by another URI than it would be given.
 func (a uriAlias) isSet() bool {
-	return a.shown != "" && a.shown != a.original && !strings.HasPrefix(a.shown, "proxy://")
+	return a.shown != "" && !strings.HasPrefix(a.shown, "proxy://")
 }
 
 // rename returns the edits that give an answer the names that the client knows.
@@ -94,17 +101,30 @@ func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit
 
 // renamed returns what a name at one of the namings becomes, nil if it stays.
 func (t translator) renamed(path int, literal []byte) []byte {
+	asked := (path == contentsPath || path == errorPath) && t.alias.shown != "" && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
 	switch {
-	case path == 0 && t.alias.isSet() && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original):
+	case asked && t.alias.isSet():
 		return jsonrpc.Quote(t.alias.shown)
 	case t.g.transparent():
 		return nil
 	}
 	text := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
-	if path >= firstTaskPath {
+	switch {
+	case path >= firstTaskPath:
 		return jsonrpc.Quote(t.g.shown(t.link.server, tasks, text))
+	case path >= firstUIPath && t.leadsHere(text):
+		return nil
+	case asked:
+		return jsonrpc.Quote(t.g.shown(t.link.server, resources, text))
 	}
-	return jsonrpc.Quote(t.g.shown(t.link.server, resources, text))
+	return jsonrpc.Quote(mcp.UIResourceURI(t.link.server, text)) // hosts show what has the scheme ui
+}
+
+// leadsHere reports whether a URI of the server leads to it as it is.
+func (t translator) leadsHere(uri string) bool {
+	c := t.link.client
+	owners := c.givenBy(t.g, t.g.possibleOwners(c.identity, uri), uri)
+	return len(owners) == 1 && owners[0].Name == t.link.server
 }
 
 // message returns a message that a server sends on its own account as the client gets it:
@@ -229,6 +249,17 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
 	given := c.message.Text(f)
 	s, uri := c.g.locate(given)
+	if s == nil && !c.g.transparent() && c.message.Kind(f) == jsonspan.String {
+		// Servers may have to be asked for it, so the client must be let in first.
+		if failure := c.admit(mcp.Target{}); failure != nil {
+			return nil, mcp.Target{}, nil, failure
+		}
+		var failure *jsonrpc.Failure
+		if s, failure = (&search{visit: c.visit}).owner(given); failure != nil {
+			return nil, mcp.Target{}, nil, failure
+		}
+		uri = given
+	}
 	switch {
 	case c.g.transparent() && s == nil:
 		s := c.g.config.Servers[0]
@@ -239,7 +270,11 @@ func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Ed
 		return nil, mcp.Target{}, nil, c.noResource("uri: it is none of this server")
 	}
 	c.alias = uriAlias{uri, given}
-	return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}, []jsonspan.Edit{c.message.Replace(f, jsonrpc.Quote(uri))}, nil
+	target := mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}
+	if uri == given {
+		return s, target, nil, nil
+	}
+	return s, target, []jsonspan.Edit{c.message.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 
 // locate returns the server that has a resource which clients know by a URI, and the URI

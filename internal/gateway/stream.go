@@ -310,10 +310,16 @@ func (i *interests) kinds() (heard []listKind) {
 // have.
 func (i *interests) resolve(v *visit) {
 	i.of, i.shown = map[string][]string{}, map[string]string{}
+	others := search{visit: v}
 	for _, shown := range i.URIs {
 		s, uri := v.g.locate(shown)
-		if s == nil && v.g.transparent() {
+		switch {
+		case s != nil:
+		case v.g.transparent():
 			s, uri = v.g.config.Servers[0], shown
+		default:
+			s, _ = others.owner(shown)
+			uri = shown
 		}
 		if s == nil || !v.g.rules.hears(v.caller.identity, s, uri) {
 			continue

@@ -11,7 +11,7 @@ import (
 // subscribe answers resources/subscribe, or resources/unsubscribe if on is false (A68).
 func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	s, target, edits, failure := c.findResource(jsonrpc.URI)
-	if failure == nil {
+	if failure == nil && !c.admitted {
 		failure = c.admit(target)
 	}
 	if failure != nil {

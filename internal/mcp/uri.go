@@ -16,14 +16,19 @@ const (
 	templatePrefix    = "proxy://template/"
 	observationPrefix = "proxy://observation/"
 
+	// UIScheme begins the URIs of resources that hosts show to people: those of MCP Apps.
+	UIScheme = "ui://"
+	uiPrefix = UIScheme + "proxy/resource/"
+
 	// ObservationTemplate is the template of the URIs of what masks left out.
 	ObservationTemplate = observationPrefix + "{id}"
 )
 
 var (
-	errForeignURI = errors.New("the URI is neither of the form " + resourcePrefix + "… nor " + templatePrefix + "…")
+	errForeignURI = errors.New("the URI is neither of the form " + resourcePrefix + "… nor " + templatePrefix + "… nor " + uiPrefix + "…")
 	errURIBase64  = errors.New("what follows " + resourcePrefix + " is not base64")
 	errURIJSON    = errors.New("what follows " + resourcePrefix + " is not base64 of JSON")
+	errURIScheme  = errors.New("what follows " + uiPrefix + " does not stand for a URI of the scheme ui")
 	errURIServer  = errors.New("the proxy URI does not say which server it means")
 	errURIOwn     = errors.New("the proxy URI does not say which URI of the server it means")
 )
@@ -37,13 +42,27 @@ func ResourceURI(server, uri string) string {
 
 // AppendResourceURI appends to dst what ResourceURI returns.
 func AppendResourceURI(dst []byte, server, uri string) []byte {
+	return appendPlace(append(dst, resourcePrefix...), server, uri)
+}
+
+// UIResourceURI is ResourceURI for clients that look at the scheme: hosts of MCP Apps show
+// nothing but ui://. Other URIs become what they become everywhere.
+func UIResourceURI(server, uri string) string {
+	if !strings.HasPrefix(uri, UIScheme) {
+		return ResourceURI(server, uri)
+	}
+	return string(appendPlace([]byte(uiPrefix), server, uri))
+}
+
+// appendPlace appends base64 of a server and its URI.
+func appendPlace(dst []byte, server, uri string) []byte {
 	var room [512]byte
 	place := append(room[:0], `{"server":`...)
 	place = appendQuoted(place, server)
 	place = append(place, `,"uri":`...)
 	place = appendQuoted(place, uri)
 	place = append(place, '}')
-	return base64.RawURLEncoding.AppendEncode(append(dst, resourcePrefix...), place)
+	return base64.RawURLEncoding.AppendEncode(dst, place)
 }
 
 // appendQuoted appends a string as JSON without escapes for HTML. URIs hardly ever
@@ -67,8 +86,8 @@ func TemplateURI(server, template string) string {
 }
 
 // ParseURI returns whose resource a URI for clients stands for, and the URI it has
-// there. It takes what ResourceURI returns, with any flavour of base64, and what
-// clients make of a TemplateURI.
+// there. It takes what ResourceURI and UIResourceURI return, with any flavour of base64, and
+// what clients make of a TemplateURI.
 func ParseURI(proxy string) (server, uri string, err error) {
 	if rest, ok := strings.CutPrefix(proxy, templatePrefix); ok {
 		server, uri, _ = strings.Cut(rest, "/")
@@ -78,6 +97,13 @@ func ParseURI(proxy string) (server, uri string, err error) {
 	} else if rest, ok := strings.CutPrefix(proxy, resourcePrefix); ok {
 		if server, uri, err = parsePlace(rest); err != nil {
 			return "", "", err
+		}
+	} else if rest, ok := strings.CutPrefix(proxy, uiPrefix); ok {
+		if server, uri, err = parsePlace(rest); err != nil {
+			return "", "", err
+		}
+		if uri != "" && !strings.HasPrefix(uri, UIScheme) {
+			return "", "", errURIScheme // hosts let apps read what their scheme says
 		}
 	} else {
 		return "", "", errForeignURI

@@ -129,6 +129,40 @@ func TestTemplateURI(t *testing.T) { // A66
 	}
 }
 
+// The scheme that hosts look at stays, and nothing else can be smuggled in under it.
+func TestUIResourceURI(t *testing.T) {
+	got := UIResourceURI("alpha", "ui://app/x.html")
+	if !strings.HasPrefix(got, "ui://") || got == "ui://app/x.html" {
+		t.Errorf("got %s", got)
+	}
+	for _, uri := range []string{"ui://", "ui://a", "ui://é/\"\\\n", got} {
+		if server, original, err := ParseURI(UIResourceURI("a/b é", uri)); server != "a/b é" || original != uri || err != nil {
+			t.Errorf("%q is %q and %q, %v after a round trip", uri, server, original, err)
+		}
+	}
+	for _, uri := range []string{"file:///x", "UI://a", "ui:a", ""} {
+		if got := UIResourceURI("a", uri); got != ResourceURI("a", uri) {
+			t.Errorf("%q is %s", uri, got)
+		}
+	}
+	place := func(text string) string { return uiPrefix + base64.RawURLEncoding.EncodeToString([]byte(text)) }
+	for uri, want := range map[string]string{
+		place(`{"server":"a","uri":"file:///etc/passwd"}`): "scheme ui",
+		place(`{"server":"a","uri":"UI://x"}`):             "scheme ui",
+		place(`{"server":"a","uri":""}`):                   "which URI",
+		place(`{"uri":"ui://x"}`):                          "which server",
+		place(`{"server":"a","uri":"ui://x","uri":"y:z"}`): "JSON",
+		uiPrefix + "***":                                   "base64",
+		"ui://proxy/" + strings.TrimPrefix(got, uiPrefix):  "neither",
+		"UI" + strings.TrimPrefix(got, "ui"):               "neither",
+	} {
+		server, original, err := ParseURI(uri)
+		if wantError(t, err, want); server != "" || original != "" {
+			t.Errorf("%s is %q and %q", uri, server, original)
+		}
+	}
+}
+
 func TestObservationURI(t *testing.T) {
 	if got := ObservationURI("k7"); got != strings.Replace(ObservationTemplate, "{id}", "k7", 1) || got != "proxy://observation/k7" {
 		t.Errorf("got %s", got)
@@ -152,11 +186,14 @@ func TestURIsComeApart(t *testing.T) { // A12, A66
 	}
 	for range 5000 {
 		server, uri := some(), some()
-		for _, proxy := range []string{ResourceURI(server, uri), TemplateURI(server, uri)} {
+		for _, proxy := range []string{ResourceURI(server, uri), TemplateURI(server, uri), UIResourceURI(server, uri)} {
 			gotServer, gotURI, err := ParseURI(proxy)
 			if gotServer != server || gotURI != uri || err != nil {
 				t.Fatalf("%q and %q are %q, %q, %v after a round trip", server, uri, gotServer, gotURI, err)
 			}
+		}
+		if _, got, err := ParseURI(UIResourceURI(server, UIScheme+uri)); got != UIScheme+uri || err != nil {
+			t.Fatalf("%q is %q, %v after a round trip", UIScheme+uri, got, err)
 		}
 		// Whoever decodes it with another library reads the same.
 		encoded, _ := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(ResourceURI(server, uri), "proxy://resource/"))
@@ -181,6 +218,8 @@ func FuzzParseURI(f *testing.F) {
 	f.Add("proxy://resource/\n")
 	f.Add(ResourceURI("alpha", "file:///d\u0364ta"))
 	f.Add("file:///x")
+	f.Add(UIResourceURI("alpha", "ui://x"))
+	f.Add(uiPrefix + base64.StdEncoding.EncodeToString([]byte(`{"server":"a","uri":"file:///x"}`)))
 	f.Fuzz(func(t *testing.T, proxy string) {
 		server, uri, err := ParseURI(proxy)
 		if err != nil {

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // The placeholders that tell what is being called. A gateway sets them before
@@ -31,7 +33,7 @@ type call struct {
 
 // An envelope is what a JSON-RPC request says of itself.
 type envelope struct {
-	jsonrpc, method, name string
+	jsonrpc, method, name, uri string
 }
 
 // begin notes what is known of the call before it is made.
@@ -47,7 +49,7 @@ func (c *call) begin(server string, r *http.Request) {
 	var method string
 	if method, c.known = repl.GetString(methodPlaceholder); method != "" {
 		tool, _ := repl.GetString(toolPlaceholder)
-		c.told, c.asked = true, envelope{"2.0", method, tool}
+		c.told, c.asked = true, envelope{jsonrpc: "2.0", method: method, name: tool}
 	}
 	if !c.known {
 		repl.Map(c.placeholder)
@@ -69,7 +71,7 @@ func (c *call) placeholder(key string) (any, bool) {
 // watch returns the body of r, made to remember what is read of it. It is not
 // read ahead: that would cost streaming and latency.
 func (c *call) watch(r *http.Request) io.ReadCloser {
-	if c.told || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
+	if c.told && c.asked.method != readMethod || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
 		return r.Body
 	}
 	c.body.ReadCloser = r.Body
@@ -90,6 +92,15 @@ func (c *call) isRPC() bool {
 	asked := c.read()
 	return asked.jsonrpc == "2.0" && asked.method != ""
 }
+
+// readsUI reports whether the request reads a resource that hosts show to people: that of an MCP
+// App. It never gets into the context of a model, and half of it is of no use.
+func (c *call) readsUI() bool {
+	return c.read().method == readMethod && strings.HasPrefix(c.body.envelope().uri, mcp.UIScheme)
+}
+
+// readMethod is the method that reads resources. No placeholder says which one it reads.
+const readMethod = "resources/read"
 
 // watchLimit is how much of a request is looked at. Clients put the name before
 // the arguments.
@@ -112,7 +123,7 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-var envelopePaths = jsonspan.CompilePaths("jsonrpc", "method", "params.name")
+var envelopePaths = jsonspan.CompilePaths("jsonrpc", "method", "params.name", "params.uri")
 
 // longestName is the longest that names may be to end up in logs. The protocol
 // allows 128 characters.
@@ -123,7 +134,7 @@ const longestName = 1 << 10
 func (b *watchedBody) envelope() (e envelope) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	fields := [...]*string{&e.jsonrpc, &e.method, &e.name}
+	fields := [...]*string{&e.jsonrpc, &e.method, &e.name, &e.uri}
 	err := envelopePaths.Find(b.seen, func(path int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String && v.End-v.Start <= longestName {
 			*fields[path] = string(jsonspan.AppendText(nil, v.Body(b.seen)))

@@ -209,8 +209,11 @@ func forwarded(r *http.Request, call *call) *http.Request {
 	return r2
 }
 
-// exempted reports whether the results of a call are never masked.
+// exempted reports whether the result of a call is never masked.
 func (h *Handler) exempted(call *call) bool {
+	if call.readsUI() {
+		return true
+	}
 	if len(h.exempt) == 0 {
 		return false
 	}

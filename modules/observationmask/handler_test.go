@@ -436,6 +436,42 @@ func TestAGatewayTellsWhatIsCalled(t *testing.T) {
 	}
 }
 
+// What hosts show to people stays whole, whether a gateway has read the request or not.
+func TestUIResourcesAreNotMasked(t *testing.T) {
+	h := provision(t, `{}`)
+	for request, masked := range map[string]bool{
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"ui://a/b.html"}}`:          false,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"\u0075i://a/b.html"}}`:     false,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"file:///ui://a"}}`:         true,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":1,"x":{"uri":"ui://a"}}}`:   true,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"ui://a","uri":"file://"}}`: true,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"ui://a/b.html"}}`:     true,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"ui://a","uri":"ui://a"}}`:     true,
+	} {
+		var m struct{ Method string }
+		if err := json.Unmarshal([]byte(request), &m); err != nil {
+			t.Fatal(err)
+		}
+		for _, told := range []bool{false, true} {
+			repl := caddy.NewReplacer()
+			if told {
+				repl.Set("http.mcp.method", m.Method)
+			}
+			recorder := httptest.NewRecorder()
+			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
+			whole := message(strings.Repeat("x", 10000))
+			err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+				_, err := io.Copy(io.Discard, r.Body)
+				answer(whole)(w, r)
+				return err
+			}))
+			if got := recorder.Body.String(); err != nil || isMasked(got) != masked || !masked && got != whole {
+				t.Errorf("%s, told %t: masked %t, %v", request, told, isMasked(got), err)
+			}
+		}
+	}
+}
+
 func TestPlaceholdersTellWhatIsCalled(t *testing.T) {
 	h := provision(t, `{"server":"fs"}`)
 	repl := caddy.NewReplacer()

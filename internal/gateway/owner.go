@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A search finds the servers of resources that a client names by the URIs that these have at their
+// servers, which do not say which server that is. The client has them from the _meta of tools, from
+// instructions, or from the server itself.
+type search struct {
+	*visit
+	asked [kindCount]map[*Server]*listing // lists that were asked for
+}
+
+// owner returns the server of a resource, nil if there is none that the client may have. A failure
+// says that there are several.
+func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
+	if _, _, err := mcp.ParseURI(uri); err == nil || uri == "" || len(uri) > longestURI {
+		return nil, nil // or it says which server it means, and there is none of that name
+	}
+	possible := s.g.possibleOwners(s.caller.identity, uri)
+	owners := s.client.givenBy(s.g, possible, uri)
+	for _, k := range [...]listKind{tools, resources, templates} {
+		if len(owners) > 0 {
+			break
+		}
+		lists := s.lists(k)
+		owners = keep(possible, func(p *Server) bool { return lists[p] != nil && lists[p].hasURI(s.g, k, uri) })
+		if len(owners) == 0 { // by now the servers are connected
+			owners = s.client.mentionedBy(possible, uri)
+		}
+	}
+	if len(owners) > 1 {
+		given := keep(owners, func(p *Server) bool { return s.client.link(p).lists.gavePlain(s.g, uri) })
+		if len(given) != 1 {
+			return nil, severalOwners(owners, uri)
+		}
+		owners = given
+	}
+	if len(owners) == 0 {
+		return nil, nil
+	}
+	return owners[0], nil
+}
+
+// lists returns the lists of a kind of all servers that the client may know of. Those that cannot
+// be had within the time for joining are missing.
+func (s *search) lists(k listKind) map[*Server]*listing {
+	if s.asked[k] == nil {
+		ctx, cancel := context.WithTimeout(s.r.Context(), s.g.config.JoinTimeout)
+		defer cancel()
+		servers := s.g.rules.seen(s.caller.identity)
+		lists, _ := s.listsOf(s.behalf().within(ctx), servers, k)
+		s.asked[k] = map[*Server]*listing{}
+		for i, server := range servers {
+			s.asked[k][server] = lists[i]
+		}
+	}
+	return s.asked[k]
+}
+
+// possibleOwners returns the servers whose resource of a URI a client may have. To the client, a
+// resource that it may not have does not exist.
+func (g *Gateway) possibleOwners(identity, uri string) []*Server {
+	return keep(g.config.Servers, func(s *Server) bool { return g.rules.hears(identity, s, uri) })
+}
+
+// givenBy returns which of the servers have given the client a URI, as far as that is known without
+// asking them. Tools come first: they say what a URI of the scheme ui is for. A template that a URI
+// can be made of gives it only if no server has just that.
+func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
+	owners := keep(servers, func(s *Server) bool { return c.link(s).subscriptions.alias(uri) == uri })
+	for _, k := range [...]listKind{tools, resources} {
+		if len(owners) > 0 {
+			return owners
+		}
+		owners = keep(servers, func(s *Server) bool {
+			list := c.link(s).lists.known(g, k)
+			return list != nil && list.hasURI(g, k, uri)
+		})
+	}
+	if len(owners) > 0 {
+		return owners
+	}
+	return c.mentionedBy(servers, uri)
+}
+
+// mentionedBy returns which of the servers have a URI in their instructions.
+func (c *client) mentionedBy(servers []*Server, uri string) []*Server {
+	return keep(servers, func(s *Server) bool {
+		l := c.link(s)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return mcp.IsMentioned(l.mentioned.text(), uri)
+	})
+}
+
+// keep returns the servers for which keep is true.
+func keep(servers []*Server, keep func(*Server) bool) (kept []*Server) {
+	for _, s := range servers {
+		if keep(s) {
+			kept = append(kept, s)
+		}
+	}
+	return kept
+}
+
+// hasURI reports whether a list of a kind names a resource by the URI that it has at its server.
+func (l *listing) hasURI(g *Gateway, k listKind, uri string) bool {
+	switch k {
+	case tools:
+		return l.hasUI(uri)
+	case resources:
+		return slices.Contains(l.names, g.shown(l.server, resources, uri))
+	}
+	tried := 0
+	return slices.ContainsFunc(l.names, func(name string) bool {
+		_, template, err := mcp.ParseURI(name)
+		if err != nil || tried == maxMatched {
+			return false
+		}
+		if template == uri { // of which an argument is to be completed
+			return true
+		}
+		tried++
+		return mcp.MatchTemplate(template, uri)
+	})
+}
+
+// maxMatched is how many templates of a server are matched with a URI.
+const maxMatched = 1_000
+
+// hasUI reports whether a list of tools names a UI resource.
+func (l *listing) hasUI(uri string) bool {
+	return slices.ContainsFunc(l.uis, func(ui uiName) bool { return ui.uri == uri })
+}
+
+// severalOwners refuses a URI that several servers have, and names those that can be used.
+func severalOwners(owners []*Server, uri string) *jsonrpc.Failure {
+	var uris []string
+	for _, s := range owners[:min(len(owners), maxNamed)] {
+		uris = append(uris, mcp.UIResourceURI(s.Name, uri)+" for the one of "+s.Name)
+	}
+	failure := invalid("uri: several servers have it; use " + strings.Join(uris, ", "))
+	failure.Data.URI = mcp.Shortened(uri)
+	return failure
+}
+
+// maxNamed is how many servers an error names.
+const maxNamed = 8
