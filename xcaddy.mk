@@ -59,9 +59,10 @@ export DESCRIBE
 PRINT_VERSION = $(if $(VERSION),echo '$(VERSION)',sh -c "$$DESCRIBE" describe '$(COMMIT)' 2>/dev/null)
 
 # What npm installs: the official SDKs of MCP and of models, for the tests that talk
-# to them; other gateways, to compare with; agents that people use, which take 1.3 GB;
-# the public conformance suite of MCP.
+# to them; the example servers of MCP Apps, which take 230 MB; other gateways, to compare
+# with; agents that people use, which take 1.3 GB; the public conformance suite of MCP.
 PEERS         := $(LAB)/integration/peers
+APPS          := $(LAB)/integration/apps
 GATEWAY_PEERS := $(LAB)/bench/gateway/peers
 CLIENTS       := $(LAB)/integration/clients
 SUITE         := $(LAB)/conformance/suite
@@ -110,12 +111,12 @@ $(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
 unit: ## run the unit tests of the plugin alone
 	go $(GO_TEST) ./...
 
-test: build $(PEERS)/node_modules unit ## run every test, those of the built binary included
+test: build $(PEERS)/node_modules $(APPS)/node_modules unit ## run every test, those of the built binary included
 	go -C $(LAB) $(GO_TEST) ./...
 
 # The tests of the binary then run one that has the race detector in it, too, and that
 # exits with an error if it has found a race.
-race: $(PEERS)/node_modules ## the same under the race detector, which needs a C compiler
+race: $(PEERS)/node_modules $(APPS)/node_modules ## the same under the race detector, which needs a C compiler
 	$(MAKE) -f xcaddy.mk build CADDY=bin/caddy-race CGO_ENABLED=1 XCADDY_RACE_DETECTOR=1
 	CGO_ENABLED=1 go $(GO_TEST) -race ./...
 	CADDY="$(CURDIR)/bin/caddy-race" CGO_ENABLED=1 go -C $(LAB) $(GO_TEST) -race ./...
@@ -133,9 +134,9 @@ $(SUITE)/node_modules: $(SUITE)/package-lock.json
 	@echo "installing the conformance suite"
 	@$(NPM_CI) --prefix $(SUITE) && touch $@
 
-$(PEERS)/node_modules: $(PEERS)/package-lock.json
+$(PEERS)/node_modules $(APPS)/node_modules: %/node_modules: %/package-lock.json
 	@if command -v npm >/dev/null; then \
-		echo "installing the official MCP and model SDKs for the tests"; $(NPM_CI) --prefix $(PEERS) && touch $@; \
+		echo "installing the official MCP and model SDKs for the tests, and servers"; $(NPM_CI) --prefix $* && touch $@; \
 	else echo "npm not found: the tests against the official SDKs will be skipped"; fi
 
 chaos: build ## break what is around the built Caddy, at length, and print how it was survived
@@ -199,4 +200,4 @@ release: ## archives, Debian packages and container images in dist, with reprodu
 	go -C $(LAB) run ./release -version "$$version" -commit '$(COMMIT)' -platforms '$(PLATFORMS)' $(if $(NODE),-node='$(NODE)') -mirror '$(MIRROR)'
 
 clean: ## remove what was built
-	rm -rf bin dist $(PEERS)/node_modules $(SUITE)/node_modules $(CLIENTS)/node_modules $(GATEWAY_PEERS)/npm/node_modules
+	rm -rf bin dist $(PEERS)/node_modules $(APPS)/node_modules $(SUITE)/node_modules $(CLIENTS)/node_modules $(GATEWAY_PEERS)/npm/node_modules

@@ -33,8 +33,9 @@ type Policy struct {
 	// they are at most MaxChars.
 	HeadChars, TailChars int
 
-	// KeepMedia leaves the data of image and audio content and the blob of
-	// resources whole: half an image is an error, not a shorter image.
+	// KeepMedia leaves the data of image and audio content, the blob of resources and the
+	// text of UIs, after a mimeType that says so, whole: half an image is an error, not a
+	// shorter image.
 	KeepMedia bool
 
 	// Texts of more bytes pass as they are, and up to that many bytes are held

@@ -103,6 +103,7 @@ type object struct {
 	typed   bool // its type is known
 	media   bool // and is image or audio
 	located bool // it has a uri: a resource
+	app     bool // its mimeType is that of a UI, which is shown to people
 	data    int64
 	blob    int64 // where a cut waits to be confirmed, or 0
 }
@@ -115,6 +116,8 @@ const (
 	dataMember
 	uriMember
 	blobMember
+	mimeTypeMember
+	textMember
 )
 
 // A cut takes the middle out of a string that is still held.
@@ -327,6 +330,10 @@ func (m *Masker) key() (safe bool) {
 			o.member = uriMember
 		case "blob":
 			o.member = blobMember
+		case "mimeType":
+			o.member = mimeTypeMember
+		case "text":
+			o.member = textMember
 		default:
 			o.member = anyMember
 		}
@@ -372,6 +379,8 @@ func (m *Masker) str() error {
 		case uriMember:
 			o.located = true
 			m.resolve(&o.blob, true)
+		case mimeTypeMember:
+			o.app = string(m.text()) == appType
 		}
 	}
 	return nil
@@ -418,13 +427,16 @@ func (m *Masker) media() (keep bool, waiting *int64) {
 		return o.media, nil
 	case o.member == dataMember:
 		return false, &o.data
-	case o.member == blobMember && o.located:
+	case o.member == blobMember && o.located, o.member == textMember && o.app:
 		return true, nil
 	case o.member == blobMember:
 		return false, &o.blob
 	}
 	return false, nil
 }
+
+// appType is the type of the resources of MCP Apps.
+const appType = "text/html;profile=mcp-app"
 
 // resolve decides about the cut that waits at *start.
 func (m *Masker) resolve(start *int64, keep bool) {

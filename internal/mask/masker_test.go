@@ -239,8 +239,11 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 
 // O22
 func TestKeepMedia(t *testing.T) {
-	p := Policy{MaxChars: 20, HeadChars: 3, TailChars: 2, KeepMedia: true}
+	p := Policy{MaxChars: 26, HeadChars: 3, TailChars: 2, KeepMedia: true}
 	for _, test := range []struct{ name, text, want string }{
+		{"a UI", `{"uri":"x:a","mimeType":"text/html;profile=mcp-app","text":LONG,"x":LONG}`, `{"uri":"x:a","mimeType":"text/html;profile=mcp-app","text":LONG,"x":CUT}`},
+		{"a UI whose type comes last", `{"text":LONG,"mimeType":"text/html;profile=mcp-app"}`, `{"text":CUT,"mimeType":"text/html;profile=mcp-app"}`},
+		{"another page", `{"uri":"x:a","mimeType":"text/html","text":LONG}`, `{"uri":"x:a","mimeType":"text/html","text":CUT}`},
 		{"an image", `{"type":"image","data":LONG,"mimeType":"image/png"}`, `{"type":"image","data":LONG,"mimeType":"image/png"}`},
 		{"a sound whose type comes last", `{"data":LONG,"mimeType":LONG,"type":"audio"}`, `{"data":LONG,"mimeType":CUT,"type":"audio"}`},
 		{"text with data", `{"type":"text","data":LONG}`, `{"type":"text","data":CUT}`},

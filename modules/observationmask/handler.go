@@ -69,8 +69,8 @@ type Handler struct {
 	// stream.
 	BufferLimit int `json:"buffer_limit,omitempty"`
 
-	// Leave the data of image and audio content and the blob of resources whole:
-	// model APIs refuse half an image. Default: false
+	// Leave the data of image and audio content, the blob of resources and the text of the UIs
+	// of MCP Apps whole: model APIs refuse half an image. Default: false
 	KeepMedia bool `json:"keep_media,omitempty"`
 
 	// Keep the originals of masked strings for a while, and name in the marker

@@ -254,6 +254,9 @@ func TestAggregateResources(t *testing.T) {
 			}
 		}
 	})
+	t.Run("A12 by its own URI", func(t *testing.T) {
+		same(t, c.in(t).result("resources/read", `{"uri":`+quote(data)+`}`), `{"contents":[{"uri":`+quote(data)+`,"mimeType":"text/plain","text":"data of alpha"}]}`)
+	})
 	t.Run("A12 what the server does not have", func(t *testing.T) {
 		c.in(t).fails("resources/read", `{"uri":`+quote(proxied("alpha", "file://nope"))+`}`, -32002)
 	})
@@ -264,7 +267,7 @@ func TestAggregateResources(t *testing.T) {
 	for _, uri := range []string{
 		`"proxy://resource/"`, `"proxy://resource/!!!"`, `"proxy://resource/A"`, encoded(`x`), encoded(`{}`), encoded(`[]`), encoded(`{"server":"alpha"}`), encoded(`{"uri":"x"}`),
 		encoded(`{"server":5,"uri":"x"}`), encoded(`{"server":"alpha","uri":5}`), encoded(`{"server":"zeta","uri":"file://alpha/data.txt"}`), encoded(`{"server":"alpha","uri":"x"`), encoded("\xff\xfe"),
-		`"file://alpha/data.txt"`, `"proxy://other/x"`, `"http://evil.test/"`, `""`, `5`, `null`, `{}`, `"proxy://resource/` + strings.Repeat("A", 100_000) + `"`,
+		`"file://gamma/data.txt"`, `"proxy://other/x"`, `"http://evil.test/"`, `""`, `5`, `null`, `{}`, `"proxy://resource/` + strings.Repeat("A", 100_000) + `"`,
 	} {
 		t.Run("A13 "+uri[:min(len(uri), 40)], func(t *testing.T) {
 			c := c.in(t)

@@ -1,0 +1,326 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// canShow are the capabilities of a host of MCP Apps.
+const canShow = `{"extensions":{"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}}}`
+
+// exampleApps are the example servers of MCP Apps that npm has put into the folder apps.
+var exampleApps = []string{"map", "basic-vanillajs", "budget-allocator", "system-monitor", "threejs", "pdf", "wiki-explorer", "cohort-heatmap"}
+
+// exampleApp is the command that starts such a server.
+func exampleApp(t *testing.T, name string) []string {
+	t.Helper()
+	const modules = "apps/node_modules/@modelcontextprotocol/server-"
+	if _, err := os.Stat(modules + name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("the example servers are not installed: run make -f xcaddy.mk test, with npm")
+		}
+		t.Skip("the example servers are not installed: run make -f xcaddy.mk test, with npm")
+	}
+	return []string{"node", modules + name + "/dist/index.js", "--stdio"}
+}
+
+// A directServer is a child that the test talks to itself.
+type directServer struct {
+	in  io.WriteCloser
+	out *bufio.Reader
+	ids int
+}
+
+func startDirectly(t *testing.T, command []string) *directServer {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	s := &directServer{in: in, out: bufio.NewReader(out)}
+	s.ask(t, "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+canShow+`,"clientInfo":{"name":"test","version":"1"}}`)
+	fmt.Fprintln(s.in, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	return s
+}
+
+// ask returns the result of a request.
+func (s *directServer) ask(t *testing.T, method, params string) json.RawMessage {
+	t.Helper()
+	s.ids++
+	fmt.Fprintf(s.in, `{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`+"\n", s.ids, method, params)
+	for {
+		line, err := s.out.ReadBytes('\n')
+		if err != nil {
+			t.Fatalf("%s: %v", method, err)
+		}
+		var m struct{ ID, Result, Error json.RawMessage }
+		if json.Unmarshal(line, &m) == nil && string(m.ID) == fmt.Sprint(s.ids) {
+			if m.Result == nil {
+				t.Fatalf("%s: %s", method, m.Error)
+			}
+			return m.Result
+		}
+	}
+}
+
+// A shownTool is a tool and what it says of its UI resource, as it stands.
+type shownTool struct {
+	Name string
+	Meta json.RawMessage `json:"_meta"`
+	uri  string
+}
+
+// shownTools returns the tools of a result that have a UI.
+func shownTools(t *testing.T, result json.RawMessage) (shown []shownTool) {
+	t.Helper()
+	var list struct{ Tools []shownTool }
+	if err := json.Unmarshal(result, &list); err != nil {
+		t.Fatalf("%v: %.300s", err, result)
+	}
+	for _, tool := range list.Tools {
+		var meta struct{ UI struct{ ResourceURI string } }
+		if _ = json.Unmarshal(tool.Meta, &meta); meta.UI.ResourceURI != "" {
+			tool.uri = meta.UI.ResourceURI
+			shown = append(shown, tool)
+		}
+	}
+	return shown
+}
+
+// contentsOf returns the contents of a result, as they stand.
+func contentsOf(t *testing.T, result json.RawMessage) string {
+	t.Helper()
+	var read struct{ Contents json.RawMessage }
+	if err := json.Unmarshal(result, &read); err != nil {
+		t.Fatalf("%v: %.300s", err, result)
+	}
+	return string(read.Contents)
+}
+
+func readURI(uri string) string { return `{"uri":` + quote(uri) + `}` }
+
+// TestAppsOfExampleServers has hosts of both eras read the UI resources of all example servers
+// behind one gateway. They get what the servers give, to the byte, also where results are masked.
+func TestAppsOfExampleServers(t *testing.T) {
+	isolate(t)
+	lines := []string{"separator __", "join_timeout 2m", "response_timeout 2m", "mask"} // the machine may be slow
+	for _, name := range exampleApps {
+		lines = append(lines, block("server "+name+" stdio "+strings.Join(exampleApp(t, name), " "), "start_timeout 2m"))
+	}
+	url := serve(t, gateway(lines...))
+	direct := map[string]*directServer{}
+	for _, name := range exampleApps {
+		direct[name] = startDirectly(t, exampleApp(t, name))
+	}
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			c := newSpeaker(t, joinedAt(url), era.modern, canShow)
+			listed := shownTools(t, c.ask(t, "tools/list", `{}`).answer.Result)
+			for _, name := range exampleApps {
+				own := shownTools(t, direct[name].ask(t, "tools/list", `{}`))
+				if len(own) == 0 {
+					t.Errorf("no tool of %s has a UI", name)
+				}
+				for _, tool := range own {
+					i := slices.IndexFunc(listed, func(l shownTool) bool { return l.Name == name+"__"+tool.Name })
+					if i < 0 || string(listed[i].Meta) != string(tool.Meta) {
+						t.Errorf("%s of %s: got %v, want %s", tool.Name, name, listed, tool.Meta)
+						continue
+					}
+					whole := direct[name].ask(t, "resources/read", readURI(tool.uri))
+					want := contentsOf(t, whole)
+					if len(want) < 100_000 || !strings.Contains(want, tool.uri) {
+						t.Errorf("%s itself gives %d bytes, %.100s", tool.uri, len(want), want)
+					}
+					for way, got := range map[string]json.RawMessage{
+						"/mcp":          c.ask(t, "resources/read", readURI(tool.uri)).answer.Result,
+						"/mcp/{server}": newSpeaker(t, mcpAt(url, name), era.modern, canShow).ask(t, "resources/read", readURI(tool.uri)).answer.Result,
+					} {
+						if same(t, contentsOf(t, got), want); !era.modern && string(got) != string(whole) {
+							t.Errorf("%s at %s: %d bytes, %d of the server itself", tool.uri, way, len(got), len(whole))
+						}
+					}
+					if !era.modern {
+						var answer struct{ Result json.RawMessage }
+						_ = json.Unmarshal([]byte(post(t, rpcAt(url, name), rpc("resources/read", readURI(tool.uri))).body), &answer)
+						same(t, string(answer.Result), string(whole))
+					}
+				}
+			}
+		})
+	}
+}
+
+// newApp starts a server of both eras whose tool shows its results by a UI resource. What is read
+// of it says whose it is.
+func newApp(t *testing.T, name, uri string) *remoteServer {
+	t.Helper()
+	s := serveScript(t, &mcptest.Script{Tools: []string{
+		`{"name":"show","inputSchema":{"type":"object"},"_meta":{"ui":{"resourceUri":` + quote(uri) + `},"ui/resourceUri":` + quote(uri) + `}}`,
+	}})
+	s.Change(func(script *mcptest.Script) {
+		script.Handle = func(w http.ResponseWriter, r *mcptest.Received) bool {
+			if r.Method == "resources/read" {
+				r.Answer(w, `"result":{"contents":[{"uri":`+r.Param("uri")+`,"mimeType":"text/html;profile=mcp-app","text":"<h1>`+name+`</h1>"}]}`)
+				return true
+			}
+			return false
+		}
+	})
+	return s
+}
+
+// appOf checks that a resource is that of a server, and is called as it was asked for.
+func appOf(t *testing.T, c *speaker, uri, name string) {
+	t.Helper()
+	got := c.ask(t, "resources/read", readURI(uri)).answer
+	if !strings.Contains(got.Raw, `"uri":`+quote(uri)) || !strings.Contains(got.Raw, "<h1>"+name+"</h1>") {
+		t.Errorf("%s: got %s, want that of %s", uri, got.Raw, name)
+	}
+}
+
+func TestAppsWithTheSameURIStayApart(t *testing.T) {
+	isolate(t)
+	const uri = "ui://app/view.html"
+	lines := []string{"separator __", newApp(t, "one", uri).line("one"), newApp(t, "two", uri).line("two"), newApp(t, "three", "ui://three").line("three")}
+	for _, example := range []string{"maps", "more"} { // of the same program
+		lines = append(lines, block("server "+example+" stdio "+strings.Join(exampleApp(t, "map"), " "), "start_timeout 2m"))
+	}
+	url := serve(t, gateway(lines...))
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			c := newSpeaker(t, joinedAt(url), era.modern, canShow)
+			uris := map[string]string{}
+			for _, tool := range shownTools(t, c.ask(t, "tools/list", `{}`).answer.Result) {
+				if name, _, _ := strings.Cut(tool.Name, "__"); strings.HasPrefix(tool.uri, "ui://") {
+					uris[name] = tool.uri
+				}
+			}
+			if len(uris) != 5 || uris["one"] == uris["two"] || uris["one"] == uri || uris["maps"] == uris["more"] || uris["three"] != "ui://three" {
+				t.Fatalf("got %v", uris)
+			}
+			other := newSpeaker(t, joinedAt(url), era.modern, `{}`) // they say all that is needed, to any client
+			for _, name := range []string{"one", "two", "three"} {
+				appOf(t, c, uris[name], name)
+				appOf(t, other, uris[name], name)
+			}
+			for _, name := range []string{"maps", "more"} {
+				if got := c.ask(t, "resources/read", readURI(uris[name])).answer; len(got.Raw) < 100_000 || !strings.Contains(got.Raw[:1000]+got.Raw[len(got.Raw)-1000:], uris[name]) {
+					t.Errorf("%s: got %.300s", uris[name], got.Raw)
+				}
+			}
+			got := c.ask(t, "resources/read", readURI(uri)).answer
+			if got.Error == nil || got.Error.Code != -32602 || !strings.Contains(got.Error.Message, uris["one"]) || !strings.Contains(got.Error.Message, uris["two"]) {
+				t.Errorf("what both have: got %s", got.Raw)
+			}
+		})
+	}
+}
+
+// A client finds a resource by any URI that its server names, and nothing by others. What rules
+// forbid it looks like what does not exist.
+func TestResourcesByTheirOwnURIs(t *testing.T) {
+	isolate(t)
+	secret, open, hidden := newApp(t, "secret", "ui://secret"), newApp(t, "open", "ui://open"), newApp(t, "hidden", "ui://hidden")
+	open.Change(func(s *mcptest.Script) {
+		s.Resources, s.Templates = []string{"docs://listed"}, []string{"docs://made/{+path}"}
+		reply := s.Handle
+		s.Handle = func(w http.ResponseWriter, r *mcptest.Received) bool {
+			const capabilities = `"capabilities":{"tools":{},"resources":{}},"instructions":"Begin with docs://intro, please."`
+			switch r.Method {
+			case "initialize":
+				r.Answer(w, `"result":{"protocolVersion":"2025-11-25","serverInfo":{"name":"open","version":"1"},`+capabilities+`}`)
+			case "server/discover":
+				r.Answer(w, `"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"ttlMs":0,"cacheScope":"private",`+capabilities+`}`)
+			default:
+				return reply(w, r)
+			}
+			return true
+		}
+	})
+	url := serve(t, gateway(append(restricted("deny hidden::* resource:secret::ui://secret"), secret.line("secret"), open.line("open"), hidden.line("hidden"))...))
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			zoe := newSpeaker(t, joinedAt(url), era.modern, canShow, bearer(zoeToken))
+			for uri, name := range map[string]string{"ui://secret": "secret", "ui://hidden": "hidden", "ui://open": "open", "docs://intro": "open", "docs://listed": "open", "docs://made/of/this": "open"} {
+				appOf(t, zoe, uri, name)
+			}
+			eve := newSpeaker(t, joinedAt(url), era.modern, canShow, bearer(eveToken))
+			before := secret.Count("resources/read") + hidden.Count()
+			appOf(t, eve, "ui://open", "open")
+			eve.ask(t, "tools/list", `{}`)
+			unknown := eve.ask(t, "resources/read", readURI("ui://unknown"))
+			if unknown.answer.Error == nil || unknown.answer.Error.Code != -32602 {
+				t.Errorf("got %s", unknown.answer.Raw)
+			}
+			for _, uri := range []string{"ui://secret", "ui://hidden"} {
+				got := eve.ask(t, "resources/read", readURI(uri))
+				if got.status != unknown.status || got.answer.Error == nil || got.answer.Error.Message != unknown.answer.Error.Message ||
+					strings.ReplaceAll(string(got.answer.Error.Data), uri, "ui://unknown") != string(unknown.answer.Error.Data) {
+					t.Errorf("%s: %d %s\nwant %d %s", uri, got.status, got.answer.Raw, unknown.status, unknown.answer.Raw)
+				}
+			}
+			if n := secret.Count("resources/read") + hidden.Count() - before; n != 0 {
+				t.Errorf("the servers were asked %d times", n)
+			}
+		})
+	}
+}
+
+// Servers know which clients show UIs, and clients which servers have some: extensions pass.
+func TestExtensionsPassBothWays(t *testing.T) {
+	isolate(t)
+	const ours = `"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}`
+	for _, era := range clientEras {
+		for _, legacyServer := range []bool{true, false} {
+			t.Run(fmt.Sprint(era.name, ", legacy server ", legacyServer), func(t *testing.T) {
+				remote := serveScript(t, &mcptest.Script{Legacy: legacyServer, Capabilities: `{"tools":{},"extensions":{"io.modelcontextprotocol/ui":{"x":[1]}}}`})
+				other := serveScript(t, &mcptest.Script{Capabilities: `{"tools":{},"extensions":{"com.example/other":{}}}`})
+				own := newJournal(t)
+				url := serve(t, gateway(remote.line("remote"), other.line("other"), block(child("own"), own.env(), "isolation session")))
+				c := newSpeaker(t, joinedAt(url), era.modern, canShow)
+				hello := c.ask(t, "server/discover", `{}`).answer
+				if !era.modern {
+					got, err := c.Initialize(t.Context(), "2025-11-25")
+					if err != nil {
+						t.Fatal(err)
+					}
+					hello = got.Message
+				}
+				if !strings.Contains(hello.Raw, `"extensions":{"com.example/other":{},"io.modelcontextprotocol/ui":{"x":[1]}}`) {
+					t.Errorf("the client hears %s", hello.Raw)
+				}
+				for name, heard := range map[string][]*mcptest.Received{
+					"remote": remote.Received("initialize", "server/discover"),
+					"own":    slices.Concat(own.messages(t, "initialize"), own.messages(t, "server/discover")),
+				} {
+					if last := len(heard) - 1; last < 0 || !strings.Contains(heard[last].Body, ours) {
+						t.Errorf("%s hears %v", name, heard)
+					}
+				}
+			})
+		}
+	}
+}
