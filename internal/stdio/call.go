@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,11 +44,12 @@ func (c *child) begin(ctx context.Context, call *call) error {
 	edits := replacements(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)
 	if err := c.sendEdited(ctx, call.request.Raw, edits); err != nil {
 		c.forget(call)
+		c.noteUnseen(call)
 		c.abandon(call)
 		return err
 	}
 	if cancellation := c.markSent(call); cancellation != nil {
-		c.tell(cancellation)
+		c.tellCanceled(call, cancellation)
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func (c *child) cancel(call *call, reason string) {
 		}
 		cancellation := jsonrpc.Notification("notifications/cancelled", append(params, '}'))
 		if c.noteCancellation(call, cancellation) {
-			c.tell(cancellation)
+			c.tellCanceled(call, cancellation)
 		}
 	}
 	c.abandon(call)
@@ -189,7 +189,7 @@ func (c *child) take(id []byte) *call {
 	call := c.calls[number]
 	delete(c.calls, number)
 	c.served = c.served || call != nil && !call.own
-	c.doubts = slices.DeleteFunc(c.doubts, func(d doubt) bool { return d.id == number })
+	c.undoubt(number)
 	c.mu.Unlock()
 	if call != nil && call.session != nil {
 		call.session.outlive(call)
@@ -216,9 +216,8 @@ func (c *child) caller() (found *call, doubtful bool) {
 			found = call
 		}
 	}
-	now := time.Now()
-	for _, d := range c.doubts {
-		if d.id <= c.lastKnown && now.Before(d.until) && (found == nil || d.session == nil || d.session != found.session) {
+	for d := range c.lively() {
+		if (!d.over || c.heedless) && (found == nil || d.session == nil || d.session != found.session) {
 			return nil, true
 		}
 	}
@@ -231,29 +230,6 @@ func (call *call) listens() bool { return call.request.Is(jsonrpc.Method, mcp.Me
 // sameClient reports whether two calls are known to be of one client.
 func (call *call) sameClient(other *call) bool {
 	return call.session != nil && call.session == other.session
-}
-
-// A doubt is a call that was given up. For a while, or until it is answered nevertheless,
-// messages of the child may belong to it.
-type doubt struct {
-	id      uint64
-	session *session
-	until   time.Time
-}
-
-const (
-	doubtTime = 10 * time.Second // servers that heed cancellations do so at once
-	maxDoubts = 1_000
-)
-
-// doubt adds a call to the doubts. The caller holds the lock.
-func (c *child) doubt(call *call) {
-	now := time.Now()
-	c.doubts = slices.DeleteFunc(c.doubts, func(d doubt) bool { return d.until.Before(now) })
-	if len(c.doubts) == maxDoubts {
-		c.doubts = slices.Delete(c.doubts, 0, 1)
-	}
-	c.doubts = append(c.doubts, doubt{call.id, call.session, now.Add(doubtTime)})
 }
 
 // numbered returns the call to which we have given this id.

@@ -35,6 +35,8 @@ type child struct {
 	lastKnown uint64 // latest call that the child can have seen when it wrote the bytes read last
 	calls     map[uint64]*call
 	doubts    []doubt
+	ping      uint64   // the id of the one that is to clear doubts and was not answered yet, if there is one
+	heedless  bool     // it asks in calls that were canceled
 	client    *session // that it has worked for
 	several   bool     // it has worked for other clients as well, or for one without a session
 	lent      *session // whose calls it finishes; it takes no others

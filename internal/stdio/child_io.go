@@ -223,8 +223,9 @@ func (c *child) sendEdited(ctx context.Context, message []byte, edits []jsonspan
 
 // tell queues a message of our own. It never waits: the reader of the child's output calls
 // it, and the child may not read until its output is read. It has room of its own beside
-// the calls in the queue, because the child may be waiting for this answer.
-func (c *child) tell(message []byte) {
+// the calls in the queue, because the child may be waiting for this answer. It reports
+// whether the child reads the message after all that was queued before.
+func (c *child) tell(message []byte) (inOrder bool) {
 	f := newFrame(message, c.server.pool.config.Framing)
 	isLarge := f.len() > large
 	if isLarge {
@@ -232,12 +233,12 @@ func (c *child) tell(message []byte) {
 		case c.large <- struct{}{}:
 		default:
 			c.server.pool.observe.Dropped(c.server.name)
-			return
+			return false
 		}
 	}
 	select {
 	case c.queue <- f:
-		return
+		return true
 	default:
 	}
 	select {
@@ -248,4 +249,5 @@ func (c *child) tell(message []byte) {
 		}
 		c.server.pool.observe.Dropped(c.server.name)
 	}
+	return false
 }

@@ -42,7 +42,10 @@ func (c *child) ask(m *jsonrpc.Message) {
 		return
 	}
 	owner := c.server.ownerOf(c)
-	call, _ := c.caller()
+	call, doubtful := c.caller()
+	if call == nil && !doubtful {
+		c.noteLate()
+	}
 	asked := call != nil && call.session != nil && call.session.canBeAsked(method)
 	if owner == nil && method == rootsList {
 		if asked = asked && !c.server.hasRoots() && c.server.lend(c, call.session); !asked {

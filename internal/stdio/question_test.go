@@ -267,7 +267,7 @@ func loose(t *testing.T) (*session, *child) {
 	return s, &child{
 		process: &process{exited: make(chan struct{})},
 		server:  newServer(p, at, nil),
-		queue:   make(chan frame, 2),
+		queue:   make(chan frame, 4),
 		calls:   map[uint64]*call{},
 	}
 }
@@ -406,7 +406,8 @@ func TestAnAnswerThatCannotBeSent(t *testing.T) {
 }
 
 // TestACallThatWasGivenUpRaisesDoubts: the child may not have heard yet that its
-// client has left, and what it asks may be that one's business.
+// client has left, and what it asks may be that one's business. The puppet answers no
+// pings.
 func TestACallThatWasGivenUpRaisesDoubts(t *testing.T) {
 	p := newPuppets(t)
 	gone := p.client().initialize(`{"sampling":{}}`)
@@ -425,6 +426,112 @@ func TestACallThatWasGivenUpRaisesDoubts(t *testing.T) {
 	r = c.post(say(`1`, `{"id":`+number+`,"result":0}`+"\n"+ask+`{"id":$ID,"result":1}`+"\n"))
 	contains(t, "question", r.next(), "sampling/createMessage")
 	r.Body.Close()
+}
+
+// TestDoubtsEndWithAPing: when the child answers a ping that was sent after a
+// cancellation, it has read that, and the call is over.
+func TestDoubtsEndWithAPing(t *testing.T) {
+	for name, end := range map[string]func(c *child, call *call){
+		"canceled":        func(c *child, call *call) { c.cancel(call, "x") },
+		"the client left": func(c *child, call *call) { c.giveUp(call, context.Canceled) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, c := loose(t)
+			other := &call{session: new(session), inbox: newInbox(maxUnread)}
+			begin := func(call *call) *call {
+				call.sent = true
+				if err := c.register(call); err != nil {
+					t.Fatal(err)
+				}
+				c.noteRead()
+				return call
+			}
+			// pinged returns the id of the ping that is in the queue.
+			pinged := func(cancellations int) string {
+				for range cancellations {
+					contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
+				}
+				ping := (<-c.queue).text()
+				contains(t, "queue", ping, `"method":"ping"`)
+				equal(t, "more", len(c.queue), 0)
+				return idOf(t, ping)
+			}
+			answer := func(id string) {
+				c.answer(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`))
+			}
+			doubtful := func(want bool) {
+				t.Helper()
+				c.noteRead()
+				found, doubtful := c.caller()
+				equal(t, "doubtful", doubtful, want)
+				equal(t, "found", found == other, !want)
+			}
+			first := begin(&call{session: s, inbox: newInbox(maxUnread)})
+			begin(other)
+			end(c, first)
+			doubtful(true)
+			ping := pinged(1)
+			end(c, begin(&call{session: s, inbox: newInbox(maxUnread)})) // while the ping is under way
+			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
+			equal(t, "more", len(c.queue), 0)
+			answer(ping)
+			doubtful(true) // of the second one
+			answer(pinged(0))
+			doubtful(false)
+			equal(t, "more", len(c.queue), 0)
+		})
+	}
+}
+
+// TestPingsThatOvertakeShowNothing: what does not fit into the queue may reach the child
+// before the call that it cancels.
+func TestPingsThatOvertakeShowNothing(t *testing.T) {
+	s, c := loose(t)
+	c.asides = make(chan frame, 4)
+	canceled, other := &call{session: s, inbox: newInbox(1), sent: true}, &call{session: new(session), inbox: newInbox(1)}
+	for _, call := range []*call{canceled, other} {
+		if err := c.register(call); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.noteRead()
+	c.queue = make(chan frame, 1) // there is room for the cancellation alone
+	c.cancel(canceled, "x")
+	equal(t, "aside", len(c.asides), 1)
+	equal(t, "an answer to it", c.cleared([]byte(idOf(t, (<-c.asides).text()))), false)
+	_, doubtful := c.caller()
+	equal(t, "doubtful", doubtful, true)
+}
+
+// TestAChildThatAsksInCanceledCalls: it is found out if it does while there is no other
+// call, and then doubts last their time.
+func TestAChildThatAsksInCanceledCalls(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		s, c := loose(t)
+		end := func() {
+			canceled := &call{session: s, inbox: newInbox(1), sent: true}
+			if err := c.register(canceled); err != nil {
+				t.Fatal(err)
+			}
+			c.noteRead()
+			c.cancel(canceled, "x")
+			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
+			c.answer(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.queue).text())+`,"result":{}}`))
+		}
+		end()
+		if late {
+			c.ask(asks(t, "sampling/createMessage"))
+			contains(t, "refused", (<-c.queue).text(), `"error"`)
+		}
+		end()
+		other := &call{session: new(session), inbox: newInbox(1)}
+		if err := c.register(other); err != nil {
+			t.Fatal(err)
+		}
+		c.noteRead()
+		_, doubtful := c.caller()
+		equal(t, "doubtful", doubtful, late)
+	}
 }
 
 func TestRootsAskedForBeforeTheClientIsReady(t *testing.T) { // A25
@@ -537,7 +644,8 @@ func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	c.cancel(asked, "x")
 	s.ask(c, found, asks(t, "sampling/createMessage"))
 	contains(t, "first", (<-c.queue).text(), "notifications/cancelled")
-	contains(t, "then", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
+	contains(t, "then", (<-c.queue).text(), `"method":"ping"`)
+	contains(t, "at last", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
 	equal(t, "open questions", len(s.questions), 0)
 }
 

@@ -29,6 +29,9 @@ func (c *child) answer(m *jsonrpc.Message) {
 		c.server.pool.observe.Noise(c.server.name)
 		return
 	}
+	if c.cleared(m.Literal(jsonrpc.ID)) {
+		return
+	}
 	call := c.take(m.Literal(jsonrpc.ID))
 	if call == nil { // too late, repeated, or of an unknown id
 		c.server.pool.observe.Dropped(c.server.name)
