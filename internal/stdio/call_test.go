@@ -192,7 +192,7 @@ func TestNotificationsInDoubtAreDropped(t *testing.T) {
 func (p *testPool) inFlightIs(n int) {
 	p.t.Helper()
 	p.eventually(fmt.Sprintf("%d calls are in flight", n), func() bool {
-		s, err := p.server(address{"alpha:1", 0})
+		s, err := p.sharedServer("alpha:1", nil, "")
 		if err != nil {
 			return false
 		}

@@ -147,7 +147,7 @@ func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
 	a, b := p.client().initialize(`{"sampling":{}}`), p.client().initialize(`{"sampling":{}}`)
 	stream := a.listen()
 	defer stream.Body.Close()
-	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	s, err := p.sharedServer("alpha:1", nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +332,7 @@ func TestDoubtsHoldNoBodies(t *testing.T) {
 func TestLargeMessagesDoNotPileUp(t *testing.T) {
 	p := newPoolOf(t, []string{"sh", "-c", `read -r hello; printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; sleep 300`}, func(c *Config) { c.StopGrace = 1 })
 	c := p.client()
-	s, _ := p.server(address{c.host, 0})
+	s, _ := p.sharedServer(c.host, nil, "")
 	if _, err := s.ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -223,7 +223,10 @@ func (p *testPool) within(what string, f func()) {
 // soon makes restarts of a server quick.
 func (p *testPool) soon(host string, era mcp.Era) {
 	p.t.Helper()
-	s, err := p.server(address{host, era})
+	s, err := p.sharedServer(host, nil, "")
+	if era == mcp.Modern {
+		s, err = p.server(address{host: host, era: era})
+	}
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -159,7 +159,7 @@ func TestAChildThatEndsBeforeItIsGreeted(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-ended.exited
-		s := newServer(NewPool(Config{StartTimeout: await.Patience}, nil), address{"alpha:1", tt.era}, nil)
+		s := newServer(NewPool(Config{StartTimeout: await.Patience}, nil), address{"alpha:1", tt.era, &group{groupKey: groupKey{"alpha", nothing}}}, nil)
 		err = s.greet(&child{process: ended, server: s, calls: map[uint64]*call{}}) // with no room in its queue
 		ended.stdout.Close()
 		ended.stderr.Close()

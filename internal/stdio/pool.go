@@ -40,9 +40,12 @@ type Config struct {
 type Isolation string
 
 const (
-	// Shared is one child for all clients.
+	// OneForAll is one child for all clients.
+	OneForAll Isolation = "none"
+	// Shared is one child for all clients that declare the same capabilities.
 	Shared Isolation = "shared"
-	// PerSession is one child for each session. Clients without a session share one.
+	// PerSession is one child for each session. Clients without a session share them as
+	// with Shared.
 	PerSession Isolation = "session"
 )
 
@@ -54,8 +57,8 @@ type Observer interface {
 	Dropped(server string) // a message had nobody to go to
 }
 
-// A Pool runs children, one for each address that requests are sent to, or one for
-// each session. It is an http.RoundTripper.
+// A Pool runs children: at each address that requests are sent to, one for each group of
+// clients that share it, or one for each session. It is an http.RoundTripper.
 type Pool struct {
 	config  Config
 	observe Observer
@@ -66,6 +69,8 @@ type Pool struct {
 
 	mu        sync.Mutex
 	servers   map[address]*server
+	groups    map[groupKey]*group
+	groupsOf  map[string]*quota.Meter // of groups, by the name of their server
 	sessions  map[string]*session
 	listening map[*stream]bool         // streams that would not end by themselves
 	answerers map[string][]*Answerer   // by host
@@ -78,6 +83,8 @@ type Pool struct {
 	kept      *quota.Meter // of sessions, with what they have said of themselves and subscribed to
 	opening   sync.Mutex   // held while there is made room for a session
 	starts    starts
+	rootsStay sync.Map       // names of servers of which was logged that clients keep their roots
+	full      rate.Sometimes // limits how often it is logged that there is no room for a group
 }
 
 // NewPool returns a pool. It starts nothing yet.
@@ -87,6 +94,8 @@ func NewPool(config Config, observe Observer) *Pool {
 		observe:   observe,
 		roots:     RootsResult(config.Roots),
 		servers:   map[address]*server{},
+		groups:    map[groupKey]*group{},
+		groupsOf:  map[string]*quota.Meter{},
 		sessions:  map[string]*session{},
 		listening: map[*stream]bool{},
 		answerers: map[string][]*Answerer{},
@@ -95,6 +104,7 @@ func NewPool(config Config, observe Observer) *Pool {
 
 		kept:   quota.NewMeter(sessionsKept, quota.Limits{Entries: config.MaxSessions, Bytes: maxBytes, OwnerBytes: maxOwnerBytes}),
 		starts: starts{of: map[string]*rate.Limiter{}},
+		full:   rate.Sometimes{First: 10, Interval: time.Minute},
 
 		aliveTime: aliveTime,
 	}
@@ -149,10 +159,12 @@ func (p *Pool) inFlightAt(host string) bool {
 
 // An address is where requests of an era are sent to. A server that knows both
 // eras gets a child for each that is asked for: how it has been greeted decides how
-// it talks.
+// it talks. In the legacy era that includes what its clients can do; in the modern era
+// each request says so.
 type address struct {
-	host string
-	era  mcp.Era
+	host  string
+	era   mcp.Era
+	group *group // of clients of the legacy era that share a child
 }
 
 // name returns the name of the server at an address.
@@ -175,7 +187,28 @@ func (p *Pool) server(a address) (*server, error) {
 		s = newServer(p, a, nil)
 		p.servers[a] = s
 	}
+	if a.group != nil {
+		a.group.lastUsed = time.Now()
+	}
 	return s, nil
+}
+
+// sharedServer returns the server at a host for a client without a session: that of clients
+// with these capabilities. Without any it is one that runs.
+func (p *Pool) sharedServer(host string, capabilities []byte, owner string) (*server, error) {
+	p.mu.Lock()
+	if p.closed || !p.used(host) {
+		p.mu.Unlock()
+		return nil, errStopped
+	}
+	var g *group
+	if capabilities == nil {
+		g = p.anyGroup(host)
+	} else {
+		g = p.group(address{host: host}.name(), capabilities, owner)
+	}
+	p.mu.Unlock()
+	return p.server(address{host, mcp.Legacy, g})
 }
 
 // each calls f for every session.
@@ -189,8 +222,8 @@ func (p *Pool) each(f func(*session)) {
 }
 
 // open begins a session of an owner. It returns nil if there is no room.
-func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) *session {
-	s := newSession(p, a.name(), hello)
+func (p *Pool) open(hello *jsonrpc.Message, host, owner string) *session {
+	s := newSession(p, address{host: host}.name(), hello)
 	s.owner, s.began = owner, time.Now()
 	s.lastUsed = s.began
 	p.opening.Lock()
@@ -203,7 +236,9 @@ func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) *session {
 		return nil
 	}
 	if p.config.Isolation == PerSession {
-		s.server = newServer(p, a, s)
+		s.server = newServer(p, address{host: host, era: mcp.Legacy}, s)
+	} else {
+		s.group = p.group(s.name, s.can, owner)
 	}
 	s.using = 1
 	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.expire(s) })
@@ -212,12 +247,12 @@ func (p *Pool) open(hello *jsonrpc.Message, a address, owner string) *session {
 	return s
 }
 
-// session returns a session at an address, in use.
-func (p *Pool) session(id string, a address) *session {
+// session returns a session with the server of a name, in use.
+func (p *Pool) session(id, name string) *session {
 	p.mu.Lock()
 	s := p.sessions[id]
 	p.mu.Unlock()
-	if s == nil || s.name != a.name() || !s.use() {
+	if s == nil || s.name != name || !s.use() {
 		return nil
 	}
 	return s
@@ -255,16 +290,16 @@ func (p *Pool) end(s *session) {
 	case s.server != nil:
 		p.running.Go(s.server.stop)
 	case len(uris) > 0 || s.logLevel() != "":
-		p.running.Go(func() { p.forget(s.name, uris) })
+		p.running.Go(func() { p.forget(s.group, uris) })
 	}
 }
 
 // forget takes back what a session that has ended wanted of shared children: its
 // subscriptions, where it was the last to have them, and its log level.
-func (p *Pool) forget(name string, uris []string) {
+func (p *Pool) forget(g *group, uris []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.config.StartTimeout)
 	defer cancel()
-	for _, server := range p.named(name, mcp.Legacy) {
+	for _, server := range p.named(g.name, mcp.Legacy, g) {
 		c := server.current()
 		if c == nil {
 			continue
@@ -278,12 +313,12 @@ func (p *Pool) forget(name string, uris []string) {
 	}
 }
 
-// named returns the servers of a name and era.
-func (p *Pool) named(name string, era mcp.Era) (servers []*server) {
+// named returns the servers of a name and era, all or those of a group.
+func (p *Pool) named(name string, era mcp.Era, of *group) (servers []*server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for a, s := range p.servers {
-		if a.era == era && a.name() == name {
+		if a.era == era && a.name() == name && (of == nil || of == a.group) {
 			servers = append(servers, s)
 		}
 	}
@@ -294,32 +329,37 @@ func (p *Pool) named(name string, era mcp.Era) (servers []*server) {
 // is none, and another in the place of one that does not answer. That a session's
 // own child does not is no fault of the others.
 func (p *Pool) Check(ctx context.Context, host string) error {
-	legacy, err := p.server(address{host, mcp.Legacy})
-	if err != nil {
-		return err
-	}
-	modern, err := p.server(address{host, mcp.Modern})
-	if err != nil {
-		return err
-	}
-	var (
-		checks               sync.WaitGroup
-		legacyErr, modernErr error
-	)
-	modernRuns := modern.current() != nil
-	if modernRuns {
-		checks.Go(func() { modernErr = modern.check(ctx) })
-	}
-	if !modernRuns || legacy.current() != nil {
-		checks.Go(func() { legacyErr = legacy.check(ctx) })
-	}
-	p.each(func(s *session) {
-		if s.server != nil && s.server.at.host == host && s.server.current() != nil {
-			checks.Go(func() { _ = s.server.check(ctx) })
+	var servers []*server
+	shared := false // one that runs is
+	for _, s := range p.at(host) {
+		if s.current() != nil {
+			servers = append(servers, s)
+			shared = shared || s.owner == nil
 		}
-	})
+	}
+	if !shared {
+		s, err := p.sharedServer(host, nil, "")
+		if err != nil {
+			return err
+		}
+		servers = append(servers, s)
+	}
+	return check(ctx, servers)
+}
+
+// check finds out whether children are alive. Those of sessions speak for themselves only.
+func check(ctx context.Context, servers []*server) error {
+	errs := make([]error, len(servers))
+	var checks sync.WaitGroup
+	for i, s := range servers {
+		checks.Go(func() {
+			if err := s.check(ctx); s.owner == nil {
+				errs[i] = err
+			}
+		})
+	}
 	checks.Wait()
-	return errors.Join(legacyErr, modernErr)
+	return errors.Join(errs...)
 }
 
 // Use says that requests are sent to these hosts, or to any if none is named. Once it
@@ -521,5 +561,8 @@ func (p *Pool) Close() {
 	}
 	stopping.Wait()
 	p.running.Wait()
-	p.closeOnce.Do(p.kept.Close)
+	p.closeOnce.Do(func() {
+		p.kept.Close()
+		p.closeGroups()
+	})
 }

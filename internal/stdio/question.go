@@ -68,14 +68,15 @@ func (c *child) ask(m *jsonrpc.Message) {
 	}
 }
 
-// sayRootsStay logs once that a shared child does not get the roots of clients, unless
-// it has some of its configuration.
+// sayRootsStay logs once for each server that its shared children do not get the roots of
+// clients, unless they have some of the configuration.
 func (s *server) sayRootsStay() {
-	if !s.hasRoots() {
-		s.rootsStay.Do(func() {
-			s.log().Info("roots of clients are not passed to a shared server",
-				zap.String("hint", "configure roots, or isolation session if it needs those of clients"))
-		})
+	if s.hasRoots() {
+		return
+	}
+	if _, said := s.pool.rootsStay.LoadOrStore(s.name, true); !said {
+		s.log().Info("roots of clients are not passed to a shared server",
+			zap.String("hint", "configure roots, or isolation session if it needs those of clients"))
 	}
 }
 

@@ -257,8 +257,7 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 func loose(t *testing.T) (*session, *child) {
 	t.Helper()
 	p := NewPool(Config{SessionTTL: 24 * time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
-	at := address{"alpha:1", mcp.Legacy}
-	s := p.open(new(jsonrpc.Message), at, "")
+	s := p.open(new(jsonrpc.Message), "alpha:1", "")
 	if s == nil {
 		t.Fatal("there is no room")
 	}
@@ -266,7 +265,7 @@ func loose(t *testing.T) (*session, *child) {
 	t.Cleanup(p.Close)
 	return s, &child{
 		process: &process{exited: make(chan struct{})},
-		server:  newServer(p, at, nil),
+		server:  newServer(p, address{"alpha:1", mcp.Legacy, s.group}, nil),
 		queue:   make(chan frame, 4),
 		calls:   map[uint64]*call{},
 	}
@@ -617,7 +616,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 	p := newPuppets(t)
 	p.client().post(request(`1`, "heard", `{}`)).whole()
-	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	s, err := p.sharedServer("alpha:1", nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}

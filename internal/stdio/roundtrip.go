@@ -46,7 +46,7 @@ func (rt *roundTrip) serve() (*http.Response, error) {
 	}
 	rt.era = asked.Era
 	if asked.Session != "" {
-		if rt.session = rt.pool.session(asked.Session, rt.address(mcp.Legacy)); rt.session == nil {
+		if rt.session = rt.pool.session(asked.Session, rt.name()); rt.session == nil {
 			return rt.fail(jsonrpc.UnknownSession()), nil
 		}
 	}
@@ -91,14 +91,22 @@ func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
 
 func (rt *roundTrip) accepted() *http.Response { return respond(rt.req, http.StatusAccepted) }
 
-func (rt *roundTrip) address(era mcp.Era) address { return address{rt.req.URL.Host, era} }
+// name returns the name of the server that the request is for.
+func (rt *roundTrip) name() string { return address{host: rt.req.URL.Host}.name() }
 
-// server returns the server of the session, or that at the address of the request.
+// server returns the server of the session, or one at the address of the request: that for
+// clients that declare what this one does. One that declares nothing gets what there is.
 func (rt *roundTrip) server(era mcp.Era) (*server, error) {
-	if rt.session != nil && rt.session.server != nil {
+	p, host := rt.pool, rt.req.URL.Host
+	switch {
+	case rt.session != nil && rt.session.server != nil:
 		return rt.session.server, nil
+	case rt.session != nil:
+		return p.server(address{host, mcp.Legacy, rt.session.group})
+	case era == mcp.Modern:
+		return p.server(address{host: host, era: era})
 	}
-	return rt.pool.server(rt.address(era))
+	return p.sharedServer(host, rt.m.Literal(jsonrpc.ClientCapabilities), ownerOf(rt.req.Context()))
 }
 
 // child returns the child for the request. A server that does not know the modern era has
@@ -142,13 +150,15 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 		s.sayRootsStay()
 	}
 	c, err := rt.child()
+	if refused, ok := errors.AsType[*refusedError](err); ok && session.group.can != nothing {
+		return rt.refuse(refused.answer), nil // maybe because of what the client has said
+	}
 	if err != nil {
 		rt.pool.end(session)
 		return nil, err
 	}
 	if c.hello.answer.Has(jsonrpc.ErrorCode) {
-		rt.pool.end(session)
-		return respond(rt.req, http.StatusOK, replaced(c.hello.answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...), nil
+		return rt.refuse(c.hello.answer), nil
 	}
 	result := c.hello.answer.Literal(jsonrpc.Result)
 	if session.server == nil { // a child of its own has negotiated with the client
@@ -161,6 +171,12 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 	return res, nil
 }
 
+// refuse ends a session that the server does not want.
+func (rt *roundTrip) refuse(answer *jsonrpc.Message) *http.Response {
+	rt.pool.end(rt.session)
+	return respond(rt.req, http.StatusOK, replaced(answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...)
+}
+
 // open begins a session when it is its owner's turn. It returns nil if the owner has begun
 // too many lately, or if there is no room.
 func (rt *roundTrip) open() (*session, error) {
@@ -171,7 +187,7 @@ func (rt *roundTrip) open() (*session, error) {
 			return nil, err
 		}
 	}
-	return p.open(&rt.m, rt.address(mcp.Legacy), owner), nil
+	return p.open(&rt.m, rt.req.URL.Host, owner), nil
 }
 
 // answer takes the answer to a question of the server.
@@ -229,12 +245,17 @@ func (rt *roundTrip) cancel(c *child) {
 	}
 }
 
-// children returns the children that may have calls of the client: its own, or all of the
-// server's name.
+// children returns the children that may have calls of the client: its own, those of its
+// group, or all of the server's name.
 func (rt *roundTrip) children() (children []*child) {
-	servers := rt.pool.named(rt.address(rt.era).name(), rt.era)
-	if rt.session != nil && rt.session.server != nil {
+	var servers []*server
+	switch {
+	case rt.session == nil:
+		servers = rt.pool.named(rt.name(), rt.era, nil)
+	case rt.session.server != nil:
 		servers = []*server{rt.session.server}
+	default:
+		servers = rt.pool.named(rt.name(), mcp.Legacy, rt.session.group)
 	}
 	for _, s := range servers {
 		children = append(children, s.working(rt.session)...)

@@ -23,7 +23,8 @@ type server struct {
 	pool  *Pool
 	at    address
 	name  string
-	owner *session // whose own it is; nil if it is for all
+	owner *session // whose own it is; nil if clients share it
+	began time.Time
 
 	mu       sync.Mutex
 	child    *child        // nil unless one is ready
@@ -42,8 +43,6 @@ type server struct {
 	missed   int             // pings in a row that were not answered
 	unsaid   int             // how often one did not say whether it knows the modern era
 	stopped  chan struct{}   // closed when there will be none any more
-
-	rootsStay sync.Once // it has been logged that clients keep their roots
 }
 
 func newServer(p *Pool, at address, owner *session) *server {
@@ -52,6 +51,7 @@ func newServer(p *Pool, at address, owner *session) *server {
 		at:      at,
 		name:    at.name(),
 		owner:   owner,
+		began:   time.Now(),
 		backoff: backoff.Exponential{First: time.Second, Max: 30 * time.Second},
 		stopped: make(chan struct{}),
 	}
@@ -184,7 +184,11 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	s.started++
 	s.child, s.err, s.worked, s.missed = c, nil, true, 0
 	s.mu.Unlock()
-	s.log().Info("started", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart))
+	log := s.log()
+	if g := s.at.group; g != nil {
+		log = log.With(zap.String("capabilities", mcp.Shortened(g.can)))
+	}
+	log.Info("started", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart))
 	s.pool.observe.Started(s.name, c.cmd.Process.Pid, restart)
 	close(c.announced)
 	return c, restart
@@ -395,18 +399,14 @@ func (s *server) unsure(err error) error {
 }
 
 // initialize shakes hands. A child of a session gets what its client has said, a
-// shared one that everything can be asked: whom to ask is found out when it asks. Only
+// shared one what its clients can do: whom to ask is found out when it asks. Only
 // roots are not there unless they are configured, or there is but one client.
 func (c *child) initialize(ctx context.Context) error {
-	roots := ""
-	if c.server.hasRoots() || c.server.pool.config.SoleClient {
-		roots = `"roots":{},`
-	}
-	params := []byte(`{"protocolVersion":"` + mcp.Latest + `",` +
-		`"capabilities":{` + roots + `"sampling":{},"elicitation":{"form":{},"url":{}}},` +
-		`"clientInfo":` + clientInfo + `}`)
+	var params []byte
 	if owner := c.server.owner; owner != nil {
 		params = owner.hello
+	} else {
+		params = fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`, mcp.Latest, c.server.told(), clientInfo)
 	}
 	answer, err := c.request(ctx, "initialize", params)
 	if err != nil {
@@ -419,12 +419,19 @@ func (c *child) initialize(ctx context.Context) error {
 		if answer.ErrorNumber() == jsonrpc.CodeMethodNotFound || answer.IsUnsupportedVersion() || c.server.owner != nil {
 			return nil
 		}
-		return fmt.Errorf("initialize: %s", answer.Literal(jsonrpc.Error))
+		return &refusedError{answer}
 	}
 	if c.hello.read(answer); c.hello.version.Kind != jsonspan.String {
 		return errors.New("initialize: the result has no protocolVersion")
 	}
 	return c.send(ctx, jsonrpc.Notification("notifications/initialized", nil))
+}
+
+// A refusedError is that a server does not want to be initialized like this.
+type refusedError struct{ answer *jsonrpc.Message }
+
+func (e *refusedError) Error() string {
+	return "initialize: " + string(e.answer.Literal(jsonrpc.Error))
 }
 
 // discover asks what a child of the modern era is. There is no handshake in it, but
@@ -484,7 +491,7 @@ func (s *server) eachSession(f func(*session)) {
 		return
 	}
 	s.pool.each(func(session *session) {
-		if session.server == nil && session.name == s.name {
+		if session.group == s.at.group {
 			f(session)
 		}
 	})

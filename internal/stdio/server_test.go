@@ -116,7 +116,7 @@ func TestThePauseBeforeARestart(t *testing.T) { // A37
 func TestCallsDuringALongPauseFailAtOnce(t *testing.T) {
 	for _, worked := range []bool{false, true} { // then a restart is under way
 		p := newPool(t, "")
-		s, err := p.server(address{"alpha:1", mcp.Legacy})
+		s, err := p.sharedServer("alpha:1", nil, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,6 +20,7 @@ type session struct {
 	name    string // of the server it is with
 	pool    *Pool
 	server  *server // its own, if it has one
+	group   *group  // that it shares children with, if it has none of its own
 	hello   []byte  // the params of its initialize request, for its own server
 	can     []byte  // its capabilities
 	expires *time.Timer

@@ -93,25 +93,24 @@ func TestSessionsEndWithCallsInFlight(t *testing.T) {
 func TestSessionsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Minute, MaxSessions: 10}, nil)
-		at := address{"alpha:1", mcp.Legacy}
-		s := p.open(new(jsonrpc.Message), at, "")
+		s := p.open(new(jsonrpc.Message), "alpha:1", "")
 		if s == nil {
 			t.Fatal("there is no room")
 		}
 		time.Sleep(time.Hour) // in use
 		s.release()
 		time.Sleep(59 * time.Second)
-		if p.session(s.id, at) == nil {
+		if p.session(s.id, "alpha") == nil {
 			t.Fatal("ended too early")
 		}
 		s.release()
 		time.Sleep(59 * time.Second)
-		if p.session(s.id, at) == nil {
+		if p.session(s.id, "alpha") == nil {
 			t.Fatal("use does not prolong its life")
 		}
 		s.release()
 		time.Sleep(61 * time.Second)
-		if p.session(s.id, at) != nil || len(p.sessions) != 0 {
+		if p.session(s.id, "alpha") != nil || len(p.sessions) != 0 {
 			t.Error("it lives on")
 		}
 		p.Close()
@@ -196,7 +195,7 @@ func TestRoomForSessions(t *testing.T) {
 				p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: len(names)}, nil)
 				defer p.Close()
 				open := func(owner string) *session {
-					return p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy}, owner)
+					return p.open(new(jsonrpc.Message), "alpha:1", owner)
 				}
 				of := map[string]string{}
 				for _, name := range strings.Fields(test.is) {
@@ -280,7 +279,7 @@ func TestBytesOfSessionsWithChildren(t *testing.T) {
 	defer p.Close()
 	hello := message(t, request(`1`, "initialize", `{"capabilities":{},"clientInfo":{"name":"`+strings.Repeat("x", 16_000)+`"}}`))
 	open := func(owner string) bool {
-		s := p.open(hello, address{"alpha:1", mcp.Legacy}, owner)
+		s := p.open(hello, "alpha:1", owner)
 		if s != nil {
 			s.release()
 		}
@@ -400,7 +399,7 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		var ended sync.WaitGroup
 		begin := make(chan struct{})
 		for i := range 100 {
-			s := p.open(new(jsonrpc.Message), address{"alpha:1", mcp.Legacy}, strconv.Itoa(i))
+			s := p.open(new(jsonrpc.Message), "alpha:1", strconv.Itoa(i))
 			if s == nil {
 				t.Fatal("there is no room")
 			}

@@ -20,6 +20,8 @@ type Status struct {
 	Since     time.Time `json:"since,omitzero"`       // when it was started, if it runs
 	Era       string    `json:"era,omitempty"`        // of the clients that it serves
 	Session   bool      `json:"session,omitempty"`    // it serves one session
+	// What the clients can do that it serves, as JSON, if it serves those that declare the same.
+	Capabilities string `json:"capabilities,omitempty"`
 }
 
 // A State is what a child is doing.
@@ -91,6 +93,9 @@ func (s *server) status() Status {
 		Era:      eras[s.at.era],
 		Session:  s.owner != nil,
 	}
+	if s.at.group != nil {
+		status.Capabilities = mcp.Shortened(s.at.group.can)
+	}
 	if s.fault != nil {
 		status.LastError = mcp.Shortened(s.fault.Error())
 	}
@@ -125,13 +130,13 @@ func (s *server) state() State {
 // meantime wait for the new ones. It returns when these are ready, or why they are not.
 func (p *Pool) Restart(ctx context.Context, host string) error {
 	var servers []*server
-	for _, s := range p.at(host) {
+	for _, s := range p.counting(host) {
 		if s.wantsRestart() {
 			servers = append(servers, s)
 		}
 	}
 	if len(servers) == 0 {
-		s, err := p.server(address{host, mcp.Legacy})
+		s, err := p.sharedServer(host, nil, "")
 		if err != nil {
 			return err
 		}
@@ -167,20 +172,23 @@ func (s *server) wantsRestart() bool {
 // is left alone; asked says whether there was anything else. That a session's own child does not answer is no
 // fault of the others.
 func (p *Pool) Alive(ctx context.Context, host string) (asked bool, err error) {
-	servers := p.at(host)
-	errs := make([]error, len(servers))
-	var checks sync.WaitGroup
-	for i, s := range servers {
+	var servers []*server
+	for _, s := range p.counting(host) {
 		switch state := s.status().State; {
-		case s.owner != nil && (state == Running || state == Silent):
-			checks.Go(func() { _ = s.check(ctx) })
-		case s.owner == nil && state != Idle && state != Starting:
-			checks.Go(func() { errs[i] = s.check(ctx) })
-		default:
-			continue
+		case s.owner != nil && state != Running && state != Silent:
+		case state != Idle && state != Starting:
+			servers = append(servers, s)
 		}
-		asked = true
 	}
-	checks.Wait()
-	return asked, errors.Join(errs...)
+	return len(servers) > 0, check(ctx, servers)
+}
+
+// counting returns the servers at a host that tell how it is. One that was never ready does
+// not as long as another one runs: it may be that its clients declare what the server refuses.
+func (p *Pool) counting(host string) []*server {
+	servers := p.at(host)
+	if !slices.ContainsFunc(servers, func(s *server) bool { return s.at.group != nil && s.current() != nil }) {
+		return servers
+	}
+	return slices.DeleteFunc(servers, func(s *server) bool { return s.at.group != nil && s.readiness() == 0 })
 }

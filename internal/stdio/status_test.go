@@ -46,7 +46,7 @@ func TestStatus(t *testing.T) { // A70
 			t.Errorf("since %s", got.Since)
 		}
 		got.Since = time.Time{}
-		equal(t, "status", got, Status{PID: pid, State: Running, Era: "legacy"})
+		equal(t, "status", got, Status{PID: pid, State: Running, Era: "legacy", Capabilities: "{}"})
 		equal(t, "elsewhere", p.Status("beta:1")[0], Status{State: Idle})
 	})
 	t.Run("of one that is being started", func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestStatus(t *testing.T) { // A70
 		p.until("it is gone", func() bool { return len(p.exited) == 1 })
 		p.eventually("it waits", func() bool { return p.states() == "waiting" })
 		got := p.Status("alpha:1")[0]
-		equal(t, "status", got, Status{State: Waiting, LastError: "the process ended: signal: killed", Era: "legacy"})
+		equal(t, "status", got, Status{State: Waiting, LastError: "the process ended: signal: killed", Era: "legacy", Capabilities: "{}"})
 	})
 	t.Run("of one that has died and is back", func(t *testing.T) {
 		p := newPool(t, "")
@@ -117,7 +117,7 @@ func TestStatus(t *testing.T) { // A70
 // delay sets the pause before the next restart of a child that has answered nobody.
 func (p *testPool) delay(d time.Duration) {
 	p.t.Helper()
-	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	s, err := p.sharedServer("alpha:1", nil, "")
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestRestartsByCommand(t *testing.T) { // A62
 	t.Run("one that did not know the modern era is asked again", func(t *testing.T) {
 		p := newPool(t, "")
 		p.client().modernCall("pid", `{}`).whole()
-		modern, _ := p.server(address{"alpha:1", mcp.Modern})
+		modern, _ := p.server(address{host: "alpha:1", era: mcp.Modern})
 		if _, err := modern.ready(t.Context()); !errors.Is(err, errLegacyOnly) {
 			t.Fatalf("got %v", err)
 		}

@@ -37,7 +37,7 @@ func TestAChildThatHearsOnlyTerm(t *testing.T) {
 		`printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; ` +
 		`while :; do sleep 0.01; done`})
 	p.client().initialize(`{}`)
-	s, err := p.server(address{"alpha:1", mcp.Legacy})
+	s, err := p.sharedServer("alpha:1", nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 		p := newPool(t, "--ignore-term")
 		stops.Go(func() {
 			c := p.client()
-			s, _ := p.server(address{"alpha:1", mcp.Legacy})
+			s, _ := p.sharedServer("alpha:1", nil, "")
 			if n%2 == 0 {
 				perSession(&p.config)
 				c.initialize(`{}`)
@@ -300,7 +300,7 @@ func (p *testPool) asksWhetherAlive() bool {
 func TestASilentChildThatSpeaksIsSpared(t *testing.T) {
 	p := newPool(t, "--hang-ping")
 	pid := p.client().pid()
-	s, _ := p.server(address{"alpha:1", mcp.Legacy})
+	s, _ := p.sharedServer("alpha:1", nil, "")
 	c := s.current()
 	for range maxUnheard {
 		call := &call{inbox: newInbox(1), sent: true, begun: time.Now()}

@@ -15,7 +15,7 @@ import (
 //		env           <name> <value>
 //		dir           <directory>
 //		framing       newline|content-length
-//		isolation     shared|session
+//		isolation     none|shared|session
 //		roots         <uris...>
 //		start_timeout <duration>
 //		stop_grace    <duration>

@@ -37,7 +37,7 @@ func init() {
 //
 // A child is started when it is first needed, in a process group of its own, without
 // a shell, and with nothing in its environment but PATH, HOME and what env names. It
-// is initialized once, for all clients or for the session it belongs to. What it
+// is initialized once, for the clients that share it or for the session it belongs to. What it
 // writes to stderr goes to the log. When it dies, calls that wait for it fail at once,
 // and it is started again after a second; one that keeps dying before it has answered
 // anybody is tried less and less often, at least every 30 seconds.
@@ -76,12 +76,14 @@ type Transport struct {
 	// as a line. Default: newline
 	Framing stdio.Framing `json:"framing,omitempty"`
 
-	// Who shares a child: shared is one for all clients, session one for each
-	// session. What one client says does not change what a shared child does for
-	// others: it gets no client's roots, and it cannot tell which of several clients
-	// a question (sampling, elicitation) or log message is for, so in doubt it gets
-	// no answer. Servers that ask many clients, or keep a state for each, want
-	// session. Default: shared
+	// Who shares a child: shared is one for all clients that declare the same
+	// capabilities, session one for each session, none one for all clients, which is
+	// told that they can do everything. What one client says does not change what a
+	// shared child does for others: it gets no client's roots, and it cannot tell
+	// which of several clients a question (sampling, elicitation) or log message is
+	// for, so in doubt it gets no answer. Servers that ask many clients, or keep a
+	// state for each, want session; those of which there must be one process want
+	// none. Default: shared
 	Isolation stdio.Isolation `json:"isolation,omitempty"`
 
 	// URIs of the roots that it is told of when it asks. With isolation session
@@ -255,8 +257,8 @@ func (t *Transport) Validate() error {
 		return errors.New("command: missing")
 	case t.Framing != stdio.Newline && t.Framing != stdio.ContentLength:
 		return fmt.Errorf("framing: %q is neither newline nor content-length", t.Framing)
-	case t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
-		return fmt.Errorf("isolation: %q is neither shared nor session", t.Isolation)
+	case t.Isolation != stdio.OneForAll && t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
+		return fmt.Errorf("isolation: %q is none of none, shared and session", t.Isolation)
 	case t.StartTimeout < 0:
 		return fmt.Errorf("start_timeout: %s is negative", time.Duration(t.StartTimeout))
 	case t.StopGrace < 0:

@@ -38,6 +38,7 @@ func TestGatewayPeers(t *testing.T) {
 	url := serve(t, gateway(
 		block("server everything stdio node "+everything+" stdio", "roots file:///configured"),
 		block("server own stdio node "+everything+" stdio", "isolation session"),
+		block("server one stdio node "+everything+" stdio", "isolation none"),
 		"server streamable http://"+everythingOver(t, "streamableHttp", "listening on port")+"/mcp",
 		"server sse http://"+everythingOver(t, "sse", "running on port")+"/sse",
 		"server files stdio node "+filesystem+" "+dir,
@@ -77,7 +78,7 @@ func TestGatewayPeers(t *testing.T) {
 			})
 		}
 		t.Run("a question is not left open", func(t *testing.T) {
-			got := post(t, rpcAt(url, "everything"), toolCall{"trigger-sampling-request", `{"prompt":"?"}`}.request())
+			got := post(t, rpcAt(url, "one"), toolCall{"trigger-sampling-request", `{"prompt":"?"}`}.request())
 			if text := toolText(t, got.body); !strings.Contains(text, "-32601") {
 				t.Errorf("%d %s", got.StatusCode, text)
 			}
