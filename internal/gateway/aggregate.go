@@ -74,7 +74,10 @@ func (v *visit) serve() *jsonrpc.Failure {
 
 // dispatch answers the request by its HTTP method.
 func (v *visit) dispatch() *jsonrpc.Failure {
-	if v.r.Method != http.MethodPost || !v.message.IsRequest() || !mcp.HasTarget(v.message.Text(jsonrpc.Method)) {
+	method := v.message.Text(jsonrpc.Method)
+	_, known := mcp.KnownMethod(method)
+	named := mcp.HasTarget(method) || !known // a request of an extension may name something, too
+	if v.r.Method != http.MethodPost || !v.message.IsRequest() || !named {
 		if failure := v.admit(v.targetOfAll()); failure != nil {
 			return failure
 		}
@@ -157,6 +160,11 @@ func (v *visit) postModern() *jsonrpc.Failure {
 		return v.listen()
 	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
 		return jsonrpc.MethodNotFound(method) // of the legacy era
+	case "tasks/list", "tasks/result": // which the tasks extension does without
+		if v.g.transparent() {
+			return v.newCall().callOther(method)
+		}
+		return jsonrpc.MethodNotFound(method)
 	default:
 		return v.postRequest(method)
 	}
@@ -176,16 +184,8 @@ func (v *visit) postRequest(method string) *jsonrpc.Failure {
 		return v.newCall().readResource()
 	case "completion/complete":
 		return v.newCall().complete()
-	case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
-		return v.newCall().callTask()
+	case "resources/directory/read", "skills/get":
+		return v.newCall().callURI(jsonrpc.URI)
 	}
-	if v.g.transparent() {
-		s := v.g.config.Servers[0]
-		return v.newCall().pass(s, mcp.Target{Server: s.Name}, nil)
-	}
-	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
-	if v.era == mcp.Legacy {
-		failure = failure.AsAnswer()
-	}
-	return failure
+	return v.newCall().callOther(method)
 }

@@ -138,14 +138,32 @@ func (c *call) complete() *jsonrpc.Failure {
 	return invalid("ref: it has neither a name nor a uri")
 }
 
-// callTask passes on a request about a task to the server that works on it.
-func (c *call) callTask() *jsonrpc.Failure {
+// callOther passes on a request of an extension to the server whose task or resource it names.
+func (c *call) callOther(method string) *jsonrpc.Failure {
 	if c.g.transparent() {
 		s := c.g.config.Servers[0]
-		return c.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, nil)
+		target, _ := mcp.TargetOf(s.Name, &c.message)
+		return c.pass(s, target, nil)
 	}
-	server, id, ok := strings.Cut(c.message.Text(jsonrpc.TaskID), mcp.Separator)
-	if s := c.g.servers[server]; ok && s != nil {
+	if strings.HasPrefix(method, "tasks/") && c.message.Has(jsonrpc.TaskID) {
+		return c.callTask()
+	}
+	if c.message.Kind(jsonrpc.URI) == jsonspan.String {
+		if s, target, edits, failure := c.findResource(jsonrpc.URI); failure == nil {
+			target.Kind, target.Name = mcp.Other, ""
+			return c.pass(s, target, edits)
+		}
+	}
+	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
+	if c.era == mcp.Legacy {
+		failure = failure.AsAnswer()
+	}
+	return failure
+}
+
+// callTask passes on a request about a task to the server that works on it.
+func (c *call) callTask() *jsonrpc.Failure {
+	if s, id := c.g.locateTask(c.message.Text(jsonrpc.TaskID)); s != nil {
 		return c.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{c.message.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))})
 	}
 	return invalid("taskId: it is none of this server")
@@ -170,7 +188,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	c.ctx, c.link, c.flight = ctx, l, &inFlight{link: l, cancel: cancel}
 	c.repeated = c.era == mcp.Modern && !c.found && mcp.HasParams(c.r.Header)
 	defer c.client.begin(c.message.Literal(jsonrpc.ID), c.flight)()
-	message, failure := c.forwardable(edits...)
+	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.message.Raw, s.Name)...)...)
 	if failure != nil {
 		return failure
 	}

@@ -211,10 +211,13 @@ const (
 	toolsChange
 	promptsChange
 	resourcesChange
+	hasSkills
+	tellsOfTasks // of the tasks extension, if it is asked to
 )
 
 var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
-	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged")
+	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged",
+	`extensions.io\.modelcontextprotocol/skills`, `extensions.io\.modelcontextprotocol/tasks`)
 
 // abilitiesOf reads capabilities. An empty object is a capability, too (A4).
 func abilitiesOf(capabilities []byte) (can abilities) {

@@ -80,11 +80,11 @@ func (f *filter) showsLists(modern bool) bool {
 		return f.x.kind == Single || f.x.kind == Aggregate && f.x.resumed
 	}
 	switch f.x.methodName() {
-	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "tasks/list":
+	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "tasks/list", "skills/list":
 		return f.x.kind != Aggregate || !filtersAsItReads(&f.x.caller)
-	case "initialize", "server/discover":
+	case "initialize", "server/discover", "resources/directory/read":
 		return true
-	case "resources/read":
+	case "resources/read", "skills/get":
 		return modern && len(f.x.g.config.Clients) > 0 // it says who else may have it
 	}
 	return false
@@ -282,7 +282,7 @@ func (f *filter) notFiltered() {
 // isOfOthers reports whether a server says how a task goes on that is not the client's.
 func (f *filter) isOfOthers(m *jsonrpc.Message) bool {
 	switch m.Text(jsonrpc.Method) {
-	case "notifications/tasks", "notifications/tasks/status":
+	case mcp.MethodTask, "notifications/tasks/status":
 		return !f.x.g.taskOwners.has(&f.x.caller, f.x.server, m.Text(jsonrpc.TaskID))
 	}
 	return false

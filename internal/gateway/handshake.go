@@ -133,6 +133,9 @@ func (v handshake) capabilities() map[string]any {
 			}
 		}
 	}
+	if v.era == mcp.Modern {
+		delete(all, "tasks") // as servers of the legacy era have them; those of this era are an extension
+	}
 	if v.g.own.list(tools, v.caller.identity) != nil && all["tools"] == nil {
 		all["tools"] = map[string]any{}
 	}

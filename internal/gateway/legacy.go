@@ -406,7 +406,7 @@ func (held *heldCall) stream(c *call, said heldMessage) {
 
 // modernPaths are where an answer of the legacy era changes on its way to a client of
 // the modern one.
-var modernPaths = jsonspan.CompilePaths(append(slices.Clone(namings), "id", "result")...)
+var modernPaths = jsonspan.CompilePaths(namingPaths("id", "result")...)
 
 // modernized returns what stands for a literal at one of the modernPaths.
 func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.Kind, literal []byte) []byte {

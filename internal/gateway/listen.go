@@ -129,7 +129,7 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 	h := &streamable.Reader{Position: &to.at}
 	h.OnHeader = func(status int) bool {
 		if heard = status == http.StatusOK; heard {
-			l.lists.listen(everyKind, 1)
+			l.lists.listen(announcedKinds, 1)
 		}
 		begun()
 		return heard
@@ -152,7 +152,7 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 	failure := o.g.newExchange(l, h, nil).send(r)
 	if heard {
 		to.heard = true
-		l.lists.listen(everyKind, -1)
+		l.lists.listen(announcedKinds, -1)
 		return true
 	}
 	switch {
@@ -218,6 +218,10 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begu
 		all = &interests{Tools: true, Prompts: true, Resources: true}
 	}
 	mine := all.at(l.server, can)
+	who := o.g.rules.caller(l.client.identity)
+	mine.Tasks = slices.DeleteFunc(slices.Clone(mine.Tasks), func(id string) bool {
+		return !o.g.taskOwners.has(&who, o.g.of(l), id) // the rules may be others than when the client has asked
+	})
 	if mine.nothing() {
 		return false
 	}
@@ -241,6 +245,7 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begu
 			if !heard {
 				heard = true
 				l.lists.listen(mine.kinds(), 1)
+				s.agreed(o.g, l, m)
 				begun()
 			}
 		default:
@@ -262,14 +267,17 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if v.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(v.message.Literal(jsonrpc.Notifications), wants) != nil {
 		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
 	}
+	if len(wants.Tasks) > 0 && !mcp.KnowsTasks(v.message.Literal(jsonrpc.ClientCapabilities)) {
+		return jsonrpc.MissingExtension(mcp.TasksExtension)
+	}
 	size := int64(0)
-	for _, uri := range wants.URIs {
-		if size += int64(len(uri)); len(uri) > longestURI {
-			return jsonrpc.InvalidParams("resourceSubscriptions: a URI has more than 8 KiB")
+	for _, name := range slices.Concat(wants.URIs, wants.Tasks) {
+		if size += int64(len(name)); len(name) > longestURI {
+			return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: one has more than 8 KiB")
 		}
 	}
-	if len(wants.URIs) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
-		return jsonrpc.InvalidParams("resourceSubscriptions: there are too many")
+	if len(wants.URIs)+len(wants.Tasks) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
+		return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: there are too many")
 	}
 	defer v.g.subscribing.Give(v.client.owner, size)
 	wants.resolve(v)
@@ -278,7 +286,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	}
 	v.keepID()
 	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) })
-	agreed := interests{of: map[string][]string{}, shown: wants.shown}
+	agreed := interests{of: map[string][]string{}, shown: wants.shown, tasks: map[string][]string{}}
 	for _, server := range v.g.rules.seen(v.caller.identity) {
 		_, can := v.client.link(server).state()
 		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
@@ -289,14 +297,20 @@ func (v *visit) listen() *jsonrpc.Failure {
 				agreed.URIs = append(agreed.URIs, wants.shown[server.Name+"\x00"+uri])
 			}
 		}
+		if len(mine.Tasks) > 0 {
+			agreed.tasks[server.Name] = mine.Tasks
+			agreed.Tasks = append(agreed.Tasks, mine.Tasks...) // if the server agrees, too
+		}
 	}
 	s := v.newStream(&agreed)
 	defer s.close()
 	if !agreed.nothing() {
 		s.await(s.join(func(string) string { return "" }))
 	}
+	acknowledged := agreed
+	acknowledged.Tasks = s.agreedTasks()
 	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
-		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(agreed), []byte("}"))))})
+		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(acknowledged), []byte("}"))))})
 	if !agreed.nothing() {
 		s.keepOpen()
 	}

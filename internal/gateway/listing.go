@@ -24,7 +24,8 @@ const (
 	resources = mcp.Resources
 	templates = mcp.Templates
 	tasks     = mcp.Tasks
-	kindCount = tasks + 1
+	skills    = mcp.Skills
+	kindCount = skills + 1
 )
 
 // kinds say where the lists are found.
@@ -41,6 +42,7 @@ var kinds = [kindCount]struct {
 	resources: {"resources/list", "resources", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
 	templates: {"resources/templates/list", "resourceTemplates", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
 	tasks:     {"tasks/list", "tasks", hasTasks, 0, "", mcp.Anything},
+	skills:    {"skills/list", "skills", hasSkills, 0, "notifications/resources/list_changed", mcp.Resource}, // which they consist of
 }
 
 // kindOf returns the kind of list that a method asks for.
@@ -155,7 +157,11 @@ func (b *builder) addItem(item *mcp.Item) {
 	}
 	shown, raw := b.g.shown(b.server.Name, b.kind, item.Name), item.Raw
 	if shown != item.Name {
-		raw = jsonspan.Spliced(raw, item.Rename(shown).Moved(-item.Start))
+		edits := []jsonspan.Edit{item.Rename(shown).Moved(-item.Start)}
+		if b.kind == skills {
+			edits = append(edits, b.renameFiles(raw)...)
+		}
+		raw = jsonspan.Spliced(raw, edits...)
 	}
 	if b.kind == tools {
 		b.list.uis = appendUINames(b.list.uis, raw, b.joined.Len())
@@ -190,6 +196,20 @@ func (b *builder) addParams(item *mcp.Item) bool {
 	return err == nil
 }
 
+var filePaths = jsonspan.CompilePaths("resources.*.uri")
+
+// renameFiles returns the edits that give the files of a skill the URIs that clients have for
+// them.
+func (b *builder) renameFiles(skill []byte) (edits []jsonspan.Edit) {
+	_ = filePaths.Find(skill, func(_ int, v jsonspan.Value) {
+		if v.Kind == jsonspan.String {
+			uri := string(jsonspan.AppendText(nil, v.Body(skill)))
+			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(b.g.shown(b.server.Name, skills, uri))})
+		}
+	})
+	return edits
+}
+
 // shown returns what clients call something of a server.
 func (g *Gateway) shown(server string, k listKind, name string) string {
 	if g.transparent() {
@@ -198,7 +218,9 @@ func (g *Gateway) shown(server string, k listKind, name string) string {
 	switch k {
 	case resources:
 		return mcp.ResourceURI(server, name)
-	case templates:
+	case templates, skills:
+		// Clients make URIs of it: of a template, or of the file of a skill that another one
+		// refers to by its path.
 		return mcp.TemplateURI(server, name)
 	case tasks:
 		return server + mcp.Separator + name
@@ -303,8 +325,11 @@ func (s *shelf) close() {
 	s.listings.Close()
 }
 
-// everyKind are all that can change.
-var everyKind = []listKind{tools, prompts, resources, templates}
+// everyKind are all that are remembered. Of announcedKinds servers say when they have changed.
+var (
+	everyKind      = []listKind{tools, prompts, resources, templates, skills}
+	announcedKinds = []listKind{tools, prompts, resources, templates}
+)
 
 // A listCache has the lists of a server as a client knows them.
 type listCache struct {

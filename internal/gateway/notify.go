@@ -30,7 +30,7 @@ func (n clientNotice) reply() {
 		if s = n.g.servers[server]; !ok || !valid || s == nil || !n.sees(s) {
 			return // no server has asked
 		}
-		edits = append(edits, n.message.Replace(jsonrpc.ID, literal))
+		edits = append(n.g.relatedTask(n.message.Raw, s.Name), n.message.Replace(jsonrpc.ID, literal))
 	}
 	n.server = s
 	l := n.client.link(s)

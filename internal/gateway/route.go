@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 
@@ -26,28 +27,57 @@ func (p *posted) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.
 	return p.message.Edited(edits...)
 }
 
-// namings are where answers of servers name resources and tasks.
-var namings = []string{
-	"result.contents.*.uri",
-	"result.content.*.uri", "result.content.*.resource.uri",
-	"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
-	"error.data.uri",
-	"result." + uiMembers[0], "result." + uiMembers[1], "result." + uiMembers[2],
-	"result.task.taskId", "result.taskId",
+// A naming is where answers of servers name something.
+type naming struct {
+	path string
+	kind listKind
+	use  nameUse
 }
 
-// Where in namings others than links begin.
+// A nameUse is what a client does with a name.
+type nameUse uint8
+
 const (
-	contentsPath  = 0
-	errorPath     = 5
-	firstUIPath   = 6
-	firstTaskPath = 9
+	asLink    nameUse = iota // it may ask for what has the name
+	asRequest                // it has asked, and may know it by another name
+	asUI                     // it shows what has the name to a person
 )
+
+// relatedTask is where a message says to which task it belongs.
+const relatedTask = `_meta.io\.modelcontextprotocol/related-task.taskId`
+
+var namings = []naming{
+	{"result.contents.*.uri", resources, asRequest},
+	{"error.data.uri", resources, asRequest},
+	{"result.content.*.uri", resources, asLink},
+	{"result.content.*.resource.uri", resources, asLink},
+	{"result.messages.*.content.uri", resources, asLink},
+	{"result.messages.*.content.resource.uri", resources, asLink},
+	{"result.result.content.*.uri", resources, asLink}, // of a task that has ended
+	{"result.result.content.*.resource.uri", resources, asLink},
+	{"result.resources.*.uri", skills, asLink}, // of a directory
+	{"result." + uiMembers[0], resources, asUI},
+	{"result." + uiMembers[1], resources, asUI},
+	{"result." + uiMembers[2], resources, asUI},
+	{"result.skill.uri", skills, asLink},
+	{"result.skill.resources.*.uri", skills, asLink},
+	{"result.task.taskId", tasks, asLink},
+	{"result.taskId", tasks, asLink},
+	{"result." + relatedTask, tasks, asLink},
+}
+
+// namingPaths returns the paths of namings, and others after them.
+func namingPaths(others ...string) (paths []string) {
+	for _, n := range namings {
+		paths = append(paths, n.path)
+	}
+	return append(paths, others...)
+}
 
 // The paths of namings, for messages and for answers that are passed on as they arrive.
 var (
-	namePaths  = jsonrpc.CompilePaths(namings...)
-	largePaths = jsonspan.CompilePaths(append(slices.Clone(namings), "id")...)
+	namePaths  = jsonrpc.CompilePaths(namingPaths()...)
+	largePaths = jsonspan.CompilePaths(namingPaths("id")...)
 )
 
 // A foundName is one of a resource or task, as it stands in an answer.
@@ -101,7 +131,8 @@ func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit
 
 // renamed returns what a name at one of the namings becomes, nil if it stays.
 func (t translator) renamed(path int, literal []byte) []byte {
-	asked := (path == contentsPath || path == errorPath) && t.alias.shown != "" && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
+	n := namings[path]
+	asked := n.use == asRequest && t.alias.shown != "" && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
 	switch {
 	case asked && t.alias.isSet():
 		return jsonrpc.Quote(t.alias.shown)
@@ -110,14 +141,12 @@ func (t translator) renamed(path int, literal []byte) []byte {
 	}
 	text := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
 	switch {
-	case path >= firstTaskPath:
-		return jsonrpc.Quote(t.g.shown(t.link.server, tasks, text))
-	case path >= firstUIPath && t.leadsHere(text):
+	case n.use == asUI && t.leadsHere(text):
 		return nil
-	case asked:
-		return jsonrpc.Quote(t.g.shown(t.link.server, resources, text))
+	case !asked && strings.HasPrefix(text, mcp.UIScheme):
+		return jsonrpc.Quote(mcp.UIResourceURI(t.link.server, text)) // hosts look at the scheme
 	}
-	return jsonrpc.Quote(mcp.UIResourceURI(t.link.server, text)) // hosts show what has the scheme ui
+	return jsonrpc.Quote(t.g.shown(t.link.server, n.kind, text))
 }
 
 // leadsHere reports whether a URI of the server leads to it as it is.
@@ -151,10 +180,35 @@ func (t translator) message(m *jsonrpc.Message) []byte {
 		replace(jsonrpc.RequestID, t.id(m.Literal(jsonrpc.RequestID)))
 	case m.Is(jsonrpc.Method, mcp.MethodUpdated) && m.Kind(jsonrpc.URI) == jsonspan.String:
 		replace(jsonrpc.URI, jsonrpc.Quote(t.uri(m.Text(jsonrpc.URI))))
-	case m.Is(jsonrpc.Method, "notifications/tasks/status") && m.Kind(jsonrpc.TaskID) == jsonspan.String:
-		replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shown(t.link.server, tasks, m.Text(jsonrpc.TaskID))))
+	case m.Is(jsonrpc.Method, mcp.MethodTask), m.Is(jsonrpc.Method, "notifications/tasks/status"):
+		if m.Kind(jsonrpc.TaskID) == jsonspan.String {
+			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shown(t.link.server, tasks, m.Text(jsonrpc.TaskID))))
+		}
+	}
+	if bytes.Contains(m.Raw, []byte("task")) {
+		edits = append(edits, t.noticed(m.Raw)...)
 	}
 	return jsonspan.Spliced(m.Raw, append(edits, t.tag(m)...)...)
+}
+
+// noticePaths are where messages that servers send on their own account name tasks that they
+// belong to, and resources in the results of tasks.
+var noticePaths = jsonspan.CompilePaths("params."+relatedTask, "params.result.content.*.uri", "params.result.content.*.resource.uri")
+
+// noticed returns the edits that give such a message the names that the client knows.
+func (t translator) noticed(message []byte) (edits []jsonspan.Edit) {
+	_ = noticePaths.Find(message, func(path int, v jsonspan.Value) {
+		if v.Kind != jsonspan.String {
+			return
+		}
+		kind := resources
+		if path == 0 {
+			kind = tasks
+		}
+		name := string(jsonspan.AppendText(nil, v.Body(message)))
+		edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(t.g.shown(t.link.server, kind, name))})
+	})
+	return edits
 }
 
 // question returns a question of ours with the name of the server it is for.
@@ -286,6 +340,36 @@ func (g *Gateway) locate(shown string) (*Server, string) {
 		}
 	}
 	return g.own.original(shown)
+}
+
+// locateTask returns the server that works on a task which clients know by an id, and the id
+// it has there.
+func (g *Gateway) locateTask(shown string) (*Server, string) {
+	if g.transparent() {
+		return g.config.Servers[0], shown
+	}
+	server, id, _ := strings.Cut(shown, mcp.Separator)
+	return g.servers[server], id
+}
+
+var relatedPaths = jsonspan.CompilePaths("params."+relatedTask, "result."+relatedTask)
+
+// relatedTask returns the edit that gives a message of a client to a server the id which the
+// server has for the task that the message belongs to.
+func (g *Gateway) relatedTask(message []byte, server string) (edits []jsonspan.Edit) {
+	if g.transparent() || !bytes.Contains(message, []byte("related-task")) {
+		return nil
+	}
+	_ = relatedPaths.Find(message, func(_ int, v jsonspan.Value) {
+		if v.Kind != jsonspan.String {
+			return
+		}
+		// It may be a task of the client itself.
+		if id, ok := strings.CutPrefix(string(jsonspan.AppendText(nil, v.Body(message))), server+mcp.Separator); ok {
+			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(id)})
+		}
+	})
+	return edits
 }
 
 // noResource says that there is no such resource.

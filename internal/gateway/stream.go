@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,7 @@ type stream struct {
 	unfollow  func() bool
 	listeners map[listenerKey]*listener
 	open      sync.WaitGroup // listeners
+	tasks     []string       // of which servers have agreed to tell
 }
 
 const (
@@ -253,6 +255,29 @@ func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) boo
 	return v.out.Event(&streamable.Event{Data: raw})
 }
 
+// agreed notes of which tasks a server has agreed to tell.
+func (s *stream) agreed(g *Gateway, l *link, m *jsonrpc.Message) {
+	var ids []string
+	if s.wants == nil || !m.Has(jsonrpc.TaskIDs) || json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		shown := g.shown(l.server, tasks, id)
+		if slices.Contains(s.wants.tasks[l.server], id) && !slices.Contains(s.tasks, shown) {
+			s.tasks = append(s.tasks, shown)
+		}
+	}
+}
+
+// agreedTasks returns the tasks of which servers have agreed to tell.
+func (s *stream) agreedTasks() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tasks)
+}
+
 // tagged returns a message with the id of the listen request it belongs to.
 func (s *stream) tagged(raw []byte) []byte {
 	var m jsonrpc.Message
@@ -283,13 +308,15 @@ type interests struct {
 	Prompts   bool     `json:"promptsListChanged,omitempty"`
 	Resources bool     `json:"resourcesListChanged,omitempty"`
 	URIs      []string `json:"resourceSubscriptions,omitempty"`
+	Tasks     []string `json:"taskIds,omitempty"`
 
-	of    map[string][]string // the URIs that servers know them by, by server
+	of    map[string][]string // the URIs that servers know the resources by, by server
 	shown map[string]string   // what the client calls them, by server and URI
+	tasks map[string][]string // the ids that servers know the tasks by, by server
 }
 
 func (i interests) nothing() bool {
-	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0
+	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0 && len(i.Tasks) == 0
 }
 
 // kinds returns the lists whose changes are wanted.
@@ -306,10 +333,16 @@ func (i *interests) kinds() (heard []listKind) {
 	return heard
 }
 
-// resolve finds the servers of the resources. It leaves out resources that the client may not
-// have.
+// resolve finds the servers of the resources and tasks. It leaves out those that the client may
+// not have.
 func (i *interests) resolve(v *visit) {
-	i.of, i.shown = map[string][]string{}, map[string]string{}
+	i.of, i.shown, i.tasks = map[string][]string{}, map[string]string{}, map[string][]string{}
+	for _, shown := range i.Tasks {
+		s, id := v.g.locateTask(shown)
+		if s != nil && v.g.rules.allowsUnknown(v.caller.identity, s) && v.g.taskOwners.has(&v.caller, s, id) {
+			i.tasks[s.Name] = append(i.tasks[s.Name], id)
+		}
+	}
 	others := search{visit: v}
 	for _, shown := range i.URIs {
 		s, uri := v.g.locate(shown)
@@ -340,6 +373,9 @@ func (i *interests) at(server string, can abilities) interests {
 	if can&canSubscribe != 0 {
 		mine.URIs = i.of[server]
 	}
+	if can&tellsOfTasks != 0 {
+		mine.Tasks = i.tasks[server]
+	}
 	return mine
 }
 
@@ -354,6 +390,8 @@ func (i *interests) want(m *jsonrpc.Message, server string) bool {
 		return i.Resources
 	case mcp.MethodUpdated:
 		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
+	case mcp.MethodTask:
+		return slices.Contains(i.tasks[server], m.Text(jsonrpc.TaskID))
 	}
 	return false
 }

@@ -49,6 +49,9 @@ type FailureData struct {
 	Supported  []string `json:"supported,omitempty"` // versions of the protocol
 	Requested  string   `json:"requested,omitempty"` // one of them that is not
 
+	// Required are capabilities that the client has not declared.
+	Required json.RawMessage `json:"requiredCapabilities,omitempty"`
+
 	// Elicitations are the addresses that a person has to open before the request can be
 	// answered.
 	Elicitations []URLElicitation `json:"elicitations,omitempty"`
@@ -122,6 +125,13 @@ func UnsupportedVersion(requested string, supported []string) *Failure {
 func MissingCapability(server, method string) *Failure {
 	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability", "the MCP server asks for "+method+", which the client has not declared")
 	f.Data.ServerName = server
+	return f
+}
+
+// MissingExtension says that a request needs an extension that the client has not declared.
+func MissingExtension(name string) *Failure {
+	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability", "the client has not declared the extension "+name)
+	f.Data.Required = Encode(map[string]any{"extensions": map[string]any{name: struct{}{}}})
 	return f
 }
 

@@ -34,6 +34,17 @@ func CanOpenURLs(capabilities []byte) (declared bool) {
 	return declared
 }
 
+// TasksExtension is the name of the extension by which calls become tasks.
+const TasksExtension = "io.modelcontextprotocol/tasks"
+
+var tasksPath = jsonspan.CompilePaths(`extensions.io\.modelcontextprotocol/tasks`)
+
+// KnowsTasks reports whether a client with these capabilities has declared the tasks extension.
+func KnowsTasks(capabilities []byte) (declared bool) {
+	_ = tasksPath.Find(capabilities, func(_ int, v jsonspan.Value) { declared = v.Kind == jsonspan.BeginObject })
+	return declared
+}
+
 // IsQuestion reports whether a method is one by which servers ask clients.
 func IsQuestion(method string) bool {
 	_, known := asked[method]

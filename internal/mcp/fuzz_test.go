@@ -152,7 +152,7 @@ func FuzzFilterLists(f *testing.F) {
 	} {
 		f.Add([]byte(message))
 	}
-	lists := map[string]string{"tools": "name", "prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate", "tasks": "taskId"}
+	lists := map[string]string{"tools": "name", "prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate", "tasks": "taskId", "skills": "uri"}
 	f.Fuzz(func(t *testing.T, message []byte) {
 		before := bytes.Clone(message)
 		asked := 0
@@ -277,7 +277,7 @@ func FuzzModernHeaders(f *testing.F) {
 			key = "name"
 		case wantMethod == "resources/read":
 			key = "uri"
-		case strings.HasPrefix(wantMethod, "tasks/"):
+		case wantMethod == "tasks/get", wantMethod == "tasks/update", wantMethod == "tasks/cancel":
 			key = "taskId"
 		}
 		exactly(said.Params, map[string]*json.RawMessage{key: &target})
@@ -506,6 +506,7 @@ func FuzzTarget(f *testing.F) {
 	for _, message := range []string{
 		`{"id":1,"method":"tools/call","params":{"name":"\u0061"}}`, `{"id":1,"method":"prompts\/get","params":{"name":7}}`, `{"id":1,"method":"resources/read","params":{"uri":"a:b"}}`,
 		`{"id":1,"method":"completion/complete","params":{"ref":{"uri":"x","name":"y"}}}`, `{"id":1,"method":"completion/complete","params":{"ref":{"name":"y"}}}`, `{"id":1,"method":"tasks/get"}`,
+		`{"id":1,"method":"skills/get","params":{"uri":"a:b"}}`, `{"id":1,"method":"resources/directory/read","params":{"uri":{}}}`,
 		`{"method":"notifications/x"}`, `{"id":1,"method":"notifications/x"}`, `{"id":1,"method":"x/y"}`, `{"id":1,"result":{}}`, `{"id":1,"method":"ping"}`,
 	} {
 		f.Add([]byte(message), []byte(`{"roots":{},"sampling":null,"elicitation":[]}`))
@@ -526,7 +527,7 @@ func FuzzTarget(f *testing.F) {
 				literal, kind = name, Tool
 			case "prompts/get":
 				literal, kind = name, Prompt
-			case "resources/read", "resources/subscribe", "resources/unsubscribe":
+			case "resources/read", "resources/subscribe", "resources/unsubscribe", "resources/directory/read", "skills/get":
 				literal, kind = uri, Resource
 			case "completion/complete":
 				if literal, kind = refName, Prompt; refURI != nil {

@@ -87,7 +87,7 @@ func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
 		return jsonrpc.Name, true
 	case method == "resources/read":
 		return jsonrpc.URI, true
-	case strings.HasPrefix(method, "tasks/"):
+	case method == "tasks/get" || method == "tasks/update" || method == "tasks/cancel":
 		return jsonrpc.TaskID, true
 	}
 	return 0, false

@@ -18,6 +18,7 @@ const (
 	Resources
 	Templates // of resources
 	Tasks
+	Skills
 	listKindCount
 )
 
@@ -51,6 +52,7 @@ var listPaths = jsonrpc.CompilePaths(
 	"result.resources.*.uri", "result.resources.*", "result.resources",
 	"result.resourceTemplates.*.uriTemplate", "result.resourceTemplates.*", "result.resourceTemplates",
 	"result.tasks.*.taskId", "result.tasks.*", "result.tasks",
+	"result.skills.*.uri", "result.skills.*", "result.skills",
 	"result.nextCursor", "result.ttlMs",
 )
 

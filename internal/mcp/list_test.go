@@ -13,7 +13,7 @@ import (
 
 func TestListItems(t *testing.T) {
 	const message = `{"id":1,"result":{"nextCursor":"c","tools":[{"name":"\u0061"},{"x":1},{"name":5}, 7 ],"cacheScope":"public","ttlMs":60,` +
-		`"prompts":[],"resources":[{"name":"n","uri":"a:b"}],"resourceTemplates":[{"uriTemplate":"a:{x}"}],"tasks":[{"taskId":"t"}],"other":[{"name":"o"}]}}`
+		`"prompts":[],"resources":[{"name":"n","uri":"a:b"}],"resourceTemplates":[{"uriTemplate":"a:{x}"}],"tasks":[{"taskId":"t"}],"skills":[{"uri":"c:d"}],"other":[{"name":"o"}]}}`
 	var l List
 	if failure := l.Read([]byte(message)); failure != nil {
 		t.Fatal(failure)
@@ -26,7 +26,7 @@ func TestListItems(t *testing.T) {
 		items = append(items, fmt.Sprintf("%d %q %t %s", item.Kind, item.Name, item.HasName(), item.Raw))
 	}
 	want := []string{`0 "a" true {"name":"\u0061"}`, `0 "" false {"x":1}`, `0 "" false {"name":5}`, `0 "" false 7`,
-		`2 "a:b" true {"name":"n","uri":"a:b"}`, `3 "a:{x}" true {"uriTemplate":"a:{x}"}`, `4 "t" true {"taskId":"t"}`}
+		`2 "a:b" true {"name":"n","uri":"a:b"}`, `3 "a:{x}" true {"uriTemplate":"a:{x}"}`, `4 "t" true {"taskId":"t"}`, `5 "c:d" true {"uri":"c:d"}`}
 	if got := strings.Join(items, "\n"); got != strings.Join(want, "\n") {
 		t.Errorf("items are\n%s", got)
 	}

@@ -3,8 +3,11 @@ package mcp
 // MethodUpdated is that of the notification that a resource is not what it was.
 const MethodUpdated = "notifications/resources/updated"
 
+// MethodTask is that of the notification of how a task goes on, of the tasks extension.
+const MethodTask = "notifications/tasks"
+
 // KnownMethod returns the name of a method if the protocol defines it, in any of
-// its revisions. Labels of metrics are made of such names only: whoever sends
+// its revisions and official extensions. Labels of metrics are made of such names only: whoever sends
 // requests can make up others without end.
 func KnownMethod(name string) (method string, ok bool) {
 	method, ok = methods[name]
@@ -18,6 +21,7 @@ var methods = func() map[string]string {
 		"tools/list", "tools/call",
 		"prompts/list", "prompts/get",
 		"resources/list", "resources/templates/list", "resources/read", "resources/subscribe", "resources/unsubscribe",
+		"resources/directory/read", "skills/list", "skills/get",
 		"completion/complete", "logging/setLevel",
 		MethodListen,
 		"tasks/get", "tasks/list", "tasks/result", "tasks/update", "tasks/cancel",
@@ -25,7 +29,7 @@ var methods = func() map[string]string {
 		"notifications/initialized", "notifications/cancelled", "notifications/progress", "notifications/message",
 		"notifications/roots/list_changed", "notifications/tools/list_changed", "notifications/prompts/list_changed",
 		"notifications/resources/list_changed", MethodUpdated,
-		"notifications/elicitation/complete", "notifications/tasks/status",
+		"notifications/elicitation/complete", MethodTask, "notifications/tasks/status",
 	} {
 		all[name] = name
 	}

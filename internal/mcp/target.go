@@ -35,7 +35,7 @@ func (k TargetKind) String() string {
 func HasTarget(method string) bool {
 	switch method {
 	case "tools/call", "prompts/get", "completion/complete",
-		"resources/read", "resources/subscribe", "resources/unsubscribe",
+		"resources/read", "resources/subscribe", "resources/unsubscribe", "resources/directory/read", "skills/get",
 		"tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
 		return true
 	}
@@ -55,7 +55,7 @@ func TargetOf(server string, m *jsonrpc.Message) (target Target, ok bool) {
 		return is(Tool, jsonrpc.Name)
 	case "prompts/get":
 		return is(Prompt, jsonrpc.Name)
-	case "resources/read", "resources/subscribe", "resources/unsubscribe":
+	case "resources/read", "resources/subscribe", "resources/unsubscribe", "resources/directory/read", "skills/get":
 		return is(Resource, jsonrpc.URI)
 	case "completion/complete":
 		switch {

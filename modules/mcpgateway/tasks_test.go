@@ -67,3 +67,34 @@ func TestTasksOfClients(t *testing.T) {
 		t.Errorf("a task of the first revision: %s", got.Body)
 	}
 }
+
+func TestSkillsOfOneServer(t *testing.T) { // A54, A55
+	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		switch {
+		case got.is("skills/list"):
+			says(w, got, `{"skills":[{"uri":"skill://secret/a/SKILL.md"},{"uri":"skill://open/a/SKILL.md"}],"x":1}`)
+		case got.is("resources/directory/read"):
+			says(w, got, `{"resources":[{"uri":"skill://secret/a/SKILL.md"},{"uri":"skill://open/a/SKILL.md"}],"x":1}`)
+		default:
+			says(w, got, `{"skill":{}}`)
+		}
+	})
+	h := adaptGateway(t, `{`+denies("resource:a::skill://secret/")+`"servers":[`+server.line("a")+`]}`)
+	for _, path := range single {
+		for method, want := range map[string]string{
+			"skills/list":              `{"skills":[{"uri":"skill://open/a/SKILL.md"}],"x":1}`,
+			"resources/directory/read": `{"resources":[{"uri":"skill://open/a/SKILL.md"}],"x":1}`,
+			"skills/get":               `{"skill":{}}`,
+		} {
+			ask := func(uri string) string {
+				return serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{"uri":"`+uri+`"}}`)).Body.String()
+			}
+			if got := ask("skill://open/a"); !strings.Contains(got, want) {
+				t.Errorf("%s at %s: got %s", method, path, got)
+			}
+			if got := ask("skill://secret/a"); method != "skills/list" && !strings.Contains(got, "acl_denied") {
+				t.Errorf("%s at %s: got %s", method, path, got)
+			}
+		}
+	}
+}
