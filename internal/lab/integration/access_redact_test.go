@@ -588,10 +588,11 @@ func TestAccessRedactsResumedCalls(t *testing.T) {
 		case "tools/call":
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "id: first\nretry: 10\ndata: \n\nid: second\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"before `+aKey+`"}}`))
-			broken <- struct{}{} // and no more: the client has to come back
+			broken <- struct{}{} // and no more: the client has to come back, or the gateway at /mcp
 		default: // GET
 			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, "id: third\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"after `+aKey+`"}}`))
+			_, _ = io.WriteString(w, "id: third\n"+event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"after `+aKey+`"}}`)+
+				"id: fourth\n"+event(`{"jsonrpc":"2.0","id":1,`+mcptest.Text("an answer with "+aKey)+`}`))
 		}
 	})
 	url := serve(t, gateway(keyless(odd.line("alpha"))...))
@@ -617,6 +618,9 @@ func TestAccessRedactsResumedCalls(t *testing.T) {
 				var again string
 				for !strings.Contains(again, "after ") {
 					again += nextEvent(t, body)
+				}
+				if at == joinedAt(url) && !strings.Contains(string(text), "an answer with") {
+					t.Errorf("got %s", text)
 				}
 				for _, got := range []string{string(text), again} {
 					if strings.Contains(got, aKey) == hidden || strings.Contains(got, redacted) != hidden {
