@@ -20,7 +20,9 @@
 // As the suite names tools, prompts and resources as the reference server does, it
 // reaches the last two through a shim that adds the prefixes and takes them off.
 // The leg fails if a scenario that the server passes directly fails through the gateway,
-// and if the server itself fails a scenario that its revision requires.
+// and if the server itself fails a scenario that its revision requires. Scenarios of
+// extensions, tasks and skills, have to pass directly, too, and to have as many successful
+// checks through the gateway.
 //
 // In the client leg the suite is the server, and the gateway its client. For each
 // scenario the suite starts a driver (driver.go), which starts a gateway in front of the

@@ -28,8 +28,8 @@ not_scored:
       SEP-2243: pending
 `
 	for leg, want := range map[leg][]scenario{
-		serverLeg: {{"ping", true}, {"tools-list", true}, {"http-header-validation", false}},
-		clientLeg: {{"initialize", true}, {"auth/dpop", false}},
+		serverLeg: {{"ping", true, false}, {"tools-list", true, false}, {"http-header-validation", false, false}},
+		clientLeg: {{"initialize", true, false}, {"auth/dpop", false, true}},
 	} {
 		if got := readScenarios(requirements, leg); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %v, want %v", leg, got, want)
@@ -48,30 +48,35 @@ func checksOf(statuses ...string) checks {
 
 func TestReportServers(t *testing.T) {
 	of := checksOf
+	required, optional, extension := scenario{"one", true, false}, scenario{"one", false, false}, scenario{"one", false, true}
 	for _, test := range []struct {
 		name            string
-		required        bool
+		kind            scenario
 		direct, through checks
 		err             string // "" if all is well
 		says            string
 	}{
-		{"passes both ways", true, of(success), of(success), "", "1/1"},
-		{"a warning is no failure, but told", true, of(success, success), of(success, "WARNING"), "", "less than directly"},
-		{"fails through the gateway", true, of(success), of(success, failure), "only through the gateway", "FAIL"},
-		{"fails through the gateway, though not required", false, of(success), of(failure), "only through the gateway", "FAIL"},
-		{"does not end through the gateway", true, of(success), nil, "only through the gateway", "NO END"},
-		{"has nothing to check through the gateway", true, of(success), of("INFO"), "only through the gateway", "skip"},
-		{"has nothing to check through the gateway, and need not", false, of(success), of("INFO"), "", "less than directly"},
-		{"has nothing to check either way", true, of(), of(), "", "skip"},
-		{"fails both ways", true, of(failure), of(failure), "itself", "fails these itself"},
-		{"fails both ways, and is not required", false, of(failure), of(failure), "", "fails these itself"},
-		{"fails only directly", false, of(failure), of(success), "", "fails these itself"},
+		{"passes both ways", required, of(success), of(success), "", "1/1"},
+		{"a warning is no failure, but told", required, of(success, success), of(success, "WARNING"), "", "less than directly"},
+		{"fails through the gateway", required, of(success), of(success, failure), "only through the gateway", "FAIL"},
+		{"fails through the gateway, though not required", optional, of(success), of(failure), "only through the gateway", "FAIL"},
+		{"does not end through the gateway", required, of(success), nil, "only through the gateway", "NO END"},
+		{"has nothing to check through the gateway", required, of(success), of("INFO"), "only through the gateway", "skip"},
+		{"has nothing to check through the gateway, and need not", optional, of(success), of("INFO"), "", "less than directly"},
+		{"has nothing to check either way", required, of(), of(), "", "skip"},
+		{"fails both ways", required, of(failure), of(failure), "itself", "fails these itself"},
+		{"fails both ways, and is not required", optional, of(failure), of(failure), "", "fails these itself"},
+		{"passes both ways, as an extension", extension, of(success), of(success), "", "1/1"},
+		{"has less through the gateway, as an extension", extension, of(success, success), of(success, "WARNING"), "only through the gateway", "it"},
+		{"has nothing to check through the gateway, as an extension", extension, of(success), of("INFO"), "only through the gateway", "skip"},
+		{"fails both ways, as an extension", extension, of(failure), of(failure), "itself", "fails these itself"},
+		{"fails only directly", optional, of(failure), of(success), "", "fails these itself"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
 			err := reportServers(&out, []table{{
 				revision:  "2026-07-28",
-				scenarios: []scenario{{"one", test.required}},
+				scenarios: []scenario{test.kind},
 				names:     []string{"direct", "http"},
 				columns:   []map[string]checks{{"one": test.direct}, {"one": test.through}},
 			}})
@@ -94,11 +99,11 @@ func TestReportClients(t *testing.T) {
 		err      string // "" if all is well
 		says     string
 	}{
-		{"passes", scenario{"auth/one", true}, of(success), "", "1/1"},
-		{"fails", scenario{"auth/one", true}, of(success, failure), "fails 1 required", "These fail:"},
-		{"does not end", scenario{"auth/one", true}, nil, "fails 1 required", "NO END"},
-		{"has nothing to check", scenario{"auth/one", true}, of("INFO"), "fails 1 required", "found nothing to check"},
-		{"fails, and is not required", scenario{"auth/dpop", false}, of(failure), "", "not required"},
+		{"passes", scenario{"auth/one", true, false}, of(success), "", "1/1"},
+		{"fails", scenario{"auth/one", true, false}, of(success, failure), "fails 1 required", "These fail:"},
+		{"does not end", scenario{"auth/one", true, false}, nil, "fails 1 required", "NO END"},
+		{"has nothing to check", scenario{"auth/one", true, false}, of("INFO"), "fails 1 required", "found nothing to check"},
+		{"fails, and is not required", scenario{"auth/dpop", false, false}, of(failure), "", "not required"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder

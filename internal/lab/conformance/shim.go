@@ -32,7 +32,7 @@ type shim struct {
 	separator string
 }
 
-// names and uris are where requests, by their methods, and answers name things.
+// names, uris and tasks are where requests, by their methods, and answers name things.
 var (
 	names = map[string]string{
 		"tools/call":          "params.name",
@@ -44,15 +44,26 @@ var (
 		"resources/read":                  "params.uri",
 		"resources/subscribe":             "params.uri",
 		"resources/unsubscribe":           "params.uri",
+		"resources/directory/read":        "params.uri",
+		"skills/get":                      "params.uri",
 		"notifications/resources/updated": "params.uri",
+	}
+	tasks = map[string]string{
+		"tasks/get":    "params.taskId",
+		"tasks/result": "params.taskId",
+		"tasks/update": "params.taskId",
+		"tasks/cancel": "params.taskId",
 	}
 	answerNames = []string{"result.tools.*.name", "result.prompts.*.name"}
 	answerURIs  = []string{
 		"result.resources.*.uri", "result.resourceTemplates.*.uriTemplate", "result.contents.*.uri",
 		"result.content.*.uri", "result.content.*.resource.uri",
 		"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
+		"result.result.content.*.uri", "result.result.content.*.resource.uri",
+		"result.skills.*.uri", "result.skills.*.resources.*.uri", "result.skill.uri", "result.skill.resources.*.uri",
 		"error.data.uri",
 	}
+	answerTasks = []string{"result.taskId"}
 )
 
 // ServeHTTP passes a request on, and its answer back.
@@ -129,11 +140,16 @@ func (s *shim) stream(w http.ResponseWriter, events io.Reader) error {
 func (s *shim) asked(body []byte, header http.Header) []byte {
 	message := decode(body)
 	method, _ := message["method"].(string)
-	rename := s.ownName
-	if names[method] == "" {
-		rename = s.ownURI
+	var rename func(string) string
+	for _, kind := range []struct {
+		places map[string]string
+		own    func(string) string
+	}{{names, s.ownName}, {uris, s.ownURI}, {tasks, s.ownTask}} {
+		if replace(message, kind.places[method], kind.own) > 0 {
+			rename = kind.own
+		}
 	}
-	if replace(message, names[method], s.ownName)+replace(message, uris[method], s.ownURI) == 0 {
+	if rename == nil {
 		return body
 	}
 	for i, value := range header["Mcp-Name"] {
@@ -171,12 +187,22 @@ func (s *shim) answered(body []byte) []byte {
 		}
 		return uri
 	}
+	task := func(id string) string {
+		own, ok := strings.CutPrefix(id, s.server+mcp.Separator)
+		if !ok {
+			bare = append(bare, id)
+		}
+		return own
+	}
 	changed := replace(message, uris[method], uri)
 	for _, path := range answerNames {
 		changed += replace(message, path, name)
 	}
 	for _, path := range answerURIs {
 		changed += replace(message, path, uri)
+	}
+	for _, path := range answerTasks {
+		changed += replace(message, path, task)
 	}
 	switch {
 	case bare != nil:
@@ -210,6 +236,9 @@ func (s *shim) ownURI(uri string) string {
 	}
 	return mcp.ResourceURI(s.server, uri)
 }
+
+// ownTask returns the id of a task as the aggregate has it.
+func (s *shim) ownTask(id string) string { return s.server + mcp.Separator + id }
 
 // decode returns a message, or nil if this is none.
 func decode(body []byte) (message map[string]any) {

@@ -71,6 +71,10 @@ func TestShimAddsPrefixesToRequests(t *testing.T) {
 			"a resource of a template", `{"method":"resources/read","params":{"uri":"test://template/1/data"}}`, "",
 			`{"method":"resources/read","params":{"uri":"proxy://template/reference/test://template/1/data"}}`, "",
 		},
+		{
+			"a task", `{"method":"tasks/get","params":{"taskId":"1"}}`, "1",
+			`{"method":"tasks/get","params":{"taskId":"reference::1"}}`, "reference::1",
+		},
 		{"a request without names", `{ "method": "tools/list" }`, "", `{ "method": "tools/list" }`, ""},
 		{"an answer", `{ "id": "proxy:1", "result": {"name": "one"} }`, "", `{ "id": "proxy:1", "result": {"name": "one"} }`, ""},
 		{"no JSON", `{"method":"tools/call"`, "one", `{"method":"tools/call"`, "one"},
@@ -122,6 +126,12 @@ func TestShimTakesPrefixesOffAnswers(t *testing.T) {
 		{
 			"a resource in a prompt", `{"result":{"messages":[{"content":{"text":"","type":"text"}},{"content":{"resource":{"uri":"` + text + `"}}}]}}`,
 			`{"result":{"messages":[{"content":{"text":"","type":"text"}},{"content":{"resource":{"uri":"test://text"}}}]}}`,
+		},
+		{"a task", `{"result":{"resultType":"task","taskId":"reference::1"}}`, `{"result":{"resultType":"task","taskId":"1"}}`},
+		{"a task under its own id", `{"result":{"resultType":"task","taskId":"1"}}`, bare},
+		{
+			"a skill", `{"result":{"skills":[{"resources":[{"uri":"proxy://template/reference/skill://a/SKILL.md"}]}]}}`,
+			`{"result":{"skills":[{"resources":[{"uri":"skill://a/SKILL.md"}]}]}}`,
 		},
 		{"a resource under its own URI", `{"result":{"content":[{"resource":{"uri":"test://text"}}]}}`, bare},
 		{

@@ -26,6 +26,13 @@ const anyObject = `{"type": "object"}`
 
 func newServer() *mcp.Server {
 	server := mcp.NewServer(&mcp.Implementation{Name: "conformance-reference", Version: "1.0.0"}, &mcp.ServerOptions{
+		Capabilities: &mcp.ServerCapabilities{
+			Logging: &mcp.LoggingCapabilities{},
+			Extensions: map[string]any{
+				tasksExtension:  struct{}{},
+				skillsExtension: map[string]any{"directoryRead": true},
+			},
+		},
 		CompletionHandler:  complete,
 		SubscribeHandler:   func(context.Context, *mcp.SubscribeRequest) error { return nil },
 		UnsubscribeHandler: func(context.Context, *mcp.UnsubscribeRequest) error { return nil },
@@ -34,6 +41,8 @@ func newServer() *mcp.Server {
 	addInteractive(server)
 	addPrompts(server)
 	addResources(server)
+	addTasks(server)
+	addSkills(server)
 	return server
 }
 
@@ -266,7 +275,11 @@ const (
 )
 
 func missingCapability(name string) error {
-	data, err := json.Marshal(map[string]any{"requiredCapabilities": map[string]any{name: struct{}{}}})
+	return missingCapabilities(map[string]any{name: struct{}{}}, name)
+}
+
+func missingCapabilities(capabilities map[string]any, name string) error {
+	data, err := json.Marshal(map[string]any{"requiredCapabilities": capabilities})
 	if err != nil {
 		return err
 	}
