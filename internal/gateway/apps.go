@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -45,7 +46,7 @@ type sharedUIs map[string]bool
 // sharedUIs returns which UI resources of lists need to say whose they are. It notes which servers
 // have none of them: the client knows all of their UI resources by their own URIs.
 func (v *visit) sharedUIs(k listKind, all []*listing) sharedUIs {
-	if k != tools || v.g.transparent() {
+	if k != tools || v.g.transparent() || !slices.ContainsFunc(all, func(l *listing) bool { return len(l.uis) > 0 }) {
 		return nil
 	}
 	var shared sharedUIs

@@ -246,6 +246,20 @@ func TestResultsNameUIResourcesOfTheirServer(t *testing.T) {
 	})
 }
 
+// What is asked for by the server's own URI comes as it is, however it is spelled.
+func TestAnswersByTheServersURIStayAsTheyAre(t *testing.T) {
+	const result = `{ "contents":[{"uri":"ui:\/\/app\/x.html","text":"\u0041"}]}`
+	p := legacyPeer("a").has("tools/list", "tools", `{"name":"show","_meta":{"ui/resourceUri":"ui://app/x.html"}}`)
+	p.does("resources/read", func(w http.ResponseWriter, a *incoming) { a.reply(w, result) })
+	u := newGateway(t, nil, p, legacyPeer("b")).legacy(t)
+	if s := u.ask("resources/read", `{"uri":"ui://app/x.html"}`); string(s.Result) != result {
+		t.Errorf("got %s, want %s", s.Result, result)
+	}
+	if body := p.await(t, "resources/read", 1).body; !strings.Contains(body, `"params":{"uri":"ui://app/x.html"}`) {
+		t.Errorf("the server got %s", body)
+	}
+}
+
 // The answer has the URI that the client asked by, however large it is.
 func TestLargeUIResourcesKeepTheirURI(t *testing.T) {
 	const uri = "ui://app/x.html"

@@ -134,6 +134,8 @@ func (t translator) renamed(path int, literal []byte) []byte {
 	n := namings[path]
 	asked := n.use == asRequest && t.alias.shown != "" && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
 	switch {
+	case asked && t.alias.shown == t.alias.original:
+		return nil
 	case asked && t.alias.isSet():
 		return jsonrpc.Quote(t.alias.shown)
 	case t.g.transparent():

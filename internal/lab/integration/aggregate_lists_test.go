@@ -190,7 +190,7 @@ func TestAggregateCalls(t *testing.T) {
 	})
 	t.Run("A45 completions of nothing", func(t *testing.T) {
 		c := c.in(t)
-		for _, ref := range []string{`{"type":"ref/prompt","name":"p"}`, `{"type":"ref/prompt","name":"zeta::p"}`, `{"type":"ref/prompt"}`, `{"type":"ref/resource","uri":"file://alpha/data.txt"}`, `5`, `{}`} {
+		for _, ref := range []string{`{"type":"ref/prompt","name":"p"}`, `{"type":"ref/prompt","name":"zeta::p"}`, `{"type":"ref/prompt"}`, `{"type":"ref/resource","uri":"file://gamma/data.txt"}`, `5`, `{}`} {
 			c.fails("completion/complete", `{"ref":`+ref+`,"argument":{"name":"who","value":"o"}}`, -32602)
 		}
 	})
