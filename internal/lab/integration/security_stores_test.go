@@ -43,6 +43,7 @@ var fillings = []struct {
 	{"pruned texts", []string{"pruned_texts", "prune_scores"}, 16, fillPrunedTexts}, // store_limit
 	{"shared children", []string{"stdio_sessions"}, 8, fillSharedChildren},          // 8 MiB for one owner
 	{"isolated children", []string{"stdio_sessions"}, 8, fillIsolatedChildren},      // the same
+	{"capabilities of children", []string{"stdio_groups"}, 8, fillCapabilities},     // sessions, as above
 	{"nonces", []string{"nonces"}, 0, fillNonces},
 	{"conversations", []string{"conversations"}, 32, fillConversations}, // half of max_buffered
 }
@@ -421,6 +422,34 @@ func fillChildren(t *testing.T, lines ...string) filling {
 			}
 		},
 		again: func() { pidAt(t, at, sessionAt(t, at, bearer(victimToken)), bearer(victimToken)) },
+	}
+}
+
+func fillCapabilities(t *testing.T) filling {
+	journal := newJournal(t)
+	at := mcpAt(serve(t, gateway(strangers(), block(child("kid"), journal.env()))), "kid")
+	pid := func(token, capabilities string) int {
+		c := newSpeaker(t, at, false, capabilities, bearer(token))
+		return pidAt(t, at, c.Session, bearer(token))
+	}
+	mine := pid(victimToken, `{"sampling":{}}`)
+	return filling{
+		fill: func(i int) {
+			pid(thiefToken, fmt.Sprintf(`{"sampling":{},"experimental":{"%d":{"pad":%q}}}`, i, padding[:15_000]))
+		},
+		still: func() {
+			if now := pid(victimToken, `{"sampling":{}}`); now != mine {
+				t.Errorf("the child of the client was %d and is %d", mine, now)
+			}
+			if started := len(journal.entries(t, "start")); started != 5 {
+				t.Errorf("%d children were started, want 4 of one client and that of another", started)
+			}
+		},
+		again: func() {
+			if other := pid(victimToken, `{"elicitation":{}}`); other == mine {
+				t.Error("a client with other capabilities gets no child of its own")
+			}
+		},
 	}
 }
 
