@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -54,7 +55,7 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 		defer x.answering.Add(-1)
 		defer cancel()
 		defer stop()
-		if err := x.server.post(answer, x.caller.account()); err != nil {
+		if err := x.deliver(answer); err != nil {
 			x.g.config.Logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
 		}
 	})
@@ -65,6 +66,18 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 		x.g.config.Logger.Warn("question of MCP server not answered, because it asks too much at once", zap.String("mcp_server", x.server.Name))
 	}
 	return true
+}
+
+// deliver sends the server a request of which only the status matters.
+func (x answerer) deliver(r *http.Request) error {
+	w := &statusRecorder{header: http.Header{}}
+	if err := recovered(func() error { return x.serveRoutes(w, r) }); err != nil {
+		return err
+	}
+	if w.status/100 != 2 {
+		return fmt.Errorf("status %d", w.status)
+	}
+	return nil
 }
 
 // maxAnswering is how many answers to a server can be under way beside one request.

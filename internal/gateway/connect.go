@@ -132,27 +132,43 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 	return nil
 }
 
-// initialize begins a session. A server that refuses the version of the client is asked again
-// with one that it offers.
+// initialize begins a session, by the transport that the server has.
 func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
-	version := c.link.client.legacyVersion()
-	result, session, failure = c.initializeAs(version)
-	if failure == nil {
-		return result, session, nil
+	if c.server.isOldest() {
+		if result, session, failure, is := c.initializeOldest(c.g.config.JoinTimeout); is {
+			return result, session, failure
+		}
 	}
-	if offered := mcp.NewestLegacy(failure.Data.Supported); offered != "" && offered != version {
-		return c.initializeAs(offered)
+	h, result, failure := c.initializeIn("")
+	if failure != nil && refusesPost(h.Status()) && !c.server.ChildrenOnly {
+		if result, session, failure, is := c.initializeOldest(c.g.config.JoinTimeout / 3); is {
+			return result, session, failure
+		}
 	}
-	return result, session, failure
+	return result, h.Header().Get(mcp.SessionHeader), failure
 }
 
-// initializeAs begins a session in a version of the protocol.
-func (c connecting) initializeAs(version string) (result []byte, session string, failure *jsonrpc.Failure) {
+// initializeIn begins a session. The transport may have one already. A server that refuses the
+// version of the client is asked again with one that it offers.
+func (c connecting) initializeIn(session string) (h *streamable.Reader, result []byte, failure *jsonrpc.Failure) {
+	version := c.link.client.legacyVersion()
+	h, result, failure = c.initializeAs(version, session)
+	if failure == nil {
+		return h, result, nil
+	}
+	if offered := mcp.NewestLegacy(failure.Data.Supported); offered != "" && offered != version {
+		return c.initializeAs(offered, session)
+	}
+	return h, result, failure
+}
+
+// initializeAs sends the request that begins a session, in a version of the protocol.
+func (c connecting) initializeAs(version, session string) (h *streamable.Reader, result []byte, failure *jsonrpc.Failure) {
 	r := c.derive(c.link)
 	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams(version))
-	streamable.Session{Era: mcp.Legacy}.Sign(r.Header)
-	h, failure := c.link.roundTrip(c.g, r, body, resultInto(&result))
-	return result, h.Header().Get(mcp.SessionHeader), failure
+	streamable.Session{Era: mcp.Legacy, ID: session}.Sign(r.Header)
+	h, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
+	return h, result, failure
 }
 
 // discover asks a server of the modern era who it is. One that is not known to be modern does

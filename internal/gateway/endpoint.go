@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // Servers of the protocol's first revision take messages at an address that they
@@ -56,7 +57,7 @@ func (x *exchange) noteEndpoint(address []byte) bool {
 		return false
 	}
 	if x.sent != nil {
-		direct(x.sent, x.server.Target.ResolveReference(ref))
+		streamable.Direct(x.sent, x.server.Target.ResolveReference(ref))
 	}
 	return true
 }

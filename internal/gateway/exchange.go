@@ -103,12 +103,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	direct(r, target)
-	x.server.Upstream.Describe(r, x.placeholder)
-	stripOverrides(r.Header)
-	if !x.server.ForwardAuth {
-		x.g.stripCredentials(r.Header)
-	}
+	x.address(r, target)
 	if r.Method == http.MethodPost {
 		x.offerRoots(r)
 		x.propagate(r)
@@ -132,6 +127,17 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	return x.conclude(ctx, x.run(r.WithContext(ctx)))
 }
 
+// address makes r a request to the server: for an address there, and without what is not for
+// the server.
+func (x *exchange) address(r *http.Request, target *url.URL) {
+	streamable.Direct(r, target)
+	x.server.Upstream.Describe(r, x.placeholder)
+	stripOverrides(r.Header)
+	if !x.server.ForwardAuth {
+		x.g.stripCredentials(r.Header)
+	}
+}
+
 // target returns where the server takes the request: at its configured path, or at the
 // endpoint that a server of the protocol's first revision has named.
 func (x *exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
@@ -139,14 +145,6 @@ func (x *exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 		return x.binding().openEndpoint(r.URL.Query().Get(endpointParam))
 	}
 	return x.server.Target, nil
-}
-
-// direct makes r a request for an address, in place as rewrites do, so that the placeholders
-// of the server's routes have it, too.
-func direct(r *http.Request, target *url.URL) {
-	r.URL.Path, r.URL.RawPath = target.Path, target.RawPath
-	r.URL.RawQuery, r.URL.ForceQuery = target.RawQuery, target.ForceQuery
-	r.RequestURI = r.URL.RequestURI()
 }
 
 // limitTime ends the exchange when its time is over. A stream that a client has opened to
@@ -265,7 +263,7 @@ func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 			filter.notFiltered()
 		}
 	}()
-	err := x.server.Upstream.Serve(&x.arrival, r, x.caller.account())
+	err := x.serveRoutes(&x.arrival, r)
 	if err == nil && filter != nil {
 		err = filter.Close()
 	}

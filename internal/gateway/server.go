@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
@@ -29,6 +30,7 @@ type Server struct {
 	Upstream Upstream
 
 	Target        *url.URL // path and query of requests to it
+	Hosts         []string // by which it may call itself, with ports, as far as they are known
 	Timeout       time.Duration
 	ForwardAuth   bool // pass the credentials of clients on to it
 	Answers       []Answer
@@ -44,6 +46,7 @@ type Server struct {
 	mu      sync.Mutex
 	speaks  [2]opinion // by era
 	outage  outage
+	oldest  bool             // it is known to speak HTTP+SSE
 	invalid map[string]error // what is wrong with the definitions of tools, by name
 }
 
@@ -261,22 +264,15 @@ func (s *Server) Answer(method string) Answer {
 	return s.Answers[i]
 }
 
-// post sends the server a request of which only the status matters.
-func (s *Server) post(r *http.Request, account string) error {
-	w := &statusRecorder{header: http.Header{}}
-	if err := s.serve(w, r, account); err != nil {
-		return err
-	}
-	if w.status/100 != 2 {
-		return fmt.Errorf("status %d", w.status)
-	}
-	return nil
-}
-
 var errAborted = errors.New("the response broke off")
 
 // serve has the routes of the server answer a request of our own.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, account string) (err error) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, account string) error {
+	return recovered(func() error { return s.Upstream.Serve(w, r, account) })
+}
+
+// recovered returns the error of serve, or its panic as one.
+func recovered(serve func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason == http.ErrAbortHandler {
 			err = errAborted
@@ -284,7 +280,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, account string) (
 			err = fmt.Errorf("panic: %v", reason)
 		}
 	}()
-	return s.Upstream.Serve(w, r, account)
+	return serve()
 }
 
 // A statusRecorder takes a response of which only the status matters.
@@ -327,7 +323,7 @@ func (s *Server) Probe(w http.ResponseWriter, r *http.Request) error {
 	if era == mcp.Modern {
 		mcp.SetModern(r.Header, &x.message, mcp.Stateless)
 	}
-	direct(r, s.Target)
+	streamable.Direct(r, s.Target)
 	s.Upstream.Describe(r, x.placeholder)
 	httpbody.Post(r, message)
 	return s.serve(w, r, "")

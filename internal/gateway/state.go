@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
@@ -30,6 +31,7 @@ type State struct {
 	listening   *quota.Meter // by streams
 
 	sideStreams sideStreams
+	httpSSE     *httpsse.Pool // sessions with servers of HTTP+SSE
 
 	mu       sync.Mutex
 	busy     map[string]*client            // those that are being served
@@ -70,6 +72,7 @@ func NewState() *State {
 		holding:     quota.NewMeter(keptCalls, heldCallLimits),
 		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		httpSSE:     httpsse.NewPool(),
 		busy:        map[string]*client{},
 		over:        newSessionsOver(),
 		held:        map[string]*heldCall{},
@@ -251,6 +254,7 @@ func (s *State) dropLinks() {
 	if len(there) == 0 {
 		return
 	}
+	s.httpSSE.Keep(func(server string) bool { return there[server] })
 	for _, c := range s.everybody() {
 		c.mu.Lock()
 		maps.DeleteFunc(c.links, func(id string, l *link) bool {
@@ -307,6 +311,7 @@ func (s *State) Destruct() error {
 	s.mu.Unlock()
 	s.sideStreams.end()
 	s.running.Wait()
+	s.httpSSE.Close() // which ended calls have used to say so
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -48,6 +49,14 @@ func (s Session) SignGET(header http.Header, after string) {
 	if after != "" {
 		header.Set(lastEventID, after)
 	}
+}
+
+// Direct makes r a request for an address, in place as rewrites do, so that placeholders which
+// stand for r have it, too.
+func Direct(r *http.Request, target *url.URL) {
+	r.URL.Path, r.URL.RawPath = target.Path, target.RawPath
+	r.URL.RawQuery, r.URL.ForceQuery = target.RawQuery, target.ForceQuery
+	r.RequestURI = r.URL.RequestURI()
 }
 
 const lastEventID = "Last-Event-Id"

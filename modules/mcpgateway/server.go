@@ -144,6 +144,9 @@ func (s *Server) config() *gateway.Server {
 		ForwardAuth: *s.ForwardAuthHeader, MaskAggregate: s.masked, Pins: &s.pins.Pins, Streams: s.streams,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
+	for _, upstream := range s.upstreams.proxied {
+		s.server.Hosts = append(s.server.Hosts, upstream.Dial)
+	}
 	if s.mask != nil {
 		s.server.Mask = mask{s.mask}
 	}

@@ -33,7 +33,7 @@ type joinedSaw struct {
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // TestAggregatePeers has the official clients use the official servers as one: as
-// child processes and over Streamable HTTP, of both eras.
+// child processes, over Streamable HTTP and over HTTP+SSE, of both eras.
 func TestAggregatePeers(t *testing.T) {
 	isolate(t)
 	programs := buildPrograms(t)
@@ -48,10 +48,11 @@ func TestAggregatePeers(t *testing.T) {
 	}
 	reference := freeAddress(t)
 	start(t, exec.CommandContext(t.Context(), "sh", "-c", `echo ready; exec "$0" "$@"`, programs+"/server", "-http", reference), "ready")
-	servers := []string{"everything", "streamable", "files", "thinking", "reference", "refhttp", "new", "old"}
+	servers := []string{"everything", "streamable", "sse", "files", "thinking", "reference", "refhttp", "new", "old"}
 	url := serve(t, gateway("separator __", "join_timeout 2m", "response_timeout 2m", // the machine may be slow
 		block("server everything stdio node "+everything+" stdio", "isolation session", "start_timeout 2m"),
 		"server streamable http://"+everythingOver(t, "streamableHttp", "listening on port")+"/mcp",
+		"server sse http://"+everythingOver(t, "sse", "running on port")+"/sse",
 		"server files stdio node "+modulesOfNode+"@modelcontextprotocol/server-filesystem/dist/index.js "+dir,
 		block("server thinking stdio node "+modulesOfNode+"@modelcontextprotocol/server-sequential-thinking/dist/index.js", "isolation session", "start_timeout 2m"),
 		block("server reference stdio "+programs+"/server", "isolation session", "start_timeout 2m"),
@@ -78,6 +79,12 @@ func TestAggregatePeers(t *testing.T) {
 	general := []request{
 		{call("everything", "echo", `{"message":"hé"}`), "Echo: hé", 1},
 		{call("streamable", "get-sum", `{"a":2,"b":40}`), "The sum of 2 and 40 is 42.", 1},
+		{call("sse", "get-sum", `{"a":2,"b":40}`), "The sum of 2 and 40 is 42.", 1},
+		{call("sse", "trigger-long-running-operation", `{"duration":0.3,"steps":3}`), "completed", 0},
+		{call("sse", "no-such-tool", `{}`), "no-such-tool", 0},
+		{follow("sse", "get-resource-links", `{"count":4}`), `"uri":"proxy://resource/`, 4},
+		{peerRequest{"prompts/get", json.RawMessage(`{"name":"sse__args-prompt","arguments":{"city":"Paris"}}`)}, "Paris", 0},
+		{peerRequest{"completion/complete", json.RawMessage(`{"ref":{"type":"ref/prompt","name":"sse__completable-prompt"},"argument":{"name":"department","value":"E"}}`)}, "Engineering", 0},
 		{call("everything", "trigger-long-running-operation", `{"duration":0.3,"steps":3}`), "completed", 0},
 		{call("streamable", "trigger-long-running-operation", `{"duration":0.3,"steps":3}`), "completed", 0},
 		{call("files", "read_text_file", fmt.Sprintf(`{"path":%q}`, file)), "written by the test: é", 0},
@@ -114,7 +121,7 @@ func TestAggregatePeers(t *testing.T) {
 			{call("new", "ask-roots", `{}`), "file:///" + self, 0},
 			{call("refhttp", "test_input_required_result_elicitation", `{}`), "user_name", 0},
 		}
-		for _, server := range []string{"everything", "streamable"} {
+		for _, server := range []string{"everything", "streamable", "sse"} {
 			asked = append(asked,
 				request{call(server, "trigger-sampling-request", `{"prompt":"why"}`), self + " was asked: Resource trigger-sampling-request context: why", 0},
 				request{call(server, "trigger-elicitation-request", `{}`), "- Name: " + self, 0})
@@ -124,7 +131,8 @@ func TestAggregatePeers(t *testing.T) {
 			asked = append(asked, request{roots, "roots", 0})
 		} else {
 			asked = append(asked, request{roots, "file:///" + self, 0},
-				request{call("streamable", "get-roots-list", `{}`), "file:///" + self, 0})
+				request{call("streamable", "get-roots-list", `{}`), "file:///" + self, 0},
+				request{call("sse", "get-roots-list", `{}`), "file:///" + self, 0})
 		}
 		return asked
 	}
@@ -180,13 +188,13 @@ func TestAggregatePeers(t *testing.T) {
 				}
 			}
 			hasAll(t, "tool", saw.Tools, prefix, servers...)
-			hasAll(t, "prompt", saw.Prompts, prefix, "everything", "streamable", "reference", "refhttp", "new")
+			hasAll(t, "prompt", saw.Prompts, prefix, "everything", "streamable", "sse", "reference", "refhttp", "new")
 			for _, uri := range saw.Resources {
 				if !strings.HasPrefix(uri, "proxy://resource/") {
 					t.Errorf("A11 a resource is %q", uri)
 				}
 			}
-			hasAll(t, "template", saw.Templates, func(server string) string { return "proxy://template/" + server + "/" }, "everything", "streamable", "reference", "refhttp", "new")
+			hasAll(t, "template", saw.Templates, func(server string) string { return "proxy://template/" + server + "/" }, "everything", "streamable", "sse", "reference", "refhttp", "new")
 			if !slices.Contains(saw.Resources, proxyURI("refhttp", "test://static-text")) {
 				t.Errorf("A11 %v", saw.Resources)
 			}

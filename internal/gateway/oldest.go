@@ -1,0 +1,108 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// Servers of the protocol's first revision have another transport: HTTP+SSE. Where all servers
+// are one, package httpsse makes them servers of Streamable HTTP, below an exchange and above
+// their routes. Their sessions are known by their ids. Nothing else has to know.
+
+// serveRoutes has the routes of the server answer r.
+func (x *exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
+	if x.kind == Aggregate && httpsse.IsSession(r.Header.Get(mcp.SessionHeader)) {
+		return x.g.httpSSE.Serve(w, r, x.oldest())
+	}
+	return x.server.Upstream.Serve(w, r, x.caller.account())
+}
+
+// oldest returns the way to a server of HTTP+SSE for requests that there are.
+func (x *exchange) oldest() httpsse.Upstream {
+	server, account := x.server, x.caller.account()
+	return httpsse.Upstream{
+		Server: server.ID,
+		Serve:  func(w http.ResponseWriter, r *http.Request) error { return server.serve(w, r, account) },
+	}
+}
+
+// refusesPost reports whether a server that answers a handshake with this status may be one of
+// HTTP+SSE, which does not take messages where its stream is.
+func refusesPost(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return false
+	}
+	return status/100 == 4
+}
+
+// initializeOldest begins a session with a server of HTTP+SSE: with the stream of the session,
+// and then as with others. It reports whether the server is such a one.
+func (c connecting) initializeOldest(patience time.Duration) (result []byte, session string, failure *jsonrpc.Failure, is bool) {
+	known := c.server.isOldest()
+	session, failure = c.openOldest(patience)
+	c.server.noteOldest(failure == nil)
+	switch {
+	case failure == errNotOldest:
+		return nil, "", nil, false
+	case failure != nil:
+		return nil, "", failure, known || failure.Data.Symbol == "invalid_response"
+	}
+	if _, result, failure = c.initializeIn(session); failure != nil {
+		c.g.httpSSE.End(session)
+		return nil, "", failure, true
+	}
+	return result, session, nil, true
+}
+
+// errNotOldest says that a server does not speak HTTP+SSE.
+var errNotOldest = new(jsonrpc.Failure)
+
+// openOldest opens the stream of a session with a server of HTTP+SSE. The stream outlives the
+// request of the client, and so does what it is derived from.
+func (c connecting) openOldest(patience time.Duration) (session string, failure *jsonrpc.Failure) {
+	ctx, cancel := context.WithTimeout(c.ctx, patience)
+	defer cancel()
+	l, server := c.link, c.server
+	of := c.within(context.WithoutCancel(c.ctx)).derive(l)
+	x := c.g.newExchange(l, new(streamable.Reader), nil)
+	up := x.oldest()
+	up.Name, up.Owner, up.Target, up.Hosts = server.Name, l.client.owner, server.Target, server.Hosts
+	up.Request = func(ctx context.Context) *http.Request {
+		r := server.Upstream.Derive(ctx, of, false)
+		streamable.Session{Era: mcp.Legacy}.SignGET(r.Header, "")
+		emptyBody(r, http.MethodGet)
+		x.address(r, server.Target)
+		return r
+	}
+	session, err := c.g.httpSSE.Open(ctx, up)
+	switch {
+	case err == nil:
+		return session, nil
+	case errors.Is(err, httpsse.ErrNotSpoken):
+		return "", errNotOldest
+	case ctx.Err() != nil:
+		return "", jsonrpc.Timeout(server.Name)
+	}
+	return "", x.failureOf(err)
+}
+
+func (s *Server) noteOldest(is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.oldest = is
+}
+
+// isOldest reports whether the server is known to speak HTTP+SSE.
+func (s *Server) isOldest() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.oldest
+}

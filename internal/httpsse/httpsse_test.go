@@ -1,0 +1,356 @@
+package httpsse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+func TestCall(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	res := c.call(`"mine"`, "tools/call", `{"_meta":{"progressToken":"token"}}`)
+	got := s.posted()
+	if string(got.ID) != "1" || string(got.Params.Meta.ProgressToken) != "1" {
+		t.Errorf("posted %s", got.text)
+	}
+	c.at.say(`{"jsonrpc":"2.0","id":1,"result":{"answer":42}}`)
+	res.is(`{"jsonrpc":"2.0","id":"mine","result":{"answer":42}}`)
+	res.ends(200, "")
+	if got := res.header.Get("Content-Type"); got != "application/json" {
+		t.Errorf("Content-Type: %s", got)
+	}
+}
+
+// What precedes the answer makes it an event stream.
+func TestMessagesBeforeTheAnswer(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	res := c.call("7", "tools/call", `{"_meta":{"progressToken":"token"}}`)
+	s.posted()
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+	res.is(`"progressToken":"token"`)
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"log"}}`)
+	res.is(`"log"`)
+	c.at.say(`{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{}}`)
+	res.is(`"id":"q"`)
+	reply := c.post(`{"jsonrpc":"2.0","id":"q","result":{}}`)
+	if got := s.posted(); got.text != `{"jsonrpc":"2.0","id":"q","result":{}}` {
+		t.Errorf("posted %s", got.text)
+	}
+	reply.ends(202, "")
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+	res.is(`list_changed`) // there is no better place
+	c.at.say(`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}`)
+	res.is(`"id":7,"error"`)
+	res.ends(200, "")
+	if got := res.header.Get("Content-Type"); got != "text/event-stream" {
+		t.Errorf("Content-Type: %s", got)
+	}
+}
+
+// Two calls with one id do not get each other's answers.
+func TestEqualIDs(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	one := c.call("1", "tools/call", `{"_meta":{"progressToken":1}}`)
+	first := s.posted()
+	two := c.call("1", "tools/call", `{"_meta":{"progressToken":1}}`)
+	second := s.posted()
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":` + string(second.ID) + `,"progress":2}}`)
+	two.is(`"progress":2`)
+	c.at.say(`{"jsonrpc":"2.0","id":` + string(second.ID) + `,"result":{"of":"two"}}`)
+	two.is(`"two"`)
+	c.at.say(`{"jsonrpc":"2.0","id":` + string(first.ID) + `,"result":{"of":"one"}}`)
+	one.is(`"one"`)
+}
+
+// What does not say to which of several calls it belongs goes to a GET stream, and to the
+// latest call without one. What concerns the session goes to the stream in any case.
+func TestRecipients(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	one := c.call("1", "tools/call", `{}`)
+	s.posted()
+	lists := c.call("2", "tools/list", `{}`)
+	s.posted()
+	c.at.say(`{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{"to":"the only one at work"}}`)
+	one.is("the only one")
+	two := c.call("3", "tools/call", `{}`)
+	s.posted()
+	c.at.say(`{"jsonrpc":"2.0","id":2,"method":"elicitation/create","params":{"to":"the latest"}}`)
+	two.is("the latest")
+
+	stream := c.do(http.MethodGet, "")
+	if status := next(t, stream.begun); status != 200 {
+		t.Errorf("status %d", status)
+	}
+	c.at.say(`{"jsonrpc":"2.0","id":3,"method":"elicitation/create","params":{"to":"the stream"}}`)
+	stream.is("the stream")
+	c.at.say(`{"jsonrpc":"2.0","id":3,"result":{"of":"two"}}`)
+	two.is(`"two"`)
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x"}}`)
+	stream.is("updated")
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"to the only one"}}`)
+	one.is("to the only one")
+	c.at.say(`{"jsonrpc":"2.0","id":1,"result":{}}`)
+	one.is("result")
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"to none"}}`)
+	stream.is("to none")
+	c.at.say(`{"jsonrpc":"2.0","id":2,"result":{"tools":[]}}`)
+	lists.is("tools")
+	close(c.at.send)
+	stream.ends(0, "")
+}
+
+// What comes before there is a stream waits for it. Pings need no client.
+func TestMail(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"early"}}`)
+	c.at.say(`{"jsonrpc":"2.0","id":"p","method":"ping"}`)
+	if got := s.posted(); got.text != `{"jsonrpc":"2.0","id":"p","result":{}}` {
+		t.Errorf("posted %s", got.text)
+	}
+	stream := c.do(http.MethodGet, "")
+	stream.is("early")
+	stream.cancel()
+	stream.ends(200, "context canceled")
+}
+
+// A question that the client does not take is refused.
+func TestRefusedQuestions(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	big := strings.Repeat("x", maxMail)
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"` + big + `"}}`)
+	c.at.say(`{"jsonrpc":"2.0","id":"q","method":"roots/list"}`)
+	if got := s.posted(); !strings.Contains(got.text, `"id":"q","error":{"code":-32601`) {
+		t.Errorf("posted %s", got.text)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	t.Run("by a notification", func(t *testing.T) {
+		res := c.call("5", "tools/call", `{}`)
+		call := s.posted()
+		told := c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}`)
+		if got := s.posted(); got.Method != "notifications/cancelled" || string(got.Params.RequestID) != string(call.ID) {
+			t.Errorf("posted %s", got.text)
+		}
+		told.ends(202, "")
+		res.ends(202, "")
+		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}`).ends(202, "")
+	})
+	t.Run("by hanging up", func(t *testing.T) {
+		res := c.call("5", "tools/call", `{}`)
+		call := s.posted()
+		res.cancel()
+		if got := s.posted(); got.Method != "notifications/cancelled" || string(got.Params.RequestID) != string(call.ID) {
+			t.Errorf("posted %s", got.text)
+		}
+		res.ends(0, "context canceled")
+	})
+}
+
+// The end of the stream ends calls at once. The session is unknown from then on.
+func TestEndOfStream(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	res := c.call("1", "tools/call", `{}`)
+	s.posted()
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"log"}}`)
+	res.is("log") // it is accepted
+	close(c.at.send)
+	res.ends(200, "the MCP server could not be reached or broke off: the MCP server has closed its event stream")
+	next := c.call("2", "tools/call", `{}`)
+	next.is("unknown_session")
+	next.ends(404, "")
+	if len(s.posts) > 0 {
+		t.Errorf("posted %s", <-s.posts)
+	}
+}
+
+// A server that does not know the session has not run the request.
+func TestLostSession(t *testing.T) {
+	s := newServer(t)
+	s.refuse = func(w http.ResponseWriter) bool { http.Error(w, "Session not found", http.StatusNotFound); return true }
+	c := newClient(t, openPool(t), s)
+	c.call("1", "tools/call", `{}`).ends(404, "")
+	next(t, c.at.closed)
+}
+
+func TestRefusedPost(t *testing.T) {
+	s := newServer(t)
+	s.refuse = func(w http.ResponseWriter) bool {
+		w.Header().Set("Retry-After", "7")
+		http.Error(w, "{}", http.StatusTooManyRequests)
+		return true
+	}
+	c := newClient(t, openPool(t), s)
+	res := c.call("1", "tools/call", `{}`)
+	res.ends(429, "")
+	if res.header.Get("Retry-After") != "7" {
+		t.Errorf("%v", res.header)
+	}
+	c.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`).ends(429, "")
+}
+
+func TestDelete(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	c.do(http.MethodDelete, "").ends(204, "")
+	next(t, c.at.closed)
+	c.do(http.MethodDelete, "").ends(404, "")
+}
+
+// A session is good with its server only.
+func TestSessionOfAnotherServer(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	c.pool.sessions[c.session].up.Server = "another"
+	c.call("1", "tools/call", `{}`).ends(404, "")
+}
+
+func TestPoolEnds(t *testing.T) {
+	s := newServer(t)
+	p := openPoolWith(t, quota.Limits{Entries: 10, OwnerEntries: 1}, idleTime)
+	one := newClient(t, p, s)
+	two := newClient(t, p, s)
+	next(t, one.at.closed) // there is room for one that is idle
+	p.Keep(func(string) bool { return true })
+	stream := two.do(http.MethodGet, "")
+	next(t, stream.begun)
+	three := newClient(t, p, s) // the other one is not idle
+	p.End(three.session)
+	next(t, three.at.closed)
+	p.Keep(func(server string) bool { return server != "id" })
+	next(t, two.at.closed)
+	next(t, stream.done)
+	four := newClient(t, p, s)
+	p.Close()
+	next(t, four.at.closed)
+	if _, err := p.Open(t.Context(), s.upstream()); !errors.Is(err, errStopped) {
+		t.Error(err)
+	}
+}
+
+func TestHostileStreams(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first, want string
+	}{
+		"another host":    {"event: endpoint\ndata: http://elsewhere.test/message\n\n", errEndpointElsewhere.Error()},
+		"no scheme":       {"event: endpoint\ndata: //elsewhere.test/message\n\n", errEndpointElsewhere.Error()},
+		"another scheme":  {"event: endpoint\ndata: file:///etc/passwd\n\n", errEndpointInvalid.Error()},
+		"no address":      {"event: endpoint\ndata: :\n\n", errEndpointInvalid.Error()},
+		"empty":           {"event: endpoint\ndata:\n\n", errEndpointInvalid.Error()},
+		"an endless line": {"event: endpoint\ndata: " + strings.Repeat("x", maxEndpoint+1), ErrNotSpoken.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.first = tt.first
+			if _, err := openPool(t).Open(t.Context(), s.upstream()); fmt.Sprint(err) != tt.want {
+				t.Errorf("%v, want %s", err, tt.want)
+			}
+			next(t, next(t, s.opened).closed)
+		})
+	}
+	t.Run("no endpoint", func(t *testing.T) {
+		s := newServer(t)
+		s.first = ": hello\n\ndata: {}\n\n"
+		ctx, cancel := context.WithCancelCause(t.Context())
+		at := make(chan *opened, 1)
+		go func() {
+			at <- <-s.opened
+			cancel(errNotRead)
+		}()
+		if _, err := openPool(t).Open(ctx, s.upstream()); !errors.Is(err, errNotRead) {
+			t.Error(err)
+		}
+		next(t, next(t, at).closed)
+	})
+	t.Run("another endpoint later", func(t *testing.T) {
+		s := newServer(t)
+		s.first += "event: endpoint\ndata: /elsewhere\n\n"
+		c := newClient(t, openPool(t), s)
+		c.call("1", "tools/call", `{}`)
+		s.posted() // at the first
+	})
+	t.Run("noise", func(t *testing.T) {
+		s := newServer(t)
+		c := newClient(t, openPool(t), s)
+		res := c.call("1", "tools/call", `{}`)
+		s.posted()
+		for _, noise := range []string{"x", "[]", "{}", `{"jsonrpc":"2.0","id":99,"result":{}}`, `{"jsonrpc":"2.0","id":"1","result":{}}`, `{"jsonrpc":"2.0","id":1}`,
+			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1}}`} {
+			c.at.say(noise)
+		}
+		c.at.say("{\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\ndata: \"result\":{}}")
+		next(t, res.done)
+		if got := next(t, res.lines); !strings.HasPrefix(got, `{"jsonrpc":"2.0",`) {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+// A server that answers otherwise does not speak HTTP+SSE, unless its status is about
+// something else.
+func TestNotSpoken(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer http.HandlerFunc
+		want   bool
+	}{
+		"not found":    {http.NotFound, true},
+		"JSON":         {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/json") }, true},
+		"no events":    {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/event-stream") }, true},
+		"unauthorized": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }, false},
+		"down":         {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := newServer(t).upstream()
+			u.Serve = func(w http.ResponseWriter, r *http.Request) error {
+				tt.answer(w, r)
+				_, err := io.WriteString(w, "")
+				return err
+			}
+			if _, err := openPool(t).Open(t.Context(), u); err == nil || errors.Is(err, ErrNotSpoken) != tt.want {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func TestResolve(t *testing.T) {
+	target, _ := url.Parse("/base/sse?key=1")
+	u := Upstream{Target: target, Hosts: []string{"127.0.0.1:3001", "mcp.example.com:443"}}
+	for address, want := range map[string]string{
+		"/message?sessionId=a%26b":                 "/message?sessionId=a%26b",
+		"message":                                  "/base/message",
+		"?session=1":                               "/base/sse?session=1",
+		"http://localhost:3001/m":                  "/m",
+		"http://0.0.0.0:3001/m%2Fn":                "/m%2Fn",
+		"https://MCP.example.com/m":                "/m",
+		"http://gateway.test:8080/m":               "/m",
+		"http://gateway.test/m":                    "",
+		"http://mcp.example.com/m":                 "",
+		"http://localhost:3002/m":                  "",
+		"https://mcp.example.com.evil.test/m":      "",
+		"http://127.0.0.1:3001@evil.test/m":        "",
+		"javascript:alert(1)":                      "",
+		"http://user:password@localhost:3001/path": "",
+	} {
+		got, err := u.resolve(address, "gateway.test:8080")
+		if err == nil != (want != "") || err == nil && got.RequestURI() != want {
+			t.Errorf("%s: %v %v, want %q", address, got, err, want)
+		}
+	}
+}

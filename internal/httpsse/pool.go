@@ -1,0 +1,231 @@
+package httpsse
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// A Pool has the sessions with servers of HTTP+SSE. It is safe for concurrent use.
+type Pool struct {
+	running sync.WaitGroup // streams of servers, and messages to them
+
+	mu       sync.Mutex
+	sessions map[string]*session
+	idle     *quota.Cache[string, *session] // those without a request
+	sweeping *time.Timer                    // nil if there is nothing to sweep
+	closed   bool
+}
+
+// idleTime is how long a session without requests is kept.
+const idleTime = 30 * time.Minute
+
+// idleLimits bound the sessions without requests. Each has a connection to its server.
+var idleLimits = quota.Limits{Entries: 4_000, OwnerEntries: 400}
+
+var kept = quota.NewKind("http_sse_sessions")
+
+// NewPool returns a Pool without sessions. It has to be closed.
+func NewPool() *Pool { return newPool(idleLimits, idleTime) }
+
+func newPool(limits quota.Limits, ttl time.Duration) *Pool {
+	p := &Pool{sessions: map[string]*session{}}
+	p.idle = quota.NewCache(kept, limits, ttl, func(_ string, s *session) { s.end(errIdle) })
+	return p
+}
+
+// An Upstream is the way to a server.
+type Upstream struct {
+	Server string // equal for two configurations of the same server
+	Name   string // of the server, in errors
+	Owner  string // who the session is for
+	Target *url.URL
+	Hosts  []string // besides that of a request, by which the server may call itself
+
+	// Request returns a GET of Target that lives as long as ctx. It is called for requests
+	// that no request of the client stands for.
+	Request func(ctx context.Context) *http.Request
+
+	// Serve has the server answer a request. It does not panic.
+	Serve func(w http.ResponseWriter, r *http.Request) error
+}
+
+// ErrNotSpoken says that a server does not speak HTTP+SSE.
+var ErrNotSpoken = errors.New("the MCP server does not open an event stream that names an endpoint")
+
+// Reasons why a session ends.
+var (
+	errIdle    = errors.New("the session was not used for long")
+	errDeleted = errors.New("the client has ended the session")
+	errStopped = errors.New("the gateway has ended the session")
+	errLost    = errors.New("the MCP server does not know the session anymore")
+	errClosed  = errors.New("the MCP server has closed its event stream")
+)
+
+// prefix is what ids of sessions begin with.
+const prefix = "http+sse:"
+
+// IsSession reports whether a session id is one of a Pool: of this one, or of one that was
+// there before or elsewhere.
+func IsSession(id string) bool { return strings.HasPrefix(id, prefix) }
+
+// Open opens the event stream of a server, and returns the id of the session when the server
+// has named its endpoint.
+func (p *Pool) Open(ctx context.Context, u Upstream) (id string, err error) {
+	s := newSession(p, u)
+	if !p.start(s) {
+		return "", errStopped
+	}
+	select {
+	case <-s.named:
+	case <-s.life.Done():
+		return "", context.Cause(s.life)
+	case <-ctx.Done():
+		s.end(context.Cause(ctx))
+		return "", context.Cause(ctx)
+	}
+	p.release(s)
+	return s.id, nil
+}
+
+// End ends a session.
+func (p *Pool) End(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.sessions[id]; s != nil {
+		s.end(errStopped)
+	}
+}
+
+// start has the stream of a session read, unless the Pool is closed.
+func (p *Pool) start(s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	s.id, s.using = prefix+rand.Text(), 1
+	p.sessions[s.id] = s
+	p.running.Go(func() {
+		defer p.remove(s)
+		s.read()
+	})
+	return true
+}
+
+// remove forgets a session that has ended.
+func (p *Pool) remove(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sessions, s.id)
+	p.idle.Remove(s.id)
+}
+
+// use returns the session with an id, and keeps it until it is released. It returns nil if
+// there is none with this server.
+func (p *Pool) use(id, server string) *session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.sessions[id]
+	if s == nil || s.up.Server != server || s.life.Err() != nil {
+		return nil
+	}
+	p.idle.Remove(id)
+	s.using++
+	return s
+}
+
+// release says that a request in a session has ended.
+func (p *Pool) release(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.using--; s.using > 0 || s.life.Err() != nil {
+		return
+	}
+	if !p.idle.Put(s.up.Owner, s.id, s, 0) {
+		s.end(errStopped)
+	}
+	if p.sweeping == nil && !p.closed {
+		p.sweeping = time.AfterFunc(idleTime/10, p.sweep)
+	}
+}
+
+// sweep ends sessions that were not used for long.
+func (p *Pool) sweep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle.Expire()
+	if p.closed || p.idle.Len() == 0 {
+		p.sweeping = nil
+		return
+	}
+	p.sweeping.Reset(idleTime / 10)
+}
+
+// Keep ends the sessions with servers that are no longer there.
+func (p *Pool) Keep(there func(server string) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for s := range maps.Values(p.sessions) {
+		if !there(s.up.Server) {
+			s.end(errStopped)
+		}
+	}
+}
+
+// Close ends all sessions, and waits for that.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.idle.Close()
+	if p.sweeping != nil {
+		p.sweeping.Stop()
+	}
+	open := slices.Collect(maps.Values(p.sessions))
+	p.mu.Unlock()
+	for _, s := range open {
+		s.end(errStopped)
+	}
+	p.running.Wait()
+}
+
+// Serve answers a request of Streamable HTTP in the session that it names, as far as r has
+// come: it is to go to the server as it is, but for its message and its address. An error is
+// one of up.Serve, a [jsonrpc.Failure], or the cause of the end of r's context.
+func (p *Pool) Serve(w http.ResponseWriter, r *http.Request, up Upstream) error {
+	s := p.use(r.Header.Get(mcp.SessionHeader), up.Server)
+	if s != nil {
+		defer p.release(s)
+	}
+	x := &exchange{session: s, w: w, r: r, serve: up.Serve}
+	if r.Method == http.MethodPost {
+		if err := x.read(); err != nil {
+			return err
+		}
+	}
+	switch {
+	case s == nil:
+		x.fail(jsonrpc.UnknownSession())
+		return nil
+	case r.Method == http.MethodGet:
+		return x.listen()
+	case r.Method == http.MethodDelete:
+		s.end(errDeleted)
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	case x.message.IsRequest():
+		return x.call()
+	}
+	return x.tell()
+}

@@ -1,0 +1,181 @@
+package httpsse
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// A stream is the http.ResponseWriter that a server answers the GET of a session into.
+type stream struct {
+	session *session
+	header  http.Header
+	status  int
+	err     error // why no more is read
+
+	events sse.Scanner
+	fields sse.Fields
+	data   []byte // of the current event
+	broken bool   // a line of it has ended
+}
+
+const (
+	// maxMessage is how large a message of a server may be.
+	maxMessage = 64 << 20
+	// maxEndpoint is how large the event may be that names the endpoint, and each before it.
+	maxEndpoint = 8 << 10
+	// keptBuffer is how much memory of a message is used again for the next one.
+	keptBuffer = 64 << 10
+)
+
+func (w *stream) Header() http.Header { return w.header }
+
+func (w *stream) WriteHeader(status int) {
+	if w.status != 0 || status < 200 {
+		return
+	}
+	w.status = status
+	switch {
+	case status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusProxyAuthRequired,
+		status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status >= 500:
+		w.fail(jsonrpc.HTTPError(w.session.up.Name, status)) // which says nothing of the transport
+	case status != http.StatusOK, httpbody.Encoding(w.header) != "", httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
+		w.fail(ErrNotSpoken)
+	}
+}
+
+// Write takes the next bytes of the stream.
+func (w *stream) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	w.events.Each(p, w.part)
+	return len(p), w.err
+}
+
+// FlushError has nothing to do: messages are passed on as they come.
+func (w *stream) FlushError() error { return w.err }
+
+func (w *stream) fail(err error) {
+	if w.err == nil {
+		w.err = err
+		w.session.end(err)
+	}
+}
+
+func (w *stream) part(kind sse.Kind, part []byte) {
+	if w.err != nil {
+		return
+	}
+	switch kind {
+	case sse.Data:
+		if w.broken && len(w.data) > 0 {
+			w.data = append(w.data, '\n')
+		}
+		w.broken = false
+		if w.data = append(w.data, part...); len(w.data) > w.limit() {
+			w.tooLarge()
+		}
+	case sse.Frame:
+		w.broken = true
+		w.fields.Read(part)
+	case sse.Dispatch:
+		w.dispatch()
+		w.fields.Reset()
+		if w.data = w.data[:0]; cap(w.data) > keptBuffer {
+			w.data = nil
+		}
+	}
+}
+
+// limit returns how large an event may be now.
+func (w *stream) limit() int {
+	if w.session.endpoint == nil {
+		return maxEndpoint
+	}
+	return maxMessage
+}
+
+func (w *stream) tooLarge() {
+	if w.session.endpoint == nil {
+		w.fail(ErrNotSpoken)
+		return
+	}
+	w.fail(streamable.TooLarge(w.session.up.Name, maxMessage))
+}
+
+// dispatch takes an event. The first that names an endpoint counts; until then there are no
+// messages.
+func (w *stream) dispatch() {
+	s := w.session
+	switch event := (&streamable.Event{Type: w.fields.Type, Data: w.data}); {
+	case w.fields.Type == "endpoint" && s.endpoint == nil:
+		endpoint, err := s.up.resolve(string(bytes.TrimSpace(w.data)), s.host)
+		if err != nil {
+			failure := jsonrpc.InvalidResponse(s.up.Name)
+			failure.Message = err.Error()
+			w.fail(failure)
+			return
+		}
+		s.endpoint = endpoint
+		close(s.named)
+	case event.HasMessage() && s.endpoint != nil:
+		m := new(jsonrpc.Message)
+		if m.Read(bytes.Clone(w.data)) == nil { // what is none may be followed by others
+			s.receive(m)
+		}
+	}
+}
+
+var errEndpointInvalid = errors.New("the MCP server names an endpoint that is no address")
+
+var errEndpointElsewhere = errors.New("the MCP server names an endpoint at another host, to which nothing is sent")
+
+// resolve returns the endpoint that a server has named. host is that of the request. Of an
+// address only path and query are used, but one that is another's is no endpoint at all.
+func (u *Upstream) resolve(address, host string) (*url.URL, error) {
+	ref, err := url.Parse(address)
+	if err != nil || address == "" || ref.Opaque != "" || ref.User != nil {
+		return nil, errEndpointInvalid
+	}
+	if ref.Scheme != "" && ref.Scheme != "http" && ref.Scheme != "https" {
+		return nil, errEndpointInvalid
+	}
+	if ref.Host != "" && !slices.ContainsFunc(append([]string{host}, u.Hosts...), func(own string) bool { return sameHost(ref, own) }) {
+		return nil, errEndpointElsewhere
+	}
+	endpoint := u.Target.ResolveReference(ref)
+	return &url.URL{Path: endpoint.Path, RawPath: endpoint.RawPath, RawQuery: endpoint.RawQuery}, nil
+}
+
+// sameHost reports whether an address is at a host, which may have a port. All names of the
+// machine itself are the same: servers do not know by which of them they are reached.
+func sameHost(u *url.URL, host string) bool {
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = host, ""
+	}
+	own := u.Port()
+	for _, p := range []*string{&own, &port} {
+		if *p == "" {
+			if *p = "80"; u.Scheme == "https" {
+				*p = "443"
+			}
+		}
+	}
+	return own == port && (bytes.EqualFold([]byte(u.Hostname()), []byte(name)) || isLocal(u.Hostname()) && isLocal(name))
+}
+
+func isLocal(name string) bool {
+	ip := net.ParseIP(name)
+	return name == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
+}
+
+// Interface guard
+var _ http.ResponseWriter = (*stream)(nil)
