@@ -6,10 +6,13 @@ import (
 	"net/http"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
 // Servers of the protocol's first revision have another transport: HTTP+SSE. Where all servers
@@ -29,7 +32,11 @@ func (x *exchange) oldest() httpsse.Upstream {
 	server, account := x.server, x.caller.account()
 	return httpsse.Upstream{
 		Server: server.ID,
-		Serve:  func(w http.ResponseWriter, r *http.Request) error { return server.serve(w, r, account) },
+		Serve: func(w http.ResponseWriter, r *http.Request) error {
+			// What it is answered is not the response of the exchange, nor is its session.
+			r = r.WithContext(new(unlogged.Session).In(r.Context()))
+			return server.serve(w, r, account)
+		},
 	}
 }
 
@@ -48,7 +55,9 @@ func refusesPost(status int) bool {
 func (c connecting) initializeOldest(patience time.Duration) (result []byte, session string, failure *jsonrpc.Failure, is bool) {
 	known := c.server.isOldest()
 	session, failure = c.openOldest(patience)
-	c.server.noteOldest(failure == nil)
+	if c.server.noteOldest(failure == nil); failure == nil && !known {
+		c.g.config.Logger.Info("MCP server speaks HTTP+SSE", zap.String("mcp_server", c.server.Name))
+	}
 	switch {
 	case failure == errNotOldest:
 		return nil, "", nil, false

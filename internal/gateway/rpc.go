@@ -297,7 +297,11 @@ func (w *rpcReply) judge(whole bool) *jsonrpc.Failure {
 	answer := w.look.outline.IsAnswer()
 	switch server := w.x.server.Name; {
 	case !w.answerable(), w.status == http.StatusForbidden && !(whole && answer):
-		return jsonrpc.HTTPError(server, w.status)
+		failure := jsonrpc.HTTPError(server, w.status)
+		if w.x.server.isOldest() {
+			failure.Message += ": it speaks HTTP+SSE, which needs a session, so call it where all servers are one"
+		}
+		return failure
 	case w.stream:
 		return jsonrpc.InvalidResponse(server)
 	case !whole:

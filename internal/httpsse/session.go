@@ -27,7 +27,7 @@ type session struct {
 
 	life     context.Context // done when the session has ended, for the reason that is its cause
 	end      context.CancelCauseFunc
-	host     string        // that the server was asked for
+	opening  *http.Request // that opened the stream; handlers may have changed its host
 	endpoint *url.URL      // written before named is closed
 	named    chan struct{} // closed when the endpoint is known
 
@@ -68,10 +68,9 @@ func (s *session) read() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
-	r := s.up.Request(ctx)
-	s.host = r.Host
+	s.opening = s.up.Request(ctx)
 	w := &stream{session: s, header: http.Header{}}
-	err := s.up.Serve(w, r)
+	err := s.up.Serve(w, s.opening)
 	switch {
 	case s.endpoint != nil:
 		err = errClosed

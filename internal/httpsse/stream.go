@@ -116,14 +116,14 @@ func (w *stream) dispatch() {
 	s := w.session
 	switch event := (&streamable.Event{Type: w.fields.Type, Data: w.data}); {
 	case w.fields.Type == "endpoint" && s.endpoint == nil:
-		endpoint, err := s.up.resolve(string(bytes.TrimSpace(w.data)), s.host)
+		endpoint, err := s.up.resolve(string(bytes.TrimSpace(w.data)), s.opening.Host)
 		if err != nil {
 			failure := jsonrpc.InvalidResponse(s.up.Name)
 			failure.Message = err.Error()
 			w.fail(failure)
 			return
 		}
-		s.endpoint = endpoint
+		s.endpoint, s.opening = endpoint, nil
 		close(s.named)
 	case event.HasMessage() && s.endpoint != nil:
 		m := new(jsonrpc.Message)

@@ -16,7 +16,7 @@ import (
 
 // The servers of the aggregate here, in their order: children and HTTP servers, of
 // the legacy era, of the modern era, and of both.
-var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth"}
+var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth", "faroldest"}
 
 // isModern reports whether a server of the aggregate is mcpclient.Message to in the modern era:
 // it knows no other, or it knows it and so does the client.
@@ -34,9 +34,10 @@ type eras struct {
 func newEras(t *testing.T, options ...string) *eras {
 	t.Helper()
 	e := &eras{journal: newJournal(t), remote: map[string]*mcptest.Remote{
-		"farold":  {Name: "farold", Legacy: true},
-		"farnew":  {Name: "farnew", Modern: true},
-		"farboth": {Name: "farboth", Legacy: true, Modern: true},
+		"farold":    {Name: "farold", Legacy: true},
+		"farnew":    {Name: "farnew", Modern: true},
+		"farboth":   {Name: "farboth", Legacy: true, Modern: true},
+		"faroldest": {Name: "faroldest", Legacy: true},
 	}}
 	lines := []string{"separator __",
 		block(child("old"), e.journal.env(), "isolation session"),
@@ -44,7 +45,11 @@ func newEras(t *testing.T, options ...string) *eras {
 		block(child("both", "--modern"), e.journal.env(), "isolation session"),
 	}
 	for _, name := range eraServers[3:] {
-		lines = append(lines, "server "+name+" http://"+upstream(t, e.remote[name])+"/mcp")
+		if name == "faroldest" {
+			lines = append(lines, "server "+name+" http://"+upstream(t, &mcptest.HTTPSSE{Server: e.remote[name]})+"/sse")
+		} else {
+			lines = append(lines, "server "+name+" http://"+upstream(t, e.remote[name])+"/mcp")
+		}
 		t.Cleanup(e.remote[name].Close) // before the upstream waits for it
 	}
 	e.at = serve(t, gateway(append(lines, options...)...)) + "/mcp"

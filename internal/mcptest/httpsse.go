@@ -1,0 +1,159 @@
+package mcptest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// HTTPSSE serves a server of Streamable HTTP over HTTP+SSE, the transport of the protocol's
+// first revision: at /sse is an event stream for each session, at /message are its messages.
+// A message is accepted when the server begins to answer it, which not all are as late with.
+type HTTPSSE struct {
+	Server http.Handler
+
+	mu       sync.Mutex
+	sessions map[string]*sseSession
+	opened   int
+}
+
+// An sseSession is one event stream.
+type sseSession struct {
+	server http.Handler
+	life   context.Context
+	end    context.CancelFunc
+
+	mu      sync.Mutex
+	w       http.ResponseWriter // nil when it has ended
+	session string              // of the server
+}
+
+// Open returns how many streams are open now, and how many have been opened.
+func (h *HTTPSSE) Open() (now, ever int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.sessions), h.opened
+}
+
+// Drop ends all streams.
+func (h *HTTPSSE) Drop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.sessions {
+		s.end()
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (h *HTTPSSE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.Method == http.MethodGet && r.URL.Path == "/sse":
+		h.stream(w, r)
+	case r.Method == http.MethodPost && r.URL.Path == "/message":
+		h.mu.Lock()
+		s := h.sessions[r.URL.Query().Get("session")]
+		h.mu.Unlock()
+		if s == nil {
+			http.Error(w, "Session not found", http.StatusNotFound)
+			return
+		}
+		s.take(w, r)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// stream opens a session, until its client leaves.
+func (h *HTTPSSE) stream(w http.ResponseWriter, r *http.Request) {
+	id := rand.Text()
+	s := &sseSession{server: h.Server, w: w}
+	s.life, s.end = context.WithCancel(r.Context())
+	defer s.end()
+	h.mu.Lock()
+	if h.sessions == nil {
+		h.sessions = map[string]*sseSession{}
+	}
+	h.sessions[id] = s
+	h.opened++
+	h.mu.Unlock()
+	w.Header().Set("Content-Type", "text/event-stream")
+	s.send(&streamable.Event{Type: "endpoint"}, []byte("/message?session="+id))
+	<-s.life.Done()
+	h.mu.Lock()
+	delete(h.sessions, id)
+	h.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.w = nil
+}
+
+// take takes a message.
+func (s *sseSession) take(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	status := make(chan int, 1)
+	go s.ask(http.MethodPost, r.Header, body, status)
+	select {
+	case code := <-status:
+		w.WriteHeader(code)
+	case <-r.Context().Done():
+	}
+}
+
+// ask has the server answer a request, and sends what it says. The status is what a message is
+// answered with.
+func (s *sseSession) ask(method string, header http.Header, body []byte, status chan<- int) {
+	r, _ := http.NewRequestWithContext(s.life, method, "/mcp", bytes.NewReader(body))
+	r.Header = header.Clone()
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	s.mu.Lock()
+	if s.session != "" {
+		r.Header.Set("Mcp-Session-Id", s.session)
+	}
+	s.mu.Unlock()
+	w := new(streamable.Reader)
+	w.OnHeader = func(code int) bool {
+		if id := w.Header().Get("Mcp-Session-Id"); id != "" && s.begin(id) {
+			go s.ask(http.MethodGet, header, nil, make(chan int, 1))
+		}
+		if code == http.StatusOK {
+			code = http.StatusAccepted
+		}
+		status <- code
+		return code == http.StatusAccepted
+	}
+	w.OnMessage = func(e *streamable.Event) error {
+		if len(e.Data) > 0 {
+			s.send(&streamable.Event{Type: "message"}, e.Data)
+		}
+		return nil
+	}
+	s.server.ServeHTTP(w, r)
+	_ = w.Close()
+}
+
+// begin notes the session of the server. It reports whether it is the first.
+func (s *sseSession) begin(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.session == ""
+	s.session = id
+	return first
+}
+
+// send sends an event on the stream.
+func (s *sseSession) send(event *streamable.Event, data []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.w == nil {
+		return
+	}
+	for _, piece := range event.Buffers(data) {
+		_, _ = s.w.Write(piece)
+	}
+	_ = http.NewResponseController(s.w).Flush()
+}
