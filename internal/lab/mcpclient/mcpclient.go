@@ -170,7 +170,7 @@ func (c *Client) HeadersOf(message string) []string {
 	}
 	var m struct {
 		Method string
-		Params struct{ Name, URI string }
+		Params struct{ Name, URI, TaskID string }
 	}
 	_ = json.Unmarshal([]byte(message), &m)
 	headers = append(headers, "Mcp-Protocol-Version: "+Modern, "Mcp-Method: "+m.Method)
@@ -179,6 +179,8 @@ func (c *Client) HeadersOf(message string) []string {
 		headers = append(headers, "Mcp-Name: "+m.Params.Name)
 	case "resources/read":
 		headers = append(headers, "Mcp-Name: "+m.Params.URI)
+	case "tasks/get", "tasks/update", "tasks/cancel":
+		headers = append(headers, "Mcp-Name: "+m.Params.TaskID)
 	}
 	return headers
 }
