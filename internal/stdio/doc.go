@@ -17,7 +17,7 @@
 // is told that.
 //
 // Clients choose what they declare, so the groups of a server are limited, in all and by
-// owner. When there is no room, a group that nobody has used for a minute ends. If there is
+// owner. When there is no room, a group that was not used for a minute ends. If there is
 // none, the client shares the child of the group whose capabilities are the most of those
 // that it has all of: it sees less, but what it sees works. There is always room for the
 // group of those that declare nothing. A group without sessions and requests ends after the
@@ -26,8 +26,8 @@
 // Requests of the modern era carry their capabilities, so all clients of that era share one
 // child. If the server knows only the legacy era, each of their requests is answered by the
 // child of its capabilities. What declares nothing, such as a single request without a
-// session or a health check, is answered by a child that runs, whoever shares it; if none
-// does, by that of clients without capabilities.
+// session or a health check, is answered by a child that runs; if none does, by that of
+// clients without capabilities.
 //
 // [OneForAll] is for servers of which there must be one process: all clients share one
 // child, which is told that they can do everything.

@@ -2,6 +2,7 @@ package stdio
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -97,15 +98,19 @@ func (p *Pool) group(name string, capabilities []byte, owner string) *group {
 	default:
 		g = p.nearest(key, owner)
 		shares := g.can
-		p.running.Go(func() { // not under the lock
-			p.full.Do(func() {
-				p.config.Logger().Warn("too many clients with different capabilities, so one shares the child of others that have less", zap.String("server", name),
-					zap.String("capabilities", mcp.Shortened(key.can)), zap.String("shares", mcp.Shortened(shares)))
-			})
-		})
+		p.running.Go(func() { p.sayFull(key, shares) }) // not under the lock
 	}
 	g.lastUsed = time.Now()
 	return g
+}
+
+// sayFull logs that a client shares the child of others because there is no room for its own
+// group.
+func (p *Pool) sayFull(key groupKey, shares string) {
+	p.full.Do(func() {
+		p.config.Logger().Warn("too many different capabilities of clients, so one shares the child of others that have less",
+			zap.String("server", key.name), zap.String("capabilities", mcp.Shortened(key.can)), zap.String("shares", mcp.Shortened(shares)))
+	})
 }
 
 // admit reports whether an owner can begin another group of a server, after a group that was
@@ -116,22 +121,25 @@ func (p *Pool) admit(key groupKey, owner string) bool {
 		kept = quota.NewMeter(groupsKept, quota.Limits{Entries: maxGroups, OwnerEntries: maxOwnerGroups})
 		p.groupsOf[key.name] = kept
 	}
-	own, abandoned := 0, []*group(nil)
+	if kept.Fits(owner, 0) {
+		return kept.Take(owner, 0)
+	}
+	var own, abandoned []*group
 	for _, g := range p.groups {
 		if g.name != key.name || g.can == nothing {
 			continue
 		}
 		if g.owner == owner {
-			own++
+			own = append(own, g)
 		}
 		if p.unused(g, abandonedTime) {
 			abandoned = append(abandoned, g)
 		}
 	}
-	if own == maxOwnerGroups { // then one of its own has to go
+	if len(own) == maxOwnerGroups { // then it is one of these that has to go
 		abandoned = slices.DeleteFunc(abandoned, func(g *group) bool { return g.owner != owner })
 	}
-	if !kept.Fits(owner, 0) && len(abandoned) > 0 {
+	if len(abandoned) > 0 {
 		p.drop(slices.MinFunc(abandoned, func(a, b *group) int { return a.lastUsed.Compare(b.lastUsed) }))
 	}
 	return kept.Take(owner, 0)
@@ -153,7 +161,10 @@ func (p *Pool) nearest(key groupKey, owner string) (best *group) {
 	for _, g := range p.groups {
 		var has map[string]any
 		_ = json.Unmarshal([]byte(g.can), &has)
-		if g.name == key.name && within(has, wanted) && (best == nil || len(g.can) > len(best.can) || len(g.can) == len(best.can) && g.can < best.can) {
+		if g.name != key.name || !within(has, wanted) {
+			continue
+		}
+		if best == nil || cmp.Or(cmp.Compare(len(g.can), len(best.can)), cmp.Compare(best.can, g.can)) > 0 {
 			best = g
 		}
 	}

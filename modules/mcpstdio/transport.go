@@ -31,14 +31,14 @@ func init() {
 // an event stream once progress, a log message or a question of the server precedes
 // it. GET opens the stream of a session, DELETE ends the session.
 //
-// An upstream's address is a name for a child, nothing is dialed: everything:1 is
-// one child, everything:1-4 in a Caddyfile is four of them under any lb_policy. Its
+// An upstream's address is a name for children, nothing is dialed: everything:1 is
+// one address, everything:1-4 in a Caddyfile is four of them under any lb_policy. Its
 // first part names the server in logs and metrics.
 //
 // A child is started when it is first needed, in a process group of its own, without
 // a shell, and with nothing in its environment but PATH, HOME and what env names. It
-// is initialized once, for the clients that share it or for the session it belongs to. What it
-// writes to stderr goes to the log. When it dies, calls that wait for it fail at once,
+// is initialized once, for the clients that share it or for the session it belongs
+// to. What it writes to stderr goes to the log. When it dies, calls that wait for it fail at once,
 // and it is started again after a second; one that keeps dying before it has answered
 // anybody is tried less and less often, at least every 30 seconds.
 //

@@ -51,7 +51,7 @@ func TestAggregateHandshake(t *testing.T) {
 	if starts := alpha.entries(t, "start"); len(starts) > 0 {
 		t.Errorf("started before anybody asked: %v", starts)
 	}
-	first, second := joinAll(t, url, everyCapability), newLegacyClient(t, url, `{}`)
+	first, second := joinAll(t, url, everyCapability), newLegacyClient(t, url, `{"elicitation":{},"sampling":{}}`)
 	first.notify("notifications/initialized", "") // once more
 	for _, c := range []*legacyClient{first, second} {
 		for _, server := range []string{"alpha", "beta"} {

@@ -101,7 +101,7 @@ func answersAs(self string) mcpclient.Answerer {
 }
 
 // TestSharedChildrenShowWhatTheyWouldDirectly: servers may have more tools for clients that
-// can do more. Clients see the same as without a gateway, whoever else is there. Roots
+// can do more. Clients see the same as without a gateway. Roots
 // are an exception: a shared child does not get those of clients, so it is told of them only
 // if some are configured.
 func TestSharedChildrenShowWhatTheyWouldDirectly(t *testing.T) {
