@@ -271,7 +271,7 @@ func TestSecurityCommandInjection(t *testing.T) {
 				c.ask(t, "tools/call", strings.Replace(params, `"name":"`, `"name":"kid__`, 1))
 			}
 			post(t, mcpAt(base, "kid"), rpc(command, `{}`), acceptBoth, bearer(eveToken))
-			c.ask(t, "initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":`+q+`,"version":`+q+`},"command":"touch","args":[`+quote(marker)+`]}`)
+			c.ask(t, "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+canAll+`,"clientInfo":{"name":`+q+`,"version":`+q+`},"command":"touch","args":[`+quote(marker)+`]}`)
 		}
 		for _, path := range []string{"/mcp?transportType=stdio&command=touch&args=" + marker, "/sse?transportType=stdio&command=touch&args=" + marker, "/api/mcp/connect", "/mcp-rest/test/connection"} {
 			post(t, base+path, `{"serverConfig":{"command":"touch","args":[`+quote(marker)+`]},"command":"touch","args":[`+quote(marker)+`],"transport":"stdio"}`, bearer(eveToken))
