@@ -89,7 +89,8 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 		{"a tool without a name", "tools/call", `{"name":5}`, mcp.Target{}},
 		{"a prompt", "prompts/get", `{"name":"a::p"}`, mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
 		{"a resource", "resources/read", `{"uri":"` + proxy + `"}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
-		{"a resource of nobody", "resources/read", `{"uri":"r://1"}`, mcp.Target{}},
+		{"a resource by the URI of its server", "resources/read", `{"uri":"r://1"}`, mcp.Target{}},
+		{"a resource of no server", "resources/read", `{"uri":"r://2"}`, mcp.Target{}},
 		{"what completes an argument of a prompt", "completion/complete", `{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`, mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
 		{"what completes a URI", "completion/complete", `{"ref":{"type":"ref/resource","uri":"` + proxy + `"},"argument":{"name":"n","value":""}}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 		{"a task", "tasks/get", `{"taskId":"a::1"}`, mcp.Target{Server: "a", Kind: mcp.Other}},
@@ -100,6 +101,7 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 		{"a tool that was searched for", "tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
 		{"a tool that was searched for, of no server", "tools/call", `{"name":"call_tool","arguments":{"name":"nobody"}}`, mcp.Target{Kind: mcp.Tool, Name: "call_tool"}},
 		{"a subscription", "resources/subscribe", `{"uri":"` + proxy + `"}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
+		{"a subscription by the URI of the server", "resources/subscribe", `{"uri":"r://1"}`, mcp.Target{}},
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, test := range tests {

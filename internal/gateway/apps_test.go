@@ -196,16 +196,13 @@ func TestRulesApplyToResourcesByTheirOwnURIs(t *testing.T) {
 		})
 	})
 	t.Run("limits", func(t *testing.T) {
-		u := newGateway(t, oneRequest, modernHearing(showing("a", uri)), modernHearing(newPeer("b"))).modern(t)
-		if s, _ := u.asked("resources/read", `{"uri":"`+uri+`"}`); s.code() != 0 {
-			t.Errorf("got %s", s.body)
+		p := modernPeer("a")
+		u := newGateway(t, oneRequest, p, modernPeer("b")).modern(t)
+		u.asked("resources/read", `{"uri":"`+uri+`"}`)
+		if n := p.count("tools/list"); n != 1 {
+			t.Errorf("asked %d times for a list, want 1: the second request is over the limit", n)
 		}
 	})
-}
-
-func modernHearing(p *peer) *peer {
-	p.speaks[mcp.Modern] = true
-	return p
 }
 
 func TestResultsNameUIResourcesOfTheirServer(t *testing.T) {
@@ -294,6 +291,8 @@ func TestSubscriptionsByTheURIsOfServers(t *testing.T) {
 			t.Errorf("got %s", e.data)
 		}
 		p.has("resources/list", "resources") // it is gone, but the client knows of it
+		say(`{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}`)
+		stream.nextOf("notifications/resources/list_changed")
 		if s := u.ask("resources/unsubscribe", `{"uri":"`+uri+`"}`); s.code() != 0 || p.count("resources/unsubscribe") != 1 {
 			t.Errorf("got %s", s.body)
 		}
@@ -306,7 +305,7 @@ func TestSubscriptionsByTheURIsOfServers(t *testing.T) {
 		if e := stream.nextOf("notifications/subscriptions/acknowledged"); !strings.Contains(e.data, `"resourceSubscriptions":["`+uri+`"]`) {
 			t.Errorf("got %s", e.data)
 		}
-		if n := p.count("resources/list"); n != 1 {
+		if n := p.count("tools/list"); n != 1 {
 			t.Errorf("asked %d times for a list, want 1", n)
 		}
 		say(updated)
