@@ -90,7 +90,7 @@ func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message
 	if m != nil {
 		x.message = *m
 	}
-	x.reader, x.reply = to, &readerReply{to, x}
+	x.reader, x.reply = to, &readerReply{Reader: to, x: x}
 	return x
 }
 
@@ -382,7 +382,8 @@ var _ Handler = (*exchange)(nil)
 // A readerReply gives an answer to a Reader of the aggregate.
 type readerReply struct {
 	*streamable.Reader
-	x *exchange
+	x    *exchange
+	over atomic.Bool // the rest of a stream has brought the answer
 }
 
 func (w *readerReply) prepare(*http.Request) {}
@@ -416,7 +417,7 @@ func (w *readerReply) done() bool {
 func (w *readerReply) release() {}
 
 func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
-	if w.done() {
+	if w.over.Load() {
 		return 0
 	}
 	return timeout - w.Idle()
@@ -427,6 +428,7 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 func (w *readerReply) Write(p []byte) (int, error) {
 	n, err := w.Reader.Write(p)
 	if timer := w.x.arrival.timer; w.x.resumed && timer != nil && w.done() {
+		w.over.Store(true)
 		timer.Reset(streamGrace)
 	}
 	return n, err

@@ -82,7 +82,7 @@ func (x *exchange) rest() *exchange {
 		g: x.g, server: x.server, kind: x.kind, w: x.w, began: x.began, owner: x.owner,
 		posted: posted{message: x.message}, caller: x.caller, resumed: true, reader: x.reader,
 	}
-	rest.reply = &readerReply{x.reader, rest}
+	rest.reply = &readerReply{Reader: x.reader, x: rest}
 	rest.arrival.heardAt, rest.arrival.size = x.arrival.heardAt, x.arrival.size
 	return rest
 }

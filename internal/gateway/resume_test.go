@@ -74,7 +74,7 @@ func (p *peer) resumed() (n int) {
 
 // say sends an event by which the stream can be resumed.
 func (c *connection) say(message string) {
-	c.sendAs(c.w, fmt.Sprintf("id: %d\nretry: 2000\n", c.next), message)
+	c.sendAs(c.w, fmt.Sprintf("id: %d\nretry: 6000\n", c.next), message)
 }
 
 // steps reports progress, with the token that the client has chosen or the gateway for it.
@@ -126,7 +126,7 @@ func (g *front) as(t testing.TB, era mcp.Era) *user {
 // In time that is not real: a server ends the stream of a call again and again, or its
 // connections break. The client does not notice.
 func TestCallsAreResumed(t *testing.T) {
-	const parts = 30
+	const parts = 15
 	for name, era := range bothEras {
 		for ending, end := range map[string]func(*connection){
 			"ended": func(*connection) {},
