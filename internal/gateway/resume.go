@@ -64,7 +64,7 @@ func (x *exchange) pause(ctx context.Context, flight *inFlight) *jsonrpc.Failure
 	defer flight.pause()()
 	if a.timer != nil { // else the client decides how long it waits
 		a.heardAt = a.heardAt.Add(at.Retry()) // the pause that the server wants is not its silence
-		left := max(a.timeout-time.Since(a.heardAt), x.reply.timeLeft(a.timeout))
+		left := max(a.timeout-time.Since(a.heardAt), x.reply.timeLeft(a.timeout)+at.Retry())
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, left)
 		defer cancel()
