@@ -23,7 +23,6 @@ type call struct {
 	found bool            // what is called is not what was posted, but named in it
 
 	attempted bool     // the server has got it, with the id of the client
-	repeated  bool     // the client repeats arguments in headers itself
 	alias     uriAlias // of the resource that it is about
 
 	flight   *inFlight        // the call itself, to be canceled
@@ -186,7 +185,6 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	defer cancel()
 	l := c.client.link(s)
 	c.ctx, c.link, c.flight = ctx, l, &inFlight{link: l, cancel: cancel}
-	c.repeated = c.era == mcp.Modern && !c.found && mcp.HasParams(c.r.Header)
 	defer c.client.begin(c.message.Literal(jsonrpc.ID), c.flight)()
 	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.message.Raw, s.Name)...)...)
 	if failure != nil {

@@ -56,7 +56,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
-		if !c.repeated {
+		if c.needsParams() {
 			c.paramHeaders().Set(r.Header, m)
 		}
 	}
@@ -146,7 +146,7 @@ func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 	if rl.forgotten() {
 		return
 	}
-	if rl.unheaded = rl.again && !c.repeated && m.IsHeaderMismatch() && c.message.Is(jsonrpc.Method, "tools/call"); rl.unheaded {
+	if rl.unheaded = rl.again && c.needsParams() && m.IsHeaderMismatch(); rl.unheaded {
 		return
 	}
 	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), c.translator().rename(m.Raw, rl.names)...)...)
@@ -231,6 +231,12 @@ func (r *rewriting) Close() error {
 		err = closing
 	}
 	return err
+}
+
+// needsParams reports whether the gateway has to repeat arguments in headers, because the client
+// cannot. A client of the modern era does so itself, and the server checks it.
+func (c *call) needsParams() bool {
+	return (c.era == mcp.Legacy || c.found) && c.message.Is(jsonrpc.Method, "tools/call")
 }
 
 // paramHeaders returns which arguments of tools have to be repeated in headers. It asks for the

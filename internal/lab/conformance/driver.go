@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // driverCommand is the argument that makes this program the one that the suite starts
@@ -250,8 +251,16 @@ func (d *driver) run(ctx context.Context) error {
 // gateway offers in their place.
 func (d *driver) tools(ctx context.Context) ([]tool, error) {
 	for range maxLogins {
+		var list json.RawMessage
+		if err := d.ask(ctx, "tools/list", nil, &list); err != nil {
+			return nil, err
+		}
 		var result struct{ Tools []tool }
-		if err := d.ask(ctx, "tools/list", nil, &result); err != nil {
+		if err := json.Unmarshal(list, &result); err != nil {
+			return nil, err
+		}
+		d.client.Params = mcp.ParamHeaders{}
+		if _, err := d.client.Params.Add(list); err != nil {
 			return nil, err
 		}
 		if !has(result.Tools, "login") {

@@ -16,6 +16,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // Revisions of the protocol.
@@ -51,6 +54,9 @@ type Client struct {
 	Headers      []string     // of each request, those of the session among them
 	Session      string       // the header that names the session, or ""
 	HTTP         *http.Client // http.DefaultClient if nil
+
+	// Params are the arguments of tools that a client of the modern era repeats in headers.
+	Params mcp.ParamHeaders
 
 	ids atomic.Int64
 }
@@ -212,6 +218,10 @@ func (c *Client) do(ctx context.Context, method, body string, headers []string) 
 	req, err := NewRequest(ctx, method, c.URL, body, headers...)
 	if err != nil {
 		return nil, err
+	}
+	var m jsonrpc.Message
+	if c.Modern && c.Params != nil && m.Read([]byte(body)) == nil {
+		c.Params.Set(req.Header, &m)
 	}
 	client := c.HTTP
 	if client == nil {
