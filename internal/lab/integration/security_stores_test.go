@@ -36,6 +36,7 @@ var fillings = []struct {
 	{"ended sessions", []string{"ended_sessions"}, 0, fillEndedSessions},
 	{"subscriptions", []string{"subscriptions"}, 8, fillSubscriptions}, // 8 MiB for one owner
 	{"streams", []string{"streams"}, 0, fillStreams},
+	{"sessions of HTTP+SSE", []string{"http_sse_sessions"}, 0, fillHTTPSSESessions},
 	{"held calls", []string{"held_calls"}, 32, fillHeldCalls},                       // the limit for one owner
 	{"tasks", []string{"tasks"}, 32, fillTasks},                                     // 32 MiB in all
 	{"lists", []string{"lists"}, 0, fillLists},                                      // equal lists are kept once
@@ -117,14 +118,21 @@ var padding = strings.Repeat("A", 10_000_000)
 // endpoint for all servers.
 func newFar(t *testing.T, lines ...string) (remote *mcptest.Remote, at string) {
 	t.Helper()
+	return newFarOver(t, "/mcp", func(remote *mcptest.Remote) http.Handler { return remote }, lines...)
+}
+
+// newFarOver is newFar with a server at a path that has the transport of a handler.
+func newFarOver(t *testing.T, path string, transport func(*mcptest.Remote) http.Handler, lines ...string) (remote *mcptest.Remote, at string) {
+	t.Helper()
 	remote = &mcptest.Remote{Name: "far", Legacy: true}
 	t.Cleanup(remote.Close)
+	handler := transport(remote)
 	server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body) // the server writes down what it gets, without the padding
 		r.Body = io.NopCloser(bytes.NewReader(bytes.ReplaceAll(body, []byte(padding), nil)))
-		remote.ServeHTTP(w, r)
+		handler.ServeHTTP(w, r)
 	}))
-	lines = append(lines, "separator __", strangers(), "in_flight_limit 64MiB", "server far http://"+server+"/mcp")
+	lines = append(lines, "separator __", strangers(), "in_flight_limit 64MiB", "server far http://"+server+path)
 	return remote, joinedAt(serve(t, gateway(lines...)))
 }
 
@@ -167,6 +175,35 @@ func fillClients(t *testing.T) filling {
 			}
 		},
 		again: func() { echoes(newSpeaker(t, at, true, named(0), bearer(victimToken))) },
+	}
+}
+
+func fillHTTPSSESessions(t *testing.T) filling {
+	var server *mcptest.HTTPSSE
+	_, at := newFarOver(t, "/sse", func(remote *mcptest.Remote) http.Handler {
+		server = &mcptest.HTTPSSE{Server: remote}
+		return server
+	})
+	echoes := func(token string) *speaker {
+		c := newSpeaker(t, at, false, canAll, bearer(token))
+		if got := c.use(t, "far", "echo", `{"text":"mine"}`); !strings.Contains(got, "mine") {
+			t.Errorf("a client got %s", got)
+		}
+		return c
+	}
+	victim := echoes(victimToken)
+	return filling{
+		fill: func(int) { echoes(thiefToken).ask(t, "tools/call", callOf("far", "echo", `{"pad":"`+padding+`"}`)) },
+		still: func() {
+			_, before := server.Open()
+			if got := victim.use(t, "far", "echo", `{"text":"mine"}`); !strings.Contains(got, "mine") {
+				t.Errorf("another client got %s", got)
+			}
+			if _, ever := server.Open(); ever != before {
+				t.Error("the client has lost its stream")
+			}
+		},
+		again: func() { echoes(victimToken) },
 	}
 }
 

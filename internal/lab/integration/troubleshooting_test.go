@@ -204,7 +204,35 @@ func wrongServer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// wrongStream is a server of HTTP+SSE that ends its stream at the first message, at /closes, and
+// names an endpoint at another host elsewhere.
+func wrongStream(t *testing.T) string {
+	t.Helper()
+	closing := make(chan struct{}, 1)
+	return "http://" + upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodGet && r.URL.Path == "/closes":
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "event: endpoint\ndata: /message\n\n")
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-closing:
+			case <-r.Context().Done():
+			}
+		case r.Method == http.MethodGet:
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "event: endpoint\ndata: http://elsewhere.test/message\n\n")
+		case r.URL.Path == "/message":
+			w.WriteHeader(http.StatusAccepted)
+			closing <- struct{}{}
+		default:
+			w.WriteHeader(http.StatusMethodNotAllowed)
+		}
+	}))
+}
+
 func (s symptoms) noAnswer(t *testing.T) {
+	wrongly := wrongStream(t)
 	wrong := "http://" + upstream(t, http.HandlerFunc(wrongServer))
 	private := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(private.Close)
@@ -228,6 +256,8 @@ func (s symptoms) noAnswer(t *testing.T) {
 		block("server trusted", "path /mcp", block("reverse_proxy "+private.URL, block("transport http", "tls_trust_pool file "+authority))),
 		"server nopath "+wrong,
 		"server old "+wrong+"/sse",
+		"server closes "+wrongly+"/closes",
+		"server elsewhere "+wrongly+"/elsewhere",
 		"server locked "+wrong+"/locked",
 		block("server waiting "+wrong+"/locked", "oauth"),
 		block("server personal "+wrong+"/locked", "oauth per_client"),
@@ -284,6 +314,8 @@ func (s symptoms) noAnswer(t *testing.T) {
 		"tls: first record does not look like a TLS handshake",
 		"x509: certificate signed by unknown authority",
 		"list of MCP server left out",
+		"the MCP server names an endpoint at another host, to which nothing is sent",
+		"the MCP server has closed its event stream",
 		"no answer within the timeout of the server, or the response_timeout of the gateway",
 		"tool names with :: are refused by model APIs; set separator __ unless your clients rename them",
 	)
