@@ -61,8 +61,10 @@ func (c connecting) initializeOldest(patience time.Duration) (result []byte, ses
 	switch {
 	case failure == errNotOldest:
 		return nil, "", nil, false
-	case failure != nil:
-		return nil, "", failure, known || failure.Data.Symbol == "invalid_response"
+	case failure != nil && (unreachable(failure) || failure.Data.Symbol == "http_error"):
+		return nil, "", failure, known
+	case failure != nil: // such as a login, or an endpoint that is none
+		return nil, "", failure, true
 	}
 	if _, result, failure = c.initializeIn(session); failure != nil {
 		c.g.httpSSE.End(session)

@@ -1,6 +1,7 @@
 package httpsse
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -128,7 +129,7 @@ func (s *session) notify(m *jsonrpc.Message) {
 // ask puts a question to the client. If it cannot, it answers in its place: the server must not
 // wait in vain.
 func (s *session) ask(m *jsonrpc.Message) {
-	to, id := s.recipient(false), m.Literal(jsonrpc.ID)
+	to, id := s.recipient(false), bytes.Clone(m.Literal(jsonrpc.ID)) // which outlives the message
 	if !to.put(letter{message: m.Raw, question: id}) {
 		s.refuse(id, "the client does not read, or has left")
 		return
@@ -251,7 +252,7 @@ func (s *session) refuse(id []byte, why string) {
 	s.tell(jsonrpc.Refusal(id, jsonrpc.CodeMethodNotFound, why))
 }
 
-// cancel tells the server that nobody waits for a call anymore.
+// cancel tells the server that the client does not wait for a call anymore.
 func (s *session) cancel(c *call) {
 	params := append(append([]byte(`{"requestId":`), c.id()...), `,"reason":"the client has left"}`...)
 	s.tell(jsonrpc.Notification("notifications/cancelled", params))

@@ -1,0 +1,47 @@
+package httpsse
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"testing"
+)
+
+// A stream is read alike in whatever pieces it comes, and what it says waits in its place.
+func FuzzStream(f *testing.F) {
+	for _, seed := range []string{
+		"event: endpoint\ndata: /message\n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"x\"}\n\n",
+		"\ufeffevent: endpoint\r\ndata: http://elsewhere.test/\r\n\r\n",
+		"event: endpoint\rdata: ?a\r\rdata: {\ndata: \"id\":1,\"method\":\"x\"}\n\n: comment\n\n",
+		"event: endpoint\ndata: a\n\nevent: endpoint\ndata: b\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n",
+	} {
+		f.Add([]byte(seed), uint8(1))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, size uint8) {
+		read := func(size int) (endpoint string, said []string, err error) {
+			p := NewPool()
+			defer p.Close()
+			s := newSession(p, Upstream{Name: "old", Target: &url.URL{Path: "/sse"}})
+			for range maxTelling {
+				s.telling <- struct{}{} // so that nothing is told
+			}
+			s.opening = &http.Request{Host: "gateway.test"}
+			w := &stream{session: s, header: http.Header{"Content-Type": {"text/event-stream"}}}
+			for part := range slices.Chunk(data, size) {
+				_, _ = w.Write(part)
+			}
+			if s.endpoint != nil {
+				endpoint = s.endpoint.RequestURI()
+			}
+			for l, ok := s.mail.take(); ok; l, ok = s.mail.take() {
+				said = append(said, string(l.message))
+			}
+			return endpoint, said, w.err
+		}
+		endpoint, said, err := read(len(data) + 1)
+		inPieces, saidInPieces, errInPieces := read(int(size) + 1)
+		if endpoint != inPieces || (err == nil) != (errInPieces == nil) || !slices.Equal(said, saidInPieces) {
+			t.Errorf("%q %v %q, and in pieces %q %v %q", endpoint, err, said, inPieces, errInPieces, saidInPieces)
+		}
+	})
+}
