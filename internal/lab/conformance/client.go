@@ -116,11 +116,11 @@ func reportClients(w io.Writer, tables []table) error {
 				row := fmt.Sprintf("  %s %s %s\n", t.revision, era, label(scenario))
 				switch {
 				case verdict(got) == "pass":
-				case scenario.scored:
+				case scenario.extension: // of which the gateway has some
+					optional.WriteString(row + failures(got, true))
+				default:
 					lost++
 					failed.WriteString(row + failures(got, true))
-				default:
-					optional.WriteString(row + failures(got, true))
 				}
 			}
 		}
@@ -128,7 +128,7 @@ func reportClients(w io.Writer, tables []table) error {
 	section(w, "These fail, and are not required", optional.String())
 	section(w, "These fail", failed.String())
 	if lost > 0 {
-		return fmt.Errorf("the gateway fails %d required client scenarios", lost)
+		return fmt.Errorf("the gateway fails %d client scenarios", lost)
 	}
 	return nil
 }

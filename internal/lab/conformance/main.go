@@ -32,7 +32,8 @@
 //	legacy    2025-11-25, with sessions
 //	modern    2026-07-28, stateless
 //
-// The leg fails if a scenario fails that its revision requires.
+// The leg fails if a scenario fails that is not about an extension, also if its revision
+// does not require it.
 package main
 
 import (

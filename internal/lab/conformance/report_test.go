@@ -100,10 +100,11 @@ func TestReportClients(t *testing.T) {
 		says     string
 	}{
 		{"passes", scenario{"auth/one", true, false}, of(success), "", "1/1"},
-		{"fails", scenario{"auth/one", true, false}, of(success, failure), "fails 1 required", "These fail:"},
-		{"does not end", scenario{"auth/one", true, false}, nil, "fails 1 required", "NO END"},
-		{"has nothing to check", scenario{"auth/one", true, false}, of("INFO"), "fails 1 required", "found nothing to check"},
-		{"fails, and is not required", scenario{"auth/dpop", false, false}, of(failure), "", "not required"},
+		{"fails", scenario{"auth/one", true, false}, of(success, failure), "fails 1 client", "These fail:"},
+		{"does not end", scenario{"auth/one", true, false}, nil, "fails 1 client", "NO END"},
+		{"has nothing to check", scenario{"auth/one", true, false}, of("INFO"), "fails 1 client", "found nothing to check"},
+		{"fails, and was added later", scenario{"json-schema", false, false}, of(failure), "fails 1 client", "These fail:"},
+		{"fails, as an extension", scenario{"auth/dpop", false, true}, of(failure), "", "not required"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
