@@ -134,14 +134,14 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 
 // initialize begins a session, by the transport that the server has.
 func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
-	if c.server.isOldest() {
-		if result, session, failure, is := c.initializeOldest(c.g.config.JoinTimeout); is {
+	if c.server.speaksHTTPSSE() {
+		if result, session, failure, is := c.initializeHTTPSSE(c.g.config.JoinTimeout); is {
 			return result, session, failure
 		}
 	}
 	h, result, failure := c.initializeIn("")
 	if failure != nil && refusesPost(h.Status()) && !c.server.ChildrenOnly {
-		if result, session, failure, is := c.initializeOldest(c.g.config.JoinTimeout / 3); is {
+		if result, session, failure, is := c.initializeHTTPSSE(c.g.config.JoinTimeout / 3); is {
 			return result, session, failure
 		}
 	}

@@ -19,7 +19,7 @@
 //	route.go      which server that is, and the names that things have there
 //	legacy.go, modern.go
 //	              translate between eras; relay.go passes on within one
-//	link.go       the session of a client with a server; connect.go opens it, and oldest.go one
+//	link.go       the session of a client with a server; connect.go opens it, and httpsse.go one
 //	              with a server of HTTP+SSE
 //	exchange.go   one HTTP request to a server, and its response
 //	arrival.go, filter.go

@@ -298,7 +298,7 @@ func (w *rpcReply) judge(whole bool) *jsonrpc.Failure {
 	switch server := w.x.server.Name; {
 	case !w.answerable(), w.status == http.StatusForbidden && !(whole && answer):
 		failure := jsonrpc.HTTPError(server, w.status)
-		if w.x.server.isOldest() {
+		if w.x.server.speaksHTTPSSE() {
 			failure.Message += ": it speaks HTTP+SSE, which needs a session, so call it where all servers are one"
 		}
 		return failure

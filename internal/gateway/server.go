@@ -46,7 +46,7 @@ type Server struct {
 	mu      sync.Mutex
 	speaks  [2]opinion // by era
 	outage  outage
-	oldest  bool             // it is known to speak HTTP+SSE
+	httpSSE bool             // it is known to speak HTTP+SSE
 	invalid map[string]error // what is wrong with the definitions of tools, by name
 }
 

@@ -16,9 +16,9 @@ import (
 
 // The servers of the aggregate here, in their order: children and HTTP servers, of
 // the legacy era, of the modern era, and of both.
-var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth", "faroldest"}
+var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth", "farsse"}
 
-// isModern reports whether a server of the aggregate is mcpclient.Message to in the modern era:
+// isModern reports whether a server of the aggregate is spoken to in the modern era:
 // it knows no other, or it knows it and so does the client.
 func isModern(server string, modernClient bool) bool {
 	return strings.HasSuffix(server, "new") || strings.HasSuffix(server, "both") && modernClient
@@ -34,10 +34,10 @@ type eras struct {
 func newEras(t *testing.T, options ...string) *eras {
 	t.Helper()
 	e := &eras{journal: newJournal(t), remote: map[string]*mcptest.Remote{
-		"farold":    {Name: "farold", Legacy: true},
-		"farnew":    {Name: "farnew", Modern: true},
-		"farboth":   {Name: "farboth", Legacy: true, Modern: true},
-		"faroldest": {Name: "faroldest", Legacy: true},
+		"farold":  {Name: "farold", Legacy: true},
+		"farnew":  {Name: "farnew", Modern: true},
+		"farboth": {Name: "farboth", Legacy: true, Modern: true},
+		"farsse":  {Name: "farsse", Legacy: true},
 	}}
 	lines := []string{"separator __",
 		block(child("old"), e.journal.env(), "isolation session"),
@@ -45,7 +45,7 @@ func newEras(t *testing.T, options ...string) *eras {
 		block(child("both", "--modern"), e.journal.env(), "isolation session"),
 	}
 	for _, name := range eraServers[3:] {
-		if name == "faroldest" {
+		if name == "farsse" {
 			lines = append(lines, "server "+name+" http://"+upstream(t, &mcptest.HTTPSSE{Server: e.remote[name]})+"/sse")
 		} else {
 			lines = append(lines, "server "+name+" http://"+upstream(t, e.remote[name])+"/mcp")

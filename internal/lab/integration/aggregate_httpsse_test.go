@@ -19,8 +19,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// oldest is a server of the official SDK over HTTP+SSE, and what it has noted.
-type oldest struct {
+// An httpSSEServer is a server of the official SDK over HTTP+SSE, and what it has noted.
+type httpSSEServer struct {
 	t       *testing.T // whose end is the end of the server
 	address string
 	cmd     *exec.Cmd
@@ -30,19 +30,19 @@ type oldest struct {
 	lines []string
 }
 
-func newOldest(t *testing.T) *oldest {
+func newHTTPSSEServer(t *testing.T) *httpSSEServer {
 	t.Helper()
-	s := &oldest{t: t, address: freeAddress(t)}
+	s := &httpSSEServer{t: t, address: freeAddress(t)}
 	s.start()
 	return s
 }
 
 // start starts the server, again if it has ended.
-func (s *oldest) start() {
+func (s *httpSSEServer) start() {
 	t := s.t
 	t.Helper()
 	_, port, _ := net.SplitHostPort(s.address)
-	s.cmd = peer(t, "oldest.mjs", port)
+	s.cmd = peer(t, "httpsse.mjs", port)
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -67,14 +67,14 @@ func (s *oldest) start() {
 }
 
 // kill ends the server.
-func (s *oldest) kill(t *testing.T) {
+func (s *httpSSEServer) kill(t *testing.T) {
 	t.Helper()
 	_ = s.cmd.Process.Kill()
 	wait(t, s.ended, "the end of the server")
 }
 
 // count returns how often the server has noted something.
-func (s *oldest) count(line string) (n int) {
+func (s *httpSSEServer) count(line string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, noted := range s.lines {
@@ -86,7 +86,7 @@ func (s *oldest) count(line string) (n int) {
 }
 
 // await waits until the server has noted something so often.
-func (s *oldest) await(t *testing.T, line string, n int) {
+func (s *httpSSEServer) await(t *testing.T, line string, n int) {
 	t.Helper()
 	await.Until(t, fmt.Sprintf("%d × %s", n, line), func() bool { return s.count(line) >= n })
 }
@@ -97,17 +97,17 @@ func TestAggregateHTTPSSE(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			s := newOldest(t)
+			s := newHTTPSSEServer(t)
 			address := freeAddress(t)
 			config := func(more ...string) string {
-				return site(address, gateway(append([]string{"separator __", "server oldest http://" + s.address + "/sse", child("other")}, more...)...))
+				return site(address, gateway(append([]string{"separator __", "server sse http://" + s.address + "/sse", child("other")}, more...)...))
 			}
 			load(t, config())
 			at := joinedAt("http://" + address)
 			c := newSpeaker(t, at, era.modern, canAll)
 			answered := func(t *testing.T, c *speaker, tool, answer string) string {
 				t.Helper()
-				params := callOf("oldest", tool, `{}`)
+				params := callOf("sse", tool, `{}`)
 				d := c.begin(t, "tools/call", params)
 				m := d.next(t)
 				if c.Modern {
@@ -117,7 +117,7 @@ func TestAggregateHTTPSSE(t *testing.T) {
 				return d.finish(t).answer.Text()
 			}
 			t.Run("lists", func(t *testing.T) {
-				for method, want := range map[string]string{"tools/list": `"oldest__count"`, "resources/list": proxyURI("oldest", "note://one")} {
+				for method, want := range map[string]string{"tools/list": `"sse__count"`, "resources/list": proxyURI("sse", "note://one")} {
 					if got := c.ask(t, method, `{}`).answer; !strings.Contains(string(got.Result), want) || method == "tools/list" && !strings.Contains(string(got.Result), `"other__echo"`) {
 						t.Errorf("%s: got %s, want %s in it", method, got.Raw, want)
 					}
@@ -125,18 +125,18 @@ func TestAggregateHTTPSSE(t *testing.T) {
 			})
 			t.Run("calls", func(t *testing.T) {
 				for _, want := range []string{"1", "2"} {
-					same(t, c.use(t, "oldest", "count", `{}`), want)
+					same(t, c.use(t, "sse", "count", `{}`), want)
 				}
 				if got := c.use(t, "other", "slow", `{"ms":0}`); got != "slept" {
 					t.Errorf("the other server says %q", got)
 				}
-				got := c.ask(t, "resources/read", `{"uri":`+quote(proxyURI("oldest", "note://one"))+`}`).answer
+				got := c.ask(t, "resources/read", `{"uri":`+quote(proxyURI("sse", "note://one"))+`}`).answer
 				if !strings.Contains(string(got.Result), `"text":"one"`) {
 					t.Errorf("got %s", got.Raw)
 				}
 			})
 			t.Run("progress", func(t *testing.T) {
-				got := c.ask(t, "tools/call", callOf("oldest", "progress", `{}`, `"_meta":{"progressToken":"mine"}`))
+				got := c.ask(t, "tools/call", callOf("sse", "progress", `{}`, `"_meta":{"progressToken":"mine"}`))
 				if len(got.events) != 3 || string(got.events[2].Params.ProgressToken) != `"mine"` || got.events[2].Params.Progress != 3 || got.answer.Text() != "done" {
 					t.Errorf("%v before %s", got.events, got.answer.Raw)
 				}
@@ -150,7 +150,7 @@ func TestAggregateHTTPSSE(t *testing.T) {
 				}
 			})
 			t.Run("changes", func(t *testing.T) {
-				uri := proxyURI("oldest", "note://one")
+				uri := proxyURI("sse", "note://one")
 				var d *dialogue
 				if c.Modern {
 					d = c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":[`+quote(uri)+`]}}`)
@@ -165,11 +165,11 @@ func TestAggregateHTTPSSE(t *testing.T) {
 					t.Helper()
 					var heard mcpclient.Message
 					await.Until(t, method, func() bool {
-						c.use(t, "oldest", tool, `{}`)
+						c.use(t, "sse", tool, `{}`)
 						for {
 							select {
 							case heard = <-d.Messages:
-								if heard.Method == method && heard.Params.Proxy.Server == "oldest" {
+								if heard.Method == method && heard.Params.Proxy.Server == "sse" {
 									return true
 								}
 							case <-time.After(100 * time.Millisecond):
@@ -184,11 +184,11 @@ func TestAggregateHTTPSSE(t *testing.T) {
 				}
 				hears("change", "notifications/tools/list_changed")
 				await.Until(t, "the tool", func() bool {
-					return strings.Contains(string(c.ask(t, "tools/list", `{}`).answer.Result), `"oldest__more1"`)
+					return strings.Contains(string(c.ask(t, "tools/list", `{}`).answer.Result), `"sse__more1"`)
 				})
 			})
 			t.Run("cancellation", func(t *testing.T) {
-				d := c.begin(t, "tools/call", callOf("oldest", "hang", `{}`))
+				d := c.begin(t, "tools/call", callOf("sse", "hang", `{}`))
 				s.await(t, "hanging", 1)
 				if c.Modern {
 					d.HangUp()
@@ -200,8 +200,8 @@ func TestAggregateHTTPSSE(t *testing.T) {
 			})
 			t.Run("two clients", func(t *testing.T) {
 				other := newSpeaker(t, at, era.modern, canAll, "Authorization: Bearer other")
-				same(t, other.use(t, "oldest", "count", `{}`), "1")
-				same(t, c.use(t, "oldest", "count", `{}`), "3")
+				same(t, other.use(t, "sse", "count", `{}`), "1")
+				same(t, c.use(t, "sse", "count", `{}`), "3")
 				var asked sync.WaitGroup
 				for who, of := range map[string]*speaker{"one": c, "other": other} {
 					asked.Go(func() {
@@ -223,7 +223,7 @@ func TestAggregateHTTPSSE(t *testing.T) {
 			})
 			t.Run("reload", func(t *testing.T) {
 				load(t, config(child("new")))
-				same(t, c.use(t, "oldest", "count", `{}`), "4")
+				same(t, c.use(t, "sse", "count", `{}`), "4")
 				if n := s.count("opened"); n != 2 {
 					t.Errorf("there have been %d streams", n)
 				}
@@ -231,16 +231,16 @@ func TestAggregateHTTPSSE(t *testing.T) {
 			t.Run("restart", func(t *testing.T) {
 				s.kill(t)
 				s.start()
-				same(t, c.use(t, "oldest", "count", `{}`), "1")
+				same(t, c.use(t, "sse", "count", `{}`), "1")
 			})
 			t.Run("death in mid-call", func(t *testing.T) {
-				got := c.ask(t, "tools/call", callOf("oldest", "exit", `{}`)).answer
-				if got.Error == nil || got.Error.Symbol() != "connect_error" || got.Error.Server() != "oldest" || !strings.Contains(got.Error.Message, "event stream") {
+				got := c.ask(t, "tools/call", callOf("sse", "exit", `{}`)).answer
+				if got.Error == nil || got.Error.Symbol() != "connect_error" || got.Error.Server() != "sse" || !strings.Contains(got.Error.Message, "event stream") {
 					t.Errorf("got %s, want an error that says so", got.Raw)
 				}
 				wait(t, s.ended, "the end of the server")
 				s.start()
-				same(t, c.use(t, "oldest", "count", `{}`), "1")
+				same(t, c.use(t, "sse", "count", `{}`), "1")
 				if n := s.count("exiting"); n != 1 {
 					t.Errorf("the call was made %d times", n)
 				}

@@ -16,7 +16,7 @@ const note = (line) => writeSync(1, `${line}\n`); // which is done when the proc
 const text = (value) => ({ content: [{ type: "text", text: String(value) }] });
 
 function newServer() {
-  const server = new McpServer({ name: "oldest", version: "1.0.0" }, { capabilities: { resources: { subscribe: true } } });
+  const server = new McpServer({ name: "httpsse", version: "1.0.0" }, { capabilities: { resources: { subscribe: true } } });
   const inner = server.server;
   const tool = (name, run) => server.registerTool(name, { description: name }, run);
   let count = 0;

@@ -22,13 +22,13 @@ import (
 // serveRoutes has the routes of the server answer r.
 func (x *exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
 	if x.kind == Aggregate && httpsse.IsSession(r.Header.Get(mcp.SessionHeader)) {
-		return x.g.httpSSE.Serve(w, r, x.oldest())
+		return x.g.httpSSE.Serve(w, r, x.httpSSEUpstream())
 	}
 	return x.server.Upstream.Serve(w, r, x.caller.account())
 }
 
-// oldest returns the way to a server of HTTP+SSE for requests that there are.
-func (x *exchange) oldest() httpsse.Upstream {
+// httpSSEUpstream returns the way to a server of HTTP+SSE for requests in its sessions.
+func (x *exchange) httpSSEUpstream() httpsse.Upstream {
 	server, account := x.server, x.caller.account()
 	return httpsse.Upstream{
 		Server: server.ID,
@@ -50,16 +50,16 @@ func refusesPost(status int) bool {
 	return status/100 == 4
 }
 
-// initializeOldest begins a session with a server of HTTP+SSE: with the stream of the session,
+// initializeHTTPSSE begins a session with a server of HTTP+SSE: with the stream of the session,
 // and then as with others. It reports whether the server is such a one.
-func (c connecting) initializeOldest(patience time.Duration) (result []byte, session string, failure *jsonrpc.Failure, is bool) {
-	known := c.server.isOldest()
-	session, failure = c.openOldest(patience)
-	if c.server.noteOldest(failure == nil); failure == nil && !known {
+func (c connecting) initializeHTTPSSE(patience time.Duration) (result []byte, session string, failure *jsonrpc.Failure, is bool) {
+	known := c.server.speaksHTTPSSE()
+	session, failure = c.openHTTPSSE(patience)
+	if c.server.noteHTTPSSE(failure == nil); failure == nil && !known {
 		c.g.config.Logger.Info("MCP server speaks HTTP+SSE", zap.String("mcp_server", c.server.Name))
 	}
 	switch {
-	case failure == errNotOldest:
+	case failure == errNotHTTPSSE:
 		return nil, "", nil, false
 	case failure != nil && (unreachable(failure) || failure.Data.Symbol == "http_error"):
 		return nil, "", failure, known
@@ -73,18 +73,18 @@ func (c connecting) initializeOldest(patience time.Duration) (result []byte, ses
 	return result, session, nil, true
 }
 
-// errNotOldest says that a server does not speak HTTP+SSE.
-var errNotOldest = new(jsonrpc.Failure)
+// errNotHTTPSSE says that a server does not speak HTTP+SSE.
+var errNotHTTPSSE = new(jsonrpc.Failure)
 
-// openOldest opens the stream of a session with a server of HTTP+SSE. The stream outlives the
+// openHTTPSSE opens the stream of a session with a server of HTTP+SSE. The stream outlives the
 // request of the client, and so does what it is derived from.
-func (c connecting) openOldest(patience time.Duration) (session string, failure *jsonrpc.Failure) {
+func (c connecting) openHTTPSSE(patience time.Duration) (session string, failure *jsonrpc.Failure) {
 	ctx, cancel := context.WithTimeout(c.ctx, patience)
 	defer cancel()
 	l, server := c.link, c.server
 	of := c.within(context.WithoutCancel(c.ctx)).derive(l)
 	x := c.g.newExchange(l, new(streamable.Reader), nil)
-	up := x.oldest()
+	up := x.httpSSEUpstream()
 	up.Name, up.Owner, up.Target, up.Hosts = server.Name, l.client.owner, server.Target, server.Hosts
 	up.Request = func(ctx context.Context) *http.Request {
 		r := server.Upstream.Derive(ctx, of, false)
@@ -98,22 +98,22 @@ func (c connecting) openOldest(patience time.Duration) (session string, failure 
 	case err == nil:
 		return session, nil
 	case errors.Is(err, httpsse.ErrNotSpoken):
-		return "", errNotOldest
+		return "", errNotHTTPSSE
 	case ctx.Err() != nil:
 		return "", jsonrpc.Timeout(server.Name)
 	}
 	return "", x.failureOf(err)
 }
 
-func (s *Server) noteOldest(is bool) {
+func (s *Server) noteHTTPSSE(is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.oldest = is
+	s.httpSSE = is
 }
 
-// isOldest reports whether the server is known to speak HTTP+SSE.
-func (s *Server) isOldest() bool {
+// speaksHTTPSSE reports whether the server is known to speak HTTP+SSE.
+func (s *Server) speaksHTTPSSE() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.oldest
+	return s.httpSSE
 }
