@@ -200,14 +200,8 @@ var filePaths = jsonspan.CompilePaths("resources.*.uri")
 
 // renameFiles returns the edits that give the files of a skill the URIs that clients have for
 // them.
-func (b *builder) renameFiles(skill []byte) (edits []jsonspan.Edit) {
-	_ = filePaths.Find(skill, func(_ int, v jsonspan.Value) {
-		if v.Kind == jsonspan.String {
-			uri := string(jsonspan.AppendText(nil, v.Body(skill)))
-			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(b.g.shown(b.server.Name, skills, uri))})
-		}
-	})
-	return edits
+func (b *builder) renameFiles(skill []byte) []jsonspan.Edit {
+	return renameAt(filePaths, skill, func(_ int, uri string) string { return b.g.shown(b.server.Name, skills, uri) })
 }
 
 // shown returns what clients call something of a server.

@@ -198,17 +198,25 @@ func (t translator) message(m *jsonrpc.Message) []byte {
 var noticePaths = jsonspan.CompilePaths("params."+relatedTask, "params.result.content.*.uri", "params.result.content.*.resource.uri")
 
 // noticed returns the edits that give such a message the names that the client knows.
-func (t translator) noticed(message []byte) (edits []jsonspan.Edit) {
-	_ = noticePaths.Find(message, func(path int, v jsonspan.Value) {
+func (t translator) noticed(message []byte) []jsonspan.Edit {
+	return renameAt(noticePaths, message, func(path int, name string) string {
+		if path == 0 {
+			return t.g.shown(t.link.server, tasks, name)
+		}
+		return t.g.shown(t.link.server, resources, name)
+	})
+}
+
+// renameAt returns the edits that give what stands at paths in a text other names.
+func renameAt(paths *jsonspan.Paths, text []byte, rename func(path int, name string) string) (edits []jsonspan.Edit) {
+	_ = paths.Find(text, func(path int, v jsonspan.Value) {
 		if v.Kind != jsonspan.String {
 			return
 		}
-		kind := resources
-		if path == 0 {
-			kind = tasks
+		name := string(jsonspan.AppendText(nil, v.Body(text)))
+		if renamed := rename(path, name); renamed != name {
+			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(renamed)})
 		}
-		name := string(jsonspan.AppendText(nil, v.Body(message)))
-		edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(t.g.shown(t.link.server, kind, name))})
 	})
 	return edits
 }
@@ -358,20 +366,13 @@ var relatedPaths = jsonspan.CompilePaths("params."+relatedTask, "result."+relate
 
 // relatedTask returns the edit that gives a message of a client to a server the id which the
 // server has for the task that the message belongs to.
-func (g *Gateway) relatedTask(message []byte, server string) (edits []jsonspan.Edit) {
+func (g *Gateway) relatedTask(message []byte, server string) []jsonspan.Edit {
 	if g.transparent() || !bytes.Contains(message, []byte("related-task")) {
 		return nil
 	}
-	_ = relatedPaths.Find(message, func(_ int, v jsonspan.Value) {
-		if v.Kind != jsonspan.String {
-			return
-		}
-		// It may be a task of the client itself.
-		if id, ok := strings.CutPrefix(string(jsonspan.AppendText(nil, v.Body(message))), server+mcp.Separator); ok {
-			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: jsonrpc.Quote(id)})
-		}
+	return renameAt(relatedPaths, message, func(_ int, id string) string {
+		return strings.TrimPrefix(id, server+mcp.Separator) // which a task of the client itself does not have
 	})
-	return edits
 }
 
 // noResource says that there is no such resource.
