@@ -42,13 +42,7 @@ func (x *exchange) httpSSEUpstream() httpsse.Upstream {
 
 // refusesPost reports whether a server that answers a handshake with this status may be one of
 // HTTP+SSE, which does not take messages where its stream is.
-func refusesPost(status int) bool {
-	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooManyRequests:
-		return false
-	}
-	return status/100 == 4
-}
+func refusesPost(status int) bool { return status/100 == 4 && !httpsse.IsInconclusive(status) }
 
 // initializeHTTPSSE begins a session with a server of HTTP+SSE: with the stream of the session,
 // and then as with others. It reports whether the server is such a one.

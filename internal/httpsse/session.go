@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -191,7 +190,6 @@ func (c *call) message() []byte {
 	if c.request.Has(jsonrpc.ProgressToken) {
 		edits = append(edits, c.request.Replace(jsonrpc.ProgressToken, c.id()))
 	}
-	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
 	return jsonspan.Spliced(c.request.Raw, edits...)
 }
 

@@ -44,12 +44,22 @@ func (w *stream) WriteHeader(status int) {
 	}
 	w.status = status
 	switch {
-	case status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusProxyAuthRequired,
-		status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status >= 500:
-		w.fail(jsonrpc.HTTPError(w.session.up.Name, status)) // which says nothing of the transport
+	case IsInconclusive(status):
+		w.fail(jsonrpc.HTTPError(w.session.up.Name, status))
 	case status != http.StatusOK, httpbody.Encoding(w.header) != "", httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
 		w.fail(ErrNotSpoken)
 	}
+}
+
+// IsInconclusive reports whether a response with this status says nothing of the transport that
+// a server speaks.
+func IsInconclusive(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired,
+		http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return true
+	}
+	return status >= 500
 }
 
 // Write takes the next bytes of the stream.
