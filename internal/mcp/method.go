@@ -7,8 +7,8 @@ const MethodUpdated = "notifications/resources/updated"
 const MethodTask = "notifications/tasks"
 
 // KnownMethod returns the name of a method if the protocol defines it, in any of
-// its revisions and official extensions. Labels of metrics are made of such names only: whoever sends
-// requests can make up others without end.
+// its revisions and official extensions. Labels of metrics are made of such names only: clients can
+// make up others without end.
 func KnownMethod(name string) (method string, ok bool) {
 	method, ok = methods[name]
 	return method, ok

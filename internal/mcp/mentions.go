@@ -1,0 +1,49 @@
+package mcp
+
+import "strings"
+
+// How many URIs of a text are noted, and how long they may be.
+const maxMentions, longestMention = 64, 1 << 10
+
+// Mentions returns the URIs with an authority that a text for people or models mentions, one a
+// line: those that are written as such, up to the first character that no URI has. What ends a
+// sentence after one is not part of it.
+func Mentions(text string) string {
+	var found []string
+	for len(found) < maxMentions {
+		i := strings.Index(text, "://")
+		if i < 0 {
+			break
+		}
+		start := i
+		for start > 0 && inScheme(text[start-1]) {
+			start--
+		}
+		end := len(text)
+		if n := strings.IndexFunc(text[i:], notInURI); n >= 0 {
+			end = i + n
+		}
+		uri := strings.TrimRight(text[start:end], ".,;:!?')]*_")
+		if start < i && i+len("://") < start+len(uri) && len(uri) <= longestMention {
+			found = append(found, uri)
+		}
+		text = text[end:]
+	}
+	return strings.Join(found, "\n")
+}
+
+// IsMentioned reports whether a URI is one of those that Mentions has returned.
+func IsMentioned(mentions, uri string) bool {
+	for line := range strings.SplitSeq(mentions, "\n") {
+		if line == uri {
+			return uri != ""
+		}
+	}
+	return false
+}
+
+func inScheme(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("+-.", c) >= 0
+}
+
+func notInURI(c rune) bool { return c <= ' ' || c == 0x7f || strings.ContainsRune("\"<>\\^`{|}", c) }
