@@ -17,11 +17,12 @@ import (
 // rewritten returns an answer with the names that clients know.
 func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	var m jsonrpc.Message
-	failure, names := readNames(&m, raw, nil)
+	var read nameReader
+	failure := read.parse(&m, raw)
 	if failure != nil {
 		return raw
 	}
-	return jsonspan.Spliced(raw, l.translator(g).rename(raw, names)...)
+	return jsonspan.Spliced(raw, l.translator(g).rename(raw, read.names)...)
 }
 
 // largeResult returns a result that names resources before, amid and after much text.

@@ -195,15 +195,11 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		}
 	}
 	return l.inSession(held.behalf, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		var names []foundName
-		h := &streamable.Reader{RequestID: l.nextID(), Position: new(streamable.Position)}
+		var read nameReader
+		h := &streamable.Reader{RequestID: l.nextID(), Position: new(streamable.Position), Parse: read.parse}
 		numbered, failure := renumbered(m, h.RequestID)
 		if failure != nil {
 			return h, "", failure
-		}
-		h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
-			failure, names = readNames(m, data, names)
-			return failure
 		}
 		held.hearing.Store(h)
 		defer l.held.begin(held, held.behalf)()
@@ -228,7 +224,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				h.QuestionAsked()
 			}
 			select {
-			case held.messages <- held.keep(e.Message, names):
+			case held.messages <- held.keep(e.Message, read.names):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()

@@ -22,7 +22,7 @@ type relay struct {
 	session string
 	again   bool // it can be tried once more
 	h       streamable.Reader
-	names   []foundName // in the message that was read last
+	nameReader
 
 	answered bool
 	at       streamable.Position // in the stream of the server
@@ -103,13 +103,6 @@ func (rl *relay) eventID(id string) string {
 		kind += ":" + base64.RawURLEncoding.EncodeToString(own)
 	}
 	return rl.link.translator(rl.g).eventID(kind, id)
-}
-
-// parse reads a message of the server, and finds what it names.
-func (rl *relay) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
-	var failure *jsonrpc.Failure
-	failure, rl.names = readNames(m, data, rl.names)
-	return failure
 }
 
 // forgotten reports whether the server did not know the session, and the call can be

@@ -133,60 +133,74 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	s.ctx, s.end = context.WithCancel(v.r.Context())
 	defer s.open.Wait()
 	defer s.end()
+	c := &resumedCall{stream: s, link: l, kind: kind, clientID: clientID}
+	return c.run(last)
+}
+
+// A resumedCall is the rest of the stream of a call, which a client has asked for.
+type resumedCall struct {
+	*stream
+	nameReader
+	link     *link
+	kind     string // of the events
+	clientID []byte // of the call, if the server knows it by another one
+	h        streamable.Reader
+}
+
+// run has the client read the stream after an event.
+func (c *resumedCall) run(last string) *jsonrpc.Failure {
+	v := c.visit
 	begin := sync.OnceFunc(func() {
 		v.out.Begin()
-		s.open.Go(s.keepOpen)
+		c.open.Go(c.keepOpen)
 	})
-	o := v.behalf().within(s.ctx)
-	h := &streamable.Reader{Position: &streamable.Position{ID: last}}
-	var names []foundName
-	h.Parse = func(m *jsonrpc.Message, data []byte) (failure *jsonrpc.Failure) {
-		failure, names = readNames(m, data, names)
-		return failure
-	}
-	h.OnHeader = func(status int) bool {
+	c.h = streamable.Reader{Position: &streamable.Position{ID: last}, Parse: c.parse, OnMessage: c.heard}
+	c.h.OnHeader = func(status int) bool {
 		if status == http.StatusOK {
 			begin()
 		}
 		return status == http.StatusOK
 	}
-	h.OnMessage = func(e *streamable.Event) error {
-		m, out := e.Message, streamable.Event{ID: l.translator(v.g).eventID(kind, e.ID), Retry: e.Retry}
-		switch {
-		case len(e.Data) == 0:
-			if v.client.takesEmptyEvents() {
-				v.out.Event(&out)
-			}
-		case m.IsAnswer():
-			h.Settle(m)
-			edits := l.translator(v.g).rename(m.Raw, names)
-			if len(clientID) > 0 {
-				edits = append(edits, withID(m, clientID)...)
-			}
-			out.Data = jsonspan.Spliced(m.Raw, edits...)
-			v.out.Event(&out)
-			time.AfterFunc(streamGrace, s.end) // some servers do not end the stream
-		default:
-			others := l.unsolicited(o)
-			others.note(m)
-			if !s.deliver(v.g, l, m, out.ID) && m.IsRequest() {
-				others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
-			}
-		}
-		return nil
-	}
-	r, _, _ := l.prepare(o)
+	r, _, _ := c.link.prepare(v.behalf().within(c.ctx))
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	r.Header.Set("Last-Event-Id", last)
-	x := v.g.newExchange(l, h, nil)
+	x := v.g.newExchange(c.link, &c.h, nil)
 	x.resumed = true
 	failure := x.send(r)
 	switch {
 	case v.out.Streaming():
 		return nil
-	case h.Status()/100 == 4:
+	case c.h.Status()/100 == 4:
 		return jsonrpc.InvalidRequest("Last-Event-ID: the MCP server cannot go on after this event")
 	}
 	return failure
+}
+
+// heard passes a message of the server on.
+func (c *resumedCall) heard(e *streamable.Event) error {
+	v, l, m := c.visit, c.link, e.Message
+	out := streamable.Event{ID: l.translator(v.g).eventID(c.kind, e.ID), Retry: e.Retry}
+	switch {
+	case len(e.Data) == 0:
+		if v.client.takesEmptyEvents() {
+			v.out.Event(&out)
+		}
+	case m.IsAnswer():
+		c.h.Settle(m)
+		edits := l.translator(v.g).rename(m.Raw, c.names)
+		if len(c.clientID) > 0 {
+			edits = append(edits, withID(m, c.clientID)...)
+		}
+		out.Data = jsonspan.Spliced(m.Raw, edits...)
+		v.out.Event(&out)
+		time.AfterFunc(streamGrace, c.end) // some servers do not end the stream
+	default:
+		others := l.unsolicited(v.behalf().within(c.ctx))
+		others.note(m)
+		if !c.deliver(v.g, l, m, out.ID) && m.IsRequest() {
+			others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+		}
+	}
+	return nil
 }

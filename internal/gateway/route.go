@@ -86,19 +86,24 @@ type foundName struct {
 	value jsonspan.Value
 }
 
-// readNames reads a message, and finds the names in it. It reuses the room of names. A message
-// that repeats a member has none: readers could disagree about what it names.
-func readNames(m *jsonrpc.Message, data []byte, names []foundName) (*jsonrpc.Failure, []foundName) {
-	names = names[:0]
+// A nameReader reads messages, and finds the names in them.
+type nameReader struct {
+	names []foundName // in the message that was read last
+}
+
+// parse reads a message for a [streamable.Reader]. A message that repeats a member has no names:
+// readers could disagree about what it names.
+func (n *nameReader) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
+	n.names = n.names[:0]
 	failure, ambiguous := m.ReadWith(data, namePaths, func(path int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String {
-			names = append(names, foundName{path, v})
+			n.names = append(n.names, foundName{path, v})
 		}
 	})
 	if failure != nil || ambiguous == jsonspan.ErrDuplicate {
-		names = names[:0]
+		n.names = n.names[:0]
 	}
-	return failure, names
+	return failure
 }
 
 // A translator translates between what a server calls things and what its client does.
