@@ -68,7 +68,7 @@ func (x *exchange) call() error {
 	}()
 	for {
 		select {
-		case <-c.mail.more:
+		case <-c.mail.More():
 		case p := <-taken:
 			if taken = nil; p.err != nil || !p.accepted() {
 				return x.refused(c, out, p)
@@ -95,7 +95,7 @@ const postLinger = time.Second
 // deliver gives the client what has come for a call. It reports whether that was all.
 func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool) {
 	for {
-		l, ok := c.mail.take()
+		l, ok, last := c.mail.Take()
 		switch {
 		case !ok:
 			return false
@@ -104,7 +104,7 @@ func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool) {
 				x.w.WriteHeader(http.StatusAccepted)
 			}
 			return true
-		case l.answer:
+		case last:
 			out.Answer(http.StatusOK, &streamable.Event{Type: "message", Data: l.message})
 			return true
 		case !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil:
@@ -156,7 +156,7 @@ func (x *exchange) tell() error {
 			x.w.WriteHeader(http.StatusAccepted) // it has been answered
 			return nil
 		}
-		c.mail.put(letter{answer: true}) // none
+		c.mail.End(letter{}) // no answer
 		message = jsonspan.Spliced(message, x.message.Replace(jsonrpc.RequestID, c.id()))
 	}
 	p := x.post(x.prepare(x.r.Context(), message))
@@ -183,14 +183,14 @@ func (x *exchange) listen() error {
 	out.Begin()
 	for {
 		select {
-		case <-s.mail.more:
+		case <-s.mail.More():
 		case <-s.life.Done():
 			return nil
 		case <-ctx.Done():
-			s.mail.wake() // for another stream
+			s.mail.Wake() // for another stream
 			return context.Cause(ctx)
 		}
-		for l, ok := s.mail.take(); ok; l, ok = s.mail.take() {
+		for l, ok, _ := s.mail.Take(); ok; l, ok, _ = s.mail.Take() {
 			if !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil {
 				s.refuse(l.question, "the client has left")
 			}

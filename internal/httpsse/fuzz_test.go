@@ -33,7 +33,7 @@ func FuzzStream(f *testing.F) {
 			if s.endpoint != nil {
 				endpoint = s.endpoint.RequestURI()
 			}
-			for l, ok := s.mail.take(); ok; l, ok = s.mail.take() {
+			for l, ok, _ := s.mail.Take(); ok; l, ok, _ = s.mail.Take() {
 				said = append(said, string(l.message))
 			}
 			return endpoint, said, w.err

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mailbox"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
@@ -31,7 +32,7 @@ type session struct {
 	endpoint *url.URL      // written before named is closed
 	named    chan struct{} // closed when the endpoint is known
 
-	mail    *queue        // what belongs to no call
+	mail    *inbox        // what belongs to no call
 	telling chan struct{} // has a token for each message that is sent besides those of requests
 
 	mu        sync.Mutex
@@ -54,11 +55,23 @@ const (
 type call struct {
 	number  uint64 // its id towards the server
 	request *jsonrpc.Message
-	mail    *queue
+	mail    *inbox
 }
 
+// A letter is a message of a server on its way to the client.
+type letter struct {
+	message  []byte // nil if the client has canceled the call
+	question []byte // the id of the question that it is; nil if it is none
+}
+
+// Len implements [mailbox.Letter].
+func (l letter) Len() int { return len(l.message) }
+
+// An inbox holds what a server has sent until the response to a request of the client takes it.
+type inbox = mailbox.Box[letter]
+
 func newSession(p *Pool, u Upstream) *session {
-	s := &session{pool: p, up: u, named: make(chan struct{}), mail: newQueue(maxMail), telling: make(chan struct{}, maxTelling), calls: map[uint64]*call{}}
+	s := &session{pool: p, up: u, named: make(chan struct{}), mail: mailbox.New[letter](maxMail), telling: make(chan struct{}, maxTelling), calls: map[uint64]*call{}}
 	s.life, s.end = context.WithCancelCause(context.Background())
 	return s
 }
@@ -108,7 +121,7 @@ func (s *session) receive(m *jsonrpc.Message) {
 // answer gives an answer to the call that waits for it, and no longer does from here on.
 func (s *session) answer(m *jsonrpc.Message) {
 	if c := s.numbered(m.Literal(jsonrpc.ID)); c != nil && m.IsAnswer() && s.remove(c) {
-		c.mail.put(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.ID, c.request.Literal(jsonrpc.ID))), answer: true})
+		c.mail.End(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.ID, c.request.Literal(jsonrpc.ID)))})
 	}
 }
 
@@ -117,11 +130,11 @@ func (s *session) answer(m *jsonrpc.Message) {
 func (s *session) notify(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method != "notifications/progress" {
-		s.recipient(method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")).put(letter{message: m.Raw})
+		s.recipient(method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")).Put(letter{message: m.Raw})
 		return
 	}
 	if c := s.numbered(m.Literal(jsonrpc.Progress)); c != nil && c.request.Has(jsonrpc.ProgressToken) {
-		c.mail.put(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Progress, c.request.Literal(jsonrpc.ProgressToken)))})
+		c.mail.Put(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Progress, c.request.Literal(jsonrpc.ProgressToken)))})
 	}
 }
 
@@ -129,13 +142,13 @@ func (s *session) notify(m *jsonrpc.Message) {
 // wait in vain.
 func (s *session) ask(m *jsonrpc.Message) {
 	to, id := s.recipient(false), bytes.Clone(m.Literal(jsonrpc.ID)) // which outlives the message
-	if !to.put(letter{message: m.Raw, question: id}) {
+	if !to.Put(letter{message: m.Raw, question: id}) {
 		s.refuse(id, "the client does not read, or has left")
 		return
 	}
 	if to == s.mail {
 		time.AfterFunc(questionTime, func() {
-			if to.withdraw(id) {
+			if to.Withdraw(func(l letter) bool { return l.question != nil && bytes.Equal(l.question, id) }) {
 				s.refuse(id, "the client has no stream open on which it could be asked")
 			}
 		})
@@ -145,7 +158,7 @@ func (s *session) ask(m *jsonrpc.Message) {
 // recipient returns where a message of the server goes that does not say so: to the only call
 // in flight, unless it is about the session as a whole. Of several calls it is not known
 // which one is meant, so a GET stream is the better place.
-func (s *session) recipient(ofSession bool) *queue {
+func (s *session) recipient(ofSession bool) *inbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var latest *call
@@ -179,7 +192,7 @@ func (s *session) begin(request *jsonrpc.Message) *call {
 		return nil
 	}
 	s.lastID++
-	c := &call{number: s.lastID, request: request, mail: newQueue(maxUnread)}
+	c := &call{number: s.lastID, request: request, mail: mailbox.New[letter](maxUnread)}
 	s.calls[c.number] = c
 	return c
 }
@@ -209,8 +222,10 @@ func (s *session) remove(c *call) bool {
 // forget takes nothing more for a call. It reports whether the call was still waiting.
 func (s *session) forget(c *call) bool {
 	waiting := s.remove(c)
-	for _, id := range c.mail.discard() {
-		s.refuse(id, "the client has left")
+	for _, l := range c.mail.Discard() {
+		if l.question != nil {
+			s.refuse(l.question, "the client has left")
+		}
 	}
 	return waiting
 }

@@ -30,7 +30,7 @@ type call struct {
 // fail ends a call that will not be answered. The client gets the failure, never the cause.
 func (call *call) fail(f *jsonrpc.Failure, cause error) {
 	call.err = fmt.Errorf("%w: %w", f, cause)
-	call.inbox.end(letter{message: frame{f.Append(nil, call.request.Literal(jsonrpc.ID))}})
+	call.inbox.End(letter{message: frame{f.Append(nil, call.request.Literal(jsonrpc.ID))}})
 }
 
 // begin sends a request with an id of ours, and the same as progress token: a number from 1
@@ -106,8 +106,10 @@ func (c *child) forget(call *call) bool {
 // abandon refuses questions on the stream of a call that the client will not read, and all
 // later ones.
 func (c *child) abandon(call *call) {
-	for _, q := range call.inbox.discard() {
-		q.session.refuse(q, "the client has left")
+	for _, l := range call.inbox.Discard() {
+		if q := l.question; q != nil {
+			q.session.refuse(q, "the client has left")
+		}
 	}
 	if call.session != nil {
 		call.session.drop(func(q *question) bool { return q.call == call })
@@ -156,12 +158,12 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 	}
 	for {
 		select {
-		case <-call.inbox.more:
+		case <-call.inbox.More():
 		case <-ctx.Done():
 			c.forget(call)
 			return nil, ctx.Err()
 		}
-		l, _, last := call.inbox.take()
+		l, _, last := call.inbox.Take()
 		if !last {
 			continue // progress, if a client's initialize has asked for it
 		}

@@ -259,7 +259,7 @@ func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 		t.Error(err)
 	}
 	contains(t, "then", (<-c.asides).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
-	if _, _, last := waiting.inbox.take(); !last {
+	if _, _, last := waiting.inbox.Take(); !last {
 		t.Error("its client waits for an answer")
 	}
 }

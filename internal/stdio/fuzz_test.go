@@ -127,7 +127,7 @@ func FuzzReceive(f *testing.F) {
 			for i, call := range calls {
 				own := string(call.request.Literal(jsonrpc.ID))
 				for {
-					l, ok, last := call.inbox.take()
+					l, ok, last := call.inbox.Take()
 					if !ok {
 						break
 					}

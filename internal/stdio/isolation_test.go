@@ -162,7 +162,7 @@ func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
 		askedBetweenCalls+
 		notification("notifications/tools/list_changed", `{}`)+"\n")
 	contains(t, "all is handled", stream.next(), "list_changed")
-	if l, ok, _ := later.inbox.take(); ok {
+	if l, ok, _ := later.inbox.Take(); ok {
 		t.Errorf("the later call got %s", l.message)
 	}
 	contains(t, "refused", a.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)

@@ -276,7 +276,7 @@ func (p *Pool) end(s *session) {
 	kept := s.bytes
 	s.expires.Stop()
 	s.mu.Unlock()
-	s.mail.discard()
+	s.mail.Discard()
 	s.drop(func(*question) bool { return true })
 	uris := s.uris()
 	p.mu.Lock()

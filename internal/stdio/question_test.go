@@ -299,7 +299,7 @@ func askOnCall(t *testing.T, s *session, c *child, method string) {
 		t.Fatal(err)
 	}
 	s.ask(c, asked, asks(t, method))
-	asked.inbox.take() // and so the client has it
+	asked.inbox.Take() // and so the client has it
 	c.take(fmt.Append(nil, asked.id))
 }
 
@@ -318,7 +318,7 @@ func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
 		{"a sample, after the end of its stream", "sampling/createMessage", func(t *testing.T, s *session, c *child, method string) {
 			s.use()
 			s.ask(c, nil, asks(t, method))
-			s.mail.take()
+			s.mail.Take()
 			time.Sleep(time.Hour) // as people may
 			equal(t, "while the stream is open", len(c.queue), 0)
 			s.release()
@@ -376,7 +376,7 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 		s.ask(c, asked, asks(t, "sampling/createMessage"))
 		c.take([]byte("1"))
 		c.cancel(asked, "it has left")
-		asked.inbox.end(letter{message: frame{[]byte("{}")}})
+		asked.inbox.End(letter{message: frame{[]byte("{}")}})
 		contains(t, "told", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
 		equal(t, "open questions", len(s.questions), 0)
 	})

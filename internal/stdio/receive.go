@@ -42,7 +42,7 @@ func (c *child) answer(m *jsonrpc.Message) {
 		call.fail(jsonrpc.InvalidResponse(c.server.name), errNoise)
 		return
 	}
-	call.inbox.end(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), code: m.ErrorNumber()})
+	call.inbox.End(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), code: m.ErrorNumber()})
 }
 
 // notify passes on a notification to the clients that it concerns.
@@ -94,7 +94,7 @@ func (c *child) deliver(call *call, m *jsonrpc.Message, fields ...jsonrpc.Field)
 		if len(fields) == 2 {
 			message = replaced(m, call.request.Literal(fields[1]), fields[0])
 		}
-		if call.inbox.put(letter{message: message}) {
+		if call.inbox.Put(letter{message: message}) {
 			return
 		}
 	}

@@ -79,18 +79,18 @@ func (s *stream) Read(p []byte) (int, error) {
 // next waits for the next event.
 func (s *stream) next() error {
 	if s.ctx.Err() != nil {
-		s.inbox.wake() // the wake-up may have been for the stream that replaces this one
+		s.inbox.Wake() // the wake-up may have been for the stream that replaces this one
 		if err := context.Cause(s.request); err != nil {
 			return err
 		}
 		return io.EOF // it was stopped
 	}
-	l, ok, last := s.inbox.take()
+	l, ok, last := s.inbox.Take()
 	if !ok && !last {
 		timer := time.NewTimer(streamable.KeepAlive)
 		defer timer.Stop()
 		select {
-		case <-s.inbox.more:
+		case <-s.inbox.More():
 		case <-timer.C:
 			s.buf, s.question = net.Buffers{streamable.Comment}, nil
 		case <-s.ctx.Done():

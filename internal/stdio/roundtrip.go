@@ -327,11 +327,11 @@ func (rt *roundTrip) first(call *call) (l letter, last bool, err error) {
 	ctx := rt.req.Context()
 	for {
 		select {
-		case <-call.inbox.more:
+		case <-call.inbox.More():
 		case <-ctx.Done():
 			return letter{}, false, context.Cause(ctx)
 		}
-		if l, _, last = call.inbox.take(); last || rt.takesStream() {
+		if l, _, last = call.inbox.Take(); last || rt.takesStream() {
 			return l, last, nil
 		}
 		if l.question != nil {

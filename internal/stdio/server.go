@@ -500,7 +500,7 @@ func (s *server) eachSession(f func(*session)) {
 // broadcast puts a notification on the streams of those whom it concerns.
 func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
 	s.eachSession(func(session *session) {
-		if concerns(session) && !session.mail.put(letter{message: frame{m.Raw}}) {
+		if concerns(session) && !session.mail.Put(letter{message: frame{m.Raw}}) {
 			s.pool.observe.Dropped(s.name)
 		}
 	})
@@ -537,7 +537,7 @@ func (s *server) withdraw(c *child, m *jsonrpc.Message) {
 	s.eachSession(func(session *session) {
 		number, to := session.withdrawn(c, m.Literal(jsonrpc.RequestID))
 		if to != nil {
-			to.put(letter{message: replaced(m, fmt.Append(nil, number), jsonrpc.RequestID)})
+			to.Put(letter{message: replaced(m, fmt.Append(nil, number), jsonrpc.RequestID)})
 		}
 	})
 }

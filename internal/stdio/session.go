@@ -139,12 +139,12 @@ func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
 	number := strconv.AppendUint(nil, q.number, 10)
 	l := letter{message: replaced(m, number, jsonrpc.ID), question: q}
 	if call != nil {
-		if !call.inbox.put(l) {
+		if !call.inbox.Put(l) {
 			s.refuse(q, "the client does not read, or has left")
 		}
 		return
 	}
-	if !s.mail.put(l) {
+	if !s.mail.Put(l) {
 		s.refuse(q, "the client does not read")
 		return
 	}
@@ -161,7 +161,7 @@ func (s *session) watch(q *question, while time.Duration) {
 		s.mu.Unlock()
 		switch {
 		case !open:
-		case s.mail.withdraw(q):
+		case s.mail.Withdraw(func(l letter) bool { return l.question == q }):
 			s.refuse(q, "the client has no stream open")
 		case there:
 			s.watch(q, questionTime)

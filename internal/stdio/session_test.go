@@ -357,7 +357,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 		}
 		listen()
 		for n := range 200 {
-			go c.known(p).mail.put(letter{message: frame{fmt.Append(nil, n)}})
+			go c.known(p).mail.Put(letter{message: frame{fmt.Append(nil, n)}})
 			listen() // at the same time
 			select {
 			case m := <-messages:
@@ -378,14 +378,14 @@ func TestASecondStreamTakesOver(t *testing.T) {
 func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
 	mail := newInbox(maxMail)
 	old := newStream(t.Context(), mail, func() {})
-	mail.put(letter{message: frame{[]byte("x")}})
-	<-mail.more // it is woken
-	old.stop()  // and taken over
+	mail.Put(letter{message: frame{[]byte("x")}})
+	<-mail.More() // it is woken
+	old.stop()    // and taken over
 	if err := old.next(); err != io.EOF {
 		t.Errorf("got %v", err)
 	}
 	select {
-	case <-mail.more:
+	case <-mail.More():
 	default:
 		t.Error("nobody wakes the new one")
 	}
