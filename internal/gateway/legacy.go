@@ -179,11 +179,7 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 
 // renumbered returns a request with an id that no other has: many clients call each of theirs 1.
 func renumbered(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failure) {
-	edits := []jsonspan.Edit{m.Replace(jsonrpc.ID, id)}
-	if m.Has(jsonrpc.ProgressToken) {
-		edits = append(edits, m.Replace(jsonrpc.ProgressToken, id))
-	}
-	return m.Edited(edits...)
+	return m.Edited(m.ReplaceAll(id, jsonrpc.ID, jsonrpc.ProgressToken)...)
 }
 
 // run has the server answer.

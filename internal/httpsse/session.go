@@ -199,11 +199,7 @@ func (s *session) begin(request *jsonrpc.Message) *call {
 
 // message returns the request as the server gets it.
 func (c *call) message() []byte {
-	edits := []jsonspan.Edit{c.request.Replace(jsonrpc.ID, c.id())}
-	if c.request.Has(jsonrpc.ProgressToken) {
-		edits = append(edits, c.request.Replace(jsonrpc.ProgressToken, c.id()))
-	}
-	return jsonspan.Spliced(c.request.Raw, edits...)
+	return jsonspan.Spliced(c.request.Raw, c.request.ReplaceAll(c.id(), jsonrpc.ID, jsonrpc.ProgressToken)...)
 }
 
 // id returns the id of the call towards the server: a number from 1 on, because some servers

@@ -379,6 +379,18 @@ func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
 	return jsonspan.Edit{Start: int(m.spans[f].start), End: int(m.spans[f].end), New: literal}
 }
 
+// ReplaceAll returns the edits, in order, that put a literal in the place of those of the fields
+// that the message has.
+func (m *Message) ReplaceAll(literal []byte, fields ...Field) (edits []jsonspan.Edit) {
+	for _, f := range fields {
+		if m.Has(f) {
+			edits = append(edits, m.Replace(f, literal))
+		}
+	}
+	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
+	return edits
+}
+
 // Edited returns the message with edits made, as Read would read it. Of objects and arrays
 // that are fields it only reads those with an edit in them; the others move along. The
 // edits may come in any order, but must not overlap.

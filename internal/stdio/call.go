@@ -41,7 +41,7 @@ func (c *child) begin(ctx context.Context, call *call) error {
 		return err
 	}
 	number := strconv.AppendUint(nil, call.id, 10)
-	edits := replacements(&call.request, number, jsonrpc.ID, jsonrpc.ProgressToken)
+	edits := call.request.ReplaceAll(number, jsonrpc.ID, jsonrpc.ProgressToken)
 	if err := c.sendEdited(ctx, call.request.Raw, edits); err != nil {
 		c.forget(call)
 		c.noteUnseen(call)

@@ -214,7 +214,7 @@ func TestLargeMessagesAreNotCopied(t *testing.T) {
 	m := message(t, string(raw))
 	m.Raw = raw
 	for _, framing := range []Framing{Newline, ContentLength} {
-		f := spliced(m.Raw, replacements(m, []byte("7"), jsonrpc.ID), framing)
+		f := spliced(m.Raw, m.ReplaceAll([]byte("7"), jsonrpc.ID), framing)
 		shared := 0
 		for _, piece := range f {
 			if len(piece) > 0 && &piece[0] == &raw[0] || len(piece) > 1<<20 && &piece[len(piece)-1] == &raw[len(raw)-1] {

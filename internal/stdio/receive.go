@@ -1,11 +1,9 @@
 package stdio
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -104,17 +102,5 @@ func (c *child) deliver(call *call, m *jsonrpc.Message, fields ...jsonrpc.Field)
 // replaced returns a message with a literal in place of those of the fields that it has.
 // It shares the bytes of the message and of the literal.
 func replaced(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) frame {
-	return edited(m.Raw, replacements(m, literal, fields...))
-}
-
-// replacements returns the edits that put a literal in place of those of the fields that a
-// message has.
-func replacements(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) (edits []jsonspan.Edit) {
-	for _, f := range fields {
-		if m.Has(f) {
-			edits = append(edits, m.Replace(f, literal))
-		}
-	}
-	slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
-	return edits
+	return edited(m.Raw, m.ReplaceAll(literal, fields...))
 }

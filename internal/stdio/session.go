@@ -187,7 +187,7 @@ func (s *session) answer(ctx context.Context, m *jsonrpc.Message) bool {
 	if q == nil {
 		return false
 	}
-	if err := q.child.sendEdited(ctx, m.Raw, replacements(m, q.id, jsonrpc.ID)); err != nil {
+	if err := q.child.sendEdited(ctx, m.Raw, m.ReplaceAll(q.id, jsonrpc.ID)); err != nil {
 		q.child.answerHere(q.id, q.method, jsonrpc.CodeInternalError, "the client has left")
 	}
 	return true
