@@ -210,7 +210,8 @@ func (c *client) initializeParams(version string) []byte {
 	}
 	for member := range jsonspan.Members(params) {
 		if member.Key == "protocolVersion" {
-			return jsonspan.Spliced(params, jsonspan.Edit{Start: member.Value.Start, End: member.Value.End, New: jsonrpc.Quote(version)})
+			at := member.Value
+			return jsonspan.Spliced(params, jsonspan.Edit{Start: at.Start, End: at.End, New: jsonrpc.Quote(version)})
 		}
 	}
 	return params

@@ -163,7 +163,9 @@ func (c connecting) initializeIn(session string) (h *streamable.Reader, result [
 }
 
 // initializeAs sends the request that begins a session, in a version of the protocol.
-func (c connecting) initializeAs(version, session string) (h *streamable.Reader, result []byte, failure *jsonrpc.Failure) {
+func (c connecting) initializeAs(version, session string) (
+	h *streamable.Reader, result []byte, failure *jsonrpc.Failure,
+) {
 	r := c.derive(c.link)
 	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams(version))
 	streamable.Session{Era: mcp.Legacy, ID: session}.Sign(r.Header)
@@ -233,7 +235,7 @@ const (
 
 var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
 	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged",
-	`extensions.io\.modelcontextprotocol/skills`, `extensions.io\.modelcontextprotocol/tasks`)
+	`extensions.io\.modelcontextprotocol/skills`, mcp.TasksPath)
 
 // abilitiesOf reads capabilities. An empty object is a capability, too (A4).
 func abilitiesOf(capabilities []byte) (can abilities) {

@@ -46,7 +46,9 @@ func refusesPost(status int) bool { return status/100 == 4 && !httpsse.IsInconcl
 
 // initializeHTTPSSE begins a session with a server of HTTP+SSE: with the stream of the session,
 // and then as with others. It reports whether the server is such a one.
-func (c connecting) initializeHTTPSSE(patience time.Duration) (result []byte, session string, failure *jsonrpc.Failure, is bool) {
+func (c connecting) initializeHTTPSSE(patience time.Duration) (
+	result []byte, session string, failure *jsonrpc.Failure, is bool,
+) {
 	known := c.server.speaksHTTPSSE()
 	session, failure = c.openHTTPSSE(patience)
 	if c.server.noteHTTPSSE(failure == nil); failure == nil && !known {

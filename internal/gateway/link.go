@@ -72,7 +72,8 @@ func (l *link) size() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	size := 1<<9 + len(l.session)
-	if about := len(l.about.capabilities.text()) + len(l.about.instructions.text()) + len(l.mentioned.text()); about > 4<<10 {
+	about := len(l.about.capabilities.text()) + len(l.about.instructions.text()) + len(l.mentioned.text())
+	if about > 4<<10 {
 		size += about // few servers say as much, and those may say it differently each time
 	}
 	size += l.subscriptions.size()

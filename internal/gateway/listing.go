@@ -42,7 +42,8 @@ var kinds = [kindCount]struct {
 	resources: {"resources/list", "resources", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
 	templates: {"resources/templates/list", "resourceTemplates", hasResources, resourcesChange, "notifications/resources/list_changed", mcp.Resource},
 	tasks:     {"tasks/list", "tasks", hasTasks, 0, "", mcp.Anything},
-	skills:    {"skills/list", "skills", hasSkills, 0, "notifications/resources/list_changed", mcp.Resource}, // which they consist of
+	// Skills consist of resources.
+	skills: {"skills/list", "skills", hasSkills, 0, "notifications/resources/list_changed", mcp.Resource},
 }
 
 // kindOf returns the kind of list that a method asks for.
@@ -457,8 +458,10 @@ func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.F
 	who := o.g.rules.caller(l.client.identity)
 	filter := newListFilter(o.g, server, &who)
 	filter.done = !filtersAsItReads(&who)
-	b := &builder{g: o.g, server: server, kind: k, era: era, filter: filter, list: &listing{server: server.Name}, seen: map[string]bool{}}
-	b.fresh = freshness{private: era == mcp.Legacy, ttl: 0}
+	b := &builder{
+		g: o.g, server: server, kind: k, era: era, filter: filter,
+		list: &listing{server: server.Name}, seen: map[string]bool{}, fresh: freshness{private: era == mcp.Legacy},
+	}
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {

@@ -30,13 +30,13 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 			break
 		}
 		lists := s.lists(k)
-		owners = keep(possible, func(p *Server) bool { return lists[p] != nil && lists[p].hasURI(s.g, k, uri) })
+		owners = filterServers(possible, func(p *Server) bool { return lists[p] != nil && lists[p].hasURI(s.g, k, uri) })
 		if len(owners) == 0 { // by now the servers are connected
 			owners = s.client.mentionedBy(possible, uri)
 		}
 	}
 	if len(owners) > 1 {
-		given := keep(owners, func(p *Server) bool { return s.client.link(p).lists.gavePlain(s.g, uri) })
+		given := filterServers(owners, func(p *Server) bool { return s.client.link(p).lists.gavePlain(s.g, uri) })
 		if len(given) != 1 {
 			return nil, severalOwners(owners, uri)
 		}
@@ -67,19 +67,19 @@ func (s *search) lists(k listKind) map[*Server]*listing {
 // possibleOwners returns the servers whose resource of a URI a client may have. To the client, a
 // resource that it may not have does not exist.
 func (g *Gateway) possibleOwners(identity, uri string) []*Server {
-	return keep(g.config.Servers, func(s *Server) bool { return g.rules.hears(identity, s, uri) })
+	return filterServers(g.config.Servers, func(s *Server) bool { return g.rules.hears(identity, s, uri) })
 }
 
 // givenBy returns which of the servers have given the client a URI, as far as that is known without
 // asking them. Tools come first: they say what a URI of the scheme ui is for. A template that a URI
 // can be made of gives it only if no server has just that.
 func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
-	owners := keep(servers, func(s *Server) bool { return c.link(s).subscriptions.alias(uri) == uri })
+	owners := filterServers(servers, func(s *Server) bool { return c.link(s).subscriptions.alias(uri) == uri })
 	for _, k := range [...]listKind{tools, resources} {
 		if len(owners) > 0 {
 			return owners
 		}
-		owners = keep(servers, func(s *Server) bool {
+		owners = filterServers(servers, func(s *Server) bool {
 			list := c.link(s).lists.known(g, k)
 			return list != nil && list.hasURI(g, k, uri)
 		})
@@ -92,7 +92,7 @@ func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
 
 // mentionedBy returns which of the servers have a URI in their instructions.
 func (c *client) mentionedBy(servers []*Server, uri string) []*Server {
-	return keep(servers, func(s *Server) bool {
+	return filterServers(servers, func(s *Server) bool {
 		l := c.link(s)
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -100,8 +100,8 @@ func (c *client) mentionedBy(servers []*Server, uri string) []*Server {
 	})
 }
 
-// keep returns the servers for which keep is true.
-func keep(servers []*Server, keep func(*Server) bool) (kept []*Server) {
+// filterServers returns the servers for which keep is true.
+func filterServers(servers []*Server, keep func(*Server) bool) (kept []*Server) {
 	for _, s := range servers {
 		if keep(s) {
 			kept = append(kept, s)

@@ -35,7 +35,9 @@ func (x *exchange) isResumable() bool {
 // the stream, and failure how its response has ended.
 func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Failure {
 	ctx, at := r.Context(), x.reader.Position
-	session := streamable.Session{Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader)}
+	session := streamable.Session{
+		Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
+	}
 	for last := x; last.isResumable(); {
 		if !last.mayGoOn(failure) {
 			return x.giveUp(ctx, jsonrpc.StreamLost(x.server.Name))
@@ -43,7 +45,8 @@ func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Fa
 		if failure := last.pause(ctx, x.flight); failure != nil {
 			return x.giveUp(ctx, failure)
 		}
-		x.g.config.Logger.Debug("stream of MCP server is resumed", zap.String("mcp_server", x.server.Name), zap.Int("attempt", at.Attempts))
+		x.g.config.Logger.Debug("stream of MCP server is resumed",
+			zap.String("mcp_server", x.server.Name), zap.Int("attempt", at.Attempts))
 		get := x.server.Upstream.Derive(ctx, r, false)
 		emptyBody(get, http.MethodGet)
 		session.SignGET(get.Header, at.ID)

@@ -200,7 +200,8 @@ func (t translator) message(m *jsonrpc.Message) []byte {
 
 // noticePaths are where messages that servers send on their own account name tasks that they
 // belong to, and resources in the results of tasks.
-var noticePaths = jsonspan.CompilePaths("params."+relatedTask, "params.result.content.*.uri", "params.result.content.*.resource.uri")
+var noticePaths = jsonspan.CompilePaths("params."+relatedTask,
+	"params.result.content.*.uri", "params.result.content.*.resource.uri")
 
 // noticed returns the edits that give such a message the names that the client knows.
 func (t translator) noticed(message []byte) []jsonspan.Edit {

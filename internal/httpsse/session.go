@@ -71,7 +71,10 @@ func (l letter) Len() int { return len(l.message) }
 type inbox = mailbox.Box[letter]
 
 func newSession(p *Pool, u Upstream) *session {
-	s := &session{pool: p, up: u, named: make(chan struct{}), mail: mailbox.New[letter](maxMail), telling: make(chan struct{}, maxTelling), calls: map[uint64]*call{}}
+	s := &session{
+		pool: p, up: u, named: make(chan struct{}), calls: map[uint64]*call{},
+		mail: mailbox.New[letter](maxMail), telling: make(chan struct{}, maxTelling),
+	}
 	s.life, s.end = context.WithCancelCause(context.Background())
 	return s
 }
@@ -130,11 +133,13 @@ func (s *session) answer(m *jsonrpc.Message) {
 func (s *session) notify(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method != "notifications/progress" {
-		s.recipient(method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")).Put(letter{message: m.Raw})
+		ofSession := method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")
+		s.recipient(ofSession).Put(letter{message: m.Raw})
 		return
 	}
 	if c := s.numbered(m.Literal(jsonrpc.Progress)); c != nil && c.request.Has(jsonrpc.ProgressToken) {
-		c.mail.Put(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Progress, c.request.Literal(jsonrpc.ProgressToken)))})
+		token := c.request.Literal(jsonrpc.ProgressToken)
+		c.mail.Put(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Progress, token))})
 	}
 }
 

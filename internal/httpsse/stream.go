@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -46,7 +47,8 @@ func (w *stream) WriteHeader(status int) {
 	switch {
 	case IsInconclusive(status):
 		w.fail(jsonrpc.HTTPError(w.session.up.Name, status))
-	case status != http.StatusOK, httpbody.Encoding(w.header) != "", httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
+	case status != http.StatusOK, httpbody.Encoding(w.header) != "",
+		httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
 		w.fail(ErrNotSpoken)
 	}
 }
@@ -157,7 +159,8 @@ func (u *Upstream) resolve(address, host string) (*url.URL, error) {
 	if ref.Scheme != "" && ref.Scheme != "http" && ref.Scheme != "https" {
 		return nil, errEndpointInvalid
 	}
-	if ref.Host != "" && !slices.ContainsFunc(append([]string{host}, u.Hosts...), func(own string) bool { return sameHost(ref, own) }) {
+	isAt := func(host string) bool { return sameHost(ref, host) }
+	if ref.Host != "" && !isAt(host) && !slices.ContainsFunc(u.Hosts, isAt) {
 		return nil, errEndpointElsewhere
 	}
 	endpoint := u.Target.ResolveReference(ref)
@@ -179,7 +182,7 @@ func sameHost(u *url.URL, host string) bool {
 			}
 		}
 	}
-	return own == port && (bytes.EqualFold([]byte(u.Hostname()), []byte(name)) || isLocal(u.Hostname()) && isLocal(name))
+	return own == port && (strings.EqualFold(u.Hostname(), name) || isLocal(u.Hostname()) && isLocal(name))
 }
 
 func isLocal(name string) bool {

@@ -130,7 +130,8 @@ func MissingCapability(server, method string) *Failure {
 
 // MissingExtension says that a request needs an extension that the client has not declared.
 func MissingExtension(name string) *Failure {
-	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability", "the client has not declared the extension "+name)
+	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability",
+		"the client has not declared the extension "+name)
 	f.Data.Required = Encode(map[string]any{"extensions": map[string]any{name: struct{}{}}})
 	return f
 }
@@ -243,7 +244,8 @@ func ConnectError(server string) *Failure {
 // StreamLost says that a server ended the stream of a request before the answer, and that the
 // rest of it could not be had.
 func StreamLost(server string) *Failure {
-	return unavailable("connect_error", server, "the MCP server ended its stream before the answer, and the rest of it cannot be had: the request may have been carried out")
+	return unavailable("connect_error", server, "the MCP server ended its stream before the answer, "+
+		"and the rest of it cannot be had: the request may have been carried out")
 }
 
 // InvalidJSON says that what a server answered is not JSON.

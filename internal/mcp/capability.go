@@ -37,7 +37,10 @@ func CanOpenURLs(capabilities []byte) (declared bool) {
 // TasksExtension is the name of the extension by which calls become tasks.
 const TasksExtension = "io.modelcontextprotocol/tasks"
 
-var tasksPath = jsonspan.CompilePaths(`extensions.io\.modelcontextprotocol/tasks`)
+// TasksPath is where capabilities declare that extension.
+const TasksPath = `extensions.io\.modelcontextprotocol/tasks`
+
+var tasksPath = jsonspan.CompilePaths(TasksPath)
 
 // KnowsTasks reports whether a client with these capabilities has declared the tasks extension.
 func KnowsTasks(capabilities []byte) (declared bool) {

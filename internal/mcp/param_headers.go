@@ -203,7 +203,8 @@ func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Fai
 		}
 		text, ok := headerText(header.Get(paramPrefix + h.name))
 		if !ok || len(values) != 1 || !repeated || text != value && !(h.integer && sameNumber(text, value)) {
-			return jsonrpc.HeaderMismatch(fmt.Sprintf("%s%s and the argument %s differ", paramPrefix, h.name, strings.Join(h.path, ".")))
+			return jsonrpc.HeaderMismatch(
+				fmt.Sprintf("%s%s and the argument %s differ", paramPrefix, h.name, strings.Join(h.path, ".")))
 		}
 	}
 	return nil

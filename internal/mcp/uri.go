@@ -25,12 +25,13 @@ const (
 )
 
 var (
-	errForeignURI = errors.New("the URI is neither of the form " + resourcePrefix + "… nor " + templatePrefix + "… nor " + uiPrefix + "…")
-	errURIBase64  = errors.New("what follows " + resourcePrefix + " is not base64")
-	errURIJSON    = errors.New("what follows " + resourcePrefix + " is not base64 of JSON")
-	errURIScheme  = errors.New("what follows " + uiPrefix + " does not stand for a URI of the scheme ui")
-	errURIServer  = errors.New("the proxy URI does not say which server it means")
-	errURIOwn     = errors.New("the proxy URI does not say which URI of the server it means")
+	errForeignURI = errors.New("the URI is neither of the form " + resourcePrefix + "… nor " + templatePrefix +
+		"… nor " + uiPrefix + "…")
+	errURIBase64 = errors.New("what follows " + resourcePrefix + " is not base64")
+	errURIJSON   = errors.New("what follows " + resourcePrefix + " is not base64 of JSON")
+	errURIScheme = errors.New("what follows " + uiPrefix + " does not stand for a URI of the scheme ui")
+	errURIServer = errors.New("the proxy URI does not say which server it means")
+	errURIOwn    = errors.New("the proxy URI does not say which URI of the server it means")
 )
 
 // ResourceURI returns the URI under which clients know a resource of a server. It

@@ -108,8 +108,10 @@ func (p *Pool) group(name string, capabilities []byte, owner string) *group {
 // group.
 func (p *Pool) sayFull(key groupKey, shares string) {
 	p.full.Do(func() {
-		p.config.Logger().Warn("too many different capabilities of clients, so one shares the child of others that have less",
-			zap.String("server", key.name), zap.String("capabilities", mcp.Shortened(key.can)), zap.String("shares", mcp.Shortened(shares)))
+		p.config.Logger().Warn(
+			"too many different capabilities of clients, so one shares the child of others that have less",
+			zap.String("server", key.name),
+			zap.String("capabilities", mcp.Shortened(key.can)), zap.String("shares", mcp.Shortened(shares)))
 	})
 }
 

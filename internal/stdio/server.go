@@ -406,7 +406,8 @@ func (c *child) initialize(ctx context.Context) error {
 	if owner := c.server.owner; owner != nil {
 		params = owner.hello
 	} else {
-		params = fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`, mcp.Latest, c.server.told(), clientInfo)
+		params = fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`,
+			mcp.Latest, c.server.told(), clientInfo)
 	}
 	answer, err := c.request(ctx, "initialize", params)
 	if err != nil {

@@ -316,10 +316,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.newGateway(); err != nil {
 		return err
 	}
-	if err := telemetry.Register(ctx, requests, durations, denials, redactions, invalidTools, toolChanges, loginCount, tokenRequests, mcpstdio.Healthy()); err != nil {
-		return err
-	}
-	return nil
+	return telemetry.Register(ctx, requests, durations, denials, redactions, invalidTools, toolChanges,
+		loginCount, tokenRequests, mcpstdio.Healthy())
 }
 
 // shortestInterval is how often servers may be tried.

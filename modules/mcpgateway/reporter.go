@@ -54,8 +54,8 @@ func (o reporter) ToolChanged(server, tool string) {
 // ToolInvalid implements [gateway.Observer].
 func (o reporter) ToolInvalid(server, tool string, reason error) {
 	invalidTools.WithLabelValues(server).Inc()
-	o.logger.Warn("tool left out, because its definition is invalid", zap.String("mcp_server", server), zap.String("mcp_tool", tool),
-		zap.Error(reason))
+	o.logger.Warn("tool left out, because its definition is invalid",
+		zap.String("mcp_server", server), zap.String("mcp_tool", tool), zap.Error(reason))
 }
 
 // ToolsSeen implements [gateway.Observer].
