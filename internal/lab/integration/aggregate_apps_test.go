@@ -1,10 +1,8 @@
 package integration
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -32,57 +30,6 @@ func exampleApp(t *testing.T, name string) []string {
 		t.Skip("the example servers are not installed: run make -f xcaddy.mk test, with npm")
 	}
 	return []string{"node", modules + name + "/dist/index.js", "--stdio"}
-}
-
-// A directServer is a child that the test talks to itself.
-type directServer struct {
-	in  io.WriteCloser
-	out *bufio.Reader
-	ids int
-}
-
-func startDirectly(t *testing.T, command []string) *directServer {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	s := &directServer{in: in, out: bufio.NewReader(out)}
-	s.ask(t, "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+canShow+`,"clientInfo":{"name":"test","version":"1"}}`)
-	fmt.Fprintln(s.in, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	return s
-}
-
-// ask returns the result of a request.
-func (s *directServer) ask(t *testing.T, method, params string) json.RawMessage {
-	t.Helper()
-	s.ids++
-	fmt.Fprintf(s.in, `{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`+"\n", s.ids, method, params)
-	for {
-		line, err := s.out.ReadBytes('\n')
-		if err != nil {
-			t.Fatalf("%s: %v", method, err)
-		}
-		var m struct{ ID, Result, Error json.RawMessage }
-		if json.Unmarshal(line, &m) == nil && string(m.ID) == fmt.Sprint(s.ids) {
-			if m.Result == nil {
-				t.Fatalf("%s: %s", method, m.Error)
-			}
-			return m.Result
-		}
-	}
 }
 
 // A shownTool is a tool and what it says of its UI resource, as it stands.
@@ -129,48 +76,71 @@ func TestAppsOfExampleServers(t *testing.T) {
 	for _, name := range exampleApps {
 		lines = append(lines, block("server "+name+" stdio "+strings.Join(exampleApp(t, name), " "), "start_timeout 2m"))
 	}
-	url := serve(t, gateway(lines...))
 	direct := map[string]*directServer{}
 	for _, name := range exampleApps {
-		direct[name] = startDirectly(t, exampleApp(t, name))
+		command := exampleApp(t, name)
+		direct[name] = startDirectly(t, exec.CommandContext(t.Context(), command[0], command[1:]...))
+	}
+	url := serve(t, gateway(lines...))
+	var all []exampleUI
+	for _, name := range exampleApps {
+		all = append(all, uisOf(t, name, direct[name])...)
 	}
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
 			c := newSpeaker(t, joinedAt(url), era.modern, canShow)
 			listed := shownTools(t, c.ask(t, "tools/list", `{}`).answer.Result)
-			for _, name := range exampleApps {
-				own := shownTools(t, direct[name].ask(t, "tools/list", `{}`))
-				if len(own) == 0 {
-					t.Errorf("no tool of %s has a UI", name)
+			for _, ui := range all {
+				i := slices.IndexFunc(listed, func(l shownTool) bool { return l.Name == ui.server+"__"+ui.tool.Name })
+				if i < 0 || string(listed[i].Meta) != string(ui.tool.Meta) {
+					t.Errorf("%s of %s: got %v, want %s", ui.tool.Name, ui.server, listed, ui.tool.Meta)
+					continue
 				}
-				for _, tool := range own {
-					i := slices.IndexFunc(listed, func(l shownTool) bool { return l.Name == name+"__"+tool.Name })
-					if i < 0 || string(listed[i].Meta) != string(tool.Meta) {
-						t.Errorf("%s of %s: got %v, want %s", tool.Name, name, listed, tool.Meta)
-						continue
-					}
-					whole := direct[name].ask(t, "resources/read", readURI(tool.uri))
-					want := contentsOf(t, whole)
-					if len(want) < 100_000 || !strings.Contains(want, tool.uri) {
-						t.Errorf("%s itself gives %d bytes, %.100s", tool.uri, len(want), want)
-					}
-					for way, got := range map[string]json.RawMessage{
-						"/mcp":          c.ask(t, "resources/read", readURI(tool.uri)).answer.Result,
-						"/mcp/{server}": newSpeaker(t, mcpAt(url, name), era.modern, canShow).ask(t, "resources/read", readURI(tool.uri)).answer.Result,
-					} {
-						if same(t, contentsOf(t, got), want); !era.modern && string(got) != string(whole) {
-							t.Errorf("%s at %s: %d bytes, %d of the server itself", tool.uri, way, len(got), len(whole))
-						}
-					}
-					if !era.modern {
-						var answer struct{ Result json.RawMessage }
-						_ = json.Unmarshal([]byte(post(t, rpcAt(url, name), rpc("resources/read", readURI(tool.uri))).body), &answer)
-						same(t, string(answer.Result), string(whole))
+				read := readURI(ui.tool.uri)
+				single := newSpeaker(t, mcpAt(url, ui.server), era.modern, canShow)
+				for at, got := range map[string]json.RawMessage{
+					"/mcp":          c.ask(t, "resources/read", read).answer.Result,
+					"/mcp/{server}": single.ask(t, "resources/read", read).answer.Result,
+				} {
+					same(t, contentsOf(t, got), contentsOf(t, ui.whole))
+					if !era.modern && string(got) != string(ui.whole) {
+						t.Errorf("%s at %s: %d bytes, %d of the server itself", ui.tool.uri, at, len(got), len(ui.whole))
 					}
 				}
 			}
 		})
 	}
+	t.Run("rpc", func(t *testing.T) {
+		for _, ui := range all {
+			var answer struct{ Result json.RawMessage }
+			_ = json.Unmarshal([]byte(post(t, rpcAt(url, ui.server), rpc("resources/read", readURI(ui.tool.uri))).body), &answer)
+			same(t, string(answer.Result), string(ui.whole))
+		}
+	})
+}
+
+// An exampleUI is a UI resource of an example server.
+type exampleUI struct {
+	server string
+	tool   shownTool       // that names it
+	whole  json.RawMessage // the result of reading it
+}
+
+// uisOf returns the UI resources of a server, as the server itself gives them.
+func uisOf(t *testing.T, name string, s *directServer) (uis []exampleUI) {
+	t.Helper()
+	s.initialize(t, canShow)
+	for _, tool := range shownTools(t, s.ask(t, "tools/list", `{}`)) {
+		whole := s.ask(t, "resources/read", readURI(tool.uri))
+		if contents := contentsOf(t, whole); len(contents) < 100_000 || !strings.Contains(contents, tool.uri) {
+			t.Errorf("%s itself gives %d bytes, %.100s", tool.uri, len(contents), contents)
+		}
+		uis = append(uis, exampleUI{name, tool, whole})
+	}
+	if len(uis) == 0 {
+		t.Errorf("no tool of %s has a UI", name)
+	}
+	return uis
 }
 
 // newApp starts a server of both eras whose tool shows its results by a UI resource. What is read

@@ -45,7 +45,7 @@ func newPollingServer(t *testing.T) *pollingServer {
 			w.WriteHeader(http.StatusNotFound)
 		case m.Method == "GET" && last != "":
 			var call, n int
-			if _, err := fmt.Sscanf(last, "%d-%d", &call, &n); err != nil || call >= len(s.calls) {
+			if _, err := fmt.Sscanf(last, "%d-%d", &call, &n); err != nil {
 				http.Error(w, "no such event", http.StatusBadRequest)
 				return true
 			}

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -19,57 +18,33 @@ func everythingOf(t *testing.T, name string, lines ...string) string {
 	return block("server "+name+" stdio node "+modulesOfNode+"@modelcontextprotocol/server-everything/dist/index.js stdio", append(lines, "start_timeout 2m")...)
 }
 
-// directTools asks the reference server itself which tools it has for a client with these
+// directTools asks the reference server itself which tools it has for clients, by their
 // capabilities.
-func directTools(t *testing.T, capabilities string) []string {
+func directTools(t *testing.T, capabilities ...string) map[string][]string {
 	t.Helper()
-	cmd := peer(t, "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "stdio")
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
+	servers := map[string]*directServer{}
+	for _, can := range capabilities {
+		servers[can] = startDirectly(t, peer(t, "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "stdio"))
 	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
+	tools := map[string][]string{}
+	for can, s := range servers {
+		s.initialize(t, can)
+		tools[can] = namesOf(t, s.ask(t, "tools/list", `{}`), "")
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		stdin.Close()
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
-	}()
-	fmt.Fprintf(stdin, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}}`+"\n", mcpclient.Legacy, capabilities)
-	lines := bufio.NewReader(stdout)
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			t.Fatalf("the server has not listed its tools: %v", err)
-		}
-		switch {
-		case strings.Contains(line, `"id":1`):
-			fmt.Fprintln(stdin, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-			fmt.Fprintln(stdin, `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`)
-		case strings.Contains(line, `"id":2`):
-			return namesOf(t, line, "")
-		}
-	}
+	return tools
 }
 
-// namesOf returns the names with a prefix in an answer to tools/list, sorted and without it.
-func namesOf(t *testing.T, answer, prefix string) (names []string) {
+// namesOf returns the names with a prefix in a result of tools/list, sorted and without it.
+func namesOf(t *testing.T, result json.RawMessage, prefix string) (names []string) {
 	t.Helper()
-	var m struct {
-		Result struct {
-			Tools      []struct{ Name string }
-			NextCursor string
-		}
+	var list struct {
+		Tools      []struct{ Name string }
+		NextCursor string
 	}
-	if err := json.Unmarshal([]byte(answer), &m); err != nil || len(m.Result.Tools) == 0 || m.Result.NextCursor != "" {
-		t.Fatalf("got %.300s, error %v, want all tools", answer, err)
+	if err := json.Unmarshal(result, &list); err != nil || len(list.Tools) == 0 || list.NextCursor != "" {
+		t.Fatalf("got %.300s, error %v, want all tools", result, err)
 	}
-	for _, tool := range m.Result.Tools {
+	for _, tool := range list.Tools {
 		if name, has := strings.CutPrefix(tool.Name, prefix); has {
 			names = append(names, name)
 		}
@@ -111,10 +86,7 @@ func TestSharedChildrenShowWhatTheyWouldDirectly(t *testing.T) {
 		some  = `{"sampling":{},"elicitation":{"form":{},"url":{}}}`
 		roots = `{"roots":{},"elicitation":{"url":{},"form":{}},"sampling":{}}`
 	)
-	direct := map[string][]string{}
-	for _, capabilities := range []string{none, some, roots, `{"roots":{}}`} {
-		direct[capabilities] = directTools(t, capabilities)
-	}
+	direct := directTools(t, none, some, roots, `{"roots":{}}`)
 	if len(direct[none]) >= len(direct[some]) || len(direct[some]) >= len(direct[roots]) {
 		t.Fatalf("directly there are %d, %d and %d tools, so nothing is to be seen", len(direct[none]), len(direct[some]), len(direct[roots]))
 	}
@@ -135,7 +107,7 @@ func TestSharedChildrenShowWhatTheyWouldDirectly(t *testing.T) {
 					for at, prefix := range map[string]string{joinedAt(url): tt.server + "__", mcpAt(url, tt.server): ""} {
 						for capabilities, want := range tt.sees {
 							c := newSpeaker(t, at, era.modern, capabilities)
-							if got := namesOf(t, c.ask(t, "tools/list", `{}`).answer.Raw, prefix); !slices.Equal(got, want) {
+							if got := namesOf(t, c.ask(t, "tools/list", `{}`).answer.Result, prefix); !slices.Equal(got, want) {
 								t.Errorf("%s at %s with %s: got %d tools, want %d: %v", era.name, at, capabilities, len(got), len(want), got)
 							}
 						}
@@ -200,11 +172,11 @@ func TestSharedChildrenAskClientsOfAllKinds(t *testing.T) {
 func TestSharedChildrenAreFew(t *testing.T) {
 	isolate(t)
 	url := serve(t, gateway(everythingOf(t, "everything")))
-	want := directTools(t, `{}`)
+	want := directTools(t, `{}`)[`{}`]
 	for i := range 12 {
 		for _, era := range clientEras {
 			c := newSpeaker(t, mcpAt(url, "everything"), era.modern, fmt.Sprintf(`{"experimental":{%q:{"n":%d}}}`, era.name, i))
-			if got := namesOf(t, c.ask(t, "tools/list", `{}`).answer.Raw, ""); !slices.Equal(got, want) {
+			if got := namesOf(t, c.ask(t, "tools/list", `{}`).answer.Result, ""); !slices.Equal(got, want) {
 				t.Errorf("got tools %v, want %v", got, want)
 			}
 		}
