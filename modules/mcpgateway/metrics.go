@@ -11,8 +11,6 @@ var (
 
 	denials      = telemetry.NewCounter("denied_total", "What clients were refused.", "client", "reason")
 	redactions   = telemetry.NewCounter("redacted_total", "What was replaced in results.", "client")
-	invalidTools = telemetry.NewCounter("invalid_tools_total",
-		"Tools that were left out because their definition is invalid.", "server")
-	toolChanges = telemetry.NewCounter("tool_changes_total",
-		"Tools whose definition is not what it was when it was first seen.", "server")
+	invalidTools = telemetry.NewCounter("invalid_tools_total", "Tools that were left out because their definition is invalid.", "server")
+	toolChanges  = telemetry.NewCounter("tool_changes_total", "Tools whose definition is not what it was when it was first seen.", "server")
 )
