@@ -17,7 +17,7 @@ import (
 
 // Servers of the protocol's first revision have another transport: HTTP+SSE. Where all servers
 // are one, package httpsse makes them servers of Streamable HTTP, below an exchange and above
-// their routes. Their sessions are known by their ids. Nothing else has to know.
+// their routes. The ids of their sessions tell them apart from others.
 
 // serveRoutes has the routes of the server answer r.
 func (x *exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
@@ -59,7 +59,7 @@ func (c connecting) initializeHTTPSSE(patience time.Duration) (
 		return nil, "", nil, false
 	case failure != nil && (unreachable(failure) || failure.Data.Symbol == "http_error"):
 		return nil, "", failure, known
-	case failure != nil: // such as a login, or an endpoint that is none
+	case failure != nil: // such as a login, or an invalid endpoint
 		return nil, "", failure, true
 	}
 	if _, result, failure = c.initializeIn(session); failure != nil {

@@ -7,7 +7,7 @@
 // HTTP: a POST of a request is answered by what comes on the stream for it, a GET is a
 // stream of what belongs to no request, a DELETE ends the session. So does the end of the
 // server's stream, and a time without requests: the session is not known from then on, and
-// who needs one opens another.
+// a client that needs one opens another.
 //
 // # One stream, many calls
 //

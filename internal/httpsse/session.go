@@ -61,7 +61,7 @@ type call struct {
 // A letter is a message of a server on its way to the client.
 type letter struct {
 	message  []byte // nil if the client has canceled the call
-	question []byte // the id of the question that it is; nil if it is none
+	question []byte // its id, if it is a question to the client
 }
 
 // Len implements [mailbox.Letter].
@@ -143,8 +143,8 @@ func (s *session) notify(m *jsonrpc.Message) {
 	}
 }
 
-// ask puts a question to the client. If it cannot, it answers in its place: the server must not
-// wait in vain.
+// ask puts a question to the client. If it cannot, it answers in its place, so that the server
+// does not wait.
 func (s *session) ask(m *jsonrpc.Message) {
 	to, id := s.recipient(false), bytes.Clone(m.Literal(jsonrpc.ID)) // which outlives the message
 	if !to.Put(letter{message: m.Raw, question: id}) {

@@ -139,18 +139,19 @@ func (w *stream) dispatch() {
 		close(s.named)
 	case event.HasMessage() && s.endpoint != nil:
 		m := new(jsonrpc.Message)
-		if m.Read(bytes.Clone(w.data)) == nil { // what is none may be followed by others
+		if m.Read(bytes.Clone(w.data)) == nil { // an invalid one may be followed by others
 			s.receive(m)
 		}
 	}
 }
 
-var errEndpointInvalid = errors.New("the MCP server names an endpoint that is no address")
+var (
+	errEndpointInvalid   = errors.New("the MCP server names an endpoint that is not an address")
+	errEndpointElsewhere = errors.New("the MCP server names an endpoint at another host, to which nothing is sent")
+)
 
-var errEndpointElsewhere = errors.New("the MCP server names an endpoint at another host, to which nothing is sent")
-
-// resolve returns the endpoint that a server has named. host is that of the request. Of an
-// address only path and query are used, but one that is another's is no endpoint at all.
+// resolve returns the endpoint that a server has named. host is that of the request. Only path
+// and query of an address are used, and an address at another host is refused.
 func (u *Upstream) resolve(address, host string) (*url.URL, error) {
 	ref, err := url.Parse(address)
 	if err != nil || address == "" || ref.Opaque != "" || ref.User != nil {

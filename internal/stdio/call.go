@@ -191,7 +191,7 @@ func (c *child) take(id []byte) *call {
 	call := c.calls[number]
 	delete(c.calls, number)
 	c.served = c.served || call != nil && !call.own
-	c.undoubt(number)
+	c.endDoubt(number)
 	c.mu.Unlock()
 	if call != nil && call.session != nil {
 		call.session.outlive(call)
@@ -218,7 +218,7 @@ func (c *child) caller() (found *call, doubtful bool) {
 			found = call
 		}
 	}
-	for d := range c.lively() {
+	for d := range c.recentDoubts() {
 		if (!d.over || c.heedless) && (found == nil || d.session == nil || d.session != found.session) {
 			return nil, true
 		}

@@ -41,17 +41,17 @@ func (c *child) doubt(call *call) {
 func (c *child) noteUnseen(call *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.undoubt(call.id)
+	c.endDoubt(call.id)
 }
 
-// undoubt ends the doubt about a call. The caller holds the lock.
-func (c *child) undoubt(id uint64) {
+// endDoubt ends the doubt about a call. The caller holds the lock.
+func (c *child) endDoubt(id uint64) {
 	c.doubts = slices.DeleteFunc(c.doubts, func(d doubt) bool { return d.id == id })
 }
 
-// lively yields the calls given up of late that the child can have seen when it wrote the
+// recentDoubts yields the calls given up of late that the child can have seen when it wrote the
 // bytes read last. The caller holds the lock.
-func (c *child) lively() iter.Seq[doubt] {
+func (c *child) recentDoubts() iter.Seq[doubt] {
 	now := time.Now()
 	return func(yield func(doubt) bool) {
 		for _, d := range c.doubts {
@@ -73,11 +73,11 @@ func (c *child) tellCanceled(call *call, cancellation []byte) {
 		c.doubts[i].told = c.doubts[i].told || c.doubts[i].id == call.id
 	}
 	c.mu.Unlock()
-	c.clear()
+	c.pingForDoubts()
 }
 
-// clear sends a ping for the doubts that have none yet, unless another is under way.
-func (c *child) clear() {
+// pingForDoubts sends a ping for the doubts that have none yet, unless another is under way.
+func (c *child) pingForDoubts() {
 	ping := c.nextPing()
 	if ping == 0 || c.tell(jsonrpc.Request(ping, "ping", nil)) {
 		return
@@ -106,9 +106,9 @@ func (c *child) nextPing() uint64 {
 	return c.ping
 }
 
-// cleared takes an answer, if it is that to the ping. Calls that were canceled before
+// takePong takes an answer, if it is that to the ping. Calls that were canceled before
 // the ping are over then.
-func (c *child) cleared(id []byte) bool {
+func (c *child) takePong(id []byte) bool {
 	number, err := strconv.ParseUint(string(id), 10, 64)
 	if err != nil {
 		return false
@@ -123,7 +123,7 @@ func (c *child) cleared(id []byte) bool {
 	}
 	c.mu.Unlock()
 	if ours {
-		c.clear() // calls may have been canceled since
+		c.pingForDoubts() // calls may have been canceled since
 	}
 	return ours
 }
@@ -134,7 +134,7 @@ func (c *child) cleared(id []byte) bool {
 func (c *child) noteLate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for range c.lively() {
+	for range c.recentDoubts() {
 		c.heedless = true
 	}
 }

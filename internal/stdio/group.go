@@ -98,15 +98,15 @@ func (p *Pool) group(name string, capabilities []byte, owner string) *group {
 	default:
 		g = p.nearest(key, owner)
 		shares := g.can
-		p.running.Go(func() { p.sayFull(key, shares) }) // not under the lock
+		p.running.Go(func() { p.logFull(key, shares) }) // not under the lock
 	}
 	g.lastUsed = time.Now()
 	return g
 }
 
-// sayFull logs that a client shares the child of others because there is no room for its own
+// logFull logs that a client shares the child of others because there is no room for its own
 // group.
-func (p *Pool) sayFull(key groupKey, shares string) {
+func (p *Pool) logFull(key groupKey, shares string) {
 	p.full.Do(func() {
 		p.config.Logger().Warn(
 			"too many different capabilities of clients, so one shares the child of others that have less",

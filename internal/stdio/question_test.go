@@ -497,7 +497,7 @@ func TestPingsThatOvertakeShowNothing(t *testing.T) {
 	c.queue = make(chan frame, 1) // there is room for the cancellation alone
 	c.cancel(canceled, "x")
 	equal(t, "aside", len(c.asides), 1)
-	equal(t, "an answer to it", c.cleared([]byte(idOf(t, (<-c.asides).text()))), false)
+	equal(t, "an answer to it", c.takePong([]byte(idOf(t, (<-c.asides).text()))), false)
 	_, doubtful := c.caller()
 	equal(t, "doubtful", doubtful, true)
 }

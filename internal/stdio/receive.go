@@ -27,7 +27,7 @@ func (c *child) answer(m *jsonrpc.Message) {
 		c.server.pool.observe.Noise(c.server.name)
 		return
 	}
-	if c.cleared(m.Literal(jsonrpc.ID)) {
+	if c.takePong(m.Literal(jsonrpc.ID)) {
 		return
 	}
 	call := c.take(m.Literal(jsonrpc.ID))
