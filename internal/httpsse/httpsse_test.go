@@ -9,7 +9,10 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
@@ -111,7 +114,7 @@ func TestRecipients(t *testing.T) {
 }
 
 // What comes before there is a stream waits for it. Pings need no client.
-func TestMail(t *testing.T) {
+func TestMessagesWaitForAStream(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"early"}}`)
@@ -135,6 +138,40 @@ func TestRefusedQuestions(t *testing.T) {
 	if got := s.posted(); !strings.Contains(got.text, `"id":"q","error":{"code":-32601`) {
 		t.Errorf("posted %s", got.text)
 	}
+}
+
+// A question waits for a stream for some time only.
+func TestQuestionsWaitForAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		posts := make(chan string, 1)
+		p := NewPool()
+		defer p.Close()
+		s := newSession(p, Upstream{
+			Request: func(ctx context.Context) *http.Request {
+				r, _ := http.NewRequestWithContext(ctx, http.MethodGet, "http://old.test/sse", http.NoBody)
+				return r
+			},
+			Serve: func(_ http.ResponseWriter, r *http.Request) error {
+				body, err := io.ReadAll(r.Body)
+				posts <- string(body)
+				return err
+			},
+		})
+		s.endpoint = &url.URL{Path: "/message"}
+		var question jsonrpc.Message
+		if failure := question.Read([]byte(`{"jsonrpc":"2.0","id":"q","method":"roots/list"}`)); failure != nil {
+			t.Fatal(failure)
+		}
+		s.receive(&question)
+		time.Sleep(questionTime - 1)
+		synctest.Wait()
+		if len(posts) > 0 {
+			t.Errorf("posted %s too early", <-posts)
+		}
+		if got := <-posts; !strings.Contains(got, `"id":"q","error":{"code":-32601`) {
+			t.Errorf("posted %s", got)
+		}
+	})
 }
 
 func TestCancel(t *testing.T) {

@@ -18,8 +18,8 @@
 //
 // Clients choose what they declare, so the groups of a server are limited, in all and by
 // owner. When there is no room, a group that was not used for a minute ends. If there is
-// none, the client shares the child of the group whose capabilities are the most of those
-// that it has all of: it sees less, but what it sees works. There is always room for the
+// none, the client shares the child of the group with the most capabilities that declares
+// nothing the client does not: it sees less, but what it sees works. There is always room for the
 // group of those that declare nothing. A group without sessions and requests ends after the
 // time to live of sessions, unless its child is the last of the server that runs.
 //

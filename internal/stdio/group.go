@@ -78,8 +78,7 @@ func (s *server) told() []byte {
 }
 
 // group returns the group of a client that declares these capabilities. If there is no room
-// for another one, it is the group whose capabilities are the most of those that the client
-// has all of. The caller holds the lock.
+// for another one, it is the nearest. The caller holds the lock.
 func (p *Pool) group(name string, capabilities []byte, owner string) *group {
 	key := groupKey{name, canonical(capabilities, p.config.SoleClient)}
 	if p.config.Isolation == OneForAll {
@@ -155,8 +154,8 @@ func (p *Pool) addGroup(key groupKey, owner string) *group {
 	return g
 }
 
-// nearest returns the group whose capabilities are the most of those that are all in these.
-// The caller holds the lock.
+// nearest returns the group with the most capabilities that has none besides these. The caller
+// holds the lock.
 func (p *Pool) nearest(key groupKey, owner string) (best *group) {
 	var wanted map[string]any
 	_ = json.Unmarshal([]byte(key.can), &wanted) // it is canonical
