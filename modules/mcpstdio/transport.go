@@ -258,7 +258,7 @@ func (t *Transport) Validate() error {
 	case t.Framing != stdio.Newline && t.Framing != stdio.ContentLength:
 		return fmt.Errorf("framing: %q is neither newline nor content-length", t.Framing)
 	case t.Isolation != stdio.OneForAll && t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
-		return fmt.Errorf("isolation: %q is none of none, shared and session", t.Isolation)
+		return fmt.Errorf("isolation: %q is not one of none, shared, session", t.Isolation)
 	case t.StartTimeout < 0:
 		return fmt.Errorf("start_timeout: %s is negative", time.Duration(t.StartTimeout))
 	case t.StopGrace < 0:

@@ -121,7 +121,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		{"A2 a server with nothing to answer", gateway("server a"), `server "a": routes: there are none`},
 		{"A2 a child without a command", gateway("server a stdio"), "server a: stdio without a command"},
 		{"A2 a child with no time to start", gateway(block("server a stdio x", "start_timeout 0s")), "start_timeout: 0s is not positive"},
-		{"A2 a child that shares nothing", gateway(block("server a stdio x", "isolation nothing")), `isolation: "nothing" is none of none, shared and session`},
+		{"A2 a child that shares nothing", gateway(block("server a stdio x", "isolation nothing")), `isolation: "nothing" is not one of none, shared, session`},
 		{"A2 a child that is told of nothing", gateway(block("server a stdio x", "framing xml")), `framing: "xml" is neither newline nor content-length`},
 		{"G26 a server whose URL has a fragment", gateway("server a http://127.0.0.1/#x"), "has a fragment"},
 		{"G26 two servers of one name", gateway("server a http://127.0.0.1", "server a http://127.0.0.2"), `server "a": the name or alias "a" is given twice`},
