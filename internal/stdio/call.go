@@ -113,6 +113,7 @@ func (c *child) abandon(call *call) {
 	}
 	if call.session != nil {
 		call.session.drop(func(q *question) bool { return q.call == call })
+		call.session.endEventsOf(call)
 	}
 }
 

@@ -278,6 +278,7 @@ func (p *Pool) end(s *session) {
 	s.mu.Unlock()
 	s.mail.Discard()
 	s.drop(func(*question) bool { return true })
+	s.endEvents()
 	uris := s.uris()
 	p.mu.Lock()
 	defer p.mu.Unlock()

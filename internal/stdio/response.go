@@ -54,12 +54,16 @@ type stream struct {
 	question *question   // that the event asks; nil for none
 	last     bool        // buf is the end of the stream
 	stop     context.CancelFunc
-	closed   func() // called once at the end of the response
+	closed   func() (kept bool) // called once at the end of the response; the client can ask for the rest if it is kept
+
+	events *callEvents // that it sends, of a call whose client can ask for the rest; nil for others
+	missed []letter    // that are sent before them
+	sent   uint64      // number of the last one
 }
 
-func newStream(ctx context.Context, b *inbox, closed func()) *stream {
+func newStream(ctx context.Context, b *inbox, closed func() (kept bool)) *stream {
 	own, stop := context.WithCancel(ctx)
-	return &stream{request: ctx, ctx: own, inbox: b, stop: stop, closed: sync.OnceFunc(closed)}
+	return &stream{request: ctx, ctx: own, inbox: b, stop: stop, closed: sync.OnceValue(closed)}
 }
 
 // Read implements io.Reader.
@@ -85,7 +89,10 @@ func (s *stream) next() error {
 		}
 		return io.EOF // it was stopped
 	}
-	l, ok, last := s.inbox.Take()
+	l, ok, last, current := s.take()
+	if !current {
+		return io.EOF
+	}
 	if !ok && !last {
 		timer := time.NewTimer(streamable.KeepAlive)
 		defer timer.Stop()
@@ -104,18 +111,35 @@ func (s *stream) next() error {
 	return nil
 }
 
+// take takes the next message. It reports whether this is still the response to send it in.
+func (s *stream) take() (l letter, ok, last, current bool) {
+	switch {
+	case len(s.missed) > 0:
+		l, s.missed = s.missed[0], s.missed[1:]
+		return l, true, len(s.missed) == 0 && s.events.isOver(), true
+	case s.events != nil:
+		return s.events.take(s)
+	}
+	l, ok, last = s.inbox.Take()
+	return l, ok, last, true
+}
+
 // load makes a message the next event.
 func (s *stream) load(l letter) {
 	event := streamable.Event{Type: "message"}
+	if s.events != nil {
+		s.sent++
+		event.ID = s.events.eventID(s.sent)
+	}
 	s.buf, s.question = event.Buffers(l.message...), l.question
 }
 
 // Close implements io.Closer.
 func (s *stream) Close() error {
 	s.stop()
-	if q := s.question; q != nil && len(s.buf) > 0 { // the client has not read all of it
+	kept := s.closed()
+	if q := s.question; q != nil && len(s.buf) > 0 && !kept { // the client has not read all of it
 		q.session.refuse(q, "the client has left")
 	}
-	s.closed()
 	return nil
 }

@@ -309,11 +309,18 @@ func (rt *roundTrip) call() (*http.Response, error) {
 		return rt.answered(call, l)
 	}
 	var st *stream
-	st = newStream(ctx, call.inbox, func() {
-		rt.pool.unlisten(st)
-		c.giveUp(call, context.Cause(ctx))
-		rt.done()
-	})
+	if rt.session != nil && rt.era == mcp.Legacy && c.keepsCalls(rt.session) {
+		events := rt.session.newEvents(c, call)
+		st = rt.callStream(events)
+		events.begin(st, l)
+	} else {
+		st = newStream(ctx, call.inbox, func() bool {
+			rt.pool.unlisten(st)
+			c.giveUp(call, context.Cause(ctx))
+			rt.done()
+			return false
+		})
+	}
 	st.load(l)
 	if rt.m.Is(jsonrpc.Method, mcp.MethodListen) {
 		rt.pool.listen(st)
@@ -386,11 +393,15 @@ func (rt *roundTrip) listen() *http.Response {
 	if rt.session == nil || !streamable.AcceptsStream(rt.req.Header) {
 		return rt.fail(jsonrpc.MethodNotAllowed("POST"))
 	}
+	if res := rt.resume(); res != nil {
+		return res
+	}
 	var st *stream
-	st = newStream(rt.req.Context(), rt.session.mail, func() {
+	st = newStream(rt.req.Context(), rt.session.mail, func() bool {
 		rt.pool.unlisten(st)
 		rt.session.leave(st)
 		rt.session.release()
+		return false
 	})
 	st.buf = net.Buffers{streamable.Comment} // so that the header goes out
 	rt.session.listen(st)

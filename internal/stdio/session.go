@@ -38,6 +38,10 @@ type session struct {
 	subscriptions map[string]bool // URIs of resources
 	level         string          // of the log messages that it wants, if it has said
 	bytes         int64           // that are kept for it
+
+	events     map[uint64]*callEvents // of its calls, by number
+	detached   map[*callEvents]bool   // those whose client is away; whether they are over
+	lastEvents uint64                 // number
 }
 
 func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
@@ -49,6 +53,8 @@ func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
 		mail:          newInbox(maxMail),
 		questions:     map[uint64]*question{},
 		subscriptions: map[string]bool{},
+		events:        map[uint64]*callEvents{},
+		detached:      map[*callEvents]bool{},
 	}
 	if p.config.Isolation == PerSession {
 		s.hello = bytes.Clone(hello.Literal(jsonrpc.Params))

@@ -214,7 +214,7 @@ func TestRoomForSessions(t *testing.T) {
 					case "idle":
 						s.release()
 					case "listening":
-						s.listen(newStream(t.Context(), s.mail, func() {}))
+						s.listen(newStream(t.Context(), s.mail, func() bool { return false }))
 					}
 				}
 				equal(t, "refused", open(test.by) == nil, test.want == "")
@@ -377,7 +377,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 // and it may be the old one that is woken.
 func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
 	mail := newInbox(maxMail)
-	old := newStream(t.Context(), mail, func() {})
+	old := newStream(t.Context(), mail, func() bool { return false })
 	mail.Put(letter{message: frame{[]byte("x")}})
 	<-mail.More() // it is woken
 	old.stop()    // and taken over

@@ -293,3 +293,51 @@ func TestAggregateWaitsToResume(t *testing.T) {
 		t.Errorf("after a reload: got %s", got.answer.Raw)
 	}
 }
+
+// A client that loses its connection in a call of a child comes back, and gets what it has missed and
+// the answer. With a child of its own it is also asked what it was to be asked.
+func TestAggregateResumesCallsOfChildren(t *testing.T) {
+	isolate(t)
+	for isolation, ask := range map[string]string{"shared": "", "session": "elicitation/create"} {
+		capabilities, steps, want := `{}`, 6, []float64{3, 4, 5, 6}
+		if ask != "" {
+			capabilities, steps = `{"elicitation":{}}`, 3
+		}
+		server := block(child("alpha"), "isolation "+isolation)
+		url := serve(t, gateway("separator __", server, newRemoteServer(t, "tool").line("beta")))
+		for at, name := range map[string]string{joinedAt(url): "alpha__progress", mcpAt(url, "alpha"): "progress"} {
+			t.Run(isolation+" "+name, func(t *testing.T) {
+				c := newSpeaker(t, at, false, capabilities)
+				call := fmt.Sprintf(`{"name":%q,"arguments":{"steps":%d,"ask":%q},"_meta":{"progressToken":7}}`, name, steps, ask)
+				d := c.begin(t, "tools/call", call)
+				d.next(t)
+				last := d.next(t).EventID // the third step is lost on the way
+				d.HangUp()
+
+				other := newSpeaker(t, at, false, capabilities)
+				if got := send(t, client, "GET", at, "", other.Session, "Accept: text/event-stream", "Last-Event-Id: "+last); got.StatusCode != 400 {
+					t.Errorf("another client got %d %s", got.StatusCode, got.body)
+				}
+				c.Headers = append(c.Headers, "Last-Event-Id: "+last)
+				rest := c.Listen(t.Context())
+				c.Headers = c.Headers[:len(c.Headers)-1]
+				var steps []float64
+				var answer string
+				for m := range rest.Messages {
+					switch {
+					case m.Method == "elicitation/create":
+						c.replyTo(t, m, `{"action":"accept","content":{}}`)
+					case m.Method == "notifications/progress":
+						steps = append(steps, m.Params.Progress)
+					case m.Method == "":
+						answer = m.Raw
+						rest.HangUp()
+					}
+				}
+				if !slices.Equal(steps, want) || !strings.Contains(answer, `"text":"done"`) || !strings.Contains(answer, `"id":`+d.ID) {
+					t.Errorf("got %v and %s", steps, answer)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package stdio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// event returns the next event of a stream: its id and its message.
+func (r *reply) event() (id, message string) {
+	r.t.Helper()
+	for {
+		line, err := r.events.ReadString('\n')
+		if err != nil {
+			return "", ""
+		}
+		if text, ok := strings.CutPrefix(line, "id: "); ok {
+			id = strings.TrimSpace(text)
+		}
+		if text, ok := strings.CutPrefix(line, "data: "); ok {
+			return id, strings.TrimSpace(text)
+		}
+	}
+}
+
+// A longCall is a call of a puppet whose answer comes when the test wants it.
+type longCall struct {
+	*reply
+	c      *client
+	id     string // that the child knows it by
+	hangUp context.CancelFunc
+}
+
+// step is the message of the child that reports progress of a call.
+func step(id string, n int) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`+"\n", id, n)
+}
+
+// begin makes a call, whose first event has come.
+func (c *client) begin() *longCall {
+	c.p.t.Helper()
+	ctx, hangUp := context.WithCancel(c.ctx)
+	r := c.with(ctx).post(request(`"long"`, "say", `{"raw":`+quote(step("$ID", 1))+`,"_meta":{"progressToken":"t"}}`))
+	call := &longCall{reply: r, c: c, hangUp: hangUp}
+	for _, message := range call.heard() {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+		}
+		if _ = json.Unmarshal([]byte(message), &m); m.Method == "say" {
+			call.id = string(m.ID)
+		}
+	}
+	return call
+}
+
+// heard returns what the child has got.
+func (call *longCall) heard() (all []string) {
+	call.t.Helper()
+	var m struct{ Result []string }
+	if err := json.Unmarshal([]byte(call.c.post(request(`"h"`, "heard", `{}`)).last()), &m); err != nil {
+		call.t.Fatal(err)
+	}
+	return m.Result
+}
+
+// says has the child write something.
+func (call *longCall) says(raw string) {
+	call.t.Helper()
+	call.c.post(request(`"s"`, "fill", `{"raw":`+quote(raw)+`}`)).last()
+}
+
+// answers has the child answer the call.
+func (call *longCall) answers() {
+	call.t.Helper()
+	call.says(`{"jsonrpc":"2.0","id":` + call.id + `,"result":{"done":true}}` + "\n")
+}
+
+// leave loses the connection, and waits until the pool knows.
+func (call *longCall) leave() {
+	call.hangUp()
+	call.Body.Close()
+}
+
+// resume asks for the rest of the call after an event.
+func (call *longCall) resume(after string) *reply {
+	call.t.Helper()
+	res, err := call.c.do(http.MethodGet, "", "Accept", "text/event-stream", "Last-Event-Id", after)
+	if err != nil {
+		call.t.Fatal(err)
+	}
+	return newReply(call.t, res)
+}
+
+const answer = `{"jsonrpc":"2.0","id":"long","result":{"done":true}}`
+
+// progress is what the client gets of a step.
+func progress(n int) string { return strings.TrimSpace(step(`"t"`, n)) }
+
+func TestCallsAreResumed(t *testing.T) {
+	for _, change := range []func(*Config){func(*Config) {}, perSession} {
+		p := newPuppets(t, change)
+		call := p.client().initialize(`{}`).begin()
+		first, message := call.event()
+		equal(t, "first event", message, progress(1))
+		call.says(step(call.id, 2))
+		second, message := call.event()
+		equal(t, "second event", message, progress(2))
+		call.leave()
+		call.says(step(call.id, 3)) // while the client is away
+
+		// Of what was sent before, the client may have lost some.
+		rest := call.resume(first)
+		for n := 2; n <= 3; n++ {
+			_, message = rest.event()
+			equal(t, "event", message, progress(n))
+		}
+		again := call.resume(second) // the connection is broken, and only the client knows
+		third, message := again.event()
+		equal(t, "event", message, progress(3))
+		call.answers()
+		last, message := again.event()
+		equal(t, "answer", message, answer)
+		equal(t, "end", again.next(), "")
+		equal(t, "end of the other", rest.next(), "")
+
+		// The answer may have been lost, too.
+		rest = call.resume(third)
+		_, message = rest.event()
+		equal(t, "answer", message, answer)
+		equal(t, "end", rest.next(), "")
+		equal(t, "after the answer", call.resume(last).next(), "")
+		for _, message := range call.heard() {
+			if strings.Contains(message, "cancelled") {
+				t.Errorf("the child was told %s", message)
+			}
+		}
+	}
+}
+
+func TestCallsThatCannotBeResumed(t *testing.T) {
+	p := newPuppets(t)
+	refused := func(what string, r *reply) {
+		t.Helper()
+		equal(t, what, r.StatusCode, http.StatusBadRequest)
+		r.Body.Close()
+	}
+	t.Run("of another session", func(t *testing.T) {
+		call := p.client().initialize(`{}`).begin()
+		id, _ := call.event()
+		call.leave()
+		other := *call
+		other.c = p.client().initialize(`{}`)
+		refused("status", other.resume(id))
+		refused("an event that was not sent", call.resume(strings.TrimSuffix(id, "1")+"7"))
+		call.answers()
+		_, message := call.resume(id).event()
+		equal(t, "answer", message, answer)
+	})
+	t.Run("canceled", func(t *testing.T) {
+		call := p.client().initialize(`{}`).begin()
+		id, _ := call.event()
+		call.leave()
+		call.c.post(notification("notifications/cancelled", `{"requestId":"long"}`)).Body.Close()
+		refused("status", call.resume(id))
+		contains(t, "the child", strings.Join(call.heard(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
+	})
+	t.Run("of a session that has ended", func(t *testing.T) {
+		call := p.client().initialize(`{}`).begin()
+		call.event()
+		call.leave()
+		res, err := call.c.do(http.MethodDelete, "")
+		if err != nil || res.StatusCode != http.StatusNoContent {
+			t.Fatal(res, err)
+		}
+		call.c = p.client().initialize(`{}`)
+		p.eventually("the child knows", func() bool {
+			return strings.Contains(strings.Join(call.heard(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
+		})
+	})
+	t.Run("of which too much was sent", func(t *testing.T) {
+		call := p.client().initialize(`{}`).begin()
+		first, _ := call.event()
+		large := strings.Replace(step(call.id, 2), `"progress":2`, `"progress":2,"message":"`+strings.Repeat("x", maxReplayed)+`"`, 1)
+		call.says(large)
+		second, _ := call.event()
+		call.leave()
+		refused("status", call.resume(first))
+		call.answers()
+		_, message := call.resume(second).event()
+		equal(t, "answer", message, answer)
+	})
+	t.Run("because of a timeout", func(t *testing.T) {
+		c := p.client().initialize(`{}`)
+		ctx, cancel := context.WithTimeoutCause(c.ctx, time.Hour, nil)
+		defer cancel()
+		caused, end := context.WithCancelCause(ctx)
+		call := c.with(caused).begin()
+		id, _ := call.event()
+		end(context.DeadlineExceeded)
+		call.Body.Close()
+		call.c = c
+		refused("status", call.resume(id))
+		contains(t, "the child", strings.Join(call.heard(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
+	})
+	t.Run("beyond those that are kept", func(t *testing.T) {
+		c := p.client().initialize(`{}`)
+		var ids []string
+		var calls []*longCall
+		for range maxDetached + 1 {
+			call := c.begin()
+			id, _ := call.event()
+			call.leave()
+			ids, calls = append(ids, id), append(calls, call)
+		}
+		refused("the last", calls[maxDetached].resume(ids[maxDetached]))
+		calls[0].answers()
+		_, message := calls[0].resume(ids[0]).event()
+		equal(t, "answer", message, answer)
+	})
+}
+
+// In time that is not real: what a client does not come back for ends.
+func TestCallsAreNotKeptForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &session{events: map[uint64]*callEvents{}, detached: map[*callEvents]bool{}}
+		waiting := &call{session: s, inbox: newInbox(maxUnread), id: 1}
+		c := &child{server: &server{pool: &Pool{}}, calls: map[uint64]*call{1: waiting}}
+		events := s.newEvents(c, waiting)
+		st := newStream(t.Context(), waiting.inbox, func() bool { return false })
+		events.begin(st, letter{})
+		time.Sleep(2 * resumeTime) // while the client reads
+		if !events.detach(st, context.Canceled) {
+			t.Error("it is not kept")
+		}
+		time.Sleep(resumeTime - 1)
+		other := newStream(t.Context(), waiting.inbox, func() bool { return false })
+		if !events.resume(other, 0) {
+			t.Error("it cannot be resumed")
+		}
+		events.detach(other, context.Canceled)
+		time.Sleep(resumeTime + 1)
+		synctest.Wait()
+		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil {
+			t.Errorf("it is kept: %v, %v", s.events, c.calls)
+		}
+	})
+}
