@@ -17,15 +17,24 @@ import (
 func (q *Request) admit(target mcp.Target) *jsonrpc.Failure {
 	q.admitted = true
 	q.tally().Requests.Add(1)
+	if failure := q.permit(target); failure != nil {
+		return failure
+	}
+	if wait, ok := q.take(target, q.isRequest()); !ok {
+		q.w.Header().Set("Retry-After", retryAfter(wait))
+		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
+	}
+	return nil
+}
+
+// permit decides whether the client may do this at all. It is for messages that were admitted
+// before it was known what they are about.
+func (q *Request) permit(target mcp.Target) *jsonrpc.Failure {
 	if !q.caller.allows(target) {
 		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
 	}
 	if q.g.withheld(target) {
 		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
-	}
-	if wait, ok := q.take(target, q.isRequest()); !ok {
-		q.w.Header().Set("Retry-After", retryAfter(wait))
-		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
 	}
 	return nil
 }

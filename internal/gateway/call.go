@@ -147,7 +147,8 @@ func (c *call) callOther(method string) *jsonrpc.Failure {
 	if strings.HasPrefix(method, "tasks/") && c.message.Has(jsonrpc.TaskID) {
 		return c.callTask()
 	}
-	if c.message.Kind(jsonrpc.URI) == jsonspan.String {
+	// What the protocol knows, and was not answered yet, has no meaning in this era.
+	if _, known := mcp.KnownMethod(method); !known && c.message.Kind(jsonrpc.URI) == jsonspan.String {
 		if s, target, edits, failure := c.findResource(jsonrpc.URI); failure == nil {
 			target.Kind, target.Name = mcp.Other, ""
 			return c.pass(s, target, edits)
@@ -176,10 +177,12 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	if isLogin && c.sees(s) {
 		target = mcp.Target{} // it is the gateway's own
 	}
-	if !c.admitted || !c.sees(s) {
-		if failure := c.admit(target); failure != nil {
-			return failure
-		}
+	check := c.admit
+	if c.admitted {
+		check = c.permit
+	}
+	if failure := check(target); failure != nil {
+		return failure
 	}
 	ctx, cancel := context.WithCancel(c.r.Context())
 	defer cancel()

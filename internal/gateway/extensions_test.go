@@ -344,3 +344,32 @@ func TestMethodsOfOtherExtensions(t *testing.T) {
 		}
 	})
 }
+
+// By which URI a method names a resource does not matter to what the client may do, nor does
+// it make a request of a server that the protocol knows as something else.
+func TestMethodsOfOtherExtensionsByOwnURI(t *testing.T) {
+	const own = `{"uri":"x://a"}`
+	proxy := `{"uri":"` + mcp.ResourceURI("a", "x://a") + `"}`
+	make := func() []*peer {
+		p := newPeer("a").has("resources/list", "resources", `{"uri":"x://a","name":"a"}`)
+		for _, method := range []string{"vendor/x", "roots/list", "sampling/createMessage", "notifications/tasks"} {
+			p.does(method, func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"more":1}`) })
+		}
+		return []*peer{p, newPeer("b")}
+	}
+	both(t, nil, make, func(t *testing.T, u *user, peers []*peer) {
+		if s := u.ask("vendor/x", own); !strings.Contains(s.body, `"more":1`) {
+			t.Errorf("got %s", s.body)
+		}
+		for _, method := range []string{"roots/list", "sampling/createMessage", "notifications/tasks"} {
+			if s := u.ask(method, proxy); s.code() != jsonrpc.CodeMethodNotFound || peers[0].count(method) != 0 {
+				t.Errorf("%s: got %s", method, s.body)
+			}
+		}
+	})
+	both(t, everybody("allow resource:a::*", "deny a::*"), make, func(t *testing.T, u *user, peers []*peer) {
+		if s := u.ask("vendor/x", own); s.symbol() != "acl_denied" || peers[0].count("vendor/x") != 0 {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
