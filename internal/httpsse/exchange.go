@@ -83,8 +83,11 @@ func (x *exchange) call() error {
 			cancel()
 			return context.Cause(x.r.Context())
 		}
-		if x.deliver(c, out) {
-			return nil
+		if done, err := x.deliver(c, out); done {
+			if err != nil && s.forget(c) {
+				s.cancel(c)
+			}
+			return err
 		}
 	}
 }
@@ -92,23 +95,27 @@ func (x *exchange) call() error {
 // postLinger is how long a POST may take after the answer to its message.
 const postLinger = time.Second
 
-// deliver gives the client what has come for a call. It reports whether that was all.
-func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool) {
+// deliver gives the client what has come for a call. It reports whether that was all, because
+// of an error if there is one: nothing more is taken.
+func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool, err error) {
 	for {
 		l, ok, last := c.mail.Take()
 		switch {
 		case !ok:
-			return false
+			return false, nil
 		case l.message == nil: // the client has cancelled the call
 			if !out.Streaming() {
 				x.w.WriteHeader(http.StatusAccepted)
 			}
-			return true
+			return true, nil
 		case last:
 			out.Answer(http.StatusOK, &streamable.Event{Type: "message", Data: l.message})
-			return true
+			return true, out.Err()
 		case !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil:
 			x.session.refuse(l.question, "the client takes no event stream, or has left")
+		}
+		if err := out.Err(); err != nil {
+			return true, err
 		}
 	}
 }
@@ -127,17 +134,18 @@ func (x *exchange) cut(c *call, out *streamable.Writer, taken <-chan posted) err
 		case <-timer.C:
 		}
 	}
-	if x.deliver(c, out) { // what has come before the end
-		return nil
+	if done, err := x.deliver(c, out); done { // what has come before the end
+		return err
 	}
 	return x.session.failure()
 }
 
 // refused answers a request that the server has not accepted.
 func (x *exchange) refused(c *call, out *streamable.Writer, p posted) error {
+	done, err := x.deliver(c, out)
 	switch {
-	case x.deliver(c, out): // which it has answered nevertheless
-		return nil
+	case done: // which it has answered nevertheless
+		return err
 	case p.err != nil:
 		return p.err
 	case out.Streaming():
@@ -193,6 +201,9 @@ func (x *exchange) listen() error {
 		for l, ok, _ := s.mail.Take(); ok; l, ok, _ = s.mail.Take() {
 			if !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil {
 				s.refuse(l.question, "the client has left")
+			}
+			if err := out.Err(); err != nil {
+				return err
 			}
 		}
 	}

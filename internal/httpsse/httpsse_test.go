@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
@@ -196,6 +197,64 @@ func TestCancel(t *testing.T) {
 			t.Errorf("posted %s", got.text)
 		}
 		res.ends(0, "context canceled")
+	})
+}
+
+// fullWriter takes a part of a response only.
+type fullWriter struct {
+	header http.Header
+	room   int
+}
+
+func (w *fullWriter) Header() http.Header { return w.header }
+func (w *fullWriter) WriteHeader(int)     {}
+func (w *fullWriter) FlushError() error   { return nil }
+func (w *fullWriter) Write(p []byte) (int, error) {
+	if w.room -= len(p); w.room < 0 {
+		return 0, errNotRead
+	}
+	return len(p), nil
+}
+
+// A response of which no more is taken ends, with the error that says why.
+func TestResponseNotTaken(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	serve := func(method, message string) <-chan error {
+		r, _ := http.NewRequestWithContext(t.Context(), method, s.url.String(), strings.NewReader(message))
+		r.Header.Set(mcp.SessionHeader, c.session)
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		served := make(chan error, 1)
+		go func() {
+			served <- c.pool.Serve(&fullWriter{header: http.Header{}, room: 40}, r, Upstream{Server: "id", Serve: s.pass})
+		}()
+		return served
+	}
+	ends := func(t *testing.T, served <-chan error) {
+		t.Helper()
+		if err := next(t, served); !errors.Is(err, errNotRead) {
+			t.Errorf("ended with %v", err)
+		}
+	}
+	const call, log = `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`, `{"jsonrpc":"2.0","method":"notifications/message"}`
+	t.Run("an answer", func(t *testing.T) {
+		served := serve(http.MethodPost, call)
+		c.at.say(`{"jsonrpc":"2.0","id":` + string(s.posted().ID) + `,"result":{"text":"more than there is room for"}}`)
+		ends(t, served)
+	})
+	t.Run("a message before it", func(t *testing.T) {
+		served := serve(http.MethodPost, call)
+		id := s.posted().ID
+		c.at.say(log)
+		ends(t, served)
+		if got := s.posted(); got.Method != "notifications/cancelled" || string(got.Params.RequestID) != string(id) {
+			t.Errorf("posted %s", got.text)
+		}
+	})
+	t.Run("a stream", func(t *testing.T) {
+		served := serve(http.MethodGet, "")
+		c.at.say(log)
+		ends(t, served)
 	})
 }
 

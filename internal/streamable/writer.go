@@ -202,3 +202,11 @@ func (w *Writer) Streaming() bool {
 	defer w.mu.Unlock()
 	return w.stream
 }
+
+// Err returns why nothing more can be written: what was written was not taken, or the response
+// has ended.
+func (w *Writer) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
