@@ -186,8 +186,14 @@ func (x *exchange) listen() error {
 	if !out.AcceptsStream() {
 		return jsonrpc.MethodNotAllowed("POST", "DELETE")
 	}
-	s.listen(1)
-	defer s.listen(-1)
+	s.mail.Join()
+	defer func() {
+		for _, l := range s.mail.Leave() {
+			if l.question != nil {
+				s.refuse(l.question, "the client has left")
+			}
+		}
+	}()
 	out.Begin()
 	for {
 		select {
@@ -195,7 +201,6 @@ func (x *exchange) listen() error {
 		case <-s.life.Done():
 			return nil
 		case <-ctx.Done():
-			s.mail.Wake() // for another stream
 			return context.Cause(ctx)
 		}
 		for l, ok, _ := s.mail.Take(); ok; l, ok, _ = s.mail.Take() {

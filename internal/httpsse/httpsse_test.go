@@ -129,11 +129,22 @@ func TestMessagesWaitForAStream(t *testing.T) {
 	stream.ends(200, "context canceled")
 }
 
+// What no stream takes is kept only if it is small, even if it is all there is.
+func TestLargeMail(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	large := `{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{"text":"` + strings.Repeat("x", maxMail) + `"}}`
+	c.at.say(large)
+	if got := s.posted(); !strings.Contains(got.text, `"id":"q","error":{"code":-32601`) {
+		t.Errorf("posted %s", got.text)
+	}
+}
+
 // A question that the client does not take is refused.
 func TestRefusedQuestions(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
-	big := strings.Repeat("x", maxMail)
+	big := strings.Repeat("x", maxMail-100)
 	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"` + big + `"}}`)
 	c.at.say(`{"jsonrpc":"2.0","id":"q","method":"roots/list"}`)
 	if got := s.posted(); !strings.Contains(got.text, `"id":"q","error":{"code":-32601`) {

@@ -32,13 +32,12 @@ type session struct {
 	endpoint *url.URL      // written before named is closed
 	named    chan struct{} // closed when the endpoint is known
 
-	mail    *inbox        // what belongs to no call
+	mail    *inbox        // what belongs to no call, for GET streams
 	telling chan struct{} // has a token for each message that is sent besides those of requests
 
-	mu        sync.Mutex
-	lastID    uint64
-	calls     map[uint64]*call
-	listeners int // GET streams
+	mu     sync.Mutex
+	lastID uint64
+	calls  map[uint64]*call
 }
 
 const (
@@ -73,7 +72,7 @@ type inbox = mailbox.Box[letter]
 func newSession(p *Pool, u Upstream) *session {
 	s := &session{
 		pool: p, up: u, named: make(chan struct{}), calls: map[uint64]*call{},
-		mail: mailbox.New[letter](maxMail), telling: make(chan struct{}, maxTelling),
+		mail: mailbox.NewUnread[letter](maxMail), telling: make(chan struct{}, maxTelling),
 	}
 	s.life, s.end = context.WithCancelCause(context.Background())
 	return s
@@ -176,7 +175,7 @@ func (s *session) recipient(ofSession bool) *inbox {
 			latest = c
 		}
 	}
-	if latest == nil || s.listeners > 0 && (ofSession || working > 1) {
+	if latest == nil || (ofSession || working > 1) && s.mail.HasReaders() {
 		return s.mail
 	}
 	return latest.mail
@@ -252,13 +251,6 @@ func (s *session) called(id []byte) (latest *call) {
 		}
 	}
 	return latest
-}
-
-// listen counts GET streams.
-func (s *session) listen(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.listeners += n
 }
 
 // refuse answers a question in place of the client.

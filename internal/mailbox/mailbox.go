@@ -19,22 +19,63 @@ type Box[L Letter] struct {
 	letters []L
 	size    int  // bytes in letters
 	limit   int  // bytes that wait for a client that does not read, the last letter aside
+	readers int  // responses that take letters
 	closed  bool // nothing more will come
 }
 
-// New returns a Box for letters of up to limit bytes together.
-func New[L Letter](limit int) *Box[L] { return &Box[L]{more: make(chan struct{}, 1), limit: limit} }
+// New returns a Box for letters of up to limit bytes together. A response takes them.
+func New[L Letter](limit int) *Box[L] {
+	return &Box[L]{more: make(chan struct{}, 1), limit: limit, readers: 1}
+}
+
+// NewUnread returns a Box like New, for responses that may never come. They call Join and Leave.
+func NewUnread[L Letter](limit int) *Box[L] {
+	return &Box[L]{more: make(chan struct{}, 1), limit: limit}
+}
+
+// Join says that another response takes letters.
+func (b *Box[L]) Join() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.readers++
+	if len(b.letters) > 0 {
+		b.Wake()
+	}
+}
+
+// Leave says that such a response has ended. It returns the letters that it has left and that are
+// too large to be kept until there is another one.
+func (b *Box[L]) Leave() (dropped []L) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.readers--
+	if b.readers == 0 && b.size > b.limit && !b.closed {
+		dropped, b.letters, b.size = b.letters, nil, 0
+	}
+	if len(b.letters) > 0 {
+		b.Wake() // another one
+	}
+	return dropped
+}
+
+// HasReaders reports whether there are responses that take letters.
+func (b *Box[L]) HasReaders() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.readers > 0
+}
 
 // More returns a channel that has a value whenever there is something to take, or nothing
 // any more.
 func (b *Box[L]) More() <-chan struct{} { return b.more }
 
-// Put adds a letter and reports whether there was room for it. For one there always is, of
-// whatever size.
+// Put adds a letter and reports whether there was room for it. For one that is taken at once there
+// always is, of whatever size.
 func (b *Box[L]) Put(l L) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.size > 0 && b.size+l.Len() > b.limit {
+	isNext := b.size == 0 && b.readers > 0
+	if b.closed || !isNext && b.size+l.Len() > b.limit {
 		return false
 	}
 	b.add(l)

@@ -51,6 +51,22 @@ func TestBox(t *testing.T) {
 		put(t, b, "x", false)
 		take(t, b, "long", false)
 	})
+	t.Run("what may never be read is not large", func(t *testing.T) {
+		b := NewUnread[text](2)
+		put(t, b, "long", false)
+		put(t, b, "ab", true)
+		b.Join()
+		take(t, b, "ab", false)
+		put(t, b, "long", true)
+		b.Join()
+		if left := b.Leave(); len(left) != 0 || !b.HasReaders() {
+			t.Errorf("left are %q", left)
+		}
+		if left := b.Leave(); len(left) != 1 || b.HasReaders() {
+			t.Errorf("left are %q", left)
+		}
+		put(t, b, "ab", true)
+	})
 	t.Run("what is discarded has no last letter", func(t *testing.T) {
 		b := New[text](10)
 		put(t, b, "progress", true)

@@ -400,9 +400,15 @@ func (rt *roundTrip) listen() *http.Response {
 	st = newStream(rt.req.Context(), rt.session.mail, func() bool {
 		rt.pool.unlisten(st)
 		rt.session.leave(st)
+		for _, l := range rt.session.mail.Leave() {
+			if l.question != nil {
+				rt.session.refuse(l.question, "the client has left")
+			}
+		}
 		rt.session.release()
 		return false
 	})
+	rt.session.mail.Join()
 	st.buf = net.Buffers{streamable.Comment} // so that the header goes out
 	rt.session.listen(st)
 	rt.pool.listen(st)

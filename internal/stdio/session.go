@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mailbox"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -50,7 +51,7 @@ func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
 		name:          name,
 		pool:          p,
 		can:           bytes.Clone(hello.Literal(jsonrpc.Capabilities)),
-		mail:          newInbox(maxMail),
+		mail:          mailbox.NewUnread[letter](maxMail),
 		questions:     map[uint64]*question{},
 		subscriptions: map[string]bool{},
 		events:        map[uint64]*callEvents{},
