@@ -186,8 +186,9 @@ func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
 	if !m.Is(jsonrpc.Method, "tools/call") {
 		return
 	}
+	given := newArguments(m)
 	for _, h := range p[m.Text(jsonrpc.Name)] {
-		if value, repeated := argument(m.Literal(jsonrpc.Arguments), h.path); repeated {
+		if value, repeated := given.text(h.path); repeated {
 			header.Set(paramPrefix+h.name, HeaderText(value))
 		}
 	}
@@ -195,8 +196,9 @@ func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
 
 // Check checks that the headers of a tools/call repeat its arguments.
 func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
+	given := newArguments(m)
 	for _, h := range p[m.Text(jsonrpc.Name)] {
-		value, repeated := argument(m.Literal(jsonrpc.Arguments), h.path)
+		value, repeated := given.text(h.path)
 		values := header.Values(paramPrefix + h.name)
 		if !repeated && len(values) == 0 {
 			continue
@@ -210,17 +212,42 @@ func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Fai
 	return nil
 }
 
-// argument returns an argument of a simple type as a header has it.
-func argument(arguments []byte, path []string) (string, bool) {
+// arguments are those of a tools/call. Each object is read once, however many headers repeat
+// what is in it: a server may want very many of a call that is very large.
+type arguments struct {
+	raw     []byte
+	members map[string]json.RawMessage // of raw; nil before they were read, and if it is no object
+	read    bool
+	objects map[string]*arguments // below
+}
+
+func newArguments(m *jsonrpc.Message) *arguments {
+	return &arguments{raw: m.Literal(jsonrpc.Arguments)}
+}
+
+// member returns what is below a name, nil if there is nothing.
+func (a *arguments) member(name string) *arguments {
+	if !a.read {
+		a.read, a.objects = true, map[string]*arguments{}
+		_ = json.Unmarshal(a.raw, &a.members) // what is no object has none
+	}
+	raw, ok := a.members[name]
+	if below := a.objects[name]; below != nil || !ok {
+		return below
+	}
+	a.objects[name] = &arguments{raw: raw}
+	return a.objects[name]
+}
+
+// text returns an argument of a simple type as a header has it.
+func (a *arguments) text(path []string) (string, bool) {
 	for _, name := range path {
-		var object map[string]json.RawMessage
-		if json.Unmarshal(arguments, &object) != nil {
+		if a = a.member(name); a == nil {
 			return "", false
 		}
-		arguments = object[name]
 	}
 	var value any
-	decoder := json.NewDecoder(bytes.NewReader(arguments))
+	decoder := json.NewDecoder(bytes.NewReader(a.raw))
 	decoder.UseNumber()
 	if decoder.Decode(&value) != nil {
 		return "", false

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 )
@@ -113,6 +114,31 @@ func TestSetParamHeaders(t *testing.T) {
 				t.Errorf("got %v", failure)
 			}
 		})
+	}
+}
+
+// A server may want as many headers as it likes of a call that is as large as a client likes. What it takes
+// to set them does not grow with both.
+func TestSetManyParamHeaders(t *testing.T) {
+	const n = 500
+	var properties, values []string
+	for i := range n {
+		properties = append(properties, fmt.Sprintf(`"p%d":{"type":"integer","x-mcp-header":"H%d"}`, i, i))
+		values = append(values, fmt.Sprintf(`"p%d":%d`, i, i))
+	}
+	headers := ParamHeaders{}
+	object := `{"type":"object","properties":{"at":{"properties":{` + strings.Join(properties, ",") + `}}}}`
+	if err := headers.AddTool("many", []byte(`{"name":"many","inputSchema":`+object+`}`)); err != nil {
+		t.Fatal(err)
+	}
+	m := message(t, `{"id":1,"method":"tools/call","params":{"name":"many","arguments":{"at":{`+strings.Join(values, ",")+`}}}}`)
+	var h http.Header
+	allocations := testing.AllocsPerRun(1, func() {
+		h = http.Header{}
+		headers.Set(h, m)
+	})
+	if len(h) != n || h.Get("Mcp-Param-H7") != "7" || allocations > 100*n {
+		t.Errorf("%d headers by %v allocations", len(h), allocations)
 	}
 }
 
