@@ -325,3 +325,21 @@ func TestProbesSpeakTheEraOfTheServer(t *testing.T) {
 		}
 	}
 }
+
+// A call that the client has cancelled while it was refused is not made again.
+func TestCancelledCallIsNotRepeated(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.await(t, "notifications/cancelled", 1)
+		p.forget()
+		p.forgotten(w, a)
+	})
+	u := newGateway(t, nil, p).legacy(t)
+	call := u.start("POST", u.request("7", "tools/call", `{"name":"a::x"}`))
+	p.await(t, "tools/call", 1)
+	u.tell("notifications/cancelled", `{"requestId":7}`)
+	call.ended()
+	if n := p.count("tools/call"); n != 1 {
+		t.Errorf("the server has got the call %d times", n)
+	}
+}

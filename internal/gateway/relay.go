@@ -92,6 +92,9 @@ func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure
 	}
 	id := rl.link.nextID()
 	rl.flight.id.Store(&id)
+	if rl.flight.canceled.Load() {
+		rl.flight.cancel() // the server was told of the attempt before
+	}
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
 
