@@ -331,3 +331,20 @@ func TestTemplatesAreCompletedByTheirOwnURIs(t *testing.T) {
 		}
 	})
 }
+
+// Servers can have templates that take long to match, and a client can name many URIs at once.
+func TestTemplatesAreNotMatchedForEver(t *testing.T) {
+	list := &listing{names: []string{mcp.TemplateURI("a", "x://{y}")}}
+	s := new(search)
+	for range 10 {
+		if !s.matches(list, "x://1") {
+			t.Error("a URI does not match its template")
+		}
+	}
+	if spent := s.steps; s.matches(list, "y://1") || s.steps != spent {
+		t.Error("a template that begins otherwise has a cost")
+	}
+	if s.steps = maxSteps; s.matches(list, "x://1") || !s.matches(list, "x://{y}") {
+		t.Error("a template is matched beyond the limit, or not found by itself")
+	}
+}

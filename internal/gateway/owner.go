@@ -15,6 +15,7 @@ import (
 type search struct {
 	*visit
 	asked [kindCount]map[*Server]*listing // lists that were asked for
+	steps int                             // that were made to match URIs with templates
 }
 
 // owner returns the server of a resource, nil if there is none that the client may have. A failure
@@ -30,7 +31,15 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 			break
 		}
 		lists := s.lists(k)
-		owners = filterServers(possible, func(p *Server) bool { return lists[p] != nil && lists[p].hasURI(s.g, k, uri) })
+		owners = filterServers(possible, func(p *Server) bool {
+			switch {
+			case lists[p] == nil:
+				return false
+			case k == templates:
+				return s.matches(lists[p], uri)
+			}
+			return lists[p].hasURI(s.g, k, uri)
+		})
 		if len(owners) == 0 { // by now the servers are connected
 			owners = s.client.mentionedBy(possible, uri)
 		}
@@ -110,30 +119,40 @@ func filterServers(servers []*Server, keep func(*Server) bool) (kept []*Server) 
 	return kept
 }
 
-// hasURI reports whether a list of a kind names a resource by the URI that it has at its server.
+// hasURI reports whether a list of tools or resources names a resource by the URI that it has at its
+// server.
 func (l *listing) hasURI(g *Gateway, k listKind, uri string) bool {
-	switch k {
-	case tools:
+	if k == tools {
 		return l.hasUI(uri)
-	case resources:
-		return slices.Contains(l.names, g.shown(l.server, resources, uri))
 	}
+	return slices.Contains(l.names, g.shown(l.server, resources, uri))
+}
+
+// matches reports whether a URI can be made of a template in a list, or is one, of which an argument is
+// to be completed.
+func (s *search) matches(l *listing, uri string) bool {
 	tried := 0
 	return slices.ContainsFunc(l.names, func(name string) bool {
 		_, template, err := mcp.ParseURI(name)
 		if err != nil || tried == maxMatched {
 			return false
 		}
-		if template == uri { // of which an argument is to be completed
+		if template == uri {
 			return true
 		}
 		tried++
-		return mcp.MatchTemplate(template, uri)
+		beginning, _, _ := strings.Cut(template, "{")
+		if !strings.HasPrefix(uri, beginning) {
+			return false
+		}
+		s.steps += strings.Count(template, "{") * len(uri)
+		return s.steps <= maxSteps && mcp.MatchTemplate(template, uri)
 	})
 }
 
-// maxMatched is how many templates of a server are matched with a URI.
-const maxMatched = 1_000
+// How many templates of a server are matched with a URI, and how many characters of URIs are matched
+// with expressions of templates for one request. A server can have templates that take long.
+const maxMatched, maxSteps = 1_000, 10_000_000
 
 // hasUI reports whether a list of tools names a UI resource.
 func (l *listing) hasUI(uri string) bool {
