@@ -96,9 +96,13 @@ func (x *exchange) call() error {
 const postLinger = time.Second
 
 // deliver gives the client what has come for a call. It reports whether that was all, because
-// of an error if there is one: nothing more is taken.
+// of an error if there is one: nothing more is taken, or the client has left. A server that sends
+// faster than it can be passed on would have it go on for ever.
 func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool, err error) {
 	for {
+		if err := context.Cause(x.r.Context()); err != nil {
+			return true, err
+		}
 		l, ok, last := c.mail.Take()
 		switch {
 		case !ok:
@@ -203,13 +207,13 @@ func (x *exchange) listen() error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		for l, ok, _ := s.mail.Take(); ok; l, ok, _ = s.mail.Take() {
-			if !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil {
-				s.refuse(l.question, "the client has left")
-			}
-			if err := out.Err(); err != nil {
-				return err
-			}
+		// One at a time: a server that sends without a pause is not to keep a client that has left.
+		l, ok, _ := s.mail.Take()
+		if ok && !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil {
+			s.refuse(l.question, "the client has left")
+		}
+		if err := out.Err(); err != nil {
+			return err
 		}
 	}
 }

@@ -269,6 +269,51 @@ func TestResponseNotTaken(t *testing.T) {
 	})
 }
 
+// A floodedWriter takes all, and has the server say more each time.
+type floodedWriter struct {
+	fullWriter
+	more func()
+}
+
+func (w *floodedWriter) Write(p []byte) (int, error) {
+	w.more()
+	return len(p), nil
+}
+
+// A server that never stops does not keep a request whose client has left.
+func TestFlood(t *testing.T) {
+	for _, method := range []string{http.MethodPost, http.MethodGet} {
+		t.Run(method, func(t *testing.T) {
+			s := newServer(t)
+			c := newClient(t, openPool(t), s)
+			c.pool.mu.Lock()
+			session := c.pool.sessions[c.session]
+			c.pool.mu.Unlock()
+			ctx, leave := context.WithCancel(t.Context())
+			r, _ := http.NewRequestWithContext(ctx, method, s.url.String(), strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`))
+			r.Header.Set(mcp.SessionHeader, c.session)
+			r.Header.Set("Accept", "application/json, text/event-stream")
+			const log = `{"jsonrpc":"2.0","method":"notifications/message"}`
+			w := &floodedWriter{fullWriter{header: http.Header{}}, func() {
+				leave()
+				var m jsonrpc.Message
+				if m.Read([]byte(log)) == nil {
+					session.receive(&m)
+				}
+			}}
+			served := make(chan error, 1)
+			go func() { served <- c.pool.Serve(w, r, Upstream{Server: "id", Serve: s.pass}) }()
+			if method == http.MethodPost {
+				s.posted()
+			}
+			c.at.say(log)
+			if err := next(t, served); !errors.Is(err, context.Canceled) {
+				t.Errorf("ended with %v", err)
+			}
+		})
+	}
+}
+
 // The end of the stream ends calls at once. The session is unknown from then on.
 func TestEndOfStream(t *testing.T) {
 	s := newServer(t)
