@@ -168,6 +168,27 @@ func TestResourcesAreReadByTheURIsThatServersName(t *testing.T) {
 }
 
 // To a client, what it may not have does not exist.
+// A server that speaks of a resource of another does not take it, also if the other was not asked yet.
+func TestServersDoNotTakeResourcesOfOthers(t *testing.T) {
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		a := legacyPeer("a").has("resources/list", "resources", `{"uri":"docs://intro","name":"x"}`)
+		b := legacyPeer("b")
+		b.instructions = "Read docs://intro first."
+		for _, p := range []*peer{a, b} {
+			p.does("resources/read", func(w http.ResponseWriter, r *incoming) {
+				r.reply(w, `{"contents":[{"uri":"docs://intro","text":"of `+p.name+`"}]}`)
+			})
+		}
+		u := newGateway(t, nil, a, b).user(t, era)
+		if era == mcp.Legacy {
+			u.connect()
+		}
+		if s := u.ask("resources/read", `{"uri":"docs://intro"}`); !strings.Contains(s.body, "of a") {
+			t.Errorf("got %s", s.body)
+		}
+	}
+}
+
 func TestRulesApplyToResourcesByTheirOwnURIs(t *testing.T) {
 	const uri = "ui://app/x.html"
 	for name, rules := range map[string][]string{
@@ -305,7 +326,7 @@ func TestSubscriptionsByTheURIsOfServers(t *testing.T) {
 		if e := stream.nextOf("notifications/subscriptions/acknowledged"); !strings.Contains(e.data, `"resourceSubscriptions":["`+uri+`"]`) {
 			t.Errorf("got %s", e.data)
 		}
-		if n := p.count("tools/list"); n != 1 {
+		if n := p.count("resources/list"); n != 1 || p.count("tools/list") != 0 {
 			t.Errorf("asked %d times for a list, want 1", n)
 		}
 		say(updated)

@@ -25,24 +25,19 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 		return nil, nil // or it says which server it means, and there is none of that name
 	}
 	possible := s.g.possibleOwners(s.caller.identity, uri)
-	owners := s.client.givenBy(s.g, possible, uri)
-	for _, k := range [...]listKind{tools, resources, templates} {
-		if len(owners) > 0 {
-			break
-		}
-		lists := s.lists(k)
-		owners = filterServers(possible, func(p *Server) bool {
-			switch {
-			case lists[p] == nil:
-				return false
-			case k == templates:
-				return s.matches(lists[p], uri)
-			}
-			return lists[p].hasURI(s.g, k, uri)
-		})
-		if len(owners) == 0 { // by now the servers are connected
-			owners = s.client.mentionedBy(possible, uri)
-		}
+	owners := s.client.subscribedAt(possible, uri)
+	if strings.HasPrefix(uri, mcp.UIScheme) && len(owners) == 0 {
+		owners = s.listedBy(possible, tools, uri)
+	}
+	if len(owners) == 0 {
+		owners = s.listedBy(possible, resources, uri)
+	}
+	if len(owners) == 0 { // by now the servers are connected
+		owners = s.client.mentionedBy(possible, uri)
+	}
+	if len(owners) == 0 {
+		lists := s.lists(templates)
+		owners = filterServers(possible, func(p *Server) bool { return lists[p] != nil && s.matches(lists[p], uri) })
 	}
 	if len(owners) > 1 {
 		given := filterServers(owners, func(p *Server) bool { return s.client.link(p).lists.gavePlain(s.g, uri) })
@@ -55,6 +50,20 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 		return nil, nil
 	}
 	return owners[0], nil
+}
+
+// listedBy returns which of the servers have a URI in their list of a kind. The lists that are known will
+// do if all are: a server that is asked first is not to take a URI from another.
+func (s *search) listedBy(servers []*Server, k listKind, uri string) (owners []*Server) {
+	known := func(p *Server) *listing { return s.client.link(p).lists.known(s.g, k) }
+	if !slices.ContainsFunc(servers, func(p *Server) bool { return known(p) == nil }) {
+		owners = filterServers(servers, func(p *Server) bool { return known(p).hasURI(s.g, k, uri) })
+	}
+	if len(owners) == 0 {
+		lists := s.lists(k)
+		owners = filterServers(servers, func(p *Server) bool { return lists[p] != nil && lists[p].hasURI(s.g, k, uri) })
+	}
+	return owners
 }
 
 // lists returns the lists of a kind of all servers that the client may know of. Those that cannot
@@ -83,7 +92,7 @@ func (g *Gateway) possibleOwners(identity, uri string) []*Server {
 // asking them. Tools come first: they say what a URI of the scheme ui is for. A template that a URI
 // can be made of gives it only if no server has just that.
 func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
-	owners := filterServers(servers, func(s *Server) bool { return c.link(s).subscriptions.alias(uri) == uri })
+	owners := c.subscribedAt(servers, uri)
 	for _, k := range [...]listKind{tools, resources} {
 		if len(owners) > 0 {
 			return owners
@@ -97,6 +106,11 @@ func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
 		return owners
 	}
 	return c.mentionedBy(servers, uri)
+}
+
+// subscribedAt returns at which of the servers the client has subscribed to a URI.
+func (c *client) subscribedAt(servers []*Server, uri string) []*Server {
+	return filterServers(servers, func(s *Server) bool { return c.link(s).subscriptions.alias(uri) == uri })
 }
 
 // mentionedBy returns which of the servers have a URI in their instructions.
