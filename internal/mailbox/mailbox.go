@@ -65,8 +65,7 @@ func (b *Box[L]) HasReaders() bool {
 	return b.readers > 0
 }
 
-// More returns a channel that has a value whenever there is something to take, or nothing
-// any more.
+// More returns a channel that has a value whenever there is something to take, or the Box has ended.
 func (b *Box[L]) More() <-chan struct{} { return b.more }
 
 // Put adds a letter and reports whether there was room for it. For one that is taken at once there

@@ -133,7 +133,7 @@ func (e *callEvents) detach(by *stream, cause error) bool {
 	switch {
 	case e.reader != by:
 		return true // another response goes on
-	case e.gone, !e.over && cause != context.Canceled, !e.call.session.mayDetach(e, e.over):
+	case e.gone, !e.over && cause != context.Canceled, !e.call.session.mayDetach(e, e.over, int64(e.size)):
 		e.reader = nil
 		return false
 	}
@@ -183,32 +183,48 @@ func (s *session) forgetEvents(e *callEvents) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.events, e.number)
-	delete(s.detached, e)
+	s.uncount(e)
+}
+
+// A detachment is what events cost that are kept while their client is away.
+type detachment struct {
+	over  bool // their call is over
+	bytes int64
 }
 
 // mayDetach reports whether the events of a call are kept while the client is away. Those of calls that
-// are over make room.
-func (s *session) mayDetach(e *callEvents, over bool) bool {
+// are over make room. They count as what is kept for the client otherwise.
+func (s *session) mayDetach(e *callEvents, over bool, bytes int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for other, over := range s.detached {
-		if over && len(s.detached) >= maxDetached {
-			delete(s.detached, other)
+	for other, kept := range s.detached {
+		if kept.over && len(s.detached) >= maxDetached {
+			s.uncount(other)
 			delete(s.events, other.number)
 		}
 	}
-	if s.ended || len(s.detached) >= maxDetached {
+	if s.ended || len(s.detached) >= maxDetached || !s.pool.kept.Grow(s.owner, bytes) {
 		return false
 	}
-	s.detached[e] = over
+	s.bytes += bytes
+	s.detached[e] = detachment{over, bytes}
 	return true
+}
+
+// uncount notes that events are no longer kept while their client is away. The caller holds the lock.
+func (s *session) uncount(e *callEvents) {
+	if kept := s.detached[e].bytes; !s.ended {
+		s.pool.kept.Grow(s.owner, -kept)
+		s.bytes -= kept
+	}
+	delete(s.detached, e)
 }
 
 // attach notes that the client has come back for the events of a call.
 func (s *session) attach(e *callEvents) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.detached, e)
+	s.uncount(e)
 }
 
 // endEventsOf says that the rest of a call cannot be asked for anymore.
@@ -219,7 +235,7 @@ func (s *session) endEventsOf(call *call) {
 		if e.call == call {
 			events = e
 			delete(s.events, e.number)
-			delete(s.detached, e)
+			s.uncount(e)
 		}
 	}
 	s.mu.Unlock()

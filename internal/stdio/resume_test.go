@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
 // event returns the next event of a stream: its id and its message.
@@ -228,12 +230,14 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 // In time that is not real: what a client does not come back for ends.
 func TestCallsAreNotKeptForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &session{events: map[uint64]*callEvents{}, detached: map[*callEvents]bool{}}
+		kept := quota.NewMeter(sessionsKept, quota.Limits{Bytes: 1, OwnerBytes: 1})
+		defer kept.Close()
+		s := &session{pool: &Pool{kept: kept}, events: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
 		waiting := &call{session: s, inbox: newInbox(maxUnread), id: 1}
 		c := &child{server: &server{pool: &Pool{}}, calls: map[uint64]*call{1: waiting}}
 		events := s.newEvents(c, waiting)
 		st := newStream(t.Context(), waiting.inbox, func() bool { return false })
-		events.begin(st, letter{})
+		events.begin(st, letter{message: frame{[]byte("x")}})
 		time.Sleep(2 * resumeTime) // while the client reads
 		if !events.detach(st, context.Canceled) {
 			t.Error("it is not kept")
@@ -243,10 +247,14 @@ func TestCallsAreNotKeptForEver(t *testing.T) {
 		if !events.resume(other, 0) {
 			t.Error("it cannot be resumed")
 		}
+		s.attach(events)
 		events.detach(other, context.Canceled)
+		if s.bytes != 1 || kept.Fits("", 1) {
+			t.Errorf("%d bytes count", s.bytes)
+		}
 		time.Sleep(resumeTime + 1)
 		synctest.Wait()
-		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil {
+		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil || s.bytes != 0 || !kept.Fits("", 1) {
 			t.Errorf("it is kept: %v, %v", s.events, c.calls)
 		}
 	})

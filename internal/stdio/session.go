@@ -40,9 +40,9 @@ type session struct {
 	level         string          // of the log messages that it wants, if it has said
 	bytes         int64           // that are kept for it
 
-	events     map[uint64]*callEvents // of its calls, by number
-	detached   map[*callEvents]bool   // those whose client is away; whether they are over
-	lastEvents uint64                 // number
+	events     map[uint64]*callEvents     // of its calls, by number
+	detached   map[*callEvents]detachment // those whose client is away
+	lastEvents uint64                     // number
 }
 
 func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
@@ -55,7 +55,7 @@ func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
 		questions:     map[uint64]*question{},
 		subscriptions: map[string]bool{},
 		events:        map[uint64]*callEvents{},
-		detached:      map[*callEvents]bool{},
+		detached:      map[*callEvents]detachment{},
 	}
 	if p.config.Isolation == PerSession {
 		s.hello = bytes.Clone(hello.Literal(jsonrpc.Params))
