@@ -5,6 +5,7 @@ package modules
 import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/backends"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"

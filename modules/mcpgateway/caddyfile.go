@@ -3,7 +3,6 @@ package mcpgateway
 import (
 	"encoding/json"
 	"net"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -14,11 +13,11 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -281,7 +280,9 @@ func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseprox
 	if s.OAuth != nil && s.OAuth.Resource == "" {
 		s.OAuth.Resource = address
 	}
-	transport := &reverseproxy.HTTPTransport{DialTimeout: caddy.Duration(5 * time.Second)}
+	// The server goes by the name in its URL, not by that of the gateway.
+	transport := &mcphttp.Transport{Host: u.Host}
+	transport.DialTimeout = caddy.Duration(5 * time.Second)
 	port := u.Port()
 	if u.Scheme == "https" {
 		transport.TLS = new(reverseproxy.TLSConfig)
@@ -290,10 +291,8 @@ func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseprox
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
 	return &reverseproxy.Handler{
-		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", "http", nil),
+		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", mcphttp.Name, nil),
 		Upstreams:    reverseproxy.UpstreamPool{{Dial: net.JoinHostPort(u.Hostname(), port)}},
-		// The server goes by the name in its URL, not by that of the gateway.
-		Headers: &headers.Handler{Request: &headers.HeaderOps{Set: http.Header{"Host": {u.Host}}}},
 	}, nil
 }
 

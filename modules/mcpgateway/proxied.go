@@ -1,12 +1,12 @@
 package mcpgateway
 
 import (
-	"net/http"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
@@ -16,7 +16,7 @@ type upstreams struct {
 	children []child
 	proxied  []*reverseproxy.Upstream // that are no children
 	checked  []*reverseproxy.Upstream // those of them that reverse_proxy itself checks
-	pools    []*http.Transport        // that keep connections to them
+	pools    []*mcphttp.Transport     // that keep connections to them
 }
 
 // A child is an upstream that is a child process, or some for the same address.
@@ -47,8 +47,8 @@ func (u *upstreams) inRoutes(routes caddyhttp.RouteList) {
 
 func (u *upstreams) of(proxy *reverseproxy.Handler) {
 	transport, isChild := proxy.Transport.(*mcpstdio.Transport)
-	if pool, ok := proxy.Transport.(*Transport); ok {
-		u.pools = append(u.pools, pool.Transport)
+	if pool, ok := proxy.Transport.(*mcphttp.Transport); ok {
+		u.pools = append(u.pools, pool)
 	}
 	for _, upstream := range proxy.Upstreams {
 		if !isChild {

@@ -1,0 +1,191 @@
+package http1
+
+import (
+	"bytes"
+	"cmp"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// sends reports whether t sends a request itself: one to an http URL that has a body of known
+// length or none, no proxy in between, and nothing that changes the connection. A request
+// that is not valid goes to the standard transport, too, which says what is wrong.
+func (t *Transport) sends(r *http.Request) bool {
+	switch {
+	case !t.lean,
+		r.URL == nil, r.URL.Scheme != "http", r.URL.Host == "", !isASCII(r.URL.Host),
+		!httpguts.ValidHeaderFieldName(r.Method), r.Method == http.MethodConnect,
+		!plainHost(cmp.Or(r.Host, r.URL.Host)),
+		r.Close, len(r.TransferEncoding) > 0, len(r.Trailer) > 0,
+		r.Cancel != nil, //nolint:staticcheck // it is deprecated, but can be set
+		hasBody(r) != (r.ContentLength > 0), r.ContentLength < 0, r.ContentLength > maxRequest,
+		!plainHeader(r.Header):
+		return false
+	}
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil && wantsMore(trace) {
+		return false
+	}
+	if t.standard.Proxy != nil {
+		proxy, err := t.standard.Proxy(r)
+		return proxy == nil && err == nil
+	}
+	return true
+}
+
+// plainHost reports whether a host can be sent as it is: not an international name, and
+// without the zone of an address.
+func plainHost(host string) bool {
+	return isASCII(host) && strings.IndexByte(host, '%') < 0 && httpguts.ValidHostHeader(host)
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+// plainHeader reports whether a header is valid, and asks for nothing that t does not do.
+func plainHeader(header http.Header) bool {
+	if header == nil {
+		return false
+	}
+	for name, values := range header {
+		switch name {
+		case "Connection", "Upgrade", "Expect":
+			return false
+		case "Incremental": // the server wants to hear of the request before its end
+			return false
+		}
+		if !httpguts.ValidHeaderFieldName(name) {
+			return false
+		}
+		for _, value := range values {
+			if !httpguts.ValidHeaderFieldValue(value) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// wantsMore reports whether a trace has hooks that t does not call.
+func wantsMore(trace *httptrace.ClientTrace) bool {
+	return trace.GetConn != nil || trace.GotConn != nil || trace.PutIdleConn != nil ||
+		trace.GotFirstResponseByte != nil || trace.Got100Continue != nil ||
+		trace.DNSStart != nil || trace.DNSDone != nil || trace.ConnectStart != nil || trace.ConnectDone != nil ||
+		trace.TLSHandshakeStart != nil || trace.TLSHandshakeDone != nil ||
+		trace.WroteHeaderField != nil || trace.WroteHeaders != nil || trace.Wait100Continue != nil || trace.WroteRequest != nil
+}
+
+func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
+
+// asksForGzip reports whether t asks for a compressed response on its own, and decodes it.
+// net/http asks for it in the same cases.
+func (t *Transport) asksForGzip(r *http.Request) bool {
+	return !t.standard.DisableCompression && r.Method != http.MethodHead &&
+		r.Header.Get("Accept-Encoding") == "" && r.Header.Get("Range") == ""
+}
+
+// written are the headers that are not written as they are in a request's map.
+var written = map[string]bool{"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true}
+
+// writeHead writes all of a request that comes before its body. The request is one that
+// [Transport.sends] has looked at. It fails if the URL would end the line.
+func writeHead(w *bytes.Buffer, r *http.Request, gzip bool) (ok bool) {
+	target := r.URL.RequestURI()
+	if strings.ContainsFunc(target, unicode.IsControl) {
+		return false
+	}
+	w.WriteString(r.Method)
+	w.WriteByte(' ')
+	w.WriteString(target)
+	w.WriteString(" HTTP/1.1\r\nHost: ")
+	w.WriteString(cmp.Or(r.Host, r.URL.Host))
+	w.WriteString("\r\n")
+	agent := "Go-http-client/1.1"
+	if values, ok := r.Header["User-Agent"]; ok {
+		agent = ""
+		if len(values) > 0 {
+			agent = textproto.TrimString(values[0])
+		}
+	}
+	if agent != "" {
+		w.WriteString("User-Agent: ")
+		w.WriteString(agent)
+		w.WriteString("\r\n")
+	}
+	if r.ContentLength > 0 || r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch {
+		w.WriteString("Content-Length: ")
+		w.Write(strconv.AppendInt(w.AvailableBuffer(), r.ContentLength, 10))
+		w.WriteString("\r\n")
+	}
+	_ = r.Header.WriteSubset(w, written) // a buffer takes everything
+	if gzip {
+		w.WriteString("Accept-Encoding: gzip\r\n")
+	}
+	w.WriteString("\r\n")
+	return true
+}
+
+// readBody appends the body of a request to its head, and closes it.
+func readBody(w *bytes.Buffer, r *http.Request) error {
+	if !hasBody(r) {
+		return nil
+	}
+	defer r.Body.Close()
+	w.Grow(int(r.ContentLength))
+	data := w.AvailableBuffer()[:r.ContentLength]
+	if _, err := io.ReadFull(r.Body, data); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	w.Write(data)
+	return nil
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		r.Body.Close()
+	}
+}
+
+// idempotent reports whether a server that gets a request twice does what it would do if it
+// got it once, as net/http decides that.
+func idempotent(r *http.Request) bool {
+	if hasBody(r) && r.GetBody == nil {
+		return false
+	}
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
+}
+
+// keepAliveTimeout returns for how long, in seconds, a server says that it keeps an idle
+// connection.
+func keepAliveTimeout(values []string) (seconds int, ok bool) {
+	for _, value := range values {
+		for parameter := range strings.SplitSeq(value, ",") {
+			name, number, _ := strings.Cut(parameter, "=")
+			if strings.EqualFold(textproto.TrimString(name), "timeout") {
+				seconds, err := strconv.Atoi(textproto.TrimString(number))
+				return seconds, err == nil
+			}
+		}
+	}
+	return 0, false
+}
