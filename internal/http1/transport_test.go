@@ -1,0 +1,313 @@
+package http1
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestLeavesToStandard asks which requests are sent by this package.
+func TestLeavesToStandard(t *testing.T) {
+	plain := func(*http.Request) {}
+	for _, tt := range []struct {
+		name     string
+		settings *http.Transport
+		change   func(*http.Request)
+		sends    bool
+	}{
+		{"a POST", &http.Transport{}, plain, true},
+		{"a GET", &http.Transport{}, func(r *http.Request) { r.Method, r.Body, r.ContentLength = "GET", nil, 0 }, true},
+		{"a body of no length", &http.Transport{}, func(r *http.Request) { r.Body, r.ContentLength = http.NoBody, 0 }, true},
+		{"a socket", &http.Transport{}, func(r *http.Request) { r.URL.Host, r.Host = "/run/server.sock", "server" }, true},
+		{"a host without a port", &http.Transport{}, func(r *http.Request) { r.URL.Host = "server" }, true},
+		{"TE", &http.Transport{}, func(r *http.Request) { r.Header.Set("Te", "trailers") }, true},
+		{"https", &http.Transport{}, func(r *http.Request) { r.URL.Scheme = "https" }, false},
+		{"CONNECT", &http.Transport{}, func(r *http.Request) { r.Method = "CONNECT" }, false},
+		{"a body of unknown length", &http.Transport{}, func(r *http.Request) { r.ContentLength = -1 }, false},
+		{"a length without a body", &http.Transport{}, func(r *http.Request) { r.Body = nil }, false},
+		{"a body that has no length", &http.Transport{}, func(r *http.Request) { r.ContentLength = 0 }, false},
+		{"a large body", &http.Transport{}, func(r *http.Request) { r.ContentLength = maxRequest + 1 }, false},
+		{"an upgrade", &http.Transport{}, func(r *http.Request) { r.Header.Set("Upgrade", "websocket") }, false},
+		{"a Connection header", &http.Transport{}, func(r *http.Request) { r.Header.Set("Connection", "close") }, false},
+		{"100-continue", &http.Transport{}, func(r *http.Request) { r.Header.Set("Expect", "100-continue") }, false},
+		{"an incremental body", &http.Transport{}, func(r *http.Request) { r.Header.Set("Incremental", "?1") }, false},
+		{"trailers", &http.Transport{}, func(r *http.Request) { r.Trailer = http.Header{"X": nil} }, false},
+		{"a transfer encoding", &http.Transport{}, func(r *http.Request) { r.TransferEncoding = []string{"chunked"} }, false},
+		{"a connection that is to be closed", &http.Transport{}, func(r *http.Request) { r.Close = true }, false},
+		{"an invalid header", &http.Transport{}, func(r *http.Request) { r.Header["X"] = []string{"a\nb"} }, false},
+		{"an invalid name of a header", &http.Transport{}, func(r *http.Request) { r.Header["X Y"] = []string{"a"} }, false},
+		{"a trace that is not called", &http.Transport{}, func(r *http.Request) {
+			*r = *r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {}}))
+		}, false},
+		{"a proxy", &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"})}, plain, false},
+		{"a proxy that is not used", &http.Transport{Proxy: http.ProxyURL(nil)}, plain, true},
+		{"a proxy that fails", &http.Transport{Proxy: func(*http.Request) (*url.URL, error) { return nil, errors.New("no") }}, plain, false},
+		{"no keep-alive", &http.Transport{DisableKeepAlives: true}, plain, false},
+		{"a limit of connections", &http.Transport{MaxConnsPerHost: 1}, plain, false},
+		{"a limit of idle connections", &http.Transport{MaxIdleConns: 1}, plain, false},
+		{"h2c", &http.Transport{Protocols: h2c()}, plain, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://server:1/", strings.NewReader("hello"))
+			tt.change(r)
+			if got := New(tt.settings).sends(r); got != tt.sends {
+				t.Errorf("sends: %v", got)
+			}
+		})
+	}
+}
+
+func h2c() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+// TestOneWrite sends a request with a body that net/http does not know to be in memory.
+func TestOneWrite(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(echo))
+	defer server.Close()
+	var writes atomic.Int32
+	transport := New(&http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return &countingConn{c.(*net.TCPConn), &writes}, err
+	}})
+	defer transport.CloseIdleConnections()
+	r := post(t, server.URL, io.NopCloser(io.MultiReader(strings.NewReader("hel"), strings.NewReader("lo"))))
+	r.ContentLength = 5
+	res, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if body, err := io.ReadAll(res.Body); string(body) != "hello" || err != nil {
+		t.Errorf("%q, %v", body, err)
+	}
+	if n := writes.Load(); n != 1 {
+		t.Errorf("%d writes", n)
+	}
+}
+
+func echo(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	_, _ = w.Write(body)
+}
+
+func post(t *testing.T, url string, body io.ReadCloser) *http.Request {
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+type countingConn struct {
+	*net.TCPConn
+	writes *atomic.Int32
+}
+
+func (c *countingConn) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.TCPConn.Write(p)
+}
+
+// TestLargeRequest sends requests around the limit. None is cut.
+func TestLargeRequest(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(echo))
+	defer server.Close()
+	transport := New(&http.Transport{})
+	defer transport.CloseIdleConnections()
+	for _, size := range []int{1, 4 << 10, maxRequest - 200, maxRequest - 1, maxRequest, maxRequest + 1, 5 << 20} {
+		want := strings.Repeat("x", size)
+		r := post(t, server.URL, io.NopCloser(strings.NewReader(want)))
+		r.ContentLength = int64(size)
+		res, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(res.Body); string(got) != want || err != nil {
+			t.Errorf("%d bytes of %d, %v", len(got), size, err)
+		}
+		res.Body.Close()
+	}
+}
+
+// TestCloseWhileReading closes a body on which another goroutine waits.
+func TestCloseWhileReading(t *testing.T) {
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-release:
+		}
+	}))
+	defer server.Close()
+	defer close(release)
+	transport := New(&http.Transport{})
+	defer transport.CloseIdleConnections()
+	r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+	res, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error)
+	go func() {
+		_, err := res.Body.Read(make([]byte, 1))
+		failed <- err
+	}()
+	res.Body.Close()
+	if err := <-failed; err == nil {
+		t.Error("a closed body was read")
+	}
+	if len(transport.idle.idle) > 0 {
+		t.Error("the connection was kept")
+	}
+}
+
+// TestSlowBody sends a body that takes longer than the server keeps an idle connection.
+func TestSlowBody(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	firstClosed := make(chan struct{})
+	go func() {
+		for i := 0; ; i++ {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			if r, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+				_, _ = io.Copy(io.Discard, r.Body)
+				_, _ = io.WriteString(c, ok)
+			}
+			c.Close()
+			if i == 0 {
+				close(firstClosed)
+			}
+		}
+	}()
+	transport := New(&http.Transport{})
+	defer transport.CloseIdleConnections()
+	idle := newConn(dial(t, listener), listener.Addr().String(), 0)
+	transport.idle.put(idle)
+	r := post(t, "http://"+listener.Addr().String(), io.NopCloser(io.MultiReader(reader(func() {
+		_, _ = io.WriteString(idle.Conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n") // the server answers this, and closes
+		<-firstClosed
+		time.Sleep(1100 * time.Millisecond)
+	}), strings.NewReader("hello"))))
+	r.ContentLength = 5
+	res, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if body, err := io.ReadAll(res.Body); string(body) != "ok" || err != nil {
+		t.Errorf("%q, %v", body, err)
+	}
+}
+
+func dial(t *testing.T, listener net.Listener) net.Conn {
+	c, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A reader does something when it is read, and is empty.
+type reader func()
+
+func (r reader) Read([]byte) (int, error) {
+	r()
+	return 0, io.EOF
+}
+
+// TestPool keeps connections for as long as it may.
+func TestPool(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		header  []string
+		after   time.Duration
+		closed  bool
+		perHost int
+	}{
+		{"within the timeout", nil, 59 * time.Second, false, 1},
+		{"after the timeout", nil, 61 * time.Second, true, 1},
+		{"before the server closes it", []string{"timeout=5"}, 3 * time.Second, false, 1},
+		{"when the server is about to close it", []string{"timeout=5, max=100"}, 4 * time.Second, true, 1},
+		{"in other words", []string{"max=5", "x, Timeout = 5"}, 4 * time.Second, true, 1},
+		{"the server keeps it for longer", []string{"timeout=600"}, 59 * time.Second, false, 1},
+		{"the server does not keep it", []string{"timeout=0"}, 0, true, 1},
+		{"the server says nothing of that", []string{"max=5, timeout"}, 59 * time.Second, false, 1},
+		{"there are enough", nil, 0, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &pool{perHost: tt.perHost, timeout: time.Minute}
+				defer p.close()
+				fake := newMemoryConn(nil)
+				c := newConn(fake, "server", 0)
+				c.keepAlive(tt.header)
+				p.put(c)
+				time.Sleep(tt.after)
+				synctest.Wait()
+				select {
+				case <-fake.closed:
+					if !tt.closed {
+						t.Error("closed")
+					}
+				default:
+					if tt.closed {
+						t.Error("open")
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestPoolIsSwept closes each connection in time, though some come and go.
+func TestPoolIsSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &pool{perHost: 8, timeout: time.Minute}
+		fakes := make([]*memoryConn, 4)
+		for i := range fakes {
+			fakes[i] = newMemoryConn(nil)
+			p.put(newConn(fakes[i], "server", 0))
+			time.Sleep(10 * time.Second)
+		}
+		if c := p.pop("server"); c.Conn != fakes[3] {
+			t.Error("the connection that was used last is not the first to be used")
+		}
+		for i, fake := range fakes[:3] {
+			<-fake.closed
+			if i == 2 {
+				synctest.Wait()
+				p.mu.Lock()
+				if len(p.idle) > 0 || !p.sweepAt.IsZero() {
+					t.Error("the pool is not empty")
+				}
+				p.mu.Unlock()
+			}
+		}
+		late := newMemoryConn(nil)
+		p.close()
+		p.put(newConn(late, "server", 0))
+		<-late.closed
+	})
+}
