@@ -48,7 +48,11 @@ func newProxy(t *testing.T, protocol, settings, more string, upstreams ...string
 		dials = append(dials, fmt.Sprintf(`{"dial":%q}`, upstream))
 	}
 	config := fmt.Sprintf(`{"transport":{"protocol":%q%s},"upstreams":[%s]%s}`, protocol, settings, strings.Join(dials, ","), more)
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
 	handler, err := ctx.LoadModuleByID("http.handlers.reverse_proxy", json.RawMessage(config))
 	if err != nil {
 		cancel()
