@@ -364,7 +364,7 @@ func openStreams(ctx context.Context, address string, n int) (streams, error) {
 func openSessions(ctx context.Context, address string, n int) ([]http.Header, error) {
 	sets := make([]http.Header, n)
 	_, err := load.Each(n, connections, func(i int) error {
-		client, err := load.Open(ctx, address, load.Legacy)
+		client, err := load.Open(ctx, address, load.Legacy, "")
 		if err != nil {
 			return err
 		}

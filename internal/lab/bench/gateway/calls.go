@@ -16,18 +16,8 @@ import (
 )
 
 // rounds is in how many turns each contestant is measured: many and short, for noise to
-// meet all of them alike.
-const rounds = 4
-
-// A size is how much a tool answers.
-type size struct {
-	name  string
-	chars int
-}
-
-var callSizes = []size{{"1 KB", 1000}, {"100 KB", 100_000}, {"5 MB", 5_000_000}}
-
-var callClients = []int{1, 16, 64}
+// meet all of them alike, and an odd number, for one of them to be the median.
+const rounds = 5
 
 // A measure is what became of a contestant in a case.
 type measure struct {
@@ -40,6 +30,8 @@ type measure struct {
 	peak      int // bytes
 	spent     time.Duration
 	pace      float64 // calls per second, with fewer clients if it was not measured with these
+
+	collections collections // if its output tells about them
 }
 
 // add adds a turn.
@@ -61,22 +53,29 @@ func (m *measure) cpuPerCall() time.Duration {
 
 // A callCase is calls of a kind.
 type callCase struct {
-	modern  bool
-	size    size
-	clients int
+	kind *kind
+	cell
 }
 
 func (c callCase) String() string {
-	era := "stateful"
-	if c.modern {
-		era = "stateless"
+	n := c.clients
+	if c.rate > 0 {
+		n = c.rate
 	}
-	return fmt.Sprintf("calls/%s/%s/%d", era, compact(c.size.name), c.clients)
+	return fmt.Sprintf("calls/%s/%s/%d", c.kind.name, compact(c.size.name), n)
 }
 
-// startCalls starts contestants for calls of that size.
-func (b *bench) startCalls(ctx context.Context, size size, modern bool) (*field, error) {
-	return b.startField(ctx, fmt.Sprint(upstream.CallPath, size.chars), modern, func(c *contestant) attempt {
+// head is the case as the head of a column.
+func (c callCase) head() string {
+	if c.rate > 0 {
+		return fmt.Sprintf("%s, %d/s", c.size.name, c.rate)
+	}
+	return fmt.Sprintf("%s ×%d", c.size.name, c.clients)
+}
+
+// startCalls starts contestants for calls of that kind and size.
+func (b *bench) startCalls(ctx context.Context, contestants []contestant, k *kind, size size) (*field, error) {
+	return b.startField(ctx, contestants, fmt.Sprint(k.path, size.chars), k.setup, func(c *contestant) attempt {
 		return func(ctx context.Context, client *load.Client) error {
 			return client.Call(ctx, c.toolOf("bench", upstream.Tool), c.chars(size))
 		}
@@ -149,18 +148,26 @@ func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer ma
 		tool, chars := r.toolOf("bench", upstream.Tool), r.chars(c.size)
 		all = append(all, loaded{r, m, func(ctx context.Context, i int) error { return clients[i].Call(ctx, tool, chars) }})
 	}
-	slice := b.budget / rounds
-	for _, l := range all { // a first turn opens connections and fills pools
-		load.Loop(ctx, c.clients, slice, l.call)
+	budget := b.budget * time.Duration(max(1, c.kind.longer))
+	run := func(call func(context.Context, int) error) load.Result {
+		if c.rate > 0 {
+			return load.Paced(ctx, c.clients, budget/rounds, c.rate, call)
+		}
+		return load.Loop(ctx, c.clients, budget/rounds, call)
+	}
+	said := map[*loaded]int{}
+	for i := range all {
+		run(all[i].call) // a first turn opens connections and fills pools
+		said[&all[i]] = len(all[i].running.output())
 	}
 	for round := range rounds {
 		for turn := range all {
-			l := all[(turn+round)%len(all)] // who goes first changes, too
-			if l.measure.spent > 2*b.budget {
+			l := &all[(turn+round)%len(all)] // who goes first changes, too
+			if l.measure.spent > 2*budget {
 				continue // calls that take longer than a turn must not take all day
 			}
 			before := l.running.cpu()
-			result := load.Loop(ctx, c.clients, slice, l.call)
+			result := run(l.call)
 			l.measure.add(result, l.running.cpu()-before)
 		}
 		if err := ctx.Err(); err != nil {
@@ -168,8 +175,13 @@ func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer ma
 		}
 		compare(measures, round)
 	}
-	for _, l := range all {
-		l.measure.peak, l.measure.pace = l.running.memory().Peak, load.Quantile(l.measure.rates, .5)
+	for i := range all {
+		r, m := all[i].running, all[i].measure
+		m.peak, m.pace = r.memory().Peak, load.Quantile(m.rates, .5)
+		m.collections = readCollections(r.output()[said[&all[i]]:])
+		if len(m.ratios) > 0 {
+			b.watch(c.String(), r.id(), m.ratios...)
+		}
 	}
 	return measures, nil
 }
@@ -188,7 +200,7 @@ func compare(measures map[string]*measure, round int) {
 func openClients(ctx context.Context, r *running, n int) ([]*load.Client, error) {
 	clients := make([]*load.Client, n)
 	_, err := load.Each(n, 16, func(i int) (err error) {
-		clients[i], err = load.Open(ctx, r.endpoint, r.dialect)
+		clients[i], err = r.open(ctx)
 		return err
 	})
 	if err != nil {
@@ -220,36 +232,34 @@ func maskedChars(chars int) (left int) {
 	return left
 }
 
-// reportCalls measures calls in both eras.
+// reportCalls measures calls of all kinds.
 func (b *bench) reportCalls(ctx context.Context, w io.Writer) error {
-	for _, era := range []struct {
-		heading string
-		modern  bool
-	}{
-		{"### Calls, with sessions (up to 2025-11-25)", false},
-		{"### Calls, stateless (2026-07-28)", true},
-	} {
+	for i := range kinds {
+		k := &kinds[i]
+		contestants := b.contestants
+		if k.contestants != nil {
+			contestants = k.contestants(contestants)
+		}
 		var cases []callCase
+		for _, cell := range k.cells {
+			if c := (callCase{k, cell}); b.wants(c.String()) {
+				cases = append(cases, c)
+			}
+		}
 		var results []map[string]*measure
-		for _, size := range callSizes {
-			var own []callCase
-			for _, clients := range callClients {
-				if c := (callCase{era.modern, size, clients}); b.cases.MatchString(c.String()) {
-					own = append(own, c)
-				}
+		for left := cases; len(left) > 0; {
+			n := 1
+			for n < len(left) && left[n].size == left[0].size {
+				n++
 			}
-			if len(own) == 0 {
-				continue
-			}
-			measured, err := b.measureSize(ctx, own)
+			measured, err := b.measureSize(ctx, contestants, left[:n])
 			if err != nil {
 				return err
 			}
-			cases, results = append(cases, own...), append(results, measured...)
+			results, left = append(results, measured...), left[n:]
 		}
 		if len(cases) > 0 {
-			fmt.Fprintf(w, "%s\n\n", era.heading)
-			printCalls(w, b.contestants, cases, results)
+			printCalls(w, contestants, cases, results)
 		}
 	}
 	return nil
@@ -257,16 +267,16 @@ func (b *bench) reportCalls(ctx context.Context, w io.Writer) error {
 
 // measureSize measures cases that differ in nothing but their clients, of which there are
 // more from one to the next: the same processes serve them.
-func (b *bench) measureSize(ctx context.Context, cases []callCase) (results []map[string]*measure, err error) {
-	progress("%s: start", cases[0])
-	f, err := b.startCalls(ctx, cases[0].size, cases[0].modern)
+func (b *bench) measureSize(ctx context.Context, contestants []contestant, cases []callCase) (results []map[string]*measure, err error) {
+	progress("%s: start %d contestants", cases[0], len(contestants))
+	f, err := b.startCalls(ctx, contestants, cases[0].kind, cases[0].size)
 	if err != nil {
 		return nil, err
 	}
 	defer f.stop()
 	var fewer map[string]*measure
 	for _, c := range cases {
-		progress("%s", c)
+		progress("%s: %d turns of %d", c, rounds, len(f.started))
 		measures, err := b.measureCalls(ctx, f, c, fewer)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", c, err)

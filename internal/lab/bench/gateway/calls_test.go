@@ -27,8 +27,9 @@ func TestMeasureCalls(t *testing.T) {
 			{name: baseline, legacy: stateful, modern: stateless},
 			{name: "mute", legacy: door{lacks: "it does not speak"}, modern: door{lacks: "it does not speak"}},
 		}}
-		c := callCase{modern, size{"100 KB", 100_000}, 3}
-		f, err := b.startCalls(t.Context(), c.size, modern)
+		k := &kind{name: "test", path: upstream.CallPath, setup: setup{modern: modern}}
+		c := callCase{k, cell{size: kb100, clients: 3}}
+		f, err := b.startCalls(t.Context(), b.contestants, k, c.size)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,6 +21,8 @@ type contestant struct {
 	masked  bool // it shortens results
 	joins   bool // it shows many servers as one
 	streams bool // its sessions can be listened to
+	https   bool // it serves HTTP/2 with TLS
+	guards  bool // it knows clients, and what each of them may do
 
 	// How it is spoken to, by era; a door without a path is none, and says why.
 	legacy, modern door
@@ -32,6 +34,7 @@ type contestant struct {
 	// is: clients go to the server.
 	command func(s site) []string
 	files   func(s site) map[string]string
+	env     []string               // besides what all get
 	version func() (string, error) // fails if it is not there
 }
 
@@ -42,13 +45,28 @@ type door struct {
 	lacks   string // why there is none
 }
 
+// A setup is what a case asks of contestants, besides passing calls on.
+type setup struct {
+	modern  bool // clients speak 2026-07-28
+	tls     bool // over HTTP/2 with TLS
+	guarded bool // and are let in by a token; rules, rates and redaction apply to them
+	admin   bool // the number of goroutines is wanted
+}
+
+// token is what clients show where they need one.
+const token = "0123456789abcdef0123456789abcdef"
+
 // A site is what a contestant is set up with.
 type site struct {
 	*installed
+	setup
 	dir     string
 	port    int
 	servers []server
 }
+
+// file returns the path of a file of the site.
+func (s site) file(name string) string { return filepath.Join(s.dir, name) }
 
 // A server is an MCP server behind a contestant: where it is over HTTP, or what it is on
 // stdio.
@@ -73,8 +91,9 @@ func (in *installed) contestants() []contestant {
 	streamable := func(path string) door { return door{path: path, dialect: load.Legacy} }
 	stateless := func(path string) door { return door{path: path, dialect: load.Modern} }
 	ours := func(name, path, mask string, set func(*contestant)) contestant {
-		c := contestant{name: "mcp_gateway " + name, masked: mask != "mask off", streams: true, legacy: streamable(path), modern: stateless(path),
-			version: goVersion(in.caddy, "github.com/caddy-mcp-gateway/caddy-mcp-gateway"), command: in.runCaddy, files: caddyfile(mask)}
+		c := contestant{name: "mcp_gateway " + name, masked: mask != "mask off", streams: true, https: true, guards: true,
+			legacy: streamable(path), modern: stateless(path),
+			version: goVersion(in.caddy, "github.com/caddy-mcp-gateway/caddy-mcp-gateway"), command: in.runCaddy, files: gatewayCaddyfile(mask)}
 		if path == "/mcp" {
 			c.tool, c.joins = underscores, true
 		}
@@ -92,11 +111,11 @@ func (in *installed) contestants() []contestant {
 
 	return []contestant{
 		{name: direct, streams: true, legacy: streamable(""), modern: stateless("")},
-		{name: baseline, streams: true, legacy: streamable(""), modern: stateless(""),
+		{name: baseline, streams: true, https: true, legacy: streamable(""), modern: stateless(""),
 			version: goVersion(in.caddy, "github.com/caddyserver/caddy/v2"), command: in.runCaddy, files: func(s site) map[string]string {
-				return map[string]string{"Caddyfile": caddyOptions + fmt.Sprintf("http://:%d {\n\tbind 127.0.0.1\n\treverse_proxy %s\n}\n", s.port, s.servers[0].host())}
+				return map[string]string{"Caddyfile": s.caddyfile("\treverse_proxy " + s.servers[0].host() + "\n")}
 			}},
-		{name: "nginx `proxy_pass`", streams: true, legacy: streamable(""), modern: stateless(""), version: nginxVersion,
+		{name: "nginx `proxy_pass`", streams: true, https: true, legacy: streamable(""), modern: stateless(""), version: nginxVersion,
 			command: func(s site) []string { return []string{"nginx", "-p", s.dir, "-e", "stderr", "-c", "nginx.conf"} },
 			files:   nginxConf},
 
@@ -139,12 +158,18 @@ func (c *contestant) id() string {
 	return c.name
 }
 
-// door returns where clients of an era are served.
-func (c *contestant) door(modern bool) door {
-	if modern {
+// door returns where clients are served, with a reason if they are not.
+func (c *contestant) door(s setup) door {
+	if s.modern {
 		return c.modern
 	}
 	return c.legacy
+}
+
+// isPlain says that a contestant passes on over HTTP what servers answer, as it is, in
+// sessions: what cases are about that have only some of the contestants.
+func (c *contestant) isPlain() bool {
+	return !c.stdio && !c.masked && c.legacy.dialect != load.Plain
 }
 
 // toolOf returns the name by which clients call a tool of a server.
@@ -161,24 +186,58 @@ func (s server) host() string {
 }
 
 func (in *installed) runCaddy(s site) []string {
-	return []string{in.caddy, "run", "--config", filepath.Join(s.dir, "Caddyfile")}
+	return []string{in.caddy, "run", "--config", s.file("Caddyfile")}
 }
 
-const caddyOptions = `{
-	admin off
+// caddyfile is one with a site that has these directives.
+func (s site) caddyfile(directives string) string {
+	admin, scheme, tls := "off", "http", ""
+	if s.admin {
+		admin = "unix/" + s.file(adminSocket)
+	}
+	if s.tls {
+		scheme, tls = "https", fmt.Sprintf("\ttls %s %s\n", s.file(certFile), s.file(keyFile))
+	}
+	return fmt.Sprintf(`{
+	admin %s
 	persist_config off
 	grace_period 1s
 	log {
 		level ERROR
 	}
 }
+%s://:%d {
+	bind 127.0.0.1
+%s%s}
+`, admin, scheme, s.port, tls, directives)
+}
+
+const (
+	adminSocket = "admin.sock"
+	certFile    = "cert.pem"
+	keyFile     = "key.pem"
+)
+
+// guards is what a client is held to in cases that are guarded. It may do all that it does,
+// and nothing of what it gets is redacted: both must be found out for each call.
+const guards = `		client bench {
+			token ` + token + `
+			deny *::delete_*
+			allow *
+			rate 1000000/1s burst 1000000
+			redact "sk-[A-Za-z0-9]{20,}" "ghp_[A-Za-z0-9]{36}"
+			redact_fields password
+		}
 `
 
-// caddyfile has mcp_gateway with the servers of a site. Children have as many sessions as
-// servers over HTTP.
-func caddyfile(mask string) func(site) map[string]string {
+// gatewayCaddyfile has mcp_gateway with the servers of a site. Children have as many
+// sessions as servers over HTTP.
+func gatewayCaddyfile(mask string) func(site) map[string]string {
 	return func(s site) map[string]string {
-		text := caddyOptions + fmt.Sprintf("http://:%d {\n\tbind 127.0.0.1\n\tmcp_gateway {\n\t\tseparator __\n\t\t%s\n", s.port, mask)
+		text := fmt.Sprintf("\tmcp_gateway {\n\t\tseparator __\n\t\t%s\n", mask)
+		if s.guarded {
+			text += guards
+		}
 		for _, server := range s.servers {
 			if server.stdio != nil {
 				text += fmt.Sprintf("\t\tserver %s stdio %s {\n\t\t\tmax_sessions 100000\n\t\t}\n", server.name, strings.Join(server.stdio, " "))
@@ -186,13 +245,17 @@ func caddyfile(mask string) func(site) map[string]string {
 				text += fmt.Sprintf("\t\tserver %s %s\n", server.name, server.url)
 			}
 		}
-		return map[string]string{"Caddyfile": text + "\t}\n}\n"}
+		return map[string]string{"Caddyfile": s.caddyfile(text + "\t}\n")}
 	}
 }
 
 // nginxConf makes nginx a plain proxy for Streamable HTTP: connections to the server are
 // kept, and nothing is held back, or event streams would wait.
 func nginxConf(s site) map[string]string {
+	tls := ""
+	if s.tls {
+		tls = fmt.Sprintf(" ssl http2;\n\t\tssl_certificate %s;\n\t\tssl_certificate_key %s", s.file(certFile), s.file(keyFile))
+	}
 	return map[string]string{"nginx.conf": fmt.Sprintf(`daemon off;
 worker_processes auto;
 worker_rlimit_nofile 65536;
@@ -216,7 +279,7 @@ http {
 		keepalive_requests 1000000;
 	}
 	server {
-		listen 127.0.0.1:%d;
+		listen 127.0.0.1:%d%s;
 		location / {
 			proxy_pass http://bench;
 			proxy_http_version 1.1;
@@ -226,7 +289,7 @@ http {
 		}
 	}
 }
-`, s.servers[0].host(), s.port)}
+`, s.servers[0].host(), s.port, tls)}
 }
 
 func nginxVersion() (string, error) {
@@ -240,7 +303,7 @@ func nginxVersion() (string, error) {
 
 // runTBXark runs TBXark/mcp-proxy, which has an endpoint for each server.
 func (in *installed) runTBXark(s site) []string {
-	return []string{filepath.Join(in.goPeers, "mcp-proxy"), "-config", filepath.Join(s.dir, "config.json")}
+	return []string{filepath.Join(in.goPeers, "mcp-proxy"), "-config", s.file("config.json")}
 }
 
 func tbxarkConfig(s site) map[string]string {
@@ -274,7 +337,7 @@ func (in *installed) runRelay(s site) []string {
 
 // runMCPHub runs mcp-hub, which serves its clients by HTTP+SSE.
 func (in *installed) runMCPHub(s site) []string {
-	return []string{"node", in.npm("mcp-hub/dist/cli.js"), "--port", fmt.Sprint(s.port), "--config", filepath.Join(s.dir, "config.json")}
+	return []string{"node", in.npm("mcp-hub/dist/cli.js"), "--port", fmt.Sprint(s.port), "--config", s.file("config.json")}
 }
 
 func mcpHubConfig(s site) map[string]string {
@@ -341,4 +404,20 @@ func benchServer(up *upstream.Server, path string, stdio bool) (server, error) {
 		s.stdio, err = upstream.Stdio(path)
 	}
 	return s, err
+}
+
+// namedServers are n servers whose paths begin alike: the first is called bench, as the one
+// that is alone.
+func namedServers(up *upstream.Server, path string, n int, stdio bool) (servers []server, err error) {
+	for i := range n {
+		s, err := benchServer(up, fmt.Sprint(path, i), stdio)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			s.name = fmt.Sprintf("s%d", i)
+		}
+		servers = append(servers, s)
+	}
+	return servers, nil
 }

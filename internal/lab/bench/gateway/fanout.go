@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/load"
@@ -15,19 +16,25 @@ var joinedServers = []int{1, 10, 100}
 
 const joinedTools = 10
 
-// reportFanOut tells what lists and calls cost where many servers are shown as one.
+// freshProcesses is how often a first session is opened, at a process of its own each time.
+const freshProcesses = 5
+
+func newSession(servers int) string { return fmt.Sprintf("fanout/%d", servers) }
+
+// reportFanOut tells what sessions, lists and calls cost where many servers are shown as
+// one.
 func (b *bench) reportFanOut(ctx context.Context, w io.Writer) error {
 	t := table{title: fmt.Sprintf("servers, with %d tools each", joinedTools), heads: []string{
-		"a new session and its list, ms", "list, p50 ms", "list, CPU µs", "call, p50 ms", "call, CPU µs", "peak, MiB"}}
+		"first session, ms", "new session, ms", "16 at once, ms", "list, ms", "list, CPU µs", "call, ms", "call, CPU µs", "peak, MiB"}}
 	for _, n := range joinedServers {
-		name := fmt.Sprintf("fanout/%d", n)
-		if !b.cases.MatchString(name) {
+		name := newSession(n)
+		if !b.wants(name) {
 			continue
 		}
 		for i := range b.contestants {
 			c := &b.contestants[i]
 			switch {
-			case c.command == nil || c.name == baseline || c.masked || c.stdio:
+			case c.command == nil || c.name == baseline || !c.isPlain():
 				continue
 			case !c.joins:
 				t.note("%s: it has no endpoint for many servers", c.id())
@@ -40,7 +47,8 @@ func (b *bench) reportFanOut(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if len(t.rows) > 0 {
-		fmt.Fprint(w, "### Many servers behind one endpoint\n\n")
+		fmt.Fprint(w, "### Many servers behind one endpoint\n\nMedians. A session is `initialize`, `notifications/initialized` and `tools/list`; "+
+			"the first is that of a process which has served no client yet.\n\n")
 		t.print(w)
 	}
 	return nil
@@ -54,12 +62,21 @@ func (b *bench) fanOut(ctx context.Context, c *contestant, n int, t *table) erro
 		return err
 	}
 	defer up.Stop()
-	var servers []server
-	for i := range n {
-		servers = append(servers, server{name: fmt.Sprintf("s%d", i), url: up.URL(fmt.Sprintf("%s%d/%d", upstream.FixedPath, joinedTools, i))})
+	servers, err := namedServers(up, fmt.Sprint(upstream.FixedPath, joinedTools, "/"), n, false)
+	if err != nil {
+		return err
 	}
 	list := func(ctx context.Context, client *load.Client) error { return client.List(ctx, n*joinedTools) }
-	r, err := c.start(ctx, &b.installed, servers, false, list)
+	var first, session, joining, lists, calls measure
+	for range freshProcesses {
+		took, err := b.firstSession(ctx, c, servers, list)
+		if err != nil {
+			t.note("%s, first session: %s", name, firstLine(err))
+			break
+		}
+		first.latencies = append(first.latencies, took)
+	}
+	r, err := c.start(ctx, &b.installed, servers, setup{}, list)
 	if err != nil {
 		t.addNone(name)
 		t.note("%s: %s", name, firstLine(err))
@@ -67,36 +84,81 @@ func (b *bench) fanOut(ctx context.Context, c *contestant, n int, t *table) erro
 	}
 	defer r.stop()
 	defer load.HTTP.CloseIdleConnections()
-	client, err := load.Open(ctx, r.endpoint, r.dialect)
+	client, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close(ctx)
 	tool := c.toolOf(servers[n-1].name, "tool_0")
-	phases := [3]measure{}
-	for i, do := range []func(ctx context.Context, _ int) error{
-		func(ctx context.Context, _ int) error {
-			fresh, err := load.Open(ctx, r.endpoint, r.dialect)
-			if err != nil {
-				return err
-			}
-			defer fresh.Close(ctx)
-			return list(ctx, fresh)
-		},
-		func(ctx context.Context, _ int) error { return list(ctx, client) },
-		func(ctx context.Context, _ int) error { return client.Call(ctx, tool, upstream.Small) },
+	var timed stopwatch
+	open := func(ctx context.Context, _ int) error { return timed.session(ctx, r, list) }
+	for _, phase := range []struct {
+		measure *measure
+		clients int
+		do      func(ctx context.Context, _ int) error
+	}{
+		{&session, 1, open},
+		{&joining, 16, open},
+		{&lists, 1, func(ctx context.Context, _ int) error { return list(ctx, client) }},
+		{&calls, 1, func(ctx context.Context, _ int) error { return client.Call(ctx, tool, upstream.Small) }},
 	} {
-		load.Loop(ctx, 1, b.budget/4, do)
+		load.Loop(ctx, phase.clients, b.budget/4, phase.do)
+		timed.took = nil
 		before := r.cpu()
-		result := load.Loop(ctx, 1, b.budget, do)
-		phases[i].add(result, r.cpu()-before)
-		if err := phases[i].err; err != nil {
-			t.note("%s: %d of %d failed: %s", name, phases[i].failed, phases[i].failed+len(phases[i].latencies), firstLine(err))
+		result := load.Loop(ctx, phase.clients, b.budget, phase.do)
+		if timed.took != nil {
+			result.Latencies = timed.took
+		}
+		m := phase.measure
+		m.add(result, r.cpu()-before)
+		if m.err != nil {
+			t.note("%s: %d of %d failed: %s", name, m.failed, m.failed+len(m.latencies), firstLine(m.err))
 		}
 	}
-	t.add(name, p50(&phases[0]), p50(&phases[1]), microseconds(phases[1].cpuPerCall()),
-		p50(&phases[2]), microseconds(phases[2].cpuPerCall()), mebibytes(r.memory().Peak))
+	if len(session.latencies) > 0 {
+		b.watch(newSession(n), c.id(), load.Quantile(session.latencies, .5).Seconds()*1000)
+	}
+	t.add(name, p50(&first), p50(&session), p50(&joining), p50(&lists), microseconds(lists.cpuPerCall()),
+		p50(&calls), microseconds(calls.cpuPerCall()), mebibytes(r.memory().Peak))
 	return ctx.Err()
+}
+
+// firstSession says how long a session takes at a contestant that has served none.
+func (b *bench) firstSession(ctx context.Context, c *contestant, servers []server, list attempt) (time.Duration, error) {
+	r, err := c.start(ctx, &b.installed, servers, setup{}, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer r.stop()
+	defer load.HTTP.CloseIdleConnections()
+	var timed stopwatch
+	if err := timed.session(ctx, r, list); err != nil {
+		return 0, err
+	}
+	return timed.took[0], nil
+}
+
+// A stopwatch has how long sessions took to open, without their end.
+type stopwatch struct {
+	mu   sync.Mutex
+	took []time.Duration
+}
+
+// session opens a session, and ends it.
+func (s *stopwatch) session(ctx context.Context, r *running, list attempt) error {
+	begin := time.Now()
+	client, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close(ctx)
+	if err := list(ctx, client); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.took = append(s.took, time.Since(begin))
+	return nil
 }
 
 func p50(m *measure) string {

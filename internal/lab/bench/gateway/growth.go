@@ -19,7 +19,7 @@ func (b *bench) reportGrowth(ctx context.Context, w io.Writer) error {
 	var results []map[string]*measure
 	for _, size := range growthSizes {
 		name := "growth/" + compact(size.name)
-		if !b.cases.MatchString(name) {
+		if !b.wants(name) {
 			continue
 		}
 		progress("%s", name)
@@ -54,7 +54,7 @@ func (b *bench) reportGrowth(ctx context.Context, w io.Writer) error {
 
 // growth has each contestant answer calls of one client, one contestant after the other.
 func (b *bench) growth(ctx context.Context, size size) (map[string]*measure, error) {
-	f, err := b.startCalls(ctx, size, false)
+	f, err := b.startCalls(ctx, b.contestants, &kinds[0], size)
 	if err != nil {
 		return nil, err
 	}

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,8 +20,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// idleSessions is how many there are when memory is looked at.
-var idleSessions = []int{1000, 10_000}
+// An idleCase is a number of sessions that do nothing, with a number of servers.
+type idleCase struct{ servers, sessions int }
+
+func (c idleCase) String() string { return fmt.Sprintf("idle/%d/%d", c.servers, c.sessions) }
+
+// head is the case as the head of a column.
+func (c idleCase) head() string {
+	head := thousands(float64(c.sessions)) + " sessions"
+	if c.servers > 1 {
+		head += fmt.Sprintf(", %d servers", c.servers)
+	}
+	return head
+}
+
+// idleCases are all of them. Those with the same servers are served by one process.
+var idleCases = []idleCase{{1, 1000}, {1, 10_000}, {10, 1000}, {100, 100}}
+
+// furtherServer is what a session takes for each server but the first.
+const furtherServer = "idle/further"
 
 const (
 	// idleLimit is how long it may take to open sessions, and idleReserve how much memory
@@ -35,18 +56,18 @@ var errOpenFiles = errors.New("ulimit -Hn allows too few open files for all sess
 // reportIdle tells what sessions take that do nothing, in a fresh process of each
 // contestant.
 func (b *bench) reportIdle(ctx context.Context, w io.Writer) error {
-	var counts []int
-	t := table{title: "memory per session, KB"}
-	for _, n := range idleSessions {
-		if b.cases.MatchString(fmt.Sprintf("idle/%d", n)) {
-			counts, t.heads = append(counts, n), append(t.heads, thousands(float64(n))+" sessions")
+	var cases []idleCase
+	memory, goroutines := table{title: "memory per session, KB"}, table{title: "goroutines per session"}
+	for _, c := range idleCases {
+		if b.wants(c.String()) {
+			cases, memory.heads = append(cases, c), append(memory.heads, c.head())
 		}
 	}
-	if len(counts) == 0 {
+	if len(cases) == 0 {
 		return nil
 	}
-	fmt.Fprint(w, "### Idle sessions\n\n")
-	t.heads = append(t.heads, "each with")
+	goroutines.heads = memory.heads
+	memory.heads = append(slices.Clone(memory.heads), "each with")
 	for i := range b.contestants {
 		c := &b.contestants[i]
 		switch {
@@ -55,84 +76,163 @@ func (b *bench) reportIdle(ctx context.Context, w io.Writer) error {
 		case c.masked:
 			continue // sessions are the same as those without
 		case c.legacy.dialect == load.Plain:
-			t.addNone(c.id())
-			t.note("%s: it has no sessions", c.id())
+			memory.addNone(c.id())
+			memory.note("%s: it has no sessions", c.id())
 			continue
 		}
-		progress("idle: %s", c.id())
-		if err := b.idle(ctx, c, counts, &t); err != nil {
-			return fmt.Errorf("idle: %s: %w", c.id(), err)
+		var took, routines []string
+		kind := none
+		for left := cases; len(left) > 0; {
+			n := 1
+			for n < len(left) && left[n].servers == left[0].servers {
+				n++
+			}
+			found := make([]idleReading, n)
+			if left[0].servers == 1 || c.joins && !c.stdio {
+				progress("%s: %s", left[0], c.id())
+				var err error
+				if found, err = b.idle(ctx, c, left[:n], &memory); err != nil {
+					return fmt.Errorf("idle: %s: %w", c.id(), err)
+				}
+			}
+			for _, f := range found {
+				took, routines = append(took, f.memory()), append(routines, f.goroutines())
+				kind = cmp.Or(f.kind, kind)
+			}
+			left = left[n:]
+		}
+		memory.add(c.id(), append(took, kind)...)
+		if slices.ContainsFunc(routines, func(cell string) bool { return cell != none }) {
+			goroutines.add(c.id(), routines...)
+		}
+		few, many := b.readings[reading{"idle/1/1000", c.id()}], b.readings[reading{"idle/10/1000", c.id()}]
+		if len(few) > 0 && len(many) > 0 {
+			b.watch(furtherServer, c.id(), (many[0]-few[0])/9)
 		}
 	}
-	t.print(w)
+	fmt.Fprint(w, "### Idle sessions\n\n")
+	memory.print(w)
+	if len(goroutines.rows) > 0 {
+		goroutines.print(w)
+	}
 	return nil
 }
 
-// idle adds the row of a contestant.
-func (b *bench) idle(ctx context.Context, c *contestant, counts []int, t *table) error {
+// An idleReading is what a session takes that does nothing. What is not known is 0.
+type idleReading struct {
+	kb, routines float64
+	reached      int // sessions, if there are fewer than wanted
+	kind         string
+}
+
+func (r idleReading) memory() string {
+	cell := none
+	if r.kb > 0 {
+		cell = fmt.Sprintf("%.1f", r.kb)
+	}
+	if r.reached > 0 {
+		cell += fmt.Sprintf(" (%s reached)", thousands(float64(r.reached)))
+	}
+	return cell
+}
+
+func (r idleReading) goroutines() string {
+	if r.routines <= 0 {
+		return none
+	}
+	return fmt.Sprintf("%.1f", r.routines)
+}
+
+// idle measures a contestant in cases that differ in nothing but the number of sessions,
+// of which there are more from one to the next.
+func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *table) ([]idleReading, error) {
+	found := make([]idleReading, len(cases))
+	servers := cases[0].servers
 	up, err := upstream.Start(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer up.Stop()
-	behind, err := benchServer(up, upstream.ListenPath, c.stdio)
+	behind, err := namedServers(up, upstream.ListenPath, servers, c.stdio)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r, err := c.start(ctx, &b.installed, []server{behind}, false, func(ctx context.Context, client *load.Client) error {
+	r, err := c.start(ctx, &b.installed, behind, setup{admin: true}, func(ctx context.Context, client *load.Client) error {
 		return client.Call(ctx, c.toolOf("bench", upstream.Tool), upstream.Small)
 	})
 	if err != nil {
-		t.addNone(c.id())
 		t.note("%s: %s", c.id(), firstLine(err))
-		return ctx.Err()
+		return found, ctx.Err()
 	}
 	defer r.stop()
 	defer load.HTTP.CloseIdleConnections()
 	var s sessions
 	defer s.close()
 	if err := s.open(ctx, r, 16); err != nil { // what the first take is not what all take
-		t.addNone(c.id())
 		t.note("%s: %s", c.id(), firstLine(err))
-		return ctx.Err()
+		return found, ctx.Err()
 	}
 	before, warm := r.memory().Resident, s.len()
-	var cells []string
-	for _, n := range counts {
+	running := r.goroutines()
+	for i, idle := range cases {
+		n := idle.sessions
 		var failure error
-		if most := (b.openFiles - 500) / 2; n > most { // a connection in, and one out
+		if most := (b.openFiles - 500) / (1 + servers); n > most { // a connection in, and one out to each server
 			n, failure = most, errOpenFiles
 		}
 		failure = cmp.Or(s.open(ctx, r, n), failure)
 		select {
 		case <-time.After(settle):
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
-		cell := none
-		if more := s.len() - warm; more > 0 {
+		found[i].kind = s.kind()
+		if more := float64(s.len() - warm); more > 0 {
 			if took := float64(r.memory().Resident - before); took > 0 { // else it has died meanwhile
-				cell = fmt.Sprintf("%.1f", took/float64(more)/1000)
+				found[i].kb = took / more / 1000
+			}
+			if running > 0 {
+				found[i].routines = float64(r.goroutines()-running) / more
 			}
 		}
 		if failure != nil {
-			cell += fmt.Sprintf(" (%s reached)", thousands(float64(s.len())))
+			found[i].reached = s.len()
 			if errors.Is(failure, errOpenFiles) {
 				t.note("%s: there may be %d", failure, b.openFiles)
 			} else {
 				t.note("%s: %s", c.id(), firstLine(failure))
 			}
-		}
-		cells = append(cells, cell)
-		if failure != nil {
 			break
 		}
+		if found[i].kb > 0 {
+			b.watch(idle.String(), c.id(), found[i].kb)
+		}
 	}
-	for len(cells) < len(counts) {
-		cells = append(cells, none)
+	return found, nil
+}
+
+// goroutines returns how many a contestant has, if it is a Caddy that has been set up to
+// tell, else 0.
+func (r *running) goroutines() int {
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(r.dir, adminSocket))
+		}}}
+	resp, err := client.Get("http://127.0.0.1/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		return 0
 	}
-	t.add(c.id(), append(cells, s.kind())...)
-	return nil
+	defer resp.Body.Close()
+	first, _ := bufio.NewReader(resp.Body).ReadString('\n')
+	return readGoroutines(first)
+}
+
+// readGoroutines reads the first line of a profile of goroutines.
+func readGoroutines(line string) (n int) {
+	if _, err := fmt.Sscanf(line, "goroutine profile: total %d", &n); err != nil {
+		return 0
+	}
+	return n
 }
 
 // sessions are open, each with a stream if the contestant lets it.
@@ -160,7 +260,7 @@ func (s *sessions) open(ctx context.Context, r *running, n int) error {
 		if procfs.AvailableMemory() < idleReserve {
 			return fmt.Errorf("less than %s MiB of memory are left", mebibytes(idleReserve))
 		}
-		client, err := load.Open(ctx, r.endpoint, r.dialect)
+		client, err := r.open(ctx)
 		if err != nil {
 			return err
 		}

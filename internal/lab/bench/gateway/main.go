@@ -3,11 +3,13 @@
 //
 //	go -C internal/lab run ./bench/gateway [-run regexp] [-contestants regexp] [-seconds n] [-write ../../docs/performance.md]
 //
-// calls/… are calls of tools in both eras of the protocol, whose results have several
-// sizes, by several clients. idle is what sessions take that do nothing. fanout/… is many
-// servers behind one endpoint. growth/… is how time and memory grow with a result. The
-// contestants of a case take turns, and noise hits them alike. Tables go to standard
-// output, as Markdown.
+// calls/… are calls of tools, of several kinds, whose results have several sizes, by
+// several clients. idle/… is what sessions take that do nothing. fanout/… is many servers
+// behind one endpoint. growth/… is how time and memory grow with a result. The contestants
+// of a case take turns, and noise hits them alike. Tables go to standard output, as
+// Markdown. A cell by itself takes a few seconds:
+//
+//	go -C internal/lab run ./bench/gateway -run '^calls/stateful/1KB/16$' -contestants 'mcp_gateway /mcp$'
 //
 // It takes Linux, which tells what processes take.
 package main
@@ -34,9 +36,18 @@ import (
 type bench struct {
 	installed
 	cases       *regexp.Regexp
+	matched     bool // there is a case that is wanted
 	contestants []contestant
 	budget      time.Duration // of a contestant in a case
 	openFiles   int
+	readings    map[reading][]float64 // of the cells to watch and others
+}
+
+// wants says whether a case is to be measured.
+func (b *bench) wants(name string) bool {
+	wanted := b.cases.MatchString(name)
+	b.matched = b.matched || wanted
+	return wanted
 }
 
 func main() {
@@ -78,13 +89,20 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 	if b.openFiles, err = process.RaiseOpenFiles(65_536); err != nil {
 		return fmt.Errorf("raise the limit of open files: %w", err)
 	}
-	var report bytes.Buffer
+	began := time.Now()
+	var report, sections bytes.Buffer
 	printHeader(&report, b.contestants, strings.Join(append([]string{"bench-gateway"}, os.Args[1:]...), " "))
 	for _, section := range []func(context.Context, io.Writer) error{b.reportCalls, b.reportGrowth, b.reportFanOut, b.reportIdle} {
-		if err := section(ctx, &report); err != nil {
+		if err := section(ctx, &sections); err != nil {
 			return err
 		}
 	}
+	if !b.matched {
+		return fmt.Errorf("-run: no case matches %s", cases)
+	}
+	progress("measured in %s", time.Since(began).Round(time.Second))
+	b.printWatched(&report)
+	report.Write(sections.Bytes())
 	switch {
 	case document != "":
 		return writeInto(document, report.Bytes())

@@ -57,26 +57,18 @@ func (t *table) print(w io.Writer) {
 	}
 }
 
-// figures are what tables of calls show of a measure, each in a table of its own.
-var figures = []struct {
-	heading string
-	cell    func(*measure) string
-}{
-	{"Calls per second, relative to " + baseline, func(m *measure) string { return ratio(load.Quantile(m.ratios, .5)) }},
-	{"Latency, p50 and p99 in ms", func(m *measure) string {
-		return milliseconds(load.Quantile(m.latencies, .5)) + ", " + milliseconds(load.Quantile(m.latencies, .99))
-	}},
-	{"Processor time per call in µs", func(m *measure) string { return microseconds(m.cpuPerCall()) }},
-	{"Memory, peak in MiB", func(m *measure) string { return mebibytes(m.peak) }},
-}
-
-// printCalls prints the tables of the cases of an era.
+// printCalls prints the tables of the cases of a kind.
 func printCalls(w io.Writer, contestants []contestant, cases []callCase, results []map[string]*measure) {
+	k := cases[0].kind
+	fmt.Fprintf(w, "### %s\n\n", k.heading)
+	if k.about != "" {
+		fmt.Fprintf(w, "%s\n\n", k.about)
+	}
 	var heads []string
 	for _, c := range cases {
-		heads = append(heads, fmt.Sprintf("%s ×%d", c.size.name, c.clients))
+		heads = append(heads, c.head())
 	}
-	for i, figure := range figures {
+	for i, figure := range k.figures {
 		fmt.Fprintf(w, "**%s**\n\n", figure.heading)
 		t := table{title: "size of results × clients", heads: heads}
 		for _, c := range contestants {
@@ -90,9 +82,11 @@ func printCalls(w io.Writer, contestants []contestant, cases []callCase, results
 			}
 			t.add(c.id(), cells...)
 		}
-		if i == 0 {
+		if figure.heading == relative.heading {
 			for _, name := range []string{direct, baseline} {
-				absolute(&t, name, results)
+				if results[0][name] != nil {
+					absolute(&t, name, results)
+				}
 			}
 		}
 		t.print(w)
@@ -129,7 +123,7 @@ func (t *table) noteFailures(id string, c callCase, m *measure) {
 	case len(m.latencies) == 0 && m.failed == 0:
 		t.note("%s: %s", id, firstLine(m.err))
 	default:
-		t.note("%s, %s ×%d: %d of %d calls failed: %s", id, c.size.name, c.clients, m.failed, m.failed+len(m.latencies), firstLine(m.err))
+		t.note("%s, %s: %d of %d calls failed: %s", id, c.head(), m.failed, m.failed+len(m.latencies), firstLine(m.err))
 	}
 }
 

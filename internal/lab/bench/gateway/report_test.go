@@ -40,7 +40,7 @@ func TestCallTables(t *testing.T) {
 		contestants = append(contestants, contestant{name: name})
 	}
 	var out strings.Builder
-	printCalls(&out, contestants, []callCase{{size: size{"1 KB", 1000}, clients: 16}}, []map[string]*measure{measures})
+	printCalls(&out, contestants, []callCase{{&kind{figures: closed}, cell{size: kb1, clients: 16}}}, []map[string]*measure{measures})
 	for _, line := range []string{
 		"| size of results × clients | 1 KB ×16 |",
 		"| " + baseline + " | 1.00 |",

@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -24,20 +23,29 @@ type running struct {
 	process  *process.Process // nil if it has none
 	endpoint string
 	dialect  load.Dialect
+	token    string // that clients show, or none
 	dir      string
+}
+
+// open opens a session.
+func (r *running) open(ctx context.Context) (*load.Client, error) {
+	return load.Open(ctx, r.endpoint, r.dialect, r.token)
 }
 
 // An attempt is what a client does at a contestant.
 type attempt func(context.Context, *load.Client) error
 
-// start starts a contestant and waits until a client of the era can try out what it
-// wants to do.
-func (c *contestant) start(ctx context.Context, in *installed, servers []server, modern bool, try attempt) (_ *running, err error) {
-	door := c.door(modern)
+// start starts a contestant and waits until a client can try out what it wants to do. If
+// try is nil, it waits only until the port is served.
+func (c *contestant) start(ctx context.Context, in *installed, servers []server, s setup, try attempt) (_ *running, err error) {
+	door := c.door(s)
 	if door.lacks != "" {
 		return nil, errors.New(door.lacks)
 	}
 	r := &running{contestant: c, dialect: door.dialect}
+	if s.guarded {
+		r.token = token
+	}
 	defer func() {
 		if err != nil {
 			r.stop()
@@ -59,11 +67,17 @@ func (c *contestant) start(ctx context.Context, in *installed, servers []server,
 			return nil, err
 		}
 		at.Host = fmt.Sprintf("127.0.0.1:%d", ports[0])
-		if err := r.run(ctx, site{in, "", ports[0], servers}); err != nil {
+		if s.tls {
+			at.Scheme = "https"
+		}
+		if err := r.run(ctx, site{in, s, "", ports[0], servers}); err != nil {
 			return nil, err
 		}
 	}
 	r.endpoint = at.String()
+	if try == nil {
+		return r, nil
+	}
 	return r, r.awaitAnswer(ctx, try)
 }
 
@@ -73,16 +87,24 @@ func (r *running) run(ctx context.Context, s site) (err error) {
 		return err
 	}
 	s.dir = r.dir
+	files := map[string]string{}
 	if r.files != nil {
-		for name, text := range r.files(s) {
-			if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o644); err != nil {
-				return err
-			}
+		files = r.files(s)
+	}
+	if s.tls {
+		if files[certFile], files[keyFile], err = selfSigned(); err != nil {
+			return err
+		}
+	}
+	for name, text := range files {
+		if err := os.WriteFile(s.file(name), []byte(text), 0o644); err != nil {
+			return err
 		}
 	}
 	argv := r.command(s)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "NODE_ENV=production", "HOME=" + s.dir, "XDG_DATA_HOME=" + s.dir, "XDG_CONFIG_HOME=" + s.dir, "XDG_STATE_HOME=" + s.dir}
+	cmd.Env = append(cmd.Env, r.env...)
 	if r.process, err = process.Start(cmd); err != nil {
 		return err
 	}
@@ -95,7 +117,7 @@ func (r *running) awaitAnswer(ctx context.Context, try attempt) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer in %s", limit))
 	defer cancel()
 	for {
-		client, err := load.Open(ctx, r.endpoint, r.dialect)
+		client, err := r.open(ctx)
 		if err == nil {
 			err = try(ctx, client)
 			client.Close(ctx)
@@ -134,6 +156,14 @@ func (r *running) cpu() time.Duration {
 	return r.process.CPU()
 }
 
+// output returns what a contestant has written to its standard output and error.
+func (r *running) output() string {
+	if r.process == nil {
+		return ""
+	}
+	return r.process.Output()
+}
+
 func (r *running) memory() (m procfs.Memory) {
 	if r.process != nil {
 		m = r.process.Memory()
@@ -148,27 +178,27 @@ type field struct {
 	absent   map[string]error
 }
 
-// startField starts all contestants with one server of that path each.
-func (b *bench) startField(ctx context.Context, path string, modern bool, try func(*contestant) attempt) (*field, error) {
+// startField starts contestants with one server of that path each.
+func (b *bench) startField(ctx context.Context, contestants []contestant, path string, s setup, try func(*contestant) attempt) (*field, error) {
 	up, err := upstream.Start(ctx)
 	if err != nil {
 		return nil, err
 	}
 	f := &field{upstream: up, absent: map[string]error{}}
-	started := make([]*running, len(b.contestants))
-	failures := make([]error, len(b.contestants))
-	_, _ = load.Each(len(b.contestants), 4, func(i int) error {
-		c := &b.contestants[i]
+	started := make([]*running, len(contestants))
+	failures := make([]error, len(contestants))
+	_, _ = load.Each(len(contestants), 4, func(i int) error {
+		c := &contestants[i]
 		behind, err := benchServer(up, path, c.stdio)
 		if err == nil {
-			started[i], err = c.start(ctx, &b.installed, []server{behind}, modern, try(c))
+			started[i], err = c.start(ctx, &b.installed, []server{behind}, s, try(c))
 		}
 		failures[i] = err
 		return nil
 	})
 	for i, err := range failures {
 		if err != nil {
-			f.absent[b.contestants[i].id()] = err
+			f.absent[contestants[i].id()] = err
 		} else {
 			f.started = append(f.started, started[i])
 		}

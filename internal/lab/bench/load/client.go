@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -44,13 +45,32 @@ var HTTP = &http.Client{Timeout: Timeout, Transport: &http.Transport{
 // streaming is HTTP for streams, which have no end.
 var streaming = &http.Client{Transport: HTTP.Transport}
 
-// Open shakes hands, where the dialect has that. The id of a request is of no other
-// client, so that nobody takes an answer for its own that is somebody else's.
-func Open(ctx context.Context, endpoint string, dialect Dialect) (*Client, error) {
-	c := &Client{endpoint: endpoint, dialect: dialect, id: clients.Add(1) << 32, header: http.Header{
+// newHTTP2 returns a client for HTTP/2 with TLS that has a connection of its own: MCP
+// clients are separate programs and do not share one. The certificate is not checked.
+func newHTTP2() *http.Client {
+	var only http.Protocols
+	only.SetHTTP2(true)
+	return &http.Client{Timeout: Timeout, Transport: &http.Transport{
+		Protocols:          &only,
+		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true},
+		DisableCompression: true,
+	}}
+}
+
+// Open shakes hands, where the dialect has that. Requests carry the token, if it is not
+// empty. An endpoint with TLS must speak HTTP/2. The id of a request is of no other
+// client, so that no client takes the answer to another one for its own.
+func Open(ctx context.Context, endpoint string, dialect Dialect, token string) (*Client, error) {
+	c := &Client{endpoint: endpoint, dialect: dialect, http: HTTP, id: clients.Add(1) << 32, header: http.Header{
 		"Content-Type": {"application/json"},
 		"Accept":       {"application/json, text/event-stream"},
 	}}
+	if strings.HasPrefix(endpoint, "https:") {
+		c.http = newHTTP2()
+	}
+	if token != "" {
+		c.header.Set("Authorization", "Bearer "+token)
+	}
 	switch dialect {
 	case Modern:
 		c.header.Set(mcp.VersionHeader, mcp.Stateless)
@@ -75,10 +95,12 @@ var clients atomic.Uint64
 type Client struct {
 	endpoint string
 	dialect  Dialect
-	header   http.Header // of each request
-	id       uint64      // of the latest
+	http     *http.Client // HTTP, or one with TLS
+	header   http.Header  // of each request
+	id       uint64       // of the latest
 	body     bytes.Buffer
-	data     []byte // of an event
+	in       *bufio.Reader // of events
+	data     []byte        // of an event
 
 	stream *eventStream // of SSE
 }
@@ -113,6 +135,9 @@ func (c *Client) Close(ctx context.Context) {
 	if c.stream != nil {
 		c.stream.close()
 	}
+	if c.http != HTTP {
+		defer c.http.CloseIdleConnections()
+	}
 	if c.Session() == "" {
 		return
 	}
@@ -123,7 +148,7 @@ func (c *Client) Close(ctx context.Context) {
 		return
 	}
 	req.Header = c.header
-	if resp, err := HTTP.Do(req); err == nil {
+	if resp, err := c.http.Do(req); err == nil {
 		_ = resp.Body.Close()
 	}
 }
@@ -191,11 +216,14 @@ func (c *Client) post(ctx context.Context, message []byte, read func(*http.Respo
 		return err
 	}
 	req.Header = c.header // which net/http does not change
-	resp, err := HTTP.Do(req)
+	resp, err := c.http.Do(req)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
+	if resp.TLS != nil && resp.ProtoMajor != 2 {
+		return fmt.Errorf("%s, not HTTP/2", resp.Proto)
+	}
 	if resp.StatusCode >= 300 {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
 		return fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(text))
@@ -220,7 +248,11 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 		_, err := c.body.ReadFrom(resp.Body)
 		return c.body.Bytes(), err
 	}
-	events := eventStream{body: resp.Body, in: bufio.NewReaderSize(resp.Body, 64<<10), data: c.data[:0]}
+	if c.in == nil {
+		c.in = bufio.NewReaderSize(nil, 64<<10)
+	}
+	c.in.Reset(resp.Body)
+	events := eventStream{body: resp.Body, in: c.in, data: c.data[:0]}
 	message, err := events.next(func(_ string, message []byte) bool { return isAnswer(message) })
 	c.data = events.data
 	if errors.Is(err, io.EOF) {

@@ -101,7 +101,7 @@ func TestCall(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			server := httptest.NewServer(c.server)
 			defer server.Close()
-			client, err := Open(t.Context(), server.URL, Legacy)
+			client, err := Open(t.Context(), server.URL, Legacy, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -143,7 +143,7 @@ func TestCallBySSE(t *testing.T) {
 	})
 	server := httptest.NewServer(mux)
 	defer server.Close()
-	client, err := Open(t.Context(), server.URL+"/sse", SSE)
+	client, err := Open(t.Context(), server.URL+"/sse", SSE, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,12 @@
-// Package load has clients that call MCP servers and tells how that went. The loop is
-// closed: each client makes its next call when the last one is answered.
+// Package load has clients that call MCP servers and tells how that went. In a Loop, which
+// is closed, each client makes its next call when the last one is answered; Paced makes
+// calls at a given rate.
 package load
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -56,6 +58,49 @@ func Loop(ctx context.Context, n int, d time.Duration, call func(ctx context.Con
 	all.Elapsed = time.Since(start)
 	return all
 }
+
+// Paced makes so many calls per second, evenly spaced over d, by the first of n clients
+// that is free. The latency of a call begins when it is due: a call that waits for a client
+// has waited for the answers of others. Calls that are not under way after twice the time
+// are not made, and count as failed.
+func Paced(ctx context.Context, n int, d time.Duration, rate int, call func(ctx context.Context, client int) error) Result {
+	var all Result
+	var mu sync.Mutex
+	free := make(chan int, n)
+	for i := range n {
+		free <- i
+	}
+	var wg sync.WaitGroup
+	start := time.Now()
+	for at := start; at.Sub(start) < d; at = at.Add(time.Second / time.Duration(rate)) {
+		time.Sleep(time.Until(at))
+		client := <-free
+		if time.Since(start) > 2*d || ctx.Err() != nil {
+			mu.Lock()
+			all.Failed, all.Err = all.Failed+1, cmp.Or(all.Err, errTooManyCalls)
+			mu.Unlock()
+			free <- client
+			continue
+		}
+		wg.Go(func() {
+			err := call(ctx, client)
+			took := time.Since(at)
+			free <- client
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				all.Failed, all.Err = all.Failed+1, cmp.Or(all.Err, err)
+				return
+			}
+			all.Latencies = append(all.Latencies, took)
+		})
+	}
+	wg.Wait()
+	all.Elapsed = time.Since(start)
+	return all
+}
+
+var errTooManyCalls = errors.New("calls come faster than they are answered")
 
 // Quantile returns the value that the share q of values does not exceed.
 func Quantile[T float64 | time.Duration](values []T, q float64) T {

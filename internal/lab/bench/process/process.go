@@ -67,12 +67,18 @@ func (p *Process) Await(ctx context.Context, port int) error {
 
 // Explain adds the end of what the process has said to an error.
 func (p *Process) Explain(err error) error {
-	log, _ := os.ReadFile(p.log.Name())
+	log := p.Output()
 	const enough = 2000
 	if len(log) > enough {
 		log = log[len(log)-enough:]
 	}
-	return fmt.Errorf("%s: %w\n%s", filepath.Base(p.cmd.Path), err, strings.TrimSpace(string(log)))
+	return fmt.Errorf("%s: %w\n%s", filepath.Base(p.cmd.Path), err, strings.TrimSpace(log))
+}
+
+// Output returns what the process has written to standard output and error.
+func (p *Process) Output() string {
+	log, _ := os.ReadFile(p.log.Name())
+	return string(log)
 }
 
 // PID returns the id of the process itself.

@@ -27,9 +27,10 @@ import (
 // then anything, to tell servers apart.
 const (
 	CallPath     = "/call/"     // it has Tool, which answers with so many characters
+	EventsPath   = "/events/"   // it has the same, and answers calls with a stream of one event
 	FixedPath    = "/fixed/"    // it has so many tools, and says that they never change
 	ChangingPath = "/changing/" // it has the same, and says that they may
-	ListenPath   = "/listen"    // it can be listened to, and has Tool
+	ListenPath   = "/listen/"   // it can be listened to, has Tool, and says that its tools may change
 	SilentPath   = "/silent"    // it cannot
 )
 
@@ -87,6 +88,7 @@ type server struct {
 	call         []byte // members of results
 	list         []byte
 	capabilities string
+	events       bool // calls are answered with event streams
 }
 
 // newServer makes the server for a path.
@@ -98,22 +100,28 @@ func newServer(path string) *server {
 		number, _ = strconv.Atoi(parts[2])
 	}
 	switch kind {
-	case CallPath:
+	case CallPath, EventsPath:
 		chars = number
+	case ListenPath:
+		capabilities = changing
 	case ChangingPath:
-		capabilities = `{"tools":{"listChanged":true}}`
+		capabilities = changing
 		fallthrough
 	case FixedPath:
 		list = Tools(number, "")
 	}
-	return &server{members(chars), list, capabilities}
+	return &server{members(chars), list, capabilities, kind == EventsPath}
 }
+
+// changing is the capabilities of a server that sends notifications.
+const changing = `{"tools":{"listChanged":true}}`
 
 // An answer is a message in three parts, of which the second is not copied from where it
 // was prepared. It has none if none is wanted.
 type answer struct {
 	parts  [3][]byte
 	begins bool // a session
+	event  bool // it is one
 }
 
 func (a *answer) len() int { return len(a.parts[0]) + len(a.parts[1]) + len(a.parts[2]) }
@@ -147,7 +155,7 @@ func (s *server) answer(message []byte) (a answer) {
 	case "tools/list":
 		result = s.list
 	case "tools/call":
-		before, result = "{", s.call
+		before, result, a.event = "{", s.call, s.events
 		if m.Has(jsonrpc.ProtocolVersion) {
 			before = "{" + complete
 		}
@@ -156,7 +164,11 @@ func (s *server) answer(message []byte) (a answer) {
 		a.parts[0] = jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "method not found")
 		return a
 	}
-	a.parts = [3][]byte{fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"result":%s`, m.Literal(jsonrpc.ID), before), result, []byte("}")}
+	head, tail := "", "}"
+	if a.event {
+		head, tail = "event: message\ndata: ", "}\n\n"
+	}
+	a.parts = [3][]byte{fmt.Appendf(nil, `%s{"jsonrpc":"2.0","id":%s,"result":%s`, head, m.Literal(jsonrpc.ID), before), result, []byte(tail)}
 	return a
 }
 
@@ -194,7 +206,7 @@ func (h *handler) server(path string) *server {
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
-	case r.Method == http.MethodGet && r.URL.Path == ListenPath:
+	case r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, ListenPath):
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
@@ -215,9 +227,15 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.begins {
 		w.Header().Set(mcp.SessionHeader, rand.Text())
 	}
+	if a.event {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_ = a.writeTo(w)                          // or the client has gone
+		_ = http.NewResponseController(w).Flush() // as servers do after each event
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(a.len()))
-	_ = a.writeTo(w) // or the client has gone
+	_ = a.writeTo(w)
 }
 
 // What begins the arguments of a program that is to be an upstream.
