@@ -66,8 +66,8 @@ func reportJoinedCalls(ctx context.Context, chosen *regexp.Regexp, caddy string,
 		{"legacy", "1KB", upstream.CallPath + "1000", 1000, 16},
 		{"legacy", "100KB", upstream.CallPath + "100000", 100_000, 1},
 		{"legacy", "100KB", upstream.CallPath + "100000", 100_000, 16},
-		{"modern", "1KB", upstream.CallPath + "1000", 1000, 1},
-		{"modern", "1KB", upstream.CallPath + "1000", 1000, 16},
+		{"modern", "1KB", upstream.ModernPath + "1000", 1000, 1},
+		{"modern", "1KB", upstream.ModernPath + "1000", 1000, 16},
 	} {
 		name := fmt.Sprintf("aggregate/call/%s/%s/%dclients", c.era, c.size, c.clients)
 		if !chosen.MatchString(name) {

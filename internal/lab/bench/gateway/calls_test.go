@@ -27,7 +27,7 @@ func TestMeasureCalls(t *testing.T) {
 			{name: baseline, legacy: stateful, modern: stateless},
 			{name: "mute", legacy: door{lacks: "it does not speak"}, modern: door{lacks: "it does not speak"}},
 		}}
-		k := &kind{name: "test", path: upstream.CallPath, setup: setup{modern: modern}}
+		k := &kind{name: "test", path: upstream.ModernPath, setup: setup{modern: modern}}
 		c := callCase{k, cell{size: kb100, clients: 3}}
 		f, err := b.startCalls(t.Context(), b.contestants, k, c.size)
 		if err != nil {

@@ -15,7 +15,7 @@ type size struct {
 
 var kb1, kb100, mb5 = size{"1 KB", 1000}, size{"100 KB", 100_000}, size{"5 MB", 5_000_000}
 
-// A load is what clients ask for: one call after the other, or so many per second.
+// A cell is what clients ask for: one call after the other, or so many per second.
 type cell struct {
 	size    size
 	clients int
@@ -39,7 +39,7 @@ type kind struct {
 var kinds = []kind{
 	{name: "stateful", heading: "Calls, with sessions (up to 2025-11-25)", path: upstream.CallPath,
 		cells: cross([]size{kb1, kb100, mb5}, 1, 16, 64), figures: closed},
-	{name: "stateless", heading: "Calls, stateless (2026-07-28)", path: upstream.CallPath, setup: setup{modern: true},
+	{name: "stateless", heading: "Calls, stateless (2026-07-28)", path: upstream.ModernPath, setup: setup{modern: true},
 		cells: cross([]size{kb1, kb100, mb5}, 1, 16), figures: closed},
 	{name: "h2", heading: "Calls, HTTP/2 with TLS", path: upstream.CallPath, setup: setup{tls: true},
 		about: "Clients speak HTTP/2 with TLS, each on a connection of its own; servers are reached over HTTP as before. " +

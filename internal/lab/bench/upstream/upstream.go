@@ -1,7 +1,7 @@
 // Package upstream is the MCP server behind everything that is measured. It does as
 // little as an MCP server can: it reads what it is asked, and answers that id with bytes
-// it has prepared, in both eras of the protocol, over Streamable HTTP or stdio. It is a
-// process of its own, of the program that measures: see Main.
+// it has prepared, over Streamable HTTP or stdio. It is a process of its own, of the
+// program that measures: see Main.
 package upstream
 
 import (
@@ -27,6 +27,7 @@ import (
 // then anything, to tell servers apart.
 const (
 	CallPath     = "/call/"     // it has Tool, which answers with so many characters
+	ModernPath   = "/modern/"   // it has the same, in both eras; all others know the legacy era only
 	EventsPath   = "/events/"   // it has the same, and answers calls with a stream of one event
 	FixedPath    = "/fixed/"    // it has so many tools, and says that they never change
 	ChangingPath = "/changing/" // it has the same, and says that they may
@@ -88,6 +89,7 @@ type server struct {
 	call         []byte // members of results
 	list         []byte
 	capabilities string
+	modern       bool // it knows 2026-07-28 as well
 	events       bool // calls are answered with event streams
 }
 
@@ -100,7 +102,7 @@ func newServer(path string) *server {
 		number, _ = strconv.Atoi(parts[2])
 	}
 	switch kind {
-	case CallPath, EventsPath:
+	case CallPath, ModernPath, EventsPath:
 		chars = number
 	case ListenPath:
 		capabilities = changing
@@ -110,7 +112,7 @@ func newServer(path string) *server {
 	case FixedPath:
 		list = Tools(number, "")
 	}
-	return &server{members(chars), list, capabilities, kind == EventsPath}
+	return &server{members(chars), list, capabilities, kind == ModernPath, kind == EventsPath}
 }
 
 // changing is the capabilities of a server that sends notifications.
@@ -142,24 +144,24 @@ func (s *server) answer(message []byte) (a answer) {
 		return a
 	}
 	before, result := "", []byte("{}")
-	switch m.Text(jsonrpc.Method) {
-	case "initialize":
+	switch method := m.Text(jsonrpc.Method); {
+	case method == "initialize":
 		version := m.Text(jsonrpc.Requested)
 		if !mcp.IsLegacy(version) {
 			version = mcp.Latest
 		}
 		a.begins = true
 		result = []byte(`{"protocolVersion":"` + version + `","capabilities":` + s.capabilities + `,"serverInfo":{"name":"bench","version":"1"}}`)
-	case "server/discover":
+	case method == "server/discover" && s.modern:
 		result = []byte(`{` + complete + `"supportedVersions":["` + mcp.Stateless + `"],"capabilities":` + s.capabilities + `,"ttlMs":60000,"cacheScope":"public"}`)
-	case "tools/list":
+	case method == "tools/list":
 		result = s.list
-	case "tools/call":
+	case method == "tools/call":
 		before, result, a.event = "{", s.call, s.events
 		if m.Has(jsonrpc.ProtocolVersion) {
 			before = "{" + complete
 		}
-	case "ping":
+	case method == "ping":
 	default:
 		a.parts[0] = jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "method not found")
 		return a
