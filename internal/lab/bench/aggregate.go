@@ -350,7 +350,7 @@ func openStreams(ctx context.Context, address string, n int) (streams, error) {
 	}
 	opened := make(streams, n)
 	_, err = load.Each(n, connections, func(i int) (err error) {
-		opened[i], err = load.Listen(ctx, address, sessions[i].Get(mcp.SessionHeader))
+		opened[i], err = load.Listen(ctx, address, sessions[i])
 		return err
 	})
 	if err != nil {

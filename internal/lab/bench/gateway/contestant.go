@@ -88,6 +88,7 @@ const (
 // recommends for production, or what is faster; none writes a log.
 func (in *installed) contestants() []contestant {
 	underscores := func(server, tool string) string { return server + "__" + tool }
+	colon := func(server, tool string) string { return server + ":" + tool }
 	streamable := func(path string) door { return door{path: path, dialect: load.Legacy} }
 	stateless := func(path string) door { return door{path: path, dialect: load.Modern} }
 	ours := func(name, path, mask string, set func(*contestant)) contestant {
@@ -130,6 +131,8 @@ func (in *installed) contestants() []contestant {
 			version: goVersion(filepath.Join(in.goPeers, "mcp-proxy"), "github.com/TBXark/mcp-proxy"), command: in.runTBXark, files: tbxarkConfig},
 		{name: "Go SDK relay", joins: true, streams: true, legacy: streamable("/mcp"), modern: stateless("/stateless"),
 			version: goVersion(filepath.Join(in.goPeers, "relay"), "github.com/modelcontextprotocol/go-sdk"), tool: underscores, command: in.runRelay},
+		{name: "Docker MCP Gateway", joins: true, streams: true, legacy: streamable("/mcp"), modern: noModern,
+			version: in.dockerVersion, tool: colon, command: in.runDocker, files: dockerCatalog, env: []string{"DOCKER_MCP_IN_CONTAINER=1"}},
 		{name: "mcp-hub", joins: true, streams: true, legacy: door{path: "/mcp", dialect: load.SSE}, modern: noModern,
 			version: in.npmVersion("mcp-hub"), tool: underscores, command: in.runMCPHub, files: mcpHubConfig},
 
@@ -333,6 +336,37 @@ func (in *installed) runRelay(s site) []string {
 		command = append(command, server.name+"="+server.url)
 	}
 	return command
+}
+
+// runDocker runs docker/mcp-gateway as in a container that needs no Docker itself: its
+// servers are remote, and the sessions with them are kept from one call to the next.
+func (in *installed) runDocker(s site) []string {
+	var names []string
+	for _, server := range s.servers {
+		names = append(names, server.name)
+	}
+	return []string{filepath.Join(in.goPeers, "docker-mcp"), "gateway", "run", "--transport", "streaming", "--port", fmt.Sprint(s.port),
+		"--catalog", s.file("catalog.yaml"), "--servers", strings.Join(names, ","),
+		"--static", "--long-lived", "--watch=false", "--log-calls=false", "--block-secrets=false"}
+}
+
+func dockerCatalog(s site) map[string]string {
+	type object = map[string]any
+	servers := object{}
+	for _, server := range s.servers {
+		servers[server.name] = object{"description": "bench", "title": server.name, "type": "remote", "prefix": server.name, "longLived": true,
+			"remote": object{"transport_type": "streamable", "url": server.url}}
+	}
+	catalog, _ := json.MarshalIndent(object{"registry": servers}, "", "  ") // which does not fail; JSON is YAML
+	return map[string]string{"catalog.yaml": string(catalog)}
+}
+
+func (in *installed) dockerVersion() (string, error) {
+	output, err := exec.Command(filepath.Join(in.goPeers, "docker-mcp"), "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("it could not be built: %w", err)
+	}
+	return strings.TrimSpace(string(output)), nil
 }
 
 // runMCPHub runs mcp-hub, which serves its clients by HTTP+SSE.

@@ -266,7 +266,7 @@ func (s *sessions) open(ctx context.Context, r *running, n int) error {
 		}
 		var stream net.Conn
 		if r.dialect == load.Legacy {
-			stream, err = load.Listen(ctx, r.endpoint, client.Session())
+			stream, err = load.Listen(ctx, r.endpoint, client.Header())
 			if errors.Is(err, load.ErrNoStream) {
 				s.silent.Store(true)
 			} else if err != nil {

@@ -67,6 +67,145 @@ func TestCallTables(t *testing.T) {
 	}
 }
 
+// TestWatched shows the cells that were measured, with their range, and no others.
+func TestWatched(t *testing.T) {
+	var b bench
+	var out strings.Builder
+	if b.printWatched(&out); out.Len() > 0 {
+		t.Errorf("nothing was measured: %s", &out)
+	}
+	b.watch("calls/stateful/1KB/16", joined, 1.1, .8, .9, 1.3, 1)
+	b.watch("calls/stateful/1KB/16", "another", 7)
+	b.watch(furtherServer, joined, 3.456)
+	b.printWatched(&out)
+	_, rows, _ := strings.Cut(out.String(), "--:|\n")
+	want := "| 1 KB ×16 | mcp_gateway /mcp | 1.00 | 0.80 to 1.30 |\n| … for each further server, KB | mcp_gateway /mcp | 3.46 | – |\n\n"
+	if rows != want {
+		t.Errorf("got %s", &out)
+	}
+}
+
+// TestWatchedCellsExist holds the names of cells to watch against the cases and contestants.
+func TestWatchedCellsExist(t *testing.T) {
+	names, ids := map[string]bool{furtherServer: true}, map[string]bool{}
+	for i := range kinds {
+		for _, cell := range kinds[i].cells {
+			names[callCase{&kinds[i], cell}.String()] = true
+		}
+	}
+	for _, c := range idleCases {
+		names[c.String()] = true
+	}
+	for _, n := range joinedServers {
+		names[newSession(n)] = true
+	}
+	for _, c := range new(installed).contestants() {
+		ids[c.id()] = true
+	}
+	for _, cell := range watched {
+		if !names[cell.name] {
+			t.Errorf("no case is called %s", cell.name)
+		}
+		for _, id := range cell.contestants {
+			if !ids[id] {
+				t.Errorf("no contestant is called %s", id)
+			}
+		}
+	}
+}
+
+// TestKindsChoose tells which contestants a kind of calls is for.
+func TestKindsChoose(t *testing.T) {
+	all := new(installed).contestants()
+	for i := range kinds {
+		k := &kinds[i]
+		chosen := all
+		if k.contestants != nil {
+			chosen = k.contestants(all)
+		}
+		ids := map[string]bool{}
+		for _, c := range chosen {
+			if ids[c.id()] {
+				t.Errorf("%s has two of %s", k.name, c.id())
+			}
+			ids[c.id()] = true
+		}
+		if !ids[baseline] || !ids[joined] || k.contestants != nil && ids[joined+", masked"] {
+			t.Errorf("%s has %v", k.name, ids)
+		}
+		if k.tls && ids["mcp-hub"] || k.guarded && ids["nginx `proxy_pass`"] || k.name == "memory" && len(ids) != 8 {
+			t.Errorf("%s has %v", k.name, ids)
+		}
+	}
+}
+
+func TestReadCollections(t *testing.T) {
+	const output = `{"level":"error","msg":"gc 1 @"}
+gc 7 @1.213s 0%: 0.031+1.5+0.020 ms clock, 0.063+0.21/1.4/0.01+0.041 ms cpu, 7->8->4 MB, 8 MB goal, 0 MB stacks, 0 MB globals, 2 P
+gc 8 @2.5s 12%: 0.5+22+3.25 ms clock, 1+0/22/0+6.5 ms cpu, 40->61->30 MB, 62 MB goal, 1 MB stacks, 0 MB globals, 2 P (forced)
+gc 9 @2.6s 12%: 0.5+2`
+	c := readCollections(output)
+	if want := (collections{2, 3250 * time.Microsecond, 61}); c != want {
+		t.Errorf("got %+v, want %+v", c, want)
+	}
+	if got := c.String(4 * time.Second); got != "0.5, 3.25, 61" {
+		t.Errorf("got %s", got)
+	}
+	if got := readCollections("").String(time.Second); got != none {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestReadGoroutines(t *testing.T) {
+	for line, want := range map[string]int{"goroutine profile: total 42\n": 42, "404 page not found": 0, "": 0} {
+		if got := readGoroutines(line); got != want {
+			t.Errorf("%q: got %d", line, got)
+		}
+	}
+}
+
+func TestIdleReading(t *testing.T) {
+	for _, c := range []struct {
+		reading            idleReading
+		memory, goroutines string
+	}{
+		{idleReading{}, none, none},
+		{idleReading{kb: 12.34, routines: 2}, "12.3", "2.0"},
+		{idleReading{kb: 12.34, reached: 9750}, "12.3 (9,750 reached)", none},
+		{idleReading{reached: 17}, none + " (17 reached)", none},
+	} {
+		if c.reading.memory() != c.memory || c.reading.goroutines() != c.goroutines {
+			t.Errorf("%+v: got %s and %s", c.reading, c.reading.memory(), c.reading.goroutines())
+		}
+	}
+}
+
+// TestSetups looks into the files that contestants are set up with.
+func TestSetups(t *testing.T) {
+	in := new(installed)
+	servers := []server{{name: "bench", url: "http://127.0.0.1:9/call/1"}, {name: "s1", url: "http://127.0.0.1:9/call/2"}}
+	for _, c := range in.contestants() {
+		if c.files == nil {
+			continue
+		}
+		for _, s := range []setup{{}, {tls: true}, {guarded: true}, {admin: true}} {
+			var text string
+			for _, file := range c.files(site{in, s, "/dir", 8080, servers}) {
+				text += file
+			}
+			for part, wanted := range map[string]bool{
+				"/dir/" + certFile:    s.tls && c.https,
+				token:                 s.guarded && c.guards,
+				"/dir/" + adminSocket: s.admin && (c.guards || c.name == baseline),
+			} {
+				if strings.Contains(text, part) != wanted {
+					t.Errorf("%s, %+v: %s is expected to be there: %t\n%s", c.id(), s, part, wanted, text)
+				}
+			}
+		}
+	}
+}
+
 func TestImpatient(t *testing.T) {
 	for _, c := range []struct {
 		name    string

@@ -4,10 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -194,4 +199,76 @@ func TestQuantile(t *testing.T) {
 	if values[0] != 100 {
 		t.Error("the values have been sorted in place")
 	}
+}
+
+// TestCallWithTLS has clients speak HTTP/2, each on its own connection, and show a token.
+func TestCallWithTLS(t *testing.T) {
+	var connections atomic.Int32
+	var token atomic.Value
+	answer := answers(func(w http.ResponseWriter, id []byte) {
+		_, _ = w.Write(jsonrpc.Answer(id, []byte(`{"content":[{"type":"text","text":"12345"}]}`)))
+	})
+	for _, http2 := range []bool{true, false} {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			token.Store(r.Header.Get("Authorization"))
+			answer.ServeHTTP(w, r)
+		}))
+		server.EnableHTTP2 = http2
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				connections.Add(1)
+			}
+		}
+		server.StartTLS()
+		defer server.Close()
+		for range 2 {
+			client, err := Open(t.Context(), server.URL, Legacy, "secret")
+			if !http2 {
+				if err == nil {
+					t.Error("a server without HTTP/2 was called")
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close(t.Context())
+			if err := client.Call(t.Context(), "tool", 5); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := connections.Load(); http2 && n != 2 {
+			t.Errorf("two clients have %d connections", n)
+		}
+	}
+	if token.Load() != "Bearer secret" {
+		t.Errorf("the server was shown %q", token.Load())
+	}
+}
+
+// TestPaced makes calls that take longer than the time between two.
+func TestPaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := func(context.Context, int) error { time.Sleep(300 * time.Millisecond); return nil }
+		for _, c := range []struct {
+			name                    string
+			clients, answered, late int // calls that wait for a client
+		}{
+			{"there is a client for each call", 3, 10, 0},
+			{"calls wait for a client", 2, 10, 8},
+			{"calls that wait too long are not made", 1, 7, 6},
+		} {
+			r := Paced(t.Context(), c.clients, time.Second, 10, slow)
+			late := 0
+			for _, took := range r.Latencies {
+				if took > 300*time.Millisecond {
+					late++
+				}
+			}
+			if len(r.Latencies) != c.answered || late != c.late || r.Failed != 10-c.answered || (r.Err == nil) != (r.Failed == 0) {
+				t.Errorf("%s: %d answered, %d of them late, %d failed: %v", c.name, len(r.Latencies), late, r.Failed, r.Err)
+			}
+		}
+	})
 }

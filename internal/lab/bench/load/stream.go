@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"time"
 
@@ -15,10 +16,10 @@ import (
 // ErrNoStream says that a server does not let clients listen.
 var ErrNoStream = errors.New("sessions have no stream")
 
-// Listen opens the stream of a session, by which its server could speak up. The
+// Listen opens the stream of a session, whose requests come with that header. The
 // connection is bare: ten thousand clients of net/http would take more memory than what
 // is measured.
-func Listen(ctx context.Context, endpoint, session string) (net.Conn, error) {
+func Listen(ctx context.Context, endpoint string, session http.Header) (net.Conn, error) {
 	at, err := url.Parse(endpoint)
 	if err != nil {
 		return nil, err
@@ -29,7 +30,7 @@ func Listen(ctx context.Context, endpoint, session string) (net.Conn, error) {
 	}
 	_ = conn.SetDeadline(time.Now().Add(Timeout))
 	_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAccept: text/event-stream\r\nMcp-Protocol-Version: %s\r\nMcp-Session-Id: %s\r\n\r\n",
-		at.Path, at.Host, mcp.Latest, session)
+		at.Path, at.Host, session.Get(mcp.VersionHeader), session.Get(mcp.SessionHeader))
 	status := make([]byte, len("HTTP/1.1 200"))
 	if err == nil {
 		_, err = io.ReadFull(conn, status)
