@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,16 +17,17 @@ import (
 
 func (c *child) read() {
 	frames := newFrameReader(output{c}, c.server.pool.config.MaxMessage)
+	frames.long = sync.OnceFunc(func() { widen(c.stdout) })
 	var m jsonrpc.Message
 	for {
-		frame, err := frames.next()
+		frame, block, err := frames.next()
 		var tooLong *tooLongError
 		switch {
 		case err == nil && m.Read(frame) == nil:
 			if c.server.pool.config.Framing == Newline && (m.Has(jsonrpc.Version) || m.Has(jsonrpc.Result)) {
 				frames.settle()
 			}
-			c.receive(&m)
+			c.receive(&m, block)
 		case errors.As(err, &tooLong):
 			c.long.Do(func() {
 				c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))

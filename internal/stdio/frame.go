@@ -1,7 +1,6 @@
 package stdio
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -70,11 +69,24 @@ var newline = []byte("\n")
 
 // A frameReader reads the messages that a child writes.
 type frameReader struct {
-	src    *bufio.Reader
-	max    int  // bytes of the longest message
-	byLine bool // the latest message was a line
-	lines  bool // all messages are lines
+	src    io.Reader
+	max    int    // bytes of the longest message
+	long   func() // called when a message does not fit into a block
+	byLine bool   // the latest message was a line
+	lines  bool   // all messages are lines
+
+	block      *block
+	start, end int   // of what was read into the block and not returned yet
+	err        error // that came with it
+	usual      int   // bytes of the latest long message: the next one may have as many
 }
+
+const (
+	// maxIdle is how many bytes a reader keeps while its child is silent.
+	maxIdle = 1 << 20
+	// blanks is how much longer than a message a line may be.
+	blanks = 64 << 10
+)
 
 // A lost message is one that is skipped. If it has an id, a call waits for it or, if it is
 // a request, the child waits for an answer.
@@ -92,17 +104,17 @@ func (tooLongError) Error() string { return "message too long" }
 var errNoise = errors.New("not a message")
 
 func newFrameReader(r io.Reader, maxMessage int) *frameReader {
-	return &frameReader{src: bufio.NewReaderSize(r, 64<<10), max: maxMessage}
+	return &frameReader{src: r, max: maxMessage, long: func() {}, block: newBlock(smallest)}
 }
 
-// next returns the next message, in memory of its own. With errNoise it returns a line that
-// is not a message, with a *tooLongError nothing. Reading can go on after both. Any other
-// error is the end.
-func (r *frameReader) next() ([]byte, error) {
+// next returns the next message, in memory of its own, which is a part of the block if there is
+// one. With errNoise it returns a line that is not a message, which is there until it is called
+// again, with a *tooLongError nothing. Reading can go on after both. Any other error is the end.
+func (r *frameReader) next() ([]byte, *block, error) {
 	for {
-		line, err := r.line()
+		line, joined, err := r.line()
 		if err != nil && (err != io.EOF || len(line) == 0) {
-			return nil, err
+			return nil, nil, err
 		}
 		line = bytes.TrimPrefix(bytes.TrimSpace(line), byteOrderMark)
 		r.byLine = true
@@ -110,15 +122,16 @@ func (r *frameReader) next() ([]byte, error) {
 		case len(line) == 0:
 			continue
 		case line[0] == '{' && len(line) > r.max:
-			return nil, r.skip(nil, line)
+			return nil, nil, r.skip([][]byte{line}, false, nil)
 		case line[0] == '{':
-			return line, nil
+			message, block := r.own(line, joined)
+			return message, block, nil
 		}
 		if n, ok := contentLength(line); ok && !r.lines && n <= maxExcess*r.max {
 			r.byLine = false
 			return r.body(n)
 		}
-		return line, errNoise
+		return line, nil, errNoise
 	}
 }
 
@@ -144,70 +157,184 @@ func contentLength(line []byte) (n int, ok bool) {
 	return n, strings.EqualFold(name, "Content-Length") && err == nil && n >= 0
 }
 
-// line reads up to the end of a line. The pieces of a long one are joined once, at its end:
-// a slice that grows would be copied over and over.
-func (r *frameReader) line() ([]byte, error) {
-	piece, err := r.src.ReadSlice('\n')
-	if err != bufio.ErrBufferFull {
-		return bytes.Clone(piece), err
-	}
-	var pieces [][]byte
-	size := 0
-	for ; err == bufio.ErrBufferFull; piece, err = r.src.ReadSlice('\n') {
-		pieces = append(pieces, bytes.Clone(piece))
-		if size += len(piece); size > r.max {
-			return nil, r.skip(func() ([]byte, bool, error) {
-				piece, err := r.src.ReadSlice('\n')
-				if err == bufio.ErrBufferFull {
-					return piece, true, nil
+// line reads up to the end of a line, which is there until more is read. A line that is longer
+// than a block is in one of its own.
+func (r *frameReader) line() (_ []byte, joined *block, _ error) {
+	var begin []*block // of the line, if it is longer than a block
+	size := 0          // bytes in them
+	for searched := 0; ; {
+		data := r.unread()
+		end := bytes.IndexByte(data[searched:], '\n')
+		if end >= 0 {
+			data = data[:searched+end+1]
+		}
+		if size+len(data) > r.max+blanks {
+			return nil, nil, r.skip(append(contents(begin), r.take(len(data))), end < 0, func(data []byte) (n int, more bool) {
+				if end := bytes.IndexByte(data, '\n'); end >= 0 {
+					return end + 1, false
 				}
-				return piece, false, err
-			}, pieces...)
+				return len(data), true
+			})
+		}
+		if end >= 0 {
+			line, joined := join(begin, r.take(len(data)))
+			return line, joined, nil
+		}
+		searched = len(data)
+		if len(data) == len(r.block.bytes) && len(data) >= r.usual {
+			r.long()
+			begin, size, searched = append(begin, r.block), size+len(data), 0
+			r.block, r.start, r.end = newBlock(min(size, maxIdle)), 0, 0
+		}
+		if err := r.fill(r.end - r.start + 1); err != nil {
+			line, joined := join(begin, r.take(r.end-r.start))
+			return line, joined, err
 		}
 	}
-	return bytes.Join(append(pieces, piece), nil), err
+}
+
+// contents returns the bytes of blocks.
+func contents(blocks []*block) (all [][]byte) {
+	for _, b := range blocks {
+		all = append(all, b.bytes)
+	}
+	return all
+}
+
+// join returns a line whose beginning is in blocks. Its parts are joined once, at its end, because
+// a block that grows would be copied over and over.
+func join(begin []*block, end []byte) (line []byte, joined *block) {
+	if begin == nil {
+		return end, nil
+	}
+	parts := append(contents(begin), end)
+	joined = newBlock(frame(parts).len())
+	line = joined.bytes[:0]
+	for _, part := range parts {
+		line = append(line, part...)
+	}
+	for _, b := range begin {
+		b.free()
+	}
+	return line, joined
 }
 
 // body reads a message of a stated length, after the rest of its header.
-func (r *frameReader) body(n int) ([]byte, error) {
+func (r *frameReader) body(n int) ([]byte, *block, error) {
 	for {
-		line, err := r.src.ReadSlice('\n')
+		line, _, err := r.line()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(bytes.TrimSpace(line)) == 0 {
 			break
 		}
 	}
 	if n > r.max {
-		return nil, r.skip(func() ([]byte, bool, error) {
-			piece, err := r.src.Peek(min(n, r.src.Size()))
-			_, _ = r.src.Discard(len(piece))
-			n -= len(piece)
-			return piece, n > 0, err
+		return nil, nil, r.skip(nil, true, func(data []byte) (_ int, more bool) {
+			part := min(n, len(data))
+			n -= part
+			return part, n > 0
 		})
 	}
-	message := make([]byte, n)
-	_, err := io.ReadFull(r.src, message)
-	return message, err
+	if err := r.fill(n); err != nil {
+		return nil, nil, err
+	}
+	message, block := r.own(r.take(n), nil)
+	return message, block, nil
 }
 
-// skip reads the rest of a message that is too long, to find out its id. Without next there
-// is no rest.
-func (r *frameReader) skip(next func() (piece []byte, more bool, err error), begin ...[]byte) error {
+// unread returns what was read and not taken.
+func (r *frameReader) unread() []byte { return r.block.bytes[r.start:r.end] }
+
+// take returns the next bytes, which are there until more is read.
+func (r *frameReader) take(n int) []byte {
+	taken := r.unread()[:n]
+	r.start += n
+	return taken
+}
+
+// fill reads until so many bytes are there.
+func (r *frameReader) fill(n int) error {
+	if r.start == r.end {
+		r.start, r.end = 0, 0
+		if len(r.block.bytes) > maxIdle {
+			r.replace(min(r.usual, maxIdle))
+		}
+	}
+	for r.end-r.start < n {
+		if r.err != nil {
+			return r.err
+		}
+		r.makeRoom(n)
+		var more int
+		more, r.err = r.src.Read(r.block.bytes[r.end:])
+		r.end += more
+	}
+	return nil
+}
+
+// makeRoom makes room for more in the block, or gets a larger one: for n bytes, or for as many as
+// the next message is likely to have.
+func (r *frameReader) makeRoom(n int) {
+	switch size := len(r.block.bytes); {
+	case r.end < size && n <= size-r.start:
+	case r.start > 0 && n <= size:
+		r.end = copy(r.block.bytes, r.unread())
+		r.start = 0
+	default:
+		r.long()
+		r.replace(max(n, r.usual))
+	}
+}
+
+// replace gets another block for what is unread.
+func (r *frameReader) replace(size int) {
+	old := r.detach(size)
+	old.free()
+}
+
+// detach gets another block for what is unread, and returns the one that it was in.
+func (r *frameReader) detach(size int) (old *block) {
+	old, unread := r.block, r.unread()
+	r.block = newBlock(max(size, len(unread)))
+	r.start, r.end = 0, copy(r.block.bytes, unread)
+	return old
+}
+
+// own gives a message that was taken memory of its own, if it has none. Most long messages stay
+// where they are, and what follows them moves.
+func (r *frameReader) own(message []byte, joined *block) ([]byte, *block) {
+	size := len(message)
+	if size <= smallest/2 { // the garbage collector is as good
+		return bytes.Clone(message), nil
+	}
+	r.usual = min(size, largest)
+	switch {
+	case joined != nil:
+		return message, joined
+	case size > len(r.block.bytes)/2:
+		return message, r.detach(min(r.usual, maxIdle))
+	}
+	b := newBlock(size)
+	return b.bytes[:copy(b.bytes, message)], b
+}
+
+// skip finds out the id of a message that is too long. If more follows its beginning, rest says
+// how much of the bytes that come next belongs to it, and whether there is still more.
+func (r *frameReader) skip(begin [][]byte, more bool, rest func([]byte) (n int, more bool)) error {
 	skipped := new(tooLongError)
 	watcher := skipped.watch()
 	for _, piece := range begin {
 		_, _ = watcher.Write(piece)
 	}
-	for more := next != nil; more; {
-		var piece []byte
-		var err error
-		piece, more, err = next()
-		_, _ = watcher.Write(piece)
-		if err != nil {
+	for more {
+		if err := r.fill(1); err != nil {
 			return err
 		}
+		var n int
+		n, more = rest(r.unread())
+		_, _ = watcher.Write(r.take(n))
 	}
 	return skipped
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,7 +17,7 @@ import (
 // "noise …" and what is too long as "too long …" with its id.
 func readAll(r *frameReader) (found []string) {
 	for {
-		frame, err := r.next()
+		frame, _, err := r.next()
 		var tooLong *tooLongError
 		switch {
 		case err == nil:
@@ -81,6 +82,33 @@ func TestFramesAreRead(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Messages of all lengths are read one after the other, and stay as they were read.
+func TestLongFramesAreRead(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var stream []byte
+	var want []string
+	for range 200 {
+		size := 1 << random.IntN(22)
+		message := `{"result":"` + strings.Repeat(string(rune('a'+random.IntN(26))), size+random.IntN(size)) + `"}`
+		want = append(want, message)
+		stream = append(stream, newFrame([]byte(message), []Framing{Newline, ContentLength}[random.IntN(2)]).text()...)
+	}
+	r := newFrameReader(&stepReader{stream, 300_000}, 1<<22)
+	var got [][]byte
+	for range want {
+		message, _, err := r.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, message)
+	}
+	for i := range want {
+		if string(got[i]) != want[i] {
+			t.Errorf("message %d of %d bytes is another one, of %d bytes", i, len(want[i]), len(got[i]))
+		}
 	}
 }
 
@@ -196,7 +224,7 @@ func TestLinesStayLines(t *testing.T) {
 	r := newFrameReader(strings.NewReader(input), 1000)
 	var got []string
 	for {
-		frame, err := r.next()
+		frame, _, err := r.next()
 		if err != nil && !errors.Is(err, errNoise) {
 			break
 		}

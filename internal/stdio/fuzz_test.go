@@ -31,7 +31,7 @@ func FuzzAppendFrame(f *testing.F) {
 			stream := []byte(newFrame(first, framing).text() + newFrame(second, framing).text())
 			r := newFrameReader(&stepReader{stream, int(step)%64 + 1}, 1<<20)
 			for _, message := range [][]byte{first, second} {
-				got, err := r.next()
+				got, _, err := r.next()
 				want := message
 				if framing == Newline {
 					want = bytes.TrimSpace([]byte(strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message))))
@@ -40,7 +40,7 @@ func FuzzAppendFrame(f *testing.F) {
 					t.Fatalf("%s: %q was read as %q, %v", framing, message, got, err)
 				}
 			}
-			if got, err := r.next(); err == nil {
+			if got, _, err := r.next(); err == nil {
 				t.Fatalf("%s: %q was read, too", framing, got)
 			}
 		}
@@ -116,7 +116,7 @@ func FuzzReceive(f *testing.F) {
 				continue
 			}
 			before := bytes.Clone(line)
-			c.receive(&m)
+			c.receive(&m, nil)
 			if !bytes.Equal(line, before) {
 				t.Fatalf("%q has changed to %q", before, line)
 			}

@@ -31,7 +31,7 @@ import (
 )
 
 // TestMain makes a child of the test binary when it is called `<binary> ds …` or
-// `<binary> puppet`.
+// `<binary> puppet` or `<binary> filler …`.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -39,6 +39,9 @@ func TestMain(m *testing.M) {
 			os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 		case "puppet":
 			puppet(os.Stdin, os.Stdout)
+			os.Exit(0)
+		case "filler":
+			filler(os.Args[2], os.Stdin, os.Stdout)
 			os.Exit(0)
 		}
 	}

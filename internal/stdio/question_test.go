@@ -456,7 +456,7 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 				return idOf(t, ping)
 			}
 			answer := func(id string) {
-				c.answer(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`))
+				c.answer(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`), nil)
 			}
 			doubtful := func(want bool) {
 				t.Helper()
@@ -515,7 +515,7 @@ func TestAChildThatAsksInCanceledCalls(t *testing.T) {
 			c.noteRead()
 			c.cancel(canceled, "x")
 			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
-			c.answer(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.queue).text())+`,"result":{}}`))
+			c.answer(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.queue).text())+`,"result":{}}`), nil)
 		}
 		end()
 		if late {

@@ -7,21 +7,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// receive passes on a message of the child, whose bytes never change.
-func (c *child) receive(m *jsonrpc.Message) {
+// receive passes on a message of the child, which is in a block if it is long. Its bytes do not
+// change before the block is freed.
+func (c *child) receive(m *jsonrpc.Message, in *block) {
 	switch {
 	case m.IsRequest():
 		c.ask(m)
 	case m.IsNotification():
 		c.notify(m)
 	default:
-		c.answer(m)
+		c.answer(m, in)
 	}
 }
 
 // answer gives an answer to the call that waits for it, with the id that its
 // client gave it.
-func (c *child) answer(m *jsonrpc.Message) {
+func (c *child) answer(m *jsonrpc.Message, in *block) {
 	says := m.Has(jsonrpc.Result) || m.Has(jsonrpc.Error) // some servers write "error":null into results
 	if !says && !m.Has(jsonrpc.Version) {                 // most likely a log line in JSON
 		c.server.pool.observe.Noise(c.server.name)
@@ -40,7 +41,7 @@ func (c *child) answer(m *jsonrpc.Message) {
 		call.fail(jsonrpc.InvalidResponse(c.server.name), errNoise)
 		return
 	}
-	call.inbox.End(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), code: m.ErrorNumber()})
+	call.inbox.End(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), in: in, code: m.ErrorNumber()})
 }
 
 // notify passes on a notification to the clients that it concerns.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -32,6 +33,42 @@ func respond(req *http.Request, status int, body ...[]byte) *http.Response {
 		res.Body = io.NopCloser((*net.Buffers)(&body))
 	}
 	return res
+}
+
+// respondWith makes a response with the message of a letter, whose block is free again when the
+// body is closed.
+func respondWith(req *http.Request, status int, l letter) *http.Response {
+	res := respond(req, status, l.message...)
+	if l.in != nil {
+		res.Body = &blockBody{unread: net.Buffers(l.message), in: l.in}
+	}
+	return res
+}
+
+// A blockBody is a body in a block.
+type blockBody struct {
+	mu     sync.Mutex
+	unread net.Buffers
+	in     *block // nil when it was freed
+}
+
+// Read implements io.Reader.
+func (b *blockBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.in == nil {
+		return 0, os.ErrClosed
+	}
+	return b.unread.Read(p)
+}
+
+// Close implements io.Closer.
+func (b *blockBody) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.in.free()
+	b.in, b.unread = nil, nil
+	return nil
 }
 
 // respondStream makes a response with an event stream.

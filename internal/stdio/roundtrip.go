@@ -366,7 +366,7 @@ func (rt *roundTrip) answered(call *call, answer letter) (*http.Response, error)
 	if rt.era == mcp.Modern {
 		status = jsonrpc.StatusOf(answer.code)
 	}
-	return respond(rt.req, status, answer.message...), nil
+	return respondWith(rt.req, status, answer), nil
 }
 
 // subscribes notes to which resources a client of a shared child subscribes. It

@@ -1,0 +1,61 @@
+package stdio
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func TestBlocksHaveRoom(t *testing.T) {
+	for _, size := range []int{0, 1, smallest, smallest + 1, 2 * smallest, 3 * smallest, largest - 1, largest, largest + 1, 3 * largest} {
+		b := newBlock(size)
+		if len(b.bytes) < size || len(b.bytes) > max(2*size, smallest) {
+			t.Errorf("a block for %d bytes has %d", size, len(b.bytes))
+		}
+		b.free()
+		if again := newBlock(size); len(again.bytes) != len(b.bytes) {
+			t.Errorf("the next block for %d bytes has %d", size, len(again.bytes))
+		}
+	}
+}
+
+// The memory of long answers is used again, but not while an answer is read.
+func TestLongAnswersKeepTheirMemory(t *testing.T) {
+	p := newPuppets(t)
+	var clients sync.WaitGroup
+	for i, c := range "abcdefgh" {
+		clients.Go(func() {
+			client := p.client().initialize("{}")
+			for round := range 20 {
+				text := strings.Repeat(string(c), (i+1)*(round+1)*9_000)
+				id := fmt.Sprintf(`"%c%d"`, c, round)
+				r := client.post(say(id, `{"jsonrpc":"2.0","id":$ID,"result":"`+text+`"}`+"\n"))
+				if want := `{"jsonrpc":"2.0","id":` + id + `,"result":"` + text + `"}`; r.whole() != want {
+					t.Errorf("%s: another answer", id)
+				}
+			}
+		})
+	}
+	clients.Wait()
+}
+
+func TestClosedBodyIsEmpty(t *testing.T) {
+	p := newPuppets(t)
+	r := p.client().post(request(`1`, "fill", `{"code":100000}`))
+	beginning := make([]byte, 10)
+	if _, err := io.ReadFull(r.Body, beginning); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := r.Body.Close(); err != nil {
+			t.Error(err)
+		}
+		if n, err := r.Body.Read(beginning); n > 0 || !errors.Is(err, os.ErrClosed) {
+			t.Errorf("read %d bytes, %v", n, err)
+		}
+	}
+}
