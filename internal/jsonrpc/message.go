@@ -290,6 +290,9 @@ func (m *Message) isError() bool {
 
 // ErrorNumber returns the code of the error that the message is, 0 if it is none.
 func (m *Message) ErrorNumber() int {
+	if !m.Has(ErrorCode) {
+		return 0
+	}
 	code, _ := strconv.Atoi(string(m.Literal(ErrorCode)))
 	return code
 }

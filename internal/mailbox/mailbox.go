@@ -17,6 +17,7 @@ type Box[L Letter] struct {
 
 	mu      sync.Mutex
 	letters []L
+	first   [1]L // room for letters, of which there is often but one
 	size    int  // bytes in letters
 	limit   int  // bytes that wait for a client that does not read, the last letter aside
 	readers int  // responses that take letters
@@ -93,6 +94,9 @@ func (b *Box[L]) End(last L) {
 }
 
 func (b *Box[L]) add(l L) {
+	if b.letters == nil {
+		b.letters = b.first[:0]
+	}
 	b.letters = append(b.letters, l)
 	b.size += l.Len()
 	b.Wake()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -15,6 +14,7 @@ import (
 // A call is a request that waits for its answer.
 type call struct {
 	id      uint64
+	digits  [20]byte        // room for those of the id
 	request jsonrpc.Message // as the client sent it
 	session *session        // of the client, if it has one
 	own     bool            // it is not a client's
@@ -40,7 +40,7 @@ func (c *child) begin(ctx context.Context, call *call) error {
 	if err := c.register(call); err != nil {
 		return err
 	}
-	number := strconv.AppendUint(nil, call.id, 10)
+	number := strconv.AppendUint(call.digits[:0], call.id, 10)
 	edits := call.request.ReplaceAll(number, jsonrpc.ID, jsonrpc.ProgressToken)
 	if err := c.sendEdited(ctx, call.request.Raw, edits); err != nil {
 		c.forget(call)
@@ -87,7 +87,7 @@ func (c *child) register(call *call) error {
 // lists reports whether the call asks for a list, which tells the child nothing of its
 // client.
 func (call *call) lists() bool {
-	return strings.HasSuffix(call.request.Text(jsonrpc.Method), "/list")
+	return bytes.HasSuffix(call.request.Literal(jsonrpc.Method), []byte(`/list"`))
 }
 
 // forget ends the wait for an answer. It reports whether the call was still waiting.

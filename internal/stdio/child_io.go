@@ -17,18 +17,20 @@ import (
 
 func (c *child) read() {
 	frames := newFrameReader(output{c}, c.server.pool.config.MaxMessage)
-	frames.long = sync.OnceFunc(func() { widen(c.stdout) })
+	narrow := func() {}
+	frames.long = sync.OnceFunc(func() { narrow = widen(c.stdout) })
+	defer func() { narrow() }()
 	var m jsonrpc.Message
 	for {
 		frame, block, err := frames.next()
-		var tooLong *tooLongError
+		tooLong, isTooLong := errors.AsType[*tooLongError](err)
 		switch {
 		case err == nil && m.Read(frame) == nil:
 			if c.server.pool.config.Framing == Newline && (m.Has(jsonrpc.Version) || m.Has(jsonrpc.Result)) {
 				frames.settle()
 			}
 			c.receive(&m, block)
-		case errors.As(err, &tooLong):
+		case isTooLong:
 			c.long.Do(func() {
 				c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))
 			})

@@ -118,7 +118,7 @@ func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !p.enter(req.URL.Host) {
 		return nil, errStopped
 	}
-	rt := &roundTrip{pool: p, req: req}
+	rt := newRoundTrip(p, req)
 	res, err := rt.serve()
 	if err != nil || res.Body == http.NoBody || res.ContentLength >= 0 {
 		rt.done()
@@ -240,9 +240,10 @@ func (p *Pool) open(hello *jsonrpc.Message, host, owner string) *session {
 	} else {
 		s.group = p.group(s.name, s.can, owner)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.using = 1
-	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.expire(s) })
-	s.expires.Stop() // until it is released
+	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.lapse(s) })
 	p.sessions[s.id] = s
 	return s
 }
@@ -258,7 +259,25 @@ func (p *Pool) session(id, name string) *session {
 	return s
 }
 
-// expire ends a session that nobody uses.
+// lapse ends a session that was not used for its time to live. The time is looked at when it can
+// be over, because a timer that each request stops and starts again costs more.
+func (p *Pool) lapse(s *session) {
+	s.mu.Lock()
+	left := p.config.SessionTTL
+	if s.using == 0 {
+		left -= time.Since(s.lastUsed)
+	}
+	again := left > 0 && !s.ended
+	if again {
+		s.expires.Reset(left)
+	}
+	s.mu.Unlock()
+	if !again {
+		p.expire(s)
+	}
+}
+
+// expire ends a session that is not used.
 func (p *Pool) expire(s *session) {
 	s.mu.Lock()
 	unused := s.using == 0

@@ -9,4 +9,4 @@ import "os"
 // started are not.
 func keepFiles() { keepFilesIn("/dev/fd") }
 
-func widen(*os.File) {} // pipes grow by themselves here
+func widen(*os.File) (narrow func()) { return func() {} } // pipes grow by themselves here

@@ -3,6 +3,7 @@ package stdio
 import (
 	"math"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,15 +17,24 @@ func keepFiles() {
 	}
 }
 
-// pipeSize is how many bytes a pipe takes that long messages are read from. It is the most that
-// Linux gives to users without privileges, and about as fast as a pipe that takes all of a message.
-const pipeSize = 1 << 20
+const (
+	// widePipe is how many bytes a wide pipe takes: the most that Linux gives to a user without
+	// privileges. It gives such a user 64 MiB for all pipes, and very small ones beyond that.
+	widePipe = 1 << 20
+	// maxWide is how many pipes are wide.
+	maxWide = 32
+)
 
-// widen makes a pipe take more, if the system has room for that.
-func widen(pipe *os.File) {
-	raw, err := pipe.SyscallConn()
-	if err != nil {
-		return
+// wide counts wide pipes.
+var wide atomic.Int32
+
+// widen makes a pipe take more, so that its writer need not wait for its reader, unless there are
+// many such pipes. It returns a function to call when the pipe is closed.
+func widen(pipe *os.File) (narrow func()) {
+	if wide.Add(1) <= maxWide {
+		if raw, err := pipe.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, widePipe) })
+		}
 	}
-	_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+	return func() { wide.Add(-1) }
 }

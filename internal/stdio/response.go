@@ -15,59 +15,71 @@ import (
 
 // respond makes a response with a JSON body in pieces, or without a body.
 func respond(req *http.Request, status int, body ...[]byte) *http.Response {
-	length := frame(body).len()
-	res := &http.Response{
-		Status:        strconv.Itoa(status) + " " + http.StatusText(status),
-		StatusCode:    status,
-		Proto:         "HTTP/1.1",
-		ProtoMajor:    1,
-		ProtoMinor:    1,
-		Header:        http.Header{},
-		Body:          http.NoBody,
-		ContentLength: int64(length),
-		Request:       req,
-	}
-	if length > 0 {
-		res.Header["Content-Type"] = []string{"application/json"}
-		res.Header["Content-Length"] = []string{strconv.Itoa(length)}
-		res.Body = io.NopCloser((*net.Buffers)(&body))
-	}
-	return res
+	return respondWith(req, status, letter{message: body})
 }
 
 // respondWith makes a response with the message of a letter, whose block is free again when the
 // body is closed.
 func respondWith(req *http.Request, status int, l letter) *http.Response {
-	res := respond(req, status, l.message...)
-	if l.in != nil {
-		res.Body = &blockBody{unread: net.Buffers(l.message), in: l.in}
+	length := l.message.len()
+	res := &struct { // is allocated at once
+		http.Response
+		values [2]string // of headers
+		body   body
+	}{
+		Response: http.Response{
+			Status:        statusLine(status),
+			StatusCode:    status,
+			Proto:         "HTTP/1.1",
+			ProtoMajor:    1,
+			ProtoMinor:    1,
+			Header:        http.Header{},
+			Body:          http.NoBody,
+			ContentLength: int64(length),
+			Request:       req,
+		},
+		body: body{unread: net.Buffers(l.message), in: l.in},
 	}
-	return res
+	if length > 0 {
+		res.values = [2]string{"application/json", strconv.Itoa(length)}
+		res.Header["Content-Type"] = res.values[0:1:1]
+		res.Header["Content-Length"] = res.values[1:2:2]
+		res.Body = &res.body
+	}
+	return &res.Response
 }
 
-// A blockBody is a body in a block.
-type blockBody struct {
+func statusLine(status int) string {
+	if status == http.StatusOK {
+		return "200 OK"
+	}
+	return strconv.Itoa(status) + " " + http.StatusText(status)
+}
+
+// A body is the message of a letter.
+type body struct {
 	mu     sync.Mutex
 	unread net.Buffers
-	in     *block // nil when it was freed
+	in     *block // that is free when the body is closed; nil for none
+	closed bool
 }
 
 // Read implements io.Reader.
-func (b *blockBody) Read(p []byte) (int, error) {
+func (b *body) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.in == nil {
+	if b.closed {
 		return 0, os.ErrClosed
 	}
 	return b.unread.Read(p)
 }
 
 // Close implements io.Closer.
-func (b *blockBody) Close() error {
+func (b *body) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.in.free()
-	b.in, b.unread = nil, nil
+	b.unread, b.in, b.closed = nil, nil, true
 	return nil
 }
 

@@ -22,8 +22,15 @@ type roundTrip struct {
 	pool    *Pool
 	req     *http.Request
 	era     mcp.Era
-	m       jsonrpc.Message // of a POST
+	m       *jsonrpc.Message // of a POST
 	session *session
+	asked   call // that m asks for, if it is one
+}
+
+func newRoundTrip(p *Pool, req *http.Request) *roundTrip {
+	rt := &roundTrip{pool: p, req: req}
+	rt.m = &rt.asked.request
+	return rt
 }
 
 // done is called at the end of the response.
@@ -40,7 +47,7 @@ func (rt *roundTrip) serve() (*http.Response, error) {
 			return rt.fail(failure), err
 		}
 	}
-	asked, failure := streamable.Inspect(rt.req, &rt.m)
+	asked, failure := streamable.Inspect(rt.req, rt.m)
 	if failure != nil {
 		return rt.fail(failure), nil
 	}
@@ -187,12 +194,12 @@ func (rt *roundTrip) open() (*session, error) {
 			return nil, err
 		}
 	}
-	return p.open(&rt.m, rt.req.URL.Host, owner), nil
+	return p.open(rt.m, rt.req.URL.Host, owner), nil
 }
 
 // answer takes the answer to a question of the server.
 func (rt *roundTrip) answer() *http.Response {
-	if rt.session == nil || !rt.m.IsAnswer() || !rt.session.answer(rt.req.Context(), &rt.m) {
+	if rt.session == nil || !rt.m.IsAnswer() || !rt.session.answer(rt.req.Context(), rt.m) {
 		return rt.fail(jsonrpc.InvalidRequest("this answers nothing that was asked"))
 	}
 	return rt.accepted()
@@ -293,7 +300,8 @@ func (rt *roundTrip) call() (*http.Response, error) {
 	if done {
 		return respond(rt.req, http.StatusOK, jsonrpc.Answer(rt.m.Literal(jsonrpc.ID), []byte("{}"))), nil
 	}
-	call := &call{request: rt.m, session: rt.session}
+	call := &rt.asked
+	call.session = rt.session
 	switch err := c.begin(ctx, call); {
 	case errors.Is(err, errLent): // another child takes its place
 		return rt.call()
@@ -373,13 +381,13 @@ func (rt *roundTrip) answered(call *call, answer letter) (*http.Response, error)
 // reports whether that is all: the child goes on telling of a resource for as long
 // as one of its clients wants it, whoever asks it not to.
 func (rt *roundTrip) subscribes(s *server) (done bool, failure *jsonrpc.Failure) {
-	uri := rt.m.Text(jsonrpc.URI)
-	switch rt.m.Text(jsonrpc.Method) {
-	case "resources/subscribe":
-		if rt.session != nil && !rt.session.subscribe(uri) {
+	switch {
+	case rt.m.Is(jsonrpc.Method, "resources/subscribe"):
+		if rt.session != nil && !rt.session.subscribe(rt.m.Text(jsonrpc.URI)) {
 			return false, jsonrpc.TooManySubscriptions().AsAnswer()
 		}
-	case "resources/unsubscribe":
+	case rt.m.Is(jsonrpc.Method, "resources/unsubscribe"):
+		uri := rt.m.Text(jsonrpc.URI)
 		if rt.session != nil {
 			rt.session.unsubscribe(uri)
 		}
@@ -436,7 +444,7 @@ func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error)
 		if err != nil {
 			return nil, err
 		}
-		if failure = headers.Check(rt.req.Header, &rt.m); failure == nil {
+		if failure = headers.Check(rt.req.Header, rt.m); failure == nil {
 			return nil, nil
 		}
 	}

@@ -73,7 +73,6 @@ func (s *session) use() bool {
 		return false
 	}
 	s.using++
-	s.expires.Stop()
 	return true
 }
 
@@ -81,9 +80,7 @@ func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastUsed = time.Now()
-	if s.using--; s.using == 0 && !s.ended {
-		s.expires.Reset(s.pool.config.SessionTTL)
-	}
+	s.using--
 }
 
 // An activity is how much a session is used.
