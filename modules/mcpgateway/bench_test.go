@@ -12,69 +12,141 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// BenchmarkServeHTTP compares a call through the gateway, masked and counted, with
-// the same call through a bare reverse_proxy.
+// BenchmarkServeHTTP makes calls of a tool at the endpoints of a gateway, over a reverse_proxy and
+// over a handler in its place, whose allocations are those of the gateway. It compares them with
+// calls without a gateway.
 func BenchmarkServeHTTP(b *testing.B) {
-	const request = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_file","arguments":{"path":"/etc/hosts"}}}`
-	answer := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat("x", 1000) + `"}]}}`
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, answer)
-	}))
+	b.Setenv("BENCH_TOKEN", "a-token-that-is-long-enough")
+	const (
+		legacy = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":{"path":"/etc/hosts"}}}`
+		modern = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":{"path":"/etc/hosts"},"_meta":{` +
+			`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},` +
+			`"io.modelcontextprotocol/clientCapabilities":{}}}}`
+		guarded = `"auth":[{"provider":"token","tokens":[{"token":"{env.BENCH_TOKEN}","client":"ann"}]}],` +
+			`"clients":[{"name":"ann","rules":[{"action":"allow","patterns":["files::*"]}]}],"rates":[{"requests":1000000000,"per":"1s"}],`
+	)
+	upstream := httptest.NewServer(http.HandlerFunc(serveTool))
 	defer upstream.Close()
-	proxy := `{"handler":"reverse_proxy","upstreams":[{"dial":"` + upstream.Listener.Addr().String() + `"}]}`
-
-	for _, bench := range []struct{ name, path, config string }{
-		{"reverse_proxy", "/mcp/files", proxy},
-		{"canned upstream", "/mcp/files", ""},
-		{"mcp", "/mcp/files", `{"handler":"mcp_gateway","servers":[{"name":"files","routes":[{"handle":[` + proxy + `]}]}]}`},
-		{"mcp, mask off", "/mcp/files", `{"handler":"mcp_gateway","servers":[{"name":"files","mask":{"max_chars":0},"routes":[{"handle":[` + proxy + `]}]}]}`},
-		{"rpc", "/api/mcp-gateway/files/rpc", `{"handler":"mcp_gateway","servers":[{"name":"files","routes":[{"handle":[` + proxy + `]}]}]}`},
-		{"mcp, canned upstream", "/mcp/files", `{"handler":"mcp_gateway","servers":[{"name":"files"}]}`},
+	for _, bench := range []struct{ name, path, tool, message, config string }{
+		{name: "none", path: "/mcp/files", tool: "read", message: legacy},
+		{name: "server", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
+		{name: "server masked", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files",`},
+		{name: "rpc", path: "/api/mcp-gateway/files/rpc", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
+		{name: "all", path: "/mcp", tool: "files::read", message: legacy, config: `"servers":[{"name":"files",`},
+		{name: "all guarded", path: "/mcp", tool: "files::read", message: legacy, config: guarded + `"servers":[{"name":"files",`},
+		{name: "all modern", path: "/mcp", tool: "files::read", message: modern, config: `"servers":[{"name":"files",`},
 	} {
-		b.Run(bench.name, func(b *testing.B) {
-			handler := provisioned(b, bench.config)
-			canned := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-				_, _ = io.Copy(io.Discard, r.Body)
-				w.Header().Set("Content-Type", "application/json")
-				_, err := io.WriteString(w, answer)
-				return err
+		message := fmt.Sprintf(bench.message, bench.tool)
+		for _, over := range []struct{ name, handler string }{
+			{"handler", `{"handler":"bench_tool"}`},
+			{"reverse_proxy", `{"handler":"reverse_proxy","upstreams":[{"dial":"` + upstream.Listener.Addr().String() + `"}]}`},
+		} {
+			b.Run(bench.name+"/"+over.name, func(b *testing.B) {
+				config := over.handler
+				if bench.config != "" {
+					config = `{"handler":"mcp_gateway",` + bench.config + `"routes":[{"handle":[` + over.handler + `]}]}]}`
+				}
+				c := benchClient{handler: provisioned(b, config), path: bench.path}
+				if bench.path == "/mcp" && bench.message == legacy {
+					c.session = c.post(b, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25",`+
+						`"capabilities":{},"clientInfo":{"name":"bench","version":"1"}}}`).header.Get(mcp.SessionHeader)
+				}
+				c.modern = bench.message == modern
+				c.post(b, message)
+				b.ReportAllocs()
+				for b.Loop() {
+					if w := c.post(b, message); w.size < 1000 {
+						b.Fatal(w.size)
+					}
+				}
 			})
-			if gateway, ok := handler.(*Handler); ok && len(gateway.Servers[0].Routes) == 0 {
-				gateway.Servers[0].routes = canned
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				w := &discard{header: http.Header{}}
-				r, _ := http.NewRequest(http.MethodPost, "http://localhost"+bench.path, strings.NewReader(request))
-				r.Header.Set("Content-Type", "application/json")
-				r.Header.Set("Accept", "application/json, text/event-stream")
-				r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
-				caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "127.0.0.1")
-				r.RemoteAddr = "127.0.0.1:1234"
-				var err error
-				if handler == nil {
-					err = canned.ServeHTTP(w, r)
-				} else {
-					err = handler.ServeHTTP(w, r, nil)
-				}
-				if err != nil || w.size < 1000 {
-					b.Fatal(err, w.size)
-				}
-			}
-		})
+		}
 	}
+}
+
+// A benchClient sends messages to a handler.
+type benchClient struct {
+	handler       caddyhttp.MiddlewareHandler
+	path, session string
+	modern        bool
+}
+
+func (c *benchClient) post(b *testing.B, message string) *discard {
+	w := &discard{header: http.Header{}}
+	r, _ := http.NewRequest(http.MethodPost, "http://localhost"+c.path, strings.NewReader(message))
+	r.Header = http.Header{
+		"Accept": {"application/json, text/event-stream"}, "Content-Type": {"application/json"}, "User-Agent": {"bench"},
+		"Authorization": {"Bearer a-token-that-is-long-enough"}, mcp.VersionHeader: {"2025-11-25"},
+	}
+	if c.session != "" {
+		r.Header[mcp.SessionHeader] = []string{c.session}
+	}
+	if c.modern {
+		r.Header[mcp.VersionHeader] = []string{"2026-07-28"}
+		r.Header["Mcp-Method"], r.Header["Mcp-Name"] = []string{"tools/call"}, []string{"files::read"}
+	}
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+	caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, "127.0.0.1")
+	r.RemoteAddr = "127.0.0.1:1234"
+	if err := c.handler.ServeHTTP(w, r, nil); err != nil {
+		b.Fatal(err)
+	}
+	return w
+}
+
+func init() { caddy.RegisterModule(benchTool{}) }
+
+// benchTool is a server with one tool, without a network before it.
+type benchTool struct{}
+
+// CaddyModule implements caddy.Module.
+func (benchTool) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.bench_tool", New: func() caddy.Module { return new(benchTool) }}
+}
+
+// ServeHTTP implements caddyhttp.MiddlewareHandler.
+func (benchTool) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	serveTool(w, r)
+	return nil
+}
+
+var toolResult = `{"content":[{"type":"text","text":"` + strings.Repeat("x", 1000) + `"}]}`
+
+var toolAnswer = []byte(`{"jsonrpc":"2.0","id":1,"result":` + toolResult + `}`)
+
+// serveTool answers for a server that speaks the protocol of its client.
+func serveTool(w http.ResponseWriter, r *http.Request) {
+	var buffer [1 << 10]byte
+	n, _ := io.ReadFull(r.Body, buffer[:])
+	w.Header()["Content-Type"] = []string{"application/json"}
+	if strings.Contains(string(buffer[:n]), `"tools/call"`) {
+		_, _ = w.Write(toolAnswer)
+		return
+	}
+	var asked struct {
+		ID     json.RawMessage
+		Method string
+	}
+	_ = json.Unmarshal(buffer[:n], &asked)
+	results := map[string]string{
+		"initialize":      `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1"}}`,
+		"server/discover": `{"supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1"},"resultType":"complete"}`,
+		"tools/list":      `{"tools":[{"name":"read","inputSchema":{"type":"object"}}]}`,
+	}
+	if asked.ID == nil {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, asked.ID, results[asked.Method])
 }
 
 // provisioned returns the handler of a configuration, ready to serve.
 func provisioned(t testing.TB, config string) caddyhttp.MiddlewareHandler {
 	t.Helper()
-	if config == "" {
-		return nil
-	}
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
 		t.Fatal(err)
