@@ -35,18 +35,19 @@ type filter struct {
 // newFilter returns a filter that writes to w; nil if there is nothing to filter.
 func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
 	modern := r.Header.Get(mcp.VersionHeader) == mcp.Stateless || x.message.Has(jsonrpc.ProtocolVersion) || x.kind == RPC // which need not say so
-	f := &filter{
+	sought := filter{
 		x: x, r: r,
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
 		answers: len(x.server.Answers) > 0,
 		notices: x.caller.identity != "" && (r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
-	f.lists, f.values = f.showsLists(modern), f.showsValues()
+	sought.lists, sought.values = sought.showsLists(modern), sought.showsValues()
 	// A server of the modern era asks by results.
-	whole := f.lists || f.values || x.caller.redactor() != nil || f.answers && modern
-	if !whole && !f.updates && !f.answers && !f.notices {
+	whole := sought.lists || sought.values || x.caller.redactor() != nil || sought.answers && modern
+	if !whole && !sought.updates && !sought.answers && !sought.notices {
 		return nil
 	}
+	f := new(sought)
 	r.Header.Del("Accept-Encoding")
 	f.Writer = screen.NewWriter(w, maxScreened, f.take)
 	f.EventsOnly = !whole

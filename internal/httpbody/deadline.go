@@ -24,39 +24,44 @@ const Pace = 10 * time.Second
 // is given up by Caddy's read_idle_timeout, which sets a new deadline before each
 // read of a body, by default a minute away.
 func ReadWithin(r *http.Request, limit int64, within time.Duration) ([]byte, error) {
-	if r.Body == nil {
-		return nil, nil
-	}
-	body := r.Body
-	defer func() { r.Body = body }()
-	r.Body = &pacedBody{ReadCloser: body, within: within}
-	return Read(r, limit)
+	return read(r, limit, pace{within: within})
 }
 
 // Skip reads the body of a request at the pace of [ReadWithin], up to limit bytes, and
 // throws it away. A client that sends all before it reads gets to see the answer then.
 func Skip(r *http.Request, limit int64, within time.Duration) {
 	if r.Body != nil {
-		_, _ = io.CopyN(io.Discard, &pacedBody{ReadCloser: r.Body, within: within}, limit)
+		_, _ = io.CopyN(io.Discard, &pacedBody{r.Body, pace{within: within}}, limit)
 	}
 }
 
 // A pacedBody fails when too little of it arrives in a time.
 type pacedBody struct {
 	io.ReadCloser
+	pace pace
+}
+
+func (b *pacedBody) Read(p []byte) (int, error) { return b.pace.read(b.ReadCloser, p) }
+
+// A pace is how fast a body must arrive. The zero value is any.
+type pace struct {
 	within   time.Duration
 	deadline time.Time
 	left     int // bytes to read before the deadline moves
 }
 
-func (b *pacedBody) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		b.left, b.deadline = progress, time.Now().Add(b.within)
+// read reads from a body, and fails when too little of it arrives in a time.
+func (a *pace) read(body io.Reader, p []byte) (int, error) {
+	if a.within == 0 {
+		return body.Read(p)
 	}
-	n, err := b.ReadCloser.Read(p)
-	b.left -= n
-	if err == nil && b.left > 0 && time.Now().After(b.deadline) {
-		err = fmt.Errorf("less than %d bytes of the body have arrived in %s: %w", progress, b.within, os.ErrDeadlineExceeded)
+	if a.left <= 0 {
+		a.left, a.deadline = progress, time.Now().Add(a.within)
+	}
+	n, err := body.Read(p)
+	a.left -= n
+	if err == nil && a.left > 0 && time.Now().After(a.deadline) {
+		err = fmt.Errorf("less than %d bytes of the body have arrived in %s: %w", progress, a.within, os.ErrDeadlineExceeded)
 	}
 	return n, err
 }

@@ -36,9 +36,12 @@ func TypeOf(contentType string) MediaType {
 // IsUTF8 reports whether a body of this Content-Type is read as UTF-8: that is how JSON
 // and events are read unless a charset says otherwise.
 func IsUTF8(contentType string) bool {
+	if !strings.Contains(strings.ToLower(contentType), "charset") {
+		return true
+	}
 	_, params, err := mime.ParseMediaType(contentType)
 	if err != nil { // but others may be more lenient
-		return !strings.Contains(strings.ToLower(contentType), "charset")
+		return false
 	}
 	switch strings.ToLower(params["charset"]) {
 	case "", "utf-8", "utf8", "us-ascii":

@@ -7,7 +7,9 @@ import (
 
 // Read reads the body of a request of at most limit bytes, or one byte more of a
 // longer one.
-func Read(r *http.Request, limit int64) ([]byte, error) {
+func Read(r *http.Request, limit int64) ([]byte, error) { return read(r, limit, pace{}) }
+
+func read(r *http.Request, limit int64, arriving pace) ([]byte, error) {
 	if r.Body == nil {
 		return nil, nil
 	}
@@ -23,7 +25,7 @@ func Read(r *http.Request, limit int64) ([]byte, error) {
 			larger := min(2*int64(cap(raw)), limit+1)
 			raw = append(make([]byte, 0, max(larger, announced+1)), raw...)
 		}
-		n, err := r.Body.Read(raw[len(raw):cap(raw)])
+		n, err := arriving.read(r.Body, raw[len(raw):cap(raw)])
 		raw = raw[:len(raw)+n]
 		if err == io.EOF {
 			return raw, nil

@@ -365,7 +365,7 @@ func (m *Message) Text(f Field) string {
 	if m.Kind(f) != jsonspan.String {
 		return ""
 	}
-	return string(jsonspan.AppendText(nil, m.body(f)))
+	return jsonspan.Text(m.body(f))
 }
 
 // Is reports whether a field is a string that says this.

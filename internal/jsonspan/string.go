@@ -451,6 +451,14 @@ func finalCharLen(b []byte) int {
 	return 1
 }
 
+// Text returns the text that body stands for, see [AppendText].
+func Text(body []byte) string {
+	if plain(body) == len(body) {
+		return string(body)
+	}
+	return string(AppendText(nil, body))
+}
+
 // AppendText appends to dst the text that body stands for, as encoding/json
 // decodes it: U+FFFD for lone surrogates and for bytes that are not UTF-8.
 func AppendText(dst, body []byte) []byte {

@@ -247,11 +247,13 @@ func (b *bucket) wait(now time.Time) time.Duration {
 // address, or the 64 bits of its IPv6 address that it cannot choose. What is no
 // address is returned as it is.
 func Address(remote string) string {
-	var addr netip.Addr
-	if withPort, err := netip.ParseAddrPort(remote); err == nil {
+	addr, err := netip.ParseAddr(strings.Trim(remote, "[]"))
+	if err != nil {
+		withPort, err := netip.ParseAddrPort(remote)
+		if err != nil {
+			return remote
+		}
 		addr = withPort.Addr()
-	} else if addr, err = netip.ParseAddr(strings.Trim(remote, "[]")); err != nil {
-		return remote
 	}
 	if addr = addr.WithZone("").Unmap(); addr.Is4() {
 		return addr.String()
