@@ -6,7 +6,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
@@ -21,7 +20,7 @@ func (q *Request) serveAggregate() *jsonrpc.Failure {
 	}
 	posted := q.r
 	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
-	q.r = q.r.WithContext(stdio.WithOwner(q.r.Context(), q.caller.budget()))
+	q.r = q.r.WithContext(&requestContext{q.r.Context(), q.caller, q.peer.Inherited})
 	if q.g.config.Auth != nil && !q.g.forwardsAuth {
 		// They have identified the client. Some differ in each request, and would make it
 		// another client each time.
@@ -74,7 +73,7 @@ func (v *visit) serve() *jsonrpc.Failure {
 
 // dispatch answers the request by its HTTP method.
 func (v *visit) dispatch() *jsonrpc.Failure {
-	method := v.message.Text(jsonrpc.Method)
+	method := v.calledMethod()
 	_, known := mcp.KnownMethod(method)
 	named := mcp.HasTarget(method) || !known // a request of an extension may name something, too
 	if v.r.Method != http.MethodPost || !v.message.IsRequest() || !named {
@@ -125,7 +124,7 @@ func (v *visit) postMessage() *jsonrpc.Failure {
 		v.accepted()
 		return nil
 	}
-	switch method := v.message.Text(jsonrpc.Method); method {
+	switch method := v.calledMethod(); method {
 	case "ping":
 		return v.answer([]byte("{}"))
 	case "logging/setLevel":
@@ -153,7 +152,7 @@ func (v *visit) postModern() *jsonrpc.Failure {
 	if v.client, failure = v.modernClient(); failure != nil {
 		return failure
 	}
-	switch method := v.message.Text(jsonrpc.Method); method {
+	switch method := v.calledMethod(); method {
 	case "server/discover":
 		return handshake{v}.discover()
 	case mcp.MethodListen:

@@ -22,7 +22,6 @@ import (
 type arrival struct {
 	http.ResponseWriter
 	x      *exchange
-	ctx    context.Context
 	header http.Header // as the routes see it
 
 	timer    *time.Timer // ends the request; nil for those that may last
@@ -59,9 +58,9 @@ func (a *arrival) Header() http.Header {
 
 // WriteHeader takes the status.
 func (a *arrival) WriteHeader(status int) {
-	if status == statusClientLeft && a.ctx.Err() != nil {
+	if status == statusClientLeft && a.x.ctx.Err() != nil {
 		// Nobody is there to get it, unless it was us who canceled.
-		if a.gaveUp = true; context.Cause(a.ctx) != errTimeout && a.x.kind != Aggregate {
+		if a.gaveUp = true; context.Cause(&a.x.ctx) != errTimeout && a.x.kind != Aggregate {
 			a.x.w.WriteHeader(status)
 		}
 		return

@@ -17,7 +17,7 @@ func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(mes
 // A call is a request that one server answers, or the gateway in its place.
 type call struct {
 	*visit
-	ctx   context.Context // ends when the client cancels the call
+	ctx   context.Context // ends when the client cancels the call, or the time of the server is over
 	link  *link           // to the server; nil until that is known
 	name  string          // of what is called, as the server knows it
 	found bool            // what is called is not what was posted, but named in it
@@ -25,7 +25,7 @@ type call struct {
 	attempted bool     // the server has got it, with the id of the client
 	alias     uriAlias // of the resource that it is about
 
-	flight   *inFlight        // the call itself, to be canceled
+	flight   inFlight         // the call itself, to be canceled
 	required *jsonrpc.Failure // the server wants a login first
 }
 
@@ -37,9 +37,12 @@ func (c *call) behalf() behalf { return behalf{c.ctx, c.g, c.r} }
 // translator returns what translates names in the answer.
 func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
 
+// canceled reports whether the client has canceled the call, or has left.
+func (c *call) canceled() bool { return c.ctx.Err() != nil && context.Cause(c.ctx) != errTimeout }
+
 // failed answers with a failure of a server, unless a login mends that.
 func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
-	if isLoginRequired(failure) && c.ctx.Err() == nil {
+	if isLoginRequired(failure) && !c.canceled() {
 		c.required = failure
 		return nil
 	}
@@ -52,8 +55,8 @@ func (c *call) answerFailure(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if c.r.Context().Err() != nil {
 		return nil
 	}
-	if c.ctx.Err() != nil && !c.out.Streaming() {
-		// The client has canceled the call, and does not wait for it.
+	if c.canceled() && !c.out.Streaming() {
+		// The client does not wait for it.
 		c.accepted()
 		return nil
 	}
@@ -184,11 +187,13 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	if failure := check(target); failure != nil {
 		return failure
 	}
-	ctx, cancel := context.WithCancel(c.r.Context())
-	defer cancel()
-	l := c.client.link(s)
-	c.ctx, c.link, c.flight = ctx, l, &inFlight{link: l, cancel: cancel}
-	defer c.client.begin(c.message.Literal(jsonrpc.ID), c.flight)()
+	c.link = c.client.link(s)
+	f := &c.flight
+	f.link = c.link
+	f.ctx, f.cancel = context.WithCancelCause(c.r.Context())
+	defer f.cancel(nil)
+	c.ctx = f.ctx
+	defer c.client.end(c.client.begin(c.message.Literal(jsonrpc.ID), f), f)
 	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.message.Raw, s.Name)...)...)
 	if failure != nil {
 		return failure

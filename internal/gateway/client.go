@@ -132,7 +132,8 @@ func (c *client) allLinks() []*link {
 // An inFlight is a call that has not been answered yet.
 type inFlight struct {
 	link   *link
-	cancel context.CancelFunc
+	ctx    context.Context // of the call
+	cancel context.CancelCauseFunc
 	held   atomic.Bool // by the gateway: the server has nothing to cancel
 
 	// id is the one by which the server knows a call that was made again; nil for the client's
@@ -147,7 +148,7 @@ type inFlight struct {
 func (f *inFlight) drop() {
 	f.canceled.Store(true)
 	if f.paused.Load() {
-		f.cancel()
+		f.cancel(nil)
 	}
 }
 
@@ -158,24 +159,28 @@ func (f *inFlight) pause() (end func()) {
 	}
 	f.paused.Store(true)
 	if f.canceled.Load() {
-		f.cancel()
+		f.cancel(nil)
 	}
 	return func() { f.paused.Store(false) }
 }
 
-// begin notes a call, so that it can be canceled. Ids that are in use already
-// belong to the call that was there first.
-func (c *client) begin(id []byte, f *inFlight) (end func()) {
+// begin notes a call under a key, so that it can be canceled until it ends. Ids that are in use
+// already belong to the call that was there first.
+func (c *client) begin(id []byte, f *inFlight) (key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := keyOf(id)
-	if c.calls[key] != nil {
-		return func() {}
+	key = keyOf(id)
+	if c.calls[key] == nil {
+		c.calls[key] = f
 	}
-	c.calls[key] = f
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
+	return key
+}
+
+// end forgets a call that was begun under a key.
+func (c *client) end(key string, f *inFlight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls[key] == f {
 		delete(c.calls, key)
 	}
 }

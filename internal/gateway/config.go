@@ -115,7 +115,7 @@ type Mask interface {
 type Observer interface {
 	// RequestDone is called at the end of each request to a server, and of each request of a
 	// client that was not passed on to just one.
-	RequestDone(*Record)
+	RequestDone(Record)
 
 	// Denied is called for each request that is refused.
 	Denied(*Denial)
@@ -188,6 +188,10 @@ type Peer struct {
 	Trusted string // identity of the command that has started this process; "" for others
 	Address string // of its machine
 	Path    string // of the request, as the client has sent it
+
+	// Inherited is what [Upstream.Derive] finds at [InheritedKey] in the context of requests
+	// that are derived from this one, at Aggregate.
+	Inherited any
 }
 
 // An EndpointKind is one of the ways in.

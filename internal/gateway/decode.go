@@ -53,6 +53,14 @@ func (p *posted) knownMethod() (string, bool) {
 	return mcp.KnownMethod(string(literal[1 : len(literal)-1]))
 }
 
+// calledMethod returns the method as the client has written it.
+func (p *posted) calledMethod() string {
+	if known, ok := p.knownMethod(); ok {
+		return known
+	}
+	return p.message.Text(jsonrpc.Method)
+}
+
 // toolName returns the name of what is called as logs have it.
 func (p *posted) toolName() string {
 	if p.tool == "" {
@@ -173,28 +181,30 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	if r.ContentLength > limit {
 		return jsonrpc.PayloadTooLarge()
 	}
-	body := &countedBody{ReadCloser: r.Body, held: &q.held, owner: q.caller.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody}
+	q.bodyRead = true
+	body := r.Body
 	switch {
-	case r.Body == nil:
-	case meter == q.g.unidentified:
-		// An announced length takes no room from others.
-		body.until = time.Now().Add(unknownTime)
-		r.Body, r.ContentLength = body, -1
-	case r.ContentLength < 0:
-		r.Body = body
-	case !q.held.take(meter, body.owner, r.ContentLength):
-		q.bodyRead = true
+	case body == nil, r.ContentLength >= 0 && r.ContentLength <= smallBody && meter != q.g.unidentified: // is not counted
+	case r.ContentLength < 0, meter == q.g.unidentified:
+		counted := &countedBody{
+			ReadCloser: body, held: &q.held, owner: q.caller.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody,
+		}
+		if meter == q.g.unidentified {
+			// An announced length takes no room from others.
+			counted.until, r.ContentLength = time.Now().Add(unknownTime), -1
+		}
+		r.Body = counted
+	case !q.held.take(meter, q.caller.bodyOwner(), r.ContentLength):
 		httpbody.Skip(r, limit, httpbody.Pace)
 		return busy(q.w)
 	}
-	q.bodyRead = true
 	raw, err := httpbody.ReadWithin(r, limit, httpbody.Pace)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case tooLarge || int64(len(raw)) > limit:
 		return jsonrpc.PayloadTooLarge()
 	case errors.Is(err, errNoRoom):
-		if r.Body = body.ReadCloser; meter == q.g.bodies {
+		if r.Body = body; meter == q.g.bodies {
 			httpbody.Skip(r, limit, httpbody.Pace)
 		}
 		return busy(q.w)

@@ -91,7 +91,7 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 	f.Fuzz(func(t *testing.T, id, identity, server, otherIdentity, otherServer, made string) {
 		at := func(identity, server string) *exchange {
 			g := &Gateway{sealer: newSealer([]byte("a key of this test"))}
-			return &exchange{g: g, server: &Server{Name: server}, kind: Single, caller: caller{identity: identity}}
+			return &exchange{g: g, server: &Server{Name: server}, kind: Single, posted: new(posted), caller: caller{identity: identity}}
 		}
 		claims := func(x *exchange, session string) (string, bool) {
 			header := http.Header{mcp.SessionHeader: {session}}

@@ -17,7 +17,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
@@ -34,17 +33,18 @@ type exchange struct {
 	kind   EndpointKind
 	w      http.ResponseWriter // of the client, or the Reader at the aggregate
 	began  time.Time
-	owner  string // of what its server keeps for the client; "" if the context has it
 
-	posted
+	*posted
 	caller  caller
 	path    string    // of the client's request
 	resumed bool      // the response is the rest of the stream of a call
 	flight  *inFlight // the call of the client that the message is, if it can be canceled
 
 	sent    *http.Request // as the routes got it, if the server may be answered in place of the client
-	before  http.Header   // of the response, before the routes ran
+	before  http.Header   // of the response, before the routes ran; nil at Aggregate
 	session unlogged.Session
+	ctx     exchangeContext
+	cancel  context.CancelCauseFunc // ends ctx
 	arrival arrival
 	reply   reply
 	reader  *streamable.Reader // that reply writes to, at Aggregate
@@ -86,12 +86,27 @@ type reply interface {
 // newExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
 // message that is posted; nil if none is.
 func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *exchange {
-	x := &exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
+	all := new(struct { // in one piece of memory
+		exchange
+		posted posted
+		reply  readerReply
+	})
+	x := &all.exchange
+	*x = exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
+	x.posted, x.reader, x.reply = &all.posted, to, &all.reply
 	if m != nil {
 		x.message = *m
 	}
-	x.reader, x.reply = to, &readerReply{Reader: to, x: x}
+	all.reply.Reader, all.reply.x = to, x
 	return x
+}
+
+// context returns the context of what a request is sent for: the call, or the request itself.
+func (x *exchange) context(r *http.Request) context.Context {
+	if x.flight != nil {
+		return x.flight.ctx
+	}
+	return r.Context()
 }
 
 // forward has the server answer.
@@ -109,22 +124,25 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		x.propagate(r)
 	}
 	if len(x.server.Answers) > 0 {
-		x.sent = r.Clone(r.Context())
+		x.sent = r.Clone(x.context(r))
 		x.sent.Body, x.sent.GetBody = http.NoBody, nil
 	}
 	x.reply.prepare(r)
-	x.before = maps.Clone(x.w.Header())
-
-	ctx := x.session.In(r.Context())
-	if x.owner != "" {
-		ctx = stdio.WithOwner(ctx, x.owner)
+	if x.kind != Aggregate {
+		x.before = maps.Clone(x.w.Header())
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer x.limitTime(r.Method, cancel)()
-	x.arrival.x, x.arrival.ctx = x, ctx
+	if x.flight != nil { // a call that takes too long is over
+		x.ctx, x.cancel = exchangeContext{x.flight.ctx, x}, x.flight.cancel
+	} else {
+		var ctx context.Context
+		ctx, x.cancel = context.WithCancelCause(r.Context())
+		defer x.cancel(nil)
+		x.ctx = exchangeContext{ctx, x}
+	}
+	defer x.limitTime(r.Method)()
+	x.arrival.x = x
 	defer x.reply.release()
-	return x.conclude(ctx, x.run(r.WithContext(ctx)))
+	return x.conclude(x.run(r.WithContext(&x.ctx)))
 }
 
 // address makes r a request to the server: for an address there, and without what is not for
@@ -150,13 +168,13 @@ func (x *exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 // limitTime ends the exchange when its time is over. A stream that a client has opened to
 // listen has no limit, but ends when the client must open it anew. The function that is
 // returned stops that.
-func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (stop func()) {
+func (x *exchange) limitTime(method string) (stop func()) {
 	lasts := x.answersAny(method) || x.message.Is(jsonrpc.Method, mcp.MethodListen)
 	switch {
 	case lasts && x.kind == Aggregate: // its reader ends it
 		return func() {}
 	case lasts && x.kind == Single:
-		end := func() { cancel(errEnded) }
+		end := func() { x.cancel(errEnded) }
 		stop := context.AfterFunc(x.server.Streams, end)
 		if !x.caller.isVolatile() {
 			return func() { stop() }
@@ -171,7 +189,7 @@ func (x *exchange) limitTime(method string, cancel context.CancelCauseFunc) (sto
 			a.timer.Reset(left)
 			return
 		}
-		cancel(errTimeout)
+		x.cancel(errTimeout)
 	})
 	if a.heardAt.IsZero() {
 		a.heardAt = time.Now()
@@ -272,7 +290,7 @@ func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 }
 
 // conclude ends the exchange, however it went.
-func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
+func (x *exchange) conclude(err error) *jsonrpc.Failure {
 	if err == nil && !x.arrival.gaveUp {
 		return x.reply.complete()
 	}
@@ -280,7 +298,7 @@ func (x *exchange) conclude(ctx context.Context, err error) *jsonrpc.Failure {
 		return nil
 	}
 	var failure *jsonrpc.Failure
-	switch cause := context.Cause(ctx); {
+	switch cause := context.Cause(&x.ctx); {
 	case x.verdict != nil:
 		failure = x.verdict
 	case cause == errTimeout:
@@ -351,7 +369,7 @@ func (x *exchange) record(httpMethod string) {
 	if x.outcome == "" {
 		x.outcome = outcomePanic
 	}
-	x.g.config.Observer.RequestDone(&Record{
+	x.g.config.Observer.RequestDone(Record{
 		Server: x.server.Name, Method: x.label(httpMethod, x.kind), Called: x.methodName(), Tool: x.toolName(),
 		Outcome: x.outcome, ErrorCode: x.errorCode, Duration: time.Since(x.began),
 	})

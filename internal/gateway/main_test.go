@@ -380,10 +380,10 @@ type observed struct {
 	invalid []string // tools, with the reason
 }
 
-func (o *observed) RequestDone(r *Record) {
+func (o *observed) RequestDone(r Record) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.records = append(o.records, *r)
+	o.records = append(o.records, r)
 }
 
 func (o *observed) Denied(d *Denial) {

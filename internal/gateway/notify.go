@@ -105,7 +105,7 @@ func (n clientNotice) cancel() {
 	}
 	n.server = n.g.of(call.link)
 	if era, _ := call.link.state(); era == mcp.Modern || call.held.Load() {
-		call.cancel() // to hang up is to cancel
+		call.cancel(nil) // to hang up is to cancel
 		return
 	}
 	call.drop()

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -20,7 +19,8 @@ import (
 type relay struct {
 	*call
 	session string
-	again   bool // it can be tried once more
+	again   bool         // it can be tried once more
+	r       http.Request // to the server
 	h       streamable.Reader
 	nameReader
 
@@ -52,7 +52,8 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	m = &numbered
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
-	r := c.r.WithContext(rl.ctx)
+	rl.r = *c.r
+	r := &rl.r
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
@@ -60,7 +61,6 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 			c.paramHeaders().Set(r.Header, m)
 		}
 	}
-	httpbody.Post(r, m.Raw)
 	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
 	if era == mcp.Legacy {
 		rl.h.Position = &rl.at
@@ -69,7 +69,8 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	defer l.client.dropQuestions(&rl.h)
 	c.passedOn = true
 	x := c.g.newExchange(l, &rl.h, m)
-	x.flight = c.flight
+	x.flight = &c.flight
+	x.post(r)
 	failure = x.send(r)
 	switch {
 	case rl.h.Torn():
@@ -93,7 +94,7 @@ func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure
 	id := rl.link.nextID()
 	rl.flight.id.Store(&id)
 	if rl.flight.canceled.Load() {
-		rl.flight.cancel() // the server was told of the attempt before
+		rl.flight.cancel(nil) // the server was told of the attempt before
 	}
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }

@@ -82,7 +82,7 @@ func (q *Request) record() {
 	if q.passedOn {
 		return
 	}
-	q.g.config.Observer.RequestDone(&Record{
+	q.g.config.Observer.RequestDone(Record{
 		Server: q.serverName(), Method: q.label(q.httpMethod, q.to.Kind), Called: q.methodName(), Tool: q.toolName(),
 		Outcome: q.outcome, ErrorCode: q.errorCode, Duration: time.Since(q.began),
 	})

@@ -34,7 +34,7 @@ func (x *exchange) isResumable() bool {
 // readOn asks for the rest of a stream until it has the answer. r is the request that has begun
 // the stream, and failure how its response has ended.
 func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Failure {
-	ctx, at := r.Context(), x.reader.Position
+	ctx, at := x.context(r), x.reader.Position
 	session := streamable.Session{
 		Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
 	}
@@ -82,8 +82,8 @@ func (x *exchange) pause(ctx context.Context, flight *inFlight) *jsonrpc.Failure
 func (x *exchange) rest() *exchange {
 	x.reader.Resume()
 	rest := &exchange{
-		g: x.g, server: x.server, kind: x.kind, w: x.w, began: x.began, owner: x.owner,
-		posted: posted{message: x.message}, caller: x.caller, resumed: true, reader: x.reader,
+		g: x.g, server: x.server, kind: x.kind, w: x.w, began: x.began,
+		posted: &posted{message: x.message}, caller: x.caller, resumed: true, reader: x.reader,
 	}
 	rest.reply = &readerReply{Reader: x.reader, x: rest}
 	rest.arrival.heardAt, rest.arrival.size = x.arrival.heardAt, x.arrival.size

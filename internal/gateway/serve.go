@@ -75,8 +75,7 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 // forward passes the request on to its server as it is.
 func (q *Request) forward() *jsonrpc.Failure {
 	x := &exchange{
-		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, owner: q.caller.budget(),
-		posted: posted{message: q.message, method: q.method, tool: q.tool}, caller: q.caller, path: q.peer.Path,
+		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, posted: &q.posted, caller: q.caller, path: q.peer.Path,
 	}
 	if q.r.Method == http.MethodPost {
 		x.post(q.r)
@@ -89,7 +88,7 @@ func (q *Request) forward() *jsonrpc.Failure {
 	q.passedOn = true
 	defer x.record(q.httpMethod)
 	defer func() {
-		q.message, q.restore, q.left, q.ending = x.message, x.before, x.left, x.ending
+		q.restore, q.left, q.ending = x.before, x.left, x.ending
 	}()
 	failure := x.forward(q.r)
 	if failure != nil && !x.left {

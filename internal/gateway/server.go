@@ -316,7 +316,7 @@ func (s *Server) Probe(w http.ResponseWriter, r *http.Request) error {
 		era = mcp.Modern
 	}
 	message := probes[era]
-	x := &exchange{server: s}
+	x := &exchange{server: s, posted: new(posted)}
 	if failure := x.message.Read(message); failure != nil {
 		return failure
 	}

@@ -20,18 +20,19 @@ import (
 // sessionsKept are the sessions with child processes.
 var sessionsKept = quota.NewKind("stdio_sessions")
 
-type ownerKey struct{}
+// OwnerKey is where a context has the owner of sessions that a request begins, a string.
+type OwnerKey struct{}
 
 // WithOwner has sessions that a request begins belong to an owner.
 func WithOwner(ctx context.Context, owner string) context.Context {
-	return context.WithValue(ctx, ownerKey{}, owner)
+	return context.WithValue(ctx, OwnerKey{}, owner)
 }
 
 // HasOwner reports whether a request says whose the sessions are that it begins.
-func HasOwner(ctx context.Context) bool { return ctx.Value(ownerKey{}) != nil }
+func HasOwner(ctx context.Context) bool { return ctx.Value(OwnerKey{}) != nil }
 
 func ownerOf(ctx context.Context) string {
-	owner, _ := ctx.Value(ownerKey{}).(string)
+	owner, _ := ctx.Value(OwnerKey{}).(string)
 	return owner
 }
 

@@ -406,11 +406,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.servePages(w, r)
 	}
 	r = h.withSubject(r)
+	peer := peerOf(r)
 	if to.Kind == gateway.Aggregate {
 		// Requests besides the call start from these, and not from what its routes make of them.
-		r = r.WithContext(context.WithValue(r.Context(), inheritedKey{}, inherit(r)))
+		peer.Inherited = inherit(r)
 	}
-	q := h.gateway.NewRequest(w, r, to, peerOf(r))
+	q := h.gateway.NewRequest(w, r, to, peer)
 	telemetry.JoinAccessLog(r, q)
 	if failure := h.checkOrigin(r); failure != nil {
 		q.Refuse(failure)

@@ -12,7 +12,7 @@ import (
 type reporter struct{ *Handler }
 
 // RequestDone implements [gateway.Observer].
-func (o reporter) RequestDone(r *gateway.Record) {
+func (o reporter) RequestDone(r gateway.Record) {
 	requests.WithLabelValues(o.Name, r.Server, r.Method, r.Outcome).Inc()
 	durations.WithLabelValues(o.Name, r.Server, r.Method).Observe(r.Duration.Seconds())
 	if c := o.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {

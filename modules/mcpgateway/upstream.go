@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -62,7 +61,9 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
 	repl.Map(inherited.placeholder)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		maps.Copy(vars, inherited.vars)
+		for _, v := range inherited.vars {
+			vars[v.key] = v.value
+		}
 	}
 	if logged {
 		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
@@ -74,20 +75,24 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 // made for. There are many of them at the same time, and some outlive it, so they have
 // placeholders and variables of their own.
 type inherited struct {
-	vars map[string]any
+	vars []variable
+	room [8]variable // for vars, of which there are mostly few
 
 	mu   sync.Mutex
 	repl *caddy.Replacer
 }
 
-// inheritedKey is where an inherited is found in a context.
-type inheritedKey struct{}
+// A variable is one of Caddy's vars.
+type variable struct {
+	key   string
+	value any
+}
 
 // inheritedBy returns what a request inherits that is made for another one. The session of a
 // client that has gone is ended in a context of its own.
 func inheritedBy(ctx context.Context, of *http.Request) *inherited {
 	for _, ctx := range [...]context.Context{ctx, of.Context()} {
-		if i, ok := ctx.Value(inheritedKey{}).(*inherited); ok {
+		if i, ok := ctx.Value(gateway.InheritedKey{}).(*inherited); ok {
 			return i
 		}
 	}
@@ -99,7 +104,10 @@ func inherit(r *http.Request) *inherited {
 	i := new(inherited)
 	i.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		i.vars = maps.Clone(vars)
+		i.vars = i.room[:0]
+		for key, value := range vars {
+			i.vars = append(i.vars, variable{key, value})
+		}
 	}
 	return i
 }

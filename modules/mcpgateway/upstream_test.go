@@ -7,6 +7,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 // The session of a client that has gone is ended in a context of its own. reverse_proxy needs
@@ -16,7 +18,7 @@ func TestRequestsOfClientsThatHaveGone(t *testing.T) {
 	repl := caddy.NewReplacer()
 	repl.Set("http.auth.user.id", "ann")
 	r := caddyhttp.PrepareRequest(httptest.NewRequest("POST", "/mcp", nil), repl, httptest.NewRecorder(), server)
-	r = r.WithContext(context.WithValue(r.Context(), inheritedKey{}, inherit(r)))
+	r = r.WithContext(context.WithValue(r.Context(), gateway.InheritedKey{}, inherit(r)))
 	kept := route{}.Derive(context.WithoutCancel(r.Context()), r, false)
 	derived := route{}.Derive(context.Background(), kept, false)
 	if got, _ := derived.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got != server {
