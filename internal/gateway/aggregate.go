@@ -178,7 +178,7 @@ func (v *visit) postRequest(method string) *jsonrpc.Failure {
 	case "tools/call":
 		return v.newCall().callTool()
 	case "prompts/get":
-		return v.newCall().callNamed(jsonrpc.Name, prompts)
+		return v.newCall().callNamed(jsonrpc.Name, prompts, v.message.Text(jsonrpc.Name))
 	case "resources/read":
 		return v.newCall().readResource()
 	case "completion/complete":

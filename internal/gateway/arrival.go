@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
@@ -26,9 +28,9 @@ type arrival struct {
 
 	timer    *time.Timer // ends the request; nil for those that may last
 	timeout  time.Duration
-	heardAt  time.Time // when the server was heard last, or asked, without the pauses it wants
-	limit    int64     // how many bytes may come; 0 for any number
-	size     int64     // how many have
+	heardAt  atomic.Int64 // by monotonic: when the server was heard last, or asked, without the pauses it wants
+	limit    int64        // how many bytes may come; 0 for any number
+	size     int64        // how many have
 	status   int
 	begun    bool // the status has come
 	gaveUp   bool // reverse_proxy has, because the request was canceled, or we have
@@ -48,10 +50,16 @@ const maxInformed = 100
 
 // Header returns the headers that the routes may change.
 func (a *arrival) Header() http.Header {
-	if a.header == nil {
+	switch {
+	case a.header != nil:
+	case a.x.kind != Aggregate:
 		if a.header = a.x.before.Clone(); a.header == nil {
 			a.header = make(http.Header)
 		}
+	case a.begun: // these are trailers
+		a.header = make(http.Header)
+	default: // the reader has no others, so they need no copy
+		a.header = a.ResponseWriter.Header()
 	}
 	return a.header
 }
@@ -66,6 +74,9 @@ func (a *arrival) WriteHeader(status int) {
 		return
 	}
 	if status < 200 {
+		if a.x.kind == Aggregate {
+			clear(a.header)
+		}
 		a.header = nil                               // reverse_proxy clears the ones it has, and they are not for this
 		if a.informed++; a.informed <= maxInformed { // of which there may be any number, and which say nothing of the call
 			a.ResponseWriter.WriteHeader(status)
@@ -108,6 +119,10 @@ func (a *arrival) WriteHeader(status int) {
 // passHeader gives the client the headers of the answer that it may have.
 func (a *arrival) passHeader() {
 	to := a.ResponseWriter.Header()
+	if a.x.kind == Aggregate { // where both are the same
+		maps.DeleteFunc(to, func(name string, _ []string) bool { return !a.passesHeader(name) })
+		a.header = nil
+	}
 	for name := range a.x.before {
 		if a.header[name] == nil { // such as Server, which reverse_proxy takes off
 			delete(to, name)
@@ -211,10 +226,25 @@ func (a *arrival) ReadFrom(r io.Reader) (int64, error) {
 // heard notes that the server is alive. At /rpc the time is for the whole answer.
 func (a *arrival) heard() {
 	if a.timer != nil && a.x.kind != RPC {
-		a.heardAt = time.Now()
-		a.timer.Reset(a.timeout)
+		a.heardAt.Store(monotonic())
 	}
 }
+
+// silence returns for how much longer the server may be silent.
+func (a *arrival) silence() time.Duration {
+	return a.timeout - time.Duration(monotonic()-a.heardAt.Load())
+}
+
+// limitSilence ends the request if the server is silent for a time from now on.
+func (a *arrival) limitSilence(time time.Duration) {
+	a.heardAt.Store(monotonic() - int64(a.timeout-time))
+	a.timer.Reset(time)
+}
+
+// monotonic is a clock that does not jump when the time of day is set.
+func monotonic() int64 { return int64(time.Since(clockBegan)) }
+
+var clockBegan = time.Now()
 
 // isEmpty reports whether this is what servers send into event streams to keep connections
 // open, or to have them resumed: comments, and events without data. It says nothing of the

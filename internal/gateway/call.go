@@ -79,15 +79,16 @@ func (c *call) callTool() *jsonrpc.Failure {
 		}
 		return tool(ownCall{c})
 	}
-	return c.callNamed(jsonrpc.Name, tools)
+	return c.callNamed(jsonrpc.Name, tools, name)
 }
 
-// callNamed passes on a request for something that has a name (A8 to A10).
-func (c *call) callNamed(f jsonrpc.Field, k listKind) *jsonrpc.Failure {
+// callNamed passes on a request for something that has a name (A8 to A10), which is that in a
+// field.
+func (c *call) callNamed(f jsonrpc.Field, k listKind, name string) *jsonrpc.Failure {
 	if c.message.Kind(f) != jsonspan.String {
 		return invalid("name: it is missing, or no string")
 	}
-	s, name, failure := c.locateNamed(c.message.Text(f), k)
+	s, name, failure := c.locateNamed(name, k)
 	if failure != nil {
 		return failure
 	}
@@ -133,7 +134,7 @@ func (c *call) complete() *jsonrpc.Failure {
 		target, _ := mcp.TargetOf(s.Name, &c.message)
 		return c.pass(s, target, nil)
 	case c.message.Kind(jsonrpc.RefName) == jsonspan.String:
-		return c.callNamed(jsonrpc.RefName, prompts)
+		return c.callNamed(jsonrpc.RefName, prompts, c.message.Text(jsonrpc.RefName))
 	case c.message.Kind(jsonrpc.RefURI) == jsonspan.String:
 		return c.callURI(jsonrpc.RefURI)
 	}

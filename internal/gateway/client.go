@@ -20,8 +20,9 @@ import (
 // A client is a session of the legacy era, or all requests of the modern era that seem to come
 // from the same client.
 type client struct {
-	key   string // in State
-	using int    // by how many; guarded by State.mu
+	key   string   // in State
+	over  [16]byte // in State.over, once it was asked for; guarded by State.mu
+	using int      // by how many; guarded by State.mu
 
 	era          mcp.Era
 	version      string

@@ -95,9 +95,9 @@ func (p *posted) post(r *http.Request) {
 	p.body.Reset(raw)
 	r.Body = &p.body
 	r.GetBody = httpbody.Keep(raw)
-	r.Header.Set("Content-Type", "application/json")
+	httpbody.SetHeader(r.Header, "Content-Type", "application/json")
 	if r.ContentLength != int64(len(raw)) {
-		r.Header.Set("Content-Length", strconv.Itoa(len(raw)))
+		httpbody.SetHeader(r.Header, "Content-Length", strconv.Itoa(len(raw)))
 	}
 	r.ContentLength, r.TransferEncoding = int64(len(raw)), nil
 }

@@ -45,6 +45,7 @@ type exchange struct {
 	session unlogged.Session
 	ctx     exchangeContext
 	cancel  context.CancelCauseFunc // ends ctx
+	limits  []func() bool           // of the time of streams; each is a function that ends it
 	arrival arrival
 	reply   reply
 	reader  *streamable.Reader // that reply writes to, at Aggregate
@@ -139,7 +140,8 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 		defer x.cancel(nil)
 		x.ctx = exchangeContext{ctx, x}
 	}
-	defer x.limitTime(r.Method)()
+	x.limitTime(r.Method)
+	defer x.endLimits()
 	x.arrival.x = x
 	defer x.reply.release()
 	return x.conclude(x.run(r.WithContext(&x.ctx)))
@@ -166,36 +168,51 @@ func (x *exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 }
 
 // limitTime ends the exchange when its time is over. A stream that a client has opened to
-// listen has no limit, but ends when the client must open it anew. The function that is
-// returned stops that.
-func (x *exchange) limitTime(method string) (stop func()) {
+// listen has no limit, but ends when the client must open it anew.
+func (x *exchange) limitTime(method string) {
 	lasts := x.answersAny(method) || x.message.Is(jsonrpc.Method, mcp.MethodListen)
 	switch {
 	case lasts && x.kind == Aggregate: // its reader ends it
-		return func() {}
+		return
 	case lasts && x.kind == Single:
 		end := func() { x.cancel(errEnded) }
-		stop := context.AfterFunc(x.server.Streams, end)
-		if !x.caller.isVolatile() {
-			return func() { stop() }
+		x.limits = append(x.limits, context.AfterFunc(x.server.Streams, end))
+		if x.caller.isVolatile() {
+			x.limits = append(x.limits, context.AfterFunc(x.g.config.Reauthenticate, end))
 		}
-		stopOther := context.AfterFunc(x.g.config.Reauthenticate, end)
-		return func() { stop(); stopOther() }
+		return
 	}
 	a := &x.arrival
 	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
-	a.timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once a.timer is set
-		if left := x.reply.timeLeft(a.timeout); left > 0 {
-			a.timer.Reset(left)
-			return
-		}
-		x.cancel(errTimeout)
-	})
-	if a.heardAt.IsZero() {
-		a.heardAt = time.Now()
+	a.timer = time.AfterFunc(math.MaxInt64, x.expire) // Reset starts it once a.timer is set
+	if a.heardAt.Load() == 0 {
+		a.heardAt.Store(monotonic())
 	}
-	a.timer.Reset(a.timeout - time.Since(a.heardAt))
-	return func() { a.timer.Stop() }
+	a.timer.Reset(a.silence())
+}
+
+// expire ends the exchange if the server has been silent for too long.
+func (x *exchange) expire() {
+	a := &x.arrival
+	left := a.silence()
+	if left <= 0 {
+		left = x.reply.timeLeft(a.timeout)
+	}
+	if left > 0 {
+		a.timer.Reset(left)
+		return
+	}
+	x.cancel(errTimeout)
+}
+
+// endLimits ends the limits of time.
+func (x *exchange) endLimits() {
+	if x.arrival.timer != nil {
+		x.arrival.timer.Stop()
+	}
+	for _, stop := range x.limits {
+		stop()
+	}
 }
 
 // answersAny reports whether the response may have answers to any requests of the client: it
@@ -445,9 +462,9 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 // answer.
 func (w *readerReply) Write(p []byte) (int, error) {
 	n, err := w.Reader.Write(p)
-	if timer := w.x.arrival.timer; w.x.resumed && timer != nil && w.done() {
+	if a := &w.x.arrival; w.x.resumed && a.timer != nil && w.done() {
 		w.over.Store(true)
-		timer.Reset(streamGrace)
+		a.limitSilence(streamGrace)
 	}
 	return n, err
 }

@@ -66,8 +66,8 @@ func (x *exchange) pause(ctx context.Context, flight *inFlight) *jsonrpc.Failure
 	}
 	defer flight.pause()()
 	if a.timer != nil { // else the client decides how long it waits
-		a.heardAt = a.heardAt.Add(at.Retry()) // the pause that the server wants is not its silence
-		left := max(a.timeout-time.Since(a.heardAt), x.reply.timeLeft(a.timeout)+at.Retry())
+		a.heardAt.Add(int64(at.Retry())) // the pause that the server wants is not its silence
+		left := max(a.silence(), x.reply.timeLeft(a.timeout)+at.Retry())
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, left)
 		defer cancel()
@@ -86,7 +86,8 @@ func (x *exchange) rest() *exchange {
 		posted: &posted{message: x.message}, caller: x.caller, resumed: true, reader: x.reader,
 	}
 	rest.reply = &readerReply{Reader: x.reader, x: rest}
-	rest.arrival.heardAt, rest.arrival.size = x.arrival.heardAt, x.arrival.size
+	rest.arrival.heardAt.Store(x.arrival.heardAt.Load())
+	rest.arrival.size = x.arrival.size
 	return rest
 }
 

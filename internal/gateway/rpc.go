@@ -184,7 +184,7 @@ func (w *rpcReply) takeEvent(kind sse.Kind, part []byte) error {
 			w.answer()
 			// The stream should end now. If it does not, it is ended: a client
 			// that keeps its connection waits for that with its next request.
-			w.x.arrival.timer.Reset(streamGrace)
+			w.x.arrival.limitSilence(streamGrace)
 		default:
 			look.held.Reset()
 			look.outline.Reset()

@@ -145,9 +145,13 @@ func (over *sessionsOver) forgetOldest() {
 	delete(over.until, oldest)
 }
 
-func overKey(id string) [16]byte {
-	sum := sha256.Sum256([]byte(id))
-	return [16]byte(sum[:])
+// overKey returns the key of a session in sessionsOver. The caller holds State.mu.
+func overKey(c *client) [16]byte {
+	if c.over == [16]byte{} {
+		sum := sha256.Sum256([]byte(c.key))
+		c.over = [16]byte(sum[:])
+	}
+	return c.over
 }
 
 // restore gives a client the links of a ticket.

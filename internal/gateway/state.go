@@ -425,7 +425,7 @@ func (s *State) end(c *client) {
 	c.ended.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over.ids.Put(c.owner, overKey(c.key), sessionOver{c.owner, c.issued}, 0)
+	s.over.ids.Put(c.owner, overKey(c), sessionOver{c.owner, c.issued}, 0)
 	if len(s.over.until) > maxOwnersOver {
 		s.over.forgetOldest()
 	}
@@ -435,7 +435,7 @@ func (s *State) end(c *client) {
 func (s *State) hasEnded(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, over := s.over.ids.Get(overKey(c.key))
+	_, over := s.over.ids.Get(overKey(c))
 	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) {
 		c.ended.Store(true)
 	}

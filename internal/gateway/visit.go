@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"crypto/sha256"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -63,46 +62,71 @@ func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 	if len(h.capabilities)+len(h.info) > longestIntroduction {
 		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities")
 	}
-	sum := sha256.New()
-	identity := v.caller.identity
-	if identity == "" {
-		identity = "@" + v.peer.Address
+	var room [1 << 10]byte
+	said := append(room[:0], v.caller.identity...)
+	if v.caller.identity == "" {
+		said = append(append(said, '@'), v.peer.Address...)
 	}
-	_, _ = sum.Write([]byte(identity + "\x00"))
-	for _, name := range slices.Sorted(maps.Keys(v.r.Header)) {
-		if !isIdentifying(name) {
-			continue
-		}
-		_, _ = sum.Write([]byte(name))
+	said = append(said, 0)
+	var names [8]string
+	for _, name := range identifyingNames(names[:0], v.r.Header) {
+		said = append(said, name...)
 		for _, value := range v.r.Header[name] {
-			_, _ = sum.Write([]byte("\x00" + value))
+			said = append(append(said, 0), value...)
 		}
-		_, _ = sum.Write([]byte("\n"))
+		said = append(said, '\n')
 	}
-	_, _ = sum.Write(h.capabilities)
-	_, _ = sum.Write([]byte{0})
-	_, _ = sum.Write(h.info)
-	return v.g.State.client(string(sum.Sum(nil)), func() *client {
+	said = append(append(append(said, h.capabilities...), 0), h.info...)
+	sum := sha256.Sum256(said)
+	return v.g.State.client(string(sum[:]), func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
 		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
 	}), nil
 }
 
-// identifying are the parts of names of headers that say who sends them. Others differ
-// from request to request, as those do that proxies and tracing add.
-var identifying = []string{
-	"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
-	"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team", "tenant", "workspace",
+// identifying are the parts of names of headers that say who sends them, by their first letter.
+// Others differ from request to request, as those do that proxies and tracing add.
+var identifying = func() (byLetter ['z' + 1][]string) {
+	for _, part := range []string{
+		"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
+		"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team", "tenant", "workspace",
+	} {
+		byLetter[part[0]] = append(byLetter[part[0]], part)
+	}
+	return byLetter
+}()
+
+// identifyingNames appends the names of headers that say who sends them, in order.
+func identifyingNames(to []string, header http.Header) []string {
+	for name := range header {
+		if isIdentifying(name) {
+			to = append(to, name)
+		}
+	}
+	slices.Sort(to)
+	return to
 }
 
 // isIdentifying reports whether a header says who sends it.
 func isIdentifying(name string) bool {
-	name = strings.ToLower(name)
 	switch {
-	case strings.HasPrefix(name, "mcp-"), strings.HasPrefix(name, "sec-"), name == "user-agent", name == "idempotency-key":
+	case hasPrefixFold(name, "mcp-"), hasPrefixFold(name, "sec-"), strings.EqualFold(name, "user-agent"), strings.EqualFold(name, "idempotency-key"):
 		return false
 	}
-	return slices.ContainsFunc(identifying, func(part string) bool { return strings.Contains(name, part) })
+	for i := range len(name) {
+		first := name[i] | 0x20 // of a letter, in lower case
+		if first >= byte(len(identifying)) {
+			continue
+		}
+		if slices.ContainsFunc(identifying[first], func(part string) bool { return hasPrefixFold(name[i:], part) }) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasPrefixFold(s, prefix string) bool {
+	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
 }
 
 // session finds the client that has this session. It has to be released.

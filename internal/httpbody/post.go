@@ -14,8 +14,16 @@ func Post(r *http.Request, message []byte) {
 	r.Body = io.NopCloser(bytes.NewReader(message))
 	r.GetBody = Keep(message)
 	r.ContentLength, r.TransferEncoding = int64(len(message)), nil
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Content-Length", strconv.Itoa(len(message)))
+	SetHeader(r.Header, "Content-Type", "application/json")
+	SetHeader(r.Header, "Content-Length", strconv.Itoa(len(message)))
+}
+
+// SetHeader gives a header one value, unless it has just that. Its name must be in the form that
+// http.Header has it.
+func SetHeader(header http.Header, name, value string) {
+	if values := header[name]; len(values) != 1 || values[0] != value {
+		header[name] = []string{value}
+	}
 }
 
 // Empty has r have no body.

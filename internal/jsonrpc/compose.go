@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"strconv"
+	"unicode/utf8"
 )
 
 // Request composes a request of our own. Params are JSON, or nil.
@@ -55,8 +56,23 @@ func Refusal(id []byte, code int, message string) []byte {
 
 // Quote returns a string as JSON.
 func Quote(s string) []byte {
+	if isPlain(s) {
+		quoted := make([]byte, 0, len(s)+2)
+		return append(append(append(quoted, '"'), s...), '"')
+	}
 	quoted, _ := json.Marshal(s) // strings always can be
 	return quoted
+}
+
+// isPlain reports whether nothing of a text is escaped where it is quoted.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c < ' ', c >= utf8.RuneSelf, c == '"', c == '\\', c == '<', c == '>', c == '&':
+			return false
+		}
+	}
+	return true
 }
 
 // Encode returns a value as JSON, which it must be able to become. What is HTML in it

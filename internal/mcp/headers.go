@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
@@ -82,12 +83,13 @@ func HasParams(header http.Header) bool {
 
 // nameOf returns which member of a request Mcp-Name repeats.
 func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
-	switch method := m.Text(jsonrpc.Method); {
-	case method == "tools/call" || method == "prompts/get":
+	is := func(method string) bool { return m.Is(jsonrpc.Method, method) }
+	switch {
+	case is("tools/call"), is("prompts/get"):
 		return jsonrpc.Name, true
-	case method == "resources/read":
+	case is("resources/read"):
 		return jsonrpc.URI, true
-	case method == "tasks/get" || method == "tasks/update" || method == "tasks/cancel":
+	case is("tasks/get"), is("tasks/update"), is("tasks/cancel"):
 		return jsonrpc.TaskID, true
 	}
 	return 0, false
@@ -97,12 +99,12 @@ func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
 // and takes away a name that does not belong to it. The message is the one that is
 // sent with the headers: after its names have been replaced.
 func SetModern(header http.Header, m *jsonrpc.Message, version string) {
-	header.Set(VersionHeader, version)
-	header.Set(methodHeader, HeaderText(m.Text(jsonrpc.Method)))
-	header.Del(nameHeader)
+	httpbody.SetHeader(header, VersionHeader, version)
+	httpbody.SetHeader(header, methodHeader, HeaderText(m.Text(jsonrpc.Method)))
+	delete(header, nameHeader)
 	if field, named := nameOf(m); named {
 		if name := m.Text(field); name != "" {
-			header.Set(nameHeader, HeaderText(name))
+			header[nameHeader] = []string{HeaderText(name)}
 		}
 	}
 }

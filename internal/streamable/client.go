@@ -26,18 +26,19 @@ type Session struct {
 // client has given it. The headers that repeat parts of a message are up to
 // [mcp.SetModern].
 func (s Session) Sign(header http.Header) {
-	for _, name := range [...]string{mcp.SessionHeader, mcp.VersionHeader, "Accept-Encoding", "Content-Encoding", lastEventID, "Upgrade"} {
+	for _, name := range [...]string{"Accept-Encoding", "Content-Encoding", lastEventID, "Upgrade"} {
 		delete(header, name)
 	}
 	if s.Era == mcp.Legacy {
 		mcp.ClearModern(header)
 	}
-	header.Set("Accept", "application/json, text/event-stream")
-	if s.Version != "" {
-		header.Set(mcp.VersionHeader, s.Version)
-	}
-	if s.ID != "" {
-		header.Set(mcp.SessionHeader, s.ID)
+	httpbody.SetHeader(header, "Accept", "application/json, text/event-stream")
+	for _, own := range [...]struct{ name, value string }{{mcp.VersionHeader, s.Version}, {mcp.SessionHeader, s.ID}} {
+		if own.value == "" {
+			delete(header, own.name)
+		} else {
+			httpbody.SetHeader(header, own.name, own.value)
+		}
 	}
 }
 

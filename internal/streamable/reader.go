@@ -94,8 +94,10 @@ func (r *Reader) WriteHeader(status int) {
 		r.media = httpbody.TypeOf(r.Header().Get("Content-Type"))
 	}
 	r.unwanted = r.OnHeader != nil && !r.OnHeader(status) || r.resumed && !r.goesOn()
-	if n, err := strconv.Atoi(r.Header().Get("Content-Length")); err == nil && n > 0 && n <= MaxHeld {
-		r.data = slices.Grow(r.data, n)
+	if length := r.Header().Get("Content-Length"); length != "" {
+		if n, err := strconv.Atoi(length); err == nil && n > 0 && n <= MaxHeld {
+			r.data = slices.Grow(r.data, n)
+		}
 	}
 }
 
