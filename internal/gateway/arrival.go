@@ -100,7 +100,7 @@ func (a *arrival) WriteHeader(status int) {
 		httpbody.DropDescription(header)
 		header.Del("Content-Type")
 	}
-	if a.escapes = a.readsEvents(header); a.escapes && a.x.kind != Aggregate { // which takes the length for a hint
+	if a.escapes = a.readsEvents(header); a.escapes {
 		httpbody.DropDescription(header)
 	}
 	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
@@ -171,12 +171,12 @@ func (a *arrival) misread(header http.Header) bool {
 	return false
 }
 
-// readsEvents reports whether a body is looked at as an event stream, or becomes a part of
-// one, as where all servers are one. A client that has opened a stream may not look at its
-// type closely.
+// readsEvents reports whether a body is looked at as an event stream, and passed on as it
+// is. At the aggregate it is taken apart, and [streamable.Writer] writes other events. A
+// client that has opened a stream may not look at its type closely.
 func (a *arrival) readsEvents(header http.Header) bool {
 	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
-	return (a.x.listens || a.x.kind == Aggregate || a.filtered && isEvents) && httpbody.Encoding(header) == ""
+	return (a.x.listens || a.filtered && isEvents) && a.x.kind != Aggregate && httpbody.Encoding(header) == ""
 }
 
 // Write takes the next bytes of the body.
@@ -250,7 +250,12 @@ var clockBegan = time.Now()
 // open, or to have them resumed: comments, and events without data. It says nothing of the
 // call.
 func isEmpty(p []byte) (empty bool) {
-	for line := range bytes.Lines(p) {
+	for len(p) > 0 {
+		if !bytes.ContainsAny(p[:min(len(p), len("retry:"))], ":\r\n") {
+			return false // the name of its first line is longer than all of these
+		}
+		var line []byte
+		line, p, _ = bytes.Cut(p, []byte{'\n'})
 		name, value, isField := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte{':'})
 		switch {
 		case !isField && len(name) > 0:

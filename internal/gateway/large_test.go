@@ -134,6 +134,40 @@ func TestLargeAnswersThatBreakOff(t *testing.T) {
 	}
 }
 
+// Some clients end lines of event streams where the standard does not. JSON has no such
+// lines, and stays as it is.
+func TestEventsHaveNoOtherLineEnds(t *testing.T) {
+	const odd = "\u2028data: {}\u0085\u2029"
+	large := strings.Repeat("x", streamable.MaxHeld)
+	escaped := strings.NewReplacer("\u2028", `\u2028`, "\u0085", `\u0085`, "\u2029", `\u2029`).Replace
+	note := func(w http.ResponseWriter, a *incoming) {
+		a.sendAs(w, "id: a"+odd+"b\n", `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"`+odd+`"}}`)
+	}
+	for name, test := range map[string]struct {
+		send func(w http.ResponseWriter, a *incoming)
+		want string
+	}{
+		"JSON":       {func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"t":"`+odd+`"}`) }, odd},
+		"large JSON": {func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"t":"`+large+odd+`"}`) }, odd},
+		"an event":   {func(w http.ResponseWriter, a *incoming) { note(w, a); a.finish(w, `{"t":"`+odd+`"}`) }, escaped(odd)},
+		"a large event": {func(w http.ResponseWriter, a *incoming) {
+			note(w, a)
+			a.finish(w, `{"t":"`+large+strings.Repeat(odd, 100_000)+`"}`)
+		}, escaped(odd)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := newGateway(t, nil, legacyPeer("a").does("tools/call", test.send)).legacy(t)
+			s := u.call("a::x")
+			if s.broken != nil || !strings.Contains(s.answer, test.want) {
+				t.Errorf("%v: got %d bytes that end in %q", s.broken, len(s.answer), s.answer[max(0, len(s.answer)-100):])
+			}
+			if len(s.events) > 0 && strings.ContainsAny(s.body, "\u2028\u0085\u2029") {
+				t.Error("an event has odd ends of lines")
+			}
+		})
+	}
+}
+
 // What is no answer can be large, too.
 func TestLargeNotifications(t *testing.T) {
 	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` + strings.Repeat("x", 2*streamable.MaxHeld) + `"}}`

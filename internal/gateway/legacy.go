@@ -242,7 +242,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			from, to = io.Pipe()
 			select {
 			case held.messages <- heldMessage{large: from, typed: h.LargeHas(jsonrpc.ResultType)}:
-				return to
+				return &rewriting{largePaths.Rewrite(to, func(int, jsonspan.Kind, []byte) []byte { return nil }), to}
 			case <-ctx.Done():
 				return nil
 			}

@@ -185,9 +185,6 @@ func (rl *relay) large(id string) io.WriteCloser {
 	rl.answered = true
 	to := c.out.Large(&streamable.Event{ID: rl.eventID(id)}, rl.h.IsStream())
 	clientID := c.message.Literal(jsonrpc.ID)
-	if c.g.transparent() && !c.alias.isSet() && bytes.Equal(clientID, rl.h.RequestID) {
-		return to
-	}
 	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
@@ -222,12 +219,12 @@ type rewriting struct {
 	to io.Closer
 }
 
+// Close completes the answer. One that turns out to be broken stays incomplete.
 func (r *rewriting) Close() error {
-	err := r.Rewriter.Close()
-	if closing := r.to.Close(); err == nil {
-		err = closing
+	if err := r.Rewriter.Close(); err != nil {
+		return err
 	}
-	return err
+	return r.to.Close()
 }
 
 // needsParams reports whether the gateway has to repeat arguments in headers, because the client

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"encoding/binary"
 	"strings"
 )
 
@@ -31,12 +32,33 @@ func (b *Breaks) Escape(p []byte) []byte {
 		b.held = bytes.Clone(p[len(p)-n:])
 		p = p[:len(p)-n]
 	}
+	hasControl := hasControl(p)
 	for _, c := range breaks {
-		if bytes.Contains(p, []byte(c)) {
+		if (hasControl || len(c) > 1) && bytes.Contains(p, []byte(c)) {
 			return []byte(escaped.Replace(string(p)))
 		}
 	}
 	return p
+}
+
+// hasControl reports whether p has a control character. A message in one line has none, and
+// this finds out faster than to look for each of those that breaks has.
+func hasControl(p []byte) bool {
+	const eachByte = 0x0101010101010101
+	below := func(w uint64) uint64 { return (w - ' '*eachByte) &^ w } // sets a high bit for it
+	for ; len(p) >= 32; p = p[32:] {
+		m := below(binary.LittleEndian.Uint64(p)) | below(binary.LittleEndian.Uint64(p[8:])) |
+			below(binary.LittleEndian.Uint64(p[16:])) | below(binary.LittleEndian.Uint64(p[24:]))
+		if m&(0x80*eachByte) != 0 {
+			return true
+		}
+	}
+	for _, c := range p {
+		if c < ' ' {
+			return true
+		}
+	}
+	return false
 }
 
 // begun returns how many bytes at the end of p may be the beginning of such a character.

@@ -2,6 +2,7 @@ package streamable
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -25,7 +26,8 @@ type Reader struct {
 	OnMessage func(*Event) error
 
 	// OnLarge returns where to write an answer that is too large to hold, or nil to drop
-	// it. Without it every message is held.
+	// it. The writer reads it, too: if it is not JSON, Close returns a [jsonspan.Error].
+	// Without OnLarge every message is held.
 	OnLarge func(eventID string) io.WriteCloser
 
 	// OnHeader is called with the status of the response. It reports whether the body is
@@ -57,6 +59,7 @@ type Reader struct {
 	data    []byte
 	newLine bool             // a line of data has ended
 	outline *jsonrpc.Outline // of a large message
+	looked  int              // how much of the message the outline has seen
 	rest    io.WriteCloser   // receives the rest of a large answer
 	skip    bool             // the message answers another request
 	cut     bool             // a large answer was passed on and turned out to be invalid
@@ -72,6 +75,13 @@ const (
 	// MaxHeld is how much of a message is held. Larger answers are passed on as they
 	// arrive.
 	MaxHeld = 1 << 20
+	// pieceSize is how much of a large answer is passed on at once: each piece takes a
+	// chunk of the response, and a system call or two.
+	pieceSize = 256 << 10
+	// maxRoom is how much room there is for an answer before it is known to be large.
+	maxRoom = MaxHeld + pieceSize
+	// maxLooked is how much of a large message the outline sees, if it has a result by then.
+	maxLooked = 64 << 10
 	// maxMessage is the default of Reader.Limit.
 	maxMessage = 64 << 20
 )
@@ -95,8 +105,8 @@ func (r *Reader) WriteHeader(status int) {
 	}
 	r.unwanted = r.OnHeader != nil && !r.OnHeader(status) || r.resumed && !r.goesOn()
 	if length := r.Header().Get("Content-Length"); length != "" {
-		if n, err := strconv.Atoi(length); err == nil && n > 0 && n <= MaxHeld {
-			r.data = slices.Grow(r.data, n)
+		if n, err := strconv.Atoi(length); err == nil && n > 0 {
+			r.data = slices.Grow(r.data, min(n, maxRoom))
 		}
 	}
 }
@@ -217,12 +227,16 @@ func (r *Reader) take(p []byte) {
 	switch {
 	case r.err != nil || r.skip:
 	case r.rest != nil:
-		_, _ = r.outline.Write(p)
-		_, r.err = r.rest.Write(p)
+		if r.data = append(r.data, p...); len(r.data) >= pieceSize {
+			r.passPiece()
+		}
 	default:
+		if n := len(r.data) + len(p); n > cap(r.data) {
+			r.data = slices.Grow(r.data, max(n, min(2*n, maxRoom))-len(r.data))
+		}
 		r.data = append(r.data, p...)
 		if r.OnLarge != nil && len(r.data) > MaxHeld {
-			r.passOn(p)
+			r.passOn()
 		}
 		if len(r.data) > cmp.Or(r.Limit, maxMessage) {
 			r.err = errTooLarge
@@ -230,13 +244,12 @@ func (r *Reader) take(p []byte) {
 	}
 }
 
-// passOn begins to pass on a message that is too large to hold, if it is the answer. p is
-// the part that was held last.
-func (r *Reader) passOn(p []byte) {
+// passOn begins to pass on a message that is too large to hold, if it is the answer.
+func (r *Reader) passOn() {
 	if r.outline == nil {
-		r.outline, p = jsonrpc.NewOutline(), r.data
+		r.outline, r.looked = jsonrpc.NewOutline(), 0
 	}
-	_, _ = r.outline.Write(p)
+	r.look(r.data[r.looked:])
 	switch {
 	case !r.outline.IsAnswer():
 	case r.RequestID != nil && !r.outline.Answers(r.RequestID):
@@ -248,8 +261,26 @@ func (r *Reader) passOn(p []byte) {
 			return
 		}
 		_, r.err = r.rest.Write(r.data)
-		r.data = nil
+		r.data = r.data[:0]
 	}
+}
+
+// look has the outline see the next part of a large message. An answer that has begun with
+// its result has nothing behind it that matters here.
+func (r *Reader) look(p []byte) {
+	for len(p) > 0 && !(r.looked >= maxLooked && r.outline.Has(jsonrpc.Result)) {
+		n := min(len(p), maxLooked)
+		_, _ = r.outline.Write(p[:n])
+		r.looked += n
+		p = p[n:]
+	}
+}
+
+// passPiece passes on what has come of a large answer.
+func (r *Reader) passPiece() {
+	r.look(r.data)
+	_, r.err = r.rest.Write(r.data)
+	r.data = r.data[:0]
 }
 
 // LargeHas reports whether the large answer that is being passed on has a field, as far as
@@ -290,16 +321,17 @@ func (r *Reader) parse() *jsonrpc.Failure {
 
 // dispatchLarge ends an answer that was passed on as it arrived.
 func (r *Reader) dispatchLarge() {
+	if r.passPiece(); r.err != nil {
+		return
+	}
 	r.answered = true
 	r.errorCode, _ = r.outline.ErrorCode()
-	if r.cut = !r.outline.End(); r.cut {
+	err := r.rest.Close()
+	if _, r.cut = errors.AsType[*jsonspan.Error](err); r.cut {
 		r.err = errNoMessage
 		return
 	}
-	if err := r.rest.Close(); r.err == nil {
-		r.err = err
-	}
-	r.rest = nil
+	r.rest, r.err = nil, err
 }
 
 // Close says that the response is complete. It returns the error that reading it has met.
@@ -307,7 +339,7 @@ func (r *Reader) Close() error {
 	if r.err == nil && !r.unwanted && (len(r.data) > 0 || r.rest != nil) {
 		// An event whose end is missing counts if its message is complete. Otherwise it comes
 		// again when the stream is resumed.
-		if r.Position != nil && r.IsStream() && r.parse() == nil {
+		if r.Position != nil && r.IsStream() && r.rest == nil && r.parse() == nil {
 			r.Position.advance(&r.fields, true)
 		}
 		r.dispatch()

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
 // A listener notes what a Reader gives out.
@@ -19,10 +20,18 @@ type listener struct {
 	large bytes.Buffer
 }
 
-type largePart struct{ l *listener }
+type largePart struct {
+	*jsonspan.Rewriter
+	l *listener
+}
 
-func (p largePart) Write(b []byte) (int, error) { return p.l.large.Write(b) }
-func (p largePart) Close() error                { p.l.heard = append(p.l.heard, "large end"); return nil }
+func (p largePart) Close() error {
+	err := p.Rewriter.Close()
+	if err == nil {
+		p.l.heard = append(p.l.heard, "large end")
+	}
+	return err
+}
 
 func newListener(contentType string) *listener {
 	l := &listener{}
@@ -37,7 +46,7 @@ func newListener(contentType string) *listener {
 	}
 	l.OnLarge = func(id string) io.WriteCloser {
 		l.heard = append(l.heard, fmt.Sprintf("large %q", id))
-		return largePart{l}
+		return largePart{jsonspan.CompilePaths("id").Rewrite(&l.large, func(int, jsonspan.Kind, []byte) []byte { return nil }), l}
 	}
 	return l
 }

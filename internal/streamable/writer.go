@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
 // A Writer sends messages to a client: one JSON message or, once another message precedes
@@ -19,7 +21,8 @@ type Writer struct {
 	mu     sync.Mutex
 	begun  bool // the status has been sent
 	stream bool
-	err    error // writing failed, or the response has ended
+	breaks sse.Breaks // in the stream
+	err    error      // writing failed, or the response has ended
 }
 
 // NewWriter returns a Writer of the response to a request with this header.
@@ -84,10 +87,13 @@ func (w *Writer) Event(e *Event) bool {
 
 func (w *Writer) writeEvent(e *Event) {
 	for _, piece := range e.Buffers(e.Data) {
-		w.write(piece)
+		w.writeEscaped(piece)
 	}
 	w.flush()
 }
+
+// writeEscaped writes a part of an event. No client may end lines in it but where it does.
+func (w *Writer) writeEscaped(p []byte) { w.write(w.breaks.Escape(p)) }
 
 // Answer sends the answer: as the whole response, or as an event if others precede it.
 func (w *Writer) Answer(status int, e *Event) {
@@ -113,7 +119,7 @@ func (w *Writer) Large(e *Event, stream bool) io.WriteCloser {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if stream && w.begin() || w.stream {
-		w.write(e.head())
+		w.writeEscaped(e.head())
 	} else if !w.begun && w.err == nil {
 		w.begun = true
 		w.w.Header().Set("Content-Type", "application/json")
@@ -129,9 +135,10 @@ func (l *largeAnswer) Write(p []byte) (int, error) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	if l.w.stream {
-		p = oneLine(p)
+		l.w.writeEscaped(oneLine(p))
+	} else {
+		l.w.write(p)
 	}
-	l.w.write(p)
 	return len(p), l.w.err
 }
 
@@ -139,7 +146,7 @@ func (l *largeAnswer) Close() error {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	if l.w.stream {
-		l.w.write(eventEnd)
+		l.w.writeEscaped(eventEnd)
 	}
 	l.w.flush()
 	return l.w.err

@@ -188,19 +188,25 @@ func TestSecuritySealedEndpoints(t *testing.T) {
 }
 
 // Where all servers are one, a server cannot have a client end lines, and with them events,
-// within what it says.
+// within what it says. An answer that is not an event has no lines, and stays as it is.
 func TestSecurityLineEndsOfServers(t *testing.T) {
 	isolate(t)
-	const text = "x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029"
+	text := strings.Repeat("x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029", 50_000) // enough to be passed on as it comes
 	server := newLenientServer(t, "read")
 	server.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":"` + text + `"}]}`}
 	url := serve(t, gateway("separator __", "mask off", server.line("alpha")))
 	for _, server.Events = range []bool{false, true} {
 		for _, era := range clientEras {
 			c := newSpeaker(t, joinedAt(url), era.modern, canAll)
-			got := c.ask(t, "tools/call", callOf("alpha", "read", `{}`)).answer.Raw
-			if splitLines.Replace(got) != got || !strings.Contains(got, `x\u2028\u2028data: {}\u0085\u0085data: {}\u2029\u2029`) {
-				t.Errorf("a %s, events %t: %q", era.name, server.Events, got)
+			said := c.ask(t, "tools/call", callOf("alpha", "read", `{}`))
+			want := text
+			if strings.HasPrefix(said.header.Get("Content-Type"), "text/event-stream") {
+				want = strings.NewReplacer("\u2028", `\u2028`, "\u2029", `\u2029`, "\u0085", `\u0085`).Replace(text)
+			} else if server.Events && !era.modern {
+				t.Errorf("a %s: the answer was not passed on as an event", era.name)
+			}
+			if got := said.answer.Raw; !strings.Contains(got, want) {
+				t.Errorf("a %s, events %t: %.300q", era.name, server.Events, got)
 			}
 		}
 	}
