@@ -104,8 +104,8 @@ func (f *filter) showsValues() bool {
 
 // screen returns a message of the server as it goes on, nil if it does not.
 func (f *filter) screen(message []byte) ([]byte, error) {
-	var m jsonrpc.Message
-	if looksLikeJSON(message) && m.ReadExact(message) != nil && (f.answers || f.updates || f.notices) {
+	var m jsonrpc.Message // for those who ask what it is
+	if (f.answers || f.updates || f.notices) && looksLikeJSON(message) && m.ReadExact(message) != nil {
 		return f.leftOut(errUnreadable) // by us, but perhaps not by the client
 	}
 	if f.answers {

@@ -124,10 +124,8 @@ func (p *pass) read(body []byte) []byte {
 	return p.text
 }
 
-// isPlain reports whether a string stands for its own bytes.
-func isPlain(body []byte) bool {
-	return bytes.IndexByte(body, '\\') < 0 && utf8.Valid(body)
-}
+// isPlain reports whether a string stands for its own bytes, which are UTF-8 here.
+func isPlain(body []byte) bool { return bytes.IndexByte(body, '\\') < 0 }
 
 // look looks at the string with this body, which stands at at.
 func (p *pass) look(body []byte, at int) {

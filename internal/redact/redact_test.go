@@ -379,7 +379,11 @@ func FuzzBody(f *testing.F) { // A56
 				want.WriteString(mark)
 			}
 		}
-		if joined := strings.ReplaceAll(said, mark+mark, mark); joined != want.String() && !strings.Contains(text, mark) {
+		joined := said
+		for strings.Contains(joined, mark+mark) {
+			joined = strings.ReplaceAll(joined, mark+mark, mark)
+		}
+		if joined != want.String() && !strings.Contains(text, mark) {
 			t.Fatalf("%q became %q, want %q", text, said, want.String())
 		}
 	})

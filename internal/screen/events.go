@@ -119,7 +119,7 @@ func (w *Writer) endEvent() {
 		w.release()
 	default:
 		w.send(true)
-		w.let(w.withLines(w.withData(edited)))
+		w.letLines(w.withData(edited))
 		w.done(false)
 	}
 }
@@ -127,31 +127,33 @@ func (w *Writer) endEvent() {
 // release lets through what is held, with its data as it came.
 func (w *Writer) release() {
 	w.send(true)
-	w.let(w.withLines(w.held))
+	w.letLines(w.held)
 	w.done(false)
 }
 
-// withLines returns an event with the lines that are not data edited.
-func (w *Writer) withLines(event []byte) []byte {
-	if w.Line == nil {
-		return event
-	}
-	out := make([]byte, 0, len(event))
-	for len(event) > 0 {
-		line, end, rest := cutLine(event)
+// letLines lets an event through with the lines that are not data edited.
+func (w *Writer) letLines(event []byte) {
+	same := 0 // how much of event is to be let through as it is
+	for rest := event; w.Line != nil && len(rest) > 0; {
+		line, _, next := cutLine(rest)
 		if _, isData := cutData(line); !isData && len(line) > 0 {
-			line = w.Line(line)
+			if edited := w.Line(line); !bytes.Equal(edited, line) {
+				at := len(event) - len(rest)
+				w.let(event[same:at])
+				w.let(edited)
+				same = at + len(line)
+			}
 		}
-		out, event = append(append(out, line...), end...), rest
+		rest = next
 	}
-	return out
+	w.let(event[same:])
 }
 
 // done forgets what was held, which has been let through or dropped.
 func (w *Writer) done(dropped bool) {
 	w.last, w.dropped, w.event = w.held[len(w.held)-1], dropped, event{}
 	if w.held = w.held[:0]; cap(w.held) > keptRoom {
-		w.held = nil
+		w.forget()
 	}
 }
 
@@ -176,8 +178,8 @@ func (w *Writer) withData(data []byte) []byte {
 
 // cutLine takes the first line off an event, with its end.
 func cutLine(event []byte) (line, end, rest []byte) {
-	i := bytes.IndexAny(event, "\r\n")
-	if i < 0 {
+	i := lineLen(event)
+	if i == len(event) {
 		return event, nil, nil
 	}
 	n := 1
@@ -185,6 +187,28 @@ func cutLine(event []byte) (line, end, rest []byte) {
 		n = 2
 	}
 	return event[:i], event[i : i+n], event[i+n:]
+}
+
+// lineLen returns how many bytes come before the first end of a line. It does not look far
+// beyond, lest lines that end with CR each look through all others for an LF.
+func lineLen(event []byte) int {
+	const step = 1 << 10
+	for at := 0; ; at += step {
+		if at >= len(event) {
+			return len(event)
+		}
+		near := event[at:min(at+step, len(event))]
+		lf := bytes.IndexByte(near, '\n')
+		if lf >= 0 {
+			near = near[:lf]
+		}
+		if cr := bytes.IndexByte(near, '\r'); cr >= 0 {
+			return at + cr
+		}
+		if lf >= 0 {
+			return at + lf
+		}
+	}
 }
 
 // cutData returns the data that a line of an event has, if it has any.

@@ -9,8 +9,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
@@ -59,7 +61,8 @@ type Writer struct {
 	closed bool
 	err    error
 
-	held []byte // of a body, or of an event
+	held []byte  // of a body, or of an event
+	room *[]byte // where held comes from; nil if there is none
 
 	events  sse.Scanner
 	event   event
@@ -166,7 +169,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 		w.hold(p)
 	}
 	if w.err != nil {
-		w.held = nil
+		w.forget()
 		return 0, w.err
 	}
 	return len(p), nil
@@ -217,7 +220,7 @@ func (w *Writer) Close() error {
 	default:
 		w.endMessage()
 	}
-	w.held = nil
+	w.forget()
 	return w.err
 }
 
@@ -227,21 +230,42 @@ func (w *Writer) hold(p []byte) {
 		w.err = ErrTooLarge
 		return
 	}
-	if w.held == nil && w.mode == isMessage {
-		w.held = make([]byte, 0, w.announced(len(p)))
+	if w.held == nil {
+		w.room = rooms.Get().(*[]byte)
+		if w.held = (*w.room)[:0]; w.mode == isMessage {
+			w.held = slices.Grow(w.held, w.announced(len(p)))
+		}
+	}
+	if cap(w.held)-len(w.held) < len(p) {
+		w.held = slices.Grow(w.held, max(len(w.held), len(p)))
 	}
 	w.held = append(w.held, p...)
 }
 
+// rooms for what is held are kept between messages.
+var rooms = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxRoom is how large a room may be that is kept.
+const maxRoom = 16 << 20
+
+// forget gives back the room for what is held.
+func (w *Writer) forget() {
+	if w.room != nil && cap(w.held) <= maxRoom {
+		*w.room = w.held
+		rooms.Put(w.room)
+	}
+	w.held, w.room = nil, nil
+}
+
 // announced returns how many bytes to make room for when the first have come. Others
 // say how many there will be, so it is not much on their word only.
-func (w *Writer) announced(first int) int64 {
+func (w *Writer) announced(first int) int {
 	const trust = 1 << 20
 	n, err := strconv.ParseInt(w.Header().Get("Content-Length"), 10, 64)
 	if err != nil {
-		return int64(first)
+		return first
 	}
-	return max(int64(first), min(n, w.limit, trust))
+	return int(max(int64(first), min(n, w.limit, trust)))
 }
 
 // let lets p through.

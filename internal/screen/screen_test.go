@@ -504,7 +504,7 @@ func shouted(messages []string) (all []string, err error) {
 	for _, message := range nonEmpty(messages) {
 		edited, err := shout([]byte(message))
 		if err != nil {
-			return all, err
+			return nonEmpty(all), err
 		}
 		all = append(all, string(edited))
 	}

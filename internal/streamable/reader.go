@@ -224,6 +224,13 @@ func (r *Reader) part(kind sse.Kind, part []byte) {
 
 // take takes the next bytes of a message.
 func (r *Reader) take(p []byte) {
+	for ; len(p) > pieceSize; p = p[pieceSize:] { // as from a filter, which holds messages
+		r.takePiece(p[:pieceSize])
+	}
+	r.takePiece(p)
+}
+
+func (r *Reader) takePiece(p []byte) {
 	switch {
 	case r.err != nil || r.skip:
 	case r.rest != nil:
