@@ -125,9 +125,10 @@ func (g *Gateway) Close() {
 	g.leave(g)
 }
 
-// WaitForSideRequests waits for messages that are still being sent to servers, and sends no
-// more.
+// WaitForSideRequests waits, on exit, for streams that end without a handler and for messages
+// that are still being sent to servers, and sends no more.
 func (g *Gateway) WaitForSideRequests() {
+	g.waitForParked()
 	for _, s := range g.config.Servers {
 		s.asides.Close()
 	}

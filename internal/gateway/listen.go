@@ -279,7 +279,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if len(wants.URIs)+len(wants.Tasks) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
 		return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: there are too many")
 	}
-	defer v.g.subscribing.Give(v.client.owner, size)
+	v.atEnd = append(v.atEnd, func() { v.g.subscribing.Give(v.client.owner, size) })
 	wants.resolve(v)
 	if !v.out.AcceptsStream() {
 		return notAcceptable()
@@ -302,8 +302,8 @@ func (v *visit) listen() *jsonrpc.Failure {
 			agreed.Tasks = append(agreed.Tasks, mine.Tasks...) // if the server agrees, too
 		}
 	}
+	v.lifetime.preparePark(v.w, v.r)
 	s := v.newStream(&agreed)
-	defer s.close()
 	if !agreed.nothing() {
 		s.await(s.join(func(string) string { return "" }))
 	}
@@ -311,14 +311,21 @@ func (v *visit) listen() *jsonrpc.Failure {
 	acknowledged.Tasks = s.agreedTasks()
 	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
 		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(acknowledged), []byte("}"))))})
+	v.atEnd = append(v.atEnd, s.answerListen)
 	if !agreed.nothing() {
 		s.keepOpen()
 	}
+	return nil
+}
+
+// answerListen answers the request that has opened a stream of the modern era, unless its
+// client has left.
+func (s *stream) answerListen() {
+	v := s.visit
 	if v.r.Context().Err() == nil || s.g.Load().exiting() {
 		v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), slices.Concat(
 			[]byte(`{"resultType":"complete","_meta":{"`+mcp.MetaSubscriptionID+`":`), v.message.Literal(jsonrpc.ID), []byte("}}")))})
 	}
-	return nil
 }
 
 // get opens the stream of a session.
@@ -343,8 +350,8 @@ func (v *visit) get() *jsonrpc.Failure {
 			server = "" // to listen is something that can begin anew
 		}
 	}
+	v.lifetime.preparePark(v.w, v.r)
 	s := v.newStream(nil)
-	defer s.close()
 	s.await(s.join(func(name string) string {
 		if name == server {
 			return last

@@ -35,6 +35,7 @@ type Request struct {
 
 	restore  http.Header // of the response, before a server has changed it; nil if none has
 	passedOn bool        // to one server, whose exchange is recorded
+	lifetime lifetime    // of a stream that the client listens to
 	left     bool        // the client cannot be written to
 	ending
 }

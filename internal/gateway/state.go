@@ -24,6 +24,7 @@ type State struct {
 	shelf   *shelf
 	index   index
 	running sync.WaitGroup // calls that are given up, and sessions that are being ended
+	parked  sync.WaitGroup // streams whose handlers have returned
 	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
 	holding *quota.Meter   // of calls that wait for their clients
 
@@ -43,6 +44,7 @@ type State struct {
 	streams  map[*stream]bool
 	members  []*Gateway
 	ended    bool
+	full     bool // no more streams are parked
 }
 
 const (
@@ -309,6 +311,7 @@ func (s *State) Destruct() error {
 	s.listening.Close()
 	s.shelf.close()
 	s.mu.Unlock()
+	s.waitForParked()
 	s.sideStreams.end()
 	s.running.Wait()
 	s.httpSSE.Close() // which ended calls have used to say so

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -64,6 +65,7 @@ func (v *visit) newStream(wants *interests) *stream {
 	if v.client.ended.Load() {
 		s.end() // delete did not see this stream
 	}
+	v.atEnd = append(v.atEnd, s.close)
 	return s
 }
 
@@ -89,18 +91,26 @@ func (s *stream) close() {
 	s.open.Wait()
 }
 
-// keepOpen keeps the stream open until its end.
+// keepOpen keeps the stream open until its end. If it can be parked, keepOpen returns at once,
+// and the visit is ended later.
 func (s *stream) keepOpen() {
-	ticker := time.NewTicker(streamable.KeepAlive)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-ticker.C:
-			s.visit.out.KeepAlive()
-		}
+	s.visit.atEnd = append(s.visit.atEnd, s.keepAlive())
+	if !s.park() {
+		<-s.ctx.Done()
 	}
+}
+
+// keepAlive has comments sent regularly. The function that is returned stops that.
+func (s *stream) keepAlive() (stop func()) {
+	var timer *time.Timer
+	timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once timer is set
+		s.later(s.visit.out.KeepAlive)
+		if s.ctx.Err() == nil {
+			timer.Reset(streamable.KeepAlive)
+		}
+	})
+	timer.Reset(streamable.KeepAlive)
+	return func() { timer.Stop() }
 }
 
 // join listens to all servers. The channel is closed when all have answered, or

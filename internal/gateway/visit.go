@@ -21,7 +21,8 @@ type visit struct {
 	client *client
 	out    *streamable.Writer
 	asides Asides
-	torn   bool // a part of the answer was sent, and the rest will never come
+	atEnd  []func() // called at the end, the last one first
+	torn   bool     // a part of the answer was sent, and the rest will never come
 }
 
 // targetOfAll returns what a request is about that names nothing.

@@ -74,6 +74,18 @@ func (w *Writer) Begin() {
 	}
 }
 
+// Move has the rest of an event stream that has begun written elsewhere, unless to returns nil.
+func (w *Writer) Move(to func(http.ResponseWriter) http.ResponseWriter) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.stream || w.err != nil {
+		return
+	}
+	if other := to(w.w); other != nil {
+		w.w = other
+	}
+}
+
 // Event sends an event. It reports whether that succeeded.
 func (w *Writer) Event(e *Event) bool {
 	w.mu.Lock()

@@ -1,0 +1,186 @@
+// Package park keeps responses open that are silent for most of the time.
+//
+// As long as a response lasts, net/http keeps the goroutine of its handler with the stack, a
+// goroutine that reads, and the buffers of the connection: some 45 KB. A parked response
+// keeps the connection and a goroutine with a small stack. Its handler has returned.
+package park
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+)
+
+// partingTime is how long a client may take to read the end of a response.
+const partingTime = time.Second
+
+// passive are the writers of Caddy that leave the body of a response alone once its header is
+// sent: those of access logs and metrics, of idle timeouts, and of the header directive. Other
+// writers may change what passes through them, so responses behind them are not parked.
+var passive = map[string]bool{
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp.responseRecorder":              true,
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp.IdleTimeoutWriter":             true,
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers.responseWriterWrapper": true,
+}
+
+// Prepare reports whether the response to r can be parked: it is one of HTTP/1.1, and w
+// writes to its connection. If so, it tells the client that the connection ends with the
+// response. It must be called before the header is sent.
+func Prepare(w http.ResponseWriter, r *http.Request) bool {
+	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
+	if r.ProtoMajor != 1 || r.ProtoMinor < 1 || server == nil || server.WriteTimeout > 0 {
+		return false // Caddy flushes responses that exceed the write timeout, parked or not
+	}
+	if hijacker(w) == nil {
+		return false
+	}
+	w.Header().Set("Connection", "close")
+	return true
+}
+
+// hijacker returns the writer of net/http behind w, or nil if another writer is in between
+// that may change the body.
+func hijacker(w http.ResponseWriter) http.Hijacker {
+	for {
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			h, _ := w.(http.Hijacker)
+			return h
+		}
+		name := reflect.TypeOf(w)
+		if name.Kind() != reflect.Pointer || !passive[name.Elem().PkgPath()+"."+name.Elem().Name()] {
+			return nil
+		}
+		w = wrapper.Unwrap()
+	}
+}
+
+// buffers reports whether a writer has decided to keep the response for itself.
+func buffers(w http.ResponseWriter) bool {
+	for {
+		if b, ok := w.(interface{ Buffered() bool }); ok && b.Buffered() {
+			return true
+		}
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = wrapper.Unwrap()
+	}
+}
+
+// A Response is the rest of a response that is parked. Of its methods, only End and Close may
+// be called while another one runs.
+type Response struct {
+	conn    net.Conn
+	chunk   []byte        // written, but not flushed
+	watched chan struct{} // closed when the connection is not watched anymore
+
+	mu    sync.Mutex // guards ending, and the write deadline
+	ended bool
+}
+
+// Take takes over the connection of a response that Prepare has found fit, whose header was
+// sent and whose body was flushed. It returns nil if that is not possible; then w is as good as
+// before. left is called when the client closes the connection, or sends anything: a client
+// cannot have a request answered behind a response that does not end.
+func Take(w http.ResponseWriter, left func()) *Response {
+	h, header := hijacker(w), w.Header()
+	if h == nil || buffers(w) || header["Content-Length"] != nil || header["Transfer-Encoding"] != nil {
+		return nil // the body does not come in chunks
+	}
+	conn, buffered, err := h.Hijack()
+	if err != nil {
+		return nil
+	}
+	pipelined := buffered.Reader.Buffered() > 0
+	// Placeholders of the request refer to the writer of net/http, which keeps the buffers.
+	*buffered.Reader, *buffered.Writer = bufio.Reader{}, bufio.Writer{}
+	r := &Response{conn: conn, watched: make(chan struct{})}
+	go r.watch(pipelined, left)
+	return r
+}
+
+// watch waits until the client closes the connection, or sends anything.
+func (r *Response) watch(pipelined bool, left func()) {
+	defer close(r.watched)
+	for !pipelined {
+		var b [1]byte
+		_, err := r.conn.Read(b[:])
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		_ = r.conn.SetReadDeadline(time.Time{}) // one that a handler has set for the request
+	}
+	if !r.isEnding() {
+		left()
+	}
+}
+
+func (r *Response) isEnding() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ended
+}
+
+// Header returns an empty header: that of the response was sent.
+func (*Response) Header() http.Header { return http.Header{} }
+
+// WriteHeader does nothing.
+func (*Response) WriteHeader(int) {}
+
+// Write adds to the next chunk.
+func (r *Response) Write(p []byte) (int, error) {
+	r.chunk = append(r.chunk, p...)
+	return len(p), nil
+}
+
+// FlushError sends what was written as a chunk. A client that does not take it in time has
+// left.
+func (r *Response) FlushError() error {
+	if len(r.chunk) == 0 {
+		return nil
+	}
+	parts := net.Buffers{fmt.Appendf(nil, "%x\r\n", len(r.chunk)), r.chunk, []byte("\r\n")}
+	r.chunk = nil
+	_, err := parts.WriteTo(r.conn)
+	if err != nil {
+		_ = r.conn.Close()
+	}
+	return err
+}
+
+// SetWriteDeadline sets when FlushError gives up.
+func (r *Response) SetWriteDeadline(t time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return nil
+	}
+	return r.conn.SetWriteDeadline(t)
+}
+
+// End limits the time for all that is still to be written. left is not called anymore.
+func (r *Response) End() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	_ = r.conn.SetWriteDeadline(time.Now().Add(partingTime))
+}
+
+// Close ends the response and closes the connection.
+func (r *Response) Close() {
+	r.End()
+	_, _ = r.conn.Write([]byte("0\r\n\r\n")) // fails if the client has left
+	_ = r.conn.Close()
+	<-r.watched
+}
+
+// Interface guard
+var _ http.ResponseWriter = (*Response)(nil)
