@@ -1,8 +1,8 @@
 package gateway
 
 import (
+	"context"
 	"net/http"
-	"slices"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -11,8 +11,12 @@ import (
 
 // serveAggregate answers a request to all servers.
 func (q *Request) serveAggregate() *jsonrpc.Failure {
+	client := q.r.Context()
 	if q.r.Method == http.MethodGet || q.message.Is(jsonrpc.Method, mcp.MethodListen) {
-		q.r = q.r.WithContext(q.lifetime.begin(q.r.Context(), q.g.config.Exiting))
+		ctx, cancel := context.WithCancel(client)
+		defer cancel()
+		defer context.AfterFunc(q.g.config.Exiting, cancel)()
+		q.r = q.r.WithContext(ctx)
 	}
 	posted := q.r
 	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
@@ -27,30 +31,28 @@ func (q *Request) serveAggregate() *jsonrpc.Failure {
 	switch {
 	case v.torn:
 		panic(http.ErrAbortHandler) // so that the client can tell
-	case failure == nil && !v.parked():
-		v.conclude()
+	case failure != nil, q.parked:
+	case q.r.Context().Err() != nil && !q.g.exiting():
+		q.outcome = OutcomeCanceled
+	case q.outcome != "":
+	case q.errorCode != 0:
+		q.outcome = outcomeError
+	default:
+		q.outcome = OutcomeOK
 	}
 	return failure
-}
-
-// conclude notes how a visit has ended that did not fail.
-func (v *visit) conclude() {
-	switch {
-	case v.r.Context().Err() != nil && !v.g.exiting():
-		v.outcome = OutcomeCanceled
-	case v.outcome != "":
-	case v.errorCode != 0:
-		v.outcome = outcomeError
-	default:
-		v.outcome = OutcomeOK
-	}
 }
 
 // serve answers the request. What it returns is to be answered.
 func (v *visit) serve() *jsonrpc.Failure {
 	defer func() {
-		if !v.parked() {
-			v.end()
+		v.asides.Wait()
+		if v.parked {
+			return
+		}
+		v.out.Close()
+		if v.client != nil {
+			v.g.release(v.client)
 		}
 	}()
 	failure := v.dispatch()
@@ -70,21 +72,6 @@ func (v *visit) serve() *jsonrpc.Failure {
 		return nil
 	}
 	return failure
-}
-
-// end ends the response, and gives back what the visit has taken.
-func (v *visit) end() {
-	for _, f := range slices.Backward(v.atEnd) {
-		f()
-	}
-	v.asides.Wait()
-	v.out.Close()
-	if v.parked() {
-		v.lifetime.rest.Close()
-	}
-	if v.client != nil {
-		v.g.release(v.client)
-	}
 }
 
 // dispatch answers the request by its HTTP method.

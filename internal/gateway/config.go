@@ -36,6 +36,11 @@ type Config struct {
 	// such as those with certificates, must authenticate again.
 	Reauthenticate context.Context
 
+	// Detach returns a context for requests that outlive the handler which has ctx. Derive makes
+	// the same of them, but the context holds nothing of the handler, such as its response
+	// writer, and is never done. Required.
+	Detach func(ctx context.Context) context.Context
+
 	RequestLimit  int64 // bytes of a request
 	InFlightLimit int64 // bytes of all requests that are being served
 	ResponseLimit int64 // bytes of a response; 0 for no limit

@@ -47,6 +47,7 @@
 package gateway
 
 import (
+	"context"
 	"slices"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -70,7 +71,8 @@ type Gateway struct {
 	credentialHeaders []string // headers of Auth
 	forwardsAuth      bool     // to a server at least
 
-	fingerprint string // of all servers
+	unfollow    func() bool // stops streams from ending when Caddy exits
+	fingerprint string      // of all servers
 	// Guarded by State.mu.
 	alone bool   // of its generation
 	left  bool   // it serves no more requests
@@ -114,12 +116,14 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	g.own = newOwn(g)
 	g.place = &place{g}
 	state.join(g)
+	g.unfollow = context.AfterFunc(config.Exiting, func() { state.endStreams(g) })
 	return g
 }
 
 // Close hands the clients over to the Gateway that succeeds this one on the same State, if
 // there is one. Requests that are being served are served to their end.
 func (g *Gateway) Close() {
+	g.unfollow()
 	g.bodies.Close()
 	g.unidentified.Close()
 	g.leave(g)

@@ -117,7 +117,7 @@ func (l *link) kinds() (has []listKind) {
 // listenGET listens to a server of the legacy era. It notes the last event by which the
 // stream can be resumed.
 func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again bool) {
-	v := s.visit
+	v := &s.visit
 	r, session, _ := l.prepare(o)
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
@@ -279,7 +279,12 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if len(wants.URIs)+len(wants.Tasks) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
 		return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: there are too many")
 	}
-	v.atEnd = append(v.atEnd, func() { v.g.subscribing.Give(v.client.owner, size) })
+	var s *stream
+	defer func() {
+		if s == nil { // else its end gives it back
+			v.g.subscribing.Give(v.client.owner, size)
+		}
+	}()
 	wants.resolve(v)
 	if !v.out.AcceptsStream() {
 		return notAcceptable()
@@ -302,8 +307,13 @@ func (v *visit) listen() *jsonrpc.Failure {
 			agreed.Tasks = append(agreed.Tasks, mine.Tasks...) // if the server agrees, too
 		}
 	}
-	v.lifetime.preparePark(v.w, v.r)
-	s := v.newStream(&agreed)
+	s = v.newStream(&agreed)
+	s.size = size
+	defer func() {
+		if !v.parked {
+			s.close()
+		}
+	}()
 	if !agreed.nothing() {
 		s.await(s.join(func(string) string { return "" }))
 	}
@@ -311,20 +321,22 @@ func (v *visit) listen() *jsonrpc.Failure {
 	acknowledged.Tasks = s.agreedTasks()
 	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
 		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(acknowledged), []byte("}"))))})
-	v.atEnd = append(v.atEnd, s.answerListen)
+	if !agreed.nothing() && s.park(v.Request) {
+		return nil
+	}
 	if !agreed.nothing() {
 		s.keepOpen()
 	}
+	s.answerListen()
 	return nil
 }
 
 // answerListen answers the request that has opened a stream of the modern era, unless its
 // client has left.
 func (s *stream) answerListen() {
-	v := s.visit
-	if v.r.Context().Err() == nil || s.g.Load().exiting() {
-		v.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(v.message.Literal(jsonrpc.ID), slices.Concat(
-			[]byte(`{"resultType":"complete","_meta":{"`+mcp.MetaSubscriptionID+`":`), v.message.Literal(jsonrpc.ID), []byte("}}")))})
+	if id := s.visit.id; !s.left() {
+		s.visit.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(id, slices.Concat(
+			[]byte(`{"resultType":"complete","_meta":{"`+mcp.MetaSubscriptionID+`":`), id, []byte("}}")))})
 	}
 }
 
@@ -350,8 +362,12 @@ func (v *visit) get() *jsonrpc.Failure {
 			server = "" // to listen is something that can begin anew
 		}
 	}
-	v.lifetime.preparePark(v.w, v.r)
 	s := v.newStream(nil)
+	defer func() {
+		if !v.parked {
+			s.close()
+		}
+	}()
 	s.await(s.join(func(name string) string {
 		if name == server {
 			return last
@@ -359,7 +375,9 @@ func (v *visit) get() *jsonrpc.Failure {
 		return ""
 	}))
 	v.out.Begin()
-	s.keepOpen()
+	if !s.park(v.Request) {
+		s.keepOpen()
+	}
 	return nil
 }
 

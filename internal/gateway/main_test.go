@@ -444,6 +444,7 @@ func configOf(configure func(*Config), peers ...*peer) Config {
 		Logger:         zap.NewNop(),
 		Observer:       new(observed),
 		Exiting:        context.Background(),
+		Detach:         func(context.Context) context.Context { return context.Background() },
 		Reauthenticate: context.Background(),
 		Generation:     new(int),
 		RequestLimit:   16 << 20,

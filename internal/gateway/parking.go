@@ -2,72 +2,99 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/park"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// A lifetime is how long a client can listen: until it leaves, or Caddy exits. Its handler may
-// return earlier, if the stream is parked.
-type lifetime struct {
-	leave    context.CancelFunc // ends it
-	detach   func() bool        // from the handler
-	unfollow func() bool        // no longer ends with Caddy
-	canPark  bool
-	rest     *park.Response // what is still to be written, if the stream is parked
-}
+// A stream that a client listens to may last for days, and is silent for most of them. Where
+// that is possible, its handler returns once it has begun, and the connection is parked. So
+// the stream has a context of its own, which holds nothing of the handler.
 
-// begin begins a lifetime. The context that is returned has the values of the handler's.
-func (l *lifetime) begin(handler, exiting context.Context) context.Context {
-	ctx, leave := context.WithCancel(context.WithoutCancel(handler))
-	l.leave, l.detach, l.unfollow = leave, context.AfterFunc(handler, leave), context.AfterFunc(exiting, leave)
-	return ctx
-}
-
-// close gives back what a lifetime takes.
-func (l *lifetime) close() {
-	if l.leave != nil {
-		l.detach()
-		l.unfollow()
-		l.leave()
+// live gives the stream its context: until the client leaves, or the stream is ended.
+func (s *stream) live(v *visit) {
+	handler, canPark := v.r.Context(), park.Prepare(v.w, v.r)
+	values, header := context.WithoutCancel(handler), v.r.Header
+	if canPark {
+		values, header = stdio.WithOwner(v.g.config.Detach(handler), v.caller.budget()), header.Clone()
+		delete(header, mcp.SessionHeader) // requests to servers have others, and it is long
+	}
+	ctx, cancel := context.WithCancelCause(values)
+	s.ctx, s.end, s.leave = ctx, func() { cancel(nil) }, func() { cancel(errLeft) }
+	s.visit.r = v.r.WithContext(ctx)
+	s.visit.r.Header, s.visit.r.Body, s.visit.r.GetBody = header, http.NoBody, nil
+	detach := context.AfterFunc(handler, func() {
+		if v.g.exiting() {
+			s.end()
+		} else {
+			s.leave()
+		}
+	})
+	if canPark {
+		s.attached = detach
 	}
 }
 
-// preparePark prepares the response to r for being parked, if that is possible.
-func (l *lifetime) preparePark(w http.ResponseWriter, r *http.Request) {
-	l.canPark = park.Prepare(w, r)
-}
+var errLeft = errors.New("the client has left")
 
-// parked reports whether the response goes on without its handler.
-func (q *Request) parked() bool { return q.lifetime.rest != nil }
+// left reports whether the stream has ended because the client has left.
+func (s *stream) left() bool { return context.Cause(s.ctx) == errLeft }
 
-// park lets the handler return while the stream goes on, if that is possible. The visit is
-// ended when the stream is.
-func (s *stream) park() bool {
-	v := s.visit
-	if !v.lifetime.canPark || !v.g.addParked() {
+// park lets the handler of q return while the stream goes on, if that is possible.
+func (s *stream) park(q *Request) bool {
+	if s.attached == nil || q.held.bytes > 0 || q.span.IsRecording() || !q.g.addParked() {
 		return false
 	}
-	v.out.Move(func(w http.ResponseWriter) http.ResponseWriter {
-		v.lifetime.rest = park.Take(w, v.lifetime.leave)
-		if !v.parked() {
+	var rest *park.Response
+	s.visit.out.Move(func(w http.ResponseWriter) http.ResponseWriter {
+		if rest = park.Take(w, s.leave); rest == nil {
 			return nil
 		}
-		return v.lifetime.rest
+		return rest
 	})
-	if !v.parked() {
-		v.g.State.parked.Done()
+	if rest == nil {
+		q.g.State.parked.Done()
 		return false
 	}
-	v.lifetime.detach()
-	context.AfterFunc(s.ctx, func() {
-		defer v.g.State.parked.Done()
-		v.lifetime.rest.End()
-		v.end()
-		v.conclude()
-		v.finish()
-	})
+	q.parked = true
+	s.attached()
+	s.attached = nil // which refers to the handler
+	p := &parkedStream{stream: s, rest: rest, silence: s.keepAlive(), record: q.newRecord(), began: q.began}
+	context.AfterFunc(s.ctx, p.finish)
 	return true
+}
+
+// A parkedStream is a stream whose handler has returned.
+type parkedStream struct {
+	*stream
+	rest    *park.Response
+	silence func() bool // sends no more comments
+	record  Record
+	began   time.Time
+}
+
+// finish ends the response, and does what the handler would have done.
+func (p *parkedStream) finish() {
+	v := &p.visit
+	defer v.g.State.parked.Done()
+	p.rest.End()
+	p.silence()
+	if p.wants != nil {
+		p.answerListen()
+	}
+	p.close()
+	v.out.Close()
+	p.rest.Close()
+	v.g.release(v.client)
+	p.record.Outcome, p.record.Duration = OutcomeOK, time.Since(p.began)
+	if p.left() {
+		p.record.Outcome = OutcomeCanceled
+	}
+	v.g.config.Observer.RequestDone(p.record)
 }
 
 // addParked counts a stream that is to be parked, unless no more may be.

@@ -35,7 +35,7 @@ type Request struct {
 
 	restore  http.Header // of the response, before a server has changed it; nil if none has
 	passedOn bool        // to one server, whose exchange is recorded
-	lifetime lifetime    // of a stream that the client listens to
+	parked   bool        // a stream goes on without the handler
 	left     bool        // the client cannot be written to
 	ending
 }
@@ -83,10 +83,14 @@ func (q *Request) record() {
 	if q.passedOn {
 		return
 	}
-	q.g.config.Observer.RequestDone(Record{
-		Server: q.serverName(), Method: q.label(q.httpMethod, q.to.Kind), Called: q.methodName(), Tool: q.toolName(),
-		Outcome: q.outcome, ErrorCode: q.errorCode, Duration: time.Since(q.began),
-	})
+	r := q.newRecord()
+	r.Outcome, r.ErrorCode, r.Duration = q.outcome, q.errorCode, time.Since(q.began)
+	q.g.config.Observer.RequestDone(r)
+}
+
+// newRecord returns what is known of the request before it ends.
+func (q *Request) newRecord() Record {
+	return Record{Server: q.serverName(), Method: q.label(q.httpMethod, q.to.Kind), Called: q.methodName(), Tool: q.toolName()}
 }
 
 // serverName returns the name of the server that the request is for, "" if it is not for just

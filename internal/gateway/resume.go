@@ -133,8 +133,9 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	if failure := l.open(v.behalf()); failure != nil {
 		return failure
 	}
-	s := &stream{visit: v} // without listeners
+	s := &stream{visit: v.open()} // without listeners
 	s.ctx, s.end = context.WithCancel(v.r.Context())
+	defer s.visit.asides.Wait()
 	defer s.open.Wait()
 	defer s.end()
 	c := &resumedCall{stream: s, link: l, kind: kind, clientID: clientID}
@@ -153,7 +154,7 @@ type resumedCall struct {
 
 // run has the client read the stream after an event.
 func (c *resumedCall) run(last string) *jsonrpc.Failure {
-	v := c.visit
+	v := &c.visit
 	begin := sync.OnceFunc(func() {
 		v.out.Begin()
 		c.open.Go(c.keepOpen)
@@ -165,7 +166,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 		}
 		return status == http.StatusOK
 	}
-	r, _, _ := c.link.prepare(v.behalf().within(c.ctx))
+	r, _, _ := c.link.prepare(behalf{c.ctx, v.g, v.r})
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	r.Header.Set("Last-Event-Id", last)
@@ -183,7 +184,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 
 // heard passes a message of the server on.
 func (c *resumedCall) heard(e *streamable.Event) error {
-	v, l, m := c.visit, c.link, e.Message
+	v, l, m := &c.visit, c.link, e.Message
 	out := streamable.Event{ID: l.translator(v.g).eventID(c.kind, e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
@@ -200,7 +201,7 @@ func (c *resumedCall) heard(e *streamable.Event) error {
 		v.out.Event(&out)
 		time.AfterFunc(streamGrace, c.end) // some servers do not end the stream
 	default:
-		others := l.unsolicited(v.behalf().within(c.ctx))
+		others := l.unsolicited(behalf{c.ctx, v.g, v.r})
 		others.note(m)
 		if !c.deliver(v.g, l, m, out.ID) && m.IsRequest() {
 			others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))

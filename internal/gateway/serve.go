@@ -11,20 +11,14 @@ import (
 // Serve answers the request.
 func (q *Request) Serve() {
 	defer func() {
-		if !q.parked() {
-			q.finish() // also when reverse_proxy panics because one side has died while the body was sent
+		if !q.parked {
+			q.held.release()
+			q.record() // also when reverse_proxy panics because one side has died while the body was sent
 		}
 	}()
 	if failure := q.serve(); failure != nil {
 		q.fail(failure)
 	}
-}
-
-// finish gives back what the request has taken, and reports its end.
-func (q *Request) finish() {
-	q.held.release()
-	q.lifetime.close()
-	q.record()
 }
 
 // Refuse answers the request with a failure.

@@ -228,12 +228,7 @@ func (s *State) leave(g *Gateway) {
 		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
 	}
 	s.dropLinks()
-	var moving []*stream
-	for stream := range s.streams {
-		if stream.g.Load() == g {
-			moving = append(moving, stream)
-		}
-	}
+	moving := s.streamsOf(g)
 	s.mu.Unlock()
 	for _, stream := range moving {
 		if to == nil {
@@ -241,6 +236,26 @@ func (s *State) leave(g *Gateway) {
 		} else {
 			stream.move(g, to)
 		}
+	}
+}
+
+// streamsOf returns the streams that listen to the servers of g. The caller holds the lock.
+func (s *State) streamsOf(g *Gateway) (all []*stream) {
+	for stream := range s.streams {
+		if stream.g.Load() == g {
+			all = append(all, stream)
+		}
+	}
+	return all
+}
+
+// endStreams ends the streams of g.
+func (s *State) endStreams(g *Gateway) {
+	s.mu.Lock()
+	ending := s.streamsOf(g)
+	s.mu.Unlock()
+	for _, stream := range ending {
+		stream.end()
 	}
 }
 

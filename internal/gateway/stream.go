@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"math"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,18 +19,38 @@ import (
 // A stream is a response that a client has opened to listen: by GET in the legacy
 // era, by subscriptions/listen in the modern one.
 type stream struct {
-	visit *visit
+	visit opening
 	ctx   context.Context
 	end   context.CancelFunc
+	leave context.CancelFunc      // ends it because the client has left
 	wants *interests              // what a client of the modern era listens to; nil for all
+	size  int64                   // of what it is counted to subscribe to, if wants is set
 	g     atomic.Pointer[Gateway] // whose servers are listened to
+
+	attached func() bool // stops it from ending with its handler; nil if it cannot go on without
 
 	mu        sync.Mutex
 	closed    bool
-	unfollow  func() bool
 	listeners map[listenerKey]*listener
 	open      sync.WaitGroup // listeners
 	tasks     []string       // of which servers have agreed to tell
+}
+
+// An opening is what a stream needs of the visit that has opened it. It holds nothing of the
+// handler, which may return before the stream ends.
+type opening struct {
+	g      *Gateway
+	r      *http.Request // on behalf of which servers are listened to
+	caller caller
+	client *client
+	out    *streamable.Writer
+	id     []byte // of the request that is answered at the end, if wants is set
+	asides Asides
+}
+
+// open returns the opening of a stream.
+func (v *visit) open() opening {
+	return opening{g: v.g, r: v.r, caller: v.caller, client: v.client, out: v.out, id: v.message.Literal(jsonrpc.ID)}
 }
 
 const (
@@ -41,8 +62,8 @@ const (
 )
 
 func (v *visit) newStream(wants *interests) *stream {
-	s := &stream{visit: v, wants: wants, listeners: map[listenerKey]*listener{}}
-	s.ctx, s.end = context.WithCancel(v.r.Context())
+	s := &stream{visit: v.open(), wants: wants, listeners: map[listenerKey]*listener{}}
+	s.live(v)
 	v.g.mu.Lock()
 	g := v.g
 	for g.left { // while the request was on its way
@@ -56,16 +77,12 @@ func (v *visit) newStream(wants *interests) *stream {
 	v.g.streams[s] = true
 	v.g.listening.Take(v.client.owner, 0)
 	v.g.mu.Unlock()
-	if g != v.g {
-		s.follow(g)
-	}
 	v.client.mu.Lock()
 	v.client.streams[s] = true
 	v.client.mu.Unlock()
-	if v.client.ended.Load() {
-		s.end() // delete did not see this stream
+	if v.client.ended.Load() || g.exiting() {
+		s.end() // delete, or endStreams, did not see this stream
 	}
-	v.atEnd = append(v.atEnd, s.close)
 	return s
 }
 
@@ -81,36 +98,35 @@ func (s *stream) close() {
 		state.listening.Give(c.owner, 0)
 	}
 	state.mu.Unlock()
+	if s.wants != nil {
+		state.subscribing.Give(c.owner, s.size)
+	}
 	s.mu.Lock()
 	s.closed = true
-	if s.unfollow != nil {
-		s.unfollow()
-	}
 	s.mu.Unlock()
 	s.end()
 	s.open.Wait()
+	s.visit.asides.Wait()
 }
 
-// keepOpen keeps the stream open until its end. If it can be parked, keepOpen returns at once,
-// and the visit is ended later.
+// keepOpen keeps the stream open until its end.
 func (s *stream) keepOpen() {
-	s.visit.atEnd = append(s.visit.atEnd, s.keepAlive())
-	if !s.park() {
-		<-s.ctx.Done()
-	}
+	defer s.keepAlive()()
+	<-s.ctx.Done()
 }
 
 // keepAlive has comments sent regularly. The function that is returned stops that.
-func (s *stream) keepAlive() (stop func()) {
+func (s *stream) keepAlive() (stop func() bool) {
+	out := s.visit.out
 	var timer *time.Timer
 	timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once timer is set
-		s.later(s.visit.out.KeepAlive)
-		if s.ctx.Err() == nil {
+		out.KeepAlive()
+		if out.Err() == nil {
 			timer.Reset(streamable.KeepAlive)
 		}
 	})
 	timer.Reset(streamable.KeepAlive)
-	return func() { timer.Stop() }
+	return timer.Stop
 }
 
 // join listens to all servers. The channel is closed when all have answered, or
@@ -143,9 +159,8 @@ func (s *stream) await(begun <-chan struct{}) {
 // move makes the stream one of another Gateway. It tells the client if that has other servers.
 func (s *stream) move(from, to *Gateway) {
 	s.g.Store(to)
-	s.follow(to)
 	identity := s.visit.caller.identity
-	if from.rules.standing(identity) != to.rules.standing(identity) {
+	if from.rules.standing(identity) != to.rules.standing(identity) || to.exiting() {
 		s.end()
 		return
 	}
@@ -168,21 +183,6 @@ func (s *stream) move(from, to *Gateway) {
 	}
 	if changed {
 		s.later(func() { s.announce(tools, prompts, resources) })
-	}
-}
-
-// follow ends the stream when another Gateway ends than the one it was opened at.
-func (s *stream) follow(g *Gateway) {
-	if g.config.Exiting == nil {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.unfollow != nil {
-		s.unfollow()
-	}
-	if !s.closed {
-		s.unfollow = context.AfterFunc(g.config.Exiting, s.end)
 	}
 }
 
@@ -236,7 +236,7 @@ func (s *stream) listenTo(key listenerKey, last string, begun func()) {
 // deliver gives the client a message of a server that belongs to no call, if it is
 // one that it wants.
 func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) bool {
-	v := s.visit
+	v := &s.visit
 	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
 		if server := g.of(l); server == nil || !g.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
 			return false
@@ -294,7 +294,7 @@ func (s *stream) tagged(raw []byte) []byte {
 	if m.Read(raw) != nil {
 		return raw
 	}
-	id := s.visit.message.Literal(jsonrpc.ID)
+	id := s.visit.id
 	member := slices.Concat([]byte(`"`+mcp.MetaSubscriptionID+`":`), id)
 	if m.Has(jsonrpc.SubscriptionID) {
 		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))

@@ -21,8 +21,7 @@ type visit struct {
 	client *client
 	out    *streamable.Writer
 	asides Asides
-	atEnd  []func() // called at the end, the last one first
-	torn   bool     // a part of the answer was sent, and the rest will never come
+	torn   bool // a part of the answer was sent, and the rest will never come
 }
 
 // targetOfAll returns what a request is about that names nothing.

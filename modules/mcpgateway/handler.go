@@ -244,6 +244,8 @@ type Handler struct {
 	retained *gateway.Retained // what outlives a reload, besides clients
 	stateKey string            // of the clients of gateway, in states
 
+	placeholders *placeholderNames // that the routes of servers use
+
 	belowMCP, belowRPC string // how the escaped paths of requests begin, slash included
 	permits            string // changes with what clients may do
 	generation         any    // the configuration that this is part of
@@ -409,7 +411,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	peer := peerOf(r)
 	if to.Kind == gateway.Aggregate {
 		// Requests besides the call start from these, and not from what its routes make of them.
-		peer.Inherited = inherit(r)
+		i := inherit(r)
+		i.names = h.placeholders
+		peer.Inherited = i
 	}
 	q := h.gateway.NewRequest(w, r, to, peer)
 	telemetry.JoinAccessLog(r, q)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
@@ -82,6 +83,7 @@ func (h *Handler) newGateway() error {
 		Generation:     h.generation,
 		Exiting:        h.exiting,
 		Reauthenticate: h.reauthenticate,
+		Detach:         detached,
 		RequestLimit:   h.RequestLimit,
 		InFlightLimit:  h.InFlightLimit,
 		ResponseLimit:  h.ResponseLimit,
@@ -93,6 +95,7 @@ func (h *Handler) newGateway() error {
 	for _, s := range h.Servers {
 		config.Servers = append(config.Servers, s.config())
 	}
+	h.placeholders = newPlaceholderNames(caddyconfig.JSON(h.Servers, nil))
 	if config.Clients, err = h.clients(); err != nil {
 		return err
 	}

@@ -78,8 +78,12 @@ type inherited struct {
 	vars []variable
 	room [8]variable // for vars, of which there are mostly few
 
+	names *placeholderNames
+
 	mu   sync.Mutex
-	repl *caddy.Replacer
+	repl *caddy.Replacer // nil if values has what is inherited
+
+	values map[string]any
 }
 
 // A variable is one of Caddy's vars.
@@ -115,9 +119,14 @@ func inherit(r *http.Request) *inherited {
 // placeholder returns what handlers in front of the gateway have set. Those about the request
 // itself each request has for its own.
 func (i *inherited) placeholder(key string) (any, bool) {
-	if i.repl == nil || strings.HasPrefix(key, "http.request.") || strings.HasPrefix(key, "http.response.") || strings.HasPrefix(key, "http.vars.") {
+	if strings.HasPrefix(key, "http.request.") || strings.HasPrefix(key, "http.response.") || strings.HasPrefix(key, "http.vars.") {
 		return nil, false
 	}
+	if i.repl == nil {
+		value, ok := i.values[key]
+		return value, ok
+	}
+	i.names.add(key)
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.repl.Get(key)

@@ -118,7 +118,7 @@ const maxTries = 3
 // token returns the token that a request is sent with; "" if there is none.
 func (l *Login) token(r *http.Request, account *oauth.Account) (string, error) {
 	if l.kind == exchange {
-		subject, _ := r.Context().Value(subjectKey{}).(string)
+		subject := Subject(r.Context())
 		if subject == "" {
 			return "", errors.New("the client has sent no bearer token to exchange")
 		}
@@ -166,6 +166,12 @@ type subjectKey struct{}
 // WithSubject returns a context that has the token of a client, to be exchanged.
 func WithSubject(ctx context.Context, token string) context.Context {
 	return context.WithValue(ctx, subjectKey{}, token)
+}
+
+// Subject returns the token that WithSubject has added, or "".
+func Subject(ctx context.Context) string {
+	token, _ := ctx.Value(subjectKey{}).(string)
+	return token
 }
 
 // Exchanges reports whether the tokens of clients are exchanged.
