@@ -11,16 +11,19 @@ func (g *Gateway) Refresh(server string) (told int) {
 	if s == nil {
 		return 0
 	}
-	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.lists.forget(everyKind...) })
+	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, everyKind...) })
 }
 
-// refresh has the links of clients that it concerns forget something, and tells the clients.
+// refresh has the server asked again for the clients that it concerns, and has their links forget
+// something. It tells the clients.
 func (g *Gateway) refresh(s *Server, concerns func(identity string) bool, forget func(*link)) (told int) {
+	g.audiences.each(func(a *audience) {
+		if concerns(a.identity) {
+			a.at(s.ID).forget()
+		}
+	})
 	for _, c := range g.clients() {
-		c.mu.Lock()
-		l := c.links[s.ID]
-		c.mu.Unlock()
-		if l != nil && concerns(c.identity) {
+		if l := c.linked(s); l != nil && concerns(c.identity) {
 			forget(l)
 		}
 	}

@@ -70,7 +70,7 @@ func (v *visit) sharedUIs(k listKind, all []*listing) sharedUIs {
 	}
 	for _, l := range all {
 		if s := v.g.servers[l.server]; s != nil && len(l.uis) > 0 && !shared.areIn(l) {
-			v.client.link(s).lists.notePlain(l.key)
+			v.client.notePlain(s, l.key)
 		}
 	}
 	return shared
@@ -94,17 +94,20 @@ func (shared sharedUIs) edits(l *listing, start, end int) (edits []jsonspan.Edit
 }
 
 // notePlain notes that the client has got a list of tools with all UI resources by their own URIs.
-func (c *listCache) notePlain(key listKey) {
+func (c *client) notePlain(s *Server, key listKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.plain = key
+	if c.plain == nil {
+		c.plain = map[string]listKey{}
+	}
+	c.plain[s.ID] = key
 }
 
-// gavePlain reports whether the client knows a UI resource of the server by its own URI. As long as
+// gavePlain reports whether the client knows a UI resource of a server by its own URI. As long as
 // the list is kept in which it was given, a server that has the same URI later does not change that.
-func (c *listCache) gavePlain(g *Gateway, uri string) bool {
+func (c *client) gavePlain(g *Gateway, s *Server, uri string) bool {
 	c.mu.Lock()
-	key := c.plain
+	key := c.plain[s.ID]
 	c.mu.Unlock()
 	list := g.shelf.get(key)
 	return list != nil && list.hasUI(uri)

@@ -213,6 +213,7 @@ func (c *call) send() *jsonrpc.Failure {
 		if failure := l.open(c.behalf()); failure != nil {
 			return c.failed(failure)
 		}
+		l.use()
 		switch era, _ := l.state(); {
 		case era == c.era:
 			return c.relay()

@@ -20,9 +20,10 @@ import (
 // A client is a session of the legacy era, or all requests of the modern era that seem to come
 // from the same client.
 type client struct {
-	key   string   // in State
-	over  [16]byte // in State.over, once it was asked for; guarded by State.mu
-	using int      // by how many; guarded by State.mu
+	key      string   // in State
+	over     [16]byte // in State.over, once it was asked for; guarded by State.mu
+	using    int      // by how many; guarded by State.mu
+	audience string   // key of its audience
 
 	era          mcp.Era
 	version      string
@@ -38,7 +39,12 @@ type client struct {
 	calls     map[string]*inFlight
 	questions map[string]question // that it has been asked, by their ids
 	streams   map[*stream]bool
-	level     string // of the log messages it wants
+	level     string          // of the log messages it wants
+	listed    [kindCount]bool // lists that it has got
+
+	// plain are the lists of tools that it has got last with all UI resources by their own URIs, by
+	// the ID of the server.
+	plain map[string]listKey
 }
 
 // An introduction is what a client says of itself.
@@ -108,10 +114,28 @@ func (c *client) size() int64 {
 
 // hasMore reports whether a client has state that its session id does not carry.
 func (c *client) hasMore() bool {
-	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool { return l.subscriptions.size() > 0 })
+	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool {
+		return l.subscriptions.size() > 0 || !l.isCarried()
+	})
 }
 
-// link returns the client's connection to a server.
+// gets notes that the client gets a list, and reports whether it is the first of its kind.
+func (c *client) gets(k listKind) (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first = !c.listed[k]
+	c.listed[k] = true
+	return first
+}
+
+// linked returns the client's connection to a server, nil if it has none.
+func (c *client) linked(server *Server) *link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.links[server.ID]
+}
+
+// link returns the client's connection to a server, which may have to be opened.
 func (c *client) link(server *Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()

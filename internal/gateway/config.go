@@ -20,6 +20,7 @@ type Config struct {
 	Servers       []*Server
 	Naming        mcp.Naming
 	Key           []byte        // seals what clients hold for us
+	Resumable     bool          // another process with the same Key may go on with sessions
 	JoinTimeout   time.Duration // for the handshake with a server, and for each of its lists
 	MaxClients    int           // how many idle ones are remembered
 	Discovery     bool          // list tools to search tools with, in place of all tools

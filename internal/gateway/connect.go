@@ -123,11 +123,19 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 		}
 		said.Version = mcp.Stateless
 	}
+	about := &about{
+		capabilities: share(string(said.Capabilities)),
+		instructions: share(said.Instructions),
+		mentioned:    share(mcp.Mentions(said.Instructions)),
+		can:          abilitiesOf(said.Capabilities),
+		session:      session != "",
+		learned:      time.Now(),
+	}
+	c.g.profile(l.client, l.id).learn(about)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session
-	l.about, l.can = description{share(string(said.Capabilities)), share(said.Instructions)}, abilitiesOf(said.Capabilities)
-	l.mentioned = share(mcp.Mentions(said.Instructions))
+	l.about, l.can, l.carried = about, about.can, false
 	l.initialized = era == mcp.Modern
 	return nil
 }
@@ -197,9 +205,6 @@ func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
 	return result, failure
 }
 
-// description is what a server says of itself. Most servers say the same to all clients.
-type description struct{ capabilities, instructions shared }
-
 // shared is a text that is kept once for all who have the same.
 type shared struct{ handle unique.Handle[string] }
 
@@ -212,7 +217,7 @@ func (s shared) text() string {
 	return s.handle.Value()
 }
 
-// longestAbout is how many bytes that may have.
+// longestAbout is how many bytes a server may say of itself.
 const longestAbout = 64 << 10
 
 // abilities are the capabilities of a server that we decide upon.

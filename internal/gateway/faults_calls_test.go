@@ -316,7 +316,9 @@ func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
 	u := g.user(t, mcp.Legacy)
 	const tries = 3
 	for i := range tries {
-		talk := u.start(http.MethodPost, u.request("1", "initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{}}`))
+		// Each is another client to the servers, which does not know them yet.
+		params := fmt.Sprintf(`{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"version":"%d"}}`, i)
+		talk := u.start(http.MethodPost, u.request("1", "initialize", params))
 		<-met
 		slow.await(t, "initialize", i+1)
 		talk.hangUp()

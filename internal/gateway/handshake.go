@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -17,7 +19,8 @@ import (
 // server/discover in the modern era.
 type handshake struct{ *visit }
 
-// initialize begins a session, with all servers that can be reached (A3 to A6).
+// initialize begins a session (A3 to A6). Servers that are not known yet are asked who they are, which
+// begins a session with each of them. Other sessions begin when they are needed.
 func (v handshake) initialize() *jsonrpc.Failure {
 	params := v.message.Literal(jsonrpc.Params)
 	switch {
@@ -38,21 +41,24 @@ func (v handshake) initialize() *jsonrpc.Failure {
 		return failure
 	}
 	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), readIntroduction(slices.Clone(m.Literal(jsonrpc.Params))))
-	v.client.issued = time.Now()
+	v.client.issued, v.client.audience = time.Now(), v.legacyAudience(v.client)
 	v.g.keep(v.client)
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo, compressed,")
 	}
-	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) }) // servers that fail are left out, and logged
+	servers, met := v.meet()
+	v.openCarried(servers, met)
 	if v.r.Context().Err() != nil {
 		v.g.running.Go(v.leave) // the client does not know the sessions that exist by now
 		return nil
 	}
 	links := map[string]linkTicket{}
-	for _, s := range v.g.rules.seen(v.caller.identity) {
-		if ticket, ok := v.client.link(s).ticket(); ok {
-			ticket.Server = s.shortID()
-			links[s.Name] = ticket
+	for _, s := range servers {
+		if l := v.client.linked(s); l != nil {
+			if ticket, ok := l.carry(); ok {
+				ticket.Server = s.shortID()
+				links[s.Name] = ticket
+			}
 		}
 	}
 	id := v.g.sealer.sealTicket(v.client.ticket(links))
@@ -62,18 +68,32 @@ func (v handshake) initialize() *jsonrpc.Failure {
 
 	result := map[string]any{
 		"protocolVersion": version,
-		"capabilities":    v.capabilities(),
+		"capabilities":    v.capabilities(servers, met),
 		"serverInfo":      v.g.info,
 	}
-	if text := v.instructions(); text != "" {
+	if text := v.instructions(servers, met); text != "" {
 		result["instructions"] = text
 	}
-	for _, l := range v.client.allLinks() {
-		l.mu.Lock()
-		l.about = description{} // which the client never asks for again
-		l.mu.Unlock()
-	}
 	return v.answer(jsonrpc.Encode(result))
+}
+
+// openCarried opens the sessions that have to be in the session id of the client, if others may
+// have to go on with them. A child process is known to this process alone.
+func (v handshake) openCarried(servers []*Server, met []*about) {
+	if !v.g.config.Resumable {
+		return
+	}
+	var opening errgroup.Group
+	opening.SetLimit(maxFanOut)
+	for i, s := range servers {
+		if met[i] != nil && met[i].session && !s.ChildrenOnly {
+			opening.Go(func() error {
+				_ = v.client.link(s).open(v.behalf()) // it is tried again when it is needed
+				return nil
+			})
+		}
+	}
+	_ = opening.Wait()
 }
 
 // leave ends the sessions with all servers of a client that has left.
@@ -89,7 +109,7 @@ func (v handshake) leave() {
 
 // discover answers server/discover.
 func (v handshake) discover() *jsonrpc.Failure {
-	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) })
+	servers, met := v.meet()
 	if v.r.Context().Err() != nil {
 		return nil
 	}
@@ -97,11 +117,11 @@ func (v handshake) discover() *jsonrpc.Failure {
 	slices.Reverse(versions)
 	result := map[string]any{
 		"supportedVersions": versions,
-		"capabilities":      v.capabilities(),
+		"capabilities":      v.capabilities(servers, met),
 		"ttlMs":             0,
 		"cacheScope":        "private",
 	}
-	if text := v.instructions(); text != "" {
+	if text := v.instructions(servers, met); text != "" {
 		result["instructions"] = text
 	}
 	return v.answer(jsonrpc.Encode(result))
@@ -109,20 +129,16 @@ func (v handshake) discover() *jsonrpc.Failure {
 
 // capabilities returns what all servers can do together (A4). As long as one of them
 // is missing, there may be tools: clients do not ask again.
-func (v handshake) capabilities() map[string]any {
+func (v handshake) capabilities(servers []*Server, met []*about) map[string]any {
 	all := map[string]any{}
-	for _, s := range v.g.rules.seen(v.caller.identity) {
-		l := v.client.link(s)
-		l.mu.Lock()
-		ready, raw := l.ready, l.about.capabilities.text()
-		l.mu.Unlock()
-		var one map[string]any
-		if json.Unmarshal([]byte(raw), &one) == nil {
-			merge(all, one)
-		}
+	for i, s := range servers {
 		missing := []string{"tools"}
 		switch {
-		case ready:
+		case met[i] != nil:
+			var one map[string]any
+			if json.Unmarshal([]byte(met[i].capabilities.text()), &one) == nil {
+				merge(all, one)
+			}
 			missing = nil
 		case s.Login != nil:
 			missing = []string{"tools", "prompts", "resources"}
@@ -170,19 +186,15 @@ func merge(into, from map[string]any) {
 }
 
 // instructions returns what the servers say of how they are to be used.
-func (v handshake) instructions() string {
+func (v handshake) instructions(servers []*Server, met []*about) string {
 	var texts []string
-	for _, s := range v.g.rules.seen(v.caller.identity) {
-		l := v.client.link(s)
-		l.mu.Lock()
-		text := l.about.instructions.text()
-		l.mu.Unlock()
+	for i, s := range servers {
 		switch {
-		case text == "":
+		case met[i] == nil || met[i].instructions.text() == "":
 		case v.g.transparent():
-			return text
+			return met[i].instructions.text()
 		default:
-			texts = append(texts, s.Name+":\n"+text)
+			texts = append(texts, s.Name+":\n"+met[i].instructions.text())
 		}
 	}
 	return strings.Join(texts, "\n\n")
@@ -197,8 +209,9 @@ func (v *visit) setLevel() *jsonrpc.Failure {
 	v.client.mu.Lock()
 	v.client.level = level
 	v.client.mu.Unlock()
-	v.all(func(_ *Server, l *link) {
+	v.linked(func(_ *Server, l *link) { // others get to know it when their sessions begin
 		if era, can := l.state(); era == mcp.Legacy && can&hasLogging != 0 {
+			l.use()
 			_, _ = l.request(v.behalf(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})

@@ -117,7 +117,7 @@ func withoutModernMeta(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 // checkParams checks that the headers of a call repeat its arguments where its tool says so. A
 // server of the legacy era cannot.
 func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
-	if c.found || c.link.lists.known(c.g, tools) == nil && !mcp.HasParams(c.r.Header) {
+	if c.found || c.client.knownList(c.g, c.server, tools) == nil && !mcp.HasParams(c.r.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
 	return c.paramHeaders().Check(c.r.Header, m)

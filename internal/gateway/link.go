@@ -24,7 +24,6 @@ type link struct {
 
 	opening chan struct{} // holds one token: its holder connects
 
-	lists         listCache
 	subscriptions subscriptions
 	held          heldCalls
 
@@ -37,8 +36,11 @@ type link struct {
 	version     string
 	session     string
 	can         abilities
-	about       description
-	mentioned   shared // the URIs in its instructions
+	about       *about // nil in a session that was begun elsewhere
+	carried     bool   // the session id of the client carries it
+	used        bool   // the client has made requests in it
+	lists       *listCache
+	listeners   [kindCount]int // streams by which the server can say that its lists have changed
 	lastID      uint64
 	ender       *http.Request // on behalf of which the session is ended, if the client never does
 }
@@ -63,7 +65,7 @@ func (o behalf) derive(l *link) *http.Request {
 
 func newLink(c *client, s *Server) *link {
 	l := &link{client: c, server: s.Name, id: s.ID, prefix: rand.Text()[:8], opening: make(chan struct{}, 1)}
-	l.lists.link, l.held.link = l, l
+	l.held.link = l
 	return l
 }
 
@@ -71,12 +73,10 @@ func newLink(c *client, s *Server) *link {
 func (l *link) size() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	size := 1<<9 + len(l.session)
-	about := len(l.about.capabilities.text()) + len(l.about.instructions.text()) + len(l.mentioned.text())
-	if about > 4<<10 {
-		size += about // few servers say as much, and those may say it differently each time
+	size := 1<<9 + len(l.session) + l.subscriptions.size()
+	if l.lists != nil {
+		size += 1 << 10
 	}
-	size += l.subscriptions.size()
 	if l.ender != nil {
 		for name, values := range l.ender.Header {
 			size += len(name)
@@ -88,10 +88,11 @@ func (l *link) size() int {
 	return size
 }
 
-// ticket returns what it takes to go on with the link elsewhere.
-func (l *link) ticket() (t linkTicket, ok bool) {
+// carry returns what it takes to go on with the link elsewhere, and notes that the client has it.
+func (l *link) carry() (t linkTicket, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.carried = l.ready
 	return linkTicket{"", l.era, l.version, l.session, l.can}, l.ready
 }
 
@@ -107,6 +108,87 @@ func (l *link) state() (era mcp.Era, can abilities) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.era, l.can
+}
+
+// description returns what the server has said of itself.
+func (l *link) description() *about {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.about == nil {
+		return &about{can: l.can, session: l.session != ""}
+	}
+	return l.about
+}
+
+// use notes that the client makes requests in the session. What it does there may change what the
+// server shows in it.
+func (l *link) use() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.used = true
+}
+
+// ownLists returns the lists as the server shows them in the session of the client, nil if it shows
+// them to all clients alike.
+func (l *link) ownLists() *listCache {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.used || l.session == "" {
+		return nil
+	}
+	if l.lists == nil {
+		l.lists = &listCache{listeners: l.listeners}
+	}
+	return l.lists
+}
+
+// listsChanged notes that lists of the server are no longer what they were.
+func (l *link) listsChanged(g *Gateway, notice string) {
+	g.profile(l.client, l.id).lists.changed(notice)
+	if own := l.ownLists(); own != nil {
+		own.changed(notice)
+	}
+}
+
+// forgetLists has lists of the server asked for again.
+func (l *link) forgetLists(g *Gateway, lists ...listKind) {
+	g.profile(l.client, l.id).lists.forget(lists...)
+	if own := l.ownLists(); own != nil {
+		own.forget(lists...)
+	}
+}
+
+// listen notes that a stream tells of changes of lists, until the function that it returns is
+// called.
+func (l *link) listen(g *Gateway, lists []listKind) (end func()) {
+	p := g.profile(l.client, l.id)
+	count := func(n int) {
+		p.lists.listen(lists, n)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, k := range lists {
+			l.listeners[k] += n
+		}
+		if l.lists != nil {
+			l.lists.listen(lists, n)
+		}
+	}
+	count(1)
+	return func() { count(-1) }
+}
+
+// hasListener reports whether a stream is read in which the server can say something.
+func (l *link) hasListener() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.listeners[tools] > 0
+}
+
+// isCarried reports whether the session can go on from the session id of the client.
+func (l *link) isCarried() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.carried || l.session == ""
 }
 
 // open connects to the server, if that has not been done.
@@ -153,13 +235,16 @@ func (l *link) hasFailed() bool {
 }
 
 // lost notes that the server does not know a session anymore, or is another server.
-func (l *link) lost(session string) {
+func (l *link) lost(g *Gateway, session string) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ready && l.session == session {
-		l.ready, l.initialized, l.attempts, l.session = false, false, 0, ""
-		l.lists.forget(everyKind...)
+	if !l.ready || l.session != session {
+		l.mu.Unlock()
+		return
 	}
+	l.ready, l.initialized, l.attempts, l.session = false, false, 0, ""
+	l.lists = nil
+	l.mu.Unlock()
+	g.profile(l.client, l.id).forget()
 }
 
 // nextID returns an id of our own. Clients have other ones on the same session, and so
@@ -273,7 +358,7 @@ func (l *link) inSession(o behalf, try func(again bool) (h *streamable.Reader, s
 		if failure == nil || !again || !h.SessionLost() {
 			return failure
 		}
-		l.lost(session)
+		l.lost(o.g, session)
 	}
 }
 

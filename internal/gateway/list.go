@@ -47,17 +47,18 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 // listsOf returns the lists of servers. Those that cannot be had are nil, and logged.
 func (v *visit) listsOf(o behalf, servers []*Server, k listKind) ([]*listing, []freshness) {
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
+	known, first := v.g.audience(v.client), v.client.gets(k)
 	var asking errgroup.Group
 	asking.SetLimit(maxFanOut)
 	for i, s := range servers {
-		l := v.client.link(s)
+		q := &listQuery{behalf: o, client: v.client, server: s, kind: k, known: known.at(s.ID), first: first, began: time.Now()}
 		var ok bool
-		if all[i], fresh[i], ok = l.lists.remembered(v.g, k); ok {
+		if all[i], fresh[i], ok = q.remembered(); ok {
 			continue
 		}
 		asking.Go(func() error {
 			var failure *jsonrpc.Failure
-			all[i], fresh[i], failure = l.lists.get(o, k)
+			all[i], fresh[i], failure = q.get()
 			switch {
 			case isLoginRequired(failure) && k == tools:
 				all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}

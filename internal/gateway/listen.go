@@ -126,10 +126,11 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 		r.Header.Set("Last-Event-Id", to.at.ID)
 	}
 	heard := false
+	var end func()
 	h := &streamable.Reader{Position: &to.at}
 	h.OnHeader = func(status int) bool {
 		if heard = status == http.StatusOK; heard {
-			l.lists.listen(announcedKinds, 1)
+			end = l.listen(o.g, announcedKinds)
 		}
 		begun()
 		return heard
@@ -152,7 +153,7 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 	failure := o.g.newExchange(l, h, nil).send(r)
 	if heard {
 		to.heard = true
-		l.lists.listen(announcedKinds, -1)
+		end()
 		return true
 	}
 	switch {
@@ -234,7 +235,8 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begu
 	}
 	mcp.SetModern(r.Header, &m, mcp.Stateless)
 	httpbody.Post(r, body)
-	heard, refused := false, false
+	var end func() // nil until the server has agreed
+	refused := false
 	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
 		m := e.Message
 		switch {
@@ -242,9 +244,8 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begu
 		case m.IsAnswer():
 			refused = m.Has(jsonrpc.Error)
 		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
-			if !heard {
-				heard = true
-				l.lists.listen(mine.kinds(), 1)
+			if end == nil {
+				end = l.listen(o.g, mine.kinds())
 				s.agreed(o.g, l, m)
 				begun()
 			}
@@ -255,8 +256,8 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begu
 		return nil
 	}}
 	_ = o.g.newExchange(l, h, &m).send(r)
-	if heard {
-		l.lists.listen(mine.kinds(), -1)
+	if end != nil {
+		end()
 	}
 	return !refused
 }
@@ -290,11 +291,10 @@ func (v *visit) listen() *jsonrpc.Failure {
 		return notAcceptable()
 	}
 	v.keepID()
-	v.all(func(_ *Server, l *link) { _ = l.open(v.behalf()) })
+	servers, met := v.meet()
 	agreed := interests{of: map[string][]string{}, shown: wants.shown, tasks: map[string][]string{}}
-	for _, server := range v.g.rules.seen(v.caller.identity) {
-		_, can := v.client.link(server).state()
-		mine := wants.at(server.Name, can|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
+	for i, server := range servers {
+		mine := wants.at(server.Name, met[i].abilities()|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
 		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
 		if len(mine.URIs) > 0 {
 			agreed.of[server.Name] = mine.URIs

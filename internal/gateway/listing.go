@@ -96,13 +96,15 @@ type freshness struct {
 	none    bool          // the server has no such list
 }
 
-// cached is a list as a link knows it.
+// cached is a list that is remembered.
 type cached struct {
 	key     listKey // on the shelf; zero if it has to be asked for
 	fresh   freshness
-	view    string    // with what was shown of it to the client
-	changes uint64    // how often the server has said that it has changed
-	failed  time.Time // it could not be had; not asked for again for failurePause
+	view    string           // with what was shown of it to the client
+	told    bool             // a stream of the server would tell of changes
+	changes uint64           // how often the server has said that it has changed
+	failure *jsonrpc.Failure // it could not be had; not asked for again for failurePause
+	at      time.Time        // when it was asked for
 }
 
 // A builder puts a listing together.
@@ -326,84 +328,164 @@ var (
 	announcedKinds = []listKind{tools, prompts, resources, templates}
 )
 
-// A listCache has the lists of a server as a client knows them.
+// A listCache has the lists of a server as an audience knows them, or a client in its own session.
 type listCache struct {
-	link *link
-
 	mu        sync.Mutex
 	kept      [kindCount]cached
-	listeners [kindCount]int // streams by which the server can say that its lists have changed
-	plain     listKey        // of the last list of tools that the client got with all UI resources by their own URIs
+	listeners [kindCount]int           // streams by which the server can say that its lists have changed
+	fetching  [kindCount]chan struct{} // each holds one token: its holder asks for the list
+}
+
+// A listQuery is a question for a list of a server, on behalf of a client.
+type listQuery struct {
+	behalf
+	client *client
+	server *Server
+	kind   listKind
+	known  *profile // of the server
+	first  bool     // the client has not got such a list yet
+	began  time.Time
+}
+
+// newListQuery returns a question for a list.
+func (c *client) newListQuery(o behalf, s *Server, k listKind) *listQuery {
+	return &listQuery{behalf: o, client: c, server: s, kind: k, known: o.g.profile(c, s.ID), began: time.Now()}
+}
+
+// lists returns where the list is remembered.
+func (q *listQuery) lists() *listCache { return q.client.lists(q.known, q.server) }
+
+// lists returns the lists of a server as the client gets them.
+func (c *client) lists(known *profile, s *Server) *listCache {
+	if l := c.linked(s); l != nil {
+		if own := l.ownLists(); own != nil {
+			return own
+		}
+	}
+	return &known.lists
+}
+
+// knownList returns the last list of a server that there was, if it is still kept.
+func (c *client) knownList(g *Gateway, s *Server, k listKind) *listing {
+	known := g.profile(c, s.ID)
+	if list := c.lists(known, s).known(g, k); list != nil {
+		return list
+	}
+	return known.lists.known(g, k)
 }
 
 // get returns what the server has of a kind: from memory as long as it is good, else by
-// asking. It returns nothing if the server has none.
-func (c *listCache) get(o behalf, k listKind) (*listing, freshness, *jsonrpc.Failure) {
-	if list, fresh, ok := c.remembered(o.g, k); ok {
+// asking. If several ask, one of them does so for all. It returns nothing if the server has none.
+func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
+	if list, fresh, ok := q.remembered(); ok {
 		return list, fresh, nil
 	}
-	l := c.link
-	if failure := l.open(o); failure != nil {
+	asker := q.behalf
+	ctx, cancel := context.WithTimeout(q.ctx, q.g.config.JoinTimeout)
+	defer cancel()
+	q.ctx = ctx
+	about, failure := q.known.meet(q.behalf, q.client, q.server)
+	switch {
+	case failure != nil:
+		return nil, freshness{}, failure
+	case about.can&kinds[q.kind].needs == 0:
+		return emptyListing, freshness{none: true}, nil
+	case q.kind == tasks: // which are the client's own
+		return q.fetch()
+	}
+	c := q.lists()
+	select {
+	case c.token(q.kind) <- struct{}{}:
+		defer func() { <-c.token(q.kind) }()
+	case <-ctx.Done():
+		return nil, freshness{}, jsonrpc.Timeout(q.server.Name)
+	}
+	if list, fresh, ok := q.remembered(); ok {
+		return list, fresh, nil
+	}
+	changes, failure := c.before(q.kind, q.began)
+	if failure != nil {
 		return nil, freshness{}, failure
 	}
-	if _, can := l.state(); can&kinds[k].needs == 0 {
-		return emptyListing, freshness{none: true}, nil
+	view := q.g.rules.view(q.client.identity)
+	list, fresh, failure := q.fetch()
+	if failure != nil {
+		if asker.ctx.Err() == nil {
+			c.noteFailure(q.kind, failure)
+		}
+		return nil, freshness{}, failure
 	}
-	view := o.g.rules.view(l.client.identity)
-	c.mu.Lock()
-	changes, failed := c.kept[k].changes, c.kept[k].failed
-	c.mu.Unlock()
-	if time.Since(failed) < failurePause {
-		return nil, freshness{}, jsonrpc.ConnectError(l.server)
-	}
-	fetching, cancel := context.WithTimeout(o.ctx, o.g.config.JoinTimeout)
-	defer cancel()
-	list, fresh, failure := c.fetch(o.within(fetching), k)
-	var key listKey
-	if failure == nil && k != tasks { // which are not remembered
-		key, list = o.g.shelf.put(l.id, list)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	kept := &c.kept[k]
-	switch {
-	case isLoginRequired(failure): // which may be there at any time
-	case failure != nil && o.ctx.Err() == nil:
-		kept.failed = time.Now()
-	case failure == nil && kept.changes == changes:
-		kept.key, kept.fresh, kept.view, kept.failed = key, fresh, view, time.Time{}
-	}
-	return list, fresh, failure
+	era, can := q.client.link(q.server).state()
+	kept := cached{fresh: fresh, view: view, changes: changes, at: time.Now(), told: era == mcp.Legacy || can&kinds[q.kind].changes != 0}
+	kept.key, list = q.g.shelf.put(q.server.ID, list)
+	c.keep(q.kind, kept)
+	return list, fresh, nil
 }
 
-// unchangedTime is how long a list is taken for the same that a server of the legacy era
-// says never changes. It may be another server by then.
-const unchangedTime = 30 * time.Second
-
 // remembered returns a list that is still good.
-func (c *listCache) remembered(g *Gateway, k listKind) (*listing, freshness, bool) {
-	if !c.link.isOpen() {
+func (q *listQuery) remembered() (*listing, freshness, bool) {
+	c, view := q.lists(), q.g.rules.view(q.client.identity)
+	if q.server.isOut() {
 		return nil, freshness{}, false
 	}
-	view := g.rules.view(c.link.client.identity)
-	era, can := c.link.state()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept := &c.kept[k]
+	kept := &c.kept[q.kind]
 	if kept.key == (listKey{}) || kept.view != view {
 		return nil, freshness{}, false
 	}
-	// With a listener we would know of a change, or of the end of the server.
-	current := c.listeners[k] > 0 && (era == mcp.Legacy || can&kinds[k].changes != 0)
-	if !current && !time.Now().Before(kept.fresh.until) {
+	switch now := time.Now(); {
+	case c.listeners[q.kind] > 0 && kept.told: // we would know of a change, or of the end of the server
+	case now.Before(kept.fresh.until):
+	case !kept.at.Before(q.began): // another client has just asked
+	case q.first && now.Sub(kept.at) < unchangedTime: // a client that asks again wants to know of changes
+	default:
 		return nil, freshness{}, false
 	}
-	list := g.shelf.get(kept.key)
+	list := q.g.shelf.get(kept.key)
 	return list, kept.fresh, list != nil
 }
 
-// known returns the last list that there was, if it is still kept. The client has seen none
-// that is newer.
+// token returns the channel that holds the token of those who ask for a list.
+func (c *listCache) token(k listKind) chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fetching[k] == nil {
+		c.fetching[k] = make(chan struct{}, 1)
+	}
+	return c.fetching[k]
+}
+
+// before returns how often a list has changed before it is asked for. It fails if it could not be had
+// a short time ago, or since the question began.
+func (c *listCache) before(k listKind, began time.Time) (changes uint64, _ *jsonrpc.Failure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept := &c.kept[k]
+	if f := kept.failure; f != nil && (!kept.at.Before(began) || time.Since(kept.at) < failurePause && !isLoginRequired(f)) {
+		return 0, f
+	}
+	return kept.changes, nil
+}
+
+// noteFailure notes that a list could not be had.
+func (c *listCache) noteFailure(k listKind, failure *jsonrpc.Failure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kept[k].failure, c.kept[k].at = failure, time.Now()
+}
+
+// keep remembers a list, unless it has changed while it was asked for.
+func (c *listCache) keep(k listKind, list cached) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kept[k].changes == list.changes {
+		c.kept[k] = list
+	}
+}
+
+// known returns the last list that there was, if it is still kept. No client has seen one that is
+// newer.
 func (c *listCache) known(g *Gateway, k listKind) *listing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -416,8 +498,7 @@ func (c *listCache) changed(notice string) {
 	defer c.mu.Unlock()
 	for k := range kinds {
 		if kinds[k].notice == notice {
-			c.kept[k].changes++
-			c.kept[k].key, c.kept[k].failed = listKey{}, time.Time{}
+			c.kept[k] = cached{changes: c.kept[k].changes + 1}
 		}
 	}
 }
@@ -451,21 +532,23 @@ func (c *listCache) hasListener(k listKind) bool {
 }
 
 // fetch asks for all pages of a list (A21).
-func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.Failure) {
-	l := c.link
+func (q *listQuery) fetch() (*listing, freshness, *jsonrpc.Failure) {
+	l := q.client.link(q.server)
+	if failure := l.open(q.behalf); failure != nil {
+		return nil, freshness{}, failure
+	}
 	era, can := l.state()
-	server := o.g.of(l)
-	who := o.g.rules.caller(l.client.identity)
-	filter := newListFilter(o.g, server, &who)
+	who := q.g.rules.caller(q.client.identity)
+	filter := newListFilter(q.g, q.server, &who)
 	filter.done = !filtersAsItReads(&who)
 	b := &builder{
-		g: o.g, server: server, kind: k, era: era, filter: filter,
-		list: &listing{server: server.Name}, seen: map[string]bool{}, fresh: freshness{private: era == mcp.Legacy},
+		g: q.g, server: q.server, kind: q.kind, era: era, filter: filter,
+		list: &listing{server: q.server.Name}, seen: map[string]bool{}, fresh: freshness{private: era == mcp.Legacy},
 	}
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {
-		failure := c.requestPage(o, b, params)
+		failure := l.requestPage(q.behalf, b, params)
 		if failure != nil {
 			return nil, freshness{}, failure
 		}
@@ -473,7 +556,7 @@ func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.F
 		case b.joined.Len() > maxListing:
 			return nil, freshness{}, streamable.TooLarge(l.server, maxListing)
 		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
-			if era == mcp.Legacy && can&kinds[k].changes == 0 {
+			if era == mcp.Legacy && can&kinds[q.kind].changes == 0 {
 				b.fresh.until = time.Now().Add(unchangedTime)
 			}
 			list := b.done()
@@ -486,7 +569,7 @@ func (c *listCache) fetch(o behalf, k listKind) (*listing, freshness, *jsonrpc.F
 }
 
 // requestPage asks for a page of a list.
-func (c *listCache) requestPage(o behalf, b *builder, params []byte) *jsonrpc.Failure {
+func (l *link) requestPage(o behalf, b *builder, params []byte) *jsonrpc.Failure {
 	var page mcp.List
 	answer := response{
 		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
@@ -496,7 +579,7 @@ func (c *listCache) requestPage(o behalf, b *builder, params []byte) *jsonrpc.Fa
 		},
 		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
 	}
-	failure := c.link.ask(o, kinds[b.kind].method, params, answer)
+	failure := l.ask(o, kinds[b.kind].method, params, answer)
 	if failure == nil && b.kind == tools {
 		o.g.config.Observer.ToolsSeen(b.server.Name)
 	}

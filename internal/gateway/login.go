@@ -193,13 +193,13 @@ func (c *call) isLoginTool(s *Server, target mcp.Target) bool {
 	if s.Login == nil || target.Kind != mcp.Tool || target.Name != loginTool {
 		return false
 	}
-	known := c.client.link(s).lists.known(c.g, tools)
+	known := c.client.knownList(c.g, s, tools)
 	return known == nil || !slices.Contains(known.names, c.g.shown(s.Name, tools, loginTool))
 }
 
 // callLoginTool answers a call of that tool.
 func (c *call) callLoginTool() *jsonrpc.Failure {
-	list, _, failure := c.link.lists.get(c.behalf(), tools)
+	list, _, failure := c.client.newListQuery(c.behalf(), c.server, tools).get()
 	if failure != nil {
 		return c.failed(failure)
 	}
@@ -242,7 +242,6 @@ func (g *Gateway) LoginChanged(server, account string, shared bool) {
 		return
 	}
 	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account }, func(l *link) {
-		l.lost(l.sessionID()) // it may be of another account
-		l.lists.forget(everyKind...)
+		l.lost(g, l.sessionID()) // it may be of another account
 	})
 }

@@ -26,7 +26,7 @@ func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 		failure := rl.run(&message)
 		switch {
 		case failure != nil && rl.forgotten():
-			c.link.lost(rl.session)
+			c.link.lost(c.g, rl.session)
 			return true, nil
 		case failure != nil:
 			return false, c.failed(failure)

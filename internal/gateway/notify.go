@@ -33,7 +33,10 @@ func (n clientNotice) reply() {
 		edits = append(n.g.relatedTask(n.message.Raw, s.Name), n.message.Replace(jsonrpc.ID, literal))
 	}
 	n.server = s
-	l := n.client.link(s)
+	l := n.client.linked(s)
+	if l == nil {
+		return // it has not asked
+	}
 	if failure := l.tell(n.behalf(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
 		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
@@ -43,13 +46,14 @@ func (n clientNotice) reply() {
 func (n clientNotice) pass() {
 	switch method := n.message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
-		n.all(func(_ *Server, l *link) { l.sendInitialized(n.behalf()) })
+		n.linked(func(_ *Server, l *link) { l.sendInitialized(n.behalf()) })
 	case "notifications/cancelled":
 		n.cancel()
 	case "notifications/progress":
 		n.progress()
 	default: // all others carry no ids (A27, R23)
-		if _, known := mcp.KnownMethod(method); known && !strings.HasPrefix(method, "notifications/") {
+		_, known := mcp.KnownMethod(method)
+		if known && !strings.HasPrefix(method, "notifications/") {
 			return // requests need an id
 		}
 		message, failure := n.forwardable()
@@ -57,11 +61,20 @@ func (n clientNotice) pass() {
 			return
 		}
 		servers, some := n.g.concerned(method)
-		n.all(func(s *Server, l *link) {
+		n.all(func(s *Server) {
 			if some && !slices.Contains(servers, s.Name) || !n.mayTell(s, method) {
 				return
 			}
-			if ticket, ready := l.ticket(); ready && ticket.Era == mcp.Legacy {
+			l := n.client.linked(s)
+			if !known { // it may be about anything
+				l = n.client.link(s)
+				_ = l.open(n.behalf()) // which is logged
+			}
+			if l == nil || !l.isOpen() {
+				return // what it says of the client, the server asks for when it needs it
+			}
+			if era, _ := l.state(); era == mcp.Legacy {
+				l.use()
 				l.sendInitialized(n.behalf())
 				if failure := l.tell(n.behalf(), message.Raw); failure != nil {
 					n.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
@@ -131,7 +144,9 @@ func (n clientNotice) progress() {
 		edits = append(edits, n.message.Replace(jsonrpc.Progress, literal))
 	}
 	n.server = s
-	_ = n.tell(n.client.link(s), edits...) // progress may be lost
+	if l := n.client.linked(s); l != nil {
+		_ = n.tell(l, edits...) // progress may be lost
+	}
 }
 
 // literalOf returns an id that a text stands for, as a server wrote it.

@@ -33,14 +33,14 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 		owners = s.listedBy(possible, resources, uri)
 	}
 	if len(owners) == 0 { // by now the servers are connected
-		owners = s.client.mentionedBy(possible, uri)
+		owners = s.client.mentionedBy(s.g, possible, uri)
 	}
 	if len(owners) == 0 {
 		lists := s.lists(templates)
 		owners = filterServers(possible, func(p *Server) bool { return lists[p] != nil && s.matches(lists[p], uri) })
 	}
 	if len(owners) > 1 {
-		given := filterServers(owners, func(p *Server) bool { return s.client.link(p).lists.gavePlain(s.g, uri) })
+		given := filterServers(owners, func(p *Server) bool { return s.client.gavePlain(s.g, p, uri) })
 		if len(given) != 1 {
 			return nil, severalOwners(owners, uri)
 		}
@@ -55,7 +55,7 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 // listedBy returns which of the servers have a URI in their list of a kind. The lists that are known will
 // do if all are: a server that is asked first is not to take a URI from another.
 func (s *search) listedBy(servers []*Server, k listKind, uri string) (owners []*Server) {
-	known := func(p *Server) *listing { return s.client.link(p).lists.known(s.g, k) }
+	known := func(p *Server) *listing { return s.client.knownList(s.g, p, k) }
 	if !slices.ContainsFunc(servers, func(p *Server) bool { return known(p) == nil }) {
 		owners = filterServers(servers, func(p *Server) bool { return known(p).hasURI(s.g, k, uri) })
 	}
@@ -98,28 +98,29 @@ func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
 			return owners
 		}
 		owners = filterServers(servers, func(s *Server) bool {
-			list := c.link(s).lists.known(g, k)
+			list := c.knownList(g, s, k)
 			return list != nil && list.hasURI(g, k, uri)
 		})
 	}
 	if len(owners) > 0 {
 		return owners
 	}
-	return c.mentionedBy(servers, uri)
+	return c.mentionedBy(g, servers, uri)
 }
 
 // subscribedAt returns at which of the servers the client has subscribed to a URI.
 func (c *client) subscribedAt(servers []*Server, uri string) []*Server {
-	return filterServers(servers, func(s *Server) bool { return c.link(s).subscriptions.alias(uri) == uri })
+	return filterServers(servers, func(s *Server) bool {
+		l := c.linked(s)
+		return l != nil && l.subscriptions.alias(uri) == uri
+	})
 }
 
 // mentionedBy returns which of the servers have a URI in their instructions.
-func (c *client) mentionedBy(servers []*Server, uri string) []*Server {
+func (c *client) mentionedBy(g *Gateway, servers []*Server, uri string) []*Server {
+	known := g.audience(c)
 	return filterServers(servers, func(s *Server) bool {
-		l := c.link(s)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return mcp.IsMentioned(l.mentioned.text(), uri)
+		return mcp.IsMentioned(known.at(s.ID).last().mentioned.text(), uri)
 	})
 }
 

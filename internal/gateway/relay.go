@@ -35,7 +35,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := rl.send(m)
 	if rl.unheaded {
 		// The list of tools says which headers there are to be. It must have changed.
-		rl.link.lists.forget(tools)
+		rl.link.forgetLists(rl.g, tools)
 		rl.again, rl.unheaded = false, false
 		failure = rl.send(m)
 	}
@@ -239,12 +239,12 @@ func (c *call) paramHeaders() mcp.ParamHeaders {
 	if !c.message.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	if list := c.link.lists.known(c.g, tools); list != nil {
+	if list := c.client.knownList(c.g, c.server, tools); list != nil {
 		return list.params
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
 	defer cancel()
-	list, _, failure := c.link.lists.get(c.behalf().within(ctx), tools)
+	list, _, failure := c.client.newListQuery(c.behalf().within(ctx), c.server, tools).get()
 	if failure != nil {
 		return nil // the server will say if there were any
 	}

@@ -133,6 +133,7 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	if failure := l.open(v.behalf()); failure != nil {
 		return failure
 	}
+	l.use()
 	s := &stream{visit: v.open()} // without listeners
 	s.ctx, s.end = context.WithCancel(v.r.Context())
 	defer s.visit.asides.Wait()

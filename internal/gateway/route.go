@@ -298,7 +298,7 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 		}
 		if c.g.config.Naming.MayBeShort(shown) {
 			// Its original is known from the list that it was read in.
-			list, _, failure := c.client.link(s).lists.get(c.visit.behalf(), k)
+			list, _, failure := c.client.newListQuery(c.visit.behalf(), s, k).get()
 			if failure != nil {
 				return nil, "", failure.AsAnswer()
 			}

@@ -77,6 +77,13 @@ func (s *Server) unavailable() *jsonrpc.Failure {
 	return nil
 }
 
+// isOut reports whether the server could not be reached at the last attempt.
+func (s *Server) isOut() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.outage.failure != nil
+}
+
 // noteAttempt notes whether the server could be reached by an attempt that began at some time.
 // It returns the pause until the next one.
 func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {

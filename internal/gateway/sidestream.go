@@ -78,7 +78,7 @@ type heldCalls struct {
 
 // begin notes a call, and opens the side stream if there is a point in it.
 func (h *heldCalls) begin(held *heldCall, o behalf) (end func()) {
-	session, listens := h.link.sessionID(), h.link.lists.hasListener(tools)
+	session, listens := h.link.sessionID(), h.link.hasListener()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls = append(h.calls, held)

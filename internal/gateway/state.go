@@ -31,6 +31,7 @@ type State struct {
 	subscribing *quota.Meter // to resources
 	listening   *quota.Meter // by streams
 
+	audiences   *audiences
 	sideStreams sideStreams
 	httpSSE     *httpsse.Pool // sessions with servers of HTTP+SSE
 
@@ -74,6 +75,7 @@ func NewState() *State {
 		holding:     quota.NewMeter(keptCalls, heldCallLimits),
 		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		audiences:   newAudiences(),
 		httpSSE:     httpsse.NewPool(),
 		busy:        map[string]*client{},
 		over:        newSessionsOver(),
@@ -163,7 +165,9 @@ func (s *State) sweep() {
 	if lists == 0 {
 		s.index.clear()
 	}
-	if s.ended || lists == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
+	there := s.there()
+	known := s.audiences.expire(func(id string) bool { return there[id] })
+	if s.ended || lists == 0 && known == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
 		s.sweeping = nil
 		return
 	}
@@ -262,12 +266,7 @@ func (s *State) endStreams(g *Gateway) {
 // dropLinks forgets connections to servers that are no longer there. The caller holds
 // the lock.
 func (s *State) dropLinks() {
-	there := map[string]bool{}
-	for _, member := range s.members {
-		for _, server := range member.config.Servers {
-			there[server.ID] = true
-		}
-	}
+	there := s.there()
 	if len(there) == 0 {
 		return
 	}
@@ -282,6 +281,17 @@ func (s *State) dropLinks() {
 		})
 		c.mu.Unlock()
 	}
+}
+
+// there returns the IDs of all servers. The caller holds the lock.
+func (s *State) there() map[string]bool {
+	there := map[string]bool{}
+	for _, member := range s.members {
+		for _, server := range member.config.Servers {
+			there[server.ID] = true
+		}
+	}
+	return there
 }
 
 // successor returns the Gateway that takes the place of another: one with the same
@@ -325,6 +335,7 @@ func (s *State) Destruct() error {
 	s.subscribing.Close()
 	s.listening.Close()
 	s.shelf.close()
+	s.audiences.close()
 	s.mu.Unlock()
 	s.waitForParked()
 	s.sideStreams.end()

@@ -34,7 +34,7 @@ func (u unsolicited) take(e *streamable.Event, asides *Asides) {
 func (u unsolicited) note(m *jsonrpc.Message) {
 	switch method := m.Text(jsonrpc.Method); {
 	case strings.HasSuffix(method, "/list_changed"):
-		u.link.lists.changed(method)
+		u.link.listsChanged(u.g, method)
 	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
 		u.link.client.questionSettled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
 	}

@@ -46,14 +46,42 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 		}
 		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
 	}
-	v.client, failure = v.g.session(id, v.caller.identity)
+	v.client, failure = v.session(id)
 	return failure
 }
 
-// modernClient finds the client that a request of the modern era comes from. Requests are of
-// the same client if their clientInfo, capabilities and credentials are equal, whether the
-// credentials are for the gateway or for servers. Without an identity, they come from the
-// same address, too. The client has to be released.
+// audience returns the key of the audience that the client belongs to: those of the same identity that
+// say the same of themselves, and send the same credentials to servers. Without an identity, they
+// come from the same address, too.
+func (v *visit) audience(said ...[]byte) string {
+	var room [1 << 10]byte
+	key := append(room[:0], v.caller.identity...)
+	if v.caller.identity == "" {
+		key = append(append(key, '@'), v.peer.Address...)
+	}
+	key = append(key, 0)
+	var names [8]string
+	for _, name := range identifyingNames(names[:0], v.r.Header) {
+		key = append(key, name...)
+		for _, value := range v.r.Header[name] {
+			key = append(append(key, 0), value...)
+		}
+		key = append(key, '\n')
+	}
+	for _, part := range said {
+		key = append(append(key, part...), 0)
+	}
+	sum := sha256.Sum256(key)
+	return string(sum[:])
+}
+
+// legacyAudience returns the key of the audience of a client that has introduced itself by initialize.
+func (v *visit) legacyAudience(c *client) string {
+	return v.audience([]byte("initialize"), c.introduction.params)
+}
+
+// modernClient finds the client that a request of the modern era comes from. All of an audience are
+// one client. It has to be released.
 func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 	h := introduction{
 		capabilities: v.message.Literal(jsonrpc.ClientCapabilities),
@@ -62,25 +90,12 @@ func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 	if len(h.capabilities)+len(h.info) > longestIntroduction {
 		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities")
 	}
-	var room [1 << 10]byte
-	said := append(room[:0], v.caller.identity...)
-	if v.caller.identity == "" {
-		said = append(append(said, '@'), v.peer.Address...)
-	}
-	said = append(said, 0)
-	var names [8]string
-	for _, name := range identifyingNames(names[:0], v.r.Header) {
-		said = append(said, name...)
-		for _, value := range v.r.Header[name] {
-			said = append(append(said, 0), value...)
-		}
-		said = append(said, '\n')
-	}
-	said = append(append(append(said, h.capabilities...), 0), h.info...)
-	sum := sha256.Sum256(said)
-	return v.g.State.client(string(sum[:]), func() *client {
+	key := v.audience(h.capabilities, h.info)
+	return v.g.State.client(key, func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
-		return newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
+		c := newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
+		c.audience = key
+		return c
 	}), nil
 }
 
@@ -130,8 +145,9 @@ func hasPrefixFold(s, prefix string) bool {
 }
 
 // session finds the client that has this session. It has to be released.
-func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
-	c := g.client(id, func() *client {
+func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
+	g := v.g
+	c := g.State.client(id, func() *client {
 		t, ok := g.sealer.openTicket(id)
 		if !ok {
 			return nil
@@ -141,13 +157,13 @@ func (g *Gateway) session(id, identity string) (*client, *jsonrpc.Failure) {
 			owner = "@" + t.Address
 		}
 		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.Hello))
-		c.issued = time.Unix(t.Issued, 0)
+		c.issued, c.audience = time.Unix(t.Issued, 0), v.legacyAudience(c)
 		return c.restore(t.Links, g.config.Servers)
 	})
 	switch {
 	case c == nil:
 		return nil, jsonrpc.UnknownSession()
-	case c.identity != identity || g.hasEnded(c):
+	case c.identity != v.caller.identity || g.hasEnded(c):
 		g.release(c)
 		return nil, jsonrpc.UnknownSession()
 	}
@@ -172,19 +188,47 @@ func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 // behalf returns on whose behalf the gateway acts for the client.
 func (v *visit) behalf() behalf { return behalf{v.r.Context(), v.g, v.r} }
 
-// all calls f for all servers that the client may know of at the same time, with its link to
-// each.
-func (v *visit) all(f func(s *Server, l *link)) {
+// all calls f for all servers that the client may know of at the same time.
+func (v *visit) all(f func(s *Server)) {
 	var calls errgroup.Group
 	calls.SetLimit(maxFanOut)
 	for _, s := range v.g.rules.seen(v.caller.identity) {
-		l := v.client.link(s)
 		calls.Go(func() error {
-			f(s, l)
+			f(s)
 			return nil
 		})
 	}
 	_ = calls.Wait()
+}
+
+// linked calls f for all servers that the client has a session with at the same time.
+func (v *visit) linked(f func(s *Server, l *link)) {
+	v.all(func(s *Server) {
+		if l := v.client.linked(s); l != nil && l.isOpen() {
+			f(s, l)
+		}
+	})
+}
+
+// meet returns the servers that the client may know of, and what they say of themselves: nil for those
+// that cannot be reached, which is logged. A server that is known is not asked.
+func (v *visit) meet() (servers []*Server, met []*about) {
+	servers = v.g.rules.seen(v.caller.identity)
+	met = make([]*about, len(servers))
+	known := v.g.audience(v.client)
+	var asking errgroup.Group
+	asking.SetLimit(maxFanOut)
+	for i, s := range servers {
+		p := known.at(s.ID)
+		if met[i] = p.current(s); met[i] == nil {
+			asking.Go(func() error {
+				met[i], _ = p.meet(v.behalf(), v.client, s)
+				return nil
+			})
+		}
+	}
+	_ = asking.Wait()
+	return servers, met
 }
 
 // maxFanOut is how many servers are talked to at the same time for one request.

@@ -75,6 +75,7 @@ func (h *Handler) newGateway() error {
 		Version:        version.Current(),
 		Naming:         h.naming(),
 		Key:            key,
+		Resumable:      h.SessionKey != "",
 		JoinTimeout:    time.Duration(h.JoinTimeout),
 		MaxClients:     h.MaxSessions,
 		Discovery:      h.Discovery,

@@ -1,0 +1,211 @@
+package gateway
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// An audience is all clients that servers cannot tell apart, see [visit.audience]. What a server
+// says of itself to one of them, it says to all, and so it does with its lists, until a session
+// has been used. So a client needs no session with a server to know what that has.
+type audience struct {
+	identity string // of its clients
+
+	mu       sync.Mutex
+	profiles map[string]*profile // by the ID of the server
+}
+
+// at returns what is known of a server.
+func (a *audience) at(id string) *profile {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.profiles[id]
+	if p == nil {
+		p = &profile{meeting: make(chan struct{}, 1)}
+		a.profiles[id] = p
+	}
+	return p
+}
+
+// A profile is what an audience knows of a server.
+type profile struct {
+	meeting chan struct{} // holds one token: its holder asks the server
+	lists   listCache
+
+	mu      sync.Mutex
+	about   *about           // nil if it is not known
+	failure *jsonrpc.Failure // of the last attempt to ask
+	asked   time.Time        // when that ended
+}
+
+// about is what a server has said of itself. It never changes.
+type about struct {
+	capabilities, instructions shared
+	mentioned                  shared // the URIs in its instructions
+	can                        abilities
+	session                    bool // it begins a session with each client
+	learned                    time.Time
+}
+
+// abilities returns what the server can do, as far as that is known.
+func (a *about) abilities() abilities {
+	if a == nil {
+		return 0
+	}
+	return a.can
+}
+
+// unchangedTime is how long a server is taken for the same without asking it, and a list that
+// a server of the legacy era says never changes. It may be another server by then.
+const unchangedTime = 30 * time.Second
+
+// current returns what the server has said of itself, nil if it has to be asked again. As long as
+// one client listens to it, the end of the server would be noticed.
+func (p *profile) current(s *Server) *about {
+	heard := p.lists.hasListener(tools)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.about == nil || s.isOut() || !heard && time.Since(p.about.learned) >= unchangedTime {
+		return nil
+	}
+	return p.about
+}
+
+// last returns what the server has said of itself, however long ago.
+func (p *profile) last() *about {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.about == nil {
+		return new(about)
+	}
+	return p.about
+}
+
+// learn notes what the server has said of itself.
+func (p *profile) learn(said *about) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.about = said
+}
+
+// forget has the server asked again.
+func (p *profile) forget() {
+	p.mu.Lock()
+	p.about = nil
+	p.mu.Unlock()
+	p.lists.forget(everyKind...)
+}
+
+// meet returns what a server says of itself to a client. If that is not known, one client asks by
+// opening its session, and the others wait.
+func (p *profile) meet(o behalf, c *client, s *Server) (*about, *jsonrpc.Failure) {
+	if l := c.linked(s); l != nil && l.isOpen() {
+		return l.description(), nil
+	}
+	if known := p.current(s); known != nil {
+		return known, nil
+	}
+	began := time.Now()
+	select {
+	case p.meeting <- struct{}{}:
+		defer func() { <-p.meeting }()
+	case <-o.ctx.Done():
+		return nil, jsonrpc.Timeout(s.Name)
+	}
+	if known := p.current(s); known != nil {
+		return known, nil
+	}
+	if failure := p.failedSince(began); failure != nil {
+		return nil, failure
+	}
+	l := c.link(s)
+	failure := l.open(o)
+	if failure == nil {
+		return l.description(), nil
+	}
+	if o.ctx.Err() == nil {
+		p.mu.Lock()
+		p.failure, p.asked = failure, time.Now()
+		p.mu.Unlock()
+	}
+	return nil, failure
+}
+
+// failedSince returns why the server could not be asked since a time.
+func (p *profile) failedSince(began time.Time) *jsonrpc.Failure {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asked.Before(began) {
+		return nil
+	}
+	return p.failure
+}
+
+// audiences are all that are remembered.
+type audiences struct {
+	mu   sync.Mutex
+	kept *quota.Cache[string, *audience]
+}
+
+const (
+	// audienceTime is how long an audience is remembered of which no client asks for anything.
+	audienceTime = 10 * time.Minute
+	// How many bytes are kept of audiences, and about how many a profile takes.
+	maxAudiences, profileSize = 64 << 20, 1 << 10
+)
+
+var keptAudiences = quota.NewKind("audiences")
+
+func newAudiences() *audiences {
+	return &audiences{kept: quota.NewCache[string, *audience](keptAudiences, quota.Limits{Bytes: maxAudiences}, audienceTime, nil)}
+}
+
+// close forgets all of them, and keeps no more.
+func (all *audiences) close() {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.kept.Close()
+}
+
+// audience returns that of a client, and renews it.
+func (g *Gateway) audience(c *client) *audience {
+	all := g.audiences
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	a, ok := all.kept.Get(c.audience)
+	if !ok {
+		a = &audience{identity: c.identity, profiles: map[string]*profile{}}
+	}
+	all.kept.Put(c.owner, c.audience, a, int64(len(c.audience)+profileSize*len(g.config.Servers)))
+	return a
+}
+
+// each calls f for all audiences.
+func (all *audiences) each(f func(*audience)) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, a := range all.kept.All {
+		f(a)
+	}
+}
+
+// expire forgets audiences that were not asked for anything for long, and servers that are no longer
+// there. It returns how many audiences are left.
+func (all *audiences) expire(there func(id string) bool) int {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.kept.Expire()
+	for _, a := range all.kept.All {
+		a.mu.Lock()
+		maps.DeleteFunc(a.profiles, func(id string, _ *profile) bool { return !there(id) })
+		a.mu.Unlock()
+	}
+	return all.kept.Len()
+}
+
+// profile returns what the audience of a client knows of a server.
+func (g *Gateway) profile(c *client, id string) *profile { return g.audience(c).at(id) }

@@ -1,0 +1,291 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// initialized returns how many sessions have begun with a server.
+func (p *peer) initialized() int { return p.count("initialize") }
+
+// A client that servers cannot tell from another one gets what they have said to that, and a session
+// with a server when it needs one (A3, A4).
+func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
+	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
+	a.instructions, b.instructions = "use a", "use b"
+	g := newGateway(t, nil, a, b)
+	first := g.legacy(t)
+	want := []string{"a::x", "b::y"}
+	if got := names(t, first.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+		t.Fatalf("the first client got %v", got)
+	}
+	second := g.legacy(t)
+	if string(second.hello.Result) != string(first.hello.Result) {
+		t.Errorf("got %s, the first client %s", second.hello.Result, first.hello.Result)
+	}
+	if got := names(t, second.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+	second.ask("logging/setLevel", `{"level":"error"}`)
+	second.tell("notifications/roots/list_changed", "")
+	for _, p := range []*peer{a, b} {
+		if p.initialized() != 1 || p.count("tools/list") != 1 || p.count("logging/setLevel") != 0 || p.count("notifications/roots/list_changed") != 0 {
+			t.Errorf("%s: the second client has a session: %d, %d lists", p.name, p.initialized(), p.count("tools/list"))
+		}
+	}
+	second.call("a::x")
+	second.call("a::x")
+	if a.initialized() != 2 || a.count("notifications/initialized") != 2 || b.initialized() != 1 {
+		t.Errorf("after calls: %d and %d sessions, %d initialized", a.initialized(), b.initialized(), a.count("notifications/initialized"))
+	}
+	if a.await(t, "logging/setLevel", 1).session != "a-session-2" {
+		t.Error("the log level did not reach the new session")
+	}
+	second.tell("x/anything", "")
+	if b.await(t, "x/anything", 1); b.initialized() != 2 {
+		t.Errorf("%d sessions with b", b.initialized())
+	}
+}
+
+// Clients that come at the same time do not all ask the servers.
+func TestOneClientAsksForAll(t *testing.T) {
+	const clients = 8
+	p := legacyPeer("a")
+	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+		time.Sleep(20 * time.Millisecond) // in which the others come
+		p.initialize(w, a)
+	})
+	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		time.Sleep(20 * time.Millisecond)
+		a.reply(w, `{"tools":[{"name":"x"}]}`)
+	})
+	g := newGateway(t, nil, p)
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+	all.Wait()
+	if p.initialized() != 1 || p.count("tools/list") != 1 {
+		t.Errorf("%d sessions, %d lists", p.initialized(), p.count("tools/list"))
+	}
+}
+
+// If the one that asks gives up, another asks.
+func TestOneThatAsksForAllGivesUp(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	blocked := make(chan struct{})
+	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+		if p.initialized() == 1 {
+			close(blocked)
+			<-a.Context().Done()
+			return
+		}
+		p.initialize(w, a)
+	})
+	g := newGateway(t, nil, p)
+	u := g.user(t, mcp.Legacy)
+	leaving := u.start(http.MethodPost, u.request("1", "initialize", `{"protocolVersion":"`+u.version+`","capabilities":`+u.can+`,"clientInfo":`+u.info+`}`))
+	<-blocked
+	done := make(chan *user)
+	go func() { done <- g.legacy(t) }()
+	leaving.hangUp()
+	if got := names(t, (<-done).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Clients that a server can tell apart each get its answers.
+func TestAudiences(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+		p.capabilities = `{"tools":{}}`
+		if strings.Contains(a.body, "elicitation") {
+			p.capabilities = `{"tools":{},"prompts":{}}`
+		}
+		p.initialize(w, a)
+	})
+	g := newGateway(t, nil, p)
+	begin := func(change func(*user)) string {
+		u := g.user(t, mcp.Legacy)
+		change(u)
+		var result struct{ Capabilities map[string]json.RawMessage }
+		_ = json.Unmarshal(u.connect().hello.Result, &result)
+		if result.Capabilities["prompts"] != nil {
+			return "prompts"
+		}
+		return ""
+	}
+	for i, tt := range []struct {
+		name     string
+		change   func(*user)
+		want     string
+		sessions int
+	}{
+		{"a client", func(*user) {}, "prompts", 1},
+		{"the same", func(*user) {}, "prompts", 1},
+		{"with fewer capabilities", func(u *user) { u.can = "{}" }, "", 2},
+		{"another identity", func(u *user) { u.identity = "ann" }, "prompts", 3},
+		{"another account", func(u *user) { u.header.Set("X-Api-Key", "1") }, "prompts", 4},
+		{"another program", func(u *user) { u.info = `{"name":"other","version":"1"}` }, "prompts", 5},
+		{"another version", func(u *user) { u.version = "2025-03-26" }, "prompts", 6},
+		{"a request with another id", func(u *user) { u.header.Set("X-Request-Id", "1") }, "prompts", 6},
+	} {
+		if got := begin(tt.change); got != tt.want || p.initialized() != tt.sessions {
+			t.Errorf("%d %s: got %q, %d sessions, want %d", i, tt.name, got, p.initialized(), tt.sessions)
+		}
+	}
+}
+
+// In a session that was used, a server may show other tools than to the rest.
+func TestListsOfUsedSessions(t *testing.T) {
+	p := legacyPeer("a")
+	var mu sync.Mutex
+	enabled := map[string]bool{} // by session
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		mu.Lock()
+		enabled[a.session] = true
+		mu.Unlock()
+		a.reply(w, `{"content":[]}`)
+	})
+	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		mu.Lock()
+		defer mu.Unlock()
+		more := ""
+		if enabled[a.session] {
+			more = `,{"name":"more"}`
+		}
+		a.reply(w, `{"tools":[{"name":"enable"}`+more+`]}`)
+	})
+	p.capabilities = `{"tools":{}}` // it does not say that they change
+	g := newGateway(t, nil, p)
+	first, second := g.legacy(t), g.legacy(t)
+	count := func(u *user) int { return len(names(t, u.ask("tools/list", ""), "tools", "name")) }
+	if count(first) != 1 || count(second) != 1 || p.count("tools/list") != 1 {
+		t.Errorf("%d lists", p.count("tools/list"))
+	}
+	second.call("a::enable")
+	if n := count(second); n != 2 {
+		t.Errorf("the client that has enabled tools sees %d", n)
+	}
+	if n := count(first); n != 1 {
+		t.Errorf("another client sees %d", n)
+	}
+	if n := count(g.legacy(t)); n != 1 {
+		t.Errorf("a new client sees %d", n)
+	}
+}
+
+// In time that is not real: what a server has said is good for a while, and no longer if the server
+// fails, or is another one.
+func TestServersAreAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		g := newMemory(t, nil, p)
+		defer g.close()
+		first := g.legacy(t)
+		first.ask("tools/list", "")
+		newcomer := func() []string { return names(t, g.legacy(t).ask("tools/list", ""), "tools", "name") }
+		asked := func(sessions, lists int) {
+			t.Helper()
+			if p.initialized() != sessions || p.count("tools/list") != lists {
+				t.Errorf("%d sessions and %d lists, want %d and %d", p.initialized(), p.count("tools/list"), sessions, lists)
+			}
+		}
+		newcomer()
+		asked(1, 1)
+		time.Sleep(time.Second)
+		first.ask("tools/list", "") // it wants to know of changes
+		asked(1, 2)
+		time.Sleep(unchangedTime)
+		newcomer()
+		asked(2, 3)
+		p.hasTools("y")
+		p.forget() // as after a restart
+		if got := newcomer(); !slices.Equal(got, []string{"a::x"}) {
+			t.Errorf("before it shows: %v", got)
+		}
+		first.call("a::x")
+		if got := newcomer(); !slices.Equal(got, []string{"a::y"}) {
+			t.Errorf("after it has shown: %v", got)
+		}
+		p.down.Store(true)
+		first.call("a::x")
+		time.Sleep(unchangedTime)
+		if got := newcomer(); len(got) != 0 {
+			t.Errorf("a server that is down has %v", got)
+		}
+		p.down.Store(false)
+		time.Sleep(time.Minute)
+		if got := newcomer(); !slices.Equal(got, []string{"a::y"}) {
+			t.Errorf("a server that is back has %v", got)
+		}
+	})
+}
+
+// Sessions that another process may go on with begin at once: the session id has to carry them.
+func TestSessionsThatIDsCarry(t *testing.T) {
+	with, without, child := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
+	without.sessions = false
+	resumable := func(c *Config) { c.Resumable, c.Servers[2].ChildrenOnly = true, true }
+	g := newGateway(t, resumable, with, without, child)
+	g.legacy(t)
+	second := g.legacy(t)
+	if with.initialized() != 2 || without.initialized() != 1 || child.initialized() != 1 {
+		t.Errorf("%d, %d and %d sessions", with.initialized(), without.initialized(), child.initialized())
+	}
+	elsewhere := second.at(newGateway(t, resumable, with, without, child))
+	elsewhere.call("a::x")
+	if got := with.await(t, "tools/call", 1); got.session != "a-session-2" {
+		t.Errorf("another process has called in %s", got.session)
+	}
+	for _, name := range []string{"b::x", "c::x"} {
+		if s := elsewhere.call(name); s.Error != nil {
+			t.Errorf("%s: %s", name, s.body)
+		}
+	}
+}
+
+// In time that is not real: a session with a server that has begun after the session id of the client
+// was issued lasts as long as the client may come back.
+func TestSessionsThatIDsDoNotCarry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a")
+		g := newMemory(t, nil, p)
+		defer g.close()
+		g.legacy(t)
+		u := g.legacy(t)
+		u.call("a::x")
+		time.Sleep(2 * idleTime)
+		u.call("a::x")
+		if got := p.heard("tools/call"); got[0].session != got[1].session {
+			t.Errorf("called in %s, then in %s", got[0].session, got[1].session)
+		}
+	})
+}
+
+// When an operator has the tools of a server asked for again, that holds for clients without a session,
+// too.
+func TestRefreshOfAudiences(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g := newGateway(t, nil, p)
+	g.legacy(t).ask("tools/list", "")
+	p.hasTools("y")
+	g.Refresh("a")
+	if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
+		t.Errorf("got %v", got)
+	}
+	await.Until(t, "it is remembered", func() bool { return keptAudiences.Usage().Entries > 0 })
+}
