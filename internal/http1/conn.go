@@ -66,7 +66,7 @@ func (c *conn) Read(p []byte) (int, error) {
 // that arrives while no request is under way must not be taken for the next response.
 func (c *conn) silent() bool {
 	c.quiet = false
-	return c.raw != nil && c.reader.Buffered() == 0 && c.raw.Control(c.peek) == nil && c.quiet
+	return c.raw != nil && c.raw.Control(c.peek) == nil && c.quiet
 }
 
 // keepAlive takes note of a Keep-Alive header. Node.js closes connections that are idle for

@@ -172,6 +172,8 @@ var faults = []fault{
 	{name: "103", serve: answer("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n" + ok), want: `103 103 200 "ok"; 103 103 200 "ok"; 0:POST 0:GET`},
 	{name: "1xx that are too large", settings: &http.Transport{MaxResponseHeaderBytes: 1000},
 		serve: answer("HTTP/1.1 103 Early Hints\r\nX: " + strings.Repeat("x", 2000) + "\r\n\r\n" + ok), want: `error; error; 0:POST 1:GET`},
+	{name: "1xx that are too large as a whole, and are all seen", settings: &http.Transport{MaxResponseHeaderBytes: 6000},
+		serve: answer(strings.Repeat("HTTP/1.1 103 Early Hints\r\nX: "+strings.Repeat("x", 4000)+"\r\n\r\n", 3) + ok), want: `103 103 103 200 "ok"; 103 103 103 200 "ok"; 0:POST 0:GET`},
 	{name: "101 without an Upgrade", serve: answer("HTTP/1.1 101 Switching Protocols\r\n\r\n"), want: `101 ""; 101 ""; 0:POST 1:GET`},
 
 	{name: "gzip", serve: answer(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", len(gzipped("hello")), gzipped("hello"))),
@@ -253,12 +255,15 @@ var faults = []fault{
 	{name: "the caller closes a body that it has not read", serve: answer(ok),
 		stage: func(s *stage) { s.response = func(res *http.Response) { res.Body.Close() } },
 		want:  `200 "" closed; 200 "ok"; 0:POST 1:GET`},
+	{name: "the caller closes a body that is empty", serve: answer("HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"),
+		stage: func(s *stage) { s.response = func(res *http.Response) { res.Body.Close() } },
+		want:  `202 ""; 202 ""; 0:POST 0:GET`},
 	{name: "the caller cancels before it begins", serve: answer(ok), stage: func(s *stage) { s.cancel() }, want: `canceled; 200 "ok"; 0:GET`},
 	{name: "the caller cancels while the connection is made", serve: answer(ok), stage: func(s *stage) {
 		s.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			s.cancel()
 			<-ctx.Done()
-			return nil, ctx.Err()
+			return nil, errors.New("dial: operation was canceled") // DialError of reverse_proxy does not say more
 		}
 	}, want: `canceled; 200 "ok"; 0:GET`},
 	{name: "the caller cancels while the request is written", serve: func(p *peer) {

@@ -168,21 +168,23 @@ func FuzzResponse(f *testing.F) {
 
 // FuzzRequest sends requests, and compares what net/http writes.
 func FuzzRequest(f *testing.F) {
-	f.Add("POST", "http://server:1/mcp?a=b", "", "X-Name", "value", "hello")
-	f.Add("GET", "http://server/", "other:2", "User-Agent", "", "")
-	f.Add("GET", "http://server/%zz", "", "User-Agent", " me ", "")
-	f.Add("DELETE", "http://[::1]:1", "[fe80::1%25eth0]", "Accept-Encoding", "br", "")
-	f.Add("PUT", "http://server:1/a b?c d#e", "a/b", "Host", "third", "")
-	f.Add("PATCH", "http://server:1?x", "bücher.example", "Transfer-Encoding", "chunked", "")
-	f.Add("OPTIONS", "http://server:1/*", "", "Content-Length", "7", "x")
-	f.Add("G T", "http://server:1/", "", "A", "b", "")
-	f.Add("GET", "http://server:1/", "", "A\r\nB", "c", "")
-	f.Add("GET", "http://server:1/", "", "A", "b\r\nC: d", "")
-	f.Add("GET", "http://server:1/", "a\r\nB: c", "A", "b", "")
-	f.Add("HEAD", "http://server:1//x", "", "Range", "bytes=0-1", "")
-	f.Add("POST", "http://server:1/", "", "Trailer", "X", "x")
-	f.Add("", "http://server:1/", "", "Te", "trailers", "x")
-	f.Fuzz(func(t *testing.T, method, target, host, name, value, data string) {
+	f.Add("POST", "http://server:1/mcp?a=b", "", "", "X-Name", "value", "hello")
+	f.Add("GET", "http://server/", "", "other:2", "User-Agent", "", "")
+	f.Add("GET", "http://server/%zz", "", "", "User-Agent", " me ", "")
+	f.Add("DELETE", "http://[::1]:1", "", "[fe80::1%25eth0]", "Accept-Encoding", "br", "")
+	f.Add("PUT", "http://server:1/a b?c d#e", "", "a/b", "Host", "third", "")
+	f.Add("PATCH", "http://server:1?x", "", "bücher.example", "Transfer-Encoding", "chunked", "")
+	f.Add("OPTIONS", "http://server:1/*", "", "", "Content-Length", "7", "x")
+	f.Add("G T", "http://server:1/", "", "", "A", "b", "")
+	f.Add("GET", "http://server:1/", "", "", "A\r\nB", "c", "")
+	f.Add("GET", "http://server:1/", "", "", "A", "b\r\nC: d", "")
+	f.Add("GET", "http://server:1/", "", "a\r\nB: c", "A", "b", "")
+	f.Add("HEAD", "http://server:1//x", "", "", "Range", "bytes=0-1", "")
+	f.Add("POST", "http://server:1/", "", "", "Trailer", "X", "x")
+	f.Add("", "http://server:1/", "", "", "Te", "trailers", "x")
+	f.Add("GET", "http://server:1/", "a\r\nB: c", "", "A", "b", "")
+	f.Add("GET", "http://server:1/", "a b\x7f", "", "A", "b", "")
+	f.Fuzz(func(t *testing.T, method, target, query, host, name, value, data string) {
 		if method == http.MethodConnect || strings.HasPrefix(target, "https") || strings.Contains(data, "\r\n\r\n") {
 			t.Skip()
 		}
@@ -197,6 +199,9 @@ func FuzzRequest(f *testing.F) {
 				t.Skip()
 			}
 			r.Method, r.Header[name] = method, []string{value}
+			if query != "" {
+				r.URL.RawQuery = query
+			}
 			if host != "" {
 				r.Host = host
 			}

@@ -18,17 +18,16 @@ type pool struct {
 	sweepAt time.Time // zero if no connection is idle
 }
 
-// take returns the connection to a host that was used last, or nil. Those that their
-// servers have closed, or that are too old, are closed.
+// take returns the connection to a host that was used last, or nil. Those that are not
+// silent are closed.
 func (p *pool) take(host string) *conn {
-	now := time.Now()
 	for {
 		c := p.pop(host)
 		if c == nil {
 			return nil
 		}
-		if now.Before(c.idleUntil) && c.silent() {
-			c.takenAt, c.reused = now, true
+		if c.silent() {
+			c.takenAt, c.reused = time.Now(), true
 			return c
 		}
 		c.Close()

@@ -84,7 +84,8 @@ func TestOneWrite(t *testing.T) {
 		return &countingConn{c.(*net.TCPConn), &writes}, err
 	}})
 	defer transport.CloseIdleConnections()
-	r := post(t, server.URL, io.NopCloser(io.MultiReader(strings.NewReader("hel"), strings.NewReader("lo"))))
+	sent := &closing{Reader: io.MultiReader(strings.NewReader("hel"), strings.NewReader("lo"))}
+	r := post(t, server.URL, sent)
 	r.ContentLength = 5
 	res, err := transport.RoundTrip(r)
 	if err != nil {
@@ -97,6 +98,19 @@ func TestOneWrite(t *testing.T) {
 	if n := writes.Load(); n != 1 {
 		t.Errorf("%d writes", n)
 	}
+	if !sent.closed {
+		t.Error("the body of the request is open")
+	}
+}
+
+type closing struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closing) Close() error {
+	c.closed = true
+	return nil
 }
 
 func echo(w http.ResponseWriter, r *http.Request) {
@@ -143,6 +157,53 @@ func TestLargeRequest(t *testing.T) {
 	}
 }
 
+// TestLargeHeader leaves a request to the standard transport whose header is large.
+func TestLargeHeader(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(echo))
+	defer server.Close()
+	transport := New(&http.Transport{})
+	defer transport.CloseIdleConnections()
+	for size, idle := range map[int]int{0: 1, maxRequest: 0} {
+		transport.idle.idle = nil
+		r := post(t, server.URL, io.NopCloser(strings.NewReader("hello")))
+		r.ContentLength = 5
+		r.Header.Set("X", strings.Repeat("x", size))
+		res, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(res.Body); string(body) != "hello" || err != nil {
+			t.Errorf("%q, %v", body, err)
+		}
+		if n := len(transport.idle.idle[r.URL.Host]); n != idle {
+			t.Errorf("%d idle connections after a header of %d bytes", n, size)
+		}
+	}
+}
+
+// TestCancelAtTheEnd cancels a request when all of its response has arrived, but was not read.
+// The connection is not used again, since it is being closed.
+func TestCancelAtTheEnd(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(echo))
+	defer server.Close()
+	transport := New(&http.Transport{})
+	defer transport.CloseIdleConnections()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := post(t, server.URL, io.NopCloser(strings.NewReader("hello"))).WithContext(ctx)
+	r.ContentLength = 5
+	res, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if body, err := io.ReadAll(res.Body); string(body) != "hello" || err != nil {
+		t.Errorf("%q, %v", body, err)
+	}
+	if n := len(transport.idle.idle[r.URL.Host]); n != 0 {
+		t.Error("the connection was kept")
+	}
+}
+
 // TestCloseWhileReading closes a body on which another goroutine waits.
 func TestCloseWhileReading(t *testing.T) {
 	release := make(chan struct{})
@@ -186,14 +247,14 @@ func TestSlowBody(t *testing.T) {
 	defer listener.Close()
 	firstClosed := make(chan struct{})
 	go func() {
-		for i := 0; ; i++ {
+		for i, text := range []string{other, ok} {
 			c, err := listener.Accept()
 			if err != nil {
 				return
 			}
 			if r, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
 				_, _ = io.Copy(io.Discard, r.Body)
-				_, _ = io.WriteString(c, ok)
+				_, _ = io.WriteString(c, text)
 			}
 			c.Close()
 			if i == 0 {
