@@ -79,12 +79,12 @@ func (c *memoryConn) SetDeadline(time.Time) error      { return nil }
 func (c *memoryConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *memoryConn) SetWriteDeadline(time.Time) error { return nil }
 
-// SyscallConn has the connection kept when it is idle.
+// SyscallConn has the connection kept when it is idle, but not used again.
 func (c *memoryConn) SyscallConn() (syscall.RawConn, error) { return nowhere{}, nil }
 
 type nowhere struct{}
 
-func (nowhere) Control(func(uintptr)) error    { return errors.ErrUnsupported }
+func (nowhere) Control(f func(uintptr)) error  { f(0); return nil }
 func (nowhere) Read(func(uintptr) bool) error  { return errors.ErrUnsupported }
 func (nowhere) Write(func(uintptr) bool) error { return errors.ErrUnsupported }
 

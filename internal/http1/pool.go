@@ -6,6 +6,10 @@ import (
 	"time"
 )
 
+// sweepEvery is how long the file of a connection that its server has closed stays open at
+// most.
+const sweepEvery = 5 * time.Second
+
 // A pool has the connections that are idle.
 type pool struct {
 	perHost int
@@ -71,26 +75,31 @@ func (p *pool) keep(c *conn) bool {
 	if p.idle == nil {
 		p.idle = make(map[string][]*conn)
 	}
-	c.idleUntil = time.Now().Add(lives)
+	now := time.Now()
+	c.idleUntil = now.Add(lives)
 	p.idle[c.host] = append(p.idle[c.host], c)
-	p.sweepBy(c.idleUntil)
+	p.watch(c, now)
 	return true
 }
 
-// sweepBy makes sure that idle connections are looked at, not later than at a given time.
-func (p *pool) sweepBy(at time.Time) {
-	if !p.sweepAt.IsZero() && !at.Before(p.sweepAt) {
+// watch has a connection looked at when its time is up, and from time to time until then.
+func (p *pool) watch(c *conn, now time.Time) {
+	next := now.Add(sweepEvery)
+	if c.idleUntil.Before(next) {
+		next = c.idleUntil
+	}
+	if !p.sweepAt.IsZero() && !next.Before(p.sweepAt) {
 		return
 	}
-	p.sweepAt = at
+	p.sweepAt = next
 	if p.sweeper == nil {
-		p.sweeper = time.AfterFunc(time.Until(at), p.sweep)
+		p.sweeper = time.AfterFunc(next.Sub(now), p.sweep)
 	} else {
-		p.sweeper.Reset(time.Until(at))
+		p.sweeper.Reset(next.Sub(now))
 	}
 }
 
-// sweep closes connections that were idle for long enough.
+// sweep closes connections that were idle for long enough, or that their servers closed.
 func (p *pool) sweep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,8 +110,8 @@ func (p *pool) sweep() {
 	p.sweepAt = time.Time{}
 	for host, conns := range p.idle {
 		conns = slices.DeleteFunc(conns, func(c *conn) bool {
-			if now.Before(c.idleUntil) {
-				p.sweepBy(c.idleUntil)
+			if now.Before(c.idleUntil) && c.silent() {
+				p.watch(c, now)
 				return false
 			}
 			c.Close()

@@ -322,7 +322,7 @@ func TestPool(t *testing.T) {
 				p := &pool{perHost: tt.perHost, timeout: time.Minute}
 				defer p.close()
 				fake := newMemoryConn(nil)
-				c := newConn(fake, "server", 0)
+				c := silentConn(fake)
 				c.keepAlive(tt.header)
 				p.put(c)
 				time.Sleep(tt.after)
@@ -342,6 +342,33 @@ func TestPool(t *testing.T) {
 	}
 }
 
+// silentConn is a connection to a server that keeps it open.
+func silentConn(fake *memoryConn) *conn {
+	c := newConn(fake, "server", 0)
+	c.peek = func(uintptr) { c.quiet = true }
+	return c
+}
+
+// TestServerCloses closes an idle connection that its server has closed, without a request.
+func TestServerCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &pool{perHost: 2, timeout: time.Minute}
+		defer p.close()
+		open, closed := newMemoryConn(nil), newMemoryConn(nil)
+		p.put(silentConn(open))
+		p.put(newConn(closed, "server", 0))
+		begin := time.Now()
+		<-closed.closed
+		if after := time.Since(begin); after > sweepEvery {
+			t.Errorf("closed after %v", after)
+		}
+		<-open.closed
+		if after := time.Since(begin); after != time.Minute {
+			t.Errorf("the other was closed after %v", after)
+		}
+	})
+}
+
 // TestPoolIsSwept closes each connection in time, though some come and go.
 func TestPoolIsSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -349,7 +376,7 @@ func TestPoolIsSwept(t *testing.T) {
 		fakes := make([]*memoryConn, 4)
 		for i := range fakes {
 			fakes[i] = newMemoryConn(nil)
-			p.put(newConn(fakes[i], "server", 0))
+			p.put(silentConn(fakes[i]))
 			time.Sleep(10 * time.Second)
 		}
 		if c := p.pop("server"); c.Conn != fakes[3] {
@@ -368,7 +395,7 @@ func TestPoolIsSwept(t *testing.T) {
 		}
 		late := newMemoryConn(nil)
 		p.close()
-		p.put(newConn(late, "server", 0))
+		p.put(silentConn(late))
 		<-late.closed
 	})
 }
