@@ -18,7 +18,7 @@ func TestBinaryHasTheModules(t *testing.T) {
 	modules := strings.Fields(string(out))
 	for _, module := range []string{
 		"http.handlers.mcp_gateway", "http.handlers.mcp_gateway.auth.token", "http.handlers.mcp_gateway.auth.hmac", "http.handlers.mcp_gateway.auth.jwt", "http.handlers.mcp_gateway.auth.mtls",
-		"admin.api.mcp_gateway", "http.reverse_proxy.transport.mcp_stdio", "http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample",
+		"admin.api.mcp_gateway", "http.reverse_proxy.transport.mcp_stdio", "http.reverse_proxy.transport.mcp_http", "http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample",
 		"http.handlers.mcp_pruner", "http.handlers.mcp_pruner.backends.heuristic", "http.handlers.mcp_pruner.backends.deepinfra", "http.handlers.mcp_pruner.backends.rerank",
 	} {
 		if !slices.Contains(modules, module) {
