@@ -168,6 +168,9 @@ func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer ma
 			}
 			before := l.running.cpu()
 			result := run(l.call)
+			if result.Elapsed > patience {
+				progress("%s: a turn of %s took %s", c, l.running.id(), result.Elapsed.Round(time.Second))
+			}
 			l.measure.add(result, l.running.cpu()-before)
 		}
 		if err := ctx.Err(); err != nil {
@@ -267,7 +270,9 @@ func (b *bench) reportCalls(ctx context.Context, w io.Writer) error {
 
 // measureSize measures cases that differ in nothing but their clients, of which there are
 // more from one to the next: the same processes serve them.
-func (b *bench) measureSize(ctx context.Context, contestants []contestant, cases []callCase) (results []map[string]*measure, err error) {
+func (b *bench) measureSize(
+	ctx context.Context, contestants []contestant, cases []callCase,
+) (results []map[string]*measure, err error) {
 	progress("%s: start %d contestants", cases[0], len(contestants))
 	f, err := b.startCalls(ctx, contestants, cases[0].kind, cases[0].size)
 	if err != nil {

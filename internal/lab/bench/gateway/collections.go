@@ -19,7 +19,8 @@ type collections struct {
 //	gc 7 @1.2s 0%: 0.03+1.5+0.02 ms clock, 0.06+0.2/1.4/0+0.04 ms cpu, 7->8->4 MB, 8 MB goal, …
 //
 // of which the first and the last time are those in which the program stands still.
-var traced = regexp.MustCompile(`(?m)^gc \d+ @\S+ \S+ ([\d.]+)\+[\d.]+\+([\d.]+) ms clock, .* ms cpu, \d+->(\d+)->\d+ MB`)
+var traced = regexp.MustCompile(`(?m)^gc \d+ @\S+ \S+ ([\d.]+)\+[\d.]+\+([\d.]+) ms clock, ` +
+	`.* ms cpu, \d+->(\d+)->\d+ MB`)
 
 // readCollections reads them from the output of a process.
 func readCollections(output string) (c collections) {

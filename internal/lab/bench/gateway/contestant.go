@@ -92,9 +92,10 @@ func (in *installed) contestants() []contestant {
 	streamable := func(path string) door { return door{path: path, dialect: load.Legacy} }
 	stateless := func(path string) door { return door{path: path, dialect: load.Modern} }
 	ours := func(name, path, mask string, set func(*contestant)) contestant {
-		c := contestant{name: "mcp_gateway " + name, masked: mask != "mask off", streams: true, https: true, guards: true,
-			legacy: streamable(path), modern: stateless(path),
-			version: goVersion(in.caddy, "github.com/caddy-mcp-gateway/caddy-mcp-gateway"), command: in.runCaddy, files: gatewayCaddyfile(mask)}
+		c := contestant{name: "mcp_gateway " + name, masked: mask != "mask off", streams: true, https: true,
+			guards: true, legacy: streamable(path), modern: stateless(path),
+			version: goVersion(in.caddy, "github.com/caddy-mcp-gateway/caddy-mcp-gateway"),
+			command: in.runCaddy, files: gatewayCaddyfile(mask)}
 		if path == "/mcp" {
 			c.tool, c.joins = underscores, true
 		}
@@ -116,7 +117,8 @@ func (in *installed) contestants() []contestant {
 			version: goVersion(in.caddy, "github.com/caddyserver/caddy/v2"), command: in.runCaddy, files: func(s site) map[string]string {
 				return map[string]string{"Caddyfile": s.caddyfile("\treverse_proxy " + s.servers[0].host() + "\n")}
 			}},
-		{name: "nginx `proxy_pass`", streams: true, https: true, legacy: streamable(""), modern: stateless(""), version: nginxVersion,
+		{name: "nginx `proxy_pass`", streams: true, https: true, legacy: streamable(""), modern: stateless(""),
+			version: nginxVersion,
 			command: func(s site) []string { return []string{"nginx", "-p", s.dir, "-e", "stderr", "-c", "nginx.conf"} },
 			files:   nginxConf},
 
@@ -132,7 +134,8 @@ func (in *installed) contestants() []contestant {
 		{name: "Go SDK relay", joins: true, streams: true, legacy: streamable("/mcp"), modern: stateless("/stateless"),
 			version: goVersion(filepath.Join(in.goPeers, "relay"), "github.com/modelcontextprotocol/go-sdk"), tool: underscores, command: in.runRelay},
 		{name: "Docker MCP Gateway", joins: true, streams: true, legacy: streamable("/mcp"), modern: noModern,
-			version: in.dockerVersion, tool: colon, command: in.runDocker, files: dockerCatalog, env: []string{"DOCKER_MCP_IN_CONTAINER=1"}},
+			version: in.dockerVersion, tool: colon, command: in.runDocker, files: dockerCatalog,
+			env: []string{"DOCKER_MCP_IN_CONTAINER=1"}},
 		{name: "mcp-hub", joins: true, streams: true, legacy: door{path: "/mcp", dialect: load.SSE}, modern: noModern,
 			version: in.npmVersion("mcp-hub"), tool: underscores, command: in.runMCPHub, files: mcpHubConfig},
 
@@ -221,9 +224,9 @@ const (
 	keyFile     = "key.pem"
 )
 
-// guards is what a client is held to in cases that are guarded. It may do all that it does,
-// and nothing of what it gets is redacted: both must be found out for each call.
-const guards = `		client bench {
+// guardedClient is what a client is held to in cases that are guarded. It may do all that
+// it does, and nothing of what it gets is redacted: both must be found out for each call.
+const guardedClient = `		client bench {
 			token ` + token + `
 			deny *::delete_*
 			allow *
@@ -239,7 +242,7 @@ func gatewayCaddyfile(mask string) func(site) map[string]string {
 	return func(s site) map[string]string {
 		text := fmt.Sprintf("\tmcp_gateway {\n\t\tseparator __\n\t\t%s\n", mask)
 		if s.guarded {
-			text += guards
+			text += guardedClient
 		}
 		for _, server := range s.servers {
 			if server.stdio != nil {
@@ -257,7 +260,8 @@ func gatewayCaddyfile(mask string) func(site) map[string]string {
 func nginxConf(s site) map[string]string {
 	tls := ""
 	if s.tls {
-		tls = fmt.Sprintf(" ssl http2;\n\t\tssl_certificate %s;\n\t\tssl_certificate_key %s", s.file(certFile), s.file(keyFile))
+		tls = fmt.Sprintf(" ssl http2;\n\t\tssl_certificate %s;\n\t\tssl_certificate_key %s",
+			s.file(certFile), s.file(keyFile))
 	}
 	return map[string]string{"nginx.conf": fmt.Sprintf(`daemon off;
 worker_processes auto;
@@ -345,7 +349,8 @@ func (in *installed) runDocker(s site) []string {
 	for _, server := range s.servers {
 		names = append(names, server.name)
 	}
-	return []string{filepath.Join(in.goPeers, "docker-mcp"), "gateway", "run", "--transport", "streaming", "--port", fmt.Sprint(s.port),
+	return []string{filepath.Join(in.goPeers, "docker-mcp"), "gateway", "run",
+		"--transport", "streaming", "--port", fmt.Sprint(s.port),
 		"--catalog", s.file("catalog.yaml"), "--servers", strings.Join(names, ","),
 		"--static", "--long-lived", "--watch=false", "--log-calls=false", "--block-secrets=false"}
 }
@@ -354,7 +359,8 @@ func dockerCatalog(s site) map[string]string {
 	type object = map[string]any
 	servers := object{}
 	for _, server := range s.servers {
-		servers[server.name] = object{"description": "bench", "title": server.name, "type": "remote", "prefix": server.name, "longLived": true,
+		servers[server.name] = object{"title": server.name, "description": "bench", "prefix": server.name,
+			"longLived": true, "type": "remote",
 			"remote": object{"transport_type": "streamable", "url": server.url}}
 	}
 	catalog, _ := json.MarshalIndent(object{"registry": servers}, "", "  ") // which does not fail; JSON is YAML
@@ -371,7 +377,8 @@ func (in *installed) dockerVersion() (string, error) {
 
 // runMCPHub runs mcp-hub, which serves its clients by HTTP+SSE.
 func (in *installed) runMCPHub(s site) []string {
-	return []string{"node", in.npm("mcp-hub/dist/cli.js"), "--port", fmt.Sprint(s.port), "--config", s.file("config.json")}
+	return []string{"node", in.npm("mcp-hub/dist/cli.js"), "--port", fmt.Sprint(s.port),
+		"--config", s.file("config.json")}
 }
 
 func mcpHubConfig(s site) map[string]string {

@@ -25,7 +25,8 @@ func newSession(servers int) string { return fmt.Sprintf("fanout/%d", servers) }
 // one.
 func (b *bench) reportFanOut(ctx context.Context, w io.Writer) error {
 	t := table{title: fmt.Sprintf("servers, with %d tools each", joinedTools), heads: []string{
-		"first session, ms", "new session, ms", "16 at once, ms", "list, ms", "list, CPU µs", "call, ms", "call, CPU µs", "peak, MiB"}}
+		"first session, ms", "new session, ms", "16 at once, ms",
+		"list, ms", "list, CPU µs", "call, ms", "call, CPU µs", "peak, MiB"}}
 	for _, n := range joinedServers {
 		name := newSession(n)
 		if !b.wants(name) {
@@ -47,7 +48,8 @@ func (b *bench) reportFanOut(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if len(t.rows) > 0 {
-		fmt.Fprint(w, "### Many servers behind one endpoint\n\nMedians. A session is `initialize`, `notifications/initialized` and `tools/list`; "+
+		fmt.Fprint(w, "### Many servers behind one endpoint\n\n"+
+			"Medians. A session is `initialize`, `notifications/initialized` and `tools/list`; "+
 			"the first is that of a process which has served no client yet.\n\n")
 		t.print(w)
 	}
@@ -124,7 +126,9 @@ func (b *bench) fanOut(ctx context.Context, c *contestant, n int, t *table) erro
 }
 
 // firstSession says how long a session takes at a contestant that has served none.
-func (b *bench) firstSession(ctx context.Context, c *contestant, servers []server, list attempt) (time.Duration, error) {
+func (b *bench) firstSession(
+	ctx context.Context, c *contestant, servers []server, list attempt,
+) (time.Duration, error) {
 	r, err := c.start(ctx, &b.installed, servers, setup{}, nil)
 	if err != nil {
 		return 0, err

@@ -157,9 +157,10 @@ func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *ta
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.start(ctx, &b.installed, behind, setup{admin: true}, func(ctx context.Context, client *load.Client) error {
+	call := func(ctx context.Context, client *load.Client) error {
 		return client.Call(ctx, c.toolOf("bench", upstream.Tool), upstream.Small)
-	})
+	}
+	r, err := c.start(ctx, &b.installed, behind, setup{admin: true}, call)
 	if err != nil {
 		t.note("%s: %s", c.id(), firstLine(err))
 		return found, ctx.Err()

@@ -42,26 +42,29 @@ var kinds = []kind{
 	{name: "stateless", heading: "Calls, stateless (2026-07-28)", path: upstream.ModernPath, setup: setup{modern: true},
 		cells: cross([]size{kb1, kb100, mb5}, 1, 16), figures: closed},
 	{name: "h2", heading: "Calls, HTTP/2 with TLS", path: upstream.CallPath, setup: setup{tls: true},
-		about: "Clients speak HTTP/2 with TLS, each on a connection of its own; servers are reached over HTTP as before. " +
-			"The other contestants do not serve TLS themselves.",
+		about: "Clients speak HTTP/2 with TLS, each on a connection of its own; servers are reached over HTTP " +
+			"as before. The other contestants do not serve TLS themselves.",
 		cells: cross([]size{kb1}, 1, 16), figures: closed,
 		contestants: only(func(c *contestant) bool { return c.https && c.isPlain() })},
 	{name: "events", heading: "Calls, answered with event streams", path: upstream.EventsPath,
-		about: "Servers answer each call with an event stream of one event, as most SDKs do by default. Children on stdio have no such streams.",
+		about: "Servers answer each call with an event stream of one event, as most SDKs do by default. " +
+			"Children on stdio have no such streams.",
 		cells: []cell{{kb1, 16, 0}, {kb100, 16, 0}, {mb5, 1, 0}}, figures: closed,
 		contestants: only((*contestant).isPlain)},
 	{name: "guarded", heading: "Calls, guarded", path: upstream.CallPath, setup: setup{guarded: true},
-		about: "mcp_gateway asks for a token, has rules that deny and allow tools, limits the rate of calls, and looks for secrets in results: two " +
-			"regular expressions and one member, none of which is found. " + baseline + " does nothing of that: it is the baseline.",
+		about: "mcp_gateway asks for a token, has rules that deny and allow tools, limits the rate of calls, and " +
+			"looks for secrets in results: two regular expressions and one member, none of which is found. " +
+			baseline + " does nothing of that: it is the baseline.",
 		cells: []cell{{kb1, 16, 0}, {kb100, 16, 0}, {mb5, 1, 0}}, figures: closed,
 		contestants: only(func(c *contestant) bool { return c.name == baseline || c.guards && c.isPlain() })},
 	{name: "paced", heading: "Calls at a given rate", path: upstream.CallPath,
-		about: "Calls come at a fixed rate, whether those before them are answered or not. Latency counts from when a call is due, so it includes waiting " +
-			"behind others. 64 clients make the calls.",
+		about: "Calls come at a fixed rate, whether those before them are answered or not. Latency counts from when " +
+			"a call is due, so it includes waiting behind others. 64 clients make the calls.",
 		cells: []cell{{kb1, 64, 100}, {kb1, 64, 500}}, longer: 3, figures: open,
 		contestants: only((*contestant).isPlain)},
 	{name: "memory", heading: "Garbage collection", path: upstream.CallPath,
-		about: "Caddy with other settings of Go's garbage collector; both contestants run with the default, `GOGC=100`, where nothing else is said.",
+		about: "Caddy with other settings of Go's garbage collector. Where none is named, it is the default, " +
+			"`GOGC=100`.",
 		cells: []cell{{kb1, 16, 0}, {mb5, 16, 0}}, figures: slices.Concat(closed, collector),
 		contestants: collected},
 }
@@ -113,9 +116,11 @@ type figure struct {
 }
 
 var (
-	relative = figure{"Calls per second, relative to " + baseline, func(m *measure) string { return ratio(load.Quantile(m.ratios, .5)) }}
-	cpu      = figure{"Processor time per call in µs", func(m *measure) string { return microseconds(m.cpuPerCall()) }}
-	peak     = figure{"Memory, peak in MiB", func(m *measure) string { return mebibytes(m.peak) }}
+	relative = figure{"Calls per second, relative to " + baseline, func(m *measure) string {
+		return ratio(load.Quantile(m.ratios, .5))
+	}}
+	cpu  = figure{"Processor time per call in µs", func(m *measure) string { return microseconds(m.cpuPerCall()) }}
+	peak = figure{"Memory, peak in MiB", func(m *measure) string { return mebibytes(m.peak) }}
 
 	closed    = []figure{relative, {"Latency, p50 and p99 in ms", quantiles(.5, .99)}, cpu, peak}
 	open      = []figure{{"Latency, p50, p99 and p99.9 in ms", quantiles(.5, .99, .999)}, cpu}

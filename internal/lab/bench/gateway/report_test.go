@@ -40,7 +40,8 @@ func TestCallTables(t *testing.T) {
 		contestants = append(contestants, contestant{name: name})
 	}
 	var out strings.Builder
-	printCalls(&out, contestants, []callCase{{&kind{figures: closed}, cell{size: kb1, clients: 16}}}, []map[string]*measure{measures})
+	cases := []callCase{{&kind{figures: closed}, cell{size: kb1, clients: 16}}}
+	printCalls(&out, contestants, cases, []map[string]*measure{measures})
 	for _, line := range []string{
 		"| size of results × clients | 1 KB ×16 |",
 		"| " + baseline + " | 1.00 |",
@@ -79,7 +80,8 @@ func TestWatched(t *testing.T) {
 	b.watch(furtherServer, joined, 3.456)
 	b.printWatched(&out)
 	_, rows, _ := strings.Cut(out.String(), "--:|\n")
-	want := "| 1 KB ×16 | mcp_gateway /mcp | 1.00 | 0.80 to 1.30 |\n| … for each further server, KB | mcp_gateway /mcp | 3.46 | – |\n\n"
+	want := "| 1 KB ×16 | mcp_gateway /mcp | 1.00 | 0.80 to 1.30 |\n" +
+		"| … for each further server, KB | mcp_gateway /mcp | 3.46 | – |\n\n"
 	if rows != want {
 		t.Errorf("got %s", &out)
 	}
@@ -141,8 +143,8 @@ func TestKindsChoose(t *testing.T) {
 
 func TestReadCollections(t *testing.T) {
 	const output = `{"level":"error","msg":"gc 1 @"}
-gc 7 @1.213s 0%: 0.031+1.5+0.020 ms clock, 0.063+0.21/1.4/0.01+0.041 ms cpu, 7->8->4 MB, 8 MB goal, 0 MB stacks, 0 MB globals, 2 P
-gc 8 @2.5s 12%: 0.5+22+3.25 ms clock, 1+0/22/0+6.5 ms cpu, 40->61->30 MB, 62 MB goal, 1 MB stacks, 0 MB globals, 2 P (forced)
+gc 7 @1.213s 0%: 0.031+1.5+0.020 ms clock, 0.063+0.21/1.4/0.01+0.041 ms cpu, 7->8->4 MB, 8 MB goal
+gc 8 @2.5s 12%: 0.5+22+3.25 ms clock, 1+0/22/0+6.5 ms cpu, 40->61->30 MB, 62 MB goal (forced)
 gc 9 @2.6s 12%: 0.5+2`
 	c := readCollections(output)
 	if want := (collections{2, 3250 * time.Microsecond, 61}); c != want {
@@ -183,7 +185,7 @@ func TestIdleReading(t *testing.T) {
 // TestSetups looks into the files that contestants are set up with.
 func TestSetups(t *testing.T) {
 	in := new(installed)
-	servers := []server{{name: "bench", url: "http://127.0.0.1:9/call/1"}, {name: "s1", url: "http://127.0.0.1:9/call/2"}}
+	servers := []server{{name: "bench", url: "http://127.0.0.1:9/call/1"}}
 	for _, c := range in.contestants() {
 		if c.files == nil {
 			continue

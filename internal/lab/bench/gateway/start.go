@@ -37,7 +37,9 @@ type attempt func(context.Context, *load.Client) error
 
 // start starts a contestant and waits until a client can try out what it wants to do. If
 // try is nil, it waits only until the port is served.
-func (c *contestant) start(ctx context.Context, in *installed, servers []server, s setup, try attempt) (_ *running, err error) {
+func (c *contestant) start(
+	ctx context.Context, in *installed, servers []server, s setup, try attempt,
+) (_ *running, err error) {
 	door := c.door(s)
 	if door.lacks != "" {
 		return nil, errors.New(door.lacks)
@@ -179,7 +181,9 @@ type field struct {
 }
 
 // startField starts contestants with one server of that path each.
-func (b *bench) startField(ctx context.Context, contestants []contestant, path string, s setup, try func(*contestant) attempt) (*field, error) {
+func (b *bench) startField(
+	ctx context.Context, contestants []contestant, path string, s setup, try func(*contestant) attempt,
+) (*field, error) {
 	up, err := upstream.Start(ctx)
 	if err != nil {
 		return nil, err

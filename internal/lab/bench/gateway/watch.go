@@ -69,7 +69,7 @@ func (b *bench) printWatched(w io.Writer) {
 	if len(t.rows) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "### Cells to watch\n\nCalls per second relative to %s, where nothing else is said: the median of the rounds, "+
-		"the lowest and the highest.\n\n", baseline)
+	fmt.Fprintf(w, "### Cells to watch\n\nCalls per second relative to %s, where nothing else is said: "+
+		"the median of the rounds, the lowest and the highest.\n\n", baseline)
 	t.print(w)
 }

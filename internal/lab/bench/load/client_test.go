@@ -266,8 +266,9 @@ func TestPaced(t *testing.T) {
 					late++
 				}
 			}
-			if len(r.Latencies) != c.answered || late != c.late || r.Failed != 10-c.answered || (r.Err == nil) != (r.Failed == 0) {
-				t.Errorf("%s: %d answered, %d of them late, %d failed: %v", c.name, len(r.Latencies), late, r.Failed, r.Err)
+			answered := len(r.Latencies)
+			if answered != c.answered || late != c.late || r.Failed != 10-answered || (r.Err != nil) != (r.Failed > 0) {
+				t.Errorf("%s: %d answered, %d of them late, %d failed: %v", c.name, answered, late, r.Failed, r.Err)
 			}
 		}
 	})

@@ -63,7 +63,9 @@ func Loop(ctx context.Context, n int, d time.Duration, call func(ctx context.Con
 // that is free. The latency of a call begins when it is due: a call that waits for a client
 // has waited for the answers of others. Calls that are not under way after twice the time
 // are not made, and count as failed.
-func Paced(ctx context.Context, n int, d time.Duration, rate int, call func(ctx context.Context, client int) error) Result {
+func Paced(
+	ctx context.Context, n int, d time.Duration, rate int, call func(ctx context.Context, client int) error,
+) Result {
 	var all Result
 	var mu sync.Mutex
 	free := make(chan int, n)

@@ -170,7 +170,8 @@ func (s *server) answer(message []byte) (a answer) {
 	if a.event {
 		head, tail = "event: message\ndata: ", "}\n\n"
 	}
-	a.parts = [3][]byte{fmt.Appendf(nil, `%s{"jsonrpc":"2.0","id":%s,"result":%s`, head, m.Literal(jsonrpc.ID), before), result, []byte(tail)}
+	a.parts[0] = fmt.Appendf(nil, `%s{"jsonrpc":"2.0","id":%s,"result":%s`, head, m.Literal(jsonrpc.ID), before)
+	a.parts[1], a.parts[2] = result, []byte(tail)
 	return a
 }
 
