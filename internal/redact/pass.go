@@ -185,7 +185,7 @@ func (p *pass) isHarmless(body []byte) bool {
 		}
 	}
 	for i := range p.patterns {
-		if prefix := p.patterns[i].prefix; len(prefix) == 0 || bytes.Contains(body, prefix) {
+		if p.patterns[i].isIn(body) {
 			return false
 		}
 	}
@@ -203,7 +203,7 @@ func (p *pass) mayHold(text []byte) bool {
 func (r *Redactor) appendMatches(edits []jsonspan.Edit, text []byte) []jsonspan.Edit {
 	for i := range r.patterns {
 		re := &r.patterns[i]
-		if !bytes.Contains(text, re.prefix) || !re.Match(text) { // which costs less than to find out where
+		if !re.isIn(text) || !re.Match(text) { // which costs less than to find out where
 			continue
 		}
 		for _, at := range re.FindAllIndex(text, -1) {

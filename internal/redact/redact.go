@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -33,6 +34,41 @@ type pattern struct {
 	// prefix is what each match begins with, if JSON can spell it in one other way
 	// only: by the numbers of its characters.
 	prefix []byte
+	rare   int // which byte of the prefix texts have least often
+}
+
+// isIn reports whether a text has the prefix, and so may have a match.
+func (p *pattern) isIn(text []byte) bool {
+	if len(p.prefix) == 0 {
+		return true
+	}
+	for at := p.rare; at < len(text); at++ {
+		i := bytes.IndexByte(text[at:], p.prefix[p.rare])
+		if i < 0 {
+			return false
+		}
+		if at += i; bytes.HasPrefix(text[at-p.rare:], p.prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// rarest returns which byte of a prefix texts have least often: none that is among those
+// letters, or the last of them.
+func rarest(prefix []byte) (at int) {
+	const common = " etaoinsrhldcumfpgwybvkxjqz" // in this order
+	least := -1
+	for i, c := range prefix {
+		n := strings.IndexByte(common, c)
+		if n < 0 {
+			return i
+		}
+		if n > least {
+			least, at = n, i
+		}
+	}
+	return at
 }
 
 // New compiles a Redactor: matches of the patterns in any text of a message, and the
@@ -50,7 +86,8 @@ func New(patterns, fields []string) (*Redactor, error) {
 				return nil, fmt.Errorf("redact pattern %q: it matches the empty text", expr)
 			}
 		}
-		r.patterns = append(r.patterns, pattern{re, prefixOf(re)})
+		prefix := prefixOf(re)
+		r.patterns = append(r.patterns, pattern{re, prefix, rarest(prefix)})
 	}
 	for _, name := range fields {
 		if name == "" {

@@ -449,3 +449,25 @@ func BenchmarkMessage(b *testing.B) {
 		})
 	}
 }
+
+// A text that may have a match is told by what all matches begin with.
+func TestPrefixes(t *testing.T) {
+	for expr, texts := range map[string][]string{
+		"sk-[a-z]+": {"sk-", "xsk-", "s-sk-", "--sk-x", "ssk-k-"},
+		"AKIA":      {"AKIA", "AAKIA", "AKAKIA"},
+		"aab[0-9]":  {"aab", "aaab", "abaab"},
+		"[a-z]+":    {"", "x"},
+	} {
+		p := newRedactor(t, []string{expr}, nil).patterns[0]
+		for _, text := range texts {
+			if !p.isIn([]byte(text)) {
+				t.Errorf("%s may be in %q", expr, text)
+			}
+			for i := range len(text) {
+				if part := text[:i]; p.isIn([]byte(part)) != strings.Contains(part, string(p.prefix)) {
+					t.Errorf("%s in %q: %t", expr, part, p.isIn([]byte(part)))
+				}
+			}
+		}
+	}
+}
