@@ -2,6 +2,7 @@ package jsonspan
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 )
@@ -39,5 +40,40 @@ func BenchmarkScanner(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkPassing reads a large answer as it passes, in the pieces that reverse_proxy writes.
+func BenchmarkPassing(b *testing.B) {
+	paths := CompilePaths("id", "result.content.*.uri", "result.content.*.resource.uri", "error.code")
+	for _, text := range []struct{ name, line string }{
+		{"plain", "An observation of no consequence, with nothing to escape. "},
+		{"lines", `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`},
+		{"cjk", "漢字仮名交じり文。"},
+	} {
+		data := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(text.line, 5<<20/len(text.line)) + `"}]}}`)
+		rewriter := paths.Rewrite(io.Discard, func(int, Kind, []byte) []byte { return nil })
+		watcher := paths.Watch(func(int, Kind, []byte) {})
+		for _, reader := range []struct {
+			name string
+			io.Writer
+			reset func()
+		}{
+			{"Rewriter", rewriter, func() { rewriter.Reset(io.Discard) }},
+			{"Watcher", watcher, watcher.Reset},
+		} {
+			b.Run(reader.name+"/"+text.name, func(b *testing.B) {
+				b.SetBytes(int64(len(data)))
+				b.ReportAllocs()
+				for b.Loop() {
+					reader.reset()
+					for rest := data; len(rest) > 0; {
+						n := min(32<<10, len(rest))
+						_, _ = reader.Write(rest[:n])
+						rest = rest[n:]
+					}
+				}
+			})
+		}
 	}
 }

@@ -101,7 +101,11 @@ func (f *finder) value(i int, n *node, depth int, s *Search) int {
 	switch f.data[i] {
 	case '"':
 		v.Kind = String
-		v.End, v.Chars, v.Numbered = f.text(i)
+		if n != nil && n.path >= 0 {
+			v.End, v.Chars, v.Numbered = f.text(i)
+		} else {
+			v.End = f.skipText(i)
+		}
 	case '{':
 		v.Kind = BeginObject
 		if n != nil && (len(n.keys) > 0 || n.each != nil) {
@@ -142,7 +146,7 @@ func (f *finder) object(i int, n *node, depth int, s *Search) int {
 			return f.fail(ErrSyntax, i)
 		}
 		key := i
-		if i, _, _ = f.text(i); i < 0 {
+		if i = f.skipText(i); i < 0 {
 			return -1
 		}
 		at := n.each
@@ -201,7 +205,7 @@ func (f *finder) end(i int, c byte) int {
 // skip reads a container that nobody asks about, in so many others.
 func (f *finder) skip(i, depth int) int {
 	s := &f.scanner
-	s.MaxDepth = DefaultMaxDepth - depth
+	s.MaxDepth, s.Uncounted = DefaultMaxDepth-depth, true
 	s.Reset()
 	s.Report(0, math.MaxInt)
 	s.Feed(f.data[i:])
@@ -235,13 +239,24 @@ func (f *finder) text(i int) (end, chars int, numbered bool) {
 		}
 	}
 	i, chars, numbered, stopped := readText(f.data, i, chars)
+	return f.endText(i, stopped), chars, numbered
+}
+
+// skipText reads a string or key of which nothing is to be said.
+func (f *finder) skipText(i int) int {
+	i, stopped := skipText(f.data, i+1)
+	return f.endText(i, stopped)
+}
+
+// endText returns the end of a string or key that was read up to i.
+func (f *finder) endText(i int, stopped stop) int {
 	switch stopped {
 	case atQuote:
-		return i + 1, chars, numbered
+		return i + 1
 	case atFault:
-		return f.fail(ErrSyntax, i), 0, false
+		return f.fail(ErrSyntax, i)
 	}
-	return f.fail(io.ErrUnexpectedEOF, len(f.data)), 0, false
+	return f.fail(io.ErrUnexpectedEOF, len(f.data))
 }
 
 func (f *finder) literal(i int, literal string) int {

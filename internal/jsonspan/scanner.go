@@ -74,6 +74,10 @@ type Scanner struct {
 	// Default: [DefaultMaxDepth].
 	MaxDepth int
 
+	// Uncounted says that the characters of strings are not asked for. They are read
+	// faster then, and Chars means nothing.
+	Uncounted bool
+
 	buf  []byte // the piece being read
 	pos  int    // the next byte of it
 	base int64  // offset of buf[0] in the text
@@ -124,7 +128,7 @@ const (
 
 // Reset makes s ready for another text. Its limits stay, its filter does not.
 func (s *Scanner) Reset() {
-	*s = Scanner{MaxDepth: s.MaxDepth, stack: s.stack[:0]}
+	*s = Scanner{MaxDepth: s.MaxDepth, Uncounted: s.Uncounted, stack: s.stack[:0]}
 }
 
 // Feed gives s the next piece of the text, which must stay as it is until Next

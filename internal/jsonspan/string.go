@@ -287,7 +287,12 @@ func (s *Scanner) readString(i int) Kind {
 			i += n - had
 		}
 	}
-	i, chars, _, stopped := readText(buf, i, chars)
+	var stopped stop
+	if s.Uncounted {
+		i, stopped = skipText(buf, i)
+	} else {
+		i, chars, _, stopped = readText(buf, i, chars)
+	}
 	switch stopped {
 	case atQuote:
 		s.chars, s.bound = chars, s.base+int64(i)

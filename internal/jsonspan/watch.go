@@ -67,6 +67,7 @@ type walk struct {
 }
 
 func (w *walk) reset() {
+	w.scanner.Uncounted = true
 	w.scanner.Reset()
 	w.nodes, w.at = w.nodes[:0], w.root
 	w.read, w.token = 0, w.token[:0]

@@ -49,6 +49,7 @@ const byteOrderMark = "\xEF\xBB\xBF"
 func (p *pass) value(data []byte, at int, messages bool) int {
 	s := &p.scanner
 	s.MaxDepth = math.MaxInt // nothing here recurs
+	s.Uncounted = true
 	s.Reset()
 	s.Feed(data[at:])
 	s.Finish()

@@ -1,0 +1,122 @@
+package jsonspan
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// skipText reads the characters of a string at buf[i] like [readText], but does not count
+// them, which takes less time. It returns where it stopped, and why.
+func skipText(buf []byte, i int) (int, stop) {
+	for len(buf)-i >= 8 {
+		if m := tells(binary.LittleEndian.Uint64(buf[i:])) & highBits; m != 0 {
+			if i += bits.TrailingZeros64(m) >> 3; buf[i] == '"' { // most strings are short
+				return i, atQuote
+			}
+			if len(buf)-i < 64 {
+				break
+			}
+			// Where one escape is, others are near.
+			for empty := 0; len(buf)-i >= 64 && empty < 4; empty++ {
+				n, found, stopped := skipEscapes((*[64]byte)(buf[i:]))
+				if i += n; stopped != atEnd {
+					return i, stopped
+				}
+				if found {
+					empty = 0
+				}
+			}
+			continue
+		}
+		i += 8
+		for len(buf)-i >= 32 {
+			p := buf[i : i+32 : i+32]
+			if (tells(binary.LittleEndian.Uint64(p))|tells(binary.LittleEndian.Uint64(p[8:]))|
+				tells(binary.LittleEndian.Uint64(p[16:]))|tells(binary.LittleEndian.Uint64(p[24:])))&highBits != 0 {
+				break
+			}
+			i += 32
+		}
+	}
+	return skipBytes(buf, i)
+}
+
+// skipBytes is skipText byte by byte.
+func skipBytes(buf []byte, i int) (int, stop) {
+	for i < len(buf) {
+		switch c := buf[i]; {
+		case c == '"':
+			return i, atQuote
+		case c < 0x20:
+			return i, atFault
+		case c != '\\':
+			i++
+		default:
+			switch n := escapeLen(buf[i:]); n {
+			case incomplete:
+				return i, inChar
+			case malformed:
+				return i, atFault
+			default:
+				i += n
+			}
+		}
+	}
+	return i, atEnd
+}
+
+// skipEscapes is skipText for 64 bytes, or some less if an escape may go on behind them.
+// It reports whether there are some. All places to look at are found at once: finding one
+// after the other would mean one mispredicted branch for each.
+func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
+	places := telling(b[0:8]) | telling(b[8:16])<<8 | telling(b[16:24])<<16 | telling(b[24:32])<<24 |
+		telling(b[32:40])<<32 | telling(b[40:48])<<40 | telling(b[48:56])<<48 | telling(b[56:64])<<56
+	for found = places != 0; places != 0; {
+		at := bits.TrailingZeros64(places) & 63
+		if c := b[at]; c != '\\' {
+			if c == '"' {
+				return at, found, atQuote
+			}
+			return at, found, atFault
+		}
+		if !shortEscape[b[(at+1)&63]] || at == 63 {
+			if at > 64-6 {
+				return at, found, atEnd
+			}
+			if escapeLen(b[at:at+6]) != 6 {
+				return at, found, atFault
+			}
+		}
+		first := places & -places
+		places &^= first | first<<1
+	}
+	return 64, found, atEnd
+}
+
+// telling has a bit for each of 8 bytes that is a quote, a backslash or a control character.
+func telling(b []byte) uint64 {
+	w := binary.LittleEndian.Uint64(b)
+	low := w &^ highBits
+	return gather(^(((low^0x02*eachByte)+0x5F*eachByte)&((low^'\\'*eachByte)+0x7F*eachByte) | w))
+}
+
+// tells returns a word in which the lowest of the high bits that is set marks the first
+// byte of w that is a quote, a backslash or a control character, as [special] does.
+func tells(w uint64) uint64 {
+	return (((w ^ 0x02*eachByte) - 0x21*eachByte) | ((w ^ '\\'*eachByte) - eachByte)) &^ w
+}
+
+// escapeLen returns how many bytes the escape at the beginning of b takes, incomplete or
+// malformed. Unlike for [charLen], two escapes for one character are two.
+func escapeLen(b []byte) int {
+	switch {
+	case len(b) == 1:
+		return incomplete
+	case shortEscape[b[1]]:
+		return 2
+	case b[1] != 'u':
+		return malformed
+	}
+	_, n := hex4(b)
+	return n
+}
