@@ -107,6 +107,8 @@ func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool, err erro
 		switch {
 		case !ok:
 			return false, nil
+		case l.failure != nil:
+			return true, l.failure
 		case l.message == nil: // the client has cancelled the call
 			if !out.Streaming() {
 				x.w.WriteHeader(http.StatusAccepted)

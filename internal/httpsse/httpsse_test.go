@@ -506,3 +506,43 @@ func TestResolve(t *testing.T) {
 		}
 	}
 }
+
+// A client that does not read its answers does not get more and more of them.
+func TestUnreadAnswersAreLimited(t *testing.T) {
+	p := openPool(t)
+	s := newSession(p, Upstream{Owner: "owner"})
+	read := func(text string) *jsonrpc.Message {
+		m := new(jsonrpc.Message)
+		if failure := m.Read([]byte(text)); failure != nil {
+			t.Fatal(failure)
+		}
+		return m
+	}
+	const size, fit = 10 << 20, 3 // in half of the 64 MiB of TestMain
+	answered := func() (*call, letter) {
+		c := s.begin(read(`{"jsonrpc":"2.0","id":"theirs","method":"tools/call"}`))
+		s.answer(read(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":%q}`, c.number, strings.Repeat("x", size))))
+		l, _, _ := c.mail.Take()
+		return c, l
+	}
+	var calls []*call
+	for range fit {
+		c, l := answered()
+		calls = append(calls, c)
+		if len(l.message) < size || l.failure != nil {
+			t.Errorf("%d bytes, %v", len(l.message), l.failure)
+		}
+	}
+	c, l := answered()
+	if l.failure == nil || l.failure.Status != http.StatusServiceUnavailable {
+		t.Errorf("one more: %d bytes, %v", len(l.message), l.failure)
+	}
+	for _, c := range append(calls, c) {
+		s.forget(c)
+	}
+	if c, l = answered(); l.failure != nil {
+		t.Errorf("after they were read: %v", l.failure)
+	}
+	s.forget(c)
+	s.end(nil)
+}

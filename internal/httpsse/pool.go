@@ -130,6 +130,7 @@ func (p *Pool) remove(s *session) {
 	defer p.mu.Unlock()
 	delete(p.sessions, s.id)
 	p.idle.Remove(s.id)
+	s.mail.Discard()
 }
 
 // use returns the session with an id, and keeps it until it is released. It returns nil if

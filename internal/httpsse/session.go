@@ -59,7 +59,8 @@ type call struct {
 
 // A letter is a message of a server on its way to the client.
 type letter struct {
-	message  []byte // nil if the client has canceled the call
+	message  []byte // nil if the client has canceled the call, or it has failed
+	failure  *jsonrpc.Failure
 	question []byte // its id, if it is a question to the client
 }
 
@@ -72,7 +73,7 @@ type inbox = mailbox.Box[letter]
 func newSession(p *Pool, u Upstream) *session {
 	s := &session{
 		pool: p, up: u, named: make(chan struct{}), calls: map[uint64]*call{},
-		mail: mailbox.NewUnread[letter](maxMail), telling: make(chan struct{}, maxTelling),
+		mail: mailbox.NewUnread[letter](u.Owner, maxMail), telling: make(chan struct{}, maxTelling),
 	}
 	s.life, s.end = context.WithCancelCause(context.Background())
 	return s
@@ -123,7 +124,10 @@ func (s *session) receive(m *jsonrpc.Message) {
 // answer gives an answer to the call that waits for it, and no longer does from here on.
 func (s *session) answer(m *jsonrpc.Message) {
 	if c := s.numbered(m.Literal(jsonrpc.ID)); c != nil && m.IsAnswer() && s.remove(c) {
-		c.mail.End(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.ID, c.request.Literal(jsonrpc.ID)))})
+		id := c.request.Literal(jsonrpc.ID)
+		if !c.mail.End(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.ID, id))}) {
+			c.mail.End(letter{failure: jsonrpc.TooMuchUnread()})
+		}
 	}
 }
 
@@ -196,7 +200,7 @@ func (s *session) begin(request *jsonrpc.Message) *call {
 		return nil
 	}
 	s.lastID++
-	c := &call{number: s.lastID, request: request, mail: mailbox.New[letter](maxUnread)}
+	c := &call{number: s.lastID, request: request, mail: mailbox.New[letter](s.up.Owner, maxUnread)}
 	s.calls[c.number] = c
 	return c
 }

@@ -195,6 +195,12 @@ func Busy() *Failure {
 	return failure(http.StatusServiceUnavailable, codeUnavailable, "busy", "too many large requests at once: try again later")
 }
 
+// TooMuchUnread says that an answer cannot be held for a client that has not read others.
+func TooMuchUnread() *Failure {
+	return failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many large answers have not been read yet: read them, or try again later")
+}
+
 // UnsupportedEncoding says that a request is compressed, which MCP does not know.
 func UnsupportedEncoding() *Failure {
 	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests with a Content-Encoding are not accepted")

@@ -20,7 +20,7 @@ func TestBox(t *testing.T) {
 		}
 	}
 	t.Run("letters come in order and the end after them", func(t *testing.T) {
-		b := New[text](10)
+		b := New[text]("", 10)
 		put(t, b, "a", true)
 		put(t, b, "b", true)
 		b.End("c")
@@ -31,7 +31,7 @@ func TestBox(t *testing.T) {
 		}
 	})
 	t.Run("who does not read gets no more than the limit", func(t *testing.T) {
-		b := New[text](2)
+		b := New[text]("", 2)
 		put(t, b, "a", true)
 		put(t, b, "b", true)
 		put(t, b, "c", false)
@@ -39,20 +39,20 @@ func TestBox(t *testing.T) {
 		put(t, b, "d", true)
 	})
 	t.Run("the last letter does not count", func(t *testing.T) {
-		b := New[text](2)
+		b := New[text]("", 2)
 		put(t, b, "ab", true)
 		b.End("answer")
 		take(t, b, "ab", false)
 		take(t, b, "answer", true)
 	})
 	t.Run("one letter may be of any size", func(t *testing.T) {
-		b := New[text](2)
+		b := New[text]("", 2)
 		put(t, b, "long", true)
 		put(t, b, "x", false)
 		take(t, b, "long", false)
 	})
 	t.Run("what may never be read is not large", func(t *testing.T) {
-		b := NewUnread[text](2)
+		b := NewUnread[text]("", 2)
 		put(t, b, "long", false)
 		put(t, b, "ab", true)
 		b.Join()
@@ -68,7 +68,7 @@ func TestBox(t *testing.T) {
 		put(t, b, "ab", true)
 	})
 	t.Run("what is discarded has no last letter", func(t *testing.T) {
-		b := New[text](10)
+		b := New[text]("", 10)
 		put(t, b, "progress", true)
 		if left := b.Discard(); len(left) != 1 || left[0] != "progress" {
 			t.Errorf("left are %q", left)
@@ -78,7 +78,7 @@ func TestBox(t *testing.T) {
 		put(t, b, "more", false)
 	})
 	t.Run("a letter can be withdrawn until it is taken", func(t *testing.T) {
-		b := New[text](3)
+		b := New[text]("", 3)
 		for _, l := range []text{"a", "q", "b"} {
 			put(t, b, l, true)
 		}
@@ -91,5 +91,98 @@ func TestBox(t *testing.T) {
 		for _, want := range []text{"a", "b", "c"} {
 			take(t, b, want, false)
 		}
+	})
+}
+
+// A budgeted box counts for a budget that is not that of all boxes.
+func budgeted(owner string, of budget) *Box[text] {
+	b := New[text](owner, 16<<20)
+	b.budget = of
+	return b
+}
+
+func TestUnreadLettersCount(t *testing.T) {
+	const size = 400 << 10
+	small, long := text(make([]byte, uncounted)), text(make([]byte, size))
+	end := func(t *testing.T, b *Box[text], l text, want bool) {
+		t.Helper()
+		if got := b.End(l); got != want {
+			t.Errorf("end with %d bytes: got %t, want %t", l.Len(), got, want)
+		}
+	}
+	holds := func(t *testing.T, entries, bytes int64) {
+		t.Helper()
+		if got := unread.Usage(); got.Entries != entries || got.Bytes != bytes {
+			t.Errorf("%d entries of %d bytes, want %d of %d", got.Entries, got.Bytes, entries, bytes)
+		}
+	}
+	t.Run("an owner that does not read gets no more than its share", func(t *testing.T) {
+		of := newBudget(1 << 20)
+		defer of.Close()
+		first, second, third := budgeted("alice", of), budgeted("alice", of), budgeted("bob", of)
+		end(t, first, long, true)
+		end(t, second, long, false)
+		if second.Put(long) {
+			t.Error("a letter that is not the last is not counted")
+		}
+		end(t, third, long, true)
+		holds(t, 2, 2*(size-uncounted))
+		first.Take()
+		end(t, second, long, false) // the letter is being read
+		first.Done()
+		end(t, second, long, true)
+		second.Discard()
+		third.Take()
+		third.Take()
+		holds(t, 0, 0)
+	})
+	t.Run("all owners together get no more than there is", func(t *testing.T) {
+		of := newBudget(1 << 20)
+		defer of.Close()
+		for _, owner := range []string{"a", "b", "c"} {
+			end(t, budgeted(owner, of), long, true)
+		}
+		last := budgeted("d", of)
+		end(t, last, long, false)
+		end(t, last, small, true)
+	})
+	t.Run("a small letter is always the last", func(t *testing.T) {
+		of := newBudget(2 * (size - uncounted))
+		defer of.Close()
+		b := budgeted("alice", of)
+		for _, l := range []text{long, ""} {
+			if !b.Put(l) {
+				t.Error("no room")
+			}
+		}
+		end(t, budgeted("alice", of), long, false)
+		end(t, b, small, true)
+		for range 3 {
+			b.Take()
+		}
+		b.Done()
+		holds(t, 0, 0)
+	})
+	t.Run("one letter may be larger than the share", func(t *testing.T) {
+		of := newBudget(1 << 20)
+		defer of.Close()
+		b := budgeted("alice", of)
+		end(t, b, text(make([]byte, 2<<20)), true)
+		end(t, budgeted("alice", of), long, false)
+		b.Take()
+		b.Done()
+		end(t, budgeted("alice", of), long, true)
+	})
+	t.Run("what leaves a box does not count", func(t *testing.T) {
+		of := newBudget(10 << 20)
+		defer of.Close()
+		b := budgeted("alice", of)
+		b.Put(long)
+		b.Put(long + "x")
+		b.Withdraw(func(l text) bool { return len(l) == size })
+		holds(t, 1, size+1-uncounted)
+		b.limit = size
+		b.Leave()
+		holds(t, 0, 0)
 	})
 }

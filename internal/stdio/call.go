@@ -36,7 +36,7 @@ func (call *call) fail(f *jsonrpc.Failure, cause error) {
 // begin sends a request with an id of ours, and the same as progress token: a number from 1
 // on, because some servers take 0 for none.
 func (c *child) begin(ctx context.Context, call *call) error {
-	call.inbox = newInbox(maxUnread)
+	call.inbox = newInbox(ownerOf(ctx), maxUnread)
 	if err := c.register(call); err != nil {
 		return err
 	}
@@ -157,6 +157,7 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 	if err := c.begin(ctx, call); err != nil {
 		return nil, err
 	}
+	defer call.inbox.Discard()
 	for {
 		select {
 		case <-call.inbox.More():

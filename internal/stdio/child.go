@@ -58,8 +58,9 @@ const (
 )
 
 var (
-	errBusy = errors.New("too many calls are waiting")
-	errLent = errors.New("the child belongs to one client now")
+	errBusy   = errors.New("too many calls are waiting")
+	errLent   = errors.New("the child belongs to one client now")
+	errUnread = errors.New("the client has not read other answers")
 )
 
 // startChild starts the process of a server. It has not been initialized yet.

@@ -78,7 +78,7 @@ type frameReader struct {
 	block      *block
 	start, end int   // of what was read into the block and not returned yet
 	err        error // that came with it
-	usual      int   // bytes of the latest long message: the next one may have as many
+	usual      int   // bytes of the latest long message, and some more: the next one may be like it
 }
 
 const (
@@ -309,7 +309,7 @@ func (r *frameReader) own(message []byte, joined *block) ([]byte, *block) {
 	if size <= smallest/2 { // the garbage collector is as good
 		return bytes.Clone(message), nil
 	}
-	r.usual = min(size, largest)
+	r.usual = min(size+size/8, largest)
 	switch {
 	case joined != nil:
 		return message, joined

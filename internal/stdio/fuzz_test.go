@@ -100,7 +100,7 @@ func FuzzReceive(f *testing.F) {
 		c := &child{process: &process{}, server: newServer(pool, address{}, nil), queue: make(chan frame, maxQueue), large: make(chan struct{}, maxLarge), asides: make(chan frame, maxQueue), calls: map[uint64]*call{}}
 		calls := make([]*call, len(requests))
 		for i, request := range requests {
-			calls[i] = &call{inbox: newInbox(maxUnread)}
+			calls[i] = &call{inbox: newInbox("", maxUnread)}
 			if failure := calls[i].request.Read([]byte(request)); failure != nil {
 				t.Fatal(failure)
 			}

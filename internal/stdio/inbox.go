@@ -16,4 +16,4 @@ func (l letter) Len() int { return l.message.len() }
 // An inbox holds what a child has sent for a client until the client's response takes it.
 type inbox = mailbox.Box[letter]
 
-func newInbox(limit int) *inbox { return mailbox.New[letter](limit) }
+func newInbox(owner string, limit int) *inbox { return mailbox.New[letter](owner, limit) }

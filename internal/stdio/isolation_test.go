@@ -151,7 +151,7 @@ func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := &call{session: b.known(p), inbox: newInbox(maxUnread)}
+	later := &call{session: b.known(p), inbox: newInbox("", maxUnread)}
 	p.onNoise = func() {
 		if err := s.current().register(later); err != nil {
 			t.Error(err)
@@ -172,7 +172,7 @@ func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
 // knowing of that call.
 func TestALaterCallThatWasGivenUpRaisesNoDoubt(t *testing.T) {
 	s, c := loose(t)
-	asking, later := &call{session: s, inbox: newInbox(1)}, &call{inbox: newInbox(1)}
+	asking, later := &call{session: s, inbox: newInbox("", 1)}, &call{inbox: newInbox("", 1)}
 	for _, call := range []*call{asking, later} {
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
@@ -317,7 +317,7 @@ func TestDoubtsHoldNoBodies(t *testing.T) {
 		t.Fatal(failure)
 	}
 	for range maxDoubts + 10 {
-		call := &call{request: m, inbox: newInbox(1)}
+		call := &call{request: m, inbox: newInbox("", 1)}
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
 		}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mailbox"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
@@ -45,6 +46,7 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 	}
+	mailbox.MaxUnread = 64 << 20
 	goleak.VerifyTestMain(m)
 }
 

@@ -223,8 +223,8 @@ func (p *Pool) each(f func(*session)) {
 
 // open begins a session of an owner. It returns nil if there is no room.
 func (p *Pool) open(hello *jsonrpc.Message, host, owner string) *session {
-	s := newSession(p, address{host: host}.name(), hello)
-	s.owner, s.began = owner, time.Now()
+	s := newSession(p, address{host: host}.name(), owner, hello)
+	s.began = time.Now()
 	s.lastUsed = s.began
 	p.opening.Lock()
 	defer p.opening.Unlock()

@@ -294,7 +294,7 @@ func (s *session) answers(t *testing.T, n int) bool {
 // askOnCall asks on the stream of a call whose answer comes right after it.
 func askOnCall(t *testing.T, s *session, c *child, method string) {
 	t.Helper()
-	asked := &call{session: s, inbox: newInbox(maxUnread)}
+	asked := &call{session: s, inbox: newInbox("", maxUnread)}
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +369,7 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 	t.Run("in the inbox", func(t *testing.T) {
 		s, c := loose(t)
 		s.use()
-		asked := &call{session: s, inbox: newInbox(maxUnread)}
+		asked := &call{session: s, inbox: newInbox("", maxUnread)}
 		if err := c.register(asked); err != nil {
 			t.Fatal(err)
 		}
@@ -436,7 +436,7 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, c := loose(t)
-			other := &call{session: new(session), inbox: newInbox(maxUnread)}
+			other := &call{session: new(session), inbox: newInbox("", maxUnread)}
 			begin := func(call *call) *call {
 				call.sent = true
 				if err := c.register(call); err != nil {
@@ -465,12 +465,12 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 				equal(t, "doubtful", doubtful, want)
 				equal(t, "found", found == other, !want)
 			}
-			first := begin(&call{session: s, inbox: newInbox(maxUnread)})
+			first := begin(&call{session: s, inbox: newInbox("", maxUnread)})
 			begin(other)
 			end(c, first)
 			doubtful(true)
 			ping := pinged(1)
-			end(c, begin(&call{session: s, inbox: newInbox(maxUnread)})) // while the ping is under way
+			end(c, begin(&call{session: s, inbox: newInbox("", maxUnread)})) // while the ping is under way
 			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
 			equal(t, "more", len(c.queue), 0)
 			answer(ping)
@@ -487,7 +487,7 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 func TestPingsThatOvertakeShowNothing(t *testing.T) {
 	s, c := loose(t)
 	c.asides = make(chan frame, 4)
-	canceled, other := &call{session: s, inbox: newInbox(1), sent: true}, &call{session: new(session), inbox: newInbox(1)}
+	canceled, other := &call{session: s, inbox: newInbox("", 1), sent: true}, &call{session: new(session), inbox: newInbox("", 1)}
 	for _, call := range []*call{canceled, other} {
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
@@ -508,7 +508,7 @@ func TestAChildThatAsksInCanceledCalls(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		s, c := loose(t)
 		end := func() {
-			canceled := &call{session: s, inbox: newInbox(1), sent: true}
+			canceled := &call{session: s, inbox: newInbox("", 1), sent: true}
 			if err := c.register(canceled); err != nil {
 				t.Fatal(err)
 			}
@@ -523,7 +523,7 @@ func TestAChildThatAsksInCanceledCalls(t *testing.T) {
 			contains(t, "refused", (<-c.queue).text(), `"error"`)
 		}
 		end()
-		other := &call{session: new(session), inbox: newInbox(1)}
+		other := &call{session: new(session), inbox: newInbox("", 1)}
 		if err := c.register(other); err != nil {
 			t.Fatal(err)
 		}
@@ -633,7 +633,7 @@ func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 // which its call is found to be asked on and the question.
 func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	s, c := loose(t)
-	asked := &call{session: s, inbox: newInbox(maxUnread), sent: true}
+	asked := &call{session: s, inbox: newInbox("", maxUnread), sent: true}
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}

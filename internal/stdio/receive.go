@@ -41,7 +41,10 @@ func (c *child) answer(m *jsonrpc.Message, in *block) {
 		call.fail(jsonrpc.InvalidResponse(c.server.name), errNoise)
 		return
 	}
-	call.inbox.End(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), in: in, code: m.ErrorNumber()})
+	if !call.inbox.End(letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), in: in, code: m.ErrorNumber()}) {
+		in.free()
+		call.fail(jsonrpc.TooMuchUnread(), errUnread)
+	}
 }
 
 // notify passes on a notification to the clients that it concerns.

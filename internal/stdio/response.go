@@ -15,12 +15,12 @@ import (
 
 // respond makes a response with a JSON body in pieces, or without a body.
 func respond(req *http.Request, status int, body ...[]byte) *http.Response {
-	return respondWith(req, status, letter{message: body})
+	return respondWith(req, status, letter{message: body}, nil)
 }
 
-// respondWith makes a response with the message of a letter, whose block is free again when the
-// body is closed.
-func respondWith(req *http.Request, status int, l letter) *http.Response {
+// respondWith makes a response with the message of a letter, which was taken from an inbox if there
+// is one. When the body is closed, the letter is done and its block free.
+func respondWith(req *http.Request, status int, l letter, inbox *inbox) *http.Response {
 	length := l.message.len()
 	res := &struct { // is allocated at once
 		http.Response
@@ -38,7 +38,7 @@ func respondWith(req *http.Request, status int, l letter) *http.Response {
 			ContentLength: int64(length),
 			Request:       req,
 		},
-		body: body{unread: net.Buffers(l.message), in: l.in},
+		body: body{unread: net.Buffers(l.message), in: l.in, inbox: inbox},
 	}
 	if length > 0 {
 		res.values = [2]string{"application/json", strconv.Itoa(length)}
@@ -60,7 +60,8 @@ func statusLine(status int) string {
 type body struct {
 	mu     sync.Mutex
 	unread net.Buffers
-	in     *block // that is free when the body is closed; nil for none
+	in     *block // that the message is in; nil for none
+	inbox  *inbox // that it was taken from; nil for none
 	closed bool
 }
 
@@ -78,8 +79,14 @@ func (b *body) Read(p []byte) (int, error) {
 func (b *body) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed, b.unread = true, nil
 	b.in.free()
-	b.unread, b.in, b.closed = nil, nil, true
+	if b.inbox != nil {
+		b.inbox.Done()
+	}
 	return nil
 }
 
@@ -187,6 +194,7 @@ func (s *stream) load(l letter) {
 func (s *stream) Close() error {
 	s.stop()
 	kept := s.closed()
+	s.inbox.Done()
 	if q := s.question; q != nil && len(s.buf) > 0 && !kept { // the client has not read all of it
 		q.session.refuse(q, "the client has left")
 	}

@@ -233,7 +233,7 @@ func TestCallsAreNotKeptForEver(t *testing.T) {
 		kept := quota.NewMeter(sessionsKept, quota.Limits{Bytes: 1, OwnerBytes: 1})
 		defer kept.Close()
 		s := &session{pool: &Pool{kept: kept}, events: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
-		waiting := &call{session: s, inbox: newInbox(maxUnread), id: 1}
+		waiting := &call{session: s, inbox: newInbox("", maxUnread), id: 1}
 		c := &child{server: &server{pool: &Pool{}}, calls: map[uint64]*call{1: waiting}}
 		events := s.newEvents(c, waiting)
 		st := newStream(t.Context(), waiting.inbox, func() bool { return false })

@@ -374,7 +374,7 @@ func (rt *roundTrip) answered(call *call, answer letter) (*http.Response, error)
 	if rt.era == mcp.Modern {
 		status = jsonrpc.StatusOf(answer.code)
 	}
-	return respondWith(rt.req, status, answer), nil
+	return respondWith(rt.req, status, answer, call.inbox), nil
 }
 
 // subscribes notes to which resources a client of a shared child subscribes. It

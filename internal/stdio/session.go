@@ -45,13 +45,14 @@ type session struct {
 	lastEvents uint64                     // number
 }
 
-func newSession(p *Pool, name string, hello *jsonrpc.Message) *session {
+func newSession(p *Pool, name, owner string, hello *jsonrpc.Message) *session {
 	s := &session{
 		id:            rand.Text(),
 		name:          name,
 		pool:          p,
+		owner:         owner,
 		can:           bytes.Clone(hello.Literal(jsonrpc.Capabilities)),
-		mail:          mailbox.NewUnread[letter](maxMail),
+		mail:          mailbox.NewUnread[letter](owner, maxMail),
 		questions:     map[uint64]*question{},
 		subscriptions: map[string]bool{},
 		events:        map[uint64]*callEvents{},

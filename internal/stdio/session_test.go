@@ -376,7 +376,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 // TestAStreamThatIsTakenOverPassesItsWakeUpOn: both streams wait for the same inbox,
 // and it may be the old one that is woken.
 func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
-	mail := newInbox(maxMail)
+	mail := newInbox("", maxMail)
 	old := newStream(t.Context(), mail, func() bool { return false })
 	mail.Put(letter{message: frame{[]byte("x")}})
 	<-mail.More() // it is woken

@@ -303,7 +303,7 @@ func TestASilentChildThatSpeaksIsSpared(t *testing.T) {
 	s, _ := p.sharedServer("alpha:1", nil, "")
 	c := s.current()
 	for range maxUnheard {
-		call := &call{inbox: newInbox(1), sent: true, begun: time.Now()}
+		call := &call{inbox: newInbox("", 1), sent: true, begun: time.Now()}
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
 		}

@@ -57,7 +57,7 @@ func init() {
 // `http_error` | 502 | -32603 | The server answered with a redirect or, at /rpc, with any other status than 200; or a handler on the way refused the request with its status
 // `invalid_request` | 400, 405, 408, 415, 425 | -32600 | The request is not a JSON object (batches are not taken), has another HTTP method, a Content-Encoding or a charset other than utf-8, did not arrive in time, or came in early data of HTTP/3
 // `parse_error` | 400 | -32700 | The request is not JSON
-// `busy` | 503 | -32002 | The gateway holds as many bytes of requests as it may. Retry-After says when to try again
+// `busy` | 503 | -32002 | The gateway holds as many bytes of requests, or of answers that the client has not read, as it may
 // `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes, or the client says more than 16 KiB of itself
 // `unauthorized` | 401 | -32600 | The client has no credentials that auth, or a handler on the way to the server, takes
 // `acl_denied` | 403 | -32600 | The client may not use this

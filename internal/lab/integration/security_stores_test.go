@@ -53,6 +53,7 @@ var fillings = []struct {
 var filledElsewhere = map[string]string{
 	"request_bodies":         "TestSecurityBytesInFlight",
 	"unauthenticated_bodies": "TestSecurityBodiesOfStrangers",
+	"unread_answers":         "TestUnreadAnswersAreLimited of internal/stdio",
 	"rates":                  "a client has one entry",
 	"templates":              "only operators add templates, by the admin API",
 }

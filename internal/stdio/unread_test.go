@@ -1,0 +1,100 @@
+package stdio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// unread returns how many responses hold long answers that were not read.
+func unread() int64 {
+	for _, kind := range quota.Kinds() {
+		if kind.Name == "unread_answers" {
+			return kind.Usage().Entries
+		}
+	}
+	return -1
+}
+
+// A client that does not read its answers gets no more of them than others leave it, and does not
+// keep the child from answering.
+func TestUnreadAnswersAreLimited(t *testing.T) {
+	const size, fit = 10 << 20, 3 // in half of the 64 MiB of TestMain
+	progress := `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}` + "\n"
+	for name, raw := range map[string]string{"JSON": "", "events": progress} {
+		t.Run(name, func(t *testing.T) {
+			p := newPuppets(t)
+			answer := func(owner string, size int) (*http.Response, error) {
+				c := p.client()
+				return c.with(WithOwner(c.ctx, owner)).do(http.MethodPost, request(`1`, "fill", fmt.Sprintf(`{"code":%d,"raw":%s}`, size, quote(raw))))
+			}
+			var open []io.Closer
+			hold := func(owner string, size int) {
+				t.Helper()
+				before := unread()
+				res, err := answer(owner, size)
+				if err != nil {
+					t.Fatal(err)
+				}
+				open = append(open, res.Body)
+				p.eventually("the answer is there", func() bool { return unread() == before+1 })
+			}
+			for range fit {
+				hold("alice", size)
+			}
+			res, err := answer("alice", size)
+			if raw == "" {
+				if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Status != http.StatusServiceUnavailable {
+					t.Errorf("one more: %v", err)
+				}
+			} else {
+				contains(t, "one more", newReply(t, res).last(), `"code":"busy"`)
+			}
+			res, err = answer("alice", 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			contains(t, "a small one", newReply(t, res).last(), `"result":"xxx`)
+			hold("bob", size)
+			equal(t, "unread", unread(), fit+1)
+			open[0].Close()
+			open[0].Close()
+			equal(t, "unread after one was closed", unread(), fit)
+			hold("alice", size)
+			for _, body := range open {
+				body.Close()
+			}
+			equal(t, "unread in the end", unread(), 0)
+		})
+	}
+}
+
+// Answers that were read, or will never be, are not counted.
+func TestAnswersAreCountedUntilTheyAreRead(t *testing.T) {
+	p := newPuppets(t)
+	long := `{"code":200000}`
+	for range 3 {
+		p.client().post(request(`1`, "fill", long)).whole()
+	}
+	c := p.client().initialize("{}")
+	ctx, leave := context.WithCancel(c.ctx)
+	res, err := c.with(ctx).do(http.MethodPost, request(`1`, "fill", `{"code":200000,"raw":`+
+		quote(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}`+"\n")+`}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.eventually("the answer is there", func() bool { return unread() == 1 })
+	leave()
+	res.Body.Close()
+	equal(t, "kept while the client is away", unread(), 1)
+	if _, err := c.do(http.MethodDelete, ""); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "after the session", unread(), 0)
+}
