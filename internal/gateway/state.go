@@ -37,7 +37,7 @@ type State struct {
 
 	mu       sync.Mutex
 	busy     map[string]*client            // those that are being served
-	idle     *quota.Cache[string, *client] // the others
+	idle     *quota.Cache[string, *client] // those that have been: a busy one may be there or not
 	resting  *quota.Cache[string, *client] // sessions that were not seen for long, but have more to them than their ids say
 	over     sessionsOver
 	sweeping *time.Timer // nil if there is nothing to sweep
@@ -112,7 +112,7 @@ func (s *State) known(key string, or *client) *client {
 	defer s.mu.Unlock()
 	c := s.busy[key]
 	if c == nil {
-		if c, _ = s.idle.Remove(key); c == nil {
+		if c, _ = s.idle.Get(key); c == nil {
 			c, _ = s.resting.Remove(key)
 		}
 		if c == nil {
@@ -144,6 +144,7 @@ func (s *State) release(c *client) {
 	}
 	delete(s.busy, c.key)
 	if s.ended || c.ended.Load() {
+		s.idle.Remove(c.key)
 		c.unsubscribe(s.subscribing)
 		return
 	}
@@ -174,8 +175,11 @@ func (s *State) sweep() {
 	s.sweeping.Reset(idleTime / 10)
 }
 
-// forget forgets a client that is idle. The caller holds the lock.
+// forget forgets a client, unless it is busy. The caller holds the lock.
 func (s *State) forget(c *client) {
+	if c.using > 0 {
+		return
+	}
 	if c.era == mcp.Legacy {
 		if c.hasMore() && !s.resting.Put(c.owner, c.key, c, c.size()) {
 			c.unsubscribe(s.subscribing)
@@ -403,8 +407,10 @@ func (s *State) clients() []*client {
 // everybody is clients for callers that hold the lock.
 func (s *State) everybody() []*client {
 	all := slices.Collect(maps.Values(s.busy))
-	for _, c := range s.idle.All {
-		all = append(all, c)
+	for key, c := range s.idle.All {
+		if s.busy[key] == nil {
+			all = append(all, c)
+		}
 	}
 	for _, c := range s.resting.All {
 		all = append(all, c)

@@ -73,14 +73,38 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 // larger than the limits is not, nor one by which its owner would hold the largest
 // share of a full cache alone.
 func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
-	c.Remove(key)
 	if c.closed {
 		return false
 	}
-	if one := (amount{1, bytes}); one.exceeds(c.limits.Entries, c.limits.Bytes) || one.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
+	e := c.entries[key]
+	one := amount{1, bytes}
+	fits := !one.exceeds(c.limits.Entries, c.limits.Bytes) && !one.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes)
+	if e != nil && (!fits || e.owner.name != ownerName) {
+		c.remove(e)
+		e = nil
+	}
+	switch {
+	case !fits:
 		c.kind.refused.Add(1)
 		return false
+	case e != nil:
+		c.renew(e, value, bytes)
+	default:
+		e = c.add(ownerName, key, value, bytes)
 	}
+	o := e.owner
+	c.Expire()
+	for o.held.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
+		c.drop(o)
+	}
+	for c.total.exceeds(c.limits.Entries, c.limits.Bytes) {
+		c.drop(c.byShare[0])
+	}
+	return c.entries[key] == e
+}
+
+// add adds an entry.
+func (c *Cache[K, V]) add(ownerName string, key K, value V, bytes int64) *entry[K, V] {
 	o := c.owners[ownerName]
 	if o == nil {
 		o = &owner{name: ownerName}
@@ -91,15 +115,16 @@ func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
 	e.inAge, e.inOwner = c.age.PushFront(e), o.entries.PushFront(e)
 	c.entries[key] = e
 	c.count(o, 1, bytes)
+	return e
+}
 
-	c.Expire()
-	for o.held.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
-		c.drop(o)
-	}
-	for c.total.exceeds(c.limits.Entries, c.limits.Bytes) {
-		c.drop(c.byShare[0])
-	}
-	return c.entries[key] == e
+// renew gives an entry another value, as if it was put now.
+func (c *Cache[K, V]) renew(e *entry[K, V], value V, bytes int64) {
+	grown := bytes - e.bytes
+	e.value, e.bytes, e.put = value, bytes, time.Now()
+	c.age.MoveToFront(e.inAge)
+	e.owner.entries.MoveToFront(e.inOwner)
+	c.count(e.owner, 0, grown)
 }
 
 // Remove removes the entry of a key, if there is one, and returns its value.
