@@ -25,7 +25,8 @@ func (t *Transport) sends(r *http.Request) bool {
 		!httpguts.ValidHeaderFieldName(r.Method), r.Method == http.MethodConnect,
 		!plainHost(cmp.Or(r.Host, r.URL.Host)),
 		r.Close, len(r.TransferEncoding) > 0, len(r.Trailer) > 0,
-		r.Cancel != nil, //nolint:staticcheck // it is deprecated, but can be set
+		//lint:ignore SA1019 it is deprecated, but can be set
+		r.Cancel != nil,
 		hasBody(r) != (r.ContentLength > 0), r.ContentLength < 0, r.ContentLength > maxRequest,
 		!plainHeader(r.Header):
 		return false

@@ -52,7 +52,8 @@ func New(standard *http.Transport) *Transport {
 // honours reports whether a Transport does what the settings ask for.
 func honours(standard *http.Transport) bool {
 	return !standard.DisableKeepAlives && standard.MaxConnsPerHost == 0 && standard.MaxIdleConns == 0 &&
-		standard.Dial == nil && //nolint:staticcheck // it is deprecated, but can be set
+		//lint:ignore SA1019 it is deprecated, but can be set
+		standard.Dial == nil &&
 		(standard.Protocols == nil || standard.Protocols.HTTP1() && !standard.Protocols.UnencryptedHTTP2())
 }
 

@@ -41,7 +41,7 @@ type proxy struct {
 	cancel context.CancelFunc
 }
 
-func newProxy(t *testing.T, protocol, settings, more string, upstreams ...string) proxy {
+func newProxy(t testing.TB, protocol, settings, more string, upstreams ...string) proxy {
 	t.Helper()
 	var dials []string
 	for _, upstream := range upstreams {
@@ -72,7 +72,7 @@ func (p proxy) serve(r *http.Request) (*httptest.ResponseRecorder, error) {
 	return w, err
 }
 
-func post(t *testing.T, body string) *http.Request {
+func post(t testing.TB, body string) *http.Request {
 	// As in a server, where the body does not say that it is in memory.
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://gateway.example.com/mcp", struct{ io.Reader }{strings.NewReader(body)})
 	r.ContentLength = int64(len(body))
