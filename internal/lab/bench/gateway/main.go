@@ -94,6 +94,7 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 	printHeader(&report, b.contestants, strings.Join(append([]string{"bench-gateway"}, os.Args[1:]...), " "))
 	for _, section := range []func(context.Context, io.Writer) error{b.reportCalls, b.reportGrowth, b.reportFanOut, b.reportIdle} {
 		if err := section(ctx, &sections); err != nil {
+			_, _ = os.Stdout.Write(sections.Bytes()) // half an hour may have gone into them
 			return err
 		}
 	}
