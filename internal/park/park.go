@@ -2,7 +2,8 @@
 //
 // As long as a response lasts, net/http keeps the goroutine of its handler with the stack, a
 // goroutine that reads, and the buffers of the connection: some 45 KB. A parked response
-// keeps the connection and a goroutine with a small stack. Its handler has returned.
+// keeps the connection alone. Its handler has returned. On Linux one goroutine watches all
+// parked connections; elsewhere each has one, with a small stack.
 package park
 
 import (
@@ -78,18 +79,21 @@ func buffers(w http.ResponseWriter) bool {
 // A Response is the rest of a response that is parked. Of its methods, only End and Close may
 // be called while another one runs.
 type Response struct {
-	conn    net.Conn
-	chunk   []byte        // written, but not flushed
-	watched chan struct{} // closed when the connection is not watched anymore
+	conn  net.Conn
+	left  func()
+	chunk []byte // written, but not flushed
 
-	mu    sync.Mutex // guards ending, and the write deadline
+	key     int32         // by which the connection is watched; 0 if watch does that
+	watched chan struct{} // closed when watch has ended; nil if it did not begin
+
+	mu    sync.Mutex // guards ended, and the write deadline
 	ended bool
 }
 
 // Take takes over the connection of a response that Prepare has found fit, whose header was
 // sent and whose body was flushed. It returns nil if that is not possible; then w is as good as
 // before. left is called when the client closes the connection, or sends anything: a client
-// cannot have a request answered behind a response that does not end.
+// cannot have a request answered behind a response that does not end. It must not block.
 func Take(w http.ResponseWriter, left func()) *Response {
 	h, header := hijacker(w), w.Header()
 	if h == nil || buffers(w) || header["Content-Length"] != nil || header["Transfer-Encoding"] != nil {
@@ -102,15 +106,21 @@ func Take(w http.ResponseWriter, left func()) *Response {
 	pipelined := buffered.Reader.Buffered() > 0
 	// Placeholders of the request refer to the writer of net/http, which keeps the buffers.
 	*buffered.Reader, *buffered.Writer = bufio.Reader{}, bufio.Writer{}
-	r := &Response{conn: conn, watched: make(chan struct{})}
-	go r.watch(pipelined, left)
+	r := &Response{conn: conn, left: left}
+	switch {
+	case pipelined:
+		left()
+	case !poller.add(r):
+		r.watched = make(chan struct{})
+		go r.watch()
+	}
 	return r
 }
 
 // watch waits until the client closes the connection, or sends anything.
-func (r *Response) watch(pipelined bool, left func()) {
+func (r *Response) watch() {
 	defer close(r.watched)
-	for !pipelined {
+	for {
 		var b [1]byte
 		_, err := r.conn.Read(b[:])
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -118,15 +128,16 @@ func (r *Response) watch(pipelined bool, left func()) {
 		}
 		_ = r.conn.SetReadDeadline(time.Time{}) // one that a handler has set for the request
 	}
-	if !r.isEnding() {
-		left()
-	}
+	r.leave()
 }
 
-func (r *Response) isEnding() bool {
+// leave says that the client has left, unless the response has ended before.
+func (r *Response) leave() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ended
+	if !r.ended {
+		r.left()
+	}
 }
 
 // Header returns an empty header: that of the response was sent.
@@ -151,7 +162,7 @@ func (r *Response) FlushError() error {
 	r.chunk = nil
 	_, err := parts.WriteTo(r.conn)
 	if err != nil {
-		_ = r.conn.Close()
+		r.leave()
 	}
 	return err
 }
@@ -178,8 +189,11 @@ func (r *Response) End() {
 func (r *Response) Close() {
 	r.End()
 	_, _ = r.conn.Write([]byte("0\r\n\r\n")) // fails if the client has left
+	poller.remove(r)
 	_ = r.conn.Close()
-	<-r.watched
+	if r.watched != nil {
+		<-r.watched
+	}
 }
 
 // Interface guard

@@ -46,8 +46,10 @@ func (l *lot) serve(w http.ResponseWriter, r *http.Request) {
 	var parked *Response
 	known := make(chan struct{})
 	parked = Take(w, func() {
-		<-known
-		l.left <- parked
+		go func() {
+			<-known
+			l.left <- parked
+		}()
 	})
 	close(known)
 	l.parked <- parked
