@@ -424,6 +424,7 @@ func (o *observed) takeDenials() []Denial {
 
 // A front is a Gateway that can be reached over HTTP.
 type front struct {
+	active atomic.Int32 // requests whose handler has not returned
 	*Gateway
 	t         testing.TB
 	transport http.RoundTripper
@@ -484,6 +485,8 @@ func newGateway(t testing.TB, configure func(*Config), peers ...*peer) *front {
 }
 
 func (g *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.active.Add(1)
+	defer g.active.Add(-1)
 	from := Peer{User: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
 	g.serving.Load().NewRequest(w, r, Endpoint{Kind: Aggregate}, from).Serve()
 }

@@ -3,12 +3,16 @@ package mcpgateway
 import (
 	"context"
 	"net/http/httptest"
+	"runtime"
 	"testing"
+	"weak"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
 // The session of a client that has gone is ended in a context of its own. reverse_proxy needs
@@ -31,5 +35,51 @@ func TestRequestsOfClientsThatHaveGone(t *testing.T) {
 	bare := route{}.Derive(context.Background(), httptest.NewRequest("POST", "/mcp", nil), false)
 	if got, _ := bare.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got == nil {
 		t.Error("a request without a server has none")
+	}
+}
+
+// Requests of a stream that outlives its handler inherit what its routes use, and hold
+// nothing of the handler.
+func TestRequestsOfDetachedStreams(t *testing.T) {
+	server := new(caddyhttp.Server)
+	writer := httptest.NewRecorder()
+	gone := weak.Make(writer)
+	detachedContext := func() context.Context {
+		repl := caddy.NewReplacer()
+		repl.Set("http.auth.user.id", "ann")
+		repl.Set("http.asked", "asked")
+		repl.Set("http.other", "other")
+		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/mcp", nil), repl, writer, server)
+		caddyhttp.SetVar(r.Context(), "colour", "blue")
+		i := inherit(r)
+		i.names = newPlaceholderNames([]byte(`[{"routes":[{"x":["{http.auth.user.id} {env.HOME} {http.vars.colour}"]}]}]`))
+		r = r.WithContext(context.WithValue(login.WithSubject(r.Context(), "token"), gateway.InheritedKey{}, i))
+		early := route{}.Derive(r.Context(), r, false)
+		own, _ := early.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+		if value, _ := own.GetString("http.asked"); value != "asked" {
+			t.Errorf("got %q", value)
+		}
+		return detached(r.Context())
+	}
+	ctx := detachedContext()
+	writer = nil
+	await.Until(t, "the response writer is collected", func() bool {
+		runtime.GC()
+		return gone.Value() == nil
+	})
+	derived := route{}.Derive(ctx, httptest.NewRequest("GET", "/mcp", nil).WithContext(ctx), false)
+	if got, _ := derived.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got != server {
+		t.Errorf("got the server %p, want %p", got, server)
+	}
+	if got := login.Subject(derived.Context()); got != "token" {
+		t.Errorf("got the token %q", got)
+	}
+	own, _ := derived.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	for name, want := range map[string]string{
+		"http.auth.user.id": "ann", "http.asked": "asked", "http.vars.colour": "blue", "http.other": "",
+	} {
+		if got, _ := own.GetString(name); got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
 	}
 }

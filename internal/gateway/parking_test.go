@@ -1,0 +1,103 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// A stream goes on after its handler has returned, and whatever ends it, it ends in good order.
+func TestParkedStreams(t *testing.T) {
+	endings := []struct {
+		name    string
+		end     func(g *front, u *user, s *talk, exit func())
+		outcome string
+	}{
+		{"the client leaves", func(_ *front, _ *user, s *talk, _ func()) { s.cancel() }, OutcomeCanceled},
+		{"the client ends the session", func(_ *front, u *user, _ *talk, _ func()) { u.end() }, OutcomeOK},
+		{"Caddy exits", func(_ *front, _ *user, _ *talk, exit func()) { exit() }, OutcomeOK},
+		{"the gateway goes", func(g *front, _ *user, _ *talk, _ func()) { g.Close() }, OutcomeOK},
+	}
+	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+		for _, ending := range endings {
+			if era == mcp.Modern && ending.name == "the client ends the session" {
+				continue // it has none
+			}
+			t.Run(fmt.Sprint("era ", era, ": ", ending.name), func(t *testing.T) {
+				exiting, exit := context.WithCancel(t.Context())
+				p := legacyPeer("a")
+				say := p.listens()
+				g := newGateway(t, func(c *Config) { c.Exiting = exiting }, p)
+				u := g.user(t, era)
+				var s *talk
+				method := methodStream
+				if era == mcp.Legacy {
+					u.connect()
+					s = u.listen()
+				} else {
+					s = u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
+					s.nextOf(acknowledged)
+					method = mcp.MethodListen
+				}
+				p.await(t, "GET", 1)
+				// The peer is served without HTTP, so its stream is not among them.
+				await.Until(t, "the handler has returned", func() bool { return g.active.Load() == 0 })
+				observer := g.config.Observer.(*observed)
+				ends := func(r Record) bool { return r.Server == "" && r.Method == method }
+				if records := observer.takeRecords(); slices.ContainsFunc(records, ends) {
+					t.Errorf("it was reported before its end: %+v", records)
+				}
+				say(toolsChanged)
+				s.nextOf("notifications/tools/list_changed")
+				ending.end(g, u, s, exit)
+				s.ended()
+				g.waitForParked()
+				records := observer.takeRecords()
+				if i := slices.IndexFunc(records, ends); i < 0 || records[i].Outcome != ending.outcome || records[i].Duration <= 0 {
+					t.Errorf("got %+v, want one that is %s", records, ending.outcome)
+				}
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				if len(g.streams) != 0 || len(g.busy) != 0 {
+					t.Errorf("%d streams and %d clients are left", len(g.streams), len(g.busy))
+				}
+			})
+		}
+	}
+}
+
+// After the last stream is waited for, others are held by their handlers.
+func TestStreamsThatAreNotParked(t *testing.T) {
+	p := legacyPeer("a")
+	say := p.listens()
+	g := newGateway(t, nil, p)
+	g.waitForParked()
+	s := g.legacy(t).listen()
+	p.await(t, "GET", 1)
+	say(toolsChanged)
+	s.nextOf("notifications/tools/list_changed")
+	if n := g.active.Load(); n != 1 {
+		t.Errorf("%d handlers hold the stream", n)
+	}
+	s.cancel()
+	s.ended()
+}
+
+// The header of a parked stream is that of any other, but for the connection, which ends with it.
+func TestHeaderOfParkedStreams(t *testing.T) {
+	g := newGateway(t, nil, legacyPeer("a"))
+	u := g.legacy(t)
+	response, err := u.do(t.Context(), http.MethodGet, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.Header.Get("Content-Type") != "text/event-stream" || !response.Close || response.ContentLength != -1 {
+		t.Errorf("got %+v", response)
+	}
+}
