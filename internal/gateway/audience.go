@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"iter"
 	"maps"
 	"sync"
 	"time"
@@ -14,6 +15,8 @@ import (
 // has been used. So a client needs no session with a server to know what that has.
 type audience struct {
 	identity string // of its clients
+	owner    string // of what is kept for them
+	size     int64
 
 	mu       sync.Mutex
 	profiles map[string]*profile // by the ID of the server
@@ -40,6 +43,27 @@ type profile struct {
 	about   *about           // nil if it is not known
 	failure *jsonrpc.Failure // of the last attempt to ask
 	asked   time.Time        // when that ended
+	readers int              // streams of clients that have a listener for the server
+}
+
+// addReader notes that a stream of a client is going to listen to the server. If another does so
+// already and this one need not, it reports false.
+func (p *profile) addReader(needed bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.readers > 0 && !needed {
+		return false
+	}
+	p.readers++
+	return true
+}
+
+// removeReader notes that a stream does not listen anymore, and reports whether it was the last one.
+func (p *profile) removeReader() (last bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.readers--
+	return p.readers == 0
 }
 
 // about is what a server has said of itself. It never changes.
@@ -178,9 +202,10 @@ func (g *Gateway) audience(c *client) *audience {
 	defer all.mu.Unlock()
 	a, ok := all.kept.Get(c.audience)
 	if !ok {
-		a = &audience{identity: c.identity, profiles: map[string]*profile{}}
+		a = &audience{identity: c.identity, owner: c.owner, profiles: map[string]*profile{}}
 	}
-	all.kept.Put(c.owner, c.audience, a, int64(len(c.audience)+profileSize*len(g.config.Servers)))
+	a.size = int64(profileSize * len(g.config.Servers))
+	all.kept.Put(a.owner, c.audience, a, a.size)
 	return a
 }
 
@@ -193,11 +218,16 @@ func (all *audiences) each(f func(*audience)) {
 	}
 }
 
-// expire forgets audiences that were not asked for anything for long, and servers that are no longer
-// there. It returns how many audiences are left.
-func (all *audiences) expire(there func(id string) bool) int {
+// expire forgets audiences that were not asked for anything for long, unless clients of theirs listen,
+// and servers that are no longer there. It returns how many audiences are left.
+func (all *audiences) expire(there func(id string) bool, listening iter.Seq[string]) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()
+	for key := range listening {
+		if a, ok := all.kept.Get(key); ok {
+			all.kept.Put(a.owner, key, a, a.size)
+		}
+	}
 	all.kept.Expire()
 	for _, a := range all.kept.All {
 		a.mu.Lock()

@@ -39,8 +39,8 @@ type client struct {
 	calls     map[string]*inFlight
 	questions map[string]question // that it has been asked, by their ids
 	streams   map[*stream]bool
-	level     string          // of the log messages it wants
-	listed    [kindCount]bool // lists that it has got
+	level     string               // of the log messages it wants
+	listed    [kindCount]time.Time // when it has asked for a list
 
 	// plain are the lists of tools that it has got last with all UI resources by their own URIs, by
 	// the ID of the server.
@@ -124,9 +124,22 @@ func (c *client) hasMore() bool {
 func (c *client) gets(k listKind) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first = !c.listed[k]
-	c.listed[k] = true
+	first = c.listed[k].IsZero()
+	c.listed[k] = time.Now()
 	return first
+}
+
+// missed returns the kinds of lists that have changed since the client has got them.
+func (c *client) missed(lists *listCache) (missed []listKind) {
+	c.mu.Lock()
+	listed := c.listed
+	c.mu.Unlock()
+	for _, k := range announcedKinds {
+		if !listed[k].IsZero() && slices.Contains(lists.changedSince(listed[k]), k) {
+			missed = append(missed, k)
+		}
+	}
+	return missed
 }
 
 // linked returns the client's connection to a server, nil if it has none.

@@ -283,6 +283,7 @@ func (l *link) sendInitialized(o behalf) {
 	}
 	if initialized {
 		l.restoreSession(o)
+		l.attend(o)
 	}
 }
 

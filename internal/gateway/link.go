@@ -142,11 +142,20 @@ func (l *link) ownLists() *listCache {
 	return l.lists
 }
 
-// listsChanged notes that lists of the server are no longer what they were.
-func (l *link) listsChanged(g *Gateway, notice string) {
-	g.profile(l.client, l.id).lists.changed(notice)
+// listsChanged notes that lists of the server are no longer what they were, as it says by m. It tells
+// the clients of the audience that do not hear it themselves.
+func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
+	notice := m.Text(jsonrpc.Method)
 	if own := l.ownLists(); own != nil {
-		own.changed(notice)
+		own.changed(notice, l)
+	}
+	if !g.profile(l.client, l.id).lists.changed(notice, l) {
+		return
+	}
+	kept := *m
+	kept.Raw = slices.Clone(m.Raw)
+	for _, s := range g.followers(l.client.audience, l.id) {
+		s.later(func() { s.deliver(g, l, &kept, "") })
 	}
 }
 

@@ -28,6 +28,9 @@ type listener struct {
 
 	session     string // in which it has subscribed to resources
 	unsubscribe func()
+
+	profile *profile // of the server, which has it as a reader; nil if it is not read for others
+	elected bool     // no other client of the audience was listening: all may have missed changes
 }
 
 // A listenerKey identifies what a listener reads: all messages of a server or, of a server of
@@ -72,23 +75,24 @@ func (s *stream) listenOnce(o behalf, server *Server, e *listener, begun func())
 		return true
 	}
 	if late {
-		s.announce(l.kinds()...) // what it has is new to the client
+		s.announceToAll(l, l.kinds()...) // what it has is new to the clients
 	}
 	l.sendInitialized(o)
 	era, can := l.state()
+	if e.elected {
+		e.elected, begun = false, s.thenCompare(o, server, begun)
+	}
 	if era == mcp.Modern {
 		if s.wants == nil && e.key.uri == "" {
-			for _, uri := range l.subscriptions.all() {
-				s.listenTo(listenerKey{server.ID, uri}, "", func() {})
-			}
+			s.listenToSubscribed(l)
 		}
-		return s.listenModern(o, l, can, e.key.uri, begun)
+		return s.listenModern(o, l, can, e, begun)
 	}
 	if e.key.uri != "" {
 		return false // the server has its own subscription
 	}
 	if s.wants != nil {
-		if s.wants.at(l.server, can).nothing() {
+		if s.wants.at(l.server, can|toolsChange|promptsChange|resourcesChange).nothing() {
 			return false
 		}
 		s.subscribed(o, l, e)
@@ -154,6 +158,9 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 	if heard {
 		to.heard = true
 		end()
+		if o.ctx.Err() == nil {
+			o.g.profile(l.client, l.id).forget() // the server may be another one when it is back
+		}
 		return true
 	}
 	switch {
@@ -210,15 +217,18 @@ func (s *stream) subscribe(o behalf, l *link) (undo func()) {
 }
 
 // listenModern listens to a server of the modern era.
-func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begun func()) (again bool) {
+func (s *stream) listenModern(o behalf, l *link, can abilities, to *listener, begun func()) (again bool) {
 	all := s.wants
-	switch {
+	switch uri := to.key.uri; {
 	case uri != "":
 		all = &interests{of: map[string][]string{l.server: {uri}}}
 	case all == nil:
 		all = &interests{Tools: true, Prompts: true, Resources: true}
 	}
 	mine := all.at(l.server, can)
+	if to.profile != nil { // other streams of the audience may want to hear of other lists
+		mine.Tools, mine.Prompts, mine.Resources = can&toolsChange != 0, can&promptsChange != 0, can&resourcesChange != 0
+	}
 	who := o.g.rules.caller(l.client.identity)
 	mine.Tasks = slices.DeleteFunc(slices.Clone(mine.Tasks), func(id string) bool {
 		return !o.g.taskOwners.has(&who, o.g.of(l), id) // the rules may be others than when the client has asked
@@ -258,6 +268,9 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, uri string, begu
 	_ = o.g.newExchange(l, h, &m).send(r)
 	if end != nil {
 		end()
+		if o.ctx.Err() == nil {
+			o.g.profile(l.client, l.id).forget()
+		}
 	}
 	return !refused
 }

@@ -101,11 +101,22 @@ type cached struct {
 	key     listKey // on the shelf; zero if it has to be asked for
 	fresh   freshness
 	view    string           // with what was shown of it to the client
-	told    bool             // a stream of the server would tell of changes
+	watched bool             // a stream of the server would tell of changes
 	changes uint64           // how often the server has said that it has changed
 	failure *jsonrpc.Failure // it could not be had; not asked for again for failurePause
 	at      time.Time        // when it was asked for
+	history listHistory
 }
+
+// A listHistory is what is remembered of a list that has to be asked for again.
+type listHistory struct {
+	key     listKey   // the last that there was
+	changed time.Time // when it was seen to be another one than before
+	teller  string    // prefix of the link by which it was told; "" if it was asked for since
+}
+
+// outdated returns what stays of a list that has to be asked for again.
+func (c cached) outdated() cached { return cached{changes: c.changes + 1, history: c.history} }
 
 // A builder puts a listing together.
 type builder struct {
@@ -416,7 +427,7 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 		return nil, freshness{}, failure
 	}
 	era, can := q.client.link(q.server).state()
-	kept := cached{fresh: fresh, view: view, changes: changes, at: time.Now(), told: era == mcp.Legacy || can&kinds[q.kind].changes != 0}
+	kept := cached{fresh: fresh, view: view, changes: changes, at: time.Now(), watched: era == mcp.Legacy || can&kinds[q.kind].changes != 0}
 	kept.key, list = q.g.shelf.put(q.server.ID, list)
 	c.keep(q.kind, kept)
 	return list, fresh, nil
@@ -435,7 +446,7 @@ func (q *listQuery) remembered() (*listing, freshness, bool) {
 		return nil, freshness{}, false
 	}
 	switch now := time.Now(); {
-	case c.listeners[q.kind] > 0 && kept.told: // we would know of a change, or of the end of the server
+	case c.listeners[q.kind] > 0 && kept.watched: // we would know of a change, or of the end of the server
 	case now.Before(kept.fresh.until):
 	case !kept.at.Before(q.began): // another client has just asked
 	case q.first && now.Sub(kept.at) < unchangedTime: // a client that asks again wants to know of changes
@@ -465,6 +476,7 @@ func (c *listCache) before(k listKind, began time.Time) (changes uint64, _ *json
 	if f := kept.failure; f != nil && (!kept.at.Before(began) || time.Since(kept.at) < failurePause && !isLoginRequired(f)) {
 		return 0, f
 	}
+	kept.history.teller = ""
 	return kept.changes, nil
 }
 
@@ -479,9 +491,39 @@ func (c *listCache) noteFailure(k listKind, failure *jsonrpc.Failure) {
 func (c *listCache) keep(k listKind, list cached) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	before := c.kept[k].history
+	list.history = before
+	if list.history.key = list.key; before.key != (listKey{}) && before.key != list.key {
+		list.history.changed = time.Now()
+	}
 	if c.kept[k].changes == list.changes {
 		c.kept[k] = list
 	}
+}
+
+// changedSince returns the kinds of lists that have changed since a time.
+func (c *listCache) changedSince(then time.Time) (changed []listKind) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range announcedKinds {
+		if c.kept[k].history.changed.After(then) {
+			changed = append(changed, k)
+		}
+	}
+	return changed
+}
+
+// seen returns the kinds of lists that there were, with the last of each.
+func (c *listCache) seen() (last map[listKind]listKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last = map[listKind]listKey{}
+	for _, k := range announcedKinds {
+		if key := c.kept[k].history.key; key != (listKey{}) {
+			last[k] = key
+		}
+	}
+	return last
 }
 
 // known returns the last list that there was, if it is still kept. No client has seen one that is
@@ -492,15 +534,20 @@ func (c *listCache) known(g *Gateway, k listKind) *listing {
 	return g.shelf.get(c.kept[k].key)
 }
 
-// changed notes that a list of the server is no longer what it was.
-func (c *listCache) changed(notice string) {
+// changed notes that the server has said by a link that a list is no longer what it was. It reports
+// whether that is news: a server says it in all sessions.
+func (c *listCache) changed(notice string, by *link) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k := range kinds {
 		if kinds[k].notice == notice {
-			c.kept[k] = cached{changes: c.kept[k].changes + 1}
+			teller := c.kept[k].history.teller
+			news = news || teller == "" || teller == by.prefix
+			c.kept[k] = c.kept[k].outdated()
+			c.kept[k].history.changed, c.kept[k].history.teller = time.Now(), by.prefix
 		}
 	}
+	return news
 }
 
 // forget forgets lists.
@@ -508,7 +555,7 @@ func (c *listCache) forget(lists ...listKind) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range lists {
-		c.kept[k] = cached{changes: c.kept[k].changes + 1}
+		c.kept[k] = c.kept[k].outdated()
 	}
 }
 
@@ -519,7 +566,7 @@ func (c *listCache) listen(lists []listKind, n int) {
 	for _, k := range lists {
 		c.listeners[k] += n
 		if n > 0 {
-			c.kept[k] = cached{changes: c.kept[k].changes + 1} // it may have changed before
+			c.kept[k] = c.kept[k].outdated() // it may have changed before
 		}
 	}
 }

@@ -43,6 +43,7 @@ type State struct {
 	sweeping *time.Timer // nil if there is nothing to sweep
 	held     map[string]*heldCall
 	streams  map[*stream]bool
+	groups   map[string]map[*stream]bool // streams, by the audience of their clients
 	members  []*Gateway
 	ended    bool
 	full     bool // no more streams are parked
@@ -81,6 +82,7 @@ func NewState() *State {
 		over:        newSessionsOver(),
 		held:        map[string]*heldCall{},
 		streams:     map[*stream]bool{},
+		groups:      map[string]map[*stream]bool{},
 	}
 	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
 	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
@@ -167,7 +169,7 @@ func (s *State) sweep() {
 		s.index.clear()
 	}
 	there := s.there()
-	known := s.audiences.expire(func(id string) bool { return there[id] })
+	known := s.audiences.expire(func(id string) bool { return there[id] }, maps.Keys(s.groups))
 	if s.ended || lists == 0 && known == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
 		s.sweeping = nil
 		return

@@ -75,6 +75,10 @@ func (v *visit) newStream(wants *interests) *stream {
 	}
 	s.g.Store(g)
 	v.g.streams[s] = true
+	if v.g.groups[v.client.audience] == nil {
+		v.g.groups[v.client.audience] = map[*stream]bool{}
+	}
+	v.g.groups[v.client.audience][s] = true
 	v.g.listening.Take(v.client.owner, 0)
 	v.g.mu.Unlock()
 	v.client.mu.Lock()
@@ -96,6 +100,9 @@ func (s *stream) close() {
 	if state.streams[s] {
 		delete(state.streams, s)
 		state.listening.Give(c.owner, 0)
+		if delete(state.groups[c.audience], s); len(state.groups[c.audience]) == 0 {
+			delete(state.groups, c.audience)
+		}
 	}
 	state.mu.Unlock()
 	if s.wants != nil {
@@ -107,6 +114,13 @@ func (s *stream) close() {
 	s.end()
 	s.open.Wait()
 	s.visit.asides.Wait()
+	s.mu.Lock()
+	left := s.listeners
+	s.listeners = nil
+	s.mu.Unlock()
+	for _, e := range left {
+		s.handOver(e)
+	}
 }
 
 // keepOpen keeps the stream open until its end.
@@ -129,14 +143,14 @@ func (s *stream) keepAlive() (stop func() bool) {
 	return timer.Stop
 }
 
-// join listens to all servers. The channel is closed when all have answered, or
-// failed to.
+// join has the client hear of all servers. The channel is closed when those that are listened to have
+// answered, or failed to.
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var first sync.WaitGroup
 	for _, server := range s.g.Load().rules.seen(s.visit.caller.identity) {
 		first.Add(1)
-		s.listenTo(listenerKey{id: server.ID}, last(server.Name), sync.OnceFunc(first.Done))
+		s.attend(server, last(server.Name), sync.OnceFunc(first.Done))
 	}
 	s.open.Go(func() {
 		first.Wait()
@@ -167,18 +181,23 @@ func (s *stream) move(from, to *Gateway) {
 	before, now := from.rules.seen(identity), to.rules.seen(identity)
 	another := from.rules.view(identity) != to.rules.view(identity) // listeners go by the old view
 	changed := another || len(before) != len(now)
+	var stopped []*listener
 	s.mu.Lock()
 	for key, e := range s.listeners {
 		if server := to.byID(key.id); another || server == nil || !to.rules.sees(identity, server) {
 			e.stop()
 			delete(s.listeners, key)
+			stopped = append(stopped, e)
 		}
 	}
 	s.mu.Unlock()
+	for _, e := range stopped {
+		s.handOver(e)
+	}
 	for _, server := range now {
 		if another || from.byID(server.ID) == nil || !from.rules.sees(identity, server) {
 			changed = true
-			s.listenTo(listenerKey{id: server.ID}, "", func() {})
+			s.attend(server, "", func() {})
 		}
 	}
 	if changed {
@@ -211,18 +230,23 @@ func (s *stream) announce(changed ...listKind) {
 	}
 }
 
-// listenTo starts a listener, for as long as the stream lasts.
+// listenTo starts a listener, for as long as the stream lasts, unless it is there.
 func (s *stream) listenTo(key listenerKey, last string, begun func()) {
+	s.start(&listener{key: key, at: streamable.Position{ID: last}}, begun)
+}
+
+// start starts a listener, and reports whether it is new.
+func (s *stream) start(e *listener, begun func()) bool {
 	ctx, stop := context.WithCancel(s.ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.listeners[key] != nil {
+	if s.closed || s.listeners[e.key] != nil {
 		begun()
 		stop()
-		return
+		return false
 	}
-	e := &listener{key: key, stop: stop, at: streamable.Position{ID: last}}
-	s.listeners[key] = e
+	e.stop = stop
+	s.listeners[e.key] = e
 	s.open.Go(func() {
 		defer begun()
 		defer stop()
@@ -231,6 +255,7 @@ func (s *stream) listenTo(key listenerKey, last string, begun func()) {
 			e.unsubscribe()
 		}
 	})
+	return true
 }
 
 // deliver gives the client a message of a server that belongs to no call, if it is

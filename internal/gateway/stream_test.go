@@ -113,6 +113,7 @@ func TestStreamsOfSeveralClients(t *testing.T) {
 	g := newGateway(t, nil, p)
 	for i := range 5 {
 		u := g.legacy(t)
+		u.call("a::x") // in a session of its own
 		stream := u.listen()
 		if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"session":"a-session-%d"`, i+1)) {
 			t.Errorf("client %d: got %s", i, e.data)

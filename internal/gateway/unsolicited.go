@@ -34,7 +34,7 @@ func (u unsolicited) take(e *streamable.Event, asides *Asides) {
 func (u unsolicited) note(m *jsonrpc.Message) {
 	switch method := m.Text(jsonrpc.Method); {
 	case strings.HasSuffix(method, "/list_changed"):
-		u.link.listsChanged(u.g, method)
+		u.link.listsChanged(u.g, m)
 	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
 		u.link.client.questionSettled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
 	}
@@ -43,7 +43,11 @@ func (u unsolicited) note(m *jsonrpc.Message) {
 // broadcast gives the client a message by each of its streams of the modern era that wants
 // it, or by one of the legacy era.
 func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
+	changed := strings.HasSuffix(m.Text(jsonrpc.Method), "/list_changed")
 	for _, s := range u.link.client.listening() {
+		if changed && !s.listensTo(u.link.id) {
+			continue // which note has told
+		}
 		if s.g.Load().of(u.link) == nil || !s.deliver(u.g, u.link, m, "") {
 			continue
 		}

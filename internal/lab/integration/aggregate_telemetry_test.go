@@ -353,8 +353,9 @@ func TestAggregatePlaceholdersInFanOut(t *testing.T) {
 	for i := range clients {
 		all.Go(func() {
 			user := "X-User: u" + strconv.Itoa(i)
-			for range rounds {
-				hello := rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
+			for round := range rounds {
+				// Each is another client to the servers, which have to be asked for it.
+				hello := rpc("initialize", fmt.Sprintf(`{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"%d"}}`, round))
 				session := ""
 				for _, message := range []string{hello, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, rpc("tools/list", `{}`), `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`} {
 					res, err := lasting.Do(request(t, t.Context(), "POST", joinedAt(url), message, acceptBoth, user, session))

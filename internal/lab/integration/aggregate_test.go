@@ -574,7 +574,8 @@ func TestAggregateFaults(t *testing.T) {
 			t.Run(method+" gets "+name, func(t *testing.T) {
 				fault.Store(name)
 				faulty.Store(method)
-				c := newLegacyClient(t, url, `{}`)
+				// Each is another client to the server, which has to be asked for it.
+				c := newLegacyClient(t, url, fmt.Sprintf(`{"experimental":{%q:{}}}`, t.Name()))
 				names := c.list("tools/list", "name")
 				if !slices.Contains(names, "good::tool") || slices.Contains(names, "bad::false") || (method == "tools/call") != slices.Contains(names, "bad::tool") {
 					t.Errorf("A6 A22 listed %v", names)
@@ -595,7 +596,8 @@ func TestAggregateFaults(t *testing.T) {
 				}
 				faulty.Store("")
 				if method == "tools/list" && name != "500" {
-					c = newLegacyClient(t, url, `{}`) // what has failed is not asked again at once
+					// What has failed is not asked again at once.
+					c = newLegacyClient(t, url, fmt.Sprintf(`{"experimental":{%q:{}}}`, t.Name()+" again"))
 				}
 				await.Until(t, "its recovery", func() bool { return c.has("bad::tool") })
 				if got := c.use("bad::tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
@@ -794,7 +796,7 @@ func TestAggregateResumes(t *testing.T) {
 func TestAggregateForgetsNobody(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t, "tool")
-	url := serve(t, gateway("max_sessions 1", remote.line("remote"), child("alpha")))
+	url := serve(t, gateway("max_sessions 1", "session_key "+strings.Repeat("k", 32), remote.line("remote"), child("alpha")))
 	var clients []*legacyClient
 	for range 5 {
 		clients = append(clients, newLegacyClient(t, url, `{}`))

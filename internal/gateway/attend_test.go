@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// reading returns how many streams of a server are read.
+func (p *peer) reading() int {
+	open := 0
+	for _, a := range p.heard(http.MethodGet) {
+		if a.Context().Err() == nil {
+			open++
+		}
+	}
+	return open
+}
+
+// Of clients that have no session with a server, one listens for all. When it leaves, another one does.
+func TestOneClientListensForAll(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	say := p.listens()
+	g := newGateway(t, nil, p)
+	var users []*user
+	var streams []*talk
+	for range 4 {
+		u := g.legacy(t)
+		users, streams = append(users, u), append(streams, u.listen())
+		u.ask("tools/list", "")
+	}
+	if p.initialized() != 1 || p.count(http.MethodGet) != 1 || p.count("tools/list") != 1 {
+		t.Errorf("%d sessions, %d streams, %d lists", p.initialized(), p.count(http.MethodGet), p.count("tools/list"))
+	}
+	p.hasTools("x", "y")
+	say(toolsChanged)
+	for i, stream := range streams {
+		if e := stream.next(); e.method() != kinds[tools].notice || !strings.Contains(e.data, `"server":"a"`) {
+			t.Errorf("client %d: got %s", i, e.data)
+		}
+		if got := names(t, users[i].ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
+			t.Errorf("client %d: got %v", i, got)
+		}
+	}
+	if n := p.count("tools/list"); n != 2 {
+		t.Errorf("%d lists", n)
+	}
+
+	// What changes while no client listens is found out. What does not is not announced.
+	for _, change := range []bool{false, true} {
+		if change {
+			p.hasTools("z")
+		}
+		lists := p.count("tools/list")
+		streams[0].hangUp()
+		users, streams = users[1:], streams[1:]
+		p.await(t, "tools/list", lists+1)
+		await.Until(t, "one stream", func() bool { return p.reading() == 1 })
+		if !change {
+			continue
+		}
+		for i, stream := range streams {
+			if e := stream.next(); e.method() != kinds[tools].notice {
+				t.Errorf("client %d: got %s", i, e.data)
+			}
+		}
+	}
+	say(toolsChanged)
+	for i, stream := range streams {
+		if e := stream.next(); e.method() != kinds[tools].notice {
+			t.Errorf("client %d: got %s", i, e.data)
+		}
+	}
+}
+
+// A client that has a session with a server hears what is said in it, and before its first call is sent.
+func TestSessionsAreListenedTo(t *testing.T) {
+	p := legacyPeer("a")
+	say := p.listens()
+	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		answer := a.at.expect(a.session, "7")
+		say(`{"jsonrpc":"2.0","id":7,"method":"roots/list"}`) // in the streams of all sessions
+		<-answer
+		a.reply(w, `{"content":[]}`)
+	})
+	g := newGateway(t, nil, p)
+	g.legacy(t)
+	u := g.legacy(t)
+	stream := u.listen()
+	calling := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
+	question := stream.nextOf("roots/list")
+	u.answer(question, `{"roots":[]}`)
+	calling.nextOf("")
+	for _, a := range p.heard(http.MethodGet) {
+		if a.session != "a-session-2" {
+			t.Errorf("the stream of %s is read", a.session)
+		}
+	}
+	say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}`)
+	stream.nextOf("notifications/message")
+}
+
+// A server that has nothing to say to clients without a session is not listened to.
+func TestServersThatAreNotListenedTo(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	p.capabilities = `{"tools":{},"logging":{}}`
+	p.listens()
+	g := newGateway(t, nil, p)
+	g.legacy(t).ask("tools/list", "")
+	u := g.legacy(t)
+	u.listen()
+	u.ask("tools/list", "")
+	if p.count(http.MethodGet) != 0 || p.initialized() != 1 {
+		t.Errorf("%d streams, %d sessions", p.count(http.MethodGet), p.initialized())
+	}
+	u.call("a::x")
+	p.await(t, http.MethodGet, 1)
+}
+
+// Of several streams of a client of the modern era, one is read for all, whatever lists they want.
+func TestStreamsOfTheModernEraAreShared(t *testing.T) {
+	p := modernPeer("a")
+	p.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true}}`
+	say := p.tells()
+	g := newGateway(t, nil, p)
+	var streams []*talk
+	for _, wants := range []string{`{"toolsListChanged":true}`, `{"promptsListChanged":true}`, `{"toolsListChanged":true,"promptsListChanged":true}`} {
+		stream := g.modern(t).begin(mcp.MethodListen, `{"notifications":`+wants+`}`)
+		stream.nextOf(acknowledged)
+		streams = append(streams, stream)
+	}
+	if n := p.count(mcp.MethodListen); n != 1 {
+		t.Errorf("%d streams", n)
+	}
+	say(`{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}`)
+	for _, stream := range streams[1:] {
+		if e := stream.next(); e.method() != kinds[prompts].notice {
+			t.Errorf("got %s", e.data)
+		}
+	}
+	streams[0].hangUp()
+	p.await(t, mcp.MethodListen, 2)
+	await.Until(t, "the other listens", func() bool {
+		say(toolsChanged)
+		select {
+		case e := <-streams[2].events:
+			return e.method() == kinds[tools].notice
+		case <-time.After(20 * time.Millisecond):
+			return false
+		}
+	})
+}
+
+// A client that comes back hears of what has changed since it has asked.
+func TestClientsThatWereAway(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	say := p.listens()
+	g := newGateway(t, nil, p)
+	listening := g.legacy(t).listen()
+	u := g.legacy(t)
+	u.ask("tools/list", "")
+	u.listen().hangUp()
+	say(toolsChanged)
+	listening.next()
+	if e := u.listen().next(); e.method() != kinds[tools].notice {
+		t.Errorf("got %s", e.data)
+	}
+}
