@@ -236,9 +236,9 @@ func (a *arrival) silence() time.Duration {
 }
 
 // limitSilence ends the request if the server is silent for a time from now on.
-func (a *arrival) limitSilence(time time.Duration) {
-	a.heardAt.Store(monotonic() - int64(a.timeout-time))
-	a.timer.Reset(time)
+func (a *arrival) limitSilence(left time.Duration) {
+	a.heardAt.Store(monotonic() - int64(a.timeout-left))
+	a.timer.Reset(left)
 }
 
 // monotonic is a clock that does not jump when the time of day is set.

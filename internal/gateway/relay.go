@@ -54,6 +54,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	// handlers set are those of the client. All other requests are derived from it.
 	rl.r = *c.r
 	r := &rl.r
+	r.ContentLength = -1 // its header may be that of another attempt
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)

@@ -364,3 +364,40 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 		t.Errorf("initialized %d times", n)
 	}
 }
+
+// A client that has to make room for others while it is served is served to the end, and known
+// afterwards.
+func TestBusyClientsThatMakeRoom(t *testing.T) {
+	s := NewState()
+	defer func() { _ = s.Destruct() }()
+	s.setLimits(1)
+	serve := func(key string) (c *client, made bool) {
+		c = s.client(key, func() *client {
+			made = true
+			c := newClient(mcp.Legacy, mcp.Latest, "", "@owner", introduction{}.complete())
+			c.level = "info" // which is more than its id says
+			return c
+		})
+		return c, made
+	}
+	first, _ := serve("first")
+	s.release(first)
+	serve("first")
+	if all := s.clients(); len(all) != 1 {
+		t.Errorf("%d clients are known, want 1", len(all))
+	}
+	second, _ := serve("second")
+	s.release(second) // which leaves no room for the first
+	if again, made := serve("first"); made || again != first {
+		t.Error("a busy client was forgotten")
+	}
+	if all := s.clients(); len(all) != 2 {
+		t.Errorf("%d clients are known, want 2", len(all))
+	}
+	s.release(first)
+	s.release(first)
+	if again, made := serve("first"); made || again != first {
+		t.Error("a client was forgotten that was just served")
+	}
+	s.release(first)
+}
