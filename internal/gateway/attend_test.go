@@ -54,8 +54,8 @@ func TestOneClientListensForAll(t *testing.T) {
 			t.Errorf("client %d: got %v", i, got)
 		}
 	}
-	if n := p.count("tools/list"); n != 2 {
-		t.Errorf("%d lists", n)
+	if p.count("tools/list") != 2 || p.initialized() != 1 {
+		t.Errorf("%d lists, %d sessions", p.count("tools/list"), p.initialized())
 	}
 
 	// What changes while no client listens is found out. What does not is not announced.

@@ -44,6 +44,36 @@ type profile struct {
 	failure *jsonrpc.Failure // of the last attempt to ask
 	asked   time.Time        // when that ended
 	readers int              // streams of clients that have a listener for the server
+	heardBy *link            // of the client that has begun to listen last; nil if none does
+}
+
+// lender returns the link in whose session a list is asked for on behalf of a client: its own if it has
+// a session, or that of a client which listens and has not used it. Otherwise it is the client's own,
+// which has to be opened.
+func (p *profile) lender(c *client, s *Server) *link {
+	own := c.linked(s)
+	if own != nil && own.isOpen() {
+		return own
+	}
+	p.mu.Lock()
+	other := p.heardBy
+	p.mu.Unlock()
+	if other != nil && other.isOpen() && !other.isUsed() {
+		return other
+	}
+	return c.link(s)
+}
+
+// noteHeard notes by which link the server is listened to, and by which not anymore.
+func (p *profile) noteHeard(l *link, begins bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case begins:
+		p.heardBy = l
+	case p.heardBy == l:
+		p.heardBy = nil
+	}
 }
 
 // addReader notes that a stream of a client is going to listen to the server. If another does so

@@ -128,6 +128,13 @@ func (l *link) use() {
 	l.used = true
 }
 
+// isUsed reports whether the client has made requests in the session.
+func (l *link) isUsed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used
+}
+
 // ownLists returns the lists as the server shows them in the session of the client, nil if it shows
 // them to all clients alike.
 func (l *link) ownLists() *listCache {
@@ -173,6 +180,7 @@ func (l *link) listen(g *Gateway, lists []listKind) (end func()) {
 	p := g.profile(l.client, l.id)
 	count := func(n int) {
 		p.lists.listen(lists, n)
+		p.noteHeard(l, n > 0)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, k := range lists {

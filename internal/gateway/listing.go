@@ -402,7 +402,7 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	case about.can&kinds[q.kind].needs == 0:
 		return emptyListing, freshness{none: true}, nil
 	case q.kind == tasks: // which are the client's own
-		return q.fetch()
+		return q.fetch(q.client.link(q.server))
 	}
 	c := q.lists()
 	select {
@@ -419,14 +419,19 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 		return nil, freshness{}, failure
 	}
 	view := q.g.rules.view(q.client.identity)
-	list, fresh, failure := q.fetch()
+	l := q.known.lender(q.client, q.server)
+	list, fresh, failure := q.fetch(l)
+	if failure != nil && l.client != q.client { // which may have left
+		l = q.client.link(q.server)
+		list, fresh, failure = q.fetch(l)
+	}
 	if failure != nil {
 		if asker.ctx.Err() == nil {
 			c.noteFailure(q.kind, failure)
 		}
 		return nil, freshness{}, failure
 	}
-	era, can := q.client.link(q.server).state()
+	era, can := l.state()
 	kept := cached{fresh: fresh, view: view, changes: changes, at: time.Now(), watched: era == mcp.Legacy || can&kinds[q.kind].changes != 0}
 	kept.key, list = q.g.shelf.put(q.server.ID, list)
 	c.keep(q.kind, kept)
@@ -564,10 +569,10 @@ func (c *listCache) listen(lists []listKind, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range lists {
-		c.listeners[k] += n
-		if n > 0 {
+		if n > 0 && c.listeners[k] == 0 {
 			c.kept[k] = c.kept[k].outdated() // it may have changed before
 		}
+		c.listeners[k] += n
 	}
 }
 
@@ -578,9 +583,8 @@ func (c *listCache) hasListener(k listKind) bool {
 	return c.listeners[k] > 0
 }
 
-// fetch asks for all pages of a list (A21).
-func (q *listQuery) fetch() (*listing, freshness, *jsonrpc.Failure) {
-	l := q.client.link(q.server)
+// fetch asks for all pages of a list (A21), in the session of a link.
+func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 	if failure := l.open(q.behalf); failure != nil {
 		return nil, freshness{}, failure
 	}
