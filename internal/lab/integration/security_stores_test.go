@@ -31,7 +31,7 @@ var fillings = []struct {
 	more  int // MiB that the store may take for one client, besides muchMemory
 	begin func(t *testing.T) filling
 }{
-	{"clients", []string{"clients"}, 0, fillClients},
+	{"clients", []string{"clients", "audiences"}, 0, fillClients},
 	{"resting sessions", []string{"resting_sessions"}, 0, fillRestingSessions},
 	{"ended sessions", []string{"ended_sessions"}, 0, fillEndedSessions},
 	{"subscriptions", []string{"subscriptions"}, 8, fillSubscriptions}, // 8 MiB for one owner
