@@ -33,7 +33,7 @@ func init() {
 // not used after that.
 //
 // And reverse_proxy does not log the credentials in requests, nor MCP sessions: at level
-// DEBUG, and whenever a client hangs up, it logs the values of well-known headers only.
+// DEBUG it logs the values of well-known headers only, and at other levels no headers.
 type Transport struct {
 	reverseproxy.HTTPTransport
 
@@ -42,7 +42,8 @@ type Transport struct {
 	// with TLS the address of the upstream.
 	Host string `json:"host,omitempty"`
 
-	lean *http1.Transport // nil if it cannot be used
+	lean   *http1.Transport // nil if it cannot be used
+	logged unlogged.Headers
 }
 
 // Name is the name of the transport in the namespace of reverse_proxy's transports.
@@ -61,6 +62,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err := t.HTTPTransport.Provision(ctx); err != nil {
 		return err
 	}
+	t.logged = unlogged.HeadersFor(ctx.Logger())
 	// A connection with the PROXY protocol belongs to one client.
 	if t.ProxyProtocol == "" && slices.Contains(t.Versions, "1.1") {
 		t.lean = http1.New(t.Transport)
@@ -82,7 +84,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.Host != "" {
 		r.Host = t.Host
 	}
-	return unlogged.RoundTrip(r, t.roundTrip)
+	return t.logged.RoundTrip(r, t.roundTrip)
 }
 
 func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {

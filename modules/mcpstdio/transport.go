@@ -107,8 +107,9 @@ type Transport struct {
 	// How long a session is kept that is not used. Default: 1h
 	SessionTTL caddy.Duration `json:"session_ttl,omitempty"`
 
-	pool *pool
-	user *user
+	pool   *pool
+	logged unlogged.Headers
+	user   *user
 }
 
 // CaddyModule returns the Caddy module information.
@@ -137,7 +138,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.pool, err = openPool(t.config()); err != nil {
 		return err
 	}
-	t.user = &user{ctx, ctx.Logger(), events, hosts(ctx)}
+	t.user, t.logged = &user{ctx, ctx.Logger(), events, hosts(ctx)}, unlogged.HeadersFor(ctx.Logger())
 	t.warnOfEmpty()
 	t.pool.join(t.user)
 	return events.On("stopping", t.pool)
@@ -283,7 +284,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // no client's, so it is a health check
 		return t.check(r)
 	}
-	return unlogged.RoundTrip(t.owned(r), t.pool.RoundTrip)
+	return t.logged.RoundTrip(t.owned(r), t.pool.RoundTrip)
 }
 
 // owned has a session that the request begins belong to the client's address, unless a

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
@@ -22,25 +24,44 @@ var shown = map[string]bool{
 
 var redacted = []string{"REDACTED"}
 
+// A Headers is what of the headers of requests may be logged.
+type Headers bool
+
+// HeadersFor returns what a logger needs. reverse_proxy prepares a line for each request, and
+// writes it at level DEBUG, or if a client hangs up. Headers are a large part of that work, so
+// they are in the line only if it is written for each request.
+func HeadersFor(logger *zap.Logger) Headers { return Headers(logger.Core().Enabled(zapcore.DebugLevel)) }
+
 // RoundTrip makes a request by a transport of a reverse_proxy. When it returns, r is as it
 // may be logged: reverse_proxy has no other use for it then. The id of a session is taken
 // out of the response if there is a [unlogged.Session] to keep it.
-func RoundTrip(r *http.Request, transport func(*http.Request) (*http.Response, error)) (*http.Response, error) {
+func (logged Headers) RoundTrip(
+	r *http.Request, transport func(*http.Request) (*http.Response, error),
+) (*http.Response, error) {
 	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // a health check of reverse_proxy's own, which logs no headers
 		return transport(r)
 	}
 	res, err := transport(r.WithContext(r.Context())) // which may still read its request when the response is there
-	header := make(http.Header, len(r.Header))
-	for name, values := range r.Header {
-		if header[name] = redacted; shown[name] {
-			header[name] = values
-		}
+	header := r.Header
+	r.Header = nil
+	if logged {
+		r.Header = loggable(header)
 	}
-	r.Header = header
 	r.RequestURI, _, _ = strings.Cut(r.RequestURI, "?") // where keys and sessions can be, too
 	if err != nil {
 		return res, err
 	}
 	unlogged.Hide(r.Context(), res.Header)
 	return res, nil
+}
+
+// loggable returns a header with the values that are logged.
+func loggable(header http.Header) http.Header {
+	logged := make(http.Header, len(header))
+	for name, values := range header {
+		if logged[name] = redacted; shown[name] {
+			logged[name] = values
+		}
+	}
+	return logged
 }

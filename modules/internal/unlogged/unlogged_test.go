@@ -20,7 +20,7 @@ func TestRoundTrip(t *testing.T) {
 			r.Header = http.Header{"X-Key": {"secret"}, "Mcp-Session-Id": {"secret"}, "Accept": {"*/*"}}
 			var session unlogged.Session
 			r = r.WithContext(session.In(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{})))
-			res, err := RoundTrip(r, func(sent *http.Request) (*http.Response, error) {
+			res, err := Headers(true).RoundTrip(r, func(sent *http.Request) (*http.Response, error) {
 				if sent.Header.Get("X-Key") != "secret" || sent.Header.Get("Mcp-Session-Id") != "secret" || sent.URL.RawQuery != "key=secret" {
 					t.Errorf("sent %v", sent.Header)
 				}
@@ -49,9 +49,23 @@ func TestRoundTrip(t *testing.T) {
 	t.Run("a health check", func(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.Header.Set("X-Key", "secret")
-		_, _ = RoundTrip(r, func(*http.Request) (*http.Response, error) { return nil, failed })
+		_, _ = Headers(true).RoundTrip(r, func(*http.Request) (*http.Response, error) { return nil, failed })
 		if r.Header.Get("X-Key") != "secret" {
 			t.Errorf("%v", r.Header)
+		}
+	})
+	t.Run("without headers", func(t *testing.T) {
+		r := httptest.NewRequest(http.MethodPost, "/mcp", nil)
+		r.Header.Set("Accept", "*/*")
+		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{}))
+		_, _ = Headers(false).RoundTrip(r, func(sent *http.Request) (*http.Response, error) {
+			if sent.Header.Get("Accept") != "*/*" {
+				t.Errorf("sent %v", sent.Header)
+			}
+			return nil, failed
+		})
+		if len(r.Header) > 0 {
+			t.Errorf("%v would be logged", r.Header)
 		}
 	})
 }
