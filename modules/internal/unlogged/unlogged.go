@@ -30,7 +30,9 @@ type Headers bool
 // HeadersFor returns what a logger needs. reverse_proxy prepares a line for each request, and
 // writes it at level DEBUG, or if a client hangs up. Headers are a large part of that work, so
 // they are in the line only if it is written for each request.
-func HeadersFor(logger *zap.Logger) Headers { return Headers(logger.Core().Enabled(zapcore.DebugLevel)) }
+func HeadersFor(logger *zap.Logger) Headers {
+	return Headers(logger.Core().Enabled(zapcore.DebugLevel))
+}
 
 // RoundTrip makes a request by a transport of a reverse_proxy. When it returns, r is as it
 // may be logged: reverse_proxy has no other use for it then. The id of a session is taken
