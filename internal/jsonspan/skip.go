@@ -9,7 +9,7 @@ import (
 // them, which takes less time. It returns where it stopped, and why.
 func skipText(buf []byte, i int) (int, stop) {
 	for len(buf)-i >= 8 {
-		if m := tells(binary.LittleEndian.Uint64(buf[i:])) & highBits; m != 0 {
+		if m := stops(binary.LittleEndian.Uint64(buf[i:])) & highBits; m != 0 {
 			if i += bits.TrailingZeros64(m) >> 3; buf[i] == '"' { // most strings are short
 				return i, atQuote
 			}
@@ -31,8 +31,8 @@ func skipText(buf []byte, i int) (int, stop) {
 		i += 8
 		for len(buf)-i >= 32 {
 			p := buf[i : i+32 : i+32]
-			if (tells(binary.LittleEndian.Uint64(p))|tells(binary.LittleEndian.Uint64(p[8:]))|
-				tells(binary.LittleEndian.Uint64(p[16:]))|tells(binary.LittleEndian.Uint64(p[24:])))&highBits != 0 {
+			if (stops(binary.LittleEndian.Uint64(p))|stops(binary.LittleEndian.Uint64(p[8:]))|
+				stops(binary.LittleEndian.Uint64(p[16:]))|stops(binary.LittleEndian.Uint64(p[24:])))&highBits != 0 {
 				break
 			}
 			i += 32
@@ -52,7 +52,7 @@ func skipBytes(buf []byte, i int) (int, stop) {
 		case c != '\\':
 			i++
 		default:
-			switch n := escapeLen(buf[i:]); n {
+			switch _, n := readEscape(buf[i:]); n {
 			case incomplete:
 				return i, inChar
 			case malformed:
@@ -69,8 +69,8 @@ func skipBytes(buf []byte, i int) (int, stop) {
 // It reports whether there are some. All places to look at are found at once: finding one
 // after the other would mean one mispredicted branch for each.
 func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
-	places := telling(b[0:8]) | telling(b[8:16])<<8 | telling(b[16:24])<<16 | telling(b[24:32])<<24 |
-		telling(b[32:40])<<32 | telling(b[40:48])<<40 | telling(b[48:56])<<48 | telling(b[56:64])<<56
+	places := stopMask(b[0:8]) | stopMask(b[8:16])<<8 | stopMask(b[16:24])<<16 | stopMask(b[24:32])<<24 |
+		stopMask(b[32:40])<<32 | stopMask(b[40:48])<<40 | stopMask(b[48:56])<<48 | stopMask(b[56:64])<<56
 	for found = places != 0; places != 0; {
 		at := bits.TrailingZeros64(places) & 63
 		if c := b[at]; c != '\\' {
@@ -83,7 +83,7 @@ func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
 			if at > 64-6 {
 				return at, found, atEnd
 			}
-			if escapeLen(b[at:at+6]) != 6 {
+			if _, n := readEscape(b[at : at+6]); n != 6 {
 				return at, found, atFault
 			}
 		}
@@ -93,30 +93,15 @@ func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
 	return 64, found, atEnd
 }
 
-// telling has a bit for each of 8 bytes that is a quote, a backslash or a control character.
-func telling(b []byte) uint64 {
+// stopMask has a bit for each of 8 bytes that is a quote, a backslash or a control character.
+func stopMask(b []byte) uint64 {
 	w := binary.LittleEndian.Uint64(b)
 	low := w &^ highBits
 	return gather(^(((low^0x02*eachByte)+0x5F*eachByte)&((low^'\\'*eachByte)+0x7F*eachByte) | w))
 }
 
-// tells returns a word in which the lowest of the high bits that is set marks the first
+// stops returns a word in which the lowest of the high bits that is set marks the first
 // byte of w that is a quote, a backslash or a control character, as [special] does.
-func tells(w uint64) uint64 {
+func stops(w uint64) uint64 {
 	return (((w ^ 0x02*eachByte) - 0x21*eachByte) | ((w ^ '\\'*eachByte) - eachByte)) &^ w
-}
-
-// escapeLen returns how many bytes the escape at the beginning of b takes, incomplete or
-// malformed. Unlike for [charLen], two escapes for one character are two.
-func escapeLen(b []byte) int {
-	switch {
-	case len(b) == 1:
-		return incomplete
-	case shortEscape[b[1]]:
-		return 2
-	case b[1] != 'u':
-		return malformed
-	}
-	_, n := hex4(b)
-	return n
 }

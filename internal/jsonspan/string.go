@@ -193,16 +193,7 @@ func charLen(b []byte) int {
 		_, n := utf8.DecodeRune(b)
 		return n
 	}
-	if len(b) == 1 {
-		return incomplete
-	}
-	if b[1] != 'u' {
-		if shortEscape[b[1]] {
-			return 2
-		}
-		return malformed
-	}
-	r, n := hex4(b)
+	r, n := readEscape(b)
 	if n != 6 {
 		return n
 	}
@@ -229,6 +220,20 @@ func charLen(b []byte) int {
 		return 12
 	}
 	return 6
+}
+
+// readEscape returns how many bytes the escape at the beginning of b takes, incomplete or
+// malformed, and what its number is, if it has one. Two escapes for one character are two.
+func readEscape(b []byte) (r rune, n int) {
+	switch {
+	case len(b) == 1:
+		return 0, incomplete
+	case shortEscape[b[1]]:
+		return 0, 2
+	case b[1] != 'u':
+		return 0, malformed
+	}
+	return hex4(b)
 }
 
 var shortEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
