@@ -39,17 +39,15 @@ func (g *Gateway) TemplatesChanged() {
 // announce tells those who listen, and whom it concerns, that lists have changed.
 func (g *Gateway) announce(concerns func(identity string) bool, changed ...listKind) (told int) {
 	g.mu.Lock()
-	var streams []*stream
-	for s := range g.streams {
-		if s.g.Load() == g && concerns(s.visit.caller.identity) {
-			streams = append(streams, s)
-		}
-	}
+	streams := g.streamsOf(g)
 	g.mu.Unlock()
 	for _, s := range streams {
-		s.later(func() { s.announce(changed...) })
+		if concerns(s.visit.caller.identity) {
+			s.later(func() { s.announce(changed...) })
+			told++
+		}
 	}
-	return len(streams)
+	return told
 }
 
 // Sessions returns how many sessions of clients are remembered, by the label of the client in

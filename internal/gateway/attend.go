@@ -112,7 +112,7 @@ func (s *stream) handOver(e *listener) {
 func (state *State) followers(audience, id string) (followers []*stream) {
 	state.mu.Lock()
 	defer state.mu.Unlock()
-	for s := range state.groups[audience] {
+	for s := range state.streams[audience] {
 		g := s.g.Load()
 		if server := g.byID(id); server == nil || !g.rules.sees(s.visit.caller.identity, server) {
 			continue

@@ -169,10 +169,8 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	close(goOn)
 	stream.nextOf("notifications/subscriptions/acknowledged")
 	g.mu.Lock()
-	for s := range g.streams {
-		if s.g.Load() == old {
-			t.Error("a stream listens to servers of a configuration that is gone")
-		}
+	if len(g.streamsOf(old)) > 0 {
+		t.Error("a stream listens to servers of a configuration that is gone")
 	}
 	g.mu.Unlock()
 	await.Until(t, "it is heard", func() bool {

@@ -42,8 +42,7 @@ type State struct {
 	over     sessionsOver
 	sweeping *time.Timer // nil if there is nothing to sweep
 	held     map[string]*heldCall
-	streams  map[*stream]bool
-	groups   map[string]map[*stream]bool // streams, by the audience of their clients
+	streams  map[string]map[*stream]bool // by the audience of their clients
 	members  []*Gateway
 	ended    bool
 	full     bool // no more streams are parked
@@ -81,8 +80,7 @@ func NewState() *State {
 		busy:        map[string]*client{},
 		over:        newSessionsOver(),
 		held:        map[string]*heldCall{},
-		streams:     map[*stream]bool{},
-		groups:      map[string]map[*stream]bool{},
+		streams:     map[string]map[*stream]bool{},
 	}
 	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
 	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
@@ -169,7 +167,7 @@ func (s *State) sweep() {
 		s.index.clear()
 	}
 	there := s.there()
-	known := s.audiences.expire(func(id string) bool { return there[id] }, maps.Keys(s.groups))
+	known := s.audiences.expire(func(id string) bool { return there[id] }, maps.Keys(s.streams))
 	if s.ended || lists == 0 && known == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
 		s.sweeping = nil
 		return
@@ -251,9 +249,11 @@ func (s *State) leave(g *Gateway) {
 
 // streamsOf returns the streams that listen to the servers of g. The caller holds the lock.
 func (s *State) streamsOf(g *Gateway) (all []*stream) {
-	for stream := range s.streams {
-		if stream.g.Load() == g {
-			all = append(all, stream)
+	for _, audience := range s.streams {
+		for stream := range audience {
+			if stream.g.Load() == g {
+				all = append(all, stream)
+			}
 		}
 	}
 	return all

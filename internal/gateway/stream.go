@@ -74,11 +74,10 @@ func (v *visit) newStream(wants *interests) *stream {
 		g = g.place.current
 	}
 	s.g.Store(g)
-	v.g.streams[s] = true
-	if v.g.groups[v.client.audience] == nil {
-		v.g.groups[v.client.audience] = map[*stream]bool{}
+	if v.g.streams[v.client.audience] == nil {
+		v.g.streams[v.client.audience] = map[*stream]bool{}
 	}
-	v.g.groups[v.client.audience][s] = true
+	v.g.streams[v.client.audience][s] = true
 	v.g.listening.Take(v.client.owner, 0)
 	v.g.mu.Unlock()
 	v.client.mu.Lock()
@@ -97,11 +96,10 @@ func (s *stream) close() {
 	delete(c.streams, s)
 	c.mu.Unlock()
 	state.mu.Lock()
-	if state.streams[s] {
-		delete(state.streams, s)
+	if audience := state.streams[c.audience]; audience[s] {
 		state.listening.Give(c.owner, 0)
-		if delete(state.groups[c.audience], s); len(state.groups[c.audience]) == 0 {
-			delete(state.groups, c.audience)
+		if delete(audience, s); len(audience) == 0 {
+			delete(state.streams, c.audience)
 		}
 	}
 	state.mu.Unlock()
