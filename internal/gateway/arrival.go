@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // An arrival is the server's end of an answer: what its routes write to. It keeps
@@ -28,7 +29,7 @@ type arrival struct {
 
 	timer    *time.Timer // ends the request; nil for those that may last
 	timeout  time.Duration
-	heardAt  atomic.Int64 // by monotonic: when the server was heard last, or asked, without the pauses it wants
+	heardAt  atomic.Int64 // by streamable.Clock: when the server was heard last, or asked, without the pauses it wants
 	limit    int64        // how many bytes may come; 0 for any number
 	size     int64        // how many have
 	status   int
@@ -226,36 +227,26 @@ func (a *arrival) ReadFrom(r io.Reader) (int64, error) {
 // heard notes that the server is alive. At /rpc the time is for the whole answer.
 func (a *arrival) heard() {
 	if a.timer != nil && a.x.kind != RPC {
-		a.heardAt.Store(monotonic())
+		a.heardAt.Store(int64(streamable.Clock()))
 	}
 }
 
 // silence returns for how much longer the server may be silent.
 func (a *arrival) silence() time.Duration {
-	return a.timeout - time.Duration(monotonic()-a.heardAt.Load())
+	return a.timeout - streamable.Clock() + time.Duration(a.heardAt.Load())
 }
 
 // limitSilence ends the request if the server is silent for a time from now on.
 func (a *arrival) limitSilence(left time.Duration) {
-	a.heardAt.Store(monotonic() - int64(a.timeout-left))
+	a.heardAt.Store(int64(streamable.Clock() - a.timeout + left))
 	a.timer.Reset(left)
 }
-
-// monotonic is a clock that does not jump when the time of day is set.
-func monotonic() int64 { return int64(time.Since(clockBegan)) }
-
-var clockBegan = time.Now()
 
 // isEmpty reports whether this is what servers send into event streams to keep connections
 // open, or to have them resumed: comments, and events without data. It says nothing of the
 // call.
 func isEmpty(p []byte) (empty bool) {
-	for len(p) > 0 {
-		if !bytes.ContainsAny(p[:min(len(p), len("retry:"))], ":\r\n") {
-			return false // the name of its first line is longer than all of these
-		}
-		var line []byte
-		line, p, _ = bytes.Cut(p, []byte{'\n'})
+	for line := range bytes.Lines(p) {
 		name, value, isField := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte{':'})
 		switch {
 		case !isField && len(name) > 0:

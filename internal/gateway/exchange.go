@@ -93,12 +93,14 @@ func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message
 		reply  readerReply
 	})
 	x := &all.exchange
-	*x = exchange{g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), caller: g.rules.caller(l.client.identity)}
-	x.posted, x.reader, x.reply = &all.posted, to, &all.reply
+	*x = exchange{
+		g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), posted: &all.posted,
+		caller: g.rules.caller(l.client.identity), reader: to, reply: &all.reply,
+	}
+	all.reply = readerReply{Reader: to, x: x}
 	if m != nil {
 		x.message = *m
 	}
-	all.reply.Reader, all.reply.x = to, x
 	return x
 }
 
@@ -186,7 +188,7 @@ func (x *exchange) limitTime(method string) {
 	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
 	a.timer = time.AfterFunc(math.MaxInt64, x.expire) // Reset starts it once a.timer is set
 	if a.heardAt.Load() == 0 {
-		a.heardAt.Store(monotonic())
+		a.heardAt.Store(int64(streamable.Clock()))
 	}
 	a.timer.Reset(a.silence())
 }

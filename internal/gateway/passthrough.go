@@ -17,7 +17,6 @@ type passthroughReply struct {
 	status    int // 0 until WriteHeader
 	media     httpbody.MediaType
 	look      *look          // nil if there is nothing to see
-	looked    int            // how much was looked at of the body, or of the event
 	endpoints endpointSealer // of a stream that was opened to listen
 	inEvent   bool           // something of an event has been sent, and not its end
 	data      bool           // data of it, too
@@ -101,22 +100,18 @@ func (w *passthroughReply) seal(p []byte) (int, error) {
 	return len(p), w.FlushError() // which fails if a write has
 }
 
-// maxLooked is how much is looked at of an answer that has a result by then. There is nothing
-// behind it that matters here.
-const maxLooked = 64 << 10
-
 // observe looks for the answer.
 func (w *passthroughReply) observe(p []byte) {
 	outline := w.look.outline
 	if w.media == httpbody.JSON {
-		w.lookAt(p)
+		outline.Look(p)
 		return
 	}
 	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
 		switch kind {
 		case sse.Data:
 			w.inEvent, w.data = true, true
-			w.lookAt(part)
+			outline.Look(part)
 		case sse.Frame:
 			w.inEvent = true
 			outline.Gap(len(part))
@@ -126,17 +121,9 @@ func (w *passthroughReply) observe(p []byte) {
 				w.x.endAnswered(outline)
 			}
 			outline.Reset()
-			w.inEvent, w.data, w.looked = false, false, 0
+			w.inEvent, w.data = false, false
 		}
 	})
-}
-
-// lookAt looks at the next part of a message.
-func (w *passthroughReply) lookAt(p []byte) {
-	if w.looked < maxLooked || !w.look.outline.Has(jsonrpc.Result) {
-		_, _ = w.look.outline.Write(p)
-		w.looked += len(p)
-	}
 }
 
 func (w *passthroughReply) complete() *jsonrpc.Failure {

@@ -12,10 +12,14 @@ import (
 // the code of its error.
 type Outline struct {
 	*jsonspan.Watcher
-	has  [fieldCount]bool
-	id   []byte
-	code int
+	has    [fieldCount]bool
+	id     []byte
+	code   int
+	looked int // bytes that Look has read
 }
+
+// maxLooked is how many bytes Look reads of an answer that has a result by then.
+const maxLooked = 64 << 10
 
 var (
 	outlined      = [...]Field{ID, Method, Result, ResultType, Error, ErrorCode}
@@ -34,6 +38,20 @@ func (o *Outline) Reset() {
 	o.Watcher.Reset()
 	*o = Outline{Watcher: o.Watcher, id: o.id[:0]}
 }
+
+// Look reads the next piece of a message like Write, but not to the end of a long answer:
+// what follows the first 64 KiB of a result does not matter here.
+func (o *Outline) Look(p []byte) {
+	for len(p) > 0 && (o.looked < maxLooked || !o.has[Result]) {
+		n := min(len(p), maxLooked)
+		_, _ = o.Write(p[:n])
+		o.looked += n
+		p = p[n:]
+	}
+}
+
+// Looked returns how many bytes Look has read.
+func (o *Outline) Looked() int { return o.looked }
 
 func (o *Outline) found(path int, k jsonspan.Kind, literal []byte) {
 	switch field := outlined[path]; {

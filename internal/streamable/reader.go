@@ -59,7 +59,6 @@ type Reader struct {
 	data    []byte
 	newLine bool             // a line of data has ended
 	outline *jsonrpc.Outline // of a large message
-	looked  int              // how much of the message the outline has seen
 	rest    io.WriteCloser   // receives the rest of a large answer
 	skip    bool             // the message answers another request
 	cut     bool             // a large answer was passed on and turned out to be invalid
@@ -80,8 +79,6 @@ const (
 	pieceSize = 256 << 10
 	// maxRoom is how much room there is for an answer before it is known to be large.
 	maxRoom = MaxHeld + pieceSize
-	// maxLooked is how much of a large message the outline sees, if it has a result by then.
-	maxLooked = 64 << 10
 	// maxMessage is the default of Reader.Limit.
 	maxMessage = 64 << 20
 )
@@ -159,27 +156,27 @@ func (r *Reader) Idle() time.Duration {
 	if turned == 0 {
 		return math.MaxInt64
 	}
-	since := now() - time.Duration(turned)
+	since := Clock() - time.Duration(turned)
 	if r.questions.Load() > 0 && since < QuestionTime {
 		return 0
 	}
 	return since
 }
 
-// now is a monotonic clock: it does not jump when the time of day is set.
-func now() time.Duration { return time.Since(started) }
+// Clock is a monotonic clock: it does not jump when the time of day is set.
+func Clock() time.Duration { return time.Since(started) }
 
 var started = time.Now()
 
 // QuestionAsked notes that the server has asked the client something.
 func (r *Reader) QuestionAsked() {
-	r.turned.Store(int64(now()))
+	r.turned.Store(int64(Clock()))
 	r.questions.Add(1)
 }
 
 // QuestionAnswered notes that a question was answered, or needs no answer anymore.
 func (r *Reader) QuestionAnswered() {
-	r.turned.Store(int64(now()))
+	r.turned.Store(int64(Clock()))
 	r.questions.Add(-1)
 }
 
@@ -254,9 +251,9 @@ func (r *Reader) takePiece(p []byte) {
 // passOn begins to pass on a message that is too large to hold, if it is the answer.
 func (r *Reader) passOn() {
 	if r.outline == nil {
-		r.outline, r.looked = jsonrpc.NewOutline(), 0
+		r.outline = jsonrpc.NewOutline()
 	}
-	r.look(r.data[r.looked:])
+	r.outline.Look(r.data[r.outline.Looked():])
 	switch {
 	case !r.outline.IsAnswer():
 	case r.RequestID != nil && !r.outline.Answers(r.RequestID):
@@ -272,20 +269,9 @@ func (r *Reader) passOn() {
 	}
 }
 
-// look has the outline see the next part of a large message. An answer that has begun with
-// its result has nothing behind it that matters here.
-func (r *Reader) look(p []byte) {
-	for len(p) > 0 && !(r.looked >= maxLooked && r.outline.Has(jsonrpc.Result)) {
-		n := min(len(p), maxLooked)
-		_, _ = r.outline.Write(p[:n])
-		r.looked += n
-		p = p[n:]
-	}
-}
-
 // passPiece passes on what has come of a large answer.
 func (r *Reader) passPiece() {
-	r.look(r.data)
+	r.outline.Look(r.data)
 	_, r.err = r.rest.Write(r.data)
 	r.data = r.data[:0]
 }
