@@ -33,9 +33,9 @@ func detached(from context.Context) context.Context {
 	return ctx
 }
 
-// detached returns the same without the replacer. It copies vars, which may be in i.room.
+// detached returns the same without the replacer.
 func (i *inherited) detached() *inherited {
-	d := &inherited{vars: slices.Clone(i.vars), values: map[string]any{}}
+	d := &inherited{vars: i.vars, values: map[string]any{}}
 	for _, name := range i.names.all() {
 		if value, ok := i.placeholder(name); ok {
 			d.values[name] = value

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -61,9 +62,7 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
 	repl.Map(inherited.placeholder)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		for _, v := range inherited.vars {
-			vars[v.key] = v.value
-		}
+		maps.Copy(vars, inherited.vars)
 	}
 	if logged {
 		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
@@ -75,21 +74,13 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 // made for. There are many of them at the same time, and some outlive it, so they have
 // placeholders and variables of their own.
 type inherited struct {
-	vars []variable
-	room [8]variable // for vars, of which there are mostly few
-
+	vars  map[string]any
 	names *placeholderNames
 
 	mu   sync.Mutex
 	repl *caddy.Replacer // nil if values has what is inherited
 
 	values map[string]any
-}
-
-// A variable is one of Caddy's vars.
-type variable struct {
-	key   string
-	value any
 }
 
 // inheritedBy returns what a request inherits that is made for another one. The session of a
@@ -108,10 +99,7 @@ func inherit(r *http.Request) *inherited {
 	i := new(inherited)
 	i.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		i.vars = i.room[:0]
-		for key, value := range vars {
-			i.vars = append(i.vars, variable{key, value})
-		}
+		i.vars = maps.Clone(vars)
 	}
 	return i
 }
@@ -119,8 +107,10 @@ func inherit(r *http.Request) *inherited {
 // placeholder returns what handlers in front of the gateway have set. Those about the request
 // itself each request has for its own.
 func (i *inherited) placeholder(key string) (any, bool) {
-	if strings.HasPrefix(key, "http.request.") || strings.HasPrefix(key, "http.response.") || strings.HasPrefix(key, "http.vars.") {
-		return nil, false
+	for _, prefix := range [...]string{"http.request.", "http.response.", "http.vars."} {
+		if strings.HasPrefix(key, prefix) {
+			return nil, false
+		}
 	}
 	if i.repl == nil {
 		value, ok := i.values[key]
