@@ -106,8 +106,9 @@ func newClient(era mcp.Era, version, identity, owner string, h introduction) *cl
 // size returns about how much memory a client takes that does nothing.
 func (c *client) size() int64 {
 	size := 1<<10 + len(c.introduction.params) + len(c.introduction.capabilities) + len(c.introduction.info)
-	var room [8]*link
-	for _, l := range c.appendLinks(room[:0]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.links {
 		size += l.size()
 	}
 	return int64(size)
@@ -162,13 +163,10 @@ func (c *client) link(server *Server) *link {
 }
 
 // allLinks returns the client's connections to servers.
-func (c *client) allLinks() []*link { return c.appendLinks(nil) }
-
-// appendLinks appends the client's connections to servers.
-func (c *client) appendLinks(to []*link) []*link {
+func (c *client) allLinks() []*link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.AppendSeq(to, maps.Values(c.links))
+	return slices.Collect(maps.Values(c.links))
 }
 
 // An inFlight is a call that has not been answered yet.

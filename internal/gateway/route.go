@@ -293,9 +293,7 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 		if s, name = c.g.servers[server], rest; !c.sees(s) {
 			return s, name, nil // admit refuses it, and no list is needed
 		}
-		if separator := c.g.config.Naming.Separator; server != s.Name || !strings.HasPrefix(shown[len(server):], separator) {
-			shown = s.Name + separator + rest // however it was spelled
-		}
+		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
 		if c.g.config.Naming.MayBeShort(shown) {
 			// Its original is known from the list that it was read in.
 			list, _, failure := c.client.newListQuery(c.visit.behalf(), s, k).get()

@@ -86,22 +86,17 @@ func (t *taskOwners) has(c *caller, s *Server, id string) bool {
 
 // claimTasks refuses a request for tasks that are not all the client's.
 func (x *exchange) claimTasks() *jsonrpc.Failure {
-	m := &x.message
-	switch {
+	var ids []string
+	switch m := &x.message; {
 	case strings.HasPrefix(x.methodName(), "tasks/") && m.Has(jsonrpc.TaskID):
-		return x.claimEach(m.Text(jsonrpc.TaskID))
+		ids = []string{m.Text(jsonrpc.TaskID)}
 	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
-		var ids []string
-		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+		var listed []string // not ids, which would be allocated for every request then
+		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &listed) != nil {
 			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
 		}
-		return x.claimEach(ids...)
+		ids = listed
 	}
-	return nil
-}
-
-// claimEach refuses a request for tasks with these ids, unless they are all the client's.
-func (x *exchange) claimEach(ids ...string) *jsonrpc.Failure {
 	for _, id := range ids {
 		if !x.g.taskOwners.has(&x.caller, x.server, id) {
 			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()

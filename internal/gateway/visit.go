@@ -54,14 +54,12 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 // say the same of themselves, and send the same credentials to servers. Without an identity, they
 // come from the same address, too.
 func (v *visit) audience(said ...[]byte) string {
-	var room [1 << 10]byte
-	key := append(room[:0], v.caller.identity...)
+	key := append(make([]byte, 0, 1<<10), v.caller.identity...)
 	if v.caller.identity == "" {
 		key = append(append(key, '@'), v.peer.Address...)
 	}
 	key = append(key, 0)
-	var names [8]string
-	for _, name := range identifyingNames(names[:0], v.r.Header) {
+	for _, name := range identifyingNames(v.r.Header) {
 		key = append(key, name...)
 		for _, value := range v.r.Header[name] {
 			key = append(append(key, 0), value...)
@@ -104,28 +102,30 @@ func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 var identifying = func() (byLetter ['z' + 1][]string) {
 	for _, part := range []string{
 		"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
-		"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team", "tenant", "workspace",
+		"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team",
+		"tenant", "workspace",
 	} {
 		byLetter[part[0]] = append(byLetter[part[0]], part)
 	}
 	return byLetter
 }()
 
-// identifyingNames appends the names of headers that say who sends them, in order.
-func identifyingNames(to []string, header http.Header) []string {
+// identifyingNames returns the names of headers that say who sends them, in order.
+func identifyingNames(header http.Header) (names []string) {
 	for name := range header {
 		if isIdentifying(name) {
-			to = append(to, name)
+			names = append(names, name)
 		}
 	}
-	slices.Sort(to)
-	return to
+	slices.Sort(names)
+	return names
 }
 
 // isIdentifying reports whether a header says who sends it.
 func isIdentifying(name string) bool {
 	switch {
-	case hasPrefixFold(name, "mcp-"), hasPrefixFold(name, "sec-"), strings.EqualFold(name, "user-agent"), strings.EqualFold(name, "idempotency-key"):
+	case hasPrefixFold(name, "mcp-"), hasPrefixFold(name, "sec-"),
+		strings.EqualFold(name, "user-agent"), strings.EqualFold(name, "idempotency-key"):
 		return false
 	}
 	for i := range len(name) {

@@ -16,7 +16,7 @@ func TestIdentifyingNames(t *testing.T) {
 		header[name] = []string{"value"}
 	}
 	want := []string{"Authorization", "Cookie", "My-Org", "X-API-KEY", "X-Jwt", "X-Tenant-Id", "x_user_id"}
-	if got := identifyingNames(nil, header); !slices.Equal(got, want) {
+	if got := identifyingNames(header); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -119,8 +119,9 @@ func (w *Writer) Answer(status int, e *Event) {
 		return
 	}
 	w.begun = true
-	header, values := w.w.Header(), []string{"application/json", strconv.Itoa(len(e.Data))}
-	header["Content-Type"], header["Content-Length"] = values[:1:1], values[1:]
+	header := w.w.Header()
+	header.Set("Content-Type", "application/json")
+	header.Set("Content-Length", strconv.Itoa(len(e.Data)))
 	w.w.WriteHeader(status)
 	w.write(e.Data)
 }
