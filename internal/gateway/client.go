@@ -132,11 +132,11 @@ func (c *client) gets(k listKind) (first bool) {
 
 // missed returns the kinds of lists that have changed since the client has got them.
 func (c *client) missed(lists *listCache) (missed []listKind) {
+	changed := lists.changedAt()
 	c.mu.Lock()
-	listed := c.listed
-	c.mu.Unlock()
+	defer c.mu.Unlock()
 	for _, k := range announcedKinds {
-		if !listed[k].IsZero() && slices.Contains(lists.changedSince(listed[k]), k) {
+		if got := c.listed[k]; !got.IsZero() && changed[k].After(got) {
 			missed = append(missed, k)
 		}
 	}

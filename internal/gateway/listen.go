@@ -227,7 +227,8 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, to *listener, be
 	}
 	mine := all.at(l.server, can)
 	if to.profile != nil { // other streams of the audience may want to hear of other lists
-		mine.Tools, mine.Prompts, mine.Resources = can&toolsChange != 0, can&promptsChange != 0, can&resourcesChange != 0
+		mine.Tools, mine.Prompts = can&toolsChange != 0, can&promptsChange != 0
+		mine.Resources = can&resourcesChange != 0
 	}
 	who := o.g.rules.caller(l.client.identity)
 	mine.Tasks = slices.DeleteFunc(slices.Clone(mine.Tasks), func(id string) bool {
@@ -295,8 +296,11 @@ func (v *visit) listen() *jsonrpc.Failure {
 	}
 	var s *stream
 	defer func() {
-		if s == nil { // else its end gives it back
+		switch {
+		case s == nil:
 			v.g.subscribing.Give(v.client.owner, size)
+		case !v.parked:
+			s.close() // which gives it back
 		}
 	}()
 	wants.resolve(v)
@@ -307,7 +311,8 @@ func (v *visit) listen() *jsonrpc.Failure {
 	servers, met := v.meet()
 	agreed := interests{of: map[string][]string{}, shown: wants.shown, tasks: map[string][]string{}}
 	for i, server := range servers {
-		mine := wants.at(server.Name, met[i].abilities()|toolsChange|promptsChange|resourcesChange) // ours: servers come and go
+		// The gateway itself tells of changes of lists: servers come and go.
+		mine := wants.at(server.Name, met[i].abilities()|toolsChange|promptsChange|resourcesChange)
 		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
 		if len(mine.URIs) > 0 {
 			agreed.of[server.Name] = mine.URIs
@@ -322,11 +327,6 @@ func (v *visit) listen() *jsonrpc.Failure {
 	}
 	s = v.newStream(&agreed)
 	s.size = size
-	defer func() {
-		if !v.parked {
-			s.close()
-		}
-	}()
 	if !agreed.nothing() {
 		s.await(s.join(func(string) string { return "" }))
 	}
@@ -334,10 +334,10 @@ func (v *visit) listen() *jsonrpc.Failure {
 	acknowledged.Tasks = s.agreedTasks()
 	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
 		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(acknowledged), []byte("}"))))})
-	if !agreed.nothing() && s.park(v.Request) {
-		return nil
-	}
 	if !agreed.nothing() {
+		if s.park(v.Request) {
+			return nil
+		}
 		s.keepOpen()
 	}
 	s.answerListen()

@@ -386,7 +386,7 @@ func (c *client) knownList(g *Gateway, s *Server, k listKind) *listing {
 }
 
 // get returns what the server has of a kind: from memory as long as it is good, else by
-// asking. If several ask, one of them does so for all. It returns nothing if the server has none.
+// asking. One of several clients asks for all of them. The list is empty if the server has no such list.
 func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	if list, fresh, ok := q.remembered(); ok {
 		return list, fresh, nil
@@ -432,7 +432,8 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 		return nil, freshness{}, failure
 	}
 	era, can := l.state()
-	kept := cached{fresh: fresh, view: view, changes: changes, at: time.Now(), watched: era == mcp.Legacy || can&kinds[q.kind].changes != 0}
+	kept := cached{fresh: fresh, view: view, changes: changes, at: time.Now()}
+	kept.watched = era == mcp.Legacy || can&kinds[q.kind].changes != 0
 	kept.key, list = q.g.shelf.put(q.server.ID, list)
 	c.keep(q.kind, kept)
 	return list, fresh, nil
@@ -462,7 +463,7 @@ func (q *listQuery) remembered() (*listing, freshness, bool) {
 	return list, kept.fresh, list != nil
 }
 
-// token returns the channel that holds the token of those who ask for a list.
+// token returns the channel whose token allows to ask the server for a list.
 func (c *listCache) token(k listKind) chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -478,7 +479,8 @@ func (c *listCache) before(k listKind, began time.Time) (changes uint64, _ *json
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept := &c.kept[k]
-	if f := kept.failure; f != nil && (!kept.at.Before(began) || time.Since(kept.at) < failurePause && !isLoginRequired(f)) {
+	f := kept.failure
+	if f != nil && (!kept.at.Before(began) || time.Since(kept.at) < failurePause && !isLoginRequired(f)) {
 		return 0, f
 	}
 	kept.history.teller = ""
@@ -506,16 +508,14 @@ func (c *listCache) keep(k listKind, list cached) {
 	}
 }
 
-// changedSince returns the kinds of lists that have changed since a time.
-func (c *listCache) changedSince(then time.Time) (changed []listKind) {
+// changedAt returns when each list was last seen to change.
+func (c *listCache) changedAt() (times [kindCount]time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, k := range announcedKinds {
-		if c.kept[k].history.changed.After(then) {
-			changed = append(changed, k)
-		}
+	for k := range c.kept {
+		times[k] = c.kept[k].history.changed
 	}
-	return changed
+	return times
 }
 
 // seen returns the kinds of lists that there were, with the last of each.
