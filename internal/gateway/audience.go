@@ -88,7 +88,7 @@ func (p *profile) addReader(needed bool) bool {
 	return true
 }
 
-// removeReader notes that a stream does not listen anymore, and reports whether it was the last one.
+// removeReader notes that a stream no longer listens, and reports whether it was the last one.
 func (p *profile) removeReader() (last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,7 +215,8 @@ const (
 var keptAudiences = quota.NewKind("audiences")
 
 func newAudiences() *audiences {
-	return &audiences{kept: quota.NewCache[string, *audience](keptAudiences, quota.Limits{Bytes: maxAudiences}, audienceTime, nil)}
+	limits := quota.Limits{Bytes: maxAudiences}
+	return &audiences{kept: quota.NewCache[string, *audience](keptAudiences, limits, audienceTime, nil)}
 }
 
 // close forgets all of them, and keeps no more.
@@ -248,8 +249,8 @@ func (all *audiences) each(f func(*audience)) {
 	}
 }
 
-// expire forgets audiences that were not asked for anything for long, unless clients of theirs listen,
-// and servers that are no longer there. It returns how many audiences are left.
+// expire forgets audiences whose clients have not asked for anything for long, unless they listen, and
+// servers that are no longer there. It returns how many audiences are left.
 func (all *audiences) expire(there func(id string) bool, listening iter.Seq[string]) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()

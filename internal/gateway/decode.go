@@ -184,16 +184,18 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	q.bodyRead = true
 	body := r.Body
 	switch {
-	case body == nil, r.ContentLength >= 0 && r.ContentLength <= smallBody && meter != q.g.unidentified: // is not counted
+	case body == nil:
 	case r.ContentLength < 0, meter == q.g.unidentified:
 		counted := &countedBody{
-			ReadCloser: body, held: &q.held, owner: q.caller.bodyOwner(), meter: meter, limit: max(limit, smallBody+1), counted: smallBody,
+			ReadCloser: body, held: &q.held, owner: q.caller.bodyOwner(), meter: meter,
+			limit: max(limit, smallBody+1), counted: smallBody,
 		}
 		if meter == q.g.unidentified {
 			// An announced length takes no room from others.
 			counted.until, r.ContentLength = time.Now().Add(unknownTime), -1
 		}
 		r.Body = counted
+	case r.ContentLength <= smallBody: // is not counted
 	case !q.held.take(meter, q.caller.bodyOwner(), r.ContentLength):
 		httpbody.Skip(r, limit, httpbody.Pace)
 		return busy(q.w)

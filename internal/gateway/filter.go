@@ -104,7 +104,7 @@ func (f *filter) showsValues() bool {
 
 // screen returns a message of the server as it goes on, nil if it does not.
 func (f *filter) screen(message []byte) ([]byte, error) {
-	var m jsonrpc.Message // for those who ask what it is
+	var m jsonrpc.Message // read only where its kind matters
 	if (f.answers || f.updates || f.notices) && looksLikeJSON(message) && m.ReadExact(message) != nil {
 		return f.leftOut(errUnreadable) // by us, but perhaps not by the client
 	}

@@ -19,8 +19,8 @@ import (
 // server/discover in the modern era.
 type handshake struct{ *visit }
 
-// initialize begins a session (A3 to A6). Servers that are not known yet are asked who they are, which
-// begins a session with each of them. Other sessions begin when they are needed.
+// initialize begins a session (A3 to A6). A server that is not known yet is asked what it is, which
+// begins a session with it. Other sessions begin when they are needed.
 func (v handshake) initialize() *jsonrpc.Failure {
 	params := v.message.Literal(jsonrpc.Params)
 	switch {

@@ -51,7 +51,9 @@ func (v *visit) listsOf(o behalf, servers []*Server, k listKind) ([]*listing, []
 	var asking errgroup.Group
 	asking.SetLimit(maxFanOut)
 	for i, s := range servers {
-		q := &listQuery{behalf: o, client: v.client, server: s, kind: k, known: known.at(s.ID), first: first, began: time.Now()}
+		q := &listQuery{
+			behalf: o, client: v.client, server: s, kind: k, known: known.at(s.ID), first: first, began: time.Now(),
+		}
 		var ok bool
 		if all[i], fresh[i], ok = q.remembered(); ok {
 			continue

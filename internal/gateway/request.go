@@ -90,7 +90,9 @@ func (q *Request) record() {
 
 // newRecord returns what is known of the request before it ends.
 func (q *Request) newRecord() Record {
-	return Record{Server: q.serverName(), Method: q.label(q.httpMethod, q.to.Kind), Called: q.methodName(), Tool: q.toolName()}
+	return Record{
+		Server: q.serverName(), Method: q.label(q.httpMethod, q.to.Kind), Called: q.methodName(), Tool: q.toolName(),
+	}
 }
 
 // serverName returns the name of the server that the request is for, "" if it is not for just

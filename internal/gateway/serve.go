@@ -79,7 +79,8 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 // forward passes the request on to its server as it is.
 func (q *Request) forward() *jsonrpc.Failure {
 	x := &exchange{
-		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, posted: &q.posted, caller: q.caller, path: q.peer.Path,
+		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, posted: &q.posted, caller: q.caller,
+		path: q.peer.Path,
 	}
 	if q.r.Method == http.MethodPost {
 		x.post(q.r)

@@ -86,7 +86,8 @@ func wantsMore(trace *httptrace.ClientTrace) bool {
 		trace.GotFirstResponseByte != nil || trace.Got100Continue != nil ||
 		trace.DNSStart != nil || trace.DNSDone != nil || trace.ConnectStart != nil || trace.ConnectDone != nil ||
 		trace.TLSHandshakeStart != nil || trace.TLSHandshakeDone != nil ||
-		trace.WroteHeaderField != nil || trace.WroteHeaders != nil || trace.Wait100Continue != nil || trace.WroteRequest != nil
+		trace.WroteHeaderField != nil || trace.WroteHeaders != nil || trace.WroteRequest != nil ||
+		trace.Wait100Continue != nil
 }
 
 func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
@@ -98,8 +99,10 @@ func (t *Transport) asksForGzip(r *http.Request) bool {
 		r.Header.Get("Accept-Encoding") == "" && r.Header.Get("Range") == ""
 }
 
-// written are the headers that are not written as they are in a request's map.
-var written = map[string]bool{"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true}
+// excluded are the headers that are not written as they are in a request's map.
+var excluded = map[string]bool{
+	"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true,
+}
 
 // writeHead writes all of a request that comes before its body. The request is one that
 // [Transport.sends] has looked at. It fails if the URL would end the line.
@@ -126,12 +129,13 @@ func writeHead(w *bytes.Buffer, r *http.Request, gzip bool) (ok bool) {
 		w.WriteString(agent)
 		w.WriteString("\r\n")
 	}
-	if r.ContentLength > 0 || r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch {
+	switch {
+	case r.ContentLength > 0, r.Method == http.MethodPost, r.Method == http.MethodPut, r.Method == http.MethodPatch:
 		w.WriteString("Content-Length: ")
 		w.Write(strconv.AppendInt(w.AvailableBuffer(), r.ContentLength, 10))
 		w.WriteString("\r\n")
 	}
-	_ = r.Header.WriteSubset(w, written) // a buffer takes everything
+	_ = r.Header.WriteSubset(w, excluded) // a buffer takes everything
 	if gzip {
 		w.WriteString("Accept-Encoding: gzip\r\n")
 	}

@@ -181,7 +181,8 @@ func (t *Transport) exchange(c *conn, request []byte, r *http.Request) (*http.Re
 		}
 		return nil, err
 	}
-	b := &body{src: res.Body, ctx: ctx, conn: c, stop: stop, idle: &t.idle, reusable: !res.Close && res.StatusCode > 199}
+	b := &body{src: res.Body, ctx: ctx, conn: c, stop: stop, idle: &t.idle}
+	b.reusable = !res.Close && res.StatusCode > 199
 	c.keepAlive(res.Header["Keep-Alive"])
 	if res.Body == http.NoBody {
 		b.end(b.reusable)

@@ -61,7 +61,8 @@ func (a *pace) read(body io.Reader, p []byte) (int, error) {
 	n, err := body.Read(p)
 	a.left -= n
 	if err == nil && a.left > 0 && time.Now().After(a.deadline) {
-		err = fmt.Errorf("less than %d bytes of the body have arrived in %s: %w", progress, a.within, os.ErrDeadlineExceeded)
+		err = fmt.Errorf("less than %d bytes of the body have arrived in %s: %w",
+			progress, a.within, os.ErrDeadlineExceeded)
 	}
 	return n, err
 }

@@ -46,7 +46,7 @@ type Box[L Letter] struct {
 
 	mu      sync.Mutex
 	letters []L
-	first   [1]L  // room for letters, of which there is often but one
+	first   [1]L  // room for letters: most boxes hold one at a time
 	size    int   // bytes in letters
 	taken   int   // bytes of the letter that was taken last, which may still be in use
 	counted int64 // bytes that count for the owner
@@ -221,15 +221,15 @@ func (b *Box[L]) Withdraw(is func(L) bool) bool {
 	return true
 }
 
-// Done says that the letter which was taken last is not used anymore.
+// Done says that the letter which was taken last is no longer used.
 func (b *Box[L]) Done() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.shrink(b.size, 0)
 }
 
-// Discard ends the Box without a last letter, and says that no letter is used anymore. It returns
-// those that were not taken.
+// Discard ends the Box without a last letter, and says that no letter is in use. It returns those
+// that were not taken.
 func (b *Box[L]) Discard() []L {
 	b.mu.Lock()
 	defer b.mu.Unlock()

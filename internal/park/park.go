@@ -177,7 +177,7 @@ func (r *Response) SetWriteDeadline(t time.Time) error {
 	return r.conn.SetWriteDeadline(t)
 }
 
-// End limits the time for all that is still to be written. left is not called anymore.
+// End limits the time for all that is still to be written. left is not called from now on.
 func (r *Response) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

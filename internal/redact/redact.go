@@ -54,10 +54,10 @@ func (p *pattern) isIn(text []byte) bool {
 	return false
 }
 
-// rarest returns which byte of a prefix texts have least often: none that is among those
-// letters, or the last of them.
+// rarest returns which byte of a prefix texts have least often: one that is not among the
+// common ones, or else the last of them.
 func rarest(prefix []byte) (at int) {
-	const common = " etaoinsrhldcumfpgwybvkxjqz" // in this order
+	const common = " etaoinsrhldcumfpgwybvkxjqz" // the most common first
 	least := -1
 	for i, c := range prefix {
 		n := strings.IndexByte(common, c)

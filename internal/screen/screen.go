@@ -62,7 +62,7 @@ type Writer struct {
 	err    error
 
 	held []byte  // of a body, or of an event
-	room *[]byte // where held comes from; nil if there is none
+	room *[]byte // of rooms, that held was made of; nil if nothing is held
 
 	events  sse.Scanner
 	event   event
@@ -242,13 +242,13 @@ func (w *Writer) hold(p []byte) {
 	w.held = append(w.held, p...)
 }
 
-// rooms for what is held are kept between messages.
+// rooms are buffers for messages, which are used again.
 var rooms = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxRoom is how large a room may be that is kept.
+// maxRoom is how many bytes a buffer may have to be used again.
 const maxRoom = 16 << 20
 
-// forget gives back the room for what is held.
+// forget drops what is held, and gives its buffer back.
 func (w *Writer) forget() {
 	if w.room != nil && cap(w.held) <= maxRoom {
 		*w.room = w.held

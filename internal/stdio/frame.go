@@ -169,7 +169,8 @@ func (r *frameReader) line() (_ []byte, joined *block, _ error) {
 			data = data[:searched+end+1]
 		}
 		if size+len(data) > r.max+blanks {
-			return nil, nil, r.skip(append(contents(begin), r.take(len(data))), end < 0, func(data []byte) (n int, more bool) {
+			begun := append(contents(begin), r.take(len(data)))
+			return nil, nil, r.skip(begun, end < 0, func(data []byte) (n int, more bool) {
 				if end := bytes.IndexByte(data, '\n'); end >= 0 {
 					return end + 1, false
 				}
@@ -288,13 +289,13 @@ func (r *frameReader) makeRoom(n int) {
 	}
 }
 
-// replace gets another block for what is unread.
+// replace moves what is unread to another block, and frees the one that it was in.
 func (r *frameReader) replace(size int) {
 	old := r.detach(size)
 	old.free()
 }
 
-// detach gets another block for what is unread, and returns the one that it was in.
+// detach moves what is unread to another block, and returns the one that it was in.
 func (r *frameReader) detach(size int) (old *block) {
 	old, unread := r.block, r.unread()
 	r.block = newBlock(max(size, len(unread)))

@@ -5,7 +5,7 @@ import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mailbox"
 // A letter is a message on its way to a client.
 type letter struct {
 	message  frame
-	in       *block    // that most of the message is in, if it alone is; nil for none
+	in       *block    // that has most of the message and nothing else; nil for none
 	code     int       // of the error that the message is; 0 for none
 	question *question // that the message asks; nil for none
 }
