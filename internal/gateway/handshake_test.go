@@ -71,7 +71,7 @@ func TestVersions(t *testing.T) {
 	for requested, want := range map[string]string{
 		"2024-11-05": "2024-11-05", "2025-03-26": "2025-03-26", "2025-06-18": "2025-06-18", mcp.Latest: mcp.Latest, "1999-01-01": mcp.Latest, "2099-01-01": mcp.Latest, "x": mcp.Latest,
 	} {
-		s := g.user(t, mcp.Legacy).ask("initialize", `{"protocolVersion":"`+requested+`","capabilities":{},"clientInfo":{"name":"n","version":"1"}}`)
+		s := g.user(t, mcp.Legacy).ask("initialize", `{"protocolVersion":"`+requested+`","capabilities":{},"clientInfo":{"name":"`+requested+`","version":"1"}}`)
 		if !strings.Contains(string(s.Result), `"protocolVersion":"`+want+`"`) {
 			t.Errorf("%s: got %s, want %s (A5)", requested, s.body, want)
 		}

@@ -612,7 +612,7 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 		for _, path := range append([]string{"/mcp"}, single...) {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				before := len(server.saw())
-				serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`,
+				serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"`+tt.name+`","version":"1"}}}`,
 					"Authorization", "Bearer mine", "Cookie", "session=mine"))
 				all := server.saw()[before:]
 				if len(all) == 0 {

@@ -181,7 +181,7 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 			saysInEvents(w, `{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}}`, `{"jsonrpc":"2.0","method":"notifications/after"}`)
 			<-r.Context().Done()
 		case got.is("initialize"):
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"x","version":"1"}}`)
 		default:
 			says(w, got, `{}`)
 		}
