@@ -251,7 +251,7 @@ func (all *audiences) each(f func(*audience)) {
 
 // expire forgets audiences whose clients have not asked for anything for long, unless they listen, and
 // servers that are no longer there. It returns how many audiences are left.
-func (all *audiences) expire(there func(id string) bool, listening iter.Seq[string]) int {
+func (all *audiences) expire(servers map[string]bool, listening iter.Seq[string]) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for key := range listening {
@@ -262,7 +262,7 @@ func (all *audiences) expire(there func(id string) bool, listening iter.Seq[stri
 	all.kept.Expire()
 	for _, a := range all.kept.All {
 		a.mu.Lock()
-		maps.DeleteFunc(a.profiles, func(id string, _ *profile) bool { return !there(id) })
+		maps.DeleteFunc(a.profiles, func(id string, _ *profile) bool { return !servers[id] })
 		a.mu.Unlock()
 	}
 	return all.kept.Len()

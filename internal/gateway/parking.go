@@ -35,7 +35,7 @@ func (s *stream) live(v *visit) {
 		}
 	})
 	if canPark {
-		s.attached = detach
+		s.detach = detach
 	}
 }
 
@@ -46,7 +46,7 @@ func (s *stream) left() bool { return context.Cause(s.ctx) == errLeft }
 
 // park lets the handler of q return while the stream goes on, if that is possible.
 func (s *stream) park(q *Request) bool {
-	if s.attached == nil || q.held.bytes > 0 || q.span.IsRecording() || !q.g.addParked() {
+	if s.detach == nil || q.held.bytes > 0 || q.span.IsRecording() || !q.g.addParked() {
 		return false
 	}
 	var rest *park.Response
@@ -61,8 +61,8 @@ func (s *stream) park(q *Request) bool {
 		return false
 	}
 	q.parked = true
-	s.attached()
-	s.attached = nil // which refers to the handler
+	s.detach()
+	s.detach = nil // which refers to the handler
 	p := &parkedStream{stream: s, rest: rest, silence: s.keepAlive(), record: q.newRecord(), began: q.began}
 	context.AfterFunc(s.ctx, p.finish)
 	return true
@@ -101,16 +101,16 @@ func (p *parkedStream) finish() {
 func (s *State) addParked() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.full {
+	if !s.parkClosed {
 		s.parked.Add(1)
 	}
-	return !s.full
+	return !s.parkClosed
 }
 
 // waitForParked waits until all parked streams have ended, and parks no more.
 func (s *State) waitForParked() {
 	s.mu.Lock()
-	s.full = true
+	s.parkClosed = true
 	s.mu.Unlock()
 	s.parked.Wait()
 }

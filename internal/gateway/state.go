@@ -45,7 +45,8 @@ type State struct {
 	streams  map[string]map[*stream]bool // by the audience of their clients
 	members  []*Gateway
 	ended    bool
-	full     bool // no more streams are parked
+
+	parkClosed bool // no more streams are parked
 }
 
 const (
@@ -166,8 +167,7 @@ func (s *State) sweep() {
 	if lists == 0 {
 		s.index.clear()
 	}
-	there := s.there()
-	known := s.audiences.expire(func(id string) bool { return there[id] }, maps.Keys(s.streams))
+	known := s.audiences.expire(s.serverIDs(), maps.Keys(s.streams))
 	if s.ended || lists == 0 && known == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
 		s.sweeping = nil
 		return
@@ -272,7 +272,7 @@ func (s *State) endStreams(g *Gateway) {
 // dropLinks forgets connections to servers that are no longer there. The caller holds
 // the lock.
 func (s *State) dropLinks() {
-	there := s.there()
+	there := s.serverIDs()
 	if len(there) == 0 {
 		return
 	}
@@ -289,15 +289,15 @@ func (s *State) dropLinks() {
 	}
 }
 
-// there returns the IDs of all servers. The caller holds the lock.
-func (s *State) there() map[string]bool {
-	there := map[string]bool{}
+// serverIDs returns the IDs of all servers. The caller holds the lock.
+func (s *State) serverIDs() map[string]bool {
+	ids := map[string]bool{}
 	for _, member := range s.members {
 		for _, server := range member.config.Servers {
-			there[server.ID] = true
+			ids[server.ID] = true
 		}
 	}
-	return there
+	return ids
 }
 
 // successor returns the Gateway that takes the place of another: one with the same

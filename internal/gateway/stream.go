@@ -27,7 +27,7 @@ type stream struct {
 	size  int64                   // of what it is counted to subscribe to, if wants is set
 	g     atomic.Pointer[Gateway] // whose servers are listened to
 
-	attached func() bool // stops it from ending with its handler; nil if it cannot go on without
+	detach func() bool // stops it from ending with its handler; nil if it cannot be parked
 
 	mu        sync.Mutex
 	closed    bool

@@ -162,7 +162,7 @@ func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer ma
 	}
 	for round := range rounds {
 		for turn := range all {
-			l := &all[(turn+round)%len(all)] // who goes first changes, too
+			l := &all[(turn+round)%len(all)] // another one is first in each round
 			if l.measure.spent > 2*budget {
 				continue // calls that take longer than a turn must not take all day
 			}
