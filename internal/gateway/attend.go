@@ -19,7 +19,7 @@ func (s *stream) attend(server *Server, last string, begun func()) {
 	e := &listener{key: listenerKey{id: server.ID}, profile: p}
 	e.at.ID = last
 	switch needed := last != "" || s.needsListener(server); {
-	case needed && s.wants != nil: // it may not want to hear of all lists
+	case c.apart.Load(), needed && s.wants != nil: // it may not be told the same, or not want to hear of all lists
 		e.profile = nil
 		s.start(e, begun)
 		return

@@ -160,6 +160,11 @@ func (p *profile) meet(o behalf, c *client, s *Server) (*about, *jsonrpc.Failure
 	if l := c.linked(s); l != nil && l.isOpen() {
 		return l.description(), nil
 	}
+	if c.apart.Load() {
+		l := c.link(s)
+		failure := l.open(o)
+		return l.description(), failure
+	}
 	if known := p.current(s); known != nil {
 		return known, nil
 	}

@@ -149,6 +149,48 @@ func TestAudiences(t *testing.T) {
 	}
 }
 
+// A client that sends other credentials than when its session began is not one of its audience: what a
+// server shows to it is not for the others, nor the other way round.
+func TestCredentialsThatComeLater(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		more := ""
+		if a.Header.Get("Authorization") != "" {
+			more = `,{"name":"secret"}`
+		}
+		a.reply(w, `{"tools":[{"name":"x"}`+more+`]}`)
+	})
+	g := newGateway(t, nil, p)
+	list := func(u *user) []string { return names(t, u.ask("tools/list", ""), "tools", "name") }
+	all, some := []string{"a::x", "a::secret"}, []string{"a::x"}
+	first := g.legacy(t)
+	first.header.Set("Authorization", "Bearer s3cret")
+	if got := list(first); !slices.Equal(got, all) {
+		t.Errorf("with credentials: got %v", got)
+	}
+	if got := list(g.legacy(t)); !slices.Equal(got, some) {
+		t.Errorf("without credentials: got %v", got)
+	}
+	known := func() *user {
+		u := g.user(t, mcp.Legacy)
+		u.header.Set("Authorization", "Bearer s3cret")
+		return u.connect()
+	}
+	forgetful := known()
+	forgetful.header.Del("Authorization")
+	if got := list(forgetful); !slices.Equal(got, some) {
+		t.Errorf("without its credentials: got %v", got)
+	}
+	if got := list(known()); !slices.Equal(got, all) {
+		t.Errorf("with credentials from the beginning: got %v", got)
+	}
+	late := g.legacy(t)
+	late.header.Set("Authorization", "Bearer s3cret")
+	if got := list(late); !slices.Equal(got, all) {
+		t.Errorf("with credentials that came after a list was known: got %v", got)
+	}
+}
+
 // In a session that was used, a server may show other tools than to the rest.
 func TestListsOfUsedSessions(t *testing.T) {
 	p := legacyPeer("a")

@@ -33,6 +33,7 @@ type client struct {
 	introduction introduction
 
 	ended atomic.Bool // it has said so
+	apart atomic.Bool // it has sent other credentials than its audience: nothing that servers say to it is shared
 
 	mu        sync.Mutex
 	links     map[string]*link // by the id of the server

@@ -131,7 +131,9 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 		session:      session != "",
 		learned:      time.Now(),
 	}
-	c.g.profile(l.client, l.id).learn(about)
+	if !l.client.apart.Load() {
+		c.g.profile(l.client, l.id).learn(about)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session

@@ -135,12 +135,12 @@ func (l *link) isUsed() bool {
 	return l.used
 }
 
-// ownLists returns the lists as the server shows them in the session of the client, nil if it shows
-// them to all clients alike.
+// ownLists returns the lists as the server shows them to the client alone, or in its session, nil if it
+// shows them to all clients alike.
 func (l *link) ownLists() *listCache {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.used || l.session == "" {
+	if !l.client.apart.Load() && (!l.used || l.session == "") {
 		return nil
 	}
 	if l.lists == nil {
@@ -177,10 +177,12 @@ func (l *link) forgetLists(g *Gateway, lists ...listKind) {
 // listen notes that a stream tells of changes of lists, until the function that it returns is
 // called.
 func (l *link) listen(g *Gateway, lists []listKind) (end func()) {
-	p := g.profile(l.client, l.id)
+	p, apart := g.profile(l.client, l.id), l.client.apart.Load()
 	count := func(n int) {
-		p.lists.listen(lists, n)
-		p.noteHeard(l, n > 0)
+		if !apart {
+			p.lists.listen(lists, n)
+			p.noteHeard(l, n > 0)
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, k := range lists {

@@ -368,7 +368,11 @@ func (q *listQuery) lists() *listCache { return q.client.lists(q.known, q.server
 
 // lists returns the lists of a server as the client gets them.
 func (c *client) lists(known *profile, s *Server) *listCache {
-	if l := c.linked(s); l != nil {
+	l := c.linked(s)
+	if c.apart.Load() {
+		l = c.link(s)
+	}
+	if l != nil {
 		if own := l.ownLists(); own != nil {
 			return own
 		}
@@ -379,7 +383,7 @@ func (c *client) lists(known *profile, s *Server) *listCache {
 // knownList returns the last list of a server that there was, if it is still kept.
 func (c *client) knownList(g *Gateway, s *Server, k listKind) *listing {
 	known := g.profile(c, s.ID)
-	if list := c.lists(known, s).known(g, k); list != nil {
+	if list := c.lists(known, s).known(g, k); list != nil || c.apart.Load() {
 		return list
 	}
 	return known.lists.known(g, k)

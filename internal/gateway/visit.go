@@ -166,6 +166,8 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 	case c.identity != v.caller.identity || g.hasEnded(c):
 		g.release(c)
 		return nil, jsonrpc.UnknownSession()
+	case !c.apart.Load() && v.legacyAudience(c) != c.audience:
+		c.apart.Store(true)
 	}
 	return c, nil
 }
