@@ -139,9 +139,12 @@ func TestAudiences(t *testing.T) {
 		{"with fewer capabilities", func(u *user) { u.can = "{}" }, "", 2},
 		{"another identity", func(u *user) { u.identity = "ann" }, "prompts", 3},
 		{"another account", func(u *user) { u.header.Set("X-Api-Key", "1") }, "prompts", 4},
-		{"another program", func(u *user) { u.info = `{"name":"other","version":"1"}` }, "prompts", 5},
-		{"another version", func(u *user) { u.version = "2025-03-26" }, "prompts", 6},
-		{"a request with another id", func(u *user) { u.header.Set("X-Request-Id", "1") }, "prompts", 6},
+		{"another certificate", func(u *user) { u.header.Set("X-Ssl-Client-S-Dn", "CN=ann") }, "prompts", 5},
+		{"another group", func(u *user) { u.header.Set("Remote-Groups", "admins") }, "prompts", 6},
+		{"other tools", func(u *user) { u.header.Set("X-Mcp-Toolsets", "all") }, "prompts", 7},
+		{"another program", func(u *user) { u.info = `{"name":"other","version":"1"}` }, "prompts", 8},
+		{"another version", func(u *user) { u.version = "2025-03-26" }, "prompts", 9},
+		{"a request with another id", func(u *user) { u.header.Set("X-Request-Id", "1") }, "prompts", 9},
 	} {
 		if got := begin(tt.change); got != tt.want || p.initialized() != tt.sessions {
 			t.Errorf("%d %s: got %q, %d sessions, want %d", i, tt.name, got, p.initialized(), tt.sessions)

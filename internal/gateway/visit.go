@@ -52,11 +52,14 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 
 // audience returns the key of the audience that the client belongs to: those of the same identity that
 // say the same of themselves, and send the same credentials to servers. Without an identity, they
-// come from the same address, too.
+// come from the same address with the same certificate, too.
 func (v *visit) audience(said ...[]byte) string {
 	key := append(make([]byte, 0, 1<<10), v.caller.identity...)
 	if v.caller.identity == "" {
 		key = append(append(key, '@'), v.peer.Address...)
+		if tls := v.r.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+			key = append(append(key, 0), tls.PeerCertificates[0].Raw...)
+		}
 	}
 	key = append(key, 0)
 	for _, name := range identifyingNames(v.r.Header) {
@@ -104,6 +107,8 @@ var identifying = func() (byLetter ['z' + 1][]string) {
 		"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",
 		"user", "account", "customer", "email", "identity", "org", "principal", "project", "role", "subject", "team",
 		"tenant", "workspace",
+		"cert", "client-dn", "client-id", "device", "group", "scope", "ssl",
+		"x-mcp-", // some servers have clients choose tools by such a header
 	} {
 		byLetter[part[0]] = append(byLetter[part[0]], part)
 	}
