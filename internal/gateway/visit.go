@@ -51,9 +51,9 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 }
 
 // audience returns the key of the audience that the client belongs to: those of the same identity that
-// say the same of themselves, and send the same credentials to servers. Without an identity, they
+// say the same of themselves, and send the same headers of these names. Without an identity, they
 // come from the same address with the same certificate, too.
-func (v *visit) audience(said ...[]byte) string {
+func (v *visit) audience(headers []string, said ...[]byte) string {
 	key := append(make([]byte, 0, 1<<10), v.caller.identity...)
 	if v.caller.identity == "" {
 		key = append(append(key, '@'), v.peer.Address...)
@@ -62,7 +62,7 @@ func (v *visit) audience(said ...[]byte) string {
 		}
 	}
 	key = append(key, 0)
-	for _, name := range identifyingNames(v.r.Header) {
+	for _, name := range headers {
 		key = append(key, name...)
 		for _, value := range v.r.Header[name] {
 			key = append(append(key, 0), value...)
@@ -77,8 +77,9 @@ func (v *visit) audience(said ...[]byte) string {
 }
 
 // legacyAudience returns the key of the audience of a client that has introduced itself by initialize.
+// A server may choose what it shows by any header, so clients that share lists send the same ones.
 func (v *visit) legacyAudience(c *client) string {
-	return v.audience([]byte("initialize"), c.introduction.params)
+	return v.audience(headerNames(v.r.Header, mayChoose), []byte("initialize"), c.introduction.params)
 }
 
 // modernClient finds the client that a request of the modern era comes from. All of an audience are
@@ -91,7 +92,7 @@ func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 	if len(h.capabilities)+len(h.info) > longestIntroduction {
 		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities")
 	}
-	key := v.audience(h.capabilities, h.info)
+	key := v.audience(headerNames(v.r.Header, isIdentifying), h.capabilities, h.info)
 	return v.g.State.client(key, func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
 		c := newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
@@ -115,16 +116,32 @@ var identifying = func() (byLetter ['z' + 1][]string) {
 	return byLetter
 }()
 
-// identifyingNames returns the names of headers that say who sends them, in order.
-func identifyingNames(header http.Header) (names []string) {
+// headerNames returns the names of headers that fit, in order.
+func headerNames(header http.Header, fits func(name string) bool) (names []string) {
 	for name := range header {
-		if isIdentifying(name) {
+		if fits(name) {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
 	return names
 }
+
+// mayChoose reports whether a server may choose by a header what it shows to a client: by any but those
+// that belong to a single request.
+func mayChoose(name string) bool {
+	return !ofOneRequest[name] && !hasPrefixFold(name, "mcp-") && !hasPrefixFold(name, "sec-") &&
+		!hasPrefixFold(name, "x-b3-") && !hasPrefixFold(name, "x-datadog-")
+}
+
+// ofOneRequest are headers that differ between requests of the same client: they describe the message,
+// or are for tracing.
+var ofOneRequest = headerSet(
+	"Accept", "Accept-Encoding", "Cache-Control", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Date",
+	"Expect", "Idempotency-Key", "If-Modified-Since", "If-None-Match", "Keep-Alive", "Last-Event-Id", "Origin", "Pragma",
+	"Priority", "Referer", "Te", "Transfer-Encoding", "B3", "Baggage", "Cf-Ray", "Request-Id", "Sentry-Trace", "Traceparent",
+	"Tracestate", "X-Amzn-Trace-Id", "X-Cloud-Trace-Context", "X-Correlation-Id", "X-Request-Id",
+)
 
 // isIdentifying reports whether a header says who sends it.
 func isIdentifying(name string) bool {

@@ -18,3 +18,11 @@ func TestDefaultsAreTheSameServer(t *testing.T) {
 		t.Error("another separator makes it the same server")
 	}
 }
+
+// A server that gets the credentials of clients may show them something else than before.
+func TestServersThatGetCredentialsAreOthers(t *testing.T) {
+	server := &Server{Name: "a"}
+	if serverID(&Handler{}, server) == serverID(&Handler{ForwardAuthHeader: true}, server) {
+		t.Error("forward_auth_header does not change the id of a server")
+	}
+}
