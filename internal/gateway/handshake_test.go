@@ -75,9 +75,10 @@ func TestVersions(t *testing.T) {
 		if !strings.Contains(string(s.Result), `"protocolVersion":"`+want+`"`) {
 			t.Errorf("%s: got %s, want %s (A5)", requested, s.body, want)
 		}
-		all := p.heard("initialize")
-		if got := all[len(all)-1].message.Text(jsonrpc.Requested); got != want {
-			t.Errorf("%s: the server is asked for %s, want %s", requested, got, want)
+		// Clients that get the same version are one audience, for which the server is asked once.
+		asked := func(a *incoming) bool { return a.message.Is(jsonrpc.Requested, want) }
+		if !slices.ContainsFunc(p.heard("initialize"), asked) {
+			t.Errorf("%s: the server is not asked for %s", requested, want)
 		}
 	}
 	for _, params := range []string{"", `{}`, `[]`, `{"protocolVersion":1}`} {
