@@ -21,6 +21,7 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	if failure := l.open(c.behalf()); failure != nil {
 		return c.failed(failure)
 	}
+	l.sendInitialized(c.behalf()) // which repeats older subscriptions in a new session, but not this one
 	uri, shown := target.Name, ""
 	if c.alias.isSet() {
 		shown = c.alias.shown
