@@ -244,20 +244,25 @@ func (a *arrival) limitSilence(left time.Duration) {
 
 // isEmpty reports whether this is what servers send into event streams to keep connections
 // open, or to have them resumed: comments, and events without data. It says nothing of the
-// call.
+// call. How a line begins tells that, so it does not read through a piece of a large answer.
 func isEmpty(p []byte) (empty bool) {
-	for line := range bytes.Lines(p) {
-		name, value, isField := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte{':'})
-		switch {
-		case !isField && len(name) > 0:
+	for p = bytes.TrimLeft(p, "\r\n"); len(p) > 0; p = bytes.TrimLeft(p, "\r\n") {
+		name, _, isField := bytes.Cut(p[:min(len(p), len("event:"))], []byte{':'})
+		if !isField {
 			return false
-		case !isField: // an empty line
-		case len(name) == 0, string(name) == "id", string(name) == "retry", string(name) == "event",
-			string(name) == "data" && len(bytes.TrimSpace(value)) == 0:
-			empty = true
+		}
+		p = p[len(name)+1:]
+		switch string(name) {
+		case "", "id", "retry", "event":
+		case "data":
+			if p = bytes.TrimLeft(p, " \t\r"); len(p) > 0 && p[0] != '\n' {
+				return false
+			}
 		default:
 			return false
 		}
+		empty = true
+		_, p, _ = bytes.Cut(p, []byte{'\n'})
 	}
 	return empty
 }
