@@ -121,6 +121,10 @@ func (p *pass) read(body []byte) []byte {
 	if isPlain(body) {
 		return body
 	}
+	return p.unescaped(body)
+}
+
+func (p *pass) unescaped(body []byte) []byte {
 	p.text = jsonspan.AppendText(p.text[:0], body)
 	return p.text
 }
@@ -130,10 +134,13 @@ func isPlain(body []byte) bool { return bytes.IndexByte(body, '\\') < 0 }
 
 // look looks at the string with this body, which stands at at.
 func (p *pass) look(body []byte, at int) {
-	if p.isHarmless(body) {
-		return
+	same, text := isPlain(body), body
+	if !same {
+		if p.isHarmless(body) {
+			return
+		}
+		text = p.unescaped(body)
 	}
-	text := p.read(body)
 	p.found = p.appendMatches(p.found[:0], text)
 	if p.inner != nil && p.mayHold(text) {
 		p.inner.edits = p.inner.edits[:0]
@@ -145,7 +152,7 @@ func (p *pass) look(body []byte, at int) {
 	}
 	// A character of the text is one of the string, so counting them leads from a
 	// place in the text to that in the string.
-	same, read, done := isPlain(body), 0, 0
+	read, done := 0, 0
 	place := func(i int) int {
 		if same {
 			return at + i
@@ -176,7 +183,7 @@ func (p *pass) lookAtKey(body []byte, at int) {
 // isHarmless reports whether a string that has escapes certainly has nothing to
 // replace, which spares reading what it stands for.
 func (p *pass) isHarmless(body []byte) bool {
-	if bytes.IndexByte(body, '\\') < 0 || bytes.Contains(body, []byte(`\u`)) {
+	if bytes.Contains(body, []byte(`\u`)) {
 		return false
 	}
 	if p.inner != nil {

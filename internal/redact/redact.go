@@ -26,41 +26,66 @@ const mark = "[redacted]"
 type Redactor struct {
 	patterns []pattern
 	fields   map[string]struct{}
+
+	// clues are texts of which a message has one if something is to be replaced in it.
+	// Without clues that cannot be told of any message.
+	clues   []literal
+	longest int // of the clues
 }
 
 type pattern struct {
 	*regexp.Regexp
-
-	// prefix is what each match begins with, if JSON can spell it in one other way
-	// only: by the numbers of its characters.
-	prefix []byte
-	rare   int // which byte of the prefix texts have least often
+	prefix literal // what each match begins with; empty if that is not known
 }
 
 // isIn reports whether a text has the prefix, and so may have a match.
-func (p *pattern) isIn(text []byte) bool {
-	if len(p.prefix) == 0 {
+func (p *pattern) isIn(text []byte) bool { return p.prefix.isIn(text) }
+
+// A literal is a text that JSON can spell in one other way only: by the numbers of its
+// characters.
+type literal struct {
+	text []byte
+	rare int // which byte of it others have least often
+}
+
+// literalOf returns a text as a literal, an empty one if it is not.
+func literalOf(text string) literal {
+	for _, c := range []byte(text) {
+		if c < ' ' || c > '~' || c == '"' || c == '\\' || c == '/' {
+			return literal{}
+		}
+	}
+	return literal{[]byte(text), rarest(text)}
+}
+
+// numbered is how the number of a character begins that a literal can have. Texts have many
+// backslashes, and figures.
+var numbered = literal{[]byte(`\u00`), 1}
+
+// isIn reports whether a text has l, spelled as it is.
+func (l literal) isIn(text []byte) bool {
+	if len(l.text) == 0 {
 		return true
 	}
-	for at := p.rare; at < len(text); at++ {
-		i := bytes.IndexByte(text[at:], p.prefix[p.rare])
+	for at := l.rare; at < len(text); at++ {
+		i := bytes.IndexByte(text[at:], l.text[l.rare])
 		if i < 0 {
 			return false
 		}
-		if at += i; bytes.HasPrefix(text[at-p.rare:], p.prefix) {
+		if at += i; bytes.HasPrefix(text[at-l.rare:], l.text) {
 			return true
 		}
 	}
 	return false
 }
 
-// rarest returns which byte of a prefix texts have least often: one that is not among the
+// rarest returns which byte of a literal texts have least often: one that is not among the
 // common ones, or else the last of them.
-func rarest(prefix []byte) (at int) {
+func rarest(text string) (at int) {
 	const common = " etaoinsrhldcumfpgwybvkxjqz" // the most common first
 	least := -1
-	for i, c := range prefix {
-		n := strings.IndexByte(common, c)
+	for i := range len(text) {
+		n := strings.IndexByte(common, text[i])
 		if n < 0 {
 			return i
 		}
@@ -86,27 +111,26 @@ func New(patterns, fields []string) (*Redactor, error) {
 				return nil, fmt.Errorf("redact pattern %q: it matches the empty text", expr)
 			}
 		}
-		prefix := prefixOf(re)
-		r.patterns = append(r.patterns, pattern{re, prefix, rarest(prefix)})
+		prefix, _ := re.LiteralPrefix()
+		r.patterns = append(r.patterns, pattern{re, literalOf(prefix)})
+		r.clues = append(r.clues, literalOf(prefix))
 	}
 	for _, name := range fields {
 		if name == "" {
 			return nil, errors.New("redact field: a name is empty")
 		}
 		r.fields[name] = struct{}{}
+		r.clues = append(r.clues, literalOf(name))
+	}
+	if slices.ContainsFunc(r.clues, func(l literal) bool { return len(l.text) == 0 }) {
+		r.clues = nil
+		return r, nil
+	}
+	r.clues = append(r.clues, numbered)
+	for _, clue := range r.clues {
+		r.longest = max(r.longest, len(clue.text))
 	}
 	return r, nil
-}
-
-// prefixOf returns the prefix of a [pattern], if it has one.
-func prefixOf(re *regexp.Regexp) []byte {
-	prefix, _ := re.LiteralPrefix()
-	for _, c := range []byte(prefix) {
-		if c < ' ' || c > '~' || c == '"' || c == '\\' || c == '/' {
-			return nil
-		}
-	}
-	return []byte(prefix)
 }
 
 // Message returns a JSON-RPC message of a server, or a batch of them, with what must
@@ -143,8 +167,9 @@ func (r *Redactor) Edits(raw []byte) ([]jsonspan.Edit, error) {
 	if r == nil || len(r.patterns) == 0 && len(r.fields) == 0 {
 		return nil, nil
 	}
-	if !utf8.Valid(raw) || bytes.IndexByte(raw, 0) >= 0 { // UTF-16 and UTF-32 have zeros
-		return nil, errEncoding
+	suspicious, err := r.survey(raw)
+	if err != nil || !suspicious {
+		return nil, err
 	}
 	p := passes.Get().(*pass)
 	defer p.release()
@@ -162,6 +187,28 @@ func (r *Redactor) Edits(raw []byte) ([]jsonspan.Edit, error) {
 		return nil, errGrowth
 	}
 	return slices.Clone(edits), nil
+}
+
+// survey reports whether something may have to be replaced in a message, which spares most
+// messages from being read as JSON. It fails if it cannot be looked at. Each block is searched
+// for all that matters before the next, while it is in the cache of the processor.
+func (r *Redactor) survey(raw []byte) (suspicious bool, err error) {
+	const blockSize = 32 << 10
+	suspicious = len(r.clues) == 0
+	for at := 0; at < len(raw); {
+		end := min(at+blockSize, len(raw))
+		for end < len(raw) && !utf8.RuneStart(raw[end]) {
+			end++
+		}
+		block := raw[at:end]
+		if !utf8.Valid(block) || bytes.IndexByte(block, 0) >= 0 { // UTF-16 and UTF-32 have zeros
+			return false, errEncoding
+		}
+		part := raw[at:min(end+r.longest, len(raw))] // with a clue that goes on in the next block
+		suspicious = suspicious || slices.ContainsFunc(r.clues, func(l literal) bool { return l.isIn(part) })
+		at = end
+	}
+	return suspicious, nil
 }
 
 // maxGrowth is by how many bytes a message may become more than three times as long.

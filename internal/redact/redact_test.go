@@ -276,12 +276,18 @@ func FuzzA56Message(f *testing.F) {
 	f.Add([]byte("{\"result\":\"\xffsk-a\\n\xe2\x82sk-b\"} "))
 	f.Add([]byte(`{"result":{"tools":[{"inputSchema":{"password":"sk-a"}}],"result":{"password":`))
 	f.Add([]byte(`{"other":{"password":"sk-a"}}`))
+	f.Add([]byte(`{"result":{"p\u0061ssword":"a","b":"s\u006b-a \ud83d\ude00 \/ \n"}}`))
+	f.Add([]byte(`{"result":"{\"b\":\"\\u\u0030073k\u005cu002da\",\"pass\\u0077ord\":1}"}`))
+	f.Add([]byte(`{"result":{"task":"a disk-drive","pass":"word"}}`))
 	re := regexp.MustCompile(key)
 	onlyPatterns, both := newRedactor(f, []string{key}, nil), newRedactor(f, []string{key}, []string{"password"})
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		before := bytes.Clone(raw)
 		for _, r := range []*Redactor{onlyPatterns, both} {
 			out, n, err := r.Message(raw)
+			if all, allN, allErr := withoutClues(r).Message(raw); n != allN || !bytes.Equal(out, all) || err != allErr {
+				t.Fatalf("%q became %q, %v without clues, %q, %v with them", raw, all, allErr, out, err)
+			}
 			if (err != nil) != (!utf8.Valid(raw) || bytes.IndexByte(raw, 0) >= 0) && err != errGrowth {
 				t.Fatalf("%v", err)
 			}
@@ -408,6 +414,56 @@ func sameBut(a, b []byte, but func(text string) bool) bool {
 	}
 }
 
+// withoutClues returns a Redactor that reads every message as JSON.
+func withoutClues(r *Redactor) *Redactor { return &Redactor{patterns: r.patterns, fields: r.fields} }
+
+// TestA56Clues tells that a large message without something to replace is not read as JSON, and
+// that no place in it is overlooked.
+func TestA56Clues(t *testing.T) {
+	r := newRedactor(t, []string{key, "ghp_[a-z]+"}, []string{"password"})
+	for _, plain := range []string{
+		`{"result":"a text \"with\" quotes,\nlines, \u20ac, \ud83d\ude00 and \\under"}`,
+		`{"result":{"pass":"word","ghp":"_a","sk":"-a"}}`,
+		`no JSON {"result":[`,
+	} {
+		if suspicious, err := r.survey([]byte(plain)); suspicious || err != nil {
+			t.Errorf("%s: suspicious %v, %v", plain, suspicious, err)
+		}
+	}
+	const block = 32 << 10 // as in survey
+	for _, secret := range []string{
+		`"sk-a"`, `"\u0073k-a"`, `"s\u006B\u002da"`, `"ghp_a"`, `"gh\u0070_a"`, `"\ud83d\ude00sk-a"`, `"\n\tsk-a"`, `"\u20acsk-a"`, `"€sk-a"`,
+		`{"password":1}`, `{"p\u0061ssword":[1]}`, `{"\u0070\u0061\u0073\u0073\u0077\u006f\u0072\u0064":""}`,
+		`"{\"password\":1}"`, `"{\"pass\\u0077ord\":1}"`, `"{\u0022password\u0022:1}"`, `"{\"a\":\"\\u0073k-a\"}"`, `"[\"\\u\u0030073k-a\"]"`,
+	} {
+		for _, filler := range []string{"x", "é", "€", "😀"} {
+			for shift := range len(secret) + 8 {
+				before := `{"result":["` + strings.Repeat("x", shift) + strings.Repeat(filler, (block-len(secret)-16)/len(filler)) + `",`
+				in := []byte(before + secret + `,"` + strings.Repeat(filler, block/len(filler)) + `"]}`)
+				want, n, err := withoutClues(r).Message(in)
+				if err != nil || n == 0 {
+					t.Fatalf("%s: %d replaced, %v", secret, n, err)
+				}
+				if got, _, err := r.Message(in); err != nil || !bytes.Equal(got, want) {
+					t.Fatalf("%s behind %d bytes is left, %v", secret, len(before), err)
+				}
+			}
+		}
+	}
+	for _, end := range []string{"\xff", "\xe2\x82", "\x00"} { // behind each end of a block
+		for n := block - 4; n < block+4; n++ {
+			if _, err := r.survey([]byte(strings.Repeat("x", n) + end)); err != errEncoding {
+				t.Errorf("%q behind %d bytes: %v", end, n, err)
+			}
+		}
+	}
+	for _, patterns := range [][]string{{"(?i)sk-"}, {`a"b`}, {"[0-9]{16}"}, {"é+"}} { // what a match begins with is not known
+		if r := newRedactor(t, append(patterns, key), nil); r.clues != nil {
+			t.Errorf("%q has clues", patterns)
+		}
+	}
+}
+
 // result is a tool result of about a megabyte with so many secrets in it.
 func result(line string, secrets int) []byte {
 	const size = 1 << 20
@@ -464,7 +520,7 @@ func TestPrefixes(t *testing.T) {
 				t.Errorf("%s may be in %q", expr, text)
 			}
 			for i := range len(text) {
-				if part := text[:i]; p.isIn([]byte(part)) != strings.Contains(part, string(p.prefix)) {
+				if part := text[:i]; p.isIn([]byte(part)) != strings.Contains(part, string(p.prefix.text)) {
 					t.Errorf("%s in %q: %t", expr, part, p.isIn([]byte(part)))
 				}
 			}
