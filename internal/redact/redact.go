@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -43,54 +42,50 @@ func (p *pattern) isIn(text []byte) bool { return p.prefix.isIn(text) }
 
 // A literal is a text that JSON can spell in one other way only: by the numbers of its
 // characters.
-type literal struct {
-	text []byte
-	rare int // which byte of it others have least often
-}
+type literal []byte
 
 // literalOf returns a text as a literal, an empty one if it is not.
 func literalOf(text string) literal {
 	for _, c := range []byte(text) {
 		if c < ' ' || c > '~' || c == '"' || c == '\\' || c == '/' {
-			return literal{}
+			return nil
 		}
 	}
-	return literal{[]byte(text), rarest(text)}
+	return literal(text)
 }
 
-// numbered is how the number of a character begins that a literal can have. Texts have many
-// backslashes, and figures.
-var numbered = literal{[]byte(`\u00`), 1}
+// numbered is how the number of a character begins that a literal can have.
+const numbered = `\u00`
 
-// isIn reports whether a text has l, spelled as it is.
+// isIn reports whether a text has l, spelled as it is. Every text has an empty one.
 func (l literal) isIn(text []byte) bool {
-	if len(l.text) == 0 {
+	if len(l) == 0 {
 		return true
 	}
-	for at := l.rare; at < len(text); at++ {
-		i := bytes.IndexByte(text[at:], l.text[l.rare])
+	rare := l.rarestIn(text)
+	for at := rare; at < len(text); at++ {
+		i := bytes.IndexByte(text[at:], l[rare])
 		if i < 0 {
 			return false
 		}
-		if at += i; bytes.HasPrefix(text[at-l.rare:], l.text) {
+		if at += i; bytes.HasPrefix(text[at-rare:], l) {
 			return true
 		}
 	}
 	return false
 }
 
-// rarest returns which byte of a literal texts have least often: one that is not among the
-// common ones, or else the last of them.
-func rarest(text string) (at int) {
-	const common = " etaoinsrhldcumfpgwybvkxjqz" // the most common first
-	least := -1
-	for i := range len(text) {
-		n := strings.IndexByte(common, text[i])
-		if n < 0 {
-			return i
-		}
-		if n > least {
-			least, at = n, i
+// rarestIn returns which byte of l a sample of a text has least often: prose, code and tables
+// differ in that.
+func (l literal) rarestIn(text []byte) (at int) {
+	const step, most = 61, 128
+	var counts [256]uint8
+	for i := 0; i < min(len(text), step*most); i += step {
+		counts[text[i]]++
+	}
+	for i, c := range l {
+		if counts[c] < counts[l[at]] {
+			at = i
 		}
 	}
 	return at
@@ -122,13 +117,13 @@ func New(patterns, fields []string) (*Redactor, error) {
 		r.fields[name] = struct{}{}
 		r.clues = append(r.clues, literalOf(name))
 	}
-	if slices.ContainsFunc(r.clues, func(l literal) bool { return len(l.text) == 0 }) {
+	if slices.ContainsFunc(r.clues, func(l literal) bool { return len(l) == 0 }) {
 		r.clues = nil
 		return r, nil
 	}
-	r.clues = append(r.clues, numbered)
+	r.clues = append(r.clues, literal(numbered))
 	for _, clue := range r.clues {
-		r.longest = max(r.longest, len(clue.text))
+		r.longest = max(r.longest, len(clue))
 	}
 	return r, nil
 }

@@ -520,7 +520,7 @@ func TestPrefixes(t *testing.T) {
 				t.Errorf("%s may be in %q", expr, text)
 			}
 			for i := range len(text) {
-				if part := text[:i]; p.isIn([]byte(part)) != strings.Contains(part, string(p.prefix.text)) {
+				if part := text[:i]; p.isIn([]byte(part)) != strings.Contains(part, string(p.prefix)) {
 					t.Errorf("%s in %q: %t", expr, part, p.isIn([]byte(part)))
 				}
 			}
