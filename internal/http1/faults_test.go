@@ -223,6 +223,15 @@ var faults = []fault{
 		p.write("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nabcde")
 		p.closing()
 	}, want: `204 {Content-Length:5} ""; 200 "ok"; 0:POST 1:POST`},
+	{name: "a body that is longer than its Content-Length", second: "POST", noticed: true, serve: func(p *peer) {
+		p.request()
+		if p.number > 0 {
+			p.write(ok)
+			return
+		}
+		p.write(ok + " and more")
+		p.closing()
+	}, want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
 	{name: "the server answers before it reads the request", serve: func(p *peer) {
 		if _, err := p.reader.Peek(1); err == nil {
 			p.write("HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")

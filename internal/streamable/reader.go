@@ -230,9 +230,11 @@ func (r *Reader) take(p []byte) {
 func (r *Reader) takePiece(p []byte) {
 	switch {
 	case r.err != nil || r.skip:
+	case r.rest != nil && len(r.data) == 0 && len(p) >= pieceSize:
+		r.passPiece(p)
 	case r.rest != nil:
 		if r.data = append(r.data, p...); len(r.data) >= pieceSize {
-			r.passPiece()
+			r.passPiece(r.data)
 		}
 	default:
 		if n := len(r.data) + len(p); n > cap(r.data) {
@@ -269,10 +271,10 @@ func (r *Reader) passOn() {
 	}
 }
 
-// passPiece passes on what has come of a large answer.
-func (r *Reader) passPiece() {
-	r.outline.Look(r.data)
-	_, r.err = r.rest.Write(r.data)
+// passPiece passes on a piece of a large answer, which is all that has come.
+func (r *Reader) passPiece(p []byte) {
+	r.outline.Look(p)
+	_, r.err = r.rest.Write(p)
 	r.data = r.data[:0]
 }
 
@@ -314,7 +316,7 @@ func (r *Reader) parse() *jsonrpc.Failure {
 
 // dispatchLarge ends an answer that was passed on as it arrived.
 func (r *Reader) dispatchLarge() {
-	if r.passPiece(); r.err != nil {
+	if r.passPiece(r.data); r.err != nil {
 		return
 	}
 	r.answered = true

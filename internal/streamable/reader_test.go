@@ -184,6 +184,7 @@ func TestReaderOfWhatIsCompressed(t *testing.T) {
 func TestReaderOfLargeMessages(t *testing.T) {
 	filler := strings.Repeat("x", MaxHeld)
 	large := `{"jsonrpc":"2.0","id":1,"result":{"t":"` + filler + `"}}`
+	severalPieces := `{"jsonrpc":"2.0","id":1,"result":{"t":["` + filler + `","` + strings.Repeat("yz", MaxHeld) + `"]}}`
 	exact := strings.Replace(large, filler, filler[:MaxHeld-(len(large)-len(filler))], 1)
 	note := `{"jsonrpc":"2.0","method":"n","params":{"t":"` + filler + `"}}`
 	request := `{"jsonrpc":"2.0","id":1,"method":"n","params":{"t":"` + filler + `"}}`
@@ -194,6 +195,8 @@ func TestReaderOfLargeMessages(t *testing.T) {
 		err                                   error
 	}{
 		{"an answer as JSON", "application/json", large, "large \"\"\nlarge end", large, 0, true, nil},
+		{"an answer of several pieces", "application/json", severalPieces, "large \"\"\nlarge end", severalPieces, 0, true, nil},
+		{"an answer of several pieces in lines", "text/event-stream", "data: {\ndata: " + severalPieces[1:] + "\n\n", "large \"\"\nlarge end", "{\n" + severalPieces[1:], 0, true, nil},
 		{"an answer as an event", "text/event-stream", "id: 5\ndata: " + large + "\n\n", "large \"5\"\nlarge end", large, 0, true, nil},
 		{"without a final blank line", "text/event-stream", "id: 5\ndata: " + large, "large \"5\"\nlarge end", large, 0, true, nil},
 		{"an error", "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, "large \"\"\nlarge end",
