@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -20,17 +19,20 @@ var ErrNoStream = errors.New("sessions have no stream")
 // connection is bare: ten thousand clients of net/http would take more memory than what
 // is measured.
 func Listen(ctx context.Context, endpoint string, session http.Header) (net.Conn, error) {
-	at, err := url.Parse(endpoint)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", at.Host)
+	r.Header.Set("Accept", "text/event-stream")
+	for _, name := range [...]string{mcp.VersionHeader, mcp.SessionHeader} {
+		r.Header.Set(name, session.Get(name))
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", r.URL.Host)
 	if err != nil {
 		return nil, err
 	}
 	_ = conn.SetDeadline(time.Now().Add(Timeout))
-	_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAccept: text/event-stream\r\nMcp-Protocol-Version: %s\r\nMcp-Session-Id: %s\r\n\r\n",
-		at.Path, at.Host, session.Get(mcp.VersionHeader), session.Get(mcp.SessionHeader))
+	err = r.Write(conn) // with the User-Agent of other requests: a client is known by its headers
 	status := make([]byte, len("HTTP/1.1 200"))
 	if err == nil {
 		_, err = io.ReadFull(conn, status)
