@@ -14,9 +14,11 @@ import (
 // says of itself to one of them, it says to all, and so it does with its lists, until a session
 // has been used. So a client needs no session with a server to know what that has.
 type audience struct {
-	identity string // of its clients
-	owner    string // of what is kept for them
-	size     int64
+	key          string
+	identity     string        // of its clients
+	owner        string        // of what is kept for them
+	introduction *introduction // of each of them
+	size         int64
 
 	mu       sync.Mutex
 	profiles map[string]*profile // by the ID of the server
@@ -238,9 +240,10 @@ func (g *Gateway) audience(c *client) *audience {
 	defer all.mu.Unlock()
 	a, ok := all.kept.Get(c.audience)
 	if !ok {
-		a = &audience{identity: c.identity, owner: c.owner, profiles: map[string]*profile{}}
+		a = &audience{key: c.audience, identity: c.identity, owner: c.owner, introduction: c.introduction,
+			profiles: map[string]*profile{}}
 	}
-	a.size = int64(profileSize * len(g.config.Servers))
+	a.size = int64(profileSize*len(g.config.Servers)) + int64(c.introduction.size())
 	all.kept.Put(a.owner, c.audience, a, a.size)
 	return a
 }

@@ -30,7 +30,7 @@ type client struct {
 	identity     string    // who it is, if that is known
 	owner        string    // of what is kept for it
 	issued       time.Time // when its session began
-	introduction introduction
+	introduction *introduction
 
 	ended atomic.Bool // it has said so
 	apart atomic.Bool // it has sent other credentials than its audience: nothing that servers say to it is shared
@@ -39,9 +39,9 @@ type client struct {
 	links     map[string]*link // by the id of the server
 	calls     map[string]*inFlight
 	questions map[string]question // that it has been asked, by their ids
-	streams   map[*stream]bool
-	level     string               // of the log messages it wants
-	listed    [kindCount]time.Time // when it has asked for a list
+	streams   []*stream           // by which it listens
+	level     string              // of the log messages it wants
+	listed    [kindCount]moment   // when it has asked for a list
 
 	// plain are the lists of tools that it has got last with all UI resources by their own URIs, by
 	// the ID of the server.
@@ -56,7 +56,7 @@ type introduction struct {
 }
 
 // readIntroduction reads the params of an initialize request.
-func readIntroduction(params []byte) introduction {
+func readIntroduction(params []byte) *introduction {
 	var p struct {
 		Capabilities json.RawMessage `json:"capabilities"`
 		Info         json.RawMessage `json:"clientInfo"`
@@ -66,19 +66,22 @@ func readIntroduction(params []byte) introduction {
 }
 
 // complete fills in what the protocol demands.
-func (h introduction) complete() introduction {
+func (h introduction) complete() *introduction {
 	if len(h.capabilities) == 0 || h.capabilities[0] != '{' {
 		h.capabilities = []byte("{}")
 	}
 	if len(h.info) == 0 || h.info[0] != '{' {
 		h.info = []byte(`{"name":"unknown","version":"0"}`)
 	}
-	return h
+	return &h
 }
+
+// size returns how many bytes it has.
+func (h *introduction) size() int { return len(h.params) + len(h.capabilities) + len(h.info) }
 
 // shortened returns the params of initialize with no more than is needed: pictures of
 // clients come with them.
-func (h introduction) shortened(version string) []byte {
+func (h *introduction) shortened(version string) []byte {
 	var info struct {
 		Name    string `json:"name"`
 		Version string `json:"version"`
@@ -90,23 +93,21 @@ func (h introduction) shortened(version string) []byte {
 	})
 }
 
-func newClient(era mcp.Era, version, identity, owner string, h introduction) *client {
-	return &client{
-		era:          era,
-		version:      version,
-		identity:     identity,
-		owner:        owner,
-		introduction: h,
-		links:        map[string]*link{},
-		calls:        map[string]*inFlight{},
-		questions:    map[string]question{},
-		streams:      map[*stream]bool{},
-	}
+func newClient(era mcp.Era, version, identity, owner string, h *introduction) *client {
+	return &client{era: era, version: version, identity: identity, owner: owner, introduction: h}
+}
+
+// joinAudience makes a client of the legacy era one of an audience, whose clients have introduced
+// themselves in the same words. They are kept once.
+func (c *client) joinAudience(g *Gateway, key string) {
+	c.audience = key
+	a := g.audience(c)
+	c.audience, c.introduction = a.key, a.introduction
 }
 
 // size returns about how much memory a client takes that does nothing.
 func (c *client) size() int64 {
-	size := 1<<10 + len(c.introduction.params) + len(c.introduction.capabilities) + len(c.introduction.info)
+	size := 1<<10 + c.introduction.size()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, l := range c.links {
@@ -122,12 +123,25 @@ func (c *client) hasMore() bool {
 	})
 }
 
+// A moment is a time since the process began, in a third of the memory of a [time.Time]; 0 for
+// never.
+type moment time.Duration
+
+var processBegan = time.Now()
+
+func momentOf(t time.Time) moment {
+	if t.IsZero() {
+		return 0
+	}
+	return moment(t.Sub(processBegan))
+}
+
 // gets notes that the client gets a list, and reports whether it is the first of its kind.
 func (c *client) gets(k listKind) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first = c.listed[k].IsZero()
-	c.listed[k] = time.Now()
+	first = c.listed[k] == 0
+	c.listed[k] = momentOf(time.Now())
 	return first
 }
 
@@ -137,7 +151,7 @@ func (c *client) missed(lists *listCache) (missed []listKind) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range announcedKinds {
-		if got := c.listed[k]; !got.IsZero() && changed[k].After(got) {
+		if got := c.listed[k]; got != 0 && momentOf(changed[k]) > got {
 			missed = append(missed, k)
 		}
 	}
@@ -158,9 +172,17 @@ func (c *client) link(server *Server) *link {
 	l := c.links[server.ID]
 	if l == nil {
 		l = newLink(c, server)
-		c.links[server.ID] = l
+		c.addLink(l)
 	}
 	return l
+}
+
+// addLink adds a connection to a server. The caller holds the lock.
+func (c *client) addLink(l *link) {
+	if c.links == nil {
+		c.links = map[string]*link{}
+	}
+	c.links[l.id] = l
 }
 
 // allLinks returns the client's connections to servers.
@@ -211,6 +233,9 @@ func (c *client) begin(id []byte, f *inFlight) (key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key = keyOf(id)
+	if c.calls == nil {
+		c.calls = map[string]*inFlight{}
+	}
 	if c.calls[key] == nil {
 		c.calls[key] = f
 	}
@@ -287,7 +312,7 @@ func (c *client) logLevel() string {
 func (c *client) listening() []*stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Collect(maps.Keys(c.streams))
+	return slices.Clone(c.streams)
 }
 
 // wants reports whether another stream of the client listens to a resource.
@@ -309,9 +334,17 @@ func (c *client) noteQuestion(id []byte, h *streamable.Reader) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
-		c.questions[keyOf(id)] = question{hearing: h}
+		c.addQuestion(id, question{hearing: h})
 		h.QuestionAsked()
 	}
+}
+
+// addQuestion adds a question that the client has been asked. The caller holds the lock.
+func (c *client) addQuestion(id []byte, q question) {
+	if c.questions == nil {
+		c.questions = map[string]question{}
+	}
+	c.questions[keyOf(id)] = q
 }
 
 // questionSettled notes that a question needs no answer anymore.
@@ -359,7 +392,7 @@ func (c *client) expectAnswer(l *link) (id []byte, answer <-chan *jsonrpc.Messag
 	coming := make(chan *jsonrpc.Message, 1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.questions[keyOf(id)] = question{answer: coming}
+	c.addQuestion(id, question{answer: coming})
 	return id, coming, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()

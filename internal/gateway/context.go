@@ -31,6 +31,19 @@ func (c *requestContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// A streamContext is the context of a stream that may outlive its handler.
+type streamContext struct {
+	context.Context
+	s *stream
+}
+
+func (c *streamContext) Value(key any) any {
+	if _, ok := key.(stdio.OwnerKey); ok {
+		return c.s.visit.caller.budget()
+	}
+	return c.Context.Value(key)
+}
+
 // An exchangeContext is the context of a request to a server.
 type exchangeContext struct {
 	context.Context

@@ -144,7 +144,7 @@ func FuzzRewritten(f *testing.F) {
 		f.Add([]byte(answer))
 	}
 	a := joining(nil, legacyPeer("a"), legacyPeer("b"))
-	l := newLink(newClient(mcp.Legacy, mcp.Latest, "", "", introduction{}), a.config.Servers[0])
+	l := newLink(newClient(mcp.Legacy, mcp.Latest, "", "", new(introduction)), a.config.Servers[0])
 	places := [][]string{{"result", "contents", "*", "uri"}, {"result", "content", "*", "uri"}, {"result", "content", "*", "resource", "uri"}, {"result", "messages", "*", "content", "uri"},
 		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "_meta", "ui", "resourceUri"}, {"result", "_meta", "ui/resourceUri"}, {"result", "_meta", "openai/outputTemplate"}, {"result", "task", "taskId"}, {"result", "taskId"}}
 	f.Fuzz(func(t *testing.T, raw []byte) {

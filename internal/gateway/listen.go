@@ -53,7 +53,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 			return
 		}
 		began := time.Now()
-		again := s.listenOnce(behalf{ctx, g, s.visit.r}, server, e, begun)
+		again := s.listenOnce(behalf{ctx, g, s.visit.request.in(s.ctx)}, server, e, begun)
 		begun()
 		if !again {
 			return

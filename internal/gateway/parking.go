@@ -6,9 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/park"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
 // A stream that a client listens to may last for days, and is silent for most of them. Where
@@ -18,15 +16,11 @@ import (
 // live gives the stream its context: until the client leaves, or the stream is ended.
 func (s *stream) live(v *visit) {
 	handler, canPark := v.r.Context(), park.Prepare(v.w, v.r)
-	values, header := context.WithoutCancel(handler), v.r.Header
+	values := context.WithoutCancel(handler)
 	if canPark {
-		values, header = stdio.WithOwner(v.g.config.Detach(handler), v.caller.budget()), header.Clone()
-		delete(header, mcp.SessionHeader) // requests to servers have others, and it is long
+		values = &streamContext{v.g.config.Detach(handler), s}
 	}
-	ctx, cancel := context.WithCancelCause(values)
-	s.ctx, s.end, s.leave = ctx, func() { cancel(nil) }, func() { cancel(errLeft) }
-	s.visit.r = v.r.WithContext(ctx)
-	s.visit.r.Header, s.visit.r.Body, s.visit.r.GetBody = header, http.NoBody, nil
+	s.ctx, s.cancel = context.WithCancelCause(values)
 	detach := context.AfterFunc(handler, func() {
 		if v.g.exiting() {
 			s.end()
@@ -36,6 +30,22 @@ func (s *stream) live(v *visit) {
 	})
 	if canPark {
 		s.detach = detach
+	}
+}
+
+// end ends the stream.
+func (s *stream) end() { s.endWith(nil) }
+
+// leave ends the stream because the client has left. It does not block.
+func (s *stream) leave() { s.endWith(errLeft) }
+
+func (s *stream) endWith(cause error) {
+	s.cancel(cause)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.parked != nil {
+		go s.parked.finish()
+		s.parked = nil
 	}
 }
 
@@ -61,20 +71,25 @@ func (s *stream) park(q *Request) bool {
 		return false
 	}
 	q.parked = true
+	q.g.State.parkedBy(s.visit.client)
 	s.detach()
 	s.detach = nil // which refers to the handler
-	p := &parkedStream{stream: s, rest: rest, silence: s.keepAlive(), record: q.newRecord(), began: q.began}
-	context.AfterFunc(s.ctx, p.finish)
+	s.mu.Lock()
+	s.parked = &parkedStream{stream: s, rest: rest, comments: s.keepAlive(), record: q.newRecord(), began: q.began}
+	s.mu.Unlock()
+	if s.ctx.Err() != nil { // it ended before
+		s.end()
+	}
 	return true
 }
 
 // A parkedStream is a stream whose handler has returned.
 type parkedStream struct {
 	*stream
-	rest    *park.Response
-	silence func() bool // sends no more comments
-	record  Record
-	began   time.Time
+	rest     *park.Response
+	comments *time.Timer // sends them
+	record   Record
+	began    time.Time
 }
 
 // finish ends the response, and does what the handler would have done.
@@ -82,7 +97,7 @@ func (p *parkedStream) finish() {
 	v := &p.visit
 	defer v.g.State.parked.Done()
 	p.rest.End()
-	p.silence()
+	p.comments.Stop()
 	if p.wants != nil {
 		p.answerListen()
 	}
@@ -105,6 +120,14 @@ func (s *State) addParked() bool {
 		s.parked.Add(1)
 	}
 	return !s.parkClosed
+}
+
+// parkedBy has a client whose stream is parked not be remembered as an idle one as well, until it is
+// released.
+func (s *State) parkedBy(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle.Remove(c.key)
 }
 
 // waitForParked waits until all parked streams have ended, and parks no more.

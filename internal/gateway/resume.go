@@ -135,11 +135,11 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	}
 	l.use()
 	s := &stream{visit: v.open()} // without listeners
-	s.ctx, s.end = context.WithCancel(v.r.Context())
+	s.ctx, s.cancel = context.WithCancelCause(v.r.Context())
 	defer s.visit.asides.Wait()
 	defer s.open.Wait()
 	defer s.end()
-	c := &resumedCall{stream: s, link: l, kind: kind, clientID: clientID}
+	c := &resumedCall{stream: s, r: v.r, link: l, kind: kind, clientID: clientID}
 	return c.run(last)
 }
 
@@ -147,6 +147,7 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 type resumedCall struct {
 	*stream
 	nameReader
+	r        *http.Request // that asks for it
 	link     *link
 	kind     string // of the events
 	clientID []byte // of the call, if the server knows it by another one
@@ -167,7 +168,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 		}
 		return status == http.StatusOK
 	}
-	r, _, _ := c.link.prepare(behalf{c.ctx, v.g, v.r})
+	r, _, _ := c.link.prepare(behalf{c.ctx, v.g, c.r})
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	r.Header.Set("Last-Event-Id", last)
@@ -202,7 +203,7 @@ func (c *resumedCall) heard(e *streamable.Event) error {
 		v.out.Event(&out)
 		time.AfterFunc(streamGrace, c.end) // some servers do not end the stream
 	default:
-		others := l.unsolicited(behalf{c.ctx, v.g, v.r})
+		others := l.unsolicited(behalf{c.ctx, v.g, c.r})
 		others.note(m)
 		if !c.deliver(v.g, l, m, out.ID) && m.IsRequest() {
 			others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))

@@ -164,7 +164,7 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 		l := newLink(c, s)
 		l.ready, l.initialized, l.carried, l.used = true, true, true, true
 		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
-		c.links[s.ID] = l
+		c.addLink(l)
 	}
 	return c
 }

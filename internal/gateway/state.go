@@ -122,8 +122,10 @@ func (s *State) known(key string, or *client) *client {
 		if c == nil {
 			return nil
 		}
-		c.key = key
-		s.busy[key] = c
+		if c.key == "" {
+			c.key = key
+		}
+		s.busy[c.key] = c // which is kept already: session ids are long
 	}
 	c.using++
 	return c

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"math"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,38 +18,21 @@ import (
 // A stream is a response that a client has opened to listen: by GET in the legacy
 // era, by subscriptions/listen in the modern one.
 type stream struct {
-	visit opening
-	ctx   context.Context
-	end   context.CancelFunc
-	leave context.CancelFunc      // ends it because the client has left
-	wants *interests              // what a client of the modern era listens to; nil for all
-	size  int64                   // of what it is counted to subscribe to, if wants is set
-	g     atomic.Pointer[Gateway] // whose servers are listened to
+	visit  opening
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wants  *interests              // what a client of the modern era listens to; nil for all
+	size   int64                   // of what it is counted to subscribe to, if wants is set
+	g      atomic.Pointer[Gateway] // whose servers are listened to
 
 	detach func() bool // stops it from ending with its handler; nil if it cannot be parked
 
 	mu        sync.Mutex
 	closed    bool
+	parked    *parkedStream // to be finished when the stream ends; nil if its handler does that
 	listeners map[listenerKey]*listener
 	open      sync.WaitGroup // listeners
 	tasks     []string       // of which servers have agreed to tell
-}
-
-// An opening is what a stream needs of the visit that has opened it. It holds nothing of the
-// handler, which may return before the stream ends.
-type opening struct {
-	g      *Gateway
-	r      *http.Request // on behalf of which servers are listened to
-	caller caller
-	client *client
-	out    *streamable.Writer
-	id     []byte // of the request that is answered at the end, if wants is set
-	asides Asides
-}
-
-// open returns the opening of a stream.
-func (v *visit) open() opening {
-	return opening{g: v.g, r: v.r, caller: v.caller, client: v.client, out: v.out, id: v.message.Literal(jsonrpc.ID)}
 }
 
 const (
@@ -62,7 +44,7 @@ const (
 )
 
 func (v *visit) newStream(wants *interests) *stream {
-	s := &stream{visit: v.open(), wants: wants, listeners: map[listenerKey]*listener{}}
+	s := &stream{visit: v.open(), wants: wants}
 	s.live(v)
 	v.g.mu.Lock()
 	g := v.g
@@ -81,7 +63,7 @@ func (v *visit) newStream(wants *interests) *stream {
 	v.g.listening.Take(v.client.owner, 0)
 	v.g.mu.Unlock()
 	v.client.mu.Lock()
-	v.client.streams[s] = true
+	v.client.streams = append(v.client.streams, s)
 	v.client.mu.Unlock()
 	if v.client.ended.Load() || g.exiting() {
 		s.end() // delete, or endStreams, did not see this stream
@@ -93,7 +75,7 @@ func (v *visit) newStream(wants *interests) *stream {
 func (s *stream) close() {
 	c, state := s.visit.client, s.visit.g.State
 	c.mu.Lock()
-	delete(c.streams, s)
+	c.streams = slices.DeleteFunc(c.streams, func(other *stream) bool { return other == s })
 	c.mu.Unlock()
 	state.mu.Lock()
 	if audience := state.streams[c.audience]; audience[s] {
@@ -123,14 +105,13 @@ func (s *stream) close() {
 
 // keepOpen keeps the stream open until its end.
 func (s *stream) keepOpen() {
-	defer s.keepAlive()()
+	defer s.keepAlive().Stop()
 	<-s.ctx.Done()
 }
 
-// keepAlive has comments sent regularly. The function that is returned stops that.
-func (s *stream) keepAlive() (stop func() bool) {
+// keepAlive has comments sent regularly, until the timer is stopped.
+func (s *stream) keepAlive() (timer *time.Timer) {
 	out := s.visit.out
-	var timer *time.Timer
 	timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once timer is set
 		out.KeepAlive()
 		if out.Err() == nil {
@@ -138,27 +119,35 @@ func (s *stream) keepAlive() (stop func() bool) {
 		}
 	})
 	timer.Reset(streamable.KeepAlive)
-	return timer.Stop
+	return timer
 }
 
 // join has the client hear of all servers. The channel is closed when those that are listened to have
 // answered, or failed to.
 func (s *stream) join(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
-	var first sync.WaitGroup
-	for _, server := range s.g.Load().rules.seen(s.visit.caller.identity) {
-		first.Add(1)
-		s.attend(server, last(server.Name), sync.OnceFunc(first.Done))
+	var waiting atomic.Int64
+	waiting.Store(1) // until all are asked
+	done := func() {
+		if waiting.Add(-1) == 0 {
+			close(begun)
+		}
 	}
-	s.open.Go(func() {
-		first.Wait()
-		close(begun)
-	})
+	for _, server := range s.g.Load().rules.seen(s.visit.caller.identity) {
+		waiting.Add(1)
+		s.attend(server, last(server.Name), sync.OnceFunc(done))
+	}
+	done()
 	return begun
 }
 
 // await waits until the servers listened to have answered, but not for long.
 func (s *stream) await(begun <-chan struct{}) {
+	select {
+	case <-begun:
+		return // without a channel for the end of the stream, which it would keep
+	default:
+	}
 	timer := time.NewTimer(joinPause)
 	defer timer.Stop()
 	select {
@@ -244,6 +233,9 @@ func (s *stream) start(e *listener, begun func()) bool {
 		return false
 	}
 	e.stop = stop
+	if s.listeners == nil {
+		s.listeners = map[listenerKey]*listener{}
+	}
 	s.listeners[e.key] = e
 	s.open.Go(func() {
 		defer begun()

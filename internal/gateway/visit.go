@@ -179,7 +179,8 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 			owner = "@" + t.Address
 		}
 		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.Hello))
-		c.issued, c.audience = time.Unix(t.Issued, 0), v.legacyAudience(c)
+		c.issued = time.Unix(t.Issued, 0)
+		c.joinAudience(g, v.legacyAudience(c))
 		return c.restore(t.Links, g.config.Servers)
 	})
 	switch {

@@ -158,9 +158,9 @@ func (r *Response) FlushError() error {
 	if len(r.chunk) == 0 {
 		return nil
 	}
-	parts := net.Buffers{fmt.Appendf(nil, "%x\r\n", len(r.chunk)), r.chunk, []byte("\r\n")}
+	// A connection keeps room for net.Buffers, and TLS makes a record of each.
+	_, err := r.conn.Write(fmt.Appendf(nil, "%x\r\n%s\r\n", len(r.chunk), r.chunk))
 	r.chunk = nil
-	_, err := parts.WriteTo(r.conn)
 	if err != nil {
 		r.leave()
 	}

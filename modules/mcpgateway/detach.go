@@ -18,27 +18,43 @@ import (
 // it. See [gateway.Config]. The context leads to all that Caddy and net/http keep for a
 // request: the replacer knows the response writer, and that the connection with its buffers.
 func detached(from context.Context) context.Context {
-	ctx := context.Background()
-	for _, key := range [...]any{http.LocalAddrContextKey, caddyhttp.ServerCtxKey} {
-		if value := from.Value(key); value != nil {
-			ctx = context.WithValue(ctx, key, value)
-		}
+	d := &detachedContext{
+		Context: context.Background(), local: from.Value(http.LocalAddrContextKey), server: from.Value(caddyhttp.ServerCtxKey),
 	}
 	if i, ok := from.Value(gateway.InheritedKey{}).(*inherited); ok {
-		ctx = context.WithValue(ctx, gateway.InheritedKey{}, i.detached())
+		d.inherited = i.detached()
 	}
 	if token := login.Subject(from); token != "" {
-		ctx = login.WithSubject(ctx, token)
+		return login.WithSubject(d, token)
 	}
-	return ctx
+	return d
+}
+
+// A detachedContext has several values, in place of one context for each: there may be as many
+// as clients.
+type detachedContext struct {
+	context.Context
+	local, server, inherited any
+}
+
+func (c *detachedContext) Value(key any) any {
+	switch key {
+	case http.LocalAddrContextKey:
+		return c.local
+	case caddyhttp.ServerCtxKey:
+		return c.server
+	case gateway.InheritedKey{}:
+		return c.inherited
+	}
+	return nil
 }
 
 // detached returns the same without the replacer.
 func (i *inherited) detached() *inherited {
-	d := &inherited{vars: i.vars, values: map[string]any{}}
+	d := &inherited{vars: i.vars}
 	for _, name := range i.names.all() {
 		if value, ok := i.placeholder(name); ok {
-			d.values[name] = value
+			d.values = append(d.values, namedValue{name, value})
 		}
 	}
 	return d

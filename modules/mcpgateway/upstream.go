@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 
@@ -62,7 +62,9 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
 	repl.Map(inherited.placeholder)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		maps.Copy(vars, inherited.vars)
+		for _, v := range inherited.vars {
+			vars[v.name] = v.value
+		}
 	}
 	if logged {
 		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
@@ -74,13 +76,19 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 // made for. There are many of them at the same time, and some outlive it, so they have
 // placeholders and variables of their own.
 type inherited struct {
-	vars  map[string]any
+	vars  []namedValue
 	names *placeholderNames
 
 	mu   sync.Mutex
 	repl *caddy.Replacer // nil if values has what is inherited
 
-	values map[string]any
+	values []namedValue
+}
+
+// A namedValue is a variable or a placeholder. There are few, for which a map takes more memory.
+type namedValue struct {
+	name  string
+	value any
 }
 
 // inheritedBy returns what a request inherits that is made for another one. The session of a
@@ -99,7 +107,10 @@ func inherit(r *http.Request) *inherited {
 	i := new(inherited)
 	i.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		i.vars = maps.Clone(vars)
+		i.vars = make([]namedValue, 0, len(vars))
+		for name, value := range vars {
+			i.vars = append(i.vars, namedValue{name, value})
+		}
 	}
 	return i
 }
@@ -113,8 +124,11 @@ func (i *inherited) placeholder(key string) (any, bool) {
 		}
 	}
 	if i.repl == nil {
-		value, ok := i.values[key]
-		return value, ok
+		at := slices.IndexFunc(i.values, func(v namedValue) bool { return v.name == key })
+		if at < 0 {
+			return nil, false
+		}
+		return i.values[at].value, true
 	}
 	i.names.add(key)
 	i.mu.Lock()
