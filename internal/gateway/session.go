@@ -72,15 +72,26 @@ func (s sealer) openTicket(id string) (t ticket, ok bool) {
 	if !ok {
 		return ticket{}, false
 	}
-	text, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(plain)), largestTicket))
-	if err != nil || json.Unmarshal(text, &t) != nil {
-		return ticket{}, false
+	if !bytes.HasPrefix(plain, []byte("{")) {
+		var err error
+		if plain, err = io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(plain)), largestTicket)); err != nil {
+			return ticket{}, false
+		}
 	}
-	return t, true
+	return t, json.Unmarshal(plain, &t) == nil
 }
 
+// smallTicket is up to how many bytes a ticket is not compressed: that would take longer than all the
+// rest of a handshake, and most of a megabyte.
+const smallTicket = 512
+
+// packed returns a ticket as JSON. A large one is compressed: that begins with a block which is not the
+// last, so the lowest bit is 0, and JSON begins with a brace, in which it is 1.
 func packed(t ticket) []byte {
 	text, _ := json.Marshal(t) // of strings, numbers and JSON that has been read: it cannot fail
+	if len(text) <= smallTicket {
+		return text
+	}
 	var b bytes.Buffer
 	w := packers.Get().(*flate.Writer)
 	defer packers.Put(w)

@@ -37,6 +37,21 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 	}
 }
 
+// A large ticket is compressed, a small one is not.
+func TestSessionIDsOfAnySize(t *testing.T) {
+	sealer := joining(nil).sealer
+	for size, compressed := range map[int]bool{10: false, smallTicket: true, 8 << 10: true} {
+		want := ticket{Version: mcp.Latest, Hello: jsonrpc.Quote(strings.Repeat("a", size))}
+		if packed(want)[0] == '{' == compressed {
+			t.Errorf("%d bytes: want compressed %t", size, compressed)
+		}
+		got, ok := sealer.openTicket(sealer.sealTicket(want))
+		if !ok || string(got.Hello) != string(want.Hello) || got.Version != want.Version {
+			t.Errorf("%d bytes: got %+v", size, got)
+		}
+	}
+}
+
 func TestSessionIDsThatAreNotOurs(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
