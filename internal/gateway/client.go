@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +37,7 @@ type client struct {
 	apart atomic.Bool // it has sent other credentials than its audience: nothing that servers say to it is shared
 
 	mu        sync.Mutex
-	links     map[string]*link // by the id of the server
+	links     []*link // in the order of their servers' IDs
 	calls     map[string]*inFlight
 	questions map[string]question // that it has been asked, by their ids
 	streams   []*stream           // by which it listens
@@ -162,34 +163,37 @@ func (c *client) missed(lists *listCache) (missed []listKind) {
 func (c *client) linked(server *Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.links[server.ID]
+	_, l := c.findLink(server.ID)
+	return l
+}
+
+// findLink returns the client's connection to a server, nil if it has none, and its index, which it
+// would have. The caller holds the lock.
+func (c *client) findLink(id string) (at int, l *link) {
+	at, found := slices.BinarySearchFunc(c.links, id, func(l *link, id string) int { return strings.Compare(l.id, id) })
+	if found {
+		l = c.links[at]
+	}
+	return at, l
 }
 
 // link returns the client's connection to a server, which may have to be opened.
 func (c *client) link(server *Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l := c.links[server.ID]
+	at, l := c.findLink(server.ID)
 	if l == nil {
 		l = newLink(c, server)
-		c.addLink(l)
+		c.links = slices.Insert(c.links, at, l)
 	}
 	return l
-}
-
-// addLink adds a connection to a server. The caller holds the lock.
-func (c *client) addLink(l *link) {
-	if c.links == nil {
-		c.links = map[string]*link{}
-	}
-	c.links[l.id] = l
 }
 
 // allLinks returns the client's connections to servers.
 func (c *client) allLinks() []*link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Collect(maps.Values(c.links))
+	return slices.Clone(c.links)
 }
 
 // An inFlight is a call that has not been answered yet.

@@ -260,12 +260,10 @@ func (l *link) sendInitialized(o behalf) {
 	if l.isInitialized() {
 		return
 	}
-	select {
-	case l.opening <- struct{}{}:
-		defer func() { <-l.opening }()
-	case <-o.ctx.Done():
+	if !l.beginOpening(o.ctx) {
 		return
 	}
+	defer l.endOpening()
 	if l.isInitialized() {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
@@ -22,12 +23,11 @@ type link struct {
 	id     string // its ID
 	prefix string // of the ids of our own requests
 
-	opening chan struct{} // holds one token: its holder connects
-
 	subscriptions subscriptions
 	held          heldCalls
 
 	mu          sync.Mutex
+	opening     chan struct{} // closed when an attempt to connect has ended; nil if there is none
 	ready       bool
 	failed      bool // the server could not be reached at the last attempt
 	initialized bool // the server knows that the client is ready
@@ -64,7 +64,7 @@ func (o behalf) derive(l *link) *http.Request {
 }
 
 func newLink(c *client, s *Server) *link {
-	l := &link{client: c, server: s.Name, id: s.ID, prefix: rand.Text()[:8], opening: make(chan struct{}, 1)}
+	l := &link{client: c, server: s.Name, id: s.ID, prefix: strings.Clone(rand.Text()[:8])}
 	l.held.link = l
 	return l
 }
@@ -215,12 +215,10 @@ func (l *link) open(o behalf) *jsonrpc.Failure {
 	if l.isOpen() {
 		return nil
 	}
-	select {
-	case l.opening <- struct{}{}:
-		defer func() { <-l.opening }()
-	case <-o.ctx.Done():
+	if !l.beginOpening(o.ctx) {
 		return jsonrpc.Timeout(l.server)
 	}
+	defer l.endOpening()
 	s := o.g.of(l)
 	switch {
 	case l.isOpen():
@@ -238,6 +236,34 @@ func (l *link) open(o behalf) *jsonrpc.Failure {
 	defer l.mu.Unlock()
 	l.ready, l.failed = failure == nil, failure != nil
 	return failure
+}
+
+// beginOpening waits until no other caller connects, and reports whether this one can, until it calls
+// endOpening.
+func (l *link) beginOpening(ctx context.Context) bool {
+	for {
+		l.mu.Lock()
+		another := l.opening
+		if another == nil {
+			l.opening = make(chan struct{})
+		}
+		l.mu.Unlock()
+		if another == nil {
+			return true
+		}
+		select {
+		case <-another:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (l *link) endOpening() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.opening)
+	l.opening = nil
 }
 
 func (l *link) isOpen() bool {

@@ -172,10 +172,9 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *clie
 		if !ok || t.Server != s.shortID() {
 			continue
 		}
-		l := newLink(c, s)
+		l := c.link(s)
 		l.ready, l.initialized, l.carried, l.used = true, true, true, true
 		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
-		c.addLink(l)
 	}
 	return c
 }

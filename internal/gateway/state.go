@@ -281,11 +281,11 @@ func (s *State) dropLinks() {
 	s.httpSSE.Keep(func(server string) bool { return there[server] })
 	for _, c := range s.everybody() {
 		c.mu.Lock()
-		maps.DeleteFunc(c.links, func(id string, l *link) bool {
-			if !there[id] {
+		c.links = slices.DeleteFunc(c.links, func(l *link) bool {
+			if !there[l.id] {
 				l.subscriptions.removeAll(s.subscribing, c.owner)
 			}
-			return !there[id]
+			return !there[l.id]
 		})
 		c.mu.Unlock()
 	}
