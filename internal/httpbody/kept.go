@@ -31,9 +31,9 @@ func ReadKept(r *http.Request, limit int64) ([]byte, error) {
 	if len(known) == 0 || int64(len(known)) > limit {
 		return Read(r, limit)
 	}
-	var buf [16 << 10]byte
+	buf := make([]byte, min(len(known)+1, 16<<10))
 	for at := 0; ; {
-		n, err := r.Body.Read(buf[:])
+		n, err := r.Body.Read(buf)
 		same := bytes.HasPrefix(known[at:], buf[:n])
 		if same && err == nil {
 			at += n

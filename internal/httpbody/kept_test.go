@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -42,5 +43,22 @@ func TestReadKept(t *testing.T) {
 	broken := errors.New("broken")
 	if _, err := ReadKept(&http.Request{Body: io.NopCloser(iotest.ErrReader(broken)), GetBody: Keep([]byte("x"))}, 10); err != broken {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestReadKeptTakesLittleMemoryForASmallBody(t *testing.T) {
+	raw := []byte(strings.Repeat("x", 200))
+	const times = 1_000
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range times {
+		r := &http.Request{Body: io.NopCloser(strings.NewReader(string(raw))), GetBody: Keep(raw)}
+		if got, err := ReadKept(r, 1<<20); err != nil || len(got) != len(raw) {
+			t.Fatalf("got %d bytes, %v", len(got), err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / times; each > 4<<10 {
+		t.Errorf("%d bytes allocated for each", each)
 	}
 }

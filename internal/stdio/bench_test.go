@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 )
 
 // filler is a child that answers everything with a text of so many bytes, at little cost.
@@ -62,6 +64,7 @@ func BenchmarkCall(b *testing.B) {
 			defer p.Close()
 			post := func(session, body string) *http.Response {
 				req, _ := http.NewRequest(http.MethodPost, "http://alpha:1/mcp", strings.NewReader(body))
+				req.GetBody = httpbody.Keep([]byte(body)) // as the gateway does
 				req.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 				if session != "" {
 					req.Header["Mcp-Session-Id"] = []string{session}
