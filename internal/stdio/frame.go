@@ -82,6 +82,8 @@ type frameReader struct {
 }
 
 const (
+	// minRead is the size of the smallest block that is read into.
+	minRead = 64 << 10
 	// maxIdle is how many bytes a reader keeps while its child is silent.
 	maxIdle = 1 << 20
 	// blanks is how much longer than a message a line may be.
@@ -104,7 +106,7 @@ func (tooLongError) Error() string { return "message too long" }
 var errNoise = errors.New("not a message")
 
 func newFrameReader(r io.Reader, maxMessage int) *frameReader {
-	return &frameReader{src: r, max: maxMessage, long: func() {}, block: newBlock(smallest)}
+	return &frameReader{src: r, max: maxMessage, long: func() {}, block: newBlock(minRead)}
 }
 
 // next returns the next message, in memory of its own, which is a part of the block if there is
@@ -298,7 +300,7 @@ func (r *frameReader) replace(size int) {
 // detach moves what is unread to another block, and returns the one that it was in.
 func (r *frameReader) detach(size int) (old *block) {
 	old, unread := r.block, r.unread()
-	r.block = newBlock(max(size, len(unread)))
+	r.block = newBlock(max(size, len(unread), minRead))
 	r.start, r.end = 0, copy(r.block.bytes, unread)
 	return old
 }
@@ -307,11 +309,12 @@ func (r *frameReader) detach(size int) (old *block) {
 // where they are, and what follows them moves.
 func (r *frameReader) own(message []byte, joined *block) ([]byte, *block) {
 	size := len(message)
-	if size <= smallest/2 { // the garbage collector is as good
-		return bytes.Clone(message), nil
+	if size > minRead/2 {
+		r.usual = min(size+size/8, largest)
 	}
-	r.usual = min(size+size/8, largest)
 	switch {
+	case size <= smallest/2: // the garbage collector is as good
+		return bytes.Clone(message), nil
 	case joined != nil:
 		return message, joined
 	case size > len(r.block.bytes)/2:

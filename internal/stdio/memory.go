@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// A block is memory for a long message. Blocks are used again, because fresh memory for each
+// A block is memory for a message. Blocks are used again, because fresh memory for each
 // answer would keep the garbage collector busy: an answer can have megabytes.
 type block struct{ bytes []byte }
 
 const (
-	smallest = 64 << 10 // bytes of a block
-	largest  = 8 << 20  // bytes of a block that is used again
+	smallest = 512     // bytes of a block
+	largest  = 8 << 20 // bytes of a block that is used again
 )
 
 // blocks are the free blocks, by size: there are four sizes from each power of two to the next, so
 // that a block has at most a quarter more than is needed.
-var blocks [32]sync.Pool
+var blocks [60]sync.Pool
 
 // sizeClass returns the size of the blocks for so many bytes, and where in blocks they are.
 func sizeClass(bytes int) (class, size int) {
