@@ -198,7 +198,7 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	case r.ContentLength <= smallBody: // is not counted
 	case !q.held.take(meter, q.caller.bodyOwner(), r.ContentLength):
 		httpbody.Skip(r, limit, httpbody.Pace)
-		return busy(q.w)
+		return jsonrpc.Busy()
 	}
 	raw, err := httpbody.ReadWithin(r, limit, httpbody.Pace)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
@@ -209,7 +209,7 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 		if r.Body = body; meter == q.g.bodies {
 			httpbody.Skip(r, limit, httpbody.Pace)
 		}
-		return busy(q.w)
+		return jsonrpc.Busy()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return jsonrpc.RequestTimeout()
 	case err != nil:
@@ -221,12 +221,6 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 		return jsonrpc.UnsupportedEncoding()
 	}
 	return q.message.ReadRequest(raw)
-}
-
-// busy refuses a request that there is no room for.
-func busy(w http.ResponseWriter) *jsonrpc.Failure {
-	w.Header().Set("Retry-After", "1")
-	return jsonrpc.Busy()
 }
 
 // A countedBody is a body of unknown length. What arrives is counted as memory for it

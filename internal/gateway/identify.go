@@ -53,7 +53,7 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 	}
 	q.held.release()
 	if !q.held.take(g.bodies, q.caller.bodyOwner(), int64(len(body))) {
-		return busy(q.w), nil
+		return jsonrpc.Busy(), nil
 	}
 	return bodyFailure, nil
 }

@@ -64,9 +64,7 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 		maps.Copy(header, q.restore)
 	}
 	body := failure.Append(nil, q.message.Literal(jsonrpc.ID))
-	if failure.Allow != "" {
-		header.Set("Allow", failure.Allow)
-	}
+	failure.SetHeader(header)
 	header.Set("Content-Type", "application/json")
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	q.w.WriteHeader(failure.Status)

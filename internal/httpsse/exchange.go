@@ -38,6 +38,7 @@ func (x *exchange) read() error {
 
 // fail answers with a failure.
 func (x *exchange) fail(f *jsonrpc.Failure) {
+	f.SetHeader(x.w.Header())
 	x.w.Header().Set("Content-Type", "application/json")
 	x.w.WriteHeader(f.Status)
 	_, _ = x.w.Write(f.Append(nil, x.message.Literal(jsonrpc.ID)))

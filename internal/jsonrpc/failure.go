@@ -38,6 +38,8 @@ type Failure struct {
 
 	// Allow is the header of that name in the HTTP response, for status 405.
 	Allow string
+	// RetryAfter is the header of that name, in seconds; 0 for none.
+	RetryAfter int
 }
 
 // FailureData is what programs can rely on.
@@ -66,6 +68,16 @@ type URLElicitation struct {
 }
 
 func (f *Failure) Error() string { return f.Message }
+
+// SetHeader sets the headers of the HTTP response that belong to the failure.
+func (f *Failure) SetHeader(header http.Header) {
+	if f.Allow != "" {
+		header.Set("Allow", f.Allow)
+	}
+	if f.RetryAfter > 0 {
+		header.Set("Retry-After", strconv.Itoa(f.RetryAfter))
+	}
+}
 
 // Append appends the JSON-RPC error that answers the request with this id, given
 // as a literal. No id is null.
@@ -166,7 +178,7 @@ func UnknownSession() *Failure {
 
 // TooManySessions says that no further client can be served.
 func TooManySessions() *Failure {
-	return failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_sessions", "too many sessions")
+	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_sessions", "too many sessions"))
 }
 
 // TooManySubscriptions says that a client cannot hear of a further resource.
@@ -192,13 +204,13 @@ func RequestTimeout() *Failure {
 
 // Busy says that there is no room for a request now.
 func Busy() *Failure {
-	return failure(http.StatusServiceUnavailable, codeUnavailable, "busy", "too many large requests at once: try again later")
+	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy", "too many large requests at once: try again later"))
 }
 
 // TooMuchUnread says that an answer cannot be held for a client that has not read others.
 func TooMuchUnread() *Failure {
-	return failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many large answers have not been read yet: read them, or try again later")
+	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many large answers have not been read yet: read them, or try again later"))
 }
 
 // UnsupportedEncoding says that a request is compressed, which MCP does not know.
@@ -342,4 +354,10 @@ func unavailable(symbol, server, message string) *Failure {
 
 func failure(status, code int, symbol, message string) *Failure {
 	return &Failure{Status: status, Code: code, Message: message, Data: FailureData{Symbol: symbol}}
+}
+
+// later has the client try again soon.
+func later(f *Failure) *Failure {
+	f.RetryAfter = 1
+	return f
 }

@@ -90,9 +90,7 @@ func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
 		return nil
 	}
 	res := respond(rt.req, f.Status, f.Append(nil, rt.m.Literal(jsonrpc.ID)))
-	if f.Allow != "" {
-		res.Header.Set("Allow", f.Allow)
-	}
+	f.SetHeader(res.Header)
 	return res
 }
 
@@ -148,9 +146,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 		return nil, err
 	}
 	if session == nil {
-		res := rt.fail(jsonrpc.TooManySessions())
-		res.Header.Set("Retry-After", "1")
-		return res, nil
+		return rt.fail(jsonrpc.TooManySessions()), nil
 	}
 	rt.session = session
 	if s, err := rt.server(mcp.Legacy); err == nil && s.owner == nil && !rt.pool.config.SoleClient && session.canBeAsked(rootsList) {
