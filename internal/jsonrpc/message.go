@@ -98,9 +98,12 @@ func CompilePaths(paths ...string) *Paths {
 
 // A Message is a JSON-RPC message: a request, a notification (no id) or an answer
 // (no method).
+//
+// It is small, because most messages have few of the fields, and a call copies its messages.
 type Message struct {
 	Raw    []byte
-	spans  [fieldCount]span
+	spans  []span   // of the fields that the message has, in any order
+	has    fieldSet // the fields that spans are of
 	folded fieldSet // fields that the message has under a name in another case
 }
 
@@ -114,11 +117,39 @@ func setOf(fields ...Field) (s fieldSet) {
 	return s
 }
 
-// A span is where a field stands. It is small because there are many in a message,
-// and a message is copied for each call; nobody passes on one of 2 GiB.
+// usualFields is how many fields most messages have at most.
+const usualFields = 8
+
+// A span is where a field stands. It is small, because a message of 2 GiB is not read.
 type span struct {
+	field      Field
 	kind       jsonspan.Kind
 	start, end int32
+}
+
+// at returns where a field stands. The zero span is that of an absent one.
+func (m *Message) at(f Field) span {
+	if m.Has(f) {
+		for _, s := range m.spans {
+			if s.field == f {
+				return s
+			}
+		}
+	}
+	return span{}
+}
+
+// set notes where a field stands.
+func (m *Message) set(s span) {
+	if m.Has(s.field) {
+		i := slices.IndexFunc(m.spans, func(other span) bool { return other.field == s.field })
+		m.spans[i] = s
+		return
+	}
+	if m.spans == nil {
+		m.spans = make([]span, 0, usualFields)
+	}
+	m.spans, m.has = append(m.spans, s), m.has|1<<s.field
 }
 
 func (s span) isContainer() bool {
@@ -212,7 +243,7 @@ func (m *Message) find(data []byte, paths *Paths, other *jsonspan.Search) error 
 	return paths.paths.Search(data, &jsonspan.Search{
 		Found: func(path int, v jsonspan.Value) {
 			if path < int(fieldCount) {
-				m.spans[path] = span{v.Kind, int32(v.Start), int32(v.End)}
+				m.set(span{Field(path), v.Kind, int32(v.Start), int32(v.End)})
 			} else {
 				other.Found(path-int(fieldCount), v)
 			}
@@ -347,39 +378,43 @@ func isObject(data []byte) bool {
 const Absent = jsonspan.More
 
 // Kind returns what a field is.
-func (m *Message) Kind(f Field) jsonspan.Kind { return m.spans[f].kind }
+func (m *Message) Kind(f Field) jsonspan.Kind { return m.at(f).kind }
 
 // Has reports whether the message has a field.
-func (m *Message) Has(f Field) bool { return m.spans[f].kind != Absent }
+func (m *Message) Has(f Field) bool { return m.has&(1<<f) != 0 }
 
 // Literal returns the bytes of a field as they stand in the message, or nil.
 func (m *Message) Literal(f Field) []byte {
 	if !m.Has(f) {
 		return nil
 	}
-	return m.Raw[m.spans[f].start:m.spans[f].end]
+	s := m.at(f)
+	return m.Raw[s.start:s.end]
 }
 
 // Text returns what a field says, or nothing if it is not a string.
 func (m *Message) Text(f Field) string {
-	if m.Kind(f) != jsonspan.String {
+	s := m.at(f)
+	if s.kind != jsonspan.String {
 		return ""
 	}
-	return jsonspan.Text(m.body(f))
+	return jsonspan.Text(m.body(s))
 }
 
 // Is reports whether a field is a string that says this.
 func (m *Message) Is(f Field, text string) bool {
-	return m.Kind(f) == jsonspan.String && jsonspan.TextIs(m.body(f), text)
+	s := m.at(f)
+	return s.kind == jsonspan.String && jsonspan.TextIs(m.body(s), text)
 }
 
-// body returns what stands between the quotes of a field that is a string.
-func (m *Message) body(f Field) []byte { return m.Raw[m.spans[f].start+1 : m.spans[f].end-1] }
+// body returns what stands between the quotes of a string.
+func (m *Message) body(s span) []byte { return m.Raw[s.start+1 : s.end-1] }
 
 // Replace returns the edit that puts a literal in the place of a field, which the
 // message must have.
 func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
-	return jsonspan.Edit{Start: int(m.spans[f].start), End: int(m.spans[f].end), New: literal}
+	s := m.at(f)
+	return jsonspan.Edit{Start: int(s.start), End: int(s.end), New: literal}
 }
 
 // ReplaceAll returns the edits, in order, that put a literal in the place of those of the fields
@@ -404,7 +439,7 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 		return edited, failure
 	}
 	err := edited.find(raw, fields, &jsonspan.Search{Known: func(path, start int) (end int) {
-		old, by := m.spans[path], 0
+		old, by := m.at(Field(path)), 0
 		for _, e := range edits {
 			switch {
 			case e.End <= int(old.start):
@@ -416,9 +451,9 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 		if !old.isContainer() || int(old.start)+by != start {
 			return 0
 		}
-		for f, in := range m.spans {
-			if in.start >= old.start && in.end <= old.end && in.kind != Absent {
-				edited.spans[f] = span{in.kind, in.start + int32(by), in.end + int32(by)}
+		for _, in := range m.spans {
+			if in.start >= old.start && in.end <= old.end {
+				edited.set(span{in.field, in.kind, in.start + int32(by), in.end + int32(by)})
 			}
 		}
 		return int(old.end) + by
@@ -429,7 +464,7 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 
 // Within returns an edit of the literal of a field as one of the whole message.
 func (m *Message) Within(f Field, e jsonspan.Edit) jsonspan.Edit {
-	return e.Moved(int(m.spans[f].start))
+	return e.Moved(int(m.at(f).start))
 }
 
 // Insert returns the edit that puts a member into the params. A message that has none
