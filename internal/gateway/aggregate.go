@@ -24,7 +24,7 @@ func (q *Request) serveAggregate() *jsonrpc.Failure {
 	if q.g.config.Auth != nil && !q.g.forwardsAuth {
 		// They have identified the client. Some differ in each request, and would make it
 		// another client each time.
-		q.g.stripCredentials(q.r.Header)
+		dropHeaders(q.r.Header, q.g.credentials)
 	}
 	v := &visit{Request: q, out: streamable.NewWriter(q.w, q.r.Header)}
 	failure := v.serve()

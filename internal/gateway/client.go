@@ -25,6 +25,7 @@ type client struct {
 	over     [16]byte // in State.over, once it was asked for; guarded by State.mu
 	using    int      // by how many; guarded by State.mu
 	audience string   // key of its audience
+	marks    uint64   // of the request that began the session, see [visit.marks]
 
 	era          mcp.Era
 	version      string

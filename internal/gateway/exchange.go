@@ -104,6 +104,13 @@ func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message
 	return x
 }
 
+// join makes the exchange a part of a call: it ends with the call, and a call that takes too long
+// is over. It returns the context of the request.
+func (x *exchange) join(call *inFlight) context.Context {
+	x.flight, x.cancel, x.ctx = call, call.cancel, exchangeContext{call.ctx, x}
+	return &x.ctx
+}
+
 // context returns the context of what a request is sent for: the call, or the request itself.
 func (x *exchange) context(r *http.Request) context.Context {
 	if x.flight != nil {
@@ -134,19 +141,18 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 	if x.kind != Aggregate {
 		x.before = maps.Clone(x.w.Header())
 	}
-	if x.flight != nil { // a call that takes too long is over
-		x.ctx, x.cancel = exchangeContext{x.flight.ctx, x}, x.flight.cancel
-	} else {
+	if x.flight == nil {
 		var ctx context.Context
 		ctx, x.cancel = context.WithCancelCause(r.Context())
 		defer x.cancel(nil)
 		x.ctx = exchangeContext{ctx, x}
+		r = r.WithContext(&x.ctx)
 	}
 	x.limitTime(r.Method)
 	defer x.endLimits()
 	x.arrival.x = x
 	defer x.reply.release()
-	return x.conclude(x.run(r.WithContext(&x.ctx)))
+	return x.conclude(x.run(r))
 }
 
 // address makes r a request to the server: for an address there, and without what is not for
@@ -154,9 +160,10 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 func (x *exchange) address(r *http.Request, target *url.URL) {
 	streamable.Direct(r, target)
 	x.server.Upstream.Describe(r, x.placeholder)
-	stripOverrides(r.Header)
-	if !x.server.ForwardAuth {
-		x.g.stripCredentials(r.Header)
+	if x.server.ForwardAuth {
+		dropHeaders(r.Header, overrides)
+	} else {
+		dropHeaders(r.Header, x.g.private)
 	}
 }
 

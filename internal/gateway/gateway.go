@@ -48,6 +48,8 @@ package gateway
 
 import (
 	"context"
+	"maps"
+	"net/http"
 	"slices"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -68,8 +70,9 @@ type Gateway struct {
 	bodies       *quota.Meter
 	unidentified *quota.Meter // bodies of senders that are not identified yet
 
-	credentialHeaders []string // headers of Auth
-	forwardsAuth      bool     // to a server at least
+	credentials  map[string]bool // headers by which clients authenticate
+	private      map[string]bool // headers that servers do not get: credentials and overrides
+	forwardsAuth bool            // to a server at least
 
 	unfollow    func() bool // stops streams from ending when Caddy exits
 	fingerprint string      // of all servers
@@ -101,9 +104,15 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	}
 	g.rules = newRules(&g.config)
 	g.bodies, g.unidentified = bodyMeters(&config)
+	g.credentials = credentials
 	if config.Auth != nil {
-		g.credentialHeaders = config.Auth.CredentialHeaders()
+		g.credentials = maps.Clone(credentials)
+		for _, name := range config.Auth.CredentialHeaders() {
+			g.credentials[http.CanonicalHeaderKey(name)] = true
+		}
 	}
+	g.private = maps.Clone(g.credentials)
+	maps.Copy(g.private, overrides)
 	for _, s := range config.Servers {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			g.servers[name] = s

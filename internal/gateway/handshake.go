@@ -42,7 +42,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	}
 	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), readIntroduction(slices.Clone(m.Literal(jsonrpc.Params))))
 	v.client.issued = time.Now()
-	v.client.joinAudience(v.g, v.legacyAudience(v.client))
+	v.begin(v.client)
 	v.g.keep(v.client)
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo, compressed,")

@@ -19,9 +19,6 @@ var overrides = headerSet(
 	"X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Prefix", "X-Forwarded-Method",
 )
 
-// stripOverrides takes off a request what the gateway has decided itself.
-func stripOverrides(header http.Header) { dropHeaders(header, overrides) }
-
 // dropHeaders takes off a request the headers of a set. To many servers an underscore in
 // a name is a hyphen.
 func dropHeaders(header http.Header, set map[string]bool) {
@@ -30,21 +27,13 @@ func dropHeaders(header http.Header, set map[string]bool) {
 	})
 }
 
+// headerSet returns a set of headers, whose names have to be as http.Header has them.
 func headerSet(names ...string) map[string]bool {
 	set := make(map[string]bool, len(names))
 	for _, name := range names {
 		set[name] = true
 	}
 	return set
-}
-
-// stripCredentials removes from a request what the client authenticates with. Servers do not
-// see it unless they are configured to.
-func (g *Gateway) stripCredentials(header http.Header) {
-	dropHeaders(header, credentials)
-	for _, name := range g.credentialHeaders {
-		header.Del(name)
-	}
 }
 
 // dropHopByHop removes the headers that Connection names. reverse_proxy does so as well, but

@@ -19,8 +19,7 @@ import (
 type relay struct {
 	*call
 	session string
-	again   bool         // it can be tried once more
-	r       http.Request // to the server
+	again   bool // it can be tried once more
 	h       streamable.Reader
 	nameReader
 
@@ -50,10 +49,10 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 		return failure
 	}
 	m = &numbered
+	x := c.g.newExchange(l, &rl.h, m)
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
-	rl.r = *c.r
-	r := &rl.r
+	r := c.r.WithContext(x.join(&c.flight))
 	r.ContentLength = -1 // its header may be that of another attempt
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
@@ -69,8 +68,6 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	defer rl.h.Borrow()()
 	defer l.client.dropQuestions(&rl.h)
 	c.passedOn = true
-	x := c.g.newExchange(l, &rl.h, m)
-	x.flight = &c.flight
 	x.post(r)
 	failure = x.send(r)
 	switch {

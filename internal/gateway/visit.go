@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"crypto/sha256"
+	"hash/maphash"
 	"net/http"
 	"slices"
 	"strings"
@@ -82,6 +83,40 @@ func (v *visit) legacyAudience(c *client) string {
 	return v.audience(headerNames(v.r.Header, mayChoose), []byte("initialize"), c.introduction.params)
 }
 
+// A headerValue is one of the values of a header.
+type headerValue struct {
+	name, value string
+	number      int
+}
+
+var markSeed = maphash.MakeSeed()
+
+// marks returns a number that differs if legacyAudience of the same client does. It costs less, because
+// each request of a session is asked for it.
+func (v *visit) marks() (sum uint64) {
+	if v.caller.identity == "" {
+		sum = maphash.String(markSeed, v.peer.Address)
+		if tls := v.r.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+			sum += maphash.Bytes(markSeed, tls.PeerCertificates[0].Raw)
+		}
+	}
+	for name, values := range v.r.Header {
+		if !mayChoose(name) {
+			continue
+		}
+		for i, value := range values {
+			sum += maphash.Comparable(markSeed, headerValue{name, value, i})
+		}
+	}
+	return sum
+}
+
+// begin notes with which headers a client has begun its session.
+func (v *visit) begin(c *client) {
+	c.marks = v.marks()
+	c.joinAudience(v.g, v.legacyAudience(c))
+}
+
 // modernClient finds the client that a request of the modern era comes from. All of an audience are
 // one client. It has to be released.
 func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
@@ -146,7 +181,7 @@ var ofOneRequest = headerSet(
 // isIdentifying reports whether a header says who sends it.
 func isIdentifying(name string) bool {
 	switch {
-	case hasPrefixFold(name, "mcp-"), hasPrefixFold(name, "sec-"),
+	case ofOneRequest[name], hasPrefixFold(name, "mcp-"), hasPrefixFold(name, "sec-"),
 		strings.EqualFold(name, "user-agent"), strings.EqualFold(name, "idempotency-key"):
 		return false
 	}
@@ -180,7 +215,7 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 		}
 		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.Hello))
 		c.issued = time.Unix(t.Issued, 0)
-		c.joinAudience(g, v.legacyAudience(c))
+		v.begin(c)
 		return c.restore(t.Links, g.config.Servers)
 	})
 	switch {
@@ -189,7 +224,7 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 	case c.identity != v.caller.identity || g.hasEnded(c):
 		g.release(c)
 		return nil, jsonrpc.UnknownSession()
-	case !c.apart.Load() && v.legacyAudience(c) != c.audience:
+	case !c.apart.Load() && v.marks() != c.marks:
 		c.apart.Store(true)
 	}
 	return c, nil
