@@ -118,7 +118,7 @@ func setOf(fields ...Field) (s fieldSet) {
 }
 
 // usualFields is how many fields most messages have at most.
-const usualFields = 8
+const usualFields = 10
 
 // A span is where a field stands. It is small, because a message of 2 GiB is not read.
 type span struct {
@@ -430,36 +430,67 @@ func (m *Message) ReplaceAll(literal []byte, fields ...Field) (edits []jsonspan.
 }
 
 // Edited returns the message with edits made, as Read would read it. Of objects and arrays
-// that are fields it only reads those with an edit in them; the others move along. The
-// edits may come in any order, but must not overlap.
+// that are fields it only reads those that an edit may have changed otherwise than by another
+// text for one of their fields; the others move along. The edits may come in any order, but
+// must not overlap.
 func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 	raw := jsonspan.Spliced(m.Raw, edits...)
 	if m.folded != 0 { // names are not kept by place
 		failure := edited.Read(raw)
 		return edited, failure
 	}
-	err := edited.find(raw, fields, &jsonspan.Search{Known: func(path, start int) (end int) {
-		old, by := m.at(Field(path)), 0
+	moved := func(s span) span { // with edits before it, and in it
+		from := s
 		for _, e := range edits {
-			switch {
-			case e.End <= int(old.start):
-				by += len(e.New) - (e.End - e.Start)
-			case e.Start < int(old.end):
+			by := int32(len(e.New) - (e.End - e.Start))
+			if e.End <= int(from.start) {
+				s.start += by
+			}
+			if e.Start < int(from.end) {
+				s.end += by
+			}
+		}
+		return s
+	}
+	err := edited.find(raw, fields, &jsonspan.Search{Known: func(path, start int) (end int) {
+		old := m.at(Field(path))
+		if !old.isContainer() || int(moved(old).start) != start {
+			return 0
+		}
+		for _, e := range edits {
+			if e.Start < int(old.end) && e.End > int(old.start) && !m.retells(e) {
 				return 0
 			}
 		}
-		if !old.isContainer() || int(old.start)+by != start {
-			return 0
-		}
 		for _, in := range m.spans {
 			if in.start >= old.start && in.end <= old.end {
-				edited.set(span{in.field, in.kind, in.start + int32(by), in.end + int32(by)})
+				edited.set(moved(in))
 			}
 		}
-		return int(old.end) + by
+		return int(moved(old).end)
 	}})
 	failure := edited.judge(err)
 	return edited, failure
+}
+
+// retells reports whether an edit only gives another text to a field that is a string.
+func (m *Message) retells(e jsonspan.Edit) bool {
+	return isPlainString(e.New) && slices.ContainsFunc(m.spans, func(s span) bool {
+		return s.kind == jsonspan.String && int(s.start) == e.Start && int(s.end) == e.End
+	})
+}
+
+// isPlainString reports whether a literal is a string in ASCII without escapes.
+func isPlainString(literal []byte) bool {
+	if len(literal) < 2 || literal[0] != '"' || literal[len(literal)-1] != '"' {
+		return false
+	}
+	for _, c := range literal[1 : len(literal)-1] {
+		if c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }
 
 // Within returns an edit of the literal of a field as one of the whole message.

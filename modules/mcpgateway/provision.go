@@ -80,7 +80,7 @@ func (h *Handler) newGateway() error {
 		MaxClients:     h.MaxSessions,
 		Discovery:      h.Discovery,
 		Logger:         h.logger,
-		Observer:       reporter{h},
+		Observer:       reporter{h, &requestEnds{known: map[requestEnd]*requestMetrics{}}},
 		Generation:     h.generation,
 		Exiting:        h.exiting,
 		Reauthenticate: h.reauthenticate,

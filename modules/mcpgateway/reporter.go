@@ -1,6 +1,9 @@
 package mcpgateway
 
 import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
@@ -9,12 +12,49 @@ import (
 )
 
 // A reporter reports what happens in a gateway to metrics, logs and events.
-type reporter struct{ *Handler }
+type reporter struct {
+	*Handler
+	ends *requestEnds
+}
+
+// A requestEnd is how a request can end. There are only so many.
+type requestEnd struct{ server, method, outcome string }
+
+// requestEnds has the metrics of all ways in which requests have ended. To find them by their labels
+// for each request takes longer.
+type requestEnds struct {
+	mu    sync.RWMutex
+	known map[requestEnd]*requestMetrics
+}
+
+type requestMetrics struct {
+	count    prometheus.Counter
+	duration prometheus.Observer
+}
+
+// of returns the metrics of the requests to a gateway that end in a way.
+func (e *requestEnds) of(gateway string, end requestEnd) *requestMetrics {
+	e.mu.RLock()
+	m := e.known[end]
+	e.mu.RUnlock()
+	if m != nil {
+		return m
+	}
+	m = &requestMetrics{
+		count:    requests.WithLabelValues(gateway, end.server, end.method, end.outcome),
+		duration: durations.WithLabelValues(gateway, end.server, end.method),
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known[end] = m
+	return m
+}
 
 // RequestDone implements [gateway.Observer].
 func (o reporter) RequestDone(r gateway.Record) {
-	requests.WithLabelValues(o.Name, r.Server, r.Method, r.Outcome).Inc()
-	durations.WithLabelValues(o.Name, r.Server, r.Method).Observe(r.Duration.Seconds())
+	metrics := o.ends.of(o.Name, requestEnd{r.Server, r.Method, r.Outcome})
+	metrics.count.Inc()
+	metrics.duration.Observe(r.Duration.Seconds())
 	if c := o.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {
 		c.Write(zap.String("mcp_server", r.Server), zap.String("mcp_method", r.Called), zap.String("mcp_tool", r.Tool),
 			zap.String("outcome", r.Outcome), zap.Int("mcp_error_code", r.ErrorCode), zap.Duration("duration", r.Duration))
