@@ -194,10 +194,13 @@ func (x *exchange) limitTime(method string) {
 	a := &x.arrival
 	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
 	a.timer = time.AfterFunc(math.MaxInt64, x.expire) // Reset starts it once a.timer is set
+	left := a.timeout
 	if a.heardAt.Load() == 0 {
 		a.heardAt.Store(int64(streamable.Clock()))
+	} else {
+		left = a.silence()
 	}
-	a.timer.Reset(a.silence())
+	a.timer.Reset(left)
 }
 
 // expire ends the exchange if the server has been silent for too long.

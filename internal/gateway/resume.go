@@ -35,9 +35,6 @@ func (x *exchange) isResumable() bool {
 // the stream, and failure how its response has ended.
 func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Failure {
 	ctx, at := x.context(r), x.reader.Position
-	session := streamable.Session{
-		Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
-	}
 	for last := x; last.isResumable(); {
 		if !last.mayGoOn(failure) {
 			return x.giveUp(ctx, jsonrpc.StreamLost(x.server.Name))
@@ -49,6 +46,9 @@ func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Fa
 			zap.String("mcp_server", x.server.Name), zap.Int("attempt", at.Attempts))
 		get := x.server.Upstream.Derive(ctx, r, false)
 		emptyBody(get, http.MethodGet)
+		session := streamable.Session{
+			Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
+		}
 		session.SignGET(get.Header, at.ID)
 		last = last.rest()
 		failure = last.forward(get)
