@@ -104,11 +104,11 @@ func (a *arrival) WriteHeader(status int) {
 	if a.escapes = a.readsEvents(header); a.escapes {
 		httpbody.DropDescription(header)
 	}
-	if id := header.Get(mcp.SessionHeader); id != "" && a.x.bindsSessions() {
+	if id := httpbody.GetHeader(header, mcp.SessionHeader); id != "" && a.x.bindsSessions() {
 		header.Set(mcp.SessionHeader, a.x.binding().bind(sessionOfServer, id))
 	}
 	if a.x.kind == RPC && (status == http.StatusOK || status == http.StatusForbidden) &&
-		httpbody.TypeOf(header.Get("Content-Type")) == httpbody.Other {
+		httpbody.TypeOf(httpbody.GetHeader(header, "Content-Type")) == httpbody.Other {
 		// Some say text/plain, some nothing. Whether it is JSON-RPC will show, and
 		// until then the mask shall take it for that.
 		header.Set("Content-Type", "application/json")
@@ -152,7 +152,7 @@ func (a *arrival) unacceptable(status int, header http.Header) *jsonrpc.Failure 
 	switch {
 	case status/100 == 3:
 		return jsonrpc.HTTPError(a.x.server.Name, status)
-	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent, header.Get("Content-Length") == "0":
+	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent, httpbody.GetHeader(header, "Content-Length") == "0":
 		return nil
 	case a.misread(header):
 		return jsonrpc.InvalidResponse(a.x.server.Name)
@@ -162,7 +162,7 @@ func (a *arrival) unacceptable(status int, header http.Header) *jsonrpc.Failure 
 
 // misread reports whether a client may read a body as something else than is looked at.
 func (a *arrival) misread(header http.Header) bool {
-	contentType := header.Get("Content-Type")
+	contentType := httpbody.GetHeader(header, "Content-Type")
 	switch {
 	case a.x.listens && httpbody.Encoding(header) != "":
 		return true
@@ -176,7 +176,7 @@ func (a *arrival) misread(header http.Header) bool {
 // is. At the aggregate it is taken apart, and [streamable.Writer] writes other events. A
 // client that has opened a stream may not look at its type closely.
 func (a *arrival) readsEvents(header http.Header) bool {
-	isEvents := httpbody.TypeOf(header.Get("Content-Type")) == httpbody.EventStream
+	isEvents := httpbody.TypeOf(httpbody.GetHeader(header, "Content-Type")) == httpbody.EventStream
 	return (a.x.listens || a.filtered && isEvents) && a.x.kind != Aggregate && httpbody.Encoding(header) == ""
 }
 

@@ -58,8 +58,8 @@ func (x *exchange) binding() binding {
 // claim has a request name the session, and the event after which a stream is to go on, as
 // the server knows them. It refuses those of other clients, and tasks, too.
 func (x *exchange) claim(header http.Header) *jsonrpc.Failure {
-	if header.Get("Last-Event-Id") == "" {
-		header.Del("Last-Event-Id") // an empty one has no meaning
+	if httpbody.GetHeader(header, "Last-Event-Id") == "" {
+		delete(header, "Last-Event-Id") // an empty one has no meaning
 	}
 	if failure := x.claimTasks(); failure != nil {
 		return failure

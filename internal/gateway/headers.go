@@ -44,5 +44,5 @@ func dropHopByHop(header http.Header) {
 			header.Del(strings.TrimSpace(name))
 		}
 	}
-	header.Del("Connection")
+	delete(header, "Connection")
 }

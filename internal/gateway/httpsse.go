@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -21,7 +22,7 @@ import (
 
 // serveRoutes has the routes of the server answer r.
 func (x *exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
-	if x.kind == Aggregate && httpsse.IsSession(r.Header.Get(mcp.SessionHeader)) {
+	if x.kind == Aggregate && httpsse.IsSession(httpbody.GetHeader(r.Header, mcp.SessionHeader)) {
 		return x.g.httpSSE.Serve(w, r, x.httpSSEUpstream())
 	}
 	return x.server.Upstream.Serve(w, r, x.caller.account())

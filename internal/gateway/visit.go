@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
@@ -39,7 +40,7 @@ func (v *visit) sees(s *Server) bool { return v.g.rules.sees(v.caller.identity, 
 
 // join finds the session that the request names.
 func (v *visit) join() (failure *jsonrpc.Failure) {
-	id := v.r.Header.Get(mcp.SessionHeader)
+	id := httpbody.GetHeader(v.r.Header, mcp.SessionHeader)
 	if id == "" {
 		if v.r.Method == http.MethodGet {
 			// Clients of the first revision, and people with a browser, try this.

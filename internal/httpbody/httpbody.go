@@ -53,7 +53,7 @@ func IsUTF8(contentType string) bool {
 // Encoding returns the Content-Encoding of a message, or nothing if its body is
 // as it is.
 func Encoding(header http.Header) string {
-	encoding := strings.Join(header.Values("Content-Encoding"), ",")
+	encoding := strings.Join(header["Content-Encoding"], ",")
 	if strings.EqualFold(encoding, "identity") {
 		return ""
 	}

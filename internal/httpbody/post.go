@@ -18,6 +18,15 @@ func Post(r *http.Request, message []byte) {
 	SetHeader(r.Header, "Content-Length", strconv.Itoa(len(message)))
 }
 
+// GetHeader returns the first value of a header, as the header's own Get does. Its name must be in
+// the form that http.Header has it: to bring it there takes most of the time of Get.
+func GetHeader(header http.Header, name string) string {
+	if values := header[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
 // SetHeader gives a header one value, unless it has just that. Its name must be in the form that
 // http.Header has it.
 func SetHeader(header http.Header, name, value string) {

@@ -98,10 +98,10 @@ func (r *Reader) WriteHeader(status int) {
 	}
 	r.status = status
 	if httpbody.Encoding(r.Header()) == "" {
-		r.media = httpbody.TypeOf(r.Header().Get("Content-Type"))
+		r.media = httpbody.TypeOf(httpbody.GetHeader(r.Header(), "Content-Type"))
 	}
 	r.unwanted = r.OnHeader != nil && !r.OnHeader(status) || r.resumed && !r.goesOn()
-	if length := r.Header().Get("Content-Length"); length != "" {
+	if length := httpbody.GetHeader(r.Header(), "Content-Length"); length != "" {
 		if n, err := strconv.Atoi(length); err == nil && n > 0 {
 			r.data = slices.Grow(r.data, min(n, maxRoom))
 		}

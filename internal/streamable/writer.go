@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
@@ -120,8 +121,8 @@ func (w *Writer) Answer(status int, e *Event) {
 	}
 	w.begun = true
 	header := w.w.Header()
-	header.Set("Content-Type", "application/json")
-	header.Set("Content-Length", strconv.Itoa(len(e.Data)))
+	httpbody.SetHeader(header, "Content-Type", "application/json")
+	httpbody.SetHeader(header, "Content-Length", strconv.Itoa(len(e.Data)))
 	w.w.WriteHeader(status)
 	w.write(e.Data)
 }
