@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,15 +28,16 @@ type arrival struct {
 	x      *exchange
 	header http.Header // as the routes see it
 
+	starting sync.Mutex  // held while timer is set
 	timer    *time.Timer // ends the request; nil for those that may last
 	timeout  time.Duration
 	heardAt  atomic.Int64 // by streamable.Clock: when the server was heard last, or asked, without the pauses it wants
 	limit    int64        // how many bytes may come; 0 for any number
 	size     int64        // how many have
 	status   int
+	informed int  // how many informational responses have come
 	begun    bool // the status has come
 	gaveUp   bool // reverse_proxy has, because the request was canceled, or we have
-	informed int  // how many informational responses have come
 	broken   bool // the routes have not come to their end, or to a bad one
 	bodiless bool // the body is dropped
 	filtered bool // a filter looks at the response

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math"
 	"net/http"
 	"net/url"
 	"strings"
@@ -193,14 +192,15 @@ func (x *exchange) limitTime(method string) {
 	}
 	a := &x.arrival
 	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
-	a.timer = time.AfterFunc(math.MaxInt64, x.expire) // Reset starts it once a.timer is set
 	left := a.timeout
 	if a.heardAt.Load() == 0 {
 		a.heardAt.Store(int64(streamable.Clock()))
 	} else {
 		left = a.silence()
 	}
-	a.timer.Reset(left)
+	a.starting.Lock() // expire, which may be called at once, needs the timer
+	defer a.starting.Unlock()
+	a.timer = time.AfterFunc(left, x.expire)
 }
 
 // expire ends the exchange if the server has been silent for too long.
@@ -211,6 +211,8 @@ func (x *exchange) expire() {
 		left = x.reply.timeLeft(a.timeout)
 	}
 	if left > 0 {
+		a.starting.Lock()
+		defer a.starting.Unlock()
 		a.timer.Reset(left)
 		return
 	}

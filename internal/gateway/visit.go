@@ -81,7 +81,7 @@ func (v *visit) audience(headers []string, said ...[]byte) string {
 // legacyAudience returns the key of the audience of a client that has introduced itself by initialize.
 // A server may choose what it shows by any header, so clients that share lists send the same ones.
 func (v *visit) legacyAudience(c *client) string {
-	return v.audience(headerNames(v.r.Header, mayChoose), []byte("initialize"), c.introduction.params)
+	return v.audience(headerNames(nil, v.r.Header, mayChoose), []byte("initialize"), c.introduction.params)
 }
 
 // A headerValue is one of the values of a header.
@@ -128,7 +128,8 @@ func (v *visit) modernClient() (*client, *jsonrpc.Failure) {
 	if len(h.capabilities)+len(h.info) > longestIntroduction {
 		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities")
 	}
-	key := v.audience(headerNames(v.r.Header, isIdentifying), h.capabilities, h.info)
+	var room [8]string
+	key := v.audience(headerNames(room[:0], v.r.Header, isIdentifying), h.capabilities, h.info)
 	return v.g.State.client(key, func() *client {
 		h.capabilities, h.info = slices.Clone(h.capabilities), slices.Clone(h.info) // of a request that ends
 		c := newClient(mcp.Modern, mcp.Stateless, v.caller.identity, v.caller.owner(), h.complete())
@@ -152,8 +153,8 @@ var identifying = func() (byLetter ['z' + 1][]string) {
 	return byLetter
 }()
 
-// headerNames returns the names of headers that fit, in order.
-func headerNames(header http.Header, fits func(name string) bool) (names []string) {
+// headerNames appends the names of headers that fit, in order.
+func headerNames(names []string, header http.Header, fits func(name string) bool) []string {
 	for name := range header {
 		if fits(name) {
 			names = append(names, name)

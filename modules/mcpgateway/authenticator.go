@@ -54,7 +54,7 @@ func (a *authenticator) BodyNeeded(r *http.Request) (bytes int64) {
 // the body is read, only those are asked that do not need it.
 func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (string, error) {
 	request := &auth.Request{Request: r, Body: body, ProxyToken: token}
-	refusals := make(refusals, len(a.providers))
+	var reasons refusals
 	for i, provider := range a.providers {
 		if !bodyRead && provider.BodyNeeded(r) > 0 {
 			continue
@@ -63,12 +63,15 @@ func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte
 		if err == nil && name != "" {
 			return gateway.Identity(name, realmOf(provider, name)), nil
 		}
-		refusals[i] = err
+		if reasons == nil {
+			reasons = make(refusals, len(a.providers))
+		}
+		reasons[i] = err
 	}
-	if errors.Join(refusals...) == nil {
+	if errors.Join(reasons...) == nil {
 		return "", nil
 	}
-	return "", refusals
+	return "", reasons
 }
 
 // refusals are why each provider does not know the client; nil for no credentials.
