@@ -11,28 +11,28 @@ import (
 
 // serveAggregate answers a request to all servers.
 func (q *Request) serveAggregate() *jsonrpc.Failure {
-	client := q.r.Context()
+	ctx := q.r.Context()
 	if q.r.Method == http.MethodGet || q.message.Is(jsonrpc.Method, mcp.MethodListen) {
-		ctx, cancel := context.WithCancel(client)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(q.g.config.Exiting, cancel)()
-		q.r = q.r.WithContext(ctx)
 	}
-	posted := q.r
-	defer func() { posted.Body, posted.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
-	q.r = q.r.WithContext(&requestContext{q.r.Context(), q.caller, q.peer.Inherited})
+	defer func() { q.r.Body, q.r.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
 	if q.g.config.Auth != nil && !q.g.forwardsAuth {
 		// They have identified the client. Some differ in each request, and would make it
 		// another client each time.
 		dropHeaders(q.r.Header, q.g.credentials)
 	}
-	v := &visit{Request: q, out: streamable.NewWriter(q.w, q.r.Header)}
+	v := &visit{
+		Request: q, ctx: &requestContext{ctx, q.caller, q.peer.Inherited}, out: streamable.NewWriter(q.w, q.r.Header),
+	}
 	failure := v.serve()
 	switch {
 	case v.torn:
 		panic(http.ErrAbortHandler) // so that the client can tell
 	case failure != nil, q.parked:
-	case q.r.Context().Err() != nil && !q.g.exiting():
+	case ctx.Err() != nil && !q.g.exiting():
 		q.outcome = OutcomeCanceled
 	case q.outcome != "":
 	case q.errorCode != 0:

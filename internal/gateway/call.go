@@ -29,7 +29,7 @@ type call struct {
 	required *jsonrpc.Failure // the server wants a login first
 }
 
-func (v *visit) newCall() *call { return &call{visit: v, ctx: v.r.Context()} }
+func (v *visit) newCall() *call { return &call{visit: v, ctx: v.ctx} }
 
 // behalf returns on whose behalf the gateway acts for the call.
 func (c *call) behalf() behalf { return behalf{c.ctx, c.g, c.r} }
@@ -52,7 +52,7 @@ func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
 // answerFailure answers with a failure, if the client still waits.
 func (c *call) answerFailure(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	c.endWith(failure)
-	if c.r.Context().Err() != nil {
+	if c.visit.ctx.Err() != nil {
 		return nil
 	}
 	if c.canceled() && !c.out.Streaming() {
@@ -191,7 +191,7 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	c.link = c.client.link(s)
 	f := &c.flight
 	f.link = c.link
-	f.ctx, f.cancel = context.WithCancelCause(c.r.Context())
+	f.ctx, f.cancel = context.WithCancelCause(c.visit.ctx)
 	defer f.cancel(nil)
 	c.ctx = f.ctx
 	defer c.client.end(c.client.begin(c.message.Literal(jsonrpc.ID), f), f)

@@ -49,7 +49,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	}
 	servers, met := v.meet()
 	v.openCarried(servers, met)
-	if v.r.Context().Err() != nil {
+	if v.ctx.Err() != nil {
 		v.g.running.Go(v.leave) // the client does not know the sessions that exist by now
 		return nil
 	}
@@ -99,7 +99,7 @@ func (v handshake) openCarried(servers []*Server, met []*about) {
 
 // leave ends the sessions with all servers of a client that has left.
 func (v handshake) leave() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.r.Context()), v.g.config.JoinTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.ctx), v.g.config.JoinTimeout)
 	defer cancel()
 	for _, l := range v.client.allLinks() {
 		if v.g.of(l) != nil {
@@ -111,7 +111,7 @@ func (v handshake) leave() {
 // discover answers server/discover.
 func (v handshake) discover() *jsonrpc.Failure {
 	servers, met := v.meet()
-	if v.r.Context().Err() != nil {
+	if v.ctx.Err() != nil {
 		return nil
 	}
 	versions := mcp.Versions()

@@ -150,7 +150,7 @@ func (c *call) about() string {
 // hold makes a call that can outlive the request.
 func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	l := c.link
-	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.visit.ctx))
 	r := c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
 	emptyBody(r, http.MethodPost)
 	held := &heldCall{

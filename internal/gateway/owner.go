@@ -70,7 +70,7 @@ func (s *search) listedBy(servers []*Server, k listKind, uri string) (owners []*
 // be had within the time for joining are missing.
 func (s *search) lists(k listKind) map[*Server]*listing {
 	if s.asked[k] == nil {
-		ctx, cancel := context.WithTimeout(s.r.Context(), s.g.config.JoinTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, s.g.config.JoinTimeout)
 		defer cancel()
 		servers := s.g.rules.seen(s.caller.identity)
 		lists, _ := s.listsOf(s.behalf().within(ctx), servers, k)

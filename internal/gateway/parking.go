@@ -15,7 +15,7 @@ import (
 
 // live gives the stream its context: until the client leaves, or the stream is ended.
 func (s *stream) live(v *visit) {
-	handler, canPark := v.r.Context(), park.Prepare(v.w, v.r)
+	handler, canPark := v.ctx, park.Prepare(v.w, v.r)
 	values := context.WithoutCancel(handler)
 	if canPark {
 		values = &streamContext{v.g.config.Detach(handler), s}

@@ -135,7 +135,7 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	}
 	l.use()
 	s := &stream{visit: v.open()} // without listeners
-	s.ctx, s.cancel = context.WithCancelCause(v.r.Context())
+	s.ctx, s.cancel = context.WithCancelCause(v.ctx)
 	defer s.visit.asides.Wait()
 	defer s.open.Wait()
 	defer s.end()

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"crypto/sha256"
 	"hash/maphash"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 // A visit is a request to the aggregate.
 type visit struct {
 	*Request
+	ctx    context.Context // of all that is done for the request
 	era    mcp.Era
 	client *client
 	out    *streamable.Writer
@@ -248,7 +250,7 @@ func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 }
 
 // behalf returns on whose behalf the gateway acts for the client.
-func (v *visit) behalf() behalf { return behalf{v.r.Context(), v.g, v.r} }
+func (v *visit) behalf() behalf { return behalf{v.ctx, v.g, v.r} }
 
 // all calls f for all servers that the client may know of at the same time.
 func (v *visit) all(f func(s *Server)) {
