@@ -155,7 +155,7 @@ func (x *exchange) forward(r *http.Request) *jsonrpc.Failure {
 }
 
 // address makes r a request to the server: for an address there, and without what is not for
-// the server.
+// the server. It gets credentials only if it is configured to.
 func (x *exchange) address(r *http.Request, target *url.URL) {
 	streamable.Direct(r, target)
 	x.server.Upstream.Describe(r, x.placeholder)

@@ -37,3 +37,35 @@ func TestHeadersThatServersMayChooseBy(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// A client that sends other headers than at the beginning of its session has other marks, in whatever
+// order the headers come.
+func TestMarks(t *testing.T) {
+	marksOf := func(identity, address string, header http.Header) uint64 {
+		q := &Request{r: &http.Request{Header: header}, caller: caller{identity: identity}, peer: Peer{Address: address}}
+		return (&visit{Request: q}).marks()
+	}
+	began := marksOf("ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}})
+	for name, test := range map[string]struct {
+		identity, address string
+		header            http.Header
+		same              bool
+	}{
+		"the same":                    {"ann", "192.0.2.1", http.Header{"X-B": {"3"}, "X-A": {"1", "2"}}, true},
+		"another address":             {"ann", "192.0.2.2", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, true},
+		"a header of one request":     {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "Accept": {"*/*"}}, true},
+		"unidentified":                {"", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, false},
+		"a header more":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "X-C": {""}}, false},
+		"a header less":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}}, false},
+		"another value":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"4"}}, false},
+		"values in another order":     {"ann", "192.0.2.1", http.Header{"X-A": {"2", "1"}, "X-B": {"3"}}, false},
+		"values of different headers": {"ann", "192.0.2.1", http.Header{"X-A": {"3", "2"}, "X-B": {"1"}}, false},
+	} {
+		if got := marksOf(test.identity, test.address, test.header); (got == began) != test.same {
+			t.Errorf("%s: the same is %v, want %v", name, got == began, test.same)
+		}
+	}
+	if marksOf("", "192.0.2.1", nil) == marksOf("", "192.0.2.2", nil) {
+		t.Error("unidentified clients of two addresses have the same marks")
+	}
+}

@@ -234,6 +234,9 @@ func FuzzEdited(f *testing.F) {
 	}
 	f.Add([]byte(`{"q":{"uri":"y"},"params":{"name":"x"}}`), []byte(`"params"`), []byte(``), uint16(fieldCount+3), uint16(fieldCount+3), uint16(1), uint16(3))
 	f.Add([]byte(`{"id":1,"params":{"Name":"x"}}`), []byte(`2`), []byte(`2`), uint16(ID), uint16(ID), uint16(0), uint16(0))
+	for _, literal := range []string{`"x"`, `"x\"y"`, `"x"y"`, `{"name":"y"}`, `1`, `"`, ``, "\"\n\"", `"é"`, `"","uri":""`} {
+		f.Add([]byte(`{"id":1,"params":{"arguments":{},"name":"a","uri":"b"}}`), []byte(literal), []byte(`2`), uint16(Name), uint16(ID), uint16(0), uint16(0))
+	}
 	f.Fuzz(func(t *testing.T, data, literal, literal2 []byte, which, which2, start, length uint16) {
 		var m Message
 		_ = m.Read(data) // of a message without fields nothing is known
