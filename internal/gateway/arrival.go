@@ -154,7 +154,8 @@ func (a *arrival) unacceptable(status int, header http.Header) *jsonrpc.Failure 
 	switch {
 	case status/100 == 3:
 		return jsonrpc.HTTPError(a.x.server.Name, status)
-	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent, httpbody.GetHeader(header, "Content-Length") == "0":
+	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent,
+		httpbody.GetHeader(header, "Content-Length") == "0":
 		return nil
 	case a.misread(header):
 		return jsonrpc.InvalidResponse(a.x.server.Name)

@@ -35,7 +35,8 @@ type filter struct {
 
 // newFilter returns a filter that writes to w; nil if there is nothing to filter.
 func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
-	modern := httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless || x.message.Has(jsonrpc.ProtocolVersion) || x.kind == RPC // which need not say so
+	modern := httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless ||
+		x.message.Has(jsonrpc.ProtocolVersion) || x.kind == RPC // which need not say so
 	sought := filter{
 		x: x, r: r,
 		updates: x.caller.policy().RestrictsResources(x.server.Name),

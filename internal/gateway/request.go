@@ -44,7 +44,8 @@ type Request struct {
 func (g *Gateway) NewRequest(w http.ResponseWriter, r *http.Request, to Endpoint, from Peer) *Request {
 	return &Request{
 		g: g, w: w, r: r, httpMethod: r.Method, to: to, peer: from, began: time.Now(),
-		span: trace.SpanFromContext(r.Context()), version: httpbody.GetHeader(r.Header, mcp.VersionHeader), server: g.servers[to.Server],
+		span: trace.SpanFromContext(r.Context()), server: g.servers[to.Server],
+		version: httpbody.GetHeader(r.Header, mcp.VersionHeader),
 	}
 }
 
