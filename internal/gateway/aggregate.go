@@ -18,7 +18,8 @@ func (q *Request) serveAggregate() *jsonrpc.Failure {
 		defer cancel()
 		defer context.AfterFunc(q.g.config.Exiting, cancel)()
 	}
-	defer func() { q.r.Body, q.r.GetBody = http.NoBody, nil }() // what is remembered of it does not need them
+	// The message has been read. Requests are derived from q.r that outlive the handler, so it does not change later.
+	q.r.Body, q.r.GetBody = http.NoBody, nil
 	if q.g.config.Auth != nil && !q.g.forwardsAuth {
 		// They have identified the client. Some differ in each request, and would make it
 		// another client each time.
