@@ -411,7 +411,8 @@ func (x *exchange) record(httpMethod string) {
 // complete when it has the answer.
 func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
 	defer x.record(r.Method)
-	failure := x.readOn(r, x.forward(r))
+	host := r.Host // the routes of a call may set another
+	failure := x.readOn(r, host, x.forward(r))
 	code, answered := x.reader.Outcome()
 	switch {
 	case failure != nil:

@@ -32,8 +32,8 @@ func (x *exchange) isResumable() bool {
 }
 
 // readOn asks for the rest of a stream until it has the answer. r is the request that has begun
-// the stream, and failure how its response has ended.
-func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Failure {
+// the stream, host what that was sent to, and failure how its response has ended.
+func (x *exchange) readOn(r *http.Request, host string, failure *jsonrpc.Failure) *jsonrpc.Failure {
 	ctx, at := x.context(r), x.reader.Position
 	for last := x; last.isResumable(); {
 		if !last.mayGoOn(failure) {
@@ -45,6 +45,7 @@ func (x *exchange) readOn(r *http.Request, failure *jsonrpc.Failure) *jsonrpc.Fa
 		x.g.config.Logger.Debug("stream of MCP server is resumed",
 			zap.String("mcp_server", x.server.Name), zap.Int("attempt", at.Attempts))
 		get := x.server.Upstream.Derive(ctx, r, false)
+		get.Host = host
 		emptyBody(get, http.MethodGet)
 		session := streamable.Session{
 			Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -176,6 +177,43 @@ func TestCallsAreResumed(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// renaming is the way to a server whose routes set the host, as request_header does.
+type renaming struct {
+	toPeer
+	hosts chan string // that requests came for
+}
+
+func (u renaming) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+	isCall := func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "tools/call") }
+	if r.Header.Get("Last-Event-Id") != "" || isPosted(r, isCall) {
+		u.hosts <- r.Host
+	}
+	r.Host += ".internal"
+	return u.toPeer.Serve(w, r, account)
+}
+
+// What the routes make of a call is not what they get for the rest of its stream.
+func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := legacyPeer("a")
+				p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) { c.steps(1) },
+					func(c *connection) { c.result("{}") })
+				hosts := make(chan string, 3)
+				g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = renaming{toPeer{p}, hosts} }, p)
+				defer g.close()
+				g.as(t, era).call("a::x")
+				for range cap(hosts) {
+					if host := <-hosts; host != "gateway.invalid" {
+						t.Errorf("got a request for %s", host)
+					}
+				}
+			})
+		})
 	}
 }
 
