@@ -78,7 +78,8 @@ func (s sealer) openTicket(id string) (t ticket, ok bool) {
 			return ticket{}, false
 		}
 	}
-	return t, json.Unmarshal(plain, &t) == nil
+	ok = json.Unmarshal(plain, &t) == nil
+	return t, ok
 }
 
 // smallTicket is up to how many bytes a ticket is not compressed: that would take longer than all the
