@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -124,6 +125,42 @@ func TestSessionsBelongToWhoBeganThem(t *testing.T) {
 	}
 	if s := ann.ask("ping", ""); s.status != 200 {
 		t.Errorf("got %+v", s)
+	}
+}
+
+// accounts is the way to a server that knows clients by their accounts.
+type accounts struct{ toPeer }
+
+func (u accounts) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+	r.Header.Set("X-Account", account)
+	return u.toPeer.Serve(w, r, account)
+}
+
+// A client that names the session of another one does not make that one of its own audience.
+func TestSessionsThatOthersNamed(t *testing.T) {
+	p := modernPeer("a")
+	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"tools":[{"name":"of-`+a.Header.Get("X-Account")+`"}]}`)
+	})
+	configure := func(c *Config) {
+		c.Auth, c.Servers[0].Upstream, c.Servers[0].ForwardAuth = believing{}, accounts{toPeer{p}}, false
+	}
+	ann := newGateway(t, configure, p).user(t, mcp.Legacy)
+	ann.identity = "ann"
+	ann.connect()
+	g := newGateway(t, configure, p) // which has not seen the session
+	bob := ann.at(g)
+	bob.identity = "bob"
+	if s := bob.ask("ping", ""); s.status != http.StatusNotFound {
+		t.Errorf("got %+v", s)
+	}
+	bob.session = ""
+	bob.connect()
+	for _, u := range []*user{bob, ann.at(g), bob} {
+		want := []string{"a::of-" + u.identity}
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+			t.Errorf("%s got %v", u.identity, got)
+		}
 	}
 }
 

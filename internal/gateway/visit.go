@@ -210,8 +210,8 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 	g := v.g
 	c := g.State.client(id, func() *client {
 		t, ok := g.sealer.openTicket(id)
-		if !ok {
-			return nil
+		if !ok || t.Identity != v.caller.identity {
+			return nil // of another client, which is not to be known by what this one sends
 		}
 		owner := t.Identity
 		if owner == "" {
