@@ -41,7 +41,7 @@ type client struct {
 	links     []*link // in the order of their servers' IDs
 	calls     map[string]*inFlight
 	questions map[string]question // that it has been asked, by their ids
-	streams   []*stream           // by which it listens
+	streams   []*stream           // by which it listens, the latest first: the connections of others may be dead
 	level     string              // of the log messages it wants
 	listed    [kindCount]moment   // when it has asked for a list
 
@@ -313,7 +313,7 @@ func (c *client) logLevel() string {
 	return c.level
 }
 
-// listening returns the streams by which the client listens.
+// listening returns the streams by which the client listens, the latest first.
 func (c *client) listening() []*stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()

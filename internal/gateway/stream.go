@@ -63,7 +63,7 @@ func (v *visit) newStream(wants *interests) *stream {
 	v.g.listening.Take(v.client.owner, 0)
 	v.g.mu.Unlock()
 	v.client.mu.Lock()
-	v.client.streams = append(v.client.streams, s)
+	v.client.streams = slices.Insert(v.client.streams, 0, s)
 	v.client.mu.Unlock()
 	if v.client.ended.Load() || g.exiting() {
 		s.end() // delete, or endStreams, did not see this stream

@@ -398,3 +398,20 @@ func TestSubscriptions(t *testing.T) {
 		}
 	}
 }
+
+// A client that has opened another stream may have lost the one before, and not have been able to say so.
+func TestTheLatestStreamIsWrittenTo(t *testing.T) {
+	p := legacyPeer("a")
+	p.does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) })
+	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"x"}}`)
+		a.finish(w, `{"tools":[]}`)
+	})
+	u := newGateway(t, nil, p).legacy(t)
+	for range 3 {
+		u.listen()
+	}
+	latest := u.listen()
+	u.ask("tools/list", "")
+	latest.nextOf("notifications/message")
+}
