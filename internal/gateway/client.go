@@ -168,8 +168,8 @@ func (c *client) linked(server *Server) *link {
 	return l
 }
 
-// findLink returns the client's connection to a server, nil if it has none, and its index, which it
-// would have. The caller holds the lock.
+// findLink returns the client's connection to a server, and its index in links. If there is none, it
+// returns nil and the index that it would have. The caller holds the lock.
 func (c *client) findLink(id string) (at int, l *link) {
 	at, found := slices.BinarySearchFunc(c.links, id, func(l *link, id string) int { return strings.Compare(l.id, id) })
 	if found {

@@ -204,7 +204,8 @@ func RequestTimeout() *Failure {
 
 // Busy says that there is no room for a request now.
 func Busy() *Failure {
-	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy", "too many large requests at once: try again later"))
+	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many large requests at once: try again later"))
 }
 
 // TooMuchUnread says that an answer cannot be held for a client that has not read others.

@@ -19,7 +19,9 @@ import (
 // request: the replacer knows the response writer, and that the connection with its buffers.
 func detached(from context.Context) context.Context {
 	d := &detachedContext{
-		Context: context.Background(), local: from.Value(http.LocalAddrContextKey), server: from.Value(caddyhttp.ServerCtxKey),
+		Context: context.Background(),
+		local:   from.Value(http.LocalAddrContextKey),
+		server:  from.Value(caddyhttp.ServerCtxKey),
 	}
 	if i, ok := from.Value(gateway.InheritedKey{}).(*inherited); ok {
 		d.inherited = i.detached()
