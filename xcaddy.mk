@@ -164,7 +164,8 @@ bench-gateway: build $(GATEWAY_PEERS)/npm/node_modules ## this gateway beside ot
 	-dir=$$(go mod download -json github.com/docker/mcp-gateway@$(DOCKER_GATEWAY) | sed -n 's/^.*"Dir": "\(.*\)",$$/\1/p') && \
 	go -C "$$dir" build -o "$(CURDIR)/bin/peers/" \
 		-ldflags '-X github.com/docker/mcp-gateway/cmd/docker-mcp/version.Version=$(DOCKER_GATEWAY)' ./cmd/docker-mcp
-	go -C $(LAB) run ./bench/gateway $(BENCHFLAGS)
+	go -C $(LAB) build -o "$(CURDIR)/bin/bench-gateway" ./bench/gateway
+	bin/bench-gateway $(BENCHFLAGS)
 
 $(GATEWAY_PEERS)/npm/node_modules: $(GATEWAY_PEERS)/npm/package-lock.json
 	@$(NPM_CI) --ignore-scripts --prefix $(GATEWAY_PEERS)/npm && touch $@ || \

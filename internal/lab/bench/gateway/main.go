@@ -1,7 +1,7 @@
 // Command gateway sets mcp_gateway beside what else can stand between MCP clients and
 // their servers, in one run and on one machine:
 //
-//	go -C internal/lab run ./bench/gateway [-run regexp] [-contestants regexp] [-seconds n] [-write ../../docs/performance.md]
+//	bin/bench-gateway [-run regexp] [-contestants regexp] [-seconds n] [-write docs/performance.md]
 //
 // calls/… are calls of tools, of several kinds, whose results have several sizes, by
 // several clients. idle/… is what sessions take that do nothing. fanout/… is many servers
@@ -9,7 +9,7 @@
 // of a case take turns, and noise hits them alike. Tables go to standard output, as
 // Markdown. A cell by itself takes a few seconds:
 //
-//	go -C internal/lab run ./bench/gateway -run '^calls/stateful/1KB/16$' -contestants 'mcp_gateway /mcp$'
+//	bin/bench-gateway -run '^calls/stateful/1KB/16$' -contestants 'mcp_gateway /mcp$'
 //
 // It takes Linux, which tells what processes take.
 package main
@@ -58,9 +58,9 @@ func main() {
 	seconds := flag.Float64("seconds", 1.5, "how long to measure a contestant in a case")
 	out := flag.String("out", "", "write the tables to this `file`, not to standard output")
 	document := flag.String("write", "", "put the tables into this `document`, between its two comments")
-	flag.StringVar(&b.caddy, "caddy", "../../bin/caddy", "the `binary` to measure")
-	flag.StringVar(&b.goPeers, "go-peers", "../../bin/peers", "the `directory` with the binaries of other gateways")
-	flag.StringVar(&b.npmPeers, "npm-peers", "bench/gateway/peers/npm", "the `directory` where npm has installed other gateways")
+	flag.StringVar(&b.caddy, "caddy", "bin/caddy", "the `binary` to measure")
+	flag.StringVar(&b.goPeers, "go-peers", "bin/peers", "the `directory` with the binaries of other gateways")
+	flag.StringVar(&b.npmPeers, "npm-peers", "internal/lab/bench/gateway/peers/npm", "the `directory` where npm has installed other gateways")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -85,6 +85,11 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 	if _, err := os.Stat(b.caddy); err != nil {
 		return fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
 	}
+	if document != "" { // before half an hour goes into it
+		if _, err := withReport(document, nil); err != nil {
+			return fmt.Errorf("-write: %w", err)
+		}
+	}
 	b.contestants, b.budget = b.chosen(chosen), time.Duration(seconds*float64(time.Second))
 	if b.openFiles, err = process.RaiseOpenFiles(65_536); err != nil {
 		return fmt.Errorf("raise the limit of open files: %w", err)
@@ -106,7 +111,11 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 	report.Write(sections.Bytes())
 	switch {
 	case document != "":
-		return writeInto(document, report.Bytes())
+		text, err := withReport(document, report.Bytes())
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(document, text, 0o644)
 	case out != "":
 		return os.WriteFile(out, report.Bytes(), 0o644)
 	}

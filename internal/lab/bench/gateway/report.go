@@ -211,17 +211,17 @@ const (
 	reportEnds   = "<!-- bench-gateway ends -->"
 )
 
-// writeInto puts the report in its place in a document.
-func writeInto(file string, report []byte) error {
+// withReport returns the text of a document with the report in its place.
+func withReport(file string, report []byte) ([]byte, error) {
 	document, err := os.ReadFile(file)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	document, err = replaced(document, report)
+	text, err := replaced(document, report)
 	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return os.WriteFile(file, document, 0o644)
+	return text, nil
 }
 
 func replaced(document, report []byte) ([]byte, error) {
