@@ -23,18 +23,22 @@ func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.
 		return err
 	}
 	fast, sonicName := sonicJSON()
+	type size struct {
+		name  string
+		bytes int
+	}
+	large := []size{{"2MB", 2_000_000}, {"20MB", 20_000_000}}
 	titled := false
 	for _, c := range []struct {
-		name string
-		text []string
+		name  string
+		text  []string
+		sizes []size
 	}{
-		{"log", logLines()},
-		{"source", source},
+		{"log", logLines(), append([]size{{"200KB", 200_000}}, large...)},
+		// A line of code is shorter than a placeholder, so a request of 200 KB is not masked.
+		{"source", source, large},
 	} {
-		for _, size := range []struct {
-			name  string
-			bytes int
-		}{{"200KB", 200_000}, {"2MB", 2_000_000}, {"20MB", 20_000_000}} {
+		for _, size := range c.sizes {
 			name := fmt.Sprintf("conversation/%s/%s", c.name, size.name)
 			if !chosen.MatchString(name) {
 				continue
