@@ -70,9 +70,10 @@ func (b *bench) growth(ctx context.Context, size size) (map[string]*measure, err
 		if clients, m.err = openClients(ctx, r, 1); m.err != nil {
 			continue
 		}
+		tool, chars := r.toolOf("bench", upstream.Tool), r.chars(size)
 		before := r.cpu()
 		result := load.Loop(ctx, 1, b.budget/2, func(ctx context.Context, _ int) error {
-			return clients[0].Call(ctx, r.toolOf("bench", upstream.Tool), r.chars(size))
+			return clients[0].Call(ctx, tool, chars)
 		})
 		m.add(result, r.cpu()-before)
 		m.peak = r.memory().Peak
