@@ -159,7 +159,7 @@ bench: build ## throughput and memory, as ratios to named baselines
 
 # Docker's gateway replaces a module in its go.mod, so only its own folder builds it.
 bench-gateway: DOCKER_GATEWAY := v0.28.0
-bench-gateway: build $(GATEWAY_PEERS)/npm/node_modules ## this gateway beside others, 35 minutes; flags in BENCHFLAGS
+bench-gateway: build $(GATEWAY_PEERS)/npm/node_modules ## this gateway beside others, 25 minutes; flags in BENCHFLAGS
 	-go -C $(LAB) build -o "$(CURDIR)/bin/peers/" ./bench/gateway/peers/go/relay github.com/TBXark/mcp-proxy
 	-dir=$$(go mod download -json github.com/docker/mcp-gateway@$(DOCKER_GATEWAY) | sed -n 's/^.*"Dir": "\(.*\)",$$/\1/p') && \
 	go -C "$$dir" build -o "$(CURDIR)/bin/peers/" \
