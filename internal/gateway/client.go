@@ -21,11 +21,11 @@ import (
 // A client is a session of the legacy era, or all requests of the modern era that seem to come
 // from the same client.
 type client struct {
-	key      string   // in State
-	over     [16]byte // in State.over, once it was asked for; guarded by State.mu
-	using    int      // by how many; guarded by State.mu
-	audience string   // key of its audience
-	marks    uint64   // of the request that began the session, see [visit.marks]
+	key         string   // in State
+	over        [16]byte // in State.over, once it was asked for; guarded by State.mu
+	using       int      // by how many; guarded by State.mu
+	audience    string   // key of its audience
+	fingerprint uint64   // of the request that began the session, see [visit.fingerprint]
 
 	era          mcp.Era
 	version      string

@@ -92,15 +92,16 @@ type headerValue struct {
 	number      int
 }
 
-var markSeed = maphash.MakeSeed()
+var fingerprintSeed = maphash.MakeSeed()
 
-// marks returns a number that differs if legacyAudience of the same client does. It costs less, because
-// each request of a session is asked for it.
-func (v *visit) marks() (sum uint64) {
+// fingerprint returns a hash of who has sent the request and with which headers. If legacyAudience of two
+// requests in a session differs, so does this, which takes less time: each request is compared with the
+// one that began the session.
+func (v *visit) fingerprint() (sum uint64) {
 	if v.caller.identity == "" {
-		sum = maphash.String(markSeed, v.peer.Address)
+		sum = maphash.String(fingerprintSeed, v.peer.Address)
 		if tls := v.r.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
-			sum += maphash.Bytes(markSeed, tls.PeerCertificates[0].Raw)
+			sum += maphash.Bytes(fingerprintSeed, tls.PeerCertificates[0].Raw)
 		}
 	}
 	for name, values := range v.r.Header {
@@ -108,7 +109,7 @@ func (v *visit) marks() (sum uint64) {
 			continue
 		}
 		for i, value := range values {
-			sum += maphash.Comparable(markSeed, headerValue{name, value, i})
+			sum += maphash.Comparable(fingerprintSeed, headerValue{name, value, i})
 		}
 	}
 	return sum
@@ -116,7 +117,7 @@ func (v *visit) marks() (sum uint64) {
 
 // begin notes with which headers a client has begun its session.
 func (v *visit) begin(c *client) {
-	c.marks = v.marks()
+	c.fingerprint = v.fingerprint()
 	c.joinAudience(v.g, v.legacyAudience(c))
 }
 
@@ -228,7 +229,7 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 	case c.identity != v.caller.identity || g.hasEnded(c):
 		g.release(c)
 		return nil, jsonrpc.UnknownSession()
-	case !c.apart.Load() && v.marks() != c.marks:
+	case !c.apart.Load() && v.fingerprint() != c.fingerprint:
 		c.apart.Store(true)
 	}
 	return c, nil

@@ -38,14 +38,14 @@ func TestHeadersThatServersMayChooseBy(t *testing.T) {
 	}
 }
 
-// A client that sends other headers than at the beginning of its session has other marks, in whatever
+// A client that sends other headers than at the beginning of its session has another fingerprint, in whatever
 // order the headers come.
-func TestMarks(t *testing.T) {
-	marksOf := func(identity, address string, header http.Header) uint64 {
+func TestFingerprint(t *testing.T) {
+	fingerprintOf := func(identity, address string, header http.Header) uint64 {
 		q := &Request{r: &http.Request{Header: header}, caller: caller{identity: identity}, peer: Peer{Address: address}}
-		return (&visit{Request: q}).marks()
+		return (&visit{Request: q}).fingerprint()
 	}
-	began := marksOf("ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}})
+	began := fingerprintOf("ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}})
 	for name, test := range map[string]struct {
 		identity, address string
 		header            http.Header
@@ -61,11 +61,11 @@ func TestMarks(t *testing.T) {
 		"values in another order":     {"ann", "192.0.2.1", http.Header{"X-A": {"2", "1"}, "X-B": {"3"}}, false},
 		"values of different headers": {"ann", "192.0.2.1", http.Header{"X-A": {"3", "2"}, "X-B": {"1"}}, false},
 	} {
-		if got := marksOf(test.identity, test.address, test.header); (got == began) != test.same {
+		if got := fingerprintOf(test.identity, test.address, test.header); (got == began) != test.same {
 			t.Errorf("%s: the same is %v, want %v", name, got == began, test.same)
 		}
 	}
-	if marksOf("", "192.0.2.1", nil) == marksOf("", "192.0.2.2", nil) {
-		t.Error("unidentified clients of two addresses have the same marks")
+	if fingerprintOf("", "192.0.2.1", nil) == fingerprintOf("", "192.0.2.2", nil) {
+		t.Error("unidentified clients of two addresses have the same fingerprint")
 	}
 }

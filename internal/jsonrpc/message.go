@@ -458,7 +458,7 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 			return 0
 		}
 		for _, e := range edits {
-			if e.Start < int(old.end) && e.End > int(old.start) && !m.retells(e) {
+			if e.Start < int(old.end) && e.End > int(old.start) && !m.onlyChangesText(e) {
 				return 0
 			}
 		}
@@ -473,8 +473,8 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 	return edited, failure
 }
 
-// retells reports whether an edit only gives another text to a field that is a string.
-func (m *Message) retells(e jsonspan.Edit) bool {
+// onlyChangesText reports whether an edit gives another text to a field that is a string, and does nothing else.
+func (m *Message) onlyChangesText(e jsonspan.Edit) bool {
 	return isPlainString(e.New) && slices.ContainsFunc(m.spans, func(s span) bool {
 		return s.kind == jsonspan.String && int(s.start) == e.Start && int(s.end) == e.End
 	})

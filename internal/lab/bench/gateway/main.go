@@ -60,7 +60,8 @@ func main() {
 	document := flag.String("write", "", "put the tables into this `document`, between its two comments")
 	flag.StringVar(&b.caddy, "caddy", "bin/caddy", "the `binary` to measure")
 	flag.StringVar(&b.goPeers, "go-peers", "bin/peers", "the `directory` with the binaries of other gateways")
-	flag.StringVar(&b.npmPeers, "npm-peers", "internal/lab/bench/gateway/peers/npm", "the `directory` where npm has installed other gateways")
+	flag.StringVar(&b.npmPeers, "npm-peers", "internal/lab/bench/gateway/peers/npm",
+		"the `directory` where npm has installed other gateways")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
