@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -99,5 +101,30 @@ func TestHeaderOfParkedStreams(t *testing.T) {
 	defer response.Body.Close()
 	if response.Header.Get("Content-Type") != "text/event-stream" || !response.Close || response.ContentLength != -1 {
 		t.Errorf("got %+v", response)
+	}
+}
+
+// Servers are listened to on behalf of the request that has opened the stream: with all that it has but
+// its body and the session id.
+func TestKeptRequests(t *testing.T) {
+	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		r := httptest.NewRequest(http.MethodGet, "https://gateway.example/mcp?a=b", nil)
+		r.Proto = proto
+		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(proto)
+		r.RemoteAddr = "192.0.2.7:4711"
+		r.Header = http.Header{"X-A": {"1", "2"}, "X-Empty": {""}, mcp.VersionHeader: {"2025-11-25"}}
+		ctx := context.WithValue(t.Context(), http.LocalAddrContextKey, "here")
+		want := r.Clone(ctx)
+		r.Header[mcp.SessionHeader] = []string{"s"}
+		kept := keepRequest(r)
+		clear(r.Header) // which the handler may change
+		got := kept.in(ctx)
+		if got.Context() != ctx || !reflect.DeepEqual(got.Header, want.Header) {
+			t.Errorf("%s: got %v, want %v", proto, got.Header, want.Header)
+		}
+		got.Header, want.Header, got.Body, want.Body = nil, nil, nil, nil
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s:\ngot  %+v\nwant %+v", proto, got, want)
+		}
 	}
 }
