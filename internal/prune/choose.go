@@ -83,6 +83,7 @@ const (
 
 type total struct {
 	removed int // lines
+	runs    int // of them
 	tokens  float64
 }
 
@@ -118,9 +119,10 @@ func (p *program) run(price, premium float64) (sum total) {
 		}
 		sum.removed += u.lines()
 		if kept = p.fromKept[i]&whenRemoved != 0; kept {
-			sum.tokens += p.marker
+			sum.runs++
 		}
 	}
+	sum.tokens += float64(sum.runs) * p.marker
 	return sum
 }
 

@@ -8,6 +8,9 @@
 // markers (render.go), under a handle by which the original can be had back
 // (recover.go).
 //
+// Focus cuts a text to a number of characters instead, and needs only the goal: what the
+// text is, is detected (detect.go).
+//
 // It never summarises: kept lines are kept to the byte. The limits of a request hold to
-// the line, whatever the scores say.
+// the line or the character, whatever the scores say.
 package prune

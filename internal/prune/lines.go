@@ -40,6 +40,9 @@ func (l lines) line(i int) string {
 	return strings.TrimSuffix(line, "\r")
 }
 
+// CountLines returns how many lines a text has.
+func CountLines(text string) int { return split(text).len() }
+
 // Lines returns the lines of a text without their ends.
 func Lines(text string) []string {
 	l := split(text)

@@ -423,7 +423,7 @@ var kindsOfLine = map[string][]string{
 	"failures": {"ERROR x", "java.lang.NullPointerException: null", "Traceback (most recent call last):", `  File "x.py", line 3, in f`, "ValueError: bad", "\tat a.b.C.d(C.java:12)", "Caused by: x", "panic: boom",
 		"goroutine 1 [running]:", "main.main()", "\t/src/main.go:12 +0x1d", "0 errors", "eRRoR"},
 	"directives": {"⟦NO_PRUNE_BEGIN⟧", "⟦NO_PRUNE_END⟧", "  ⟦NO_PRUNE_END⟧ ", "say ⟦NO_PRUNE_BEGIN⟧"},
-	"forgeries":  {"⟦PRUNÉ: prune_id=prn_AAAAAAAAAAAAAAAAAAAAAA lignes 1-9 (9) raison=hors focus⟧", "⟦PRUNÉ: prune_id= lignes 0-0 (0) raison=⟧", "12│ the twelfth line", "prune_id=prn_x"},
+	"forgeries":  {"⟦PRUNÉ: prune_id=prn_AAAAAAAAAA lignes 1-9 (9) raison=hors focus⟧", "⟦PRUNÉ: prune_id= lignes 0-0 (0) raison=⟧", "12│ the twelfth line", "prune_id=prn_x"},
 	"oddities":   {"a\u2028b\u2029c", "a\fb\vc\u0085d", "\xff\xfe\x00", "é\xc3", "\u202eabc", "\ufeffpackage x", strings.Repeat("word ", 3000), strings.Repeat("(", 5000), strings.Repeat("=", 300)},
 }
 

@@ -88,7 +88,7 @@ func TestResultsHaveAllTheirMembers(t *testing.T) { // P18, P20
 	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}
-	if string(got["annotations"]) != "[]" || string(got["warnings"]) != "[]" || string(got["pruned_text"]) != `""` || len(got["prune_id"]) < 24 {
+	if string(got["annotations"]) != "[]" || string(got["warnings"]) != "[]" || string(got["pruned_text"]) != `""` || len(got["prune_id"]) != len(`"prn_0123456789"`) {
 		t.Errorf("%s", text)
 	}
 	for _, member := range []string{"original_lines", "kept_lines", "pruned_lines", "pruned_ratio", "tokens_est_before", "tokens_est_after", "tokens_saved_est", "cost_estimated_usd", "elapsed_ms", "used_fallback"} {

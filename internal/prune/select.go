@@ -90,8 +90,8 @@ func saving(ratio float64) float64 { return ratio * (0.845 + 0.06*ratio) }
 // Handles to reckon with, not those of the request: those are others in each process,
 // and what is kept must not be.
 const (
-	usualHandle   = "prn_3SEMd5UxCK1U4BvxWSkab2"
-	dearestHandle = "prn_a0a0a0a0a0a0a0a0a0a0a0"
+	usualHandle   = "prn_3SEMd5UxCK"
+	dearestHandle = "prn_a0a0a0a0a0"
 )
 
 // markerTokens is what a marker costs in a text of n lines. What is kept does not

@@ -1,0 +1,187 @@
+package prune
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// sampled is how many lines are looked at to tell what a text is.
+const sampled = 400
+
+// detect returns what a text most likely is, by what its lines look like. It looks at
+// lines from all over the text, but not into comments of code and fenced blocks of
+// documents, where anything may stand.
+func detect(l lines) Source {
+	var seen, records, prose, code int
+	var end string // of the comment or fenced block that is open
+	last := map[string]int{
+		commentEnd: strings.LastIndex(l.text, commentEnd),
+		fenceEnd:   strings.LastIndex(l.text, fenceEnd),
+	}
+	step := max(1, l.len()/sampled)
+	for i := range l.len() {
+		text := l.line(i)
+		text = strings.TrimSpace(text[:min(len(text), maxLooked)])
+		if end != "" {
+			if strings.Contains(text, end) {
+				end = ""
+			}
+			continue
+		}
+		if end = opens(text); end != "" && last[end] < l.starts[i+1] {
+			end = "" // never comes
+		}
+		if i%step != 0 || text == "" || isPunctuation(text) {
+			continue
+		}
+		seen++
+		switch {
+		case isRecord(text):
+			records++
+		case strings.HasPrefix(text, "#") && !l.isHeading(i) || looksCode(text):
+			code++
+		case looksProse(text):
+			prose++
+		}
+	}
+	switch {
+	case 3*records > seen:
+		return Logs
+	case prose > code:
+		return Docs
+	}
+	return Code
+}
+
+// Ends of what detect does not look into.
+const (
+	commentEnd = "*/"
+	fenceEnd   = "```"
+)
+
+// opens returns what ends the comment or fenced block that a line opens, if it does.
+func opens(text string) string {
+	if rest, ok := strings.CutPrefix(text, "/*"); ok && !strings.Contains(rest, commentEnd) {
+		return commentEnd
+	}
+	if strings.HasPrefix(fenceOf(text), fenceEnd) {
+		return fenceEnd
+	}
+	return ""
+}
+
+// isHeading reports whether line i, which begins as a heading of Markdown does, is one: it
+// is not indented, and what stands beside it does not begin so. That would be comments.
+func (l lines) isHeading(i int) bool {
+	begins := func(i int) bool { return 0 <= i && i < l.len() && strings.HasPrefix(l.line(i), "#") }
+	return headingLevel(l.line(i)) > 0 && begins(i) && !begins(i-1) && !begins(i+1)
+}
+
+// maxLooked is how many bytes of a line tell what it is.
+const maxLooked = 200
+
+// isRecord reports whether a line looks like one of a log: it begins with a time or a
+// level, or is part of a stack trace, or of the output of tests.
+func isRecord(text string) bool {
+	return hasTime(text) || hasLevel(strings.TrimLeft(text, "[(<{\"'")) || isFrame(text) || isTestOutput(text)
+}
+
+// hasTime reports whether a line has a time such as 12:30:59 or a date such as 2006-01-02
+// near its beginning.
+func hasTime(text string) bool {
+	const near = 60
+	text = text[:min(len(text), near)]
+	for i := range len(text) {
+		for _, form := range [...]string{"00:00:00", "0000-00-00", "0000/00/00"} {
+			if hasForm(text[i:], form) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hasForm reports whether text begins as form does, in which 0 stands for any digit.
+func hasForm(text, form string) bool {
+	if len(text) < len(form) {
+		return false
+	}
+	for i := range len(form) {
+		if form[i] == '0' && !isDigit(text[i]) || form[i] != '0' && form[i] != text[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// hasLevel reports whether a line begins with the level of a log record, or has it as a
+// field.
+func hasLevel(text string) bool {
+	for _, level := range [...]string{"TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "level=", "level\":"} {
+		if rest, ok := strings.CutPrefix(text, level); ok && (rest == "" || !isLetter(rest[0]) || level == "WARN") {
+			return true
+		}
+	}
+	return strings.Contains(text, " level=") || strings.Contains(text, "\"level\":")
+}
+
+// isTestOutput reports whether a line is one of those that test runners print.
+func isTestOutput(text string) bool {
+	return hasAnyPrefix(text, "=== RUN", "=== PAUSE", "=== CONT", "=== NAME", "--- PASS", "--- FAIL", "--- SKIP",
+		"ok  \t", "FAIL\t", "PASS:", "FAIL:")
+}
+
+func hasAnyPrefix(text string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(text, prefix) })
+}
+
+// codeSigns stand in lines of programs, seldom in those of documents.
+var codeSigns = [...]string{" = ", " := ", " => ", "->", "::", "();", "self."}
+
+// looksCode reports whether a line looks like one of a program.
+func looksCode(text string) bool {
+	if isRSTDirective(text) {
+		return false
+	}
+	if strings.IndexByte("{};(\\", text[len(text)-1]) >= 0 || hasAnyPrefix(text, "//", "/*", "return ") {
+		return true
+	}
+	for _, sign := range codeSigns {
+		if strings.Contains(text, sign) {
+			return true
+		}
+	}
+	return isMember(withoutBullets(text)) || isImport(text) || isDefinition(text) || isDecorator(text)
+}
+
+// isMember reports whether a line is a name and a colon, and maybe more, as in YAML.
+func isMember(text string) bool {
+	name, rest, found := strings.Cut(text, ":")
+	return found && name != "" && (rest == "" || rest[0] == ' ') && strings.IndexFunc(name, notInKey) < 0
+}
+
+func notInKey(r rune) bool {
+	return r >= utf8.RuneSelf || !inName(byte(r)) && strings.IndexByte("_-.", byte(r)) < 0
+}
+
+// isRSTDirective reports whether a line is a directive of reStructuredText.
+func isRSTDirective(text string) bool { return strings.HasPrefix(text, ".. ") }
+
+// looksProse reports whether a line looks like one of a document: a heading, an item of
+// a list, or words with blanks between them.
+func looksProse(text string) bool {
+	if headingLevel(text) > 0 || isRSTDirective(text) || withoutBullets(text) != text || text[0] == '|' {
+		return true
+	}
+	letters, blanks := 0, 0
+	for i := range len(text) {
+		switch c := text[i]; {
+		case isLetter(c) || c >= 0x80:
+			letters++
+		case c == ' ':
+			blanks++
+		}
+	}
+	return blanks >= 3 && 100*(letters+blanks) >= 88*len(text)
+}

@@ -1,0 +1,282 @@
+package prune
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// A Focusing says how to cut a text to what bears on a goal.
+type Focusing struct {
+	Goal string
+
+	// MaxChars is how long the answer may be, numbers and markers included. Characters
+	// are Unicode code points.
+	MaxChars int
+
+	// Ratio is the share of the lines that is left out at least, 0 to 1. Default: 0.
+	Ratio float64
+
+	// FirstLine is the number of the first line. Default: 1
+	FirstLine int
+
+	// Timeout bounds the time this may take. Default: 2 seconds.
+	Timeout time.Duration
+}
+
+const defaultFocusTimeout = 2 * time.Second
+
+// Focus returns the lines of text that bear most on the goal, in order, each with its
+// number as Recover writes it, and a marker wherever lines are missing: at most MaxChars
+// characters. Kept lines are kept to the byte, but one that would take more than a
+// quarter of MaxChars is shortened to the part that bears on the goal, with an ellipsis
+// where something is missing. A text that is within the limits is returned as it is.
+//
+// The same text and focusing give the same answer. ok is false if there is none: too
+// many lines, only one line, not enough time, or too few characters for anything.
+func Focus(ctx context.Context, text string, f Focusing) (short string, kept int, ok bool) {
+	l := split(text)
+	n := l.len()
+	leftOut := f.leftOut(n)
+	if leftOut == 0 && utf8.RuneCountInString(text) <= f.MaxChars {
+		return text, n, true
+	}
+	if n < 2 || n > MaxLines || f.MaxChars <= 0 {
+		return "", 0, false
+	}
+	timeout := f.Timeout
+	if timeout <= 0 {
+		timeout = defaultFocusTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r, err := f.read(ctx, l)
+	if err != nil {
+		return "", 0, false
+	}
+	chosen, err := r.choose(ctx, leftOut)
+	if err != nil {
+		return "", 0, false
+	}
+	short, kept = r.render(chosen)
+	if kept == 0 || kept > n-leftOut || utf8.RuneCountInString(short) > f.MaxChars {
+		return "", 0, false
+	}
+	return short, kept, true
+}
+
+// leftOut returns how many of n lines are left out at least.
+func (f *Focusing) leftOut(n int) int {
+	if !(f.Ratio > 0) {
+		return 0
+	}
+	return min(n, int(math.Ceil(float64(n)*f.Ratio-1e-9)))
+}
+
+// A reading is a text with what is known of its lines.
+type reading struct {
+	*Focusing
+	lines
+	outline *outline
+	values  []float64      // of keeping each line
+	cut     map[int]string // what is shown of lines that are too long
+}
+
+func (f *Focusing) read(ctx context.Context, l lines) (*reading, error) {
+	stopped := func() bool { return ctx.Err() != nil }
+	goal := beginning(f.Goal)
+	source := detect(l)
+	r := &reading{Focusing: f, lines: l, outline: outlineOf(l, source, stopped)}
+	if r.outline == nil {
+		return nil, ctx.Err()
+	}
+	w := readWording(l, goal, stopped)
+	if w == nil {
+		return nil, ctx.Err()
+	}
+	sheet, err := read(ctx, l, r.outline, source, goal, w)
+	if err != nil {
+		return nil, err
+	}
+	r.values = sheet.values()
+	if source == Logs {
+		sheet.favourMatches(r.values)
+	}
+	r.shorten(parseGoal(goal))
+	return r, ctx.Err()
+}
+
+// favourMatches lowers what lines of a log are worth that are far from all that the goal
+// is about. To the network a failure is worth all there is, and there may be thousands.
+func (s *sheet) favourMatches(values []float64) {
+	const atLeast = 0.1
+	for i := range values {
+		values[i] *= atLeast + float64(s.row(i)[near10])
+	}
+}
+
+// dearness is how much dearer a marker is than its characters: many short runs tell a
+// reader less than a few long ones.
+const dearness = 3
+
+// choose decides which lines are kept.
+func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
+	n := r.len()
+	units := make([]unit, n)
+	for i := range units {
+		units[i] = unit{start: i, end: i + 1, value: r.values[i], tokens: float64(r.chars(i))}
+	}
+	b := budget{
+		removable: n,
+		enough:    leftOut,
+		tokens:    float64(r.MaxChars + 1), // the last line has no end
+		marker:    float64(len(leftOutMarker(r.number(n-1), r.number(n))) + 1),
+		exact:     leftOut > 0,
+	}
+	p := program{units: units, marker: dearness * b.marker, kept: make([]bool, n), fromKept: make([]uint8, n)}
+	fits := func(sum total) bool { return sum.tokens-float64(sum.runs)*(p.marker-b.marker) <= b.tokens }
+	price := least(ctx, func(price float64) bool { return fits(p.run(price, 0)) })
+	tax := 0.0 // on each line that is kept
+	if p.run(price, 0).removed < leftOut {
+		tax = least(ctx, func(tax float64) bool {
+			sum := p.run(price, -tax)
+			return fits(sum) && sum.removed >= leftOut
+		})
+	}
+	// The choice before the one that fits has another run, or a few. There may be room
+	// for a part of it.
+	const before = 1 - 2*tolerance
+	if tax > 0 {
+		p.run(price, -tax*before)
+	} else {
+		p.run(price*before, 0)
+	}
+	more := slices.Clone(p.kept)
+	p.run(price, -tax)
+	p.marker = b.marker
+	p.keepPart(more, b)
+	p.keepHeads(r.outline, b)
+	p.restore(b)
+	return p.kept, ctx.Err()
+}
+
+// room returns how many tokens are left of a budget, and how many lines may still be kept.
+func (p *program) room(b budget) (tokens float64, lines int) {
+	tokens, lines = b.tokens, -b.enough
+	for i := range p.units {
+		if p.kept[i] {
+			tokens -= p.units[i].tokens
+			continue
+		}
+		lines += p.units[i].lines()
+		if i == 0 || p.kept[i-1] {
+			tokens -= b.marker
+		}
+	}
+	return tokens, lines
+}
+
+// keepPart keeps the best part that there is room for of a run that a greater choice has
+// and this one has not.
+func (p *program) keepPart(greater []bool, b budget) {
+	left, lines := p.room(b)
+	left -= b.marker // of what is removed after it
+	var start, bestStart, bestEnd int
+	var value, best, tokens float64
+	count := 0 // lines from start on
+	for i := range p.units {
+		u := &p.units[i]
+		if !greater[i] || p.kept[i] {
+			start, value, tokens, count = i+1, 0, 0, 0
+			continue
+		}
+		value, tokens, count = value+u.value, tokens+u.tokens, count+u.lines()
+		for start <= i && (tokens > left || count > lines) {
+			first := &p.units[start]
+			value, tokens, count = value-first.value, tokens-first.tokens, count-first.lines()
+			start++
+		}
+		if start <= i && value > best {
+			best, bestStart, bestEnd = value, start, i+1
+		}
+	}
+	for i := bestStart; i < bestEnd; i++ {
+		p.kept[i] = true
+	}
+}
+
+// keepHeads keeps the lines that name what kept lines are under, as far as there is room
+// and they take no more than a twentieth of all: what was asked for comes first.
+func (p *program) keepHeads(o *outline, b budget) {
+	left, lines := p.room(b)
+	left = min(left, b.tokens/20)
+	for i := range p.units {
+		head := o.parent[i]
+		if !p.kept[i] || head < 0 || p.kept[head] || o.is(i, blank|bracket) {
+			continue
+		}
+		cost := p.units[head].tokens - b.marker
+		for _, beside := range [...]int{head - 1, head + 1} {
+			if beside >= 0 && beside < len(p.kept) && !p.kept[beside] {
+				cost += b.marker
+			}
+		}
+		if cost <= left && lines > 0 {
+			p.kept[head] = true
+			left -= cost
+			lines--
+		}
+	}
+}
+
+// chars returns how many characters keeping line i takes, with its number and its end.
+func (r *reading) chars(i int) int {
+	return len(strconv.Itoa(r.number(i))) + utf8.RuneCountInString("│ ") + utf8.RuneCountInString(r.shown(i)) + len("\n")
+}
+
+// number returns the number of line i.
+func (r *reading) number(i int) int { return i + max(r.FirstLine, 1) }
+
+// shown returns what is shown of line i.
+func (r *reading) shown(i int) string {
+	if short, ok := r.cut[i]; ok {
+		return short
+	}
+	return r.line(i)
+}
+
+// leftOutMarker returns what stands for lines, of which the first and the last have these numbers.
+func leftOutMarker(first, last int) string {
+	if first == last {
+		return fmt.Sprintf("[line %d left out]", first)
+	}
+	return fmt.Sprintf("[lines %d-%d left out]", first, last)
+}
+
+// render returns the answer, and how many lines it has of the text.
+func (r *reading) render(chosen []bool) (short string, kept int) {
+	var b strings.Builder
+	for i := 0; i < len(chosen); {
+		if b.Len() > 0 {
+			b.WriteByte('\n')
+		}
+		if chosen[i] {
+			writeNumber(&b, r.number(i)-1)
+			b.WriteString(r.shown(i))
+			kept++
+			i++
+			continue
+		}
+		start := i
+		for i < len(chosen) && !chosen[i] {
+			i++
+		}
+		b.WriteString(leftOutMarker(r.number(start), r.number(i-1)))
+	}
+	return b.String(), kept
+}
