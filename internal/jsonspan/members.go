@@ -87,6 +87,16 @@ func Remove(data []byte, key string) (Edit, bool) {
 	return e, found
 }
 
+// Append returns the Edit that puts member, a key and value such as "k":1, last into
+// object, with a comma if that has others.
+func Append(object, member []byte) Edit {
+	at := bytes.LastIndexByte(object, '}')
+	if before := bytes.TrimRight(object[:at], " \t\r\n"); before[len(before)-1] != '{' {
+		at, member = len(before), append([]byte{','}, member...)
+	}
+	return Edit{Start: at, End: at, New: member}
+}
+
 // Insert returns the Edit that puts member, a key and value such as "k":1, first
 // into object, with a comma if that has others.
 func Insert(object, member []byte) Edit {

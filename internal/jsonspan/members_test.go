@@ -133,6 +133,23 @@ func TestInsert(t *testing.T) {
 	}
 }
 
+func TestAppend(t *testing.T) {
+	member := []byte(`"k":"v" `)[:7]
+	for text, want := range map[string]string{
+		`{}`:               `{"k":"v"}`,
+		` { } `:            ` { "k":"v"} `,
+		`{"a":"}"}`:        `{"a":"}","k":"v"}`,
+		" {\n\"a\":{}\n} ": " {\n\"a\":{},\"k\":\"v\"\n} ",
+	} {
+		if got := splice(t, text, Append([]byte(text), member)); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if got := string(member[:8]); got != `"k":"v" ` {
+		t.Errorf("wrote behind the member: %s", got)
+	}
+}
+
 // Members and Elements go through what encoding/json decodes, and with a member
 // taken out or put in an object is what it was but for that one.
 func TestMembersAreThoseOfEncodingJSON(t *testing.T) {

@@ -1,0 +1,220 @@
+package jsoncut
+
+import (
+	"iter"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// append appends a value within so many characters, which are at least v.hard.
+func (w *work) append(dst []byte, v value, limit int) []byte {
+	switch {
+	case v.chars <= limit:
+		return append(dst, w.text[v.start:v.end]...)
+	case v.line:
+		return w.appendText(dst, v.start, v.end, limit)
+	case v.node >= 0:
+		return w.appendNode(dst, v, limit)
+	}
+	dst = append(dst, '"')
+	start, end, limit := v.start+1, v.end-1, limit-len(`""`)
+	switch {
+	case v.media:
+		dst = w.appendMediaMarker(dst, jsonspan.Count(w.text[start:end]))
+	case len(w.hitsIn(start, end)) > 0:
+		dst = w.appendLines(dst, start, end, limit)
+	default:
+		dst = w.appendText(dst, start, end, limit)
+	}
+	return append(dst, '"')
+}
+
+// appendNode appends an object or array that is too long.
+func (w *work) appendNode(dst []byte, v value, limit int) []byte {
+	n := &w.nodes[v.node]
+	count := int(n.count)
+	parts := w.parts(v.node)
+	open, form, shortest := w.text[n.start], itemForm, len(`0,`)
+	media := ""
+	if open == '{' {
+		form, shortest = memberForm, len(`"":0,`)
+		media = w.mediaKey(parts)
+	}
+	room := limit - len("{}")
+	best := w.best(parts, count, v, room/shortest+1)
+	for i := range best {
+		p := &best[i]
+		p.extra = len(",")
+		if open == '{' {
+			p.extra += utf8.RuneCount(w.text[p.key:p.start])
+			if w.text[p.start] == '"' && string(w.text[p.key:p.start-len(":")]) == media {
+				p.media, p.most, p.good = true, p.soft, p.soft
+			}
+		}
+	}
+	var kept []part
+	if open == '{' && len(best) == count && allFit(best, v.within(limit), room) {
+		kept = best
+	} else {
+		kept = w.choose(best, count, form, room)
+	}
+	dst = append(dst, open)
+	dst = w.appendParts(dst, kept, count, form, room)
+	return append(dst, w.text[n.end-1])
+}
+
+// allFit reports whether all members of an object fit into room, and gives each what its
+// value takes at least.
+func allFit(members []part, size func(least) int, room int) bool {
+	used := -len(",")
+	for i := range members {
+		p := &members[i]
+		p.given = size(p.least)
+		used += p.given + p.extra
+	}
+	return used <= room
+}
+
+// appendLines appends the lines of a text that bear on the goal.
+func (w *work) appendLines(dst []byte, start, end, limit int) []byte {
+	lines, n := w.lines(start, end), 0
+	for range lines {
+		n++
+	}
+	best := w.best(lines, n, value{start: start, end: end}, limit/len(`\n`)+1)
+	for i := range best {
+		best[i].extra = len(`\n`)
+	}
+	kept := w.choose(best, n, lineForm, limit)
+	if len(kept) < 2 {
+		return w.appendText(dst, start, end, limit)
+	}
+	return w.appendParts(dst, kept, n, lineForm, limit)
+}
+
+// appendParts appends those parts that are kept of so many, with markers for the others.
+func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []byte {
+	slices.SortFunc(kept, func(a, b part) int { return a.index - b.index })
+	gap := w.gapChars(f, n)
+	room += len(f.separator)
+	for i, next := range gaps(kept, n) {
+		if next && gap > 0 {
+			room -= gap + len(f.separator)
+		}
+		if i < len(kept) {
+			room -= kept[i].extra
+		}
+	}
+	w.share(kept, room)
+
+	first := true
+	separate := func() {
+		if !first {
+			dst = append(dst, f.separator...)
+		}
+		first = false
+	}
+	at := 0 // the index of the next part
+	for i, next := range gaps(kept, n) {
+		end := n
+		if i < len(kept) {
+			end = kept[i].index
+		}
+		if next && gap > 0 {
+			separate()
+			dst = append(dst, f.before...)
+			dst = w.appendMarker(dst, end-at, n, f.unit)
+			dst = append(dst, f.after...)
+		}
+		if i < len(kept) {
+			separate()
+			p := &kept[i]
+			if f == memberForm {
+				dst = append(dst, w.text[p.key:p.start]...)
+			}
+			dst = append(dst, p.short...)
+			at = end + 1
+		}
+	}
+	return dst
+}
+
+// gaps tells for each part that is kept whether some before it are not, and finally
+// whether some behind the last are not. The parts are of n, and in order.
+func gaps(kept []part, n int) iter.Seq2[int, bool] {
+	return func(yield func(int, bool) bool) {
+		at := 0
+		for i := range kept {
+			if !yield(i, kept[i].index > at) {
+				return
+			}
+			at = kept[i].index + 1
+		}
+		yield(len(kept), n > at)
+	}
+}
+
+// appendText appends the beginning and the end of a text, with a marker between them.
+func (w *work) appendText(dst []byte, start, end, limit int) []byte {
+	body := w.text[start:end]
+	chars := jsonspan.Count(body)
+	room := limit - w.markerChars(chars, textUnit)
+	head, tail := headOf(body, room-room/2), tailOf(body, room/2)
+	left := chars - jsonspan.Count(head) - jsonspan.Count(tail)
+	dst = append(dst, head...)
+	dst = w.appendMarker(dst, left, chars, textUnit)
+	return append(dst, tail...)
+}
+
+// headOf returns as much of the beginning of a body as n characters of JSON hold.
+func headOf(body []byte, n int) []byte {
+	end := 0
+	for ; n > 0; n-- {
+		_, size := utf8.DecodeRune(body[end:])
+		end += size
+	}
+	if start, inside := escapeAround(body, end); inside > start {
+		end = start
+	}
+	return body[:end]
+}
+
+// tailOf returns as much of the end of a body as n characters of JSON hold.
+func tailOf(body []byte, n int) []byte {
+	start := len(body)
+	for ; n > 0; n-- {
+		_, size := utf8.DecodeLastRune(body[:start])
+		start -= size
+	}
+	if from, end := escapeAround(body, start); end > from {
+		start = end
+	}
+	return body[start:]
+}
+
+// escapeAround returns where the escape begins and ends that body[i] is inside of, or i
+// twice if there is none.
+func escapeAround(body []byte, i int) (start, end int) {
+	for start := i - 1; start >= max(i-5, 0); start-- {
+		if body[start] != '\\' {
+			continue
+		}
+		before := start
+		for before > 0 && body[before-1] == '\\' {
+			before--
+		}
+		if (start-before)%2 != 0 {
+			continue // the second half of an escape
+		}
+		end := start + 2
+		if end-1 < len(body) && body[end-1] == 'u' {
+			end = start + 6
+		}
+		if i < end {
+			return start, end
+		}
+	}
+	return i, i
+}

@@ -1,0 +1,256 @@
+package jsoncut
+
+import (
+	"bytes"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A node is an object or array that is long enough to be cut.
+type node struct {
+	start, end uint32 // in the text
+	next       uint32 // the first node behind its end
+	count      uint32 // of items or members
+	chars      uint32
+	most       uint32 // see [value]
+	good, soft uint32 // see [least]
+}
+
+// maxSmall is how many bytes an object or array has that is not cut. A marker would be
+// about as long.
+const maxSmall = 32
+
+// read makes text compact, with canonical escapes, and notes its nodes. It returns the
+// value that text is, and false if text is not valid.
+func (w *work) read(text []byte) (root value, ok bool) {
+	w.text = make([]byte, 0, len(text))
+	r := reader{work: w, in: text, valid: utf8.Valid(text)}
+	var s jsonspan.Scanner
+	s.Feed(text)
+	s.Finish()
+	for {
+		kind := s.Next()
+		start, end := s.Span()
+		switch kind {
+		case jsonspan.Done:
+			r.flush()
+			if root = r.last; root.node >= 0 {
+				root = w.nodeValue(root.node)
+			}
+			return root, true
+		case jsonspan.Invalid:
+			return value{}, false
+		case jsonspan.BeginObject, jsonspan.BeginArray:
+			r.begin(int(start), int(end))
+		case jsonspan.EndObject, jsonspan.EndArray:
+			r.separator = 0
+			r.token(int(start), int(end))
+			r.value(r.endNode())
+		case jsonspan.Key:
+			_, chars := r.string(int(start), int(end), s.Chars())
+			r.key(chars)
+		case jsonspan.String:
+			literal, chars := r.string(int(start), int(end), s.Chars())
+			r.value(w.measureString(value{node: -1, chars: chars}, literal, s.Chars()))
+		default:
+			r.token(int(start), int(end))
+			r.value(whole(value{node: -1, chars: int(end - start)}))
+		}
+	}
+}
+
+// A reader makes a text compact. It copies no token before it must, for most texts have
+// little or no white space.
+type reader struct {
+	*work
+	in    []byte
+	valid bool // UTF-8
+
+	from, end int  // in[from:end] is compact and still to be copied
+	separator byte // due before the next token, or 0
+	wide      int  // how many more bytes than characters the text has
+
+	open []begun
+	last value // the latest
+}
+
+// A begun node has not ended.
+type begun struct {
+	node  int
+	chars int // before it
+}
+
+// token puts in[start:end] behind what came before, and returns where it stands in the
+// compact text.
+func (r *reader) token(start, end int) (at int) {
+	between := start - r.end
+	switch {
+	case r.separator == 0 && between == 0, r.separator != 0 && between == 1:
+	default: // white space
+		r.flush()
+		if r.separator != 0 {
+			r.text = append(r.text, r.separator)
+		}
+		r.from = start
+	}
+	r.end = end
+	return len(r.text) + start - r.from
+}
+
+// flush copies what is still to be copied.
+func (r *reader) flush() {
+	r.text = append(r.text, r.in[r.from:r.end]...)
+	r.from = r.end
+}
+
+// size returns how many bytes the compact text has.
+func (r *reader) size() int { return len(r.text) + r.end - r.from }
+
+// string is token for a string or key that stands for n characters. It returns what that
+// is in the compact text, and how many characters it has there.
+func (r *reader) string(start, end, n int) (literal []byte, chars int) {
+	at := r.token(start, end)
+	literal = r.in[start:end]
+	if r.valid {
+		if len(literal) == n+len(`""`) {
+			return literal, len(literal)
+		}
+		if escapes, ok := canonical(literal); ok {
+			chars = n + escapes + len(`""`)
+			r.wide += len(literal) - chars
+			return literal, chars
+		}
+	}
+	r.end = start
+	r.flush()
+	r.text = append(r.text, '"')
+	r.text = appendCanonical(r.text, literal[1:len(literal)-1])
+	r.text = append(r.text, '"')
+	r.from, r.end = end, end
+	literal = r.text[at:]
+	chars = utf8.RuneCount(literal)
+	r.wide += len(literal) - chars
+	return literal, chars
+}
+
+// begin begins a node.
+func (r *reader) begin(start, end int) {
+	at := r.token(start, end)
+	r.separator = 0
+	r.open = append(r.open, begun{node: len(r.nodes), chars: at - r.wide})
+	r.nodes = append(r.nodes, node{start: uint32(at)})
+}
+
+// endNode ends the latest node, and forgets it if it is small.
+func (r *reader) endNode() value {
+	last := len(r.open) - 1
+	i, end := r.open[last].node, r.size()
+	chars := end - r.wide - r.open[last].chars
+	r.open = r.open[:last]
+	n := &r.nodes[i]
+	n.end, n.next, n.chars = uint32(end), uint32(len(r.nodes)), uint32(chars)
+	if n.end-n.start <= maxSmall {
+		r.nodes = r.nodes[:i] // those in it are smaller and have gone before
+		return whole(value{node: -1, chars: chars})
+	}
+	n.most += uint32(len("{}") - len(","))
+	if r.in[r.end-1] == ']' {
+		n.soft = min(n.chars, uint32(len("[]")+r.gapChars(itemForm, int(n.count))))
+		n.good = n.soft
+	} else {
+		n.soft += uint32(len("{}") - len(","))
+		n.good += uint32(len("{}") - len(","))
+	}
+	return value{node: i, most: int(n.most), least: least{good: int(n.good), soft: int(n.soft)}}
+}
+
+// key adds a key of so many characters to the node that is being read.
+func (r *reader) key(chars int) {
+	n := &r.nodes[r.open[len(r.open)-1].node]
+	n.most += uint32(chars + len(":"))
+	n.good += uint32(chars + len(":"))
+	n.soft += uint32(chars + len(":"))
+	r.separator = ':'
+}
+
+// value adds a value to the node that is being read.
+func (r *reader) value(v value) {
+	r.last, r.separator = v, ','
+	if len(r.open) > 0 {
+		n := &r.nodes[r.open[len(r.open)-1].node]
+		n.count++
+		n.most += uint32(v.most + len(","))
+		n.good += uint32(v.good + len(","))
+		n.soft += uint32(v.soft + len(","))
+	}
+}
+
+// canonical returns how many escapes a string has, and whether all are as they should be.
+func canonical(literal []byte) (escapes int, ok bool) {
+	for {
+		i := bytes.IndexByte(literal, '\\')
+		if i < 0 {
+			return escapes, true
+		}
+		if c := literal[i+1]; c == 'u' || c == '/' {
+			return 0, false
+		}
+		escapes++
+		literal = literal[i+2:]
+	}
+}
+
+// appendCanonical appends the body of a string with the shortest escapes that JSON has,
+// and only where it needs them.
+func appendCanonical(dst, body []byte) []byte {
+	for len(body) > 0 {
+		plain := 0
+		for plain < len(body) && body[plain] != '\\' && body[plain] < utf8.RuneSelf {
+			plain++
+		}
+		dst = append(dst, body[:plain]...)
+		if body = body[plain:]; len(body) == 0 {
+			break
+		}
+		size := jsonspan.Advance(body, 1)
+		if size == 2 && body[0] == '\\' && body[1] != '/' {
+			dst = append(dst, body[:size]...)
+		} else {
+			var room [utf8.UTFMax]byte
+			dst = appendString(dst, jsonspan.AppendText(room[:0], body[:size]))
+		}
+		body = body[size:]
+	}
+	return dst
+}
+
+// appendString appends text as the body of a string.
+func appendString(dst, text []byte) []byte {
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		text = text[size:]
+		switch r {
+		case '"', '\\':
+			dst = append(dst, '\\', byte(r))
+		case '\b':
+			dst = append(dst, `\b`...)
+		case '\f':
+			dst = append(dst, `\f`...)
+		case '\n':
+			dst = append(dst, `\n`...)
+		case '\r':
+			dst = append(dst, `\r`...)
+		case '\t':
+			dst = append(dst, `\t`...)
+		default:
+			if r < ' ' {
+				const digits = "0123456789abcdef"
+				dst = append(dst, '\\', 'u', '0', '0', digits[r>>4], digits[r&15])
+				continue
+			}
+			dst = utf8.AppendRune(dst, r)
+		}
+	}
+	return dst
+}

@@ -1,0 +1,199 @@
+package jsoncut
+
+import (
+	"bytes"
+	"iter"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// A value is a part of the text that is kept or cut: a JSON value, or a line of a string.
+type value struct {
+	start, end int
+	node       int  // its index if it is a node, else -1
+	line       bool // a line of a string
+	media      bool // a string that is kept whole or left out
+
+	chars int
+	most  int // how many characters it has at most if it is cut
+	least     // how many it has at least
+}
+
+// A least says how many characters a value has at least.
+type least struct {
+	good int // if it keeps its keys, and strings that are not much longer than a marker
+	soft int // if it keeps its keys
+	hard int
+}
+
+// within returns which least of a value fits into room, as a function that returns it for
+// the values in it. If none does, that is the hardest.
+func (l least) within(room int) func(least) int {
+	switch {
+	case l.good <= room:
+		return func(l least) int { return l.good }
+	case l.soft <= room:
+		return func(l least) int { return l.soft }
+	}
+	return func(l least) int { return l.hard }
+}
+
+// nodeValue returns a node as a value.
+func (w *work) nodeValue(i int) value {
+	n := &w.nodes[i]
+	v := value{start: int(n.start), end: int(n.end), node: i, chars: int(n.chars), most: int(n.most)}
+	v.least = least{good: int(n.good), soft: int(n.soft), hard: int(n.soft)}
+	if w.text[v.start] == '{' {
+		v.hard = min(v.hard, len("{}")+w.gapChars(memberForm, int(n.count)))
+	}
+	return v
+}
+
+// A span is where a part of a node or of a string stands.
+type span struct {
+	index      int // among its siblings
+	key        int // where its key begins if it is a member, else start
+	start, end int
+	node       int // see [value]
+	line       bool
+}
+
+// measure returns a value with its numbers of characters.
+func (w *work) measure(v value) value {
+	if v.node >= 0 {
+		return w.nodeValue(v.node)
+	}
+	literal := w.text[v.start:v.end]
+	v.chars = utf8.RuneCount(literal)
+	switch {
+	case v.line:
+		return measureText(v, literal, w.textMarkerChars(jsonspan.Count(literal)))
+	case literal[0] == '"':
+		return w.measureString(v, literal, jsonspan.Count(literal[1:len(literal)-1]))
+	}
+	return whole(v)
+}
+
+// whole returns a value that cannot be cut.
+func whole(v value) value {
+	v.most, v.least = v.chars, least{v.chars, v.chars, v.chars}
+	return v
+}
+
+// measureString measures a string that stands for n characters.
+func (w *work) measureString(v value, literal []byte, n int) value {
+	if v.chars < len(markerStart+textUnit+markerWord+markerEnd) { // as most strings are
+		return whole(v)
+	}
+	return measureText(v, literal[1:len(literal)-1], len(`""`)+w.textMarkerChars(n))
+}
+
+// measureText measures a string or line of which a marker of so many characters can be
+// left.
+func measureText(v value, body []byte, marker int) value {
+	v = whole(v)
+	if v.chars <= marker {
+		return v
+	}
+	v.soft, v.hard = marker, marker
+	if v.media = !v.line && isMedia(body); v.media {
+		v.most = marker
+	}
+	if v.media || v.chars > 2*marker {
+		v.good = marker
+	}
+	return v
+}
+
+// parts goes through the items or members of a node.
+func (w *work) parts(i int) iter.Seq[span] {
+	return func(yield func(span) bool) {
+		n := &w.nodes[i]
+		object := w.text[n.start] == '{'
+		at, next := int(n.start)+1, i+1
+		for index := range int(n.count) {
+			s := span{index: index, key: at, node: -1}
+			if object {
+				at = endOfString(w.text, at) + len(":")
+			}
+			s.start = at
+			switch w.text[at] {
+			case '"':
+				at = endOfString(w.text, at)
+			case '{', '[':
+				if next < len(w.nodes) && int(w.nodes[next].start) == at {
+					s.node, at, next = next, int(w.nodes[next].end), int(w.nodes[next].next)
+				} else {
+					at = endOfSmall(w.text, at)
+				}
+			default:
+				for w.text[at] != ',' && w.text[at] != ']' && w.text[at] != '}' {
+					at++
+				}
+			}
+			s.end = at
+			if !yield(s) {
+				return
+			}
+			at++ // the comma
+		}
+	}
+}
+
+// endOfString returns the end of the string that begins at i.
+func endOfString(text []byte, i int) int {
+	for from := i + 1; ; {
+		from += bytes.IndexByte(text[from:], '"') + 1
+		escapes := from - 1
+		for text[escapes-1] == '\\' {
+			escapes--
+		}
+		if (from-1-escapes)%2 == 0 {
+			return from
+		}
+	}
+}
+
+// endOfSmall returns the end of the object or array that begins at i.
+func endOfSmall(text []byte, i int) int {
+	for depth := 0; ; {
+		switch text[i] {
+		case '"':
+			i = endOfString(text, i)
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+		i++
+	}
+}
+
+// lines goes through the lines of the body of a string.
+func (w *work) lines(start, end int) iter.Seq[span] {
+	return func(yield func(span) bool) {
+		s := span{key: start, start: start, node: -1, line: true}
+		for at := start; at < end; {
+			escape := bytes.IndexByte(w.text[at:end], '\\')
+			if escape < 0 {
+				break
+			}
+			at += escape + len(`\n`)
+			if w.text[at-1] != 'n' {
+				continue
+			}
+			s.end = at - len(`\n`)
+			if !yield(s) {
+				return
+			}
+			s.index++
+			s.key, s.start = at, at
+		}
+		s.end = end
+		yield(s)
+	}
+}
