@@ -8,8 +8,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"math/big"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,36 +26,56 @@ type Limits struct {
 // out to. It is safe for concurrent use and starts no goroutines.
 type Store struct {
 	mu      sync.Mutex
-	entries *quota.Cache[key, []byte]
+	entries *quota.Cache[key, *kept]
 }
 
 type key struct{ owner, handle string }
 
+type kept struct {
+	original []byte
+	asked    bool // a client has got it
+}
+
 // New returns an empty Store, which counts as part of a kind until it is closed.
 func New(kind *quota.Kind, limits Limits) *Store {
-	return &Store{entries: quota.NewCache[key, []byte](kind, quota.Limits{Entries: limits.Entries, Bytes: limits.Bytes}, limits.TTL, nil)}
+	bounds := quota.Limits{Entries: limits.Entries, Bytes: limits.Bytes}
+	return &Store{entries: quota.NewCache[key, *kept](kind, bounds, limits.TTL, nil)}
 }
 
 // Put keeps a copy of original for owner under a handle, and renews its life if
 // it is there already. It reports whether it could: what is larger than the whole
-// store is not kept.
+// store is not kept, and neither is another original under a handle that is in use,
+// so that a handle never leads to anything but what it was handed out for.
 func (s *Store) Put(owner, handle string, original []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := key{owner, handle}
-	copied, ok := s.entries.Remove(k)
+	e, ok := s.entries.Get(k)
 	if !ok {
-		copied = bytes.Clone(original)
+		e = &kept{original: bytes.Clone(original)}
+	} else if !bytes.Equal(e.original, original) {
+		return false
 	}
-	return s.entries.Put(owner, k, copied, int64(len(copied)))
+	return s.entries.Put(owner, k, e, int64(len(original)))
 }
 
 // Get returns what was kept for owner under a handle, which the caller must not
 // change.
 func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
+	original, _, ok = s.GetFirst(owner, handle)
+	return original, ok
+}
+
+// GetFirst is Get, and reports whether this is the first time.
+func (s *Store) GetFirst(owner, handle string) (original []byte, first, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.entries.Get(key{owner, handle})
+	e, ok := s.entries.Get(key{owner, handle})
+	if !ok {
+		return nil, false, false
+	}
+	first, e.asked = !e.asked, true
+	return e.original, first, true
 }
 
 // Close says that the store is no longer used.
@@ -67,17 +85,22 @@ func (s *Store) Close() {
 	s.entries.Close()
 }
 
-// handleKey makes handles unguessable. It lives as long as the process, as what
-// they lead to does.
+// handleKey makes handles unguessable. It lives as long as the process, as stores do.
 var handleKey = func() (key [sha256.Size]byte) {
 	_, _ = rand.Read(key[:]) // never fails
 	return key
 }()
 
-// handleLen is enough for 128 bits in base 62.
-const handleLen = 22
+const (
+	// handleLen is how many characters a handle has after its prefix. It stands in every
+	// marker and costs tokens there. 59 bits are enough: only what one owner has at a time
+	// could collide, and only its owner can ask for it.
+	handleLen = 10
 
-// Handle returns prefix and 22 letters and digits which nobody can guess, and
+	handleDigits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)
+
+// Handle returns prefix and 10 letters and digits which cannot be guessed, and
 // which are the same whenever the parts are: a handle that changed at every call
 // would break the prompt caches it ends up in.
 func Handle(prefix string, parts ...[]byte) string {
@@ -88,6 +111,11 @@ func Handle(prefix string, parts ...[]byte) string {
 		mac.Write(size[:])
 		mac.Write(part)
 	}
-	text := new(big.Int).SetBytes(mac.Sum(nil)[:16]).Text(62)
-	return prefix + strings.Repeat("0", handleLen-len(text)) + text
+	n := binary.LittleEndian.Uint64(mac.Sum(nil))
+	var text [handleLen]byte
+	for i := range text {
+		text[i] = handleDigits[n%uint64(len(handleDigits))]
+		n /= uint64(len(handleDigits))
+	}
+	return prefix + string(text[:])
 }

@@ -35,6 +35,46 @@ func TestStoreReturnsWhatWasPut(t *testing.T) {
 	}
 }
 
+// Two originals with one handle are next to impossible. Should it happen, the first stays.
+func TestStoreKeepsTheFirstUnderAHandle(t *testing.T) {
+	s, kind := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+	s.Put("alice", "h", []byte("first"))
+	for _, other := range []string{"other", "firs", "", "first and more"} {
+		if s.Put("alice", "h", []byte(other)) {
+			t.Errorf("%q is said to be kept", other)
+		}
+	}
+	if !s.Put("bob", "h", []byte("other")) || !s.Put("alice", "h", []byte("first")) {
+		t.Error("not kept")
+	}
+	for owner, want := range map[string]string{"alice": "first", "bob": "other"} {
+		if got, ok := s.Get(owner, "h"); !ok || string(got) != want {
+			t.Errorf("%s got %q, %v", owner, got, ok)
+		}
+	}
+	if n := kind.Usage().Bytes; n != 10 {
+		t.Errorf("%d bytes are kept", n)
+	}
+}
+
+func TestStoreTellsTheFirstTime(t *testing.T) {
+	s, _ := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+	s.Put("alice", "h", []byte("a"))
+	s.Put("bob", "h", []byte("b"))
+	for i, test := range []struct {
+		owner     string
+		first, ok bool
+	}{{"alice", true, true}, {"alice", false, true}, {"bob", true, true}, {"carol", false, false}} {
+		if _, first, ok := s.GetFirst(test.owner, "h"); first != test.first || ok != test.ok {
+			t.Errorf("%d, %s: %t, %t", i, test.owner, first, ok)
+		}
+	}
+	s.Put("alice", "h", []byte("a"))
+	if _, first, _ := s.GetFirst("alice", "h"); first {
+		t.Error("what is kept again was never asked for")
+	}
+}
+
 func TestStoreIsBounded(t *testing.T) {
 	have := func(s *Store, n int) (kept string) {
 		for i := range n {
@@ -123,7 +163,7 @@ func TestStoreIsSafeForConcurrentUse(t *testing.T) {
 }
 
 func TestHandle(t *testing.T) {
-	form := regexp.MustCompile(`^obs_[A-Za-z0-9]{22}$`)
+	form := regexp.MustCompile(`^obs_[A-Za-z0-9]{10}$`)
 	seen := map[string]bool{}
 	for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")}, {nil, []byte("ab")}} {
 		h := Handle("obs_", parts...)
