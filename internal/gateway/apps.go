@@ -46,7 +46,21 @@ type sharedUIs map[string]bool
 // sharedUIs returns which UI resources of lists need to say whose they are. It notes which servers
 // have none of them: the client knows all of their UI resources by their own URIs.
 func (v *visit) sharedUIs(k listKind, all []*listing) sharedUIs {
-	if k != tools || v.g.transparent() || !slices.ContainsFunc(all, func(l *listing) bool { return len(l.uis) > 0 }) {
+	if k != tools {
+		return nil
+	}
+	shared := v.g.sharedUIs(all)
+	for _, l := range all {
+		if s := v.g.servers[l.server]; s != nil && len(l.uis) > 0 && !v.g.transparent() && !shared.areIn(l) {
+			v.client.notePlain(s, l.key)
+		}
+	}
+	return shared
+}
+
+// sharedUIs returns which UI resources of lists of tools need to say whose they are.
+func (g *Gateway) sharedUIs(all []*listing) sharedUIs {
+	if g.transparent() || !slices.ContainsFunc(all, func(l *listing) bool { return len(l.uis) > 0 }) {
 		return nil
 	}
 	var shared sharedUIs
@@ -66,11 +80,6 @@ func (v *visit) sharedUIs(k listKind, all []*listing) sharedUIs {
 			if _, _, err := mcp.ParseURI(ui.uri); err == nil {
 				share(ui.uri) // it would be taken for one that says whose it is
 			}
-		}
-	}
-	for _, l := range all {
-		if s := v.g.servers[l.server]; s != nil && len(l.uis) > 0 && !shared.areIn(l) {
-			v.client.notePlain(s, l.key)
 		}
 	}
 	return shared

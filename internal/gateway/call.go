@@ -20,6 +20,7 @@ type call struct {
 	ctx   context.Context // ends when the client cancels the call, or the time of the server is over
 	link  *link           // to the server; nil until that is known
 	name  string          // of what is called, as the server knows it
+	goal  string          // what the client looks for in the answer; "" if it does not say
 	found bool            // what is called is not what was posted, but named in it
 
 	attempted bool     // the server has got it, with the id of the client
@@ -112,6 +113,9 @@ func (c *call) readResource() *jsonrpc.Failure {
 	if result == nil {
 		return c.noResource("uri: not known, or not anymore")
 	}
+	if c.era == mcp.Modern {
+		result = jsonspan.Spliced(result, jsonspan.Insert(result, []byte(`"ttlMs":0,"cacheScope":"private"`)))
+	}
 	return c.answer(result)
 }
 
@@ -200,6 +204,9 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 		return failure
 	}
 	c.message = message // of which there is no other copy in memory from here on
+	if failure := c.takeFocus(); failure != nil {
+		return failure
+	}
 	if isLogin {
 		return c.withLogin(c.callLoginTool)
 	}

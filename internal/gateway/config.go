@@ -106,8 +106,11 @@ type Handler interface {
 
 // A Mask shortens the results of a server.
 type Mask interface {
-	// Serve has next answer r, and writes its answer to w, masked. about is what r asks for.
-	Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next Handler) error
+	// Serve has next answer r, and writes its answer to w, masked.
+	Serve(w http.ResponseWriter, r *http.Request, about MaskRequest, next Handler) error
+
+	// Exempts reports whether the result of a request for something is never masked.
+	Exempts(about mcp.Target) bool
 
 	// Recovers reports whether originals are kept, and how long a part of one that is read
 	// back may be.
@@ -115,6 +118,13 @@ type Mask interface {
 
 	// Original returns an original that was masked for a client.
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
+}
+
+// A MaskRequest is a request whose answer is masked.
+type MaskRequest struct {
+	About mcp.Target // what it asks for
+	Goal  string     // what the client looks for in the answer; "" if it does not say
+	Label string     // of the client in metrics
 }
 
 // An Observer counts and logs what happens.

@@ -31,9 +31,11 @@ func (u *user) use(tool, arguments string) said {
 // keeping is a Mask that leaves answers as they are, and has originals, by client and handle.
 type keeping map[string]string
 
-func (keeping) Serve(w http.ResponseWriter, r *http.Request, _ mcp.Target, next Handler) error {
+func (keeping) Serve(w http.ResponseWriter, r *http.Request, _ MaskRequest, next Handler) error {
 	return next.ServeHTTP(w, r)
 }
+
+func (keeping) Exempts(mcp.Target) bool { return false }
 
 func (keeping) Recovers() (int, bool) { return 1_000, true }
 
@@ -47,7 +49,7 @@ func TestDiscovery(t *testing.T) {
 	configure := func(c *Config) {
 		c.Discovery = true
 		c.Servers[1].Expose = []string{"send*"}
-		c.Servers[0].Mask, c.Servers[0].MaskAggregate = keeping{" obs_1": "original"}, true
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{" obs_1": "original"}, true
 	}
 	both(t, configure, func() []*peer {
 		return []*peer{
@@ -144,7 +146,7 @@ func TestDiscoveryOfToolsThatChange(t *testing.T) {
 
 func TestOwnToolsAndTemplates(t *testing.T) {
 	configure := func(c *Config) {
-		c.Servers[0].Mask, c.Servers[0].MaskAggregate = keeping{"ann 1": "of ann", "bob 2": "of bob"}, true
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{"ann 1": "of ann", "bob 2": "of bob"}, true
 	}
 	both(t, configure, func() []*peer {
 		p := newPeer("a").hasTools("x", "recover_observation").has("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}","name":"t"}`)
@@ -188,7 +190,7 @@ func TestOwnCapabilities(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"logging":{}}`
 	configure := func(c *Config) {
-		c.Servers[0].Mask, c.Servers[0].MaskAggregate = keeping{}, true
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{}, true
 	}
 	u := newGateway(t, configure, p).legacy(t)
 	for _, name := range []string{`"tools":{`, `"resources":{`, `"logging":{}`} {

@@ -36,6 +36,7 @@ type exchange struct {
 	*posted
 	caller  caller
 	path    string    // of the client's request
+	goal    string    // what the client looks for in the answer; "" if it does not say
 	resumed bool      // the response is the rest of the stream of a call
 	flight  *inFlight // the call of the client that the message is, if it can be canceled
 
@@ -53,6 +54,7 @@ type exchange struct {
 	answering atomic.Int32     // messages that are being sent to the server besides
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
 	left      bool             // the client cannot be written to
+	uncounted bool             // it is not recorded
 	ending
 }
 
@@ -94,7 +96,7 @@ func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message
 	x := &all.exchange
 	*x = exchange{
 		g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), posted: &all.posted,
-		caller: g.rules.caller(l.client.identity), reader: to, reply: &all.reply,
+		caller: g.rules.caller(l.client.identity), reader: to, reply: &all.reply, uncounted: l.client.uncounted,
 	}
 	all.reply = readerReply{Reader: to, x: x}
 	if m != nil {
@@ -267,19 +269,17 @@ func (x *exchange) run(r *http.Request) (err error) {
 	if !x.masked() {
 		return x.ServeHTTP(x.reply, r)
 	}
-	return x.server.Mask.Serve(x.reply, r, x.about(), x)
+	return x.server.Mask.Serve(x.reply, r, MaskRequest{x.about(), x.goal, x.caller.label}, x)
 }
 
-// masked reports whether the answer is masked. At the aggregate, answers pass to the byte
-// unless the configuration says otherwise (A44), and lists always do.
+// masked reports whether the answer is masked. At the endpoints of MCP, answers pass to the
+// byte unless the configuration says otherwise (A44, O25). The mask itself lets lists pass.
 func (x *exchange) masked() bool {
 	switch {
-	case x.server.Mask == nil:
+	case x.server.Mask == nil, x.kind != RPC && !x.server.MaskMCP:
 		return false
 	case x.kind != Aggregate:
 		return true
-	case !x.server.MaskAggregate:
-		return false
 	}
 	switch method, _ := x.knownMethod(); method {
 	case "tools/call", "resources/read", "prompts/get":
@@ -399,6 +399,9 @@ func (x *exchange) placeholder(name string) (any, bool) {
 func (x *exchange) record(httpMethod string) {
 	if x.outcome == "" {
 		x.outcome = outcomePanic
+	}
+	if x.uncounted {
+		return
 	}
 	x.g.config.Observer.RequestDone(Record{
 		Server: x.server.Name, Method: x.label(httpMethod, x.kind), Called: x.methodName(), Tool: x.toolName(),

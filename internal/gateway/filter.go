@@ -224,7 +224,15 @@ func (f *filter) visible(message []byte) ([]byte, error) {
 	if failure != nil {
 		return f.passable(l.Raw, nil, failure, visible.hides)
 	}
-	edits := l.Filter(visible.keeps)
+	var added []jsonspan.Edit
+	edits := l.Filter(func(item *mcp.Item) bool {
+		if !visible.keeps(item) {
+			return false
+		}
+		added = append(added, f.addFocus(item)...)
+		return true
+	})
+	edits = append(edits, added...)
 	if len(f.x.g.config.Clients) > 0 && l.Has(jsonrpc.CacheScope) {
 		edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 	}

@@ -40,6 +40,7 @@ type heldCall struct {
 	cancel context.CancelFunc
 
 	about     string           // what the client has called, which it goes on with
+	goal      string           // what it looks for in the answer
 	messages  chan heldMessage // of the server
 	answering chan struct{}    // closed when the answer comes: no more questions are asked
 	done      chan struct{}    // closed when there are no more
@@ -159,6 +160,7 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 		link:      l,
 		cancel:    cancel,
 		about:     c.about(),
+		goal:      c.goal,
 		messages:  make(chan heldMessage),
 		answering: make(chan struct{}),
 		done:      make(chan struct{}),
@@ -247,7 +249,9 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				return nil
 			}
 		}
-		failure = held.g.newExchange(l, h, &numbered).send(r)
+		x := held.g.newExchange(l, h, &numbered)
+		x.goal = held.goal
+		failure = x.send(r)
 		switch {
 		case answered:
 			failure = nil

@@ -67,6 +67,8 @@ type listing struct {
 	short  map[string]string // the original names of those that were shortened
 	params mcp.ParamHeaders  // of tools
 	uis    []uiName          // of tools, in the order in which they stand
+
+	focused map[string]bool // names of tools, as clients see them, to which a Focus was added
 }
 
 // emptyListing is the listing of a server that has nothing.
@@ -170,13 +172,23 @@ func (b *builder) addItem(item *mcp.Item) {
 		b.joined.WriteByte(',')
 	}
 	shown, raw := b.g.shown(b.server.Name, b.kind, item.Name), item.Raw
+	var edits []jsonspan.Edit
 	if shown != item.Name {
-		edits := []jsonspan.Edit{item.Rename(shown).Moved(-item.Start)}
+		edits = append(edits, item.Rename(shown).Moved(-item.Start))
 		if b.kind == skills {
 			edits = append(edits, b.renameFiles(raw)...)
 		}
-		raw = jsonspan.Spliced(raw, edits...)
 	}
+	if b.kind == tools {
+		if e, ok := b.server.addFocus(item); ok {
+			edits = append(edits, e)
+			if b.list.focused == nil {
+				b.list.focused = map[string]bool{}
+			}
+			b.list.focused[shown] = true
+		}
+	}
+	raw = jsonspan.Spliced(raw, edits...)
 	if b.kind == tools {
 		b.list.uis = appendUINames(b.list.uis, raw, b.joined.Len())
 	}
@@ -258,6 +270,7 @@ func (l *listing) size() int64 {
 	for _, ui := range l.uis {
 		size += 32 + len(ui.uri)
 	}
+	size += 32 * len(l.focused)
 	return int64(size)
 }
 
@@ -294,7 +307,11 @@ func (s *shelf) put(server string, l *listing) (listKey, *listing) {
 	_, _ = sum.Write(l.joined)
 	for _, name := range l.names {
 		_, _ = sum.Write([]byte(l.short[name]))
-		_, _ = sum.Write([]byte{0})
+		end := byte(0)
+		if l.focused[name] {
+			end = 1
+		}
+		_, _ = sum.Write([]byte{end})
 	}
 	key := listKey(sum.Sum(nil))
 	l.key = key

@@ -26,7 +26,7 @@ type ownItems struct {
 func newOwn(g *Gateway) ownItems {
 	o := ownItems{g: g}
 	for _, s := range g.config.Servers {
-		if s.Mask == nil || !s.MaskAggregate {
+		if s.Mask == nil || !s.MaskMCP {
 			continue
 		}
 		if maxChars, ok := s.Mask.Recovers(); ok {
@@ -208,7 +208,7 @@ func (c ownCall) arguments(into any) bool {
 // recover answers a call of the tool that returns originals of masked results.
 func (c ownCall) recover() *jsonrpc.Failure {
 	reader := c.g.own.originals(&c.caller)
-	return c.answer(reader.Call(c.message.Literal(jsonrpc.Arguments)))
+	return c.answer(reader.Call(c.ctx, c.message.Literal(jsonrpc.Arguments)))
 }
 
 // searchTools answers a call of search_tools.

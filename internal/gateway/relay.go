@@ -50,6 +50,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	m = &numbered
 	x := c.g.newExchange(l, &rl.h, m)
+	x.goal = c.goal
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
 	r := c.r.WithContext(x.join(&c.flight))
@@ -237,16 +238,25 @@ func (c *call) paramHeaders() mcp.ParamHeaders {
 	if !c.message.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
-	if list := c.client.knownList(c.g, c.server, tools); list != nil {
+	if list := c.toolList(); list != nil {
 		return list.params
+	}
+	return nil // the server will say if there were any
+}
+
+// toolList returns the tools of the server, as the client knows them. It asks for them if they are not
+// known, and returns nil if they cannot be had.
+func (c *call) toolList() *listing {
+	if list := c.client.knownList(c.g, c.server, tools); list != nil {
+		return list
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
 	defer cancel()
 	list, _, failure := c.client.newListQuery(c.behalf().within(ctx), c.server, tools).get()
 	if failure != nil {
-		return nil // the server will say if there were any
+		return nil
 	}
-	return list.params
+	return list
 }
 
 // listPatience is how long a call waits for the list that its tool is in. Most tools

@@ -512,9 +512,9 @@ type aboutMask struct {
 	about []mcp.Target
 }
 
-func (m *aboutMask) Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next Handler) error {
+func (m *aboutMask) Serve(w http.ResponseWriter, r *http.Request, about MaskRequest, next Handler) error {
 	m.mu.Lock()
-	m.about = append(m.about, about)
+	m.about = append(m.about, about.About)
 	m.mu.Unlock()
 	return next.ServeHTTP(w, r)
 }
@@ -525,7 +525,7 @@ func TestResumedCallsAreMasked(t *testing.T) {
 		mask := new(aboutMask)
 		p := legacyPeer("a")
 		p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) { c.result(`{}`) })
-		g := newMemory(t, func(c *Config) { c.Servers[0].Mask, c.Servers[0].MaskAggregate = mask, true }, p)
+		g := newMemory(t, func(c *Config) { c.Servers[0].Mask, c.Servers[0].MaskMCP = mask, true }, p)
 		defer g.close()
 		g.legacy(t).call("a::x")
 		want := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}

@@ -83,6 +83,9 @@ func (q *Request) forward() *jsonrpc.Failure {
 		path: q.peer.Path,
 	}
 	if q.r.Method == http.MethodPost {
+		if failure := x.takeFocus(); failure != nil {
+			return failure
+		}
 		x.post(q.r)
 	}
 	if q.to.Kind == RPC {

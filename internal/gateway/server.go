@@ -25,21 +25,23 @@ import (
 type Server struct {
 	Name     string
 	ID       string // equal for two servers that are the same to clients
+	Source   string // equal for two servers of this name whose answers come from the same place
 	Aliases  []string
 	Expose   []string // patterns of the tools that the aggregate shows; all if there are none
 	Upstream Upstream
 
-	Target        *url.URL // path and query of requests to it
-	Hosts         []string // by which it may call itself, with ports, as far as they are known
-	Timeout       time.Duration
-	ForwardAuth   bool // pass the credentials of clients on to it
-	Answers       []Answer
-	Mask          Mask // nil if nothing is masked
-	MaskAggregate bool // mask at the aggregate, too
-	Pins          *toolpin.Pins
-	ChildrenOnly  bool            // its upstreams are child processes, which know no HTTP
-	Streams       context.Context // done when streams that clients have opened to it at Single are to end
-	Login         Login           // of the gateway at the server; nil if it needs none
+	Target       *url.URL // path and query of requests to it
+	Hosts        []string // by which it may call itself, with ports, as far as they are known
+	Timeout      time.Duration
+	ForwardAuth  bool // pass the credentials of clients on to it
+	Answers      []Answer
+	Mask         Mask   // nil if nothing is masked
+	MaskMCP      bool   // mask at Aggregate and Single, too, not just at RPC
+	Focus        *Focus // by which clients say what a result is cut to; nil for none, and without MaskMCP
+	Pins         *toolpin.Pins
+	ChildrenOnly bool            // its upstreams are child processes, which know no HTTP
+	Streams      context.Context // done when streams that clients have opened to it at Single are to end
+	Login        Login           // of the gateway at the server; nil if it needs none
 
 	asides Asides // messages to it besides requests of clients
 

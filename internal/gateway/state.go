@@ -33,6 +33,7 @@ type State struct {
 
 	audiences   *audiences
 	sideStreams sideStreams
+	focused     *focusedTools
 	httpSSE     *httpsse.Pool // sessions with servers of HTTP+SSE
 
 	mu       sync.Mutex
@@ -77,6 +78,7 @@ func NewState() *State {
 		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
 		audiences:   newAudiences(),
+		focused:     newFocusedTools(),
 		httpSSE:     httpsse.NewPool(),
 		busy:        map[string]*client{},
 		over:        newSessionsOver(),
@@ -343,6 +345,7 @@ func (s *State) Destruct() error {
 	s.subscribing.Close()
 	s.listening.Close()
 	s.shelf.close()
+	s.focused.close()
 	s.audiences.close()
 	s.mu.Unlock()
 	s.waitForParked()

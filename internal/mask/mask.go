@@ -38,6 +38,11 @@ type Policy struct {
 	// shorter image.
 	KeepMedia bool
 
+	// AnyMethod says that texts may answer requests of any method, those for lists included.
+	// A result is then told by its members: one that has those of a list or a handshake stays
+	// whole. Without it, all results are observations.
+	AnyMethod bool
+
 	// Texts of more bytes pass as they are, and up to that many bytes are held
 	// back to find out. 0 masks texts of any length as they stream.
 	Limit int
@@ -52,9 +57,38 @@ type Policy struct {
 	// not keep it. It must not hold on to body.
 	Save func(body []byte) (handle string)
 
-	// Bodies of more bytes are not offered to Save.
-	SaveLimit int
+	// Hint, if set, follows the handle in a marker and says how to use it: the body
+	// of a JSON string without line breaks, of at most MaxHint characters.
+	Hint string
+
+	// Shorten, if set, cuts strings better than to head and tail. Messages are held back for it
+	// until they are complete.
+	Shorten Shortener
+
+	// Strings of more bytes are not offered to Save, and messages of more not to Shorten.
+	HoldLimit int
 }
+
+// A Shortener cuts what is too long by what it says. It must not hold on to what it is given.
+type Shortener interface {
+	// Text returns the body of a string that takes the place of another, or nil for head, marker
+	// and tail. handle is the one under which the original is kept, if it is. With structured, the
+	// string is the text of the structured content, which is cut as well: nothing may be added to
+	// it that would not match its schema.
+	Text(body []byte, handle string, structured bool) []byte
+
+	// Structured returns structured content that takes the place of another, or nil if that stays.
+	Structured(value []byte) []byte
+
+	// Note returns a text to be added to a result whose structured content was cut.
+	Note(value []byte, handle string) string
+}
+
+// MaxHint is how many characters a hint may have.
+const MaxHint = 200
+
+// DefaultHint says how to use a handle.
+const DefaultHint = "To see more, call recover_observation with this id and a goal."
 
 // Stats counts what was masked.
 type Stats struct {
@@ -70,19 +104,22 @@ func (s *Stats) add(chars int) {
 // HandlePrefix begins every handle. A marker with any other is not taken for one.
 const HandlePrefix = "obs_"
 
-// The marker, in JSON: its line breaks are escapes of two bytes there.
+// The marker, in JSON: its line breaks are escapes of two bytes there. A hint stands
+// inside its end, where the bracket is closed.
 const (
 	markerOriginal = `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=`
 	markerHead     = ` head=`
 	markerTail     = ` tail=`
 	markerHandle   = ` id=`
-	markerEnd      = `] ...\n`
+	markerClose    = `]`
+	markerEnd      = ` ...\n`
 
 	// maxMarker is more than any marker has characters.
-	maxMarker = 256
+	maxMarker = 256 + MaxHint
 )
 
-func appendMarker(dst []byte, original, head, tail int, handle string) []byte {
+// appendMarker appends a marker, with a hint only if there is a handle to use.
+func appendMarker(dst []byte, original, head, tail int, handle, hint string) []byte {
 	dst = append(dst, markerOriginal...)
 	dst = strconv.AppendInt(dst, int64(original), 10)
 	dst = append(dst, markerHead...)
@@ -92,6 +129,11 @@ func appendMarker(dst []byte, original, head, tail int, handle string) []byte {
 	if handle != "" {
 		dst = append(dst, markerHandle...)
 		dst = append(dst, handle...)
+	}
+	dst = append(dst, markerClose...)
+	if handle != "" && hint != "" {
+		dst = append(dst, ' ')
+		dst = append(dst, hint...)
 	}
 	return append(dst, markerEnd...)
 }
@@ -116,8 +158,7 @@ func (p *Policy) masked(body []byte, chars int) bool {
 			continue
 		}
 		// With the sum and the head, the tail is right as well.
-		const escapes = 2 // the line breaks, which are two bytes each
-		if head+(end-at-escapes)+tail != chars {
+		if head+jsonspan.Count(body[at:end])+tail != chars {
 			continue
 		}
 		before, counted = before+jsonspan.Count(body[counted:at]), at
@@ -143,9 +184,25 @@ func parseMarker(body []byte, at int) (original, head, tail, end int, ok bool) {
 	}
 	ok = true
 	original, head, tail = number(markerOriginal), number(markerHead), number(markerTail)
-	if after, found := bytes.CutPrefix(rest, []byte(markerHandle+HandlePrefix)); found {
-		rest = bytes.TrimLeft(after, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+	rest, handle := bytes.CutPrefix(rest, []byte(markerHandle+HandlePrefix))
+	if handle {
+		rest = bytes.TrimLeft(rest, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 	}
-	rest, found := bytes.CutPrefix(rest, []byte(markerEnd))
-	return original, head, tail, len(body) - len(rest), ok && found
+	rest, found := bytes.CutPrefix(rest, []byte(markerClose))
+	if handle {
+		rest = cutHint(rest)
+	}
+	rest, complete := bytes.CutPrefix(rest, []byte(markerEnd))
+	return original, head, tail, len(body) - len(rest), ok && found && complete
+}
+
+// cutHint returns what follows the hint at the beginning of a text, or the text if there
+// is none.
+func cutHint(text []byte) []byte {
+	const longest = 6 * MaxHint // as escapes
+	at := bytes.Index(text[:min(len(text), longest+len(markerEnd)+1)], []byte(markerEnd))
+	if at <= 0 || text[0] != ' ' || jsonspan.Count(text[1:at]) > MaxHint {
+		return text
+	}
+	return text[at:]
 }

@@ -71,8 +71,30 @@ type message struct {
 	asked    bool   // Policy.Reply has been asked whether it must
 	seen     uint16 // members it has had
 	member   member // the one being read
+	members  bool   // it is a result, and an object: its members are looked at
+	describe bool   // the result describes the server
 	maskable bool   // it is an observation
+
+	// What a Shortener needs to know of its result.
+	part       part
+	structured span  // its structured content
+	content    int64 // where its content ends; 0 if it has none
+	passing    bool  // the message is too long to be held back, or not in one piece
 }
+
+// A part is one of the members of a result.
+type part uint8
+
+const (
+	otherPart part = iota
+	contentPart
+	structuredPart
+)
+
+// A span is where something stands in a text.
+type span struct{ start, end int64 }
+
+func (s span) contains(c *cut) bool { return s.start <= c.start && c.end <= s.end }
 
 type member uint8
 
@@ -86,6 +108,8 @@ const (
 	memberError
 	memberData // of error
 )
+
+var partOf = map[string]part{"content": contentPart, "structuredContent": structuredPart}
 
 var memberOf = map[string]member{
 	"jsonrpc": memberJSONRPC,
@@ -120,12 +144,17 @@ const (
 	textMember
 )
 
-// A cut takes the middle out of a string that is still held.
+// A cut takes the middle out of a string that is still held, or puts something in its place.
 type cut struct {
-	start, end int64 // of the string, with its quotes
-	head, tail int64 // where the head ends and where the tail begins
+	start, end int64  // of the string, with its quotes
+	head, tail int64  // where the head ends and where the tail begins
+	text       []byte // between them; nil for a marker
+	handle     string // under which the string is kept
 	chars      int
+	left       int  // of chars
 	waiting    bool // for the rest of the object to tell what the string is
+	saved      bool // if it could be
+	structured bool // it is the text of the structured content, and that is cut
 }
 
 // A checkpoint is a place between two characters of a string.
@@ -154,7 +183,7 @@ func (m *Masker) next() {
 	m.base = 0
 	m.begun, m.committed, m.verbatim, m.batch, m.eliding = false, false, false, false, false
 	m.msg = message{}
-	m.focus()
+	m.report()
 	m.objects, m.cuts, m.marks, m.marked = m.objects[:0], m.cuts[:0], m.marks[:0], -1
 }
 
@@ -195,6 +224,7 @@ func (m *Masker) Gap(p []byte) error {
 		return err
 	}
 	m.hold.Write(p)
+	m.msg.passing = m.msg.passing || m.msg.open
 	m.scan.Gap(len(p))
 	return m.follow(m.scan.Next())
 }
@@ -248,6 +278,8 @@ func (m *Masker) follow(k jsonspan.Kind) error {
 			m.beginObject()
 		case jsonspan.EndObject:
 			m.endObject()
+		case jsonspan.EndArray:
+			m.endArray()
 		}
 		if !safe {
 			return m.giveUp()
@@ -261,9 +293,22 @@ func (m *Masker) beginObject() {
 	case !m.msg.open && (depth == 0 || m.batch && depth == 1):
 		start, _ := m.scan.Span()
 		m.msg = message{open: true, start: start, depth: depth + 1}
-		m.focus()
-	case m.msg.maskable && m.policy.KeepMedia:
+		m.report()
+		return
+	case m.msg.part == structuredPart && depth == m.msg.depth+1:
+		m.msg.structured.start, _ = m.scan.Span()
+	case depth == m.msg.depth && m.msg.member == memberResult:
+		m.msg.members = true
+		m.report()
+	}
+	if m.msg.maskable && m.policy.KeepMedia {
 		m.objects = append(m.objects, object{depth: depth + 1})
+	}
+}
+
+func (m *Masker) endArray() {
+	if m.msg.part == contentPart && m.scan.Depth() == m.msg.depth+1 {
+		m.msg.content, _ = m.scan.Span()
 	}
 }
 
@@ -274,6 +319,9 @@ func (m *Masker) endObject() {
 		m.resolve(&o.data, o.media)
 		m.resolve(&o.blob, o.located)
 	}
+	if m.msg.part == structuredPart && m.scan.Depth() == m.msg.depth+1 {
+		_, m.msg.structured.end = m.scan.Span()
+	}
 	if !m.msg.open || m.scan.Depth() != m.msg.depth-1 {
 		return
 	}
@@ -282,20 +330,22 @@ func (m *Masker) endObject() {
 		for len(m.cuts) > 0 && m.cuts[len(m.cuts)-1].start >= m.msg.start {
 			m.cuts = m.cuts[:len(m.cuts)-1]
 		}
+	} else if m.policy.Shorten != nil && !m.msg.passing {
+		m.shorten()
 	}
 	m.msg = message{}
-	m.focus()
+	m.report()
 }
 
-// focus has the scanner report what matters here and pass over the rest.
-func (m *Masker) focus() {
+// report has the scanner report what matters here and pass over the rest.
+func (m *Masker) report() {
 	depth := max(m.msg.depth, 1)
 	switch {
 	case m.msg.maskable && m.policy.KeepMedia:
 		m.scan.ReportAll()
 		return
-	case m.msg.member == memberError:
-		depth++ // its data is an observation, its other members are not
+	case m.msg.member == memberError, m.msg.members:
+		depth++ // some of its members are observations, others are not
 	}
 	m.scan.Report(depth, m.policy.MaxChars)
 }
@@ -309,12 +359,20 @@ func (m *Masker) key() (safe bool) {
 		return true
 	case depth == m.msg.depth:
 		m.msg.member = memberOf[string(name)]
-		m.msg.maskable = m.msg.member == memberResult
-		m.focus()
+		m.msg.maskable, m.msg.part = m.msg.member == memberResult, otherPart
+		m.msg.members = false
+		m.report()
 		return m.first(m.msg.member)
+	case depth == m.msg.depth+1 && m.msg.members:
+		if m.judge(name); m.msg.maskable {
+			m.msg.part = partOf[string(name)]
+		} else {
+			m.msg.part = otherPart
+		}
+		m.report()
 	case depth == m.msg.depth+1 && m.msg.member == memberError:
 		m.msg.maskable = string(name) == "data"
-		m.focus()
+		m.report()
 		if m.msg.maskable {
 			return m.first(memberData)
 		}
@@ -402,6 +460,7 @@ func (m *Masker) cut() {
 		start: start, end: end, chars: chars, waiting: waiting != nil,
 		head: start + 1 + int64(jsonspan.Advance(body, m.policy.HeadChars)),
 		tail: m.tailStart(),
+		left: m.policy.HeadChars + m.policy.TailChars,
 	})
 	if waiting != nil {
 		*waiting = start
@@ -476,7 +535,7 @@ func (m *Masker) text() []byte {
 }
 
 // longestName is what the longest name takes if all of it is escaped.
-const longestName int64 = 2 + 12*int64(len("jsonrpc"))
+const longestName int64 = 2 + 6*int64(len("structuredContent"))
 
 // tailStart returns where the tail of the latest string begins.
 func (m *Masker) tailStart() int64 {
@@ -514,7 +573,7 @@ func (m *Masker) settle() error {
 	switch {
 	case m.policy.Limit > 0 && m.hold.Len() > m.policy.Limit:
 		return m.giveUp()
-	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window:
+	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window, m.holds():
 		return nil
 	}
 	m.assume()
@@ -528,6 +587,16 @@ func (m *Masker) settle() error {
 		return m.giveUp()
 	}
 	return nil
+}
+
+// holds reports whether the message is held back for the Shortener. One that is too long for
+// that passes without it.
+func (m *Masker) holds() bool {
+	if m.policy.Shorten == nil || !m.msg.open {
+		return false
+	}
+	m.msg.passing = m.msg.passing || m.hold.Len() > m.policy.HoldLimit
+	return !m.msg.passing
 }
 
 // assume takes a long answer to a JSON-RPC request for what it must be.
@@ -545,7 +614,7 @@ func (m *Masker) certain() bool {
 	keep, waiting := m.media()
 	return m.msg.jsonrpc && !keep && waiting == nil && m.floor() == start &&
 		m.scan.Chars()-maxMarker > m.policy.MaxChars &&
-		(m.policy.Save == nil || end-start-1 > int64(m.policy.SaveLimit))
+		(m.policy.Save == nil && m.policy.Shorten == nil || end-start-1 > int64(m.policy.HoldLimit))
 }
 
 // floor returns up to where the text can be written: up to the first byte that
@@ -581,12 +650,16 @@ func (m *Masker) release(upto int64) error {
 			break
 		}
 		done++
-		from := len(m.markers)
-		m.markers = appendMarker(m.markers, c.chars, m.policy.HeadChars, m.policy.TailChars, m.save(c))
-		m.edits = append(m.edits, jsonspan.Edit{
-			Start: int(c.head - m.base), End: int(c.tail - m.base), New: m.markers[from:len(m.markers):len(m.markers)],
-		})
-		m.stats.add(c.chars - m.policy.HeadChars - m.policy.TailChars)
+		e := jsonspan.Edit{Start: int(c.head - m.base), End: int(c.tail - m.base), New: c.text}
+		if c.text == nil {
+			from := len(m.markers)
+			m.markers = appendMarker(m.markers, c.chars, m.policy.HeadChars, m.policy.TailChars, m.save(&c), m.policy.Hint)
+			e.New = m.markers[from:len(m.markers):len(m.markers)]
+		}
+		m.edits = append(m.edits, e)
+		if c.chars > 0 {
+			m.stats.add(c.chars - c.left)
+		}
 	}
 	m.cuts = m.cuts[:copy(m.cuts, m.cuts[done:])]
 	m.committed = true
@@ -596,11 +669,13 @@ func (m *Masker) release(upto int64) error {
 	return err
 }
 
-func (m *Masker) save(c cut) (handle string) {
-	if m.policy.Save == nil || c.end-c.start-2 > int64(m.policy.SaveLimit) {
-		return ""
+// save keeps the string of a cut, and returns its handle if it could.
+func (m *Masker) save(c *cut) (handle string) {
+	if !c.saved && m.policy.Save != nil && c.end-c.start-2 <= int64(m.policy.HoldLimit) {
+		c.handle = m.policy.Save(m.bytes(c.start+1, c.end-1))
 	}
-	return m.policy.Save(m.bytes(c.start+1, c.end-1))
+	c.saved = true
+	return c.handle
 }
 
 // elide writes the head of the string being read.
@@ -670,7 +745,7 @@ func (m *Masker) elided() error {
 	m.base = tail
 	m.eliding = false
 	m.stats.add(chars - m.policy.HeadChars - m.policy.TailChars)
-	m.markers = appendMarker(m.markers[:0], chars, m.policy.HeadChars, m.policy.TailChars, "")
+	m.markers = appendMarker(m.markers[:0], chars, m.policy.HeadChars, m.policy.TailChars, "", "")
 	_, err := m.dst.Write(m.markers)
 	return err
 }

@@ -214,7 +214,10 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 	}
 
 	marker := func(original, head, tail int) string {
-		return string(appendMarker(nil, original, head, tail, "obs_0123456789abcdef"))
+		return string(appendMarker(nil, original, head, tail, "obs_0123456789", ""))
+	}
+	hinted := func(hint string) string {
+		return repeat("x", 5) + string(appendMarker(nil, 1000, 5, 5, "obs_0123456789", hint)) + repeat("x", 5)
 	}
 	p := Policy{MaxChars: 100, HeadChars: 10, TailChars: 10}
 	for _, test := range []struct {
@@ -227,6 +230,14 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 		{"a marker that took nothing out", repeat("x", 50) + marker(100, 50, 50) + repeat("x", 50), true},
 		{"a marker inside a longer text", repeat("x", 200) + marker(1000, 5, 5) + repeat("x", 5), true},
 		{"a marker with a handle of any length", repeat("x", 5) + strings.Replace(marker(1000, 5, 5), "obs_", "obs_"+repeat("x", 5000), 1) + repeat("x", 5), true},
+		{"a marker with a hint", hinted("To see more, call recover_observation with this id and a goal."), false},
+		{"a marker with a hint in JSON", hinted(`\"é\u003c\ud83d\ude00\" ] [ ...`), false},
+		{"a marker with the longest hint", hinted(repeat("é", MaxHint)), false},
+		{"a marker with the longest hint of escapes", hinted(strings.Repeat(`\u00e9`, MaxHint)), false},
+		{"a marker with a hint that is too long", hinted(repeat("é", MaxHint+1)), true},
+		{"a marker with a hint that does not end", strings.Replace(hinted("hint"), `hint ...\n`, "hint ....", 1), true},
+		{"a marker with a hint and no handle", strings.Replace(hinted(repeat("h", 50)), " id=obs_0123456789", "", 1), true},
+		{"a marker with a hint that is not apart", strings.Replace(hinted("hint"), "] hint", "]hint", 1), true},
 		{"a marker in the head of a masked text", repeat("x", 5) + marker(1000, 5, 5) + repeat("x", 5) + marker(1000, 5+len(marker(1000, 5, 5))-2+5, 5) + repeat("x", 5), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -295,7 +306,7 @@ func TestTextsOverTheLimitPass(t *testing.T) {
 // O23
 func TestSave(t *testing.T) {
 	var saved []string
-	p := Policy{MaxChars: 100, HeadChars: 10, TailChars: 10, SaveLimit: 200000, Save: func(body []byte) string {
+	p := Policy{MaxChars: 100, HeadChars: 10, TailChars: 10, HoldLimit: 200000, Save: func(body []byte) string {
 		saved = append(saved, string(body))
 		return fmt.Sprint("obs_", len(saved))
 	}}
@@ -389,8 +400,9 @@ func TestStreamingMakesNoDifference(t *testing.T) {
 
 func checkStreaming(t *testing.T, longest, documents int) {
 	random := rand.New(rand.NewPCG(3, 4))
-	streamed := Policy{MaxChars: 200, HeadChars: 20, TailChars: 30, KeepMedia: true, SaveLimit: 1 << (longest - 2)}
+	streamed := Policy{MaxChars: 200, HeadChars: 20, TailChars: 30, KeepMedia: true, HoldLimit: 1 << (longest - 2)}
 	streamed.Save = func(body []byte) string { return fmt.Sprint("obs_", len(body)) }
+	streamed.AnyMethod = true
 	whole := streamed
 	whole.Limit = 1 << 30
 	document := func() string {
@@ -403,6 +415,9 @@ func checkStreaming(t *testing.T, longest, documents int) {
 			}[random.IntN(8)])
 		}
 		result := "[" + strings.Join(items, ",") + "]"
+		if random.IntN(2) == 0 {
+			result = `{"a":` + result + `,"requestState":` + items[0] + `,"b":` + items[0] + `,"tools":` + result + `,"c":` + result + `}`
+		}
 		return []string{response(result), `{"result":` + result + `,"jsonrpc":"2.0"}`, `{"result":` + result + `}`, `{"error":{"data":` + result + `},"jsonrpc":"2.0"}`}[random.IntN(4)]
 	}
 	for range documents {
@@ -563,7 +578,13 @@ func reference(p Policy, v any) any {
 	}
 	message := func(v any) {
 		if m, ok := v.(map[string]any); ok && m["jsonrpc"] == "2.0" {
-			if result, ok := m["result"]; ok {
+			if result, ok := m["result"].(map[string]any); ok {
+				for k := range result {
+					if resultMembers[k] != question {
+						result[k] = walk(result[k])
+					}
+				}
+			} else if result, ok := m["result"]; ok {
 				m["result"] = walk(result)
 			}
 			if e, ok := m["error"].(map[string]any); ok {
@@ -597,11 +618,12 @@ func FuzzMasker(f *testing.F) {
 		response(quote(repeat("x", 50))), response(`["` + repeat("é", 30) + `",{"a":"` + repeat(`\ud83d\ude00`, 30) + `"}]`),
 		`{"result":"` + repeat(`\n\"`, 30) + `","jsonrpc":"2.0"}`, `[{"jsonrpc":"2.0","error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrpc":"2.0","result":1}]`,
 		`{"jsonrpc":"2.0","result":"","result":1}`, `{"jsonrpc":"2.0","result":{"type":"image","data":"` + repeat("x", 50) + `"}}`,
-		`{"error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrp`, `{"\n\n"`, response(`["`+repeat("é", 30)+`"`) + `} x` + repeat("y", 30), ``, `{"` + repeat("x", 200) + `":1,"id":"x"}`, response(`"` + string(appendMarker(nil, 5, 3, 2, "")) + repeat("x", 20) + `"`),
-		"{\"jsonrpc\":\"2.0\",\"result\":\"" + repeat("\xff", 50) + "\"}", response(`"` + repeat("x", 3) + string(appendMarker(nil, 50, 3, 2, "")) + `xx"`),
+		`{"error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrp`, `{"\n\n"`, response(`["`+repeat("é", 30)+`"`) + `} x` + repeat("y", 30), ``, `{"` + repeat("x", 200) + `":1,"id":"x"}`, response(`"` + string(appendMarker(nil, 5, 3, 2, "", "")) + repeat("x", 20) + `"`),
+		"{\"jsonrpc\":\"2.0\",\"result\":\"" + repeat("\xff", 50) + "\"}", response(`"` + repeat("x", 3) + string(appendMarker(nil, 50, 3, 2, "", "")) + `xx"`),
 	} {
 		f.Add(text, uint16(3))
 	}
+	f.Add(response(`{"requestState":"`+repeat("x", 50)+`","a":"`+repeat("x", 50)+`","tools":"`+repeat("x", 50)+`"}`), uint16(3))
 	p := Policy{MaxChars: 20, HeadChars: 3, TailChars: 2}
 	f.Fuzz(func(t *testing.T, text string, piece uint16) {
 		got, stats := apply(t, p, text, len(text)+1)
@@ -613,6 +635,12 @@ func FuzzMasker(f *testing.F) {
 		}
 		if twice, stats := apply(t, p, got, len(got)+1); twice != got || stats.Strings != 0 {
 			t.Fatalf("%q became %q, then %q", text, got, twice)
+		}
+		unknown := p
+		unknown.AnyMethod = true
+		some, of := apply(t, unknown, text, len(text)+1)
+		if again, _ := apply(t, unknown, text, int(piece)+1); again != some || of.Strings > stats.Strings {
+			t.Fatalf("%q in pieces of %d: %q, in one: %q", text, int(piece)+1, again, some)
 		}
 		media := p
 		media.KeepMedia = true

@@ -1,5 +1,7 @@
 package mcp
 
+import "strings"
+
 // MethodUpdated is that of the notification that a resource is not what it was.
 const MethodUpdated = "notifications/resources/updated"
 
@@ -35,6 +37,16 @@ var methods = func() map[string]string {
 	}
 	return all
 }()
+
+// Describes reports whether the results of a method describe a server and what it has: its
+// handshake and its lists.
+func Describes(method string) bool {
+	switch method {
+	case "initialize", "server/discover", "resources/directory/read":
+		return true
+	}
+	return strings.HasSuffix(method, "/list")
+}
 
 // LogLevels are the levels of log messages, the least severe first.
 var LogLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}

@@ -16,6 +16,7 @@ import (
 
 const (
 	maxID          = 200  // characters
+	maxGoal        = 1000 // characters
 	maxPattern     = 1000 // characters
 	maxContext     = 20
 	defaultContext = 2
@@ -25,8 +26,18 @@ const (
 
 // arguments are those of a call.
 type arguments struct {
-	id         string
-	start, end int // characters; end is -1 unless given
+	id       string
+	maxChars int // 0 unless given
+
+	// The part that is asked for.
+	start, end         int // characters; end is -1 unless given
+	firstLine, endLine int // from 1, both included; 0 unless given
+	lines              int // of the original, if they are asked for
+
+	goal  string // or ""
+	ratio float64
+
+	query string // or ""
 
 	pattern *regexp.Regexp // or nil
 	steps   int            // of the program that pattern is
@@ -35,11 +46,14 @@ type arguments struct {
 }
 
 // names are those of the arguments, in the order in which people are told of them.
-var names = []string{"id", "start_char", "end_char", "pattern", "context_lines", "max_matches"}
+var names = []string{
+	"id", "goal", "ratio", "max_chars", "query", "pattern", "context_lines", "max_matches",
+	"start_line", "end_line", "start_char", "end_char",
+}
 
 // parse reads the arguments of a call. Its errors are for the model that made them,
 // which does better on the second try if it is told what was wrong with the first.
-// What is null was not given, and neither was an empty pattern: models like to fill
+// What is null was not given, and neither was an empty string: models like to fill
 // in all there is.
 func parse(data []byte) (a arguments, err error) {
 	given := make(map[string]json.RawMessage)
@@ -53,7 +67,7 @@ func parse(data []byte) (a arguments, err error) {
 			delete(given, name)
 		}
 	}
-	if a.id, err = text(given, "id"); err != nil {
+	if a.id, err = text(given, "id", math.MaxInt); err != nil {
 		return a, err
 	}
 	a.id = strings.TrimSpace(a.id)
@@ -61,22 +75,18 @@ func parse(data []byte) (a arguments, err error) {
 	if a.id == "" {
 		return a, errors.New("id is missing: give the one in the marker, which begins with obs_")
 	}
-	if a.start, err = number(given, "start_char", 0, 0, math.MaxInt); err != nil {
+	if err := a.numbers(given); err != nil {
 		return a, err
 	}
-	if a.end, err = number(given, "end_char", -1, 0, math.MaxInt); err != nil {
+	if a.goal, err = text(given, "goal", maxGoal); err != nil {
 		return a, err
 	}
-	if a.end >= 0 && a.end <= a.start {
-		return a, fmt.Errorf("end_char (%d) must be greater than start_char (%d)", a.end, a.start)
-	}
-	if a.context, err = number(given, "context_lines", defaultContext, 0, maxContext); err != nil {
+	a.goal = strings.TrimSpace(a.goal)
+	if a.query, err = text(given, "query", maxQuery); err != nil {
 		return a, err
 	}
-	if a.matches, err = number(given, "max_matches", defaultMatches, 1, maxMatches); err != nil {
-		return a, err
-	}
-	pattern, err := text(given, "pattern")
+	a.query = strings.TrimSpace(a.query)
+	pattern, err := text(given, "pattern", maxPattern)
 	if err != nil {
 		return a, err
 	}
@@ -84,6 +94,9 @@ func parse(data []byte) (a arguments, err error) {
 		if err := a.compile(pattern); err != nil {
 			return a, err
 		}
+	}
+	if err := a.contradiction(); err != nil {
+		return a, err
 	}
 	// At last, for the mistakes above tell more.
 	for _, name := range names {
@@ -95,10 +108,61 @@ func parse(data []byte) (a arguments, err error) {
 	return a, nil
 }
 
-func (a *arguments) compile(pattern string) (err error) {
-	if n := utf8.RuneCountInString(pattern); n > maxPattern {
-		return fmt.Errorf("pattern has %d characters, more than %d", n, maxPattern)
+// numbers reads those of the arguments that are numbers.
+func (a *arguments) numbers(given map[string]json.RawMessage) (err error) {
+	for _, n := range []struct {
+		into                 *int
+		name                 string
+		otherwise, low, high int
+	}{
+		{&a.maxChars, "max_chars", 0, 1, math.MaxInt},
+		{&a.start, "start_char", 0, 0, math.MaxInt},
+		{&a.end, "end_char", -1, 0, math.MaxInt},
+		{&a.firstLine, "start_line", 0, 1, math.MaxInt},
+		{&a.endLine, "end_line", 0, 1, math.MaxInt},
+		{&a.context, "context_lines", defaultContext, 0, maxContext},
+		{&a.matches, "max_matches", defaultMatches, 1, maxMatches},
+	} {
+		if *n.into, err = number(given, n.name, n.otherwise, n.low, n.high); err != nil {
+			return err
+		}
 	}
+	switch {
+	case a.end >= 0 && a.end <= a.start:
+		return fmt.Errorf("end_char (%d) must be greater than start_char (%d)", a.end, a.start)
+	case a.endLine > 0 && a.endLine < a.firstLine:
+		return fmt.Errorf("end_line (%d) must not be less than start_line (%d)", a.endLine, a.firstLine)
+	}
+	if value, ok := given["ratio"]; ok {
+		if json.Unmarshal(value, &a.ratio) != nil || !(0 <= a.ratio && a.ratio <= 1) {
+			return fmt.Errorf("ratio must be a number from 0 to 1, not %s", shortly(string(value)))
+		}
+	}
+	return nil
+}
+
+// contradiction says which two arguments cannot be combined, if there are such.
+func (a *arguments) contradiction() error {
+	chars, lines := a.start > 0 || a.end >= 0, a.firstLine > 0 || a.endLine > 0
+	for _, pair := range []struct {
+		both bool
+		a, b string
+	}{
+		{a.goal != "" && a.query != "", "goal", "query"},
+		{a.goal != "" && a.pattern != nil, "goal", "pattern"},
+		{a.query != "" && a.pattern != nil, "query", "pattern"},
+		{a.query != "" && lines, "query", "start_line or end_line"},
+		{a.query != "" && chars, "query", "start_char or end_char"},
+		{lines && chars, "start_line or end_line", "start_char or end_char"},
+	} {
+		if pair.both {
+			return fmt.Errorf("%s and %s cannot be combined: leave one of them out", pair.a, pair.b)
+		}
+	}
+	return nil
+}
+
+func (a *arguments) compile(pattern string) (err error) {
 	if a.pattern, err = regexp.Compile(pattern); err != nil {
 		if bad, ok := errors.AsType[*syntax.Error](err); ok {
 			return fmt.Errorf("pattern is not a regular expression in RE2 syntax: %s: %s", bad.Code, shortly(bad.Expr))
@@ -123,13 +187,17 @@ func steps(pattern string) (int, error) {
 	return len(program.Inst), nil
 }
 
-func text(given map[string]json.RawMessage, name string) (s string, err error) {
+// text reads a string of at most so many characters.
+func text(given map[string]json.RawMessage, name string, most int) (s string, err error) {
 	value, ok := given[name]
 	if !ok {
 		return "", nil
 	}
 	if json.Unmarshal(value, &s) != nil {
 		return "", fmt.Errorf("%s must be a string, not %s", name, shortly(string(value)))
+	}
+	if n := utf8.RuneCountInString(s); n > most {
+		return "", fmt.Errorf("%s has %d characters, more than %d", name, n, most)
 	}
 	return s, nil
 }

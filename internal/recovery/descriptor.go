@@ -7,17 +7,26 @@ const ToolName = "recover_observation"
 var Tool = []byte(`{"name":"recover_observation",` +
 	`"title":"Recover a cut tool result",` +
 	`"description":"Reads back text that was cut out of an earlier tool result. Where a result was too long, its middle was replaced by a marker such as \"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ...\". ` +
-	`Call this with that id, and either\n` +
-	`- start_char and end_char to read a part of the original. Characters count from 0 and end_char is not included. What you have not seen is from start_char=head to end_char=original_chars-tail. An answer that is cut says with which start_char to go on.\n` +
-	`- pattern to find lines by a regular expression, with the lines around them. Prefer this if you look for something.\n` +
+	`Call this with that id and one of\n` +
+	`- goal: what you look for, in words. Returns the lines that bear on it, numbered, and says which lines were left out. Prefer this.\n` +
+	`- query: a jq expression, if the original is JSON.\n` +
+	`- pattern: a regular expression. Returns the lines that match, with those around them.\n` +
+	`- a range, to read as it is: start_line and end_line, or start_char and end_char. The marker left out the characters from head to original_chars-tail.\n` +
+	`goal and pattern look in a range only if one is given. An answer that is cut says how to go on. ` +
 	`Originals are kept for a limited time. If one is gone, run the tool that gave it again.",` +
 	`"inputSchema":{"type":"object","properties":{` +
 	`"id":{"type":"string","description":"The id in the marker: obs_ and letters and digits."},` +
-	`"start_char":{"type":"integer","minimum":0,"default":0,"description":"The first character to read, or to search from."},` +
-	`"end_char":{"type":"integer","minimum":0,"description":"The character to stop before. The end of the original unless given."},` +
-	`"pattern":{"type":"string","maxLength":1000,"description":"A regular expression in RE2 syntax, matched against each line: (?i) ignores case; there are no lookarounds and no backreferences."},` +
-	`"context_lines":{"type":"integer","minimum":0,"maximum":20,"default":2,"description":"With pattern: how many lines to show before and after each line that matches."},` +
-	`"max_matches":{"type":"integer","minimum":1,"maximum":200,"default":20,"description":"With pattern: after how many lines that match to stop."}` +
+	`"goal":{"type":"string","maxLength":1000,"description":"Such as: why the login test fails."},` +
+	`"ratio":{"type":"number","minimum":0,"maximum":1,"description":"With goal: the share of lines to leave out at least."},` +
+	`"max_chars":{"type":"integer","minimum":1,"description":"The length of the answer at most."},` +
+	`"query":{"type":"string","maxLength":1000,"description":"Such as: .items[] | select(.state==\"open\") | {id,title}. It cannot define functions or assign. JSON lines are read as one array."},` +
+	`"pattern":{"type":"string","maxLength":1000,"description":"RE2 syntax, for each line: (?i) ignores case; no lookarounds, no backreferences."},` +
+	`"context_lines":{"type":"integer","minimum":0,"maximum":20,"default":2,"description":"With pattern: lines to show before and after each match."},` +
+	`"max_matches":{"type":"integer","minimum":1,"maximum":200,"default":20,"description":"With pattern: lines that match at most."},` +
+	`"start_line":{"type":"integer","minimum":1,"description":"First line, from 1."},` +
+	`"end_line":{"type":"integer","minimum":1,"description":"Last line, included."},` +
+	`"start_char":{"type":"integer","minimum":0,"default":0,"description":"First character, from 0."},` +
+	`"end_char":{"type":"integer","minimum":0,"description":"The character to stop before."}` +
 	`},"required":["id"],"additionalProperties":false},` +
 	`"annotations":{"title":"Recover a cut tool result","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`)
 

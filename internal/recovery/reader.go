@@ -2,11 +2,13 @@
 //
 // Where observation_mask cuts the middle out of a string, it leaves a marker with
 // the id under which the original is kept for a while. An agent that needs it reads
-// it by the tool [Tool] describes, part by part or line by line, or as the resource
-// of [Template]. A character is a Unicode code point, as in the markers.
+// it by the tool [Tool] describes: a part of it, the lines that match a pattern or bear
+// on a goal, or what a jq expression makes of it. The whole is the resource of
+// [Template]. A character is a Unicode code point, as in the markers.
 package recovery
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -40,7 +42,7 @@ func (r Reader) Text(handle string) (text string, ok bool) {
 // The first content of the result is the text that was asked for and nothing else.
 // The second tells the model which part that is and how to go on; _meta tells the
 // same to programs.
-func (r Reader) Call(arguments []byte) (result []byte) {
+func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	a, err := parse(arguments)
 	if err != nil {
 		return failure(err.Error())
@@ -53,7 +55,15 @@ func (r Reader) Call(arguments []byte) (result []byte) {
 	if !ok {
 		return failure(fmt.Sprintf("Nothing is kept under the id %s. Originals are kept for a limited time, and only for the client that got the marker. Check that the id is as in the marker, or run the tool that gave the result again.", shortly(a.id)))
 	}
+	if a.maxChars > 0 && (r.MaxChars <= 0 || a.maxChars < r.MaxChars) {
+		r.MaxChars = a.maxChars
+	}
 	total := jsonspan.Count(body)
+	if a.firstLine > 0 || a.endLine > 0 {
+		if err := a.findLines(string(jsonspan.AppendText(nil, body))); err != nil {
+			return failure(err.Error())
+		}
+	}
 	if a.start > 0 && a.start >= total {
 		// No answer is empty: there are model APIs that refuse an empty text.
 		return failure(fmt.Sprintf("start_char (%d) is at or behind the end: the original has %d characters", a.start, total))
@@ -61,27 +71,36 @@ func (r Reader) Call(arguments []byte) (result []byte) {
 	if a.end < 0 || a.end > total {
 		a.end = total
 	}
-	if a.pattern != nil {
+	switch {
+	case a.query != "":
+		return r.query(ctx, a, body, total)
+	case a.pattern != nil:
 		return r.find(a, body, total)
+	case a.goal != "":
+		return r.focus(ctx, a, body, total)
 	}
-	return r.part(a, body, total)
+	return r.part(a, body, total, "")
 }
 
-// part answers a call for a part of the original.
-func (r Reader) part(a arguments, body []byte, total int) []byte {
+// part answers a call for a part of the original. The note begins with what is said.
+func (r Reader) part(a arguments, body []byte, total int, said string) []byte {
 	end := a.end
 	if r.MaxChars > 0 {
 		end = min(end, a.start+r.MaxChars)
 	}
-	body = body[jsonspan.Advance(body, a.start):]
-	body = body[:jsonspan.Advance(body, end-a.start)]
 	m := meta{Total: total, Start: &a.start, End: &end}
-	note := fmt.Sprintf("[characters %d to %d of %d", a.start, end, total)
+	if a.lines > 0 && end == a.end {
+		said += fmt.Sprintf("lines %d to %d of %d, ", a.firstLine, a.endLine, a.lines)
+	}
+	note := fmt.Sprintf("[%scharacters %d to %d of %d", said, a.start, end, total)
 	if end < a.end {
 		m.Next = &end
 		note += fmt.Sprintf("; go on with start_char=%d", end)
+		if a.end < total {
+			note += fmt.Sprintf(" and end_char=%d", a.end)
+		}
 	}
-	return success(m, string(jsonspan.AppendText(nil, body)), note+"]")
+	return success(m, excerpt(body, a.start, end), note+"]")
 }
 
 // maxWork bounds what one search may cost, in steps of a program on bytes, to some
@@ -95,7 +114,7 @@ func (r Reader) find(a arguments, body []byte, total int) []byte {
 	s := newSearch(a, string(jsonspan.AppendText(nil, body)), r.MaxChars)
 	from, to := s.byteAt(a.start), s.byteAt(a.end)
 	if (to-from)*a.steps > maxWork {
-		return failure("pattern is too complex for so long a text: give a simpler one, or a smaller part by start_char and end_char")
+		return failure("pattern is too complex for so long a text: give a simpler one, or a smaller part by a range")
 	}
 	next := s.run(from, to)
 	m := meta{Total: total, Matches: &s.found}
@@ -116,7 +135,10 @@ type meta struct {
 	Total   int  `json:"total_chars"`
 	Start   *int `json:"start_char,omitempty"`
 	End     *int `json:"end_char,omitempty"`
+	Focused bool `json:"focused,omitempty"`
 	Matches *int `json:"matches,omitempty"`
+	Results *int `json:"results,omitempty"`
+	Shown   *int `json:"shown_results,omitempty"`
 	Next    *int `json:"next_start_char,omitempty"`
 }
 

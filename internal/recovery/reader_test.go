@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 )
 
-const id = "obs_0000000000000000000000"
+const id = "obs_0000000000"
 
 // keeping returns a Reader of one original, given as the body of a JSON string.
 func keeping(body string, maxChars int) Reader {
@@ -43,6 +43,7 @@ type answer struct {
 		Total   *int `json:"total_chars"`
 		Start   *int `json:"start_char"`
 		End     *int `json:"end_char"`
+		Focused bool `json:"focused"`
 		Matches *int `json:"matches"`
 		Next    *int `json:"next_start_char"`
 	} `json:"_meta"`
@@ -52,7 +53,7 @@ func (a answer) text() string { return a.Content[0].Text }
 
 func call(t *testing.T, r Reader, arguments string) (a answer) {
 	t.Helper()
-	result := r.Call([]byte(arguments))
+	result := r.Call(t.Context(), []byte(arguments))
 	if err := json.Unmarshal(result, &a); err != nil || len(a.Content) == 0 {
 		t.Fatalf("%s: %v", result, err)
 	}
@@ -82,7 +83,10 @@ func TestPart(t *testing.T) {
 		{"up to the limit exactly", `{"id":"` + id + `","start_char":6,"end_char":9}`, 3, "漢字 ", 0},
 		{"an end behind the end", `{"id":"` + id + `","start_char":21,"end_char":1000}`, 0, "end", 0},
 		{"numbers that are whole in other words", `{"id":"` + id + `","start_char":0.0,"end_char":1e0}`, 0, "h", 0},
-		{"what is null or empty was not given", `{"id":"` + id + `","start_char":null,"end_char":null,"pattern":"","context_lines":null}`, 0, text, 0},
+		{"what is null or empty was not given", `{"id":"` + id + `","start_char":null,"end_char":null,"pattern":"","context_lines":null,"goal":" ","query":"","ratio":null,"start_line":null}`, 0, text, 0},
+		{"fewer characters than the limit", `{"id":"` + id + `","max_chars":5}`, 10, "héllo", 5},
+		{"no more characters than the limit", `{"id":"` + id + `","max_chars":50}`, 5, "héllo", 5},
+		{"characters without a limit", `{"id":"` + id + `","max_chars":5}`, 0, "héllo", 5},
 		{"an end beyond all numbers", `{"id":"` + id + `","end_char":1e300}`, 0, text, 0},
 		{"an id as the marker has it", `{"id":" id=` + id + ` ","end_char":1}`, 0, "h", 0},
 		{"an id as the resource has it", `{"id":"proxy://observation/` + id + `","end_char":1}`, 0, "h", 0},
@@ -138,7 +142,21 @@ func TestCallRefuses(t *testing.T) {
 		{"a pattern that is a number", `{"id":"` + id + `","pattern":404}`, `pattern must be a string, not "404".`},
 		{"a long bad pattern", `{"id":"` + id + `","pattern":"(` + strings.Repeat("x", 900) + `"}`, `pattern is not a regular expression in RE2 syntax: missing closing ): "(` + strings.Repeat("x", 79) + `…".`},
 		{"a pattern too long", `{"id":"` + id + `","pattern":"` + strings.Repeat("é", 1001) + `"}`, `pattern has 1001 characters, more than 1000.`},
-		{"an argument that does not exist", `{"id":"` + id + `","start":1,"zzz":2}`, `there is no argument "start"; there are id, start_char, end_char, pattern, context_lines, max_matches.`},
+		{"an argument that does not exist", `{"id":"` + id + `","start":1,"zzz":2}`, `there is no argument "start"; there are id, goal, ratio, max_chars, query, pattern, context_lines, max_matches, start_line, end_line, start_char, end_char.`},
+		{"a line before the first", `{"id":"` + id + `","start_line":0}`, `start_line must be at least 1, not "0".`},
+		{"lines the wrong way round", `{"id":"` + id + `","start_line":3,"end_line":2}`, `end_line (2) must not be less than start_line (3).`},
+		{"a line behind the end", `{"id":"` + id + `","start_line":2}`, `start_line (2) is behind the end: the original has 1 lines.`},
+		{"a ratio above 1", `{"id":"` + id + `","goal":"x","ratio":1.5}`, `ratio must be a number from 0 to 1, not "1.5".`},
+		{"a ratio that is a string", `{"id":"` + id + `","goal":"x","ratio":"0.5"}`, `ratio must be a number from 0 to 1, not "0.5".`},
+		{"no characters", `{"id":"` + id + `","max_chars":0}`, `max_chars must be at least 1, not "0".`},
+		{"a goal too long", `{"id":"` + id + `","goal":"` + strings.Repeat("x", 1001) + `"}`, `goal has 1001 characters, more than 1000.`},
+		{"a query too long", `{"id":"` + id + `","query":"` + strings.Repeat("x", 1001) + `"}`, `query has 1001 characters, more than 1000.`},
+		{"a goal and a query", `{"id":"` + id + `","goal":"x","query":"."}`, `goal and query cannot be combined: leave one of them out.`},
+		{"a goal and a pattern", `{"id":"` + id + `","goal":"x","pattern":"."}`, `goal and pattern cannot be combined: leave one of them out.`},
+		{"a query and a pattern", `{"id":"` + id + `","query":".","pattern":"."}`, `query and pattern cannot be combined: leave one of them out.`},
+		{"a query of lines", `{"id":"` + id + `","query":".","end_line":1}`, `query and start_line or end_line cannot be combined: leave one of them out.`},
+		{"a query of characters", `{"id":"` + id + `","query":".","start_char":1}`, `query and start_char or end_char cannot be combined: leave one of them out.`},
+		{"lines and characters", `{"id":"` + id + `","start_line":1,"end_char":1}`, `start_line or end_line and start_char or end_char cannot be combined: leave one of them out.`},
 		{"an argument in other letters", `{"ID":"` + id + `"}`, "id is missing: give the one in the marker, which begins with obs_."},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -164,7 +182,7 @@ func TestText(t *testing.T) {
 func TestWhatIsMaskedIsRecovered(t *testing.T) {
 	text := strings.Repeat("é\"漢😀\\\n<b>\u2028 ", 2000)
 	kept := map[string][]byte{}
-	policy := mask.Policy{MaxChars: 4000, HeadChars: 2000, TailChars: 2000, SaveLimit: 1 << 20, Save: func(body []byte) string {
+	policy := mask.Policy{MaxChars: 4000, HeadChars: 2000, TailChars: 2000, HoldLimit: 1 << 20, Save: func(body []byte) string {
 		handle := mask.HandlePrefix + fmt.Sprint(len(kept))
 		kept[handle] = bytes.Clone(body)
 		return handle
@@ -199,7 +217,7 @@ func TestWhatIsMaskedIsRecovered(t *testing.T) {
 	if fmt.Sprint(utf8.RuneCountInString(text)) != string(found[1]) {
 		t.Errorf("%s characters", found[1])
 	}
-	result := r.Call(fmt.Appendf(nil, `{"id":%q,"pattern":"b","max_matches":200,"context_lines":20}`, found[2]))
+	result := r.Call(t.Context(), fmt.Appendf(nil, `{"id":%q,"pattern":"b","max_matches":200,"context_lines":20}`, found[2]))
 	if again := apply(result); !bytes.Contains(again, result) {
 		t.Errorf("lines masked again: %s", again)
 	}
@@ -211,7 +229,7 @@ func follow(t *testing.T, r Reader, id string, each func(result []byte)) string 
 	var all strings.Builder
 	for start := 0; ; {
 		arguments := fmt.Sprintf(`{"id":%q,"start_char":%d}`, id, start)
-		each(r.Call([]byte(arguments)))
+		each(r.Call(t.Context(), []byte(arguments)))
 		a := call(t, r, arguments)
 		if a.IsError {
 			t.Fatal(a.text())
@@ -266,7 +284,7 @@ func TestDescriptors(t *testing.T) {
 		InputSchema       struct {
 			Properties map[string]struct {
 				Type, Description           string
-				Maximum, Default, MaxLength int
+				Maximum, Default, MaxLength float64
 			}
 			Required []string
 		}
@@ -289,8 +307,14 @@ func TestDescriptors(t *testing.T) {
 	if p := properties["max_matches"]; p.Maximum != maxMatches || p.Default != defaultMatches {
 		t.Errorf("max_matches: %+v", p)
 	}
-	if p := properties["pattern"]; p.MaxLength != maxPattern {
-		t.Errorf("pattern: %+v", p)
+	for name, most := range map[string]float64{"pattern": maxPattern, "goal": maxGoal, "query": maxQuery} {
+		if p := properties[name]; p.MaxLength != most {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+	// Every client pays for it in each conversation.
+	if n := utf8.RuneCount(Tool); n > 2540 {
+		t.Errorf("the descriptor has %d characters", n)
 	}
 	var template struct{ URITemplate, Name string }
 	if err := json.Unmarshal(Template, &template); err != nil || template.URITemplate != "proxy://observation/{id}" || template.Name == "" {

@@ -19,7 +19,8 @@ const (
 )
 
 // A search shows the lines of a text that match, as grep -n -C does. Lines end with
-// \n and nothing else.
+// \n and nothing else. Where one has carriage returns in it, it is several to those who
+// count lines, and has the number of the first.
 type search struct {
 	arguments
 	text  string
@@ -61,13 +62,19 @@ func (s *search) lineAt(number, start int) line {
 	return line{number, start, end}
 }
 
+// next returns the line after another.
+func (s *search) next(l line) line {
+	end := min(l.end+1, len(s.text))
+	return s.lineAt(l.number+lineBreaks(s.text[l.start:end]), l.end+1)
+}
+
 // run shows the lines that match between two places in bytes. It returns where to go
 // on, or -1.
 func (s *search) run(from, to int) (next int) {
-	before := s.text[:from]
-	l := s.lineAt(strings.Count(before, "\n")+1, strings.LastIndexByte(before, '\n')+1)
+	start := strings.LastIndexByte(s.text[:from], '\n') + 1
+	l := s.lineAt(lineBreaks(s.text[:start])+1, start)
 	after, full := 0, false // lines to show behind a match; no room for them
-	for ; l.start < len(s.text) && (l.start < to || after > 0 && !full); l = s.lineAt(l.number+1, l.end+1) {
+	for ; l.start < len(s.text) && (l.start < to || after > 0 && !full); l = s.next(l) {
 		at, end := max(l.start, from), min(l.end, to)
 		var match []int
 		if l.start < to {
@@ -128,7 +135,8 @@ func (s *search) showMatch(l line, shown string) bool {
 	var lines []line
 	for p := l; len(lines) < s.context && p.start > s.shown; {
 		end := p.start - 1
-		p = line{p.number - 1, strings.LastIndexByte(s.text[:end], '\n') + 1, end}
+		start := strings.LastIndexByte(s.text[:end], '\n') + 1
+		p = line{p.number - lineBreaks(s.text[start:p.start]), start, end}
 		lines = append(lines, p)
 	}
 	slices.Reverse(lines)

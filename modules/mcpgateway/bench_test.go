@@ -34,7 +34,7 @@ func BenchmarkServeHTTP(b *testing.B) {
 	for _, bench := range []struct{ name, path, tool, message, config string }{
 		{name: "none", path: "/mcp/files", tool: "read", message: legacy},
 		{name: "server", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
-		{name: "server masked", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files",`},
+		{name: "server masked", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{},`},
 		{name: "rpc", path: "/api/mcp-gateway/files/rpc", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
 		{name: "all", path: "/mcp", tool: "files::read", message: legacy, config: `"servers":[{"name":"files",`},
 		{name: "all guarded", path: "/mcp", tool: "files::read", message: legacy, config: guarded + `"servers":[{"name":"files",`},

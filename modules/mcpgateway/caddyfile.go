@@ -32,7 +32,10 @@ func init() {
 //		name             <name>
 //		response_timeout <duration>
 //		mask             off | [<max_chars> <head_chars> <tail_chars>] {
-//			<what observation_mask takes>
+//			<what observation_mask takes; keep_media and recover are on>
+//		}
+//		focus            [on | off] {
+//			argument <name>
 //		}
 //		request_limit    <size>
 //		in_flight_limit  <size>
@@ -78,6 +81,7 @@ func init() {
 //			timeout <duration>
 //			path    <path>
 //			mask    <as above>
+//			focus   <as above>
 //			expose  <patterns...>
 //			forward_auth_header on | off
 //			oauth   [per_client | exchange] {
@@ -111,6 +115,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		"name":                setting.Text(&handler.Name),
 		"response_timeout":    setting.Duration(&handler.ResponseTimeout),
 		"mask":                parseMask(&handler.Mask),
+		"focus":               parseFocus(&handler.Focus),
 		"request_limit":       setting.NotZero(&handler.RequestLimit, setting.Size, "request_limit: 0 takes nothing"),
 		"in_flight_limit":     setting.NotZero(&handler.InFlightLimit, setting.Size, "in_flight_limit: 0 takes nothing"),
 		"response_limit":      setting.NotZero(&handler.ResponseLimit, setting.Size, "response_limit: 0 lets nothing through"),
@@ -152,11 +157,16 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	return handler, nil
 }
 
-// parseMask reads the arguments and block of observation_mask.
+// parseMask reads the arguments and block of observation_mask. With a block, media stay whole
+// and originals are kept, unless it says otherwise.
 func parseMask(mask **observationmask.Handler) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		*mask = new(observationmask.Handler)
-		return (*mask).UnmarshalCaddyfile(d.NewFromNextSegment())
+		segment := d.NextSegment()
+		if last := segment[len(segment)-1]; last.Text == "}" {
+			(*mask).KeepMedia, (*mask).Recover = true, new(observationmask.Recover)
+		}
+		return (*mask).UnmarshalCaddyfile(caddyfile.NewDispenser(segment))
 	}
 }
 
@@ -211,6 +221,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		"timeout":             setting.Duration(&s.Timeout),
 		"path":                setting.Text(&s.Path),
 		"mask":                parseMask(&s.Mask),
+		"focus":               parseFocus(&s.Focus),
 		"forward_auth_header": setting.Optional(&s.ForwardAuthHeader, setting.Switch),
 		"oauth":               parseOAuth(&s.OAuth),
 		setting.Unknown: func(d *caddyfile.Dispenser) error {

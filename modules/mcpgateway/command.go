@@ -25,7 +25,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 
@@ -277,18 +276,14 @@ func (g *configuredGateway) publish(address string) {
 
 // knows reports whether there are rules for a client, if one is named.
 func (g *configuredGateway) knows(client string) error {
+	if client == "" || hasRules(g.Clients, client) {
+		return nil
+	}
 	var names []string
 	for _, c := range g.Clients {
-		if c == nil {
-			continue
+		if c != nil {
+			names = append(names, c.Name)
 		}
-		if client == c.Name || slices.Contains(c.Match, client) || mcp.MatchName(c.Name, client) {
-			return nil
-		}
-		names = append(names, c.Name)
-	}
-	if client == "" {
-		return nil
 	}
 	return fmt.Errorf("mcp_gateway has no client %q, but: %s", client, cmp.Or(strings.Join(names, ", "), "none"))
 }

@@ -23,7 +23,7 @@ func init() {
 		Name:  "mcp",
 		Short: "Works with the mcp_gateway of the running Caddy",
 		CobraFunc: func(cmd *cobra.Command) {
-			cmd.AddCommand(newLoginCommand(), newLogoutCommand())
+			cmd.AddCommand(newLoginCommand(), newLogoutCommand(), newToolsCommand())
 		},
 	})
 }
@@ -64,7 +64,7 @@ func newLogoutCommand() *cobra.Command {
 				}
 				body = string(text)
 			}
-			if err := admin.request(http.MethodPost, args[0], "/logout", body, nil); err != nil {
+			if err := admin.request(http.MethodPost, serverPath(args[0])+"/logout", url.Values{}, body, nil); err != nil {
 				return err
 			}
 			fmt.Println("logged out of", args[0])
@@ -83,18 +83,24 @@ func (c *adminClient) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.address, "address", "", "Address of the admin API")
 	cmd.Flags().StringVarP(&c.config, "config", "c", "", "Configuration file to read the admin address from")
 	cmd.Flags().StringVarP(&c.adapter, "adapter", "a", "", "Name of config adapter")
-	cmd.Flags().StringVar(&c.gateway, "gateway", "", "The name of the mcp_gateway, if there are several with this server")
+	cmd.Flags().StringVar(&c.gateway, "gateway", "", "The name of the mcp_gateway, if there are several")
 }
 
-// request makes a request about a server.
-func (c *adminClient) request(method, server, action, body string, answer any) error {
+// serverPath returns where the API tells of a server.
+func serverPath(server string) string { return "/servers/" + url.PathEscape(server) }
+
+// request makes a request to a path of the API, which names the gateway in its query if it is given.
+func (c *adminClient) request(method, path string, query url.Values, body string, answer any) error {
 	address, err := caddycmd.DetermineAdminAPIAddress(c.address, nil, c.config, c.adapter)
 	if err != nil {
 		return err
 	}
-	uri := "/mcp_gateway/servers/" + url.PathEscape(server) + action
 	if c.gateway != "" {
-		uri += "?gateway=" + url.QueryEscape(c.gateway)
+		query.Set("gateway", c.gateway)
+	}
+	uri := "/mcp_gateway" + path
+	if len(query) > 0 {
+		uri += "?" + query.Encode()
 	}
 	var content io.Reader
 	if body != "" {
@@ -120,7 +126,7 @@ func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) err
 	defer ticker.Stop()
 	for shown := false; ; {
 		var status serverStatus
-		if err := c.request(http.MethodGet, server, "", "", &status); err != nil {
+		if err := c.request(http.MethodGet, serverPath(server), url.Values{}, "", &status); err != nil {
 			return err
 		}
 		switch {

@@ -131,10 +131,13 @@ type Handler struct {
 	// Default: 30s
 	ResponseTimeout caddy.Duration `json:"response_timeout,omitempty"`
 
-	// How the results of servers are masked that do not say so themselves. Where all
-	// servers are one, results are masked only if it is given. Default: as by a bare
-	// observation_mask
+	// How the results of servers are masked that do not say so themselves. Default: by
+	// plain POST as by a bare observation_mask, elsewhere not at all
 	Mask *observationmask.Handler `json:"mask,omitempty"`
+
+	// Whether tools of servers whose results are masked have an argument that says what a client
+	// looks for, unless these say so themselves. Default: they have none
+	Focus *Focus `json:"focus,omitempty"`
 
 	// Requests of more bytes are refused; so much of each is held in memory.
 	// Default: 10 MiB

@@ -30,7 +30,7 @@ func (h *Handler) place() string {
 // the same id can be talked to as if nothing had happened. The routes are those that
 // are not provisioned yet.
 func serverID(h *Handler, s *Server) string {
-	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Separator, h.MaxNameLength, h.MCPPath, h.ForwardAuthHeader})
+	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Focus, h.Separator, h.MaxNameLength, h.MCPPath, h.ForwardAuthHeader})
 }
 
 // serverSource returns what tells a server from others of its name: where its answers

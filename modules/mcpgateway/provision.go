@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,6 +96,9 @@ func (h *Handler) newGateway() error {
 	}
 	for _, s := range h.Servers {
 		config.Servers = append(config.Servers, s.config())
+	}
+	if h.Focus != nil && !h.Focus.Off && !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.focus != nil }) {
+		return fmt.Errorf("focus: %w", errNoMask)
 	}
 	h.placeholders = newPlaceholderNames(caddyconfig.JSON(h.Servers, nil))
 	if config.Clients, err = h.clients(); err != nil {

@@ -41,6 +41,10 @@ type Server struct {
 	// How its results are masked. Default: as the gateway's mask says
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
+	// Whether its tools have an argument that says what a client looks for. Default: as the
+	// gateway's focus says
+	Focus *Focus `json:"focus,omitempty"`
+
 	// Which tools are shown where all servers are one: patterns in which * stands for
 	// any characters. Others cannot be called there. Default: all
 	Expose []string `json:"expose,omitempty"`
@@ -68,6 +72,7 @@ type Server struct {
 	login  *login.Login             // nil if it needs none
 	mask   *observationmask.Handler // nil if nothing is masked
 	masked bool                     // the configuration asks for that
+	focus  *gateway.Focus           // nil for none
 	server *gateway.Server          // this server in the gateway
 
 	streams    context.Context // see [gateway.Server]
@@ -92,6 +97,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	s.target = target
 	if err := s.provisionMask(ctx, h.Mask); err != nil {
 		return fmt.Errorf("mask: %w", err)
+	}
+	if err := s.provisionFocus(h.Focus); err != nil {
+		return fmt.Errorf("focus: %w", err)
 	}
 	for _, a := range s.Answers {
 		if err := a.provision(); err != nil {
@@ -140,8 +148,9 @@ func (s *Server) closeIdle() {
 // config returns the server as the gateway has it.
 func (s *Server) config() *gateway.Server {
 	s.server = &gateway.Server{
-		Name: s.Name, ID: s.id, Aliases: s.Aliases, Expose: s.Expose, Upstream: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
-		ForwardAuth: *s.ForwardAuthHeader, MaskAggregate: s.masked, Pins: &s.pins.Pins, Streams: s.streams,
+		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose,
+		Upstream: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
+		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.masked, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
 	for _, upstream := range s.upstreams.proxied {

@@ -14,7 +14,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
@@ -147,9 +146,9 @@ func (noResponse) WriteHeader(int)             {}
 type mask struct{ *observationmask.Handler }
 
 // Serve implements [gateway.Mask].
-func (m mask) Serve(w http.ResponseWriter, r *http.Request, about mcp.Target, next gateway.Handler) error {
-	if _, keeps := m.Recovers(); keeps {
-		r = observationmask.WithTarget(r, about)
+func (m mask) Serve(w http.ResponseWriter, r *http.Request, request gateway.MaskRequest, next gateway.Handler) error {
+	if request.Goal != "" || m.NeedsTarget() {
+		r = observationmask.With(r, (*observationmask.Request)(&request))
 	}
 	return m.ServeHTTP(w, r, next)
 }

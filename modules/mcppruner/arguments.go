@@ -2,7 +2,9 @@ package mcppruner
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,17 +13,60 @@ import (
 )
 
 // An object is one of which exactly the members are taken that its schema has, each
-// of the type that it says. It remembers the first thing that is wrong.
+// of the type that it says. It remembers all that is wrong, so that a model can mend it
+// at once.
 //
 // The order is read, the members one by one, end.
 type object struct {
-	data    []byte // known to be an object
+	data    []byte // known to be an object; nil if there is none, which is wrong already
 	path    string // to it, with a dot at its end
 	members map[string]jsonspan.Value
-	err     error
+	faults  *faults // nil before read for those of no other object
+}
+
+// faults are what is wrong with arguments.
+type faults struct {
+	told []fault
+	more int // that are not told
+}
+
+// A fault is what is wrong with one argument.
+type fault struct{ path, what string }
+
+// maxFaults is how many faults are told.
+const maxFaults = 20
+
+// add adds a fault, unless there is one of the same argument: the first tells most.
+func (f *faults) add(path, what string) {
+	if slices.ContainsFunc(f.told, func(told fault) bool { return told.path == path }) {
+		return
+	}
+	if len(f.told) == maxFaults {
+		f.more++
+		return
+	}
+	f.told = append(f.told, fault{path, what})
+}
+
+// Error returns all faults in a line.
+func (f *faults) Error() string {
+	var b strings.Builder
+	for i, fault := range f.told {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(fault.path + ": " + fault.what)
+	}
+	if f.more > 0 {
+		fmt.Fprintf(&b, "; and %d more", f.more)
+	}
+	return b.String()
 }
 
 func (o *object) read() {
+	if o.faults == nil {
+		o.faults = new(faults)
+	}
 	o.members = make(map[string]jsonspan.Value)
 	for m := range jsonspan.Members(o.data) {
 		if _, twice := o.members[m.Key]; twice {
@@ -32,8 +77,8 @@ func (o *object) read() {
 }
 
 func (o *object) wrong(name, what string) {
-	if o.err == nil {
-		o.err = fmt.Errorf("%s%s: %s", o.path, name, what)
+	if o.data != nil {
+		o.faults.add(o.path+name, what)
 	}
 }
 
@@ -108,25 +153,21 @@ func (o *object) raw(name, what string, kind jsonspan.Kind) []byte {
 
 // object returns a member that is an object, to be read like this one.
 func (o *object) object(name string) *object {
-	inner := &object{data: o.raw(name, "an object", jsonspan.BeginObject), path: o.path + name + "."}
-	inner.err = o.err // what was wrong before is what is told
+	inner := &object{data: o.raw(name, "an object", jsonspan.BeginObject), path: o.path + name + ".", faults: o.faults}
 	inner.read()
 	return inner
 }
 
-// end returns what is wrong with the object. Members that no schema has come last, for
-// what else is wrong tells more.
+// end returns what is wrong with the object and those in it. Members that no schema has
+// come last, for what else is wrong tells more.
 func (o *object) end() error {
-	unknown := ""
-	for name := range o.members {
-		if unknown == "" || name < unknown {
-			unknown = name
-		}
+	for _, name := range slices.Sorted(maps.Keys(o.members)) {
+		o.wrong(mcp.Shortened(name), "there is no such argument")
 	}
-	if len(o.members) > 0 {
-		o.wrong(mcp.Shortened(unknown), "there is no such argument")
+	if len(o.faults.told) == 0 {
+		return nil
 	}
-	return o.err
+	return o.faults
 }
 
 // whole returns the whole number that a literal stands for, however it is written:

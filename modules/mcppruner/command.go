@@ -27,7 +27,8 @@ func init() {
 		Long: `
 Prints a text, from a file or standard input, without the lines that bear least on
 a goal, as the tool prune_text of the directive mcp_pruner would. What that saves is
-printed on standard error. It works on this machine alone.
+printed on standard error. It works on this machine alone. Nothing is kept, so the
+markers have no prune_id.
 
 Unless --type says what the text is, the name of the file does: logs for .log, .out
 and .err, docs for .md, .markdown, .rst, .adoc and .txt, and code for all others and
@@ -90,6 +91,9 @@ func (c *command) run(in io.Reader, out, told io.Writer) error {
 	}
 	r.Text = string(text)
 	result := prune.Prune(context.Background(), r)
+	// The text is not kept, so its id leads nowhere. No line can have it by chance.
+	result.PrunedText = strings.ReplaceAll(result.PrunedText, " prune_id="+result.PruneID, "")
+	result.Stats.TokensAfter = prune.EstimateTokens(result.PrunedText)
 	if _, err := io.WriteString(out, result.PrunedText); err != nil {
 		return err
 	}

@@ -71,6 +71,9 @@ func TestPruneCommand(t *testing.T) {
 			if len(out) >= len(text) || strings.Contains(out, "⟦PRUNÉ: ") == tt.plain || regexp.MustCompile(`(?m)^\d+│ some`).MatchString(out) != tt.number {
 				t.Errorf("got %.300q", out)
 			}
+			if marker := regexp.MustCompile(`(?m)^⟦PRUNÉ: lignes \d+-\d+ \(\d+\) raison=[^⟧]+⟧$`); marker.MatchString(out) == tt.plain || strings.Contains(out, "prn_") {
+				t.Errorf("markers of %.300q", out)
+			}
 		})
 	}
 	t.Run("nothing may be left out", func(t *testing.T) {

@@ -42,9 +42,7 @@ func parsePrune(arguments *object) (r *prune.Request, chars int, err error) {
 		AnnotateLines:  options.boolean("annotate_lines"),
 		IncludeMarkers: options.boolean("include_markers"),
 	}
-	if arguments.err == nil {
-		arguments.err = options.end()
-	}
+	_ = options.end() // which arguments returns, too
 	return r, chars, arguments.end()
 }
 

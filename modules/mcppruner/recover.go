@@ -36,21 +36,20 @@ func parseRecovery(arguments *object) (*recovery, error) {
 	r.id, _ = arguments.text("prune_id")
 	r.ranges = arguments.raw("ranges", "a list", jsonspan.BeginArray)
 	r.numbered = arguments.boolean("include_line_numbers")
-	if err := arguments.end(); err != nil {
-		return nil, err
-	}
 	for v := range jsonspan.Elements(r.ranges) {
-		literal := r.ranges[v.Start:v.End]
-		item := &object{data: literal, path: fmt.Sprintf("ranges[%d].", len(r.parsed))}
+		name, literal := fmt.Sprintf("ranges[%d]", len(r.parsed)), r.ranges[v.Start:v.End]
+		item := &object{data: literal, path: name + ".", faults: arguments.faults}
 		if v.Kind != jsonspan.BeginObject {
-			return nil, fmt.Errorf("ranges[%d]: it is not an object", len(r.parsed))
+			arguments.wrong(name, "it is not an object")
+			item.data = nil
 		}
 		item.read()
 		lines := prune.Range{Start: item.line("start_line"), End: item.line("end_line")}
-		if err := item.end(); err != nil {
-			return nil, err
-		}
+		_ = item.end() // which arguments returns, too
 		r.parsed, r.literals = append(r.parsed, lines), append(r.literals, literal)
+	}
+	if err := arguments.end(); err != nil {
+		return nil, err
 	}
 	return r, nil
 }

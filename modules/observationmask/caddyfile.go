@@ -34,8 +34,10 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			ttl         <duration>
 //			max_entries <number>
 //			max_bytes   <size>
+//			hint        off | <sentence>
 //		}
-//		exempt       <server::tool...>
+//		json         [on|off]
+//		exempt       <patterns...>
 //		server       <name>
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
@@ -64,6 +66,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"buffer_limit": h.parseBufferLimit,
 		"keep_media":   setting.Switch(&h.KeepMedia),
 		"recover":      h.parseRecover,
+		"json":         setting.Switch(&h.JSON),
 		"exempt":       setting.List(&h.Exempt),
 		"server":       setting.Name(&h.Server),
 	}, "exempt")
@@ -92,6 +95,7 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 		return err
 	}
 	recovery := new(Recover)
+	h.Recover = nil
 	if on {
 		h.Recover = recovery
 	}
@@ -99,10 +103,23 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 		"ttl":         recovery.parseTTL,
 		"max_entries": setting.NotZero(&recovery.MaxEntries, setting.Number, "recover max_entries: 0 keeps nothing"),
 		"max_bytes":   setting.NotZero(&recovery.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing"),
+		"hint":        recovery.parseHint,
 		setting.Unknown: func(d *caddyfile.Dispenser) error {
 			return d.Errf("unknown subdirective of recover: %s", d.Val())
 		},
 	})
+}
+
+func (r *Recover) parseHint(d *caddyfile.Dispenser) error {
+	var hint string
+	if !d.AllArgs(&hint) {
+		return d.ArgErr()
+	}
+	if hint == "off" {
+		hint = ""
+	}
+	r.Hint = &hint
+	return nil
 }
 
 func (r *Recover) parseTTL(d *caddyfile.Dispenser) error {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 	"sync"
 
 	"github.com/caddyserver/caddy/v2"
@@ -28,6 +27,7 @@ type call struct {
 	known  bool        // to a handler in front of this one, which logs it
 	told   bool        // that handler is a gateway, and has read the request already
 	asked  envelope    // what it found, if told
+	about  mcp.Target  // what it found, if it has said so
 	body   watchedBody // where to look, if not
 }
 
@@ -39,6 +39,7 @@ type envelope struct {
 // begin notes what is known of the call before it is made.
 func (c *call) begin(server string, r *http.Request) {
 	c.server = server
+	c.about = requestOf(r).About
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl == nil {
 		return
@@ -93,10 +94,23 @@ func (c *call) isRPC() bool {
 	return asked.jsonrpc == "2.0" && asked.method != ""
 }
 
-// readsUI reports whether the request reads a resource that hosts show to people: that of an MCP
-// App. It never gets into the context of a model, and half of it is of no use.
-func (c *call) readsUI() bool {
-	return c.read().method == readMethod && strings.HasPrefix(c.body.envelope().uri, mcp.UIScheme)
+// target returns what the request is about, given what was read of it.
+func (c *call) target(asked *envelope) mcp.Target {
+	if c.about.Kind != mcp.Anything {
+		return c.about
+	}
+	switch asked.method {
+	case "tools/call":
+		return mcp.Target{Kind: mcp.Tool, Name: asked.name}
+	case "prompts/get":
+		return mcp.Target{Kind: mcp.Prompt, Name: asked.name}
+	case readMethod:
+		if c.told {
+			return mcp.Target{Kind: mcp.Resource, Name: c.body.envelope().uri}
+		}
+		return mcp.Target{Kind: mcp.Resource, Name: asked.uri}
+	}
+	return mcp.Target{Kind: mcp.Other}
 }
 
 // readMethod is the method that reads resources. No placeholder says which one it reads.

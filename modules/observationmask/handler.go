@@ -3,21 +3,23 @@
 package observationmask
 
 import (
-	"context"
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/http"
-	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
@@ -29,7 +31,7 @@ func init() {
 // Handler masks observations: in the JSON-RPC responses of an MCP server, every
 // huge string of result and error.data becomes head + marker + tail. The marker
 // says how long the string was. Everything else passes to the byte, and what is
-// not JSON-RPC passes untouched.
+// not JSON-RPC passes untouched. So do the handshake and all lists.
 //
 // It works on JSON (application/json and any +json) and on event streams, event
 // by event, as they arrive and in memory that does not grow with the response.
@@ -77,8 +79,13 @@ type Handler struct {
 	// the handle under which they can be recovered. Default: not kept
 	Recover *Recover `json:"recover,omitempty"`
 
-	// Results of these tools are never masked: patterns of the form server::tool,
-	// in which * stands for any characters. Default: none
+	// Keep the shape of texts that are JSON, so that what is left of them can be parsed.
+	// Default: false
+	JSON bool `json:"json,omitempty"`
+
+	// Results that are never masked, by the patterns that the rules of clients have:
+	// server::tool, prompt:server::name, resource:server::prefix, or server::* for all of a
+	// server. Default: none
 	Exempt []string `json:"exempt,omitempty"`
 
 	// The name of the MCP server behind this handler: the server of exempt, of
@@ -87,7 +94,7 @@ type Handler struct {
 	Server string `json:"server,omitempty"`
 
 	policy mask.Policy
-	exempt []mcp.Pattern
+	exempt *acl.Policy // allows what is never masked; nil if nothing is
 	store  *storepool.Store
 	logger *zap.Logger
 }
@@ -104,6 +111,11 @@ type Recover struct {
 	// How many bytes they may take together. A string of more than an eighth of
 	// that is masked without a handle. Default: 64 MiB
 	MaxBytes int64 `json:"max_bytes,omitempty"`
+
+	// A sentence in each marker that has a handle, for the model that reads it: one
+	// line of at most 200 characters. An empty one leaves it out. Default: To see
+	// more, call recover_observation with this id and a goal.
+	Hint *string `json:"hint,omitempty"`
 }
 
 // CaddyModule returns the Caddy module information.
@@ -128,15 +140,21 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.TailChars == nil {
 		h.TailChars = new(min(mask.DefaultTailChars, side))
 	}
-	h.policy = mask.Policy{MaxChars: *h.MaxChars, HeadChars: *h.HeadChars, TailChars: *h.TailChars, KeepMedia: h.KeepMedia}
-	for _, s := range h.Exempt {
-		pattern, err := mcp.ParsePattern(s)
-		if err != nil {
+	h.policy = mask.Policy{
+		MaxChars: *h.MaxChars, HeadChars: *h.HeadChars, TailChars: *h.TailChars, KeepMedia: h.KeepMedia,
+		HoldLimit: defaultHoldLimit,
+	}
+	if len(h.Exempt) > 0 {
+		rules := make([]acl.Rule, len(h.Exempt))
+		for i, pattern := range h.Exempt {
+			rules[i] = acl.Rule{Allow: true, Pattern: pattern}
+		}
+		var err error
+		if h.exempt, err = acl.New(rules, false); err != nil {
 			return fmt.Errorf("exempt: %w", err)
 		}
-		h.exempt = append(h.exempt, pattern)
 	}
-	if err := telemetry.Register(ctx, maskedStrings, maskedChars); err != nil {
+	if err := telemetry.Register(ctx, collectors...); err != nil {
 		return err
 	}
 	if h.Recover != nil {
@@ -148,7 +166,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if h.store, err = storepool.Open(observations, h.Recover.limits()); err != nil {
 			return err
 		}
-		h.policy.SaveLimit = h.Recover.largest()
+		h.policy.HoldLimit = h.Recover.largest()
+		quoted := jsonrpc.Quote(*h.Recover.Hint)
+		h.policy.Hint = string(quoted[1 : len(quoted)-1])
 	}
 	return nil
 }
@@ -178,8 +198,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		handler:               h,
 		request:               r,
+		cutting:               h.shortener(r), // now, for the log may be written while the response begins
 	}
 	mw.call.begin(h.Server, r)
+	if request := requestOf(r); request.Goal != "" {
+		focusCalls.WithLabelValues(request.labels(h.Server)...).Inc()
+	}
 	telemetry.JoinAccessLog(r, mw)
 	// reverse_proxy panics when one side dies in mid-body. That passes through
 	// here, and what has arrived by then goes out before it.
@@ -209,74 +233,47 @@ func forwarded(r *http.Request, call *call) *http.Request {
 	return r2
 }
 
-// exempted reports whether the result of a call is never masked.
-func (h *Handler) exempted(call *call) bool {
-	if call.readsUI() {
+// defaultHoldLimit is how many bytes of a message are held back to cut it as JSON or to a goal, if
+// originals are not kept. Longer ones are cut to head and tail.
+const defaultHoldLimit = 8 << 20
+
+// exempted reports whether the result of a call, of which so much was read, is never masked.
+func (h *Handler) exempted(call *call, asked *envelope) bool {
+	if mcp.Describes(asked.method) {
 		return true
 	}
-	if len(h.exempt) == 0 {
+	target := call.target(asked)
+	target.Server = call.server
+	return h.Exempts(target)
+}
+
+// Exempts reports whether the result of a request for something is never masked.
+func (h *Handler) Exempts(target mcp.Target) bool {
+	if target.Kind == mcp.Resource && strings.HasPrefix(target.Name, mcp.UIScheme) {
+		// The UI of an MCP App is shown to people. It never gets into the context of a
+		// model, and half of it is of no use.
+		return true
+	}
+	if h.exempt == nil {
 		return false
 	}
-	tool := call.read().name
-	return slices.ContainsFunc(h.exempt, func(p mcp.Pattern) bool { return p.Match(call.server, tool) })
-}
-
-// saver returns what keeps originals for the client of r.
-func (h *Handler) saver(r *http.Request) func([]byte) string {
-	if h.store == nil {
-		return nil
+	switch target.Kind {
+	case mcp.Tool:
+		return h.exempt.Tool(target.Server, target.Name)
+	case mcp.Prompt:
+		return h.exempt.Prompt(target.Server, target.Name)
+	case mcp.Resource:
+		return h.exempt.Resource(target.Server, target.Name)
 	}
-	owner := clientrequest.Identity(r)
-	target, _ := r.Context().Value(targetKey{}).(mcp.Target)
-	label := appendTarget(nil, target)
-	return func(body []byte) string {
-		handle := store.Handle(mask.HandlePrefix, []byte(owner), label, body)
-		if !h.store.Put(h.scope(owner), handle, slices.Concat(label, body)) {
-			return ""
-		}
-		return handle
+	return h.exempt.Other(target.Server)
+}
+
+// hint returns what is said of originals that are kept.
+func (h *Handler) hint() string {
+	if h.Recover == nil {
+		return ""
 	}
-}
-
-// targetKey is where a context has what a request is about.
-type targetKey struct{}
-
-// WithTarget returns r as one that is about target. What is masked of the answer can be
-// had again by who may use that.
-func WithTarget(r *http.Request, target mcp.Target) *http.Request {
-	return r.WithContext(context.WithValue(r.Context(), targetKey{}, target))
-}
-
-// appendTarget appends what is kept before an original: what it was about.
-func appendTarget(dst []byte, target mcp.Target) []byte {
-	dst = append(dst, byte(target.Kind))
-	dst = binary.AppendUvarint(dst, uint64(len(target.Name)))
-	return append(dst, target.Name...)
-}
-
-// cutTarget returns what appendTarget has appended, and the rest.
-func (h *Handler) cutTarget(kept []byte) (mcp.Target, []byte) {
-	size, n := binary.Uvarint(kept[1:])
-	name, body := kept[1+n:][:size], kept[1+n:][size:]
-	return mcp.Target{Server: h.Server, Kind: mcp.TargetKind(kept[0]), Name: string(name)}, body
-}
-
-// scope returns who finds what is kept for a client: stores may be shared, and a client
-// may not be allowed to use every server.
-func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
-
-// Original returns what was masked and is kept for a client under a handle: the body
-// of a JSON string, escapes and all, and what the client had asked for.
-func (h *Handler) Original(client, handle string) (body []byte, target mcp.Target, ok bool) {
-	if h.store == nil {
-		return nil, mcp.Target{}, false
-	}
-	kept, ok := h.store.Get(h.scope(client), handle)
-	if !ok {
-		return nil, mcp.Target{}, false
-	}
-	target, body = h.cutTarget(kept)
-	return body, target, true
+	return *h.Recover.Hint
 }
 
 // Recovers reports whether originals are kept, and how long answers may be that are
@@ -300,13 +297,22 @@ func (r *Recover) setDefaults() {
 	if r.MaxBytes == 0 {
 		r.MaxBytes = 64 << 20
 	}
+	if r.Hint == nil {
+		r.Hint = new(mask.DefaultHint)
+	}
 }
 
 // largest is how many bytes one original may have.
 func (r *Recover) largest() int { return int(r.MaxBytes / 8) }
 
 func (r *Recover) validate(maxChars int) error {
-	switch {
+	switch n := utf8.RuneCountInString(*r.Hint); {
+	case n > mask.MaxHint:
+		return fmt.Errorf("recover hint: it has %d characters, more than %d", n, mask.MaxHint)
+	case strings.TrimSpace(*r.Hint) != *r.Hint:
+		return errors.New("recover hint: it begins or ends with a space")
+	case strings.ContainsFunc(*r.Hint, unicode.IsControl) || !utf8.ValidString(*r.Hint):
+		return errors.New("recover hint: it is not one line of text")
 	case r.TTL < 0:
 		return fmt.Errorf("recover ttl: %s is negative", time.Duration(r.TTL))
 	case r.MaxEntries < 0:

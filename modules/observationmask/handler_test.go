@@ -18,6 +18,7 @@ import (
 
 	"github.com/andybalholm/brotli"
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
@@ -25,6 +26,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
@@ -524,7 +526,7 @@ func TestRecover(t *testing.T) {
 	if first != second {
 		t.Error("the same result was masked differently: a prompt cache would miss")
 	}
-	id := regexp.MustCompile(` id=(obs_[A-Za-z0-9]{22})\] `).FindStringSubmatch(first)
+	id := regexp.MustCompile(` id=(obs_[A-Za-z0-9]{10})\] `).FindStringSubmatch(first)
 	if id == nil {
 		t.Fatalf("no handle in %.3000q", first)
 	}
@@ -592,7 +594,7 @@ func checkHandlesBoundBy(t *testing.T, placeholder string) {
 		if err := h.ServeHTTP(recorder, r, next); err != nil {
 			t.Fatal(err)
 		}
-		id := regexp.MustCompile(`obs_[A-Za-z0-9]{22}`).FindString(recorder.Body.String())
+		id := regexp.MustCompile(`obs_[A-Za-z0-9]{10}`).FindString(recorder.Body.String())
 		if _, _, ok := h.Original(user, id); !ok {
 			t.Errorf("%s cannot recover %q", user, id)
 		}
@@ -622,6 +624,86 @@ func TestExempt(t *testing.T) {
 		_, body := post(t, proxy(t, provision(t, test.config), answer(text)))
 		if isMasked(body) != test.masked {
 			t.Errorf("%s: masked %v", test.config, !test.masked)
+		}
+	}
+}
+
+// O24, O25: what a request asks for decides, and a gateway can say what that is.
+func TestWhatIsAskedDecides(t *testing.T) {
+	const ask = `{"jsonrpc":"2.0","id":1,"method":"%s","params":%s}`
+	for _, test := range []struct {
+		name    string
+		exempt  string
+		request string
+		about   mcp.Target
+		masked  bool
+	}{
+		{"a tool", ``, fmt.Sprintf(ask, "tools/call", `{"name":"a"}`), mcp.Target{}, true},
+		{"an unknown method", ``, fmt.Sprintf(ask, "x/lists", `{}`), mcp.Target{}, true},
+		{"a handshake", ``, fmt.Sprintf(ask, "initialize", `{}`), mcp.Target{}, false},
+		{"a handshake without a session", ``, fmt.Sprintf(ask, "server/discover", `{}`), mcp.Target{}, false},
+		{"a list", ``, fmt.Sprintf(ask, "tools/list", `{}`), mcp.Target{}, false},
+		{"a list of an extension", ``, fmt.Sprintf(ask, "x/things/list", `{}`), mcp.Target{}, false},
+		{"a directory", ``, fmt.Sprintf(ask, "resources/directory/read", `{"uri":"file:///a"}`), mcp.Target{}, false},
+		{"a tool with the name of a list", ``, fmt.Sprintf(ask, "tools/call", `{"name":"tools/list"}`), mcp.Target{}, true},
+		{"a batch", ``, `[` + fmt.Sprintf(ask, "tools/list", `{}`) + `]`, mcp.Target{}, true},
+		{"a prompt", `"prompt:fs::a"`, fmt.Sprintf(ask, "prompts/get", `{"name":"a"}`), mcp.Target{}, false},
+		{"a tool with the name of a prompt", `"prompt:fs::a"`, fmt.Sprintf(ask, "tools/call", `{"name":"a"}`), mcp.Target{}, true},
+		{"a prompt with the name of a tool", `"fs::a"`, fmt.Sprintf(ask, "prompts/get", `{"name":"a"}`), mcp.Target{}, true},
+		{"a resource", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a/b"}`), mcp.Target{}, false},
+		{"a resource beside it", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///ab"}`), mcp.Target{}, true},
+		{"a resource of another server", `"resource:git::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a"}`), mcp.Target{}, true},
+		{"all of the server", `"fs::*"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a"}`), mcp.Target{}, false},
+		{"all of the server, which may be anything", `"fs::*"`, `[]`, mcp.Target{}, false},
+		{"all tools of the server, which may be anything", `"tool:fs::*"`, `[]`, mcp.Target{}, true},
+		{"a tool that a gateway names", `"fs::a"`, "", mcp.Target{Kind: mcp.Tool, Name: "a"}, false},
+		{"a prompt that a gateway names", `"prompt:fs::a"`, "", mcp.Target{Kind: mcp.Prompt, Name: "a"}, false},
+		{"a resource that a gateway names", `"resource:file:///a"`, "", mcp.Target{Kind: mcp.Resource, Name: "file:///a"}, false},
+		{"another than a gateway names", `"fs::b"`, fmt.Sprintf(ask, "tools/call", `{"name":"b"}`), mcp.Target{Kind: mcp.Tool, Name: "a"}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := provision(t, `{"server":"fs","exempt":[`+test.exempt+`]}`)
+			if h.NeedsTarget() != (test.exempt != "") {
+				t.Errorf("needs a target: %t", h.NeedsTarget())
+			}
+			recorder := httptest.NewRecorder()
+			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(test.request))
+			r = With(caddyhttp.PrepareRequest(r, caddy.NewReplacer(), recorder, new(caddyhttp.Server)), &Request{About: test.about})
+			whole := message(strings.Repeat("x", 10000))
+			err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+				_, err := io.Copy(io.Discard, r.Body)
+				answer(whole)(w, r)
+				return err
+			}))
+			if got := recorder.Body.String(); err != nil || isMasked(got) != test.masked || !test.masked && got != whole {
+				t.Errorf("masked %t, %v", isMasked(got), err)
+			}
+		})
+	}
+}
+
+// O25: where it is not known what was asked, the answer tells.
+func TestAnswersOfAnyMethod(t *testing.T) {
+	list := `{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"a","description":"` + strings.Repeat("x", 10000) + `"}]}}`
+	h := provision(t, `{}`)
+	for _, test := range []struct {
+		method, request string
+		masked          bool
+	}{
+		{http.MethodGet, "", false},
+		{http.MethodPost, `[{"jsonrpc":"2.0","id":2,"method":"tools/list"}]`, false},
+		{http.MethodPost, `{"jsonrpc":"2.0","id":2,"method":"a","method":"b"}`, false},
+		{http.MethodPost, `{"jsonrpc":"2.0","id":2,"method":"tools/call"}`, true},
+	} {
+		recorder := httptest.NewRecorder()
+		r := httptest.NewRequest(test.method, "/", strings.NewReader(test.request))
+		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), recorder, new(caddyhttp.Server))
+		err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			answer(list)(w, r)
+			return nil
+		}))
+		if got := recorder.Body.String(); err != nil || isMasked(got) != test.masked || !test.masked && got != list {
+			t.Errorf("%s %s: masked %t, %v", test.method, test.request, isMasked(got), err)
 		}
 	}
 }
@@ -744,5 +826,67 @@ func TestConfigurationDefaults(t *testing.T) {
 	h := provision(t, `{"recover":{}}`)
 	if got, want := h.Recover.limits(), (store.Limits{Entries: 1000, Bytes: 64 << 20, TTL: 3600e9}); got != want {
 		t.Errorf("recover: got %+v, want %+v", got, want)
+	}
+}
+
+func TestHint(t *testing.T) {
+	masked := func(config string) string {
+		_, body := post(t, proxy(t, provision(t, config), answer(message(strings.Repeat("x", 5000)))))
+		var m struct {
+			Result struct{ Content []struct{ Text string } }
+		}
+		if err := json.Unmarshal([]byte(body), &m); err != nil || len(m.Result.Content) == 0 {
+			t.Fatalf("%v in %.3000q", err, body)
+		}
+		text := regexp.MustCompile(`obs_[A-Za-z0-9]{10}`).ReplaceAllString(m.Result.Content[0].Text, "obs_ID")
+		return strings.Trim(text, "x")
+	}
+	const marker = "\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=5000 head=2000 tail=2000"
+	for config, want := range map[string]string{
+		`{}`:                      marker + "] ...\n",
+		`{"recover":{}}`:          marker + " id=obs_ID] To see more, call recover_observation with this id and a goal. ...\n",
+		`{"recover":{"hint":""}}`: marker + " id=obs_ID] ...\n",
+		`{"recover":{"hint":"Use \"it\" \\ <é>"}}`:            marker + " id=obs_ID] Use \"it\" \\ <é> ...\n",
+		`{"recover":{"max_bytes":32008,"hint":"Not useful"}}`: marker + "] ...\n", // it is too large to be kept
+	} {
+		if got := masked(config); got != want {
+			t.Errorf("%s: got %q, want %q", config, got, want)
+		}
+	}
+	for hint, want := range map[string]string{
+		strings.Repeat("é", 201): "recover hint: it has 201 characters, more than 200",
+		" x":                     "recover hint: it begins or ends with a space",
+		"a\nb":                   "recover hint: it is not one line of text",
+		"a\xffb":                 "recover hint: it is not one line of text",
+	} {
+		ctx, cancel := newContext(t)
+		defer cancel()
+		if err := (&Handler{Recover: &Recover{Hint: &hint}}).Provision(ctx); err == nil || err.Error() != want {
+			t.Errorf("%q: got %v, want %s", hint, err, want)
+		}
+	}
+}
+
+func TestHintInACaddyfile(t *testing.T) {
+	for text, want := range map[string]*string{
+		"recover":                        nil,
+		"recover {\nttl 1m\n}":           nil,
+		"recover {\nhint off\n}":         new(""),
+		"recover {\nhint \"\"\n}":        new(""),
+		"recover {\nhint \"Ask me.\"\n}": new("Ask me."),
+	} {
+		var h Handler
+		if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser("observation_mask {\n" + text + "\n}")); err != nil {
+			t.Fatal(err)
+		}
+		if got := h.Recover.Hint; (got == nil) != (want == nil) || got != nil && *got != *want {
+			t.Errorf("%q: got %v", text, got)
+		}
+	}
+	for _, text := range []string{"hint", "hint a b"} {
+		var h Handler
+		if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser("observation_mask {\nrecover {\n" + text + "\n}\n}")); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
 	}
 }

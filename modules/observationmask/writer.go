@@ -30,13 +30,14 @@ type responseWriter struct {
 	request *http.Request
 	call    call
 
-	status int  // 0 until WriteHeader
-	sent   bool // the header has been sent on
-	state  *maskState
-	in     io.Writer                  // takes the body; nil if it passes as it is
-	body   *httpbody.Decoder          // in, if the body is encoded
-	stream bool                       // the body is an event stream
-	masked atomic.Pointer[mask.Stats] // what has been so far; read by the log, perhaps before the end
+	status  int  // 0 until WriteHeader
+	sent    bool // the header has been sent on
+	state   *maskState
+	in      io.Writer                  // takes the body; nil if it passes as it is
+	body    *httpbody.Decoder          // in, if the body is encoded
+	stream  bool                       // the body is an event stream
+	cutting *shortener                 // nil if strings are cut to head and tail only
+	masked  atomic.Pointer[mask.Stats] // what has been so far; read by the log, perhaps before the end
 }
 
 // maskState is what masking a response takes, kept between responses.
@@ -78,14 +79,21 @@ func (w *responseWriter) begin() bool {
 	switch {
 	case media == httpbody.Other,
 		w.status == http.StatusSwitchingProtocols, w.status == http.StatusNoContent,
-		w.status == http.StatusNotModified, w.status == http.StatusPartialContent,
-		w.handler.exempted(&w.call):
+		w.status == http.StatusNotModified, w.status == http.StatusPartialContent:
+		return false
+	}
+	asked := w.call.read()
+	if w.handler.exempted(&w.call, &asked) {
 		return false
 	}
 	policy := w.handler.policy
 	policy.Reply = w.call.isRPC
+	policy.AnyMethod = asked.method == ""
 	policy.Save = w.handler.saver(w.request)
 	policy.Limit = w.handler.BufferLimit
+	if w.cutting != nil {
+		policy.Shorten = w.cutting
+	}
 	encoding := httpbody.Encoding(header)
 	if policy.Limit > 0 && encoding == "" {
 		if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil {
@@ -318,6 +326,13 @@ func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if masked := w.masked.Load(); masked != nil {
 		enc.AddInt("mcp_masked_strings", masked.Strings)
 		enc.AddInt("mcp_masked_chars", masked.Chars)
+	}
+	if request := requestOf(w.request); request.Goal != "" {
+		enc.AddBool("mcp_focus", true)
+	}
+	if cutting := w.cutting; cutting != nil && cutting.in.Load() > 0 {
+		enc.AddInt64("mcp_focus_chars_in", cutting.in.Load())
+		enc.AddInt64("mcp_focus_chars_out", cutting.out.Load())
 	}
 	return nil
 }

@@ -1,0 +1,162 @@
+package mask
+
+import (
+	"bytes"
+	"hash/maphash"
+	"math"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsoncut"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// shorten has the Shortener decide about the cuts of the message, which is complete.
+func (m *Masker) shorten() {
+	own := slices.IndexFunc(m.cuts, func(c cut) bool { return c.start >= m.msg.start })
+	if own < 0 {
+		own = len(m.cuts)
+	}
+	whole := m.shortenStructured(own)
+	cuts, structured := m.cuts[own:], m.msg.structured
+	for i := range cuts {
+		if !structured.contains(&cuts[i]) {
+			m.shortenText(&cuts[i])
+		}
+	}
+	if whole != nil {
+		kept := slices.DeleteFunc(cuts, func(c cut) bool { return structured.contains(&c) })
+		m.cuts = append(m.cuts[:own+len(kept)], whole...)
+		slices.SortStableFunc(m.cuts[own:], func(a, b cut) int { return int(a.start - b.start) })
+		return
+	}
+	if structured.end > 0 {
+		m.shortenAlike(cuts, structured)
+	}
+}
+
+// shortenAlike has the strings in the structured content cut, like those outside that are equal.
+func (m *Masker) shortenAlike(cuts []cut, structured span) {
+	seed := maphash.MakeSeed()
+	body := func(c *cut) []byte { return m.bytes(c.start+1, c.end-1) }
+	outside := map[uint64]*cut{}
+	for i := range cuts {
+		if c := &cuts[i]; !structured.contains(c) {
+			outside[maphash.Bytes(seed, body(c))] = c
+		}
+	}
+	for i := range cuts {
+		c := &cuts[i]
+		if !structured.contains(c) {
+			continue
+		}
+		if other := outside[maphash.Bytes(seed, body(c))]; other != nil && bytes.Equal(body(other), body(c)) {
+			c.replace(c.start+1, c.end-1, other.text, other.left)
+			c.handle, c.saved = other.handle, true
+		} else {
+			m.shortenText(c)
+		}
+	}
+}
+
+// shortenText has a string cut.
+func (m *Masker) shortenText(c *cut) {
+	body := m.bytes(c.start+1, c.end-1)
+	if short := m.policy.Shorten.Text(body, m.save(c), c.structured); short != nil {
+		c.replace(c.start+1, c.end-1, short, jsonspan.Count(short))
+	}
+}
+
+// replace has a text of so many characters stand in place of what is between two offsets.
+func (c *cut) replace(from, to int64, text []byte, chars int) {
+	if text != nil {
+		c.head, c.tail, c.text, c.left = from, to, text, chars
+	}
+}
+
+// shortenStructured has the structured content cut as a whole if it is too long, but not because of
+// strings in it: these are cut then. It is also cut if it stands in a text, too, which is cut alike.
+// It returns what takes the place of the cuts in it, with a note; nil if it stays.
+func (m *Masker) shortenStructured(own int) []cut {
+	s := m.msg.structured
+	if s.end-s.start <= int64(m.policy.MaxChars) {
+		return nil
+	}
+	value := m.bytes(s.start, s.end)
+	rest := utf8.RuneCount(value) // without strings that are cut
+	if rest <= m.policy.MaxChars {
+		return nil
+	}
+	var text *cut
+	var compact []byte
+	for i := range m.cuts[own:] {
+		c := &m.cuts[own+i]
+		if s.contains(c) {
+			rest -= utf8.RuneCount(m.bytes(c.start, c.end))
+			continue
+		}
+		if compact == nil {
+			if compact = compacted(value); compact == nil {
+				return nil
+			}
+		}
+		if c.structured = m.isText(c, compact); c.structured && text == nil {
+			text = c
+		}
+	}
+	var short []byte
+	if text != nil || rest > m.policy.MaxChars {
+		short = m.policy.Shorten.Structured(value)
+	}
+	if short == nil {
+		for i := range m.cuts[own:] {
+			m.cuts[own+i].structured = false
+		}
+		return nil
+	}
+	whole := cut{start: s.start, end: s.end, chars: jsonspan.Count(value), saved: true}
+	whole.replace(s.start, s.end, short, jsonspan.Count(short))
+	if compact == nil {
+		compact = compacted(value)
+	}
+	if bytes.Equal(short, compact) {
+		return []cut{whole} // nothing but white space is missing
+	}
+	if text != nil {
+		whole.handle = m.save(text)
+	} else if literal := jsonrpc.Quote(string(value)); m.policy.Save != nil && len(literal) <= m.policy.HoldLimit {
+		whole.handle = m.policy.Save(literal[1 : len(literal)-1])
+	}
+	return append(m.note(m.policy.Shorten.Note(value, whole.handle)), whole)
+}
+
+// isText reports whether a string is the text of an object that is compacted.
+func (m *Masker) isText(c *cut, object []byte) bool {
+	body := m.bytes(c.start+1, c.end-1)
+	if !bytes.HasPrefix(bytes.TrimLeft(body, " "), []byte("{")) {
+		return false
+	}
+	return bytes.Equal(compacted([]byte(jsonspan.Text(body))), object)
+}
+
+// compacted returns JSON that is the same for texts that are the same but for white space and escapes;
+// nil if a text is not an object or array.
+func compacted(text []byte) []byte {
+	compact, _ := jsoncut.Cutter{MaxChars: math.MaxInt}.Cut(text)
+	return compact
+}
+
+// note returns the cut that adds a text to the content of the result, if that has one.
+func (m *Masker) note(text string) []cut {
+	at := m.msg.content
+	if at == 0 || text == "" {
+		return nil
+	}
+	item := append([]byte(`{"type":"text","text":`), jsonrpc.Quote(text)...)
+	item = append(item, '}')
+	if before := bytes.TrimRight(m.bytes(m.msg.start, at), " \t\r\n"); before[len(before)-1] != '[' {
+		item = append([]byte{','}, item...)
+	}
+	return []cut{{start: at, end: at, head: at, tail: at, text: item, saved: true}}
+}

@@ -1,0 +1,220 @@
+package recovery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/itchyny/gojq"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+const (
+	maxQuery   = 1000    // characters
+	maxQueried = 4 << 20 // bytes of an original; decoded, it takes up to 50 times as much
+	maxResults = 10_000  // that are counted
+)
+
+// queryTime is how long a query may take. It is a variable only so that tests can make it
+// short.
+var queryTime = 2 * time.Second
+
+// turn has a query run alone, as each may take up to some 400 MB: those of an original that
+// is as large as can be and was made for it, that is. Most take a few.
+var turn = make(chan struct{}, 1)
+
+// A querying is a query and what it has given so far.
+type querying struct {
+	limit int // characters of the answer
+
+	out   strings.Builder
+	chars int // in out
+	shown int // results in out
+	total int // results
+	cut   int // characters of the first result, if that does not fit
+}
+
+// query answers a call for what a jq expression gives.
+func (r Reader) query(ctx context.Context, a arguments, body []byte, total int) []byte {
+	text := jsonspan.AppendText(nil, body)
+	if len(text) > maxQueried {
+		return failure(fmt.Sprintf("The original is too large for query: it has %d bytes, more than %d. "+
+			"Use goal, pattern or a range.", len(text), maxQueried))
+	}
+	wait := time.NewTimer(queryTime)
+	defer wait.Stop()
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-wait.C:
+		return failure("Too many queries at once: try again, or use goal, pattern or a range.")
+	case <-ctx.Done():
+		return failure("canceled")
+	}
+	value, values, err := decode(string(text))
+	if err != nil {
+		return failure(fmt.Sprintf("The original cannot be queried, as it is not JSON (%v): "+
+			"use goal, pattern or a range.", err))
+	}
+	q := &querying{limit: r.MaxChars}
+	if err := q.run(ctx, a.query, value); err != nil {
+		return failure(r.clip(fmt.Sprintf("query: %s. The original is %s", err, shape(value, values))))
+	}
+	m := meta{Total: total, Results: &q.total, Shown: &q.shown}
+	if q.total == 0 {
+		return success(m, r.clip(fmt.Sprintf("[no results; the original is %s]", shape(value, values))))
+	}
+	return success(m, q.out.String(), q.note())
+}
+
+// clip cuts a message to what an answer may have.
+func (r Reader) clip(text string) string {
+	const enough = 2000
+	if r.MaxChars <= 0 || r.MaxChars > enough {
+		return text[:advance(text, enough)]
+	}
+	return text[:advance(text, r.MaxChars)]
+}
+
+// decode returns the value of a text. If there are several, one after the other, it is the
+// list of them.
+func decode(text string) (value any, values int, err error) {
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	var all []any
+	for {
+		var v any
+		if err := decoder.Decode(&v); err == io.EOF && len(all) > 0 {
+			break
+		} else if err != nil {
+			return nil, 0, err
+		}
+		all = append(all, v)
+	}
+	if err := checkNumbers(all); err != nil {
+		return nil, 0, err
+	}
+	if len(all) == 1 {
+		return all[0], 1, nil
+	}
+	return all, len(all), nil
+}
+
+// run runs a query on a value.
+func (q *querying) run(ctx context.Context, text string, value any) error {
+	ctx, cancel := context.WithTimeout(ctx, queryTime)
+	defer cancel()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	j := &jq{end: end, left: allowance, work: maxWork}
+	code, err := j.compile(text)
+	if err != nil {
+		return err
+	}
+	results := code.RunWithContext(ctx, value)
+	for q.total < maxResults {
+		v, ok := results.Next()
+		if !ok {
+			return nil
+		}
+		err, failed := v.(error)
+		switch {
+		case !failed:
+			err = q.add(v)
+		case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+			err = fmt.Errorf("it takes more than %v: make it simpler, or select what you need first", queryTime)
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add adds a result, if there is room for it and was for all before.
+func (q *querying) add(v any) error {
+	q.total++
+	if q.shown < q.total-1 || q.cut > 0 {
+		return nil
+	}
+	result, err := gojq.Marshal(v)
+	if err != nil {
+		return err
+	}
+	chars := utf8.RuneCount(result)
+	room := chars
+	if q.limit > 0 {
+		room = q.limit - q.chars
+	}
+	switch between := min(q.shown, 1); { // a line break
+	case chars+between <= room || q.limit <= 0:
+		if between > 0 {
+			q.out.WriteByte('\n')
+		}
+		q.out.Write(result)
+		q.chars += chars + between
+		q.shown++
+	case q.shown == 0:
+		q.cut = chars
+		text := string(result)
+		q.out.WriteString(text[:advance(text, q.limit)])
+		q.shown++
+	}
+	return nil
+}
+
+// note tells which results there are, and how to see others.
+func (q *querying) note() string {
+	all := fmt.Sprint(q.total)
+	if q.total == maxResults {
+		all += " or more"
+	}
+	switch {
+	case q.cut > 0:
+		return fmt.Sprintf("[the beginning of result 1 of %s, which has %d characters; "+
+			"ask for less, such as its keys, its length or a part]", all, q.cut)
+	case q.shown < q.total:
+		return fmt.Sprintf("[results: the first %d of %s; for those that follow, "+
+			"ask for [...][%d:][] with this query in place of ...]", q.shown, all, q.shown)
+	}
+	return fmt.Sprintf("[results: %s]", all)
+}
+
+// shape describes a value, to help with the next query.
+func shape(value any, values int) string {
+	const most = 20
+	switch v := value.(type) {
+	case []any:
+		what := fmt.Sprintf("an array of %d items", len(v))
+		if values > 1 {
+			what = fmt.Sprintf("%d JSON values, read as an array", values)
+		}
+		if len(v) > 0 {
+			if first, ok := v[0].(map[string]any); ok {
+				what += ", the first " + shape(first, 1)
+			}
+		}
+		return what
+	case map[string]any:
+		keys := slices.Sorted(maps.Keys(v))
+		listed := make([]string, 0, most)
+		for _, key := range keys[:min(len(keys), most)] {
+			listed = append(listed, shortly(key))
+		}
+		if len(keys) > most {
+			listed = append(listed, "…")
+		}
+		return "an object with the keys " + strings.Join(listed, ", ")
+	}
+	return gojq.TypeOf(value)
+}

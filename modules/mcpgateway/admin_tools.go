@@ -1,0 +1,88 @@
+package mcpgateway
+
+import (
+	"net/http"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+// A toolListing has the tools that a client sees.
+type toolListing struct {
+	Tools  []toolStatus  `json:"tools"`
+	Failed []toolFailure `json:"failed"`
+}
+
+// A toolStatus tells of a tool, and what its definition costs in the context of a model.
+type toolStatus struct {
+	Gateway     string `json:"gateway"`
+	Path        string `json:"mcp_path"`         // of the gateway
+	Server      string `json:"server,omitempty"` // empty for the tools of the gateway itself
+	Name        string `json:"name"`             // as clients see it
+	Chars       int    `json:"chars"`
+	Tokens      int    `json:"tokens"`       // estimated
+	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
+}
+
+// A toolFailure tells why the tools of a server are not listed.
+type toolFailure struct {
+	Gateway string `json:"gateway"`
+	Path    string `json:"mcp_path"` // of the gateway
+	Server  string `json:"server"`
+	Code    string `json:"code"`
+	Error   string `json:"error"`
+}
+
+// listTools asks the servers for their tools: those that one client sees, or all.
+func (c *adminCall) listTools() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(found) == 0 {
+		return 0, nil, notFound("no mcp_gateway is running")
+	}
+	client := c.r.URL.Query().Get("client")
+	if client != "" {
+		found = slices.DeleteFunc(found, func(h *Handler) bool { return !hasRules(h.Clients, client) })
+		if len(found) == 0 {
+			return 0, nil, notFound("there is no client %q", client)
+		}
+	}
+	all := toolListing{Tools: []toolStatus{}, Failed: []toolFailure{}}
+	for _, h := range found {
+		r, err := http.NewRequestWithContext(c.r.Context(), http.MethodPost, "http://localhost", nil)
+		if err != nil {
+			return 0, nil, err
+		}
+		for _, list := range h.gateway.ListTools(r, client) {
+			all.add(h, &list)
+		}
+	}
+	return http.StatusOK, all, nil
+}
+
+// add adds the tools of a server.
+func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
+	for _, tool := range list.Tools {
+		tokens := prune.EstimateTokens(string(tool.Definition))
+		l.Tools = append(l.Tools, toolStatus{
+			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Name: tool.Name,
+			Chars: utf8.RuneCount(tool.Definition), Tokens: tokens,
+			FocusTokens: tokens - prune.EstimateTokens(string(tool.WithoutFocus)),
+		})
+	}
+	if f := list.Failure; f != nil {
+		l.Failed = append(l.Failed, toolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, mcp.Shortened(f.Message)})
+	}
+}
+
+// hasRules reports whether one of the clients has this name, or a pattern that fits.
+func hasRules(clients []*Client, name string) bool {
+	return slices.ContainsFunc(clients, func(c *Client) bool {
+		return c != nil && (name == c.Name || slices.Contains(c.Match, name) || mcp.MatchName(c.Name, name))
+	})
+}

@@ -1,0 +1,109 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestPrintTools(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		list   string
+		plain  string
+		tokens string
+		failed string
+	}{
+		{"one gateway",
+			`{"tools":[{"gateway":"g","server":"docs","name":"docs__get","tokens":95,"focus_tokens":0},
+				{"gateway":"g","server":"größe","name":"größe__read_a_log","tokens":1203,"focus_tokens":20},
+				{"gateway":"g","name":"recover","tokens":7}]}`,
+			"docs   docs__get\ngröße  größe__read_a_log\n-      recover\n",
+			"server  name               tokens  focus\n" +
+				"docs    docs__get              95      0\n" +
+				"größe   größe__read_a_log    1203     20\n" +
+				"-       recover                 7      0\n" +
+				"3 tools: 1,305 tokens, of which focus 20\n",
+			""},
+		{"two gateways, one of which does not answer",
+			`{"tools":[{"gateway":"g","server":"a","name":"x","tokens":9}],
+				"failed":[{"gateway":"h","server":"b","code":"timeout","error":"no\u001b[2J answer"}]}`,
+			"g  a  x\n",
+			"gateway  server  name  tokens  focus\ng        a       x          9      0\n1 tool: 9 tokens, of which focus 0\n",
+			`h b is not listed: timeout: "no\x1b[2J answer"` + "\n"},
+		{"two gateways without a name",
+			`{"tools":[{"mcp_path":"/a","server":"a","name":"x","tokens":9},
+				{"mcp_path":"/b","server":"a","name":"x","tokens":9}]}`,
+			"/a  a  x\n/b  a  x\n",
+			"gateway  server  name  tokens  focus\n" +
+				"/a       a       x          9      0\n/b       a       x          9      0\n" +
+				"2 tools: 18 tokens, of which focus 0\n",
+			""},
+		{"no tools", `{"tools":[]}`, "", "server  name  tokens  focus\n0 tools: 0 tokens, of which focus 0\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var list toolListing
+			if err := json.Unmarshal([]byte(tt.list), &list); err != nil {
+				t.Fatal(err)
+			}
+			var plain, tokens, failed bytes.Buffer
+			list.print(&plain, false)
+			list.print(&tokens, true)
+			list.printFailed(&failed)
+			if plain.String() != tt.plain {
+				t.Errorf("plain:\n%s\nwant\n%s", &plain, tt.plain)
+			}
+			if tokens.String() != tt.tokens {
+				t.Errorf("with tokens:\n%s\nwant\n%s", &tokens, tt.tokens)
+			}
+			if failed.String() != tt.failed {
+				t.Errorf("failed: %s\nwant %s", &failed, tt.failed)
+			}
+		})
+	}
+}
+
+func TestCommandTools(t *testing.T) {
+	var asked string
+	status, body := 200, `{"tools":[]}`
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r.Method + " " + r.URL.String()
+		w.WriteHeader(status)
+		io.WriteString(w, body)
+	}))
+	defer admin.Close()
+	run := func(args ...string) error {
+		cmd := newToolsCommand()
+		cmd.SetArgs(append(args, "--address", admin.Listener.Addr().String()))
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		return cmd.Execute()
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "GET /mcp_gateway/tools"},
+		{[]string{"--client", "a&b"}, "GET /mcp_gateway/tools?client=a%26b"},
+		{[]string{"--gateway", "/x", "--client", "ann"}, "GET /mcp_gateway/tools?client=ann&gateway=%2Fx"},
+	} {
+		if err := run(tt.args...); err != nil || asked != tt.want {
+			t.Errorf("%q: asked %s: %v", tt.args, asked, err)
+		}
+	}
+	if err := run("extra"); err == nil {
+		t.Error("it takes an argument")
+	}
+	status, body = 404, `{"error":"no mcp_gateway is running","code":"not_found"}`
+	if err := run(); err == nil || !strings.Contains(err.Error(), "no mcp_gateway is running") {
+		t.Errorf("without a gateway: %v", err)
+	}
+	admin.Close()
+	if err := run(); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("without Caddy: %v", err)
+	}
+}

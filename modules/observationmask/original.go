@@ -1,0 +1,95 @@
+package observationmask
+
+import (
+	"encoding/binary"
+	"net/http"
+	"slices"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+)
+
+// An original is a text that was masked, as it is kept.
+type original struct {
+	request Request // whose answer it was in, without its goal
+	focused bool    // the request had one
+	body    []byte  // of a JSON string, escapes and all
+}
+
+// header returns what is kept before the body.
+func (o *original) header() []byte {
+	header := []byte{0, byte(o.request.About.Kind)}
+	if o.focused {
+		header[0] = 1
+	}
+	for _, text := range [...]string{o.request.About.Name, o.request.Label} {
+		header = binary.AppendUvarint(header, uint64(len(text)))
+		header = append(header, text...)
+	}
+	return header
+}
+
+// readOriginal reads what is kept.
+func readOriginal(server string, kept []byte) *original {
+	o := &original{focused: kept[0] != 0}
+	o.request.About = mcp.Target{Server: server, Kind: mcp.TargetKind(kept[1])}
+	rest := kept[2:]
+	for _, text := range [...]*string{&o.request.About.Name, &o.request.Label} {
+		size, n := binary.Uvarint(rest)
+		*text, rest = string(rest[n:][:size]), rest[n:][size:]
+	}
+	o.body = rest
+	return o
+}
+
+// labels returns the values of the labels by which originals are counted.
+func (o *original) labels() []string {
+	focused := "no"
+	if o.focused {
+		focused = "yes"
+	}
+	return append(o.request.labels(o.request.About.Server), focused)
+}
+
+// saver returns what keeps originals for the client of r.
+func (h *Handler) saver(r *http.Request) func([]byte) string {
+	if h.store == nil {
+		return nil
+	}
+	owner := clientrequest.Identity(r)
+	request := requestOf(r)
+	o := original{request: *request, focused: request.Goal != ""}
+	o.request.About.Server = h.Server
+	header := o.header()
+	return func(body []byte) string {
+		handle := store.Handle(mask.HandlePrefix, []byte(owner), header, body)
+		if !h.store.Put(h.scope(owner), handle, slices.Concat(header, body)) {
+			return ""
+		}
+		originals.WithLabelValues(o.labels()...).Inc()
+		return handle
+	}
+}
+
+// scope returns who finds what is kept for a client: stores may be shared, and a client
+// may not be allowed to use every server.
+func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
+
+// Original returns what was masked and is kept for a client under a handle: the body
+// of a JSON string, escapes and all, and what the client had asked for.
+func (h *Handler) Original(client, handle string) (body []byte, target mcp.Target, ok bool) {
+	if h.store == nil {
+		return nil, mcp.Target{}, false
+	}
+	kept, first, ok := h.store.GetFirst(h.scope(client), handle)
+	if !ok {
+		return nil, mcp.Target{}, false
+	}
+	o := readOriginal(h.Server, kept)
+	if first {
+		recovered.WithLabelValues(o.labels()...).Inc()
+	}
+	return o.body, o.request.About, true
+}
