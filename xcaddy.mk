@@ -69,7 +69,7 @@ SUITE         := $(LAB)/conformance/suite
 NPM_CI        := npm ci --no-audit --no-fund --loglevel=error --update-notifier=false
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test unit race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune lint version release clean
+.PHONY: help run build test unit race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune bench-focus lint version release clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 15
@@ -177,6 +177,10 @@ bench-cache: ## what masking costs where prompts are cached, simulated; flags in
 bench-prune: ## what pruning keeps and saves, beside simpler ways; flags in PRUNEFLAGS
 	go mod download
 	go -C $(LAB) run ./bench/prune $(PRUNEFLAGS)
+
+bench-focus: ## what focus keeps of the lines a task needs, beside simpler ways; flags and repositories in FOCUSFLAGS
+	go mod download
+	go -C $(LAB) run ./bench/focus $(FOCUSFLAGS)
 
 # govulncheck needs a database, VULNDB. A scan of the modules shows whether it can be
 # reached, before the packages are compiled.

@@ -55,6 +55,7 @@ http://:%[1]d {
 http://:%[2]d {
 	bind 127.0.0.1
 	mcp_gateway {
+		mask
 		server bench http://127.0.0.1:%[3]d%[4]s
 	}
 }
@@ -63,12 +64,14 @@ http://:%[2]d {
 http://:%[1]d {
 	bind 127.0.0.1
 	mcp_gateway {
+		mask
 		server bench http://127.0.0.1:%[3]d%[4]s
 	}
 }
 http://:%[2]d {
 	bind 127.0.0.1
 	mcp_gateway {
+		mask
 		server bench stdio %[5]s
 	}
 }

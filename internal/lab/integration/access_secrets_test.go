@@ -367,7 +367,7 @@ func (v *vault) administer(t *testing.T) {
 	t.Helper()
 	for _, path := range []string{
 		"/config/", "/config/apps", "/metrics", "/reverse_proxy/upstreams", "/mcp_gateway/servers", "/mcp_gateway/servers/alpha?gateway=main", "/mcp_gateway/servers/kid?gateway=main",
-		"/mcp_gateway/clients", "/mcp_gateway/metrics", "/mcp_gateway/tools/changes", "/mcp_gateway/templates", "/mcp_gateway/servers/none", "/debug/vars", "/debug/pprof/cmdline",
+		"/mcp_gateway/clients", "/mcp_gateway/metrics", "/mcp_gateway/tools", "/mcp_gateway/tools/changes", "/mcp_gateway/templates", "/mcp_gateway/servers/none", "/debug/vars", "/debug/pprof/cmdline",
 	} {
 		v.operate(t, "GET", path, "")
 	}

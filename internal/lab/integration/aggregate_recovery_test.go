@@ -11,7 +11,7 @@ import (
 )
 
 // handleIn finds the handle in a masked text.
-var handleIn = regexp.MustCompile(`\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) head=\d+ tail=\d+ id=(obs_[A-Za-z0-9]{22})\]`)
+var handleIn = regexp.MustCompile(`\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) head=\d+ tail=\d+ id=(obs_[A-Za-z0-9]{10})\]`)
 
 // fullOf is a text that is hard to give back: characters of one to four bytes, and what
 // JSON escapes. Each line has its number.
@@ -73,8 +73,12 @@ func TestAggregateRecovery(t *testing.T) {
 			fmt.Fprintf(escaped, `\u%04X\u%04X`, 0xd800+(c-0x10000)>>10, 0xdc00+(c-0x10000)&0x3ff)
 		}
 	}
+	items := new(strings.Builder)
+	for i := range 500 {
+		fmt.Fprintf(items, `{"id":%d,"name":"item %d","size":12345678901234567890},`, i, i)
+	}
 	url := serve(t, gateway("separator __", block("mask", "recover on"),
-		observer(t, quote(original)).line("plain"), observer(t, `"`+escaped.String()+`"`).line("spelled"),
+		observer(t, quote(original)).line("plain"), observer(t, `"`+escaped.String()+`"`).line("spelled"), observer(t, quote(`{"items":[`+items.String()+`{}]}`)).line("listing"),
 		child("alpha"), block(child("bare"), "mask off")))
 	for _, era := range clientEras {
 		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
@@ -113,6 +117,8 @@ func TestAggregateRecovery(t *testing.T) {
 				if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text, line) {
 					t.Errorf("%+v\nwant %q", found, line)
 				}
+				lines := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_line":124,"end_line":125}`, handle))
+				same(t, lines.Content[0].Text, strings.Join(strings.SplitAfter(original, "\n")[123:125], ""))
 				got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
 				var read struct {
 					Contents []struct{ URI, Text string }
@@ -123,6 +129,17 @@ func TestAggregateRecovery(t *testing.T) {
 				same(t, read.Contents[0].Text, original)
 			})
 		}
+		t.Run("O26 "+era.name+" queries JSON that was cut", func(t *testing.T) {
+			handle := observe(t, c, "listing", "read", `{}`)
+			r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"query":".items[] | select(.id == 321) | .name, .size"}`, handle))
+			if r.IsError || r.Content[0].Text != "\"item 321\"\n12345678901234567890" {
+				t.Errorf("%+v", r)
+			}
+			r = recoverBy(t, c, fmt.Sprintf(`{"id":%q,"query":"[range(1e9)] | length"}`, handle))
+			if !r.IsError || !strings.HasPrefix(r.Content[0].Text, "query: ") {
+				t.Errorf("%+v", r)
+			}
+		})
 		t.Run("O23 "+era.name+" reads back what a child said", func(t *testing.T) {
 			handle := observe(t, c, "alpha", "big", `{"n":10000}`)
 			got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
@@ -131,7 +148,7 @@ func TestAggregateRecovery(t *testing.T) {
 			}
 		})
 		t.Run("O23 "+era.name+" asks for what there is not", func(t *testing.T) {
-			unknown := "obs_" + strings.Repeat("x", 22)
+			unknown := "obs_" + strings.Repeat("x", 10)
 			for arguments, want := range map[string]string{
 				`{"id":"` + unknown + `"}`: unknown, `{}`: "id is missing", `{"id":1}`: "must be a string", `{"id":"x","start":1}`: "there is no argument",
 			} {

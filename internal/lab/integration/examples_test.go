@@ -50,7 +50,7 @@ func callReadLog(t *testing.T, url string) {
 	text := toolText(t, post(t, "http://"+upstream(t, mcpsample.NewServer()), call).body)
 	want := text[:2000] + fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=2000 tail=2000] ...\n", len(text)) + text[len(text)-2000:]
 
-	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{22}]`)
+	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{10}]` + regexp.QuoteMeta(hint))
 	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
 		got := post(t, url, call, "Accept: "+accept, "Authorization: Bearer "+exampleToken).body
 		data := strings.TrimPrefix(got, "event: message\ndata: ")

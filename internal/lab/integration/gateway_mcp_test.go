@@ -40,7 +40,7 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 	}
 	stub := new(mcptest.Stub)
 	address := upstream(t, stub)
-	url := serve(t, gateway("server stub http://"+address+"/mcp?x=1"))
+	url := serve(t, gateway("mask", "server stub http://"+address+"/mcp?x=1"))
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			want := post(t, "http://"+address, tt.request)
@@ -106,7 +106,7 @@ func TestGatewayMCPFailures(t *testing.T) {
 		{"too large", "stub", strings.Repeat(" ", 10<<20+1), failed{413, -32600, "payload_too_large", "null", "", 0}},
 		{"nobody there", "down", `{"jsonrpc":"2.0","id":"x","method":"echo"}`, failed{502, -32002, "connect_error", `"x"`, "down", 0}},
 		{"silence", "slow", rpc("sleep", `{"ms":60000}`), failed{502, -32002, "timeout", "1", "slow", 0}},
-		{"a reset in mid-answer", "stub", rpc("reset", `{"n":10000}`), failed{502, -32002, "connect_error", "1", "stub", 0}},
+		{"a reset in mid-answer", "tiny", rpc("reset", `{"n":10000}`), failed{502, -32002, "connect_error", "1", "tiny", 0}},
 		{"a server whose handlers answer nothing", "empty", rpc("echo", `1`), failed{404, -32603, "http_error", "1", "empty", 404}},
 	}
 	url := serve(t, acceptance(upstream(t, new(mcptest.Stub))))
@@ -131,7 +131,7 @@ func TestGatewayMCPHeadersOfWhatBrokeOff(t *testing.T) {
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json; x=y\r\nMcp-Session-Id: s\r\nX-Other: y\r\nContent-Length: 999\r\n\r\n{\"jsonrpc\":")
 	})
-	url := serve(t, "header X-Site yes", gateway("server breaks http://"+address))
+	url := serve(t, "header X-Site yes", gateway("mask", "server breaks http://"+address))
 	got := post(t, mcpAt(url, "breaks"), rpc("read", `1`))
 	failureOf(t, got)
 	if got.Header.Get("X-Other")+got.Header.Get("Mcp-Session-Id")+got.Header.Get("Via") != "" || got.Header.Get("X-Site") != "yes" {
@@ -206,7 +206,7 @@ func TestGatewayMCPStreams(t *testing.T) {
 		} else {
 			s = talker(t)
 		}
-		url = serve(t, gateway(block("server talks http://"+s.address, "timeout 2s"), block("server mute http://"+mute, "timeout 2s")))
+		url = serve(t, gateway("mask", block("server talks http://"+s.address, "timeout 2s"), block("server mute http://"+mute, "timeout 2s")))
 		res := open(t, client, method, mcpAt(url, "talks"), message)
 		if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
 			t.Fatalf("%d %v", res.StatusCode, res.Header)
@@ -379,7 +379,7 @@ func TestGatewayLegacyServer(t *testing.T) {
 					http.NotFound(w, r)
 				}
 			}))
-			url := serve(t, block("handle_path /tools/*", gateway("server old http://"+server+"/sse", "server two http://"+server+"/sse")))
+			url := serve(t, block("handle_path /tools/*", gateway("mask", "server old http://"+server+"/sse", "server two http://"+server+"/sse")))
 			body := bufio.NewReader(open(t, client, "GET", url+"/tools/mcp/old", "").Body)
 			same(t, nextEvent(t, body), ": hello\n\n")
 			proceed <- struct{}{} // a comment is not held back

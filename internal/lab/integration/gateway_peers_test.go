@@ -41,7 +41,7 @@ func TestGatewayPeers(t *testing.T) {
 		block("server one stdio node "+everything+" stdio", "isolation none"),
 		"server streamable http://"+everythingOver(t, "streamableHttp", "listening on port")+"/mcp",
 		"server sse http://"+everythingOver(t, "sse", "running on port")+"/sse",
-		"server files stdio node "+filesystem+" "+dir,
+		block("server files stdio node "+filesystem+" "+dir, "mask"),
 		block("server whole stdio node "+filesystem+" "+dir, "mask off"),
 		block("server thinking stdio node "+thinking, "isolation session"),
 		"server fast stdio node "+fast+" --allow "+dir,

@@ -311,7 +311,7 @@ func TestGatewayLimits(t *testing.T) {
 	isolate(t)
 	stub := upstream(t, new(mcptest.Stub))
 	url := serve(t, block("request_body", "max_size 2KiB"),
-		gateway("response_limit 1KiB", "request_limit 3KiB", "server stub http://"+stub, block("server raw http://"+stub, "mask off")))
+		gateway("response_limit 1KiB", "request_limit 3KiB", "mask", "server stub http://"+stub, block("server raw http://"+stub, "mask off")))
 	tests := []struct {
 		name, at, request string
 		want              string

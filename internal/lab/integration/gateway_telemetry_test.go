@@ -94,7 +94,7 @@ func TestGatewayAccessLog(t *testing.T) {
 	stub := upstream(t, new(mcptest.Stub))
 	authenticated := block("map {header.X-User} {http.auth.user.id}", `~.+ "${0}"`) // as basic_auth would
 	url := serve(t, block("log", "output file "+file, "format json"), authenticated,
-		gateway("server stub http://"+stub, "server down http://127.0.0.1:1", block("server aliased http://"+stub, "alias other")))
+		gateway("mask", "server stub http://"+stub, "server down http://127.0.0.1:1", block("server aliased http://"+stub, "alias other")))
 	type fields struct {
 		Server  *string `json:"mcp_server"`
 		Method  *string `json:"mcp_method"`

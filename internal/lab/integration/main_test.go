@@ -227,12 +227,16 @@ func cut(s string, n, head, tail int) string {
 	return strings.Repeat(s, head) + marker(n, head, tail, "") + strings.Repeat(s, tail)
 }
 
+// hint is what follows a marker with a handle.
+const hint = " To see more, call recover_observation with this id and a goal."
+
 // marker is the marker of O3 in JSON, with a handle if there is one (O23).
 func marker(original, head, tail int, handle string) string {
+	end := "]"
 	if handle != "" {
-		handle = " id=" + handle
+		end = " id=" + handle + "]" + hint
 	}
-	return fmt.Sprintf(`\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=%d tail=%d%s] ...\n`, original, head, tail, handle)
+	return fmt.Sprintf(`\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=%d tail=%d%s ...\n`, original, head, tail, end)
 }
 
 // same fails the test with an excerpt around the first difference.

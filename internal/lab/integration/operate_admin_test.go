@@ -568,7 +568,7 @@ func TestOperateIsNotForThePublic(t *testing.T) {
 	t.Run("A74 the public listener knows nothing of it", func(t *testing.T) {
 		for _, tt := range []struct{ method, path string }{
 			{"GET", "/servers"}, {"GET", "/servers/alpha"}, {"POST", "/servers/alpha/restart"}, {"POST", "/servers/alpha/refresh"},
-			{"POST", "/servers/alpha/accept"}, {"GET", "/tools/changes"}, {"GET", "/clients"}, {"GET", "/metrics"},
+			{"POST", "/servers/alpha/accept"}, {"GET", "/tools"}, {"GET", "/tools/changes"}, {"GET", "/clients"}, {"GET", "/metrics"},
 			{"GET", "/templates"}, {"POST", "/templates"}, {"DELETE", "/templates/x"},
 		} {
 			got := send(t, client, tt.method, url+"/mcp_gateway"+tt.path, "{}")

@@ -65,7 +65,7 @@ func TestPruneCommand(t *testing.T) {
 				t.Fatalf("exit code %d: %s", code, told)
 			}
 			args := strings.Join(tt.args, " ")
-			if strings.Contains(out, "⟦PRUNÉ: prune_id=prn_") == strings.Contains(args, "--no-markers") || strings.Contains(out, "123│ the flux") != strings.Contains(args, "--numbers") {
+			if strings.Contains(out, "prune_id=") || strings.Contains(out, "⟦PRUNÉ: lignes ") == strings.Contains(args, "--no-markers") || strings.Contains(out, "123│ the flux") != strings.Contains(args, "--numbers") {
 				t.Errorf("%.500s", out)
 			}
 			removed := 400

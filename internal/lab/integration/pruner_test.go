@@ -161,7 +161,7 @@ var (
 	// markerLine is P22.
 	markerLine = regexp.MustCompile(`^⟦PRUNÉ: prune_id=(?P<prune_id>[^\s]+) lignes (?P<start>\d+)-(?P<end>\d+) \((?P<count>\d+)\) raison=(?P<reason>.*)⟧$`)
 	// pruneID is R5.
-	pruneID = regexp.MustCompile(`^prn_[A-Za-z0-9]{22,}$`)
+	pruneID = regexp.MustCompile(`^prn_[A-Za-z0-9]{10}$`)
 )
 
 // judge holds an answer against what is promised of all answers.

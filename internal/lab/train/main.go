@@ -44,6 +44,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/history"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -123,27 +125,27 @@ func run(w io.Writer, s settings) error {
 
 // tasks returns the tasks of all files and repositories, ordered by repository: in which
 // order those are named does not matter.
-func (s *settings) tasks() ([]task, error) {
-	var all []task
+func (s *settings) tasks() ([]task.Task, error) {
+	var all []task.Task
 	for _, path := range s.files {
-		tasks, err := readTasks(path)
+		tasks, err := task.Read(path)
 		if err != nil {
 			return nil, fmt.Errorf("-tasks: %w", err)
 		}
 		all = append(all, tasks...)
 	}
-	mined, err := mineAll(s.repositories, s.per)
+	mined, err := history.Mine(s.repositories, s.per)
 	if err != nil {
 		return nil, err
 	}
 	all = append(all, mined...)
-	slices.SortStableFunc(all, byRepository)
+	slices.SortStableFunc(all, task.ByRepository)
 	return all, nil
 }
 
 // heldOut returns every seventh of the repositories by name. Tasks of none are never
 // held out.
-func heldOut(tasks []task) map[string]bool {
+func heldOut(tasks []task.Task) map[string]bool {
 	var names []string
 	for i := range tasks {
 		if name := tasks[i].Repository; name != "" {
@@ -162,15 +164,15 @@ func heldOut(tasks []task) map[string]bool {
 
 // report prints how well two networks tell lines apart: one that has not seen the
 // repositories held out, and one that has.
-func report(w io.Writer, tasks []task, rows *rows, held map[string]bool, without, with *network) {
+func report(w io.Writer, tasks []task.Task, rows *rows, held map[string]bool, without, with *network) {
 	unseen, seen := without.sums(rows), with.sums(rows)
 	fmt.Fprintf(w, "%d tasks, %d rows of %d features; %d repositories held out.\n\n", len(tasks), rows.len(), rows.width, len(held))
 	fmt.Fprint(w, "| source | tasks | of them held out | AUC, the others | AUC, held out | AUC, learned from all |\n|---|--:|--:|--:|--:|--:|\n")
 	for _, source := range []prune.Source{prune.Code, prune.Docs, prune.Logs} {
-		isOf := func(t *task) bool { return t.Source == source }
-		isHeld := func(t *task) bool { return isOf(t) && held[t.Repository] }
-		isOther := func(t *task) bool { return isOf(t) && !held[t.Repository] }
-		area := func(sums []float64, which func(*task) bool) string {
+		isOf := func(t *task.Task) bool { return t.Source == source }
+		isHeld := func(t *task.Task) bool { return isOf(t) && held[t.Repository] }
+		isOther := func(t *task.Task) bool { return isOf(t) && !held[t.Repository] }
+		area := func(sums []float64, which func(*task.Task) bool) string {
 			return rows.area(sums, func(row int) bool { return which(&tasks[rows.task[row]]) })
 		}
 		fmt.Fprintf(w, "| %s | %d | %d | %s | %s | %s |\n", source, number(tasks, isOf), number(tasks, isHeld),
@@ -178,7 +180,7 @@ func report(w io.Writer, tasks []task, rows *rows, held map[string]bool, without
 	}
 }
 
-func number(tasks []task, which func(*task) bool) int {
+func number(tasks []task.Task, which func(*task.Task) bool) int {
 	n := 0
 	for i := range tasks {
 		if which(&tasks[i]) {

@@ -7,8 +7,12 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/history/historytest"
 )
 
 // writeTasks writes tasks of eight repositories, of which one is held out.
@@ -30,13 +34,13 @@ func writeTasks(t *testing.T) string {
 }
 
 func TestRunReportsAndWritesWeights(t *testing.T) {
-	h := newHistory(t, "sample")
-	h.commit("Begin with all of it", map[string]string{"a.md": numbered(100)})
-	h.commit("Say something else there", map[string]string{"a.md": numbered(100, 7)})
+	h := historytest.New(t, "sample")
+	h.Commit("Begin with all of it", map[string]string{"a.md": historytest.Numbered(100)})
+	h.Commit("Say something else there", map[string]string{"a.md": historytest.Numbered(100, 7)})
 	tasks := writeTasks(t)
 	t.Chdir("..")
 
-	s := settings{files: []string{tasks}, repositories: []string{h.directory}, per: 5}
+	s := settings{files: []string{tasks}, repositories: []string{h.Directory}, per: 5}
 	s.out = filepath.Join(t.TempDir(), "weights.go")
 	var first, again strings.Builder
 	if err := run(&first, s); err != nil {
@@ -81,5 +85,15 @@ func TestRunRefuses(t *testing.T) {
 				t.Errorf("got error %v, want %q", err, test.err)
 			}
 		})
+	}
+}
+
+func TestHeldOutIsEverySeventhRepository(t *testing.T) {
+	var tasks []task.Task
+	for _, name := range strings.Split("p,n,b,c,d,e,f,g,h,i,j,k,l,m,a,o,a,,,g", ",") {
+		tasks = append(tasks, task.Task{Repository: name})
+	}
+	if got, want := heldOut(tasks), map[string]bool{"g": true, "n": true}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -36,7 +37,7 @@ func (r *rows) all() []int {
 
 // readRows reads the features of all lines that matter and of some that do not. Every
 // task weighs the same, and one half of it are the lines that matter.
-func readRows(tasks []task, width int) (*rows, error) {
+func readRows(tasks []task.Task, width int) (*rows, error) {
 	r := &rows{width: width}
 	picked := make([][]int, len(tasks)) // lines, those that matter first
 	starts := make([]int, len(tasks))
@@ -54,7 +55,7 @@ func readRows(tasks []task, width int) (*rows, error) {
 	r.relevant = make([]bool, r.len())
 	r.weight = make([]float64, r.len())
 	errs := make([]error, len(tasks))
-	eachOf(len(tasks), func(i int) { errs[i] = r.read(&tasks[i], picked[i], starts[i]) })
+	task.Each(len(tasks), func(i int) { errs[i] = r.read(&tasks[i], picked[i], starts[i]) })
 	for i, err := range errs {
 		if err != nil {
 			return nil, fmt.Errorf("task %q: %w", tasks[i].Goal, err)
@@ -65,7 +66,7 @@ func readRows(tasks []task, width int) (*rows, error) {
 
 // pick returns the lines of a task to learn from, counted from 0, or none if they are
 // all relevant and there is nothing to tell apart.
-func pick(t *task, random *rand.Rand) []int {
+func pick(t *task.Task, random *rand.Rand) []int {
 	n := len(prune.Lines(t.Text))
 	var lines, rest []int
 	for i := range n {
@@ -83,7 +84,7 @@ func pick(t *task, random *rand.Rand) []int {
 }
 
 // read fills in the rows of a task, from start on.
-func (r *rows) read(t *task, lines []int, start int) error {
+func (r *rows) read(t *task.Task, lines []int, start int) error {
 	if len(lines) == 0 {
 		return nil
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/history/historytest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -23,7 +25,7 @@ func TestPickTakesRelevantLinesAndSomeOthers(t *testing.T) {
 		{"a text that is all relevant", 2, []int{1, 2}, 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := pick(&task{Text: numbered(test.lines), Relevant: test.relevant}, rand.New(rand.NewPCG(1, 1)))
+			got := pick(&task.Task{Text: historytest.Numbered(test.lines), Relevant: test.relevant}, rand.New(rand.NewPCG(1, 1)))
 			if len(got) != test.want+test.wantOther {
 				t.Fatalf("%d lines, want %d and %d", len(got), test.want, test.wantOther)
 			}
@@ -41,9 +43,9 @@ func TestPickTakesRelevantLinesAndSomeOthers(t *testing.T) {
 }
 
 // sampleTasks are tasks in which the goal says what the relevant line does.
-func sampleTasks(n int) []task {
+func sampleTasks(n int) []task.Task {
 	words := strings.Fields("pool timeout parser header cache token stream retry")
-	tasks := make([]task, n)
+	tasks := make([]task.Task, n)
 	for i := range tasks {
 		var b strings.Builder
 		for line := range 100 {
@@ -52,7 +54,7 @@ func sampleTasks(n int) []task {
 				fmt.Fprintf(&b, "%s.reset(%d)\n", words[i%len(words)], line)
 			}
 		}
-		tasks[i] = task{Goal: "Reset the " + words[i%len(words)], Source: prune.Code, Text: b.String(), Relevant: []int{12 + i%80}}
+		tasks[i] = task.Task{Goal: "Reset the " + words[i%len(words)], Source: prune.Code, Text: b.String(), Relevant: []int{12 + i%80}}
 	}
 	return tasks
 }
@@ -94,7 +96,7 @@ func TestRowsRefuseFeaturesOfAnotherNumber(t *testing.T) {
 }
 
 func TestRowsRefuseTasksWithNothingToTellApart(t *testing.T) {
-	if _, err := readRows([]task{{Source: prune.Code, Text: "a\n", Relevant: []int{1}}}, 3); err == nil {
+	if _, err := readRows([]task.Task{{Source: prune.Code, Text: "a\n", Relevant: []int{1}}}, 3); err == nil {
 		t.Error("there are rows")
 	}
 }

@@ -123,7 +123,7 @@ func (in *installed) contestants() []contestant {
 			files:   nginxConf},
 
 		ours("/mcp/{server}, mask off", "/mcp/bench", "mask off", nil),
-		ours("/mcp/{server}", "/mcp/bench", "", nil),
+		ours("/mcp/{server}", "/mcp/bench", "mask", nil),
 		ours("/mcp", "/mcp", "mask off", nil),
 		ours("/mcp, masked", "/mcp", "mask", nil),
 		ours("…/rpc, mask off", "/api/mcp-gateway/bench/rpc", "mask off", plain),

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -23,16 +24,16 @@ type answer struct {
 // A baseline chooses which lines to keep: as many as it is told.
 type baseline struct {
 	name string
-	kept func(t *task, lines []string, keep int) []bool
+	kept func(t *task.Task, lines []string, keep int) []bool
 }
 
 func baselines(seed uint64) []baseline {
 	return []baseline{
-		{"random", func(t *task, lines []string, keep int) []bool { return keepRandom(seed, lines, keep) }},
-		{"head + tail", func(t *task, lines []string, keep int) []bool { return keepEnds(lines, keep) }},
-		{"structure only", func(t *task, lines []string, keep int) []bool { return keepStructure(t.Source, lines, keep) }},
-		{"BM25 by words", func(t *task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep, 0) }},
-		{"BM25, ±8 lines", func(t *task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep, 8) }},
+		{"random", func(t *task.Task, lines []string, keep int) []bool { return keepRandom(seed, lines, keep) }},
+		{"head + tail", func(t *task.Task, lines []string, keep int) []bool { return keepEnds(lines, keep) }},
+		{"structure only", func(t *task.Task, lines []string, keep int) []bool { return keepStructure(t.Source, lines, keep) }},
+		{"BM25 by words", func(t *task.Task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep, 0) }},
+		{"BM25, ±8 lines", func(t *task.Task, lines []string, keep int) []bool { return keepMatches(t.Goal, lines, keep, 8) }},
 	}
 }
 
@@ -123,7 +124,7 @@ func keepMatches(goal string, lines []string, keep, around int) []bool {
 
 // handle stands in every marker, that of package prune having another one in each
 // process: else the same answer would cost more in one run than in the next.
-const handle = "prn_3mKq81ZtBv0RcyW7Jd5LxE"
+const handle = "prn_3mKq81ZtBv"
 
 // render returns the lines that are kept, and markers where others were.
 func render(lines []string, kept []bool) string {
@@ -147,14 +148,14 @@ func allowed(n int, ratio float64, minKeep int) int {
 	return min(int(float64(n)*ratio+1e-9), n-min(n, minKeep))
 }
 
-func (b baseline) answer(t *task, lines []string, keep int) answer {
+func (b baseline) answer(t *task.Task, lines []string, keep int) answer {
 	kept := b.kept(t, lines, keep)
 	return answer{kept, prune.EstimateTokens(render(lines, kept))}
 }
 
 // pruneTask has package prune do a task, and says how long it took. The error is of an
 // answer that is not as it must be.
-func pruneTask(t *task, lines []string, ratio float64, minKeep int) (a answer, took time.Duration, err error) {
+func pruneTask(t *task.Task, lines []string, ratio float64, minKeep int) (a answer, took time.Duration, err error) {
 	request := &prune.Request{
 		Text: t.Text, Goal: t.Goal, Source: t.Source,
 		Options: prune.Options{MaxPruneRatio: ratio, MinKeepLines: minKeep, Timeout: time.Minute, IncludeMarkers: true},

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -60,7 +61,7 @@ func TestBaselines(t *testing.T) {
 		})
 	}
 	for _, b := range baselines(1) {
-		task := &task{Goal: "the exchange rate", Source: prune.Code}
+		task := &task.Task{Goal: "the exchange rate", Source: prune.Code}
 		kept := b.kept(task, lines, 5)
 		if n := len(slices.DeleteFunc(slices.Clone(kept), func(kept bool) bool { return !kept })); n != 5 {
 			t.Errorf("%s keeps %d lines of 5", b.name, n)

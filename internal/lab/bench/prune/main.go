@@ -5,23 +5,8 @@
 //
 // # The tasks
 //
-// Nothing is downloaded; what is on every machine that builds this project is put to
-// use. The same flags, the same Go and the same go.mod give the same tasks.
-//
-//   - code: a file of Go's own sources without the comment of one of its functions.
-//     The goal is the first sentence of that comment without the function's name; the
-//     lines of the function are relevant.
-//   - docs: a Markdown file of a module in go.mod, or a part of Go's specification,
-//     without the lines of a sentence that refers to a section elsewhere in it. The goal
-//     is that sentence; the lines of the section are relevant. If there are fewer such
-//     sentences than -docs, there are fewer tasks.
-//   - logs: what go test -v prints of a module in which one test is made to fail, in one
-//     of many ways, between many that pass. The goal is what somebody might say who has
-//     seen the symptom; the lines that tell of the failure are relevant: its messages,
-//     the stack that leads to it, its FAIL line. Durations, addresses, paths and numbers
-//     of goroutines, which differ from run to run, are made the same.
-//
-// Blank lines are never relevant: nobody misses them.
+// They are those of package local: nothing is downloaded, and the same flags, the same
+// Go and the same go.mod give the same tasks.
 //
 // # The figures
 //
@@ -47,7 +32,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/local"
 )
 
 func main() {
@@ -106,12 +92,12 @@ func run(w io.Writer, s settings, dump string) error {
 	if err := s.validate(); err != nil {
 		return err
 	}
-	tasks, err := s.tasks()
+	tasks, err := local.Tasks(s.seed, s.code, s.docs, s.logs)
 	if err != nil {
 		return err
 	}
 	if dump != "" {
-		if err := dumpTasks(dump, tasks); err != nil {
+		if err := task.Write(dump, tasks); err != nil {
 			return fmt.Errorf("-dump: %w", err)
 		}
 	}
@@ -121,27 +107,4 @@ func run(w io.Writer, s settings, dump string) error {
 	}
 	results.print(w)
 	return results.err()
-}
-
-func (s *settings) tasks() ([]task, error) {
-	var all []task
-	for _, kind := range []struct {
-		source prune.Source
-		n      int
-		tasks  func(seed uint64, n int) ([]task, error)
-	}{
-		{prune.Code, s.code, codeTasks},
-		{prune.Docs, s.docs, docsTasks},
-		{prune.Logs, s.logs, logTasks},
-	} {
-		if kind.n == 0 {
-			continue
-		}
-		tasks, err := kind.tasks(s.seed, kind.n)
-		if err != nil {
-			return nil, fmt.Errorf("tasks of %s: %w", kind.source, err)
-		}
-		all = append(all, tasks...)
-	}
-	return all, nil
 }

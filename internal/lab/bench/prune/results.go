@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -22,7 +23,7 @@ type score struct {
 	all, grew     int
 }
 
-func (s *score) add(t *task, a answer) {
+func (s *score) add(t *task.Task, a answer) {
 	found := 0
 	for _, line := range t.Relevant {
 		if a.kept[line-1] {
@@ -68,7 +69,7 @@ func newResults(s settings) *results {
 }
 
 // add has every contestant do a task.
-func (r *results) add(t *task) {
+func (r *results) add(t *task.Task) {
 	lines := prune.Lines(t.Text)
 	w := r.work[t.Source]
 	if w == nil {

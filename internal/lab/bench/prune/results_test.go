@@ -6,11 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
 func TestScoreOfAnswers(t *testing.T) {
-	sample := &task{Text: "one two three four\nfive six seven eight\nnine\n", Relevant: []int{1, 3}}
+	sample := &task.Task{Text: "one two three four\nfive six seven eight\nnine\n", Relevant: []int{1, 3}}
 	var s score
 	s.add(sample, answer{kept: []bool{true, false, true}, tokens: 5})
 	s.add(sample, answer{kept: []bool{true, false, false}, tokens: 4})
@@ -26,7 +27,7 @@ func TestScoreOfAnswers(t *testing.T) {
 
 func TestTableOfResults(t *testing.T) {
 	r := newResults(settings{ratios: []float64{0.5, 0.9}, minKeep: 2, seed: 7})
-	r.add(&task{Goal: "the last line", Source: prune.Docs, Text: strings.Repeat("some words of a line\n", 99) + "the last line\n", Relevant: []int{100}})
+	r.add(&task.Task{Goal: "the last line", Source: prune.Docs, Text: strings.Repeat("some words of a line\n", 99) + "the last line\n", Relevant: []int{100}})
 	var out bytes.Buffer
 	r.print(&out)
 	for _, want := range []string{

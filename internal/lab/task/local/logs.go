@@ -1,4 +1,4 @@
-package main
+package local
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -120,14 +121,14 @@ const (
 )
 
 // logTasks runs the tests of a shop n times, each time with a fault in it.
-func logTasks(seed uint64, n int) ([]task, error) {
+func logTasks(seed uint64, n int) ([]task.Task, error) {
 	s, err := openShop()
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(s.directory)
 	random := rand.New(rand.NewPCG(seed, 3))
-	tasks := make([]task, n)
+	tasks := make([]task.Task, n)
 	for i := range tasks {
 		f := &faults[i%len(faults)]
 		goal := f.goals[i/len(faults)%len(f.goals)]
@@ -183,7 +184,7 @@ func (s *shop) write() (err error) {
 
 // task runs the tests until their output is of a length that logs may have. Those that
 // a fault ends early may be too short.
-func (s shop) task(f *fault, goal string, random *rand.Rand) (task, error) {
+func (s shop) task(f *fault, goal string, random *rand.Rand) (task.Task, error) {
 	for range 50 {
 		wanted := minLog * math.Pow(maxLog/minLog, random.Float64())
 		if f.ends {
@@ -191,7 +192,7 @@ func (s shop) task(f *fault, goal string, random *rand.Rand) (task, error) {
 		}
 		out, err := s.test(f, int(wanted/areas), random.Uint64(), random.Int64N(1e6)+1)
 		if err != nil {
-			return task{}, err
+			return task.Task{}, err
 		}
 		lines := prune.Lines(s.steady(out))
 		if len(lines) < minLog || len(lines) > maxLog {
@@ -199,7 +200,7 @@ func (s shop) task(f *fault, goal string, random *rand.Rand) (task, error) {
 		}
 		return failureTask(f.test, goal, lines)
 	}
-	return task{}, errors.New("no log of a fitting length")
+	return task.Task{}, errors.New("no log of a fitting length")
 }
 
 // test returns what go test -v prints of a shop with a fault, the tests in an order
@@ -243,8 +244,8 @@ func (s shop) steady(out string) string {
 }
 
 // failureTask returns the task to find the failure of a test in a log.
-func failureTask(test, goal string, lines []string) (task, error) {
-	t := task{Goal: goal, Source: prune.Logs}
+func failureTask(test, goal string, lines []string) (task.Task, error) {
+	t := task.Task{Goal: goal, Source: prune.Logs}
 	relevant := failureLines(test, lines)
 	for i, line := range lines {
 		lines[i] = strings.TrimPrefix(line, mark)
@@ -254,7 +255,7 @@ func failureTask(test, goal string, lines []string) (task, error) {
 	}
 	t.Text = joinLines(lines)
 	if len(t.Relevant) == 0 {
-		return task{}, fmt.Errorf("nothing tells of the failure of %s", test)
+		return task.Task{}, fmt.Errorf("nothing tells of the failure of %s", test)
 	}
 	return t, nil
 }

@@ -1,4 +1,4 @@
-package main
+package local
 
 import (
 	"go/ast"
@@ -12,11 +12,12 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
 // codeTasks draws n files of Go's sources, and of each a function.
-func codeTasks(seed uint64, n int) ([]task, error) {
+func codeTasks(seed uint64, n int) ([]task.Task, error) {
 	root, err := askGo("env", "GOROOT")
 	if err != nil {
 		return nil, err
@@ -27,7 +28,7 @@ func codeTasks(seed uint64, n int) ([]task, error) {
 	}
 	random := rand.New(rand.NewPCG(seed, 1))
 	random.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
-	var tasks []task
+	var tasks []task.Task
 	for _, path := range files {
 		if len(tasks) == n {
 			break
@@ -64,7 +65,7 @@ func goFiles(root string) ([]string, error) {
 
 // functionTasks returns a task for each function of a file that has a comment to
 // take a goal from.
-func functionTasks(source string) []task {
+func functionTasks(source string) []task.Task {
 	lines := prune.Lines(source)
 	if len(lines) < minLines || len(lines) > maxLines {
 		return nil
@@ -75,7 +76,7 @@ func functionTasks(source string) []task {
 		return nil
 	}
 	line := func(p token.Pos) int { return set.PositionFor(p, false).Line }
-	var tasks []task
+	var tasks []task.Task
 	for _, declaration := range file.Decls {
 		function, ok := declaration.(*ast.FuncDecl)
 		if !ok || function.Doc == nil {
@@ -87,7 +88,7 @@ func functionTasks(source string) []task {
 			continue
 		}
 		rest, at := cut(lines, line(function.Doc.Pos())-1, line(function.Doc.End()), start-1)
-		tasks = append(tasks, task{
+		tasks = append(tasks, task.Task{
 			Goal:     goal,
 			Source:   prune.Code,
 			Text:     joinLines(rest),

@@ -1,6 +1,7 @@
-package main
+package task
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,9 +15,9 @@ func TestReadTasks(t *testing.T) {
 	const good = `{"repo":"r","goal":"find it","source":"docs","text":"a\nb\nc\n","relevant":[3,1],"file":"x"}` + "\n"
 	for _, test := range []struct {
 		name, text, err string
-		want            []task
+		want            []Task
 	}{
-		{name: "a task per line", text: good + good, want: []task{
+		{name: "a task per line", text: good + good, want: []Task{
 			{"r", "find it", prune.Docs, "a\nb\nc\n", []int{1, 3}},
 			{"r", "find it", prune.Docs, "a\nb\nc\n", []int{1, 3}},
 		}},
@@ -32,7 +33,7 @@ func TestReadTasks(t *testing.T) {
 			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			got, err := readTasks(path)
+			got, err := Read(path)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("got error %v, want %q", err, test.err)
@@ -46,12 +47,22 @@ func TestReadTasks(t *testing.T) {
 	}
 }
 
-func TestHeldOutIsEverySeventhRepository(t *testing.T) {
-	var tasks []task
-	for _, name := range strings.Split("p,n,b,c,d,e,f,g,h,i,j,k,l,m,a,o,a,,,g", ",") {
-		tasks = append(tasks, task{Repository: name})
+func TestDumpOfTasks(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.jsonl")
+	want := Task{Goal: "why <so>?", Source: prune.Logs, Text: "a\nb\n", Relevant: []int{2}}
+	if err := Write(path, []Task{want, want}); err != nil {
+		t.Fatal(err)
 	}
-	if got, want := heldOut(tasks), map[string]bool{"g": true, "n": true}; !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	dumped, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second, _ := strings.Cut(string(dumped), "\n")
+	if first+"\n" != second || first != `{"goal":"why <so>?","source":"logs","text":"a\nb\n","relevant":[2]}` {
+		t.Errorf("got %s", dumped)
+	}
+	var got Task
+	if err := json.Unmarshal([]byte(first), &got); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v", got, err)
 	}
 }

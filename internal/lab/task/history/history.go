@@ -1,4 +1,8 @@
-package main
+// Package history makes tasks of the histories of git repositories. A goal is the subject
+// of a commit; the text is a file that the commit has modified, as it was before; relevant
+// are the lines that the commit has changed or, if it has only inserted some, the lines
+// after which.
+package history
 
 import (
 	"errors"
@@ -10,12 +14,11 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -54,11 +57,12 @@ var (
 	incidental = regexp.MustCompile(`(?i)change|history|news|vendor/|\.min\.`)
 )
 
-// mineAll returns the tasks that are in the histories of repositories.
-func mineAll(paths []string, limit int) ([]task, error) {
-	tasks := make([][]task, len(paths))
+// Mine returns the tasks that are in the histories of the repositories at these paths, at
+// most limit of each.
+func Mine(paths []string, limit int) ([]task.Task, error) {
+	tasks := make([][]task.Task, len(paths))
 	errs := make([]error, len(paths))
-	eachOf(len(paths), func(i int) {
+	task.Each(len(paths), func(i int) {
 		r, err := openRepository(paths[i])
 		if err == nil {
 			tasks[i], err = r.mine(limit)
@@ -68,24 +72,6 @@ func mineAll(paths []string, limit int) ([]task, error) {
 		}
 	})
 	return slices.Concat(tasks...), errors.Join(errs...)
-}
-
-// eachOf calls do for 0 to n-1, as many at a time as there are processors.
-func eachOf(n int, do func(i int)) {
-	next := make(chan int)
-	var workers sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
-		workers.Go(func() {
-			for i := range next {
-				do(i)
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	workers.Wait()
 }
 
 type repository struct {
@@ -150,12 +136,12 @@ func isGoal(subject string) bool {
 
 // mine returns at most limit tasks. Commits that git cannot read are passed over:
 // a snapshot need not have all files.
-func (r *repository) mine(limit int) ([]task, error) {
+func (r *repository) mine(limit int) ([]task.Task, error) {
 	commits, err := r.commits()
 	if err != nil {
 		return nil, err
 	}
-	var tasks []task
+	var tasks []task.Task
 	for _, c := range commits {
 		if len(tasks) >= limit {
 			break
@@ -170,12 +156,12 @@ func (r *repository) mine(limit int) ([]task, error) {
 }
 
 // tasksOf returns the tasks that a commit makes.
-func (r *repository) tasksOf(c commit, files []modification) []task {
+func (r *repository) tasksOf(c commit, files []modification) []task.Task {
 	if len(files) > maxFiles {
 		return nil
 	}
 	r.random.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
-	var tasks []task
+	var tasks []task.Task
 	for i := range files {
 		file := &files[i]
 		source, ok := sources[strings.ToLower(path.Ext(file.path))]
@@ -186,8 +172,8 @@ func (r *repository) tasksOf(c commit, files []modification) []task {
 		if err != nil {
 			continue
 		}
-		t := task{Repository: r.name, Goal: c.subject, Source: source, Text: text, Relevant: file.relevant()}
-		if t.teaches() {
+		t := task.Task{Repository: r.name, Goal: c.subject, Source: source, Text: text, Relevant: file.relevant()}
+		if teaches(&t) {
 			tasks = append(tasks, t)
 		}
 		if len(tasks) == maxOfCommit {
@@ -197,10 +183,13 @@ func (r *repository) tasksOf(c commit, files []modification) []task {
 	return tasks
 }
 
+// seed is what everything random is drawn from, beside the names of repositories.
+const seed = 1
+
 // teaches reports whether a file and the lines that were changed in it say something of
 // the goal: enough lines to choose from, and few that were chosen.
-func (t *task) teaches() bool {
-	if len(t.Text) > maxText || !utf8.ValidString(t.Text) || t.validate() != nil {
+func teaches(t *task.Task) bool {
+	if len(t.Text) > maxText || !utf8.ValidString(t.Text) || t.Validate() != nil {
 		return false
 	}
 	n := len(prune.Lines(t.Text))

@@ -1,4 +1,4 @@
-package main
+package local
 
 import (
 	"encoding/json"
@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -19,13 +20,13 @@ import (
 const maxOfDocument = 20
 
 // docsTasks draws up to n sentences of the documents of the modules in go.mod.
-func docsTasks(seed uint64, n int) ([]task, error) {
+func docsTasks(seed uint64, n int) ([]task.Task, error) {
 	documents, err := documents()
 	if err != nil {
 		return nil, err
 	}
 	random := rand.New(rand.NewPCG(seed, 2))
-	var tasks []task
+	var tasks []task.Task
 	seen := map[string]bool{} // releases of one module share their sentences
 	for _, document := range documents {
 		of := referenceTasks(document)
@@ -110,13 +111,13 @@ func markdownFiles(root string) ([]string, error) {
 
 // referenceTasks returns a task for each sentence of a document that refers to one
 // section elsewhere in it.
-func referenceTasks(text string) []task {
+func referenceTasks(text string) []task.Task {
 	lines := prune.Lines(text)
 	if len(lines) < minLines || len(lines) > maxLines {
 		return nil
 	}
 	outline := parseOutline(lines)
-	var tasks []task
+	var tasks []task.Task
 	for _, p := range outline.paragraphs {
 		for _, s := range p.sentences(lines) {
 			target, ok := outline.target(s)
@@ -124,7 +125,7 @@ func referenceTasks(text string) []task {
 				continue
 			}
 			rest, at := cut(lines, s.start, s.end, target.start)
-			tasks = append(tasks, task{
+			tasks = append(tasks, task.Task{
 				Goal:     s.plain(),
 				Source:   prune.Docs,
 				Text:     joinLines(rest),

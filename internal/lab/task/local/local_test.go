@@ -1,21 +1,19 @@
-package main
+package local
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
 // relevantText returns the relevant lines of a task.
-func relevantText(t task) string {
+func relevantText(t task.Task) string {
 	lines := prune.Lines(t.Text)
 	var b strings.Builder
 	for _, n := range t.Relevant {
@@ -315,25 +313,5 @@ func TestTasksOfFaults(t *testing.T) {
 	again, err := logTasks(1, 2)
 	if err != nil || !reflect.DeepEqual(again, tasks[:2]) {
 		t.Error("the second time is not as the first", err)
-	}
-}
-
-func TestDumpOfTasks(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tasks.jsonl")
-	want := task{Goal: "why <so>?", Source: prune.Logs, Text: "a\nb\n", Relevant: []int{2}}
-	if err := dumpTasks(path, []task{want, want}); err != nil {
-		t.Fatal(err)
-	}
-	dumped, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, second, _ := strings.Cut(string(dumped), "\n")
-	if first+"\n" != second || first != `{"goal":"why <so>?","source":"logs","text":"a\nb\n","relevant":[2]}` {
-		t.Errorf("got %s", dumped)
-	}
-	var got task
-	if err := json.Unmarshal([]byte(first), &got); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v", got, err)
 	}
 }

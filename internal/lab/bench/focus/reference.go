@@ -1,0 +1,149 @@
+package main
+
+import (
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
+)
+
+func subwords(text string) []string { return slices.Collect(words.Terms(text)) }
+
+func subwordsOf(lines []string) []string { return subwords(strings.Join(lines, "\n")) }
+
+// bm25 returns how well texts answer a query, all of them in subwords.
+func bm25(query []string, texts [][]string) []float64 {
+	const k1, b = 1.2, 0.75
+	query = slices.Compact(slices.Sorted(slices.Values(query)))
+	counts := make([]map[string]float64, len(texts))
+	in := map[string]float64{} // how many texts have a subword
+	total := 0
+	for i, text := range texts {
+		counts[i] = map[string]float64{}
+		total += len(text)
+		for _, word := range text {
+			if counts[i][word]++; counts[i][word] == 1 {
+				in[word]++
+			}
+		}
+	}
+	n := float64(len(texts))
+	mean := max(1, float64(total)/max(1, n))
+	scores := make([]float64, len(texts))
+	for i, text := range texts {
+		for _, word := range query {
+			f := counts[i][word]
+			scores[i] += math.Log(1+(n-in[word]+0.5)/(in[word]+0.5)) * f * (k1 + 1) / (f + k1*(1-b+b*float64(len(text))/mean))
+		}
+	}
+	return scores
+}
+
+// plainReference keeps the lines that BM25 over subwords ranks first, without anything
+// learned: by the line's block, by windows of 4 and of 16 lines around it, and by the
+// line that names the definition or section that it is in. Blank lines and braces count
+// for less. Whole runs are kept: see keepRuns.
+func plainReference(goal string, lines []string, budget int) string {
+	query := subwords(goal)
+	inLine := make([][]string, len(lines))
+	for i, line := range lines {
+		inLine[i] = subwords(line)
+	}
+	blocks := indented(lines)
+	inBlock := make([][]string, len(blocks))
+	named := make([][]string, len(blocks))
+	for i, b := range blocks {
+		inBlock[i] = slices.Concat(inLine[b.start:b.end]...)
+		named[i] = inLine[b.start]
+	}
+	byBlock, byName := bm25(query, inBlock), bm25(query, named)
+	by4, by16 := bm25(query, windows(inLine, 4)), bm25(query, windows(inLine, 16))
+	scores := make([]float64, len(lines))
+	for i, b := range blocks {
+		for line := b.start; line < b.end; line++ {
+			scores[line] = 0.5*byBlock[i] + by4[line] + by16[line] + byName[i]
+			if !letters.MatchString(lines[line]) {
+				scores[line] *= 0.6
+			}
+		}
+	}
+	return keepRuns(lines, scores, budget)
+}
+
+var letters = regexp.MustCompile(`[\pL\d]`)
+
+// windows returns what stands in so many lines around each line.
+func windows(inLine [][]string, size int) [][]string {
+	all := make([][]string, len(inLine))
+	for i := range inLine {
+		all[i] = slices.Concat(inLine[max(0, i-size/2):min(len(inLine), i+size/2+1)]...)
+	}
+	return all
+}
+
+// A span is some lines, [start, end).
+type span struct{ start, end int }
+
+// indented divides a text where a line that is not indented follows one that is blank or
+// indented: into definitions, sections and paragraphs, each with its name first.
+func indented(lines []string) []span {
+	all := []span{{0, 1}}
+	for i := 1; i < len(lines); i++ {
+		before, line := lines[i-1], lines[i]
+		outer := strings.TrimLeft(line, " \t") == line && letters.MatchString(line)
+		if outer && (strings.TrimSpace(before) == "" || strings.TrimLeft(before, " \t") != before) {
+			all = append(all, span{i, i})
+		}
+		all[len(all)-1].end = i + 1
+	}
+	return all
+}
+
+// keepRuns keeps runs of lines of which the score is worth their characters, and those of
+// a marker. How much a character must be worth is found by halving, for the budget.
+func keepRuns(lines []string, scores []float64, budget int) string {
+	low, high := 0.0, 1.0+slices.Max(scores)
+	best := newPage(lines, budget)
+	for range 40 {
+		price := (low + high) / 2
+		p := newPage(lines, budget)
+		if fits := p.add(worthwhile(p, scores, price)...); fits {
+			high, best = price, p
+		} else {
+			low = price
+		}
+	}
+	// Fill up with the best lines beside what is kept.
+	for _, i := range bestFirst(scores) {
+		if i > 0 && best.kept[i-1] || i+1 < len(lines) && best.kept[i+1] {
+			best.add(i)
+		}
+	}
+	return best.String()
+}
+
+// worthwhile returns the lines of the runs whose scores, less the price of their
+// characters and of a marker each, add up to the most.
+func worthwhile(p *page, scores []float64, price float64) []int {
+	var kept, removed float64 // the most up to here, if the last line is kept or not
+	fromKept := make([][2]bool, len(scores))
+	cost := price * float64(markerChars(p.lines))
+	for i, score := range scores {
+		value := score - price*float64(len(p.lines[i])+7)
+		fromKept[i] = [2]bool{kept-cost > removed, kept > removed}
+		removed, kept = max(removed, kept-cost), max(kept, removed)+value
+	}
+	var all []int
+	is := kept > removed
+	for i := len(scores) - 1; i >= 0; i-- {
+		if is {
+			all = append(all, i)
+			is = fromKept[i][1]
+		} else {
+			is = fromKept[i][0]
+		}
+	}
+	return all
+}

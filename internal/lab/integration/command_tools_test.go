@@ -1,0 +1,119 @@
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestCommandTools lists the tools of a built binary that runs, with a server that is there and one that
+// is not.
+func TestCommandTools(t *testing.T) {
+	isolate(t)
+	sample := block("server sample", "mcp_sample")
+	gone := "server gone " + "http://" + freeAddress(t) + "/mcp"
+	ann := block("client ann", "allow sample::read_*")
+	all := []string{"sample__read_log", "sample__read_image", "sample__list_files", "sample__echo"}
+	for _, tt := range []struct {
+		name    string
+		lines   []string
+		args    []string
+		want    []string // tools of the server
+		focused bool
+		gone    bool // is named
+	}{
+		{"all", []string{sample, gone}, nil, all, false, true},
+		{"with focus", []string{"mask", "focus on", sample, gone}, nil, all, true, true},
+		{"a client", []string{ann, sample, gone}, []string{"--client", "ann"}, all[:2], false, false},
+		{"a client, with focus", []string{"mask", "focus on", ann, sample, gone}, []string{"--client", "ann"},
+			all[:2], true, false},
+		{"the operator, where a client has rules", []string{ann, sample, gone}, nil, all, false, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			served := run(t, inFile(t, site("127.0.0.1:8080", gateway(append(tt.lines, "separator __")...))))
+			list := func(args ...string) (string, string, error) {
+				cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.moved[":2019"]}, tt.args, args)...)
+				var out, complaints bytes.Buffer
+				cmd.Stdout, cmd.Stderr = &out, &complaints
+				err := cmd.Run()
+				return out.String(), complaints.String(), err
+			}
+			out, complaints, err := list()
+			var names []string
+			for line := range strings.Lines(out) {
+				if name, ok := strings.CutPrefix(line, "sample  "); ok {
+					names = append(names, strings.TrimSpace(name))
+				}
+			}
+			if err != nil || !slices.Equal(names, tt.want) {
+				t.Errorf("%v: %s%s", err, out, complaints)
+			}
+			if named := strings.Contains(complaints, "gone is not listed: connect_error"); named != tt.gone {
+				t.Errorf("complaints: %s", complaints)
+			}
+			if out, complaints, err = list("--tokens"); err != nil {
+				t.Fatalf("%v: %s", err, complaints)
+			}
+			checkTokens(t, out, len(tt.want), tt.focused)
+
+			clients := send(t, client, "GET", "http://"+served.moved[":2019"]+"/mcp_gateway/clients", "").body
+			if strings.Contains(clients, `"sessions"`) || strings.Contains(clients, "last_seen") {
+				t.Errorf("it is taken for a client: %s", clients)
+			}
+		})
+	}
+	t.Run("an unknown client", func(t *testing.T) {
+		served := run(t, inFile(t, site("127.0.0.1:8080", gateway(ann, sample))))
+		toolsFail(t, `there is no client \"bob\"`, "--client", "bob", "--address", served.moved[":2019"])
+		toolsFail(t, `there is no gateway \"none\"`, "--gateway", "none", "--address", served.moved[":2019"])
+		served.stop(t)
+		toolsFail(t, "refused", "--address", served.moved[":2019"])
+	})
+	t.Run("no gateway", func(t *testing.T) {
+		served := run(t, inFile(t, site("127.0.0.1:8080", "respond hello")))
+		toolsFail(t, "no mcp_gateway is running", "--address", served.moved[":2019"])
+	})
+}
+
+var (
+	toolRow  = regexp.MustCompile(`(?m)^(sample|-) +\S+ +(\d+) +(\d+)$`)
+	toolSums = regexp.MustCompile(`(?m)^(\d+) tools: ([\d,]+) tokens, of which focus ([\d,]+)\n\z`)
+)
+
+// checkTokens checks the columns of tokens, and that the last line has their sums.
+func checkTokens(t *testing.T, out string, tools int, focused bool) {
+	t.Helper()
+	rows, sums := toolRow.FindAllStringSubmatch(out, -1), toolSums.FindStringSubmatch(out)
+	head, _, _ := strings.Cut(out, "\n")
+	if len(rows) < tools || sums == nil || strings.Join(strings.Fields(head), " ") != "server name tokens focus" {
+		t.Fatalf("got %s", out)
+	}
+	tokens, focus := 0, 0
+	for _, row := range rows {
+		var ofRow, ofFocus int
+		if _, err := fmt.Sscan(row[2]+" "+row[3], &ofRow, &ofFocus); err != nil {
+			t.Fatal(err)
+		}
+		if ofRow < 20 || (ofFocus > 0) != (focused && row[1] == "sample") || ofFocus > 40 {
+			t.Errorf("%s", row[0])
+		}
+		tokens, focus = tokens+ofRow, focus+ofFocus
+	}
+	want := fmt.Sprint(len(rows), tokens, focus)
+	if got := strings.ReplaceAll(strings.Join(sums[1:], " "), ",", ""); got != want {
+		t.Errorf("the sums are %s, want %s:\n%s", got, want, out)
+	}
+}
+
+// toolsFail runs the command, which must exit with status 1 and say why.
+func toolsFail(t *testing.T, why string, args ...string) {
+	t.Helper()
+	cmd := caddy(t, append([]string{"mcp", "tools"}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), why) {
+		t.Errorf("%q: %v: %s", args, err, out)
+	}
+}

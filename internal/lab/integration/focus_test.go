@@ -1,0 +1,566 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+const (
+	// focusGoal describes focusFact, in a text that has it between many lines that matter less.
+	focusGoal = "which host did the failed database migration run on"
+	focusFact = "ERROR migration 0042 of the database failed on host db-17.internal: lock timeout"
+)
+
+// focusText is the log of a service in which one line is focusFact.
+var focusText = func() string {
+	var b strings.Builder
+	for i := range 600 {
+		fmt.Fprintf(&b, "INFO request %d served in %d ms, status %d\n", i, i*7%90, 200+i%5)
+		if i == 333 {
+			b.WriteString(focusFact + "\n")
+		}
+	}
+	return b.String()
+}()
+
+// focusedText begins a text that was cut to a goal.
+var focusedText = regexp.MustCompile(
+	`^\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) lines=(\d+)/(\d+) id=(obs_[A-Za-z0-9]{10})\]`)
+
+// focusArgument is what a schema says of the argument.
+func focusArgument(name string) string {
+	return quote(name) + `:{"type":"string","description":"What you look for; a long result is cut to it."}`
+}
+
+// isFocused fails the test unless a text is focusText cut to focusGoal.
+func isFocused(t *testing.T, text string) {
+	t.Helper()
+	found := focusedText.FindStringSubmatch(text)
+	if found == nil || found[1] != strconv.Itoa(len(focusText)) || found[3] != "601" {
+		t.Errorf("no marker of the goal: %.300q", text)
+	}
+	if !strings.Contains(text, focusFact) {
+		t.Errorf("not cut to the goal: %.300q", text)
+	}
+	if n := utf8.RuneCountInString(text); n > 4000 {
+		t.Errorf("%d characters", n)
+	}
+}
+
+// isHeadAndTail fails the test unless a text is focusText without its middle.
+func isHeadAndTail(t *testing.T, text string) {
+	t.Helper()
+	if found := handleIn.FindStringSubmatch(text); found == nil || found[1] != strconv.Itoa(len(focusText)) {
+		t.Errorf("no marker of the middle in %.300q", text)
+	}
+	if !strings.HasPrefix(text, focusText[:2000]) || !strings.HasSuffix(text, focusText[len(focusText)-2000:]) {
+		t.Errorf("not head and tail: %.300q", text)
+	}
+}
+
+// focusTool is a tool that takes no argument but its own.
+const focusTool = `{"name":"read","inputSchema":{"type":"object","properties":{"path":{"type":"string"}},` +
+	`"required":["path"],"additionalProperties":false}}`
+
+// logServer is a server whose tools return focusText.
+func logServer(t *testing.T, tools ...string) *remoteServer {
+	s := newLenientServer(t, tools...)
+	s.Replies = map[string]string{}
+	for _, tool := range tools {
+		s.Replies[toolNameOf(t, tool)] = mcptest.Text(focusText)
+	}
+	return s
+}
+
+// toolNameOf returns the name in a descriptor.
+func toolNameOf(t *testing.T, tool string) string {
+	t.Helper()
+	var d struct{ Name string }
+	if err := json.Unmarshal([]byte(tool), &d); err != nil {
+		t.Fatal(err)
+	}
+	return d.Name
+}
+
+// argumentsIn returns the arguments of the calls that a server received.
+func argumentsIn(received []*mcptest.Received) (all []string) {
+	for _, r := range received {
+		all = append(all, r.Param("arguments"))
+	}
+	return all
+}
+
+// hasGot fails the test unless a server received one call since it had so many, with these arguments.
+func hasGot(t *testing.T, s *remoteServer, before int, arguments string) {
+	t.Helper()
+	if got := argumentsIn(s.Received("tools/call")[before:]); !slices.Equal(got, []string{arguments}) {
+		t.Errorf("the server got %q, want %s", got, arguments)
+	}
+}
+
+// goalArguments are those of focusTool with a goal.
+var goalArguments = `{"path":"a","focus":` + quote(focusGoal) + `}`
+
+// A focusWay is a way to call a tool of a server.
+type focusWay struct {
+	name  string
+	at    func(server string) string
+	shown func(server, tool string) string
+	call  func(name, arguments string) string // its params
+	find  bool                                // tools are not listed but searched
+}
+
+// focusWays are those of a gateway at url, and of one with discovery.
+func focusWays(url, searched string) []focusWay {
+	own := func(_, tool string) string { return tool }
+	plain := func(name, arguments string) string {
+		return `{"name":` + quote(name) + `,"arguments":` + arguments + `}`
+	}
+	joined := func(server, tool string) string { return server + "__" + tool }
+	return []focusWay{
+		{"joined", func(string) string { return joinedAt(url) }, joined, plain, false},
+		{"single", func(server string) string { return mcpAt(url, server) }, own, plain, false},
+		{"discovery", func(string) string { return joinedAt(searched) }, joined, byCallTool, true},
+		{"discovery, called by name", func(string) string { return joinedAt(searched) }, joined, plain, true},
+	}
+}
+
+// use calls a tool.
+func (w focusWay) use(t *testing.T, c *speaker, server, tool, arguments string, headers ...string) said {
+	t.Helper()
+	return c.ask(t, "tools/call", w.call(w.shown(server, tool), arguments), headers...)
+}
+
+// descriptor returns the definition of a tool as the client gets it.
+func (w focusWay) descriptor(t *testing.T, c *speaker, server, tool string) string {
+	t.Helper()
+	name := w.shown(server, tool)
+	if w.find {
+		return c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":`+quote(name)+`}}`).answer.Text()
+	}
+	var list struct{ Tools []json.RawMessage }
+	got := c.ask(t, "tools/list", `{}`)
+	if err := json.Unmarshal(got.answer.Result, &list); err != nil {
+		t.Fatalf("%v: %.300s", err, got.answer.Raw)
+	}
+	for _, item := range list.Tools {
+		if toolNameOf(t, string(item)) == name {
+			return string(item)
+		}
+	}
+	t.Fatalf("%s is not listed: %.500s", name, got.answer.Raw)
+	return ""
+}
+
+// Whichever way a call takes, the result is cut to its goal and the server does not see that.
+func TestFocusInEveryWay(t *testing.T) {
+	isolate(t)
+	far, legacy, kid := logServer(t, focusTool), logServer(t, focusTool), newJournal(t)
+	legacy.Legacy, legacy.Sessions = true, true
+	events := logServer(t, focusTool)
+	events.Events = true
+	lines := []string{"separator __", block("mask", "recover on"), "focus on",
+		far.line("far"), legacy.line("old"), events.line("events"), block(child("kid"), kid.env())}
+	addresses := []string{freeAddress(t), freeAddress(t)}
+	load(t, site(addresses[0], gateway(lines...))+site(addresses[1], gateway(append(lines, "discovery on")...)))
+	of := func(s *remoteServer) func(*testing.T) []string {
+		return func(*testing.T) []string { return argumentsIn(s.Received("tools/call")) }
+	}
+	big := `{"n":1,"c":` + quote(focusText) + `}` // of a child, which returns its argument
+	servers := []struct {
+		name, tool, arguments string
+		received              func(t *testing.T) []string
+	}{
+		{"far", "read", `{"path":"a"}`, of(far)},
+		{"old", "read", `{"path":"a"}`, of(legacy)},
+		{"events", "read", `{"path":"a"}`, of(events)},
+		{"kid", "big", big, func(t *testing.T) []string { return argumentsIn(kid.messages(t, "tools/call")) }},
+	}
+	for _, way := range focusWays("http://"+addresses[0], "http://"+addresses[1]) {
+		for _, era := range clientEras {
+			for _, s := range servers {
+				if way.name == "single" && era.modern && s.name == "old" {
+					continue // it passes requests to servers as they are
+				}
+				t.Run(way.name+", "+era.name+", "+s.name, func(t *testing.T) {
+					c := newSpeaker(t, way.at(s.name), era.modern, `{}`)
+					definition := way.descriptor(t, c, s.name, s.tool)
+					if !strings.Contains(definition, ","+focusArgument("focus")+"}") {
+						t.Errorf("the tool has no such argument: %s", definition)
+					}
+					before := len(s.received(t))
+					with := func(argument string) string {
+						return strings.TrimSuffix(s.arguments, "}") + "," + argument + "}"
+					}
+					for _, arguments := range []string{
+						with(`"focus":` + quote(focusGoal)),
+						`{"focus":` + quote(focusGoal) + `,` + s.arguments[1:],
+						with(`"f\u006fcus":` + quote(focusGoal)),
+						with(`"focus":null,"focus":` + quote(focusGoal)),
+					} {
+						isFocused(t, way.use(t, c, s.name, s.tool, arguments).answer.Text())
+					}
+					for _, arguments := range []string{
+						s.arguments, with(`"focus":null`), with(`"focus":""`), with(`"focus":" \n"`),
+					} {
+						isHeadAndTail(t, way.use(t, c, s.name, s.tool, arguments).answer.Text())
+					}
+					got := s.received(t)[before:]
+					if len(got) != 8 || slices.ContainsFunc(got, func(a string) bool { return a != s.arguments }) {
+						t.Errorf("the server got %.500q", got)
+					}
+					for _, wrong := range []string{`1`, `["x"]`, `{}`, `true`} {
+						got := way.use(t, c, s.name, s.tool, with(`"focus":`+wrong)).answer
+						e := got.Error
+						if e == nil || e.Code != -32602 || !strings.Contains(e.Message, "arguments.focus") {
+							t.Errorf("focus %s: got %.300s", wrong, got.Raw)
+						}
+					}
+					if n := len(s.received(t)); n != before+8 {
+						t.Errorf("the server got %d calls that were wrong", n-before-8)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A client that has listed no tools before may still use the argument where all servers are one.
+func TestFocusWithoutList(t *testing.T) {
+	isolate(t)
+	far := logServer(t, focusTool)
+	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", far.line("far")))
+	c := newSpeaker(t, joinedAt(url), true, `{}`)
+	isFocused(t, c.use(t, "far", "read", goalArguments))
+	hasGot(t, far, 0, `{"path":"a"}`)
+}
+
+// What tools have the argument, and what becomes of their definitions. @ is where it is added.
+func TestFocusInDescriptors(t *testing.T) {
+	isolate(t)
+	property := focusArgument("focus")
+	tests := []struct{ name, schema, added string }{
+		{"no properties", `{"type":"object"@}`, `,"properties":{` + property + `}`},
+		{"no type", `{@}`, `"properties":{` + property + `}`},
+		{"empty properties", `{"type":"object","properties":{@}}`, property},
+		{"required", `{"type":"object","required":["a"],"properties":{ "a" : {"type":"string"}@ } }`, `,` + property},
+		{"additional false", `{"additionalProperties":false,"properties":{"a":{}@},"type":"object"}`, `,` + property},
+		{"additional schema", `{"additionalProperties":{"type":"null"},"properties":{"a":{}@}}`, `,` + property},
+		{"dialect", `{"$schema":"http://json-schema.org/draft-07/schema#","type":"object","properties":{@}}`, property},
+		{"definitions", `{"$defs":{"x":{"oneOf":[]}},"properties":{"a":{"$ref":"#/$defs/x"}@}}`, `,` + property},
+		{"header", `{"properties":{"region":{"type":"string","x-mcp-header":"Region"}@}}`, `,` + property},
+		{"unevaluated", `{"type":"object","properties":{"a":{}@},"unevaluatedProperties":false}`, `,` + property},
+		{"own", `{"type":"object","properties":{"focus":{"type":"string"}}}`, ""},
+		{"own escaped", `{"type":"object","properties":{"f\u006fcus":{"type":"string"}}}`, ""},
+		{"own in capitals", `{"type":"object","properties":{"Focus":{"type":"integer"}}}`, ""},
+		{"own required", `{"type":"object","required":["focus"]}`, ""},
+		{"own dependent", `{"type":"object","dependentRequired":{"focus":["a"]},"properties":{"a":{}}}`, ""},
+		{"oneOf", `{"type":"object","oneOf":[{"required":["a"]},{"required":["b"]}]}`, ""},
+		{"anyOf", `{"type":"object","properties":{"a":{}},"anyOf":[{"additionalProperties":false}]}`, ""},
+		{"allOf", `{"allOf":[{"$ref":"#/$defs/a"}],"type":"object"}`, ""},
+		{"not", `{"type":"object","not":{"required":["focus"]}}`, ""},
+		{"if", `{"type":"object","if":{},"then":{"maxProperties":1}}`, ""},
+		{"reference", `{"$ref":"#/$defs/a","$defs":{"a":{"type":"object"}}}`, ""},
+		{"dynamic reference", `{"$dynamicRef":"#a","$defs":{"a":{"$dynamicAnchor":"a"}}}`, ""},
+		{"pattern", `{"type":"object","patternProperties":{"^f":{"type":"integer"}}}`, ""},
+		{"names", `{"type":"object","propertyNames":{"maxLength":1}}`, ""},
+		{"count", `{"type":"object","maxProperties":1}`, ""},
+		{"constant", `{"const":{}}`, ""},
+		{"types", `{"type":["object","null"]}`, ""},
+		{"properties twice", `{"type":"object","properties":{},"properties":{}}`, ""},
+		{"no object", `{"type":"object","properties":[]}`, ""},
+		{"true", `true`, ""},
+	}
+	server := newLenientServer(t)
+	want := map[string]string{}
+	for i, tt := range tests {
+		name := fmt.Sprintf("t%d", i)
+		tool := func(schema string) string {
+			return `{ "inputSchema" : ` + schema + `,"x":[1.0, "\u00e9"], "name": "` + name + `" }`
+		}
+		server.Tools = append(server.Tools, tool(strings.Replace(tt.schema, "@", "", 1)))
+		want[name] = tool(strings.Replace(tt.schema, "@", tt.added, 1))
+	}
+	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", server.line("far")))
+	for _, era := range clientEras {
+		for _, way := range focusWays(url, "")[:2] {
+			c := newSpeaker(t, way.at("far"), era.modern, `{}`)
+			list := c.ask(t, "tools/list", `{}`).answer.Raw
+			for i, tt := range tests {
+				t.Run(tt.name+", "+way.name+", "+era.name, func(t *testing.T) {
+					name := fmt.Sprintf("t%d", i)
+					shown := way.shown("far", name)
+					want := strings.Replace(want[name], `"name": "`+name+`"`, `"name": "`+shown+`"`, 1)
+					if !strings.Contains(list, want) {
+						at := strings.Index(list, `"name": "`+shown+`"`)
+						t.Errorf("got …%.700s\nwant %s", list[max(0, at-500):], want)
+					}
+					before := server.Count("tools/call")
+					way.use(t, c, "far", name, `{"focus":"x"}`)
+					if tt.added == "" {
+						hasGot(t, server, before, `{"focus":"x"}`)
+					} else {
+						hasGot(t, server, before, `{}`)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What is not the gateway's argument passes as it is.
+func TestFocusOfOthers(t *testing.T) {
+	isolate(t)
+	const own = `{"name":"own","inputSchema":{"type":"object","properties":{"focus":{"type":"object"}}}}`
+	const whole = `{"name":"whole","inputSchema":{"type":"object","properties":{}}}`
+	const task = `{"name":"task","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`
+	tools := []string{focusTool, own, whole, task}
+	far, off := logServer(t, tools...), logServer(t, tools...)
+	unmasked, named := logServer(t, tools...), logServer(t, tools...)
+	url := serve(t, gateway("separator __", block("mask", "recover on", "exempt far::whole"), "focus on",
+		far.line("far"), block(off.line("off"), "focus off"), block(unmasked.line("unmasked"), "mask off"),
+		block(named.line("named"), block("focus on", "argument looking-for"))))
+	isWhole := func(t *testing.T, text string) { same(t, text, focusText) }
+	tests := []struct {
+		name, server, tool, argument string
+		from                         *remoteServer
+		ours                         bool
+		check                        func(t *testing.T, text string)
+	}{
+		{"the gateway's", "far", "read", "focus", far, true, isFocused},
+		{"the tool's own", "far", "own", "focus", far, false, isHeadAndTail},
+		{"an exempt tool", "far", "whole", "focus", far, false, isWhole},
+		{"a tool that is a task", "far", "task", "focus", far, false, isHeadAndTail},
+		{"an unknown argument", "far", "read", "looking-for", far, false, isHeadAndTail},
+		{"off", "off", "read", "focus", off, false, isHeadAndTail},
+		{"no mask", "unmasked", "read", "focus", unmasked, false, isWhole},
+		{"another name", "named", "read", "looking-for", named, true, isFocused},
+		{"not that name", "named", "read", "focus", named, false, isHeadAndTail},
+		{"a name that is free", "named", "own", "looking-for", named, true, isFocused},
+	}
+	for _, era := range clientEras {
+		for _, way := range focusWays(url, "")[:2] {
+			for _, tt := range tests {
+				t.Run(tt.name+", "+way.name+", "+era.name, func(t *testing.T) {
+					c := newSpeaker(t, way.at(tt.server), era.modern, `{}`)
+					got := way.descriptor(t, c, tt.server, tt.tool)
+					if strings.Contains(got, focusArgument(tt.argument)) != tt.ours {
+						t.Errorf("got %s", got)
+					}
+					before := tt.from.Count("tools/call")
+					arguments := `{` + quote(tt.argument) + `:` + quote(focusGoal) + `}`
+					tt.check(t, way.use(t, c, tt.server, tt.tool, arguments).answer.Text())
+					if tt.ours {
+						arguments = `{}`
+					}
+					hasGot(t, tt.from, before, arguments)
+				})
+			}
+		}
+	}
+}
+
+// Arguments that are repeated in headers are so without ours.
+func TestFocusAndHeaders(t *testing.T) {
+	isolate(t)
+	remote := &mcptest.Remote{Name: "far", Modern: true}
+	url := serve(t, gateway("separator __", block("mask", "recover on", "json on"), "focus on",
+		"server far http://"+upstream(t, remote)+"/mcp"))
+	t.Cleanup(remote.Close)
+	for _, way := range focusWays(url, "")[:2] {
+		t.Run(way.name, func(t *testing.T) {
+			c := newSpeaker(t, way.at("far"), true, `{}`)
+			way.descriptor(t, c, "far", "echo")
+			given := `"region":"eu","text":` + quote(focusText)
+			arguments := `{` + given + `,"focus":` + quote(focusGoal) + `}`
+			got := way.use(t, c, "far", "echo", arguments, "Mcp-Param-Region: eu")
+			if text := got.answer.Text(); !strings.Contains(text, focusFact) || !json.Valid([]byte(text)) {
+				t.Errorf("got %.500s", got.answer.Raw)
+			}
+			calls := remote.Seen("tools/call")
+			last := calls[len(calls)-1]
+			if !strings.Contains(last.Body, `"arguments":{`+given+`}`) || last.Header.Get("Mcp-Param-Region") != "eu" {
+				t.Errorf("the server got %v %.300s", last.Header, last.Body)
+			}
+		})
+	}
+}
+
+// What a client must not see is gone before its result is cut, whatever it looks for.
+func TestFocusAndRedaction(t *testing.T) {
+	isolate(t)
+	const denied = `{"name":"denied","inputSchema":{"type":"object"}}`
+	far := logServer(t, focusTool, denied)
+	far.Replies["read"] = mcptest.Text(strings.Replace(focusText, "db-17.internal", aKey, 1))
+	records := make([]string, 2000)
+	for i := range records {
+		records[i] = fmt.Sprintf(`{"user":"u%d","password":"hunter%d"}`, i, i)
+	}
+	const fields = `{"name":"users","inputSchema":{"type":"object"}}`
+	far.Tools = append(far.Tools, fields)
+	far.Replies["users"] = mcptest.Text("[" + strings.Join(records, ",") + "]")
+	url := serve(t, gateway(append(keyless(block("mask", "recover on", "json on"), "focus on", far.line("far")),
+		block("client max", "token max-AbCdEf0123456789", "deny far::denied"))...))
+	for _, era := range clientEras {
+		for _, way := range focusWays(url, "")[:2] {
+			t.Run(way.name+", "+era.name, func(t *testing.T) {
+				c := newSpeaker(t, way.at("far"), era.modern, `{}`, bearer(eveToken))
+				way.descriptor(t, c, "far", "read")
+				call := func(c *speaker, tool, goal string) said {
+					return way.use(t, c, "far", tool, `{"focus":`+quote(goal)+`}`)
+				}
+				fact := strings.Replace(focusFact, "db-17.internal", redacted, 1)
+				text := call(c, "read", focusGoal+" "+aKey).answer.Text()
+				if strings.Contains(text, aKey) || !strings.Contains(text, fact) {
+					t.Errorf("got %s", text)
+				}
+				users := call(c, "users", "the password hunter1234 of u1234").answer.Text()
+				want := `{"user":"u1234","password":"[redacted]"}`
+				if strings.Contains(users, "hunter") || !strings.Contains(users, want) {
+					t.Errorf("got %s", users)
+				}
+				joined := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
+				handle := focusedText.FindStringSubmatch(text)
+				if handle == nil {
+					t.Fatalf("no handle in %.200s", text)
+				}
+				again := recoverBy(t, joined, `{"id":"`+handle[4]+`","pattern":"migration"}`).Content[0].Text
+				if strings.Contains(again, aKey) || !strings.Contains(again, redacted) {
+					t.Errorf("recovered %s", again)
+				}
+				other := newSpeaker(t, way.at("far"), era.modern, `{}`, bearer("max-AbCdEf0123456789"))
+				if text := call(other, "read", focusGoal).answer.Text(); !strings.Contains(text, aKey) {
+					t.Errorf("another client got %.300s", text)
+				}
+				before := far.Count("tools/call")
+				got := call(other, "denied", focusGoal).answer
+				if got.Error == nil || far.Count("tools/call") != before {
+					t.Errorf("denied: got %.300s", got.Raw)
+				}
+			})
+		}
+	}
+}
+
+// Sessions that began before a reload, and clients that listed tools before, use the argument as
+// before.
+func TestFocusAfterReload(t *testing.T) {
+	isolate(t)
+	far, address := logServer(t, focusTool), freeAddress(t)
+	config := func(mask string) string {
+		return site(address, gateway("separator __", block(mask, "recover on"), "focus on", far.line("far")))
+	}
+	load(t, config("mask"))
+	type listed struct {
+		*speaker
+		way  focusWay
+		name string
+	}
+	var clients []listed
+	for _, era := range clientEras {
+		for _, way := range focusWays("http://"+address, "")[:2] {
+			c := newSpeaker(t, way.at("far"), era.modern, `{}`, closes)
+			way.descriptor(t, c, "far", "read")
+			clients = append(clients, listed{c, way, way.name + ", " + era.name})
+		}
+	}
+	for _, reload := range []struct{ name, config string }{
+		{"nothing", config("mask")},
+		{"another site", config("mask") + site(freeAddress(t), "respond x")},
+		{"the mask", config("mask 4000 2000 1999") + site(freeAddress(t), "respond x")},
+	} {
+		load(t, reload.config)
+		for _, c := range clients {
+			t.Run("of "+reload.name+", "+c.name, func(t *testing.T) {
+				before := far.Count("tools/call")
+				isFocused(t, c.way.use(t, c.speaker, "far", "read", goalArguments).answer.Text())
+				hasGot(t, far, before, `{"path":"a"}`)
+			})
+		}
+	}
+}
+
+// A call that asks the client something before it has a result is cut to its goal all the same.
+func TestFocusOfCallThatAsks(t *testing.T) {
+	isolate(t)
+	roots := make([]string, 500)
+	for i := range roots {
+		roots[i] = fmt.Sprintf(`{"uri":"file:///projects/%d","name":"project %d"}`, i, i)
+	}
+	roots[321] = `{"uri":"file:///harbour","name":"cranes of the harbour"}`
+	answer := `{"roots":[` + strings.Join(roots, ",") + `]}`
+	for _, server := range clientEras {
+		remote := &mcptest.Remote{Name: "far", Legacy: !server.modern, Modern: server.modern}
+		url := serve(t, gateway("separator __", block("mask", "recover on", "json on"), "focus on",
+			"server far http://"+upstream(t, remote)+"/mcp"))
+		t.Cleanup(remote.Close)
+		for _, era := range clientEras {
+			t.Run(era.name+", server of the era of a "+server.name, func(t *testing.T) {
+				c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+				before := len(remote.Seen("tools/call"))
+				params := callOf("far", "ask", `{"method":"roots/list","params":{},"focus":"where are cranes"}`)
+				got := c.Ask(t.Context(), "tools/call", params, func(string, json.RawMessage) string { return answer })
+				text := got.Text()
+				if !json.Valid([]byte(text)) || !strings.Contains(text, "id=obs_") || len(text) > 4000 {
+					t.Errorf("not cut as JSON: %d %.500s", len(text), got.Raw)
+				}
+				if !strings.Contains(text, roots[321]) {
+					t.Errorf("not cut to the goal: %.500s", text)
+				}
+				calls := remote.Seen("tools/call")[before:]
+				for _, call := range calls {
+					if strings.Contains(call.Body, `"focus"`) {
+						t.Errorf("the server got %.500s", call.Body)
+					}
+				}
+				if len(calls) == 0 {
+					t.Error("the server got no call")
+				}
+			})
+		}
+	}
+}
+
+// Behind another gateway that has the argument, this one leaves it to that.
+func TestFocusBehindFocus(t *testing.T) {
+	isolate(t)
+	far, inner, outer := logServer(t, focusTool), freeAddress(t), freeAddress(t)
+	lines := []string{"separator __", block("mask", "recover on"), "focus on"}
+	load(t, site(inner, gateway(append(lines, far.line("far"))...))+
+		site(outer, gateway(append(lines, "server inner http://"+inner+"/mcp/far")...)))
+	for _, era := range clientEras {
+		for _, way := range focusWays("http://"+outer, "")[:2] {
+			t.Run(way.name+", "+era.name, func(t *testing.T) {
+				c := newSpeaker(t, way.at("inner"), era.modern, `{}`)
+				if got := way.descriptor(t, c, "inner", "read"); strings.Count(got, focusArgument("focus")) != 1 {
+					t.Errorf("got %s", got)
+				}
+				before := far.Count("tools/call")
+				isFocused(t, way.use(t, c, "inner", "read", goalArguments).answer.Text())
+				hasGot(t, far, before, `{"path":"a"}`)
+			})
+		}
+	}
+}
+
+// Where results are masked but lists are not changed, there is no such argument.
+func TestFocusAtRPC(t *testing.T) {
+	isolate(t)
+	far := logServer(t, focusTool)
+	url := serve(t, gateway(block("mask", "recover on"), "focus on", far.line("far")))
+	if got := post(t, rpcAt(url, "far"), rpc("tools/list", `{}`)); !strings.Contains(got.body, focusTool) {
+		t.Errorf("got %s", got.body)
+	}
+	arguments := `{"path":"a","focus":"x"}`
+	got := post(t, rpcAt(url, "far"), rpc("tools/call", `{"name":"read","arguments":`+arguments+`}`))
+	isHeadAndTail(t, toolText(t, got.body))
+	hasGot(t, far, 0, arguments)
+}

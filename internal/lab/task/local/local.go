@@ -1,0 +1,94 @@
+// Package local makes tasks of what is on every machine that builds this project. Nothing
+// is downloaded.
+//
+//   - code: a file of Go's own sources without the comment of one of its functions.
+//     The goal is the first sentence of that comment without the function's name; the
+//     lines of the function are relevant.
+//   - docs: a Markdown file of a module in go.mod, or a part of Go's specification,
+//     without the lines of a sentence that refers to a section elsewhere in it. The goal
+//     is that sentence; the lines of the section are relevant. If there are too few
+//     such sentences, there are fewer tasks.
+//   - logs: what go test -v prints of a module in which one test is made to fail, in one
+//     of many ways, between many that pass. The goal is what a person might say who has
+//     seen the symptom; the lines that tell of the failure are relevant: its messages,
+//     the stack that leads to it, its FAIL line. Durations, addresses, paths and numbers
+//     of goroutines, which differ from run to run, are made the same.
+//
+// Blank lines are never relevant.
+package local
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+// Tasks makes as many tasks of each source, or fewer documents. The same numbers, the
+// same Go and the same go.mod give the same tasks.
+func Tasks(seed uint64, code, docs, logs int) ([]task.Task, error) {
+	var all []task.Task
+	for _, kind := range []struct {
+		source prune.Source
+		n      int
+		tasks  func(seed uint64, n int) ([]task.Task, error)
+	}{
+		{prune.Code, code, codeTasks},
+		{prune.Docs, docs, docsTasks},
+		{prune.Logs, logs, logTasks},
+	} {
+		if kind.n == 0 {
+			continue
+		}
+		tasks, err := kind.tasks(seed, kind.n)
+		if err != nil {
+			return nil, fmt.Errorf("tasks of %s: %w", kind.source, err)
+		}
+		all = append(all, tasks...)
+	}
+	return all, nil
+}
+
+// How long texts are that a task is made of, and the part of them that is relevant.
+const (
+	minLines, maxLines       = 60, 2000
+	minRelevant, maxFunction = 3, 80
+	maxSection               = 60
+)
+
+// cut returns lines without those of [start, end), and where line at is then.
+func cut(lines []string, start, end, at int) (rest []string, moved int) {
+	rest = append(append(make([]string, 0, len(lines)), lines[:start]...), lines[end:]...)
+	if at >= end {
+		at -= end - start
+	}
+	return rest, at
+}
+
+// numbers returns the numbers of the lines of [start, end) that are not blank.
+func numbers(lines []string, start, end int) []int {
+	var all []int
+	for i := start; i < end; i++ {
+		if strings.TrimSpace(lines[i]) != "" {
+			all = append(all, i+1)
+		}
+	}
+	return all
+}
+
+func joinLines(lines []string) string { return strings.Join(lines, "\n") + "\n" }
+
+// askGo returns what the go command prints, without the network.
+func askGo(arguments ...string) (string, error) {
+	command := exec.Command("go", arguments...)
+	command.Env = append(os.Environ(), "GOPROXY=off")
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w", strings.Join(arguments, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
