@@ -88,7 +88,7 @@ func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 
 // originals returns a reader of the originals that a client may have, by the rules of now.
 func (o *ownItems) originals(c *caller) recovery.Reader {
-	return recovery.Reader{MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
+	return recovery.Reader{Client: c.owner(), MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
 		for _, s := range o.masked {
 			body, target, ok := s.Mask.Original(c.name, handle)
 			if !ok {

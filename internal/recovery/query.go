@@ -27,10 +27,6 @@ const (
 // short.
 var queryTime = 2 * time.Second
 
-// turn has a query run alone, as each may take up to some 400 MB: those of an original that
-// is as large as can be and was made for it, that is. Most take a few.
-var turn = make(chan struct{}, 1)
-
 // A querying is a query and what it has given so far.
 type querying struct {
 	limit int // characters of the answer
@@ -49,16 +45,11 @@ func (r Reader) query(ctx context.Context, a arguments, body []byte, total int) 
 		return failure(fmt.Sprintf("The original is too large for query: it has %d bytes, more than %d. "+
 			"Use goal, pattern or a range.", len(text), maxQueried))
 	}
-	wait := time.NewTimer(queryTime)
-	defer wait.Stop()
-	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
-	case <-wait.C:
+	done := queries.wait(ctx, r.Client)
+	if done == nil {
 		return failure("Too many queries at once: try again, or use goal, pattern or a range.")
-	case <-ctx.Done():
-		return failure("canceled")
 	}
+	defer done()
 	value, values, err := decode(string(text))
 	if err != nil {
 		return failure(fmt.Sprintf("The original cannot be queried, as it is not JSON (%v): "+

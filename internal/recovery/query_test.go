@@ -124,8 +124,7 @@ func TestQueryTakesNoLonger(t *testing.T) {
 			t.Errorf("%s: %q", query, a.text())
 		}
 	}
-	turn <- struct{}{}
-	defer func() { <-turn }()
+	defer queries.wait(t.Context(), "another client")()
 	if a := call(t, keeping("1", 0), `{"id":"`+id+`","query":"."}`); !a.IsError || !strings.HasPrefix(a.text(), "Too many queries at once") {
 		t.Errorf("%+v", a)
 	}

@@ -22,6 +22,9 @@ type Reader struct {
 	// stood between its quotes.
 	Get func(handle string) (original []byte, ok bool)
 
+	// Client is whom the answers are for. Clients take turns with what takes much memory.
+	Client string
+
 	// Texts in answers have at most so many characters, so that they are not cut
 	// in their turn. 0 is no limit.
 	MaxChars int
