@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -165,7 +166,7 @@ func (c *call) takeFocus() *jsonrpc.Failure {
 		return nil
 	}
 	list := c.toolList()
-	if list == nil || !list.focused[c.g.shown(c.server.Name, tools, c.name)] {
+	if list == nil || list.focused[c.g.shown(c.server.Name, tools, c.name)] == "" {
 		return nil
 	}
 	var failure *jsonrpc.Failure
@@ -203,14 +204,33 @@ func (s *Server) addFocus(item *mcp.Item) (jsonspan.Edit, bool) {
 }
 
 // takeFocus does so at Single, for tools that were in a list.
-func (x *exchange) takeFocus() *jsonrpc.Failure {
+func (x *exchange) takeFocus(r *http.Request) *jsonrpc.Failure {
 	f := x.server.Focus
-	if x.kind != Single || !f.isGiven(&x.message) || !x.g.focused.has(x.server, x.message.Text(jsonrpc.Name)) {
+	if x.kind != Single || !f.isGiven(&x.message) || !x.isFocused(r, x.message.Text(jsonrpc.Name)) {
 		return nil
 	}
 	var failure *jsonrpc.Failure
 	x.goal, x.message, failure = f.take(&x.message)
 	return failure
+}
+
+// isFocused reports whether clients were told that a tool has the argument. Caddy may have started
+// anew since then: if no list of the server is known, it asks for one.
+func (x *exchange) isFocused(r *http.Request, tool string) bool {
+	const all = "" // is no name of a tool
+	focused := x.g.focused
+	if focused.has(x.server, tool) || focused.has(x.server, all) {
+		return focused.has(x.server, tool)
+	}
+	list, failure := x.g.newToolLister(r, x.caller.identity).ask(x.server)
+	if failure != nil {
+		return false // the call fails, too
+	}
+	for _, name := range list.focused {
+		focused.note(x.server, name)
+	}
+	focused.note(x.server, all)
+	return focused.has(x.server, tool)
 }
 
 // focusedTools are the tools that clients at Single were told have the argument. Lists pass there

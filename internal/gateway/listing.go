@@ -68,7 +68,7 @@ type listing struct {
 	params mcp.ParamHeaders  // of tools
 	uis    []uiName          // of tools, in the order in which they stand
 
-	focused map[string]bool // names of tools, as clients see them, to which a Focus was added
+	focused map[string]string // the original names of tools to which a Focus was added
 }
 
 // emptyListing is the listing of a server that has nothing.
@@ -183,9 +183,9 @@ func (b *builder) addItem(item *mcp.Item) {
 		if e, ok := b.server.addFocus(item); ok {
 			edits = append(edits, e)
 			if b.list.focused == nil {
-				b.list.focused = map[string]bool{}
+				b.list.focused = map[string]string{}
 			}
-			b.list.focused[shown] = true
+			b.list.focused[shown] = item.Name
 		}
 	}
 	raw = jsonspan.Spliced(raw, edits...)
@@ -308,7 +308,7 @@ func (s *shelf) put(server string, l *listing) (listKey, *listing) {
 	for _, name := range l.names {
 		_, _ = sum.Write([]byte(l.short[name]))
 		end := byte(0)
-		if l.focused[name] {
+		if l.focused[name] != "" {
 			end = 1
 		}
 		_, _ = sum.Write([]byte{end})

@@ -83,7 +83,7 @@ func (q *Request) forward() *jsonrpc.Failure {
 		path: q.peer.Path,
 	}
 	if q.r.Method == http.MethodPost {
-		if failure := x.takeFocus(); failure != nil {
+		if failure := x.takeFocus(q.r); failure != nil {
 			return failure
 		}
 		x.post(q.r)

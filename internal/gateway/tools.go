@@ -118,7 +118,7 @@ func readTools(list *listing, shared sharedUIs, focus *Focus) []Tool {
 		}
 		_ = json.Unmarshal(t.Definition, &named) // which was read before
 		t.Name, t.WithoutFocus = named.Name, t.Definition
-		if list.focused[t.Name] {
+		if list.focused[t.Name] != "" {
 			t.WithoutFocus = focus.removedFrom(t.Definition)
 		}
 	}

@@ -233,14 +233,30 @@ func TestFocusInEveryWay(t *testing.T) {
 	}
 }
 
-// A client that has listed no tools before may still use the argument where all servers are one.
+// A client that has listed no tools since Caddy started may use the argument all the same.
 func TestFocusWithoutList(t *testing.T) {
-	isolate(t)
-	far := logServer(t, focusTool)
-	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", far.line("far")))
-	c := newSpeaker(t, joinedAt(url), true, `{}`)
-	isFocused(t, c.use(t, "far", "read", goalArguments))
-	hasGot(t, far, 0, `{"path":"a"}`)
+	for _, era := range clientEras {
+		for i, way := range []string{"all servers", "one server"} {
+			t.Run(way+", "+era.name, func(t *testing.T) {
+				isolate(t)
+				far := logServer(t, focusTool, `{"name":"own","inputSchema":{"type":"object","properties":{"focus":{}}}}`)
+				url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", far.line("far")))
+				w := focusWays(url, "")[i]
+				c := newSpeaker(t, w.at("far"), era.modern, `{}`)
+				for range 2 {
+					before := far.Count("tools/call")
+					isFocused(t, w.use(t, c, "far", "read", goalArguments).answer.Text())
+					hasGot(t, far, before, `{"path":"a"}`)
+					before = far.Count("tools/call")
+					w.use(t, c, "far", "own", goalArguments)
+					hasGot(t, far, before, goalArguments)
+				}
+				if n := far.Count("tools/list"); n != 1 {
+					t.Errorf("the server was asked for its tools %d times", n)
+				}
+			})
+		}
+	}
 }
 
 // What tools have the argument, and what becomes of their definitions. @ is where it is added.
