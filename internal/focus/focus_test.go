@@ -92,7 +92,7 @@ func TestTurns(t *testing.T) {
 		turns <- struct{}{}
 	}
 	c := Cutter{Goal: "payment", MaxChars: 1000}
-	defer func(d time.Duration) { patience = d }(patience)
+	usual := patience
 	patience = time.Millisecond
 	text := strings.Repeat("payment declined\n", large/16)
 	if _, _, ok := c.Lines(t.Context(), text); ok {
@@ -104,6 +104,7 @@ func TestTurns(t *testing.T) {
 	if _, _, ok := c.Lines(t.Context(), text[:large/2]); !ok {
 		t.Error("a text that is not large is not cut")
 	}
+	patience = usual
 	for range cap(turns) {
 		<-turns
 	}
