@@ -116,7 +116,8 @@ func TestQueryRefuses(t *testing.T) {
 }
 
 func TestQueryTakesNoLonger(t *testing.T) {
-	defer func(d time.Duration) { queryTime = d }(queryTime)
+	usual := queryTime
+	defer func() { queryTime = usual }()
 	queryTime = 10 * time.Millisecond
 	for _, query := range []string{`last(range(1e12))`, `reduce range(1e12) as $x (0; $x)`, `[range(1e12) | select(. < 0)]`, `first(range(1e12) | select(. < 0))`} {
 		a := call(t, keeping("1", 0), fmt.Sprintf(`{"id":%q,"query":"%s"}`, id, query))
@@ -124,7 +125,9 @@ func TestQueryTakesNoLonger(t *testing.T) {
 			t.Errorf("%s: %q", query, a.text())
 		}
 	}
+	queryTime = usual
 	defer queries.wait(t.Context(), "another client")()
+	queryTime = 10 * time.Millisecond
 	if a := call(t, keeping("1", 0), `{"id":"`+id+`","query":"."}`); !a.IsError || !strings.HasPrefix(a.text(), "Too many queries at once") {
 		t.Errorf("%+v", a)
 	}
