@@ -301,7 +301,7 @@ func respell(dst, body []byte) []byte {
 		}
 		var room [utf8.UTFMax]byte
 		if text := jsonspan.AppendText(room[:0], body[:6]); len(text) == 1 {
-			dst = appendSpelling(dst, rune(text[0]))
+			dst = jsonspan.AppendBody(dst, string(text))
 		} else {
 			dst = append(dst, body[:6]...)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -150,7 +151,7 @@ func ParseTemplate(source string) (Template, error) {
 		}
 		if brace > 0 {
 			text := strings.ToValidUTF8(rest[:brace], "\uFFFD")
-			p := part{text: text, spelling: spelling(text)}
+			p := part{text: text, spelling: string(jsonspan.AppendBody(nil, text))}
 			t.parts = append(t.parts, p)
 			t.bytes += len(p.spelling)
 			t.chars += utf8.RuneCountInString(text)
@@ -177,32 +178,6 @@ func (t Template) String() string { return t.source }
 
 // NamesCall reports whether the template says which call it stands for.
 func (t Template) NamesCall() bool { return t.uses[toolCallID] > 0 }
-
-// spelling returns how text is written between the quotes of JSON.
-func spelling(text string) string {
-	var b []byte
-	for _, r := range text {
-		b = appendSpelling(b, r)
-	}
-	return string(b)
-}
-
-func appendSpelling(dst []byte, r rune) []byte {
-	switch r {
-	case '"', '\\':
-		return append(dst, '\\', byte(r))
-	case '\n':
-		return append(dst, '\\', 'n')
-	case '\r':
-		return append(dst, '\\', 'r')
-	case '\t':
-		return append(dst, '\\', 't')
-	}
-	if r < ' ' {
-		return fmt.Appendf(dst, `\u%04x`, r)
-	}
-	return utf8.AppendRune(dst, r)
-}
 
 // A filling is what the variables of a template stand for in one place. The texts
 // are as they stand between the quotes of JSON.

@@ -219,8 +219,13 @@ func (x *exchange) takeFocus(r *http.Request) *jsonrpc.Failure {
 func (x *exchange) isFocused(r *http.Request, tool string) bool {
 	const all = "" // is no name of a tool
 	focused := x.g.focused
-	if focused.has(x.server, tool) || focused.has(x.server, all) {
-		return focused.has(x.server, tool)
+	switch {
+	case tool == all:
+		return false
+	case focused.has(x.server, tool):
+		return true
+	case focused.has(x.server, all):
+		return false
 	}
 	list, failure := x.g.newToolLister(r, x.caller.identity).ask(x.server)
 	if failure != nil {

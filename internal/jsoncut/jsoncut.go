@@ -56,7 +56,7 @@ func (c Cutter) Cut(text []byte) (short []byte, ok bool) {
 	if !looksJSON(text) || len(text) > maxText {
 		return nil, false
 	}
-	w := work{Cutter: c, note: appendString(nil, []byte(c.Note))}
+	w := work{Cutter: c, note: jsonspan.AppendBody(nil, c.Note)}
 	w.noteChars = utf8.RuneCount(w.note)
 	root, ok := w.read(text)
 	switch {

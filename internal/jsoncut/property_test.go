@@ -117,7 +117,7 @@ func (g *generator) string(s string) {
 		case g.style != nil && r == '/':
 			g.out.WriteString(`\/`)
 		default:
-			g.out.Write(appendString(nil, []byte(string(r))))
+			g.out.Write(jsonspan.AppendBody(nil, string(r)))
 		}
 	}
 	g.out.WriteByte('"')
@@ -207,10 +207,10 @@ func check(c Cutter, text, other, short []byte, ok bool) error {
 // measured returns how many characters a value has, and how many it has at least if its
 // objects outside of arrays keep their keys.
 func measured(c Cutter, text []byte) (chars, least int) {
-	w := work{noteChars: utf8.RuneCount(appendString(nil, []byte(c.Note)))}
+	w := work{noteChars: utf8.RuneCount(jsonspan.AppendBody(nil, c.Note))}
 	text = bytes.TrimSpace(text)
 	canonical := func(literal []byte) int {
-		return 2 + utf8.RuneCount(appendString(nil, []byte(jsonspan.Text(literal[1:len(literal)-1]))))
+		return 2 + utf8.RuneCount(jsonspan.AppendBody(nil, jsonspan.Text(literal[1:len(literal)-1])))
 	}
 	switch text[0] {
 	case '[':
@@ -231,7 +231,7 @@ func measured(c Cutter, text []byte) (chars, least int) {
 	case '{':
 		chars, least = 2, 2
 		for m := range jsonspan.Members(text) {
-			literal := appendString([]byte{'"'}, []byte(m.Key))
+			literal := jsonspan.AppendBody([]byte{'"'}, m.Key)
 			key := utf8.RuneCount(append(literal, '"', ':'))
 			if chars > 2 {
 				key++
@@ -329,7 +329,7 @@ func keptItems(c Cutter, text, short []byte) error {
 	}
 	// An item keeps its keys if they fit into the array beside two markers.
 	marker := len(`"... [ of  items left out] ...",`) + 2*len(fmt.Sprint(len(items))) +
-		utf8.RuneCount(appendString(nil, []byte(c.Note)))
+		utf8.RuneCount(jsonspan.AppendBody(nil, c.Note))
 	room := utf8.RuneCount(short) - len(`[,]`) - 2*marker
 	at := 0
 	for v := range jsonspan.Elements(short) {

@@ -218,39 +218,9 @@ func appendCanonical(dst, body []byte) []byte {
 			dst = append(dst, body[:size]...)
 		} else {
 			var room [utf8.UTFMax]byte
-			dst = appendString(dst, jsonspan.AppendText(room[:0], body[:size]))
+			dst = jsonspan.AppendBody(dst, string(jsonspan.AppendText(room[:0], body[:size])))
 		}
 		body = body[size:]
-	}
-	return dst
-}
-
-// appendString appends text as the body of a string.
-func appendString(dst, text []byte) []byte {
-	for len(text) > 0 {
-		r, size := utf8.DecodeRune(text)
-		text = text[size:]
-		switch r {
-		case '"', '\\':
-			dst = append(dst, '\\', byte(r))
-		case '\b':
-			dst = append(dst, `\b`...)
-		case '\f':
-			dst = append(dst, `\f`...)
-		case '\n':
-			dst = append(dst, `\n`...)
-		case '\r':
-			dst = append(dst, `\r`...)
-		case '\t':
-			dst = append(dst, `\t`...)
-		default:
-			if r < ' ' {
-				const digits = "0123456789abcdef"
-				dst = append(dst, '\\', 'u', '0', '0', digits[r>>4], digits[r&15])
-				continue
-			}
-			dst = utf8.AppendRune(dst, r)
-		}
 	}
 	return dst
 }

@@ -266,6 +266,10 @@ func checkStrings(t *testing.T, text []byte) {
 			if bytes.IndexByte(body, '\\') >= 0 && !TextIs(body, want) {
 				t.Fatalf("%q is not %q", body, want)
 			}
+			short := AppendBody(nil, want)
+			if string(AppendText(nil, short)) != want || utf8.Valid(body) && len(short) > len(body) {
+				t.Fatalf("%q: written again it is %q", body, short)
+			}
 			half := chars / 2
 			n := Advance(body, half)
 			if Count(body[:n]) != half || Count(body[n:]) != chars-half {

@@ -3,6 +3,7 @@ package jsonspan
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math/bits"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -513,6 +514,34 @@ func appendChar(dst, b []byte) []byte {
 	}
 	r, _ := hex4(b)
 	return utf8.AppendRune(dst, r) // which puts U+FFFD for a lone surrogate
+}
+
+// AppendBody appends to dst the body of a string that stands for text, with the shortest escapes
+// that JSON has, and only where it needs them.
+func AppendBody(dst []byte, text string) []byte {
+	for _, r := range text {
+		switch r {
+		case '"', '\\':
+			dst = append(dst, '\\', byte(r))
+		case '\b':
+			dst = append(dst, `\b`...)
+		case '\f':
+			dst = append(dst, `\f`...)
+		case '\n':
+			dst = append(dst, `\n`...)
+		case '\r':
+			dst = append(dst, `\r`...)
+		case '\t':
+			dst = append(dst, `\t`...)
+		default:
+			if r < ' ' {
+				dst = fmt.Appendf(dst, `\u%04x`, r)
+				continue
+			}
+			dst = utf8.AppendRune(dst, r)
+		}
+	}
+	return dst
 }
 
 // TextIs reports whether body stands for text.

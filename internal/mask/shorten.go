@@ -125,8 +125,8 @@ func (m *Masker) shortenStructured(own int) []cut {
 	}
 	if text != nil {
 		whole.handle = m.save(text)
-	} else if literal := jsonrpc.Quote(string(value)); m.policy.Save != nil && len(literal) <= m.policy.HoldLimit {
-		whole.handle = m.policy.Save(literal[1 : len(literal)-1])
+	} else if body := jsonspan.AppendBody(nil, string(value)); m.policy.Save != nil && len(body) <= m.policy.HoldLimit {
+		whole.handle = m.policy.Save(body)
 	}
 	return append(m.note(m.policy.Shorten.Note(value, whole.handle)), whole)
 }

@@ -236,7 +236,8 @@ func (p *program) keepHeads(o *outline, b budget) {
 
 // chars returns how many characters keeping line i takes, with its number and its end.
 func (r *reading) chars(i int) int {
-	return len(strconv.Itoa(r.number(i))) + utf8.RuneCountInString("│ ") + utf8.RuneCountInString(r.shown(i)) + len("\n")
+	number := len(strconv.Itoa(r.number(i))) + utf8.RuneCountInString("│ ")
+	return number + utf8.RuneCountInString(r.shown(i)) + len("\n")
 }
 
 // number returns the number of line i.

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
@@ -167,8 +167,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 		h.policy.HoldLimit = h.Recover.largest()
-		quoted := jsonrpc.Quote(*h.Recover.Hint)
-		h.policy.Hint = string(quoted[1 : len(quoted)-1])
+		h.policy.Hint = string(jsonspan.AppendBody(nil, *h.Recover.Hint))
 	}
 	return nil
 }

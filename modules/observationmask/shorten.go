@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/focus"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -83,8 +82,7 @@ func (s *shortener) Text(body []byte, handle string, structured bool) []byte {
 	if form == focus.Uncut {
 		return nil
 	}
-	literal := jsonrpc.Quote(text)
-	short := literal[1 : len(literal)-1]
+	short := jsonspan.AppendBody(nil, text)
 	s.count(jsonspan.Count(body), jsonspan.Count(short))
 	return short
 }
