@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/history/historytest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/local"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -120,7 +121,7 @@ func TestTableOfResults(t *testing.T) {
 	h.Commit("Begin with all of it", map[string]string{"a.md": historytest.Numbered(lines)})
 	h.Commit("Say something else there", map[string]string{"a.md": historytest.Numbered(lines, 150)})
 	var out bytes.Buffer
-	s := settings{repositories: []string{h.Directory}, per: 5, budgets: []int{1000, 100_000}, seed: 1}
+	s := settings{repositories: []string{h.Directory}, per: 5, budgets: []int{1000, 100_000}, Sample: local.Sample{Seed: 1}}
 	if err := run(&out, s); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +147,7 @@ func TestImpossibleSettings(t *testing.T) {
 		err  string
 	}{
 		{"no task", settings{per: 1}, "there must be a task"},
-		{"less than none", settings{code: -1, per: 1}, "not negative"},
+		{"less than none", settings{Sample: local.Sample{Code: -1}, per: 1}, "not negative"},
 		{"no task of a repository", settings{repositories: []string{"."}}, "-per"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

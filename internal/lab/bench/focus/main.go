@@ -37,7 +37,6 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -52,11 +51,8 @@ import (
 
 func main() {
 	var s settings
-	flag.IntVar(&s.code, "code", 300, "how many tasks from Go's sources")
-	flag.IntVar(&s.docs, "docs", 100, "how many tasks from the documents of modules")
-	flag.IntVar(&s.logs, "logs", 60, "how many tasks from failing tests")
+	s.Flags()
 	flag.IntVar(&s.per, "per", 60, "how many tasks to draw from a repository at most")
-	flag.Uint64Var(&s.seed, "seed", 1, "what the tasks and samples are drawn from")
 	budgets := flag.String("budgets", "2000,4000,8000", "how many characters an answer may have")
 	flag.Parse()
 	s.repositories = flag.Args()
@@ -72,11 +68,10 @@ func main() {
 }
 
 type settings struct {
-	code, docs, logs int // tasks
-	repositories     []string
-	per              int // tasks of a repository
-	budgets          []int
-	seed             uint64
+	local.Sample
+	repositories []string
+	per          int // tasks of a repository
+	budgets      []int
 }
 
 func (s *settings) parseBudgets(list string) error {
@@ -93,24 +88,12 @@ func (s *settings) parseBudgets(list string) error {
 // minBudget is the least budget in which all contestants have room for something.
 const minBudget = 500
 
-func (s *settings) validate() error {
-	switch {
-	case s.code < 0 || s.docs < 0 || s.logs < 0:
-		return errors.New("-code, -docs and -logs: a number of tasks is not negative")
-	case len(s.repositories) == 0 && s.code+s.docs+s.logs == 0:
-		return errors.New("-code, -docs and -logs: there must be a task")
-	case s.per < 1:
-		return fmt.Errorf("-per: %d is not a number of tasks above 0", s.per)
-	}
-	return nil
-}
-
 // run makes the tasks, has every contestant do them, and prints how well they did.
 func run(w io.Writer, s settings) error {
-	if err := s.validate(); err != nil {
-		return err
+	if s.per < 1 {
+		return fmt.Errorf("-per: %d is not a number of tasks above 0", s.per)
 	}
-	tasks, err := s.tasks()
+	tasks, err := s.draw()
 	if err != nil {
 		return err
 	}
@@ -120,9 +103,9 @@ func run(w io.Writer, s settings) error {
 	return results.err()
 }
 
-func (s *settings) tasks() ([]task.Task, error) {
+func (s *settings) draw() ([]task.Task, error) {
 	if len(s.repositories) > 0 {
 		return history.Mine(s.repositories, s.per)
 	}
-	return local.Tasks(s.seed, s.code, s.docs, s.logs)
+	return s.Tasks()
 }

@@ -166,7 +166,7 @@ func (r *results) err() error {
 
 func (r *results) print(w io.Writer) {
 	fmt.Fprintf(w, "Percent of the needed lines that are kept, numbers and markers counted; %s, seed %d.\n",
-		runtime.Version(), r.seed)
+		runtime.Version(), r.Seed)
 	fmt.Fprint(w, "Texts that are within a budget are left out there.\n\n| source | contestant |")
 	for _, budget := range r.budgets {
 		fmt.Fprintf(w, " %d characters |", budget)
@@ -204,7 +204,7 @@ func (r *results) cell(k key) string {
 	if len(shares) == 0 {
 		return "–"
 	}
-	low, high := interval(shares, rand.New(rand.NewPCG(r.seed, 4)))
+	low, high := interval(shares, rand.New(rand.NewPCG(r.Seed, 4)))
 	return fmt.Sprintf("%.1f (%.1f–%.1f)", 100*mean(shares), 100*low, 100*high)
 }
 

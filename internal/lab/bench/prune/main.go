@@ -38,11 +38,8 @@ import (
 
 func main() {
 	var s settings
-	flag.IntVar(&s.code, "code", 300, "how many tasks from Go's sources")
-	flag.IntVar(&s.docs, "docs", 100, "how many tasks from the documents of modules")
-	flag.IntVar(&s.logs, "logs", 60, "how many tasks from failing tests")
+	s.Flags()
 	flag.IntVar(&s.minKeep, "min-keep", 10, "how many `lines` are kept at least")
-	flag.Uint64Var(&s.seed, "seed", 1, "what the tasks are drawn from")
 	ratios := flag.String("ratios", "0.5,0.7,0.9", "which shares of the lines may be left out")
 	dump := flag.String("dump", "", "write the tasks to this `file`, a JSON object per line")
 	flag.Parse()
@@ -58,10 +55,9 @@ func main() {
 }
 
 type settings struct {
-	code, docs, logs int // tasks
-	ratios           []float64
-	minKeep          int // lines
-	seed             uint64
+	local.Sample
+	ratios  []float64
+	minKeep int // lines
 }
 
 func (s *settings) parseRatios(list string) error {
@@ -75,24 +71,12 @@ func (s *settings) parseRatios(list string) error {
 	return nil
 }
 
-func (s *settings) validate() error {
-	switch {
-	case s.code < 0 || s.docs < 0 || s.logs < 0:
-		return errors.New("-code, -docs and -logs: a number of tasks is not negative")
-	case s.code+s.docs+s.logs == 0:
-		return errors.New("-code, -docs and -logs: there must be a task")
-	case s.minKeep < 0:
-		return errors.New("-min-keep: a number of lines is not negative")
-	}
-	return nil
-}
-
 // run makes the tasks, has every contestant do them, and prints how well they did.
 func run(w io.Writer, s settings, dump string) error {
-	if err := s.validate(); err != nil {
-		return err
+	if s.minKeep < 0 {
+		return errors.New("-min-keep: a number of lines is not negative")
 	}
-	tasks, err := local.Tasks(s.seed, s.code, s.docs, s.logs)
+	tasks, err := s.Tasks()
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ type work struct {
 }
 
 func newResults(s settings) *results {
-	return &results{settings: s, baselines: baselines(s.seed), scores: map[key]*score{}, work: map[prune.Source]*work{}}
+	return &results{settings: s, baselines: baselines(s.Seed), scores: map[key]*score{}, work: map[prune.Source]*work{}}
 }
 
 // add has every contestant do a task.
@@ -117,7 +117,7 @@ func (r *results) print(w io.Writer) {
 		at[i] = fmt.Sprint(ratio)
 	}
 	fmt.Fprintf(w, "Percent at `max_prune_ratio` %s, `min_keep_lines` %d, markers counted; %s, seed %d.\n\n",
-		strings.Join(at, " / "), r.minKeep, runtime.Version(), r.seed)
+		strings.Join(at, " / "), r.minKeep, runtime.Version(), r.Seed)
 	fmt.Fprint(w, "| source | contestant | recall | all kept | tokens saved | grew |\n|---|---|--:|--:|--:|--:|\n")
 	for _, source := range r.sources() {
 		for _, b := range r.baselines {

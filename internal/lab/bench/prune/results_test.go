@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/local"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -26,7 +28,7 @@ func TestScoreOfAnswers(t *testing.T) {
 }
 
 func TestTableOfResults(t *testing.T) {
-	r := newResults(settings{ratios: []float64{0.5, 0.9}, minKeep: 2, seed: 7})
+	r := newResults(settings{ratios: []float64{0.5, 0.9}, minKeep: 2, Sample: local.Sample{Seed: 7}})
 	r.add(&task.Task{Goal: "the last line", Source: prune.Docs, Text: strings.Repeat("some words of a line\n", 99) + "the last line\n", Relevant: []int{100}})
 	var out bytes.Buffer
 	r.print(&out)
@@ -60,11 +62,11 @@ func TestAnswersThatMustNotBe(t *testing.T) {
 
 func TestImpossibleSettings(t *testing.T) {
 	for flag, s := range map[string]settings{
-		"-code, -docs and -logs: a number": {code: -1},
+		"-code, -docs and -logs: a number": {Sample: local.Sample{Code: -1}},
 		"-code, -docs and -logs: there":    {},
-		"-min-keep":                        {code: 1, minKeep: -1},
+		"-min-keep":                        {minKeep: -1},
 	} {
-		if err := s.validate(); err == nil || !strings.Contains(err.Error(), flag) {
+		if err := run(io.Discard, s, ""); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s: got %v", flag, err)
 		}
 	}

@@ -18,6 +18,8 @@
 package local
 
 import (
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -27,23 +29,43 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// Tasks makes as many tasks of each source, or fewer documents. The same numbers, the
-// same Go and the same go.mod give the same tasks.
-func Tasks(seed uint64, code, docs, logs int) ([]task.Task, error) {
+// A Sample says how many tasks are made of each source.
+type Sample struct {
+	Seed             uint64
+	Code, Docs, Logs int
+}
+
+// Flags has the flags of a command say so.
+func (s *Sample) Flags() {
+	flag.IntVar(&s.Code, "code", 300, "how many tasks from Go's sources")
+	flag.IntVar(&s.Docs, "docs", 100, "how many tasks from the documents of modules")
+	flag.IntVar(&s.Logs, "logs", 60, "how many tasks from failing tests")
+	flag.Uint64Var(&s.Seed, "seed", 1, "what the tasks are drawn from")
+}
+
+// Tasks makes the tasks. There may be fewer documents. The same numbers, the same Go and
+// the same go.mod give the same tasks.
+func (s *Sample) Tasks() ([]task.Task, error) {
+	switch {
+	case s.Code < 0 || s.Docs < 0 || s.Logs < 0:
+		return nil, errors.New("-code, -docs and -logs: a number of tasks is not negative")
+	case s.Code+s.Docs+s.Logs == 0:
+		return nil, errors.New("-code, -docs and -logs: there must be a task")
+	}
 	var all []task.Task
 	for _, kind := range []struct {
 		source prune.Source
 		n      int
 		tasks  func(seed uint64, n int) ([]task.Task, error)
 	}{
-		{prune.Code, code, codeTasks},
-		{prune.Docs, docs, docsTasks},
-		{prune.Logs, logs, logTasks},
+		{prune.Code, s.Code, codeTasks},
+		{prune.Docs, s.Docs, docsTasks},
+		{prune.Logs, s.Logs, logTasks},
 	} {
 		if kind.n == 0 {
 			continue
 		}
-		tasks, err := kind.tasks(seed, kind.n)
+		tasks, err := kind.tasks(s.Seed, kind.n)
 		if err != nil {
 			return nil, fmt.Errorf("tasks of %s: %w", kind.source, err)
 		}
