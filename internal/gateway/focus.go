@@ -229,7 +229,7 @@ func (x *exchange) isFocused(r *http.Request, tool string) bool {
 	}
 	list, failure := x.g.newToolLister(r, x.caller.identity).ask(x.server)
 	if failure != nil {
-		return false // the call fails, too
+		return false // as at Aggregate: the server has the last word
 	}
 	for _, name := range list.focused {
 		focused.note(x.server, name)
@@ -239,7 +239,7 @@ func (x *exchange) isFocused(r *http.Request, tool string) bool {
 }
 
 // focusedTools are the tools that clients at Single were told have the argument. Lists pass there
-// as they are, and nothing else tells whether an argument is ours.
+// as they are, and nothing else tells whether an argument is the gateway's.
 type focusedTools struct {
 	mu    sync.Mutex
 	tools *quota.Cache[focusedTool, struct{}]

@@ -259,6 +259,24 @@ func TestFocusWithoutList(t *testing.T) {
 	}
 }
 
+// If the list cannot be had either, the server gets the argument, and its result is cut to head and tail.
+func TestFocusWithoutAnyList(t *testing.T) {
+	isolate(t)
+	far := logServer(t, focusTool)
+	far.Replies["tools/list"] = `"error":{"code":-32603,"message":"not now"}`
+	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", far.line("far")))
+	for _, way := range focusWays(url, "")[:2] {
+		for _, era := range clientEras {
+			t.Run(way.name+", "+era.name, func(t *testing.T) {
+				c := newSpeaker(t, way.at("far"), era.modern, `{}`)
+				before := far.Count("tools/call")
+				isHeadAndTail(t, way.use(t, c, "far", "read", goalArguments).answer.Text())
+				hasGot(t, far, before, goalArguments)
+			})
+		}
+	}
+}
+
 // What tools have the argument, and what becomes of their definitions. @ is where it is added.
 func TestFocusInDescriptors(t *testing.T) {
 	isolate(t)
