@@ -74,7 +74,7 @@ func compare(t *testing.T, body []byte, p Policy) {
 // clearing makes a policy one whose boundary moves only if it pays.
 func clearing(r *rand.Rand, p Policy) Policy {
 	p.ClearAtLeast = one(r, []int{0, 1, 10, 50, 200, ClearAuto})
-	p.ReadPrice, p.WritePrice = DefaultReadPrice, DefaultWritePrice
+	p.ReadPrice, p.WritePrice, p.MaxLoss = DefaultReadPrice, DefaultWritePrice, 1
 	return p
 }
 
@@ -135,7 +135,7 @@ func TestPrefixStaysBetweenSteps(t *testing.T) {
 			}
 			out, plan, _ := run(t, c.body, p)
 			out = out[:len(out)-len(rest)]
-			now, _ := c.fold(&p)
+			now, _, _ := c.fold(&p, &Progress{}, false)
 			if now.boundary > max(len(c.turns)-p.WindowTurns, 0) || now.boundary%max(p.StepTurns, 1) != 0 {
 				t.Errorf("after %d turns the boundary is at %d", len(c.turns), now.boundary)
 			}

@@ -2,7 +2,6 @@ package chat
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -72,50 +71,6 @@ func TestBoundary(t *testing.T) {
 				t.Errorf("boundary after each turn %v, want %v", got, test.want)
 			}
 		})
-	}
-}
-
-// T33 auto: √(2·P·G·(w−r)/r), with P tokens inside the window and G added per turn.
-func TestBoundaryThatPaysForItself(t *testing.T) {
-	const window, r, w = 3, 0.1, 1.25
-	var turns []toolTurn
-	for i := range 60 {
-		turns = append(turns, toolTurn{"read", strings.Repeat("x", 200+(i*7919)%3000)})
-	}
-	tokens := func(from, to int) float64 { // of the text of these turns
-		text := grown(turns[from:to])
-		return float64(len(text)-len(`{"messages":[]}`)) / 4
-	}
-	var want []int
-	boundary, steps := 0, 0
-	for n := 1; n <= len(turns); n++ {
-		if next := n - window; next > boundary {
-			freed := 0.0
-			for _, turn := range turns[boundary:next] {
-				freed += float64(len(turn.content)) / 4
-			}
-			p, g := tokens(next, n), tokens(0, n)/float64(n)
-			if freed >= math.Sqrt(2*p*g*(w-r)/r) {
-				boundary = next
-				steps++
-			}
-		}
-		want = append(want, boundary)
-	}
-	if steps < 3 {
-		t.Fatalf("%d steps", steps)
-	}
-	p := Policy{WindowTurns: window, ClearAtLeast: ClearAuto, ReadPrice: r, WritePrice: w}
-	if got := boundaries(t, turns, p); !reflect.DeepEqual(got, want) {
-		t.Errorf("boundary after each turn\n%v, want\n%v", got, want)
-	}
-
-	// What has been masked on the way here does not make it cheaper.
-	for n := range turns {
-		once, _, _ := run(t, []byte(grown(turns[:n+1])), p)
-		if _, plan, _ := run(t, once, p); plan.Boundary != want[n] || plan.Results > 0 {
-			t.Errorf("after %d turns, masked before: boundary %d, want %d, and %d results", n+1, plan.Boundary, want[n], plan.Results)
-		}
 	}
 }
 

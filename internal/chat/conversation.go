@@ -20,6 +20,7 @@ type Conversation struct {
 	calls   []call
 	results []result
 	texts   []value // of the results
+	cache   caching
 	ids     symbols // of calls and results
 	names   symbols // of tools
 	spelled []value // how each of these is spelled
@@ -54,7 +55,6 @@ type turn struct {
 	start, end int32 // in the body
 	calls      int32 // how many calls come before it
 	results    int32 // how many results come before it
-	shift      int   // by how much the body before it was longer, before it was masked
 }
 
 // A call is the model's request to run a tool.
@@ -70,6 +70,7 @@ type result struct {
 	texts   int32 // how many texts come before its own
 	n       int32 // how many it has: none if its content is something else
 	next    int32 // the next result of the same tool
+	shift   int32 // by how much the body before it was longer, before it was masked
 	chars   int   // of all its texts
 	failed  bool  // it says itself that it is an error
 	verdict verdict
@@ -83,9 +84,18 @@ const noSymbol = -1
 // A list is what is known of messages or input as a whole.
 type list struct {
 	messages, input jsonspan.Kind // of these members
+	span            value         // the one that is a list
 	strange         bool          // it has elements that are no objects
 	open            bool          // of input: calls still join the last turn
 	spoke           bool          // the model has spoken since the last turn began
+}
+
+// caching is what a request says of the cache, as those of Anthropic do.
+type caching struct {
+	blocks   bool // it has blocks of tools, so it is a request of Anthropic's
+	opening  bool // tools or the system prompt are marked to be cached
+	messages bool // messages are
+	hour     bool // for an hour
 }
 
 // A message is an element of messages or input.
@@ -145,6 +155,14 @@ const (
 	inOutputPart
 	inOutputPartType
 	inOutputPartText
+	inCacheControl
+	inCacheTTL
+	inSystemCacheControl
+	inSystemCacheTTL
+	inToolsCacheControl
+	inToolsCacheTTL
+	inBlockCacheControl
+	inBlockCacheTTL
 )
 
 var paths = jsonspan.CompilePaths(
@@ -177,6 +195,14 @@ var paths = jsonspan.CompilePaths(
 	"input.*.output.*",
 	"input.*.output.*.type",
 	"input.*.output.*.text",
+	"cache_control",
+	"cache_control.ttl",
+	"system.*.cache_control",
+	"system.*.cache_control.ttl",
+	"tools.*.cache_control",
+	"tools.*.cache_control.ttl",
+	"messages.*.content.*.cache_control",
+	"messages.*.content.*.cache_control.ttl",
 )
 
 // A word is one of those that matter here.
@@ -238,7 +264,7 @@ func (c *Conversation) reset() {
 	c.ids.reset()
 	c.names.reset()
 	c.spelled, c.decoded = c.spelled[:0], c.decoded[:0]
-	c.list = list{}
+	c.list, c.cache = list{}, caching{}
 	c.nextMessage()
 }
 
@@ -260,6 +286,9 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	switch path {
 	case inMessages:
 		c.list.messages = v.kind
+		if v.kind == jsonspan.BeginArray {
+			c.list.span = v
+		}
 	case inMessage:
 		c.endMessage(v)
 	case inRole, inItemRole:
@@ -302,12 +331,22 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 
 	case inInput:
 		c.list.input = v.kind
+		if v.kind == jsonspan.BeginArray {
+			c.list.span = v
+		}
 	case inItem:
 		c.endItem(v)
 	case inItemType:
 		m.kind = c.word(v)
 	case inItemName:
 		m.name = v
+
+	case inCacheControl, inBlockCacheControl:
+		c.cache.messages = c.cache.messages || v.kind == jsonspan.BeginObject
+	case inSystemCacheControl, inToolsCacheControl:
+		c.cache.opening = c.cache.opening || v.kind == jsonspan.BeginObject
+	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL:
+		c.cache.hour = c.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "1h")
 	}
 }
 
@@ -326,6 +365,7 @@ func (c *Conversation) endBlock() {
 	m, b := &c.message, &c.block
 	switch {
 	case b.kind == toolUse && b.id.isText():
+		c.cache.blocks = true
 		m.uses = append(m.uses, c.call(b.id, b.name))
 	case b.kind == toolResult:
 		m.results = append(m.results, c.result(b.useID, b.content))

@@ -34,8 +34,9 @@ const MaxGrowth = 64 << 10
 
 // A state is how far masking has got.
 type state struct {
-	boundary int // results of turns before this one are masked
-	step     int // it moved there when there were so many turns
+	boundary int   // results of turns before this one are masked
+	step     int   // it moved there when there were so many turns
+	move     int32 // which move this was, with [ClearAuto]
 }
 
 // known is what is known of an id.
@@ -61,30 +62,38 @@ var more = []byte("…")
 // Mask decides which results are masked. For the same conversation it always
 // decides the same. The plan is good as long as the body is.
 func (c *Conversation) Mask(p *Policy) Plan {
+	plan, _ := c.MaskAfter(p, &Progress{}, false)
+	return plan
+}
+
+// MaskAfter is Mask for a conversation that begins with one that has been masked before, and
+// goes on from how that went. Cold says that the provider has nothing of it in its cache, so
+// that every result can be masked at no cost. Both matter only with [ClearAuto].
+func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Progress) {
 	for i := range c.results {
 		c.results[i].shown = itself
 	}
 	plan := Plan{Turns: len(c.turns)}
 	if p.WindowTurns <= 0 {
-		return plan
+		return plan, Progress{}
 	}
-	now, before := c.fold(p)
+	now, before, progress := c.fold(p, so, cold)
 	if now.step == 0 {
-		return plan
+		return plan, progress
 	}
 	plan.Boundary = now.boundary
 
 	// Only the first request of a turn can differ from what was sent before, and
-	// only in what came before that turn.
+	// only in what came before that turn. Unless the cache is cold.
 	sent := 0
-	if now.step == len(c.turns) && !c.list.spoke {
+	if so.turns > 0 && now.move > before.move || so.turns == 0 && now.step == len(c.turns) && !c.list.spoke {
 		sent = int(c.turns[now.step-1].results)
-		c.choose(before, p)
+		c.choose(before, p, progress.moves)
 		for i := range sent {
 			c.results[i].before = c.results[i].shown
 		}
 	}
-	plan.Grows = c.choose(now, p)
+	plan.Grows = c.choose(now, p, progress.moves)
 	size, texts := 0, 0
 	for i := range c.results {
 		r := &c.results[i]
@@ -102,13 +111,14 @@ func (c *Conversation) Mask(p *Policy) Plan {
 	if plan.Results > 0 {
 		plan.Edits = c.edits(p, size, texts)
 	}
-	return plan
+	return plan, progress
 }
 
 // choose decides what is shown of each result in a state. What has come after its
-// step does not matter: it is as it was when the boundary moved there. If the body
-// would grow too much, all results are shown themselves.
-func (c *Conversation) choose(s state, p *Policy) (grows bool) {
+// step does not matter: it is as it was when the boundary moved there. If there are
+// moves, only what these have masked is. If the body would grow too much, all results
+// are shown themselves.
+func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 	c.forget(p)
 	for t := range s.step {
 		c.learn(t)
@@ -121,6 +131,9 @@ func (c *Conversation) choose(s state, p *Policy) (grows bool) {
 	for i := range c.results {
 		r := &c.results[i]
 		r.shown = itself
+		if moves != nil && (moves[i] == 0 || moves[i] > s.move) {
+			continue
+		}
 		if id := c.idOf(r); i < end && id != nil && int(id.turn) < s.boundary && !id.kept && c.judge(r, id, p) == mask {
 			r.shown = placeholder
 			if p.template().uses[toolName] > 0 {
@@ -160,14 +173,24 @@ const (
 // fold goes through the turns and moves the boundary where it can and may. It
 // returns where it is, and where it was before. What it decides about a turn
 // depends on nothing that follows it.
-func (c *Conversation) fold(p *Policy) (now, before state) {
-	if p.ClearAtLeast != 0 {
-		c.forget(p)
+func (c *Conversation) fold(p *Policy, so *Progress, cold bool) (now, before state, progress Progress) {
+	if p.ClearAtLeast == ClearAuto {
+		return c.foldAuto(p, so, cold)
 	}
+	now, before = c.foldSteps(p)
+	return now, before, Progress{}
+}
+
+// foldSteps is fold for a boundary that moves by steps, or when that masks enough.
+func (c *Conversation) foldSteps(p *Policy) (now, before state) {
 	a := account{c: c, policy: p}
+	if p.ClearAtLeast > 0 {
+		c.forget(p)
+		a.take = a.count
+	}
 	every := max(p.StepTurns, 1)
 	for turns := 1; turns <= len(c.turns); turns++ {
-		if p.ClearAtLeast != 0 {
+		if p.ClearAtLeast > 0 {
 			a.enter(turns - 1)
 		}
 		window := turns - p.WindowTurns // where it begins
@@ -175,10 +198,10 @@ func (c *Conversation) fold(p *Policy) (now, before state) {
 			continue
 		}
 		boundary := window / every * every
-		if p.ClearAtLeast != 0 && !a.pays(boundary, turns) {
+		if p.ClearAtLeast > 0 && !a.pays(boundary) {
 			continue
 		}
-		now, before = state{boundary, turns}, now
+		now, before = state{boundary: boundary, step: turns}, now
 	}
 	return now, before
 }
@@ -190,16 +213,16 @@ func (c *Conversation) fold(p *Policy) (now, before state) {
 type account struct {
 	c      *Conversation
 	policy *Policy
-	chars  int // that a step would mask
-	old    int // results before the boundary
-	shift  int // by how much the body was longer, before it was masked
+	take   func(result int) // takes one that is old, and none of the last of its tool
+	old    int              // results before the boundary
+	shift  int              // by how much the body was longer, before it was masked
+	chars  int              // that a step would mask
 }
 
 // enter takes the calls and results of a turn.
 func (a *account) enter(t int) {
 	c := a.c
 	c.learn(t)
-	c.turns[t].shift = a.shift
 	first := 0
 	if t > 0 {
 		first = int(c.turns[t].results)
@@ -210,6 +233,7 @@ func (a *account) enter(t int) {
 		if id == nil {
 			continue
 		}
+		r.shift = int32(a.shift)
 		if r.n > 0 {
 			chars, _ := c.original(r, id, a.policy)
 			a.shift += chars
@@ -241,7 +265,14 @@ func (a *account) follow(tool *tally, i int) {
 	results[loose].loose = true
 	tool.oldest = results[loose].next
 	if loose < a.old {
-		a.count(loose)
+		a.take(loose)
+	}
+}
+
+// age takes all results before the boundary.
+func (a *account) age(boundary int) {
+	for end := a.c.resultsUpTo(boundary); a.old < end; a.old++ {
+		a.take(a.old)
 	}
 }
 
@@ -258,18 +289,11 @@ func (a *account) count(i int) {
 	}
 }
 
-// pays reports whether it pays to move the boundary now that there are so many
-// turns. If so, the account begins anew.
-func (a *account) pays(boundary, turns int) bool {
-	for end := a.c.resultsUpTo(boundary); a.old < end; a.old++ {
-		a.count(a.old)
-	}
-	tokens := func(from int) float64 { // from a turn to the end of the last one
-		chars := int(a.c.turns[turns-1].end-a.c.turns[from].start) + a.shift - a.c.turns[from].shift
-		return float64(max(chars, 0)) / CharsPerToken
-	}
-	need := a.policy.payingTokens(tokens(boundary), tokens(0)/float64(turns))
-	if float64(a.chars)/CharsPerToken < need {
+// pays reports whether moving the boundary masks as much as it must. If so, the
+// account begins anew.
+func (a *account) pays(boundary int) bool {
+	a.age(boundary)
+	if a.chars/CharsPerToken < a.policy.ClearAtLeast {
 		return false
 	}
 	a.chars = 0

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,13 +36,17 @@ type Policy struct {
 	// StepTurns makes the boundary a multiple of it. 1 or less: any turn.
 	StepTurns int
 
-	// ClearAtLeast is how many tokens a step must mask, or [ClearAuto] for as
-	// many as make it cheapest at the prices of ReadPrice and WritePrice.
+	// ClearAtLeast is how many tokens a step must mask, or [ClearAuto] to mask when it
+	// pays at the prices of ReadPrice and WritePrice.
 	ClearAtLeast int
 
 	// ReadPrice and WritePrice are what a token costs that the provider has in
 	// its cache, and one that it has not, in any unit.
 	ReadPrice, WritePrice float64
+
+	// MaxLoss is by how much [ClearAuto] may raise the bill of a conversation, as a
+	// share, should that end right after a step.
+	MaxLoss float64
 
 	// Template is what stands in the place of a result. Without one it is
 	// [DefaultTemplate].
@@ -52,6 +55,9 @@ type Policy struct {
 
 // ClearAuto makes [Policy.ClearAtLeast] follow from the prices.
 const ClearAuto = -1
+
+// DefaultMaxLoss is little enough that few would notice.
+const DefaultMaxLoss = 0.05
 
 // The prices of a provider that asks a tenth for what it has in its cache, and a
 // quarter more for what it has to put there.
@@ -79,18 +85,6 @@ func (p *Policy) excludes(tool []byte) bool {
 	return len(p.ExcludeTools) > 0 && slices.ContainsFunc(p.ExcludeTools, func(pattern string) bool {
 		return mcp.MatchName(pattern, string(tool))
 	})
-}
-
-// payingTokens returns how many tokens a step must mask to be worth it, with
-// window tokens behind the boundary, which the provider has to read again, and
-// growth tokens added per turn. It is where the price of reading again, spread
-// over the turns up to the next step, equals that of carrying along what could be
-// masked.
-func (p *Policy) payingTokens(window, growth float64) float64 {
-	if p.ClearAtLeast != ClearAuto {
-		return float64(p.ClearAtLeast)
-	}
-	return math.Sqrt(2 * window * growth * (p.WritePrice - p.ReadPrice) / p.ReadPrice)
 }
 
 // A Template is what stands in the place of a masked result.

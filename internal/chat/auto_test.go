@@ -1,0 +1,220 @@
+package chat
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// auto is a policy that masks when it pays.
+func auto() Policy {
+	return Policy{WindowTurns: 8, ClearAtLeast: ClearAuto, ReadPrice: DefaultReadPrice, WritePrice: DefaultWritePrice,
+		MaxLoss: DefaultMaxLoss}
+}
+
+// A provider bills what a request has in common with the one before at the price of
+// reading, and the rest at that of writing.
+type provider struct {
+	last []byte
+	bill float64
+}
+
+func (p *provider) send(body []byte, cold bool) {
+	common := 0
+	for !cold && common < min(len(p.last), len(body)) && p.last[common] == body[common] {
+		common++
+	}
+	if common < minCached {
+		common = 0
+	}
+	p.bill += DefaultReadPrice*float64(common) + DefaultWritePrice*float64(len(body)-common)
+	p.last = append(p.last[:0], body...)
+}
+
+// work is a conversation of an agent whose results are about so long: lognormal, as those
+// of real ones are.
+func work(r *rand.Rand, turns, median int, spread float64) (requests [][]byte) {
+	body := []byte(`{"tools":[{"name":"read","description":"` + strings.Repeat("t", 20_000) + `"}],"messages":[{"role":"user","content":"go"}`)
+	for turn := range turns {
+		requests = append(requests, append(body[:len(body):len(body)], "]}"...))
+		size := min(int(float64(median)*math.Exp(spread*r.NormFloat64())), 60_000)
+		body = fmt.Appendf(body, `,{"role":"assistant","content":"%s","tool_calls":[{"id":"call_%d","function":{"name":"read"}}]}`,
+			strings.Repeat("a", r.IntN(400)), turn)
+		body = fmt.Appendf(body, `,{"role":"tool","tool_call_id":"call_%d","content":"%s"}`, turn, strings.Repeat("x", size))
+	}
+	return append(requests, append(body, "]}"...))
+}
+
+// However a conversation goes and whenever it ends, its bill is never higher than without
+// masking by more than MaxLoss.
+func TestAutoKeepsWithinMaxLoss(t *testing.T) {
+	for _, test := range []struct {
+		turns, median int
+		spread, loss  float64
+		atMost        float64 // of the bill without masking, over all runs
+	}{
+		{60, 300, 2, 0.05, 1},
+		{60, 300, 2, 0, 1},
+		{60, 1500, 1.35, 0.05, 0.92},
+		{60, 1500, 1.35, 0.15, 0.88},
+		{150, 1500, 1.35, 0.05, 0.6},
+		{150, 1500, 1.35, 0, 1},
+		{100, 6000, 0.3, 0.02, 0.8},
+	} {
+		p := auto()
+		p.MaxLoss = test.loss
+		var all, without float64
+		for seed := range uint64(20) {
+			var masked, unmasked provider
+			var progress Progress
+			for turn, body := range work(rand.New(rand.NewPCG(seed, 0)), test.turns, test.median, test.spread) {
+				var c Conversation
+				if err := c.Parse(body); err != nil {
+					t.Fatal(err)
+				}
+				plan := c.Mask(&p)
+				var after Plan
+				after, progress = c.MaskAfter(&p, &progress, false)
+				if !reflect.DeepEqual(after, plan) {
+					t.Fatalf("%+v, turn %d: %+v from the turn before, %+v from the beginning", test, turn, after, plan)
+				}
+				var sent bytes.Buffer
+				_ = jsonspan.Splice(&sent, body, plan.Edits)
+				masked.send(sent.Bytes(), false)
+				unmasked.send(body, false)
+				if masked.bill > (1+test.loss+0.001)*unmasked.bill {
+					t.Fatalf("%+v, seed %d, turn %d: %.3f of the bill without masking", test, seed, turn, masked.bill/unmasked.bill)
+				}
+			}
+			all += masked.bill
+			without += unmasked.bill
+		}
+		if all/without > test.atMost {
+			t.Errorf("%+v: %.3f of the bill without masking", test, all/without)
+		}
+	}
+}
+
+// shown returns which results are masked, each by a letter.
+func shownIn(c *Conversation, p *Policy) (out string) {
+	for r := range c.Results(p) {
+		if r.Masked {
+			out += "m"
+		} else {
+			out += "."
+		}
+	}
+	return out
+}
+
+func parsed(t *testing.T, body string) *Conversation {
+	t.Helper()
+	c := new(Conversation)
+	if err := c.Parse([]byte(body)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// When the cache has nothing, everything old is masked, also if there is no new turn, and it
+// stays so when the cache is warm again.
+func TestColdCache(t *testing.T) {
+	p := auto()
+	turns := make([]toolTurn, 12)
+	for i := range turns {
+		turns[i] = toolTurn{"read", strings.Repeat("x", 2000)}
+	}
+	body := grown(turns)
+	c := parsed(t, body)
+	plan, progress := c.MaskAfter(&p, &Progress{}, false)
+	if plan.Results > 0 {
+		t.Fatalf("%d results masked although that costs more than it saves", plan.Results)
+	}
+	talk := strings.TrimSuffix(body, "]}") + `,{"role":"assistant","content":"Done."},{"role":"user","content":"Go on."}]}`
+	c = parsed(t, talk)
+	if plan, _ := c.MaskAfter(&p, &progress, false); plan.Results > 0 || plan.Broken {
+		t.Errorf("warm: %+v", plan)
+	}
+	plan, progress = c.MaskAfter(&p, &progress, true)
+	if got := shownIn(c, &p); got != "mmmm........" || !plan.Broken {
+		t.Errorf("cold: %s, broken %t", got, plan.Broken)
+	}
+	plan, progress = c.MaskAfter(&p, &progress, false)
+	if got := shownIn(c, &p); got != "mmmm........" || plan.Broken {
+		t.Errorf("sent again: %s, broken %t", got, plan.Broken)
+	}
+	c = parsed(t, strings.TrimSuffix(talk, "]}")+
+		`,{"role":"assistant","tool_calls":[{"id":"call_12","function":{"name":"read"}}]},{"role":"tool","tool_call_id":"call_12","content":"y"}]}`)
+	plan, _ = c.MaskAfter(&p, &progress, false)
+	if got := shownIn(c, &p); got != "mmmm........." || plan.Broken {
+		t.Errorf("a turn later: %s, broken %t", got, plan.Broken)
+	}
+}
+
+// Where one huge result follows many that are worth little, only the huge one is masked:
+// what comes before it stays in the cache.
+func TestAutoBeginsWhereItPays(t *testing.T) {
+	p := auto()
+	var turns []toolTurn
+	for range 30 {
+		turns = append(turns, toolTurn{"read", strings.Repeat("x", 300)})
+	}
+	turns = append(turns, toolTurn{"read", strings.Repeat("x", 50_000)})
+	for range 9 {
+		turns = append(turns, toolTurn{"read", strings.Repeat("x", 300)})
+	}
+	c := parsed(t, grown(turns))
+	c.Mask(&p)
+	if got, want := shownIn(c, &p), strings.Repeat(".", 30)+"m"+strings.Repeat(".", 9); got != want {
+		t.Errorf("masked %s, want %s", got, want)
+	}
+}
+
+// Requests of Anthropic's say what is cached: if messages change, the cache has what comes
+// before them at most, and without a mark there nothing of them.
+func TestBreakpoints(t *testing.T) {
+	p := auto()
+	p.MaxLoss = 1
+	request := func(turns int, system, last string) string {
+		var b strings.Builder
+		b.WriteString(`{"system":[{"type":"text","text":"` + strings.Repeat("s", 20_000) + `"` + system + `}],"messages":[{"role":"user","content":"go"}`)
+		for i := range turns {
+			mark := ""
+			if i == turns-1 {
+				mark = last
+			}
+			fmt.Fprintf(&b, `,{"role":"assistant","content":[{"type":"tool_use","id":"t%d","name":"read"}]}`, i)
+			fmt.Fprintf(&b, `,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`, i, strings.Repeat("x", 3000), mark)
+		}
+		return b.String() + `]}`
+	}
+	const mark, hour = `,"cache_control":{"type":"ephemeral"}`, `,"cache_control":{"type":"ephemeral","ttl":"1h"}`
+	first := func(system, last string) int { // turn after which something is masked
+		for turns := 1; turns < 100; turns++ {
+			c := parsed(t, request(turns, system, last))
+			if plan, _ := c.MaskAfter(&p, &Progress{}, c.Uncached()); plan.Results > 0 {
+				return turns
+			}
+		}
+		return 0
+	}
+	neither, opening, both, messages := first("", ""), first(mark, ""), first(mark, mark), first("", mark)
+	if neither != 9 || opening != 9 {
+		t.Errorf("without marks on messages masking is free from turn 9 on, but begins at %d and %d", neither, opening)
+	}
+	if both <= 9 || messages <= both {
+		t.Errorf("masking begins at turn %d with marks on both, and at %d if all has to be written anew", both, messages)
+	}
+	if parsed(t, request(1, mark, mark)).CachedForAnHour() || !parsed(t, request(1, mark, hour)).CachedForAnHour() {
+		t.Error("an hour is not recognised")
+	}
+	if parsed(t, grown([]toolTurn{{"read", "x"}})).Uncached() {
+		t.Error("a chat is taken for one of Anthropic's")
+	}
+}
