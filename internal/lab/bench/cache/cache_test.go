@@ -6,12 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
 // padded returns before and after with as much between them as makes n tokens.
 func padded(before string, n int, after string) []byte {
-	return []byte(before + strings.Repeat("x", n*bytesPerToken-len(before)-len(after)) + after)
+	return []byte(before + strings.Repeat("x", n*chat.CharsPerToken-len(before)-len(after)) + after)
 }
 
 // tinyRun has three turns: 1,000 tokens to begin with, replies of 50 tokens, and
@@ -30,14 +31,14 @@ func tinyRun() run {
 	}
 }
 
-func billOf(t *testing.T, r run, policy chat.Policy, minimum int) bill {
+func billOf(t *testing.T, r run, policy chat.Policy, minimum int) account {
 	t.Helper()
 	var c chat.Conversation
 	sessions := openSessions([]chat.Policy{policy}, minimum)
 	if err := play(&c, r, sessions); err != nil {
 		t.Fatal(err)
 	}
-	return sessions[0].bill
+	return sessions[0].account
 }
 
 func TestBillOfTinyRun(t *testing.T) {
@@ -50,18 +51,18 @@ func TestBillOfTinyRun(t *testing.T) {
 		name    string
 		policy  chat.Policy
 		minimum int
-		want    bill
+		want    account
 		cost    float64
 	}{
 		{
 			name: "each request reads all that was sent before",
-			want: bill{read: 1000 + 1150 + 1400, written: 1000 + 150 + 250 + 350, output: output},
+			want: account{Tokens: bill.Tokens{Read: 1000 + 1150 + 1400, Written: 1000 + 150 + 250 + 350, Output: output}},
 			cost: 355 + 2187.5 + 850,
 		},
 		{
 			name:    "a beginning that is too short for the cache is written again",
 			minimum: 1001,
-			want:    bill{read: 1150 + 1400, written: 1000 + 1150 + 250 + 350, output: output},
+			want:    account{Tokens: bill.Tokens{Read: 1150 + 1400, Written: 1000 + 1150 + 250 + 350, Output: output}},
 			cost:    255 + 3437.5 + 850,
 		},
 		{
@@ -69,11 +70,13 @@ func TestBillOfTinyRun(t *testing.T) {
 			// Masked it is 56 bytes, which are 14.
 			name:   "a request that breaks the prefix reads up to the result that is masked",
 			policy: chat.Policy{WindowTurns: 1, Template: masked},
-			want: bill{
-				read:    1000 + (1000 + 50 + 11) + (1000 + 50 + 14 + 50 + 11),
-				written: 1000 + 150 + (3 + 50 + 200) + (3 + 50 + 300),
-				output:  output,
-				breaks:  2,
+			want: account{
+				Tokens: bill.Tokens{
+					Read:    1000 + (1000 + 50 + 11) + (1000 + 50 + 14 + 50 + 11),
+					Written: 1000 + 150 + (3 + 50 + 200) + (3 + 50 + 300),
+					Output:  output,
+				},
+				breaks: 2,
 			},
 			cost: 318.6 + 2195 + 850,
 		},
@@ -83,24 +86,10 @@ func TestBillOfTinyRun(t *testing.T) {
 			if got != test.want {
 				t.Errorf("bill %+v, want %+v", got, test.want)
 			}
-			if cost := got.cost(prices{read: .1, write: 1.25, output: 5}); cost-test.cost > 1e-6 || test.cost-cost > 1e-6 {
+			if cost := got.Cost(bill.Prices{Read: .1, Write: 1.25, Output: 5}); cost-test.cost > 1e-6 || test.cost-cost > 1e-6 {
 				t.Errorf("cost %g, want %g", cost, test.cost)
 			}
 		})
-	}
-}
-
-func TestCommonPrefix(t *testing.T) {
-	a, b := make([]byte, 10_000), make([]byte, 12_000)
-	for at := range a {
-		b[at] = 1
-		if got := commonPrefix(a, b); got != at {
-			t.Fatalf("got %d, want %d", got, at)
-		}
-		b[at] = 0
-	}
-	if got := commonPrefix(a, b); got != len(a) {
-		t.Errorf("got %d, want all of the shorter one", got)
 	}
 }
 
@@ -173,7 +162,7 @@ func TestRunsAreAsDescribed(t *testing.T) {
 			replies = append(replies, bytes.Index(turn.reply, []byte(`","tool_calls"`))-len(`,{"role":"assistant","content":"`))
 		}
 		growth += len(body) - len(r.opening)
-		between(t, "tokens of tools and system prompt", len(r.opening)/bytesPerToken, 5900, 6200)
+		between(t, "tokens of tools and system prompt", len(r.opening)/chat.CharsPerToken, 5900, 6200)
 	}
 	slices.Sort(sizes)
 	slices.Sort(replies)
@@ -181,8 +170,8 @@ func TestRunsAreAsDescribed(t *testing.T) {
 	between(t, "mean of the results", total/len(sizes), 3600, 4400)
 	between(t, "longest result", sizes[len(sizes)-1], 50_000, maxResult+20)
 	between(t, "calls in a hundred turns", 100*len(sizes)/(runs*turns), 125, 135)
-	between(t, "median of the texts", replies[len(replies)/2]/bytesPerToken, 38, 42)
-	between(t, "tokens added per turn", growth/(runs*turns)/bytesPerToken, 1350, 1650)
+	between(t, "median of the texts", replies[len(replies)/2]/chat.CharsPerToken, 38, 42)
+	between(t, "tokens added per turn", growth/(runs*turns)/chat.CharsPerToken, 1350, 1650)
 }
 
 func between(t *testing.T, what string, got, low, high int) {
@@ -213,7 +202,7 @@ func TestErrorsAreKept(t *testing.T) {
 }
 
 func TestReportIsDeterministic(t *testing.T) {
-	s := settings{prices: prices{read: .1, write: 1.25, output: 5}, minimum: 1024, window: 2, turns: []int{3, 6}, runs: 2, seed: 7}
+	s := settings{prices: bill.Prices{Read: .1, Write: 1.25, Output: 5}, minimum: 1024, window: 2, turns: []int{3, 6}, runs: 2, seed: 7}
 	for name, markdown := range map[string]bool{"aligned": false, "markdown": true} {
 		t.Run(name, func(t *testing.T) {
 			var first, second bytes.Buffer
@@ -235,10 +224,10 @@ func TestReportIsDeterministic(t *testing.T) {
 }
 
 func TestImpossibleSettings(t *testing.T) {
-	good := settings{prices: prices{read: .1, write: 1.25}, window: 8, turns: []int{1}, runs: 1}
+	good := settings{prices: bill.Prices{Read: .1, Write: 1.25}, window: 8, turns: []int{1}, runs: 1}
 	for flag, spoil := range map[string]func(*settings){
-		"-read":   func(s *settings) { s.prices.read = 2 },
-		"-output": func(s *settings) { s.prices.output = -1 },
+		"-read":   func(s *settings) { s.prices.Read = 2 },
+		"-output": func(s *settings) { s.prices.Output = -1 },
 		"-window": func(s *settings) { s.window = 0 },
 		"-runs":   func(s *settings) { s.runs = 0 },
 	} {

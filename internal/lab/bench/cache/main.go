@@ -53,15 +53,16 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
 func main() {
 	var s settings
-	flag.Float64Var(&s.prices.read, "read", chat.DefaultReadPrice, "price of a token that the cache has")
-	flag.Float64Var(&s.prices.write, "write", chat.DefaultWritePrice, "price of a token that it has not")
-	flag.Float64Var(&s.prices.output, "output", 5, "price of a token of the model's")
-	flag.IntVar(&s.minimum, "minimum", 1024, "how many `tokens` a cached beginning has at least")
+	flag.Float64Var(&s.prices.Read, "read", chat.DefaultReadPrice, "price of a token that the cache has")
+	flag.Float64Var(&s.prices.Write, "write", chat.DefaultWritePrice, "price of a token that it has not")
+	flag.Float64Var(&s.prices.Output, "output", 5, "price of a token of the model's")
+	flag.IntVar(&s.minimum, "minimum", bill.Minimum, "how many `tokens` a cached beginning has at least")
 	flag.IntVar(&s.window, "window", chat.DefaultWindowTurns, "how many `turns` no policy masks")
 	flag.IntVar(&s.runs, "runs", 20, "how many runs of each length")
 	flag.Uint64Var(&s.seed, "seed", 1, "what the runs are made from")
@@ -80,7 +81,7 @@ func main() {
 }
 
 type settings struct {
-	prices  prices
+	prices  bill.Prices
 	minimum int // tokens
 	window  int // turns
 	turns   []int
@@ -101,9 +102,9 @@ func (s *settings) parseTurns(list string) error {
 
 func (s *settings) validate() error {
 	switch {
-	case s.prices.read <= 0 || s.prices.read >= s.prices.write:
+	case s.prices.Read <= 0 || s.prices.Read >= s.prices.Write:
 		return errors.New("-read and -write: reading must cost something, and less than writing")
-	case s.prices.output < 0:
+	case s.prices.Output < 0:
 		return errors.New("-output: a price is not negative")
 	case s.window < 1:
 		return errors.New("-window: without one nothing is masked")
@@ -126,7 +127,7 @@ func (s *settings) rows() []row {
 	stepped.StepTurns = 16
 	auto := sliding
 	auto.ClearAtLeast, auto.MinChars = chat.ClearAuto, 800
-	auto.ReadPrice, auto.WritePrice = s.prices.read, s.prices.write
+	auto.ReadPrice, auto.WritePrice = s.prices.Read, s.prices.Write
 	lastTwo := auto
 	lastTwo.KeepLastPerTool = 2
 	return []row{
@@ -159,13 +160,13 @@ func report(w io.Writer, s settings, markdown bool) error {
 		table[0] = append(table[0], fmt.Sprintf("%d turns: cost", turns), "tokens", "breaks")
 		for i, b := range bills {
 			table[i+1] = append(table[i+1],
-				fmt.Sprintf("%.2f", b.cost(s.prices)/bills[0].cost(s.prices)),
-				fmt.Sprintf("%.2f", float64(b.sent())/float64(bills[0].sent())),
+				fmt.Sprintf("%.2f", b.Cost(s.prices)/bills[0].Cost(s.prices)),
+				fmt.Sprintf("%.2f", float64(b.Prompt())/float64(bills[0].Prompt())),
 				fmt.Sprintf("%.1f", float64(b.breaks)/float64(s.runs)))
 		}
 	}
 	fmt.Fprintf(w, "Prices: read %g, write %g, output %g; window %d turns; %d runs of each length, seed %d.\n",
-		s.prices.read, s.prices.write, s.prices.output, s.window, s.runs, s.seed)
+		s.prices.Read, s.prices.Write, s.prices.Output, s.window, s.runs, s.seed)
 	fmt.Fprint(w, "Billed cost and tokens sent are relative to no masking, breaks of the prefix are per run.\n\n")
 	if markdown {
 		printMarkdown(w, table)

@@ -6,6 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
 // A run is what an agent and a model say to each other, as it stands in requests
@@ -39,10 +41,10 @@ func (r run) requests() iter.Seq2[[]byte, []byte] {
 
 // Sizes of what a run is made of, in characters; see the comment of the package.
 const (
-	openingChars  = 6000 * bytesPerToken
-	replyMedian   = 40 * bytesPerToken
+	openingChars  = 6000 * chat.CharsPerToken
+	replyMedian   = 40 * chat.CharsPerToken
 	replySpread   = 0.6
-	argumentChars = 40 * bytesPerToken
+	argumentChars = 40 * chat.CharsPerToken
 	maxResult     = 60_000
 )
 
