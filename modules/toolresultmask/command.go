@@ -12,12 +12,14 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/dustin/go-humanize"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
@@ -26,7 +28,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "mask-conversation",
-		Usage: "[--config <path> [--adapter <name>]] [--route <name>] < request.json",
+		Usage: "[--config <path> [--adapter <name>]] [--route <name>] [--bill [--cache-ttl <duration>] [--json] [<file or folder>...]] [< request.json]",
 		Short: "Shows what tool_result_mask makes of a request to a model",
 		Long: `
 Reads the body of a request to a model on standard input, masks old tool results
@@ -35,12 +37,29 @@ What was masked, and what that saves, is printed on standard error.
 
 The configuration is the Caddyfile in the current directory unless --config names
 another. If there is none, it is that of an empty tool_result_mask. With several
-tool_result_mask, --route chooses the one that has this route.`,
+tool_result_mask, --route chooses the one that has this route.
+
+With --bill it replays transcripts, request by request, as the agent has sent them,
+and prints what a provider with a prompt cache would bill with and without the
+mask: what a request begins with like the one before is read from the cache, the
+rest is written to it, at the cache_prices of the configuration and at four bytes a
+token. It reads the body of the last request of a conversation, JSON Lines of
+bodies, sessions of Claude Code, rollouts of Codex, and trajectories of SWE-agent
+and mini-SWE-agent; in folders all files named .json, .jsonl and .traj. Without a
+file it reads standard input. Of one conversation it prints every request, of
+several a line for each. "moved" marks requests in which results are masked that
+had been sent before. Files that it cannot read are named on standard error.
+
+Where transcripts have times, what was not used for longer than --cache-ttl has
+left the cache. --json prints the same for programs.`,
 		Flags: func() *flag.FlagSet {
 			flags := flag.NewFlagSet("mask-conversation", flag.ExitOnError)
 			flags.String("config", "", "Configuration file")
 			flags.String("adapter", "", "Name of config adapter")
 			flags.String("route", "", "The route of the tool_result_mask to use")
+			flags.Bool("bill", false, "Replay transcripts, and print what they cost")
+			flags.Duration("cache-ttl", bill.TTL, "With --bill: how long a provider caches a prompt; 0 for ever")
+			flags.Bool("json", false, "With --bill: print JSON")
 			return flags
 		}(),
 		Func: maskConversation,
@@ -52,6 +71,15 @@ func maskConversation(flags caddycmd.Flags) (int, error) {
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
+	switch {
+	case flags.Bool("bill"):
+		if err := handler.replay(flags); err != nil {
+			return caddy.ExitCodeFailedStartup, err
+		}
+		return caddy.ExitCodeSuccess, nil
+	case flags.NArg() > 0 || flags.Bool("json"):
+		return caddy.ExitCodeFailedStartup, errors.New("files and --json need --bill; a request is read from standard input")
+	}
 	body, err := io.ReadAll(os.Stdin)
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("read request: %w", err)
@@ -60,6 +88,19 @@ func maskConversation(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	return caddy.ExitCodeSuccess, nil
+}
+
+// replay prints the bill of the transcripts that the flags name.
+func (h *Handler) replay(flags caddycmd.Flags) error {
+	ttl := flags.Duration("cache-ttl")
+	if ttl < 0 {
+		return fmt.Errorf("--cache-ttl: %s is negative", ttl)
+	}
+	var report replayReport = &replayTable{out: os.Stdout, told: os.Stderr}
+	if flags.Bool("json") {
+		report = &replayJSON{out: os.Stdout}
+	}
+	return newReplay(h, ttl).run(flags.Args(), os.Stdin, report)
 }
 
 // configured returns the handler of a configuration that has the given route.
@@ -101,21 +142,12 @@ func configured(file, adapter, route string) (*Handler, error) {
 // show writes what would be sent, and what was done to it.
 func (h *Handler) show(body []byte, sent, told io.Writer) error {
 	var c chat.Conversation
-	var err error
-	switch {
-	case !*h.Enabled:
-		err = errors.New("enabled is off")
-	case int64(len(body)) > h.BufferLimit:
-		err = errors.New("larger than buffer_limit")
-	default:
-		err = c.Parse(body)
-	}
+	plan, err := h.plan(&c, body)
 	if err != nil {
-		fmt.Fprintf(told, "not masked: %v\n", err)
+		fmt.Fprintf(told, "not masked: %s\n", strings.TrimPrefix(err.Error(), errNotMasked.Error()+": "))
 		_, err = sent.Write(body)
 		return err
 	}
-	plan := c.Mask(&h.policy)
 	if plan.Grows {
 		fmt.Fprintln(told, "not masked: the placeholders are longer than the results")
 	}
@@ -129,6 +161,26 @@ func (h *Handler) show(body []byte, sent, told io.Writer) error {
 	}
 	return h.table(&c, plan, len(body), length, told)
 }
+
+// errNotMasked says that the configuration lets a request pass.
+var errNotMasked = errors.New("not masked")
+
+// plan decides what to mask in a request, if it is to be masked at all.
+func (h *Handler) plan(c *chat.Conversation, body []byte) (chat.Plan, error) {
+	switch {
+	case !*h.Enabled:
+		return chat.Plan{}, fmt.Errorf("%w: enabled is off", errNotMasked)
+	case int64(len(body)) > h.BufferLimit:
+		return chat.Plan{}, fmt.Errorf("%w: larger than buffer_limit", errNotMasked)
+	}
+	if err := c.Parse(body); err != nil {
+		return chat.Plan{}, err
+	}
+	return c.Mask(&h.policy), nil
+}
+
+// comma is a number with commas.
+func comma(n int) string { return humanize.Comma(int64(n)) }
 
 // printable is a name that a terminal can take.
 func printable(name string) string {
@@ -157,7 +209,6 @@ func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int,
 			rows[tool].hidden += r.Chars
 		}
 	}
-	comma := func(n int) string { return humanize.Comma(int64(n)) }
 	w := tabwriter.NewWriter(told, 0, 0, 2, ' ', 0)
 	fmt.Fprint(w, "tool\tresults\tmasked\tcharacters\thidden\n")
 	for _, r := range slices.SortedFunc(maps.Values(rows), func(a, b *row) int {
