@@ -88,6 +88,8 @@ type list struct {
 	strange         bool          // it has elements that are no objects
 	open            bool          // of input: calls still join the last turn
 	spoke           bool          // the model has spoken since the last turn began
+	speaks          bool          // what came last is the model's
+	reply           int32         // where its last reply begins, or 0
 }
 
 // caching is what a request says of the cache, as those of Anthropic do.
@@ -279,6 +281,23 @@ func (c *Conversation) nextMessage() {
 
 func (c *Conversation) nextBlock() { c.block = block{texts: int32(len(c.texts))} }
 
+// follow notes whether what comes next in the list is the model's.
+func (l *list) follow(v value, models bool) {
+	if models && !l.speaks {
+		l.reply = v.start
+	}
+	l.speaks = models
+}
+
+// before returns how many bytes of a body are in front of a place in the list, in the
+// order of the prompt: what follows the list, such as tools, is in front of it.
+func (l *list) before(body, place int) int {
+	if place == 0 {
+		return 0
+	}
+	return place + body - int(l.span.end)
+}
+
 // read takes what has been found. What is inside something comes before it.
 func (c *Conversation) read(path int, found jsonspan.Value) {
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.Numbered}
@@ -389,6 +408,7 @@ func (c *Conversation) endMessage(v value) {
 	if m.role != user || len(m.results) == 0 {
 		c.texts = c.texts[:m.texts] // whatever they are of, it is no result
 	}
+	c.list.follow(v, m.role == assistant)
 	switch m.role {
 	case assistant:
 		c.list.spoke = true
@@ -414,6 +434,7 @@ func (c *Conversation) endItem(v value) {
 	if v.kind != jsonspan.BeginObject {
 		c.list.strange = true
 	}
+	c.list.follow(v, m.role == assistant || m.role == noWord && m.kind != functionCallOutput && m.kind != otherOutput)
 	switch {
 	case m.kind == functionCall:
 		if !c.list.open && m.id.isText() {

@@ -22,6 +22,12 @@ type Plan struct {
 	// again from the first result that has changed.
 	Broken bool
 
+	// Before is how many bytes of the body were in the request before this one: all
+	// but the last reply of the model and what follows it in the list. Shared is how
+	// many bytes of what is sent a provider has from that request, which remembers it
+	// up to the first result that has changed.
+	Before, Shared int
+
 	// Grows reports that nothing is masked because what would be sent exceeded the
 	// body by more than [MaxGrowth].
 	Grows bool
@@ -73,7 +79,8 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 	for i := range c.results {
 		c.results[i].shown = itself
 	}
-	plan := Plan{Turns: len(c.turns)}
+	plan := Plan{Turns: len(c.turns), Before: c.list.before(len(c.body), int(c.list.reply))}
+	plan.Shared = plan.Before
 	if p.WindowTurns <= 0 {
 		return plan, Progress{}
 	}
@@ -94,10 +101,13 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 		}
 	}
 	plan.Grows = c.choose(now, p, progress.moves)
-	size, texts := 0, 0
+	size, texts, changed := 0, 0, int(c.list.reply)
 	for i := range c.results {
 		r := &c.results[i]
-		plan.Broken = plan.Broken || i < sent && r.shown != r.before
+		if i < sent && r.shown != r.before && !plan.Broken {
+			plan.Broken = true
+			changed = min(changed, int(c.texts[r.texts].start)+1)
+		}
 		if r.shown == itself {
 			continue
 		}
@@ -110,6 +120,12 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 	}
 	if plan.Results > 0 {
 		plan.Edits = c.edits(p, size, texts)
+	}
+	plan.Shared = c.list.before(len(c.body), changed)
+	for _, e := range plan.Edits {
+		if e.End <= changed {
+			plan.Shared += len(e.New) - (e.End - e.Start)
+		}
 	}
 	return plan, progress
 }

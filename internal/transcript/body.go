@@ -70,7 +70,10 @@ func (k kind) isModels() bool {
 
 // marks are those of breakpoints. Clients move them with every request, and they are
 // not part of the prompt. They cannot stand within a string, where quotes are escaped.
-var marks = regexp.MustCompile(`,\s*"cache_control"\s*:\s*\{[^{}]*\}|"cache_control"\s*:\s*\{[^{}]*\}\s*,`)
+var marks = func() *regexp.Regexp {
+	const mark = `"cache_control"\s*:\s*\{(?:[^{}"]|"[^"\\]*")*\}`
+	return regexp.MustCompile(`,\s*` + mark + `|` + mark + `\s*,\s*`)
+}()
 
 func withoutMarks(body []byte) []byte {
 	if !bytes.Contains(body, []byte(`"cache_control"`)) {

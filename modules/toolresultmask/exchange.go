@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"strconv"
@@ -32,16 +33,19 @@ type exchange struct {
 	held    int64  // bytes in memory, of the handler's max_buffered
 
 	answered bool
+	streamed bool // as events
 	usage    *chat.UsageReader
 	body     io.Writer         // takes the answer, or nil
 	decoder  *httpbody.Decoder // body, if the answer is encoded
 	told     chat.Usage
+	cost     cost
 }
 
 // masked is what was done to a request.
 type masked struct {
 	turns, results, saved int
 	broken                bool
+	prompt                prompt
 }
 
 // add adds what another handler has done to the same request.
@@ -49,6 +53,7 @@ func (m *masked) add(other masked) {
 	m.results += other.results
 	m.saved += other.saved
 	m.broken = m.broken || other.broken
+	m.prompt.become(other.prompt)
 }
 
 // A reason is why a request passes as it is: a label of metrics.
@@ -150,7 +155,7 @@ func (x *exchange) decide(text []byte) []jsonspan.Edit {
 	if plan.Grows {
 		x.pass(grows, nil)
 	}
-	x.masked = masked{plan.Turns, plan.Results, plan.Saved, plan.Broken}
+	x.masked = masked{plan.Turns, plan.Results, plan.Saved, plan.Broken, promptOf(text, plan)}
 	if plan.Results > 0 {
 		maskedResults.WithLabelValues().Add(float64(plan.Results))
 		savedChars.WithLabelValues().Add(float64(max(plan.Saved, 0)))
@@ -271,7 +276,8 @@ func (x *exchange) observe() {
 	if media == httpbody.Other {
 		return
 	}
-	x.usage = chat.NewUsageReader(media == httpbody.EventStream)
+	x.streamed = media == httpbody.EventStream
+	x.usage = chat.NewUsageReader(x.streamed)
 	x.body = &bounded{x.usage, maxObserved}
 	if encoding := httpbody.Encoding(x.Header()); encoding != "" {
 		if x.decoder = httpbody.NewDecoder(encoding, x.body); x.decoder == nil {
@@ -334,6 +340,13 @@ func (x *exchange) finish() {
 			usageTokens.WithLabelValues(x.handler.Route, tokens.kind).Add(float64(tokens.n))
 		}
 	}
+	if x.told.Input > 0 || x.streamed {
+		x.cost = x.masked.prompt.cost(x.told, x.handler.CachePrices)
+	}
+	if x.cost != (cost{}) {
+		promptCost.WithLabelValues(x.handler.Route, "sent").Add(x.cost.sent)
+		promptCost.WithLabelValues(x.handler.Route, "unmasked").Add(x.cost.unmasked)
+	}
 }
 
 type tokens struct {
@@ -366,6 +379,10 @@ func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		if tokens.n > 0 {
 			enc.AddInt("mcp_usage_"+tokens.kind, tokens.n)
 		}
+	}
+	if x.cost != (cost{}) {
+		enc.AddInt("mcp_cost_sent", int(math.Round(x.cost.sent)))
+		enc.AddInt("mcp_cost_unmasked", int(math.Round(x.cost.unmasked)))
 	}
 	return nil
 }

@@ -40,7 +40,8 @@ func init() {
 //
 // Answers are passed on untouched and at once. What they say of the tokens used is
 // read in passing, and counted in the metric caddy_mcp_usage_tokens_total by route
-// and type. caddy_mcp_tool_results_masked_total,
+// and type. caddy_mcp_prompt_cost_total compares what prompts have cost with what
+// they would have cost unmasked. caddy_mcp_tool_results_masked_total,
 // caddy_mcp_tool_result_chars_saved_total and caddy_mcp_prompt_prefix_breaks_total
 // count what was done to requests, caddy_mcp_conversations_passed_total by reason
 // those it could do nothing about. The access log has the same for each request.
@@ -165,7 +166,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
 			zap.String("placeholder_template", h.policy.Template.String()))
 	}
-	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, usageTokens)
+	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, usageTokens, promptCost)
 }
 
 // Cleanup says that what is still held does not count any more.

@@ -14,4 +14,5 @@ var (
 	prefixBreaks        = telemetry.NewCounter("prompt_prefix_breaks_total", "Requests whose beginning differs from that of the turn before.")
 	passedConversations = telemetry.NewCounter("conversations_passed_total", "Requests that could not be masked and passed as they were.", "reason")
 	usageTokens         = telemetry.NewCounter("usage_tokens_total", "Tokens that models have told to have used: input, of these cached and cache_write, and output.", "route", "type")
+	promptCost          = telemetry.NewCounter("prompt_cost_total", "Cost of prompts, in tokens of input that no cache is used for: of those sent, and of the same unmasked.", "route", "of")
 )
