@@ -57,13 +57,18 @@ type Cache struct {
 // request before, whether they are read from the cache or not.
 func (c *Cache) Send(body []byte, edits []jsonspan.Edit, at time.Time) (billed Tokens, shared int) {
 	shared, size := c.last.replace(body, edits)
-	expired := c.TTL > 0 && !at.IsZero() && !c.used.IsZero() && at.Sub(c.used) > c.TTL
+	expired := c.Expired(at)
 	c.used = at
 	if read := shared / chat.CharsPerToken; read >= c.Minimum && !expired {
 		billed.Read = read
 	}
 	billed.Written = size/chat.CharsPerToken - billed.Read
 	return billed, shared
+}
+
+// Expired reports whether, at the given time, the last request is not cached any more.
+func (c *Cache) Expired(at time.Time) bool {
+	return c.TTL > 0 && !at.IsZero() && !c.used.IsZero() && at.Sub(c.used) > c.TTL
 }
 
 // Reset forgets the conversation, so that c can be used for another one.

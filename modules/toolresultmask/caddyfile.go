@@ -3,6 +3,7 @@ package toolresultmask
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -34,6 +35,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		step_turns           <turns>
 //		clear_at_least       <tokens>|auto
 //		cache_prices         <read> <write>
+//		cache_ttl            <duration>
+//		max_loss             <percent>%
 //		min_mask_chars       <characters>
 //		exclude_tools        <names...>
 //		buffer_limit         <size>
@@ -55,6 +58,8 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"step_turns":           setting.NotZero(&h.StepTurns, setting.Number, "step_turns: 0 would never move; 1 moves with every turn"),
 		"clear_at_least":       setting.Argument(&h.ClearAtLeast, parseTokens),
 		"cache_prices":         h.parseCachePrices,
+		"cache_ttl":            setting.Duration(&h.CacheTTL),
+		"max_loss":             setting.Optional(&h.MaxLoss, share),
 		"min_mask_chars":       setting.Number(&h.MinMaskChars),
 		"exclude_tools":        setting.List(&h.ExcludeTools),
 		"buffer_limit":         setting.NotZero(&h.BufferLimit, setting.Size, "buffer_limit: 0 holds nothing, so nothing would be masked"),
@@ -62,6 +67,17 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"body_timeout":         setting.Duration(&h.BodyTimeout),
 		"route":                setting.Name(&h.Route),
 	}, "exclude_tools")
+}
+
+// share reads a percentage.
+func share(field *float64) setting.Line {
+	return setting.Argument(field, func(arg string) (float64, error) {
+		percent, err := strconv.ParseFloat(strings.TrimSuffix(arg, "%"), 64)
+		if err != nil || !strings.HasSuffix(arg, "%") {
+			return 0, fmt.Errorf("%q is not a percentage such as 5%%", arg)
+		}
+		return percent / 100, nil
+	})
 }
 
 func parseTokens(arg string) (Tokens, error) {

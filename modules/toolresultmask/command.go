@@ -142,12 +142,12 @@ func configured(file, adapter, route string) (*Handler, error) {
 // show writes what would be sent, and what was done to it.
 func (h *Handler) show(body []byte, sent, told io.Writer) error {
 	var c chat.Conversation
-	plan, err := h.plan(&c, body)
-	if err != nil {
+	if err := h.parse(&c, body); err != nil {
 		fmt.Fprintf(told, "not masked: %s\n", strings.TrimPrefix(err.Error(), errNotMasked.Error()+": "))
 		_, err = sent.Write(body)
 		return err
 	}
+	plan, _ := c.MaskAfter(&h.policy, &chat.Progress{}, c.Uncached())
 	if plan.Grows {
 		fmt.Fprintln(told, "not masked: the placeholders are longer than the results")
 	}
@@ -165,18 +165,15 @@ func (h *Handler) show(body []byte, sent, told io.Writer) error {
 // errNotMasked says that the configuration lets a request pass.
 var errNotMasked = errors.New("not masked")
 
-// plan decides what to mask in a request, if it is to be masked at all.
-func (h *Handler) plan(c *chat.Conversation, body []byte) (chat.Plan, error) {
+// parse reads a request that is to be masked.
+func (h *Handler) parse(c *chat.Conversation, body []byte) error {
 	switch {
 	case !*h.Enabled:
-		return chat.Plan{}, fmt.Errorf("%w: enabled is off", errNotMasked)
+		return fmt.Errorf("%w: enabled is off", errNotMasked)
 	case int64(len(body)) > h.BufferLimit:
-		return chat.Plan{}, fmt.Errorf("%w: larger than buffer_limit", errNotMasked)
+		return fmt.Errorf("%w: larger than buffer_limit", errNotMasked)
 	}
-	if err := c.Parse(body); err != nil {
-		return chat.Plan{}, err
-	}
-	return c.Mask(&h.policy), nil
+	return c.Parse(body)
 }
 
 // comma is a number with commas.

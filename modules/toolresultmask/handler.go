@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -74,12 +75,21 @@ type Handler struct {
 	StepTurns int `json:"step_turns,omitempty"`
 
 	// Move it only if that masks at least so many tokens, estimated as four
-	// characters each, or "auto" for as many as make it cheapest at the
-	// cache_prices. Default: 0
+	// characters each, or "auto" to mask what pays at the cache_prices within the
+	// turns that may be expected. Default: 0
 	ClearAtLeast Tokens `json:"clear_at_least,omitempty"`
 
 	// What a token of a prompt costs. Default: 0.1 from the cache, 1.25 to it
 	CachePrices *CachePrices `json:"cache_prices,omitempty"`
+
+	// By how much "auto" may raise the bill of a conversation that ends right after
+	// results were masked, as a share of it. Default: 0.05
+	MaxLoss *float64 `json:"max_loss,omitempty"`
+
+	// How long the provider caches a prompt after its last use. A request that comes
+	// later finds nothing there, and "auto" masks at no cost. Requests that ask for an
+	// hour have an hour. Default: 5m
+	CacheTTL caddy.Duration `json:"cache_ttl,omitempty"`
 
 	// Results of fewer characters are never masked. Default: 0
 	MinMaskChars int `json:"min_mask_chars,omitempty"`
@@ -188,6 +198,7 @@ func (h *Handler) compile() error {
 		ClearAtLeast:    int(h.ClearAtLeast),
 		ReadPrice:       h.CachePrices.Read,
 		WritePrice:      h.CachePrices.Write,
+		MaxLoss:         *h.MaxLoss,
 	}
 	template, err := chat.ParseTemplate(h.PlaceholderTemplate)
 	if err != nil {
@@ -222,6 +233,12 @@ func (h *Handler) setDefaults() {
 	if h.CachePrices.Write == 0 {
 		h.CachePrices.Write = chat.DefaultWritePrice
 	}
+	if h.MaxLoss == nil {
+		h.MaxLoss = new(chat.DefaultMaxLoss)
+	}
+	if h.CacheTTL == 0 {
+		h.CacheTTL = caddy.Duration(bill.TTL)
+	}
 	if h.BufferLimit == 0 {
 		h.BufferLimit = 32 << 20
 	}
@@ -240,6 +257,10 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("step_turns: %d is negative", h.StepTurns)
 	case h.MinMaskChars < 0:
 		return fmt.Errorf("min_mask_chars: %d is negative", h.MinMaskChars)
+	case !(*h.MaxLoss >= 0 && *h.MaxLoss <= 1):
+		return fmt.Errorf("max_loss: %g is not a share from 0 to 1", *h.MaxLoss)
+	case h.CacheTTL < 0:
+		return fmt.Errorf("cache_ttl: %s is negative", time.Duration(h.CacheTTL))
 	case h.BufferLimit < 0:
 		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
 	case h.BufferLimit > chat.MaxBody:

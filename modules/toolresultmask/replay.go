@@ -124,9 +124,14 @@ func (r *replay) send(name string, conversation *transcript.Conversation) (bille
 	billed := billedTranscript{Name: name}
 	r.unmasked.Reset()
 	r.masked.Reset()
+	var progress chat.Progress
 	for request := range conversation.Requests() {
-		plan, err := r.handler.plan(&r.conversation, request.Body)
-		if err != nil && !errors.Is(err, errNotMasked) {
+		var plan chat.Plan
+		err := r.handler.parse(&r.conversation, request.Body)
+		switch {
+		case err == nil:
+			plan, progress = r.conversation.MaskAfter(&r.handler.policy, &progress, r.masked.Expired(request.At))
+		case !errors.Is(err, errNotMasked):
 			return billed, err
 		}
 		unmasked, _ := r.unmasked.Send(request.Body, nil, request.At)
