@@ -264,7 +264,7 @@ func FuzzCaddyfileObservationMask(f *testing.F) {
 
 func FuzzCaddyfileToolResultMask(f *testing.F) {
 	fuzzHandler(f, "tool_result_mask",
-		"enabled on\nwindow_turns 8\nkeep_errors off\nkeep_last_k_per_tool 2\nplaceholder_template \"[gone: {tool_call_id}]\"\nstep_turns 16\nclear_at_least auto\ncache_prices 0.1 1.25\nmin_mask_chars 800\nexclude_tools todo memory_*\nbuffer_limit 32MiB\nmax_buffered 512MiB\nbody_timeout 30s\nroute kimi",
+		"enabled on\nwindow_turns 8\nkeep_errors precise\nkeep_last_k_per_tool 2\nplaceholder_template \"[gone: {tool_call_id}]\"\nstep_turns 16\nclear_at_least auto\ncache_prices 0.1 1.25\nmin_mask_chars 800\nexclude_tools todo memory_*\nbuffer_limit 32MiB\nmax_buffered 512MiB\nbody_timeout 30s\nroute kimi",
 		"clear_at_least 20000", "cache_prices NaN Inf", "cache_prices 1e-300 0x1p-2", "step_turns 0", "placeholder_template <<END\n\tx\n\tEND", "window_turns -1", "enabled maybe", "cache_prices", "placeholder_template a b", "unknown",
 	)
 }

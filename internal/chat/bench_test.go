@@ -36,7 +36,7 @@ func BenchmarkMask(b *testing.B) {
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				var c Conversation
-				p := Policy{WindowTurns: DefaultWindowTurns, KeepErrors: true}
+				p := Policy{WindowTurns: DefaultWindowTurns, KeepErrors: ErrorsOn}
 				for b.Loop() {
 					if err := c.Parse(body); err != nil {
 						b.Fatal(err)

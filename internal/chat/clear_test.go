@@ -58,7 +58,7 @@ func TestBoundary(t *testing.T) {
 		{"when it pays exactly", of(7, read), Policy{WindowTurns: 2, ClearAtLeast: 200}, []int{0, 0, 0, 2, 2, 4, 4}},
 		{"by steps that pay", of(9, read), Policy{WindowTurns: 2, StepTurns: 2, ClearAtLeast: 250}, []int{0, 0, 0, 0, 0, 4, 4, 4, 4}},
 		{"short results pay nothing", append(of(3, tiny), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, MinChars: 100}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
-		{"errors that are kept pay nothing", append(of(3, failed), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepErrors: true}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
+		{"errors that are kept pay nothing", append(of(3, failed), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepErrors: ErrorsOn}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
 		{"errors that are not kept pay", of(5, failed), Policy{WindowTurns: 1, ClearAtLeast: 200}, []int{0, 0, 2, 2, 4}},
 		{"excluded tools pay nothing", list(todo, todo, todo, read, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200, ExcludeTools: []string{"to*"}}, []int{0, 0, 0, 0, 0, 5}},
 		{"the last of a tool pay nothing until they are", list(todo, read, read, read, read, todo, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepLastPerTool: 1},
@@ -204,7 +204,7 @@ func TestAllocations(t *testing.T) {
 	for _, size := range []int{300_000, 3_000_000} {
 		body := longConversation(size, "some line of a log\\n")
 		var c Conversation
-		p := Policy{WindowTurns: 8, KeepErrors: true}
+		p := Policy{WindowTurns: 8, KeepErrors: ErrorsOn}
 		if n := testing.AllocsPerRun(5, func() {
 			if c.Parse(body) != nil || c.Mask(&p).Results != 992 {
 				t.Fatal("not masked")

@@ -73,7 +73,7 @@ type result struct {
 	shift   int32 // by how much the body before it was longer, before it was masked
 	chars   int   // of all its texts
 	failed  bool  // it says itself that it is an error
-	verdict verdict
+	verdict [ErrorsPrecise + 1]verdict
 	loose   bool  // it is none of the last of its tool any more
 	shown   shown // what is sent of it
 	before  shown // what was sent of it before the boundary moved

@@ -5,13 +5,28 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/bits"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A verdict is whether a result looks like an error, once somebody has asked.
+// Errors says which old results are kept because they are errors.
+type Errors uint8
+
+const (
+	// ErrorsOff keeps none.
+	ErrorsOff Errors = iota
+	// ErrorsOn keeps results that mention an error anywhere, by the rules of T18
+	// and T19, even where that is a line of a source.
+	ErrorsOn
+	// ErrorsPrecise keeps results of calls that failed, as far as their first and
+	// last lines show.
+	ErrorsPrecise
+)
+
+// A verdict is whether a result is an error, once it has been judged.
 type verdict uint8
 
 const (
@@ -20,20 +35,24 @@ const (
 	failure
 )
 
-// looksLikeError reports whether a result is an error as far as one can see.
-func (c *Conversation) looksLikeError(r *result) bool {
-	if r.verdict == unheard {
-		r.verdict = fine
-		if r.failed {
-			r.verdict = failure
-		}
-		for _, t := range c.texts[r.texts : r.texts+r.n] {
-			if r.verdict == fine && c.textLooksLikeError(t) {
-				r.verdict = failure
-			}
+// keepsError reports whether a result is an error that is kept.
+func (c *Conversation) keepsError(r *result, kept Errors) bool {
+	if kept == ErrorsOff {
+		return false
+	}
+	v := &r.verdict[kept]
+	if *v == unheard {
+		*v = fine
+		if r.failed || kept == ErrorsPrecise && c.reportsFailure(r) || kept == ErrorsOn && c.mentionsError(r) {
+			*v = failure
 		}
 	}
-	return r.verdict == failure
+	return *v == failure
+}
+
+// mentionsError reports whether one of the texts of a result looks like an error.
+func (c *Conversation) mentionsError(r *result) bool {
+	return slices.ContainsFunc(c.texts[r.texts:r.texts+r.n], c.textLooksLikeError)
 }
 
 // textLooksLikeError applies the rules of T18 and T19 to what stands between the

@@ -60,12 +60,18 @@ func TestErrorsThatAreOddlySpelled(t *testing.T) {
 // judgedError is what this package says of a string, spelled as JSON.
 func judgedError(t *testing.T, spelled string) bool {
 	t.Helper()
+	return judged(t, ErrorsOn, spelled)
+}
+
+// judged is what this package says of a string by a rule.
+func judged(t *testing.T, rule Errors, spelled string) bool {
+	t.Helper()
 	var c Conversation
 	body := `{"messages":[{"role":"tool","tool_call_id":"a","content":` + spelled + `}]}`
 	if err := c.Parse([]byte(body)); err != nil || len(c.results) != 1 {
 		t.Fatalf("%s: %v", body, err)
 	}
-	return c.looksLikeError(&c.results[0])
+	return c.keepsError(&c.results[0], rule)
 }
 
 func plainly(text string) string {
@@ -86,6 +92,6 @@ func byNumber(text string) string {
 
 // blanksByNumber spells only what stands between words by number.
 func blanksByNumber(text string) string {
-	blanks := strings.NewReplacer("\n", `\u000a`, "\r", `\u000D`, "\t", `\u0009`, " ", `\u0020`, `"`, `\u0022`, `\`, `\\`, "\x00", `\u0000`, "\v", `\u000b`, "\f", `\f`, "\b", `\b`)
+	blanks := strings.NewReplacer("\n", `\u000a`, "\r", `\u000D`, "\t", `\u0009`, " ", `\u0020`, `"`, `\u0022`, `\`, `\\`, "\x00", `\u0000`, "\v", `\u000b`, "\f", `\f`, "\b", `\b`, "\x1b", `\u001b`)
 	return `"` + blanks.Replace(text) + `"`
 }

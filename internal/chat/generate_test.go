@@ -31,7 +31,7 @@ func conversation(r *rand.Rand, format string) []byte {
 func policy(r *rand.Rand) Policy {
 	p := Policy{
 		WindowTurns:     r.IntN(7),
-		KeepErrors:      r.IntN(3) > 0,
+		KeepErrors:      Errors(min(r.IntN(3), 1)),
 		KeepLastPerTool: max(0, r.IntN(6)-2),
 		MinChars:        []int{0, 0, 20, 200}[r.IntN(4)],
 		StepTurns:       1 + r.IntN(5),

@@ -390,7 +390,7 @@ func (c *Conversation) judge(r *result, id *known, p *Policy) judgment {
 	if _, already := c.original(r, id, p); already {
 		return masked
 	}
-	if r.chars < p.MinChars || p.KeepErrors && c.looksLikeError(r) {
+	if r.chars < p.MinChars || c.keepsError(r, p.KeepErrors) {
 		return keep
 	}
 	return mask

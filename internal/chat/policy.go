@@ -19,8 +19,8 @@ type Policy struct {
 	// less nothing is masked at all.
 	WindowTurns int
 
-	// KeepErrors leaves results alone that look like errors.
-	KeepErrors bool
+	// KeepErrors says which results are left alone because they are errors.
+	KeepErrors Errors
 
 	// KeepLastPerTool is how many results of each tool, counted from the end, are
 	// kept beside those of the window. 0 or less: none.

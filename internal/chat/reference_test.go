@@ -279,7 +279,7 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 		if referenceRendered(referenceTemplate, texts[0], r.id, tool) || referenceRendered(template, texts[0], r.id, tool) {
 			continue
 		}
-		if p.KeepErrors && (r.isError || slices.ContainsFunc(texts, referenceError)) {
+		if p.KeepErrors == ErrorsOn && (r.isError || slices.ContainsFunc(texts, referenceError)) {
 			continue
 		}
 		chars := 0
@@ -405,13 +405,13 @@ func TestReferenceExample(t *testing.T) {
 		want   string
 		broken bool
 	}{
-		{"masked", long, Policy{WindowTurns: 1, KeepErrors: true}, placeholder, true},
+		{"masked", long, Policy{WindowTurns: 1, KeepErrors: ErrorsOn}, placeholder, true},
 		{"wide window", long, Policy{WindowTurns: 2}, long, false},
 		{"no window", long, Policy{WindowTurns: 0}, long, false},
 		{"last two of the tool", long, Policy{WindowTurns: 1, KeepLastPerTool: 2}, long, false},
 		{"last of the tool", long, Policy{WindowTurns: 1, KeepLastPerTool: 1}, placeholder, true},
-		{"traceback", "Traceback (most recent call last):", Policy{WindowTurns: 1, KeepErrors: true}, "Traceback (most recent call last):", false},
-		{"error in JSON", `{"error": null}`, Policy{WindowTurns: 1, KeepErrors: true}, `{"error": null}`, false},
+		{"traceback", "Traceback (most recent call last):", Policy{WindowTurns: 1, KeepErrors: ErrorsOn}, "Traceback (most recent call last):", false},
+		{"error in JSON", `{"error": null}`, Policy{WindowTurns: 1, KeepErrors: ErrorsOn}, `{"error": null}`, false},
 		{"short", long, Policy{WindowTurns: 1, MinChars: 1001}, long, false},
 		{"long enough", long, Policy{WindowTurns: 1, MinChars: 1000}, placeholder, true},
 		{"excluded", long, Policy{WindowTurns: 1, ExcludeTools: []string{"x", "fast_*"}}, long, false},
@@ -497,7 +497,7 @@ func TestReferenceFormats(t *testing.T) {
 		},
 	} {
 		template := must(ParseTemplate("{tool_call_id}/{tool_name}/{original_chars}"))
-		out, masked, broken, ok := reference([]byte(test.body), Policy{WindowTurns: 1, KeepErrors: true, Template: template})
+		out, masked, broken, ok := reference([]byte(test.body), Policy{WindowTurns: 1, KeepErrors: ErrorsOn, Template: template})
 		if !ok || masked != 2 || !broken {
 			t.Errorf("%s: masked %d, broken %v, ok %v", test.name, masked, broken, ok)
 		}

@@ -29,7 +29,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //	tool_result_mask [<matcher>] {
 //		enabled              [on|off]
 //		window_turns         <turns>
-//		keep_errors          [on|off]
+//		keep_errors          [on|off|precise]
 //		keep_last_k_per_tool <results>
 //		placeholder_template <text>
 //		step_turns           <turns>
@@ -52,7 +52,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return setting.Block(d, setting.Lines{
 		"enabled":              setting.Optional(&h.Enabled, setting.Switch),
 		"window_turns":         setting.Optional(&h.WindowTurns, setting.Number),
-		"keep_errors":          setting.Optional(&h.KeepErrors, setting.Switch),
+		"keep_errors":          setting.Optional(&h.KeepErrors, errorsLine),
 		"keep_last_k_per_tool": setting.Number(&h.KeepLastKPerTool),
 		"placeholder_template": setting.Text(&h.PlaceholderTemplate),
 		"step_turns":           setting.NotZero(&h.StepTurns, setting.Number, "step_turns: 0 would never move; 1 moves with every turn"),
@@ -78,6 +78,31 @@ func share(field *float64) setting.Line {
 		}
 		return percent / 100, nil
 	})
+}
+
+// errorsLine reads on, off or precise. Without an argument it is on.
+func errorsLine(field *Errors) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		name := d.Val()
+		args := d.RemainingArgs()
+		if len(args) == 0 {
+			args = []string{"on"}
+		}
+		switch args[0] {
+		case "on", "true":
+			*field = Errors(chat.ErrorsOn)
+		case "off", "false":
+			*field = Errors(chat.ErrorsOff)
+		case precise:
+			*field = Errors(chat.ErrorsPrecise)
+		default:
+			return d.Errf("%s is on, off or precise, not %q", name, args[0])
+		}
+		if len(args) > 1 {
+			return d.ArgErr()
+		}
+		return nil
+	}
 }
 
 func parseTokens(arg string) (Tokens, error) {

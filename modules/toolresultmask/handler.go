@@ -54,11 +54,14 @@ type Handler struct {
 	// Default: 8
 	WindowTurns *int `json:"window_turns,omitempty"`
 
-	// Leave old results alone that look like errors: they mention a traceback, an
-	// exception, a timeout, connect_error or a refused connection, have a line
-	// that begins with "error", are JSON with a key "error" or the status "error",
-	// or say is_error. Default: true
-	KeepErrors *bool `json:"keep_errors,omitempty"`
+	// Leave old results alone that look like errors. true: they mention a
+	// traceback, an exception, a timeout, connect_error or a refused connection,
+	// have a line that begins with "error", are JSON with a key "error" or the
+	// status "error", or say is_error. Sources and logs that mention these stay,
+	// too. "precise": their first and last lines report a failure, such as an exit
+	// code, a stack trace or failed tests, or they are JSON that does, or they say
+	// is_error. Default: true
+	KeepErrors *Errors `json:"keep_errors,omitempty"`
 
 	// How many of the last results of each tool are kept, however old. 0 or less:
 	// none. Default: 0
@@ -118,6 +121,9 @@ type Handler struct {
 	logger *zap.Logger
 }
 
+// Errors is which results are kept as errors: true, false or "precise".
+type Errors chat.Errors
+
 // Tokens is a number of tokens, or "auto".
 type Tokens int
 
@@ -130,7 +136,33 @@ type CachePrices struct {
 	Write float64 `json:"write,omitempty"`
 }
 
-const auto = "auto"
+const (
+	auto    = "auto"
+	precise = "precise"
+)
+
+// MarshalJSON writes true, false or "precise".
+func (e Errors) MarshalJSON() ([]byte, error) {
+	if chat.Errors(e) == chat.ErrorsPrecise {
+		return json.Marshal(precise)
+	}
+	return json.Marshal(chat.Errors(e) == chat.ErrorsOn)
+}
+
+// UnmarshalJSON reads true, false or "precise".
+func (e *Errors) UnmarshalJSON(data []byte) error {
+	switch string(data) {
+	case "true":
+		*e = Errors(chat.ErrorsOn)
+	case "false":
+		*e = Errors(chat.ErrorsOff)
+	case `"` + precise + `"`:
+		*e = Errors(chat.ErrorsPrecise)
+	default:
+		return fmt.Errorf("keep_errors: %s is neither true nor false nor %q", data, precise)
+	}
+	return nil
+}
 
 // MarshalJSON writes a number or "auto".
 func (t Tokens) MarshalJSON() ([]byte, error) {
@@ -190,7 +222,7 @@ func (h *Handler) compile() error {
 	h.setDefaults()
 	h.policy = chat.Policy{
 		WindowTurns:     *h.WindowTurns,
-		KeepErrors:      *h.KeepErrors,
+		KeepErrors:      chat.Errors(*h.KeepErrors),
 		KeepLastPerTool: h.KeepLastKPerTool,
 		MinChars:        h.MinMaskChars,
 		ExcludeTools:    h.ExcludeTools,
@@ -216,7 +248,7 @@ func (h *Handler) setDefaults() {
 		h.WindowTurns = new(chat.DefaultWindowTurns)
 	}
 	if h.KeepErrors == nil {
-		h.KeepErrors = new(true)
+		h.KeepErrors = new(Errors(chat.ErrorsOn))
 	}
 	if h.PlaceholderTemplate == "" {
 		h.PlaceholderTemplate = chat.DefaultTemplate.String()

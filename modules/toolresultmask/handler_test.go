@@ -373,6 +373,15 @@ func TestAnswerThatIsABomb(t *testing.T) {
 	}
 }
 
+func TestKeepErrorsAsJSON(t *testing.T) {
+	for _, text := range []string{`{"keep_errors":true}`, `{"keep_errors":false}`, `{"keep_errors":"precise"}`} {
+		h := provision(t, text)
+		if out, err := json.Marshal(Handler{KeepErrors: h.KeepErrors}); string(out) != text || err != nil {
+			t.Errorf("%s became %s, %v", text, out, err)
+		}
+	}
+}
+
 func TestClearAtLeastAsJSON(t *testing.T) {
 	for _, text := range []string{`{"clear_at_least":"auto"}`, `{"clear_at_least":2000}`, `{}`} {
 		h := provision(t, text)

@@ -96,7 +96,7 @@ func conversationMasker() contestant {
 		c   chat.Conversation
 		out bytes.Buffer
 	)
-	policy := chat.Policy{WindowTurns: chat.DefaultWindowTurns, KeepErrors: true}
+	policy := chat.Policy{WindowTurns: chat.DefaultWindowTurns, KeepErrors: chat.ErrorsOn}
 	return func(body []byte) ([]byte, error) {
 		if err := c.Parse(body); err != nil {
 			return nil, err

@@ -165,6 +165,7 @@ func TestConversation(t *testing.T) {
 		return same(name, lines, aged(read, answersWith("call_1", content)))
 	}
 	keepNoErrors := []string{"window_turns 1", "keep_errors false"}
+	precisely := []string{"window_turns 1", "keep_errors precise"}
 	keepLast := func(k string) []string { return []string{"window_turns 1", "keep_last_k_per_tool " + k} }
 	template := func(text string) []string { return []string{"window_turns 1", "placeholder_template " + text} }
 	odd := " {\n\t\"messages\" : [ " + strings.TrimPrefix(strings.TrimSuffix(b2Sent, "]}"), `{"model":"m","messages":[`) + " ] ,\r\n \"model\":\"m\" }\n"
@@ -239,6 +240,11 @@ func TestConversation(t *testing.T) {
 		old("T17 an error with keep_errors false", keepNoErrors, `"Traceback (most recent call last): x"`, 36),
 		old("T17 an error with keep_errors off", []string{"window_turns 1", "keep_errors off"}, `"Traceback (most recent call last): x"`, 36),
 		old("T17 JSON that says error with keep_errors false", keepNoErrors, `"{\"error\":1}"`, 11),
+		kept("T17 a failure with keep_errors precise", precisely, `"Traceback (most recent call last):\n  File \"a\", line 1\nValueError: x"`),
+		kept("T17 an exit code with keep_errors precise", precisely, `"`+long+`\nexit code: 2"`),
+		kept("T17 JSON that says error with keep_errors precise", precisely, `"{\"error\":1}"`),
+		old("T17 JSON without an error with keep_errors precise", precisely, `"{\"error\":null}"`, 14),
+		old("T17 a mention with keep_errors precise", precisely, `"def f():\n    raise Exception(1)\n\nf()"`, 37),
 		kept("T18 traceback", nil, `"… a TRACEBACK …"`),
 		kept("T18 exception", nil, `"java.lang.RuntimeException"`),
 		kept("T18 timeout", nil, `"Timeout!"`),

@@ -97,7 +97,7 @@ func TestPolicyThatMasksNothingCostsTheSame(t *testing.T) {
 	r := newRun(1, 0, 30)
 	none := billOf(t, r, chat.Policy{}, 1024)
 	for name, policy := range map[string]chat.Policy{
-		"a window as long as the run": {WindowTurns: 30, KeepErrors: true},
+		"a window as long as the run": {WindowTurns: 30, KeepErrors: chat.ErrorsOn},
 		"no result is long enough":    {WindowTurns: 8, MinChars: maxResult + 100},
 		"no step pays":                {WindowTurns: 8, ClearAtLeast: 1_000_000},
 	} {
@@ -113,7 +113,7 @@ func TestSteppedBreaksAtStepsOnly(t *testing.T) {
 		c      chat.Conversation
 		breaks []int
 	)
-	s := session{policy: &chat.Policy{WindowTurns: 8, StepTurns: 16, KeepErrors: true}}
+	s := session{policy: &chat.Policy{WindowTurns: 8, StepTurns: 16, KeepErrors: chat.ErrorsOn}}
 	turns := 0
 	for body := range newRun(1, 0, 80).requests() {
 		if err := c.Parse(body); err != nil {
@@ -196,7 +196,7 @@ func TestErrorsAreKept(t *testing.T) {
 		}
 		all := c.Mask(&chat.Policy{WindowTurns: 1}).Results
 		results += all
-		masked += c.Mask(&chat.Policy{WindowTurns: 1, KeepErrors: true}).Results
+		masked += c.Mask(&chat.Policy{WindowTurns: 1, KeepErrors: chat.ErrorsOn}).Results
 	}
 	between(t, "errors in ten thousand results", 10_000*(results-masked)/results, 450, 550)
 }

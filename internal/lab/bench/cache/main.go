@@ -122,7 +122,7 @@ type row struct {
 
 // rows returns the policies to compare. The first is what they are compared with.
 func (s *settings) rows() []row {
-	sliding := chat.Policy{WindowTurns: s.window, KeepErrors: true}
+	sliding := chat.Policy{WindowTurns: s.window, KeepErrors: chat.ErrorsOn}
 	stepped := sliding
 	stepped.StepTurns = 16
 	auto := sliding
@@ -131,7 +131,7 @@ func (s *settings) rows() []row {
 	lastTwo := auto
 	lastTwo.KeepLastPerTool = 2
 	return []row{
-		{"none", chat.Policy{KeepErrors: true}},
+		{"none", chat.Policy{KeepErrors: chat.ErrorsOn}},
 		{"sliding", sliding},
 		{"stepped: step_turns 16", stepped},
 		{"auto: clear_at_least auto, min_mask_chars 800", auto},

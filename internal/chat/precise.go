@@ -1,0 +1,484 @@
+package chat
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// reach is how many characters of the beginning of a result, and how many bytes of
+// its end, show whether it failed. What lies between is never read.
+const reach = 4 << 10
+
+// short is how many bytes a result has at most that may be nothing but an error.
+const short = 800
+
+// reportsFailure reports whether a result is that of a call that failed, as a reader
+// who looks at its first and last lines sees it. Unlike mentionsError it takes no
+// word in the middle of a text for an error: sources and logs have these.
+func (c *Conversation) reportsFailure(r *result) bool {
+	texts := c.texts[r.texts : r.texts+r.n]
+	if len(texts) == 0 {
+		return false
+	}
+	room := slices.Grow(c.scratch[:0], 4*reach)
+	head, whole := beginning(room, c.text(texts[0]))
+	for len(texts) > 1 && isBlank(head) {
+		texts = texts[1:]
+		head, whole = beginning(room, c.text(texts[0]))
+	}
+	c.scratch = head[:0]
+	room = head[len(head):]
+	tail := ending(room, c.text(texts[len(texts)-1]))
+	for len(texts) > 1 && isBlank(tail) {
+		texts = texts[:len(texts)-1]
+		tail = ending(room, c.text(texts[len(texts)-1]))
+	}
+	return failed(head, tail, whole && len(texts) == 1)
+}
+
+func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
+
+// beginning appends the beginning of the text that body stands for, and reports
+// whether that is all of it.
+func beginning(dst, body []byte) (text []byte, whole bool) {
+	n := jsonspan.Advance(body, reach)
+	return jsonspan.AppendText(dst, body[:n]), n == len(body)
+}
+
+// ending appends to dst, which is empty, the last lines of the text that body stands for.
+func ending(dst, body []byte) []byte {
+	for size := reach + reach/4; ; size *= 2 {
+		start := max(len(body)-size, 0)
+		if escaped(body, start) {
+			start++
+		}
+		text := jsonspan.AppendText(dst, body[start:])
+		if start == 0 && len(text) <= reach {
+			return text
+		}
+		// The first character may be the rest of one.
+		if start > 0 && len(text) < reach+maxEscape {
+			continue
+		}
+		text = text[len(text)-reach:]
+		if end := bytes.IndexByte(text, '\n'); end >= 0 {
+			text = text[end+1:]
+		}
+		return text
+	}
+}
+
+// failed judges by the beginning and the end of a text, which it spoils. A text that
+// is whole has nothing between.
+func failed(head, tail []byte, whole bool) bool {
+	fails, object := objectFails(head)
+	if fails || object && whole {
+		return fails
+	}
+	short := whole && len(head) <= short
+	var lines [firstSeen + lastSeen][]byte
+	first := firstLines(lines[:0:firstSeen], head)
+	last := lastLines(lines[firstSeen:firstSeen], tail)
+	if len(first) == 0 || len(last) == 0 {
+		return false
+	}
+	code := unstated
+	for _, line := range first {
+		code = max(code, statedCode(line))
+	}
+	for _, line := range last[:min(len(last), codeSeen)] {
+		code = max(code, statedCode(line))
+	}
+	if object { // one that goes on, perhaps in the same line
+		end := last[0]
+		return max(code, statedCode(end[max(len(end)-maxStatement, 0):])) == nonzero
+	}
+	last = withoutTrailer(last)
+	listing := len(last) == 0 || numbered(last[0])
+	switch {
+	case code == nonzero:
+		return true
+	case !listing && (endsInTrace(last) || slices.ContainsFunc(last, isFailedSummary)):
+		return true
+	case code == zero:
+		return false
+	case !listing && isError(lastStatement(last)), slices.ContainsFunc(first, isHeading):
+		return true
+	}
+	return whole && (isTrace(first[0]) || hasAnyPrefix(first[0], "error: ")) || short && !numbered(first[0]) && beginsAsError(first[0])
+}
+
+// How many lines are looked at: first ones, last ones, and last ones that may tell an
+// exit code.
+const (
+	firstSeen = 4
+	lastSeen  = 16
+	codeSeen  = 6
+)
+
+// Members of an object that say how a call went.
+var outcomeMembers = jsonspan.CompilePaths(
+	"error", "errors", "isError", "is_error",
+	"ok", "success",
+	"status",
+	"exit_code", "exitCode", "returncode", "return_code", "metadata.exit_code",
+)
+
+const ( // the first of the paths
+	ofSuccess = 4
+	ofStatus  = 6
+	ofCode    = 7
+)
+
+// objectFails reports whether text is the beginning of a JSON object, and whether
+// that says that something failed.
+func objectFails(text []byte) (fails, is bool) {
+	text = bytes.TrimLeft(text, " \t\r\n")
+	if len(text) == 0 || text[0] != '{' {
+		return false, false
+	}
+	err := outcomeMembers.Find(text, func(path int, v jsonspan.Value) {
+		literal := text[v.Start:v.End]
+		switch {
+		case path < ofSuccess:
+			fails = fails || !empty(literal)
+		case path < ofStatus:
+			fails = fails || v.Kind == jsonspan.False
+		case path < ofCode:
+			fails = fails || failedStatus(string(bytes.ToLower(bytes.Trim(literal, `"`))))
+		default:
+			fails = fails || v.Kind == jsonspan.Number && string(literal) != "0"
+		}
+	})
+	return fails, err == nil || errors.Is(err, jsonspan.ErrDuplicate) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// empty reports whether a JSON value means nothing.
+func empty(literal []byte) bool {
+	switch string(literal) {
+	case "null", "false", "0", `""`:
+		return true
+	}
+	inner := bytes.TrimSpace(literal[1:max(len(literal)-1, 1)])
+	return len(inner) == 0 && (literal[0] == '{' || literal[0] == '[')
+}
+
+func failedStatus(status string) bool {
+	switch status {
+	case "error", "failed", "failure", "fail":
+		return true
+	}
+	return len(status) == 3 && (status[0] == '4' || status[0] == '5') && digits(status) == 3 // of HTTP
+}
+
+// simplify returns a line as a terminal shows it, without colors, in lower case and
+// without blanks around it. It is in the same place.
+func simplify(line []byte) []byte {
+	line = bytes.TrimSpace(line)
+	line = line[bytes.LastIndexByte(line, '\r')+1:]
+	out := line[:0]
+	for i := 0; i < len(line); i++ {
+		b := line[i]
+		if 'A' <= b && b <= 'Z' {
+			b |= 0x20
+		} else if b == 0x1b && i+1 < len(line) && line[i+1] == '[' {
+			for i += 2; i < len(line) && (line[i] < '@' || line[i] > '~'); i++ {
+			}
+			continue
+		}
+		out = append(out, b)
+	}
+	return bytes.TrimSpace(out)
+}
+
+// firstLines appends the first lines that are not blank, as many as there is room for.
+func firstLines(dst [][]byte, text []byte) [][]byte {
+	for len(text) > 0 && len(dst) < cap(dst) {
+		var line []byte
+		line, text, _ = bytes.Cut(text, []byte("\n"))
+		if line = simplify(line); len(line) > 0 {
+			dst = append(dst, line)
+		}
+	}
+	return dst
+}
+
+// lastLines appends the last lines that are not blank, the very last one first, as
+// many as there is room for.
+func lastLines(dst [][]byte, text []byte) [][]byte {
+	for len(text) > 0 && len(dst) < cap(dst) {
+		i := bytes.LastIndexByte(text, '\n')
+		line := simplify(text[i+1:])
+		text = text[:max(i, 0)]
+		if string(line) == "</system-reminder>" { // what an agent adds for itself
+			text = text[:max(bytes.LastIndex(text, []byte("<system-reminder>")), 0)]
+		} else if len(line) > 0 {
+			dst = append(dst, line)
+		}
+	}
+	return dst
+}
+
+// withoutTrailer drops the lines that agents add to the output of a command.
+func withoutTrailer(last [][]byte) [][]byte {
+	for len(last) > 0 && isTrailer(last[0]) {
+		last = last[1:]
+	}
+	return last
+}
+
+func isTrailer(line []byte) bool {
+	switch end := line[len(line)-1]; line[0] {
+	case '(':
+		return end == ')'
+	case '[':
+		return end == ']' && !hasAnyPrefix(line, "[error")
+	case '<':
+		return hasAnyPrefix(line, "</") && end == '>'
+	}
+	return string(line) == "bash-$" || string(line) == "```" || statedCode(line) != unstated ||
+		hasAnyPrefix(line, "shell cwd was reset", "error: (none)", "signal: ", "background pids: ", "process group pgid: ")
+}
+
+// lastStatement returns the last line that says something itself: not the source that
+// a compiler quotes below an error, nor a hint.
+func lastStatement(last [][]byte) []byte {
+	for _, line := range last {
+		quoted := bytes.TrimLeft(line, "0123456789 ")
+		if quoted = bytes.TrimLeft(quoted, "^~|"); len(quoted) > 0 && len(quoted) == len(line) && !hasAnyPrefix(line, "hint: ", "note: ", "= ", "[notice] ", "╰") {
+			return line
+		}
+	}
+	return last[0]
+}
+
+// A code is what a text says of the exit code of a command.
+type code uint8
+
+const (
+	unstated code = iota
+	zero
+	nonzero
+)
+
+// maxStatement is how long a line is at most that tells an exit code.
+const maxStatement = 120
+
+var codeWords = [][]byte{
+	[]byte("exit code"), []byte("exit_code"), []byte("exitcode"), []byte("exit status"), []byte("exit value"),
+	[]byte("exited with"), []byte("exit: "), []byte("returncode"), []byte("return code"),
+}
+
+// statedCode returns which exit code a line tells, if that is all it tells.
+func statedCode(line []byte) code {
+	if len(line) > maxStatement || numbered(line) {
+		return unstated
+	}
+	for _, word := range codeWords {
+		i := bytes.Index(line, word)
+		if i < 0 {
+			continue
+		}
+		rest := line[i+len(word):]
+		for _, filler := range [...]string{" code", " status", " was", " of", " is"} {
+			rest = bytes.TrimPrefix(rest, []byte(filler))
+		}
+		rest = bytes.TrimLeft(rest, ` :="'>-`)
+		n := digits(string(rest[:min(len(rest), 12)]))
+		switch {
+		case n == 0, len(rest)-n > 40:
+		case len(bytes.Trim(rest[:n], "0")) == 0:
+			return zero
+		default:
+			return nonzero
+		}
+	}
+	return unstated
+}
+
+// digits returns with how many digits text begins.
+func digits(text string) int {
+	n := 0
+	for n < len(text) && '0' <= text[n] && text[n] <= '9' {
+		n++
+	}
+	return n
+}
+
+// numbered reports whether a line is one of a listing: a number comes first, as of
+// cat -n, grep -n, or the views of files that agents have.
+func numbered(line []byte) bool {
+	n := digits(string(line[:min(len(line), 8)]))
+	if n == 0 || n == len(line) {
+		return n > 0
+	}
+	switch rest := line[n:]; rest[0] {
+	case '\t', '|':
+		return true
+	case ':':
+		return digits(string(rest[1:min(len(rest), 3)])) < 2 // it is not a time
+	default:
+		return hasAnyPrefix(rest, "  ", "→")
+	}
+}
+
+// endsInTrace reports whether the last lines are those of a stack trace.
+func endsInTrace(last [][]byte) bool {
+	for i, line := range last {
+		if numbered(line) {
+			return false
+		}
+		if i < 3 && isFrame(line) || i < 8 && isTrace(line) {
+			return true
+		}
+	}
+	return false
+}
+
+// isTrace reports whether a line is one of a trace of Python, Go or Rust, which other
+// lines may follow.
+func isTrace(line []byte) bool {
+	return hasAnyPrefix(line, "traceback (most recent call last)", "panic: ") ||
+		hasAnyPrefix(line, "file \"") && bytes.Contains(line, []byte(", line ")) ||
+		hasAnyPrefix(line, "goroutine ") && hasAnySuffix(line, "]:") ||
+		hasAnyPrefix(line, "thread '") && bytes.Contains(line, []byte(" panicked at "))
+}
+
+// isFrame reports whether a line is a frame of Java, JavaScript, C# or Ruby.
+func isFrame(line []byte) bool {
+	switch end := line[len(line)-1]; {
+	case hasAnyPrefix(line, "at "):
+		return end == ')' || '0' <= end && end <= '9' && bytes.IndexByte(line, ':') > 0
+	case hasAnyPrefix(line, "... "):
+		return hasAnySuffix(line, " more")
+	case hasAnyPrefix(line, "from "):
+		return bytes.Contains(line, []byte(":in "))
+	}
+	return hasAnyPrefix(line, "caused by: ")
+}
+
+// isFailedSummary reports whether a line sums up that tests or a build failed.
+func isFailedSummary(line []byte) bool {
+	if len(line) > maxSummary || numbered(line) {
+		return false
+	}
+	return string(line) == "fail" || hasAnyPrefix(line, "fail\t", "--- fail: ", "failed (", "test result: failed", "make: ***",
+		"ninja: build stopped", "npm err!", "npm error", "error: could not compile", "error: aborting due to",
+		"collect2: error", "compilation terminated") ||
+		bytes.Contains(line, []byte("build failure")) || bytes.Contains(line, []byte("build failed")) ||
+		countsFailures(line)
+}
+
+// maxSummary is how long a line is at most that sums up.
+const maxSummary = 200
+
+// countsFailures reports whether a line has a number of failures or errors that is
+// not 0, such as "1 failed, 2 passed", "errors: 3" or "failures=1".
+func countsFailures(line []byte) bool {
+	for i := range line {
+		if line[i] != 'f' && line[i] != 'e' || i > 0 && 'a' <= line[i-1] && line[i-1] <= 'z' {
+			continue
+		}
+		for _, word := range [...]string{"failed", "failing", "failures", "failure", "errors", "error"} {
+			after, is := bytes.CutPrefix(line[i:], []byte(word))
+			if !is {
+				continue
+			}
+			if endsInCount(line[:i]) && endsCount(after) || word[len(word)-1] == 's' && beginsItem(line[:i]) && isCount(after) {
+				return true
+			}
+			break
+		}
+	}
+	return false
+}
+
+// endsInCount reports whether a text ends in a number above 0, as a word.
+func endsInCount(text []byte) bool {
+	text, spaced := bytes.CutSuffix(text, []byte(" "))
+	rest := bytes.TrimRight(text, "0123456789")
+	return spaced && len(bytes.TrimLeft(text[len(rest):], "0")) > 0 && (len(rest) == 0 || strings.IndexByte(" (,|=", rest[len(rest)-1]) >= 0)
+}
+
+// endsCount reports whether what is counted is not the beginning of a longer name,
+// such as "failed attempts".
+func endsCount(after []byte) bool {
+	return len(after) == 0 || strings.IndexByte(",;)|", after[0]) >= 0 || string(after) == "." ||
+		hasAnyPrefix(after, " in ", " (", " |", " =", " and ", " generated", " found", " out of ", " total", " from ", ", ", ". ")
+}
+
+// beginsItem reports whether what follows text is the first of a line, or of an item
+// of a list.
+func beginsItem(text []byte) bool { return len(text) == 0 || hasAnySuffix(text, "(", ", ") }
+
+// isCount reports whether a text begins with = or : and a number above 0.
+func isCount(text []byte) bool {
+	if len(text) < 2 || text[0] != '=' && text[0] != ':' {
+		return false
+	}
+	text = bytes.TrimLeft(text[1:], " ")
+	n := digits(string(text[:min(len(text), 12)]))
+	return len(bytes.TrimLeft(text[:n], "0")) > 0
+}
+
+// isHeading reports whether a line announces errors below it.
+func isHeading(line []byte) bool { return string(line) == "error:" || string(line) == "errors:" }
+
+// isError reports whether a line that ends a text says that it ended in an error.
+func isError(line []byte) bool {
+	line = bytes.TrimLeftFunc(line, func(r rune) bool { return r == ' ' || r > unicode.MaxASCII && !unicode.IsLetter(r) })
+	if lead, what, is := bytes.Cut(line, []byte(": ")); is && len(lead) <= maxLead && !bytes.ContainsAny(lead, "\"'`(=") &&
+		hasAnySuffix(lead, "error", "exception", "failed", "failure", "notfound") {
+		return string(what) != "(none)" && string(what) != "none" && string(what) != "null" && string(what) != "0"
+	}
+	if hasAnyPrefix(line, "error ", "error[", "fatal: ", "failed to ", "e: ", "[error]", "curl: (", "/bin/sh: ", "/bin/bash: ",
+		"bash: ", "sh: ", "zsh: ", "segmentation fault", "aborted (core dumped)", "command timed out", "automatic merge failed") ||
+		hasAnySuffix(line, ": not found", " failed", " failed.", " failed!", "exception", "format error") && len(line) <= maxLead {
+		return true
+	}
+	for _, phrase := range [...]string{": error: ", ": fatal error: ", "): error ", "an error occurred"} {
+		if bytes.Contains(line, []byte(phrase)) {
+			return true
+		}
+	}
+	for _, phrase := range [...]string{"no such file or directory", "permission denied", "command not found", "connection refused"} {
+		if _, after, has := bytes.Cut(line, []byte(phrase)); has && (len(after) == 0 || strings.IndexByte(":. ", after[0]) >= 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// maxLead is how long that which names an error is at most.
+const maxLead = 100
+
+// beginsAsError reports whether the first line of a short text says that it is an
+// error.
+func beginsAsError(line []byte) bool {
+	return isError(line) || hasAnyPrefix(line, "error", "traceback", "exception", "failed", "failure", "fatal", "invalid ",
+		"unable to ", "cannot ", "could not ", "access denied", "enoent", "mcp error", "unknown tool", "<error", "<tool_use_error")
+}
+
+func hasAnyPrefix(line []byte, prefixes ...string) bool {
+	for _, prefix := range prefixes {
+		if len(line) >= len(prefix) && string(line[:len(prefix)]) == prefix {
+			return true
+		}
+	}
+	return false
+}
+
+func hasAnySuffix(line []byte, suffixes ...string) bool {
+	for _, suffix := range suffixes {
+		if len(line) >= len(suffix) && string(line[len(line)-len(suffix):]) == suffix {
+			return true
+		}
+	}
+	return false
+}
