@@ -18,10 +18,11 @@ type Progress struct {
 func (p *Progress) Size() int { return 64 + 4*cap(p.moves) }
 
 // expectedTurns estimates how many turns are still to come after so many. Agents end their
-// work at any time: of recorded runs, half of those that have come to 20 turns go on for 7
-// to 30, and a tenth end within two. So little is counted on, and more the longer a
-// conversation has gone on.
-func expectedTurns(turns int) float64 { return 0.15 * float64(turns) }
+// work at any time: of recorded runs that have come to 20 turns, half go on for 7 to 30, and
+// a tenth end within two. So little is counted on: a fifth as many as there have been. Nor
+// is it ever wise to count on many, for what takes long to pay will pay sooner if more has
+// become old meanwhile.
+func expectedTurns(turns int) float64 { return min(0.2*float64(turns), 8) }
 
 // minCached is how many characters a beginning must have for providers to cache it:
 // 1024 tokens.

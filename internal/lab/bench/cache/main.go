@@ -1,11 +1,12 @@
 // Command cache reports what masking old tool results costs with a provider that
 // bills the beginning of a prompt less if it has seen it before:
 //
-//	go -C internal/lab run ./bench/cache [-read 0.1] [-write 1.25] [-output 5] [-turns 20,60,150] [-markdown]
+//	go -C internal/lab run ./bench/cache [-read 0.1] [-write 1.25] [-output 0] [-turns 60,150] [-pauses 4] [-markdown]
 //
 // Nothing is measured here but counted: the same flags give the same figures on
 // every machine. The runs are made up; the masking is that of package chat, done
-// to the bytes of every request.
+// to the bytes of every request. For runs of your own there is caddy
+// mask-conversation --bill.
 //
 // # The cache
 //
@@ -13,13 +14,13 @@
 // before it, from the first byte on, is read from the cache, if that is at least
 // -minimum tokens; all the rest is written to it. A token costs -read, -write or,
 // if the model says it, -output; the unit is a token of input without a cache.
+// Each run is billed twice: without pauses, so that nothing expires, and with a pause
+// before -pauses percent of its requests, after which the cache has nothing.
 // This is simpler than what providers do:
 //
 //   - There is one breakpoint, at the end of the prompt, and the common beginning
 //     is found wherever it ends. Some providers find it only at breakpoints, or
 //     count it in blocks of many tokens; breaks then cost more than here.
-//   - The cache never expires. A result that is masked stays so, hence of all the
-//     requests before, the last one has the most in common with the next.
 //   - Each run begins with an empty cache, although others may have sent the same
 //     tools and system prompt.
 //   - What is too short to be cached costs as much as what is written.
@@ -28,20 +29,23 @@
 //
 // # The runs
 //
-// A run is a coding agent's: tools and a system prompt of together 6,000 tokens,
-// a question, and as many turns as -turns has it. A turn is a text, lognormal with
-// a median of 40 tokens, and one call, in a fifth of the turns two or three, with
-// arguments of 40 tokens. Then comes an answer without a call, so a run has one
-// request more than turns.
+// Some are as runs of agents were recorded: their lengths, replies and results have
+// the same quantiles, as many results are errors or mention an exception, and runs
+// differ in how much they read as those did. Patches are issues of Java projects,
+// tools and instructions take 7,000 tokens, half of the results have less than 300
+// characters, half of the runs less than 18 turns, none more than 59. Those of at least
+// 40 turns read less, and are shown once more by themselves. Terminal are the tasks of a
+// terminal benchmark, with 1,250 tokens to begin with.
 //
-// The results of read_file (50 %), shell (25 %) and grep (13 %) are lognormal with
-// a median of 1,900 characters and σ = 1.35, cut at 60,000; those of edit_file
-// (12 %) have a median of 80. Over all, this makes a median of about 1,500
-// characters and a mean of about 4,000. One in twenty looks like an error. A turn
-// adds about 1,500 tokens.
+// Bulky runs read much, and have as many turns as -turns has it: tools and instructions
+// of 5,600 tokens, a text with a median of 40 tokens in each turn, and one call, in a
+// fifth of the turns two or three. The results of read_file (50 %), shell (25 %) and grep
+// (13 %) are lognormal with a median of 1,900 characters and σ = 1.35, cut at 60,000;
+// those of edit_file (12 %) have a median of 80. One in twenty is an error. A turn adds
+// about 1,450 tokens. There is one of them for every ten of the others.
 //
-// Runs of the same number have the same turns, whatever their length, and every
-// policy gets the same runs. The figures are of the runs together.
+// A run ends with an answer without a call, so it has one request more than turns.
+// Every policy gets the same runs.
 package main
 
 import (
@@ -61,12 +65,13 @@ func main() {
 	var s settings
 	flag.Float64Var(&s.prices.Read, "read", chat.DefaultReadPrice, "price of a token that the cache has")
 	flag.Float64Var(&s.prices.Write, "write", chat.DefaultWritePrice, "price of a token that it has not")
-	flag.Float64Var(&s.prices.Output, "output", 5, "price of a token of the model's")
+	flag.Float64Var(&s.prices.Output, "output", 0, "price of a token of the model's")
 	flag.IntVar(&s.minimum, "minimum", bill.Minimum, "how many `tokens` a cached beginning has at least")
 	flag.IntVar(&s.window, "window", chat.DefaultWindowTurns, "how many `turns` no policy masks")
-	flag.IntVar(&s.runs, "runs", 20, "how many runs of each length")
+	flag.IntVar(&s.runs, "runs", 200, "how many runs of each kind, and ten times as many as of bulky ones")
+	flag.IntVar(&s.pauses, "pauses", 4, "`percent` of the requests that come when the cache has expired")
 	flag.Uint64Var(&s.seed, "seed", 1, "what the runs are made from")
-	turns := flag.String("turns", "20,60,150", "lengths of the runs")
+	turns := flag.String("turns", "60,150", "lengths of bulky runs")
 	markdown := flag.Bool("markdown", false, "print a table in Markdown")
 	flag.Parse()
 
@@ -86,6 +91,7 @@ type settings struct {
 	window  int // turns
 	turns   []int
 	runs    int
+	pauses  int // percent
 	seed    uint64
 }
 
@@ -110,14 +116,34 @@ func (s *settings) validate() error {
 		return errors.New("-window: without one nothing is masked")
 	case s.runs < 1:
 		return errors.New("-runs: there must be one")
+	case s.pauses < 0 || s.pauses > 100:
+		return errors.New("-pauses: not a percentage")
 	}
 	return nil
 }
 
+// kinds returns the kinds of runs, each with how many there are.
+func (s *settings) kinds() (kinds []kind) {
+	for _, k := range recorded {
+		k.runs = s.runs
+		kinds = append(kinds, k)
+	}
+	long := recorded[0]
+	long.name, long.turns, long.runs = long.name+", 40 turns and more", quantiles{40, 42, 44, 46, 47, 49, 51, 52, 54, 57, 59}, s.runs
+	kinds = append(kinds, long)
+	for _, turns := range s.turns {
+		k := bulky(turns)
+		k.runs = max(s.runs/10, 1)
+		kinds = append(kinds, k)
+	}
+	return kinds
+}
+
 // A row is a policy in the report.
 type row struct {
-	name   string
-	policy chat.Policy
+	name        string
+	recommended bool
+	policy      chat.Policy
 }
 
 // rows returns the policies to compare. The first is what they are compared with.
@@ -125,53 +151,55 @@ func (s *settings) rows() []row {
 	sliding := chat.Policy{WindowTurns: s.window, KeepErrors: chat.ErrorsOn}
 	stepped := sliding
 	stepped.StepTurns = 16
-	auto := sliding
-	auto.ClearAtLeast, auto.MinChars = chat.ClearAuto, 800
-	auto.ReadPrice, auto.WritePrice = s.prices.Read, s.prices.Write
+	kept := sliding
+	kept.ClearAtLeast, kept.MinChars, kept.MaxLoss = chat.ClearAuto, 800, chat.DefaultMaxLoss
+	kept.ReadPrice, kept.WritePrice = s.prices.Read, s.prices.Write
+	auto := kept
+	auto.KeepErrors = chat.ErrorsPrecise
 	lastTwo := auto
 	lastTwo.KeepLastPerTool = 2
+	bold := auto
+	bold.MaxLoss = 0.15
 	return []row{
-		{"none", chat.Policy{KeepErrors: chat.ErrorsOn}},
-		{"sliding", sliding},
-		{"stepped: step_turns 16", stepped},
-		{"auto: clear_at_least auto, min_mask_chars 800", auto},
-		{"auto, keep_last_k_per_tool 2", lastTwo},
+		{"no masking", false, chat.Policy{}},
+		{"sliding: the default", false, sliding},
+		{"step_turns 16", false, stepped},
+		{"auto, keep_errors on", true, kept},
+		{"auto: as shipped", true, auto},
+		{"auto, keep_last_k_per_tool 2", true, lastTwo},
+		{"auto, max_loss 15%", false, bold},
 	}
 }
 
-// report simulates all runs and prints a row for each policy.
+// report simulates all runs and prints a table for each kind.
 func report(w io.Writer, s settings, markdown bool) error {
 	if err := s.validate(); err != nil {
 		return err
 	}
+	fmt.Fprintf(w, "Prices: read %g, write %g, output %g; window %d turns; %d%% of requests after a pause; seed %d.\n",
+		s.prices.Read, s.prices.Write, s.prices.Output, s.window, s.pauses, s.seed)
+	fmt.Fprint(w, "Bills and tokens are relative to no masking; auto is clear_at_least auto, min_mask_chars 800, keep_errors precise.\n")
 	rows := s.rows()
-	policies := make([]chat.Policy, len(rows))
-	table := make([][]string, len(rows)+1)
-	table[0] = []string{"policy"}
-	for i, row := range rows {
-		policies[i] = row.policy
-		table[i+1] = []string{row.name}
-	}
-	for _, turns := range s.turns {
-		bills, err := simulate(s, turns, policies)
+	for _, k := range s.kinds() {
+		outcomes, err := simulate(s, k, rows)
 		if err != nil {
-			return fmt.Errorf("%d turns: %w", turns, err)
+			return fmt.Errorf("%s: %w", k.name, err)
 		}
-		table[0] = append(table[0], fmt.Sprintf("%d turns: cost", turns), "tokens", "breaks")
-		for i, b := range bills {
-			table[i+1] = append(table[i+1],
-				fmt.Sprintf("%.2f", b.Cost(s.prices)/bills[0].Cost(s.prices)),
-				fmt.Sprintf("%.2f", float64(b.Prompt())/float64(bills[0].Prompt())),
-				fmt.Sprintf("%.1f", float64(b.breaks)/float64(s.runs)))
+		fmt.Fprintf(w, "\n%s: %d runs\n\n", k.name, k.runs)
+		table := [][]string{{"policy", "bill", "tokens", "worst", "raised by > 2 %", "> 5 %", "moves each", "bill, pauses", "worst, pauses"}}
+		for i, o := range outcomes {
+			calm, paused := o[0], o[1]
+			table = append(table, []string{rows[i].name,
+				fmt.Sprintf("%.2f", calm.bill/outcomes[0][0].bill), fmt.Sprintf("%.2f", calm.tokens/outcomes[0][0].tokens),
+				fmt.Sprintf("%.2f", calm.worst), fmt.Sprint(calm.raised2), fmt.Sprint(calm.raised5),
+				fmt.Sprintf("%.1f", float64(calm.breaks)/float64(k.runs)),
+				fmt.Sprintf("%.2f", paused.bill/outcomes[0][1].bill), fmt.Sprintf("%.2f", paused.worst)})
 		}
-	}
-	fmt.Fprintf(w, "Prices: read %g, write %g, output %g; window %d turns; %d runs of each length, seed %d.\n",
-		s.prices.Read, s.prices.Write, s.prices.Output, s.window, s.runs, s.seed)
-	fmt.Fprint(w, "Billed cost and tokens sent are relative to no masking, breaks of the prefix are per run.\n\n")
-	if markdown {
-		printMarkdown(w, table)
-	} else {
-		printAligned(w, table)
+		if markdown {
+			printMarkdown(w, table)
+		} else {
+			printAligned(w, table)
+		}
 	}
 	return nil
 }

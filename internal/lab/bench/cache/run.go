@@ -39,83 +39,159 @@ func (r run) requests() iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// Sizes of what a run is made of, in characters; see the comment of the package.
-const (
-	openingChars  = 6000 * chat.CharsPerToken
-	replyMedian   = 40 * chat.CharsPerToken
-	replySpread   = 0.6
-	argumentChars = 40 * chat.CharsPerToken
-	maxResult     = 60_000
-)
+// A kind is what runs are like: see the comment of the package. Sizes are in characters.
+type kind struct {
+	name    string
+	runs    int // of this kind
+	turns   distribution
+	opening int // tools, system prompt and question
+	reply   distribution
+	tools   []tool
+	small   lognormal // the less, the more of the results of a run are large
+	long    lognormal // the same in runs of 40 turns and more
+	several int       // percent of turns with more than one call
+}
 
 // A tool is one that the model may call, and how long its results are.
 type tool struct {
-	name           string
-	percent        int // of all calls
-	median, spread float64
+	name    string
+	percent int // of all calls
+	result  distribution
+	huge    int // of 1,000 results have 20,000 characters and more
+	failed  int // percent of its results that are errors: these have 600 characters at most
+	mention int // percent of those of 1,000 characters and more that mention an exception
 }
 
-var tools = []tool{
-	{"read_file", 50, 1900, 1.35},
-	{"shell", 25, 1900, 1.35},
-	{"grep", 13, 1900, 1.35},
-	{"edit_file", 12, 80, 0.5},
+// bulky runs read much, and the more the longer they are.
+func bulky(turns int) kind {
+	source := lognormal{median: 2070 * math.Pow(float64(turns)/60, 0.35), spread: 1.35, most: 60_000}
+	return kind{
+		name:    fmt.Sprintf("bulky, %d turns", turns),
+		turns:   exactly(turns),
+		opening: 5600 * chat.CharsPerToken,
+		reply:   lognormal{median: 160, spread: 0.6, most: 4000},
+		tools: []tool{
+			{"read_file", 50, source, 0, 5, 0},
+			{"shell", 25, source, 0, 5, 0},
+			{"grep", 13, source, 0, 5, 0},
+			{"edit_file", 12, lognormal{median: 80, spread: 0.5, most: 1000}, 0, 5, 0},
+		},
+		several: 20,
+	}
 }
 
-const (
-	parallelPercent = 20 // of the turns have more than one call
-	errorPercent    = 5  // of the results look like errors
-)
+// Runs as they were recorded: the quantiles are those of 359 runs of SWE-agent on issues of
+// Java projects, and of 161 of mini-swe-agent on Terminal-Bench, all of at least 9 turns.
+var recorded = []kind{
+	{
+		name:    "patches",
+		turns:   quantiles{9, 10, 11, 13, 15, 18, 23, 29, 35, 49, 59},
+		opening: 28_600,
+		reply:   quantiles{22, 160, 200, 230, 270, 313, 380, 480, 630, 933, 4000},
+		tools: []tool{
+			{"shell", 100, quantiles{74, 155, 175, 194, 219, 300, 693, 1703, 3690, 4610, 8000}, 4, 5, 69},
+		},
+		small: lognormal{median: 0.75, spread: 0.7, most: 30},
+		long:  lognormal{median: 2.6, spread: 1.2, most: 30},
+	},
+	{
+		name:    "terminal",
+		turns:   quantiles{9, 10, 11, 13, 16, 19, 21, 25, 28, 38, 58},
+		opening: 5000,
+		reply:   quantiles{12, 331, 480, 600, 700, 825, 1000, 1400, 2300, 4645, 8000},
+		tools: []tool{
+			{"shell", 100, quantiles{1, 45, 45, 76, 117, 212, 337, 607, 1205, 3417, 10_000}, 0, 12, 24},
+		},
+		small: lognormal{median: 1, spread: 0.4, most: 30},
+		long:  lognormal{median: 1, spread: 0.4, most: 30},
+	},
+}
+
+// A distribution is what numbers are drawn from. They are the smaller the higher an exponent
+// above 1 is, if the distribution allows that.
+type distribution interface {
+	draw(w writer, small float64) float64
+}
+
+type exactly int
+
+func (n exactly) draw(writer, float64) float64 { return float64(n) }
+
+type lognormal struct{ median, spread, most float64 }
+
+func (l lognormal) draw(w writer, _ float64) float64 {
+	return min(l.median*math.Exp(l.spread*w.NormFloat64()), l.most)
+}
+
+// quantiles are a distribution by its eleven deciles, the least and the most included.
+type quantiles [11]float64
+
+func (q quantiles) draw(w writer, small float64) float64 {
+	at := 10 * math.Pow(w.Float64(), small)
+	i := int(at)
+	return q[i] * math.Pow(q[i+1]/q[i], at-float64(i))
+}
 
 // A writer makes up what is said.
 type writer struct{ *rand.Rand }
 
-func newRun(seed, number uint64, turns int) run {
+func newRun(seed, number uint64, k kind) run {
 	w := writer{rand.New(rand.NewPCG(seed, number))}
-	r := run{opening: w.opening()}
-	for range turns {
-		r.turns = append(r.turns, w.turn())
+	turns := int(k.turns.draw(w, 1))
+	small := k.small.draw(w, 1)
+	if turns >= 40 {
+		small = k.long.draw(w, 1)
 	}
-	r.answer = fmt.Appendf(nil, `,{"role":"assistant","content":"%s"}`, w.text(w.lognormal(replyMedian, replySpread)))
+	r := run{opening: w.opening(k)}
+	phase := 1.0
+	for range turns {
+		if w.IntN(8) == 0 { // now the agent reads more, or less
+			phase = lognormal{median: 1, spread: 0.4, most: 30}.draw(w, 1)
+		}
+		r.turns = append(r.turns, w.turn(k, small*phase))
+	}
+	r.answer = fmt.Appendf(nil, `,{"role":"assistant","content":"%s"}`, w.text(int(k.reply.draw(w, 1))))
 	return r
 }
 
 // opening has the tools before the messages: so providers put them together.
-func (w writer) opening() []byte {
+func (w writer) opening(k kind) []byte {
 	b := []byte(`{"model":"sample","tools":[`)
-	for i, t := range tools {
+	for i, t := range k.tools {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = fmt.Appendf(b, `{"type":"function","function":{"name":"%s","description":"%s"}}`, t.name, w.text(openingChars/8))
+		b = fmt.Appendf(b, `{"type":"function","function":{"name":"%s","description":"%s"}}`, t.name, w.text(k.opening/2/len(k.tools)))
 	}
 	b = append(b, `],"messages":[{"role":"system","content":"`...)
-	b = append(b, w.text(openingChars-len(b))...)
-	return fmt.Appendf(b, `"},{"role":"user","content":"%s"}`, w.text(replyMedian))
+	b = append(b, w.text(k.opening-len(b)-100)...)
+	return fmt.Appendf(b, `"},{"role":"user","content":"%s"}`, w.text(100))
 }
 
-func (w writer) turn() turn {
+const argumentChars = 160
+
+func (w writer) turn(k kind, small float64) turn {
 	calls := 1
-	if w.IntN(100) < parallelPercent {
+	if w.IntN(100) < k.several {
 		calls = 2 + w.IntN(2)
 	}
-	t := turn{reply: fmt.Appendf(nil, `,{"role":"assistant","content":"%s","tool_calls":[`, w.text(w.lognormal(replyMedian, replySpread)))}
+	t := turn{reply: fmt.Appendf(nil, `,{"role":"assistant","content":"%s","tool_calls":[`, w.text(int(k.reply.draw(w, 1))))}
 	for i := range calls {
 		if i > 0 {
 			t.reply = append(t.reply, ',')
 		}
-		tool, id := w.tool(), w.id()
+		tool, id := w.tool(k), w.id()
 		t.reply = fmt.Appendf(t.reply, `{"id":"%s","type":"function","function":{"name":"%s","arguments":"{\"query\":\"%s\"}"}}`,
 			id, tool.name, strings.ReplaceAll(w.text(argumentChars), `\n`, " "))
-		t.results = fmt.Appendf(t.results, `,{"role":"tool","tool_call_id":"%s","content":"%s"}`, id, w.result(tool))
+		t.results = fmt.Appendf(t.results, `,{"role":"tool","tool_call_id":"%s","content":"%s"}`, id, w.result(tool, small))
 	}
 	t.reply = append(t.reply, `]}`...)
 	return t
 }
 
-func (w writer) tool() tool {
+func (w writer) tool(k kind) tool {
 	n := w.IntN(100)
-	for _, t := range tools {
+	for _, t := range k.tools {
 		if n -= t.percent; n < 0 {
 			return t
 		}
@@ -133,17 +209,23 @@ func (w writer) id() string {
 	return string(b)
 }
 
-func (w writer) result(t tool) string {
-	const failure = `Error: exit status 1\n`
-	size := min(w.lognormal(t.median, t.spread), maxResult)
-	if w.IntN(100) < errorPercent {
-		return failure + w.text(size-len(failure))
+func (w writer) result(t tool, small float64) string {
+	const (
+		failure = `Error: exit status 1\n`
+		mention = `    // An exception here would leave the session open.\n`
+	)
+	size := int(t.result.draw(w, small))
+	if w.IntN(1000) < t.huge {
+		size = int(20_000 / (1 - 0.95*w.Float64()))
+	}
+	switch {
+	case w.IntN(100) < t.failed:
+		return failure + w.text(min(size, 600))
+	case size >= 1000 && w.IntN(100) < t.mention:
+		before := w.IntN(size - len(mention))
+		return w.text(before) + `\n` + mention + w.text(size-before-len(mention))
 	}
 	return w.text(size)
-}
-
-func (w writer) lognormal(median, spread float64) int {
-	return int(median * math.Exp(spread*w.NormFloat64()))
 }
 
 // lines are what all texts are made of. None looks like an error, or has anything

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
@@ -9,58 +10,87 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
+// An outcome is what all runs of a kind have cost with a policy.
+type outcome struct {
+	bill, tokens     float64
+	breaks           int     // how often something was sent otherwise than before
+	worst            float64 // bill of a run, relative to no masking
+	raised2, raised5 int     // runs whose bill is higher by more than so many percent
+}
+
+func (o *outcome) add(a account, prices bill.Prices, unmasked float64) {
+	cost := a.Cost(prices)
+	ratio := cost / unmasked
+	o.bill += cost
+	o.tokens += float64(a.Prompt())
+	o.breaks += a.breaks
+	o.worst = max(o.worst, ratio)
+	if ratio > 1.02 {
+		o.raised2++
+	}
+	if ratio > 1.05 {
+		o.raised5++
+	}
+}
+
+// simulate returns the outcomes of each policy, without pauses and with them.
+func simulate(s settings, k kind, rows []row) ([][2]outcome, error) {
+	var c chat.Conversation
+	outcomes := make([][2]outcome, len(rows))
+	for i := range k.runs {
+		r := newRun(s.seed, uint64(i), k)
+		for pauses, percent := range []int{0, s.pauses} {
+			sessions := openSessions(rows, s.minimum)
+			if err := play(&c, r, sessions, percent); err != nil {
+				return nil, fmt.Errorf("run %d: %w", i, err)
+			}
+			unmasked := sessions[0].account.Cost(s.prices)
+			for i := range sessions {
+				outcomes[i][pauses].add(sessions[i].account, s.prices, unmasked)
+			}
+		}
+	}
+	return outcomes, nil
+}
+
 // An account is what a provider bills for the requests of a policy.
 type account struct {
 	bill.Tokens
-	breaks int // how often something was sent otherwise than before
-}
-
-func (a *account) add(other account) {
-	a.Tokens.Add(other.Tokens)
-	a.breaks += other.breaks
-}
-
-// simulate returns the account of each policy for all runs of so many turns.
-func simulate(s settings, turns int, policies []chat.Policy) ([]account, error) {
-	var c chat.Conversation
-	accounts := make([]account, len(policies))
-	for i := range s.runs {
-		sessions := openSessions(policies, s.minimum)
-		if err := play(&c, newRun(s.seed, uint64(i), turns), sessions); err != nil {
-			return nil, fmt.Errorf("run %d: %w", i, err)
-		}
-		for i := range sessions {
-			accounts[i].add(sessions[i].account)
-		}
-	}
-	return accounts, nil
+	breaks int
 }
 
 // A session is the requests of a run as a policy lets them through.
 type session struct {
-	policy  *chat.Policy
-	cache   bill.Cache
-	before  int // bytes of the last request
-	account account
+	policy   *chat.Policy
+	progress chat.Progress
+	cache    bill.Cache
+	before   int // bytes of the last request
+	account  account
 }
 
-func openSessions(policies []chat.Policy, minimum int) []session {
-	sessions := make([]session, len(policies))
+func openSessions(rows []row, minimum int) []session {
+	sessions := make([]session, len(rows))
 	for i := range sessions {
-		sessions[i] = session{policy: &policies[i], cache: bill.Cache{Minimum: minimum}}
+		sessions[i] = session{policy: &rows[i].policy, cache: bill.Cache{Minimum: minimum, TTL: bill.TTL}}
 	}
 	return sessions
 }
 
-// play sends every request of a run in all sessions.
-func play(c *chat.Conversation, r run, sessions []session) error {
+// play sends every request of a run in all sessions, of which some come after a pause.
+func play(c *chat.Conversation, r run, sessions []session, pauses int) error {
+	at := time.Unix(0, 0)
+	chance := rand.New(rand.NewPCG(uint64(len(r.opening)), uint64(len(r.turns))))
 	for body, reply := range r.requests() {
+		at = at.Add(10 * time.Second)
+		if chance.IntN(100) < pauses {
+			at = at.Add(2 * bill.TTL)
+		}
 		if err := c.Parse(body); err != nil {
 			return err
 		}
 		for i := range sessions {
 			s := &sessions[i]
-			if _, err := s.send(c, body); err != nil {
+			if _, err := s.send(c, body, at); err != nil {
 				return err
 			}
 			s.account.Output += len(reply) / chat.CharsPerToken
@@ -71,9 +101,10 @@ func play(c *chat.Conversation, r run, sessions []session) error {
 
 // send masks a request that has been read, sends it, and reports whether it
 // breaks with what was sent before.
-func (s *session) send(c *chat.Conversation, body []byte) (broken bool, err error) {
-	plan := c.Mask(s.policy)
-	billed, shared := s.cache.Send(body, plan.Edits, time.Time{})
+func (s *session) send(c *chat.Conversation, body []byte, at time.Time) (broken bool, err error) {
+	plan, progress := c.MaskAfter(s.policy, &s.progress, s.cache.Expired(at))
+	s.progress = progress
+	billed, shared := s.cache.Send(body, plan.Edits, at)
 	broken = shared < s.before-len(closing)
 	if broken != plan.Broken { // then one of the two is no good
 		return false, fmt.Errorf("turn %d: prefix broken: %t, but the plan says %t", plan.Turns, broken, plan.Broken)
