@@ -3,10 +3,12 @@ package integration
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -101,7 +103,9 @@ func TestUnmaskable(t *testing.T) {
 					t.Errorf("%s: headers\n got %v\nwant %v", length, got.Headers, want.Headers)
 				}
 				passed := grown()
-				maps.DeleteFunc(passed, func(sample string, _ float64) bool { return strings.HasPrefix(sample, "usage_tokens") })
+				maps.DeleteFunc(passed, func(sample string, _ float64) bool {
+					return strings.HasPrefix(sample, "usage_tokens") || strings.HasPrefix(sample, "prompt_cost")
+				})
 				if want := map[string]float64{`conversations_passed_total{reason="` + tt.reason + `"}`: 1}; !maps.Equal(passed, want) {
 					t.Errorf("%s: counted %v, want %v", length, passed, want)
 				}
@@ -686,6 +690,16 @@ func TestBothMasks(t *testing.T) {
 // saved is by how many characters the formats become shorter.
 var saved = float64(1000 - utf8.RuneCountInString(placeholder("call_1", "fast_read_file", 1000)))
 
+// costs takes the costs of a route out of what has grown, in whole tokens.
+func costs(grown map[string]float64, route string) (sent, unmasked float64) {
+	take := func(of string) float64 {
+		sample := fmt.Sprintf(`prompt_cost_total{of=%q,route=%q}`, of, route)
+		defer delete(grown, sample)
+		return math.Round(grown[sample])
+	}
+	return take("sent"), take("unmasked")
+}
+
 // TestConversationMetrics counts what one request of each kind adds (T38).
 func TestConversationMetrics(t *testing.T) {
 	isolate(t)
@@ -700,6 +714,12 @@ func TestConversationMetrics(t *testing.T) {
 			samples[fmt.Sprintf(`usage_tokens_total{route=%q,type=%q}`, route, kind)] = float64(n)
 		}
 		return samples
+	}
+	cost := func(f format) float64 {
+		if f.writesCache {
+			return 2100*.1 + 210*1.25 + 2011
+		}
+		return 2100*.1 + 2221
 	}
 	for _, route := range []string{"", "kimi"} {
 		for _, f := range formats {
@@ -732,17 +752,27 @@ func TestConversationMetrics(t *testing.T) {
 						count(sent)
 						want := billed(route, f)
 						want["tool_results_masked_total"], want["tool_result_chars_saved_total"], want["prompt_prefix_breaks_total"] = 1, saved, 1
-						if got := grown(); !maps.Equal(got, want) {
+						got := grown()
+						if sent, unmasked := costs(got, route); sent != math.Round(cost(f)) || unmasked == sent || unmasked == 0 {
+							t.Errorf("the cost is %v, unmasked %v", sent, unmasked)
+						}
+						if !maps.Equal(got, want) {
 							t.Errorf("counted %v\nwant %v", got, want)
 						}
 						load(t, config+site(freeAddress(t), "respond x")) // counts outlive a reload
-						if got := grown(); !maps.Equal(got, want) {
+						got = grown()
+						costs(got, route)
+						if !maps.Equal(got, want) {
 							t.Errorf("after a reload %v\nwant %v", got, want)
 						}
 						client = oneByOne(t)
 						grown = growth(t)
 						count(masked)
-						if got, want := grown(), billed(route, f); !maps.Equal(got, want) {
+						got = grown()
+						if sent, unmasked := costs(got, route); sent != math.Round(cost(f)) || unmasked != sent {
+							t.Errorf("nothing masked, but the cost is %v, unmasked %v", sent, unmasked)
+						}
+						if want := billed(route, f); !maps.Equal(got, want) {
 							t.Errorf("nothing masked, but counted %v\nwant %v", got, want)
 						}
 					})
@@ -766,7 +796,11 @@ func TestConversationMetrics(t *testing.T) {
 		grown := growth(t)
 		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
 		send(t, client, "GET", url, "")
-		if got, want := grown(), billed("plain", formats[0]); !maps.Equal(got, want) {
+		got := grown()
+		if sent, unmasked := costs(got, "plain"); sent != cost(formats[0]) || unmasked != sent {
+			t.Errorf("the cost is %v, unmasked %v", sent, unmasked)
+		}
+		if want := billed("plain", formats[0]); !maps.Equal(got, want) {
 			t.Errorf("counted %v\nwant %v", got, want)
 		}
 	})
@@ -816,24 +850,28 @@ func TestConversationLog(t *testing.T) {
 		Cached  *int    `json:"mcp_usage_cached"`
 		Written *int    `json:"mcp_usage_cache_write"`
 		Output  *int    `json:"mcp_usage_output"`
+		Cost    *int    `json:"mcp_cost_sent"`
+		Without *int    `json:"mcp_cost_unmasked"`
 		Passed  *string `json:"mcp_conversation_passed"`
 	}
 	chat := aged(says("user", text), calls("call_1 read"), answers("call_1", text))
 	used := func(f fields) fields {
 		f.Input, f.Cached, f.Output = new(1000), new(800), new(20)
+		f.Cost, f.Without = new(80+200), cmp.Or(f.Without, new(80+200))
 		return f
 	}
 	passed := func(reason string) fields { return used(fields{Passed: &reason}) }
 	written := used(fields{Turns: new(2)})
-	written.Written = new(100)
+	written.Written, written.Cost, written.Without = new(100), new(80+125+100), new(80+125+100)
 	tests := []struct {
 		name, path, body, encoding string
 		want                       fields
 	}{
-		{"a masked request", "/v1/chat/completions", chat, "", used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2)})},
-		{"a masked request for a stream", "/v1/chat/completions", streamed(chat), "", used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2)})},
+		{"a masked request", "/v1/chat/completions", chat, "", used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2), Without: new(278)})},
+		{"a masked request for a stream", "/v1/chat/completions", streamed(chat), "",
+			used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2), Without: new(276)})},
 		{"a masked request that was sent before", "/v1/chat/completions", strings.TrimSuffix(chat, "]}") + "," + says("assistant", secret) + "," + says("user", secret) + "]}", "",
-			used(fields{Masked: new(1), Saved: &chars, Turns: new(2)})},
+			used(fields{Masked: new(1), Saved: &chars, Turns: new(2), Without: new(340)})}, // what was masked would have been read
 		{"a request that is not masked", "/v1/messages", blocks(`"Traceback: ` + secret + `"`), "", written},
 		{"a conversation without turns", "/v1/responses", `{"input":[{"role":"user","content":"` + text + `"}]}`, "", used(fields{})},
 		{"no JSON", "/v1/chat/completions", text, "", passed("invalid_json")},
@@ -876,7 +914,7 @@ func TestConversationLogOfChainedMasks(t *testing.T) {
 		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
 	}
 	line := linesOf(t, log)[0]
-	for _, field := range []string{"mcp_turns", "mcp_tool_results_masked", "mcp_tool_result_chars_saved", "mcp_prompt_prefix_break", "mcp_usage_input", "mcp_usage_output"} {
+	for _, field := range []string{"mcp_turns", "mcp_tool_results_masked", "mcp_tool_result_chars_saved", "mcp_prompt_prefix_break", "mcp_usage_input", "mcp_usage_output", "mcp_cost_sent", "mcp_cost_unmasked"} {
 		if n := strings.Count(line, `"`+field+`":`); n != 1 {
 			t.Errorf("%s stands %d times in %s", field, n, line)
 		}
@@ -906,6 +944,68 @@ func TestTemplateWarning(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBinaryBillsConversations runs `caddy mask-conversation --bill`.
+func TestBinaryBillsConversations(t *testing.T) {
+	isolate(t)
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	config := write("Caddyfile", site("127.0.0.1:8080", conversationMask("window_turns 1"), proxy("127.0.0.1:8081")))
+	long := turns(12, 0, 4000)
+	one := write("logs/one.json", long)
+	write("logs/deep/two.jsonl", long+"\n"+turns(3, 0, 8000)+"\n")
+	write("logs/deep/broken.traj", long[:500])
+	write("logs/deep/notes.txt", "no transcript")
+	for _, tt := range []struct {
+		name  string
+		args  []string
+		in    string
+		out   []string
+		says  string
+		fails bool
+	}{
+		{"a file", []string{one}, "", []string{"request ", "  moved\n", "13 requests, 11 moves"}, "", false},
+		{"standard input", nil, long, []string{"13 requests, 11 moves"}, "", false},
+		{"a folder", []string{filepath.Join(dir, "logs")}, "", []string{"one.json\n", "two.jsonl#1\n", "two.jsonl#2\n", "3 transcripts, 30 requests"}, "broken.traj: ", false},
+		{"a file that is not there", []string{one, filepath.Join(dir, "nowhere")}, "", []string{"1 transcripts"}, "nowhere", false},
+		{"for programs", []string{"--json", one}, "", []string{`"requests": 13`, `"moved": true`, `"bill_ratio": `}, "", false},
+		{"nothing that can be read", []string{filepath.Join(dir, "logs/deep/notes.txt")}, "", nil, "notes.txt: invalid character", true},
+		{"a time that cannot be", []string{"--cache-ttl", "-1s", one}, "", nil, "--cache-ttl", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cmd := caddy(t, append([]string{"mask-conversation", "--bill", "--config", config}, tt.args...)...)
+			var out, told bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tt.in), &out, &told
+			if err := cmd.Run(); (err != nil) != tt.fails {
+				t.Errorf("%v", err)
+			}
+			for _, want := range tt.out {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("%q is missing in\n%s", want, &out)
+				}
+			}
+			if !strings.Contains(told.String(), tt.says) || strings.Contains(told.String()+out.String(), "notes.txt") && !tt.fails {
+				t.Errorf("told %s\nwant %s", &told, tt.says)
+			}
+		})
+	}
+	t.Run("files without --bill", func(t *testing.T) {
+		told, err := caddy(t, "mask-conversation", "--config", config, one).CombinedOutput()
+		if err == nil || !strings.Contains(string(told), "--bill") {
+			t.Errorf("%v: %s", err, told)
+		}
+	})
 }
 
 // TestBinaryMasksConversations runs `caddy mask-conversation`.
