@@ -1,7 +1,10 @@
 package toolresultmask
 
 import (
+	"io"
 	"math"
+	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
@@ -60,5 +63,30 @@ func TestPromptOfTwoMasks(t *testing.T) {
 	var first prompt
 	if first.become(got); first != got {
 		t.Errorf("%+v, want %+v", first, got)
+	}
+}
+
+// The cost of a stream that does not tell its usage is estimated. Another answer
+// that does not, such as a count of tokens, has no cost.
+func TestCostWithoutUsage(t *testing.T) {
+	h := provision(t, `{"window_turns":1,"route":"untold"}`)
+	long := strings.Repeat("A", 40_000)
+	for _, test := range []struct {
+		contentType, answer string
+		sent, unmasked      float64
+	}{
+		// The first result is masked for the first time, so that all is written again.
+		{"text/event-stream", "data: {}\n\n", 1.25 * 10_000, .1*10_000 + 1.25*10_000},
+		{"application/json", `{"input_tokens":20000}`, 0, 0},
+	} {
+		sent, unmasked := count(promptCost, "untold", "sent"), count(promptCost, "untold", "unmasked")
+		through(t, h, post(turns(long, long)), func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", test.contentType)
+			_, _ = io.WriteString(w, test.answer)
+		})
+		sent, unmasked = count(promptCost, "untold", "sent")-sent, count(promptCost, "untold", "unmasked")-unmasked
+		if math.Abs(sent-test.sent) > 200 || math.Abs(unmasked-test.unmasked) > 200 { // what stands around the results
+			t.Errorf("%s: %v, unmasked %v", test.contentType, sent, unmasked)
+		}
 	}
 }

@@ -113,7 +113,7 @@ type Handler struct {
 	// One that sends nothing is given up by Caddy's read_idle_timeout. Default: 30s
 	BodyTimeout caddy.Duration `json:"body_timeout,omitempty"`
 
-	// The name of this route to a model in the metrics of usage. Default: none
+	// The name of this route to a model in the metrics of usage and cost. Default: none
 	Route string `json:"route,omitempty"`
 
 	policy chat.Policy
@@ -127,7 +127,8 @@ type Errors chat.Errors
 // Tokens is a number of tokens, or "auto".
 type Tokens int
 
-// CachePrices are the prices of tokens relative to each other, in any unit.
+// CachePrices are the prices of tokens. Only their relation matters to clear_at_least;
+// costs are in the unit of a token that has nothing to do with the cache.
 type CachePrices struct {
 	// Of one that the provider has in its cache. Default: 0.1
 	Read float64 `json:"read,omitempty"`
