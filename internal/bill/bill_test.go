@@ -18,6 +18,7 @@ type request struct {
 
 func TestCache(t *testing.T) {
 	a, b, c := strings.Repeat("a", 400), strings.Repeat("b", 400), strings.Repeat("c", 400)
+	masked := []jsonspan.Edit{{Start: 400, End: 800, New: []byte(a)}}
 	for _, test := range []struct {
 		name     string
 		minimum  int
@@ -45,8 +46,8 @@ func TestCache(t *testing.T) {
 			name: "edits are made before it is sent",
 			requests: []request{
 				{body: a + b + c, want: Tokens{Written: 300}},
-				{body: a + b + c, edits: []jsonspan.Edit{{Start: 400, End: 800, New: []byte(a)}}, want: Tokens{Read: 100, Written: 200}},
-				{body: a + b + c + c, edits: []jsonspan.Edit{{Start: 400, End: 800, New: []byte(a)}}, want: Tokens{Read: 300, Written: 100}},
+				{body: a + b + c, edits: masked, want: Tokens{Read: 100, Written: 200}},
+				{body: a + b + c + c, edits: masked, want: Tokens{Read: 300, Written: 100}},
 			},
 		},
 		{

@@ -16,16 +16,23 @@ func TestPlanKnowsTheRequestBefore(t *testing.T) {
 		name, start, tail string
 		turn              func(n int) (reply, results []string)
 	}{
-		{"chat completions", `{"messages":[{"role":"user","content":"u"}`, `],"tools":[{"type":"function"}]}`, func(n int) (reply, results []string) {
+		{"chat completions", `{"messages":[{"role":"user","content":"u"}`, `],"tools":[{}]}`, func(n int) (reply, results []string) {
 			return []string{fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"c%d","function":{"name":"f"}}]}`, n)},
 				[]string{fmt.Sprintf(`{"role":"tool","tool_call_id":"c%d","content":"%s"}`, n, long)}
 		}},
 		{"messages", `{"system":"s","messages":[{"role":"user","content":"u"}`, `]}`, func(n int) (reply, results []string) {
-			return []string{fmt.Sprintf(`{"role":"assistant","content":[{"type":"tool_use","id":"c%d","name":"f","input":{}}]}`, n)},
-				[]string{fmt.Sprintf(`{"role":"user","content":[{"type":"tool_result","tool_use_id":"c%d","content":"%s"}]}`, n, long), `{"role":"user","content":"more"}`}
+			return []string{fmt.Sprintf(`{"role":"assistant","content":[{"type":"tool_use","id":"c%d","name":"f"}]}`, n)},
+				[]string{
+					fmt.Sprintf(`{"role":"user","content":[{"type":"tool_result","tool_use_id":"c%d","content":"%s"}]}`, n, long),
+					`{"role":"user","content":"more"}`,
+				}
 		}},
 		{"responses", `{"input":[{"role":"user","content":"u"}`, `],"stream":true}`, func(n int) (reply, results []string) {
-			return []string{`{"type":"reasoning","summary":[]}`, `{"type":"message","role":"assistant","content":"a"}`, fmt.Sprintf(`{"type":"function_call","call_id":"c%d","name":"f"}`, n)},
+			return []string{
+					`{"type":"reasoning","summary":[]}`,
+					`{"type":"message","role":"assistant","content":"a"}`,
+					fmt.Sprintf(`{"type":"function_call","call_id":"c%d","name":"f"}`, n),
+				},
 				[]string{fmt.Sprintf(`{"type":"function_call_output","call_id":"c%d","output":"%s"}`, n, long)}
 		}},
 	} {

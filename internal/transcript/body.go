@@ -15,7 +15,9 @@ var lists = []string{"messages", "input", "contents"}
 
 // prompts are the other members that are part of the prompt, in the order in which
 // providers put them before the messages.
-var prompts = []string{"tools", "functions", "toolConfig", "system", "instructions", "systemInstruction", "system_instruction"}
+var prompts = []string{
+	"tools", "functions", "toolConfig", "system", "instructions", "systemInstruction", "system_instruction",
+}
 
 // readBody reads the body of a request to a model.
 func readBody(body []byte) (*Conversation, error) {

@@ -80,7 +80,7 @@ func (r *lineReader) read(l *line, raw []byte) error {
 		return r.codex(l)
 	case l.Messages != nil || l.Input != nil || l.Contents != nil:
 		return r.request(raw)
-	case l.Type == "message" || strings.HasSuffix(string(l.Type), "_call") || strings.HasSuffix(string(l.Type), "_output") || l.Type == "reasoning":
+	case l.Type == "message" || l.isModels() || strings.HasSuffix(string(l.Type), "_output"):
 		r.goOn("", `{"input":[`).say(raw, l.isModels(), l.Timestamp.time()) // a Codex of the first days
 	}
 	return nil

@@ -15,7 +15,7 @@ func lines(lines ...string) string { return strings.Join(lines, "\n") + "\n" }
 
 const (
 	chatBody = `{"model":"m","messages":[{"role":"user","content":"u"},` +
-		`{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"read","arguments":"{}"}}]},{"role":"tool","tool_call_id":"a","content":"r"}],` +
+		chatCall + `,` + chatResult + `],` +
 		`"tools":[{"type":"function"}],"temperature":1}`
 	chatUser   = `{"role":"user","content":"u"}`
 	chatCall   = `{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"read","arguments":"{}"}}]}`
@@ -30,7 +30,8 @@ const (
 )
 
 func textual(id, content, tool string) string {
-	return `{"content":"` + content + `","role":"assistant","tool_calls":[{"function":{"arguments":"{}","name":"` + tool + `"},"id":"` + id + `","type":"function"}]}`
+	return `{"content":"` + content + `","role":"assistant","tool_calls":[{"function":{"arguments":"{}","name":"` + tool +
+		`"},"id":"` + id + `","type":"function"}]}`
 }
 
 func observed(id, content string) string {
@@ -59,7 +60,8 @@ func TestRequests(t *testing.T) {
 		},
 		{
 			name: "a request of responses, over several lines",
-			file: "{\n\"input\": [" + itemUser + ",\n" + itemThink + "," + itemCall + "," + itemResult + "], \"instructions\": \"i\"}\n",
+			file: "{\n\"input\": [" + itemUser + ",\n" + itemThink + "," + itemCall + "," + itemResult + "],\n" +
+				"\"instructions\": \"i\"}\n",
 			want: [][]string{{
 				list(`{"instructions":"i","input":[`, itemUser),
 				list(`{"instructions":"i","input":[`, itemUser, itemThink, itemCall, itemResult),
@@ -67,8 +69,9 @@ func TestRequests(t *testing.T) {
 		},
 		{
 			name: "breakpoints of the cache are not part of the prompt",
-			file: `{"messages":[{"role":"user","content":[{"type":"text","text":"a \"cache_control\" b","cache_control":{"type":"}"}},{"cache_control": {"type":"ephemeral","ttl":"1h"}, "type":"text","text":"c"}]}]}`,
-			want: [][]string{{`{"messages":[{"role":"user","content":[{"type":"text","text":"a \"cache_control\" b"},{"type":"text","text":"c"}]}]}`}},
+			file: list(messages, `{"role":"user","content":[{"text":"a \"cache_control\" b","cache_control":{"type":"}"}},`+
+				`{"cache_control": {"type":"ephemeral","ttl":"1h"}, "text":"c"}]}`),
+			want: [][]string{{list(messages, `{"role":"user","content":[{"text":"a \"cache_control\" b"},{"text":"c"}]}`)}},
 		},
 		{
 			name: "lines of requests are told apart by how they begin",
@@ -91,7 +94,7 @@ func TestRequests(t *testing.T) {
 			),
 			want: [][]string{
 				{list(messages, chatUser), list(messages, chatUser, chatCall, chatResult)},
-				{list(messages, `{"role":"user","content":"other"}`), list(messages, `{"role":"user","content":"other"}`, chatCall, chatResult)},
+				{list(messages, said("user", "other")), list(messages, said("user", "other"), chatCall, chatResult)},
 			},
 		},
 		{
@@ -100,7 +103,8 @@ func TestRequests(t *testing.T) {
 			want: [][]string{{
 				list(messages, `{"role":"user","content":"u"}`),
 				list(messages, `{"role":"user","content":"u"}`,
-					`{"role":"assistant","content":[{"type":"text","text":"t"},{"type":"tool_use","id":"a","name":"Read","input":{}},{"type":"tool_use","id":"b","name":"Read","input":{}}]}`,
+					`{"role":"assistant","content":[{"type":"text","text":"t"},`+
+						`{"type":"tool_use","id":"a","name":"Read"},{"type":"tool_use","id":"b","name":"Read"}]}`,
 					`{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"ra"}]}`,
 					`{"role":"user","content":[{"type":"tool_result","tool_use_id":"b","content":"rb"}]}`),
 			}},
@@ -127,7 +131,7 @@ func TestRequests(t *testing.T) {
 		{
 			name: "Codex: items of a rollout",
 			file: lines(
-				`{"timestamp":"2026-01-01T00:00:00Z","type":"session_meta","payload":{"id":"x","base_instructions":{"text":"be < brief"}}}`,
+				codex("session_meta", `{"id":"x","base_instructions":{"text":"be < brief"}}`),
 				codex("response_item", itemUser),
 				codex("event_msg", `{"type":"user_message","message":"u"}`),
 				codex("turn_context", `{"model":"m"}`),
@@ -159,7 +163,8 @@ func TestRequests(t *testing.T) {
 		},
 		{
 			name: "Codex: items without a wrapper",
-			file: lines(`{"id":"x","timestamp":"2025-05-01T00:00:00Z","instructions":null}`, itemUser, `{"record_type":"state"}`, itemCall, itemResult, itemReply),
+			file: lines(`{"id":"x","timestamp":"2025-05-01T00:00:00Z","instructions":null}`,
+				itemUser, `{"record_type":"state"}`, itemCall, itemResult, itemReply),
 			want: [][]string{{list(input, itemUser), list(input, itemUser, itemCall, itemResult)}},
 		},
 		{
@@ -183,12 +188,13 @@ func TestRequests(t *testing.T) {
 			name: "SWE-agent: a history of tool calls",
 			file: `{"history":[
 				{"role":"user","content":"u","tool_calls":null},
-				{"role":"assistant","content":"","message_type":"action","tool_calls":[{"id":"a","type":"function","function":{"name":"bash","arguments":"{}"}}]},
+				{"role":"assistant","content":"","message_type":"action","tool_calls":[{"id":"a","type":"function"}]},
 				{"role":"tool","content":[{"type":"text","text":"ra"}],"tool_call_ids":["a"],"message_type":"observation"},
 				{"role":"assistant","content":"done"}]}`,
 			want: [][]string{{
 				list(messages, user),
-				list(messages, user, `{"content":"","role":"assistant","tool_calls":[{"id":"a","type":"function","function":{"name":"bash","arguments":"{}"}}]}`, observed("a", "ra")),
+				list(messages, user, `{"content":"","role":"assistant","tool_calls":[{"id":"a","type":"function"}]}`,
+					observed("a", "ra")),
 			}},
 		},
 		{
@@ -200,7 +206,8 @@ func TestRequests(t *testing.T) {
 			want: [][]string{{
 				list(messages, user),
 				list(messages, user, textual("call_1", "look", "ls"), observed("call_1", "ra")),
-				list(messages, user, textual("call_1", "look", "ls"), observed("call_1", "ra"), textual("call_3", `now\ncat b`, "cat"), observed("call_3", "rb")),
+				list(messages, user, textual("call_1", "look", "ls"), observed("call_1", "ra"),
+					textual("call_3", `now\ncat b`, "cat"), observed("call_3", "rb")),
 			}},
 		},
 		{
@@ -209,12 +216,18 @@ func TestRequests(t *testing.T) {
 				{"role":"system","content":"s"},{"role":"user","content":"u","extra":{"timestamp":1}},
 				{"role":"assistant","content":"look","extra":{"response":{"long":1}}},{"role":"user","content":"ra"},
 				{"role":"assistant","content":"done"},{"role":"user","content":""}]}`,
-			want: [][]string{{list(messages, system, user), list(messages, system, user, textual("call_2", "look", "bash"), observed("call_2", "ra"))}},
+			want: [][]string{{
+				list(messages, system, user),
+				list(messages, system, user, textual("call_2", "look", "bash"), observed("call_2", "ra")),
+			}},
 		},
 		{
 			name: "mini-SWE-agent: nothing but a list",
-			file: `[{"role":"user","content":"u"},{"role":"assistant","content":"look"},{"role":"user","content":"ra"},{"role":"assistant","content":"done"}]`,
-			want: [][]string{{list(messages, user), list(messages, user, textual("call_1", "look", "bash"), observed("call_1", "ra"))}},
+			file: "[" + said("user", "u") + "," + said("assistant", "look") + "," + said("user", "ra") + "," + said("assistant", "done") + "]",
+			want: [][]string{{
+				list(messages, user),
+				list(messages, user, textual("call_1", "look", "bash"), observed("call_1", "ra")),
+			}},
 		},
 		{
 			name: "mini-SWE-agent: tool calls",
@@ -274,10 +287,10 @@ func show(conversations [][]string) string {
 
 const claudeSession = `{"type":"summary","summary":"x","leafUuid":"z"}
 {"type":"user","uuid":"1","isSidechain":false,"message":{"role":"user","content":"u"}}
-{"type":"assistant","uuid":"2","message":{"id":"m","model":"x","role":"assistant","content":[{"type":"text","text":"t"}],"usage":{"input_tokens":1}}}
-{"type":"assistant","uuid":"3","message":{"id":"m","role":"assistant","content":[{"type":"tool_use","id":"a","name":"Read","input":{}}]}}
+{"type":"assistant","uuid":"2","message":{"id":"m","model":"x","role":"assistant","content":[{"type":"text","text":"t"}]}}
+{"type":"assistant","uuid":"3","message":{"id":"m","role":"assistant","content":[{"type":"tool_use","id":"a","name":"Read"}]}}
 {"type":"user","uuid":"4","toolUseResult":"long","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"ra"}]}}
-{"type":"assistant","uuid":"5","message":{"id":"m","role":"assistant","content":[{"type":"tool_use","id":"b","name":"Read","input":{}}]}}
+{"type":"assistant","uuid":"5","message":{"id":"m","role":"assistant","content":[{"type":"tool_use","id":"b","name":"Read"}]}}
 {"type":"user","uuid":"6","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"b","content":"rb"}]}}
 {"type":"assistant","uuid":"7","isApiErrorMessage":true,"message":{"role":"assistant","content":[{"type":"text","text":"overloaded"}]}}
 {"type":"assistant","uuid":"8","message":{"id":"n","role":"assistant","content":[{"type":"text","text":"done"}]}}
@@ -287,7 +300,8 @@ const claudeSession = `{"type":"summary","summary":"x","leafUuid":"z"}
 func said(role, content string) string { return `{"role":"` + role + `","content":"` + content + `"}` }
 
 func claude(role, uuid, parent, content, more string) string {
-	return `{"type":"` + role + `","uuid":"` + uuid + `","parentUuid":"` + parent + `","message":` + said(role, content) + more + `}`
+	return `{"type":"` + role + `","uuid":"` + uuid + `","parentUuid":"` + parent + `","message":` +
+		said(role, content) + more + `}`
 }
 
 func codex(kind, payload string) string {
@@ -301,7 +315,8 @@ func TestTimes(t *testing.T) {
 			claude("assistant", "2", "", "a", `,"timestamp":"2026-01-01T00:00:07Z"`),
 			claude("user", "3", "", "v", `,"timestamp":"2026-01-01T00:10:00Z"`),
 			claude("assistant", "4", "", "b", `,"timestamp":"2026-01-01T00:10:07Z"`)),
-		"mini-SWE-agent": `{"info":{},"messages":[{"role":"user","content":"u","extra":{"timestamp":1767225605.25}},{"role":"assistant","content":"a"},
+		"mini-SWE-agent": `{"info":{},"messages":[
+			{"role":"user","content":"u","extra":{"timestamp":1767225605.25}},{"role":"assistant","content":"a"},
 			{"role":"user","content":"v","extra":{"timestamp":1767226200}},{"role":"assistant","content":"b"}]}`,
 	} {
 		found, err := Read([]byte(file))

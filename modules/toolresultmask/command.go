@@ -27,8 +27,9 @@ import (
 
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
-		Name:  "mask-conversation",
-		Usage: "[--config <path> [--adapter <name>]] [--route <name>] [--bill [--cache-ttl <duration>] [--json] [<file or folder>...]] [< request.json]",
+		Name: "mask-conversation",
+		Usage: "[--config <path> [--adapter <name>]] [--route <name>] " +
+			"[--bill [--cache-ttl <duration>] [--json] [<file or folder>...]] [< request.json]",
 		Short: "Shows what tool_result_mask makes of a request to a model",
 		Long: `
 Reads the body of a request to a model on standard input, masks old tool results

@@ -90,17 +90,18 @@ const maxTranscript = 256 << 20
 func transcriptsIn(paths []string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for _, path := range paths {
-			err := filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
-				inFolder := name != path && !slices.Contains([]string{".json", ".jsonl", ".traj"}, filepath.Ext(name))
-				if err == nil && (entry.IsDir() || inFolder) {
+			stopped := false
+			_ = filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
+				named := name == path || slices.Contains([]string{".json", ".jsonl", ".traj"}, filepath.Ext(name))
+				if err == nil && (entry.IsDir() || !named) {
 					return nil
 				}
-				if !yield(name, err) {
+				if stopped = !yield(name, err); stopped {
 					return fs.SkipAll
 				}
 				return nil
 			})
-			if err != nil {
+			if stopped {
 				return
 			}
 		}
@@ -295,11 +296,12 @@ func (t *replayTable) end(s replaySummary) error {
 	case s.Transcripts == 0:
 		return nil
 	case t.alone:
-		_, err := fmt.Fprintf(t.out, "%d requests, %d moves: %.2f of the tokens, %.2f of the bill\n", s.Requests, s.Moves, s.TokensRatio, s.BillRatio)
+		_, err := fmt.Fprintf(t.out, "%d requests, %d moves: %.2f of the tokens, %.2f of the bill\n",
+			s.Requests, s.Moves, s.TokensRatio, s.BillRatio)
 		return err
 	}
-	_, err := fmt.Fprintf(t.out, "%d transcripts, %d requests, %d moves: %.2f of the tokens, %.2f of the bill (median %.2f, worst %.2f); "+
-		"%d bills raised, %d by more than 2 %%, %d by more than 5 %%\n",
+	_, err := fmt.Fprintf(t.out, "%d transcripts, %d requests, %d moves: %.2f of the tokens, "+
+		"%.2f of the bill (median %.2f, worst %.2f); %d bills raised, %d by more than 2 %%, %d by more than 5 %%\n",
 		s.Transcripts, s.Requests, s.Moves, s.TokensRatio, s.BillRatio, s.Median, s.Worst, s.Raised, s.RaisedBy2, s.RaisedBy5)
 	return err
 }

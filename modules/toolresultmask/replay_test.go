@@ -68,9 +68,11 @@ func TestReplay(t *testing.T) {
 // What was not used for too long costs as much as if it had never been sent.
 func TestReplayExpires(t *testing.T) {
 	line := func(minute int, role, content string) string {
-		return fmt.Sprintf(`{"type":"%s","uuid":"%d","timestamp":"2026-01-01T00:%02d:00Z","message":{"role":"%[1]s","content":"%[4]s"}}`+"\n", role, minute, minute, content)
+		return fmt.Sprintf(`{"type":%q,"timestamp":"2026-01-01T00:%02d:00Z","message":{"role":%[1]q,"content":%[3]q}}`+"\n",
+			role, minute, content)
 	}
-	file := transcriptOf(t, line(0, "user", strings.Repeat("A", 40_000))+line(1, "assistant", "a")+line(10, "user", "u")+line(11, "assistant", "b"))
+	file := transcriptOf(t, line(0, "user", strings.Repeat("A", 40_000))+line(1, "assistant", "a")+
+		line(10, "user", "u")+line(11, "assistant", "b"))
 	for ttl, read := range map[time.Duration]bool{0: true, 5 * time.Minute: false, 10 * time.Minute: true} {
 		report := billOf(t, `{}`, ttl, file)
 		if got := report.Transcripts[0].Each[1].Read > 0; got != read {
@@ -82,10 +84,13 @@ func TestReplayExpires(t *testing.T) {
 func TestReplaySummary(t *testing.T) {
 	var sum replaySummary
 	for _, ratio := range []float64{1.03, .5, 1.1, 1.01} {
-		sum.add(billedTranscript{Requests: 2, Unmasked: 100, Sent: 80, CostUnmasked: 100, Cost: 100 * ratio, BillRatio: ratio, Moves: 1})
+		sum.add(billedTranscript{
+			Requests: 2, Unmasked: 100, Sent: 80, CostUnmasked: 100, Cost: 100 * ratio, BillRatio: ratio, Moves: 1,
+		})
 	}
 	got := fmt.Sprintf("%d %d %d %.2f %.2f %.2f %.2f %d %d %d",
-		sum.Transcripts, sum.Requests, sum.Moves, sum.TokensRatio, sum.BillRatio, sum.Median, sum.Worst, sum.Raised, sum.RaisedBy2, sum.RaisedBy5)
+		sum.Transcripts, sum.Requests, sum.Moves, sum.TokensRatio, sum.BillRatio, sum.Median, sum.Worst,
+		sum.Raised, sum.RaisedBy2, sum.RaisedBy5)
 	if want := "4 8 4 0.80 0.91 1.02 1.10 3 2 1"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
