@@ -131,7 +131,7 @@ func (r *lineReader) claude(l *line) error {
 	}
 	name := r.chain(l)
 	r.chains[l.UUID] = name
-	if l.Failed || m.Content == nil {
+	if l.Failed || len(bytes.Trim(m.Content, "[] \t\r\n")) == 0 {
 		return nil
 	}
 	if l.Summary {

@@ -288,6 +288,7 @@ func show(conversations [][]string) string {
 const claudeSession = `{"type":"summary","summary":"x","leafUuid":"z"}
 {"type":"user","uuid":"1","isSidechain":false,"message":{"role":"user","content":"u"}}
 {"type":"assistant","uuid":"2","message":{"id":"m","model":"x","role":"assistant","content":[{"type":"text","text":"t"}]}}
+{"type":"assistant","uuid":"2b","message":{"id":"m","role":"assistant","content":[ ]}}
 {"type":"assistant","uuid":"3","message":{"id":"m","role":"assistant","content":[{"type":"tool_use","id":"a","name":"Read"}]}}
 {"type":"user","uuid":"4","toolUseResult":"long","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"ra"}]}}
 {"type":"assistant","uuid":"5","message":{"id":"m","role":"assistant","content":[{"type":"tool_use","id":"b","name":"Read"}]}}
