@@ -15,8 +15,9 @@ import (
 // its end, show whether it failed. What lies between is never read.
 const reach = 4 << 10
 
-// short is how many bytes a result has at most that may be nothing but an error.
-const short = 800
+// maxMessage is how many bytes a result has at most that may be nothing but the message
+// of an error.
+const maxMessage = 800
 
 // reportsFailure reports whether a result is that of a call that failed, as a reader
 // who looks at its first and last lines sees it. Unlike mentionsError it takes no
@@ -26,7 +27,7 @@ func (c *Conversation) reportsFailure(r *result) bool {
 	if len(texts) == 0 {
 		return false
 	}
-	room := slices.Grow(c.scratch[:0], 4*reach)
+	room := slices.Grow(c.scratch[:0], 6*reach)
 	head, whole := beginning(room, c.text(texts[0]))
 	for len(texts) > 1 && isBlank(head) {
 		texts = texts[1:]
@@ -51,7 +52,8 @@ func beginning(dst, body []byte) (text []byte, whole bool) {
 	return jsonspan.AppendText(dst, body[:n]), n == len(body)
 }
 
-// ending appends to dst, which is empty, the last lines of the text that body stands for.
+// ending appends to dst, which is empty, the last lines of the text that body stands
+// for.
 func ending(dst, body []byte) []byte {
 	for size := reach + reach/4; ; size *= 2 {
 		start := max(len(body)-size, 0)
@@ -62,8 +64,8 @@ func ending(dst, body []byte) []byte {
 		if start == 0 && len(text) <= reach {
 			return text
 		}
-		// The first character may be the rest of one.
-		if start > 0 && len(text) < reach+maxEscape {
+		// It may begin with the rest of a character, which is not what it stands for.
+		if start > 0 && len(text) < reach+2*maxEscape {
 			continue
 		}
 		text = text[len(text)-reach:]
@@ -81,7 +83,7 @@ func failed(head, tail []byte, whole bool) bool {
 	if fails || object && whole {
 		return fails
 	}
-	short := whole && len(head) <= short
+	message := whole && len(head) <= maxMessage
 	var lines [firstSeen + lastSeen][]byte
 	first := firstLines(lines[:0:firstSeen], head)
 	last := lastLines(lines[firstSeen:firstSeen], tail)
@@ -111,7 +113,8 @@ func failed(head, tail []byte, whole bool) bool {
 	case !listing && isError(lastStatement(last)), slices.ContainsFunc(first, isHeading):
 		return true
 	}
-	return whole && (isTrace(first[0]) || hasAnyPrefix(first[0], "error: ")) || short && !numbered(first[0]) && beginsAsError(first[0])
+	return whole && (isTrace(first[0]) || hasAnyPrefix(first[0], "error: ")) ||
+		message && !numbered(first[0]) && beginsAsError(first[0])
 }
 
 // How many lines are looked at: first ones, last ones, and last ones that may tell an
@@ -122,19 +125,33 @@ const (
 	codeSeen  = 6
 )
 
-// Members of an object that say how a call went.
-var outcomeMembers = jsonspan.CompilePaths(
-	"error", "errors", "isError", "is_error",
-	"ok", "success",
-	"status",
-	"exit_code", "exitCode", "returncode", "return_code", "metadata.exit_code",
-)
+// outcomes are the members of an object that say how a call went, and when they say
+// that it failed.
+var outcomes = []struct {
+	path  string
+	fails func(literal []byte) bool
+}{
+	{"error", notEmpty},
+	{"errors", notEmpty},
+	{"isError", notEmpty},
+	{"is_error", notEmpty},
+	{"ok", isFalse},
+	{"success", isFalse},
+	{"status", isFailedStatus},
+	{"exit_code", notEmpty},
+	{"exitCode", notEmpty},
+	{"returncode", notEmpty},
+	{"return_code", notEmpty},
+	{"metadata.exit_code", notEmpty},
+}
 
-const ( // the first of the paths
-	ofSuccess = 4
-	ofStatus  = 6
-	ofCode    = 7
-)
+var outcomePaths = func() *jsonspan.Paths {
+	var paths []string
+	for _, outcome := range outcomes {
+		paths = append(paths, outcome.path)
+	}
+	return jsonspan.CompilePaths(paths...)
+}()
 
 // objectFails reports whether text is the beginning of a JSON object, and whether
 // that says that something failed.
@@ -143,38 +160,36 @@ func objectFails(text []byte) (fails, is bool) {
 	if len(text) == 0 || text[0] != '{' {
 		return false, false
 	}
-	err := outcomeMembers.Find(text, func(path int, v jsonspan.Value) {
-		literal := text[v.Start:v.End]
-		switch {
-		case path < ofSuccess:
-			fails = fails || !empty(literal)
-		case path < ofStatus:
-			fails = fails || v.Kind == jsonspan.False
-		case path < ofCode:
-			fails = fails || failedStatus(string(bytes.ToLower(bytes.Trim(literal, `"`))))
-		default:
-			fails = fails || v.Kind == jsonspan.Number && string(literal) != "0"
-		}
+	err := outcomePaths.Find(text, func(path int, v jsonspan.Value) {
+		fails = fails || outcomes[path].fails(text[v.Start:v.End])
 	})
-	return fails, err == nil || errors.Is(err, jsonspan.ErrDuplicate) || errors.Is(err, io.ErrUnexpectedEOF)
+	is = err == nil || errors.Is(err, jsonspan.ErrDuplicate) || errors.Is(err, io.ErrUnexpectedEOF)
+	return fails, is
 }
 
-// empty reports whether a JSON value means nothing.
-func empty(literal []byte) bool {
+// notEmpty reports whether a JSON value means something: it is not null, false, 0, or
+// without content.
+func notEmpty(literal []byte) bool {
 	switch string(literal) {
 	case "null", "false", "0", `""`:
-		return true
+		return false
 	}
-	inner := bytes.TrimSpace(literal[1:max(len(literal)-1, 1)])
-	return len(inner) == 0 && (literal[0] == '{' || literal[0] == '[')
+	if literal[0] == '{' || literal[0] == '[' {
+		return len(bytes.TrimSpace(literal[1:len(literal)-1])) > 0
+	}
+	return true
 }
 
-func failedStatus(status string) bool {
+func isFalse(literal []byte) bool { return string(literal) == "false" }
+
+// isFailedStatus reports whether a status is that of a failure, in words or of HTTP.
+func isFailedStatus(literal []byte) bool {
+	status := string(bytes.ToLower(bytes.Trim(literal, `"`)))
 	switch status {
 	case "error", "failed", "failure", "fail":
 		return true
 	}
-	return len(status) == 3 && (status[0] == '4' || status[0] == '5') && digits(status) == 3 // of HTTP
+	return len(status) == 3 && (status[0] == '4' || status[0] == '5') && digits(status) == 3
 }
 
 // simplify returns a line as a terminal shows it, without colors, in lower case and
@@ -243,15 +258,16 @@ func isTrailer(line []byte) bool {
 		return hasAnyPrefix(line, "</") && end == '>'
 	}
 	return string(line) == "bash-$" || string(line) == "```" || statedCode(line) != unstated ||
-		hasAnyPrefix(line, "shell cwd was reset", "error: (none)", "signal: ", "background pids: ", "process group pgid: ")
+		hasAnyPrefix(line, "shell cwd was reset", "error: (none)", "signal: ", "background pids: ", "process group ")
 }
 
 // lastStatement returns the last line that says something itself: not the source that
 // a compiler quotes below an error, nor a hint.
 func lastStatement(last [][]byte) []byte {
 	for _, line := range last {
-		quoted := bytes.TrimLeft(line, "0123456789 ")
-		if quoted = bytes.TrimLeft(quoted, "^~|"); len(quoted) > 0 && len(quoted) == len(line) && !hasAnyPrefix(line, "hint: ", "note: ", "= ", "[notice] ", "╰") {
+		number := len(line) - len(bytes.TrimLeft(line, "0123456789 "))
+		quoted := number < len(line) && strings.IndexByte("^~|", line[number]) >= 0
+		if !quoted && !hasAnyPrefix(line, "hint: ", "note: ", "= ", "[notice] ", "╰") {
 			return line
 		}
 	}
@@ -368,9 +384,9 @@ func isFailedSummary(line []byte) bool {
 	if len(line) > maxSummary || numbered(line) {
 		return false
 	}
-	return string(line) == "fail" || hasAnyPrefix(line, "fail\t", "--- fail: ", "failed (", "test result: failed", "make: ***",
-		"ninja: build stopped", "npm err!", "npm error", "error: could not compile", "error: aborting due to",
-		"collect2: error", "compilation terminated") ||
+	return string(line) == "fail" ||
+		hasAnyPrefix(line, "fail\t", "--- fail: ", "failed (", "test result: failed", "make: ***", "ninja: build stopped",
+			"npm err!", "npm error", "error: could not compile", "collect2: error", "compilation terminated") ||
 		bytes.Contains(line, []byte("build failure")) || bytes.Contains(line, []byte("build failed")) ||
 		countsFailures(line)
 }
@@ -390,7 +406,7 @@ func countsFailures(line []byte) bool {
 			if !is {
 				continue
 			}
-			if endsInCount(line[:i]) && endsCount(after) || word[len(word)-1] == 's' && beginsItem(line[:i]) && isCount(after) {
+			if endsInCount(line[:i]) && endsCount(after) || beginsItem(line[:i]) && isCount(after) {
 				return true
 			}
 			break
@@ -403,14 +419,15 @@ func countsFailures(line []byte) bool {
 func endsInCount(text []byte) bool {
 	text, spaced := bytes.CutSuffix(text, []byte(" "))
 	rest := bytes.TrimRight(text, "0123456789")
-	return spaced && len(bytes.TrimLeft(text[len(rest):], "0")) > 0 && (len(rest) == 0 || strings.IndexByte(" (,|=", rest[len(rest)-1]) >= 0)
+	return spaced && len(bytes.TrimLeft(text[len(rest):], "0")) > 0 &&
+		(len(rest) == 0 || strings.IndexByte(" (,|=", rest[len(rest)-1]) >= 0)
 }
 
 // endsCount reports whether what is counted is not the beginning of a longer name,
 // such as "failed attempts".
 func endsCount(after []byte) bool {
 	return len(after) == 0 || strings.IndexByte(",;)|", after[0]) >= 0 || string(after) == "." ||
-		hasAnyPrefix(after, " in ", " (", " |", " =", " and ", " generated", " found", " out of ", " total", " from ", ", ", ". ")
+		hasAnyPrefix(after, ". ", " in ", " (", " |", " =", " and ", " generated", " found", " of ", " out of ", " total")
 }
 
 // beginsItem reports whether what follows text is the first of a line, or of an item
@@ -432,14 +449,14 @@ func isHeading(line []byte) bool { return string(line) == "error:" || string(lin
 
 // isError reports whether a line that ends a text says that it ended in an error.
 func isError(line []byte) bool {
-	line = bytes.TrimLeftFunc(line, func(r rune) bool { return r == ' ' || r > unicode.MaxASCII && !unicode.IsLetter(r) })
-	if lead, what, is := bytes.Cut(line, []byte(": ")); is && len(lead) <= maxLead && !bytes.ContainsAny(lead, "\"'`(=") &&
-		hasAnySuffix(lead, "error", "exception", "failed", "failure", "notfound") {
+	line = bytes.TrimLeftFunc(line, isSymbol)
+	if name, what, is := bytes.Cut(line, []byte(": ")); is && isErrorName(name) {
 		return string(what) != "(none)" && string(what) != "none" && string(what) != "null" && string(what) != "0"
 	}
-	if hasAnyPrefix(line, "error ", "error[", "fatal: ", "failed to ", "e: ", "[error]", "curl: (", "/bin/sh: ", "/bin/bash: ",
-		"bash: ", "sh: ", "zsh: ", "segmentation fault", "aborted (core dumped)", "command timed out", "automatic merge failed") ||
-		hasAnySuffix(line, ": not found", " failed", " failed.", " failed!", "exception", "format error") && len(line) <= maxLead {
+	if hasAnyPrefix(line, "error ", "error[", "fatal: ", "failed to ", "e: ", "[error]", "curl: (", "segmentation fault",
+		"/bin/sh: ", "/bin/bash: ", "bash: ", "sh: ", "zsh: ", "aborted (core dumped)", "command timed out",
+		"automatic merge failed") ||
+		len(line) <= maxErrorName && hasAnySuffix(line, ": not found", " failed", " failed.", " failed!") {
 		return true
 	}
 	for _, phrase := range [...]string{": error: ", ": fatal error: ", "): error ", "an error occurred"} {
@@ -447,22 +464,36 @@ func isError(line []byte) bool {
 			return true
 		}
 	}
-	for _, phrase := range [...]string{"no such file or directory", "permission denied", "command not found", "connection refused"} {
-		if _, after, has := bytes.Cut(line, []byte(phrase)); has && (len(after) == 0 || strings.IndexByte(":. ", after[0]) >= 0) {
+	for _, reason := range [...]string{
+		"no such file or directory", "permission denied", "command not found", "connection refused",
+	} {
+		_, after, is := bytes.Cut(line, []byte(reason))
+		if is && (len(after) == 0 || strings.IndexByte(":. ", after[0]) >= 0) {
 			return true
 		}
 	}
 	return false
 }
 
-// maxLead is how long that which names an error is at most.
-const maxLead = 100
+// isSymbol reports whether a character is a blank or a sign such as ✗.
+func isSymbol(r rune) bool { return r == ' ' || r > unicode.MaxASCII && !unicode.IsLetter(r) }
+
+// isErrorName reports whether that which comes before a colon names an error, such as
+// java.io.IOException, and is not source code.
+func isErrorName(name []byte) bool {
+	return len(name) <= maxErrorName && !bytes.ContainsAny(name, "\"'`(=") &&
+		hasAnySuffix(name, "error", "exception", "failed", "failure", "notfound")
+}
+
+// maxErrorName is how long the name of an error is at most.
+const maxErrorName = 100
 
 // beginsAsError reports whether the first line of a short text says that it is an
 // error.
 func beginsAsError(line []byte) bool {
-	return isError(line) || hasAnyPrefix(line, "error", "traceback", "exception", "failed", "failure", "fatal", "invalid ",
-		"unable to ", "cannot ", "could not ", "access denied", "enoent", "mcp error", "unknown tool", "<error", "<tool_use_error")
+	return isError(line) || hasAnyPrefix(line, "error", "traceback", "exception", "failed", "failure", "fatal", "<error",
+		"invalid ", "unable to ", "cannot ", "could not ", "access denied", "enoent", "mcp error", "unknown tool",
+		"<tool_use_error")
 }
 
 func hasAnyPrefix(line []byte, prefixes ...string) bool {

@@ -244,7 +244,7 @@ func TestConversation(t *testing.T) {
 		kept("T17 an exit code with keep_errors precise", precisely, `"`+long+`\nexit code: 2"`),
 		kept("T17 JSON that says error with keep_errors precise", precisely, `"{\"error\":1}"`),
 		old("T17 JSON without an error with keep_errors precise", precisely, `"{\"error\":null}"`, 14),
-		old("T17 a mention with keep_errors precise", precisely, `"def f():\n    raise Exception(1)\n\nf()"`, 37),
+		old("T17 a mention with keep_errors precise", precisely, `"def f():\n    raise Exception(1)\n\nf()"`, 36),
 		kept("T18 traceback", nil, `"… a TRACEBACK …"`),
 		kept("T18 exception", nil, `"java.lang.RuntimeException"`),
 		kept("T18 timeout", nil, `"Timeout!"`),
