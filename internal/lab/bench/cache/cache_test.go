@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
@@ -34,8 +35,8 @@ func tinyRun() run {
 func billOf(t *testing.T, r run, policy chat.Policy, minimum int) account {
 	t.Helper()
 	var c chat.Conversation
-	sessions := openSessions([]chat.Policy{policy}, minimum)
-	if err := play(&c, r, sessions); err != nil {
+	sessions := openSessions([]row{{policy: policy}}, minimum)
+	if err := play(&c, r, sessions, 0); err != nil {
 		t.Fatal(err)
 	}
 	return sessions[0].account
@@ -94,11 +95,11 @@ func TestBillOfTinyRun(t *testing.T) {
 }
 
 func TestPolicyThatMasksNothingCostsTheSame(t *testing.T) {
-	r := newRun(1, 0, 30)
+	r := newRun(1, 0, bulky(30))
 	none := billOf(t, r, chat.Policy{}, 1024)
 	for name, policy := range map[string]chat.Policy{
 		"a window as long as the run": {WindowTurns: 30, KeepErrors: chat.ErrorsOn},
-		"no result is long enough":    {WindowTurns: 8, MinChars: maxResult + 100},
+		"no result is long enough":    {WindowTurns: 8, MinChars: 70_000},
 		"no step pays":                {WindowTurns: 8, ClearAtLeast: 1_000_000},
 	} {
 		if got := billOf(t, r, policy, 1024); got != none {
@@ -115,11 +116,11 @@ func TestSteppedBreaksAtStepsOnly(t *testing.T) {
 	)
 	s := session{policy: &chat.Policy{WindowTurns: 8, StepTurns: 16, KeepErrors: chat.ErrorsOn}}
 	turns := 0
-	for body := range newRun(1, 0, 80).requests() {
+	for body := range newRun(1, 0, bulky(80)).requests() {
 		if err := c.Parse(body); err != nil {
 			t.Fatal(err)
 		}
-		broken, err := s.send(&c, body)
+		broken, err := s.send(&c, body, time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,74 +136,101 @@ func TestSteppedBreaksAtStepsOnly(t *testing.T) {
 
 // What the comment of the package says of the runs.
 func TestRunsAreAsDescribed(t *testing.T) {
-	var (
-		c       chat.Conversation
-		sizes   []int
-		replies []int
-		total   int
-		growth  int
-	)
-	const runs, turns = 40, 150
-	for i := range uint64(runs) {
-		r := newRun(1, i, turns)
-		var body []byte
-		for body = range r.requests() {
-		}
-		if err := c.Parse(body); err != nil {
-			t.Fatal(err)
-		}
-		if got := c.Mask(&chat.Policy{}).Turns; got != turns {
-			t.Fatalf("run %d has %d turns", i, got)
-		}
-		for result := range c.Results(&chat.Policy{}) {
-			sizes = append(sizes, result.Chars)
-			total += result.Chars
-		}
-		for _, turn := range r.turns {
-			replies = append(replies, bytes.Index(turn.reply, []byte(`","tool_calls"`))-len(`,{"role":"assistant","content":"`))
-		}
-		growth += len(body) - len(r.opening)
-		between(t, "tokens of tools and system prompt", len(r.opening)/chat.CharsPerToken, 5900, 6200)
+	for _, test := range []struct {
+		kind                                               kind
+		runs                                               int
+		turns, opening, median, mean, large, kept, precise [2]int
+	}{
+		{recorded[0], 200, [2]int{16, 20}, [2]int{6900, 7300}, [2]int{250, 700}, [2]int{1700, 2500}, [2]int{33, 43}, [2]int{25, 35}, [2]int{4, 7}},
+		{recorded[1], 200, [2]int{17, 21}, [2]int{1200, 1350}, [2]int{180, 280}, [2]int{900, 1300}, [2]int{20, 27}, [2]int{15, 20}, [2]int{10, 14}},
+		{bulky(60), 40, [2]int{60, 60}, [2]int{5500, 5700}, [2]int{1400, 1800}, [2]int{3600, 4600}, [2]int{62, 72}, [2]int{4, 6}, [2]int{4, 6}},
+	} {
+		t.Run(test.kind.name, func(t *testing.T) {
+			var (
+				c                          chat.Conversation
+				turns, sizes               []int
+				total, large, kept, failed int
+			)
+			all := chat.Policy{WindowTurns: 1}
+			for i := range uint64(test.runs) {
+				r := newRun(1, i, test.kind)
+				turns = append(turns, len(r.turns))
+				between(t, "tokens of tools and instructions", len(r.opening)/chat.CharsPerToken, test.opening)
+				var body []byte
+				for body = range r.requests() {
+				}
+				if err := c.Parse(body); err != nil {
+					t.Fatal(err)
+				}
+				old := c.Mask(&all).Results
+				for result := range c.Results(&all) {
+					sizes = append(sizes, result.Chars)
+					total += result.Chars
+					if result.Chars >= 800 {
+						large++
+					}
+				}
+				kept += old - c.Mask(&chat.Policy{WindowTurns: 1, KeepErrors: chat.ErrorsOn}).Results
+				failed += old - c.Mask(&chat.Policy{WindowTurns: 1, KeepErrors: chat.ErrorsPrecise}).Results
+			}
+			slices.Sort(turns)
+			slices.Sort(sizes)
+			between(t, "median of the turns", turns[len(turns)/2], test.turns)
+			between(t, "median of the results", sizes[len(sizes)/2], test.median)
+			between(t, "mean of the results", total/len(sizes), test.mean)
+			between(t, "percent of 800 characters and more", 100*large/len(sizes), test.large)
+			between(t, "percent that keep_errors on keeps", 100*kept/len(sizes), test.kept)
+			between(t, "percent that keep_errors precise keeps", 100*failed/len(sizes), test.precise)
+		})
 	}
-	slices.Sort(sizes)
-	slices.Sort(replies)
-	between(t, "median of the results", sizes[len(sizes)/2], 1350, 1650)
-	between(t, "mean of the results", total/len(sizes), 3600, 4400)
-	between(t, "longest result", sizes[len(sizes)-1], 50_000, maxResult+20)
-	between(t, "calls in a hundred turns", 100*len(sizes)/(runs*turns), 125, 135)
-	between(t, "median of the texts", replies[len(replies)/2]/chat.CharsPerToken, 38, 42)
-	between(t, "tokens added per turn", growth/(runs*turns)/chat.CharsPerToken, 1350, 1650)
 }
 
-func between(t *testing.T, what string, got, low, high int) {
+func between(t *testing.T, what string, got int, want [2]int) {
 	t.Helper()
-	if got < low || got > high {
-		t.Errorf("%s: %d, want %d to %d", what, got, low, high)
+	if got < want[0] || got > want[1] {
+		t.Errorf("%s: %d, want %d to %d", what, got, want[0], want[1])
 	}
 }
 
-// One in twenty results looks like an error, and no other does.
-func TestErrorsAreKept(t *testing.T) {
-	var (
-		c               chat.Conversation
-		results, masked int
-	)
-	for i := range uint64(40) {
-		var body []byte
-		for body = range newRun(1, i, 150).requests() {
-		}
-		if err := c.Parse(body); err != nil {
+// No policy that is recommended raises the bill of a run by more than 5 %, with pauses or
+// without, nor those of runs as they are recorded by more than 2 % in one of a hundred, and
+// long runs become cheaper.
+func TestRecommendedPolicies(t *testing.T) {
+	s := settings{prices: bill.Prices{Read: .1, Write: 1.25}, minimum: bill.Minimum, window: 8, turns: []int{60, 150},
+		runs: 100, pauses: 4, seed: 1}
+	rows := s.rows()
+	atMost := map[string]float64{"patches, 40 turns and more": 1, "bulky, 60 turns": 0.85, "bulky, 150 turns": 0.52}
+	raised := make([]int, len(rows))
+	for _, k := range s.kinds() {
+		outcomes, err := simulate(s, k, rows)
+		if err != nil {
 			t.Fatal(err)
 		}
-		all := c.Mask(&chat.Policy{WindowTurns: 1}).Results
-		results += all
-		masked += c.Mask(&chat.Policy{WindowTurns: 1, KeepErrors: chat.ErrorsOn}).Results
+		for i, row := range rows {
+			if !row.recommended {
+				continue
+			}
+			limit, long := atMost[k.name]
+			if !long {
+				limit = 1.005
+				raised[i] += outcomes[i][0].raised2
+			}
+			for pauses, o := range outcomes[i] {
+				if ratio := o.bill / outcomes[0][pauses].bill; o.raised5 > 0 || ratio > limit {
+					t.Errorf("%s, %s, pauses %d: %.3f of the bill, worst %.3f", k.name, row.name, pauses, ratio, o.worst)
+				}
+			}
+		}
 	}
-	between(t, "errors in ten thousand results", 10_000*(results-masked)/results, 450, 550)
+	for i, row := range rows {
+		if raised[i] > len(recorded)*s.runs/100 {
+			t.Errorf("%s: %d bills raised by more than 2 %%", row.name, raised[i])
+		}
+	}
 }
 
 func TestReportIsDeterministic(t *testing.T) {
-	s := settings{prices: bill.Prices{Read: .1, Write: 1.25, Output: 5}, minimum: 1024, window: 2, turns: []int{3, 6}, runs: 2, seed: 7}
+	s := settings{prices: bill.Prices{Read: .1, Write: 1.25, Output: 5}, minimum: 1024, window: 2, turns: []int{3, 6}, runs: 2, pauses: 4, seed: 7}
 	for name, markdown := range map[string]bool{"aligned": false, "markdown": true} {
 		t.Run(name, func(t *testing.T) {
 			var first, second bytes.Buffer
@@ -214,7 +242,8 @@ func TestReportIsDeterministic(t *testing.T) {
 			if first.String() != second.String() {
 				t.Errorf("not the same:\n%s%s", &first, &second)
 			}
-			for _, want := range []string{"read 0.1, write 1.25, output 5; window 2 turns; 2 runs of each length, seed 7", "3 turns: cost", "6 turns: cost", "sliding"} {
+			for _, want := range []string{"read 0.1, write 1.25, output 5; window 2 turns; 4% of requests after a pause; seed 7", "patches: 2 runs",
+				"bulky, 3 turns: 1 runs", "bulky, 6 turns", "sliding"} {
 				if !strings.Contains(first.String(), want) {
 					t.Errorf("%q is missing in:\n%s", want, &first)
 				}
@@ -230,6 +259,7 @@ func TestImpossibleSettings(t *testing.T) {
 		"-output": func(s *settings) { s.prices.Output = -1 },
 		"-window": func(s *settings) { s.window = 0 },
 		"-runs":   func(s *settings) { s.runs = 0 },
+		"-pauses": func(s *settings) { s.pauses = 101 },
 	} {
 		bad := good
 		spoil(&bad)
