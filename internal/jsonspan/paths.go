@@ -17,7 +17,7 @@ type Paths struct {
 type node struct {
 	path int // the path that ends here, or -1
 	keys []edge
-	each *node // every element of an array, every member of an object
+	each *node // every element of an array, every other member of an object
 }
 
 // maxKeys is how many keys of one object paths may name: a bit each in finder.object.
@@ -41,9 +41,9 @@ func (v Value) Body(data []byte) []byte { return data[v.Start+1 : v.End-1] }
 
 // CompilePaths makes Paths of places such as "params.name" or
 // "result.tools.*.name": keys divided by dots, * for every element of an array
-// or member of an object. A dot that is part of a key is written \. there. It
-// panics on an empty or repeated path and on a key beside *, for paths are written
-// by programmers.
+// or member of an object but those that another path names in its place. A dot that
+// is part of a key is written \. there. It panics on an empty or repeated path, for
+// paths are written by programmers.
 func CompilePaths(paths ...string) *Paths {
 	p := &Paths{root: node{path: -1}}
 	for i, path := range paths {
@@ -75,7 +75,7 @@ func cutKey(path string) (key, rest string, more bool) {
 
 func (n *node) grow(path, key string) *node {
 	switch {
-	case key == "", key == "*" && len(n.keys) > 0, key != "*" && n.each != nil, len(n.keys) == maxKeys:
+	case key == "", len(n.keys) == maxKeys:
 		panic(fmt.Sprintf("jsonspan: cannot follow path %q", path))
 	case key == "*" && n.each == nil:
 		n.each = &node{path: -1}

@@ -51,6 +51,40 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// A key beside * is that member, and * stands for the others, whoever looks.
+func TestKeysBesideAStar(t *testing.T) {
+	paths := CompilePaths("a.*", "a.b", "a.b.c", "*.b")
+	for text, want := range map[string][]string{
+		`{"a":{"x":1,"b":2}}`:       {`0=1`, `1=2`},
+		`{"a":{"b":{"c":3,"x":4}}}`: {`2=3`, `1={"c":3,"x":4}`},
+		`{"a":[{"b":1},5]}`:         {`0={"b":1}`, `0=5`},
+		`{"x":{"b":6,"c":7}}`:       {`3=6`},
+		`[{"b":8},{"a":{"b":9}}]`:   {`3=8`},
+	} {
+		if got, err := find(paths, text); !reflect.DeepEqual(got, want) || err != nil {
+			t.Errorf("%s: got %q, %v, want %q", text, got, err, want)
+		}
+		var watched, scalars []string
+		w := paths.Watch(func(path int, k Kind, literal []byte) {
+			if k != Key {
+				watched = append(watched, fmt.Sprintf("%d=%s", path, literal))
+			}
+		})
+		_, _ = w.Write([]byte(text))
+		for _, found := range want {
+			if !strings.HasSuffix(found, "}") {
+				scalars = append(scalars, found)
+			}
+		}
+		if !reflect.DeepEqual(watched, scalars) {
+			t.Errorf("%s: watched %q, want %q", text, watched, scalars)
+		}
+	}
+	if _, err := find(paths, `{"a":{"b":1,"b":2}}`); !errors.Is(err, ErrDuplicate) {
+		t.Errorf("a repeated key: %v", err)
+	}
+}
+
 // The limit on depth counts the containers that paths lead through, too.
 func TestFindAtTheLimitOfDepth(t *testing.T) {
 	paths := CompilePaths("a.*.b")
@@ -69,7 +103,7 @@ func TestFindAtTheLimitOfDepth(t *testing.T) {
 }
 
 func TestCompilePathsRefuses(t *testing.T) {
-	for _, paths := range [][]string{{""}, {"a."}, {"a", "a"}, {"a.*", "a.b"}, {"a.b", "a.*"}} {
+	for _, paths := range [][]string{{""}, {"a."}, {"a", "a"}, {"a.*", "a.*"}} {
 		func() {
 			defer func() {
 				if recover() == nil {
