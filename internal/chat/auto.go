@@ -207,7 +207,7 @@ func (l *ledger) clear(first int) {
 
 // Uncached reports whether the request is one of Anthropic's that does not ask for its
 // messages to be cached.
-func (c *Conversation) Uncached() bool { return c.cache.blocks && !c.cache.messages }
+func (c *Conversation) Uncached() bool { return c.list.format == toolUse && !c.cache.messages }
 
 // CachedForAnHour reports whether the request asks for that.
 func (c *Conversation) CachedForAnHour() bool { return c.cache.hour }

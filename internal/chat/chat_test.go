@@ -115,7 +115,7 @@ func renamesCalls(body []byte) bool {
 // before, to the byte, and what has been added. It moves only with the calls and
 // results of a turn, not with what is said after them.
 func TestPrefixStaysBetweenSteps(t *testing.T) {
-	elements := jsonspan.CompilePaths("messages.*", "input.*")
+	elements := jsonspan.CompilePaths("messages.*", "input.*", "contents.*", "request.contents.*")
 	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
 		p = clearing(r, p)
 		var whole Conversation
@@ -123,12 +123,17 @@ func TestPrefixStaysBetweenSteps(t *testing.T) {
 			return
 		}
 		var ends []int
-		_ = elements.Find(body, func(_ int, v jsonspan.Value) { ends = append(ends, v.End) })
+		rest := "]}"
+		_ = elements.Find(body, func(path int, v jsonspan.Value) {
+			ends = append(ends, v.End)
+			if path == 3 {
+				rest = "]}}"
+			}
+		})
 		var before []byte
 		var was state
 		var turns, calls, results int
 		for _, end := range ends {
-			const rest = "]}"
 			var c Conversation
 			if err := c.Parse(append(body[:end:end], rest...)); err != nil {
 				t.Fatal(err)

@@ -77,7 +77,8 @@ func TestBoundary(t *testing.T) {
 // T16: what is inside the content of a tool message is no result, whatever it says.
 func TestContentThatIsNoText(t *testing.T) {
 	for _, content := range []string{
-		`[{"type":"text","text":"x"}]`,
+		`[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"data:"}}]`,
+		`[{"type":"text","text":"x"},{"text":"x"}]`,
 		`[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"x"}]}]`,
 		`[{"type":"tool_result","tool_use_id":"a","content":"x"}]`,
 		`{"type":"text","text":"x","content":{"text":{"type":"text","text":"x"}}}`,

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"strconv"
+	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
@@ -30,6 +32,9 @@ type Conversation struct {
 	list    list
 	message message
 	block   block
+	called  []bool    // of each id: a call has it
+	waiting []waiting // the calls without an id that results may answer
+	queues  []queue   // of these calls, one of each tool
 	found   func(path int, v jsonspan.Value)
 
 	// While it is masked.
@@ -65,7 +70,7 @@ type call struct {
 
 // A result is what a tool has answered.
 type result struct {
-	id      value
+	id      value // none if its call has none
 	symbol  int32 // of its id, or noSymbol
 	texts   int32 // how many texts come before its own
 	n       int32 // how many it has: none if its content is something else
@@ -73,57 +78,120 @@ type result struct {
 	shift   int32 // by how much the body before it was longer, before it was masked
 	chars   int   // of all its texts
 	failed  bool  // it says itself that it is an error
+	unread  Unread
 	verdict [ErrorsPrecise + 1]verdict
 	loose   bool  // it is none of the last of its tool any more
 	shown   shown // what is sent of it
 	before  shown // what was sent of it before the boundary moved
 }
 
+// Unread is why an old result cannot be masked.
+type Unread uint8
+
+const (
+	readable    Unread = iota
+	NotText            // it is or has an image, or something else that is no text
+	NoCall             // no call belongs to it
+	UnknownKind        // it is an item of a kind that this package does not know
+	unreads
+)
+
+// String returns a word for it.
+func (u Unread) String() string {
+	return [unreads]string{NotText: "not_text", NoCall: "no_call", UnknownKind: "unknown_kind"}[u]
+}
+
 const noSymbol = -1
 
-// A list is what is known of messages or input as a whole.
+// A list is what is known of messages, input or contents as a whole.
 type list struct {
-	messages, input jsonspan.Kind // of these members
-	span            value         // the one that is a list
-	strange         bool          // it has elements that are no objects
-	open            bool          // of input: calls still join the last turn
-	spoke           bool          // the model has spoken since the last turn began
-	speaks          bool          // what came last is the model's
-	reply           int32         // where its last reply begins, or 0
+	lists, objects int32 // how many of these members are lists, and how many objects
+	span           value // the last one that is a list
+	format         word  // what the calls and results are, if not those of chat completions
+	strange        bool  // it has elements that are no objects
+	open           bool  // of input: calls still join the last turn
+	spoke          bool  // the model has spoken since the last turn began
+	heard          bool  // others have spoken since
+	round          int32 // counts how often the calls that wait were forgotten
+	oldest         int32 // of the calls that wait
+	speaks         bool  // what came last is the model's
+	reply          int32 // where its last reply begins, or 0
 }
 
 // caching is what a request says of the cache, as those of Anthropic do.
 type caching struct {
-	blocks   bool // it has blocks of tools, so it is a request of Anthropic's
 	opening  bool // tools or the system prompt are marked to be cached
 	messages bool // messages are
 	hour     bool // for an hour
 }
 
-// A message is an element of messages or input.
+// A waiting call has no id: results that have none, or one that no call has, answer
+// such calls in their order.
+type waiting struct {
+	id       int32 // a symbol, made of the name of its tool and a number
+	next     int32 // the next one of the same tool
+	answered bool
+}
+
+// A queue has the calls of a tool that wait.
+type queue struct {
+	round       int32 // the one that first and last are of
+	first, last int32
+	made        int32 // how many calls of this tool had no id so far
+}
+
+// A message is an element of messages, input or contents.
 type message struct {
 	role, kind word
+	failed     bool
+	odd        bool // its content has blocks that are no texts
 	toolCalls  jsonspan.Kind
 	content    value
-	id, name   value
-	calls      []call   // of tool_calls
+	id, itemID value
+	name, tool value
+	parts      []value  // the texts of its content
+	calls      []call   // of tool_calls or functionCall parts
 	uses       []call   // of tool_use blocks
-	results    []result // of tool_result blocks
+	results    []result // of tool_result blocks or functionResponse parts
+	tools      []value  // the names of the tools that these are of, where they tell
 	texts      int32    // how many texts there were before it
 }
 
-// A block is an element of content or tool_calls, or what an item of input has
+// A block is an element of content, parts or tool_calls, or what an item of input has
 // as its output.
 type block struct {
 	kind      word
 	failed    bool
-	strange   bool // its content has parts that are no texts
+	odd       bool // its content has parts that are no texts
+	oddShell  bool // its content has parts that are not what a shell has written
+	exitCode  bool // some shell has failed
 	id, useID value
 	name      value
 	content   value
-	partKind  word
-	partText  value
+	text      value
+	call      member // toolUse or functionCall
+	answer    member // toolResult or functionResponse
+	part      piece
 	texts     int32 // how many texts there were before it
+}
+
+// A member is an object in a block that has a call or a result.
+type member struct {
+	kind     jsonspan.Kind
+	failed   bool
+	id, name value
+	content  value
+}
+
+// A piece is a part of a result, which may be a text.
+type piece struct {
+	kind    word
+	text    value
+	stdout  value
+	stderr  value
+	object  value
+	members int32 // of this object
+	last    value // of these members
 }
 
 // The places that matter, in the order of the paths.
@@ -133,12 +201,15 @@ const (
 	inRole
 	inContent
 	inToolCallID
+	inToolName
+	inMessageName
 	inToolCalls
 	inToolCall
 	inToolCallsID
 	inFunctionName
 	inBlock
 	inBlockType
+	inBlockText
 	inBlockID
 	inBlockName
 	inToolUseID
@@ -147,16 +218,35 @@ const (
 	inBlockPart
 	inBlockPartType
 	inBlockPartText
+	inUse
+	inUseID
+	inUseName
+	inAnswer
+	inAnswerID
+	inAnswerStatus
+	inAnswerContent
+	inAnswerPart
+	inAnswerPartText
+	inAnswerPartJSON
+	inAnswerPartJSONMember
 	inInput
 	inItem
 	inItemType
 	inItemRole
 	inItemCallID
+	inItemID
 	inItemName
+	inItemStatus
 	inOutput
+	inOutputContent
+	inOutputSuccess
 	inOutputPart
 	inOutputPartType
 	inOutputPartText
+	inStdout
+	inStderr
+	inOutcome
+	inExitCode
 	inCacheControl
 	inCacheTTL
 	inSystemCacheControl
@@ -165,47 +255,106 @@ const (
 	inToolsCacheTTL
 	inBlockCacheControl
 	inBlockCacheTTL
+	inContents
+	inContentsMessage
+	inContentsRole
+	inParts
+	inPart
+	inCall
+	inCallID
+	inCallName
+	inResponse
+	inResponseID
+	inResponseName
+	inResponseParts
+	inResponseObject
+	inResponseError
+	inResponseMember
+	unwrapped // how many there are; those of Code Assist follow
 )
 
-var paths = jsonspan.CompilePaths(
-	"messages",
-	"messages.*",
-	"messages.*.role",
-	"messages.*.content",
-	"messages.*.tool_call_id",
-	"messages.*.tool_calls",
-	"messages.*.tool_calls.*",
-	"messages.*.tool_calls.*.id",
-	"messages.*.tool_calls.*.function.name",
-	"messages.*.content.*",
-	"messages.*.content.*.type",
-	"messages.*.content.*.id",
-	"messages.*.content.*.name",
-	"messages.*.content.*.tool_use_id",
-	"messages.*.content.*.is_error",
-	"messages.*.content.*.content",
-	"messages.*.content.*.content.*",
-	"messages.*.content.*.content.*.type",
-	"messages.*.content.*.content.*.text",
-	"input",
-	"input.*",
-	"input.*.type",
-	"input.*.role",
-	"input.*.call_id",
-	"input.*.name",
-	"input.*.output",
-	"input.*.output.*",
-	"input.*.output.*.type",
-	"input.*.output.*.text",
-	"cache_control",
-	"cache_control.ttl",
-	"system.*.cache_control",
-	"system.*.cache_control.ttl",
-	"tools.*.cache_control",
-	"tools.*.cache_control.ttl",
-	"messages.*.content.*.cache_control",
-	"messages.*.content.*.cache_control.ttl",
-)
+var paths = func() *jsonspan.Paths {
+	paths := []string{
+		"messages",
+		"messages.*",
+		"messages.*.role",
+		"messages.*.content",
+		"messages.*.tool_call_id",
+		"messages.*.tool_name",
+		"messages.*.name",
+		"messages.*.tool_calls",
+		"messages.*.tool_calls.*",
+		"messages.*.tool_calls.*.id",
+		"messages.*.tool_calls.*.function.name",
+		"messages.*.content.*",
+		"messages.*.content.*.type",
+		"messages.*.content.*.text",
+		"messages.*.content.*.id",
+		"messages.*.content.*.name",
+		"messages.*.content.*.tool_use_id",
+		"messages.*.content.*.is_error",
+		"messages.*.content.*.content",
+		"messages.*.content.*.content.*",
+		"messages.*.content.*.content.*.type",
+		"messages.*.content.*.content.*.text",
+		"messages.*.content.*.toolUse",
+		"messages.*.content.*.toolUse.toolUseId",
+		"messages.*.content.*.toolUse.name",
+		"messages.*.content.*.toolResult",
+		"messages.*.content.*.toolResult.toolUseId",
+		"messages.*.content.*.toolResult.status",
+		"messages.*.content.*.toolResult.content",
+		"messages.*.content.*.toolResult.content.*",
+		"messages.*.content.*.toolResult.content.*.text",
+		"messages.*.content.*.toolResult.content.*.json",
+		"messages.*.content.*.toolResult.content.*.json.*",
+		"input",
+		"input.*",
+		"input.*.type",
+		"input.*.role",
+		"input.*.call_id",
+		"input.*.id",
+		"input.*.name",
+		"input.*.status",
+		"input.*.output",
+		"input.*.output.content",
+		"input.*.output.success",
+		"input.*.output.*",
+		"input.*.output.*.type",
+		"input.*.output.*.text",
+		"input.*.output.*.stdout",
+		"input.*.output.*.stderr",
+		"input.*.output.*.outcome.type",
+		"input.*.output.*.outcome.exit_code",
+		"cache_control",
+		"cache_control.ttl",
+		"system.*.cache_control",
+		"system.*.cache_control.ttl",
+		"tools.*.cache_control",
+		"tools.*.cache_control.ttl",
+		"messages.*.content.*.cache_control",
+		"messages.*.content.*.cache_control.ttl",
+		"contents",
+		"contents.*",
+		"contents.*.role",
+		"contents.*.parts",
+		"contents.*.parts.*",
+		"contents.*.parts.*.functionCall",
+		"contents.*.parts.*.functionCall.id",
+		"contents.*.parts.*.functionCall.name",
+		"contents.*.parts.*.functionResponse",
+		"contents.*.parts.*.functionResponse.id",
+		"contents.*.parts.*.functionResponse.name",
+		"contents.*.parts.*.functionResponse.parts.*",
+		"contents.*.parts.*.functionResponse.response",
+		"contents.*.parts.*.functionResponse.response.error",
+		"contents.*.parts.*.functionResponse.response.*",
+	}
+	for _, path := range paths[inContents:] { // as Code Assist has them
+		paths = append(paths, "request."+path)
+	}
+	return jsonspan.CompilePaths(paths...)
+}()
 
 // A word is one of those that matter here.
 type word uint8
@@ -216,14 +365,40 @@ const (
 	assistant
 	user
 	tool
+	model
+	function
 	plainText
 	inputText
 	toolUse
 	toolResult
 	functionCall
+	localShellCall
+	shellCall
+	applyPatchCall
+	computerCall
+	toolSearchCall
 	functionCallOutput
+	localShellCallOutput
+	shellCallOutput
 	otherOutput // of another kind of call
+	failedStatus
+	errorStatus
+	timeoutOutcome
 )
+
+// builtin are the names of tools whose calls are items of a kind of their own.
+var builtin = [...][]byte{
+	localShellCall: []byte("local_shell"),
+	shellCall:      []byte("shell"),
+	applyPatchCall: []byte("apply_patch"),
+	computerCall:   []byte("computer"),
+	toolSearchCall: []byte("tool_search"),
+}
+
+// isOutput reports whether an item is what a tool has answered.
+func (w word) isOutput() bool {
+	return w == functionCallOutput || w == localShellCallOutput || w == shellCallOutput || w == otherOutput
+}
 
 // Parse reads the body of a request, which must stay as it is while c is used.
 // It fails with [ErrShape] if that is no conversation, and with an error of
@@ -240,11 +415,25 @@ func (c *Conversation) Parse(body []byte) error {
 	if err := paths.Find(body, c.found); err != nil {
 		return err
 	}
-	if c.list.strange || c.list.messages == jsonspan.BeginObject || c.list.input == jsonspan.BeginObject ||
-		(c.list.messages == jsonspan.BeginArray) == (c.list.input == jsonspan.BeginArray) {
+	if c.list.strange || c.list.lists != 1 || c.list.objects > 0 {
 		return ErrShape
 	}
 	return nil
+}
+
+// Format returns how the calls and results of the conversation are written.
+func (c *Conversation) Format() string {
+	switch c.list.format {
+	case toolUse:
+		return "messages"
+	case toolResult:
+		return "converse"
+	case functionCall:
+		return "responses"
+	case model:
+		return "gemini"
+	}
+	return "chat"
 }
 
 // Release forgets the body, so that c can be kept for another one.
@@ -257,7 +446,8 @@ func (c *Conversation) Release() {
 func (c *Conversation) Oversized() bool {
 	m := &c.message
 	things := cap(c.turns) + cap(c.calls) + cap(c.results) + cap(c.texts) + cap(c.spelled) + cap(c.known) + cap(c.tools) +
-		cap(m.calls) + cap(m.uses) + cap(m.results) + c.ids.cap() + c.names.cap()
+		cap(c.called) + cap(c.waiting) + cap(c.queues) +
+		cap(m.parts) + cap(m.calls) + cap(m.uses) + cap(m.results) + cap(m.tools) + c.ids.cap() + c.names.cap()
 	return things > 1<<16 || cap(c.decoded)+cap(c.scratch) > 1<<20
 }
 
@@ -266,15 +456,16 @@ func (c *Conversation) reset() {
 	c.ids.reset()
 	c.names.reset()
 	c.spelled, c.decoded = c.spelled[:0], c.decoded[:0]
-	c.list, c.cache = list{}, caching{}
+	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
+	c.list, c.cache = list{round: 1}, caching{}
 	c.nextMessage()
 }
 
 func (c *Conversation) nextMessage() {
 	m := &c.message // not replaced as a whole: there are thousands
-	m.role, m.kind, m.toolCalls = noWord, noWord, 0
-	m.content, m.id, m.name = value{}, value{}, value{}
-	m.calls, m.uses, m.results = m.calls[:0], m.uses[:0], m.results[:0]
+	m.role, m.kind, m.failed, m.odd, m.toolCalls = noWord, noWord, false, false, 0
+	m.content, m.id, m.itemID, m.name, m.tool = value{}, value{}, value{}, value{}, value{}
+	m.parts, m.calls, m.uses, m.results, m.tools = m.parts[:0], m.calls[:0], m.uses[:0], m.results[:0], m.tools[:0]
 	m.texts = int32(len(c.texts))
 	c.nextBlock()
 }
@@ -302,11 +493,17 @@ func (l *list) before(body, place int) int {
 func (c *Conversation) read(path int, found jsonspan.Value) {
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.Numbered}
 	m, b := &c.message, &c.block
+	if path >= unwrapped {
+		path -= unwrapped - inContents
+	}
 	switch path {
-	case inMessages:
-		c.list.messages = v.kind
-		if v.kind == jsonspan.BeginArray {
+	case inMessages, inInput, inContents:
+		switch v.kind {
+		case jsonspan.BeginArray:
+			c.list.lists++
 			c.list.span = v
+		case jsonspan.BeginObject:
+			c.list.objects++
 		}
 	case inMessage:
 		c.endMessage(v)
@@ -316,18 +513,22 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		m.content = v
 	case inToolCallID, inItemCallID:
 		m.id = v
+	case inToolName:
+		m.tool = v
+	case inMessageName, inItemName:
+		m.name = v
 	case inToolCalls:
 		m.toolCalls = v.kind
 
 	case inToolCall:
-		if b.id.isText() {
-			m.calls = append(m.calls, c.call(b.id, b.name))
-		}
+		c.addCall(b.id, b.name)
 		c.nextBlock()
 	case inBlock:
 		c.endBlock()
 	case inBlockType:
 		b.kind = c.word(v)
+	case inBlockText:
+		b.text = v
 	case inToolCallsID, inBlockID:
 		b.id = v
 	case inFunctionName, inBlockName:
@@ -344,21 +545,54 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inOutputPart:
 		c.endPart(inputText)
 	case inBlockPartType, inOutputPartType:
-		b.partKind = c.word(v)
-	case inBlockPartText, inOutputPartText:
-		b.partText = v
+		b.part.kind = c.word(v)
+	case inBlockPartText, inOutputPartText, inAnswerPartText:
+		b.part.text = v
+	case inStdout:
+		b.part.stdout = v
+	case inStderr:
+		b.part.stderr = v
 
-	case inInput:
-		c.list.input = v.kind
-		if v.kind == jsonspan.BeginArray {
-			c.list.span = v
-		}
+	case inUse, inCall:
+		b.call.kind = v.kind
+	case inUseID, inCallID:
+		b.call.id = v
+	case inUseName, inCallName:
+		b.call.name = v
+	case inAnswer, inResponse:
+		b.answer.kind = v.kind
+	case inAnswerID, inResponseID:
+		b.answer.id = v
+	case inResponseName:
+		b.answer.name = v
+	case inAnswerStatus:
+		b.answer.failed = c.word(v) == errorStatus
+	case inAnswerContent:
+		b.answer.content = v
+	case inAnswerPart:
+		c.endAnswerPart()
+	case inAnswerPartJSON:
+		b.part.object = v
+	case inAnswerPartJSONMember, inResponseMember:
+		b.part.members++
+		b.part.last = v
+
 	case inItem:
 		c.endItem(v)
 	case inItemType:
 		m.kind = c.word(v)
-	case inItemName:
-		m.name = v
+	case inItemID:
+		m.itemID = v
+	case inItemStatus:
+		m.failed = c.word(v) == failedStatus
+	case inOutputContent:
+		b.text = v
+	case inOutputSuccess:
+		b.failed = v.kind == jsonspan.False
+	case inOutcome:
+		b.exitCode = b.exitCode || c.word(v) == timeoutOutcome
+	case inExitCode:
+		b.exitCode = b.exitCode || v.kind == jsonspan.Number && string(c.body[v.start:v.end]) != "0"
 
 	case inCacheControl, inBlockCacheControl:
 		c.cache.messages = c.cache.messages || v.kind == jsonspan.BeginObject
@@ -366,32 +600,138 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		c.cache.opening = c.cache.opening || v.kind == jsonspan.BeginObject
 	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL:
 		c.cache.hour = c.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "1h")
+
+	case inContentsMessage:
+		c.list.format = model
+		c.endMessage(v)
+	case inContentsRole:
+		switch c.word(v) {
+		case model:
+			m.role = assistant
+		case user, function:
+			m.role = user
+		}
+	case inParts:
+		m.content, m.toolCalls = v, v.kind
+	case inPart:
+		c.endContentsPart()
+	case inResponseParts:
+		b.odd = true
+	case inResponseObject:
+		b.answer.content = v
+		c.addObject(v)
+	case inResponseError:
+		b.part.members++
+		b.part.last = v
+		b.answer.failed = v.kind != jsonspan.Null
 	}
 }
 
-// endPart takes a part of a result, whose texts are of this kind.
+// endPart takes a part of a result, whose texts are of this kind, or what a shell has
+// written.
 func (c *Conversation) endPart(kind word) {
 	b := &c.block
-	if b.partKind == kind && b.partText.kind == jsonspan.String {
-		c.texts = append(c.texts, b.partText)
-	} else {
-		b.strange = true
+	p := &b.part
+	isText := p.kind == kind && p.text.kind == jsonspan.String
+	isShell := p.kind == noWord && p.stdout.mayBeText() && p.stderr.mayBeText() && p.stdout.kind+p.stderr.kind != 0
+	switch {
+	case isText:
+		c.texts = append(c.texts, p.text)
+	case isShell:
+		for _, text := range [...]value{p.stdout, p.stderr} {
+			if text.isText() { // an empty one says that there was nothing
+				c.texts = append(c.texts, text)
+			}
+		}
 	}
-	b.partKind, b.partText = noWord, value{}
+	b.odd = b.odd || !isText
+	b.oddShell = b.oddShell || !isShell
+	*p = piece{}
+}
+
+// endAnswerPart takes a part of a toolResult.
+func (c *Conversation) endAnswerPart() {
+	b := &c.block
+	p := &b.part
+	switch {
+	case p.text.kind == jsonspan.String && p.object.kind == 0:
+		c.texts = append(c.texts, p.text)
+	case p.text.kind == 0 && p.object.kind != 0:
+		c.addObject(p.object)
+	default:
+		b.odd = true
+	}
+	*p = piece{}
+}
+
+// addObject takes what stands in the place of a text and may be any JSON. If it is an
+// object of one string, that is the text: so is what stands in the place of a masked
+// one. Numbers and the like stay.
+func (c *Conversation) addObject(v value) {
+	p := &c.block.part
+	switch {
+	case v.kind == jsonspan.BeginObject && p.members == 1 && p.last.kind == jsonspan.String:
+		c.texts = append(c.texts, p.last)
+	case v.kind == jsonspan.String:
+		c.texts = append(c.texts, v)
+	case p.members > 0:
+		v.chars = int32(utf8.RuneCount(c.body[v.start:v.end]))
+		c.texts = append(c.texts, v)
+	}
+	*p = piece{}
 }
 
 func (c *Conversation) endBlock() {
 	m, b := &c.message, &c.block
+	isMember := b.kind == noWord && b.content.kind == 0 // as Bedrock has them
+	isUse, isAnswer := b.call.kind == jsonspan.BeginObject, b.answer.kind == jsonspan.BeginObject
 	switch {
 	case b.kind == toolUse && b.id.isText():
-		c.cache.blocks = true
 		m.uses = append(m.uses, c.call(b.id, b.name))
+		m.kind = toolUse
 	case b.kind == toolResult:
-		m.results = append(m.results, c.result(b.useID, b.content))
+		c.addResult(b.useID, b.content, b.failed, jsonspan.BeginArray)
+		m.kind = toolUse
+	case isMember && isUse && !isAnswer && b.call.id.isText():
+		m.uses = append(m.uses, c.call(b.call.id, b.call.name))
+		m.kind = toolResult
+	case isMember && isAnswer && !isUse:
+		c.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginArray)
+		m.kind = toolResult
 	default:
 		c.texts = c.texts[:b.texts]
 	}
+	if b.kind == plainText && b.text.kind == jsonspan.String {
+		m.parts = append(m.parts, b.text)
+	} else {
+		m.odd = true
+	}
 	c.nextBlock()
+}
+
+func (c *Conversation) endContentsPart() {
+	b := &c.block
+	if b.call.kind == jsonspan.BeginObject {
+		c.addCall(b.call.id, b.call.name)
+	}
+	if b.answer.kind == jsonspan.BeginObject {
+		c.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginObject)
+	}
+	c.nextBlock()
+}
+
+// addCall takes a call of a message. It needs no id if its tool has a name.
+func (c *Conversation) addCall(id, name value) {
+	if call := c.call(id, name); call.id != noSymbol || call.tool != noSymbol {
+		c.message.calls = append(c.message.calls, call)
+	}
+}
+
+// addResult takes a result in a message.
+func (c *Conversation) addResult(id, content value, failed bool, kind jsonspan.Kind) {
+	m := &c.message
+	m.results = append(m.results, c.result(id, content, failed, kind))
+	m.tools = append(m.tools, c.block.answer.name)
 }
 
 func (c *Conversation) endMessage(v value) {
@@ -408,66 +748,188 @@ func (c *Conversation) endMessage(v value) {
 	if m.role != user || len(m.results) == 0 {
 		c.texts = c.texts[:m.texts] // whatever they are of, it is no result
 	}
-	c.list.follow(v, m.role == assistant)
 	switch m.role {
 	case assistant:
 		c.list.spoke = true
 		if len(m.calls)+len(m.uses) > 0 {
 			c.beginTurn(v)
-			c.calls = append(append(c.calls, m.calls...), m.uses...)
+			for _, calls := range [...][]call{m.calls, m.uses} {
+				for _, call := range calls {
+					c.make(call)
+				}
+			}
 		}
 	case tool:
-		c.block = block{texts: m.texts, strange: true} // a list is none of its results, even of texts
-		c.results = append(c.results, c.result(m.id, m.content))
+		c.texts = append(c.texts, m.parts...)
+		c.block = block{texts: m.texts, odd: m.odd}
+		r := c.result(m.id, m.content, false, jsonspan.BeginArray)
+		if !m.tool.isText() {
+			m.tool = m.name
+		}
+		c.answer(&r, m.tool)
 		c.endTurn(v)
 	case user:
+		for i := range m.results {
+			c.answer(&m.results[i], m.tools[i])
+		}
 		if len(m.results) > 0 {
-			c.results = append(c.results, m.results...)
 			c.endTurn(v)
 		}
 	}
+	if m.kind != noWord && (m.role == assistant && len(m.uses) > 0 || m.role == user && len(m.results) > 0) {
+		c.list.format = m.kind
+	}
+	c.list.heard = c.list.heard || m.role != assistant
+	c.list.follow(v, m.role == assistant)
 	c.nextMessage()
+}
+
+// make takes a call, and numbers it among those of its tool if it has no id.
+func (c *Conversation) make(call call) {
+	if call.id == noSymbol {
+		for int(call.tool) >= len(c.queues) {
+			c.queues = append(c.queues, queue{})
+		}
+		q := &c.queues[call.tool]
+		q.made++
+		start := len(c.decoded)
+		c.decoded = append(append(c.decoded, c.names.texts[call.tool]...), '#')
+		c.decoded = strconv.AppendInt(c.decoded, int64(q.made), 10)
+		call.id = c.ids.number(c.decoded[start:len(c.decoded):len(c.decoded)])
+		i := int32(len(c.waiting))
+		if q.round == c.list.round {
+			c.waiting[q.last].next = i
+		} else {
+			q.round, q.first = c.list.round, i
+		}
+		q.last = i
+		c.waiting = append(c.waiting, waiting{id: call.id, next: noCall})
+	}
+	for int(call.id) >= len(c.called) {
+		c.called = append(c.called, false)
+	}
+	c.called[call.id] = true
+	c.calls = append(c.calls, call)
+}
+
+const noCall = -1
+
+// answer takes a result, and finds its call: the one that has its id, or the first one
+// without an id, of the tool it names if it names one.
+func (c *Conversation) answer(r *result, tool value) {
+	if r.id.isText() {
+		r.symbol = c.ids.number(c.decode(r.id))
+	}
+	if len(c.waiting) > 0 && (r.symbol == noSymbol || int(r.symbol) >= len(c.called) || !c.called[r.symbol]) {
+		if w := c.next(tool); w != nil {
+			w.answered = true
+			r.id, r.symbol = value{}, w.id
+		}
+	}
+	c.results = append(c.results, *r)
+}
+
+// next returns the first call that waits for a result of this tool, or of any if it has
+// no name, or nil.
+func (c *Conversation) next(tool value) *waiting {
+	first := &c.list.oldest
+	if tool.isText() {
+		name := c.tool(tool)
+		if name == noSymbol || int(name) >= len(c.queues) || c.queues[name].round != c.list.round {
+			return nil
+		}
+		first = &c.queues[name].first
+	}
+	for int(*first) < len(c.waiting) {
+		w := &c.waiting[*first]
+		if !w.answered {
+			return w
+		}
+		if !tool.isText() {
+			*first++
+		} else if w.next == noCall {
+			return nil
+		} else {
+			*first = w.next
+		}
+	}
+	return nil
 }
 
 func (c *Conversation) endItem(v value) {
 	m := &c.message
+	c.list.format = functionCall
 	if v.kind != jsonspan.BeginObject {
 		c.list.strange = true
 	}
-	c.list.follow(v, m.role == assistant || m.role == noWord && m.kind != functionCallOutput && m.kind != otherOutput)
-	switch {
-	case m.kind == functionCall:
+	if !m.id.isText() && (m.kind == localShellCall || m.kind == localShellCallOutput) {
+		m.id = m.itemID
+	}
+	switch m.kind {
+	case functionCall, localShellCall, shellCall, applyPatchCall, computerCall, toolSearchCall:
 		if !c.list.open && m.id.isText() {
 			c.beginTurn(v)
 			c.list.open = true
 		}
 		c.list.spoke = !c.list.open
 		if m.id.isText() {
-			c.calls = append(c.calls, c.call(m.id, m.name))
+			call := c.call(m.id, m.name)
+			if name := builtin[m.kind]; !m.name.isText() && name != nil {
+				call.tool = c.names.number(name)
+				c.spell(call.tool, value{})
+			}
+			c.calls = append(c.calls, call)
 			c.endTurn(v)
 		}
-	case m.kind == functionCallOutput:
+	case functionCallOutput, localShellCallOutput, shellCallOutput:
 		c.list.open = false
-		c.results = append(c.results, c.result(m.id, c.block.content))
+		c.endOutput()
 		c.endTurn(v)
-	case m.role == assistant:
-		c.list.spoke = true
-	case m.role != noWord, m.kind == otherOutput:
+	case otherOutput:
 		c.list.open = false
+		c.results = append(c.results, result{symbol: noSymbol, texts: m.texts, unread: UnknownKind})
+	default:
+		if m.role == assistant {
+			c.list.spoke = true
+		} else if m.role != noWord {
+			c.list.open = false
+		}
 	}
+	c.list.follow(v, m.role == assistant || m.role == noWord && !m.kind.isOutput())
 	c.nextMessage()
 }
 
-// result makes a result of the texts that the block has, if its content is of
-// texts at all.
-func (c *Conversation) result(id, content value) result {
-	r := result{id: id, symbol: noSymbol, texts: c.block.texts, failed: c.block.failed}
-	if id.isText() {
-		r.symbol = c.ids.number(c.decode(id))
+// endOutput takes the result that an item is.
+func (c *Conversation) endOutput() {
+	m, b := &c.message, &c.block
+	content, failed := b.content, m.failed
+	if content.kind == jsonspan.BeginObject && b.text.kind == jsonspan.String {
+		content, failed = b.text, failed || b.failed
 	}
-	if content.kind == jsonspan.String {
+	if m.kind == shellCallOutput {
+		b.odd, failed = b.oddShell, failed || b.exitCode
+	}
+	r := c.result(m.id, content, failed, jsonspan.BeginArray)
+	c.answer(&r, value{})
+}
+
+// result makes a result of the texts that the block has, if its content is of texts at
+// all: a string, or what has parts and is of this kind.
+func (c *Conversation) result(id, content value, failed bool, kind jsonspan.Kind) result {
+	r := result{id: id, symbol: noSymbol, texts: c.block.texts, failed: failed}
+	switch content.kind {
+	case jsonspan.String:
 		c.texts = append(c.texts[:r.texts], content)
-	} else if content.kind != jsonspan.BeginArray || c.block.strange {
+	case kind:
+		if c.block.odd {
+			r.unread = NotText
+		}
+	case 0, jsonspan.Null:
+		c.texts = c.texts[:r.texts]
+	default:
+		r.unread = NotText
+	}
+	if r.unread == NotText {
 		c.texts = c.texts[:r.texts]
 	}
 	r.n = int32(len(c.texts)) - r.texts
@@ -480,6 +942,11 @@ func (c *Conversation) result(id, content value) result {
 func (c *Conversation) beginTurn(v value) {
 	c.turns = append(c.turns, turn{start: v.start, end: v.end, calls: int32(len(c.calls)), results: int32(len(c.results))})
 	c.list.spoke = false
+	if c.list.heard { // what came before it is answered, or never will be
+		c.list.heard = false
+		c.waiting, c.list.oldest = c.waiting[:0], 0
+		c.list.round++
+	}
 }
 
 // endTurn notes that the last turn reaches at least to the end of v. What people
@@ -508,6 +975,10 @@ func (c *Conversation) word(v value) word {
 		return tool
 	case "user":
 		return user
+	case "model":
+		return model
+	case "function":
+		return function
 	case "text":
 		return plainText
 	case "input_text":
@@ -518,8 +989,29 @@ func (c *Conversation) word(v value) word {
 		return toolResult
 	case "function_call", "custom_tool_call": // whose input is free text, as of Codex
 		return functionCall
-	case "function_call_output", "custom_tool_call_output":
+	case "local_shell_call":
+		return localShellCall
+	case "shell_call":
+		return shellCall
+	case "apply_patch_call":
+		return applyPatchCall
+	case "computer_call":
+		return computerCall
+	case "tool_search_call":
+		return toolSearchCall
+	case "function_call_output", "custom_tool_call_output", "apply_patch_call_output", "computer_call_output",
+		"mcp_tool_call_output", "tool_search_output":
 		return functionCallOutput
+	case "local_shell_call_output":
+		return localShellCallOutput
+	case "shell_call_output":
+		return shellCallOutput
+	case "failed":
+		return failedStatus
+	case "error":
+		return errorStatus
+	case "timeout":
+		return timeoutOutcome
 	}
 	if bytes.HasSuffix(body, []byte("_output")) {
 		return otherOutput
@@ -541,6 +1033,9 @@ func (v value) isText() bool {
 	return v.kind == jsonspan.String && v.end-v.start > 2
 }
 
+// mayBeText reports whether v is a string or nothing.
+func (v value) mayBeText() bool { return v.kind == jsonspan.String || v.kind == 0 }
+
 // maxName is how many bytes the name of a tool may have, in UTF-8. Providers allow 64
 // to 128; a longer one, repeated in the place of each result, is not a placeholder.
 const maxName = 256
@@ -548,18 +1043,34 @@ const maxName = 256
 // maxEscape is how many bytes a byte of a string takes at most in JSON: \u0001.
 const maxEscape = 6
 
-// call makes a call, whose tool may have no name.
+// call makes a call, which may have no id, and whose tool may have no name.
 func (c *Conversation) call(id, name value) call {
-	tool := int32(noSymbol)
-	if name.isText() && len(c.text(name)) <= maxEscape*maxName {
-		if text := c.decode(name); len(text) <= maxName {
-			tool = c.names.number(text)
-			if int(tool) == len(c.spelled) {
-				c.spelled = append(c.spelled, name)
-			}
-		}
+	made := call{noSymbol, c.tool(name)}
+	if id.isText() {
+		made.id = c.ids.number(c.decode(id))
 	}
-	return call{c.ids.number(c.decode(id)), tool}
+	return made
+}
+
+// tool returns the symbol of a tool of this name, or noSymbol.
+func (c *Conversation) tool(name value) int32 {
+	if !name.isText() || len(c.text(name)) > maxEscape*maxName {
+		return noSymbol
+	}
+	text := c.decode(name)
+	if len(text) > maxName {
+		return noSymbol
+	}
+	tool := c.names.number(text)
+	c.spell(tool, name)
+	return tool
+}
+
+// spell notes how a name is spelled, if it is a new one.
+func (c *Conversation) spell(tool int32, name value) {
+	if int(tool) == len(c.spelled) {
+		c.spelled = append(c.spelled, name)
+	}
 }
 
 // decode returns what a string stands for. It is good until the next reset.

@@ -52,7 +52,7 @@ func (c *Conversation) keepsError(r *result, kept Errors) bool {
 
 // mentionsError reports whether one of the texts of a result looks like an error.
 func (c *Conversation) mentionsError(r *result) bool {
-	return slices.ContainsFunc(c.texts[r.texts:r.texts+r.n], c.textLooksLikeError)
+	return slices.ContainsFunc(c.texts[r.texts:r.texts+r.n], c.valueLooksLikeError)
 }
 
 // textLooksLikeError applies the rules of T18 and T19 to what stands between the

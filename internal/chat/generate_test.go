@@ -11,7 +11,7 @@ import (
 )
 
 // formats are those that conversation knows.
-var formats = []string{"chat", "anthropic", "responses"}
+var formats = []string{"chat", "ollama", "anthropic", "bedrock", "responses", "gemini"}
 
 // conversation returns the raw JSON of a request in one of the formats. It is valid
 // JSON without repeated members, but about 3 % of them are not a conversation.
@@ -205,8 +205,11 @@ func (g *generator) body() any {
 	}
 
 	list, other := "messages", "input"
-	if g.format == "responses" {
+	switch g.format {
+	case "responses":
 		list, other = other, list
+	case "gemini":
+		list = "contents"
 	}
 	var value any = g.items
 	if g.items == nil {
@@ -232,6 +235,9 @@ func (g *generator) body() any {
 	} else if g.percent(5) { // which is no list, and therefore does not matter
 		body = append(body, generatedMember{other, one(g.Rand, []any{generatedNull, "text", generatedObject{}})})
 	}
+	if g.format == "gemini" && g.percent(30) { // as Code Assist has it
+		return append(body, generatedMember{"request", generatedObject{{list, value}}})
+	}
 	body = append(body, generatedMember{list, value})
 	if g.percent(30) {
 		body = append(body, generatedMember{"tools", []any{generatedObject{
@@ -248,7 +254,12 @@ func (g *generator) body() any {
 	if g.percent(20) {
 		body = append(body, generatedMember{"stream", generatedLiteral("true")}, generatedMember{"temperature", g.number()})
 	}
-	return append(body, g.vendor()...)
+	for _, m := range g.vendor() {
+		if m.key != list {
+			body = append(body, m)
+		}
+	}
+	return body
 }
 
 // chatter adds messages of anyone, that often.
@@ -261,6 +272,10 @@ func (g *generator) chatter(percent int) {
 
 // say adds a message without calls.
 func (g *generator) say(role string) {
+	if g.format == "gemini" {
+		g.parts(role, []any{generatedObject{{"text", g.words(12)}}})
+		return
+	}
 	m := generatedObject{{"role", role}}
 	if g.format == "responses" && g.percent(15) {
 		g.items = append(g.items, generatedObject{{"type", one(g.Rand, []string{"reasoning", "web_search_call", "item_reference"})}, {"summary", g.any(2)}})
@@ -275,7 +290,7 @@ func (g *generator) say(role string) {
 	var content any = g.words(12)
 	switch {
 	case g.percent(25):
-		kind := map[string]string{"chat": "text", "anthropic": "text", "responses": "input_text"}[g.format]
+		kind := map[bool]string{false: "text", true: "input_text"}[g.format == "responses"]
 		content = []any{generatedObject{{"type", kind}, {"text", g.words(8)}}, generatedObject{{"type", "image_url"}, {"image_url", g.any(2)}}}
 	case g.percent(5):
 		content = one(g.Rand, []any{generatedNull, generatedAbsent{}, "", []any{}, []any{generatedNull, "x"}})
@@ -322,16 +337,38 @@ func (g *generator) turn() {
 			if i > 0 && g.percent(10) {
 				g.items = append(g.items, generatedObject{{"type", "reasoning"}, {"id", "rs_1"}})
 			}
+			kind, key := one(g.Rand, []string{"function_call", "custom_tool_call"}), "call_id"
+			if g.percent(20) {
+				kind = one(g.Rand, []string{"local_shell_call", "shell_call", "apply_patch_call", "computer_call", "tool_search_call", "web_search_call"})
+			}
+			other := "id"
+			if kind == "local_shell_call" && g.percent(30) {
+				key, other = other, "item"
+			}
 			g.items = append(g.items, append(generatedObject{
-				{"type", one(g.Rand, []any{"function_call", "custom_tool_call"})}, {"call_id", c.wire[0]}, {"name", c.wire[1]}, {"id", g.id()},
+				{"type", kind}, {key, c.wire[0]}, {"name", c.wire[1]}, {other, g.id()},
 				{"arguments", `{"path":"a\\b","n":1.0}`},
 			}, g.vendor()...))
 			if i > 0 && g.percent(5) { // the next call is of another turn
 				g.answers([]generatedCall{calls[i-1]})
 			}
 		}
-	case "anthropic":
+	case "anthropic", "bedrock":
 		g.items = append(g.items, g.assistant(nil, calls))
+	case "gemini":
+		var parts []any
+		for _, c := range calls {
+			parts = append(parts, generatedObject{{"functionCall", append(generatedObject{
+				{"id", c.wire[0]}, {"name", c.wire[1]}, {"args", g.any(2)},
+			}, g.vendor()...)}, {"thoughtSignature", "x"}})
+			if g.percent(10) {
+				parts = append(parts, one(g.Rand, []any{
+					generatedObject{{"text", "x"}}, generatedNull, "x", []any{}, generatedObject{{"functionCall", "x"}},
+					generatedObject{{"functionResponse", generatedObject{{"name", c.wire[1]}, {"response", "of a model: does not count"}}}},
+				}))
+			}
+		}
+		g.parts("assistant", parts)
 	default:
 		var blocks []generatedCall
 		if g.percent(3) { // both formats in one
@@ -346,7 +383,7 @@ func (g *generator) turn() {
 	}
 	for g.percent(4) { // an orphan, or a result without an id
 		c := generatedCall{id: g.id(), tool: "inconnu"}
-		c.wire[0] = one(g.Rand, []any{c.id, "", generatedNull, generatedLiteral("3"), generatedAbsent{}, []any{}})
+		c.wire = [2]any{one(g.Rand, []any{c.id, "", generatedNull, generatedLiteral("3"), generatedAbsent{}, []any{}}), g.tool()}
 		results = append(results, c)
 	}
 	for len(g.late) > 0 && g.percent(30) {
@@ -389,6 +426,11 @@ func (g *generator) assistant(calls, blocks []generatedCall) any {
 		content = append(content, generatedObject{{"type", "text"}, {"text", g.words(6)}})
 	}
 	for _, c := range blocks {
+		if g.format == "bedrock" && !g.percent(2) {
+			use := append(generatedObject{{"toolUseId", c.wire[0]}, {"name", c.wire[1]}, {"input", g.any(3)}}, g.vendor()...)
+			content = append(content, append(generatedObject{{"toolUse", use}}, g.ambiguous("toolResult", "tool_use")...))
+			continue
+		}
 		content = append(content, append(generatedObject{
 			{"type", "tool_use"}, {"id", c.wire[0]}, {"name", c.wire[1]}, {"input", g.any(3)},
 		}, g.vendor()...))
@@ -403,11 +445,55 @@ func (g *generator) assistant(calls, blocks []generatedCall) any {
 	return append(append(m, generatedMember{"content", content}), g.vendor()...)
 }
 
+// ambiguous returns members that make a block of Bedrock something else, rarely.
+func (g *generator) ambiguous(member, kind string) generatedObject {
+	if !g.percent(4) {
+		return nil
+	}
+	return generatedObject{one(g.Rand, generatedObject{
+		{member, generatedObject{{"toolUseId", g.id()}}}, {"type", kind}, {"content", []any{}}, {"type", generatedNull}, {"id", "x"},
+	})}
+}
+
+// parts adds a message of Gemini.
+func (g *generator) parts(role string, parts []any) {
+	var wire any = map[string]string{"assistant": "model", "tool": "function", "user": "user"}[role]
+	if wire == "" || g.percent(2) {
+		wire = one(g.Rand, []any{"system", "assistant", "tool", generatedNull, generatedAbsent{}})
+	}
+	var list any = parts
+	if g.percent(2) {
+		list = one(g.Rand, []any{generatedNull, "x", []any{}, generatedObject{{"0", parts}}})
+	}
+	g.items = append(g.items, append(generatedObject{{"role", wire}, {"parts", list}}, g.vendor()...))
+}
+
+// object returns what may stand in the place of a text, in the formats that have objects
+// there.
+func (g *generator) object(c generatedCall) any {
+	switch n := g.IntN(100); {
+	case n < 45:
+		return generatedObject{{one(g.Rand, []string{"output", "output", "result", "error", "\""}), g.text(c)}}
+	case n < 65:
+		return generatedObject{{"output", g.text(c)}, {"exitCode", g.number()}, {one(g.Rand, []string{"x", "error", "status"}), g.any(2)}}
+	case n < 80:
+		return g.any(3)
+	case n < 85:
+		return []any{g.text(c), g.any(1)}
+	}
+	return one(g.Rand, []any{generatedObject{}, []any{}, generatedNull, g.text(c), generatedLiteral("7"), generatedAbsent{}, []any{g.text(c)}})
+}
+
 // answers adds the results of calls.
 func (g *generator) answers(calls []generatedCall) {
 	var blocks []any
 	flush := func() {
 		if blocks == nil {
+			return
+		}
+		if g.format == "gemini" {
+			g.parts(one(g.Rand, []string{"user", "user", "tool"}), blocks)
+			blocks = nil
 			return
 		}
 		if g.percent(15) {
@@ -423,9 +509,31 @@ func (g *generator) answers(calls []generatedCall) {
 	for _, c := range calls {
 		switch {
 		case g.format == "responses":
-			g.items = append(g.items, append(generatedObject{
-				{"type", one(g.Rand, []any{"function_call_output", "custom_tool_call_output"})}, {"call_id", c.wire[0]}, {"output", g.content(c)},
-			}, g.vendor()...))
+			g.items = append(g.items, append(g.output(c), g.vendor()...))
+		case g.format == "gemini":
+			answer := append(generatedObject{{"id", c.wire[0]}, {"name", c.wire[1]}, {"response", g.object(c)}}, g.vendor()...)
+			if g.percent(5) {
+				answer = append(answer, generatedMember{"parts", one(g.Rand, []any{
+					[]any{}, []any{generatedObject{{"inlineData", "AAAA"}}}, generatedNull, generatedObject{}, generatedObject{{"x", "x"}},
+				})})
+			}
+			blocks = append(blocks, generatedObject{{"functionResponse", answer}})
+			if g.percent(30) {
+				flush()
+			}
+		case g.format == "bedrock" && !g.percent(2):
+			var content any = g.content(c)
+			if list, isList := content.([]any); isList || g.percent(60) {
+				content = append(list, g.bedrock(c)...)
+			}
+			answer := generatedObject{{"toolUseId", c.wire[0]}, {"content", content}}
+			if g.percent(30) {
+				answer = append(answer, generatedMember{"status", one(g.Rand, []any{"success", "error", "Error", generatedNull})})
+			}
+			blocks = append(blocks, append(generatedObject{{"toolResult", append(answer, g.vendor()...)}}, g.ambiguous("toolUse", "tool_result")...))
+			if g.percent(15) {
+				flush()
+			}
 		case g.format == "anthropic" && !g.percent(1), g.percent(1):
 			block := generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]}, {"content", g.content(c)}}
 			if g.percent(15) {
@@ -449,6 +557,9 @@ func (g *generator) answers(calls []generatedCall) {
 			if g.percent(20) {
 				m = append(m, generatedMember{"name", g.tool()})
 			}
+			if g.format == "ollama" && g.percent(60) {
+				m = append(m, generatedMember{"tool_name", c.wire[1]})
+			}
 			if g.percent(3) {
 				m = append(m, generatedMember{"is_error", generatedLiteral("true")}) // means nothing here
 			}
@@ -456,6 +567,67 @@ func (g *generator) answers(calls []generatedCall) {
 		}
 	}
 	flush()
+}
+
+// output returns an item of the input of responses that is a result.
+func (g *generator) output(c generatedCall) generatedObject {
+	kind, key := one(g.Rand, []string{"function_call_output", "custom_tool_call_output"}), "call_id"
+	if g.percent(25) {
+		kind = one(g.Rand, []string{
+			"local_shell_call_output", "shell_call_output", "shell_call_output", "apply_patch_call_output", "computer_call_output",
+			"mcp_tool_call_output", "tool_search_output", "new_call_output",
+		})
+	}
+	if kind == "local_shell_call_output" && g.percent(30) {
+		key = "id"
+	}
+	var output any = g.content(c)
+	switch {
+	case kind == "shell_call_output" && g.percent(90):
+		list := []any{}
+		for range 1 + g.IntN(2) {
+			part := generatedObject{{"stdout", g.text(c)}, {"stderr", g.text(c)}}
+			if g.percent(40) {
+				part[g.IntN(2)].value = one(g.Rand, []any{"", "", "", generatedAbsent{}, generatedNull})
+			}
+			if g.percent(70) {
+				part = append(part, generatedMember{"outcome", one(g.Rand, []any{
+					generatedObject{{"type", "exit"}, {"exit_code", generatedLiteral("0")}}, generatedObject{{"type", "exit"}, {"exit_code", generatedLiteral("1")}},
+					generatedObject{{"type", "timeout"}}, generatedNull, generatedObject{{"exit_code", "1"}},
+				})})
+			}
+			if g.percent(3) {
+				part = append(part, generatedMember{"type", one(g.Rand, []any{"input_text", generatedNull})})
+			}
+			list = append(list, part)
+		}
+		output = list
+	case g.percent(6):
+		output = generatedObject{{"content", g.content(c)}, {"success", one(g.Rand, []any{generatedLiteral("true"), generatedLiteral("false"), generatedAbsent{}})},
+			{"x", generatedObject{{"type", "input_text"}, {"text", "x"}}}}
+	}
+	item := generatedObject{{"type", kind}, {key, c.wire[0]}, {"output", output}}
+	if g.percent(10) {
+		item = append(item, generatedMember{"status", one(g.Rand, []any{"completed", "failed", "failed", generatedNull})})
+	}
+	return item
+}
+
+// bedrock returns parts of a result of Bedrock.
+func (g *generator) bedrock(c generatedCall) (parts []any) {
+	for range g.IntN(3) {
+		switch {
+		case g.percent(50):
+			parts = append(parts, generatedObject{{"text", g.text(c)}})
+		case g.percent(85):
+			parts = append(parts, generatedObject{{"json", g.object(c)}})
+		default:
+			parts = append(parts, one(g.Rand, []any{
+				generatedObject{{"image", generatedObject{{"format", "png"}}}}, generatedObject{{"text", "x"}, {"json", "x"}}, generatedObject{{"text", generatedNull}}, "x", generatedNull,
+			}))
+		}
+	}
+	return parts
 }
 
 // call returns a call, mostly a new one.
@@ -474,7 +646,7 @@ func (g *generator) call() generatedCall {
 		c.tool = "inconnu"
 		c.wire[1] = one(g.Rand, []any{"", generatedNull, generatedLiteral("4"), generatedAbsent{}, []any{"exec"}})
 	}
-	if g.percent(4) {
+	if g.percent(4) || (g.format == "ollama" || g.format == "gemini") && g.percent(70) {
 		c.wire[0] = one(g.Rand, []any{"", generatedNull, generatedLiteral("4"), generatedAbsent{}, []any{"call_1"}})
 	} else {
 		g.calls = append(g.calls, c)
@@ -498,7 +670,7 @@ func (g *generator) tool() string {
 
 // content returns the content of a result.
 func (g *generator) content(c generatedCall) any {
-	kind := map[string]string{"chat": "text", "anthropic": "text", "responses": "input_text"}[g.format]
+	kind := map[bool]string{false: "text", true: "input_text"}[g.format == "responses"]
 	block := func(text any) generatedObject {
 		b := generatedObject{{"type", kind}, {"text", text}}
 		if g.percent(10) {

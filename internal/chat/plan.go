@@ -3,6 +3,7 @@ package chat
 import (
 	"bytes"
 	"iter"
+	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
@@ -27,6 +28,9 @@ type Plan struct {
 	// many bytes of what is sent a provider has from that request, which remembers it
 	// up to the first result that has changed.
 	Before, Shared int
+
+	// Unread counts the old results that cannot be masked, by the reason.
+	Unread [unreads]int
 
 	// Grows reports that nothing is masked because what would be sent exceeded the
 	// body by more than [MaxGrowth].
@@ -64,6 +68,23 @@ type tally struct {
 // more stands in the place of every text of a result but the first. Providers
 // refuse empty texts.
 var more = []byte("…")
+
+// Objects stand in the place of objects, with a placeholder in them.
+const (
+	beginObject = `{"output":"`
+	endObject   = `"}`
+)
+
+var moreObject = []byte(beginObject + "…" + endObject)
+
+// room returns how many bytes of the body the text in the place of v may take before
+// the body grows.
+func (v value) room() int {
+	if v.kind == jsonspan.String {
+		return int(v.end - v.start - 2)
+	}
+	return int(v.end-v.start) - len(beginObject) - len(endObject)
+}
 
 // Mask decides which results are masked. For the same conversation it always
 // decides the same. The plan is good as long as the body is.
@@ -109,10 +130,14 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 			changed = min(changed, int(c.texts[r.texts].start)+1)
 		}
 		if r.shown == itself {
+			plan.Unread[c.unread(i, now)]++
 			continue
 		}
 		bytes, chars := p.template().size(c.filling(r))
 		size += bytes
+		if c.texts[r.texts].kind != jsonspan.String {
+			size += len(beginObject) + len(endObject)
+		}
 		texts += int(r.n)
 		plan.Results++
 		plan.Chars += r.chars
@@ -127,7 +152,24 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 			plan.Shared += len(e.New) - (e.End - e.Start)
 		}
 	}
+	plan.Unread[readable] = 0
 	return plan, progress
+}
+
+// unread returns why a result cannot be masked, if it is old and there is a reason.
+func (c *Conversation) unread(i int, s state) Unread {
+	r := &c.results[i]
+	id := c.idOf(r)
+	switch {
+	case i >= c.resultsUpTo(s.step):
+	case id == nil && i < c.resultsUpTo(s.boundary) && r.unread == UnknownKind:
+		return UnknownKind
+	case id == nil && i < c.resultsUpTo(s.boundary) && r.unread+Unread(r.n) > 0:
+		return NoCall
+	case id != nil && int(id.turn) < s.boundary && !id.kept && (id.tool == noSymbol || !c.tools[id.tool].excluded):
+		return r.unread
+	}
+	return readable
 }
 
 // choose decides what is shown of each result in a state. What has come after its
@@ -172,7 +214,7 @@ func (c *Conversation) growth(r *result, p *Policy) int {
 	bytes, _ := p.template().size(c.filling(r))
 	bytes += int(r.n-1) * len(more)
 	for _, t := range c.texts[r.texts : r.texts+r.n] {
-		bytes -= int(t.end - t.start - 2)
+		bytes -= t.room()
 	}
 	return bytes
 }
@@ -254,7 +296,7 @@ func (a *account) enter(t int) {
 			chars, _ := c.original(r, id, a.policy)
 			a.shift += chars
 			for _, t := range c.texts[r.texts : r.texts+r.n] {
-				a.shift -= int(t.end - t.start - 2)
+				a.shift -= t.room()
 			}
 		}
 		if r.loose = a.policy.KeepLastPerTool <= 0 || id.tool == noSymbol; !r.loose {
@@ -399,7 +441,11 @@ func (c *Conversation) judge(r *result, id *known, p *Policy) judgment {
 // original returns how many characters a result had before it was masked, and
 // whether it is. If it is and does not say, it had none.
 func (c *Conversation) original(r *result, id *known, p *Policy) (chars int, already bool) {
-	body := c.text(c.texts[r.texts])
+	first := c.texts[r.texts]
+	if first.kind != jsonspan.String {
+		return r.chars, false
+	}
+	body := c.text(first)
 	t := p.template()
 	chars, already = c.standsFor(t, body, r, id)
 	if !already && t != &DefaultTemplate {
@@ -434,10 +480,22 @@ func (c *Conversation) standsFor(t *Template, body []byte, r *result, id *known)
 
 func (c *Conversation) filling(r *result) filling {
 	id := c.idOf(r)
-	f := filling{id: c.text(r.id), idChars: int(r.id.chars), tool: unknownTool, toolChars: len(unknownTool), chars: r.chars}
+	f := filling{tool: unknownTool, toolChars: len(unknownTool), chars: r.chars}
+	if r.id.kind == 0 { // its call has none, but a number
+		text := c.ids.texts[r.symbol]
+		c.scratch = jsonspan.AppendBody(c.scratch[:0], string(text))
+		f.id, f.idChars = c.scratch, utf8.RuneCount(text)
+	} else {
+		f.id, f.idChars = c.text(r.id), int(r.id.chars)
+	}
 	if id.tool != noSymbol {
 		name := c.spelled[id.tool]
-		f.tool, f.toolChars = c.text(name), int(name.chars)
+		if name.kind == 0 { // of a builtin tool: it is plain
+			f.tool = c.names.texts[id.tool]
+			f.toolChars = len(f.tool)
+		} else {
+			f.tool, f.toolChars = c.text(name), int(name.chars)
+		}
 	}
 	return f
 }
@@ -452,12 +510,27 @@ func (c *Conversation) edits(p *Policy, size, texts int) []jsonspan.Edit {
 		if r.shown == itself {
 			continue
 		}
-		start := len(room)
-		room = p.template().append(room, c.filling(r))
-		text := room[start:]
-		for _, t := range c.texts[r.texts : r.texts+r.n] {
-			edits = append(edits, jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: text})
-			text = more
+		for i, t := range c.texts[r.texts : r.texts+r.n] {
+			e := jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: more}
+			isObject := t.kind != jsonspan.String
+			if isObject {
+				e = jsonspan.Edit{Start: int(t.start), End: int(t.end), New: moreObject}
+			}
+			if i == 0 {
+				start := len(room)
+				if isObject {
+					room = append(room, beginObject...)
+				}
+				room = p.template().append(room, c.filling(r))
+				if isObject {
+					room = append(room, endObject...)
+				}
+				e.New = room[start:]
+			}
+			edits = append(edits, e)
+			if n := len(edits); i > 0 && e.Start < edits[n-2].Start { // standard error may come first
+				edits[n-2], edits[n-1] = e, edits[n-2]
+			}
 		}
 	}
 	return edits

@@ -3,6 +3,8 @@ package chat
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,44 +25,12 @@ func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) 
 	if p.ClearAtLeast != 0 {
 		panic("the reference does not know ClearAtLeast")
 	}
-	if !json.Valid(body) {
+	root, c, ok := referenceRead(body)
+	if !ok {
 		return body, 0, false, false
-	}
-	root, isObject := referenceDecode(body).(map[string]any)
-	if !isObject {
-		return body, 0, false, false
-	}
-	messages, hasMessages := root["messages"].([]any)
-	input, hasInput := root["input"].([]any)
-	_, isObject = root["messages"].(map[string]any)
-	_, isObject2 := root["input"].(map[string]any)
-	if hasMessages == hasInput || isObject || isObject2 {
-		return body, 0, false, false
-	}
-	for _, item := range slices.Concat(messages, input) {
-		if _, isObject := item.(map[string]any); !isObject {
-			return body, 0, false, false
-		}
-	}
-	var c referenceConversation
-	if hasMessages {
-		c = referenceMessages(messages)
-	} else {
-		c = referenceInput(input)
 	}
 
-	// The boundary, turn by turn.
-	type state struct{ boundary, step int }
-	var now, before state
-	if p.WindowTurns > 0 {
-		n := max(1, p.StepTurns)
-		for t := 1; t <= len(c.turns); t++ {
-			candidate := max(0, t-p.WindowTurns) / n * n
-			if candidate > now.boundary {
-				before, now = now, state{candidate, t}
-			}
-		}
-	}
+	now, before := c.boundary(p)
 	placeholders := c.choose(p, now.boundary, now.step)
 
 	// Whether this is the request that breaks the provider's prefix.
@@ -81,6 +51,84 @@ func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) 
 		panic(err)
 	}
 	return out, len(placeholders), broken, true
+}
+
+// referenceRead reads the conversation of a body, if it is one.
+func referenceRead(body []byte) (root map[string]any, c referenceConversation, ok bool) {
+	if !json.Valid(body) {
+		return nil, c, false
+	}
+	root, ok = referenceDecode(body).(map[string]any)
+	if !ok {
+		return nil, c, false
+	}
+	request, _ := root["request"].(map[string]any)
+	var lists []func() referenceConversation
+	for _, member := range []struct {
+		value any
+		read  func(items []any) referenceConversation
+	}{
+		{root["messages"], func(items []any) referenceConversation { return referenceMessages(body, items) }},
+		{root["input"], referenceInput},
+		{root["contents"], func(items []any) referenceConversation { return referenceContents(body, items, "contents") }},
+		{request["contents"], func(items []any) referenceConversation { return referenceContents(body, items, "request", "contents") }},
+	} {
+		switch value := member.value.(type) {
+		case map[string]any:
+			return nil, c, false
+		case []any:
+			for _, item := range value {
+				if _, isObject := item.(map[string]any); !isObject {
+					return nil, c, false
+				}
+			}
+			lists = append(lists, func() referenceConversation { return member.read(value) })
+		}
+	}
+	if len(lists) != 1 {
+		return nil, c, false
+	}
+	return root, lists[0](), true
+}
+
+// referenceRaw returns the bytes of what stands at a place: keys and indexes.
+func referenceRaw(body []byte, place ...any) []byte {
+	for _, step := range place {
+		var err error
+		switch step := step.(type) {
+		case string:
+			members := map[string]json.RawMessage{}
+			err = json.Unmarshal(body, &members)
+			body = members[step]
+		case int:
+			var elements []json.RawMessage
+			err = json.Unmarshal(body, &elements)
+			body = elements[step]
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
+	return body
+}
+
+// A referenceState is where the boundary is, and how many turns there were when it got
+// there.
+type referenceState struct{ boundary, step int }
+
+// boundary moves the boundary turn by turn.
+func (c *referenceConversation) boundary(p Policy) (now, before referenceState) {
+	if p.WindowTurns <= 0 {
+		return now, before
+	}
+	n := max(1, p.StepTurns)
+	for t := 1; t <= len(c.turns); t++ {
+		candidate := max(0, t-p.WindowTurns) / n * n
+		if candidate > now.boundary {
+			before, now = now, referenceState{candidate, t}
+		}
+	}
+	return now, before
 }
 
 // referenceDecode decodes JSON and leaves the spelling of numbers alone.
@@ -107,65 +155,285 @@ type referenceConversation struct {
 type referenceCall struct {
 	item, turn int
 	id, name   string // name is empty if it is not known
+	answered   bool   // of a call without an id of its own
 }
 
 type referenceResult struct {
 	item    int
 	id      string // empty if there is none
-	holder  map[string]any
-	member  string // of holder: what is masked
-	block   string // the type of the blocks of a list that can be masked, if any
-	isError bool   // it says so itself
+	texts   []referenceText
+	notText bool // its content is something else
+	unknown bool // it is of an unknown kind
+	isError bool // it says so itself
 }
 
-// referenceMessages reads the formats of chat completions and of Anthropic.
-func referenceMessages(messages []any) referenceConversation {
+// A referenceText is a text of a result, or an object in the place of one.
+type referenceText struct {
+	text   string
+	object any // if not nil
+	chars  int
+	put    func(placeholder string)
+}
+
+// stringIn is the string that a member of an object is.
+func stringIn(object map[string]any, key string) referenceText {
+	text := object[key].(string)
+	return referenceText{text: text, chars: utf8.RuneCountInString(text), put: func(s string) { object[key] = s }}
+}
+
+// anyIn is what a member of an object is, if that is worth masking.
+func anyIn(object map[string]any, key string, raw func() []byte) []referenceText {
+	size := 0
+	switch v := object[key].(type) {
+	case string:
+		return []referenceText{stringIn(object, key)}
+	case map[string]any:
+		size = len(v)
+		for member, only := range v {
+			if _, isString := only.(string); isString && size == 1 {
+				return []referenceText{stringIn(v, member)}
+			}
+		}
+	case []any:
+		size = len(v)
+	}
+	if size == 0 {
+		return nil
+	}
+	return []referenceText{{object: object[key], chars: utf8.RuneCount(raw()), put: func(s string) { object[key] = map[string]any{"output": s} }}}
+}
+
+// read reads the content of a result: a string, or a list that parts reads.
+func (r *referenceResult) read(holder map[string]any, key string, part func(i int, part map[string]any) ([]referenceText, bool)) {
+	switch content := holder[key].(type) {
+	case nil:
+	case string:
+		r.texts = []referenceText{stringIn(holder, key)}
+	case []any:
+		for i, e := range content {
+			object, _ := e.(map[string]any)
+			texts, ok := part(i, object)
+			if !ok {
+				r.texts, r.notText = nil, true
+				return
+			}
+			r.texts = append(r.texts, texts...)
+		}
+	default:
+		r.notText = true
+	}
+}
+
+// typed reads parts that are texts of a type.
+func typed(kind string) func(int, map[string]any) ([]referenceText, bool) {
+	return func(_ int, part map[string]any) ([]referenceText, bool) {
+		if _, isString := part["text"].(string); part["type"] != kind || !isString {
+			return nil, false
+		}
+		return []referenceText{stringIn(part, "text")}, true
+	}
+}
+
+// shell reads what a shell has written.
+func shell(_ int, part map[string]any) (texts []referenceText, ok bool) {
+	if _, hasType := part["type"].(string); hasType {
+		return nil, false
+	}
+	for _, stream := range []string{"stdout", "stderr"} {
+		v, has := part[stream]
+		text, isString := v.(string)
+		if has && !isString {
+			return nil, false
+		}
+		ok = ok || isString
+		if text != "" {
+			texts = append(texts, stringIn(part, stream))
+		}
+	}
+	return texts, ok
+}
+
+// A referenceMatcher finds out which call a result belongs to.
+type referenceMatcher struct {
+	c       *referenceConversation
+	made    map[string]int // calls without an id, by the tool
+	waiting []*referenceCall
+	heard   bool
+}
+
+// say takes the calls of a message of the model.
+func (m *referenceMatcher) say(item int, calls []referenceCall) {
+	c := m.c
+	c.answered = true
+	calls = slices.DeleteFunc(calls, func(call referenceCall) bool { return call.id == "" && call.name == "" })
+	if len(calls) == 0 {
+		return
+	}
+	c.answered = false
+	c.turns = append(c.turns, item)
+	if m.heard {
+		m.waiting, m.heard = nil, false
+	}
+	for _, call := range calls {
+		call.item, call.turn = item, len(c.turns)-1
+		if call.id == "" {
+			m.made[call.name]++
+			call.id = fmt.Sprintf("%s#%d", call.name, m.made[call.name])
+			m.waiting = append(m.waiting, &call)
+		}
+		c.calls = append(c.calls, call)
+	}
+}
+
+// hear takes a result. tool is a name, or nil.
+func (m *referenceMatcher) hear(r referenceResult, tool any) {
+	name := referenceString(tool)
+	if !slices.ContainsFunc(m.c.calls, func(call referenceCall) bool { return r.id != "" && call.id == r.id }) {
+		for _, call := range m.waiting {
+			if !call.answered && (name == "" || name == call.name) {
+				call.answered = true
+				r.id = call.id
+				break
+			}
+		}
+	}
+	m.c.results = append(m.c.results, r)
+}
+
+// referenceMessages reads the formats of chat completions, Ollama, Anthropic and Bedrock.
+func referenceMessages(body []byte, messages []any) referenceConversation {
 	c := referenceConversation{items: len(messages)}
+	matcher := referenceMatcher{c: &c, made: map[string]int{}}
 	for i, m := range messages {
 		message := m.(map[string]any)
 		blocks, _ := message["content"].([]any)
 		switch message["role"] {
 		case "assistant":
-			c.answered = true
 			var calls []referenceCall
 			elements, _ := message["tool_calls"].([]any)
 			for _, e := range elements {
 				if call, isObject := e.(map[string]any); isObject {
 					function, _ := call["function"].(map[string]any)
-					calls = append(calls, referenceCall{id: referenceText(call["id"]), name: referenceName(function["name"])})
+					calls = append(calls, referenceCall{id: referenceString(call["id"]), name: referenceName(function["name"])})
 				}
 			}
 			for _, b := range blocks {
-				if block, isObject := b.(map[string]any); isObject && block["type"] == "tool_use" {
-					calls = append(calls, referenceCall{id: referenceText(block["id"]), name: referenceName(block["name"])})
+				block, _ := b.(map[string]any)
+				use := block
+				if block["type"] != "tool_use" {
+					use = referenceMember(block, "toolUse", "toolResult")
+				}
+				id := referenceString(use["id"])
+				if block["type"] != "tool_use" {
+					id = referenceString(use["toolUseId"])
+				}
+				if id != "" {
+					calls = append(calls, referenceCall{id: id, name: referenceName(use["name"])})
 				}
 			}
-			calls = slices.DeleteFunc(calls, func(call referenceCall) bool { return call.id == "" })
-			if len(calls) == 0 {
-				continue
-			}
-			c.answered = false
-			c.turns = append(c.turns, i)
-			for _, call := range calls {
-				call.item, call.turn = i, len(c.turns)-1
-				c.calls = append(c.calls, call)
-			}
+			matcher.say(i, calls)
+			continue
 		case "tool":
-			c.results = append(c.results, referenceResult{
-				item: i, id: referenceText(message["tool_call_id"]), holder: message, member: "content",
-			})
+			r := referenceResult{item: i, id: referenceString(message["tool_call_id"])}
+			r.read(message, "content", typed("text"))
+			tool := message["tool_name"]
+			if referenceString(tool) == "" {
+				tool = message["name"]
+			}
+			matcher.hear(r, tool)
 		case "user":
-			for _, b := range blocks {
-				if block, isObject := b.(map[string]any); isObject && block["type"] == "tool_result" {
-					c.results = append(c.results, referenceResult{
-						item: i, id: referenceText(block["tool_use_id"]), holder: block, member: "content",
-						block: "text", isError: block["is_error"] == true,
+			for j, b := range blocks {
+				block, _ := b.(map[string]any)
+				if block["type"] == "tool_result" {
+					r := referenceResult{item: i, id: referenceString(block["tool_use_id"]), isError: block["is_error"] == true}
+					r.read(block, "content", typed("text"))
+					matcher.hear(r, nil)
+				} else if result := referenceMember(block, "toolResult", "toolUse"); result != nil {
+					r := referenceResult{item: i, id: referenceString(result["toolUseId"]), isError: result["status"] == "error"}
+					r.read(result, "content", func(k int, part map[string]any) ([]referenceText, bool) {
+						_, hasText := part["text"]
+						_, hasJSON := part["json"]
+						_, isString := part["text"].(string)
+						switch {
+						case isString && !hasJSON:
+							return []referenceText{stringIn(part, "text")}, true
+						case hasJSON && !hasText:
+							return anyIn(part, "json", func() []byte {
+								return referenceRaw(body, "messages", i, "content", j, "toolResult", "content", k, "json")
+							}), true
+						}
+						return nil, false
 					})
+					matcher.hear(r, nil)
 				}
 			}
 		}
+		matcher.heard = true
 	}
 	return c
+}
+
+// referenceMember returns the object that Bedrock has in a block instead of a type.
+func referenceMember(block map[string]any, key, other string) map[string]any {
+	_, hasType := block["type"].(string)
+	_, hasContent := block["content"]
+	_, hasOther := block[other].(map[string]any)
+	if hasType || hasContent || hasOther {
+		return nil
+	}
+	member, _ := block[key].(map[string]any)
+	return member
+}
+
+// referenceContents reads the format of Gemini, at a place in the body.
+func referenceContents(body []byte, contents []any, place ...any) referenceConversation {
+	c := referenceConversation{items: len(contents)}
+	matcher := referenceMatcher{c: &c, made: map[string]int{}}
+	for i, m := range contents {
+		message := m.(map[string]any)
+		parts, _ := message["parts"].([]any)
+		var calls []referenceCall
+		for j, p := range parts {
+			part, _ := p.(map[string]any)
+			if call, isObject := part["functionCall"].(map[string]any); isObject {
+				calls = append(calls, referenceCall{id: referenceString(call["id"]), name: referenceName(call["name"])})
+			}
+			answer, isObject := part["functionResponse"].(map[string]any)
+			if !isObject || message["role"] != "user" && message["role"] != "function" {
+				continue
+			}
+			r := referenceResult{item: i, id: referenceString(answer["id"])}
+			switch response := answer["response"].(type) {
+			case nil:
+			case string, map[string]any:
+				r.texts = anyIn(answer, "response", func() []byte {
+					return referenceRaw(body, slices.Concat(place, []any{i, "parts", j, "functionResponse", "response"})...)
+				})
+				object, isObject := response.(map[string]any)
+				r.isError = object["error"] != nil
+				media, _ := answer["parts"].([]any)
+				more, _ := answer["parts"].(map[string]any)
+				if isObject && len(media)+len(more) > 0 {
+					r.texts, r.notText = nil, true
+				}
+			default:
+				r.notText = true
+			}
+			matcher.hear(r, answer["name"])
+		}
+		if message["role"] == "model" {
+			matcher.say(i, calls)
+		} else {
+			matcher.heard = true
+		}
+	}
+	return c
+}
+
+// referenceBuiltin are the tools whose calls are items of another type, by that type.
+var referenceBuiltin = map[any]string{
+	"local_shell_call": "local_shell", "shell_call": "shell", "apply_patch_call": "apply_patch", "computer_call": "computer",
+	"tool_search_call": "tool_search",
 }
 
 // referenceInput reads the format of responses.
@@ -175,43 +443,72 @@ func referenceInput(input []any) referenceConversation {
 	for i, it := range input {
 		item := it.(map[string]any)
 		role, hasRole := item["role"].(string)
-		id := referenceText(item["call_id"])
+		id := referenceString(item["call_id"])
+		kind := referenceString(item["type"])
+		if id == "" && strings.HasPrefix(kind, "local_shell_call") {
+			id = referenceString(item["id"])
+		}
+		name := referenceName(item["name"])
+		if referenceString(item["name"]) == "" {
+			name = referenceBuiltin[kind]
+		}
 		switch {
-		case item["type"] == "function_call", item["type"] == "custom_tool_call":
+		case kind == "function_call", kind == "custom_tool_call", referenceBuiltin[kind] != "":
 			if id != "" {
 				if !open {
 					c.turns = append(c.turns, i)
 					open = true
 				}
-				c.calls = append(c.calls, referenceCall{
-					item: i, turn: len(c.turns) - 1, id: id, name: referenceName(item["name"]),
-				})
+				c.calls = append(c.calls, referenceCall{item: i, turn: len(c.turns) - 1, id: id, name: name})
 			}
 			c.answered = !open // a call without an id among others is one of them
-		case item["type"] == "function_call_output", item["type"] == "custom_tool_call_output":
+		case slices.Contains(referenceOutputs, kind):
 			open = false
-			c.results = append(c.results, referenceResult{
-				item: i, id: id, holder: item, member: "output", block: "input_text",
-			})
+			r := referenceResult{item: i, id: id, isError: item["status"] == "failed"}
+			output, _ := item["output"].(map[string]any)
+			if _, isString := output["content"].(string); isString {
+				r.texts = []referenceText{stringIn(output, "content")}
+				r.isError = r.isError || output["success"] == false
+			} else if kind == "shell_call_output" {
+				r.read(item, "output", shell)
+				parts, _ := item["output"].([]any)
+				for _, p := range parts {
+					part, _ := p.(map[string]any)
+					outcome, _ := part["outcome"].(map[string]any)
+					code, isNumber := outcome["exit_code"].(json.Number)
+					r.isError = r.isError || outcome["type"] == "timeout" || isNumber && code != "0"
+				}
+			} else {
+				r.read(item, "output", typed("input_text"))
+			}
+			c.results = append(c.results, r)
+		case strings.HasSuffix(kind, "_output"):
+			open = false
+			c.results = append(c.results, referenceResult{item: i, unknown: true})
 		case role == "assistant":
 			c.answered = true
-		case hasRole, strings.HasSuffix(referenceText(item["type"]), "_output"):
+		case hasRole:
 			open = false
 		}
 	}
 	return c
 }
 
+var referenceOutputs = []string{
+	"function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output", "apply_patch_call_output",
+	"computer_call_output", "mcp_tool_call_output", "tool_search_output",
+}
+
 // referenceName returns the name of a tool, if it is one.
 func referenceName(v any) string {
-	if name := referenceText(v); len(name) <= 256 {
+	if name := referenceString(v); len(name) <= 256 {
 		return name
 	}
 	return ""
 }
 
-// referenceText returns a string, or nothing if v is none.
-func referenceText(v any) string {
+// referenceString returns a string, or nothing if v is none.
+func referenceString(v any) string {
 	s, _ := v.(string)
 	return s
 }
@@ -268,23 +565,23 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 		if !known {
 			tool = "inconnu"
 		}
-		texts := r.texts()
-		if len(texts) == 0 {
+		if len(r.texts) == 0 {
 			continue
 		}
 		template := p.Template.String()
 		if template == "" {
 			template = referenceTemplate
 		}
-		if referenceRendered(referenceTemplate, texts[0], r.id, tool) || referenceRendered(template, texts[0], r.id, tool) {
+		first := r.texts[0]
+		if first.object == nil && (referenceRendered(referenceTemplate, first.text, r.id, tool) || referenceRendered(template, first.text, r.id, tool)) {
 			continue
 		}
-		if p.KeepErrors == ErrorsOn && (r.isError || slices.ContainsFunc(texts, referenceError)) {
+		if p.KeepErrors == ErrorsOn && (r.isError || slices.ContainsFunc(r.texts, referenceText.isError)) {
 			continue
 		}
 		chars := 0
-		for _, t := range texts {
-			chars += utf8.RuneCountInString(t)
+		for _, t := range r.texts {
+			chars += t.chars
 		}
 		if chars < p.MinChars {
 			continue
@@ -296,35 +593,25 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 	return placeholders
 }
 
-// texts returns what the result consists of, or nothing if it cannot be masked.
-func (r *referenceResult) texts() []string {
-	switch content := r.holder[r.member].(type) {
-	case string:
-		return []string{content}
-	case []any:
-		var texts []string
-		for _, b := range content {
-			block, isObject := b.(map[string]any)
-			t, isString := block["text"].(string)
-			if r.block == "" || !isObject || block["type"] != r.block || !isString {
-				return nil
-			}
-			texts = append(texts, t)
+// isError reports whether a text looks like an error.
+func (t referenceText) isError() bool {
+	switch v := t.object.(type) {
+	case map[string]any:
+		_, hasError := v["error"]
+		if hasError || strings.EqualFold(referenceString(v["status"]), "error") {
+			return true
 		}
-		return texts
+		return slices.ContainsFunc(slices.Collect(maps.Values(v)), func(v any) bool { return referenceError(referenceString(v)) })
+	case []any:
+		return slices.ContainsFunc(v, func(v any) bool { return referenceError(referenceString(v)) })
 	}
-	return nil
+	return referenceError(t.text)
 }
 
 // mask puts the placeholder in the place of the result.
 func (r *referenceResult) mask(placeholder string) {
-	blocks, isList := r.holder[r.member].([]any)
-	if !isList {
-		r.holder[r.member] = placeholder
-		return
-	}
-	for _, b := range blocks {
-		b.(map[string]any)["text"] = placeholder
+	for _, t := range r.texts {
+		t.put(placeholder)
 		placeholder = "…"
 	}
 }
@@ -382,7 +669,7 @@ func referenceError(s string) bool {
 	}
 	object, _ := referenceDecode([]byte(s)).(map[string]any)
 	_, hasError := object["error"]
-	return hasError || strings.EqualFold(referenceText(object["status"]), "error")
+	return hasError || strings.EqualFold(referenceString(object["status"]), "error")
 }
 
 // TestReferenceExample pins the reference to examples of T5, T10 and T17.
