@@ -69,6 +69,9 @@ func compare(t *testing.T, body []byte, p Policy) {
 	if !reflect.DeepEqual(referenceDecode(got), referenceDecode(want)) {
 		t.Errorf("got %s\nwant %s", got, want)
 	}
+	if unread := referenceUnread(body, p); plan.Unread != unread {
+		t.Errorf("unread %v, want %v", plan.Unread, unread)
+	}
 }
 
 // clearing makes a policy one whose boundary moves only if it pays.

@@ -951,8 +951,9 @@ func TestGenerate(t *testing.T) {
 				if broken {
 					breaks++
 				}
-				// What has been masked stays masked.
-				if _, again, _, _ := reference(out, p); again != 0 {
+				// What has been masked stays masked. Objects that are not are spelled in another
+				// way, and may be longer.
+				if _, again, _, _ := reference(out, p); again != 0 && (p.MinChars == 0 || format != "gemini" && format != "bedrock") {
 					t.Fatalf("seed %d: masks %d results again", seed, again)
 				}
 			}

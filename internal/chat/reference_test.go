@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"unicode/utf8"
 
@@ -66,12 +67,13 @@ func referenceRead(body []byte) (root map[string]any, c referenceConversation, o
 	var lists []func() referenceConversation
 	for _, member := range []struct {
 		value any
-		read  func(items []any) referenceConversation
+		read  func(items []any, raw rawItems) referenceConversation
+		place []any
 	}{
-		{root["messages"], func(items []any) referenceConversation { return referenceMessages(body, items) }},
-		{root["input"], referenceInput},
-		{root["contents"], func(items []any) referenceConversation { return referenceContents(body, items, "contents") }},
-		{request["contents"], func(items []any) referenceConversation { return referenceContents(body, items, "request", "contents") }},
+		{root["messages"], referenceMessages, []any{"messages"}},
+		{root["input"], referenceInput, []any{"input"}},
+		{root["contents"], referenceContents, []any{"contents"}},
+		{request["contents"], referenceContents, []any{"request", "contents"}},
 	} {
 		switch value := member.value.(type) {
 		case map[string]any:
@@ -82,7 +84,14 @@ func referenceRead(body []byte) (root map[string]any, c referenceConversation, o
 					return nil, c, false
 				}
 			}
-			lists = append(lists, func() referenceConversation { return member.read(value) })
+			lists = append(lists, func() referenceConversation {
+				return member.read(value, sync.OnceValue(func() (items []json.RawMessage) {
+					if err := json.Unmarshal(referenceRaw(body, member.place...), &items); err != nil {
+						panic(err)
+					}
+					return items
+				}))
+			})
 		}
 	}
 	if len(lists) != 1 {
@@ -90,6 +99,9 @@ func referenceRead(body []byte) (root map[string]any, c referenceConversation, o
 	}
 	return root, lists[0](), true
 }
+
+// rawItems returns the bytes of the items of a conversation.
+type rawItems func() []json.RawMessage
 
 // referenceRaw returns the bytes of what stands at a place: keys and indexes.
 func referenceRaw(body []byte, place ...any) []byte {
@@ -301,7 +313,7 @@ func (m *referenceMatcher) hear(r referenceResult, tool any) {
 }
 
 // referenceMessages reads the formats of chat completions, Ollama, Anthropic and Bedrock.
-func referenceMessages(body []byte, messages []any) referenceConversation {
+func referenceMessages(messages []any, raw rawItems) referenceConversation {
 	c := referenceConversation{items: len(messages)}
 	matcher := referenceMatcher{c: &c, made: map[string]int{}}
 	for i, m := range messages {
@@ -359,7 +371,7 @@ func referenceMessages(body []byte, messages []any) referenceConversation {
 							return []referenceText{stringIn(part, "text")}, true
 						case hasJSON && !hasText:
 							return anyIn(part, "json", func() []byte {
-								return referenceRaw(body, "messages", i, "content", j, "toolResult", "content", k, "json")
+								return referenceRaw(raw()[i], "content", j, "toolResult", "content", k, "json")
 							}), true
 						}
 						return nil, false
@@ -385,8 +397,8 @@ func referenceMember(block map[string]any, key, other string) map[string]any {
 	return member
 }
 
-// referenceContents reads the format of Gemini, at a place in the body.
-func referenceContents(body []byte, contents []any, place ...any) referenceConversation {
+// referenceContents reads the format of Gemini.
+func referenceContents(contents []any, raw rawItems) referenceConversation {
 	c := referenceConversation{items: len(contents)}
 	matcher := referenceMatcher{c: &c, made: map[string]int{}}
 	for i, m := range contents {
@@ -407,7 +419,7 @@ func referenceContents(body []byte, contents []any, place ...any) referenceConve
 			case nil:
 			case string, map[string]any:
 				r.texts = anyIn(answer, "response", func() []byte {
-					return referenceRaw(body, slices.Concat(place, []any{i, "parts", j, "functionResponse", "response"})...)
+					return referenceRaw(raw()[i], "parts", j, "functionResponse", "response")
 				})
 				object, isObject := response.(map[string]any)
 				r.isError = object["error"] != nil
@@ -437,7 +449,7 @@ var referenceBuiltin = map[any]string{
 }
 
 // referenceInput reads the format of responses.
-func referenceInput(input []any) referenceConversation {
+func referenceInput(input []any, _ rawItems) referenceConversation {
 	c := referenceConversation{items: len(input)}
 	open := false
 	for i, it := range input {
@@ -591,6 +603,46 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 		).Replace(template)
 	}
 	return placeholders
+}
+
+// referenceUnread counts the old results that cannot be masked.
+func referenceUnread(body []byte, p Policy) (n [unreads]int) {
+	_, c, ok := referenceRead(body)
+	now, _ := c.boundary(p)
+	if !ok || now.step == 0 {
+		return n
+	}
+	last := map[string]referenceCall{}
+	for _, call := range c.calls {
+		if now.step == len(c.turns) || call.item < c.turns[now.step] {
+			if call.name == "" {
+				call.name = last[call.id].name
+			}
+			last[call.id] = call
+		}
+	}
+	keep := p
+	keep.ExcludeTools, keep.MinChars, keep.KeepErrors = nil, 0, false
+	for i, r := range c.results {
+		call, called := last[r.id]
+		switch {
+		case now.step < len(c.turns) && r.item >= c.turns[now.step]:
+		case r.unknown && r.item < c.turns[now.boundary]:
+			n[UnknownKind]++
+		case !called && (len(r.texts) > 0 || r.notText) && !r.unknown && r.item < c.turns[now.boundary]:
+			n[NoCall]++
+		case called && r.notText && call.turn < now.boundary &&
+			!slices.ContainsFunc(p.ExcludeTools, func(pattern string) bool { return call.name != "" && mcp.MatchName(pattern, call.name) }):
+			// It is kept by KeepLastPerTool if a text in its place were.
+			texted := c
+			texted.results = slices.Clone(c.results)
+			texted.results[i].texts = []referenceText{{text: "x"}}
+			if _, masked := texted.choose(keep, now.boundary, now.step)[i]; masked {
+				n[NotText]++
+			}
+		}
+	}
+	return n
 }
 
 // isError reports whether a text looks like an error.
