@@ -1,8 +1,12 @@
 package chat
 
 import (
+	"bytes"
+	"encoding/binary"
 	"strconv"
+	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
@@ -16,13 +20,41 @@ type Usage struct {
 }
 
 // A UsageReader reads the usage from a provider's answer as it passes by, in the
-// formats that this package knows, as JSON or as an event stream. It holds
-// nothing of the answer.
+// formats that this package knows. It holds nothing of the answer.
 type UsageReader struct {
-	stream  bool
+	framing Framing
 	events  sse.Scanner
+	frame   frame
 	watcher *jsonspan.Watcher
 	told    [figures]int
+}
+
+// A Framing is how the JSON texts of an answer follow one another.
+type Framing uint8
+
+const (
+	Unframed  Framing = iota // there is just one
+	Events                   // text/event-stream
+	Lines                    // application/x-ndjson
+	AWSEvents                // application/vnd.amazon.eventstream
+)
+
+// FramingOf returns how an answer of this Content-Type is framed, if it may have a usage.
+func FramingOf(contentType string) (f Framing, ok bool) {
+	switch httpbody.TypeOf(contentType) {
+	case httpbody.JSON:
+		return Unframed, true
+	case httpbody.EventStream:
+		return Events, true
+	}
+	media, _, _ := strings.Cut(contentType, ";")
+	switch strings.ToLower(strings.TrimSpace(media)) {
+	case "application/x-ndjson", "application/jsonl":
+		return Lines, true
+	case "application/vnd.amazon.eventstream":
+		return AWSEvents, true
+	}
+	return Unframed, false
 }
 
 // A figure is something that providers tell.
@@ -37,6 +69,7 @@ const (
 	cacheRead
 	cacheWrite
 	outputTokens
+	thoughtTokens // beside outputTokens
 	figures
 )
 
@@ -71,6 +104,27 @@ var told = []struct {
 	{"message.usage.cache_read_input_tokens", cacheRead},
 	{"message.usage.cache_creation_input_tokens", cacheWrite},
 	{"message.usage.output_tokens", outputTokens},
+	// Bedrock's Converse.
+	{"usage.inputTokens", inputTokens},
+	{"usage.cacheReadInputTokens", cacheRead},
+	{"usage.cacheWriteInputTokens", cacheWrite},
+	{"usage.outputTokens", outputTokens},
+	// Ollama.
+	{"prompt_eval_count", inputTokens},
+	{"eval_count", outputTokens},
+	// Gemini, then as Code Assist has it, then in a stream that is a list.
+	{"usageMetadata.promptTokenCount", inputTokens},
+	{"usageMetadata.cachedContentTokenCount", inputCached},
+	{"usageMetadata.candidatesTokenCount", outputTokens},
+	{"usageMetadata.thoughtsTokenCount", thoughtTokens},
+	{"response.usageMetadata.promptTokenCount", inputTokens},
+	{"response.usageMetadata.cachedContentTokenCount", inputCached},
+	{"response.usageMetadata.candidatesTokenCount", outputTokens},
+	{"response.usageMetadata.thoughtsTokenCount", thoughtTokens},
+	{"*.usageMetadata.promptTokenCount", inputTokens},
+	{"*.usageMetadata.cachedContentTokenCount", inputCached},
+	{"*.usageMetadata.candidatesTokenCount", outputTokens},
+	{"*.usageMetadata.thoughtsTokenCount", thoughtTokens},
 }
 
 var usagePaths = func() *jsonspan.Paths {
@@ -81,10 +135,9 @@ var usagePaths = func() *jsonspan.Paths {
 	return jsonspan.CompilePaths(paths...)
 }()
 
-// NewUsageReader returns a UsageReader for a JSON text, or for a stream of events
-// that are JSON texts.
-func NewUsageReader(stream bool) *UsageReader {
-	u := &UsageReader{stream: stream}
+// NewUsageReader returns a UsageReader for an answer that is framed in this way.
+func NewUsageReader(f Framing) *UsageReader {
+	u := &UsageReader{framing: f}
 	u.watcher = usagePaths.Watch(u.tell)
 	return u
 }
@@ -103,19 +156,76 @@ func (u *UsageReader) tell(path int, k jsonspan.Kind, literal []byte) {
 
 // Write takes the next bytes of the answer. It never fails.
 func (u *UsageReader) Write(p []byte) (int, error) {
-	if !u.stream {
-		return u.watcher.Write(p)
+	switch u.framing {
+	case Events:
+		u.writeEvents(p)
+	case Lines:
+		for line := range bytes.Lines(p) {
+			_, _ = u.watcher.Write(line)
+			if line[len(line)-1] == '\n' {
+				u.watcher.Reset()
+			}
+		}
+	case AWSEvents:
+		u.writeFrames(p)
+	default:
+		_, _ = u.watcher.Write(p)
 	}
+	return len(p), nil
+}
+
+func (u *UsageReader) writeEvents(p []byte) {
 	u.events.Feed(p)
 	for {
 		switch kind, part := u.events.Next(); kind {
 		case sse.More:
-			return len(p), nil
+			return
 		case sse.Data:
 			_, _ = u.watcher.Write(part)
 		case sse.Frame:
 			u.watcher.Gap(len(part))
 		case sse.Dispatch:
+			u.watcher.Reset()
+		}
+	}
+}
+
+// A frame is where the bytes of an event of AWS stand: a prelude, headers, the JSON text
+// and a checksum. The prelude has the length of all and of the headers, and a checksum of
+// its own.
+type frame struct {
+	prelude [12]byte
+	read    int // of the event
+	broken  bool
+}
+
+func (u *UsageReader) writeFrames(p []byte) {
+	f := &u.frame
+	for len(p) > 0 && !f.broken {
+		if f.read < len(f.prelude) {
+			n := copy(f.prelude[f.read:], p)
+			f.read, p = f.read+n, p[n:]
+			continue
+		}
+		whole := int(binary.BigEndian.Uint32(f.prelude[:]))
+		headers := len(f.prelude) + int(binary.BigEndian.Uint32(f.prelude[4:]))
+		text := whole - 4
+		if headers > text {
+			f.broken = true
+			return
+		}
+		end := whole
+		if f.read < headers {
+			end = headers
+		} else if f.read < text {
+			end = text
+		}
+		n := min(len(p), end-f.read)
+		if end == text {
+			_, _ = u.watcher.Write(p[:n])
+		}
+		if f.read, p = f.read+n, p[n:]; f.read == whole {
+			f.read = 0
 			u.watcher.Reset()
 		}
 	}
@@ -131,6 +241,6 @@ func (u *UsageReader) Usage() Usage {
 		Input:      u.told[inputTokens] + u.told[cacheRead] + u.told[cacheWrite],
 		Cached:     u.told[inputCached] + u.told[cacheRead],
 		CacheWrite: u.told[cacheWrite],
-		Output:     u.told[outputTokens],
+		Output:     u.told[outputTokens] + u.told[thoughtTokens],
 	}
 }

@@ -272,12 +272,12 @@ func (x *exchange) observe() {
 		return
 	}
 	x.answered = true
-	media := httpbody.TypeOf(x.Header().Get("Content-Type"))
-	if media == httpbody.Other {
+	framing, ok := chat.FramingOf(x.Header().Get("Content-Type"))
+	if !ok {
 		return
 	}
-	x.streamed = media == httpbody.EventStream
-	x.usage = chat.NewUsageReader(x.streamed)
+	x.streamed = framing != chat.Unframed
+	x.usage = chat.NewUsageReader(framing)
 	x.body = &bounded{x.usage, maxObserved}
 	if encoding := httpbody.Encoding(x.Header()); encoding != "" {
 		if x.decoder = httpbody.NewDecoder(encoding, x.body); x.decoder == nil {
