@@ -1,14 +1,16 @@
 // Package chat knows the conversations that agents send to models, and which tool
 // results in them are old enough to be left out.
 //
-// It reads the three formats that are in use, and tells them by what they hold:
+// It reads the formats that are in use, and tells them by what they hold:
 //
 //   - OpenAI chat completions: messages, where an assistant's tool_calls are
-//     answered by messages of the role tool;
+//     answered by messages of the role tool; Ollama has the same without ids;
 //   - Anthropic messages: messages, where tool_use blocks are answered by
-//     tool_result blocks;
-//   - OpenAI responses: input, where function_call and custom_tool_call items are
-//     answered by function_call_output and custom_tool_call_output items.
+//     tool_result blocks; Bedrock's Converse has toolUse and toolResult;
+//   - OpenAI responses: input, where items such as function_call are answered by
+//     items such as function_call_output;
+//   - Gemini: contents, where functionCall parts are answered by functionResponse
+//     parts; Code Assist has them in a request.
 //
 // A [Conversation] is read once, from raw bytes, and keeps only where things
 // stand in them. Masking it is a [Plan]: the texts to put in the place of old
@@ -16,11 +18,11 @@
 //
 // # Turns
 //
-// A turn is a message of the assistant that makes at least one call with an id;
-// in the format of responses, the calls that follow one another until something
-// that is not the model's comes. A turn reaches up to the next one. The results
-// of a call are those that name its id, wherever they stand, and if an id is used
-// again, the last turn that uses it is its own.
+// A turn is a message of the assistant that makes at least one call; in the format
+// of responses, the calls that follow one another until something that is not the
+// model's comes. A turn reaches up to the next one. The results of a call are those
+// that name its id, wherever they stand, and if an id is used again, the last turn
+// that uses it is its own. Calls without an id are answered in their order.
 //
 // # The boundary
 //

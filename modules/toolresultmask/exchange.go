@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,6 +47,7 @@ type masked struct {
 	turns, results, saved int
 	broken                bool
 	prompt                prompt
+	unread                int // old results that cannot be masked
 }
 
 // add adds what another handler has done to the same request.
@@ -68,13 +70,27 @@ const (
 	invalidJSON reason = "invalid_json"
 	repeatedKey reason = "repeated_key"
 	otherShape  reason = "shape"
-	grows       reason = "grows" // placeholders are longer than what they stand for
+	grows       reason = "grows"  // placeholders are longer than what they stand for
+	signed      reason = "signed" // the signature is one of the body, too
 )
+
+// mendable says what to do about requests that pass for a reason that the operator may
+// remove. Others are not conversations, or broken.
+var mendable = map[reason]string{
+	tooLarge:    "raise buffer_limit",
+	memoryFull:  "raise max_buffered",
+	badEncoding: "have clients send it plain, or compressed with gzip, br or zstd",
+	signed:      "sign requests behind this handler, or have clients use an API key",
+}
 
 // mask makes r what is to be sent on. It is r itself that changes, for whoever
 // deals with it when the next handlers have failed has nothing else.
 func (x *exchange) mask(r *http.Request) {
 	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
+		return
+	}
+	if isSigned(r) {
+		x.pass(signed, nil)
 		return
 	}
 	limit := x.handler.BufferLimit
@@ -155,10 +171,15 @@ func (x *exchange) decide(text []byte) []jsonspan.Edit {
 	if plan.Grows {
 		x.pass(grows, nil)
 	}
-	x.masked = masked{plan.Turns, plan.Results, plan.Saved, plan.Broken, promptOf(text, plan)}
+	x.masked = masked{turns: plan.Turns, results: plan.Results, saved: plan.Saved, broken: plan.Broken, prompt: promptOf(text, plan)}
 	if plan.Results > 0 {
 		maskedResults.WithLabelValues().Add(float64(plan.Results))
 		savedChars.WithLabelValues().Add(float64(max(plan.Saved, 0)))
+	}
+	for why, n := range plan.Unread {
+		if n > 0 {
+			x.leave(chat.Unread(why), n, c.Format())
+		}
 	}
 	if plan.Broken {
 		prefixBreaks.WithLabelValues().Inc()
@@ -183,9 +204,41 @@ func whyNot(err error) reason {
 func (x *exchange) pass(why reason, err error) {
 	x.passed = why
 	passedConversations.WithLabelValues(string(why)).Inc()
-	if c := x.handler.logger.Check(zapcore.DebugLevel, "request not masked"); c != nil {
-		c.Write(zap.String("reason", string(why)), zap.Error(err))
+	level, hint := zapcore.DebugLevel, mendable[why]
+	if hint != "" && x.handler.said.first(string(why)) {
+		level = zapcore.WarnLevel
 	}
+	if c := x.handler.logger.Check(level, "request not masked"); c != nil {
+		c.Write(zap.String("reason", string(why)), zap.String("hint", hint), zap.Error(err))
+	}
+}
+
+// leave counts old results that cannot be masked. Images are meant to stay; the others may
+// be of a client that this handler should know.
+func (x *exchange) leave(why chat.Unread, n int, format string) {
+	x.masked.unread += n
+	unreadResults.WithLabelValues(why.String()).Add(float64(n))
+	level := zapcore.DebugLevel
+	if why != chat.NotText && x.handler.said.first(why.String()) {
+		level = zapcore.WarnLevel
+	}
+	if c := x.handler.logger.Check(level, "old tool results not masked"); c != nil {
+		c.Write(zap.String("reason", why.String()), zap.String("format", format), zap.Int("results", n))
+	}
+}
+
+// said are the reasons that were logged for the operator, once each.
+type said struct{ reasons sync.Map }
+
+func (s *said) first(reason string) bool {
+	_, before := s.reasons.LoadOrStore(reason, true)
+	return !before
+}
+
+// isSigned reports whether a request is signed as AWS has it. The signature is of the body,
+// too.
+func isSigned(r *http.Request) bool {
+	return strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-") || strings.Contains(r.URL.RawQuery, "X-Amz-Signature=")
 }
 
 // decoded returns a body without its encoding, if it has one.
@@ -371,6 +424,9 @@ func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if x.masked.results > 0 {
 		enc.AddInt("mcp_tool_results_masked", x.masked.results)
 		enc.AddInt("mcp_tool_result_chars_saved", x.masked.saved)
+	}
+	if x.masked.unread > 0 {
+		enc.AddInt("mcp_tool_results_unread", x.masked.unread)
 	}
 	if x.masked.broken {
 		enc.AddBool("mcp_prompt_prefix_break", true)

@@ -28,10 +28,11 @@ func init() {
 // message of the model that calls tools. Calls, ids, the number and order of
 // messages and every other byte of the request stay as they are.
 //
-// It knows the formats of OpenAI's chat completions and responses and of
-// Anthropic's messages, and tells them by the body of the request. Whatever else
-// is posted passes as it is: no JSON, another shape, too large, an encoding it
-// does not know. It never answers with an error of its own.
+// It knows the formats of OpenAI's chat completions and responses, of Anthropic's
+// messages, of Gemini, Ollama and Bedrock's Converse, and tells them by the body of
+// the request. Whatever else is posted passes as it is: no JSON, another shape, too
+// large, an encoding it does not know, signed with AWS's Signature Version 4. It
+// never answers with an error of its own.
 //
 // Providers bill what they have in their cache at a tenth, and remember prompts by
 // their beginning. A window that moves with every turn changes the beginning with
@@ -45,7 +46,8 @@ func init() {
 // they would have cost unmasked. caddy_mcp_tool_results_masked_total,
 // caddy_mcp_tool_result_chars_saved_total and caddy_mcp_prompt_prefix_breaks_total
 // count what was done to requests, caddy_mcp_conversations_passed_total by reason
-// those it could do nothing about. The access log has the same for each request.
+// those it could do nothing about, caddy_mcp_tool_results_unread_total by reason old
+// results that cannot be masked. The access log has the same for each request.
 type Handler struct {
 	// Whether the handler does anything. Default: true
 	Enabled *bool `json:"enabled,omitempty"`
@@ -118,6 +120,7 @@ type Handler struct {
 
 	policy chat.Policy
 	held   *quota.Meter // requests in memory
+	said   *said
 	logger *zap.Logger
 }
 
@@ -198,6 +201,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.said = new(said)
 	if err := h.compile(); err != nil {
 		return err
 	}
@@ -209,7 +213,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
 			zap.String("placeholder_template", h.policy.Template.String()))
 	}
-	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, usageTokens, promptCost)
+	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, unreadResults,
+		usageTokens, promptCost)
 }
 
 // Cleanup says that what is still held does not count any more.
