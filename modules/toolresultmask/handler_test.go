@@ -18,6 +18,8 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -379,6 +381,46 @@ func TestKeepErrorsAsJSON(t *testing.T) {
 		if out, err := json.Marshal(Handler{KeepErrors: h.KeepErrors}); string(out) != text || err != nil {
 			t.Errorf("%s became %s, %v", text, out, err)
 		}
+	}
+}
+
+// What an operator can mend is said once, with what to do; everything else is for those
+// who look for it.
+func TestReasonsAreLoggedOnce(t *testing.T) {
+	orphan := strings.Replace(turns("AAAA", "BBBB"), `"tool_call_id":"call_0"`, `"tool_call_id":"x"`, 1)
+	image := strings.Replace(turns("AAAA", "BBBB"), `"AAAA"`, `[{"type":"image_url"}]`, 1)
+	signature := func(r *http.Request) { r.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential=x") }
+	for _, test := range []struct {
+		name, config, body string
+		change             func(*http.Request)
+		reason             string
+		warned             int
+	}{
+		{"signed", `{"window_turns":1}`, turns("AAAA", "BBBB"), signature, "signed", 1},
+		{"too large", `{"window_turns":1,"buffer_limit":10}`, turns("AAAA", "BBBB"), nil, "too_large", 1},
+		{"an encoding", `{"window_turns":1}`, turns("AAAA"), func(r *http.Request) { r.Header.Set("Content-Encoding", "rot13") }, "encoding", 1},
+		{"an orphan", `{"window_turns":1}`, orphan, nil, "no_call", 1},
+		{"an image", `{"window_turns":1}`, image, nil, "not_text", 0},
+		{"embeddings", `{"window_turns":1}`, `{"input":"x"}`, nil, "shape", 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := provision(t, test.config)
+			core, logs := observer.New(zap.DebugLevel)
+			h.logger = zap.New(core)
+			for range 3 {
+				r := post(test.body)
+				if test.change != nil {
+					test.change(r)
+				}
+				if got, _ := through(t, h, r, nil); got.body != test.body {
+					t.Errorf("sent %s", got.body)
+				}
+			}
+			entries := logs.FilterField(zap.String("reason", test.reason))
+			if warned := entries.FilterLevelExact(zap.WarnLevel).Len(); entries.Len() != 3 || warned != test.warned {
+				t.Errorf("%d entries, %d of them warnings, want 3 and %d", entries.Len(), warned, test.warned)
+			}
+		})
 	}
 }
 
