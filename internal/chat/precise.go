@@ -27,6 +27,10 @@ func (c *Conversation) reportsFailure(r *result) bool {
 	if len(texts) == 0 {
 		return false
 	}
+	if texts[0].kind != jsonspan.String { // what a tool has returned is an object
+		fails, _ := objectFails(c.body[texts[0].start:texts[0].end])
+		return fails
+	}
 	room := slices.Grow(c.scratch[:0], 6*reach)
 	head, whole := beginning(room, c.text(texts[0]))
 	for len(texts) > 1 && isBlank(head) {

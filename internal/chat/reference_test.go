@@ -622,7 +622,7 @@ func referenceUnread(body []byte, p Policy) (n [unreads]int) {
 		}
 	}
 	keep := p
-	keep.ExcludeTools, keep.MinChars, keep.KeepErrors = nil, 0, false
+	keep.ExcludeTools, keep.MinChars, keep.KeepErrors = nil, 0, ErrorsOff
 	for i, r := range c.results {
 		call, called := last[r.id]
 		switch {
