@@ -54,6 +54,8 @@ var generatedTemplates = []string{
 	"<{tool_name}> … 🔧",
 	"{original_chars}",
 	"masked",
+	"{id} of {tool_call_id}",
+	strings.TrimSuffix(referenceTemplate, ")]") + ", id={id})]",
 }
 
 // generatedErrors look like errors, each by one rule.
@@ -765,7 +767,8 @@ func (g *generator) text(c generatedCall) string {
 			template = "\n" + template
 		}
 	}
-	return strings.NewReplacer("{tool_call_id}", id, "{tool_name}", tool, "{original_chars}", chars).Replace(template)
+	result := one(g.Rand, []string{"obs_4kXbZ0aQe7", "obs_4kXbZ0aQe7", "obs_4kXbZ0aQe", "obs_4kXbZ0aQe-", "{id}"})
+	return strings.NewReplacer("{tool_call_id}", id, "{tool_name}", tool, "{original_chars}", chars, "{id}", result).Replace(template)
 }
 
 // words returns some text of at most that many words.

@@ -6,11 +6,13 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 )
 
 // A Plan says how to mask a conversation.
 type Plan struct {
-	Edits []jsonspan.Edit // of its body
+	Edits     []jsonspan.Edit // of its body
+	Originals []Original      // of the masked results, if the template has their ids
 
 	Turns    int // in the conversation
 	Boundary int // the results of that many turns are old
@@ -35,6 +37,12 @@ type Plan struct {
 	// Grows reports that nothing is masked because what would be sent exceeded the
 	// body by more than [MaxGrowth].
 	Grows bool
+}
+
+// An Original is what a masked result was.
+type Original struct {
+	ID   string
+	Body []byte // of a JSON string, escapes and all; several texts have a line break between them
 }
 
 // MaxGrowth is by how many bytes masking may make a body longer. Short results are
@@ -144,7 +152,7 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 		plan.Saved += r.chars - chars - int(r.n-1)
 	}
 	if plan.Results > 0 {
-		plan.Edits = c.edits(p, size, texts)
+		plan.Edits, plan.Originals = c.edits(p, size, texts, plan.Results)
 	}
 	plan.Shared = c.list.before(len(c.body), changed)
 	for _, e := range plan.Edits {
@@ -446,16 +454,12 @@ func (c *Conversation) original(r *result, id *known, p *Policy) (chars int, alr
 		return r.chars, false
 	}
 	body := c.text(first)
-	t := p.template()
-	chars, already = c.standsFor(t, body, r, id)
-	if !already && t != &DefaultTemplate {
-		t = &DefaultTemplate
-		chars, already = c.standsFor(t, body, r, id)
+	for _, t := range [...]*Template{p.template(), &DefaultTemplate, &DefaultTemplateWithID} {
+		if chars, already = c.standsFor(t, body, r, id); already {
+			return chars, true
+		}
 	}
-	if !already {
-		chars = r.chars
-	}
-	return chars, already
+	return r.chars, false
 }
 
 // standsFor reports whether a text is the template, filled in for this result.
@@ -468,7 +472,7 @@ func (c *Conversation) standsFor(t *Template, body []byte, r *result, id *known)
 	if id.tool != noSymbol {
 		tool = c.names.texts[id.tool]
 	}
-	if longest := t.bytes + t.uses[toolCallID]*len(symbol) + t.uses[toolName]*len(tool) + t.uses[originalChars]*maxDigits; len(body) > 6*longest {
+	if longest := t.bytes + t.uses[toolCallID]*len(symbol) + t.uses[toolName]*len(tool) + t.uses[originalChars]*maxDigits + t.uses[resultID]*resultIDLen; len(body) > 6*longest {
 		return 0, false
 	}
 	if bytes.IndexByte(body, '\\') >= 0 {
@@ -500,15 +504,42 @@ func (c *Conversation) filling(r *result) filling {
 	return f
 }
 
-// edits makes the edits of the results to mask, which need so many bytes and
+// identify returns what a result is, with its id. That follows from the call and the
+// content alone: if it were another after a restart or on another machine, so would be
+// the prompt, and the provider had to read it again.
+func (c *Conversation) identify(r *result) Original {
+	var texts [][]byte
+	for _, t := range c.texts[r.texts : r.texts+r.n] {
+		text := c.text(t)
+		if t.kind != jsonspan.String {
+			text = jsonspan.AppendBody(nil, string(c.body[t.start:t.end]))
+		}
+		texts = append(texts, text)
+	}
+	body := texts[0]
+	if len(texts) > 1 {
+		body = bytes.Join(texts, []byte(`\n`))
+	}
+	return Original{store.ContentHandle(idPrefix, c.ids.texts[r.symbol], body), body}
+}
+
+// edits makes the edits of so many results to mask, which need so many bytes and
 // have so many texts.
-func (c *Conversation) edits(p *Policy, size, texts int) []jsonspan.Edit {
-	edits := make([]jsonspan.Edit, 0, texts)
+func (c *Conversation) edits(p *Policy, size, texts, results int) (edits []jsonspan.Edit, originals []Original) {
+	edits = make([]jsonspan.Edit, 0, texts)
+	if p.template().HasID() {
+		originals = make([]Original, 0, results)
+	}
 	room := make([]byte, 0, size)
 	for i := range c.results {
 		r := &c.results[i]
 		if r.shown == itself {
 			continue
+		}
+		filling := c.filling(r)
+		if originals != nil {
+			original := c.identify(r)
+			originals, filling.resultID = append(originals, original), original.ID
 		}
 		for i, t := range c.texts[r.texts : r.texts+r.n] {
 			e := jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: more}
@@ -521,7 +552,7 @@ func (c *Conversation) edits(p *Policy, size, texts int) []jsonspan.Edit {
 				if isObject {
 					room = append(room, beginObject...)
 				}
-				room = p.template().append(room, c.filling(r))
+				room = p.template().append(room, filling)
 				if isObject {
 					room = append(room, endObject...)
 				}
@@ -533,7 +564,7 @@ func (c *Conversation) edits(p *Policy, size, texts int) []jsonspan.Edit {
 			}
 		}
 	}
-	return edits
+	return edits, originals
 }
 
 // A Result is a tool result of a conversation, as the last plan has it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 )
 
 // A Policy says which tool results are masked.
@@ -91,9 +92,9 @@ func (p *Policy) excludes(tool []byte) bool {
 type Template struct {
 	source string
 	parts  []part
-	uses   [originalChars + 1]int // how often each variable stands in it
-	bytes  int                    // of what stands around the variables, in JSON
-	chars  int                    // of the same
+	uses   [resultID + 1]int // how often each variable stands in it
+	bytes  int               // of what stands around the variables, in JSON
+	chars  int               // of the same
 }
 
 // A part of a template is a variable or text.
@@ -110,16 +111,22 @@ const (
 	toolCallID
 	toolName
 	originalChars
+	resultID
 )
 
 var variables = map[string]variable{
 	"tool_call_id":   toolCallID,
 	"tool_name":      toolName,
 	"original_chars": originalChars,
+	"id":             resultID,
 }
 
 // DefaultTemplate is the text of T10.
 var DefaultTemplate = must(ParseTemplate("[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"))
+
+// DefaultTemplateWithID is DefaultTemplate with the id by which the original is
+// read back.
+var DefaultTemplateWithID = must(ParseTemplate(strings.Replace(DefaultTemplate.source, ")]", ", id={id})]", 1)))
 
 // unknownTool is the name of a tool whose name is not known.
 var unknownTool = []byte("inconnu")
@@ -131,8 +138,8 @@ func must(t Template, err error) Template {
 	return t
 }
 
-// ParseTemplate reads a template with the variables {tool_call_id}, {tool_name}
-// and {original_chars}.
+// ParseTemplate reads a template with the variables {tool_call_id}, {tool_name},
+// {original_chars} and {id}.
 func ParseTemplate(source string) (Template, error) {
 	if source == "" {
 		return Template{}, errors.New("is empty")
@@ -158,7 +165,7 @@ func ParseTemplate(source string) (Template, error) {
 		}
 		v, known := variables[name]
 		if !known {
-			return Template{}, fmt.Errorf("unknown variable {%s}; there are {tool_call_id}, {tool_name} and {original_chars}", name)
+			return Template{}, fmt.Errorf("unknown variable {%s}; there are {tool_call_id}, {tool_name}, {original_chars} and {id}", name)
 		}
 		t.parts = append(t.parts, part{variable: v})
 		t.uses[v]++
@@ -173,12 +180,16 @@ func (t Template) String() string { return t.source }
 // NamesCall reports whether the template says which call it stands for.
 func (t Template) NamesCall() bool { return t.uses[toolCallID] > 0 }
 
+// HasID reports whether the template has the id of the original.
+func (t Template) HasID() bool { return t.uses[resultID] > 0 }
+
 // A filling is what the variables of a template stand for in one place. The texts
 // are as they stand between the quotes of JSON.
 type filling struct {
 	id, tool           []byte
 	idChars, toolChars int
 	chars              int
+	resultID           string // only where it is appended
 }
 
 // append appends the template with its variables filled in.
@@ -193,6 +204,8 @@ func (t *Template) append(dst []byte, f filling) []byte {
 			dst = append(dst, f.tool...)
 		case originalChars:
 			dst = strconv.AppendInt(dst, int64(f.chars), 10)
+		case resultID:
+			dst = append(dst, f.resultID...)
 		}
 	}
 	return dst
@@ -204,10 +217,17 @@ func (t *Template) size(f filling) (bytes, chars int) {
 	for n := f.chars; n >= 10; n /= 10 {
 		digits++
 	}
-	bytes = t.bytes + t.uses[toolCallID]*len(f.id) + t.uses[toolName]*len(f.tool) + t.uses[originalChars]*digits
-	chars = t.chars + t.uses[toolCallID]*f.idChars + t.uses[toolName]*f.toolChars + t.uses[originalChars]*digits
+	bytes = t.bytes + t.uses[toolCallID]*len(f.id) + t.uses[toolName]*len(f.tool) + t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
+	chars = t.chars + t.uses[toolCallID]*f.idChars + t.uses[toolName]*f.toolChars + t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
 	return bytes, chars
 }
+
+// idPrefix begins the id of a result, as it does those of observation_mask: the same
+// tool takes both.
+const idPrefix = "obs_"
+
+// resultIDLen is how many characters the id of a result has.
+const resultIDLen = len(idPrefix) + store.HandleLen
 
 // maxDigits is how many digits a number of characters may have to be believed.
 const maxDigits = 12
@@ -256,6 +276,8 @@ func (p *part) cut(text, id, tool, digits []byte) ([]byte, bool) {
 		return bytes.CutPrefix(text, tool)
 	case originalChars:
 		return bytes.CutPrefix(text, digits)
+	case resultID: // of what, only the original could tell
+		return store.CutHandle(text, idPrefix)
 	}
 	if len(text) < len(p.text) || string(text[:len(p.text)]) != p.text {
 		return nil, false

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -585,7 +586,9 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 			template = referenceTemplate
 		}
 		first := r.texts[0]
-		if first.object == nil && (referenceRendered(referenceTemplate, first.text, r.id, tool) || referenceRendered(template, first.text, r.id, tool)) {
+		if first.object == nil && slices.ContainsFunc([]string{referenceTemplate, DefaultTemplateWithID.String(), template}, func(template string) bool {
+			return referenceRendered(template, first.text, r.id, tool)
+		}) {
 			continue
 		}
 		if p.KeepErrors == ErrorsOn && (r.isError || slices.ContainsFunc(r.texts, referenceText.isError)) {
@@ -599,7 +602,7 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 			continue
 		}
 		placeholders[i] = strings.NewReplacer(
-			"{tool_call_id}", r.id, "{tool_name}", tool, "{original_chars}", strconv.Itoa(chars),
+			"{tool_call_id}", r.id, "{tool_name}", tool, "{original_chars}", strconv.Itoa(chars), "{id}", referenceAnyID,
 		).Replace(template)
 	}
 	return placeholders
@@ -670,9 +673,18 @@ func (r *referenceResult) mask(placeholder string) {
 
 const referenceTemplate = "[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"
 
+// referenceAnyID is the id that the reference has for every result.
+const referenceAnyID = "obs_0000000000"
+
+// referenceID finds ids of results.
+var referenceID = regexp.MustCompile("obs_[0-9A-Za-z]{10}")
+
 // referenceRendered reports whether s is the template with some number of
-// characters.
+// characters and some id.
 func referenceRendered(template, s, id, tool string) bool {
+	if strings.Contains(template, "{id}") {
+		template, s = strings.ReplaceAll(template, "{id}", "\uE000"), referenceID.ReplaceAllString(s, "\uE000")
+	}
 	parts := strings.Split(template, "{original_chars}")
 	for i := range parts {
 		parts[i] = strings.NewReplacer("{tool_call_id}", id, "{tool_name}", tool).Replace(parts[i])

@@ -8,6 +8,8 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"hash"
+	"strings"
 	"sync"
 	"time"
 
@@ -92,27 +94,51 @@ var handleKey = func() (key [sha256.Size]byte) {
 }()
 
 const (
-	// handleLen is how many characters a handle has after its prefix. It stands in every
+	// HandleLen is how many characters a handle has after its prefix. It stands in every
 	// marker and costs tokens there. 59 bits are enough: only what one owner has at a time
 	// could collide, and only its owner can ask for it.
-	handleLen = 10
+	HandleLen = 10
 
 	handleDigits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
+
+// CutHandle returns what comes after a handle with this prefix, if text begins with
+// one.
+func CutHandle(text []byte, prefix string) (after []byte, ok bool) {
+	n := len(prefix) + HandleLen
+	if len(text) < n || string(text[:len(prefix)]) != prefix {
+		return nil, false
+	}
+	for _, c := range text[len(prefix):n] {
+		if strings.IndexByte(handleDigits, c) < 0 {
+			return nil, false
+		}
+	}
+	return text[n:], true
+}
 
 // Handle returns prefix and 10 letters and digits which cannot be guessed, and
 // which are the same whenever the parts are: a handle that changed at every call
 // would break the prompt caches it ends up in.
 func Handle(prefix string, parts ...[]byte) string {
-	mac := hmac.New(sha256.New, handleKey[:])
+	return handle(hmac.New(sha256.New, handleKey[:]), prefix, parts)
+}
+
+// ContentHandle is Handle for handles that must be the same in every process.
+// They are no secret to those who know the parts.
+func ContentHandle(prefix string, parts ...[]byte) string {
+	return handle(sha256.New(), prefix, parts)
+}
+
+func handle(h hash.Hash, prefix string, parts [][]byte) string {
 	var size [8]byte
 	for _, part := range parts {
 		binary.LittleEndian.PutUint64(size[:], uint64(len(part)))
-		mac.Write(size[:])
-		mac.Write(part)
+		h.Write(size[:])
+		h.Write(part)
 	}
-	n := binary.LittleEndian.Uint64(mac.Sum(nil))
-	var text [handleLen]byte
+	n := binary.LittleEndian.Uint64(h.Sum(nil))
+	var text [HandleLen]byte
 	for i := range text {
 		text[i] = handleDigits[n%uint64(len(handleDigits))]
 		n /= uint64(len(handleDigits))

@@ -165,11 +165,21 @@ func TestStoreIsSafeForConcurrentUse(t *testing.T) {
 func TestHandle(t *testing.T) {
 	form := regexp.MustCompile(`^obs_[A-Za-z0-9]{10}$`)
 	seen := map[string]bool{}
-	for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")}, {nil, []byte("ab")}} {
-		h := Handle("obs_", parts...)
-		if !form.MatchString(h) || seen[h] || h != Handle("obs_", parts...) {
-			t.Errorf("%q: %q", parts, h)
+	for _, handle := range []func(string, ...[]byte) string{Handle, ContentHandle} {
+		for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")}, {nil, []byte("ab")}} {
+			h := handle("obs_", parts...)
+			if !form.MatchString(h) || seen[h] || h != handle("obs_", parts...) {
+				t.Errorf("%q: %q", parts, h)
+			}
+			seen[h] = true
+			if after, ok := CutHandle([]byte(h+"0"), "obs_"); !ok || string(after) != "0" {
+				t.Errorf("after %s comes %q, %t", h, after, ok)
+			}
 		}
-		seen[h] = true
+	}
+	for _, text := range []string{"", "obs_", "obs_012345678", "obs_012345678-", "Obs_0123456789"} {
+		if after, ok := CutHandle([]byte(text), "obs_"); ok {
+			t.Errorf("%q is taken for a handle, and %q comes after it", text, after)
+		}
 	}
 }
