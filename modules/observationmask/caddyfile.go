@@ -3,7 +3,6 @@ package observationmask
 import (
 	"strconv"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -99,15 +98,9 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 	if on {
 		h.Recover = recovery
 	}
-	return setting.Block(d, setting.Lines{
-		"ttl":         recovery.parseTTL,
-		"max_entries": setting.NotZero(&recovery.MaxEntries, setting.Number, "recover max_entries: 0 keeps nothing"),
-		"max_bytes":   setting.NotZero(&recovery.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing"),
-		"hint":        recovery.parseHint,
-		setting.Unknown: func(d *caddyfile.Dispenser) error {
-			return d.Errf("unknown subdirective of recover: %s", d.Val())
-		},
-	})
+	lines := recovery.Lines()
+	lines["hint"] = recovery.parseHint
+	return setting.Block(d, lines)
 }
 
 func (r *Recover) parseHint(d *caddyfile.Dispenser) error {
@@ -119,22 +112,6 @@ func (r *Recover) parseHint(d *caddyfile.Dispenser) error {
 		hint = ""
 	}
 	r.Hint = &hint
-	return nil
-}
-
-func (r *Recover) parseTTL(d *caddyfile.Dispenser) error {
-	var arg string
-	if !d.AllArgs(&arg) {
-		return d.ArgErr()
-	}
-	ttl, err := caddy.ParseDuration(arg)
-	if err != nil {
-		return d.Errf("recover ttl: %v", err)
-	}
-	if ttl == 0 {
-		return d.Errf("recover ttl: 0 keeps nothing")
-	}
-	r.TTL = caddy.Duration(ttl)
 	return nil
 }
 

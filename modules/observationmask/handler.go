@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -19,7 +18,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
@@ -102,15 +100,8 @@ type Handler struct {
 // Recover bounds the store of originals. It is shared by all handlers with the
 // same bounds and outlives configuration reloads.
 type Recover struct {
-	// How long an original is kept after it was last seen. Default: 1h
-	TTL caddy.Duration `json:"ttl,omitempty"`
-
-	// How many originals are kept. Default: 1000
-	MaxEntries int `json:"max_entries,omitempty"`
-
-	// How many bytes they may take together. A string of more than an eighth of
-	// that is masked without a handle. Default: 64 MiB
-	MaxBytes int64 `json:"max_bytes,omitempty"`
+	// A string of more than an eighth of max_bytes is masked without a handle.
+	storepool.Bounds
 
 	// A sentence in each marker that has a handle, for the model that reads it: one
 	// line of at most 200 characters. An empty one leaves it out. Default: To see
@@ -163,7 +154,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 		var err error
-		if h.store, err = storepool.Open(observations, h.Recover.limits()); err != nil {
+		if h.store, err = storepool.Open(observations, h.Recover.Limits()); err != nil {
 			return err
 		}
 		h.policy.HoldLimit = h.Recover.largest()
@@ -282,20 +273,8 @@ func (h *Handler) Recovers() (maxChars int, ok bool) { return h.policy.MaxChars,
 // Cleanup releases the store.
 func (h *Handler) Cleanup() error { return h.store.Release() }
 
-func (r *Recover) limits() store.Limits {
-	return store.Limits{Entries: r.MaxEntries, Bytes: r.MaxBytes, TTL: time.Duration(r.TTL)}
-}
-
 func (r *Recover) setDefaults() {
-	if r.TTL == 0 {
-		r.TTL = caddy.Duration(time.Hour)
-	}
-	if r.MaxEntries == 0 {
-		r.MaxEntries = 1000
-	}
-	if r.MaxBytes == 0 {
-		r.MaxBytes = 64 << 20
-	}
+	r.SetDefaults()
 	if r.Hint == nil {
 		r.Hint = new(mask.DefaultHint)
 	}
@@ -312,13 +291,11 @@ func (r *Recover) validate(maxChars int) error {
 		return errors.New("recover hint: it begins or ends with a space")
 	case strings.ContainsFunc(*r.Hint, unicode.IsControl) || !utf8.ValidString(*r.Hint):
 		return errors.New("recover hint: it is not one line of text")
-	case r.TTL < 0:
-		return fmt.Errorf("recover ttl: %s is negative", time.Duration(r.TTL))
-	case r.MaxEntries < 0:
-		return fmt.Errorf("recover max_entries: %d is negative", r.MaxEntries)
-	case r.MaxBytes < 0:
-		return fmt.Errorf("recover max_bytes: %d is negative", r.MaxBytes)
-	case r.largest() <= maxChars:
+	}
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	if r.largest() <= maxChars {
 		return fmt.Errorf("recover max_bytes: with %d nothing is kept, as an original may take an eighth of it and has more than max_chars %d", r.MaxBytes, maxChars)
 	}
 	return nil

@@ -551,7 +551,7 @@ func TestRecover(t *testing.T) {
 
 	// What is no longer configured is forgotten.
 	gone := new(Handler)
-	gone.Recover = &Recover{TTL: 1}
+	gone.Recover = &Recover{Bounds: storepool.Bounds{TTL: 1}}
 	ctx, cancel := newContext(t)
 	defer cancel()
 	if err := gone.Provision(ctx); err != nil {
@@ -560,7 +560,7 @@ func TestRecover(t *testing.T) {
 	if err := gone.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := storepool.Open(observations, gone.Recover.limits()); err != nil || again == gone.store {
+	if again, err := storepool.Open(observations, gone.Recover.Limits()); err != nil || again == gone.store {
 		t.Error("a store outlived its last handler", err)
 	} else if err := again.Release(); err != nil {
 		t.Fatal(err)
@@ -824,7 +824,7 @@ func TestConfigurationDefaults(t *testing.T) {
 		}
 	}
 	h := provision(t, `{"recover":{}}`)
-	if got, want := h.Recover.limits(), (store.Limits{Entries: 1000, Bytes: 64 << 20, TTL: 3600e9}); got != want {
+	if got, want := h.Recover.Limits(), (store.Limits{Entries: 1000, Bytes: 64 << 20, TTL: 3600e9}); got != want {
 		t.Errorf("recover: got %+v, want %+v", got, want)
 	}
 }

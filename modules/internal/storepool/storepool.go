@@ -34,6 +34,17 @@ func Open(kind *quota.Kind, limits store.Limits) (*Store, error) {
 	return value.(*Store), nil
 }
 
+// All returns the stores of a kind that are in use.
+func All(kind *quota.Kind) (all []*Store) {
+	stores.Range(func(_, value any) bool {
+		if s := value.(*Store); s.key.kind == kind {
+			all = append(all, s)
+		}
+		return true
+	})
+	return all
+}
+
 // Release gives the store back, if there is one. When nobody has it any more, what is
 // in it is gone.
 func (s *Store) Release() error {

@@ -1,0 +1,90 @@
+package storepool
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+)
+
+// Bounds are the limits of a store of originals, as a configuration has them under
+// the name recover.
+type Bounds struct {
+	// How long an original is kept after it was last seen. Default: 1h
+	TTL caddy.Duration `json:"ttl,omitempty"`
+
+	// How many originals are kept. Default: 1000
+	MaxEntries int `json:"max_entries,omitempty"`
+
+	// How many bytes they may take together. Default: 64 MiB
+	MaxBytes int64 `json:"max_bytes,omitempty"`
+}
+
+// Lines returns the subdirectives of a block with the bounds:
+//
+//	recover [on|off] {
+//		ttl         <duration>
+//		max_entries <number>
+//		max_bytes   <size>
+//	}
+func (b *Bounds) Lines() setting.Lines {
+	return setting.Lines{
+		"ttl":         b.parseTTL,
+		"max_entries": setting.NotZero(&b.MaxEntries, setting.Number, "recover max_entries: 0 keeps nothing"),
+		"max_bytes":   setting.NotZero(&b.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing"),
+		setting.Unknown: func(d *caddyfile.Dispenser) error {
+			return d.Errf("unknown subdirective of recover: %s", d.Val())
+		},
+	}
+}
+
+func (b *Bounds) parseTTL(d *caddyfile.Dispenser) error {
+	var arg string
+	if !d.AllArgs(&arg) {
+		return d.ArgErr()
+	}
+	ttl, err := caddy.ParseDuration(arg)
+	if err != nil {
+		return d.Errf("recover ttl: %v", err)
+	}
+	if ttl == 0 {
+		return d.Errf("recover ttl: 0 keeps nothing")
+	}
+	b.TTL = caddy.Duration(ttl)
+	return nil
+}
+
+// SetDefaults fills in what the configuration leaves out.
+func (b *Bounds) SetDefaults() {
+	if b.TTL == 0 {
+		b.TTL = caddy.Duration(time.Hour)
+	}
+	if b.MaxEntries == 0 {
+		b.MaxEntries = 1000
+	}
+	if b.MaxBytes == 0 {
+		b.MaxBytes = 64 << 20
+	}
+}
+
+// Validate ensures that the bounds make sense.
+func (b *Bounds) Validate() error {
+	switch {
+	case b.TTL < 0:
+		return fmt.Errorf("recover ttl: %s is negative", time.Duration(b.TTL))
+	case b.MaxEntries < 0:
+		return fmt.Errorf("recover max_entries: %d is negative", b.MaxEntries)
+	case b.MaxBytes < 0:
+		return fmt.Errorf("recover max_bytes: %d is negative", b.MaxBytes)
+	}
+	return nil
+}
+
+// Limits returns the bounds as a store has them.
+func (b *Bounds) Limits() store.Limits {
+	return store.Limits{Entries: b.MaxEntries, Bytes: b.MaxBytes, TTL: time.Duration(b.TTL)}
+}
