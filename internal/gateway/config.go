@@ -52,6 +52,9 @@ type Config struct {
 	PinTools bool    // withhold tools whose definition has changed
 
 	NotificationRoutes []NotificationRoute
+
+	// Originals of results that were left out of requests to models; nil for none.
+	Originals Originals
 }
 
 // An Authenticator identifies clients.
@@ -118,6 +121,17 @@ type Mask interface {
 
 	// Original returns an original that was masked for a client.
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
+}
+
+// Originals are tool results that were left out of requests to models. Which server they
+// are of, if any, is not known.
+type Originals interface {
+	// Kept reports whether results are kept at all.
+	Kept() bool
+
+	// Original returns the result that is kept for a client under a handle: the body of a
+	// JSON string. user is whom a handler in front of the gateway has authenticated.
+	Original(user, address, handle string) (body []byte, ok bool)
 }
 
 // A MaskRequest is a request whose answer is masked.

@@ -61,7 +61,7 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 // setCaller notes who the sender is.
 func (q authentication) setCaller(identity string) {
 	q.caller = q.g.rules.caller(identity)
-	q.caller.address = q.peer.Address
+	q.caller.address, q.caller.user = q.peer.Address, q.peer.User
 }
 
 // readEnough reports whether as much of the body was read as the Authenticator needs, or as

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/recovery"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolsearch"
@@ -36,7 +37,15 @@ func newOwn(g *Gateway) ownItems {
 			}
 		}
 	}
+	if o.maxChars == 0 {
+		o.maxChars = mask.DefaultMaxChars
+	}
 	return o
+}
+
+// recovers reports whether there are originals to give back.
+func (o *ownItems) recovers() bool {
+	return len(o.masked) > 0 || o.g.config.Originals != nil && o.g.config.Originals.Kept()
 }
 
 // list returns what the gateway itself has of a kind for a client, nil for nothing.
@@ -47,7 +56,7 @@ func (o *ownItems) list(k listKind, identity string) *listing {
 		if o.g.config.Discovery {
 			items = append(items, searchTools, describeTool, callTool)
 		}
-		if len(o.masked) > 0 {
+		if o.recovers() {
 			items = append(items, recovery.Tool)
 		}
 	case templates:
@@ -80,7 +89,7 @@ func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 			return ownCall.callFound
 		}
 	}
-	if name == recovery.ToolName && len(o.masked) > 0 {
+	if name == recovery.ToolName && o.recovers() {
 		return ownCall.recover
 	}
 	return nil
@@ -99,7 +108,11 @@ func (o *ownItems) originals(c *caller) recovery.Reader {
 			}
 			return c.redactor().Body(body), true
 		}
-		return nil, false
+		if o.g.config.Originals == nil {
+			return nil, false
+		}
+		body, ok := o.g.config.Originals.Original(c.user, c.address, handle)
+		return c.redactor().Body(body), ok
 	}}
 }
 
@@ -107,7 +120,7 @@ func (o *ownItems) originals(c *caller) recovery.Reader {
 // A template that leads to a resource of a server is seen by clients that see that (A69).
 // Those of a server that a reload has removed wait for it to come back.
 func (o *ownItems) templates(identity string) (all [][]byte) {
-	if len(o.masked) > 0 {
+	if o.recovers() {
 		all = append(all, recovery.Template)
 	}
 	who := o.g.rules.caller(identity)
@@ -130,7 +143,7 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 // read returns the result of reading a resource of the gateway itself, nil if there is none,
 // and whether the URI is that of one.
 func (o *ownItems) read(c *caller, uri string) (result []byte, ours bool) {
-	if handle, ok := mcp.ParseObservationURI(uri); ok && len(o.masked) > 0 {
+	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
 		reader := o.originals(c)
 		text, ok := reader.Text(handle)
 		if !ok {

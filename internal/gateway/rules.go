@@ -56,6 +56,7 @@ type caller struct {
 	name     string  // of the client; "" for unknown
 	label    string  // of the client in metrics, of which there are only so many
 	address  string  // of its machine; "" where there is no request
+	user     string  // whom a handler in front of the gateway has authenticated; "" for none
 	rules    *Client // nil if there are none
 }
 

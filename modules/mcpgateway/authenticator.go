@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
@@ -116,7 +117,7 @@ func (a *authenticator) Fingerprint() string { return a.fingerprint }
 
 // peerOf returns what Caddy knows of the sender of a request.
 func peerOf(r *http.Request) gateway.Peer {
-	peer := gateway.Peer{Address: clientAddress(r), Path: clientPath(r)}
+	peer := gateway.Peer{Address: clientrequest.Address(r), Path: clientPath(r)}
 	if isOperator(r) {
 		peer.Trusted = stdioClient
 	}
@@ -140,15 +141,6 @@ func identity(repl *caddy.Replacer) string {
 func isOperator(r *http.Request) bool {
 	address, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return address != nil && address.Network() == stdioNetwork
-}
-
-// clientAddress returns where a request comes from, by Caddy's trusted_proxies.
-func clientAddress(r *http.Request) string {
-	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	if address == "" {
-		return r.RemoteAddr
-	}
-	return address
 }
 
 // clientPath returns the path of r as the client has sent it, whatever handlers in front have

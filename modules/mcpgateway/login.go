@@ -20,6 +20,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
@@ -139,7 +140,7 @@ func (h *Handler) withSubject(r *http.Request) *http.Request {
 
 // isLocal reports whether the client that sent r is on this machine.
 func isLocal(r *http.Request) bool {
-	address := clientAddress(r)
+	address := clientrequest.Address(r)
 	if host, _, err := net.SplitHostPort(address); err == nil {
 		address = host
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
 // noSeparator is how a configuration says that names are left as they are.
@@ -90,6 +91,7 @@ func (h *Handler) newGateway() error {
 		InFlightLimit:  h.InFlightLimit,
 		ResponseLimit:  h.ResponseLimit,
 		PinTools:       h.PinTools,
+		Originals:      toolresults.Originals{},
 	}
 	if len(h.auth.providers) > 0 {
 		config.Auth = &h.auth

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
 func init() {
@@ -43,6 +44,11 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		max_buffered         <size>
 //		body_timeout         <duration>
 //		route                <name>
+//		recover              [on|off] {
+//			ttl         <duration>
+//			max_entries <number>
+//			max_bytes   <size>
+//		}
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume directive name
@@ -66,6 +72,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"max_buffered":         setting.NotZero(&h.MaxBuffered, setting.Size, "max_buffered: 0 holds nothing, so nothing would be masked"),
 		"body_timeout":         setting.Duration(&h.BodyTimeout),
 		"route":                setting.Name(&h.Route),
+		"recover":              h.parseRecover,
 	}, "exclude_tools")
 }
 
@@ -103,6 +110,18 @@ func errorsLine(field *Errors) setting.Line {
 		}
 		return nil
 	}
+}
+
+func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
+	var on bool
+	if err := setting.Switch(&on)(d); err != nil {
+		return err
+	}
+	bounds := new(storepool.Bounds)
+	if on {
+		h.Recover = bounds
+	}
+	return setting.Block(d, bounds.Lines())
 }
 
 func parseTokens(arg string) (Tokens, error) {

@@ -21,6 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
 // An exchange is a request to a model and the answer to it. The request is masked
@@ -98,7 +100,7 @@ func (x *exchange) mask(r *http.Request) {
 		x.pass(tooLarge, nil)
 		return
 	}
-	x.owner = addressOf(r)
+	x.owner = "@" + ratelimit.Address(clientrequest.Address(r))
 	x.handler.held.Take(x.owner, 0)
 	original := r.Body
 	r.Body = body{x.count(original), original}
@@ -136,9 +138,13 @@ func (x *exchange) mask(r *http.Request) {
 		x.pass(badEncoding, err)
 		return
 	}
-	edits := x.decide(text)
+	plan := x.decide(text)
+	edits := plan.Edits
 	if len(edits) == 0 {
 		return
+	}
+	if x.handler.originals != nil {
+		x.handler.keep(toolresults.Owner(r), plan.Originals)
 	}
 	setBody(r, func() io.Reader { return jsonspan.NewReader(text, edits) })
 	r.ContentLength = int64(jsonspan.NewReader(text, edits).Len())
@@ -155,7 +161,7 @@ func setBody(r *http.Request, content func() io.Reader) {
 }
 
 // decide returns what to change in a conversation.
-func (x *exchange) decide(text []byte) []jsonspan.Edit {
+func (x *exchange) decide(text []byte) chat.Plan {
 	c := conversations.Get().(*chat.Conversation)
 	defer func() {
 		if !c.Oversized() {
@@ -165,7 +171,7 @@ func (x *exchange) decide(text []byte) []jsonspan.Edit {
 	}()
 	if err := c.Parse(text); err != nil {
 		x.pass(whyNot(err), err)
-		return nil
+		return chat.Plan{}
 	}
 	plan := c.Mask(&x.handler.policy)
 	if plan.Grows {
@@ -184,7 +190,7 @@ func (x *exchange) decide(text []byte) []jsonspan.Edit {
 	if plan.Broken {
 		prefixBreaks.WithLabelValues().Inc()
 	}
-	return plan.Edits
+	return plan
 }
 
 var conversations = sync.Pool{New: func() any { return new(chat.Conversation) }}
@@ -289,15 +295,6 @@ func (x *exchange) release() {
 	if x.owner != "" {
 		x.handler.held.Give(x.owner, x.held)
 	}
-}
-
-// addressOf returns where a request comes from, as Caddy's trusted_proxies say.
-func addressOf(r *http.Request) string {
-	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	if address == "" {
-		address = r.RemoteAddr
-	}
-	return "@" + ratelimit.Address(address)
 }
 
 // A body closes the one that it stands for.

@@ -4,8 +4,10 @@ package toolresultmask
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -16,7 +18,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
 func init() {
@@ -48,6 +52,7 @@ func init() {
 // count what was done to requests, caddy_mcp_conversations_passed_total by reason
 // those it could do nothing about, caddy_mcp_tool_results_unread_total by reason old
 // results that cannot be masked. The access log has the same for each request.
+// caddy_mcp_tool_results_recovered_total counts the results that were read back.
 type Handler struct {
 	// Whether the handler does anything. Default: true
 	Enabled *bool `json:"enabled,omitempty"`
@@ -70,9 +75,10 @@ type Handler struct {
 	KeepLastKPerTool int `json:"keep_last_k_per_tool,omitempty"`
 
 	// What stands in the place of a result, with the variables {tool_call_id},
-	// {tool_name} and {original_chars}. Default: "[Observation masquée: résultat
-	// d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name},
-	// chars={original_chars})]"
+	// {tool_name}, {original_chars} and, with recover, {id}. Default: "[Observation
+	// masquée: résultat d’outil ancien (tool_call_id={tool_call_id},
+	// outil={tool_name}, chars={original_chars})]", with recover ", id={id})]" at its
+	// end
 	PlaceholderTemplate string `json:"placeholder_template,omitempty"`
 
 	// Move the boundary between old and new only by multiples of so many turns.
@@ -118,10 +124,18 @@ type Handler struct {
 	// The name of this route to a model in the metrics of usage and cost. Default: none
 	Route string `json:"route,omitempty"`
 
-	policy chat.Policy
-	held   *quota.Meter // requests in memory
-	said   *said
-	logger *zap.Logger
+	// Keep the originals of masked results for a while, within these bounds, and name
+	// in the placeholder the id by which the tool recover_observation of an
+	// mcp_gateway in the same Caddy returns them: to the user of Caddy's
+	// authentication that has sent them or, if there was none, to its address.
+	// Default: not kept
+	Recover *storepool.Bounds `json:"recover,omitempty"`
+
+	policy    chat.Policy
+	held      *quota.Meter     // requests in memory
+	originals *storepool.Store // nil if they are not kept
+	said      *said
+	logger    *zap.Logger
 }
 
 // Errors is which results are kept as errors: true, false or "precise".
@@ -213,14 +227,20 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.logger.Warn("placeholder_template does not name the call: the model cannot tell which result it stands for",
 			zap.String("placeholder_template", h.policy.Template.String()))
 	}
-	return telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, unreadResults,
-		usageTokens, promptCost)
+	err := telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, unreadResults,
+		usageTokens, promptCost, toolresults.Recovered)
+	if err != nil || h.Recover == nil || !*h.Enabled {
+		return err
+	}
+	h.originals, err = toolresults.Open(h.Recover.Limits())
+	return err
 }
 
-// Cleanup says that what is still held does not count any more.
+// Cleanup releases the originals, and says that what is still held does not count any
+// more.
 func (h *Handler) Cleanup() error {
 	h.held.Close()
-	return nil
+	return h.originals.Release()
 }
 
 // compile makes the policy of the configuration.
@@ -243,6 +263,14 @@ func (h *Handler) compile() error {
 		return fmt.Errorf("placeholder_template: %w", err)
 	}
 	h.policy.Template = template
+	switch {
+	case h.Recover == nil && template.HasID():
+		return errors.New("placeholder_template: {id} needs recover, without which nothing is kept under an id")
+	case h.Recover != nil && !template.HasID():
+		return errors.New("recover: placeholder_template has no {id}, without which no original can be asked for")
+	case h.Recover != nil:
+		return h.Recover.Validate() // before a store is made of it
+	}
 	return nil
 }
 
@@ -258,6 +286,12 @@ func (h *Handler) setDefaults() {
 	}
 	if h.PlaceholderTemplate == "" {
 		h.PlaceholderTemplate = chat.DefaultTemplate.String()
+		if h.Recover != nil {
+			h.PlaceholderTemplate = chat.DefaultTemplateWithID.String()
+		}
+	}
+	if h.Recover != nil {
+		h.Recover.SetDefaults()
 	}
 	if h.StepTurns == 0 {
 		h.StepTurns = 1
@@ -343,6 +377,26 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		x.finish()
 	}()
 	return next.ServeHTTP(x, r)
+}
+
+// keep keeps originals for an owner. If not all of them fit, the last ones stay: an
+// agent asks for what it has just lost, and results that take each other's place would
+// be copied anew with every request. What is not kept has its id all the same: the next
+// request would have another prompt otherwise.
+func (h *Handler) keep(owner string, originals []chat.Original) {
+	entries, bytes := h.Recover.MaxEntries, h.Recover.MaxBytes
+	fits := make([]bool, len(originals))
+	for i, o := range slices.Backward(originals) {
+		if size := int64(len(o.Body)); entries > 0 && size <= bytes {
+			fits[i] = true
+			entries, bytes = entries-1, bytes-size
+		}
+	}
+	for i, o := range originals {
+		if fits[i] {
+			h.originals.Put(owner, o.ID, o.Body)
+		}
+	}
 }
 
 // exchangeVar is the variable of a request that has its exchange.

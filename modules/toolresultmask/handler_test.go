@@ -37,6 +37,7 @@ func provision(t *testing.T, config string) *Handler {
 	}
 	ctx, cancel := caddy.NewContext(ctx)
 	t.Cleanup(cancel)
+	t.Cleanup(func() { _ = h.Cleanup() })
 	if err := h.Provision(ctx); err != nil {
 		t.Fatal(err)
 	}

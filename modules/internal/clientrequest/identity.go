@@ -6,7 +6,17 @@ import (
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
+
+// Address returns where a request comes from, as Caddy's trusted_proxies say.
+func Address(r *http.Request) string {
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	if address == "" {
+		return r.RemoteAddr
+	}
+	return address
+}
 
 // Identity returns the client of a request, as authenticated by the gateway or else by
 // Caddy. It is empty for a request that was not authenticated.

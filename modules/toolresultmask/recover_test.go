@@ -1,0 +1,196 @@
+package toolresultmask
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
+)
+
+// kept returns the original of each placeholder in a text that a client at an address
+// gets back.
+func kept(text, address string) (all []string) {
+	for _, id := range regexp.MustCompile(`obs_\w{10}`).FindAllString(text, -1) {
+		body, ok := toolresults.Originals{}.Original("", address, id)
+		if !ok {
+			body = []byte("-")
+		}
+		all = append(all, string(body))
+	}
+	return all
+}
+
+// address is where the requests of httptest come from.
+const address = "192.0.2.1"
+
+func TestRecover(t *testing.T) {
+	h := provision(t, `{"window_turns":1,"recover":{}}`)
+	before := count(toolresults.Recovered)
+	got, _ := through(t, h, post(turns("AAAA", `B\n\u00e9`, "CCCC")), nil)
+	if want := `[AAAA B\n\u00e9]`; fmt.Sprint(kept(got.body, address)) != want {
+		t.Errorf("%s are kept of %s", kept(got.body, address), got.body)
+	}
+	if strings.Contains(got.body, "AAAA") || !strings.Contains(got.body, "outil=read, chars=4, id=obs_") {
+		t.Errorf("sent %s", got.body)
+	}
+	if fmt.Sprint(kept(got.body, "192.0.2.2")) != "[- -]" {
+		t.Error("another address has them")
+	}
+	if n := count(toolresults.Recovered) - before; n != 2 { // asked for twice each
+		t.Errorf("counted %v recovered results", n)
+	}
+	again, _ := through(t, h, post(got.body), nil)
+	if again.body != got.body {
+		t.Errorf("masked again: %s", again.body)
+	}
+}
+
+// A placeholder has an id whether or not the original could be kept. Of more originals
+// than fit, the last ones stay.
+func TestRecoverBounds(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"max_entries":2}`: "[- - CC DD]",
+		`{"max_bytes":4}`:   "[- - CC DD]",
+		`{"max_bytes":7}`:   "[A - CC DD]", // of which the second is too long for what is left
+		`{"max_bytes":1}`:   "[A - - -]",
+	} {
+		t.Run(config, func(t *testing.T) {
+			h := provision(t, `{"window_turns":1,"recover":`+config+`}`)
+			for range 3 {
+				got, _ := through(t, h, post(turns("A", "BBBB", "CC", "DD", "EE")), nil)
+				if all := fmt.Sprint(kept(got.body, address)); all != want {
+					t.Errorf("%s are kept, want %s", all, want)
+				}
+			}
+		})
+	}
+}
+
+// Every request that has a result renews the life of its original.
+func TestRecoverRenews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(Handler)
+		if err := caddy.StrictUnmarshalJSON([]byte(`{"window_turns":1,"recover":{"ttl":"1m"}}`), h); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.compile(); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if h.originals, err = toolresults.Open(h.Recover.Limits()); err != nil {
+			t.Fatal(err)
+		}
+		defer h.Cleanup()
+		plan := []chat.Original{{ID: "obs_0123456789", Body: []byte("AAAA")}}
+		owner := toolresults.Owner(post(""))
+		for range 3 {
+			h.keep(owner, plan)
+			time.Sleep(40 * time.Second)
+		}
+		if got := kept("obs_0123456789", address); got[0] != "AAAA" {
+			t.Error("not renewed")
+		}
+		time.Sleep(time.Minute)
+		if got := kept("obs_0123456789", address); got[0] != "-" {
+			t.Error("it outlived its time")
+		}
+	})
+}
+
+// Stores go with the last handler that keeps originals in them.
+func TestRecoverAcrossReloads(t *testing.T) {
+	if (toolresults.Originals{}).Kept() {
+		t.Fatal("a store is left of another test")
+	}
+	handler := func(config string) *Handler {
+		h := new(Handler)
+		if err := caddy.StrictUnmarshalJSON([]byte(config), h); err != nil {
+			t.Fatal(err)
+		}
+		ctx, err := caddy.ProvisionContext(new(caddy.Config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Provision(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	for _, config := range []string{`{}`, `{"enabled":false,"recover":{}}`} {
+		h := handler(config)
+		if (toolresults.Originals{}).Kept() {
+			t.Errorf("%s keeps originals", config)
+		}
+		_ = h.Cleanup()
+	}
+	before := handler(`{"window_turns":1,"recover":{}}`)
+	got, _ := through(t, before, post(turns("AAAA", "BBBB")), nil)
+	after := handler(`{"window_turns":2,"recover":{}}`)
+	_ = before.Cleanup()
+	if fmt.Sprint(kept(got.body, address)) != "[AAAA]" {
+		t.Error("gone after a reload")
+	}
+	_ = after.Cleanup()
+	if fmt.Sprint(kept(got.body, address)) != "[-]" || (toolresults.Originals{}).Kept() {
+		t.Error("still there after all handlers are gone")
+	}
+}
+
+func TestRecoverNeedsAnID(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"recover":{},"placeholder_template":"gone"}`: "recover: placeholder_template has no {id}",
+		`{"placeholder_template":"gone {id}"}`:         "placeholder_template: {id} needs recover",
+		`{"recover":{"ttl":-1}}`:                       "recover ttl: -1ns is negative",
+		`{"recover":{"max_entries":-1}}`:               "recover max_entries: -1 is negative",
+		`{"recover":{"max_bytes":-1}}`:                 "recover max_bytes: -1 is negative",
+	} {
+		h := new(Handler)
+		if err := caddy.StrictUnmarshalJSON([]byte(config), h); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.compile(); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", config, err, want)
+		}
+	}
+}
+
+// BenchmarkRecover is what recover costs: 1 MB of results, of which all but the last are
+// masked.
+func BenchmarkRecover(b *testing.B) {
+	contents := make([]string, 201)
+	for i := range contents {
+		contents[i] = strings.Repeat(fmt.Sprintf(`line %d of a file\n`, i), 250)
+	}
+	body := []byte(turns(contents...))
+	for name, recover := range map[string]string{"off": `{"window_turns":1}`, "on": `{"window_turns":1,"recover":{}}`} {
+		b.Run(name, func(b *testing.B) {
+			h := new(Handler)
+			_ = caddy.StrictUnmarshalJSON([]byte(recover), h)
+			if err := h.compile(); err != nil {
+				b.Fatal(err)
+			}
+			if h.Recover != nil {
+				h.originals, _ = toolresults.Open(h.Recover.Limits())
+				defer h.originals.Release()
+			}
+			x := &exchange{handler: h}
+			r, _ := http.NewRequest("POST", "/", nil)
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				plan := x.decide(body)
+				if h.originals != nil {
+					h.keep(toolresults.Owner(r), plan.Originals)
+				}
+			}
+		})
+	}
+}
