@@ -47,6 +47,7 @@ var fillings = []struct {
 	{"capabilities of children", []string{"stdio_groups"}, 8, fillCapabilities},     // sessions, as above
 	{"nonces", []string{"nonces"}, 0, fillNonces},
 	{"conversations", []string{"conversations"}, 32, fillConversations}, // half of max_buffered
+	{"tool results", []string{"tool_results"}, 64, fillToolResults},     // max_bytes of recover
 }
 
 // filledElsewhere are the stores that fillings lacks, and why.
@@ -514,6 +515,24 @@ func fillNonces(t *testing.T) filling {
 		fill:  func(int) { sends(large, signedBy("alice", aliceSecret, "POST", pathOf(t, at), large), 200) },
 		still: func() { sends(small, first, 401) },
 		again: func() { sends(small, signedBy("bob", bobSecret, "POST", pathOf(t, at), small), 200) },
+	}
+}
+
+func fillToolResults(t *testing.T) filling {
+	model := new(mcptest.Chat)
+	url := serve(t, withModel(upstream(t, model), "recover on"))
+	victim, thief := &agent{model: model, http: fromAddress(t, "127.0.0.2"), url: url}, &agent{model: model, http: client, url: url}
+	recovers := func(id string) {
+		t.Helper()
+		if !victim.gets(t, id) {
+			t.Error("the original is gone")
+		}
+	}
+	id := victim.send(t, withOld("mine"+padding[:8_000_000]))
+	return filling{
+		fill:  func(i int) { thief.send(t, withOld(fmt.Sprint(i)+padding[:8_000_000])) },
+		still: func() { recovers(id) },
+		again: func() { recovers(victim.send(t, withOld("another"+padding[:8_000_000]))) },
 	}
 }
 
