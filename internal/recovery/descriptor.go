@@ -6,7 +6,7 @@ const ToolName = "recover_observation"
 // Tool is the descriptor of the tool, as tools/list has it.
 var Tool = []byte(`{"name":"recover_observation",` +
 	`"title":"Recover a cut tool result",` +
-	`"description":"Reads back text that was cut out of an earlier tool result. Where a result was too long, its middle was replaced by a marker such as \"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ...\". ` +
+	`"description":"Reads back text that was cut out of an earlier tool result. Where a result was too long, its middle was replaced by a marker such as \"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ...\". A placeholder for a whole result that is old may have such an id, too. ` +
 	`Call this with that id and one of\n` +
 	`- goal: what you look for, in words. Returns the lines that bear on it, numbered, and says which lines were left out. Prefer this.\n` +
 	`- query: a jq expression, if the original is JSON.\n` +
