@@ -697,6 +697,7 @@ func TestConversationsInChains(t *testing.T) {
 		{"T28 clear_at_least", []string{"window_turns 1", "clear_at_least 400"}},
 		{"T28 auto", []string{"window_turns 2", "clear_at_least auto"}},
 		{"T28 min_mask_chars", []string{"window_turns 1", "min_mask_chars 200"}},
+		{"T28 recover", []string{"window_turns 1", "recover on"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			chat := new(mcptest.Chat)
