@@ -6,7 +6,7 @@ const ToolName = "recover_observation"
 // Tool is the descriptor of the tool, as tools/list has it.
 var Tool = []byte(`{"name":"recover_observation",` +
 	`"title":"Recover a cut tool result",` +
-	`"description":"Reads back text that was cut out of an earlier tool result. Where a result was too long, its middle was replaced by a marker such as \"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ...\". A placeholder for a whole result that is old may have such an id, too. ` +
+	`"description":"Reads back text that was cut out of an earlier tool result. The middle of a long one became a marker such as \"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ...\". Placeholders of old results may have an id, too. ` +
 	`Call this with that id and one of\n` +
 	`- goal: what you look for, in words. Returns the lines that bear on it, numbered, and says which lines were left out. Prefer this.\n` +
 	`- query: a jq expression, if the original is JSON.\n` +
@@ -15,7 +15,7 @@ var Tool = []byte(`{"name":"recover_observation",` +
 	`goal and pattern look in a range only if one is given. An answer that is cut says how to go on. ` +
 	`Originals are kept for a limited time. If one is gone, run the tool that gave it again.",` +
 	`"inputSchema":{"type":"object","properties":{` +
-	`"id":{"type":"string","description":"The id in the marker: obs_ and letters and digits."},` +
+	`"id":{"type":"string","description":"Such as: obs_4kXbZ0aQe7."},` +
 	`"goal":{"type":"string","maxLength":1000,"description":"Such as: why the login test fails."},` +
 	`"ratio":{"type":"number","minimum":0,"maximum":1,"description":"With goal: the share of lines to leave out at least."},` +
 	`"max_chars":{"type":"integer","minimum":1,"description":"The length of the answer at most."},` +
