@@ -755,7 +755,7 @@ func (c *Conversation) endMessage(v value) {
 			c.beginTurn(v)
 			for _, calls := range [...][]call{m.calls, m.uses} {
 				for _, call := range calls {
-					c.make(call)
+					c.take(call)
 				}
 			}
 		}
@@ -784,8 +784,8 @@ func (c *Conversation) endMessage(v value) {
 	c.nextMessage()
 }
 
-// make takes a call, and numbers it among those of its tool if it has no id.
-func (c *Conversation) make(call call) {
+// take takes a call, and numbers it among those of its tool if it has no id.
+func (c *Conversation) take(call call) {
 	if call.id == noSymbol {
 		for int(call.tool) >= len(c.queues) {
 			c.queues = append(c.queues, queue{})

@@ -14,7 +14,8 @@ func (c *Conversation) valueLooksLikeError(t value) bool {
 	looks := saysError(object)
 	_ = anyMember.Find(object, func(_ int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String && !looks {
-			looks = c.textLooksLikeError(value{t.start + int32(v.Start), t.start + int32(v.End), int32(v.Chars), v.Kind, v.Numbered})
+			start, end := t.start+int32(v.Start), t.start+int32(v.End)
+			looks = c.textLooksLikeError(value{start, end, int32(v.Chars), v.Kind, v.Numbered})
 		}
 	})
 	return looks

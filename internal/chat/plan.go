@@ -172,7 +172,7 @@ func (c *Conversation) unread(i int, s state) Unread {
 	case i >= c.resultsUpTo(s.step):
 	case id == nil && i < c.resultsUpTo(s.boundary) && r.unread == UnknownKind:
 		return UnknownKind
-	case id == nil && i < c.resultsUpTo(s.boundary) && r.unread+Unread(r.n) > 0:
+	case id == nil && i < c.resultsUpTo(s.boundary) && (r.unread != readable || r.n > 0):
 		return NoCall
 	case id != nil && int(id.turn) < s.boundary && !id.kept && (id.tool == noSymbol || !c.tools[id.tool].excluded):
 		return r.unread

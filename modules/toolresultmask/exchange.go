@@ -215,7 +215,11 @@ func (x *exchange) pass(why reason, err error) {
 		level = zapcore.WarnLevel
 	}
 	if c := x.handler.logger.Check(level, "request not masked"); c != nil {
-		c.Write(zap.String("reason", string(why)), zap.String("hint", hint), zap.Error(err))
+		fields := []zap.Field{zap.String("reason", string(why)), zap.Error(err)}
+		if hint != "" {
+			fields = append(fields, zap.String("hint", hint))
+		}
+		c.Write(fields...)
 	}
 }
 
@@ -244,7 +248,8 @@ func (s *said) first(reason string) bool {
 // isSigned reports whether a request is signed as AWS has it. The signature is of the body,
 // too.
 func isSigned(r *http.Request) bool {
-	return strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-") || strings.Contains(r.URL.RawQuery, "X-Amz-Signature=")
+	return strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-") ||
+		strings.Contains(r.URL.RawQuery, "X-Amz-Signature=")
 }
 
 // decoded returns a body without its encoding, if it has one.
