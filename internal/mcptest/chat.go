@@ -17,10 +17,12 @@ import (
 //	/chat/completions     OpenAI's chat completions
 //	/messages             Anthropic's messages
 //	/responses            OpenAI's responses
+//	:generateContent      Gemini's contents
 //	anything else         {"ok":true}, or three small events
 //
-// A request whose body has "stream":true is answered with an event stream in
-// the same form, each event flushed. Requests may be compressed with gzip. A
+// A request whose body has "stream":true, or whose path ends in
+// :streamGenerateContent, is answered with an event stream in the same form, each
+// event flushed. Requests may be compressed with gzip. A
 // body that cannot be read as JSON is not refused: what was sent is for the test
 // to judge. The model is the one of the request, the rest never varies.
 //
@@ -105,6 +107,7 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	whole, events := otherAnswer, otherEvents
+	streams := string(request["stream"]) == "true"
 	switch path := r.URL.Path; {
 	case strings.HasSuffix(path, "/chat/completions"):
 		whole, events = said.chatCompletion, said.chatCompletionEvents
@@ -112,8 +115,12 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		whole, events = said.anthropicMessage, said.anthropicMessageEvents
 	case strings.HasSuffix(path, "/responses"):
 		whole, events = said.openaiResponse, said.openaiResponseEvents
+	case strings.HasSuffix(path, ":generateContent"):
+		whole, events = said.geminiContent, said.geminiContentEvents
+	case strings.HasSuffix(path, ":streamGenerateContent"):
+		streams, events = true, said.geminiContentEvents
 	}
-	if string(request["stream"]) == "true" {
+	if streams {
 		c.stream(w, r, events())
 		return
 	}
@@ -127,10 +134,12 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // results counts the results of tools in a conversation.
 func results(request map[string]json.RawMessage) (n int) {
 	type part struct {
-		Type, Role string
-		Content    json.RawMessage
+		Type, Role       string
+		Content          json.RawMessage
+		Parts            []part
+		FunctionResponse json.RawMessage
 	}
-	for _, list := range []string{"messages", "input"} {
+	for _, list := range []string{"messages", "input", "contents"} {
 		var items []part
 		_ = json.Unmarshal(request[list], &items) // what is no list has none
 		for _, item := range items {
@@ -138,10 +147,10 @@ func results(request map[string]json.RawMessage) (n int) {
 				n++
 				continue
 			}
-			var blocks []part
+			blocks := item.Parts
 			_ = json.Unmarshal(item.Content, &blocks)
 			for _, block := range blocks {
-				if block.Type == "tool_result" {
+				if block.Type == "tool_result" || len(block.FunctionResponse) > 0 {
 					n++
 				}
 			}
@@ -358,6 +367,34 @@ func (t turn) openaiResponseEvents() []chatEvent {
 	add("response.output_item.done", `"output_index":0,"item":`+t.wholeItem())
 	add("response.completed", `"response":`+t.openaiResponse())
 	return events
+}
+
+// geminiPart is what Gemini says as a part of a content, with what it has so far.
+func (t turn) geminiPart(text string) string {
+	if t.call == nil {
+		return fmt.Sprintf(`{"text":%q}`, text)
+	}
+	return fmt.Sprintf(`{"functionCall":{"name":%q,"args":%s}}`, t.call.Name, t.call.Arguments)
+}
+
+// geminiAnswer is an answer of Gemini's with these parts, which ends with finish.
+func (t turn) geminiAnswer(parts, finish string) string {
+	u := t.usage
+	return fmt.Sprintf(`{"candidates":[{"content":{"parts":[%s],"role":"model"}%s,"index":0}],`+
+		`"usageMetadata":{"promptTokenCount":%d,"cachedContentTokenCount":%d,"candidatesTokenCount":%d,"totalTokenCount":%d},`+
+		`"modelVersion":%s,"responseId":"fake%d"}`, parts, finish, u.Input, u.Cached, u.Output, u.Input+u.Output, t.model, t.number)
+}
+
+const geminiStop = `,"finishReason":"STOP"`
+
+func (t turn) geminiContent() string { return t.geminiAnswer(t.geminiPart("ok"), geminiStop) }
+
+// geminiContentEvents has a call whole, as Gemini never sends it in parts.
+func (t turn) geminiContentEvents() []chatEvent {
+	if t.call != nil {
+		return []chatEvent{{data: t.geminiContent()}}
+	}
+	return []chatEvent{{data: t.geminiAnswer(t.geminiPart("o"), "")}, {data: t.geminiAnswer(t.geminiPart("k"), geminiStop)}}
 }
 
 func otherAnswer() string { return `{"ok":true}` }

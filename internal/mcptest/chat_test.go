@@ -22,6 +22,8 @@ const (
 	chatPath      = "/v1/chat/completions"
 	messagesPath  = "/v1/messages"
 	responsesPath = "/v1/responses"
+	geminiPath    = "/v1beta/models/gemini:generateContent"
+	geminiStream  = "/v1beta/models/gemini:streamGenerateContent"
 )
 
 func zip(text string) string {
@@ -58,6 +60,12 @@ func TestChatCalls(t *testing.T) {
 			[]string{first, `"namespace":"mcp__gateway"`, `"call_fake1"`, `"{\"lines\":2}"`}},
 		{"a response with one", responsesPath, tools + `"input":[{"type":"function_call_output","output":"x"}]`,
 			[]string{second, `"call_fake2"`, `"resp_fake2"`}},
+		{"a content without results", geminiPath, tools + `"contents":[{"role":"user","parts":[{"text":"?"}]}]`,
+			[]string{`{"functionCall":{"name":` + first + `,"args":{"lines":2}}}`, `"fake1"`}},
+		{"a stream of contents with one", geminiStream, tools + `"contents":[{"role":"user","parts":[{"functionResponse":{}}]}]`,
+			[]string{"data: ", `{"functionCall":{"name":` + second, `"fake2"`}},
+		{"a stream of contents with all", geminiStream, tools + `"contents":[{"parts":[{"functionResponse":{}},{"functionResponse":{}}]}]`,
+			[]string{`{"text":"o"}`, `{"text":"k"}`, `"STOP"`}},
 	}
 	for _, tt := range tests {
 		for _, ending := range []string{`}`, `,"stream":true}`} {
@@ -74,7 +82,7 @@ func TestChatCalls(t *testing.T) {
 				}
 				for line := range strings.Lines(got) {
 					data, event := strings.CutPrefix(strings.TrimSpace(line), "data: ")
-					if (event || ending == "}") && data != "[DONE]" && !json.Valid([]byte(data)) {
+					if (event || !strings.Contains(got, "data: ")) && data != "[DONE]" && !json.Valid([]byte(data)) {
 						t.Errorf("not JSON: %s", line)
 					}
 				}
@@ -113,6 +121,13 @@ func TestChatAnswers(t *testing.T) {
 				`"content":[{"type":"output_text","text":"ok","annotations":[],"logprobs":[]}]}],` +
 				`"parallel_tool_calls":true,"tool_choice":"auto","tools":[],` +
 				`"usage":{"input_tokens":1000,"input_tokens_details":{"cached_tokens":800},"output_tokens":20,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":1020}}`,
+		},
+		{
+			name: "a content",
+			path: geminiPath,
+			want: `{"candidates":[{"content":{"parts":[{"text":"ok"}],"role":"model"},"finishReason":"STOP","index":0}],` +
+				`"usageMetadata":{"promptTokenCount":1000,"cachedContentTokenCount":800,"candidatesTokenCount":20,"totalTokenCount":1020},` +
+				`"modelVersion":"m","responseId":"fake1"}`,
 		},
 		{
 			name:  "usage as told, where zero stays zero",
