@@ -170,6 +170,18 @@ func TestClients(t *testing.T) {
 			client: "Continue", example: "continue", upstream: "LLM_UPSTREAM",
 			readLog: mcptest.ToolCall{Name: "sample__read_log"},
 		},
+		{
+			client: "Qwen Code", example: "qwen_code", upstream: "LLM_UPSTREAM",
+			readLog: mcptest.ToolCall{Name: "mcp__gateway__sample__read_log"},
+		},
+		{
+			client: "Gemini CLI", example: "gemini_cli", upstream: "GEMINI_UPSTREAM",
+			readLog: mcptest.ToolCall{Name: "mcp_gateway_sample__read_log"},
+		},
+		{
+			client: "opencode", example: "opencode", upstream: "LLM_UPSTREAM",
+			readLog: mcptest.ToolCall{Name: "gateway_sample__read_log"},
+		},
 	} {
 		for _, token := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, token %t", tt.client, token), func(t *testing.T) {
@@ -246,8 +258,9 @@ func clientShell(t *testing.T, home string, path ...string) (*exec.Cmd, context.
 	shell.Dir = home
 	shell.Env = []string{
 		"HOME=" + home, "PATH=" + strings.Join(append(path, os.Getenv("PATH")), ":"), "LANG=C.UTF-8", "TERM=dumb",
-		"ANTHROPIC_API_KEY=none", "OPENAI_API_KEY=none", "GATEWAY_TOKEN=" + exampleToken,
+		"ANTHROPIC_API_KEY=none", "GEMINI_API_KEY=none", "OPENAI_API_KEY=none", "GATEWAY_TOKEN=" + exampleToken,
 		"DO_NOT_TRACK=1", "NPM_CONFIG_UPDATE_NOTIFIER=false", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "CONTINUE_CLI_ENABLE_TELEMETRY=0", "CONTINUE_METRICS_ENABLED=0",
+		"OPENCODE_DISABLE_AUTOUPDATE=1", "OPENCODE_DISABLE_MODELS_FETCH=1",
 		"CLINE_NO_AUTO_UPDATE=1", "CLINE_SESSION_BACKEND_MODE=local", // else it leaves a process behind
 	}
 	return shell, cancel
@@ -260,6 +273,7 @@ func TestClientConfigurations(t *testing.T) {
 	isolate(t)
 	for heading, example := range map[string]string{
 		"Claude Code": "claude_code", "Codex": "codex", "Cline": "cline", "Continue": "continue",
+		"Qwen Code": "qwen_code", "Gemini CLI": "gemini_cli", "opencode": "opencode",
 		"Cursor": "cursor", "Inspector": "inspector", "Your own": "cline",
 	} {
 		for _, token := range []bool{false, true} {
@@ -305,7 +319,7 @@ func TestClientConfigurations(t *testing.T) {
 func TestClientExamplesUncommented(t *testing.T) {
 	isolate(t)
 	setenv(t, "GATEWAY_TOKEN", exampleToken)
-	for _, name := range []string{"claude_code", "claude_desktop", "cline", "codex", "continue", "cursor", "inspector"} {
+	for _, name := range []string{"claude_code", "claude_desktop", "cline", "codex", "continue", "cursor", "gemini_cli", "inspector", "opencode", "qwen_code"} {
 		t.Run(name, func(t *testing.T) {
 			caddyfile, err := os.ReadFile("../../../caddyfile_examples/" + name + ".Caddyfile")
 			if err != nil {
