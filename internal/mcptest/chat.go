@@ -22,9 +22,9 @@ import (
 //
 // A request whose body has "stream":true, or whose path ends in
 // :streamGenerateContent, is answered with an event stream in the same form, each
-// event flushed. Requests may be compressed with gzip. A
-// body that cannot be read as JSON is not refused: what was sent is for the test
-// to judge. The model is the one of the request, the rest never varies.
+// event flushed. Gemini says {} if it is asked for JSON. Requests may be
+// compressed with gzip. A body that cannot be read as JSON is not refused: what
+// was sent is for the test to judge. The model is the one of the request, the rest never varies.
 //
 // Chat completions end with an event for usage even if stream_options did not
 // ask for it.
@@ -99,7 +99,10 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		usage = Usage{Input: 1000, Cached: 800, CacheWrite: 100, Output: 20}
 	}
 
-	said := turn{model: model, usage: usage, number: 1}
+	said := turn{model: model, usage: usage, number: 1, text: "ok"}
+	if bytes.Contains(request["generationConfig"], []byte(`"application/json"`)) {
+		said.text = "{}"
+	}
 	if done := results(request); len(c.Calls) > 0 && len(request["tools"]) > 0 {
 		said.number += done
 		if done < len(c.Calls) {
@@ -116,7 +119,7 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasSuffix(path, "/responses"):
 		whole, events = said.openaiResponse, said.openaiResponseEvents
 	case strings.HasSuffix(path, ":generateContent"):
-		whole, events = said.geminiContent, said.geminiContentEvents
+		streams, whole = false, said.geminiContent
 	case strings.HasSuffix(path, ":streamGenerateContent"):
 		streams, events = true, said.geminiContentEvents
 	}
@@ -218,6 +221,7 @@ type turn struct {
 	model  json.RawMessage
 	usage  Usage
 	number int       // is in all ids, by which clients tell turns apart
+	text   string    // of Gemini: "ok", or {} if it is asked for JSON
 	call   *ToolCall // nil if it is "ok"
 }
 
@@ -387,14 +391,14 @@ func (t turn) geminiAnswer(parts, finish string) string {
 
 const geminiStop = `,"finishReason":"STOP"`
 
-func (t turn) geminiContent() string { return t.geminiAnswer(t.geminiPart("ok"), geminiStop) }
+func (t turn) geminiContent() string { return t.geminiAnswer(t.geminiPart(t.text), geminiStop) }
 
 // geminiContentEvents has a call whole, as Gemini never sends it in parts.
 func (t turn) geminiContentEvents() []chatEvent {
 	if t.call != nil {
 		return []chatEvent{{data: t.geminiContent()}}
 	}
-	return []chatEvent{{data: t.geminiAnswer(t.geminiPart("o"), "")}, {data: t.geminiAnswer(t.geminiPart("k"), geminiStop)}}
+	return []chatEvent{{data: t.geminiAnswer(t.geminiPart(t.text[:1]), "")}, {data: t.geminiAnswer(t.geminiPart(t.text[1:]), geminiStop)}}
 }
 
 func otherAnswer() string { return `{"ok":true}` }

@@ -62,6 +62,7 @@ func TestChatCalls(t *testing.T) {
 			[]string{second, `"call_fake2"`, `"resp_fake2"`}},
 		{"a content without results", geminiPath, tools + `"contents":[{"role":"user","parts":[{"text":"?"}]}]`,
 			[]string{`{"functionCall":{"name":` + first + `,"args":{"lines":2}}}`, `"fake1"`}},
+		{"a content of JSON", geminiPath, `{"contents":[],"generationConfig":{"responseMimeType":"application/json"}`, []string{`{"text":"{}"}`}},
 		{"a stream of contents with one", geminiStream, tools + `"contents":[{"role":"user","parts":[{"functionResponse":{}}]}]`,
 			[]string{"data: ", `{"functionCall":{"name":` + second, `"fake2"`}},
 		{"a stream of contents with all", geminiStream, tools + `"contents":[{"parts":[{"functionResponse":{}},{"functionResponse":{}}]}]`,
