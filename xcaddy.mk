@@ -60,7 +60,7 @@ PRINT_VERSION = $(if $(VERSION),echo '$(VERSION)',sh -c "$$DESCRIBE" describe '$
 
 # What npm installs: the official SDKs of MCP and of models, for the tests that talk
 # to them; the example servers of MCP Apps, which take 230 MB; other gateways, to compare
-# with; agents that people use, which take 1.3 GB; the public conformance suite of MCP.
+# with; agents that people use, which take 1.9 GB; the public conformance suite of MCP.
 PEERS         := $(LAB)/integration/peers
 APPS          := $(LAB)/integration/apps
 GATEWAY_PEERS := $(LAB)/bench/gateway/peers
@@ -124,7 +124,7 @@ race: $(PEERS)/node_modules $(APPS)/node_modules ## the same under the race dete
 conformance: build $(SUITE)/node_modules ## the public suite, for servers behind the gateway and for the gateway as a client
 	go -C $(LAB) run ./conformance
 
-clients: build $(CLIENTS)/node_modules $(PEERS)/node_modules ## Claude Code, Codex, Cline, Continue and Inspector do what docs/clients.md says; needs 1.3 GB
+clients: build $(CLIENTS)/node_modules $(PEERS)/node_modules ## Claude Code, Codex, Gemini CLI and other agents do what docs/clients.md says; needs 1.9 GB
 	CLIENTS=installed go -C $(LAB) $(GO_TEST) ./integration -run 'Client|Inspector|ClaudeDesktop' -v
 
 $(CLIENTS)/node_modules: $(CLIENTS)/package-lock.json

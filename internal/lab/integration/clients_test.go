@@ -144,7 +144,7 @@ func TestClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("CLIENTS") == "" { // which takes minutes, and 1.3 GB
+	if os.Getenv("CLIENTS") == "" { // which takes minutes, and 1.9 GB
 		t.Skip("run make -f xcaddy.mk clients")
 	}
 	const turns = 30
