@@ -25,7 +25,6 @@ type Conversation struct {
 	cache   caching
 	ids     symbols // of calls and results
 	names   symbols // of tools
-	spelled []value // how each of these is spelled
 	decoded []byte  // what symbols with escapes stand for
 
 	// While it is read.
@@ -35,7 +34,14 @@ type Conversation struct {
 	called  []bool    // of each id: a call has it
 	waiting []waiting // the calls without an id that results may answer
 	queues  []queue   // of these calls, one of each tool
-	found   func(path int, v jsonspan.Value)
+	search  jsonspan.Search
+
+	// In a Memory, from one request to the next.
+	every  int32 // the size of a block, or 0 if it is not for a Memory
+	marks  []mark
+	blocks []uint64 // hashes of the body
+	resume int      // how many of the marks are good for the body that is read
+	past   past
 
 	// While it is masked.
 	known   []known // of each id
@@ -114,6 +120,7 @@ type list struct {
 	heard          bool  // others have spoken since
 	round          int32 // counts how often the calls that wait were forgotten
 	oldest         int32 // of the calls that wait
+	made           bool  // there are ids or names that stand nowhere in the body
 	speaks         bool  // what came last is the model's
 	reply          int32 // where its last reply begins, or 0
 }
@@ -405,14 +412,18 @@ func (w word) isOutput() bool {
 // package jsonspan if it is not JSON or repeats a key that matters.
 func (c *Conversation) Parse(body []byte) error {
 	c.reset()
+	return c.parse(body)
+}
+
+func (c *Conversation) parse(body []byte) error {
 	c.body = body
 	if len(body) > MaxBody {
 		return ErrShape
 	}
-	if c.found == nil {
-		c.found = c.read
+	if c.search.Found == nil {
+		c.search = jsonspan.Search{Found: c.read, Elements: c.knownElements}
 	}
-	if err := paths.Find(body, c.found); err != nil {
+	if err := paths.Search(body, &c.search); err != nil {
 		return err
 	}
 	if c.list.strange || c.list.lists != 1 || c.list.objects > 0 {
@@ -436,27 +447,13 @@ func (c *Conversation) Format() string {
 	return "chat"
 }
 
-// Release forgets the body, so that c can be kept for another one.
-func (c *Conversation) Release() {
-	c.reset()
-	c.body = nil
-}
-
-// Oversized reports whether c has grown so much that it is better not kept.
-func (c *Conversation) Oversized() bool {
-	m := &c.message
-	things := cap(c.turns) + cap(c.calls) + cap(c.results) + cap(c.texts) + cap(c.spelled) + cap(c.known) + cap(c.tools) +
-		cap(c.called) + cap(c.waiting) + cap(c.queues) +
-		cap(m.parts) + cap(m.calls) + cap(m.uses) + cap(m.results) + cap(m.tools) + c.ids.cap() + c.names.cap()
-	return things > 1<<16 || cap(c.decoded)+cap(c.scratch) > 1<<20
-}
-
 func (c *Conversation) reset() {
 	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
 	c.ids.reset()
 	c.names.reset()
-	c.spelled, c.decoded = c.spelled[:0], c.decoded[:0]
+	c.decoded = c.decoded[:0]
 	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
+	c.marks, c.blocks, c.resume, c.past = c.marks[:0], c.blocks[:0], 0, past{}
 	c.list, c.cache = list{round: 1}, caching{}
 	c.nextMessage()
 }
@@ -624,6 +621,9 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		b.part.members++
 		b.part.last = v
 		b.answer.failed = v.kind != jsonspan.Null
+	}
+	if isList(path - 1) {
+		c.mark(v.end)
 	}
 }
 
@@ -795,7 +795,8 @@ func (c *Conversation) take(call call) {
 		start := len(c.decoded)
 		c.decoded = append(append(c.decoded, c.names.texts[call.tool]...), '#')
 		c.decoded = strconv.AppendInt(c.decoded, int64(q.made), 10)
-		call.id = c.ids.number(c.decoded[start:len(c.decoded):len(c.decoded)])
+		call.id = c.ids.number(c.decoded[start:len(c.decoded):len(c.decoded)], value{})
+		c.list.made = true
 		i := int32(len(c.waiting))
 		if q.round == c.list.round {
 			c.waiting[q.last].next = i
@@ -805,11 +806,16 @@ func (c *Conversation) take(call call) {
 		q.last = i
 		c.waiting = append(c.waiting, waiting{id: call.id, next: noCall})
 	}
-	for int(call.id) >= len(c.called) {
+	c.noteCalled(call.id)
+	c.calls = append(c.calls, call)
+}
+
+// noteCalled notes that a call has an id.
+func (c *Conversation) noteCalled(id int32) {
+	for int(id) >= len(c.called) {
 		c.called = append(c.called, false)
 	}
-	c.called[call.id] = true
-	c.calls = append(c.calls, call)
+	c.called[id] = true
 }
 
 const noCall = -1
@@ -818,7 +824,7 @@ const noCall = -1
 // without an id, of the tool it names if it names one.
 func (c *Conversation) answer(r *result, tool value) {
 	if r.id.isText() {
-		r.symbol = c.ids.number(c.decode(r.id))
+		r.symbol = c.ids.number(c.decode(r.id), r.id)
 	}
 	if len(c.waiting) > 0 && (r.symbol == noSymbol || int(r.symbol) >= len(c.called) || !c.called[r.symbol]) {
 		if w := c.next(tool); w != nil {
@@ -875,8 +881,8 @@ func (c *Conversation) endItem(v value) {
 		if m.id.isText() {
 			call := c.call(m.id, m.name)
 			if name := builtin[m.kind]; !m.name.isText() && name != nil {
-				call.tool = c.names.number(name)
-				c.spell(call.tool, value{})
+				call.tool = c.names.number(name, value{})
+				c.list.made = true
 			}
 			c.calls = append(c.calls, call)
 			c.endTurn(v)
@@ -1047,7 +1053,7 @@ const maxEscape = 6
 func (c *Conversation) call(id, name value) call {
 	made := call{noSymbol, c.tool(name)}
 	if id.isText() {
-		made.id = c.ids.number(c.decode(id))
+		made.id = c.ids.number(c.decode(id), id)
 	}
 	return made
 }
@@ -1061,16 +1067,7 @@ func (c *Conversation) tool(name value) int32 {
 	if len(text) > maxName {
 		return noSymbol
 	}
-	tool := c.names.number(text)
-	c.spell(tool, name)
-	return tool
-}
-
-// spell notes how a name is spelled, if it is a new one.
-func (c *Conversation) spell(tool int32, name value) {
-	if int(tool) == len(c.spelled) {
-		c.spelled = append(c.spelled, name)
-	}
+	return c.names.number(text, name)
 }
 
 // decode returns what a string stands for. It is good until the next reset.

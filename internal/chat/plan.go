@@ -493,7 +493,7 @@ func (c *Conversation) filling(r *result) filling {
 		f.id, f.idChars = c.text(r.id), int(r.id.chars)
 	}
 	if id.tool != noSymbol {
-		name := c.spelled[id.tool]
+		name := c.names.spelled[id.tool]
 		if name.kind == 0 { // of a builtin tool: it is plain
 			f.tool = c.names.texts[id.tool]
 			f.toolChars = len(f.tool)

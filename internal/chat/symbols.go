@@ -6,15 +6,16 @@ import "hash/maphash"
 // dense. It is a hash table over the bytes it is given, so that a conversation
 // of a thousand ids costs no allocation, where a map would copy each of them.
 type symbols struct {
-	texts [][]byte
-	slots []int32 // a number plus one, or 0
-	last  int32   // asked for, for what was asked for is often asked for again
+	texts   [][]byte
+	spelled []value // where each of these stands first
+	slots   []int32 // a number plus one, or 0
+	last    int32   // asked for, for what was asked for is often asked for again
 }
 
 var seed = maphash.MakeSeed()
 
-// number returns the number of a text, which must stay as it is.
-func (s *symbols) number(text []byte) int32 {
+// number returns the number of a text, which must stay as it is and stands at v.
+func (s *symbols) number(text []byte, v value) int32 {
 	if len(s.texts) > 0 && string(s.texts[s.last]) == string(text) {
 		return s.last
 	}
@@ -23,7 +24,7 @@ func (s *symbols) number(text []byte) int32 {
 	}
 	slot := s.slot(text)
 	if s.slots[slot] == 0 {
-		s.texts = append(s.texts, text)
+		s.texts, s.spelled = append(s.texts, text), append(s.spelled, v)
 		s.slots[slot] = int32(len(s.texts))
 	}
 	s.last = s.slots[slot] - 1
@@ -47,12 +48,33 @@ func (s *symbols) grow() {
 	}
 }
 
-// cap returns how many texts and slots there is room for.
-func (s *symbols) cap() int { return cap(s.texts) + cap(s.slots) }
+// bytes returns how much memory the symbols take.
+func (s *symbols) bytes() int { return sizeOf(s.texts) + sizeOf(s.spelled) + sizeOf(s.slots) }
 
 // reset forgets all texts and keeps the room for others.
 func (s *symbols) reset() {
 	clear(s.texts)
 	clear(s.slots)
+	s.texts, s.spelled, s.last = s.texts[:0], s.spelled[:0], 0
+}
+
+// release forgets the texts but not where they stand.
+func (s *symbols) release() {
+	clear(s.texts)
 	s.texts, s.last = s.texts[:0], 0
+}
+
+// restore makes the symbols the first n they were before they were released, in a body
+// that is the same as far as these go.
+func (s *symbols) restore(n int, text func(value) []byte) {
+	s.spelled = s.spelled[:n]
+	for _, v := range s.spelled {
+		s.texts = append(s.texts, text(v))
+	}
+	// Without the last that were put there, the slots are as they were before these.
+	for i, number := range s.slots {
+		if int(number) > n {
+			s.slots[i] = 0
+		}
+	}
 }

@@ -38,6 +38,11 @@ type Search struct {
 	// path, if the caller knows it to be valid, else 0. It is then skipped: neither it
 	// nor a value in it is reported.
 	Known func(path, start int) (end int)
+
+	// Elements returns the end of an element of the array that begins at start and stands
+	// at path, if the caller knows the array to be valid up to there, else 0. The search
+	// goes on behind it: neither it nor an element before it is reported.
+	Elements func(path, start int) (end int)
 }
 
 // Search is Find with the options of s.
@@ -178,12 +183,18 @@ func (f *finder) object(i int, n *node, depth int, s *Search) int {
 }
 
 func (f *finder) array(i int, n *node, depth int, s *Search) int {
+	known := 0
+	if s.Elements != nil && n.path >= 0 {
+		known = s.Elements(n.path, i)
+	}
 	i = f.space(i + 1)
 	if i < len(f.data) && f.data[i] == ']' {
 		return i + 1
 	}
 	for {
-		if i = f.value(i, n.each, depth+1, s); i < 0 {
+		if known > 0 {
+			i, known = known, 0
+		} else if i = f.value(i, n.each, depth+1, s); i < 0 {
 			return -1
 		}
 		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {

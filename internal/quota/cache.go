@@ -3,6 +3,7 @@ package quota
 import (
 	"container/heap"
 	"container/list"
+	"iter"
 	"slices"
 	"time"
 )
@@ -159,6 +160,22 @@ func (c *Cache[K, V]) All(yield func(K, V) bool) {
 	for at := c.age.Front(); at != nil; at = at.Next() {
 		if e := at.Value.(*entry[K, V]); !yield(e.key, e.value) {
 			return
+		}
+	}
+}
+
+// Owned calls yield for each entry of an owner, as All does.
+func (c *Cache[K, V]) Owned(ownerName string) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		c.Expire()
+		o := c.owners[ownerName]
+		if o == nil {
+			return
+		}
+		for at := o.entries.Front(); at != nil; at = at.Next() {
+			if e := at.Value.(*entry[K, V]); !yield(e.key, e.value) {
+				return
+			}
 		}
 	}
 }

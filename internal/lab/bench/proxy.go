@@ -38,15 +38,12 @@ const (
 
 func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	var loads []string
-	for _, path := range []string{"/1KB", "/100KB", "/5MB", conversationPath + "200KB", conversationPath + "2MB"} {
+	for _, path := range []string{"/1KB", "/100KB", "/5MB"} {
 		if chosen.MatchString("proxy" + path) {
 			loads = append(loads, path)
 		}
 	}
 	memory := chosen.MatchString("proxy/memory")
-	if len(loads) == 0 && !memory {
-		return nil
-	}
 	up, err := startPrepared()
 	if err != nil {
 		return err
@@ -56,6 +53,9 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 		if err := reportLoads(ctx, loads, caddy, up, budget); err != nil {
 			return err
 		}
+	}
+	if err := reportTalks(ctx, chosen, caddy, up.addr, budget); err != nil {
+		return err
 	}
 	if memory {
 		return reportMemory(ctx, caddy, up)
@@ -79,7 +79,6 @@ func reportLoads(ctx context.Context, paths []string, caddy string, up *prepared
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	fmt.Println("In conversation/… the request is of that size, in 60 turns, and the upstream says how much of it has come.")
 	fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
 	fmt.Println("The last column is the processor time of caddy alone: plain, masked.")
 	return nil
@@ -89,7 +88,13 @@ func reportLoads(ctx context.Context, paths []string, caddy string, up *prepared
 type contest struct {
 	name        string
 	connections int
-	sites       [2]site // the baseline, and what is measured by it
+	sites       [2]called // the baseline, and what is measured by it
+}
+
+// called is what calls are made to.
+type called interface {
+	check(context.Context) error // makes one call
+	load(ctx context.Context, connections int, d time.Duration) load.Result
 }
 
 // A site is where calls are made. If there are headers, clients take turns with them.
@@ -222,15 +227,6 @@ func startPrepared() (*prepared, error) {
 		}
 		up.requests[path] = []byte(toolsCall)
 		up.answers[path] = [2][]byte{plain: body, masked: short}
-	}
-	for name, size := range map[string]int{"200KB": 200_000, "2MB": 2_000_000} {
-		body := conversation(60, size, logLines())
-		short, err := conversationMasker()(body)
-		if err != nil {
-			return nil, err
-		}
-		up.requests[conversationPath+name] = body
-		up.answers[conversationPath+name] = [2][]byte{plain: received(len(body)), masked: received(len(short))}
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

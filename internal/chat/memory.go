@@ -1,0 +1,210 @@
+package chat
+
+import (
+	"hash/maphash"
+	"slices"
+	"sort"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// A Memory keeps what was read of conversations, so that the next request of one takes
+// the time of what is new in it. What comes out of a conversation is the same with and
+// without. It is for one [Policy]: which results look like errors is kept, too.
+//
+// It holds nothing of what was said: where things stand in a body, and hashes of its blocks
+// that tell how much of another one is the same. It is safe for concurrent use.
+type Memory struct {
+	block int // how many bytes are compared by one hash
+
+	mu   sync.Mutex
+	kept *quota.Cache[*Conversation, struct{}]
+}
+
+// What is kept. A conversation of 1,000 turns takes about 200 KiB.
+const (
+	maxRemembered      = 4096
+	maxRememberedBytes = 64 << 20
+	ownerRemembered    = 64 // which are all looked at with each request
+	ownerBytes         = 16 << 20
+	memoryTTL          = time.Hour
+)
+
+// blockSize is the size of the blocks of a body. What follows the last one that is the same
+// is read again.
+const blockSize = 16 << 10
+
+// A mark is where reading can go on: what had been found at the end of an element of the
+// list. All that is found is only ever added to, but for the end of the last turn.
+type mark struct {
+	end                          int32 // of the element
+	turns, calls, results, texts int32
+	ids, names                   int32
+	turnEnd                      int32 // of the last turn
+	list                         list
+	cache                        caching
+}
+
+// past is what a conversation was in the request before.
+type past struct {
+	turns int
+}
+
+// NewMemory returns an empty memory that counts as part of a kind until it is closed.
+func NewMemory(kind *quota.Kind) *Memory {
+	return &Memory{block: blockSize, kept: quota.NewCache[*Conversation, struct{}](kind, quota.Limits{
+		Entries: maxRemembered, Bytes: maxRememberedBytes,
+		OwnerEntries: ownerRemembered, OwnerBytes: ownerBytes,
+	}, memoryTTL, nil)}
+}
+
+// Close forgets everything. The memory keeps nothing from now on.
+func (m *Memory) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kept.Close()
+}
+
+// Parse reads the body of a request as [Conversation.Parse] does. It goes on where the
+// longest conversation of the owner ends that the body continues.
+func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
+	blocks := hashBlocks(body, m.block)
+	c := m.take(owner, blocks)
+	if c == nil {
+		c = &Conversation{every: int32(m.block)}
+	}
+	if err := c.parse(body); err != nil {
+		return nil, err
+	}
+	c.blocks = blocks
+	return c, nil
+}
+
+// Keep remembers a conversation, which the caller must not use any more.
+func (m *Memory) Keep(owner string, c *Conversation) {
+	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.block {
+		return
+	}
+	c.past.turns = len(c.turns)
+	c.ids.release()
+	c.names.release()
+	c.body = nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kept.Put(owner, c, struct{}{}, int64(c.bytes()))
+}
+
+func hashBlocks(body []byte, size int) []uint64 {
+	blocks := make([]uint64, 0, len(body)/size)
+	for block := range slices.Chunk(body[:len(body)/size*size], size) {
+		blocks = append(blocks, maphash.Bytes(seed, block))
+	}
+	return blocks
+}
+
+// take takes the conversation out of the memory that has the most blocks in common. One
+// that has less than half of its own is another one that begins alike.
+func (m *Memory) take(owner string, blocks []uint64) *Conversation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var best *Conversation
+	most := 0
+	for c := range m.kept.Owned(owner) {
+		same := 0
+		for same < min(len(blocks), len(c.blocks)) && blocks[same] == c.blocks[same] {
+			same++
+		}
+		if same > most && 2*same >= len(c.blocks) {
+			best, most = c, same
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	m.kept.Remove(best)
+	best.rewind(most * m.block)
+	return best
+}
+
+// rewind prepares c to be read again from a body of which so many bytes are the same.
+func (c *Conversation) rewind(same int) {
+	c.resume = sort.Search(len(c.marks), func(i int) bool { return int(c.marks[i].end) > same })
+	if c.resume == 0 {
+		c.reset()
+		return
+	}
+	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
+	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
+	c.decoded = c.decoded[:0]
+	c.list, c.cache = list{round: 1}, caching{}
+	c.nextMessage()
+}
+
+// mark notes that reading can go on at the end of an element of the list. The last one of
+// each block is enough.
+func (c *Conversation) mark(end int32) {
+	if c.every == 0 || c.list.made {
+		return
+	}
+	m := mark{
+		end:   end,
+		turns: int32(len(c.turns)), calls: int32(len(c.calls)), results: int32(len(c.results)), texts: int32(len(c.texts)),
+		ids: int32(len(c.ids.texts)), names: int32(len(c.names.texts)),
+		list: c.list, cache: c.cache,
+	}
+	if n := len(c.turns); n > 0 {
+		m.turnEnd = c.turns[n-1].end
+	}
+	if n := len(c.marks); n > 0 && c.marks[n-1].end/c.every == end/c.every {
+		c.marks[n-1] = m
+		return
+	}
+	c.marks = append(c.marks, m)
+}
+
+// knownElements returns where to go on in an array, if it is the list and was read before.
+func (c *Conversation) knownElements(path, _ int) int {
+	if path >= unwrapped {
+		path -= unwrapped - inContents
+	}
+	if c.resume == 0 || !isList(path) {
+		return 0
+	}
+	c.marks, c.resume = c.marks[:c.resume], 0
+	m := c.marks[len(c.marks)-1]
+	c.turns, c.calls, c.results, c.texts = c.turns[:m.turns], c.calls[:m.calls], c.results[:m.results], c.texts[:m.texts]
+	if m.turns > 0 {
+		c.turns[m.turns-1].end = m.turnEnd
+	}
+	c.ids.restore(int(m.ids), c.decode)
+	c.names.restore(int(m.names), c.decode)
+	for _, call := range c.calls {
+		c.noteCalled(call.id)
+	}
+	c.list = m.list
+	c.cache.messages = c.cache.messages || m.cache.messages
+	c.cache.hour = c.cache.hour || m.cache.hour
+	c.nextMessage()
+	return int(m.end)
+}
+
+// isList reports whether it is turns that stand at a path. The next path is that of its
+// elements.
+func isList(path int) bool { return path == inMessages || path == inInput || path == inContents }
+
+// bytes returns how much memory c takes.
+func (c *Conversation) bytes() int {
+	m := &c.message
+	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + cap(c.decoded) + cap(c.scratch) +
+		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
+		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
+		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)
+}
+
+func sizeOf[T any](s []T) int {
+	var one T
+	return cap(s) * int(unsafe.Sizeof(one))
+}

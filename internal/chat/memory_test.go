@@ -1,0 +1,224 @@
+package chat
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+var rememberedTest = quota.NewKind("remembered_test")
+
+// newMemory returns a memory whose blocks are so small that short conversations have some.
+func newMemory(t testing.TB, block int) *Memory {
+	m := NewMemory(rememberedTest)
+	m.block = block
+	t.Cleanup(m.Close)
+	return m
+}
+
+// sameWithMemory reads a body with and without a memory, and reports how many turns of it
+// were known. What comes out must be the same.
+func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Policy) (known int) {
+	t.Helper()
+	var want Conversation
+	wantErr := want.Parse(body)
+	raw := slices.Clone(body) // which is overwritten, as a buffer is that is used again
+	got, err := m.Parse(owner, raw)
+	if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+		t.Fatalf("%s: %v, want %v", body, err, wantErr)
+	}
+	if err != nil {
+		return 0
+	}
+	gotPlan, wantPlan := got.Mask(p), want.Mask(p)
+	if !reflect.DeepEqual(gotPlan, wantPlan) {
+		t.Fatalf("%s\nplan %+v\nwant %+v", body, gotPlan, wantPlan)
+	}
+	for _, each := range []*Conversation{got, &want} {
+		for i := range each.results {
+			r := &each.results[i]
+			// These may have been found before, or are not used.
+			r.verdict, r.next, r.before, r.shift, r.loose = result{}.verdict, 0, 0, 0, false
+		}
+	}
+	for name, same := range map[string]bool{
+		"turns": slices.Equal(got.turns, want.turns), "calls": slices.Equal(got.calls, want.calls),
+		"results": slices.Equal(got.results, want.results), "texts": slices.Equal(got.texts, want.texts),
+		"ids":   slices.EqualFunc(got.ids.texts, want.ids.texts, bytes.Equal),
+		"names": slices.EqualFunc(got.names.texts, want.names.texts, bytes.Equal),
+		"list":  got.list == want.list,
+	} {
+		if !same {
+			t.Fatalf("%s: other %s\n%+v\nwant %+v", body, name, got, want)
+		}
+	}
+	known = got.past.turns
+	m.Keep(owner, got)
+	for i := range raw {
+		raw[i] = '?'
+	}
+	return known
+}
+
+// prefixes returns a conversation after each of its messages.
+func prefixes(body []byte) (all [][]byte) {
+	var ends []int
+	var list jsonspan.Value
+	if paths.Find(body, func(path int, v jsonspan.Value) {
+		if isList(path) && v.Kind == jsonspan.BeginArray {
+			list = v
+		}
+		if isList(path - 1) {
+			ends = append(ends, v.End)
+		}
+	}) != nil || list.End == 0 || len(ends) == 0 {
+		return [][]byte{body}
+	}
+	for _, end := range ends {
+		all = append(all, slices.Concat(body[:end], body[list.End-1:]))
+	}
+	return all
+}
+
+// Conversations that grow, at the same time, are edited, cut and taken up again come out
+// as they do without a memory.
+func TestMemoryChangesNothing(t *testing.T) {
+	var known, requests int
+	var mu sync.Mutex
+	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
+		if r.IntN(4) > 0 { // each of them is many requests
+			return
+		}
+		if r.IntN(2) == 0 {
+			p.ClearAtLeast, p.ReadPrice, p.WritePrice = []int{ClearAuto, 20}[r.IntN(2)], 0.1, 1.25
+		}
+		m := newMemory(t, 8<<r.IntN(6))
+		others := prefixes(conversation(r, one(r, formats)))
+		for _, next := range prefixes(body) {
+			switch r.IntN(10) {
+			case 0:
+				next = next[:r.IntN(len(next)+1)]
+			case 1, 2:
+				next = slices.Clone(next)
+				next[len(next)-1-r.IntN(1+r.IntN(len(next)))] ^= 1 << r.IntN(7)
+			case 3:
+				sameWithMemory(t, m, "a", others[r.IntN(len(others))], &p)
+			case 4:
+				sameWithMemory(t, m, "b", next, &p)
+			}
+			n := sameWithMemory(t, m, "a", next, &p)
+			mu.Lock()
+			requests++
+			if n > 0 {
+				known++
+			}
+			mu.Unlock()
+		}
+	})
+	t.Cleanup(func() {
+		t.Logf("%d of %d requests went on from others", known, requests)
+		if known < requests/4 {
+			t.Error("too few of them to tell")
+		}
+	})
+}
+
+func FuzzMemory(f *testing.F) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		for _, format := range formats {
+			body := conversation(r, format)
+			f.Add(body, body[:len(body)/2], body[len(body)/2:], seed)
+		}
+	}
+	f.Fuzz(func(t *testing.T, first, second, third []byte, seed uint64) {
+		p := policy(rand.New(rand.NewPCG(seed, 3)))
+		m := newMemory(t, 16)
+		n := min(len(first), len(second))
+		for _, body := range [][]byte{first, slices.Concat(first[:n], second[n:]), second, slices.Concat(second, third), first} {
+			sameWithMemory(t, m, "a", body, &p)
+		}
+	})
+}
+
+// The next request of a conversation goes on where the last one ended, also where its last
+// messages are sent otherwise, as by clients that move a mark for the provider's cache.
+func TestMemoryGoesOn(t *testing.T) {
+	turn := func(i int, cached string) string {
+		return fmt.Sprintf(`,{"role":"assistant","content":[{"type":"tool_use","id":"t%d","name":"read","input":{}}]}`+
+			`,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`, i, i, strings.Repeat("x", 1000), cached)
+	}
+	request := func(turns int) []byte {
+		var b bytes.Buffer
+		b.WriteString(`{"model":"m","messages":[{"role":"user","content":"Go"}`)
+		for i := range turns - 1 {
+			b.WriteString(turn(i, ""))
+		}
+		b.WriteString(turn(turns-1, `,"cache_control":{"type":"ephemeral"}`) + `],"tools":[]}`)
+		return b.Bytes()
+	}
+	m := newMemory(t, blockSize)
+	p := Policy{WindowTurns: 8, KeepErrors: ErrorsOn}
+	if n := sameWithMemory(t, m, "a", request(100), &p); n != 0 {
+		t.Errorf("%d turns are known of the first request", n)
+	}
+	for turns := 101; turns < 120; turns++ {
+		if n := sameWithMemory(t, m, "a", request(turns), &p); n != turns-1 {
+			t.Errorf("%d turns are known before the one of %d", n, turns)
+		}
+	}
+	if use := rememberedTest.Usage(); use.Entries != 1 || use.Bytes < 10_000 || use.Bytes > 100_000 {
+		t.Errorf("one conversation is remembered as %+v", use)
+	}
+	if n := sameWithMemory(t, m, "b", request(120), &p); n != 0 {
+		t.Errorf("%d turns of another client's are known", n)
+	}
+	// Another conversation that begins alike is not taken for this one, but stays beside it.
+	other := slices.Concat(request(120)[:blockSize+100], bytes.ReplaceAll(request(120)[blockSize+100:], []byte("x"), []byte("y")))
+	if n := sameWithMemory(t, m, "a", other, &p); n != 0 {
+		t.Errorf("%d turns of another conversation are known", n)
+	}
+	if n := sameWithMemory(t, m, "a", request(120), &p); n != 119 {
+		t.Errorf("%d turns are known after another conversation", n)
+	}
+	m.Close()
+	if sameWithMemory(t, m, "a", request(120), &p); rememberedTest.Usage() != (quota.Usage{}) {
+		t.Errorf("after it was closed, it holds %+v", rememberedTest.Usage())
+	}
+}
+
+// An owner that has many conversations does not push out those of others, and its own are
+// bounded.
+func TestMemoryIsBounded(t *testing.T) {
+	m := newMemory(t, 64)
+	p := Policy{WindowTurns: 8}
+	conversation := func(name string) []byte {
+		return fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s%s"},{"role":"user","content":""}]}`, name, strings.Repeat("x", 200))
+	}
+	sameWithMemory(t, m, "b", conversation("b"), &p)
+	for i := range 3 * ownerRemembered {
+		sameWithMemory(t, m, "a", conversation(fmt.Sprint("a", i)), &p)
+	}
+	kept := 0
+	for range m.kept.Owned("a") {
+		kept++
+	}
+	if kept != ownerRemembered {
+		t.Errorf("%d conversations of one owner are kept", kept)
+	}
+	kept = 0
+	for range m.kept.Owned("b") {
+		kept++
+	}
+	if kept != 1 {
+		t.Error("the conversation of another is lost")
+	}
+}
