@@ -15,17 +15,36 @@ func read(r *http.Request, limit int64, arriving pace) ([]byte, error) {
 	}
 	// Memory for what is announced is taken only when some of it has come.
 	const trust = 1 << 20
-	announced := min(limit, 4<<10)
-	if r.ContentLength >= 0 {
-		announced = min(r.ContentLength, limit)
+	announced := announcedSize(r.ContentLength, limit)
+	return fill(r.Body, announced, min(announced, trust), limit, arriving, func(raw []byte, size int64) ([]byte, error) {
+		return append(make([]byte, 0, size), raw...), nil
+	})
+}
+
+// announcedSize is how large a body is to be, of which at most limit bytes matter.
+func announcedSize(length, limit int64) int64 {
+	if length < 0 {
+		return min(limit, 4<<10)
 	}
-	raw := make([]byte, 0, min(announced, trust)+1) // the one byte more has the end of the body in it
+	return min(length, limit)
+}
+
+// fill reads a body of at most limit bytes, or one byte more of a longer one. grow returns
+// what has come in a larger room. The first one has trusted bytes, the next what is announced.
+func fill(
+	body io.Reader, announced, trusted, limit int64, arriving pace, grow func(raw []byte, size int64) ([]byte, error),
+) (raw []byte, err error) {
+	size := trusted + 1 // the one byte more has the end of the body in it
 	for int64(len(raw)) <= limit {
 		if len(raw) == cap(raw) {
-			larger := min(2*int64(cap(raw)), limit+1)
-			raw = append(make([]byte, 0, max(larger, announced+1)), raw...)
+			larger, err := grow(raw, size)
+			if err != nil {
+				return raw, err
+			}
+			raw = larger
+			size = max(min(2*int64(cap(raw)), limit+1), announced+1)
 		}
-		n, err := arriving.read(r.Body, raw[len(raw):cap(raw)])
+		n, err := arriving.read(body, raw[len(raw):min(int64(cap(raw)), limit+1)])
 		raw = raw[:len(raw)+n]
 		if err == io.EOF {
 			return raw, nil

@@ -34,6 +34,7 @@ type exchange struct {
 	passed  reason // why nothing could be done
 	owner   string // the address that the request comes from, if something is held
 	held    int64  // bytes in memory, of the handler's max_buffered
+	bodies  []*httpbody.Held
 
 	answered bool
 	streamed bool // as events
@@ -102,33 +103,31 @@ func (x *exchange) mask(r *http.Request) {
 	}
 	x.owner = "@" + ratelimit.Address(clientrequest.Address(r))
 	x.handler.held.Take(x.owner, 0)
-	original := r.Body
-	r.Body = body{x.count(original), original}
-	raw, err := httpbody.ReadWithin(r, limit, time.Duration(x.handler.BodyTimeout))
-	r.Body = original
+	raw, err := x.hold(r.Body, r.ContentLength, time.Duration(x.handler.BodyTimeout))
+	begun := raw.Reader(bytes.NewReader(raw.Bytes()))
 	switch {
-	case errors.Is(err, errMemory):
+	case errors.Is(err, httpbody.ErrNoRoom):
 		x.pass(memoryFull, nil)
-		r.Body = body{io.MultiReader(bytes.NewReader(raw), r.Body), r.Body}
+		r.Body = body{io.MultiReader(begun, r.Body), r.Body}
 		return
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		x.pass(stalled, err)
-		r.Body = body{io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body}
+		r.Body = body{io.MultiReader(begun, broken{err}), r.Body}
 		return
 	case err != nil:
 		x.pass(unreadable, err)
-		r.Body = body{io.MultiReader(bytes.NewReader(raw), broken{err}), r.Body}
+		r.Body = body{io.MultiReader(begun, broken{err}), r.Body}
 		return
-	case int64(len(raw)) > limit:
+	case int64(len(raw.Bytes())) > limit:
 		x.pass(tooLarge, nil)
-		r.Body = body{io.MultiReader(bytes.NewReader(raw), r.Body), r.Body}
+		r.Body = body{io.MultiReader(begun, r.Body), r.Body}
 		return
 	}
-	setBody(r, func() io.Reader { return bytes.NewReader(raw) })
+	setBody(r, raw, func() io.Reader { return bytes.NewReader(raw.Bytes()) })
 
-	text, err := x.decoded(raw, httpbody.Encoding(r.Header), limit)
+	text, err := x.decoded(raw, httpbody.Encoding(r.Header))
 	switch {
-	case errors.Is(err, errMemory):
+	case errors.Is(err, httpbody.ErrNoRoom):
 		x.pass(memoryFull, nil)
 		return
 	case err == errTooLarge:
@@ -138,7 +137,7 @@ func (x *exchange) mask(r *http.Request) {
 		x.pass(badEncoding, err)
 		return
 	}
-	plan := x.decide(text)
+	plan := x.decide(text.Bytes())
 	edits := plan.Edits
 	if len(edits) == 0 {
 		return
@@ -146,33 +145,28 @@ func (x *exchange) mask(r *http.Request) {
 	if x.handler.originals != nil {
 		x.handler.keep(toolresults.Owner(r), plan.Originals)
 	}
-	setBody(r, func() io.Reader { return jsonspan.NewReader(text, edits) })
-	r.ContentLength = int64(jsonspan.NewReader(text, edits).Len())
+	setBody(r, text, func() io.Reader { return jsonspan.NewReader(text.Bytes(), edits) })
+	r.ContentLength = int64(jsonspan.NewReader(text.Bytes(), edits).Len())
 	r.TransferEncoding = nil
 	httpbody.DropDescription(r.Header)
 	httpbody.DropDescription(r.Trailer)
 	r.Header.Set("Content-Length", strconv.FormatInt(r.ContentLength, 10))
 }
 
-// setBody gives r a body that can be read again by those who know how.
-func setBody(r *http.Request, content func() io.Reader) {
-	r.Body = body{content(), r.Body}
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(content()), nil }
+// setBody gives r a body, of what is held, that can be read again by those who know how.
+func setBody(r *http.Request, held *httpbody.Held, content func() io.Reader) {
+	r.Body = body{held.Reader(content()), r.Body}
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(held.Reader(content())), nil }
 }
 
 // decide returns what to change in a conversation.
 func (x *exchange) decide(text []byte) chat.Plan {
-	c := conversations.Get().(*chat.Conversation)
-	defer func() {
-		if !c.Oversized() {
-			c.Release()
-			conversations.Put(c)
-		}
-	}()
-	if err := c.Parse(text); err != nil {
+	c, err := x.handler.memory.Parse(x.owner, text)
+	if err != nil {
 		x.pass(whyNot(err), err)
 		return chat.Plan{}
 	}
+	defer x.handler.memory.Keep(x.owner, c)
 	plan := c.Mask(&x.handler.policy)
 	if plan.Grows {
 		x.pass(grows, nil)
@@ -192,8 +186,6 @@ func (x *exchange) decide(text []byte) chat.Plan {
 	}
 	return plan
 }
-
-var conversations = sync.Pool{New: func() any { return new(chat.Conversation) }}
 
 // whyNot tells what is wrong with a body that is no conversation.
 func whyNot(err error) reason {
@@ -253,11 +245,11 @@ func isSigned(r *http.Request) bool {
 }
 
 // decoded returns a body without its encoding, if it has one.
-func (x *exchange) decoded(raw []byte, encoding string, limit int64) ([]byte, error) {
+func (x *exchange) decoded(raw *httpbody.Held, encoding string) (*httpbody.Held, error) {
 	if encoding == "" {
 		return raw, nil
 	}
-	r, err := httpbody.NewReader(encoding, bytes.NewReader(raw))
+	r, err := httpbody.NewReader(encoding, bytes.NewReader(raw.Bytes()))
 	if err != nil {
 		return nil, err
 	}
@@ -265,8 +257,8 @@ func (x *exchange) decoded(raw []byte, encoding string, limit int64) ([]byte, er
 		return nil, fmt.Errorf("unknown content encoding %q", encoding)
 	}
 	defer r.Close()
-	text, err := io.ReadAll(io.LimitReader(x.count(r), limit+1))
-	if err == nil && int64(len(text)) > limit {
+	text, err := x.hold(r, -1, 0)
+	if err == nil && int64(len(text.Bytes())) > x.handler.BufferLimit {
 		err = errTooLarge
 	}
 	return text, err
@@ -274,25 +266,17 @@ func (x *exchange) decoded(raw []byte, encoding string, limit int64) ([]byte, er
 
 var errTooLarge = errors.New("larger than the limit when decoded")
 
-// errMemory says that all requests together hold as much as they may.
-var errMemory = errors.New("max_buffered is used up")
-
-// count returns a reader of r that counts what it reads as held, and fails when
-// that is too much. What it has read with the error is not lost.
-func (x *exchange) count(r io.Reader) io.Reader { return counted{r, x} }
-
-type counted struct {
-	io.Reader
-	exchange *exchange
-}
-
-func (c counted) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	if !c.exchange.handler.held.Grow(c.exchange.owner, int64(n)) {
-		return n, errMemory
-	}
-	c.exchange.held += int64(n)
-	return n, err
+// hold reads a body into memory, which counts as held.
+func (x *exchange) hold(r io.Reader, length int64, within time.Duration) (*httpbody.Held, error) {
+	held, err := httpbody.Hold(r, length, x.handler.BufferLimit, within, func(bytes int64) bool {
+		ok := x.handler.held.Grow(x.owner, bytes)
+		if ok {
+			x.held += bytes
+		}
+		return ok
+	})
+	x.bodies = append(x.bodies, held)
+	return held, err
 }
 
 // release says that nothing of the request is held any more.
@@ -300,6 +284,18 @@ func (x *exchange) release() {
 	if x.owner != "" {
 		x.handler.held.Give(x.owner, x.held)
 	}
+}
+
+// send passes the request on. After an error, other handlers may read its body again; else
+// other requests get its memory.
+func (x *exchange) send(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) error {
+	err := next.ServeHTTP(w, r)
+	if err == nil {
+		for _, held := range x.bodies {
+			held.Release()
+		}
+	}
+	return err
 }
 
 // A body closes the one that it stands for.

@@ -132,6 +132,7 @@ type Handler struct {
 	Recover *storepool.Bounds `json:"recover,omitempty"`
 
 	policy    chat.Policy
+	memory    *chat.Memory
 	held      *quota.Meter     // requests in memory
 	originals *storepool.Store // nil if they are not kept
 	said      *said
@@ -219,6 +220,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.compile(); err != nil {
 		return err
 	}
+	h.memory = chat.NewMemory(rememberedConversations)
 	h.held = quota.NewMeter(heldConversations, quota.Limits{
 		Bytes:      h.MaxBuffered,
 		OwnerBytes: max(h.MaxBuffered/2, min(h.MaxBuffered, 2*h.BufferLimit)), // one request, as it came and decoded
@@ -238,6 +240,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // Cleanup releases the originals, and says that what is still held does not count any
 // more.
 func (h *Handler) Cleanup() error {
+	if h.memory != nil {
+		h.memory.Close()
+	}
 	h.held.Close()
 	return h.originals.Release()
 }
@@ -367,7 +372,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if outer, ok := caddyhttp.GetVar(r.Context(), exchangeVar).(*exchange); ok {
 		// There is one of us in front. It watches the answer, and the log is its.
 		outer.masked.add(x.masked)
-		return next.ServeHTTP(w, r)
+		return x.send(next, w, r)
 	}
 	caddyhttp.SetVar(r.Context(), exchangeVar, x)
 	telemetry.JoinAccessLog(r, x)
@@ -375,7 +380,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		caddyhttp.SetVar(r.Context(), exchangeVar, nil)
 		x.finish()
 	}()
-	return next.ServeHTTP(x, r)
+	return x.send(next, x, r)
 }
 
 // keep keeps originals for an owner. If not all of them fit, the last ones stay: an

@@ -5,8 +5,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
-// heldConversations are requests in memory, as the metrics of all stores name them.
-var heldConversations = quota.NewKind("conversations")
+// The stores, as the metrics of all stores name them.
+var (
+	heldConversations       = quota.NewKind("conversations") // requests in memory
+	rememberedConversations = quota.NewKind("remembered_conversations")
+)
 
 var (
 	maskedResults       = telemetry.NewCounter("tool_results_masked_total", "Old tool results sent to a model as placeholders.")

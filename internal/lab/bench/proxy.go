@@ -325,7 +325,9 @@ http://:%[1]d {
 }
 http://:%[2]d {
 	bind 127.0.0.1
-	tool_result_mask /conversation/*
+	tool_result_mask /conversation/* {
+		max_buffered 1GiB
+	}
 	observation_mask
 	reverse_proxy %[3]s
 }
