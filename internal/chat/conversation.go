@@ -83,6 +83,7 @@ type result struct {
 	next    int32 // the next result of the same tool
 	shift   int32 // by how much the body before it was longer, before it was masked
 	chars   int   // of all its texts
+	lead    byte  // of its first text, which itself would have to be fetched from memory
 	failed  bool  // it says itself that it is an error
 	unread  Unread
 	verdict [ErrorsPrecise + 1]verdict
@@ -939,6 +940,9 @@ func (c *Conversation) result(id, content value, failed bool, kind jsonspan.Kind
 		c.texts = c.texts[:r.texts]
 	}
 	r.n = int32(len(c.texts)) - r.texts
+	if r.n > 0 {
+		r.lead = c.body[c.texts[r.texts].start+1]
+	}
 	for _, t := range c.texts[r.texts:] {
 		r.chars += int(t.chars)
 	}

@@ -465,7 +465,7 @@ func (c *Conversation) original(r *result, id *known, p *Policy) (chars int, alr
 // standsFor reports whether a text is the template, filled in for this result.
 func (c *Conversation) standsFor(t *Template, body []byte, r *result, id *known) (chars int, ok bool) {
 	// Most texts are something else, and that is soon seen.
-	if start := t.parts[0].text; start != "" && len(body) > 0 && body[0] != start[0] && body[0] != '\\' {
+	if start := t.parts[0].text; start != "" && len(body) > 0 && r.lead != start[0] && r.lead != '\\' {
 		return 0, false
 	}
 	tool, symbol := unknownTool, c.ids.texts[r.symbol]

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -290,4 +291,47 @@ func FuzzSplice(f *testing.F) {
 			t.Fatalf("made %q of %q", out.Bytes(), text)
 		}
 	})
+}
+
+// A search that goes on behind an element finds what one from the beginning finds there, and
+// fails where it fails.
+func TestSearchBehindKnownElements(t *testing.T) {
+	paths := CompilePaths("a", "a.*", "a.*.b", "a.*.c", "a.*.c.*", "d", "e")
+	for _, text := range []string{
+		`{"d":1,"a":[{"b":1},{"c":[2,3]} , 4],"e":5}`, `{"a":[[],{}],"d":6,"d":7}`, `{"a":[1,2],"a":[3]}`,
+		`{"a":[1,2`, `{"a":[1,2,`, `{"a":[1,2,]}`, `{"a":[1,2}`, `{"a":[1,2]`, `{"a":[1,{"b":1,"b":2}]}`, `{"a":[1 2]}`,
+	} {
+		var all []string
+		var ends, counts []int // of elements, and of what was found up to their end
+		err := paths.Find([]byte(text), func(path int, v Value) {
+			all = append(all, fmt.Sprintf("%d=%s", path, text[v.Start:v.End]))
+			if path == 1 {
+				ends, counts = append(ends, v.End), append(counts, len(all))
+			}
+		})
+		for i, end := range ends {
+			var got []string
+			asked := 0
+			errBehind := paths.Search([]byte(text), &Search{
+				Found: func(path int, v Value) { got = append(got, fmt.Sprintf("%d=%s", path, text[v.Start:v.End])) },
+				Elements: func(path, start int) int {
+					if asked++; path != 0 || asked > 1 {
+						return 0
+					}
+					return end
+				},
+			})
+			before := len(all) // what comes before the array
+			for k, v := range all {
+				if !strings.HasPrefix(v, "5=") && !strings.HasPrefix(v, "6=") {
+					before = k
+					break
+				}
+			}
+			want := append(slices.Clone(all[:before]), all[counts[i]:]...)
+			if !slices.Equal(got, want) || fmt.Sprint(errBehind) != fmt.Sprint(err) {
+				t.Errorf("%s behind %d: %q, %v\nwant %q, %v", text, end, got, errBehind, want, err)
+			}
+		}
+	}
 }

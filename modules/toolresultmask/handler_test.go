@@ -9,7 +9,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -431,5 +433,83 @@ func TestClearAtLeastAsJSON(t *testing.T) {
 		if out, err := json.Marshal(Handler{ClearAtLeast: h.ClearAtLeast}); string(out) != text || err != nil {
 			t.Errorf("%s became %s, %v", text, out, err)
 		}
+	}
+}
+
+// A model may answer before it has read the request, and go on reading. What it gets after
+// the handler has returned is of that request, and not of those that came after it.
+func TestAnswerBeforeTheRequestIsRead(t *testing.T) {
+	const requests, size = 8, 8 << 20 // more than the buffers of a connection take
+	var mu sync.Mutex
+	got := map[string]bool{}
+	var reading sync.WaitGroup
+	all := make(chan struct{}) // requests were made
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer reading.Done()
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		of := r.Header.Get("Of")
+		_, _ = io.WriteString(w, "{}")
+		_ = http.NewResponseController(w).Flush()
+		<-all
+		body, _ := io.ReadAll(r.Body)
+		if !strings.HasPrefix(turns(strings.Repeat(of, size)), string(body)) {
+			t.Errorf("of the request of %s came something else", of)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		got[of] = true
+	}))
+	defer model.Close()
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	h := provision(t, `{}`)
+	var answers []io.Closer
+	for i := range requests {
+		of := string(rune('a' + i))
+		reading.Add(1)
+		w, r := httptest.NewRecorder(), post(turns(strings.Repeat(of, size)))
+		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
+		if err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			out := r.Clone(r.Context())
+			out.URL, _ = url.Parse(model.URL)
+			out.RequestURI = ""
+			out.Header.Set("Of", of)
+			resp, err := transport.RoundTrip(out)
+			if err != nil {
+				return err
+			}
+			answers = append(answers, resp.Body) // not closed, which would end the request, too
+			return nil
+		})); err != nil {
+			t.Error(err)
+			reading.Done()
+		}
+	}
+	close(all)
+	reading.Wait()
+	for _, answer := range answers {
+		answer.Close()
+	}
+	if len(got) != requests {
+		t.Errorf("%d requests came", len(got))
+	}
+}
+
+// The next request of a conversation is masked as if it was the first, and the bodies of
+// one are not left in the other.
+func TestNextTurn(t *testing.T) {
+	h := provision(t, `{"window_turns":1}`)
+	var contents []string
+	for i := range 40 {
+		contents = append(contents, strings.Repeat(string(rune('A'+i%26)), 4000))
+		body := turns(contents...)
+		want, _ := through(t, provision(t, `{"window_turns":1}`), post(body), nil)
+		got, _ := through(t, h, post(body), nil)
+		if got.body != want.body || got.again != want.body || (len(got.body) < len(body)) != (i > 0) {
+			t.Fatalf("turn %d: sent %d bytes, want %d", i, len(got.body), len(want.body))
+		}
+	}
+	if use := rememberedConversations.Usage(); use.Entries == 0 {
+		t.Errorf("%+v is remembered", use)
 	}
 }

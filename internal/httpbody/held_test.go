@@ -1,0 +1,138 @@
+package httpbody
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+)
+
+// A meter counts what Hold takes, up to a limit.
+type meter struct{ held, most, limit int64 }
+
+func (m *meter) take(bytes int64) bool {
+	if m.held+bytes > m.limit {
+		return false
+	}
+	m.held += bytes
+	m.most = max(m.most, m.held)
+	return true
+}
+
+func TestHold(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		size          int
+		length, limit int64
+		want          int
+		room          int64 // at most
+	}{
+		{"of the announced length", 1000, 1000, 2000, 1000, 1001},
+		{"of no announced length", 10_000, -1, 20_000, 10_000, 20_001},
+		{"of the largest length", 2000, -1, 2000, 2000, 2001},
+		{"of many more", 9999, -1, 2000, 2001, 2001},
+		{"of less than is announced", 1000, 1 << 30, 1 << 31, 1000, 1<<20 + 1<<18},
+		{"that is large", 3_000_000, 3_000_000, 1 << 31, 3_000_000, 3_000_000 * 5 / 4},
+		{"that is large and of the largest length", 3_000_000, 3_000_000, 3_000_000, 3_000_000, 3_000_000 * 5 / 4},
+		{"that is larger than the limit", 3_000_000, 3_000_000, 2_000_000, 2_000_001, 2_000_000 * 5 / 4},
+		{"that is large and not announced", 3_000_000, -1, 1 << 31, 3_000_000, 6_000_000 * 5 / 4},
+		{"of nothing", 0, 0, 2000, 0, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			text := strings.Repeat("x", tt.size)
+			for _, body := range []io.Reader{strings.NewReader(text), iotest.DataErrReader(strings.NewReader(text)), iotest.HalfReader(strings.NewReader(text))} {
+				m := meter{limit: 1 << 40}
+				held, err := Hold(body, tt.length, tt.limit, 0, m.take)
+				if err != nil || string(held.Bytes()) != text[:tt.want] {
+					t.Errorf("%d bytes, %v", len(held.Bytes()), err)
+				}
+				if m.held != int64(cap(held.Bytes())) || m.held > tt.room {
+					t.Errorf("%d bytes are counted, of room for %d", m.held, cap(held.Bytes()))
+				}
+				held.Release()
+			}
+		})
+	}
+	broken := errors.New("broken")
+	if held, err := Hold(io.MultiReader(strings.NewReader("{"), iotest.ErrReader(broken)), 5, 10, 0, (&meter{limit: 100}).take); err != broken || string(held.Bytes()) != "{" {
+		t.Errorf("of a broken body: %q, %v", held.Bytes(), err)
+	}
+}
+
+// Of a body for which there is no room, what has been read is not lost.
+func TestHoldWithoutRoom(t *testing.T) {
+	text := strings.Repeat("x", 3_000_000)
+	for _, limit := range []int64{0, 100_000, 200_000, 1_000_000, 3_100_000} {
+		for _, length := range []int64{-1, int64(len(text))} {
+			m := meter{limit: limit}
+			body := strings.NewReader(text)
+			held, err := Hold(body, length, 1<<30, 0, m.take)
+			rest, _ := io.ReadAll(body)
+			if !errors.Is(err, ErrNoRoom) || len(held.Bytes())+len(rest) != len(text) || m.held != int64(cap(held.Bytes())) {
+				t.Errorf("of %d: %d bytes and %d, %v; %d are counted, of room for %d", limit, len(held.Bytes()), len(rest), err, m.held, cap(held.Bytes()))
+			}
+		}
+	}
+}
+
+// What one body has left behind is not seen in the next, and who still reads a body that
+// was released sees nothing of another one.
+func TestHeldIsReleased(t *testing.T) {
+	m := meter{limit: 1 << 40}
+	var readers sync.WaitGroup
+	for i := range 50 {
+		text := bytes.Repeat([]byte{byte('a' + i%26)}, 200_000)
+		held, err := Hold(bytes.NewReader(text), int64(len(text)), 1<<20, 0, m.take)
+		if err != nil || !bytes.Equal(held.Bytes(), text) {
+			t.Fatalf("%d bytes, %v", len(held.Bytes()), err)
+		}
+		r := held.Reader(bytes.NewReader(held.Bytes()))
+		begun := make(chan struct{})
+		readers.Go(func() {
+			var got []byte
+			buf := make([]byte, 512)
+			for {
+				n, err := r.Read(buf)
+				if len(got) == 0 {
+					close(begun)
+				}
+				got = append(got, buf[:n]...)
+				if err == io.EOF || err == http.ErrBodyReadAfterClose {
+					break
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			if len(got) == 0 || !bytes.HasPrefix(text, got) {
+				t.Errorf("read %d bytes, and others", len(got))
+			}
+		})
+		<-begun
+		held.Release()
+		held.Release()
+		if n, err := r.Read(make([]byte, 1)); n != 0 || err != http.ErrBodyReadAfterClose && err != io.EOF {
+			t.Errorf("%d bytes after it was released, %v", n, err)
+		}
+	}
+	readers.Wait()
+}
+
+// A room is at least as large as it must be, at most a quarter larger, and of a size of
+// which there are others.
+func TestRooms(t *testing.T) {
+	for n := smallRoom - 2; n < 1<<32; n += 1 + n/1000 {
+		size, pool := roomOf(n)
+		if size < n || size > n+n/4 || pool >= len(rooms) || (pool < 0) != (n <= smallRoom) {
+			t.Fatalf("%d bytes in %d, %d", n, size, pool)
+		}
+		if again, same := roomOf(size); again != size || same != pool {
+			t.Fatalf("a room of %d bytes has one of %d, %d", size, again, same)
+		}
+	}
+}
