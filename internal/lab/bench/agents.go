@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"regexp"
 	"slices"
@@ -60,7 +61,7 @@ func (t *talk) request(number int64, i int) []byte {
 	return slices.Concat([]byte(opening(number)), t.text[:t.ends[i]], []byte(talkEnd))
 }
 
-// Agents call a model, each with talks of its own.
+// agents call a model, each with talks of its own.
 type agents struct {
 	url    string
 	talk   *talk
@@ -74,16 +75,20 @@ type agent struct {
 	next   int // request of the talk
 }
 
+func newAgents(url string, t *talk, kind string, masked bool, n int) *agents {
+	return &agents{url + conversationPath, t, kind == "first_seen", masked, make([]agent, n)}
+}
+
 var talks atomic.Int64
 
-func (a *agents) check(ctx context.Context) error { return a.call(ctx, 0, make([]byte, 1<<10)) }
+func (a *agents) check(ctx context.Context) error { return a.call(ctx, 0) }
 
 func (a *agents) load(ctx context.Context, connections int, d time.Duration) load.Result {
-	return load.Loop(ctx, connections, d, func(ctx context.Context, i int) error { return a.call(ctx, i, make([]byte, 1<<10)) })
+	return load.Loop(ctx, connections, d, a.call)
 }
 
 // call has an agent make its next request.
-func (a *agents) call(ctx context.Context, client int, buf []byte) error {
+func (a *agents) call(ctx context.Context, client int) error {
 	who := &a.each[client]
 	if who.number == 0 || a.once || who.next == len(a.talk.ends) {
 		who.number, who.next = talks.Add(1), 0
@@ -110,14 +115,11 @@ func (a *agents) call(ctx context.Context, client int, buf []byte) error {
 	if resp.StatusCode != http.StatusOK {
 		return errors.New(resp.Status)
 	}
-	n, err := io.ReadFull(resp.Body, buf)
-	if err != nil && err != io.ErrUnexpectedEOF {
-		return err
+	got, err := io.ReadAll(resp.Body)
+	if err == nil && !bytes.Equal(got, want) {
+		err = fmt.Errorf("the model says %s, want %s", got, want)
 	}
-	if !bytes.Equal(buf[:n], want) {
-		return fmt.Errorf("the model says %s, want %s", buf[:n], want)
-	}
-	return nil
+	return err
 }
 
 // A talkCase is what agents talk about.
@@ -125,6 +127,14 @@ type talkCase struct {
 	name  string
 	size  int
 	lines func() ([]string, error)
+}
+
+func (c talkCase) talk() (*talk, error) {
+	lines, err := c.lines()
+	if err != nil {
+		return nil, err
+	}
+	return newTalk(c.size, lines)
 }
 
 var talkCases = func() (all []talkCase) {
@@ -139,52 +149,111 @@ var talkCases = func() (all []talkCase) {
 }()
 
 // reportTalks compares tool_result_mask with reverse_proxy alone.
-func reportTalks(ctx context.Context, chosen *regexp.Regexp, caddy, upstream string, budget time.Duration) error {
-	titled := false
+func reportTalks(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	model := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(received(int(n)))
+	})}
+	defer model.Close()
+	go func() { _ = model.Serve(listener) }() // until it is closed
+	r := talkReport{chosen: chosen, caddy: caddy, model: listener.Addr().String(), budget: budget}
 	for _, c := range talkCases {
-		var t *talk
-		for _, clients := range []int{1, connections} {
-			for _, kind := range []string{"next turn", "first seen"} {
-				name := fmt.Sprintf("proxy%s%s/%s/%d", conversationPath, c.name, strings.ReplaceAll(kind, " ", "_"), clients)
-				if !chosen.MatchString(name) {
-					continue
-				}
-				if !titled {
-					printHeading("requests/s", "plain", "masked")
-					titled = true
-				}
-				if t == nil {
-					lines, err := c.lines()
-					if err != nil {
-						return err
-					}
-					if t, err = newTalk(c.size, lines); err != nil {
-						return err
-					}
-				}
-				if err := compareTalks(ctx, name, t, kind == "first seen", clients, caddy, upstream, budget); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-			}
+		if err := r.compare(ctx, c); err != nil {
+			return err
 		}
 	}
-	if titled {
-		fmt.Printf("Conversations have %d turns or up to %d more. In next_turn each request continues the last one of its client, for %d\n", talkTurns, talkMore, talkMore)
-		fmt.Println("requests, as an agent does; in first_seen none does. The upstream says how much of a request has come.")
+	if r.titled {
+		fmt.Printf("Conversations have %d to %d turns. In next_turn each request continues the last one of its client, %d times in\n", talkTurns, talkTurns+talkMore, talkMore)
+		fmt.Println("a row, as an agent's do; in first_seen none does. The upstream says how much of a request has come.")
 		fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
+	}
+	return r.reportMemory(ctx, talkCases[len(talkCases)-1])
+}
+
+// received is what a model says that has got so many bytes.
+func received(n int) []byte { return fmt.Appendf(nil, `{"bytes":%d}`, n) }
+
+type talkReport struct {
+	chosen       *regexp.Regexp
+	caddy, model string
+	budget       time.Duration
+	titled       bool
+}
+
+// The kinds of requests: those that continue others, and those that do not.
+var talkKinds = []string{"next_turn", "first_seen"}
+
+func (r *talkReport) compare(ctx context.Context, c talkCase) (err error) {
+	var t *talk
+	for _, clients := range []int{1, connections} {
+		for _, kind := range talkKinds {
+			name := fmt.Sprintf("proxy%s%s/%s/%d", conversationPath, c.name, kind, clients)
+			if !r.chosen.MatchString(name) {
+				continue
+			}
+			if !r.titled {
+				printHeading("requests/s", "plain", "masked")
+				r.titled = true
+			}
+			if t == nil {
+				if t, err = c.talk(); err != nil {
+					return err
+				}
+			}
+			gw, err := startGateway(ctx, r.caddy, caddyfile, r.model)
+			if err != nil {
+				return err
+			}
+			contest := contest{name: name, connections: clients}
+			for i := range contest.sites {
+				contest.sites[i] = newAgents(gw.urls[i], t, kind, i == masked, clients)
+			}
+			err = contest.run(ctx, gw, r.budget/(2*rounds))
+			gw.stop()
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
 	}
 	return nil
 }
 
-func compareTalks(ctx context.Context, name string, t *talk, once bool, clients int, caddy, upstream string, budget time.Duration) error {
-	gw, err := startGateway(ctx, caddy, caddyfile, upstream)
-	if err != nil {
-		return err
+// reportMemory tells how much memory the requests of all clients take at once, each time of
+// a fresh process.
+func (r *talkReport) reportMemory(ctx context.Context, c talkCase) (err error) {
+	var t *talk
+	for i, site := range []string{"plain", "masked"} {
+		for _, kind := range talkKinds {
+			name := fmt.Sprintf("proxy/conversation-memory/%s/%s", site, kind)
+			if !r.chosen.MatchString(name) {
+				continue
+			}
+			if t == nil {
+				if t, err = c.talk(); err != nil {
+					return err
+				}
+				printMemoryHeading()
+			}
+			gw, err := startGateway(ctx, r.caddy, caddyfile, r.model)
+			if err != nil {
+				return err
+			}
+			before := gw.peakMiB()
+			calls := newAgents(gw.urls[i], t, kind, i == masked, connections).load(ctx, connections, r.budget)
+			printMemory(name, before, gw.peakMiB())
+			gw.stop()
+			if calls.Err != nil {
+				return fmt.Errorf("%s: %w", name, calls.Err)
+			}
+		}
 	}
-	defer gw.stop()
-	c := contest{name: name, connections: clients}
-	for i := range c.sites {
-		c.sites[i] = &agents{gw.urls[i] + conversationPath, t, once, i == masked, make([]agent, clients)}
+	if t != nil {
+		fmt.Printf("%d requests at once have %.0f MiB.\n", connections, float64(connections*t.ends[0])/(1<<20))
 	}
-	return c.run(ctx, gw, budget/(2*rounds))
+	return nil
 }

@@ -43,7 +43,13 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 			loads = append(loads, path)
 		}
 	}
-	memory := chosen.MatchString("proxy/memory")
+	memory := chosen.MatchString("proxy/memory/")
+	if err := reportTalks(ctx, chosen, caddy, budget); err != nil {
+		return err
+	}
+	if len(loads) == 0 && !memory {
+		return nil
+	}
 	up, err := startPrepared()
 	if err != nil {
 		return err
@@ -53,9 +59,6 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 		if err := reportLoads(ctx, loads, caddy, up, budget); err != nil {
 			return err
 		}
-	}
-	if err := reportTalks(ctx, chosen, caddy, up.addr, budget); err != nil {
-		return err
 	}
 	if memory {
 		return reportMemory(ctx, caddy, up)
@@ -166,7 +169,7 @@ func (c contest) run(ctx context.Context, gw *gateway, slice time.Duration) erro
 // reportMemory gives each time a fresh process, whose peak nothing else has
 // raised, one huge answer to pass on.
 func reportMemory(ctx context.Context, caddy string, up *prepared) error {
-	fmt.Printf("\n%-41s %10s %10s %10s\n", "memory of caddy (VmHWM), MiB", "before", "peak", "growth")
+	printMemoryHeading()
 	for _, c := range []struct {
 		name, path string
 		site       int
@@ -180,13 +183,21 @@ func reportMemory(ctx context.Context, caddy string, up *prepared) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
-		figures := fmt.Sprintf("%10.1f %10.1f %10.1f", before, peak, peak-before)
-		if peak == 0 {
-			figures = fmt.Sprintf("%10s %10s %10s", "n/a", "n/a", "n/a")
-		}
-		fmt.Printf("%-41s %s\n", "proxy/memory/"+c.name, figures)
+		printMemory("proxy/memory/"+c.name, before, peak)
 	}
 	return nil
+}
+
+func printMemoryHeading() {
+	fmt.Printf("\n%-41s %10s %10s %10s\n", "memory of caddy (VmHWM), MiB", "before", "peak", "growth")
+}
+
+func printMemory(name string, before, peak float64) {
+	figures := fmt.Sprintf("%10.1f %10.1f %10.1f", before, peak, peak-before)
+	if peak == 0 {
+		figures = fmt.Sprintf("%10s %10s %10s", "n/a", "n/a", "n/a")
+	}
+	fmt.Printf("%-41s %s\n", name, figures)
 }
 
 func peakMemory(ctx context.Context, caddy string, up *prepared, path string, i int) (before, peak float64, err error) {
@@ -205,7 +216,7 @@ func peakMemory(ctx context.Context, caddy string, up *prepared, path string, i 
 	return before, gw.peakMiB(), err
 }
 
-// A prepared is an MCP server, and a model, with one answer for each path.
+// A prepared is an MCP server with one answer for each path.
 type prepared struct {
 	server   *http.Server
 	addr     string
@@ -237,15 +248,9 @@ func startPrepared() (*prepared, error) {
 	return up, nil
 }
 
-// received is what a model says that has got so many bytes.
-func received(n int) []byte { return fmt.Appendf(nil, `{"bytes":%d}`, n) }
-
 func (up *prepared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	n, _ := io.Copy(io.Discard, r.Body)
+	_, _ = io.Copy(io.Discard, r.Body)
 	body := up.answers[r.URL.RequestURI()][plain]
-	if strings.HasPrefix(r.URL.Path, conversationPath) {
-		body = received(int(n))
-	}
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.RawQuery != "chunked" {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))

@@ -46,8 +46,9 @@ var fillings = []struct {
 	{"isolated children", []string{"stdio_sessions"}, 8, fillIsolatedChildren},      // the same
 	{"capabilities of children", []string{"stdio_groups"}, 8, fillCapabilities},     // sessions, as above
 	{"nonces", []string{"nonces"}, 0, fillNonces},
-	{"conversations", []string{"conversations"}, 32, fillConversations}, // half of max_buffered
-	{"tool results", []string{"tool_results"}, 64, fillToolResults},     // max_bytes of recover
+	{"conversations", []string{"conversations"}, 32, fillConversations},                                 // half of max_buffered
+	{"tool results", []string{"tool_results"}, 64, fillToolResults},                                     // max_bytes of recover
+	{"remembered conversations", []string{"remembered_conversations"}, 16, fillRememberedConversations}, // 16 MiB for one owner
 }
 
 // filledElsewhere are the stores that fillings lacks, and why.
@@ -566,6 +567,38 @@ func fillConversations(t *testing.T) filling {
 				}
 			}()
 			wait(t, arrived, "the request at the model")
+		},
+		still: isMasked,
+		again: isMasked,
+	}
+}
+
+// Conversations of as many small results as 2 MB have take more memory than themselves.
+func fillRememberedConversations(t *testing.T) filling {
+	model := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		_, _ = fmt.Fprint(w, n)
+	}))
+	url := serve(t, conversationMask("window_turns 1"), proxy(model))
+	victim := fromAddress(t, "127.0.0.2")
+	isMasked := func() {
+		t.Helper()
+		asks := aged(says("user", "hi"), calls("call_1 read"), answers("call_1", padding[:50_000]))
+		if got := send(t, victim, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 || len(got.body) > 4 {
+			t.Errorf("got %d, the model received %s bytes, want a masked request", got.StatusCode, got.body)
+		}
+		if n := metrics(t)[`kept_entries{kind="remembered_conversations"}`]; n == 0 {
+			t.Error("nothing is remembered")
+		}
+	}
+	isMasked()
+	small := strings.Repeat(answers("call_1", "")+",", 40_000) + answers("call_1", "")
+	return filling{
+		fill: func(i int) {
+			asks := aged(says("user", fmt.Sprint(i)), calls("call_1 read"), small)
+			if got := send(t, http.DefaultClient, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 {
+				t.Errorf("got %d", got.StatusCode)
+			}
 		},
 		still: isMasked,
 		again: isMasked,
