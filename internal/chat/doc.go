@@ -34,4 +34,9 @@
 // conversation that grows by a turn is sent as what was sent before, to the byte,
 // and what has been added; and the model's provider, who remembers prompts by
 // their beginning, has to read only that.
+//
+// # Memory
+//
+// A [Memory] does the same here: a request that begins as another one did is read
+// from where they differ. It changes nothing but how long that takes.
 package chat

@@ -217,3 +217,21 @@ func TestKindsAreSorted(t *testing.T) {
 		t.Errorf("%q", names)
 	}
 }
+
+func TestCacheOwned(t *testing.T) {
+	c := NewCache[string, int](NewKind("owned"), Limits{}, 0, nil)
+	defer c.Close()
+	for i, key := range []string{"a1", "b1", "a2", "a3"} {
+		c.Put(key[:1], key, i, 1)
+	}
+	c.Remove("a2")
+	for owner, want := range map[string]string{"a": "a3 a1 ", "b": "b1 ", "c": ""} {
+		got := ""
+		for key := range c.Owned(owner) {
+			got += key + " "
+		}
+		if got != want {
+			t.Errorf("%s owns %q, want %q", owner, got, want)
+		}
+	}
+}

@@ -34,7 +34,8 @@ func newTalk(size int, lines []string) (*talk, error) {
 	all := talkTurns + talkMore
 	t := &talk{text: conversation(all, size/talkTurns*all, lines)[1:]}
 	for turn := talkTurns; turn <= all; turn++ {
-		end := bytes.LastIndex(t.text, fmt.Appendf(nil, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d"`, turn))
+		next := fmt.Appendf(nil, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d"`, turn)
+		end := bytes.LastIndex(t.text, next)
 		if end < 0 {
 			end = len(t.text) - len(talkEnd)
 		}
@@ -168,8 +169,9 @@ func reportTalks(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 		}
 	}
 	if r.titled {
-		fmt.Printf("Conversations have %d to %d turns. In next_turn each request continues the last one of its client, %d times in\n", talkTurns, talkTurns+talkMore, talkMore)
-		fmt.Println("a row, as an agent's do; in first_seen none does. The upstream says how much of a request has come.")
+		fmt.Printf("Conversations have %d to %d turns. In next_turn each request continues the last one of its client,\n",
+			talkTurns, talkTurns+talkMore)
+		fmt.Printf("%d times in a row, as an agent's do; in first_seen none does. The upstream says how much has come.\n", talkMore)
 		fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
 	}
 	return r.reportMemory(ctx, talkCases[len(talkCases)-1])

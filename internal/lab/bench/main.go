@@ -4,8 +4,8 @@
 //
 // mask/… compares package mask with decoding, cutting and encoding the message,
 // conversation/… package chat with decoding, editing and encoding the request.
-// proxy/… compares observation_mask + reverse_proxy with reverse_proxy alone, in
-// the built binary. gateway/… compares mcp_gateway with reverse_proxy alone, and its
+// proxy/… compares observation_mask + reverse_proxy, and in proxy/conversation/…
+// tool_result_mask + reverse_proxy, with reverse_proxy alone, in the built binary. gateway/… compares mcp_gateway with reverse_proxy alone, and its
 // servers on stdio with those on HTTP. aggregate/… does so where all servers are one,
 // compares lists from memory with those that are asked for, and tells what an idle
 // session takes. Speeds depend on the machine and on what else it is doing, so the
