@@ -91,7 +91,7 @@ func (m *Memory) Keep(owner string, c *Conversation) {
 	c.past.turns = len(c.turns)
 	c.ids.release()
 	c.names.release()
-	c.body = nil
+	c.body, c.decoded, c.scratch = nil, nil, nil // all that has something of what was said
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kept.Put(owner, c, struct{}{}, int64(c.bytes()))
@@ -198,7 +198,7 @@ func isList(path int) bool { return path == inMessages || path == inInput || pat
 // bytes returns how much memory c takes.
 func (c *Conversation) bytes() int {
 	m := &c.message
-	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + cap(c.decoded) + cap(c.scratch) +
+	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() +
 		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
 		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
 		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)
