@@ -1,6 +1,10 @@
 package chat
 
-import "slices"
+import (
+	"slices"
+	"time"
+	"unsafe"
+)
 
 // A Progress is how masking has gone in a conversation up to a request, for the next
 // request of it to go on from there. The zero value is that of a conversation not seen
@@ -15,7 +19,7 @@ type Progress struct {
 }
 
 // Size returns about how many bytes a Progress takes.
-func (p *Progress) Size() int { return 64 + 4*cap(p.moves) }
+func (p *Progress) Size() int { return int(unsafe.Sizeof(*p)) + sizeOf(p.moves) }
 
 // expectedTurns estimates how many turns are still to come after so many. Agents end their
 // work at any time: of recorded runs that have come to 20 turns, half go on for 7 to 30, and
@@ -209,5 +213,12 @@ func (l *ledger) clear(first int) {
 // messages to be cached.
 func (c *Conversation) Uncached() bool { return c.list.format == toolUse && !c.cache.messages }
 
-// CachedForAnHour reports whether the request asks for that.
-func (c *Conversation) CachedForAnHour() bool { return c.cache.hour }
+// CacheTTL returns how long the provider caches the request, as far as is known: what it
+// marks for 5 minutes, or an hour if it asks for that, as Anthropic has it. Providers that
+// need no marks promise less, but may keep it for an hour.
+func (c *Conversation) CacheTTL() time.Duration {
+	if c.cache.messages && !c.cache.hour {
+		return 5 * time.Minute
+	}
+	return time.Hour
+}

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
@@ -211,8 +212,12 @@ func TestBreakpoints(t *testing.T) {
 	if both <= 9 || messages <= both {
 		t.Errorf("masking begins at turn %d with marks on both, and at %d if all has to be written anew", both, messages)
 	}
-	if parsed(t, request(1, mark, mark)).CachedForAnHour() || !parsed(t, request(1, mark, hour)).CachedForAnHour() {
-		t.Error("an hour is not recognised")
+	for want, c := range map[time.Duration]*Conversation{
+		5 * time.Minute: parsed(t, request(1, mark, mark)), time.Hour: parsed(t, request(1, mark, hour)),
+	} {
+		if got := c.CacheTTL(); got != want {
+			t.Errorf("cached for %s, want %s", got, want)
+		}
 	}
 	if parsed(t, grown([]toolTurn{{"read", "x"}})).Uncached() {
 		t.Error("a chat is taken for one of Anthropic's")

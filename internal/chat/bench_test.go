@@ -81,7 +81,7 @@ func BenchmarkNextTurn(b *testing.B) {
 					if n := c.Mask(&p).Results; n != want {
 						b.Fatal(n)
 					}
-					m.Keep("", c)
+					m.Keep("", c, Past{})
 				}
 			})
 		}

@@ -37,11 +37,12 @@ type Conversation struct {
 	search  jsonspan.Search
 
 	// In a Memory, from one request to the next.
-	every  int32 // the size of a block, or 0 if it is not for a Memory
-	marks  []mark
-	blocks []uint64 // hashes of the body
-	resume int      // how many of the marks are good for the body that is read
-	past   past
+	every   int32 // the size of a block, or 0 if it is not for a Memory
+	marks   []mark
+	blocks  []uint64 // hashes of the body
+	resume  int      // how many of the marks are good for the body that is read
+	past    Past
+	resumed int32 // how many turns were known
 
 	// While it is masked.
 	known   []known // of each id
@@ -454,7 +455,7 @@ func (c *Conversation) reset() {
 	c.names.reset()
 	c.decoded = c.decoded[:0]
 	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
-	c.marks, c.blocks, c.resume, c.past = c.marks[:0], c.blocks[:0], 0, past{}
+	c.marks, c.blocks, c.resume, c.past, c.resumed = c.marks[:0], c.blocks[:0], 0, Past{}, 0
 	c.list, c.cache = list{round: 1}, caching{}
 	c.nextMessage()
 }

@@ -30,7 +30,7 @@ const (
 	maxRememberedBytes = 64 << 20
 	ownerRemembered    = 64 // which are all looked at with each request
 	ownerBytes         = 16 << 20
-	memoryTTL          = time.Hour
+	memoryTTL          = 2 * time.Hour // longer than providers cache
 )
 
 // blockSize is the size of the blocks of a body. What follows the last one that is the same
@@ -48,9 +48,21 @@ type mark struct {
 	cache                        caching
 }
 
-// past is what a conversation was in the request before.
-type past struct {
-	turns int
+// A Past is what a [Memory] knows of the request before in the same conversation: how masking
+// went, and when it came. The zero value is that of a conversation it does not know.
+type Past struct {
+	Progress Progress
+	At       time.Time
+}
+
+// Past returns what is known of the request before. If the conversation has been changed
+// since in what was masked, or cut, that is nothing.
+func (c *Conversation) Past() Past {
+	so := &c.past.Progress
+	if int(c.resumed) < so.now.boundary || len(c.turns) < so.turns {
+		return Past{}
+	}
+	return c.past
 }
 
 // NewMemory returns an empty memory that counts as part of a kind until it is closed.
@@ -75,6 +87,7 @@ func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 	c := m.take(owner, blocks)
 	if c == nil {
 		c = &Conversation{every: int32(m.block)}
+		c.reset()
 	}
 	if err := c.parse(body); err != nil {
 		return nil, err
@@ -83,12 +96,13 @@ func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// Keep remembers a conversation, which the caller must not use any more.
-func (m *Memory) Keep(owner string, c *Conversation) {
+// Keep remembers a conversation, which the caller must not use any more, and what is to be
+// known of it with the next request.
+func (m *Memory) Keep(owner string, c *Conversation, past Past) {
 	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.block {
 		return
 	}
-	c.past.turns = len(c.turns)
+	c.past = past
 	c.ids.release()
 	c.names.release()
 	c.body, c.decoded, c.scratch = nil, nil, nil // all that has something of what was said
@@ -131,6 +145,7 @@ func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 
 // rewind prepares c to be read again from a body of which so many bytes are the same.
 func (c *Conversation) rewind(same int) {
+	c.resumed = 0
 	c.resume = sort.Search(len(c.marks), func(i int) bool { return int(c.marks[i].end) > same })
 	if c.resume == 0 {
 		c.reset()
@@ -184,6 +199,7 @@ func (c *Conversation) knownElements(path, _ int) int {
 	for _, call := range c.calls {
 		c.noteCalled(call.id)
 	}
+	c.resumed = m.turns
 	c.list = m.list
 	c.cache.messages = c.cache.messages || m.cache.messages
 	c.cache.hour = c.cache.hour || m.cache.hour
@@ -200,7 +216,7 @@ func (c *Conversation) bytes() int {
 	m := &c.message
 	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() +
 		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
-		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
+		c.past.Progress.Size() + sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
 		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -58,8 +59,10 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 			t.Errorf("%s: other %s\n%+v\nwant %+v", body, name, got, want)
 		}
 	}
-	known = got.past.turns
-	m.Keep(owner, got)
+	if !got.past.At.IsZero() {
+		known = int(got.past.At.Unix())
+	}
+	m.Keep(owner, got, Past{At: time.Unix(int64(len(got.turns)), 0)})
 	for i := range raw {
 		raw[i] = '?'
 	}
@@ -239,4 +242,52 @@ func TestMemoryOfRequestsAtOnce(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// A conversation that grows is masked as from its beginning, but for what a cold cache has
+// allowed; one that was cut, or changed in what is masked, begins anew.
+func TestMemoryKnowsThePast(t *testing.T) {
+	m := NewMemory(quota.NewKind("past_of_a_test"))
+	defer m.Close()
+	p := auto()
+	requests := work(rand.New(rand.NewPCG(1, 0)), 80, 3000, 1)
+	ask := func(body []byte, cold bool) (plan Plan, past Past) {
+		t.Helper()
+		c, err := m.Parse("a", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		past = c.Past()
+		plan, progress := c.MaskAfter(&p, &past.Progress, cold)
+		m.Keep("a", c, Past{progress, time.Unix(int64(plan.Turns), 0)})
+		return plan, past
+	}
+	masked := 0
+	for turn, body := range requests {
+		plan, past := ask(body, false)
+		if want := parsed(t, string(body)).Mask(&p); !reflect.DeepEqual(plan, want) {
+			t.Fatalf("turn %d: %+v, from the beginning %+v", turn, plan, want)
+		}
+		if turn > 20 && past.At != time.Unix(int64(turn-1), 0) {
+			t.Fatalf("turn %d: the last request came at %v", turn, past.At)
+		}
+		masked = max(masked, plan.Results)
+	}
+	if masked == 0 {
+		t.Fatal("nothing was masked")
+	}
+
+	last := requests[len(requests)-1]
+	cold, _ := ask(last, true)
+	if again, _ := ask(last, false); again.Results != cold.Results || cold.Results <= masked {
+		t.Errorf("%d results masked before the cache was cold, then %d, then %d", masked, cold.Results, again.Results)
+	}
+	if _, past := ask(requests[len(requests)-20], false); !past.At.IsZero() {
+		t.Error("a conversation that was cut is taken for the one before")
+	}
+	ask(last, true)
+	changed := bytes.Replace(last, []byte("xxx"), []byte("yyy"), 1)
+	if _, past := ask(changed, false); !past.At.IsZero() {
+		t.Error("a conversation that was changed is taken for the one before")
+	}
 }

@@ -38,6 +38,7 @@ type exchange struct {
 
 	answered bool
 	streamed bool // as events
+	expected bool // the provider should have much of the request in its cache
 	usage    *chat.UsageReader
 	body     io.Writer         // takes the answer, or nil
 	decoder  *httpbody.Decoder // body, if the answer is encoded
@@ -166,8 +167,10 @@ func (x *exchange) decide(text []byte) chat.Plan {
 		x.pass(whyNot(err), err)
 		return chat.Plan{}
 	}
-	defer x.handler.memory.Keep(x.owner, c)
-	plan := c.Mask(&x.handler.policy)
+	past, now := c.Past(), time.Now()
+	plan, progress := c.MaskAfter(&x.handler.policy, &past.Progress, x.handler.isCold(c, past, now))
+	defer x.handler.memory.Keep(x.owner, c, chat.Past{Progress: progress, At: now})
+	x.expected = expectsCache(plan, past, now)
 	if plan.Grows {
 		x.pass(grows, nil)
 	}
@@ -386,6 +389,7 @@ func (x *exchange) finish() {
 		return
 	}
 	x.told = x.usage.Usage()
+	x.handler.provider.learn(x.told, x.expected)
 	for _, tokens := range x.tokens() {
 		if tokens.n > 0 {
 			usageTokens.WithLabelValues(x.handler.Route, tokens.kind).Add(float64(tokens.n))

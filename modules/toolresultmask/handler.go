@@ -14,7 +14,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -98,8 +97,9 @@ type Handler struct {
 	MaxLoss *float64 `json:"max_loss,omitempty"`
 
 	// How long the provider caches a prompt after its last use. A request that comes
-	// later finds nothing there, and "auto" masks at no cost. Requests that ask for an
-	// hour have an hour. Default: 5m
+	// later finds nothing there, and "auto" masks at no cost. Default: 5m for requests
+	// that mark what to cache, as those of Anthropic do, if they do not ask for an hour;
+	// else 1h
 	CacheTTL caddy.Duration `json:"cache_ttl,omitempty"`
 
 	// Results of fewer characters are never masked. Default: 0
@@ -133,6 +133,7 @@ type Handler struct {
 
 	policy    chat.Policy
 	memory    *chat.Memory
+	provider  *providerCache
 	held      *quota.Meter     // requests in memory
 	originals *storepool.Store // nil if they are not kept
 	said      *said
@@ -221,6 +222,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.memory = chat.NewMemory(rememberedConversations)
+	h.provider = new(providerCache)
 	h.held = quota.NewMeter(heldConversations, quota.Limits{
 		Bytes:      h.MaxBuffered,
 		OwnerBytes: max(h.MaxBuffered/2, min(h.MaxBuffered, 2*h.BufferLimit)), // one request, as it came and decoded
@@ -311,9 +313,6 @@ func (h *Handler) setDefaults() {
 	}
 	if h.MaxLoss == nil {
 		h.MaxLoss = new(chat.DefaultMaxLoss)
-	}
-	if h.CacheTTL == 0 {
-		h.CacheTTL = caddy.Duration(bill.TTL)
 	}
 	if h.BufferLimit == 0 {
 		h.BufferLimit = 32 << 20
