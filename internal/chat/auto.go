@@ -107,12 +107,15 @@ func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before
 
 // charge adds what a request costs that repeats so many characters and adds others.
 func (l *ledger) charge(repeated, added int, cold bool) {
-	read, write := l.policy.ReadPrice, l.policy.WritePrice
-	if cold {
-		read = write
+	price := func(repeated int) float64 {
+		read := l.policy.ReadPrice
+		if cold || repeated < minCached {
+			read = l.policy.WritePrice
+		}
+		return read*float64(repeated) + l.policy.WritePrice*float64(added)
 	}
-	l.unmasked += read*float64(repeated) + write*float64(added)
-	l.masked += read*float64(repeated-l.cleared) + write*float64(added)
+	l.unmasked += price(repeated)
+	l.masked += price(repeated - l.cleared)
 }
 
 // end returns how many characters a request has up to the end of a turn, unmasked, or
@@ -172,7 +175,7 @@ func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 	for i, c := range slices.Backward(l.candidates) {
 		saved += c.saved
 		price := -p.WritePrice * float64(saved)
-		if !cold {
+		if !cold && sent >= minCached {
 			anew := sent - l.readable(c.at)
 			price += (p.WritePrice - p.ReadPrice) * float64(anew)
 		}

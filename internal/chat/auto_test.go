@@ -170,7 +170,8 @@ func TestAutoBeginsWhereItPays(t *testing.T) {
 	for range 9 {
 		turns = append(turns, toolTurn{"read", strings.Repeat("x", 300)})
 	}
-	c := parsed(t, grown(turns))
+	opening := `{"tools":"` + strings.Repeat("t", minCached) + `",`
+	c := parsed(t, strings.Replace(grown(turns), "{", opening, 1))
 	c.Mask(&p)
 	if got, want := shownIn(c, &p), strings.Repeat(".", 30)+"m"+strings.Repeat(".", 9); got != want {
 		t.Errorf("masked %s, want %s", got, want)

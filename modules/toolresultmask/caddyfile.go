@@ -64,7 +64,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"step_turns":           setting.NotZero(&h.StepTurns, setting.Number, "step_turns: 0 would never move; 1 moves with every turn"),
 		"clear_at_least":       setting.Argument(&h.ClearAtLeast, parseTokens),
 		"cache_prices":         h.parseCachePrices,
-		"cache_ttl":            setting.NotZero(&h.CacheTTL, setting.Duration, "cache_ttl: 0 would be that nothing is cached; leave it out for what is usual"),
+		"cache_ttl":            setting.Duration(&h.CacheTTL),
 		"max_loss":             setting.Optional(&h.MaxLoss, share),
 		"min_mask_chars":       setting.Number(&h.MinMaskChars),
 		"exclude_tools":        setting.List(&h.ExcludeTools),
