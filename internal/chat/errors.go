@@ -55,6 +55,25 @@ func (c *Conversation) mentionsError(r *result) bool {
 	return slices.ContainsFunc(c.texts[r.texts:r.texts+r.n], c.valueLooksLikeError)
 }
 
+var anyMember = jsonspan.CompilePaths("*")
+
+// valueLooksLikeError reports whether a text looks like an error. An object or list that
+// stands in the place of one does if it says so, or a string in it does.
+func (c *Conversation) valueLooksLikeError(t value) bool {
+	if t.kind == jsonspan.String {
+		return c.textLooksLikeError(t)
+	}
+	object := c.body[t.start:t.end]
+	looks := saysError(object)
+	_ = anyMember.Find(object, func(_ int, v jsonspan.Value) {
+		if v.Kind == jsonspan.String && !looks {
+			start, end := t.start+int32(v.Start), t.start+int32(v.End)
+			looks = c.textLooksLikeError(value{start, end, int32(v.Chars), v.Kind, v.Numbered})
+		}
+	})
+	return looks
+}
+
 // textLooksLikeError applies the rules of T18 and T19 to what stands between the
 // quotes of a string: it mentions an exception, a traceback, a timeout or a failed
 // connection, it has a line that begins with "error", or it is a JSON object that

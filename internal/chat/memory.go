@@ -207,10 +207,6 @@ func (c *Conversation) knownElements(path, _ int) int {
 	return int(m.end)
 }
 
-// isList reports whether it is turns that stand at a path. The next path is that of its
-// elements.
-func isList(path int) bool { return path == inMessages || path == inInput || path == inContents }
-
 // bytes returns how much memory c takes.
 func (c *Conversation) bytes() int {
 	m := &c.message

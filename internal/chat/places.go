@@ -1,0 +1,310 @@
+package chat
+
+import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+
+// The places that matter, in the order of the paths.
+const (
+	inMessages = iota
+	inMessage
+	inRole
+	inContent
+	inToolCallID
+	inToolName
+	inMessageName
+	inToolCalls
+	inToolCall
+	inToolCallsID
+	inFunctionName
+	inBlock
+	inBlockType
+	inBlockText
+	inBlockID
+	inBlockName
+	inToolUseID
+	inIsError
+	inBlockContent
+	inBlockPart
+	inBlockPartType
+	inBlockPartText
+	inUse
+	inUseID
+	inUseName
+	inAnswer
+	inAnswerID
+	inAnswerStatus
+	inAnswerContent
+	inAnswerPart
+	inAnswerPartText
+	inAnswerPartJSON
+	inAnswerPartJSONMember
+	inInput
+	inItem
+	inItemType
+	inItemRole
+	inItemCallID
+	inItemID
+	inItemName
+	inItemStatus
+	inOutput
+	inOutputContent
+	inOutputSuccess
+	inOutputPart
+	inOutputPartType
+	inOutputPartText
+	inStdout
+	inStderr
+	inOutcome
+	inExitCode
+	inCacheControl
+	inCacheTTL
+	inSystemCacheControl
+	inSystemCacheTTL
+	inToolsCacheControl
+	inToolsCacheTTL
+	inBlockCacheControl
+	inBlockCacheTTL
+	inContents
+	inContentsMessage
+	inContentsRole
+	inParts
+	inPart
+	inCall
+	inCallID
+	inCallName
+	inResponse
+	inResponseID
+	inResponseName
+	inResponseParts
+	inResponseObject
+	inResponseError
+	inResponseMember
+	unwrapped // how many there are; those of Code Assist follow
+)
+
+var paths = func() *jsonspan.Paths {
+	paths := []string{
+		"messages",
+		"messages.*",
+		"messages.*.role",
+		"messages.*.content",
+		"messages.*.tool_call_id",
+		"messages.*.tool_name",
+		"messages.*.name",
+		"messages.*.tool_calls",
+		"messages.*.tool_calls.*",
+		"messages.*.tool_calls.*.id",
+		"messages.*.tool_calls.*.function.name",
+		"messages.*.content.*",
+		"messages.*.content.*.type",
+		"messages.*.content.*.text",
+		"messages.*.content.*.id",
+		"messages.*.content.*.name",
+		"messages.*.content.*.tool_use_id",
+		"messages.*.content.*.is_error",
+		"messages.*.content.*.content",
+		"messages.*.content.*.content.*",
+		"messages.*.content.*.content.*.type",
+		"messages.*.content.*.content.*.text",
+		"messages.*.content.*.toolUse",
+		"messages.*.content.*.toolUse.toolUseId",
+		"messages.*.content.*.toolUse.name",
+		"messages.*.content.*.toolResult",
+		"messages.*.content.*.toolResult.toolUseId",
+		"messages.*.content.*.toolResult.status",
+		"messages.*.content.*.toolResult.content",
+		"messages.*.content.*.toolResult.content.*",
+		"messages.*.content.*.toolResult.content.*.text",
+		"messages.*.content.*.toolResult.content.*.json",
+		"messages.*.content.*.toolResult.content.*.json.*",
+		"input",
+		"input.*",
+		"input.*.type",
+		"input.*.role",
+		"input.*.call_id",
+		"input.*.id",
+		"input.*.name",
+		"input.*.status",
+		"input.*.output",
+		"input.*.output.content",
+		"input.*.output.success",
+		"input.*.output.*",
+		"input.*.output.*.type",
+		"input.*.output.*.text",
+		"input.*.output.*.stdout",
+		"input.*.output.*.stderr",
+		"input.*.output.*.outcome.type",
+		"input.*.output.*.outcome.exit_code",
+		"cache_control",
+		"cache_control.ttl",
+		"system.*.cache_control",
+		"system.*.cache_control.ttl",
+		"tools.*.cache_control",
+		"tools.*.cache_control.ttl",
+		"messages.*.content.*.cache_control",
+		"messages.*.content.*.cache_control.ttl",
+		"contents",
+		"contents.*",
+		"contents.*.role",
+		"contents.*.parts",
+		"contents.*.parts.*",
+		"contents.*.parts.*.functionCall",
+		"contents.*.parts.*.functionCall.id",
+		"contents.*.parts.*.functionCall.name",
+		"contents.*.parts.*.functionResponse",
+		"contents.*.parts.*.functionResponse.id",
+		"contents.*.parts.*.functionResponse.name",
+		"contents.*.parts.*.functionResponse.parts.*",
+		"contents.*.parts.*.functionResponse.response",
+		"contents.*.parts.*.functionResponse.response.error",
+		"contents.*.parts.*.functionResponse.response.*",
+	}
+	for _, path := range paths[inContents:] { // as Code Assist has them
+		paths = append(paths, "request."+path)
+	}
+	return jsonspan.CompilePaths(paths...)
+}()
+
+// isList reports whether it is turns that stand at a path. The next path is that of its
+// elements.
+func isList(path int) bool { return path == inMessages || path == inInput || path == inContents }
+
+// read takes what has been found. What is inside something comes before it.
+func (c *Conversation) read(path int, found jsonspan.Value) {
+	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.Numbered}
+	m, b := &c.message, &c.block
+	if path >= unwrapped {
+		path -= unwrapped - inContents
+	}
+	switch path {
+	case inMessages, inInput, inContents:
+		switch v.kind {
+		case jsonspan.BeginArray:
+			c.list.lists++
+			c.list.span = v
+		case jsonspan.BeginObject:
+			c.list.objects++
+		}
+	case inMessage:
+		c.endMessage(v)
+	case inRole, inItemRole:
+		m.role = c.word(v)
+	case inContent:
+		m.content = v
+	case inToolCallID, inItemCallID:
+		m.id = v
+	case inToolName:
+		m.tool = v
+	case inMessageName, inItemName:
+		m.name = v
+	case inToolCalls:
+		m.toolCalls = v.kind
+
+	case inToolCall:
+		c.addCall(b.id, b.name)
+		c.nextBlock()
+	case inBlock:
+		c.endBlock()
+	case inBlockType:
+		b.kind = c.word(v)
+	case inBlockText:
+		b.text = v
+	case inToolCallsID, inBlockID:
+		b.id = v
+	case inFunctionName, inBlockName:
+		b.name = v
+	case inToolUseID:
+		b.useID = v
+	case inIsError:
+		b.failed = v.kind == jsonspan.True
+	case inBlockContent, inOutput:
+		b.content = v
+
+	case inBlockPart:
+		c.endPart(plainText)
+	case inOutputPart:
+		c.endPart(inputText)
+	case inBlockPartType, inOutputPartType:
+		b.part.kind = c.word(v)
+	case inBlockPartText, inOutputPartText, inAnswerPartText:
+		b.part.text = v
+	case inStdout:
+		b.part.stdout = v
+	case inStderr:
+		b.part.stderr = v
+
+	case inUse, inCall:
+		b.call.kind = v.kind
+	case inUseID, inCallID:
+		b.call.id = v
+	case inUseName, inCallName:
+		b.call.name = v
+	case inAnswer, inResponse:
+		b.answer.kind = v.kind
+	case inAnswerID, inResponseID:
+		b.answer.id = v
+	case inResponseName:
+		b.answer.name = v
+	case inAnswerStatus:
+		b.answer.failed = c.word(v) == errorStatus
+	case inAnswerContent:
+		b.answer.content = v
+	case inAnswerPart:
+		c.endAnswerPart()
+	case inAnswerPartJSON:
+		b.part.object = v
+	case inAnswerPartJSONMember, inResponseMember:
+		b.part.members++
+		b.part.last = v
+
+	case inItem:
+		c.endItem(v)
+	case inItemType:
+		m.kind = c.word(v)
+	case inItemID:
+		m.itemID = v
+	case inItemStatus:
+		m.failed = c.word(v) == failedStatus
+	case inOutputContent:
+		b.text = v
+	case inOutputSuccess:
+		b.failed = v.kind == jsonspan.False
+	case inOutcome:
+		b.exitCode = b.exitCode || c.word(v) == timeoutOutcome
+	case inExitCode:
+		b.exitCode = b.exitCode || v.kind == jsonspan.Number && string(c.body[v.start:v.end]) != "0"
+
+	case inCacheControl, inBlockCacheControl:
+		c.cache.messages = c.cache.messages || v.kind == jsonspan.BeginObject
+	case inSystemCacheControl, inToolsCacheControl:
+		c.cache.opening = c.cache.opening || v.kind == jsonspan.BeginObject
+	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL:
+		c.cache.hour = c.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "1h")
+
+	case inContentsMessage:
+		c.list.format = model
+		c.endMessage(v)
+	case inContentsRole:
+		switch c.word(v) {
+		case model:
+			m.role = assistant
+		case user, function:
+			m.role = user
+		}
+	case inParts:
+		m.content, m.toolCalls = v, v.kind
+	case inPart:
+		c.endContentsPart()
+	case inResponseParts:
+		b.odd = true
+	case inResponseObject:
+		b.answer.content = v
+		c.addObject(v)
+	case inResponseError:
+		b.part.members++
+		b.part.last = v
+		b.answer.failed = v.kind != jsonspan.Null
+	}
+	if isList(path - 1) {
+		c.mark(v.end)
+	}
+}
