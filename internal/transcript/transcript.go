@@ -20,6 +20,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -63,10 +64,7 @@ func (c *Conversation) Requests() iter.Seq[Request] {
 			}
 			return
 		}
-		var (
-			body = append([]byte(nil), c.opening...)
-			at   time.Time
-		)
+		body, at := slices.Clone(c.opening), time.Time{}
 		for i, m := range c.messages {
 			if i > 0 && m.model && !c.messages[i-1].model && !yield(Request{append(body, closing...), at}) {
 				return
@@ -74,10 +72,7 @@ func (c *Conversation) Requests() iter.Seq[Request] {
 			if !m.at.IsZero() {
 				at = m.at
 			}
-			if i > 0 {
-				body = append(body, ',')
-			}
-			body = append(body, m.text...)
+			body = c.appendMessage(body, i)
 		}
 		if c.sent {
 			yield(Request{append(body, closing...), at})
@@ -87,22 +82,26 @@ func (c *Conversation) Requests() iter.Seq[Request] {
 
 // whole returns a request with all messages.
 func (c *Conversation) whole() []byte {
-	body := append([]byte(nil), c.opening...)
-	for i, m := range c.messages {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = append(body, m.text...)
+	body := slices.Clone(c.opening)
+	for i := range c.messages {
+		body = c.appendMessage(body, i)
 	}
 	return append(body, closing...)
+}
+
+func (c *Conversation) appendMessage(body []byte, i int) []byte {
+	if i > 0 {
+		body = append(body, ',')
+	}
+	return append(body, c.messages[i].text...)
 }
 
 func (c *Conversation) say(text []byte, model bool, at time.Time) {
 	c.messages = append(c.messages, message{text, model, at})
 }
 
-// replied reports whether the model has said something, or has been asked to.
-func (c *Conversation) replied() bool {
+// asks reports whether there are requests at all.
+func (c *Conversation) asks() bool {
 	for range c.Requests() {
 		return true
 	}
@@ -126,16 +125,11 @@ func Read(file []byte) ([]*Conversation, error) {
 	if err != nil {
 		return nil, err
 	}
-	held := found[:0]
-	for _, c := range found {
-		if c.replied() {
-			held = append(held, c)
-		}
-	}
-	if len(held) == 0 {
+	found = slices.DeleteFunc(found, func(c *Conversation) bool { return !c.asks() })
+	if len(found) == 0 {
 		return nil, ErrUnknown
 	}
-	return held, nil
+	return found, nil
 }
 
 // readDocument reads a file that is one JSON text.
