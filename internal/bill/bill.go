@@ -30,6 +30,16 @@ func (t Tokens) Cost(p Prices) float64 {
 	return float64(t.Read)*p.Read + float64(t.Written)*p.Write + float64(t.Output)*p.Output
 }
 
+// Estimate returns the tokens of a prompt of so many bytes, of which the first ones are
+// cached. Fewer than a minimum of tokens are not read from the cache.
+func Estimate(size, cached, minimum int) (t Tokens) {
+	if read := cached / chat.CharsPerToken; read >= minimum {
+		t.Read = read
+	}
+	t.Written = size/chat.CharsPerToken - t.Read
+	return t
+}
+
 // Add adds the tokens of another request.
 func (t *Tokens) Add(other Tokens) {
 	t.Read += other.Read
@@ -37,10 +47,7 @@ func (t *Tokens) Add(other Tokens) {
 	t.Output += other.Output
 }
 
-// Minimum is how many tokens a beginning must have for most providers to cache it.
-const Minimum = 1024
-
-// TTL is how long most providers cache it, counted from its last use.
+// TTL is how long most providers cache a prompt, counted from its last use.
 const TTL = 5 * time.Minute
 
 // A Cache is what a provider remembers of one conversation: the last request.
@@ -57,13 +64,12 @@ type Cache struct {
 // request before, whether they are read from the cache or not.
 func (c *Cache) Send(body []byte, edits []jsonspan.Edit, at time.Time) (billed Tokens, shared int) {
 	shared, size := c.last.replace(body, edits)
-	expired := c.Expired(at)
-	c.used = at
-	if read := shared / chat.CharsPerToken; read >= c.Minimum && !expired {
-		billed.Read = read
+	cached := shared
+	if c.Expired(at) {
+		cached = 0
 	}
-	billed.Written = size/chat.CharsPerToken - billed.Read
-	return billed, shared
+	c.used = at
+	return Estimate(size, cached, c.Minimum), shared
 }
 
 // Expired reports whether, at the given time, the last request is not cached any more.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
@@ -99,7 +100,7 @@ func TestCache(t *testing.T) {
 }
 
 func TestSharedIsSaidEvenIfItIsNotRead(t *testing.T) {
-	cache := Cache{Minimum: Minimum}
+	cache := Cache{Minimum: chat.MinCached}
 	cache.Send([]byte("abcd"), nil, time.Time{})
 	if got, shared := cache.Send([]byte("abXd"), nil, time.Time{}); got.Read != 0 || shared != 2 {
 		t.Errorf("%+v, %d bytes", got, shared)

@@ -28,9 +28,8 @@ func (p *Progress) Size() int { return int(unsafe.Sizeof(*p)) + sizeOf(p.moves) 
 // become old meanwhile.
 func expectedTurns(turns int) float64 { return min(0.2*float64(turns), 8) }
 
-// minCached is how many characters a beginning must have for providers to cache it:
-// 1024 tokens.
-const minCached = 1024 * CharsPerToken
+// minCached is how many characters a beginning must have for most providers to cache it.
+const minCached = MinCached * CharsPerToken
 
 // A candidate is an old result that could be masked.
 type candidate struct {

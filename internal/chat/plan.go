@@ -472,7 +472,7 @@ func (c *Conversation) standsFor(t *Template, body []byte, r *result, id *known)
 	if id.tool != noSymbol {
 		tool = c.names.texts[id.tool]
 	}
-	if longest := t.bytes + t.uses[toolCallID]*len(symbol) + t.uses[toolName]*len(tool) + t.uses[originalChars]*maxDigits + t.uses[resultID]*resultIDLen; len(body) > 6*longest {
+	if len(body) > maxEscape*t.filled(t.bytes, len(symbol), len(tool), maxDigits) {
 		return 0, false
 	}
 	if bytes.IndexByte(body, '\\') >= 0 {

@@ -74,6 +74,9 @@ const DefaultWindowTurns = 8
 // matters.
 const CharsPerToken = 4
 
+// MinCached is how many tokens a beginning must have for most providers to cache it.
+const MinCached = 1024
+
 func (p *Policy) template() *Template {
 	if p.Template.parts == nil {
 		return &DefaultTemplate
@@ -122,7 +125,8 @@ var variables = map[string]variable{
 }
 
 // DefaultTemplate is the text of T10.
-var DefaultTemplate = must(ParseTemplate("[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"))
+var DefaultTemplate = must(ParseTemplate("[Observation masquée: résultat d’outil ancien " +
+	"(tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"))
 
 // DefaultTemplateWithID is DefaultTemplate with the id by which the original is
 // read back.
@@ -165,7 +169,8 @@ func ParseTemplate(source string) (Template, error) {
 		}
 		v, known := variables[name]
 		if !known {
-			return Template{}, fmt.Errorf("unknown variable {%s}; there are {tool_call_id}, {tool_name}, {original_chars} and {id}", name)
+			return Template{}, fmt.Errorf(
+				"unknown variable {%s}; there are {tool_call_id}, {tool_name}, {original_chars} and {id}", name)
 		}
 		t.parts = append(t.parts, part{variable: v})
 		t.uses[v]++
@@ -217,9 +222,14 @@ func (t *Template) size(f filling) (bytes, chars int) {
 	for n := f.chars; n >= 10; n /= 10 {
 		digits++
 	}
-	bytes = t.bytes + t.uses[toolCallID]*len(f.id) + t.uses[toolName]*len(f.tool) + t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
-	chars = t.chars + t.uses[toolCallID]*f.idChars + t.uses[toolName]*f.toolChars + t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
-	return bytes, chars
+	return t.filled(t.bytes, len(f.id), len(f.tool), digits), t.filled(t.chars, f.idChars, f.toolChars, digits)
+}
+
+// filled returns how long the template is if what stands around its variables is as long as
+// text, and these are as long as the others.
+func (t *Template) filled(text, id, tool, digits int) int {
+	return text + t.uses[toolCallID]*id + t.uses[toolName]*tool +
+		t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
 }
 
 // idPrefix begins the id of a result, as it does those of observation_mask: the same

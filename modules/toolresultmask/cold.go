@@ -4,7 +4,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
@@ -47,5 +46,5 @@ func (h *Handler) isCold(c *chat.Conversation, past chat.Past, now time.Time) bo
 // expectsCache reports whether the provider should have much of a request in its cache: more
 // than any needs to cache it, and sent a short while ago.
 func expectsCache(plan chat.Plan, past chat.Past, now time.Time) bool {
-	return !past.At.IsZero() && now.Sub(past.At) < time.Minute && plan.Shared >= 8*bill.Minimum*chat.CharsPerToken
+	return !past.At.IsZero() && now.Sub(past.At) < time.Minute && plan.Shared >= 8*chat.MinCached*chat.CharsPerToken
 }

@@ -41,7 +41,10 @@ type cost struct{ sent, unmasked float64 }
 func (p prompt) cost(told chat.Usage, prices *CachePrices) cost {
 	if told.Input == 0 {
 		at := bill.Prices{Read: prices.Read, Write: prices.Write}
-		return cost{estimate(p.sent, p.shared).Cost(at), estimate(p.unmasked, p.before).Cost(at)}
+		return cost{
+			sent:     bill.Estimate(p.sent, p.shared, chat.MinCached).Cost(at),
+			unmasked: bill.Estimate(p.unmasked, p.before, chat.MinCached).Cost(at),
+		}
 	}
 	cached, rest := float64(told.Cached), float64(max(told.Input-told.Cached, 0))
 	written := min(float64(told.CacheWrite), rest)
@@ -68,14 +71,4 @@ func (p prompt) cost(told chat.Usage, prices *CachePrices) cost {
 		c.unmasked = read*prices.Read + max(float64(told.Input)+saved-read, 0)*price
 	}
 	return c
-}
-
-// estimate returns the tokens of a prompt of which so many bytes were sent before.
-func estimate(size, before int) bill.Tokens {
-	tokens := bill.Tokens{Read: before / chat.CharsPerToken}
-	if tokens.Read < bill.Minimum {
-		tokens.Read = 0
-	}
-	tokens.Written = size/chat.CharsPerToken - tokens.Read
-	return tokens
 }

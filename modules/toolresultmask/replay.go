@@ -29,7 +29,7 @@ type replay struct {
 }
 
 func newReplay(h *Handler, ttl time.Duration) *replay {
-	cache := bill.Cache{Minimum: bill.Minimum, TTL: ttl}
+	cache := bill.Cache{Minimum: chat.MinCached, TTL: ttl}
 	return &replay{
 		handler:  h,
 		prices:   bill.Prices{Read: h.CachePrices.Read, Write: h.CachePrices.Write},

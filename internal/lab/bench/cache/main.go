@@ -40,9 +40,9 @@
 // Bulky runs read much, and have as many turns as -turns has it: tools and instructions
 // of 5,600 tokens, a text with a median of 40 tokens in each turn, and one call, in a
 // fifth of the turns two or three. The results of read_file (50 %), shell (25 %) and grep
-// (13 %) are lognormal with a median of 1,900 characters and σ = 1.35, cut at 60,000;
-// those of edit_file (12 %) have a median of 80. One in twenty is an error. A turn adds
-// about 1,450 tokens. There is one of them for every ten of the others.
+// (13 %) are lognormal with a median of 2,070 characters, in runs of more than 60 turns
+// more, and σ = 1.35, cut at 60,000; those of edit_file (12 %) have a median of 80. One
+// in twenty is an error. There is one of them for every ten of the others.
 //
 // A run ends with an answer without a call, so it has one request more than turns.
 // Every policy gets the same runs.
@@ -66,7 +66,7 @@ func main() {
 	flag.Float64Var(&s.prices.Read, "read", chat.DefaultReadPrice, "price of a token that the cache has")
 	flag.Float64Var(&s.prices.Write, "write", chat.DefaultWritePrice, "price of a token that it has not")
 	flag.Float64Var(&s.prices.Output, "output", 0, "price of a token of the model's")
-	flag.IntVar(&s.minimum, "minimum", bill.Minimum, "how many `tokens` a cached beginning has at least")
+	flag.IntVar(&s.minimum, "minimum", chat.MinCached, "how many `tokens` a cached beginning has at least")
 	flag.IntVar(&s.window, "window", chat.DefaultWindowTurns, "how many `turns` no policy masks")
 	flag.IntVar(&s.runs, "runs", 200, "how many runs of each kind, and ten times as many as of bulky ones")
 	flag.IntVar(&s.pauses, "pauses", 4, "`percent` of the requests that come when the cache has expired")
@@ -129,7 +129,8 @@ func (s *settings) kinds() (kinds []kind) {
 		kinds = append(kinds, k)
 	}
 	long := recorded[0]
-	long.name, long.turns, long.runs = long.name+", 40 turns and more", quantiles{40, 42, 44, 46, 47, 49, 51, 52, 54, 57, 59}, s.runs
+	long.name, long.runs = long.name+", 40 turns and more", s.runs
+	long.turns = quantiles{40, 42, 44, 46, 47, 49, 51, 52, 54, 57, 59}
 	kinds = append(kinds, long)
 	for _, turns := range s.turns {
 		k := bulky(turns)
@@ -178,7 +179,8 @@ func report(w io.Writer, s settings, markdown bool) error {
 	}
 	fmt.Fprintf(w, "Prices: read %g, write %g, output %g; window %d turns; %d%% of requests after a pause; seed %d.\n",
 		s.prices.Read, s.prices.Write, s.prices.Output, s.window, s.pauses, s.seed)
-	fmt.Fprint(w, "Bills and tokens are relative to no masking; auto is clear_at_least auto, min_mask_chars 800, keep_errors precise.\n")
+	fmt.Fprintln(w, "Bills and tokens are relative to no masking; "+
+		"auto is clear_at_least auto, min_mask_chars 800, keep_errors precise.")
 	rows := s.rows()
 	for _, k := range s.kinds() {
 		outcomes, err := simulate(s, k, rows)
@@ -186,7 +188,9 @@ func report(w io.Writer, s settings, markdown bool) error {
 			return fmt.Errorf("%s: %w", k.name, err)
 		}
 		fmt.Fprintf(w, "\n%s: %d runs\n\n", k.name, k.runs)
-		table := [][]string{{"policy", "bill", "tokens", "worst", "raised by > 2 %", "> 5 %", "moves each", "bill, pauses", "worst, pauses"}}
+		table := [][]string{{
+			"policy", "bill", "tokens", "worst", "raised by > 2 %", "> 5 %", "moves each", "bill, pauses", "worst, pauses",
+		}}
 		for i, o := range outcomes {
 			calm, paused := o[0], o[1]
 			table = append(table, []string{rows[i].name,

@@ -161,7 +161,8 @@ func (w writer) opening(k kind) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = fmt.Appendf(b, `{"type":"function","function":{"name":"%s","description":"%s"}}`, t.name, w.text(k.opening/2/len(k.tools)))
+		b = fmt.Appendf(b, `{"type":"function","function":{"name":"%s","description":"%s"}}`,
+			t.name, w.text(k.opening/2/len(k.tools)))
 	}
 	b = append(b, `],"messages":[{"role":"system","content":"`...)
 	b = append(b, w.text(k.opening-len(b)-100)...)
