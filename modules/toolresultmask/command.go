@@ -79,7 +79,8 @@ func maskConversation(flags caddycmd.Flags) (int, error) {
 		}
 		return caddy.ExitCodeSuccess, nil
 	case flags.NArg() > 0 || flags.Bool("json"):
-		return caddy.ExitCodeFailedStartup, errors.New("files and --json need --bill; a request is read from standard input")
+		err := errors.New("files and --json need --bill; a request is read from standard input")
+		return caddy.ExitCodeFailedStartup, err
 	}
 	body, err := io.ReadAll(os.Stdin)
 	if err != nil {

@@ -93,49 +93,12 @@ func (x *exchange) mask(r *http.Request) {
 	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
 		return
 	}
-	if isSigned(r) {
-		x.pass(signed, nil)
+	raw := x.receive(r)
+	if raw == nil {
 		return
 	}
-	limit := x.handler.BufferLimit
-	if r.ContentLength > limit {
-		x.pass(tooLarge, nil)
-		return
-	}
-	x.owner = "@" + ratelimit.Address(clientrequest.Address(r))
-	x.handler.held.Take(x.owner, 0)
-	raw, err := x.hold(r.Body, r.ContentLength, time.Duration(x.handler.BodyTimeout))
-	begun := raw.Reader(bytes.NewReader(raw.Bytes()))
-	switch {
-	case errors.Is(err, httpbody.ErrNoRoom):
-		x.pass(memoryFull, nil)
-		r.Body = body{io.MultiReader(begun, r.Body), r.Body}
-		return
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		x.pass(stalled, err)
-		r.Body = body{io.MultiReader(begun, broken{err}), r.Body}
-		return
-	case err != nil:
-		x.pass(unreadable, err)
-		r.Body = body{io.MultiReader(begun, broken{err}), r.Body}
-		return
-	case int64(len(raw.Bytes())) > limit:
-		x.pass(tooLarge, nil)
-		r.Body = body{io.MultiReader(begun, r.Body), r.Body}
-		return
-	}
-	setBody(r, raw, func() io.Reader { return bytes.NewReader(raw.Bytes()) })
-
-	text, err := x.decoded(raw, httpbody.Encoding(r.Header))
-	switch {
-	case errors.Is(err, httpbody.ErrNoRoom):
-		x.pass(memoryFull, nil)
-		return
-	case err == errTooLarge:
-		x.pass(tooLarge, err)
-		return
-	case err != nil:
-		x.pass(badEncoding, err)
+	text := x.decode(raw, httpbody.Encoding(r.Header))
+	if text == nil {
 		return
 	}
 	plan := x.decide(text.Bytes())
@@ -152,6 +115,41 @@ func (x *exchange) mask(r *http.Request) {
 	httpbody.DropDescription(r.Header)
 	httpbody.DropDescription(r.Trailer)
 	r.Header.Set("Content-Length", strconv.FormatInt(r.ContentLength, 10))
+}
+
+// receive returns the body of r as it came, or nil if r passes as it is.
+func (x *exchange) receive(r *http.Request) *httpbody.Held {
+	limit := x.handler.BufferLimit
+	switch {
+	case isSigned(r):
+		x.pass(signed, nil)
+		return nil
+	case r.ContentLength > limit:
+		x.pass(tooLarge, nil)
+		return nil
+	}
+	x.owner = "@" + ratelimit.Address(clientrequest.Address(r))
+	x.handler.held.Take(x.owner, 0)
+	raw, err := x.hold(r.Body, r.ContentLength, time.Duration(x.handler.BodyTimeout))
+	content := func() io.Reader { return bytes.NewReader(raw.Bytes()) }
+	rest := io.Reader(r.Body)
+	switch {
+	case errors.Is(err, httpbody.ErrNoRoom):
+		x.pass(memoryFull, nil)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		x.pass(stalled, err)
+		rest = broken{err}
+	case err != nil:
+		x.pass(unreadable, err)
+		rest = broken{err}
+	case int64(len(raw.Bytes())) > limit:
+		x.pass(tooLarge, nil)
+	default:
+		setBody(r, raw, content)
+		return raw
+	}
+	r.Body = body{io.MultiReader(raw.Reader(content()), rest), r.Body}
+	return nil
 }
 
 // setBody gives r a body, of what is held, that can be read again by those who know how.
@@ -174,7 +172,9 @@ func (x *exchange) decide(text []byte) chat.Plan {
 	if plan.Grows {
 		x.pass(grows, nil)
 	}
-	x.masked = masked{turns: plan.Turns, results: plan.Results, saved: plan.Saved, broken: plan.Broken, prompt: promptOf(text, plan)}
+	x.masked = masked{
+		turns: plan.Turns, results: plan.Results, saved: plan.Saved, broken: plan.Broken, prompt: promptOf(text, plan),
+	}
 	if plan.Results > 0 {
 		maskedResults.WithLabelValues().Add(float64(plan.Results))
 		savedChars.WithLabelValues().Add(float64(max(plan.Saved, 0)))
@@ -247,27 +247,34 @@ func isSigned(r *http.Request) bool {
 		strings.Contains(r.URL.RawQuery, "X-Amz-Signature=")
 }
 
-// decoded returns a body without its encoding, if it has one.
-func (x *exchange) decoded(raw *httpbody.Held, encoding string) (*httpbody.Held, error) {
+// decode returns a body without its encoding, if it has one, or nil if the request passes as
+// it is.
+func (x *exchange) decode(raw *httpbody.Held, encoding string) *httpbody.Held {
 	if encoding == "" {
-		return raw, nil
+		return raw
 	}
 	r, err := httpbody.NewReader(encoding, bytes.NewReader(raw.Bytes()))
-	if err != nil {
-		return nil, err
+	if err == nil && r == nil {
+		err = fmt.Errorf("unknown content encoding %q", encoding)
 	}
-	if r == nil {
-		return nil, fmt.Errorf("unknown content encoding %q", encoding)
+	if err != nil {
+		x.pass(badEncoding, err)
+		return nil
 	}
 	defer r.Close()
 	text, err := x.hold(r, -1, 0)
-	if err == nil && int64(len(text.Bytes())) > x.handler.BufferLimit {
-		err = errTooLarge
+	switch {
+	case errors.Is(err, httpbody.ErrNoRoom):
+		x.pass(memoryFull, nil)
+	case err != nil:
+		x.pass(badEncoding, err)
+	case int64(len(text.Bytes())) > x.handler.BufferLimit:
+		x.pass(tooLarge, errors.New("larger than the limit when decoded"))
+	default:
+		return text
 	}
-	return text, err
+	return nil
 }
-
-var errTooLarge = errors.New("larger than the limit when decoded")
 
 // hold reads a body into memory, which counts as held.
 func (x *exchange) hold(r io.Reader, length int64, within time.Duration) (*httpbody.Held, error) {

@@ -369,7 +369,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer x.release()
 	x.mask(r)
 	if outer, ok := caddyhttp.GetVar(r.Context(), exchangeVar).(*exchange); ok {
-		// There is one of us in front. It watches the answer, and the log is its.
+		// Another tool_result_mask is in front: it watches the answer and joins the log.
 		outer.masked.add(x.masked)
 		return x.send(next, w, r)
 	}
