@@ -29,7 +29,7 @@ var ErrNoRoom = errors.New("no memory left for the body")
 func Hold(body io.Reader, length, limit int64, within time.Duration, take func(bytes int64) bool) (*Held, error) {
 	announced := announcedSize(length, limit)
 	trusted := min(announced, max(smallRoom, min(announced/16, 1<<20)))
-	raw, err := fill(body, announced, trusted, limit, pace{within: within}, func(raw []byte, size int64) ([]byte, error) {
+	grow := func(raw []byte, size int64) ([]byte, error) {
 		n, pool := roomOf(int(size))
 		if !take(int64(n)) {
 			return nil, ErrNoRoom
@@ -38,7 +38,8 @@ func Hold(body io.Reader, length, limit int64, within time.Duration, take func(b
 		freeRoom(raw)
 		take(-int64(cap(raw)))
 		return larger, nil
-	})
+	}
+	raw, err := fill(body, announced, trusted, limit, pace{within: within}, grow)
 	return &Held{raw: raw}, err
 }
 

@@ -16,9 +16,8 @@ func read(r *http.Request, limit int64, arriving pace) ([]byte, error) {
 	// Memory for what is announced is taken only when some of it has come.
 	const trust = 1 << 20
 	announced := announcedSize(r.ContentLength, limit)
-	return fill(r.Body, announced, min(announced, trust), limit, arriving, func(raw []byte, size int64) ([]byte, error) {
-		return append(make([]byte, 0, size), raw...), nil
-	})
+	grow := func(raw []byte, size int64) ([]byte, error) { return append(make([]byte, 0, size), raw...), nil }
+	return fill(r.Body, announced, min(announced, trust), limit, arriving, grow)
 }
 
 // announcedSize is how large a body is to be, of which at most limit bytes matter.
