@@ -20,13 +20,13 @@ type Conversation struct {
 	calls   []call
 	results []result
 	texts   []value // of the results
+	list    list
 	cache   caching
 	ids     symbols // of calls and results
 	names   symbols // of tools
 	decoded []byte  // what symbols with escapes stand for
 
 	// While it is read.
-	list    list
 	message message
 	block   block
 	called  []bool    // of each id: a call has it
@@ -164,13 +164,19 @@ func (c *Conversation) Format() string {
 	return "chat"
 }
 
+// reset forgets everything, and keeps the room for another body.
 func (c *Conversation) reset() {
-	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
 	c.ids.reset()
 	c.names.reset()
-	c.decoded = c.decoded[:0]
-	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
 	c.marks, c.blocks, c.resume, c.past, c.resumed = c.marks[:0], c.blocks[:0], 0, Past{}, 0
+	c.restart()
+}
+
+// restart prepares c to be read from the beginning of a body. What a Memory knows of it stays.
+func (c *Conversation) restart() {
+	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
+	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
+	c.decoded = c.decoded[:0]
 	c.list, c.cache = list{round: 1}, caching{}
 	c.nextMessage()
 }

@@ -35,8 +35,13 @@
 // and what has been added; and the model's provider, who remembers prompts by
 // their beginning, has to read only that.
 //
+// With [ClearAuto] a step masks those of the old results that pay at the prices of
+// the provider, and all of them at no cost while its cache has nothing. The latter
+// does not follow from the conversation, so a [Progress] says how it has gone so far.
+//
 // # Memory
 //
-// A [Memory] does the same here: a request that begins as another one did is read
-// from where they differ. It changes nothing but how long that takes.
+// A [Memory] spares this package what the cache spares the provider: a request that
+// begins as another one did is read from where they differ. What is read is the same
+// without it. It also keeps the [Past] of a conversation, with its Progress.
 package chat

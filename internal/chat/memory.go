@@ -12,11 +12,11 @@ import (
 )
 
 // A Memory keeps what was read of conversations, so that the next request of one takes
-// the time of what is new in it. What comes out of a conversation is the same with and
-// without. It is for one [Policy]: which results look like errors is kept, too.
+// the time of what is new in it. What is read is the same with and without. It is for one
+// [Policy]: which results look like errors is kept, too.
 //
-// It holds nothing of what was said: where things stand in a body, and hashes of its blocks
-// that tell how much of another one is the same. It is safe for concurrent use.
+// It holds nothing of what was said: where things stand in a body, hashes of its blocks that
+// tell how much of another one is the same, and a [Past]. It is safe for concurrent use.
 type Memory struct {
 	block int // how many bytes are compared by one hash
 
@@ -151,11 +151,7 @@ func (c *Conversation) rewind(same int) {
 		c.reset()
 		return
 	}
-	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
-	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
-	c.decoded = c.decoded[:0]
-	c.list, c.cache = list{round: 1}, caching{}
-	c.nextMessage()
+	c.restart()
 }
 
 // mark notes that reading can go on at the end of an element of the list. The last one of
@@ -166,7 +162,8 @@ func (c *Conversation) mark(end int32) {
 	}
 	m := mark{
 		end:   end,
-		turns: int32(len(c.turns)), calls: int32(len(c.calls)), results: int32(len(c.results)), texts: int32(len(c.texts)),
+		turns: int32(len(c.turns)), calls: int32(len(c.calls)),
+		results: int32(len(c.results)), texts: int32(len(c.texts)),
 		ids: int32(len(c.ids.texts)), names: int32(len(c.names.texts)),
 		list: c.list, cache: c.cache,
 	}
@@ -182,15 +179,13 @@ func (c *Conversation) mark(end int32) {
 
 // knownElements returns where to go on in an array, if it is the list and was read before.
 func (c *Conversation) knownElements(path, _ int) int {
-	if path >= unwrapped {
-		path -= unwrapped - inContents
-	}
-	if c.resume == 0 || !isList(path) {
+	if c.resume == 0 || !isList(place(path)) {
 		return 0
 	}
 	c.marks, c.resume = c.marks[:c.resume], 0
 	m := c.marks[len(c.marks)-1]
-	c.turns, c.calls, c.results, c.texts = c.turns[:m.turns], c.calls[:m.calls], c.results[:m.results], c.texts[:m.texts]
+	c.turns, c.calls = c.turns[:m.turns], c.calls[:m.calls]
+	c.results, c.texts = c.results[:m.results], c.texts[:m.texts]
 	if m.turns > 0 {
 		c.turns[m.turns-1].end = m.turnEnd
 	}
@@ -210,9 +205,9 @@ func (c *Conversation) knownElements(path, _ int) int {
 // bytes returns how much memory c takes.
 func (c *Conversation) bytes() int {
 	m := &c.message
-	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() +
+	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + c.past.Progress.Size() +
 		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
-		c.past.Progress.Size() + sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
+		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
 		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)
 }
 

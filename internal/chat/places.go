@@ -164,17 +164,22 @@ var paths = func() *jsonspan.Paths {
 	return jsonspan.CompilePaths(paths...)
 }()
 
-// isList reports whether it is turns that stand at a path. The next path is that of its
-// elements.
-func isList(path int) bool { return path == inMessages || path == inInput || path == inContents }
+// place returns the place of a path: those of Code Assist are those of Gemini.
+func place(path int) int {
+	if path >= unwrapped {
+		path -= unwrapped - inContents
+	}
+	return path
+}
+
+// isList reports whether a place is that of the list. The next place is that of its elements.
+func isList(place int) bool { return place == inMessages || place == inInput || place == inContents }
 
 // read takes what has been found. What is inside something comes before it.
 func (c *Conversation) read(path int, found jsonspan.Value) {
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.Numbered}
 	m, b := &c.message, &c.block
-	if path >= unwrapped {
-		path -= unwrapped - inContents
-	}
+	path = place(path)
 	switch path {
 	case inMessages, inInput, inContents:
 		switch v.kind {

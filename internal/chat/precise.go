@@ -31,7 +31,7 @@ func (c *Conversation) reportsFailure(r *result) bool {
 		fails, _ := objectFails(c.body[texts[0].start:texts[0].end])
 		return fails
 	}
-	room := slices.Grow(c.scratch[:0], 6*reach)
+	room := slices.Grow(c.scratch[:0], 6*reach) // 4 bytes a character, and the end
 	head, whole := beginning(room, c.text(texts[0]))
 	for len(texts) > 1 && isBlank(head) {
 		texts = texts[1:]
