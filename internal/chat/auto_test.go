@@ -41,13 +41,15 @@ func (p *provider) send(body []byte, cold bool) {
 // work is a conversation of an agent whose results are about so long: lognormal, as those
 // of real ones are.
 func work(r *rand.Rand, turns, median int, spread float64) (requests [][]byte) {
-	body := []byte(`{"tools":[{"name":"read","description":"` + strings.Repeat("t", 20_000) + `"}],"messages":[{"role":"user","content":"go"}`)
+	body := fmt.Appendf(nil, `{"tools":[{"name":"read","description":"%s"}],"messages":[{"role":"user","content":"go"}`,
+		strings.Repeat("t", 20_000))
 	for turn := range turns {
 		requests = append(requests, append(body[:len(body):len(body)], "]}"...))
 		size := min(int(float64(median)*math.Exp(spread*r.NormFloat64())), 60_000)
 		body = fmt.Appendf(body, `,{"role":"assistant","content":"%s","tool_calls":[{"id":"call_%d","function":{"name":"read"}}]}`,
 			strings.Repeat("a", r.IntN(400)), turn)
-		body = fmt.Appendf(body, `,{"role":"tool","tool_call_id":"call_%d","content":"%s"}`, turn, strings.Repeat("x", size))
+		body = fmt.Appendf(body, `,{"role":"tool","tool_call_id":"call_%d","content":"%s"}`,
+			turn, strings.Repeat("x", size))
 	}
 	return append(requests, append(body, "]}"...))
 }
@@ -83,14 +85,15 @@ func TestAutoKeepsWithinMaxLoss(t *testing.T) {
 				var after Plan
 				after, progress = c.MaskAfter(&p, &progress, false)
 				if !reflect.DeepEqual(after, plan) {
-					t.Fatalf("%+v, turn %d: %+v from the turn before, %+v from the beginning", test, turn, after, plan)
+					t.Fatalf("%+v, turn %d: %s; from the beginning %s", test, turn, outline(after), outline(plan))
 				}
 				var sent bytes.Buffer
 				_ = jsonspan.Splice(&sent, body, plan.Edits)
 				masked.send(sent.Bytes(), false)
 				unmasked.send(body, false)
 				if masked.bill > (1+test.loss+0.001)*unmasked.bill {
-					t.Fatalf("%+v, seed %d, turn %d: %.3f of the bill without masking", test, seed, turn, masked.bill/unmasked.bill)
+					t.Fatalf("%+v, seed %d, turn %d: %.3f of the bill without masking",
+						test, seed, turn, masked.bill/unmasked.bill)
 				}
 			}
 			all += masked.bill
@@ -102,7 +105,7 @@ func TestAutoKeepsWithinMaxLoss(t *testing.T) {
 	}
 }
 
-// shown returns which results are masked, each by a letter.
+// shownIn returns which results are masked, each by a letter.
 func shownIn(c *Conversation, p *Policy) (out string) {
 	for r := range c.Results(p) {
 		if r.Masked {
@@ -140,7 +143,7 @@ func TestColdCache(t *testing.T) {
 	talk := strings.TrimSuffix(body, "]}") + `,{"role":"assistant","content":"Done."},{"role":"user","content":"Go on."}]}`
 	c = parsed(t, talk)
 	if plan, _ := c.MaskAfter(&p, &progress, false); plan.Results > 0 || plan.Broken {
-		t.Errorf("warm: %+v", plan)
+		t.Errorf("warm: %s", outline(plan))
 	}
 	plan, progress = c.MaskAfter(&p, &progress, true)
 	if got := shownIn(c, &p); got != "mmmm........" || !plan.Broken {
@@ -151,7 +154,8 @@ func TestColdCache(t *testing.T) {
 		t.Errorf("sent again: %s, broken %t", got, plan.Broken)
 	}
 	c = parsed(t, strings.TrimSuffix(talk, "]}")+
-		`,{"role":"assistant","tool_calls":[{"id":"call_12","function":{"name":"read"}}]},{"role":"tool","tool_call_id":"call_12","content":"y"}]}`)
+		`,{"role":"assistant","tool_calls":[{"id":"call_12","function":{"name":"read"}}]}`+
+		`,{"role":"tool","tool_call_id":"call_12","content":"y"}]}`)
 	plan, _ = c.MaskAfter(&p, &progress, false)
 	if got := shownIn(c, &p); got != "mmmm........." || plan.Broken {
 		t.Errorf("a turn later: %s, broken %t", got, plan.Broken)
@@ -185,14 +189,16 @@ func TestBreakpoints(t *testing.T) {
 	p.MaxLoss = 1
 	request := func(turns int, system, last string) string {
 		var b strings.Builder
-		b.WriteString(`{"system":[{"type":"text","text":"` + strings.Repeat("s", 20_000) + `"` + system + `}],"messages":[{"role":"user","content":"go"}`)
+		fmt.Fprintf(&b, `{"system":[{"type":"text","text":"%s"%s}],"messages":[{"role":"user","content":"go"}`,
+			strings.Repeat("s", 20_000), system)
 		for i := range turns {
 			mark := ""
 			if i == turns-1 {
 				mark = last
 			}
 			fmt.Fprintf(&b, `,{"role":"assistant","content":[{"type":"tool_use","id":"t%d","name":"read"}]}`, i)
-			fmt.Fprintf(&b, `,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`, i, strings.Repeat("x", 3000), mark)
+			fmt.Fprintf(&b, `,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`,
+				i, strings.Repeat("x", 3000), mark)
 		}
 		return b.String() + `]}`
 	}

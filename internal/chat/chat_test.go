@@ -3,6 +3,7 @@ package chat
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -164,4 +165,11 @@ func TestPrefixStaysBetweenSteps(t *testing.T) {
 			before, was, turns, calls, results = out, now, len(c.turns), len(c.calls), len(c.results)
 		}
 	})
+}
+
+// outline is a plan without the texts, for messages about it.
+func outline(p Plan) string {
+	return fmt.Sprintf("%d turns, boundary %d, %d results of %d characters, %d saved, broken %t, "+
+		"before %d, shared %d, unread %v, grows %t, %d edits",
+		p.Turns, p.Boundary, p.Results, p.Chars, p.Saved, p.Broken, p.Before, p.Shared, p.Unread, p.Grows, len(p.Edits))
 }

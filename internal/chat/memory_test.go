@@ -34,14 +34,14 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 	raw := slices.Clone(body) // which is overwritten, as a buffer is that is used again
 	got, err := m.Parse(owner, raw)
 	if fmt.Sprint(err) != fmt.Sprint(wantErr) {
-		t.Errorf("%s: %v, want %v", body, err, wantErr)
+		t.Errorf("%.2000s: %v, want %v", body, err, wantErr)
 	}
 	if err != nil {
 		return 0
 	}
 	gotPlan, wantPlan := got.Mask(p), want.Mask(p)
 	if !reflect.DeepEqual(gotPlan, wantPlan) {
-		t.Errorf("%s\nplan %+v\nwant %+v", body, gotPlan, wantPlan)
+		t.Errorf("%.2000s\n%s\nwant %s", body, outline(gotPlan), outline(wantPlan))
 	}
 	sameResult := func(a, b result) bool {
 		// These may have been found before, or are not used.
@@ -49,14 +49,16 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 		return a == b
 	}
 	for name, same := range map[string]bool{
-		"turns": slices.Equal(got.turns, want.turns), "calls": slices.Equal(got.calls, want.calls),
-		"results": slices.EqualFunc(got.results, want.results, sameResult), "texts": slices.Equal(got.texts, want.texts),
-		"ids":   slices.EqualFunc(got.ids.texts, want.ids.texts, bytes.Equal),
-		"names": slices.EqualFunc(got.names.texts, want.names.texts, bytes.Equal),
-		"list":  got.list == want.list,
+		"turns":   slices.Equal(got.turns, want.turns),
+		"calls":   slices.Equal(got.calls, want.calls),
+		"results": slices.EqualFunc(got.results, want.results, sameResult),
+		"texts":   slices.Equal(got.texts, want.texts),
+		"ids":     slices.EqualFunc(got.ids.texts, want.ids.texts, bytes.Equal),
+		"names":   slices.EqualFunc(got.names.texts, want.names.texts, bytes.Equal),
+		"list":    got.list == want.list,
 	} {
 		if !same {
-			t.Errorf("%s: other %s\n%+v\nwant %+v", body, name, got, want)
+			t.Errorf("%.2000s: other %s", body, name)
 		}
 	}
 	if !got.past.At.IsZero() {
@@ -144,7 +146,9 @@ func FuzzMemory(f *testing.F) {
 		p := policy(rand.New(rand.NewPCG(seed, 3)))
 		m := newMemory(t, 16)
 		n := min(len(first), len(second))
-		for _, body := range [][]byte{first, slices.Concat(first[:n], second[n:]), second, slices.Concat(second, third), first} {
+		for _, body := range [][]byte{
+			first, slices.Concat(first[:n], second[n:]), second, slices.Concat(second, third), first,
+		} {
 			sameWithMemory(t, m, "a", body, &p)
 		}
 	})
@@ -155,7 +159,8 @@ func FuzzMemory(f *testing.F) {
 func TestMemoryGoesOn(t *testing.T) {
 	turn := func(i int, cached string) string {
 		return fmt.Sprintf(`,{"role":"assistant","content":[{"type":"tool_use","id":"t%d","name":"read","input":{}}]}`+
-			`,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`, i, i, strings.Repeat("x", 1000), cached)
+			`,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`,
+			i, i, strings.Repeat("x", 1000), cached)
 	}
 	request := func(turns int) []byte {
 		var b bytes.Buffer
@@ -183,7 +188,8 @@ func TestMemoryGoesOn(t *testing.T) {
 		t.Errorf("%d turns of another client's are known", n)
 	}
 	// Another conversation that begins alike is not taken for this one, but stays beside it.
-	other := slices.Concat(request(120)[:blockSize+100], bytes.ReplaceAll(request(120)[blockSize+100:], []byte("x"), []byte("y")))
+	alike, rest := request(120)[:blockSize+100], request(120)[blockSize+100:]
+	other := slices.Concat(alike, bytes.ReplaceAll(rest, []byte("x"), []byte("y")))
 	if n := sameWithMemory(t, m, "a", other, &p); n != 0 {
 		t.Errorf("%d turns of another conversation are known", n)
 	}
@@ -202,25 +208,21 @@ func TestMemoryIsBounded(t *testing.T) {
 	m := newMemory(t, 64)
 	p := Policy{WindowTurns: 8}
 	conversation := func(name string) []byte {
-		return fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s%s"},{"role":"user","content":""}]}`, name, strings.Repeat("x", 200))
+		return fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s%s"},{"role":"user","content":""}]}`,
+			name, strings.Repeat("x", 200))
 	}
 	sameWithMemory(t, m, "b", conversation("b"), &p)
 	for i := range 3 * ownerRemembered {
 		sameWithMemory(t, m, "a", conversation(fmt.Sprint("a", i)), &p)
 	}
-	kept := 0
-	for range m.kept.Owned("a") {
-		kept++
-	}
-	if kept != ownerRemembered {
-		t.Errorf("%d conversations of one owner are kept", kept)
-	}
-	kept = 0
-	for range m.kept.Owned("b") {
-		kept++
-	}
-	if kept != 1 {
-		t.Error("the conversation of another is lost")
+	for owner, want := range map[string]int{"a": ownerRemembered, "b": 1} {
+		kept := 0
+		for range m.kept.Owned(owner) {
+			kept++
+		}
+		if kept != want {
+			t.Errorf("%d conversations of %s are kept, want %d", kept, owner, want)
+		}
 	}
 }
 
@@ -266,7 +268,7 @@ func TestMemoryKnowsThePast(t *testing.T) {
 	for turn, body := range requests {
 		plan, past := ask(body, false)
 		if want := parsed(t, string(body)).Mask(&p); !reflect.DeepEqual(plan, want) {
-			t.Fatalf("turn %d: %+v, from the beginning %+v", turn, plan, want)
+			t.Fatalf("turn %d: %s, from the beginning %s", turn, outline(plan), outline(want))
 		}
 		if turn > 20 && past.At != time.Unix(int64(turn-1), 0) {
 			t.Fatalf("turn %d: the last request came at %v", turn, past.At)
