@@ -667,7 +667,7 @@ func TestGrowingConversation(t *testing.T) {
 		{"T34 step_turns, min_mask_chars and exclude_tools", []string{"step_turns 8", "min_mask_chars 300", "exclude_tools tool_1"}, last / 8},
 		{"T34 clear_at_least", []string{"clear_at_least 1000"}, last / 4},
 		{"T34 clear_at_least and keep_last_k_per_tool", []string{"clear_at_least 1000", "keep_last_k_per_tool 2"}, last / 4},
-		{"T34 clear_at_least auto and everything else", []string{"clear_at_least auto", "max_loss 100%", "cache_prices 0.5 1", "step_turns 2", "keep_last_k_per_tool 1", "min_mask_chars 100", "keep_errors off"}, last / 4},
+		{"T34 clear_at_least auto and everything else", []string{"clear_at_least auto", "max_loss 100%", "cache_prices 0.5 1", "step_turns 2", "keep_last_k_per_tool 1", "min_mask_chars 100", "keep_errors off"}, last / 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			chat := new(mcptest.Chat)
