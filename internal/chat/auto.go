@@ -11,6 +11,7 @@ import (
 // before; for policies without [ClearAuto] it is always that.
 type Progress struct {
 	turns int // that it has come to
+	look  int // with so many turns the candidates are looked at next
 	now   state
 	moves []int32 // of each result: the move that masked it, or 0
 
@@ -30,6 +31,11 @@ func expectedTurns(turns int) float64 { return min(0.2*float64(turns), 8) }
 
 // minCached is how many characters a beginning must have for most providers to cache it.
 const minCached = MinCached * CharsPerToken
+
+// looks is how many candidates are looked at with each turn, on average. Where more wait,
+// most turns do not look: who sends many thousands at once must not have each of them
+// looked at with every turn.
+const looks = 128
 
 // A candidate is an old result that could be masked.
 type candidate struct {
@@ -54,8 +60,9 @@ type ledger struct {
 	account
 	Progress
 	head       int         // characters outside the messages: tools and the like
-	candidates []candidate // in the order of the conversation
+	candidates []candidate // in the order of the conversation, once they are looked at
 	cleared    int         // characters that masked results save
+	clearedBy  sums        // the same, by result
 }
 
 // foldAuto is fold for [ClearAuto]. It goes on from a progress, and returns the one it has
@@ -70,6 +77,7 @@ func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before
 	l.take = l.add
 	l.moves = make([]int32, max(len(c.results), len(so.moves)))
 	copy(l.moves, so.moves)
+	l.clearedBy = make(sums, len(l.moves)+1)
 	l.head = len(c.body) - int(c.list.span.end-c.list.span.start)
 	length := l.end(-1) // of a request, unmasked
 	if so.turns == 0 {
@@ -90,16 +98,18 @@ func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before
 		l.age(boundary)
 		l.turns = turns
 		l.charge(sent, length-sent, cold)
-		first, cost := l.best(sent-l.cleared, cold)
-		if first < 0 {
+		if turns < l.look && !cold {
 			continue
 		}
-		if so.turns == 0 {
-			before = l.now
+		if first, cost := l.best(sent-l.cleared, cold); first >= 0 {
+			if so.turns == 0 {
+				before = l.now
+			}
+			l.now = state{boundary: boundary, step: turns, move: l.now.move + 1}
+			l.masked += cost
+			l.clear(first)
 		}
-		l.now = state{boundary: boundary, step: turns, move: l.now.move + 1}
-		l.masked += cost
-		l.clear(first)
+		l.look = turns + len(l.candidates)/looks
 	}
 	return l.now, before, l.Progress
 }
@@ -137,23 +147,14 @@ func (l *ledger) add(i int) {
 	saved := l.saved(i)
 	if l.moves[i] != 0 {
 		l.cleared += saved
+		l.clearedBy.add(i, saved)
 		return
 	}
 	if saved <= 0 {
 		return
 	}
-	cleared := l.cleared
-	if i < l.old { // its tool has let it go only now
-		cleared = 0
-		for j := range i {
-			if l.moves[j] != 0 {
-				cleared += l.saved(j)
-			}
-		}
-	}
-	at := l.head + int(l.c.texts[r.texts].start-l.c.list.span.start) + int(r.shift) - cleared
-	next, _ := slices.BinarySearchFunc(l.candidates, i, func(c candidate, i int) int { return c.result - i })
-	l.candidates = slices.Insert(l.candidates, next, candidate{i, at, saved})
+	at := l.head + int(l.c.texts[r.texts].start-l.c.list.span.start) + int(r.shift) - l.clearedBy.before(i)
+	l.candidates = append(l.candidates, candidate{i, at, saved})
 }
 
 // saved returns how many characters masking a result saves.
@@ -167,6 +168,10 @@ func (l *ledger) saved(i int) int {
 // best returns with which candidate to begin, or -1 to mask none, and what that
 // costs beside what the request costs anyway. The last request had sent characters.
 func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
+	inOrder := func(a, b candidate) int { return a.result - b.result }
+	if !slices.IsSortedFunc(l.candidates, inOrder) { // a tool has let go of an earlier one
+		slices.SortFunc(l.candidates, inOrder)
+	}
 	p := l.policy
 	limit := (1 + p.MaxLoss) * l.unmasked
 	first = -1
@@ -207,8 +212,26 @@ func (l *ledger) clear(first int) {
 	for _, c := range l.candidates[first:] {
 		l.moves[c.result] = l.now.move
 		l.cleared += c.saved
+		l.clearedBy.add(c.result, c.saved)
 	}
 	l.candidates = l.candidates[:first]
+}
+
+// sums adds up numbers before a place, in a time that grows with the logarithm of how many
+// there are: the element i has the sum of as many as the last bit of i says.
+type sums []int
+
+func (s sums) add(i, n int) {
+	for i++; i < len(s); i += i & -i {
+		s[i] += n
+	}
+}
+
+func (s sums) before(i int) (sum int) {
+	for ; i > 0; i -= i & -i {
+		sum += s[i]
+	}
+	return sum
 }
 
 // Uncached reports whether the request is one of Anthropic's that does not ask for its

@@ -182,6 +182,39 @@ func TestAutoBeginsWhereItPays(t *testing.T) {
 	}
 }
 
+// Where many results wait to be masked, they are looked at less often, but in the same turns
+// whether the conversation has been seen before or not.
+func TestAutoLooksLessOften(t *testing.T) {
+	p := auto()
+	p.KeepLastPerTool = 2
+	var turns []toolTurn
+	var progress Progress
+	rare, moves := 0, 0
+	for i := range 460 {
+		turn := toolTurn{fmt.Sprint("tool", i%40), strings.Repeat("x", 150)}
+		if i%150 > 140 {
+			turn.content = strings.Repeat("x", 15_000)
+		}
+		if turns = append(turns, turn); i < 300 {
+			continue
+		}
+		body := grown(turns)
+		plan := parsed(t, body).Mask(&p)
+		var after Plan
+		after, progress = parsed(t, body).MaskAfter(&p, &progress, false)
+		if !reflect.DeepEqual(after, plan) {
+			t.Fatalf("turn %d: %d results from the turn before, %d from the beginning", i, after.Results, plan.Results)
+		}
+		rare = max(rare, progress.look-progress.turns)
+		if plan.Broken {
+			moves++
+		}
+	}
+	if rare < 2 || moves == 0 {
+		t.Errorf("results were looked at every %d turns, and masked %d times", rare, moves)
+	}
+}
+
 // Requests of Anthropic's say what is cached: if messages change, the cache has what comes
 // before them at most, and without a mark there nothing of them.
 func TestBreakpoints(t *testing.T) {
