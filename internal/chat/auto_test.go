@@ -162,6 +162,26 @@ func TestColdCache(t *testing.T) {
 	}
 }
 
+// A conversation that has been cut is masked as one that was not seen before.
+func TestMaskAfterCut(t *testing.T) {
+	p := auto()
+	turns := make([]toolTurn, 60)
+	for i := range turns {
+		turns[i] = toolTurn{"read", strings.Repeat("x", 8000)}
+	}
+	plan, progress := parsed(t, grown(turns)).MaskAfter(&p, &Progress{}, false)
+	if plan.Results == 0 {
+		t.Fatal("nothing is masked")
+	}
+	for _, n := range []int{0, 1, 59} {
+		c := parsed(t, grown(turns[:n]))
+		want := c.Mask(&p)
+		if got, _ := c.MaskAfter(&p, &progress, false); !reflect.DeepEqual(got, want) {
+			t.Errorf("cut to %d turns: %d results masked, want %d", n, got.Results, want.Results)
+		}
+	}
+}
+
 // Where one huge result follows many that are worth little, only the huge one is masked:
 // what comes before it stays in the cache.
 func TestAutoBeginsWhereItPays(t *testing.T) {

@@ -103,8 +103,12 @@ func (c *Conversation) Mask(p *Policy) Plan {
 
 // MaskAfter is Mask for a conversation that begins with one that has been masked before, and
 // goes on from how that went. Cold says that the provider has nothing of it in its cache, so
-// that every result can be masked at no cost. Both matter only with [ClearAuto].
+// that every result can be masked at no cost. Both matter only with [ClearAuto]. From a
+// conversation with more turns nothing goes on: this one has been cut.
 func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Progress) {
+	if so.turns > len(c.turns) {
+		so = new(Progress)
+	}
 	for i := range c.results {
 		c.results[i].shown = itself
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +63,20 @@ func TestReplay(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// An agent may shorten its conversation.
+func TestReplayCut(t *testing.T) {
+	long := strings.Repeat("A", 8000)
+	var lines []string
+	for _, n := range []int{20, 40, 60, 3} {
+		body := turns(slices.Repeat([]string{long}, n)...)
+		lines = append(lines, strings.Replace(body, `[`, `[{"role":"user","content":"Go"},`, 1))
+	}
+	report := billOf(t, `{"clear_at_least":"auto"}`, 0, transcriptOf(t, strings.Join(lines, "\n")))
+	if each := report.Transcripts[0].Each; len(each) != 4 || each[2].Results == 0 || each[3].Results > 0 {
+		t.Errorf("%+v", each)
 	}
 }
 
