@@ -96,6 +96,9 @@ func transcriptsIn(paths []string) iter.Seq2[string, error] {
 				if err == nil && (entry.IsDir() || !named) {
 					return nil
 				}
+				if err == nil && name != path {
+					err = checkRegular(name)
+				}
 				if stopped = !yield(name, err); stopped {
 					return fs.SkipAll
 				}
@@ -106,6 +109,15 @@ func transcriptsIn(paths []string) iter.Seq2[string, error] {
 			}
 		}
 	}
+}
+
+// checkRegular keeps a pipe or a device that lies among the transcripts from being waited for.
+func checkRegular(name string) error {
+	info, err := os.Stat(name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	return err
 }
 
 // readTranscript returns the conversations of a file.
@@ -179,6 +191,9 @@ func (r *replay) run(paths []string, stdin io.Reader, report replayReport) error
 			report.billed(billed)
 		}
 		if err != nil {
+			if in := new(fs.PathError); errors.As(err, &in) {
+				err = in.Err // without the name, which may be anything
+			}
 			sum.Unread++
 			report.unread(unreadFile{name, err.Error()})
 		}

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -77,6 +79,28 @@ func TestReplayCut(t *testing.T) {
 	report := billOf(t, `{"clear_at_least":"auto"}`, 0, transcriptOf(t, strings.Join(lines, "\n")))
 	if each := report.Transcripts[0].Each; len(each) != 4 || each[2].Results == 0 || each[3].Results > 0 {
 		t.Errorf("%+v", each)
+	}
+}
+
+// What cannot be read is named, and nothing is waited for.
+func TestReplayUnread(t *testing.T) {
+	good := transcriptOf(t, turns("a", "b"))
+	dir := filepath.Dir(good)
+	for name, target := range map[string]string{"device.json": os.DevNull, "gone.json": "nowhere", "loop.json": "."} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Skip(err)
+		}
+	}
+	report := billOf(t, `{}`, 0, dir)
+	got := map[string]string{}
+	for _, file := range report.Unread {
+		got[filepath.Base(file.Name)] = file.Reason
+	}
+	want := map[string]string{
+		"device.json": "not a regular file", "gone.json": syscall.ENOENT.Error(), "loop.json": "not a regular file",
+	}
+	if !maps.Equal(got, want) || len(report.Transcripts) != 1 {
+		t.Errorf("%d transcripts, and unread %q", len(report.Transcripts), got)
 	}
 }
 
