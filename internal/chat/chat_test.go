@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"strconv"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
@@ -172,4 +175,44 @@ func outline(p Plan) string {
 	return fmt.Sprintf("%d turns, boundary %d, %d results of %d characters, %d saved, broken %t, "+
 		"before %d, shared %d, unread %v, grows %t, %d edits",
 		p.Turns, p.Boundary, p.Results, p.Chars, p.Saved, p.Broken, p.Before, p.Shared, p.Unread, p.Grows, len(p.Edits))
+}
+
+// A body that is made to take memory is none of a conversation. One of nothing but the
+// shortest calls and results is.
+func TestCrowded(t *testing.T) {
+	const n = 50_000
+	list := func(before, element, after string) string {
+		elements := make([]string, n)
+		for i := range elements {
+			elements[i] = strings.Replace(element, "?", strconv.Itoa(i), 1)
+		}
+		return before + strings.Join(elements, ",") + after
+	}
+	for name, body := range map[string]string{
+		"messages":  list(`{"messages":[`, `{"role":"tool"}`, `]}`),
+		"blocks":    list(`{"messages":[{"role":"user","content":[`, `{"type":"tool_result"}`, `]}]}`),
+		"answers":   list(`{"messages":[{"role":"user","content":[`, `{"toolResult":{}}`, `]}]}`),
+		"responses": list(`{"contents":[{"role":"user","parts":[`, `{"functionResponse":{}}`, `]}]}`),
+		"items":     list(`{"input":[`, `{"type":"x_output"}`, `]}`),
+		"ids":       list(`{"messages":[{"role":"assistant","tool_calls":[`, `{"id":"?"}`, `]}]}`),
+	} {
+		var c Conversation
+		if err := c.Parse([]byte(body)); err != ErrShape {
+			t.Errorf("%s: %v", name, err)
+		}
+		if most := 2 * len(body) * int(unsafe.Sizeof(result{})) / itemSize; c.bytes() > most {
+			t.Errorf("%s: %d bytes for %d", name, c.bytes(), len(body))
+		}
+	}
+	for name, body := range map[string]string{
+		"chat":      list(`{"messages":[`, `{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a"}`, `]}`),
+		"messages":  list(`{"messages":[`, `{"role":"assistant","content":[{"type":"tool_use","id":"a"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a"}]}`, `]}`),
+		"converse":  list(`{"messages":[`, `{"role":"assistant","content":[{"toolUse":{"toolUseId":"a"}}]},{"role":"user","content":[{"toolResult":{"toolUseId":"a"}}]}`, `]}`),
+		"responses": list(`{"input":[`, `{"type":"function_call","call_id":"a"},{"type":"function_call_output","call_id":"a"}`, `]}`),
+		"gemini":    list(`{"contents":[`, `{"role":"model","parts":[{"functionCall":{"name":"a"}}]},{"role":"user","parts":[{"functionResponse":{"name":"a"}}]}`, `]}`),
+	} {
+		if err := new(Conversation).Parse([]byte(body)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

@@ -60,6 +60,14 @@ type value struct {
 // tell.
 const MaxBody = math.MaxInt32
 
+// itemSize is how many bytes of a body each id and each result take at least, but for the
+// first ones: a call with its result has twice as many. A body that has more of them is made
+// to take memory, of which they need several times their own size.
+const (
+	itemSize   = 32
+	firstItems = 1024
+)
+
 // A turn is what the model asks for at once, and what follows up to the next turn.
 type turn struct {
 	start, end int32 // in the body
@@ -106,7 +114,7 @@ type list struct {
 	lists, objects int32 // how many of these members are lists, and how many objects
 	span           value // the last one that is a list
 	format         word  // what the calls and results are, if not those of chat completions
-	strange        bool  // it has elements that are no objects
+	strange        bool  // it has elements that are no objects, or too much in them
 	open           bool  // of input: calls still join the last turn
 	spoke          bool  // the model has spoken since the last turn began
 	heard          bool  // others have spoken since
@@ -179,6 +187,11 @@ func (c *Conversation) restart() {
 	c.decoded = c.decoded[:0]
 	c.list, c.cache = list{round: 1}, caching{}
 	c.nextMessage()
+}
+
+// isCrowded reports whether the body has more ids and results than conversations have.
+func (c *Conversation) isCrowded() bool {
+	return len(c.ids.texts)+len(c.results)+len(c.message.results) > firstItems+len(c.body)/itemSize
 }
 
 // follow notes whether what comes next in the list is the model's.

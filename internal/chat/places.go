@@ -177,6 +177,9 @@ func isList(place int) bool { return place == inMessages || place == inInput || 
 
 // read takes what has been found. What is inside something comes before it.
 func (c *Conversation) read(path int, found jsonspan.Value) {
+	if c.list.strange = c.list.strange || c.isCrowded(); c.list.strange {
+		return
+	}
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.Numbered}
 	m, b := &c.message, &c.block
 	path = place(path)
