@@ -2,6 +2,7 @@ package chat
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -150,6 +151,44 @@ func FuzzMemory(f *testing.F) {
 			first, slices.Concat(first[:n], second[n:]), second, slices.Concat(second, third), first,
 		} {
 			sameWithMemory(t, m, "a", body, &p)
+		}
+	})
+}
+
+// FuzzProgress takes anything for the requests of a conversation that is masked when that
+// pays, at a provider that may forget it. What comes out is JSON if that went in, and nothing
+// of the last turns is masked.
+func FuzzProgress(f *testing.F) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		for _, format := range formats {
+			body := conversation(r, format)
+			f.Add(body, conversation(r, format), len(body)/2, seed)
+		}
+	}
+	f.Fuzz(func(t *testing.T, body, other []byte, n int, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		p := policy(r)
+		p.ClearAtLeast, p.ReadPrice, p.WritePrice, p.MaxLoss = ClearAuto, 0.1, 1.25, float64(r.IntN(3))
+		m := newMemory(t, 8<<r.IntN(4))
+		n = min(max(n, 0), len(body), len(other))
+		requests := append(prefixes(body), slices.Concat(body[:n], other[n:]), body, other)
+		for range 20 {
+			request := requests[r.IntN(len(requests))]
+			c, err := m.Parse("a", request)
+			if err != nil {
+				continue
+			}
+			past := c.Past()
+			plan, progress := c.MaskAfter(&p, &past.Progress, r.IntN(3) == 0)
+			var out bytes.Buffer
+			if err := jsonspan.Splice(&out, request, plan.Edits); err != nil || !json.Valid(out.Bytes()) {
+				t.Fatalf("made %q: %v", out.Bytes(), err)
+			}
+			if plan.Boundary > max(plan.Turns-p.WindowTurns, 0) || plan.Shared > out.Len() || plan.Shared < 0 {
+				t.Fatalf("%+v of %d bytes, with a window of %d turns", plan, out.Len(), p.WindowTurns)
+			}
+			m.Keep("a", c, Past{Progress: progress, At: time.Unix(1, 0)})
 		}
 	})
 }
