@@ -166,7 +166,7 @@ func TestBufferLimit(t *testing.T) {
 	})
 	t.Run("T24 what all requests hold is limited, too", func(t *testing.T) {
 		arrived, answer := make(chan string), make(chan struct{})
-		url := serve(t, conversationMask("window_turns 1", fmt.Sprintf("max_buffered %dB", len(b2Sent)*3/2)), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		url := serve(t, conversationMask("window_turns 1", "max_buffered 6KiB"), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
 			arrived <- string(body)
 			<-answer
