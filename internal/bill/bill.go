@@ -72,7 +72,7 @@ func (c *Cache) Send(body []byte, edits []jsonspan.Edit, at time.Time) (billed T
 	return Estimate(size, cached, c.Minimum), shared
 }
 
-// Expired reports whether, at the given time, the last request is not cached any more.
+// Expired reports whether, at the given time, the cache has forgotten the last request.
 func (c *Cache) Expired(at time.Time) bool {
 	return c.TTL > 0 && !at.IsZero() && !c.used.IsZero() && at.Sub(c.used) > c.TTL
 }

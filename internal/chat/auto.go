@@ -19,8 +19,8 @@ type Progress struct {
 	masked, unmasked float64
 }
 
-// Size returns about how many bytes a Progress takes.
-func (p *Progress) Size() int { return int(unsafe.Sizeof(*p)) + sizeOf(p.moves) }
+// bytes returns how much memory p takes.
+func (p *Progress) bytes() int { return int(unsafe.Sizeof(*p)) + sizeOf(p.moves) }
 
 // expectedTurns estimates how many turns are still to come after so many. Agents end their
 // work at any time: of recorded runs that have come to 20 turns, half go on for 7 to 30, and

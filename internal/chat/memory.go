@@ -96,7 +96,7 @@ func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// Keep remembers a conversation, which the caller must not use any more, and what is to be
+// Keep remembers a conversation, which the caller must not use from then on, and what is to be
 // known of it with the next request.
 func (m *Memory) Keep(owner string, c *Conversation, past Past) {
 	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.block {
@@ -205,7 +205,7 @@ func (c *Conversation) knownElements(path, _ int) int {
 // bytes returns how much memory c takes.
 func (c *Conversation) bytes() int {
 	m := &c.message
-	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + c.past.Progress.Size() +
+	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + c.past.Progress.bytes() +
 		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
 		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
 		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)

@@ -65,7 +65,7 @@ func TestUsage(t *testing.T) {
 		{"events of AWS that are none", AWSEvents, "\x00\x00\x00\x05\x00\x00\x00\x00xxxx" + awsEvent("metadata", `{"usage":{"inputTokens":100}}`), Usage{}},
 		{"figures that are none", Unframed, `{"usage":{"prompt_tokens":"10","completion_tokens":-1,"input_tokens":1.5,"output_tokens":99999999999999999999}}`, Usage{}},
 		{"the largest figure", Unframed, `{"usage":{"prompt_tokens":1000000000,"completion_tokens":1}}`, Usage{Input: 1_000_000_000, Output: 1}},
-		{"figures that nobody bills", Unframed, `{"usage":{"prompt_tokens":1000000001,"completion_tokens":9223372036854775807}}`, Usage{}},
+		{"figures beyond any bill", Unframed, `{"usage":{"prompt_tokens":1000000001,"completion_tokens":9223372036854775807}}`, Usage{}},
 		{"figures whose sum overflows", Unframed, `{"usage":{"input_tokens":9223372036854775807,"cache_read_input_tokens":9223372036854775807,"cache_creation_input_tokens":7}}`, Usage{Input: 7, CacheWrite: 7}},
 		{"usage elsewhere", Unframed, `{"data":{"usage":{"prompt_tokens":10}},"usage":[{"prompt_tokens":10}]}`, Usage{}},
 		{"no JSON", Unframed, `<html>`, Usage{}},

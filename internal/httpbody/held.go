@@ -11,7 +11,7 @@ import (
 
 // A Held is a body in memory that another body gets when it is released. Transports may
 // still read a request when the answer is complete, and so it is read by readers that
-// find nothing any more then.
+// then find nothing.
 type Held struct {
 	mu       sync.Mutex
 	raw      []byte

@@ -52,7 +52,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A key beside * is that member, and * stands for the others, whoever looks.
+// A key beside * is that member, and * stands for the others, for Find and for a Watcher.
 func TestKeysBesideAStar(t *testing.T) {
 	paths := CompilePaths("a.*", "a.b", "a.b.c", "*.b")
 	for text, want := range map[string][]string{

@@ -58,6 +58,7 @@ type masked struct {
 func (m *masked) add(other masked) {
 	m.results += other.results
 	m.saved += other.saved
+	m.unread += other.unread
 	m.broken = m.broken || other.broken
 	m.prompt.become(other.prompt)
 }

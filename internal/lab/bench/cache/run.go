@@ -71,10 +71,10 @@ func bulky(turns int) kind {
 		opening: 5600 * chat.CharsPerToken,
 		reply:   lognormal{median: 160, spread: 0.6, most: 4000},
 		tools: []tool{
-			{"read_file", 50, source, 0, 5, 0},
-			{"shell", 25, source, 0, 5, 0},
-			{"grep", 13, source, 0, 5, 0},
-			{"edit_file", 12, lognormal{median: 80, spread: 0.5, most: 1000}, 0, 5, 0},
+			{name: "read_file", percent: 50, result: source, failed: 5},
+			{name: "shell", percent: 25, result: source, failed: 5},
+			{name: "grep", percent: 13, result: source, failed: 5},
+			{name: "edit_file", percent: 12, result: lognormal{median: 80, spread: 0.5, most: 1000}, failed: 5},
 		},
 		several: 20,
 	}
@@ -89,7 +89,7 @@ var recorded = []kind{
 		opening: 28_600,
 		reply:   quantiles{22, 160, 200, 230, 270, 313, 380, 480, 630, 933, 4000},
 		tools: []tool{
-			{"shell", 100, quantiles{74, 155, 175, 194, 219, 300, 693, 1703, 3690, 4610, 8000}, 4, 5, 69},
+			{name: "shell", percent: 100, result: quantiles{74, 155, 175, 194, 219, 300, 693, 1703, 3690, 4610, 8000}, huge: 4, failed: 5, mention: 69},
 		},
 		small: lognormal{median: 0.75, spread: 0.7, most: 30},
 		long:  lognormal{median: 2.6, spread: 1.2, most: 30},
@@ -100,7 +100,7 @@ var recorded = []kind{
 		opening: 5000,
 		reply:   quantiles{12, 331, 480, 600, 700, 825, 1000, 1400, 2300, 4645, 8000},
 		tools: []tool{
-			{"shell", 100, quantiles{1, 45, 45, 76, 117, 212, 337, 607, 1205, 3417, 10_000}, 0, 12, 24},
+			{name: "shell", percent: 100, result: quantiles{1, 45, 45, 76, 117, 212, 337, 607, 1205, 3417, 10_000}, failed: 12, mention: 24},
 		},
 		small: lognormal{median: 1, spread: 0.4, most: 30},
 		long:  lognormal{median: 1, spread: 0.4, most: 30},
