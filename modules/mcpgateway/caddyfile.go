@@ -2,6 +2,8 @@ package mcpgateway
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"strconv"
@@ -18,6 +20,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -192,22 +195,19 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 		}
 		s.Routes = subroute.(*caddyhttp.Subroute).Routes
 	}
-	var proxy *reverseproxy.Handler
 	switch {
 	case stdio:
-		proxy, err = proxyToChild(h.Dispenser, s, directive, upstream[1:], transport)
+		child, err := parseChild(h.Dispenser, s, directive, upstream[1:], transport)
+		if err != nil {
+			return nil, err
+		}
+		s.proxyToChild(child)
 	case len(upstream) == 1:
-		proxy, err = proxyToURL(h.Dispenser, s, upstream[0].Text)
+		if err := s.proxyToURL(upstream[0].Text); err != nil {
+			return nil, h.Errf("server %s: %w", s.Name, err)
+		}
 	case len(upstream) > 1:
-		err = h.Errf("server %s: one URL is expected, or stdio and a command", s.Name)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if proxy != nil {
-		s.Routes = append(s.Routes, caddyhttp.Route{
-			HandlersRaw: []json.RawMessage{caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil)},
-		})
+		return nil, h.Errf("server %s: one URL is expected, or stdio and a command", s.Name)
 	}
 	return s, nil
 }
@@ -262,29 +262,29 @@ func inBlock(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfi
 	return append(append(append(tokens, open), lines...), end)
 }
 
-// proxyToURL is the reverse_proxy that a URL stands for.
-func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseproxy.Handler, error) {
+// proxyToURL has the server be one at a URL, behind its handlers.
+func (s *Server) proxyToURL(address string) error {
 	if strings.ContainsAny(address, "{}") {
-		return nil, d.Errf("server %s: %s has a placeholder, which is not replaced there; {$NAME} is, when the Caddyfile is read", s.Name, address)
+		return fmt.Errorf("%s has a placeholder, which is not replaced there; {$NAME} is, when the Caddyfile is read", address)
 	}
 	u, err := url.Parse(address)
 	switch {
 	case err != nil:
-		return nil, d.Errf("server %s: %q is not a URL, such as http://127.0.0.1:3001/mcp", s.Name, address)
+		return fmt.Errorf("%q is not a URL, such as http://127.0.0.1:3001/mcp", address)
 	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, d.Errf("server %s: %q is not an http or https URL", s.Name, address)
+		return fmt.Errorf("%q is not an http or https URL", address)
 	case u.User != nil:
-		return nil, d.Errf("server %s: credentials in a URL are not sent; set them with request_header", s.Name)
+		return errors.New("credentials in a URL are not sent; set them with request_header")
 	case u.Hostname() == "":
-		return nil, d.Errf("server %s: %q has no host", s.Name, address)
+		return fmt.Errorf("%q has no host", address)
 	case u.Port() != "" && !validPort(u.Port()):
-		return nil, d.Errf("server %s: %q has no valid port", s.Name, address)
+		return fmt.Errorf("%q has no valid port", address)
 	case u.Fragment != "":
-		return nil, d.Errf("server %s: %q has a fragment, which is never sent", s.Name, address)
+		return fmt.Errorf("%q has a fragment, which is never sent", address)
 	}
 	if u.Path != "" || u.RawQuery != "" {
 		if s.Path != "" {
-			return nil, d.Errf("server %s: path is given twice, in the URL and in the block", s.Name)
+			return errors.New("path is given twice, in the URL and in the block")
 		}
 		s.Path = u.RequestURI()
 	}
@@ -301,10 +301,8 @@ func proxyToURL(d *caddyfile.Dispenser, s *Server, address string) (*reverseprox
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
-	return &reverseproxy.Handler{
-		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", mcphttp.Name, nil),
-		Upstreams:    reverseproxy.UpstreamPool{{Dial: net.JoinHostPort(u.Hostname(), port)}},
-	}, nil
+	s.proxyTo(net.JoinHostPort(u.Hostname(), port), transport, mcphttp.Name)
+	return nil
 }
 
 func validPort(port string) bool {
@@ -312,20 +310,28 @@ func validPort(port string) bool {
 	return err == nil && n > 0
 }
 
-// proxyToChild is the reverse_proxy that a command stands for.
-func proxyToChild(d *caddyfile.Dispenser, s *Server, directive caddyfile.Token, command, lines []caddyfile.Token) (*reverseproxy.Handler, error) {
+// parseChild reads the transport of a command.
+func parseChild(d *caddyfile.Dispenser, s *Server, directive caddyfile.Token, command, lines []caddyfile.Token) (*mcpstdio.Transport, error) {
 	if len(command) == 0 {
 		return nil, d.Errf("server %s: stdio without a command", s.Name)
 	}
 	directive.Text = "mcp_stdio"
-	tokens := caddyfile.NewDispenser(inBlock(directive, command, lines))
-	tokens.Next()
-	transport, err := caddyfile.UnmarshalModule(tokens, "http.reverse_proxy.transport.mcp_stdio")
-	if err != nil {
-		return nil, err
+	transport := new(mcpstdio.Transport)
+	return transport, transport.UnmarshalCaddyfile(caddyfile.NewDispenser(inBlock(directive, command, lines)))
+}
+
+// proxyToChild has the server be a child process, behind its handlers.
+func (s *Server) proxyToChild(transport *mcpstdio.Transport) {
+	s.proxyTo(s.Name+":1", transport, "mcp_stdio")
+}
+
+// proxyTo appends a reverse_proxy to the routes of the server.
+func (s *Server) proxyTo(address string, transport any, protocol string) {
+	proxy := &reverseproxy.Handler{
+		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", protocol, nil),
+		Upstreams:    reverseproxy.UpstreamPool{{Dial: address}},
 	}
-	return &reverseproxy.Handler{
-		TransportRaw: caddyconfig.JSONModuleObject(transport, "protocol", "mcp_stdio", nil),
-		Upstreams:    reverseproxy.UpstreamPool{{Dial: s.Name + ":1"}},
-	}, nil
+	s.Routes = append(s.Routes, caddyhttp.Route{
+		HandlersRaw: []json.RawMessage{caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil)},
+	})
 }

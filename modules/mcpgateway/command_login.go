@@ -23,7 +23,7 @@ func init() {
 		Name:  "mcp",
 		Short: "Works with the mcp_gateway of the running Caddy",
 		CobraFunc: func(cmd *cobra.Command) {
-			cmd.AddCommand(newLoginCommand(), newLogoutCommand(), newToolsCommand())
+			cmd.AddCommand(newLoginCommand(), newLogoutCommand(), newToolsCommand(), newImportCommand())
 		},
 	})
 }

@@ -1,0 +1,379 @@
+package mcpjson
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/tailscale/hujson"
+)
+
+// A draft is a server while its members are read.
+type draft struct {
+	*parser
+	*entry
+	kind       string // how the server is reached: stdio, http or ""
+	command    []Value
+	args       []Value
+	env        []Setting
+	cwd        Value
+	url        Value
+	httpURL    Value
+	headers    []Setting
+	timeout    time.Duration
+	expose     []string
+	impossible string // why it is left out
+}
+
+// parseServer reads a server. It returns nil for one that is left out.
+func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
+	object, ok := v.Value.(*hujson.Object)
+	if !ok {
+		return nil, p.errorf(v.StartOffset, "server %q is not a JSON object", e.key)
+	}
+	d := &draft{parser: p, entry: e}
+	off, err := d.isOff(object)
+	if err != nil {
+		return nil, err
+	}
+	if off {
+		p.note(e.offset, e.key, "left out, because the file disables it")
+		return nil, nil
+	}
+	for _, m := range object.Members {
+		if err := d.read(text(m.Name), m.Value); err != nil {
+			return nil, err
+		}
+	}
+	if d.impossible != "" {
+		p.note(e.offset, e.key, "left out: "+d.impossible)
+		return nil, nil
+	}
+	return d.server()
+}
+
+// isOff reports whether clients do not use the server.
+func (d *draft) isOff(object *hujson.Object) (bool, error) {
+	off := false
+	for _, name := range []string{"disabled", "enabled"} {
+		v := member(object, name)
+		if v == nil {
+			continue
+		}
+		if kind(*v) != 't' && kind(*v) != 'f' {
+			return false, d.wrong(name, *v, "true or false")
+		}
+		off = off || (kind(*v) == 't') == (name == "disabled")
+	}
+	return off, nil
+}
+
+// ofClient are members that concern only the client that the file is made for.
+var ofClient = []string{
+	"disabled", "enabled", "alwaysAllow", "autoApprove", "trust", "description", "icon", "name", "displayName", "title",
+	"gallery", "version", "dev", "watchPaths", "alwaysLoad", "comment", "_comment", "$schema",
+}
+
+// notTaken are members that a gateway does not take over, with the note for those who use them.
+var notTaken = map[string]string{
+	"envFile":        "envFile: not read; name its variables in env",
+	"oauth":          "oauth: not taken over; see oauth in the block of a server, and caddy mcp login",
+	"auth":           "auth: not taken over; see oauth in the block of a server, and caddy mcp login",
+	"headersHelper":  "headersHelper: not run; set the headers with request_header",
+	"sandbox":        "sandbox: not taken over; the server runs without it",
+	"sandboxEnabled": "sandboxEnabled: not taken over; the server runs without it",
+	"disabledTools":  "disabledTools: not taken over, these tools are shown; deny them to clients",
+	"excludeTools":   "excludeTools: not taken over, these tools are shown; deny them to clients",
+}
+
+// read reads a member of the server.
+func (d *draft) read(name string, v hujson.Value) (err error) {
+	switch name {
+	case "command":
+		if kind(v) == '[' {
+			d.command, err = d.list(name, v)
+			return err
+		}
+		var command Value
+		command, err = d.value(name, v)
+		d.command = []Value{command}
+	case "args":
+		d.args, err = d.list(name, v)
+	case "env", "environment":
+		d.env, err = d.settings(name, v, d.checkVariable)
+	case "cwd":
+		d.cwd, err = d.value(name, v)
+	case "url", "serverUrl":
+		d.url, err = d.value(name, v)
+	case "httpUrl":
+		d.httpURL, err = d.value(name, v)
+	case "headers":
+		d.headers, err = d.settings(name, v, d.checkHeader)
+	case "type", "transport", "transportType":
+		err = d.readKind(name, v)
+	case "timeout":
+		d.readTimeout(v)
+	case "includeTools", "tools":
+		d.readTools(name, v)
+	default:
+		d.ignore(name, v)
+	}
+	return err
+}
+
+// ignore notes a member that is not taken over, unless it concerns the client only or has no effect.
+func (d *draft) ignore(name string, v hujson.Value) {
+	array, isArray := v.Value.(*hujson.Array)
+	none := kind(v) == 'n' || kind(v) == 'f' || isArray && len(array.Elements) == 0
+	if none || slices.Contains(ofClient, name) {
+		return
+	}
+	note, known := notTaken[name]
+	if !known {
+		note = Printable(name) + ": unknown, ignored"
+	}
+	d.note(v.StartOffset, d.key, note)
+}
+
+func (d *draft) readKind(name string, v hujson.Value) error {
+	if kind(v) != '"' {
+		return d.wrong(name, v, "a string")
+	}
+	switch text(v) {
+	case "stdio", "local":
+		d.kind = "stdio"
+	case "http", "https", "streamable-http", "streamableHttp", "streamable_http", "sse", "remote":
+		d.kind = "http"
+	default:
+		d.impossible = fmt.Sprintf("%s %q is neither a command nor a URL", name, Printable(text(v)))
+	}
+	return nil
+}
+
+// readTimeout reads how long a call may take, where the unit is known.
+func (d *draft) readTimeout(v hujson.Value) {
+	number, ok := v.Value.(hujson.Literal)
+	switch milliseconds := number.Int(); {
+	case ok && d.gemini && 0 < milliseconds && milliseconds < 1<<40:
+		d.timeout = time.Duration(milliseconds) * time.Millisecond
+	default:
+		d.note(v.StartOffset, d.key,
+			"timeout: not taken over, because some clients count seconds and some milliseconds; see response_timeout")
+	}
+}
+
+var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+
+// readTools reads which tools are used, if it is a list of their names.
+func (d *draft) readTools(name string, v hujson.Value) {
+	array, ok := v.Value.(*hujson.Array)
+	if !ok {
+		d.note(v.StartOffset, d.key, name+": not a list of names, ignored; all tools are shown")
+		return
+	}
+	var tools []string
+	for _, element := range array.Elements {
+		switch tool := text(element); {
+		case tool == "*":
+			return
+		case kind(element) == '"' && toolName.MatchString(tool):
+			tools = append(tools, tool)
+		default:
+			d.note(v.StartOffset, d.key, name+": not a list of names, ignored; all tools are shown")
+			return
+		}
+	}
+	if len(tools) == 0 {
+		d.impossible = name + " allows no tool"
+	}
+	d.expose = tools
+}
+
+// server returns the server that the members make.
+func (d *draft) server() (*Server, error) {
+	if d.httpURL != nil {
+		d.url = d.httpURL
+		if d.kind == "" {
+			d.kind = "http"
+		}
+	}
+	switch {
+	case d.kind == "" && d.command != nil && d.url != nil:
+		return nil, d.errorf(d.offset, "server %q has a command and a URL; type says which of them counts", d.key)
+	case d.kind == "" && d.command != nil:
+		d.kind = "stdio"
+	case d.kind == "" && d.url != nil:
+		d.kind = "http"
+	case d.kind == "":
+		return nil, d.errorf(d.offset, "server %q has neither command nor url", d.key)
+	case d.kind == "stdio" && d.command == nil:
+		return nil, d.errorf(d.offset, "server %q has no command", d.key)
+	case d.kind == "http" && d.url == nil:
+		return nil, d.errorf(d.offset, "server %q has no url", d.key)
+	}
+	name := cleanName(d.key)
+	if name == "" {
+		return nil, d.errorf(d.offset, "server %q: a name needs letters or digits of ASCII; rename it", d.key)
+	}
+	if name != d.key {
+		d.note(d.offset, d.key, "is called "+name+" in the gateway")
+	}
+	s := &Server{Name: name, Line: d.line(d.offset), Timeout: d.timeout, Expose: d.expose}
+	if d.kind == "http" {
+		s.URL, s.Headers = d.url, d.headers
+		if len(d.env) > 0 {
+			d.note(d.offset, d.key, "env: a server with a URL has none, ignored")
+		}
+		return s, nil
+	}
+	return s, d.complete(s)
+}
+
+// complete fills in the command of a server.
+func (d *draft) complete(s *Server) error {
+	if len(d.command) == 0 || len(d.command[0]) == 1 && d.command[0][0] == (Part{}) {
+		return d.errorf(d.offset, "server %q: command is empty", d.key)
+	}
+	if len(d.headers) > 0 {
+		d.note(d.offset, d.key, "headers: a server with a command has none, ignored")
+	}
+	program := d.command[0]
+	if command, ok := program.Literal(); ok && len(d.command)+len(d.args) == 1 && strings.Contains(command, " ") {
+		d.note(d.offset, d.key, "command: has a space; arguments belong in args")
+	}
+	relative := isRelative(program)
+	if relative || strings.HasPrefix(program[0].Text, "~/") {
+		program = d.resolved(program)
+	}
+	s.Command = slices.Concat([]Value{program}, d.command[1:], d.args)
+	s.Env = d.env
+	empty := len(d.cwd) == 0 || d.cwd[0] == (Part{})
+	switch {
+	case !empty:
+		s.Dir = d.resolved(d.cwd)
+	case relative || d.ofProject():
+		s.Dir = literal(d.workspace())
+	}
+	return nil
+}
+
+// list reads a list of texts.
+func (d *draft) list(name string, v hujson.Value) (values []Value, err error) {
+	array, ok := v.Value.(*hujson.Array)
+	if !ok {
+		return nil, d.wrong(name, v, "a list of strings")
+	}
+	for _, element := range array.Elements {
+		value, err := d.value(name, element)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, value)
+	}
+	return values, nil
+}
+
+// settings reads an object of texts.
+func (d *draft) settings(name string, v hujson.Value, check func(name string, v hujson.Value) error) ([]Setting, error) {
+	if kind(v) == 'n' {
+		return nil, nil
+	}
+	object, ok := v.Value.(*hujson.Object)
+	if !ok {
+		return nil, d.wrong(name, v, "an object of strings")
+	}
+	var settings []Setting
+	for _, m := range object.Members {
+		key := text(m.Name)
+		if name == "headers" && slices.ContainsFunc(ofProtocol, func(h string) bool { return strings.EqualFold(h, key) }) {
+			continue
+		}
+		if err := check(key, m.Value); err != nil {
+			return nil, err
+		}
+		value := Value{{Env: key}} // null is the variable of the environment
+		if kind(m.Value) != 'n' && (!d.hub || name == "headers" || text(m.Value) != "") {
+			var err error
+			if value, err = d.value(name, m.Value); err != nil {
+				return nil, err
+			}
+		}
+		settings = slices.DeleteFunc(settings, func(s Setting) bool { return s.Name == key })
+		settings = append(settings, Setting{key, value})
+	}
+	return settings, nil
+}
+
+// ofProtocol are headers that clients set themselves, whatever a file says.
+var ofProtocol = []string{"Accept", "Content-Type", "Content-Length", "Connection", "Host"}
+
+func (d *draft) checkVariable(name string, v hujson.Value) error {
+	if !variableName.MatchString(name) && (name == "" || strings.ContainsFunc(name, func(r rune) bool {
+		return r == '=' || !unicode.IsPrint(r)
+	})) {
+		return d.errorf(v.StartOffset, "server %q: env: %q is not the name of a variable", d.key, name)
+	}
+	if kind(v) == 'n' && !variableName.MatchString(name) {
+		return d.errorf(v.StartOffset, "server %q: env: %q has no value", d.key, name)
+	}
+	return nil
+}
+
+var headerName = regexp.MustCompile("^[A-Za-z0-9][A-Za-z0-9!#$%&'*+.^_|~-]*$")
+
+func (d *draft) checkHeader(name string, v hujson.Value) error {
+	switch {
+	case !headerName.MatchString(name):
+		return d.errorf(v.StartOffset, "server %q: headers: %q is not the name of a header", d.key, name)
+	case kind(v) == 'n':
+		return d.errorf(v.StartOffset, "server %q: headers: %s has no value", d.key, name)
+	case strings.Contains(text(v), "\n"):
+		return d.errorf(v.StartOffset, "server %q: headers: %s has a line break", d.key, name)
+	}
+	return nil
+}
+
+// value reads a text, or a number or boolean as one.
+func (d *draft) value(name string, v hujson.Value) (Value, error) {
+	if _, ok := v.Value.(hujson.Literal); !ok || kind(v) == 'n' {
+		return nil, d.wrong(name, v, "a string")
+	}
+	written := text(v)
+	if strings.ContainsFunc(written, func(r rune) bool { return unicode.IsControl(r) && r != '\t' && r != '\n' }) {
+		return nil, d.errorf(v.StartOffset, "server %q: %s: there is a control character", d.key, name)
+	}
+	value, reason := d.expand(written)
+	if reason != "" {
+		d.impossible = name + ": " + reason
+		return nil, nil
+	}
+	return value, nil
+}
+
+func (d *draft) wrong(name string, v hujson.Value, want string) error {
+	return d.errorf(v.StartOffset, "server %q: %s: %s is expected", d.key, name, want)
+}
+
+const maxName = 46 // of 64 characters; 2 separate it from the name of a tool, for which 16 are left
+
+var (
+	plainName  = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
+	underlines = regexp.MustCompile(`_{2,}`)
+)
+
+// cleanName returns a name that model APIs take as part of the name of a tool. Of a path such as github.com/user/repo
+// it is the last part.
+func cleanName(name string) string {
+	if plainName.MatchString(name) && len(name) <= maxName && !strings.Contains(name, "__") && !strings.HasSuffix(name, "_") {
+		return name
+	}
+	name = strings.TrimRight(name, "/")
+	name = name[strings.LastIndex(name, "/")+1:]
+	name = underlines.ReplaceAllString(notInNames.ReplaceAllString(name, "-"), "_")
+	name = strings.Trim(name, "-_")
+	return strings.TrimRight(name[:min(len(name), maxName)], "-_")
+}

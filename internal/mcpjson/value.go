@@ -1,0 +1,184 @@
+package mcpjson
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// A Value is a text of a file, with its variables apart from the rest: a secret that the environment has stays there.
+type Value []Part
+
+// A Part of a value is text, or a variable of the environment.
+type Part struct {
+	Text    string
+	Env     string  // the name of the variable; "" for text
+	Default *string // of a variable that is not set
+}
+
+// Resolve returns the text of a value, and which variables it needs that are not set.
+func (v Value) Resolve(lookup func(name string) (string, bool)) (text string, unset []string) {
+	var b strings.Builder
+	for _, part := range v {
+		value, set := part.Text, true
+		if part.Env != "" {
+			value, set = part.lookup(lookup)
+		}
+		if !set {
+			unset = append(unset, part.Env)
+		}
+		b.WriteString(value)
+	}
+	return b.String(), unset
+}
+
+func (p Part) lookup(lookup func(name string) (string, bool)) (value string, set bool) {
+	value, set = lookup(p.Env)
+	if p.Default != nil && value == "" {
+		return *p.Default, true
+	}
+	return value, set
+}
+
+// Literal returns the text of a value that has no variables.
+func (v Value) Literal() (text string, ok bool) {
+	if slices.ContainsFunc(v, func(p Part) bool { return p.Env != "" }) {
+		return "", false
+	}
+	text, _ = v.Resolve(nil)
+	return text, true
+}
+
+// literal returns the value that is this text.
+func literal(text string) Value {
+	return Value(nil).add(Part{Text: text})
+}
+
+// add appends a part. Texts that follow each other become one.
+func (v Value) add(part Part) Value {
+	last := len(v) - 1
+	switch {
+	case part.Env != "":
+		return append(v, part)
+	case part.Text == "" && len(v) > 0:
+		return v
+	case last >= 0 && v[last].Env == "":
+		v[last].Text += part.Text
+		return v
+	}
+	return append(v, part)
+}
+
+// How variables are written.
+var (
+	inBraces         = regexp.MustCompile(`\$\{[^}]*\}`)
+	inBracesOrPlain  = regexp.MustCompile(`\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*`)
+	inOpencode       = regexp.MustCompile(`\{(?:env|file):[^}]*\}`)
+	variableName     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	variableOfEditor = regexp.MustCompile(`^[A-Za-z]+:`)
+	notInVariables   = regexp.MustCompile(`[^A-Z0-9]+`)
+)
+
+// expand splits a text into its parts. If it has a variable that a gateway cannot have, it says which, and why.
+func (p *parser) expand(text string) (v Value, reason string) {
+	pattern := inBraces
+	switch {
+	case p.opencode:
+		pattern = inOpencode
+	case p.gemini:
+		pattern = inBracesOrPlain
+	}
+	end := 0
+	for _, span := range pattern.FindAllStringIndex(text, -1) {
+		v = v.add(Part{Text: text[end:span[0]]})
+		part, reason := p.variable(text[span[0]:span[1]])
+		if reason != "" {
+			return nil, reason
+		}
+		v = v.add(part)
+		end = span[1]
+	}
+	return v.add(Part{Text: text[end:]}), ""
+}
+
+// variable returns what a variable stands for, written with its dollar and braces.
+func (p *parser) variable(written string) (part Part, reason string) {
+	name := strings.Trim(written, "${}")
+	if rest, ok := strings.CutPrefix(name, "env:"); ok {
+		name = rest
+	}
+	name, standard, hasStandard := strings.Cut(name, ":-")
+	switch name {
+	case "userHome":
+		return Part{Text: p.home}, ""
+	case "workspaceFolder", "workspaceRoot", "cwd", "CLAUDE_PROJECT_DIR":
+		return Part{Text: p.workspace()}, ""
+	case "workspaceFolderBasename":
+		return Part{Text: filepath.Base(p.workspace())}, ""
+	case "/", "pathSeparator":
+		return Part{Text: string(os.PathSeparator)}, ""
+	}
+	switch id, isInput := strings.CutPrefix(name, "input:"); {
+	case isInput:
+		variable := "INPUT_" + strings.Trim(notInVariables.ReplaceAllString(strings.ToUpper(id), "_"), "_")
+		return Part{Env: variable, Default: p.inputs[id]}, ""
+	case variableName.MatchString(name) && strings.Contains(standard, "${"):
+		return Part{}, fmt.Sprintf("%q has a variable in its default", written)
+	case variableName.MatchString(name) && hasStandard:
+		return Part{Env: name, Default: &standard}, ""
+	case variableName.MatchString(name):
+		return Part{Env: name}, ""
+	case strings.HasPrefix(name, "cmd:"), strings.HasPrefix(name, "command:"):
+		return Part{}, fmt.Sprintf("%q is a command, and none is run to find a value", written)
+	case variableOfEditor.MatchString(name):
+		return Part{}, fmt.Sprintf("%q is known to the client only", written)
+	}
+	return Part{Text: written}, ""
+}
+
+// projectFolders are the folders in which clients keep the files of a project.
+var projectFolders = []string{".vscode", ".cursor", ".roo", ".kilocode", ".gemini", ".qwen"}
+
+// workspace returns the folder that the file is for.
+func (p *parser) workspace() string {
+	folder := filepath.Dir(p.path)
+	if slices.Contains(projectFolders, filepath.Base(folder)) {
+		return filepath.Dir(folder)
+	}
+	return folder
+}
+
+// ofProject reports whether the file is that of a project, whose folder clients run its servers in.
+func (p *parser) ofProject() bool {
+	base := filepath.Base(p.path)
+	return base == ".mcp.json" || strings.HasPrefix(base, "opencode.json") || p.workspace() != filepath.Dir(p.path)
+}
+
+// isRelative reports whether a value is the path of a file below the workspace, not a name to be found in PATH.
+func isRelative(v Value) bool {
+	return len(v) > 0 && v[0].Env == "" && strings.ContainsAny(v[0].Text, "/"+string(os.PathSeparator)) &&
+		!filepath.IsAbs(v[0].Text) && !strings.HasPrefix(v[0].Text, "/") && !strings.HasPrefix(v[0].Text, "~")
+}
+
+// resolved returns a path with what it is relative to: the workspace, or with ~ the home folder.
+func (p *parser) resolved(v Value) Value {
+	if len(v) == 0 || v[0].Env != "" {
+		return v
+	}
+	first := v[0].Text
+	switch {
+	case first == "~" || strings.HasPrefix(first, "~/"):
+		first = p.home + first[1:]
+	case filepath.IsAbs(first):
+		return v
+	default:
+		first = p.workspace() + string(os.PathSeparator) + strings.TrimPrefix(first, "./")
+	}
+	if len(v) == 1 {
+		first = filepath.Clean(first)
+	}
+	return append(literal(first), v[1:]...)
+}

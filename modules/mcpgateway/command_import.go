@@ -1,0 +1,68 @@
+package mcpgateway
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
+)
+
+func newImportCommand() *cobra.Command {
+	var name string
+	var secrets bool
+	cmd := &cobra.Command{
+		Use:   "import <file>",
+		Short: "Prints a Caddyfile with the servers of an MCP client",
+		Long: `
+Reads the JSON file in which an MCP client lists its servers, such as .mcp.json or
+claude_desktop_config.json, and prints a Caddyfile with an mcp_gateway of them. With -
+it reads standard input.
+
+Comments at the top, which also go to standard error, tell what could not be taken
+over. Texts that look like secrets are not printed: variables of the environment take
+their place, and comments name them. --secrets prints them.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			in := os.Stdin
+			if args[0] == "-" {
+				return importServers(os.Stdout, os.Stderr, in, "stdin", name, secrets)
+			}
+			in, err := os.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer in.Close()
+			return importServers(os.Stdout, os.Stderr, in, args[0], name, secrets)
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "The name of the mcp_gateway")
+	cmd.Flags().BoolVar(&secrets, "secrets", false, "Print secrets of the file")
+	return cmd
+}
+
+// importServers prints the servers of a file as a Caddyfile, and notes on it.
+func importServers(out, notes io.Writer, in io.Reader, path, gateway string, secrets bool) error {
+	file, err := parseServersFile(in, path)
+	if err != nil {
+		return err
+	}
+	var hidden []mcpjson.Secret
+	if !secrets {
+		hidden = file.HideSecrets()
+	}
+	caddyfile := (&caddyfilePrinter{gateway: gateway, file: file, secrets: hidden}).print()
+	for _, note := range file.Notes {
+		fmt.Fprintln(notes, file.at(note.Line)+note.String())
+	}
+	for _, secret := range hidden {
+		fmt.Fprintf(notes, "%sset %s to the value in the file: %s of %s\n", file.at(1), secret.Variable, secret.Member, secret.Server)
+	}
+	if len(file.Servers) == 0 {
+		return fmt.Errorf("%s: there is no server to import", file.path)
+	}
+	_, err = io.WriteString(out, caddyfile)
+	return err
+}

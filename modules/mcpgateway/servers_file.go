@@ -1,0 +1,160 @@
+package mcpgateway
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+)
+
+// readServersFile returns the servers that a file of an MCP client lists, as `server` lines would make them, and notes
+// on what is not taken over. Notes and errors name the file and the line.
+func readServersFile(path string) (servers []*Server, notes []string, err error) {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer in.Close()
+	file, err := parseServersFile(in, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if servers, err = file.newServers(); err != nil {
+		return nil, nil, err
+	}
+	for _, note := range file.Notes {
+		notes = append(notes, file.at(note.Line)+note.String())
+	}
+	return servers, notes, nil
+}
+
+// A serversFile is a file of an MCP client.
+type serversFile struct {
+	*mcpjson.File
+	path string // absolute
+}
+
+// parseServersFile reads a file of an MCP client, or what stands for one at a path that is relative to the current
+// directory.
+func parseServersFile(in io.Reader, path string) (*serversFile, error) {
+	data, err := io.ReadAll(io.LimitReader(in, mcpjson.MaxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, err
+	}
+	home, _ := os.UserHomeDir() // "" if it is unknown
+	file, err := mcpjson.Parse(data, path, home)
+	return &serversFile{file, path}, err
+}
+
+// at returns how messages about a line of the file begin.
+func (f *serversFile) at(line int) string {
+	return fmt.Sprintf("%s:%d: ", f.path, line)
+}
+
+// newServers makes the servers of the file. It adds notes on variables that are not set.
+func (f *serversFile) newServers() (servers []*Server, err error) {
+	for _, listed := range f.Servers {
+		s := &Server{Name: listed.Name, Timeout: caddy.Duration(listed.Timeout), Expose: listed.Expose}
+		switch {
+		case listed.URL == nil:
+			s.proxyToChild(newChild(listed))
+		case len(unset(listed.URL)) > 0:
+			f.noteUnset(listed, "left out, because its URL needs ", listed.URL)
+			continue
+		default:
+			s.setHeaders(listed.Headers)
+			address, _ := listed.URL.Resolve(os.LookupEnv)
+			if err := s.proxyToURL(escapeURL.Replace(address)); err != nil {
+				return nil, fmt.Errorf("%sserver %s: %w", f.at(listed.Line), listed.Name, err)
+			}
+		}
+		f.noteUnset(listed, "needs ", slices.Collect(listed.Values())...)
+		servers = append(servers, s)
+	}
+	return servers, nil
+}
+
+// noteUnset notes that a server needs variables which are not set, if it does.
+func (f *serversFile) noteUnset(s *mcpjson.Server, needs string, values ...mcpjson.Value) {
+	names := unset(values...)
+	if len(names) == 0 {
+		return
+	}
+	text := needs + "environment variables that are not set: " + strings.Join(names, ", ")
+	f.Notes = append(f.Notes, &mcpjson.Note{Line: s.Line, Servers: []string{s.Name}, Text: text})
+}
+
+// unset returns the variables in values that the environment does not have.
+func unset(values ...mcpjson.Value) (names []string) {
+	for _, v := range values {
+		_, unset := v.Resolve(os.LookupEnv)
+		names = append(names, unset...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// newChild returns the transport of a server that is a command.
+func newChild(s *mcpjson.Server) *mcpstdio.Transport {
+	child := &mcpstdio.Transport{Dir: placeholders(s.Dir)}
+	for _, arg := range s.Command {
+		child.Command = append(child.Command, placeholders(arg))
+	}
+	for _, variable := range s.Env {
+		if child.Env == nil {
+			child.Env = map[string]string{}
+		}
+		child.Env[variable.Name] = placeholders(variable.Value)
+	}
+	return child
+}
+
+// setHeaders appends a route that sets headers of requests to the server, as request_header does.
+func (s *Server) setHeaders(settings []mcpjson.Setting) {
+	var route caddyhttp.Route
+	for _, header := range settings {
+		set := http.Header{}
+		set.Set(header.Name, placeholders(header.Value))
+		handler := headers.Handler{Request: &headers.HeaderOps{Set: set}}
+		route.HandlersRaw = append(route.HandlersRaw, caddyconfig.JSONModuleObject(handler, "handler", "headers", nil))
+	}
+	if len(route.HandlersRaw) > 0 {
+		s.Routes = append(s.Routes, route)
+	}
+}
+
+var (
+	escapePlaceholders = strings.NewReplacer("{", `\{`, "}", `\}`)
+	escapeURL          = strings.NewReplacer("{", "%7B", "}", "%7D")
+)
+
+// placeholders returns a value for a field in which Caddy replaces placeholders. Variables become placeholders, so that
+// secrets stay in the environment. The text of the file is escaped. A variable is replaced here if it is not set and
+// has a default, or stands behind a backslash, which would escape the placeholder.
+func placeholders(v mcpjson.Value) string {
+	var b strings.Builder
+	for _, part := range v {
+		value, _ := mcpjson.Value{part}.Resolve(os.LookupEnv)
+		isDefault := part.Default != nil && os.Getenv(part.Env) == ""
+		if part.Env != "" && !isDefault && !strings.HasSuffix(b.String(), `\`) {
+			b.WriteString("{env." + part.Env + "}")
+		} else {
+			b.WriteString(escapePlaceholders.Replace(value))
+		}
+	}
+	return b.String()
+}
