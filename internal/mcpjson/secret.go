@@ -18,16 +18,20 @@ type Secret struct {
 // HideSecrets replaces texts that look like secrets, by their names, with variables of the environment.
 func (f *File) HideSecrets() []Secret {
 	h := &hider{values: map[string]string{}}
-	for _, name := range f.Variables() {
-		h.values[name] = "" // another value
+	for _, s := range f.Servers {
+		for v := range s.Values() {
+			for _, part := range v {
+				h.values[part.Env] = "" // another value
+			}
+		}
 	}
 	for _, s := range f.Servers {
 		h.server = s
 		for i := range s.Env {
-			h.hideSetting("env", &s.Env[i], s.Env[i].Name)
+			h.hideSetting("env", &s.Env[i])
 		}
 		for i := range s.Headers {
-			h.hideSetting("headers", &s.Headers[i], s.Name+"_"+s.Headers[i].Name)
+			h.hideSetting("headers", &s.Headers[i])
 		}
 		h.hideInArgs(s.Command)
 		h.hideInURL(&s.URL)
@@ -35,15 +39,13 @@ func (f *File) HideSecrets() []Secret {
 	return h.secrets
 }
 
-// Variables returns the names of the variables that the servers take from the environment.
+// Variables returns the names of the variables that the environment must have.
 func (f *File) Variables() (names []string) {
+	nothing := func(string) (string, bool) { return "", false }
 	for _, s := range f.Servers {
 		for v := range s.Values() {
-			for _, part := range v {
-				if part.Env != "" {
-					names = append(names, part.Env)
-				}
-			}
+			_, unset := v.Resolve(nothing)
+			names = append(names, unset...)
 		}
 	}
 	slices.Sort(names)
@@ -57,23 +59,42 @@ type hider struct {
 	values  map[string]string // of variables that are taken
 }
 
-// hide returns the value in the place of a secret, and of the text before it that is none.
-func (h *hider) hide(member, wanted, before, secret string) Value {
-	base := strings.Trim(notInVariables.ReplaceAllString(strings.ToUpper(wanted), "_"), "_")
-	if base == "" || '0' <= base[0] && base[0] <= '9' {
-		base = "MCP_" + base
-	}
-	name := base
-	for i := 2; ; i++ {
-		value, taken := h.values[name]
-		if !taken || value == secret {
-			break
-		}
-		name = base + "_" + strconv.Itoa(i)
-	}
+// hide returns the value in the place of a secret of this name, with the text before it that is none.
+func (h *hider) hide(member, secretName, before, secret string) Value {
+	name := h.variable(secretName, secret, strings.HasPrefix(member, "env "))
 	h.values[name] = secret
 	h.secrets = append(h.secrets, Secret{name, h.server.Name, member})
 	return literal(before).add(Part{Env: name}).trimmed()
+}
+
+// variable returns the name of the variable for a secret: that of the secret if it is one for a command and not taken,
+// or says whose it is, as in GITHUB_TOKEN. Otherwise the name of the server is in front.
+func (h *hider) variable(name, secret string, ofCommand bool) string {
+	if value, taken := h.values[name]; ofCommand && variableName.MatchString(name) && (!taken || value == secret) {
+		return name
+	}
+	server, base := inCapitals(h.server.Name), strings.TrimPrefix(inCapitals(name), "X_")
+	if !strings.Contains("_"+base+"_", "_"+server+"_") {
+		base = server + "_" + base
+	}
+	if '0' <= base[0] && base[0] <= '9' {
+		base = "MCP_" + base
+	}
+	variable := base
+	for i := 2; ; i++ {
+		if value, taken := h.values[variable]; !taken || value == secret {
+			return variable
+		}
+		variable = base + "_" + strconv.Itoa(i)
+	}
+}
+
+var wordStart = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+
+// inCapitals returns a name as those of variables are written: apiKey as API_KEY.
+func inCapitals(name string) string {
+	name = strings.ToUpper(wordStart.ReplaceAllString(name, "${1}_$2"))
+	return strings.Trim(notInVariables.ReplaceAllString(name, "_"), "_")
 }
 
 // trimmed returns a value without an empty text at its beginning.
@@ -86,10 +107,10 @@ func (v Value) trimmed() Value {
 
 var scheme = regexp.MustCompile(`^(?i:bearer|basic|token) +`)
 
-func (h *hider) hideSetting(member string, s *Setting, variable string) {
+func (h *hider) hideSetting(member string, s *Setting) {
 	if value, ok := s.Value.Literal(); ok && isSecret(s.Name, value) {
 		before := scheme.FindString(value)
-		s.Value = h.hide(member+" "+s.Name, variable, before, value[len(before):])
+		s.Value = h.hide(member+" "+s.Name, s.Name, before, value[len(before):])
 	}
 }
 
@@ -105,12 +126,15 @@ func (h *hider) hideInArgs(args []Value) {
 		member := fmt.Sprintf("args, number %d", i)
 		if m := assignment.FindStringSubmatch(arg); m != nil && isSecret(m[1], m[3]) {
 			before := scheme.FindString(m[3])
-			args[i] = h.hide(member, h.server.Name+"_"+m[1], m[1]+m[2]+before, m[3][len(before):])
+			args[i] = h.hide(member, m[1], m[1]+m[2]+before, m[3][len(before):])
 			continue
 		}
-		flag, isText := args[i-1].Literal()
-		if isText && strings.HasPrefix(flag, "-") && !strings.HasPrefix(arg, "-") && isSecret(flag, arg) {
-			args[i] = h.hide(member, h.server.Name+"_"+flag, "", arg)
+		flag, _ := args[i-1].Literal()
+		if !strings.HasPrefix(flag, "-") {
+			flag = "url" // with a password
+		}
+		if !strings.HasPrefix(arg, "-") && isSecret(flag, arg) {
+			args[i] = h.hide(member, flag, "", arg)
 		}
 	}
 }
@@ -132,7 +156,7 @@ func (h *hider) hideInURL(address *Value) {
 			value = value.add(Part{Text: pair})
 			continue
 		}
-		for _, part := range h.hide("url", h.server.Name+"_"+name, name+"=", secret) {
+		for _, part := range h.hide("url", name, name+"=", secret) {
 			value = value.add(part)
 		}
 	}

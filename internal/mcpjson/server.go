@@ -26,6 +26,17 @@ type draft struct {
 	timeout    time.Duration
 	expose     []string
 	impossible string // why it is left out
+	notes      []draftNote
+}
+
+// A draftNote tells what of the server is not taken over, or differs. It is dropped with a server that is left out.
+type draftNote struct {
+	offset int
+	text   string
+}
+
+func (d *draft) note(offset int, text string) {
+	d.notes = append(d.notes, draftNote{offset, text})
 }
 
 // parseServer reads a server. It returns nil for one that is left out.
@@ -52,7 +63,14 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 		p.note(e.offset, e.key, "left out: "+d.impossible)
 		return nil, nil
 	}
-	return d.server()
+	server, err := d.server()
+	if err != nil {
+		return nil, err
+	}
+	for _, note := range d.notes {
+		p.note(note.offset, e.key, note.text)
+	}
+	return server, nil
 }
 
 // isOff reports whether clients do not use the server.
@@ -135,7 +153,7 @@ func (d *draft) ignore(name string, v hujson.Value) {
 	if !known {
 		note = Printable(name) + ": unknown, ignored"
 	}
-	d.note(v.StartOffset, d.key, note)
+	d.note(v.StartOffset, note)
 }
 
 func (d *draft) readKind(name string, v hujson.Value) error {
@@ -160,7 +178,7 @@ func (d *draft) readTimeout(v hujson.Value) {
 	case ok && d.gemini && 0 < milliseconds && milliseconds < 1<<40:
 		d.timeout = time.Duration(milliseconds) * time.Millisecond
 	default:
-		d.note(v.StartOffset, d.key,
+		d.note(v.StartOffset,
 			"timeout: not taken over, because some clients count seconds and some milliseconds; see response_timeout")
 	}
 }
@@ -171,7 +189,7 @@ var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 func (d *draft) readTools(name string, v hujson.Value) {
 	array, ok := v.Value.(*hujson.Array)
 	if !ok {
-		d.note(v.StartOffset, d.key, name+": not a list of names, ignored; all tools are shown")
+		d.note(v.StartOffset, name+": not a list of names, ignored; all tools are shown")
 		return
 	}
 	var tools []string
@@ -182,7 +200,7 @@ func (d *draft) readTools(name string, v hujson.Value) {
 		case kind(element) == '"' && toolName.MatchString(tool):
 			tools = append(tools, tool)
 		default:
-			d.note(v.StartOffset, d.key, name+": not a list of names, ignored; all tools are shown")
+			d.note(v.StartOffset, name+": not a list of names, ignored; all tools are shown")
 			return
 		}
 	}
@@ -219,13 +237,13 @@ func (d *draft) server() (*Server, error) {
 		return nil, d.errorf(d.offset, "server %q: a name needs letters or digits of ASCII; rename it", d.key)
 	}
 	if name != d.key {
-		d.note(d.offset, d.key, "is called "+name+" in the gateway")
+		d.note(d.offset, "is called "+name+" in the gateway")
 	}
 	s := &Server{Name: name, Line: d.line(d.offset), Timeout: d.timeout, Expose: d.expose}
 	if d.kind == "http" {
 		s.URL, s.Headers = d.url, d.headers
 		if len(d.env) > 0 {
-			d.note(d.offset, d.key, "env: a server with a URL has none, ignored")
+			d.note(d.offset, "env: a server with a URL has none, ignored")
 		}
 		return s, nil
 	}
@@ -238,11 +256,11 @@ func (d *draft) complete(s *Server) error {
 		return d.errorf(d.offset, "server %q: command is empty", d.key)
 	}
 	if len(d.headers) > 0 {
-		d.note(d.offset, d.key, "headers: a server with a command has none, ignored")
+		d.note(d.offset, "headers: a server with a command has none, ignored")
 	}
 	program := d.command[0]
 	if command, ok := program.Literal(); ok && len(d.command)+len(d.args) == 1 && strings.Contains(command, " ") {
-		d.note(d.offset, d.key, "command: has a space; arguments belong in args")
+		d.note(d.offset, "command: has a space; arguments belong in args")
 	}
 	relative := isRelative(program)
 	if relative || strings.HasPrefix(program[0].Text, "~/") {

@@ -123,18 +123,18 @@ func (p *parser) variable(written string) (part Part, reason string) {
 	}
 	switch id, isInput := strings.CutPrefix(name, "input:"); {
 	case isInput:
-		variable := "INPUT_" + strings.Trim(notInVariables.ReplaceAllString(strings.ToUpper(id), "_"), "_")
+		variable := "INPUT_" + inCapitals(id)
 		return Part{Env: variable, Default: p.inputs[id]}, ""
 	case variableName.MatchString(name) && strings.Contains(standard, "${"):
-		return Part{}, fmt.Sprintf("%q has a variable in its default", written)
+		return Part{}, fmt.Sprintf("%q has a variable in its default", Printable(written))
 	case variableName.MatchString(name) && hasStandard:
 		return Part{Env: name, Default: &standard}, ""
 	case variableName.MatchString(name):
 		return Part{Env: name}, ""
 	case strings.HasPrefix(name, "cmd:"), strings.HasPrefix(name, "command:"):
-		return Part{}, fmt.Sprintf("%q is a command, and none is run to find a value", written)
+		return Part{}, "${cmd: …} needs a command to be run, which the gateway does not do"
 	case variableOfEditor.MatchString(name):
-		return Part{}, fmt.Sprintf("%q is known to the client only", written)
+		return Part{}, fmt.Sprintf("only the client knows %q", Printable(written))
 	}
 	return Part{Text: written}, ""
 }

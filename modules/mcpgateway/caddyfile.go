@@ -258,7 +258,8 @@ func inBlock(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfi
 	if len(lines) == 0 {
 		return tokens
 	}
-	open.Line, end.Line = tokens[len(tokens)-1].Line, lines[len(lines)-1].Line+1
+	last := lines[len(lines)-1]
+	open.Line, end.Line = tokens[len(tokens)-1].Line, last.Line+last.NumLineBreaks()+1
 	return append(append(append(tokens, open), lines...), end)
 }
 

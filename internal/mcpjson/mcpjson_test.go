@@ -1,0 +1,218 @@
+package mcpjson
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// parsed reads a file of the project in /work, whose user has the home folder /home/ada.
+func parsed(t *testing.T, name, text string) (*File, error) {
+	t.Helper()
+	return Parse([]byte(text), filepath.Join("/work", name), "/home/ada")
+}
+
+// described returns servers and notes, one on a line.
+func described(f *File) string {
+	show := func(v Value) string {
+		text := ""
+		for _, part := range v {
+			switch {
+			case part.Env != "" && part.Default != nil:
+				text += "<" + part.Env + "|" + *part.Default + ">"
+			case part.Env != "":
+				text += "<" + part.Env + ">"
+			default:
+				text += part.Text
+			}
+		}
+		return text
+	}
+	var lines []string
+	for _, s := range f.Servers {
+		line := []string{s.Name}
+		for _, arg := range s.Command {
+			line = append(line, "["+show(arg)+"]")
+		}
+		if s.URL != nil {
+			line = append(line, show(s.URL))
+		}
+		if s.Dir != nil {
+			line = append(line, "in "+show(s.Dir))
+		}
+		for _, setting := range slices.Concat(s.Env, s.Headers) {
+			line = append(line, setting.Name+"="+show(setting.Value))
+		}
+		if s.Timeout > 0 {
+			line = append(line, s.Timeout.String())
+		}
+		if s.Expose != nil {
+			line = append(line, fmt.Sprint(s.Expose))
+		}
+		lines = append(lines, strings.Join(line, " "))
+	}
+	for _, n := range f.Notes {
+		lines = append(lines, fmt.Sprintf("%d: %s", n.Line, n))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestParse(t *testing.T) {
+	tests := []struct{ name, file, text, want string }{
+		{"a command", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["1",2,true]}}}`, "a [x] [1] [2] [true]"},
+		{"a URL", "mcp.json", `{"mcpServers":{"a":{"url":"http://x/mcp"}}}`, "a http://x/mcp"},
+		{"no servers", "mcp.json", `{"mcpServers":{}}`, ""},
+		{"a byte order mark", "mcp.json", "\ufeff" + `{"mcpServers":{"a":{"command":"x"}}}`, "a [x]"},
+		{"settings of VS Code", "settings.json", `{"mcp":{"servers":{"a":{"command":"x","env":{"K":"${env:K}"}}}}}`, "a [x] K=<K>"},
+		{"the second version of opencode", "opencode.jsonc", `{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`, "a [x] [<K>] in /work"},
+		{"variables", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A}-${env:B}","${C:-d e}","${D:-}","$E","${1x}","${}"]}}}`, "a [x] [<A>-<B>] [<C|d e>] [<D|>] [$E] [${1x}] [${}]"},
+		{"variables of the editor", ".vscode/mcp.json", `{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`, "a [x] [/home/ada] [/work] [work] [/] in /work"},
+		{"a variable in a default", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A:-${B}}"]}}}`, `1: a: left out: args: "${A:-${B}" has a variable in its default`},
+		{"commands that find values", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"K":"${cmd: rm -rf /}"}}}}`, "1: a: left out: env: ${cmd: …} needs a command to be run, which the gateway does not do"},
+		{"an input that could be mistaken for PATH", "mcp.json", `{"inputs":[{"id":"path"}],"servers":{"a":{"command":"x","args":["${input:path}"]}}}`, "a [x] [<INPUT_PATH>]"},
+		{"variables without braces of Gemini", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x/$A"}}}`, "a http://x/<A>"},
+		{"null is the variable of the environment", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"A":null,"B":""}}}}`, "a [x] A=<A> B=<B>"},
+		{"an empty variable is empty elsewhere", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"B":""}}}}`, "a [x] B="},
+		{"relative paths", "mcp.json", `{"mcpServers":{"a":{"command":"./x"},"b":{"command":"bin/x","cwd":"sub"},"c":{"command":"~/x"},"d":{"command":"/x","cwd":"~"}}}`, "a [/work/x] in /work\nb [/work/bin/x] in /work/sub\nc [/home/ada/x]\nd [/x] in /home/ada"},
+		{"a project", ".mcp.json", `{"mcpServers":{"a":{"command":"x"}}}`, "a [x] in /work"},
+		{"type decides", "mcp.json", `{"mcpServers":{"a":{"type":"stdio","command":"x","url":"http://x"},"b":{"transport":"sse","command":"x","url":"http://x"}}}`, "a [x]\nb http://x"},
+		{"disabled servers may be wrong", "mcp.json", `{"mcpServers":{"a":{"disabled":true},"b":{"enabled":false,"args":7}}}`, "1: a, b: left out, because the file disables it"},
+		{"headers of the protocol", "mcp.json", `{"mcpServers":{"a":{"url":"http://x","headers":{"content-type":"x","Accept":"y","X-A":"z"}}}}`, "a http://x X-A=z"},
+		{"members of the client", "mcp.json", `{"mcpServers":{"a":{"command":"x","alwaysAllow":["t"],"autoApprove":[],"trust":true}}}`, "a [x]"},
+		{"unknown members", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"foo\":1},\"b\":{\"command\":\"x\",\"foo\":2}}}", "a [x]\nb [x]\n2: a, b: foo: unknown, ignored"},
+		{"tools", "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":["*"]},"b":{"command":"x","tools":["t","u"]},"c":{"command":"x","tools":["t*"]},"d":{"command":"x","tools":[]}}}`, "a [x]\nb [x] [t u]\nc [x]\n1: c: tools: not a list of names, ignored; all tools are shown\n1: d: left out: tools allows no tool"},
+		{"names", "mcp.json", `{"mcpServers":{"My Server":{"command":"x"},"a__b":{"command":"x"},"@org/pkg":{"command":"x"},"x_":{"command":"x"}}}`, "My-Server [x]\na_b [x]\npkg [x]\nx [x]\n1: My Server: is called My-Server in the gateway\n1: a__b: is called a_b in the gateway\n1: @org/pkg: is called pkg in the gateway\n1: x_: is called x in the gateway"},
+		{"a name that is too long", "mcp.json", `{"mcpServers":{"` + strings.Repeat("n", 50) + `":{"command":"x"}}}`, strings.Repeat("n", 46) + " [x]\n1: " + strings.Repeat("n", 50) + ": is called " + strings.Repeat("n", 46) + " in the gateway"},
+		{"a command line in command", "mcp.json", `{"mcpServers":{"a":{"command":"npx -y x"}}}`, "a [npx -y x]\n1: a: command: has a space; arguments belong in args"},
+		{"a name that a terminal would obey", "mcp.json", `{"mcpServers":{"a\u001b[2J":{"command":"x"}}}`, "a-2J [x]\n1: a\ufffd[2J: is called a-2J in the gateway"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			file, err := parsed(t, tt.file, tt.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := described(file); got != tt.want {
+				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	many := strings.TrimSuffix(strings.Repeat(`"%":{"command":"x"},`, maxServers+1), ",")
+	for i := range maxServers + 1 {
+		many = strings.Replace(many, "%", fmt.Sprint("s", i), 1)
+	}
+	tests := []struct{ name, text, err string }{
+		{"no JSON", "{\n\"mcpServers\": {\n\"a\" 1", "/work/mcp.json:3: not JSON, at column 5: invalid character '1' after object name"},
+		{"an array", "[]", "/work/mcp.json:1: the file is not a JSON object"},
+		{"no list", "{}", "there is no list of servers"},
+		{"a list that is an array", `{"mcpServers":[]}`, "the list of servers is not a JSON object"},
+		{"a server that is a string", "{\"mcpServers\":{\n\"a\":\"x\"}}", `/work/mcp.json:2: server "a" is not a JSON object`},
+		{"neither command nor URL", `{"mcpServers":{"a":{}}}`, `server "a" has neither command nor url`},
+		{"both", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a URL`},
+		{"type http without a URL", `{"mcpServers":{"a":{"type":"http","command":"x"}}}`, `server "a" has no url`},
+		{"type stdio without a command", `{"mcpServers":{"a":{"type":"stdio","url":"http://x"}}}`, `server "a" has no command`},
+		{"an empty command", `{"mcpServers":{"a":{"command":""}}}`, "command is empty"},
+		{"an empty list as command", `{"mcpServers":{"a":{"command":[]}}}`, "has neither command nor url"},
+		{"args that are a string", `{"mcpServers":{"a":{"command":"x","args":"-y"}}}`, `server "a": args: a list of strings is expected`},
+		{"env that is a list", `{"mcpServers":{"a":{"command":"x","env":["A=b"]}}}`, `server "a": env: an object of strings is expected`},
+		{"a variable without a name", `{"mcpServers":{"a":{"command":"x","env":{"A=":"b"}}}}`, "is not the name of a variable"},
+		{"a header without a name", `{"mcpServers":{"a":{"url":"http://x","headers":{"@a":"b"}}}}`, "is not the name of a header"},
+		{"a header with a line break", `{"mcpServers":{"a":{"url":"http://x","headers":{"X":"a\nb"}}}}`, "has a line break"},
+		{"disabled that is a string", `{"mcpServers":{"a":{"disabled":"yes"}}}`, "true or false is expected"},
+		{"a control character", `{"mcpServers":{"a":{"command":"x\u001b[2J"}}}`, "control character"},
+		{"the same name twice", "{\"mcpServers\":{\"a\":{\"command\":\"x\"},\n\"a\":{\"command\":\"y\"}}}", `/work/mcp.json:2: server "a" is also at line 1`},
+		{"names that become the same", `{"mcpServers":{"a b":{"command":"x"},"a-b":{"command":"y"}}}`, `servers "a b" and "a-b" both become a-b`},
+		{"a name without letters", `{"mcpServers":{"…":{"command":"x"}}}`, "a name needs letters or digits of ASCII"},
+		{"a file that is too large", `{"mcpServers":{}}` + strings.Repeat(" ", MaxSize), "more than 1048576 bytes"},
+		{"too many servers", `{"mcpServers":{` + many + `}}`, "more than 1000 servers"},
+		{"deep JSON", strings.Repeat("[", maxBrackets+1), "brackets"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := parsed(t, "mcp.json", tt.text)
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestHideSecrets(t *testing.T) {
+	file, err := parsed(t, "mcp.json", `{"mcpServers":{
+		"a":{"command":"x","args":["--key","s1","--token=s2","--verbose","API_KEY=s3","-p","postgres://u:s4@h/d"],"env":{"API_KEY":"s5","MAX_TOKENS":"10","KEY_FILE":"/k","T":"${T_TOKEN}"}},
+		"b":{"url":"http://x/?key=s6&n=1&token=s7","headers":{"Authorization":"Bearer s8","X-B":"plain"}},
+		"c":{"command":"y","env":{"A_API_KEY":"s9","C_TOKEN":"${A_KEY}"}}}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := file.HideSecrets()
+	want := `a [x] [--key] [<A_KEY_2>] [--token=<A_TOKEN>] [--verbose] [API_KEY=<A_API_KEY>] [-p] [<A_P>] API_KEY=<API_KEY> MAX_TOKENS=10 KEY_FILE=/k T=<T_TOKEN>
+b http://x/?key=<B_KEY>&n=1&token=<B_TOKEN> Authorization=Bearer <B_AUTHORIZATION> X-B=plain
+c [y] A_API_KEY=<C_A_API_KEY> C_TOKEN=<A_KEY>`
+	if got := described(file); got != want {
+		t.Errorf("got\n%s", got)
+	}
+	if len(secrets) != 9 || secrets[0] != (Secret{"API_KEY", "a", "env API_KEY"}) {
+		t.Errorf("got %v", secrets)
+	}
+}
+
+// No file is more than refused. Names are those that a gateway can have, texts can be printed, and what a file says
+// without variables is what its servers get.
+func FuzzParse(f *testing.F) {
+	for _, text := range []string{
+		`{"mcpServers":{"a":{"command":"x","args":["1","${A:-b}"],"env":{"K":"v","N":null}}}}`,
+		`{"servers":{"a b":{"type":"http","url":"http://x/?key=1","headers":{"A":"b"}}},"inputs":[{"id":"a"},1]}`,
+		`{"mcp":{"a":{"type":"local","command":["x","{env:A}"],"enabled":true}}}`,
+		"// c\n{\"mcpServers\":{/**/\"a\":{\"command\":\"~/x\",\"cwd\":\"\"},},}", `{"mcpServers":{"a":{"command":["",null]}}}`,
+		`{"mcpServers":null}`, `{`, ``, `{"mcpServers":{"":{"url":""}}}`, `{"mcpServers":{"a":{"httpUrl":"$A","timeout":1e9,"tools":[1]}}}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := Parse(data, "/work/mcp.json", "/home/ada")
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\x1b\x00\n") {
+				t.Errorf("the error cannot be printed: %q", err)
+			}
+			return
+		}
+		for _, note := range file.Notes {
+			if strings.ContainsAny(note.String(), "\x1b\x00\n") {
+				t.Errorf("the note cannot be printed: %q", note)
+			}
+		}
+		for _, s := range file.Servers {
+			if !plainName.MatchString(s.Name) || len(s.Name) > maxName || strings.Contains(s.Name+"__", "___") {
+				t.Errorf("a gateway cannot have the name %q", s.Name)
+			}
+			if (s.URL == nil) == (len(s.Command) == 0) {
+				t.Errorf("%s has no command or URL, or both", s.Name)
+			}
+		}
+		var plain struct {
+			Servers map[string]struct {
+				Args []string
+			} `json:"mcpServers"`
+		}
+		isPlain := json.Unmarshal(data, &plain) == nil
+		file.HideSecrets()
+		for _, s := range file.Servers {
+			args, ok := plain.Servers[s.Name]
+			if !isPlain || !ok || len(s.Command) != 1+len(args.Args) {
+				continue
+			}
+			for i, arg := range args.Args {
+				if got, literal := s.Command[1+i].Literal(); literal && got != arg && !strings.Contains(arg, "$") {
+					t.Errorf("the argument %q becomes %q", arg, got)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,298 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+)
+
+var update = flag.Bool("update", false, "write the goldens")
+
+// clientFiles returns files of MCP clients, by the name of the client.
+func clientFiles(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, pattern := range []string{"*/*.json", "*/.*.json", "*/.*/*.json"} {
+		files, err := filepath.Glob("../../internal/mcpjson/testdata/" + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			path, err := filepath.Abs(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, _, _ := strings.Cut(strings.TrimPrefix(filepath.ToSlash(file), "../../internal/mcpjson/testdata/"), "/")
+			found[client] = path
+		}
+	}
+	if len(found) != 12 {
+		t.Fatalf("there are files of %d clients", len(found))
+	}
+	return found
+}
+
+// imported returns the Caddyfile that caddy mcp import prints of a file, and its notes.
+func imported(t *testing.T, path string, secrets bool) (printed, notes string) {
+	t.Helper()
+	in, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	var out, told bytes.Buffer
+	if err := importServers(&out, &told, in, path, "", secrets); err != nil {
+		t.Fatal(err)
+	}
+	return out.String(), told.String()
+}
+
+// The Caddyfiles in testdata/import are what import prints. -update writes them.
+func TestImportOfEachClient(t *testing.T) {
+	t.Setenv("HOME", "/home/ada")
+	for client, path := range clientFiles(t) {
+		t.Run(client, func(t *testing.T) {
+			printed, _ := imported(t, path, false)
+			// The folder of the file is another on each machine.
+			folder := filepath.Dir(path)
+			if strings.HasPrefix(filepath.Base(folder), ".") {
+				folder = filepath.Dir(folder)
+			}
+			printed = strings.ReplaceAll(printed, folder, "/project")
+			golden := "testdata/import/" + client + ".Caddyfile"
+			if *update {
+				if err := os.WriteFile(golden, []byte(printed), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if printed != string(want) {
+				t.Errorf("got\n%s\nwant\n%s", printed, want)
+			}
+			if formatted := caddyfile.Format([]byte(printed)); !bytes.Equal(formatted, []byte(printed)) && client != "uvx" {
+				t.Errorf("caddy fmt makes of it\n%s", formatted)
+			}
+		})
+	}
+}
+
+// serversOf returns the servers of the only gateway in a configuration, as JSON.
+func serversOf(t *testing.T, config []byte) string {
+	t.Helper()
+	gateways, err := configfile.Handlers(config, "mcp_gateway")
+	if err != nil || len(gateways) != 1 {
+		t.Fatalf("there are %d gateways: %v", len(gateways), err)
+	}
+	var gateway Handler
+	if err := caddy.StrictUnmarshalJSON(gateways[0], &gateway); err != nil {
+		t.Fatal(err)
+	}
+	return indented(t, gateway.Servers)
+}
+
+func indented(t *testing.T, value any) string {
+	t.Helper()
+	text, err := json.MarshalIndent(value, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Caddy makes of the Caddyfile the servers that the file is read as. The adapter serves these, with the same gateway.
+func TestImportedServersAreThoseOfTheFile(t *testing.T) {
+	// Elsewhere they are placeholders, which are never the same as {$NAME}.
+	for _, name := range []string{"API_BASE_URL", "CACHE_DIR", "LOG_LEVEL", "INPUT_REGION"} {
+		t.Setenv(name, "")
+		os.Unsetenv(name)
+	}
+	t.Setenv("API_HOST", "api.example.com")
+	t.Setenv("MY_PORT", "3000")
+	t.Setenv("USERNAME", "ada")
+	for client, path := range clientFiles(t) {
+		t.Run(client, func(t *testing.T) {
+			printed, _ := imported(t, path, true)
+			config := adapted(t, printed)
+			servers, _, err := readServersFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := serversOf(t, config), indented(t, servers); got != want {
+				t.Errorf("of\n%s\nCaddy makes\n%s\nand of the file\n%s", printed, got, want)
+			}
+			body, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			served, _, err := caddyconfig.GetAdapter("mcp").Adapt(body, map[string]any{"filename": path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := canonical(t, served), canonical(t, config); got != want {
+				t.Errorf("the adapter makes\n%s\nand the Caddyfile\n%s", got, want)
+			}
+			if err := caddy.Validate(parsedConfig(t, served)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// canonical returns JSON with its members in order.
+func canonical(t *testing.T, config []byte) string {
+	t.Helper()
+	var value any
+	if err := json.Unmarshal(config, &value); err != nil {
+		t.Fatal(err)
+	}
+	return indented(t, value)
+}
+
+func TestImportPrintsNoSecrets(t *testing.T) {
+	for client, path := range clientFiles(t) {
+		printed, notes := imported(t, path, false)
+		for _, secret := range []string{"0123456789", "hunter2", "abcdef"} {
+			if strings.Contains(printed, secret) || strings.Contains(notes, secret) {
+				t.Errorf("%s: %s is in\n%s\n%s", client, secret, printed, notes)
+			}
+		}
+		if body, _ := os.ReadFile(path); bytes.Contains(body, []byte("0123456789")) {
+			if printed, _ := imported(t, path, true); !strings.Contains(printed, "0123456789") {
+				t.Errorf("%s: --secrets prints none:\n%s", client, printed)
+			}
+		}
+	}
+}
+
+// writeFile writes a file into a folder of the test.
+func writeFile(t *testing.T, name, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReadServersFileFails(t *testing.T) {
+	tests := []struct{ name, text, err string }{
+		{"a URL of another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}", `mcp.json:2: server a: "ftp://x" is not an http or https URL`},
+		{"credentials in a URL", `{"mcpServers":{"a":{"url":"https://u:p@x"}}}`, "credentials in a URL"},
+		{"no JSON", "{\n\"mcpServers\": {\n", "mcp.json:3: not JSON"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, err := readServersFile(writeFile(t, "mcp.json", tt.text))
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if _, _, err := readServersFile(filepath.Join(t.TempDir(), "none.json")); !os.IsNotExist(err) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
+	path := writeFile(t, "mcp.json", `{"mcpServers":{
+		"child":{"command":"x","args":["${NOT_SET_B}","${NOT_SET_C:-c}"],"env":{"A":"${NOT_SET_A}"}},
+		"remote":{"url":"https://${NOT_SET_A}/mcp"}}}`)
+	servers, notes, err := readServersFile(path)
+	if err != nil || len(servers) != 1 {
+		t.Fatalf("got %d servers, %v", len(servers), err)
+	}
+	want := []string{
+		path + ":2: child: needs environment variables that are not set: NOT_SET_A, NOT_SET_B",
+		path + ":3: remote: left out, because its URL needs environment variables that are not set: NOT_SET_A",
+	}
+	if got := strings.Join(notes, "\n"); got != strings.Join(want, "\n") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
+// Whatever a file says, it is what the child gets: nothing of it is a placeholder for Caddy.
+func FuzzImport(f *testing.F) {
+	for _, text := range []string{
+		"plain", "a b", `a"b`, "a`b", `a\`, `\"`, "`\\\"", "{env.HOME}", "{$HOME}", `\{env.HOME}`, "{$", "}", "{", "{}", "#x", "<<X", "<<", "", " ", "a\nb", "\n",
+		"TEXT`\\", "{http.request.host}", "{path}", "{{block}}", "{args[0]}", "${HOME}", `C:\${HOME}`, "${NOT_SET:-a b}", "${NOT_SET:-{\"a\"}", "import", "\t", "é\u2028",
+	} {
+		f.Add(text, text)
+	}
+	f.Setenv("HOME", "/home/ada")
+	home := func(name string) (string, bool) { return "/home/ada", name == "HOME" }
+	f.Fuzz(func(t *testing.T, arg, variable string) {
+		path := filepath.Join(t.TempDir(), "mcp.json")
+		body, err := json.Marshal(map[string]any{"mcpServers": map[string]any{
+			"a": map[string]any{"command": "x", "args": []string{arg, "last"}, "env": map[string]string{"V": variable}},
+			"b": map[string]any{"url": "http://127.0.0.1", "headers": map[string]string{"X": "x"}},
+		}})
+		if err != nil {
+			t.Skip()
+		}
+		file, err := mcpjson.Parse(body, path, "/home/ada")
+		if err != nil || len(file.Servers) != 2 {
+			t.Skip() // another fuzz target tries what is refused
+		}
+		// An oracle that knows nothing of placeholders.
+		want, unset := file.Servers[0].Command[1].Resolve(home)
+		wantEnv, unsetEnv := file.Servers[0].Env[0].Value.Resolve(home)
+		if len(unset)+len(unsetEnv) > 0 {
+			t.Skip()
+		}
+		repl := caddy.NewReplacer()
+		check := func(from string, raw json.RawMessage) {
+			var proxy struct{ Transport mcpstdio.Transport }
+			if err := json.Unmarshal(raw, &proxy); err != nil {
+				t.Fatal(err)
+			}
+			child := proxy.Transport
+			if len(child.Command) != 3 || repl.ReplaceKnown(child.Command[1], "") != want || child.Command[2] != "last" {
+				t.Errorf("%s: got %q, want %q", from, child.Command, want)
+			}
+			if got := repl.ReplaceKnown(child.Env["V"], ""); got != wantEnv {
+				t.Errorf("%s: got %q, want %q", from, got, wantEnv)
+			}
+		}
+		made := &serversFile{file, path}
+		servers, err := made.newServers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		check("file", servers[0].Routes[0].HandlersRaw[0])
+		printed := (&caddyfilePrinter{file: made}).print()
+		if strings.Contains(printed, "cannot be written in a Caddyfile") {
+			t.Skip()
+		}
+		config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(printed), nil)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, printed)
+		}
+		gateways, err := configfile.Handlers(config, "mcp_gateway")
+		if err != nil || len(gateways) != 1 {
+			t.Fatal(err)
+		}
+		var gateway Handler
+		if err := json.Unmarshal(gateways[0], &gateway); err != nil {
+			t.Fatal(err)
+		}
+		check(printed, gateway.Servers[0].Routes[0].HandlersRaw[0])
+	})
+}
