@@ -114,6 +114,7 @@ func TestParseRefuses(t *testing.T) {
 		{"a list that is an array", `{"mcpServers":[]}`, "the list of servers is not a JSON object"},
 		{"a server that is a string", "{\"mcpServers\":{\n\"a\":\"x\"}}", `/work/mcp.json:2: server "a" is not a JSON object`},
 		{"neither command nor URL", `{"mcpServers":{"a":{}}}`, `server "a" has neither command nor url`},
+		{"a misspelt command", `{"mcpServers":{"a":{"comand":"x"}}}`, `server "a" has neither command nor url, but comand`},
 		{"both", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a URL`},
 		{"type http without a URL", `{"mcpServers":{"a":{"type":"http","command":"x"}}}`, `server "a" has no url`},
 		{"type stdio without a command", `{"mcpServers":{"a":{"type":"stdio","url":"http://x"}}}`, `server "a" has no command`},

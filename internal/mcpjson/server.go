@@ -27,6 +27,7 @@ type draft struct {
 	expose     []string
 	impossible string // why it is left out
 	notes      []draftNote
+	unknown    []string // members
 }
 
 // A draftNote tells what of the server is not taken over, or differs. It is dropped with a server that is left out.
@@ -151,6 +152,7 @@ func (d *draft) ignore(name string, v hujson.Value) {
 	}
 	note, known := notTaken[name]
 	if !known {
+		d.unknown = append(d.unknown, Printable(name))
 		note = Printable(name) + ": unknown, ignored"
 	}
 	d.note(v.StartOffset, note)
@@ -226,7 +228,7 @@ func (d *draft) server() (*Server, error) {
 	case d.kind == "" && d.url != nil:
 		d.kind = "http"
 	case d.kind == "":
-		return nil, d.errorf(d.offset, "server %q has neither command nor url", d.key)
+		return nil, d.errorf(d.offset, "server %q has neither command nor url%s", d.key, d.misspelt())
 	case d.kind == "stdio" && d.command == nil:
 		return nil, d.errorf(d.offset, "server %q has no command", d.key)
 	case d.kind == "http" && d.url == nil:
@@ -248,6 +250,14 @@ func (d *draft) server() (*Server, error) {
 		return s, nil
 	}
 	return s, d.complete(s)
+}
+
+// misspelt returns the members that are unknown, for the error of a server without others.
+func (d *draft) misspelt() string {
+	if len(d.unknown) == 0 {
+		return ""
+	}
+	return ", but " + strings.Join(d.unknown, ", ")
 }
 
 // complete fills in the command of a server.

@@ -237,62 +237,65 @@ func FuzzImport(f *testing.F) {
 		f.Add(text, text)
 	}
 	f.Setenv("HOME", "/home/ada")
+	f.Fuzz(checkImport)
+}
+
+// checkImport compares what a child gets of an argument and of a variable of a file with what the file says.
+func checkImport(t *testing.T, arg, variable string) {
 	home := func(name string) (string, bool) { return "/home/ada", name == "HOME" }
-	f.Fuzz(func(t *testing.T, arg, variable string) {
-		path := filepath.Join(t.TempDir(), "mcp.json")
-		body, err := json.Marshal(map[string]any{"mcpServers": map[string]any{
-			"a": map[string]any{"command": "x", "args": []string{arg, "last"}, "env": map[string]string{"V": variable}},
-			"b": map[string]any{"url": "http://127.0.0.1", "headers": map[string]string{"X": "x"}},
-		}})
-		if err != nil {
-			t.Skip()
-		}
-		file, err := mcpjson.Parse(body, path, "/home/ada")
-		if err != nil || len(file.Servers) != 2 {
-			t.Skip() // another fuzz target tries what is refused
-		}
-		// An oracle that knows nothing of placeholders.
-		want, unset := file.Servers[0].Command[1].Resolve(home)
-		wantEnv, unsetEnv := file.Servers[0].Env[0].Value.Resolve(home)
-		if len(unset)+len(unsetEnv) > 0 {
-			t.Skip()
-		}
-		repl := caddy.NewReplacer()
-		check := func(from string, raw json.RawMessage) {
-			var proxy struct{ Transport mcpstdio.Transport }
-			if err := json.Unmarshal(raw, &proxy); err != nil {
-				t.Fatal(err)
-			}
-			child := proxy.Transport
-			if len(child.Command) != 3 || repl.ReplaceKnown(child.Command[1], "") != want || child.Command[2] != "last" {
-				t.Errorf("%s: got %q, want %q", from, child.Command, want)
-			}
-			if got := repl.ReplaceKnown(child.Env["V"], ""); got != wantEnv {
-				t.Errorf("%s: got %q, want %q", from, got, wantEnv)
-			}
-		}
-		made := &serversFile{file, path}
-		servers, err := made.newServers()
-		if err != nil {
+	path := filepath.Join(t.TempDir(), "mcp.json")
+	body, err := json.Marshal(map[string]any{"mcpServers": map[string]any{
+		"a": map[string]any{"command": "x", "args": []string{arg, "last"}, "env": map[string]string{"V": variable}},
+		"b": map[string]any{"url": "http://127.0.0.1", "headers": map[string]string{"X": "x"}},
+	}})
+	if err != nil {
+		t.Skip()
+	}
+	file, err := mcpjson.Parse(body, path, "/home/ada")
+	if err != nil || len(file.Servers) != 2 {
+		t.Skip() // another fuzz target tries what is refused
+	}
+	// An oracle that knows nothing of placeholders.
+	want, unset := file.Servers[0].Command[1].Resolve(home)
+	wantEnv, unsetEnv := file.Servers[0].Env[0].Value.Resolve(home)
+	if len(unset)+len(unsetEnv) > 0 {
+		t.Skip()
+	}
+	repl := caddy.NewReplacer()
+	check := func(from string, raw json.RawMessage) {
+		var proxy struct{ Transport mcpstdio.Transport }
+		if err := json.Unmarshal(raw, &proxy); err != nil {
 			t.Fatal(err)
 		}
-		check("file", servers[0].Routes[0].HandlersRaw[0])
-		printed := (&caddyfilePrinter{file: made}).print()
-		if strings.Contains(printed, "cannot be written in a Caddyfile") {
-			t.Skip()
+		child := proxy.Transport
+		if len(child.Command) != 3 || repl.ReplaceKnown(child.Command[1], "") != want || child.Command[2] != "last" {
+			t.Errorf("%s: got %q, want %q", from, child.Command, want)
 		}
-		config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(printed), nil)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, printed)
+		if got := repl.ReplaceKnown(child.Env["V"], ""); got != wantEnv {
+			t.Errorf("%s: got %q, want %q", from, got, wantEnv)
 		}
-		gateways, err := configfile.Handlers(config, "mcp_gateway")
-		if err != nil || len(gateways) != 1 {
-			t.Fatal(err)
-		}
-		var gateway Handler
-		if err := json.Unmarshal(gateways[0], &gateway); err != nil {
-			t.Fatal(err)
-		}
-		check(printed, gateway.Servers[0].Routes[0].HandlersRaw[0])
-	})
+	}
+	made := &serversFile{file, path}
+	servers, err := made.newServers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("file", servers[0].Routes[0].HandlersRaw[0])
+	printed := (&caddyfilePrinter{file: made}).print()
+	if strings.Contains(printed, "cannot be written in a Caddyfile") {
+		t.Skip()
+	}
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(printed), nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, printed)
+	}
+	gateways, err := configfile.Handlers(config, "mcp_gateway")
+	if err != nil || len(gateways) != 1 {
+		t.Fatal(err)
+	}
+	var gateway Handler
+	if err := json.Unmarshal(gateways[0], &gateway); err != nil {
+		t.Fatal(err)
+	}
+	check(printed, gateway.Servers[0].Routes[0].HandlersRaw[0])
 }

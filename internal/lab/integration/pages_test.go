@@ -84,6 +84,7 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 		"docs/clients.md":          "TestClients",
 		"docs/operate.md":          "TestOperateCommands",
 		"docs/access.md":           "TestAccessCommands",
+		"docs/mcp_json.md":         "TestImportCommand",
 	}
 	untyped := []string{
 		"git clone https://github.com/caddy-mcp-gateway/caddy-mcp-gateway && cd caddy-mcp-gateway\n",    // CI does
