@@ -205,7 +205,8 @@ func (p *parser) readInputs(object *hujson.Object) {
 			continue
 		}
 		p.inputs[text(*member(input, "id"))] = nil
-		if standard := member(input, "default"); standard != nil && kind(*standard) == '"' {
+		standard := member(input, "default")
+		if standard != nil && kind(*standard) == '"' && !hasControl(text(*standard)) {
 			value := text(*standard)
 			p.inputs[text(*member(input, "id"))] = &value
 		}

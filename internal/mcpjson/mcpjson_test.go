@@ -64,6 +64,11 @@ func TestParse(t *testing.T) {
 	tests := []struct{ name, file, text, want string }{
 		{"a command", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["1",2,true]}}}`, "a [x] [1] [2] [true]"},
 		{"a URL", "mcp.json", `{"mcpServers":{"a":{"url":"http://x/mcp"}}}`, "a http://x/mcp"},
+		{"null is none", "mcp.json", `{"mcpServers":{"a":{"command":null,"args":null,"url":"http://x","headers":null,"type":null,"disabled":null}}}`, "a http://x"},
+		{"a timeout that is an object", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x","timeout":{}}}}`, "a http://x\n1: a: timeout: not taken over, because some clients count seconds and some milliseconds; see response_timeout"},
+		{"a variable that has the name of a folder", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${env:cwd}"]}}}`, "a [x] [<cwd>]"},
+		{"a default of an input that a terminal would obey", "mcp.json", `{"inputs":[{"id":"a","default":"\u001b"}],"servers":{"a":{"command":"${input:a}"}}}`, "a [<INPUT_A>]"},
+		{"a variable that is empty for mcp-hub, with another name", "mcphub/servers.json", `{"mcpServers":{"a":{"command":"x","env":{"A(B)":"","C":""}}}}`, "a [x] A(B)= C=<C>"},
 		{"no servers", "mcp.json", `{"mcpServers":{}}`, ""},
 		{"a byte order mark", "mcp.json", "\ufeff" + `{"mcpServers":{"a":{"command":"x"}}}`, "a [x]"},
 		{"settings of VS Code", "settings.json", `{"mcp":{"servers":{"a":{"command":"x","env":{"K":"${env:K}"}}}}}`, "a [x] K=<K>"},
@@ -123,6 +128,7 @@ func TestParseRefuses(t *testing.T) {
 		{"args that are a string", `{"mcpServers":{"a":{"command":"x","args":"-y"}}}`, `server "a": args: a list of strings is expected`},
 		{"env that is a list", `{"mcpServers":{"a":{"command":"x","env":["A=b"]}}}`, `server "a": env: an object of strings is expected`},
 		{"a variable without a name", `{"mcpServers":{"a":{"command":"x","env":{"A=":"b"}}}}`, "is not the name of a variable"},
+		{"a variable that would be a placeholder", `{"mcpServers":{"a":{"command":"x","env":{"A}{env.HOME":null}}}}`, "is not the name of a variable"},
 		{"a header without a name", `{"mcpServers":{"a":{"url":"http://x","headers":{"@a":"b"}}}}`, "is not the name of a header"},
 		{"a header with a line break", `{"mcpServers":{"a":{"url":"http://x","headers":{"X":"a\nb"}}}}`, "has a line break"},
 		{"disabled that is a string", `{"mcpServers":{"a":{"disabled":"yes"}}}`, "true or false is expected"},
@@ -148,18 +154,18 @@ func TestHideSecrets(t *testing.T) {
 	file, err := parsed(t, "mcp.json", `{"mcpServers":{
 		"a":{"command":"x","args":["--key","s1","--token=s2","--verbose","API_KEY=s3","-p","postgres://u:s4@h/d"],"env":{"API_KEY":"s5","MAX_TOKENS":"10","KEY_FILE":"/k","T":"${T_TOKEN}"}},
 		"b":{"url":"http://x/?key=s6&n=1&token=s7","headers":{"Authorization":"Bearer s8","X-B":"plain"}},
-		"c":{"command":"y","env":{"A_API_KEY":"s9","C_TOKEN":"${A_KEY}"}}}}`)
+		"c":{"command":"y","env":{"A_API_KEY":"s9","C_TOKEN":"${A_KEY:-s10}","LEVEL":"${L:-info}"}}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	secrets := file.HideSecrets()
 	want := `a [x] [--key] [<A_KEY_2>] [--token=<A_TOKEN>] [--verbose] [API_KEY=<A_API_KEY>] [-p] [<A_P>] API_KEY=<API_KEY> MAX_TOKENS=10 KEY_FILE=/k T=<T_TOKEN>
 b http://x/?key=<B_KEY>&n=1&token=<B_TOKEN> Authorization=Bearer <B_AUTHORIZATION> X-B=plain
-c [y] A_API_KEY=<C_A_API_KEY> C_TOKEN=<A_KEY>`
+c [y] A_API_KEY=<C_A_API_KEY> C_TOKEN=<A_KEY> LEVEL=<L|info>`
 	if got := described(file); got != want {
 		t.Errorf("got\n%s", got)
 	}
-	if len(secrets) != 9 || secrets[0] != (Secret{"API_KEY", "a", "env API_KEY"}) {
+	if len(secrets) != 10 || secrets[0] != (Secret{"API_KEY", "a", "env API_KEY"}) {
 		t.Errorf("got %v", secrets)
 	}
 }

@@ -27,6 +27,9 @@ func (f *File) HideSecrets() []Secret {
 	}
 	for _, s := range f.Servers {
 		h.server = s
+		for v := range s.Values() {
+			h.hideDefaults("", v)
+		}
 		for i := range s.Env {
 			h.hideSetting("env", &s.Env[i])
 		}
@@ -107,7 +110,18 @@ func (v Value) trimmed() Value {
 
 var scheme = regexp.MustCompile(`^(?i:bearer|basic|token) +`)
 
+// hideDefaults takes away the defaults of variables that are secrets, by the name of the variable or of the setting.
+func (h *hider) hideDefaults(setting string, v Value) {
+	for i, part := range v {
+		if part.Default != nil && (isSecret(part.Env, *part.Default) || isSecret(setting, *part.Default)) {
+			v[i].Default = nil
+			h.secrets = append(h.secrets, Secret{part.Env, h.server.Name, "its default"})
+		}
+	}
+}
+
 func (h *hider) hideSetting(member string, s *Setting) {
+	h.hideDefaults(s.Name, s.Value)
 	if value, ok := s.Value.Literal(); ok && isSecret(s.Name, value) {
 		before := scheme.FindString(value)
 		s.Value = h.hide(member+" "+s.Name, s.Name, before, value[len(before):])
@@ -164,7 +178,7 @@ func (h *hider) hideInURL(address *Value) {
 }
 
 var (
-	secretName  = regexp.MustCompile(`(?i)KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTHORIZATION|COOKIE|_PAT$`)
+	secretName  = regexp.MustCompile(`(?i)KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|COOKIE|_PAT$`)
 	pathName    = regexp.MustCompile(`(?i)(PATH|FILE|DIR)$`)
 	notSecret   = regexp.MustCompile(`^([0-9]{0,9}|true|false)$`)
 	credentials = regexp.MustCompile(`://[^/@\s]*:[^/@\s]+@`)

@@ -79,7 +79,7 @@ func (d *draft) isOff(object *hujson.Object) (bool, error) {
 	off := false
 	for _, name := range []string{"disabled", "enabled"} {
 		v := member(object, name)
-		if v == nil {
+		if v == nil || kind(*v) == 'n' {
 			continue
 		}
 		if kind(*v) != 't' && kind(*v) != 'f' {
@@ -108,8 +108,11 @@ var notTaken = map[string]string{
 	"excludeTools":   "excludeTools: not taken over, these tools are shown; deny them to clients",
 }
 
-// read reads a member of the server.
+// read reads a member of the server. null is as good as none.
 func (d *draft) read(name string, v hujson.Value) (err error) {
+	if kind(v) == 'n' {
+		return nil
+	}
 	switch name {
 	case "command":
 		if kind(v) == '[' {
@@ -146,7 +149,7 @@ func (d *draft) read(name string, v hujson.Value) (err error) {
 // ignore notes a member that is not taken over, unless it concerns the client only or has no effect.
 func (d *draft) ignore(name string, v hujson.Value) {
 	array, isArray := v.Value.(*hujson.Array)
-	none := kind(v) == 'n' || kind(v) == 'f' || isArray && len(array.Elements) == 0
+	none := kind(v) == 'f' || isArray && len(array.Elements) == 0
 	if none || slices.Contains(ofClient, name) {
 		return
 	}
@@ -305,10 +308,7 @@ func (d *draft) list(name string, v hujson.Value) (values []Value, err error) {
 }
 
 // settings reads an object of texts.
-func (d *draft) settings(name string, v hujson.Value, check func(name string, v hujson.Value) error) ([]Setting, error) {
-	if kind(v) == 'n' {
-		return nil, nil
-	}
+func (d *draft) settings(name string, v hujson.Value, check func(string, hujson.Value) error) ([]Setting, error) {
 	object, ok := v.Value.(*hujson.Object)
 	if !ok {
 		return nil, d.wrong(name, v, "an object of strings")
@@ -316,14 +316,14 @@ func (d *draft) settings(name string, v hujson.Value, check func(name string, v 
 	var settings []Setting
 	for _, m := range object.Members {
 		key := text(m.Name)
-		if name == "headers" && slices.ContainsFunc(ofProtocol, func(h string) bool { return strings.EqualFold(h, key) }) {
+		if name == "headers" && slices.Contains(ofProtocol, strings.ToLower(key)) {
 			continue
 		}
 		if err := check(key, m.Value); err != nil {
 			return nil, err
 		}
-		value := Value{{Env: key}} // null is the variable of the environment
-		if kind(m.Value) != 'n' && (!d.hub || name == "headers" || text(m.Value) != "") {
+		value := Value{{Env: key}}
+		if name == "headers" || !d.fromEnvironment(key, m.Value) {
 			var err error
 			if value, err = d.value(name, m.Value); err != nil {
 				return nil, err
@@ -335,13 +335,17 @@ func (d *draft) settings(name string, v hujson.Value, check func(name string, v 
 	return settings, nil
 }
 
+// fromEnvironment reports whether a child gets the variable of the environment that has this name.
+func (d *draft) fromEnvironment(name string, v hujson.Value) bool {
+	return kind(v) == 'n' || d.hub && kind(v) == '"' && text(v) == "" && variableName.MatchString(name)
+}
+
 // ofProtocol are headers that clients set themselves, whatever a file says.
-var ofProtocol = []string{"Accept", "Content-Type", "Content-Length", "Connection", "Host"}
+var ofProtocol = []string{"accept", "content-type", "content-length", "connection", "host"}
 
 func (d *draft) checkVariable(name string, v hujson.Value) error {
-	if !variableName.MatchString(name) && (name == "" || strings.ContainsFunc(name, func(r rune) bool {
-		return r == '=' || !unicode.IsPrint(r)
-	})) {
+	impossible := func(r rune) bool { return strings.ContainsRune("={}", r) || !unicode.IsPrint(r) }
+	if name == "" || strings.ContainsFunc(name, impossible) {
 		return d.errorf(v.StartOffset, "server %q: env: %q is not the name of a variable", d.key, name)
 	}
 	if kind(v) == 'n' && !variableName.MatchString(name) {
@@ -370,7 +374,7 @@ func (d *draft) value(name string, v hujson.Value) (Value, error) {
 		return nil, d.wrong(name, v, "a string")
 	}
 	written := text(v)
-	if strings.ContainsFunc(written, func(r rune) bool { return unicode.IsControl(r) && r != '\t' && r != '\n' }) {
+	if hasControl(written) {
 		return nil, d.errorf(v.StartOffset, "server %q: %s: there is a control character", d.key, name)
 	}
 	value, reason := d.expand(written)
@@ -379,6 +383,11 @@ func (d *draft) value(name string, v hujson.Value) (Value, error) {
 		return nil, nil
 	}
 	return value, nil
+}
+
+// hasControl reports whether a text has characters that terminals obey, other than tabs and line breaks.
+func hasControl(text string) bool {
+	return strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\t' && r != '\n' })
 }
 
 func (d *draft) wrong(name string, v hujson.Value, want string) error {
@@ -396,7 +405,8 @@ var (
 // cleanName returns a name that model APIs take as part of the name of a tool. Of a path such as github.com/user/repo
 // it is the last part.
 func cleanName(name string) string {
-	if plainName.MatchString(name) && len(name) <= maxName && !strings.Contains(name, "__") && !strings.HasSuffix(name, "_") {
+	if plainName.MatchString(name) && len(name) <= maxName && !strings.Contains(name, "__") &&
+		!strings.HasSuffix(name, "_") {
 		return name
 	}
 	name = strings.TrimRight(name, "/")

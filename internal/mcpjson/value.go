@@ -107,9 +107,6 @@ func (p *parser) expand(text string) (v Value, reason string) {
 // variable returns what a variable stands for, written with its dollar and braces.
 func (p *parser) variable(written string) (part Part, reason string) {
 	name := strings.Trim(written, "${}")
-	if rest, ok := strings.CutPrefix(name, "env:"); ok {
-		name = rest
-	}
 	name, standard, hasStandard := strings.Cut(name, ":-")
 	switch name {
 	case "userHome":
@@ -121,6 +118,7 @@ func (p *parser) variable(written string) (part Part, reason string) {
 	case "/", "pathSeparator":
 		return Part{Text: string(os.PathSeparator)}, ""
 	}
+	name = strings.TrimPrefix(name, "env:")
 	switch id, isInput := strings.CutPrefix(name, "input:"); {
 	case isInput:
 		variable := "INPUT_" + inCapitals(id)

@@ -197,7 +197,10 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	}
 	switch {
 	case stdio:
-		child, err := parseChild(h.Dispenser, s, directive, upstream[1:], transport)
+		if len(upstream) == 1 {
+			return nil, h.Errf("server %s: stdio without a command", s.Name)
+		}
+		child, err := parseChild(directive, upstream[1:], transport)
 		if err != nil {
 			return nil, err
 		}
@@ -265,23 +268,25 @@ func inBlock(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfi
 
 // proxyToURL has the server be one at a URL, behind its handlers.
 func (s *Server) proxyToURL(address string) error {
+	shown, _, _ := strings.Cut(address, "?") // a query can have a key in it
 	if strings.ContainsAny(address, "{}") {
-		return fmt.Errorf("%s has a placeholder, which is not replaced there; {$NAME} is, when the Caddyfile is read", address)
+		return fmt.Errorf(
+			"%s has a placeholder, which is not replaced there; {$NAME} is, when the Caddyfile is read", address)
 	}
 	u, err := url.Parse(address)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%q is not a URL, such as http://127.0.0.1:3001/mcp", address)
-	case u.Scheme != "http" && u.Scheme != "https":
-		return fmt.Errorf("%q is not an http or https URL", address)
+		return fmt.Errorf("%q is not a URL, such as http://127.0.0.1:3001/mcp", shown)
 	case u.User != nil:
 		return errors.New("credentials in a URL are not sent; set them with request_header")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return fmt.Errorf("%q is not an http or https URL", shown)
 	case u.Hostname() == "":
-		return fmt.Errorf("%q has no host", address)
+		return fmt.Errorf("%q has no host", shown)
 	case u.Port() != "" && !validPort(u.Port()):
-		return fmt.Errorf("%q has no valid port", address)
+		return fmt.Errorf("%q has no valid port", shown)
 	case u.Fragment != "":
-		return fmt.Errorf("%q has a fragment, which is never sent", address)
+		return fmt.Errorf("%q has a fragment, which is never sent", shown)
 	}
 	if u.Path != "" || u.RawQuery != "" {
 		if s.Path != "" {
@@ -312,10 +317,7 @@ func validPort(port string) bool {
 }
 
 // parseChild reads the transport of a command.
-func parseChild(d *caddyfile.Dispenser, s *Server, directive caddyfile.Token, command, lines []caddyfile.Token) (*mcpstdio.Transport, error) {
-	if len(command) == 0 {
-		return nil, d.Errf("server %s: stdio without a command", s.Name)
-	}
+func parseChild(directive caddyfile.Token, command, lines []caddyfile.Token) (*mcpstdio.Transport, error) {
 	directive.Text = "mcp_stdio"
 	transport := new(mcpstdio.Transport)
 	return transport, transport.UnmarshalCaddyfile(caddyfile.NewDispenser(inBlock(directive, command, lines)))

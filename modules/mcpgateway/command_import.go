@@ -26,9 +26,8 @@ over. Texts that look like secrets are not printed: variables of the environment
 their place, and comments name them. --secrets prints them.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			in := os.Stdin
 			if args[0] == "-" {
-				return importServers(os.Stdout, os.Stderr, in, "stdin", name, secrets)
+				return importServers(os.Stdout, os.Stderr, os.Stdin, "stdin", name, secrets)
 			}
 			in, err := os.Open(args[0])
 			if err != nil {
@@ -49,6 +48,9 @@ func importServers(out, notes io.Writer, in io.Reader, path, gateway string, sec
 	if err != nil {
 		return err
 	}
+	if err := file.checkURLs(); err != nil {
+		return err
+	}
 	var hidden []mcpjson.Secret
 	if !secrets {
 		hidden = file.HideSecrets()
@@ -57,8 +59,8 @@ func importServers(out, notes io.Writer, in io.Reader, path, gateway string, sec
 	for _, note := range file.Notes {
 		fmt.Fprintln(notes, file.at(note.Line)+note.String())
 	}
-	for _, secret := range hidden {
-		fmt.Fprintf(notes, "%sset %s to the value in the file: %s of %s\n", file.at(1), secret.Variable, secret.Member, secret.Server)
+	for _, s := range hidden {
+		fmt.Fprintf(notes, "%s: set %s to the value in the file: %s of %s\n", file.path, s.Variable, s.Member, s.Server)
 	}
 	if len(file.Servers) == 0 {
 		return fmt.Errorf("%s: there is no server to import", file.path)

@@ -77,15 +77,36 @@ func (f *serversFile) newServers() (servers []*Server, err error) {
 			continue
 		default:
 			s.setHeaders(listed.Headers)
-			address, _ := listed.URL.Resolve(os.LookupEnv)
-			if err := s.proxyToURL(escapeURL.Replace(address)); err != nil {
-				return nil, fmt.Errorf("%sserver %s: %w", f.at(listed.Line), listed.Name, err)
+			if err := f.setURL(s, listed); err != nil {
+				return nil, err
 			}
 		}
 		f.noteUnset(listed, "needs ", slices.Collect(listed.Values())...)
 		servers = append(servers, s)
 	}
 	return servers, nil
+}
+
+// setURL has a server be one at the URL that the file gives it.
+func (f *serversFile) setURL(s *Server, listed *mcpjson.Server) error {
+	address, _ := listed.URL.Resolve(os.LookupEnv)
+	if err := s.proxyToURL(escapeURL.Replace(address)); err != nil {
+		return fmt.Errorf("%sserver %s: %w", f.at(listed.Line), listed.Name, err)
+	}
+	return nil
+}
+
+// checkURLs reports a URL that no server can have. Those with variables are known only where the servers run.
+func (f *serversFile) checkURLs() error {
+	for _, listed := range f.Servers {
+		if _, known := listed.URL.Literal(); !known || listed.URL == nil {
+			continue
+		}
+		if err := f.setURL(new(Server), listed); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // noteUnset notes that a server needs variables which are not set, if it does.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -195,14 +196,23 @@ func writeFile(t *testing.T, name, text string) (path string) {
 func TestReadServersFileFails(t *testing.T) {
 	tests := []struct{ name, text, err string }{
 		{"a URL of another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}", `mcp.json:2: server a: "ftp://x" is not an http or https URL`},
-		{"credentials in a URL", `{"mcpServers":{"a":{"url":"https://u:p@x"}}}`, "credentials in a URL"},
+		{"credentials in a URL", `{"mcpServers":{"a":{"url":"ftp://u:s3cret@x"}}}`, "credentials in a URL"},
+		{"a key in a query", `{"mcpServers":{"a":{"url":"https:///mcp?key=s3cret"}}}`, `"https:///mcp" has no host`},
 		{"no JSON", "{\n\"mcpServers\": {\n", "mcp.json:3: not JSON"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, _, err := readServersFile(writeFile(t, "mcp.json", tt.text))
-			if err == nil || !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("got %v", err)
+			path := writeFile(t, "mcp.json", tt.text)
+			_, _, err := readServersFile(path)
+			var out bytes.Buffer
+			imported := importServers(&out, io.Discard, strings.NewReader(tt.text), path, "", false)
+			for _, err := range []error{err, imported} {
+				if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "s3cret") {
+					t.Errorf("got %v", err)
+				}
+			}
+			if out.Len() > 0 {
+				t.Errorf("printed %s", &out)
 			}
 		})
 	}
