@@ -1,6 +1,6 @@
 // Package mcpjson reads the JSON files in which MCP clients list their servers: .mcp.json of Claude Code,
 // claude_desktop_config.json, mcp.json of Cursor and VS Code, and those of other clients. They differ in the names of
-// members and in how they write variables. What a gateway cannot take over becomes a note.
+// members and in how they write variables. A member that a gateway cannot take over becomes a note.
 package mcpjson
 
 import (
@@ -25,7 +25,7 @@ const (
 	maxNotes    = 100
 )
 
-// A File is what a file lists.
+// A File has the servers of a file, and notes on it.
 type File struct {
 	Servers []*Server
 	Notes   []*Note

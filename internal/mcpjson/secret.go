@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Secret is a text of a file that a variable of the environment has taken the place of.
+// A Secret is a text of a file that HideSecrets has replaced with a variable of the environment.
 type Secret struct {
 	Variable string
 	Server   string
@@ -62,7 +62,7 @@ type hider struct {
 	values  map[string]string // of variables that are taken
 }
 
-// hide returns the value in the place of a secret of this name, with the text before it that is none.
+// hide returns the value that replaces a secret of this name. The text before the secret stays.
 func (h *hider) hide(member, secretName, before, secret string) Value {
 	name := h.variable(secretName, secret, strings.HasPrefix(member, "env "))
 	h.values[name] = secret
@@ -70,8 +70,8 @@ func (h *hider) hide(member, secretName, before, secret string) Value {
 	return literal(before).add(Part{Env: name}).trimmed()
 }
 
-// variable returns the name of the variable for a secret: that of the secret if it is one for a command and not taken,
-// or says whose it is, as in GITHUB_TOKEN. Otherwise the name of the server is in front.
+// variable returns the name of the variable for a secret. A secret in env keeps its name, unless another value has it.
+// Others have the name of the server in front, unless it is part of the name, as in GITHUB_TOKEN.
 func (h *hider) variable(name, secret string, ofCommand bool) string {
 	if value, taken := h.values[name]; ofCommand && variableName.MatchString(name) && (!taken || value == secret) {
 		return name

@@ -96,7 +96,7 @@ var ofClient = []string{
 	"gallery", "version", "dev", "watchPaths", "alwaysLoad", "comment", "_comment", "$schema",
 }
 
-// notTaken are members that a gateway does not take over, with the note for those who use them.
+// notTaken are the notes on members that a gateway does not take over.
 var notTaken = map[string]string{
 	"envFile":        "envFile: not read; name its variables in env",
 	"oauth":          "oauth: not taken over; see oauth in the block of a server, and caddy mcp login",
@@ -108,7 +108,7 @@ var notTaken = map[string]string{
 	"excludeTools":   "excludeTools: not taken over, these tools are shown; deny them to clients",
 }
 
-// read reads a member of the server. null is as good as none.
+// read reads a member of the server. A member that is null counts as absent.
 func (d *draft) read(name string, v hujson.Value) (err error) {
 	if kind(v) == 'n' {
 		return nil
@@ -255,7 +255,7 @@ func (d *draft) server() (*Server, error) {
 	return s, d.complete(s)
 }
 
-// misspelt returns the members that are unknown, for the error of a server without others.
+// misspelt names the unknown members, for the error of a server that has neither command nor url.
 func (d *draft) misspelt() string {
 	if len(d.unknown) == 0 {
 		return ""

@@ -45,8 +45,8 @@ type serversFile struct {
 	path string // absolute
 }
 
-// parseServersFile reads a file of an MCP client, or what stands for one at a path that is relative to the current
-// directory.
+// parseServersFile reads a file of an MCP client. The path, which may be relative to the current directory, is where the
+// file stands: it need not exist.
 func parseServersFile(in io.Reader, path string) (*serversFile, error) {
 	data, err := io.ReadAll(io.LimitReader(in, mcpjson.MaxSize+1))
 	if err != nil {
