@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// parsed reads a file of the project in /work, whose user has the home folder /home/ada.
+// parsed reads a file of a project in /project, whose user has the home folder /home/ada.
 func parsed(t *testing.T, name, text string) (*File, error) {
 	t.Helper()
-	return Parse([]byte(text), filepath.Join("/work", name), "/home/ada")
+	return Parse([]byte(text), filepath.Join("/project", name), "/home/ada")
 }
 
 // described returns servers and notes, one on a line.
@@ -72,17 +72,17 @@ func TestParse(t *testing.T) {
 		{"no servers", "mcp.json", `{"mcpServers":{}}`, ""},
 		{"a byte order mark", "mcp.json", "\ufeff" + `{"mcpServers":{"a":{"command":"x"}}}`, "a [x]"},
 		{"settings of VS Code", "settings.json", `{"mcp":{"servers":{"a":{"command":"x","env":{"K":"${env:K}"}}}}}`, "a [x] K=<K>"},
-		{"the second version of opencode", "opencode.jsonc", `{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`, "a [x] [<K>] in /work"},
+		{"the second version of opencode", "opencode.jsonc", `{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`, "a [x] [<K>] in /project"},
 		{"variables", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A}-${env:B}","${C:-d e}","${D:-}","$E","${1x}","${}"]}}}`, "a [x] [<A>-<B>] [<C|d e>] [<D|>] [$E] [${1x}] [${}]"},
-		{"variables of the editor", ".vscode/mcp.json", `{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`, "a [x] [/home/ada] [/work] [work] [/] in /work"},
+		{"variables of the editor", ".vscode/mcp.json", `{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`, "a [x] [/home/ada] [/project] [project] [/] in /project"},
 		{"a variable in a default", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A:-${B}}"]}}}`, `1: a: left out: args: "${A:-${B}" has a variable in its default`},
 		{"commands that find values", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"K":"${cmd: rm -rf /}"}}}}`, "1: a: left out: env: ${cmd: …} needs a command to be run, which the gateway does not do"},
 		{"an input that could be mistaken for PATH", "mcp.json", `{"inputs":[{"id":"path"}],"servers":{"a":{"command":"x","args":["${input:path}"]}}}`, "a [x] [<INPUT_PATH>]"},
 		{"variables without braces of Gemini", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x/$A"}}}`, "a http://x/<A>"},
 		{"null is the variable of the environment", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"A":null,"B":""}}}}`, "a [x] A=<A> B=<B>"},
 		{"an empty variable is empty elsewhere", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"B":""}}}}`, "a [x] B="},
-		{"relative paths", "mcp.json", `{"mcpServers":{"a":{"command":"./x"},"b":{"command":"bin/x","cwd":"sub"},"c":{"command":"~/x"},"d":{"command":"/x","cwd":"~"}}}`, "a [/work/x] in /work\nb [/work/bin/x] in /work/sub\nc [/home/ada/x]\nd [/x] in /home/ada"},
-		{"a project", ".mcp.json", `{"mcpServers":{"a":{"command":"x"}}}`, "a [x] in /work"},
+		{"relative paths", "mcp.json", `{"mcpServers":{"a":{"command":"./x"},"b":{"command":"bin/x","cwd":"sub"},"c":{"command":"~/x"},"d":{"command":"/x","cwd":"~"}}}`, "a [/project/x] in /project\nb [/project/bin/x] in /project/sub\nc [/home/ada/x]\nd [/x] in /home/ada"},
+		{"a project", ".mcp.json", `{"mcpServers":{"a":{"command":"x"}}}`, "a [x] in /project"},
 		{"type decides", "mcp.json", `{"mcpServers":{"a":{"type":"stdio","command":"x","url":"http://x"},"b":{"transport":"sse","command":"x","url":"http://x"}}}`, "a [x]\nb http://x"},
 		{"disabled servers may be wrong", "mcp.json", `{"mcpServers":{"a":{"disabled":true},"b":{"enabled":false,"args":7}}}`, "1: a, b: left out, because the file disables it"},
 		{"headers of the protocol", "mcp.json", `{"mcpServers":{"a":{"url":"http://x","headers":{"content-type":"x","Accept":"y","X-A":"z"}}}}`, "a http://x X-A=z"},
@@ -113,11 +113,11 @@ func TestParseRefuses(t *testing.T) {
 		many = strings.Replace(many, "%", fmt.Sprint("s", i), 1)
 	}
 	tests := []struct{ name, text, err string }{
-		{"no JSON", "{\n\"mcpServers\": {\n\"a\" 1", "/work/mcp.json:3: not JSON, at column 5: invalid character '1' after object name"},
-		{"an array", "[]", "/work/mcp.json:1: the file is not a JSON object"},
+		{"no JSON", "{\n\"mcpServers\": {\n\"a\" 1", "/project/mcp.json:3: not JSON, at column 5: invalid character '1' after object name"},
+		{"an array", "[]", "/project/mcp.json:1: the file is not a JSON object"},
 		{"no list", "{}", "there is no list of servers"},
 		{"a list that is an array", `{"mcpServers":[]}`, "the list of servers is not a JSON object"},
-		{"a server that is a string", "{\"mcpServers\":{\n\"a\":\"x\"}}", `/work/mcp.json:2: server "a" is not a JSON object`},
+		{"a server that is a string", "{\"mcpServers\":{\n\"a\":\"x\"}}", `/project/mcp.json:2: server "a" is not a JSON object`},
 		{"neither command nor URL", `{"mcpServers":{"a":{}}}`, `server "a" has neither command nor url`},
 		{"a misspelt command", `{"mcpServers":{"a":{"comand":"x"}}}`, `server "a" has neither command nor url, but comand`},
 		{"both", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a URL`},
@@ -133,7 +133,7 @@ func TestParseRefuses(t *testing.T) {
 		{"a header with a line break", `{"mcpServers":{"a":{"url":"http://x","headers":{"X":"a\nb"}}}}`, "has a line break"},
 		{"disabled that is a string", `{"mcpServers":{"a":{"disabled":"yes"}}}`, "true or false is expected"},
 		{"a control character", `{"mcpServers":{"a":{"command":"x\u001b[2J"}}}`, "control character"},
-		{"the same name twice", "{\"mcpServers\":{\"a\":{\"command\":\"x\"},\n\"a\":{\"command\":\"y\"}}}", `/work/mcp.json:2: server "a" is also at line 1`},
+		{"the same name twice", "{\"mcpServers\":{\"a\":{\"command\":\"x\"},\n\"a\":{\"command\":\"y\"}}}", `/project/mcp.json:2: server "a" is also at line 1`},
 		{"names that become the same", `{"mcpServers":{"a b":{"command":"x"},"a-b":{"command":"y"}}}`, `servers "a b" and "a-b" both become a-b`},
 		{"a name without letters", `{"mcpServers":{"…":{"command":"x"}}}`, "a name needs letters or digits of ASCII"},
 		{"a file that is too large", `{"mcpServers":{}}` + strings.Repeat(" ", MaxSize), "more than 1048576 bytes"},
@@ -183,7 +183,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file, err := Parse(data, "/work/mcp.json", "/home/ada")
+		file, err := Parse(data, "/project/mcp.json", "/home/ada")
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\x1b\x00\n") {
 				t.Errorf("the error cannot be printed: %q", err)
