@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -107,7 +108,23 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	if wait, ok := q.take(mcp.Target{}, true); !ok {
 		return q.rateLimited(wait, reason)
 	}
-	return q.denied(jsonrpc.Refused("", status), mcp.Target{}, reason)
+	failure := jsonrpc.Refused("", status)
+	if status == http.StatusUnauthorized {
+		failure.Message += bearerHint(q.w.Header(), reason)
+	}
+	return q.denied(failure, mcp.Target{}, reason)
+}
+
+// bearerHint returns what the message of a refusal says of tokens, if they are what the client is
+// asked for. Many clients show the message and nothing else.
+func bearerHint(header http.Header, reason error) string {
+	if !slices.ContainsFunc(header["Www-Authenticate"], func(c string) bool { return strings.HasPrefix(c, "Bearer ") }) {
+		return ""
+	}
+	if errors.Is(reason, errNoCredentials) {
+		return ": send the header Authorization: Bearer <token>"
+	}
+	return ": the credentials are not valid; send the header Authorization: Bearer <token> with a valid token"
 }
 
 // exhausted returns how long the address of an unidentified client has to wait before its

@@ -59,6 +59,7 @@ func init() {
 //			<what the provider takes>
 //		}
 //		auth             mtls [<field>]
+//		auth             none
 //		forward_auth_header on | off
 //		rate             [<server::tool>] <requests>/<duration> [burst <requests>]
 //		client <name> {
@@ -86,6 +87,7 @@ func init() {
 //			mask    <as above>
 //			focus   <as above>
 //			expose  <patterns...>
+//			optional on | off
 //			forward_auth_header on | off
 //			oauth   [per_client | exchange] {
 //				client_id     <id>
@@ -156,6 +158,9 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			return nil, err
 		}
 	}
+	if handler.AllowUnauthenticated, err = auth.none(); err != nil {
+		return nil, h.WrapErr(err)
+	}
 	handler.AuthRaw = auth.json()
 	return handler, nil
 }
@@ -225,6 +230,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		"path":                setting.Text(&s.Path),
 		"mask":                parseMask(&s.Mask),
 		"focus":               parseFocus(&s.Focus),
+		"optional":            setting.Switch(&s.Optional),
 		"forward_auth_header": setting.Optional(&s.ForwardAuthHeader, setting.Switch),
 		"oauth":               parseOAuth(&s.OAuth),
 		setting.Unknown: func(d *caddyfile.Dispenser) error {

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +20,22 @@ type providers []provider
 
 type provider struct {
 	name   string
-	module any
+	module any // nil for noProvider
+}
+
+// noProvider is how a configuration says that clients need no credentials.
+const noProvider = "none"
+
+// none reports whether clients need no credentials, which there is no other provider for.
+func (p *providers) none() (bool, error) {
+	if !slices.ContainsFunc(*p, func(provider provider) bool { return provider.name == noProvider }) {
+		return false, nil
+	}
+	if len(*p) > 1 {
+		return false, errors.New("auth none: there is another auth, or a client with a token")
+	}
+	*p = nil
+	return true, nil
 }
 
 // parse reads a line auth.
@@ -28,6 +44,13 @@ func (p *providers) parse(d *caddyfile.Dispenser) error {
 		return d.ArgErr()
 	}
 	name := d.Val()
+	if name == noProvider {
+		*p = append(*p, provider{name: name})
+		if d.NextArg() {
+			return d.ArgErr()
+		}
+		return nil
+	}
 	module, err := caddyfile.UnmarshalModule(d, "http.handlers.mcp_gateway.auth."+name)
 	if err != nil {
 		return err

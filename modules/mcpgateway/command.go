@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"go.uber.org/zap"
 
@@ -80,6 +81,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
 
+	onStdio = true
 	stdioClient = cmp.Or(flags.String("client"), gateway.OperatorIdentity)
 	mcpstdio.SoleClient()
 
@@ -180,7 +182,7 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 		site["routes"] = []any{object{"handle": []any{chosen.raw}}}
 		login := maps.Clone(site)
 		login["listen"] = []string{address}
-		login["routes"] = []any{object{"match": []any{object{"path": []string{mcpPath + "/oauth/*"}}}, "handle": []any{chosen.raw}}}
+		login["routes"] = []any{object{"match": []any{object{"path": []string{mcpPath + "/" + loginSegment + "/*"}}}, "handle": []any{chosen.raw}}}
 		servers["mcp_login"] = login
 	}
 	small := object{
@@ -306,9 +308,10 @@ func (g *configuredGateway) path(server string) (string, error) {
 	return "", fmt.Errorf("mcp_gateway has no server %q, but: %s", server, strings.Join(names, ", "))
 }
 
-// stdioLogging has all logs go to standard error, but for those that go nowhere.
+// stdioLogging has all logs go to standard error, but for those that go nowhere. The admin endpoint,
+// which is not on the network here, is in none of them.
 func stdioLogging(logging map[string]json.RawMessage) (map[string]any, error) {
-	made := map[string]any{}
+	made := map[string]any{"logs": map[string]any{"default": map[string]any{"exclude": []string{adminLogger}}}}
 	for name, raw := range logging {
 		if name != "logs" { // the sink
 			log, err := toStderr(raw)
@@ -322,17 +325,37 @@ func stdioLogging(logging map[string]json.RawMessage) (map[string]any, error) {
 		if err := json.Unmarshal(raw, &logs); err != nil {
 			return nil, err
 		}
-		redirected := map[string]any{}
+		redirected := made["logs"].(map[string]any)
 		for name, raw := range logs {
 			log, err := toStderr(raw)
+			if err == nil {
+				err = withoutAdmin(log)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("log %s: %w", name, err)
 			}
 			redirected[name] = log
 		}
-		made[name] = redirected
 	}
 	return made, nil
+}
+
+// adminLogger is the logger of Caddy's admin endpoint.
+const adminLogger = "admin"
+
+// withoutAdmin leaves the admin endpoint out of a log that takes everything.
+func withoutAdmin(log map[string]json.RawMessage) error {
+	if log["include"] != nil {
+		return nil
+	}
+	var exclude []string
+	if log["exclude"] != nil {
+		if err := json.Unmarshal(log["exclude"], &exclude); err != nil {
+			return err
+		}
+	}
+	log["exclude"] = caddyconfig.JSON(append(exclude, adminLogger), nil)
+	return nil
 }
 
 func toStderr(raw json.RawMessage) (map[string]json.RawMessage, error) {

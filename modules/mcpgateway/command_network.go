@@ -20,6 +20,9 @@ const (
 	stdioAdminHost = "localhost:2019"
 )
 
+// onStdio is set if this process is the command mcp-stdio.
+var onStdio bool
+
 // stdioClient is who comes in by that network.
 var stdioClient = gateway.OperatorIdentity
 

@@ -41,8 +41,11 @@ func init() {
 // `/mcp` | All servers as one, over Streamable HTTP, for clients and servers of every revision of the protocol in any mixture. The name of a server stands before those of its tools and prompts
 // `/mcp/{server}` | The server as it is, over Streamable HTTP: POST, GET and DELETE pass with their statuses, sessions and event streams, and with the headers that cannot lead a client elsewhere. Servers of the older HTTP+SSE transport work, too
 // `/api/mcp-gateway/{server}/rpc` | One JSON-RPC message by POST, one JSON answer: no handshake, no session, no event stream
+// `/mcp/health` | Whether every server that is not optional is up, for probes: status 200 or 503. It needs no credentials and contacts no server
 //
-// Every other request goes to the next handler untouched.
+// Other paths below /mcp and /api/mcp-gateway get a 404 that names these. Every other request
+// goes to the next handler untouched. If no handler answers it, the gateway answers with that
+// 404, too, and not Caddy with an empty 200.
 //
 // What a server does not answer, the gateway answers with a JSON-RPC error that has
 // the id of the request, or null if that was refused before it was read. Its error.data.code tells what has happened:
@@ -207,6 +210,10 @@ type Handler struct {
 	// client is enough. Default: none, and everybody may use the gateway
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
+	// Do not warn that clients on other machines can use the gateway without credentials.
+	// Default: false
+	AllowUnauthenticated bool `json:"allow_unauthenticated,omitempty"`
+
 	// Pass the credentials of clients on to servers: Authorization, Cookie, and keys such
 	// as X-Api-Key. What a client is known by is for one, and where all servers are one, all of them would get it. So
 	// servers that need credentials get their own by request_header, and those that let
@@ -258,6 +265,10 @@ type Handler struct {
 	exiting           context.Context // done when Caddy exits
 	exit              context.CancelFunc
 
+	site    *caddyhttp.Server // that the handler stands in; nil if it is loaded alone
+	guarded bool              // a handler in front authenticates clients
+	told    string            // the key in announcements; empty before that
+
 	health *health // nil unless servers are checked
 	events *caddyevents.App
 	ctx    caddy.Context
@@ -283,6 +294,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.generation = app // each configuration has one
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
+	h.site, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	h.pins = pinStore{ctx: ctx, logger: h.logger, on: h.PinTools}
 	// Before anything else: the health checks of a reverse_proxy begin when that is
 	// provisioned, and emit events themselves.
@@ -358,6 +370,8 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("rpc_path: %q does not begin with a slash", h.RPCPath)
 	case strings.HasPrefix(h.belowMCP, h.belowRPC), strings.HasPrefix(h.belowRPC, h.belowMCP):
 		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
+	case h.AllowUnauthenticated && len(h.AuthRaw) > 0:
+		return errors.New("allow_unauthenticated: there is auth, or a client with a token")
 	}
 	for _, s := range h.Servers {
 		if err := s.validate(); err != nil {
@@ -374,6 +388,7 @@ func (h *Handler) Validate() error {
 			return fmt.Errorf("notification_routes: %w", err)
 		}
 	}
+	h.warnIfOpen()
 	return h.validateJoined()
 }
 
@@ -392,6 +407,7 @@ func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
 		for _, s := range h.Servers {
 			s.answerChildren()
 		}
+		h.announce()
 		h.startHealth()
 	case caddy.Exiting():
 		h.exit()
@@ -404,7 +420,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	at, to, resource := h.find(r.URL)
 	switch at {
 	case elsewhere:
-		return next.ServeHTTP(w, r)
+		return h.serveNext(w, r, next)
+	case nowhere:
+		return h.serveNotFound(w, r)
+	case probe:
+		return h.serveReadiness(w, r)
 	case metadata:
 		return h.serveMetadata(w, r, resource)
 	case loginPages:
@@ -433,6 +453,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 func (h *Handler) Cleanup() error {
 	h.revoke()
 	registry.remove(h)
+	h.stopAnnouncing()
 	h.stopHealth()
 	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some
 		h.gateway.WaitForSideRequests()
@@ -452,7 +473,9 @@ type location uint8
 
 const (
 	elsewhere  location = iota // the next handler
+	nowhere                    // nothing, but the path is the gateway's
 	endpoint                   // of the gateway
+	probe                      // whether servers are up
 	metadata                   // how clients authenticate
 	loginPages                 // where people log in to servers
 )
@@ -464,15 +487,22 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 		return endpoint, gateway.Endpoint{Kind: gateway.Aggregate}, ""
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
-		if h.pages != nil && strings.HasPrefix(rest, "oauth/") {
+		switch {
+		case h.pages != nil && strings.HasPrefix(rest, loginSegment+"/"):
 			return loginPages, gateway.Endpoint{}, ""
+		case rest == healthSegment:
+			return probe, gateway.Endpoint{}, ""
 		}
-		return serverEndpoint(gateway.Single, rest)
+		return serverEndpoint(gateway.Single, strings.TrimSuffix(rest, "/"))
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {
 		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
 			return serverEndpoint(gateway.RPC, name)
 		}
+		return nowhere, gateway.Endpoint{}, ""
+	}
+	if path+"/" == h.belowRPC {
+		return nowhere, gateway.Endpoint{}, ""
 	}
 	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.auth.describer() != nil {
 		return h.described(resource)
@@ -484,7 +514,7 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 func serverEndpoint(kind gateway.EndpointKind, escaped string) (location, gateway.Endpoint, string) {
 	name, err := url.PathUnescape(escaped)
 	if err != nil || name == "" || strings.Contains(escaped, "/") {
-		return elsewhere, gateway.Endpoint{}, ""
+		return nowhere, gateway.Endpoint{}, ""
 	}
 	return endpoint, gateway.Endpoint{Kind: kind, Server: name}, ""
 }

@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -36,7 +35,7 @@ func (h *Handler) openPages() error {
 	h.loginStore = oauth.Encrypted(h.ctx.Storage(), key)
 	h.pages = login.NewPages(login.Pages{
 		Gateway:   h.loginScope(),
-		Path:      h.belowMCP + "oauth",
+		Path:      h.belowMCP + loginSegment,
 		Logger:    h.logger,
 		Base:      h.base,
 		Published: h.PublicURL != "",
@@ -173,47 +172,13 @@ func (h *Handler) base(r *http.Request) string {
 
 // localBase returns the address of the site that the gateway stands in, on this machine.
 func (h *Handler) localBase() string {
-	app, err := h.ctx.App("http")
-	if err != nil {
-		return "http://localhost"
-	}
-	for _, server := range app.(*caddyhttp.App).Servers {
-		if !contains(server.Routes, h) {
-			continue
-		}
-		for _, listen := range server.Listen {
+	if h.site != nil {
+		for _, listen := range h.site.Listen {
 			address, err := caddy.ParseNetworkAddress(listen)
-			if err != nil || address.IsUnixNetwork() || address.StartPort == 0 {
-				continue
+			if err == nil && !address.IsUnixNetwork() && address.StartPort != 0 {
+				return siteURL(h.site, "localhost", address.StartPort)
 			}
-			scheme, port := "http", int(address.StartPort)
-			if len(server.TLSConnPolicies) > 0 {
-				scheme = "https"
-			}
-			if scheme == "http" && port == 80 || scheme == "https" && port == 443 {
-				return scheme + "://localhost"
-			}
-			return scheme + "://localhost:" + strconv.Itoa(port)
 		}
 	}
 	return "http://localhost"
-}
-
-// contains reports whether a handler is in routes, also in nested ones.
-func contains(routes caddyhttp.RouteList, h *Handler) bool {
-	for _, route := range routes {
-		for _, handler := range route.Handlers {
-			switch handler := handler.(type) {
-			case *Handler:
-				if handler == h {
-					return true
-				}
-			case *caddyhttp.Subroute:
-				if contains(handler.Routes, h) {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }

@@ -53,6 +53,9 @@ type Server struct {
 	// says
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
 
+	// The gateway is ready without it: see the path /mcp/health. Default: false
+	Optional bool `json:"optional,omitempty"`
+
 	// How the gateway logs in to the server. Default: not at all
 	OAuth *login.Config `json:"oauth,omitempty"`
 
@@ -210,6 +213,10 @@ func (s *Server) validate() error {
 			return fmt.Errorf("name: %q has a slash in it", name)
 		case strings.Trim(name, ".") == "":
 			return fmt.Errorf("name: %q has only dots", name)
+		case name == healthSegment:
+			return fmt.Errorf("name: below mcp_path, %s is where probes ask whether the gateway is ready", name)
+		case name == loginSegment:
+			return fmt.Errorf("name: below mcp_path, %s is where people log in to servers", name)
 		}
 	}
 	for _, a := range s.Answers {

@@ -28,6 +28,25 @@ type Policy struct {
 
 // Admit returns the reason to refuse a request, or nil.
 func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
+	if failure := p.admitOrigin(r); failure != nil {
+		return failure
+	}
+	return p.AdmitHost(r)
+}
+
+// AdmitProbe is Admit for the probes of a load balancer or of Kubernetes, which call the gateway by
+// its IP address. A page that makes a name resolve to the gateway is refused: it has a name.
+func (p Policy) AdmitProbe(r *http.Request) *jsonrpc.Failure {
+	if failure := p.admitOrigin(r); failure != nil {
+		return failure
+	}
+	if _, err := netip.ParseAddr(hostname(r.Host)); err == nil {
+		return nil
+	}
+	return p.AdmitHost(r)
+}
+
+func (p Policy) admitOrigin(r *http.Request) *jsonrpc.Failure {
 	origins := r.Header["Origin"]
 	for _, origin := range origins {
 		if !p.allowsOrigin(origin) {
@@ -37,7 +56,7 @@ func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	if len(origins) == 0 && fromOtherSite(r) && !slices.Contains(p.Origins, anyOf) {
 		return jsonrpc.ForbiddenOrigin("requests of pages of other sites are not allowed without an Origin; see origins of " + p.Directive)
 	}
-	return p.AdmitHost(r)
+	return nil
 }
 
 // AdmitHost returns the reason to refuse a request for its Host, or nil. A page of any origin
@@ -66,14 +85,18 @@ func (p Policy) allowsOrigin(origin string) bool {
 }
 
 func (p Policy) allowsHost(host string) bool {
-	name := host
-	if n, _, err := net.SplitHostPort(host); err == nil {
-		name = n
-	}
-	name = strings.TrimSuffix(strings.Trim(name, "[]"), ".")
+	name := hostname(host)
 	return IsLocal(name) || slices.ContainsFunc(p.Hosts, func(allowed string) bool {
 		return allowed == anyOf || strings.EqualFold(allowed, name) || strings.EqualFold(allowed, host)
 	})
+}
+
+// hostname returns a host without its port.
+func hostname(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return strings.TrimSuffix(strings.Trim(host, "[]"), ".")
 }
 
 // IsLocal reports whether a host is localhost or a loopback address.

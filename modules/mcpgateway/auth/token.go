@@ -150,6 +150,9 @@ func (t *Token) client(token string) (string, error) {
 	return t.known[found].client, nil
 }
 
+// Clients returns how many clients have a token.
+func (t *Token) Clients() int { return len(t.prints) - 1 } // another one is for all of them
+
 // maxTokenMessage limits the size of a message that contains a token.
 const maxTokenMessage = 64 << 10
 
