@@ -46,7 +46,9 @@ func (v *visit) join() (failure *jsonrpc.Failure) {
 	if id == "" {
 		if v.r.Method == http.MethodGet {
 			// Clients of the first revision, and people with a browser, try this.
-			return jsonrpc.MethodNotAllowed("POST")
+			failure = jsonrpc.MethodNotAllowed("POST")
+			failure.Message += ": this address is for MCP clients, not for browsers"
+			return failure
 		}
 		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
 	}

@@ -146,7 +146,7 @@ func (h *Handler) admitted() string {
 	for _, provider := range h.auth.providers {
 		way := caddy.GetModuleName(provider)
 		if token, ok := provider.(*auth.Token); ok {
-			way = fmt.Sprintf("%s, %d clients", way, token.Clients())
+			way += ", " + countedClients(token.Clients())
 		}
 		ways = append(ways, way)
 	}
@@ -159,6 +159,13 @@ func (h *Handler) admitted() string {
 		return "anyone who can reach it"
 	}
 	return "anyone on this machine"
+}
+
+func countedClients(n int) string {
+	if n == 1 {
+		return "1 client"
+	}
+	return fmt.Sprintf("%d clients", n)
 }
 
 // openAddresses returns where the site listens for other machines. The name of a site does not

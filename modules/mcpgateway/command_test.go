@@ -184,12 +184,16 @@ func TestStdioLogging(t *testing.T) { // A42
 		caddyfile string
 		want      string
 	}{
-		{"none", site, `{}`},
-		{"a level", "{\ndebug\n}" + site, `{"logs":{"default":{"level":"DEBUG","writer":{"output":"stderr"}}}}`},
+		{"none", site, `{"logs":{"default":{"exclude":["admin"]}}}`},
+		{"a level", "{\ndebug\n}" + site, `{"logs":{"default":{"exclude":["admin"],"level":"DEBUG","writer":{"output":"stderr"}}}}`},
 		{"stdout", "{\nlog {\noutput stdout\nformat json\nlevel WARN\n}\n}" + site,
-			`{"logs":{"default":{"encoder":{"format":"json"},"level":"WARN","writer":{"output":"stderr"}}}}`},
-		{"a file", "{\nlog {\noutput file /var/log/x\n}\n}" + site, `{"logs":{"default":{"writer":{"output":"stderr"}}}}`},
-		{"nowhere", "{\nlog {\noutput discard\n}\n}" + site, `{"logs":{"default":{"writer":{"output":"discard"}}}}`},
+			`{"logs":{"default":{"encoder":{"format":"json"},"exclude":["admin"],"level":"WARN","writer":{"output":"stderr"}}}}`},
+		{"a file", "{\nlog {\noutput file /var/log/x\n}\n}" + site, `{"logs":{"default":{"exclude":["admin"],"writer":{"output":"stderr"}}}}`},
+		{"all but one logger", "{\nlog {\nexclude http.log\n}\n}" + site,
+			`{"logs":{"default":{"exclude":["http.log","admin"],"writer":{"output":"stderr"}}}}`},
+		{"one logger", "{\nlog {\ninclude http.log\n}\n}" + site,
+			`{"logs":{"default":{"include":["http.log"],"writer":{"output":"stderr"}}}}`},
+		{"nowhere", "{\nlog {\noutput discard\n}\n}" + site, `{"logs":{"default":{"exclude":["admin"],"writer":{"output":"discard"}}}}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -208,7 +212,7 @@ func TestStdioLogging(t *testing.T) { // A42
 	}
 	t.Run("the sink", func(t *testing.T) {
 		got, err := stdioLogging(map[string]json.RawMessage{"sink": []byte(`{"writer":{"output":"stdout"}}`)})
-		if text, _ := json.Marshal(got); err != nil || string(text) != `{"sink":{"writer":{"output":"stderr"}}}` {
+		if text, _ := json.Marshal(got); err != nil || string(text) != `{"logs":{"default":{"exclude":["admin"]}},"sink":{"writer":{"output":"stderr"}}}` {
 			t.Errorf("got %s, %v", text, err)
 		}
 	})

@@ -43,9 +43,8 @@ func init() {
 // `/api/mcp-gateway/{server}/rpc` | One JSON-RPC message by POST, one JSON answer: no handshake, no session, no event stream
 // `/mcp/health` | Whether every server that is not optional is up, for probes: status 200 or 503. It needs no credentials and contacts no server
 //
-// Other paths below /mcp and /api/mcp-gateway get a 404 that names these. Every other request
-// goes to the next handler untouched. If no handler answers it, the gateway answers with that
-// 404, too, and not Caddy with an empty 200.
+// Every other request goes to the next handler untouched. If no handler answers it, the gateway
+// does, with a 404 that names these paths. Otherwise Caddy would send an empty 200.
 //
 // What a server does not answer, the gateway answers with a JSON-RPC error that has
 // the id of the request, or null if that was refused before it was read. Its error.data.code tells what has happened:
@@ -370,7 +369,7 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("rpc_path: %q does not begin with a slash", h.RPCPath)
 	case strings.HasPrefix(h.belowMCP, h.belowRPC), strings.HasPrefix(h.belowRPC, h.belowMCP):
 		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
-	case h.AllowUnauthenticated && len(h.AuthRaw) > 0:
+	case h.AllowUnauthenticated && len(h.auth.providers) > 0:
 		return errors.New("allow_unauthenticated: there is auth, or a client with a token")
 	}
 	for _, s := range h.Servers {
@@ -421,8 +420,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	switch at {
 	case elsewhere:
 		return h.serveNext(w, r, next)
-	case nowhere:
-		return h.serveNotFound(w, r)
 	case probe:
 		return h.serveReadiness(w, r)
 	case metadata:
@@ -473,7 +470,6 @@ type location uint8
 
 const (
 	elsewhere  location = iota // the next handler
-	nowhere                    // nothing, but the path is the gateway's
 	endpoint                   // of the gateway
 	probe                      // whether servers are up
 	metadata                   // how clients authenticate
@@ -487,22 +483,19 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 		return endpoint, gateway.Endpoint{Kind: gateway.Aggregate}, ""
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
-		switch {
-		case h.pages != nil && strings.HasPrefix(rest, loginSegment+"/"):
+		if h.pages != nil && strings.HasPrefix(rest, loginSegment+"/") {
 			return loginPages, gateway.Endpoint{}, ""
-		case rest == healthSegment:
+		}
+		rest = strings.TrimSuffix(rest, "/")
+		if rest == healthSegment {
 			return probe, gateway.Endpoint{}, ""
 		}
-		return serverEndpoint(gateway.Single, strings.TrimSuffix(rest, "/"))
+		return serverEndpoint(gateway.Single, rest)
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {
 		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
 			return serverEndpoint(gateway.RPC, name)
 		}
-		return nowhere, gateway.Endpoint{}, ""
-	}
-	if path+"/" == h.belowRPC {
-		return nowhere, gateway.Endpoint{}, ""
 	}
 	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.auth.describer() != nil {
 		return h.described(resource)
@@ -514,7 +507,7 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 func serverEndpoint(kind gateway.EndpointKind, escaped string) (location, gateway.Endpoint, string) {
 	name, err := url.PathUnescape(escaped)
 	if err != nil || name == "" || strings.Contains(escaped, "/") {
-		return nowhere, gateway.Endpoint{}, ""
+		return elsewhere, gateway.Endpoint{}, ""
 	}
 	return endpoint, gateway.Endpoint{Kind: kind, Server: name}, ""
 }

@@ -54,10 +54,12 @@ func (w *notingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // A missingPath is the body of a 404. Its first two members are those of an OAuth error: clients
 // that try to register themselves for a login show the description to their user.
 type missingPath struct {
-	Error       string    `json:"error"`
-	Description string    `json:"error_description"`
-	Endpoints   endpoints `json:"endpoints"`
+	Error       string     `json:"error"`
+	Description string     `json:"error_description"`
+	Endpoints   *endpoints `json:"endpoints,omitempty"`
 }
+
+const notFoundCode = "not_found"
 
 // endpoints are the paths of a gateway.
 type endpoints struct {
@@ -70,21 +72,20 @@ type endpoints struct {
 // serveNotFound says that there is nothing at the path of a request, and where the gateway is.
 func (h *Handler) serveNotFound(w http.ResponseWriter, r *http.Request) error {
 	path := r.URL.EscapedPath()
+	if isOAuthPath(path) && h.auth.describer() == nil {
+		return writeJSON(w, http.StatusNotFound, missingPath{Error: notFoundCode, Description: h.withoutLogin()})
+	}
 	prefix := strings.TrimSuffix(clientPath(r), path) // that handlers in front have stripped
-	body := missingPath{
-		Error:       "not_found",
+	return writeJSON(w, http.StatusNotFound, missingPath{
+		Error:       notFoundCode,
 		Description: "nothing is served at this path; the MCP endpoint is " + prefix + h.at(""),
-		Endpoints: endpoints{
+		Endpoints: &endpoints{
 			All:    prefix + h.at(""),
 			One:    prefix + h.at("{server}"),
 			RPC:    prefix + h.belowRPC + "{server}/rpc",
 			Health: prefix + h.at(healthSegment),
 		},
-	}
-	if isOAuthPath(path) && h.auth.describer() == nil {
-		body.Description = h.withoutLogin()
-	}
-	return writeJSON(w, http.StatusNotFound, body)
+	})
 }
 
 // at returns the escaped path of a segment below mcp_path, or mcp_path itself.

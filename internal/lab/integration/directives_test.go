@@ -30,7 +30,8 @@ type directive struct {
 
 var directives = []directive{
 	{"mcp_gateway", "docs/mcp_gateway.md", new(mcpgateway.Handler), "mcp_gateway {\n…\nserver sample {\nmcp_sample\n}\n}",
-		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate", "notification_routes": "route_notifications"}},
+		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate", "notification_routes": "route_notifications",
+			"allow_unauthenticated": "" /* auth none */}},
 	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), "reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}",
 		map[string]string{"command": ""}},
 	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), "observation_mask {\n…\n}", nil},

@@ -291,15 +291,11 @@ func (s symptoms) noAnswer(t *testing.T) {
 	}
 	s.in(t, c.ask(t, "tools/call", `{"name":"locked::any","arguments":{}}`).answer.Raw, "the MCP server answered with HTTP status 401")
 
-	// The wrong door.
-	if got := post(t, url+"/mpc", rpc("tools/list", `{}`)); got.StatusCode != 200 || got.body != "" || got.Header.Get("Content-Length") != "0" {
-		t.Errorf("%d %v %s", got.StatusCode, got.Header, got.body)
-	}
-	said, err := exec.CommandContext(t.Context(), "curl", "-si", url+"/").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.in(t, string(said), "200 OK", "Content-Length: 0")
+	// The wrong address.
+	got := post(t, url+"/mpc", rpc("tools/list", `{}`))
+	s.in(t, got.body, "nothing is served at this path; the MCP endpoint is …")
+	s.in(t, send(t, client, "GET", url+"/.well-known/oauth-protected-resource/mcp", "").body, "this gateway has no OAuth login…")
+	s.in(t, send(t, client, "GET", url+"/mcp", "").body, "the HTTP method is not allowed here: this address is for MCP clients, not for browsers")
 	s.in(t, send(t, client, "PUT", url+"/mcp", "").body, "the HTTP method is not allowed here")
 	s.in(t, post(t, joinedAt(url), rpc("tools/list", `{}`), acceptBoth).body, "the header Mcp-Session-Id is missing: initialize first")
 
