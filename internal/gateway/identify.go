@@ -110,21 +110,21 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	}
 	failure := jsonrpc.Refused("", status)
 	if status == http.StatusUnauthorized {
-		failure.Message += bearerHint(q.w.Header(), reason)
+		failure.Data.Hint = bearerHint(q.w.Header(), reason)
 	}
 	return q.denied(failure, mcp.Target{}, reason)
 }
 
-// bearerHint returns what the message of a refusal says of tokens, if they are what the client is
-// asked for. Many clients show the message and nothing else.
+// bearerHint says how to send a token, if the response asks for one. Many clients show the body of a
+// refusal to their user, and not its header.
 func bearerHint(header http.Header, reason error) string {
 	if !slices.ContainsFunc(header["Www-Authenticate"], func(c string) bool { return strings.HasPrefix(c, "Bearer ") }) {
 		return ""
 	}
 	if errors.Is(reason, errNoCredentials) {
-		return ": send the header Authorization: Bearer <token>"
+		return "send the header Authorization: Bearer <token>"
 	}
-	return ": the credentials are not valid; send the header Authorization: Bearer <token> with a valid token"
+	return "the credentials are not valid; send the header Authorization: Bearer <token> with a valid token"
 }
 
 // exhausted returns how long the address of an unidentified client has to wait before its

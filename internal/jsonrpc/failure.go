@@ -47,6 +47,7 @@ type FailureData struct {
 	Symbol     string   `json:"code"`
 	ServerName string   `json:"server_name,omitempty"`
 	StatusCode int      `json:"status_code,omitempty"`
+	Hint       string   `json:"hint,omitempty"` // what the client can do about it
 	URI        string   `json:"uri,omitempty"`
 	Supported  []string `json:"supported,omitempty"` // versions of the protocol
 	Requested  string   `json:"requested,omitempty"` // one of them that is not

@@ -140,9 +140,9 @@ func TestRefusedTokenIsExplained(t *testing.T) { // A30
 		}
 	}
 	for sent, want := range map[string][2]string{
-		"":             {"Unauthorized: send the header Authorization: Bearer <token>", `Bearer realm="mcp"`},
-		"Bearer wrong": {"Unauthorized: the credentials are not valid", `Bearer realm="mcp", error="invalid_token"`},
-		"Basic YTpi":   {"Unauthorized: send the header Authorization: Bearer <token>", `Bearer realm="mcp"`},
+		"":             {`"hint":"send the header Authorization: Bearer <token>"`, `Bearer realm="mcp"`},
+		"Bearer wrong": {`"hint":"the credentials are not valid; send the header Authorization: Bearer <token>`, `Bearer realm="mcp", error="invalid_token"`},
+		"Basic YTpi":   {`"hint":"send the header Authorization: Bearer <token>"`, `Bearer realm="mcp"`},
 	} {
 		got := post(t, url+"/mcp", rpc("tools/list", `{}`), acceptBoth, "Authorization: "+sent)
 		if got.StatusCode != 401 || !strings.Contains(got.body, want[0]) || got.Header.Get("WWW-Authenticate") != want[1] {

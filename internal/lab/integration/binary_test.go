@@ -37,7 +37,7 @@ func TestBinaryValidates(t *testing.T) {
 				t.Fatal(err)
 			}
 			out, err := caddy(t, "validate", "--config", path, "--adapter", "caddyfile").CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "Valid configuration") {
+			if err != nil || !strings.Contains(string(out), "Valid configuration") || strings.Contains(string(out), openWarning) {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})

@@ -67,6 +67,7 @@ func failureOf(t *testing.T, got answer) failed {
 				Code       string `json:"code"`
 				ServerName string `json:"server_name"`
 				StatusCode int    `json:"status_code"`
+				Hint       string `json:"hint"`
 			} `json:"data"`
 		} `json:"error"`
 		ID json.RawMessage `json:"id"`

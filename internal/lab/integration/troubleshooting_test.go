@@ -163,11 +163,17 @@ func (s symptoms) notStarted(t *testing.T) {
 		{"evaluated placeholder {env.…} is empty", gateway(sampleServer, "auth token {env.NO_SUCH_VARIABLE}")},
 		{"$NAME is the shell's way; here it is {env.NAME}", gateway(sampleServer, "auth token $TOKEN")},
 		{"session_key: it has … characters, and needs 32", gateway(sampleServer, "session_key short")},
+		{"below mcp_path, health is where probes ask whether the gateway is ready", gateway("server health http://127.0.0.1:3001/mcp")},
 		{`pattern "files:read": it has no ::…`, gateway(sampleServer, block("client a", "allow files:read"))},
 	}
 	for _, tt := range tests {
 		s.in(t, fails(t, caddy(t, "validate", "--config", inFile(t, block(":8080", tt.site)))), tt.symptom)
 	}
+	open, err := caddy(t, "validate", "--config", inFile(t, block("localhost:8080", gateway(sampleServer)))).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, open)
+	}
+	s.in(t, string(open), "other machines can use this gateway without credentials…")
 	s.in(t, fails(t, caddy(t, "fmt", inFile(t, block(":8080", "respond 200")))), "Caddyfile input is not formatted…")
 }
 
