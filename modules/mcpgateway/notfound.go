@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"bufio"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -39,6 +40,11 @@ func (w *notingWriter) WriteHeader(status int) {
 func (w *notingWriter) Write(p []byte) (int, error) {
 	w.answered = true
 	return w.ResponseWriterWrapper.Write(p)
+}
+
+func (w *notingWriter) ReadFrom(r io.Reader) (int64, error) {
+	w.answered = true
+	return w.ResponseWriterWrapper.ReadFrom(r)
 }
 
 func (w *notingWriter) FlushError() error {
