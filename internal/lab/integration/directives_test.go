@@ -99,7 +99,10 @@ func (d directive) subdirectives() (names []string) {
 	return names
 }
 
-// An option is a subdirective as the README shows it.
+// directivesPage shows every directive with its defaults.
+const directivesPage = "docs/directives.md"
+
+// An option is a subdirective as that page shows it.
 type option struct {
 	name     string
 	value    string // its default
@@ -108,20 +111,16 @@ type option struct {
 
 var optionLine = regexp.MustCompile(`^\t(# )?([a-z_]+)(?:, ([a-z_]+))?\s*([^#]*?)\s*(?:#.*)?\n$`)
 
-// readmeOptions returns the block in which the README shows a directive, and what
-// is in it.
-func readmeOptions(t *testing.T, d directive) (block string, options []option) {
+// optionsOf returns the block in which the page of all directives shows one, and the
+// options in it.
+func optionsOf(t *testing.T, d directive) (block string, options []option) {
 	t.Helper()
-	readme, err := os.ReadFile("../../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(readme), "\n## Every directive\n")
+	_, section, _ := strings.Cut(pages(t)[directivesPage], "\n## `"+d.name+"`\n")
 	_, block, _ = strings.Cut(section, "\n```caddyfile\n"+d.name)
 	_, block, _ = strings.Cut(block, "\n")
 	block, _, found := strings.Cut(block, "}\n```\n")
 	if !found {
-		t.Fatal("the README does not show it")
+		t.Fatalf("%s does not show it", directivesPage)
 	}
 	for line := range strings.Lines(block) {
 		parts := optionLine.FindStringSubmatch(line)
@@ -137,13 +136,13 @@ func readmeOptions(t *testing.T, d directive) (block string, options []option) {
 	return block, options
 }
 
-// The README shows every directive with its defaults. To write a default changes
-// nothing, and no subdirective is missing.
-func TestReadmeDirectives(t *testing.T) {
+// The page shows every directive with its defaults. Writing a default changes nothing,
+// and no subdirective is missing.
+func TestEveryDirective(t *testing.T) {
 	isolate(t)
 	for _, d := range directives {
 		t.Run(d.name, func(t *testing.T) {
-			block, options := readmeOptions(t, d)
+			block, options := optionsOf(t, d)
 			same(t, d.provisioned(t, block), d.provisioned(t, ""))
 			var shown []string
 			for _, o := range options {
@@ -162,7 +161,7 @@ func TestReadmeDirectives(t *testing.T) {
 var codeSpan = regexp.MustCompile("`([^`]+)`")
 
 // The page of a directive has a row for each of its subdirectives, with the default
-// that the README has.
+// that the page of all directives has.
 func TestDirectivePages(t *testing.T) {
 	isolate(t)
 	for _, d := range directives {
@@ -187,14 +186,14 @@ func TestDirectivePages(t *testing.T) {
 					defaults[name[1]] = strings.TrimSpace(values[min(i, len(values)-1)])
 				}
 			}
-			_, options := readmeOptions(t, d)
+			_, options := optionsOf(t, d)
 			for _, o := range options {
 				got, found := defaults[o.name]
 				switch {
 				case !found:
 					t.Errorf("%s: no row", o.name)
 				case !o.comments && got != strings.Trim(o.value, `"`) && got != "as above":
-					t.Errorf("%s: the README says %q, the page %q", o.name, o.value, got)
+					t.Errorf("%s: %s says %q, its page %q", o.name, directivesPage, o.value, got)
 				}
 			}
 		})
