@@ -30,16 +30,22 @@ func shipped(t *testing.T) []string {
 func elsewhere(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
 	t.Helper()
 	addresses = map[string]string{}
-	moved = regexp.MustCompile(`:80(?:06|[89]\d)\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
+	moved = movePorts(t, caddyfile, addresses)
+	if addresses[":8080"] == "" && addresses[":8006"] == "" {
+		t.Fatal("nothing is served at port 8080 or 8006")
+	}
+	return moved, addresses
+}
+
+// movePorts does so with the addresses that are known, and adds those that are not.
+func movePorts(t *testing.T, caddyfile string, addresses map[string]string) string {
+	t.Helper()
+	return regexp.MustCompile(`:80(?:06|[89]\d)\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
 		if addresses[port] == "" {
 			addresses[port] = freeAddress(t)
 		}
 		return strings.TrimPrefix(addresses[port], "127.0.0.1")
 	})
-	if addresses[":8080"] == "" && addresses[":8006"] == "" {
-		t.Fatal("nothing is served at port 8080 or 8006")
-	}
-	return moved, addresses
 }
 
 // callReadLog asks for 2000 lines of log and wants what the sample server says of

@@ -66,13 +66,16 @@ func block(name string, lines ...string) string {
 func mask(lines ...string) string { return block("observation_mask", lines...) }
 
 // withAdmin puts the address of the admin API into the global options.
-func withAdmin(caddyfile, address string) string {
-	option := "{\n\tadmin " + address + "\n"
+func withAdmin(caddyfile, address string) string { return withOptions(caddyfile, "admin "+address) }
+
+// withOptions puts lines into the global options.
+func withOptions(caddyfile string, lines ...string) string {
+	options := "{\n\t" + strings.Join(lines, "\n\t") + "\n"
 	at := strings.Index("\n"+caddyfile, "\n{\n")
 	if at < 0 {
-		return option + "}\n" + caddyfile
+		return options + "}\n" + caddyfile
 	}
-	return caddyfile[:at] + option + caddyfile[at+len("{\n"):]
+	return caddyfile[:at] + options + caddyfile[at+len("{\n"):]
 }
 
 // freeAddress returns a loopback address that nobody listens on.
