@@ -112,6 +112,43 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 
 var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
 
+// wholeCaddyfile returns what a page shows, in a site or a gateway if it is a part of one.
+func wholeCaddyfile(shown string) string {
+	switch word := strings.Fields(shown)[0]; {
+	case slices.Contains([]string{"server", "client", "auth", "answer"}, word):
+		return block(":8080", gateway(shown))
+	case word[0] != ':' && word[0] != '{' && !strings.Contains(word, "."):
+		return block(":8080", shown)
+	}
+	return shown
+}
+
+// The page of a directive ends with a few examples, which are valid.
+func TestExamplesOfDirectives(t *testing.T) {
+	isolate(t)
+	for _, name := range []string{"GITHUB_TOKEN", "LAPTOP_TOKEN", "CI_TOKEN", "SEARCH_TOKEN"} {
+		setenv(t, name, exampleToken+name)
+	}
+	all := pages(t)
+	for _, page := range []string{
+		"docs/mcp_gateway.md", "docs/mcp_stdio.md", "docs/mcp_http.md", "docs/observation_mask.md", "docs/tool_result_mask.md", "docs/mcp_pruner.md",
+	} {
+		t.Run(page, func(t *testing.T) {
+			_, examples, _ := strings.Cut(all[page], "\n## Examples\n")
+			found := caddyfileBlocks.FindAllStringSubmatch(examples, -1)
+			if strings.Contains(examples, "\n## ") || len(found) < 2 || len(found) > 4 {
+				t.Errorf("the page does not end with 2 to 4 examples, but has %d", len(found))
+			}
+			for _, example := range found {
+				out, err := caddy(t, "validate", "--adapter", "caddyfile", "--config", inFile(t, wholeCaddyfile(example[1]))).CombinedOutput()
+				if err != nil {
+					t.Errorf("%v\n%s\n%s", err, out, example[1])
+				}
+			}
+		})
+	}
+}
+
 // A Caddyfile, or a part of one, that a page shows can be adapted as it stands, unless
 // it is a grammar.
 func TestCaddyfilesOfPages(t *testing.T) {
@@ -127,12 +164,7 @@ func TestCaddyfilesOfPages(t *testing.T) {
 			if grammar.MatchString(caddyfile) {
 				continue
 			}
-			switch word := strings.Fields(caddyfile)[0]; {
-			case slices.Contains([]string{"server", "client", "auth", "answer"}, word):
-				caddyfile = block(":8080", gateway(caddyfile))
-			case word[0] != ':' && word[0] != '{' && !strings.Contains(word, "."):
-				caddyfile = block(":8080", caddyfile)
-			}
+			caddyfile = wholeCaddyfile(caddyfile)
 			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
 			if err != nil || slices.ContainsFunc(warnings, func(w caddyconfig.Warning) bool { return !strings.Contains(w.Message, "formatted") }) {
 				t.Errorf("%s: %v %v\n%s", page, err, warnings, caddyfile)
