@@ -79,6 +79,7 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 	isolate(t)
 	by := map[string]string{ // page, and the test which types its commands
 		"README.md":                "TestDocumentedCalls",
+		"docs/mcp_gateway.md":      "TestDocumentedCalls",
 		"docs/mcp_pruner.md":       "TestDocumentedCalls",
 		"docs/tool_result_mask.md": "TestDocumentedCalls",
 		"docs/clients.md":          "TestClients",
@@ -91,6 +92,7 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 		"git clone https://github.com/caddy-mcp-gateway/caddy-mcp-gateway && cd caddy-mcp-gateway\n",    // CI does
 		"xcaddy build --with github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules\n",                  // and this is what a release does
 		"go test -v ./... 2>&1 | bin/caddy prune --type logs --goal \"why does the upload time out\"\n", // TestPruneCommand, with less
+		"go -C internal/lab test -count=1 -tags nobadger,nomysql,nopgx ./integration -run 'Page|Document|Directive|Recipe|Example'\n",
 		"go -C internal/lab run ./train -out ../prune/weights.go ~/src/*\n",
 		"go test ./modules/caddyhttp/reverseproxy -run '^$' -bench RoundTrip -cpu 1 -count 10\n", // in Caddy's repository
 	}

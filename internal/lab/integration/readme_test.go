@@ -46,6 +46,7 @@ func typeAll(t *testing.T, served *running, typed []command) []string {
 	t.Helper()
 	shell := exec.CommandContext(t.Context(), "bash", "-c")
 	shell.Dir = "../../.."
+	shell.Env = append(os.Environ(), "CADDY_ADMIN="+served.moved[":2019"]) // where commands look for Caddy
 	return typeInto(t, shell, served, typed)
 }
 
@@ -75,7 +76,7 @@ func typeInto(t *testing.T, shell *exec.Cmd, served *running, typed []command) [
 // the shipped Caddyfile; and what they say comes out must come out.
 func TestDocumentedCalls(t *testing.T) {
 	isolate(t)
-	for _, document := range []string{"README.md", "docs/mcp_pruner.md", "docs/tool_result_mask.md"} {
+	for _, document := range []string{"README.md", "docs/mcp_gateway.md", "docs/mcp_pruner.md", "docs/tool_result_mask.md"} {
 		t.Run(document, func(t *testing.T) {
 			var typed []command
 			for _, c := range commands(t, document) {
