@@ -114,15 +114,36 @@ func newGitHub(t *testing.T) *remoteServer {
 	}})
 }
 
+// A scene is what recipes find on this machine in place of servers on the internet.
+type scene struct {
+	search, github *remoteServer
+	standIns       *strings.Replacer
+}
+
+func newScene(t *testing.T) scene {
+	t.Helper()
+	npm := filepath.Join(peer(t, "").Dir, "node_modules", "@modelcontextprotocol") // the test is skipped without it
+	npm, err := filepath.Abs(npm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := t.TempDir()
+	writeFiles(t, data, configFile{"notes.txt", "remember\n"})
+	s := scene{search: newLenientServer(t, "find"), github: newGitHub(t)}
+	s.standIns = strings.NewReplacer(
+		"npx -y @modelcontextprotocol/server-filesystem", "node "+npm+"/server-filesystem/dist/index.js",
+		"npx -y @modelcontextprotocol/server-sequential-thinking", "node "+npm+"/server-sequential-thinking/dist/index.js",
+		"/srv/data", data,
+		"https://api.githubcopilot.com/mcp/", "http://"+s.github.address+"/mcp",
+		"http://127.0.0.1:3001/mcp", "http://"+s.search.address+"/mcp",
+	)
+	return s
+}
+
 // TestRecipes runs every recipe that has commands, with servers of this machine in place of
 // those on the internet, types the commands, and compares the output with that of the page.
 func TestRecipes(t *testing.T) {
 	isolate(t)
-	node := strings.Join(peer(t, "node_modules").Args[:1], " ") // or the test is skipped
-	npm, err := filepath.Abs("peers/node_modules")
-	if err != nil {
-		t.Fatal(err)
-	}
 	alsoAt := map[string][]string{"Replicas": {":8081"}}
 	also := map[string]func(t *testing.T, served *running, search *remoteServer){
 		"Credentials for each user": usersHaveTheirAccounts,
@@ -136,24 +157,49 @@ func TestRecipes(t *testing.T) {
 		}
 		typed++
 		t.Run(heading, func(t *testing.T) {
-			data := t.TempDir()
-			writeFiles(t, data, configFile{"notes.txt", "remember\n"})
-			search, github := newLenientServer(t, "find"), newGitHub(t)
-			r := recipeIn(strings.NewReplacer(
-				"npx -y @modelcontextprotocol/server-filesystem", node+" "+npm+"/@modelcontextprotocol/server-filesystem/dist/index.js",
-				"npx -y @modelcontextprotocol/server-sequential-thinking", node+" "+npm+"/@modelcontextprotocol/server-sequential-thinking/dist/index.js",
-				"/srv/data", data,
-				"https://api.githubcopilot.com/mcp/", "http://"+github.address+"/mcp",
-			).Replace(text))
-			served, shell := r.serve(t, map[string]string{":8091": search.address}, alsoAt[heading])
+			s := newScene(t)
+			r := recipeIn(s.standIns.Replace(text))
+			served, shell := r.serve(t, map[string]string{":8091": s.search.address}, alsoAt[heading])
 			r.follow(t, shell, served)
 			if check := also[heading]; check != nil {
-				check(t, served, search)
+				check(t, served, s.search)
 			}
 		})
 	}
 	if typed < 8 {
 		t.Errorf("only %d recipes have commands", typed)
+	}
+}
+
+// The first Caddyfile of the README serves both of its servers.
+func TestReadmeCaddyfile(t *testing.T) {
+	isolate(t)
+	s := newScene(t)
+	r := recipe{
+		files: []configFile{{"Caddyfile", s.standIns.Replace(blocksOf(t, "README.md", "caddyfile")[0])}},
+		commands: []command{{
+			typed:  "bin/caddy mcp tools | grep -E '__list_directory$|__find|recover'\n",
+			output: "files   files__list_directory\nsearch  search__find\n-       recover_observation",
+		}},
+	}
+	served, shell := r.serve(t, map[string]string{}, nil)
+	r.follow(t, shell, served)
+}
+
+// The health check of the image, which is also the probe of a pod, succeeds with the
+// Caddyfiles of the page.
+func TestRecipeProbes(t *testing.T) {
+	isolate(t)
+	for _, heading := range []string{"Docker", "Kubernetes"} {
+		t.Run(heading, func(t *testing.T) {
+			r := recipeIn(newScene(t).standIns.Replace(recipeSections(t)[heading]))
+			served, _ := r.serve(t, map[string]string{}, nil)
+			probe := caddy(t, "mcp-health", "--config", configOf(served))
+			probe.Env = append(probe.Env, recipeSecrets...)
+			if out, err := probe.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
 	}
 }
 
