@@ -132,9 +132,11 @@ func TestExamplesOfDirectives(t *testing.T) {
 		setenv(t, name, exampleToken+name)
 	}
 	all := pages(t)
-	for _, page := range []string{
-		"docs/mcp_gateway.md", "docs/mcp_stdio.md", "docs/mcp_http.md", "docs/observation_mask.md", "docs/tool_result_mask.md", "docs/mcp_pruner.md",
-	} {
+	directivePages := []string{"docs/mcp_http.md"}
+	for _, d := range directives {
+		directivePages = append(directivePages, d.page)
+	}
+	for _, page := range directivePages {
 		t.Run(page, func(t *testing.T) {
 			_, examples, _ := strings.Cut(all[page], "\n## Examples\n")
 			found := caddyfileBlocks.FindAllStringSubmatch(examples, -1)
@@ -142,8 +144,8 @@ func TestExamplesOfDirectives(t *testing.T) {
 				t.Errorf("the page does not end with 2 to 4 examples, but has %d", len(found))
 			}
 			for _, example := range found {
-				out, err := caddy(t, "validate", "--adapter", "caddyfile", "--config", inFile(t, wholeCaddyfile(example[1]))).CombinedOutput()
-				if err != nil {
+				file := inFile(t, wholeCaddyfile(example[1]))
+				if out, err := caddy(t, "validate", "--adapter", "caddyfile", "--config", file).CombinedOutput(); err != nil {
 					t.Errorf("%v\n%s\n%s", err, out, example[1])
 				}
 			}

@@ -74,8 +74,9 @@ func TestRecipesAreValid(t *testing.T) {
 			dir, r := t.TempDir(), recipeIn(text)
 			writeFiles(t, dir, r.files...)
 			caddyfiles := r.caddyfiles(t)
-			if blocks := len(caddyfileBlocks.FindAllString(text, -1)); len(caddyfiles) == 0 || blocks != strings.Count(text, "`:\n\n```caddyfile\n") {
-				t.Error("the recipe has no Caddyfile, or one without a name")
+			blocks, named := strings.Count(text, "\n```caddyfile\n"), strings.Count(text, "`:\n\n```caddyfile\n")
+			if len(caddyfiles) == 0 || blocks != named {
+				t.Errorf("%d Caddyfiles, and %d of %d blocks have the name of a file", len(caddyfiles), named, blocks)
 			}
 			for _, file := range caddyfiles {
 				writeFiles(t, dir, file)
@@ -99,19 +100,22 @@ func writeFiles(t *testing.T, dir string, files ...configFile) {
 	}
 }
 
-// newGitHub is a server that knows accounts by their tokens, and no requests without one.
+// newGitHub is a server that knows accounts by their tokens, and refuses all other requests.
 func newGitHub(t *testing.T) *remoteServer {
 	t.Helper()
-	return serveScript(t, &mcptest.Script{Tools: []string{"get_me"}, Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+	handle := func(w http.ResponseWriter, r *mcptest.Received) bool {
 		user, known := strings.CutPrefix(r.HTTP.Header.Get("Authorization"), "Bearer ghp_")
-		switch {
-		case !known:
+		if !known {
 			w.WriteHeader(http.StatusUnauthorized)
-		case r.Tool() == "get_me":
-			r.Answer(w, `"result":{"content":[{"type":"text","text":`+quote(`{"login":"`+user+`-at-github"}`)+`}]}`)
+			return true
 		}
-		return !known || r.Tool() == "get_me"
-	}})
+		if r.Tool() != "get_me" {
+			return false
+		}
+		r.Answer(w, `"result":{"content":[{"type":"text","text":`+quote(`{"login":"`+user+`-at-github"}`)+`}]}`)
+		return true
+	}
+	return serveScript(t, &mcptest.Script{Tools: []string{"get_me"}, Handle: handle})
 }
 
 // A scene is what recipes find on this machine in place of servers on the internet.
@@ -299,7 +303,8 @@ func oneReplicaIsEnough(t *testing.T, served *running, _ *remoteServer) {
 			},
 		}
 		balanced := &http.Client{Transport: transport, Timeout: patience}
-		got := send(t, balanced, "POST", rpcAt("https://mcp.example.com", "search"), rpc("tools/list", `{}`), "Authorization: Bearer "+exampleToken)
+		at := rpcAt("https://mcp.example.com", "search")
+		got := send(t, balanced, "POST", at, rpc("tools/list", `{}`), "Authorization: Bearer "+exampleToken)
 		if got.StatusCode != http.StatusOK {
 			t.Errorf("client %d: %d %s", i, got.StatusCode, got.body)
 		}
@@ -380,7 +385,8 @@ func TestRecipeManifests(t *testing.T) {
 		t.Errorf("image %s cannot start npx", name)
 	}
 	is("ports", dig(gateway, "ports"), "[127.0.0.1:8080:8080]")
-	is("volumes", dig(gateway, "volumes"), "[./Caddyfile:/etc/caddy/Caddyfile:ro ./data:/srv/data data:/data config:/config home:/home/caddy]")
+	is("volumes", dig(gateway, "volumes"),
+		"[./Caddyfile:/etc/caddy/Caddyfile:ro ./data:/srv/data data:/data config:/config home:/home/caddy]")
 
 	objects := map[string]map[string]any{}
 	for _, object := range manifest("Kubernetes") {
