@@ -30,6 +30,9 @@ type Config struct {
 	// Generation identifies the Caddy configuration that the gateway is part of.
 	Generation any
 
+	// Replaces is the gateway of the same Generation whose clients this one gets; nil for none.
+	Replaces *Gateway
+
 	// Exiting is done when Caddy exits. Streams end then. Required, as is the next.
 	Exiting context.Context
 

@@ -77,9 +77,10 @@ type Gateway struct {
 	unfollow    func() bool // stops streams from ending when Caddy exits
 	fingerprint string      // of all servers
 	// Guarded by State.mu.
-	alone bool   // of its generation
-	left  bool   // it serves no more requests
-	place *place // shared by all Gateways that succeed each other
+	alone bool     // of its generation
+	left  bool     // it serves no more requests
+	heir  *Gateway // that replaces it in its generation; nil if none does
+	place *place   // shared by all Gateways that succeed each other
 	*State
 	*Retained
 }
@@ -124,7 +125,8 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	}
 	g.own = newOwn(g)
 	g.place = &place{g}
-	state.join(g)
+	state.join(g, config.Replaces)
+	g.config.Replaces = nil // it is not kept in memory
 	g.unfollow = context.AfterFunc(config.Exiting, func() { state.endStreams(g) })
 	return g
 }

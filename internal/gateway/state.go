@@ -212,14 +212,18 @@ func (s *State) setLimits(clients int) {
 	s.resting.SetLimits(clientLimits(clients))
 }
 
-func (s *State) join(g *Gateway) {
+// join adds a Gateway, which may replace another one of its generation.
+func (s *State) join(g, replaces *Gateway) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g.alone = true
 	for _, member := range s.members {
-		if member.config.Generation == g.config.Generation {
+		if member.config.Generation == g.config.Generation && member != replaces {
 			g.alone, member.alone = false, false
 		}
+	}
+	if replaces != nil {
+		replaces.heir = g
 	}
 	s.members = append(s.members, g)
 	s.setLimits(g.config.MaxClients)
@@ -231,7 +235,10 @@ func (s *State) join(g *Gateway) {
 func (s *State) leave(g *Gateway) {
 	s.mu.Lock()
 	s.members = slices.DeleteFunc(s.members, func(member *Gateway) bool { return member == g })
-	to := s.successor(g)
+	to := g.heir
+	if to == nil || to.left {
+		to = s.successor(g)
+	}
 	g.left, g.place.current = true, to
 	if to != nil {
 		to.place = g.place

@@ -71,6 +71,7 @@ func adminRoutes() []adminRoute {
 		{post, at + "/servers/{server}/refresh", "forgets what it has listed, and tells clients to ask again", (*adminCall).refresh},
 		{post, at + "/servers/{server}/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
 		{post, at + "/servers/{server}/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
+		{get, at + "/files", "the files of servers_from: their servers, and why a change was not taken over", (*adminCall).listFiles},
 		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers", (*adminCall).listTools},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
 		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},

@@ -18,6 +18,7 @@ type serverStatus struct {
 	Path         string           `json:"mcp_path"` // of the gateway
 	Name         string           `json:"name"`
 	Aliases      []string         `json:"aliases,omitempty"`
+	From         string           `json:"from,omitempty"` // the file of servers_from
 	State        string           `json:"state"`
 	LastError    string           `json:"last_error,omitempty"`
 	Since        time.Time        `json:"since,omitzero"`
@@ -51,6 +52,7 @@ func (h *Handler) status(s *Server) serverStatus {
 		Path:      h.MCPPath,
 		Name:      s.Name,
 		Aliases:   s.Aliases,
+		From:      s.from,
 		State:     state.name(),
 		LastError: state.LastError,
 		Since:     state.Since,
@@ -84,6 +86,18 @@ func (c *adminCall) listServers() (int, any, error) {
 		for _, s := range h.Servers {
 			all = append(all, h.status(s))
 		}
+	}
+	return http.StatusOK, all, nil
+}
+
+func (c *adminCall) listFiles() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	all := []fileStatus{}
+	for _, h := range found {
+		all = append(all, h.fileStatuses()...)
 	}
 	return http.StatusOK, all, nil
 }

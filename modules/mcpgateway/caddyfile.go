@@ -76,6 +76,7 @@ func init() {
 //		health_timeout   <duration>
 //		pin_tools        on | off
 //		route_notifications <method> <servers...>
+//		servers_from     <files...>
 //		answer           <server> <method> deliver | drop
 //		answer           <server> roots/list {
 //			roots <uris...>
@@ -143,13 +144,14 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		"health_timeout":      setting.Duration(&handler.HealthTimeout),
 		"pin_tools":           setting.Switch(&handler.PinTools),
 		"route_notifications": parseNotificationRoute(&handler.NotificationRoutes),
+		"servers_from":        parseServersFrom(&handler.ServersFrom),
 		"answer":              parseAnswer(&answers),
 		"server": func(d *caddyfile.Dispenser) error {
 			server, err := parseServer(h.WithDispenser(d.NewFromNextSegment()))
 			handler.Servers = append(handler.Servers, server)
 			return err
 		},
-	}, "server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "answer")
+	}, "server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "servers_from", "answer")
 	if err != nil {
 		return nil, err
 	}

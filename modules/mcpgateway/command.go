@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"net/url"
@@ -147,6 +148,9 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if err != nil {
 		return nil, "", err
 	}
+	if err := chosen.readFiles(); err != nil {
+		return nil, "", err
+	}
 	if path, err = chosen.path(server); err != nil {
 		return nil, "", err
 	}
@@ -228,7 +232,7 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 			if err := caddy.StrictUnmarshalJSON(raw, &g.Handler); err != nil {
 				return nil, fmt.Errorf("mcp_gateway: %w", err)
 			}
-			if len(g.Servers) == 0 {
+			if len(g.Servers) == 0 && len(g.ServersFrom) == 0 {
 				return nil, errors.New("mcp_gateway: server: there is none")
 			}
 			// No other client can come in, so no secrets of clients are needed. Logins are
@@ -269,6 +273,22 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 // hasLogin reports whether the gateway logs in to a server.
 func (g *configuredGateway) hasLogin() bool {
 	return slices.ContainsFunc(g.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil })
+}
+
+// readFiles adds the servers of files. One that is missing may come later.
+func (g *configuredGateway) readFiles() error {
+	for _, name := range g.ServersFrom {
+		path, err := filePath(name)
+		if err != nil {
+			return fmt.Errorf("servers_from: %q: %w", name, err)
+		}
+		servers, _, err := readServersFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("servers_from: %s: %w", path, err)
+		}
+		g.Servers = append(g.Servers, servers...)
+	}
+	return nil
 }
 
 // publish sets where browsers reach the gateway.

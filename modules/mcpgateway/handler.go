@@ -123,8 +123,15 @@ type Handler struct {
 	// same name share that. Default: none
 	Name string `json:"name,omitempty"`
 
-	// The MCP servers. There must be one at least.
+	// The MCP servers. There must be one at least, or a file in servers_from.
 	Servers []*Server `json:"servers,omitempty"`
+
+	// JSON files with an mcpServers object, as MCP clients have them, whose servers are added. The
+	// files are read every second. When one changes, servers are added, changed and removed as by a
+	// reload: sessions, streams and child processes of the others stay. Content with an error
+	// changes nothing, and a file that disappears keeps its servers. Placeholders such as
+	// {env.HOME} are replaced, and ~/ is the home folder. Default: none
+	ServersFrom []string `json:"servers_from,omitempty"`
 
 	// How long a server may take: at /rpc for the whole answer, at /mcp until its
 	// next byte. Where all servers are one, the time in which the client has a
@@ -268,6 +275,9 @@ type Handler struct {
 	guarded bool              // a handler in front authenticates clients
 	told    string            // the key in announcements; empty before that
 
+	live  *live    // runs the gateway if there are servers_from; nil otherwise
+	shell *Handler // whose live has made this one; nil if none has
+
 	health *health // nil unless servers are checked
 	events *caddyevents.App
 	ctx    caddy.Context
@@ -285,8 +295,8 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler and its servers.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	h.exiting, h.exit = context.WithCancel(context.Background())
-	h.reauthenticate, h.endReauthenticate = context.WithCancel(context.Background())
+	h.findShell(ctx)
+	h.openLifetime()
 	app, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
@@ -297,10 +307,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.pins = pinStore{ctx: ctx, logger: h.logger, on: h.PinTools}
 	// Before anything else: the health checks of a reverse_proxy begin when that is
 	// provisioned, and emit events themselves.
-	for _, event := range []string{"started", "stopping"} {
-		if err := h.events.On(event, lifecycle{h}); err != nil {
-			return err
-		}
+	if err := h.subscribe(); err != nil {
+		return err
+	}
+	if err := telemetry.Register(ctx, requests, durations, denials, redactions, invalidTools, toolChanges,
+		loginCount, tokenRequests, fileLoads, mcpstdio.Healthy()); err != nil {
+		return err
+	}
+	if len(h.ServersFrom) > 0 {
+		return h.provisionLive(ctx)
 	}
 	h.setDefaults()
 	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
@@ -329,11 +344,30 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.loadProviders(ctx); err != nil {
 		return fmt.Errorf("auth: %w", err)
 	}
-	if err := h.newGateway(); err != nil {
-		return err
+	return h.newGateway()
+}
+
+// openLifetime makes the contexts that last as long as the configuration.
+func (h *Handler) openLifetime() {
+	if s := h.shell; s != nil {
+		h.exiting, h.exit, h.reauthenticate, h.endReauthenticate = s.exiting, s.exit, s.reauthenticate, s.endReauthenticate
+		return
 	}
-	return telemetry.Register(ctx, requests, durations, denials, redactions, invalidTools, toolChanges,
-		loginCount, tokenRequests, mcpstdio.Healthy())
+	h.exiting, h.exit = context.WithCancel(context.Background())
+	h.reauthenticate, h.endReauthenticate = context.WithCancel(context.Background())
+}
+
+// subscribe has the handler told when the configuration starts and stops. A shell passes that on.
+func (h *Handler) subscribe() error {
+	if h.shell != nil {
+		return nil
+	}
+	for _, event := range []string{"started", "stopping"} {
+		if err := h.events.On(event, lifecycle{h}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // shortestInterval is how often servers may be tried.
@@ -346,8 +380,11 @@ func below(path string) string {
 
 // Validate ensures that the configuration makes sense.
 func (h *Handler) Validate() error {
+	if h.live != nil {
+		return nil // the handler in it is valid
+	}
 	switch {
-	case len(h.Servers) == 0:
+	case len(h.Servers) == 0 && !h.mayGainServers():
 		return fmt.Errorf("server: there is none")
 	case h.ResponseTimeout < 0:
 		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
@@ -402,20 +439,32 @@ func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
 	h := l.handler
 	switch {
 	case event.Name() == "started":
-		registry.add(h)
-		for _, s := range h.Servers {
-			s.answerChildren()
-		}
-		h.announce()
-		h.startHealth()
+		h.start()
 	case caddy.Exiting():
 		h.exit()
 	}
 	return nil
 }
 
+// start is called when the handler serves.
+func (h *Handler) start() {
+	if h.live != nil {
+		h.live.start()
+		return
+	}
+	registry.add(h)
+	for _, s := range h.Servers {
+		s.answerChildren()
+	}
+	h.announce()
+	h.startHealth()
+}
+
 // ServeHTTP answers requests to MCP servers.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if h.live != nil {
+		return h.live.current.Load().ServeHTTP(w, r, next)
+	}
 	at, to, resource := h.find(r.URL)
 	switch at {
 	case elsewhere:
@@ -448,6 +497,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // Cleanup hands the clients over to the handler that takes the place of this one, if there
 // is one.
 func (h *Handler) Cleanup() error {
+	if h.live != nil {
+		h.live.stop()
+		return nil
+	}
 	h.revoke()
 	registry.remove(h)
 	h.stopAnnouncing()

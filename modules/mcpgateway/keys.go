@@ -13,14 +13,18 @@ import (
 // same.
 
 // place tells this gateway from others, over reloads: by its name or, if it has none, by
-// what its servers are called.
+// what its servers, or the files that they come from, are called.
 func (h *Handler) place() string {
 	if h.Name != "" {
 		return h.Name + "\x00" + h.MCPPath
 	}
 	var names []string
-	for _, s := range h.Servers {
-		names = append(names, s.Name)
+	if h.shell != nil {
+		names = append(names, h.shell.ServersFrom...)
+	} else {
+		for _, s := range h.Servers {
+			names = append(names, s.Name)
+		}
 	}
 	slices.Sort(names)
 	return "\x00" + h.MCPPath + "\x00" + strings.Join(names, "\x00")

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
@@ -29,7 +31,9 @@ func (n *NotificationRoute) validate(h *Handler) error {
 		return fmt.Errorf("servers: %s goes to none", n.Method)
 	}
 	for _, name := range n.Servers {
-		if h.byName[name] == nil {
+		if h.byName[name] == nil && h.mayGainServers() {
+			h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
+		} else if h.byName[name] == nil {
 			return fmt.Errorf("servers: there is no server %q", name)
 		}
 	}

@@ -93,13 +93,17 @@ func (h *Handler) newGateway() error {
 		PinTools:       h.PinTools,
 		Originals:      toolresults.Originals{},
 	}
+	if before := h.incumbent(); before != nil {
+		config.Replaces = before.gateway
+	}
 	if len(h.auth.providers) > 0 {
 		config.Auth = &h.auth
 	}
 	for _, s := range h.Servers {
 		config.Servers = append(config.Servers, s.config())
 	}
-	if h.Focus != nil && !h.Focus.Off && !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.focus != nil }) {
+	unmasked := len(h.Servers) > 0 || h.Mask == nil // without servers, those that come may be masked
+	if h.Focus != nil && !h.Focus.Off && unmasked && !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.focus != nil }) {
 		return fmt.Errorf("focus: %w", errNoMask)
 	}
 	h.placeholders = newPlaceholderNames(caddyconfig.JSON(h.Servers, nil))
@@ -163,7 +167,7 @@ func (h *Handler) naming() mcp.Naming {
 func (h *Handler) validateJoined() error {
 	naming := h.naming()
 	switch {
-	case h.Separator == noSeparator && len(h.Servers) > 1:
+	case h.Separator == noSeparator && len(h.Servers) != 1:
 		return fmt.Errorf("separator: none is for a single server, and there are %d", len(h.Servers))
 	case h.MaxNameLength < 0:
 		return fmt.Errorf("max_name_length: %d is negative", h.MaxNameLength)

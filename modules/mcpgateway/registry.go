@@ -19,10 +19,20 @@ type gateways struct {
 	all []*Handler
 }
 
+// add adds a handler. One that a live has made takes the place of the one before it, so that it does
+// not look newer than the handlers of a configuration that has been started since.
 func (g *gateways) add(h *Handler) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.all = append(g.all, h)
+	at := -1
+	if h.shell != nil {
+		at = slices.IndexFunc(g.all, func(other *Handler) bool { return other.shell == h.shell })
+	}
+	if at < 0 {
+		g.all = append(g.all, h)
+		return
+	}
+	g.all[at] = h
 }
 
 func (g *gateways) remove(h *Handler) {
@@ -74,6 +84,20 @@ func fingerprint(h *Handler) string {
 	return b.String()
 }
 
+// successors returns the handlers that take the place of this one, and let clients in as it has.
+func (h *Handler) successors() (found []*Handler) {
+	if incumbent := h.incumbent(); incumbent != nil {
+		return []*Handler{incumbent}
+	}
+	for _, other := range registry.current() {
+		if other.generation != h.generation && other.Name == h.Name && other.MCPPath == h.MCPPath &&
+			other.auth.fingerprint == h.auth.fingerprint && other.permits == h.permits {
+			found = append(found, other)
+		}
+	}
+	return found
+}
+
 // revoke ends the streams that clients have opened to one server, unless a handler that takes
 // the place of this one has the same server, and would let them in as this one has. They come
 // back, and are asked again. Streams to all servers go on there, if they may.
@@ -82,16 +106,14 @@ func (h *Handler) revoke() {
 		return
 	}
 	stays := map[string]bool{}
-	for _, other := range registry.current() {
-		if other.generation == h.generation || other.Name != h.Name || other.MCPPath != h.MCPPath ||
-			other.auth.fingerprint != h.auth.fingerprint || other.permits != h.permits {
-			continue
-		}
+	for _, other := range h.successors() {
 		for _, s := range other.Servers {
 			stays[s.id] = true
 		}
 	}
-	h.endReauthenticate()
+	if h.incumbent() == nil {
+		h.endReauthenticate()
+	}
 	for _, s := range h.Servers {
 		if s != nil && s.endStreams != nil && !stays[s.id] {
 			s.endStreams()

@@ -68,6 +68,7 @@ type Server struct {
 
 	id     string // the same as long as nothing changes for clients
 	source string // the same as long as it is the same server, by which its tools are known
+	from   string // the file that it comes from; empty if it is part of the configuration
 	pins   *pinning
 	saving gateway.Asides // of pins
 	target *url.URL       // Path
@@ -112,7 +113,7 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	if s.ForwardAuthHeader == nil {
 		s.ForwardAuthHeader = &h.ForwardAuthHeader
 	}
-	s.streams, s.endStreams = context.WithCancel(h.exiting)
+	s.openStreams(h)
 	for _, route := range s.Routes {
 		for i, handler := range route.HandlersRaw {
 			route.HandlersRaw[i] = withTransport(handler)
@@ -135,6 +136,20 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 		return routes.ServeHTTP(w, r)
 	})
 	return nil
+}
+
+// openStreams makes the context of streams to the server. The streams of a server that is the same in
+// the handler before go on.
+func (s *Server) openStreams(h *Handler) {
+	if before := h.incumbent(); before != nil {
+		for _, other := range before.Servers {
+			if other.id == s.id {
+				s.streams, s.endStreams = other.streams, other.endStreams
+				return
+			}
+		}
+	}
+	s.streams, s.endStreams = context.WithCancel(h.exiting)
 }
 
 // closeIdle closes idle connections if the configuration is no longer used.

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
@@ -141,6 +142,9 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	t.user, t.logged = &user{ctx, ctx.Logger(), events, hosts(ctx)}, unlogged.HeadersFor(ctx.Logger())
 	t.warnOfEmpty()
 	t.pool.join(t.user)
+	if replaceable.Is(ctx) {
+		return nil // the gateway that has loaded it ends the streams
+	}
 	return events.On("stopping", t.pool)
 }
 

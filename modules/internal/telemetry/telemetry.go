@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 )
 
 // NewCounter returns a counter of this project. Counters live as long as the
@@ -56,7 +58,7 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
 	for _, c := range append(collectors, kept{}) {
 		var already prometheus.AlreadyRegisteredError
-		if err := ctx.GetMetricsRegistry().Register(c); err != nil && !errors.As(err, &already) {
+		if err := replaceable.Registry(ctx).Register(c); err != nil && !errors.As(err, &already) {
 			return err
 		}
 	}

@@ -1,0 +1,182 @@
+package mcpgateway
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+)
+
+// A serversFile is a file that servers come from.
+type serversFile struct {
+	path string
+	sum  [sha256.Size]byte // of what was found there last
+
+	servers []*Server // of the latest content that could be read
+	notes   []string  // on that content
+	err     error     // why what was found last cannot be read; nil if it can
+	told    bool      // err has been logged
+	used    bool      // the gateway has these servers
+	loaded  time.Time // when it got them
+}
+
+// maxServersFile is how many bytes a file may have.
+const maxServersFile = 1 << 20
+
+// look reads the file, and reports whether what it finds is new. Servers stay if it cannot be read.
+func (f *serversFile) look() (changed bool) {
+	content, err := readSmallFile(f.path)
+	if err != nil {
+		content = []byte("error " + err.Error())
+	}
+	sum := sha256.Sum256(content)
+	if sum == f.sum {
+		return false
+	}
+	f.sum, f.told, f.used = sum, false, false
+	var servers []*Server
+	var notes []string
+	if err == nil {
+		// The file may have changed again since. Then its sum is another one at the next look.
+		servers, notes, err = readServersFile(f.path)
+	}
+	if f.err = err; err == nil {
+		f.servers, f.notes = servers, notes
+	}
+	return true
+}
+
+// readSmallFile returns the content of a file.
+func readSmallFile(path string) ([]byte, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file") // reading may never end
+	}
+	file, err := os.Open(path)
+	if failure, ok := errors.AsType[*fs.PathError](err); ok {
+		return nil, failure.Err // callers name the file
+	} else if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, maxServersFile+1))
+	if err == nil && len(content) > maxServersFile {
+		err = fmt.Errorf("larger than %d bytes", maxServersFile)
+	}
+	return content, err
+}
+
+// addServers adds the servers of files to a configuration. It returns which file each is from, by the
+// name of the server.
+func addServers(config *Handler, files []*serversFile) (from map[string]string, err error) {
+	const configured = "a server line of mcp_gateway"
+	places := map[string]string{}
+	for _, s := range config.Servers {
+		if s == nil {
+			continue // which Provision refuses
+		}
+		for _, name := range append([]string{s.Name}, s.Aliases...) {
+			places[name] = configured
+		}
+	}
+	from = map[string]string{}
+	for _, f := range files {
+		for _, s := range f.servers {
+			if other := places[s.Name]; other != "" {
+				return nil, fmt.Errorf("server %q: the name is in %s and in %s", s.Name, other, f.path)
+			}
+			places[s.Name], from[s.Name] = f.path, f.path
+			config.Servers = append(config.Servers, s)
+		}
+	}
+	return from, nil
+}
+
+// filePath returns the path of a file of servers: placeholders are replaced, and ~ is the home folder.
+func filePath(name string) (string, error) {
+	path, err := caddy.NewReplacer().ReplaceOrErr(name, true, true)
+	if err != nil {
+		return "", err
+	}
+	if rest, ok := strings.CutPrefix(path, "~/"); ok {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(home, rest)
+	}
+	if path == "" {
+		return "", errors.New("the name is empty")
+	}
+	return caddy.FastAbs(path)
+}
+
+// parseServersFrom reads names of files. A relative one is relative to the folder of the Caddyfile: the
+// Caddy that runs may have another working directory than the command that reads the Caddyfile.
+func parseServersFrom(names *[]string) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		args := d.RemainingArgs()
+		if len(args) == 0 {
+			return d.ArgErr()
+		}
+		for _, name := range args {
+			if name == "" {
+				return d.Err("servers_from: the name of a file is empty")
+			}
+			if !filepath.IsAbs(name) && !strings.HasPrefix(name, "~/") && !strings.HasPrefix(name, "{") {
+				folder, err := caddy.FastAbs(filepath.Dir(d.File()))
+				if err != nil {
+					return d.WrapErr(err)
+				}
+				name = filepath.Join(folder, name)
+			}
+			*names = append(*names, name)
+		}
+		return nil
+	}
+}
+
+// A fileStatus tells of a file of servers.
+type fileStatus struct {
+	Gateway string    `json:"gateway"`
+	Path    string    `json:"mcp_path"` // of the gateway
+	File    string    `json:"file"`
+	Servers []string  `json:"servers"`         // that it has, or had when it could be read
+	Loaded  time.Time `json:"loaded,omitzero"` // when the gateway got its latest servers
+	Notes   []string  `json:"notes,omitempty"` // on what the gateway does not take over
+	Error   string    `json:"error,omitempty"` // why the gateway does not use its latest content
+}
+
+// fileStatuses returns how the files of a gateway are.
+func (h *Handler) fileStatuses() (all []fileStatus) {
+	if h.shell == nil {
+		return nil
+	}
+	l := h.shell.live
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.files {
+		status := fileStatus{
+			Gateway: h.Name, Path: h.MCPPath, File: f.path,
+			Servers: []string{}, Loaded: f.loaded, Notes: f.notes,
+		}
+		for _, s := range f.servers {
+			status.Servers = append(status.Servers, s.Name)
+		}
+		if err := cmp.Or(f.err, l.refused); err != nil && !f.used {
+			status.Error = err.Error()
+		}
+		all = append(all, status)
+	}
+	return all
+}
