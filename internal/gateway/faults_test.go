@@ -149,6 +149,51 @@ func TestStreamsEndWithTheirGateway(t *testing.T) {
 	}
 }
 
+// A gateway that replaces another one of its generation gets its streams, also if there are others of the
+// same name, and if one that was to replace it has failed. A later reload finds it.
+func TestStreamsMoveWithinAGeneration(t *testing.T) {
+	for _, sibling := range []bool{false, true} {
+		t.Run(fmt.Sprint("with a sibling ", sibling), func(t *testing.T) {
+			a, b, c := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
+			say := a.listens()
+			b.listens()
+			generation := new(int)
+			g := newGateway(t, func(c *Config) { c.Generation = generation }, a)
+			if sibling {
+				defer beside(g.State, g.Retained, generation, b).Close()
+			}
+			stream := g.legacy(t).listen()
+			a.await(t, "GET", 1)
+			replacing := func(generation any, peers ...*peer) *Gateway {
+				return New(configOf(func(c *Config) { c.Generation, c.Replaces = generation, g.Gateway }, peers...), g.State, g.Retained)
+			}
+			replacing(generation, a, b, c).Close() // which has failed
+			swap := func(next *Gateway) {
+				old := g.Gateway
+				g.Gateway = next
+				g.serving.Store(next)
+				old.Close()
+			}
+			heard := func(what string) {
+				t.Helper()
+				say(`{"jsonrpc":"2.0","method":"vendor/` + what + `"}`)
+				stream.nextOf("vendor/" + what)
+			}
+			swap(replacing(generation, a, c))
+			heard("replaced")
+			swap(replacing(generation, a))
+			heard("replaced again")
+			if !sibling {
+				swap(beside(g.State, g.Retained, new(int), a, c))
+				heard("reloaded")
+			}
+			if n := a.count("GET"); n != 1 {
+				t.Errorf("the server was listened to %d times", n)
+			}
+		})
+	}
+}
+
 // A stream whose request is still on its way when the configuration changes ends up at
 // the new one.
 func TestStreamsThatOpenDuringAReload(t *testing.T) {

@@ -883,20 +883,14 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 		{"there is another beside it", []string{`{"name":"another",` + servers + `}`, `{"name":"g",` + servers + `}`}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			others := registry.all
-			registry.all = nil
-			t.Cleanup(func() { registry.all = others })
 			// The other stands beside it in the same configuration.
 			h, sibling := adaptGateway(t, `{"name":"g",`+servers+`}`), adaptGateway(t, `{"name":"g",`+servers+`}`)
-			h.generation, sibling.generation = "before", "before"
-			registry.add(h)
-			registry.add(sibling)
 			for _, config := range tt.next {
-				next := adaptGateway(t, config)
-				next.generation = "after"
-				registry.add(next)
+				adaptGateway(t, config)
 			}
-			h.revoke()
+			for _, s := range slices.Concat(h.Servers, sibling.Servers) {
+				_ = s.closeStreams()
+			}
 			var ended []string
 			for _, s := range h.Servers {
 				if s.streams.Err() != nil {
@@ -924,7 +918,7 @@ func TestStreamsThatEndAreAnswered(t *testing.T) { // A60
 		servesInPart(h, listening(t, "/mcp/a"))
 	}()
 	waits(t, "the stream", hung)
-	h.Servers[0].endStreams()
+	h.Servers[0].streams.end()
 	waits(t, "its end", ended)
 }
 

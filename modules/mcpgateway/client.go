@@ -147,7 +147,6 @@ func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
 // clients returns the rules of all clients as the gateway has them.
 func (h *Handler) clients() (all []*gateway.Client, err error) {
-	h.permits = digest(h.Clients)
 	known := map[string]bool{}
 	for i, c := range h.Clients {
 		if c == nil {

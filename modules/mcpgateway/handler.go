@@ -263,7 +263,6 @@ type Handler struct {
 	placeholders *placeholderNames // that the routes of servers use
 
 	belowMCP, belowRPC string // how the escaped paths of requests begin, slash included
-	permits            string // changes with what clients may do
 	generation         any    // the configuration that this is part of
 
 	reauthenticate    context.Context // see [gateway.Config]
@@ -343,6 +342,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	if err := h.loadProviders(ctx); err != nil {
 		return fmt.Errorf("auth: %w", err)
+	}
+	if err := h.openStreams(); err != nil {
+		return err
 	}
 	return h.newGateway()
 }
@@ -501,7 +503,9 @@ func (h *Handler) Cleanup() error {
 		h.live.stop()
 		return nil
 	}
-	h.revoke()
+	if h.incumbent() == nil && !caddy.Exiting() {
+		h.endReauthenticate()
+	}
 	registry.remove(h)
 	h.stopAnnouncing()
 	h.stopHealth()

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // registry has the gateways of this process, for the admin API.
@@ -82,41 +80,4 @@ func fingerprint(h *Handler) string {
 		b.WriteString("\x00" + s.id)
 	}
 	return b.String()
-}
-
-// successors returns the handlers that take the place of this one, and let clients in as it has.
-func (h *Handler) successors() (found []*Handler) {
-	if incumbent := h.incumbent(); incumbent != nil {
-		return []*Handler{incumbent}
-	}
-	for _, other := range registry.current() {
-		if other.generation != h.generation && other.Name == h.Name && other.MCPPath == h.MCPPath &&
-			other.auth.fingerprint == h.auth.fingerprint && other.permits == h.permits {
-			found = append(found, other)
-		}
-	}
-	return found
-}
-
-// revoke ends the streams that clients have opened to one server, unless a handler that takes
-// the place of this one has the same server, and would let them in as this one has. They come
-// back, and are asked again. Streams to all servers go on there, if they may.
-func (h *Handler) revoke() {
-	if caddy.Exiting() {
-		return
-	}
-	stays := map[string]bool{}
-	for _, other := range h.successors() {
-		for _, s := range other.Servers {
-			stays[s.id] = true
-		}
-	}
-	if h.incumbent() == nil {
-		h.endReauthenticate()
-	}
-	for _, s := range h.Servers {
-		if s != nil && s.endStreams != nil && !stays[s.id] {
-			s.endStreams()
-		}
-	}
 }

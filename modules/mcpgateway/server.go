@@ -1,7 +1,6 @@
 package mcpgateway
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -79,8 +78,9 @@ type Server struct {
 	focus  *gateway.Focus           // nil for none
 	server *gateway.Server          // this server in the gateway
 
-	streams    context.Context // see [gateway.Server]
-	endStreams context.CancelFunc
+	streams    *streamScope
+	streamsKey string      // of streams; empty if they are closed
+	unfollow   func() bool // stops streams from ending when Caddy exits
 	releases   []func()    // of what answers its children
 	replaced   atomic.Bool // another configuration has taken the place of this one
 	upstreams  upstreams   // that the routes pass requests on to
@@ -113,7 +113,6 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	if s.ForwardAuthHeader == nil {
 		s.ForwardAuthHeader = &h.ForwardAuthHeader
 	}
-	s.openStreams(h)
 	for _, route := range s.Routes {
 		for i, handler := range route.HandlersRaw {
 			route.HandlersRaw[i] = withTransport(handler)
@@ -138,20 +137,6 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	return nil
 }
 
-// openStreams makes the context of streams to the server. The streams of a server that is the same in
-// the handler before go on.
-func (s *Server) openStreams(h *Handler) {
-	if before := h.incumbent(); before != nil {
-		for _, other := range before.Servers {
-			if other.id == s.id {
-				s.streams, s.endStreams = other.streams, other.endStreams
-				return
-			}
-		}
-	}
-	s.streams, s.endStreams = context.WithCancel(h.exiting)
-}
-
 // closeIdle closes idle connections if the configuration is no longer used.
 // Caddy does so when it replaces one, but streams and the end of sessions go on in the old
 // one after that, and their connections would wait for others for minutes.
@@ -168,7 +153,7 @@ func (s *Server) config() *gateway.Server {
 	s.server = &gateway.Server{
 		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose,
 		Upstream: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
-		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.masked, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams,
+		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.masked, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.Context,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
 	for _, upstream := range s.upstreams.proxied {
@@ -192,7 +177,7 @@ func (s *Server) cleanup() error {
 		release()
 	}
 	s.replaced.Store(true)
-	return s.closePins()
+	return errors.Join(s.closeStreams(), s.closePins())
 }
 
 // provisionMask gives the server a mask of its own, under its name.

@@ -3,6 +3,7 @@ package integration
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,10 +121,13 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 			url := serve(t, gateway("name live", "separator __", file.line(), block(child("line"), journal.env())))
 			c := newSpeaker(t, joinedAt(url), era.modern, canAll)
 			stream := c.listens(t)
+			alone := newSpeaker(t, mcpAt(url, "kept"), era.modern, canAll).listens(t)
+			passing := newSpeaker(t, mcpAt(url, "far"), era.modern, canAll).listens(t)
 			pid, linePID := c.use(t, "kept", "pid", `{}`), c.use(t, "line", "pid", `{}`)
 			await.Until(t, "the stream of the far server", func() bool {
 				return len(remote.Seen("stream"))+len(remote.Seen("subscriptions/listen")) > 0
 			})
+			var more atomic.Int32
 			goesOn := func(t *testing.T) {
 				t.Helper()
 				if again := c.use(t, "kept", "pid", `{}`); again != pid {
@@ -132,10 +136,13 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 				if again := c.use(t, "line", "pid", `{}`); again != linePID {
 					t.Errorf("%s has become %s", linePID, again)
 				}
+				c.use(t, "kept", "add-tool", fmt.Sprintf(`{"name":"more-%d"}`, more.Add(1)))
+				alone.hears(t, listChanged)
 				c.use(t, "far", "change", `{}`)
+				passing.hears(t, listChanged)
 				for m := stream.hears(t, listChanged); m.Params.Proxy.Server != "far"; m = stream.hears(t, listChanged) {
 				}
-				if n := len(remote.Seen("initialize")); n > 1 {
+				if n := len(remote.Seen("initialize")); n > 2 { // one of each client
 					t.Errorf("the far server was initialized %d times", n)
 				}
 			}
@@ -217,7 +224,9 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 				if got := c.ask(t, "tools/call", callOf("new", "pid", `{}`)); got.answer.Error == nil || got.answer.Error.Code != -32602 {
 					t.Errorf("got %s", got.answer.Raw)
 				}
-				file.fails(t, "")
+				if all := control[[]fileState](t, "GET", "/files", "", 200); all[0].Error != "" {
+					t.Errorf("the file has the error %s", all[0].Error)
+				}
 				goesOn(t)
 				await.Until(t, "the end of its children", func() bool {
 					return !slices.ContainsFunc(others.entries(t, "start"), func(e entry) bool { return processRuns(e.PID) })
@@ -234,6 +243,8 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 			t.Run("an empty object removes all", func(t *testing.T) {
 				file.write(t, map[string]fileServer{})
 				hearsOfChange(t)
+				alone.ended(t)
+				passing.ended(t)
 				if got := serverNames(t); !slices.Equal(got, []string{"line"}) {
 					t.Errorf("servers %v", got)
 				}
@@ -261,12 +272,12 @@ func TestServersFileAppears(t *testing.T) {
 		block("client anonymous", "allow late::pid", "deny later::*")))
 	c := joinAll(t, url, canAll)
 	c.listen()
-	if got := c.list("tools/list", "tools"); len(got) != 0 {
+	if got := c.list("tools/list", "name"); len(got) != 0 {
 		t.Errorf("listed %s", got)
 	}
 	file.write(t, map[string]fileServer{"late": fileChild(t, journal, "late")})
 	c.hears(listChanged, 1)
-	if tools := c.list("tools/list", "tools"); len(tools) != 1 || !c.has("late__pid") {
+	if tools := c.list("tools/list", "name"); len(tools) != 1 || !c.has("late__pid") {
 		t.Errorf("listed %s", tools)
 	}
 	c.use("late__pid", `{}`)
