@@ -1,0 +1,409 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// A liveTest is a gateway with servers_from in a configuration that has started. It reads its files
+// when the test says so.
+type liveTest struct {
+	*Handler
+	t    *testing.T
+	file string
+	logs *observer.ObservedLogs
+	end  func()
+}
+
+// startLive starts a gateway whose servers come from a file with this content. No file is written if the
+// content is empty.
+func startLive(t *testing.T, content, config string) *liveTest {
+	t.Helper()
+	l := &liveTest{t: t, file: filepath.Join(t.TempDir(), "mcp.json")}
+	if content != "" {
+		l.write(content)
+	}
+	if err := l.load(config); err != nil {
+		t.Fatal(err)
+	}
+	core, logs := observer.New(zap.InfoLevel)
+	l.logger, l.logs = zap.New(core), logs
+	app, err := l.ctx.App("events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := app.(*caddyevents.App).Start(); err != nil { // it takes no more subscriptions
+		t.Fatal(err)
+	}
+	l.live.running = true
+	l.live.current.Load().start()
+	return l
+}
+
+// load provisions the gateway, with more files if there are any.
+func (l *liveTest) load(config string, more ...string) error {
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	l.end = sync.OnceFunc(cancel)
+	l.t.Cleanup(l.end)
+	members := `"servers_from":` + string(mustJSON(append([]string{l.file}, more...)))
+	if config != "" {
+		members += "," + config
+	}
+	module, err := ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage("{"+members+"}"))
+	if err != nil {
+		return err
+	}
+	l.Handler = module.(*Handler)
+	return nil
+}
+
+func mustJSON(value any) []byte {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return text
+}
+
+func (l *liveTest) write(content string) {
+	l.t.Helper()
+	if err := os.WriteFile(l.file, []byte(content), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// change writes the file and has the gateway read it.
+func (l *liveTest) change(content string) {
+	l.t.Helper()
+	l.write(content)
+	l.live.poll()
+}
+
+// names returns the servers that the gateway has.
+func (l *liveTest) names() (names []string) {
+	for _, s := range l.live.current.Load().Servers {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func (l *liveTest) has(want ...string) {
+	l.t.Helper()
+	if got := l.names(); !slices.Equal(got, want) {
+		l.t.Errorf("servers %v, want %v", got, want)
+	}
+}
+
+// fileOf is a file with servers over HTTP, each of which is the name and the address.
+func fileOf(servers ...string) string {
+	all := map[string]any{}
+	for i := 0; i+1 < len(servers); i += 2 {
+		all[servers[i]] = map[string]string{"url": "http://" + servers[i+1] + "/mcp"}
+	}
+	return string(mustJSON(map[string]any{"mcpServers": all}))
+}
+
+func TestServersOfFiles(t *testing.T) {
+	witness := newWitness(t, nil)
+	l := startLive(t, fileOf("a", witness.address), `"servers":[`+witness.line("own")+`]`)
+	answers := func(server string) bool {
+		return serves(t, l.Handler, posting("/api/mcp-gateway/"+server+"/rpc", aCall)).Code == http.StatusOK
+	}
+	l.has("own", "a")
+	if !answers("own") || !answers("a") {
+		t.Error("a server does not answer")
+	}
+	l.change(fileOf("b", witness.address, "c", witness.address))
+	l.has("own", "b", "c")
+	if answers("a") || !answers("b") {
+		t.Error("a answers, or b does not")
+	}
+	line := l.logs.FilterMessage("servers of files loaded").All()[0].ContextMap()
+	if fmt.Sprint(line["added"], line["removed"]) != "[b c] [a]" {
+		t.Errorf("logged %v", line)
+	}
+	before := l.live.current.Load()
+	l.change(" " + fileOf("b", witness.address, "c", witness.address))
+	if l.live.current.Load() != before {
+		t.Error("the handler was replaced for a blank")
+	}
+	l.change(`{"mcpServers":{}}`)
+	l.has("own")
+}
+
+func TestErrorsInFilesOfServers(t *testing.T) {
+	good := fileOf("a", "127.0.0.1:1")
+	for _, tt := range []struct {
+		name, content, want string
+	}{
+		{"half a file", good[:20], "unexpected end of JSON input"},
+		{"an empty file", "", "unexpected end of JSON input"},
+		{"a name that is taken", fileOf("own", "127.0.0.1:1"), `server "own": the name is in a server line of mcp_gateway and in `},
+		{"an alias that is taken", fileOf("alias", "127.0.0.1:1"), `server "alias": the name is in a server line of mcp_gateway and in `},
+		{"a name that cannot be", fileOf("a::b", "127.0.0.1:1"), `server "a::b": name: "a::b" has :: in it`},
+		{"too many bytes", good + strings.Repeat(" ", maxServersFile), "larger than 1048576 bytes"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			own := `"servers":[{"name":"own","aliases":["alias"],"routes":[{"handle":[` + staticHandler + `]}]}]`
+			l := startLive(t, good, own)
+			before := l.live.current.Load()
+			l.change(tt.content)
+			if n := l.logs.FilterLevelExact(zap.ErrorLevel).Len(); n != 0 {
+				t.Errorf("%d errors for a file that may be half written", n)
+			}
+			for range 3 {
+				l.live.poll()
+			}
+			errors := l.logs.FilterLevelExact(zap.ErrorLevel).All()
+			if len(errors) != 1 || !strings.Contains(fmt.Sprint(errors[0].ContextMap()), tt.want) ||
+				!strings.Contains(fmt.Sprint(errors[0].ContextMap()), l.file) {
+				t.Errorf("logged %v", errors)
+			}
+			status := before.fileStatuses()
+			if len(status) != 1 || !strings.Contains(status[0].Error, tt.want) {
+				t.Errorf("status %+v", status)
+			}
+			if l.live.current.Load() != before {
+				t.Error("the handler was replaced")
+			}
+			for _, s := range before.Servers {
+				if s.streams.Err() != nil {
+					t.Errorf("streams of %s have ended", s.Name)
+				}
+			}
+			l.change(fileOf("b", "127.0.0.1:1"))
+			l.has("own", "b")
+			if status := l.live.current.Load().fileStatuses(); status[0].Error != "" {
+				t.Errorf("status %+v", status)
+			}
+
+			l.end()
+			l.write(tt.content)
+			if err := l.load(own); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), l.file) &&
+				!strings.Contains(tt.content, "a::b") {
+				t.Errorf("at the start: %v", err)
+			}
+		})
+	}
+}
+
+func TestMissingFilesOfServers(t *testing.T) {
+	l := startLive(t, "", "")
+	l.has()
+	l.change(fileOf("a", "127.0.0.1:1"))
+	l.has("a")
+	if err := os.Remove(l.file); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		l.live.poll()
+	}
+	l.has("a")
+	if warnings := l.logs.FilterMessage("file of servers is missing").All(); len(warnings) != 1 {
+		t.Errorf("logged %v", warnings)
+	}
+	l.change(fileOf("a", "127.0.0.1:1"))
+	l.has("a")
+
+	if err := os.Remove(l.file); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(l.file, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		l.live.poll()
+	}
+	if got := l.live.current.Load().fileStatuses()[0].Error; got != "not a regular file" {
+		t.Errorf("a folder: %q", got)
+	}
+}
+
+// Kubernetes mounts files behind a link that is replaced.
+func TestFilesOfServersBehindLinks(t *testing.T) {
+	l := startLive(t, "", "")
+	dir := filepath.Dir(l.file)
+	for _, name := range []string{"a", "b"} {
+		target := filepath.Join(dir, "version-"+name)
+		if err := os.WriteFile(target, []byte(fileOf(name, "127.0.0.1:1")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(l.file)
+		if err := os.Symlink(target, l.file); err != nil {
+			t.Fatal(err)
+		}
+		l.live.poll()
+		l.has(name)
+	}
+}
+
+// Each of two files is on its own, but for names.
+func TestTwoFilesOfServers(t *testing.T) {
+	dir := t.TempDir()
+	l := &liveTest{t: t, file: filepath.Join(dir, "one.json")}
+	two := filepath.Join(dir, "two.json")
+	write := func(content string) {
+		t.Helper()
+		if err := os.WriteFile(two, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.write(fileOf("a", "127.0.0.1:1"))
+	write(fileOf("b", "127.0.0.1:1"))
+	if err := l.load("", two); err != nil {
+		t.Fatal(err)
+	}
+	l.has("a", "b")
+	write("{")
+	l.change(fileOf("c", "127.0.0.1:1"))
+	l.has("c", "b")
+	write(fileOf("c", "127.0.0.1:1"))
+	l.live.poll()
+	l.has("c", "b")
+	if want := `server "c": the name is in ` + l.file + ` and in ` + two; l.live.refused == nil || l.live.refused.Error() != want {
+		t.Errorf("got %v, want %s", l.live.refused, want)
+	}
+	l.change(`{"mcpServers":{}}`)
+	l.has("c")
+	if l.live.refused != nil {
+		t.Error(l.live.refused)
+	}
+}
+
+// What clients have used of their rates counts on, also in a gateway without a name.
+func TestRatesOutliveChangesOfFiles(t *testing.T) {
+	witness := newWitness(t, nil)
+	l := startLive(t, fileOf("a", witness.address), `"rates":[{"requests":2,"per":"1h"}]`)
+	call := func() int { return serves(t, l.Handler, posting("/api/mcp-gateway/a/rpc", aCall)).Code }
+	for _, change := range []string{fileOf("a", witness.address, "b", witness.address), fileOf("a", witness.address)} {
+		if got := call(); got != http.StatusOK {
+			t.Errorf("status %d", got)
+		}
+		l.change(change)
+	}
+	if got := call(); got != http.StatusTooManyRequests {
+		t.Errorf("status %d, want 429", got)
+	}
+}
+
+// When one gateway of a configuration gets other servers, those beside it stay in the admin API.
+func TestRegistryAfterChangesOfFiles(t *testing.T) {
+	others := registry.all
+	registry.all = nil
+	t.Cleanup(func() { registry.all = others })
+	l := startLive(t, fileOf("a", "127.0.0.1:1"), `"name":"live"`)
+	beside := adaptGateway(t, `{"name":"beside","servers":[`+serverOf("b", staticHandler)+`]}`)
+	beside.generation = l.generation
+	registry.add(beside)
+	known := func() (names []string) {
+		for _, h := range registry.current() {
+			names = append(names, h.Name)
+			for _, s := range h.Servers {
+				names = append(names, s.Name)
+			}
+		}
+		return names
+	}
+	l.change(fileOf("c", "127.0.0.1:1"))
+	if got, want := known(), []string{"beside", "b", "live", "c"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	newer := adaptGateway(t, `{"name":"live","servers":[`+serverOf("b", staticHandler)+`]}`)
+	registry.add(newer)
+	l.change(fileOf("d", "127.0.0.1:1"))
+	if got, want := known(), []string{"live", "b"}; !slices.Equal(got, want) {
+		t.Errorf("while the configuration is replaced: got %v, want %v", got, want)
+	}
+}
+
+// Calls succeed while the handler under them is replaced.
+func TestCallsDuringChangesOfFiles(t *testing.T) {
+	witness := newWitness(t, nil)
+	l := startLive(t, fileOf("a", witness.address), "")
+	var stop atomic.Bool
+	var calls atomic.Int64
+	var callers sync.WaitGroup
+	for range 4 {
+		callers.Go(func() {
+			for !stop.Load() {
+				if w := serves(t, l.Handler, posting("/api/mcp-gateway/a/rpc", aCall)); w.Code != http.StatusOK {
+					t.Errorf("%d %s", w.Code, w.Body)
+					return
+				}
+				calls.Add(1)
+			}
+		})
+	}
+	for i := range 20 {
+		for before := calls.Load(); calls.Load() < before+4 && !t.Failed(); {
+			l.live.current.Load().fileStatuses()
+		}
+		l.change(fileOf("a", witness.address, fmt.Sprint("b", i), witness.address))
+		l.has("a", fmt.Sprint("b", i))
+	}
+	stop.Store(true)
+	callers.Wait()
+}
+
+// Streams to a server end with the server, whichever handler they were opened in.
+func TestStreamsOfServersThatStay(t *testing.T) {
+	l := startLive(t, fileOf("a", "127.0.0.1:1", "b", "127.0.0.1:1"), "")
+	first := l.live.current.Load().Servers
+	l.change(fileOf("a", "127.0.0.1:1"))
+	l.change(fileOf("a", "127.0.0.1:1", "c", "127.0.0.1:1"))
+	if a := l.live.current.Load().Servers[0]; a.streams != first[0].streams || a.streams.Err() != nil {
+		t.Error("streams of a server that stays have ended")
+	}
+	if first[1].streams.Err() == nil {
+		t.Error("streams of a server that is gone go on")
+	}
+	l.change(`{"mcpServers":{}}`)
+	if first[0].streams.Err() == nil {
+		t.Error("streams of a server that is gone go on")
+	}
+}
+
+func TestPathsOfFilesOfServers(t *testing.T) {
+	t.Setenv("HOME", "/home/someone")
+	t.Setenv("SERVERS_DIR", "/srv")
+	for _, tt := range []struct{ name, parsed, path string }{
+		{"/etc/mcp.json", "/etc/mcp.json", "/etc/mcp.json"},
+		{"mcp.json", "/etc/caddy/mcp.json", "/etc/caddy/mcp.json"},
+		{"../mcp.json", "/etc/mcp.json", "/etc/mcp.json"},
+		{"~/mcp.json", "~/mcp.json", "/home/someone/mcp.json"},
+		{"{env.SERVERS_DIR}/mcp.json", "{env.SERVERS_DIR}/mcp.json", "/srv/mcp.json"},
+	} {
+		var names []string
+		d := caddyfile.NewDispenser([]caddyfile.Token{
+			{File: "/etc/caddy/Caddyfile", Line: 1, Text: "servers_from"}, {File: "/etc/caddy/Caddyfile", Line: 1, Text: tt.name},
+		})
+		d.Next()
+		if err := parseServersFrom(&names)(d); err != nil || !slices.Equal(names, []string{tt.parsed}) {
+			t.Errorf("%s: parsed %q, %v", tt.name, names, err)
+		}
+		if path, err := filePath(tt.parsed); path != tt.path || err != nil {
+			t.Errorf("%s: path %q, %v", tt.name, path, err)
+		}
+	}
+	if _, err := filePath("{env.SERVERS_NOWHERE}/mcp.json"); err == nil || !strings.Contains(err.Error(), "SERVERS_NOWHERE") {
+		t.Errorf("an unset variable: %v", err)
+	}
+}
