@@ -29,7 +29,7 @@ import (
 // serving is a server of one handler.
 func serving(name string, handler caddyhttp.HandlerFunc) *Server {
 	target, _ := url.Parse("/rpc?x=1")
-	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool), pins: new(pinning)}
+	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool), pins: new(pinning), streams: new(streamScope)}
 	s.config()
 	return s
 }
