@@ -146,7 +146,8 @@ func (l *live) report(f *serversFile) {
 		return
 	}
 	fileLoads.WithLabelValues(l.shell.Name, "error").Inc()
-	l.shell.logger.Error("file of servers not read; its running servers stay", zap.String("file", f.path), zap.Error(f.err))
+	l.shell.logger.Error("file of servers not read; its running servers stay",
+		zap.String("file", f.path), zap.Error(f.err))
 }
 
 // unused returns the files whose latest content is not used.
