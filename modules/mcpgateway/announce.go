@@ -111,7 +111,7 @@ func (h *Handler) locate(routes caddyhttp.RouteList) (hosts []string, prefix str
 		for _, handler := range route.Handlers {
 			switch handler := handler.(type) {
 			case *Handler:
-				if handler == h {
+				if handler == h || handler == h.shell {
 					return hostsOf(route), prefix, true
 				}
 			case *rewrite.Rewrite:
@@ -188,7 +188,14 @@ func (h *Handler) warnIfOpen() {
 	if h.site == nil || len(h.auth.providers) > 0 {
 		return
 	}
+	if h.shell != nil && h.shell.live.running { // its routes are loaded
+		h.guarded = h.shell.guarded
+		return
+	}
 	h.guarded = authenticatedInFront(h.site.Routes)
+	if h.shell != nil {
+		h.shell.guarded = h.guarded
+	}
 	if open := h.openAddresses(); len(open) > 0 && !h.guarded && !h.AllowUnauthenticated {
 		h.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
 			"add auth or tokens of clients, bind 127.0.0.1, or allow it by auth none",

@@ -282,11 +282,12 @@ func (g *configuredGateway) readFiles() error {
 		if err != nil {
 			return fmt.Errorf("servers_from: %q: %w", name, err)
 		}
-		servers, _, err := readServersFile(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("servers_from: %s: %w", path, err)
+		file := &watchedFile{path: path}
+		file.look()
+		if file.err != nil && !errors.Is(file.err, fs.ErrNotExist) {
+			return fmt.Errorf("servers_from: %w", file.err)
 		}
-		g.Servers = append(g.Servers, servers...)
+		g.Servers = append(g.Servers, file.servers...)
 	}
 	return nil
 }

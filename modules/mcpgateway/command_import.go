@@ -44,7 +44,11 @@ their place, and comments name them. --secrets prints them.`,
 
 // importServers prints the servers of a file as a Caddyfile, and notes on it.
 func importServers(out, notes io.Writer, in io.Reader, path, gateway string, secrets bool) error {
-	file, err := parseServersFile(in, path)
+	content, err := io.ReadAll(io.LimitReader(in, mcpjson.MaxSize+1))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	file, err := parseServersFile(content, path)
 	if err != nil {
 		return err
 	}

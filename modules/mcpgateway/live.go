@@ -37,7 +37,7 @@ type live struct {
 	polling     sync.WaitGroup
 
 	mu      sync.Mutex // guards what follows, for the admin API
-	files   []*serversFile
+	files   []*watchedFile
 	refused error // why the servers of the files are not those of current; nil if they are
 	told    bool  // refused has been logged
 }
@@ -58,10 +58,10 @@ func (h *Handler) provisionLive(ctx caddy.Context) error {
 		if err != nil {
 			return fmt.Errorf("servers_from: %q: %w", name, err)
 		}
-		if slices.ContainsFunc(h.live.files, func(f *serversFile) bool { return f.path == path }) {
+		if slices.ContainsFunc(h.live.files, func(f *watchedFile) bool { return f.path == path }) {
 			return fmt.Errorf("servers_from: %s is given twice", path)
 		}
-		h.live.files = append(h.live.files, &serversFile{path: path})
+		h.live.files = append(h.live.files, &watchedFile{path: path})
 	}
 	return h.live.open()
 }
@@ -74,7 +74,7 @@ func (l *live) open() error {
 		case errors.Is(f.err, fs.ErrNotExist):
 			l.report(f)
 		case f.err != nil:
-			return fmt.Errorf("servers_from: %s: %w", f.path, f.err)
+			return fmt.Errorf("servers_from: %w", f.err)
 		}
 	}
 	if err := l.apply(); err != nil {
@@ -139,7 +139,7 @@ func (l *live) poll() {
 }
 
 // report logs why the latest content of a file is not used.
-func (l *live) report(f *serversFile) {
+func (l *live) report(f *watchedFile) {
 	f.told = true
 	if errors.Is(f.err, fs.ErrNotExist) {
 		l.shell.logger.Warn("file of servers is missing", zap.String("file", f.path), zap.Int("servers_kept", len(f.servers)))

@@ -15,11 +15,12 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// A serversFile is a file that servers come from.
-type serversFile struct {
+// A watchedFile is a file that servers come from.
+type watchedFile struct {
 	path string
 	sum  [sha256.Size]byte // of what was found there last
 
@@ -31,13 +32,11 @@ type serversFile struct {
 	loaded  time.Time // when it got them
 }
 
-// maxServersFile is how many bytes a file may have.
-const maxServersFile = 1 << 20
-
 // look reads the file, and reports whether what it finds is new. Servers stay if it cannot be read.
-func (f *serversFile) look() (changed bool) {
+func (f *watchedFile) look() (changed bool) {
 	content, err := readSmallFile(f.path)
 	if err != nil {
+		err = fmt.Errorf("%s: %w", f.path, err)
 		content = []byte("error " + err.Error())
 	}
 	sum := sha256.Sum256(content)
@@ -48,8 +47,7 @@ func (f *serversFile) look() (changed bool) {
 	var servers []*Server
 	var notes []string
 	if err == nil {
-		// The file may have changed again since. Then its sum is another one at the next look.
-		servers, notes, err = readServersFile(f.path)
+		servers, notes, err = readServers(content, f.path)
 	}
 	if f.err = err; err == nil {
 		f.servers, f.notes = servers, notes
@@ -64,21 +62,21 @@ func readSmallFile(path string) ([]byte, error) {
 	}
 	file, err := os.Open(path)
 	if failure, ok := errors.AsType[*fs.PathError](err); ok {
-		return nil, failure.Err // callers name the file
+		return nil, failure.Err // the caller names the file
 	} else if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, maxServersFile+1))
-	if err == nil && len(content) > maxServersFile {
-		err = fmt.Errorf("larger than %d bytes", maxServersFile)
+	content, err := io.ReadAll(io.LimitReader(file, mcpjson.MaxSize+1))
+	if err == nil && len(content) > mcpjson.MaxSize {
+		err = fmt.Errorf("larger than %d bytes", mcpjson.MaxSize)
 	}
 	return content, err
 }
 
 // addServers adds the servers of files to a configuration. It returns which file each is from, by the
 // name of the server.
-func addServers(config *Handler, files []*serversFile) (from map[string]string, err error) {
+func addServers(config *Handler, files []*watchedFile) (from map[string]string, err error) {
 	const configured = "a server line of mcp_gateway"
 	places := map[string]string{}
 	for _, s := range config.Servers {

@@ -17,6 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
 // A liveTest is a gateway with servers_from in a configuration that has started. It reads its files
@@ -154,12 +156,12 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 	for _, tt := range []struct {
 		name, content, want string
 	}{
-		{"half a file", good[:20], "unexpected end of JSON input"},
-		{"an empty file", "", "unexpected end of JSON input"},
+		{"half a file", good[:20], "not JSON"},
+		{"an empty file", "", "not JSON"},
 		{"a name that is taken", fileOf("own", "127.0.0.1:1"), `server "own": the name is in a server line of mcp_gateway and in `},
 		{"an alias that is taken", fileOf("alias", "127.0.0.1:1"), `server "alias": the name is in a server line of mcp_gateway and in `},
-		{"a name that cannot be", fileOf("a::b", "127.0.0.1:1"), `server "a::b": name: "a::b" has :: in it`},
-		{"too many bytes", good + strings.Repeat(" ", maxServersFile), "larger than 1048576 bytes"},
+		{"a name that cannot be", fileOf("health", "127.0.0.1:1"), `server "health": `},
+		{"too many bytes", good + strings.Repeat(" ", mcpjson.MaxSize), "larger than 1048576 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			own := `"servers":[{"name":"own","aliases":["alias"],"routes":[{"handle":[` + staticHandler + `]}]}]`
@@ -232,7 +234,7 @@ func TestMissingFilesOfServers(t *testing.T) {
 	for range 2 {
 		l.live.poll()
 	}
-	if got := l.live.current.Load().fileStatuses()[0].Error; got != "not a regular file" {
+	if got := l.live.current.Load().fileStatuses()[0].Error; !strings.HasSuffix(got, "mcp.json: not a regular file") {
 		t.Errorf("a folder: %q", got)
 	}
 }

@@ -1,7 +1,7 @@
 package mcpgateway
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/json"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
@@ -19,23 +19,14 @@ type serversAdapter struct{}
 
 // Adapt implements caddyconfig.Adapter.
 func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []caddyconfig.Warning, error) {
-	path, _ := options["filename"].(string)
-	if path == "" || path == "-" {
-		path = "stdin"
-	}
-	file, err := parseServersFile(bytes.NewReader(body), path)
-	if err != nil {
-		return nil, nil, err
-	}
-	servers, err := file.newServers()
-	if err != nil {
-		return nil, nil, err
-	}
 	gateway := &Handler{
-		Servers:   servers,
 		Separator: "__",
 		Mask:      &observationmask.Handler{JSON: true, KeepMedia: true, Recover: new(observationmask.Recover)},
 		Focus:     new(Focus),
+	}
+	warnings, err := gateway.takeServers(body, options)
+	if err != nil {
+		return nil, nil, err
 	}
 	type object = map[string]any
 	site := object{
@@ -43,15 +34,31 @@ func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []cadd
 		"routes": []any{object{"handle": []any{caddyconfig.JSONModuleObject(gateway, "handler", "mcp_gateway", nil)}}},
 	}
 	config, err := json.Marshal(object{"apps": object{"http": object{"servers": object{"srv0": site}}}})
-	return config, file.warnings(), err
+	return config, warnings, err
 }
 
-// warnings returns the notes on the file.
-func (f *serversFile) warnings() (warnings []caddyconfig.Warning) {
-	for _, note := range f.Notes {
-		warnings = append(warnings, caddyconfig.Warning{File: f.path, Line: note.Line, Message: note.String()})
+// takeServers has the gateway read the servers from the file, and so see its changes. The gateway then also logs the
+// notes on it. The servers of a file without a name are part of the configuration.
+func (h *Handler) takeServers(body []byte, options map[string]any) (warnings []caddyconfig.Warning, err error) {
+	path, _ := options["filename"].(string)
+	named := path != "" && path != "-"
+	file, err := parseServersFile(body, cmp.Or(path, "-"))
+	if err != nil {
+		return nil, err
 	}
-	return warnings
+	servers, err := file.newServers()
+	switch {
+	case err != nil:
+		return nil, err
+	case named:
+		h.ServersFrom = []string{escapePlaceholders.Replace(file.path)}
+		return nil, nil
+	}
+	h.Servers = servers
+	for _, note := range file.Notes {
+		warnings = append(warnings, caddyconfig.Warning{File: "stdin", Line: note.Line, Message: note.String()})
+	}
+	return warnings, nil
 }
 
 // Interface guard

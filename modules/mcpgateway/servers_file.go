@@ -2,7 +2,6 @@ package mcpgateway
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,15 +17,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// readServersFile returns the servers that a file of an MCP client lists, as `server` lines would make them, and notes
-// on what is not taken over. Notes and errors name the file and the line.
-func readServersFile(path string) (servers []*Server, notes []string, err error) {
-	in, err := os.Open(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer in.Close()
-	file, err := parseServersFile(in, path)
+// readServers returns the servers that a file of an MCP client lists, as `server` lines would make them, and notes on
+// what is not taken over. Notes and errors name the file and the line.
+func readServers(content []byte, path string) (servers []*Server, notes []string, err error) {
+	file, err := parseServersFile(content, path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -47,16 +41,13 @@ type serversFile struct {
 
 // parseServersFile reads a file of an MCP client. The path, which may be relative to the current directory, is where the
 // file stands: it need not exist.
-func parseServersFile(in io.Reader, path string) (*serversFile, error) {
-	data, err := io.ReadAll(io.LimitReader(in, mcpjson.MaxSize+1))
+func parseServersFile(content []byte, path string) (*serversFile, error) {
+	path, err := filepath.Abs(path)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if path, err = filepath.Abs(path); err != nil {
 		return nil, err
 	}
 	home, _ := os.UserHomeDir() // "" if it is unknown
-	file, err := mcpjson.Parse(data, path, home)
+	file, err := mcpjson.Parse(content, path, home)
 	return &serversFile{file, path}, err
 }
 

@@ -92,18 +92,18 @@ func TestImportOfEachClient(t *testing.T) {
 	}
 }
 
-// serversOf returns the servers of the only gateway in a configuration, as JSON.
-func serversOf(t *testing.T, config []byte) string {
+// gatewayOf returns the only gateway in a configuration.
+func gatewayOf(t *testing.T, config []byte) *Handler {
 	t.Helper()
 	gateways, err := configfile.Handlers(config, "mcp_gateway")
 	if err != nil || len(gateways) != 1 {
 		t.Fatalf("there are %d gateways: %v", len(gateways), err)
 	}
-	var gateway Handler
-	if err := caddy.StrictUnmarshalJSON(gateways[0], &gateway); err != nil {
+	gateway := new(Handler)
+	if err := caddy.StrictUnmarshalJSON(gateways[0], gateway); err != nil {
 		t.Fatal(err)
 	}
-	return indented(t, gateway.Servers)
+	return gateway
 }
 
 func indented(t *testing.T, value any) string {
@@ -129,22 +129,27 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 		t.Run(client, func(t *testing.T) {
 			printed, _ := imported(t, path, true)
 			config := adapted(t, printed)
-			servers, _, err := readServersFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, want := serversOf(t, config), indented(t, servers); got != want {
-				t.Errorf("of\n%s\nCaddy makes\n%s\nand of the file\n%s", printed, got, want)
-			}
 			body, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
+			}
+			servers, _, err := readServers(body, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := indented(t, gatewayOf(t, config).Servers), indented(t, servers); got != want {
+				t.Errorf("of\n%s\nCaddy makes\n%s\nand of the file\n%s", printed, got, want)
 			}
 			served, _, err := caddyconfig.GetAdapter("mcp").Adapt(body, map[string]any{"filename": path})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, want := canonical(t, served), canonical(t, config); got != want {
+			gateway := gatewayOf(t, served)
+			if len(gateway.Servers) != 0 || len(gateway.ServersFrom) != 1 || filepath.Base(gateway.ServersFrom[0]) != filepath.Base(path) {
+				t.Errorf("the adapter has %d servers, and reads %q", len(gateway.Servers), gateway.ServersFrom)
+			}
+			gateway.Servers, gateway.ServersFrom = servers, nil
+			if got, want := indented(t, gateway), indented(t, gatewayOf(t, config)); got != want {
 				t.Errorf("the adapter makes\n%s\nand the Caddyfile\n%s", got, want)
 			}
 			if err := caddy.Validate(parsedConfig(t, served)); err != nil {
@@ -152,16 +157,6 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 			}
 		})
 	}
-}
-
-// canonical returns JSON with its members in order.
-func canonical(t *testing.T, config []byte) string {
-	t.Helper()
-	var value any
-	if err := json.Unmarshal(config, &value); err != nil {
-		t.Fatal(err)
-	}
-	return indented(t, value)
 }
 
 func TestImportPrintsNoSecrets(t *testing.T) {
@@ -193,7 +188,7 @@ func writeFile(t *testing.T, name, text string) (path string) {
 	return path
 }
 
-func TestReadServersFileFails(t *testing.T) {
+func TestReadServersFails(t *testing.T) {
 	tests := []struct{ name, text, err string }{
 		{"a URL of another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}", `mcp.json:2: server a: "ftp://x" is not an http or https URL`},
 		{"credentials in a URL", `{"mcpServers":{"a":{"url":"ftp://u:s3cret@x"}}}`, "credentials in a URL"},
@@ -203,7 +198,7 @@ func TestReadServersFileFails(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := writeFile(t, "mcp.json", tt.text)
-			_, _, err := readServersFile(path)
+			_, _, err := readServers([]byte(tt.text), path)
 			var out bytes.Buffer
 			imported := importServers(&out, io.Discard, strings.NewReader(tt.text), path, "", false)
 			for _, err := range []error{err, imported} {
@@ -216,16 +211,13 @@ func TestReadServersFileFails(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := readServersFile(filepath.Join(t.TempDir(), "none.json")); !os.IsNotExist(err) {
-		t.Errorf("got %v", err)
-	}
 }
 
 func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
-	path := writeFile(t, "mcp.json", `{"mcpServers":{
+	path := filepath.Join(t.TempDir(), "mcp.json")
+	servers, notes, err := readServers([]byte(`{"mcpServers":{
 		"child":{"command":"x","args":["${NOT_SET_B}","${NOT_SET_C:-c}"],"env":{"A":"${NOT_SET_A}"}},
-		"remote":{"url":"https://${NOT_SET_A}/mcp"}}}`)
-	servers, notes, err := readServersFile(path)
+		"remote":{"url":"https://${NOT_SET_A}/mcp"}}}`), path)
 	if err != nil || len(servers) != 1 {
 		t.Fatalf("got %d servers, %v", len(servers), err)
 	}

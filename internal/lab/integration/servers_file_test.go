@@ -195,8 +195,8 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 			})
 			t.Run("content with an error changes nothing", func(t *testing.T) {
 				for _, broken := range []struct{ text, want string }{
-					{`{"mcpServers":{"new":`, "unexpected end"},
-					{``, "unexpected end"},
+					{`{"mcpServers":{"new":`, "not JSON"},
+					{``, "not JSON"},
 					{`{"mcpServers":{"line":{"url":"http://127.0.0.1:1"}}}`, `server "line": the name is in a server line of mcp_gateway and in ` + string(file)},
 					{`{"mcpServers":{"a/b":{"url":"http://127.0.0.1:1"}}}`, "slash"},
 				} {
