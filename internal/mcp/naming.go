@@ -84,7 +84,7 @@ func (n Naming) Split(joined string, known func(server string) bool) (server, na
 // Check reports why a server cannot have this name.
 func (n Naming) Check(server string) error {
 	if server == "" {
-		return errors.New("name: there is none")
+		return errors.New("name is empty")
 	}
 	for _, separator := range []string{n.Separator, Separator} {
 		switch {
@@ -92,14 +92,14 @@ func (n Naming) Check(server string) error {
 		case strings.Contains(server, separator):
 			return fmt.Errorf("name: %q has %s in it, which divides servers from tools", server, separator)
 		case strings.Index(server+separator, separator) != len(server):
-			return fmt.Errorf("name: %q ends as %s begins, which divides servers from tools; nobody could tell where", server, separator)
+			return fmt.Errorf("name: %q ends as %s begins, which divides servers from tools: the end of the name is ambiguous", server, separator)
 		}
 	}
 	if n.Separator == "" || n.Longest == 0 {
 		return nil
 	}
 	if most := n.Longest - len(n.Separator) - minOwn; len(server) > most {
-		return fmt.Errorf("name: %q is longer than %d characters, which is what tools leave of the %d that both have with %s", server, max(most, 0), n.Longest, n.Separator)
+		return fmt.Errorf("name: %q has %d characters, and max_name_length %d leaves room for %d", server, len(server), n.Longest, max(most, 0))
 	}
 	return nil
 }

@@ -120,7 +120,7 @@ func TestCheckNames(t *testing.T) { // A2
 		{"as long as can be", Naming{"__", 64}, strings.Repeat("x", 46), ""},
 		{"any length", Naming{Separator: "__"}, strings.Repeat("x", 100), ""},
 		{"another separator than it has", Naming{"__", 64}, "a.b", ""},
-		{"no name", Naming{"__", 64}, "", "there is none"},
+		{"no name", Naming{"__", 64}, "", "name is empty"},
 		{"the separator", Naming{"__", 64}, "al__pha", "has __ in it"},
 		{"half of it at the end", Naming{"__", 64}, "alpha_", "ends as __ begins"},
 		{"a part of it at the end", Naming{"-_-", 64}, "alpha-_", "ends as -_- begins"},
@@ -128,8 +128,8 @@ func TestCheckNames(t *testing.T) { // A2
 		{"people's separator", Naming{"__", 64}, "al::pha", "has :: in it"},
 		{"half of people's", Naming{"__", 64}, "alpha:", "ends as :: begins"},
 		{"people's with one server", Naming{}, "al::pha", "has :: in it"},
-		{"one too long", Naming{"__", 64}, strings.Repeat("x", 47), "longer than 46 characters"},
-		{"no room at all", Naming{"__", 10}, "a", "longer than 0 characters"},
+		{"one too long", Naming{"__", 64}, strings.Repeat("x", 47), "leaves room for 46"},
+		{"no room at all", Naming{"__", 10}, "a", "leaves room for 0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

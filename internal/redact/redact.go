@@ -99,11 +99,11 @@ func New(patterns, fields []string) (*Redactor, error) {
 	for _, expr := range patterns {
 		re, err := regexp.Compile(expr)
 		if err != nil {
-			return nil, fmt.Errorf("redact pattern %q: %w", expr, err)
+			return nil, fmt.Errorf("redact: pattern %q: %w", expr, err)
 		}
 		for _, text := range []string{"", "a"} { // the edge of a word is empty, too
 			if at := re.FindStringIndex(text); at != nil && at[0] == at[1] {
-				return nil, fmt.Errorf("redact pattern %q: it matches the empty text", expr)
+				return nil, fmt.Errorf("redact: pattern %q matches the empty text", expr)
 			}
 		}
 		prefix, _ := re.LiteralPrefix()
@@ -112,7 +112,7 @@ func New(patterns, fields []string) (*Redactor, error) {
 	}
 	for _, name := range fields {
 		if name == "" {
-			return nil, errors.New("redact field: a name is empty")
+			return nil, errors.New("redact_fields: a name is empty")
 		}
 		r.fields[name] = struct{}{}
 		r.clues = append(r.clues, literalOf(name))

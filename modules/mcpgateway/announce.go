@@ -188,10 +188,6 @@ func (h *Handler) warnIfOpen() {
 	if h.site == nil || len(h.auth.providers) > 0 {
 		return
 	}
-	if h.shell != nil && h.shell.live.running { // its routes are loaded
-		h.guarded = h.shell.guarded
-		return
-	}
 	h.guarded = authenticatedInFront(h.site.Routes)
 	if h.shell != nil {
 		h.shell.guarded = h.guarded

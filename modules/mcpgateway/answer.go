@@ -44,20 +44,32 @@ func (a *Answer) provision() error {
 	return nil
 }
 
+// check reports what of a line answer makes no sense.
+func (a *Answer) check() error {
+	settled := *a
+	if err := settled.provision(); err != nil {
+		return err
+	}
+	if err := settled.validate(); err != nil {
+		return fmt.Errorf("answer: %w", err)
+	}
+	return nil
+}
+
 func (a *Answer) validate() error {
 	switch {
 	case a.Method == "":
-		return errors.New("method: it is empty")
+		return errors.New("method is empty")
 	case a.Action != deliver && a.Action != drop && a.Action != answerHere:
-		return fmt.Errorf("action: %q is none of deliver, drop and answer", a.Action)
+		return fmt.Errorf("action: %q must be deliver, drop or answer", a.Action)
 	case a.Action == answerHere && a.Method != rootsList:
 		return fmt.Errorf("method: only %s can be answered, not %q", rootsList, a.Method)
 	case a.Action != answerHere && len(a.Roots) > 0:
-		return fmt.Errorf("roots: they are given, but the action is %s", a.Action)
+		return fmt.Errorf("roots: given, but the action is %s", a.Action)
 	}
 	for _, root := range a.Roots {
 		if u, err := url.Parse(root); err != nil || u.Scheme == "" {
-			return fmt.Errorf("roots: %q is no URI", root)
+			return fmt.Errorf("roots: %q is not a URI", root)
 		}
 	}
 	return nil

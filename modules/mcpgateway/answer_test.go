@@ -380,7 +380,7 @@ func TestSettingsThatMakeNoSense(t *testing.T) { // A36, A58, A59
 		{"a notification that goes where it belongs", `"notification_routes":[{"method":"notifications/cancelled","servers":["a"]}],"servers":[` + server + `]`, "notifications/cancelled goes where it belongs"},
 		{"a greeting that is routed", `"notification_routes":[{"method":"notifications/initialized","servers":["a"]}],"servers":[` + server + `]`, "notifications/initialized goes where it belongs"},
 		{"progress that is routed", `"notification_routes":[{"method":"notifications/progress","servers":["a"]}],"servers":[` + server + `]`, "notifications/progress goes where it belongs"},
-		{"a root that is no URI", `"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["not a uri"]}],"routes":[{"handle":[` + staticHandler + `]}]}]`, `roots: "not a uri" is no URI`},
+		{"a root that is no URI", `"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["not a uri"]}],"routes":[{"handle":[` + staticHandler + `]}]}]`, `roots: "not a uri" is not a URI`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, err := caddy.ProvisionContext(new(caddy.Config))

@@ -112,12 +112,43 @@ func init() {
 func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	h.Next() // consume directive name
 	if h.NextArg() {
-		return nil, h.ArgErr()
+		return nil, h.Errf("mcp_gateway takes no arguments, only a matcher and a block")
 	}
 	handler := new(Handler)
 	var auth providers
-	var answers []serverAnswer
-	err := setting.Block(h.Dispenser, setting.Lines{
+	var later checks
+	lines := gatewayLines(handler, &auth, &later)
+	lines["server"] = func(d *caddyfile.Dispenser) error {
+		at := d.Token()
+		server, err := parseServer(h.WithDispenser(d.NewFromNextSegment()))
+		if err != nil {
+			return err
+		}
+		handler.Servers = append(handler.Servers, server)
+		later.add(at, func() error { return handler.checkServer(server) })
+		return nil
+	}
+	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
+		return setting.Refused(d, lines.Words(), adviceInGateway())
+	}
+	err := setting.Checked(h.Dispenser, lines, handler.checkSettings,
+		"server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "servers_from", "answer")
+	if err == nil {
+		err = later.run()
+	}
+	if err == nil {
+		handler.AllowUnauthenticated, err = auth.none()
+	}
+	if err != nil {
+		return nil, err
+	}
+	handler.AuthRaw = auth.json()
+	return handler, nil
+}
+
+// gatewayLines are the settings of a gateway, without its servers.
+func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Lines {
+	return setting.Lines{
 		"name":                setting.Text(&handler.Name),
 		"response_timeout":    setting.Duration(&handler.ResponseTimeout),
 		"mask":                parseMask(&handler.Mask),
@@ -128,43 +159,25 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		"separator":           setting.Text(&handler.Separator),
 		"max_name_length":     setting.Positive(&handler.MaxNameLength),
 		"join_timeout":        setting.Duration(&handler.JoinTimeout),
-		"session_key":         setting.Secret(&handler.SessionKey),
+		"session_key":         setting.Check(setting.Secret(&handler.SessionKey), handler.checkLiteralKey),
 		"max_sessions":        setting.Positive(&handler.MaxSessions),
 		"discovery":           setting.Switch(&handler.Discovery),
 		"mcp_path":            setting.Text(&handler.MCPPath),
 		"rpc_path":            setting.Text(&handler.RPCPath),
-		"origins":             setting.List(&handler.Origins),
-		"hosts":               setting.List(&handler.Hosts),
+		"origins":             setting.Check(setting.List(&handler.Origins, "origins"), handler.checkOrigins),
+		"hosts":               setting.Check(setting.List(&handler.Hosts, "hosts"), handler.checkOrigins),
 		"public_url":          setting.Text(&handler.PublicURL),
 		"auth":                auth.parse,
 		"forward_auth_header": setting.Switch(&handler.ForwardAuthHeader),
-		"rate":                parseRate(&handler.Rates),
-		"client":              parseClient(&handler.Clients, &auth),
+		"rate":                parseRate(handler, &handler.Rates, later),
+		"client":              parseClient(handler, auth, later),
 		"health_interval":     setting.Duration(&handler.HealthInterval),
 		"health_timeout":      setting.Duration(&handler.HealthTimeout),
 		"pin_tools":           setting.Switch(&handler.PinTools),
-		"route_notifications": parseNotificationRoute(&handler.NotificationRoutes),
+		"route_notifications": parseNotificationRoute(handler, later),
 		"servers_from":        parseServersFrom(&handler.ServersFrom),
-		"answer":              parseAnswer(&answers),
-		"server": func(d *caddyfile.Dispenser) error {
-			server, err := parseServer(h.WithDispenser(d.NewFromNextSegment()))
-			handler.Servers = append(handler.Servers, server)
-			return err
-		},
-	}, "server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "servers_from", "answer")
-	if err != nil {
-		return nil, err
+		"answer":              parseAnswer(handler, later),
 	}
-	for _, answer := range answers {
-		if err := answer.give(handler.Servers); err != nil {
-			return nil, err
-		}
-	}
-	if handler.AllowUnauthenticated, err = auth.none(); err != nil {
-		return nil, h.WrapErr(err)
-	}
-	handler.AuthRaw = auth.json()
-	return handler, nil
 }
 
 // parseMask reads the arguments and block of observation_mask. With a block, media stay whole
@@ -184,8 +197,8 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	h.Next() // consume "server"
 	directive := h.Token()
 	s := new(Server)
-	if !h.NextArg() {
-		return nil, h.ArgErr()
+	if !h.NextArg() || h.Val() == "" || strings.Contains(h.Val(), "://") {
+		return nil, setting.Expected(h.Dispenser, "server", "<name> [<url> | stdio <command> <args...>]")
 	}
 	s.Name = h.Val()
 	upstream := h.RemainingArgsAsTokens()
@@ -196,16 +209,14 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 		return nil, err
 	}
 	if len(handlers) > 0 {
-		subroute, err := httpcaddyfile.ParseSegmentAsSubroute(h.WithDispenser(caddyfile.NewDispenser(inBlock(directive, nil, handlers))))
-		if err != nil {
+		if s.Routes, err = parseHandlers(h, directive, handlers, stdio); err != nil {
 			return nil, err
 		}
-		s.Routes = subroute.(*caddyhttp.Subroute).Routes
 	}
 	switch {
 	case stdio:
 		if len(upstream) == 1 {
-			return nil, h.Errf("server %s: stdio without a command", s.Name)
+			return nil, setting.At(directive, fmt.Errorf("server %s: stdio without a command", s.Name))
 		}
 		child, err := parseChild(directive, upstream[1:], transport)
 		if err != nil {
@@ -214,20 +225,86 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 		s.proxyToChild(child)
 	case len(upstream) == 1:
 		if err := s.proxyToURL(upstream[0].Text); err != nil {
-			return nil, h.Errf("server %s: %w", s.Name, err)
+			return nil, setting.At(upstream[0], fmt.Errorf("server %s: %w", s.Name, err))
 		}
 	case len(upstream) > 1:
-		return nil, h.Errf("server %s: one URL is expected, or stdio and a command", s.Name)
+		return nil, setting.At(directive, fmt.Errorf("server %s: one URL is expected, or stdio and a command", s.Name))
 	}
 	return s, nil
+}
+
+// parseHandlers reads the handlers of a server. An unknown one is reported at its own line.
+func parseHandlers(h httpcaddyfile.Helper, server caddyfile.Token, lines []caddyfile.Token, stdio bool) (caddyhttp.RouteList, error) {
+	block := inBlock(server, nil, lines)
+	d := caddyfile.NewDispenser(block)
+	for d.Next(); d.NextBlock(0); {
+		if err := refuseCredential(caddyfile.NewDispenser(d.NextSegment())); err != nil {
+			return nil, err
+		}
+	}
+	subroute, err := httpcaddyfile.ParseSegmentAsSubroute(h.WithDispenser(caddyfile.NewDispenser(block)))
+	if err == nil {
+		return subroute.(*caddyhttp.Subroute).Routes, nil
+	}
+	_, message, unknown := strings.Cut(err.Error(), "unrecognized directive: ")
+	word, _, _ := strings.Cut(message, " ")
+	d.Reset()
+	for d.Next(); unknown && d.NextBlock(0); d.NextSegment() {
+		if d.Val() == word {
+			return nil, setting.Refused(d, append(wordsOfServer(stdio), commonHandlers...), adviceInServer(stdio))
+		}
+	}
+	return nil, err
+}
+
+// refuseCredential refuses a header of responses that was meant for requests.
+func refuseCredential(d *caddyfile.Dispenser) error {
+	d.Next()
+	if d.Val() != "header" {
+		return nil
+	}
+	field := ""
+	for d.NextArg() && (field == "" || strings.ContainsAny(field[:1], "*/@")) { // a matcher may come first
+		field = d.Val()
+	}
+	switch strings.ToLower(field) {
+	case "authorization", "cookie", "x-api-key":
+		return d.Errf("header is about responses; write \"request_header %s <value>\"", field)
+	}
+	return nil
 }
 
 // parseBlock reads the settings of a server, and returns the other lines of its block:
 // its handlers, and the transport of a child.
 func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, transport []caddyfile.Token, err error) {
-	err = setting.Block(d, setting.Lines{
-		"alias":               setting.List(&s.Aliases),
-		"expose":              setting.List(&s.Expose),
+	lines := s.lines()
+	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
+		lines := &handlers
+		if stdio && ofTransport[d.Val()] {
+			lines = &transport
+		}
+		*lines = append(*lines, d.NextSegment()...)
+		return nil
+	}
+	check := func() error {
+		err := s.check()
+		if err == nil && stdio && s.OAuth != nil {
+			err = errChildLogin
+		}
+		if err != nil {
+			return fmt.Errorf("server %s: %w", s.Name, err)
+		}
+		return nil
+	}
+	err = setting.Checked(d, lines, check, "alias", "expose")
+	return handlers, transport, err
+}
+
+// lines are the settings of a server.
+func (s *Server) lines() setting.Lines {
+	return setting.Lines{
+		"alias":               setting.List(&s.Aliases, "names"),
+		"expose":              setting.List(&s.Expose, "patterns"),
 		"timeout":             setting.Duration(&s.Timeout),
 		"path":                setting.Text(&s.Path),
 		"mask":                parseMask(&s.Mask),
@@ -235,16 +312,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		"optional":            setting.Switch(&s.Optional),
 		"forward_auth_header": setting.Optional(&s.ForwardAuthHeader, setting.Switch),
 		"oauth":               parseOAuth(&s.OAuth),
-		setting.Unknown: func(d *caddyfile.Dispenser) error {
-			lines := &handlers
-			if stdio && ofTransport[d.Val()] {
-				lines = &transport
-			}
-			*lines = append(*lines, d.NextSegment()...)
-			return nil
-		},
-	}, "alias", "expose")
-	return handlers, transport, err
+	}
 }
 
 // parseOAuth reads how the gateway logs in to a server.

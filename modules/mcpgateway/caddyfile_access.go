@@ -3,6 +3,7 @@ package mcpgateway
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +21,8 @@ type providers []provider
 
 type provider struct {
 	name   string
-	module any // nil for noProvider
+	module any             // nil for noProvider
+	at     caddyfile.Token // of noProvider
 }
 
 // noProvider is how a configuration says that clients need no credentials.
@@ -28,11 +30,12 @@ const noProvider = "none"
 
 // none reports whether clients need no credentials, which there is no other provider for.
 func (p *providers) none() (bool, error) {
-	if !slices.ContainsFunc(*p, func(provider provider) bool { return provider.name == noProvider }) {
+	none := slices.IndexFunc(*p, func(provider provider) bool { return provider.name == noProvider })
+	if none < 0 {
 		return false, nil
 	}
 	if len(*p) > 1 {
-		return false, errors.New("auth none: there is another auth, or a client with a token")
+		return false, setting.At((*p)[none].at, errors.New("auth none: there is another auth, or a client with a token"))
 	}
 	*p = nil
 	return true, nil
@@ -40,38 +43,39 @@ func (p *providers) none() (bool, error) {
 
 // parse reads a line auth.
 func (p *providers) parse(d *caddyfile.Dispenser) error {
-	if !d.NextArg() {
-		return d.ArgErr()
-	}
-	name := d.Val()
-	if name == noProvider {
-		*p = append(*p, provider{name: name})
-		if d.NextArg() {
-			return d.ArgErr()
+	at := d.Token()
+	if d.CountRemainingArgs() == 1 && d.NextArg() {
+		if d.Val() == noProvider {
+			*p = append(*p, provider{name: noProvider, at: at})
+			return nil
 		}
-		return nil
+		d.Prev()
 	}
-	module, err := caddyfile.UnmarshalModule(d, "http.handlers.mcp_gateway.auth."+name)
+	name, module, err := setting.Guest(d, "http.handlers.mcp_gateway.auth", "provider")
 	if err != nil {
 		return err
 	}
 	if token, ok := module.(*auth.Token); ok {
-		p.add(token.Tokens...)
+		if err := p.add(token.Tokens...); err != nil {
+			return setting.At(at, fmt.Errorf("auth token: %w", err))
+		}
 		return nil
 	}
-	*p = append(*p, provider{name, module})
+	*p = append(*p, provider{name: name, module: module})
 	return nil
 }
 
 // add adds tokens to those that there are.
-func (p *providers) add(tokens ...auth.ClientToken) {
+func (p *providers) add(tokens ...auth.ClientToken) error {
 	for _, provider := range *p {
 		if known, ok := provider.module.(*auth.Token); ok {
 			known.Tokens = append(known.Tokens, tokens...)
-			return
+			return known.CheckClients()
 		}
 	}
-	*p = append(*p, provider{"token", &auth.Token{Tokens: tokens}})
+	token := &auth.Token{Tokens: tokens}
+	*p = append(*p, provider{name: "token", module: token})
+	return token.CheckClients()
 }
 
 // json returns them as the configuration has them.
@@ -83,34 +87,44 @@ func (p *providers) json() (raw []json.RawMessage) {
 }
 
 // parseClient reads a block client.
-func parseClient(clients *[]*Client, p *providers) setting.Line {
+func parseClient(h *Handler, p *providers, later *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		c := new(Client)
-		if !d.NextArg() {
-			return d.ArgErr()
+		at := d.Token()
+		if !d.AllArgs(&c.Name) {
+			return setting.Expected(d, "client", "<name>")
 		}
-		if c.Name = d.Val(); d.NextArg() {
-			return d.ArgErr()
+		h.Clients = append(h.Clients, c)
+		later.add(at, func() error { return h.checkClientOnce(c) })
+		lines := c.lines(h, p, later)
+		lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
+			return setting.Refused(d, lines.Words(), adviceInClient())
 		}
-		*clients = append(*clients, c)
-		rule := func(d *caddyfile.Dispenser) error {
-			rule := &AccessRule{Action: d.Val()}
-			c.Rules = append(c.Rules, rule)
-			return setting.List(&rule.Patterns)(d)
-		}
-		return setting.Block(d, setting.Lines{
-			"match":         setting.List(&c.Match),
-			"token":         func(d *caddyfile.Dispenser) error { return parseToken(d, c, p) },
-			"default":       setting.Text(&c.Default),
-			allow:           rule,
-			deny:            rule,
-			"redact":        setting.List(&c.Redact),
-			"redact_fields": setting.List(&c.RedactFields),
-			"rate":          parseRate(&c.Rates),
-			setting.Unknown: func(d *caddyfile.Dispenser) error {
-				return d.Errf("client %s: unknown subdirective %s", c.Name, d.Val())
-			},
-		}, "match", "token", allow, deny, "redact", "redact_fields", "rate")
+		return setting.Checked(d, lines, c.validate, "match", "token", allow, deny, "redact", "redact_fields", "rate")
+	}
+}
+
+// lines are the settings of a client.
+func (c *Client) lines(h *Handler, p *providers, later *checks) setting.Lines {
+	return setting.Lines{
+		"match":         setting.List(&c.Match, "names"),
+		"token":         func(d *caddyfile.Dispenser) error { return parseToken(d, c, p) },
+		"default":       setting.Text(&c.Default),
+		allow:           parseRule(h, c, later),
+		deny:            parseRule(h, c, later),
+		"redact":        setting.Check(setting.List(&c.Redact, "regexps"), c.checkRedaction),
+		"redact_fields": setting.Check(setting.List(&c.RedactFields, "members"), c.checkRedaction),
+		"rate":          parseRate(h, &c.Rates, later),
+	}
+}
+
+// parseRule reads a line allow or deny of a client.
+func parseRule(h *Handler, c *Client, later *checks) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		rule := &AccessRule{Action: d.Val()}
+		c.Rules = append(c.Rules, rule)
+		later.add(d.Token(), func() error { return h.checkRule(rule) })
+		return setting.Check(setting.List(&rule.Patterns, "patterns"), rule.check)(d)
 	}
 }
 
@@ -121,18 +135,22 @@ func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
 		return err
 	}
 	if c.isPattern() {
-		return d.Errf("client %s: token: it would be of many clients", c.Name)
+		return d.Errf("client %s: token: only a client with a name of its own can have a token", c.Name)
 	}
 	if err := auth.CheckToken(token); err != nil {
 		return d.Errf("client %s: token: %w", c.Name, err)
 	}
-	p.add(auth.ClientToken{Token: auth.TokenFromCaddyfile(token), Client: c.Name})
+	auth.WarnOfShort(d, token, c.Name)
+	if err := p.add(auth.ClientToken{Token: auth.TokenFromCaddyfile(token), Client: c.Name}); err != nil {
+		return d.WrapErr(err)
+	}
 	return nil
 }
 
 // parseRate reads a line rate: [<server::tool>] <requests>/<duration> [burst <requests>].
-func parseRate(rates *[]*Rate) setting.Line {
+func parseRate(h *Handler, rates *[]*Rate, later *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
+		at := d.Token()
 		args := d.RemainingArgs()
 		r := new(Rate)
 		if n := len(args); n >= 2 && args[n-2] == "burst" {
@@ -146,7 +164,7 @@ func parseRate(rates *[]*Rate) setting.Line {
 			r.Tools, args = args[0], args[1:]
 		}
 		if len(args) != 1 {
-			return d.Err("rate: expected [<server::tool>] <requests>/<duration> [burst <requests>]")
+			return setting.Expected(d, "rate", "[<server::tool>] <requests>/<duration> [burst <requests>]")
 		}
 		requests, per, _ := strings.Cut(args[0], "/")
 		n, err := strconv.Atoi(requests)
@@ -159,68 +177,68 @@ func parseRate(rates *[]*Rate) setting.Line {
 		}
 		r.Requests, r.Per = n, caddy.Duration(duration)
 		*rates = append(*rates, r)
+		if err := r.validate(); err != nil {
+			return d.WrapErr(err)
+		}
+		later.add(at, func() error { return h.checkRate(r) })
 		return nil
 	}
 }
 
 // parseNotificationRoute reads a line route_notifications.
-func parseNotificationRoute(routes *[]*NotificationRoute) setting.Line {
+func parseNotificationRoute(h *Handler, later *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
+		at := d.Token()
 		args := d.RemainingArgs()
 		if len(args) < 2 {
-			return d.ArgErr()
+			return setting.Expected(d, at.Text, "<method> <servers...>")
 		}
-		*routes = append(*routes, &NotificationRoute{Method: args[0], Servers: args[1:]})
+		route := &NotificationRoute{Method: args[0], Servers: args[1:]}
+		h.NotificationRoutes = append(h.NotificationRoutes, route)
+		later.add(at, func() error {
+			if err := route.validate(h); err != nil {
+				return fmt.Errorf("%s: %w", at.Text, err)
+			}
+			return nil
+		})
 		return nil
 	}
-}
-
-// A serverAnswer is a line answer.
-type serverAnswer struct {
-	server string
-	*Answer
-	at caddyfile.Token
 }
 
 // parseAnswer reads a line answer: <server> <method> deliver | drop, or a block with
 // roots.
-func parseAnswer(answers *[]serverAnswer) setting.Line {
+func parseAnswer(h *Handler, later *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
-		a := serverAnswer{Answer: new(Answer), at: d.Token()}
+		at, a := d.Token(), new(Answer)
 		args := d.RemainingArgs()
 		if len(args) < 2 || len(args) > 3 {
-			return d.ArgErr()
+			return setting.Expected(d, "answer", "<server> <method> deliver | drop")
 		}
-		a.server, a.Method = args[0], args[1]
+		server := args[0]
+		a.Method = args[1]
 		if len(args) == 3 {
 			if a.Action = args[2]; a.Action != deliver && a.Action != drop {
-				return d.Errf("answer: %q is neither deliver nor drop", a.Action)
+				return d.Errf("answer: %q must be deliver or drop", a.Action)
 			}
 		}
-		err := setting.Block(d, setting.Lines{
-			"roots":         setting.List(&a.Roots),
-			setting.Unknown: func(d *caddyfile.Dispenser) error { return d.Errf("answer: unknown subdirective %s", d.Val()) },
-		}, "roots")
+		err := setting.Checked(d, setting.Lines{"roots": setting.List(&a.Roots, "uris")}, a.check, "roots")
 		if err != nil {
 			return err
 		}
 		if a.Action == "" && len(a.Roots) == 0 {
-			return d.Errf("answer: expected deliver, drop or a block with roots")
+			return setting.At(at, errors.New("answer: expected deliver, drop or a block with roots"))
 		}
-		*answers = append(*answers, a)
+		later.add(at, func() error { return h.giveAnswer(server, a) })
 		return nil
 	}
 }
 
-// give gives the server its answer.
-func (a serverAnswer) give(servers []*Server) error {
-	for _, s := range servers {
-		if s.Name == a.server || slices.Contains(s.Aliases, a.server) {
-			s.Answers = append(s.Answers, a.Answer)
-			return nil
-		}
+// giveAnswer gives a server its answer.
+func (h *Handler) giveAnswer(server string, a *Answer) error {
+	s := h.serverNamed(server)
+	if s == nil {
+		return fmt.Errorf("answer: there is no server %s", server)
 	}
-	d := caddyfile.NewDispenser([]caddyfile.Token{a.at})
-	d.Next()
-	return d.Errf("answer: there is no server %s", a.server)
+	s.Answers = append(s.Answers, a)
+	return nil
 }

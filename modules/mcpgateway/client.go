@@ -10,7 +10,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
 
@@ -82,15 +81,19 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 		otherwise = !slices.ContainsFunc(c.Rules, func(r *AccessRule) bool { return r != nil && r.Action == allow })
 	}
 	var rules []acl.Rule
-	for i, r := range c.Rules {
-		if r == nil || r.Action != allow && r.Action != deny {
-			return nil, fmt.Errorf("rules: the action of number %d is neither allow nor deny", i)
+	for _, r := range c.Rules {
+		if err := r.check(); err != nil {
+			return nil, err
 		}
-		if len(r.Patterns) == 0 {
-			return nil, fmt.Errorf("rules: %s without a pattern", r.Action)
+		if err := h.checkRule(r); err != nil {
+			return nil, err
 		}
 		for _, pattern := range r.Patterns {
-			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: h.qualified(pattern, c.Name)})
+			qualified, known := h.qualified(pattern)
+			if !known {
+				h.warnOfUnknown(pattern, c.Name)
+			}
+			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: qualified})
 		}
 	}
 	var err error
@@ -104,7 +107,7 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 	}
 	if len(c.Redact) > 0 || len(c.RedactFields) > 0 {
 		if compiled.Redactor, err = redact.New(c.Redact, c.RedactFields); err != nil {
-			return nil, fmt.Errorf("redact: %w", err)
+			return nil, err
 		}
 	}
 	compiled.View = digest([]any{compiled.Policy.Fingerprint(), c.Redact, c.RedactFields})
@@ -112,32 +115,21 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 	return compiled, err
 }
 
-// qualified returns a pattern with the name of a server that it calls by an alias. One that
-// fits no server has no effect, which its author should know.
-func (h *Handler) qualified(pattern, client string) string {
-	return acl.Qualified(pattern, func(server string) string {
-		if s := h.byName[server]; s != nil {
-			return s.Name
-		}
-		if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return mcp.MatchName(server, s.Name) }) {
-			h.logger.Warn("pattern for a server that there is not", zap.String("client", client), zap.String("pattern", pattern))
-		}
-		return server
-	})
-}
+// names returns the names by which the client is known.
+func (c *Client) names() []string { return append([]string{c.Name}, c.Match...) }
 
 func (c *Client) validate() error {
 	switch {
 	case c.Name == "":
-		return errors.New("name: it is empty")
-	case slices.ContainsFunc(append([]string{c.Name}, c.Match...), func(name string) bool { return strings.ContainsAny(name, "{}") }):
-		return errors.New("name, match: there is a placeholder, which is not replaced there; in a Caddyfile {$NAME} is, when it is read")
+		return errors.New("name is empty")
+	case slices.ContainsFunc(c.names(), func(name string) bool { return strings.ContainsAny(name, "{}") }):
+		return errors.New("name and match: a placeholder is not replaced there; in a Caddyfile {$NAME} is, when it is read")
 	case c.isPattern() && len(c.Match) > 0:
 		return errors.New("match: the name is a pattern, which matches by itself")
 	case slices.Contains(c.Match, ""):
 		return errors.New("match: a name is empty")
 	case c.Default != "" && c.Default != allow && c.Default != deny:
-		return fmt.Errorf("default: %q is neither allow nor deny", c.Default)
+		return fmt.Errorf("default: %q must be allow or deny", c.Default)
 	}
 	return nil
 }
@@ -147,7 +139,6 @@ func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
 // clients returns the rules of all clients as the gateway has them.
 func (h *Handler) clients() (all []*gateway.Client, err error) {
-	known := map[string]bool{}
 	for i, c := range h.Clients {
 		if c == nil {
 			return nil, fmt.Errorf("clients: number %d is null", i)
@@ -156,11 +147,8 @@ func (h *Handler) clients() (all []*gateway.Client, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("client %q: %w", c.Name, err)
 		}
-		for _, name := range append([]string{c.Name}, c.Match...) {
-			if known[name] {
-				return nil, fmt.Errorf("client %q: the name %q is given twice", c.Name, name)
-			}
-			known[name] = true
+		if err := h.checkClientOnce(c); err != nil {
+			return nil, err
 		}
 		all = append(all, compiled)
 	}

@@ -233,7 +233,7 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 				return nil, fmt.Errorf("mcp_gateway: %w", err)
 			}
 			if len(g.Servers) == 0 && len(g.ServersFrom) == 0 {
-				return nil, errors.New("mcp_gateway: server: there is none")
+				return nil, errors.New("mcp_gateway needs at least one server")
 			}
 			// No other client can come in, so no secrets of clients are needed. Logins are
 			// encrypted with the session_key.
@@ -261,7 +261,7 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 	}
 	switch {
 	case len(found) == 0:
-		return nil, fmt.Errorf("there is no mcp_gateway with the name %q, but: %s", name, strings.Join(names, ", "))
+		return nil, fmt.Errorf("no mcp_gateway has the name %q; the names are %s", name, strings.Join(names, ", "))
 	case len(found) > 1 && name != "":
 		return nil, fmt.Errorf("there are %d mcp_gateway with the name %q", len(found), name)
 	case len(found) > 1:
@@ -308,7 +308,7 @@ func (g *configuredGateway) knows(client string) error {
 			names = append(names, c.Name)
 		}
 	}
-	return fmt.Errorf("mcp_gateway has no client %q, but: %s", client, cmp.Or(strings.Join(names, ", "), "none"))
+	return unknownName("client", client, names)
 }
 
 // path returns where the gateway serves all its servers, or this one.
@@ -326,7 +326,15 @@ func (g *configuredGateway) path(server string) (string, error) {
 			names = append(names, s.Name)
 		}
 	}
-	return "", fmt.Errorf("mcp_gateway has no server %q, but: %s", server, strings.Join(names, ", "))
+	return "", unknownName("server", server, names)
+}
+
+// unknownName returns the error about a client or server that a gateway does not have.
+func unknownName(kind, name string, known []string) error {
+	if len(known) == 0 {
+		return fmt.Errorf("mcp_gateway has no %s %q; it has no %ss", kind, name, kind)
+	}
+	return fmt.Errorf("mcp_gateway has no %s %q; it has %s", kind, name, strings.Join(known, ", "))
 }
 
 // stdioLogging has all logs go to standard error, but for those that go nowhere. The admin endpoint,

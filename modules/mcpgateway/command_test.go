@@ -46,8 +46,8 @@ func TestStdioConfig(t *testing.T) { // A42
 		{"one server by an alias", ":80 {\n" + gatewayOne + "}", "one", "other", "/mcp/other", ""},
 		{"none", ":80 {\nrespond hello\n}", "", "", "", "there is no mcp_gateway"},
 		{"several", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "", "", "", "--gateway names one of: one, two"},
-		{"an unknown name", ":80 {\n" + gatewayOne + "}", "three", "", "", `no mcp_gateway with the name "three", but: one`},
-		{"an unknown server", ":80 {\n" + gatewayOne + "}", "", "third", "", `no server "third", but: sample, second`},
+		{"an unknown name", ":80 {\n" + gatewayOne + "}", "three", "", "", `no mcp_gateway has the name "three"; the names are one`},
+		{"an unknown server", ":80 {\n" + gatewayOne + "}", "", "third", "", `no server "third"; it has sample, second`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

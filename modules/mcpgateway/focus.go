@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -35,9 +36,9 @@ func (f *Focus) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	f.Off = !on
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"argument": setting.Text(&f.Argument),
-	})
+	}, f.check)
 }
 
 // parseFocus reads the line and block of focus.
@@ -53,30 +54,53 @@ var argumentName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
 
 // provision returns the argument as the gateway has it; nil if there is none.
 func (f *Focus) provision() (*gateway.Focus, error) {
-	if f == nil || f.Off {
+	if !f.on() {
 		return nil, nil
 	}
 	if f.Argument == "" {
 		f.Argument = "focus"
 	}
-	if !argumentName.MatchString(f.Argument) {
-		return nil, fmt.Errorf("argument: %q is not a name of up to 64 letters, digits, _ and -", f.Argument)
+	if err := f.check(); err != nil {
+		return nil, err
 	}
 	return gateway.NewFocus(f.Argument), nil
 }
 
+// check reports an argument that has no valid name.
+func (f *Focus) check() error {
+	if f.Argument != "" && !argumentName.MatchString(f.Argument) {
+		return fmt.Errorf("argument: %q is not a name of up to 64 letters, digits, _ and -", f.Argument)
+	}
+	return nil
+}
+
 // errNoMask says that there is nothing to focus.
-var errNoMask = errors.New("results are not masked: mask is missing or off")
+var errNoMask = errors.New("focus: results are not masked: mask is missing or off")
+
+// on reports whether tools get the argument.
+func (f *Focus) on() bool { return f != nil && !f.Off }
+
+// checkFocus refuses the argument for a server whose results are not masked.
+func (h *Handler) checkFocus(s *Server) error {
+	if s.Focus.on() && !h.masks(s) {
+		return errNoMask
+	}
+	return nil
+}
+
+// masks reports whether results of a server are masked.
+func (h *Handler) masks(s *Server) bool {
+	mask := cmp.Or(s.Mask, h.Mask)
+	return mask != nil && (mask.MaxChars == nil || *mask.MaxChars > 0)
+}
 
 // provisionFocus gives the server the argument. The one of the gateway is for servers with a mask.
 func (s *Server) provisionFocus(fallback *Focus) (err error) {
-	masked := s.masked && s.mask != nil
-	if s.Focus == nil && masked {
+	switch {
+	case s.Focus != nil:
+		s.focus, err = s.Focus.provision()
+	case s.masked && s.mask != nil:
 		s.focus, err = fallback.provision()
-		return err
-	}
-	if s.focus, err = s.Focus.provision(); err == nil && s.focus != nil && !masked {
-		err = errNoMask
 	}
 	return err
 }

@@ -21,9 +21,9 @@ func TestFocusCaddyfile(t *testing.T) {
 		{"a block", "focus {\n\targument looking_for\n}", Focus{Argument: "looking_for"}, ""},
 		{"on with a block", "focus on {\n\targument goal\n}", Focus{Argument: "goal"}, ""},
 		{"neither on nor off", "focus maybe", Focus{}, "focus is on or off"},
-		{"no name", "focus {\n\targument\n}", Focus{}, "wrong argument count"},
+		{"no name", "focus {\n\targument\n}", Focus{}, `expected "argument <text>"`},
 		{"an empty name", "focus {\n\targument \"\"\n}", Focus{}, "argument"},
-		{"two names", "focus {\n\targument a b\n}", Focus{}, "wrong argument count"},
+		{"two names", "focus {\n\targument a b\n}", Focus{}, `expected "argument <text>"`},
 		{"an unknown line", "focus {\n\tname a\n}", Focus{}, "name"},
 	}
 	for _, tt := range tests {

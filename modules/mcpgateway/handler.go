@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -264,6 +265,7 @@ type Handler struct {
 
 	belowMCP, belowRPC string // how the escaped paths of requests begin, slash included
 	generation         any    // the configuration that this is part of
+	loaded             []byte // as the configuration has it, without defaults
 
 	reauthenticate    context.Context // see [gateway.Config]
 	endReauthenticate context.CancelFunc
@@ -294,6 +296,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler and its servers.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.loaded = caddyconfig.JSON(h, nil)
 	h.findShell(ctx)
 	h.openLifetime()
 	app, err := ctx.App("events")
@@ -333,7 +336,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		if err := h.pins.open(s); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
-		for _, name := range append([]string{s.Name}, s.Aliases...) {
+		for _, name := range s.names() {
 			if h.byName[name] != nil {
 				return fmt.Errorf("server %q: the name or alias %q is given twice", s.Name, name)
 			}
@@ -385,34 +388,21 @@ func (h *Handler) Validate() error {
 	if h.live != nil {
 		return nil // the handler in it is valid
 	}
-	switch {
-	case len(h.Servers) == 0 && !h.mayGainServers():
-		return fmt.Errorf("server: there is none")
-	case h.ResponseTimeout < 0:
-		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
-	case h.RequestLimit < 0:
-		return fmt.Errorf("request_limit: %d is negative", h.RequestLimit)
-	case h.InFlightLimit < h.RequestLimit:
-		return fmt.Errorf("in_flight_limit: %d bytes are less than request_limit, %d", h.InFlightLimit, h.RequestLimit)
-	case h.HealthInterval != 0 && h.HealthInterval < caddy.Duration(shortestInterval):
-		return fmt.Errorf("health_interval: %s is shorter than %s", time.Duration(h.HealthInterval), shortestInterval)
-	case h.HealthTimeout < 0:
-		return fmt.Errorf("health_timeout: %s is negative", time.Duration(h.HealthTimeout))
-	case h.ResponseLimit < 0:
-		return fmt.Errorf("response_limit: %d is negative", h.ResponseLimit)
-	case !strings.HasPrefix(h.MCPPath, "/"):
-		return fmt.Errorf("mcp_path: %q does not begin with a slash", h.MCPPath)
-	case h.PublicURL != "" && !isOrigin(h.PublicURL):
-		return fmt.Errorf("public_url: %q is not a URL such as https://mcp.example.com", h.PublicURL)
-	case !strings.HasPrefix(h.RPCPath, "/"):
-		return fmt.Errorf("rpc_path: %q does not begin with a slash", h.RPCPath)
-	case strings.HasPrefix(h.belowMCP, h.belowRPC), strings.HasPrefix(h.belowRPC, h.belowMCP):
-		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
-	case h.AllowUnauthenticated && len(h.auth.providers) > 0:
+	if err := h.validateSettings(); err != nil {
+		return err
+	}
+	if h.AllowUnauthenticated && len(h.auth.providers) > 0 {
 		return errors.New("allow_unauthenticated: there is auth, or a client with a token")
 	}
 	for _, s := range h.Servers {
-		if err := s.validate(); err != nil {
+		err := s.validate()
+		if err == nil {
+			err = h.checkNames(s)
+		}
+		if err == nil {
+			err = h.checkFocus(s)
+		}
+		if err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
 	}
@@ -426,8 +416,8 @@ func (h *Handler) Validate() error {
 			return fmt.Errorf("notification_routes: %w", err)
 		}
 	}
-	h.warnIfOpen()
-	return h.validateJoined()
+	h.warn()
+	return nil
 }
 
 // A lifecycle handles the events of the configuration. Caddy logs the handlers of events, and

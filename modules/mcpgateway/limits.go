@@ -38,6 +38,11 @@ func (r *Rate) validate() error {
 	case r.Burst < 0:
 		return fmt.Errorf("rate: a burst of %d is negative", r.Burst)
 	}
+	if r.Tools != "" {
+		if _, err := mcp.ParsePattern(r.Tools); err != nil {
+			return fmt.Errorf("rate: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -57,7 +62,14 @@ func (h *Handler) limits(scope string, rates []*Rate, client string) ([]gateway.
 		count[r.Tools]++
 		var tools *mcp.Pattern
 		if r.Tools != "" {
-			pattern, err := mcp.ParsePattern(h.qualified(r.Tools, client))
+			if err := h.checkRate(r); err != nil {
+				return nil, err
+			}
+			qualified, known := h.qualified(r.Tools)
+			if !known {
+				h.warnOfUnknown(r.Tools, client)
+			}
+			pattern, err := mcp.ParsePattern(qualified)
 			if err != nil {
 				return nil, fmt.Errorf("rate: %w", err)
 			}

@@ -277,8 +277,9 @@ func (h *Handler) findShell(ctx caddy.Context) {
 	}
 }
 
-// mayGainServers reports whether servers may appear that the configuration does not name.
-func (h *Handler) mayGainServers() bool { return h.shell != nil }
+// mayGainServers reports whether servers may appear that the configuration does not name. Rules for
+// unknown servers are then not refused.
+func (h *Handler) mayGainServers() bool { return h.shell != nil || len(h.ServersFrom) > 0 }
 
 // incumbent returns the other handler of the same live that serves now: the one that this handler is
 // to replace, or that has replaced it. It is nil if there is none.

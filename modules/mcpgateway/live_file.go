@@ -125,7 +125,7 @@ func parseServersFrom(names *[]string) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		args := d.RemainingArgs()
 		if len(args) == 0 {
-			return d.ArgErr()
+			return setting.Expected(d, "servers_from", "<files...>")
 		}
 		for _, name := range args {
 			if name == "" {

@@ -24,17 +24,17 @@ func (n *NotificationRoute) validate(h *Handler) error {
 	case n == nil:
 		return errors.New("one is null")
 	case n.Method == "":
-		return errors.New("method: it is empty")
+		return errors.New("method is empty")
 	case slices.Contains([]string{"notifications/initialized", "notifications/cancelled", "notifications/progress"}, n.Method):
 		return fmt.Errorf("method: %s goes where it belongs", n.Method)
 	case len(n.Servers) == 0:
 		return fmt.Errorf("servers: %s goes to none", n.Method)
 	}
 	for _, name := range n.Servers {
-		if h.byName[name] == nil && h.mayGainServers() {
+		if h.serverNamed(name) == nil && h.mayGainServers() {
 			h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
-		} else if h.byName[name] == nil {
-			return fmt.Errorf("servers: there is no server %q", name)
+		} else if h.serverNamed(name) == nil {
+			return fmt.Errorf("there is no server %q", name)
 		}
 	}
 	return nil

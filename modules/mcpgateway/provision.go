@@ -5,13 +5,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -102,10 +99,6 @@ func (h *Handler) newGateway() error {
 	for _, s := range h.Servers {
 		config.Servers = append(config.Servers, s.config())
 	}
-	unmasked := len(h.Servers) > 0 || h.Mask == nil // without servers, those that come may be masked
-	if h.Focus != nil && !h.Focus.Off && unmasked && !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.focus != nil }) {
-		return fmt.Errorf("focus: %w", errNoMask)
-	}
 	h.placeholders = newPlaceholderNames(caddyconfig.JSON(h.Servers, nil))
 	if config.Clients, err = h.clients(); err != nil {
 		return err
@@ -160,42 +153,6 @@ func (h *Handler) naming() mcp.Naming {
 		return mcp.Naming{}
 	}
 	return mcp.Naming{Separator: h.Separator, Longest: h.MaxNameLength}
-}
-
-// validateJoined checks that one server can be made of all, and that what clients see of
-// it can be told apart.
-func (h *Handler) validateJoined() error {
-	naming := h.naming()
-	switch {
-	case h.Separator == noSeparator && len(h.Servers) != 1:
-		return fmt.Errorf("separator: none is for a single server, and there are %d", len(h.Servers))
-	case h.MaxNameLength < 0:
-		return fmt.Errorf("max_name_length: %d is negative", h.MaxNameLength)
-	case h.MaxSessions < 0:
-		return fmt.Errorf("max_sessions: %d is negative", h.MaxSessions)
-	case h.JoinTimeout < 0:
-		return fmt.Errorf("join_timeout: %s is negative", time.Duration(h.JoinTimeout))
-	}
-	if err := naming.CheckSeparator(); err != nil {
-		return err
-	}
-	if h.Separator == noSeparator {
-		return nil
-	}
-	for _, s := range h.Servers {
-		for _, name := range append([]string{s.Name}, s.Aliases...) {
-			if err := naming.Check(name); err != nil {
-				return fmt.Errorf("server %q: %w", s.Name, err)
-			}
-		}
-		if strings.ContainsFunc(s.Name, refusedByModels) {
-			h.logger.Warn("tool names with other characters than letters, digits, _ and - are refused by model APIs", zap.String("mcp_server", s.Name))
-		}
-	}
-	if h.Separator == mcp.Separator {
-		h.logger.Warn("tool names with :: are refused by model APIs; set separator __ unless your clients rename them")
-	}
-	return nil
 }
 
 // refusedByModels reports whether model APIs refuse names with this character.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -202,11 +201,42 @@ func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Hand
 	return nil
 }
 
+// names returns the name and the aliases.
+func (s *Server) names() []string { return append([]string{s.Name}, s.Aliases...) }
+
+// errChildLogin refuses oauth where it has no meaning.
+var errChildLogin = errors.New("oauth: a child process has no login; give it credentials by env")
+
+// validate reports what makes no sense, after the server is provisioned.
 func (s *Server) validate() error {
-	for _, name := range append([]string{s.Name}, s.Aliases...) {
+	if err := s.check(); err != nil {
+		return err
+	}
+	for _, a := range s.Answers {
+		if err := a.validate(); err != nil {
+			return fmt.Errorf("answers: %w", err)
+		}
+	}
+	if s.OAuth != nil && len(s.upstreams.children) > 0 {
+		return errChildLogin
+	}
+	return s.checkRoutes()
+}
+
+// checkRoutes reports a server that has nothing to answer.
+func (s *Server) checkRoutes() error {
+	if len(s.Routes) == 0 {
+		return errors.New("routes: there are none; give it a URL, a command or handlers")
+	}
+	return nil
+}
+
+// check reports settings that make no sense. Nothing needs to be provisioned.
+func (s *Server) check() error {
+	for _, name := range s.names() {
 		switch {
 		case name == "":
-			return errors.New("name: it is empty")
+			return errors.New("name is empty")
 		case strings.Contains(name, mcp.Separator):
 			return fmt.Errorf("name: %q has %s in it, which divides servers from tools", name, mcp.Separator)
 		case strings.Contains(name, "/"):
@@ -219,26 +249,26 @@ func (s *Server) validate() error {
 			return fmt.Errorf("name: below mcp_path, %s is where people log in to servers", name)
 		}
 	}
-	for _, a := range s.Answers {
-		if err := a.validate(); err != nil {
-			return fmt.Errorf("answers: %w", err)
+	if s.Path != "" {
+		if _, err := parsePath(s.Path); err != nil {
+			return fmt.Errorf("path: %w", err)
 		}
 	}
 	if s.OAuth != nil {
-		if len(s.upstreams.children) > 0 {
-			return errors.New("oauth: a child process has no login; give it credentials by env")
-		}
 		if err := s.OAuth.Validate(); err != nil {
 			return fmt.Errorf("oauth: %w", err)
 		}
 	}
-	switch {
-	case s.Timeout < 0:
+	if s.Timeout < 0 {
 		return fmt.Errorf("timeout: %s is negative", time.Duration(s.Timeout))
-	case slices.Contains(s.Expose, ""):
-		return errors.New("expose: a pattern is empty")
-	case len(s.Routes) == 0:
-		return errors.New("routes: there are none; give it a URL, a command or handlers")
+	}
+	for _, pattern := range s.Expose {
+		switch {
+		case pattern == "":
+			return errors.New("expose: a pattern is empty")
+		case strings.Contains(pattern, mcp.Separator):
+			return fmt.Errorf("expose: %q has %s in it; write the names of tools without that of the server", pattern, mcp.Separator)
+		}
 	}
 	return nil
 }

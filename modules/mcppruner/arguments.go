@@ -30,6 +30,9 @@ type faults struct {
 	more int // that are not told
 }
 
+// missing is the fault of an argument that was not given.
+const missing = "missing argument"
+
 // A fault is what is wrong with one argument.
 type fault struct{ path, what string }
 
@@ -54,6 +57,10 @@ func (f *faults) Error() string {
 	for i, fault := range f.told {
 		if i > 0 {
 			b.WriteString("; ")
+		}
+		if fault.what == missing {
+			b.WriteString(missing + ": " + fault.path)
+			continue
 		}
 		b.WriteString(fault.path + ": " + fault.what)
 	}
@@ -86,7 +93,7 @@ func (o *object) wrong(name, what string) {
 func (o *object) take(name, what string, kinds ...jsonspan.Kind) (jsonspan.Value, bool) {
 	v, ok := o.members[name]
 	if !ok {
-		o.wrong(name, "it is missing")
+		o.wrong(name, missing)
 		return v, false
 	}
 	delete(o.members, name)

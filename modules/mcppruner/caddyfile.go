@@ -40,24 +40,24 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume directive name
 	if d.NextArg() {
-		return d.ArgErr()
+		return d.Errf("mcp_pruner takes no arguments, only a matcher and a block")
 	}
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"max_input_chars":   setting.Positive(&h.MaxInputChars),
 		"prune_id_ttl":      setting.Duration(&h.PruneIDTTL),
 		"store_limit":       h.StoreLimit.unmarshal,
 		"backend":           h.parseBackend,
 		"cache_ttl":         setting.Duration(&h.CacheTTL),
 		"cache_max_entries": setting.Positive(&h.CacheMaxEntries),
-		"origins":           setting.List(&h.Origins),
-		"hosts":             setting.List(&h.Hosts),
-	}, "origins", "hosts")
+		"origins":           setting.Check(setting.List(&h.Origins, "origins"), h.Validate),
+		"hosts":             setting.Check(setting.List(&h.Hosts, "hosts"), h.Validate),
+	}, h.Validate, "origins", "hosts")
 }
 
 func (l *StoreLimit) unmarshal(d *caddyfile.Dispenser) error {
 	var entries, size string
 	if !d.AllArgs(&entries, &size) {
-		return d.ArgErr()
+		return setting.Expected(d, "store_limit", "<entries> <size>")
 	}
 	n, err := strconv.Atoi(entries)
 	if err != nil || n <= 0 {
@@ -65,18 +65,14 @@ func (l *StoreLimit) unmarshal(d *caddyfile.Dispenser) error {
 	}
 	bytes, err := humanize.ParseBytes(size)
 	if err != nil || bytes == 0 || bytes > 1<<40 {
-		return d.Errf("store_limit: %q is not a size", size)
+		return d.Errf("store_limit: %q is not a size such as 64MiB", size)
 	}
 	l.Entries, l.Bytes = n, int64(bytes)
 	return nil
 }
 
 func (h *Handler) parseBackend(d *caddyfile.Dispenser) error {
-	if !d.NextArg() {
-		return d.ArgErr()
-	}
-	name := d.Val()
-	backend, err := caddyfile.UnmarshalModule(d, backends+name)
+	name, backend, err := setting.Guest(d, backends, "backend")
 	if err != nil {
 		return err
 	}

@@ -17,20 +17,20 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 		want     string // in the message, nothing if it is taken
 	}{
 		{"all of them", ``, ``, ""},
-		{"no text", `"text":"a\nb",`, ``, "text: it is missing"},
-		{"no goal", `"goal_hint":"a",`, ``, "goal_hint: it is missing"},
-		{"no type", `"source_type":"code",`, ``, "source_type: it is missing"},
-		{"no options", `,"options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}`, ``, "options: it is missing"},
-		{"no ratio", `"max_prune_ratio":0.5,`, ``, "options.max_prune_ratio: it is missing"},
-		{"no lines to keep", `"min_keep_lines":1,`, ``, "options.min_keep_lines: it is missing"},
-		{"no timeout", `"timeout_ms":1500,`, ``, "options.timeout_ms: it is missing"},
-		{"no numbers", `"annotate_lines":true,`, ``, "options.annotate_lines: it is missing"},
-		{"no markers", `,"include_markers":false`, ``, "options.include_markers: it is missing"},
+		{"no text", `"text":"a\nb",`, ``, "missing argument: text"},
+		{"no goal", `"goal_hint":"a",`, ``, "missing argument: goal_hint"},
+		{"no type", `"source_type":"code",`, ``, "missing argument: source_type"},
+		{"no options", `,"options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}`, ``, "missing argument: options"},
+		{"no ratio", `"max_prune_ratio":0.5,`, ``, "missing argument: options.max_prune_ratio"},
+		{"no lines to keep", `"min_keep_lines":1,`, ``, "missing argument: options.min_keep_lines"},
+		{"no timeout", `"timeout_ms":1500,`, ``, "missing argument: options.timeout_ms"},
+		{"no numbers", `"annotate_lines":true,`, ``, "missing argument: options.annotate_lines"},
+		{"no markers", `,"include_markers":false`, ``, "missing argument: options.include_markers"},
 		{"a text that is a number", `"a\nb"`, `5`, "text: it is not a string"},
 		{"a text that is null", `"a\nb"`, `null`, "text: it is not a string"},
 		{"a text that is a list", `"a\nb"`, `["a"]`, "text: it is not a string"},
 		{"a goal that is null", `"goal_hint":"a"`, `"goal_hint":null`, "goal_hint: it is not a string"},
-		{"another type", `"code"`, `"yaml"`, "source_type: it is none of code, logs and docs"},
+		{"another type", `"code"`, `"yaml"`, "source_type: must be code, logs or docs"},
 		{"a type in capitals", `"code"`, `"CODE"`, "source_type"},
 		{"an empty type", `"code"`, `""`, "source_type"},
 		{"a type that is a number", `"code"`, `1`, "source_type"},
@@ -103,14 +103,14 @@ func TestAllFaultsAreTold(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ name, tool, arguments, want string }{
-		{"nothing at all", "prune_text", `{}`, "text: it is missing; goal_hint: it is missing; source_type: it is missing; options: it is missing"},
+		{"nothing at all", "prune_text", `{}`, "missing argument: text; missing argument: goal_hint; missing argument: source_type; missing argument: options"},
 		{"some on both levels", "prune_text", `{"text":5,"source_type":"yaml","options":{"max_prune_ratio":2,"timeout_ms":0,"annotate_lines":1,"include_markers":true,"x":1},"y":1}`,
-			"text: it is not a string; goal_hint: it is missing; source_type: it is none of code, logs and docs; options.max_prune_ratio: it is not from 0 to 1; options.min_keep_lines: it is missing; " +
+			"text: it is not a string; missing argument: goal_hint; source_type: must be code, logs or docs; options.max_prune_ratio: it is not from 0 to 1; missing argument: options.min_keep_lines; " +
 				"options.timeout_ms: it is less than 1; options.annotate_lines: it is not true or false; options.x: there is no such argument; y: there is no such argument"},
 		{"one of each thing", "prune_text", `{"text":5,"text":6,"goal_hint":"","source_type":5,"options":[]}`, "text: it is given twice; source_type: it is not a string; options: it is not an object"},
 		{"ranges", "recover_text", `{"ranges":[5,{"start_line":1},{"start_line":1,"end_line":1,"z":1}],"x":1}`,
-			"prune_id: it is missing; include_line_numbers: it is missing; ranges[0]: it is not an object; ranges[1].end_line: it is missing; ranges[2].z: there is no such argument; x: there is no such argument"},
-		{"very many", "recover_text", `{"a":1` + many.String() + `}`, "prune_id: it is missing; ranges: it is missing; include_line_numbers: it is missing; a: there is no such argument; " +
+			"missing argument: prune_id; missing argument: include_line_numbers; ranges[0]: it is not an object; missing argument: ranges[1].end_line; ranges[2].z: there is no such argument; x: there is no such argument"},
+		{"very many", "recover_text", `{"a":1` + many.String() + `}`, "missing argument: prune_id; missing argument: ranges; missing argument: include_line_numbers; a: there is no such argument; " +
 			names.String() + "and 14 more"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -233,18 +233,18 @@ func TestRecoverTextRefuses(t *testing.T) {
 		{"P46: half a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P46: a line that is a string", `{"prune_id":"ID","ranges":[{"start_line":"1","end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P46: behind the last line", `{"prune_id":"ID","ranges":[{"start_line":4,"end_line":4}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P52: no id", `{"ranges":[],"include_line_numbers":false}`, -32602, "prune_id: it is missing", ""},
-		{"P52: no ranges", `{"prune_id":"ID","include_line_numbers":false}`, -32602, "ranges: it is missing", ""},
-		{"P52: no numbers", `{"prune_id":"ID","ranges":[]}`, -32602, "include_line_numbers: it is missing", ""},
+		{"P52: no id", `{"ranges":[],"include_line_numbers":false}`, -32602, "missing argument: prune_id", ""},
+		{"P52: no ranges", `{"prune_id":"ID","include_line_numbers":false}`, -32602, "missing argument: ranges", ""},
+		{"P52: no numbers", `{"prune_id":"ID","ranges":[]}`, -32602, "missing argument: include_line_numbers", ""},
 		{"P52: an id that is a number", `{"prune_id":5,"ranges":[],"include_line_numbers":false}`, -32602, "prune_id: it is not a string", ""},
 		{"P52: ranges that are a string", `{"prune_id":"ID","ranges":"x","include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
 		{"P52: a range that is a number", `{"prune_id":"ID","ranges":[5],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
 		{"P52: a range that is null", `{"prune_id":"ID","ranges":[null],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
 		{"P52: a range that is a list", `{"prune_id":"ID","ranges":[[1,2]],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
 		{"P52: ranges that are an object", `{"prune_id":"ID","ranges":{"start_line":1,"end_line":2},"include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
-		{"P52: a range without a start", `{"prune_id":"ID","ranges":[{"end_line":2}],"include_line_numbers":false}`, -32602, "ranges[0].start_line: it is missing", ""},
+		{"P52: a range without a start", `{"prune_id":"ID","ranges":[{"end_line":2}],"include_line_numbers":false}`, -32602, "missing argument: ranges[0].start_line", ""},
 		{"P52: numbers that are null", `{"prune_id":"ID","ranges":[],"include_line_numbers":null}`, -32602, "include_line_numbers: it is not true or false", ""},
-		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is missing", ""},
+		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602, "missing argument: ranges[0].end_line", ""},
 		{"P52: a range with more to it", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],"include_line_numbers":false}`, -32602, "ranges[0].step: there is no such argument", ""},
 		{"P52: a range that says it twice", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is given twice", ""},
 		{"P52: an argument more", `{"prune_id":"ID","ranges":[],"include_line_numbers":false,"x":1}`, -32602, "x: there is no such argument", ""},

@@ -105,11 +105,11 @@ func (c *command) request(file string) (*prune.Request, error) {
 	source, known := prune.ParseSource(cmp.Or(c.source, string(sourceOf(file))))
 	switch {
 	case len(c.files) > 1:
-		return nil, fmt.Errorf("there is one file at most, not %d", len(c.files))
+		return nil, fmt.Errorf("expected one file, got %d", len(c.files))
 	case strings.TrimSpace(c.goal) == "":
-		return nil, errors.New("--goal is missing: what is the text read for?")
+		return nil, errors.New("missing flag: --goal <text>")
 	case !known:
-		return nil, fmt.Errorf("--type: %q is none of code, logs and docs", c.source)
+		return nil, fmt.Errorf("--type: %q must be code, logs or docs", c.source)
 	case !(0 <= c.options.MaxPruneRatio && c.options.MaxPruneRatio <= 1):
 		return nil, fmt.Errorf("--ratio: %v is not from 0 to 1", c.options.MaxPruneRatio)
 	case c.options.MinKeepLines < 0:

@@ -36,7 +36,7 @@ func TestUnmarshalCaddyfile(t *testing.T) {
 			hosts a.test
 		}`, `{"max_input_chars":100,"prune_id_ttl":300000000000,"store_limit":{"entries":10,"bytes":1048576},"backend":{"backend":"heuristic"},` +
 			`"cache_ttl":10000000000,"cache_max_entries":5,"origins":["https://a.test","https://b.test","https://c.test"],"hosts":["a.test"]}`},
-		{"an argument", "mcp_pruner x", "wrong argument count"},
+		{"an argument", "mcp_pruner x", "takes no arguments"},
 		{"another word", "mcp_pruner {\n\tlines 10\n}", "unknown subdirective lines"},
 		{"a word twice", "mcp_pruner {\n\tcache_ttl 1s\n\tcache_ttl 2s\n}", "cache_ttl is given twice"},
 		{"no characters", "mcp_pruner {\n\tmax_input_chars 0\n}", "max_input_chars: 0 is not positive"},
@@ -45,15 +45,15 @@ func TestUnmarshalCaddyfile(t *testing.T) {
 		{"no time", "mcp_pruner {\n\tprune_id_ttl 0\n}", "prune_id_ttl: 0 is not positive"},
 		{"no time for the cache", "mcp_pruner {\n\tcache_ttl -1s\n}", "cache_ttl: -1s is not positive"},
 		{"no entries of the cache", "mcp_pruner {\n\tcache_max_entries 0\n}", "cache_max_entries: 0 is not positive"},
-		{"half a limit", "mcp_pruner {\n\tstore_limit 10\n}", "wrong argument count"},
+		{"half a limit", "mcp_pruner {\n\tstore_limit 10\n}", `expected "store_limit <entries> <size>"`},
 		{"no entries", "mcp_pruner {\n\tstore_limit 0 1MiB\n}", `store_limit: "0" is not a positive whole number`},
 		{"no size", "mcp_pruner {\n\tstore_limit 10 0\n}", `store_limit: "0" is not a size`},
 		{"a size that is none", "mcp_pruner {\n\tstore_limit 10 big\n}", `store_limit: "big" is not a size`},
-		{"a backend without a name", "mcp_pruner {\n\tbackend\n}", "wrong argument count"},
-		{"a backend that there is not", "mcp_pruner {\n\tbackend nothing\n}", "http.handlers.mcp_pruner.backends.nothing"},
-		{"an argument of a backend that has none", "mcp_pruner {\n\tbackend heuristic fast\n}", "wrong argument count"},
-		{"a block of a backend that has none", "mcp_pruner {\n\tbackend heuristic {\n\t\tfast\n\t}\n}", "unknown subdirective of backend heuristic: fast"},
-		{"no origins", "mcp_pruner {\n\torigins\n}", "wrong argument count"},
+		{"a backend without a name", "mcp_pruner {\n\tbackend\n}", `expected "backend <backend>"`},
+		{"a backend that there is not", "mcp_pruner {\n\tbackend nothing\n}", `unknown backend "nothing"; expected deepinfra, heuristic, rerank`},
+		{"an argument of a backend that has none", "mcp_pruner {\n\tbackend heuristic fast\n}", "backend heuristic takes no arguments"},
+		{"a block of a backend that has none", "mcp_pruner {\n\tbackend heuristic {\n\t\tfast\n\t}\n}", "backend heuristic takes no block"},
+		{"no origins", "mcp_pruner {\n\torigins\n}", `expected "origins <origins...>"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

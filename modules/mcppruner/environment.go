@@ -46,7 +46,7 @@ func (h *Handler) seconds(field string, configured caddy.Duration, fallback, mos
 	return configured
 }
 
-const backends = "http.handlers.mcp_pruner.backends."
+const backends = "http.handlers.mcp_pruner.backends"
 
 // loadBackend loads the backend that the environment asks for, or that which is
 // configured.
@@ -64,10 +64,10 @@ func (h *Handler) loadBackend(ctx caddy.Context) error {
 		}
 	}
 	if module == nil || asked && wanted != configured {
-		if _, err := caddy.GetModule(backends + wanted); err != nil {
+		if _, err := caddy.GetModule(backends + "." + wanted); err != nil {
 			return fmt.Errorf("backend: %s is not part of this build", wanted)
 		}
-		if module, err = ctx.LoadModuleByID(backends+wanted, nil); err != nil {
+		if module, err = ctx.LoadModuleByID(backends+"."+wanted, nil); err != nil {
 			return fmt.Errorf("backend %s: %w", wanted, err)
 		}
 	}

@@ -152,7 +152,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.StoreLimit.Bytes == 0 {
 		h.StoreLimit.Bytes = 64 << 20
 	}
-	h.origins = clientrequest.Policy{Directive: "mcp_pruner", Origins: h.Origins, Hosts: h.Hosts}
+	h.origins = h.originPolicy()
 	h.MaxInputChars = h.number("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000, "MCP_PRUNER_MAX_INPUT_CHARS")
 	h.requestLimit = requestLimit(h.MaxInputChars)
 	if err := h.loadBackend(ctx); err != nil {
@@ -186,6 +186,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // to be returned, not refused.
 func requestLimit(maxInputChars int) int64 { return 12*int64(maxInputChars) + 8<<20 }
 
+func (h *Handler) originPolicy() clientrequest.Policy {
+	return clientrequest.Policy{Directive: "mcp_pruner", Origins: h.Origins, Hosts: h.Hosts}
+}
+
 // Validate ensures that the configuration makes sense.
 func (h *Handler) Validate() error {
 	switch {
@@ -202,7 +206,7 @@ func (h *Handler) Validate() error {
 	case h.CacheMaxEntries < 0:
 		return fmt.Errorf("cache_max_entries: %d is negative", h.CacheMaxEntries)
 	}
-	return nil
+	return h.originPolicy().Validate()
 }
 
 // ServeHTTP answers as an MCP server.

@@ -32,7 +32,7 @@ func parsePrune(arguments *object) (r *prune.Request, chars int, err error) {
 	source, _ := arguments.text("source_type")
 	var ok bool
 	if r.Source, ok = prune.ParseSource(source); !ok {
-		arguments.wrong("source_type", "it is none of code, logs and docs")
+		arguments.wrong("source_type", "must be code, logs or docs")
 	}
 	options := arguments.object("options")
 	r.Options = prune.Options{

@@ -58,7 +58,7 @@ func parseRecovery(arguments *object) (*recovery, error) {
 func (o *object) line(name string) int {
 	v, ok := o.members[name]
 	if !ok {
-		o.wrong(name, "it is missing")
+		o.wrong(name, missing)
 		return 0
 	}
 	delete(o.members, name)

@@ -25,10 +25,10 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 func (s *Sample) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume directive name
 	if d.NextArg() {
-		return d.ArgErr()
+		return d.Errf("mcp_sample takes no arguments, only a matcher")
 	}
 	if d.NextBlock(0) {
-		return d.Errf("unrecognized mcp_sample subdirective '%s'", d.Val())
+		return d.Errf("mcp_sample takes no block")
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ func TestUnmarshalCaddyfile(t *testing.T) {
 		wantErr     string
 	}{
 		{"the directive alone", "mcp_sample", ""},
-		{"an argument", "mcp_sample read_log", "wrong argument count"},
-		{"a block", "mcp_sample {\n\tlines 10\n}", "unrecognized mcp_sample subdirective 'lines'"},
+		{"an argument", "mcp_sample read_log", "takes no arguments"},
+		{"a block", "mcp_sample {\n\tlines 10\n}", "mcp_sample takes no block"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

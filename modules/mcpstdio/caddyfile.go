@@ -29,24 +29,34 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if t.Command = d.RemainingArgs(); len(t.Command) == 0 {
 		return d.Errf("mcp_stdio: command: missing")
 	}
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"env":           t.unmarshalEnv,
 		"dir":           setting.Text(&t.Dir),
 		"framing":       setting.Text((*string)(&t.Framing)),
 		"isolation":     setting.Text((*string)(&t.Isolation)),
-		"roots":         setting.List(&t.Roots),
+		"roots":         setting.List(&t.Roots, "uris"),
 		"start_timeout": setting.Duration(&t.StartTimeout),
 		"stop_grace":    setting.Duration(&t.StopGrace),
 		"session_ttl":   setting.Duration(&t.SessionTTL),
 		"max_line":      setting.Size(&t.MaxLine),
-		"max_sessions":  setting.Number(&t.MaxSessions),
-	}, "env")
+		"max_sessions":  setting.NotNegative(&t.MaxSessions),
+	}, t.checkConfig, "env")
+}
+
+// checkConfig reports what Validate would refuse.
+func (t *Transport) checkConfig() error {
+	copied, err := setting.Copy(t)
+	if err != nil {
+		return err
+	}
+	copied.setDefaults()
+	return copied.Validate()
 }
 
 func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
 	var name, value string
 	if !d.AllArgs(&name, &value) {
-		return d.ArgErr()
+		return setting.Expected(d, "env", "<name> <value>")
 	}
 	if err := validName(name); err != nil {
 		return d.WrapErr(err)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -136,11 +137,13 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("getting events app: %w", err)
 	}
 	events := app.(*caddyevents.App)
-	if t.pool, err = openPool(t.config()); err != nil {
+	config := t.config()
+	if t.pool, err = openPool(config); err != nil {
 		return err
 	}
 	t.user, t.logged = &user{ctx, ctx.Logger(), events, hosts(ctx)}, unlogged.HeadersFor(ctx.Logger())
 	t.warnOfEmpty()
+	t.warnOfCommand(config)
 	t.pool.join(t.user)
 	if replaceable.Is(ctx) {
 		return nil // the gateway that has loaded it ends the streams
@@ -260,10 +263,12 @@ func (t *Transport) Validate() error {
 	switch {
 	case len(t.Command) == 0 || t.Command[0] == "":
 		return errors.New("command: missing")
+	case strings.ContainsAny(t.Command[0], " \t") && !strings.ContainsAny(t.Command[0], `/\`):
+		return fmt.Errorf("command: %q has spaces in it; write the command and its arguments without quotes around all of them", t.Command[0])
 	case t.Framing != stdio.Newline && t.Framing != stdio.ContentLength:
-		return fmt.Errorf("framing: %q is neither newline nor content-length", t.Framing)
+		return fmt.Errorf("framing: %q must be newline or content-length", t.Framing)
 	case t.Isolation != stdio.OneForAll && t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
-		return fmt.Errorf("isolation: %q is not one of none, shared, session", t.Isolation)
+		return fmt.Errorf("isolation: %q must be none, shared or session", t.Isolation)
 	case t.StartTimeout < 0:
 		return fmt.Errorf("start_timeout: %s is negative", time.Duration(t.StartTimeout))
 	case t.StopGrace < 0:

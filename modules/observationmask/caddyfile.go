@@ -41,6 +41,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume directive name
+	name := d.Val()
 
 	switch args := d.RemainingArgs(); {
 	case len(args) == 0:
@@ -50,15 +51,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		for i, field := range []**int{&h.MaxChars, &h.HeadChars, &h.TailChars} {
 			n, err := strconv.Atoi(args[i])
 			if err != nil {
-				return d.Errf("%s: %q is not a whole number", []string{"max_chars", "head_chars", "tail_chars"}[i], args[i])
+				return d.Errf("%s: %s: %q is not a whole number", name, []string{"max_chars", "head_chars", "tail_chars"}[i], args[i])
 			}
 			*field = &n
 		}
 	default:
-		return d.ArgErr()
+		return setting.Expected(d, name, "off | <max_chars> <head_chars> <tail_chars>")
 	}
 
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"max_chars":    chars(&h.MaxChars),
 		"head_chars":   chars(&h.HeadChars),
 		"tail_chars":   chars(&h.TailChars),
@@ -66,9 +67,21 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"keep_media":   setting.Switch(&h.KeepMedia),
 		"recover":      h.parseRecover,
 		"json":         setting.Switch(&h.JSON),
-		"exempt":       setting.List(&h.Exempt),
+		"exempt":       setting.List(&h.Exempt, "patterns"),
 		"server":       setting.Name(&h.Server),
-	}, "exempt")
+	}, h.checkConfig, "exempt")
+}
+
+// checkConfig reports what Provision and Validate would refuse.
+func (h *Handler) checkConfig() error {
+	copied, err := setting.Copy(h)
+	if err == nil {
+		err = copied.compile()
+	}
+	if err != nil {
+		return err
+	}
+	return copied.Validate()
 }
 
 // chars reads a number that may also be an argument of the directive.
@@ -106,7 +119,7 @@ func (h *Handler) parseRecover(d *caddyfile.Dispenser) error {
 func (r *Recover) parseHint(d *caddyfile.Dispenser) error {
 	var hint string
 	if !d.AllArgs(&hint) {
-		return d.ArgErr()
+		return setting.Expected(d, "hint", "off | <sentence>")
 	}
 	if hint == "off" {
 		hint = ""

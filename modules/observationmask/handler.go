@@ -120,6 +120,21 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	if err := h.compile(); err != nil {
+		return err
+	}
+	if *h.MaxChars < 0 {
+		h.logger.Warn("negative max_chars turns the mask off; write off", zap.Int("max_chars", *h.MaxChars))
+	}
+	err := telemetry.Register(ctx, collectors...)
+	if err == nil && h.Recover != nil {
+		h.store, err = storepool.Open(observations, h.Recover.Limits())
+	}
+	return err
+}
+
+// compile fills in the defaults, and makes of the configuration what requests need.
+func (h *Handler) compile() error {
 	if h.MaxChars == nil {
 		h.MaxChars = new(mask.DefaultMaxChars)
 	}
@@ -145,17 +160,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("exempt: %w", err)
 		}
 	}
-	if err := telemetry.Register(ctx, collectors...); err != nil {
-		return err
-	}
 	if h.Recover != nil {
 		h.Recover.setDefaults()
 		if err := h.Recover.validate(h.policy.MaxChars); err != nil {
-			return err
-		}
-		var err error
-		if h.store, err = storepool.Open(observations, h.Recover.Limits()); err != nil {
-			return err
+			return err // before a store is made of it
 		}
 		h.policy.HoldLimit = h.Recover.largest()
 		h.policy.Hint = string(jsonspan.AppendBody(nil, *h.Recover.Hint))

@@ -53,27 +53,39 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume directive name
 	if d.NextArg() {
-		return d.ArgErr()
+		return d.Errf("tool_result_mask takes no arguments, only a matcher and a block")
 	}
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"enabled":              setting.Optional(&h.Enabled, setting.Switch),
 		"window_turns":         setting.Optional(&h.WindowTurns, setting.Number),
 		"keep_errors":          setting.Optional(&h.KeepErrors, errorsLine),
-		"keep_last_k_per_tool": setting.Number(&h.KeepLastKPerTool),
+		"keep_last_k_per_tool": setting.NotNegative(&h.KeepLastKPerTool),
 		"placeholder_template": setting.Text(&h.PlaceholderTemplate),
-		"step_turns":           setting.NotZero(&h.StepTurns, setting.Number, "step_turns: 0 would never move; 1 moves with every turn"),
+		"step_turns":           setting.NotZero(&h.StepTurns, setting.NotNegative, "step_turns: 0 would never move; 1 moves with every turn"),
 		"clear_at_least":       setting.Argument(&h.ClearAtLeast, parseTokens),
 		"cache_prices":         h.parseCachePrices,
 		"cache_ttl":            setting.Duration(&h.CacheTTL),
 		"max_loss":             setting.Optional(&h.MaxLoss, share),
-		"min_mask_chars":       setting.Number(&h.MinMaskChars),
-		"exclude_tools":        setting.List(&h.ExcludeTools),
+		"min_mask_chars":       setting.NotNegative(&h.MinMaskChars),
+		"exclude_tools":        setting.List(&h.ExcludeTools, "names"),
 		"buffer_limit":         setting.NotZero(&h.BufferLimit, setting.Size, "buffer_limit: 0 holds nothing, so nothing would be masked"),
 		"max_buffered":         setting.NotZero(&h.MaxBuffered, setting.Size, "max_buffered: 0 holds nothing, so nothing would be masked"),
 		"body_timeout":         setting.Duration(&h.BodyTimeout),
 		"route":                setting.Name(&h.Route),
 		"recover":              h.parseRecover,
-	}, "exclude_tools")
+	}, h.checkConfig, "exclude_tools")
+}
+
+// checkConfig reports what Provision and Validate would refuse.
+func (h *Handler) checkConfig() error {
+	copied, err := setting.Copy(h)
+	if err == nil {
+		err = copied.compile()
+	}
+	if err != nil {
+		return err
+	}
+	return copied.Validate()
 }
 
 // share reads a percentage.
@@ -106,7 +118,7 @@ func errorsLine(field *Errors) setting.Line {
 			return d.Errf("%s is on, off or precise, not %q", name, args[0])
 		}
 		if len(args) > 1 {
-			return d.ArgErr()
+			return setting.Expected(d, name, "on | off | precise")
 		}
 		return nil
 	}
@@ -138,7 +150,7 @@ func parseTokens(arg string) (Tokens, error) {
 func (h *Handler) parseCachePrices(d *caddyfile.Dispenser) error {
 	args := make([]string, 2)
 	if !d.AllArgs(&args[0], &args[1]) {
-		return d.ArgErr()
+		return setting.Expected(d, "cache_prices", "<read> <write>")
 	}
 	h.CachePrices = new(CachePrices)
 	for i, field := range []*float64{&h.CachePrices.Read, &h.CachePrices.Write} {

@@ -29,12 +29,13 @@ func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name: "mask-conversation",
 		Usage: "[--config <path> [--adapter <name>]] [--route <name>] " +
-			"[--bill [--cache-ttl <duration>] [--json] [<file or folder>...]] [< request.json]",
+			"[--bill [--cache-ttl <duration>] [--json] [<file or folder>...]] [<file>]",
 		Short: "Shows what tool_result_mask makes of a request to a model",
 		Long: `
-Reads the body of a request to a model on standard input, masks old tool results
-as the tool_result_mask of a configuration would, and prints what would be sent.
-What was masked, and what that saves, is printed on standard error.
+Reads the body of a request to a model from a file or standard input, masks old tool
+results as the tool_result_mask of a configuration would, and prints what would be
+sent. What was masked, and what that saves, is printed on standard error. A body that
+is not JSON is printed as it is, and the command fails.
 
 The configuration is the Caddyfile in the current directory unless --config names
 another. If there is none, it is that of an empty tool_result_mask. With several
@@ -78,11 +79,12 @@ func maskConversation(flags caddycmd.Flags) (int, error) {
 			return caddy.ExitCodeFailedStartup, err
 		}
 		return caddy.ExitCodeSuccess, nil
-	case flags.NArg() > 0 || flags.Bool("json"):
-		err := errors.New("files and --json need --bill; a request is read from standard input")
-		return caddy.ExitCodeFailedStartup, err
+	case flags.Bool("json"):
+		return caddy.ExitCodeFailedStartup, errors.New("--json needs --bill")
+	case flags.NArg() > 1:
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("expected one file without --bill, got %d", flags.NArg())
 	}
-	body, err := io.ReadAll(os.Stdin)
+	body, err := readRequest(flags.Arg(0))
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("read request: %w", err)
 	}
@@ -90,6 +92,14 @@ func maskConversation(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	return caddy.ExitCodeSuccess, nil
+}
+
+// readRequest reads a file, or standard input.
+func readRequest(file string) ([]byte, error) {
+	if file == "" || file == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(file)
 }
 
 // replay prints the bill of the transcripts that the flags name.
@@ -145,9 +155,14 @@ func configured(file, adapter, route string) (*Handler, error) {
 func (h *Handler) show(body []byte, sent, told io.Writer) error {
 	var c chat.Conversation
 	if err := h.parse(&c, body); err != nil {
+		if _, err := sent.Write(body); err != nil {
+			return err
+		}
+		if errors.Is(err, jsonspan.ErrSyntax) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("%w: %w", errNotMasked, err)
+		}
 		fmt.Fprintf(told, "not masked: %s\n", strings.TrimPrefix(err.Error(), errNotMasked.Error()+": "))
-		_, err = sent.Write(body)
-		return err
+		return nil
 	}
 	plan, _ := c.MaskAfter(&h.policy, &chat.Progress{}, c.Uncached())
 	if plan.Grows {

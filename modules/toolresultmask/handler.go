@@ -221,6 +221,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.compile(); err != nil {
 		return err
 	}
+	if *h.WindowTurns < 0 {
+		h.logger.Warn("negative window_turns turns the mask off; write enabled off", zap.Int("window_turns", *h.WindowTurns))
+	}
 	h.memory = chat.NewMemory(rememberedConversations)
 	h.provider = new(providerCache)
 	h.held = quota.NewMeter(heldConversations, quota.Limits{
@@ -330,6 +333,8 @@ func (h *Handler) Validate() error {
 	switch p := h.policy; {
 	case h.StepTurns < 0:
 		return fmt.Errorf("step_turns: %d is negative", h.StepTurns)
+	case h.KeepLastKPerTool < 0:
+		return fmt.Errorf("keep_last_k_per_tool: %d is negative", h.KeepLastKPerTool)
 	case h.MinMaskChars < 0:
 		return fmt.Errorf("min_mask_chars: %d is negative", h.MinMaskChars)
 	case !(*h.MaxLoss >= 0 && *h.MaxLoss <= 1):

@@ -301,8 +301,8 @@ func TestCommandStdioRefuses(t *testing.T) {
 		{"a file that is broken", "mcp_gateway {", nil, "Caddyfile"},
 		{"no gateway", site(freeAddress(t), "respond hello"), nil, "there is no mcp_gateway"},
 		{"several gateways", site(freeAddress(t), two), nil, "--gateway names one of"},
-		{"an unknown gateway", site(freeAddress(t), two), []string{"--gateway", "zz"}, "but: (no name), other"},
-		{"an unknown server", site(freeAddress(t), gateway(child("a"))), []string{"--server", "zz"}, "but: a"},
+		{"an unknown gateway", site(freeAddress(t), two), []string{"--gateway", "zz"}, "the names are (no name), other"},
+		{"an unknown server", site(freeAddress(t), gateway(child("a"))), []string{"--server", "zz"}, "it has a"},
 		{"a value that makes no sense", site(freeAddress(t), gateway(child("a"), "request_limit -1")), nil, "request_limit"},
 	}
 	for _, tt := range tests {

@@ -158,6 +158,9 @@ func (s symptoms) notStarted(t *testing.T) {
 	tests := []struct{ symptom, site string }{
 		{"unrecognized directive: …", "mcp_gatway"},
 		{"unknown subdirective …, at …", gateway(sampleServer, "seperator __")},
+		{`…: expected "…", at …`, gateway(sampleServer, "request_limit 10 MB")},
+		{"mcp_gateway needs at least one server", gateway("name x")},
+		{"deny: … refers to an unknown server", gateway(sampleServer, block("client a", "deny fils::*"))},
 		{"server files: … is not a URL, such as http://127.0.0.1:3001/mcp", gateway("server files 127.0.0.1:3001")},
 		{"server files: one URL is expected, or stdio and a command", gateway("server files npx -y server")},
 		{"evaluated placeholder {env.…} is empty", gateway(sampleServer, "auth token {env.NO_SUCH_VARIABLE}")},
@@ -169,11 +172,17 @@ func (s symptoms) notStarted(t *testing.T) {
 	for _, tt := range tests {
 		s.in(t, fails(t, caddy(t, "validate", "--config", inFile(t, block(":8080", tt.site)))), tt.symptom)
 	}
-	open, err := caddy(t, "validate", "--config", inFile(t, block("localhost:8080", gateway(sampleServer)))).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, open)
+	warnings := []struct{ site, symptom string }{
+		{block("localhost:8080", gateway(sampleServer)), "other machines can use this gateway without credentials…"},
+		{block(":8080", gateway("server a stdio no-such-command")), "command of a child process not found; PATH is that of Caddy"},
 	}
-	s.in(t, string(open), "other machines can use this gateway without credentials…")
+	for _, tt := range warnings {
+		warned, err := caddy(t, "validate", "--config", inFile(t, tt.site)).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, warned)
+		}
+		s.in(t, string(warned), tt.symptom)
+	}
 	s.in(t, fails(t, caddy(t, "fmt", inFile(t, block(":8080", "respond 200")))), "Caddyfile input is not formatted…")
 }
 
@@ -330,7 +339,7 @@ func (s symptoms) refused(t *testing.T) {
 		block("client agent", "token {env.AGENT_TOKEN}", "deny sample::read_log"),
 		block("client other", "token {env.OTHER_TOKEN}", "rate 1/1h"),
 		sampleServer, server.line("pinned"),
-	), gateway("mcp_path /open", "rpc_path /open-rpc", block("client nobody", "deny smaple::echo"), sampleServer))),
+	), gateway("mcp_path /open", "rpc_path /open-rpc", block("client nobody", "allow smaple::echo"), sampleServer))),
 		"AGENT_TOKEN="+token, "OTHER_TOKEN="+other)
 	url := "http://" + caddy.address
 	c := newSpeaker(t, joinedAt(url), true, `{}`, bearer(token))
@@ -377,7 +386,7 @@ func (s symptoms) refused(t *testing.T) {
 	s.in(t, send(t, client, "GET", admin, "", "Origin: https://app.example.com").body, "client is not allowed to access from origin …")
 
 	s.in(t, caddy.stop(t), "no credentials", "the token is not one that is known", "definition of tool has changed",
-		"clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can", "pattern for a server that there is not")
+		"clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can", "rule refers to an unknown server")
 }
 
 func (s symptoms) missingAndCut(t *testing.T) {

@@ -1,6 +1,7 @@
 package clientrequest
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,6 +25,32 @@ type Policy struct {
 	Directive string   // the directive that has the two lists, for messages
 	Origins   []string // allowed besides local ones
 	Hosts     []string // allowed besides local ones; if empty, any is, except at a loopback address
+}
+
+// Validate reports origins and hosts that no request can have.
+func (p Policy) Validate() error {
+	for _, origin := range p.Origins {
+		u, err := url.Parse(origin)
+		switch {
+		case origin == anyOf, origin == "null":
+		case err != nil || u.Scheme == "" || u.Host == "" || u.Opaque != "":
+			return fmt.Errorf("origins: %q is not an origin such as https://app.example.com", origin)
+		case u.Path != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil:
+			return fmt.Errorf("origins: %q is more than a scheme, a host and a port; write %s://%s", origin, u.Scheme, u.Host)
+		case strings.Contains(u.Host, "*"):
+			return fmt.Errorf("origins: %q has a * in it; write whole origins, or * alone for all", origin)
+		}
+	}
+	for _, host := range p.Hosts {
+		switch {
+		case host == anyOf:
+		case host == "" || strings.ContainsAny(host, "/@?# "):
+			return fmt.Errorf("hosts: %q is not a host such as mcp.example.com", host)
+		case strings.Contains(host, "*"):
+			return fmt.Errorf("hosts: %q has a * in it; write whole names, or * alone for all", host)
+		}
+	}
+	return nil
 }
 
 // Admit returns the reason to refuse a request, or nil.

@@ -34,25 +34,25 @@ type Bounds struct {
 func (b *Bounds) Lines() setting.Lines {
 	return setting.Lines{
 		"ttl":         b.parseTTL,
-		"max_entries": setting.NotZero(&b.MaxEntries, setting.Number, "recover max_entries: 0 keeps nothing"),
+		"max_entries": setting.NotZero(&b.MaxEntries, setting.NotNegative, "recover max_entries: 0 keeps nothing"),
 		"max_bytes":   setting.NotZero(&b.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing"),
-		setting.Unknown: func(d *caddyfile.Dispenser) error {
-			return d.Errf("unknown subdirective of recover: %s", d.Val())
-		},
 	}
 }
 
 func (b *Bounds) parseTTL(d *caddyfile.Dispenser) error {
 	var arg string
 	if !d.AllArgs(&arg) {
-		return d.ArgErr()
+		return setting.Expected(d, "ttl", "<duration>")
 	}
-	ttl, err := caddy.ParseDuration(arg)
+	ttl, err := setting.ParseDuration(arg)
 	if err != nil {
 		return d.Errf("recover ttl: %v", err)
 	}
 	if ttl == 0 {
 		return d.Errf("recover ttl: 0 keeps nothing")
+	}
+	if ttl < 0 {
+		return d.Errf("recover ttl: %s is negative", arg)
 	}
 	b.TTL = caddy.Duration(ttl)
 	return nil

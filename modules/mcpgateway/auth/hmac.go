@@ -105,16 +105,19 @@ func (h *HMAC) Provision(caddy.Context) error {
 	h.MaxNonces = cmp.Or(h.MaxNonces, 100_000)
 	h.known = make(map[string]hmacClient, len(h.Clients))
 	h.prints = fingerprints{}
-	for i, client := range h.Clients {
+	for _, client := range h.Clients {
+		if err := client.checkName(); err != nil { // before errors repeat it
+			return err
+		}
 		secret, err := readSecret(client.Secret)
 		if err != nil {
-			return fmt.Errorf("clients[%d].secret: %w", i, err)
+			return fmt.Errorf("client %s: secret: %w", client.Client, err)
 		}
 		if len(secret) < minHMACSecret {
-			return fmt.Errorf("clients[%d].secret: %s has less than %d bytes", i, client.Secret, minHMACSecret)
+			return fmt.Errorf("client %s: secret: %s has less than %d bytes", client.Client, client.Secret, minHMACSecret)
 		}
 		if _, ok := h.known[client.Client]; ok {
-			return fmt.Errorf("clients[%d].client: duplicate name", i)
+			return fmt.Errorf("client %s is given twice", client.Client)
 		}
 		nonces, err := openNonceSet(client.Client, secret)
 		if err != nil {
@@ -137,22 +140,24 @@ func (h *HMAC) Validate() error {
 	if h.MaxNonces < 0 {
 		return fmt.Errorf("max_nonces: %d is negative", h.MaxNonces)
 	}
-	secrets := make(map[string]bool, len(h.Clients))
-	for i, client := range h.Clients {
-		if strings.Trim(client.Client, wordCharacters+".~@:/+") != "" {
-			return fmt.Errorf("clients[%d].client: only letters, digits and -._~@:/+ are allowed", i)
-		}
-		if err := CheckIdentity(client.Client); err != nil {
-			return fmt.Errorf("clients[%d].client: %w", i, err)
-		}
+	secrets := make(map[string]string, len(h.Clients))
+	for _, client := range h.Clients {
 		// With equal secrets, a request of one client could be replayed as the other's.
 		secret := string(h.known[client.Client].secret)
-		if secrets[secret] {
-			return fmt.Errorf("clients[%d].secret: another client has the same", i)
+		if other, ok := secrets[secret]; ok {
+			return fmt.Errorf("clients %s and %s have the same secret", other, client.Client)
 		}
-		secrets[secret] = true
+		secrets[secret] = client.Client
 	}
 	return nil
+}
+
+// checkName reports what is wrong about the name of a client.
+func (c ClientSecret) checkName() error {
+	if strings.Trim(c.Client, wordCharacters+".~@:/+") != "" {
+		return errors.New("the name of the client has other characters than letters, digits and -._~@:/+")
+	}
+	return CheckIdentity(c.Client)
 }
 
 // Authenticate implements Provider.
@@ -405,7 +410,11 @@ func (h *HMAC) parseClient(d *caddyfile.Dispenser) error {
 	if !namesSecret(args[1]) {
 		return d.Errf("client: %w", errWrittenOut)
 	}
-	h.Clients = append(h.Clients, ClientSecret{Client: args[0], Secret: args[1]})
+	client := ClientSecret{Client: args[0], Secret: args[1]}
+	h.Clients = append(h.Clients, client)
+	if err := client.checkName(); err != nil {
+		return d.WrapErr(err)
+	}
 	return nil
 }
 

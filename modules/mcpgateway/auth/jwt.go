@@ -119,19 +119,23 @@ func (JWT) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the provider. It fetches nothing.
 func (j *JWT) Provision(ctx caddy.Context) (err error) {
 	j.logger = ctx.Logger()
-	if len(j.Algorithms) == 0 {
-		j.Algorithms = []string{"RS256", "ES256", "EdDSA"}
-	}
+	j.setDefaults()
 	for _, name := range j.Algorithms {
 		j.algorithms = append(j.algorithms, jose.SignatureAlgorithm(name))
 	}
-	j.Claim = cmp.Or(j.Claim, "sub")
-	j.Refresh = cmp.Or(j.Refresh, caddy.Duration(time.Hour))
-	j.Leeway = cmp.Or(j.Leeway, caddy.Duration(30*time.Second))
 	if j.keys, err = openJWKS(j.JWKS); err != nil {
 		return fmt.Errorf("jwks: %w", err)
 	}
 	return nil
+}
+
+func (j *JWT) setDefaults() {
+	if len(j.Algorithms) == 0 {
+		j.Algorithms = []string{"RS256", "ES256", "EdDSA"}
+	}
+	j.Claim = cmp.Or(j.Claim, "sub")
+	j.Refresh = cmp.Or(j.Refresh, caddy.Duration(time.Hour))
+	j.Leeway = cmp.Or(j.Leeway, caddy.Duration(30*time.Second))
 }
 
 // Validate ensures that the configuration makes sense.
@@ -354,17 +358,27 @@ func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.Errf("auth jwt takes a block and no arguments")
 	}
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"issuer":     setting.Text(&j.Issuer),
-		"audience":   setting.List(&j.Audience),
+		"audience":   setting.List(&j.Audience, "audiences"),
 		"jwks":       setting.Text(&j.JWKS),
-		"algorithms": setting.List(&j.Algorithms),
-		"scopes":     setting.List(&j.Scopes),
+		"algorithms": setting.List(&j.Algorithms, "names"),
+		"scopes":     setting.List(&j.Scopes, "scopes"),
 		"claim":      setting.Text(&j.Claim),
 		"refresh":    setting.Duration(&j.Refresh),
 		"resource":   setting.Text(&j.Resource),
 		"leeway":     setting.Duration(&j.Leeway),
-	})
+	}, j.check)
+}
+
+// check reports what Validate would refuse.
+func (j *JWT) check() error {
+	settled := *j
+	settled.setDefaults()
+	if err := settled.Validate(); err != nil {
+		return fmt.Errorf("auth jwt: %w", err)
+	}
+	return nil
 }
 
 // Interface guards

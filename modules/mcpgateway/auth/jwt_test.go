@@ -647,7 +647,7 @@ func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
 	const all = issuer + audience + keys
 	caddyfiles := []struct{ name, input, want string }{
 		{"an argument", "jwt https://id.example.com", "no arguments"},
-		{"an audience without one", "jwt {\n" + issuer + " audience\n" + keys + "}", "argument"},
+		{"an audience without one", "jwt {\n" + issuer + " audience\n" + keys + "}", `expected "audience <audiences...>"`},
 		{"an empty claim", "jwt {\n" + all + " claim \"\"\n}", "claim is empty"},
 		{"a refresh that is no duration", "jwt {\n" + all + " refresh often\n}", "refresh: "},
 		{"a leeway of nothing", "jwt {\n" + all + " leeway 0s\n}", "leeway: 0s is not positive"},

@@ -86,7 +86,7 @@ func (m *MTLS) Provision(caddy.Context) error {
 // Validate ensures that the field exists.
 func (m *MTLS) Validate() error {
 	if mtlsFields[m.Field] == nil {
-		return fmt.Errorf("field: %q is not %s", m.Field, mtlsFieldNames)
+		return fmt.Errorf("field: %q must be %s", m.Field, mtlsFieldNames)
 	}
 	return nil
 }
@@ -172,10 +172,17 @@ func (*MTLS) CredentialHeaders() []string { return nil }
 //	auth mtls [cn | dns | email | uri | subject | fingerprint]
 func (m *MTLS) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
-	if d.CountRemainingArgs() > 0 {
+	switch d.CountRemainingArgs() {
+	case 0:
+	case 1:
 		if err := setting.Text(&m.Field)(d); err != nil {
 			return err
 		}
+		if err := m.Validate(); err != nil {
+			return d.Errf("auth mtls: %w", err)
+		}
+	default:
+		return setting.Expected(d, "auth mtls", "[<field>]")
 	}
 	if d.NextBlock(0) {
 		return d.Errf("auth mtls takes no block")

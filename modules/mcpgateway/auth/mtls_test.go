@@ -316,7 +316,7 @@ func TestMTLSCaddyfile(t *testing.T) { // A78
 		{"nothing more", "mtls", `{}`, ""},
 		{"a field", "mtls fingerprint", `{"field":"fingerprint"}`, ""},
 		{"an empty field", `mtls ""`, "", "is empty"},
-		{"two fields", "mtls cn dns", "", "wrong argument count"},
+		{"two fields", "mtls cn dns", "", `expected "auth mtls [<field>]"`},
 		{"a block", "mtls {\n cn\n}", "", "takes no block"},
 	}
 	for _, tt := range tests {
@@ -335,7 +335,7 @@ func TestMTLSCaddyfile(t *testing.T) { // A78
 		})
 	}
 	t.Run("a field that there is not, in JSON", func(t *testing.T) {
-		if _, _, err := openGuest(t, "mtls", `{"field":"CN"}`); err == nil || !strings.Contains(err.Error(), `field: "CN" is not cn`) {
+		if _, _, err := openGuest(t, "mtls", `{"field":"CN"}`); err == nil || !strings.Contains(err.Error(), `field: "CN" must be cn`) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -11,7 +11,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
@@ -56,16 +58,33 @@ type digest = [sha256.Size]byte
 
 const digestPrefix = "sha256:"
 
-// readToken returns the SHA-256 of a token: sha256:<hex>, or a placeholder.
-func readToken(text string) (digest, error) {
+// safeToken is the number of characters below which a token is warned of. It is not refused,
+// because a reload would then lock out clients that have one.
+const safeToken = 16
+
+const shortToken = "token is short enough to be guessed; make one with openssl rand -hex 32"
+
+// readToken returns the SHA-256 and the length of a token: sha256:<hex>, of which the length is
+// not known and 0, or a placeholder.
+func readToken(text string) (sum digest, length int, err error) {
 	if sum, ok := parseDigest(text); ok {
-		return sum, nil
+		return sum, 0, nil
 	}
 	token, err := readSecret(text)
 	if err != nil {
-		return digest{}, err
+		return digest{}, 0, err
 	}
-	return sha256.Sum256([]byte(token)), nil
+	return sha256.Sum256([]byte(token)), len(token), nil
+}
+
+// WarnOfShort logs a token in a Caddyfile that can be guessed. In the configuration only its hash
+// is left.
+func WarnOfShort(d *caddyfile.Dispenser, text, client string) {
+	if _, isDigest := parseDigest(text); isDigest || namesSecret(text) || len(text) >= safeToken {
+		return
+	}
+	caddy.Log().Named("http.handlers.mcp_gateway.auth.token").Warn(shortToken, zap.String("client", client),
+		zap.Int("characters", len(text)), zap.String("file", d.File()), zap.Int("line", d.Line()))
 }
 
 func parseDigest(text string) (sum digest, ok bool) {
@@ -93,7 +112,7 @@ func TokenFromCaddyfile(text string) string {
 func CheckToken(text string) error {
 	switch _, isDigest := parseDigest(text); {
 	case text == "":
-		return errors.New("empty")
+		return errors.New("it is empty")
 	case isDigest, namesSecret(text):
 		return nil
 	case strings.ContainsAny(text, "{}"):

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"go.uber.org/zap"
 )
 
 func init() {
@@ -69,16 +70,22 @@ func (Token) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision reads the tokens.
-func (t *Token) Provision(caddy.Context) error {
+func (t *Token) Provision(ctx caddy.Context) error {
+	if err := t.CheckClients(); err != nil { // before errors repeat their names
+		return err
+	}
 	t.known = make([]knownToken, len(t.Tokens))
 	t.prints = fingerprints{}
 	for i, token := range t.Tokens {
-		sum, err := readToken(token.Token)
+		sum, length, err := readToken(token.Token)
 		if err != nil {
-			return fmt.Errorf("tokens[%d].token: %w", i, err)
+			return fmt.Errorf("client %s: token: %w", token.client(), err)
 		}
-		t.known[i] = knownToken{sum, cmp.Or(token.Client, "default")}
+		t.known[i] = knownToken{sum, token.client()}
 		t.prints.add(t.known[i].client, sum[:])
+		if length > 0 && length < safeToken {
+			ctx.Logger().Warn(shortToken, zap.String("client", token.client()), zap.Int("characters", length))
+		}
 	}
 	return nil
 }
@@ -88,26 +95,45 @@ func (t *Token) Validate() error {
 	if len(t.Tokens) == 0 {
 		return errors.New("tokens: missing")
 	}
-	nameless := false
 	clients := make(map[digest]string, len(t.known))
-	for i, token := range t.known {
-		if t.Tokens[i].Client == "" && nameless {
-			return fmt.Errorf("tokens[%d].client: missing: only one token can go without", i)
-		}
-		nameless = nameless || t.Tokens[i].Client == ""
-		if strings.ContainsAny(token.client, "{}") { // perhaps a secret in the wrong place
-			return fmt.Errorf("tokens[%d].client: a placeholder cannot name a client", i)
-		}
-		if err := CheckIdentity(token.client); err != nil {
-			return fmt.Errorf("tokens[%d].client: %w", i, err)
-		}
+	for _, token := range t.known {
 		if client, ok := clients[token.digest]; ok && client != token.client {
-			return fmt.Errorf("tokens[%d].token: another client has the same", i)
+			return sameToken(client, token.client)
 		}
 		clients[token.digest] = token.client
 	}
 	return nil
 }
+
+// CheckClients reports what is wrong about the clients of tokens. Nothing needs to be provisioned.
+func (t *Token) CheckClients() error {
+	nameless := false
+	clients := make(map[string]string, len(t.Tokens))
+	for _, token := range t.Tokens {
+		if token.Client == "" && nameless {
+			return errors.New("only one token can be without the name of a client")
+		}
+		nameless = nameless || token.Client == ""
+		if strings.ContainsAny(token.Client, "{}") { // perhaps a secret in the wrong place
+			return errors.New("a placeholder cannot name a client")
+		}
+		if err := CheckIdentity(token.client()); err != nil {
+			return err
+		}
+		if client, ok := clients[token.Token]; ok && client != token.client() {
+			return sameToken(client, token.client())
+		}
+		clients[token.Token] = token.client()
+	}
+	return nil
+}
+
+func sameToken(one, other string) error {
+	return fmt.Errorf("clients %s and %s have the same token", one, other)
+}
+
+// client returns the client of a token.
+func (t ClientToken) client() string { return cmp.Or(t.Client, "default") }
 
 // Authenticate implements Provider.
 func (t *Token) Authenticate(r *Request) (string, error) {
@@ -213,15 +239,16 @@ func (t *Token) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 	}
 	if len(t.Tokens) == 0 {
-		return d.Errf("auth token: there is no token")
+		return d.Errf("auth token: expected \"auth token <token> [<client>]\"")
 	}
 	return nil
 }
 
 func (t *Token) add(d *caddyfile.Dispenser, token, client string) error {
 	if err := CheckToken(token); err != nil {
-		return d.Errf("auth token: the token: %w", err)
+		return d.Errf("auth token: %w", err)
 	}
+	WarnOfShort(d, token, cmp.Or(client, "default"))
 	t.Tokens = append(t.Tokens, ClientToken{Token: TokenFromCaddyfile(token), Client: client})
 	return nil
 }

@@ -172,14 +172,14 @@ func TestTokenChallenges(t *testing.T) { // A30
 }
 
 func TestTokenCaddyfile(t *testing.T) { // A30, A75
-	hunter2 := "sha256:" + sha256Hex("hunter2")
+	hunter2 := "sha256:" + sha256Hex("hunter2hunter2")
 	tests := []struct{ name, input, want string }{
 		{"a variable", "token {env.TOKEN}", `{"tokens":[{"token":"{env.TOKEN}"}]}`},
 		{"a file and a client", "token {file./run/token} alice", `{"tokens":[{"token":"{file./run/token}","client":"alice"}]}`},
-		{"a token that is written out", "token hunter2", `{"tokens":[{"token":"` + hunter2 + `"}]}`},
+		{"a token that is written out", "token hunter2hunter2", `{"tokens":[{"token":"` + hunter2 + `"}]}`},
 		{"a hash", "token " + hunter2 + " alice", `{"tokens":[{"token":"` + hunter2 + `","client":"alice"}]}`},
 		{
-			"a block", "token {\n alice {env.ALICE}\n alice hunter2\n \"Bob B\" {env.BOB}\n}",
+			"a block", "token {\n alice {env.ALICE}\n alice hunter2hunter2\n \"Bob B\" {env.BOB}\n}",
 			`{"tokens":[{"token":"{env.ALICE}","client":"alice"},{"token":"` + hunter2 + `","client":"alice"},{"token":"{env.BOB}","client":"Bob B"}]}`,
 		},
 	}
@@ -197,20 +197,20 @@ func TestTokenCaddyfile(t *testing.T) { // A30, A75
 }
 
 func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
-	t.Setenv("TOKEN_ALICE", "hunter2")
-	t.Setenv("TOKEN_BOB", "hunter2")
+	t.Setenv("TOKEN_ALICE", "hunter2hunter2")
+	t.Setenv("TOKEN_BOB", "hunter2hunter2")
 	caddyfiles := []struct{ name, input, want string }{
-		{"no token", "token", "there is no token"},
-		{"an empty block", "token {\n}", "there is no token"},
-		{"an empty token", `token ""`, "the token: empty"},
-		{"an empty token in a block", "token {\n alice \"\"\n}", "the token: empty"},
+		{"no token", "token", `expected "auth token <token> [<client>]"`},
+		{"an empty block", "token {\n}", `expected "auth token <token> [<client>]"`},
+		{"an empty token", `token ""`, "it is empty"},
+		{"an empty token in a block", "token {\n alice \"\"\n}", "it is empty"},
 		{"a variable as the shell has it", "token $HUNTER2", "the shell's way; here it is {env.NAME}"},
 		{"a token with a blank", `token "hunter 2"`, "only letters"},
 		{"too many arguments", "token hunter2 alice hunter2", "a token and the name of its client"},
 		{"a client without a token", "token {\n hunter2\n}", "the name of a client and its token"},
 		{"a client with two tokens on a line", "token {\n alice hunter2 hunter2\n}", "the name of a client and its token"},
-		{"a token and a block", "token hunter2 {\n alice hunter2\n}", "not both"},
-		{"a block in the block", "token {\n alice hunter2 {\n  hunter2\n }\n}", "the name of a client and its token"},
+		{"a token and a block", "token hunter2hunter2 {\n alice hunter2\n}", "not both"},
+		{"a block in the block", "token {\n alice hunter2hunter2 {\n  hunter2\n }\n}", "the name of a client and its token"},
 		{"a token with something beside a placeholder", "token hunter2{env.TOKEN}", "a single {env.NAME}"},
 		{"a placeholder that is not known", "token {vault.hunter2}", "a single {env.NAME}"},
 	}
@@ -225,21 +225,21 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 	configs := []struct{ name, config, want string }{
 		{"no tokens in JSON", `{}`, "tokens: missing"},
 		{"an empty list in JSON", `{"tokens":[]}`, "tokens: missing"},
-		{"a token written out in JSON", `{"tokens":[{"token":"hunter2"}]}`, "tokens[0].token: a secret does not belong"},
-		{"a hash that is too short in JSON", `{"tokens":[{"token":"sha256:hunter2"}]}`, "tokens[0].token: a secret does not belong"},
+		{"a token written out in JSON", `{"tokens":[{"token":"hunter2"}]}`, "client default: token: a secret does not belong"},
+		{"a hash that is too short in JSON", `{"tokens":[{"token":"sha256:hunter2"}]}`, "client default: token: a secret does not belong"},
 		{"a variable that is not set", `{"tokens":[{"token":"{env.TOKEN_NOT_SET}"}]}`, "{env.TOKEN_NOT_SET} is empty"},
-		{"no token in JSON", `{"tokens":[{"client":"alice"}]}`, "tokens[0].token: missing"},
-		{"two tokens without a client", `{"tokens":[{"token":"{env.TOKEN_ALICE}"},{"token":"{env.TOKEN_BOB}"}]}`, "tokens[1].client: missing"},
+		{"no token in JSON", `{"tokens":[{"client":"alice"}]}`, "client alice: token: missing"},
+		{"two tokens without a client", `{"tokens":[{"token":"{env.TOKEN_ALICE}"},{"token":"{env.TOKEN_BOB}"}]}`, "only one token can be without the name of a client"},
 		{
 			"the same token for two clients", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}","client":"bob"}]}`,
-			"tokens[1].token: another client has the same",
+			"clients alice and bob have the same token",
 		},
 		{
 			"the same token for a client and the one without", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"}]}`,
-			"tokens[1].token: another client has the same",
+			"clients alice and default have the same token",
 		},
-		{"a client with a newline", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"hunter2\n"}]}`, "tokens[0].client: the name of the client contains control characters"},
-		{"a client that is a placeholder", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"{env.TOKEN_BOB}"}]}`, "tokens[0].client: a placeholder"},
+		{"a client with a newline", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"hunter2\n"}]}`, "the name of the client contains control characters"},
+		{"a client that is a placeholder", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"{env.TOKEN_BOB}"}]}`, "a placeholder cannot name a client"},
 		{"a client that is too long", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"` + strings.Repeat("a", 257) + `"}]}`, "longer than 256"},
 		{"a member that is not known", `{"tokens":[{"secret":"hunter2"}]}`, "unknown field"},
 	}

@@ -96,9 +96,9 @@ func (o *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		o.Account = d.Val()
 	}
 	if d.NextArg() {
-		return d.ArgErr()
+		return setting.Expected(d, "oauth", "[per_client | exchange]")
 	}
-	return setting.Block(d, setting.Lines{
+	return setting.Checked(d, setting.Lines{
 		"client_id":     setting.Text(&o.ClientID),
 		"client_secret": setting.Secret(&o.ClientSecret),
 		"private_key":   setting.Text(&o.PrivateKey),
@@ -108,7 +108,14 @@ func (o *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"issuer":        setting.Text(&o.Issuer),
 		"trusted_hosts": setting.List(&o.TrustedHosts),
 		"resource":      setting.Text(&o.Resource),
-	}, "scopes", "trusted_hosts")
+	}, o.check, "scopes", "trusted_hosts")
+}
+
+func (o *Config) check() error {
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("oauth: %w", err)
+	}
+	return nil
 }
 
 // Validate ensures that the configuration makes sense.

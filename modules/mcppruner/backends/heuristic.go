@@ -40,10 +40,10 @@ func (Heuristic) Score(context.Context, string, []string) (*mcppruner.Scored, *m
 func (*Heuristic) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume backend name
 	if d.NextArg() {
-		return d.ArgErr()
+		return d.Errf("backend heuristic takes no arguments")
 	}
 	if d.NextBlock(0) {
-		return d.Errf("unknown subdirective of backend heuristic: %s", d.Val())
+		return d.Errf("backend heuristic takes no block")
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func (r *reranker) unmarshalBlock(d *caddyfile.Dispenser, hint string, lines set
 		if err := refuseKey(d.Val(), hint); err != nil {
 			return d.WrapErr(err)
 		}
-		return d.Errf("unknown subdirective %s", d.Val())
+		return setting.Refused(d, lines.Words(), nil)
 	}
 	return setting.Block(d, lines)
 }

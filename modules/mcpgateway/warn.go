@@ -1,0 +1,131 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/rewrite"
+	"github.com/caddyserver/caddy/v2/modules/caddytls"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
+)
+
+// warn logs what works, but hardly as it was meant.
+func (h *Handler) warn() {
+	if h.shell != nil && h.shell.live.running { // the log has it from when the configuration was loaded
+		h.guarded = h.shell.guarded
+		return
+	}
+	h.warnIfOpen()
+	h.warnOfNames()
+	h.warnOfSite()
+	if h.HealthInterval > 0 && h.HealthTimeout > h.HealthInterval {
+		h.logger.Warn("health_timeout is longer than health_interval: servers that hang are checked less often",
+			zap.Duration("health_timeout", time.Duration(h.HealthTimeout)),
+			zap.Duration("health_interval", time.Duration(h.HealthInterval)))
+	}
+}
+
+// warnOfNames logs names of tools that model APIs refuse.
+func (h *Handler) warnOfNames() {
+	if h.Separator == noSeparator {
+		return
+	}
+	for _, s := range h.Servers {
+		if strings.ContainsFunc(s.Name, refusedByModels) {
+			h.logger.Warn("tool names with other characters than letters, digits, _ and - are refused by model APIs",
+				zap.String("mcp_server", s.Name))
+		}
+	}
+	switch {
+	case h.Separator == mcp.Separator:
+		h.logger.Warn("tool names with :: are refused by model APIs; set separator __ unless your clients rename them")
+	case strings.ContainsFunc(h.Separator, refusedByModels):
+		h.logger.Warn("tool names with this separator are refused by model APIs; "+
+			"set separator __ unless your clients rename them",
+			zap.String("separator", h.Separator))
+	}
+}
+
+// warnOfSite logs what the site around the gateway makes useless.
+func (h *Handler) warnOfSite() {
+	if h.site == nil {
+		return
+	}
+	if h.usesCertificates() && !slices.ContainsFunc(h.site.TLSConnPolicies, asksForCertificate) {
+		h.logger.Warn("auth mtls knows no client here: the site does not ask for certificates; set client_auth in tls")
+	}
+	routes := h.site.Routes
+	for _, module := range h.ctx.Modules() {
+		if subroute, ok := module.(*caddyhttp.Subroute); ok {
+			routes = subroute.Routes
+		}
+	}
+	for _, route := range routes {
+		if len(route.Handlers) == 0 { // not loaded yet, so this gateway is in it
+			h.warnOfHandlers(h.inFront(route.HandlersRaw))
+			return
+		}
+		if len(route.MatcherSets) == 0 && len(route.MatcherSetsRaw) == 0 {
+			h.warnOfHandlers(route.Handlers)
+		}
+	}
+}
+
+// inFront returns the gateways in front of this one in its own route.
+func (h *Handler) inFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
+	for _, raw := range route {
+		var config struct {
+			Kind string `json:"handler"`
+			Handler
+		}
+		switch err := json.Unmarshal(raw, &config); {
+		case err != nil || config.Kind != "mcp_gateway":
+		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), h.loaded):
+			return gateways
+		default:
+			config.setDefaults()
+			config.belowMCP = below(config.MCPPath)
+			gateways = append(gateways, &config.Handler)
+		}
+	}
+	return nil
+}
+
+// warnOfHandlers logs that handlers in front of the gateway keep its requests away.
+func (h *Handler) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
+	for _, handler := range inFront {
+		switch handler := handler.(type) {
+		case *Handler:
+			if handler.belowMCP == h.belowMCP {
+				h.logger.Warn("another mcp_gateway in front of this one has the same mcp_path: this one gets no requests",
+					zap.String("mcp_path", h.MCPPath))
+			}
+		case *rewrite.Rewrite:
+			if prefix := handler.StripPathPrefix; prefix != "" && strings.HasPrefix(h.MCPPath, prefix) {
+				h.logger.Warn("the path of requests loses its beginning before the gateway compares it with mcp_path: "+
+					"use handle, not handle_path",
+					zap.String("stripped", prefix), zap.String("mcp_path", h.MCPPath))
+			}
+		}
+	}
+}
+
+// usesCertificates reports whether clients are known by certificates.
+func (h *Handler) usesCertificates() bool {
+	return slices.ContainsFunc(h.auth.providers, func(p auth.Provider) bool {
+		_, ok := p.(*auth.MTLS)
+		return ok
+	})
+}
+
+func asksForCertificate(policy *caddytls.ConnectionPolicy) bool {
+	return policy.ClientAuthentication != nil
+}
