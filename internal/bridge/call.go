@@ -211,7 +211,7 @@ func (c *call) exchange() *jsonrpc.Failure {
 	res, err := c.run.post(ctx, c.message, c.session)
 	if err != nil {
 		c.run.log(c.ctx, "request failed", err)
-		return jsonrpc.ConnectError("")
+		return jsonrpc.ConnectError("", jsonrpc.CauseNoRoute)
 	}
 	if c.opens {
 		c.session = newSession(c.run, res.Header.Get(mcp.SessionHeader))
@@ -269,7 +269,7 @@ func (c *call) read(res *http.Response) *jsonrpc.Failure {
 	case reader.IsStream() && res.StatusCode/100 == 2:
 		return nil
 	case err != nil:
-		return jsonrpc.ConnectError("")
+		return jsonrpc.ConnectError("", jsonrpc.CauseLost)
 	}
 	return reader.Failure("")
 }
@@ -279,7 +279,7 @@ func (c *call) read(res *http.Response) *jsonrpc.Failure {
 func (c *call) resume() *jsonrpc.Failure {
 	const maxAttempts = 10 // in a row that bring nothing
 	if c.session == nil || c.at.ID == "" || c.run.isCanceled(c) || c.at.Attempts == maxAttempts || !c.at.Wait(c.ctx) {
-		return jsonrpc.ConnectError("")
+		return jsonrpc.ConnectError("", jsonrpc.CauseLost)
 	}
 	res, err := c.session.get(c.ctx, &c.at)
 	switch {
@@ -294,7 +294,7 @@ func (c *call) resume() *jsonrpc.Failure {
 	case c.session.lost(res):
 		return jsonrpc.UnknownSession()
 	case res.StatusCode/100 != 5:
-		return jsonrpc.ConnectError("")
+		return jsonrpc.ConnectError("", jsonrpc.CauseLost)
 	}
 	return nil
 }

@@ -115,7 +115,7 @@ func (x answerer) resolved(message []byte) ([]byte, error) {
 		answer, err := x.callAgain(ours, &asks)
 		if err != nil {
 			x.g.config.Logger.Warn("answer not delivered", zap.String("mcp_server", x.server.Name), zap.Error(err))
-			return jsonrpc.ConnectError(x.server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
+			return jsonrpc.ConnectError(x.server.Name, causeOf(err)).Append(nil, m.Literal(jsonrpc.ID)), nil
 		}
 		message = answer
 	}

@@ -43,6 +43,8 @@ type arrival struct {
 	filtered bool // a filter looks at the response
 	escapes  bool // what other readers than the gateway may end lines at
 	breaks   sse.Breaks
+
+	contentType *string // as the server says, if it is not one of MCP
 }
 
 // statusClientLeft is how reverse_proxy notes that a request was canceled.
@@ -95,6 +97,7 @@ func (a *arrival) WriteHeader(status int) {
 	header := a.Header()
 	a.x.session.Restore(header)
 	a.begun, a.status = true, status
+	a.noteType(header)
 	if failure := a.unacceptable(status, header); failure != nil {
 		a.x.verdict, a.gaveUp = failure, true
 		return
@@ -117,6 +120,14 @@ func (a *arrival) WriteHeader(status int) {
 	}
 	a.passHeader()
 	a.ResponseWriter.WriteHeader(status)
+}
+
+// noteType notes the type of a body that cannot be an answer.
+func (a *arrival) noteType(header http.Header) {
+	if types := header["Content-Type"]; len(types) > 0 && httpbody.TypeOf(types[0]) == httpbody.Other {
+		contentType := types[0]
+		a.contentType = &contentType
+	}
 }
 
 // passHeader gives the client the headers of the answer that it may have.

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,6 +54,9 @@ type Config struct {
 	Clients  []*Client
 	Limits   []Limit // of each client
 	PinTools bool    // withhold tools whose definition has changed
+
+	// ReportMissing names servers that cannot be reached in the instructions for clients.
+	ReportMissing bool
 
 	NotificationRoutes []NotificationRoute
 
@@ -150,6 +154,15 @@ type Observer interface {
 	// client that was not passed on to just one.
 	RequestDone(Record)
 
+	// ServerFailed is called when a handshake with a server, or a list of it, has failed.
+	// ServerAnswered is called when a handshake has not.
+	ServerFailed(*Fault)
+	ServerAnswered(server string)
+
+	// Listed is called when a server has listed what it has of a kind: tools, prompts, resources,
+	// or nothing of that.
+	Listed(server, kind string, items int)
+
 	// Denied is called for each request that is refused.
 	Denied(*Denial)
 
@@ -174,7 +187,7 @@ type StatusError struct {
 
 func (e *StatusError) Error() string {
 	if e.Err == nil {
-		return http.StatusText(e.Status)
+		return "HTTP " + strconv.Itoa(e.Status)
 	}
 	return e.Err.Error()
 }

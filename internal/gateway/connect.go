@@ -32,6 +32,8 @@ func (c connecting) run() *jsonrpc.Failure {
 	switch {
 	case failure == nil:
 		s.noteAttempt(began, nil)
+		s.noteFailure(nil)
+		c.g.config.Observer.ServerAnswered(s.Name)
 		return nil
 	case c.ctx.Err() != nil:
 		s.abandonAttempt() // because the client did
@@ -41,14 +43,39 @@ func (c connecting) run() *jsonrpc.Failure {
 		s.noteAttempt(began, nil)
 		return failure
 	}
-	log := c.g.config.Logger.With(zap.String("mcp_server", s.Name), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
-	if !unreachable(failure) {
+	if unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {
+		failure.Cause = jsonrpc.CauseStarting
+	}
+	s.noteFailure(failure)
+	fault := s.fault(failure, c.tried(), c.g.config.JoinTimeout)
+	if unreachable(failure) {
+		fault.Retry = s.noteAttempt(began, failure)
+	} else {
 		s.noteAttempt(began, nil)
-		log.Warn("MCP server refuses a client")
+	}
+	if c.refusesClient(failure) {
+		c.g.config.Logger.Warn("MCP server refuses a client", zap.String("mcp_server", s.Name),
+			zap.String("code", failure.Data.Symbol), zap.String("reason", fault.Reason))
 		return failure
 	}
-	log.Warn("MCP server left out", zap.Duration("retry_after", s.noteAttempt(began, failure)))
+	c.g.config.Observer.ServerFailed(fault)
 	return failure
+}
+
+// tried returns the request that begins with the server.
+func (c connecting) tried() string {
+	if c.server.speaksEra(mcp.Modern) && !c.server.speaksEra(mcp.Legacy) {
+		return "server/discover"
+	}
+	return "initialize"
+}
+
+// refusesClient reports whether a handshake has failed for what the client has said, or for the
+// credentials that it has sent.
+func (c connecting) refusesClient(failure *jsonrpc.Failure) bool {
+	status := failure.Data.StatusCode
+	return failure.Data.Symbol == "server_error" ||
+		c.server.ForwardAuth && (status == http.StatusUnauthorized || status == http.StatusForbidden)
 }
 
 // shakeHands finds out in which era the server speaks, and begins a session if it

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -52,9 +51,11 @@ type exchange struct {
 	listens bool               // the client has opened a stream to listen, at Single
 
 	answering atomic.Int32     // messages that are being sent to the server besides
-	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted
+	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted, and in the end why there is none
 	left      bool             // the client cannot be written to
 	uncounted bool             // it is not recorded
+	own       bool             // it is a request of the gateway itself
+	answered  bool             // the server has answered
 	ending
 }
 
@@ -347,35 +348,25 @@ func (x *exchange) conclude(err error) *jsonrpc.Failure {
 	default:
 		failure = x.failureOf(err)
 	}
-	if !x.isResumable() {
-		x.logFailure(failure, err)
-	}
 	return x.reply.breakOff(failure)
-}
-
-// logFailure logs that there is no answer, if that is the fault of the server.
-func (x *exchange) logFailure(failure *jsonrpc.Failure, err error) {
-	if c := x.g.config.Logger.Check(zapcore.ErrorLevel, "no answer of MCP server"); c != nil && failure.Status >= 500 {
-		c.Write(zap.String("mcp_server", x.server.Name), zap.String("code", failure.Data.Symbol), zap.Error(err))
-	}
 }
 
 // failureOf returns what an error of the routes means to the client.
 func (x *exchange) failureOf(err error) *jsonrpc.Failure {
 	if failure, ok := errors.AsType[*jsonrpc.Failure](err); ok {
-		return failure
+		return failure.Because(err)
 	}
 	if refusal, ok := errors.AsType[*StatusError](err); ok {
 		switch status := refusal.Status; {
 		case status == http.StatusGatewayTimeout:
-			return jsonrpc.Timeout(x.server.Name)
+			return jsonrpc.Timeout(x.server.Name).Because(err)
 		case 400 <= status && status < 499:
 			x.before = x.arrival.header // WWW-Authenticate and Retry-After are for the client
 			httpbody.DropDescription(x.before)
 			return jsonrpc.Refused(x.server.Name, status)
 		}
 	}
-	return jsonrpc.ConnectError(x.server.Name)
+	return jsonrpc.ConnectError(x.server.Name, causeOf(err)).Because(err)
 }
 
 // placeholder returns the value of a placeholder of the request to the server.
@@ -395,6 +386,18 @@ func (x *exchange) placeholder(name string) (any, bool) {
 	return nil, false
 }
 
+// endWith notes that the exchange has failed.
+func (x *exchange) endWith(failure *jsonrpc.Failure) {
+	x.ending.endWith(failure)
+	x.verdict = failure
+}
+
+// endAnswered notes an answer of the server; nil for one that is not read.
+func (x *exchange) endAnswered(outline *jsonrpc.Outline) {
+	x.ending.endAnswered(outline)
+	x.answered = outline != nil && outline.IsAnswer()
+}
+
 // record reports the end of the exchange.
 func (x *exchange) record(httpMethod string) {
 	if x.outcome == "" {
@@ -403,9 +406,10 @@ func (x *exchange) record(httpMethod string) {
 	if x.uncounted {
 		return
 	}
+	answered, fault := x.contact(httpMethod)
 	x.g.config.Observer.RequestDone(Record{
 		Server: x.server.Name, Method: x.label(httpMethod, x.kind), Called: x.methodName(), Tool: x.toolName(),
-		Outcome: x.outcome, ErrorCode: x.errorCode, Duration: time.Since(x.began),
+		Outcome: x.outcome, ErrorCode: x.errorCode, Duration: time.Since(x.began), Answered: answered, Fault: fault,
 	})
 }
 
@@ -417,6 +421,7 @@ func (x *exchange) send(r *http.Request) *jsonrpc.Failure {
 	host := r.Host // the routes of a call may set another
 	failure := x.readOn(r, host, x.forward(r))
 	code, answered := x.reader.Outcome()
+	x.answered = answered
 	switch {
 	case failure != nil:
 		x.endWith(failure)

@@ -186,7 +186,7 @@ func merge(into, from map[string]any) {
 	}
 }
 
-// instructions returns what the servers say of how they are to be used.
+// instructions returns what the servers say of how they are to be used, and which of them are missing.
 func (v handshake) instructions(servers []*Server, met []*about) string {
 	var texts []string
 	for i, s := range servers {
@@ -197,6 +197,9 @@ func (v handshake) instructions(servers []*Server, met []*about) string {
 		default:
 			texts = append(texts, s.Name+":\n"+met[i].instructions.text())
 		}
+	}
+	if text := v.missingText(servers, met); text != "" {
+		texts = append(texts, text)
 	}
 	return strings.Join(texts, "\n\n")
 }

@@ -358,8 +358,12 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 		return nil
 	}
 	ctx := r.Context()
-	failure = g.newExchange(l, h, &asked).send(r)
+	x := g.newExchange(l, h, &asked)
+	x.own = true
+	failure = x.send(r)
 	switch {
+	case answered && refusal != nil && refusal.Data.StatusCode != 0:
+		return h, refusal.Because(x.wrongAnswer())
 	case answered:
 		return h, refusal
 	case failure != nil:
@@ -367,7 +371,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 	case ctx.Err() != nil:
 		return h, jsonrpc.Timeout(l.server)
 	}
-	return h, h.Failure(l.server)
+	return h, h.Failure(l.server).Because(x.wrongAnswer())
 }
 
 // request has the server answer a request of our own, in the session there is.

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -44,7 +43,7 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 	return all, together
 }
 
-// listsOf returns the lists of servers. Those that cannot be had are nil, and logged.
+// listsOf returns the lists of servers. Those that cannot be had are nil, and reported.
 func (v *visit) listsOf(o behalf, servers []*Server, k listKind) ([]*listing, []freshness) {
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	known, first := v.g.audience(v.client), v.client.gets(k)
@@ -61,13 +60,8 @@ func (v *visit) listsOf(o behalf, servers []*Server, k listKind) ([]*listing, []
 		asking.Go(func() error {
 			var failure *jsonrpc.Failure
 			all[i], fresh[i], failure = q.get()
-			switch {
-			case isLoginRequired(failure) && k == tools:
+			if isLoginRequired(failure) && k == tools {
 				all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
-			case isLoginRequired(failure):
-			case failure != nil && o.ctx.Err() == nil:
-				v.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", s.Name),
-					zap.String("mcp_method", kinds[k].method), zap.String("code", failure.Data.Symbol), zap.String("reason", failure.Message))
 			}
 			return nil
 		})

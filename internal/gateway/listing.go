@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -134,6 +136,7 @@ type builder struct {
 	fresh  freshness
 	ttls   []time.Duration // of the pages
 	cursor string
+	items  int // of the server, whether the client sees them or not
 }
 
 // add adds a page.
@@ -148,6 +151,7 @@ func (b *builder) add(page *mcp.List) *jsonrpc.Failure {
 	if page.Has(jsonrpc.CacheScope) {
 		b.fresh.private = b.fresh.private || !page.Is(jsonrpc.CacheScope, "public")
 	}
+	b.items += len(page.Items)
 	for i := range page.Items {
 		if item := &page.Items[i]; item.Kind == b.kind && item.HasName() && b.filter.keeps(item) {
 			b.addItem(item)
@@ -421,6 +425,7 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	case failure != nil:
 		return nil, freshness{}, failure
 	case about.can&kinds[q.kind].needs == 0:
+		q.g.config.Observer.Listed(q.server.Name, kinds[q.kind].member, 0)
 		return emptyListing, freshness{none: true}, nil
 	case q.kind == tasks: // which are the client's own
 		return q.fetch(q.client.link(q.server))
@@ -449,6 +454,7 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	if failure != nil {
 		if asker.ctx.Err() == nil {
 			c.noteFailure(q.kind, failure)
+			q.report(l, failure)
 		}
 		return nil, freshness{}, failure
 	}
@@ -458,6 +464,19 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	kept.key, list = q.g.shelf.put(q.server.ID, list)
 	c.keep(q.kind, kept)
 	return list, fresh, nil
+}
+
+// report tells why the server has not listed what it has. If the session could not be opened, that
+// has been told.
+func (q *listQuery) report(l *link, failure *jsonrpc.Failure) {
+	switch {
+	case !l.isOpen() || isLoginRequired(failure):
+	case failure.Data.Symbol == "server_error":
+		q.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", q.server.Name),
+			zap.String("mcp_method", kinds[q.kind].method), zap.String("reason", mcp.OneLine(failure.Message)))
+	default:
+		q.g.config.Observer.ServerFailed(q.server.fault(failure, kinds[q.kind].method, q.g.config.JoinTimeout))
+	}
 }
 
 // remembered returns a list that is still good.
@@ -632,6 +651,7 @@ func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 				b.fresh.until = time.Now().Add(unchangedTime)
 			}
 			list := b.done()
+			q.g.config.Observer.Listed(q.server.Name, kinds[q.kind].member, b.items)
 			return list, b.fresh, nil
 		}
 		cursors[b.cursor] = true

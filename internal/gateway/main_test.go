@@ -378,6 +378,9 @@ type observed struct {
 	records []Record
 	denials []Denial
 	invalid []string // tools, with the reason
+	faults  []Fault
+	up      []string // servers that have answered
+	listed  []string // servers with how many they have of a kind
 }
 
 func (o *observed) RequestDone(r Record) {
@@ -403,6 +406,24 @@ func (o *observed) ToolInvalid(server, tool string, reason error) {
 }
 
 func (*observed) ToolsSeen(string) {}
+
+func (o *observed) ServerFailed(f *Fault) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.faults = append(o.faults, *f)
+}
+
+func (o *observed) ServerAnswered(server string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.up = append(o.up, server)
+}
+
+func (o *observed) Listed(server, kind string, items int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.listed = append(o.listed, fmt.Sprint(server, " ", items, " ", kind))
+}
 
 // takeRecords returns the records since the last call.
 func (o *observed) takeRecords() []Record {

@@ -15,6 +15,10 @@ type Record struct {
 	Outcome   string
 	ErrorCode int // of JSON-RPC; 0 for none
 	Duration  time.Duration
+
+	// What a request of a client says of the server: that it has answered, or why not.
+	Answered bool
+	Fault    *Fault
 }
 
 // How a request can end besides with a failure, whose symbol is its outcome.

@@ -111,9 +111,6 @@ func (x *exchange) giveUp(ctx context.Context, failure *jsonrpc.Failure) *jsonrp
 		x.left, x.outcome = true, OutcomeCanceled
 		return nil
 	}
-	if x.message.IsRequest() { // else it is up to the client what it asks for
-		x.logFailure(failure, nil)
-	}
 	return failure
 }
 

@@ -31,6 +31,7 @@ type Server struct {
 	Upstream Upstream
 
 	Target       *url.URL // path and query of requests to it
+	URL          string   // where that is, without the query, for operators; "" if it is not known
 	Hosts        []string // by which it may call itself, with ports, as far as they are known
 	Timeout      time.Duration
 	ForwardAuth  bool // pass the credentials of clients on to it
@@ -50,6 +51,8 @@ type Server struct {
 	outage  outage
 	httpSSE bool             // it is known to speak HTTP+SSE
 	invalid map[string]error // what is wrong with the definitions of tools, by name
+
+	lastFailure *jsonrpc.Failure // of the last handshake; nil if it has not failed
 }
 
 // An outage is a time in which a server cannot be reached. Now and then one client tries
@@ -100,7 +103,7 @@ func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause t
 		return max(o.retry.Sub(now), 0)
 	}
 	pause = outagePause.Pause(o.failures)
-	o.failure, o.trying, o.noted, o.retry = failure, false, now, now.Add(pause)
+	o.failure, o.trying, o.noted, o.retry = failure.Outage(), false, now, now.Add(pause)
 	o.failures++
 	return pause
 }

@@ -11,7 +11,7 @@ import (
 // In time that is not real: clients that fail at the same time have found one failure.
 func TestFailuresAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, failure := new(Server), jsonrpc.ConnectError("a")
+		s, failure := new(Server), jsonrpc.ConnectError("a", jsonrpc.CauseRefused)
 		began := time.Now()
 		fails := func(began time.Time, least, most time.Duration) time.Duration {
 			t.Helper()

@@ -17,6 +17,7 @@ type ToolList struct {
 	Server  string // "" for the tools of the gateway itself
 	Tools   []Tool
 	Failure *jsonrpc.Failure // why the server could not be asked; nil if it could
+	Reason  string           // the same in full, for operators
 }
 
 // A Tool is a tool as a client sees it.
@@ -48,7 +49,10 @@ func (g *Gateway) ListTools(r *http.Request, client string) []ToolList {
 	for i, s := range servers {
 		asking.Go(func() error {
 			lists[i].Server = s.Name
-			all[i], lists[i].Failure = lister.ask(s)
+			var failure *jsonrpc.Failure
+			if all[i], failure = lister.ask(s); failure != nil {
+				lists[i].Failure, lists[i].Reason = failure, s.fault(failure, "tools/list", g.config.JoinTimeout).Reason
+			}
 			return nil
 		})
 	}

@@ -323,7 +323,7 @@ func TestEndOfStream(t *testing.T) {
 	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"log"}}`)
 	res.is("log") // it is accepted
 	close(c.at.send)
-	res.ends(200, "the MCP server could not be reached or broke off: the MCP server has closed its event stream")
+	res.ends(200, "MCP server old is unavailable: connection lost: the MCP server has closed its event stream")
 	next := c.call("2", "tools/call", `{}`)
 	next.is("unknown_session")
 	next.ends(404, "")

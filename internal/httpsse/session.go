@@ -102,8 +102,9 @@ func (s *session) failure() *jsonrpc.Failure {
 	if failure, ok := errors.AsType[*jsonrpc.Failure](cause); ok {
 		return failure
 	}
-	failure := jsonrpc.ConnectError(s.up.Name)
+	failure := jsonrpc.ConnectError(s.up.Name, jsonrpc.CauseLost)
 	failure.Message += ": " + cause.Error()
+	failure.Err = cause
 	return failure
 }
 

@@ -40,6 +40,11 @@ type Failure struct {
 	Allow string
 	// RetryAfter is the header of that name, in seconds; 0 for none.
 	RetryAfter int
+
+	// Cause is why a server could not be used; "" if Data says it all.
+	Cause Cause
+	// Err is the cause in full, for operators. Clients never get it.
+	Err error
 }
 
 // FailureData is what programs can rely on.
@@ -69,6 +74,16 @@ type URLElicitation struct {
 }
 
 func (f *Failure) Error() string { return f.Message }
+
+// Because returns f with its cause in full, for operators.
+func (f *Failure) Because(err error) *Failure {
+	if f.Err == nil && err != error(f) {
+		because := *f
+		because.Err = err
+		return &because
+	}
+	return f
+}
 
 // SetHeader sets the headers of the HTTP response that belong to the failure.
 func (f *Failure) SetHeader(header http.Header) {
@@ -255,17 +270,20 @@ func Timeout(server string) *Failure {
 	return unavailable("timeout", server, "the MCP server did not answer in time")
 }
 
-// ConnectError says that a server could not be reached, or that it broke off in
-// mid-answer.
-func ConnectError(server string) *Failure {
-	return unavailable("connect_error", server, "the MCP server could not be reached or broke off")
+// ConnectError says why a server could not be reached, or broke off in mid-answer.
+func ConnectError(server string, cause Cause) *Failure {
+	f := unavailable("connect_error", server, cause.of(server))
+	f.Cause = cause
+	return f
 }
 
 // StreamLost says that a server ended the stream of a request before the answer, and that the
 // rest of it could not be had.
 func StreamLost(server string) *Failure {
-	return unavailable("connect_error", server, "the MCP server ended its stream before the answer, "+
+	f := unavailable("connect_error", server, "the MCP server ended its stream before the answer, "+
 		"and the rest of it cannot be had: the request may have been carried out")
+	f.Cause = CauseLost
+	return f
 }
 
 // InvalidJSON says that what a server answered is not JSON.
@@ -285,7 +303,7 @@ func InvalidResponse(server string) *Failure {
 // ResponseTooLarge says that what a server answered has too many bytes.
 func ResponseTooLarge(server string) *Failure {
 	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response", "the MCP server's answer is too large")
-	f.Data.ServerName = server
+	f.Data.ServerName, f.Cause = server, CauseTooLarge
 	return f
 }
 

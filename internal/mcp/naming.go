@@ -5,6 +5,8 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -147,3 +149,33 @@ func Shortened(name string) string {
 	}
 	return name
 }
+
+// longestLine is how many characters an error of a server may have in logs and in the admin API.
+const longestLine = 500
+
+// OneLine returns a text of a server as operators may read it: on one line, not too long, and with
+// control characters escaped, which terminals may follow.
+func OneLine(text string) string {
+	text = colors.ReplaceAllString(strings.TrimSpace(text), "")
+	var line strings.Builder
+	chars := 0
+	for _, r := range text {
+		if chars++; chars > longestLine {
+			line.WriteString("…")
+			break
+		}
+		switch {
+		case r == '\t':
+			line.WriteByte(' ')
+		case strconv.IsPrint(r):
+			line.WriteRune(r)
+		default:
+			quoted := strconv.QuoteRuneToASCII(r)
+			line.WriteString(quoted[1 : len(quoted)-1])
+		}
+	}
+	return line.String()
+}
+
+// colors are escape sequences by which programs color their output.
+var colors = regexp.MustCompile("\x1b\\[[0-9;]*m")

@@ -24,6 +24,9 @@ type child struct {
 	asides chan frame     // to its stdin, from senders that cannot wait for room in the queue
 	born   time.Time
 
+	lastLines  tail          // that it wrote to stderr
+	errorsRead chan struct{} // closed when stderr has been read to its end
+
 	levelling chan struct{} // holds a value while its log level is being set
 
 	hello     hello                            // its first answer; set before the child is used
@@ -68,7 +71,7 @@ func startChild(s *server) (*child, error) {
 	config := s.pool.config
 	p, err := startProcess(config.Command, config.Env, config.Dir)
 	if err != nil {
-		return nil, err
+		return nil, &childError{err: err, cause: jsonrpc.CauseNotStarted}
 	}
 	c := &child{
 		process:   p,
@@ -82,6 +85,8 @@ func startChild(s *server) (*child, error) {
 		levelling: make(chan struct{}, 1),
 		announced: make(chan struct{}),
 		calls:     map[uint64]*call{},
+
+		errorsRead: make(chan struct{}),
 	}
 	s.pool.running.Go(c.write)
 	s.pool.running.Go(c.readErrors)
@@ -96,9 +101,10 @@ func (c *child) run() {
 	c.read()
 	c.kill() // without stdout it cannot answer
 	c.stdout.Close()
-	err := c.cause()
-	for _, call := range c.end(err) {
-		call.fail(jsonrpc.ConnectError(c.server.name), err)
+	calls := c.end(c.cause())
+	err := c.explain(c.cause(), jsonrpc.CauseEnded)
+	for _, call := range calls {
+		call.fail(jsonrpc.ConnectError(c.server.name, jsonrpc.CauseEnded), err)
 	}
 	c.server.ended(c, err)
 }

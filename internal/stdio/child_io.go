@@ -134,6 +134,7 @@ func (c *child) writeAll(batch []byte, f frame) error {
 
 // readErrors logs the lines that the child writes to stderr, up to a limit.
 func (c *child) readErrors() {
+	defer close(c.errorsRead)
 	defer c.stderr.Close()
 	const longestLine = 8 << 10
 	lines := bufio.NewReaderSize(c.stderr, longestLine)
@@ -147,6 +148,7 @@ func (c *child) readErrors() {
 	for {
 		line, err := lines.ReadSlice('\n')
 		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
+			c.lastLines.add(text)
 			pass, left := passed.line(len(text), time.Now())
 			logLeft(left)
 			switch {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -33,6 +34,8 @@ type server struct {
 	worked   bool          // one has been ready before
 	err      error         // why there is none
 	fault    error         // why there was none the last time
+	faultAt  time.Time     // when that was
+	waiting  int           // callers that wait for the start
 	backoff  backoff.Exponential
 	failures int             // restarts in a row that were of no use
 	due      time.Time       // before which there is no restart
@@ -110,17 +113,22 @@ func (s *server) ready(ctx context.Context) (*child, error) {
 		return nil, fmt.Errorf("restart in %s: %w", pause.Round(time.Second), s.err)
 	}
 	starting := s.start()
+	s.waiting++
 	s.mu.Unlock()
+	var err error
 	select {
 	case <-starting:
 	case <-s.stopped:
-		return nil, errStopped
+		err = errStopped
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		err = ctx.Err()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.waiting--
 	switch {
+	case err != nil:
+		return nil, err
 	case s.child != nil:
 		return s.child, nil
 	case s.err != nil:
@@ -169,14 +177,18 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	c, err := s.startInitialized()
 	s.mu.Lock()
 	s.starting, s.hurry = nil, nil
-	if err == nil {
-		err = c.death() // which it cannot have told: it was not ours yet
+	if err == nil && c.death() != nil { // which it cannot have told: it was not ours yet
+		err = &childError{c.death(), jsonrpc.CauseEnded, c.lastLines.all()}
 	}
 	if err != nil {
+		level := zapcore.ErrorLevel
+		if s.waiting > 0 {
+			level = zapcore.DebugLevel // each caller gets the error, and reports it
+		}
 		s.failed(err, 0, false)
 		s.mu.Unlock()
 		if !errors.Is(err, errLegacyOnly) {
-			s.log().Error("not started", zap.Error(err))
+			s.log().Log(level, "not started", zap.Error(err))
 		}
 		return nil, false
 	}
@@ -209,7 +221,7 @@ func (s *server) failed(err error, life time.Duration, served bool) {
 	}
 	s.err = err
 	if !errors.Is(err, errLegacyOnly) {
-		s.fault = err
+		s.fault, s.faultAt = err, time.Now()
 	}
 	s.due = time.Now().Add(s.backoff.Pause(s.failures))
 	s.failures++
@@ -375,6 +387,9 @@ func (s *server) greet(c *child) error {
 		c.kill()
 		if late {
 			err = fmt.Errorf("not initialized within %s, its start_timeout", s.pool.config.StartTimeout)
+		}
+		if !errors.Is(err, errLegacyOnly) {
+			err = c.explain(err, jsonrpc.CauseNotStarted)
 		}
 		if s.at.era == mcp.Modern && (late || died) {
 			err = s.unsure(err)

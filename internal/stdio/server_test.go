@@ -182,7 +182,7 @@ func TestAChildDiesInMidStream(t *testing.T) {
 	r := c.post(toolCall(`"q"`, "ask", `{"method":"elicitation/create"}`))
 	question := r.next()
 	_ = syscall.Kill(pid, syscall.SIGKILL)
-	equal(t, "answer", r.next(), `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server could not be reached or broke off","data":{"code":"connect_error","server_name":"alpha"}},"id":"q"}`)
+	equal(t, "answer", r.next(), `{"jsonrpc":"2.0","error":{"code":-32002,"message":"MCP server alpha is unavailable: the process ended","data":{"code":"connect_error","server_name":"alpha"}},"id":"q"}`)
 	p.until("it is back", func() bool { return p.again == 1 })
 	equal(t, "the answer is for one that has died", c.post(result(idOf(t, question), `{"roots":[]}`)).StatusCode, http.StatusBadRequest)
 	equal(t, "open questions", len(c.known(p).questions), 0)

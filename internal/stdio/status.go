@@ -17,9 +17,11 @@ type Status struct {
 	State     State     `json:"state"`
 	Restarts  int       `json:"restarts"`             // since there is a pool
 	LastError string    `json:"last_error,omitempty"` // why it ended or could not be started the last time, if ever
-	Since     time.Time `json:"since,omitzero"`       // when it was started, if it runs
-	Era       string    `json:"era,omitempty"`        // of the clients that it serves
-	Session   bool      `json:"session,omitempty"`    // it serves one session
+	FailedAt  time.Time `json:"last_error_at,omitzero"`
+	Stderr    []string  `json:"stderr,omitempty"`  // the last lines that it wrote there before that
+	Since     time.Time `json:"since,omitzero"`    // when it was started, if it runs
+	Era       string    `json:"era,omitempty"`     // of the clients that it serves
+	Session   bool      `json:"session,omitempty"` // it serves one session
 	// What the clients can do that it serves, as JSON, if it serves those that declare the same.
 	Capabilities string `json:"capabilities,omitempty"`
 }
@@ -97,7 +99,10 @@ func (s *server) status() Status {
 		status.Capabilities = mcp.Shortened(s.at.group.can)
 	}
 	if s.fault != nil {
-		status.LastError = mcp.Shortened(s.fault.Error())
+		status.LastError, status.FailedAt = mcp.OneLine(s.fault.Error()), s.faultAt
+		if failed, ok := errors.AsType[*childError](s.fault); ok {
+			status.Stderr = failed.stderr
+		}
 	}
 	if status.State == Running || status.State == Silent {
 		status.PID, status.Since = s.child.cmd.Process.Pid, s.child.born

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
@@ -21,11 +22,17 @@ type serverStatus struct {
 	From         string           `json:"from,omitempty"` // the file of servers_from
 	State        string           `json:"state"`
 	LastError    string           `json:"last_error,omitempty"`
+	FailedAt     time.Time        `json:"last_error_at,omitzero"`
+	Tried        string           `json:"tried,omitempty"` // method that failed
+	TriedPath    string           `json:"tried_path,omitempty"`
 	Since        time.Time        `json:"since,omitzero"`
 	Failures     int              `json:"failures,omitempty"`
 	Children     []childStatus    `json:"children,omitempty"`
 	Upstreams    []upstreamStatus `json:"upstreams,omitempty"`
 	Restarts     int              `json:"restarts"`
+	Tools        *int             `json:"tools,omitempty"` // that the server has, as far as that is known
+	Prompts      *int             `json:"prompts,omitempty"`
+	Resources    *int             `json:"resources,omitempty"`
 	ToolsChanged int              `json:"tools_changed"`
 	Login        *login.Status    `json:"login,omitempty"`     // if the server has oauth
 	LoginURL     string           `json:"login_url,omitempty"` // where a person has to log in
@@ -55,6 +62,9 @@ func (h *Handler) status(s *Server) serverStatus {
 		From:      s.from,
 		State:     state.name(),
 		LastError: state.LastError,
+		FailedAt:  state.FailedAt,
+		Tried:     state.Tried,
+		TriedPath: state.Path,
 		Since:     state.Since,
 		Failures:  state.Failures,
 	}
@@ -67,6 +77,11 @@ func (h *Handler) status(s *Server) serverStatus {
 	down := state.Known && !state.Healthy // and so is every upstream
 	for _, upstream := range s.upstreams.proxied {
 		status.Upstreams = append(status.Upstreams, upstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
+	}
+	if record := s.health.Load(); record != nil {
+		status.Tools = record.count("tools")
+		status.Prompts = record.count("prompts")
+		status.Resources = record.count("resources")
 	}
 	status.ToolsChanged = len(s.pins.Changes())
 	if s.login != nil {
@@ -149,12 +164,13 @@ func (c *adminCall) restart() (int, any, error) {
 			failures = append(failures, err)
 		}
 	}
+	record := s.health.Load()
 	if err := errors.Join(failures...); err != nil {
-		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed", "the server %q was not started again: %v", s.Name, err)
+		record.failed(h.logger, s.server.FaultOf(err, "initialize"))
+		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed",
+			"the server %q was not started again: %s", s.Name, mcp.OneLine(err.Error()))
 	}
-	if record := s.health.Load(); record != nil {
-		record.note(nil) // it has just been initialized
-	}
+	record.answered(h.logger) // it has just been initialized
 	return http.StatusOK, h.status(s), nil
 }
 

@@ -76,7 +76,7 @@ func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
 		})
 	}
 	if f := list.Failure; f != nil {
-		l.Failed = append(l.Failed, toolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, mcp.Shortened(f.Message)})
+		l.Failed = append(l.Failed, toolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, list.Reason})
 	}
 }
 

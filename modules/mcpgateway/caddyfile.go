@@ -49,6 +49,7 @@ func init() {
 //		session_key      <text>
 //		max_sessions     <number>
 //		discovery        on | off
+//		report_missing   on | off
 //		mcp_path         <path>
 //		rpc_path         <path>
 //		origins          <origins...>
@@ -162,6 +163,7 @@ func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Line
 		"session_key":         setting.Check(setting.Secret(&handler.SessionKey), handler.checkLiteralKey),
 		"max_sessions":        setting.Positive(&handler.MaxSessions),
 		"discovery":           setting.Switch(&handler.Discovery),
+		"report_missing":      setting.Optional(&handler.ReportMissing, setting.Switch),
 		"mcp_path":            setting.Text(&handler.MCPPath),
 		"rpc_path":            setting.Text(&handler.RPCPath),
 		"origins":             setting.Check(setting.List(&handler.Origins, "origins"), handler.checkOrigins),

@@ -10,6 +10,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 func init() {
@@ -19,9 +21,10 @@ func init() {
 		Short: "Asks the running Caddy whether it serves an mcp_gateway",
 		Long: `
 Asks the admin API of the Caddy that is running for the servers of its gateways.
-Prints the state of each and exits with status 0. If Caddy does not answer, or has
-no gateway, it exits with status 1. The state of the servers does not change the
-status: restarting the gateway would not help them.
+Prints the state of each, with its last error if it is not healthy, and exits with
+status 0. If Caddy does not answer, or has no gateway, it exits with status 1. The
+state of the servers does not change the status: restarting the gateway would not
+help them.
 
 It is for health checks of containers, which have neither a shell nor curl.
 
@@ -64,7 +67,11 @@ func printHealth(w io.Writer, address string) error {
 		return fmt.Errorf("admin API at %s: no mcp_gateway is running", address)
 	}
 	for _, s := range servers {
-		fmt.Fprintln(w, s.Name, s.State)
+		if s.State == stateHealthy || s.LastError == "" {
+			fmt.Fprintln(w, s.Name, s.State)
+			continue
+		}
+		fmt.Fprintf(w, "%s %s: %s\n", s.Name, s.State, mcp.OneLine(s.LastError))
 	}
 	return nil
 }

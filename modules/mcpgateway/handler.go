@@ -192,6 +192,10 @@ type Handler struct {
 	// Default: false
 	Discovery bool `json:"discovery,omitempty"`
 
+	// Name the servers that cannot be reached, and why, in the instructions that clients get at
+	// mcp_path. A client gets the names of those servers only that it may use. Default: true
+	ReportMissing *bool `json:"report_missing,omitempty"`
+
 	// Below which path servers are served over Streamable HTTP. All servers as one
 	// are served at the path itself. Default: /mcp
 	MCPPath string `json:"mcp_path,omitempty"`
@@ -279,6 +283,8 @@ type Handler struct {
 	live  *live    // runs the gateway if there are servers_from; nil otherwise
 	shell *Handler // whose live has made this one; nil if none has
 
+	recordKeys []string // of the records of servers
+
 	health *health // nil unless servers are checked
 	events *caddyevents.App
 	ctx    caddy.Context
@@ -346,6 +352,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.loadProviders(ctx); err != nil {
 		return fmt.Errorf("auth: %w", err)
 	}
+	h.openRecords()
 	if err := h.openStreams(); err != nil {
 		return err
 	}
@@ -499,6 +506,7 @@ func (h *Handler) Cleanup() error {
 	registry.remove(h)
 	h.stopAnnouncing()
 	h.stopHealth()
+	h.closeRecords()
 	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some
 		h.gateway.WaitForSideRequests()
 	}

@@ -15,11 +15,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
 // A health tries the servers of a gateway.
@@ -29,55 +27,6 @@ type health struct {
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	keys    []string // of records in use
-}
-
-// A healthRecord is what is known of the health of a server. It outlives reloads that
-// leave the server as it is.
-type healthRecord struct {
-	server string
-	gauge  bool       // it has been told to the gauge
-	trying sync.Mutex // held by whoever tries the server
-
-	mu    sync.Mutex
-	state healthState
-}
-
-// healthRecords are the records in use, by gateway and server.
-var healthRecords = caddy.NewUsagePool()
-
-// Destruct implements caddy.Destructor.
-func (r *healthRecord) Destruct() error {
-	if r.gauge {
-		mcpstdio.Healthy().DeleteLabelValues(r.server)
-	}
-	return nil
-}
-
-// A healthState is whether a server answers.
-type healthState struct {
-	Known     bool // it has been tried
-	Healthy   bool
-	LastError string    // why it did not answer the last time that it did not
-	Since     time.Time // when it began or ceased to answer
-	Failures  int       // in a row
-}
-
-// The states of servers by their names.
-const (
-	stateHealthy   = "healthy"
-	stateUnhealthy = "unhealthy"
-	stateUnknown   = "unknown"
-)
-
-func (s healthState) name() string {
-	switch {
-	case !s.Known:
-		return stateUnknown
-	case s.Healthy:
-		return stateHealthy
-	}
-	return stateUnhealthy
 }
 
 // startHealth begins to check the servers, each again and again. It is called once the
@@ -88,13 +37,10 @@ func (h *Handler) startHealth() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	h.health = &health{interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout), logger: h.logger, cancel: cancel}
+	h.openRecords()
 	checks := h.health
 	for _, s := range h.Servers {
-		key := h.Name + "\x00" + s.id
-		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return &healthRecord{server: s.Name}, nil })
-		h.health.keys = append(h.health.keys, key)
-		record := value.(*healthRecord)
-		s.health.Store(record)
+		record := s.health.Load()
 		h.health.running.Go(func() { checks.watch(ctx, s, record) })
 	}
 }
@@ -106,9 +52,6 @@ func (h *Handler) stopHealth() {
 	}
 	h.health.cancel()
 	h.health.running.Wait()
-	for _, key := range h.health.keys {
-		_, _ = healthRecords.Delete(key)
-	}
 	h.health = nil
 }
 
@@ -145,74 +88,14 @@ func (h *health) try(ctx context.Context, s *Server, record *healthRecord) {
 	if err != nil && trial.Err() != nil {
 		err = fmt.Errorf("no answer within %s", timeout)
 	}
-	changed, state := record.note(err)
-	if len(s.upstreams.children) == 0 { // these are counted where they are started
-		record.tell(err == nil)
-	}
 	switch {
-	case changed && !state.Healthy:
-		h.logger.Warn("MCP server does not answer", zap.String("mcp_server", s.Name), zap.Error(err))
-	case changed && state.LastError != "":
-		h.logger.Info("MCP server answers again", zap.String("mcp_server", s.Name))
+	case err == nil:
+		record.answered(h.logger)
+	case errors.Is(err, errRefused):
+		record.refused(h.logger)
+	default:
+		record.failed(h.logger, s.server.FaultOf(err, "ping"))
 	}
-}
-
-// tell tells the gauge.
-func (r *healthRecord) tell(healthy bool) {
-	r.gauge = true
-	value := 0.0
-	if healthy {
-		value = 1
-	}
-	mcpstdio.Healthy().WithLabelValues(r.server).Set(value)
-}
-
-// note notes how a server was found, and reports whether that is news.
-func (r *healthRecord) note(err error) (changed bool, _ healthState) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed = !r.state.Known || r.state.Healthy != (err == nil)
-	if changed {
-		r.state.Known, r.state.Healthy, r.state.Since = true, err == nil, time.Now()
-	}
-	r.state.Failures++
-	if err == nil {
-		r.state.Failures = 0
-	} else {
-		r.state.LastError = mcp.Shortened(err.Error())
-	}
-	return changed, r.state
-}
-
-// healthState returns what is known of the health of a server. Without tries it is what
-// others know: the children themselves, or the health checks of reverse_proxy.
-func (s *Server) healthState() healthState {
-	if record := s.health.Load(); record != nil {
-		record.mu.Lock()
-		defer record.mu.Unlock()
-		if record.state.Known {
-			return record.state
-		}
-	}
-	if s.upstreams.allChecked() {
-		healthy := s.upstreams.anyHealthy()
-		return healthState{Known: true, Healthy: healthy}
-	}
-	var state healthState
-	for _, c := range s.upstreams.children {
-		for _, status := range c.transport.Status(c.host) {
-			switch status.State {
-			case stdio.Running:
-				state.Known, state.Healthy = true, true
-			case stdio.Waiting, stdio.Stopped, stdio.Silent:
-				state.Known = true
-			}
-			if status.LastError != "" {
-				state.LastError = status.LastError
-			}
-		}
-	}
-	return state
 }
 
 // allChecked reports whether reverse_proxy checks all there is.
@@ -230,7 +113,10 @@ func (u *upstreams) anyHealthy() bool {
 	return false
 }
 
-var errNoUpstream = errors.New("the health checks of reverse_proxy find no upstream healthy")
+var (
+	errNoUpstream = errors.New("the health checks of reverse_proxy find no upstream healthy")
+	errRefused    = errors.New("the ping is refused")
+)
 
 // answers finds out whether a server answers. One of several upstreams is enough. It was
 // not asked if it is a child that nobody has needed yet.
@@ -273,7 +159,7 @@ func (u *upstreams) childrenAnswer(ctx context.Context) (asked bool, err error) 
 }
 
 // ping has the routes of the server answer a message. Any JSON-RPC answer will do, also that there
-// is no session, and so will success without one. So will a refusal: a server that wants
+// is no session, and so will success without one. A refusal is errRefused: a server that wants
 // credentials, or GET as the old HTTP+SSE transport, reads requests.
 func (s *Server) ping(ctx context.Context) error {
 	answered, cancel := context.WithCancel(ctx)
@@ -299,22 +185,12 @@ func (s *Server) ping(ctx context.Context) error {
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err == nil && w.Status()/100 != 2 && w.Status()/100 != 4:
-		return fmt.Errorf("status %d without a JSON-RPC answer", w.Status())
+	case err == nil && w.Status()/100 == 4:
+		return errRefused
+	case err == nil && w.Status()/100 != 2:
+		return gateway.WrongAnswer(w.Status(), w.Header().Get("Content-Type"))
 	}
-	return plain(err)
-}
-
-// plain returns an error without where in Caddy it came from.
-func plain(err error) error {
-	refusal, ok := errors.AsType[caddyhttp.HandlerError](err)
-	switch {
-	case !ok:
-		return err
-	case refusal.Err == nil:
-		return fmt.Errorf("status %d", refusal.StatusCode)
-	}
-	return refusal.Err
+	return err
 }
 
 const (
@@ -351,8 +227,5 @@ func (p *pong) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Interface guards
-var (
-	_ caddy.Destructor    = (*healthRecord)(nil)
-	_ http.ResponseWriter = (*pong)(nil)
-)
+// Interface guard
+var _ http.ResponseWriter = (*pong)(nil)

@@ -77,16 +77,16 @@ func TestPing(t *testing.T) { // A36
 		{"success without an answer", answer(202, "", ""), ""},
 		{"success with another body", answer(200, "text/plain", "hello"), ""},
 		{"more than anybody needs", answer(200, "text/plain", strings.Repeat("x", 10*maxPong)), ""},
-		{"a refusal for want of a session", answer(404, "text/plain", "not found"), ""},
-		{"a refusal for want of credentials", answer(401, "", ""), ""},
-		{"a refusal as the old HTTP+SSE transport has it", answer(405, "text/plain", "GET only"), ""},
+		{"a refusal for want of a session", answer(404, "text/plain", "not found"), "refused"},
+		{"a refusal for want of credentials", answer(401, "", ""), "refused"},
+		{"a refusal as the old HTTP+SSE transport has it", answer(405, "text/plain", "GET only"), "refused"},
 		{"a refusal in a stream that says nothing", then(answer(403, eventsType, ": hi\n\n"), nil), "deadline"},
 		{"a refusal that breaks off", then(answer(403, "text/plain", "no"), errors.New("torn")), "torn"},
-		{"an error without an answer", answer(503, "text/html", "<html>"), "status 503"},
-		{"JSON of another kind", answer(500, jsonType, `{"error":"no"}`), "status 500"},
-		{"another place", answer(307, "", ""), "status 307"},
+		{"an error without an answer", answer(503, "text/html", "<html>"), "HTTP 503 text/html"},
+		{"JSON of another kind", answer(500, jsonType, `{"error":"no"}`), "HTTP 500"},
+		{"another place", answer(307, "", ""), "HTTP 307"},
 		{"no connection", then(nil, errors.New("connection refused")), "connection refused"},
-		{"a refusal by something on the way", then(nil, caddyhttp.Error(401, nil)), "status 401"},
+		{"a refusal by something on the way", then(nil, caddyhttp.Error(401, nil)), "HTTP 401"},
 		{"no answer", then(nil, nil), "deadline"},
 		{"a stream without an answer", then(answer(200, eventsType, ": hi\n\n"), nil), "deadline"},
 		{"an answer that breaks off", then(answer(200, jsonType, result[:20]), errors.New("torn")), "torn"},
@@ -201,8 +201,10 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 		if got := healthyGauge(t, "tried"); got != 0 {
 			t.Errorf("the gauge is %v", got)
 		}
-		if logs.FilterMessage("MCP server does not answer").FilterLevelExact(zap.WarnLevel).Len() != 1 || logs.Len() != 1 {
-			t.Errorf("in the log: %v", logs.All())
+		lines := logs.TakeAll() // at once, after a minute and after three
+		if len(lines) != 3 || lines[0].Message != "MCP server is unavailable" || lines[0].Level != zap.ErrorLevel ||
+			lines[0].ContextMap()["repeated"] != nil || lines[2].ContextMap()["repeated"].(int64) < 2 {
+			t.Errorf("in the log: %v", lines)
 		}
 
 		down.Store(false)
@@ -212,14 +214,16 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 		if state.name() != "healthy" || state.LastError == "" || state.Failures != 0 {
 			t.Errorf("%+v", state)
 		}
-		if logs.FilterMessage("MCP server answers again").FilterLevelExact(zap.InfoLevel).Len() != 1 || logs.Len() != 2 {
+		if logs.FilterMessage("MCP server is available again").FilterLevelExact(zap.InfoLevel).Len() != 1 || logs.Len() != 1 {
 			t.Errorf("in the log: %v", logs.All())
 		}
 		h.stopHealth()
+		h.closeRecords()
 		if got := healthyGauge(t, "tried"); got != -1 {
 			t.Errorf("the gauge of one that is gone is %v", got)
 		}
 		h.stopHealth() // which changes nothing
+		h.closeRecords()
 	})
 }
 
@@ -248,6 +252,7 @@ func TestTheEndOfATry(t *testing.T) { // A36
 		h.startHealth()
 		<-trying
 		h.stopHealth()
+		defer h.closeRecords()
 		if s.healthState().Known || logs.Len() > 0 {
 			t.Error("a try that was given up has told something")
 		}
@@ -264,6 +269,7 @@ func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 		synctest.Wait()
 		after.startHealth()
 		before.stopHealth()
+		before.closeRecords()
 		a, b := after.Servers[0].healthState(), after.Servers[1].healthState()
 		if a.name() != "unhealthy" || b.Known {
 			t.Errorf("a: %+v, b: %+v", a, b)
@@ -273,10 +279,13 @@ func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 		if again := after.Servers[0].healthState(); again.Since != a.Since || again.Failures <= a.Failures {
 			t.Errorf("%+v has become %+v", a, again)
 		}
-		if logs.Len() != 1 {
-			t.Errorf("%d lines in the log, and only b is news", logs.Len())
+		for _, line := range logs.All() {
+			if known := line.ContextMap()["mcp_server"] == "a"; known != (line.ContextMap()["repeated"] != nil) {
+				t.Errorf("in the log: %v", line)
+			}
 		}
 		after.stopHealth()
+		after.closeRecords()
 	})
 }
 
@@ -299,6 +308,8 @@ func TestOneTryAtATime(t *testing.T) { // A36
 		time.Sleep(10 * time.Minute)
 		before.stopHealth()
 		after.stopHealth()
+		before.closeRecords()
+		after.closeRecords()
 	})
 }
 
@@ -328,7 +339,7 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	if asked, err := h.Servers[1].answers(ctx); !asked || err == nil || !strings.HasPrefix(err.Error(), "dial tcp 127.0.0.1:") {
 		t.Errorf("one that is down: %t, %v", asked, err)
 	}
-	if asked, err := h.Servers[2].answers(ctx); !asked || err != nil {
+	if asked, err := h.Servers[2].answers(ctx); !asked || err != errRefused {
 		t.Errorf("one that wants credentials: %t, %v", asked, err)
 	}
 }

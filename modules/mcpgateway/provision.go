@@ -58,6 +58,10 @@ func (h *Handler) setDefaults() {
 	if h.JoinTimeout == 0 {
 		h.JoinTimeout = caddy.Duration(15 * time.Second)
 	}
+	if h.ReportMissing == nil {
+		on := true
+		h.ReportMissing = &on
+	}
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
 	}
@@ -88,6 +92,7 @@ func (h *Handler) newGateway() error {
 		InFlightLimit:  h.InFlightLimit,
 		ResponseLimit:  h.ResponseLimit,
 		PinTools:       h.PinTools,
+		ReportMissing:  *h.ReportMissing,
 		Originals:      toolresults.Originals{},
 	}
 	if before := h.incumbent(); before != nil {

@@ -1,7 +1,9 @@
 package mcpgateway
 
 import (
+	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -17,6 +19,7 @@ type upstreams struct {
 	proxied  []*reverseproxy.Upstream // that are no children
 	checked  []*reverseproxy.Upstream // those of them that reverse_proxy itself checks
 	pools    []*mcphttp.Transport     // that keep connections to them
+	tls      bool                     // connections to them use TLS
 }
 
 // A child is an upstream that is a child process, or some for the same address.
@@ -50,6 +53,9 @@ func (u *upstreams) of(proxy *reverseproxy.Handler) {
 	if pool, ok := proxy.Transport.(*mcphttp.Transport); ok {
 		u.pools = append(u.pools, pool)
 	}
+	if transport, ok := proxy.Transport.(reverseproxy.TLSTransport); ok {
+		u.tls = u.tls || transport.TLSEnabled()
+	}
 	for _, upstream := range proxy.Upstreams {
 		if !isChild {
 			u.addProxied(upstream, proxy.HealthChecks)
@@ -57,6 +63,20 @@ func (u *upstreams) of(proxy *reverseproxy.Handler) {
 			u.addChild(child{transport, host})
 		}
 	}
+}
+
+// url returns where requests with a target are sent, without the query and without credentials; "" unless there
+// is one such place.
+func (u *upstreams) url(target *url.URL) string {
+	if len(u.proxied) != 1 || len(u.children) > 0 {
+		return ""
+	}
+	at, port := url.URL{Scheme: "http", Host: u.proxied[0].Dial, Path: target.Path}, ":80"
+	if u.tls {
+		at.Scheme, port = "https", ":443"
+	}
+	at.Host = strings.TrimSuffix(at.Host, port)
+	return at.String()
 }
 
 func (u *upstreams) addProxied(upstream *reverseproxy.Upstream, checks *reverseproxy.HealthChecks) {

@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
 // asksHealth returns the status and body that a probe gets.
@@ -82,13 +85,12 @@ func TestReadinessOfHTTPServers(t *testing.T) {
 	if word, up := s.readiness(); word != "idle" || !up {
 		t.Errorf("before it is checked: %s %t", word, up)
 	}
-	record := new(healthRecord)
-	s.health.Store(record)
-	record.note(errNoUpstream)
+	record := s.health.Load()
+	record.failed(zap.NewNop(), &gateway.Fault{Server: "remote", Reason: "connection refused"})
 	if status, body := asksHealth(t, h, "GET", "localhost"); status != 503 || body != `{"status":"not ready","servers":{"remote":"unhealthy"}}` {
 		t.Errorf("after a check has failed: %d %s", status, body)
 	}
-	record.note(nil)
+	record.answered(zap.NewNop())
 	if word, up := s.readiness(); word != "healthy" || !up {
 		t.Errorf("after a check has not: %s %t", word, up)
 	}

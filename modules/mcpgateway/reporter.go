@@ -30,10 +30,11 @@ type requestEnds struct {
 type requestMetrics struct {
 	count    prometheus.Counter
 	duration prometheus.Observer
+	health   *healthRecord // of the server; nil if there is none
 }
 
 // of returns the metrics of the requests to a gateway that end in a way.
-func (e *requestEnds) of(gateway string, end requestEnd) *requestMetrics {
+func (e *requestEnds) of(h *Handler, end requestEnd) *requestMetrics {
 	e.mu.RLock()
 	m := e.known[end]
 	e.mu.RUnlock()
@@ -41,8 +42,9 @@ func (e *requestEnds) of(gateway string, end requestEnd) *requestMetrics {
 		return m
 	}
 	m = &requestMetrics{
-		count:    requests.WithLabelValues(gateway, end.server, end.method, end.outcome),
-		duration: durations.WithLabelValues(gateway, end.server, end.method),
+		count:    requests.WithLabelValues(h.Name, end.server, end.method, end.outcome),
+		duration: durations.WithLabelValues(h.Name, end.server, end.method),
+		health:   h.recordOf(end.server),
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -52,12 +54,48 @@ func (e *requestEnds) of(gateway string, end requestEnd) *requestMetrics {
 
 // RequestDone implements [gateway.Observer].
 func (o reporter) RequestDone(r gateway.Record) {
-	metrics := o.ends.of(o.Name, requestEnd{r.Server, r.Method, r.Outcome})
+	metrics := o.ends.of(o.Handler, requestEnd{r.Server, r.Method, r.Outcome})
 	metrics.count.Inc()
 	metrics.duration.Observe(r.Duration.Seconds())
+	switch {
+	case metrics.health == nil:
+	case r.Answered:
+		metrics.health.answered(o.logger)
+	case r.Fault != nil:
+		metrics.health.failed(o.logger, r.Fault)
+	}
 	if c := o.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {
 		c.Write(zap.String("mcp_server", r.Server), zap.String("mcp_method", r.Called), zap.String("mcp_tool", r.Tool),
 			zap.String("outcome", r.Outcome), zap.Int("mcp_error_code", r.ErrorCode), zap.Duration("duration", r.Duration))
+	}
+}
+
+// recordOf returns what is known of the health of a server; nil if there is no such server.
+func (h *Handler) recordOf(server string) *healthRecord {
+	if s := h.byName[server]; s != nil {
+		return s.health.Load()
+	}
+	return nil
+}
+
+// ServerFailed implements [gateway.Observer].
+func (o reporter) ServerFailed(f *gateway.Fault) {
+	if record := o.recordOf(f.Server); record != nil {
+		record.failed(o.logger, f)
+	}
+}
+
+// ServerAnswered implements [gateway.Observer].
+func (o reporter) ServerAnswered(server string) {
+	if record := o.recordOf(server); record != nil {
+		record.answered(o.logger)
+	}
+}
+
+// Listed implements [gateway.Observer].
+func (o reporter) Listed(server, kind string, items int) {
+	if record := o.recordOf(server); record != nil {
+		record.listed(o.logger, kind, items)
 	}
 }
 

@@ -158,6 +158,7 @@ func (s *Server) config() *gateway.Server {
 	for _, upstream := range s.upstreams.proxied {
 		s.server.Hosts = append(s.server.Hosts, upstream.Dial)
 	}
+	s.server.URL = s.upstreams.url(s.target)
 	if s.mask != nil {
 		s.server.Mask = mask{s.mask}
 	}

@@ -33,7 +33,7 @@ func (u route) Serve(w http.ResponseWriter, r *http.Request, account string) err
 func (u route) serve(w http.ResponseWriter, r *http.Request) error {
 	err := u.server.routes.ServeHTTP(w, r)
 	if refusal, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
-		return &gateway.StatusError{Status: refusal.StatusCode, Err: err}
+		return &gateway.StatusError{Status: refusal.StatusCode, Err: refusal.Err} // not where in Caddy it came from
 	}
 	return err
 }

@@ -200,6 +200,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		{"no time to join", gateway("join_timeout 0s", "server a http://127.0.0.1"), "join_timeout: 0s is not positive"},
 		{"a session key that can be guessed", gateway("session_key secret", "server a http://127.0.0.1"), "session_key: it has 6 characters, and needs 32"},
 		{"a session key that is not there", gateway("session_key {env.MCP_NO_SUCH_KEY}", "server a http://127.0.0.1"), "session_key: "},
+		{"a report_missing that is neither on nor off", gateway("report_missing maybe", "server a http://127.0.0.1"), "report_missing is on or off"},
 		{"a discovery that is neither on nor off", gateway("discovery maybe", "server a http://127.0.0.1"), "discovery"},
 		{"exposing nothing", gateway(block("server a http://127.0.0.1", "expose")), `expose: expected "expose <patterns...>"`},
 		{"exposing an empty pattern", gateway(block("server a http://127.0.0.1", `expose ""`)), "expose: "},

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -208,6 +209,22 @@ func wrongServer(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = w.Write([]byte(`{"error":"invalid_token"}`))
+	case "/unlisted":
+		var m struct {
+			ID     json.RawMessage
+			Method string
+		}
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		said := `"error":{"code":-32603,"message":"no list today"}`
+		if m.Method == "initialize" {
+			said = `"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"a","version":"1"}}`
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if m.ID == nil {
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, m.ID, said)
 	case "/page":
 		w.Header().Set("Content-Type", "text/html")
 		_, _ = w.Write([]byte("<html>Welcome</html>"))
@@ -273,6 +290,8 @@ func (s symptoms) noAnswer(t *testing.T) {
 		"server old "+wrong+"/sse",
 		"server closes "+wrongly+"/closes",
 		"server elsewhere "+wrongly+"/elsewhere",
+		"server unlisted "+wrong+"/unlisted",
+		"server nohost http://no-such-host.invalid/mcp",
 		"server locked "+wrong+"/locked",
 		block("server waiting "+wrong+"/locked", "oauth"),
 		block("server personal "+wrong+"/locked", "oauth per_client"),
@@ -284,11 +303,11 @@ func (s symptoms) noAnswer(t *testing.T) {
 	ask := func(server string) string { return post(t, rpcAt(url, server), rpc("tools/list", `{}`)).body }
 
 	// Each alone.
-	const unreachable = "the MCP server could not be reached or broke off"
+	const unreachable = "MCP server … is unavailable: …"
 	for server, symptom := range map[string]string{
 		"unknown": "unknown MCP server", "nobody": "no handler of the MCP server has answered",
 		"missing": unreachable, "relative": unreachable, "quits": unreachable, "keyless": unreachable, "late": unreachable,
-		"refused": unreachable, "plain": unreachable, "private": unreachable,
+		"refused": unreachable, "nohost": unreachable, "plain": unreachable, "private": unreachable,
 		"nopath": "the MCP server answered with HTTP status 404", "trusted": "the MCP server answered with HTTP status 404",
 		"old":     "the MCP server answered with HTTP status 405",
 		"locked":  "the MCP server answered with HTTP status 401",
@@ -324,10 +343,10 @@ func (s symptoms) noAnswer(t *testing.T) {
 		"connect: connection refused",
 		"tls: first record does not look like a TLS handshake",
 		"x509: certificate signed by unknown authority",
+		"MCP server is unavailable", "HTTP … from …", "not an MCP server: HTTP …", "no answer within …", "dial tcp: lookup …",
 		"list of MCP server left out",
 		"the MCP server names an endpoint at another host, to which nothing is sent",
 		"the MCP server has closed its event stream",
-		"no answer within the timeout of the server, or the response_timeout of the gateway",
 		"tool names with :: are refused by model APIs; set separator __ unless your clients rename them",
 	)
 }

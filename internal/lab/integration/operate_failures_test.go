@@ -1,0 +1,93 @@
+package integration
+
+import (
+	"net/http"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What is wrong with a server is said where operators look, once, and clients learn the class of it.
+func TestOperateFailures(t *testing.T) {
+	isolate(t)
+	wrong := "http://" + upstream(t, http.HandlerFunc(wrongServer))
+	unused := freeAddress(t)
+	served := run(t, inFile(t, block(":8080", "bind 127.0.0.1", gateway("separator __", "join_timeout 5s",
+		sampleServer,
+		"server refused http://"+unused+"/mcp?key=sk-query",
+		"server locked "+wrong+"/locked",
+		"server page "+wrong+"/page",
+		"server missing stdio no-such-command",
+		`server quits stdio sh -c "echo Error: no sk-stderr >&2; exit 3"`,
+	))))
+	url := "http://" + served.address
+	servers := map[string]struct{ reason, cause string }{
+		"refused": {"connect: connection refused", "refused (connection refused)"},
+		"locked":  {"HTTP 401 from " + wrong + "/locked", "locked (HTTP status 401)"},
+		"page":    {"not an MCP server: HTTP 200 text/html from " + wrong + "/page", "page (not an MCP server)"},
+		"missing": {`exec: "no-such-command": executable file not found in $PATH`, "missing (not started)"},
+		"quits":   {"initialize: the process ended: exit status 3: Error: no sk-stderr", "quits (not started)"},
+	}
+
+	c := newSpeaker(t, joinedAt(url), false, `{}`)
+	if tools := toolsOf(t, c); !slices.Contains(tools, "sample__echo") {
+		t.Errorf("tools: %q", tools)
+	}
+	said := post(t, joinedAt(url), rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"a","version":"1"}}`), acceptBoth).body
+	for name, want := range servers {
+		if !strings.Contains(said, want.cause) {
+			t.Errorf("%s: instructions say %s", name, said)
+		}
+		answer := c.ask(t, "tools/call", `{"name":"`+name+`__any","arguments":{}}`).answer.Raw
+		if !strings.Contains(answer, `"server_name":"`+name+`"`) || strings.Contains(answer, "sk-") {
+			t.Errorf("%s: a call says %s", name, answer)
+		}
+	}
+	if strings.Contains(said, "sk-") {
+		t.Errorf("instructions say %s", said)
+	}
+
+	admin := served.moved[":2019"]
+	printed, err := caddy(t, "mcp-health", "--address", admin).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, printed)
+	}
+	all, err := exec.CommandContext(t.Context(), "curl", "-s", admin+"/mcp_gateway/servers").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	restarted, err := exec.CommandContext(t.Context(), "curl", "-s", "-X", "POST", admin+"/mcp_gateway/servers/quits/restart").Output()
+	if err != nil || !strings.Contains(string(restarted), servers["quits"].reason) {
+		t.Errorf("a restart says %s (%v)", restarted, err)
+	}
+	for name, want := range servers {
+		if !strings.Contains(string(printed), name+" unhealthy: ") || !strings.Contains(string(printed), want.reason) {
+			t.Errorf("mcp-health prints %s", printed)
+		}
+	}
+	if !strings.Contains(string(all), `"stderr":["Error: no sk-stderr"]`) || strings.Contains(string(all), "sk-query") {
+		t.Errorf("the admin API says %s", all)
+	}
+
+	log := served.stop(t)
+	for name := range servers {
+		lines := 0
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, `"mcp_server":"`+name+`"`) {
+				lines++
+			}
+		}
+		if lines != 1 {
+			t.Errorf("%s: %d lines in the log:\n%s", name, lines, log)
+		}
+	}
+	for _, message := range []string{"MCP server joined", `"tools":4`} {
+		if !strings.Contains(log, message) {
+			t.Errorf("the log does not say %s", message)
+		}
+	}
+	if strings.Contains(log, "sk-query") {
+		t.Error("the log has the query of a server")
+	}
+}

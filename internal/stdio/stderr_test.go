@@ -1,0 +1,107 @@
+package stdio
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+)
+
+func TestTellingLines(t *testing.T) {
+	tests := []struct {
+		name   string
+		stderr string
+		want   string
+	}{
+		{"one line", "Error: API_KEY environment variable is required\n", "Error: API_KEY environment variable is required"},
+		{"an error of Node.js", `/app/index.js:3
+    throw new Error("API_KEY is required");
+    ^
+
+Error: API_KEY is required
+    at Object.<anonymous> (/app/index.js:3:11)
+    at Module._compile (node:internal/modules/cjs/loader:1554:14)
+    at Object..js (node:internal/modules/cjs/loader:1706:10)
+    at Module.load (node:internal/modules/cjs/loader:1289:32)
+    at node:internal/main/run_main_module:36:49
+
+Node.js v22.14.0
+`, "Error: API_KEY is required"},
+		{"an error of npm", `npm error code E404
+npm error 404 Not Found - GET https://registry.example.com/server-filesytem - Not found
+npm error 404
+npm error 404  'server-filesytem@*' is not in this registry.
+npm error 404
+npm error 404 Note that you can also install from a
+npm error 404 tarball, folder, http url, or git folder.
+npm error A complete log of this run can be found in: /root/.npm/_logs/x-debug-0.log
+`, "npm error 404  'server-filesytem@*' is not in this registry."},
+		{"an error of Python", `Traceback (most recent call last):
+  File "/app/server.py", line 3, in <module>
+    raise KeyError("API_KEY")
+KeyError: 'API_KEY'
+`, "KeyError: 'API_KEY'"},
+		{"lines without a cause", "hello\nbye\n", "bye"},
+		{"control characters", "\x1b[31mError:\x1b[0m no\x07\x1b]0;title\n", `Error: no\a\x1b]0;title`},
+		{"nothing", "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var kept tail
+			for line := range strings.Lines(tt.stderr) {
+				kept.add([]byte(strings.TrimRight(line, "\n")))
+			}
+			equal(t, "line", telling(kept.all()), tt.want)
+		})
+	}
+}
+
+func TestTailIsBounded(t *testing.T) {
+	var kept tail
+	for i := range 1000 {
+		kept.add([]byte(strings.Repeat("\x01", 5000) + strconv.Itoa(i)))
+		kept.add([]byte("short " + strconv.Itoa(i)))
+	}
+	size := 0
+	for _, line := range kept.all() {
+		size += len(line)
+	}
+	if lines := kept.all(); len(lines) > maxTailLines || size > maxTailBytes || lines[len(lines)-1] != "short 999" {
+		t.Errorf("%d lines of %d bytes: %q", len(lines), size, lines)
+	}
+}
+
+// Operators learn what a child wrote to stderr before it ended, clients do not.
+func TestStderrOfAChildThatEnds(t *testing.T) {
+	p := newPoolOf(t, []string{"sh", "-c", "echo one >&2; echo Error: no key sk-secret >&2; exit 3"})
+	_, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
+	if err == nil {
+		t.Fatal("it has answered")
+	}
+	const reason = "initialize: the process ended: exit status 3: Error: no key sk-secret"
+	contains(t, "error", err.Error(), reason)
+	got := p.Status("alpha:1")[0]
+	equal(t, "last error", got.LastError, reason)
+	equal(t, "stderr", strings.Join(got.Stderr, "|"), "one|Error: no key sk-secret")
+	if err := p.Restart(t.Context(), "alpha:1"); err == nil || !strings.Contains(err.Error(), reason) {
+		t.Errorf("a restart says %v", err)
+	}
+}
+
+// A child that dies in a call says why. The client learns that it has died.
+func TestStderrOfAChildThatDies(t *testing.T) {
+	script := `read hello; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; ` +
+		`read initialized; read call; echo 'panic: out of sk-secret' >&2; exit 7`
+	p := newPoolOf(t, []string{"sh", "-c", script})
+	_, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
+	if err == nil {
+		t.Fatal("it has answered")
+	}
+	contains(t, "error", err.Error(), "the process ended: exit status 7: panic: out of sk-secret")
+	contains(t, "error", err.Error(), jsonrpc.ConnectError("alpha", jsonrpc.CauseEnded).Message)
+	p.until("it is gone", func() bool { return len(p.exited) == 1 })
+	p.eventually("its end is noted", func() bool { return p.Status("alpha:1")[0].LastError != "" })
+	equal(t, "stderr", strings.Join(p.Status("alpha:1")[0].Stderr, "|"), "panic: out of sk-secret")
+}
