@@ -27,9 +27,8 @@ func (s *stream) attend(server *Server, last string, begun func()) {
 	case !p.addReader(needed): // another one listens
 		s.announceMissed(p)
 	default:
-		if e.elected = !needed; needed {
-			s.announceMissed(p)
-		}
+		e.elected = !needed
+		s.announceMissed(p)
 		if !s.start(e, begun) {
 			s.handOver(e)
 		}

@@ -47,6 +47,7 @@ type profile struct {
 	asked   time.Time        // when that ended
 	readers int              // streams of clients that have a listener for the server
 	heardBy *link            // of the client that has begun to listen last; nil if none does
+	missing bool             // clients were answered without the server
 }
 
 // lender returns the link in whose session a list is asked for on behalf of a client: its own if it has

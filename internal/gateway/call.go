@@ -33,7 +33,7 @@ type call struct {
 func (v *visit) newCall() *call { return &call{visit: v, ctx: v.ctx} }
 
 // behalf returns on whose behalf the gateway acts for the call.
-func (c *call) behalf() behalf { return behalf{c.ctx, c.g, c.r} }
+func (c *call) behalf() behalf { return behalf{ctx: c.ctx, g: c.g, r: c.r, calls: true} }
 
 // translator returns what translates names in the answer.
 func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }

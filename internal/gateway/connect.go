@@ -26,7 +26,11 @@ type connecting struct {
 // run shakes hands with the server, as long as that may take.
 func (c connecting) run() *jsonrpc.Failure {
 	began, s := time.Now(), c.server
-	ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout)
+	timeout := c.g.config.JoinTimeout
+	if c.calls {
+		timeout = s.Timeout
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, timeout)
 	defer cancel()
 	failure := connecting{c.within(ctx), c.link, s}.shakeHands()
 	switch {
@@ -34,20 +38,21 @@ func (c connecting) run() *jsonrpc.Failure {
 		s.noteAttempt(began, nil)
 		s.noteFailure(nil)
 		c.g.config.Observer.ServerAnswered(s.Name)
+		c.g.came(s)
 		return nil
 	case c.ctx.Err() != nil:
-		s.abandonAttempt() // because the client did
-		return failure
+		return failure // the client has left
 	}
 	if isLoginRequired(failure) {
 		s.noteAttempt(began, nil)
+		c.g.came(s)
 		return failure
 	}
 	if unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {
 		failure.Cause = jsonrpc.CauseStarting
 	}
 	s.noteFailure(failure)
-	fault := s.fault(failure, c.tried(), c.g.config.JoinTimeout)
+	fault := s.fault(failure, c.tried(), timeout)
 	if unreachable(failure) {
 		fault.Retry = s.noteAttempt(began, failure)
 	} else {
@@ -211,9 +216,10 @@ func (c connecting) initializeAs(version, session string) (
 }
 
 // discover asks a server of the modern era who it is. One that is not known to be modern does
-// not get all the time there is, see mayBeSilent.
+// not get all the time there is, see mayBeSilent. Child processes do: internal/stdio finds out about them while they
+// start, and another era would start another one.
 func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
-	if !c.server.speaksEra(mcp.Modern) {
+	if !c.server.speaksEra(mcp.Modern) && !c.server.ChildrenOnly {
 		ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout/3)
 		defer cancel()
 		c.ctx = ctx

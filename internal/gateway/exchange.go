@@ -195,6 +195,9 @@ func (x *exchange) limitTime(method string) {
 	}
 	a := &x.arrival
 	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
+	if x.joins() {
+		a.timeout = max(a.timeout, x.g.config.JoinTimeout)
+	}
 	left := a.timeout
 	if a.heardAt.Load() == 0 {
 		a.heardAt.Store(int64(streamable.Clock()))
@@ -204,6 +207,14 @@ func (x *exchange) limitTime(method string) {
 	a.starting.Lock() // expire, which may be called at once, needs the timer
 	defer a.starting.Unlock()
 	a.timer = time.AfterFunc(left, x.expire)
+}
+
+// joins reports whether the gateway shakes hands with the server, or asks it for a list, to make it a part of the
+// aggregate. That has a time limit of its own.
+func (x *exchange) joins() bool {
+	method, _ := x.knownMethod()
+	_, isList := kindOf(method)
+	return x.kind == Aggregate && (isList || method == "initialize" || method == "server/discover")
 }
 
 // expire ends the exchange if the server has been silent for too long.
@@ -314,6 +325,9 @@ func (x *exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 		}
 	}()
 	err := x.serveRoutes(&x.arrival, r)
+	if err == nil && x.session.Canceled() {
+		err = errAborted
+	}
 	if err == nil && filter != nil {
 		err = filter.Close()
 	}

@@ -249,8 +249,8 @@ func (s *Server) noteFailure(failure *jsonrpc.Failure) {
 	s.lastFailure = failure
 }
 
-// missing returns why a server that a client does not see is not there.
-func (s *Server) missing() jsonrpc.Cause {
+// missingCause returns why a server that a client does not see is not there.
+func (s *Server) missingCause() jsonrpc.Cause {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lastFailure == nil {
@@ -269,7 +269,7 @@ func (v handshake) missingText(servers []*Server, met []*about) string {
 	}
 	var names []string
 	for i, s := range servers {
-		if cause := s.missing(); met[i] == nil && cause != jsonrpc.CauseLogin {
+		if cause := s.missingCause(); met[i] == nil && cause != jsonrpc.CauseLogin {
 			names = append(names, fmt.Sprintf("%s (%s)", s.Name, cause))
 		}
 	}

@@ -74,8 +74,10 @@ type Gateway struct {
 	private      map[string]bool // headers that servers do not get: credentials and overrides
 	forwardsAuth bool            // to a server at least
 
-	unfollow    func() bool // stops streams from ending when Caddy exits
-	fingerprint string      // of all servers
+	unfollow    func() bool     // stops streams from ending when Caddy exits
+	closing     context.Context // done when the Gateway is closed, or Caddy exits
+	close       context.CancelFunc
+	fingerprint string // of all servers
 	// Guarded by State.mu.
 	alone bool     // of its generation
 	left  bool     // it serves no more requests
@@ -125,6 +127,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	}
 	g.own = newOwn(g)
 	g.place = &place{g}
+	g.closing, g.close = context.WithCancel(config.Exiting)
 	state.join(g, config.Replaces)
 	g.config.Replaces = nil // it is not kept in memory
 	g.unfollow = context.AfterFunc(config.Exiting, func() { state.endStreams(g) })
@@ -134,6 +137,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 // Close hands the clients over to the Gateway that succeeds this one on the same State, if
 // there is one. Requests that are being served are served to their end.
 func (g *Gateway) Close() {
+	g.close()
 	g.unfollow()
 	g.bodies.Close()
 	g.unidentified.Close()

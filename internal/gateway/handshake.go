@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -47,9 +45,10 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo, compressed,")
 	}
-	servers, met := v.meet()
+	servers, met := v.meet(never)
 	v.openCarried(servers, met)
 	if v.ctx.Err() != nil {
+		v.client.ended.Store(true)
 		v.g.running.Go(v.leave) // the client does not know the sessions that exist by now
 		return nil
 	}
@@ -84,17 +83,20 @@ func (v handshake) openCarried(servers []*Server, met []*about) {
 	if !v.g.config.Resumable {
 		return
 	}
-	var opening errgroup.Group
-	opening.SetLimit(maxFanOut)
+	arrivals := make(chan func(), len(servers))
+	aside := v.beside()
+	defer aside.leave()
+	opening := 0
 	for i, s := range servers {
 		if met[i] != nil && met[i].session && !s.ChildrenOnly {
-			opening.Go(func() error {
-				_ = v.client.link(s).open(v.behalf()) // it is tried again when it is needed
-				return nil
+			opening++
+			aside.Go(func() {
+				_ = v.client.link(s).open(aside.behalf) // it is tried again when it is needed
+				arrivals <- func() {}
 			})
 		}
 	}
-	_ = opening.Wait()
+	v.gather(aside, opening, arrivals, never)
 }
 
 // leave ends the sessions with all servers of a client that has left.
@@ -110,7 +112,7 @@ func (v handshake) leave() {
 
 // discover answers server/discover.
 func (v handshake) discover() *jsonrpc.Failure {
-	servers, met := v.meet()
+	servers, met := v.meet(never)
 	if v.ctx.Err() != nil {
 		return nil
 	}
@@ -129,25 +131,17 @@ func (v handshake) discover() *jsonrpc.Failure {
 }
 
 // capabilities returns what all servers can do together (A4). As long as one of them
-// is missing, there may be tools: clients do not ask again.
+// is missing, it may have lists of all kinds: clients do not ask again, and a list may be empty.
 func (v handshake) capabilities(servers []*Server, met []*about) map[string]any {
 	all := map[string]any{}
-	for i, s := range servers {
-		missing := []string{"tools"}
-		switch {
-		case met[i] != nil:
-			var one map[string]any
-			if json.Unmarshal([]byte(met[i].capabilities.text()), &one) == nil {
-				merge(all, one)
-			}
-			missing = nil
-		case s.Login != nil:
-			missing = []string{"tools", "prompts", "resources"}
+	for i := range servers {
+		if met[i] == nil {
+			merge(all, map[string]any{"tools": map[string]any{}, "prompts": map[string]any{}, "resources": map[string]any{}})
+			continue
 		}
-		for _, name := range missing {
-			if all[name] == nil {
-				all[name] = map[string]any{}
-			}
+		var one map[string]any
+		if json.Unmarshal([]byte(met[i].capabilities.text()), &one) == nil {
+			merge(all, one)
 		}
 	}
 	if v.era == mcp.Modern {

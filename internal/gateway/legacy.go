@@ -155,7 +155,7 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	r := c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
 	emptyBody(r, http.MethodPost)
 	held := &heldCall{
-		behalf:    behalf{ctx, c.g, r},
+		behalf:    behalf{ctx: ctx, g: c.g, r: r},
 		client:    c.client,
 		link:      l,
 		cancel:    cancel,

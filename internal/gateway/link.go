@@ -47,9 +47,10 @@ type link struct {
 
 // A behalf is the request of a client on whose behalf the gateway talks to a server.
 type behalf struct {
-	ctx context.Context // of what the gateway does, which may end earlier than r, or later
-	g   *Gateway
-	r   *http.Request
+	ctx   context.Context // of what the gateway does, which may end earlier than r, or later
+	g     *Gateway
+	r     *http.Request
+	calls bool // it is a call of the server, which waits for it as for the answer
 }
 
 // within returns the same for as long as ctx lasts.
@@ -210,11 +211,26 @@ func (l *link) isCarried() bool {
 	return l.carried || l.session == ""
 }
 
-// open connects to the server, if that has not been done.
+// open connects to the server, if that has not been done. A server that could not be reached is tried beside the
+// request, except by calls of a child process, which may be starting.
 func (l *link) open(o behalf) *jsonrpc.Failure {
 	if l.isOpen() {
 		return nil
 	}
+	s := o.g.of(l)
+	insists := l.client.uncounted || s != nil && s.ChildrenOnly && o.calls
+	if s != nil && !insists {
+		if failure := s.unavailable(); failure != nil { // and not after an attempt that may be under way
+			l.noteOpened(failure)
+			l.retry(o, s)
+			return failure
+		}
+	}
+	return l.connect(o, insists)
+}
+
+// connect connects to the server, also to one that could not be reached if the caller insists.
+func (l *link) connect(o behalf, insists bool) *jsonrpc.Failure {
 	if !l.beginOpening(o.ctx) {
 		return jsonrpc.Timeout(l.server)
 	}
@@ -228,14 +244,36 @@ func (l *link) open(o behalf) *jsonrpc.Failure {
 	case s == nil:
 		return jsonrpc.UnknownServer(l.server)
 	}
-	failure := s.unavailable()
+	var failure *jsonrpc.Failure
+	if !insists {
+		failure = s.unavailable()
+	}
 	if failure == nil {
 		failure = connecting{o, l, s}.run()
 	}
+	l.noteOpened(failure)
+	if failure != nil && s.isOut() && !l.client.uncounted {
+		l.retry(o, s)
+	}
+	if failure == nil && l.client.ended.Load() { // meanwhile
+		l.endSoon(o)
+		return jsonrpc.UnknownSession()
+	}
+	return failure
+}
+
+// noteOpened notes how an attempt to connect has ended.
+func (l *link) noteOpened(failure *jsonrpc.Failure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ready, l.failed = failure == nil, failure != nil
-	return failure
+}
+
+// endSoon ends the session with the server, also if the client has left.
+func (l *link) endSoon(o behalf) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.g.config.JoinTimeout)
+	defer cancel()
+	l.end(o.within(ctx))
 }
 
 // beginOpening waits until no other caller connects, and reports whether this one can, until it calls
@@ -339,7 +377,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 	h.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
 		if !h.Answers(m, asked.Literal(jsonrpc.ID)) {
-			l.unsolicited(behalf{r.Context(), g, r}).take(e, &asides)
+			l.unsolicited(behalf{ctx: r.Context(), g: g, r: r}).take(e, &asides)
 			return nil
 		}
 		if answered {
@@ -451,7 +489,7 @@ func (l *link) tell(o behalf, body []byte) *jsonrpc.Failure {
 		// What a server says to something that it need not answer is not answered
 		// either: two who do so could go on for ever.
 		if e.Message.IsNotification() {
-			l.unsolicited(behalf{r.Context(), o.g, r}).take(e, nil)
+			l.unsolicited(behalf{ctx: r.Context(), g: o.g, r: r}).take(e, nil)
 		}
 		return nil
 	}}

@@ -8,21 +8,19 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // listings returns what all servers have of a kind, in their order. Those that fail
-// are left out (A22).
-func (v *visit) listings(k listKind) ([]*listing, freshness) {
+// are left out (A22). The client waits as [visit.gather] says.
+func (v *visit) listings(k listKind, waits func() bool) ([]*listing, freshness) {
 	servers := v.g.rules.seen(v.caller.identity)
 	if k == tasks && len(v.g.config.Clients) > 0 {
 		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.rules.allowsUnknown(v.caller.identity, s) })
 	}
-	all, fresh := v.listsOf(v.behalf(), servers, k)
+	all, fresh := v.listsOf(servers, k, waits)
 	together := freshness{none: true}
 	for i := range all {
 		switch {
@@ -43,30 +41,50 @@ func (v *visit) listings(k listKind) ([]*listing, freshness) {
 	return all, together
 }
 
-// listsOf returns the lists of servers. Those that cannot be had are nil, and reported.
-func (v *visit) listsOf(o behalf, servers []*Server, k listKind) ([]*listing, []freshness) {
+// listsOf returns the lists of servers. Those that cannot be had, or not yet, are nil. The client waits as
+// [visit.gather] says.
+func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*listing, []freshness) {
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	known, first := v.g.audience(v.client), v.client.gets(k)
-	var asking errgroup.Group
-	asking.SetLimit(maxFanOut)
+	arrivals := make(chan func(), len(servers))
+	var aside *side
+	asked := 0
 	for i, s := range servers {
 		q := &listQuery{
-			behalf: o, client: v.client, server: s, kind: k, known: known.at(s.ID), first: first, began: time.Now(),
+			behalf: v.behalf(), client: v.client, server: s, kind: k, known: known.at(s.ID), first: first, began: time.Now(),
 		}
 		var ok bool
 		if all[i], fresh[i], ok = q.remembered(); ok {
 			continue
 		}
-		asking.Go(func() error {
-			var failure *jsonrpc.Failure
-			all[i], fresh[i], failure = q.get()
-			if isLoginRequired(failure) && k == tools {
-				all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
+		if aside == nil {
+			aside = v.beside()
+			defer aside.leave()
+		}
+		q.behalf = aside.behalf
+		asked++
+		aside.Go(func() {
+			list, good, failure := q.get()
+			arrivals <- func() {
+				if all[i], fresh[i] = list, good; isLoginRequired(failure) && k == tools {
+					all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
+				}
 			}
-			return nil
+			if failure == nil {
+				v.g.came(s)
+			}
 		})
 	}
-	_ = asking.Wait()
+	if asked == 0 {
+		return all, fresh
+	}
+	v.gather(aside, asked, arrivals, waits)
+	for i, s := range servers {
+		if all[i] == nil {
+			v.leaveOut(s, known.at(s.ID))
+		}
+	}
+	takeAll(arrivals)
 	return all, fresh
 }
 
@@ -83,10 +101,11 @@ func (v lister) list() *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
+	began := time.Now()
 	var all []*listing
 	fresh := freshness{private: true}
 	if k != tools || !v.g.config.Discovery {
-		all, fresh = v.listings(k)
+		all, fresh = v.listings(k, func() bool { return !v.client.hears(k) || time.Since(began) < v.g.listWait() })
 	}
 	if own := v.g.own.list(k, v.caller.identity); own != nil {
 		all = append(all, own)

@@ -53,7 +53,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 			return
 		}
 		began := time.Now()
-		again := s.listenOnce(behalf{ctx, g, s.visit.request.in(s.ctx)}, server, e, begun)
+		again := s.listenOnce(behalf{ctx: ctx, g: g, r: s.visit.request.in(s.ctx)}, server, e, begun)
 		begun()
 		if !again {
 			return
@@ -308,7 +308,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 		return notAcceptable()
 	}
 	v.keepID()
-	servers, met := v.meet()
+	servers, met := v.meet(func() bool { return len(wants.URIs)+len(wants.Tasks) > 0 })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown, tasks: map[string][]string{}}
 	for i, server := range servers {
 		// The gateway itself tells of changes of lists: servers come and go.

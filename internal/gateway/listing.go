@@ -416,11 +416,11 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	if list, fresh, ok := q.remembered(); ok {
 		return list, fresh, nil
 	}
+	about, failure := q.known.meet(q.behalf, q.client, q.server)
 	asker := q.behalf
 	ctx, cancel := context.WithTimeout(q.ctx, q.g.config.JoinTimeout)
 	defer cancel()
 	q.ctx = ctx
-	about, failure := q.known.meet(q.behalf, q.client, q.server)
 	switch {
 	case failure != nil:
 		return nil, freshness{}, failure
@@ -450,6 +450,9 @@ func (q *listQuery) get() (*listing, freshness, *jsonrpc.Failure) {
 	if failure != nil && l.client != q.client { // which may have left
 		l = q.client.link(q.server)
 		list, fresh, failure = q.fetch(l)
+	}
+	if failure != nil && failure.Code == jsonrpc.CodeMethodNotFound { // many servers have resources and no templates
+		return emptyListing, freshness{none: true}, nil
 	}
 	if failure != nil {
 		if asker.ctx.Err() == nil {

@@ -437,7 +437,7 @@ func TestAServerThatWasDownIsSpokenToInTheEraOfItsClient(t *testing.T) {
 		connect := func() *client {
 			c := newClient(era, mcp.Latest, "", "", readIntroduction([]byte(`{"protocolVersion":"2025-11-25"}`)))
 			r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://a/", http.NoBody)
-			_ = c.link(s).open(behalf{t.Context(), a, r})
+			_ = c.link(s).open(behalf{ctx: t.Context(), g: a, r: r})
 			return c
 		}
 		connect()

@@ -233,7 +233,7 @@ func (c ownCall) searchTools() *jsonrpc.Failure {
 	if !c.arguments(&p) {
 		return c.text("query must be a string and limit a whole number.", true)
 	}
-	all, _ := c.listings(tools)
+	all, _ := c.listings(tools, always)
 	total := 0
 	for _, list := range all {
 		total += len(list.names)
@@ -261,7 +261,7 @@ func (c ownCall) describeTool() *jsonrpc.Failure {
 	if !c.arguments(&p) || p.Name == "" {
 		return c.text("name must be the name of a tool.", true)
 	}
-	all, _ := c.listings(tools)
+	all, _ := c.listings(tools, always)
 	shared := c.sharedUIs(tools, all)
 	for _, list := range all {
 		if i := slices.Index(list.names, p.Name); i >= 0 {

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"slices"
 	"strings"
 
@@ -70,10 +69,8 @@ func (s *search) listedBy(servers []*Server, k listKind, uri string) (owners []*
 // be had within the time for joining are missing.
 func (s *search) lists(k listKind) map[*Server]*listing {
 	if s.asked[k] == nil {
-		ctx, cancel := context.WithTimeout(s.ctx, s.g.config.JoinTimeout)
-		defer cancel()
 		servers := s.g.rules.seen(s.caller.identity)
-		lists, _ := s.listsOf(s.behalf().within(ctx), servers, k)
+		lists, _ := s.listsOf(servers, k, always)
 		s.asked[k] = map[*Server]*listing{}
 		for i, server := range servers {
 			s.asked[k][server] = lists[i]

@@ -166,7 +166,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 		}
 		return status == http.StatusOK
 	}
-	r, _, _ := c.link.prepare(behalf{c.ctx, v.g, c.r})
+	r, _, _ := c.link.prepare(behalf{ctx: c.ctx, g: v.g, r: c.r})
 	emptyBody(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	r.Header.Set("Last-Event-Id", last)
@@ -201,7 +201,7 @@ func (c *resumedCall) heard(e *streamable.Event) error {
 		v.out.Event(&out)
 		time.AfterFunc(streamGrace, c.end) // some servers do not end the stream
 	default:
-		others := l.unsolicited(behalf{c.ctx, v.g, c.r})
+		others := l.unsolicited(behalf{ctx: c.ctx, g: v.g, r: c.r})
 		others.note(m)
 		if !c.deliver(v.g, l, m, out.ID) && m.IsRequest() {
 			others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
@@ -44,7 +45,8 @@ type Server struct {
 	Streams      context.Context // done when streams that clients have opened to it at Single are to end
 	Login        Login           // of the gateway at the server; nil if it needs none
 
-	asides Asides // messages to it besides requests of clients
+	asides  Asides      // messages to it besides requests of clients
+	missing atomic.Bool // clients were answered without it, see [Gateway.came]
 
 	mu      sync.Mutex
 	speaks  [2]opinion // by era
@@ -55,31 +57,39 @@ type Server struct {
 	lastFailure *jsonrpc.Failure // of the last handshake; nil if it has not failed
 }
 
-// An outage is a time in which a server cannot be reached. Now and then one client tries
-// whether it is over. The others fail at once.
+// An outage is a time in which a server cannot be reached. It is tried beside requests whether it is over. Requests
+// for the server fail at once.
 type outage struct {
 	failure  *jsonrpc.Failure // nil if there is none
 	failures int              // in a row
 	noted    time.Time        // the last of them
 	retry    time.Time        // not before
-	trying   bool             // an attempt is being made
+	asked    time.Time        // when a client has last wanted the server
+	retrying bool             // it is tried beside requests
 }
 
-// outagePause is how long a server that cannot be reached is left alone.
-var outagePause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
+// outagePause is how long a server that cannot be reached is left alone. childPause is how long a child process is
+// that takes long to start: it is not started again, only asked whether it is there.
+var (
+	outagePause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
+	childPause  = backoff.Exponential{First: time.Second, Max: time.Second}
+)
 
-// unavailable returns why the server cannot be reached now. If it returns nil, the caller has
-// to note how its attempt went.
+// unavailable returns why the server cannot be reached now, for a client that wants it. It returns nil if that is not
+// known, or no longer because clients did not want it for long.
 func (s *Server) unavailable() *jsonrpc.Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o := &s.outage; o.failure != nil {
-		if o.trying || time.Now().Before(o.retry) {
-			return o.failure
-		}
-		o.trying = true
+	o := &s.outage
+	if o.failure == nil {
+		return nil
 	}
-	return nil
+	if !o.retrying && time.Since(o.asked) > retryTime {
+		s.outage = outage{}
+		return nil
+	}
+	o.asked = time.Now()
+	return o.failure
 }
 
 // isOut reports whether the server could not be reached at the last attempt.
@@ -94,25 +104,49 @@ func (s *Server) isOut() bool {
 func (s *Server) noteAttempt(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	o, now := &s.outage, time.Now()
 	if failure == nil {
-		s.outage = outage{}
+		s.outage = outage{retrying: o.retrying}
 		return 0
 	}
-	o, now := &s.outage, time.Now()
-	if o.failure != nil && !began.After(o.noted) { // another client has noted this failure
+	if o.failure == nil {
+		o.asked = now
+	} else if !began.After(o.noted) { // another client has noted this failure
 		return max(o.retry.Sub(now), 0)
 	}
 	pause = outagePause.Pause(o.failures)
-	o.failure, o.trying, o.noted, o.retry = failure.Outage(), false, now, now.Add(pause)
+	if s.ChildrenOnly && failure.Data.Symbol == "timeout" {
+		pause = childPause.Pause(o.failures)
+	}
+	o.failure, o.noted, o.retry = failure.Outage(), now, now.Add(pause)
 	o.failures++
 	return pause
 }
 
-// abandonAttempt notes that the result of an attempt is unknown.
-func (s *Server) abandonAttempt() {
+// beginRetrying reports whether the caller is to try the server, until it calls endRetrying.
+func (s *Server) beginRetrying() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.outage.trying = false
+	if s.outage.failure == nil || s.outage.retrying {
+		return false
+	}
+	s.outage.retrying = true
+	return true
+}
+
+func (s *Server) endRetrying() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.outage.retrying = false
+}
+
+// waitForRetry waits until the server is to be tried again. It reports false if it is not: because the outage is
+// over, clients do not want the server, or ctx is done.
+func (s *Server) waitForRetry(ctx context.Context) bool {
+	s.mu.Lock()
+	o := s.outage
+	s.mu.Unlock()
+	return o.failure != nil && time.Since(o.asked) <= retryTime && backoff.Sleep(ctx, time.Until(o.retry)) && s.isOut()
 }
 
 // unreachable reports whether a failure is of the server and not of what was asked.

@@ -26,22 +26,33 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 		for range 5 {
 			fails(began, pause, pause)
 		}
-		time.Sleep(pause)
-		if s.unavailable() != nil {
-			t.Error("nobody tries again")
+		if s.unavailable() == nil || !s.beginRetrying() || s.beginRetrying() {
+			t.Error("it is not tried once beside requests")
+		}
+		if !s.waitForRetry(t.Context()) || time.Since(began) != time.Second+pause {
+			t.Errorf("it is tried after %v", time.Since(began))
 		}
 		again := time.Now()
 		fails(began, 0, 0) // which says nothing of the one who tries again
-		if s.unavailable() == nil {
-			t.Error("two try at the same time")
-		}
 		time.Sleep(time.Second)
 		fails(again, time.Second, 2*time.Second)
 		if s.unavailable() == nil {
-			t.Error("it is tried at once")
+			t.Error("requests wait for it")
 		}
-		if s.noteAttempt(again, nil); s.unavailable() != nil {
+		if s.noteAttempt(again, nil); s.unavailable() != nil || s.waitForRetry(t.Context()) {
 			t.Error("the outage is not over")
+		}
+		s.endRetrying()
+		fails(time.Now().Add(time.Nanosecond), time.Second/2, time.Second)
+		if !s.beginRetrying() {
+			t.Error("another outage is not tried")
+		}
+		time.Sleep(retryTime + time.Second)
+		if s.waitForRetry(t.Context()) {
+			t.Error("it is tried although clients do not want it")
+		}
+		if s.endRetrying(); s.unavailable() != nil {
+			t.Error("a client that comes after long does not try it itself")
 		}
 	})
 }

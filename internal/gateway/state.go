@@ -201,7 +201,7 @@ func (s *State) forget(c *client) {
 			defer func() { <-s.ending }()
 			ctx, cancel := context.WithTimeout(context.Background(), g.config.JoinTimeout)
 			defer cancel()
-			l.end(behalf{ctx, g, l.ender})
+			l.end(behalf{ctx: ctx, g: g, r: l.ender})
 		})
 	}
 }

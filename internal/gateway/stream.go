@@ -404,19 +404,26 @@ func (i *interests) at(server string, can abilities) interests {
 	return mine
 }
 
-// want reports whether the client wants a message of a server.
-func (i *interests) want(m *jsonrpc.Message, server string) bool {
-	switch m.Text(jsonrpc.Method) {
+// wantsNotice reports whether the client wants to know of changes of a list, by the notification that tells of them.
+func (i *interests) wantsNotice(notice string) bool {
+	switch notice {
 	case kinds[tools].notice:
 		return i.Tools
 	case kinds[prompts].notice:
 		return i.Prompts
 	case kinds[resources].notice:
 		return i.Resources
+	}
+	return false
+}
+
+// want reports whether the client wants a message of a server.
+func (i *interests) want(m *jsonrpc.Message, server string) bool {
+	switch m.Text(jsonrpc.Method) {
 	case mcp.MethodUpdated:
 		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
 	case mcp.MethodTask:
 		return slices.Contains(i.tasks[server], m.Text(jsonrpc.TaskID))
 	}
-	return false
+	return i.wantsNotice(m.Text(jsonrpc.Method))
 }

@@ -67,6 +67,20 @@ func (g *Gateway) ListTools(r *http.Request, client string) []ToolList {
 	return lists
 }
 
+// Join connects to a server, asks it for its tools, and leaves, on behalf of the operator. So it is known whether the
+// server is there. A server that wants a login is.
+func (g *Gateway) Join(r *http.Request, server string) *jsonrpc.Failure {
+	s := g.servers[server]
+	if s == nil {
+		return jsonrpc.UnknownServer(server)
+	}
+	_, failure := g.newToolLister(r, OperatorIdentity).ask(s)
+	if isLoginRequired(failure) {
+		return nil
+	}
+	return failure
+}
+
 // A toolLister asks servers for their tools on behalf of a client that nothing is remembered of.
 type toolLister struct {
 	behalf
@@ -80,19 +94,19 @@ func (g *Gateway) newToolLister(r *http.Request, identity string) toolLister {
 	})))
 	c.uncounted = true
 	c.apart.Store(true)
-	return toolLister{behalf{r.Context(), g, r}, c}
+	return toolLister{behalf{ctx: r.Context(), g: g, r: r}, c}
 }
 
 // ask asks a server, and ends the session that it takes.
 func (t toolLister) ask(s *Server) (*listing, *jsonrpc.Failure) {
-	ctx, cancel := context.WithTimeout(t.ctx, t.g.config.JoinTimeout)
-	defer cancel()
 	l := t.client.link(s)
 	defer t.end(l)
-	o := t.within(ctx)
-	if failure := l.open(o); failure != nil {
+	if failure := l.open(t.behalf); failure != nil {
 		return emptyListing, failure
 	}
+	ctx, cancel := context.WithTimeout(t.ctx, t.g.config.JoinTimeout)
+	defer cancel()
+	o := t.within(ctx)
 	if _, can := l.state(); can&kinds[tools].needs == 0 {
 		return emptyListing, nil
 	}

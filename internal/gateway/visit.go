@@ -253,7 +253,7 @@ func (v *visit) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 }
 
 // behalf returns on whose behalf the gateway acts for the client.
-func (v *visit) behalf() behalf { return behalf{v.ctx, v.g, v.r} }
+func (v *visit) behalf() behalf { return behalf{ctx: v.ctx, g: v.g, r: v.r} }
 
 // all calls f for all servers that the client may know of at the same time.
 func (v *visit) all(f func(s *Server)) {
@@ -278,25 +278,61 @@ func (v *visit) linked(f func(s *Server, l *link)) {
 }
 
 // meet returns the servers that the client may know of, and what they say of themselves: nil for those
-// that cannot be reached, which is logged. A server that is known is not asked.
-func (v *visit) meet() (servers []*Server, met []*about) {
+// that cannot be reached, which is logged, or not yet. A server that is known is not asked. The client waits
+// as [visit.gather] says.
+func (v *visit) meet(waits func() bool) (servers []*Server, met []*about) {
 	servers = v.g.rules.seen(v.caller.identity)
 	met = make([]*about, len(servers))
 	known := v.g.audience(v.client)
-	var asking errgroup.Group
-	asking.SetLimit(maxFanOut)
+	arrivals := make(chan func(), len(servers))
+	var aside *side
+	asked := 0
 	for i, s := range servers {
 		p := known.at(s.ID)
-		if met[i] = p.current(s); met[i] == nil {
-			asking.Go(func() error {
-				met[i], _ = p.meet(v.behalf(), v.client, s)
-				return nil
-			})
+		if met[i] = p.current(s); met[i] != nil {
+			continue
+		}
+		if aside == nil {
+			aside = v.beside()
+			defer aside.leave()
+		}
+		asked++
+		aside.Go(func() {
+			said, _ := p.meet(aside.behalf, v.client, s)
+			arrivals <- func() { met[i] = said }
+			if said != nil {
+				v.g.came(s)
+			}
+		})
+	}
+	if asked == 0 {
+		return servers, met
+	}
+	v.gather(aside, asked, arrivals, waits)
+	for i, s := range servers {
+		if met[i] == nil {
+			v.leaveOut(s, known.at(s.ID))
 		}
 	}
-	_ = asking.Wait()
+	takeAll(arrivals)
 	return servers, met
 }
+
+// takeAll takes what has arrived by now.
+func takeAll(arrivals <-chan func()) {
+	for {
+		select {
+		case take := <-arrivals:
+			take()
+		default:
+			return
+		}
+	}
+}
+
+// always and never say whether a client waits longer for servers than firstWait.
+func always() bool { return true }
+func never() bool  { return false }
 
 // maxFanOut is how many servers are talked to at the same time for one request.
 const maxFanOut = 64

@@ -145,10 +145,12 @@ func (c *child) readErrors() {
 		}
 	}
 	cut := false // the line began in the piece before
+	offline := false
 	for {
 		line, err := lines.ReadSlice('\n')
 		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
 			c.lastLines.add(text)
+			offline = offline || saysOffline(text)
 			pass, left := passed.line(len(text), time.Now())
 			logLeft(left)
 			switch {
@@ -161,6 +163,9 @@ func (c *child) readErrors() {
 		cut = err == bufio.ErrBufferFull
 		if err != nil && !cut {
 			logLeft(passed.left)
+			if offline {
+				c.logWithheld()
+			}
 			return
 		}
 	}

@@ -67,10 +67,10 @@ func canonical(capabilities []byte, roots bool) string {
 	return string(bytes.TrimSpace(text.Bytes()))
 }
 
-// told returns what a child is told that its clients can do. There are roots if some are
+// told returns what a child is told that its clients, a group, can do. There are roots if some are
 // configured.
-func (s *server) told() []byte {
-	can := []byte(s.at.group.can)
+func (s *server) told(g *group) []byte {
+	can := []byte(g.can)
 	if s.hasRoots() && !mcp.CanBeAsked(can, rootsList) {
 		return jsonspan.Spliced(can, jsonspan.Insert(can, []byte(`"roots":{}`)))
 	}

@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -127,24 +124,43 @@ func TestALegacyServerServesModernClients(t *testing.T) {
 	equal(t, "asked once what it is", len(p.received("server/discover")), 2) // and by the client
 }
 
+// It does not answer what it does not know. The same process is initialized.
 func TestAServerThatSaysNothingBeforeTheHandshakeIsLegacy(t *testing.T) {
 	script := `while read -r l; do case "$l" in ` +
-		`*'"initialize"'*) printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; ` +
-		`*'"id":2'*) printf '%s\n' '{"id":2,"result":"served"}';; esac; done`
-	var p *testPool
-	p = newPoolOf(t, []string{"sh", "-c", script}, func(c *Config) {
-		c.StartTimeout = 200 * time.Millisecond
-		logger := c.Logger
-		c.Logger = func() *zap.Logger {
-			return logger().WithOptions(zap.Hooks(func(e zapcore.Entry) error {
-				if e.Message == "not started" { // the one that says nothing; the next may take its time
-					p.config.StartTimeout = await.Patience
-				}
-				return nil
-			}))
+		`*'"initialize"'*) printf '%s\n' '{"id":2,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; ` +
+		`*'"id":3'*) printf '%s\n' '{"id":3,"result":"served"}';; esac; done`
+	p := newPoolOf(t, []string{"sh", "-c", script}, func(*Config) {})
+	p.silentTime = 10 * time.Millisecond
+	contains(t, "answer", p.client().modern(`"q"`, "x/y", "", "").whole(), `{"id":"q","result":"served"}`)
+	equal(t, "started", len(p.started), 1)
+}
+
+// A server that does not know the modern era is not started twice to find that out.
+func TestALegacyServerIsStartedOnceForModernClients(t *testing.T) {
+	for name, flags := range map[string]string{"it answers at once": "", "it takes its time": "--init-delay 0.05"} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t, flags)
+			p.silentTime = 10 * time.Millisecond
+			pid := modernPID(p)
+			equal(t, "the same child for clients that declare nothing", p.client().pid(), pid)
+			equal(t, "the same child in a session", p.client().initialize(`{}`).pid(), pid)
+			equal(t, "started", p.events("start"), 1)
+			equal(t, "initialized", len(p.received("notifications/initialized")), 1)
+			p.until("reported once", func() bool { return len(p.started) == 1 })
+			equal(t, "of the legacy era", p.Status("alpha:1")[0].Era, "legacy")
+		})
+	}
+	t.Run("what its first client declares decides which clients share it", func(t *testing.T) {
+		p := newPool(t, "")
+		body, headers := modernly(`1`, "tools/call", `"name":"pid"`, "pid")
+		sampling := strings.Replace(body, `clientCapabilities":{}`, `clientCapabilities":{"sampling":{}}`, 1)
+		pid := p.client().post(sampling, headers...).text()
+		equal(t, "again", p.client().post(sampling, headers...).text(), pid)
+		contains(t, "told", p.received("initialize")[0], `"capabilities":{"sampling":{}}`)
+		if other := p.client().post(body, headers...).text(); other == pid {
+			t.Error("a client that declares nothing has the same")
 		}
 	})
-	contains(t, "answer", p.client().modern(`"q"`, "x/y", "", "").whole(), `{"id":"q","result":"served"}`)
 }
 
 // TestAChildThatEndsBeforeItIsGreeted: the process has ended, and the reader of its

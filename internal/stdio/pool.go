@@ -19,10 +19,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A Config says how children are run. All fields are needed but Dir, Env and Roots.
+// A Config says how children are run. All fields are needed but Dir, Env, Withheld and Roots.
 type Config struct {
 	Command      []string // and its arguments
 	Env          []string // all of the environment, as name=value
+	Withheld     []string // names of variables for the network that Caddy has, and Env does not
 	Dir          string   // where it runs
 	Framing      Framing
 	Isolation    Isolation
@@ -65,7 +66,8 @@ type Pool struct {
 	roots   []byte
 	running sync.WaitGroup // goroutines, each child's included
 
-	aliveTime time.Duration // constant, but for tests
+	aliveTime  time.Duration // constant, but for tests
+	silentTime time.Duration // the same
 
 	mu        sync.Mutex
 	servers   map[address]*server
@@ -106,7 +108,8 @@ func NewPool(config Config, observe Observer) *Pool {
 		starts: starts{of: map[string]*rate.Limiter{}},
 		full:   rate.Sometimes{First: 10, Interval: time.Minute},
 
-		aliveTime: aliveTime,
+		aliveTime:  aliveTime,
+		silentTime: silentTime,
 	}
 }
 

@@ -109,7 +109,11 @@ func (rt *roundTrip) server(era mcp.Era) (*server, error) {
 	case rt.session != nil:
 		return p.server(address{host, mcp.Legacy, rt.session.group})
 	case era == mcp.Modern:
-		return p.server(address{host: host, era: era})
+		s, err := p.server(address{host: host, era: era})
+		if err == nil {
+			s.noteAsker(rt.m.Literal(jsonrpc.ClientCapabilities), ownerOf(rt.req.Context()))
+		}
+		return s, err
 	}
 	return p.sharedServer(host, rt.m.Literal(jsonrpc.ClientCapabilities), ownerOf(rt.req.Context()))
 }
@@ -118,6 +122,9 @@ func (rt *roundTrip) server(era mcp.Era) (*server, error) {
 // only one of the legacy era, which ignores what a modern request adds.
 func (rt *roundTrip) child() (*child, error) {
 	c, err := rt.ready(rt.era)
+	if err == nil && rt.era == mcp.Modern && c.server.at.era == mcp.Legacy {
+		err = errLegacyOnly // the child may be that of other clients
+	}
 	if errors.Is(err, errLegacyOnly) || errors.Is(err, errAskLegacy) {
 		c, err = rt.ready(mcp.Legacy)
 	}

@@ -45,6 +45,7 @@ type server struct {
 	left     chan struct{}   // closed when that has ended
 	missed   int             // pings in a row that were not answered
 	unsaid   int             // how often one did not say whether it knows the modern era
+	asker    *asker          // for whom the era is found out; nil in the legacy era
 	stopped  chan struct{}   // closed when there will be none any more
 }
 
@@ -174,6 +175,7 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	case <-s.stopped:
 		return nil, false
 	}
+	began := time.Now()
 	c, err := s.startInitialized()
 	s.mu.Lock()
 	s.starting, s.hurry = nil, nil
@@ -187,7 +189,7 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 		}
 		s.failed(err, 0, false)
 		s.mu.Unlock()
-		if !errors.Is(err, errLegacyOnly) {
+		if !errors.Is(err, errLegacyOnly) && !s.ending() {
 			s.log().Log(level, "not started", zap.Error(err))
 		}
 		return nil, false
@@ -200,7 +202,7 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	if g := s.at.group; g != nil {
 		log = log.With(zap.String("capabilities", mcp.Shortened(g.can)))
 	}
-	log.Info("started", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart))
+	log.Info("MCP server is up", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart), zap.Duration("duration", time.Since(began)))
 	s.pool.observe.Started(s.name, c.cmd.Process.Pid, restart)
 	close(c.announced)
 	return c, restart
@@ -354,14 +356,40 @@ func (h *hello) read(answer *jsonrpc.Message) {
 
 // startInitialized starts a child and shakes hands with it.
 func (s *server) startInitialized() (*child, error) {
+	command := s.pool.config.Command
+	// Arguments may be secrets.
+	s.log().Info("starting MCP server", zap.String("command", command[0]), zap.Int("args", len(command)-1))
 	c, err := startChild(s)
 	if err != nil {
 		return nil, err
 	}
+	defer s.logProgress(c.born, c.cmd.Process.Pid)()
 	if err := s.greet(c); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// stillStarting is how often it is logged that a child has not started yet.
+const stillStarting = 10 * time.Second
+
+// logProgress logs now and then that a child is still starting, until the function that it returns is called.
+func (s *server) logProgress(began time.Time, pid int) (end func()) {
+	done := make(chan struct{})
+	s.pool.running.Go(func() {
+		ticks := time.NewTicker(stillStarting)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticks.C:
+				s.log().Info("MCP server is still starting", zap.Int("pid", pid),
+					zap.Duration("elapsed", time.Since(began).Round(time.Second)), zap.Duration("start_timeout", s.pool.config.StartTimeout))
+			}
+		}
+	})
+	return func() { close(done) }
 }
 
 // greet shakes hands with a child. If it fails, the child has ended when it returns.
@@ -379,7 +407,7 @@ func (s *server) greet(c *child) error {
 	}()
 	greet := c.initialize
 	if s.at.era == mcp.Modern {
-		greet = c.discover
+		greet = c.meet
 	}
 	if err := greet(ctx); err != nil {
 		// The reader of stdout may not have noticed yet that the process has ended.
@@ -391,7 +419,7 @@ func (s *server) greet(c *child) error {
 		if !errors.Is(err, errLegacyOnly) {
 			err = c.explain(err, jsonrpc.CauseNotStarted)
 		}
-		if s.at.era == mcp.Modern && (late || died) {
+		if s.at.era == mcp.Modern && died {
 			err = s.unsure(err)
 		}
 		return err
@@ -403,9 +431,9 @@ func (s *server) greet(c *child) error {
 	return nil
 }
 
-// unsure says what it means that a child was asked for the modern era and did not
-// say. Servers of the legacy era may be silent before they are initialized, or end;
-// but any server may fail once, or take long to be downloaded.
+// unsure says what it means that a child was asked for the modern era and ended.
+// Servers of the legacy era may do so before they are initialized; but any server may
+// fail once.
 func (s *server) unsure(err error) error {
 	if s.unsaid++; s.unsaid > 1 {
 		return errLegacyOnly
@@ -417,14 +445,24 @@ func (s *server) unsure(err error) error {
 // shared one what its clients can do: whom to ask is found out when it asks. Only
 // roots are not there unless they are configured, or there is but one client.
 func (c *child) initialize(ctx context.Context) error {
-	var params []byte
+	params := c.helloOf(c.server.at.group)
 	if owner := c.server.owner; owner != nil {
 		params = owner.hello
-	} else {
-		params = fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`,
-			mcp.Latest, c.server.told(), clientInfo)
 	}
 	answer, err := c.request(ctx, "initialize", params)
+	return c.initialized(ctx, answer, err)
+}
+
+// helloOf returns the params of initialize for a child that a group of clients shares; nil if there is none.
+func (c *child) helloOf(g *group) []byte {
+	if g == nil {
+		return nil
+	}
+	return fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`, mcp.Latest, c.server.told(g), clientInfo)
+}
+
+// initialized takes the answer to initialize.
+func (c *child) initialized(ctx context.Context, answer *jsonrpc.Message, err error) error {
 	if err != nil {
 		return fmt.Errorf("initialize: %w", err)
 	}
@@ -448,20 +486,6 @@ type refusedError struct{ answer *jsonrpc.Message }
 
 func (e *refusedError) Error() string {
 	return "initialize: " + string(e.answer.Literal(jsonrpc.Error))
-}
-
-// discover asks what a child of the modern era is. There is no handshake in it, but
-// a child that cannot say is of the other one.
-func (c *child) discover(ctx context.Context) error {
-	answer, err := c.request(ctx, "server/discover", []byte("{"+modernMeta+"}"))
-	if err != nil {
-		return fmt.Errorf("server/discover: %w", err)
-	}
-	if !answer.Has(jsonrpc.Result) {
-		return errLegacyOnly
-	}
-	c.hello.read(answer)
-	return nil
 }
 
 // resume gives clients what they had before a restart: the child gets their
@@ -503,11 +527,14 @@ func (s *server) eachSession(f func(*session)) {
 		f(s.owner)
 		return
 	}
-	if s.at.era == mcp.Modern {
+	s.mu.Lock()
+	at := s.at // which changes if the child is found not to know the modern era
+	s.mu.Unlock()
+	if at.era == mcp.Modern {
 		return
 	}
 	s.pool.each(func(session *session) {
-		if session.group == s.at.group {
+		if session.group == at.group {
 			f(session)
 		}
 	})

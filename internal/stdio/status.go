@@ -156,6 +156,27 @@ func (p *Pool) Restart(ctx context.Context, host string) error {
 	return errors.Join(errs...)
 }
 
+// Start starts a child at a host, unless one that clients share runs there. Which era it speaks is found out. It returns
+// when the child is ready, or why it is not.
+func (p *Pool) Start(ctx context.Context, host string) error {
+	for _, s := range p.at(host) {
+		if s.owner == nil && s.current() != nil {
+			return nil
+		}
+	}
+	s, err := p.server(address{host: host, era: mcp.Modern})
+	if err != nil {
+		return err
+	}
+	_, err = s.ready(ctx)
+	if errors.Is(err, errLegacyOnly) || errors.Is(err, errAskLegacy) {
+		if s, err = p.sharedServer(host, nil, ""); err == nil {
+			_, err = s.ready(ctx)
+		}
+	}
+	return err
+}
+
 // wantsRestart reports whether a restart of everything at its host is one of this
 // server. One that was found not to know the modern era is asked again when it is
 // needed: it may be another by now.

@@ -1,15 +1,21 @@
-// Package unlogged keeps session ids out of logs of responses.
+// Package unlogged keeps session ids out of logs of responses, and clients that leave.
 package unlogged
 
 import (
 	"context"
+	"io"
 	"net/http"
+	"sync/atomic"
 )
 
 const sessionHeader = "Mcp-Session-Id"
 
-// A Session is the session id of a response that is logged without it.
-type Session struct{ ids []string }
+// A Session is the session id of a response that is logged without it, and whether the response was canceled.
+type Session struct {
+	ids      []string
+	body     body
+	canceled atomic.Bool
+}
 
 // SessionKey is where a context has the *Session of its request.
 type SessionKey struct{}
@@ -20,11 +26,18 @@ func (s *Session) In(ctx context.Context) context.Context {
 }
 
 // Hide moves the session id from the header of a response to the Session of its request's
-// context, if there is one.
-func Hide(ctx context.Context, header http.Header) {
-	if s, ok := ctx.Value(SessionKey{}).(*Session); ok {
-		s.ids = header[sessionHeader]
-		delete(header, sessionHeader)
+// context, if there is one. If the request is canceled, the body then ends as if it were complete, because
+// reverse_proxy warns of a body that is not, and it is no fault of a server that its client leaves. The Session knows.
+func Hide(ctx context.Context, res *http.Response) {
+	s, ok := ctx.Value(SessionKey{}).(*Session)
+	if !ok {
+		return
+	}
+	s.ids = res.Header[sessionHeader]
+	delete(res.Header, sessionHeader)
+	if res.Body != nil && res.Body != http.NoBody && res.StatusCode != http.StatusSwitchingProtocols {
+		s.body = body{res.Body, ctx, s}
+		res.Body = &s.body
 	}
 }
 
@@ -33,4 +46,23 @@ func (s *Session) Restore(header http.Header) {
 	if s.ids != nil {
 		header[sessionHeader] = s.ids
 	}
+}
+
+// Canceled reports whether the body of the response has ended because its request was canceled.
+func (s *Session) Canceled() bool { return s.canceled.Load() }
+
+// A body is that of a response whose request may be canceled.
+type body struct {
+	io.ReadCloser
+	ctx     context.Context
+	session *Session
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && b.ctx.Err() != nil {
+		b.session.canceled.Store(true)
+		err = io.EOF
+	}
+	return n, err
 }

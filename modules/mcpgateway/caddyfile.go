@@ -46,6 +46,7 @@ func init() {
 //		separator        <text> | none
 //		max_name_length  <number>
 //		join_timeout     <duration>
+//		start            eager | lazy
 //		session_key      <text>
 //		max_sessions     <number>
 //		discovery        on | off
@@ -85,6 +86,7 @@ func init() {
 //		server <name> [<url> | stdio <command> <args...>] {
 //			alias   <names...>
 //			timeout <duration>
+//			start   eager | lazy
 //			path    <path>
 //			mask    <as above>
 //			focus   <as above>
@@ -160,6 +162,7 @@ func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Line
 		"separator":           setting.Text(&handler.Separator),
 		"max_name_length":     setting.Positive(&handler.MaxNameLength),
 		"join_timeout":        setting.Duration(&handler.JoinTimeout),
+		"start":               setting.Text(&handler.Start),
 		"session_key":         setting.Check(setting.Secret(&handler.SessionKey), handler.checkLiteralKey),
 		"max_sessions":        setting.Positive(&handler.MaxSessions),
 		"discovery":           setting.Switch(&handler.Discovery),
@@ -308,6 +311,7 @@ func (s *Server) lines() setting.Lines {
 		"alias":               setting.List(&s.Aliases, "names"),
 		"expose":              setting.List(&s.Expose, "patterns"),
 		"timeout":             setting.Duration(&s.Timeout),
+		"start":               setting.Text(&s.Start),
 		"path":                setting.Text(&s.Path),
 		"mask":                parseMask(&s.Mask),
 		"focus":               parseFocus(&s.Focus),

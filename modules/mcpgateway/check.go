@@ -82,6 +82,9 @@ func (h *Handler) validateSettings() error {
 	case h.JoinTimeout < 0:
 		return fmt.Errorf("join_timeout: %s is negative", time.Duration(h.JoinTimeout))
 	}
+	if err := validateStart(h.Start); err != nil {
+		return err
+	}
 	if err := h.checkOrigins(); err != nil {
 		return err
 	}

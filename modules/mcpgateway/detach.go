@@ -53,6 +53,9 @@ func (c *detachedContext) Value(key any) any {
 
 // detached returns the same without the replacer.
 func (i *inherited) detached() *inherited {
+	if i.repl == nil {
+		return i
+	}
 	d := &inherited{vars: i.vars}
 	for _, name := range i.names.all() {
 		if value, ok := i.placeholder(name); ok {

@@ -175,8 +175,15 @@ type Handler struct {
 	MaxNameLength int `json:"max_name_length,omitempty"`
 
 	// How long a server may take to shake hands, or to list what it has, before all
-	// others are shown without it. Default: 15s
+	// others are shown without it. A client that listens is shown them after 2 seconds, and
+	// told when the server is there. Default: 15s
 	JoinTimeout caddy.Duration `json:"join_timeout,omitempty"`
+
+	// When servers are started that do not say so themselves: lazy when a client needs them, or
+	// eager when the configuration runs. An eager child process runs from then on. With an
+	// eager server that is reached over HTTP the gateway shakes hands once. Both are tried again
+	// until they are there. Default: lazy
+	Start string `json:"start,omitempty"`
 
 	// What seals the session ids of clients: the same at all replicas that share
 	// clients. At least 32 characters, mostly from the environment:
@@ -285,10 +292,11 @@ type Handler struct {
 
 	recordKeys []string // of the records of servers
 
-	health *health // nil unless servers are checked
-	events *caddyevents.App
-	ctx    caddy.Context
-	logger *zap.Logger
+	health  *health  // nil unless servers are checked
+	starter *starter // nil unless the configuration runs
+	events  *caddyevents.App
+	ctx     caddy.Context
+	logger  *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -456,6 +464,7 @@ func (h *Handler) start() {
 		s.answerChildren()
 	}
 	h.announce()
+	h.startServers()
 	h.startHealth()
 }
 
@@ -505,6 +514,7 @@ func (h *Handler) Cleanup() error {
 	}
 	registry.remove(h)
 	h.stopAnnouncing()
+	h.stopStarting()
 	h.stopHealth()
 	h.closeRecords()
 	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some

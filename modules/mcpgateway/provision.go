@@ -62,6 +62,9 @@ func (h *Handler) setDefaults() {
 		on := true
 		h.ReportMissing = &on
 	}
+	if h.Start == "" {
+		h.Start = startLazy
+	}
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
 	}

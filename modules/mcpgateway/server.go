@@ -36,6 +36,9 @@ type Server struct {
 	// How long the server may take. Default: the gateway's response_timeout
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
+	// The same as the gateway's start, for this server. Default: as that says
+	Start string `json:"start,omitempty"`
+
 	// How its results are masked. Default: as the gateway's mask says
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
@@ -92,6 +95,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	}
 	if s.Timeout == 0 {
 		s.Timeout = h.ResponseTimeout
+	}
+	if s.Start == "" {
+		s.Start = h.Start
 	}
 	target, err := parsePath(s.Path)
 	if err != nil {
@@ -259,6 +265,9 @@ func (s *Server) check() error {
 		if err := s.OAuth.Validate(); err != nil {
 			return fmt.Errorf("oauth: %w", err)
 		}
+	}
+	if err := validateStart(s.Start); err != nil {
+		return err
 	}
 	if s.Timeout < 0 {
 		return fmt.Errorf("timeout: %s is negative", time.Duration(s.Timeout))

@@ -1,9 +1,6 @@
 package mcpstdio
 
 import (
-	"fmt"
-	"strings"
-
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
@@ -13,6 +10,7 @@ import (
 //
 //	transport mcp_stdio <command> <args...> {
 //		env           <name> <value>
+//		env           inherit <names...>
 //		dir           <directory>
 //		framing       newline|content-length
 //		isolation     none|shared|session
@@ -53,11 +51,17 @@ func (t *Transport) checkConfig() error {
 	return copied.Validate()
 }
 
+// unmarshalEnv reads a variable and its value. After inherit there are names of variables, so none can be called that.
 func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
-	var name, value string
-	if !d.AllArgs(&name, &value) {
-		return setting.Expected(d, "env", "<name> <value>")
+	args := d.RemainingArgs()
+	if len(args) > 1 && args[0] == "inherit" {
+		t.InheritEnv = append(t.InheritEnv, args[1:]...)
+		return nil
 	}
+	if len(args) != 2 {
+		return d.Err(`env: expected "env <name> <value>" or "env inherit <names...>"`)
+	}
+	name, value := args[0], args[1]
 	if err := validName(name); err != nil {
 		return d.WrapErr(err)
 	}
@@ -68,13 +72,6 @@ func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
 		t.Env = map[string]string{}
 	}
 	t.Env[name] = value
-	return nil
-}
-
-func validName(name string) error {
-	if name == "" || strings.ContainsAny(name, "=\x00") {
-		return fmt.Errorf("env: %q is not the name of a variable", name)
-	}
 	return nil
 }
 

@@ -17,6 +17,9 @@ func (t *Transport) Restart(ctx context.Context, host string) error {
 	return t.pool.Restart(ctx, host)
 }
 
+// Start starts a child at a host, unless one runs there. It returns when that is ready.
+func (t *Transport) Start(ctx context.Context, host string) error { return t.pool.Start(ctx, host) }
+
 // Check finds out whether the children at a host are alive. One that is not is started
 // again. Those that nobody has needed yet are left alone; asked says whether there were
 // others.

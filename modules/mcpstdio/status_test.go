@@ -40,3 +40,17 @@ func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
 		t.Error("it is alive for one who has left")
 	}
 }
+
+func TestStart(t *testing.T) {
+	transport := provision(t, `,"stop_grace":1000000000`)
+	defer transport.Cleanup()
+	for range 2 {
+		if err := transport.Start(t.Context(), "alpha:1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := transport.Status("alpha:1")
+	if len(got) != 1 || got[0].State != stdio.Running || strconv.Itoa(got[0].PID) != call(t, transport, "pid") {
+		t.Errorf("got %+v", got)
+	}
+}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -38,7 +37,7 @@ func init() {
 // first part names the server in logs and metrics.
 //
 // A child is started when it is first needed, in a process group of its own, without
-// a shell, and with nothing in its environment but PATH, HOME and what env names. It
+// a shell, and with nothing in its environment but PATH, HOME and what env sets or inherits. It
 // is initialized once, for the clients that share it or for the session it belongs
 // to. What it writes to stderr goes to the log. When it dies, calls that wait for it fail at once,
 // and it is started again after a second; one that keeps dying before it has answered
@@ -70,6 +69,12 @@ type Transport struct {
 	// Default: none
 	Env map[string]string `json:"env,omitempty"`
 
+	// Names of variables that it inherits from Caddy's environment, if they are set there,
+	// besides PATH and HOME: such as NODE_EXTRA_CA_CERTS and HTTPS_PROXY, if it needs them to
+	// reach the network. In a name, * stands for any characters. On Windows it inherits those,
+	// too, without which programs fail, such as SystemRoot. Default: none
+	InheritEnv []string `json:"inherit_env,omitempty"`
+
 	// The directory in which it runs. Default: Caddy's
 	Dir string `json:"dir,omitempty"`
 
@@ -92,7 +97,8 @@ type Transport struct {
 	// those of a client come first. Default: none
 	Roots []string `json:"roots,omitempty"`
 
-	// How long it may take to start and to be initialized. Default: 15s
+	// How long it may take to start and to be initialized. The first start of npx or uvx
+	// downloads. Clients do not wait that long. Default: 2m
 	StartTimeout caddy.Duration `json:"start_timeout,omitempty"`
 
 	// How long it may take to end by itself after its stdin has been closed. Then
@@ -196,7 +202,7 @@ func (t *Transport) setDefaults() {
 		t.Isolation = stdio.Shared
 	}
 	if t.StartTimeout == 0 {
-		t.StartTimeout = caddy.Duration(15 * time.Second)
+		t.StartTimeout = caddy.Duration(2 * time.Minute)
 	}
 	if t.StopGrace == 0 {
 		t.StopGrace = caddy.Duration(2 * time.Second)
@@ -234,16 +240,7 @@ func (t *Transport) config() stdio.Config {
 	for _, arg := range t.Command {
 		config.Command = append(config.Command, repl.ReplaceKnown(arg, ""))
 	}
-	for _, name := range []string{"PATH", "HOME"} {
-		value, set := os.LookupEnv(name)
-		if _, given := t.Env[name]; set && !given {
-			config.Env = append(config.Env, name+"="+value)
-		}
-	}
-	for name, value := range t.Env {
-		config.Env = append(config.Env, name+"="+repl.ReplaceKnown(value, ""))
-	}
-	slices.Sort(config.Env)
+	config.Env, config.Withheld = t.environment(repl)
 	return config
 }
 
@@ -280,12 +277,7 @@ func (t *Transport) Validate() error {
 	case t.SessionTTL < 0:
 		return fmt.Errorf("session_ttl: %s is negative", time.Duration(t.SessionTTL))
 	}
-	for name := range t.Env {
-		if err := validName(name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.validateEnv()
 }
 
 // RoundTrip implements http.RoundTripper.

@@ -54,6 +54,8 @@ func TestCaddyfile(t *testing.T) { // A1
 		{"everything", `mcp_stdio node server.js {
 			env A b
 			env C "d e"
+			env inherit HTTPS_PROXY LC_*
+			env inherit NO_PROXY
 			dir /srv
 			framing content-length
 			isolation session
@@ -65,7 +67,8 @@ func TestCaddyfile(t *testing.T) { // A1
 			session_ttl 2h
 		}`, Transport{
 			Command: []string{"node", "server.js"}, Env: map[string]string{"A": "b", "C": "d e"}, Dir: "/srv",
-			Framing: stdio.ContentLength, Isolation: stdio.PerSession, Roots: []string{"file:///a", "file:///b"},
+			InheritEnv: []string{"HTTPS_PROXY", "LC_*", "NO_PROXY"},
+			Framing:    stdio.ContentLength, Isolation: stdio.PerSession, Roots: []string{"file:///a", "file:///b"},
 			StartTimeout: caddy.Duration(20 * time.Second), StopGrace: caddy.Duration(3 * time.Second),
 			MaxLine: 8 << 20, MaxSessions: 7, SessionTTL: caddy.Duration(2 * time.Hour),
 		}},
@@ -93,6 +96,8 @@ func TestCaddyfileErrors(t *testing.T) { // A2
 		{"a variable twice", "mcp_stdio x {\n env A b\n env A c\n}", "env A"},
 		{"a variable without a value", "mcp_stdio x {\n env A\n}", "Testfile:2"},
 		{"a variable that is none", "mcp_stdio x {\n env A=B c\n}", "env"},
+		{"three arguments of env", "mcp_stdio x {\n env A b c\n}", "env inherit <names...>"},
+		{"nothing to inherit", "mcp_stdio x {\n env inherit\n}", "env inherit <names...>"},
 		{"a variable without a name", "mcp_stdio x {\n env \"\" c\n}", "env"},
 		{"no directory", "mcp_stdio x {\n dir\n}", "dir"},
 		{"two directories", "mcp_stdio x {\n dir /a /b\n}", "Testfile:2"},
@@ -140,6 +145,9 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
 		{"a negative max_sessions", `{"command":["x"],"max_sessions":-1}`, "max_sessions"},
 		{"a negative session_ttl", `{"command":["x"],"session_ttl":-1}`, "session_ttl"},
 		{"a variable that is none", `{"command":["x"],"env":{"A=B":"c"}}`, "env"},
+		{"a variable to inherit that is none", `{"command":["x"],"inherit_env":["A=B"]}`, "env"},
+		{"a variable that has two values", `{"command":["x"],"env":{"A":"b"},"inherit_env":["A"]}`, "env: A is set, and inherited"},
+		{"all variables", `{"command":["x"],"inherit_env":["*"]}`, "env: inherit *"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -186,7 +194,7 @@ func TestDefaults(t *testing.T) { // A1
 		t.Fatal(err)
 	}
 	want, _ := json.Marshal(Transport{
-		Command: shared.Command, Framing: stdio.Newline, Isolation: stdio.Shared, StartTimeout: caddy.Duration(15 * time.Second),
+		Command: shared.Command, Framing: stdio.Newline, Isolation: stdio.Shared, StartTimeout: caddy.Duration(2 * time.Minute),
 		StopGrace: caddy.Duration(2 * time.Second), MaxLine: 64 << 20, MaxSessions: 10_000, SessionTTL: caddy.Duration(time.Hour),
 	})
 	if string(got) != string(want) {
@@ -214,6 +222,31 @@ func TestPlaceholders(t *testing.T) {
 	}
 	if text, _ := json.Marshal(transport); strings.Contains(string(text), "hunter2") {
 		t.Errorf("a secret in the configuration: %s", text)
+	}
+}
+
+// A child inherits what is named, and nothing else (A40). What it may miss is known.
+func TestInheritedEnvironment(t *testing.T) {
+	for _, variable := range os.Environ() {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value) // which restores it
+		if err := os.Unsetenv(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, value := range map[string]string{
+		"PATH": "/bin", "HOME": "/root", "LC_ALL": "C", "LC_TIME": "de", "HTTPS_PROXY": "http://user:secret@proxy", "SSL_CERT_FILE": "/ca.pem",
+		"API_KEY": "secret", "inherit": "x",
+	} {
+		t.Setenv(name, value)
+	}
+	transport := &Transport{Command: []string{"x"}, Env: map[string]string{"LC_TIME": "fr"}, InheritEnv: []string{"LC_*", "SSL_CERT_FILE", "NOT_SET"}}
+	config := transport.config()
+	if want := []string{"HOME=/root", "LC_ALL=C", "LC_TIME=fr", "PATH=/bin", "SSL_CERT_FILE=/ca.pem"}; !reflect.DeepEqual(config.Env, want) {
+		t.Errorf("got %q, want %q", config.Env, want)
+	}
+	if want := []string{"HTTPS_PROXY"}; !reflect.DeepEqual(config.Withheld, want) {
+		t.Errorf("withheld %q, want %q", config.Withheld, want)
 	}
 }
 

@@ -33,7 +33,7 @@ var directives = []directive{
 		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate", "notification_routes": "route_notifications",
 			"allow_unauthenticated": "" /* auth none */}},
 	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), "reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}",
-		map[string]string{"command": ""}},
+		map[string]string{"command": "", "inherit_env": ""}},
 	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), "observation_mask {\n…\n}", nil},
 	{"tool_result_mask", "docs/tool_result_mask.md", new(toolresultmask.Handler), "tool_result_mask {\n…\n}", nil},
 	{"mcp_pruner", "docs/mcp_pruner.md", new(mcppruner.Handler), "mcp_pruner {\n…\n}", nil},

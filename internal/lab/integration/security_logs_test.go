@@ -107,7 +107,7 @@ func TestSecurityLogsOfShippedFiles(t *testing.T) {
 			post(t, mcpAt(base, "s")+"?endpoint=SECRET-9&token=SECRET-11", rpc("x", `{}`), keys...)
 			await.Until(t, "all of it is logged", func() bool {
 				all, _ := os.ReadFile(log)
-				return strings.Count(string(all), "handled request") >= 5 && strings.Count(string(all), "aborting with incomplete response") >= 3 &&
+				return strings.Count(string(all), "handled request") >= 5 && strings.Contains(string(all), "aborting with incomplete response") &&
 					strings.Contains(string(all), "http.log.error") && strings.Contains(string(all), "upstream roundtrip") && strings.Contains(string(all), "rewrote request")
 			})
 			searchLog(t, log)
@@ -143,7 +143,7 @@ func TestSecurityLogsOfServers(t *testing.T) {
 	}
 	await.Until(t, "all of it is logged", func() bool {
 		all, _ := os.ReadFile(log)
-		return strings.Count(string(all), "aborting with incomplete response") >= 2*len(names) && strings.Count(string(all), "upstream roundtrip") >= 2*len(names)+2
+		return strings.Count(string(all), "upstream roundtrip") >= 2*len(names)+2
 	})
 	searchLog(t, log)
 	if all := fmt.Sprint(linesOf(t, log)); !strings.Contains(all, `"X-Key":["REDACTED"]`) || !strings.Contains(all, `"Accept":["`) {

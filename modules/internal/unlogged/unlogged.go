@@ -36,7 +36,7 @@ func HeadersFor(logger *zap.Logger) Headers {
 
 // RoundTrip makes a request by a transport of a reverse_proxy. When it returns, r is as it
 // may be logged: reverse_proxy has no other use for it then. The id of a session is taken
-// out of the response if there is a [unlogged.Session] to keep it.
+// out of the response if there is a [unlogged.Session] to keep it, which also knows of a client that leaves.
 func (logged Headers) RoundTrip(
 	r *http.Request, transport func(*http.Request) (*http.Response, error),
 ) (*http.Response, error) {
@@ -53,7 +53,7 @@ func (logged Headers) RoundTrip(
 	if err != nil {
 		return res, err
 	}
-	unlogged.Hide(r.Context(), res.Header)
+	unlogged.Hide(r.Context(), res)
 	return res, nil
 }
 

@@ -3,9 +3,11 @@ package unlogged
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/iotest"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -46,6 +48,27 @@ func TestRoundTrip(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a client that leaves", func(t *testing.T) {
+		for name, leaves := range map[string]bool{"of a server that breaks off": false, "that is gone": true} {
+			ctx, leave := context.WithCancel(context.WithValue(t.Context(), caddyhttp.VarsCtxKey, map[string]any{}))
+			defer leave()
+			var session unlogged.Session
+			r := httptest.NewRequest(http.MethodGet, "/mcp", nil).WithContext(session.In(ctx))
+			res, err := Headers(false).RoundTrip(r, func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(iotest.ErrReader(failed))}, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if leaves {
+				leave()
+			}
+			_, err = io.ReadAll(res.Body)
+			if (err == nil) != leaves || session.Canceled() != leaves {
+				t.Errorf("a client %s: %v, canceled %t", name, err, session.Canceled())
+			}
+		}
+	})
 	t.Run("a health check", func(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.Header.Set("X-Key", "secret")

@@ -1,0 +1,220 @@
+package gateway
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+)
+
+// firstWait is how long a client waits for servers that are not connected yet, if it hears of them when they
+// are. Clients give up a server that does not answer initialize within a few seconds, and a person looks at the
+// screen meanwhile. Most servers that are installed start in less.
+const firstWait = 2 * time.Second
+
+// rewaitPause is how often it is checked, after that, whether a client hears of servers by now.
+const rewaitPause = firstWait / 10
+
+// A side is what the gateway does for a client beside a request: it goes on after the request was answered. Then it
+// ends when the gateway is closed.
+type side struct {
+	behalf
+	client  *client
+	cancel  context.CancelFunc
+	unbind  func() bool   // stops it from ending with the gateway
+	pending atomic.Int64  // calls of Go that have not ended, and the request as long as it adds some
+	turns   chan struct{} // holds a value for each server that is asked at the moment
+}
+
+// beside returns the side of the request, which has to leave it.
+func (v *visit) beside() *side {
+	ctx, cancel := context.WithCancel(newBesideContext(v.g.config.Exiting, v.g, v.ctx))
+	kept := keepRequest(v.r)
+	s := &side{behalf: behalf{ctx: ctx, g: v.g, r: kept.in(ctx)}, client: v.client, cancel: cancel,
+		turns: make(chan struct{}, maxFanOut)}
+	s.pending.Store(1)
+	return s
+}
+
+// Go runs f in a goroutine.
+func (s *side) Go(f func()) {
+	s.pending.Add(1)
+	run := func() {
+		defer s.release()
+		s.turns <- struct{}{}
+		defer func() { <-s.turns }()
+		f()
+	}
+	if !s.g.runFor(s.client, run) {
+		s.cancel() // the gateway has ended
+		run()
+	}
+}
+
+// leave says that the request is answered.
+func (s *side) leave() {
+	s.unbind = context.AfterFunc(s.g.closing, s.cancel)
+	s.release()
+}
+
+// release says that the request, or a goroutine, has ended.
+func (s *side) release() {
+	if s.pending.Add(-1) == 0 {
+		s.unbind()
+		s.cancel()
+	}
+}
+
+// runFor runs f in a goroutine, for a client that is kept until f returns. It reports false if the State has ended.
+func (s *State) runFor(c *client, f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	c.using++
+	s.running.Go(func() {
+		defer s.release(c)
+		f()
+	})
+	return true
+}
+
+// listWait returns how long a list waits for servers that are not connected yet, if the client hears of them when they
+// are. Clients wait longer for lists than for initialize, and a program that lists once ignores what it hears: an
+// operator whose servers are slow has a longer join_timeout.
+func (g *Gateway) listWait() time.Duration { return max(firstWait, g.config.JoinTimeout/8) }
+
+// gather takes n results that arrive from goroutines of a side. The client waits for firstWait, then as long as
+// waits returns true, and no longer than JoinTimeout. It reports whether all have arrived. If the client leaves, the
+// side is given up.
+func (v *visit) gather(s *side, n int, arrivals <-chan func(), waits func() bool) (complete bool) {
+	last, next := time.NewTimer(v.g.config.JoinTimeout), time.NewTimer(firstWait)
+	defer last.Stop()
+	defer next.Stop()
+	for ; n > 0; n-- {
+		for arrived := false; !arrived; {
+			select {
+			case take := <-arrivals:
+				take()
+				arrived = true
+			case <-next.C:
+				if !waits() {
+					return false
+				}
+				next.Reset(rewaitPause)
+			case <-last.C:
+				return false
+			case <-v.ctx.Done():
+				s.cancel()
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// leaveOut notes that the client is answered without a server, so that it is told when the server is there.
+func (v *visit) leaveOut(s *Server, p *profile) {
+	p.mu.Lock()
+	p.missing = true
+	p.mu.Unlock()
+	s.missing.Store(true)
+}
+
+// came tells clients that were answered without a server that it is there.
+func (g *Gateway) came(s *Server) {
+	if !s.missing.Swap(false) {
+		return
+	}
+	concerned := map[string]bool{}
+	g.audiences.each(func(a *audience) { concerned[a.key] = a.at(s.ID).noteCame() })
+	g.mu.Lock()
+	streams := g.streamsOf(g)
+	g.mu.Unlock()
+	for _, stream := range streams {
+		if concerned[stream.visit.client.audience] && g.rules.sees(stream.visit.caller.identity, s) {
+			stream.later(func() { stream.announce(tools, prompts, resources) })
+		}
+	}
+}
+
+// noteCame notes that the server is there. It reports whether clients were answered without it. Those that listen
+// later are told then.
+func (p *profile) noteCame() (missing bool) {
+	p.mu.Lock()
+	missing, p.missing = p.missing, false
+	p.mu.Unlock()
+	if missing {
+		p.lists.changedBefore(announcedKinds...)
+	}
+	return missing
+}
+
+// changedBefore notes that lists are others than clients have seen.
+func (c *listCache) changedBefore(lists ...listKind) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range lists {
+		c.kept[k] = c.kept[k].outdated()
+		c.kept[k].history.changed = time.Now()
+	}
+}
+
+// hears reports whether the client has a stream by which it is told that lists of a kind have changed.
+func (c *client) hears(k listKind) bool {
+	for _, s := range c.listening() {
+		if kinds[k].notice != "" && s.ctx.Err() == nil && (s.wants == nil || s.wants.wantsNotice(kinds[k].notice)) {
+			return true
+		}
+	}
+	return false
+}
+
+// retryTime is for how long a server that cannot be reached is tried after the last client has asked for it.
+const retryTime = 10 * time.Minute
+
+// retry has a server that cannot be reached tried beside requests, on behalf of the client that asks for it now, if
+// that is not done already.
+func (l *link) retry(o behalf, s *Server) {
+	if !s.beginRetrying() {
+		return
+	}
+	ctx := newBesideContext(o.g.closing, o.g, o.ctx)
+	kept := keepRequest(o.r)
+	o = behalf{ctx: ctx, g: o.g, r: kept.in(ctx)}
+	if !o.g.runFor(l.client, func() { l.keepRetrying(o, s) }) {
+		s.endRetrying()
+	}
+}
+
+// keepRetrying tries a server until it can be reached, the client has left, or no client has asked for long.
+func (l *link) keepRetrying(o behalf, s *Server) {
+	defer s.endRetrying()
+	for s.waitForRetry(o.ctx) && !l.client.ended.Load() {
+		_ = l.connect(o, true) // which notes and logs it
+	}
+}
+
+// A besideContext is the context of what is done beside requests, with the values of the context of a request.
+type besideContext struct {
+	context.Context
+	values context.Context
+	owner  any
+}
+
+// newBesideContext returns a context that is done when another one is.
+func newBesideContext(until context.Context, g *Gateway, of context.Context) *besideContext {
+	return &besideContext{until, g.config.Detach(of), of.Value(stdio.OwnerKey{})}
+}
+
+func (c *besideContext) Value(key any) any {
+	if _, ok := key.(stdio.OwnerKey); ok {
+		return c.owner
+	}
+	if value := c.Context.Value(key); value != nil { // which package context asks for
+		return value
+	}
+	return c.values.Value(key)
+}

@@ -1,0 +1,143 @@
+package integration
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+)
+
+// Eager servers are started when the configuration runs, and not again by a reload that leaves them as they are.
+func TestEagerServers(t *testing.T) {
+	isolate(t)
+	eager, lazy, added := newJournal(t), newJournal(t), newJournal(t)
+	http1 := newJournal(t)
+	address, far := freeAddress(t), freeAddress(t)
+	lines := []string{"name eager", "separator __", "start eager",
+		block(child("eager"), eager.env()), block(child("lazy"), lazy.env(), "start lazy"),
+		block("server far http://"+far+"/mcp/near", "timeout 1m")}
+	behind := site(far, gateway("name behind", block(child("near"), http1.env())))
+	load(t, site(address, gateway(lines...))+behind)
+	await.Until(t, "the child is initialized", func() bool { return len(eager.entries(t, "notifications/initialized")) == 1 })
+	await.Until(t, "the state of the child", func() bool { return stateOf(t, "eager").State == "healthy" })
+	await.Until(t, "the server over HTTP is asked for its tools", func() bool { return len(http1.entries(t, "tools/list")) == 1 })
+	pid := stateOf(t, "eager").pid(t)
+
+	lines = append(lines, block(child("added"), added.env()))
+	load(t, site(address, gateway(lines...))+behind)
+	await.Until(t, "the child that was added", func() bool { return len(added.entries(t, "notifications/initialized")) == 1 })
+	if got := stateOf(t, "eager").pid(t); got != pid || len(eager.entries(t, "start")) != 1 {
+		t.Errorf("process %d has become %d", pid, got)
+	}
+	if n := len(http1.entries(t, "tools/list")); n != 1 {
+		t.Errorf("the server over HTTP was asked %d times", n)
+	}
+	if n := len(lazy.entries(t, "start")); n != 0 {
+		t.Errorf("a lazy child was started %d times", n)
+	}
+}
+
+// An eager server that is not there yet is tried until it is.
+func TestEagerServersThatComeLater(t *testing.T) {
+	isolate(t)
+	journal, flag := newJournal(t), filepath.Join(t.TempDir(), "flag")
+	command := strings.TrimPrefix(child("moody"), "server moody stdio ")
+	serve(t, gateway("start eager", block("server moody stdio sh -c `test -e "+flag+" && exec "+command+"`", journal.env())))
+	await.Until(t, "it has failed", func() bool { return strings.Contains(stateOf(t, "moody").LastError, "exit status 1") })
+	if err := os.WriteFile(flag, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "it is started", func() bool { return len(journal.entries(t, "notifications/initialized")) == 1 })
+}
+
+// A child that never shakes hands holds up no client for longer than the first wait, and clients of both eras share
+// one process of it.
+func TestChildrenThatNeverShakeHands(t *testing.T) {
+	isolate(t)
+	hung := newJournal(t)
+	url := serve(t, gateway("separator __", "join_timeout 4s", block(child("hung", "--hang-init"), hung.env()), child("good")))
+	for name, modern := range map[string]bool{"legacy": false, "modern": true} {
+		c := newSpeaker(t, joinedAt(url), modern, canAll)
+		c.listens(t)
+		for range 3 {
+			if got := c.ask(t, "tools/list", ""); !strings.Contains(string(got.answer.Result), `"good__echo"`) {
+				t.Errorf("the %s client: %s", name, got.answer.Raw)
+			}
+		}
+	}
+	if n := len(hung.entries(t, "start")); n > 2 { // one for each era: the first is not known to speak the other
+		t.Errorf("%d processes", n)
+	}
+}
+
+// A server that takes its time is announced when it is there.
+func TestChildrenThatTakeTheirTime(t *testing.T) {
+	isolate(t)
+	for name, modern := range map[string]bool{"legacy": false, "modern": true} {
+		t.Run(name, func(t *testing.T) {
+			slow := newJournal(t)
+			url := serve(t, gateway("name "+name, "separator __", block(child("slow", "--init-delay", "6"), slow.env()), child("good")))
+			c := newSpeaker(t, joinedAt(url), modern, canAll)
+			stream := c.listens(t)
+			first := c.ask(t, "tools/list", "")
+			if strings.Contains(string(first.answer.Result), `"slow__echo"`) {
+				t.Skip("the machine is slower than the child")
+			}
+			stream.hears(t, "notifications/tools/list_changed")
+			if got := c.ask(t, "tools/list", ""); !strings.Contains(string(got.answer.Result), `"slow__echo"`) {
+				t.Errorf("got %s", got.answer.Raw)
+			}
+			if n := len(slow.entries(t, "start")); n != 1 {
+				t.Errorf("%d processes", n)
+			}
+		})
+	}
+}
+
+// A client that leaves while it listens is not warned of. A server that breaks off is.
+func TestClientsThatLeaveAreNoWarnings(t *testing.T) {
+	isolate(t)
+	file := filepath.Join(t.TempDir(), "log")
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = w.Write([]byte("data: {\n\n"))
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	defer broken.Close()
+	address, other := freeAddress(t), freeAddress(t)
+	load(t, block("", block("log", "output file "+file))+"\n"+site(address, gateway("separator __", child("a"), child("b")))+
+		site(other, gateway("name other", "server broken "+broken.URL+"/")))
+	logged := func(text string) bool {
+		all, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(string(all), text)
+	}
+	c := newSpeaker(t, joinedAt("http://"+address), false, canAll)
+	stream := c.listens(t)
+	c.use(t, "a", "echo", `{}`)
+	c.use(t, "b", "echo", `{}`)
+	stream.HangUp()
+	await.Until(t, "the streams of the children end", func() bool {
+		n := 0
+		for name, value := range metrics(t) {
+			if strings.HasPrefix(name, "requests_total") && strings.Contains(name, `outcome="canceled"`) {
+				n += int(value)
+			}
+		}
+		return n >= 3 // the client's own, and one at each child
+	})
+	if logged("aborting with incomplete response") {
+		text, _ := os.ReadFile(file)
+		t.Errorf("a client that has left is warned of: %s", text)
+	}
+	// The aggregate passes the failure on as an answer.
+	newSpeaker(t, joinedAt("http://"+other), false, canAll).ask(t, "tools/list", "")
+	await.Until(t, "the warning", func() bool { return logged("aborting with incomplete response") })
+}

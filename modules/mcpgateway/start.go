@@ -1,0 +1,143 @@
+package mcpgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+)
+
+// When servers are started.
+const (
+	startLazy  = "lazy"  // when a client needs them
+	startEager = "eager" // when the configuration runs
+)
+
+// maxStarting is how many servers are started at the same time: each may be a program that is downloaded.
+const maxStarting = 4
+
+// startPause is the pause before a server that did not start is tried again.
+var startPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
+
+// A starter starts the servers of a gateway that are to be started before clients need them.
+type starter struct {
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	turns   chan struct{} // holds a value for each that is started at the moment
+	keys    []string      // of records in use
+}
+
+// A startRecord says whether an eager server has been started. It outlives reloads that leave the server as it is.
+type startRecord struct{ done atomic.Bool }
+
+// startRecords are the records in use, by gateway and server.
+var startRecords = caddy.NewUsagePool()
+
+// Destruct implements caddy.Destructor.
+func (*startRecord) Destruct() error { return nil }
+
+// startServers begins to start servers. It is called once the configuration runs: validation must not start anything.
+func (h *Handler) startServers() {
+	if h.starter != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(h.exiting)
+	h.starter = &starter{cancel: cancel, turns: make(chan struct{}, maxStarting)}
+	for _, s := range h.Servers {
+		if s.Start != startEager {
+			continue
+		}
+		key := h.place() + "\x00" + s.id
+		value, _, _ := startRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return new(startRecord), nil })
+		h.starter.keys = append(h.starter.keys, key)
+		record := value.(*startRecord)
+		if record.done.Load() && len(s.upstreams.children) == 0 {
+			continue
+		}
+		h.starter.running.Go(func() { h.startServer(ctx, s, record) })
+	}
+}
+
+// stopStarting ends what startServers has begun, and waits for it.
+func (h *Handler) stopStarting() {
+	if h.starter == nil {
+		return
+	}
+	h.starter.cancel()
+	h.starter.running.Wait()
+	for _, key := range h.starter.keys {
+		_, _ = startRecords.Delete(key)
+	}
+	h.starter = nil
+}
+
+// startServer tries to start a server until it is started, or ctx is done.
+func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecord) {
+	for failures := 0; ctx.Err() == nil; failures++ {
+		select {
+		case h.starter.turns <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		err := h.tryStart(ctx, s)
+		<-h.starter.turns
+		if err == nil {
+			record.done.Store(true)
+			return
+		}
+		h.logger.Debug("MCP server not started yet", zap.String("mcp_server", s.Name), zap.Error(err))
+		if !backoff.Sleep(ctx, startPause.Pause(failures)) {
+			return
+		}
+	}
+}
+
+// tryStart starts the child processes of a server, or shakes hands with one that is none. A child that takes longer
+// goes on starting.
+func (h *Handler) tryStart(ctx context.Context, s *Server) error {
+	if len(s.upstreams.children) > 0 {
+		return s.upstreams.startChildren(ctx, time.Duration(h.JoinTimeout))
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost", nil)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if failure := h.gateway.Join(r, s.Name); failure != nil {
+		return failure
+	}
+	h.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))
+	return nil
+}
+
+// startChildren starts the child processes, one after the other, and waits for each of them so long.
+func (u *upstreams) startChildren(ctx context.Context, timeout time.Duration) error {
+	var failures []error
+	for _, c := range u.children {
+		waiting, cancel := context.WithTimeout(ctx, timeout)
+		if err := c.transport.Start(waiting, c.host); err != nil {
+			failures = append(failures, err)
+		}
+		cancel()
+	}
+	return errors.Join(failures...)
+}
+
+// validateStart ensures that it is known when servers are started.
+func validateStart(start string) error {
+	if start != "" && start != startLazy && start != startEager {
+		return fmt.Errorf("start: %q must be eager or lazy", start)
+	}
+	return nil
+}
+
+// Interface guard
+var _ caddy.Destructor = (*startRecord)(nil)
