@@ -108,6 +108,10 @@ func (v *visit) postMessage() *jsonrpc.Failure {
 	if failure := v.message.Check(); failure != nil {
 		return failure
 	}
+	if v.operator != nil {
+		v.client, v.era = v.operator.client, v.operator.client.era
+		return v.postRequest(v.calledMethod())
+	}
 	v.era = mcp.EraOf(v.version, &v.message)
 	if v.era == mcp.Modern {
 		return v.postModern()

@@ -36,7 +36,9 @@ func (v *visit) newCall() *call { return &call{visit: v, ctx: v.ctx} }
 func (c *call) behalf() behalf { return behalf{ctx: c.ctx, g: c.g, r: c.r, calls: true} }
 
 // translator returns what translates names in the answer.
-func (c *call) translator() translator { return translator{c.g, c.link, c.alias} }
+func (c *call) translator() translator {
+	return translator{c.g, c.link, c.alias, c.operator.wantsRaw()}
+}
 
 // canceled reports whether the client has canceled the call, or has left.
 func (c *call) canceled() bool { return c.ctx.Err() != nil && context.Cause(c.ctx) != errTimeout }

@@ -33,7 +33,7 @@ type client struct {
 	owner        string    // of what is kept for it
 	issued       time.Time // when its session began
 	introduction *introduction
-	uncounted    bool // requests on its behalf are not recorded: it is the operator who asks
+	operator     *Operator // who acts as this client; nil for clients that come by the gateway's endpoints
 
 	ended atomic.Bool // it has said so
 	apart atomic.Bool // it has sent other credentials than its audience: nothing that servers say to it is shared

@@ -26,9 +26,9 @@ type connecting struct {
 // run shakes hands with the server, as long as that may take.
 func (c connecting) run() *jsonrpc.Failure {
 	began, s := time.Now(), c.server
-	timeout := c.g.config.JoinTimeout
+	timeout := max(c.g.config.JoinTimeout, c.link.client.operator.patience())
 	if c.calls {
-		timeout = s.Timeout
+		timeout = max(s.Timeout, c.link.client.operator.patience())
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, timeout)
 	defer cancel()
@@ -166,6 +166,7 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 	if !l.client.apart.Load() {
 		c.g.profile(l.client, l.id).learn(about)
 	}
+	l.client.operator.noteServer(said.Version, result)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session

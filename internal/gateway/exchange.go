@@ -53,7 +53,7 @@ type exchange struct {
 	answering atomic.Int32     // messages that are being sent to the server besides
 	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted, and in the end why there is none
 	left      bool             // the client cannot be written to
-	uncounted bool             // it is not recorded
+	operator  *Operator        // on whose behalf it is; nil for clients
 	own       bool             // it is a request of the gateway itself
 	answered  bool             // the server has answered
 	ending
@@ -97,7 +97,10 @@ func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message
 	x := &all.exchange
 	*x = exchange{
 		g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), posted: &all.posted,
-		caller: g.rules.caller(l.client.identity), reader: to, reply: &all.reply, uncounted: l.client.uncounted,
+		caller: g.rules.caller(l.client.identity), reader: to, reply: &all.reply, operator: l.client.operator,
+	}
+	if x.operator.wantsRaw() {
+		x.caller = x.caller.unredacted()
 	}
 	all.reply = readerReply{Reader: to, x: x}
 	if m != nil {
@@ -194,7 +197,7 @@ func (x *exchange) limitTime(method string) {
 		return
 	}
 	a := &x.arrival
-	a.limit, a.timeout = x.g.config.ResponseLimit, x.server.Timeout
+	a.limit, a.timeout = x.g.config.ResponseLimit, max(x.server.Timeout, x.operator.patience())
 	if x.joins() {
 		a.timeout = max(a.timeout, x.g.config.JoinTimeout)
 	}
@@ -288,7 +291,7 @@ func (x *exchange) run(r *http.Request) (err error) {
 // byte unless the configuration says otherwise (A44, O25). The mask itself lets lists pass.
 func (x *exchange) masked() bool {
 	switch {
-	case x.server.Mask == nil, x.kind != RPC && !x.server.MaskMCP:
+	case x.server.Mask == nil, x.kind != RPC && !x.server.MaskMCP, x.operator.wantsRaw():
 		return false
 	case x.kind != Aggregate:
 		return true
@@ -417,7 +420,7 @@ func (x *exchange) record(httpMethod string) {
 	if x.outcome == "" {
 		x.outcome = outcomePanic
 	}
-	if x.uncounted {
+	if !x.operator.counts(x) {
 		return
 	}
 	answered, fault := x.contact(httpMethod)

@@ -227,7 +227,7 @@ func (x *exchange) isFocused(r *http.Request, tool string) bool {
 	case focused.has(x.server, all):
 		return false
 	}
-	list, failure := x.g.newToolLister(r, x.caller.identity).ask(x.server)
+	list, failure := x.g.newOperator(r, x.caller.identity).listTools(x.server)
 	if failure != nil {
 		return false // as at Aggregate: the server has the last word
 	}

@@ -77,6 +77,8 @@ func (q authentication) readEnough(needed int64) bool {
 func (q authentication) identifyWithoutAuth() bool {
 	user := q.peer.User
 	switch c := q.g.rules.byIdentity[user]; {
+	case q.operator != nil:
+		q.setCaller(q.operator.client.identity)
 	case q.peer.Trusted != "":
 		q.setCaller(q.peer.Trusted)
 	case q.g.config.Auth == nil, user != "" && c != nil && slices.Contains(c.Match, user):

@@ -218,7 +218,7 @@ func (l *link) open(o behalf) *jsonrpc.Failure {
 		return nil
 	}
 	s := o.g.of(l)
-	insists := l.client.uncounted || s != nil && s.ChildrenOnly && o.calls
+	insists := l.client.operator.patience() > 0 || s != nil && s.ChildrenOnly && o.calls
 	if s != nil && !insists {
 		if failure := s.unavailable(); failure != nil { // and not after an attempt that may be under way
 			l.noteOpened(failure)
@@ -252,7 +252,7 @@ func (l *link) connect(o behalf, insists bool) *jsonrpc.Failure {
 		failure = connecting{o, l, s}.run()
 	}
 	l.noteOpened(failure)
-	if failure != nil && s.isOut() && !l.client.uncounted {
+	if failure != nil && s.isOut() && l.client.operator == nil {
 		l.retry(o, s)
 	}
 	if failure == nil && l.client.ended.Load() { // meanwhile

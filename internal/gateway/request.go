@@ -24,7 +24,8 @@ type Request struct {
 	peer       Peer
 	began      time.Time
 	span       trace.Span
-	version    string // of the protocol, as the header has it
+	version    string    // of the protocol, as the header has it
+	operator   *Operator // who makes it; nil for clients
 
 	posted
 	held     heldBody // what the body takes of the room for all of them

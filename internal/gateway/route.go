@@ -111,6 +111,7 @@ type translator struct {
 	g     *Gateway
 	link  *link
 	alias uriAlias // of the resource that a call is about
+	raw   bool     // names in answers stay as they are
 }
 
 func (l *link) translator(g *Gateway) translator { return translator{g: g, link: l} }
@@ -136,6 +137,9 @@ func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit
 
 // renamed returns what a name at one of the namings becomes, nil if it stays.
 func (t translator) renamed(path int, literal []byte) []byte {
+	if t.raw {
+		return nil
+	}
 	n := namings[path]
 	asked := n.use == asRequest && t.alias.shown != "" && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
 	switch {

@@ -150,6 +150,15 @@ func (c *caller) redactor() *redact.Redactor {
 	return c.rules.Redactor
 }
 
+// unredacted returns the caller without a redactor.
+func (c caller) unredacted() caller {
+	if c.redactor() != nil {
+		rules := *c.rules
+		rules.Redactor, c.rules = nil, &rules
+	}
+	return c
+}
+
 // allows reports whether the caller may use something. What the gateway itself has is for
 // everybody, except for resources that an operator has it host.
 func (c *caller) allows(target mcp.Target) bool {
@@ -190,6 +199,16 @@ func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
 	default:
 		return policy.Resource(server, name)
 	}
+}
+
+// users returns the names of the clients that may use something.
+func (r *rules) users(target mcp.Target) (names []string) {
+	for _, c := range r.config.Clients {
+		if (&caller{rules: c}).allows(target) {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }
 
 // The rules below go by identity, because streams and lists outlive the configuration

@@ -14,7 +14,7 @@ import (
 
 // listTools returns what a client sees, a line for each tool and for each server that failed.
 func listTools(g *front, client string) (lines []string) {
-	for _, list := range g.ListTools(httptest.NewRequest(http.MethodPost, "/mcp", nil), client) {
+	for _, list := range g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), client).ListTools() {
 		for _, tool := range list.Tools {
 			lines = append(lines, list.Server+" "+tool.Name)
 		}
@@ -104,7 +104,7 @@ func TestListedDefinitions(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got, want []string
-		for _, list := range g.ListTools(httptest.NewRequest(http.MethodPost, "/mcp", nil), "") {
+		for _, list := range g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), "").ListTools() {
 			for _, tool := range list.Tools {
 				got = append(got, string(tool.Definition))
 				if focused := string(tool.WithoutFocus) != string(tool.Definition); focused != (list.Server == "a") {
@@ -129,7 +129,7 @@ func TestListToolsCanceled(t *testing.T) {
 		<-a.Context().Done()
 	})
 	g := newGateway(t, nil, p)
-	lists := g.ListTools(httptest.NewRequestWithContext(ctx, http.MethodPost, "/mcp", nil), "")
+	lists := g.NewOperator(httptest.NewRequestWithContext(ctx, http.MethodPost, "/mcp", nil), "").ListTools()
 	if len(lists) != 1 || lists[0].Failure == nil || len(lists[0].Tools) > 0 {
 		t.Errorf("got %+v", lists)
 	}

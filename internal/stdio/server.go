@@ -304,11 +304,7 @@ func (s *server) lend(c *child, to *session) bool {
 // it. One that is being started already is not started again.
 func (s *server) restart(ctx context.Context) error {
 	s.mu.Lock()
-	s.due = time.Time{}
-	if s.hurry != nil {
-		close(s.hurry)
-		s.hurry = nil
-	}
+	s.beDue()
 	if s.child != nil && !s.ending() {
 		s.leaving, s.child, s.left = s.child, nil, make(chan struct{})
 		s.start()
@@ -316,6 +312,15 @@ func (s *server) restart(ctx context.Context) error {
 	s.mu.Unlock()
 	_, err := s.ready(ctx)
 	return err
+}
+
+// beDue has a child that is to be started later be started at once. The caller holds the lock.
+func (s *server) beDue() {
+	s.due = time.Time{}
+	if s.hurry != nil {
+		close(s.hurry)
+		s.hurry = nil
+	}
 }
 
 // retire ends the child whose place another takes. Calls wait for that one from now on.

@@ -177,6 +177,15 @@ func (p *Pool) Start(ctx context.Context, host string) error {
 	return err
 }
 
+// Hurry ends the pauses before children at a host are started again.
+func (p *Pool) Hurry(host string) {
+	for _, s := range p.at(host) {
+		s.mu.Lock()
+		s.beDue()
+		s.mu.Unlock()
+	}
+}
+
 // wantsRestart reports whether a restart of everything at its host is one of this
 // server. One that was found not to know the modern era is asked again when it is
 // needed: it may be another by now.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -67,12 +68,14 @@ func adminRoutes() []adminRoute {
 		{get, at, "this list", (*adminCall).index},
 		{get, at + "/servers", "all servers: their health, processes, upstreams", (*adminCall).listServers},
 		{get, at + "/servers/{server}", "one of them, by its name or an alias", (*adminCall).showServer},
+		{post, at + "/servers/{server}/check", `connects to it now, within {"timeout"}, and counts what it lists`, (*adminCall).check},
 		{post, at + "/servers/{server}/restart", "ends its child processes and starts others, without a pause", (*adminCall).restart},
 		{post, at + "/servers/{server}/refresh", "forgets what it has listed, and tells clients to ask again", (*adminCall).refresh},
 		{post, at + "/servers/{server}/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
 		{post, at + "/servers/{server}/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
 		{get, at + "/files", "the files of servers_from: their servers, and why a change was not taken over", (*adminCall).listFiles},
 		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers", (*adminCall).listTools},
+		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, or {"raw"}; with {"progress"}, each progress comes as a line before`, (*adminCall).call},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
 		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
 		{get, at + "/metrics", "what is counted", (*adminCall).showMetrics},
@@ -112,11 +115,14 @@ func (*adminCall) index() (int, any, error) { return http.StatusOK, adminRoutes(
 // An adminCall is a request to the API.
 type adminCall struct {
 	api *adminAPI
+	w   http.ResponseWriter
 	r   *http.Request
 
+	begun        bool   // a part of the answer was written
 	action       string // what it changes, for the log; empty for nothing
 	gateway      string // that it is about: as it is asked for, then by its name
 	server, name string // of what it changes
+	client       string // as whom it acts; empty for none
 }
 
 // An adminError is an error that the API answers with.
@@ -142,8 +148,8 @@ func invalid(err error) *adminError {
 
 // serve answers a request, and leaves a line in the log if that was to change something.
 func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMethods) error {
-	call := &adminCall{api: a, r: r, gateway: r.URL.Query().Get("gateway")}
-	status, answer, err := call.answer(w, methods)
+	call := &adminCall{api: a, w: w, r: r, gateway: r.URL.Query().Get("gateway")}
+	status, answer, err := call.answer(methods)
 	outcome := "ok"
 	if err != nil {
 		var failure *adminError
@@ -153,28 +159,42 @@ func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMe
 		status, answer, outcome = failure.status, failure, failure.Code
 	}
 	if call.action != "" {
-		a.log().Info("control", zap.String("action", call.action), zap.String("gateway", call.gateway), zap.String("server", call.server),
-			zap.String("name", call.name), zap.String("remote_addr", r.RemoteAddr), zap.String("outcome", outcome))
+		fields := []zap.Field{
+			zap.String("action", call.action), zap.String("gateway", call.gateway), zap.String("server", call.server),
+			zap.String("name", call.name), zap.String("remote_addr", r.RemoteAddr), zap.String("outcome", outcome),
+		}
+		if call.client != "" {
+			fields = append(fields, zap.String("client", call.client))
+		}
+		a.log().Info("control", fields...)
 	}
 	if answer == nil {
 		w.WriteHeader(status)
 		return nil
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	encoder := json.NewEncoder(w)
+	return call.write(status, "application/json", answer)
+}
+
+// write writes a part of the answer, the first of which has a status and a type.
+func (c *adminCall) write(status int, contentType string, part any) error {
+	if !c.begun {
+		c.begun = true
+		c.w.Header().Set("Content-Type", contentType)
+		c.w.WriteHeader(status)
+	}
+	encoder := json.NewEncoder(c.w)
 	encoder.SetEscapeHTML(false)
-	return encoder.Encode(answer)
+	return encoder.Encode(part)
 }
 
 // answer has the method of the request answer it.
-func (c *adminCall) answer(w http.ResponseWriter, methods adminMethods) (status int, answer any, err error) {
+func (c *adminCall) answer(methods adminMethods) (status int, answer any, err error) {
 	if len(methods) == 0 {
 		return 0, nil, notFound("there is nothing at %s", c.r.URL.Path)
 	}
 	method := methods[c.r.Method]
 	if method == nil {
-		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
+		c.w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		return 0, nil, adminErrorf(http.StatusMethodNotAllowed, "method_not_allowed", "the method %s is not allowed here", c.r.Method)
 	}
 	return method(c)
@@ -217,12 +237,11 @@ func (c *adminCall) decode(into any, optional bool) error {
 	return nil
 }
 
-// inPlainWords says what is wrong with an object all of whose members are strings, as
-// they are in this API, without a word about Go.
+// inPlainWords says what is wrong with an object, without a word about Go.
 func inPlainWords(err error) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		member := wrong.Field[strings.LastIndexByte(wrong.Field, '.')+1:]
-		return fmt.Errorf("%s: it must be a string, and is of the type %s", member, wrong.Value)
+		return fmt.Errorf("%s: it must be %s, and is of the type %s", member, typeNames[wrong.Type.Kind()], wrong.Value)
 	}
 	if member, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return fmt.Errorf("there is no member %s", member)
@@ -231,6 +250,11 @@ func inPlainWords(err error) error {
 		return errors.New("the JSON object of the request has no end")
 	}
 	return fmt.Errorf("the request is not JSON: %w", err)
+}
+
+// typeNames are the types of members of requests.
+var typeNames = map[reflect.Kind]string{
+	reflect.String: "a string", reflect.Bool: "true or false", reflect.Map: "an object",
 }
 
 // gateways returns the gateways that the request is about: those of the name that it

@@ -19,7 +19,9 @@ type serverStatus struct {
 	Path         string           `json:"mcp_path"` // of the gateway
 	Name         string           `json:"name"`
 	Aliases      []string         `json:"aliases,omitempty"`
-	From         string           `json:"from,omitempty"` // the file of servers_from
+	From         string           `json:"from,omitempty"`    // the file of servers_from
+	URL          string           `json:"url,omitempty"`     // of the first upstream, without its query
+	Command      string           `json:"command,omitempty"` // the program of child processes, without arguments
 	State        string           `json:"state"`
 	LastError    string           `json:"last_error,omitempty"`
 	FailedAt     time.Time        `json:"last_error_at,omitzero"`
@@ -60,6 +62,8 @@ func (h *Handler) status(s *Server) serverStatus {
 		Name:      s.Name,
 		Aliases:   s.Aliases,
 		From:      s.from,
+		URL:       s.server.URL,
+		Command:   s.upstreams.command(),
 		State:     state.name(),
 		LastError: state.LastError,
 		FailedAt:  state.FailedAt,

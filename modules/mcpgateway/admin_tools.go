@@ -25,6 +25,11 @@ type toolStatus struct {
 	Chars       int    `json:"chars"`
 	Tokens      int    `json:"tokens"`       // estimated
 	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
+
+	// Clients are the names of the client blocks that may call it; null if the gateway has none.
+	Clients []string `json:"clients"`
+	// AllClients is whether these are all that the gateway has.
+	AllClients bool `json:"all_clients,omitempty"`
 }
 
 // A toolFailure tells why the tools of a server are not listed.
@@ -54,11 +59,7 @@ func (c *adminCall) listTools() (int, any, error) {
 	}
 	all := toolListing{Tools: []toolStatus{}, Failed: []toolFailure{}}
 	for _, h := range found {
-		r, err := http.NewRequestWithContext(c.r.Context(), http.MethodPost, "http://localhost", nil)
-		if err != nil {
-			return 0, nil, err
-		}
-		for _, list := range h.gateway.ListTools(r, client) {
+		for _, list := range h.gateway.NewOperator(operatorRequest(c.r.Context()), client).ListTools() {
 			all.add(h, &list)
 		}
 	}
@@ -69,11 +70,16 @@ func (c *adminCall) listTools() (int, any, error) {
 func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
 	for _, tool := range list.Tools {
 		tokens := prune.EstimateTokens(string(tool.Definition))
-		l.Tools = append(l.Tools, toolStatus{
+		status := toolStatus{
 			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Name: tool.Name,
 			Chars: utf8.RuneCount(tool.Definition), Tokens: tokens,
 			FocusTokens: tokens - prune.EstimateTokens(string(tool.WithoutFocus)),
-		})
+		}
+		if len(h.Clients) > 0 {
+			status.Clients = append([]string{}, tool.Clients...)
+			status.AllClients = len(tool.Clients) == len(h.Clients)
+		}
+		l.Tools = append(l.Tools, status)
 	}
 	if f := list.Failure; f != nil {
 		l.Failed = append(l.Failed, toolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, list.Reason})

@@ -130,7 +130,7 @@ func (h *Handler) checkServer(s *Server) error {
 // tools.
 func (h *Handler) checkNames(s *Server) error {
 	for _, name := range s.names() {
-		if first := h.serverNamed(name); first != nil && first != s || count(s.names(), name) > 1 {
+		if first := h.serverNamed(name); first != nil && first != s || occurrences(s.names(), name) > 1 {
 			return fmt.Errorf("the name or alias %q is given twice", name)
 		}
 		if h.Separator == noSeparator {
@@ -143,7 +143,7 @@ func (h *Handler) checkNames(s *Server) error {
 	return nil
 }
 
-func count(names []string, name string) (n int) {
+func occurrences(names []string, name string) (n int) {
 	for _, other := range names {
 		if other == name {
 			n++
@@ -155,7 +155,7 @@ func count(names []string, name string) (n int) {
 // serverNamed returns the first server with a name or alias, or nil.
 func (h *Handler) serverNamed(name string) *Server {
 	for _, s := range h.Servers {
-		if s != nil && count(s.names(), name) > 0 {
+		if s != nil && occurrences(s.names(), name) > 0 {
 			return s
 		}
 	}
@@ -169,7 +169,7 @@ func (h *Handler) checkClientOnce(c *Client) error {
 			return nil
 		}
 		for _, name := range c.names() {
-			if other != nil && count(other.names(), name) > 0 {
+			if other != nil && occurrences(other.names(), name) > 0 {
 				return fmt.Errorf("client %s: the name %q is given twice", c.Name, name)
 			}
 		}

@@ -132,19 +132,11 @@ func exitStdio() (int, error) {
 // stdioConfig makes of a configuration one that serves just a gateway of it, or just
 // one server of that, to this process. It also returns the path it is served at.
 func stdioConfig(config []byte, gateway, server, client string) (made []byte, path string, err error) {
-	var whole struct {
-		Logging map[string]json.RawMessage `json:"logging"`
-		Storage json.RawMessage            `json:"storage"`
-		Apps    struct {
-			HTTP struct {
-				Servers map[string]json.RawMessage `json:"servers"`
-			} `json:"http"`
-		} `json:"apps"`
-	}
+	var whole wholeConfig
 	if err := json.Unmarshal(config, &whole); err != nil {
 		return nil, "", err
 	}
-	chosen, err := chooseGateway(whole.Apps.HTTP.Servers, gateway)
+	chosen, err := whole.chooseGateway(gateway)
 	if err != nil {
 		return nil, "", err
 	}
@@ -165,16 +157,7 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if err != nil {
 		return nil, "", fmt.Errorf("logging: %w", err)
 	}
-	type object = map[string]any
-	site := object{
-		"listen":          []string{stdioNetwork + "/" + stdioHost},
-		"routes":          []any{object{"handle": []any{chosen.raw}}},
-		"protocols":       []string{"h1"},
-		"automatic_https": object{"disable": true},
-	}
-	if chosen.namedRoutes != nil {
-		site["named_routes"] = chosen.namedRoutes
-	}
+	site := chosen.site(stdioHost)
 	servers := object{"mcp_stdio": site}
 	if chosen.hasLogin() && chosen.PublicURL == "" {
 		// People log in with a browser, which needs an address.
@@ -189,6 +172,26 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 		login["routes"] = []any{object{"match": []any{object{"path": []string{mcpPath + "/" + loginSegment + "/*"}}}, "handle": []any{chosen.raw}}}
 		servers["mcp_login"] = login
 	}
+	made, err = whole.withOnly(servers, logging)
+	return made, path, err
+}
+
+// An object is one of JSON.
+type object = map[string]any
+
+// A wholeConfig is a configuration, as far as commands need it.
+type wholeConfig struct {
+	Logging map[string]json.RawMessage `json:"logging"`
+	Storage json.RawMessage            `json:"storage"`
+	Apps    struct {
+		HTTP struct {
+			Servers map[string]json.RawMessage `json:"servers"`
+		} `json:"http"`
+	} `json:"apps"`
+}
+
+// withOnly returns a configuration for this process alone, with some HTTP servers.
+func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
 	small := object{
 		"admin":   object{"listen": stdioNetwork + "/" + stdioAdminHost, "config": object{"persist": false}},
 		"logging": logging,
@@ -198,11 +201,10 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 			"tls": object{"disable_storage_clean": true},
 		},
 	}
-	if whole.Storage != nil {
-		small["storage"] = whole.Storage
+	if w.Storage != nil {
+		small["storage"] = w.Storage
 	}
-	made, err = json.Marshal(small)
-	return made, path, err
+	return json.Marshal(small)
 }
 
 // A configuredGateway is a gateway in a configuration.
@@ -212,10 +214,23 @@ type configuredGateway struct {
 	namedRoutes json.RawMessage // of the HTTP server it stands in, which it may invoke
 }
 
-// chooseGateway returns the gateway of this name in the HTTP servers of a
-// configuration, or the only one.
-func chooseGateway(servers map[string]json.RawMessage, name string) (*configuredGateway, error) {
-	var found []*configuredGateway
+// site returns an HTTP server that has just the gateway, for this process alone.
+func (g *configuredGateway) site(address string) object {
+	site := object{
+		"listen":          []string{stdioNetwork + "/" + address},
+		"routes":          []any{object{"handle": []any{g.raw}}},
+		"protocols":       []string{"h1"},
+		"automatic_https": object{"disable": true},
+	}
+	if g.namedRoutes != nil {
+		site["named_routes"] = g.namedRoutes
+	}
+	return site
+}
+
+// gateways returns all gateways in the HTTP servers of a configuration.
+func (w *wholeConfig) gateways() (found []*configuredGateway, err error) {
+	servers := w.Apps.HTTP.Servers
 	for _, key := range slices.Sorted(maps.Keys(servers)) {
 		var site struct {
 			NamedRoutes json.RawMessage `json:"named_routes"`
@@ -251,6 +266,15 @@ func chooseGateway(servers map[string]json.RawMessage, name string) (*configured
 	}
 	if len(found) == 0 {
 		return nil, errors.New("there is no mcp_gateway")
+	}
+	return found, nil
+}
+
+// chooseGateway returns the gateway of this name, or the only one.
+func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
+	found, err := w.gateways()
+	if err != nil {
+		return nil, err
 	}
 	names := make([]string, len(found))
 	for i, g := range found {

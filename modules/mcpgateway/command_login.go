@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,9 +20,10 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "mcp",
-		Short: "Works with the mcp_gateway of the running Caddy",
+		Short: "Works with an mcp_gateway: its servers, tools and logins",
 		CobraFunc: func(cmd *cobra.Command) {
-			cmd.AddCommand(newLoginCommand(), newLogoutCommand(), newToolsCommand(), newImportCommand())
+			cmd.AddCommand(newServersCommand(), newToolsCommand(), newCallCommand(), newCheckCommand(), newImportCommand(),
+				newLoginCommand(), newLogoutCommand())
 		},
 	})
 }
@@ -64,7 +64,7 @@ func newLogoutCommand() *cobra.Command {
 				}
 				body = string(text)
 			}
-			if err := admin.request(http.MethodPost, serverPath(args[0])+"/logout", url.Values{}, body, nil); err != nil {
+			if err := admin.request(context.Background(), http.MethodPost, serverPath(args[0])+"/logout", url.Values{}, body, nil); err != nil {
 				return err
 			}
 			fmt.Println("logged out of", args[0])
@@ -76,57 +76,13 @@ func newLogoutCommand() *cobra.Command {
 	return cmd
 }
 
-// An adminClient talks to the admin API of the running Caddy.
-type adminClient struct{ address, config, adapter, gateway string }
-
-func (c *adminClient) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&c.address, "address", "", "Address of the admin API")
-	cmd.Flags().StringVarP(&c.config, "config", "c", "", "Configuration file to read the admin address from")
-	cmd.Flags().StringVarP(&c.adapter, "adapter", "a", "", "Name of config adapter")
-	cmd.Flags().StringVar(&c.gateway, "gateway", "", "The name of the mcp_gateway, if there are several")
-}
-
-// serverPath returns where the API tells of a server.
-func serverPath(server string) string { return "/servers/" + url.PathEscape(server) }
-
-// request makes a request to a path of the API, which names the gateway in its query if it is given.
-func (c *adminClient) request(method, path string, query url.Values, body string, answer any) error {
-	address, err := caddycmd.DetermineAdminAPIAddress(c.address, nil, c.config, c.adapter)
-	if err != nil {
-		return err
-	}
-	if c.gateway != "" {
-		query.Set("gateway", c.gateway)
-	}
-	uri := "/mcp_gateway" + path
-	if len(query) > 0 {
-		uri += "?" + query.Encode()
-	}
-	var content io.Reader
-	if body != "" {
-		content = strings.NewReader(body)
-	}
-	res, err := caddycmd.AdminAPIRequest(address, method, uri, nil, content)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if answer == nil {
-		return nil
-	}
-	if err := json.NewDecoder(res.Body).Decode(answer); err != nil {
-		return fmt.Errorf("admin API at %s: %w", address, err)
-	}
-	return nil
-}
-
 // logIn prints where to log in to a server, and waits until that is done.
 func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for shown := false; ; {
 		var status serverStatus
-		if err := c.request(http.MethodGet, serverPath(server), url.Values{}, "", &status); err != nil {
+		if err := c.request(ctx, http.MethodGet, serverPath(server), url.Values{}, "", &status); err != nil {
 			return err
 		}
 		switch {

@@ -11,8 +11,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
-// The command mcp-stdio runs Caddy for itself alone. So it has it listen on a network
-// that does not leave the process: its connections are pipes.
+// Some commands run Caddy for themselves alone. So they have it listen on a network that
+// does not leave the process: its connections are pipes.
 
 const (
 	stdioNetwork   = "mcp-stdio"
@@ -36,7 +36,7 @@ func init() {
 	caddy.RegisterNetwork(stdioNetwork, func(_ context.Context, network, host, port string, _ uint, _ net.ListenConfig) (any, error) {
 		address := net.JoinHostPort(host, port)
 		conns := stdioConns[address]
-		if conns == nil {
+		if conns == nil && host != "localhost" {
 			return nil, fmt.Errorf("%s is not an address of the network %s", address, network)
 		}
 		l := &stdioListener{conns: conns, closed: make(chan struct{})}

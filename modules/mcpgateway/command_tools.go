@@ -2,116 +2,134 @@ package mcpgateway
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 func newToolsCommand() *cobra.Command {
 	var admin adminClient
 	var client string
-	var tokens bool
+	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "tools",
-		Short: "Lists the tools that clients of the gateway see",
+		Use:   "tools [<pattern>]",
+		Short: "Lists the tools that clients of the gateway see, and what they cost",
 		Long: `
 Asks the servers of the running gateways for their tools, and prints a line for each as
-clients see it at mcp_path: the server and the name. A - stands for the gateway itself. With
-several gateways, their names come first, or their paths if they have none. Servers that do
-not answer are named on standard error; they do not change the exit status.
+clients see it at mcp_path: the server, the name, and how many tokens its definition takes of the
+context of a model, as an estimate. If tools have a focus argument, a column has its part of that.
+If the gateway has client blocks, a column has those that may call the tool. A - stands for the
+gateway itself. The last line has the sums.
 
-With --tokens, it prints what each definition takes of the context of a model, as an
-estimate, and how much of that the focus argument adds. The last line has the sums.
+A pattern selects tools by their names; * stands for any characters. Without a * it is a part of
+the name. With several gateways, their names come first, or their paths if they have none. Servers
+that do not answer are named on standard error; they do not change the exit status.
 
 It needs the admin API of the running Caddy.`,
-		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			var all toolListing
-			query := url.Values{}
-			if client != "" {
-				query.Set("client", client)
-			}
-			if err := admin.request(http.MethodGet, "/tools", query, "", &all); err != nil {
-				return err
-			}
-			all.print(os.Stdout, tokens)
-			all.printFailed(os.Stderr)
-			return nil
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return admin.run(cmd, func(ctx context.Context) error {
+				var all toolListing
+				query := url.Values{}
+				if client != "" {
+					query.Set("client", client)
+				}
+				if err := admin.request(ctx, http.MethodGet, "/tools", query, "", &all); err != nil {
+					return err
+				}
+				several := all.hasSeveralGateways()
+				if len(args) > 0 {
+					all.selectBy(args[0])
+				}
+				if asJSON {
+					return printJSON(os.Stdout, all)
+				}
+				all.print(os.Stdout, several, client == "")
+				all.printFailed(os.Stderr, several)
+				return nil
+			})
 		},
 	}
 	admin.addFlags(cmd)
-	cmd.Flags().BoolVar(&tokens, "tokens", false, "Print how many tokens the definitions take")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON")
 	cmd.Flags().StringVar(&client, "client", "", "The client whose rules apply. Default: none, all tools are listed")
 	return cmd
 }
 
-// print prints a line for each tool, and with tokens what they cost.
-func (l *toolListing) print(w io.Writer, tokens bool) {
-	var rows [][]string
-	if tokens {
-		rows = append(rows, []string{"gateway", "server", "name", "tokens", "focus"})
-	}
-	sum, focus := 0, 0
-	for _, t := range l.Tools {
-		row := []string{cmp.Or(t.Gateway, t.Path), cmp.Or(t.Server, "-"), t.Name}
-		if tokens {
-			row = append(row, strconv.Itoa(t.Tokens), strconv.Itoa(t.FocusTokens))
+// selectBy keeps the tools whose names a pattern fits.
+func (l *toolListing) selectBy(pattern string) {
+	l.Tools = slices.DeleteFunc(l.Tools, func(t toolStatus) bool {
+		if !strings.Contains(pattern, "*") {
+			return !strings.Contains(t.Name, pattern)
 		}
-		rows = append(rows, row)
-		sum, focus = sum+t.Tokens, focus+t.FocusTokens
-	}
-	texts := 3
-	if !l.hasSeveralGateways() {
-		for i := range rows {
-			rows[i] = rows[i][1:]
-		}
-		texts--
-	}
-	printTable(w, rows, texts)
-	if tokens {
-		unit := "tools"
-		if len(l.Tools) == 1 {
-			unit = "tool"
-		}
-		fmt.Fprintf(w, "%d %s: %s tokens, of which focus %s\n",
-			len(l.Tools), unit, humanize.Comma(int64(sum)), humanize.Comma(int64(focus)))
-	}
+		return !mcp.MatchName(pattern, t.Name)
+	})
 }
 
-// printTable prints rows in aligned columns. The first ones are texts, the others numbers.
-func printTable(w io.Writer, rows [][]string, texts int) {
-	var widths []int
-	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+// print prints a line for each tool, and the sums.
+func (l *toolListing) print(w io.Writer, several, withClients bool) {
+	sum, focus, restricted := 0, 0, false
+	for _, t := range l.Tools {
+		sum, focus, restricted = sum+t.Tokens, focus+t.FocusTokens, restricted || t.Clients != nil
 	}
-	for _, row := range rows {
-		for i, cell := range row {
-			if i < texts {
-				row[i] = fmt.Sprintf("%-*s", widths[i], cell)
-			} else {
-				row[i] = fmt.Sprintf("%*s", widths[i], cell)
-			}
+	row := func(gateway, server, name, tokens, focusTokens, clients string) (row []string) {
+		if several {
+			row = append(row, gateway)
 		}
-		fmt.Fprintln(w, strings.TrimRight(strings.Join(row, "  "), " "))
+		row = append(row, server, name, tokens)
+		if focus > 0 {
+			row = append(row, focusTokens)
+		}
+		if restricted && withClients {
+			row = append(row, clients)
+		}
+		return row
 	}
+	rows := [][]string{row("gateway", "server", "name", "tokens", "focus", "clients")}
+	for _, t := range l.Tools {
+		rows = append(rows, row(cmp.Or(t.Gateway, t.Path), cmp.Or(t.Server, "-"), t.Name,
+			strconv.Itoa(t.Tokens), strconv.Itoa(t.FocusTokens), t.users()))
+	}
+	numbers := []int{slices.Index(rows[0], "tokens")}
+	if focus > 0 {
+		numbers = append(numbers, numbers[0]+1)
+	}
+	printTable(w, rows, numbers...)
+	unit := "tools"
+	if len(l.Tools) == 1 {
+		unit = "tool"
+	}
+	fmt.Fprintf(w, "%d %s: %s tokens", len(l.Tools), unit, humanize.Comma(int64(sum)))
+	if focus > 0 {
+		fmt.Fprintf(w, ", of which focus %s", humanize.Comma(int64(focus)))
+	}
+	fmt.Fprintln(w)
+}
+
+// users returns the clients that may call the tool.
+func (t *toolStatus) users() string {
+	switch {
+	case t.Clients == nil, t.AllClients:
+		return "all"
+	case len(t.Clients) == 0:
+		return "none"
+	}
+	return strings.Join(t.Clients, ", ")
 }
 
 // printFailed prints which servers are not listed.
-func (l *toolListing) printFailed(w io.Writer) {
-	several := l.hasSeveralGateways()
+func (l *toolListing) printFailed(w io.Writer, several bool) {
 	for _, f := range l.Failed {
 		name := f.Server
 		if several {

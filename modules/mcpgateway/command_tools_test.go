@@ -12,53 +12,60 @@ import (
 
 func TestPrintTools(t *testing.T) {
 	for _, tt := range []struct {
-		name   string
-		list   string
-		plain  string
-		tokens string
-		failed string
+		name    string
+		list    string
+		pattern string
+		want    string
+		failed  string
 	}{
-		{"one gateway",
+		{"one gateway with focus",
 			`{"tools":[{"gateway":"g","server":"docs","name":"docs__get","tokens":95,"focus_tokens":0},
 				{"gateway":"g","server":"größe","name":"größe__read_a_log","tokens":1203,"focus_tokens":20},
-				{"gateway":"g","name":"recover","tokens":7}]}`,
-			"docs   docs__get\ngröße  größe__read_a_log\n-      recover\n",
+				{"gateway":"g","name":"recover","tokens":7}]}`, "",
 			"server  name               tokens  focus\n" +
 				"docs    docs__get              95      0\n" +
 				"größe   größe__read_a_log    1203     20\n" +
 				"-       recover                 7      0\n" +
 				"3 tools: 1,305 tokens, of which focus 20\n",
 			""},
+		{"a pattern",
+			`{"tools":[{"server":"a","name":"a__get","tokens":9},{"server":"a","name":"a__put","tokens":9}]}`, "*__get",
+			"server  name    tokens\na       a__get       9\n1 tool: 9 tokens\n", ""},
+		{"a part of the name",
+			`{"tools":[{"server":"a","name":"a__get","tokens":9},{"server":"a","name":"a__put","tokens":9}]}`, "pu",
+			"server  name    tokens\na       a__put       9\n1 tool: 9 tokens\n", ""},
+		{"clients",
+			`{"tools":[{"server":"a","name":"x","tokens":9,"clients":["ann","bob"],"all_clients":true},
+				{"server":"a","name":"y","tokens":9,"clients":["ann","bob"]},{"server":"a","name":"z","tokens":9,"clients":[]}]}`, "",
+			"server  name  tokens  clients\na       x          9  all\na       y          9  ann, bob\na       z          9  none\n3 tools: 27 tokens\n", ""},
 		{"two gateways, one of which does not answer",
-			`{"tools":[{"gateway":"g","server":"a","name":"x","tokens":9}],
-				"failed":[{"gateway":"h","server":"b","code":"timeout","error":"no\u001b[2J answer"}]}`,
-			"g  a  x\n",
-			"gateway  server  name  tokens  focus\ng        a       x          9      0\n1 tool: 9 tokens, of which focus 0\n",
+			`{"tools":[{"gateway":"g","server":"a","name":"x\u001b[2J","tokens":9}],
+				"failed":[{"gateway":"h","server":"b","code":"timeout","error":"no\u001b[2J answer"}]}`, "",
+			"gateway  server  name      tokens\ng        a       x\\x1b[2J       9\n1 tool: 9 tokens\n",
 			`h b is not listed: timeout: "no\x1b[2J answer"` + "\n"},
 		{"two gateways without a name",
 			`{"tools":[{"mcp_path":"/a","server":"a","name":"x","tokens":9},
-				{"mcp_path":"/b","server":"a","name":"x","tokens":9}]}`,
-			"/a  a  x\n/b  a  x\n",
-			"gateway  server  name  tokens  focus\n" +
-				"/a       a       x          9      0\n/b       a       x          9      0\n" +
-				"2 tools: 18 tokens, of which focus 0\n",
+				{"mcp_path":"/b","server":"a","name":"x","tokens":9}]}`, "",
+			"gateway  server  name  tokens\n" +
+				"/a       a       x          9\n/b       a       x          9\n" +
+				"2 tools: 18 tokens\n",
 			""},
-		{"no tools", `{"tools":[]}`, "", "server  name  tokens  focus\n0 tools: 0 tokens, of which focus 0\n", ""},
+		{"no tools", `{"tools":[]}`, "", "server  name  tokens\n0 tools: 0 tokens\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var list toolListing
 			if err := json.Unmarshal([]byte(tt.list), &list); err != nil {
 				t.Fatal(err)
 			}
-			var plain, tokens, failed bytes.Buffer
-			list.print(&plain, false)
-			list.print(&tokens, true)
-			list.printFailed(&failed)
-			if plain.String() != tt.plain {
-				t.Errorf("plain:\n%s\nwant\n%s", &plain, tt.plain)
+			several := list.hasSeveralGateways()
+			if tt.pattern != "" {
+				list.selectBy(tt.pattern)
 			}
-			if tokens.String() != tt.tokens {
-				t.Errorf("with tokens:\n%s\nwant\n%s", &tokens, tt.tokens)
+			var printed, failed bytes.Buffer
+			list.print(&printed, several, true)
+			list.printFailed(&failed, several)
+			if printed.String() != tt.want {
+				t.Errorf("got\n%s\nwant\n%s", &printed, tt.want)
 			}
 			if failed.String() != tt.failed {
 				t.Errorf("failed: %s\nwant %s", &failed, tt.failed)
@@ -95,8 +102,8 @@ func TestCommandTools(t *testing.T) {
 			t.Errorf("%q: asked %s: %v", tt.args, asked, err)
 		}
 	}
-	if err := run("extra"); err == nil {
-		t.Error("it takes an argument")
+	if err := run("extra", "more"); err == nil {
+		t.Error("it takes two arguments")
 	}
 	status, body = 404, `{"error":"no mcp_gateway is running","code":"not_found"}`
 	if err := run(); err == nil || !strings.Contains(err.Error(), "no mcp_gateway is running") {

@@ -79,6 +79,14 @@ func (u *upstreams) url(target *url.URL) string {
 	return at.String()
 }
 
+// command returns the program of the child processes, without arguments, which may have secrets; "" if there are none.
+func (u *upstreams) command() string {
+	if len(u.children) == 0 || len(u.children[0].transport.Command) == 0 {
+		return ""
+	}
+	return u.children[0].transport.Command[0]
+}
+
 func (u *upstreams) addProxied(upstream *reverseproxy.Upstream, checks *reverseproxy.HealthChecks) {
 	if !slices.ContainsFunc(u.proxied, func(other *reverseproxy.Upstream) bool { return other.Dial == upstream.Dial }) {
 		u.proxied = append(u.proxied, upstream)

@@ -87,6 +87,7 @@ type Server struct {
 	replaced   atomic.Bool // another configuration has taken the place of this one
 	upstreams  upstreams   // that the routes pass requests on to
 	health     atomic.Pointer[healthRecord]
+	checking   chan struct{} // holds one token during a check by the admin API
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
@@ -103,7 +104,7 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	if err != nil {
 		return fmt.Errorf("path: %w", err)
 	}
-	s.target = target
+	s.target, s.checking = target, make(chan struct{}, 1)
 	if err := s.provisionMask(ctx, h.Mask); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}

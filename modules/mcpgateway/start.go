@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,12 +105,10 @@ func (h *Handler) tryStart(ctx context.Context, s *Server) error {
 	if len(s.upstreams.children) > 0 {
 		return s.upstreams.startChildren(ctx, time.Duration(h.JoinTimeout))
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost", nil)
-	if err != nil {
-		return err
-	}
 	began := time.Now()
-	if failure := h.gateway.Join(r, s.Name); failure != nil {
+	o := h.gateway.NewOperator(operatorRequest(ctx), "")
+	o.Patience = time.Duration(h.JoinTimeout)
+	if failure := o.Check(s.Name).Failure; failure != nil && failure.Data.Symbol != "login_required" {
 		return failure
 	}
 	h.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))

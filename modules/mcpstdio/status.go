@@ -20,6 +20,9 @@ func (t *Transport) Restart(ctx context.Context, host string) error {
 // Start starts a child at a host, unless one runs there. It returns when that is ready.
 func (t *Transport) Start(ctx context.Context, host string) error { return t.pool.Start(ctx, host) }
 
+// Hurry ends the pauses before children at a host are started again.
+func (t *Transport) Hurry(host string) { t.pool.Hurry(host) }
+
 // Check finds out whether the children at a host are alive. One that is not is started
 // again. Those that nobody has needed yet are left alone; asked says whether there were
 // others.

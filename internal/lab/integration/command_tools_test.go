@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -34,30 +35,27 @@ func TestCommandTools(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			served := run(t, inFile(t, site("127.0.0.1:8080", gateway(append(tt.lines, "separator __")...))))
-			list := func(args ...string) (string, string, error) {
-				cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.moved[":2019"]}, tt.args, args)...)
-				var out, complaints bytes.Buffer
-				cmd.Stdout, cmd.Stderr = &out, &complaints
-				err := cmd.Run()
-				return out.String(), complaints.String(), err
-			}
-			out, complaints, err := list()
+			cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.moved[":2019"]}, tt.args)...)
+			var out, complaints bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &complaints
+			err := cmd.Run()
 			var names []string
-			for line := range strings.Lines(out) {
-				if name, ok := strings.CutPrefix(line, "sample  "); ok {
-					names = append(names, strings.TrimSpace(name))
+			for line := range strings.Lines(out.String()) {
+				if fields := strings.Fields(line); fields[0] == "sample" {
+					names = append(names, fields[1])
 				}
 			}
 			if err != nil || !slices.Equal(names, tt.want) {
-				t.Errorf("%v: %s%s", err, out, complaints)
+				t.Errorf("%v: %s%s", err, &out, &complaints)
 			}
-			if named := strings.Contains(complaints, "gone is not listed: connect_error"); named != tt.gone {
-				t.Errorf("complaints: %s", complaints)
+			if named := strings.Contains(complaints.String(), "gone is not listed: connect_error"); named != tt.gone {
+				t.Errorf("complaints: %s", &complaints)
 			}
-			if out, complaints, err = list("--tokens"); err != nil {
-				t.Fatalf("%v: %s", err, complaints)
+			checkTokens(t, out.String(), len(tt.want), tt.focused)
+			if restricted := strings.Contains(tt.name, "the operator"); restricted != strings.Contains(out.String(), "clients") ||
+				restricted && !regexp.MustCompile(`read_log +\d+ +all\n(?s:.*)echo +\d+ +none\n`).MatchString(out.String()) {
+				t.Errorf("clients: %s", &out)
 			}
-			checkTokens(t, out, len(tt.want), tt.focused)
 
 			clients := send(t, client, "GET", "http://"+served.moved[":2019"]+"/mcp_gateway/clients", "").body
 			if strings.Contains(clients, `"sessions"`) || strings.Contains(clients, "last_seen") {
@@ -67,8 +65,8 @@ func TestCommandTools(t *testing.T) {
 	}
 	t.Run("an unknown client", func(t *testing.T) {
 		served := run(t, inFile(t, site("127.0.0.1:8080", gateway(ann, sample))))
-		toolsFail(t, `there is no client \"bob\"`, "--client", "bob", "--address", served.moved[":2019"])
-		toolsFail(t, `there is no gateway \"none\"`, "--gateway", "none", "--address", served.moved[":2019"])
+		toolsFail(t, `there is no client "bob"`, "--client", "bob", "--address", served.moved[":2019"])
+		toolsFail(t, `there is no gateway "none"`, "--gateway", "none", "--address", served.moved[":2019"])
 		served.stop(t)
 		toolsFail(t, "refused", "--address", served.moved[":2019"])
 	})
@@ -79,22 +77,22 @@ func TestCommandTools(t *testing.T) {
 }
 
 var (
-	toolRow  = regexp.MustCompile(`(?m)^(sample|-) +\S+ +(\d+) +(\d+)$`)
-	toolSums = regexp.MustCompile(`(?m)^(\d+) tools: ([\d,]+) tokens, of which focus ([\d,]+)\n\z`)
+	toolRow  = regexp.MustCompile(`(?m)^(sample|-) +\S+ +(\d+)(?: +(\d+))?(?: +(?:all|none))?$`)
+	toolSums = regexp.MustCompile(`(?m)^(\d+) tools?: ([\d,]+) tokens(?:, of which focus ([\d,]+))?\n\z`)
 )
 
 // checkTokens checks the columns of tokens, and that the last line has their sums.
 func checkTokens(t *testing.T, out string, tools int, focused bool) {
 	t.Helper()
 	rows, sums := toolRow.FindAllStringSubmatch(out, -1), toolSums.FindStringSubmatch(out)
-	head, _, _ := strings.Cut(out, "\n")
-	if len(rows) < tools || sums == nil || strings.Join(strings.Fields(head), " ") != "server name tokens focus" {
+	if len(rows) < tools || sums == nil || !strings.HasPrefix(strings.Join(strings.Fields(out), " "), "server name tokens ") ||
+		(sums[3] != "") != focused {
 		t.Fatalf("got %s", out)
 	}
 	tokens, focus := 0, 0
 	for _, row := range rows {
 		var ofRow, ofFocus int
-		if _, err := fmt.Sscan(row[2]+" "+row[3], &ofRow, &ofFocus); err != nil {
+		if _, err := fmt.Sscan(row[2]+" "+cmp.Or(row[3], "0"), &ofRow, &ofFocus); err != nil {
 			t.Fatal(err)
 		}
 		if ofRow < 20 || (ofFocus > 0) != (focused && row[1] == "sample") || ofFocus > 40 {
@@ -103,7 +101,7 @@ func checkTokens(t *testing.T, out string, tools int, focused bool) {
 		tokens, focus = tokens+ofRow, focus+ofFocus
 	}
 	want := fmt.Sprint(len(rows), tokens, focus)
-	if got := strings.ReplaceAll(strings.Join(sums[1:], " "), ",", ""); got != want {
+	if got := strings.ReplaceAll(strings.Join(append(sums[1:3], cmp.Or(sums[3], "0")), " "), ",", ""); got != want {
 		t.Errorf("the sums are %s, want %s:\n%s", got, want, out)
 	}
 }

@@ -79,7 +79,7 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 	isolate(t)
 	by := map[string]string{ // page, and the test which types its commands
 		"README.md":                "TestDocumentedCalls",
-		"docs/mcp_gateway.md":      "TestDocumentedCalls",
+		"docs/mcp_gateway.md":      "TestGatewayCommands",
 		"docs/mcp_pruner.md":       "TestDocumentedCalls",
 		"docs/tool_result_mask.md": "TestDocumentedCalls",
 		"docs/clients.md":          "TestClients",

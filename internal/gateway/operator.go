@@ -1,0 +1,344 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// An Operator uses a gateway by the admin API: as one of its clients, or without rules. It has no
+// capabilities, so servers cannot ask it questions. Its sessions with servers end with what it
+// does. The gateway remembers nothing of it, and counts only its calls.
+type Operator struct {
+	// Patience is how long a server may take to connect and to list. If it is given, servers that
+	// could not be reached a short time ago are tried as well. Default: the JoinTimeout
+	Patience time.Duration
+
+	// Raw is whether results are those of the server: not masked, not redacted, with its own URIs.
+	Raw bool
+
+	behalf
+	client *client
+
+	mu       sync.Mutex
+	calling  bool
+	received int64 // bytes of the answer to a call
+	about    serverDescription
+}
+
+// A serverDescription is what a server says of itself.
+type serverDescription struct {
+	Protocol      string // version of the protocol
+	Name, Version string
+}
+
+// NewOperator returns an operator that acts on behalf of r, as the client of this name, or without
+// rules if the name is empty.
+func (g *Gateway) NewOperator(r *http.Request, client string) *Operator {
+	identity := client
+	switch client {
+	case "":
+		identity = OperatorIdentity
+	case Anonymous:
+		identity = ""
+	}
+	return g.newOperator(r, identity)
+}
+
+// newOperator returns an operator that acts as the client with an identity.
+func (g *Gateway) newOperator(r *http.Request, identity string) *Operator {
+	who := g.rules.caller(identity)
+	c := newClient(mcp.Legacy, mcp.Latest, identity, who.owner(), readIntroduction(jsonrpc.Encode(map[string]any{
+		"protocolVersion": mcp.Latest, "capabilities": struct{}{}, "clientInfo": g.info,
+	})))
+	c.apart.Store(true)
+	o := &Operator{behalf: behalf{ctx: r.Context(), g: g, r: r}, client: c}
+	c.operator = o
+	return o
+}
+
+// ListTools asks the servers for the tools that the client sees. Each server has the Patience.
+func (o *Operator) ListTools() []ToolList {
+	var servers []*Server
+	if !o.g.config.Discovery {
+		servers = o.g.rules.seen(o.client.identity)
+	}
+	lists, all := make([]ToolList, len(servers)), make([]*listing, len(servers))
+	var asking errgroup.Group
+	asking.SetLimit(maxFanOut)
+	for i, s := range servers {
+		asking.Go(func() error {
+			lists[i].Server = s.Name
+			var failure *jsonrpc.Failure
+			if all[i], failure = o.listTools(s); failure != nil {
+				lists[i].Failure, lists[i].Reason = failure, s.fault(failure, "tools/list", o.wait()).Reason
+			}
+			return nil
+		})
+	}
+	_ = asking.Wait()
+	shared := o.g.sharedUIs(all)
+	for i, s := range servers {
+		lists[i].Tools = o.g.readTools(all[i], shared, s)
+	}
+	if own := o.g.own.list(tools, o.client.identity); own != nil {
+		lists = append(lists, ToolList{Tools: o.g.readTools(own, nil, nil)})
+	}
+	return lists
+}
+
+// listTools asks a server for its tools.
+func (o *Operator) listTools(s *Server) (list *listing, failure *jsonrpc.Failure) {
+	o.at(s, func(at behalf, l *link) { list, failure = o.list(at, l, s, tools) })
+	return list, failure
+}
+
+// A Check is what a server has.
+type Check struct {
+	serverDescription
+	Tools                         []Tool
+	Prompts, Resources, Templates int
+	Failure                       *jsonrpc.Failure // why it could not be asked; nil if it could
+	Fault                         *Fault           // the same for operators
+}
+
+// Check connects to a server and asks for all its lists.
+func (o *Operator) Check(server string) (found Check) {
+	s := o.g.servers[server]
+	if s == nil {
+		return Check{Failure: jsonrpc.UnknownServer(server)}
+	}
+	o.at(s, func(at behalf, l *link) { o.count(at, l, s, &found) })
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	found.serverDescription = o.about
+	if found.Failure != nil {
+		found.Fault = s.fault(found.Failure, "tools/list", o.wait())
+	}
+	return found
+}
+
+// count asks for all lists of a server. One that the server does not know is empty.
+func (o *Operator) count(at behalf, l *link, s *Server, found *Check) {
+	list, failure := o.list(at, l, s, tools)
+	found.Tools = o.g.readTools(list, nil, s)
+	for _, count := range []struct {
+		kind listKind
+		n    *int
+	}{{prompts, &found.Prompts}, {resources, &found.Resources}, {templates, &found.Templates}} {
+		if failure != nil {
+			break
+		}
+		list, failure = o.list(at, l, s, count.kind)
+		if failure != nil && failure.Code == jsonrpc.CodeMethodNotFound {
+			failure = nil
+		}
+		*count.n = len(list.ends)
+	}
+	found.Failure = failure
+}
+
+// at has something done in a session with a server, within the Patience, and ends the session.
+func (o *Operator) at(s *Server, do func(behalf, *link)) {
+	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
+	defer cancel()
+	l := o.client.link(s)
+	defer o.end(l)
+	do(o.within(ctx), l)
+}
+
+// wait returns how long a server may take.
+func (o *Operator) wait() time.Duration { return cmp.Or(o.Patience, o.g.config.JoinTimeout) }
+
+// end ends a session, also if the request of the operator was canceled.
+func (o *Operator) end(l *link) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.g.config.JoinTimeout)
+	defer cancel()
+	l.end(o.within(ctx))
+}
+
+// list asks a server for a list, which is empty if the server has no such list.
+func (o *Operator) list(at behalf, l *link, s *Server, k listKind) (*listing, *jsonrpc.Failure) {
+	if failure := l.open(at); failure != nil {
+		return emptyListing, failure
+	}
+	if _, can := l.state(); can&kinds[k].needs == 0 {
+		return emptyListing, nil
+	}
+	q := &listQuery{behalf: at, client: o.client, server: s, kind: k}
+	list, _, failure := q.fetch(l)
+	if failure != nil {
+		return emptyListing, failure
+	}
+	return list, nil
+}
+
+// A ToolCall is a call of a tool by an operator.
+type ToolCall struct {
+	Name    string // as clients write it
+	Address string // of the operator
+
+	// Arguments returns the arguments, as a JSON object. The tool is nil if the client may not call
+	// it, or if its list cannot be had: the call then shows why. names are those of the tools of the
+	// server, if it does not have this one.
+	Arguments func(tool *Tool, names []string) ([]byte, error)
+}
+
+// Call calls a tool, and has the answer written to w as clients of the aggregate get it, with the
+// notifications that come before it. It fails if there are no arguments.
+func (o *Operator) Call(w http.ResponseWriter, c ToolCall) error {
+	tool, names, s := o.find(c.Name)
+	if s != nil {
+		defer o.end(o.client.link(s))
+	}
+	arguments, err := c.Arguments(tool, names)
+	if err != nil {
+		return err
+	}
+	name := c.Name
+	if s != nil && o.g.transparent() {
+		_, name = o.g.serverOf(name)
+	}
+	params := jsonrpc.Encode(map[string]any{
+		"name": name, "arguments": json.RawMessage(arguments), "_meta": map[string]any{"progressToken": 1},
+	})
+	r := o.r.Clone(o.ctx)
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	r.Header.Set("Content-Type", "application/json")
+	httpbody.Post(r, jsonrpc.RequestAs([]byte("1"), "tools/call", params))
+	o.mu.Lock()
+	o.calling, o.Patience = true, 0 // from here on it is as for any client
+	o.mu.Unlock()
+	q := o.g.NewRequest(w, r, Endpoint{Kind: Aggregate}, Peer{Address: c.Address})
+	q.operator = o
+	q.Serve()
+	return nil
+}
+
+// ServerOf returns the server whose tool a client of the aggregate calls by a name, "" for one of the
+// gateway itself. It reports false if there is no such server.
+func (g *Gateway) ServerOf(tool string) (server string, ok bool) {
+	if g.own.tool(tool) != nil {
+		return "", true
+	}
+	s, _ := g.serverOf(tool)
+	if s == nil {
+		return "", false
+	}
+	return s.Name, true
+}
+
+// serverOf returns the server whose tool has a name, nil if there is none, and the rest of the name.
+func (g *Gateway) serverOf(tool string) (_ *Server, rest string) {
+	if g.transparent() {
+		s := g.config.Servers[0]
+		return s, strings.TrimPrefix(tool, s.Name+mcp.Separator)
+	}
+	server, rest, _ := g.config.Naming.Split(tool, func(server string) bool { return g.servers[server] != nil })
+	return g.servers[server], rest
+}
+
+// Received returns how many bytes the server has answered to a call, before they were masked.
+func (o *Operator) Received() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.received
+}
+
+// find looks for a tool, and for the server that has it.
+func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
+	if own := o.g.own.list(tools, o.client.identity); own != nil && o.g.own.tool(name) != nil {
+		tool, _ := pick(o.g.readTools(own, nil, nil), name)
+		return tool, nil, nil
+	}
+	s, rest := o.g.serverOf(name)
+	if s == nil {
+		return nil, nil, nil
+	}
+	shown := rest
+	if !o.g.transparent() {
+		shown = s.Name + o.g.config.Naming.Separator + rest // however it was spelled
+	}
+	who := o.g.rules.caller(o.client.identity)
+	if !who.allows(mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: rest}) {
+		return nil, nil, s
+	}
+	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
+	defer cancel()
+	list, failure := o.list(o.within(ctx), o.client.link(s), s, tools)
+	if failure != nil {
+		return nil, nil, s
+	}
+	tool, names = pick(o.g.readTools(list, nil, s), shown)
+	return tool, names, s
+}
+
+// pick returns the tool of a name, or the names of all if there is none.
+func pick(all []Tool, name string) (_ *Tool, names []string) {
+	for i := range all {
+		if all[i].Name == name {
+			return &all[i], nil
+		}
+		names = append(names, all[i].Name)
+	}
+	slices.SortFunc(names, strings.Compare)
+	return nil, names
+}
+
+// The methods below are called where the gateway works for any client. For all but operators they
+// have a nil receiver.
+
+func (o *Operator) wantsRaw() bool { return o != nil && o.Raw }
+
+func (o *Operator) patience() time.Duration {
+	if o == nil {
+		return 0
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.Patience
+}
+
+// counts notes the size of an answer, and reports whether the exchange is recorded.
+func (o *Operator) counts(x *exchange) bool {
+	if o == nil {
+		return true
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.calling && x.message.Is(jsonrpc.Method, "tools/call") {
+		o.received += x.arrival.size
+		return true
+	}
+	return false
+}
+
+// noteServer notes what a server has said of itself in a handshake.
+func (o *Operator) noteServer(version string, result []byte) {
+	if o == nil {
+		return
+	}
+	type info struct{ Name, Version string }
+	var said struct {
+		Info info `json:"serverInfo"`
+		Meta struct {
+			Info info `json:"io.modelcontextprotocol/serverInfo"`
+		} `json:"_meta"`
+	}
+	_ = json.Unmarshal(result, &said) // what is wrong is missing
+	is := cmp.Or(said.Info, said.Meta.Info)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.about = serverDescription{version, mcp.Shortened(is.Name), mcp.Shortened(is.Version)}
+}

@@ -1,0 +1,24 @@
+package words
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestNearest(t *testing.T) {
+	names := []string{"files__read_file", "files__read_files", "files__write_file", "files__list", "größe__lesen"}
+	for _, tt := range []struct {
+		name, wrong string
+		want        []string
+	}{
+		{"a letter is missing", "files__red_file", []string{"files__read_file", "files__read_files", "files__write_file"}},
+		{"upper case", "FILES__LIST", []string{"files__list"}},
+		{"letters that are not ASCII", "grosse__lesen", []string{"größe__lesen"}},
+		{"a part", "write", []string{"files__write_file"}},
+		{"nothing is near", "search__web", nil},
+	} {
+		if got := Nearest(tt.wrong, names); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %q", tt.name, got)
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
+)
+
+// A toolCall is a call of a tool as the operator asks for it.
+type toolCall struct {
+	Tool      string                     `json:"tool"` // as clients write it
+	Arguments map[string]json.RawMessage `json:"arguments,omitempty"`
+	Texts     map[string]string          `json:"texts,omitempty"`    // more arguments, of the types that the tool wants
+	Client    string                     `json:"client,omitempty"`   // whose rules apply; empty for none
+	Raw       bool                       `json:"raw,omitempty"`      // the result is that of the server
+	Progress  bool                       `json:"progress,omitempty"` // progress comes as lines before the answer
+	Timeout   string                     `json:"timeout,omitempty"`  // to connect
+}
+
+// A callReport is what came of it.
+type callReport struct {
+	Progress json.RawMessage `json:"progress,omitempty"` // params of a notification, before the answer
+
+	Result   json.RawMessage `json:"result,omitempty"`
+	Seconds  float64         `json:"seconds,omitempty"`        // that it took
+	Received int64           `json:"received_bytes,omitempty"` // from the server, before masking
+}
+
+// call calls a tool.
+func (c *adminCall) call() (int, any, error) {
+	c.action = "call"
+	var wanted toolCall
+	if err := c.decode(&wanted, false); err != nil {
+		return 0, nil, err
+	}
+	c.name, c.client = mcp.Shortened(wanted.Tool), mcp.Shortened(wanted.Client)
+	if wanted.Tool == "" {
+		return 0, nil, invalid(errors.New("tool: it is missing"))
+	}
+	patience, err := readPatience(wanted.Timeout)
+	if err != nil {
+		return 0, nil, err
+	}
+	h, err := c.gatewayOf(&wanted)
+	if err != nil {
+		return 0, nil, err
+	}
+	c.gateway = h.Name
+	server, known := h.gateway.ServerOf(wanted.Tool)
+	if !known {
+		return 0, nil, h.noServerOf(wanted.Tool)
+	}
+	c.server = server
+	o := h.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
+	o.Patience, o.Raw = patience, wanted.Raw
+	if s := h.byName[c.server]; s != nil {
+		s.upstreams.hurry()
+	}
+	began := time.Now()
+	answer := newCallAnswer(func(progress json.RawMessage) {
+		if wanted.Progress {
+			_ = c.write(http.StatusOK, "application/x-ndjson", callReport{Progress: progress}) // the operator may have left
+			_ = http.NewResponseController(c.w).Flush()
+		}
+	})
+	if err := answer.from(o, &wanted, c.r.RemoteAddr); err != nil {
+		return 0, nil, err
+	}
+	if err := answer.failure(c.server); err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, callReport{
+		Result: answer.result, Seconds: time.Since(began).Seconds(), Received: o.Received(),
+	}, nil
+}
+
+// gatewayOf returns the gateway that a call is for.
+func (c *adminCall) gatewayOf(wanted *toolCall) (*Handler, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, notFound("no mcp_gateway is running")
+	}
+	if wanted.Client != "" {
+		found = slices.DeleteFunc(found, func(h *Handler) bool { return !hasRules(h.Clients, wanted.Client) })
+		if len(found) == 0 {
+			return nil, notFound("there is no client %q", wanted.Client)
+		}
+	}
+	having := slices.DeleteFunc(slices.Clone(found), func(h *Handler) bool {
+		_, has := h.gateway.ServerOf(wanted.Tool)
+		return !has
+	})
+	if len(having) > 0 {
+		found = having
+	}
+	if len(found) > 1 {
+		return nil, ambiguous(found)
+	}
+	return found[0], nil
+}
+
+// arguments returns the arguments for a tool. If it is not known, all texts are strings.
+func (w *toolCall) arguments(tool *gateway.Tool, names []string) ([]byte, error) {
+	if tool == nil && names != nil {
+		return nil, noTool(w.Tool, names)
+	}
+	all := map[string]json.RawMessage{}
+	maps.Copy(all, w.Arguments)
+	var schema toolSchema
+	if tool != nil {
+		schema = readToolSchema(tool.Definition)
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.Texts)) {
+		value, err := schema.argument(name, w.Texts[name])
+		if err != nil {
+			return nil, invalid(err)
+		}
+		all[name] = value
+	}
+	return json.Marshal(all)
+}
+
+// noServerOf says that the name of a tool does not begin with that of a server, and which ones there are.
+func (h *Handler) noServerOf(tool string) error {
+	var names []string
+	for _, s := range h.Servers {
+		names = append(names, s.Name)
+	}
+	server := tool
+	for _, separator := range []string{h.Separator, mcp.Separator} {
+		server, _, _ = strings.Cut(server, separator)
+	}
+	return notFound("there is no tool %q: names are server%stool; %s",
+		mcp.Shortened(tool), mcp.Separator, similar(server, names, "servers"))
+}
+
+// noTool says that there is no such tool, and which ones have similar names.
+func noTool(name string, names []string) error {
+	return notFound("there is no tool %q; %s", mcp.Shortened(name), similar(name, names, "tools"))
+}
+
+// similar says which of some names are similar to one or, if none is, which there are.
+func similar(name string, names []string, what string) string {
+	if near := words.Nearest(name, names); len(near) > 0 {
+		return "similar names: " + strings.Join(near, ", ")
+	}
+	const most = 20
+	if len(names) > most {
+		names = append(slices.Clip(names[:most]), "…")
+	}
+	return what + ": " + strings.Join(names, ", ")
+}
+
+// A callAnswer receives the answer to a call.
+type callAnswer struct {
+	streamable.Reader
+	result json.RawMessage
+	err    json.RawMessage
+}
+
+// newCallAnswer returns a callAnswer that reports progress.
+func newCallAnswer(progress func(json.RawMessage)) *callAnswer {
+	a := new(callAnswer)
+	a.OnMessage = func(e *streamable.Event) error {
+		switch m := e.Message; {
+		case m.Is(jsonrpc.Method, "notifications/progress"):
+			progress(slices.Clone(m.Literal(jsonrpc.Params)))
+		case m.Has(jsonrpc.Result):
+			a.result = slices.Clone(m.Literal(jsonrpc.Result))
+		case m.Has(jsonrpc.Error):
+			a.err = slices.Clone(m.Literal(jsonrpc.Error))
+		}
+		return nil
+	}
+	return a
+}
+
+// from has an operator call a tool.
+func (a *callAnswer) from(o *gateway.Operator, wanted *toolCall, address string) error {
+	defer func() {
+		if reason := recover(); reason != nil && reason != http.ErrAbortHandler { // which a torn answer causes
+			panic(reason)
+		}
+	}()
+	err := o.Call(a, gateway.ToolCall{Name: wanted.Tool, Address: address, Arguments: wanted.arguments})
+	_ = a.Close() // what cannot be read is no answer
+	return err
+}
+
+// failure returns why there is no result, nil if there is one.
+func (a *callAnswer) failure(server string) error {
+	switch {
+	case a.result != nil:
+		return nil
+	case a.err == nil:
+		f := a.Failure(server)
+		return adminErrorf(http.StatusBadGateway, f.Data.Symbol, "%s", f.Message)
+	}
+	var said struct {
+		Code    json.Number `json:"code"`
+		Message string      `json:"message"`
+		Data    struct {
+			Symbol any `json:"code"`
+		} `json:"data"`
+	}
+	_ = json.Unmarshal(a.err, &said) // what is wrong is missing
+	symbol, ok := said.Data.Symbol.(string)
+	if !ok {
+		symbol = "server_error " + said.Code.String()
+	}
+	message := said.Message
+	switch {
+	case symbol == "login_required":
+		message = fmt.Sprintf("login required: caddy mcp login %s", server)
+	}
+	return adminErrorf(statusOfCode(symbol, a.Status()), symbol, "%s", message)
+}
+
+// statusOfCode returns the status of an error of a call. Most come with status 200 to clients.
+func statusOfCode(symbol string, status int) int {
+	switch {
+	case status >= 400:
+		return status
+	case symbol == "invalid_params":
+		return http.StatusBadRequest
+	case symbol == "login_required":
+		return http.StatusConflict
+	}
+	return http.StatusBadGateway
+}

@@ -1,0 +1,155 @@
+package mcpgateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+)
+
+var callable = fmt.Sprintf(`{"name":"one","separator":"__","mask":{"max_chars":200,"head_chars":100,"tail_chars":100,"recover":{}},"focus":{},"clients":[
+	{"name":"ann","rules":[{"action":"allow","patterns":["sample::echo"]}],"redact":["s3cret"]},
+	{"name":"slow","rates":[{"requests":1,"per":3600000000000}]}],
+	"servers":[{"name":"sample","routes":[{"handle":[{"handler":"mcp_sample"}]}]},{"name":"proxied","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"alpha:1"}]%s}]}]},{"name":"dead","routes":[{"handle":[`+
+	`{"handler":"reverse_proxy","upstreams":[{"dial":"127.0.0.1:9"}]}]}]}]}`, childTransport())
+
+func TestAdminCall(t *testing.T) {
+	a := newAdmin(t, callable)
+	for _, tt := range []struct {
+		name, request string
+		status        int
+		want          string // in the answer
+		not           string // in the answer
+	}{
+		{"a text that is an integer", `{"tool":"sample::read_log","texts":{"lines":"1"}}`, 200, `circuit opened`, "obs_"},
+		{"the separator of the gateway", `{"tool":"sample__echo","arguments":{"text":"<b>"}}`, 200, `"text":"<b>"`, ""},
+		{"a child process", `{"tool":"proxied__echo","texts":{}}`, 200, `result`, ""},
+		{"masked", `{"tool":"sample__read_log","texts":{"lines":"100"}}`, 200, "obs_", ""},
+		{"raw", `{"tool":"sample__read_log","texts":{"lines":"100"},"raw":true}`, 200, "path=/orders/5676", "obs_"},
+		{"a focus", `{"tool":"sample__read_log","texts":{"lines":"2000","focus":"why do payments fail"}}`, 200, "obs_", "unknown"},
+		{"a client that may not", `{"tool":"sample__read_log","client":"ann"}`, 403, `"acl_denied"`, ""},
+		{"a client that may, redacted", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann"}`, 200, `"text":"a `, "s3cret"},
+		{"the same raw", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann","raw":true}`, 200, "s3cret", ""},
+		{"a client with a rate", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 200, `"x"`, ""},
+		{"a client that has used it up", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 429, `"rate_limited"`, ""},
+		{"an unknown client", `{"tool":"sample__echo","client":"bob"}`, 404, `no client \"bob\"`, ""},
+		{"a similar name", `{"tool":"sample__read_lag"}`, 404, `similar names: sample__read_log`, ""},
+		{"an unknown server", `{"tool":"simple::echo"}`, 404, `names are server::tool; similar names: sample`, ""},
+		{"no server at all", `{"tool":"xyz"}`, 404, `servers: sample, proxied, dead`, ""},
+		{"an unknown argument", `{"tool":"sample__echo","texts":{"txt":"x"}}`, 400, `there is no argument \"txt\"; the tool has: text, focus`, ""},
+		{"a tool without arguments", `{"tool":"sample__list_files","texts":{"x":"1"}}`, 400, `the tool has: focus`, ""},
+		{"a text of a wrong type", `{"tool":"sample__read_log","texts":{"lines":"two"}}`, 400, `lines: \"two\" is not of the type integer`, ""},
+		{"an error of the server", `{"tool":"sample__echo","arguments":{"txt":1}}`, 502, `server_error -32602`, ""},
+		{"a tool of the gateway", `{"tool":"recover_observation","texts":{"id":"obs_none"}}`, 200, `isError`, ""},
+		{"a server that is down", `{"tool":"dead__x"}`, 502, `MCP server dead is unavailable: connection refused`, ""},
+		{"no tool", `{}`, 400, `tool: it is missing`, ""},
+		{"a timeout that is none", `{"tool":"x","timeout":"soon"}`, 400, `timeout: \"soon\"`, ""},
+		{"a wrong type in the request", `{"tool":"x","raw":"yes"}`, 400, `raw: it must be true or false`, ""},
+		{"arguments that are no object", `{"tool":"x","arguments":[]}`, 400, `arguments: it must be an object`, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			res := a.call("POST", "/mcp_gateway/call", tt.request, nil)
+			body, _ := io.ReadAll(res.Body)
+			if res.StatusCode != tt.status || !strings.Contains(string(body), tt.want) || tt.not != "" && strings.Contains(string(body), tt.not) {
+				t.Errorf("got %d %.600s", res.StatusCode, body)
+			}
+			if line := a.audited(); line["action"] != "call" {
+				t.Errorf("in the log: %v", line)
+			}
+		})
+	}
+}
+
+func TestAdminCallInTheLog(t *testing.T) {
+	a := newAdmin(t, callable)
+	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::echo","texts":{"text":"hidden"},"client":"ann"}`, nil)
+	line := a.audited()
+	if line["server"] != "sample" || line["name"] != "sample::echo" || line["client"] != "ann" || line["outcome"] != "ok" || line["gateway"] != "one" {
+		t.Errorf("got %v", line)
+	}
+}
+
+// The original that a masked result names can be read back by another call.
+func TestAdminCallRecovers(t *testing.T) {
+	a := newAdmin(t, callable)
+	var masked callReport
+	a.call("POST", "/mcp_gateway/call", `{"tool":"sample__read_log"}`, &masked)
+	text := string(masked.Result)
+	at := strings.Index(text, "obs_")
+	if at < 0 || masked.Received < 100_000 || len(text) > 2_000 {
+		t.Fatalf("received %d: %.300s", masked.Received, text)
+	}
+	id := text[at : at+strings.IndexFunc(text[at:]+" ", func(r rune) bool { return strings.ContainsRune(` "\]),.`, r) })]
+	res := a.call("POST", "/mcp_gateway/call", `{"tool":"recover_observation","texts":{"id":"`+id+`","pattern":"circuit opened"}}`, nil)
+	body, _ := io.ReadAll(res.Body)
+	if res.StatusCode != http.StatusOK || !strings.Contains(string(body), "circuit opened") || strings.Contains(string(body), "isError\":true") {
+		t.Errorf("%s: got %d %.400s", id, res.StatusCode, body)
+	}
+}
+
+func TestAdminCheck(t *testing.T) {
+	child := func(name, flags string) string {
+		command, _ := json.Marshal([]string{os.Args[0], "ds", name})
+		return `{"name":"` + name + `","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"` + name + `:1"}],` +
+			`"transport":{"protocol":"mcp_stdio","command":` + string(command) + `,"stop_grace":1000000000` + flags + `}}]}]}`
+	}
+	a := newAdmin(t, `{"name":"g","servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`,`+
+		serverOf("dead", proxyTo("", "127.0.0.1:9"))+`,`+child("alpha", "")+`,`+
+		`{"name":"gone","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"gone:1"}],"transport":{"protocol":"mcp_stdio","command":["/no/such/program"]}}]}]},`+
+		`{"name":"hung","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"hung:1"}],"transport":{"protocol":"mcp_stdio","command":["sh","-c","cat >/dev/null"],"stop_grace":100000000}}]}]}]}`)
+	for range 2 { // what is remembered of a failure does not matter
+		for _, tt := range []struct {
+			name, server, body string
+			up                 bool
+			tools              int
+			code, err          string
+		}{
+			{"handlers", "sample", "", true, 4, "", ""},
+			{"a child process", "alpha", "", true, -1, "", ""},
+			{"a dead port", "dead", "", false, 0, "connect_error", "connect: connection refused"},
+			{"a program that is missing", "gone", "", false, 0, "connect_error", "/no/such/program"},
+			{"a program that says nothing", "hung", `{"timeout":"200ms"}`, false, 0, "timeout", "no answer within 200ms"},
+		} {
+			var got serverCheck
+			res := a.call("POST", "/mcp_gateway/servers/"+tt.server+"/check", tt.body, &got)
+			if res.StatusCode != http.StatusOK || got.Up != tt.up || got.Code != tt.code || !strings.Contains(got.Error, tt.err) ||
+				tt.tools >= 0 && got.Tools != tt.tools {
+				t.Errorf("%s: got %d %+v", tt.name, res.StatusCode, got)
+			}
+			if tt.up && (got.Protocol == "" || got.Info == nil || got.Info.Name == "" || got.Tools > 0 && got.Tokens < 10) {
+				t.Errorf("%s: got %+v", tt.name, got)
+			}
+		}
+	}
+	var failure struct{ Error, Code string }
+	if a.call("POST", "/mcp_gateway/servers/sample/check", `{"timeout":"-1s"}`, &failure); failure.Code != "invalid_request" {
+		t.Errorf("a negative timeout: %+v", failure)
+	}
+}
+
+func TestToolSchema(t *testing.T) {
+	schema := readToolSchema([]byte(`{"inputSchema":{"type":"object","$defs":{"n":{"type":"number"}},"definitions":{"b":{"type":"boolean"}},"properties":{
+		"s":{"type":"string"},"i":{"type":"integer"},"n":{"$ref":"#/$defs/n"},"b":{"$ref":"#/definitions/b"},"o":{"type":"object"},"a":{"type":"array"},
+		"maybe":{"type":["integer","null"]},"either":{"anyOf":[{"type":"boolean"},{"type":"array"}]},"text":{"anyOf":[{"type":"integer"},{"type":"string"}]},
+		"any":true,"loop":{"$ref":"#/$defs/loop"}}}}`))
+	for _, tt := range []struct{ name, text, want string }{
+		{"s", "12", `"12"`}, {"i", "12", "12"}, {"i", " -3 ", "-3"}, {"i", "1e3", "1e3"}, {"n", "1.5", "1.5"}, {"b", "true", "true"},
+		{"o", `{"x":1}`, `{"x":1}`}, {"a", "[1]", "[1]"}, {"maybe", "null", "null"}, {"maybe", "3", "3"}, {"either", "[]", "[]"},
+		{"either", "false", "false"}, {"text", "7", `"7"`}, {"any", "x", `"x"`}, {"loop", "x", `"x"`},
+		{"i", "1.5", ""}, {"i", "x", ""}, {"b", "yes", ""}, {"o", "[]", ""}, {"a", "", ""}, {"either", "1", ""}, {"other", "x", ""},
+	} {
+		got, err := schema.argument(tt.name, tt.text)
+		if string(got) != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%s=%s: got %s, %v", tt.name, tt.text, got, err)
+		}
+	}
+	for _, open := range []string{`{}`, `{"type":"object"}`, `{"properties":{"a":{}},"additionalProperties":true}`, `{"patternProperties":{"^x":{}}}`, `7`} {
+		schema := readToolSchema([]byte(`{"inputSchema":` + open + `}`))
+		if got, err := schema.argument("x", "1"); string(got) != `"1"` || err != nil {
+			t.Errorf("%s: got %s, %v", open, got, err)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package mcpgateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+)
+
+// A serverCheck is what came of an attempt to connect to a server.
+type serverCheck struct {
+	Gateway   string      `json:"gateway"`
+	Path      string      `json:"mcp_path"` // of the gateway
+	Name      string      `json:"name"`
+	Up        bool        `json:"up"`
+	Seconds   float64     `json:"seconds"` // that it took
+	Protocol  string      `json:"protocol_version,omitempty"`
+	Info      *serverInfo `json:"server_info,omitempty"`
+	Tools     int         `json:"tools"`
+	Prompts   int         `json:"prompts"`
+	Resources int         `json:"resources"`
+	Templates int         `json:"resource_templates"`
+	Tokens    int         `json:"tokens"` // of the definitions of its tools, estimated
+	Code      string      `json:"code,omitempty"`
+	Error     string      `json:"error,omitempty"`
+	URL       string      `json:"url,omitempty"` // of a server that is not a child process
+	Stderr    []string    `json:"stderr,omitempty"`
+}
+
+// A serverInfo is the name and version that a server gives itself.
+type serverInfo struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+}
+
+// The time that servers have to connect and to list when the operator waits for it.
+const (
+	defaultPatience = 2 * time.Minute
+	maxPatience     = time.Hour
+)
+
+// readPatience reads how long an operator waits.
+func readPatience(text string) (time.Duration, error) {
+	if text == "" {
+		return defaultPatience, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 || d > maxPatience {
+		return 0, invalid(fmt.Errorf("timeout: %q is not a duration such as 30s, of at most %s",
+			mcp.Shortened(text), maxPatience))
+	}
+	return d, nil
+}
+
+// check connects to a server, whatever is known of it. There is one check of a server at a time.
+func (c *adminCall) check() (int, any, error) {
+	h, s, err := c.change("check")
+	if err != nil {
+		return 0, nil, err
+	}
+	var options struct {
+		Timeout string `json:"timeout"`
+	}
+	if err := c.decode(&options, true); err != nil {
+		return 0, nil, err
+	}
+	patience, err := readPatience(options.Timeout)
+	if err != nil {
+		return 0, nil, err
+	}
+	ctx, cancel := context.WithTimeout(c.r.Context(), patience)
+	defer cancel()
+	select {
+	case s.checking <- struct{}{}:
+		defer func() { <-s.checking }()
+	case <-ctx.Done():
+		return 0, nil, adminErrorf(http.StatusConflict, "busy", "another check of the server %q has not ended", s.Name)
+	}
+	return http.StatusOK, h.check(ctx, s, patience), nil
+}
+
+// check connects to a server.
+func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) serverCheck {
+	s.upstreams.hurry()
+	began := time.Now()
+	o := h.gateway.NewOperator(operatorRequest(ctx), "")
+	o.Patience = patience
+	found := o.Check(s.Name)
+	check := serverCheck{
+		Gateway: h.Name, Path: h.MCPPath, Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
+		Protocol: found.Protocol, Tools: len(found.Tools), Prompts: found.Prompts, Resources: found.Resources,
+		Templates: found.Templates, URL: s.server.URL,
+	}
+	if found.Name != "" {
+		check.Info = &serverInfo{found.Name, found.Version}
+	}
+	for _, tool := range found.Tools {
+		check.Tokens += prune.EstimateTokens(string(tool.Definition))
+	}
+	if found.Failure != nil {
+		check.Code, check.Error, check.Stderr = found.Failure.Data.Symbol, found.Fault.Reason, found.Fault.Stderr
+	}
+	return check
+}
+
+// operatorRequest returns a request on behalf of which the operator asks servers.
+func operatorRequest(ctx context.Context) *http.Request {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost", nil)
+	if err != nil {
+		panic(err) // it is always the same
+	}
+	return caddyhttp.PrepareRequest(r, caddy.NewReplacer(), noResponse{}, new(caddyhttp.Server))
+}
+
+// hurry ends the pauses before children are started again.
+func (u *upstreams) hurry() {
+	for _, c := range u.children {
+		c.transport.Hurry(c.host)
+	}
+}

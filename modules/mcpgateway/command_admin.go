@@ -1,0 +1,172 @@
+package mcpgateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+)
+
+// An adminClient talks to the admin API of the running Caddy, or of one in this process.
+type adminClient struct {
+	address, config, adapter, gateway string
+
+	private bool // Caddy runs in this process, see startPrivate
+}
+
+func (c *adminClient) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.address, "address", "", "Address of the admin API")
+	cmd.Flags().StringVarP(&c.config, "config", "c", "", "Configuration file to read the admin address from")
+	cmd.Flags().StringVarP(&c.adapter, "adapter", "a", "", "Name of config adapter")
+	cmd.Flags().StringVar(&c.gateway, "gateway", "", "The name of the mcp_gateway, if there are several")
+}
+
+// serverPath returns where the API tells of a server.
+func serverPath(server string) string { return "/servers/" + url.PathEscape(server) }
+
+// errNotRunning says that no Caddy listens where its admin API is looked for.
+var errNotRunning = errors.New("no Caddy is running")
+
+// request makes a request to a path of the API, and reads the answer into a value, if there is one for it.
+func (c *adminClient) request(
+	ctx context.Context, method, path string, query url.Values, body string, answer any,
+) error {
+	res, err := c.open(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if answer == nil {
+		return nil
+	}
+	if err := json.NewDecoder(res.Body).Decode(answer); err != nil {
+		return fmt.Errorf("admin API: %w", err)
+	}
+	return nil
+}
+
+// open makes a request to a path of the API, which names the gateway in its query if it is given. An
+// error that the API answers with is an *adminError.
+func (c *adminClient) open(
+	ctx context.Context, method, path string, query url.Values, body string,
+) (*http.Response, error) {
+	client, origin, err := c.dialer()
+	if err != nil {
+		return nil, err
+	}
+	if c.gateway != "" && query.Get("gateway") == "" {
+		query.Set("gateway", c.gateway)
+	}
+	uri := "/mcp_gateway" + path
+	if len(query) > 0 {
+		uri += "?" + query.Encode()
+	}
+	r, err := http.NewRequestWithContext(ctx, method, origin+uri, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Origin", origin)
+	r.Header.Set("Content-Type", "application/json")
+	res, err := client.Do(r)
+	if err != nil {
+		return nil, notRunning(err)
+	}
+	if res.StatusCode >= 400 {
+		defer res.Body.Close()
+		return nil, readAdminError(res)
+	}
+	return res, nil
+}
+
+// dialer returns a client that reaches the API, and the origin that it has to send.
+func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
+	if c.private {
+		transport := &http.Transport{DialContext: dialStdio, DisableKeepAlives: true}
+		return &http.Client{Transport: transport}, "http://" + stdioAdminHost, nil
+	}
+	var config []byte
+	if c.config != "" {
+		if config, _, err = configfile.Load(c.config, c.adapter); err != nil { // Caddy would log that it reads it
+			return nil, "", err
+		}
+	}
+	text, err := caddycmd.DetermineAdminAPIAddress(c.address, config, c.config, c.adapter)
+	if err != nil {
+		return nil, "", err
+	}
+	address, err := caddy.ParseNetworkAddress(text)
+	if err != nil || address.PortRangeSize() > 1 {
+		return nil, "", fmt.Errorf("invalid admin address %s: %v", text, err)
+	}
+	origin = "http://" + address.JoinHostPort(0)
+	if address.IsUnixNetwork() {
+		origin = "http://127.0.0.1"
+		address.Host, _, _ = strings.Cut(address.Host, "|") // which divides it from permissions
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, address.Network, address.JoinHostPort(0))
+	}
+	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}, origin, nil
+}
+
+// notRunning returns an error of a request, which is errNotRunning if there was no connection.
+func notRunning(err error) error {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		err = failed.Err
+	}
+	if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" {
+		return fmt.Errorf("%w: %w", errNotRunning, err)
+	}
+	return fmt.Errorf("admin API: %w", err)
+}
+
+// readAdminError returns the error that the API has answered with.
+func readAdminError(res *http.Response) error {
+	failure := &adminError{status: res.StatusCode}
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxAdminBody))
+	if err != nil {
+		return fmt.Errorf("admin API: status %d: %w", res.StatusCode, err)
+	}
+	if json.Unmarshal(body, failure) != nil || failure.Message == "" {
+		failure.Message = fmt.Sprintf("status %d: %s", res.StatusCode, body)
+	}
+	failure.Message = printable(failure.Message)
+	return failure
+}
+
+// errFailed makes a command exit with status 1. It has said why.
+var errFailed = errors.New("failed")
+
+// run runs a command until it ends or is interrupted. A Caddy that the command has started ends with it.
+func (c *adminClient) run(cmd *cobra.Command, do func(context.Context) error) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := do(ctx)
+	cmd.SilenceErrors = errors.Is(err, errFailed)
+	if !c.private {
+		return err
+	}
+	code := caddy.ExitCodeSuccess
+	if err != nil {
+		code = caddy.ExitCodeFailedStartup
+	}
+	if err != nil && !cmd.SilenceErrors {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+	}
+	_, err = exitPrivate(code)
+	return err
+}

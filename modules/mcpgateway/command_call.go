@@ -1,0 +1,277 @@
+package mcpgateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+)
+
+func newCallCommand() *cobra.Command {
+	var admin adminClient
+	var wanted toolCall
+	var object string
+	var verbose bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "call <server>::<tool> [<key>=<value>...]",
+		Short: "Calls a tool, and prints the result as an agent gets it",
+		Long: `
+Calls a tool of the running gateway and prints its result: text as text, everything else as JSON.
+Masks apply as at mcp_path, so that one sees what an agent sees. With --raw it prints the result as
+the server has sent it, as JSON. Without --client no rules apply.
+
+Arguments have the types that the tool wants:
+
+  lines=20         a number, a boolean, JSON or text, as the tool wants it
+  lines:=20        JSON
+  text=@notes.txt  the content of a file
+  -                a JSON object on standard input
+  --json '{...}'   a JSON object
+
+If the result is an error, it goes to standard error, and the exit status is 1.
+
+If no Caddy is running, the command runs the gateway of the configuration file itself.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			wanted.Tool, wanted.Timeout, wanted.Progress = args[0], timeout.String(), isTerminal(os.Stderr)
+			if err := wanted.read(args[1:], object, os.Stdin); err != nil {
+				return err
+			}
+			return admin.run(cmd, func(ctx context.Context) error {
+				if err := admin.reach(ctx); err != nil {
+					return err
+				}
+				answer, err := admin.call(ctx, &wanted, os.Stderr)
+				if err != nil {
+					return err
+				}
+				if verbose {
+					answer.printSizes(os.Stderr)
+				}
+				p := resultPrinter{
+					out: os.Stdout, escapeOut: isTerminal(os.Stdout),
+					complaints: os.Stderr, escapeComplaints: isTerminal(os.Stderr),
+				}
+				return p.print(answer.Result, wanted.Raw)
+			})
+		},
+	}
+	admin.addFlags(cmd)
+	cmd.Flags().Lookup("config").Usage = "Configuration file with the admin address, which is run if no Caddy is running"
+	cmd.Flags().StringVar(&object, "json", "", "Arguments as a JSON object")
+	cmd.Flags().BoolVar(&wanted.Raw, "raw", false, "Print the result as the server has sent it: not masked, not redacted")
+	cmd.Flags().StringVar(&wanted.Client, "client", "", "The client whose rules apply. Default: none")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print sizes and the time to standard error")
+	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "How long the server may take to connect")
+	return cmd
+}
+
+// read reads the arguments of a tool from those of the command.
+func (w *toolCall) read(args []string, object string, stdin io.Reader) error {
+	w.Arguments, w.Texts = map[string]json.RawMessage{}, map[string]string{}
+	if object != "" {
+		if err := w.readObject([]byte(object)); err != nil {
+			return fmt.Errorf("--json: %w", err)
+		}
+	}
+	for _, arg := range args {
+		if arg == "-" {
+			text, err := io.ReadAll(io.LimitReader(stdin, maxAdminBody+1))
+			if err == nil {
+				err = w.readObject(text)
+			}
+			if err != nil {
+				return fmt.Errorf("standard input: %w", err)
+			}
+			continue
+		}
+		if err := w.readPair(arg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readObject reads arguments from a JSON object.
+func (w *toolCall) readObject(text []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil || all == nil {
+		return errors.New("it is not a JSON object")
+	}
+	for name, value := range all {
+		if err := w.checkNew(name); err != nil {
+			return err
+		}
+		w.Arguments[name] = value
+	}
+	return nil
+}
+
+// readPair reads an argument from key=value, key:=json or key=@file.
+func (w *toolCall) readPair(arg string) error {
+	key, value, ok := strings.Cut(arg, "=")
+	key, isJSON := strings.CutSuffix(key, ":")
+	if !ok || key == "" {
+		return fmt.Errorf("%q is not an argument such as key=value, key:=json or key=@file", arg)
+	}
+	if err := w.checkNew(key); err != nil {
+		return err
+	}
+	if isJSON {
+		if !json.Valid([]byte(value)) {
+			return fmt.Errorf("%s: %q is not JSON", key, value)
+		}
+		w.Arguments[key] = json.RawMessage(value)
+		return nil
+	}
+	if file, is := strings.CutPrefix(value, "@"); is {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		value = string(text)
+	}
+	w.Texts[key] = value
+	return nil
+}
+
+func (w *toolCall) checkNew(key string) error {
+	_, known := w.Arguments[key]
+	if _, text := w.Texts[key]; known || text {
+		return fmt.Errorf("%s: it is given twice", key)
+	}
+	return nil
+}
+
+// call has a tool called, and prints progress until there is an answer.
+func (c *adminClient) call(ctx context.Context, wanted *toolCall, progress io.Writer) (*callReport, error) {
+	body, err := json.Marshal(wanted)
+	if err != nil {
+		return nil, err
+	}
+	res, err := c.open(ctx, http.MethodPost, "/call", url.Values{}, string(body))
+	if err != nil {
+		return nil, withCode(err)
+	}
+	defer res.Body.Close()
+	for lines := json.NewDecoder(res.Body); ; {
+		var line struct {
+			callReport
+			adminError
+		}
+		if err := lines.Decode(&line); err != nil {
+			return nil, fmt.Errorf("admin API: %w", err)
+		}
+		switch {
+		case line.Message != "":
+			line.Message = printable(line.Message)
+			return nil, withCode(&line.adminError)
+		case line.Progress != nil:
+			printProgress(progress, line.Progress)
+		default:
+			return &line.callReport, nil
+		}
+	}
+}
+
+// withCode returns an error of the API with its code.
+func withCode(err error) error {
+	if failure, ok := errors.AsType[*adminError](err); ok && failure.Code != "" {
+		return fmt.Errorf("%w (%s)", failure, printable(failure.Code))
+	}
+	return err
+}
+
+// printProgress prints how far a call is.
+func printProgress(w io.Writer, params json.RawMessage) {
+	var p struct {
+		Progress, Total json.Number
+		Message         string
+	}
+	if json.Unmarshal(params, &p) != nil {
+		return
+	}
+	text := p.Progress.String()
+	if p.Total != "" {
+		text += "/" + p.Total.String()
+	}
+	fmt.Fprintln(w, strings.TrimSpace("progress "+text+" "+printable(p.Message)))
+}
+
+// printSizes prints how large the result is, and how long it took.
+func (r *callReport) printSizes(w io.Writer) {
+	fmt.Fprintf(w, "%s bytes from the server, %s after masking, %.2f s\n",
+		humanize.Comma(r.Received), humanize.Comma(int64(len(r.Result))), r.Seconds)
+}
+
+// A resultPrinter prints results of tools. On terminals, characters that control them are escaped.
+type resultPrinter struct {
+	out, complaints             io.Writer
+	escapeOut, escapeComplaints bool
+}
+
+// print prints a result: contents that are text as text, others as JSON. It returns errFailed for a
+// result that is an error, which it prints elsewhere.
+func (p resultPrinter) print(raw json.RawMessage, asJSON bool) error {
+	var result struct {
+		Content    []json.RawMessage `json:"content"`
+		Structured json.RawMessage   `json:"structuredContent"`
+		IsError    bool              `json:"isError"`
+	}
+	if err := json.Unmarshal(raw, &result); err != nil {
+		asJSON = true
+	}
+	to, escape := p.out, p.escapeOut
+	if result.IsError {
+		to, escape = p.complaints, p.escapeComplaints
+	}
+	line := func(text string) {
+		if escape {
+			text = printableLines(text)
+		}
+		fmt.Fprintln(to, strings.TrimSuffix(text, "\n"))
+	}
+	switch {
+	case asJSON:
+		line(string(raw))
+	default:
+		for _, text := range contentTexts(result.Content, result.Structured) {
+			line(text)
+		}
+	}
+	if result.IsError {
+		return errFailed
+	}
+	return nil
+}
+
+// contentTexts returns the contents of a result as they are printed. Structured content, which servers
+// repeat as text, is printed if there is no text.
+func contentTexts(contents []json.RawMessage, structured json.RawMessage) (texts []string) {
+	hasText := false
+	for _, raw := range contents {
+		var content struct {
+			Type string  `json:"type"`
+			Text *string `json:"text"`
+		}
+		if json.Unmarshal(raw, &content) == nil && content.Type == "text" && content.Text != nil {
+			texts, hasText = append(texts, *content.Text), true
+		} else {
+			texts = append(texts, string(raw))
+		}
+	}
+	if structured != nil && !hasText {
+		texts = append(texts, string(structured))
+	}
+	return texts
+}

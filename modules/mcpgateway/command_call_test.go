@@ -1,0 +1,130 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReadArguments(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("a file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name          string
+		args          []string
+		object, stdin string
+		values        string // as JSON
+		texts         map[string]string
+		err           string
+	}{
+		{"texts", []string{"a=1", "b=x=y", "c="}, "", "", `{}`, map[string]string{"a": "1", "b": "x=y", "c": ""}, ""},
+		{"JSON", []string{`a:={"x":[1]}`, `b:="t"`}, "", "", `{"a":{"x":[1]},"b":"t"}`, nil, ""},
+		{"a file", []string{"a=@" + file}, "", "", `{}`, map[string]string{"a": "a file\n"}, ""},
+		{"standard input", []string{"-", "b=2"}, "", `{"a":1}`, `{"a":1}`, map[string]string{"b": "2"}, ""},
+		{"an object", nil, `{"a":1}`, "", `{"a":1}`, nil, ""},
+		{"no pair", []string{"abc"}, "", "", "", nil, `"abc"`},
+		{"no key", []string{"=1"}, "", "", "", nil, `"=1"`},
+		{"no JSON", []string{"a:=x"}, "", "", "", nil, `a: "x" is not JSON`},
+		{"a file that is not there", []string{"a=@/no/such"}, "", "", "", nil, "a: open /no/such"},
+		{"one twice", []string{"a=1", "a:=2"}, "", "", "", nil, "a: it is given twice"},
+		{"an object that is none", nil, "[1]", "", "", nil, "--json: it is not a JSON object"},
+		{"null", nil, "null", "", "", nil, "--json: it is not a JSON object"},
+		{"standard input that is none", []string{"-"}, "", "x", "", nil, "standard input: it is not a JSON object"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var call toolCall
+			err := call.read(tt.args, tt.object, strings.NewReader(tt.stdin))
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			values, _ := json.Marshal(call.Arguments)
+			if err != nil || string(values) != tt.values || !maps.Equal(call.Texts, tt.texts) {
+				t.Errorf("got %s %v: %v", values, call.Texts, err)
+			}
+		})
+	}
+}
+
+func TestPrintResult(t *testing.T) {
+	const control = `{"content":[{"type":"text","text":"a\tb\n\u001b[2Jc\u009b\u202e"}]}`
+	for _, tt := range []struct {
+		name, result    string
+		terminal, raw   bool
+		out, complaints string
+	}{
+		{"text", `{"content":[{"type":"text","text":"a\n"},{"type":"text","text":"b"}]}`, false, false, "a\nb\n", ""},
+		{"a terminal", control, true, false, "a\tb\n" + `\x1b[2Jc\u009b\u202e` + "\n", ""},
+		{"a pipe", control, false, false, "a\tb\n\x1b[2Jc\u009b\u202e\n", ""},
+		{"an image", `{"content":[{"type":"image","data":"aaaa"}]}`, true, false, `{"type":"image","data":"aaaa"}` + "\n", ""},
+		{"structured content with its text", `{"content":[{"type":"text","text":"{}"}],"structuredContent":{}}`, false, false, "{}\n", ""},
+		{"structured content alone", `{"content":[],"structuredContent":{"a":1}}`, false, false, `{"a":1}` + "\n", ""},
+		{"raw", `{"content":[{"type":"text","text":"a"}]}`, false, true, `{"content":[{"type":"text","text":"a"}]}` + "\n", ""},
+		{"raw on a terminal", `{"content":"` + "\u009b" + `"}`, true, true, `{"content":"\u009b"}` + "\n", ""},
+		{"an error", `{"isError":true,"content":[{"type":"text","text":"no \u001bkey"}]}`, true, false, "", `no \x1bkey` + "\n"},
+		{"nothing", `{"content":[]}`, false, false, "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out, complaints bytes.Buffer
+			p := resultPrinter{out: &out, complaints: &complaints, escapeOut: tt.terminal, escapeComplaints: tt.terminal}
+			err := p.print(json.RawMessage(tt.result), tt.raw)
+			if out.String() != tt.out || complaints.String() != tt.complaints || (err != nil) != strings.Contains(tt.result, "isError") {
+				t.Errorf("got %q, %q, %v", &out, &complaints, err)
+			}
+		})
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for text, want := range map[string]string{
+		"größe 日本 🙂": "größe 日本 🙂", "a\nb": `a\nb`, "\x1b]0;x\x07": `\x1b]0;x\a`, "\xff": `\xff`, "it's": "it's",
+		"\u200bx\u2028": `\u200bx\u2028`, "\r": `\r`,
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("%q: got %s", text, got)
+		}
+	}
+}
+
+// Progress comes before the answer, and an error may come after it.
+func TestCallProgress(t *testing.T) {
+	answer := ""
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var asked toolCall
+		if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || asked.Tool != "a::b" || !asked.Progress {
+			t.Errorf("asked %+v: %v", asked, err)
+		}
+		_, _ = io.WriteString(w, answer)
+	}))
+	defer admin.Close()
+	client := adminClient{address: admin.Listener.Addr().String()}
+	const progress = `{"progress":{"progress":3,"total":10,"message":"half\u001b"}}` + "\n" + `{"progress":{"progress":0.5}}` + "\n"
+	for _, tt := range []struct{ name, answer, result, err string }{
+		{"a result", progress + `{"result":{"content":[]},"seconds":1}`, `{"content":[]}`, ""},
+		{"an error", progress + `{"error":"no \u001banswer","code":"timeout"}`, "", `no \x1banswer (timeout)`},
+		{"nothing", progress, "", "admin API: EOF"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			answer = tt.answer
+			var said bytes.Buffer
+			got, err := client.call(t.Context(), &toolCall{Tool: "a::b", Progress: true}, &said)
+			if tt.err == "" && (err != nil || string(got.Result) != tt.result) || tt.err != "" && (err == nil || err.Error() != tt.err) {
+				t.Errorf("got %+v, %v", got, err)
+			}
+			if said.String() != `progress 3/10 half\x1b`+"\nprogress 0.5\n" {
+				t.Errorf("said %q", &said)
+			}
+		})
+	}
+}

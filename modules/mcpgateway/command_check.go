@@ -1,0 +1,330 @@
+package mcpgateway
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+)
+
+func newCheckCommand() *cobra.Command {
+	var admin adminClient
+	var asJSON bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "check [<server>...]",
+		Short: "Connects to the servers of a gateway, and says which are up",
+		Long: `
+Connects to every server, or to those that are named: starts child processes, shakes hands and
+asks for all lists. It prints a line for each server as soon as its state is known, and exits with
+status 0 if all are up, otherwise with status 1.
+
+It asks the running Caddy. With --config it runs the gateways of this file itself, without a port
+and without anything else of the configuration, and ends them; so it does with the Caddyfile in the
+current directory if no Caddy is running.`,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			return admin.run(cmd, func(ctx context.Context) error {
+				if err := admin.reachForCheck(ctx); err != nil {
+					return err
+				}
+				chosen, err := admin.chooseServers(ctx, names)
+				if err != nil {
+					return err
+				}
+				run := newCheckRun(os.Stdout, os.Stderr, isTerminal(os.Stderr), chosen)
+				run.quiet = asJSON
+				results := run.all(ctx, func(ctx context.Context, s *serverStatus) serverCheck {
+					return admin.check(ctx, s, timeout)
+				})
+				if asJSON {
+					if err := printJSON(os.Stdout, results); err != nil {
+						return err
+					}
+				}
+				if slices.ContainsFunc(results, func(r serverCheck) bool { return !r.Up }) {
+					return errFailed
+				}
+				return nil
+			})
+		},
+	}
+	admin.addFlags(cmd)
+	cmd.Flags().Lookup("config").Usage = "Configuration file whose gateways are checked, without a running Caddy"
+	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON, when all servers are checked")
+	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "How long a server may take")
+	return cmd
+}
+
+// reachForCheck finds the Caddy to ask: one of its own for a configuration file that is named.
+func (c *adminClient) reachForCheck(ctx context.Context) error {
+	if c.config != "" {
+		return c.startPrivate(c.config)
+	}
+	return c.reach(ctx)
+}
+
+// reach finds the Caddy to ask: the one that is running, or else one of its own for a configuration
+// file. It says so if that is not what one would expect.
+func (c *adminClient) reach(ctx context.Context) error {
+	err, reason := errNotRunning, "it has no admin API"
+	if !c.isAdminOff() {
+		reason = errNotRunning.Error()
+		err = c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", nil)
+	}
+	if !errors.Is(err, errNotRunning) || c.address != "" {
+		return err
+	}
+	file := cmp.Or(c.config, "Caddyfile")
+	if _, missing := os.Stat(file); errors.Is(missing, fs.ErrNotExist) && c.config == "" {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "running the gateways of %s: %s\n", file, reason)
+	return c.startPrivate(c.config)
+}
+
+// isAdminOff reports whether the configuration file that is named has no admin API.
+func (c *adminClient) isAdminOff() bool {
+	if c.config == "" || c.address != "" {
+		return false
+	}
+	config, _, err := configfile.Load(c.config, c.adapter)
+	var read struct {
+		Admin struct {
+			Disabled bool `json:"disabled"`
+		} `json:"admin"`
+	}
+	return err == nil && json.Unmarshal(config, &read) == nil && read.Admin.Disabled
+}
+
+// chooseServers returns the servers of these names, or all.
+func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]serverStatus, error) {
+	var all []serverStatus
+	if err := c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no mcp_gateway is running")
+	}
+	if len(names) == 0 {
+		return all, nil
+	}
+	var chosen []serverStatus
+	for _, name := range names {
+		before := len(chosen)
+		for _, s := range all {
+			if s.Name == name || slices.Contains(s.Aliases, name) {
+				chosen = append(chosen, s)
+			}
+		}
+		if len(chosen) == before {
+			var known []string
+			for _, s := range all {
+				known = append(known, s.Name)
+			}
+			return nil, fmt.Errorf("there is no server %q, but: %s", name, strings.Join(known, ", "))
+		}
+	}
+	return chosen, nil
+}
+
+// check has a server checked.
+func (c *adminClient) check(ctx context.Context, s *serverStatus, timeout time.Duration) serverCheck {
+	found := serverCheck{Gateway: s.Gateway, Path: s.Path, Name: s.Name}
+	query := url.Values{"gateway": {cmp.Or(s.Gateway, s.Path)}}
+	body := string(jsonrpc.Encode(map[string]string{"timeout": timeout.String()}))
+	err := c.request(ctx, http.MethodPost, serverPath(s.Name)+"/check", query, body, &found)
+	if err != nil {
+		found.Error = err.Error()
+		if failure, ok := errors.AsType[*adminError](err); ok {
+			found.Code = failure.Code
+		}
+	}
+	return found
+}
+
+// A checkRun checks servers, and prints what comes of it.
+type checkRun struct {
+	out, progress io.Writer
+	terminal      bool // progress is one, whose last line can be written again
+	quiet         bool // results are not printed
+	servers       []serverStatus
+	names         []string // as they are printed
+	width         int      // of the longest
+
+	mu      sync.Mutex
+	waiting map[int]time.Time // since when, by the number of the server
+	told    map[int]int       // for how many seconds that was said
+	dirty   bool              // the last line of the terminal is progress
+}
+
+func newCheckRun(out, progress io.Writer, terminal bool, servers []serverStatus) *checkRun {
+	r := &checkRun{
+		out: out, progress: progress, terminal: terminal, servers: servers,
+		waiting: map[int]time.Time{}, told: map[int]int{},
+	}
+	gateways := map[[2]string]bool{}
+	for _, s := range servers {
+		gateways[[2]string{s.Gateway, s.Path}] = true
+	}
+	for _, s := range servers {
+		name := printable(s.Name)
+		if len(gateways) > 1 {
+			name = printable(cmp.Or(s.Gateway, s.Path)) + " " + name
+		}
+		r.names = append(r.names, name)
+		r.width = max(r.width, utf8.RuneCountInString(name))
+	}
+	return r
+}
+
+// maxChecks is how many servers are checked at a time.
+const maxChecks = 16
+
+// all checks all servers, and returns what came of it in their order.
+func (r *checkRun) all(ctx context.Context, check func(context.Context, *serverStatus) serverCheck) []serverCheck {
+	results := make([]serverCheck, len(r.servers))
+	free := make(chan struct{}, maxChecks)
+	var running sync.WaitGroup
+	for i := range r.servers {
+		running.Go(func() {
+			free <- struct{}{}
+			defer func() { <-free }()
+			r.begin(i)
+			results[i] = check(ctx, &r.servers[i])
+			r.end(i, &results[i])
+		})
+	}
+	done := make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() { r.tell(done) })
+	running.Wait()
+	close(done)
+	telling.Wait()
+	return results
+}
+
+func (r *checkRun) begin(i int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting[i] = time.Now()
+}
+
+// end prints what came of a check.
+func (r *checkRun) end(i int, result *serverCheck) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, i)
+	r.clear()
+	if !r.quiet {
+		fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], result.text())
+		for _, line := range result.Stderr {
+			fmt.Fprintf(r.out, "    %s\n", printable(line))
+		}
+	}
+}
+
+// tell says every second for what is waited.
+func (r *checkRun) tell(done <-chan struct{}) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			r.tellAt(now)
+		case <-done:
+			return
+		}
+	}
+}
+
+// Progress is told after some time, and to others than terminals less often.
+const (
+	quietSeconds  = 2
+	secondsToTell = 10
+)
+
+// tellAt says for what is waited: on a terminal in one line, elsewhere in a line for each server.
+func (r *checkRun) tellAt(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var parts []string
+	for i := range r.servers {
+		since, waits := r.waiting[i]
+		seconds := int(now.Sub(since) / time.Second)
+		if !waits || seconds <= quietSeconds {
+			continue
+		}
+		does := "connecting"
+		if r.servers[i].Command != "" {
+			does = "starting"
+		}
+		text := fmt.Sprintf("%s: %s for %d s", r.names[i], does, seconds)
+		if parts = append(parts, text); !r.terminal && seconds >= r.told[i]+secondsToTell {
+			r.told[i] = seconds - seconds%secondsToTell
+			fmt.Fprintln(r.progress, text)
+		}
+	}
+	if !r.terminal {
+		return
+	}
+	r.clear()
+	if len(parts) > 0 {
+		const most = 3
+		text := strings.Join(parts[:min(most, len(parts))], ", ")
+		if more := len(parts) - most; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		fmt.Fprint(r.progress, text)
+		r.dirty = true
+	}
+}
+
+// clear removes progress from the terminal.
+func (r *checkRun) clear() {
+	if r.dirty {
+		fmt.Fprint(r.progress, "\r\x1b[K")
+		r.dirty = false
+	}
+}
+
+// text returns what came of a check in one line.
+func (c *serverCheck) text() string {
+	switch {
+	case c.Up:
+		return strings.TrimRight(fmt.Sprintf("up in %.1f s  %s  %s  %s  %s", c.Seconds, count(3, c.Tools, "tool"),
+			count(2, c.Prompts, "prompt"), count(2, c.Resources, "resource"), count(6, c.Tokens, "token")), " ")
+	case c.Code == "login_required":
+		return loginHint(printable(c.Name))
+	}
+	text := "down: " + printable(c.Error)
+	if c.URL != "" && c.Code != "ambiguous" {
+		text += " (" + printable(c.URL) + ")"
+	}
+	return text
+}
+
+// count returns a number with its unit, as wide as most of its column are.
+func count(width, n int, unit string) string {
+	s := "s"
+	if n == 1 {
+		s = " "
+	}
+	return fmt.Sprintf("%*s %s%s", width, humanize.Comma(int64(n)), unit, s)
+}

@@ -1,0 +1,126 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestPrintCheck(t *testing.T) {
+	servers := []serverStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"}, {Name: "a\x1bb"}}
+	results := map[string]serverCheck{
+		"files":  {Up: true, Seconds: 1.234, Tools: 14, Prompts: 1, Resources: 3, Tokens: 2310},
+		"search": {Code: "connect_error", Error: "connect: connection refused", URL: "http://127.0.0.1:3001/mcp"},
+		"linear": {Code: "login_required", Error: "log in", Name: "linear"},
+		"a\x1bb": {Code: "connect_error", Error: "exit \x1b[2Jstatus 1", Stderr: []string{"Error: \x9bno key", "at main.js"}},
+	}
+	var out bytes.Buffer
+	run := newCheckRun(&out, &out, false, servers)
+	got := run.all(t.Context(), func(_ context.Context, s *serverStatus) serverCheck { return results[s.Name] })
+	if len(got) != 4 || !got[0].Up || got[1].Code != "connect_error" {
+		t.Errorf("got %+v", got)
+	}
+	for _, want := range []string{
+		"files   up in 1.2 s   14 tools   1 prompt    3 resources   2,310 tokens\n",
+		"search  down: connect: connection refused (http://127.0.0.1:3001/mcp)\n",
+		"linear  login required: caddy mcp login linear\n",
+		`a\x1bb  down: exit \x1b[2Jstatus 1` + "\n" + `    Error: \x9bno key` + "\n    at main.js\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("got\n%s\nwant\n%s", &out, want)
+		}
+	}
+}
+
+func TestCheckProgress(t *testing.T) {
+	servers := []serverStatus{{Name: "files", Command: "npx"}, {Name: "web"}}
+	began := time.Now()
+	for _, tt := range []struct {
+		name     string
+		terminal bool
+		want     string
+	}{
+		{"a terminal", true, "files: starting for 3 s, web: connecting for 3 s\r\x1b[Kfiles: starting for 11 s, web: connecting for 11 s" +
+			"\r\x1b[Kfiles: starting for 12 s, web: connecting for 12 s\r\x1b[Kweb    down: x\n"},
+		{"a file", false, "files: starting for 11 s\nweb: connecting for 11 s\nweb    down: x\nfiles: starting for 20 s\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out bytes.Buffer
+			run := newCheckRun(&out, &out, tt.terminal, servers)
+			run.waiting[0], run.waiting[1] = began, began
+			for _, seconds := range []time.Duration{1, 2, 3, 11, 12} {
+				run.tellAt(began.Add(seconds * time.Second))
+			}
+			run.end(1, &serverCheck{Error: "x"})
+			if !tt.terminal {
+				run.tellAt(began.Add(20 * time.Second))
+			}
+			if out.String() != tt.want {
+				t.Errorf("got %q", &out)
+			}
+		})
+	}
+}
+
+func TestPrintServers(t *testing.T) {
+	now := time.Date(2026, 1, 15, 8, 0, 0, 0, time.UTC)
+	var all []serverStatus
+	if err := json.Unmarshal([]byte(`[
+		{"name":"files","command":"npx","state":"healthy","restarts":2,"tools":14,"children":[{"state":"running","since":"2026-01-15T07:57:00Z"}]},
+		{"name":"idle","command":"npx","state":"unknown","children":[{"state":"idle"}]},
+		{"name":"search","url":"https://example.com/mcp","state":"unhealthy","since":"2026-01-15T07:59:50Z","last_error":"no\u001b[2J answer"},
+		{"name":"linear","url":"https://example.com/mcp","state":"healthy","login_url":"https://x"},
+		{"name":"own","state":"unknown"}]`), &all); err != nil {
+		t.Fatal(err)
+	}
+	const want = "server  kind                     state      tools  restarts  since    last error\n" +
+		"files   npx                      healthy       14         2  3m ago\n" +
+		"idle    npx                      idle           -         0  -\n" +
+		`search  https://example.com/mcp  unhealthy      -         0  10s ago  no\x1b[2J answer` + "\n" +
+		"linear  https://example.com/mcp  healthy        -         0  -        login required: caddy mcp login linear\n" +
+		"own     handlers                 unknown        -         0  -\n"
+	var out bytes.Buffer
+	if printServers(&out, all, now); out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", &out, want)
+	}
+	all[1].Gateway = "other"
+	out.Reset()
+	if printServers(&out, all[:2], now); !strings.HasPrefix(out.String(), "gateway  server") {
+		t.Errorf("two gateways:\n%s", &out)
+	}
+}
+
+func TestPrivateConfig(t *testing.T) {
+	config := adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}\nexample.com {\nmcp_gateway {\nname two\nmcp_path /two\nserver b {\nmcp_sample\n}\n}\n}\n:80 {\nfile_server\n}")
+	for _, tt := range []struct {
+		name, gateway string
+		want          int
+		err           string
+	}{
+		{"all gateways", "", 2, ""},
+		{"one by its name", "two", 1, ""},
+		{"one by its path", "/two", 1, ""},
+		{"one that is not there", "three", 0, `"three"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			made, err := privateConfig(config, tt.gateway)
+			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Fatal(err)
+			}
+			if err != nil {
+				return
+			}
+			if n := strings.Count(string(made), `"handler":"mcp_gateway"`); n != tt.want {
+				t.Errorf("%d gateways: %s", n, made)
+			}
+			for _, part := range []string{"file_server", "metrics", "automation", ":443", "example.com"} {
+				if strings.Contains(string(made), part) {
+					t.Errorf("%s is in %s", part, made)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,160 @@
+package mcpgateway
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+)
+
+func newServersCommand() *cobra.Command {
+	var admin adminClient
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "servers",
+		Short: "Lists the servers of the running gateway, and how they are",
+		Long: `
+Prints a line for each server of the running gateways: its name, its URL or command, its
+state, the number of its tools if that is known, how often its child processes were restarted,
+since when it is in this state, and its last error. Servers are not asked; caddy mcp check does.
+
+It needs the admin API of the running Caddy.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return admin.run(cmd, func(ctx context.Context) error {
+				var all []serverStatus
+				if err := admin.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON(os.Stdout, all)
+				}
+				printServers(os.Stdout, all, time.Now())
+				return nil
+			})
+		},
+	}
+	admin.addFlags(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON")
+	return cmd
+}
+
+// printServers prints a line for each server.
+func printServers(w io.Writer, all []serverStatus, now time.Time) {
+	rows := [][]string{{"gateway", "server", "kind", "state", "tools", "restarts", "since", "last error"}}
+	gateways := map[[2]string]bool{}
+	for _, s := range all {
+		gateways[[2]string{s.Gateway, s.Path}] = true
+		tools := "-"
+		if s.Tools != nil {
+			tools = strconv.Itoa(*s.Tools)
+		}
+		rows = append(rows, []string{
+			cmp.Or(s.Gateway, s.Path), s.Name, s.kind(), s.stateName(), tools, strconv.Itoa(s.Restarts),
+			s.age(now), s.complaint(),
+		})
+	}
+	numbers := []int{4, 5}
+	if len(gateways) < 2 {
+		for i := range rows {
+			rows[i] = rows[i][1:]
+		}
+		numbers = []int{3, 4}
+	}
+	printTable(w, rows, numbers...)
+}
+
+// kind returns what the server is.
+func (s *serverStatus) kind() string { return cmp.Or(s.URL, s.Command, "handlers") }
+
+// stateName returns the state of the server, or of its child process if only that is known.
+func (s *serverStatus) stateName() string {
+	if s.State == stateUnknown && len(s.Children) > 0 {
+		return string(s.Children[0].State)
+	}
+	return s.State
+}
+
+// age returns since when the server is in its state; "-" if that is not known.
+func (s *serverStatus) age(now time.Time) string {
+	since := s.Since
+	for _, c := range s.Children {
+		if since.IsZero() {
+			since = c.Since
+		}
+	}
+	if since.IsZero() {
+		return "-"
+	}
+	return shortDuration(now.Sub(since)) + " ago"
+}
+
+// complaint returns why the server cannot be used, in one line.
+func (s *serverStatus) complaint() string {
+	if s.LoginURL != "" {
+		return loginHint(s.Name)
+	}
+	return s.LastError
+}
+
+// loginHint says how to log in to a server.
+func loginHint(server string) string { return "login required: caddy mcp login " + server }
+
+// shortDuration returns a duration in its largest unit.
+func shortDuration(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// printTable prints rows in aligned columns. Those with these indexes are numbers, others texts.
+func printTable(w io.Writer, rows [][]string, numbers ...int) {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			row[i] = printable(cell)
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	right := map[int]bool{}
+	for _, i := range numbers {
+		right[i] = true
+	}
+	for _, row := range rows {
+		for i, cell := range row {
+			if right[i] {
+				row[i] = fmt.Sprintf("%*s", widths[i], cell)
+			} else {
+				row[i] = fmt.Sprintf("%-*s", widths[i], cell)
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(strings.Join(row, "  "), " "))
+	}
+}
+
+// printJSON prints a value for programs.
+func printJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
