@@ -19,6 +19,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
+// forOneCommand is whether this process runs gateways for one command of the operator. Servers are then
+// started only if the command needs them.
+var forOneCommand bool
+
 // startPrivate runs the gateways of a configuration in this process, for its admin client alone. Nothing
 // else of the configuration runs, nothing listens on the network, and nothing is logged.
 func (c *adminClient) startPrivate(file string) error {
@@ -33,6 +37,7 @@ func (c *adminClient) startPrivate(file string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
+	forOneCommand = true
 	mcpstdio.SoleClient()
 	// A reader of the output that has gone must not end this process before its children.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

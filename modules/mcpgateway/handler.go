@@ -463,6 +463,9 @@ func (h *Handler) start() {
 	for _, s := range h.Servers {
 		s.answerChildren()
 	}
+	if forOneCommand {
+		return
+	}
 	h.announce()
 	h.startServers()
 	h.startHealth()

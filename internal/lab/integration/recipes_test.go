@@ -203,6 +203,14 @@ func TestRecipeProbes(t *testing.T) {
 			if out, err := probe.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
+			res, err := http.Get("http://" + served.address + "/mcp/health")
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if res.StatusCode != http.StatusOK {
+				t.Errorf("ready: %s", res.Status)
+			}
 		})
 	}
 }
@@ -397,9 +405,9 @@ func TestRecipeManifests(t *testing.T) {
 	if name := fmt.Sprint(dig(container, "image")); !image.MatchString(name) {
 		t.Errorf("image %s", name)
 	}
-	for _, probe := range []string{"startupProbe", "readinessProbe"} {
-		is(probe, dig(container, probe, "exec", "command"), "[/usr/bin/caddy mcp-health --config /etc/caddy/Caddyfile]")
-	}
+	is("startup probe", dig(container, "startupProbe", "exec", "command"), "[/usr/bin/caddy mcp-health --config /etc/caddy/Caddyfile]")
+	is("readiness probe", dig(container, "readinessProbe", "httpGet", "path"), "/mcp/health")
+	is("port of the readiness probe", dig(container, "readinessProbe", "httpGet", "port"), dig(container, "ports", 0, "name"))
 	is("group", dig(pod, "spec", "securityContext", "fsGroup"), 65532)
 	is("port", dig(container, "ports", 0, "containerPort"), 8080)
 	is("port of the service", dig(objects["Service"], "spec", "ports", 0, "targetPort"), dig(container, "ports", 0, "name"))
