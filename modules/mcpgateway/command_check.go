@@ -170,6 +170,8 @@ type checkRun struct {
 
 	mu      sync.Mutex
 	waiting map[int]time.Time // since when, by the number of the server
+	results []*serverCheck    // nil for those that are not known yet
+	printed int               // how many of them are
 	told    map[int]int       // for how many seconds that was said
 	dirty   bool              // the last line of the terminal is progress
 }
@@ -177,7 +179,7 @@ type checkRun struct {
 func newCheckRun(out, progress io.Writer, terminal bool, servers []serverStatus) *checkRun {
 	r := &checkRun{
 		out: out, progress: progress, terminal: terminal, servers: servers,
-		waiting: map[int]time.Time{}, told: map[int]int{},
+		waiting: map[int]time.Time{}, results: make([]*serverCheck, len(servers)), told: map[int]int{},
 	}
 	gateways := map[[2]string]bool{}
 	for _, s := range servers {
@@ -226,17 +228,26 @@ func (r *checkRun) begin(i int) {
 	r.waiting[i] = time.Now()
 }
 
-// end prints what came of a check.
+// end notes what came of a check, and prints all that is known, in the order of the servers.
 func (r *checkRun) end(i int, result *serverCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.waiting, i)
 	r.clear()
-	if !r.quiet {
-		fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], result.text())
-		for _, line := range result.Stderr {
-			fmt.Fprintf(r.out, "    %s\n", printable(line))
+	r.results[i] = result
+	for ; r.printed < len(r.results) && r.results[r.printed] != nil; r.printed++ {
+		if !r.quiet {
+			r.print(r.printed)
 		}
+	}
+}
+
+// print prints what came of a check.
+func (r *checkRun) print(i int) {
+	result := r.results[i]
+	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], result.text())
+	for _, line := range result.Stderr {
+		fmt.Fprintf(r.out, "    %s\n", printable(line))
 	}
 }
 

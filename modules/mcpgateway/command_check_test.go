@@ -44,8 +44,8 @@ func TestCheckProgress(t *testing.T) {
 		want     string
 	}{
 		{"a terminal", true, "files: starting for 3 s, web: connecting for 3 s\r\x1b[Kfiles: starting for 11 s, web: connecting for 11 s" +
-			"\r\x1b[Kfiles: starting for 12 s, web: connecting for 12 s\r\x1b[Kweb    down: x\n"},
-		{"a file", false, "files: starting for 11 s\nweb: connecting for 11 s\nweb    down: x\nfiles: starting for 20 s\n"},
+			"\r\x1b[Kfiles: starting for 12 s, web: connecting for 12 s\r\x1b[Kfiles  down: y\nweb    down: x\n"},
+		{"a file", false, "files: starting for 11 s\nweb: connecting for 11 s\nfiles: starting for 20 s\nfiles  down: y\nweb    down: x\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -58,6 +58,7 @@ func TestCheckProgress(t *testing.T) {
 			if !tt.terminal {
 				run.tellAt(began.Add(20 * time.Second))
 			}
+			run.end(0, &serverCheck{Error: "y"})
 			if out.String() != tt.want {
 				t.Errorf("got %q", &out)
 			}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"go.uber.org/zap"
-
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
@@ -31,9 +29,7 @@ func (n *NotificationRoute) validate(h *Handler) error {
 		return fmt.Errorf("servers: %s goes to none", n.Method)
 	}
 	for _, name := range n.Servers {
-		if h.serverNamed(name) == nil && h.mayGainServers() {
-			h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
-		} else if h.serverNamed(name) == nil {
+		if h.serverNamed(name) == nil && !h.mayGainServers() {
 			return fmt.Errorf("there is no server %q", name)
 		}
 	}

@@ -25,6 +25,7 @@ func (h *Handler) warn() {
 	}
 	h.warnIfOpen()
 	h.warnOfNames()
+	h.warnOfRoutes()
 	h.warnOfSite()
 	if h.HealthInterval > 0 && h.HealthTimeout > h.HealthInterval {
 		h.logger.Warn("health_timeout is longer than health_interval: servers that hang are checked less often",
@@ -51,6 +52,17 @@ func (h *Handler) warnOfNames() {
 		h.logger.Warn("tool names with this separator are refused by model APIs; "+
 			"set separator __ unless your clients rename them",
 			zap.String("separator", h.Separator))
+	}
+}
+
+// warnOfRoutes logs notifications that go to servers which are not there yet.
+func (h *Handler) warnOfRoutes() {
+	for _, route := range h.NotificationRoutes {
+		for _, name := range route.Servers {
+			if h.serverNamed(name) == nil {
+				h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
+			}
+		}
 	}
 }
 

@@ -114,11 +114,19 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 
 var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
 
+// aServer is a line of a gateway that gives it a server.
+var aServer = regexp.MustCompile(`(?m)^\s*servers?(_from)? `)
+
 // wholeCaddyfile returns what a page shows, in a site or a gateway if it is a part of one.
 func wholeCaddyfile(shown string) string {
-	switch word := strings.Fields(shown)[0]; {
-	case slices.Contains([]string{"server", "client", "auth", "answer"}, word):
-		return block(":8080", gateway(shown))
+	word := strings.Fields(shown)[0]
+	if slices.Contains([]string{"server", "client", "auth", "answer"}, word) {
+		word, shown = "mcp_gateway", gateway(shown)
+	}
+	if word == "mcp_gateway" && !aServer.MatchString(shown) {
+		shown = strings.Replace(shown, "{\n", "{\n"+sampleServer+"\n", 1)
+	}
+	switch {
 	case word[0] != ':' && word[0] != '{' && !strings.Contains(word, "."):
 		return block(":8080", shown)
 	}

@@ -182,8 +182,8 @@ func TestReadmeCaddyfile(t *testing.T) {
 	r := recipe{
 		files: []configFile{{"Caddyfile", s.standIns.Replace(blocksOf(t, "README.md", "caddyfile")[0])}},
 		commands: []command{{
-			typed:  "bin/caddy mcp tools | grep -E '__list_directory$|__find|recover'\n",
-			output: "files   files__list_directory\nsearch  search__find\n-       recover_observation",
+			typed:  "bin/caddy mcp tools | awk '{print $1, $2}' | grep -E '__list_directory$|__find|recover'\n",
+			output: "files files__list_directory\nsearch search__find\n- recover_observation",
 		}},
 	}
 	served, shell := r.serve(t, map[string]string{}, nil)

@@ -198,7 +198,7 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 					{`{"mcpServers":{"new":`, "not JSON"},
 					{``, "not JSON"},
 					{`{"mcpServers":{"line":{"url":"http://127.0.0.1:1"}}}`, `server "line": the name is in a server line of mcp_gateway and in ` + string(file)},
-					{`{"mcpServers":{"a/b":{"url":"http://127.0.0.1:1"}}}`, "slash"},
+					{`{"mcpServers":{"health":{"url":"http://127.0.0.1:1"}}}`, "health is where probes ask"},
 				} {
 					file.overwrite(t, broken.text)
 					file.fails(t, broken.want)
@@ -407,8 +407,8 @@ func TestServersFileOverStdio(t *testing.T) {
 		}
 	}
 	cmd := caddy(t, "mcp-stdio", "--config", config, "--server", "nope")
-	if text, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(text), `no server \"nope\", but: files`) &&
-		!strings.Contains(string(text), `no server "nope", but: files`) {
+	if text, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(text), `no server \"nope\"; it has files`) &&
+		!strings.Contains(string(text), `no server "nope"; it has files`) {
 		t.Errorf("got %v %s", err, text)
 	}
 }
