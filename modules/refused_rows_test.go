@@ -461,8 +461,6 @@ var badConfigurations = map[string][]badConfiguration{
 			`window_turns: "many" is not a whole number, at Caddyfile:3`},
 		{"no number", "\t\twindow_turns",
 			`window_turns: expected "window_turns <number>", at Caddyfile:3`},
-		{"a negative number of results", "\t\tkeep_last_k_per_tool -1",
-			"keep_last_k_per_tool: -1 is negative, at Caddyfile:3"},
 		{"a negative size", "\t\tmin_mask_chars -1",
 			"min_mask_chars: -1 is negative, at Caddyfile:3"},
 		{"a step of nothing", "\t\tstep_turns 0",

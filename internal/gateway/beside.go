@@ -192,7 +192,7 @@ func (l *link) retry(o behalf, s *Server) {
 // keepRetrying tries a server until it can be reached, the client has left, or no client has asked for long.
 func (l *link) keepRetrying(o behalf, s *Server) {
 	defer s.endRetrying()
-	for s.waitForRetry(o.ctx) && !l.client.ended.Load() {
+	for s.waitForRetry(o.ctx) && !l.client.ended.Load() && !l.isOpen() {
 		_ = l.connect(o, true) // which notes and logs it
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,4 +256,38 @@ func TestListsThatAServerDoesNotKnow(t *testing.T) {
 			t.Errorf("logged %v", logged.All())
 		}
 	}
+}
+
+// A client that lists anew whenever lists have changed is told only of changes: not of a list that a server
+// fails to give, however often its other lists can be had.
+func TestListsThatFailAreNotAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		p.capabilities = `{"tools":{},"prompts":{},"resources":{}}`
+		p.does("prompts/list", func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "broken") })
+		p.has("resources/list", "resources")
+		g := newMemory(t, joinWithin(15*time.Second), p)
+		defer g.close()
+		u := g.legacy(t)
+		stream := u.listen()
+		defer stream.hangUp()
+		list := func() {
+			u.ask("tools/list", "")
+			u.ask("prompts/list", "")
+			u.ask("resources/list", "")
+		}
+		list()
+		var notices atomic.Int64
+		go func() {
+			for e := range stream.events {
+				if e.method() == "notifications/tools/list_changed" && notices.Add(1) < 100 {
+					list()
+				}
+			}
+		}()
+		time.Sleep(10 * time.Second)
+		if n := notices.Load(); n > 0 {
+			t.Errorf("%d announcements of changes", n)
+		}
+	})
 }

@@ -44,6 +44,7 @@ func (c connecting) run() *jsonrpc.Failure {
 		return failure // the client has left
 	}
 	if isLoginRequired(failure) {
+		s.noteFailure(failure)
 		s.noteAttempt(began, nil)
 		c.g.came(s)
 		return failure
@@ -51,7 +52,9 @@ func (c connecting) run() *jsonrpc.Failure {
 	if unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {
 		failure.Cause = jsonrpc.CauseStarting
 	}
-	s.noteFailure(failure)
+	if !c.refusesClient(failure) {
+		s.noteFailure(failure)
+	}
 	fault := s.fault(failure, c.tried(), timeout)
 	if unreachable(failure) {
 		fault.Retry = s.noteAttempt(began, failure)

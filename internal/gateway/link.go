@@ -222,7 +222,9 @@ func (l *link) open(o behalf) *jsonrpc.Failure {
 	if s != nil && !insists {
 		if failure := s.unavailable(); failure != nil { // and not after an attempt that may be under way
 			l.noteOpened(failure)
-			l.retry(o, s)
+			if l.client.operator == nil {
+				l.retry(o, s)
+			}
 			return failure
 		}
 	}

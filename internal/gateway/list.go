@@ -47,6 +47,7 @@ func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*li
 	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
 	known, first := v.g.audience(v.client), v.client.gets(k)
 	arrivals := make(chan func(), len(servers))
+	arrived := make([]bool, len(servers))
 	var aside *side
 	asked := 0
 	for i, s := range servers {
@@ -66,6 +67,7 @@ func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*li
 		aside.Go(func() {
 			list, good, failure := q.get()
 			arrivals <- func() {
+				arrived[i] = true
 				if all[i], fresh[i] = list, good; isLoginRequired(failure) && k == tools {
 					all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
 				}
@@ -80,7 +82,7 @@ func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*li
 	}
 	v.gather(aside, asked, arrivals, waits)
 	for i, s := range servers {
-		if all[i] == nil {
+		if all[i] == nil && (!arrived[i] || s.isOut()) {
 			v.leaveOut(s, known.at(s.ID))
 		}
 	}

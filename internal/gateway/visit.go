@@ -285,6 +285,7 @@ func (v *visit) meet(waits func() bool) (servers []*Server, met []*about) {
 	met = make([]*about, len(servers))
 	known := v.g.audience(v.client)
 	arrivals := make(chan func(), len(servers))
+	arrived := make([]bool, len(servers))
 	var aside *side
 	asked := 0
 	for i, s := range servers {
@@ -299,7 +300,7 @@ func (v *visit) meet(waits func() bool) (servers []*Server, met []*about) {
 		asked++
 		aside.Go(func() {
 			said, _ := p.meet(aside.behalf, v.client, s)
-			arrivals <- func() { met[i] = said }
+			arrivals <- func() { met[i], arrived[i] = said, true }
 			if said != nil {
 				v.g.came(s)
 			}
@@ -310,7 +311,7 @@ func (v *visit) meet(waits func() bool) (servers []*Server, met []*about) {
 	}
 	v.gather(aside, asked, arrivals, waits)
 	for i, s := range servers {
-		if met[i] == nil {
+		if met[i] == nil && (!arrived[i] || s.isOut()) {
 			v.leaveOut(s, known.at(s.ID))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -104,9 +105,20 @@ func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) 
 		check.Tokens += prune.EstimateTokens(string(tool.Definition))
 	}
 	if found.Failure != nil {
-		check.Code, check.Error, check.Stderr = found.Failure.Data.Symbol, found.Fault.Reason, found.Fault.Stderr
+		check.Code, check.Error, check.Stderr = found.Failure.Data.Symbol, withoutAddress(found.Fault.Reason), found.Fault.Stderr
+		if s.Path == "" && check.URL != "" {
+			check.Error += "; the URL of the server has no path, so " + s.target.Path + " was asked. Most servers are at /mcp"
+		}
 	}
 	return check
+}
+
+// withoutAddress returns the reason of a fault without the address that was dialed. The URL has it, too.
+func withoutAddress(reason string) string {
+	if address, cause, ok := strings.Cut(reason, ": "); ok && strings.HasPrefix(address, "dial ") {
+		return cause
+	}
+	return reason
 }
 
 // operatorRequest returns a request on behalf of which the operator asks servers.

@@ -265,7 +265,7 @@ func (w *wholeConfig) gateways() (found []*configuredGateway, err error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, errors.New("there is no mcp_gateway")
+		return nil, errors.New("there is no mcp_gateway; for the mcpServers JSON of a client, add --adapter mcp")
 	}
 	return found, nil
 }

@@ -129,7 +129,7 @@ func notRunning(err error) error {
 		err = failed.Err
 	}
 	if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" {
-		return fmt.Errorf("%w: %w", errNotRunning, err)
+		return fmt.Errorf("%w: %w; --address or --config says where its admin API is", errNotRunning, err)
 	}
 	return fmt.Errorf("admin API: %w", err)
 }

@@ -120,7 +120,7 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]serv
 		return nil, err
 	}
 	if len(all) == 0 {
-		return nil, errors.New("no mcp_gateway is running")
+		return nil, errors.New("no mcp_gateway is running, or it has no servers")
 	}
 	if len(names) == 0 {
 		return all, nil
@@ -325,7 +325,7 @@ func (c *serverCheck) text() string {
 		return loginHint(printable(c.Name))
 	}
 	text := "down: " + printable(c.Error)
-	if c.URL != "" && c.Code != "ambiguous" {
+	if c.URL != "" && c.Code != "ambiguous" && !strings.Contains(c.Error, c.URL) {
 		text += " (" + printable(c.URL) + ")"
 	}
 	return text

@@ -53,7 +53,9 @@ func (s *Server) readiness() (word string, up bool) {
 	case !state.Known:
 		return string(stdio.Idle), true
 	default:
-		return state.name(), state.Healthy
+		// Calls that time out are not enough: clients choose what they call, and nothing else would ask
+		// the server while load balancers send no requests.
+		return state.name(), state.Healthy || state.Doubtful
 	}
 }
 

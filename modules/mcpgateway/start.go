@@ -92,7 +92,9 @@ func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecor
 			record.done.Store(true)
 			return
 		}
-		h.logger.Debug("MCP server not started yet", zap.String("mcp_server", s.Name), zap.Error(err))
+		if record := s.health.Load(); record != nil && len(s.upstreams.children) > 0 && ctx.Err() == nil {
+			record.failed(h.logger, s.server.FaultOf(err, "initialize"))
+		}
 		if !backoff.Sleep(ctx, startPause.Pause(failures)) {
 			return
 		}

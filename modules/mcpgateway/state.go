@@ -61,6 +61,7 @@ func (r *healthRecord) Destruct() error {
 type healthState struct {
 	Known     bool // it has been tried
 	Healthy   bool
+	Doubtful  bool          // it is only known that calls in a row were not answered
 	LastError string        // why it did not answer the last time that it did not
 	FailedAt  time.Time     // when that was
 	Tried     string        // the method that it did not answer
@@ -134,11 +135,12 @@ func (r *healthRecord) failed(log *zap.Logger, f *gateway.Fault) {
 	now := time.Now()
 	s := &r.state
 	if !s.Known || s.Healthy {
-		s.Known, s.Healthy, s.Since = true, false, now
+		s.Known, s.Healthy, s.Doubtful, s.Since = true, false, true, now
 		r.logged = loggedFault{}
 		r.fine.Store(false)
 		r.tell()
 	}
+	s.Doubtful = s.Doubtful && f.Certainty == gateway.Doubtful
 	s.Failures++
 	s.LastError, s.FailedAt, s.Tried, s.Path, s.Cause = f.Reason, now, f.Tried, f.Path, f.Cause
 	if pass, repeated := r.logged.pass(f.Reason, now); pass {

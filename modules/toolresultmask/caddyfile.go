@@ -59,7 +59,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"enabled":              setting.Optional(&h.Enabled, setting.Switch),
 		"window_turns":         setting.Optional(&h.WindowTurns, setting.Number),
 		"keep_errors":          setting.Optional(&h.KeepErrors, errorsLine),
-		"keep_last_k_per_tool": setting.NotNegative(&h.KeepLastKPerTool),
+		"keep_last_k_per_tool": setting.Number(&h.KeepLastKPerTool),
 		"placeholder_template": setting.Text(&h.PlaceholderTemplate),
 		"step_turns":           setting.NotZero(&h.StepTurns, setting.NotNegative, "step_turns: 0 would never move; 1 moves with every turn"),
 		"clear_at_least":       setting.Argument(&h.ClearAtLeast, parseTokens),

@@ -333,8 +333,6 @@ func (h *Handler) Validate() error {
 	switch p := h.policy; {
 	case h.StepTurns < 0:
 		return fmt.Errorf("step_turns: %d is negative", h.StepTurns)
-	case h.KeepLastKPerTool < 0:
-		return fmt.Errorf("keep_last_k_per_tool: %d is negative", h.KeepLastKPerTool)
 	case h.MinMaskChars < 0:
 		return fmt.Errorf("min_mask_chars: %d is negative", h.MinMaskChars)
 	case !(*h.MaxLoss >= 0 && *h.MaxLoss <= 1):

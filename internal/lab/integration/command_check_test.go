@@ -206,7 +206,7 @@ func TestCommandCall(t *testing.T) {
 		{"an unknown argument", "", []string{"sample::echo", "txt=1"}, `\A\z`, `there is no argument "txt"; the tool has: text`, 1},
 		{"a wrong type", "", []string{"sample::read_log", "lines=x"}, `\A\z`, `lines: "x" is not of the type integer`, 1},
 		{"a result that is an error", "", []string{"recover_observation", "id=obs_none"}, `\A\z`, `Nothing is kept under the id "obs_none"`, 1},
-		{"a server that is down", "", []string{"dead::x"}, `\A\z`, `\AError: connect: connection refused \(connect_error\)\n\z`, 1},
+		{"a server that is down", "", []string{"dead::x"}, `\A\z`, `\AError: MCP server dead is unavailable: connection refused; it is tried again \(connect_error\)\n\z`, 1},
 		{"a tool that asks", "", []string{"kid::ask", "--json", `{"method":"elicitation/create"}`}, `\A\z`, `the client cannot be asked this`, 1},
 		{"without a running Caddy", "", []string{"kid::echo", "text=x", "--config", private}, `x`, `\Arunning the gateways of .*: it has no admin API\n\z`, 0},
 		{"a failure without a running Caddy", "", []string{"kid::nope", "--config", private}, `\A\z`, `there is no tool "kid::nope"`, 1},

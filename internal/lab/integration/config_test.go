@@ -157,7 +157,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		{"A2 an alias with a slash", gateway(block("server a http://127.0.0.1", "alias b/c")), `name: "b/c" has a slash in it`},
 		{"A2 the name of the probes", gateway("server health http://127.0.0.1"), "health is where probes ask whether the gateway is ready"},
 		{"A2 the name of the login pages, as an alias", gateway("server a http://127.0.0.1 {\nalias oauth\n}"), "oauth is where people log in to servers"},
-		{"A2 optional", gateway("server a http://127.0.0.1 {\noptional maybe\n}"), `optional is on or off, not ["maybe"]`},
+		{"A2 optional", gateway("server a http://127.0.0.1 {\noptional maybe\n}"), `optional is on or off, not "maybe"`},
 		{"A30 no auth and another", gateway("auth none", "auth token 0123456789abcdef0123456789abcdef", "server a http://127.0.0.1"), "auth none: there is another auth"},
 		{"A30 no auth and the token of a client", gateway("auth none", "client c {\ntoken 0123456789abcdef0123456789abcdef\n}", "server a http://127.0.0.1"), "auth none: there is another auth"},
 		{"A30 no auth of what", gateway("auth none x", "server a http://127.0.0.1"), `auth: unknown provider "none"`},

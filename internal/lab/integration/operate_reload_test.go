@@ -220,7 +220,7 @@ func TestOperateWatchesTheFile(t *testing.T) {
 		}
 	})
 	t.Run("A61 a file that is broken", func(t *testing.T) {
-		rewrite("server more http://127.0.0.1:1", "server more http://127.0.0.1:1")
+		rewrite(block(child("more"), journal.env()), block("client someone", "token {env.NOT_SET_ANYWHERE}"))
 		await.Until(t, "the error in the log", func() bool { return strings.Contains(running.logged(), "applying latest config") })
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
 			t.Errorf("got %q, want %q", got, "slept")

@@ -203,7 +203,7 @@ func TestRecipeProbes(t *testing.T) {
 			if out, err := probe.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
-			res, err := http.Get("http://" + served.address + "/mcp/health")
+			res, err := http.Get("http://" + served.moved[":8080"] + "/mcp/health")
 			if err != nil {
 				t.Fatal(err)
 			}
