@@ -62,6 +62,9 @@ func startProcess(command, env []string, dir string) (_ *process, err error) {
 
 	keepFiles()
 	if err := p.cmd.Start(); err != nil {
+		if info, missing := os.Stat(dir); dir != "" && (missing != nil || !info.IsDir()) {
+			return nil, fmt.Errorf("dir: %s is not a directory", dir) // exec names the command
+		}
 		return nil, err
 	}
 	p.findPipes()

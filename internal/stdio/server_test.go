@@ -44,7 +44,7 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 		{"it exits at once", nil, "--exit-at-start 3", nil, "exit status 3"},
 		{"there is no such command", []string{"/no/such/command"}, "", nil, "no such file"},
 		{"it is not on the path", []string{"no-such-command-anywhere"}, "", nil, "not found"},
-		{"there is no such directory", nil, "", func(c *Config) { c.Dir = "/no/such/dir" }, "no such file"},
+		{"there is no such directory", nil, "", func(c *Config) { c.Dir = "/no/such/dir" }, "dir: /no/such/dir is not a directory"},
 		{"it says nothing and ends well", []string{"true"}, "", nil, "ended"},
 		{"it closes its stdout", []string{"sh", "-c", "exec >&-; sleep 60"}, "", nil, "killed"},
 		{"it refuses to be initialized", []string{"sh", "-c", `read l; echo '{"id":1,"error":{"code":-5,"message":"no"}}'; cat`}, "", nil, `"code":-5`},

@@ -62,7 +62,7 @@ type tail struct {
 }
 
 // frames are lines of stack traces, and others that say nothing of the cause.
-var frames = regexp.MustCompile(`^\s+at |^\s*[\^~]+\s*$|^Node\.js v\d|A complete log of this run can be found`)
+var frames = regexp.MustCompile(`^[^\pL\d]*$|^\s+at |^Node\.js v\d|A complete log of this run can be found`)
 
 // add adds a line.
 func (t *tail) add(line []byte) {

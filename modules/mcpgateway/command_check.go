@@ -33,8 +33,9 @@ func newCheckCommand() *cobra.Command {
 		Short: "Connects to the servers of a gateway, and says which are up",
 		Long: `
 Connects to every server, or to those that are named: starts child processes, shakes hands and
-asks for all lists. It prints a line for each server as soon as its state is known, and exits with
-status 0 if all are up, otherwise with status 1.
+asks for all lists. It prints a line for each server, and exits with status 0 if all are up,
+otherwise with status 1. Files of servers_from that cannot be used are on standard error, and
+change the status as well; so are notes on what of them is not taken over.
 
 It asks the running Caddy. With --config it runs the gateways of this file itself, without a port
 and without anything else of the configuration, and ends them; so it does with the Caddyfile in the
@@ -58,7 +59,11 @@ current directory if no Caddy is running.`,
 						return err
 					}
 				}
-				if slices.ContainsFunc(results, func(r serverCheck) bool { return !r.Up }) {
+				refused, err := admin.printFiles(ctx, os.Stderr)
+				if err != nil {
+					return err
+				}
+				if refused || slices.ContainsFunc(results, func(r serverCheck) bool { return !r.Up }) {
 					return errFailed
 				}
 				return nil
@@ -111,6 +116,24 @@ func (c *adminClient) isAdminOff() bool {
 		} `json:"admin"`
 	}
 	return err == nil && json.Unmarshal(config, &read) == nil && read.Admin.Disabled
+}
+
+// printFiles prints what is to say of the files of servers_from, and reports whether one is not used.
+func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool, err error) {
+	var files []fileStatus
+	if err := c.request(ctx, http.MethodGet, "/files", url.Values{}, "", &files); err != nil {
+		return false, err
+	}
+	for _, f := range files {
+		for _, note := range f.Notes {
+			fmt.Fprintln(w, printable(note))
+		}
+		if f.Error != "" {
+			refused = true
+			fmt.Fprintln(w, "not used: "+printable(f.Error))
+		}
+	}
+	return refused, nil
 }
 
 // chooseServers returns the servers of these names, or all.

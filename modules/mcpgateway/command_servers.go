@@ -40,7 +40,8 @@ It needs the admin API of the running Caddy.`,
 					return printJSON(os.Stdout, all)
 				}
 				printServers(os.Stdout, all, time.Now())
-				return nil
+				_, err := admin.printFiles(ctx, os.Stderr)
+				return err
 			})
 		},
 	}

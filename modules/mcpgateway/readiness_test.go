@@ -60,8 +60,8 @@ func TestReadinessOfChildren(t *testing.T) {
 
 // A server is not up while it starts.
 func TestReadinessWhileStarting(t *testing.T) {
-	sleeps := `,"transport":{"protocol":"mcp_stdio","command":["sleep","1000"],"start_timeout":600000000000}`
-	h := adaptGateway(t, `{"servers":[`+serverOf("slow", proxyTo(sleeps, "slow:1"))+`]}`)
+	listens := `,"transport":{"protocol":"mcp_stdio","command":["sh","-c","cat >/dev/null"],"start_timeout":600000000000}`
+	h := adaptGateway(t, `{"servers":[`+serverOf("slow", proxyTo(listens, "slow:1"))+`]}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
