@@ -94,14 +94,16 @@ func (n Naming) Check(server string) error {
 		case strings.Contains(server, separator):
 			return fmt.Errorf("name: %q has %s in it, which divides servers from tools", server, separator)
 		case strings.Index(server+separator, separator) != len(server):
-			return fmt.Errorf("name: %q ends as %s begins, which divides servers from tools: the end of the name is ambiguous", server, separator)
+			return fmt.Errorf("name: %q ends as %s begins, which divides servers from tools: the end of the name is ambiguous",
+				server, separator)
 		}
 	}
 	if n.Separator == "" || n.Longest == 0 {
 		return nil
 	}
 	if most := n.Longest - len(n.Separator) - minOwn; len(server) > most {
-		return fmt.Errorf("name: %q has %d characters, and max_name_length %d leaves room for %d", server, len(server), n.Longest, max(most, 0))
+		return fmt.Errorf("name: %q has %d characters, and max_name_length %d leaves room for %d",
+			server, len(server), n.Longest, max(most, 0))
 	}
 	return nil
 }

@@ -202,7 +202,8 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	if g := s.at.group; g != nil {
 		log = log.With(zap.String("capabilities", mcp.Shortened(g.can)))
 	}
-	log.Info("MCP server is up", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart), zap.Duration("duration", time.Since(began)))
+	log.Info("MCP server is up", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart),
+		zap.Duration("duration", time.Since(began)))
 	s.pool.observe.Started(s.name, c.cmd.Process.Pid, restart)
 	close(c.announced)
 	return c, restart
@@ -390,7 +391,8 @@ func (s *server) logProgress(began time.Time, pid int) (end func()) {
 				return
 			case <-ticks.C:
 				s.log().Info("MCP server is still starting", zap.Int("pid", pid),
-					zap.Duration("elapsed", time.Since(began).Round(time.Second)), zap.Duration("start_timeout", s.pool.config.StartTimeout))
+					zap.Duration("elapsed", time.Since(began).Round(time.Second)),
+					zap.Duration("start_timeout", s.pool.config.StartTimeout))
 			}
 		}
 	})
@@ -463,7 +465,8 @@ func (c *child) helloOf(g *group) []byte {
 	if g == nil {
 		return nil
 	}
-	return fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`, mcp.Latest, c.server.told(g), clientInfo)
+	return fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`,
+		mcp.Latest, c.server.told(g), clientInfo)
 }
 
 // initialized takes the answer to initialize.

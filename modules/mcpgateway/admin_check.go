@@ -105,9 +105,11 @@ func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) 
 		check.Tokens += prune.EstimateTokens(string(tool.Definition))
 	}
 	if found.Failure != nil {
-		check.Code, check.Error, check.Stderr = found.Failure.Data.Symbol, withoutAddress(found.Fault.Reason), found.Fault.Stderr
+		check.Code, check.Error = found.Failure.Data.Symbol, withoutAddress(found.Fault.Reason)
+		check.Stderr = found.Fault.Stderr
 		if s.Path == "" && check.URL != "" {
-			check.Error += "; the URL of the server has no path, so " + s.target.Path + " was asked. Most servers are at /mcp"
+			check.Error += fmt.Sprintf("; the URL of the server has no path, so %s was asked. Most servers are at /mcp",
+				s.target.Path)
 		}
 	}
 	return check

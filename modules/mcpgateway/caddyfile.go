@@ -239,7 +239,9 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 }
 
 // parseHandlers reads the handlers of a server. An unknown one is reported at its own line.
-func parseHandlers(h httpcaddyfile.Helper, server caddyfile.Token, lines []caddyfile.Token, stdio bool) (caddyhttp.RouteList, error) {
+func parseHandlers(
+	h httpcaddyfile.Helper, server caddyfile.Token, lines []caddyfile.Token, stdio bool,
+) (caddyhttp.RouteList, error) {
 	block := inBlock(server, nil, lines)
 	d := caddyfile.NewDispenser(block)
 	for d.Next(); d.NextBlock(0); {

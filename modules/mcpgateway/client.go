@@ -152,7 +152,8 @@ func (h *Handler) clients() (all []*gateway.Client, err error) {
 		}
 		all = append(all, compiled)
 	}
-	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, func(c *Client) bool { return !c.isPattern() && c.Name != gateway.Anonymous }) {
+	named := func(c *Client) bool { return !c.isPattern() && c.Name != gateway.Anonymous }
+	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, named) {
 		h.logger.Warn("clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can")
 	}
 	return all, nil

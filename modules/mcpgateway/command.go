@@ -169,7 +169,8 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 		site["routes"] = []any{object{"handle": []any{chosen.raw}}}
 		login := maps.Clone(site)
 		login["listen"] = []string{address}
-		login["routes"] = []any{object{"match": []any{object{"path": []string{mcpPath + "/" + loginSegment + "/*"}}}, "handle": []any{chosen.raw}}}
+		pages := object{"path": []string{mcpPath + "/" + loginSegment + "/*"}}
+		login["routes"] = []any{object{"match": []any{pages}, "handle": []any{chosen.raw}}}
 		servers["mcp_login"] = login
 	}
 	made, err = whole.withOnly(servers, logging)

@@ -64,7 +64,8 @@ func newLogoutCommand() *cobra.Command {
 				}
 				body = string(text)
 			}
-			if err := admin.request(context.Background(), http.MethodPost, serverPath(args[0])+"/logout", url.Values{}, body, nil); err != nil {
+			path := serverPath(args[0]) + "/logout"
+			if err := admin.request(context.Background(), http.MethodPost, path, url.Values{}, body, nil); err != nil {
 				return err
 			}
 			fmt.Println("logged out of", args[0])

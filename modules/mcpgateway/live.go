@@ -142,7 +142,8 @@ func (l *live) poll() {
 func (l *live) report(f *watchedFile) {
 	f.told = true
 	if errors.Is(f.err, fs.ErrNotExist) {
-		l.shell.logger.Warn("file of servers is missing", zap.String("file", f.path), zap.Int("servers_kept", len(f.servers)))
+		l.shell.logger.Warn("file of servers is missing", zap.String("file", f.path),
+			zap.Int("servers_kept", len(f.servers)))
 		return
 	}
 	fileLoads.WithLabelValues(l.shell.Name, "error").Inc()

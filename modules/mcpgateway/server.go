@@ -278,7 +278,8 @@ func (s *Server) check() error {
 		case pattern == "":
 			return errors.New("expose: a pattern is empty")
 		case strings.Contains(pattern, mcp.Separator):
-			return fmt.Errorf("expose: %q has %s in it; write the names of tools without that of the server", pattern, mcp.Separator)
+			return fmt.Errorf("expose: %q has %s in it; write the names of tools without that of the server",
+				pattern, mcp.Separator)
 		}
 	}
 	return nil

@@ -43,7 +43,7 @@ func (h *Handler) openStreams() error {
 	return nil
 }
 
-// closeStreams says that the server does not need its scope any more.
+// closeStreams gives up the scope of the server.
 func (s *Server) closeStreams() error {
 	if s.streamsKey == "" {
 		return nil

@@ -261,7 +261,8 @@ func (t *Transport) Validate() error {
 	case len(t.Command) == 0 || t.Command[0] == "":
 		return errors.New("command: missing")
 	case strings.ContainsAny(t.Command[0], " \t") && !strings.ContainsAny(t.Command[0], `/\`):
-		return fmt.Errorf("command: %q has spaces in it; write the command and its arguments without quotes around all of them", t.Command[0])
+		return fmt.Errorf("command: %q has spaces in it; write the command and its arguments without quotes around all of them",
+			t.Command[0])
 	case t.Framing != stdio.Newline && t.Framing != stdio.ContentLength:
 		return fmt.Errorf("framing: %q must be newline or content-length", t.Framing)
 	case t.Isolation != stdio.OneForAll && t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:

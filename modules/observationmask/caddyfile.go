@@ -51,7 +51,8 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		for i, field := range []**int{&h.MaxChars, &h.HeadChars, &h.TailChars} {
 			n, err := strconv.Atoi(args[i])
 			if err != nil {
-				return d.Errf("%s: %s: %q is not a whole number", name, []string{"max_chars", "head_chars", "tail_chars"}[i], args[i])
+				return d.Errf("%s: %s: %q is not a whole number",
+					name, []string{"max_chars", "head_chars", "tail_chars"}[i], args[i])
 			}
 			*field = &n
 		}
