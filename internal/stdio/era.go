@@ -1,6 +1,7 @@
 package stdio
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -27,6 +28,31 @@ func (s *server) noteAsker(capabilities []byte, owner string) {
 	if s.asker == nil {
 		s.asker = &asker{slices.Clone(capabilities), owner}
 	}
+}
+
+// awaitEra waits while the first child at a host is being started and it is not known which era it speaks: that child may
+// be the one of a client of the legacy era with these capabilities, which then needs no other.
+func (p *Pool) awaitEra(ctx context.Context, host string, capabilities []byte, owner string) {
+	p.mu.Lock()
+	first := p.servers[address{host: host, era: mcp.Modern}]
+	p.mu.Unlock()
+	if first != nil && first.isFor(capabilities, owner) {
+		_, _ = first.ready(ctx) // if it fails, another child is started
+	}
+}
+
+// isFor reports whether the first child, which is being started, is for a client with these capabilities. It is if no
+// other client has asked for it.
+func (s *server) isFor(capabilities []byte, owner string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.child != nil || s.starting == nil || s.worked {
+		return false
+	}
+	if s.asker == nil {
+		s.asker = &asker{slices.Clone(capabilities), owner}
+	}
+	return bytes.Equal(s.asker.capabilities, capabilities)
 }
 
 // legacyGroup returns the group of the client for which a child was started, if the child is of the legacy era.

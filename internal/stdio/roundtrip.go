@@ -107,6 +107,7 @@ func (rt *roundTrip) server(era mcp.Era) (*server, error) {
 	case rt.session != nil && rt.session.server != nil:
 		return rt.session.server, nil
 	case rt.session != nil:
+		p.awaitEra(rt.req.Context(), host, rt.session.can, rt.session.owner)
 		return p.server(address{host, mcp.Legacy, rt.session.group})
 	case era == mcp.Modern:
 		s, err := p.server(address{host: host, era: era})

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,15 @@ type user struct {
 	logger *zap.Logger
 	events *caddyevents.App
 	hosts  []string // of its upstreams; none if these are not known
+}
+
+// named returns the logger with the name of the server, if that is known.
+func (u *user) named() *zap.Logger {
+	if len(u.hosts) == 0 {
+		return u.logger
+	}
+	name, _, _ := strings.Cut(u.hosts[0], ":")
+	return u.logger.With(zap.String("server", name))
 }
 
 // soleClient says that this process serves one client.

@@ -148,8 +148,9 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		return err
 	}
 	t.user, t.logged = &user{ctx, ctx.Logger(), events, hosts(ctx)}, unlogged.HeadersFor(ctx.Logger())
-	t.warnOfEmpty()
-	t.warnOfCommand(config)
+	log := t.user.named()
+	t.warnOfEmpty(log)
+	t.warnOfCommand(log, config)
 	t.pool.join(t.user)
 	if replaceable.Is(ctx) {
 		return nil // the gateway that has loaded it ends the streams
@@ -246,11 +247,11 @@ func (t *Transport) config() stdio.Config {
 
 // warnOfEmpty tells of variables that take their value from somewhere, and get none:
 // what a child says of that is often something else.
-func (t *Transport) warnOfEmpty() {
+func (t *Transport) warnOfEmpty(log *zap.Logger) {
 	repl := caddy.NewReplacer()
 	for name, value := range t.Env {
 		if value != "" && repl.ReplaceKnown(value, "") == "" {
-			t.user.logger.Warn("variable for a child process is empty", zap.String("env", name), zap.String("value", value))
+			log.Warn("variable for a child process is empty", zap.String("env", name), zap.String("value", value))
 		}
 	}
 }

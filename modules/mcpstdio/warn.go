@@ -15,8 +15,7 @@ import (
 
 // warnOfCommand logs why a command cannot be started on this machine, or hardly does what was
 // meant. It may be installed later, so the configuration is not refused.
-func (t *Transport) warnOfCommand(config stdio.Config) {
-	log := t.user.logger
+func (t *Transport) warnOfCommand(log *zap.Logger, config stdio.Config) {
 	if config.Dir != "" {
 		if info, err := os.Stat(config.Dir); err != nil || !info.IsDir() {
 			log.Warn("dir of a child process is not a directory", zap.String("dir", config.Dir))
