@@ -24,6 +24,7 @@ func TestChildFails(t *testing.T) {
 			block(child("dying", "--exit-at-start", "3"), "timeout 2s", "start_timeout 2s"),
 			block(child("dumb", "--hang-init"), "timeout 10s", "start_timeout 1s", "stop_grace 200ms"),
 		},
+		hopeless: []string{"dying", "dumb"},
 		site: []string{block("mcp_gateway", "separator __", "mcp_path /checked/mcp", "rpc_path /checked/api/mcp-gateway", "health_interval 300ms", "health_timeout 1s",
 			block(child("hanging"), "timeout 30s", "stop_grace 200ms"))},
 	})
@@ -41,9 +42,9 @@ func TestChildFails(t *testing.T) {
 		{name: "closes its output and lives on", tool: "mute", calls: 1, ends: everywhere("connect_error")},
 		{name: "answers nobody", tool: "wrong-id", ends: all},
 		{name: "answers twice", tool: "late", arguments: `{"ms":50}`, ends: all},
-		{name: "exits when it is started", server: "dying", tool: "echo", hopeless: true, ends: map[way]string{
+		{name: "exits when it is started", server: "dying", tool: "echo", ends: map[way]string{
 			rpc: "502 connect_error", oneServerModern: "502 connect_error", joined: "200 connect_error", joinedModern: "200 connect_error"}},
-		{name: "does not shake hands", server: "dumb", tool: "echo", hopeless: true, ends: map[way]string{
+		{name: "does not shake hands", server: "dumb", tool: "echo", ends: map[way]string{
 			rpc: "502 connect_error", oneServerModern: "502 connect_error", joined: "200 connect_error", joinedModern: "200 connect_error"}},
 	} {
 		if f.server == "" {

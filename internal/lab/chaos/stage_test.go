@@ -36,6 +36,7 @@ type stage struct {
 	idle       int // KiB of memory
 	upstreams  []*httpServer
 	neighbours []*neighbour
+	hopeless   []string // names of servers that never serve
 }
 
 // binary returns the path of the Caddy that is put to the test.
@@ -50,11 +51,12 @@ func binary(t *testing.T) string {
 
 // A play is what a stage is made of beside the neighbours.
 type play struct {
-	binary  string   // in place of that under test
-	env     []string // of Caddy
-	gateway []string // lines in the gateway
-	site    []string // directives beside the gateway
-	servers []*httpServer
+	binary   string   // in place of that under test
+	env      []string // of Caddy
+	gateway  []string // lines in the gateway
+	hopeless []string // names of servers in it that never serve
+	site     []string // directives beside the gateway
+	servers  []*httpServer
 }
 
 // newStage starts Caddy.
@@ -72,6 +74,8 @@ func newStage(t *testing.T, p play) *stage {
 		url:   fmt.Sprintf("http://127.0.0.1:%d", ports[0]),
 		admin: fmt.Sprintf("127.0.0.1:%d", ports[1]),
 		log:   filepath.Join(dir, "log"),
+
+		hopeless: p.hopeless,
 	}
 	far := newServer(t, nil)
 	remote := newUpstream(t, &mcptest.Remote{Name: "remote", Legacy: true, Modern: true})
@@ -237,10 +241,13 @@ func (s *stage) processes() (all []process) {
 	return all
 }
 
-// children returns the names of the servers that run as children of Caddy.
+// children returns the names of the servers that run as children of Caddy, but for those that never serve: the gateway
+// tries them beside requests, so one may be there at any moment.
 func (s *stage) children() (names []string) {
 	for _, p := range s.processes() {
-		names = append(names, p.name)
+		if !slices.Contains(s.hopeless, p.name) {
+			names = append(names, p.name)
+		}
 	}
 	slices.Sort(names)
 	return names
@@ -410,7 +417,6 @@ type fault struct {
 	arguments    string
 	ends         map[way]string // how, by way in
 	calls        int            // at the same time, by each way in; 0 for 4
-	hopeless     bool           // the server never serves anybody
 	counts       *server        // how often it has run the tool
 	budget       int            // MiB of memory; 0 for 64
 }
@@ -429,11 +435,12 @@ func (s *stage) endures(t *testing.T, f fault) {
 	if budget == 0 {
 		budget = 64
 	}
+	hopeless := slices.Contains(s.hopeless, f.server)
 	// A client that is new, with its sessions, is nothing that was there before.
 	callers := map[way]*caller{}
 	for w := range f.ends {
 		callers[w] = s.callerAt(t, f.gateway, w)
-		if !f.hopeless {
+		if !hopeless {
 			callers[w].meet(t, f.server)
 			callers[w].recovers(t, f.server)
 		}
@@ -465,7 +472,7 @@ func (s *stage) endures(t *testing.T, f fault) {
 		}
 		end()
 		for _, c := range callers {
-			if !f.hopeless {
+			if !hopeless {
 				c.recovers(t, f.server)
 			}
 			c.http.CloseIdleConnections()
