@@ -148,6 +148,9 @@ func (e *wrongAnswer) text(s *Server) string {
 	case e.status == http.StatusOK && media == "":
 		return text + " without a JSON-RPC answer"
 	case e.status == http.StatusOK, e.status == http.StatusNotFound, e.status < 500 && strings.HasSuffix(media, "html"):
+		if s != nil && s.DefaultPath {
+			text += "; set the path in the URL, it is mostly /mcp"
+		}
 		return string(jsonrpc.CauseNotMCP) + ": " + text
 	}
 	return text

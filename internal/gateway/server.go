@@ -33,6 +33,7 @@ type Server struct {
 
 	Target       *url.URL // path and query of requests to it
 	URL          string   // where that is, without the query, for operators; "" if it is not known
+	DefaultPath  bool     // the path of Target was not configured
 	Hosts        []string // by which it may call itself, with ports, as far as they are known
 	Timeout      time.Duration
 	ForwardAuth  bool // pass the credentials of clients on to it

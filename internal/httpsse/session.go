@@ -88,6 +88,8 @@ func (s *session) read() {
 	w := &stream{session: s, header: http.Header{}}
 	err := s.up.Serve(w, s.opening)
 	switch {
+	case w.refusal != nil:
+		err = w.refusal
 	case s.endpoint != nil:
 		err = errClosed
 	case err == nil:

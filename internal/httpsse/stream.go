@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -21,6 +22,8 @@ type stream struct {
 	header  http.Header
 	status  int
 	err     error // why no more is read
+	refusal error // why the response is not a stream
+	page    int   // bytes of such a response
 
 	events sse.Scanner
 	fields sse.Fields
@@ -35,6 +38,10 @@ const (
 	maxEndpoint = 8 << 10
 	// keptBuffer is how much memory of a message is used again for the next one.
 	keptBuffer = 64 << 10
+	// maxPage and pageTime bound what is read of a response that is not a stream. To break it off would be an error in
+	// the log of reverse_proxy.
+	maxPage  = 64 << 10
+	pageTime = time.Second
 )
 
 func (w *stream) Header() http.Header { return w.header }
@@ -46,11 +53,17 @@ func (w *stream) WriteHeader(status int) {
 	w.status = status
 	switch {
 	case IsInconclusive(status):
-		w.fail(jsonrpc.HTTPError(w.session.up.Name, status))
+		w.refuse(jsonrpc.HTTPError(w.session.up.Name, status))
 	case status != http.StatusOK, httpbody.Encoding(w.header) != "",
 		httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
-		w.fail(ErrNotSpoken)
+		w.refuse(ErrNotSpoken)
 	}
+}
+
+// refuse ends the session at the end of the response, or soon.
+func (w *stream) refuse(err error) {
+	w.refusal = err
+	time.AfterFunc(pageTime, func() { w.session.end(err) })
 }
 
 // IsInconclusive reports whether a response with this status says nothing of the transport that
@@ -67,6 +80,12 @@ func IsInconclusive(status int) bool {
 // Write takes the next bytes of the stream.
 func (w *stream) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
+	if w.refusal != nil {
+		if w.page += len(p); w.page > maxPage {
+			w.fail(w.refusal)
+		}
+		return len(p), w.err
+	}
 	w.events.Each(p, w.part)
 	return len(p), w.err
 }

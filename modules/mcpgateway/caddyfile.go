@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -264,18 +265,28 @@ func parseHandlers(
 	return nil, err
 }
 
-// refuseCredential refuses a header of responses that was meant for requests.
+// refuseCredential refuses a header with a credential that would not reach the server: one of responses, or one without
+// quotes, of which request_header takes the second word for a text to replace.
 func refuseCredential(d *caddyfile.Dispenser) error {
 	d.Next()
-	if d.Val() != "header" {
+	directive := d.Val()
+	if directive != "header" && directive != "request_header" {
 		return nil
 	}
-	field := ""
-	for d.NextArg() && (field == "" || strings.ContainsAny(field[:1], "*/@")) { // a matcher may come first
-		field = d.Val()
+	args := d.RemainingArgs()
+	if len(args) > 0 && strings.ContainsAny(args[0][:min(1, len(args[0]))], "*/@") { // a matcher may come first
+		args = args[1:]
 	}
-	switch strings.ToLower(field) {
-	case "authorization", "cookie", "x-api-key":
+	if len(args) == 0 {
+		return nil
+	}
+	field := args[0]
+	switch {
+	case directive == "request_header":
+		if len(args) == 3 && strings.EqualFold(field, "Authorization") {
+			return d.Errf("the value has a space; write request_header %s \"%s <token>\"", field, args[1])
+		}
+	case slices.Contains([]string{"authorization", "cookie", "x-api-key"}, strings.ToLower(field)):
 		return d.Errf("header is about responses; write \"request_header %s <value>\"", field)
 	}
 	return nil
@@ -364,7 +375,8 @@ func (s *Server) proxyToURL(address string) error {
 	case u.User != nil:
 		return errors.New("credentials in a URL are not sent; set them with request_header")
 	case u.Scheme != "http" && u.Scheme != "https":
-		return fmt.Errorf("%q is not an http or https URL", shown)
+		return fmt.Errorf("%q is not an http or https URL, such as http://127.0.0.1:3001/mcp; "+
+			"for a program write stdio in front of the command", shown)
 	case u.Hostname() == "":
 		return fmt.Errorf("%q has no host", shown)
 	case u.Port() != "" && !validPort(u.Port()):

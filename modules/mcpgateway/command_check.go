@@ -194,7 +194,7 @@ type checkRun struct {
 	mu      sync.Mutex
 	waiting map[int]time.Time // since when, by the number of the server
 	results []*serverCheck    // nil for those that are not known yet
-	printed int               // how many of them are
+	printed []bool            // which of them are
 	told    map[int]int       // for how many seconds that was said
 	dirty   bool              // the last line of the terminal is progress
 }
@@ -202,7 +202,7 @@ type checkRun struct {
 func newCheckRun(out, progress io.Writer, terminal bool, servers []serverStatus) *checkRun {
 	r := &checkRun{
 		out: out, progress: progress, terminal: terminal, servers: servers,
-		waiting: map[int]time.Time{}, results: make([]*serverCheck, len(servers)), told: map[int]int{},
+		waiting: map[int]time.Time{}, results: make([]*serverCheck, len(servers)), printed: make([]bool, len(servers)), told: map[int]int{},
 	}
 	gateways := map[[2]string]bool{}
 	for _, s := range servers {
@@ -251,23 +251,25 @@ func (r *checkRun) begin(i int) {
 	r.waiting[i] = time.Now()
 }
 
-// end notes what came of a check, and prints all that is known, in the order of the servers.
+// end notes what came of a check, and prints what is known, in the order of the servers.
 func (r *checkRun) end(i int, result *serverCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.waiting, i)
 	r.clear()
 	r.results[i] = result
-	for ; r.printed < len(r.results) && r.results[r.printed] != nil; r.printed++ {
-		if !r.quiet {
-			r.print(r.printed)
-		}
+	for i := 0; i < len(r.results) && r.results[i] != nil; i++ {
+		r.print(i)
 	}
 }
 
-// print prints what came of a check.
+// print prints what came of a check, once.
 func (r *checkRun) print(i int) {
 	result := r.results[i]
+	if result == nil || r.printed[i] || r.quiet {
+		return
+	}
+	r.printed[i] = true
 	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], result.text())
 	for _, line := range result.Stderr {
 		fmt.Fprintf(r.out, "    %s\n", printable(line))
@@ -294,7 +296,8 @@ const (
 	secondsToTell = 10
 )
 
-// tellAt says for what is waited: on a terminal in one line, elsewhere in a line for each server.
+// tellAt says for what is waited: on a terminal in one line, elsewhere in a line for each server. Results no longer wait
+// for those of servers before them.
 func (r *checkRun) tellAt(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -315,11 +318,13 @@ func (r *checkRun) tellAt(now time.Time) {
 			fmt.Fprintln(r.progress, text)
 		}
 	}
-	if !r.terminal {
-		return
-	}
 	r.clear()
 	if len(parts) > 0 {
+		for i := range r.results {
+			r.print(i)
+		}
+	}
+	if len(parts) > 0 && r.terminal {
 		const most = 3
 		text := strings.Join(parts[:min(most, len(parts))], ", ")
 		if more := len(parts) - most; more > 0 {

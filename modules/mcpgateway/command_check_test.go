@@ -45,7 +45,7 @@ func TestCheckProgress(t *testing.T) {
 	}{
 		{"a terminal", true, "files: starting for 3 s, web: connecting for 3 s\r\x1b[Kfiles: starting for 11 s, web: connecting for 11 s" +
 			"\r\x1b[Kfiles: starting for 12 s, web: connecting for 12 s\r\x1b[Kfiles  down: y\nweb    down: x\n"},
-		{"a file", false, "files: starting for 11 s\nweb: connecting for 11 s\nfiles: starting for 20 s\nfiles  down: y\nweb    down: x\n"},
+		{"a file", false, "files: starting for 11 s\nweb: connecting for 11 s\nfiles: starting for 20 s\nweb    down: x\nfiles  down: y\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer

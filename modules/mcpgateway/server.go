@@ -80,6 +80,8 @@ type Server struct {
 	focus  *gateway.Focus           // nil for none
 	server *gateway.Server          // this server in the gateway
 
+	pathless bool // it is at the default path
+
 	streams    *streamScope
 	streamsKey string      // of streams; empty if they are closed
 	unfollow   func() bool // stops streams from ending when Caddy exits
@@ -91,7 +93,8 @@ type Server struct {
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
-	if s.Path == "" {
+	s.pathless = s.Path == ""
+	if s.pathless {
 		s.Path = "/rpc"
 	}
 	if s.Timeout == 0 {
@@ -165,7 +168,7 @@ func (s *Server) config() *gateway.Server {
 	for _, upstream := range s.upstreams.proxied {
 		s.server.Hosts = append(s.server.Hosts, upstream.Dial)
 	}
-	s.server.URL = s.upstreams.url(s.target)
+	s.server.URL, s.server.DefaultPath = s.upstreams.url(s.target), s.pathless
 	if s.mask != nil {
 		s.server.Mask = mask{s.mask}
 	}
