@@ -471,13 +471,39 @@ func TestNotSpoken(t *testing.T) {
 			u := newServer(t).upstream()
 			u.Serve = func(w http.ResponseWriter, r *http.Request) error {
 				tt.answer(w, r)
-				_, err := io.WriteString(w, "")
-				return err
+				if _, err := io.WriteString(w, ""); err != nil {
+					t.Errorf("broken off: %v", err) // which reverse_proxy would log
+				}
+				return nil
 			}
 			if _, err := openPool(t).Open(t.Context(), u); err == nil || errors.Is(err, ErrNotSpoken) != tt.want {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// A response that is not a stream is broken off if it is long, and is not waited for if it has no end.
+func TestPages(t *testing.T) {
+	u := newServer(t).upstream()
+	u.Serve = func(w http.ResponseWriter, _ *http.Request) error {
+		w.WriteHeader(http.StatusNotFound)
+		if _, err := w.Write(make([]byte, maxPage)); err != nil {
+			t.Errorf("broken off: %v", err)
+		}
+		_, err := w.Write(make([]byte, 1))
+		return err
+	}
+	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSpoken) {
+		t.Errorf("a long page: %v", err)
+	}
+	u.Serve = func(w http.ResponseWriter, r *http.Request) error {
+		w.WriteHeader(http.StatusNotFound)
+		<-r.Context().Done()
+		return nil
+	}
+	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSpoken) {
+		t.Errorf("a page without an end: %v", err)
 	}
 }
 

@@ -160,7 +160,7 @@ func TestStateFromRequests(t *testing.T) { // A70
 		{"error", proxyTo("", answers(200, "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}`)), "healthy", "", ""},
 		{"refused", proxyTo("", gone.Listener.Addr().String()), "unhealthy", "connect: connection refused", "connection refused"},
 		{"locked", proxyTo("", locked), "unhealthy", "HTTP 401 text/plain from http://" + locked + "/rpc", "HTTP status 401"},
-		{"page", proxyTo("", page), "unhealthy", "not an MCP server: HTTP 404 text/html from http://" + page + "/rpc", "HTTP status 404"},
+		{"page", proxyTo("", page), "unhealthy", "not an MCP server: HTTP 404 text/html from http://" + page + "/rpc; set the path in the URL, it is mostly /mcp", "HTTP status 404"},
 		{"hangs", proxyTo("", hangs.Listener.Addr().String()), "unhealthy", "no answer within 50ms", "did not answer in time"},
 		{"plain", strings.Replace(proxyTo("", page), `"upstreams"`, plain+`"upstreams"`, 1), "unhealthy", "tls: first record", "TLS error"},
 		{"nohost", proxyTo("", "no-such-host.invalid:80"), "unhealthy", "dial tcp: lookup no-such-host.invalid", "host not found"},

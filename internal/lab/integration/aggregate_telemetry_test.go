@@ -161,14 +161,17 @@ func TestAggregateMetrics(t *testing.T) {
 			{"server/discover", `{}`, " server/discover ok"},
 			{"made/up", `{}`, " other method_not_found"},
 		} {
-			c.ask(t, tt.method, tt.params) // after which the server is known
-			grown := growth(t)
-			c.ask(t, tt.method, tt.params)
-			var got map[string]float64
-			await.Until(t, tt.want, func() bool {
-				got, _ = tally(grown())
-				return got[tt.want] > 0
-			})
+			counted := func() (got map[string]float64) {
+				grown := growth(t)
+				c.ask(t, tt.method, tt.params)
+				await.Until(t, tt.want, func() bool {
+					got, _ = tally(grown())
+					return got[tt.want] > 0
+				})
+				return got
+			}
+			counted() // after which the server is known
+			got := counted()
 			maps.DeleteFunc(got, func(name string, _ float64) bool {
 				return !strings.Contains(name, " "+tt.method+" ") && !strings.Contains(name, " other ")
 			})

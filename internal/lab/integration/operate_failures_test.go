@@ -18,16 +18,18 @@ func TestOperateFailures(t *testing.T) {
 		"server refused http://"+unused+"/mcp?key=sk-query",
 		"server locked "+wrong+"/locked",
 		"server page "+wrong+"/page",
+		"server pathless "+wrong,
 		"server missing stdio no-such-command",
 		`server quits stdio sh -c "echo Error: no sk-stderr >&2; exit 3"`,
 	))))
 	url := "http://" + served.address
 	servers := map[string]struct{ reason, cause string }{
-		"refused": {"connect: connection refused", "refused (connection refused)"},
-		"locked":  {"HTTP 401 from " + wrong + "/locked", "locked (HTTP status 401)"},
-		"page":    {"not an MCP server: HTTP 200 text/html from " + wrong + "/page", "page (not an MCP server)"},
-		"missing": {`exec: "no-such-command": executable file not found in $PATH`, "missing (not started)"},
-		"quits":   {"initialize: the process ended: exit status 3: Error: no sk-stderr", "quits (not started)"},
+		"refused":  {"connect: connection refused", "refused (connection refused)"},
+		"locked":   {"HTTP 401 from " + wrong + "/locked", "locked (HTTP status 401)"},
+		"page":     {"not an MCP server: HTTP 200 text/html from " + wrong + "/page", "page (not an MCP server)"},
+		"pathless": {"not an MCP server: HTTP 404 text/plain from " + wrong + "/rpc; set the path in the URL, it is mostly /mcp", "pathless (HTTP status 404)"},
+		"missing":  {`exec: "no-such-command": executable file not found in $PATH`, "missing (not started)"},
+		"quits":    {"initialize: the process ended: exit status 3: Error: no sk-stderr", "quits (not started)"},
 	}
 
 	c := newSpeaker(t, joinedAt(url), false, `{}`)
@@ -86,6 +88,9 @@ func TestOperateFailures(t *testing.T) {
 		if !strings.Contains(log, message) {
 			t.Errorf("the log does not say %s", message)
 		}
+	}
+	if strings.Contains(log, "aborting with incomplete response") {
+		t.Error("the log has warnings of reverse_proxy")
 	}
 	if strings.Contains(log, "sk-query") {
 		t.Error("the log has the query of a server")
