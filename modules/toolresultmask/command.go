@@ -235,5 +235,8 @@ func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int,
 	}
 	_, err := fmt.Fprintf(told, "%d turns, the first %d of them old: %d results masked, %s characters saved (about %s tokens), %s of %s bytes sent\n",
 		plan.Turns, plan.Boundary, plan.Results, comma(plan.Saved), comma(plan.Saved/chat.CharsPerToken), comma(after), comma(before))
+	if err == nil && plan.Boundary == 0 && h.policy.ClearAtLeast == chat.ClearAuto {
+		_, err = fmt.Fprintln(told, "clear_at_least auto waits: to mask now would cost more than it saves")
+	}
 	return err
 }

@@ -1046,6 +1046,8 @@ func TestBinaryMasksConversations(t *testing.T) {
 		{"one within a handle", several, false, []string{"--route", "third"}, b2Sent, strings.Replace(b2Sent, thousand, "<call_1>", 1), "1 results masked", false},
 		{"one that keeps originals", site("127.0.0.1:8080", conversationMask("window_turns 1", "recover on")), false, nil, b2Sent,
 			strings.Replace(b2Masked, "chars=1000)", "chars=1000, id=obs_xFegaVfkPt)", 1), "1 results masked", false},
+		{"one that waits", site("127.0.0.1:8080", conversationMask("clear_at_least auto")), false, nil, b2Sent, b2Sent,
+			"clear_at_least auto waits: to mask now would cost more than it saves", false},
 		{"one that is off", site("127.0.0.1:8080", conversationMask("window_turns 1", "enabled off")), false, nil, b2Sent, b2Sent, "", false},
 		{"none of several", several, false, nil, b2Sent, "", "--route", true},
 		{"a route that there is not", several, false, []string{"--route", "fourth"}, b2Sent, "", "fourth", true},

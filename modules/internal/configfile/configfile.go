@@ -28,6 +28,9 @@ func Load(file, adapter string) (config []byte, from string, err error) {
 	case err != nil:
 		return nil, from, err
 	case adapter == "" && filepath.Ext(from) == ".json":
+		if !json.Valid(config) {
+			return nil, from, fmt.Errorf("%s is not JSON; for the mcpServers JSON of a client, add --adapter mcp", from)
+		}
 		return config, from, nil
 	}
 	adapter = cmp.Or(adapter, "caddyfile")

@@ -21,6 +21,7 @@ func TestLoad(t *testing.T) {
 		"elsewhere":       ":80 {\n\trespond elsewhere\n}\n",
 		"caddy.json":      `{"apps":{}}`,
 		"broken":          ":80 {",
+		"mcp.json":        "{} // of a client",
 		"Caddyfile.d.txt": ":80 {\n\trespond text\n}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -41,6 +42,7 @@ func TestLoad(t *testing.T) {
 		{"an adapter that is not there", "elsewhere", "toml", "", `"toml"`},
 		{"a file that is not there", "nowhere", "", "", "nowhere"},
 		{"a file that is broken", "broken", "", "", "broken"},
+		{"JSON of a client", "mcp.json", "", "", "mcp.json is not JSON; for the mcpServers JSON of a client, add --adapter mcp"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
