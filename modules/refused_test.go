@@ -57,12 +57,15 @@ func validated(t *testing.T, text string) (refusal string, warnings []string) {
 	}
 	logged, _ := os.ReadFile(log)
 	for line := range strings.Lines(string(logged)) {
-		var entry struct{ Msg, Logger string }
+		var entry struct {
+			Msg, Logger string
+			DidYouMean  string `json:"did_you_mean"`
+		}
 		if err := json.Unmarshal([]byte(line), &entry); err != nil {
 			t.Fatal(err)
 		}
 		if strings.HasPrefix(entry.Logger, "http.handlers.") || strings.HasPrefix(entry.Logger, "http.reverse_proxy.transport.mcp") {
-			warnings = append(warnings, entry.Msg)
+			warnings = append(warnings, strings.TrimSpace(entry.Msg+" "+entry.DidYouMean))
 		}
 	}
 	return "", warnings
@@ -114,6 +117,8 @@ func TestDoubtfulConfigurations(t *testing.T) {
 		{"a script for a shell", gateway("server a stdio sh -c \"echo $HOME\""), nil},
 		{"a placeholder", gateway("server a stdio sh {env.HOME}/data"), nil},
 		{"a rule that allows an unknown server", gateway(files + "client anonymous {\n\tallow fils::*\n}"),
+			[]string{"rule refers to an unknown server files"}},
+		{"a rule that allows a server unlike all others", gateway(files + "client anonymous {\n\tallow github::*\n}"),
 			[]string{"rule refers to an unknown server"}},
 		{"a timeout beyond its interval", gateway(files + "health_interval 1s\nhealth_timeout 2s"),
 			[]string{"health_timeout is longer than health_interval: servers that hang are checked less often"}},

@@ -31,6 +31,33 @@ func Nearest(name string, among []string) (near []string) {
 	return near
 }
 
+// Meant returns the word that an unknown one was probably meant to be, or "". It takes fewer words for similar than
+// Nearest does.
+func Meant(word string, among []string) (meant string) {
+	word = folded(word)
+	limit := min(len(word)/3, 2)
+	for _, candidate := range among {
+		if distance := Distance(word, folded(candidate)); distance <= limit {
+			meant, limit = candidate, distance-1
+		}
+	}
+	return meant
+}
+
+// DidYouMean returns the end of an error about an unknown word, which names the word that was probably meant. It is
+// empty if there is none.
+func DidYouMean(word string, among []string) string {
+	if meant := Meant(word, among); meant != "" {
+		return " (did you mean " + meant + "?)"
+	}
+	return ""
+}
+
+// folded returns a word without the marks in which spellings differ: maxChars, max-chars, max_chars.
+func folded(word string) string {
+	return strings.NewReplacer("_", "", "-", "", ":", "").Replace(strings.ToLower(word))
+}
+
 // Distance returns how many characters to insert, remove, replace or swap with the next make one text
 // of another. Long texts are compared by their beginnings.
 func Distance(a, b string) int {

@@ -22,3 +22,14 @@ func TestNearest(t *testing.T) {
 		}
 	}
 }
+
+func TestMeant(t *testing.T) {
+	known := []string{"max_chars", "tail_chars", "files", "db"}
+	for word, want := range map[string]string{
+		"maxChars": "max_chars", "fiels": "files", "FILES": "files", "fils": "files", "": "", "x": "", "fs": "", "github": "",
+	} {
+		if got := Meant(word, known); got != want {
+			t.Errorf("%q: got %q, want %q", word, got, want)
+		}
+	}
+}

@@ -314,11 +314,11 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 		t.Errorf("a tool within its rate, then beyond it: %v", codes)
 	}
 	for _, pattern := range []string{"a::x", "uno::x", "*::x", "resource:file:///x"} {
-		if _, known := h.qualified(pattern); !known {
+		if _, unknown := h.qualified(pattern); unknown != "" {
 			t.Errorf("%s is taken for a pattern of an unknown server", pattern)
 		}
 	}
-	if _, known := h.qualified("typo::x"); known {
+	if _, unknown := h.qualified("typo::x"); unknown != "typo" {
 		t.Error("typo is taken for a server")
 	}
 }

@@ -237,7 +237,7 @@ func parseAnswer(h *Handler, later *checks) setting.Line {
 func (h *Handler) giveAnswer(server string, a *Answer) error {
 	s := h.serverNamed(server)
 	if s == nil {
-		return fmt.Errorf("answer: there is no server %s", server)
+		return fmt.Errorf("answer: there is no server %s%s", server, h.didYouMean(server))
 	}
 	s.Answers = append(s.Answers, a)
 	return nil

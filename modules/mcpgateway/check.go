@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
@@ -196,8 +197,8 @@ func (r *AccessRule) check() error {
 // checkRule refuses a rule that denies nothing because no server has the name in it.
 func (h *Handler) checkRule(r *AccessRule) error {
 	for _, pattern := range r.Patterns {
-		if _, known := h.qualified(pattern); !known && r.Action == deny && !h.mayGainServers() {
-			return fmt.Errorf("deny: %q refers to an unknown server", pattern)
+		if _, unknown := h.qualified(pattern); unknown != "" && r.Action == deny && !h.mayGainServers() {
+			return fmt.Errorf("deny: %q refers to an unknown server%s", pattern, h.didYouMean(unknown))
 		}
 	}
 	return nil
@@ -205,32 +206,47 @@ func (h *Handler) checkRule(r *AccessRule) error {
 
 // checkRate refuses a rate that limits nothing because no server has the name in it.
 func (h *Handler) checkRate(r *Rate) error {
-	if _, known := h.qualified(r.Tools); !known && !h.mayGainServers() {
-		return fmt.Errorf("rate: %q refers to an unknown server", r.Tools)
+	if _, unknown := h.qualified(r.Tools); unknown != "" && !h.mayGainServers() {
+		return fmt.Errorf("rate: %q refers to an unknown server%s", r.Tools, h.didYouMean(unknown))
 	}
 	return nil
 }
 
-// qualified returns a pattern with the name of a server that it calls by an alias, and whether it
-// fits a server.
-func (h *Handler) qualified(pattern string) (qualified string, known bool) {
-	known = true
+// qualified returns a pattern with the name of a server that it calls by an alias, and the server in it if that fits
+// none of the gateway.
+func (h *Handler) qualified(pattern string) (qualified, unknown string) {
 	qualified = acl.Qualified(pattern, func(server string) string {
 		if s := h.serverNamed(server); s != nil {
 			return s.Name
 		}
-		known = false
-		for _, s := range h.Servers {
-			known = known || s != nil && mcp.MatchName(server, s.Name)
+		if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s != nil && mcp.MatchName(server, s.Name) }) {
+			unknown = server
 		}
 		return server
 	})
-	return qualified, known
+	return qualified, unknown
 }
 
-// warnOfUnknown logs a pattern that fits no server yet.
-func (h *Handler) warnOfUnknown(pattern, client string) {
-	h.logger.Warn("rule refers to an unknown server", zap.String("client", client), zap.String("pattern", pattern))
+// didYouMean returns the end of an error about an unknown server.
+func (h *Handler) didYouMean(server string) string { return words.DidYouMean(server, h.serverNames()) }
+
+// serverNames returns the names and aliases of all servers.
+func (h *Handler) serverNames() (names []string) {
+	for _, s := range h.Servers {
+		if s != nil {
+			names = append(names, s.names()...)
+		}
+	}
+	return names
+}
+
+// warnOfUnknown logs a pattern for a server that is not there yet.
+func (h *Handler) warnOfUnknown(pattern, server, client string) {
+	fields := []zap.Field{zap.String("client", client), zap.String("pattern", pattern)}
+	if meant := words.Meant(server, h.serverNames()); meant != "" {
+		fields = append(fields, zap.String("did_you_mean", meant))
+	}
+	h.logger.Warn("rule refers to an unknown server", fields...)
 }
 
 // checkRedaction reports what of redact and redact_fields makes no sense.

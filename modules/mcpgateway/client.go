@@ -89,9 +89,9 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 			return nil, err
 		}
 		for _, pattern := range r.Patterns {
-			qualified, known := h.qualified(pattern)
-			if !known {
-				h.warnOfUnknown(pattern, c.Name)
+			qualified, unknown := h.qualified(pattern)
+			if unknown != "" {
+				h.warnOfUnknown(pattern, unknown, c.Name)
 			}
 			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: qualified})
 		}

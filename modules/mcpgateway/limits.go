@@ -65,9 +65,9 @@ func (h *Handler) limits(scope string, rates []*Rate, client string) ([]gateway.
 			if err := h.checkRate(r); err != nil {
 				return nil, err
 			}
-			qualified, known := h.qualified(r.Tools)
-			if !known {
-				h.warnOfUnknown(r.Tools, client)
+			qualified, unknown := h.qualified(r.Tools)
+			if unknown != "" {
+				h.warnOfUnknown(r.Tools, unknown, client)
 			}
 			pattern, err := mcp.ParsePattern(qualified)
 			if err != nil {

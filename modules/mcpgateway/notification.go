@@ -30,7 +30,7 @@ func (n *NotificationRoute) validate(h *Handler) error {
 	}
 	for _, name := range n.Servers {
 		if h.serverNamed(name) == nil && !h.mayGainServers() {
-			return fmt.Errorf("there is no server %q", name)
+			return fmt.Errorf("there is no server %q%s", name, h.didYouMean(name))
 		}
 	}
 	return nil

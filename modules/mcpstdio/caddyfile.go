@@ -38,17 +38,13 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"session_ttl":   setting.Duration(&t.SessionTTL),
 		"max_line":      setting.Size(&t.MaxLine),
 		"max_sessions":  setting.NotNegative(&t.MaxSessions),
-	}, t.checkConfig, "env")
+	}, setting.CheckCopy(t, (*Transport).checkConfig), "env")
 }
 
-// checkConfig reports what Validate would refuse.
+// checkConfig fills in defaults, and reports what Validate would refuse.
 func (t *Transport) checkConfig() error {
-	copied, err := setting.Copy(t)
-	if err != nil {
-		return err
-	}
-	copied.setDefaults()
-	return copied.Validate()
+	t.setDefaults()
+	return t.Validate()
 }
 
 // unmarshalEnv reads a variable and its value. After inherit there are names of variables, so none can be called that.

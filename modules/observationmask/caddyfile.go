@@ -70,19 +70,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"json":         setting.Switch(&h.JSON),
 		"exempt":       setting.List(&h.Exempt, "patterns"),
 		"server":       setting.Name(&h.Server),
-	}, h.checkConfig, "exempt")
-}
-
-// checkConfig reports what Provision and Validate would refuse.
-func (h *Handler) checkConfig() error {
-	copied, err := setting.Copy(h)
-	if err == nil {
-		err = copied.compile()
-	}
-	if err != nil {
-		return err
-	}
-	return copied.Validate()
+	}, setting.CheckCopy(h, (*Handler).compile, (*Handler).Validate), "exempt")
 }
 
 // chars reads a number that may also be an argument of the directive.

@@ -73,19 +73,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"body_timeout":         setting.Duration(&h.BodyTimeout),
 		"route":                setting.Name(&h.Route),
 		"recover":              h.parseRecover,
-	}, h.checkConfig, "exclude_tools")
-}
-
-// checkConfig reports what Provision and Validate would refuse.
-func (h *Handler) checkConfig() error {
-	copied, err := setting.Copy(h)
-	if err == nil {
-		err = copied.compile()
-	}
-	if err != nil {
-		return err
-	}
-	return copied.Validate()
+	}, setting.CheckCopy(h, (*Handler).compile, (*Handler).Validate), "exclude_tools")
 }
 
 // share reads a percentage.

@@ -78,10 +78,21 @@ func lineOf(err error, written map[string]caddyfile.Token, directive caddyfile.T
 	return directive
 }
 
-// Copy returns a deep copy of a configuration, for checks that fill in defaults.
-func Copy[T any](config *T) (*T, error) {
-	copied := new(T)
-	return copied, json.Unmarshal(caddyconfig.JSON(config, nil), copied)
+// CheckCopy returns a check for Checked. It runs checks that fill in defaults on a deep copy of a configuration, in
+// order, and returns the first error.
+func CheckCopy[T any](config *T, checks ...func(*T) error) func() error {
+	return func() error {
+		copied := new(T)
+		if err := json.Unmarshal(caddyconfig.JSON(config, nil), copied); err != nil {
+			return err
+		}
+		for _, check := range checks {
+			if err := check(copied); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // At returns an error with the file and line of a token.

@@ -1,8 +1,6 @@
 package setting
 
 import (
-	"strings"
-
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
@@ -18,25 +16,5 @@ func Refused(d *caddyfile.Dispenser, known []string, advice Advice) error {
 	if advised, ok := advice[word]; ok {
 		return d.Errf("unknown subdirective %s; %s", word, advised)
 	}
-	if similar := mostSimilar(word, known); similar != "" {
-		return d.Errf("unknown subdirective %s (did you mean %s?)", word, similar)
-	}
-	return d.Errf("unknown subdirective %s", word)
-}
-
-// mostSimilar returns the word that another one was probably meant to be, or "".
-func mostSimilar(word string, among []string) (similar string) {
-	word = folded(word)
-	limit := min(len(word)/3, 2)
-	for _, candidate := range among {
-		if distance := words.Distance(word, folded(candidate)); distance <= limit {
-			similar, limit = candidate, distance-1
-		}
-	}
-	return similar
-}
-
-// folded returns a word without the marks in which spellings differ: maxChars, max-chars, max_chars.
-func folded(word string) string {
-	return strings.NewReplacer("_", "", "-", "", ":", "").Replace(strings.ToLower(word))
+	return d.Errf("unknown subdirective %s%s", word, words.DidYouMean(word, known))
 }
