@@ -61,7 +61,7 @@ type Setting struct {
 
 // A Note tells what of a file is not taken over, or differs.
 type Note struct {
-	Line    int      // of the first server
+	Line    int      // of what it is about, in the first server
 	Servers []string // as the file names them; none if it concerns the file
 	Text    string
 }
@@ -124,6 +124,7 @@ func (p *parser) parse(root hujson.Value) error {
 	if member(object, "mcpServers") != nil && member(object, "mcp") != nil {
 		p.note(0, "", "mcp: not read, only mcpServers is; if it excludes servers, remove them there")
 	}
+	p.noteRules(object)
 	lines := map[string]int{}
 	named := map[string]*entry{}
 	for _, m := range list.Members {
@@ -232,6 +233,22 @@ func (p *parser) detect(list *hujson.Object) {
 			p.hub = p.hub || slices.ContainsFunc(variables.Members, func(v hujson.ObjectMember) bool {
 				return kind(v.Value) == 'n'
 			})
+		}
+	}
+}
+
+// noteRules notes members of the whole file by which its client narrows what servers may do.
+func (p *parser) noteRules(object *hujson.Object) {
+	var names []string
+	switch {
+	case p.opencode:
+		names = []string{"tools", "permission"}
+	case p.gemini:
+		names = []string{"excludeTools", "allowMCPServers", "excludeMCPServers"}
+	}
+	for _, name := range names {
+		if v := member(object, name); v != nil && kind(*v) != 'n' {
+			p.note(v.StartOffset, "", name+": not read; if it excludes servers or tools, remove or deny them")
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -75,7 +76,7 @@ func TestParse(t *testing.T) {
 		{"the second version of opencode", "opencode.jsonc", `{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`, "a [x] [<K>] in /project"},
 		{"variables", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A}-${env:B}","${C:-d e}","${D:-}","$E","${1x}","${}"]}}}`, "a [x] [<A>-<B>] [<C|d e>] [<D|>] [$E] [${1x}] [${}]"},
 		{"variables of the editor", ".vscode/mcp.json", `{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`, "a [x] [/home/ada] [/project] [project] [/] in /project"},
-		{"a variable in a default", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A:-${B}}"]}}}`, `1: a: left out: args: "${A:-${B}" has a variable in its default`},
+		{"a variable in a default", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A:-${B}}"]}}}`, "1: a: left out: args: ${A:-…} has a variable in its default"},
 		{"commands that find values", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"K":"${cmd: rm -rf /}"}}}}`, "1: a: left out: env: ${cmd: …} needs a command to be run, which the gateway does not do"},
 		{"an input that could be mistaken for PATH", "mcp.json", `{"inputs":[{"id":"path"}],"servers":{"a":{"command":"x","args":["${input:path}"]}}}`, "a [x] [<INPUT_PATH>]"},
 		{"variables without braces of Gemini", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x/$A"}}}`, "a http://x/<A>"},
@@ -88,7 +89,13 @@ func TestParse(t *testing.T) {
 		{"headers of the protocol", "mcp.json", `{"mcpServers":{"a":{"url":"http://x","headers":{"content-type":"x","Accept":"y","X-A":"z"}}}}`, "a http://x X-A=z"},
 		{"members of the client", "mcp.json", `{"mcpServers":{"a":{"command":"x","alwaysAllow":["t"],"autoApprove":[],"trust":true}}}`, "a [x]"},
 		{"unknown members", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"foo\":1},\"b\":{\"command\":\"x\",\"foo\":2}}}", "a [x]\nb [x]\n2: a, b: foo: unknown, ignored"},
-		{"tools", "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":["*"]},"b":{"command":"x","tools":["t","u"]},"c":{"command":"x","tools":["t*"]},"d":{"command":"x","tools":[]}}}`, "a [x]\nb [x] [t u]\nc [x]\n1: c: tools: not a list of names, ignored; all tools are shown\n1: d: left out: tools allows no tool"},
+		{"tools", "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":["*"]},"b":{"command":"x","tools":["t","u"]},"c":{"command":"x","tools":null}}}`, "a [x]\nb [x] [t u]\nc [x]"},
+		{"tools of two lists", "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":["t","u"],"includeTools":["u","v"]},"b":{"command":"x","includeTools":["*"],"allowedTools":["t"],"tools":["*"]}}}`, "a [x] [u]\nb [x] [t]"},
+		{"tools in no list", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"tools\":[]},\"b\":{\"command\":\"x\",\"tools\":[\"t\"],\n\"includeTools\":[\"u\"]}}}", "2: a: left out: tools allows no tool\n3: b: left out: includeTools allows no tool"},
+		{"members that exclude", "mcp.json", `{"mcpServers":{"a":{"command":"x","excludeTools":["t"],"disabled_resources":["file:///x"],"disabledTools":[],"disabled_prompts":null}}}`, "a [x]\n1: a: excludeTools: not taken over, these are shown; deny them to clients\n1: a: disabled_resources: not taken over, these are shown; deny them to clients"},
+		{"rules of opencode", "opencode.json", "{\"mcp\":{\"a\":{\"type\":\"local\",\"command\":[\"x\"]}},\n\"tools\":{\"a_*\":false},\"permission\":null}", "a [x] in /project\n2: tools: not read; if it excludes servers or tools, remove or deny them"},
+		{"rules of Gemini", ".gemini/settings.json", "{\"mcpServers\":{\"a\":{\"url\":\"http://x\"}},\n\"excludeMCPServers\":[\"a\"]}", "a http://x\n2: excludeMCPServers: not read; if it excludes servers or tools, remove or deny them"},
+		{"the line of the reason", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"env\":{\n\"K\":\"${cmd: x}\"}}}}", "3: a: left out: env: ${cmd: …} needs a command to be run, which the gateway does not do"},
 		{"names", "mcp.json", `{"mcpServers":{"My Server":{"command":"x"},"a__b":{"command":"x"},"@org/pkg":{"command":"x"},"x_":{"command":"x"}}}`, "My-Server [x]\na_b [x]\npkg [x]\nx [x]\n1: My Server: is called My-Server in the gateway\n1: a__b: is called a_b in the gateway\n1: @org/pkg: is called pkg in the gateway\n1: x_: is called x in the gateway"},
 		{"a name that is too long", "mcp.json", `{"mcpServers":{"` + strings.Repeat("n", 50) + `":{"command":"x"}}}`, strings.Repeat("n", 46) + " [x]\n1: " + strings.Repeat("n", 50) + ": is called " + strings.Repeat("n", 46) + " in the gateway"},
 		{"a command line in command", "mcp.json", `{"mcpServers":{"a":{"command":"npx -y x"}}}`, "a [npx -y x]\n1: a: command: has a space; arguments belong in args"},
@@ -104,6 +111,34 @@ func TestParse(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
 			}
 		})
+	}
+}
+
+// A server whose list of tools cannot be understood is left out: it must not show all tools.
+func TestParseLeavesOutMalformedLists(t *testing.T) {
+	for _, name := range slices.Concat(allowLists, denyLists) {
+		for _, value := range []string{`"t"`, `7`, `true`, `false`, `{}`, `{"t":false}`, `[7]`, `[null]`, `["t",7]`, `["*",7]`, `["t",["u"]]`, `[{"name":"t"}]`} {
+			file, err := parsed(t, "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\""+name+"\":"+value+"},\"b\":{\"command\":\"y\"}}}")
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := "b [y]\n2: a: left out: " + name + ": a list of "
+			if got := described(file); !strings.HasPrefix(got, want) {
+				t.Errorf("%s %s: got\n%s", name, value, got)
+			}
+		}
+	}
+	for _, tools := range []string{`["t*"]`, `["tool(arg)"]`, `["a::t"]`, `[""]`, `["*","t u"]`} {
+		file, err := parsed(t, "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":`+tools+`}}}`)
+		if err != nil || described(file) != "1: a: left out: tools: a list of the names of tools is expected" {
+			t.Errorf("%s: %v, got\n%s", tools, err, described(file))
+		}
+	}
+	for name, meant := range map[string]string{"include_tools": "includeTools", "tool": "tools", "exludeTools": "excludeTools"} {
+		file, err := parsed(t, "mcp.json", `{"mcpServers":{"a":{"command":"x","`+name+`":[]}}}`)
+		if err != nil || described(file) != "1: a: left out: "+name+": unknown, probably "+meant {
+			t.Errorf("%s: %v, got\n%s", name, err, described(file))
+		}
 	}
 }
 
@@ -154,19 +189,86 @@ func TestHideSecrets(t *testing.T) {
 	file, err := parsed(t, "mcp.json", `{"mcpServers":{
 		"a":{"command":"x","args":["--key","s1","--token=s2","--verbose","API_KEY=s3","-p","postgres://u:s4@h/d"],"env":{"API_KEY":"s5","MAX_TOKENS":"10","KEY_FILE":"/k","T":"${T_TOKEN}"}},
 		"b":{"url":"http://x/?key=s6&n=1&token=s7","headers":{"Authorization":"Bearer s8","X-B":"plain"}},
-		"c":{"command":"y","env":{"A_API_KEY":"s9","C_TOKEN":"${A_KEY:-s10}","LEVEL":"${L:-info}"}}}}`)
+		"c":{"command":"y","env":{"A_API_KEY":"s9","C_TOKEN":"${A_KEY:-s10}","LEVEL":"${L:-info}","M":"${M:-ghp_0123456789}"}}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	secrets := file.HideSecrets()
 	want := `a [x] [--key] [<A_KEY_2>] [--token=<A_TOKEN>] [--verbose] [API_KEY=<A_API_KEY>] [-p] [<A_P>] API_KEY=<API_KEY> MAX_TOKENS=10 KEY_FILE=/k T=<T_TOKEN>
 b http://x/?key=<B_KEY>&n=1&token=<B_TOKEN> Authorization=Bearer <B_AUTHORIZATION> X-B=plain
-c [y] A_API_KEY=<C_A_API_KEY> C_TOKEN=<A_KEY> LEVEL=<L|info>`
+c [y] A_API_KEY=<C_A_API_KEY> C_TOKEN=<A_KEY> LEVEL=<L|info> M=<M>`
 	if got := described(file); got != want {
 		t.Errorf("got\n%s", got)
 	}
-	if len(secrets) != 10 || secrets[0] != (Secret{"API_KEY", "a", "env API_KEY"}) {
+	if len(secrets) != 11 || secrets[0] != (Secret{"API_KEY", "a", "env API_KEY"}) {
 		t.Errorf("got %v", secrets)
+	}
+}
+
+func TestHideSecretsByLooks(t *testing.T) {
+	const (
+		command = `{"mcpServers":{"a":{"command":"x","args":["run",%q,"last"]}}}`
+		flag    = `{"mcpServers":{"a":{"command":"x","args":["--value",%q]}}}`
+		env     = `{"mcpServers":{"a":{"command":"x","env":{"VALUE":%q}}}}`
+		header  = `{"mcpServers":{"a":{"url":"http://x","headers":{"X-Value":%q}}}}`
+		url     = `{"mcpServers":{"a":{"url":%q}}}`
+	)
+	// The secret is what is between < and >.
+	tests := []struct{ name, text, want string }{
+		{"OpenAI", command, "<sk-proj-0123456789abcdef>"},
+		{"Anthropic, of a flag", flag, "<sk-ant-api03-0123456789>"},
+		{"Stripe", env, "<sk_live_0123456789abcd>"},
+		{"GitHub", command, "<ghp_0123456789abcdefghij>"},
+		{"GitHub, fine-grained", env, "<github_pat_0123456789_abc>"},
+		{"GitLab", header, "<glpat-0123456789abcdefghij>"},
+		{"Slack", env, "<xoxb-0123456789-abc>"},
+		{"AWS", env, "<AKIA0123456789ABCDEF>"},
+		{"Google", command, "<AIza0123456789abcdefghijklmnop>"},
+		{"Hugging Face", command, "<hf_0123456789abcdefghij>"},
+		{"a JWT", header, "<eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig>"},
+		{"a private key", env, "<-----BEGIN RSA PRIVATE KEY-----\nMII0123456789>"},
+		{"a bearer", header, "Bearer <0123456789>"},
+		{"a bearer in an argument", command, "X-Value: Bearer <0123456789>"},
+		{"a bearer in JSON", env, `<{"X-Value":"Bearer 0123456789"}>`},
+		{"a key in JSON", command, `<{"apiKey": "0123456789"}>`},
+		{"a password in a URL", env, "<postgres://ada:0123456789@db/app>"},
+		{"a password in a URL with a variable", command, "<postgres://ada:0123456789@>${DB}/app"},
+		{"a parameter in an argument", command, "<https://x.example.com/mcp?n=1&api_key=0123456789>"},
+		{"a parameter in an assignment", command, "--url=<https://x.example.com/mcp?token=0123456789>"},
+		{"a token with an equals sign", command, "<sk-0123456789KEY=>"},
+		{"a token between variables", env, "${A}<-ghp_0123456789abcdefghij->${B}"},
+		{"a parameter of the URL", url, "https://x.example.com/mcp?n=1&secret=<0123456789>"},
+		{"a parameter of a URL with a variable", url, "https://${DB}/mcp?key=<0123456789>&n=1"},
+		{"a token as a parameter", url, "https://x.example.com/mcp?config=<eyJhIjoiMDEyMzQ1Njc4OSJ9>"},
+		{"a token in the path", url, "https://x.example.com/s/<sk-0123456789abcdef>/mcp"},
+		{"a password in the URL", url, "https://<ada:0123456789>@${DB}/mcp"},
+		{"a command line", `{"mcpServers":{"a":{"command":%q}}}`, "<npx -y x --token sk-0123456789abcdef>"},
+		{"a secret of a flag that has an equals sign", `{"mcpServers":{"a":{"command":"x","args":["--api-key",%q]}}}`, "<0123456789KEY=abc>"},
+
+		{"a package", command, "@modelcontextprotocol/server-filesystem@1.2.3"},
+		{"a package with a task", command, "task-manager-server"},
+		{"a URL", command, "https://mcp.example.com:8080/sse?days=3"},
+		{"a path", env, "/Users/ada/desk-drawer/monkeys"},
+		{"words", env, "bearer"},
+		{"a URL with a scope", url, "https://x.example.com:8080/@ada/server/mcp?days=3"},
+	}
+	marked := regexp.MustCompile(`<[^>]*>`)
+	variables := strings.NewReplacer("${", "<", "}", ">")
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			file, err := parsed(t, "mcp.json", fmt.Sprintf(tt.text, strings.NewReplacer("<", "", ">", "").Replace(tt.want)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, secrets := tt.want, file.HideSecrets()
+			if hidden := marked.FindString(want); hidden != "" && len(secrets) == 1 {
+				before, after, _ := strings.Cut(want, hidden)
+				want = variables.Replace(before) + "<" + secrets[0].Variable + ">" + variables.Replace(after)
+			}
+			if got := described(file); !strings.Contains(got, want) {
+				t.Errorf("got\n%s\nwant %s", got, want)
+			}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package mcpjson
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -15,7 +16,8 @@ type Secret struct {
 	Member   string // where in the server it stands
 }
 
-// HideSecrets replaces texts that look like secrets, by their names, with variables of the environment.
+// HideSecrets replaces texts that are probably secrets, by their names or by their looks, with variables of the
+// environment.
 func (f *File) HideSecrets() []Secret {
 	h := &hider{values: map[string]string{}}
 	for _, s := range f.Servers {
@@ -121,73 +123,137 @@ func (h *hider) hideDefaults(setting string, v Value) {
 }
 
 func (h *hider) hideSetting(member string, s *Setting) {
+	member += " " + s.Name
 	h.hideDefaults(s.Name, s.Value)
-	if value, ok := s.Value.Literal(); ok && isSecret(s.Name, value) {
+	value, ok := s.Value.Literal()
+	switch {
+	case !ok:
+		h.hideParts(member, s.Name, s.Value)
+	case isSecret(s.Name, value):
 		before := scheme.FindString(value)
-		s.Value = h.hide(member+" "+s.Name, s.Name, before, value[len(before):])
+		s.Value = h.hide(member, s.Name, before, value[len(before):])
+	}
+}
+
+// hideParts replaces those texts between the variables of a value that look like secrets.
+func (h *hider) hideParts(member, name string, v Value) {
+	for i, part := range v {
+		if part.Env == "" && looksSecret(part.Text) {
+			v[i] = h.hide(member+", beside its variables", name, "", part.Text)[0]
+		}
 	}
 }
 
 var assignment = regexp.MustCompile(`^(-*[A-Za-z][A-Za-z0-9_-]*)(=|: *)(.+)$`)
 
-// hideInArgs finds --api-key SECRET, --api-key=SECRET, API_KEY=SECRET and Authorization: Bearer SECRET.
+// hideInArgs finds --api-key SECRET, --api-key=SECRET, API_KEY=SECRET, Authorization: Bearer SECRET, and arguments that
+// look like secrets. The first one is the program.
 func (h *hider) hideInArgs(args []Value) {
+	flag := ""
 	for i := range args {
-		arg, ok := args[i].Literal()
-		if !ok || i == 0 {
-			continue
-		}
 		member := fmt.Sprintf("args, number %d", i)
-		if m := assignment.FindStringSubmatch(arg); m != nil && isSecret(m[1], m[3]) {
-			before := scheme.FindString(m[3])
-			args[i] = h.hide(member, m[1], m[1]+m[2]+before, m[3][len(before):])
-			continue
+		if i == 0 {
+			member = "command"
 		}
-		flag, _ := args[i-1].Literal()
-		if !strings.HasPrefix(flag, "-") {
-			flag = "url" // with a password
-		}
-		if !strings.HasPrefix(arg, "-") && isSecret(flag, arg) {
-			args[i] = h.hide(member, flag, "", arg)
-		}
+		flag = h.hideArg(member, flag, &args[i])
 	}
 }
 
-// hideInURL finds ?apiKey=SECRET.
+// hideArg hides what is secret in an argument. Before is the argument in front of it, if that is a flag. It returns the
+// argument if it is a flag.
+func (h *hider) hideArg(member, before string, v *Value) (flag string) {
+	arg, ok := v.Literal()
+	isFlag := strings.HasPrefix(arg, "-")
+	name := cmp.Or(before, "secret")
+	if before == "" && strings.Contains(arg, "://") {
+		name = "url"
+	}
+	m := assignment.FindStringSubmatch(arg)
+	switch {
+	case !ok:
+		h.hideParts(member, name, *v)
+	case before != "" && !isFlag && hasSecretName(before, arg):
+		*v = h.hide(member, before, "", arg)
+	case m != nil && !looksSecret(m[1]) && !strings.HasPrefix(m[3], "//") && isSecret(m[1], m[3]):
+		prefix := scheme.FindString(m[3])
+		*v = h.hide(member, m[1], m[1]+m[2]+prefix, m[3][len(prefix):])
+	case looksSecret(arg):
+		*v = h.hide(member, name, "", arg)
+	case isFlag:
+		return arg
+	}
+	return ""
+}
+
+var urlPiece = regexp.MustCompile(`[/?&#]+|[^/?&#]+`)
+
+// hideInURL finds ?apiKey=SECRET, and parts of the path that look like secrets.
 func (h *hider) hideInURL(address *Value) {
-	text, ok := address.Literal()
-	path, query, hasQuery := strings.Cut(text, "?")
-	if !ok || !hasQuery {
+	if *address == nil {
 		return
 	}
-	value := literal(path + "?")
-	for i, pair := range strings.Split(query, "&") {
-		if i > 0 {
-			value = value.add(Part{Text: "&"})
-		}
-		name, secret, _ := strings.Cut(pair, "=")
-		if !isSecret(name, secret) {
-			value = value.add(Part{Text: pair})
+	hidden := literal("")
+	for _, part := range *address {
+		if part.Env != "" {
+			hidden = hidden.add(part)
 			continue
 		}
-		for _, part := range h.hide("url", name, name+"=", secret) {
-			value = value.add(part)
+		for _, piece := range urlPiece.FindAllString(part.Text, -1) {
+			for _, p := range h.hideInPiece(piece) {
+				hidden = hidden.add(p)
+			}
 		}
 	}
-	*address = value
+	*address = hidden.trimmed()
 }
+
+// hideInPiece hides what is secret in a host, a part of a path or a parameter of a URL.
+func (h *hider) hideInPiece(piece string) Value {
+	name, value, isParameter := strings.Cut(piece, "=")
+	at := strings.LastIndex(piece, "@")
+	switch {
+	case isParameter && !looksSecret(name) && isSecret(name, value):
+		return h.hide("url", name, name+"=", value)
+	case at > 0 && strings.Contains(piece[:at], ":"):
+		return h.hide("url", "password", "", piece[:at]).add(Part{Text: piece[at:]})
+	case looksSecret(piece):
+		return h.hide("url", "secret", "", piece)
+	}
+	return literal(piece)
+}
+
+// secretWords are parts of names that secrets have.
+const secretWords = `KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|COOKIE`
 
 var (
-	secretName  = regexp.MustCompile(`(?i)KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|COOKIE|_PAT$`)
-	pathName    = regexp.MustCompile(`(?i)(PATH|FILE|DIR)$`)
-	notSecret   = regexp.MustCompile(`^([0-9]{0,9}|true|false)$`)
-	credentials = regexp.MustCompile(`://[^/@\s]*:[^/@\s]+@`)
+	secretName = regexp.MustCompile(`(?i)` + secretWords + `|_PAT$`)
+	pathName   = regexp.MustCompile(`(?i)(PATH|FILE|DIR)$`)
+	notSecret  = regexp.MustCompile(`^([0-9]{0,9}|true|false)$`)
 )
 
-// isSecret reports whether a text looks like a secret, by its name or because it is a URL with a password.
-func isSecret(name, value string) bool {
-	if credentials.MatchString(value) {
-		return true
-	}
+// secretLooks are the looks of secrets, wherever they stand in a text.
+var secretLooks = regexp.MustCompile(strings.Join([]string{
+	`(?:\b|%[0-9A-Fa-f]{2})(?:sk|rk)[-_][A-Za-z0-9_-]{10}`,              // OpenAI, Anthropic, OpenRouter, Stripe
+	`gh[a-z]_[A-Za-z0-9]{10}|github_pat_|glpat-`,                        // GitHub, GitLab
+	`xox[a-z]-|xapp-[0-9]`,                                              // Slack
+	`(?:AKIA|ASIA)[A-Z0-9]{12}|AIza[A-Za-z0-9_-]{20}`,                   // AWS, Google
+	`(?:\b|%[0-9A-Fa-f]{2})(?:hf|gsk|ntn|figd|lin_api)_[A-Za-z0-9]{10}`, // Hugging Face, Groq, Notion, Figma, Linear
+	`eyJ[A-Za-z0-9_-]{10}`,                                              // JWT, and other JSON in base64
+	`-----BEGIN [A-Z ]*PRIVATE KEY`,                                     // PEM
+	`(?i:\bbearer(?: |\+|%20)+[^\s"'])`,                                 // Authorization
+	`(?i:\bbasic(?: |\+|%20)+[A-Za-z0-9+/]{8})`,                         // Authorization
+	`://[^/@\s]*:[^/@\s]+@`,                                             // URL with a password
+	`(?i:[?&][^=&\s]*(?:` + secretWords + `)[^=&\s]*=[^&\s])`,           // parameter of a URL
+	`(?i:"[^"]*(?:` + secretWords + `)[^"]*"\s*:\s*"[^"])`,              // member of JSON
+}, "|"))
+
+// looksSecret reports whether a text has the looks of a secret in it.
+func looksSecret(text string) bool { return secretLooks.MatchString(text) }
+
+// hasSecretName reports whether a text is a secret by its name.
+func hasSecretName(name, value string) bool {
 	return secretName.MatchString(name) && !pathName.MatchString(name) && !notSecret.MatchString(value)
 }
+
+// isSecret reports whether a text is probably a secret, by its name or by its looks.
+func isSecret(name, value string) bool { return hasSecretName(name, value) || looksSecret(value) }

@@ -9,6 +9,8 @@ import (
 	"unicode"
 
 	"github.com/tailscale/hujson"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // A draft is a server while its members are read.
@@ -25,7 +27,7 @@ type draft struct {
 	headers    []Setting
 	timeout    time.Duration
 	expose     []string
-	impossible string // why it is left out
+	impossible *draftNote // why it is left out
 	notes      []draftNote
 	unknown    []string // members
 }
@@ -38,6 +40,13 @@ type draftNote struct {
 
 func (d *draft) note(offset int, text string) {
 	d.notes = append(d.notes, draftNote{offset, text})
+}
+
+// leaveOut has the server left out. The note tells the first reason.
+func (d *draft) leaveOut(offset int, reason string) {
+	if d.impossible == nil {
+		d.impossible = &draftNote{offset, "left out: " + reason}
+	}
 }
 
 // parseServer reads a server. It returns nil for one that is left out.
@@ -60,8 +69,8 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 			return nil, err
 		}
 	}
-	if d.impossible != "" {
-		p.note(e.offset, e.key, "left out: "+d.impossible)
+	if d.impossible != nil {
+		p.note(d.impossible.offset, e.key, d.impossible.text)
 		return nil, nil
 	}
 	server, err := d.server()
@@ -104,9 +113,16 @@ var notTaken = map[string]string{
 	"headersHelper":  "headersHelper: not run; set the headers with request_header",
 	"sandbox":        "sandbox: not taken over; the server runs without it",
 	"sandboxEnabled": "sandboxEnabled: not taken over; the server runs without it",
-	"disabledTools":  "disabledTools: not taken over, these tools are shown; deny them to clients",
-	"excludeTools":   "excludeTools: not taken over, these tools are shown; deny them to clients",
 }
+
+// Members that narrow what of the server clients may use.
+var (
+	allowLists = []string{"tools", "includeTools", "enabledTools", "enabled_tools", "allowedTools", "allowed_tools"}
+	denyLists  = []string{
+		"excludeTools", "disabledTools", "disabled_tools", "disabled_prompts", "disabled_resources",
+		"disabled_resourceTemplates",
+	}
+)
 
 // read reads a member of the server. A member that is null counts as absent.
 func (d *draft) read(name string, v hujson.Value) (err error) {
@@ -138,22 +154,39 @@ func (d *draft) read(name string, v hujson.Value) (err error) {
 		err = d.readKind(name, v)
 	case "timeout":
 		d.readTimeout(v)
-	case "includeTools", "tools":
-		d.readTools(name, v)
 	default:
-		d.ignore(name, v)
+		d.readOther(name, v)
 	}
 	return err
 }
 
-// ignore notes a member that is not taken over, unless it concerns the client only or has no effect.
+// readOther reads a member that says nothing of how the server is reached.
+func (d *draft) readOther(name string, v hujson.Value) {
+	switch {
+	case slices.Contains(allowLists, name):
+		d.readAllowed(name, v)
+	case slices.Contains(denyLists, name):
+		d.readDenied(name, v)
+	default:
+		d.ignore(name, v)
+	}
+}
+
+// ignore notes a member that is not taken over, unless it concerns the client only or has no effect. A list that is
+// probably misspelt must not show all tools.
 func (d *draft) ignore(name string, v hujson.Value) {
-	array, isArray := v.Value.(*hujson.Array)
-	none := kind(v) == 'f' || isArray && len(array.Elements) == 0
-	if none || slices.Contains(ofClient, name) {
+	if slices.Contains(ofClient, name) {
 		return
 	}
 	note, known := notTaken[name]
+	if meant := words.Meant(name, slices.Concat(allowLists, denyLists)); meant != "" && !known {
+		d.leaveOut(v.StartOffset, Printable(name)+": unknown, probably "+meant)
+		return
+	}
+	array, isArray := v.Value.(*hujson.Array)
+	if kind(v) == 'f' || isArray && len(array.Elements) == 0 {
+		return
+	}
 	if !known {
 		d.unknown = append(d.unknown, Printable(name))
 		note = Printable(name) + ": unknown, ignored"
@@ -171,7 +204,7 @@ func (d *draft) readKind(name string, v hujson.Value) error {
 	case "http", "https", "streamable-http", "streamableHttp", "streamable_http", "sse", "remote":
 		d.kind = "http"
 	default:
-		d.impossible = fmt.Sprintf("%s %q is neither a command nor a URL", name, Printable(text(v)))
+		d.leaveOut(v.StartOffset, fmt.Sprintf("%s %q is neither a command nor a URL", name, Printable(text(v))))
 	}
 	return nil
 }
@@ -190,29 +223,50 @@ func (d *draft) readTimeout(v hujson.Value) {
 
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// readTools reads which tools are used, if it is a list of their names.
-func (d *draft) readTools(name string, v hujson.Value) {
-	array, ok := v.Value.(*hujson.Array)
-	if !ok {
-		d.note(v.StartOffset, name+": not a list of names, ignored; all tools are shown")
+// readAllowed reads which tools are used. A list that cannot be understood must not show all tools. Of several lists,
+// a tool must be in each.
+func (d *draft) readAllowed(name string, v hujson.Value) {
+	tools, ok := texts(v)
+	isWrong := func(tool string) bool { return tool != "*" && !toolName.MatchString(tool) }
+	switch {
+	case !ok || slices.ContainsFunc(tools, isWrong):
+		d.leaveOut(v.StartOffset, name+": a list of the names of tools is expected")
 		return
-	}
-	var tools []string
-	for _, element := range array.Elements {
-		switch tool := text(element); {
-		case tool == "*":
-			return
-		case kind(element) == '"' && toolName.MatchString(tool):
-			tools = append(tools, tool)
-		default:
-			d.note(v.StartOffset, name+": not a list of names, ignored; all tools are shown")
-			return
-		}
+	case slices.Contains(tools, "*"):
+		return
+	case d.expose != nil:
+		tools = slices.DeleteFunc(tools, func(tool string) bool { return !slices.Contains(d.expose, tool) })
 	}
 	if len(tools) == 0 {
-		d.impossible = name + " allows no tool"
+		d.leaveOut(v.StartOffset, name+" allows no tool")
 	}
 	d.expose = tools
+}
+
+// readDenied reads what of the server is not used, which the gateway does not take over.
+func (d *draft) readDenied(name string, v hujson.Value) {
+	denied, ok := texts(v)
+	switch {
+	case !ok:
+		d.leaveOut(v.StartOffset, name+": a list of strings is expected")
+	case len(denied) > 0:
+		d.note(v.StartOffset, name+": not taken over, these are shown; deny them to clients")
+	}
+}
+
+// texts returns the elements of a list of strings.
+func texts(v hujson.Value) (elements []string, ok bool) {
+	array, ok := v.Value.(*hujson.Array)
+	if !ok {
+		return nil, false
+	}
+	for _, element := range array.Elements {
+		if kind(element) != '"' {
+			return nil, false
+		}
+		elements = append(elements, text(element))
+	}
+	return elements, true
 }
 
 // server returns the server that the members make.
@@ -379,7 +433,7 @@ func (d *draft) value(name string, v hujson.Value) (Value, error) {
 	}
 	value, reason := d.expand(written)
 	if reason != "" {
-		d.impossible = name + ": " + reason
+		d.leaveOut(v.StartOffset, name+": "+reason)
 		return nil, nil
 	}
 	return value, nil

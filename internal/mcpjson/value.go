@@ -124,7 +124,7 @@ func (p *parser) variable(written string) (part Part, reason string) {
 		variable := "INPUT_" + inCapitals(id)
 		return Part{Env: variable, Default: p.inputs[id]}, ""
 	case variableName.MatchString(name) && strings.Contains(standard, "${"):
-		return Part{}, fmt.Sprintf("%q has a variable in its default", Printable(written))
+		return Part{}, "${" + name + ":-…} has a variable in its default"
 	case variableName.MatchString(name) && hasStandard:
 		return Part{Env: name, Default: &standard}, ""
 	case variableName.MatchString(name):

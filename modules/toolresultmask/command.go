@@ -38,8 +38,8 @@ sent. What was masked, and what that saves, is printed on standard error. A body
 is not JSON is printed as it is, and the command fails.
 
 The configuration is the Caddyfile in the current directory unless --config names
-another. If there is none, it is that of an empty tool_result_mask. With several
-tool_result_mask, --route chooses the one that has this route.
+another. If there is none, it is that of an empty tool_result_mask, and standard error
+says so. With several tool_result_mask, --route chooses the one that has this route.
 
 With --bill it replays transcripts, request by request, as the agent has sent them,
 and prints what a provider with a prompt cache would bill with and without the
@@ -69,7 +69,7 @@ left the cache. --json prints the same for programs.`,
 }
 
 func maskConversation(flags caddycmd.Flags) (int, error) {
-	handler, err := configured(flags.String("config"), flags.String("adapter"), flags.String("route"))
+	handler, err := configured(flags.String("config"), flags.String("adapter"), flags.String("route"), os.Stderr)
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
@@ -115,14 +115,20 @@ func (h *Handler) replay(flags caddycmd.Flags) error {
 	return newReplay(h, ttl).run(flags.Args(), os.Stdin, report)
 }
 
-// configured returns the handler of a configuration that has the given route.
-func configured(file, adapter, route string) (*Handler, error) {
+// configured returns the handler of a configuration that has the given route. Without a configuration it is one with
+// defaults, and told says so.
+func configured(file, adapter, route string, told io.Writer) (*Handler, error) {
 	found := []json.RawMessage{[]byte(`{}`)}
 	config, file, err := configfile.Load(file, adapter)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if config != nil {
+	case config == nil && route != "":
+		return nil, fmt.Errorf("no %s in this directory, so no tool_result_mask with the route %q; --config names a file",
+			file, route)
+	case config == nil:
+		fmt.Fprintf(told, "no %s in this directory: using the defaults of tool_result_mask; --config names a file\n", file)
+	default:
 		if found, err = configfile.Handlers(config, "tool_result_mask"); err != nil {
 			return nil, fmt.Errorf("read %s: %w", file, err)
 		}

@@ -1034,6 +1034,9 @@ func TestBinaryMasksConversations(t *testing.T) {
 		fails     bool
 	}{
 		{"defaults", "", false, nil, turns(9, 0, 500), turns(9, 1, 500), "9 turns, the first 1 of them old: 1 results masked", false},
+		{"defaults are named", "", false, nil, turns(9, 0, 500), turns(9, 1, 500),
+			"no Caddyfile in this directory: using the defaults of tool_result_mask; --config names a file\n", false},
+		{"a route without a configuration", "", false, []string{"--route", "first"}, b2Sent, "", "no Caddyfile in this directory, so no tool_result_mask with the route", true},
 		{"nothing to mask", "", false, nil, b2Sent, b2Sent, "0 results masked", false},
 		{"a configuration", one, false, nil, b2Sent, b2Masked, "fast_read_file", false},
 		{"the configuration in the current directory", one, true, nil, b2Sent, b2Masked, "1 results masked", false},
@@ -1052,6 +1055,7 @@ func TestBinaryMasksConversations(t *testing.T) {
 		{"none of several", several, false, nil, b2Sent, "", "--route", true},
 		{"a route that there is not", several, false, []string{"--route", "fourth"}, b2Sent, "", "fourth", true},
 		{"a configuration without the handler", site("127.0.0.1:8080", "respond x"), false, nil, b2Sent, "", "has no tool_result_mask", true},
+		{"a configuration in the current directory without the handler", site("127.0.0.1:8080", "respond x"), true, nil, b2Sent, "", "Caddyfile has no tool_result_mask", true},
 		{"a configuration that is wrong", site("127.0.0.1:8080", conversationMask("placeholder_template {foo}")), false, nil, b2Sent, "", "placeholder_template", true},
 		{"broken JSON", one, false, nil, b2Sent[:500], b2Sent[:500], "not masked: unexpected EOF", true},
 		{"no conversation", one, false, nil, "{\"prompt\": 1.0}\n", "{\"prompt\": 1.0}\n", "not masked", false},
