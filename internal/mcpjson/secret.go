@@ -139,7 +139,7 @@ func (h *hider) hideSetting(member string, s *Setting) {
 func (h *hider) hideParts(member, name string, v Value) {
 	for i, part := range v {
 		if part.Env == "" && looksSecret(part.Text) {
-			v[i] = h.hide(member+", beside its variables", name, "", part.Text)[0]
+			v[i] = h.hide("the text beside the variables in "+member, name, "", part.Text)[0]
 		}
 	}
 }

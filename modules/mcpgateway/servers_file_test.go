@@ -230,6 +230,21 @@ func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
 	}
 }
 
+// A server whose list of tools is malformed would show all of them. It is not there, and import does not print it.
+func TestMalformedListsOfTools(t *testing.T) {
+	const text = "{\"mcpServers\":{\n\"a\":{\"command\":\"x\",\n\"tools\":\"read\"},\n\"b\":{\"command\":\"x\",\"tools\":[\"read\"]}}}"
+	path := writeFile(t, "mcp.json", text)
+	want := path + ":3: a: left out: tools: a list of the names of tools is expected"
+	servers, notes, err := readServers([]byte(text), path)
+	if err != nil || len(servers) != 1 || servers[0].Name != "b" || len(notes) != 1 || notes[0] != want {
+		t.Errorf("got %d servers, %q, %v", len(servers), notes, err)
+	}
+	printed, told := imported(t, path, false)
+	if strings.Contains(printed, "server a ") || !strings.Contains(printed, "expose read") || told != want+"\n" {
+		t.Errorf("printed\n%s\ntold %s", printed, told)
+	}
+}
+
 // Whatever a file says, it is what the child gets: nothing of it is a placeholder for Caddy.
 func FuzzImport(f *testing.F) {
 	for _, text := range []string{
