@@ -82,6 +82,7 @@ func TestParse(t *testing.T) {
 		{"variables without braces of Gemini", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x/$A"}}}`, "a http://x/<A>"},
 		{"null is the variable of the environment", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"A":null,"B":""}}}}`, "a [x] A=<A> B=<B>"},
 		{"an empty variable is empty elsewhere", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"B":""}}}}`, "a [x] B="},
+		{"paths that begin with a variable", "mcp.json", `{"mcpServers":{"a":{"command":"${A}/x","cwd":"${B}/y"},"b":{"command":"x","cwd":"${B}"}}}`, "a [<A>/x] in <B>/y\nb [x] in <B>"},
 		{"relative paths", "mcp.json", `{"mcpServers":{"a":{"command":"./x"},"b":{"command":"bin/x","cwd":"sub"},"c":{"command":"~/x"},"d":{"command":"/x","cwd":"~"}}}`, "a [/project/x] in /project\nb [/project/bin/x] in /project/sub\nc [/home/ada/x]\nd [/x] in /home/ada"},
 		{"a project", ".mcp.json", `{"mcpServers":{"a":{"command":"x"}}}`, "a [x] in /project"},
 		{"type decides", "mcp.json", `{"mcpServers":{"a":{"type":"stdio","command":"x","url":"http://x"},"b":{"transport":"sse","command":"x","url":"http://x"}}}`, "a [x]\nb http://x"},

@@ -69,7 +69,7 @@ func (h *hider) hide(member, secretName, before, secret string) Value {
 	name := h.variable(secretName, secret, strings.HasPrefix(member, "env "))
 	h.values[name] = secret
 	h.secrets = append(h.secrets, Secret{name, h.server.Name, member})
-	return literal(before).add(Part{Env: name}).trimmed()
+	return literal(before).add(Part{Env: name})
 }
 
 // variable returns the name of the variable for a secret. A secret in env keeps its name, unless another value has it.
@@ -100,14 +100,6 @@ var wordStart = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 func inCapitals(name string) string {
 	name = strings.ToUpper(wordStart.ReplaceAllString(name, "${1}_$2"))
 	return strings.Trim(notInVariables.ReplaceAllString(name, "_"), "_")
-}
-
-// trimmed returns a value without an empty text at its beginning.
-func (v Value) trimmed() Value {
-	if len(v) > 1 && v[0] == (Part{}) {
-		return v[1:]
-	}
-	return v
 }
 
 var scheme = regexp.MustCompile(`^(?i:bearer|basic|token) +`)
@@ -204,7 +196,7 @@ func (h *hider) hideInURL(address *Value) {
 			}
 		}
 	}
-	*address = hidden.trimmed()
+	*address = hidden
 }
 
 // hideInPiece hides what is secret in a host, a part of a path or a parameter of a URL.

@@ -319,7 +319,7 @@ func (d *draft) misspelt() string {
 
 // complete fills in the command of a server.
 func (d *draft) complete(s *Server) error {
-	if len(d.command) == 0 || len(d.command[0]) == 1 && d.command[0][0] == (Part{}) {
+	if len(d.command) == 0 || d.command[0][0] == (Part{}) {
 		return d.errorf(d.offset, "server %q: command is empty", d.key)
 	}
 	if len(d.headers) > 0 {

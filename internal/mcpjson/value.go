@@ -61,6 +61,8 @@ func literal(text string) Value {
 func (v Value) add(part Part) Value {
 	last := len(v) - 1
 	switch {
+	case part.Env != "" && last == 0 && v[0] == (Part{}):
+		return append(v[:0], part)
 	case part.Env != "":
 		return append(v, part)
 	case part.Text == "" && len(v) > 0:

@@ -60,13 +60,14 @@ func (f *serversFile) at(line int) string {
 func (f *serversFile) newServers() (servers []*Server, err error) {
 	for _, listed := range f.Servers {
 		s := &Server{Name: listed.Name, Timeout: caddy.Duration(listed.Timeout), Expose: listed.Expose}
-		switch {
-		case listed.URL == nil:
-			s.proxyToChild(newChild(listed))
-		case len(unset(listed.URL)) > 0:
-			f.noteUnset(listed, "left out, because its URL needs ", listed.URL)
+		// Without a variable, what a command works on and where a URL leads would be something else.
+		if needed := append([]mcpjson.Value{listed.URL, listed.Dir}, listed.Command...); len(unset(needed...)) > 0 {
+			f.noteUnset(listed, "left out, because its command or URL needs ", needed...)
 			continue
-		default:
+		}
+		if listed.URL == nil {
+			s.proxyToChild(newChild(listed))
+		} else {
 			s.setHeaders(listed.Headers)
 			if err := f.setURL(s, listed); err != nil {
 				return nil, err

@@ -125,6 +125,9 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 	t.Setenv("API_HOST", "api.example.com")
 	t.Setenv("MY_PORT", "3000")
 	t.Setenv("USERNAME", "ada")
+	for _, name := range []string{"MCP_BINARY_PATH", "GITHUB_TOKEN", "GITHUB_OWNER"} { // without which a server is left out
+		t.Setenv(name, "set")
+	}
 	for client, path := range clientFiles(t) {
 		t.Run(client, func(t *testing.T) {
 			printed, _ := imported(t, path, true)
@@ -216,14 +219,18 @@ func TestReadServersFails(t *testing.T) {
 func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mcp.json")
 	servers, notes, err := readServers([]byte(`{"mcpServers":{
-		"child":{"command":"x","args":["${NOT_SET_B}","${NOT_SET_C:-c}"],"env":{"A":"${NOT_SET_A}"}},
+		"child":{"command":"x","args":["${NOT_SET_C:-c}"],"env":{"A":"${NOT_SET_A}"}},
+		"argument":{"command":"x","args":["${NOT_SET_B}"]},
+		"directory":{"command":"x","cwd":"${NOT_SET_B}/x"},
 		"remote":{"url":"https://${NOT_SET_A}/mcp"}}}`), path)
 	if err != nil || len(servers) != 1 {
-		t.Fatalf("got %d servers, %v", len(servers), err)
+		t.Fatalf("got %s, %q, %v", indented(t, servers), notes, err)
 	}
 	want := []string{
-		path + ":2: child: needs environment variables that are not set: NOT_SET_A, NOT_SET_B",
-		path + ":3: remote: left out, because its URL needs environment variables that are not set: NOT_SET_A",
+		path + ":2: child: needs environment variables that are not set: NOT_SET_A",
+		path + ":3: argument: left out, because its command or URL needs environment variables that are not set: NOT_SET_B",
+		path + ":4: directory: left out, because its command or URL needs environment variables that are not set: NOT_SET_B",
+		path + ":5: remote: left out, because its command or URL needs environment variables that are not set: NOT_SET_A",
 	}
 	if got := strings.Join(notes, "\n"); got != strings.Join(want, "\n") {
 		t.Errorf("got\n%s", got)
