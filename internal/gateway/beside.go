@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
@@ -16,23 +17,33 @@ const firstWait = 2 * time.Second
 // rewaitPause is how often it is checked, after that, whether a client hears of servers by now.
 const rewaitPause = firstWait / 10
 
-// A side is what the gateway does for a client beside a request: it goes on after the request was answered. Then it
-// ends when the gateway is closed.
+// A side is what the gateway does for a client beside a request: it goes on after the request was answered, if there is
+// room for it. Then it ends when the gateway is closed, or after sideTime.
 type side struct {
 	behalf
 	client  *client
+	bytes   int64 // of the request
 	cancel  context.CancelFunc
-	unbind  func() bool   // stops it from ending with the gateway
+	settle  func()        // gives back what leave has taken
 	pending atomic.Int64  // calls of Go that have not ended, and the request as long as it adds some
 	turns   chan struct{} // holds a value for each server that is asked at the moment
 }
+
+// sideLimits bound the sides that go on after their requests were answered. Each asks up to maxFanOut servers at the
+// same time.
+var sideLimits = quota.Limits{Entries: 512, Bytes: 32 << 20, OwnerEntries: 32, OwnerBytes: 4 << 20}
+
+var keptSides = quota.NewKind("background_requests")
+
+// sideTime returns how long a side goes on: a server has JoinTimeout for the handshake, and again for its list.
+func (g *Gateway) sideTime() time.Duration { return 2 * g.config.JoinTimeout }
 
 // beside returns the side of the request, which has to leave it.
 func (v *visit) beside() *side {
 	ctx, cancel := context.WithCancel(newBesideContext(v.g.config.Exiting, v.g, v.ctx))
 	kept := keepRequest(v.r)
-	s := &side{behalf: behalf{ctx: ctx, g: v.g, r: kept.in(ctx)}, client: v.client, cancel: cancel,
-		turns: make(chan struct{}, maxFanOut)}
+	s := &side{behalf: behalf{ctx: ctx, g: v.g, r: kept.in(ctx)}, client: v.client, bytes: kept.size(), cancel: cancel,
+		settle: func() {}, turns: make(chan struct{}, maxFanOut)}
 	s.pending.Store(1)
 	return s
 }
@@ -52,16 +63,33 @@ func (s *side) Go(f func()) {
 	}
 }
 
-// leave says that the request is answered.
+// leave says that the request is answered. A side that has no room to go on ends now.
 func (s *side) leave() {
-	s.unbind = context.AfterFunc(s.g.closing, s.cancel)
+	if s.pending.Load() == 1 || !s.goesOn() {
+		s.cancel()
+	}
 	s.release()
+}
+
+// goesOn reports whether there is room for the side after its request, and takes it.
+func (s *side) goesOn() bool {
+	if s.ctx.Err() != nil || !s.g.sidesKept.Take(s.client.owner, s.bytes) {
+		return false
+	}
+	unbind := context.AfterFunc(s.g.closing, s.cancel)
+	late := time.AfterFunc(s.g.sideTime(), s.cancel)
+	s.settle = func() {
+		unbind()
+		late.Stop()
+		s.g.sidesKept.Give(s.client.owner, s.bytes)
+	}
+	return true
 }
 
 // release says that the request, or a goroutine, has ended.
 func (s *side) release() {
 	if s.pending.Add(-1) == 0 {
-		s.unbind()
+		s.settle()
 		s.cancel()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -288,6 +289,82 @@ func TestListsThatFailAreNotAnnounced(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if n := notices.Load(); n > 0 {
 			t.Errorf("%d announcements of changes", n)
+		}
+	})
+}
+
+// In time that is not real: what goes on after requests is bounded for each owner. Requests beyond that are answered
+// like the others. All of it ends when the servers had their time, or with the gateway.
+func TestRequestsThatGoOnAreBounded(t *testing.T) {
+	ends := map[string]func(g *front){
+		"after a time": func(g *front) { time.Sleep(g.sideTime()) },
+		"with the gateway, when another takes its place": func(g *front) {
+			next := New(g.config, g.State, g.Retained)
+			g.serving.Store(next)
+			g.Close()
+			g.Gateway = next
+		},
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var waiting atomic.Int64
+				hang := func(_ http.ResponseWriter, a *incoming) {
+					waiting.Add(1)
+					defer waiting.Add(-1)
+					<-a.Context().Done()
+				}
+				p := legacyPeer("b").does("server/discover", hang).does("initialize", hang)
+				g := newMemory(t, joinWithin(time.Minute), legacyPeer("a").hasTools("x"), p)
+				defer g.close()
+				const requests = 100
+				ask := func(owner string, i int) {
+					u := g.modern(t)
+					u.identity = owner
+					u.info = fmt.Sprintf(`{"name":"%s-%d","version":"1"}`, owner, i) // another client to the servers
+					began := time.Now()
+					if s := u.ask("server/discover", ""); s.code() != 0 || time.Since(began) != firstWait {
+						t.Errorf("after %v: %s", time.Since(began), s.body)
+					}
+				}
+				var asking sync.WaitGroup
+				for i := range requests {
+					asking.Go(func() { ask("one", i) })
+				}
+				asking.Wait()
+				synctest.Wait()
+				limit := int64(sideLimits.OwnerEntries)
+				if kept, n := keptSides.Usage().Entries, waiting.Load(); kept != limit || n != limit {
+					t.Errorf("%d requests go on with %d questions to the server, want %d", kept, n, limit)
+				}
+				ask("another", 0)
+				synctest.Wait()
+				if kept, n := keptSides.Usage().Entries, waiting.Load(); kept != limit+1 || n != limit+1 {
+					t.Errorf("with that of another client, %d requests go on with %d questions to the server", kept, n)
+				}
+				end(g)
+				synctest.Wait()
+				kept, n := keptSides.Usage(), waiting.Load()
+				if kept.Entries != 0 || kept.Bytes != 0 || n > 1 { // one is a retry
+					t.Errorf("%d requests (%d bytes) go on with %d questions", kept.Entries, kept.Bytes, n)
+				}
+			})
+		})
+	}
+}
+
+// In time that is not real: a client that leaves before it is answered leaves nothing.
+func TestRequestsOfClientsThatLeaveDoNotGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newMemory(t, joinWithin(time.Minute), legacyPeer("b").slowly(time.Hour))
+		defer g.close()
+		u := g.modern(t)
+		call := u.start(http.MethodPost, u.request("1", "server/discover", ""))
+		time.Sleep(firstWait / 2)
+		call.hangUp()
+		synctest.Wait()
+		if kept := keptSides.Usage().Entries; kept != 0 {
+			t.Errorf("%d requests go on", kept)
 		}
 	})
 }

@@ -80,10 +80,7 @@ func (l *link) size() int {
 	}
 	if l.ender != nil {
 		for name, values := range l.ender.Header {
-			size += len(name)
-			for _, value := range values {
-				size += len(value)
-			}
+			size += fieldSize(name, values)
 		}
 	}
 	return size

@@ -60,6 +60,24 @@ func keepRequest(r *http.Request) keptRequest {
 	return k
 }
 
+// size returns about how much memory it takes.
+func (k *keptRequest) size() int64 {
+	size := 1<<9 + len(k.uri) + len(k.host)
+	for _, field := range k.header {
+		size += fieldSize(field.name, field.values)
+	}
+	return int64(size)
+}
+
+// fieldSize returns how long a header is.
+func fieldSize(name string, values []string) int {
+	size := len(name)
+	for _, value := range values {
+		size += len(value)
+	}
+	return size
+}
+
 // in returns the request in a context.
 func (k *keptRequest) in(ctx context.Context) *http.Request {
 	r := &http.Request{Method: k.method, RequestURI: k.uri, Proto: k.proto, Host: k.host, RemoteAddr: k.remote,

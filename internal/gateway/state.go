@@ -30,6 +30,7 @@ type State struct {
 
 	subscribing *quota.Meter // to resources
 	listening   *quota.Meter // by streams
+	sidesKept   *quota.Meter // of sides whose requests were answered
 
 	audiences   *audiences
 	sideStreams sideStreams
@@ -77,6 +78,7 @@ func NewState() *State {
 		holding:     quota.NewMeter(keptCalls, heldCallLimits),
 		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		sidesKept:   quota.NewMeter(keptSides, sideLimits),
 		audiences:   newAudiences(),
 		focused:     newFocusedTools(),
 		httpSSE:     httpsse.NewPool(),
@@ -351,6 +353,7 @@ func (s *State) Destruct() error {
 	s.holding.Close()
 	s.subscribing.Close()
 	s.listening.Close()
+	s.sidesKept.Close()
 	s.shelf.close()
 	s.focused.close()
 	s.audiences.close()

@@ -56,6 +56,7 @@ var filledElsewhere = map[string]string{
 	"request_bodies":         "TestSecurityBytesInFlight",
 	"unauthenticated_bodies": "TestSecurityBodiesOfStrangers",
 	"unread_answers":         "TestUnreadAnswersAreLimited of internal/stdio",
+	"background_requests":    "TestRequestsThatGoOnAreBounded of internal/gateway; each takes two seconds",
 	"focus_arguments":        "TestFocusedTools of internal/gateway; they are tools of servers",
 	"rates":                  "a client has one entry",
 	"templates":              "only operators add templates, by the admin API",
