@@ -86,10 +86,14 @@ func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecor
 		case <-ctx.Done():
 			return
 		}
+		began := time.Now()
 		err := h.tryStart(ctx, s)
 		<-h.starter.turns
 		if err == nil {
 			record.done.Store(true)
+			if len(s.upstreams.children) == 0 { // which log it themselves
+				h.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))
+			}
 			return
 		}
 		if record := s.health.Load(); record != nil && len(s.upstreams.children) > 0 && ctx.Err() == nil {
@@ -107,13 +111,11 @@ func (h *Handler) tryStart(ctx context.Context, s *Server) error {
 	if len(s.upstreams.children) > 0 {
 		return s.upstreams.startChildren(ctx, time.Duration(h.JoinTimeout))
 	}
-	began := time.Now()
 	o := h.gateway.NewOperator(operatorRequest(ctx), "")
 	o.Patience = time.Duration(h.JoinTimeout)
 	if failure := o.Check(s.Name).Failure; failure != nil && failure.Data.Symbol != "login_required" {
 		return failure
 	}
-	h.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))
 	return nil
 }
 

@@ -902,6 +902,22 @@ type tlsSite struct {
 	url     string
 	address string
 	server  *x509.CertPool
+	own     tls.Certificate
+}
+
+// newTLSSite returns a site with a certificate of an authority, and the lines of its Caddyfile that have it take
+// certificates of clients.
+func newTLSSite(t *testing.T, trusted *authority, mode string) (s *tlsSite, lines string) {
+	t.Helper()
+	s = &tlsSite{address: freeAddress(t), server: x509.NewCertPool()}
+	s.own = trusted.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "localhost"},
+		DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	certificate, key := inPEM(t, s.own)
+	pool, _ := inPEM(t, tls.Certificate{Certificate: [][]byte{trusted.certificate.Raw}, PrivateKey: trusted.key})
+	s.server.AddCert(trusted.certificate)
+	_, port, _ := net.SplitHostPort(s.address)
+	s.url = "https://localhost:" + port
+	return s, block("tls "+certificate+" "+key, block("client_auth", "mode "+mode, "trust_pool file "+pool))
 }
 
 // as is a client with a certificate, which it sends even if nobody has asked for one of
@@ -926,22 +942,14 @@ func TestAccessByCertificate(t *testing.T) {
 	trusted, foreign := newAuthority(t, "trusted"), newAuthority(t, "foreign")
 	namesake := newAuthority(t, "trusted") // by its name the same
 	server := newLenientServer(t, "echo")
-	own := trusted.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
-	certificate, key := inPEM(t, own)
-	pool, _ := inPEM(t, tls.Certificate{Certificate: [][]byte{trusted.certificate.Raw}, PrivateKey: trusted.key})
-
 	modes := []string{"require_and_verify", "verify_if_given", "require", "request"}
 	sites := map[string]*tlsSite{}
 	var config strings.Builder
 	config.WriteString(block("", "auto_https disable_redirects") + "\n")
-	roots := x509.NewCertPool()
-	roots.AddCert(trusted.certificate)
 	for _, mode := range modes {
-		s := &tlsSite{address: freeAddress(t), server: roots}
-		_, port, _ := net.SplitHostPort(s.address)
-		s.url = "https://localhost:" + port
+		s, lines := newTLSSite(t, trusted, mode)
 		sites[mode] = s
-		config.WriteString(site(s.address, block("tls "+certificate+" "+key, block("client_auth", "mode "+mode, "trust_pool file "+pool)),
+		config.WriteString(site(s.address, lines,
 			gateway("separator __", "name "+mode, "auth mtls", "auth token s3-AbCdEf0123456789 carol", block("client alice", "deny alpha::other"), block(server.line("alpha"), told...))))
 	}
 	plain := freeAddress(t)
@@ -1000,7 +1008,7 @@ func TestAccessByCertificate(t *testing.T) {
 		"that has expired":                        trusted.issue(t, &x509.Certificate{Subject: alice, ExtKeyUsage: usage, NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour)}),
 		"that is not good yet":                    trusted.issue(t, &x509.Certificate{Subject: alice, ExtKeyUsage: usage, NotBefore: time.Now().Add(24 * time.Hour), NotAfter: time.Now().Add(48 * time.Hour)}),
 		"for servers only":                        trusted.issue(t, &x509.Certificate{Subject: alice, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}),
-		"of the server":                           own,
+		"of the server":                           sites[modes[0]].own,
 		"of another authority with its own chain": chained,
 	}
 	for name, certificate := range bad {

@@ -29,7 +29,13 @@ var clientEras = []struct {
 
 func newSpeaker(t *testing.T, at string, modern bool, capabilities string, headers ...string) *speaker {
 	t.Helper()
-	c := &speaker{&mcpclient.Client{URL: at, Modern: modern, Capabilities: capabilities, Headers: headers, HTTP: lasting}}
+	return newSpeakerBy(t, lasting, at, modern, capabilities, headers...)
+}
+
+// newSpeakerBy is newSpeaker with another client of HTTP.
+func newSpeakerBy(t *testing.T, by *http.Client, at string, modern bool, capabilities string, headers ...string) *speaker {
+	t.Helper()
+	c := &speaker{&mcpclient.Client{URL: at, Modern: modern, Capabilities: capabilities, Headers: headers, HTTP: by}}
 	if modern {
 		return c
 	}

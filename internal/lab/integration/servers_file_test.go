@@ -326,41 +326,69 @@ func TestServersFileAtExit(t *testing.T) {
 	}
 }
 
-// Calls succeed while servers beside theirs come and go.
+// Calls succeed and streams stay open while servers beside theirs come and go, however clients authenticate.
 func TestServersFileChangesUnderLoad(t *testing.T) {
 	isolate(t)
-	journal := newJournal(t)
-	kept := fileChild(t, journal, "kept")
-	file := newServersFile(t, map[string]fileServer{"kept": kept})
-	url := serve(t, gateway("separator __", file.line()))
-	watcher := joinAll(t, url, canAll)
-	pid := watcher.use("kept__pid", `{}`)
-	var callers sync.WaitGroup
-	var stop atomic.Bool
-	var calls atomic.Int64
-	for range 4 {
-		c := newSpeaker(t, joinedAt(url), false, canAll)
-		callers.Go(func() {
-			for !stop.Load() && !t.Failed() {
-				if got := c.ask(t, "tools/call", callOf("kept", "pid", `{}`)).answer; got.Error != nil || got.Text() != pid {
-					t.Errorf("got %s", got.Raw)
+	ways := map[string]func(t *testing.T, line string) (connect func(modern bool) *speaker){
+		"without credentials": func(t *testing.T, line string) func(bool) *speaker {
+			url := serve(t, gateway("separator __", line))
+			return func(modern bool) *speaker { return newSpeaker(t, joinedAt(url), modern, canAll) }
+		},
+		"with a JWT": func(t *testing.T, line string) func(bool) *speaker {
+			issuer := newIssuer(t)
+			url := serve(t, gateway("separator __", issuer.lines(), line))
+			token := bearer(issuer.token("ec", issuer.claims(nil)))
+			return func(modern bool) *speaker { return newSpeaker(t, joinedAt(url), modern, canAll, token) }
+		},
+		"with a certificate": func(t *testing.T, line string) func(bool) *speaker {
+			trusted := newAuthority(t, "trusted")
+			s, lines := newTLSSite(t, trusted, "require_and_verify")
+			load(t, block("", "auto_https disable_redirects")+"\n"+site(s.address, lines, gateway("separator __", "auth mtls", line)))
+			alice := s.as(t, trusted.client(t, "alice"))
+			alice.Timeout = 0 // streams last
+			return func(modern bool) *speaker { return newSpeakerBy(t, alice, joinedAt(s.url), modern, canAll) }
+		},
+	}
+	for name, way := range ways {
+		for _, era := range clientEras {
+			t.Run(era.name+" "+name, func(t *testing.T) {
+				journal := newJournal(t)
+				kept := fileChild(t, journal, "kept", "--modern")
+				file := newServersFile(t, map[string]fileServer{"kept": kept})
+				connect := way(t, file.line())
+				watcher := connect(era.modern)
+				stream := watcher.listens(t)
+				pid := watcher.use(t, "kept", "pid", `{}`)
+				var callers sync.WaitGroup
+				var stop atomic.Bool
+				var calls atomic.Int64
+				defer callers.Wait()
+				defer stop.Store(true)
+				for range 4 {
+					c := connect(era.modern)
+					callers.Go(func() {
+						for !stop.Load() && !t.Failed() {
+							if got := c.ask(t, "tools/call", callOf("kept", "pid", `{}`)).answer; got.Error != nil || got.Text() != pid {
+								t.Errorf("got %s", got.Raw)
+							}
+							calls.Add(1)
+						}
+					})
 				}
-				calls.Add(1)
-			}
-		})
-	}
-	for round := range 4 {
-		servers := map[string]fileServer{"kept": kept}
-		if round%2 == 0 {
-			servers["other"] = fileChild(t, journal, "other")
+				for round := range 4 {
+					servers := map[string]fileServer{"kept": kept}
+					if round%2 == 0 {
+						servers["other"] = fileChild(t, journal, "other")
+					}
+					file.write(t, servers)
+					stream.hears(t, listChanged)
+					await.Until(t, "the change", func() bool { return slices.Contains(toolsOf(t, watcher), "other__pid") == (round%2 == 0) })
+					before := calls.Load()
+					await.Until(t, "more calls", func() bool { return calls.Load() > before+20 || t.Failed() })
+				}
+			})
 		}
-		file.write(t, servers)
-		await.Until(t, "the change", func() bool { return len(serverNames(t)) == len(servers) })
-		before := calls.Load()
-		await.Until(t, "more calls", func() bool { return calls.Load() > before+20 })
 	}
-	stop.Store(true)
-	callers.Wait()
 }
 
 // caddy mcp-stdio serves the servers of a file, too.

@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,14 +22,20 @@ func TestEagerServers(t *testing.T) {
 		block(child("eager"), eager.env()), block(child("lazy"), lazy.env(), "start lazy"),
 		block("server far http://"+far+"/mcp/near", "timeout 1m")}
 	behind := site(far, gateway("name behind", block(child("near"), http1.env())))
-	load(t, site(address, gateway(lines...))+behind)
+	file := filepath.Join(t.TempDir(), "log")
+	load(t, logTo(file)+site(address, gateway(lines...))+behind)
 	await.Until(t, "the child is initialized", func() bool { return len(eager.entries(t, "notifications/initialized")) == 1 })
 	await.Until(t, "the state of the child", func() bool { return stateOf(t, "eager").State == "healthy" })
-	await.Until(t, "the server over HTTP is asked for its tools", func() bool { return len(http1.entries(t, "tools/list")) == 1 })
+	// The log says so after the start is noted, so that a reload does not ask the server again.
+	await.Until(t, "the server over HTTP is up", func() bool {
+		return slices.ContainsFunc(linesOfLog(t, file, "mcp_gateway"), func(l logLine) bool {
+			return l.Message == "MCP server is up" && l.MCPServer == "far"
+		})
+	})
 	pid := stateOf(t, "eager").pid(t)
 
 	lines = append(lines, block(child("added"), added.env()))
-	load(t, site(address, gateway(lines...))+behind)
+	load(t, logTo(file)+site(address, gateway(lines...))+behind)
 	await.Until(t, "the child that was added", func() bool { return len(added.entries(t, "notifications/initialized")) == 1 })
 	if got := stateOf(t, "eager").pid(t); got != pid || len(eager.entries(t, "start")) != 1 {
 		t.Errorf("process %d has become %d", pid, got)
@@ -47,7 +54,7 @@ func TestEagerServersThatComeLater(t *testing.T) {
 	journal, flag := newJournal(t), filepath.Join(t.TempDir(), "flag")
 	command := strings.TrimPrefix(child("moody"), "server moody stdio ")
 	serve(t, gateway("start eager", block("server moody stdio sh -c `test -e "+flag+" && exec "+command+"`", journal.env())))
-	await.Until(t, "it has failed", func() bool { return strings.Contains(stateOf(t, "moody").LastError, "exit status 1") })
+	await.Until(t, "it has failed", func() bool { return strings.Contains(stateOf(t, "moody").LastError, "exited with status 1") })
 	if err := os.WriteFile(flag, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
