@@ -10,14 +10,15 @@ import (
 type Cause string
 
 const (
-	CauseNotStarted Cause = "not started"        // the process
-	CauseEnded      Cause = "the process ended"  // after it was started
-	CauseStarting   Cause = "starting"           // it has not failed yet
-	CauseRefused    Cause = "connection refused" // nothing listens
-	CauseNoHost     Cause = "host not found"     // by DNS
-	CauseTLS        Cause = "TLS error"          // of the handshake or a certificate
-	CauseNoRoute    Cause = "no connection"      // for another reason
-	CauseLost       Cause = "connection lost"    // before the end of the answer
+	CauseNotStarted Cause = "not started"                 // the process
+	CauseEnded      Cause = "the process ended"           // after its handshake
+	CauseExited     Cause = "exited during the handshake" // the process
+	CauseStarting   Cause = "starting"                    // it has not failed yet
+	CauseRefused    Cause = "connection refused"          // nothing listens
+	CauseNoHost     Cause = "host not found"              // by DNS
+	CauseTLS        Cause = "TLS error"                   // of the handshake or a certificate
+	CauseNoRoute    Cause = "no connection"               // for another reason
+	CauseLost       Cause = "connection lost"             // before the end of the answer
 	CauseLate       Cause = "no answer in time"
 	CauseNotMCP     Cause = "not an MCP server" // something else answers
 	CauseTooLarge   Cause = "answer too large"  // for a limit

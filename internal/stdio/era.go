@@ -3,7 +3,6 @@ package stdio
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -111,7 +110,7 @@ func (c *child) meet(ctx context.Context) error {
 		case answer := <-discovered:
 			switch {
 			case answer.err != nil:
-				return fmt.Errorf("server/discover: %w", answer.err)
+				return &greetingError{"server/discover", answer.err}
 			case answer.message.Has(jsonrpc.Result):
 				c.hello.read(answer.message)
 				return nil

@@ -109,7 +109,7 @@ func (p *Pool) logFull(key groupKey, shares string) {
 	p.full.Do(func() {
 		p.config.Logger().Warn(
 			"too many different capabilities of clients, so one shares the child of others that have less",
-			zap.String("server", key.name),
+			zap.String("mcp_server", key.name),
 			zap.String("capabilities", mcp.Shortened(key.can)), zap.String("shares", mcp.Shortened(shares)))
 	})
 }

@@ -182,7 +182,7 @@ func TestAChildThatEndsBeforeItIsGreeted(t *testing.T) {
 		if err == nil {
 			t.Fatal("it has answered")
 		}
-		contains(t, "error", err.Error(), "exit status 3")
+		contains(t, "error", err.Error(), "exited with status 3 during ")
 		equal(t, "its legacy child may know", errors.Is(err, errAskLegacy), tt.askLegacy)
 	}
 }

@@ -1,7 +1,6 @@
 package stdio
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -142,8 +141,8 @@ func (p *process) endsWithin(d time.Duration) bool {
 
 // cause says how an ended process ended.
 func (p *process) cause() error {
-	if p.cmd.ProcessState.Success() {
-		return errors.New("the process ended")
+	if status := p.cmd.ProcessState.ExitCode(); status >= 0 {
+		return fmt.Errorf("exited with status %d", status)
 	}
-	return fmt.Errorf("the process ended: %s", p.cmd.ProcessState)
+	return fmt.Errorf("ended by %s", p.cmd.ProcessState) // such as "signal: killed"
 }

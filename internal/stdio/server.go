@@ -63,7 +63,9 @@ func newServer(p *Pool, at address, owner *session) *server {
 
 // log returns the logger. It is asked for each time, because children outlive the
 // configuration that they were started under.
-func (s *server) log() *zap.Logger { return s.pool.config.Logger().With(zap.String("server", s.name)) }
+func (s *server) log() *zap.Logger {
+	return s.pool.config.Logger().With(zap.String("mcp_server", s.name))
+}
 
 const (
 	goodLife = time.Minute     // after which a death is an accident
@@ -180,7 +182,7 @@ func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
 	s.mu.Lock()
 	s.starting, s.hurry = nil, nil
 	if err == nil && c.death() != nil { // which it cannot have told: it was not ours yet
-		err = &childError{c.death(), jsonrpc.CauseEnded, c.lastLines.all()}
+		err = &childError{c.endDuring("initialize"), jsonrpc.CauseExited, c.lastLines.all()}
 	}
 	if err != nil {
 		level := zapcore.ErrorLevel
@@ -418,14 +420,9 @@ func (s *server) greet(c *child) error {
 	}
 	if err := greet(ctx); err != nil {
 		// The reader of stdout may not have noticed yet that the process has ended.
-		late, died := ctx.Err() == context.DeadlineExceeded, c.hasExited()
+		done, died := ctx.Err(), c.hasExited()
 		c.kill()
-		if late {
-			err = fmt.Errorf("not initialized within %s, its start_timeout", s.pool.config.StartTimeout)
-		}
-		if !errors.Is(err, errLegacyOnly) {
-			err = c.explain(err, jsonrpc.CauseNotStarted)
-		}
+		err = c.ungreeted(err, done, died)
 		if s.at.era == mcp.Modern && died {
 			err = s.unsure(err)
 		}
@@ -436,6 +433,22 @@ func (s *server) greet(c *child) error {
 		return errStopped
 	}
 	return nil
+}
+
+// ungreeted says why the handshake with a child failed that has ended since. done is why there was no more time for it,
+// died whether the child has ended by itself.
+func (c *child) ungreeted(err, done error, died bool) error {
+	if errors.Is(err, errLegacyOnly) {
+		return err
+	}
+	if done == context.DeadlineExceeded {
+		err = fmt.Errorf("not initialized within %s, its start_timeout", c.server.pool.config.StartTimeout)
+		return c.explain(err, jsonrpc.CauseNotStarted)
+	}
+	if asked, ok := errors.AsType[*greetingError](err); ok && died && done == nil {
+		return c.explain(c.endDuring(asked.method), jsonrpc.CauseExited)
+	}
+	return c.explain(err, jsonrpc.CauseNotStarted)
 }
 
 // unsure says what it means that a child was asked for the modern era and ended.
@@ -472,7 +485,7 @@ func (c *child) helloOf(g *group) []byte {
 // initialized takes the answer to initialize.
 func (c *child) initialized(ctx context.Context, answer *jsonrpc.Message, err error) error {
 	if err != nil {
-		return fmt.Errorf("initialize: %w", err)
+		return &greetingError{"initialize", err}
 	}
 	c.hello.answer = answer
 	if answer.Has(jsonrpc.ErrorCode) {
@@ -486,8 +499,20 @@ func (c *child) initialized(ctx context.Context, answer *jsonrpc.Message, err er
 	if c.hello.read(answer); c.hello.version.Kind != jsonspan.String {
 		return errors.New("initialize: the result has no protocolVersion")
 	}
-	return c.send(ctx, jsonrpc.Notification("notifications/initialized", nil))
+	if err := c.send(ctx, jsonrpc.Notification("notifications/initialized", nil)); err != nil {
+		return &greetingError{"initialize", err}
+	}
+	return nil
 }
+
+// A greetingError is why a request of the handshake was not answered.
+type greetingError struct {
+	method string
+	err    error
+}
+
+func (e *greetingError) Error() string { return e.method + ": " + e.err.Error() }
+func (e *greetingError) Unwrap() error { return e.err }
 
 // A refusedError is that a server does not want to be initialized like this.
 type refusedError struct{ answer *jsonrpc.Message }

@@ -41,15 +41,15 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 		want    string
 	}{
 		{"it never answers", nil, "--hang-init", func(c *Config) { c.StartTimeout = 50 * time.Millisecond }, "not initialized within 50ms"},
-		{"it exits at once", nil, "--exit-at-start 3", nil, "exit status 3"},
+		{"it exits at once", nil, "--exit-at-start 3", nil, "exited with status 3"},
 		{"there is no such command", []string{"/no/such/command"}, "", nil, "no such file"},
 		{"it is not on the path", []string{"no-such-command-anywhere"}, "", nil, "not found"},
 		{"there is no such directory", nil, "", func(c *Config) { c.Dir = "/no/such/dir" }, "dir: /no/such/dir is not a directory"},
-		{"it says nothing and ends well", []string{"true"}, "", nil, "ended"},
+		{"it says nothing and ends well", []string{"true"}, "", nil, "exited with status 0 during initialize"},
 		{"it closes its stdout", []string{"sh", "-c", "exec >&-; sleep 60"}, "", nil, "killed"},
 		{"it refuses to be initialized", []string{"sh", "-c", `read l; echo '{"id":1,"error":{"code":-5,"message":"no"}}'; cat`}, "", nil, `"code":-5`},
 		{"it has no version", []string{"sh", "-c", `read l; echo '{"id":1,"result":{}}'; cat`}, "", nil, "no protocolVersion"},
-		{"it dies at the sight of a handshake", []string{"sh", "-c", `read l; exit 4`}, "", nil, "exit status 4"},
+		{"it dies at the sight of a handshake", []string{"sh", "-c", `read l; exit 4`}, "", nil, "exited with status 4"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestAChildDies(t *testing.T) { // A37
 	equal(t, "greetings", len(p.received("initialize")), 2)
 	equal(t, "the same words", p.received("initialize")[0], p.received("initialize")[1])
 	equal(t, "initialized", len(p.received("notifications/initialized")), 2)
-	equal(t, "ended in the log", p.logs.FilterMessage("ended").FilterField(zap.String("server", "alpha")).FilterField(zap.Int("pid", before)).Len(), 1)
+	equal(t, "ended in the log", p.logs.FilterMessage("ended").FilterField(zap.String("mcp_server", "alpha")).FilterField(zap.Int("pid", before)).Len(), 1)
 }
 
 func TestAChildDiesInMidStream(t *testing.T) {
@@ -320,7 +320,7 @@ func TestHealth(t *testing.T) { // A36
 		if err := p.Check(ctx, "alpha:1"); err != nil {
 			t.Error(err)
 		}
-		if err := p.Check(ctx, "alpha:1"); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		if err := p.Check(ctx, "alpha:1"); err == nil || !strings.Contains(err.Error(), "exited with status 3") {
 			t.Errorf("got %v", err)
 		}
 	})

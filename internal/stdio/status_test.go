@@ -71,7 +71,7 @@ func TestStatus(t *testing.T) { // A70
 			t.Error("it has not failed at any time")
 		}
 		got.FailedAt = time.Time{}
-		want := Status{State: Waiting, LastError: "the process ended: signal: killed", Era: "legacy", Capabilities: "{}"}
+		want := Status{State: Waiting, LastError: "ended by signal: killed", Era: "legacy", Capabilities: "{}"}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("status %+v, want %+v", got, want)
 		}
@@ -84,7 +84,7 @@ func TestStatus(t *testing.T) { // A70
 		got := p.Status("alpha:1")[0]
 		equal(t, "state", got.State, Running)
 		equal(t, "restarts", got.Restarts, 1)
-		equal(t, "last error", got.LastError, "the process ended: signal: killed")
+		equal(t, "last error", got.LastError, "ended by signal: killed")
 	})
 	t.Run("of one that cannot be started", func(t *testing.T) {
 		p := newPoolOf(t, []string{"/no/such/" + strings.Repeat("x", 1000)})
@@ -225,7 +225,7 @@ func TestRestartsByCommand(t *testing.T) { // A62
 	t.Run("one that cannot be started says why", func(t *testing.T) {
 		p := newPool(t, "--exit-at-start 3")
 		err := p.Restart(p.client().ctx, "alpha:1")
-		if err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		if err == nil || !strings.Contains(err.Error(), "exited with status 3") {
 			t.Errorf("got %v", err)
 		}
 	})

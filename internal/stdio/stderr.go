@@ -3,6 +3,7 @@ package stdio
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"sync"
@@ -50,6 +51,9 @@ func (c *child) explain(err error, cause jsonrpc.Cause) error {
 	}
 	return &childError{err, cause, c.lastLines.all()}
 }
+
+// endDuring says how a child has ended in a request of its handshake.
+func (c *child) endDuring(method string) error { return fmt.Errorf("%w during %s", c.cause(), method) }
 
 // How many lines and bytes are kept of the end of stderr, and how many bytes of each line.
 const maxTailLines, maxTailBytes, maxTailLine = 5, 2 << 10, 512

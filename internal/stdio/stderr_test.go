@@ -82,7 +82,7 @@ func TestStderrOfAChildThatEnds(t *testing.T) {
 	if err == nil {
 		t.Fatal("it has answered")
 	}
-	const reason = "initialize: the process ended: exit status 3: Error: no key sk-secret"
+	const reason = "exited with status 3 during initialize: Error: no key sk-secret"
 	contains(t, "error", err.Error(), reason)
 	got := p.Status("alpha:1")[0]
 	equal(t, "last error", got.LastError, reason)
@@ -101,7 +101,7 @@ func TestStderrOfAChildThatDies(t *testing.T) {
 	if err == nil {
 		t.Fatal("it has answered")
 	}
-	contains(t, "error", err.Error(), "the process ended: exit status 7: panic: out of sk-secret")
+	contains(t, "error", err.Error(), "exited with status 7: panic: out of sk-secret")
 	contains(t, "error", err.Error(), jsonrpc.ConnectError("alpha", jsonrpc.CauseEnded).Message)
 	p.until("it is gone", func() bool { return len(p.exited) == 1 })
 	p.eventually("its end is noted", func() bool { return p.Status("alpha:1")[0].LastError != "" })

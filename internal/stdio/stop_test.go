@@ -120,7 +120,7 @@ func TestGrandchildrenOfADeadChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.do(http.MethodPost, toolCall(`1`, "die", `{"code":3}`)); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+	if _, err := c.do(http.MethodPost, toolCall(`1`, "die", `{"code":3}`)); err == nil || !strings.Contains(err.Error(), "exited with status 3") {
 		t.Errorf("got %v", err)
 	}
 	p.eventually("it ends", func() bool { return !exists(pid) })
@@ -176,7 +176,7 @@ func TestStderrIsLogged(t *testing.T) { // A35
 	p.client().call("stderr", `{"lines":1,"text":"the last"}`)
 	lines := func() []string {
 		var lines []string
-		for _, e := range p.logs.FilterMessage("stderr").FilterField(zap.String("server", "alpha")).FilterField(zap.Int("pid", pid)).All() {
+		for _, e := range p.logs.FilterMessage("stderr").FilterField(zap.String("mcp_server", "alpha")).FilterField(zap.Int("pid", pid)).All() {
 			lines = append(lines, e.ContextMap()["line"].(string))
 		}
 		return lines

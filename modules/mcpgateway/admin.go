@@ -161,7 +161,7 @@ func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMe
 	}
 	if call.action != "" {
 		fields := []zap.Field{
-			zap.String("action", call.action), zap.String("gateway", call.gateway), zap.String("server", call.server),
+			zap.String("action", call.action), zap.String("gateway", call.gateway), zap.String("mcp_server", call.server),
 			zap.String("name", call.name), zap.String("remote_addr", r.RemoteAddr), zap.String("outcome", outcome),
 		}
 		if call.client != "" {

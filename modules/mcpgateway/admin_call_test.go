@@ -67,7 +67,7 @@ func TestAdminCallInTheLog(t *testing.T) {
 	a := newAdmin(t, callable)
 	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::echo","texts":{"text":"hidden"},"client":"ann"}`, nil)
 	line := a.audited()
-	if line["server"] != "sample" || line["name"] != "sample::echo" || line["client"] != "ann" || line["outcome"] != "ok" || line["gateway"] != "one" {
+	if line["mcp_server"] != "sample" || line["name"] != "sample::echo" || line["client"] != "ann" || line["outcome"] != "ok" || line["gateway"] != "one" {
 		t.Errorf("got %v", line)
 	}
 }

@@ -282,7 +282,7 @@ func TestAdminRestart(t *testing.T) { // A70, A72, A74
 	if got := show(); got.Children[0].PID != second.Children[0].PID {
 		t.Errorf("got %+v", got)
 	}
-	for field, want := range map[string]any{"action": "restart", "gateway": "one", "server": "alpha", "name": "", "outcome": "ok", "remote_addr": "192.0.2.1:1234"} {
+	for field, want := range map[string]any{"action": "restart", "gateway": "one", "mcp_server": "alpha", "name": "", "outcome": "ok", "remote_addr": "192.0.2.1:1234"} {
 		if got := a.audited()[field]; got != want {
 			t.Errorf("%s in the log: %v, want %v", field, got, want)
 		}
@@ -293,12 +293,12 @@ func TestAdminRestartThatFails(t *testing.T) { // A72
 	a := newAdmin(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--exit-at-start", "3"), "alpha:1"))+`]}`)
 	var failure struct{ Error, Code string }
 	res := a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &failure)
-	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" || !strings.Contains(failure.Error, "exit status 3") {
+	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" || !strings.Contains(failure.Error, "exited with status 3") {
 		t.Errorf("got %d %+v", res.StatusCode, failure)
 	}
 	var one serverStatus
 	a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
-	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exit status 3") || one.Children[0].State != stdio.Stopped {
+	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exited with status 3") || one.Children[0].State != stdio.Stopped {
 		t.Errorf("got %+v", one)
 	}
 }
@@ -331,7 +331,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 		if res.StatusCode != http.StatusOK || got.Accepted != tt.accepted {
 			t.Errorf("%s: got %d %+v", tt.body, res.StatusCode, got)
 		}
-		if line := a.audited(); line["action"] != "accept" || line["server"] != "web" || line["name"] != tt.tool {
+		if line := a.audited(); line["action"] != "accept" || line["mcp_server"] != "web" || line["name"] != tt.tool {
 			t.Errorf("in the log: %v", line)
 		}
 	}

@@ -395,7 +395,7 @@ func TestHealthOfChildren(t *testing.T) { // A36, A37
 		status = child.transport.Status("alpha:1")[0]
 		return status.Restarts == 1
 	})
-	if status.LastError != "the process ended: signal: killed" {
+	if status.LastError != "ended by signal: killed" {
 		t.Errorf("%+v", status)
 	}
 }

@@ -166,7 +166,7 @@ func TestStateFromRequests(t *testing.T) { // A70
 		{"nohost", proxyTo("", "no-such-host.invalid:80"), "unhealthy", "dial tcp: lookup no-such-host.invalid", "host not found"},
 		{"nocommand", command(`"no-such-command"`), "unhealthy", `exec: "no-such-command": executable file not found in $PATH`, "not started"},
 		{"quits", command(`"sh","-c","echo Error: no sk-secret >&2; exit 3"`), "unhealthy",
-			"the process ended: exit status 3: Error: no sk-secret", "not started"},
+			"exited with status 3 during initialize: Error: no sk-secret", "exited during the handshake"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			timeout := ""

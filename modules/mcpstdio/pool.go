@@ -40,7 +40,7 @@ func (u *user) named() *zap.Logger {
 		return u.logger
 	}
 	name, _, _ := strings.Cut(u.hosts[0], ":")
-	return u.logger.With(zap.String("server", name))
+	return u.logger.With(zap.String("mcp_server", name))
 }
 
 // soleClient says that this process serves one client.

@@ -68,7 +68,7 @@ func TestCommandCheck(t *testing.T) {
 		"sample": `up in \d+\.\d s +4 tools +0 prompts +0 resources +\d+ tokens`,
 		"kid":    `up in \d+\.\d s +\d+ tools +\d+ prompts? +\d+ resources? +[\d,]+ tokens`,
 		"dead":   `down: connect: connection refused \(http://` + regexp.QuoteMeta(dead) + `/mcp\)`,
-		"broken": `down: initialize: the process ended: exit status 3`,
+		"broken": `down: exited with status 3 during initialize`,
 		"gone":   `down: .*/no/such/program`,
 		"hung":   `down: no answer within 3s`,
 	}
@@ -108,7 +108,7 @@ func TestCommandCheck(t *testing.T) {
 	}
 	listed := runCommand(t, "", "servers", "--address", served.moved[":2019"])
 	for _, line := range []string{
-		`sample +handlers`, `kid +\S+ +healthy .* ago`, `dead +http://` + dead + `/mcp `, `broken +sh +unhealthy .*exit status 3`, `gone +/no/such/program `,
+		`sample +handlers`, `kid +\S+ +healthy .* ago`, `dead +http://` + dead + `/mcp `, `broken +sh +unhealthy .*exited with status 3`, `gone +/no/such/program `,
 	} {
 		if listed.status != 0 || !regexp.MustCompile(`(?m)^`+line).MatchString(listed.out) {
 			t.Errorf("%s: got\n%s", line, listed.out)
@@ -226,7 +226,7 @@ func TestCommandCall(t *testing.T) {
 		})
 	}
 	logged := served.stop(t)
-	for _, part := range []string{`"action":"call","gateway":"","server":"sample","name":"sample::read_log"`, `"outcome":"acl_denied","client":"ann"`} {
+	for _, part := range []string{`"action":"call","gateway":"","mcp_server":"sample","name":"sample::read_log"`, `"outcome":"acl_denied","client":"ann"`} {
 		if !strings.Contains(logged, part) {
 			t.Errorf("%s is not in the log:\n%s", part, logged)
 		}

@@ -100,11 +100,11 @@ type logLine struct {
 	Message string `json:"msg"`
 
 	// Of what operators do.
-	Action, Gateway, Server, Name, Outcome string
+	Action, Gateway, Name, Outcome string
 
 	// Of what clients are refused, and of tools that change.
 	Reason, Client string
-	MCPServer      string `json:"mcp_server"`
+	MCPServer      string `json:"mcp_server"` // also of what operators do
 	MCPTool        string `json:"mcp_tool"`
 }
 
@@ -295,7 +295,7 @@ func TestOperateRestart(t *testing.T) {
 			if line.Logger != "admin.api.mcp_gateway" || line.Level != "info" {
 				t.Errorf("%+v", line)
 			}
-			got = append(got, line.Action+" "+line.Server+" "+line.Outcome)
+			got = append(got, line.Action+" "+line.MCPServer+" "+line.Outcome)
 		}
 		if want := []string{"restart alpha ok", "restart zeta not_found", "restart far no_child_process"}; !slices.Equal(got, want) {
 			t.Errorf("logged %q\nwant %q", got, want)

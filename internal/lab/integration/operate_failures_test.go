@@ -29,7 +29,7 @@ func TestOperateFailures(t *testing.T) {
 		"page":     {"not an MCP server: HTTP 200 text/html from " + wrong + "/page", "page (not an MCP server)"},
 		"pathless": {"not an MCP server: HTTP 404 text/plain from " + wrong + "/rpc; set the path in the URL, it is mostly /mcp", "pathless (HTTP status 404)"},
 		"missing":  {`exec: "no-such-command": executable file not found in $PATH`, "missing (not started)"},
-		"quits":    {"initialize: the process ended: exit status 3: Error: no sk-stderr", "quits (not started)"},
+		"quits":    {"exited with status 3 during initialize: Error: no sk-stderr", "quits (exited during the handshake)"},
 	}
 
 	c := newSpeaker(t, joinedAt(url), false, `{}`)
@@ -76,7 +76,7 @@ func TestOperateFailures(t *testing.T) {
 	for name := range servers {
 		lines := 0
 		for line := range strings.Lines(log) {
-			if strings.Contains(line, `"mcp_server":"`+name+`"`) {
+			if strings.Contains(line, `"mcp_server":"`+name+`"`) && strings.Contains(line, `"logger":"http.handlers.mcp_gateway"`) {
 				lines++
 			}
 		}

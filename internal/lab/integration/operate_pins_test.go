@@ -228,7 +228,7 @@ func TestOperatePins(t *testing.T) {
 			t.Run("A74 who has accepted is in the log", func(t *testing.T) {
 				counts := map[string]int{}
 				for _, line := range linesOfLog(t, file, "admin.api.mcp_gateway") {
-					counts[line.Action+" "+line.Server+" "+line.Name+" "+line.Outcome]++
+					counts[line.Action+" "+line.MCPServer+" "+line.Name+" "+line.Outcome]++
 				}
 				if counts["accept alpha weather ok"] != 1 || counts["accept far  ok"] != 2 || counts["accept zeta  not_found"] != 1 {
 					t.Errorf("%v", counts)

@@ -109,7 +109,7 @@ func TestSecurityRootsOfASharedChild(t *testing.T) {
 				if test.says {
 					want = 1
 				}
-				if n := strings.Count(string(text), `"`+said+`","server":"files"`); n != want {
+				if n := strings.Count(string(text), `"`+said+`","mcp_server":"files"`); n != want {
 					t.Errorf("the log says it %d times", n)
 				}
 			})

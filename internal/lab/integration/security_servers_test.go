@@ -436,7 +436,7 @@ func TestSecurityErrorsSayNothing(t *testing.T) {
 		block(child("dies", "--exit-at-start", "3"), "start_timeout 1s", "dir "+filepath.Dir(secretDir)), "server talks http://"+talks+"/mcp"))
 	c := newSpeaker(t, joinedAt(url), false, canAll)
 	_, port, _ := strings.Cut(down, ":")
-	tells := regexp.MustCompile(`hunter2|directory-of-the-operator|no-such-command|dial tcp|` + port + `|exit status|goroutine|\.go:`)
+	tells := regexp.MustCompile(`hunter2|directory-of-the-operator|no-such-command|dial tcp|` + port + `|with status|exit status|goroutine|\.go:`)
 	for _, server := range []string{"down", "gone", "dies", "talks"} {
 		for _, way := range waysIn(url, server)[1:] {
 			if server == "talks" && way.name == "/mcp/{server}" {

@@ -336,7 +336,7 @@ func (s symptoms) noAnswer(t *testing.T) {
 	s.in(t, caddy.stop(t),
 		"executable file not found in $PATH",
 		"fork/exec …: no such file or directory",
-		"initialize: the process ended: exit status …",
+		"exited with status … during initialize",
 		"variable for a child process is empty",
 		"not initialized within …, its start_timeout",
 		"stdout is not a message",
