@@ -40,6 +40,17 @@ npm error 404 Note that you can also install from a
 npm error 404 tarball, folder, http url, or git folder.
 npm error A complete log of this run can be found in: /root/.npm/_logs/x-debug-0.log
 `, "npm error 404  'server-filesytem@*' is not in this registry."},
+		{"an error of npm with an update", `npm error code E404
+npm error 404 Not Found - GET https://registry.example.com/x - The requested resource 'x' could not be found
+npm error 404
+npm error 404 Note that you can also install from a
+npm error 404 tarball, folder, http url, or git url.
+npm notice
+npm notice New major version of npm available! 10.9.2 -> 11.6.0
+npm notice Changelog: https://example.com/v11.6.0
+npm notice To update run: npm install -g npm@11.6.0
+npm notice
+`, "npm error 404 Not Found - GET https://registry.example.com/x - The requested resource 'x' could not be found"},
 		{"an error of Python", `Traceback (most recent call last):
   File "/app/server.py", line 3, in <module>
     raise KeyError("API_KEY")

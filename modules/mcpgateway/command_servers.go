@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,6 +41,9 @@ It needs the admin API of the running Caddy.`,
 					return printJSON(os.Stdout, all)
 				}
 				printServers(os.Stdout, all, time.Now())
+				if slices.ContainsFunc(all, serverStatus.untried) {
+					fmt.Fprintln(os.Stderr, "idle and unknown servers were not tried yet; caddy mcp check tries them")
+				}
 				_, err := admin.printFiles(ctx, os.Stderr)
 				return err
 			})
@@ -74,6 +78,9 @@ func printServers(w io.Writer, all []serverStatus, now time.Time) {
 	}
 	printTable(w, rows, numbers...)
 }
+
+// untried reports whether it is not known if the server can be used.
+func (s serverStatus) untried() bool { return s.State == stateUnknown && s.LastError == "" }
 
 // kind returns what the server is.
 func (s *serverStatus) kind() string { return cmp.Or(s.URL, s.Command, "handlers") }

@@ -212,7 +212,7 @@ func TestGatewayStdioLog(t *testing.T) {
 		Level   string
 		Logger  string
 		Message string `json:"msg"`
-		Server  string
+		Server  string `json:"mcp_server"`
 		PID     int
 		Line    string
 	}

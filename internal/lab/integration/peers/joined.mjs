@@ -68,9 +68,9 @@ const seen = {
   requests: [],
 };
 
-// call makes a tool call and notes the progress.
+// call makes a tool call and notes the progress, with how far it goes.
 async function call(params, progress) {
-  const options = { onprogress: (report) => progress.push(report.progress) };
+  const options = { onprogress: ({ progress: step, total }) => progress.push({ step, total }) };
   return era === "v1" ? client.callTool(params, undefined, options) : client.callTool(params, options);
 }
 
