@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
@@ -13,6 +14,7 @@ import (
 // A passthroughReply passes an answer on as it is, and looks at it in passing.
 type passthroughReply struct {
 	x *exchange
+	r *http.Request // of the client
 
 	status    int // 0 until WriteHeader
 	media     httpbody.MediaType
@@ -52,6 +54,9 @@ func (w *passthroughReply) WriteHeader(status int) {
 	}
 	if w.media == httpbody.EventStream && w.Header().Get(noBuffering) == "" {
 		w.Header().Set(noBuffering, "no") // else nginx in front of us holds events back
+	}
+	if w.media == httpbody.EventStream && (w.x.listens || w.x.message.Is(jsonrpc.Method, mcp.MethodListen)) {
+		closeWithStream(w.Header(), w.r)
 	}
 	w.x.w.WriteHeader(status)
 }

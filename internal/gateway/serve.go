@@ -91,7 +91,7 @@ func (q *Request) forward() *jsonrpc.Failure {
 	if q.to.Kind == RPC {
 		x.reply = &rpcReply{x: x}
 	} else {
-		x.reply, x.listens = &passthroughReply{x: x}, q.r.Method == http.MethodGet
+		x.reply, x.listens = &passthroughReply{x: x, r: q.r}, q.r.Method == http.MethodGet
 	}
 	q.passedOn = true
 	defer x.record(q.httpMethod)

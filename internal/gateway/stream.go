@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"math"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,7 @@ const (
 )
 
 func (v *visit) newStream(wants *interests) *stream {
+	closeWithStream(v.w.Header(), v.r)
 	s := &stream{visit: v.open(), wants: wants}
 	s.live(v)
 	v.g.mu.Lock()
@@ -69,6 +71,14 @@ func (v *visit) newStream(wants *interests) *stream {
 		s.end() // delete, or endStreams, did not see this stream
 	}
 	return s
+}
+
+// closeWithStream has the connection of a stream that a client listens to closed at its end. Another configuration may
+// have taken over by then: the server would close the connection anyway, maybe just when the client sends a request.
+func closeWithStream(header http.Header, r *http.Request) {
+	if r.ProtoMajor == 1 {
+		header.Set("Connection", "close")
+	}
 }
 
 // close ends the stream and waits for its listeners.
