@@ -68,7 +68,8 @@ func (s *Server) reason(failure *jsonrpc.Failure, limit time.Duration) string {
 	}
 	switch {
 	case failure.Data.Symbol == "timeout" && s.ChildrenOnly && failure.Cause == jsonrpc.CauseStarting:
-		return fmt.Sprintf("not initialized within %s; it runs, but has not answered: is it an MCP server on stdio?", limit)
+		return fmt.Sprintf("not initialized within %s; it runs, but has not answered: is it an MCP server on stdio?",
+			limit)
 	case failure.Data.Symbol == "timeout":
 		return fmt.Sprintf("no answer within %s", limit)
 	case failure.Data.StatusCode != 0:

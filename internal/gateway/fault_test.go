@@ -63,6 +63,16 @@ type startError struct{}
 func (startError) Error() string        { return "exec: no" }
 func (startError) Cause() jsonrpc.Cause { return jsonrpc.CauseNotStarted }
 
+// A child that runs and does not shake hands may be a program that is not an MCP server.
+func TestFaultOfASilentChild(t *testing.T) {
+	failure := jsonrpc.Timeout("a")
+	failure.Cause = jsonrpc.CauseStarting
+	const want = "not initialized within 2m0s; it runs, but has not answered: is it an MCP server on stdio?"
+	if got := (&Server{Name: "a", ChildrenOnly: true}).fault(failure, "initialize", 2*time.Minute).Reason; got != want {
+		t.Errorf("got %q", got)
+	}
+}
+
 // Whatever a client does wrong is not a fault of the server.
 func TestWhatARequestSaysOfTheServer(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")

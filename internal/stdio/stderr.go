@@ -66,8 +66,8 @@ type tail struct {
 }
 
 // frames are lines of stack traces, and others that say nothing of the cause.
-var frames = regexp.MustCompile(`^[^\pL\d]*$|^\s+at |^Node\.js v\d|A complete log of this run can be found|^npm notice|` +
-	`^npm (error|ERR!)( \d+)?\s*$|Note that you can also install from a$|tarball, folder, http url, or git url`)
+var frames = regexp.MustCompile(`^[^\pL\d]*$|^\s+at |^Node\.js v\d|A complete log of this run can be found|` +
+	`^npm notice|^npm (error|ERR!)( \d+)?\s*$|Note that you can also install from a$|tarball, folder, http url, or git url`)
 
 // add adds a line.
 func (t *tail) add(line []byte) {
@@ -98,8 +98,8 @@ var (
 	// prefixes are what programs begin all of their error lines with.
 	prefixes = regexp.MustCompile(`^npm (error|ERR!)( \d+)?`)
 	// causes are words of lines that name a cause.
-	causes = regexp.MustCompile(`(?i)error|exception|fatal|panic|required|missing|not found|no such|is not|could not|cannot|can't|` +
-		`denied|refused|failed|invalid|unknown|unable|must|usage`)
+	causes = regexp.MustCompile(`(?i)error|exception|fatal|panic|required|missing|not found|no such|is not|could not|` +
+		`cannot|can't|denied|refused|failed|invalid|unknown|unable|must|usage`)
 )
 
 // telling returns the last of the lines that names a cause, or else the last one.

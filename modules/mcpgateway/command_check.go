@@ -202,7 +202,8 @@ type checkRun struct {
 func newCheckRun(out, progress io.Writer, terminal bool, servers []serverStatus) *checkRun {
 	r := &checkRun{
 		out: out, progress: progress, terminal: terminal, servers: servers,
-		waiting: map[int]time.Time{}, results: make([]*serverCheck, len(servers)), printed: make([]bool, len(servers)), told: map[int]int{},
+		waiting: map[int]time.Time{}, told: map[int]int{},
+		results: make([]*serverCheck, len(servers)), printed: make([]bool, len(servers)),
 	}
 	gateways := map[[2]string]bool{}
 	for _, s := range servers {
@@ -296,8 +297,8 @@ const (
 	secondsToTell = 10
 )
 
-// tellAt says for what is waited: on a terminal in one line, elsewhere in a line for each server. Results no longer wait
-// for those of servers before them.
+// tellAt names the servers that take long: on a terminal in one line, elsewhere in a line for each. It prints the results
+// that wait for theirs.
 func (r *checkRun) tellAt(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,6 +16,30 @@ const closes = "Connection: close"
 
 const listChanged = "notifications/tools/list_changed"
 
+// callsOutlast makes a change while the client has two calls in flight, which are answered after it. One takes some
+// milliseconds, in the other the client was asked before the change.
+func (c *speaker) callsOutlast(t *testing.T, journal journal, milliseconds int, change func()) {
+	t.Helper()
+	params := callOf("far", "ask", `{"method":"roots/list","params":{}}`)
+	d := c.begin(t, "tools/call", params)
+	question := d.next(t)
+	seen := len(journal.entries(t, "tools/call"))
+	slow := c.begin(t, "tools/call", callOf("kept", "slow", fmt.Sprintf(`{"ms":%d}`, milliseconds)))
+	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
+	change()
+	if got := slow.finish(t).answer.Text(); got != "slept" {
+		t.Errorf("got %q, want %q", got, "slept")
+	}
+	if c.Modern {
+		d = c.begin(t, "tools/call", retried(params, question.Input(t), func(string) string { return rootsAnswer }))
+	} else {
+		c.replyTo(t, question, rootsAnswer)
+	}
+	if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
+		t.Errorf("got %s", got.Raw)
+	}
+}
+
 // Clients, their streams and their calls go on when the configuration is replaced (A60).
 func TestAggregateReloadsUnderClients(t *testing.T) {
 	isolate(t)
@@ -57,25 +81,7 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 				goesOn(t)
 			})
 			t.Run("A60 a call in flight is answered", func(t *testing.T) {
-				// It is in mid-call when the configuration is replaced, and its client is asked by the old one.
-				params := callOf("far", "ask", `{"method":"roots/list","params":{}}`)
-				d := c.begin(t, "tools/call", params)
-				question := d.next(t)
-				seen := len(journal.entries(t, "tools/call"))
-				slow := c.begin(t, "tools/call", callOf("kept", "slow", `{"ms":300}`))
-				await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
-				load(t, config()+site(freeAddress(t), "respond y"))
-				if got := slow.finish(t).answer.Text(); got != "slept" {
-					t.Errorf("got %q, want %q", got, "slept")
-				}
-				if era.modern {
-					d = c.begin(t, "tools/call", retried(params, question.Input(t), func(string) string { return rootsAnswer }))
-				} else {
-					c.replyTo(t, question, rootsAnswer)
-				}
-				if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
-					t.Errorf("got %s", got.Raw)
-				}
+				c.callsOutlast(t, journal, 300, func() { load(t, config()+site(freeAddress(t), "respond y")) })
 				goesOn(t)
 			})
 			t.Run("A60 a server is added", func(t *testing.T) {

@@ -278,6 +278,27 @@ func TestCommandCallOnTerminal(t *testing.T) {
 	}
 }
 
+// caddy mcp servers says of which servers nothing is known yet.
+func TestServersThatWereNotTried(t *testing.T) {
+	isolate(t)
+	url := serve(t, gateway(child("alpha")))
+	const hint = "idle and unknown servers were not tried yet; caddy mcp check tries them"
+	hinted := func() bool {
+		out, err := caddy(t, "mcp", "servers", "--address", adminAddress(t)).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return strings.Contains(string(out), hint)
+	}
+	if !hinted() {
+		t.Error("before the first call there is no hint")
+	}
+	pidAt(t, mcpAt(url, "alpha"))
+	if hinted() {
+		t.Error("there is a hint after a call")
+	}
+}
+
 var (
 	someSeconds = regexp.MustCompile(`\d+\.\d+ s`)
 	someAge     = regexp.MustCompile(`\d+[smhd] ago`)

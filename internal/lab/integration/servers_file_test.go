@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -160,25 +159,10 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 				}
 			})
 			t.Run("a server is added while a call is in flight", func(t *testing.T) {
-				params := callOf("far", "ask", `{"method":"roots/list","params":{}}`)
-				d := c.begin(t, "tools/call", params)
-				question := d.next(t)
-				seen := len(journal.entries(t, "tools/call"))
-				slow := c.begin(t, "tools/call", callOf("kept", "slow", `{"ms":3000}`))
-				await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > seen })
-				file.write(t, with("new", fileChild(t, others, "new")))
-				hearsOfChange(t)
-				if got := slow.finish(t).answer.Text(); got != "slept" {
-					t.Errorf("got %q, want %q", got, "slept")
-				}
-				if era.modern {
-					d = c.begin(t, "tools/call", retried(params, question.Input(t), func(string) string { return rootsAnswer }))
-				} else {
-					c.replyTo(t, question, rootsAnswer)
-				}
-				if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
-					t.Errorf("got %s", got.Raw)
-				}
+				c.callsOutlast(t, journal, 3000, func() {
+					file.write(t, with("new", fileChild(t, others, "new")))
+					hearsOfChange(t)
+				})
 				if got := toolsOf(t, c); !slices.Contains(got, "new__pid") || !slices.Contains(got, "kept__pid") || !slices.Contains(got, "far__echo") {
 					t.Errorf("listed %v", got)
 				}
@@ -403,33 +387,12 @@ func TestServersFileOverStdio(t *testing.T) {
 	}
 	for server, want := range map[string]string{"": `"files__pid"`, "files": `"pid"`} {
 		cmd := caddy(t, "mcp-stdio", "--config", config, "--server", server)
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		for _, message := range []string{
-			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`,
-			`{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`,
-		} {
-			if _, err := in.Write([]byte(message + "\n")); err != nil {
-				t.Fatal(err)
-			}
-		}
-		found := false
-		for lines := bufio.NewScanner(out); !found && lines.Scan(); {
-			found = strings.Contains(lines.Text(), `"id":2`) && strings.Contains(lines.Text(), want)
-		}
-		if !found {
+		over := startDirectly(t, cmd)
+		over.initialize(t, `{}`)
+		if got := over.ask(t, "tools/list", `{}`); !strings.Contains(string(got), want) {
 			t.Errorf("server %q: %s is not listed", server, want)
 		}
-		in.Close()
+		over.in.Close()
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("server %q: %v", server, err)
 		}
